@@ -10,11 +10,15 @@
 //! - `#weights` is such a line for every weight type, whose fragment is `block_` and its name in lower case.
 //! - `#kernel matmul scalar` says that the file is the `scalar` variant of the kernel `matmul`, with its bindings.
 //!
-//! The result is `$OUT_DIR/shaders.rs`: one `Kernel` for each kernel name with its bindings, the size of its params
-//! and its variants. A variant's source is a list of parts, each a file's text, of which the table has one copy.
+//! The result is `$OUT_DIR/shaders.rs`: one `Kernel` for each kernel name with its bindings and its variants. A
+//! variant's source is a list of parts, each a file's text, of which the table has one copy.
+//!
+//! A kernel's uniform is a struct in Rust as well, with the same members. `Params` of `by_head` is `ByHeadParams`
+//! there; a struct of any other name keeps it, and kernels may share it. Members whose names begin with `_` fill the
+//! struct up at its end and are left out. Constants of `u32` are there in a module for each file.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fmt::{self, Display, Write as _};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -57,6 +61,16 @@ struct Binding {
     dtype: &'static str,
 }
 
+/// What a kernel is told: a uniform struct.
+#[derive(Clone, Default, PartialEq)]
+struct Params {
+    /// Its name in Rust.
+    name: String,
+    size: u32,
+    /// Names and types, in Rust's words.
+    members: Vec<(String, String)>,
+}
+
 struct Variant {
     tier: String,
     weight: Option<String>,
@@ -74,8 +88,19 @@ struct Parts {
 #[derive(Default)]
 struct Kernel {
     bindings: Vec<Binding>,
-    params_size: u32,
+    params: Params,
     variants: Vec<Variant>,
+}
+
+/// Values of constants by file, a kernel's name or a fragment's, and by name. `None`: shaders differ in it.
+type Constants = BTreeMap<String, BTreeMap<String, Option<u32>>>;
+
+/// All that is linked.
+#[derive(Default)]
+struct Linked {
+    kernels: BTreeMap<String, Kernel>,
+    parts: Parts,
+    constants: Constants,
 }
 
 fn main() {
@@ -97,18 +122,20 @@ fn main() {
     }
     files.sort();
 
-    let (mut kernels, mut parts) = (BTreeMap::new(), Parts::default());
+    let mut linked = Linked::default();
     for file in &files {
-        if let Err(message) = link_file(&root.join(FOLDERS[0]), file, &mut kernels, &mut parts) {
+        if let Err(message) = link_file(&root.join(FOLDERS[0]), file, &mut linked) {
             for line in message.lines() {
                 println!("cargo::error={}: {line}", file.strip_prefix(&root).unwrap_or(file).display());
             }
         }
     }
     let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets it"));
-    let compiler = locked_compiler(&out).unwrap_or_else(|| written_by_compiler(&kernels, &parts));
+    let compiler = locked_compiler(&out).unwrap_or_else(|| written_by_compiler(&linked.kernels, &linked.parts));
     let compiler = format!("/// What compiles shaders for a driver.\npub const COMPILER: &str = {compiler:?};\n");
-    fs::write(out.join("shaders.rs"), table(&kernels, &parts) + &compiler).expect("OUT_DIR is writable");
+    let mirrored = params(&linked.kernels) + &constants(&linked.constants);
+    let table = table(&linked.kernels, &linked.parts) + &compiler + &mirrored;
+    fs::write(out.join("shaders.rs"), table).expect("OUT_DIR is writable");
 }
 
 /// Versions of the crates that compile shaders, by the lock file of the workspace that is built. That is above the folder of its
@@ -161,8 +188,8 @@ fn is_wasm() -> bool {
     env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "wasm32")
 }
 
-/// Links all variants of one file into `kernels`.
-fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>, parts: &mut Parts) -> Result<(), String> {
+/// Links all variants of one file.
+fn link_file(dir: &Path, file: &Path, Linked { kernels, parts, constants }: &mut Linked) -> Result<(), String> {
     let text = fs::read_to_string(file).map_err(|e| e.to_string())?;
     let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let (mut name, mut file_tier) = (stem.clone(), "t0".to_string());
@@ -231,11 +258,22 @@ fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>, pa
             .join(".");
         let source: String = linked.iter().map(|&part| parts.texts[part].as_str()).collect();
         let described = describe(&name, &tier, &source).map_err(|e| format!("{label}: {e}"))?;
+        for (file, names) in [(name.clone(), constant_names(&body))].into_iter().chain(joined) {
+            let of_file = constants.entry(file).or_default();
+            for name in names {
+                let Some(&value) = described.constants.get(&name) else { continue };
+                let known = of_file.entry(name).or_insert(Some(value));
+                *known = known.filter(|known| *known == value);
+            }
+        }
         let kernel = kernels.entry(name.clone()).or_default();
         if kernel.bindings.is_empty() {
-            (kernel.bindings, kernel.params_size) = (described.bindings, described.params_size);
-        } else if !same_bindings(&kernel.bindings, &described.bindings) || kernel.params_size != described.params_size {
-            return Err(format!("{label}: bindings or params differ from the other variants of `{name}`"));
+            (kernel.bindings, kernel.params) = (described.bindings, described.params);
+        } else if !same_bindings(&kernel.bindings, &described.bindings) {
+            return Err(format!("{label}: bindings differ from the other variants of `{name}`"));
+        } else if kernel.params != described.params {
+            let (found, expected) = (described.params, &kernel.params);
+            return Err(format!("{label}: params are {found}, and {expected} in other variants of `{name}`"));
         }
         if kernel.variants.iter().any(|v| v.tier == tier && v.weight == weight) {
             return Err(format!("{label}: a second variant of `{name}` with these tags"));
@@ -248,21 +286,22 @@ fn link_file(dir: &Path, file: &Path, kernels: &mut BTreeMap<String, Kernel>, pa
     Ok(())
 }
 
-/// Adds a fragment after what it imports itself, each once; `enable` lines go to the front of the file.
+/// Adds a fragment after what it imports itself, each once; `enable` lines go to the front of the file. `joined` has
+/// the fragments with the names of their constants.
 fn join_fragment(
     dir: &Path,
     fragment: &str,
-    joined: &mut Vec<String>,
+    joined: &mut Vec<(String, Vec<String>)>,
     enables: &mut String,
     linked: &mut Vec<usize>,
     parts: &mut Parts,
 ) -> Result<(), String> {
-    if joined.iter().any(|name| name == fragment) {
+    if joined.iter().any(|(name, _)| name == fragment) {
         return Ok(());
     }
-    joined.push(fragment.to_string());
     let path = dir.join("shared").join(format!("{fragment}.wgsl"));
     let source = fs::read_to_string(&path).map_err(|e| format!("#import {fragment}: {e}"))?;
+    joined.push((fragment.to_string(), constant_names(&source)));
     let mut own = String::new();
     for line in source.lines() {
         if let Some(inner) = line.strip_prefix("#import ") {
@@ -275,6 +314,12 @@ fn join_fragment(
     }
     linked.push(parts.number(&own));
     Ok(())
+}
+
+/// Names of the constants that a file declares outside of functions.
+fn constant_names(text: &str) -> Vec<String> {
+    let names = text.lines().filter_map(|line| line.strip_prefix("const ")?.split_once(':'));
+    names.map(|(name, _)| name.trim().to_string()).collect()
 }
 
 impl Parts {
@@ -299,8 +344,10 @@ fn same_bindings(a: &[Binding], b: &[Binding]) -> bool {
 
 struct Described {
     bindings: Vec<Binding>,
-    params_size: u32,
+    params: Params,
     workgroup_bytes: u32,
+    /// Those of `u32`.
+    constants: BTreeMap<String, u32>,
 }
 
 /// Parses and validates one linked source and reads off what the host must know.
@@ -327,7 +374,7 @@ fn describe(kernel: &str, tier: &str, source: &str) -> Result<Described, String>
     }
     let mut layouter = naga::proc::Layouter::default();
     layouter.update(module.to_ctx()).map_err(|e| e.to_string())?;
-    let (mut bindings, mut params_size, mut workgroup_bytes) = (BTreeMap::new(), 0, 0);
+    let (mut bindings, mut params, mut workgroup_bytes) = (BTreeMap::new(), Params::default(), 0);
     for (_, var) in module.global_variables.iter() {
         let size = layouter[var.ty].size;
         if var.space == naga::AddressSpace::WorkGroup {
@@ -346,7 +393,7 @@ fn describe(kernel: &str, tier: &str, source: &str) -> Result<Described, String>
             other => return Err(format!("a binding in address space {other:?}")),
         };
         if uniform {
-            params_size = size;
+            params = Params::of(kernel, &module, var.ty)?;
         }
         let dtype = if uniform { "" } else { element_type(&module, var.ty)? };
         let name = var.name.clone().unwrap_or_default();
@@ -369,7 +416,76 @@ fn describe(kernel: &str, tier: &str, source: &str) -> Result<Described, String>
             return Err(format!("{found} {what}, expected at most {limit}"));
         }
     }
-    Ok(Described { bindings, params_size, workgroup_bytes })
+    let value = |constant: &naga::Constant| match module.global_expressions[constant.init] {
+        naga::Expression::Literal(naga::Literal::U32(value)) => Some((constant.name.clone()?, value)),
+        _ => None,
+    };
+    let constants = module.constants.iter().filter_map(|(_, constant)| value(constant)).collect();
+    Ok(Described { bindings, params, workgroup_bytes, constants })
+}
+
+impl Params {
+    /// The struct of a kernel's uniform.
+    fn of(kernel: &str, module: &naga::Module, ty: naga::Handle<naga::Type>) -> Result<Params, String> {
+        let naga::Type { name: Some(name), inner: naga::TypeInner::Struct { members, span } } = &module.types[ty]
+        else {
+            return Err("`params` is no struct".into());
+        };
+        let name = if name == "Params" { camel_case(kernel) + "Params" } else { name.clone() };
+        let mut params = Params { name, size: *span, members: Vec::new() };
+        let (mut end, mut is_full) = (0, false);
+        for member in members {
+            let name = member.name.clone().unwrap_or_default();
+            if name.starts_with('_') {
+                is_full = true;
+                continue;
+            }
+            // So that the struct in Rust has the same offsets and begins as the one in WGSL does.
+            if is_full || member.offset != end {
+                let offset = member.offset;
+                return Err(format!("`params.{name}` is at byte {offset}, expected {end}: gaps belong to the end"));
+            }
+            let (ty, size) = rust_type(module, member.ty).map_err(|found| format!("`params.{name}` is {found}"))?;
+            end += size;
+            params.members.push((name, ty));
+        }
+        Ok(params)
+    }
+}
+
+impl Display for Params {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Params { name, size, members } = self;
+        let members: Vec<String> = members.iter().map(|(name, ty)| format!("{name}: {ty}")).collect();
+        write!(f, "{name} {{ {} }} of {size} bytes", members.join(", "))
+    }
+}
+
+/// The type in Rust whose bytes are a member's, and how many they are; an error says what has none.
+fn rust_type(module: &naga::Module, ty: naga::Handle<naga::Type>) -> Result<(String, u32), String> {
+    let of_scalar = |scalar: naga::Scalar| match scalar {
+        naga::Scalar::U32 => Ok("u32"),
+        naga::Scalar::I32 => Ok("i32"),
+        naga::Scalar::F32 => Ok("f32"),
+        other => Err(format!("of {other:?}")),
+    };
+    match module.types[ty].inner {
+        naga::TypeInner::Scalar(scalar) => Ok((of_scalar(scalar)?.into(), 4)),
+        naga::TypeInner::Vector { size, scalar } => {
+            let n = size as u32;
+            Ok((format!("[{}; {n}]", of_scalar(scalar)?), 4 * n))
+        }
+        naga::TypeInner::Array { base, size: naga::ArraySize::Constant(n), stride } => match rust_type(module, base)? {
+            (of, size) if size == stride => Ok((format!("[{of}; {n}]"), n.get() * stride)),
+            (of, _) => Err(format!("an array of {of}, {stride} bytes apart")),
+        },
+        ref other => Err(format!("of {other:?}")),
+    }
+}
+
+fn camel_case(name: &str) -> String {
+    let words = name.split('_').map(|word| word[..1].to_uppercase() + &word[1..]);
+    words.collect()
 }
 
 /// What an expression of overrides gives where the host sets none of them.
@@ -418,6 +534,45 @@ fn element_type(module: &naga::Module, ty: naga::Handle<naga::Type>) -> Result<&
     }
 }
 
+/// The Rust source of the params' structs, each once.
+fn params(kernels: &BTreeMap<String, Kernel>) -> String {
+    let mut structs: BTreeMap<&str, (&Params, Vec<&str>)> = BTreeMap::new();
+    for (kernel, Kernel { params, .. }) in kernels {
+        let (known, of) = structs.entry(&params.name).or_insert((params, Vec::new()));
+        if *known != params {
+            println!("cargo::error=params of `{kernel}` are {params}, and {known} in `{}`", of[0]);
+        }
+        of.push(kernel);
+    }
+    let mut out = String::from("/// What kernels are told, as their shaders have it.\npub(crate) mod params {\n");
+    for (name, (params, of)) in structs {
+        let members: String = params.members.iter().map(|(name, ty)| format!("        pub {name}: {ty},\n")).collect();
+        let _ = writeln!(
+            out,
+            "    /// Params of `{}`.\n    #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]\n    \
+             #[repr(C)]\n    pub struct {name} {{\n{members}    }}",
+            of.join("`, `")
+        );
+    }
+    out + "}\n"
+}
+
+/// The Rust source of the constants, in a module for each file.
+fn constants(constants: &Constants) -> String {
+    let mut out = String::from(
+        "/// Constants of shaders and fragments, of which the host needs some.\n#[allow(dead_code)]\n\
+         pub(crate) mod constants {\n",
+    );
+    for (file, constants) in constants {
+        let values = constants.iter().filter_map(|(name, value)| Some((name, (*value)?)));
+        let lines: String = values.map(|(name, value)| format!("        pub const {name}: u32 = {value};\n")).collect();
+        if !lines.is_empty() {
+            let _ = writeln!(out, "    pub mod {file} {{\n{lines}    }}");
+        }
+    }
+    out + "}\n"
+}
+
 /// The Rust source of the table.
 fn table(kernels: &BTreeMap<String, Kernel>, parts: &Parts) -> String {
     let mut out = String::from("// Written by build.rs from the shaders.\n");
@@ -455,9 +610,13 @@ fn table(kernels: &BTreeMap<String, Kernel>, parts: &Parts) -> String {
         }
         let _ = writeln!(
             out,
-            "/// `{name}`, see the shader of that name.\npub static {}: Kernel = Kernel {{\n    name: {name:?},\n    params_size: {},\n    bindings: &[{bindings}],\n    variants: &[{variants}\n    ],\n}};",
+            "/// `{name}`, see the shader of that name.\n\
+             pub static {}: KernelOf<params::{}> = KernelOf::new(Kernel {{\n    id: Id::{},\n    name: {name:?},\n    \
+             params_size: {},\n    bindings: &[{bindings}],\n    variants: &[{variants}\n    ],\n}});",
             name.to_uppercase(),
-            kernel.params_size
+            kernel.params.name,
+            camel_case(name),
+            kernel.params.size
         );
     }
     let mut hasher = DefaultHasher::new();
@@ -467,7 +626,13 @@ fn table(kernels: &BTreeMap<String, Kernel>, parts: &Parts) -> String {
         "/// Stands for all sources together.\npub const FINGERPRINT: &str = \"{:016x}\";",
         hasher.finish()
     );
-    let names: Vec<String> = kernels.keys().map(|name| format!("&{}", name.to_uppercase())).collect();
+    let ids: Vec<String> = kernels.keys().map(|name| camel_case(name)).collect();
+    let _ = writeln!(
+        out,
+        "/// Which kernel it is.\n#[derive(Clone, Copy, Debug, PartialEq, Eq)]\npub(crate) enum Id {{ {} }}",
+        ids.join(", ")
+    );
+    let names: Vec<String> = kernels.keys().map(|name| format!("&{}.kernel", name.to_uppercase())).collect();
     let _ = writeln!(
         out,
         "/// Every kernel, in alphabetical order.\npub static ALL: [&Kernel; {}] = [{}];",

@@ -1,9 +1,10 @@
-//! Several devices behind one queue: tokens a second of an engine over one, two or more of them.
+//! Several devices sharing one queue: tokens per second of an engine on one, two or more devices.
 //!
 //!     cargo bench --bench devices [-- MODEL [DEVICE,DEVICE]]
 //!
-//! 64 texts, each with a prompt of its own and as many tokens, are given at once; the time is from there to the end of the last
-//! one, the median of three rounds after one that compiles. Ratios are to the first device alone.
+//! 64 requests, each with its own prompt and the same number of tokens, are submitted at once. The time lasts until
+//! the last one ends; the result is the median of three rounds after a warm-up that compiles. Ratios are to the first
+//! device alone.
 
 use std::time::Instant;
 
@@ -21,7 +22,7 @@ fn main() -> Result<(), Error> {
     for name in args.get(1).map_or("cpu,gpu", String::as_str).split(',') {
         let Ok(choice) = name.parse::<DeviceChoice>();
         let device = pollster::block_on(Device::open(&choice, None))?;
-        // Exact, so that all devices generate the same texts.
+        // Exact, so that all devices generate the same tokens.
         let options = LoadOptions { context_length: Some(512), exact: true, ..LoadOptions::default() };
         models.push(match args.first().filter(|path| *path != "builtin") {
             Some(path) => Model::load(&device, path, options)?,
@@ -38,7 +39,7 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Tokens a second, and how many texts each device has ended.
+/// Tokens per second, and the number of requests finished per device.
 fn rate(models: &[Model]) -> Result<(f64, String), Error> {
     let options = EngineOptions {
         max_sequences: 8,

@@ -1,17 +1,17 @@
-//! Texts at once: tokens a second of 1 to 64 sequences in one engine, next to one session.
+//! Continuous batching: tokens per second of 1 to 64 sequences in one engine, and of one session.
 //!
 //!     cargo bench --bench engine [-- MODEL [DEVICE [SEQUENCES,..]]]
 //!
-//! Each sequence has a prompt of its own and generates as many tokens as the others, greedily: enough for the first one to go on
-//! for a while after the last prompt has been read. The rate is that of steps in which all of them are computed, the median of
-//! three runs; ratios are to the first number of sequences in the same run.
+//! Each sequence has its own prompt and generates greedily: enough tokens for the first sequence to outlast the last
+//! prefill. The rate covers only steps that decode all sequences; it is the median of three runs. Ratios are to the
+//! first number of sequences in the same run.
 
 use std::time::Instant;
 
 use tilewright::engine::{Engine, EngineOptions, Request, Stream};
 use tilewright::{Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model};
 
-/// Tokens of each sequence after all prompts have been read.
+/// Tokens per sequence after all prompts have been read.
 const N_TOKENS: usize = 64;
 const N_PROMPT: usize = 16;
 const RUNS: usize = 3;
@@ -68,7 +68,7 @@ fn engine(model: &Model, n: usize) -> Result<f64, Error> {
     let (engine, mut driver) = Engine::new(model, &engine_options)?;
     let streams = (0..n).map(|i| engine.submit(Request::new(prompt(model, i), options(n))));
     let _streams = streams.collect::<Result<Vec<Stream>, Error>>()?;
-    // One part of one prompt in each step, then all of them together.
+    // Each step reads one chunk of one prompt; then all sequences decode together.
     let (mut start, mut before) = (Instant::now(), 0);
     while pollster::block_on(driver.step())? {
         let stats = engine.stats();

@@ -1,19 +1,19 @@
-//! The experts of a prompt: a product for each token's expert next to tiles of the tokens that have it, in turns.
+//! Experts in prefill: one product per token and expert against tiles of tokens per expert, in turns.
 //!
 //!     cargo bench --bench experts
 //!
-//! Prints a line for each device and size: medians from submission to completion, and their ratio. The CPU's kernels take
-//! the tokens of an expert together by themselves; there the other way is a pass for each token.
+//! Prints a line per device and size: medians from submission to completion, and their ratio. The CPU's kernels group
+//! the tokens of an expert anyway; there the alternative is one pass per token.
 
 use std::time::Instant;
 
 use tilewright::kernels::{ExpertDown, ExpertGateUp, ExpertProduct, ExpertRows, ExpertTiles, Gate, expert_sum, gated};
 use tilewright::{DType, Device, Error, Matrix, Recording, Role, Tensor, Tier, WeightType, Workspace};
 
-/// Rounds; the first, which compiles, is not counted.
+/// Rounds; the first one compiles and is not counted.
 const ROUNDS: usize = 5;
 
-/// T, E, K, C, F: from few rows of an expert to many.
+/// T, E, K, C, F: from few to many rows per expert.
 const SIZES: [[u32; 5]; 5] = [
     [8, 32, 4, 512, 256],
     [32, 32, 4, 512, 256],
@@ -22,7 +22,7 @@ const SIZES: [[u32; 5]; 5] = [
     [128, 8, 2, 512, 1024],
 ];
 
-/// What a prompt's experts need.
+/// Tensors of a prompt's experts.
 struct Case {
     sizes: [u32; 5],
     up: Matrix,
@@ -56,7 +56,7 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Medians of two recordings that run in turns.
+/// Medians of two recordings run in turns.
 fn times(device: &Device, ways: &[Recording; 2], one: &Tensor) -> Result<[f64; 2], Error> {
     let mut times = [Vec::new(), Vec::new()];
     for round in 0..=ROUNDS {
@@ -74,7 +74,7 @@ fn times(device: &Device, ways: &[Recording; 2], one: &Tensor) -> Result<[f64; 2
     }))
 }
 
-/// Numbers that look random, each time the same.
+/// Seeded pseudorandom numbers.
 fn numbers(n: u32) -> impl Iterator<Item = u32> {
     (0..n).scan(7u32, |state, _| {
         *state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -83,7 +83,7 @@ fn numbers(n: u32) -> impl Iterator<Item = u32> {
 }
 
 fn matrix(device: &Device, rows: u32, cols: u32) -> Result<Matrix, Error> {
-    // Blocks of an f16 scale of 2^-7 and 32 quants.
+    // Blocks: an f16 scale of 2^-7 and 32 quants.
     let blocks = (0..rows * cols / 32).flat_map(|_| [0x00, 0x20]).collect::<Vec<u8>>();
     let quants = numbers(rows * cols).map(|word| word as u8).collect::<Vec<u8>>();
     let bytes: Vec<u8> =
@@ -106,7 +106,7 @@ impl Case {
         })
     }
 
-    /// Uploads tokens `first..first + n` and what experts they have, and a place for what becomes of them.
+    /// Uploads tokens `first..first + n` and their experts; declares the output.
     fn operands(&self, device: &Device, first: u32, n: u32) -> Result<[Tensor; 3], Error> {
         let [_, _, k, c, _] = self.sizes;
         let part = |len: u32| (first * len) as usize..((first + n) * len) as usize;
@@ -116,7 +116,7 @@ impl Case {
         Ok([x, device.upload("routes", &[n, k, 2], &self.routes[part(2 * k)])?, y])
     }
 
-    /// A product for each slot, so many tokens at a time.
+    /// One product per slot, `n` tokens at a time.
     fn by_slot(&self, device: &Device, n: u32) -> Result<Recording, Error> {
         let [t, _, k, _, f] = self.sizes;
         let mut rec = device.recorder();

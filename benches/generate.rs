@@ -1,10 +1,10 @@
-//! The built-in model from end to end, in tokens per second, on every tier of the GPU adapter and on the CPU executor.
+//! The built-in model end to end, in tokens per second, on every tier of the GPU adapter and on the CPU executor.
 //!
-//! The clock is the host's: from the submission of the prompt to its first token, and from there to the last. That is
-//! what [`tilewright::generate::Generation`] reports and what a user sees.
+//! Times are host times: from submission of the prompt to the first token, and from there to the last one, as
+//! [`tilewright::generate::Generation`] reports them.
 //!
-//! Then prompt look-up against one token after the other, in turns on the CPU: a model of 134 M parameters copies a passage
-//! of its prompt, so that every guess is right.
+//! Then prompt lookup against plain decoding, in turns on the CPU: a model of 134 M parameters copies a passage of its
+//! prompt, so every draft token is accepted.
 
 mod common;
 #[path = "../tests/common/copier.rs"]
@@ -22,17 +22,17 @@ use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model, Session};
 const N_PROMPT: usize = 128;
 const N_DECODE: usize = 64;
 
-/// Prompt and generated tokens of one generation, which never ends early.
+/// Prompt and generated tokens of one generation that never ends early.
 fn generate(session: &mut Session, n_decode: usize) -> [Stats; 2] {
     session.clear();
     let vocab_size = session.model().config().vocab_size;
-    // The first token of a text, then ids that look like nothing in particular.
+    // The begin-of-text token, then arbitrary ids.
     let ids: Vec<u32> =
         [1].into_iter().chain(common::words(N_PROMPT - 1).map(|word| 3 + word % (vocab_size - 3))).collect();
     let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(1 + n_decode) };
     let mut generation = session.generate_ids(&ids, &options).expect("ids and options are in range");
     while let Some(piece) = pollster::block_on(generation.next()) {
-        piece.expect("the device runs it");
+        piece.expect("the recording runs");
     }
     [generation.prefill(), generation.decode()]
 }
@@ -40,7 +40,7 @@ fn generate(session: &mut Session, n_decode: usize) -> [Stats; 2] {
 fn main() {
     let mut criterion = common::criterion();
     let targets = common::targets();
-    let load = |device: &Device| Model::builtin(device).and_then(|model| model.session()).expect("the model is sound");
+    let load = |device: &Device| Model::builtin(device).and_then(|model| model.session()).expect("the model loads");
     for target in &targets {
         let mut session = load(&target.device);
         let mut rates: [Vec<f64>; 2] = Default::default();
@@ -63,14 +63,14 @@ fn main() {
         println!("{:<10} median: prefill {prefill}, decode {decode}", target.name);
     }
     criterion.final_summary();
-    // As Criterion takes the name of a part.
+    // As Criterion parses a filter.
     let part = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
     if part.is_none_or(|part| "copying".contains(&part)) {
-        copying().expect("the model is sound");
+        copying().expect("the model loads");
     }
 }
 
-/// Decoding that copies, with guesses and without.
+/// Decoding that copies, with and without draft tokens.
 fn copying() -> Result<(), Error> {
     const N_COPIED: usize = 128;
     const ROUNDS: usize = 7;
@@ -84,8 +84,8 @@ fn copying() -> Result<(), Error> {
         context_length: 1024,
     };
     let mut words = common::words(usize::MAX);
-    let copier = Copier::new(env!("CARGO_TARGET_TMPDIR").as_ref(), sizes, || words.next().expect("they do not end"));
-    // A passage, something else, and how the passage begins.
+    let copier = Copier::new(env!("CARGO_TARGET_TMPDIR").as_ref(), sizes, || words.next().expect("endless words"));
+    // A passage, filler, and the beginning of the passage.
     let prompt = [copier.passage(0, 256), copier.passage(2000, 64), copier.passage(0, 8)].concat();
     let want = copier.passage(8, 1 + N_COPIED);
     println!("\n{:<8} {:>16} {:>16} {:>7} {:>17}", "copying", "tokens/s", "with look-up", "ratio", "tokens a pass");
@@ -105,7 +105,7 @@ fn copying() -> Result<(), Error> {
                     ids.push(piece?.id);
                 }
                 assert_eq!(ids, want, "the passage is copied");
-                // The first round tests and touches everything.
+                // The first round is a warm-up.
                 if round > 0 {
                     rates.push(generation.decode().rate());
                 }

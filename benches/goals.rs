@@ -1,8 +1,8 @@
-//! What the promised figures ask for, at the shapes they name, on the CPU executor and on the first adapter.
+//! The shapes named by the promised figures, on the CPU executor and the first adapter.
 //!
-//! `cargo bench --bench goals` prints one JSON object; `scripts/record` makes a table of it, with the figures to beat
-//! beside ours. Each row compares two ways to the same result, in turns, from submission to completion: the median of
-//! both and their ratio. A row with one way has the time alone.
+//! `cargo bench --bench goals` prints one JSON object; `scripts/record` formats it as a table with the figures to
+//! beat. Each row compares two ways to the same result, in turns, from submission to completion: both medians and
+//! their ratio. A row with one way has the time only.
 
 mod common;
 
@@ -20,7 +20,7 @@ use tilewright::{
     WeightType, Workspace, file_row_bytes,
 };
 
-/// Rounds of a comparison; the first, which compiles, is not counted.
+/// Rounds of a comparison; the first one compiles and is not counted.
 const ROUNDS: usize = 9;
 
 fn main() {
@@ -29,11 +29,11 @@ fn main() {
         Ok(device) => devices.push(device),
         Err(error) => eprintln!("skipped: {error}"),
     }
-    let measured: Vec<Value> = devices.iter().map(|device| measure(device).expect("the device runs it")).collect();
+    let measured: Vec<Value> = devices.iter().map(|device| measure(device).expect("the recording runs")).collect();
     println!("{}", json!({ "devices": measured, "tokenizer_cache": tokenizer_cache() }));
 }
 
-/// All rows of one device.
+/// All rows for one device.
 fn measure(device: &Device) -> Result<Value, Error> {
     let mut rows = vec![
         norm_and_linear(device)?,
@@ -48,7 +48,7 @@ fn measure(device: &Device) -> Result<Value, Error> {
     Ok(json!({ "device": device.info(), "rows": rows, "kv_cache": kv_cache(device)?, "pool": pool(device)? }))
 }
 
-/// RMSNorm and a product of one row, apart and as one kernel.
+/// RMSNorm and a product of one row: separate and fused.
 fn norm_and_linear(device: &Device) -> Result<Value, Error> {
     let (w, x, y) = (matrix(device, 1024, 512)?, input(device, &[1, 512])?, output(&[1, 1024])?);
     let weight = input(device, &[512])?;
@@ -62,7 +62,7 @@ fn norm_and_linear(device: &Device) -> Result<Value, Error> {
     compare(device, "RMSNorm + linear, 1x512->1024", &y, &apart, &fused)
 }
 
-/// A product of 32 rows, its residual and the layer normalisation after it, apart and as one kernel.
+/// A product of 32 rows, its residual and a layer normalisation: separate and fused.
 fn linear_and_norm(device: &Device) -> Result<Value, Error> {
     let (w, x, y) = (matrix(device, 1024, 512)?, input(device, &[32, 512])?, output(&[32, 1024])?);
     let weight = input(device, &[1024])?;
@@ -76,7 +76,7 @@ fn linear_and_norm(device: &Device) -> Result<Value, Error> {
     compare(device, "linear + LayerNorm, 32x512->1024", &y, &apart, &fused)
 }
 
-/// A product of 32 rows and its GELU, apart and as one kernel.
+/// A product of 32 rows and its GELU: separate and fused.
 fn linear_and_gelu(device: &Device) -> Result<Value, Error> {
     let (w, x, y) = (matrix(device, 1024, 512)?, input(device, &[32, 512])?, output(&[32, 1024])?);
     let apart = record(device, |rec| {
@@ -89,12 +89,12 @@ fn linear_and_gelu(device: &Device) -> Result<Value, Error> {
     compare(device, "linear + GELU, 32x512->1024", &y, &apart, &fused)
 }
 
-/// One token through a matrix of Q4_K: expanded to floats and then multiplied, and read packed.
+/// One token by a Q4_K matrix: dequantised and then multiplied, and read packed.
 fn dequantised(device: &Device) -> Result<Value, Error> {
     const DIM: u32 = 2048;
     let n_bytes = DIM as usize * file_row_bytes(WeightType::Q4_K, DIM as usize);
     let mut bytes: Vec<u8> = common::words(n_bytes / 4).flat_map(u32::to_le_bytes).collect();
-    // Scales of ordinary size: subnormals and NaNs can need another time.
+    // Scales of ordinary size: subnormals and NaNs can take a different time.
     bytes.chunks_exact_mut(144).for_each(|unit| [1, 3].into_iter().for_each(|place| unit[place] = 0x20));
     let w = Matrix::declare(&device.target(), "w", WeightType::Q4_K, DIM, DIM)?;
     w.upload(device, &[&bytes])?;
@@ -114,7 +114,7 @@ fn dequantised(device: &Device) -> Result<Value, Error> {
     Ok(with(row, "bytes_ratio", json!(ratio)))
 }
 
-/// One head of 512 queries and keys: scores, softmax and sum apart, and by the streaming kernel.
+/// One head of 512 queries and keys: separate scores, softmax and sum, and the streaming kernel.
 fn flash_attention(device: &Device) -> Result<Value, Error> {
     const T: u32 = 512;
     const D: u32 = 64;
@@ -129,7 +129,7 @@ fn flash_attention(device: &Device) -> Result<Value, Error> {
     };
     let (q, k_columns) = (input(device, &[T, D])?, input(device, &[D, T])?);
     let (v_rows, y) = (input(device, &[T, D])?, output(&[T, D])?);
-    // Of f32, as in parts.
+    // F32, as in the separate kernels.
     let cached = CachedKeys::declare("cache", KvType::F32, [1, T, D], T)?;
     for rows in [&cached.k, &cached.v] {
         let bits: Vec<u32> = common::uniform((T * D) as usize).into_iter().map(f32::to_bits).collect();
@@ -147,7 +147,7 @@ fn flash_attention(device: &Device) -> Result<Value, Error> {
     })?;
     let streamed = record(device, |rec| attention(rec, &state, &config, None, &q, &cached, &y))?;
     let row = compare(device, "attention, one head of 512x512x64: in parts / streamed", &y, &apart, &streamed)?;
-    // Scores, scaled scores and probabilities; the streaming kernel keeps none.
+    // Scores, scaled scores and probabilities; the streaming kernel stores none of them.
     Ok(with(row, "bytes_saved", json!(3 * 4 * T * T)))
 }
 
@@ -173,9 +173,9 @@ fn product(device: &Device, [m, k, n]: [u32; 3]) -> Result<Value, Error> {
     Ok(json!({ "name": format!("matmul {m}x{k}x{n}"), "us": us, "with_result_us": read_us }))
 }
 
-/// What the key/value cache saves, by length of text.
+/// Speed-up from the KV cache, by sequence length.
 fn kv_cache(device: &Device) -> Result<Value, Error> {
-    // Longer than it was trained for: what is counted here does not depend on what the text says.
+    // Longer than the training context: speed does not depend on the text.
     const CONTEXT: u32 = 1024;
     let mut file = ModelFile::builtin()?;
     if let ModelShape::Decoder(config) = &mut file.header.shape {
@@ -184,7 +184,7 @@ fn kv_cache(device: &Device) -> Result<Value, Error> {
     let options = LoadOptions { context_length: Some(CONTEXT), ..LoadOptions::default() };
     let model = Model::from_file(device, file, options)?;
     let mut rows = Vec::new();
-    // Without a cache a text costs the square of its length, which software adapters cannot do in a bench's time.
+    // Without a cache the cost is quadratic, too slow for software adapters.
     let lengths: &[usize] = if device.is_gpu() { &[10, 50, 100] } else { &[10, 50, 100, 1000] };
     for &n_tokens in lengths {
         let row = pollster::block_on(tilewright::bench::measure_cache(&mut model.session()?, n_tokens))?;
@@ -193,7 +193,7 @@ fn kv_cache(device: &Device) -> Result<Value, Error> {
     Ok(json!({ "context": CONTEXT, "rows": rows }))
 }
 
-/// How many buffers decoding asks for, and how many of them the pool has.
+/// Buffers requested during decoding, and how many of them the pool supplies.
 fn pool(device: &Device) -> Result<Value, Error> {
     let mut session = Model::builtin(device)?.session()?;
     let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(72) };
@@ -206,11 +206,11 @@ fn pool(device: &Device) -> Result<Value, Error> {
     Ok(json!({ "tokens": 64, "hits": did.pool_hits, "misses": did.pool_misses, "created": did.buffers_created }))
 }
 
-/// Encoding of texts that were encoded before, next to encoding them anew.
+/// Cached encodings against encoding again.
 fn tokenizer_cache() -> Value {
     const TEXTS: usize = 200;
-    let model = Model::builtin(&Device::cpu()).expect("the built-in model");
-    let cache = model.encodings().expect("it has a tokenizer");
+    let model = Model::builtin(&Device::cpu()).expect("the built-in model loads");
+    let cache = model.encodings().expect("the model has a tokenizer");
     let words = ["the", "little", "rabbit", "wanted", "to", "learn", "how", "skate", "by", "sea"];
     let picks: Vec<u32> = common::words(TEXTS * 40).collect();
     let text = |picks: &[u32]| picks.iter().map(|&p| words[p as usize % words.len()]).collect::<Vec<_>>().join(" ");
@@ -222,7 +222,7 @@ fn tokenizer_cache() -> Value {
         let encode = || {
             let start = Instant::now();
             let ids: Vec<_> =
-                texts.iter().map(|t| cache.encode(t, EncodeOptions::default()).expect("a text")).collect();
+                texts.iter().map(|t| cache.encode(t, EncodeOptions::default()).expect("the text encodes")).collect();
             (start.elapsed().as_secs_f64(), ids)
         };
         let [(first, ids), (second, again)] = [encode(), encode()];
@@ -236,7 +236,7 @@ fn tokenizer_cache() -> Value {
 
 /// Times two recordings in turns.
 fn compare(device: &Device, name: &str, y: &Tensor, first: &Recording, second: &Recording) -> Result<Value, Error> {
-    // A word to wait for; what a product is read for is not part of it.
+    // One element to wait for: reading the product's result is not timed.
     let one = output(&[1])?;
     device.allocate(&one)?;
     device.allocate(y)?;
@@ -254,7 +254,7 @@ fn compare(device: &Device, name: &str, y: &Tensor, first: &Recording, second: &
     Ok(json!({ "name": name, "apart_us": 1e6 * first, "us": 1e6 * second, "ratio": first / second }))
 }
 
-/// A row with one more field.
+/// Adds a field to a row.
 fn with(mut row: Value, field: &str, value: Value) -> Value {
     row[field] = value;
     row

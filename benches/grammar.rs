@@ -1,6 +1,6 @@
-//! What a constraint costs for each token on the host: time to accept a token and to find which may follow, with a
-//! vocabulary of 150,000 tokens and more, on one core. The median and the slowest of all tokens of random texts of
-//! schemas, by vocabulary; then how long a vocabulary takes to be made ready, and a schema to be read.
+//! Host cost of a constraint per token: time to accept a token and to compute the allowed ones, with a vocabulary of
+//! 150,000 tokens or more, on one core. Prints the median and maximum over the tokens of random texts of schemas, per
+//! vocabulary; then the time to prepare a vocabulary and to parse a schema.
 //!
 //!     cargo bench --bench grammar
 //!
@@ -21,9 +21,9 @@ use tilewright::grammar::{Constraint, Grammars, Next};
 use tilewright::load::vocab_from_gguf;
 use tilewright::tokenizer::Tokenizer;
 
-/// Texts that are drawn by each schema.
+/// Texts drawn per schema.
 const ROUNDS: usize = 5;
-/// Tokens of a text at most.
+/// Maximum tokens per text.
 const MOST: usize = 300;
 
 fn main() {
@@ -50,15 +50,15 @@ fn main() {
             let mut guide = grammars.begin(constraint, tokenizer.eos_ids()).expect("usable");
             begun.push(start.elapsed());
             for _ in 0..MOST {
-                let id = pick(guide.allowed().expect("some token may come"), &tokenizer, &mut rng);
+                let id = pick(guide.allowed().expect("a token is allowed"), &tokenizer, &mut rng);
                 if tokenizer.eos_ids().contains(&id) {
                     break;
                 }
                 let start = Instant::now();
-                if guide.accept(id).expect("it may come") == Next::Complete {
+                if guide.accept(id).expect("the token is allowed") == Next::Complete {
                     break;
                 }
-                guide.allowed().expect("some token may come");
+                guide.allowed().expect("a token is allowed");
                 steps.push(start.elapsed());
             }
         }
@@ -81,7 +81,7 @@ fn main() {
     }
 }
 
-/// One of the tokens that may come. Of those that end something one in four times, so that texts end.
+/// One of the allowed tokens. Picks a token that ends something one in four times, so that texts end.
 fn pick(allowed: &[u32], tokenizer: &Tokenizer, rng: &mut Rng) -> u32 {
     let ids = || (0..32 * allowed.len() as u32).filter(|&id| allowed[id as usize / 32] >> (id % 32) & 1 == 1);
     let ends = |id: &u32| matches!(tokenizer.token_bytes(*id), Ok(b"\"" | b"}" | b"]"));

@@ -1,10 +1,11 @@
-//! How long it takes to refuse each hostile file of `tests/formats/`, each hostile vocabulary of `tests/tokenizer/`, each chat
-//! template of `tests/chat/bombs.rs`, each constraint of `tests/grammar/bombs.rs`, and each `config.json` of the test data with another value in place of each of its
-//! numbers: the ten slowest, and all that took longer than the 250 ms that are promised, in which case it fails.
+//! Time to refuse each hostile file of `tests/formats/`, each hostile vocabulary of `tests/tokenizer/`, each chat
+//! template of `tests/chat/bombs.rs`, each constraint of `tests/grammar/bombs.rs`, and each `config.json` of the test
+//! data with each of its numbers replaced. Prints the ten slowest and all above the promised 250 ms, in which case the
+//! bench fails.
 //!
 //!     cargo bench --bench hostile
 
-// What tests do with these modules beside this.
+// The tests use more of these modules.
 #![allow(dead_code, unused_imports)]
 
 #[path = "../tests/common/allocator.rs"]
@@ -79,11 +80,11 @@ fn templates() -> impl Iterator<Item = (Duration, String)> {
     })
 }
 
-/// Those that are refused, and large ones that are not.
+/// Refused constraints, and large valid ones.
 #[cfg(all(feature = "builtin", feature = "grammar"))]
 fn constraints() -> Vec<(Duration, String)> {
-    let model = tilewright::Model::builtin(&tilewright::Device::cpu()).expect("the model is sound");
-    let grammars = model.grammars().expect("its vocabulary is usable");
+    let model = tilewright::Model::builtin(&tilewright::Device::cpu()).expect("the model loads");
+    let grammars = model.grammars().expect("a usable vocabulary");
     let all = constraints::all().into_iter().map(|(constraint, _)| (constraint, false));
     let all = all.chain(constraints::large().into_iter().map(|constraint| (constraint, true)));
     let begin = |(constraint, is_read): (tilewright::grammar::Constraint, bool)| {
@@ -97,11 +98,11 @@ fn constraints() -> Vec<(Duration, String)> {
     all.map(begin).collect()
 }
 
-/// Opens a folder without weights for each number of each configuration of the test data and each value that no model has.
+/// Opens a folder without weights for each number of each test configuration and each value that no model has.
 fn configurations() -> Vec<(Duration, String)> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hostile-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("the build's folder is writable");
-    std::fs::write(folder.join("model.safetensors"), builder::safetensors("{}", 0)).expect("it is writable");
+    std::fs::write(folder.join("model.safetensors"), builder::safetensors("{}", 0)).expect("the folder is writable");
     let models = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tiny-random"));
     let mut opened = Vec::new();
     for model in models.into_iter().flatten().flatten().map(|entry| entry.path()) {
@@ -113,15 +114,15 @@ fn configurations() -> Vec<(Duration, String)> {
             {
                 let mut changed = config.clone();
                 changed[key] = value.clone();
-                std::fs::write(folder.join("config.json"), changed.to_string()).expect("it is writable");
+                std::fs::write(folder.join("config.json"), changed.to_string()).expect("the folder is writable");
                 let start = Instant::now();
-                // Some values are harmless; how long it takes counts for them as well.
+                // Some values are harmless; their time counts too.
                 drop(ModelFile::open(&folder));
                 opened.push((start.elapsed(), format!("{} with {key} {value}", model.display())));
             }
         }
     }
-    // What is left behind is in the build's own folder.
+    // A leftover folder lies in the build's own folder.
     let _ = std::fs::remove_dir_all(&folder);
     opened
 }

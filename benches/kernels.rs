@@ -1,11 +1,10 @@
 //! Kernels one by one, on every tier of the GPU adapter and on the CPU executor.
 //!
-//! `cargo bench --bench kernels` takes a few minutes on two slow cores; `TILEWRIGHT_BENCH=full` measures more sizes and
-//! more samples. A name such as `cargo bench --bench kernels -- matvec/Q4_0` picks. Rates count what an operation needs
-//! at least: `2 M N K` operations for a matrix product, each byte once for everything that is bound by memory. Criterion
-//! calls an operation an element. After all else a line for each result has the median in plain units, and
-//! matrix products their ratio to the naive kernel of the same run. Fused kernels against the chains that they replace
-//! come last.
+//! `cargo bench --bench kernels` takes a few minutes on two slow cores; `TILEWRIGHT_BENCH=full` measures more sizes
+//! and samples. `cargo bench --bench kernels -- matvec/Q4_0` selects by name. Rates count an operation's minimal work:
+//! `2 M N K` operations for a matrix product, each byte once for memory-bound kernels. Criterion calls an operation an
+//! element. At the end each result has a line with its median in plain units, and for matrix products the ratio to the
+//! naive kernel of the same run. Fused kernels against the chains that they replace come last.
 
 mod common;
 
@@ -27,14 +26,14 @@ use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, WeightTyp
 
 use common::Target;
 
-/// What one run of a kernel needs at least.
+/// Minimal work of one run of a kernel.
 #[derive(Clone, Copy)]
 enum Work {
     Bytes(u64),
     Operations(u64),
 }
 
-/// The median time of one result.
+/// Median time of one result.
 struct Row {
     kernel: String,
     target: &'static str,
@@ -49,9 +48,9 @@ struct Bench<'c> {
 }
 
 impl Bench<'_> {
-    /// Measures a kernel on every device that has a variant of its own for it. `record` declares operands, fills them
-    /// and records; it returns the output. Devices take turns kernel by kernel, so that whatever else the machine does
-    /// hits neighbours alike.
+    /// Measures a kernel on every device with its own variant. `record` declares operands, fills them, records, and
+    /// returns the output. Devices alternate kernel by kernel, so that other load on the machine affects neighbours
+    /// alike.
     fn measure(
         &mut self,
         kernel: &str,
@@ -72,7 +71,7 @@ impl Bench<'_> {
             let recording = rec.finish(&mut Workspace::default());
             let times = RefCell::new(Vec::new());
             group.bench_function(target.name, |bencher| {
-                // The warm-up has its own call; only what is measured stays.
+                // Drops the times of the warm-up, which is a call of its own.
                 times.borrow_mut().clear();
                 bencher.iter_custom(|n| {
                     let time = target.time(&recording, &result, n);
@@ -81,7 +80,7 @@ impl Bench<'_> {
                 });
             });
             let mut times = times.into_inner();
-            // A name that the command line left out was never run.
+            // Empty if the command line filtered the name out.
             if !times.is_empty() {
                 times.sort();
                 let median = times[times.len() / 2];
@@ -91,7 +90,7 @@ impl Bench<'_> {
         group.finish();
     }
 
-    /// All results once more, one a line.
+    /// Prints all results again, one per line.
     fn print(&self) {
         println!("\n{:<36} {:<10} {:>12} {:>14} {:>10}", "kernel", "device", "median us", "rate", "vs naive");
         for row in &self.rows {
@@ -151,7 +150,7 @@ fn main() {
     fusions(&targets);
 }
 
-/// Square products of F32, naive and tiled; to the CPU they are the same, so only `matmul` is measured there.
+/// Square F32 products, naive and tiled; the same on the CPU, so there only `matmul` is measured.
 fn matmuls(bench: &mut Bench, size: u32) {
     type Product = fn(&mut Recorder, &Linear, &Tensor, &Tensor) -> Result<(), Error>;
     let kernels: [(&str, Product); 2] = [("matmul_naive", matmul_naive), ("matmul", matmul)];
@@ -168,7 +167,7 @@ fn matmuls(bench: &mut Bench, size: u32) {
     }
 }
 
-/// One token through a square matrix of each weight type.
+/// One token by a square matrix of each weight type.
 fn matvecs(bench: &mut Bench, weight: WeightType, size: u32) {
     let row_bytes = file_row_bytes(weight, size as usize) as u64;
     let work = Work::Bytes(u64::from(size) * row_bytes + 2 * 4 * u64::from(size));
@@ -182,7 +181,7 @@ fn matvecs(bench: &mut Bench, weight: WeightType, size: u32) {
     });
 }
 
-/// What ends a product of few tiles.
+/// The last step of a product of few tiles.
 fn split_sums(bench: &mut Bench) {
     let [n_splits, n_tokens, n_out] = [8, 32, 2048];
     let work = Work::Bytes(4 * u64::from((n_splits + 1) * n_tokens * n_out));
@@ -195,7 +194,7 @@ fn split_sums(bench: &mut Bench) {
     });
 }
 
-/// Kernels that take rows one by one.
+/// Row-wise kernels.
 fn rows(bench: &mut Bench, n_rows: u32, dim: u32) {
     let shape = [n_rows, dim];
     let (len, row) = (u64::from(n_rows * dim), u64::from(dim));
@@ -231,7 +230,7 @@ fn rows(bench: &mut Bench, n_rows: u32, dim: u32) {
     });
 }
 
-/// The logits of a large vocabulary, half of whose tokens may come next.
+/// Logits of a large vocabulary with half of its tokens allowed.
 fn choices(bench: &mut Bench) {
     let n_vocab = 151_936;
     bench.measure("mask_logits", "151936", Work::Bytes(4 * 2 * u64::from(n_vocab)), |device, rec| {
@@ -243,7 +242,7 @@ fn choices(bench: &mut Bench) {
     });
 }
 
-/// The heads of a chunk of a prompt.
+/// Heads of a prefill chunk.
 fn ropes(bench: &mut Bench) {
     let shape = [128, 32, 64]; // [T, H, D]
     let len: u32 = shape.iter().product();
@@ -260,7 +259,7 @@ fn ropes(bench: &mut Bench) {
     });
 }
 
-/// The keys of a chunk of a prompt, in the layout of a cache.
+/// Keys of a prefill chunk, in the layout of a cache.
 fn layouts(bench: &mut Bench) {
     let [n_rows, n_heads, head_dim] = [128, 8, 64]; // [S, H, D]
     let len = n_rows * n_heads * head_dim;
@@ -272,7 +271,7 @@ fn layouts(bench: &mut Bench) {
     });
 }
 
-/// Memory in sequence, one word of each 128 bytes, and anywhere.
+/// Sequential reads, one word of each 128 bytes, and random reads.
 fn reads(bench: &mut Bench) {
     let n: u32 = 1 << 18;
     let len = n * PROBE_READS;
@@ -288,8 +287,8 @@ fn reads(bench: &mut Bench) {
     }
 }
 
-/// What devices are measured by besides: copies, sums, multiplications. Those of matrices are in reports alone: how much
-/// they do depends on the device.
+/// Other device measurements: copies, sums, multiply-adds. Only reports measure matrices: their amount of work depends
+/// on the device.
 fn probes(bench: &mut Bench) {
     let [rows, columns]: [u32; 2] = [1 << 10, 1 << 12];
     let len = rows * columns;
@@ -320,7 +319,7 @@ fn probes(bench: &mut Bench) {
     });
 }
 
-/// The scores of 65,536 items for lists that are full of others as good, and what makes one list of them.
+/// Selects from the scores of 65,536 items into lists full of equal scores, and merges the lists.
 fn selections(bench: &mut Bench, n_rows: u32, k: u32) {
     let shape = [n_rows, 1 << 16];
     let n_splits = top_splits(n_rows, shape[1]);
@@ -347,7 +346,7 @@ fn selections(bench: &mut Bench, n_rows: u32, k: u32) {
     });
 }
 
-/// `n_tokens` queries of 32 heads behind `n_cached` keys, 8 key/value heads.
+/// `n_tokens` queries of 32 heads after `n_cached` keys, 8 key/value heads.
 fn attentions(bench: &mut Bench, name: &str, kind: KvType, n_tokens: u32, n_cached: u32) {
     let config = AttentionConfig {
         n_heads: 32,
@@ -360,7 +359,7 @@ fn attentions(bench: &mut Bench, name: &str, kind: KvType, n_tokens: u32, n_cach
     };
     let (q_dim, capacity) = (config.n_heads * config.head_dim, n_cached + n_tokens);
     let visible: u64 = (0..n_tokens).map(|t| u64::from(n_cached + t + 1)).sum();
-    // A multiplication and an addition for each element of a visible key, and of its value.
+    // A multiply and an add per element of each visible key and value.
     let work = Work::Operations(4 * u64::from(q_dim) * visible);
     bench.measure(name, &format!("{n_tokens}x{capacity}"), work, |device, rec| {
         let state = StepState::declare()?;
@@ -368,7 +367,7 @@ fn attentions(bench: &mut Bench, name: &str, kind: KvType, n_tokens: u32, n_cach
         let shape = [config.n_kv_heads, capacity, config.head_dim];
         let cached = CachedKeys::declare("cache", kind, shape, capacity)?;
         for rows in [&cached.k, &cached.v] {
-            // Pairs of 1.0 of any type but Q8_0, for which they are small numbers.
+            // Pairs of 1.0 in any type but Q8_0, which reads them as small numbers.
             device.write(rows, 0, &vec![0x3c00_3c00u32; rows.len()])?;
         }
         let y = output("y", &[n_tokens, q_dim])?;
@@ -396,7 +395,7 @@ const ATTENTION: AttentionConfig = AttentionConfig {
     causal: true,
 };
 
-/// A layer of width 1024 with 16 heads and 4 key/value heads of 64, and its feed-forward of 2816, on one token.
+/// One token through a layer of width 1024 with 16 heads and 4 key/value heads of 64, and its feed-forward of 2816.
 struct Layer {
     norm: Tensor,
     qkv: Matrix,
@@ -408,7 +407,7 @@ struct Layer {
     rope: RopeConfig,
     table: Tensor,
     cache: CachedKeys,
-    /// Of an adapter of queries, keys and values, each of rank 16.
+    /// LoRA adapter of queries, keys and values, each of rank 16.
     #[cfg(feature = "lora")]
     first: Matrix,
     #[cfg(feature = "lora")]
@@ -549,8 +548,8 @@ impl Layer {
     }
 }
 
-/// Measures fused kernels against the chains that they replace, in turns, from submission to completion: the gaps between
-/// kernels are what fusing saves.
+/// Measures fused kernels against the chains that they replace, in turns, from submission to completion: fusion saves
+/// the gaps between kernels.
 fn fusions(targets: &[Target]) {
     /// Copies in one submission, as many as a small model has layers.
     const COPIES: usize = 12;
@@ -570,7 +569,7 @@ fn fusions(targets: &[Target]) {
                 for (recording, times) in recordings.iter().zip(&mut times) {
                     let start = Instant::now();
                     let pending = target.device.run_and_read(recording, layer.state.tensor());
-                    pending.and_then(pollster::block_on).expect("the device runs it");
+                    pending.and_then(pollster::block_on).expect("the recording runs");
                     // The first round compiles.
                     if round > 0 {
                         times.push(start.elapsed().as_secs_f64() / COPIES as f64 * 1e6);
@@ -591,12 +590,12 @@ fn output(label: &str, shape: &[u32]) -> Result<Tensor, Error> {
     Tensor::declare(label, Role::Activations, shape, DType::F32)
 }
 
-/// Bytes of a matrix as files store it: any quants, but scales and floats of ordinary size, because subnormals and NaNs
-/// can take another time.
+/// Bytes of a matrix as in files: arbitrary quants, but scales and floats of ordinary size, because subnormals and
+/// NaNs can take a different time.
 fn weight_bytes(weight: WeightType, n: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = common::words(n.div_ceil(4)).flat_map(u32::to_le_bytes).take(n).collect();
-    // The high byte of each float or f16 scale, at these places of a unit: floats of 0.5 to 1, whatever the mantissa, and
-    // scales of 0.0078 and a little.
+    // The high byte of each float or f16 scale, at these offsets in a unit: floats of 0.5 to 1 for any mantissa, and
+    // scales slightly above 0.0078.
     let (unit, high, places): (usize, u8, &[usize]) = match weight {
         WeightType::F32 => (4, 0x3f, &[3]),
         WeightType::F16 => (2, 0x38, &[1]),
@@ -617,7 +616,7 @@ fn weight_bytes(weight: WeightType, n: usize) -> Vec<u8> {
         WeightType::IQ2_S => (82, 0x20, &[1]),
         WeightType::IQ2_XS => (74, 0x20, &[1]),
         WeightType::IQ2_XXS => (66, 0x20, &[1]),
-        // Scales are exponents, or floats of eight bits.
+        // Scales are exponents or 8-bit floats.
         WeightType::MXFP4 => (17, 0x78, &[0]),
         WeightType::NVFP4 => (36, 0x38, &[0, 1, 2, 3]),
     };

@@ -1,16 +1,17 @@
-//! What quantising costs: perplexity, and how often the most likely token is still the one of the unquantised weights. Then
-//! what it costs to round activations to bytes in decoding, as the CPU does unless a model is loaded to be exact. Then
-//! what the tiers of a GPU do to greedy texts.
+//! Cost of quantisation: perplexity, and how often the most likely token equals that of the unquantised weights. Then
+//! the cost of rounding activations to bytes in decoding, the CPU's default unless a model is loaded as exact. Then
+//! the effect of the GPU's tiers on greedy texts.
 //!
-//! Models come from the folder of test models. Texts are stories that the built-in model writes at a temperature: of the
-//! kind that all of these models were trained on, and written by none of those measured. The CPU executor computes
-//! everything in F32 in the first table, so that the weights alone make the difference.
+//! Models come from the folder of test models. Texts are stories sampled from the built-in model: similar to all these
+//! models' training data, but written by none of the measured models. In the first table the CPU executor computes in
+//! F32, so that only the weights differ.
 
 use std::path::{Path, PathBuf};
 
 use tilewright::{Device, DeviceChoice, GenerateOptions, LoadOptions, Model, Tier};
 
-/// Weights that quantised ones are compared with, and those. The wide model computes the same function as the narrow one.
+/// Reference weights, and the quantised ones compared with them. The wide model computes the same function as the
+/// narrow one.
 const MODELS: [(&str, &[&str]); 3] = [
     (
         "stories260k/stories260k-f32.gguf",
@@ -55,8 +56,8 @@ fn main() {
     tiers(&folder, &stories);
 }
 
-/// Greedy texts in each tier of the first adapter next to the CPU's: where the first of them parts, and by how much the CPU
-/// prefers its token there.
+/// Greedy texts in each tier of the first adapter against the CPU's: where the first of them diverges, and by how much
+/// the CPU prefers its own token there.
 fn tiers(folder: &Path, stories: &[String]) {
     const PROMPT: usize = 64;
     const TOKENS: usize = 128;
@@ -83,7 +84,7 @@ fn tiers(folder: &Path, stories: &[String]) {
                     Some(at) if first.is_none_or(|(earlier, _)| at < earlier) => {
                         let known = [&prompt[..], &want[..at]].concat();
                         let rows = logits(&exact, &[known]);
-                        let row = rows[0].last().expect("there is a prompt");
+                        let row = rows[0].last().expect("a nonempty prompt");
                         first = Some((at, row[want[at] as usize] - row[found[at] as usize]));
                     }
                     Some(_) => {}
@@ -101,26 +102,26 @@ fn tiers(folder: &Path, stories: &[String]) {
 /// The most likely tokens after a prompt.
 fn greedy(model: &Model, prompt: &[u32], n: usize) -> Vec<u32> {
     let options = GenerateOptions { max_tokens: n, temperature: 0.0, ignore_eos: true, ..Default::default() };
-    let mut session = model.session().expect("it is small");
+    let mut session = model.session().expect("the session fits");
     let mut generation = session.generate_ids(prompt, &options).expect("options are in range");
     let mut ids = Vec::new();
     while let Some(piece) = pollster::block_on(generation.next()) {
-        ids.push(piece.expect("the device runs it").id);
+        ids.push(piece.expect("the recording runs").id);
     }
     ids
 }
 
-/// The same tokens one after the other, with activations as they are and rounded.
+/// The same tokens one by one, with exact and with rounded activations.
 fn rounding(folder: &Path, stories: &[String]) {
     let (cpu, rounding) = (Device::cpu(), pollster::block_on(Device::open(&DeviceChoice::Cpu, None)));
-    let rounding = rounding.expect("there is always a CPU");
+    let rounding = rounding.expect("a CPU device");
     let [exact, rounded, top] = ["exact", "rounded", "top-1 as exact"];
     println!("{:<50} {:>8} {:>11} {:>11} {:>11} {top:>14}", "activations", "tokens", exact, rounded, "logits NMSE");
     for file in MODELS.into_iter().flat_map(|(_, quantised)| quantised) {
         let path = folder.join(file);
         let model = load(&rounding, &path);
         if !model.rounds() {
-            println!("skipped: this processor rounds nothing");
+            println!("skipped: no rounding on this processor");
             return;
         }
         let texts = encode(&model, stories);
@@ -139,10 +140,10 @@ fn rounding(folder: &Path, stories: &[String]) {
     }
 }
 
-/// Logits behind each token of each text, which are taken one by one.
+/// Logits after each token of each text, decoded one by one.
 fn decoded(model: &Model, texts: &[Vec<u32>]) -> Vec<Vec<Vec<f32>>> {
     let of = |text: &Vec<u32>| {
-        let mut session = model.session().expect("it is small");
+        let mut session = model.session().expect("the session fits");
         let mut next = |id: &u32| pollster::block_on(session.logits(&[*id])).expect("the text fits");
         text.iter().map(&mut next).collect()
     };
@@ -168,20 +169,20 @@ fn perplexity(texts: &[Vec<u32>], logits: &[Vec<Vec<f32>>]) -> f64 {
 }
 
 fn encode(model: &Model, stories: &[String]) -> Vec<Vec<u32>> {
-    stories.iter().map(|story| model.encode(story).expect("a text")).collect()
+    stories.iter().map(|story| model.encode(story).expect("the text encodes")).collect()
 }
 
 fn load(device: &Device, path: &Path) -> Model {
     Model::load(device, path, LoadOptions::default()).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Texts by the built-in model, the same each time.
+/// Stories by the built-in model, the same each time.
 fn stories() -> Vec<String> {
     const N_STORIES: u64 = 16;
-    let model = Model::builtin(&Device::cpu()).expect("it is sound");
+    let model = Model::builtin(&Device::cpu()).expect("the built-in model loads");
     let story = |seed| {
         let options = GenerateOptions { max_tokens: 300, temperature: 0.8, seed, ..Default::default() };
-        let mut session = model.session().expect("it is small");
+        let mut session = model.session().expect("the session fits");
         let beginning = "Once upon a time";
         let mut generation = session.generate(beginning, &options).expect("options are in range");
         let mut text = beginning.to_string();
@@ -193,7 +194,7 @@ fn stories() -> Vec<String> {
     (0..N_STORIES).map(story).collect()
 }
 
-/// Logits behind each token of each text.
+/// Logits after each token of each text.
 fn logits(model: &Model, texts: &[Vec<u32>]) -> Vec<Vec<Vec<f32>>> {
     let vocab_size = model.config().vocab_size as usize;
     let of = |text: &Vec<u32>| {

@@ -1,9 +1,8 @@
-//! Vector search: time and rate of an `Index` on the first adapter and on the CPU, next to copying memory there.
+//! Vector search: time and rate of an `Index` on the first adapter and the CPU, against copying memory there.
 //!
 //! `cargo bench --bench retrieval` searches 100,000 vectors of 384 numbers, `TILEWRIGHT_BENCH=full` 1,000,000. Times
-//! are medians from the call to the hits, on the host's clock. A rate is the bytes of all vectors by the time of a
-//! search, whatever the number of queries; a copy's rate counts what it reads and what it writes. A word such as `int8`
-//! picks.
+//! are medians from the call to the hits, in host time. A rate is the bytes of all vectors by the time of a search,
+//! for any number of queries; a copy's rate counts reads and writes. A word such as `int8` selects.
 
 mod common;
 
@@ -58,7 +57,7 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// The median time in seconds, after a first run that compiles.
+/// Median time in seconds after a warm-up that compiles.
 fn median(rounds: usize, mut run: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
     run()?;
     let mut times = Vec::new();
@@ -71,7 +70,7 @@ fn median(rounds: usize, mut run: impl FnMut() -> Result<(), Error>) -> Result<f
     Ok(times[times.len() / 2])
 }
 
-/// GB/s that a copy reads and writes: by the queue of a GPU, by one thread of a CPU.
+/// GB/s that a copy reads and writes: on the queue of a GPU, on one thread of a CPU.
 fn copy_rate(device: &Device) -> Result<f64, Error> {
     const WORDS: u32 = 1 << 24;
     let from = vec![1u32; WORDS as usize];

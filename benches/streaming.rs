@@ -1,14 +1,14 @@
-//! Models that are larger than their memory. A mixture of experts of 0.9 GB in a third of that: tokens with the experts that are
-//! used most on the device, next to whole layers, on the CPU and the first adapter. A model of 4 GB whose layers are not all in the memory of one device: tokens, memory and times of the command line, with
-//! all of it on the CPU, within a limit, and with half of the layers on the first adapter.
+//! Offloading: models larger than memory. Experts: a mixture of 0.9 GB in a third of that, tokens per second with an
+//! expert cache against whole layers, on the CPU and the first adapter. Layers: a model of 4 GB, tokens, memory and
+//! times of the command line with all layers on the CPU, within a limit, and with half of the layers on the first
+//! adapter.
 //!
-//! `-- experts` and `-- layers` choose one of the two. Which experts random weights choose says little of trained ones: without
-//! what a text is about, choices are near uniform over tokens, but tokens that a greedy text repeats choose the same again.
-//! So hits are those of this text, and the bytes of a token whose experts are all as likely are stated next to them.
+//! `-- experts` and `-- layers` select one of the two. Random weights predict little about a trained router: choices
+//! are near uniform over tokens, but repeated tokens choose the same experts again. So the hit rate is this text's,
+//! and the bytes per token for equally likely experts are printed too.
 //!
-//! Weights are random, written as a GGUF file of Q8_0 under `target/tmp`, which is removed at the end. `cargo bench --bench
-//! streaming -- 8` makes it an eighth as large. Peaks of memory are the kernel's (`VmHWM`), of all of a process, and so there
-//! on Linux alone.
+//! Weights are random, written as a GGUF file of Q8_0 under `target/tmp` and removed at the end. `cargo bench --bench
+//! streaming -- 8` makes the file an eighth as large. Peak memory is the process's `VmHWM`, so on Linux only.
 
 mod common;
 
@@ -27,12 +27,12 @@ const N_LAYERS: usize = 18;
 const N_HEADS: usize = 32;
 const VOCAB_SIZE: usize = 8192;
 
-/// A mixture: width, layers, experts of each and of a token, and their width.
+/// The mixture: width, layers, experts per layer and per token, and their width.
 const MIXTURE: [usize; 5] = [1024, 24, 64, 8, 192];
-/// Width of its heads, one of which has keys and values.
+/// Width of the mixture's heads, one of which has keys and values.
 const HEAD_DIM: usize = 128;
 
-/// What a file has of a number of layers, or of the mixture.
+/// The model's kind: a dense one by its number of layers, or the mixture.
 #[derive(Clone, Copy)]
 enum Kind {
     Layers(usize),
@@ -102,7 +102,7 @@ fn mixture() -> Vec<(String, usize, usize, bool)> {
     all
 }
 
-/// What the file's tensors are: name, rows, columns, and whether they are of Q8_0, or else of F32.
+/// The file's tensors: name, rows, columns, and whether Q8_0 rather than F32.
 fn tensors(n_layers: usize) -> Vec<(String, usize, usize, bool)> {
     let mut all = vec![
         ("token_embd.weight".into(), VOCAB_SIZE, DIM, true),
@@ -130,7 +130,7 @@ fn size_bytes(rows: usize, cols: usize, is_matrix: bool) -> u64 {
     (rows * if is_matrix { cols / 32 * 34 } else { 4 * cols }) as u64
 }
 
-/// A model file, which is removed with it.
+/// A model file, removed on drop.
 struct RandomModel(PathBuf);
 
 impl RandomModel {
@@ -180,10 +180,10 @@ impl RandomModel {
         for (name, rows, cols, is_matrix) in tensors {
             let mut bytes = Vec::with_capacity(size_bytes(rows, cols, is_matrix) as usize);
             if is_matrix {
-                // Signed bytes are 74 in the root mean square: with this scale a row keeps the magnitude of its input.
+                // Signed bytes have a root mean square of 74: this scale keeps the magnitude of a row's input.
                 let scale = 1.0 / (74.0 * (cols as f32).sqrt());
-                // Tokens of a mixture are of the magnitude of what layers add: what attention adds up over all tokens would
-                // otherwise choose the same experts for each.
+                // A mixture's embeddings have the magnitude of the layers' outputs: otherwise the sum that attention
+                // adds over all tokens would choose the same experts for each.
                 let is_token = matches!(kind, Kind::Mixture) && name == "token_embd.weight";
                 let scale = half::f16::from_f32(if is_token { 1.0 / 74.0 } else { scale }).to_le_bytes();
                 for _ in 0..rows * cols / 32 {
@@ -207,7 +207,7 @@ impl Drop for RandomModel {
     }
 }
 
-/// What a run of the command line told, and the most memory that it had.
+/// Output and peak memory of a run of the command line.
 fn run(model: &RandomModel, options: &[&str]) -> Result<(Value, Option<u64>), String> {
     let prompt: Vec<String> = common::words(24).map(|word| (word as usize % VOCAB_SIZE).to_string()).collect();
     let mut child = Command::new(env!("CARGO_BIN_EXE_tilewright"))
@@ -218,7 +218,7 @@ fn run(model: &RandomModel, options: &[&str]) -> Result<(Value, Option<u64>), St
             &prompt.join(","),
             "-n",
             "16",
-            // So that no token comes twice.
+            // So that no token repeats.
             "--repeat-penalty",
             "2",
             "--temperature",
@@ -257,10 +257,10 @@ fn peak_bytes(pid: u32) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kb| 1024 * kb)
 }
 
-/// Tokens of a mixture in a third of the memory that it needs, by whole layers and by experts that are kept.
+/// Decodes a mixture in a third of the memory that it needs, by whole layers and by cached experts.
 fn experts(device: &Device) -> Result<(), Error> {
     const N_TOKENS: usize = 64;
-    let path = RandomModel::write(Kind::Mixture).expect("target/tmp takes the file");
+    let path = RandomModel::write(Kind::Mixture).expect("target/tmp is writable");
     let [_, n_layers, n_experts, n_used, _] = MIXTURE;
     let load = |memory_limit, whole_layers| {
         let options = LoadOptions {
@@ -274,7 +274,7 @@ fn experts(device: &Device) -> Result<(), Error> {
         Model::load(device, &path.0, options)
     };
     let info = device.info();
-    println!("{n_layers} layers of {n_experts} experts, {n_used} of a token, on {} ({})", info.name, info.backend);
+    println!("{n_layers} layers of {n_experts} experts, {n_used} per token, on {} ({})", info.name, info.backend);
     let needed = load(None, false)?.plan().total_bytes();
     let mut rates = Vec::new();
     let mut texts: Vec<Vec<u32>> = Vec::new();
@@ -284,11 +284,11 @@ fn experts(device: &Device) -> Result<(), Error> {
         let model = load(limit, whole_layers)?;
         let mut session = model.session()?;
         let prompt: Vec<u32> = common::words(32).map(|word| word % VOCAB_SIZE as u32).collect();
-        // So that no token comes twice.
+        // So that no token repeats.
         let options = GenerateOptions { ignore_eos: true, repeat_penalty: 2.0, ..GenerateOptions::greedy(N_TOKENS) };
         let mut ids = Vec::new();
         let mut generation = session.generate_ids(&prompt, &options)?;
-        // What the prompt reads counts apart.
+        // Bytes read by the prompt count separately.
         let mut first = None;
         while let Some(piece) = pollster::block_on(generation.next()) {
             ids.push(piece?.id);
@@ -299,12 +299,12 @@ fn experts(device: &Device) -> Result<(), Error> {
         println!("{name}: {memory:.3} GB planned; prefill {prefill:.2} tokens/s, decode {decode:.3} tokens/s");
         if let (Some(after), Some(Some(before))) = (model.streaming(), first) {
             let read_bytes = (after.read_bytes - before.read_bytes) as f64 / (N_TOKENS - 1) as f64;
-            println!("    {:.1} MB read for a token", read_bytes / 1e6);
+            println!("    {:.1} MB read per token", read_bytes / 1e6);
             if let Some(experts) = after.experts {
                 let kept = experts.n_kept as f64 / experts.n_experts as f64;
                 let of_expert = after.streamed_bytes as f64 / experts.n_experts as f64;
                 println!(
-                    "    {} of {} experts kept; {:.1} % of {} choices found theirs; were all as likely, {:.1} MB for a token",
+                    "    {} of {} experts cached; {:.1} % hits of {} choices; if equally likely, {:.1} MB per token",
                     experts.n_kept,
                     experts.n_experts,
                     100.0 * after.hit_rate(),
@@ -317,7 +317,7 @@ fn experts(device: &Device) -> Result<(), Error> {
         texts.push(ids);
     }
     println!(
-        "experts, next to whole layers: {:.2} times the tokens/s; next to all of it: {:.2}",
+        "expert cache against whole layers: {:.2} times the tokens/s; against all in memory: {:.2}",
         rates[2] / rates[1],
         rates[2] / rates[0]
     );
@@ -348,9 +348,9 @@ fn main() {
 fn layers() {
     let parts: u64 = std::env::args().filter_map(|argument| argument.parse().ok()).next().unwrap_or(1);
     let n_layers = (N_LAYERS / parts as usize).max(4);
-    let model = RandomModel::write(Kind::Layers(n_layers)).expect("target/tmp takes the file");
-    let bytes = fs::metadata(&model.0).expect("it was just written").len();
-    println!("{n_layers} layers, {:.2} GB of Q8_0; 24 tokens of prompt, 16 generated", bytes as f64 / 1e9);
+    let model = RandomModel::write(Kind::Layers(n_layers)).expect("target/tmp is writable");
+    let bytes = fs::metadata(&model.0).expect("just written").len();
+    println!("{n_layers} layers, {:.2} GB of Q8_0; 24 prompt tokens, 16 generated", bytes as f64 / 1e9);
     let limit = (1 << 30) / parts.min(2);
     let limit_text = limit.to_string();
     let half = (n_layers / 2).to_string();
@@ -374,7 +374,7 @@ fn layers() {
             |part: &str| told[part]["tokens"].as_f64().unwrap_or(0.0) / told[part]["seconds"].as_f64().unwrap_or(1.0);
         println!("{name}: prefill {:.2} tokens/s, decode {:.3} tokens/s", rate("prefill"), rate("decode"));
         if let Some(peak) = peak {
-            println!("    peak of memory {:.3} GB", peak as f64 / 1e9);
+            println!("    peak memory {:.3} GB", peak as f64 / 1e9);
         }
         let streaming = &told["streaming"];
         if streaming.is_object() {
@@ -383,7 +383,7 @@ fn layers() {
                 streaming[key]["secs"].as_f64().unwrap_or(0.0) + streaming[key]["nanos"].as_f64().unwrap_or(0.0) / 1e9
             };
             println!(
-                "    {} of {} layers read in each pass, {:.1} % of their bytes stay; {} reads in {:.1} s, {:.0} % of that while others were computed",
+                "    {} of {} layers read per pass, {:.1} % of bytes stay; {} reads in {:.1} s, {:.0} % overlapped",
                 number("n_streamed"),
                 number("n_layers"),
                 100.0 * (1.0 - number("streamed_bytes") / number("layers_bytes")),

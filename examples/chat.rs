@@ -1,4 +1,4 @@
-//! A conversation with the built-in model, which learnt stories and no conversations.
+//! A conversation with the built-in model, which was trained on stories only.
 //!
 //! `cargo run --release --example chat`
 
@@ -9,7 +9,7 @@ use tilewright::{ChatModel, ChatRequest, Device, Error, Model};
 fn main() -> Result<(), Error> {
     pollster::block_on(async {
         let model = Model::builtin(&Device::auto().await)?;
-        // It has no template of its own. A model that has: `ChatModel::new(&model)?`.
+        // The built-in model has no template. With one: `ChatModel::new(&model)?`.
         let chat = ChatModel::of(&model, ChatTemplate::known("alpaca"))?;
         let mut session = model.session()?;
         let mut request = ChatRequest::new(vec![Message::new("user", "Tell me of a dragon.")]);

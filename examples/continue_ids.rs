@@ -1,5 +1,5 @@
-//! Greedy continuations of token ids, for comparisons with other implementations: one JSON object a line on stdin,
-//! one array of ids a line on stdout.
+//! Greedy continuations of token ids, to compare with other implementations: reads one JSON object per line on stdin,
+//! writes one array of ids per line on stdout.
 //!
 //! `echo '{"model":"model.gguf","device":"cpu","prompt":[1],"n_tokens":8}' | cargo run --example continue_ids`
 
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut loaded: Option<(PathBuf, String, Model)> = None;
     for line in stdin().lock().lines() {
         let case: Case = serde_json::from_str(&line?)?;
-        // Pipelines are the device's, so models that share one do not compile them again.
+        // The device caches pipelines, so models on the same device do not compile them again.
         let device = match &loaded {
             Some((_, name, model)) if *name == case.device => model.device().clone(),
             _ => pollster::block_on(Device::open(&case.device.parse::<DeviceChoice>()?, None))?,
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let model = match loaded.take() {
             Some((path, name, model)) if path == case.model && name == case.device => model,
             _ => {
-                // Nothing is rounded that the others do not round.
+                // Other implementations do not round, so neither do we.
                 let options = LoadOptions { kv_type: KvType::F32, exact: true, ..LoadOptions::default() };
                 Model::load(&device, &case.model, options)?
             }

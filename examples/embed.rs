@@ -1,4 +1,4 @@
-//! Texts by how near they are to the first: `cargo run --release --example embed -- FOLDER TEXT TEXT ...`
+//! Ranks texts by similarity to the first: `cargo run --release --example embed -- FOLDER TEXT TEXT ...`
 
 use tilewright::{Device, EmbedOptions, Embedder, Error};
 

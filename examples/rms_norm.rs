@@ -1,4 +1,4 @@
-//! One kernel on its own: upload, record, run, read.
+//! A single kernel: upload, record, run, read.
 //!
 //! `cargo run --release --example rms_norm`
 
@@ -14,7 +14,7 @@ fn main() -> Result<(), Error> {
 
         let mut rec = device.recorder();
         rms_norm(&mut rec, &x, &weight, &y, 1e-5)?;
-        let recording = rec.finish(&mut Workspace::default()); // can be run any number of times
+        let recording = rec.finish(&mut Workspace::default()); // can run any number of times
         device.run(&recording)?;
 
         let y: Vec<f32> = device.read(&y).await?;

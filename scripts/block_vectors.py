@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes tests/data/quant-vectors/more.safetensors: random blocks of every quantised GGML type, and what they stand for.
+"""Writes tests/data/quant-vectors/more.safetensors: random blocks of every quantised GGML type, and their values.
 
     scripts/block_vectors.py LLAMA_CPP [OUT]
 
-LLAMA_CPP is as for `quantize_vectors.py`, whose way of compiling `ggml-quants.c` this uses: its `dequantize_row_*` make the
-values. `<T>.blocks` is U8 [blocks, bytes], `<T>.values` F32 [blocks, elements]. Every entry of every codebook occurs; f16
-scales are finite, every fifth zero or subnormal.
+LLAMA_CPP is as for `quantize_vectors.py`, whose build of `ggml-quants.c` this uses: its `dequantize_row_*` compute the
+values. `<T>.blocks` is U8 [blocks, bytes], `<T>.values` F32 [blocks, elements]. Every entry of every codebook occurs;
+f16 scales are finite, every fifth zero or subnormal.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ import tempfile
 
 import quantize_vectors
 
-# Elements and bytes of a block, places of f16 numbers, blocks.
+# Elements and bytes per block, offsets of f16 numbers, blocks.
 TYPES = {
     "Q4_0": (32, 18, [0], 16),
     "Q4_1": (32, 20, [0, 2], 16),
@@ -54,7 +54,7 @@ def half(rng):
 
 
 def put_index(name, block, i, entry):
-    """Makes group `i` of a super-block one of codebook entry `entry`."""
+    """Sets group `i` of a super-block to codebook entry `entry`."""
     if name in ("IQ3_S", "IQ3_XXS"):
         block[2 + i] = entry & 255
         if name == "IQ3_S":

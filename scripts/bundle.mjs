@@ -3,7 +3,7 @@
 //     node scripts/bundle.mjs package OUT    of npm/build/: index.js, worker.js and the types that users need
 //     node scripts/bundle.mjs page OUT       of www/: the page's scripts and its style; libraries are those of npm/
 //
-// Beside them go the notices of the libraries that are in them, THIRD-PARTY-NOTICES.txt.
+// Writes the notices of the bundled libraries beside them, THIRD-PARTY-NOTICES.txt.
 
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -14,7 +14,7 @@ const repository = fileURLToPath(new URL("..", import.meta.url));
 const esbuild = createRequire(join(repository, "npm/package.json"))("esbuild");
 const COMMON = { bundle: true, metafile: true, minify: true, sourcemap: true, target: "es2022", logLevel: "warning", absWorkingDir: repository };
 
-/** The notices that the licences of libraries ask for, by what esbuild tells of the files that went into bundles. */
+/** Notices required by the licences of libraries, for the files that esbuild reports in bundles. */
 function writeNotices(out, results) {
   const inputs = results.flatMap(({ metafile }) => Object.keys(metafile.inputs));
   const folders = new Set(inputs.map((path) => path.match(/^.*node_modules\/(?:@[^/]+\/)?[^/]+(?=\/)/)?.[0]).filter((folder) => folder));
@@ -22,7 +22,7 @@ function writeNotices(out, results) {
     const place = join(repository, folder);
     const { name, version, license } = JSON.parse(readFileSync(join(place, "package.json"), "utf8"));
     const texts = readdirSync(place).filter((file) => /^(licen[cs]e|copying|notice)/i.test(file));
-    if (texts.length === 0) throw new Error(`${name} has no text of its licence, ${license}`);
+    if (texts.length === 0) throw new Error(`${name} has no licence text (${license})`);
     return [`Of ${name} ${version}, ${license}:`, ...texts.map((file) => readFileSync(join(place, file), "utf8").trim())].join("\n\n");
   });
   const rule = `\n\n${"-".repeat(100)}\n`;
@@ -30,10 +30,10 @@ function writeNotices(out, results) {
   writeFileSync(join(out, "THIRD-PARTY-NOTICES.txt"), `${[head, ...notices].join(rule)}\n\n`);
 }
 
-/** The types that users see, and those that these name. */
+/** The public types, and the types that they reference. */
 function copyTypes(from, to) {
   const names = new Set(["index"]);
-  // A set that grows is still walked to its end.
+  // Iteration includes items added meanwhile.
   for (const name of names) {
     const text = readFileSync(join(from, `${name}.d.ts`), "utf8");
     mkdirSync(dirname(join(to, name)), { recursive: true });
@@ -42,7 +42,10 @@ function copyTypes(from, to) {
   }
 }
 
-/** Comments by which users' bundlers leave an import alone. A name of as many characters stands for them while they would be removed as such. */
+/**
+ * Comments by which users' bundlers leave an import alone. A name of equal length replaces them while comments are
+ * stripped.
+ */
 const HIDDEN = "import(/*@vite-ignore*//*webpackIgnore:true*/";
 const HIDDEN_NAME = `hidden${"_".repeat(HIDDEN.length - "hidden(".length)}(`;
 const hideImports = {
@@ -56,13 +59,13 @@ const hideImports = {
 };
 
 /**
- * Two files that find each other, the WASM modules and the built-in model by `new URL(.., import.meta.url)`, which is what users' bundlers
- * look for.
+ * Bundles two files, which refer to each other, the WASM modules and the built-in model by `new URL(..,
+ * import.meta.url)`, the form that users' bundlers recognise.
  */
 async function bundlePackage(out) {
   const from = join(repository, "npm/build");
   const results = [];
-  // Users see the names of what they get; nobody sees those in the worker.
+  // Names in the index are public; the worker's are never visible.
   for (const [name, keepNames] of [["index", true], ["worker", false]]) {
     const settings = { ...COMMON, format: "esm", outdir: out, plugins: [hideImports], keepNames, write: false };
     const result = await esbuild.build({ ...settings, entryPoints: [join(from, `${name}.js`)] });
@@ -73,7 +76,7 @@ async function bundlePackage(out) {
   copyTypes(from, out);
 }
 
-/** The page loads the package as a user's page does: from a folder beside it. */
+/** The page loads the package like a user's page: from a folder beside it. */
 const beside = {
   name: "package beside the page",
   setup: (build) => build.onResolve({ filter: /^\.\.?\/tilewright\/index\.js$/ }, () => ({ path: "./tilewright/index.js", external: true })),
@@ -81,7 +84,7 @@ const beside = {
 
 async function bundlePage(out) {
   const scripts = (...names) => names.map((name) => join(repository, "www", `${name}.ts`));
-  // What comes on demand, by `import()`, and what that shares with the rest are files of their own, named by their content.
+  // Modules loaded by `import()` and their shared chunks are separate files, named by content.
   const modules = { format: "esm", splitting: true, chunkNames: "[name]-[hash]", plugins: [beside] };
   const build = (settings) => esbuild.build({ ...COMMON, ...settings, outdir: out });
   const results = [
@@ -89,7 +92,7 @@ async function bundlePage(out) {
     await build({ format: "iife", entryPoints: scripts("theme", "sw") }),
     await build({ entryPoints: [join(repository, "www/style.css")] }),
   ];
-  // Two files without any others: a report has them in it, and goes to others with the notices of what they are made of.
+  // Two self-contained files: a report embeds them, and is passed on with their notices.
   const notice = "/*! With uPlot, Copyright (c) Leon Sorokin, and valibot, Copyright (c) Fabian Hiller; both under the MIT License. */";
   const dashboard = ["ts", "css"].map((ext) => join(repository, `www/dashboard/dashboard.${ext}`));
   results.push(await build({ format: "iife", entryPoints: dashboard, banner: { js: notice, css: notice } }));

@@ -6,9 +6,9 @@
     venv/bin/python scripts/chat_reference.py        # writes tests/data/chat/{cases,real}.json
     venv/bin/python scripts/chat_reference.py Qwen-Qwen3-0.6B parallel        # prints one text
 
-`cases.json` has templates of our own, each for a part of the language, with the texts that they render to. `real.json` has
-conversations and, for each template of a model and each conversation, how long the text is and how its SHA-256 begins, or
-that the template refuses: templates of models are not ours to copy.
+`cases.json` has our own templates, each for a part of the language, with their rendered texts. `real.json` has
+conversations and, for each model's template and conversation, the text's length and the start of its SHA-256, or that
+the template refuses: models' templates are not ours to copy.
 """
 
 import datetime
@@ -29,7 +29,7 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_t
 
 
 class Clock(datetime.datetime):
-    """Stands still, in UTC."""
+    """A frozen clock, in UTC."""
 
     @classmethod
     def now(cls, tz=None):
@@ -222,7 +222,7 @@ DOCUMENTS = [
 ]
 WEATHER = [user("Weather in Köln?"), assistant("", tool_calls=[call(1, "weather", city="Köln", days=2)])]
 
-# What `apply_chat_template` is given: messages, and arguments beyond them.
+# Arguments of `apply_chat_template`: messages, and further ones.
 REAL_CONVERSATIONS = {
     "one": ([user("Hello!")], {}),
     "no prompt": ([user("Hello!"), assistant("Hi.")], {"add_generation_prompt": False}),
@@ -299,11 +299,11 @@ def render(source, messages, options):
 
 
 def results(source, conversations):
-    """The text, or the error, by conversation."""
+    """The text or error, by conversation."""
     for name, (messages, options) in conversations.items():
         try:
             yield name, render(source, messages, options), None
-        # Whatever Python raises on the way: the template cannot be rendered.
+        # Any Python exception means that the template cannot be rendered.
         except Exception as error:
             yield name, None, f"{type(error).__name__}: {error}".partition("\n")[0]
 

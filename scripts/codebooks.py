@@ -3,10 +3,10 @@
 
     scripts/codebooks.py [OUT]
 
-They come from PyPI's `gguf` (0.19.0). An entry is a 16-bit number: eight numbers of two bits, or in the IQ3 types four of
-three, the first in the lowest bits. Entries ascend, so each is stored as what it is more than the one before: seven bits a
-byte, lowest first, with the eighth set in all but the last. Tables begin from 0 and follow each other: IQ2_XXS 256, IQ2_XS
-512, IQ2_S 1024, IQ3_XXS 256, IQ3_S 512, IQ1 2048 entries.
+They come from PyPI's `gguf` (0.19.0). An entry is a 16-bit number: eight numbers of two bits, or in the IQ3 types four
+of three, the first in the lowest bits. Entries ascend, so each is stored as its difference from the previous one:
+seven bits per byte, lowest first, with the eighth set in all but the last. Tables start from 0 and are concatenated:
+IQ2_XXS 256, IQ2_XS 512, IQ2_S 1024, IQ3_XXS 256, IQ3_S 512, IQ1 2048 entries.
 """
 
 import pathlib

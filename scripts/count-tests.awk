@@ -1,17 +1,17 @@
-# Adds up logs of test runs. Prints one line, `PASSED FAILED SKIPPED`:
+# Sums up logs of test runs. Prints one line, `PASSED FAILED SKIPPED`:
 #
 #     awk -f scripts/count-tests.awk LOG..
 #
-# It reads what `cargo test -- --show-output`, wasm-bindgen-test-runner, `node --test --test-reporter=tap` and Python's
-# unittest print, and lines `skipped step: ..` of scripts/test itself.
+# Reads the output of `cargo test -- --show-output`, wasm-bindgen-test-runner, `node --test --test-reporter=tap` and
+# Python's unittest, and `skipped step: ..` lines of scripts/test itself.
 #
-# Rust's harness knows no test that finds out while it runs that it cannot: such a test prints a line that begins with
-# `skipped:` and returns, and the harness counts it as passed. Here it is counted as skipped, once, however often it says so.
-# A test that goes without a part prints `left out:` and has passed.
+# Rust's harness cannot skip a test while it runs: such a test prints a line that begins with `skipped:` and returns,
+# and the harness counts it as passed. Here it counts as skipped, once, however often it prints that. A test that omits
+# a part prints `left out:` and has passed.
 
 FNR == 1 { passing = 0; name = ""; ran = "" }
 
-# Output of tests is shown below the name of each, first that of tests that passed.
+# Tests' output is shown below their names, passed ones first.
 /^successes:$/ { passing = 1; name = "" }
 /^failures:$/ { passing = 0; name = "" }
 /^---- .* stdout ----$/ { name = $0 }
@@ -22,7 +22,7 @@ passing && name != "" && /^skipped:/ { skipped++; passed--; name = "" }
     passing = 0; name = ""
 }
 
-# node:test. A test that ran into its time limit, or whose file ended before it, is cancelled.
+# node:test. A test that timed out, or whose file ended first, is cancelled.
 /^# pass [0-9]+$/ { passed += $3 }
 /^# (fail|cancelled) [0-9]+$/ { failed += $3 }
 /^# (skipped|todo) [0-9]+$/ { skipped += $3 }

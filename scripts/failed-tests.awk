@@ -1,9 +1,9 @@
-# Names every failed test in logs of test runs, each with the end of its own output:
+# Prints every failed test in logs of test runs, each with the end of its own output:
 #
 #     awk -f scripts/failed-tests.awk LOG..
 #
-# It reads what scripts/count-tests.awk reads. In logs of hundreds of tests the few lines that matter are in the middle, which is
-# what gets lost of a long log. A binary that was ended by a signal is named, and so is a step that failed without a failed
+# Reads the same logs as scripts/count-tests.awk. In logs of hundreds of tests the few relevant lines are in the
+# middle, which truncated logs lose. Also names binaries ended by a signal, and steps that failed without a failed
 # test, such as a lint: scripts/test ends its log with `step failed: NAME`.
 
 BEGIN {
@@ -15,7 +15,7 @@ FNR == 1 { in_rust = in_python = 0; indent = -1; name = own = said = recent = ""
 
 { recent = recent "\n" $0; if (++n_recent > 4 * of_each) { recent = last(recent, of_each); n_recent = of_each } }
 
-# Rust's harness, and that of wasm-bindgen. What passed comes first, then what failed, then the names of the latter.
+# Rust's harness, and wasm-bindgen's. Passed tests come first, then failed ones, then the names of the latter.
 /^(successes|failures|test result):/ { finish(); in_rust = /^failures:$/ }
 in_rust && /^---- .* (stdout|output) ----$/ { finish(); name = $0; gsub(/^---- | (stdout|output) ----$/, "", name); next }
 in_rust && name != "" { own = own "\n" $0 }
@@ -27,7 +27,7 @@ in_python && name == "" && /^(FAIL|ERROR): / { name = $0; next }
 in_python && /^Ran [0-9]+ tests? in / { finish(); in_python = 0 }
 in_python && name != "" { own = own "\n" $0 }
 
-# node:test. What a test prints comes before its result, its diagnostics behind the lines between `---` and `...`; so what is
+# node:test. A test's output comes before its result, its diagnostics after it between `---` and `...`; so output
 # between two results is shown with both.
 /^ *(not )?ok [0-9]+ - / {
     finish_node()
@@ -36,7 +36,7 @@ in_python && name != "" { own = own "\n" $0 }
     said = ""
     next
 }
-# The plan ends a run; below it are counts.
+# The plan ends a run; counts follow.
 /^1\.\.[0-9]+$/ && !in_rust && !in_python { finish_node(); said = ""; next }
 /^ *# Subtest: / { next }
 !in_rust && !in_python {
@@ -50,7 +50,7 @@ in_python && name != "" { own = own "\n" $0 }
 END {
     finish()
     if (n == 0) exit
-    # Where many failed, each has less room; all are named.
+    # With many failures each has less room; all are named.
     room = int(of_all / n)
     if (room > of_each) room = of_each
     print "failed tests:"
@@ -70,7 +70,7 @@ function finish() {
     name = own = ""
 }
 
-# The last so many lines, without empty ones at either end.
+# The last `most` lines, without empty ones at either end.
 function last(text, most,    lines, n_lines, first, i, out) {
     gsub(/^[\n ]*\n|[\n ]+$/, "", text)
     n_lines = split(text, lines, "\n")

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""GGUF files with the numbers of tiny random models, as llama.cpp's converter lays them out.
+"""GGUF files of tiny random models, in the layout of llama.cpp's converter.
 
     scripts/gguf_twins.py [NAME..]          writes model-bf16.gguf beside each model.safetensors, and model-mxfp4.gguf
-    scripts/gguf_twins.py --check [NAME..]  compares llama.cpp's logits with the references, of files expanded to F32
+    scripts/gguf_twins.py --check [NAME..]  compares llama.cpp's logits for files expanded to F32 with the references
 
-Names of keys and tensors are those of PyPI's `gguf`; what is permuted, added to and split follows the converter's sources
-(`conversion/` of llama.cpp): rows of queries and keys interleaved for ministral3, value heads of Qwen3.5 by turns rather
-than grouped, its norms with the one added, `A_log` as `-exp`, experts stacked, gates and ups apart, Gemma 4's frequencies as
-`rope_freqs.weight`. Matrices are BF16, as they were; what the converter keeps in F32 is F32. There is no vocabulary.
+Names of keys and tensors come from PyPI's `gguf`; permutations, offsets and splits follow the converter's sources
+(`conversion/` of llama.cpp): interleaved rows of queries and keys for ministral3, Qwen3.5's value heads alternating
+instead of grouped, its norms with the one added, `A_log` as `-exp`, stacked experts, separate gates and ups, Gemma 4's
+frequencies as `rope_freqs.weight`. Matrices stay BF16; tensors that the converter keeps in F32 are F32. There is no
+vocabulary.
 
-Needs NumPy and gguf, and for `--check` cyllama, which brings a built llama.cpp. See tests/data/README.md for what
-agreed.
+Needs NumPy and gguf, and for `--check` cyllama, which includes a built llama.cpp. tests/data/README.md lists the
+agreement.
 """
 import json
 import struct
@@ -25,7 +26,7 @@ TINY = Path(__file__).parent.parent / "tests/data/tiny-random"
 
 
 def tensors(path):
-    """The tensors of a safetensors file; BF16 as float32."""
+    """Tensors of a safetensors file; BF16 as float32."""
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     types = {"F32": np.float32, "I32": np.int32}
@@ -40,7 +41,7 @@ def tensors(path):
         yield name, values.reshape(entry["shape"])
 
 
-# Names in a layer, and beside the layers.
+# Names within a layer, and outside the layers.
 LAYER = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -60,12 +61,12 @@ AFTER = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_la
 
 
 def interleaved(rows, n_heads):
-    """Pairs of halves of each head become neighbours."""
+    """Interleaves the halves of each head."""
     return rows.reshape(n_heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 class Twin:
-    """A file in the making. Architectures override what is theirs."""
+    """A file under construction. Architectures override their differences."""
 
     arch = ""
     file = "model-bf16.gguf"
@@ -141,7 +142,7 @@ class Twin:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in self.config["layer_types"]])
 
     def named(self, name):
-        """A tensor's number of its layer, its name there without what it ends in, and that."""
+        """A tensor's layer number, its name there without suffix, and the suffix."""
         name = name.removeprefix("model.")
         stem, _, suffix = name.rpartition(".")
         if suffix not in ("weight", "bias"):
@@ -160,11 +161,11 @@ class Twin:
                 found = self.in_layer(number, stem, suffix, values)
             for ours, values in found.items():
                 prefix = "" if number is None else f"blk.{number}."
-                # Numbers of heads have no suffix.
+                # Per-head numbers have no suffix.
                 yield prefix + ours + ("" if ours in ("ssm_a", "ssm_d") else "." + suffix), values
 
     def in_layer(self, number, stem, suffix, values):
-        """A layer's tensors that come of one."""
+        """A layer's tensors converted from one."""
         return {self.layer[stem]: values}
 
 
@@ -250,7 +251,7 @@ class GptOss(Twin):
 
 
 class GptOssMxfp4(GptOss):
-    """With gates and ups of experts in MXFP4; rows of the second matrix are no whole blocks."""
+    """With gates and ups of experts in MXFP4; rows of the second matrix are not whole blocks."""
 
     file = "model-mxfp4.gguf"
 
@@ -325,7 +326,7 @@ class Qwen35(Twin):
         return (number, "linear_attn.dt", "bias") if stem == "linear_attn.dt_bias" else (number, stem, suffix)
 
     def by_turns(self, values, axis=0):
-        """Value heads that share a key head are apart, rather than neighbours."""
+        """Spreads value heads that share a key head, instead of grouping them."""
         keys, heads = self.config["linear_num_key_heads"], self.config["linear_num_value_heads"]
         values = np.moveaxis(values, axis, 0)
         turned = values.reshape(keys, heads // keys, -1, *values.shape[1:]).swapaxes(0, 1)
@@ -488,17 +489,17 @@ TWINS = {
 
 
 def logits(path, prompts):
-    """llama.cpp's logits of all positions of each prompt, in float32."""
+    """llama.cpp's logits at all positions of each prompt, in float32."""
     from cyllama.llama import llama_cpp as llama
 
     class Model(llama.LlamaModel):
-        """`get_logits_ith` asks for this, which the class lacks."""
+        """Required by `get_logits_ith`, but missing in the class."""
 
         n_vocab = 293
 
     llama.disable_logging()
     params = llama.LlamaModelParams()
-    # Repacked weights would be multiplied with rounded activations.
+    # Repacked weights would be multiplied by rounded activations.
     params.use_extra_bufts, params.n_gpu_layers = False, 0
     model = Model(str(path), params, False)
     for prompt in prompts:
@@ -515,7 +516,7 @@ def logits(path, prompts):
 
 
 def check(name):
-    """The largest difference from the references."""
+    """Maximum difference from the references."""
     folder = TINY / name
     references = folder / "refs_f64.safetensors"
     references = dict(tensors(references if references.exists() else folder / "refs.safetensors"))

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Makes tests/data/tiny-random-lora: LoRA adapters of tiny random models, and the logits that PEFT computes with them.
 
-Each folder is an adapter as PEFT saves it. `refs.safetensors` in it has the ids of a text and the logits of all positions,
-computed in float64 by PEFT on the model of tests/data/tiny-random that the folder is named after. Beside two of them stands
-the same adapter as a GGUF file, with the keys, names and order of rows of llama.cpp's convert_lora_to_gguf.py; in one the
-first factors are Q8_0, and its references are those of the rounded ones.
+Each folder is an adapter as saved by PEFT. Its `refs.safetensors` has the ids of a text and the logits of all
+positions, computed in float64 by PEFT on the model of tests/data/tiny-random with the folder's name. Two of them also
+have the adapter as a GGUF file, with the keys, names and row order of llama.cpp's convert_lora_to_gguf.py; in one the
+first factors are Q8_0, and its references use the rounded ones.
 
     python3 -m venv /tmp/lora && /tmp/lora/bin/pip install peft==0.21.2 transformers==5.24.0 torch gguf safetensors
     /tmp/lora/bin/python scripts/lora_data.py
@@ -28,10 +28,10 @@ OUT = ROOT / "tiny-random-lora"
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 N_TOKENS = 13
 
-# Folder, model, what the adapter is.
+# Folder, model, adapter.
 ADAPTERS = [
     ("llama3-rope", "llama3-rope", dict(r=4, lora_alpha=10, target_modules=ALL)),
-    # Of some matrices, with ranks and alphas of their own, by rank-stabilised scaling.
+    # Some matrices, with their own ranks and alphas, rank-stabilised.
     (
         "llama3-rope-rs",
         "llama3-rope",
@@ -50,7 +50,7 @@ ADAPTERS = [
     ("phi3", "phi3", dict(r=4, lora_alpha=4, target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"])),
 ]
 
-# Names of modules in GGUF.
+# GGUF names of modules.
 NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -63,7 +63,7 @@ NAMES = {
 
 
 def randomise(model, seed):
-    """Fills both factors; PEFT begins with second ones of zero."""
+    """Fills both factors; PEFT initialises the second ones to zero."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):
         if "lora_" in name:
@@ -82,13 +82,13 @@ def references(path, model, ids):
 
 
 def permuted(rows, n_heads):
-    """llama.cpp's order of rows of queries and keys."""
+    """llama.cpp's row order of queries and keys."""
     halves = rows.reshape(n_heads, 2, rows.shape[0] // n_heads // 2, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
 def write_gguf(path, tensors, alpha, config, first_type):
-    """Writes factors by modules' names and returns the first ones as they are after rounding."""
+    """Writes factors by module names and returns the rounded first ones."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")

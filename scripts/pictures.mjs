@@ -1,9 +1,10 @@
-// Pictures of the demo page for the README and docs/demo.md, of real runs: each view with something in it.
+// Screenshots of the demo page for the README and docs/demo.md, from real runs: each view with contents.
 //
 //     scripts/build-web && node scripts/pictures.mjs [FOLDER] [--all]
 //
-// FOLDER is assets/pictures without one. `--all` takes each view light and dark, on a desk and a phone; without it those that they
-// show. The search needs MiniLM, which scripts/test-data fetches. A picture of more than 200 KB is an error.
+// FOLDER defaults to assets/pictures. `--all` captures each view light and dark, on desktop and phone; without it only
+// those that the documents show. The search needs MiniLM, which scripts/test-data fetches. A picture of more than 200
+// KB is an error.
 
 import { mkdirSync, statSync } from "node:fs";
 import { join } from "node:path";
@@ -22,7 +23,7 @@ if (!dataPath("minilm-l6-v2")) throw new Error("the search needs MiniLM: run scr
 const server = await startServer();
 const browser = await openBrowser({ gpu: false, serviceWorkers: "block" });
 const page = await browser.open(`${server.origin}/blank.html`);
-// What a browser with the usual memory tells; nothing of the line, which this machine does not have.
+// Reports a typical browser's memory, and no connection rate.
 await page.addInitScript(() => {
   Object.defineProperty(navigator, "deviceMemory", { value: 8 });
   Object.defineProperty(navigator, "connection", { value: undefined });

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Writes tests/data/quantize/vectors.safetensors: what llama.cpp makes of given rows, for each type.
+"""Writes tests/data/quantize/vectors.safetensors: llama.cpp's quantised rows for each type.
 
     scripts/quantize_vectors.py LLAMA_CPP [OUT]
 
-LLAMA_CPP is a source tree of llama.cpp; the crate `llama-cpp-sys-2` has one in its folder `llama.cpp` (the file here is
-made with 0.1.161). Its `ggml-quants.c` and `ggml.c` are compiled with `cc`, for plain x86-64 as llama.cpp compiles
-them: without fused multiplications, which would round otherwise.
+LLAMA_CPP is a source tree of llama.cpp; the crate `llama-cpp-sys-2` has one in its folder `llama.cpp` (the
+file here is from 0.1.161). Its `ggml-quants.c` and `ggml.c` are compiled with `cc`, for plain x86-64 as by llama.cpp:
+without fused multiply-adds, which round differently.
 
-The rows come from a formula, which `tests/quantize.rs` repeats, so only results are kept: `<type>.plain`, and
-`<type>.important` with an importance matrix where the type uses one. Each has ROWS rows of 512 values.
+`tests/quantize.rs` repeats the formula for the rows, so only results are stored: `<type>.plain`, and
+`<type>.important` with an importance matrix if the type uses one. Each has ROWS rows of 512 values.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ TYPES = {
     "IQ4_XS": (23, 256, 136),
     "MXFP4": (39, 32, 17),
 }
-# Those whose results an importance matrix changes.
+# Types affected by an importance matrix.
 WEIGHED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
 MASK = (1 << 64) - 1
 
@@ -47,7 +47,7 @@ class SplitMix:
         self.state = seed
 
     def unit(self):
-        """A multiple of 2^-23 from -1 up to 1."""
+        """A multiple of 2^-23 in [-1, 1)."""
         self.state = (self.state + 0x9E3779B97F4A7C15) & MASK
         z = self.state
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
@@ -62,11 +62,11 @@ def rows():
         rng = SplitMix(1000 + kind)
         row = [rng.unit() for _ in range(ROW)]
         more = [[rng.unit() for _ in range(ROW)] for _ in range(3)]
-        if kind == 1:  # like a bell
+        if kind == 1:  # bell-shaped
             row = [(a + b + c + d) * 0.02 for a, b, c, d in zip(row, *more)]
         elif kind == 2:  # heavy tails
             row = [a * a * a * a * a for a in row]
-        elif kind == 3:  # zeros, but for one block of 256
+        elif kind == 3:  # zeros, except one block of 256
             row = [0.0] * 256 + row[256:]
         elif kind == 4:  # one outlier
             row = [a * 0.01 for a in row]
@@ -77,13 +77,13 @@ def rows():
             row = [a * 2.0**-40 for a in row]
         elif kind == 7:  # large
             row = [a * 4096.0 for a in row]
-        elif kind == 8:  # all above zero
+        elif kind == 8:  # all positive
             row = [a + 3.0 for a in row]
-        elif kind == 9:  # all below zero
+        elif kind == 9:  # all negative
             row = [a * 0.1 - 0.5 for a in row]
-        elif kind == 10:  # one value
+        elif kind == 10:  # one repeated value
             row = [0.37] * ROW
-        elif kind == 11:  # few values, so that there are ties
+        elif kind == 11:  # few values, for ties
             row = [float(round(a * 4.0)) / 4.0 for a in row]
         found.append(row)
     return found
@@ -102,10 +102,10 @@ def importances():
 def build(source, folder):
     ggml = pathlib.Path(source) / "ggml"
     library = pathlib.Path(folder) / "libquants.so"
-    # llama.cpp's own build writes this file.
+    # llama.cpp's own build generates this file.
     version = '#define GGML_VERSION "none"\n#define GGML_COMMIT "none"\n'
     (pathlib.Path(folder) / "ggml-version.h").write_text(version)
-    # What `ggml.c` calls in other files, none of it here.
+    # Functions of other files referenced by `ggml.c`, all unused here.
     absent = ["backend_buffer_get_usage", "backend_tensor_memset", "backend_tensor_set"]
     absent += ["critical_section_start", "critical_section_end"]
     stubs = pathlib.Path(folder) / "stubs.c"

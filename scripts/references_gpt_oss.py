@@ -3,9 +3,9 @@
 
     scripts/references_gpt_oss.py       writes refs_mxfp4.safetensors beside refs.safetensors
 
-`scripts/gguf_twins.py` writes the file they belong to, model-mxfp4.gguf. Published files have MXFP4 in all matrices of
-experts; here rows of the second one are no whole blocks. With the weights as they were, the logits must be those of the
-float32 references, which is checked first. Needs NumPy and gguf.
+They are for model-mxfp4.gguf, written by `scripts/gguf_twins.py`. Published files have MXFP4 in all expert matrices;
+here rows of the second one are not whole blocks. First checks that the unquantised weights give the float32
+references' logits. Needs NumPy and gguf.
 """
 import json
 import struct
@@ -24,7 +24,7 @@ def normed(x, weight):
 
 
 def angles(n):
-    """YaRN's, arXiv:2309.00071, without rounding the range between high and low frequencies; and its magnitude."""
+    """YaRN's frequencies, arXiv:2309.00071, without rounding the range between high and low; and its magnitude."""
     rope, dims = CONFIG["rope_parameters"], CONFIG["head_dim"]
     theta, factor = rope["rope_theta"], rope["factor"]
     plain = theta ** (-np.arange(0, dims, 2) / dims)
@@ -76,7 +76,7 @@ def experts(x, of, gate_up):
 
 
 def forward(ids, gate_ups):
-    """The residual stream from the embedding on, the last one after the final norm; and the logits."""
+    """The residual stream after the embedding and each layer, the last after the final norm; and the logits."""
     h = WEIGHTS["model.embed_tokens.weight"][ids]
     hidden = [h]
     for layer, kind in enumerate(CONFIG["layer_types"]):
@@ -94,7 +94,7 @@ def forward(ids, gate_ups):
 
 
 def rounded(gate_up):
-    """A matrix of experts `[E, K, N]` as blocks of 32 along K have it."""
+    """A matrix of experts `[E, K, N]` in blocks of 32 along K."""
     kind = gguf.GGMLQuantizationType.MXFP4
     rows = np.ascontiguousarray(gate_up.swapaxes(1, 2), np.float32)
     return gguf.quants.dequantize(gguf.quants.quantize(rows, kind), kind).astype(np.float64).swapaxes(1, 2)

@@ -3,9 +3,9 @@
 
     scripts/references_granite_moe.py       writes config.json, model.safetensors and refs.safetensors
 
-in tests/data/tiny-random/granite-moe. Granite 3 with experts (GraniteMoeForCausalLM): Llama with four factors, whose
-experts are chosen by a softmax over the chosen alone. Weights are BF16. `scripts/gguf_twins.py --check granite-moe` compares
-llama.cpp with the references. Needs NumPy.
+in tests/data/tiny-random/granite-moe. Granite 3 with experts (GraniteMoeForCausalLM): Llama with four scale
+factors, and experts weighted by a softmax over the selected ones. Weights are BF16. `scripts/gguf_twins.py --check
+granite-moe` compares llama.cpp with the references. Needs NumPy.
 """
 import json
 
@@ -51,7 +51,7 @@ HEAD_DIM = DIM // HEADS
 
 
 def weights():
-    """Random numbers that BF16 holds."""
+    """Random numbers exact in BF16."""
     random = np.random.default_rng(16)
 
     def normal(shape, spread, centre=0.0):
@@ -113,7 +113,7 @@ def experts(x, of):
 
 
 def forward(ids, weights):
-    """The residual stream from the embedding on, the last one after the final norm; and the logits."""
+    """The residual stream after the embedding and each layer, the last after the final norm; and the logits."""
     embedding, factor = weights["model.embed_tokens.weight"], CONFIG["residual_multiplier"]
     h = CONFIG["embedding_multiplier"] * embedding[ids]
     hidden = [h]
@@ -134,7 +134,7 @@ def main():
     stored = weights()
     write(FOLDER / "model.safetensors", {name: (values.view(np.uint32) >> 16).astype(np.uint16) for name, values in stored.items()})
     double = {name: values.astype(np.float64) for name, values in stored.items()}
-    # The prompts of the other models.
+    # The other models' prompts.
     others = dict(tensors(TINY / "granite-hybrid" / "refs.safetensors"))
     found = {}
     for i in range(4):

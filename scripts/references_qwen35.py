@@ -3,9 +3,9 @@
 
     scripts/references_qwen35.py [FOLDER]      writes refs_f64.safetensors beside refs.safetensors
 
-The references beside the model were computed in float32. This model divides short vectors by their lengths: one
-rounding of its projections moves logits by 1e-4, and the float32 references are off by 8e-5 themselves. So they are
-computed here again, with all that is not logits copied. Needs NumPy.
+The references beside the model are in float32. This model divides short vectors by their lengths: a single rounding of
+its projections changes logits by 1e-4, and the float32 references are off by 8e-5 themselves. So this recomputes the
+logits and copies the rest. Needs NumPy.
 """
 import json
 import struct
@@ -18,7 +18,7 @@ FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else "tests/data/tiny-random/qwen
 
 
 def read(path):
-    """The header, where the data begins, and the whole file."""
+    """The header, the data's offset, and the whole file."""
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     return json.loads(data[8 : 8 + length]), 8 + length, data
@@ -58,7 +58,7 @@ def normed(x, weight):
 
 
 def delta_net(x, weights):
-    """Gated delta rule, arXiv:2412.06464, token after token."""
+    """Gated delta rule, arXiv:2412.06464, token by token."""
     key_heads, heads = CONFIG["linear_num_key_heads"], CONFIG["linear_num_value_heads"]
     key_dim, value_dim = CONFIG["linear_key_head_dim"], CONFIG["linear_value_head_dim"]
     n, taps = len(x), CONFIG["linear_conv_kernel_dim"]
@@ -85,7 +85,7 @@ def delta_net(x, weights):
 
 
 def rotated(x):
-    """The first quarter of a head, in halves."""
+    """Half-style RoPE on the first quarter of a head."""
     dims = int(x.shape[-1] * CONFIG["rope_parameters"]["partial_rotary_factor"])
     frequencies = CONFIG["rope_parameters"]["rope_theta"] ** (-np.arange(0, dims, 2) / dims)
     angles = (np.arange(len(x))[:, None] * frequencies)[:, None, :]

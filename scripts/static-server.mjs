@@ -1,5 +1,5 @@
-// Serves a folder over HTTP as a plain web server would: MIME types, ETags, byte ranges; nothing outside the folder. The Content Security
-// Policy that a page has in itself is sent as a header, too.
+// Serves a folder over HTTP like a plain web server: MIME types, ETags, byte ranges; nothing outside the folder. A
+// page's embedded Content Security Policy is also sent as a header.
 //
 //     node scripts/static-server.mjs FOLDER [PORT]
 
@@ -24,12 +24,12 @@ const TYPES = {
   ".webmanifest": "application/manifest+json; charset=utf-8",
 };
 
-/** The MIME type of a file with this name. */
+/** MIME type for a file name. */
 export function typeOf(name) {
   return TYPES[extname(name)] ?? "application/octet-stream";
 }
 
-/** The inclusive byte range a request asks for; undefined for all of it, null for one that the file does not have. */
+/** The inclusive byte range of a request; undefined for the whole file, null if out of range. */
 export function requestedRange(header, size) {
   const match = /^bytes=(\d*)-(\d*)$/.exec(header ?? "");
   if (!match || (match[1] === "" && match[2] === "")) return undefined;
@@ -38,7 +38,7 @@ export function requestedRange(header, size) {
   return start <= end ? { start, end } : null;
 }
 
-/** The path on disk that a URL's path stands for, or undefined if it leads out of the folder. */
+/** The path on disk for a URL's path, or undefined if it leads out of the folder. */
 function pathInside(folder, pathname) {
   let decoded;
   try {
@@ -60,7 +60,7 @@ function refuse(response, status, text) {
   response.writeHead(status, { "content-type": "text/plain; charset=utf-8" }).end(`${text}\n`);
 }
 
-/** Answers one request with a file of the folder; `pathname` is the part of the URL that is looked up there. */
+/** Responds to a request with a file of the folder, at the URL path `pathname`. */
 export async function serveFile(folder, pathname, request, response) {
   if (request.method !== "GET" && request.method !== "HEAD") return refuse(response, 405, "only GET and HEAD");
   let path = pathInside(resolve(folder), pathname);
@@ -74,7 +74,7 @@ export async function serveFile(folder, pathname, request, response) {
   const etag = `"${info.size.toString(16)}-${Math.trunc(info.mtimeMs).toString(16)}"`;
   const headers = {
     "accept-ranges": "bytes",
-    // The browser may keep a file, and asks each time whether it is still the newest.
+    // The browser may cache a file, but revalidates it each time.
     "cache-control": "no-cache",
     "content-type": typeOf(path),
     etag,
@@ -95,7 +95,7 @@ export async function serveFile(folder, pathname, request, response) {
   try {
     await pipeline(createReadStream(path, range), response);
   } catch (error) {
-    // A reader that went away is no fault of the server.
+    // A client that disconnected is not a server error.
     if (error.code !== "ERR_STREAM_PREMATURE_CLOSE" && error.code !== "ECONNRESET") throw error;
   }
 }
@@ -110,7 +110,7 @@ if (import.meta.url === pathToFileURL(process.argv[1]).href) {
     });
   });
   server.on("error", (error) => {
-    console.error(error.code === "EADDRINUSE" ? `port ${port} is taken: give another one` : error.message);
+    console.error(error.code === "EADDRINUSE" ? `port ${port} is in use: choose another one` : error.message);
     process.exitCode = 1;
   });
   server.listen(Number(port), "127.0.0.1", () => console.log(`http://localhost:${server.address().port}/`));

@@ -1,9 +1,9 @@
-// Prints how large built files are, what takes the space in a WASM module, and fails if the module is too large:
+// Prints sizes of built files and a WASM module's largest parts, and fails if the module is too large:
 //
 //     node scripts/wasm-size.mjs --limit BYTES --named LINKED.wasm MODULE.wasm FILE..
 //
-// The limit is for MODULE compressed by gzip -9. LINKED is the same module before wasm-bindgen and wasm-opt took the
-// function names out of it; its code is added up by crate. A generic function counts for the crate that wrote it.
+// The limit is for MODULE compressed by gzip -9. LINKED is the same module before wasm-bindgen and wasm-opt strip the
+// function names; its code is summed by crate. A generic function counts for the crate that defines it.
 
 import { readFileSync } from "node:fs";
 import { relative } from "node:path";
@@ -16,7 +16,7 @@ const IMPORT = 2;
 const CUSTOM = 0;
 const FUNCTION_NAMES = 1;
 
-/** Reads the few parts of the binary format that are needed here (WebAssembly core specification, chapter 5). */
+/** Parses the needed parts of the binary format (WebAssembly core specification, chapter 5). */
 class Reader {
   constructor(bytes) {
     this.bytes = bytes;
@@ -57,7 +57,7 @@ class Reader {
   }
 }
 
-/** How many functions a module imports: they come first in the numbering of all functions. */
+/** Number of imported functions: they come first in the function index space. */
 function importedFunctions(section) {
   let functions = 0;
   for (let left = section.number(); left > 0; left--) {
@@ -79,18 +79,18 @@ function importedFunctions(section) {
   return functions;
 }
 
-/** The crate a mangled function name begins with. */
+/** The crate at the start of a mangled function name. */
 function crateOf(name) {
   const v0 = /^_R.*?C(?:s[0-9A-Za-z]*_)(\d+)_?/.exec(name);
   if (v0) return name.slice(v0[0].length, v0[0].length + Number(v0[1]));
   const legacy = /^_ZN(\d+)/.exec(name);
   if (!legacy) return "(other)";
   const first = name.slice(legacy[0].length, legacy[0].length + Number(legacy[1]));
-  // An implementation of a trait begins with `<type as trait>`; the first path in it tells the crate.
+  // A trait implementation begins with `<type as trait>`; its first path names the crate.
   return first.startsWith("_$LT$") ? (/([A-Za-z_]\w*)\.\./.exec(first)?.[1] ?? "(other)") : first;
 }
 
-/** Bytes of code for each crate, and bytes of data. */
+/** Code bytes per crate, and data bytes. */
 function breakdown(path) {
   const file = new Reader(readFileSync(path));
   file.take(8);

@@ -8,7 +8,7 @@
 #import order
 #import state
 
-struct Params { capacity: u32, n_rows: u32, row_words: u32, _pad0: u32 } // capacity: tokens that `tokens` holds of a sequence
+struct Params { capacity: u32, n_rows: u32, row_words: u32, _pad: u32 } // capacity: tokens that `tokens` holds of a sequence
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> ids: array<u32>;           // [rows]
 @group(0) @binding(2) var<storage, read_write> state: array<u32>;   // step state

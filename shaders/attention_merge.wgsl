@@ -7,7 +7,7 @@
 #import parts
 #import fold
 
-@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(0) var<uniform> params: AttentionParams;
 @group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
 @group(0) @binding(2) var<storage, read> parts: array<vec4<f32>>;   // [T, H, splits, D + 4]
 @group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>; // [T, H, D]

@@ -10,8 +10,8 @@
 #import sampling
 #import radix
 
-struct Params { n_vocab: u32, n_parts: u32, row_words: u32, found_stride: u32 } // V, P
-@group(0) @binding(0) var<uniform> params: Params;
+struct SampleParams { n_vocab: u32, n_parts: u32, row_words: u32, found_stride: u32 } // V, P
+@group(0) @binding(0) var<uniform> params: SampleParams;
 @group(0) @binding(1) var<storage, read> sampling: array<u32>;          // [rows], sampling settings
 @group(0) @binding(2) var<storage, read> logits: array<f32>;            // [rows, V]
 @group(0) @binding(3) var<storage, read_write> found: array<vec2<u32>>; // of each row [P] of (highest, left out), [P, k] of (key, id)

@@ -16,7 +16,7 @@
 struct Params {
     n_tokens: u32, n_key_heads: u32, n_heads: u32, key_dim: u32, // T, Hk, H, Dk
     value_dim: u32, n_states: u32, x_stride: u32, grouped: u32,  // Dv
-    eps: f32, row_words: u32, has_slots: u32, pad: u32,
+    eps: f32, row_words: u32, has_slots: u32, _pad: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;      // step state

@@ -14,7 +14,7 @@
 #import state
 #import fold
 
-struct Params { dim: u32, blocks: u32, w_scales: u32, slab_start: u32, slab_rows: u32, n_tokens: u32, factor: f32, n_positions: u32, row_words: u32, pad_a: u32, pad_b: u32, pad_c: u32 }
+struct Params { dim: u32, blocks: u32, w_scales: u32, slab_start: u32, slab_rows: u32, n_tokens: u32, factor: f32, n_positions: u32, row_words: u32, _pad0: u32, _pad1: u32, _pad2: u32 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;     // step state
 @group(0) @binding(2) var<storage, read> tokens: array<u32>;    // [S], or the step state

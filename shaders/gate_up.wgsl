@@ -11,7 +11,7 @@
 #import gated
 #import fold
 
-struct Params { n_tokens: u32, ffn_dim: u32, dim: u32, blocks: u32, w_scales: u32, eps: f32, flags: u32, first_group: u32 } // T, F, K
+struct Params { n_tokens: u32, ffn_dim: u32, dim: u32, blocks: u32, w_scales: u32, eps: f32, first_group: u32, _pad: u32 } // T, F, K
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;       // [2 F, K], packed: gate, then up; or [F, K]
 @group(0) @binding(2) var<storage, read> vector: array<vec4<f32>>;  // [K], norm weight; any buffer without NORM

@@ -12,9 +12,8 @@
 
 struct Params {
     n_tokens: u32, ffn_dim: u32, dim: u32, blocks: u32, // T, F, K
-    w_scales: u32, eps: f32, flags: u32, first_group: u32,
+    w_scales: u32, eps: f32, first_group: u32, rank: u32, // R / 4
     members: vec4<u32>, // see `shared/members.wgsl`
-    rank: u32, _pad0: u32, _pad1: u32, _pad2: u32, // R / 4
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;       // [2 F, K], packed: gate, then up; or [F, K]

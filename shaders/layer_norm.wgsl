@@ -7,8 +7,8 @@
 #import reduce t0=reduce t2=reduce_subgroup
 #import fold
 
-struct Params { n_tokens: u32, dim: u32, eps: f32, flags: u32 } // T, C
-@group(0) @binding(0) var<uniform> params: Params;
+struct NormParams { n_tokens: u32, dim: u32, eps: f32, flags: u32 } // T, C
+@group(0) @binding(0) var<uniform> params: NormParams;
 @group(0) @binding(1) var<storage, read> x: array<f32>;       // [T, C]
 @group(0) @binding(2) var<storage, read> weight: array<f32>;  // [C]
 @group(0) @binding(3) var<storage, read> bias: array<f32>;    // [C]; any buffer where flags lack BIAS

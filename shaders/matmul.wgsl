@@ -11,7 +11,7 @@
 #import fold
 #import linear_params
 
-@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(0) var<uniform> params: LinearParams;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;  // [N, K], packed
 @group(0) @binding(2) var<storage, read> vector: array<vec4<f32>>;  // bias, [y_stride]; any buffer where flags lack BIAS
 @group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;  // [M, K]

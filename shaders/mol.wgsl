@@ -17,8 +17,7 @@
 struct Params {
     n_queries: u32, n_items: u32, n_scores: u32, quads: u32, // B, I, columns of `scores`, D / 4
     blocks: u32, w_scales: u32, hidden: u32, item_quads: u32, // blocks in a row of w, -, H, G / 4
-    query_components: u32, item_components: u32, pairs: u32, flags: u32, // N, M, P; what the overrides say, for the CPU
-    first_group: u32, _pad: u32,
+    query_components: u32, item_components: u32, pairs: u32, first_group: u32, // N, M, P
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;            // [M, I, D], packed

@@ -5,8 +5,8 @@
 #kernel rms_norm scalar
 #import fold
 
-struct Params { n_tokens: u32, dim: u32, eps: f32, flags: u32 } // T, C
-@group(0) @binding(0) var<uniform> params: Params;
+struct NormParams { n_tokens: u32, dim: u32, eps: f32, flags: u32 } // T, C
+@group(0) @binding(0) var<uniform> params: NormParams;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;       // [T, C]
 @group(0) @binding(2) var<storage, read> weight: array<vec4<f32>>;  // [C]
 @group(0) @binding(3) var<storage, read> factor: array<f32>;        // [1]; any buffer without FACTOR

@@ -17,8 +17,7 @@
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
     rot_dims: u32, style: u32, capacity: u32, eps: f32,
-    norm: u32, query_row: u32, first: u32, slots: u32,
-    is_paged: u32, pad_a: u32, pad_b: u32, pad_c: u32, // this and the norm are for the CPU, which knows no overrides
+    query_row: u32, first: u32, slots: u32, _pad: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;       // step state

@@ -10,7 +10,7 @@
 
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
-    rot_dims: u32, style: u32, eps: f32, norm: u32, // the last for the CPU, which knows no overrides
+    rot_dims: u32, style: u32, eps: f32, _pad: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> tokens: array<u32>;      // [T, 3]: id, position, type

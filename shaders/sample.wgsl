@@ -22,8 +22,8 @@
 #import state
 #import radix
 
-struct Params { n_vocab: u32, n_parts: u32, row_words: u32, found_stride: u32 } // V, P
-@group(0) @binding(0) var<uniform> params: Params;
+struct SampleParams { n_vocab: u32, n_parts: u32, row_words: u32, found_stride: u32 } // V, P
+@group(0) @binding(0) var<uniform> params: SampleParams;
 @group(0) @binding(1) var<storage, read> sampling: array<u32>;    // [rows], sampling settings
 @group(0) @binding(2) var<storage, read> state: array<u32>;       // step state
 @group(0) @binding(3) var<storage, read> logits: array<f32>;      // [rows, V]

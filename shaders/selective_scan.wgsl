@@ -14,7 +14,7 @@
 struct Params {
     n_tokens: u32, n_heads: u32, n_groups: u32, head_dim: u32,  // T, H, G, P
     state_dim: u32, n_states: u32, x_stride: u32, dt_start: u32, // N
-    row_words: u32, has_slots: u32, pad_a: u32, pad_b: u32,
+    row_words: u32, has_slots: u32, _pad0: u32, _pad1: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>; // step state

@@ -13,7 +13,7 @@
 struct Params {
     n_tokens: u32, channels: u32, taps: u32, n_states: u32, // T, C
     x_stride: u32, x_start: u32, flags: u32, row_words: u32,
-    has_slots: u32, pad_a: u32, pad_b: u32, pad_c: u32,
+    has_slots: u32, _pad0: u32, _pad1: u32, _pad2: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;       // step state

@@ -8,7 +8,7 @@
 #import gated
 #import fold
 
-struct Params { n_tokens: u32, ffn_dim: u32, flags: u32, _pad: u32 } // T, F
+struct Params { n_tokens: u32, ffn_dim: u32, _pad0: u32, _pad1: u32 } // T, F
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> gate_up: array<f32>;  // [T, 2 F]
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;  // [T, F]

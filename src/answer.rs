@@ -1,25 +1,25 @@
-//! The output of a model, taken apart while it streams: reasoning, text, tool calls.
+//! Parses a model's streamed output into reasoning, text and tool calls.
 //!
 //! ```text
 //! pieces (token id, text) --marks by id, or by text where they are no tokens--> state --> events
 //!                                            call: scanner finds its end --> values read it whole
 //! ```
-//! This module knows the tokenizer, and no device, model or template. However the output is cut into pieces, its
-//! events are the same, except for where texts are cut. Time is linear in the output.
+//! This module uses the tokenizer, but no device, model or template. The events do not depend on how the output is
+//! split into pieces, except for where text is split. Time is linear in the output.
 //!
-//! - `format.rs` has each family's marks and finds the family by the template's text. `body.rs` finds the end of a
-//!   call character by character; `values.rs` reads the whole call.
-//! - A mark that is a token counts by its id, so a model may write about `<think>`. Otherwise its letters count,
-//!   those of a reasoning mark only at the beginning. A mark inside a string of a call is text.
-//! - Text may lag behind its id (stop texts, incomplete characters), so the reader decodes ids itself to place a
+//! - `format.rs` lists each family's marks and detects the family from the template. `body.rs` finds the end of a
+//!   call character by character; `values.rs` parses the whole call.
+//! - A mark that is a token counts by its id, so a model may write about `<think>`. Otherwise its text counts, for a
+//!   reasoning mark only at the start. A mark inside a string of a call is text.
+//! - Text may lag behind its id (stop strings, incomplete characters), so the reader decodes ids itself to place a
 //!   mark.
-//! - A scanner refuses a character that cannot stand where it does, so text that is no call is passed on at once and
-//!   a call after it is still found. A call has at most 1 MiB and 64 levels. Broken calls are passed on as they were
-//!   written, with a `Problem`.
-//! - Only known mistakes are repaired: missing tags of Qwen3-Coder, calls inside an open thought, missing closing
-//!   marks, arguments as a string of JSON, malformed harmony headers, plain quotes of Gemma 4.
-//! - Values in `<parameter=...>` have no type: the tool's schema decides about strings. Without one, JSON and
-//!   Python's literals are values.
+//! - A scanner rejects an invalid character at once, so text that is not a call is passed on early and a call after
+//!   it is still found. A call has at most 1 MiB and 64 levels. Malformed calls are passed on as text, with a
+//!   `Problem`.
+//! - Only known mistakes are repaired: missing tags of Qwen3-Coder, calls inside open reasoning, missing closing
+//!   marks, arguments as a JSON string, malformed harmony headers, plain quotes of Gemma 4.
+//! - Values in `<parameter=...>` are untyped: the tool's schema says which are strings. Without a schema, JSON and
+//!   Python literals are values.
 
 mod body;
 mod format;
@@ -32,40 +32,40 @@ use serde_json::{Map, Value as Json};
 
 use crate::error::Error;
 use crate::tokenizer::{StreamDecoder, Tokenizer};
-use body::{Scan, Step};
+use body::{Scan, ScanStep};
 pub use format::Format;
 pub(crate) use format::Mark;
-use harmony::{Channel, Header};
+use harmony::{HarmonyChannel, HarmonyHeader};
 #[cfg(feature = "grammar")]
 pub(crate) use values::GEMMA_QUOTE;
 use values::{Types, Wrong};
 
-/// Whether these are the letters of a mark of any format.
+/// Whether these bytes are a mark of any format.
 #[cfg(feature = "grammar")]
 pub(crate) fn is_mark(bytes: &[u8]) -> bool {
     Format::ALL.iter().any(|format| format.marks().iter().any(|(name, _)| name.as_bytes() == bytes))
 }
 
-/// A call with everything in it. Real ones are mostly below a kilobyte; this is a file that is to be written.
+/// Maximum size of a call. Most have less than a kilobyte; large ones write a file.
 const MAX_CALL_BYTES: usize = 1 << 20;
 
-/// Text is looked at in parts of this size, so that what is looked at twice is little.
+/// Text is parsed in parts of this size, which bounds repeated scanning.
 const PART_BYTES: usize = 1024;
 
-/// A tool that the model calls.
+/// A tool call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolCall {
-    /// The tool.
+    /// The tool's name.
     pub name: String,
-    /// Its arguments by name.
+    /// The arguments by name.
     pub arguments: Map<String, Json>,
-    /// The model's own name for the call, in formats that have one.
+    /// The model's own id for the call, in formats with ids.
     pub id: Option<String>,
 }
 
 impl ToolCall {
-    /// The call in the shape that chat templates and OpenAI's interface have it in `tool_calls`. Where the model gave it no
-    /// id, it has one by its number in the conversation.
+    /// The call as chat templates and OpenAI's `tool_calls` represent it. A missing id is made from the call's number
+    /// in the conversation.
     pub fn to_json(&self, number: usize) -> Json {
         let id = self.id.clone().unwrap_or_else(|| call_id(number));
         serde_json::json!({
@@ -76,57 +76,57 @@ impl ToolCall {
     }
 }
 
-/// An id for the call of that number: nine letters and digits, as Mistral's templates want them.
+/// An id from a call's number: nine letters and digits, as Mistral's templates require.
 pub(crate) fn call_id(number: usize) -> String {
     format!("call{:05}", number % 100_000)
 }
 
-/// The text of a prompt's end, in which its template may have begun a thought or a header.
+/// The text at a prompt's end, where its template may have opened reasoning or a header.
 ///
 /// # Errors
 /// [`Error::Tokenizer`] for an id outside the vocabulary.
 #[cfg(any(feature = "chat", all(target_arch = "wasm32", feature = "web-text")))]
 pub(crate) fn prompt_end(tokenizer: &Tokenizer, ids: &[u32]) -> Result<String, Error> {
-    /// More than any template ends with of these.
-    const MOST_TOKENS: usize = 16;
-    tokenizer.decode(ids.get(ids.len().saturating_sub(MOST_TOKENS)..).unwrap_or_default(), false)
+    /// More tokens than any template's end has.
+    const MAX_TOKENS: usize = 16;
+    tokenizer.decode(ids.get(ids.len().saturating_sub(MAX_TOKENS)..).unwrap_or_default(), false)
 }
 
-/// What is wrong with a part of an answer.
+/// An error in a part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("answer ({format}): at byte {position} is {found}, expected {expected}")]
 pub struct Problem {
-    /// The format that was read.
+    /// The answer's format.
     pub format: Format,
-    /// Byte in the answer, in which each mark counts with its name.
+    /// Byte offset in the answer, in which each mark counts with its name.
     pub position: usize,
-    /// What the format has there.
+    /// What the format requires there.
     pub expected: String,
-    /// What stands there.
+    /// The text there.
     pub found: String,
 }
 
 /// A part of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// Further text of a thought, without the marks around it and the white space next to them.
+    /// More reasoning, without its marks and the white space next to them.
     Thinking(String),
-    /// Further text of the answer. White space between text and a thought or a call belongs to the format and is left out.
+    /// More text of the answer. White space between text and reasoning or a call is part of the format and dropped.
     Text(String),
     /// A complete call.
     Call(ToolCall),
-    /// What began as a call and is none, as the model wrote it with its marks: for a reader it is text.
+    /// A malformed call, exactly as written, marks included: show it as text.
     NotACall {
-        /// The whole part.
+        /// Its whole text.
         text: String,
-        /// Why it is no call.
+        /// Why it is not a call.
         problem: Problem,
     },
-    /// At the end: a thought that was not closed.
+    /// At the end: reasoning was not closed.
     Open(Problem),
 }
 
-/// Reads an answer piece by piece.
+/// Parses an answer piece by piece.
 ///
 /// ```
 /// use tilewright::answer::{AnswerReader, Event, Format};
@@ -142,41 +142,41 @@ pub enum Event {
 pub struct AnswerReader {
     format: Format,
     marks: &'static [(&'static str, Mark)],
-    /// Of each mark, whether it is a token, and no text is that mark.
+    /// For each mark: whether it is a token, so that its text is not a mark.
     is_token: Vec<bool>,
-    tokens: Option<Tokens>,
-    /// Whether what is read came as tokens.
+    tokens: Option<MarkTokens>,
+    /// Whether the current input is tokens.
     by_token: bool,
-    /// Parameters of the tools that there are; `None`: any tool.
+    /// Parameters of the request's tools; `None`: any tool.
     types: Option<Types>,
     state: State,
-    /// The beginning of what may be a mark.
+    /// A possible start of a mark.
     held: String,
-    /// White space that is left out if a mark follows.
+    /// White space, dropped if a mark follows.
     space: String,
-    /// Whether white space that comes now is left out: a mark precedes.
+    /// Whether to drop leading white space: after a mark.
     trims: bool,
-    /// Whether an answer, or a part of one, has not begun.
+    /// Whether the answer, or a part of it, is still empty.
     at_start: bool,
-    /// Bytes that were read.
+    /// Bytes parsed.
     position: usize,
     events: Vec<Event>,
 }
 
-/// Marks that are tokens, and where they stand in the text. The text of pieces lags behind their ids: a stop text may begin
-/// in it, or a character be incomplete.
+/// Marks that are tokens, and their positions in the text. The text of pieces lags behind their ids: it may start a
+/// stop string, or have an incomplete character.
 #[derive(Debug, Clone)]
-struct Tokens {
-    /// A mark's place in the list of marks, by token id.
+struct MarkTokens {
+    /// The index of a mark by token id.
     marks: HashMap<u32, usize>,
     decoder: StreamDecoder,
-    /// Bytes of text that belong to the ids so far.
+    /// Bytes of text of the ids so far.
     n_decoded: usize,
-    /// Bytes of text so far.
+    /// Bytes of text received so far.
     n_given: usize,
-    /// Marks that the text has not reached: where, and how many bytes of text are their names.
+    /// Marks that the text has not reached: offset, length of the name in the text, index.
     due: VecDeque<(usize, usize, usize)>,
-    /// Bytes to come that are the name of a mark.
+    /// Bytes of a mark's name still to skip.
     skip: usize,
 }
 
@@ -184,42 +184,42 @@ struct Tokens {
 enum State {
     Answer,
     Thinking,
-    /// Gemma's `thought` up to the end of the line.
+    /// Gemma's `thought` to the end of the line.
     ThoughtName(String),
-    Call(Box<Call>),
-    /// After a call; whether a semicolon came, which Llama has between two.
+    Call(Box<PartialCall>),
+    /// After a call; whether a semicolon followed, Llama's separator.
     AfterCall(bool),
-    /// A header of harmony.
-    Header(Header),
+    /// A harmony header.
+    Header(HarmonyHeader),
 }
 
-/// A call in progress.
+/// An unfinished call.
 #[derive(Debug, Clone)]
-struct Call {
-    /// What stood in front: a mark, or a header with the tool's name.
+struct PartialCall {
+    /// The text before it: a mark, or a header with the tool's name.
     lead: String,
     raw: String,
     scan: Scan,
     position: usize,
-    /// The name, where the header has it.
+    /// The name, if in the header.
     name: Option<String>,
     in_thought: bool,
     is_bare: bool,
 }
 
-enum Found {
-    /// At a byte, so many bytes long, by its place in the list.
+enum FoundMark {
+    /// Offset, length, and index of the mark.
     Mark(usize, usize, usize),
-    /// The end from here on may become one.
+    /// The rest from this offset may become one.
     Perhaps(usize),
     No,
 }
 
 impl AnswerReader {
-    /// A reader of text alone.
+    /// A reader for plain text.
     pub fn new(format: Format) -> Self {
         let marks = format.marks();
-        let state = if format == Format::Harmony { State::Header(Header::default()) } else { State::Answer };
+        let state = if format == Format::Harmony { State::Header(HarmonyHeader::default()) } else { State::Answer };
         AnswerReader {
             format,
             marks,
@@ -237,7 +237,7 @@ impl AnswerReader {
         }
     }
 
-    /// A reader of a generation's pieces: a mark that is a token of the vocabulary is told by its id alone, and the same
+    /// A reader for generated pieces: a mark that is a token of the vocabulary counts only by its id, and the same
     /// letters in other tokens are text.
     pub fn for_tokenizer(format: Format, tokenizer: &Tokenizer) -> Self {
         let mut reader = AnswerReader::new(format);
@@ -247,19 +247,19 @@ impl AnswerReader {
             *is_token = marks.values().any(|&mark| mark == at);
         }
         let decoder = tokenizer.decoder().continuing();
-        reader.tokens = Some(Tokens { marks, decoder, n_decoded: 0, n_given: 0, due: VecDeque::new(), skip: 0 });
+        reader.tokens = Some(MarkTokens { marks, decoder, n_decoded: 0, n_given: 0, due: VecDeque::new(), skip: 0 });
         reader
     }
 
-    /// Tells of the tools that there are, in the shape that chat templates take. An answer
-    /// without a mark is a call only of one of them, and a parameter that is a string by its schema is none other.
+    /// Sets the request's tools, in the templates' format. An answer without a mark is a call only of one of these,
+    /// and a parameter that is a string in its schema stays a string.
     pub fn with_tools(mut self, tools: &[Json]) -> Self {
         self.types = Some(values::types_of(tools));
         self
     }
 
-    /// Tells of the text in front of the answer: templates may end it with the mark that begins a thought, or, of harmony,
-    /// with a header.
+    /// Sets the text before the answer: templates may end with the mark that opens reasoning, or with a harmony
+    /// header.
     pub fn after_prompt(mut self, prompt: &str) -> Self {
         let prompt = prompt.trim_end();
         let begins = |(name, mark): &(&str, Mark)| *mark == Mark::ThinkOpen && prompt.ends_with(name);
@@ -282,32 +282,32 @@ impl AnswerReader {
         self
     }
 
-    /// Tells of the answer's beginning, which is given and not generated: all marks in it count. Its events come with the
-    /// next ones.
+    /// Sets the answer's given start, which was not generated: all marks in it count. Its events come with the next
+    /// ones.
     pub fn begun_with(mut self, text: &str) -> Self {
         self.by_token = false;
         self.text(text);
         self
     }
 
-    /// The format that is read.
+    /// The answer's format.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// Whether a thought is open.
+    /// Whether reasoning is open.
     #[cfg(any(feature = "serve", all(target_arch = "wasm32", feature = "web-text")))]
     pub(crate) fn is_thinking(&self) -> bool {
         matches!(self.state, State::Thinking | State::ThoughtName(_))
     }
 
-    /// Whether a header of harmony is being written, or has to be.
+    /// Whether a harmony header is open or required.
     #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
     pub(crate) fn is_in_header(&self) -> bool {
         matches!(self.state, State::Header(_))
     }
 
-    /// The tokens that begin and end a thought, where the vocabulary has both.
+    /// The tokens that start and end reasoning, if the vocabulary has both.
     #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
     pub(crate) fn thought_ids(&self) -> Option<[u32; 2]> {
         let tokens = self.tokens.as_ref()?;
@@ -318,7 +318,7 @@ impl AnswerReader {
         Some([id_of(Mark::ThinkOpen)?, id_of(Mark::ThinkClose)?])
     }
 
-    /// Reads a piece as [`Piece`](crate::generate::Piece) has it: a token, and the text that came with it.
+    /// Parses a [`Piece`](crate::generate::Piece): a token and its text.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] for an id outside the vocabulary.
@@ -331,21 +331,21 @@ impl AnswerReader {
         Ok(std::mem::take(&mut self.events))
     }
 
-    /// Reads text that came without tokens: all marks in it count.
+    /// Parses text without token ids: all marks in it count.
     pub fn push_text(&mut self, text: &str) -> Vec<Event> {
         self.by_token = false;
         self.text(text);
         std::mem::take(&mut self.events)
     }
 
-    /// The end of the answer: what was held back, and what was left open.
+    /// Ends the answer: returns held text and unclosed parts.
     pub fn finish(&mut self) -> Vec<Event> {
         let held = std::mem::take(&mut self.held);
         self.plain_all(&held);
         if matches!(self.state, State::Call(_))
             && let State::Call(call) = std::mem::replace(&mut self.state, State::Answer)
         {
-            let expected = if call.scan.is_in_text() { "the end of a string" } else { "the end of a call" };
+            let expected = if call.scan.is_in_string() { "the end of a string" } else { "the end of a call" };
             match call.is_empty_of_harmony() {
                 true => self.close_call(*call),
                 false => self.not_a_call(*call, (expected.into(), "the end of the answer".into()), self.position),
@@ -358,7 +358,7 @@ impl AnswerReader {
             }
             State::Thinking | State::ThoughtName(_) => {
                 let problem =
-                    self.problem("the end of a thought".into(), "the end of the answer".into(), self.position);
+                    self.problem("the end of the reasoning".into(), "the end of the answer".into(), self.position);
                 self.events.push(Event::Open(problem));
             }
             State::AfterCall(true) => self.answer(";"),
@@ -371,8 +371,8 @@ impl AnswerReader {
         std::mem::take(&mut self.events)
     }
 
-    fn piece(&mut self, tokens: &mut Tokens, id: u32, mut text: &str) -> Result<(), Error> {
-        // As where texts are generated: an id beyond the vocabulary has no text.
+    fn piece(&mut self, tokens: &mut MarkTokens, id: u32, mut text: &str) -> Result<(), Error> {
+        // As in generation: an id outside the vocabulary has no text.
         let decoded = tokens.decoder.push(id).unwrap_or_default();
         tokens.n_decoded += decoded.len();
         if let Some(&mark) = tokens.marks.get(&id) {
@@ -406,11 +406,11 @@ impl AnswerReader {
     /// A mark that is a token.
     fn token(&mut self, at: usize) {
         let Some(&(name, mark)) = self.marks.get(at) else { return };
-        // What was held back has no part in it.
+        // Held text is not part of it.
         let held = std::mem::take(&mut self.held);
         self.plain_all(&held);
         if matches!(self.state, State::Call(_)) {
-            // As its letters would be: part of a string, or the end of what was to be a call.
+            // Treated like its text: part of a string, or the end of a malformed call.
             let (n, again) = self.call(name);
             let is_mark = n == again.len() && !matches!(self.state, State::Call(_));
             if !is_mark {
@@ -424,7 +424,7 @@ impl AnswerReader {
         }
     }
 
-    /// Text in which marks that are no tokens are marks.
+    /// Parses text, matching marks by their letters.
     fn text(&mut self, text: &str) {
         let mut rest = text;
         while !rest.is_empty() {
@@ -444,21 +444,21 @@ impl AnswerReader {
                     continue;
                 }
                 match self.find(rest) {
-                    Found::Mark(0, len, at) => {
+                    FoundMark::Mark(0, len, at) => {
                         done += len;
                         if let Some(&(name, mark)) = self.marks.get(at) {
                             self.mark(name, mark);
                         }
                     }
-                    Found::Perhaps(0) => {
+                    FoundMark::Perhaps(0) => {
                         self.held = rest.into();
                         break;
                     }
-                    Found::Mark(n, ..) | Found::Perhaps(n) => {
+                    FoundMark::Mark(n, ..) | FoundMark::Perhaps(n) => {
                         let before = rest.get(..n).unwrap_or_default();
                         done += self.plain(before);
                     }
-                    Found::No => done += self.plain(rest),
+                    FoundMark::No => done += self.plain(rest),
                 }
             }
         }
@@ -478,8 +478,8 @@ impl AnswerReader {
         }
     }
 
-    /// The first mark that counts here, of those that are no tokens.
-    fn find(&self, text: &str) -> Found {
+    /// The first active mark, of those that are not tokens.
+    fn find(&self, text: &str) -> FoundMark {
         let active = |(at, (_, mark)): &(usize, &(&str, Mark))| {
             !(self.by_token && self.is_token.get(*at) == Some(&true)) && self.is_active(*mark, false)
         };
@@ -488,23 +488,23 @@ impl AnswerReader {
         for (at, _) in text.match_indices(['<', '[']) {
             let rest = text.get(at..).unwrap_or_default();
             if let Some(&(mark, name)) = marks.iter().find(|(_, name)| rest.starts_with(name)) {
-                return Found::Mark(at, name.len(), mark);
+                return FoundMark::Mark(at, name.len(), mark);
             }
             if marks.iter().any(|(_, name)| name.starts_with(rest)) {
-                return Found::Perhaps(at);
+                return FoundMark::Perhaps(at);
             }
         }
-        Found::No
+        FoundMark::No
     }
 
-    /// Whether a mark is one in this state.
+    /// Whether a mark counts in this state.
     fn is_active(&self, mark: Mark, is_token: bool) -> bool {
         let of_message = matches!(mark, Mark::Start | Mark::Channel | Mark::End);
         match &self.state {
-            // An answer may tell of `<think>`, but not begin with it.
+            // An answer may mention `<think>`, but not start with it.
             State::Answer if mark == Mark::ThinkOpen => is_token || self.at_start,
             State::Answer => of_message || matches!(mark, Mark::CallOpen | Mark::Function | Mark::Silent),
-            // Qwen's models call tools in the midst of a thought that they do not close.
+            // Qwen's models call tools inside reasoning that they do not close.
             State::Thinking | State::ThoughtName(_) => of_message || matches!(mark, Mark::ThinkClose | Mark::CallOpen),
             State::AfterCall(_) => !matches!(mark, Mark::ThinkClose | Mark::Message | Mark::Inner),
             State::Header(_) => of_message || mark == Mark::Message,
@@ -521,7 +521,7 @@ impl AnswerReader {
             (Mark::ThinkClose, _) => self.begin_answer(),
             (Mark::CallOpen | Mark::Function, state) => {
                 let is_function = mark == Mark::Function;
-                self.state = State::Call(Box::new(Call {
+                self.state = State::Call(Box::new(PartialCall {
                     lead: if is_function { String::new() } else { name.into() },
                     raw: if is_function { name.into() } else { String::new() },
                     scan: if is_function { Scan::function() } else { Scan::new(self.format) },
@@ -535,10 +535,10 @@ impl AnswerReader {
             (Mark::Message, State::Header(header)) => {
                 self.begin_answer();
                 match header.channel() {
-                    Channel::Thought => self.state = State::Thinking,
-                    Channel::Answer => {}
-                    Channel::Call(tool) => {
-                        self.state = State::Call(Box::new(Call {
+                    HarmonyChannel::Thought => self.state = State::Thinking,
+                    HarmonyChannel::Answer => {}
+                    HarmonyChannel::Call(tool) => {
+                        self.state = State::Call(Box::new(PartialCall {
                             lead: header.own().to_owned() + name,
                             raw: String::new(),
                             scan: Scan::new(self.format),
@@ -550,7 +550,7 @@ impl AnswerReader {
                     }
                 }
             }
-            // A channel in a header belongs to it; elsewhere the end of the message before is missing.
+            // A channel in a header is part of it; elsewhere the previous message's end is missing.
             (Mark::Channel, State::Header(mut header)) => {
                 header.text += name;
                 self.state = State::Header(header);
@@ -564,7 +564,7 @@ impl AnswerReader {
                 }
                 self.begin_answer();
                 let text = if mark == Mark::End { String::new() } else { name.into() };
-                self.state = State::Header(Header { text, n_given: 0 });
+                self.state = State::Header(HarmonyHeader { text, n_given: 0 });
             }
         }
     }
@@ -577,7 +577,7 @@ impl AnswerReader {
         };
     }
 
-    /// What comes now is a part of its own.
+    /// Starts a new part.
     fn begin_answer(&mut self) {
         self.state = State::Answer;
         self.space.clear();
@@ -585,7 +585,7 @@ impl AnswerReader {
         self.at_start = true;
     }
 
-    /// Takes text, or so much of it as belongs to this state.
+    /// Consumes text as far as it belongs to this state.
     fn plain(&mut self, text: &str) -> usize {
         let n = match &mut self.state {
             State::Answer => return self.answer_or_bare(text),
@@ -626,7 +626,7 @@ impl AnswerReader {
             State::Header(header) => {
                 header.text += text;
                 if !header.is_possible() {
-                    // An answer without a header: text, as a reader would want it.
+                    // An answer without a header is plain text.
                     let own = header.own();
                     let begun = own.strip_prefix("<|start|>");
                     let text = begun.map_or(own, |rest| rest.strip_prefix("assistant").unwrap_or(rest)).to_owned();
@@ -641,7 +641,7 @@ impl AnswerReader {
         n
     }
 
-    /// Text of an answer, or the beginning of a call that has no mark.
+    /// Text of an answer, or the start of a call without a mark.
     fn answer_or_bare(&mut self, text: &str) -> usize {
         let n_space = text.len() - text.trim_start().len();
         let first = text.get(n_space..).and_then(|rest| rest.chars().next());
@@ -654,7 +654,7 @@ impl AnswerReader {
         }
         self.position += n_space;
         self.answer(text.get(..n_space).unwrap_or_default());
-        self.state = State::Call(Box::new(Call {
+        self.state = State::Call(Box::new(PartialCall {
             lead: String::new(),
             raw: String::new(),
             scan: Scan::new(self.format),
@@ -670,7 +670,7 @@ impl AnswerReader {
         self.spaced(text, Event::Text);
     }
 
-    /// Gives text out, but for white space that a mark may follow.
+    /// Emits text, but holds back white space that may precede a mark.
     fn spaced(&mut self, text: &str, event: fn(String) -> Event) {
         let text = if self.trims { text.trim_start() } else { text };
         let kept = text.trim_end();
@@ -683,7 +683,7 @@ impl AnswerReader {
         self.space += text.get(kept.len()..).unwrap_or_default();
     }
 
-    /// Texts that follow each other are one.
+    /// Emits an event; adjacent texts are joined.
     fn emit(&mut self, event: Event) {
         match (self.events.last_mut(), event) {
             (Some(Event::Text(text)), Event::Text(more)) => *text += &more,
@@ -693,21 +693,21 @@ impl AnswerReader {
         }
     }
 
-    /// Reads on in a call. Returns how many bytes that were, and what before them has to be looked at again.
+    /// Continues a call. Returns the bytes consumed, and earlier text to parse again.
     fn call(&mut self, text: &str) -> (usize, String) {
         for (at, c) in text.char_indices() {
             let State::Call(call) = &mut self.state else { return (at, String::new()) };
             let step = match call.raw.len() + c.len_utf8() > MAX_CALL_BYTES {
-                true => Step::Bad("a call of at most 1 MiB", 0),
-                false if call.is_hopeless() => Step::Bad("a call", 0),
+                true => ScanStep::Invalid("a call of at most 1 MiB", 0),
+                false if call.is_hopeless() => ScanStep::Invalid("a call", 0),
                 false => call.scan.step(c),
             };
             match step {
-                Step::More => {
+                ScanStep::More => {
                     call.raw.push(c);
                     self.position += c.len_utf8();
                 }
-                Step::Done => {
+                ScanStep::Done => {
                     call.raw.push(c);
                     self.position += c.len_utf8();
                     if let State::Call(call) = std::mem::replace(&mut self.state, State::Answer) {
@@ -715,8 +715,9 @@ impl AnswerReader {
                     }
                     return (at + c.len_utf8(), String::new());
                 }
-                Step::Bad(expected, n_back) => {
-                    let found = if call.raw.len() >= MAX_CALL_BYTES { "more".into() } else { format!("{c:?}") };
+                ScanStep::Invalid(expected, n_back) => {
+                    let found =
+                        if call.raw.len() >= MAX_CALL_BYTES { "a longer call".into() } else { format!("{c:?}") };
                     let again = self.break_call(expected, &found, n_back);
                     return (at, again);
                 }
@@ -725,15 +726,15 @@ impl AnswerReader {
         (text.len(), String::new())
     }
 
-    /// A call that is complete.
-    fn close_call(&mut self, call: Call) {
+    /// Completes a call.
+    fn close_call(&mut self, call: PartialCall) {
         let parsed = match &call.name {
             Some(name) => values_of_header(&call.raw, name),
             None => values::parse(self.format, &call.raw, self.types.as_ref()),
         };
         let is_tool = |tool: &ToolCall| self.types.as_ref().is_none_or(|types| types.contains_key(&tool.name));
         match parsed {
-            // An object that is a whole answer is a call only if it says all that a call says.
+            // An object that is a whole answer is a call only if it has all keys of a call.
             Ok(calls)
                 if call.is_bare && !(calls.iter().all(is_tool) && has_arguments(&call.raw) && !calls.is_empty()) =>
             {
@@ -756,10 +757,10 @@ impl AnswerReader {
         }
     }
 
-    /// A call that cannot go on. Returns what has to be looked at again.
+    /// Ends a malformed call. Returns the text to parse again.
     fn break_call(&mut self, expected: &str, found: &str, n_back: usize) -> String {
         let State::Call(mut call) = std::mem::replace(&mut self.state, State::Answer) else { return String::new() };
-        // A message without arguments to a tool that has none.
+        // A message without arguments, to a tool without parameters.
         if call.is_empty_of_harmony() && found == "'<'" {
             self.close_call(*call);
             return String::new();
@@ -770,8 +771,8 @@ impl AnswerReader {
         again
     }
 
-    /// Gives out as text what is no call.
-    fn not_a_call(&mut self, call: Call, (expected, found): Wrong, position: usize) {
+    /// Emits a malformed call as text.
+    fn not_a_call(&mut self, call: PartialCall, (expected, found): Wrong, position: usize) {
         let text = call.lead + &call.raw;
         if call.in_thought {
             self.state = State::Thinking;
@@ -797,8 +798,8 @@ impl AnswerReader {
     }
 }
 
-impl Call {
-    /// Whether it can be no call any more, in an answer that has no mark in front: its first key is another.
+impl PartialCall {
+    /// Whether an answer without a mark can no longer be a call: its first key is unknown.
     fn is_hopeless(&self) -> bool {
         const KEYS: [&str; 6] = ["name", "arguments", "parameters", "type", "id", "function"];
         if !self.is_bare || self.raw.len() > 32 {
@@ -817,19 +818,19 @@ impl Call {
     }
 }
 
-/// Whether an answer without a mark has the keys of a call.
+/// Whether an answer without a mark has a call's keys.
 fn has_arguments(raw: &str) -> bool {
     ["\"arguments\"", "\"parameters\""].iter().any(|key| raw.contains(key))
 }
 
-/// The call of a message whose header names the tool.
+/// The call of a message with the tool's name in its header.
 fn values_of_header(raw: &str, name: &str) -> Result<Vec<ToolCall>, Wrong> {
     let raw = if raw.trim().is_empty() { "{}" } else { raw };
     let value = serde_json::from_str(raw).map_err(|error| ("JSON".to_owned(), error.to_string()))?;
     Ok(vec![ToolCall { name: name.into(), arguments: values::arguments(value)?, id: None }])
 }
 
-/// What a problem says of a text: its beginning.
+/// The start of a text, for a problem.
 fn shortened(text: &str) -> String {
     const MAX_CHARS: usize = 80;
     let mut short: String = text.chars().take(MAX_CHARS).collect();

@@ -1,22 +1,19 @@
-//! How fast a model is on a device, next to the least work that its tokens need and to what the device can do.
+//! Benchmarks: a model's speed on a device, relative to the minimum work per token and to the device's peak rates.
 //!
-//! Rates are those of a session, a single sequence, by the host's clock: what a user sees. [`Roofline`] says how many
-//! bytes and operations a token needs at least, [`Probes`] what the same device did in the same run with one kernel that
-//! does nothing but move bytes, and one that does nothing but multiply. [`kernels`] has the same for each
-//! kernel, [`embed`] for text encoders, [`mol`] for mixtures of logits, `serve` for a server under load.
-//! A [`report`] has it all for one device, in a form that others can read.
+//! Rates are those of a session, a single sequence, by the host's clock, as users see them. [`Roofline`] computes
+//! the minimum bytes and operations per token. [`Probes`] measures the device in the same run with one kernel that
+//! only moves bytes and one that only multiplies. [`kernels`] does the same for each kernel, [`embed`] for text
+//! encoders, [`mol`] for mixtures of logits, `serve` for a server under load. A [`report`] has all of it for one
+//! device, in a format for exchange.
 
-#[cfg(not(target_arch = "wasm32"))]
 pub mod embed;
 pub mod kernels;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod mol;
-#[cfg(not(target_arch = "wasm32"))]
 pub mod predict;
 pub mod report;
 #[cfg(feature = "serve")]
 pub mod serve;
-#[cfg(not(target_arch = "wasm32"))]
 pub mod shapes;
 
 use web_time::Instant;
@@ -33,12 +30,12 @@ use crate::recording::{Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::operands::{uniform, words};
 
-/// What several measurements of one thing gave.
+/// Minimum, median and maximum of repeated measurements.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Spread {
     /// The lowest.
     pub lowest: f64,
-    /// The one in the middle, the higher of two.
+    /// The median, the upper of two.
     pub median: f64,
     /// The highest.
     pub highest: f64,
@@ -53,14 +50,14 @@ impl Spread {
     }
 }
 
-/// How long several of one thing took: of so many per cent of them at most this long, by nearest rank.
+/// Percentiles of latencies, by nearest rank.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Percentiles {
-    /// Half of them.
+    /// The median.
     pub p50: f64,
-    /// 95 per cent.
+    /// The 95th percentile.
     pub p95: f64,
-    /// 99 per cent.
+    /// The 99th percentile.
     pub p99: f64,
 }
 
@@ -74,29 +71,29 @@ impl Percentiles {
     }
 }
 
-/// The least that the tokens of a model need. Weights and cache count by their size on the device; the embedding table,
-/// of which a token reads one row, counts only where it is also the head. Activations are left out: in a model that is
-/// larger than the caches of its device they are less than a hundredth of the rest.
+/// Minimum work for a model's tokens. Weights and cache count by their size on the device; the embedding table, of
+/// which a token reads one row, counts only if it is also the head. Activations are ignored: in a model larger than
+/// the device's caches they are less than a hundredth of the rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roofline {
-    /// Bytes of the weights that every pass reads.
+    /// Bytes of weights read in every pass.
     pub weights_bytes: u64,
-    /// Operations with the weights of the layers, for each token.
+    /// Operations with the layers' weights, per token.
     pub layers_flop: u64,
-    /// Operations with the head, for each pass.
+    /// Operations with the head, per pass.
     pub head_flop: u64,
-    /// What keys and values take in each layer.
+    /// Costs of keys and values in each layer.
     pub layers: Vec<KeyCosts>,
 }
 
-/// What keys and their values take in one layer.
+/// Costs of keys and values in one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyCosts {
-    /// Bytes of one position.
+    /// Bytes per position.
     pub position_bytes: u64,
-    /// Operations for each key that a query sees, in all heads.
+    /// Operations per key that a query sees, in all heads.
     pub key_flop: u64,
-    /// Keys that a query sees at most, itself included.
+    /// Maximum keys that a query sees, including its own.
     pub window: u64,
 }
 
@@ -107,7 +104,7 @@ impl KeyCosts {
     }
 }
 
-/// Weights of a block's products.
+/// Number of weights in a block's products.
 fn products(config: &ModelConfig, block: &Block) -> u64 {
     let Block { attention, feed_forward, .. } = block;
     let of_block = [attention.qkv_dim(), attention.q_dim(), feed_forward.up_dim(), feed_forward.dim];
@@ -115,17 +112,17 @@ fn products(config: &ModelConfig, block: &Block) -> u64 {
 }
 
 impl Roofline {
-    /// The numbers of a model and its cache, which need not be allocated.
+    /// The roofline of a model and its cache, which need not be allocated.
     pub fn new(transformer: &Transformer, cache: &KvCache) -> Roofline {
         let (config, weights) = (&transformer.config, &transformer.weights);
         let bytes = |tensor: &Tensor| tensor.size_bytes();
         let is_tied = weights.destinations().all(|(name, _)| name != "output.weight");
-        // A pass reads a row of tables of tokens.
+        // A pass reads one row per token of these tables.
         let per_layer = weights.per_layer.iter().map(|per_layer| &per_layer.token_embd);
         let tables = per_layer.chain((!is_tied).then_some(&weights.token_embd));
         let table_bytes: u64 = tables.flat_map(Matrix::tensors).map(bytes).sum();
         let position_bytes = |l| match cache.layer(l) {
-            // A row of each head, of keys and of values.
+            // One row per head, of keys and of values.
             LayerCache::Keys(CachedKeys { k, v, .. }) => {
                 [k, v].map(|rows| bytes(rows) / u64::from(rows.shape()[1])).iter().sum()
             }
@@ -140,20 +137,20 @@ impl Roofline {
         }
     }
 
-    /// Bytes of the pass over one token behind `n_cached` others: the weights once, the keys and values that it sees,
-    /// and its own, which are written.
+    /// Bytes of the pass over one token after `n_cached` others: all weights, the keys and values it reads, and
+    /// those it writes.
     pub fn decode_bytes(&self, n_cached: u64) -> u64 {
         self.prefill_bytes(1, n_cached)
     }
 
-    /// Bytes of `n_tokens` tokens behind `n_cached` others, if they went through in one pass.
+    /// Bytes of one pass over `n_tokens` tokens after `n_cached` others.
     pub fn prefill_bytes(&self, n_tokens: u64, n_cached: u64) -> u64 {
         let of_layer = |layer: &KeyCosts| layer.position_bytes * (n_tokens + n_cached.min(layer.window - 1));
         self.weights_bytes + self.layers.iter().map(of_layer).sum::<u64>()
     }
 
-    /// Operations of `n_tokens` tokens behind `n_cached` others, with logits of the last: a multiplication and an
-    /// addition for each weight, and for each element of a key that is seen and of its value.
+    /// Operations of `n_tokens` tokens after `n_cached` others, with the last one's logits: a multiplication and an
+    /// addition per weight, and per element of each key and value that is read.
     pub fn flop(&self, n_tokens: u64, n_cached: u64) -> u64 {
         let seen = |window: u64| (n_cached..n_cached + n_tokens).map(|pos| (pos + 1).min(window)).sum::<u64>();
         let keys: u64 = self.layers.iter().map(|layer| layer.key_flop * seen(layer.window)).sum();
@@ -161,7 +158,7 @@ impl Roofline {
     }
 }
 
-/// Bytes of a tensor that no processor's caches hold.
+/// Bytes of a tensor that exceeds any processor's caches.
 const LARGE_BYTES: u64 = 128 << 20;
 
 /// The rate of `matmul` with F32 weights at one size.
@@ -173,31 +170,31 @@ pub struct ProductRate {
     pub flop_per_second: f64,
 }
 
-/// What a device does with nothing else to do: the rates that others are shares of.
+/// A device's peak rates, as a reference for others.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Probes {
     /// Bytes read and written per second by `scale`.
     pub copy_bytes_per_second: f64,
-    /// Bytes of the tensor that `scale` reads, and of the one it writes.
+    /// Bytes of `scale`'s input, and of its output.
     pub copy_tensor_bytes: u64,
     /// Multiplications and additions per second by `matmul` with F32 weights.
     pub flop_per_second: f64,
-    /// M, N and K of that product: the size with the highest rate.
+    /// M, N and K of that product, the fastest size.
     pub matmul_size: u32,
-    /// Every size that was measured.
+    /// All measured sizes.
     pub matmul: Vec<ProductRate>,
 }
 
-/// How fast a device reads words of 4 bytes, by their order: bytes per second of the words themselves.
+/// Read bandwidth for 4-byte words by access pattern, in bytes of the words themselves.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct Reads {
-    /// One after the other.
+    /// Consecutive words.
     pub sequential_bytes_per_second: f64,
-    /// One of each 128 bytes, then the next of each.
+    /// With a stride of 128 bytes.
     pub strided_bytes_per_second: f64,
-    /// Anywhere.
+    /// In random order.
     pub scattered_bytes_per_second: f64,
-    /// Bytes of the tensor that is read.
+    /// Bytes of the tensor read.
     pub tensor_bytes: u64,
 }
 
@@ -228,12 +225,12 @@ impl Reads {
 }
 
 impl Probes {
-    /// Measures a device, for about a second. Larger tensors are tried until a run takes long enough.
+    /// Measures a device for about a second, with growing tensors until a run is long enough.
     ///
     /// # Errors
     /// Errors of [`Device::run`].
     pub async fn measure(device: &Device) -> Result<Probes, Error> {
-        /// A product that takes so long shows what the device can do; the next size would take eight times as long.
+        /// A product this long shows the peak rate; the next size would take eight times as long.
         const LONG_SECONDS: f64 = 0.01;
 
         let copy_tensor_bytes = LARGE_BYTES.min(device.limits().max_binding_bytes);
@@ -276,59 +273,58 @@ impl Probes {
         flop / self.flop_per_second > bytes / self.copy_bytes_per_second
     }
 
-    /// Seconds that so much work takes at least.
+    /// Minimum seconds for this work.
     pub fn least_seconds(&self, bytes: f64, flop: f64) -> f64 {
         (bytes / self.copy_bytes_per_second).max(flop / self.flop_per_second)
     }
 }
 
-/// Bytes of memory that this machine has for a model on its CPU, as far as the system says.
-#[cfg(not(target_arch = "wasm32"))]
+/// Bytes available for a model on this machine's CPU, if the system reports it.
 pub fn free_bytes() -> Option<u64> {
     crate::memory::of_host()
 }
 
-/// What a batch may cost.
+/// Limits on a batch.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub struct Limits {
-    /// Seconds: of a mixture over all items, or that 95 per cent of an encoder's batches take at most.
+    /// Maximum seconds: of a mixture over all items, or of an encoder's batch (95th percentile).
     pub seconds: Option<f64>,
-    /// Bytes: of all items, or of weights and batch.
+    /// Maximum bytes: of all items, or of weights and batch.
     pub bytes: Option<u64>,
 }
 
-/// Which part of a generation is measured.
+/// The measured phase of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// A prompt, up to the first token.
     Prefill,
-    /// Tokens one after the other.
+    /// Generated tokens.
     Decode,
 }
 
-/// What to measure: `n_tokens` tokens behind `depth` others.
+/// A measurement: `n_tokens` tokens after `depth` others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
     /// Prompt or generated tokens.
     pub phase: Phase,
-    /// How many.
+    /// Number of tokens.
     pub n_tokens: usize,
-    /// Tokens that the context holds already.
+    /// Tokens in the context before.
     pub depth: usize,
 }
 
 impl Case {
-    /// Positions of the context that this case takes.
+    /// Context positions that this case needs.
     pub fn positions(&self) -> usize {
         match self.phase {
             Phase::Prefill => self.depth + self.n_tokens,
-            // The first token of a generation belongs to its prompt, which is one token here.
+            // The first generated token belongs to the prompt, here one token.
             Phase::Decode => self.depth + self.n_tokens + 1,
         }
     }
 
-    /// The name that llama-bench gives to such a case: `pp512`, `tg128`, `tg128 @ d1024`.
+    /// The name as in llama-bench: `pp512`, `tg128`, `tg128 @ d1024`.
     pub fn name(&self) -> String {
         let phase = if self.phase == Phase::Prefill { "pp" } else { "tg" };
         let depth = if self.depth > 0 { format!(" @ d{}", self.depth) } else { String::new() };
@@ -336,18 +332,18 @@ impl Case {
     }
 }
 
-/// One line of results. All counts are per token; a decoded token's include its share of the prompt of one token.
+/// One row of results. Counts are per token; a decoded token's include its share of the one-token prompt.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Row {
-    /// [`Case::name`]; behind it the batch size, as in `pp512 b32`, if it is not the one that suits the device.
+    /// [`Case::name`], followed by the batch size if not the device's default, as in `pp512 b32`.
     pub test: String,
     /// Prompt or generated tokens.
     pub phase: Phase,
-    /// How many.
+    /// Number of tokens.
     pub n_tokens: usize,
-    /// Tokens that the context held before.
+    /// Tokens in the context before.
     pub depth: usize,
-    /// [`Model::max_pass`](crate::Model::max_pass) of the session: tokens of a prompt that one pass takes at most.
+    /// [`Model::max_pass`](crate::Model::max_pass) of the session: maximum prompt tokens per pass.
     pub batch_size: u32,
     /// Over the repetitions.
     pub tokens_per_second: Spread,
@@ -359,23 +355,23 @@ pub struct Row {
     pub uploaded_bytes_per_token: f64,
     /// Bytes read back by the host.
     pub read_bytes_per_token: f64,
-    /// By the [`Roofline`].
+    /// Minimum bytes by the [`Roofline`].
     pub bytes_per_token: f64,
-    /// By the [`Roofline`].
+    /// Minimum operations by the [`Roofline`].
     pub flop_per_token: f64,
-    /// Those bytes per second, by the rate of the copying probe: what bounds decoding.
+    /// Rate of those bytes relative to the copy probe; limits decoding.
     pub bandwidth_share: f64,
-    /// Those operations per second, by the rate of the multiplying probe: what bounds prompts.
+    /// Rate of those operations relative to the multiply probe; limits prompts.
     pub flop_share: f64,
     /// Buffers created in the last repetition.
     pub buffers_created: u64,
-    /// When each piece of the last repetition came, in seconds from its beginning: one token, or those of one submission.
+    /// Time of each piece in the last repetition, in seconds from its start: one token, or those of one submission.
     #[serde(skip)]
     pub piece_seconds: Vec<f64>,
 }
 
-/// Measures one case `repetitions` times after a warm-up, with [`GenerateOptions::tokens_per_submit`] as given. The
-/// session forgets what it held; its context must have [`Case::positions`].
+/// Measures one case `repetitions` times after a warm-up, with the given [`GenerateOptions::tokens_per_submit`].
+/// Clears the session; its context must have [`Case::positions`].
 ///
 /// # Errors
 /// [`Error::Option`] if there are no tokens or no repetitions; errors of [`Session::generate_ids`] and
@@ -398,7 +394,7 @@ pub async fn measure(
     if depth > 0 {
         generate(session, &ids[..depth], 1, None).await?;
     }
-    // Passes that a generation runs, and so many tokens are counted.
+    // Prompt and generated tokens, and the number of tokens counted.
     let (n_prompt, n_generated, n_counted) = match phase {
         Phase::Prefill => (n_tokens, 1, n_tokens),
         Phase::Decode => (1, 1 + n_tokens, 1 + n_tokens),
@@ -455,10 +451,10 @@ pub async fn measure(
     })
 }
 
-/// Seconds that a text of `n_tokens` tokens takes with the cache, and if every token computes the whole text anew.
+/// Seconds for `n_tokens` tokens with the KV cache, and with recomputing the whole sequence for each token.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct CacheRow {
-    /// Tokens generated behind a prompt of one.
+    /// Tokens generated after a one-token prompt.
     pub n_tokens: usize,
     /// With the cache.
     pub cached_seconds: f64,
@@ -466,7 +462,7 @@ pub struct CacheRow {
     pub uncached_seconds: f64,
 }
 
-/// Measures what the cache saves, the median of three.
+/// Measures the gain of the KV cache, as the median of three runs.
 ///
 /// # Errors
 /// As [`measure`].
@@ -493,7 +489,7 @@ pub async fn measure_cache(session: &mut Session, n_tokens: usize) -> Result<Cac
     Ok(CacheRow { n_tokens, cached_seconds, uncached_seconds })
 }
 
-/// Generates behind `prompt` and returns the rates of prompt and decoding.
+/// Completes `prompt` and returns the rates of prefill and decoding.
 async fn generate(
     session: &mut Session,
     prompt: &[u32],
@@ -503,7 +499,7 @@ async fn generate(
     generate_each(session, prompt, n_generated, tokens_per_submit, || ()).await
 }
 
-/// As [`generate`]; `on_piece` is called for each piece.
+/// As [`generate`], and calls `on_piece` for each piece.
 async fn generate_each(
     session: &mut Session,
     prompt: &[u32],
@@ -520,11 +516,11 @@ async fn generate_each(
     Ok([generation.prefill().rate(), generation.decode().rate()])
 }
 
-/// How long something is measured.
+/// Measuring effort.
 #[derive(Clone, Copy, Debug)]
 struct Effort {
     samples: usize,
-    /// A sample is long against the clock and the wait behind it, unless that takes too many runs.
+    /// Minimum seconds of a sample, to outweigh clock resolution and waiting, unless that needs too many runs.
     sample_seconds: f64,
 }
 
@@ -532,7 +528,7 @@ impl Effort {
     const USUAL: Effort = Effort { samples: 5, sample_seconds: 0.02 };
 }
 
-/// Seconds of one run of a recording, which may be in flight behind others: the median of a few samples.
+/// Seconds per run of a recording with several runs in flight: the median of a few samples.
 async fn seconds(device: &Device, recording: &Recording, effort: Effort) -> Result<f64, Error> {
     const MAX_RUNS: usize = 512;
 
@@ -554,12 +550,12 @@ async fn seconds(device: &Device, recording: &Recording, effort: Effort) -> Resu
     Ok(Spread::of(times).median)
 }
 
-/// Seeded ids that look like nothing in particular.
+/// Seeded pseudo-random ids.
 fn token_ids(vocab_size: u32, n: usize) -> Vec<u32> {
     words(n).map(|word| word % vocab_size).collect()
 }
 
-/// Seeded numbers of at least 0 and below 1.
+/// Seeded numbers in [0, 1).
 fn fractions(seed: u64) -> impl Iterator<Item = f32> {
     let mut state = seed;
     std::iter::repeat_with(move || {
@@ -568,7 +564,7 @@ fn fractions(seed: u64) -> impl Iterator<Item = f32> {
     })
 }
 
-/// Seeded numbers that are normally distributed, as well as sums of twelve uniform ones are.
+/// Seeded, approximately normal numbers: sums of twelve uniform ones.
 pub fn normal(seed: u64) -> impl Iterator<Item = f32> {
     let mut uniform = fractions(seed);
     std::iter::repeat_with(move || uniform.by_ref().take(12).sum::<f32>() - 6.0)
@@ -656,20 +652,20 @@ mod tests {
     }
 
     #[test]
-    fn roofline_of_a_known_model() {
+    fn roofline_of_llama_3_2_1b_matches_hand_count() {
         // 2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 2048 * 8192 weights in each of 16 layers.
         let (layers, head) = (60_817_408 * 16, 128_256 * 2048);
         let norms_bytes = (2 * 16 + 1) * 2048 * 4;
         for is_tied in [true, false] {
             let found = roofline(is_tied, None);
-            // Q8_0 has 34 bytes for 32 weights; an embedding table beside the head changes nothing.
+            // Q8_0 has 34 bytes per 32 weights; an embedding table besides the head changes nothing.
             assert_eq!(found.weights_bytes, (layers + head) / 32 * 34 + norms_bytes);
             // 8 heads of 64, keys and values, 16 layers, 4 bytes: twice the 32,768 of a cache in half precision.
             assert_eq!(found.layers.iter().map(|layer| layer.position_bytes).sum::<u64>(), 65_536);
             assert_eq!(found.decode_bytes(0), found.weights_bytes + 65_536);
             assert_eq!(found.decode_bytes(1000), found.weights_bytes + 1001 * 65_536);
             assert_eq!(found.prefill_bytes(128, 1000), found.weights_bytes + 1128 * 65_536);
-            // One token sees itself and all before it.
+            // One token sees itself and all earlier ones.
             assert_eq!(found.flop(1, 1000), 2 * (layers + head) + 4 * 16 * 32 * 64 * 1001);
             assert_eq!(found.flop(3, 0), 2 * (3 * layers + head) + 4 * 16 * 32 * 64 * (1 + 2 + 3));
         }
@@ -680,14 +676,14 @@ mod tests {
     }
 
     #[test]
-    fn spreads_are_sorted() {
+    fn spread_has_lowest_median_and_highest() {
         assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Spread { lowest: 1.0, median: 2.0, highest: 3.0 });
         assert_eq!(Spread::of(vec![2.0, 1.0]).median, 2.0);
         assert_eq!(Spread::of(Vec::new()).median, 0.0);
     }
 
     #[test]
-    fn percentiles_are_nearest_ranks() {
+    fn percentiles_use_the_nearest_rank() {
         let of = |n: u32| Percentiles::of((1..=n).rev().map(f64::from).collect());
         assert_eq!(of(100), Percentiles { p50: 50.0, p95: 95.0, p99: 99.0 });
         assert_eq!(of(50), Percentiles { p50: 25.0, p95: 48.0, p99: 50.0 });
@@ -697,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn cases_are_named_as_elsewhere() {
+    fn case_names_follow_llama_bench() {
         let case = |phase, depth| Case { phase, n_tokens: 128, depth };
         assert_eq!(case(Phase::Prefill, 0).name(), "pp128");
         assert_eq!(case(Phase::Decode, 1024).name(), "tg128 @ d1024");

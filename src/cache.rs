@@ -1,4 +1,4 @@
-//! Files that outlive a run: where they are, and how they are written, so that whoever reads them finds all of it or nothing.
+//! Files kept across runs: their location, and atomic writes, so that readers see a complete file or none.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::xxh64::Xxh64;
 
-/// The folder for them. `TILEWRIGHT_CACHE_DIR` moves it; empty turns it off.
+/// The cache folder. `TILEWRIGHT_CACHE_DIR` overrides it; an empty value disables the cache.
 pub(crate) fn folder() -> Option<PathBuf> {
     let variable = |name| std::env::var_os(name).map(PathBuf::from);
     if let Some(folder) = variable("TILEWRIGHT_CACHE_DIR") {
@@ -19,17 +19,17 @@ pub(crate) fn folder() -> Option<PathBuf> {
     Some(variable("XDG_CACHE_HOME").or_else(|| variable("LOCALAPPDATA")).or_else(home)?.join("tilewright"))
 }
 
-/// Writes a file beside its place and renames it, so that no reader ever sees half of it.
+/// Writes a temporary file and renames it, so that readers never see a partial file.
 ///
 /// # Errors
-/// [`Error::Io`] if the folder cannot be made or the file not be written.
+/// [`Error::Io`] if the folder or the file cannot be written.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let mut file = Replacement::begin(path)?;
     file.write(bytes)?;
     file.finish()
 }
 
-/// As [`write`], with a digest of the bytes in front, for [`read_checked`].
+/// As [`write`], with a digest prefix for [`read_checked`].
 ///
 /// # Errors
 /// As [`write`].
@@ -40,7 +40,7 @@ pub(crate) fn write_checked(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     file.finish()
 }
 
-/// What [`write_checked`] wrote. `None` if there is nothing, or something else.
+/// Reads a file from [`write_checked`]. `None` if it is missing or damaged.
 pub(crate) fn read_checked(path: &Path) -> Option<Vec<u8>> {
     let mut all = std::fs::read(path).ok()?;
     let at = all.iter().position(|&byte| byte == b'\n')? + 1;
@@ -52,12 +52,12 @@ fn head(bytes: &[u8]) -> String {
     format!("tilewright {} {}\n", bytes.len(), digest(bytes))
 }
 
-/// Tells a file that is what was written from one that is not.
+/// Digest that detects damaged files.
 pub(crate) fn digest(bytes: &[u8]) -> String {
     format!("{:016x}", Xxh64::of(bytes))
 }
 
-/// A file in progress beside the place of the one that it is to replace.
+/// A temporary file that will replace another.
 pub(crate) struct Replacement {
     path: PathBuf,
     part: PathBuf,
@@ -77,7 +77,7 @@ impl Replacement {
             // Other processes and threads may be writing the same file.
             let turn = WRITTEN.fetch_add(1, Ordering::Relaxed);
             let part = path.with_extension(format!("part{}-{turn}", std::process::id()));
-            // Never what is there: a link of that name could lead to any file of the user's.
+            // Never open an existing file: a symlink of that name could point to any of the user's files.
             match File::create_new(&part) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 created => break (part, created.map_err(io)?),
@@ -97,10 +97,10 @@ impl Replacement {
         written.map_err(|source| Error::Io { path: self.path.clone(), source })
     }
 
-    /// Puts the file in its place.
+    /// Renames the file to its final path.
     pub fn finish(mut self) -> Result<(), Error> {
         let io = |source| Error::Io { path: self.path.clone(), source };
-        // The name must not be on the disk before the content is. Not every system renames an open file.
+        // Sync the content before the rename. Close the file: some systems cannot rename an open one.
         self.file.take().map_or(Ok(()), |file| file.sync_all()).map_err(io)?;
         may_die();
         std::fs::rename(&self.part, &self.path).map_err(io)?;
@@ -109,8 +109,7 @@ impl Replacement {
     }
 }
 
-/// Removes what programs left beside a file that were ended while they wrote it. One that still writes has touched its own a
-/// short while ago.
+/// Removes temporary files of killed programs: those older than `LONG`, since active writers touch theirs.
 fn sweep(path: &Path) {
     const LONG: Duration = Duration::from_secs(60 * 60);
     let (Some(folder), Some(stem)) = (path.parent(), path.file_stem().and_then(|stem| stem.to_str())) else { return };
@@ -127,7 +126,7 @@ fn sweep(path: &Path) {
     }
 }
 
-/// A point at which a test may have the process end, as if it were killed.
+/// A point at which tests may kill the process.
 pub(crate) fn may_die() {
     #[cfg(feature = "fault-injection")]
     {
@@ -140,7 +139,7 @@ pub(crate) fn may_die() {
 }
 
 impl Drop for Replacement {
-    /// What could be written of it must not stay on a full disk; what is in its place has another name.
+    /// Removes the temporary file, which must not stay on a full disk. After a rename it no longer exists.
     fn drop(&mut self) {
         self.file = None;
         let _ = std::fs::remove_file(&self.part);
@@ -160,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn no_byte_may_differ() {
+    fn checked_file_with_a_changed_byte_is_not_read() {
         let folder = folder("checked");
         let path = folder.join("a.pipelines");
         assert_eq!(read_checked(&path), None);
@@ -180,10 +179,10 @@ mod tests {
         std::fs::remove_dir_all(folder).unwrap();
     }
 
-    /// Whoever may write to the folder can guess the names of parts.
+    /// Anyone with write access to the folder can guess the names of temporary files.
     #[cfg(unix)]
     #[test]
-    fn links_in_the_place_of_parts_are_not_followed() {
+    fn symlink_in_place_of_a_partial_file_is_not_followed() {
         let folder = folder("links");
         let (path, other) = (folder.join("a.tuning.json"), folder.join("other"));
         std::fs::create_dir_all(&folder).unwrap();
@@ -199,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_program_left_is_removed() {
+    fn stale_partial_files_are_removed() {
         let folder = folder("swept");
         let path = folder.join("a.tuning.json");
         write(&path, b"1").unwrap();

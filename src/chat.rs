@@ -1,25 +1,25 @@
-//! Conversations to token ids, by the template that comes with a model.
+//! Renders conversations to token ids with a model's chat template.
 //!
 //! ```text
 //! messages --template--> text, each stretch with its author --template's own text: control tokens--> token ids
 //! ```
-//! A template is a program in the Jinja language that a stranger wrote, so it runs with a budget of steps, depth and
-//! bytes. What users wrote is told apart from what the template wrote throughout (`values`): only the template's own
-//! text can become control tokens, whatever a message contains and wherever the template puts it.
+//! A template is an untrusted Jinja program, so it runs with a budget of steps, depth and bytes. User text is tracked
+//! separately from template text throughout (`values`): only the template's own text can become control tokens,
+//! whatever a message contains and wherever the template puts it.
 //!
-//! A template means what `transformers` makes of it, oddities included: `tests/chat.rs` compares the templates of
-//! published models. It is read once; each conversation then walks its tree. Budgets grow with the conversation, so
-//! real ones never meet them (`tests/chat/bombs.rs` has those that do).
+//! Templates behave as in `transformers`, oddities included: `tests/chat.rs` compares the templates of published
+//! models. A template is parsed once; each conversation then walks its tree. Budgets grow with the conversation, so
+//! real ones never exceed them (`tests/chat/bombs.rs` has those that do).
 //!
-//! - Loading never fails for a template: one that cannot be read, or that refuses a conversation, is an error when
+//! - A template never fails the loading of a model: one that is invalid or refuses a conversation is an error when
 //!   used.
 //! - If a template fails, equivalent forms are tried (`adapted.rs`): one call per message, text as part of the
-//!   thought, arguments as text, an empty list of tools, calls as text.
-//! - The tokens that end an answer are learnt from a trial rendering with two messages.
+//!   reasoning, arguments as text, an empty list of tools, calls as text.
+//! - The tokens that end an answer come from a trial rendering with two messages.
 //!
-//! The engine is ours because a general one cannot give both guarantees. minijinja limits steps and recursion but not
-//! sizes, and a string doubles in three steps. Escaping the names of control tokens in messages, as `transformers` 5
-//! can, changes what a template sees (lengths, `split`), and misses names that are joined from two pieces.
+//! No general engine gives both guarantees. minijinja limits steps and recursion but not sizes, and a string doubles
+//! in three steps. Escaping the names of control tokens in messages, as `transformers` 5 can, changes what a template
+//! sees (lengths, `split`), and misses names joined from two pieces.
 
 mod adapted;
 mod date;
@@ -44,71 +44,70 @@ use crate::error::Error;
 use crate::load::ChatSource;
 use crate::tokenizer::{EncodeOptions, Search, Tokenizer};
 use parser::Template;
-use values::{Budget, Dict, Fault, Seq, Text, Value};
+use values::{Budget, Dict, RenderFault, Seq, TrackedText, Value};
 
-/// Roles that programs give to messages. A template may build a control token from one of them (`<|user|>`), and from
-/// no other.
+/// Roles set by programs. A template may build a control token from these (`<|user|>`), and from no other role.
 const ROLES: [&str; 9] =
     ["system", "user", "assistant", "tool", "developer", "function", "model", "ipython", "tool_response"];
 
-/// Names that programs have for a thought's field; templates look for the first, gpt-oss's for the second.
+/// Field names that programs use for reasoning; templates read the first, gpt-oss's the second.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// Templates in use have up to 20 KB.
+/// Published templates have up to 20 KB.
 const MAX_SOURCE_BYTES: usize = 1 << 18;
 
-/// Steps for a conversation of any length, and more for each message: real templates take 20 to 1500 for one.
+/// Steps of a conversation, and more per message: real templates take 20 to 1500 for one.
 const STEPS: u64 = 1_000_000;
 const STEPS_PER_MESSAGE: u64 = 10_000;
 
-/// Bytes of work for a conversation of any length, and more for each byte of it.
+/// Bytes of work of a conversation, and more per byte of it.
 const WORK_BYTES: u64 = 64 << 20;
 const WORK_PER_INPUT_BYTE: u64 = 256;
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`, `tool`.
+    /// The author: `system`, `user`, `assistant`, `tool`.
     pub role: String,
-    /// What is said: a text, a list of parts such as `{"type": "text", "text": "..."}`, or nothing.
+    /// The content: a text, a list of parts such as `{"type": "text", "text": "..."}`, or nothing.
     #[serde(default, skip_serializing_if = "Json::is_null")]
     pub content: Json,
-    /// What else the template may look for: `tool_calls`, `name`, `reasoning_content` and the like.
+    /// Other fields for the template: `tool_calls`, `name`, `reasoning_content` and the like.
     #[serde(flatten)]
     pub fields: serde_json::Map<String, Json>,
 }
 
 impl Message {
-    /// A message of that role.
+    /// A message with this role and text.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         Message { role: role.into(), content: Json::String(content.into()), fields: serde_json::Map::new() }
     }
 
-    /// What is said, where that is a text.
+    /// The content, if it is a text.
     pub fn text(&self) -> Option<&str> {
         self.content.as_str()
     }
 }
 
-/// What a template is told besides the messages.
+/// Inputs of a template besides the messages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ChatOptions {
-    /// Ends with the beginning of the assistant's answer.
+    /// Ends with the start of the assistant's answer.
     pub add_generation_prompt: bool,
-    /// Leaves the last message open, for the model to go on with it, instead of beginning an answer.
+    /// Leaves the last message open for the model to continue, instead of starting an answer.
     pub continue_final_message: bool,
-    /// What the model may call, each in the shape `{"type": "function", "function": {...}}`.
+    /// The tools, each in the form `{"type": "function", "function": {...}}`.
     pub tools: Option<Vec<Json>>,
-    /// Texts to answer from, usually `{"title": "...", "text": "..."}`.
+    /// Documents to answer from, usually `{"title": "...", "text": "..."}`.
     pub documents: Option<Vec<Json>>,
     /// Further variables of the template: `enable_thinking`, `reasoning_effort` and the like.
     #[serde(rename = "templateVariables")]
     pub variables: serde_json::Map<String, Json>,
-    /// Which of several templates of a model; without it `tool_use` where there are tools, or else `default`.
+    /// The name of the model's template to use; default: `tool_use` with tools, otherwise `default`.
     #[serde(rename = "templateName")]
     pub template: Option<String>,
-    /// Seconds since 1970 UTC, for templates that mention the date; without it they take one of their own.
+    /// Seconds since 1970 UTC, for templates that print the date; without it they use one of their own.
     pub now: Option<i64>,
 }
 
@@ -126,14 +125,14 @@ impl Default for ChatOptions {
     }
 }
 
-/// The texts of special tokens by the names that templates have for them: `bos_token`, `eos_token`, `unk_token`,
-/// `pad_token` and the like, each a text, or `additional_special_tokens`, a list of texts.
+/// Texts of special tokens by the names that templates use: `bos_token`, `eos_token`, `unk_token`, `pad_token` and
+/// the like, each a text, or `additional_special_tokens`, a list of texts.
 pub type SpecialTexts = serde_json::Map<String, Json>;
 
 /// A rendered conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rendered {
-    text: Text,
+    text: TrackedText,
 }
 
 impl Rendered {
@@ -142,46 +141,46 @@ impl Rendered {
         &self.text.text
     }
 
-    /// The text in pieces, and whether a user wrote the piece.
-    pub fn stretches(&self) -> impl Iterator<Item = (&str, bool)> {
-        self.text.stretches()
+    /// The text in pieces, each with whether a user wrote it.
+    pub fn pieces(&self) -> impl Iterator<Item = (&str, bool)> {
+        self.text.pieces()
     }
 }
 
-/// A chat template, or the several that a model has for different purposes. Cloning shares it.
+/// A chat template, or a model's several for different purposes. Clones share it.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
-    inner: Arc<Inner>,
+    inner: Arc<TemplateInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct TemplateInner {
     name: &'static str,
-    templates: Vec<Named>,
+    templates: Vec<NamedTemplate>,
     special: SpecialTexts,
-    /// What the model's publisher uses, where neither caller nor vocabulary says.
+    /// The publisher's special tokens, if neither caller nor vocabulary has them.
     default_special: SpecialTexts,
     stop_texts: &'static [&'static str],
 }
 
 /// One of a model's templates.
 #[derive(Debug)]
-struct Named {
+struct NamedTemplate {
     name: String,
-    /// In place of one that cannot be read, why.
-    template: Result<Template, Failed>,
-    /// Whether it mentions tools at all.
+    /// The template, or why it is invalid.
+    template: Result<Template, TemplateFault>,
+    /// Whether it mentions tools.
     knows_tools: bool,
-    /// Whether it looks at the first call of a message alone.
+    /// Whether it reads only the first call of a message.
     takes_one_call: bool,
-    /// Whether it drops a text that is no list of parts, as those of models do that see pictures.
+    /// Whether it drops content that is not a list of parts, as vision models' templates do.
     wants_parts: bool,
 }
 
-impl Named {
-    fn read(name: &str, source: &str) -> Named {
+impl NamedTemplate {
+    fn read(name: &str, source: &str) -> NamedTemplate {
         let template = parse(source);
-        Named {
+        NamedTemplate {
             name: name.to_owned(),
             knows_tools: source.contains("tool"),
             takes_one_call: source.contains("tool_calls[0]"),
@@ -192,15 +191,15 @@ impl Named {
 
     fn template(&self) -> Result<&Template, Error> {
         self.template.as_ref().map_err(|failed| {
-            let Failed { field, expected, found } = failed.clone();
+            let TemplateFault { field, expected, found } = failed.clone();
             Error::Template { field: format!("`{}`: {field}", self.name), expected, found }
         })
     }
 }
 
-/// Whether a question is in the rendered text only if it is a part.
+/// Whether the template renders a question only if it is a part.
 fn wants_parts(template: &Template) -> bool {
-    /// No template has it.
+    /// Occurs in no template.
     const QUESTION: &str = "question-7c1e";
     let special = ["bos_token", "eos_token"].map(|name| (name.to_owned(), Json::from(""))).into_iter().collect();
     let options = ChatOptions { now: Some(0), ..ChatOptions::default() };
@@ -212,26 +211,26 @@ fn wants_parts(template: &Template) -> bool {
     keeps(&text) == Some(false) && keeps(&adapted::in_parts(&text)) == Some(true)
 }
 
-/// What an [`Error::Template`] says. It can be told more than once.
+/// The fields of an [`Error::Template`], which can be cloned.
 #[derive(Clone, Debug)]
-struct Failed {
+struct TemplateFault {
     field: String,
     expected: String,
     found: String,
 }
 
-impl Failed {
+impl TemplateFault {
     fn error(self) -> Error {
-        let Failed { field, expected, found } = self;
+        let TemplateFault { field, expected, found } = self;
         Error::Template { field, expected, found }
     }
 }
 
 impl ChatTemplate {
-    /// A template from its source in Jinja.
+    /// Parses a template from its Jinja source.
     ///
     /// # Errors
-    /// [`Error::Template`] with the line that cannot be read, or for a source of more than 256 KiB.
+    /// [`Error::Template`] with the invalid line, or for a source of more than 256 KiB.
     pub fn from_source(source: &str, special: SpecialTexts) -> Result<Self, Error> {
         let templates = vec![("default".to_owned(), source.to_owned())];
         let template = ChatTemplate::from_files(&ChatSource { templates, special_tokens: special });
@@ -241,9 +240,9 @@ impl ChatTemplate {
 
     /// The templates of a model's files.
     fn from_files(source: &ChatSource) -> Self {
-        let inner = Inner {
+        let inner = TemplateInner {
             name: "file",
-            templates: source.templates.iter().map(|(name, source)| Named::read(name, source)).collect(),
+            templates: source.templates.iter().map(|(name, source)| NamedTemplate::read(name, source)).collect(),
             special: source.special_tokens.clone(),
             default_special: SpecialTexts::new(),
             stop_texts: &[],
@@ -251,9 +250,9 @@ impl ChatTemplate {
         ChatTemplate { inner: Arc::new(inner) }
     }
 
-    /// The template of a model: that of its files, or the known one that its vocabulary was made for. `None` for a base
-    /// model. A file's template that cannot be read refuses every conversation;
-    /// [`unreadable`](ChatTemplate::unreadable) tells beforehand.
+    /// A model's template: from its files, or the built-in one that matches its vocabulary. `None` for a base model.
+    /// An invalid template in the files refuses every conversation; [`unreadable`](ChatTemplate::unreadable) reports
+    /// it beforehand.
     pub fn for_model(source: &ChatSource, tokenizer: &Tokenizer) -> Option<Self> {
         match source.templates.is_empty() {
             false => Some(ChatTemplate::from_files(source)),
@@ -261,20 +260,19 @@ impl ChatTemplate {
         }
     }
 
-    /// What is wrong with those of the templates that cannot be read: [`Error::Template`] with the template's name and the
-    /// line at fault.
+    /// Errors of the invalid templates: [`Error::Template`] with the template's name and the line.
     pub fn unreadable(&self) -> impl Iterator<Item = Error> {
         self.inner.templates.iter().filter_map(|named| named.template().err())
     }
 
-    /// A template that is built in: one of [`ChatTemplate::KNOWN`].
+    /// A built-in template: one of [`ChatTemplate::KNOWN`].
     pub fn known(name: &str) -> Option<Self> {
         let known = known::TEMPLATES.iter().find(|known| known.name == name)?;
         let special = [("bos_token", known.bos), ("eos_token", known.eos)];
-        let inner = Inner {
+        let inner = TemplateInner {
             name: known.name,
             // Tests render each of them.
-            templates: vec![Named::read("default", known.source)],
+            templates: vec![NamedTemplate::read("default", known.source)],
             special: SpecialTexts::new(),
             default_special: special.map(|(name, text)| (name.to_owned(), Json::from(text))).into_iter().collect(),
             stop_texts: known.stop_texts,
@@ -282,22 +280,22 @@ impl ChatTemplate {
         Some(ChatTemplate { inner: Arc::new(inner) })
     }
 
-    /// Names of the templates that are built in.
+    /// Names of the built-in templates.
     pub const KNOWN: [&str; known::TEMPLATES.len()] = known::NAMES;
 
-    /// The template that a vocabulary was made for, by its special tokens, for files that come without one.
-    /// `None` for vocabularies of base models and those whose markers are plain text.
+    /// The built-in template that matches a vocabulary's special tokens, for files without one. `None` for
+    /// vocabularies of base models and those whose markers are plain text.
     pub fn detect(is_special: impl Fn(&str) -> bool) -> Option<Self> {
         let fits = |markers: &&(&str, &[&str])| markers.1.iter().all(|marker| is_special(marker));
         ChatTemplate::known(known::MARKERS.iter().find(fits)?.0)
     }
 
-    /// `file`, or the name of a known template.
+    /// `file`, or the name of a built-in template.
     pub fn name(&self) -> &str {
         self.inner.name
     }
 
-    /// Texts that end the assistant's turn where no token does.
+    /// Stop strings that end the assistant's turn where no token does.
     pub fn stop_texts(&self) -> &[&str] {
         self.inner.stop_texts
     }
@@ -305,13 +303,13 @@ impl ChatTemplate {
     /// Renders a conversation.
     ///
     /// # Errors
-    /// [`Error::Template`] if the template refuses the conversation, is wrong, or exceeds its budget.
+    /// [`Error::Template`] if the template refuses the conversation, is invalid, or exceeds its budget.
     pub fn render(&self, messages: &[Message], options: &ChatOptions) -> Result<Rendered, Error> {
         self.render_with(messages, options, None)
     }
 
-    /// The token ids of a conversation, with the tokens that the vocabulary expects in front of a text. Nothing that a
-    /// message, a role, a tool, a document or a variable contains becomes a control token.
+    /// The token ids of a conversation, with the tokens that the vocabulary puts before a text. Nothing in a message,
+    /// role, tool, document or variable becomes a control token.
     ///
     /// # Errors
     /// As [`ChatTemplate::render`], and those of [`Tokenizer::encode`].
@@ -324,14 +322,13 @@ impl ChatTemplate {
         encode(tokenizer, &self.render_with(messages, options, Some(tokenizer))?.text)
     }
 
-    /// Control tokens that end the assistant's turn beyond those of [`Tokenizer::eos_ids`]: those that the template
-    /// itself puts behind an answer. None where the template cannot be rendered with the two messages it is tried with:
-    /// then there is nothing to be learnt, and what is wrong is told when it is used.
+    /// Control tokens beyond [`Tokenizer::eos_ids`] that end the assistant's turn: those that the template puts after
+    /// an answer. Empty if it cannot render the trial conversation; the error then appears in use.
     pub fn stop_ids(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        /// Stands for the answer; no template has it.
+        /// Stands for the answer; occurs in no template.
         const ANSWER: &str = "answer-7c1e";
         let messages = [Message::new("user", "question"), Message::new("assistant", ANSWER)];
-        // Any time will do: that there is one is what templates ask for.
+        // Templates need some time; any will do.
         let options = ChatOptions { add_generation_prompt: false, now: Some(0), ..ChatOptions::default() };
         let Ok(rendered) = self.render_with(&messages, &options, Some(tokenizer)) else { return Vec::new() };
         let Some((_, after)) = rendered.text().split_once(ANSWER) else { return Vec::new() };
@@ -344,8 +341,8 @@ impl ChatTemplate {
         longest.filter(is_new).into_iter().collect()
     }
 
-    /// The one of several templates that is asked for, as Hugging Face chooses.
-    fn choose(&self, options: &ChatOptions) -> Result<&Named, Error> {
+    /// The template to use, chosen as Hugging Face does.
+    fn choose(&self, options: &ChatOptions) -> Result<&NamedTemplate, Error> {
         let named = |wanted: &str| self.inner.templates.iter().find(|named| named.name == wanted);
         let found = match &options.template {
             Some(name) => named(name),
@@ -355,14 +352,14 @@ impl ChatTemplate {
             let names: Vec<&str> = self.inner.templates.iter().map(|named| named.name.as_str()).collect();
             Error::Template {
                 field: "name of the template".into(),
-                expected: format!("one that the model has: {}", names.join(", ")),
+                expected: format!("one of the model's: {}", names.join(", ")),
                 found: options.template.clone().unwrap_or_else(|| "missing".into()),
             }
         })
     }
 
-    /// Renders a conversation. Where the template cannot take it as it is, also with what says the same in another way
-    /// ([`adapted`]); if that does not help either, the error is that of the conversation as it is.
+    /// Renders a conversation. If the template fails, also tries equivalent forms ([`adapted`]); if these fail too,
+    /// returns the first error.
     fn render_with(
         &self,
         messages: &[Message],
@@ -390,27 +387,27 @@ impl ChatTemplate {
                 render(&adapted::without_calls(&messages), options).unwrap_or(text)
             }
             Ok(text) => text,
-            Err((error, Told::Elsewise)) => {
-                let (mut plainer, options) = (adapted::plainer(&messages), adapted::options(options));
-                let mut found = render(&plainer, &options);
+            Err((error, Retry::Adapted)) => {
+                let (mut simplified, options) = (adapted::simplified(&messages), adapted::options(options));
+                let mut found = render(&simplified, &options);
                 if found.is_err() && adapted::has_calls(&messages) {
-                    adapted::write_arguments(&mut plainer);
+                    adapted::write_arguments(&mut simplified);
                     found =
-                        render(&plainer, &options).or_else(|_| render(&adapted::without_calls(&messages), &options));
+                        render(&simplified, &options).or_else(|_| render(&adapted::without_calls(&messages), &options));
                 }
                 found.map_err(|_| error)?
             }
-            Err((error, Told::Never)) => return Err(error),
+            Err((error, Retry::Never)) => return Err(error),
         };
         let text = if options.continue_final_message { without_tag(text)? } else { text };
         Ok(Rendered { text })
     }
 
-    /// The texts of special tokens. A vocabulary without a token for the beginning or the end of a text has an empty one.
+    /// The texts of special tokens. A vocabulary without a start or end token has an empty text for it.
     fn special(&self, tokenizer: Option<&Tokenizer>) -> SpecialTexts {
         let mut special = SpecialTexts::new();
         let ids = tokenizer.map_or([None; 2], |tokenizer| {
-            // The first of them is the vocabulary's own, the others only end an answer as well.
+            // The first is the vocabulary's own; the others only end an answer.
             [tokenizer.bos_id(), tokenizer.eos_ids().first().copied()]
         });
         let names = ["bos_token", "eos_token"];
@@ -428,20 +425,20 @@ impl ChatTemplate {
     }
 }
 
-/// Whether a conversation that failed may be told in another way.
-enum Told {
-    Elsewise,
-    /// It took too much.
+/// Whether to try another form of a conversation that failed.
+enum Retry {
+    Adapted,
+    /// The budget was exceeded.
     Never,
 }
 
-/// Renders a conversation as it is.
+/// Renders a conversation in its given form.
 fn render_once(
     template: &Template,
     messages: &[Message],
     options: &ChatOptions,
     special: &SpecialTexts,
-) -> Result<Text, (Error, Told)> {
+) -> Result<TrackedText, (Error, Retry)> {
     let lists = options.tools.iter().chain(&options.documents).flatten().map(json_bytes);
     let variables = options.variables.iter().map(|(name, value)| name.len() + json_bytes(value));
     let input_bytes: usize = messages.iter().map(message_bytes).chain(lists).chain(variables).sum();
@@ -450,28 +447,29 @@ fn render_once(
     let budget = Budget::new(steps, bytes);
     let variables = context(messages, options, special, &budget).map_err(|fault| {
         let found = match fault {
-            Fault::Wrong(message) => message,
+            RenderFault::Wrong(message) => message,
             _ => "too large".into(),
         };
-        let expected = "plain values that are not nested deeply".into();
-        (Error::Template { field: "messages".into(), expected, found }, Told::Never)
+        let expected = "plain values without deep nesting".into();
+        (Error::Template { field: "messages".into(), expected, found }, Retry::Never)
     })?;
     engine::render(template, variables, options.now, &budget).map_err(|(fault, line)| {
-        let told = if matches!(fault, Fault::Raised(_) | Fault::Wrong(_)) { Told::Elsewise } else { Told::Never };
-        (failure(fault, line, Some(&budget)).error(), told)
+        let retry =
+            if matches!(fault, RenderFault::Raised(_) | RenderFault::Wrong(_)) { Retry::Adapted } else { Retry::Never };
+        (failure(fault, line, Some(&budget)).error(), retry)
     })
 }
 
-/// Seconds since 1970 UTC as a date and a time of RFC 3339.
+/// Seconds since 1970 UTC in RFC 3339 format.
 #[cfg(all(feature = "serve", not(target_arch = "wasm32")))]
 pub(crate) fn date_time(now: i64) -> String {
     date::format("%Y-%m-%dT%H:%M:%SZ", now).unwrap_or_default()
 }
 
-/// Reads a source.
-fn parse(source: &str) -> Result<Template, Failed> {
+/// Parses a source.
+fn parse(source: &str) -> Result<Template, TemplateFault> {
     if source.len() > MAX_SOURCE_BYTES {
-        return Err(Failed {
+        return Err(TemplateFault {
             field: "source".into(),
             expected: format!("at most {MAX_SOURCE_BYTES} bytes"),
             found: format!("{} bytes", source.len()),
@@ -480,39 +478,39 @@ fn parse(source: &str) -> Result<Template, Failed> {
     parser::parse(source).map_err(|(fault, line)| failure(fault, line, None))
 }
 
-/// Why a template could not be read, or rendered within a budget.
-fn failure(fault: Fault, line: u32, budget: Option<&Budget>) -> Failed {
-    /// A message comes from the file, or repeats a whole text.
+/// Converts a fault in parsing, or in rendering within a budget.
+fn failure(fault: RenderFault, line: u32, budget: Option<&Budget>) -> TemplateFault {
+    /// The message may be long: it is the template's, or repeats a text.
     const MAX_CHARS: usize = 300;
     let shortened = |text: String| -> String { text.chars().take(MAX_CHARS).collect() };
     let (steps, bytes) = budget.map_or((0, 0), |budget| (budget.steps, budget.bytes));
     let (field, expected, found) = match fault {
-        Fault::Raised(message) => {
+        RenderFault::Raised(message) => {
             let found = format!("refused: {}", shortened(message));
             let (field, expected) = ("conversation".into(), "one that the template accepts".into());
-            return Failed { field, expected, found };
+            return TemplateFault { field, expected, found };
         }
-        Fault::Steps => ("steps", format!("at most {steps}"), "more".into()),
-        Fault::Work => ("work", format!("at most {bytes} bytes read and written"), "more".into()),
-        Fault::Depth => ("recursion", "a few statements and calls inside each other".into(), "deeper".into()),
-        Fault::Wrong(message) if budget.is_some() => {
-            ("expression", "one that can be computed".into(), shortened(message))
+        RenderFault::Steps => ("steps", format!("at most {steps}"), "more steps".into()),
+        RenderFault::Work => ("work", format!("at most {bytes} bytes read and written"), "more bytes".into()),
+        RenderFault::Depth => ("recursion", "moderate nesting of statements and calls".into(), "deeper nesting".into()),
+        RenderFault::Wrong(message) if budget.is_some() => {
+            ("expression", "a valid expression".into(), shortened(message))
         }
-        Fault::Wrong(message) => ("syntax", "a Jinja template".into(), shortened(message)),
+        RenderFault::Wrong(message) => ("syntax", "a Jinja template".into(), shortened(message)),
     };
-    Failed { field: format!("{field} in line {line}"), expected, found }
+    TemplateFault { field: format!("{field} in line {line}"), expected, found }
 }
 
-/// Marks where the model goes on, as `transformers` does: what a template puts behind it is cut off. The space tells
-/// whether the template trims what it is given.
+/// Marks where the model continues, as in `transformers`: later text is cut off. The space shows whether the template
+/// trims content.
 const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 fn open_message(found: &str) -> Error {
-    let expected = "a last message with a text, which the template keeps".into();
+    let expected = "a last message with text that the template renders".into();
     Error::Template { field: "continue_final_message".into(), expected, found: found.into() }
 }
 
-/// The messages, the last of which ends in the mark.
+/// The messages, the last one with the mark at its end.
 fn with_tag(messages: &[Message]) -> Result<Vec<Message>, Error> {
     let mut messages = messages.to_vec();
     let last = messages.last_mut().ok_or_else(|| open_message("no message"))?;
@@ -522,20 +520,20 @@ fn with_tag(messages: &[Message]) -> Result<Vec<Message>, Error> {
     };
     match text {
         Some(Json::String(text)) => text.push_str(TAG),
-        _ => return Err(open_message("one without a text")),
+        _ => return Err(open_message("a message without text")),
     }
     Ok(messages)
 }
 
-/// A text up to the mark.
-fn without_tag(text: Text) -> Result<Text, Error> {
-    let at = text.text.rfind(TAG.trim_end()).ok_or_else(|| open_message("one that the template leaves out"))?;
+/// Cuts a text at the mark.
+fn without_tag(text: TrackedText) -> Result<TrackedText, Error> {
+    let at = text.text.rfind(TAG.trim_end()).ok_or_else(|| open_message("a message that the template drops"))?;
     let is_whole = text.text.get(at..).is_some_and(|rest| rest.starts_with(TAG));
     let before = text.text.get(..at).unwrap_or_default();
     Ok(text.slice(0..if is_whole { at } else { before.trim_end().len() }))
 }
 
-/// Roughly what a message takes as text.
+/// Approximate size of a message as text.
 fn message_bytes(message: &Message) -> usize {
     let fields = message.fields.iter().map(|(name, value)| name.len() + json_bytes(value));
     64 + message.role.len() + json_bytes(&message.content) + fields.sum::<usize>()
@@ -550,28 +548,28 @@ fn json_bytes(value: &Json) -> usize {
     }
 }
 
-/// What the template sees of a message. Fields without a value are left out.
+/// A message as the template sees it, without empty fields.
 fn message_value(message: &Message, budget: &Budget) -> values::Result<Value> {
     let role = match ROLES.contains(&message.role.as_str()) {
-        true => Text::template(&message.role),
-        false => Text::user(&message.role),
+        true => TrackedText::template(&message.role),
+        false => TrackedText::user(&message.role),
     };
-    let mut fields = vec![(Text::template("role").into(), role.into())];
+    let mut fields = vec![(TrackedText::template("role").into(), role.into())];
     let content = [("content", &message.content)];
     let others = message.fields.iter().map(|(name, value)| (name.as_str(), value));
     for (name, value) in content.into_iter().chain(others).filter(|(_, value)| !value.is_null()) {
-        fields.push((Text::user(name).into(), values::from_json(value, budget)?));
+        fields.push((TrackedText::user(name).into(), values::from_json(value, budget)?));
     }
     let given = |name: &&str| message.fields.get(*name).is_some_and(|value| !value.is_null());
     if let Some(reasoning) = REASONING.iter().find(|name| given(name)).and_then(|name| message.fields.get(*name)) {
         for name in REASONING.iter().take(2).filter(|name| !given(name)) {
-            fields.push((Text::template(*name).into(), values::from_json(reasoning, budget)?));
+            fields.push((TrackedText::template(*name).into(), values::from_json(reasoning, budget)?));
         }
     }
     Dict::build(fields, budget)
 }
 
-/// What the template sees.
+/// The template's variables.
 fn context(
     messages: &[Message],
     options: &ChatOptions,
@@ -580,7 +578,7 @@ fn context(
 ) -> values::Result<HashMap<Arc<str>, Value>> {
     let mut all = HashMap::new();
     for (name, value) in special {
-        let own = |text: &Json| Value::from(Text::template(text.as_str().unwrap_or_default()));
+        let own = |text: &Json| Value::from(TrackedText::template(text.as_str().unwrap_or_default()));
         let value = match value {
             Json::Array(texts) => Seq::list(texts.iter().map(own).collect(), budget)?,
             text => own(text),
@@ -607,8 +605,8 @@ fn context(
     Ok(all)
 }
 
-/// The ids of a text whose control tokens are those in the template's own stretches.
-fn encode(tokenizer: &Tokenizer, text: &Text) -> Result<Vec<u32>, Error> {
+/// Encodes a text. Only the template's own stretches have control tokens.
+fn encode(tokenizer: &Tokenizer, text: &TrackedText) -> Result<Vec<u32>, Error> {
     let tokens = special_tokens_in(tokenizer, text)?;
     let bos_id = tokenizer.bos_id();
     let has_bos = tokens.first().is_some_and(|token| token.at == 0 && !token.by_user && Some(token.id) == bos_id);
@@ -622,11 +620,11 @@ fn encode(tokenizer: &Tokenizer, text: &Text) -> Result<Vec<u32>, Error> {
     let wanted: Vec<u32> = wanted.iter().filter(own).copied().collect();
     let is_wanted = |ids: &[u32]| ids.iter().filter(own).eq(&wanted);
     if !tokens.iter().any(|token| token.by_user) {
-        // No name of a token touches what users wrote: the tokenizer reads the names in the text as the model's own
-        // does, with all it knows about the spaces around them.
+        // No token name overlaps user text: the tokenizer parses the whole text as usual, with its rules about spaces
+        // around names.
         let whole = EncodeOptions { add_special: false, parse_special: true };
         ids.extend(tokenizer.encode_with(&text.text, whole)?);
-        // A tokenizer that normalizes text may find names where none was written.
+        // A normalizing tokenizer may find names that were not in the text.
         if is_wanted(ids.get(n_before..).unwrap_or_default()) {
             return Ok(ids);
         }
@@ -650,26 +648,26 @@ fn encode(tokenizer: &Tokenizer, text: &Text) -> Result<Vec<u32>, Error> {
         true => Ok(ids),
         false => Err(Error::Tokenizer {
             field: "text".into(),
-            expected: "text that becomes no control token".into(),
-            found: "a message that does".into(),
+            expected: "text without control tokens".into(),
+            found: "a message that becomes a control token".into(),
         }),
     }
 }
 
 /// The name of a special token in a text.
-struct Found {
+struct SpecialMatch {
     at: usize,
     len: usize,
     id: u32,
-    /// Whether any of it is a user's.
+    /// Whether a user wrote part of it.
     by_user: bool,
 }
 
-/// Where names of control and unknown tokens stand: those in the template's own stretches, in order, and then those that
-/// a search of the whole text finds besides, any of which is in part a user's.
-fn special_tokens_in(tokenizer: &Tokenizer, text: &Text) -> Result<Vec<Found>, Error> {
+/// Positions of control and unknown tokens: those in the template's own stretches, in order, then those that only a
+/// search of the whole text finds, which include user text.
+fn special_tokens_in(tokenizer: &Tokenizer, text: &TrackedText) -> Result<Vec<SpecialMatch>, Error> {
     let (names, ids): (Vec<&str>, Vec<u32>) = tokenizer.special_tokens().unzip();
-    // As the tokenizer itself searches.
+    // The tokenizer's own search.
     let names = Search::new(&names).map_err(|error| Error::Tokenizer {
         field: "special tokens".into(),
         expected: "few and short enough to search for".into(),
@@ -681,18 +679,18 @@ fn special_tokens_in(tokenizer: &Tokenizer, text: &Text) -> Result<Vec<Found>, E
     };
     let mut tokens = Vec::new();
     let mut start = 0;
-    for (stretch, by_user) in text.stretches() {
+    for (stretch, by_user) in text.pieces() {
         if !by_user {
             let found = search(stretch).into_iter();
-            tokens.extend(found.map(|(at, len, id)| Found { at: start + at, len, id, by_user }));
+            tokens.extend(found.map(|(at, len, id)| SpecialMatch { at: start + at, len, id, by_user }));
         }
         start += stretch.len();
     }
     for (at, len, id) in search(&text.text) {
-        // A user's stretches are in order and apart, so the first that ends behind the name's start decides.
+        // User stretches are ordered and disjoint, so the first one ending after the name's start decides.
         let next = text.user.partition_point(|user| user.end <= at);
         if text.user.get(next).is_some_and(|user| user.start < at + len) {
-            tokens.push(Found { at, len, id, by_user: true });
+            tokens.push(SpecialMatch { at, len, id, by_user: true });
         }
     }
     Ok(tokens)

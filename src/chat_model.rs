@@ -1,13 +1,13 @@
-//! Conversations with a model: messages to a prompt, what its answer is bound to, and the answer read as it comes.
+//! Conversations with a model: from messages to a prompt, and from generated pieces to an answer.
 //!
 //! ```text
-//! ChatRequest --template, format--> ChatPrompt (ids, options, reader) --session or engine--> pieces --reader--> events
+//! ChatRequest --template, format--> ChatPrompt (ids, options, reader) --session or engine--> pieces --reader-> events
 //! ```
 //!
-//! Template, output format and grammar meet here: a request becomes the prompt, the generation options with what tool
-//! calls are constrained to and what ends an answer, and the reader of the output. The server, the command line and
-//! programs use it; the WASM modules do not, since none has both templates and grammars. It has the vocabulary and
-//! nothing on a device, so it outlives a model that is loaded again.
+//! A request becomes the prompt, the generation options (with the constraint on tool calls and the stop conditions)
+//! and the output reader. Used by the server, the command line and programs, but not by the WASM modules, none of
+//! which has both templates and grammars. Holds the vocabulary and nothing on a device, so it outlives a reloaded
+//! model.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -25,8 +25,8 @@ use crate::generate::{GenerateOptions, Generation, Model, Piece, Session, StopRe
 use crate::grammar::{Constraint, ToolChoice, ToolRules};
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 
-/// What a model's conversations are made of: its chat template, the format in which it writes thoughts and calls, and
-/// the tokens that end its answers. It knows the model's vocabulary and nothing on a device. Cloning shares it.
+/// A model's chat template, output format (reasoning and tool calls) and end tokens. Holds the vocabulary and
+/// nothing on a device. Clones share it.
 ///
 /// ```
 /// use tilewright::answer::Event;
@@ -35,7 +35,7 @@ use crate::tokenizer::{EncodeOptions, Tokenizer};
 ///
 /// # pollster::block_on(async {
 /// let model = Model::builtin(&Device::cpu())?;
-/// // The built-in model has no template of its own. Of one that has, it is `ChatModel::new(&model)?`.
+/// // The built-in model has no template; with one, use `ChatModel::new(&model)?`.
 /// let chat = ChatModel::of(&model, ChatTemplate::known("chatml"))?;
 /// let mut session = model.session()?;
 ///
@@ -43,7 +43,7 @@ use crate::tokenizer::{EncodeOptions, Tokenizer};
 /// let answer = chat.answer(&mut session, &request).await?;
 /// println!("{} ({:?})", answer.text, answer.stop_reason);
 ///
-/// // The conversation goes on, and the answer is printed as it comes.
+/// // Continue the conversation, and print the answer as it is generated.
 /// request.push(answer);
 /// request.messages.push(Message::new("user", "And then?"));
 /// let mut stream = chat.stream(&mut session, &request)?;
@@ -62,106 +62,106 @@ pub struct ChatModel {
     tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
     format: Format,
-    /// Tokens that end an answer beyond those that end a text.
+    /// End tokens of an answer besides the model's.
     stop_ids: Vec<u32>,
 }
 
-/// What is to be answered, and how.
+/// A request for an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatRequest {
     /// The conversation so far.
     pub messages: Vec<Message>,
-    /// What the model may call, each in the shape `{"type": "function", "function": {...}}`.
+    /// Tools that the model may call, each `{"type": "function", "function": {...}}`.
     pub tools: Vec<Json>,
-    /// Whether the answer has calls.
+    /// Whether and what the answer may call.
     #[cfg(feature = "grammar")]
     pub tool_choice: ToolChoice,
     /// Whether the answer may have several calls.
     #[cfg(feature = "grammar")]
     pub parallel_calls: bool,
-    /// Whether what begins as a call has to be one, with arguments that are valid by the tool's schema. Otherwise the
-    /// model is free, and its calls are read all the same. So it is where `prefill` or a constraint among the options
-    /// leaves no room for calls, where the model's format is [`Format::Plain`], and without the feature `grammar`.
-    /// Options that guess tokens are refused with tools unless this is false.
+    /// Whether calls are constrained to be valid, with arguments that match the tool's schema; otherwise they are
+    /// only parsed. Ignored with `prefill` or a constraint in the options, for [`Format::Plain`], and without the
+    /// feature `grammar`. Options with drafts are refused with tools unless this is false.
     #[cfg(feature = "grammar")]
     pub enforce_calls: bool,
-    /// Whether the model may think; what its template does if `None`. Templates are told of it as `enable_thinking` and
+    /// Whether the model may think; `None`: the template's default. Templates receive it as `enable_thinking` and
     /// `thinking`.
     pub thinking: Option<bool>,
-    /// Texts to answer from, usually `{"title": "...", "text": "..."}`.
+    /// Documents to answer from, usually `{"title": "...", "text": "..."}`.
     pub documents: Vec<Json>,
-    /// Further variables of the template, such as `reasoning_effort`.
+    /// Further template variables, such as `reasoning_effort`.
     pub variables: Map<String, Json>,
-    /// Which of several templates of the model; see [`ChatOptions::template`].
+    /// Name of the template, if the model has several; see [`ChatOptions::template`].
     pub template: Option<String>,
-    /// Seconds since 1970 UTC, for templates that mention the date; those of the clock if `None`.
+    /// Seconds since 1970 UTC, for templates that mention the date; `None`: now.
     pub now: Option<i64>,
-    /// How the answer begins: the model goes on from there.
+    /// Beginning of the answer, which the model continues.
     pub prefill: Option<String>,
-    /// How tokens are chosen and when to stop. A constraint is on the answer's text: the model does not think then.
+    /// Sampling and stop options. A constraint applies to the answer's text and disables thinking.
     pub options: GenerateOptions,
 }
 
-/// A prompt, and what its answer is generated and read by.
+/// A prompt with the options and reader for its answer.
 #[derive(Clone, Debug)]
 pub struct ChatPrompt {
     /// The prompt's tokens.
     pub ids: Vec<u32>,
-    /// The request's options, with what calls are bound to and what ends an answer.
+    /// The request's options, with the constraint on tool calls and the stop conditions.
     pub options: GenerateOptions,
-    /// Reads the answer's pieces. Each answer to the prompt needs its own; they are clones.
+    /// Reads the answer's pieces. Clone it for each answer to the prompt.
     pub reader: AnswerReader,
 }
 
-/// An answer as a whole.
+/// A complete answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatAnswer {
-    /// Its text, with what was given of it ([`ChatRequest::prefill`]) and without thoughts and calls.
+    /// Its text, including [`ChatRequest::prefill`], without reasoning and calls.
     pub text: String,
-    /// What the model thought.
+    /// Reasoning.
     pub thinking: String,
-    /// What it calls, in order.
+    /// Tool calls, in order.
     pub calls: Vec<ToolCall>,
     /// Why it ended.
     pub stop_reason: StopReason,
 }
 
-/// Where the pieces of an answer come from.
+/// The source of an answer's pieces.
 pub enum ChatPieces<'s> {
-    /// A session, which computes them when they are asked for.
+    /// A session, which computes pieces on demand.
     Session(Box<Generation<'s>>),
     /// An engine.
     Engine(Stream),
 }
 
-/// An answer in progress: call [`ChatStream::next`] until it gives `None`. Dropping it ends the answer.
+/// An answer in progress: call [`ChatStream::next`] until it returns `None`. Dropping it cancels the answer.
 pub struct ChatStream<'s> {
     pieces: ChatPieces<'s>,
     reader: AnswerReader,
-    /// What was read and not given out.
+    /// Events read but not yet returned.
     events: VecDeque<Event>,
     is_over: bool,
 }
 
 impl ChatModel {
-    /// With the template of the model's files, or the known one that its vocabulary was made for.
+    /// Uses the template of the model's files, or the known one for its vocabulary.
     ///
     /// # Errors
-    /// [`Error::Template`] if there is none: the model continues texts. [`Error::Tokenizer`] if it has no tokenizer.
+    /// [`Error::Template`] if there is none: the model only continues texts. [`Error::Tokenizer`] if it has no
+    /// tokenizer.
     pub fn new(model: &Model) -> Result<ChatModel, Error> {
         let chat = ChatModel::of(model, ChatTemplate::for_model(model.chat_source(), model.tokenizer()?))?;
         chat.template()?;
         Ok(chat)
     }
 
-    /// With this template. Without one, it only continues texts ([`ChatModel::continue_text`]).
+    /// Uses this template. Without one, it only continues texts ([`ChatModel::continue_text`]).
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the model has no tokenizer.
     pub fn of(model: &Model, template: Option<ChatTemplate>) -> Result<ChatModel, Error> {
         let tokenizer = model.encodings()?.shared_tokenizer();
         let sources = match &template {
-            // Those that are built in know no tools.
+            // Built-in templates do not support tools.
             Some(template) if template.name() != "file" => String::new(),
             _ => model.chat_source().templates.iter().map(|(_, source)| source.as_str()).collect(),
         };
@@ -170,7 +170,7 @@ impl ChatModel {
         Ok(ChatModel { tokenizer, template, format, stop_ids })
     }
 
-    /// With another format than the one that the templates of the model's files and its vocabulary show.
+    /// Overrides the format detected from the templates and the vocabulary.
     pub fn with_format(self, format: Format) -> ChatModel {
         ChatModel { format, ..self }
     }
@@ -182,23 +182,23 @@ impl ChatModel {
     pub fn template(&self) -> Result<&ChatTemplate, Error> {
         self.template.as_ref().ok_or_else(|| Error::Template {
             field: "chat template".into(),
-            expected: "one in the model's file: this is a model that continues texts".into(),
+            expected: "one in the model's file: this model only continues texts".into(),
             found: "missing".into(),
         })
     }
 
-    /// How the model writes thoughts and calls.
+    /// The model's format of reasoning and tool calls.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// The prompt of a conversation, and what its answer is generated and read by. This takes time by the length of the
-    /// conversation.
+    /// The prompt of a conversation, with the options and reader for its answer. Takes time proportional to the
+    /// conversation's length.
     ///
     /// # Errors
-    /// [`Error::Template`] if there is no template, or one that refuses the messages; [`Error::Option`] for a
-    /// `tool_choice` that asks for a call where there can be none; [`Error::Constraint`] for tools that cannot be
-    /// enforced; those of [`Tokenizer::encode`].
+    /// [`Error::Template`] without a template, or if it refuses the messages; [`Error::Option`] for a `tool_choice`
+    /// that requires a call where none is possible; [`Error::Constraint`] for tools that cannot be enforced; those
+    /// of [`Tokenizer::encode`].
     pub fn prepare(&self, request: &ChatRequest) -> Result<ChatPrompt, Error> {
         let template = self.template()?;
         let ChatRequest { messages, prefill, .. } = request;
@@ -223,7 +223,7 @@ impl ChatModel {
             ..ChatOptions::default()
         };
         let mut ids = template.encode(&self.tokenizer, &messages, &told)?;
-        // What is given of an answer is read as its beginning, and not as the prompt's end.
+        // A prefill is read as the answer's beginning, not as the prompt's end.
         let mut end = String::new();
         if prefill.is_none() {
             end = prompt_end(&self.tokenizer, &ids)?;
@@ -238,9 +238,8 @@ impl ChatModel {
         Ok(ChatPrompt { ids, options, reader: reader.begun_with(prefill.as_deref().unwrap_or_default()) })
     }
 
-    /// What an answer is generated and read by whose prompt no template has made. `prompt` is its text, or the end of
-    /// it. Of the request only the options and what is said of tools and thinking counts, and the options have nothing
-    /// that ends a message.
+    /// The options and reader for an answer to a prompt without a template. `prompt`: its text, or the end of it.
+    /// Uses only the request's options, tools and thinking, and adds no stop conditions.
     ///
     /// # Errors
     /// [`Error::Option`] and [`Error::Constraint`] as [`ChatModel::prepare`].
@@ -251,8 +250,8 @@ impl ChatModel {
         Ok((options, reader.after_prompt(prompt)))
     }
 
-    /// Begins an answer in a session of the same model. What the session has computed of the prompt's beginning is kept,
-    /// so that a conversation that grows costs only what is new.
+    /// Starts an answer in a session of the same model. The common prefix stays cached, so a growing conversation
+    /// only computes what is new.
     ///
     /// # Errors
     /// Those of [`ChatModel::prepare`] and [`Session::generate_from`].
@@ -261,8 +260,8 @@ impl ChatModel {
         Ok(ChatStream::new(session.generate_from(&ids, &options)?, reader))
     }
 
-    /// Has an engine of the same model begin an answer. For one with a deadline, a priority or the like, give the engine
-    /// what [`ChatModel::prepare`] makes, and its stream with the reader to [`ChatStream::new`].
+    /// Starts an answer in an engine of the same model. For a deadline, priority and so on, submit the result of
+    /// [`ChatModel::prepare`] and pass the stream and the reader to [`ChatStream::new`].
     ///
     /// # Errors
     /// Those of [`ChatModel::prepare`] and [`Engine::submit`].
@@ -271,7 +270,7 @@ impl ChatModel {
         Ok(ChatStream::new(engine.submit(Request::new(ids, options))?, reader))
     }
 
-    /// The whole answer of [`ChatModel::stream`].
+    /// The complete answer of [`ChatModel::stream`].
     ///
     /// # Errors
     /// Those of [`ChatModel::stream`] and [`ChatStream::next`].
@@ -279,8 +278,8 @@ impl ChatModel {
         self.stream(session, request)?.whole().await
     }
 
-    /// What stands between a prompt and an answer that has to match something from its first character on: the end of a
-    /// thought that the prompt has begun, or the header that such an answer has.
+    /// Tokens between a prompt and an answer constrained from its first character: the end of open reasoning, or the
+    /// header of a final answer.
     fn opening(&self, prompt_end: &str) -> Result<Vec<u32>, Error> {
         let special = EncodeOptions { add_special: false, parse_special: true };
         let encode = |text: &str| self.tokenizer.encode_with(text, special);
@@ -298,7 +297,7 @@ impl ChatModel {
         }
     }
 
-    /// Binds an answer to calls that can be read and are valid, where it is not bound otherwise.
+    /// Constrains tool calls, unless the answer is constrained otherwise.
     #[cfg(feature = "grammar")]
     fn bind(&self, prompt: &str, request: &ChatRequest, options: &mut GenerateOptions) -> Result<(), Error> {
         let ChatRequest { tools, tool_choice: choice, parallel_calls: parallel, .. } = request;
@@ -309,12 +308,12 @@ impl ChatModel {
             }
             let lacks = match tools.is_empty() {
                 true => "there are no tools",
-                false => "a constraint, a beginning or calls that are not enforced leave no room for one",
+                false => "a constraint, a prefill or unenforced calls rule one out",
             };
             let expected = format!("auto or none, since {lacks}");
             return Err(Error::Option { option: "tool_choice", expected, found: "a call".into() });
         }
-        // Of a format that is not known, calls are neither read nor enforced.
+        // In an unknown format, calls are neither parsed nor enforced.
         if self.format == Format::Plain && matches!(choice, ToolChoice::Auto | ToolChoice::None) {
             return Ok(());
         }
@@ -337,7 +336,7 @@ fn now() -> Option<i64> {
 }
 
 impl ChatRequest {
-    /// Without tools, with the usual options. The model decides whether it thinks.
+    /// A request with default options and without tools. The model decides whether to think.
     pub fn new(messages: Vec<Message>) -> ChatRequest {
         ChatRequest {
             messages,
@@ -358,7 +357,7 @@ impl ChatRequest {
         }
     }
 
-    /// Adds an answer to the messages.
+    /// Appends an answer to the messages.
     pub fn push(&mut self, answer: ChatAnswer) {
         let n_messages = self.messages.len();
         self.messages.push(answer.into_message(n_messages));
@@ -366,8 +365,8 @@ impl ChatRequest {
 }
 
 impl ChatAnswer {
-    /// The message that templates look for, after so many others. The thought is in `reasoning_content`, where each
-    /// template keeps it or leaves it out. Calls that the model gave no id have one by the number of messages.
+    /// The message for templates, as number `n_messages`. Reasoning is in `reasoning_content`, which each template
+    /// keeps or drops. Calls without an id get one from the number of messages.
     pub fn into_message(self, n_messages: usize) -> Message {
         let mut message = Message::new("assistant", self.text);
         if !self.thinking.is_empty() {
@@ -382,7 +381,7 @@ impl ChatAnswer {
 }
 
 impl ChatPieces<'_> {
-    /// The next token with the text that it completes, or `None` at the end.
+    /// The next token and the text it completes, or `None` at the end.
     ///
     /// # Errors
     /// As [`Generation::next`].
@@ -393,7 +392,7 @@ impl ChatPieces<'_> {
         }
     }
 
-    /// Why the text ended; `None` while it goes on.
+    /// Why the completion ended; `None` while it runs.
     pub fn stop_reason(&self) -> Option<StopReason> {
         match self {
             ChatPieces::Session(generation) => generation.stop_reason(),
@@ -415,20 +414,20 @@ impl From<Stream> for ChatPieces<'_> {
 }
 
 impl<'s> ChatStream<'s> {
-    /// The answer that a generation or an engine's stream gives, read by the reader of its prompt.
+    /// The answer from a generation or an engine's stream, read by its prompt's reader.
     pub fn new(pieces: impl Into<ChatPieces<'s>>, reader: AnswerReader) -> ChatStream<'s> {
         ChatStream { pieces: pieces.into(), reader, events: VecDeque::new(), is_over: false }
     }
 
-    /// Where the pieces come from: to cancel the answer, to go on after a lost device, or for what was counted.
+    /// The source of the pieces, to cancel the answer, resume after a lost device, or read statistics.
     pub fn pieces(&mut self) -> &mut ChatPieces<'s> {
         &mut self.pieces
     }
 
-    /// What comes next: a part of a thought or of the text, or a whole call. `None` at the end.
+    /// The next event: some reasoning or text, or a complete call. `None` at the end.
     ///
     /// # Errors
-    /// As [`Generation::next`]. What was held back comes after it.
+    /// As [`Generation::next`]. Held events follow the error.
     pub async fn next(&mut self) -> Option<Result<Event, Error>> {
         while self.events.is_empty() && !self.is_over {
             let events = match self.pieces.next().await {
@@ -447,12 +446,12 @@ impl<'s> ChatStream<'s> {
         self.events.pop_front().map(Ok)
     }
 
-    /// Why the answer ended; `None` while it goes on.
+    /// Why the answer ended; `None` while it runs.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.pieces.stop_reason()
     }
 
-    /// All that comes.
+    /// Collects the complete answer.
     ///
     /// # Errors
     /// As [`ChatStream::next`].

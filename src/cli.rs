@@ -36,12 +36,12 @@ use tilewright::AdapterReport;
 use tilewright::hub::HubError;
 use tilewright::{Device, DeviceChoice, Error, Power, Tier};
 
-/// Runs language models on any GPU through WebGPU, and on the CPU.
+/// Run language models on any GPU through WebGPU, or on the CPU.
 ///
-/// Without a subcommand it tells a story with the model that is built in.
+/// Without a subcommand, generates a story with the built-in model.
 #[derive(Parser)]
 #[command(version, args_conflicts_with_subcommands = true)]
-#[command(after_help = "Exit codes: 0 done, 1 an error at work, 2 an error in the command line.")]
+#[command(after_help = "Exit codes: 0 success, 1 runtime error, 2 invalid command line.")]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -51,7 +51,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Generate text with a model file or the built-in model.
+    /// Generate text from a prompt, with a model file or the built-in model.
     Run(run::RunArgs),
     #[cfg(feature = "chat")]
     Chat(chat::ChatArgs),
@@ -62,38 +62,38 @@ enum Command {
     Pull(hub::PullArgs),
     List(hub::ListArgs),
     Rm(hub::RmArgs),
-    /// Show adapters, their features and limits, and which device would be used.
+    /// Show adapters with their features and limits, and the device that would be used.
     Info(info::InfoArgs),
-    /// Show the token ids of a text.
+    /// Print the token ids of a text.
     Tokenize(tokenize::TokenizeArgs),
     /// Show metadata, tensors and memory plan of a model file.
     Inspect(inspect::InspectArgs),
     Quantize(quantize::QuantizeArgs),
-    /// Measure a model: tokens per second of prompts and of decoding, next to what the device can do.
+    /// Benchmark a model: prefill and decode speed, next to what the device can reach.
     ///
-    /// Tests are named as by llama-bench: `pp512` is a prompt of 512 tokens, `tg128` are 128 tokens generated one after
-    /// the other, `@ d1024` says that the context holds 1024 tokens before. Rates are the median of the repetitions, with
-    /// the lowest and the highest. All tests are of a single sequence. `b32` says that a prompt goes through in passes of 32
-    /// tokens, where that is not the usual size.
+    /// Tests are named as in llama-bench: `pp512` is a prompt of 512 tokens, `tg128` generates 128 tokens one after
+    /// the other, `@ d1024` starts from a context of 1024 tokens, and `b32` runs prefill in passes of 32 tokens
+    /// instead of the usual size. Rates are the median of the repetitions, with the lowest and the highest. All tests
+    /// run a single sequence.
     ///
-    /// The share in the last column is of what two kernels reach on the same device in the same run: `scale`, which
-    /// copies a large tensor, for decoding, and `matmul` with F32 weights for prompts.
+    /// The last column compares with two kernels measured on the same device in the same run: decoding with `scale`,
+    /// which copies a large tensor, and prefill with an F32 `matmul`.
     ///
-    /// With `--report` the device is measured as a whole: probes of memory and arithmetic, each kernel with its share of
-    /// them, and the model. `www/bench.html` writes the same in a browser.
+    /// With `--report`, measures the device as a whole: memory and arithmetic probes, each kernel with its share of
+    /// them, and the model. `www/bench.html` writes the same report in a browser.
     Bench(Box<bench::BenchArgs>),
-    /// Measure the ways to take a model's matrix products on this device, and keep the fastest for all later runs.
+    /// Measure the matrix-product kernels for a model's shapes and save the fastest for later runs.
     ///
-    /// Each product takes 2 s at most. A way that is not at least 5 % faster than a simpler one is not taken, nor is
-    /// one whose results differ beyond rounding. What is kept is valid for this version, adapter, driver and tier.
+    /// Each product takes 2 s at most. A kernel is chosen only if it is at least 5 % faster than every simpler one and
+    /// its results agree up to rounding. The choices apply to this version, adapter, driver and tier.
     Tune(tune::TuneArgs),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
 }
 
 impl Cli {
-    /// What is named as models: files, folders or addresses. `embed` and `rerank` look for theirs themselves, since they tell
-    /// more by their exit codes and in their logs.
+    /// The model arguments: files, folders or addresses. `embed` and `rerank` resolve their own, to report errors by
+    /// their exit codes and logs.
     fn models(&mut self) -> Vec<&mut PathBuf> {
         let (model, draft) = match &mut self.command {
             None => (None, self.story.draft()),
@@ -108,7 +108,7 @@ impl Cli {
             Some(Command::Embed(_) | Command::Rerank(_) | Command::Info(_)) => (None, None),
             Some(Command::Pull(_) | Command::List(_) | Command::Rm(_)) => (None, None),
             Some(Command::Completions(_) | Command::Man(_)) => (None, None),
-            // It names several, and finds them itself.
+            // `serve` resolves its models itself.
             #[cfg(feature = "serve")]
             Some(Command::Serve(_)) => (None, None),
         };
@@ -116,25 +116,25 @@ impl Cli {
     }
 }
 
-/// What stops a command.
-enum Failure {
+/// Why a command ended early.
+enum CommandFailure {
     /// An error to report.
     Error(Error),
-    /// Whoever reads stdout went away: nothing is left to do, and nobody to tell.
+    /// The reader closed stdout. This counts as success.
     StdoutClosed,
 }
 
-impl From<Error> for Failure {
+impl From<Error> for CommandFailure {
     fn from(error: Error) -> Self {
-        Failure::Error(error)
+        CommandFailure::Error(error)
     }
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for CommandFailure {
     fn from(source: io::Error) -> Self {
         match source.kind() {
-            io::ErrorKind::BrokenPipe => Failure::StdoutClosed,
-            _ => Failure::Error(Error::Io { path: "stdout".into(), source }),
+            io::ErrorKind::BrokenPipe => CommandFailure::StdoutClosed,
+            _ => CommandFailure::Error(Error::Io { path: "stdout".into(), source }),
         }
     }
 }
@@ -153,7 +153,7 @@ pub fn main() -> ExitCode {
         Some(Command::Chat(args)) => chat::chat(&args),
         #[cfg(feature = "serve")]
         Some(Command::Serve(args)) => serve::serve(*args),
-        // Their exit codes tell more, for the programs that start them.
+        // These two have more exit codes, for the programs that start them.
         Some(Command::Embed(args)) => return embed::embed(args),
         Some(Command::Rerank(args)) => return rerank::rerank(args),
         Some(Command::Pull(args)) => hub::pull(&args),
@@ -170,19 +170,19 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// The exit code of what a command came to; an error is told.
-fn ended(result: Result<(), Failure>) -> ExitCode {
+/// Reports a command's error, if any, and returns the exit code.
+fn ended(result: Result<(), CommandFailure>) -> ExitCode {
     match result {
-        Ok(()) | Err(Failure::StdoutClosed) => ExitCode::SUCCESS,
-        // A value out of range is the command line's fault, whoever noticed it.
-        Err(Failure::Error(error))
+        Ok(()) | Err(CommandFailure::StdoutClosed) => ExitCode::SUCCESS,
+        // An invalid value is a usage error, also if the library detects it.
+        Err(CommandFailure::Error(error))
             if matches!(error.code(), "option" | "constraint")
                 || matches!(error, Error::Hub(HubError::Address { .. })) =>
         {
             eprintln!("error: {error}");
             ExitCode::from(2)
         }
-        Err(Failure::Error(error)) => {
+        Err(CommandFailure::Error(error)) => {
             eprintln!("error: {error}");
             ExitCode::FAILURE
         }
@@ -192,27 +192,29 @@ fn ended(result: Result<(), Failure>) -> ExitCode {
 /// Which device to use.
 #[derive(clap::Args)]
 struct DeviceArgs {
-    /// Device: `auto`, `cpu`, `gpu`, or part of an adapter's name. `auto` is a GPU that is not software, discrete before
-    /// integrated before virtual, Vulkan or Metal before DirectX; the CPU if there is none. `serve` can use several: `all` GPUs
-    /// that are not software, or a list such as `0,1,cpu` of names and of numbers in `tilewright info`.
+    /// Device: `auto`, `cpu`, `gpu`, or part of an adapter's name.
+    ///
+    /// `auto` picks a hardware GPU (discrete before integrated before virtual, Vulkan or Metal before DirectX), or the
+    /// CPU if there is none. `serve` also accepts `all` for every hardware GPU, or a list such as `0,1,cpu` of names
+    /// and of numbers from `tilewright info`.
     #[arg(long, default_value = "auto", env = "TILEWRIGHT_DEVICE", value_name = "DEVICE")]
     device: DeviceChoice,
-    /// GPU adapter, whatever `--device` says: `pci:0000:3b:00.0`, its number in `tilewright info`, or part of its name.
+    /// GPU adapter, overriding --device: `pci:0000:3b:00.0`, a number from `tilewright info`, or part of its name.
     #[arg(long, value_parser = parse_adapter, env = "TILEWRIGHT_ADAPTER", value_name = "ADAPTER")]
     adapter: Option<DeviceChoice>,
-    /// Which GPU `--device auto` prefers: `high` a discrete one, `low` an integrated one, which needs less power.
+    /// GPU that `--device auto` prefers: `high` for discrete, `low` for integrated, which saves power.
     #[arg(long, value_parser = parse_power, default_value = "high", env = "TILEWRIGHT_POWER", value_name = "POWER")]
     power: Power,
-    /// Show what GPU drivers print while a device is opened.
+    /// Show GPU driver output while a device is opened.
     #[arg(long)]
     verbose: bool,
-    /// Shader tier instead of the one that suits the adapter; `f16`, `matrix8` and `matrix16` round operands.
+    /// Shader tier; `f16`, `matrix8` and `matrix16` round operands [default: the best for the adapter].
     #[arg(long, value_parser = parse_tier, env = "TILEWRIGHT_TIER", value_name = "TIER")]
     tier: Option<Tier>,
 }
 
 impl DeviceArgs {
-    /// Opens the device and says what went wrong and does no harm.
+    /// Opens the device and prints its notices.
     fn open(&self) -> Result<Device, Error> {
         self.open_one(&self.choice())
     }
@@ -223,7 +225,7 @@ impl DeviceArgs {
         Ok(device)
     }
 
-    /// Opens the device; its notices are still to be told.
+    /// Opens the device without printing its notices.
     fn choose(&self) -> Result<Device, Error> {
         self.choose_one(&self.choice())
     }
@@ -240,8 +242,8 @@ impl DeviceArgs {
         }
     }
 
-    /// All devices that are asked for: of `all` the GPUs that are not software, and one at least; those of a list, unless an
-    /// adapter has that name.
+    /// The selected devices: for `all`, every hardware GPU, or `auto` without one; for a list, its entries, unless an
+    /// adapter's name contains the text.
     #[cfg(feature = "serve")]
     fn choices(&self) -> Result<Vec<DeviceChoice>, Error> {
         let DeviceChoice::Named(text) = self.choice() else { return Ok(vec![self.choice()]) };
@@ -263,25 +265,25 @@ impl DeviceArgs {
         Ok(if found.is_empty() { vec![DeviceChoice::Auto] } else { found })
     }
 
-    /// Runs what makes drivers print to stderr, without what they print, unless `--verbose` is given.
+    /// Calls `run`, suppressing what drivers print to stderr unless `--verbose` is given.
     fn quietly<T>(&self, run: impl FnOnce() -> T) -> T {
         if self.verbose { run() } else { quiet::quietly(run) }
     }
 }
 
-/// Says what the self-test found since this was last called.
+/// Prints the self-test's notices since the last call.
 fn tell_findings(device: &Device) {
     device.take_notices().iter().for_each(|notice| eprintln!("notice: {notice}"));
 }
 
-/// Keeps what was compiled for each device, so that the next start compiles none of it.
+/// Saves the pipeline cache of each device, so that the next start compiles nothing.
 fn save_pipeline_caches<'a>(devices: impl IntoIterator<Item = &'a Device>) {
     for error in devices.into_iter().filter_map(|device| device.save_pipeline_cache().err()) {
         eprintln!("warning: the pipeline cache was not saved: {error}");
     }
 }
 
-/// One of several devices.
+/// Parses one device of a list.
 fn parse_device(name: &str) -> Result<DeviceChoice, String> {
     match name {
         "auto" | "cpu" | "gpu" => Ok(DeviceChoice::from_str(name).unwrap_or_default()),
@@ -327,7 +329,7 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
     Ok((number * factor) as u64)
 }
 
-/// Bytes for people.
+/// Formats a number of bytes, such as `1.50 GiB`.
 fn show_bytes(bytes: u64) -> String {
     let mib = bytes as f64 / (1 << 20) as f64;
     match mib {
@@ -337,18 +339,18 @@ fn show_bytes(bytes: u64) -> String {
     }
 }
 
-/// The byte order mark, which is none of a text that it begins.
+/// The byte order mark, which is not part of the text.
 const MARK: char = '\u{feff}';
 
-/// The text of a file.
+/// The text of a file, without a byte order mark.
 ///
 /// # Errors
-/// [`Error::Io`] if it cannot be read, or is not UTF-8.
+/// [`Error::Io`] if the file cannot be read or is not UTF-8.
 fn read_text(path: &Path) -> Result<String, Error> {
     text_of(path, std::fs::read_to_string(path))
 }
 
-/// What was read of a file or of stdin, without the byte order mark that editors and PowerShell put in front.
+/// Text read from a file or stdin, without the byte order mark that editors and PowerShell write.
 fn text_of(path: &Path, read: io::Result<String>) -> Result<String, Error> {
     let mut text = read.map_err(|source| Error::Io { path: path.into(), source })?;
     if text.starts_with(MARK) {
@@ -357,20 +359,22 @@ fn text_of(path: &Path, read: io::Result<String>) -> Result<String, Error> {
     Ok(text)
 }
 
-/// A list of JSON objects in a file.
+/// Reads a JSON list of objects.
 #[cfg(feature = "chat")]
 fn read_list(path: &Path) -> Result<Vec<serde_json::Value>, Error> {
     let text = read_text(path)?;
     let objects = |list: &Vec<serde_json::Value>| list.iter().all(serde_json::Value::is_object);
     let parsed = serde_json::from_str(&text).map_err(|error| error.to_string());
-    parsed.and_then(|list| if objects(&list) { Ok(list) } else { Err("another list".into()) }).map_err(|found| {
-        let (field, expected) = (path.display().to_string(), "a JSON list of objects".into());
-        Error::Template { field, expected, found }
-    })
+    parsed.and_then(|list| if objects(&list) { Ok(list) } else { Err("a list with non-objects".into()) }).map_err(
+        |found| {
+            let (field, expected) = (path.display().to_string(), "a JSON list of objects".into());
+            Error::Template { field, expected, found }
+        },
+    )
 }
 
 /// Prints one JSON value to stdout.
-fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
+fn print_json(value: &serde_json::Value) -> Result<(), CommandFailure> {
     let mut out = io::stdout().lock();
     writeln!(out, "{value:#}")?;
     Ok(out.flush()?)
@@ -381,13 +385,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn clap_definition_passes_its_debug_assertions() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn adapters_are_read_in_all_spellings() {
+    fn adapter_argument_is_parsed_in_all_spellings() {
         let address = DeviceChoice::Pci("0000:3b:00.0".into());
         for text in ["pci:0000:3b:00.0", "pci:00000000:3B:00.0", "pci:3b:0.0"] {
             assert_eq!(parse_adapter(text), Ok(address.clone()), "{text}");
@@ -400,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_read_in_all_spellings() {
+    fn byte_size_argument_is_parsed_in_all_spellings() {
         for (text, bytes) in [("17", 17), ("2K", 2048), ("1.5GiB", 3 << 29), ("512mb", 512 << 20), ("3 M", 3 << 20)] {
             assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
         }

@@ -1,10 +1,10 @@
-//! Counts of what an executor did. They hold on every machine, so tests assert them.
+//! Counts of an executor's work. They do not depend on the machine, so tests assert them.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// Totals since the device was opened; subtract two to get what happened in between.
+        /// Totals since the device was opened; subtract two for the work between.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
         pub struct Counters { $($(#[$doc])* pub $name: u64,)* }
 
@@ -22,7 +22,7 @@ macro_rules! counters {
             }
         }
 
-        /// The running totals.
+        /// Running totals.
         #[derive(Debug, Default)]
         pub(crate) struct LiveCounters { $(pub $name: Count,)* }
 
@@ -34,7 +34,7 @@ macro_rules! counters {
     };
 }
 
-/// One running total.
+/// A running total.
 #[derive(Debug, Default)]
 pub(crate) struct Count(AtomicU64);
 
@@ -49,21 +49,21 @@ counters! {
     dispatches,
     /// Command buffers submitted (GPU) or recordings run (CPU).
     submits,
-    /// Buffers created, staging buffers included.
+    /// Buffers created, including staging buffers.
     buffers_created,
-    /// Bytes of buffers created, staging buffers excluded.
+    /// Bytes of buffers created, excluding staging buffers.
     bytes_allocated,
     /// Bind groups created.
     bind_groups_created,
     /// Pipelines compiled.
     pipelines_created,
-    /// Buffer requests that the pool could serve from buffers given back earlier.
+    /// Buffer requests served from the pool.
     pool_hits,
-    /// Buffer requests for which a buffer had to be created.
+    /// Buffer requests that created a buffer.
     pool_misses,
     /// Bytes written by the host.
     bytes_uploaded,
-    /// Reads by the host: one for each submission with results.
+    /// Reads by the host, one per submission with results.
     reads,
     /// Bytes read back by the host.
     bytes_read,

@@ -12,7 +12,8 @@ use crate::counters::LiveCounters;
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::gpu::Faults;
-use crate::recording::{Products, Step};
+use crate::recording::{Products, Recording, Step};
+use crate::shaders::{Id, read_params};
 use crate::tensor::{Tensor, WordCopy};
 
 mod activation;
@@ -202,9 +203,10 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// A kernel's call: params as the shader sees them, weight type, operands in binding order.
+/// A kernel's call: params as the shader sees them, its overrides, weight type, operands in binding order.
 pub(crate) struct Call<'a> {
     params: &'a [u8],
+    constants: &'a [(&'static str, f64)],
     pub weight: Option<WeightType>,
     /// Whether activations that meet quantised weights may be rounded.
     pub rounds: bool,
@@ -217,7 +219,18 @@ pub(crate) struct Call<'a> {
 
 impl<'a> Call<'a> {
     pub fn params<P: Pod>(&self) -> P {
-        bytemuck::pod_read_unaligned(self.params)
+        read_params(self.params)
+    }
+
+    /// The value of an override of the shader. Those that twins ask for begin as 0, or every recording has them.
+    pub fn constant(&self, name: &str) -> u32 {
+        let found = self.constants.iter().find(|(known, _)| *known == name);
+        found.map_or(0, |&(_, value)| value as u32)
+    }
+
+    /// Whether an override is set.
+    pub fn is(&self, name: &str) -> bool {
+        self.constant(name) != 0
     }
 
     /// All operands at once, so that one can be written while others are read.
@@ -233,73 +246,74 @@ impl<'a> Call<'a> {
 type Twin = fn(Call<'_>);
 
 /// The twin of a kernel.
-fn twin(kernel: &str) -> Option<Twin> {
+fn twin(kernel: Id) -> Option<Twin> {
     Some(match kernel {
-        "add" => activation::add,
+        Id::Add => activation::add,
         #[cfg(feature = "lora")]
-        "add_lora" => lora::add_lora,
-        "advance" => sample::advance,
-        "argmax" => argmax::argmax,
-        "argmax_merge" => argmax::argmax_merge,
-        "attention_decode" => attention::attention_decode,
-        "attention_merge" => attention::attention_merge,
-        "attention_prefill" => attention::attention_prefill,
-        "by_head" => by_head::by_head,
-        "delta_rule" => recurrent::delta_rule,
-        "selective_scan" => recurrent::selective_scan,
-        "embed" => embed::embed,
-        "embed_sum" => embed::embed_sum,
-        "expert_down" => experts::expert_down,
-        "expert_gate_up" => experts::expert_gate_up,
-        "expert_matmul" => experts::expert_matmul,
-        "expert_sum" => experts::expert_sum,
-        "expert_tiles" => experts::expert_tiles,
-        "gate_up" => linear::gate_up,
+        Id::AddLora => lora::add_lora,
+        Id::Advance => sample::advance,
+        Id::Argmax => argmax::argmax,
+        Id::ArgmaxMerge => argmax::argmax_merge,
+        Id::AttentionDecode => attention::attention_decode,
+        Id::AttentionMerge => attention::attention_merge,
+        Id::AttentionPrefill => attention::attention_prefill,
+        Id::ByHead => by_head::by_head,
+        Id::DeltaRule => recurrent::delta_rule,
+        Id::SelectiveScan => recurrent::selective_scan,
+        Id::Embed => embed::embed,
+        Id::EmbedSum => embed::embed_sum,
+        Id::ExpertDown => experts::expert_down,
+        Id::ExpertGateUp => experts::expert_gate_up,
+        Id::ExpertMatmul => experts::expert_matmul,
+        Id::ExpertSum => experts::expert_sum,
+        Id::ExpertTiles => experts::expert_tiles,
+        Id::GateUp => linear::gate_up,
         #[cfg(feature = "lora")]
-        "gate_up_lora" => lora::gate_up_lora,
-        "geglu" => activation::geglu,
-        "gelu" => activation::gelu,
-        "last_row" => embed::last_row,
-        "layer_norm" => norm::layer_norm,
-        "linear_norm" => linear::linear_norm,
-        "matmul" => linear::matmul,
-        "matmul_plain" => matmul_plain::matmul_plain,
-        "mask_logits" => sample::mask_logits,
-        "matvec" => linear::matvec,
+        Id::GateUpLora => lora::gate_up_lora,
+        Id::Geglu => activation::geglu,
+        Id::Gelu => activation::gelu,
+        Id::LastRow => embed::last_row,
+        Id::LayerNorm => norm::layer_norm,
+        Id::LinearNorm => linear::linear_norm,
+        Id::Matmul => linear::matmul,
+        Id::MatmulPlain => matmul_plain::matmul_plain,
+        Id::MaskLogits => sample::mask_logits,
+        Id::Matvec => linear::matvec,
         #[cfg(feature = "lora")]
-        "matvec_lora" => lora::matvec_lora,
-        "merge_top" => select_top::merge_top,
-        "mol" => mol::mol,
-        "penalize" => sample::penalize,
-        "pool" => pool::pool,
-        "rms_norm" => norm::rms_norm,
-        "rope" => rope::rope,
-        "route" => experts::route,
-        "rope_kv" => rope::rope_kv,
-        "rope_packed" => rope::rope_packed,
-        "candidates" => sample::candidates,
-        "sample" => sample::sample,
-        "scale" => activation::scale,
-        "select_top" => select_top::select_top,
-        "short_conv" => recurrent::short_conv,
-        "sigmoid_gate" => activation::sigmoid_gate,
-        "silu" => activation::silu,
-        "softmax" => softmax::softmax,
-        "split_sum" => linear::split_sum,
-        "swiglu" => activation::swiglu,
+        Id::MatvecLora => lora::matvec_lora,
+        Id::MergeTop => select_top::merge_top,
+        Id::Mol => mol::mol,
+        Id::Penalize => sample::penalize,
+        Id::Pool => pool::pool,
+        Id::RmsNorm => norm::rms_norm,
+        Id::Rope => rope::rope,
+        Id::Route => experts::route,
+        Id::RopeKv => rope::rope_kv,
+        Id::RopePacked => rope::rope_packed,
+        Id::Candidates => sample::candidates,
+        Id::Sample => sample::sample,
+        Id::Scale => activation::scale,
+        Id::SelectTop => select_top::select_top,
+        Id::ShortConv => recurrent::short_conv,
+        Id::SigmoidGate => activation::sigmoid_gate,
+        Id::Silu => activation::silu,
+        Id::Softmax => softmax::softmax,
+        Id::SplitSum => linear::split_sum,
+        Id::Swiglu => activation::swiglu,
         #[cfg(not(target_arch = "wasm32"))]
-        "matmul_naive" => linear::matmul,
+        Id::MatmulNaive => linear::matmul,
         #[cfg(not(target_arch = "wasm32"))]
-        "mol_gate" => mol_parts::mol_gate,
-        "probe_copy" => probe::probe_copy,
-        "probe_fma" => probe::probe_fma,
+        Id::MolGate => mol_parts::mol_gate,
+        Id::ProbeCopy => probe::probe_copy,
+        Id::ProbeFma => probe::probe_fma,
         #[cfg(not(target_arch = "wasm32"))]
-        "probe_matrix" => probe::probe_matrix,
-        "probe_read" => probe::probe_read,
-        "probe_reduce" => probe::probe_reduce,
+        Id::ProbeMatrix => probe::probe_matrix,
+        Id::ProbeRead => probe::probe_read,
+        Id::ProbeReduce => probe::probe_reduce,
         #[cfg(not(target_arch = "wasm32"))]
-        "weighted_sum" => mol_parts::weighted_sum,
-        _ => return None,
+        Id::WeightedSum => mol_parts::weighted_sum,
+        // In half precision, which no recording for the CPU has.
+        Id::AttentionHalf | Id::HalfRows | Id::MatmulHalf => return None,
     })
 }
 
@@ -367,13 +381,22 @@ impl Cpu {
         })
     }
 
+    /// Looks up the twins of a recording's steps, and how their operands lie in memory.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if a kernel has no twin.
+    pub fn prepare(&self, steps: &Arc<[Step]>) -> Result<PreparedSteps, Error> {
+        let prepared = steps.iter().map(PreparedStep::new).collect::<Result<_, _>>()?;
+        Ok(PreparedSteps(Arc::new((steps.clone(), prepared))))
+    }
+
     /// Runs some of the steps. Where `rounds` says so, activations are rounded to bytes where they meet quantised weights.
-    pub fn run(&self, steps: &Arc<[Step]>, which: Range<usize>, rounds: bool) -> Result<(), Error> {
+    pub fn run(&self, recording: &Recording, which: Range<usize>, rounds: bool) -> Result<(), Error> {
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let (own, n_steps, faults) = (steps.clone(), which.len(), self.faults.clone());
+        let (own, n_steps, faults) = (PreparedSteps::of(recording)?, which.len(), self.faults.clone());
         let run_all = move || {
             faults.run();
-            own[which].iter().try_for_each(|step| run_step(step, rounds))
+            own.iter(which).try_for_each(|(step, prepared)| prepared.run(step, rounds))
         };
         self.threads.run(run_all)??;
         self.counters.dispatches.add(n_steps as u64);
@@ -381,18 +404,51 @@ impl Cpu {
         Ok(())
     }
 
-    pub fn run_profiled(&self, steps: &Arc<[Step]>, rounds: bool) -> Result<Vec<Duration>, Error> {
+    pub fn run_profiled(&self, recording: &Recording, rounds: bool) -> Result<Vec<Duration>, Error> {
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = steps.clone();
-        let timed = move |step: &Step| {
+        let (own, n_steps) = (PreparedSteps::of(recording)?, recording.n_dispatches());
+        let timed = move |(step, prepared): (&Step, &PreparedStep)| {
             let start = Instant::now();
-            run_step(step, rounds).map(|()| start.elapsed())
+            prepared.run(step, rounds).map(|()| start.elapsed())
         };
-        let times = self.threads.run(move || own.iter().map(timed).collect::<Result<_, _>>())??;
-        self.counters.dispatches.add(steps.len() as u64);
+        let times = self.threads.run(move || own.iter(0..n_steps).map(timed).collect::<Result<_, _>>())??;
+        self.counters.dispatches.add(n_steps as u64);
         self.counters.submits.add(1);
         Ok(times)
     }
+}
+
+/// A recording's steps, shared with the threads that run them, and what [`Cpu::prepare`] made of each.
+#[derive(Clone)]
+pub(crate) struct PreparedSteps(Arc<(Arc<[Step]>, Vec<PreparedStep>)>);
+
+impl PreparedSteps {
+    fn of(recording: &Recording) -> Result<PreparedSteps, Error> {
+        let prepared: Option<&PreparedSteps> = recording.prepared.get();
+        prepared.cloned().ok_or_else(|| Error::Operand {
+            kernel: "device",
+            operand: "recording",
+            expected: "a recording of this device".into(),
+            found: "one of another device".into(),
+        })
+    }
+
+    fn iter(&self, which: Range<usize>) -> impl Iterator<Item = (&Step, &PreparedStep)> {
+        let (steps, prepared) = &*self.0;
+        steps[which.clone()].iter().zip(&prepared[which])
+    }
+}
+
+/// What a step needs beside what was recorded.
+struct PreparedStep {
+    twin: Twin,
+    /// The first operand in each memory: several operands may read the same, which is then locked once. A written one
+    /// has no other reader, as the recorder checked.
+    memories: Vec<usize>,
+    /// Which memory each operand is in, and how many words it has.
+    places: Vec<(usize, usize)>,
+    /// The order of the first operand's weights.
+    panels: Option<Panels>,
 }
 
 enum Guard<'a> {
@@ -400,58 +456,61 @@ enum Guard<'a> {
     Write(RwLockWriteGuard<'a, Stored>),
 }
 
-fn run_step(step: &Step, rounds: bool) -> Result<(), Error> {
-    let twin = twin(step.kernel.name).ok_or_else(|| Error::Operand {
-        kernel: step.kernel.name,
-        operand: "device",
-        expected: "a kernel with a CPU twin".into(),
-        found: "one without".into(),
-    })?;
-    // A memory that several operands read is locked once; a written one has no other reader, as the recorder checked.
-    let mut memories: Vec<(&Memory, bool)> = Vec::with_capacity(step.operands.len());
-    let mut slots = Vec::with_capacity(step.operands.len());
-    for (operand, binding) in step.operands.iter().zip(step.kernel.bindings) {
-        let memory: &Memory = operand.memory()?;
-        let slot = memories.iter().position(|(other, _)| std::ptr::eq(*other, memory)).unwrap_or_else(|| {
-            memories.push((memory, binding.writes));
-            memories.len() - 1
-        });
-        // Inputs keep the rounding to 16 bytes, for twins that read them as vectors; outputs end where the tensor does,
-        // for twins that write as many rows as there are.
-        let len_bytes = operand.len() * operand.dtype().size_bytes() as usize;
-        let len = if binding.writes { len_bytes.div_ceil(4) } else { operand.size_bytes() as usize / 4 };
-        slots.push((slot, len));
+impl PreparedStep {
+    fn new(step: &Step) -> Result<PreparedStep, Error> {
+        let twin = twin(step.kernel.id).ok_or_else(|| Error::Operand {
+            kernel: step.kernel.name,
+            operand: "device",
+            expected: "a kernel with a CPU twin".into(),
+            found: "one without".into(),
+        })?;
+        let (mut memories, mut places) = (Vec::new(), Vec::with_capacity(step.operands.len()));
+        for (i, (operand, binding)) in step.operands.iter().zip(step.kernel.bindings).enumerate() {
+            let memory: &Memory = operand.memory()?;
+            let is_same = |&other: &usize| step.operands[other].memory().is_ok_and(|other| std::ptr::eq(other, memory));
+            let place = memories.iter().position(is_same).unwrap_or_else(|| {
+                memories.push(i);
+                memories.len() - 1
+            });
+            // Inputs keep the rounding to 16 bytes, for twins that read them as vectors; outputs end where the tensor
+            // does, for twins that write as many rows as there are.
+            let len_bytes = operand.len() * operand.dtype().size_bytes() as usize;
+            let len = if binding.writes { len_bytes.div_ceil(4) } else { operand.size_bytes() as usize / 4 };
+            places.push((place, len));
+        }
+        // Only a matrix that is no other operand is in panels.
+        let panels = Panels::wanted(step).filter(|_| places.iter().filter(|(place, _)| *place == 0).count() == 1);
+        Ok(PreparedStep { twin, memories, places, panels })
     }
-    // Only a matrix that is no other operand is in panels.
-    let panels = Panels::wanted(step).filter(|_| slots.iter().filter(|(slot, _)| *slot == 0).count() == 1);
-    let mut guards: Vec<Guard> = memories
-        .iter()
-        .enumerate()
-        .map(|(slot, (memory, writes))| match writes {
-            true => Guard::Write(memory.writable()),
-            false => Guard::Read(memory.readable(panels.filter(|_| slot == 0))),
-        })
-        .collect();
-    let mut views: Vec<Option<Operand>> = Vec::with_capacity(guards.len());
-    for guard in &mut guards {
-        views.push(Some(match guard {
-            Guard::Read(stored) => Operand::Read(&stored.words),
-            Guard::Write(stored) => Operand::Write(&mut stored.words),
-        }));
-    }
-    let operands = slots
-        .iter()
-        .map(|&(slot, len)| match views[slot].take() {
-            Some(Operand::Write(words)) => Operand::Write(&mut words[..len]),
-            Some(Operand::Read(words)) => {
-                views[slot] = Some(Operand::Read(words));
-                // Panels are as many as they are.
-                Operand::Read(if panels.is_some() && slot == 0 { words } else { &words[..len] })
+
+    fn run(&self, step: &Step, rounds: bool) -> Result<(), Error> {
+        let &PreparedStep { twin, ref memories, ref places, panels } = self;
+        let lock = |&first: &usize| {
+            let memory: &Memory = step.operands[first].memory()?;
+            Ok(match step.kernel.bindings[first].writes {
+                true => Guard::Write(memory.writable()),
+                false => Guard::Read(memory.readable(panels.filter(|_| first == 0))),
+            })
+        };
+        let mut guards = memories.iter().map(lock).collect::<Result<Vec<Guard>, Error>>()?;
+        let mut operands: Vec<Operand> = places.iter().map(|_| Operand::Read(&[])).collect();
+        for (i, guard) in guards.iter_mut().enumerate() {
+            let mut own = operands.iter_mut().zip(places).filter(|(_, (place, _))| *place == i);
+            match guard {
+                Guard::Write(stored) => {
+                    if let Some((operand, &(_, len))) = own.next() {
+                        *operand = Operand::Write(&mut stored.words[..len]);
+                    }
+                }
+                Guard::Read(stored) => own.for_each(|(operand, &(_, len))| {
+                    // Panels are as many as they are.
+                    let words: &[u32] = &stored.words;
+                    *operand = Operand::Read(if panels.is_some() && i == 0 { words } else { &words[..len] });
+                }),
             }
-            None => Operand::Read(&[]),
-        })
-        .collect();
-    let products = step.products;
-    twin(Call { params: &step.params, weight: step.variant.weight, rounds, products, panels, operands });
-    Ok(())
+        }
+        let (params, constants, weight, products) = (&step.params, &step.constants, step.variant.weight, step.products);
+        twin(Call { params, constants, weight, rounds, products, panels, operands });
+        Ok(())
+    }
 }

@@ -1,5 +1,4 @@
-//! A device: where tensors live and recordings run. Either a GPU adapter or the CPU; the rest of the crate does not
-//! need to know which.
+//! A device, a GPU adapter or the CPU, holds tensors and runs recordings. Other modules need not know which it is.
 
 use std::future::Future;
 use std::ops::Range;
@@ -16,7 +15,6 @@ use crate::cpu::Cpu;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::gpu::{AdapterKind, AdapterReport, Faults, Gpu, Power, ReadFuture, Setup};
-#[cfg(not(target_arch = "wasm32"))]
 use crate::loss::LossReason;
 use crate::matrix::Matrix;
 use crate::recording::{Recorder, Recording};
@@ -28,27 +26,27 @@ use crate::tested::Tested;
 /// Which device to open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// A real GPU if there is one, else the CPU. Of several GPUs a discrete one, then an integrated one, a virtual one, one
-    /// of unknown kind; of equal ones Vulkan's or Metal's, then the one listed first.
+    /// A real GPU if there is one, else the CPU. Prefers discrete, then integrated, virtual and unknown GPUs; among
+    /// equals Vulkan or Metal, then the first listed.
     #[default]
     Auto,
-    /// As [`DeviceChoice::Auto`], but an integrated GPU before a discrete one: it needs less power.
+    /// As [`DeviceChoice::Auto`], but prefers integrated to discrete GPUs to save power.
     LowPower,
     /// The CPU.
     Cpu,
     /// The first adapter in the order of [`DeviceChoice::Auto`], software adapters last.
     Gpu,
-    /// The adapter whose name contains this, letter case aside.
+    /// The adapter whose name contains this text, ignoring case.
     Named(String),
-    /// The adapter of this number in [`Device::adapters`], counted from 0.
+    /// The adapter with this index in [`Device::adapters`].
     Number(usize),
     /// The adapter at this address on the PCI bus, see [`DeviceChoice::pci`].
     Pci(String),
 }
 
 impl DeviceChoice {
-    /// The adapter at `domain:bus:device.function`, in hexadecimal digits; zeros in front may be missing, and so may the
-    /// domain: `0000:3b:00.0`, or `00000000:3B:00.0` as NVIDIA's tools have it. `None` if that is no such address.
+    /// The adapter at PCI address `domain:bus:device.function` in hexadecimal. Leading zeros and the domain are
+    /// optional: `0000:3b:00.0`, or `00000000:3B:00.0` as NVIDIA's tools print it. `None` for an invalid address.
     pub fn pci(address: &str) -> Option<DeviceChoice> {
         let (path, function) = address.split_once('.')?;
         let mut parts = path.rsplit(':');
@@ -72,7 +70,7 @@ impl std::str::FromStr for DeviceChoice {
     }
 }
 
-/// What was opened, and why.
+/// The opened device and why it was chosen.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct DeviceInfo {
     /// Adapter's or processor's name.
@@ -81,23 +79,23 @@ pub struct DeviceInfo {
     pub backend: String,
     /// Driver's name and version; empty for the CPU.
     pub driver: String,
-    /// Shader tier that it was opened in; `none` for the CPU. Models may be recorded in another, see [`Device::model_target`].
+    /// Shader tier of the device; `none` for the CPU. Models may use another, see [`Device::model_target`].
     pub tier: String,
     /// Why this device was chosen.
     pub reason: String,
-    /// What went wrong while it was opened and does no harm: a tuning's file that was ignored.
+    /// Non-fatal problems on opening, such as an ignored tuning file.
     pub notices: Vec<String>,
 }
 
-/// What the times of kernels are read from.
+/// The clock that measures kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Clock {
-    /// The GPU's timestamps before and after each kernel. Browsers round them, usually to 100 µs.
+    /// GPU timestamps before and after each kernel. Browsers round them, usually to 100 µs.
     Gpu,
-    /// The processor's clock, around each kernel that it runs.
+    /// The host's clock around each kernel on the CPU.
     Cpu,
-    /// The same around each kernel of a GPU without timestamps: most of it may be the way to the GPU and back.
+    /// The host's clock around each kernel on a GPU without timestamps: mostly round-trip time for short kernels.
     RoundTrip,
 }
 
@@ -108,48 +106,48 @@ enum Executor {
 }
 
 #[derive(Clone, Debug)]
-struct Inner {
+struct DeviceInner {
     executor: Arc<Executor>,
     info: DeviceInfo,
-    /// What recordings are made for, but for what the self-test has banned so far.
+    /// The target of recordings, without the variants that the self-test has banned since.
     target: Target,
     counters: Arc<LiveCounters>,
-    /// Of all handles.
+    /// Shared by all handles.
     tested: Arc<Tested>,
     tuning_file: Option<PathBuf>,
     rounding: Rounding,
 }
 
-/// Whether activations are rounded where they meet weights of fewer than 32 bits: on the CPU to bytes where weights are
-/// quantised, on a GPU those of many tokens to half precision.
+/// Whether activations are rounded before products with weights of fewer than 32 bits: on the CPU to bytes if
+/// weights are quantised, on a GPU to half precision if there are many tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Rounding {
-    /// No.
+    /// Never.
     #[default]
     Never,
-    /// Where models run, in this tier, unless they are loaded to be exact.
+    /// In models, which then use this tier, unless loaded as exact.
     OfModels(Tier),
-    /// Yes. What does not is in this tier.
+    /// Always. Exact models use this tier instead.
     Activations(Tier),
 }
 
-/// A handle to an open device; clones share it.
+/// A handle to an open device. Clones share the device.
 #[derive(Clone, Debug)]
-pub struct Device(Arc<Inner>);
+pub struct Device(Arc<DeviceInner>);
 
 impl Device {
-    /// The CPU executor, all of whose arithmetic is in 32-bit floats: what other devices are compared with. A device that
-    /// [`Device::open`] opens may round, see [`LoadOptions::exact`](crate::LoadOptions::exact).
+    /// The CPU reference device, which computes in 32-bit floats only. A CPU device from [`Device::open`] may round,
+    /// see [`LoadOptions::exact`](crate::LoadOptions::exact).
     pub fn cpu() -> Device {
-        Device::on_cpu("asked for".into()).exact()
+        Device::on_cpu("requested".into()).exact()
     }
 
-    /// The same device, on which no model rounds.
+    /// The same device without rounding for models.
     pub(crate) fn exact(&self) -> Device {
-        Device(Arc::new(Inner { rounding: Rounding::Never, ..(*self.0).clone() }))
+        Device(Arc::new(DeviceInner { rounding: Rounding::Never, ..(*self.0).clone() }))
     }
 
-    /// Opens the one of these adapters that `choice` means, or the CPU.
+    /// Opens the adapter that `choice` selects, or the CPU.
     pub(crate) async fn open_one(
         choice: &DeviceChoice,
         reports: Vec<AdapterReport>,
@@ -183,7 +181,7 @@ impl Device {
                 let others: Vec<_> = others.map(|r| (r.name.as_str(), r.kind)).collect();
                 why(power, found.kind, &others)
             }
-            (Some(_), _, _) => "asked for".to_string(),
+            (Some(_), _, _) => "requested".to_string(),
         };
         let Some(report) = found else {
             let names: Vec<&str> = reports.iter().map(|r| r.name.as_str()).collect();
@@ -193,7 +191,7 @@ impl Device {
             });
         };
         let counters = Arc::new(LiveCounters::default());
-        // One that is asked for is that of models, too.
+        // A requested tier applies to models too.
         let tiers = setup.tier.map_or([report.tier, report.rounding_tier], |tier| [tier, tier]);
         let [tier, rounding_tier] = tiers;
         let gpu = Gpu::open(report, &tiers, setup, counters.clone()).await?;
@@ -218,16 +216,15 @@ impl Device {
         rounding: Rounding,
     ) -> Device {
         let (executor, tested) = (Arc::new(executor), Arc::default());
-        Device(Arc::new(Inner { executor, info, target, counters, tested, tuning_file: None, rounding }))
+        Device(Arc::new(DeviceInner { executor, info, target, counters, tested, tuning_file: None, rounding }))
     }
 
-    /// All GPU adapters of this machine, real ones first.
-    #[cfg(not(target_arch = "wasm32"))]
+    /// All GPU adapters of this machine, real GPUs first.
     pub async fn adapters() -> Vec<AdapterReport> {
         crate::gpu::adapters().await
     }
 
-    /// The CPU executor, and why it was chosen.
+    /// The CPU executor; `reason` says why it was chosen.
     pub(crate) fn on_cpu(reason: String) -> Device {
         Device::on_cpu_with(reason, Faults::default())
     }
@@ -251,12 +248,12 @@ impl Device {
         Device::new(executor, info, target, counters, rounding)
     }
 
-    /// What this device is and why it was chosen.
+    /// The device's properties and why it was chosen.
     pub fn info(&self) -> &DeviceInfo {
         &self.0.info
     }
 
-    /// What recordings are made for from now on.
+    /// The target of new recordings.
     pub fn target(&self) -> Target {
         self.0.target.clone().without(self.0.tested.banned())
     }
@@ -266,44 +263,44 @@ impl Device {
         Recorder::new(self.target())
     }
 
-    /// Whether kernels run on a GPU adapter.
+    /// Whether kernels run on a GPU adapter, possibly a software one.
     pub fn is_gpu(&self) -> bool {
         self.0.target.is_gpu()
     }
 
-    /// Bytes that tensors of this device can still take, where that can be known: on the CPU and on software adapters what
-    /// the system says, in a browser's CPU executor the heap of the module. Nobody tells that of a graphics card.
+    /// Memory left for tensors, if known: system memory for the CPU and software adapters, the module's heap for the
+    /// CPU executor in a browser. Unknown for GPUs: no WebGPU API reports free memory.
     pub(crate) fn available_bytes(&self) -> Option<u64> {
         match self.0.target.kind() {
             TargetKind::Cpu => crate::memory::of_host(),
-            // In a browser the adapter's memory is not the module's.
+            // In a browser, a software adapter does not use the module's memory.
             TargetKind::SoftwareGpu if !cfg!(target_arch = "wasm32") => crate::memory::of_host(),
             TargetKind::SoftwareGpu | TargetKind::Gpu => None,
         }
     }
 
-    /// Whether kernels run on a GPU that is not software on the CPU's cores.
+    /// Whether kernels run on a GPU, not a software adapter.
     pub(crate) fn is_real_gpu(&self) -> bool {
         self.0.target.kind() == TargetKind::Gpu
     }
 
-    /// Tier whose shader variants are recorded.
+    /// Tier of the device's shader variants.
     pub fn tier(&self) -> Tier {
         self.0.target.tier()
     }
 
-    /// Labels of shader variants that compute wrongly, with what was found. Recordings from now on have others instead.
+    /// Shader variants that failed the self-test, with the failure. New recordings avoid them.
     pub fn banned(&self) -> Vec<(&'static str, String)> {
         self.0.tested.found().banned.into_iter().collect()
     }
 
-    /// Number of pipelines, shader variants with the values of their overrides, that passed the self-test so far.
+    /// Number of pipelines (shader variant plus override values) that have passed the self-test.
     pub fn n_passed(&self) -> usize {
         self.0.tested.found().passed.len()
     }
 
-    /// What the self-test has had to say since this was last asked for: variants that were banned, pipelines that it has no
-    /// test for, an outcome that could not be kept.
+    /// Takes the self-test's notices since the last call: banned variants, pipelines without a test, results that
+    /// could not be saved.
     pub fn take_notices(&self) -> Vec<String> {
         self.0.tested.take_notices()
     }
@@ -312,28 +309,28 @@ impl Device {
         &self.0.tested
     }
 
-    /// The same device that takes this to be what the self-test found.
+    /// The same device with other self-test results.
     pub(crate) fn with_tested(&self, tested: Arc<Tested>) -> Device {
-        Device(Arc::new(Inner { tested, ..(*self.0).clone() }))
+        Device(Arc::new(DeviceInner { tested, ..(*self.0).clone() }))
     }
 
-    /// Choices that recordings follow.
+    /// The tuned parameters for recordings.
     pub fn tuning(&self) -> &Tuning {
         self.0.target.tuning()
     }
 
-    /// The file of the tuning, whether it is there or not; `None` for the CPU and where files are turned off.
+    /// Path of the tuning file, which need not exist; `None` for the CPU or if files are disabled.
     pub fn tuning_file(&self) -> Option<&Path> {
         self.0.tuning_file.as_deref()
     }
 
-    /// The same device with another tuning for what is recorded from now on; tensors and recordings are of both.
+    /// The same device with another tuning for new recordings. Tensors and recordings work on both.
     pub fn with_tuning(&self, tuning: Tuning) -> Device {
         let target = self.0.target.clone().with_tuning(tuning);
-        Device(Arc::new(Inner { target, ..(*self.0).clone() }))
+        Device(Arc::new(DeviceInner { target, ..(*self.0).clone() }))
     }
 
-    /// The same device for a model, which is to be `exact` or need not be.
+    /// The same device, configured for a model that is `exact` or may round.
     pub(crate) fn for_model(&self, exact: bool) -> Device {
         let (rounding, tier) = match self.0.rounding {
             Rounding::OfModels(tier) if !exact => (Rounding::Activations(self.0.target.tier()), tier),
@@ -341,28 +338,27 @@ impl Device {
             _ => return self.clone(),
         };
         let target = self.0.target.clone().in_tier(tier);
-        Device(Arc::new(Inner { rounding, target, ..(*self.0).clone() }))
+        Device(Arc::new(DeviceInner { rounding, target, ..(*self.0).clone() }))
     }
 
-    /// What a model's passes are recorded for: one that is to be `exact` or need not be.
+    /// The target of passes of a model that is `exact` or may round.
     pub fn model_target(&self, exact: bool) -> Target {
         self.for_model(exact).target()
     }
 
-    /// Whether activations are rounded where they meet weights of fewer than 32 bits.
+    /// Whether activations are rounded before products with weights of fewer than 32 bits.
     pub(crate) fn rounds(&self) -> bool {
         matches!(self.0.rounding, Rounding::Activations(_))
     }
 
-    /// The same device with other limits for what is recorded from now on, so that a test meets them with little work.
+    /// The same device with other limits for new recordings, so that tests reach the limits with little work.
     #[doc(hidden)]
     pub fn with_limits(&self, limits: TargetLimits) -> Device {
         let target = self.0.target.clone().with_limits(limits);
-        Device(Arc::new(Inner { target, ..(*self.0).clone() }))
+        Device(Arc::new(DeviceInner { target, ..(*self.0).clone() }))
     }
 
-    /// The same device with what is known of it, the file where that is kept, and notices about the file.
-    #[cfg(not(target_arch = "wasm32"))]
+    /// The same device with its tuning, self-test results, tuning file and notices about that file.
     pub(crate) fn with_known(
         &self,
         tuning: Tuning,
@@ -371,7 +367,7 @@ impl Device {
         notices: Vec<String>,
     ) -> Device {
         let target = self.0.target.clone().with_tuning(tuning);
-        let mut inner = Inner { target, tested, tuning_file, ..(*self.0).clone() };
+        let mut inner = DeviceInner { target, tested, tuning_file, ..(*self.0).clone() };
         inner.info.notices = notices;
         Device(Arc::new(inner))
     }
@@ -381,23 +377,23 @@ impl Device {
         self.0.target.limits()
     }
 
-    /// Totals so far.
+    /// Totals since the device was opened.
     pub fn counters(&self) -> Counters {
         self.0.counters.snapshot()
     }
 
-    /// Allocates the tensor's memory if it has none yet. The content is undefined.
+    /// Allocates the tensor's memory, uninitialised, unless already allocated.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if the device has no memory left, [`Error::Operand`] if the tensor is larger than any of the
-    /// adapter's buffers, [`Error::Gpu`] or [`Error::DeviceLost`] if the adapter refuses. In a browser the first read
-    /// after this returns the first of them.
+    /// [`Error::OutOfMemory`] if the device has no memory left, [`Error::Operand`] if the tensor exceeds the
+    /// adapter's largest buffer, [`Error::Gpu`] or [`Error::DeviceLost`] if the adapter refuses. In a browser, the
+    /// next read returns the first such error instead.
     pub fn allocate(&self, tensor: &Tensor) -> Result<(), Error> {
         let Some(block) = tensor.storage.block() else {
             return Err(Error::Operand {
                 kernel: "allocate",
                 operand: "tensor",
-                expected: "a tensor whose recording is finished".into(),
+                expected: "a tensor of a finished recording".into(),
                 found: format!("the temporary `{}`", tensor.label()),
             });
         };
@@ -413,27 +409,27 @@ impl Device {
     /// Declares, allocates and fills a tensor.
     ///
     /// # Errors
-    /// [`Error::Operand`] if `data` does not have as many elements as `shape` says; errors of [`Device::allocate`].
+    /// [`Error::Operand`] if `data` does not have `shape`'s number of elements; errors of [`Device::allocate`].
     pub fn upload<T: Pod>(&self, label: &str, shape: &[u32], data: &[T]) -> Result<Tensor, Error> {
         let tensor = Tensor::declare(label, Role::Activations, shape, dtype_of::<T>())?;
         self.write(&tensor, 0, data)?;
         Ok(tensor)
     }
 
-    /// Declares, allocates and fills a matrix of plain floats, `[rows, cols]` row by row.
+    /// Declares, allocates and fills an f32 matrix, `[rows, cols]` in row-major order.
     ///
     /// # Errors
-    /// [`Error::Operand`] if `data` has another length or the matrix no rows or columns; errors of [`Device::allocate`].
+    /// [`Error::Operand`] if `data` has another length or the matrix is empty; errors of [`Device::allocate`].
     pub fn upload_matrix(&self, label: &str, [rows, cols]: [u32; 2], data: &[f32]) -> Result<Matrix, Error> {
         let matrix = Matrix::declare(&self.target(), label, WeightType::F32, rows, cols)?;
         matrix.upload(self, &[bytemuck::cast_slice(data)])?;
         Ok(matrix)
     }
 
-    /// Writes elements, of a 4-byte type, from `first` on, allocating the tensor if needed. Runs recorded later see them.
+    /// Writes 4-byte elements from index `first` on, allocating the tensor if necessary. Later runs see them.
     ///
     /// # Errors
-    /// [`Error::Operand`] if they do not fit; errors of [`Device::allocate`].
+    /// [`Error::Operand`] if the data does not fit; errors of [`Device::allocate`].
     pub fn write<T: Pod>(&self, tensor: &Tensor, first: usize, data: &[T]) -> Result<(), Error> {
         self.allocate(tensor)?;
         let size_bytes = size_of_val(data) as u64;
@@ -453,18 +449,18 @@ impl Device {
         }
     }
 
-    /// Reads the whole tensor as `T`, which must be a 4-byte type.
+    /// Reads the whole tensor as a 4-byte type `T`.
     ///
     /// # Errors
-    /// [`Error::DeviceLost`] or [`Error::Gpu`] if the device fails before the content is there.
+    /// [`Error::DeviceLost`] or [`Error::Gpu`] if the device fails before the read completes.
     pub async fn read<T: Pod>(&self, tensor: &Tensor) -> Result<Vec<T>, Error> {
         let mut words = self.start_read(tensor)?.await?;
         words.truncate(tensor.len());
         Ok(bytemuck::try_cast_vec(words).unwrap_or_else(|(_, words)| bytemuck::pod_collect_to_vec(&words)))
     }
 
-    /// Reads the bytes of a tensor into a new array of JavaScript, past WASM memory; of a recording's result with a run
-    /// of the recording in front, in the same submission.
+    /// Reads a tensor's bytes into a new JavaScript array, without a copy in WASM memory. With a recording, runs it
+    /// first in the same submission.
     ///
     /// # Errors
     /// As [`Device::run`] and [`Device::read`].
@@ -492,10 +488,10 @@ impl Device {
         self.start_read_part(tensor, tensor.all_words())
     }
 
-    /// Reads some words of a tensor.
+    /// Reads a range of words of a tensor.
     ///
     /// # Errors
-    /// [`Error::Operand`] if the tensor has not so many; as [`Device::read`].
+    /// [`Error::Operand`] if the range exceeds the tensor; as [`Device::read`].
     pub(crate) async fn read_part(&self, tensor: &Tensor, words: Range<usize>) -> Result<Vec<u32>, Error> {
         if words.end as u64 * 4 > tensor.size_bytes() {
             return Err(Error::Operand {
@@ -520,8 +516,8 @@ impl Device {
         }))
     }
 
-    /// Fills everything behind the tensor with one word, the slack between its end and its buffer's end included, so
-    /// that a test can tell what a kernel wrote.
+    /// Fills the tensor's whole buffer with one word, including the slack after the tensor, so that tests detect
+    /// what a kernel wrote.
     #[doc(hidden)]
     pub fn fill_buffer(&self, tensor: &Tensor, word: u32) -> Result<(), Error> {
         self.allocate(tensor)?;
@@ -531,7 +527,7 @@ impl Device {
         }
     }
 
-    /// Reads everything behind the tensor, slack included.
+    /// Reads the tensor's whole buffer, including slack.
     #[doc(hidden)]
     pub async fn read_buffer(&self, tensor: &Tensor) -> Result<Vec<u32>, Error> {
         match &*self.0.executor {
@@ -540,8 +536,8 @@ impl Device {
         }
     }
 
-    /// Compiles the pipelines of recordings side by side, on a GPU that is not software. A software adapter compiles on the
-    /// cores that it runs on, and only what runs.
+    /// Compiles the recordings' pipelines in parallel on a real GPU. A software adapter would compile on the cores
+    /// that it runs on, so there pipelines are compiled at first use.
     #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn compile<'a>(&self, recordings: impl IntoIterator<Item = &'a Recording>) {
         if let (Executor::Gpu(gpu), true) = (&*self.0.executor, self.is_real_gpu()) {
@@ -549,15 +545,16 @@ impl Device {
         }
     }
 
-    /// Runs a recording. On a GPU it is submitted and this returns at once.
+    /// Runs a recording. On a GPU this submits it and returns at once.
     ///
     /// # Errors
-    /// [`Error::Gpu`] or [`Error::DeviceLost`] if the device refused; errors of [`Device::allocate`] at the first run.
+    /// [`Error::Gpu`] or [`Error::DeviceLost`] if the device refuses; at the first run, errors of
+    /// [`Device::allocate`].
     pub fn run(&self, recording: &Recording) -> Result<(), Error> {
         self.run_steps(recording, 0..recording.n_dispatches())
     }
 
-    /// Runs some steps of a recording.
+    /// Runs a range of a recording's steps.
     ///
     /// # Errors
     /// As [`Device::run`].
@@ -565,20 +562,20 @@ impl Device {
         self.prepare(recording)?;
         match &*self.0.executor {
             Executor::Gpu(gpu) => gpu.run(recording, which),
-            Executor::Cpu(cpu) => cpu.run(&recording.steps, which, self.rounds()),
+            Executor::Cpu(cpu) => cpu.run(recording, which, self.rounds()),
         }
     }
 
-    /// Runs a recording and reads `tensor` behind it, in the same submission.
+    /// Runs a recording, then reads `tensor`, in one submission.
     ///
     /// # Errors
-    /// As [`Device::run`]; the future gives those of [`Device::read`].
+    /// As [`Device::run`]; the future returns those of [`Device::read`].
     pub fn run_and_read(&self, recording: &Recording, tensor: &Tensor) -> Result<Pending, Error> {
         self.replay_and_read(recording, tensor, 1)
     }
 
-    /// Runs a recording `n_runs` times and reads `tensor` behind each run, all in one submission. The words of the runs
-    /// come one after the other.
+    /// Runs a recording `n_runs` times and reads `tensor` after each run, in one submission. Returns the words of
+    /// all runs in order.
     ///
     /// # Errors
     /// As [`Device::run_and_read`].
@@ -591,7 +588,7 @@ impl Device {
         self.run_steps_and_read(recording, 0..recording.n_dispatches(), tensor, n_runs)
     }
 
-    /// As [`Device::replay_and_read`], of some steps.
+    /// As [`Device::replay_and_read`], for a range of steps.
     ///
     /// # Errors
     /// As [`Device::run_and_read`].
@@ -610,7 +607,7 @@ impl Device {
             Executor::Cpu(cpu) => {
                 let mut words = Vec::new();
                 for _ in 0..n_runs {
-                    cpu.run(&recording.steps, which.clone(), self.rounds())?;
+                    cpu.run(recording, which.clone(), self.rounds())?;
                     words.extend(cpu.read(tensor, tensor.all_words())?);
                 }
                 PendingKind::Ready(Some(words))
@@ -618,8 +615,8 @@ impl Device {
         }))
     }
 
-    /// Runs a recording kernel by kernel with a clock around each, and waits for it. Returns each kernel's label and
-    /// time: GPU timestamps, or the CPU's clock.
+    /// Runs a recording with a clock around each kernel and waits for it. Returns each kernel's label and time, from
+    /// GPU timestamps or the CPU's clock.
     ///
     /// # Errors
     /// [`Error::Limit`] if the adapter has no timestamps, and errors of [`Device::run`].
@@ -627,12 +624,12 @@ impl Device {
         self.prepare(recording)?;
         let times = match &*self.0.executor {
             Executor::Gpu(gpu) => gpu.run_profiled(recording).await?,
-            Executor::Cpu(cpu) => cpu.run_profiled(&recording.steps, self.rounds())?,
+            Executor::Cpu(cpu) => cpu.run_profiled(recording, self.rounds())?,
         };
         Ok(recording.labels().zip(times).collect())
     }
 
-    /// What tells how long kernels take on it.
+    /// The clock that measures this device's kernels.
     pub(crate) fn clock(&self) -> Clock {
         match &*self.0.executor {
             Executor::Gpu(gpu) if gpu.has_timestamps() => Clock::Gpu,
@@ -656,10 +653,10 @@ impl Device {
         }
     }
 
-    /// Copies some words of tensors into others, in order.
+    /// Copies ranges of words between tensors, in order.
     ///
     /// # Errors
-    /// [`Error::Operand`] if a tensor has not so many; errors of [`Device::allocate`].
+    /// [`Error::Operand`] if a range exceeds its tensor; errors of [`Device::allocate`].
     pub(crate) fn copy_words(&self, copies: &[WordCopy]) -> Result<(), Error> {
         for WordCopy { from, to, n_words } in copies {
             for (tensor, first) in [from, to] {
@@ -680,7 +677,7 @@ impl Device {
         }
     }
 
-    /// Allocates what a recording uses and builds what the executor needs to replay it; later runs build nothing.
+    /// Allocates a recording's tensors and builds its pipelines and bind groups, so that runs need not.
     ///
     /// # Errors
     /// As [`Device::run`].
@@ -691,13 +688,12 @@ impl Device {
         self.allocate_for(recording)?;
         match &*self.0.executor {
             Executor::Gpu(gpu) => recording.prepared.attach(gpu.prepare(&recording.steps)?),
-            // It runs the steps as they are.
-            Executor::Cpu(_) => recording.prepared.attach(()),
+            Executor::Cpu(cpu) => recording.prepared.attach(cpu.prepare(&recording.steps)?),
         }
         Ok(())
     }
 
-    /// Allocates what a recording uses.
+    /// Allocates a recording's tensors.
     ///
     /// # Errors
     /// As [`Device::allocate`].
@@ -705,10 +701,10 @@ impl Device {
         recording.steps.iter().flat_map(|step| &step.operands).try_for_each(|operand| self.allocate(operand))
     }
 
-    /// Resolves when everything that was run and written so far is done, so that uploads can be kept from piling up.
+    /// Resolves when all runs and writes so far are done, for example to limit pending uploads.
     ///
     /// # Errors
-    /// [`Error::DeviceLost`] or [`Error::Gpu`] if the device failed meanwhile.
+    /// [`Error::DeviceLost`] or [`Error::Gpu`] if the device failed since.
     pub async fn drained(&self) -> Result<(), Error> {
         match &*self.0.executor {
             Executor::Gpu(gpu) => gpu.drained().await,
@@ -716,21 +712,21 @@ impl Device {
         }
     }
 
-    /// Frees buffers that are kept for later use.
+    /// Frees pooled buffers that are not in use.
     pub(crate) fn free_unused(&self) {
         if let Executor::Gpu(gpu) = &*self.0.executor {
             gpu.free_unused();
         }
     }
 
-    /// Gives a GPU device up: its memory is freed, and whatever uses it from now on gets [`Error::DeviceLost`].
+    /// Destroys a GPU device: frees its memory, and later calls return [`Error::DeviceLost`].
     pub fn destroy(&self) {
         if let Executor::Gpu(gpu) = &*self.0.executor {
             gpu.destroy();
         }
     }
 
-    /// Bytes of a GPU's buffers that are in use.
+    /// Bytes of GPU buffers in use.
     #[doc(hidden)]
     #[cfg(feature = "fault-injection")]
     pub fn used_bytes(&self) -> u64 {
@@ -740,7 +736,7 @@ impl Device {
         }
     }
 
-    /// Whether it is gone: what uses it gets [`Error::DeviceLost`].
+    /// Whether the device is lost: calls return [`Error::DeviceLost`].
     pub fn is_lost(&self) -> bool {
         match &*self.0.executor {
             Executor::Gpu(gpu) => gpu.is_lost(),
@@ -748,18 +744,17 @@ impl Device {
         }
     }
 
-    /// Gives a GPU device up that may hang: reads that wait for it fail, and its memory is freed only when it answers.
-    #[cfg(not(target_arch = "wasm32"))]
+    /// Marks a GPU device that may hang as lost: pending reads fail, and its memory is freed if it ever answers.
     pub(crate) fn give_up(&self, reason: LossReason, message: String) {
         if let Executor::Gpu(gpu) = &*self.0.executor {
             gpu.give_up(reason, message);
         }
     }
 
-    /// Writes compiled pipelines to disk, so that the next start compiles none. Does nothing where the backend cannot.
+    /// Saves compiled pipelines to disk for the next start. Does nothing if the backend does not support it.
     ///
     /// # Errors
-    /// [`Error::Io`] if the file cannot be written; the device goes on working.
+    /// [`Error::Io`] if the file cannot be written; the device stays usable.
     pub fn save_pipeline_cache(&self) -> Result<(), Error> {
         match &*self.0.executor {
             Executor::Gpu(gpu) => gpu.save_pipeline_cache(),
@@ -774,11 +769,11 @@ impl TensorWriter for Device {
     }
 }
 
-/// Why a real GPU was chosen of several: `others` are those that were not.
+/// Why this GPU was preferred to the real GPUs in `others`.
 fn why(power: Power, kind: AdapterKind, others: &[(&str, AdapterKind)]) -> String {
     let preference = match power {
         Power::High => "",
-        Power::Low => " and low power asked for",
+        Power::Low => " and low power requested",
     };
     match others.iter().find(|(_, other)| *other != kind).or(others.first()) {
         None => "the only adapter that is not software".into(),
@@ -791,7 +786,7 @@ fn dtype_of<T: Pod>() -> DType {
     if std::any::TypeId::of::<T>() == std::any::TypeId::of::<f32>() { DType::F32 } else { DType::U32 }
 }
 
-/// Words of a tensor on their way from the device.
+/// A read in progress. Resolves to the words read.
 pub struct Pending(PendingKind);
 
 enum PendingKind {
@@ -815,12 +810,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reason_says_why_one_gpu_was_preferred() {
+    fn device_reason_explains_the_preferred_gpu() {
         use AdapterKind::{Discrete, Integrated};
         let cases = [
             (Power::High, Discrete, &[][..], "the only adapter that is not software"),
             (Power::High, Discrete, &[("Iris", Integrated)], "discrete; `Iris` is integrated"),
-            (Power::Low, Integrated, &[("GTX", Discrete)], "integrated and low power asked for; `GTX` is discrete"),
+            (Power::Low, Integrated, &[("GTX", Discrete)], "integrated and low power requested; `GTX` is discrete"),
             (Power::High, Discrete, &[("GTX", Discrete)], "the first of 2 that are discrete"),
         ];
         for (power, kind, others, reason) in cases {

@@ -2,12 +2,12 @@
 
 use crate::formats::BlockType;
 
-/// What an element of a [`Tensor`](crate::Tensor) is.
+/// Element type of a [`Tensor`](crate::Tensor).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
-    /// 32-bit float; all arithmetic is done in it.
+    /// 32-bit float, the type of all arithmetic.
     F32,
-    /// 16-bit float: what products in half precision take.
+    /// 16-bit float, the input of products in half precision.
     F16,
     /// 32-bit unsigned integer: token ids, state words, packed weights.
     U32,
@@ -25,7 +25,7 @@ impl DType {
 
 macro_rules! weight_types {
     ($($name:ident, $layout:ident, $len:expr, $bytes:expr, $tail:expr, $doc:expr;)*) => {
-        /// How the weights of a [`Matrix`](crate::Matrix) come from files; the names are those of the files.
+        /// Weight type of a [`Matrix`](crate::Matrix) in files, by the files' names.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(non_camel_case_types)]
         pub enum WeightType {
@@ -36,33 +36,32 @@ macro_rules! weight_types {
             /// All weight types.
             pub const ALL: [WeightType; [$(WeightType::$name),*].len()] = [$(WeightType::$name),*];
 
-            /// Name as the files spell it.
+            /// Name as in files.
             pub fn name(self) -> &'static str {
                 match self { $(WeightType::$name => stringify!($name),)* }
             }
 
-            /// How files store such weights.
+            /// The block type in files.
             pub(crate) fn block_type(self) -> BlockType {
                 match self { $(WeightType::$name => BlockType::$name,)* }
             }
 
-            /// The type whose packed form and kernels it has: its own, unless it fits another one's to the bit.
+            /// The type whose packed layout and kernels this one uses: itself, or one that represents it exactly.
             pub fn layout(self) -> WeightType {
                 match self { $(WeightType::$name => WeightType::$layout,)* }
             }
 
-            /// Weights in a unit, which is a block, a few of them or a super-block of eight: rows are padded with zeros to
-            /// a multiple of it.
+            /// Weights in a unit: one or more blocks, or a super-block of eight. Zeros pad rows to whole units.
             pub fn unit_len(self) -> usize {
                 match self { $(WeightType::$name => $len,)* }
             }
 
-            /// Bytes of a unit in packed form, without its tail; a multiple of 16.
+            /// Bytes of a packed unit without its tail; a multiple of 16.
             pub fn unit_bytes(self) -> usize {
                 match self { $(WeightType::$name => $bytes,)* }
             }
 
-            /// 16-bit words of a unit behind all units: its f16 scale and what else would not fill 16 bytes.
+            /// 16-bit words of a unit's tail, stored after all units: the f16 scale and what would not fill 16 bytes.
             pub fn tail_len(self) -> usize {
                 match self { $(WeightType::$name => $tail,)* }
             }
@@ -70,7 +69,7 @@ macro_rules! weight_types {
     };
 }
 
-// Name, layout, weights and bytes of a unit, 16-bit words of its tail.
+// Name, layout, weights and bytes per unit, 16-bit words per tail.
 weight_types! {
     F32, F32, 32, 128, 0, "32-bit float.";
     F16, F16, 32, 64, 0, "IEEE half precision.";
@@ -98,10 +97,10 @@ weight_types! {
     Q1_0, Q1_0, 128, 16, 1, "Blocks of 128 signs with one F16 scale.";
 }
 
-/// Weights in a block of any type; kernels unpack one at a time.
+/// Weights in a block, the same for all types; kernels unpack one block at a time.
 pub const BLOCK: usize = 32;
 
-/// Its name.
+/// Serialises the name.
 impl serde::Serialize for WeightType {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.name())

@@ -1,10 +1,10 @@
-//! Texts to vectors, and pairs of texts to scores: a loaded encoder, batches of texts, and what is remembered of them.
+//! Embeddings and reranking: a loaded encoder, batches of texts, and caches of their results.
 //!
-//! A batch is packed without padding, and a text has the same vector, to the last bit, alone and in every batch: a
-//! tile of attention has rows of one sequence only, and products add along K in one order
-//! (`Linear::batch_invariant`). Texts are sorted by length within a window, cut into batches, and two batches are in
-//! flight, so the host encodes one while the device computes the other. Passes are recorded by size, rounded up, and
-//! kept. With a second device, each size of batch goes where it was faster (`place.rs`).
+//! Batches are packed without padding and batch-invariant: a text's vector has the same bits alone and in every
+//! batch, because a tile of attention has rows of one sequence only and products add along K in one order
+//! (`Linear::batch_invariant`). Texts are sorted by length within a window and cut into batches. Two batches are in
+//! flight: the host encodes one while the device computes the other. Each size, rounded up, is recorded once. With a
+//! second device, each batch size runs where it was measured to be faster (`place.rs`).
 
 mod batch;
 mod batcher;
@@ -13,8 +13,7 @@ mod place;
 mod reranker;
 
 pub use batch::Tokens;
-#[cfg(not(target_arch = "wasm32"))]
-pub(crate) use batch::{Head, record_texts};
+pub(crate) use batch::{OutputHead, record_texts};
 pub use embedder::{EmbedOptions, Embedder};
 pub use place::Place;
 pub use reranker::{Ranked, RerankOptions, Reranker};
@@ -23,5 +22,5 @@ use std::sync::Arc;
 
 use crate::counted::CountedCache;
 
-/// Vectors by what the encoder read: a text behind its prompt.
+/// Cached vectors, keyed by the text with its prompt.
 pub type VectorCache = CountedCache<Box<str>, Arc<[f32]>>;

@@ -1,11 +1,12 @@
-//! Many texts at once: requests join a queue, one driver computes them together, and each has a stream of pieces.
+//! Continuous batching: requests join a queue, a driver computes them together, and each has a stream of pieces.
 //!
 //! ```text
-//! Engine::submit -> queue --admitted--> sequences --one step after the other--> pieces -> Stream
+//! Engine::submit -> queue --admission--> running sequences --one step at a time--> pieces -> Stream
 //! ```
 //!
-//! [`Engine`] is a handle that threads share. [`Driver`] owns what is on the device and computes; it runs wherever its future
-//! is polled, natively usually on a thread of its own ([`Engine::spawn`]). Several devices have a driver each and one queue.
+//! [`Engine`] is a handle that threads share. [`Driver`] owns the device state and computes wherever its future is
+//! polled, natively usually on its own thread ([`Engine::spawn`]). Several devices have one driver each and share
+//! one queue.
 
 mod decode_batch;
 #[cfg(not(target_arch = "wasm32"))]

@@ -1,9 +1,8 @@
-//! Everything that can go wrong, as one type.
+//! The library's error type.
 //!
-//! Each variant names the operand, field or offset at fault and says what was expected and what was found,
-//! so that a message needs no stack trace to be acted on.
+//! Each variant names the operand, field or offset at fault, with the expected and the found value, so that a
+//! message can be acted on without a stack trace.
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 use std::path::PathBuf;
 
@@ -25,13 +24,13 @@ pub enum Error {
         kernel: &'static str,
         /// Operand's name in the kernel's signature.
         operand: &'static str,
-        /// Shape the other operands imply.
+        /// Shape implied by the other operands.
         expected: Vec<u32>,
-        /// Shape that was passed.
+        /// The shape passed.
         found: Vec<u32>,
     },
 
-    /// An operand or argument of a kernel is outside what the kernel computes.
+    /// An operand or argument of a kernel is out of range.
     #[error("{kernel}: `{operand}` is {found}, expected {expected}")]
     Operand {
         /// Kernel that refused the operand.
@@ -40,7 +39,7 @@ pub enum Error {
         operand: &'static str,
         /// What the kernel accepts.
         expected: String,
-        /// What was passed.
+        /// The value passed.
         found: String,
     },
 
@@ -53,22 +52,22 @@ pub enum Error {
         field: String,
         /// Byte offset in the file where the field starts.
         offset: u64,
-        /// What the format demands.
+        /// What the format requires.
         expected: String,
-        /// What stands there.
+        /// The value in the file.
         found: String,
     },
 
-    /// A file ends before what it says it holds.
+    /// A file is shorter than its header requires.
     #[error("the file ends after {found_bytes} bytes, at least {needed_bytes} are needed")]
     Truncated {
-        /// Bytes that the header or a tensor asks for.
+        /// Bytes required by the header or a tensor.
         needed_bytes: u64,
-        /// Bytes that there are.
+        /// Bytes in the file.
         found_bytes: u64,
     },
 
-    /// A file is well formed and uses something that is not supported.
+    /// A file is well-formed but uses an unsupported feature.
     #[error("{format}: {field} is {found}, which is not supported ({supported})")]
     Unsupported {
         /// File format or component.
@@ -77,7 +76,7 @@ pub enum Error {
         field: String,
         /// The unsupported value.
         found: String,
-        /// What is supported instead.
+        /// Supported values.
         supported: String,
     },
 
@@ -86,21 +85,21 @@ pub enum Error {
     Config {
         /// Key in the metadata or in `config.json`.
         field: String,
-        /// What the architecture demands.
+        /// What the architecture requires.
         expected: String,
-        /// What the file says.
+        /// The file's value.
         found: String,
     },
 
-    /// An adapter is of another model, or is none.
+    /// A LoRA adapter is invalid or does not fit the model.
     #[cfg(feature = "lora")]
     #[error("adapter: {field} is {found}, expected {expected}")]
     Adapter {
         /// Key or tensor of the adapter's file.
         field: String,
-        /// What the model, or the format, demands.
+        /// What the model or the format requires.
         expected: String,
-        /// What the file says.
+        /// The file's value.
         found: String,
     },
 
@@ -111,18 +110,18 @@ pub enum Error {
         field: String,
         /// What the tokenizer needs.
         expected: String,
-        /// What it got.
+        /// The value found.
         found: String,
     },
 
-    /// A chat template cannot be used, or does not accept a conversation.
+    /// A chat template is unusable or rejects a conversation.
     #[error("chat template: {field} is {found}, expected {expected}")]
     Template {
-        /// What of the template or the conversation is at fault.
+        /// The part of the template or conversation at fault.
         field: String,
-        /// What a template may do or needs.
+        /// What a template may do or requires.
         expected: String,
-        /// What it does or got.
+        /// What the template does, or the value found.
         found: String,
     },
 
@@ -133,50 +132,50 @@ pub enum Error {
         option: &'static str,
         /// Accepted range.
         expected: String,
-        /// Value given.
+        /// The value given.
         found: String,
     },
 
-    /// What a text is to match cannot be used.
+    /// A constraint on a completion is unusable.
     #[error("constraint: {field} is {found}, expected {expected}")]
     Constraint {
-        /// Kind of the constraint, and what of it is at fault.
+        /// Kind of constraint, and the part at fault.
         field: String,
         /// What a constraint may be.
         expected: String,
-        /// What is wrong with it, in the words of the crate that reads it.
+        /// The error, as reported by the crate that parses the constraint.
         found: String,
     },
 
-    /// The prompt and the tokens asked for do not fit the context.
+    /// The prompt and the requested tokens exceed the context.
     #[error("context full: {needed} tokens needed, the context holds {capacity}")]
     ContextFull {
-        /// Tokens that would have to be cached.
+        /// Tokens to cache.
         needed: usize,
-        /// Tokens the cache holds.
+        /// Tokens that the cache holds.
         capacity: usize,
     },
 
-    /// An engine has as many requests as it may, or takes no more.
-    #[error("busy: {n_waiting} requests wait already")]
+    /// An engine's queue is full or closed.
+    #[error("busy: {n_waiting} requests are already waiting")]
     Busy {
-        /// Requests that wait.
+        /// Waiting requests.
         n_waiting: usize,
     },
 
-    /// Nothing computes for an engine any more, and nothing will.
-    #[error("engine: nothing computes any more: {reason}")]
+    /// The engine has stopped for good.
+    #[error("engine stopped: {reason}")]
     Stopped {
         /// Why.
         reason: String,
     },
 
-    /// What was being done panicked: a fault of this program or of a driver. What it was computing is lost.
+    /// An operation panicked because of a bug in this program or a driver. Its result is lost.
     #[error("panic while {context}: {message}")]
     Panic {
-        /// What was being done.
+        /// The operation.
         context: String,
-        /// The panic's own words.
+        /// The panic's message.
         message: String,
     },
 
@@ -185,24 +184,24 @@ pub enum Error {
     Memory {
         /// Bytes the plan needs.
         needed_bytes: u64,
-        /// Bytes allowed.
+        /// The limit in bytes.
         limit_bytes: u64,
-        /// Weights, cache and activations separately.
+        /// Bytes of weights, cache and activations.
         breakdown: String,
         /// What would fit.
         hint: String,
     },
 
-    /// No adapter answers to the name asked for.
+    /// No adapter matches the requested name.
     #[error("device: no adapter matches `{wanted}`; available: {available}")]
     NoAdapter {
-        /// What was asked for.
+        /// The requested adapter.
         wanted: String,
-        /// Adapters that are there.
+        /// Adapters of this machine.
         available: String,
     },
 
-    /// The adapter lacks something the engine cannot do without.
+    /// The adapter lacks a required feature or limit.
     #[error("device `{adapter}`: {limit} is {found}, at least {expected} is needed")]
     Limit {
         /// Adapter's name.
@@ -215,56 +214,54 @@ pub enum Error {
         found: u64,
     },
 
-    /// The device has no memory left for a buffer. Nothing was allocated, and a smaller request may still succeed.
-    #[error(
-        "gpu: out of memory: {size_bytes} bytes asked for `{label}`, {allocated_bytes} bytes are allocated: {message}"
-    )]
+    /// The device has no memory for a buffer. Nothing was allocated, and a smaller request may succeed.
+    #[error("gpu: out of memory: {size_bytes} bytes requested for `{label}`, {allocated_bytes} allocated: {message}")]
     OutOfMemory {
         /// Label of the tensor or buffer.
         label: String,
-        /// Bytes asked for.
+        /// Requested bytes.
         size_bytes: u64,
-        /// Bytes of all other buffers of the device, those kept for later use included.
+        /// Bytes of the device's other buffers, including idle ones in the pool.
         allocated_bytes: u64,
-        /// The GPU API's own words.
+        /// The GPU API's message.
         message: String,
     },
 
-    /// The GPU reported an error while `context` was done.
+    /// The GPU reported an error during `context`.
     #[error("gpu: {context}: {message}")]
     Gpu {
-        /// What was being done.
+        /// The operation.
         context: String,
-        /// The GPU API's own words.
+        /// The GPU API's message.
         message: String,
     },
 
-    /// The device was lost or stopped answering; every buffer on it is gone.
+    /// The device was lost or stopped answering; all its buffers are gone.
     #[error("gpu: device lost while {context}: {message}")]
     DeviceLost {
-        /// Why it is gone.
+        /// Why the device is lost.
         reason: LossReason,
-        /// What was being done.
+        /// The operation.
         context: String,
-        /// The GPU API's own words.
+        /// The GPU API's message.
         message: String,
     },
 
     /// A logit is NaN or infinite, so no token can be chosen.
     #[error("logits: a non-finite value at position {pos}; the weights or a kernel are broken")]
     NonFinite {
-        /// Absolute position of the token whose logits are broken.
+        /// Absolute position of the token with these logits.
         pos: u32,
     },
 
-    /// An index of vectors does not take what it was given, or is not the one that is needed.
+    /// A vector index refuses its input or is not the required one.
     #[error("index: {field} is {found}, expected {expected}")]
     Index {
         /// The record or query at fault, with its number, or the property.
         field: String,
-        /// What the index takes, or what is needed.
+        /// What the index accepts, or the requirement.
         expected: String,
-        /// What was given, or what the index has.
+        /// The input, or the index's value.
         found: String,
     },
 
@@ -273,11 +270,11 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's own error.
+        /// The operating system's error.
         source: std::io::Error,
     },
 
-    /// A model of a hub cannot be had.
+    /// A model cannot be obtained from a hub.
     #[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
     #[error(transparent)]
     Hub(#[from] HubError),
@@ -287,22 +284,22 @@ pub enum Error {
     InFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong in it.
+        /// The error in the file.
         source: Box<Error>,
     },
 
     /// An error of one of several records.
     #[error("record {record}: {source}")]
     InRecord {
-        /// Its number among those of the call, counted from 0.
+        /// The record's index in the call.
         record: usize,
-        /// What is wrong with it.
+        /// The record's error.
         source: Box<Error>,
     },
 }
 
 impl Error {
-    /// Names the file in which this error was found.
+    /// Adds the file's name to the error.
     pub fn in_file(self, path: impl Into<PathBuf>) -> Self {
         match self {
             named @ (Error::Io { .. } | Error::InFile { .. }) => named,
@@ -310,8 +307,7 @@ impl Error {
         }
     }
 
-    /// Names a model's file, unless what went wrong while it was loaded is not the file's fault.
-    #[cfg(not(target_arch = "wasm32"))]
+    /// Adds the model file's name, unless the error is not the file's fault.
     pub(crate) fn in_model_file(self, path: &Path) -> Self {
         match self {
             Error::Memory { .. }
@@ -324,8 +320,7 @@ impl Error {
         }
     }
 
-    /// Names the folder of the file in which this error was found, or the folder alone if it is in none of its files.
-    #[cfg(not(target_arch = "wasm32"))]
+    /// Adds the folder to the file's name, or names the folder if the error names no file.
     pub(crate) fn in_folder(self, folder: &Path) -> Self {
         match self {
             Error::InFile { path, source } => Error::InFile { path: folder.join(path), source },
@@ -333,13 +328,13 @@ impl Error {
         }
     }
 
-    /// Names the record in which this error was found: its number among those of a call, counted from 0.
+    /// Adds the record's index in the call.
     pub(crate) fn in_record(self, record: usize) -> Self {
         Error::InRecord { record, source: Box::new(self) }
     }
 
-    /// Why a device is gone, if the error says that one is; also where it names the record that was at work. Nobody knows what a
-    /// panic has left on a device, so that it counts as gone as well.
+    /// Why the device is lost, if the error says so, also for a record's error. A panic leaves a device in an
+    /// unknown state, so it counts as a loss.
     pub fn loss(&self) -> Option<LossReason> {
         match self {
             Error::DeviceLost { reason, .. } => Some(*reason),
@@ -349,7 +344,7 @@ impl Error {
         }
     }
 
-    /// A short name of the kind of error, the same in every language binding.
+    /// A short name for the kind of error, the same in all language bindings.
     pub fn code(&self) -> &'static str {
         match self {
             Error::Shape { .. } => "shape",

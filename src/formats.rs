@@ -1,9 +1,8 @@
-//! File formats: bytes become named views, and nothing else.
+//! File formats: parses bytes into named views.
 //!
-//! A reader takes the head of a file and the file's length. It checks every count and size against the bytes that are
-//! there before it allocates, and never touches tensor data, so a browser can feed it a growing prefix and a native
-//! caller a memory map. What a reader returns is safe to act on: each tensor lies inside the file, overlaps no other,
-//! and has a name of its own.
+//! A reader receives a file's head and length. It checks every count and size against the available bytes before
+//! allocation, and never touches tensor data, so a browser can feed it a growing prefix and a native caller a memory
+//! map. Its result is safe to use: each tensor lies inside the file, overlaps no other, and has a unique name.
 //!
 //! This module knows no GPU and no model.
 
@@ -29,25 +28,25 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 
-/// Tensors that one file may hold. The largest published checkpoints have about 100,000 over more than a hundred
-/// files; the bound keeps what a hostile header can make a reader allocate below 16 MiB.
+/// Limit of tensors per file. The largest published checkpoints have about 100,000 over more than a hundred files;
+/// the limit keeps the allocations for a hostile header below 16 MiB.
 pub const MAX_TENSORS: usize = 65_536;
 
-/// Stands for the length of a file that is not known, as of some downloads: nothing is compared with its end then.
+/// An unknown file length, as in some downloads: nothing is checked against the file's end.
 pub const UNKNOWN_LEN: u64 = u64::MAX;
 
-/// What reading a prefix of a file came to.
+/// Result of parsing a prefix of a file.
 #[derive(Debug)]
 pub enum Parsed<T> {
-    /// The header was all there.
+    /// The header was complete.
     Complete(T),
-    /// The header goes on behind the prefix: call again with at least this many bytes from the file's start. Offer
-    /// twice as much as last time where that is more, because reading starts again from the beginning.
+    /// The header extends beyond the prefix: call again with at least this many bytes from the file's start, or twice
+    /// the previous number if that is more, because parsing restarts from the beginning.
     NeedMore(u64),
 }
 
 impl<T> Parsed<T> {
-    /// The result, where the caller has no more bytes to offer than the `len` it has given.
+    /// The result, if the caller has no more bytes than the `len` given.
     fn complete(self, format: &'static str, len: usize) -> Result<T, Error> {
         match self {
             Parsed::Complete(value) => Ok(value),
@@ -55,43 +54,43 @@ impl<T> Parsed<T> {
                 format,
                 field: "header".into(),
                 offset: len as u64,
-                expected: format!("at least {needed} bytes of the file"),
+                expected: format!("at least {needed} bytes"),
                 found: format!("{len} bytes"),
             }),
         }
     }
 }
 
-/// A tensor in a file: where it lies and how it is stored.
+/// A tensor's location and storage type in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     /// Name in the file.
     pub name: String,
-    /// Dimensions with the contiguous one last, so that a matrix is `[rows, columns]`.
+    /// Dimensions, contiguous one last: a matrix is `[rows, columns]`.
     pub shape: Vec<u64>,
-    /// How the elements are stored.
+    /// Storage type.
     pub block_type: BlockType,
-    /// Where the data begins, counted from the start of the file.
+    /// Offset of the data in the file.
     pub offset: u64,
-    /// Length of the data.
+    /// Size of the data.
     pub size_bytes: u64,
 }
 
 impl TensorInfo {
-    /// Number of elements. Reading the file has checked that the shape says the same.
+    /// Number of elements, consistent with the shape.
     pub fn n_elements(&self) -> u64 {
         self.size_bytes / self.block_type.block_bytes() * self.block_type.block_len()
     }
 
-    /// Where the data lies in the file.
+    /// Range of the data in the file.
     pub fn range(&self) -> Range<u64> {
         self.offset..self.offset + self.size_bytes
     }
 
-    /// The tensor's data, where `file` is the whole file.
+    /// The tensor's data in `file`, the whole file.
     ///
     /// # Errors
-    /// [`Error::Format`] if `file` is shorter than the length that the header was read with.
+    /// [`Error::Format`] if `file` is shorter than the length its header was parsed with.
     pub fn bytes<'a>(&self, file: &'a [u8]) -> Result<&'a [u8], Error> {
         let Range { start, end } = self.range();
         let range = usize::try_from(start).ok().zip(usize::try_from(end).ok());
@@ -105,8 +104,8 @@ impl TensorInfo {
     }
 }
 
-/// Finds items by name: (hash, item) pairs in order. Eight bytes an item and no copy of the names keep even 300,000
-/// keys far below the size of the file, and the hash is seeded, so a file cannot choose its collisions.
+/// Finds items by name: sorted (hash, item) pairs. At eight bytes per item and without copies of the names, even
+/// 300,000 keys stay far below the file's size; the hash is seeded, so a file cannot force collisions.
 #[derive(Clone, Debug)]
 struct NameIndex {
     slots: Vec<(u32, u32)>,
@@ -114,8 +113,7 @@ struct NameIndex {
 }
 
 impl NameIndex {
-    /// Indexes items `0..n_items`, of which `name` gives the names. The error holds two items of the same name, the
-    /// earlier first.
+    /// Indexes items `0..n_items` by `name`. The error holds two items of the same name, the earlier first.
     fn build<'a>(n_items: usize, name: impl Fn(usize) -> &'a str) -> Result<Self, [usize; 2]> {
         let hasher = RandomState::new();
         let name_of = |slot: &(u32, u32)| name(slot.1 as usize);
@@ -128,7 +126,7 @@ impl NameIndex {
         }
     }
 
-    /// The item called `wanted`, where `name` gives the names as it did for [`NameIndex::build`].
+    /// The item called `wanted`, with the same `name` as in [`NameIndex::build`].
     fn find<'a>(&self, wanted: &str, name: impl Fn(usize) -> &'a str) -> Option<usize> {
         let hash = hash(&self.hasher, wanted);
         let first = self.slots.partition_point(|slot| slot.0 < hash);
@@ -141,7 +139,7 @@ fn hash(hasher: &RandomState, name: &str) -> u32 {
     (hasher.hash_one(name) >> 32) as u32
 }
 
-/// Displays a name from a file in a message: 128 characters of it, with what would break a line or a terminal escaped.
+/// Displays a file's name in a message: at most 128 characters, with control characters escaped.
 struct Shown<'a>(&'a str);
 
 impl fmt::Display for Shown<'_> {

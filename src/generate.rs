@@ -2,7 +2,6 @@
 
 #[cfg(feature = "lora")]
 mod adapter;
-#[cfg(not(target_arch = "wasm32"))]
 mod beam;
 mod completion;
 mod constraint;
@@ -33,7 +32,6 @@ mod stop;
 
 #[cfg(feature = "lora")]
 pub use adapter::Adapter;
-#[cfg(not(target_arch = "wasm32"))]
 pub use beam::{Beam, BeamOptions};
 pub(crate) use completion::{Completion, Decoded};
 pub(crate) use constraint::{TokenConstraint, token_constraint};
@@ -43,17 +41,14 @@ pub use generation::{CancelHandle, Generation, Piece, StopReason};
 pub(crate) use in_flight::InFlight;
 pub use inside::{HeadWeights, TimedDispatch, Timeline};
 pub use logprobs::Logprobs;
-pub(crate) use lookup::{judge, look_up};
+pub(crate) use lookup::{look_up, verify_drafts};
 pub(crate) use model::Adapted;
-#[cfg(not(target_arch = "wasm32"))]
 pub use model::Placed;
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use model::plan_of;
 pub use model::{LoadOptions, Model, Trace};
 pub use options::{ContextPolicy, GenerateOptions};
 pub(crate) use pace::Pace;
 pub use passes::PASS_SIZES;
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use passes::record_pass;
 pub(crate) use passes::rows_for;
 #[cfg(not(target_arch = "wasm32"))]

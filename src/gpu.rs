@@ -1,4 +1,4 @@
-//! All that knows `wgpu`: adapters, buffers, pipelines, and the executor that replays recordings on a GPU.
+//! The `wgpu` backend: adapters, buffers, pipelines, and the executor that replays recordings on a GPU.
 
 mod adapter;
 mod buffer_pool;
@@ -6,12 +6,10 @@ mod executor;
 mod faults;
 mod outcome;
 mod pipeline;
-#[cfg(not(target_arch = "wasm32"))]
 mod polling;
 mod readback;
 mod signal;
 
-#[cfg(not(target_arch = "wasm32"))]
 pub use adapter::adapters;
 pub use adapter::{AdapterKind, AdapterReport, Power};
 #[cfg(target_arch = "wasm32")]

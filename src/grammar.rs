@@ -1,7 +1,7 @@
-//! Constraints on generated text: a JSON schema, a regular expression or a grammar, and which tokens may come next in a text
-//! that must match it. What a text may look like is decided by the crate `llguidance`, byte by byte: a derivative of regular
-//! expressions reads words and an Earley parser what they make. Here it learns the vocabulary, and gets only what it can
-//! take in a short time.
+//! Constrains generated text by a JSON schema, a regular expression or a grammar, and computes the bitmask of allowed
+//! tokens. The crate `llguidance` matches byte by byte: derivatives of regular expressions for the lexer, an Earley
+//! parser for the grammar. This module maps the vocabulary, and only passes it constraints that compile in a short
+//! time.
 //!
 //! ```
 //! use tilewright::grammar::Constraint;
@@ -30,11 +30,8 @@ mod tools;
 use std::collections::HashMap;
 use std::fmt::{self, Debug, Display, Formatter};
 use std::sync::Arc;
-#[cfg(not(target_arch = "wasm32"))]
 use std::sync::{Condvar, Mutex, PoisonError, mpsc};
-#[cfg(not(target_arch = "wasm32"))]
 use std::thread;
-#[cfg(not(target_arch = "wasm32"))]
 use std::time::Duration;
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
@@ -49,63 +46,61 @@ use crate::tokenizer::{TokenType, Tokenizer};
 #[cfg(feature = "answer")]
 pub use tools::{ToolChoice, ToolGrammar, ToolRules};
 
-/// Stack of the thread that reads a grammar: references that follow each other are read by functions that call each other.
-/// The limits leave room for some thousand. What is not used of it takes no memory.
-#[cfg(not(target_arch = "wasm32"))]
+/// Stack size of the thread that compiles a grammar: llguidance recurses over references. The limits leave room for
+/// some thousand levels. Unused stack takes no memory.
 const STACK_BYTES: usize = 256 << 20;
-/// The limits keep reading a grammar within a fraction of this. What they do not foresee ends here.
-#[cfg(not(target_arch = "wasm32"))]
-const MOST_TIME: Duration = Duration::from_secs(5);
-/// Grammars that are read at a time, those included that took too long and are still read: nothing can end them.
-#[cfg(not(target_arch = "wasm32"))]
-const MOST_READERS: usize = 4;
-/// White space between two parts of a JSON text: a space, or a new line with its indentation. Without a limit, a model may go
-/// on with spaces until the text is as long as it may be.
+/// Timeout for compiling a grammar. The limits keep most far below it; this catches the rest.
+const MAX_TIME: Duration = Duration::from_secs(5);
+/// Maximum grammars compiled at a time, including timed-out ones still running: nothing can stop those.
+const MAX_COMPILERS: usize = 4;
+/// White space between parts of a JSON text: a space, or a line break with indentation. Without this limit, a model
+/// may generate spaces up to the maximum length.
 const WHITE_SPACE: &str = r"\x20|\n\x20{0,40}|\n\t{0,10}";
-/// Letters behind a backslash in JSON. Not `u`: with it a name could be written in two ways, and come twice.
+/// Escapes allowed in JSON. Not `\u`: a name could be written in two ways, and so appear twice.
 const ESCAPES: &str = "nrbtf\\\"";
 
-/// What a generated text must match, from its first character to its last.
+/// A constraint on the whole generated text.
 ///
-/// Keywords of JSON Schema that are known and cannot be enforced (`not`, `if`, `uniqueItems`, `contains`, `propertyNames`,
-/// `dependentRequired` and the like) are refused where they say something: `uniqueItems: false` or `not: false` change
-/// nothing. Unknown ones are ignored, as the specification has it. Of `oneOf`, the alternatives must plainly exclude each
-/// other, and in `const` and `enum` integers beyond 2^53 are refused. `minProperties` may ask for one property that `required`
-/// does not name. `$ref` leads to places in the same schema, `#/...`. The formats `date`, `date-time`, `duration`, `email`,
-/// `hostname`, `ipv4`, `ipv6`, `time`, `uri` and `uuid` are enforced, others only describe. A schema of which a text could
-/// begin and not end is refused.
-/// Properties come in the schema's order. What may be of any length (a text without `maxLength`, an object with any further
-/// properties) ends when the model ends it. Details: <https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md>.
+/// Known JSON Schema keywords that cannot be enforced (`not`, `if`, `uniqueItems`, `contains`, `propertyNames`,
+/// `dependentRequired` and the like) are refused, unless they have no effect: `uniqueItems: false`, `not: false`.
+/// Unknown ones are ignored, as in the specification. Alternatives of `oneOf` must be obviously exclusive; integers
+/// beyond 2^53 are refused in `const` and `enum`. `minProperties` may require one property not in `required`. `$ref`
+/// must point into the same schema, `#/...`. The formats `date`, `date-time`, `duration`, `email`, `hostname`,
+/// `ipv4`, `ipv6`, `time`, `uri` and `uuid` are enforced, others ignored. A schema with a dead end, whose text could
+/// start but not end, is refused.
+/// Properties appear in the schema's order. Parts of unlimited length (a string without `maxLength`, an object with
+/// arbitrary properties) end when the model ends them. Details:
+/// <https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md>.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Constraint {
-    /// A JSON object of any content.
+    /// Any JSON object.
     JsonObject,
-    /// A JSON text that is valid by this schema.
+    /// JSON that is valid by this schema.
     JsonSchema(Value),
-    /// A text that this regular expression matches as a whole. Syntax of the crate `regex`, without assertions.
+    /// A text fully matched by this regular expression, in the crate `regex`'s syntax without assertions.
     Regex(String),
-    /// A text of this grammar, in llguidance's variant of Lark's syntax; its rule `start` is the whole text. See
+    /// A text matched by this grammar's rule `start`, in llguidance's variant of Lark's syntax. See
     /// <https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md>.
     Lark(String),
-    /// A text of this grammar, in llama.cpp's syntax; its rule `root` is the whole text. Rules must not begin with themselves,
-    /// as there. See <https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md>.
+    /// A text matched by this grammar's rule `root`, in llama.cpp's syntax. Left recursion is refused, as there. See
+    /// <https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md>.
     Gbnf(String),
-    /// An answer whose calls of tools can be read and are valid by the tools' schemas; see [`Constraint::tools`].
+    /// An answer with well-formed tool calls that are valid by the tools' schemas; see [`Constraint::tools`].
     #[cfg(feature = "answer")]
     Tools(ToolGrammar),
 }
 
 impl Constraint {
-    /// The constraint of a schema's text.
+    /// Parses a JSON schema.
     ///
     /// # Errors
-    /// [`Error::Constraint`] if it is no JSON.
+    /// [`Error::Constraint`] if it is not valid JSON.
     pub fn json_schema(text: &str) -> Result<Constraint, Error> {
         let parsed = serde_json::from_str(text);
         parsed.map(Constraint::JsonSchema).map_err(|error| unusable("json_schema", "a schema in JSON", error))
     }
 
-    /// The constraint of a grammar's text: llama.cpp's if it has a rule `root ::=`, or else Lark's.
+    /// A grammar in llama.cpp's syntax if it has a rule `root ::=`, otherwise in Lark's.
     pub fn grammar_of(text: String) -> Constraint {
         match gbnf::is_gbnf(&text) {
             true => Constraint::Gbnf(text),
@@ -113,7 +108,7 @@ impl Constraint {
         }
     }
 
-    /// What errors call it.
+    /// Its name in errors.
     fn field(&self) -> &'static str {
         match self {
             Constraint::JsonObject => "json_object",
@@ -126,7 +121,7 @@ impl Constraint {
         }
     }
 
-    /// Schemas that it is made of, by the names that errors call them.
+    /// The schemas it consists of, with their names in errors.
     fn parts(&self) -> Vec<(String, TopLevelGrammar)> {
         match self {
             #[cfg(feature = "answer")]
@@ -135,12 +130,12 @@ impl Constraint {
         }
     }
 
-    /// The grammar as llguidance takes it.
+    /// The grammar in llguidance's format.
     fn grammar(&self) -> Result<TopLevelGrammar, Error> {
         let of_schema = |schema: &Value| -> Result<TopLevelGrammar, limits::Excess> {
             let mut schema = schema.clone();
             if let Some(keywords) = schema.as_object_mut() {
-                // How a schema is read is not for the schema to say.
+                // Schemas must not set llguidance's options.
                 keywords.shift_remove("x-guidance");
                 simplify::simplify(&mut schema)?;
                 formats::tighten(&mut schema);
@@ -167,7 +162,7 @@ impl Constraint {
                 }
                 Err(excess) => Err(excess),
             },
-            // Checked when it was made.
+            // Checked in [`Constraint::tools`].
             #[cfg(feature = "answer")]
             Constraint::Tools(grammar) => Ok(TopLevelGrammar::from_lark(grammar.lark.clone())),
         };
@@ -179,12 +174,12 @@ impl Constraint {
     }
 }
 
-/// [`Error::Constraint`] with the reason that was found.
+/// [`Error::Constraint`] with a reason.
 fn unusable(field: &str, expected: &str, reason: impl Display) -> Error {
     let reason = reason.to_string();
-    // What follows in angle brackets is llguidance's own state.
+    // Text after an angle bracket is llguidance's internal state.
     let reason = reason.split("\n<").next().unwrap_or_default().trim();
-    // The reason comes last, what it is about first.
+    // The subject is first, the reason last: keep both.
     let (n, last) = (reason.chars().count(), 200);
     let shown: String = match n > 2 * last {
         true => reason.chars().take(last).chain(" ... ".chars()).chain(reason.chars().skip(n - last)).collect(),
@@ -193,8 +188,8 @@ fn unusable(field: &str, expected: &str, reason: impl Display) -> Error {
     Error::Constraint { field: field.into(), expected: expected.into(), found: format!("unusable ({shown})") }
 }
 
-/// A vocabulary that constraints can be applied to. To make one takes up to a second and a few dozen MB for a large
-/// vocabulary; a model makes it when its first constrained generation begins.
+/// A vocabulary prepared for constraints. For a large vocabulary this takes up to a second and a few dozen MB; a
+/// model prepares it at its first constrained generation.
 pub struct Grammars {
     factory: ParserFactory,
     vocab_size: u32,
@@ -207,12 +202,12 @@ impl Debug for Grammars {
 }
 
 impl Grammars {
-    /// The vocabulary of a model with `vocab_size` logits, which may be more or fewer than the tokenizer has tokens.
+    /// Prepares the vocabulary of a model with `vocab_size` logits, which may differ from the number of tokens.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary is too large.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: u32) -> Result<Grammars, Error> {
-        let env: TokEnv = Arc::new(Vocabulary::new(tokenizer, vocab_size)?);
+        let env: TokEnv = Arc::new(GuidanceTokenizer::new(tokenizer, vocab_size)?);
         let slices = SlicedBiasComputer::general_slices();
         let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices);
         let mut factory = factory.map_err(|error| Error::Tokenizer {
@@ -221,14 +216,14 @@ impl Grammars {
             found: error.to_string(),
         })?;
         factory.quiet();
-        // Half of the usual fuel takes 10 ms at most.
+        // Half the default takes at most 10 ms.
         let fuel = ParserLimits::default().initial_lexer_fuel / 2;
         *factory.limits_mut() =
             ParserLimits { verbose_errors: false, initial_lexer_fuel: fuel, ..ParserLimits::default() };
         Ok(Grammars { factory, vocab_size })
     }
 
-    /// Reads a grammar; also why it cannot be used, if so.
+    /// Compiles a grammar; also returns why it is unusable, if so.
     fn read(&self, grammar: TopLevelGrammar) -> (Matcher, Option<String>) {
         let mut parser = self.factory.create_parser(grammar);
         let reason = parser.as_mut().ok().and_then(dead_end);
@@ -237,19 +232,19 @@ impl Grammars {
         (matcher, error.or(reason))
     }
 
-    /// Begins a text that must match `constraint`. `end_ids` are the tokens that may end it where it is complete.
+    /// Starts matching a text against `constraint`. `end_ids` are the tokens that may end it once complete.
     ///
     /// # Errors
-    /// [`Error::Constraint`] naming the kind of constraint, with llguidance's reason, if it is invalid, contradicts itself,
-    /// cannot be enforced or is too large, if no token can begin a text of it or one could begin and not end, or if too many
-    /// that are too complex are still being read.
+    /// [`Error::Constraint`] naming the kind of constraint, with llguidance's reason, if it is invalid,
+    /// contradictory, unenforceable or too large; if no token can start its text or it has a dead end; if too many
+    /// complex ones are still compiling.
     pub fn begin(self: &Arc<Self>, constraint: &Constraint, end_ids: &[u32]) -> Result<Guide, Error> {
         let (field, grammar) = (constraint.field(), constraint.grammar()?);
         let parts = constraint.parts();
         let this = Arc::clone(self);
         let read = move || {
             let (matcher, reason) = this.read(grammar);
-            // What it is that cannot be used.
+            // Find the part that is unusable.
             let reason = reason.map(|reason| {
                 let of_part = |(name, grammar): (String, TopLevelGrammar)| {
                     Some((format!("{field}: {name}"), this.read(grammar).1?))
@@ -259,12 +254,12 @@ impl Grammars {
             (matcher, reason)
         };
         #[cfg(not(target_arch = "wasm32"))]
-        let (matcher, reason) = READERS.with_stack(field, read)?;
-        // There are no threads here: where the stack is too small the module ends, and whoever runs it makes another one.
+        let (matcher, reason) = COMPILERS.compile_on_thread(field, read)?;
+        // WASM has no threads here: on stack overflow the module ends, and its owner creates another.
         #[cfg(target_arch = "wasm32")]
         let (matcher, reason) = read();
         if let Some((field, reason)) = reason {
-            return Err(unusable(&field, "one that can be enforced", reason));
+            return Err(unusable(&field, "an enforceable constraint", reason));
         }
         let end_ids = end_ids.iter().copied().filter(|&id| id < self.vocab_size).collect();
         let mut guide = Guide { matcher, field, vocab_size: self.vocab_size, end_ids, allowed: None };
@@ -273,15 +268,15 @@ impl Grammars {
     }
 }
 
-/// Why a grammar is refused of which a text could begin and not end: a part that follows in it matches no text, such as a
-/// pattern of names that are all taken. Every symbol that can be reached has to end in some text.
+/// Why a grammar with a dead end is refused: a required part matches no text, such as a pattern of names that are all
+/// taken. Every reachable symbol must match some text.
 fn dead_end(parser: &mut TokenParser) -> Option<String> {
     let grammar = parser.parser.grammar();
-    // Conditions on parameters decide which rules there are.
+    // Parameters' conditions determine the rules.
     if grammar.parametric() {
         return None;
     }
-    // Of each symbol its rules, by the numbers of their symbols, in the order in which they are found.
+    // The rules of each symbol, as indices of symbols in order of discovery.
     let mut places: HashMap<usize, usize> = HashMap::from([(grammar.start().as_index(), 0)]);
     let mut found = vec![grammar.start()];
     let mut rules: Vec<Vec<Vec<usize>>> = Vec::new();
@@ -324,7 +319,7 @@ fn dead_end(parser: &mut TokenParser) -> Option<String> {
     let mut changes = true;
     while changes {
         changes = false;
-        // Those that were found last end first.
+        // Symbols found last are closest to the terminals.
         for at in (0..rules.len()).rev() {
             let ends_by = |rule: &Vec<usize>| rule.iter().all(|&part| ends.get(part) == Some(&true));
             let ends_now = rules.get(at).is_some_and(|rules| rules.iter().any(ends_by));
@@ -335,93 +330,89 @@ fn dead_end(parser: &mut TokenParser) -> Option<String> {
         }
     }
     let at = ends.iter().position(|ends| !ends)?;
-    Some(format!("a text of it may come to a place where nothing matches, at {}", names.get(at)?))
+    Some(format!("its text can reach a dead end, at {}", names.get(at)?))
 }
 
-/// Those who read grammars.
-#[cfg(not(target_arch = "wasm32"))]
-struct Readers {
+/// Limits concurrent compilations.
+struct Compilers {
     n: Mutex<usize>,
     freed: Condvar,
     most: usize,
     most_time: Duration,
 }
 
-#[cfg(not(target_arch = "wasm32"))]
-static READERS: Readers = Readers { n: Mutex::new(0), freed: Condvar::new(), most: MOST_READERS, most_time: MOST_TIME };
+static COMPILERS: Compilers =
+    Compilers { n: Mutex::new(0), freed: Condvar::new(), most: MAX_COMPILERS, most_time: MAX_TIME };
 
-/// A reader, until it is done.
-#[cfg(not(target_arch = "wasm32"))]
-struct Reader(&'static Readers);
+/// A running compilation.
+struct CompileSlot(&'static Compilers);
 
-#[cfg(not(target_arch = "wasm32"))]
-impl Drop for Reader {
+impl Drop for CompileSlot {
     fn drop(&mut self) {
         *self.0.n.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
         self.0.freed.notify_one();
     }
 }
 
-#[cfg(not(target_arch = "wasm32"))]
-impl Readers {
-    /// Does what recurses, in a thread with a stack that suffices.
-    fn with_stack<T: Send + 'static>(
+impl Compilers {
+    /// Runs recursive work on a thread with a large stack.
+    fn compile_on_thread<T: Send + 'static>(
         &'static self,
         field: &'static str,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
-        let reader = self.begin(field)?;
+        let slot = self.begin(field)?;
         let (sender, receiver) = mpsc::channel();
         let work = move || {
             let done = work();
-            drop(reader);
-            // Nobody waits for it any more if it took too long.
+            drop(slot);
+            // After a timeout nothing receives this.
             drop(sender.send(done));
         };
         let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn(work);
-        thread.map_err(|error| unusable(field, "a thread to read it", error))?;
+        thread.map_err(|error| unusable(field, "a thread to compile it", error))?;
         receiver.recv_timeout(self.most_time).map_err(|_| Error::Constraint {
             field: field.into(),
-            expected: format!("one that is read within {:?}", self.most_time),
+            expected: format!("a constraint that compiles within {:?}", self.most_time),
             found: "too complex".into(),
         })
     }
 
-    /// Waits until one more may be read.
-    fn begin(&'static self, field: &str) -> Result<Reader, Error> {
+    /// Waits for a free slot.
+    fn begin(&'static self, field: &str) -> Result<CompileSlot, Error> {
         let n = self.n.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.freed.wait_timeout_while(n, self.most_time, |n| *n >= self.most);
         let (mut n, waited) = waited.unwrap_or_else(PoisonError::into_inner);
         if waited.timed_out() {
             return Err(Error::Constraint {
                 field: field.into(),
-                expected: format!("at most {} that are read at a time", self.most),
-                found: format!("as many for {:?}; those that are too complex are read to their end", self.most_time),
+                expected: format!("at most {} compiling at a time", self.most),
+                found: format!("all busy for {:?}; constraints that are too complex still compile", self.most_time),
             });
         }
         *n += 1;
-        Ok(Reader(self))
+        Ok(CompileSlot(self))
     }
 }
 
-/// Where a text goes after a token.
+/// The state after a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Several tokens may come.
+    /// Several tokens are allowed.
     Open,
-    /// These must come.
+    /// These tokens must follow.
     Forced(Vec<u32>),
-    /// None may: the text matches and cannot go on.
+    /// The text is complete.
     Complete,
 }
 
-/// A text in progress that must match a constraint.
+/// The state of a text that must match a constraint.
 pub struct Guide {
     matcher: Matcher,
     field: &'static str,
     vocab_size: u32,
     end_ids: Vec<u32>,
-    /// Those that may come next, once that was asked.
+    /// The allowed tokens, once computed.
     allowed: Option<Vec<u32>>,
 }
 
@@ -432,10 +423,10 @@ impl Debug for Guide {
 }
 
 impl Guide {
-    /// The tokens that may come next: a bit for each of the vocabulary, `[ceil(V / 32)]`, the lowest first.
+    /// The bitmask of allowed tokens: `[ceil(V / 32)]`, lowest bit first.
     ///
     /// # Errors
-    /// [`Error::Constraint`] if there is none, or if to find them takes too long.
+    /// [`Error::Constraint`] if no token is allowed, or computing the mask takes too long.
     pub fn allowed(&mut self) -> Result<&[u32], Error> {
         if self.allowed.is_none() {
             self.allowed = Some(self.compute_allowed()?);
@@ -444,11 +435,11 @@ impl Guide {
     }
 
     fn compute_allowed(&mut self) -> Result<Vec<u32>, Error> {
-        let expected = "one that a text can match with this vocabulary";
+        let expected = "a constraint that this vocabulary can match";
         let is_complete = self.matcher.is_accepting().map_err(|error| unusable(self.field, expected, error))?;
         let mask = match self.matcher.compute_mask() {
             Ok(mask) => mask.as_slice().to_vec(),
-            // No text may follow; an end may.
+            // No text may follow, but the end may.
             Err(_) if is_complete => Vec::new(),
             Err(error) => return Err(unusable(self.field, expected, error)),
         };
@@ -467,14 +458,14 @@ impl Guide {
         }
     }
 
-    /// Goes on with a token, which is one of those that may come next and none that ends the text.
+    /// Appends a token, which must be allowed and must not end the text.
     ///
     /// # Errors
-    /// [`Error::Constraint`] if it may not come.
+    /// [`Error::Constraint`] if it is not allowed.
     pub fn accept(&mut self, id: u32) -> Result<Next, Error> {
         self.allowed = None;
         let consumed = self.matcher.consume_token(id);
-        consumed.map_err(|error| unusable(self.field, "one that the text matches", error))?;
+        consumed.map_err(|error| unusable(self.field, "a constraint that the text matches", error))?;
         if self.matcher.is_stopped() {
             return Ok(Next::Complete);
         }
@@ -486,31 +477,31 @@ impl Guide {
     }
 }
 
-/// A tokenizer as llguidance sees it.
-struct Vocabulary {
+/// A tokenizer for llguidance.
+struct GuidanceTokenizer {
     tokenizer: Arc<Tokenizer>,
     trie: TokTrie,
 }
 
-impl Vocabulary {
-    fn new(tokenizer: Arc<Tokenizer>, vocab_size: u32) -> Result<Vocabulary, Error> {
-        /// Bytes of a token: a trie has so many levels.
-        const MOST_BYTES: usize = 512;
-        /// Bytes of all tokens: a trie has so many nodes.
-        const MOST_ALL_BYTES: usize = 1 << 22;
+impl GuidanceTokenizer {
+    fn new(tokenizer: Arc<Tokenizer>, vocab_size: u32) -> Result<GuidanceTokenizer, Error> {
+        /// Maximum bytes of a token, and so depth of the trie.
+        const MAX_BYTES: usize = 512;
+        /// Maximum bytes of all tokens, and so nodes of the trie.
+        const MAX_ALL_BYTES: usize = 1 << 22;
         let mut words = Vec::with_capacity(vocab_size as usize);
         for id in 0..vocab_size {
             words.push(match tokenizer.token_type(id) {
-                // Logits beyond the vocabulary, and tokens that no text has.
+                // Padding logits, and tokens that never occur in text.
                 None | Some(TokenType::Unused) => Vec::new(),
                 Some(kind) => {
                     let bytes = tokenizer.token_bytes(id)?;
                     let steers = kind.is_special() || tokenizer.eos_ids().contains(&id);
-                    // Those who read answers know the marks by their ids alone.
+                    // Answer readers recognise marks only by their ids.
                     #[cfg(feature = "answer")]
                     let steers = steers || (kind == TokenType::UserDefined && crate::answer::is_mark(bytes));
                     match bytes.len() {
-                        MOST_BYTES.. => Vec::new(),
+                        MAX_BYTES.. => Vec::new(),
                         _ if steers => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat(),
                         _ => bytes.to_vec(),
                     }
@@ -518,19 +509,19 @@ impl Vocabulary {
             });
         }
         let all_bytes: usize = words.iter().map(Vec::len).sum();
-        if all_bytes >= MOST_ALL_BYTES || vocab_size >= 1 << 21 {
+        if all_bytes >= MAX_ALL_BYTES || vocab_size >= 1 << 21 {
             return Err(Error::Tokenizer {
                 field: "tokens".into(),
-                expected: format!("less than {MOST_ALL_BYTES} bytes in all and 2 million tokens, for constraints"),
+                expected: format!("less than {MAX_ALL_BYTES} bytes and 2 million tokens, for constraints"),
                 found: format!("{all_bytes} bytes in {vocab_size} tokens"),
             });
         }
         let trie = TokTrie::from(&TokRxInfo::new(vocab_size, INVALID_TOKEN), &words);
-        Ok(Vocabulary { tokenizer, trie })
+        Ok(GuidanceTokenizer { tokenizer, trie })
     }
 }
 
-impl TokenizerEnv for Vocabulary {
+impl TokenizerEnv for GuidanceTokenizer {
     fn tok_trie(&self) -> &TokTrie {
         &self.trie
     }
@@ -538,7 +529,7 @@ impl TokenizerEnv for Vocabulary {
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<u32> {
         self.trie.tokenize_with_greedy_fallback(bytes, |text| {
             let ids = self.tokenizer.encode_within(text).filter(|ids| self.trie.decode_raw(ids) == text.as_bytes());
-            // A tokenizer that changes the text would be told so much later.
+            // Greedy where the tokenizer changes the text: its ids do not match.
             ids.unwrap_or_else(|| self.trie.greedy_tokenize(text.as_bytes()))
         })
     }
@@ -554,26 +545,26 @@ mod tests {
 
     use super::*;
 
-    /// Who takes too long keeps a place until it is done.
+    /// A timed-out reader keeps its slot until it finishes.
     #[test]
-    fn readers_that_do_not_end_are_counted() {
-        static FEW: Readers =
-            Readers { n: Mutex::new(0), freed: Condvar::new(), most: 2, most_time: Duration::from_millis(20) };
+    fn stuck_grammar_compilations_keep_their_slot() {
+        static FEW: Compilers =
+            Compilers { n: Mutex::new(0), freed: Condvar::new(), most: 2, most_time: Duration::from_millis(20) };
         let (end, ended) = mpsc::channel::<()>();
         let ended = Arc::new(Mutex::new(ended));
         for _ in 0..2 {
             let ended = ended.clone();
             let wait = move || drop(ended.lock().map(|ended| ended.recv()));
-            let error = FEW.with_stack("regex", wait).unwrap_err().to_string();
+            let error = FEW.compile_on_thread("regex", wait).unwrap_err().to_string();
             assert!(error.contains("too complex"), "{error}");
         }
-        let error = FEW.with_stack("regex", || ()).unwrap_err().to_string();
-        assert!(error.contains("at most 2 that are read at a time"), "{error}");
+        let error = FEW.compile_on_thread("regex", || ()).unwrap_err().to_string();
+        assert!(error.contains("at most 2 compiling at a time"), "{error}");
         drop(end);
-        // They end now, in their own time.
+        // They finish now.
         while *FEW.n.lock().unwrap() > 0 {
             thread::yield_now();
         }
-        assert_eq!(FEW.with_stack("regex", || 7).unwrap(), 7);
+        assert_eq!(FEW.compile_on_thread("regex", || 7).unwrap(), 7);
     }
 }

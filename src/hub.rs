@@ -1,4 +1,4 @@
-//! Models by address: `hf:owner/repo[:quantisation][@revision]` to files on this machine.
+//! Fetches models by address: `hf:owner/repo[:quantisation][@revision]` to local files.
 //!
 //! ```no_run
 //! use tilewright::hub::{Address, Hub};
@@ -8,16 +8,16 @@
 //! # Ok::<(), tilewright::Error>(())
 //! ```
 //!
-//! One request lists the files of a revision with their sizes and digests; a choice is made among them, and those that the
-//! cache does not have are downloaded. A file enters the cache when all of it is there and has the size and the digest that
-//! the list says. The cache has the layout of `huggingface_hub`, so what other programs downloaded is used, and the reverse.
+//! One request lists a revision's files with sizes and digests; the address selects some of them, and those missing
+//! in the cache are downloaded. A file enters the cache once complete, with the listed size and digest. The cache
+//! layout is `huggingface_hub`'s, so both programs share downloads.
 //!
-//! This module blocks on the network: it is for the command line and for programs that may block.
+//! This module blocks on the network: it serves the command line and other programs that may block.
 //!
-//! A hub is not trusted. Names that lead out of the cache are refused before anything is downloaded, all requests go
-//! to the commit that the list names, and what an earlier run left counts only if the digest of the whole is right.
-//! The token goes to the hub's scheme, host and port alone, so redirects are followed here and not by the HTTP
-//! library. After five attempts in a row that bring less than 1 MiB each, a download fails.
+//! The hub is untrusted. Names that escape the cache are refused before any download, all requests use the listed
+//! commit, and partial files of earlier runs count only if the complete file's digest matches. The token is sent only
+//! to the hub's scheme, host and port, so this module follows redirects instead of the HTTP library. A download fails
+//! after five attempts in a row that each receive less than 1 MiB.
 
 mod address;
 mod cache;
@@ -37,42 +37,42 @@ use serde::Deserialize;
 pub use crate::error::HubError;
 pub use address::Address;
 
-use self::cache::{Content, Repo};
-use self::choice::{Choice, File, Folder};
-use self::client::Client;
+use self::cache::{Blob, Repo};
+use self::choice::{Folder, ModelFiles, RepoFile};
+use self::client::HubClient;
 use self::digest::Digest;
-use self::download::Wanted;
+use self::download::FileDownload;
 use self::patience::Patience;
 use crate::error::Error;
 use crate::formats::safetensors::ShardIndex;
 
-/// A hub and the cache of what came from it.
+/// A hub with its cache.
 pub struct Hub {
-    client: Client,
+    client: HubClient,
     cache: PathBuf,
     is_offline: bool,
     sleep: Box<dyn Fn(Duration) + Send + Sync>,
 }
 
-/// Where a hub is and what it may be asked.
+/// Location and permissions of a hub.
 #[derive(Clone)]
 pub struct HubOptions {
-    /// Its address, such as `https://huggingface.co`.
+    /// Base URL, such as `https://huggingface.co`.
     pub endpoint: String,
-    /// Folder of the cache, which need not be there.
+    /// Cache folder, created on demand.
     pub cache: PathBuf,
-    /// Token of an account. It goes to the hub itself, never to where a redirect leads.
+    /// Access token. Sent to the hub only, never to redirect targets.
     pub token: Option<String>,
-    /// Whether no request may be made.
+    /// Whether to make no requests.
     pub is_offline: bool,
 }
 
 impl HubOptions {
-    /// What the environment says, as `huggingface_hub` understands it: `HF_ENDPOINT`, `HF_HUB_CACHE` or `HF_HOME`, `HF_TOKEN` or
-    /// the file `token` in `HF_HOME`, `HF_HUB_OFFLINE`.
+    /// Reads `huggingface_hub`'s environment variables: `HF_ENDPOINT`, `HF_HUB_CACHE` or `HF_HOME`, `HF_TOKEN` or the
+    /// file `token` in `HF_HOME`, `HF_HUB_OFFLINE`.
     ///
     /// # Errors
-    /// [`Error::Option`] if no variable says where the cache is and there is no home folder.
+    /// [`Error::Option`] if no variable names the cache and there is no home folder.
     pub fn from_env() -> Result<HubOptions, Error> {
         let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
         let folder = |name| variable(name).map(PathBuf::from);
@@ -99,26 +99,26 @@ impl HubOptions {
     }
 }
 
-/// What happens while a model is fetched.
+/// Events while a model is fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// A download begins. It does not if all files are there.
+    /// A download begins; omitted if all files are cached.
     Begin {
-        /// Files that are missing.
+        /// Number of missing files.
         n_files: usize,
-        /// Their bytes.
+        /// Their size.
         total_bytes: u64,
     },
-    /// Bytes of these files that are there.
+    /// Progress of the download.
     Progress {
-        /// Those that are there.
+        /// Bytes received.
         done_bytes: u64,
-        /// All of them.
+        /// Bytes in total.
         total_bytes: u64,
     },
     /// The download has ended.
     End,
-    /// What a person should know.
+    /// A message for the user.
     Notice(&'a str),
 }
 
@@ -127,49 +127,49 @@ pub enum Event<'a> {
 pub struct Cached {
     /// Its address.
     pub address: Address,
-    /// Its file, the first of its shards, or its folder.
+    /// Its file, its first shard, or its folder.
     pub path: PathBuf,
-    /// Bytes of its files.
+    /// Size of its files.
     pub size_bytes: u64,
-    /// When the latest of them was written.
+    /// When its newest file was written.
     pub modified: SystemTime,
 }
 
-/// What [`Hub::verify`] found.
+/// Result of [`Hub::verify`].
 #[derive(Debug, Default)]
 pub struct Verified {
-    /// Contents that were added up.
+    /// Number of blobs compared.
     pub n_files: usize,
-    /// Their bytes.
+    /// Their size.
     pub size_bytes: u64,
-    /// Those that were not what they should be, and were removed.
+    /// Damaged blobs, which were removed.
     pub damaged: Vec<Damaged>,
-    /// Files of which nothing says what they should be.
+    /// Files without a known digest.
     pub unknown: Vec<PathBuf>,
 }
 
-/// A content that was damaged.
+/// A damaged blob.
 #[derive(Debug)]
 pub struct Damaged {
     /// `owner/repo`.
     pub repo: String,
     /// Where it was.
     pub path: PathBuf,
-    /// The digest that it should have, and the one that it had.
+    /// Expected and found digest.
     pub digests: [String; 2],
-    /// The commits and paths of the files that it was the content of.
+    /// Commits and paths of the files with this content.
     pub files: Vec<(String, String)>,
-    /// Whether these have been downloaded again.
+    /// Whether the files were downloaded again.
     pub restored: Result<(), Error>,
 }
 
 /// A revision of a repository as the hub lists it.
 struct Listing {
     commit: String,
-    files: Vec<File>,
+    files: Vec<RepoFile>,
 }
 
-/// What is read of the hub's answer.
+/// The fields used from the hub's response.
 #[derive(Deserialize)]
 struct Revision {
     sha: String,
@@ -192,7 +192,7 @@ struct Lfs {
 }
 
 impl Hub {
-    /// The hub and the cache that the environment names.
+    /// The hub and cache from the environment.
     ///
     /// # Errors
     /// Those of [`HubOptions::from_env`] and [`Hub::new`].
@@ -200,10 +200,10 @@ impl Hub {
         Hub::new(HubOptions::from_env()?)
     }
 
-    /// This hub and this cache.
+    /// A hub with these options.
     ///
     /// # Errors
-    /// [`Error::Option`] if the endpoint is no address of a server, or the token no token.
+    /// [`Error::Option`] if the endpoint is not a URL or the token is malformed.
     pub fn new(options: HubOptions) -> Result<Hub, Error> {
         let HubOptions { endpoint, cache, token, is_offline } = options;
         if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
@@ -211,30 +211,29 @@ impl Hub {
             return Err(Error::Option { option: "HF_ENDPOINT", expected, found: endpoint });
         }
         if token.as_ref().is_some_and(|token| !token.trim().bytes().all(|byte| byte.is_ascii_graphic())) {
-            let (expected, found) = ("letters, digits and signs of ASCII".into(), "others".into());
+            let (expected, found) = ("printable ASCII characters".into(), "a text with other characters".into());
             return Err(Error::Option { option: "HF_TOKEN", expected, found });
         }
-        Ok(Hub { client: Client::new(&endpoint, token), cache, is_offline, sleep: Box::new(std::thread::sleep) })
+        Ok(Hub { client: HubClient::new(&endpoint, token), cache, is_offline, sleep: Box::new(std::thread::sleep) })
     }
 
-    /// Waits by `sleep` between tries, rather than for the time itself.
+    /// Uses `sleep` to wait between attempts.
     pub fn with_sleep(self, sleep: impl Fn(Duration) + Send + Sync + 'static) -> Hub {
         Hub { sleep: Box::new(sleep), ..self }
     }
 
-    /// Folder of the cache.
+    /// The cache folder.
     pub fn cache(&self) -> &Path {
         &self.cache
     }
 
-    /// Finds a model in the cache or downloads what is missing of it. Returns its file, the first of its shards, or its
-    /// folder.
+    /// Finds a model in the cache or downloads its missing files. Returns its file, its first shard, or its folder.
     ///
-    /// The hub is asked each time whether the revision has changed. Where it does not answer and the cache has the model, that
-    /// copy is used, with a notice.
+    /// Asks the hub each time whether the revision has changed. If the hub does not answer, a cached copy is used,
+    /// with a notice.
     ///
     /// # Errors
-    /// Any of [`HubError`]; [`Error::Io`] if the cache cannot be read or written.
+    /// [`HubError`]; [`Error::Io`] if the cache cannot be read or written.
     pub fn fetch(&self, address: &Address, on_event: &mut dyn FnMut(Event<'_>)) -> Result<PathBuf, Error> {
         let cached = self.find(address);
         if self.is_offline {
@@ -252,13 +251,13 @@ impl Hub {
         }
         if self.client.tells_token_in_clear() {
             on_event(Event::Notice(&format!(
-                "the token goes to {} without encryption: whoever is on the way can read and use it",
+                "the token is sent to {} without encryption: anyone on the network path can read it",
                 self.client.endpoint()
             )));
         }
         let listing = match self.list_files(address, cached.is_ok()) {
             Err(Error::Hub(error)) if error.is_passing() && cached.is_ok() => {
-                on_event(Event::Notice(&format!("{error}; the copy in the cache is used")));
+                on_event(Event::Notice(&format!("{error}; using the cached copy")));
                 return cached;
             }
             listing => listing?,
@@ -267,9 +266,9 @@ impl Hub {
         let snapshot = repo.snapshot(&listing.commit);
         let choice = choice::choose(&listing.files, address)?;
         let files = match &choice {
-            Choice::Gguf(model) => model.files(),
-            Choice::Folder(folder) => {
-                // Small, and it says which other files are needed.
+            ModelFiles::Gguf(model) => model.files(),
+            ModelFiles::Folder(folder) => {
+                // The index is small and names the other files needed.
                 self.complete(address, &repo, &listing, folder.index.as_slice(), &mut |_| {})?;
                 [folder.texts.clone(), weights(folder, &snapshot, address)?].concat()
             }
@@ -279,10 +278,10 @@ impl Hub {
         Ok(choice.place(&snapshot))
     }
 
-    /// Finds a model in the cache, without any request.
+    /// Finds a model in the cache without requests.
     ///
     /// # Errors
-    /// [`HubError::Choice`] if it is not there, or not all of it.
+    /// [`HubError::Choice`] if it is missing or incomplete.
     pub fn find(&self, address: &Address) -> Result<PathBuf, Error> {
         let repo = Repo::new(&self.cache, &address.repo);
         let Some(commit) = repo.commit_of(address.revision()) else {
@@ -291,7 +290,7 @@ impl Hub {
         };
         let snapshot = repo.snapshot(&commit);
         let choice = choice::choose(&repo.files(&commit)?, address)?;
-        if let Choice::Folder(folder) = &choice {
+        if let ModelFiles::Folder(folder) = &choice {
             weights(folder, &snapshot, address)?;
         }
         Ok(choice.place(&snapshot))
@@ -318,9 +317,9 @@ impl Hub {
         Ok(models)
     }
 
-    /// Adds up all files in the cache, or those of the repository of an address: each time a model is used, its files are
-    /// looked at for their sizes alone. A content that is not what its name or the hub says is removed, and downloaded again
-    /// unless no request may be made. `on_event` hears of what was added up as of a download.
+    /// Verifies the digests of all cached files, or of an address's repository; normal use checks sizes only. Blobs
+    /// that do not match their name or the hub's digest are removed, and downloaded again unless offline. `on_event`
+    /// reports progress as for a download.
     ///
     /// # Errors
     /// [`Error::Io`] if the cache cannot be read or written.
@@ -351,7 +350,7 @@ impl Hub {
         verified.unknown.append(&mut unknown);
         let total_bytes = contents.iter().map(|content| content.size).sum();
         let mut done_bytes = 0;
-        for Content { path, size, digest, files } in contents {
+        for Blob { path, size, digest, files } in contents {
             let mut on_bytes = |bytes: u64| on_event(Event::Progress { done_bytes: done_bytes + bytes, total_bytes });
             let found = digest::of_file(&path, &digest, &mut on_bytes)?;
             done_bytes += size;
@@ -368,15 +367,15 @@ impl Hub {
         Ok(())
     }
 
-    /// Downloads a file of a commit that is gone from the cache.
+    /// Downloads a commit's file again after it was removed from the cache.
     fn restore(&self, name: &str, repo: &Repo, commit: &str, path: &str) -> Result<(), Error> {
         let address = of_commit(name, commit);
         if self.is_offline {
-            let found = format!("{path} was damaged, and is removed");
+            let found = format!("{path} was damaged and has been removed");
             return Err(HubError::Offline { address: address.to_string(), found, cache: self.cache.clone() }.into());
         }
         let listing = self.list_files(&address, false)?;
-        let wanted: Vec<File> = listing.files.iter().filter(|file| file.path == path).cloned().collect();
+        let wanted: Vec<RepoFile> = listing.files.iter().filter(|file| file.path == path).cloned().collect();
         if wanted.is_empty() {
             let (wanted, available) = (format!("no {path}"), Vec::new());
             return Err(HubError::Choice { address: address.to_string(), wanted, available }.into());
@@ -384,11 +383,11 @@ impl Hub {
         self.complete(&address, repo, &listing, &wanted, &mut |_| {})
     }
 
-    /// Removes a model from the cache: in one revision if the address names it, or else in all. What other models of the
-    /// repository need stays. Returns the bytes that are freed.
+    /// Removes a model from the cache: in the revision that the address names, or else in all. Blobs of the
+    /// repository's other models stay. Returns the bytes freed.
     ///
     /// # Errors
-    /// [`HubError::NotCached`] if it is not there, [`HubError::Choice`] if the address names none of several models;
+    /// [`HubError::NotCached`] if it is not cached, [`HubError::Choice`] if the address matches several models;
     /// [`Error::Io`] if a file cannot be removed.
     pub fn remove(&self, address: &Address) -> Result<u64, Error> {
         let repo = Repo::new(&self.cache, &address.repo);
@@ -411,13 +410,13 @@ impl Hub {
                 return Err(HubError::Choice { address, wanted, available }.into());
             }
             let found = match choice::choose(&files, address) {
-                Ok(Choice::Gguf(model)) => model.files(),
-                Ok(Choice::Folder(folder)) => folder.all(),
+                Ok(ModelFiles::Gguf(model)) => model.files(),
+                Ok(ModelFiles::Folder(folder)) => folder.all(),
                 Err(_) => Vec::new(),
             };
             chosen.extend(found.into_iter().map(|file| (commit.clone(), file.path)));
         }
-        // What a download left that never ended can be removed as well.
+        // Remains of an aborted download can be removed, too.
         let is_leftover = !has_files && address.revision.is_none();
         if chosen.is_empty() && !is_leftover {
             return Err(missing().into());
@@ -425,7 +424,7 @@ impl Hub {
         repo.remove(&chosen)
     }
 
-    /// The files of a revision; one try if it can be done without.
+    /// Lists a revision's files; tries once if `is_dispensable`.
     fn list_files(&self, address: &Address, is_dispensable: bool) -> Result<Listing, Error> {
         let url = self.client.list_url(&address.repo, address.revision());
         let mut patience = match is_dispensable {
@@ -440,13 +439,13 @@ impl Hub {
         }
     }
 
-    /// Downloads those of some files that are missing, and puts all of them into the snapshot.
+    /// Downloads the missing files, and links all of them into the snapshot.
     fn complete(
         &self,
         address: &Address,
         repo: &Repo,
         listing: &Listing,
-        files: &[File],
+        files: &[RepoFile],
         on_event: &mut dyn FnMut(Event<'_>),
     ) -> Result<(), Error> {
         let commit = &listing.commit;
@@ -471,12 +470,12 @@ impl Hub {
         let mut before = 0;
         for (path, url, size, digest) in missing {
             let _lock = repo.lock(&digest, || {
-                on_event(Event::Notice(&format!("another program downloads {path} as well; waiting for it")));
+                on_event(Event::Notice(&format!("waiting for another program that is downloading {path}")));
             });
             let blob = repo.blob(&digest);
-            // Another program may have been faster.
+            // Another program may have completed it.
             if !has_size(&blob, size) {
-                let (wanted, mut patience) = (Wanted { url, size, digest: &digest }, Patience::new(&*self.sleep));
+                let (wanted, mut patience) = (FileDownload { url, size, digest: &digest }, Patience::new(&*self.sleep));
                 let mut on_size = |bytes| on_event(Event::Progress { done_bytes: before + bytes, total_bytes });
                 download::download(&self.client, &wanted, &blob, &mut patience, &mut on_size)?;
             }
@@ -487,8 +486,8 @@ impl Hub {
         Ok(())
     }
 
-    /// Size and digest of a file: from the list, or else from the headers of the file itself.
-    fn known(&self, url: &str, file: &File) -> Result<(u64, Digest), Error> {
+    /// A file's size and digest: from the listing, or else from its response headers.
+    fn known(&self, url: &str, file: &RepoFile) -> Result<(u64, Digest), Error> {
         if let (Some(size), Some(digest)) = (file.size, &file.digest) {
             return Ok((size, digest.clone()));
         }
@@ -502,8 +501,8 @@ impl Hub {
         let missing = |field: &str| HubError::Answer {
             url: url.into(),
             field: field.into(),
-            expected: "the list of files or a header to say it".into(),
-            found: "nowhere".into(),
+            expected: "a value in the list of files or a header".into(),
+            found: "missing".into(),
         };
         let size = file.size.or(said.size).ok_or_else(|| missing("the file's size"))?;
         let digest = file.digest.clone().or(said.digest).ok_or_else(|| missing("the file's digest"))?;
@@ -511,12 +510,12 @@ impl Hub {
     }
 }
 
-/// All of a repository at a commit.
+/// The whole repository at a commit.
 fn of_commit(repo: &str, commit: &str) -> Address {
     Address { repo: repo.into(), path: None, quant: None, revision: Some(commit.into()) }
 }
 
-/// Reads the hub's list of a revision's files. Nothing in it is trusted: names could lead out of the cache.
+/// Parses the hub's listing. Nothing in it is trusted: paths could escape the cache.
 fn read_listing(url: &str, json: &[u8]) -> Result<Listing, HubError> {
     let wrong = |field: &str, expected: &str, found: String| HubError::Answer {
         url: url.into(),
@@ -525,7 +524,7 @@ fn read_listing(url: &str, json: &[u8]) -> Result<Listing, HubError> {
         found,
     };
     let revision: Revision = serde_json::from_slice(json)
-        .map_err(|error| wrong("the list of files", "JSON with `sha` and `siblings`", format!("wrong: {error}")))?;
+        .map_err(|error| wrong("the list of files", "JSON with `sha` and `siblings`", format!("invalid: {error}")))?;
     if !cache::is_commit(&revision.sha) {
         return Err(wrong("sha", "a commit of 40 hexadecimal digits", format!("`{}`", revision.sha.escape_debug())));
     }
@@ -540,17 +539,17 @@ fn read_listing(url: &str, json: &[u8]) -> Result<Listing, HubError> {
             (Some(sha256), _) => Digest::sha256(sha256)
                 .map(Some)
                 .ok_or_else(|| wrong("lfs.sha256", "64 hexadecimal digits", format!("`{}`", sha256.escape_debug())))?,
-            // A pointer's own digest would not be that of the content.
+            // For an LFS file this is the pointer's digest, not the content's.
             (None, Some(git)) if lfs_size.is_none() => Digest::git(git),
             _ => None,
         };
-        files.push(File { path: rfilename, size: lfs_size.or(size), digest });
+        files.push(RepoFile { path: rfilename, size: lfs_size.or(size), digest });
     }
     Ok(Listing { commit: revision.sha.to_ascii_lowercase(), files })
 }
 
-/// The weight files of a folder whose index, if it has one, is in the snapshot.
-fn weights(folder: &Folder, snapshot: &Path, address: &Address) -> Result<Vec<File>, Error> {
+/// The weight files of a folder; its index, if any, must be in the snapshot.
+fn weights(folder: &Folder, snapshot: &Path, address: &Address) -> Result<Vec<RepoFile>, Error> {
     let Some(index) = &folder.index else { return Ok(folder.weights(None, address)?) };
     let path = snapshot.join(&index.path);
     let json = fs::read(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
@@ -562,7 +561,7 @@ fn weights(folder: &Folder, snapshot: &Path, address: &Address) -> Result<Vec<Fi
 fn list_snapshot(repo: &Repo, commit: &str, address: &Address) -> Result<Vec<Cached>, Error> {
     let (files, snapshot) = (repo.files(commit)?, repo.snapshot(commit));
     let models = choice::gguf_models(&files);
-    let cached = |address: Address, path: PathBuf, files: &[File]| {
+    let cached = |address: Address, path: PathBuf, files: &[RepoFile]| {
         let modified = files.iter().filter_map(|file| fs::metadata(snapshot.join(&file.path)).ok()?.modified().ok());
         let modified = modified.max().unwrap_or(SystemTime::UNIX_EPOCH);
         let size_bytes = files.iter().filter_map(|file| file.size).sum();
@@ -570,7 +569,7 @@ fn list_snapshot(repo: &Repo, commit: &str, address: &Address) -> Result<Vec<Cac
     };
     if models.is_empty() {
         let Some(folder) = choice::folder(&files, "") else { return Ok(Vec::new()) };
-        // With shards missing it is no model.
+        // Incomplete shards are not a model.
         let Ok(weights) = weights(&folder, &snapshot, address) else { return Ok(Vec::new()) };
         let files = [folder.texts, weights].concat();
         return Ok(vec![cached(address.clone(), snapshot.clone(), &files)]);

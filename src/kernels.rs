@@ -57,40 +57,14 @@ pub use select_top::{MAX_TOP, NO_ITEM, TopStrip, merge_top, select_top, top_spli
 pub use softmax::softmax;
 pub use state::{PAGE, StateRow, StepState, advance, last_row};
 
-pub(crate) use activation::{AddParams, GatedParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams};
-pub(crate) use argmax::{ArgmaxMergeParams, ArgmaxParams};
-pub(crate) use attention::{AttentionParams, CAUSAL, MAX_HEAD_DIM, OWN_KEYS, PACKED, PAGED, SINKS};
-pub(crate) use by_head::ByHeadParams;
-pub(crate) use embed::{EmbedParams, EmbedSumParams};
-pub(crate) use experts::{
-    APART, ExpertDownParams, ExpertGateUpParams, ExpertMatmulParams, ExpertSumParams, ExpertTilesParams, GATED,
-    ROUTE_BIAS, RouteParams, SHARES, SIGMOID,
-};
-pub(crate) use gate_up::{GateUpParams, UPS};
-#[cfg(not(target_arch = "wasm32"))]
+pub(crate) use attention::MAX_HEAD_DIM;
 pub(crate) use linear::Way;
-pub(crate) use linear::{
-    ACCUMULATE, BIAS, CLAMPED, FACTOR, GELU, GELU_TANH, INVARIANT, LinearParams, NORM, TANH, fold_norm, folds_norm,
-    suits_few,
-};
+pub(crate) use linear::{INVARIANT, fold_norm, folds_norm, suits_few};
 pub(crate) use linear::{is_sound, usual};
-pub(crate) use linear_norm::{SHIFT, fuses_norm};
-#[cfg(feature = "lora")]
-pub(crate) use lora::{AddLoraParams, GateUpLoraParams, MatvecLoraParams};
-pub(crate) use matmul::{PlainParams, SplitSumParams, is_tiled, matmul_input, product_kernel};
-pub(crate) use mol::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED, MolParams};
-#[cfg(not(target_arch = "wasm32"))]
+pub(crate) use linear_norm::fuses_norm;
+pub(crate) use matmul::{is_tiled, matmul_input, product_kernel};
 pub(crate) use mol::{MOL_TILES, mol_tile};
-pub(crate) use norm::NormParams;
-pub(crate) use pool::PoolParams;
-pub(crate) use recurrent::{CONV_BIAS, CONV_GATED, DeltaRuleParams, SelectiveScanParams, ShortConvParams};
-pub(crate) use rope::{RopeKvParams, RopePackedParams, RopeParams};
-#[cfg(not(target_arch = "wasm32"))]
-pub(crate) use sample::MOST;
-pub(crate) use sample::{MaskLogitsParams, PART, PenalizeParams, SampleParams, mask_words};
-pub(crate) use select_top::{BEGINS, FILTERED, MergeTopParams, SelectTopParams};
-pub(crate) use softmax::SoftmaxParams;
-pub(crate) use state::{AdvanceParams, LastRowParams};
+pub(crate) use sample::mask_words;
 
 use crate::dtype::WeightType;
 use crate::error::Error;

@@ -5,8 +5,8 @@
 //! prompt    text -> tokenizer -> token ids -------+-> recording (kernels) -> executor -> token ids -> text
 //! ```
 //!
-//! A forward pass is written once, in terms of kernels, and recorded; an executor replays the recording: the GPU, through
-//! one compute pass and one submission, or the CPU, with the same kernels in Rust.
+//! A forward pass is written once in terms of kernels and recorded. An executor replays the recording: the GPU in
+//! one compute pass and one submission, or the CPU with the same kernels in Rust.
 //!
 //! ```
 //! use tilewright::{Device, GenerateOptions, Model};
@@ -40,14 +40,15 @@
 //! # Ok::<(), tilewright::Error>(())
 //! # }).unwrap();
 //! ```
+// Most native code compiles for WASM as well, whose module links only what it exports: dead code is a native matter.
+#![cfg_attr(target_arch = "wasm32", allow(dead_code, unused_imports))]
 #![deny(missing_docs)]
-// Whether what a server shares may go from thread to thread is asked through all that a device has within.
+// The compiler checks `Send` for a server's shared state through all types inside a device.
 #![cfg_attr(feature = "serve", recursion_limit = "256")]
 
 #[cfg(feature = "answer")]
 pub mod answer;
 pub mod bench;
-#[cfg(not(target_arch = "wasm32"))]
 mod cache;
 #[cfg(feature = "chat")]
 pub mod chat;
@@ -94,7 +95,6 @@ pub mod tuning;
 pub mod web;
 mod xxh64;
 
-#[cfg(not(target_arch = "wasm32"))]
 #[doc(hidden)]
 pub use cache::write as replace_file;
 #[cfg(all(feature = "answer", feature = "chat"))]

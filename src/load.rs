@@ -1,7 +1,7 @@
-//! From a file to a model: which format it is, what its keys mean, where each weight lies.
+//! Loads models: detects the format, interprets its keys and locates each weight.
 //!
-//! `formats` reads bytes and knows no model; `model` records passes and knows no file. This module is between them: it
-//! turns GGUF metadata or a `config.json` into a [`ModelShape`], and serves tensors under GGUF's names.
+//! `formats` parses files and knows no model; `model` records passes and knows no file. This module is between them:
+//! it turns GGUF metadata or a `config.json` into a [`ModelShape`], and maps tensors to GGUF's names.
 
 mod architectures;
 mod catalog;
@@ -27,7 +27,6 @@ mod unread;
 mod vocab;
 
 use std::collections::BTreeMap;
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
 use crate::device::Device;
@@ -45,7 +44,6 @@ pub use file::FileBytes;
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 pub(crate) use file::ReadFile;
 pub(crate) use file::WeightFiles;
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use huggingface::config_of_json;
 #[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
 pub(crate) use huggingface::{CONFIG, INDEX, TEXTS};
@@ -55,47 +53,47 @@ pub use lora::AdapterFile;
 #[cfg(feature = "lora")]
 pub(crate) use lora::LoraFactors;
 pub use outline::{Outline, WeightShare};
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use placement::layers_before;
-pub(crate) use placement::{Asked, ExpertSizes, InFile, LayerSizes, Needs, Placement, SLOTS, Share, Sizes, slot_sizes};
+pub(crate) use placement::{
+    ExpertSizes, InFile, LayerSizes, Needs, Placement, PlacementOptions, SLOTS, Share, Sizes, slot_sizes,
+};
 pub use reader::{FileName, Head, HeaderReader};
 #[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
 pub(crate) use shards::{numbered, stem};
 pub(crate) use unread::MTP;
 pub use vocab::vocab_from_gguf;
 
-/// What a model's files say of it, short of the weights themselves.
+/// A model's properties from its files' headers: everything except the weights.
 pub struct ModelHeader {
     /// `general.name`, or the file's or folder's name.
     pub name: String,
     /// Shape of the model.
     pub shape: ModelShape,
-    /// Its tokenizer, or why there is none.
+    /// Its tokenizer, or the reason why it has none.
     pub tokenizer: Result<Tokenizer, Error>,
     /// Its chat templates.
     pub chat: ChatSource,
     /// Its tensors.
     pub catalog: Catalog,
-    /// The block of the head that guesses the token after the next one, if the files have one: it becomes the last of
-    /// [`ModelConfig::blocks`] where the head is wanted.
+    /// The block of the MTP head, if the files have one; appended to [`ModelConfig::blocks`] when the head is used.
     pub mtp: Option<Block>,
-    /// Parts of the model that are in its files and are not read, such as a vision tower.
+    /// Parts in the files that are ignored, such as a vision tower.
     pub unread: Vec<&'static str>,
 }
 
 impl ModelHeader {
-    /// Has the device tell what was passed over in the vocabulary.
+    /// Reports ignored parts of the vocabulary as notices of the device.
     pub(crate) fn note_vocabulary(&self, device: &Device) {
         for notice in self.tokenizer.as_ref().map_or(&[][..], Tokenizer::notices) {
-            device.tested().note(format!("of the vocabulary: {notice}"));
+            device.tested().note(format!("vocabulary: {notice}"));
         }
     }
 
-    /// The same for a plan of its memory, which needs neither tokenizer nor templates.
+    /// A copy for a memory plan, without tokenizer and chat templates.
     #[cfg(all(feature = "web", target_arch = "wasm32"))]
     pub(crate) fn for_plan(&self) -> ModelHeader {
         let tokenizer =
-            Err(Error::Tokenizer { field: "model".into(), expected: "a plan".into(), found: "texts".into() });
+            Err(Error::Tokenizer { field: "model".into(), expected: "a tokenizer".into(), found: "left out".into() });
         let ModelHeader { name, shape, catalog, mtp, .. } = self;
         let (name, shape, catalog) = (name.clone(), shape.clone(), catalog.clone());
         ModelHeader {
@@ -110,52 +108,52 @@ impl ModelHeader {
     }
 }
 
-/// Shape of a model, by what it does.
+/// Shape of a model by kind.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelShape {
-    /// It continues texts.
+    /// Generates text.
     Decoder(ModelConfig),
-    /// It turns texts into vectors.
+    /// Computes embeddings of texts.
     Encoder(EncoderShape),
 }
 
-/// Shape of an encoder, and what its files say of its use.
+/// Shape of an encoder, with its usage settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderShape {
     /// The encoder.
     pub config: ModelConfig,
-    /// How a text's vector is made from its tokens': `pooling_type`; `1_Pooling/config.json`. None if the files are of a
-    /// cross-encoder and do not say.
+    /// How token vectors are pooled: `pooling_type`; `1_Pooling/config.json`. `None` for a cross-encoder whose files
+    /// state no pooling.
     pub pooling: Option<Pooling>,
-    /// Whether vectors are divided by their Euclidean norm: a module of that name in `modules.json`. GGUF files do not say;
-    /// their models do.
+    /// Whether embeddings are L2-normalised: a `Normalize` module in `modules.json`. Always true for GGUF files,
+    /// which do not state it.
     pub normalize: bool,
-    /// Tokens to which a text is cut: `sentence_bert_config.json`. The longest sequence if the files do not say.
+    /// Texts are truncated to this many tokens: `sentence_bert_config.json`. Default: the longest sequence.
     pub max_tokens: u32,
-    /// Texts to be put in front of others, by name: `config_sentence_transformers.json`.
+    /// Prompts to prepend to texts, by name: `config_sentence_transformers.json`.
     pub prompts: BTreeMap<String, String>,
-    /// The prompt that is used where none is asked for.
+    /// Name of the default prompt.
     pub default_prompt: Option<String>,
-    /// What makes a score of two texts, if it is a cross-encoder.
+    /// Scoring of pairs, if the model is a cross-encoder.
     pub scoring: Option<Scoring>,
 }
 
-/// What a cross-encoder's files say of its scores.
+/// Scoring of a cross-encoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scoring {
     /// The head.
     pub head: ScoreConfig,
-    /// Logits of a pair: `classifier.output_labels`; `num_labels`, or the entries of `id2label`.
+    /// Number of logits per pair: `classifier.output_labels`; `num_labels`, or the entries of `id2label`.
     pub n_labels: u32,
-    /// The function behind a logit: `sentence_transformers.activation_fn`.
+    /// The function applied to the logit: `sentence_transformers.activation_fn`.
     pub activation_fn: Option<String>,
 }
 
 impl Scoring {
-    /// Whether a score is the sigmoid of its logit, rather than the logit: what sentence-transformers does by itself.
+    /// Whether a score is the sigmoid of its logit (sentence-transformers' default) rather than the logit itself.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for another function, and for several logits.
+    /// [`Error::Unsupported`] for another function or several logits.
     pub fn sigmoid(&self) -> Result<bool, Error> {
         let unsupported = |field: &str, found: String, supported: &str| {
             Err(Error::Unsupported { format: "model", field: field.into(), found, supported: supported.into() })
@@ -163,7 +161,7 @@ impl Scoring {
         if self.n_labels != 1 {
             return unsupported("classifier.output_labels (num_labels, id2label)", self.n_labels.to_string(), "1");
         }
-        // A class of torch; its last word says what it does.
+        // A torch class path; the last component names the function.
         match self.activation_fn.as_deref().map(|name| name.rsplit('.').next().unwrap_or(name)) {
             None | Some("Sigmoid") => Ok(true),
             Some("Identity") => Ok(false),
@@ -175,7 +173,7 @@ impl Scoring {
 }
 
 impl ModelShape {
-    /// The configuration, whatever the model does.
+    /// The configuration of either kind.
     pub fn config(&self) -> &ModelConfig {
         match self {
             ModelShape::Decoder(config) => config,
@@ -183,23 +181,23 @@ impl ModelShape {
         }
     }
 
-    /// The shape of a model that continues texts.
+    /// The configuration of a decoder.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if it is another.
+    /// [`Error::Unsupported`] if the model is an encoder.
     pub fn decoder(&self) -> Result<&ModelConfig, Error> {
         match self {
             ModelShape::Decoder(config) => Ok(config),
             ModelShape::Encoder(EncoderShape { config, .. }) => {
-                Err(other_kind(&config.architecture, "an encoder, which makes vectors of texts"))
+                Err(other_kind(&config.architecture, "an encoder", "decoders"))
             }
         }
     }
 
-    /// As [`ModelShape::decoder`], of a shape that nobody needs any more.
+    /// Like [`ModelShape::decoder`], by value.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if it is another.
+    /// [`Error::Unsupported`] if the model is an encoder.
     pub fn into_decoder(self) -> Result<ModelConfig, Error> {
         match self {
             ModelShape::Decoder(config) => Ok(config),
@@ -207,45 +205,45 @@ impl ModelShape {
         }
     }
 
-    /// The shape of a model that turns texts into vectors.
+    /// The shape of an encoder.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if it is another.
+    /// [`Error::Unsupported`] if the model is a decoder.
     pub fn encoder(&self) -> Result<&EncoderShape, Error> {
         match self {
             ModelShape::Encoder(shape) => Ok(shape),
-            ModelShape::Decoder(config) => Err(other_kind(&config.architecture, "a model that continues texts")),
+            ModelShape::Decoder(config) => Err(other_kind(&config.architecture, "a decoder", "encoders")),
         }
     }
 
-    /// The scoring of a model that reads two texts together.
+    /// The scoring of a cross-encoder.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if it is another.
+    /// [`Error::Unsupported`] if the model is not a cross-encoder.
     pub fn scoring(&self) -> Result<&Scoring, Error> {
         let EncoderShape { config, scoring, .. } = self.encoder()?;
         scoring.as_ref().ok_or_else(|| Error::Unsupported {
             format: "model",
             field: "pooling_type (architectures)".into(),
-            found: format!("`{}`, an encoder without a head that scores pairs", config.architecture),
+            found: format!("`{}`, an encoder without a scoring head", config.architecture),
             supported: "4 (rank), or a head in the file (ForSequenceClassification)".into(),
         })
     }
 }
 
-fn other_kind(architecture: &str, kind: &str) -> Error {
+fn other_kind(architecture: &str, kind: &str, supported: &str) -> Error {
     Error::Unsupported {
         format: "model",
         field: "architecture".into(),
         found: format!("`{architecture}`, {kind}"),
-        supported: "the other kind".into(),
+        supported: supported.into(),
     }
 }
 
-/// The tokenizer of a GGUF file, which may be of any architecture and hold a vocabulary alone, or of a Hugging Face folder.
+/// The tokenizer of a Hugging Face folder, or of a GGUF file of any architecture, which may hold a vocabulary alone.
 ///
 /// # Errors
-/// Those of [`ModelFile::open`] for a folder; for a GGUF file [`Error::InFile`] naming what is wrong with its vocabulary.
+/// As [`ModelFile::open`] for a folder; [`Error::InFile`] naming the invalid part of a GGUF file's vocabulary.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn tokenizer(path: impl AsRef<Path>) -> Result<Tokenizer, Error> {
     let path = path.as_ref();
@@ -256,8 +254,7 @@ pub fn tokenizer(path: impl AsRef<Path>) -> Result<Tokenizer, Error> {
     read().map_err(|e| e.in_file(path))
 }
 
-/// Whether a path names a Hugging Face folder, or a file in one.
-#[cfg(not(target_arch = "wasm32"))]
+/// Whether a path names a Hugging Face folder or a file in one.
 fn is_of_folder(path: &Path) -> bool {
     let is_in_one = |path: std::path::PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
@@ -266,20 +263,20 @@ fn is_of_folder(path: &Path) -> bool {
     path.is_dir() || shards::links(path).any(is_in_one)
 }
 
-/// A model in files that are there as a whole: mapped, or in memory.
+/// A model whose files are complete: mapped or in memory.
 pub struct ModelFile {
-    /// What the files say of the model.
+    /// The model's header.
     pub header: ModelHeader,
     /// The files that hold weights.
     pub(crate) files: Vec<FileBytes>,
 }
 
 impl ModelFile {
-    /// Opens a GGUF file (all its shards, if it is one of several), or a Hugging Face folder (`config.json` with
-    /// `model.safetensors` or its sharded index), or a `.safetensors` or `.json` file in such a folder.
+    /// Opens a GGUF file (with all its shards), a Hugging Face folder (`config.json` with `model.safetensors` or its
+    /// sharded index), or a `.safetensors` or `.json` file in such a folder.
     ///
     /// # Errors
-    /// [`Error::InFile`] naming the file and what is wrong in it, [`Error::Io`] if it cannot be read.
+    /// [`Error::InFile`] naming the file and its invalid part, [`Error::Io`] if it cannot be read.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn open(path: impl AsRef<Path>) -> Result<ModelFile, Error> {
         let path = path.as_ref();
@@ -298,7 +295,7 @@ impl ModelFile {
         open().map_err(|e| e.in_file(path))
     }
 
-    /// Reads a GGUF file that is in memory.
+    /// Reads a GGUF file in memory.
     ///
     /// # Errors
     /// Any of [`Error::Format`], [`Error::Unsupported`] and [`Error::Config`].
@@ -315,16 +312,16 @@ impl ModelFile {
         Ok(ModelFile { header, files })
     }
 
-    /// The model that is part of this crate: about a million parameters that tell short stories.
+    /// The model bundled with this crate: about a million parameters, tells short stories.
     ///
     /// # Errors
-    /// None in practice; the file is part of the program and a test opens it.
+    /// None in practice: the file is compiled in, and a test opens it.
     #[cfg(feature = "builtin")]
     pub fn builtin() -> Result<ModelFile, Error> {
         ModelFile::from_gguf_bytes(ModelFile::BUILTIN)
     }
 
-    /// The file of the model that is part of this crate.
+    /// The GGUF file of the bundled model.
     #[cfg(feature = "builtin")]
     pub const BUILTIN: &'static [u8] = include_bytes!("../assets/stories.gguf");
 

@@ -1,10 +1,10 @@
-//! Why a device is gone: what errors say, and what losses are counted by.
+//! Why a device was lost, for errors and statistics.
 
-/// Why a device is gone, or was given up.
+/// Why a device was lost or given up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossReason {
-    /// Its driver says so.
+    /// The driver reported it.
     #[default]
     Driver,
     /// [`Device::destroy`](crate::Device::destroy) was called.
@@ -13,18 +13,18 @@ pub enum LossReason {
     NoAnswer,
     /// A step of an engine took longer than its limit.
     SlowStep,
-    /// It had no memory left for a step of an engine.
+    /// Out of memory during an engine step.
     OutOfMemory,
-    /// It refused a step of an engine: a pipeline, a buffer or a submission.
+    /// An engine step was refused: a pipeline, buffer or submission.
     Refused,
-    /// It could not be opened, or nothing could be loaded onto it.
+    /// Opening the device or loading onto it failed.
     NotOpened,
-    /// What used it panicked.
+    /// A panic while using the device.
     Panic,
 }
 
 impl LossReason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [LossReason; 8] = [
         LossReason::Driver,
         LossReason::Destroyed,
@@ -36,7 +36,7 @@ impl LossReason {
         LossReason::Panic,
     ];
 
-    /// Its name among the measures.
+    /// Name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             LossReason::Driver => "driver",

@@ -1,4 +1,4 @@
-//! The command line: thin, over the library's public API.
+//! The command line, a thin layer over the library's public API.
 
 mod cli;
 

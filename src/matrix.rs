@@ -1,26 +1,25 @@
-//! Packed weight matrices: the layout that kernels read, and packing from the layout of files.
+//! Packed weight matrices: the kernels' layout, and packing from the files' layout.
 //!
-//! A matrix `[N, K]` is stored row by row in units along K: blocks of 32 weights, a few of them, or super-blocks of eight;
-//! rows are padded with zeros to whole units. First come all units, each a multiple of 16 bytes, so that a kernel loads
-//! `vec4<u32>`; then, for types whose units have one, the tails of all units, which are scales as f16 and what else would
-//! not fill 16 bytes, two 16-bit words to a word. A matrix larger than one binding may be is cut into slabs of rows.
+//! A matrix `[N, K]` is stored row by row in units along K: one or more blocks of 32 weights, or super-blocks of
+//! eight. Rows are padded with zeros to whole units. First come all units, each a multiple of 16 bytes, so that a
+//! kernel loads `vec4<u32>`. For types that have them, the tails of all units follow: f16 scales and other data that
+//! would not fill 16 bytes, as 16-bit halves, two per word. A matrix larger than a binding is split into row slabs.
 //!
-//! Files put an f16 scale in front of each block, which makes a Q4_0 block 18 bytes long, so that nearly every load
-//! would straddle words. Repacking happens once, during the upload, and changes no bit of a weight. `dtype.rs` has
-//! each type's unit and tail, `unit.rs` the order of its bits.
+//! Files put an f16 scale before each block. A Q4_0 block then has 18 bytes, so that nearly every load would
+//! straddle words. Repacking happens once, during upload, and preserves every bit of a weight. `dtype.rs` has each
+//! type's unit and tail, `unit.rs` the order of its bits.
 //!
-//! - Kernels only see blocks of 32; a fragment of a shader finds the super-block of a block.
-//! - Factors of a scale are multiplied in the kernel, in f32, where `scale * quant` is exact: weights equal those of
-//!   the reference decoder to the bit. Mins are subtracted from each weight, not from the sum, where two large
-//!   numbers would cancel.
-//! - Codebooks are looked up while loading, so no shader has a table of up to 1024 entries. A type may share the
-//!   layout of another one (`WeightType::layout`): IQ2_XXS, IQ2_XS and IQ2_S take 3.5 bits per weight, IQ3_XXS and
-//!   IQ3_S 4.25. No other type takes over 2 % more than in its file. Looking codebooks up in the kernel would need a
-//!   dependent load for every four weights; that was not tried.
+//! - Kernels only see blocks of 32; a shader fragment finds a block's super-block.
+//! - Kernels multiply the factors of a scale in f32, where `scale * quant` is exact: weights equal the reference
+//!   decoder's bit for bit. Mins are subtracted from each weight: in the sum, two large numbers would cancel.
+//! - Codebooks are decoded during loading, so shaders need no tables of up to 1024 entries. Types may share a layout
+//!   (`WeightType::layout`): IQ2_XXS, IQ2_XS and IQ2_S use 3.5 bits per weight, IQ3_XXS and IQ3_S 4.25. Other types
+//!   use at most 2 % more than in the file. Codebooks in the kernel would need a dependent load for every four
+//!   weights; not tried.
 //! - Uneven levels (IQ4, 4-bit floats) are constants that are shifted into place, because each invocation would copy
 //!   an array to memory.
-//! - IQ1_S, IQ1_M, TQ1_0 and TQ2_0 are expanded to F32 while loading. Types without a decoder are refused by name.
-//! - Matrices that share an input and a type (Q, K and V; gate and up) are one matrix, and so one dispatch.
+//! - IQ1_S, IQ1_M, TQ1_0 and TQ2_0 are expanded to F32 during loading. Types without a decoder are refused by name.
+//! - Matrices with the same input and type (Q, K and V; gate and up) are merged into one, for one dispatch.
 
 mod unit;
 
@@ -35,7 +34,7 @@ use crate::error::Error;
 use crate::target::Target;
 use crate::tensor::{Role, Tensor, TensorWriter};
 
-/// A weight matrix `[rows, cols]` on a device, packed.
+/// A packed weight matrix `[rows, cols]` on a device.
 #[derive(Clone, Debug)]
 pub struct Matrix {
     slabs: Vec<Slab>,
@@ -46,7 +45,7 @@ pub struct Matrix {
     weight: WeightType,
 }
 
-/// A run of rows in a tensor of its own.
+/// Consecutive rows in one tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct Slab {
     pub words: Tensor,
@@ -55,18 +54,18 @@ pub(crate) struct Slab {
 }
 
 impl Matrix {
-    /// Declares a matrix for a target, in as many slabs as the target's limit of a binding demands.
+    /// Declares a matrix for a target, in as many slabs as its binding limit requires.
     ///
     /// # Errors
-    /// [`Error::Operand`] if a dimension is zero or one row alone exceeds the limit.
+    /// [`Error::Operand`] if a dimension is zero or one row exceeds the limit.
     pub fn declare(target: &Target, label: &str, weight: WeightType, rows: u32, cols: u32) -> Result<Matrix, Error> {
         Matrix::declare_whole(target, label, weight, rows, cols, 1)
     }
 
-    /// The same, where `whole` rows at a time stay in one slab.
+    /// As [`Matrix::declare`], with each `whole` consecutive rows in one slab.
     ///
     /// # Errors
-    /// [`Error::Operand`] if a dimension is zero or these rows exceed the limit.
+    /// [`Error::Operand`] if a dimension is zero or `whole` rows exceed the limit.
     pub(crate) fn declare_whole(
         target: &Target,
         label: &str,
@@ -78,8 +77,8 @@ impl Matrix {
         Matrix::declare_as(Role::Weights, target, label, weight, [rows, cols], whole)
     }
 
-    /// Declares room for some rows of this matrix, packed as they are here, that passes read in place of the matrix: an even
-    /// number of rows, so that no row shares a word of tails with one that is not written.
+    /// Declares memory for some rows of this matrix in the same layout, which passes read instead of the matrix. The
+    /// number of rows is made even, so that no row shares a word of tails with an unwritten one.
     ///
     /// # Errors
     /// As [`Matrix::declare`].
@@ -98,7 +97,7 @@ impl Matrix {
     ) -> Result<Matrix, Error> {
         let limit = target.limits().max_binding_bytes;
         let row_bytes = (packed_words(weight, 1, cols) * 4).max(16);
-        // A slab's end is rounded up to 16 bytes.
+        // A slab's size is rounded up to 16 bytes.
         let slab_rows = u32::try_from((limit - 16) / row_bytes).unwrap_or(u32::MAX).min(rows);
         let slab_rows = slab_rows / whole.max(1) * whole;
         if rows == 0 || cols == 0 || slab_rows == 0 {
@@ -125,7 +124,7 @@ impl Matrix {
         Ok(Matrix { slabs, rows, tuned_rows: rows, cols, weight })
     }
 
-    /// The rows of two matrices of one type and width, in the memory that they have.
+    /// Stacks two matrices of the same type and width, without copying.
     pub(crate) fn above(&self, below: &Matrix) -> Matrix {
         let moved = below.slabs.iter().map(|slab| Slab { first_row: self.rows + slab.first_row, ..slab.clone() });
         Matrix {
@@ -135,10 +134,11 @@ impl Matrix {
         }
     }
 
-    /// Fills the matrix from rows as files store them; several parts are stacked, for instance Q, K and V.
+    /// Fills the matrix from rows in file layout; several parts, such as Q, K and V, are stacked.
     ///
     /// # Errors
-    /// [`Error::Operand`] if the parts are not whole rows or not as many as declared; errors of [`TensorWriter::write_words`].
+    /// [`Error::Operand`] if the parts are not whole rows, or not the declared number of rows; errors of
+    /// [`TensorWriter::write_words`].
     pub fn upload(&self, device: &dyn TensorWriter, parts: &[&[u8]]) -> Result<(), Error> {
         let row_bytes = file_row_bytes(self.weight, self.cols as usize);
         let n_rows: usize = parts.iter().map(|part| part.len() / row_bytes).sum();
@@ -159,11 +159,11 @@ impl Matrix {
         Ok(())
     }
 
-    /// Writes some rows from `first_row` on, as files store them. Every row is to be written once, in any order, with
-    /// the same `edges` for the whole matrix.
+    /// Writes rows in file layout from `first_row` on. Write every row once, in any order, with the same `edges` for
+    /// the whole matrix.
     ///
     /// # Errors
-    /// [`Error::Operand`] if these are not whole rows of the matrix; errors of [`TensorWriter::write_words`].
+    /// [`Error::Operand`] if the bytes are not whole rows of the matrix; errors of [`TensorWriter::write_words`].
     pub(crate) fn write_rows(
         &self,
         device: &dyn TensorWriter,
@@ -177,7 +177,7 @@ impl Matrix {
             return Err(Error::Operand {
                 kernel: "matrix",
                 operand: "rows",
-                expected: format!("rows of {row_bytes} bytes, {} in all", self.rows),
+                expected: format!("rows of {row_bytes} bytes, {} in total", self.rows),
                 found: format!("{} bytes from row {first_row} on", bytes.len()),
             });
         }
@@ -208,10 +208,9 @@ impl Matrix {
         Ok(())
     }
 
-    /// Packs rows into words and tails that are zero: many of them on all cores, except on the web.
+    /// Packs rows into zeroed words and tails; many rows on all cores, except on the web.
     fn pack<'a>(&self, rows: impl Iterator<Item = &'a [u8]>, units: &mut [u32], tails: &mut [u16]) {
-        /// Words that one core packs before others would be awake.
-        #[cfg(not(target_arch = "wasm32"))]
+        /// Words that one core packs before other cores would have started.
         const FEW_WORDS: usize = 1 << 14;
         #[cfg(not(target_arch = "wasm32"))]
         let are_few = units.len() <= FEW_WORDS;
@@ -236,29 +235,29 @@ impl Matrix {
         self.rows
     }
 
-    /// The rows by which a tuning knows the matrix.
+    /// The number of rows for looking up tuned parameters.
     pub(crate) fn tuned_rows(&self) -> u32 {
         self.tuned_rows
     }
 
-    /// The matrix as a tuning knows `other`: products with it are computed in the same way.
+    /// This matrix with `other`'s tuned parameters: products with both are computed in the same way.
     pub(crate) fn tuned_as(self, other: &Matrix) -> Matrix {
         Matrix { tuned_rows: other.tuned_rows, ..self }
     }
 
-    /// Bytes of so many rows without what a slab is rounded up by.
+    /// Bytes of `rows` rows, without rounding up a slab.
     pub(crate) fn bytes_of(&self, rows: u32) -> u64 {
         packed_words(self.weight, rows, self.cols) * 4
     }
 
-    /// Whether so many rows, wherever a multiple of them begins, can be written again without their neighbours: tails of an odd
-    /// number of halves share a word with those of the next row.
+    /// Whether groups of `rows` rows can be overwritten without their neighbours: an odd number of tail halves
+    /// shares a word with the next row's.
     pub(crate) fn are_apart(&self, rows: u32) -> bool {
         (u64::from(rows) * u64::from(self.units()) * self.weight.tail_len() as u64).is_multiple_of(2)
     }
 
-    /// Where rows lie that [`Matrix::are_apart`] from others, all in one slab: the tensor, and in it first words and numbers of
-    /// words of units and of tails. `None` if the matrix has no such rows.
+    /// Where a group of rows that [`Matrix::are_apart`] is stored, if in one slab: the tensor, and the first word
+    /// and number of words of its units and of its tails. `None` if the matrix lacks these rows.
     pub(crate) fn words_of(&self, first_row: u32, rows: u32) -> Option<(&Tensor, [(usize, usize); 2])> {
         let slab = self.slabs.iter().find(|slab| (slab.first_row..slab.first_row + slab.rows).contains(&first_row))?;
         let first = first_row - slab.first_row;
@@ -274,7 +273,7 @@ impl Matrix {
         self.cols
     }
 
-    /// How the weights are stored.
+    /// Type of the weights.
     pub fn weight(&self) -> WeightType {
         self.weight
     }
@@ -289,7 +288,7 @@ impl Matrix {
         self.units() * (self.weight.unit_len() / BLOCK) as u32
     }
 
-    /// Whether a row ends with its last block; others end amid a block or a super-block.
+    /// Whether rows end at a unit's end, without padding.
     pub(crate) fn is_whole_blocks(&self) -> bool {
         self.cols.is_multiple_of(self.weight.unit_len() as u32)
     }
@@ -303,7 +302,7 @@ impl Matrix {
         self.slabs.len()
     }
 
-    /// The slab of a matrix that `kernel` takes in one piece.
+    /// The only slab, for a kernel that does not support several.
     pub(crate) fn only_slab(&self, kernel: &'static str) -> Result<&Slab, Error> {
         match self.slabs() {
             [slab] => Ok(slab),
@@ -311,12 +310,12 @@ impl Matrix {
                 kernel,
                 operand: "w",
                 expected: "a matrix in one slab".into(),
-                found: format!("one in {}", slabs.len()),
+                found: format!("a matrix in {} slabs", slabs.len()),
             }),
         }
     }
 
-    /// The tensors that hold the matrix.
+    /// The matrix's tensors.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.slabs.iter().map(|slab| &slab.words)
     }
@@ -327,11 +326,11 @@ impl Matrix {
     }
 }
 
-/// Words of tails of which one half has come so far: rows whose tails are an odd number of halves share a word with their
-/// neighbours, and these may come much later.
+/// Tail words with only one half written so far: rows with an odd number of tail halves share a word with their
+/// neighbours, which may arrive much later.
 #[derive(Clone, Default)]
 pub(crate) struct TailEdges {
-    /// By the slab's memory and the word in it.
+    /// Keyed by the slab's memory and the word's index.
     halves: HashMap<(usize, usize), u16>,
 }
 
@@ -352,7 +351,7 @@ impl TailEdges {
         let halves = head.iter().map(|&half| (first, half)).chain(tail.iter().map(|&half| (last, half)));
         for (at, half) in halves {
             let key = (Arc::as_ptr(&places.words.storage) as usize, at / 2);
-            // The last half of all may have no neighbour.
+            // The last half may have no partner.
             let is_alone = at % 2 == 0 && at + 1 == places.len;
             let Some(other) = self.halves.remove(&key).or(is_alone.then_some(0)) else {
                 self.halves.insert(key, half);
@@ -366,12 +365,12 @@ impl TailEdges {
     }
 }
 
-/// Where a slab keeps its tails.
+/// Location of a slab's tails.
 struct TailPlaces<'a> {
     words: &'a Tensor,
-    /// First word of tails.
+    /// First word of the tails.
     first_word: usize,
-    /// Halves in all.
+    /// Number of halves.
     len: usize,
 }
 
@@ -381,7 +380,7 @@ fn packed_words(weight: WeightType, rows: u32, cols: u32) -> u64 {
     units * weight.unit_bytes() as u64 / 4 + (units * weight.tail_len() as u64).div_ceil(2)
 }
 
-/// Bytes of a row as files store it; the blocks of quantised types must be whole there.
+/// Bytes of a row in file layout, in whole blocks.
 pub fn file_row_bytes(weight: WeightType, cols: usize) -> usize {
     let block_type = weight.block_type();
     cols.div_ceil(block_type.block_len() as usize) * block_type.block_bytes() as usize

@@ -1,10 +1,10 @@
-//! How much memory there is for a model, as far as that can be known before one is loaded.
+//! Memory available for a model, if known before loading.
 //!
-//! What is not known is no reason to refuse a model. WebGPU has no query for the memory of a graphics card, and nothing
-//! here asks a native driver; on a GPU the error for want of memory therefore comes from the device, while the model loads.
+//! Unknown memory is no reason to refuse a model. WebGPU cannot query GPU memory, and this module does not ask
+//! native drivers; on a GPU, running out of memory is therefore an error of the device during loading.
 
-/// Bytes that the process can still get from the system: free memory and caches that give way, with free swap, and no more
-/// than the container may use. `None` where the system does not say.
+/// Bytes that the process can still allocate: available memory, including reclaimable caches, plus free swap, at
+/// most the container's limit. `None` if the system does not report it.
 #[cfg(target_os = "linux")]
 pub(crate) fn of_host() -> Option<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -12,7 +12,7 @@ pub(crate) fn of_host() -> Option<u64> {
     available(&meminfo, container.as_deref())
 }
 
-/// What a heap of 32-bit addresses has for a model. The rest is for the program, the file's headers, and bytes that arrive.
+/// Memory for a model with 32-bit addresses. The rest is for the program, file headers, and bytes in transit.
 #[cfg(target_arch = "wasm32")]
 pub(crate) fn of_host() -> Option<u64> {
     const ALL: u64 = 1 << 32;
@@ -25,8 +25,8 @@ pub(crate) fn of_host() -> Option<u64> {
     None
 }
 
-/// From the texts of `/proc/meminfo` and of the control group's `memory.max`, a number of bytes or `max`. What the group
-/// uses already is not counted: much of that are pages of files, which give way.
+/// Parses `/proc/meminfo` and the control group's `memory.max`, a number of bytes or `max`. The group's current
+/// usage is ignored: much of it is reclaimable page cache.
 #[cfg(any(target_os = "linux", test))]
 fn available(meminfo: &str, container: Option<&str>) -> Option<u64> {
     let bytes = |key: &str| {
@@ -38,51 +38,51 @@ fn available(meminfo: &str, container: Option<&str>) -> Option<u64> {
     Some(host.min(container))
 }
 
-/// Whether no caller can know better than [`of_host`] what there is: addresses end, where a system could still make room.
+/// Whether [`of_host`] is a hard limit, as with 32-bit addresses; a system might still free memory.
 const IS_FIXED: bool = cfg!(target_arch = "wasm32");
 
-/// The most memory that a model may take.
+/// A memory limit for a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limit {
     pub bytes: u64,
-    source: Source,
+    source: LimitSource,
 }
 
-/// Where a limit comes from.
+/// The origin of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
-    /// The caller named it.
+enum LimitSource {
+    /// Set by the caller.
     Chosen,
-    /// All there is, as far as the system says; a caller may know better.
+    /// Available memory as the system reports it; callers may override it.
     Available,
-    /// All there can be.
+    /// A hard limit.
     Fixed,
 }
 
 impl Limit {
-    /// The caller's own limit, else what the device can hold, if that is known. Where that is fixed, the lesser of both.
+    /// The caller's limit, else the device's memory if known; the lesser of both if that is a hard limit.
     pub fn of(chosen: Option<u64>, available: Option<u64>) -> Option<Limit> {
         Self::within(chosen, available, IS_FIXED)
     }
 
     fn within(chosen: Option<u64>, available: Option<u64>, is_fixed: bool) -> Option<Limit> {
-        let source = if is_fixed { Source::Fixed } else { Source::Available };
+        let source = if is_fixed { LimitSource::Fixed } else { LimitSource::Available };
         let most = available.map(|bytes| Limit { bytes, source });
         match (chosen, most) {
             (Some(bytes), Some(most)) if is_fixed && bytes > most.bytes => Some(most),
-            (Some(bytes), _) => Some(Limit { bytes, source: Source::Chosen }),
+            (Some(bytes), _) => Some(Limit { bytes, source: LimitSource::Chosen }),
             (None, most) => most,
         }
     }
 
-    /// What a refusal adds to its hint.
+    /// `hint` plus the origin of the limit.
     pub fn explained(&self, hint: String) -> String {
         match self.source {
-            Source::Chosen => hint,
-            Source::Available => {
-                format!("{hint}; the limit is the memory that is left here, and a memory limit replaces it")
+            LimitSource::Chosen => hint,
+            LimitSource::Available => {
+                format!("{hint}; the limit is the available memory, unless a memory limit is set")
             }
-            Source::Fixed => format!("{hint}; the limit is the memory that 32-bit addresses have for a model"),
+            LimitSource::Fixed => format!("{hint}; the limit is that of 32-bit addresses"),
         }
     }
 }
@@ -95,7 +95,7 @@ mod tests {
         "MemTotal:       16000000 kB\nMemFree:  1 kB\nMemAvailable:    8000000 kB\nSwapFree:   500000 kB\n";
 
     #[test]
-    fn memory_is_what_is_available_with_swap_and_within_the_container() {
+    fn available_memory_counts_swap_within_the_cgroup_limit() {
         const HOST: u64 = 8_500_000 * 1024;
         assert_eq!(available(MEMINFO, None), Some(HOST));
         assert_eq!(available(MEMINFO, Some("max\n")), Some(HOST));
@@ -108,21 +108,21 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_the_callers_or_what_there_is() {
+    fn memory_limit_is_the_callers_or_what_is_available() {
         assert_eq!(Limit::within(None, None, false), None);
-        assert_eq!(Limit::within(Some(9), Some(5), false), Some(Limit { bytes: 9, source: Source::Chosen }));
+        assert_eq!(Limit::within(Some(9), Some(5), false), Some(Limit { bytes: 9, source: LimitSource::Chosen }));
         let found = Limit::within(None, Some(5), false).unwrap();
-        assert_eq!(found, Limit { bytes: 5, source: Source::Available });
-        assert!(found.explained("a".into()).contains("memory that is left here"));
+        assert_eq!(found, Limit { bytes: 5, source: LimitSource::Available });
+        assert!(found.explained("a".into()).contains("available memory"));
     }
 
     #[test]
-    fn nobody_chooses_more_than_addresses_allow() {
-        let fixed = Limit { bytes: 5, source: Source::Fixed };
+    fn chosen_memory_limit_is_capped_by_the_address_space() {
+        let fixed = Limit { bytes: 5, source: LimitSource::Fixed };
         assert_eq!(Limit::within(Some(9), Some(5), true), Some(fixed));
         assert_eq!(Limit::within(None, Some(5), true), Some(fixed));
-        assert_eq!(Limit::within(Some(4), Some(5), true), Some(Limit { bytes: 4, source: Source::Chosen }));
-        assert_eq!(Limit::within(Some(9), None, true), Some(Limit { bytes: 9, source: Source::Chosen }));
+        assert_eq!(Limit::within(Some(4), Some(5), true), Some(Limit { bytes: 4, source: LimitSource::Chosen }));
+        assert_eq!(Limit::within(Some(9), None, true), Some(Limit { bytes: 9, source: LimitSource::Chosen }));
         assert!(!fixed.explained("a".into()).contains("replaces"));
     }
 }

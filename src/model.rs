@@ -1,4 +1,4 @@
-//! Models: configuration, weights on a device, key/value cache, and the forward pass that records kernels.
+//! Models: configuration, weights on a device, KV cache, and the forward pass as recorded kernels.
 
 mod block;
 mod config;

@@ -1,6 +1,5 @@
-//! Opening a device, with what is known of its adapter and driver.
+//! Opens a device with the tuning and self-test results of its adapter and driver.
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
 use crate::device::{Device, DeviceChoice};
@@ -8,10 +7,9 @@ use crate::error::Error;
 use crate::gpu::Setup;
 use crate::shaders::Tier;
 use crate::tested::Tested;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::tuning;
 
-/// A device with the self-test's results of this process.
+/// The device with this process's self-test results.
 fn with_results_of_process(device: &Device) -> Device {
     let info = device.info();
     let identity = [&info.name, &info.backend, &info.driver, &info.tier].map(String::clone);
@@ -19,8 +17,8 @@ fn with_results_of_process(device: &Device) -> Device {
 }
 
 impl Device {
-    /// A real GPU if there is one, else the CPU: on a software adapter the same work takes longer than on the CPU
-    /// itself. [`Device::info`] says what was chosen and why.
+    /// A real GPU if there is one, else the CPU, which is faster than a software adapter. [`Device::info`] has the
+    /// choice and the reason.
     #[cfg(not(target_arch = "wasm32"))]
     pub async fn auto() -> Device {
         match Device::open(&DeviceChoice::Auto, None).await {
@@ -29,36 +27,33 @@ impl Device {
         }
     }
 
-    /// Opens the chosen device; `tier` overrides the shader tier that would be picked for it.
+    /// Opens the chosen device; `tier` overrides its default shader tier.
     ///
-    /// Where this program, adapter, driver and tier meet for the first time, the pipelines that a model, an encoder or an
-    /// index has recorded are compared with the CPU before their first result is given out; shader variants that compute
-    /// wrongly are banned, see [`Device::banned`]. What was found is kept in the user's cache folder, or the one that
-    /// `TILEWRIGHT_CACHE_DIR` names; if that is empty, in this process alone.
+    /// On the first use of this program, adapter, driver and tier together, the pipelines of a model, encoder or
+    /// index are compared with the CPU before they return a result; shader variants that compute wrongly are banned,
+    /// see [`Device::banned`]. The results are saved in the user's cache folder or `TILEWRIGHT_CACHE_DIR`; if that
+    /// is empty, they last for this process only.
     ///
     /// # Errors
-    /// [`Error::NoAdapter`] if the choice names a GPU that is not there, [`Error::Limit`] if it lacks what the tier or
-    /// the kernels need, [`Error::Gpu`] if it cannot be opened. `Auto` falls
-    /// back to the CPU only where no real GPU exists, never because one failed.
+    /// [`Error::NoAdapter`] if the chosen GPU does not exist, [`Error::Limit`] if it lacks something that the tier
+    /// or the kernels need, [`Error::Gpu`] if it cannot be opened. `Auto` falls back to the CPU only if there is no
+    /// real GPU, not if one fails.
     #[cfg(not(target_arch = "wasm32"))]
     pub async fn open(choice: &DeviceChoice, tier: Option<Tier>) -> Result<Device, Error> {
         Device::open_in(choice, tier, crate::cache::folder().as_deref()).await
     }
 
-    /// As [`Device::open`], with another folder for what is kept from run to run, or none, whatever the environment
-    /// says.
+    /// As [`Device::open`], with another cache folder or none, regardless of the environment.
     ///
     /// # Errors
     /// As [`Device::open`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub async fn open_in(choice: &DeviceChoice, tier: Option<Tier>, folder: Option<&Path>) -> Result<Device, Error> {
         Device::set_up(choice, Setup { tier, folder, ..Setup::default() }).await
     }
 
-    /// As [`Device::open_in`], with a shader variant that does nothing, or one pipeline of it, written as in the tuning's
-    /// file, so that a test can tell what becomes of it.
+    /// As [`Device::open_in`], with a shader variant, or one pipeline (written as in the tuning file), that does
+    /// nothing: for tests.
     #[doc(hidden)]
-    #[cfg(not(target_arch = "wasm32"))]
     pub async fn open_broken(
         choice: &DeviceChoice,
         tier: Option<Tier>,
@@ -68,7 +63,7 @@ impl Device {
         Device::set_up(choice, Setup { tier, folder: Some(folder), broken: Some(broken), ..Setup::default() }).await
     }
 
-    /// As [`Device::open_in`], with faults on demand.
+    /// As [`Device::open_in`], with fault injection.
     ///
     /// # Errors
     /// As [`Device::open`].
@@ -83,10 +78,9 @@ impl Device {
         Device::set_up(choice, Setup { tier, folder, faults: Some(faults), ..Setup::default() }).await
     }
 
-    #[cfg(not(target_arch = "wasm32"))]
     async fn set_up(choice: &DeviceChoice, setup: Setup<'_>) -> Result<Device, Error> {
         match choice {
-            DeviceChoice::Cpu => Ok(Device::on_cpu_with("asked for".into(), setup.faults())),
+            DeviceChoice::Cpu => Ok(Device::on_cpu_with("requested".into(), setup.faults())),
             _ => {
                 let device = Device::open_one(choice, Device::adapters().await, setup).await?;
                 Ok(match setup.folder {
@@ -98,7 +92,7 @@ impl Device {
         }
     }
 
-    /// Opens the chosen device in a browser; `adapter` is what the page knows of its adapter, if it has one.
+    /// Opens the chosen device in a browser. `adapter`: what the page knows of its adapter, if any.
     ///
     /// # Errors
     /// As natively.
@@ -113,7 +107,7 @@ impl Device {
             _ => Vec::new(),
         };
         match choice {
-            DeviceChoice::Cpu => Ok(Device::on_cpu("asked for".into())),
+            DeviceChoice::Cpu => Ok(Device::on_cpu("requested".into())),
             _ => {
                 let device = Device::open_one(choice, reports, Setup { tier, ..Setup::default() }).await?;
                 Ok(if device.is_gpu() { with_results_of_process(&device) } else { device })
@@ -121,11 +115,10 @@ impl Device {
         }
     }
 
-    /// Writes the tuning to its file. Does nothing where there is none.
+    /// Saves the tuning to its file, if it has one.
     ///
     /// # Errors
-    /// [`Error::Io`] if the file cannot be written; the device goes on working.
-    #[cfg(not(target_arch = "wasm32"))]
+    /// [`Error::Io`] if the file cannot be written; the device stays usable.
     pub fn save_tuning(&self) -> Result<(), Error> {
         tuning::write(self, Some(self.tuning()))
     }

@@ -1,25 +1,23 @@
-//! Panics as errors, where somebody would wait in vain for a thread that is gone.
+//! Converts panics to errors, so that nothing waits forever for a dead thread.
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::any::Any;
 use std::future::poll_fn;
-#[cfg(not(target_arch = "wasm32"))]
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::task::Poll;
 
 use crate::error::Error;
 
-/// Does some work. What a panic has half changed is the caller's to give up.
+/// Runs `work`. After a panic, the caller must discard state that `work` may have half changed.
 ///
 /// # Errors
-/// [`Error::Panic`] if it panics. Never on the web, where a panic ends the module.
+/// [`Error::Panic`] if `work` panics. Never on the web, where a panic aborts the module.
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn caught<T>(context: &str, work: impl FnOnce() -> T) -> Result<T, Error> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
-        // What `panic!` makes, with arguments and without.
+        // The payloads of `panic!` with and without arguments.
         let texts = (panic.downcast_ref::<String>().map(String::as_str), panic.downcast_ref::<&str>().copied());
-        let message = texts.0.or(texts.1).unwrap_or("it does not say why").into();
+        let message = texts.0.or(texts.1).unwrap_or("no message").into();
         let_go(panic);
         Error::Panic { context: context.into(), message }
     })
@@ -30,7 +28,7 @@ pub(crate) fn caught<T>(_: &str, work: impl FnOnce() -> T) -> Result<T, Error> {
     Ok(work())
 }
 
-/// As [`caught`], of a future.
+/// As [`caught`], for a future.
 ///
 /// # Errors
 /// As [`caught`].
@@ -43,8 +41,7 @@ pub(crate) async fn caught_in<T>(context: &str, work: impl Future<Output = T>) -
     .await
 }
 
-/// What a panic carries may panic when it is dropped.
-#[cfg(not(target_arch = "wasm32"))]
+/// Dropping a panic's payload may panic.
 fn let_go(panic: Box<dyn Any + Send>) {
     let _ = catch_unwind(AssertUnwindSafe(|| drop(panic)));
 }

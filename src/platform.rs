@@ -1,6 +1,6 @@
-//! What differs between a browser and other systems.
+//! Differences between browsers and other platforms.
 
-/// As `Send`, but in a browser, where a device stays on its thread, anything.
+/// `Send`, except in a browser, where a device stays on its thread.
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) trait MaybeSend: Send {}
 #[cfg(not(target_arch = "wasm32"))]
@@ -10,10 +10,10 @@ pub(crate) trait MaybeSend {}
 #[cfg(target_arch = "wasm32")]
 impl<T> MaybeSend for T {}
 
-/// Runs a future to its end on a thread of its own, which may wait.
+/// Runs a future to completion on a new thread, which may block.
 ///
 /// # Errors
-/// That the system has no thread.
+/// If the system cannot create a thread.
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn spawn(
     name: &str,
@@ -22,7 +22,7 @@ pub(crate) fn spawn(
     std::thread::Builder::new().name(name.into()).spawn(|| pollster::block_on(work))
 }
 
-/// Lets a browser's event loop take its turn in the middle of long work; elsewhere nothing waits for the calling thread.
+/// Yields to a browser's event loop during long work; does nothing elsewhere.
 pub(crate) async fn pause() {
     #[cfg(target_arch = "wasm32")]
     next_turn().await;
@@ -32,10 +32,10 @@ pub(crate) async fn pause() {
 async fn next_turn() {
     use wasm_bindgen::JsCast;
 
-    // Windows, Node and Deno are no workers, but have this method as well.
+    // Windows, Node and Deno are not workers, but have this method as well.
     let scope = js_sys::global().unchecked_into::<web_sys::WorkerGlobalScope>();
     let promise = js_sys::Promise::new(&mut |resolve, _| {
-        // Its errors are those of a callback that is text.
+        // It can only fail for a callback given as a string.
         let _ = scope.set_timeout_with_callback_and_timeout_and_arguments_0(&resolve, 0);
     });
     // The promise is never rejected.

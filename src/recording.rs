@@ -13,9 +13,9 @@ use bytemuck::Pod;
 
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
-use crate::shaders::{Kernel, Tier, Variant};
+use crate::shaders::{Kernel, KernelOf, Tier, Variant};
 use crate::target::Target;
-use crate::tensor::{Attached, Block, Role, Storage, Tensor};
+use crate::tensor::{Attached, MemoryBlock, Role, Tensor, TensorStorage};
 
 /// How products with few rows and with many are told apart. A row's result is then the same whatever number of rows it has beside
 /// it, which matters where texts must not depend on what is computed together with them.
@@ -146,7 +146,7 @@ impl Recorder {
     /// Records one dispatch of `kernel` in the tier that the target has it in.
     pub(crate) fn dispatch<P: Pod>(
         &mut self,
-        kernel: &'static Kernel,
+        kernel: &'static KernelOf<P>,
         weight: Option<WeightType>,
         constants: &[(&'static str, f64)],
         params: P,
@@ -161,14 +161,28 @@ impl Recorder {
     pub(crate) fn dispatch_as<P: Pod>(
         &mut self,
         tier: Tier,
-        kernel: &'static Kernel,
+        kernel: &'static KernelOf<P>,
         weight: Option<WeightType>,
         constants: &[(&'static str, f64)],
         params: P,
         operands: &[&Tensor],
         grid: [u32; 3],
     ) -> Result<(), Error> {
-        debug_assert_eq!(size_of::<P>(), kernel.params_size as usize, "{}", kernel.name);
+        let params = kernel.params_bytes(&params);
+        self.push(tier, &kernel.kernel, weight, constants, params, operands, grid)
+    }
+
+    #[expect(clippy::too_many_arguments)]
+    fn push(
+        &mut self,
+        tier: Tier,
+        kernel: &'static Kernel,
+        weight: Option<WeightType>,
+        constants: &[(&'static str, f64)],
+        params: Vec<u8>,
+        operands: &[&Tensor],
+        grid: [u32; 3],
+    ) -> Result<(), Error> {
         debug_assert_eq!(operands.len(), kernel.bindings.len(), "{}", kernel.name);
         let variant = kernel.variant(weight, tier).ok_or_else(|| Error::Operand {
             kernel: kernel.name,
@@ -216,7 +230,7 @@ impl Recorder {
             kernel,
             variant,
             constants: constants.to_vec(),
-            params: bytemuck::bytes_of(&params).to_vec(),
+            params,
             operands: operands.iter().map(|&o| o.clone()).collect(),
             grid,
             layer: self.layer,
@@ -251,7 +265,7 @@ impl Recorder {
 /// Memory for the temporaries of recordings that never run at the same time: each recording finds all of it free.
 #[derive(Debug, Default)]
 pub struct Workspace {
-    blocks: Vec<Arc<Block>>,
+    blocks: Vec<Arc<MemoryBlock>>,
 }
 
 impl Workspace {
@@ -260,14 +274,14 @@ impl Workspace {
 
     /// Gives each temporary of `steps` the tightest block that is free from its first to its last use.
     fn place(&mut self, steps: &[Step], largest_mismatch: u64) {
-        let mut last_use: HashMap<*const Storage, usize> = HashMap::new();
+        let mut last_use: HashMap<*const TensorStorage, usize> = HashMap::new();
         for (i, step) in steps.iter().enumerate() {
             for operand in &step.operands {
                 last_use.insert(Arc::as_ptr(&operand.storage), i);
             }
         }
         let mut free: Vec<usize> = (0..self.blocks.len()).collect();
-        let mut placed: HashMap<*const Storage, usize> = HashMap::new();
+        let mut placed: HashMap<*const TensorStorage, usize> = HashMap::new();
         for (i, step) in steps.iter().enumerate() {
             for operand in &step.operands {
                 let storage = &operand.storage;
@@ -281,7 +295,7 @@ impl Workspace {
                 };
                 let found = free.iter().copied().filter(fits).min_by_key(|&at| self.blocks[at].size_bytes);
                 let at = found.unwrap_or_else(|| {
-                    self.blocks.push(Block::new(size, Role::Activations));
+                    self.blocks.push(MemoryBlock::new(size, Role::Activations));
                     self.blocks.len() - 1
                 });
                 free.retain(|&other| other != at);
@@ -339,7 +353,6 @@ impl Recording {
     }
 
     /// Bytes of all operands of all dispatches: what kernels read and write if each does so once.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn operand_bytes(&self) -> u64 {
         self.steps.iter().flat_map(|step| &step.operands).map(Tensor::size_bytes).sum()
     }
@@ -438,7 +451,7 @@ impl MemoryPlan {
     ) -> MemoryPlan {
         let recordings: Vec<&Recording> = recordings.into_iter().collect();
         let recorded = recordings.iter().flat_map(|r| r.steps.iter()).flat_map(|s| &s.operands);
-        let mut blocks: HashMap<*const Block, &Block> = HashMap::new();
+        let mut blocks: HashMap<*const MemoryBlock, &MemoryBlock> = HashMap::new();
         for tensor in recorded.chain(others) {
             if let Some(block) = tensor.storage.block() {
                 blocks.insert(Arc::as_ptr(block), block);

@@ -1,4 +1,4 @@
-//! Going on after a device was lost: what was on it is loaded again, onto the device opened anew or onto the CPU.
+//! Recovery from a lost device: reloads its content onto the reopened device or the CPU.
 
 mod breaker;
 
@@ -14,11 +14,10 @@ use crate::error::Error;
 use crate::loss::LossReason;
 use crate::panics::caught;
 
-/// Loads something, such as a model, onto a device, and again when that device is lost: onto the device opened anew, or onto
-/// the CPU where it does not open, cannot be loaded onto, or is lost too often, as its [`Breaker`] has it: by default for the
-/// third time within a minute.
+/// Loads a value, such as a model, onto a device, and reloads it when that device is lost: onto the reopened device,
+/// or onto the CPU if reopening or loading fails or its [`Breaker`] opens, by default after three losses in a minute.
 ///
-/// The caller says what opens the device and what loads, and is told once after each loss what became of it:
+/// The caller supplies functions that open the device, load, and receive one notice per loss:
 ///
 /// ```
 /// use tilewright::{Device, DeviceChoice, Error, GenerateOptions, Model, Recovery};
@@ -40,21 +39,21 @@ use crate::panics::caught;
 /// ```
 pub struct Recovery<'a, T> {
     open: Box<dyn FnMut() -> Result<Device, Error> + 'a>,
-    load: Box<Load<'a, T>>,
+    load: Box<LoadFn<'a, T>>,
     tell: Box<dyn FnMut(&str) + 'a>,
     clock: Box<dyn Fn() -> Instant + 'a>,
     breaker: Arc<Breaker>,
-    /// Where what was loaded last is, as far as that is known.
+    /// Whether the value was last loaded onto a GPU, if known.
     is_on_gpu: Option<bool>,
-    /// When the CPU's work panicked, as far as that still counts.
+    /// Times of recent panics on the CPU.
     panics: Vec<Instant>,
 }
 
 /// Loads onto a device.
-type Load<'a, T> = dyn FnMut(&Device) -> Result<T, Error> + 'a;
+type LoadFn<'a, T> = dyn FnMut(&Device) -> Result<T, Error> + 'a;
 
 impl<'a, T> Recovery<'a, T> {
-    /// `open` opens the device, `load` loads onto a device, `tell` is given one sentence after each loss.
+    /// `open` opens the device, `load` loads onto a device, `tell` receives one sentence per loss.
     pub fn new(
         open: impl FnMut() -> Result<Device, Error> + 'a,
         load: impl FnMut(&Device) -> Result<T, Error> + 'a,
@@ -64,30 +63,30 @@ impl<'a, T> Recovery<'a, T> {
         Recovery { open, load, tell, clock, breaker: Arc::default(), is_on_gpu: None, panics: Vec::new() }
     }
 
-    /// Counts losses with a breaker that others look at, or that has other options.
+    /// Counts losses with a shared breaker or one with other options.
     pub fn with_breaker(self, breaker: Arc<Breaker>) -> Self {
         Recovery { breaker, ..self }
     }
 
-    /// Tells the time of losses by another clock, so that a test does not depend on its own speed.
+    /// Uses another clock for losses, so that a test does not depend on its own speed.
     pub fn with_clock(self, clock: impl Fn() -> Instant + 'a) -> Self {
         Recovery { clock: Box::new(clock), ..self }
     }
 
-    /// Loads onto a device that is open.
+    /// Loads onto an open device.
     ///
     /// # Errors
-    /// Those of loading, other than a lost device's.
+    /// Those of loading, except a lost device.
     pub fn load(&mut self, device: &Device) -> Result<T, Error> {
         self.is_on_gpu = Some(device.is_gpu());
         (self.load)(device).or_else(|error| self.reload(error))
     }
 
-    /// Loads again after `error`, if that is [`Error::DeviceLost`] or [`Error::Panic`].
+    /// Reloads after `error`, if that is [`Error::DeviceLost`] or [`Error::Panic`].
     ///
     /// # Errors
-    /// `error` itself if it is another one; those of loading onto the CPU; [`Error::Stopped`] if the CPU's work panicked as often as
-    /// a GPU may be lost, since nothing can take its place.
+    /// `error` itself if it is another one; those of loading onto the CPU; [`Error::Stopped`] if the CPU panicked as
+    /// often as a GPU may be lost, since there is no other device.
     pub fn reload(&mut self, error: Error) -> Result<T, Error> {
         let Some(reason) = error.loss() else { return Err(error) };
         match (reason, self.is_on_gpu) {
@@ -95,11 +94,11 @@ impl<'a, T> Recovery<'a, T> {
             _ => self.breaker.lost(reason, (self.clock)()),
         }
         let (loaded, place) = self.load_anew()?;
-        (self.tell)(&format!("the device was lost ({error}); what was on it was loaded again onto {place}"));
+        (self.tell)(&format!("the device was lost ({error}); reloaded onto {place}"));
         Ok(loaded)
     }
 
-    /// The CPU's work panicked.
+    /// Counts a panic on the CPU.
     fn expect_few_panics(&mut self) -> Result<(), Error> {
         let (now, BreakerOptions { losses, within, .. }) = ((self.clock)(), self.breaker.options());
         self.panics.retain(|&earlier| now.saturating_duration_since(earlier) <= within);
@@ -110,24 +109,24 @@ impl<'a, T> Recovery<'a, T> {
         }
     }
 
-    /// Says what its caller is told, beside losses.
+    /// Sends the caller a notice that is not about a loss.
     pub(crate) fn say(&mut self, notice: &str) {
         (self.tell)(notice);
     }
 
-    /// Opens the device. A panic is an error, after which something else can be tried.
+    /// Opens the device. A panic becomes an error, so that another device can be tried.
     fn open(&mut self) -> Result<Device, Error> {
         caught("opening a device", &mut self.open).flatten()
     }
 
-    /// Loads, likewise.
+    /// Loads onto a device. A panic becomes an error.
     fn load_onto(&mut self, device: &Device) -> Result<T, Error> {
         self.is_on_gpu = Some(device.is_gpu());
         caught("loading", || (self.load)(device)).flatten()
     }
 
-    /// Where the breaker wants it elsewhere than it is (on a GPU, if `is_on_gpu`): loaded onto the CPU if the breaker was opened,
-    /// and onto the GPU for a trial if one is due. `None` to leave it where it is.
+    /// Moves the value if the breaker requires it: from the GPU (`is_on_gpu`) to the CPU if the breaker is open, or
+    /// back to the GPU if a trial is due. `None` if it stays.
     ///
     /// # Errors
     /// Those of loading onto the CPU.
@@ -136,8 +135,8 @@ impl<'a, T> Recovery<'a, T> {
         self.is_on_gpu = Some(is_on_gpu);
         match is_on_gpu {
             true if self.breaker.is_open(now) => {
-                let (loaded, place) = self.load_onto_cpu("the CPU was asked for in the GPU's place".into())?;
-                (self.tell)(&format!("what was on the device was loaded again onto {place}"));
+                let (loaded, place) = self.load_onto_cpu("requested instead of the GPU".into())?;
+                (self.tell)(&format!("reloaded onto {place}"));
                 Ok(Some(loaded))
             }
             false if self.breaker.is_due(now) => Ok(self.tried()),
@@ -145,13 +144,12 @@ impl<'a, T> Recovery<'a, T> {
         }
     }
 
-    /// Whether the CPU has the place of a GPU, as far as the breaker knows.
+    /// Whether the breaker has replaced the GPU by the CPU.
     pub fn is_fallback(&self) -> bool {
         self.breaker.is_open((self.clock)())
     }
 
-    /// What `work` makes of what was loaded, which is loaded again where the device is lost on the way; `work` then begins
-    /// anew.
+    /// Runs `work` on the loaded value. If the device is lost, reloads the value and runs `work` again from the start.
     ///
     /// # Errors
     /// Those of `work` and of [`Recovery::reload`].
@@ -164,12 +162,12 @@ impl<'a, T> Recovery<'a, T> {
         }
     }
 
-    /// What was loaded, and where: on the GPU opened anew, if the breaker and the GPU let it, else on the CPU.
+    /// Reloads and returns the place: the reopened GPU if the breaker allows it and it works, else the CPU.
     fn load_anew(&mut self) -> Result<(T, String), Error> {
         loop {
             if !self.breaker.admits((self.clock)()) {
                 let BreakerOptions { losses, within, .. } = self.breaker.options();
-                // A trial that failed is one as well.
+                // A failed trial counts as a loss.
                 return self.load_onto_cpu(format!("the GPU was lost {}", times(losses, within)));
             }
             let device = match self.open() {
@@ -183,7 +181,7 @@ impl<'a, T> Recovery<'a, T> {
                 Ok(loaded) => return Ok((loaded, place(&device))),
                 Err(error) => match error.loss() {
                     Some(reason) if device.is_gpu() => self.breaker.lost(reason, (self.clock)()),
-                    // If the files are at fault, the CPU says so too.
+                    // If the files are at fault, loading onto the CPU fails too.
                     None if device.is_gpu() => {
                         self.breaker.open((self.clock)());
                         return self.load_onto_cpu(format!("the GPU was lost and loading onto it failed ({error})"));
@@ -195,27 +193,27 @@ impl<'a, T> Recovery<'a, T> {
     }
 
     fn load_onto_cpu(&mut self, reason: String) -> Result<(T, String), Error> {
-        // Exact, so that a text goes on as on the GPU.
+        // Exact, so that completions continue as on the GPU.
         let device = Device::on_cpu(reason).exact();
         let loaded = self.load_onto(&device)?;
         Ok((loaded, place(&device)))
     }
 
-    /// Loads onto the GPU once more; `None` if that is not to be had.
+    /// Tries to load onto the GPU; `None` if that fails.
     fn tried(&mut self) -> Option<T> {
         self.breaker.admits((self.clock)());
         let tried = self.open().and_then(|device| match device.is_gpu() {
             true => self.load_onto(&device).map(|loaded| Some((loaded, place(&device)))),
-            // What opens is no GPU any more.
+            // The reopened device is not a GPU.
             false => Ok(None),
         });
         let (loaded, said) = match tried {
-            Ok(Some((loaded, place))) => (Some(loaded), format!("the GPU is tried again: the model is on {place}")),
-            Ok(None) => (None, "there is no GPU any more".into()),
-            Err(error) => (None, format!("the GPU was tried again, without success ({error})")),
+            Ok(Some((loaded, place))) => (Some(loaded), format!("retrying the GPU: the model is on {place}")),
+            Ok(None) => (None, "there is no GPU anymore".into()),
+            Err(error) => (None, format!("retrying the GPU failed ({error})")),
         };
         if loaded.is_none() {
-            // It stays where it is.
+            // The value stays on the CPU.
             self.is_on_gpu = Some(false);
             self.breaker.lost(LossReason::NotOpened, (self.clock)());
         }
@@ -224,7 +222,7 @@ impl<'a, T> Recovery<'a, T> {
     }
 }
 
-/// How often something came to pass.
+/// How often something happened, in words.
 fn times(n: usize, within: Duration) -> String {
     match within.as_secs() {
         60 => format!("{n} times within a minute"),
@@ -232,7 +230,7 @@ fn times(n: usize, within: Duration) -> String {
     }
 }
 
-/// A device in a notice: its name, and why it is the CPU.
+/// A device in a notice: its name, and for the CPU the reason.
 fn place(device: &Device) -> String {
     let info = device.info();
     if device.is_gpu() { info.name.clone() } else { format!("{}: {}", info.name, info.reason) }
@@ -249,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn other_errors_come_back() {
+    fn errors_other_than_device_loss_are_returned() {
         let never = |_: &Device| -> Result<u32, Error> { panic!("loaded") };
         let mut recovery = Recovery::new(|| panic!("opened"), never, |_| panic!("told"));
         let error = recovery.reload(Error::NonFinite { pos: 3 }).unwrap_err();
@@ -257,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_does_not_open_again_is_replaced_by_the_cpu() {
+    fn device_that_fails_to_reopen_is_replaced_by_the_cpu() {
         let mut notices = Vec::new();
         let gone = || Error::NoAdapter { wanted: "gpu".into(), available: "none".into() };
         let mut recovery = Recovery::new(
@@ -274,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn work_begins_anew_as_often_as_it_must() {
+    fn work_is_retried_after_every_device_loss() {
         let (mut n_opened, mut n_loaded, start) = (0, 0, Instant::now());
         let open = || {
             n_opened += 1;
@@ -295,20 +293,20 @@ mod tests {
     }
 
     #[test]
-    fn what_opens_and_is_no_gpu_ends_a_trial() {
+    fn gpu_trial_that_opens_only_a_cpu_ends() {
         let (start, second) = (Instant::now(), Cell::new(0));
         let (breaker, mut notices) = (Arc::new(Breaker::default()), Vec::new());
         breaker.open(start);
         let mut recovery = Recovery::new(|| Ok(Device::cpu()), |_| Ok(()), |notice| notices.push(notice.to_string()))
             .with_clock(|| start + Duration::from_secs(second.get()))
             .with_breaker(breaker.clone());
-        // It was opened while a GPU was in use, and then nothing is to be tried so far.
+        // The GPU was in use when the breaker opened, so no trial is due yet.
         assert!(recovery.moved(true).unwrap().is_some() && recovery.is_fallback());
         assert!(recovery.moved(false).unwrap().is_none());
         second.set(300);
         assert!(recovery.moved(false).unwrap().is_none() && recovery.is_fallback());
         drop(recovery);
         assert_eq!(breaker.stats(start).n_trials, 1);
-        assert!(notices.len() == 2 && notices[1].contains("no GPU any more"), "{notices:?}");
+        assert!(notices.len() == 2 && notices[1].contains("no GPU anymore"), "{notices:?}");
     }
 }

@@ -1,11 +1,11 @@
-//! Retrieval: finding, among many items on a device, those that suit a query best.
+//! Retrieval: finds the items on a device that best match a query.
 
 pub mod index;
 pub mod mol;
 
 use crate::kernels::NO_ITEM;
 
-/// An item that was found.
+/// A search result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hit {
     /// The item's id: how many were appended before it.
@@ -14,7 +14,7 @@ pub struct Hit {
     pub score: f32,
 }
 
-/// What a list of the best holds, pairs of a score's bits and an id as `merge_top` leaves them, up to the first empty place.
+/// The hits in a list from `merge_top`, pairs of a score's bits and an id, up to the first empty entry.
 fn listed(words: &[u32]) -> impl Iterator<Item = Hit> {
     let pairs = words.chunks_exact(2).map(|pair| Hit { id: pair[1], score: f32::from_bits(pair[0]) });
     pairs.take_while(|hit| hit.id != NO_ITEM)

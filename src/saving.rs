@@ -1,4 +1,4 @@
-//! Files of what is on a device, read from it piece by piece.
+//! Serialises device tensors to files, reading them in pieces.
 
 use std::collections::VecDeque;
 
@@ -6,66 +6,72 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::tensor::Tensor;
 
-/// Bytes of a device that are read at a time.
+/// Bytes read from a device at a time.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// A file's content, of which one piece after the other comes from a device. What is written to the tensors meanwhile may be
-/// part of it or not.
+/// A file's content, read from a device in pieces. Concurrent writes to the tensors may or may not be included.
 pub struct Saving {
-    pieces: VecDeque<Piece>,
+    pieces: VecDeque<SavedPiece>,
     size_bytes: u64,
 }
 
-enum Piece {
+enum SavedPiece {
     Bytes(Vec<u8>),
-    Rows(Rows),
+    Rows(TensorRows),
 }
 
-/// Rows of a tensor that lie one after the other.
-struct Rows {
+/// Contiguous rows of a tensor.
+struct TensorRows {
     device: Device,
     tensor: Tensor,
     first_word: usize,
     n_rows: usize,
-    row: Row,
+    row: RowSize,
 }
 
-/// What there is of a row.
+/// A row's size on the device and in the file.
 #[derive(Clone, Copy)]
-pub(crate) struct Row {
-    /// Words that it takes on the device.
+pub(crate) struct RowSize {
+    /// Words on the device.
     pub words: usize,
-    /// Bytes of them that go to the file.
+    /// Bytes written to the file.
     pub kept_bytes: usize,
 }
 
-impl Row {
-    /// A row of which all goes to the file.
-    pub fn whole(words: usize) -> Row {
-        Row { words, kept_bytes: 4 * words }
+impl RowSize {
+    /// A row written to the file completely.
+    pub fn whole(words: usize) -> RowSize {
+        RowSize { words, kept_bytes: 4 * words }
     }
 }
 
 impl Saving {
-    /// A file that begins with these bytes.
+    /// A file that starts with these bytes.
     pub(crate) fn new(head: Vec<u8>) -> Saving {
         let mut saving = Saving { pieces: VecDeque::new(), size_bytes: 0 };
         saving.add(head);
         saving
     }
 
-    /// Goes on with bytes.
+    /// Appends bytes.
     pub(crate) fn add(&mut self, bytes: Vec<u8>) {
         self.size_bytes += bytes.len() as u64;
-        self.pieces.push_back(Piece::Bytes(bytes));
+        self.pieces.push_back(SavedPiece::Bytes(bytes));
     }
 
-    /// Goes on with rows of a tensor.
-    pub(crate) fn add_rows(&mut self, device: &Device, tensor: &Tensor, first_word: usize, n_rows: usize, row: Row) {
+    /// Appends rows of a tensor.
+    pub(crate) fn add_rows(
+        &mut self,
+        device: &Device,
+        tensor: &Tensor,
+        first_word: usize,
+        n_rows: usize,
+        row: RowSize,
+    ) {
         self.size_bytes += (n_rows * row.kept_bytes) as u64;
         let at_once = (PIECE_BYTES / (4 * row.words).max(1)).max(1);
         for first in (0..n_rows).step_by(at_once) {
-            self.pieces.push_back(Piece::Rows(Rows {
+            self.pieces.push_back(SavedPiece::Rows(TensorRows {
                 device: device.clone(),
                 tensor: tensor.clone(),
                 first_word: first_word + first * row.words,
@@ -80,15 +86,15 @@ impl Saving {
         self.size_bytes
     }
 
-    /// The file's next bytes, or `None` at its end. After an error it is of no use.
+    /// The file's next bytes, or `None` at the end. Unusable after an error.
     ///
     /// # Errors
     /// Errors of [`Device::read`].
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
         let Some(piece) = self.pieces.pop_front() else { return Ok(None) };
-        let Rows { device, tensor, first_word, n_rows, row } = match piece {
-            Piece::Bytes(bytes) => return Ok(Some(bytes)),
-            Piece::Rows(rows) => rows,
+        let TensorRows { device, tensor, first_word, n_rows, row } = match piece {
+            SavedPiece::Bytes(bytes) => return Ok(Some(bytes)),
+            SavedPiece::Rows(rows) => rows,
         };
         let words = device.read_part(&tensor, first_word..first_word + n_rows * row.words).await?;
         let bytes: &[u8] = bytemuck::cast_slice(&words);
@@ -100,7 +106,7 @@ impl Saving {
         Ok(Some(kept))
     }
 
-    /// All of it.
+    /// All bytes of the file.
     ///
     /// # Errors
     /// As [`Saving::next`].
@@ -112,11 +118,10 @@ impl Saving {
         Ok(bytes)
     }
 
-    /// Writes it to a file, which is replaced only when all is written.
+    /// Writes the file. Replaces an existing one only after everything is written.
     ///
     /// # Errors
     /// [`Error::Io`] if the file cannot be written; as [`Saving::next`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) async fn write(mut self, path: &std::path::Path) -> Result<(), Error> {
         let mut file = crate::cache::Replacement::begin(path)?;
         while let Some(piece) = self.next().await? {

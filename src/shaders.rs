@@ -1,4 +1,9 @@
-//! The table of kernels that `build.rs` links from `shaders/`.
+//! The table of kernels that `build.rs` links from `shaders/`, the structs of their params and their constants.
+
+use std::marker::PhantomData;
+use std::ops::Deref;
+
+use bytemuck::Pod;
 
 use crate::dtype::{DType, WeightType};
 
@@ -123,6 +128,7 @@ impl Variant {
 /// A kernel: its interface and its variants.
 #[derive(Debug)]
 pub struct Kernel {
+    pub(crate) id: Id,
     /// Name of the shader file, the entry point, the Rust module and the CPU twin.
     pub name: &'static str,
     /// Size of the params struct in bytes.
@@ -144,6 +150,41 @@ impl Kernel {
         let weight = weight.map(WeightType::layout);
         let of = move |tier: &Tier| self.variants.iter().find(|v| v.weight == weight && v.tier == *tier);
         tier.order().iter().filter_map(of)
+    }
+}
+
+/// A kernel whose params are a `P`.
+#[derive(Debug)]
+pub struct KernelOf<P> {
+    pub(crate) kernel: Kernel,
+    params: PhantomData<fn(P)>,
+}
+
+impl<P> KernelOf<P> {
+    const fn new(kernel: Kernel) -> KernelOf<P> {
+        KernelOf { kernel, params: PhantomData }
+    }
+}
+
+/// The params of a kernel from what its shader reads.
+pub(crate) fn read_params<P: Pod>(bytes: &[u8]) -> P {
+    bytemuck::pod_read_unaligned(&bytes[..size_of::<P>()])
+}
+
+impl<P: Pod> KernelOf<P> {
+    /// The params as the shader reads them: whatever fills its struct up is zero.
+    pub(crate) fn params_bytes(&self, params: &P) -> Vec<u8> {
+        let mut bytes = vec![0; self.params_size as usize];
+        bytes[..size_of::<P>()].copy_from_slice(bytemuck::bytes_of(params));
+        bytes
+    }
+}
+
+impl<P> Deref for KernelOf<P> {
+    type Target = Kernel;
+
+    fn deref(&self) -> &Kernel {
+        &self.kernel
     }
 }
 

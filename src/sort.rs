@@ -38,7 +38,7 @@ mod tests {
 
     /// Next to the standard library's stable sort, with many equal keys.
     #[test]
-    fn sorts_as_the_standard_library() {
+    fn sort_by_key_matches_the_standard_library() {
         for n in (0..40).chain([1000]) {
             let mut state = n as u32;
             let mut items: Vec<(u32, usize)> = (0..n)

@@ -1,5 +1,5 @@
-//! What recordings are made for. A target is plain data: it is made from an adapter's report, or by hand for a GPU that is
-//! not here, whose recordings can be compiled and their costs counted, but not run.
+//! Targets of recordings. A target is plain data, from an adapter's report or written by hand for a GPU that is not
+//! present: its recordings can be compiled and their costs counted, but not run.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,56 +12,55 @@ mod tuning;
 pub(crate) use tuning::PlaceKey;
 pub use tuning::{Bucket, Choice, Tuning};
 
-/// What runs a recording.
+/// The kind of device that runs a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TargetKind {
     /// A GPU.
     Gpu,
-    /// A GPU adapter that is software on the CPU's cores.
+    /// A software GPU adapter, which runs on the CPU's cores.
     SoftwareGpu,
     /// The CPU executor.
     Cpu,
 }
 
-/// Limits that recordings keep.
+/// Limits on recordings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TargetLimits {
-    /// Workgroups in each dimension of a grid.
+    /// Workgroups per grid dimension.
     pub max_workgroups: u32,
-    /// Bytes of a tensor that a kernel reads or writes.
+    /// Bytes of a tensor bound to a kernel.
     pub max_binding_bytes: u64,
-    /// Floating-point operations of a product or of attention that go into one dispatch where nothing was measured, see
+    /// Floating-point operations of a product or of attention per dispatch if nothing was measured, see
     /// [`Target::max_dispatch_operations`].
     pub max_dispatch_operations: u64,
-    /// Invocations of the largest subgroup; 0 without subgroups.
+    /// Invocations in the largest subgroup; 0 without subgroups.
     pub max_subgroup: u32,
-    /// Bytes of memory that the invocations of a workgroup share.
+    /// Bytes of workgroup memory.
     pub max_workgroup_bytes: u32,
-    /// Splits of K into which a product is cut, if nobody asks for more, to occupy the device; 1 where a few cores do all.
+    /// Default maximum of splits along K that occupy the device with one product; 1 for few cores.
     pub max_splits: u32,
-    /// Bytes from the params of one dispatch to those of the next; 0 where they take no memory of the device.
+    /// Bytes between the params of consecutive dispatches; 0 if params use no device memory.
     pub params_stride: u32,
 }
 
-/// What recordings are made for: what runs them, the tier of its shaders, its limits, and what was measured of it. Clones
-/// are cheap.
+/// A target of recordings: kind of device, shader tier, limits and tuning. Clones are cheap.
 #[derive(Clone, Debug)]
 pub struct Target {
     kind: TargetKind,
     tier: Tier,
     limits: TargetLimits,
     tuning: Arc<Tuning>,
-    /// Labels of shader variants that are not to be recorded.
+    /// Labels of banned shader variants.
     banned: Arc<BTreeSet<&'static str>>,
 }
 
 impl Target {
-    /// A target of a kind, in a tier, with these limits.
+    /// A target of this kind, tier and limits.
     pub fn new(kind: TargetKind, tier: Tier, limits: TargetLimits) -> Target {
         Target { kind, tier, limits, tuning: Arc::default(), banned: Arc::default() }
     }
 
-    /// The CPU executor: no limits, and kernels' twins instead of shaders.
+    /// The CPU executor: no limits, and CPU reference kernels instead of shaders.
     pub fn cpu() -> Target {
         let limits = TargetLimits {
             max_workgroups: u32::MAX,
@@ -80,7 +79,7 @@ impl Target {
         Target { tier, ..self }
     }
 
-    /// The same target with these choices.
+    /// The same target with this tuning.
     pub fn with_tuning(self, tuning: Tuning) -> Target {
         Target { tuning: Arc::new(tuning), ..self }
     }
@@ -90,12 +89,12 @@ impl Target {
         Target { limits, ..self }
     }
 
-    /// The same target without these shader variants.
+    /// The same target with these shader variants banned.
     pub(crate) fn without(self, banned: BTreeSet<&'static str>) -> Target {
         Target { banned: Arc::new(banned), ..self }
     }
 
-    /// What runs recordings.
+    /// The kind of device that runs recordings.
     pub fn kind(&self) -> TargetKind {
         self.kind
     }
@@ -105,7 +104,7 @@ impl Target {
         self.kind != TargetKind::Cpu
     }
 
-    /// Tier whose shader variants are recorded.
+    /// Tier of the shader variants.
     pub fn tier(&self) -> Tier {
         self.tier
     }
@@ -115,11 +114,11 @@ impl Target {
         self.limits
     }
 
-    /// Floating-point operations of a product or of attention that go into one dispatch. More are cut into several: a long
-    /// dispatch makes a page stutter, and after some seconds drivers take the device away. Where products were measured it
+    /// Floating-point operations of a product or of attention per dispatch; larger ones are split. A long dispatch
+    /// makes a page stutter, and after some seconds drivers reset the device. If products were measured, the limit
     /// is a quarter of a second of the slowest.
     pub fn max_dispatch_operations(&self) -> u64 {
-        /// Of what a dispatch's own time is little, however slow a device was when it was measured.
+        /// Enough to hide a dispatch's overhead, however slow the device was when measured.
         const LEAST: u64 = 1 << 27;
         match self.tuning.operations_rate() {
             Some(rate) => (rate / 4).max(LEAST),
@@ -127,17 +126,17 @@ impl Target {
         }
     }
 
-    /// Choices that recordings follow.
+    /// The tuned parameters for recordings.
     pub fn tuning(&self) -> &Tuning {
         &self.tuning
     }
 
-    /// Whether a shader variant, by its label, is not to be recorded.
+    /// Whether the shader variant with this label is banned.
     pub(crate) fn is_banned(&self, label: &str) -> bool {
         self.banned.contains(label)
     }
 
-    /// Tier in which a kernel is recorded: the first in the order of the target's that has a variant which is not banned.
+    /// The tier for recording a kernel: the target's first that has a variant which is not banned.
     pub(crate) fn tier_for(&self, kernel: &Kernel, weight: Option<WeightType>) -> Tier {
         let mut variants = kernel.variants_for(weight, self.tier);
         let has = |tier| tier != Tier::Subgroups || self.limits.max_subgroup > 0;
@@ -145,15 +144,14 @@ impl Target {
         found.map_or(Tier::Baseline, |variant| variant.tier)
     }
 
-    /// Tokens that a pass takes at most unless something else is asked for, see
-    /// [`Model::max_pass`](crate::Model::max_pass). A large GPU is not busy with 128 rows: 2048 columns of them are 64
-    /// tiles, fewer than it has cores. A CPU is, and so is a software adapter, which runs on the same cores: larger passes
-    /// only take more memory there.
+    /// Default maximum of tokens per pass, see [`Model::max_pass`](crate::Model::max_pass). 128 rows do not occupy a
+    /// large GPU: with 2048 columns they are 64 tiles, fewer than it has cores. They do occupy a CPU or a software
+    /// adapter, where larger passes only use more memory.
     pub(crate) fn usual_max_pass(&self) -> u32 {
         if self.kind == TargetKind::Gpu { 512 } else { 128 }
     }
 
-    /// Bytes that the params of `n` dispatches take.
+    /// Bytes of the params of `n` dispatches.
     pub(crate) fn params_bytes(&self, n: usize) -> u64 {
         n as u64 * u64::from(self.limits.params_stride)
     }
@@ -164,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dispatches_are_cut_by_what_was_measured() {
+    fn dispatch_size_limit_follows_the_measured_rate() {
         let limits = TargetLimits {
             max_workgroups: 65_535,
             max_binding_bytes: 1 << 30,
@@ -181,7 +179,7 @@ mod tests {
             tuning.set_operations_rate(Some(rate));
             target.clone().with_tuning(tuning).max_dispatch_operations()
         };
-        // A phone, a large GPU, and a rate that says nothing.
+        // A phone, a large GPU, and a meaningless rate.
         assert_eq!(measured(20_000_000_000), 5_000_000_000);
         assert_eq!(measured(40_000_000_000_000), 10_000_000_000_000);
         assert_eq!(measured(0), 1 << 27);

@@ -1,7 +1,7 @@
-//! Tensors: a shape, an element type, and a place in memory that may not exist yet.
+//! Tensors: a shape, an element type, and memory that may not be allocated yet.
 //!
-//! A tensor is *declared* first and *allocated* later, so that a [`MemoryPlan`](crate::MemoryPlan) can be stated before
-//! anything is allocated, and temporaries of a recording can share memory.
+//! A tensor is *declared* first and *allocated* later, so that a [`MemoryPlan`](crate::MemoryPlan) can be computed
+//! before any allocation, and a recording's temporaries can share memory.
 
 use std::any::Any;
 use std::fmt;
@@ -10,28 +10,28 @@ use std::sync::{Arc, OnceLock};
 use crate::dtype::DType;
 use crate::error::Error;
 
-/// What memory is used for; the memory plan adds up by role.
+/// Purpose of memory; the memory plan has a sum per role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Model weights and tables.
     Weights,
     /// Cached keys and values.
     Cache,
-    /// Results inside a pass.
+    /// Intermediate results of a pass.
     Activations,
 }
 
-/// What an executor attaches to a block or to a recording, once: a type of its own, which nobody else looks into.
+/// An executor's private data, attached once to a block or a recording.
 #[derive(Default)]
 pub(crate) struct Attached(OnceLock<Box<Anything>>);
 
 #[cfg(not(target_arch = "wasm32"))]
 type Anything = dyn Any + Send + Sync;
-// In a browser an executor's handles stay on their thread.
+// In a browser, an executor's handles stay on their thread.
 #[cfg(target_arch = "wasm32")]
 type Anything = dyn Any;
 
-/// What can be attached.
+/// Types that can be attached.
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) trait Attachable: Any + Send + Sync {}
 #[cfg(not(target_arch = "wasm32"))]
@@ -47,12 +47,12 @@ impl Attached {
         self.0.get().is_none()
     }
 
-    /// Attaches something, unless another thread was first: its own is as good.
+    /// Attaches a value, unless another thread has attached an equivalent one.
     pub fn attach<T: Attachable>(&self, value: T) {
         let _ = self.0.set(Box::new(value));
     }
 
-    /// What is attached, if it is a `T`.
+    /// The attached value, if it is a `T`.
     pub fn get<T: Attachable>(&self) -> Option<&T> {
         self.0.get().and_then(|value| value.downcast_ref())
     }
@@ -64,58 +64,58 @@ impl fmt::Debug for Attached {
     }
 }
 
-/// Writes to tensors: an open device, for the rooms that know none.
+/// Writes to tensors: implemented by devices, for modules that do not depend on them.
 pub trait TensorWriter {
-    /// Writes words from word `first` on, allocating the tensor if needed. What runs later sees them.
+    /// Writes words from word `first` on, allocating the tensor if necessary. Later runs see them.
     ///
     /// # Errors
-    /// [`Error::Operand`] if they do not fit, and errors of the device.
+    /// [`Error::Operand`] if the words do not fit; errors of the device.
     fn write_words(&self, tensor: &Tensor, first: usize, words: &[u32]) -> Result<(), Error>;
 }
 
-/// A piece of memory of an executor; several temporaries may live in one, at different times.
+/// A block of an executor's memory; several temporaries may use it at different times.
 #[derive(Debug)]
-pub(crate) struct Block {
+pub(crate) struct MemoryBlock {
     pub size_bytes: u64,
     pub role: Role,
     pub memory: Attached,
 }
 
-impl Block {
+impl MemoryBlock {
     pub fn new(size_bytes: u64, role: Role) -> Arc<Self> {
-        Arc::new(Block { size_bytes, role, memory: Attached::default() })
+        Arc::new(MemoryBlock { size_bytes, role, memory: Attached::default() })
     }
 }
 
 /// Identity of a tensor's content.
 #[derive(Debug)]
-pub(crate) struct Storage {
+pub(crate) struct TensorStorage {
     pub label: String,
     pub size_bytes: u64,
-    /// What a block of its own is for; a temporary, which a recording places, gets none.
+    /// Role of the tensor's own block; `None` for a temporary, which a recording places.
     role: Option<Role>,
-    block: OnceLock<Arc<Block>>,
+    block: OnceLock<Arc<MemoryBlock>>,
 }
 
-impl Storage {
-    /// Its block: the one in which it was placed, or else one of its own. `None` for a temporary without a place.
-    pub fn block(&self) -> Option<&Arc<Block>> {
+impl TensorStorage {
+    /// The block in which the tensor was placed, else its own. `None` for a temporary without a place.
+    pub fn block(&self) -> Option<&Arc<MemoryBlock>> {
         match self.role {
-            Some(role) => Some(self.block.get_or_init(|| Block::new(self.size_bytes, role))),
+            Some(role) => Some(self.block.get_or_init(|| MemoryBlock::new(self.size_bytes, role))),
             None => self.block.get(),
         }
     }
 
-    /// Places it in a block, unless it has one already.
-    pub fn place(&self, block: &Arc<Block>) {
+    /// Places the tensor in a block, unless it has one.
+    pub fn place(&self, block: &Arc<MemoryBlock>) {
         let _ = self.block.set(block.clone());
     }
 }
 
-/// A typed, shaped view of all of a storage. Cloning shares the content.
+/// A typed, shaped view of a whole storage. Clones share the content.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    pub(crate) storage: Arc<Storage>,
+    pub(crate) storage: Arc<TensorStorage>,
     shape: Vec<u32>,
     dtype: DType,
 }
@@ -124,7 +124,7 @@ pub struct Tensor {
 const ALIGNMENT: u64 = 16;
 
 impl Tensor {
-    /// Declares a tensor with memory of its own. Its size is rounded up to 16 bytes.
+    /// Declares a tensor with its own memory. The size is rounded up to 16 bytes.
     ///
     /// # Errors
     /// [`Error::Operand`] if the shape is empty, has a zero, or exceeds 2^32 elements.
@@ -132,7 +132,7 @@ impl Tensor {
         Tensor::with_role(label, Some(role), shape, dtype)
     }
 
-    /// Declares a tensor whose place a recording will decide.
+    /// Declares a tensor that a recording will place.
     pub(crate) fn temporary(label: impl Into<String>, shape: &[u32], dtype: DType) -> Result<Tensor, Error> {
         Tensor::with_role(label, None, shape, dtype)
     }
@@ -151,7 +151,7 @@ impl Tensor {
             });
         };
         let size_bytes = (len * dtype.size_bytes()).next_multiple_of(ALIGNMENT);
-        let storage = Storage { label: label.into(), size_bytes, role, block: OnceLock::new() };
+        let storage = TensorStorage { label: label.into(), size_bytes, role, block: OnceLock::new() };
         Ok(Tensor { storage: Arc::new(storage), shape: shape.to_vec(), dtype })
     }
 
@@ -160,7 +160,7 @@ impl Tensor {
         &self.storage.label
     }
 
-    /// Dimensions, the last one contiguous.
+    /// Dimensions, the last contiguous.
     pub fn shape(&self) -> &[u32] {
         &self.shape
     }
@@ -175,22 +175,22 @@ impl Tensor {
         self.shape.iter().map(|&d| d as usize).product()
     }
 
-    /// Never true: shapes have no zero. Here because `len` is.
+    /// Always false: shapes have no zeros.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes occupied, a multiple of 16.
+    /// Size in bytes, a multiple of 16.
     pub fn size_bytes(&self) -> u64 {
         self.storage.size_bytes
     }
 
-    /// All of its words.
+    /// The range of all words.
     pub(crate) fn all_words(&self) -> std::ops::Range<usize> {
         0..self.size_bytes() as usize / 4
     }
 
-    /// The same elements with other dimensions, for instance a matrix of one row as a vector.
+    /// The same elements with other dimensions, such as a one-row matrix as a vector.
     ///
     /// # Errors
     /// [`Error::Shape`] if the number of elements differs.
@@ -202,10 +202,10 @@ impl Tensor {
         Ok(Tensor { storage: self.storage.clone(), shape: shape.to_vec(), dtype: self.dtype })
     }
 
-    /// Its first rows, as a tensor in the same place.
+    /// The first rows as a tensor in the same memory.
     ///
     /// # Errors
-    /// [`Error::Operand`] if it has not so many.
+    /// [`Error::Operand`] if there are fewer rows.
     pub(crate) fn first_rows(&self, n_rows: u32) -> Result<Tensor, Error> {
         let mut shape = self.shape.clone();
         let found = shape.first().copied().unwrap_or(0);
@@ -214,7 +214,7 @@ impl Tensor {
             return Err(Error::Operand {
                 kernel: "tensor",
                 operand: "first_rows",
-                expected: format!("at most {found}, in a place that is known"),
+                expected: format!("at most {found}, of a placed tensor"),
                 found: n_rows.to_string(),
             });
         };
@@ -224,23 +224,23 @@ impl Tensor {
         Ok(rows)
     }
 
-    /// The same memory as words, for kernels that tell by other means what is in them.
+    /// The same memory as words, for kernels that know the element type otherwise.
     pub(crate) fn words(&self) -> Tensor {
         Tensor { dtype: DType::U32, ..self.clone() }
     }
 
-    /// Whether both are the same content, whatever their shapes.
+    /// Whether both share their content, in any shape.
     pub(crate) fn is_same(&self, other: &Tensor) -> bool {
         Arc::ptr_eq(&self.storage, &other.storage)
     }
 
-    /// Whether both have one place in memory, as the first rows of a tensor have that of all its rows.
+    /// Whether both share a block, as a tensor and its first rows do.
     pub(crate) fn is_in_place_of(&self, other: &Tensor) -> bool {
         let blocks = self.storage.block().zip(other.storage.block());
         blocks.is_some_and(|(block, other)| Arc::ptr_eq(block, other))
     }
 
-    /// Whether it was declared as a part of a cache.
+    /// Whether the tensor was declared as part of a cache.
     pub(crate) fn is_cache(&self) -> bool {
         self.storage.role == Some(Role::Cache)
     }
@@ -272,10 +272,10 @@ impl Tensor {
         Error::Shape { kernel, operand, expected: expected.to_vec(), found: self.shape.clone() }
     }
 
-    /// The memory behind this tensor, which an executor with memory of type `M` attached.
+    /// This tensor's memory, attached by an executor with memory of type `M`.
     ///
     /// # Errors
-    /// [`Error::Operand`] if nothing has been allocated yet, or by another executor.
+    /// [`Error::Operand`] if the memory is not allocated, or belongs to another executor.
     pub(crate) fn memory<M: Attachable>(&self) -> Result<&M, Error> {
         let attached = self.storage.block().map(|block| &block.memory).filter(|memory| !memory.is_empty());
         attached.and_then(Attached::get).ok_or_else(|| Error::Operand {
@@ -283,14 +283,14 @@ impl Tensor {
             operand: "storage",
             expected: "memory of this device".into(),
             found: match attached {
-                None => format!("only declared (`{}`)", self.storage.label),
-                Some(_) => format!("`{}` of another device", self.storage.label),
+                None => format!("`{}`, which is not allocated", self.storage.label),
+                Some(_) => format!("`{}` on another device", self.storage.label),
             },
         })
     }
 }
 
-/// Words of a tensor on their way into another: each with the first.
+/// A copy of words between tensors, each with its first word.
 #[derive(Clone, Debug)]
 pub(crate) struct WordCopy {
     pub from: (Tensor, usize),

@@ -1,53 +1,51 @@
-//! What the self-test found, shared by all handles of a device.
+//! Self-test results, shared by all handles of a device.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::recording::PipelineKey;
 
-/// Pipelines that compute as the CPU does, and shader variants that do not.
+/// Pipelines that agree with the CPU, and shader variants that do not.
 #[derive(Debug, Default)]
-pub(crate) struct Tested(Mutex<Found>);
+pub(crate) struct Tested(Mutex<TestResults>);
 
-/// The same as values.
+/// The results as plain values.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Found {
-    /// Pipelines as their keys are written.
+pub(crate) struct TestResults {
+    /// Keys of pipelines that passed.
     pub passed: BTreeSet<String>,
-    /// Those that there is no test for. They are used in this process, and not kept as passed for the next.
+    /// Keys of pipelines without a test. This process uses them, but does not save them as passed.
     pub untested: BTreeSet<String>,
-    /// Labels of variants, and what was found.
+    /// Labels of banned variants and their failures.
     pub banned: BTreeMap<&'static str, String>,
-    /// What a user should know of.
+    /// Notices for the user.
     pub notices: Vec<String>,
 }
 
 impl Tested {
-    /// What this process found on an adapter with its driver, in a tier: `identity` is the names of the adapter, the backend, the
-    /// driver and the tier.
+    /// This process's results for an adapter, driver and tier. `identity`: adapter, backend, driver and tier.
     pub fn of_process(identity: [String; 4]) -> Arc<Tested> {
         static ALL: LazyLock<Mutex<HashMap<[String; 4], Arc<Tested>>>> = LazyLock::new(Mutex::default);
         ALL.lock().unwrap_or_else(PoisonError::into_inner).entry(identity).or_default().clone()
     }
 
-    #[cfg(not(target_arch = "wasm32"))]
-    pub fn new(found: Found) -> Tested {
+    pub fn new(found: TestResults) -> Tested {
         Tested(Mutex::new(found))
     }
 
-    pub fn found(&self) -> Found {
+    pub fn found(&self) -> TestResults {
         self.lock().clone()
     }
 
-    /// Takes over what was found elsewhere on the same adapter and driver.
+    /// Adds results from elsewhere for the same adapter and driver.
     #[cfg(all(target_arch = "wasm32", feature = "web"))]
-    pub fn merge(&self, found: Found) {
+    pub fn merge(&self, found: TestResults) {
         let mut own = self.lock();
         own.passed.extend(found.passed);
         own.banned.extend(found.banned);
     }
 
-    /// Whether it may be used as it is.
+    /// Whether the pipeline needs no further test.
     pub fn has_passed(&self, pipeline: &PipelineKey) -> bool {
         let (own, pipeline) = (self.lock(), pipeline.to_string());
         own.passed.contains(&pipeline) || own.untested.contains(&pipeline)
@@ -57,9 +55,9 @@ impl Tested {
         self.lock().banned.contains_key(label)
     }
 
-    /// Labels of all variants that compute wrongly.
+    /// Labels of all banned variants.
     pub fn banned(&self) -> BTreeSet<&'static str> {
-        // `collect` sorts first, by 5 KB of code of its own.
+        // `collect` would sort first, with 5 KB more code.
         let mut labels = BTreeSet::new();
         labels.extend(self.lock().banned.keys().copied());
         labels
@@ -69,7 +67,7 @@ impl Tested {
         self.lock().passed.extend(pipelines.into_iter().map(|pipeline| pipeline.to_string()));
     }
 
-    /// Has a pipeline used that there is no test for.
+    /// Accepts a pipeline without a test.
     pub fn leave_untested(&self, pipeline: PipelineKey) {
         self.note(format!("`{pipeline}` is used untested"));
         self.lock().untested.insert(pipeline.to_string());
@@ -93,7 +91,7 @@ impl Tested {
         std::mem::take(&mut self.lock().notices)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Found> {
+    fn lock(&self) -> MutexGuard<'_, TestResults> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -3,18 +3,17 @@
 //! ```text
 //! text --special tokens found--> fragments --SentencePiece | BPE | WordPiece | Unigram--> ids --pieces--> text
 //! ```
-//! A [`Tokenizer`] is made from a [`Vocab`], which is plain data, or from a `tokenizer.json`. The four algorithms
-//! are our own and take O(n log n) time on any text, Unigram and WordPiece as many steps for a character as a token is
-//! long. A `tokenizer.json` that describes something else goes to the
-//! `tokenizers` crate if the feature `tokenizer-json` is on.
+//! A [`Tokenizer`] is built from a [`Vocab`], which is plain data, or from a `tokenizer.json`. Our four algorithms
+//! run in O(n log n) on any text, except that Unigram and WordPiece need up to a token's length of steps per
+//! character. A `tokenizer.json` with another pipeline uses the `tokenizers` crate if the feature `tokenizer-json` is
+//! on.
 //!
-//! Names of special tokens inside a text are text, unless [`EncodeOptions::parse_special`] says otherwise: what a
-//! user typed can then never steer the model.
+//! Names of special tokens in a text are plain text unless [`EncodeOptions::parse_special`] is set, so user input can
+//! never inject control tokens.
 //!
-//! A pre-tokenizer is a list of steps: regular expressions, each with a scanner that gives the same pieces in linear
-//! time. Where llama.cpp and a model's own `tokenizer.json` differ, the latter counts. There is one BOS if the file
-//! adds it, the template writes it or the model needs it, and never a second (`roles.rs` also knows the ends of
-//! answers).
+//! A pre-tokenizer is a list of regular expressions, each with an equivalent linear-time scanner. If llama.cpp and a
+//! model's own `tokenizer.json` differ, the latter applies. BOS is added once, if the file, the template or the model
+//! requires it, never twice. `roles.rs` also lists end-of-answer tokens.
 
 mod bpe;
 mod cache;
@@ -45,7 +44,7 @@ pub use vocab::{TokenType, Vocab};
 
 use crate::error::Error;
 use bpe::Bpe;
-use decode::{Pieces, Strip};
+use decode::{Strip, TokenPieces};
 use pre_tokenizer::PreTokenizer;
 use special::{Fragment, Matchers};
 use spm::{ESCAPED_SPACE, Spm};
@@ -53,20 +52,20 @@ use unigram::Unigram;
 use vocab::fault;
 use wordpiece::WordPiece;
 
-/// What [`Tokenizer::encode_with`] does beyond encoding text.
+/// Options of [`Tokenizer::encode_with`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct EncodeOptions {
-    /// Adds the tokens that the model expects around a text, such as BOS or `[CLS]` and `[SEP]`.
+    /// Adds the model's special tokens around a text, such as BOS, or `[CLS]` and `[SEP]`.
     pub add_special: bool,
-    /// Reads the name of a special token (`<|im_end|>`) as that token. For text from a chat template, not from a user.
+    /// Parses names of special tokens (`<|im_end|>`) as those tokens. For text from a chat template, not from a user.
     pub parse_special: bool,
 }
 
-/// A vocabulary ready to encode and decode.
+/// A vocabulary with its encoder and decoder.
 #[derive(Debug)]
 pub struct Tokenizer {
     encoder: Encoder,
-    pieces: Arc<Pieces>,
+    pieces: Arc<TokenPieces>,
     /// Ids of control, unknown and user-defined tokens by name.
     special_ids: HashMap<Box<str>, u32>,
     bos_id: Option<u32>,
@@ -81,7 +80,7 @@ enum Encoder {
     Own(Box<OwnEncoder>),
     #[cfg(feature = "tokenizer-json")]
     Foreign(Box<json::foreign::ForeignEncoder>),
-    /// Another module's, which knows texts in the middle of a text, or none.
+    /// Another module's encoder, which encodes continuations or nothing.
     #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
     Elsewhere(fn(&str) -> Option<Vec<u32>>),
 }
@@ -89,43 +88,43 @@ enum Encoder {
 #[derive(Debug)]
 struct OwnEncoder {
     algorithm: Algorithm,
-    /// What is found in a text before the algorithm sees it.
+    /// Tokens found in a text before the algorithm runs.
     tokens: Matchers,
-    /// What `add_special` puts in front and behind.
+    /// The tokens that `add_special` adds.
     around: Surroundings,
 }
 
-/// Tokens that a model expects around a text, or around two.
+/// Special tokens around a text or a pair of texts.
 #[derive(Debug, Clone)]
 struct Surroundings {
     prefix: Vec<u32>,
     suffix: Vec<u32>,
-    /// None where a file's template is not for two texts in their order.
+    /// `None` if the file's template does not keep the pair in order.
     pair: Option<PairTemplate>,
 }
 
-/// Tokens around two texts that a model reads together.
+/// Special tokens around a pair of texts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PairTemplate {
-    /// In front of the first.
+    /// Before the first text.
     pub prefix: Vec<u32>,
-    /// Between them.
+    /// Between the texts.
     pub middle: Vec<u32>,
-    /// Behind the second.
+    /// After the second text.
     pub suffix: Vec<u32>,
-    /// Token type of the second text and of what follows it; all else has 0.
+    /// Token type of the second text and everything after it; 0 before.
     pub second_type: u32,
 }
 
 impl PairTemplate {
-    /// Number of these tokens.
+    /// Number of special tokens.
     pub fn len(&self) -> usize {
         self.prefix.len() + self.middle.len() + self.suffix.len()
     }
 }
 
 impl Surroundings {
-    /// Where nothing is said of two texts, they follow each other.
+    /// By default the texts of a pair are adjacent.
     fn new(prefix: Vec<u32>, suffix: Vec<u32>) -> Surroundings {
         let pair = PairTemplate { prefix: prefix.clone(), suffix: suffix.clone(), ..PairTemplate::default() };
         Surroundings { prefix, suffix, pair: Some(pair) }
@@ -144,13 +143,13 @@ impl Tokenizer {
     /// Builds a tokenizer from a vocabulary.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] naming the field that is missing or contradicts another; [`Error::Unsupported`] for a
-    /// `model` or `pre` that is not known.
+    /// [`Error::Tokenizer`] naming a missing or contradictory field; [`Error::Unsupported`] for an unknown `model` or
+    /// `pre`.
     pub fn from_vocab(vocab: Vocab) -> Result<Self, Error> {
         let mut vocab = vocab.checked()?;
         match vocab.model.as_str() {
             "llama" => {
-                // Files may leave out what every SentencePiece vocabulary of the family has.
+                // Files may omit the family's standard ids.
                 (vocab.bos_id, vocab.eos_id, vocab.unk_id) = (
                     vocab.bos_id.or_else(|| control(&vocab, 1)),
                     vocab.eos_id.or_else(|| control(&vocab, 2)),
@@ -163,10 +162,10 @@ impl Tokenizer {
             }
             "t5" => {
                 vocab.unk_id = vocab.unk_id.or_else(|| unknown(&vocab));
-                // T5's own, where a file is silent.
+                // T5's defaults.
                 vocab.eos_id = vocab.eos_id.or_else(|| control(&vocab, 1));
                 vocab.add_eos = vocab.add_eos.or(Some(true));
-                // XLM-RoBERTa's separator between two texts.
+                // XLM-RoBERTa's separator of pairs.
                 let around = bos_and_eos(&vocab, false, true)?;
                 let algorithm = Algorithm::Unigram(Unigram::new(&vocab)?);
                 let pieces = sentence_pieces(&vocab, usize::from(vocab.add_space_prefix.unwrap_or(true)))?;
@@ -204,21 +203,21 @@ impl Tokenizer {
         }
     }
 
-    /// Builds a tokenizer from the bytes of a `tokenizer.json`. `config` names special tokens, which that file
-    /// does not; truncation and padding that the file asks for are left to the caller.
+    /// Builds a tokenizer from a `tokenizer.json`. `config` names special tokens, which that file does not.
+    /// Truncation and padding are left to the caller.
     ///
     /// # Errors
-    /// [`Error::Format`] for what is not JSON, [`Error::Tokenizer`] naming the field at fault,
-    /// [`Error::Unsupported`] for a component that cannot be used safely or needs the feature `tokenizer-json`.
+    /// [`Error::Format`] for invalid JSON, [`Error::Tokenizer`] naming the invalid field, [`Error::Unsupported`] for
+    /// a component that is unsafe or needs the feature `tokenizer-json`.
     pub fn from_json(bytes: &[u8], config: &TokenizerConfig) -> Result<Self, Error> {
         json::load(bytes, config)
     }
 
-    /// The ids of `text`, every character of it taken as text.
+    /// The ids of `text`, without parsing special tokens.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if a character is in no token and the vocabulary has no unknown token, or for a text
-    /// beyond the tokenizer's limit (4 GiB for our own).
+    /// [`Error::Tokenizer`] for a character without a token in a vocabulary without an unknown token, or for a text
+    /// above the size limit (4 GiB for our own algorithms).
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {
         self.encode_with(text, EncodeOptions { add_special, parse_special: false })
     }
@@ -233,9 +232,11 @@ impl Tokenizer {
             #[cfg(feature = "tokenizer-json")]
             Encoder::Foreign(foreign) => foreign.encode(text, options, &self.pieces),
             #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
-            Encoder::Elsewhere(encode) => encode(text).ok_or_else(|| fault("text", "none in this module", "one")),
+            Encoder::Elsewhere(encode) => {
+                encode(text).ok_or_else(|| fault("text", "a text that another module encodes", "not encoded"))
+            }
         }?;
-        // A text that begins with BOS by name needs no other one. llama.cpp warns of two (#7332), and models answer worse.
+        // Drops a second BOS: llama.cpp warns of two (#7332), and they degrade answers.
         if let (true, [first, second, ..]) = (options.add_special && options.parse_special, &ids[..])
             && first == second
             && Some(*first) == self.bos_id
@@ -245,7 +246,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The ids of `text` in the middle of a text. `None` for a tokenizer that knows only whole texts.
+    /// The ids of `text` as a continuation. `None` for a tokenizer that only encodes whole texts.
     #[cfg(any(feature = "grammar", all(target_arch = "wasm32", feature = "web")))]
     pub(crate) fn encode_within(&self, text: &str) -> Option<Vec<u32>> {
         match &self.encoder {
@@ -260,29 +261,29 @@ impl Tokenizer {
         }
     }
 
-    /// Tokens around two texts.
+    /// Special tokens around a pair of texts.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the file has no place for them, one after the other; as [`encode`](Self::encode).
+    /// [`Error::Tokenizer`] without a template that keeps the pair in order; as [`encode`](Self::encode).
     pub(crate) fn pair_template(&self) -> Result<PairTemplate, Error> {
         match &self.encoder {
             Encoder::Own(own) => own.around.pair.clone().ok_or_else(|| Error::Tokenizer {
                 field: "post_processor.pair".into(),
-                expected: "a template of two texts, the first in front".into(),
-                found: "another".into(),
+                expected: "a template of two texts in order".into(),
+                found: "missing or in another order".into(),
             }),
             #[cfg(feature = "tokenizer-json")]
             Encoder::Foreign(foreign) => foreign.pair_template(),
             #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
-            Encoder::Elsewhere(_) => Err(fault("text", "none in this module", "two")),
+            Encoder::Elsewhere(_) => Err(fault("text", "a single text in this module", "a pair")),
         }
     }
 
-    /// The text of `ids`. Bytes that are no UTF-8 become U+FFFD. `skip_special` leaves control and unknown tokens
-    /// out; otherwise they appear by name.
+    /// The text of `ids`. Invalid UTF-8 becomes U+FFFD. `skip_special` omits control and unknown tokens, which
+    /// otherwise appear by name.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] naming the first id outside the vocabulary, and the vocabulary's size.
+    /// [`Error::Tokenizer`] naming the first id outside the vocabulary and the vocabulary's size.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, Error> {
         let mut decoder = StreamDecoder::new(Arc::clone(&self.pieces), skip_special);
         let mut text = String::new();
@@ -293,17 +294,17 @@ impl Tokenizer {
         Ok(text)
     }
 
-    /// A decoder for ids that come one at a time. It skips special tokens; see [`StreamDecoder::with_special`].
+    /// An incremental decoder. It skips special tokens; see [`StreamDecoder::with_special`].
     pub fn decoder(&self) -> StreamDecoder {
         StreamDecoder::new(Arc::clone(&self.pieces), true)
     }
 
-    /// What was passed over in the vocabulary, for a person to know.
+    /// Notices for the user about ignored parts of the vocabulary.
     pub fn notices(&self) -> &[String] {
         &self.notices
     }
 
-    /// The bytes that a token adds to a text, in the middle of it; a control token's are its name.
+    /// The bytes of a token in the middle of a text; a control token's name.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] for an id outside the vocabulary.
@@ -311,28 +312,28 @@ impl Tokenizer {
         self.pieces.bytes(id)
     }
 
-    /// Control and unknown tokens, by name, in no order.
+    /// Control and unknown tokens by name, unordered.
     pub fn special_tokens(&self) -> impl Iterator<Item = (&str, u32)> {
         let is_special = |id: &u32| self.pieces.kind(*id).is_some_and(TokenType::is_special);
         self.special_ids.iter().filter(move |(_, id)| is_special(id)).map(|(name, &id)| (&**name, id))
     }
 
-    /// The id of the control, unknown or user-defined token of that name.
+    /// The id of the control, unknown or user-defined token of this name.
     pub fn special_id(&self, name: &str) -> Option<u32> {
         self.special_ids.get(name).copied()
     }
 
-    /// Tokens in the vocabulary; ids are below it.
+    /// Number of tokens; all ids are below.
     pub fn vocab_size(&self) -> usize {
         self.pieces.len()
     }
 
-    /// The token that begins a text, whether or not `add_special` adds it.
+    /// The BOS token, whether or not `add_special` adds it.
     pub fn bos_id(&self) -> Option<u32> {
         self.bos_id
     }
 
-    /// Whether `add_special` puts BOS in front of a text.
+    /// Whether `add_special` adds BOS.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
@@ -348,13 +349,13 @@ impl Tokenizer {
         Ok(self.bos_id.is_some() && first == self.bos_id)
     }
 
-    /// Tokens that end a text or a turn: generation stops at any of them.
+    /// Tokens that end a text or a turn, at which generation stops.
     pub fn eos_ids(&self) -> &[u32] {
         &self.eos_ids
     }
 
-    /// Which code encodes: `SentencePiece`, `byte-level BPE`, `BPE` (over characters), `WordPiece`, `Unigram`, or
-    /// `tokenizers`, the crate, for a pipeline that is none of ours.
+    /// The algorithm: `SentencePiece`, `byte-level BPE`, `BPE` (over characters), `WordPiece`, `Unigram`, or
+    /// `tokenizers` for the crate of that name.
     pub fn algorithm(&self) -> &'static str {
         match &self.encoder {
             Encoder::Own(own) => match &own.algorithm {
@@ -370,24 +371,24 @@ impl Tokenizer {
         }
     }
 
-    /// Whether a token steers the model rather than stand for text. False outside the vocabulary.
+    /// Whether a token is a control token. False outside the vocabulary.
     pub fn is_control(&self, id: u32) -> bool {
         self.pieces.kind(id) == Some(TokenType::Control)
     }
 
-    /// What a token is for. `None` outside the vocabulary.
+    /// A token's type. `None` outside the vocabulary.
     #[cfg(any(feature = "grammar", all(target_arch = "wasm32", feature = "web")))]
     pub(crate) fn token_type(&self, id: u32) -> Option<TokenType> {
         self.pieces.kind(id)
     }
 
-    /// A token that ends a message after which the same answer goes on, where the vocabulary has one.
+    /// A token that ends a message but not the answer, if the vocabulary has one.
     #[cfg(feature = "chat")]
     pub(crate) fn message_end_id(&self) -> Option<u32> {
         self.message_end_id
     }
 
-    /// What decodes another module's tokens, given by id with the ids that end a text, and asks `encode` for the ids of texts.
+    /// Decodes another module's tokens, given by id with their end tokens; encodes with `encode`.
     #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
     pub(crate) fn elsewhere(
         tokens: Vec<(Vec<u8>, TokenType)>,
@@ -399,7 +400,7 @@ impl Tokenizer {
         Tokenizer {
             encoder: Encoder::Elsewhere(encode),
             special_ids: named.map(|(id, (bytes, _))| (name(bytes), id)).collect(),
-            pieces: Arc::new(Pieces::new(tokens.into_iter(), Strip::Spaces(0))),
+            pieces: Arc::new(TokenPieces::new(tokens.into_iter(), Strip::Spaces(0))),
             bos_id: None,
             eos_ids,
             message_end_id: None,
@@ -421,7 +422,7 @@ impl Tokenizer {
         Self::own(&vocab, algorithm, Matchers::by_kind(&vocab)?, pieces, around)
     }
 
-    /// Byte-level BPE with given words and surroundings.
+    /// Byte-level BPE with this pre-tokenizer and special tokens.
     fn byte_level(vocab: &Vocab, pre_tokenizer: PreTokenizer, around: Surroundings) -> Result<Self, Error> {
         let pieces = pieces(vocab, Strip::Spaces(0), |_, token, kind| match kind {
             TokenType::Normal => Ok(bpe::token_bytes(token)),
@@ -431,7 +432,7 @@ impl Tokenizer {
         Self::own(vocab, algorithm, Matchers::by_kind(vocab)?, pieces, around)
     }
 
-    /// WordPiece with given surroundings.
+    /// WordPiece with these special tokens.
     fn wordpiece(vocab: &Vocab, unk_id: u32, around: Surroundings) -> Result<Self, Error> {
         let pieces = pieces(vocab, Strip::Spaces(1), |_, token, kind| Ok(wordpiece_bytes(token, kind)))?;
         let algorithm = Algorithm::WordPiece(WordPiece::new(vocab, unk_id)?);
@@ -442,7 +443,7 @@ impl Tokenizer {
         vocab: &Vocab,
         algorithm: Algorithm,
         tokens: Matchers,
-        pieces: Pieces,
+        pieces: TokenPieces,
         around: Surroundings,
     ) -> Result<Self, Error> {
         let named = vocab.iter().filter(|token| token.2.is_special() || token.2 == TokenType::UserDefined);
@@ -468,7 +469,7 @@ impl OwnEncoder {
         self.encode_from(text, options, false)
     }
 
-    /// As `encode`; a text that continues another has nothing in front of its first word.
+    /// As `encode`; without a space prefix if `continues`.
     fn encode_from(&self, text: &str, options: EncodeOptions, continues: bool) -> Result<Vec<u32>, Error> {
         let mut ids = Vec::new();
         if options.add_special {
@@ -496,12 +497,12 @@ impl OwnEncoder {
     }
 }
 
-/// The tokens around texts that `add_bos`, `add_eos` and `add_sep` ask for. EOS ends either of two.
+/// The tokens that `add_bos`, `add_eos` and `add_sep` require. EOS follows both texts of a pair.
 fn bos_and_eos(vocab: &Vocab, default_bos: bool, default_sep: bool) -> Result<Surroundings, Error> {
     let wanted = |add: bool, field: &str, id: Option<u32>| match (add, id) {
         (false, _) => Ok(Vec::new()),
         (true, Some(id)) => Ok(vec![id]),
-        (true, None) => Err(fault(field, "an id, for it is to be added to texts", "missing")),
+        (true, None) => Err(fault(field, "an id to add to texts", "missing")),
     };
     let prefix = wanted(vocab.add_bos.unwrap_or(default_bos), "bos_id", vocab.bos_id)?;
     let suffix = wanted(vocab.add_eos.unwrap_or(false), "eos_id", vocab.eos_id)?;
@@ -519,25 +520,25 @@ fn pieces(
     vocab: &Vocab,
     strip: Strip,
     bytes: impl Fn(u32, &str, TokenType) -> Result<Vec<u8>, Error>,
-) -> Result<Pieces, Error> {
+) -> Result<TokenPieces, Error> {
     let tokens = (0u32..).zip(&vocab.tokens).zip(&vocab.token_types);
     let tokens: Result<Vec<_>, Error> =
         tokens.map(|((id, token), &kind)| Ok((bytes(id, token, kind)?, kind))).collect();
-    Ok(Pieces::new(tokens?.into_iter(), strip))
+    Ok(TokenPieces::new(tokens?.into_iter(), strip))
 }
 
-/// `id`, if it is that of a control token.
+/// `id`, if it is a control token's.
 fn control(vocab: &Vocab, id: u32) -> Option<u32> {
     vocab.iter().any(|token| (token.0, token.2) == (id, TokenType::Control)).then_some(id)
 }
 
-/// The token for what no other covers, by its type.
+/// The unknown token, by its type.
 fn unknown(vocab: &Vocab) -> Option<u32> {
     vocab.iter().find(|token| token.2 == TokenType::Unknown).map(|token| token.0)
 }
 
-/// The pieces of vocabularies that write spaces as U+2581. A text loses `n_spaces` at its start.
-fn sentence_pieces(vocab: &Vocab, n_spaces: usize) -> Result<Pieces, Error> {
+/// The pieces of a vocabulary that writes spaces as U+2581. Decoding strips `n_spaces` at the start of a text.
+fn sentence_pieces(vocab: &Vocab, n_spaces: usize) -> Result<TokenPieces, Error> {
     pieces(vocab, Strip::Spaces(n_spaces), |id, token, kind| match kind {
         TokenType::Byte => Ok(vec![vocab::parse_byte(id, token)?]),
         TokenType::Control | TokenType::Unknown => Ok(token.into()),
@@ -545,7 +546,7 @@ fn sentence_pieces(vocab: &Vocab, n_spaces: usize) -> Result<Pieces, Error> {
     })
 }
 
-/// A piece that begins a word stands behind a space, unless it is one that is written close to the word before.
+/// A space precedes pieces that begin a word, except close punctuation.
 fn wordpiece_bytes(token: &str, kind: TokenType) -> Vec<u8> {
     let word = match (kind, token.strip_prefix(ESCAPED_SPACE)) {
         (_, Some(word)) => word,

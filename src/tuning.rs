@@ -1,8 +1,8 @@
-//! What is known of an adapter and its driver beyond features and limits: shader variants that compute wrongly on it,
-//! found by the self-test before a result is given out, and choices of variants that were measured to be faster than the
-//! usual ones. Natively both are kept in a file, in a browser by the page if it asks for the measurements.
+//! Knowledge of an adapter and driver beyond features and limits: shader variants that failed the self-test, which
+//! runs before any result is returned, and variants measured to be faster than the defaults. Natively both are saved
+//! to a file; in a browser, by the page if it requests the measurements.
 
-// The build with kernels alone keeps nothing.
+// The kernels-only build saves nothing.
 #[cfg_attr(all(target_arch = "wasm32", not(feature = "web")), expect(dead_code))]
 mod file;
 mod measure;
@@ -11,19 +11,16 @@ mod self_test;
 
 use crate::dtype::DType;
 
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use file::{from_folder, write};
-#[cfg(not(target_arch = "wasm32"))]
 pub use measure::tune;
 pub(crate) use measure::tune_products;
 pub use measure::{Timed, TunedRow};
 pub(crate) use self_test::{record_tested, self_test, while_testing};
 
-/// Largest normalised mean squared error of results that count as the same; products that are staged in half precision
-/// reach 2e-7.
+/// Maximum normalised mean squared error of equal results; products staged in half precision reach 2e-7.
 const MAX_NMSE: f64 = 1e-6;
 
-/// Says how outputs of the same kernels differ, if they do by more than a normalised mean squared error of [`MAX_NMSE`].
+/// Reports how outputs of the same kernels differ, if by more than [`MAX_NMSE`].
 fn compare((dtype, got): &(DType, Vec<u32>), (_, want): &(DType, Vec<u32>)) -> Result<(), String> {
     if *dtype == DType::U32 {
         let differs = got.iter().zip(want).find(|(got, want)| got != want);

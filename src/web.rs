@@ -1,7 +1,7 @@
-//! The interface for JavaScript, which the npm package in `npm/` wraps. Below it, only `platform` and reads of bytes
-//! use types of JavaScript.
+//! The JavaScript interface, wrapped by the npm package in `npm/`. Outside this module, only `platform` and byte
+//! readers use JavaScript types.
 //!
-//! Objects of JavaScript have camelCase keys. Errors are `Error` objects whose `code` is [`Error::code`].
+//! JavaScript objects have camelCase keys. Errors are `Error` objects whose `code` is [`Error::code`].
 
 #[cfg(feature = "web")]
 mod bench;
@@ -44,7 +44,7 @@ use device::Device;
 
 #[wasm_bindgen(start)]
 fn start() {
-    // A panic ends the module with a trap that does not say why. The console adds the stack.
+    // A panic traps without a message. The console adds the stack.
     std::panic::set_hook(Box::new(|panic| web_sys::console::error_1(&panic.to_string().into())));
 }
 
@@ -59,15 +59,15 @@ fn to_js_error(error: Error) -> JsValue {
     as_js_error(&error)
 }
 
-/// The same of an error that goes elsewhere as well.
+/// Like [`to_js_error`], for an error that is still needed.
 fn as_js_error(error: &Error) -> JsValue {
     let js = js_sys::Error::new(&error.to_string());
-    // Setting a property of a new object succeeds.
+    // Setting a property of a new object never fails.
     let _ = js_sys::Reflect::set(&js, &"code".into(), &error.code().into());
     js.into()
 }
 
-/// A plain object of JavaScript.
+/// A plain JavaScript object.
 #[cfg(feature = "web-kernels")]
 fn to_js(value: &impl Serialize) -> Result<JsValue, JsValue> {
     value.serialize(&serde_wasm_bindgen::Serializer::json_compatible()).map_err(JsValue::from)
@@ -92,7 +92,7 @@ fn plan_to_js(plan: &crate::MemoryPlan) -> Result<JsValue, JsValue> {
     })
 }
 
-/// Reads an argument.
+/// Deserialises an argument.
 #[cfg(feature = "web-kernels")]
 fn from_js<T: DeserializeOwned>(option: &'static str, value: JsValue) -> Result<T, JsValue> {
     serde_wasm_bindgen::from_value(value).map_err(|e| {
@@ -101,7 +101,7 @@ fn from_js<T: DeserializeOwned>(option: &'static str, value: JsValue) -> Result<
     })
 }
 
-/// The one of `all` with this name, if one is given.
+/// The element of `all` with the given name, if any.
 #[cfg(feature = "web-kernels")]
 fn pick<T: Copy>(
     option: &'static str,

@@ -113,7 +113,7 @@ mod tests {
     ];
 
     #[test]
-    fn digests_are_those_of_xxhash() {
+    fn xxh64_digests_match_the_python_package() {
         // As the package `xxhash` of Python computes them: `xxhash.xxh64(bytes(i % 251 for i in range(n))).hexdigest()`.
         for (n, want) in VECTORS {
             let bytes: Vec<u8> = (0..n).map(|i| (i % 251) as u8).collect();

@@ -1,4 +1,4 @@
-//! Answers taken apart: generated in every format, whole and cut anyhow, against what the generator put in.
+//! Parsing of model output: answers generated in every format, cut in arbitrary pieces, against the generator's input.
 
 use crate::common;
 
@@ -43,7 +43,7 @@ impl Rng {
 #[derive(Clone, Debug)]
 enum Part {
     Text(String),
-    /// A token, in vocabularies that have it.
+    /// A special token, in vocabularies that have it.
     Mark(&'static str),
 }
 
@@ -61,7 +61,7 @@ enum Expected {
     Thinking(String),
     Text(String),
     Call(ToolCall),
-    /// A text that is no call; where the problem is, if that is known.
+    /// Not a call, but text; with the position of the problem if known.
     NotACall(String, Option<usize>),
     Open,
 }
@@ -83,7 +83,7 @@ impl Case {
         self.parts.iter().map(name).collect()
     }
 
-    /// Keeps so many bytes, and no half character.
+    /// Truncates to `n_bytes`, without splitting a character.
     fn cut(&mut self, n_bytes: usize) {
         let mut left = n_bytes;
         for at in 0..self.parts.len() {
@@ -102,7 +102,7 @@ impl Case {
     }
 }
 
-/// Texts that follow each other as one, and without what a problem says in words.
+/// Events with consecutive texts merged, and without the wording of problems.
 fn simplified(events: &[Event]) -> Vec<Expected> {
     let mut all: Vec<Expected> = Vec::new();
     for event in events {
@@ -129,7 +129,7 @@ fn problems(events: &[Event]) -> Vec<Problem> {
     events.iter().filter_map(of).collect()
 }
 
-/// What stands in texts and strings to lead a reader astray.
+/// Pieces of texts and strings meant to mislead the parser.
 const PIECES: [&str; 34] = [
     "a",
     "word",
@@ -194,7 +194,7 @@ fn string(rng: &mut Rng, marks: bool) -> String {
     text
 }
 
-/// Text that begins and ends with a letter and has no mark.
+/// Text that begins and ends with a letter and contains no mark.
 fn prose(rng: &mut Rng) -> String {
     format!("{}{}{}", rng.pick(&["I", "So", "é"]), string(rng, false).replace(";", ","), rng.pick(&["x", "…", "."]))
 }
@@ -231,7 +231,7 @@ fn written(rng: &mut Rng, value: &Value) -> String {
     match rng.below(3) {
         0 => value.to_string(),
         1 => format!("{value:#}"),
-        // As Python's `json.dumps` with its defaults has characters.
+        // As Python's `json.dumps` escapes characters by default.
         _ => {
             let mut text = String::new();
             for c in value.to_string().chars() {
@@ -281,7 +281,7 @@ fn python(rng: &mut Rng, value: &Value) -> String {
     }
 }
 
-/// As Gemma 4's template writes it.
+/// Writes a value as Gemma 4's template does.
 fn gemma(case: &mut Case, value: &Value, quoted_keys: bool) {
     const QUOTE: &str = "<|\"|>";
     let quoted = |case: &mut Case, text: &str| {
@@ -318,7 +318,7 @@ fn gemma(case: &mut Case, value: &Value, quoted_keys: bool) {
     }
 }
 
-/// Has the calls written; texts may stand between two only where each has its own mark.
+/// Writes the calls; text between two of them is allowed only if each has its own mark.
 fn write_calls(case: &mut Case, rng: &mut Rng, format: Format, calls: &mut [ToolCall]) {
     let list = |rng: &mut Rng, calls: &[ToolCall], id: bool| {
         let call = |call: &ToolCall| match (&call.id, id) {
@@ -400,7 +400,7 @@ fn write_call(case: &mut Case, rng: &mut Rng, format: Format, call: &ToolCall) {
     match format {
         Format::Hermes => {
             let arguments = match rng.one_in(5) {
-                // A text with the object in it.
+                // A string that contains the object.
                 true => json!(json!(call.arguments).to_string()),
                 false => json!(call.arguments),
             };
@@ -419,7 +419,7 @@ fn write_call(case: &mut Case, rng: &mut Rng, format: Format, call: &ToolCall) {
             let mut text = format!("\n<function={}>\n", call.name);
             for (key, value) in &call.arguments {
                 let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-                // Left out at times.
+                // Sometimes omitted.
                 let end = if rng.one_in(8) && !value.is_empty() { "" } else { "\n</parameter>" };
                 text += &format!("<parameter={key}>\n{value}{end}\n");
             }
@@ -438,7 +438,7 @@ fn write_call(case: &mut Case, rng: &mut Rng, format: Format, call: &ToolCall) {
     }
 }
 
-/// The mark of a call, and those around a thought.
+/// The marks around a call and around reasoning.
 fn marks_of(format: Format) -> (Option<&'static str>, &'static str, &'static str) {
     let call = match format {
         Format::Hermes | Format::Xml => Some("<tool_call>"),
@@ -461,7 +461,7 @@ fn calls(rng: &mut Rng, format: Format, n: usize) -> Vec<ToolCall> {
     let call = |_| {
         let mut arguments = object(rng, 0, plain_keys);
         if format == Format::Xml {
-            // A value is closed by its tag.
+            // A value ends at its closing tag.
             for value in arguments.values_mut().filter(|value| value.is_string()) {
                 *value = json!(value.as_str().unwrap().replace("<function=", "<functio").trim_matches('\n'));
             }
@@ -471,7 +471,7 @@ fn calls(rng: &mut Rng, format: Format, n: usize) -> Vec<ToolCall> {
     (0..n).map(call).collect()
 }
 
-/// The tools of these calls, which say of each argument of what type it is.
+/// Tool definitions for these calls, with the type of each argument.
 fn tools_of(calls: &[ToolCall]) -> Vec<Value> {
     let of = |call: &ToolCall| {
         let kind = |value: &Value| if value.is_string() { "string" } else { "object" };
@@ -492,7 +492,7 @@ fn case(seed: u64, format: Format) -> Case {
     let mut case = Case::default();
     let name = if format == Format::Gemma4 { "thought\n" } else { "" };
     match rng.below(4) {
-        // Begun by the template.
+        // Opened by the template.
         0 => {
             let thought = prose(rng);
             case.prompt = open;
@@ -507,7 +507,7 @@ fn case(seed: u64, format: Format) -> Case {
             case.mark(close);
             case.expected.push(Expected::Thinking(thought));
         }
-        // An empty one.
+        // Empty reasoning.
         2 => {
             case.mark(open);
             case.text(format!("{name}\n\n"));
@@ -518,7 +518,7 @@ fn case(seed: u64, format: Format) -> Case {
     }
     let is_bare = matches!(format, Format::Json);
     let has_text = format == Format::Plain || (rng.one_in(2) && !is_bare);
-    // Text in front of a call of Llama's that has no mark would make it text.
+    // Llama's calls have no mark: text before one would make it text.
     let has_text = has_text && format != Format::Llama3;
     if has_text {
         let text = prose(rng);
@@ -547,7 +547,7 @@ fn case(seed: u64, format: Format) -> Case {
     let n_before = case.whole().len();
     let kind = rng.below(6);
     match (kind, call_mark) {
-        // No call at all, in spite of the mark.
+        // Not a call, despite the mark.
         (0, Some(mark)) => {
             let position = n_before + mark.len();
             case.mark(mark);
@@ -562,20 +562,20 @@ fn case(seed: u64, format: Format) -> Case {
             case.expected.push(Expected::NotACall(mark.into(), Some(position)));
             case.expected.push(Expected::Text("%oops".into()));
         }
-        // Cut off in the midst of it.
+        // Truncated within the call.
         (1, Some(mark)) => {
             let mut one = calls[..1].to_vec();
             let at = case.parts.len();
             write_calls(&mut case, rng, format, &mut one);
             let begin = match &case.parts[at] {
                 Part::Mark(_) => n_before + mark.len(),
-                // Without its mark it is an answer like others.
+                // Without its mark it is ordinary text.
                 Part::Text(_) => {
                     case.expected.extend(one.into_iter().map(Expected::Call));
                     return case;
                 }
             };
-            // What closes a call may be missing.
+            // A call's end mark may be missing.
             let whole = case.whole();
             let end = whole.trim_end_matches("</tool_call>").trim_end_matches("<tool_call|>");
             let end = end.trim_end_matches("<|tool_call_end|>").trim_end();
@@ -601,7 +601,7 @@ fn case(seed: u64, format: Format) -> Case {
     case
 }
 
-/// Messages of gpt-oss, whose first header the template begins; several headers are malformed.
+/// Messages of gpt-oss; the template begins the first header, and several headers are malformed.
 fn harmony(rng: &mut Rng) -> Case {
     let mut case = Case { prompt: "<|start|>assistant", ..Case::default() };
     let mut is_first = true;
@@ -618,7 +618,7 @@ fn harmony(rng: &mut Rng) -> Case {
         case.text("analysis");
         case.mark("<|message|>");
         case.text(thought.clone());
-        // Left out at times, where another message follows.
+        // Sometimes omitted if another message follows.
         if !rng.one_in(6) {
             case.mark("<|end|>");
         }
@@ -654,7 +654,7 @@ fn harmony(rng: &mut Rng) -> Case {
             let recipient = format!("to=functions.{}", call.name);
             let header = rng.below(9);
             match header {
-                // As the template has it, and as the model mostly writes it.
+                // As in the template, and as the model usually writes it.
                 0 | 1 => {
                     case.text(format!(" {recipient}"));
                     case.mark("<|channel|>");
@@ -689,7 +689,7 @@ fn harmony(rng: &mut Rng) -> Case {
                     case.text("%oops");
                     case.mark("<|call|>");
                     let whole = case.whole();
-                    // The header includes what begins it, but for the prompt's part.
+                    // The header includes its opening, except for the prompt's part.
                     let from = if whole[..n_before].ends_with("<|start|>assistant") { n_before - 18 } else { n_before };
                     case.expected.push(Expected::NotACall(whole[from..n_header].into(), None));
                     case.expected.push(Expected::Text("%oops".into()));
@@ -744,7 +744,7 @@ fn by_characters(case: &Case, format: Format) -> Vec<Event> {
     events
 }
 
-/// As a generation gives it: ids with text that lags behind them, as it does where stop texts are looked for.
+/// As from a generation: ids whose text lags, as with stop strings.
 fn by_tokens(case: &Case, format: Format, tokenizer: &Tokenizer, rng: &mut Rng) -> Vec<Event> {
     let mut reader = reader(case, AnswerReader::for_tokenizer(format, tokenizer));
     let mut ids = Vec::new();
@@ -773,7 +773,7 @@ fn by_tokens(case: &Case, format: Format, tokenizer: &Tokenizer, rng: &mut Rng) 
     events
 }
 
-/// A vocabulary with all marks as tokens of a type, and how many of them it had before.
+/// A vocabulary with all marks as tokens of one type, and its size before they were added.
 fn tokenizer(path: PathBuf, kind: TokenType) -> (Tokenizer, usize) {
     let bytes = fs::read(path).unwrap();
     let mut vocab = vocab_from_gguf(&Gguf::parse(&bytes, bytes.len() as u64).unwrap().metadata).unwrap();
@@ -812,7 +812,7 @@ fn tokenizer(path: PathBuf, kind: TokenType) -> (Tokenizer, usize) {
 }
 
 #[test]
-fn events_are_what_was_written_however_it_is_cut() {
+fn answer_events_do_not_depend_on_how_text_is_split() {
     let mut tokenizers = Vec::new();
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/encoders/qwen3-embedding/model.gguf");
     let mut paths = vec![("qwen3-embedding", own)];
@@ -861,9 +861,9 @@ fn events_are_what_was_written_however_it_is_cut() {
     }
 }
 
-/// What the templates of published models write, by the name of their file.
+/// Output in the form of published models' templates, by file name.
 #[test]
-fn the_format_is_found_by_the_template() {
+fn tool_format_is_detected_from_the_template() {
     let Some(folder) = common::find_data(Path::new("chat-templates")) else {
         return common::skip(format_args!("no chat templates"));
     };
@@ -928,10 +928,10 @@ fn the_format_is_found_by_the_template() {
     }
 }
 
-/// What a published template writes for calls in a conversation is what its model was taught to answer.
+/// A model was trained to answer in the form in which its published template writes calls.
 #[cfg(feature = "chat")]
 #[test]
-fn calls_are_read_as_templates_write_them() {
+fn calls_rendered_by_templates_are_parsed_back() {
     use tilewright::chat::{ChatOptions, ChatTemplate, Message, SpecialTexts};
 
     let Some(folder) = common::find_data(Path::new("chat-templates")) else {
@@ -972,14 +972,14 @@ fn calls_are_read_as_templates_write_them() {
         };
         let prompt = render(std::slice::from_ref(&question), true).unwrap();
         let name = path.file_stem().unwrap().to_string_lossy();
-        // Some write a list where there are several, and some refuse a message without a text.
+        // Some write a list for several calls, and some reject a message without text.
         let Ok(whole) = render(&[question.clone(), asked.clone()], false) else {
             println!("{name} refuses the conversation");
             continue;
         };
         let same: usize =
             prompt.chars().zip(whole.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
-        // Not in the midst of a mark.
+        // Not within a mark.
         let same = prompt[..same].rfind('<').filter(|&at| !prompt[at..same].contains('>')).unwrap_or(same);
         let mut reader = AnswerReader::new(format).with_tools(&tools).after_prompt(&prompt[..same]);
         let mut events = reader.push_text(&whole[same..]);
@@ -991,7 +991,7 @@ fn calls_are_read_as_templates_write_them() {
                 _ => None,
             })
             .collect();
-        // Two of LFM2's and Granite 3's write none.
+        // Two of LFM2's templates and Granite 3's write none.
         let [call] = calls[..] else {
             println!("{name} ({format}) writes no call: {:?}", &whole[same..]);
             continue;
@@ -1004,7 +1004,7 @@ fn calls_are_read_as_templates_write_them() {
 }
 
 #[test]
-fn the_format_is_found_by_the_vocabulary_where_the_template_has_no_tools() {
+fn tool_format_is_detected_from_the_vocabulary() {
     let has = |token: &'static str| move |name: &str| name == token;
     assert_eq!(Format::detect("{{ messages }}", has("<tool_call>")), Format::Hermes);
     assert_eq!(Format::detect("", has("<|tool_call_start|>")), Format::Lfm2);
@@ -1022,21 +1022,21 @@ fn events(format: Format, text: &str) -> Vec<Event> {
     events
 }
 
-/// What programs that only show text would miss: it comes out at once unless it may be the beginning of a mark.
+/// Streaming latency: text is emitted at once unless it may begin a mark.
 #[test]
-fn text_is_given_out_as_soon_as_it_can_be_no_mark() {
+fn text_is_emitted_once_it_cannot_begin_a_marker() {
     let mut reader = AnswerReader::new(Format::Hermes);
     assert_eq!(reader.push_text("a < b"), [Event::Text("a < b".into())]);
     assert_eq!(reader.push_text("<tool_"), []);
     assert_eq!(reader.push_text("box> "), [Event::Text("<tool_box>".into())]);
     assert_eq!(reader.push_text("and"), [Event::Text(" and".into())]);
-    // An object that is no call is a text after its first key.
+    // A JSON object that is not a call becomes text after its first key.
     let mut reader = AnswerReader::new(Format::Json);
     assert_eq!(reader.push_text("{\"na"), []);
     assert_eq!(reader.push_text("med\": "), [Event::Text("{\"named\":".into())]);
     assert_eq!(events(Format::Json, "{\"name\": \n"), [Event::Text("{\"name\": \n".into())]);
     assert_eq!(events(Format::Json, "{\"name\": \"Ada\"}"), [Event::Text("{\"name\": \"Ada\"}".into())]);
-    // So is a call of a tool that is not there.
+    // So does a call of an unknown tool.
     let answer = "{\"name\": \"Ada\", \"arguments\": {}}";
     for (tools, is_call) in [(json!([{"name": "Ada"}]), true), (json!([{"name": "Bob"}]), false), (json!([]), false)] {
         let mut reader = AnswerReader::new(Format::Json).with_tools(tools.as_array().unwrap());
@@ -1048,7 +1048,7 @@ fn text_is_given_out_as_soon_as_it_can_be_no_mark() {
 }
 
 #[test]
-fn what_is_no_token_of_a_thought_is_text() {
+fn thinking_markers_spelled_as_text_stay_text() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/encoders/qwen3-embedding/model.gguf");
     let (tokenizer, _) = tokenizer(path, TokenType::Control);
     let mut case = Case::default();
@@ -1056,18 +1056,18 @@ fn what_is_no_token_of_a_thought_is_text() {
     case.text("a </think> b");
     case.mark("</think>");
     case.text("<think>c</think>");
-    // A control token of no meaning here, such as the end of the answer.
+    // A control token without meaning here, such as end of turn.
     case.mark("<|end|>");
     let found = by_tokens(&case, Format::Hermes, &tokenizer, &mut Rng(1));
     let expected = [Expected::Thinking("a </think> b".into()), Expected::Text("<think>c</think>".into())];
     assert_eq!(simplified(&found), expected);
-    // One beyond the vocabulary has no text.
+    // An id beyond the vocabulary has no text.
     let size = tokenizer.vocab_size() as u32;
     assert!(AnswerReader::for_tokenizer(Format::Hermes, &tokenizer).push(size, "").unwrap().is_empty());
 }
 
 #[test]
-fn a_call_in_a_thought_that_is_not_closed_is_a_call() {
+fn tool_call_inside_unclosed_thinking_is_a_call() {
     let answer = "<think>I should <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
     let call = ToolCall { name: "f".into(), arguments: Map::new(), id: None };
     let found = events(Format::Hermes, answer);
@@ -1075,14 +1075,14 @@ fn a_call_in_a_thought_that_is_not_closed_is_a_call() {
     let found = events(Format::Hermes, "<think>With <tool_call> one calls.</think>Yes");
     let expected = [Expected::Thinking("With <tool_call> one calls.".into()), Expected::Text("Yes".into())];
     assert_eq!(simplified(&found), expected);
-    // Cut off in both.
+    // Truncated within both.
     let found = events(Format::Hermes, "<think>So <tool_call>{\"name\": ");
     let expected = [Expected::Thinking("So <tool_call>{\"name\":".into()), Expected::Open];
     assert_eq!(simplified(&found), expected);
 }
 
 #[test]
-fn other_forms_of_a_family_are_read() {
+fn alternative_call_syntaxes_are_parsed() {
     let one = |format, text: &str, name: &str, arguments: Value| {
         let found = events(format, text);
         let Some(Event::Call(call)) = found.first() else { panic!("{text}: {found:?}") };
@@ -1116,14 +1116,14 @@ fn other_forms_of_a_family_are_read() {
         "f",
         json!({}),
     );
-    // An answer of gpt-oss without a header.
+    // A gpt-oss answer without a header.
     assert_eq!(events(Format::Harmony, "Hello there."), [Event::Text("Hello there.".into())]);
     let found = events(Format::Granite, "<think>a</think>\n<response>b</response>");
     assert_eq!(simplified(&found), [Expected::Thinking("a".into()), Expected::Text("b".into())]);
 }
 
 #[test]
-fn problems_say_what_is_wrong() {
+fn malformed_calls_are_reported_with_their_problem() {
     let problem = |format, text: &str| {
         let found = events(format, text);
         problems(&found).first().unwrap_or_else(|| panic!("{text}: {found:?}")).to_string()
@@ -1131,7 +1131,7 @@ fn problems_say_what_is_wrong() {
     let cut = problem(Format::Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"b");
     assert_eq!(cut, "answer (hermes): at byte 46 is the end of the answer, expected the end of a string");
     let open = problem(Format::Hermes, "<think>so");
-    assert_eq!(open, "answer (hermes): at byte 9 is the end of the answer, expected the end of a thought");
+    assert_eq!(open, "answer (hermes): at byte 9 is the end of the answer, expected the end of the reasoning");
     for (format, text, expected) in [
         (Format::Hermes, "<tool_call>[]</tool_call>", "an empty list, expected a call"),
         (Format::Hermes, "<tool_call>{\"name\": \"\"}</tool_call>", "expected a JSON object with a name"),
@@ -1141,7 +1141,7 @@ fn problems_say_what_is_wrong() {
             "expected arguments as a JSON object",
         ),
         (Format::Hermes, "<tool_call>{\"name\" \"f\"}</tool_call>", "expected JSON"),
-        (Format::Hermes, "<tool_call>{\"a\": ]", "expected a bracket that closes the last one"),
+        (Format::Hermes, "<tool_call>{\"a\": ]", "expected a bracket that closes the innermost one"),
         (Format::Xml, "<function=f><parameter=a>b</parameter>c</function>", "expected `<parameter=` or `</function>`"),
         (Format::Xml, "<function=f\n", "expected a name and `>`"),
         (Format::Mistral, "[TOOL_CALLS][ARGS]{}", "expected"),
@@ -1167,10 +1167,10 @@ fn problems_say_what_is_wrong() {
     }
 }
 
-/// Hostile answers: deep, long, and with a beginning of a call at every step. The time is checked by none; a quadratic
-/// reader would not end.
+/// Hostile answers: deep, long, and with the beginning of a call at every step. No clock is checked; a quadratic
+/// parser would not finish.
 #[test]
-fn limits_hold_and_work_is_linear() {
+fn hostile_answers_hit_limits_in_linear_time() {
     let deep = |open: &str| format!("<tool_call>{{\"name\": {}", open.repeat(100_000));
     let found = events(Format::Hermes, &deep("["));
     assert!(problems(&found)[0].expected.contains("64"), "{:?}", problems(&found));

@@ -1,4 +1,4 @@
-//! Conversations as programs have them with `ChatModel`, next to what plain text and each part by itself give.
+//! Conversations with `ChatModel`, against plain text and each part alone.
 
 use serde_json::{Value, json};
 use tilewright::answer::{Event, Format};
@@ -28,7 +28,7 @@ fn tools() -> Vec<Value> {
     vec![json!({"type": "function", "function": {"name": "sun", "parameters": parameters}})]
 }
 
-/// What the built-in model says behind a text.
+/// The built-in model's continuation of a text.
 fn continued(model: &Model, text: &str, n: usize) -> String {
     common::collect(&mut model.session().unwrap().generate(text, &GenerateOptions::greedy(n)).unwrap()).1
 }
@@ -45,7 +45,7 @@ fn texts(mut stream: ChatStream<'_>) -> (String, Option<StopReason>) {
 }
 
 #[test]
-fn answers_are_the_models_own_from_sessions_and_engines() {
+fn chat_answers_match_generation_in_session_and_engine() {
     let model = Model::builtin(&common::cpu()).unwrap();
     let chat = ChatModel::of(&model, template(PLAIN)).unwrap();
     let mut request = asked(GenerateOptions::greedy(16));
@@ -60,7 +60,7 @@ fn answers_are_the_models_own_from_sessions_and_engines() {
     assert_eq!(texts(chat.stream(&mut session, &request).unwrap()), ended);
     assert_eq!(texts(chat.submit(&engine, &request).unwrap()), ended);
 
-    // A further turn has the answer in it, and the session keeps what it has computed.
+    // Another turn includes the answer, and the session reuses its cache.
     request.push(answer);
     request.messages.push(Message::new("user", "and then"));
     let next = block_on(chat.answer(&mut session, &request)).unwrap();
@@ -74,7 +74,7 @@ fn answers_are_the_models_own_from_sessions_and_engines() {
 }
 
 #[test]
-fn the_template_is_told_what_a_request_says() {
+fn request_fields_reach_the_template() {
     let model = Model::builtin(&common::cpu()).unwrap();
     let source = "{% for t in tools %}[{{ t.function.name }}]{% endfor %}{{ documents[0].title }} {{ mood }} \
                   {{ thinking }} {{ enable_thinking }} {{ strftime_now('%Y') }}";
@@ -92,7 +92,7 @@ fn the_template_is_told_what_a_request_says() {
     assert_eq!(ids, model.encode("[sun]A day happy deep False 2001").unwrap());
 }
 
-/// A template's answers: what the model is made to say behind the prompt of a request.
+/// A template's answers: scripted output after the prompt of a request.
 fn scripted(source: &str, special: &[&str], request: &ChatRequest, says: &str) -> (Model, ChatModel) {
     let load = |says: &Says| {
         let file = ModelFile::from_gguf_bytes(scripted::gguf(source, special, says, 512)).unwrap();
@@ -110,7 +110,7 @@ const THINKS: &str = "{% for m in messages %}{{ m.content }}{% endfor %}{% if ad
                       {% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}{% endif %}";
 
 #[test]
-fn thoughts_that_the_prompt_begins_are_told_apart() {
+fn thinking_opened_by_the_prompt_is_separated() {
     let request = asked(GenerateOptions::greedy(100));
     let says = "I think.</think>Look: <tool_call>{\"name\": \"sun\", \"arguments\": {\"day\": 2}}</tool_call>";
     let (model, chat) = scripted(THINKS, &MARKS, &request, says);
@@ -127,7 +127,7 @@ fn thoughts_that_the_prompt_begins_are_told_apart() {
         |request: &ChatRequest| model.tokenizer().unwrap().decode(&chat.prepare(request).unwrap().ids, false).unwrap();
     assert_eq!(text(&request), "a dog<think>");
     assert_eq!(text(&ChatRequest { thinking: Some(false), ..request.clone() }), "a dog<think></think>");
-    // What calls are bound to begins in the thought.
+    // The constraint of forced calls begins within the reasoning.
     let bound = chat.prepare(&ChatRequest { tools: tools(), ..request }).unwrap().options.constraint;
     let of_prompt = |prompt: &str| {
         let rules = ToolRules::new(Format::Hermes);
@@ -137,7 +137,7 @@ fn thoughts_that_the_prompt_begins_are_told_apart() {
 }
 
 #[test]
-fn a_constraint_is_on_the_text_behind_what_a_prompt_begins() {
+fn constraint_applies_after_the_prompts_thinking_or_header() {
     let constraint = Some(Constraint::Regex("yes|no".into()));
     let request = asked(GenerateOptions { constraint, ..GenerateOptions::greedy(20) });
     let harmony = ["<|start|>", "<|channel|>", "<|message|>", "<|call|>", "<|return|>"];
@@ -157,7 +157,7 @@ fn a_constraint_is_on_the_text_behind_what_a_prompt_begins() {
 }
 
 #[test]
-fn tools_are_called_as_the_choice_says() {
+fn tool_choice_decides_whether_tools_are_called() {
     let model = Model::builtin(&common::cpu()).unwrap();
     let chat = ChatModel::of(&model, ChatTemplate::known("chatml")).unwrap().with_format(Format::Hermes);
     let options = GenerateOptions { temperature: 1.0, seed: 4, ..GenerateOptions::greedy(100) };
@@ -181,11 +181,11 @@ fn tools_are_called_as_the_choice_says() {
 }
 
 #[test]
-fn what_cannot_be_answered_is_refused() {
+fn unanswerable_chat_requests_are_refused() {
     let model = Model::builtin(&common::cpu()).unwrap();
     let refused = ChatModel::new(&model).unwrap_err();
     assert!(matches!(&refused, Error::Template { found, .. } if found == "missing"), "{refused}");
-    // It goes on with texts all the same.
+    // Plain continuation still works.
     let continues = ChatModel::of(&model, None).unwrap();
     let request = ChatRequest { tools: tools(), ..asked(GenerateOptions::greedy(8)) };
     assert!(matches!(continues.prepare(&request), Err(Error::Template { .. })));

@@ -22,7 +22,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// A file in a folder of this test's own.
+/// A file in this test's own folder.
 fn file(name: &str, content: &[u8]) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("cli");
     std::fs::create_dir_all(&folder).unwrap();
@@ -31,7 +31,7 @@ fn file(name: &str, content: &[u8]) -> PathBuf {
     path
 }
 
-/// One clear sentence on stderr, the right exit code, nothing on stdout, no panic.
+/// Checks for one clear sentence on stderr, the exit code, empty stdout, and no panic.
 fn fails(args: &[&str], code: i32, expected: &[&str]) {
     let output = tilewright(args);
     let message = text(&output.stderr);
@@ -43,15 +43,15 @@ fn fails(args: &[&str], code: i32, expected: &[&str]) {
     assert!(!message.contains("panicked"), "{message}");
 }
 
-/// What a command that succeeds prints.
+/// JSON printed by a successful command.
 fn json_of(args: &[&str]) -> Value {
     let output = tilewright(args);
     assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Whether a command that was told to use a GPU says that there is none: a visible skip, or a failure if `REQUIRE_ADAPTER`
-/// is set.
+/// Whether a command with `--device gpu` reports that there is no adapter: a visible skip, or a failure if
+/// `REQUIRE_ADAPTER` is set.
 fn lacks_adapter(message: &str) -> bool {
     let lacks = message.contains("no adapter matches");
     if lacks {
@@ -64,7 +64,7 @@ fn lacks_adapter(message: &str) -> bool {
 const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf");
 
 #[test]
-fn without_arguments_it_tells_a_story() {
+fn cli_without_arguments_tells_a_story() {
     let output = tilewright(&["--device", "cpu", "--seed", "1"]);
     let story = text(&output.stdout);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -73,9 +73,9 @@ fn without_arguments_it_tells_a_story() {
     assert!(summary.contains("tokens/s") && summary.contains("seed 1"), "{summary}");
 }
 
-/// The subcommands and flags that `--help` lists are what shells complete and what manual pages explain.
+/// Shell completions and manual pages cover the subcommands and flags listed by `--help`.
 #[test]
-fn completions_and_manual_pages_have_all_of_the_command_line() {
+fn completions_and_man_pages_cover_all_commands_and_flags() {
     let told = |args: &[&str]| {
         let output = tilewright(args);
         assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
@@ -88,14 +88,14 @@ fn completions_and_manual_pages_have_all_of_the_command_line() {
     assert!(commands.contains(&"run") && commands.contains(&"man"), "{help}");
 
     let shells = ["bash", "elvish", "fish", "powershell", "zsh"].map(|shell| (shell, told(&["completions", shell])));
-    // What only some subcommands have, and what stands in front of them all.
+    // Words of some subcommands only, and global ones.
     let words = [&commands[..], &["logit-bias", "imatrix", "version"]].concat();
     for (shell, script) in &shells {
         let missing: Vec<_> = words.iter().filter(|word| !script.contains(**word)).collect();
         assert!(missing.is_empty(), "{shell}: {missing:?}");
     }
     fails(&["completions", "sh"], 2, &["invalid value 'sh'", "bash"]);
-    // With nothing of these a server could answer nobody.
+    // Zero would make the server useless.
     for flag in ["--max-connections", "--max-body", "--max-bodies", "--answer-time"] {
         fails(&["serve", flag, "0"], 2, &["invalid value '0'", flag, "1"]);
     }
@@ -109,14 +109,14 @@ fn completions_and_manual_pages_have_all_of_the_command_line() {
         assert!(page("tilewright").contains(&format!("tilewright\\-{command}(1)")), "{command}");
     }
     assert!(page("tilewright-bench-kernels").contains(".TH"));
-    // No page has what holds on this machine alone.
+    // No manual page contains machine-specific paths.
     let home = std::env::var("HOME").unwrap_or_default();
     assert!(home.len() < 2 || !page("tilewright-pull").contains(&home));
     fails(&["man", "--dir", BUILTIN], 1, &["stories.gguf"]);
 }
 
 #[test]
-fn no_adapter_is_there_where_the_environment_says_so() {
+fn no_gpu_environment_variable_hides_all_adapters() {
     let told = |args: &[&str]| command(args).env("TILEWRIGHT_NO_GPU", "1").output().unwrap();
     let info: Value = serde_json::from_slice(&told(&["info", "--json"]).stdout).unwrap();
     assert_eq!(info["adapters"], serde_json::json!([]));
@@ -125,9 +125,9 @@ fn no_adapter_is_there_where_the_environment_says_so() {
     assert!(text(&output.stderr).contains("no adapter matches"), "{}", text(&output.stderr));
 }
 
-/// Drivers print to stderr themselves, Mesa's for instance where `XDG_RUNTIME_DIR` is not set.
+/// Drivers print to stderr themselves; Mesa's does if `XDG_RUNTIME_DIR` is not set.
 #[test]
-fn what_a_person_reads_is_ours_alone() {
+fn driver_messages_do_not_reach_stderr() {
     for args in [&["info"][..], &["info", "--device", "gpu"], &["inspect", BUILTIN, "--device", "gpu"]] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
         command.args(args).env("TILEWRIGHT_CACHE_DIR", "").env_remove("XDG_RUNTIME_DIR").stdin(Stdio::null());
@@ -138,7 +138,7 @@ fn what_a_person_reads_is_ours_alone() {
 }
 
 #[test]
-fn json_is_one_object_with_the_documented_fields() {
+fn json_output_is_one_object_with_documented_fields() {
     let run = |args: &[&str]| -> Value {
         let all = [&["run", BUILTIN, "--device", "cpu", "--json", "-n", "12", "--seed", "5"], args].concat();
         let output = tilewright(&all);
@@ -161,10 +161,10 @@ fn json_is_one_object_with_the_documented_fields() {
     assert_eq!(from_file["prompt_token_ids"], run(&["--prompt", "Lily had a red ball"])["prompt_token_ids"]);
 }
 
-/// Editors and PowerShell put a byte order mark in front of a text, of which it is no part.
+/// Editors and PowerShell write a byte order mark, which is not part of the text.
 #[cfg(feature = "grammar")]
 #[test]
-fn a_byte_order_mark_is_none_of_a_text() {
+fn byte_order_mark_in_input_files_is_ignored() {
     let marked = |name: &str, content: &str| {
         let plain = file(&format!("plain-{name}"), content.as_bytes());
         let marked = file(&format!("marked-{name}"), format!("\u{feff}{content}").as_bytes());
@@ -197,7 +197,7 @@ fn a_byte_order_mark_is_none_of_a_text() {
     let [plain, with_mark] = marked("lines.txt", "Lily\nTom\n");
     let lines = |path: &str| told(&[&run[..], &["--parallel", "2", "--prompt-file", path]].concat(), "");
     assert_eq!(lines(&with_mark), lines(&plain));
-    // In the middle of a text it is a character.
+    // Within the text it is a character.
     assert_ne!(told(&from_stdin, "Li\u{feff}ly"), told(&from_stdin, "Lily"));
 
     let chat = ["chat", BUILTIN, "--device", "cpu", "--template", "chatml", "--seed", "2", "-n", "5"];
@@ -208,7 +208,7 @@ fn a_byte_order_mark_is_none_of_a_text() {
 }
 
 #[test]
-fn flags_reach_the_generation() {
+fn generation_flags_take_effect() {
     let ids = |args: &[&str]| -> Vec<u64> {
         let output = tilewright(&[&["--device", "cpu", "--json", "-n", "30"], args].concat());
         let value: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{args:?}: {e}"));
@@ -225,7 +225,7 @@ fn flags_reach_the_generation() {
 }
 
 #[test]
-fn guesses_change_no_text_and_are_counted() {
+fn draft_tokens_do_not_change_cli_output_and_are_counted() {
     let args = ["run", BUILTIN, "--device", "cpu", "--temperature", "0", "-n", "150", "--ignore-eos"];
     let run = |more: &[&str]| json_of(&[&args[..], more, &["--json"]].concat());
     let plain = run(&[]);
@@ -235,11 +235,11 @@ fn guesses_change_no_text_and_are_counted() {
         assert_eq!(guessed["token_ids"], plain["token_ids"], "{more:?}");
         assert!(guessed["speculation"]["passes"].as_u64().unwrap() > 0, "{guessed}");
         let said = text(&tilewright(&[&args[..], more].concat()).stderr);
-        assert!(said.contains("guessed tokens were right"), "{said}");
+        assert!(said.contains("draft tokens accepted"), "{said}");
     }
-    // A text that ends before anything repeats.
+    // The text ends before anything repeats.
     let said = text(&tilewright(&[&args[..7], &["1", "--prompt-lookup", "7"]].concat()).stderr);
-    assert!(said.contains("no tokens were guessed"), "{said}");
+    assert!(said.contains("no draft tokens"), "{said}");
     fails(&[&args[..7], &["1", "--mtp", "3"]].concat(), 2, &["mtp_tokens", "without a head"]);
     fails(&["run", BUILTIN, "--device", "cpu", "--prompt-lookup", "7"], 2, &["prompt_lookup", "temperature 0"]);
     fails(&["run", BUILTIN, "--device", "cpu", "--draft", BUILTIN], 2, &["draft", "temperature 0"]);
@@ -247,7 +247,7 @@ fn guesses_change_no_text_and_are_counted() {
 
 #[cfg(feature = "grammar")]
 #[test]
-fn texts_are_what_they_have_to_be() {
+fn constrained_output_matches_its_schema_or_grammar() {
     let run = |more: &[&str]| -> String {
         let value = json_of(&[&["run", BUILTIN, "--device", "cpu", "--seed", "2", "--json"], more].concat());
         assert_ne!(value["stop_reason"], "max_tokens", "{value}");
@@ -260,7 +260,7 @@ fn texts_are_what_they_have_to_be() {
     for given in [schema, path.to_str().unwrap()] {
         assert!(["small", "big"].map(Value::from).contains(&json(run(&["--json-schema", given]))["size"]));
     }
-    // Its texts may be of any length.
+    // Its output may be of any length.
     let begun = json_of(&["run", BUILTIN, "--device", "cpu", "--json", "-n", "5", "--json-object"]);
     assert!(begun["text"].as_str().unwrap().starts_with('{'), "{begun}");
     assert!(["yes", "no"].contains(&&*run(&["--regex", "yes|no"])));
@@ -271,7 +271,7 @@ fn texts_are_what_they_have_to_be() {
     let grammar = file("pairs.gbnf", b"# pairs\nroot ::= pair (\",\" pair)?\npair ::= [a-c] \"=\" [0-9]\n");
     let written = run(&["--grammar", grammar.to_str().unwrap()]);
     assert!(pairs.is_match(&written), "{written}");
-    // Answers of a conversation, each from its first character on.
+    // Constraints apply to chat answers from their first character.
     let args = ["chat", BUILTIN, "--device", "cpu", "--template", "chatml", "--regex", "(one|two)!"];
     let mut child = command(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"Count.\nGo on.\n").unwrap();
@@ -292,7 +292,7 @@ fn texts_are_what_they_have_to_be() {
 }
 
 #[test]
-fn tool_calls_are_enforced() {
+fn tool_choice_flag_enforces_valid_calls() {
     let tools = r#"[{"type": "function", "function": {"name": "set_light", "description": "Turns a lamp on or off.",
         "parameters": {"type": "object", "properties": {"on": {"type": "boolean"}, "room": {"enum": ["hall", "attic"]}},
         "required": ["on", "room"]}}}, {"type": "function", "function": {"name": "get_time", "description": "The time."}}]"#;
@@ -305,7 +305,7 @@ fn tool_calls_are_enforced() {
     for format in ["hermes", "xml", "llama3", "mistral", "gemma4", "harmony", "lfm2", "granite", "json"] {
         let found = run(&["--tool-format", format, "--tool-choice", "set_light", "--single-call", "--no-thinking"]);
         let calls = found["tool_calls"].as_array().unwrap();
-        // In harmony the model may tell the user something first.
+        // In harmony the model may write to the user first.
         if format == "harmony" && found["stop_reason"] == "max_tokens" {
             continue;
         }
@@ -315,7 +315,7 @@ fn tool_calls_are_enforced() {
         assert!(calls[0]["function"]["name"] == "set_light" && arguments["on"].is_boolean(), "{format}: {found}");
         assert!(["hall", "attic"].contains(&arguments["room"].as_str().unwrap()), "{format}: {found}");
     }
-    // As text, the call in a line of its own.
+    // As text output, the call is on its own line.
     let args = [
         "run",
         BUILTIN,
@@ -367,9 +367,9 @@ fn tool_calls_are_enforced() {
     fails(&["run", BUILTIN, "--tools", "missing.json"], 1, &["missing.json"]);
 }
 
-/// Lines of a file, more than are computed at once: each text is that of a run of its own, in the order of the lines.
+/// More lines than the batch holds: each text equals that of its own run, in the order of the lines.
 #[test]
-fn lines_are_continued_side_by_side() {
+fn prompt_file_lines_are_continued_in_parallel() {
     let lines = ["Once upon a time", "The dog", "One day, a girl named Lily", "", "Tom had a red ball", "In the park"];
     let path = file("lines.txt", lines.join("\n").as_bytes());
     let path = path.to_str().unwrap();
@@ -402,7 +402,7 @@ fn profile_prints_a_table_of_kernels() {
 }
 
 #[test]
-fn info_tokenize_and_inspect_speak_both_ways() {
+fn info_tokenize_and_inspect_print_text_and_json() {
     assert!(json_of(&["info", "--json"])["adapters"].is_array());
     assert!(text(&tilewright(&["info"]).stdout).contains("device"));
 
@@ -440,10 +440,10 @@ fn bench_measures_a_model() {
         let rate = |field: &str| row["tokens_per_second"][field].as_f64().unwrap();
         assert!(0.0 < rate("lowest") && rate("lowest") <= rate("median") && rate("median") <= rate("highest"));
         let decodes = row["phase"] == "decode";
-        // A prompt of 8 tokens is one pass, and so is each token.
+        // A prompt of 8 tokens is one pass, and so is each generated token.
         assert_eq!(number("submits_per_token"), if decodes { 1.0 } else { 1.0 / 8.0 }, "{row}");
         assert!(number("read_bytes_per_token") <= 16.0 && number("dispatches_per_token") > 1.0, "{row}");
-        // The sampling settings, the position and the ids, once for a generation.
+        // Sampling settings, position and ids, once per generation.
         assert!(number("uploaded_bytes_per_token") <= 16.0, "{row}");
         let share = if decodes { "bandwidth_share" } else { "flop_share" };
         assert!(number("bytes_per_token") > 1e5 && number("flop_per_token") > 1e6 && number(share) > 0.0, "{row}");
@@ -452,7 +452,7 @@ fn bench_measures_a_model() {
     let config = json_of(&["inspect", BUILTIN, "--device", "cpu", "--json"]);
     let config = |key: &str| config["metadata"][format!("llama.{key}")].as_u64().unwrap();
     let head_dim = config("embedding_length") / config("attention.head_count");
-    // Cached as f16.
+    // F16 cache.
     let position_bytes = 2 * config("block_count") * config("attention.head_count_kv") * head_dim * 2;
     assert_eq!(bytes(3) - bytes(1), 16.0 * position_bytes as f64, "16 more positions are read");
 
@@ -471,7 +471,7 @@ fn bench_writes_a_report() {
     let path = file("report.json", b"");
     let path = path.to_str().unwrap();
     let tiny = ["bench", BUILTIN, "--device", "cpu", "-p", "8", "-n", "4", "-r", "1", "--quick", "--report", path];
-    // The second time over the first report.
+    // The second time it overwrites the first report.
     for _ in 0..if common::is_full() { 2 } else { 1 } {
         let output = tilewright(&tiny);
         assert!(output.status.success() && output.stdout.is_empty(), "{}", text(&output.stderr));
@@ -493,15 +493,15 @@ fn bench_writes_a_report() {
         Err(error) => common::skip_part(format_args!("the checker of reports: node: {error}")),
     }
 
-    // What is no report is not written over, and nothing is measured first.
-    fails(&["bench", "--report", BUILTIN], 2, &["report", "a new file, or a report to write over"]);
+    // Never overwrites a file that is not a report, and fails before measuring.
+    fails(&["bench", "--report", BUILTIN], 2, &["report", "a new file, or a report to overwrite"]);
     fails(&["bench", "--report", env!("CARGO_MANIFEST_DIR")], 2, &["report", "a new file"]);
     fails(&["bench", "--report", "--json"], 2, &["--json"]);
     fails(&["bench", "--quick"], 2, &["--report"]);
 }
 
 #[test]
-fn bench_writes_a_page_with_what_it_measured() {
+fn bench_writes_an_html_page_with_its_results() {
     let page = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("page");
     std::fs::create_dir_all(&page).unwrap();
     let html = concat!(
@@ -523,7 +523,7 @@ fn bench_writes_a_page_with_what_it_measured() {
     let names: Vec<&str> = parts.iter().map(|part| part["bench"].as_str().unwrap()).collect();
     assert_eq!(names, ["model", "kernels", "memory", "tune"]);
     let model = &parts[0];
-    // The first token is the prompt's.
+    // Prefill produces the first token.
     assert_eq!(model["pieces"][0]["seconds"].as_array().unwrap().len(), 5, "{model}");
     assert!(model["timeline"]["dispatches"].as_array().unwrap().len() > 10, "{model}");
     assert_eq!(model["memory"], json_of(&["inspect", BUILTIN, "--device", "cpu", "--ctx", "8", "--json"])["memory"]);
@@ -537,12 +537,12 @@ fn bench_writes_a_page_with_what_it_measured() {
 }
 
 #[test]
-fn bench_shows_the_memory_of_models_by_size() {
+fn bench_memory_lists_model_sizes_by_weight_type() {
     let value = json_of(&["bench", "memory", "--device", "cpu", "--weights", "f16,q4_0", "--ctx", "1024", "--json"]);
     assert_eq!((&value["bench"], &value["context_length"]), (&"memory".into(), &1024.into()));
     let rows = value["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 12, "{value}");
-    // Four and a half bits of sixteen, where matrices are nearly all there is.
+    // 4.5 bits of 16: nearly all weights are matrices.
     let bytes = |row: &Value| row["weights_bytes"].as_f64().unwrap();
     assert!((bytes(&rows[11]) / bytes(&rows[10]) / (4.5 / 16.0) - 1.0).abs() < 0.01, "{value}");
     let table = text(&tilewright(&["bench", "memory", "--device", "cpu"]).stdout);
@@ -552,7 +552,7 @@ fn bench_shows_the_memory_of_models_by_size() {
 }
 
 #[test]
-fn bench_takes_prompts_in_passes_of_a_given_size() {
+fn bench_batch_size_sets_the_prefill_pass_size() {
     let sizes = ["bench", BUILTIN, "--device", "cpu", "-p", "20", "-n", "2", "-d", "0,3", "-r", "1", "-b", "1,8,128"];
     let value = json_of(&[&sizes[..], &["--json"]].concat());
     let rows = value["rows"].as_array().unwrap();
@@ -574,7 +574,7 @@ fn bench_takes_prompts_in_passes_of_a_given_size() {
 }
 
 #[test]
-fn bench_counts_submissions_that_hold_several_tokens() {
+fn bench_counts_submissions_of_several_tokens_each() {
     let args = |n| ["bench", "--device", "gpu", "-p", "0", "-n", "15", "-r", "1", "--json", "--tokens-per-submit", n];
     let output = tilewright(&args("4"));
     let message = text(&output.stderr);
@@ -594,11 +594,11 @@ fn bench_counts_submissions_that_hold_several_tokens() {
 }
 
 #[test]
-fn bench_predicts_a_gpu_that_is_not_here_and_says_so() {
+fn bench_prediction_for_an_absent_gpu_is_marked_as_such() {
     let value = json_of(&["bench", "--predict", "rtx 4090", "--json"]);
     assert_eq!((&value["prediction"], value["gpu"]["name"].as_str()), (&Value::Bool(true), Some("RTX 4090")));
     let passes = value["passes"].as_array().unwrap();
-    // Four decoders with a token, a few, a prompt and the end of a long one, and an encoder.
+    // Four decoders with one token, a few, a prompt and the end of a long one, and an encoder.
     assert_eq!(passes.len(), 17, "{value}");
     for pass in passes {
         let [seconds, bytes] = ["seconds", "bytes"].map(|field| {
@@ -630,7 +630,7 @@ fn bench_measures_kernels() {
     }
     assert_eq!(value["cache"]["rows"][0]["n_tokens"], 4);
     assert!(value["reads"]["scattered_bytes_per_second"].as_f64().unwrap() > 1e6, "{value}");
-    // All is measured again for a table.
+    // A table measures everything again.
     if common::is_full() {
         let table = text(&tilewright(&tiny).stdout);
         for expected in ["of probe", "vs F16", "`probe_read`", "without ms", "gate_up"] {
@@ -640,7 +640,7 @@ fn bench_measures_kernels() {
 }
 
 #[test]
-fn bench_plans_mixtures_of_logits() {
+fn bench_mol_plans_mixture_of_logits_shapes() {
     let weights = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/mol/mol.safetensors");
     let mut args = vec!["bench", "mol", "--device", "cpu", "--strip", "16", "--items", "1000", "--components", "2x3"];
     args.extend(["--dims", "4,8", "--gates", "5", "--storage", "f32", "--batch", "2", "--measured", "1"]);
@@ -658,17 +658,17 @@ fn bench_plans_mixtures_of_logits() {
     let operations: Vec<&str> =
         found["tables"][2]["rows"].as_array().unwrap().iter().map(|row| row["operation"].as_str().unwrap()).collect();
     assert_eq!(operations, ["mixture", "chain", "highest logit", "dot product"]);
-    // 64 pairs, 32 queries, 16 items; 2 x 32 operations for a product and 4 x 128 for the gate.
+    // 64 pairs, 32 queries, 16 items; 2 x 32 operations per product and 4 x 128 for the gate.
     assert_eq!(found["tables"][2]["rows"][0]["flop"], 64 * 32 * 16 * (2 * 32 + 4 * 128));
     let plans = found["plans"].as_array().unwrap();
-    // A row of 8 numbers for each of 3 components, and 16 of the gate.
+    // A row of 8 numbers for each of 3 components, and 16 for the gate.
     assert_eq!((plans.len(), &plans[0]["items_bytes"]), (2, &(1000 * 4 * (3 * 8 + 16)).into()));
     assert!(plans[0]["measured_seconds"].as_f64().unwrap() > 0.0 && plans[1]["measured_seconds"].is_null());
     let searches = &found["searches"];
     let best = &searches["trials"][searches["best"].as_u64().unwrap() as usize];
     assert!(best["recall"].as_f64().unwrap() >= 0.9, "{searches}");
 
-    // All is measured again.
+    // Measures everything again.
     if common::is_full() {
         let csv = tilewright(&[&args[..args.len() - 5], &["--csv"]].concat());
         let rows = text(&csv.stdout);
@@ -689,7 +689,7 @@ fn bench_measures_a_text_encoder() {
     let tiny = ["bench", "embed", model, "--device", "cpu", "--texts", texts, "-b", "4,1,2", "-r", "6"];
     let pipeline = ["--in-flight", "1,4"];
     let value = json_of(&[&tiny[..], &pipeline, &["--max-ms", "1e9", "--max-mb", "1", "--json"]].concat());
-    // Empty lines and repeated ones are left out.
+    // Ignores empty and repeated lines.
     assert_eq!((&value["texts"], &value["repetitions"]), (&4.into(), &6.into()));
 
     let is_close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b;
@@ -703,18 +703,18 @@ fn bench_measures_a_text_encoder() {
         let n_texts = row["n_texts"].as_u64().unwrap();
         let n_batches = 4.0 / n_texts as f64;
         assert_eq!(number("n_tokens"), n_tokens as f64 / n_batches);
-        // Two layers of 4608 weights; a key and its value have 24 numbers.
+        // Two layers of 4608 weights; keys and values have 24 numbers each.
         let flop: usize = lengths.iter().map(|n| 2 * (2 * 4608 * n + 4 * 24 * n * n)).sum();
         assert_eq!(number("flop"), flop as f64 / n_batches);
-        // Rows are padded to whole blocks of 32: a token's in F16, the layers' as well where products take them so, else
+        // Rows are padded to whole blocks of 32: token embeddings are F16; layers are F16 if products support it, else
         // widened to F32; five norms with biases.
         let weights_bytes = of_halves() * 2 * 32 * (72 + 24 + 64 + 24) + 4 * 5 * 2 * 24;
-        // What the residual stream, attention and the products of two layers read and write.
+        // Reads and writes of the residual stream, attention and products of two layers.
         let token_bytes = 2 * 32 + 4 * 2 * (6 * 24 + 2 * 72 + 2 * 24 + 2 * 32);
         let bytes = weights_bytes as f64 + (token_bytes * n_tokens + 4 * 4 * 24) as f64 / n_batches;
         assert_eq!(number("bytes"), bytes);
         assert!(is_close(number("intensity"), number("flop") / bytes), "{row}");
-        // A batch is one recording with one read: a vector of 24 numbers for each text, none of which was remembered.
+        // A batch is one recording with one read: a vector of 24 numbers per text, none of them cached.
         assert_eq!([number("submits"), number("reads"), number("bytes_read")], [1.0, 1.0, 4.0 * 24.0 * n_texts as f64]);
         assert_eq!(number("dispatches"), embedder.n_dispatches(n_tokens as u32, 4).unwrap() as f64);
         let memory = |n_texts| embedder.batch_plan(n_tokens as u32, n_texts).unwrap().total_bytes() as f64;
@@ -731,7 +731,7 @@ fn bench_measures_a_text_encoder() {
         assert!(is_close(number("least_seconds"), of_bytes.max(of_flop)), "{row}");
         assert_eq!(row["bound"], if of_flop > of_bytes { "operations" } else { "bandwidth" });
         assert!(is_close(number("flop_share"), of_flop / number("seconds")), "{row}");
-        // A line through noise may fall.
+        // A line fitted to noise may fall.
         assert!(row["predicted_seconds"].is_null() == rows[0]["predicted_seconds"].is_null(), "{value}");
     }
     let rate = |row: &&Value| row["texts_per_second"]["median"].as_f64().unwrap();
@@ -778,10 +778,10 @@ fn bench_measures_a_text_encoder() {
     bad(&["--max-ms=-1"], 2, &["--max-ms", "milliseconds above 0"]);
     bad(&["--max-ms", "nan"], 2, &["--max-ms", "milliseconds above 0"]);
     let empty = file("no_texts.txt", b"\n \n");
-    fails(&["bench", "embed", model, "--texts", empty.to_str().unwrap()], 2, &["texts", "a text on a line"]);
+    fails(&["bench", "embed", model, "--texts", empty.to_str().unwrap()], 2, &["texts", "a line with text"]);
     fails(&["bench", "embed", model, "--texts", "/no/such.txt"], 1, &["/no/such.txt"]);
     fails(&["bench", "embed", "/no/such/encoder", "--device", "cpu"], 1, &["/no/such/encoder"]);
-    fails(&["bench", "embed", BUILTIN, "--device", "cpu"], 1, &["a model that continues texts"]);
+    fails(&["bench", "embed", BUILTIN, "--device", "cpu"], 1, &["a decoder"]);
 }
 
 #[test]
@@ -798,13 +798,13 @@ fn bench_counts_submissions_of_an_encoder() {
     assert!(output.status.success(), "{message}");
     let value: Value = serde_json::from_slice(&output.stdout).unwrap();
     let row = &value["rows"][0];
-    // Three vectors go into a pass for four.
+    // Three vectors share a pass for four.
     assert_eq!([&row["submits"], &row["reads"], &row["bytes_read"]], [1.0, 1.0, 4.0 * 24.0 * 4.0]);
     assert!(!common::is_full() || value["in_flight"][1]["ratio"].as_f64().unwrap() > 0.0, "{value}");
 }
 
 #[test]
-fn a_cache_can_be_smaller_and_a_context_can_adapt() {
+fn kv_type_shrinks_the_cache_and_auto_context_fits_memory() {
     let plan = |args: &[&str]| {
         let inspected = json_of(&[&["inspect", BUILTIN, "--device", "cpu", "--json"], args].concat());
         ["weights_bytes", "cache_bytes", "activations_bytes"].map(|part| inspected["memory"][part].as_u64().unwrap())
@@ -813,7 +813,7 @@ fn a_cache_can_be_smaller_and_a_context_can_adapt() {
     assert!(q8_0 < f16 && f16 < f32, "{f32} {f16} {q8_0}");
     let limit = plan(&["--ctx", "128"]).iter().sum::<u64>().to_string();
     let limited = ["--device", "cpu", "-n", "4", "--memory-limit", &limit];
-    // Layers that do not fit are read from the file, unless there is a shorter context that holds all of them.
+    // Layers that do not fit are offloaded to disk, unless they all fit with a shorter context.
     let output = tilewright(&limited);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let told = text(&output.stderr);
@@ -825,7 +825,7 @@ fn a_cache_can_be_smaller_and_a_context_can_adapt() {
 }
 
 #[test]
-fn a_table_can_stay_in_the_file() {
+fn embedding_table_is_offloaded_under_a_memory_limit() {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tiny-random/qwen3/model-f16.gguf");
     let run = |args: &[&str]| {
         let usual =
@@ -836,18 +836,18 @@ fn a_table_can_stay_in_the_file() {
     };
     let (whole, _) = run(&[]);
     assert!(whole["streaming"].is_null());
-    // All that there is but one byte: that the table gives way is told, and so is the context that would leave room.
+    // One byte too few: the message names the offloaded table and the context that would fit.
     let needed: u64 = whole["memory"].as_object().unwrap().values().map(|bytes| bytes.as_u64().unwrap()).sum();
     for (args, hint) in [(vec!["--stream-rows".into()], false), (vec![format!("--memory-limit={}", needed - 1)], true)]
     {
         let (rows, told) = run(&args.iter().map(String::as_str).collect::<Vec<_>>());
         assert_eq!(rows["token_ids"], whole["token_ids"]);
         let streaming = &rows["streaming"];
-        // 293 rows of 64 halves; those of the prompt and of five tokens were read.
+        // 293 rows of 64 f16; the prompt and five tokens read theirs.
         assert_eq!([&streaming["tables_bytes"], &streaming["n_rows_read"]], [293 * 64 * 2, 3 + 5], "{streaming}");
         assert!(told.contains("tables") && told.contains("--ctx") == hint, "{told}");
     }
-    // The built-in model's table is its head, too.
+    // The built-in model's table is tied to its head.
     let output = tilewright(&["--device", "cpu", "-n", "2", "--stream-rows"]);
     assert!(output.status.success() && text(&output.stderr).contains("no table"), "{}", text(&output.stderr));
 }
@@ -904,9 +904,9 @@ fn errors_are_one_sentence_and_an_exit_code() {
     run(&file("wrong.safetensors", b"\xff\xff\xff\xff\xff\xff\xff\xff"), &[]);
 }
 
-/// Without a vocabulary, ids go in and come out: those of the references.
+/// Without a vocabulary, ids are both input and output: those of the references.
 #[test]
-fn token_ids_are_continued_without_a_vocabulary() {
+fn prompt_ids_are_continued_without_a_vocabulary() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     for path in
         ["tiny-random/qwen3", "tiny-random/qwen3/model-f16.gguf", "tiny-random/lfm2"].map(|path| data.join(path))
@@ -928,9 +928,9 @@ fn token_ids_are_continued_without_a_vocabulary() {
     fails(&["run", "--prompt-ids", "1,99999", "--device", "cpu"], 1, &["99999"]);
 }
 
-/// Layers are where they were asked for, of one text and of several, and what cannot be is refused by name.
+/// Layers are on the requested devices, for one and several sequences; impossible placements are refused by name.
 #[test]
-fn layers_are_on_the_devices_that_are_named() {
+fn layers_on_flag_places_layers_on_named_devices() {
     let args = ["run", BUILTIN, "--exact", "--temperature", "0", "-n", "12", "--json"];
     let output = tilewright(&[&args[..], &["--device", "gpu"]].concat());
     if lacks_adapter(&text(&output.stderr)) {
@@ -975,7 +975,7 @@ fn layers_are_on_the_devices_that_are_named() {
 }
 
 #[test]
-fn a_pipeline_cache_that_cannot_be_written_is_a_warning() {
+fn unwritable_pipeline_cache_is_a_warning() {
     let blocker = file("not_a_folder", b"");
     let output = Command::new(env!("CARGO_BIN_EXE_tilewright"))
         .args(["--device", "gpu", "-n", "2", "--temperature", "0"])
@@ -997,7 +997,7 @@ fn a_pipeline_cache_that_cannot_be_written_is_a_warning() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn closed_stdout_is_not_an_error() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_tilewright"))
         .args(["--device", "cpu", "--ignore-eos", "-n", "400"])
         .stdout(Stdio::piped())
@@ -1010,8 +1010,7 @@ fn a_reader_that_goes_away_is_no_error() {
     assert!(output.status.success() && !message.contains("panicked"), "{message}");
 }
 
-/// What a command prints where the device is lost before these steps, and how often it says so. `None` where there is no
-/// adapter.
+/// Output of a command that loses its device before these steps, and its loss messages. `None` without an adapter.
 fn disturbed(args: &[&str], input: &Path, steps: &str) -> Option<(String, Vec<String>)> {
     let mut command = command(&[args, &["--device", "gpu"]].concat());
     let input = std::fs::File::open(input).unwrap();
@@ -1026,7 +1025,7 @@ fn disturbed(args: &[&str], input: &Path, steps: &str) -> Option<(String, Vec<St
 }
 
 #[test]
-fn a_lost_device_changes_nothing_that_is_printed() {
+fn device_loss_does_not_change_printed_output() {
     let encoders = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/encoders");
     let [nomic, bert] = ["nomic", "bert-reranker"].map(|name| format!("{encoders}/{name}"));
     let texts = file("lost.txt", b"one\ntwo words\nthe cat sat\nby the door\nand ran\n");
@@ -1037,7 +1036,7 @@ fn a_lost_device_changes_nothing_that_is_printed() {
     let chat = ["chat", BUILTIN, "--template", "chatml", "--temperature", "0", "-n", "8"];
     let embed = ["embed", &nomic, "--batch-size", "2"];
     let rerank = ["rerank", &bert, "--query", "where is the cat"];
-    // Steps are pieces of an answer, or tries of a batch.
+    // Steps are pieces of an answer, or attempts of a batch.
     let cases: [(&[&str], &str, usize); 6] = [
         (&run, "4,5,20", 3),
         (&sampled, "9", 1),
@@ -1056,7 +1055,7 @@ fn a_lost_device_changes_nothing_that_is_printed() {
     }
 }
 
-/// Bytes that a weight of an encoder's F16 file takes on this processor.
+/// Bytes per weight of an encoder's F16 file on this processor.
 fn of_halves() -> usize {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
@@ -1065,9 +1064,9 @@ fn of_halves() -> usize {
     4
 }
 
-/// A later run computes only what is new, and a conversation in two runs is what it is in one.
+/// A second run computes only new tokens, and a conversation in two runs equals one run.
 #[test]
-fn a_session_file_keeps_what_was_computed() {
+fn session_file_saves_recomputation() {
     let fresh = |name: &str| {
         let path = file(name, b"");
         std::fs::remove_file(&path).unwrap();
@@ -1100,8 +1099,8 @@ fn a_session_file_keeps_what_was_computed() {
         assert_eq!(parts.map(|lines| talk(exact, &twice, lines)).concat(), whole);
         assert_eq!(std::fs::read_to_string(&json).unwrap(), conversation);
         assert!(conversation.contains("Be brief.") && conversation.contains("And then?"), "{conversation}");
-        // `/load` of either kind of file, in a conversation that was another. Without --exact activations are rounded, and the keys
-        // of an answer that was generated differ from those of the same answer in a prompt.
+        // `/load` of both kinds of file, within another conversation. Without --exact activations are rounded, so keys
+        // of generated tokens differ from keys of the same tokens in a prompt.
         if exact.is_empty() {
             continue;
         }
@@ -1111,7 +1110,7 @@ fn a_session_file_keeps_what_was_computed() {
         assert!(loaded.lines().skip(1).all(|line| line == answer) && loaded.lines().count() == 3, "{loaded}");
     }
 
-    // Cut in half, and of a model with keys of another type.
+    // Truncated by half, and from a model with another key type.
     let bytes = std::fs::read(&path).unwrap();
     let half = file("half.session", &bytes[..bytes.len() / 2]);
     let of_half = ["run", BUILTIN, "--device", "cpu", "--session", half.to_str().unwrap()];
@@ -1124,9 +1123,9 @@ fn a_session_file_keeps_what_was_computed() {
     );
 }
 
-/// Ids from llama.cpp and Hugging Face; the files hold no model, and two of them are of architectures that none is run of.
+/// Ids from llama.cpp and Hugging Face; the files hold only vocabularies, two of them of unsupported architectures.
 #[test]
-fn vocabularies_alone_are_enough_to_tokenize() {
+fn tokenize_command_works_on_vocabulary_only_files() {
     let Some(folder) = common::data(&["vocab"]) else { return };
     let folder = folder.join("vocab");
     for name in ["llama-spm", "gpt-2", "bert-bge"] {
@@ -1146,8 +1145,8 @@ fn vocabularies_alone_are_enough_to_tokenize() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_model_larger_than_the_machine_is_refused_with_what_would_fit() {
-    // The built-in model with a context that is allowed and that no machine holds.
+fn oversized_context_is_refused_with_one_that_fits() {
+    // The built-in model with a valid context that exceeds any machine's memory.
     let mut bytes = std::fs::read(BUILTIN).unwrap();
     let key = b"llama.context_length";
     let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len() + 4;
@@ -1156,5 +1155,5 @@ fn a_model_larger_than_the_machine_is_refused_with_what_would_fit() {
     let args = ["run", model.to_str().unwrap(), "--device", "cpu", "--ctx", "16777216", "--prompt", "Once"];
     // 45 GB.
     let args = [&args[..], &["--kv-type", "f32"]].concat();
-    fails(&args, 1, &["memory: ", "a context of ", "memory that is left here"]);
+    fails(&args, 1, &["memory: ", "a context of ", "available memory"]);
 }

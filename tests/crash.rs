@@ -1,4 +1,4 @@
-//! The program killed at any point of what it writes: a run after that finds nothing broken, and says what it would have said.
+//! Kills the program at any point while it writes: a later run finds nothing broken and gives the same output.
 
 use crate::common;
 #[allow(dead_code, reason = "the tests of the hub need more of it")]
@@ -14,7 +14,7 @@ use server::{Server, sha256};
 
 const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf");
 
-/// A folder of this test's own, which is empty.
+/// This test's own, empty folder.
 fn folder(test: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("crash").join(test);
     let _ = fs::remove_dir_all(&folder);
@@ -41,7 +41,7 @@ impl Program<'_> {
         command
     }
 
-    /// Runs it to its end, which has to be a good one.
+    /// Runs it to its end and requires success.
     fn run(&self) -> Output {
         let output = self.command().output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
@@ -50,14 +50,14 @@ impl Program<'_> {
         output
     }
 
-    /// Ends it at the `n`-th point of what it writes. False if there are not so many.
+    /// Kills it at the `n`-th write point. False if there are fewer.
     fn dies_at(&self, n: usize) -> bool {
         let output = self.command().env("TILEWRIGHT_DIE_AT", n.to_string()).output().unwrap();
         assert!(output.status.success() || output.status.code().is_none(), "{output:?}");
         !output.status.success()
     }
 
-    /// Kills it after some time. False if it was done before.
+    /// Kills it after some time. False if it had already ended.
     fn killed_after(&self, time: Duration) -> bool {
         let mut child = self.command().stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(time);
@@ -66,7 +66,7 @@ impl Program<'_> {
     }
 }
 
-/// Ends it at every point, or at some; after each it has to do all that it does undisturbed.
+/// Kills it at every point, or at some; after each, a new run must succeed.
 fn dies_anywhere(program: &Program<'_>, check: impl Fn(&Output), picked: impl Fn(usize) -> bool) {
     let fresh = || {
         let _ = fs::remove_dir_all(program.folder);
@@ -85,7 +85,7 @@ fn dies_anywhere(program: &Program<'_>, check: impl Fn(&Output), picked: impl Fn
         }
         n_died += 1;
         check(&program.run());
-        // And what that one wrote is good as well.
+        // The files written by that run are valid too.
         check(&program.run());
     }
     println!("died {n_died} times: {:?}", program.args);
@@ -103,7 +103,7 @@ fn story<'a>(folder: &'a Path, device: &str) -> Program<'a> {
 }
 
 #[test]
-fn sessions_are_whole_or_as_they_were() {
+fn killed_save_leaves_the_old_or_complete_session() {
     let folder = folder("session");
     let program = story(&folder, "cpu");
     let whole = text(&program.run());
@@ -111,9 +111,9 @@ fn sessions_are_whole_or_as_they_were() {
     dies_anywhere(&program, |output| assert_eq!(text(output), whole), picked);
 }
 
-/// Pipelines, what the self-test found, and a session, on a GPU.
+/// Pipelines, self-test results, and a session, on a GPU.
 #[test]
-fn caches_are_whole_or_as_they_were() {
+fn killed_write_leaves_the_old_or_complete_cache() {
     if !common::is_full() {
         return;
     }
@@ -128,7 +128,7 @@ fn caches_are_whole_or_as_they_were() {
 }
 
 #[test]
-fn downloads_are_whole_or_gone_on_with() {
+fn killed_download_resumes_or_is_complete() {
     let mut rng = Rng::new(1);
     let content: Vec<u8> = (0..900_000).map(|_| rng.word() as u8).collect();
     let server = Server::new("owner/name", &[("m-Q8_0.gguf", &content)]);
@@ -145,9 +145,9 @@ fn downloads_are_whole_or_gone_on_with() {
     dies_anywhere(&program, check, |n| common::is_full() || n % 4 == 1);
 }
 
-/// `kill -9` at times that nothing tells: while it loads, computes or writes. Whatever the time is, the next run is good.
+/// `kill -9` at arbitrary times: while loading, computing or writing. The next run succeeds in any case.
 #[test]
-fn killed_at_any_time_the_next_run_is_good() {
+fn run_after_a_kill_at_any_time_succeeds() {
     let devices: &[&str] = if common::is_full() { &["cpu", "gpu"] } else { &["cpu"] };
     let n = if common::is_full() { 25 } else { 3 };
     for device in devices {
@@ -164,7 +164,7 @@ fn killed_at_any_time_the_next_run_is_good() {
             n_killed += u32::from(program.killed_after(lasts.mul_f64(share)));
             if i % 5 == 4 || i + 1 == n {
                 assert_eq!(text(&program.run()), whole);
-                // The next one writes anew.
+                // The next run starts with empty files.
                 fs::remove_dir_all(&folder).unwrap();
                 fs::create_dir_all(&folder).unwrap();
             }

@@ -1,4 +1,4 @@
-//! Text encoders: token ids, vectors and hidden states against references; batches that change nothing; bad input.
+//! Text encoders: token ids, vectors and hidden states against references; batch invariance; invalid input.
 
 use crate::common;
 #[path = "embed/tiny.rs"]
@@ -18,9 +18,9 @@ fn load(device: &Device, name: &str, options: EmbedOptions<'_>) -> Option<Embedd
     Some(Embedder::load(device, path, options).unwrap_or_else(|e| panic!("{name}: {e}")))
 }
 
-/// Random weights and a small vocabulary of whole words: what does not depend on a model's size is tested on this one.
+/// Random weights and a small vocabulary of whole words, for tests that do not depend on a model's size.
 fn nomic(device: &Device, options: EmbedOptions<'_>) -> Embedder {
-    load(device, "encoders/nomic", options).expect("it is committed")
+    load(device, "encoders/nomic", options).expect("committed test data")
 }
 
 /// 1 - cosine, in f64.
@@ -53,12 +53,12 @@ fn minilm_matches_its_references() {
     let references = References::open(&folder.join("embeddings.safetensors"));
     let (of_f16, of_f32) = (references.floats("f16"), references.floats("f32"));
     for device in executors() {
-        // Most cases were cut to the model's own limit, one was not.
+        // Most cases were truncated to the model's own limit, one was not.
         for max_tokens in [256, 512] {
             let options = EmbedOptions { max_tokens: Some(max_tokens), ..EmbedOptions::default() };
             let embedder = load(&device, "minilm-l6-v2", options).unwrap();
             assert_eq!((embedder.dims(), embedder.pooling(), embedder.normalizes()), (384, Pooling::Mean, true));
-            // By default a GPU, slow where it is software, embeds a tenth of them, and not the one that was not cut.
+            // By default a GPU, slow if software, embeds a tenth of the truncated cases.
             let is_taken = |i: usize| !device.is_gpu() || common::is_full() || i.is_multiple_of(10) && max_tokens < 512;
             let own: Vec<usize> =
                 (0..cases.len()).filter(|&i| cases[i].max_tokens == max_tokens && is_taken(i)).collect();
@@ -93,7 +93,7 @@ fn minilm_matches_its_references() {
     }
 }
 
-/// Last hidden states by pooling one token at a time: a sequence's first token is its CLS.
+/// Compares last hidden states by pooling one token at a time: a sequence's first token is its CLS.
 fn check_tiny(name: &str, tolerance: f32) {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let folder = data.join("tiny-random").join(name);
@@ -143,7 +143,7 @@ fn tiny_bert_matches_its_references() {
 }
 
 #[test]
-fn tiny_roberta_counts_positions_behind_its_padding() {
+fn tiny_roberta_positions_start_after_the_padding_id() {
     check_tiny("roberta", 2e-4);
 }
 
@@ -153,7 +153,7 @@ fn tiny_modernbert_matches_its_references() {
 }
 
 #[test]
-fn an_encoder_that_arrives_in_pieces_is_the_same() {
+fn encoder_loaded_in_pieces_gives_equal_vectors() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let file = |name: &str, path: &str| (name.to_string(), std::fs::read(data.join(path)).unwrap());
     let tiny = [
@@ -178,7 +178,7 @@ fn an_encoder_that_arrives_in_pieces_is_the_same() {
             }
         }
     }
-    // Rotation tables are in no file.
+    // No file contains rotation tables.
     let rotary = ["config.json", "model.safetensors"].map(|name| file(name, &format!("tiny-random/modernbert/{name}")));
     let whole = load(&common::cpu(), "tiny-random/modernbert", EmbedOptions::default()).unwrap();
     let pieces = in_pieces(&common::cpu(), &rotary, 5000).unwrap();
@@ -215,7 +215,7 @@ fn names(files: &[(String, Vec<u8>)]) -> Vec<FileName> {
     files.iter().map(|(name, _)| FileName { name: name.clone(), size: None }).collect()
 }
 
-/// A loader that has taken files in pieces of this length.
+/// A loader fed with files in pieces of this length.
 fn fed<T>(mut loader: Loader<T>, files: &[(String, Vec<u8>)], len: usize) -> Result<Loader<T>, Error> {
     while let Some((file, offset)) = loader.wanted() {
         let rest = &files[file].1[(offset as usize).min(files[file].1.len())..];
@@ -229,7 +229,7 @@ fn fed<T>(mut loader: Loader<T>, files: &[(String, Vec<u8>)], len: usize) -> Res
     Ok(loader)
 }
 
-/// Texts of random words, of very different lengths.
+/// Texts of random words, with very different lengths.
 fn texts(n: usize, seed: u64) -> Vec<String> {
     const WORDS: [&str; 12] =
         ["the", "a", "river", "engine", "quietly", "42", "vectors", "naïve", "of", "matrix", "ran", "日本"];
@@ -244,8 +244,8 @@ fn shortened(text: String) -> String {
 }
 
 #[test]
-fn a_text_has_one_vector_in_every_batch() {
-    // By default a sixth of the texts, the longest of 40 tokens or so, in fewer batches.
+fn embedding_is_bit_equal_in_every_batch() {
+    // By default a sixth of the texts, at most about 40 tokens long, in fewer batches.
     let (texts, sizes, n_rounds) = if common::is_full() {
         (texts(24, 7), &[16, 100, 1024][..], 3)
     } else {
@@ -281,10 +281,10 @@ fn a_text_has_one_vector_in_every_batch() {
 }
 
 #[test]
-fn threads_that_share_an_encoder_do_not_mix_their_texts() {
+fn threads_sharing_an_encoder_get_their_own_vectors() {
     for device in executors() {
         let embedder = nomic(&device, EmbedOptions::default());
-        // Of one length, so that all batches take the same pass.
+        // Texts of equal length, so that all batches use the same pass.
         let texts = ["a quiet river", "the old engine", "of tax law", "a calm stream"];
         let alone = texts.map(|text| block_on(embedder.embed(&[text])).unwrap());
         std::thread::scope(|scope| {
@@ -304,7 +304,7 @@ fn threads_that_share_an_encoder_do_not_mix_their_texts() {
 fn steady_batches_create_nothing_and_read_once() {
     for device in common::executors() {
         let Some(embedder) = load(&device, "minilm-l6-v2", EmbedOptions::default()) else { return };
-        // A software adapter cuts products that could keep it busy for long: these are below that.
+        // Below the size at which a software adapter splits long products.
         let texts = ["a quiet river", "matrix", "", "the engine ran", "of 42 vectors", "a", "naïve", "日本"];
         let n_tokens: usize = texts.iter().map(|text| embedder.encode(text).unwrap().ids.len()).sum();
         let n_dispatches = embedder.n_dispatches(n_tokens as u32, 8).unwrap();
@@ -327,7 +327,7 @@ fn steady_batches_create_nothing_and_read_once() {
 }
 
 #[test]
-fn of_two_devices_each_batch_goes_to_one() {
+fn each_batch_runs_on_one_of_two_devices() {
     let (Some(gpu), cpu) = (common::gpu(None), common::cpu()) else { return };
     let on_cpu = nomic(&cpu, EmbedOptions::default());
     let options =
@@ -343,10 +343,10 @@ fn of_two_devices_each_batch_goes_to_one() {
     }
     let places = embedder.places();
     for place in &places {
-        let [first, second] = place.seconds.expect("it was measured");
+        let [first, second] = place.seconds.expect("a measured time");
         assert_eq!(place.is_second, second < first, "{place:?}");
     }
-    // Each batch now runs once, where its size was taken sooner.
+    // Now each batch runs once, with the size chosen before.
     for text in &texts[..6] {
         let n_tokens = embedder.encode(text).unwrap().ids.len() as u32;
         block_on(embedder.embed(&[text])).unwrap();
@@ -357,7 +357,7 @@ fn of_two_devices_each_batch_goes_to_one() {
         let [of_gpu, of_cpu] = [dispatches()[0] - before[0], dispatches()[1] - before[1]];
         assert_eq!([of_gpu == 0, of_cpu == 0], [place.is_second, !place.is_second], "{place:?}");
     }
-    // What the tuning's file says is not measured again.
+    // Sizes in the tuning file are not measured again.
     let folder = std::env::temp_dir().join(format!("tilewright-places-{}", std::process::id()));
     let open = || block_on(Device::open_in(&tilewright::DeviceChoice::Gpu, None, Some(&folder)));
     let embedder = nomic(&open().unwrap(), options());
@@ -374,13 +374,13 @@ fn of_two_devices_each_batch_goes_to_one() {
     let _ = std::fs::remove_dir_all(&folder);
 
     let other = EmbedOptions { pooling: Some(Pooling::Cls), second: Some(on_cpu), ..EmbedOptions::default() };
-    let folder = common::data(&["encoders"]).expect("it is committed").join("encoders/nomic");
+    let folder = common::data(&["encoders"]).expect("committed test data").join("encoders/nomic");
     let refused = Embedder::load(&gpu, folder, other).map(|_| ());
     assert!(matches!(refused, Err(Error::InFile { .. } | Error::Option { option: "second", .. })), "{refused:?}");
 }
 
 #[test]
-fn every_tier_embeds_alike() {
+fn every_tier_matches_embedding_references() {
     let Some(cases) = minilm_cases() else { return };
     let references =
         References::open(&common::data(&["minilm-l6-v2"]).unwrap().join("minilm-l6-v2/embeddings.safetensors"));
@@ -402,10 +402,10 @@ fn every_tier_embeds_alike() {
 }
 
 #[test]
-fn bad_input_is_named() {
+fn invalid_token_sequences_are_refused_by_record() {
     for device in common::executors() {
         let Some(embedder) = load(&device, "minilm-l6-v2", EmbedOptions::default()) else { return };
-        // Nothing to embed but [CLS] and [SEP]; and far more than fits.
+        // Only [CLS] and [SEP] to embed; and far more tokens than fit.
         let long = "longer than anyone would read ".repeat(34_000);
         assert!(long.len() > 1_000_000);
         let vectors = block_on(embedder.embed(&["", &long])).unwrap();
@@ -436,7 +436,7 @@ fn bad_input_is_named() {
         assert!(matches!(Embedder::load(&device, &path, options).err().unwrap(), Error::Memory { .. }));
         assert_eq!(device.counters(), before, "nothing is allocated");
 
-        // Each kind of model says what it is.
+        // The error names the model's kind.
         let error = Model::load(&device, &path, LoadOptions::default()).err().unwrap();
         assert!(error.to_string().contains("an encoder"), "{error}");
         #[cfg(feature = "builtin")]
@@ -449,7 +449,7 @@ fn bad_input_is_named() {
 }
 
 #[test]
-fn texts_seen_before_are_not_computed_again() {
+fn repeated_texts_come_from_the_vector_cache() {
     for device in common::executors() {
         let options = EmbedOptions { cached_vectors: 100, ..EmbedOptions::default() };
         let Some(embedder) = load(&device, "minilm-l6-v2", options) else { return };

@@ -1,4 +1,4 @@
-//! `tilewright embed` and `tilewright rerank` as a user or an engine starts them: formats, exit codes, streams.
+//! `tilewright embed` and `tilewright rerank` as a user or an engine runs them: formats, exit codes, streams.
 
 use crate::common;
 
@@ -22,7 +22,7 @@ fn tilewright(subcommand: &str, args: &[&str]) -> Command {
     command
 }
 
-/// Runs the command with this on its stdin.
+/// Runs the command with this stdin.
 fn run(mut command: Command, stdin: &[u8]) -> Output {
     let mut child = command.spawn().unwrap();
     // A command that fails early does not read.
@@ -49,7 +49,7 @@ fn minilm() -> Option<String> {
     Some(common::data(&["minilm-l6-v2"])?.join("minilm-l6-v2").to_str().unwrap().to_string())
 }
 
-/// Texts with the vectors they should have.
+/// Texts with their expected vectors.
 fn references(folder: &str) -> Vec<(String, Vec<f32>)> {
     let cases = std::fs::read(Path::new(folder).join("cases.json")).unwrap();
     let cases: Value = serde_json::from_slice(&cases).unwrap();
@@ -66,7 +66,7 @@ fn check(found: &[f32], expected: &[f32], text: &str) {
 }
 
 #[test]
-fn lines_of_json_get_their_vectors() {
+fn jsonl_records_get_their_embeddings() {
     let Some(model) = minilm() else { return };
     let references = references(&model);
     let records = references.iter().enumerate();
@@ -91,7 +91,7 @@ fn lines_of_json_get_their_vectors() {
 
 #[cfg(feature = "tables")]
 #[test]
-fn an_engine_plays_ping_pong() {
+fn arrow_stream_answers_each_batch_before_the_next() {
     use std::sync::Arc;
 
     use arrow_array::cast::AsArray;
@@ -113,7 +113,7 @@ fn an_engine_plays_ping_pong() {
     let mut child = command(&[&model, "--io", "arrow-stream"]).spawn().unwrap();
     let mut writer = StreamWriter::try_new(child.stdin.take().unwrap(), &batch(0).schema()).unwrap();
     writer.flush().unwrap();
-    // The columns are there before the first batch, and each batch before the next.
+    // The schema arrives before the first batch, and each batch before the next.
     let mut reader = StreamReader::try_new(child.stdout.take().unwrap(), None).unwrap();
     let metadata = reader.schema().metadata().clone();
     for (key, value) in [("pooling", "mean"), ("normalized", "true"), ("version", env!("CARGO_PKG_VERSION"))] {
@@ -138,7 +138,7 @@ fn an_engine_plays_ping_pong() {
 }
 
 #[test]
-fn of_device_and_cpu_the_faster_takes_a_batch() {
+fn or_cpu_flag_runs_batches_on_the_faster_device() {
     let Some(model) = minilm() else { return };
     let mut references = references(&model);
     if !common::is_full() {
@@ -148,7 +148,7 @@ fn of_device_and_cpu_the_faster_takes_a_batch() {
         references.iter().map(|(text, _)| serde_json::json!({ "text": text }).to_string() + "\n").collect();
     let both = [model.as_str(), "--io", "jsonl", "--or-cpu", "--json-logs"];
     let alone = run(command(&both), input.as_bytes());
-    assert!(alone.status.success() && text(&alone.stderr).contains("changes nothing"), "{}", text(&alone.stderr));
+    assert!(alone.status.success() && text(&alone.stderr).contains("has no effect"), "{}", text(&alone.stderr));
 
     let mut on_gpu = command(&both);
     on_gpu.env("TILEWRIGHT_DEVICE", "gpu");
@@ -162,7 +162,7 @@ fn of_device_and_cpu_the_faster_takes_a_batch() {
         let vector: Vec<f32> = serde_json::from_value(line["embedding"].clone()).unwrap();
         check(&vector, expected, text);
     }
-    // A driver may say something as well.
+    // A driver may print too.
     let own: Vec<&str> = text(&output.stderr).lines().filter(|line| line.starts_with('{')).collect();
     let log = lines(own.join("\n").as_bytes());
     let places: Vec<&Value> = log.iter().filter(|line| line["place"].is_string()).collect();
@@ -173,7 +173,7 @@ fn of_device_and_cpu_the_faster_takes_a_batch() {
 }
 
 #[test]
-fn a_closed_stdout_ends_it_quietly() {
+fn closed_stdout_ends_embed_without_error() {
     let Some(model) = minilm() else { return };
     let mut child = command(&[&model, "--io", "text", "--batch-size", "1"]).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
@@ -181,7 +181,7 @@ fn a_closed_stdout_ends_it_quietly() {
     let mut stdout = child.stdout.take().unwrap();
     stdout.read_exact(&mut [0; 8]).unwrap();
     drop(stdout);
-    // It notices when it writes, and then does not wait for the end of stdin.
+    // It notices when it writes, and does not wait for the end of stdin.
     while child.try_wait().unwrap().is_none() {
         let _ = writeln!(stdin, "more");
         std::thread::sleep(std::time::Duration::from_millis(20));
@@ -192,7 +192,7 @@ fn a_closed_stdout_ends_it_quietly() {
 }
 
 #[test]
-fn a_file_is_whole_or_not_there() {
+fn failed_embed_leaves_no_output_file() {
     let Some(model) = minilm() else { return };
     let input = scratch("in.jsonl", b"{\"text\":\"one\"}\n{\"text\":2}\n{\"text\":\"three\"}\n");
     let [output, errors] = [input.with_file_name("out.npy"), input.with_file_name("errors.jsonl")];
@@ -211,10 +211,10 @@ fn a_file_is_whole_or_not_there() {
 }
 
 #[test]
-fn exit_codes_say_what_went_wrong() {
+fn exit_codes_distinguish_error_kinds() {
     let nowhere = ["/nowhere", "--json-logs"];
     let cases: [(&[&str], i32, &str); 5] = [
-        (&["model", "--io", "arrow-file"], 2, "cannot come from stdin"),
+        (&["model", "--io", "arrow-file"], 2, "cannot be read from stdin"),
         (&["model", "--adapter", "pci:zz"], 2, "domain:bus:device.function"),
         (&nowhere, 3, "\"exit_code\":3"),
         (&["model", "--adapter", "pci:ffff:1f:0.0"], 4, "pci:ffff:1f:00.0"),
@@ -233,7 +233,7 @@ fn exit_codes_say_what_went_wrong() {
 }
 
 #[test]
-fn texts_are_ranked_by_what_a_cross_encoder_makes_of_them() {
+fn rerank_sorts_records_by_cross_encoder_score() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/encoders/bert-reranker");
     let model = folder.to_str().unwrap();
     let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json")).unwrap()).unwrap();
@@ -254,7 +254,7 @@ fn texts_are_ranked_by_what_a_cross_encoder_makes_of_them() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let found = lines(&output.stdout);
     assert_eq!(found.len(), expected.len());
-    // A field of the record's own gives way.
+    // The record's own field is overwritten.
     assert_eq!(text(&output.stdout).matches("\"score\"").count(), expected.len());
     for (found, (text, logit)) in found.iter().zip(&expected) {
         assert_eq!(&found["doc"], text);

@@ -1,4 +1,4 @@
-//! Many texts at once: each is what it would be alone, to the bit, whoever else is computed with it, joins or leaves.
+//! Continuous batching: each completion is bit-identical to that of its own run, whatever joins or leaves its batch.
 
 use crate::common;
 
@@ -27,7 +27,7 @@ fn tiny(device: &Device, name: &str) -> Model {
     Model::load(device, path, LoadOptions::default()).unwrap()
 }
 
-/// The same, exact, with its first layers on other devices.
+/// The same model, exact, with its first layers on other devices.
 fn split(device: &Device, name: &str, others: &[(&Device, u32)]) -> Model {
     let path = find_data(&Path::new("tiny-random").join(name)).expect("the model is in the repository");
     let layers_on = layers_on(others);
@@ -39,12 +39,12 @@ fn layers_on(others: &[(&Device, u32)]) -> Vec<DeviceLayers> {
     others.iter().map(|&(device, n_layers)| DeviceLayers { device: device.clone(), n_layers }).collect()
 }
 
-/// Tells of each token the 3 likeliest ones, so that equal texts have equal logits.
+/// Reports the top 3 log-probabilities per token, so that equal completions have equal logits.
 fn greedy(max_tokens: usize) -> GenerateOptions {
     GenerateOptions { ignore_eos: true, logprobs: Some(3), ..GenerateOptions::greedy(max_tokens) }
 }
 
-/// All that a stream says until it ends.
+/// All pieces of a stream up to its end.
 #[derive(Clone, Debug, PartialEq)]
 struct Text {
     pieces: Vec<Piece>,
@@ -66,14 +66,14 @@ impl Text {
     }
 }
 
-/// Computes all requests, each of which is given from the step on that it has.
+/// Runs all requests, each submitted at its given step.
 fn together(model: &Model, options: &EngineOptions, requests: &[(usize, Request)]) -> (Vec<Text>, Engine) {
     let (engine, mut driver) = Engine::new(model, options).unwrap();
     let streams = in_steps(&engine, &mut driver, requests, |_| ());
     (streams.into_iter().map(|stream| collect(stream).unwrap()).collect(), engine)
 }
 
-/// Runs the driver to the end; a request is given before the step that it has. `before` is called before each step.
+/// Runs the driver to the end; a request is submitted before its step. `before` is called before each step.
 fn in_steps(
     engine: &Engine,
     driver: &mut Driver,
@@ -107,10 +107,10 @@ fn prompts(model: &Model, n: usize, seed: u64) -> Vec<Vec<u32>> {
         .collect()
 }
 
-/// Sequences of models of each kind of layer: alone, and in batches that they join and leave at any step. On a GPU, of some kinds
-/// and in one batch; with `--full` of all and in two.
+/// Sequences of models with each kind of layer: alone, and in batches that they join and leave at any step. On a GPU
+/// some kinds in one batch; with `--full` all kinds in two.
 #[test]
-fn texts_are_the_same_alone_and_in_any_batch() {
+fn sequence_is_bit_equal_alone_and_in_any_batch() {
     for device in executors() {
         let has_all = common::is_full() || !device.is_gpu();
         let mut models = vec![("builtin", builtin(&device))];
@@ -150,17 +150,17 @@ fn texts_are_the_same_alone_and_in_any_batch() {
                 }
                 let stats = engine.stats();
                 assert_eq!((stats.n_finished, stats.n_running, stats.n_queued), (n as u64, 0, 0));
-                assert_eq!(stats.n_free_pages, stats.n_pages, "all pages are back");
+                assert_eq!(stats.n_free_pages, stats.n_pages, "all pages are free");
             }
         }
     }
 }
 
-/// On a GPU passes are submitted before the tokens of those before them are read. Texts are what they are where each is read
-/// first, as it is where log-probabilities are asked for: across the ends of pages, with states, where texts end as nobody could
-/// tell, join and are cancelled. Where all ends are known, nothing is computed for nothing.
+/// On a GPU, decode passes are submitted ahead of reading the previous tokens. Completions equal those that read each
+/// token first, as requests for log-probabilities do: across page boundaries, with recurrent states, unpredictable
+/// ends, joins and cancellations. If all ends are known, no pass is wasted.
 #[test]
-fn passes_that_run_ahead_change_no_text() {
+fn passes_submitted_ahead_do_not_change_output() {
     for device in executors() {
         let others = common::drawn_on(&device, 1, ["gemma3", "qwen35"]).into_iter().map(|name| tiny(&device, name));
         for model in std::iter::once(builtin(&device)).chain(others) {
@@ -184,7 +184,7 @@ fn passes_that_run_ahead_change_no_text() {
                     let mut request = request.clone();
                     request.options.logprobs = None;
                     if ends && i % 2 == 1 {
-                        // In the middle of its text.
+                        // In the middle of its completion.
                         let ids = read_first[i].ids();
                         request.options.stop_ids = vec![ids[ids.len() / 2]];
                         request.options.ignore_eos = false;
@@ -222,10 +222,10 @@ fn ids(n: usize, seed: u64, model: &Model) -> Vec<u32> {
     (0..n).map(|_| rng.below(model.config().vocab_size as usize) as u32).collect()
 }
 
-/// A second prompt that begins as the first one does, of models with and without windows and states: what they have in common, in
-/// whole pages, is computed once, and the texts are those of an engine that keeps nothing.
+/// Prefix cache with a second prompt that begins like the first, in models with and without windows and recurrent
+/// states: whole common pages are computed once, and completions equal those without a cache.
 #[test]
-fn a_common_beginning_is_computed_once() {
+fn common_prefix_is_computed_once() {
     const COMMON: usize = 150;
     for device in executors() {
         let mut models = vec![("builtin", builtin(&device))];
@@ -234,7 +234,7 @@ fn a_common_beginning_is_computed_once() {
         for (name, model) in models {
             let common = ids(COMMON, 1, &model);
             let request = |seed, n| Request::new([&common[..], &ids(n, seed, &model)].concat(), greedy(5));
-            // The third one begins after the others have ended, the last one has all of the first.
+            // The third request arrives after the others have ended; the last one repeats the whole first prompt.
             let requests = [(0, request(2, 9)), (4, request(3, 40)), (30, request(4, 1)), (31, request(2, 9))];
             let (texts, engine) = together(&model, &EngineOptions::default(), &requests);
             let options = EngineOptions { prefix_cache: false, ..EngineOptions::default() };
@@ -245,7 +245,7 @@ fn a_common_beginning_is_computed_once() {
                 assert_eq!(text.usage.cached_tokens, if i == 0 { 0 } else { in_pages }, "{name}: text {i}");
             }
             let stats = engine.stats();
-            // The last token of a prompt is computed with what comes after it.
+            // A prompt's last token is always computed.
             let n_prompts: usize = requests.iter().map(|(_, request)| request.ids.len() - 1).sum();
             assert_eq!(stats.cached_tokens, 3 * in_pages as u64, "{name}");
             assert_eq!(stats.prompt_tokens, (n_prompts - 3 * in_pages) as u64, "{name}");
@@ -253,17 +253,17 @@ fn a_common_beginning_is_computed_once() {
     }
 }
 
-/// The executors, and the CPU as it is opened, which rounds activations.
+/// The executors, and the CPU as opened by default, which rounds activations.
 fn executors_and_opened_cpu() -> Vec<Device> {
     let mut devices = executors();
     devices.push(block_on(Device::open(&DeviceChoice::Cpu, None)).unwrap());
     devices
 }
 
-/// The prompts of a second and a third turn have what was generated in the turns before. Whether those are kept or not, the texts
-/// are the same to the bit, on devices that round and on others: of what is kept, prompts begin with what prompts began with.
+/// Prompts of later turns contain earlier completions. Completions are bit-identical with and without the prefix
+/// cache, on devices that round and on others: only pages computed in a prompt are reused.
 #[test]
-fn a_further_turn_is_the_same_whether_or_not_those_before_are_kept() {
+fn prefix_cache_hit_keeps_output_bit_equal() {
     for device in executors_and_opened_cpu() {
         let mut models = vec![("builtin", builtin(&device))];
         let others: &[&str] = match (common::is_full(), device.is_gpu()) {
@@ -293,10 +293,10 @@ fn a_further_turn_is_the_same_whether_or_not_those_before_are_kept() {
     }
 }
 
-/// A prompt is computed in other parts beside a text that goes on and after a beginning that is kept. Its text is the same, also
-/// where a device was tuned and products of so many tokens have other variants than those of fewer.
+/// A prompt is prefilled in different chunks beside a running completion and after a cached prefix. Its completion is
+/// the same, even if the device was tuned and such sizes have other variants.
 #[test]
-fn a_prompt_has_the_same_bits_however_it_is_cut() {
+fn prefill_is_bit_equal_however_the_prompt_is_chunked() {
     let mut tuning = Tuning::default();
     for weight in [WeightType::F16, WeightType::Q4_0, WeightType::Q8_0] {
         let sizes = |first: u32| (0..8).map(move |log| first << log);
@@ -329,19 +329,19 @@ fn a_prompt_has_the_same_bits_however_it_is_cut() {
             for n_common in [64, 130, 200] {
                 let after = [(0, request(n_common, 2)), (9, request(240, 1))];
                 let (texts, _) = together(&model, &EngineOptions::default(), &after);
-                // Of states there is a copy where a pass ended.
+                // A recurrent state is copied only at the end of a pass.
                 let has_state = !model.config().is_recurrent() || n_common == 200;
                 let n_cached = if has_state { n_common / 64 * 64 } else { 0 };
                 assert_eq!(texts[1].usage.cached_tokens, n_cached, "{context}");
-                assert_eq!(texts[1].pieces, alone.pieces, "{context}, after {n_common} tokens that are kept");
+                assert_eq!(texts[1].pieces, alone.pieces, "{context}, after {n_common} cached tokens");
             }
         }
     }
 }
 
-/// What requests of one salt have computed is nothing to those of another, nor to those of none.
+/// Requests share cached prefixes only with requests of the same salt.
 #[test]
-fn requests_share_beginnings_with_those_of_their_own_salt() {
+fn prefixes_are_shared_only_within_one_cache_salt() {
     let model = builtin(&common::cpu());
     let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
     let mut cached = |salt: Option<&str>| {
@@ -351,17 +351,17 @@ fn requests_share_beginnings_with_those_of_their_own_salt() {
         collect(stream).unwrap().usage.cached_tokens
     };
     let salts = [None, Some("a"), Some("b"), Some("")];
-    assert_eq!(salts.map(&mut cached), [0; 4], "nobody's beginning is another's");
-    assert_eq!(salts.map(&mut cached), [128; 4], "each finds its own");
-    let most = Request::MOST_SALT_BYTES;
+    assert_eq!(salts.map(&mut cached), [0; 4], "no prefix is shared between salts");
+    assert_eq!(salts.map(&mut cached), [128; 4], "each salt hits its own prefix");
+    let most = Request::MAX_SALT_BYTES;
     let with = |n| engine.submit(Request { cache_salt: Some("s".repeat(n)), ..Request::new(vec![1], greedy(1)) });
     assert!(with(most).is_ok());
     assert!(matches!(with(most + 1).err(), Some(Error::Option { option: "cache_salt", .. })));
 }
 
-/// Of 20 prompts nine tenths of which are the same.
+/// Twenty prompts that are nine tenths equal.
 #[test]
-fn shared_prompts_save_their_computation() {
+fn shared_prompt_tokens_are_not_recomputed() {
     let model = builtin(&common::cpu());
     let common = ids(360, 1, &model);
     let request = |seed| Request::new([&common[..], &ids(40, seed, &model)].concat(), greedy(4));
@@ -373,9 +373,9 @@ fn shared_prompts_save_their_computation() {
     assert_eq!(stats.cached_tokens, 19 * 320);
 }
 
-/// A text that is dropped leaves the others as they are, and its pages are free at the next step.
+/// A dropped completion leaves the others unchanged, and its pages are free at the next step.
 #[test]
-fn dropped_texts_leave_the_others_alone() {
+fn dropped_request_does_not_affect_others() {
     let model = builtin(&common::cpu());
     let options = EngineOptions { max_sequences: 8, max_queued: 64, ..EngineOptions::default() };
     let requests: Vec<Request> = prompts(&model, 24, 3).into_iter().map(|ids| Request::new(ids, greedy(24))).collect();
@@ -384,7 +384,7 @@ fn dropped_texts_leave_the_others_alone() {
     let (engine, mut driver) = Engine::new(&model, &options).unwrap();
     let mut streams: Vec<Option<Stream>> =
         requests.iter().map(|request| Some(engine.submit(request.clone()).unwrap())).collect();
-    // Every third one goes away: while it waits, in its prompt or in its text.
+    // Every third one is dropped: while queued, in prefill or in decode.
     let mut rng = Rng::new(9);
     let dropped: Vec<(usize, usize)> = (0..24).step_by(3).map(|i| (i, rng.below(60))).collect();
     for step in 0.. {
@@ -407,10 +407,11 @@ fn dropped_texts_leave_the_others_alone() {
     assert_eq!(stats.n_free_pages + stats.n_kept_pages, stats.n_pages);
 }
 
-/// Of three prompts that the cache has room for one of: what the first began with goes to the host's memory and comes back, with
-/// keys of all positions, of windows, and with states; where that has room for a page alone, a page comes back.
+/// CPU offload of the prefix cache: three prompts in a cache with room for one. The first one's pages go to host
+/// memory and return, with keys of all positions, windows, and recurrent states; with room for a single page, one page
+/// returns.
 #[test]
-fn what_the_cache_has_no_room_for_comes_back_from_the_host() {
+fn evicted_prefix_pages_are_restored_from_host_memory() {
     const PAGE: usize = 64;
     for device in executors() {
         let cpu = common::cpu();
@@ -445,7 +446,7 @@ fn what_the_cache_has_no_room_for_comes_back_from_the_host() {
             assert_eq!(with.clone().map(|text| text.pieces), without.clone().map(|text| text.pieces), "{name}");
             assert_eq!(with[3].usage.cached_tokens, 3 * PAGE, "{name}");
             assert_eq!((stats.cached_tokens, stats.restored_pages), (3 * PAGE as u64, 3), "{name}");
-            // Of three prompts three pages each, the last of which are on the device.
+            // Three pages for each of three prompts; the device holds the last three.
             assert_eq!((stats.spilled_pages, stats.n_host_pages), (9, 6), "{name}");
             let (few, stats) = run(stats.host_page_bytes / 6 + 1);
             assert_eq!(few.map(|text| text.pieces), without.map(|text| text.pieces), "{name}");
@@ -454,10 +455,11 @@ fn what_the_cache_has_no_room_for_comes_back_from_the_host() {
     }
 }
 
-/// Where several devices share the layers of all sequences, texts are those of the CPU alone, and so are the probabilities but for
-/// the order of sums: layers with all keys, with windows and with states, on any device. What begins alike is computed once.
+/// Pipeline stages: with layers split over devices, completions equal the CPU's, and probabilities agree up to the
+/// order of sums: for layers with all keys, windows and recurrent states, on any device. Common prefixes are computed
+/// once.
 #[test]
-fn layers_on_several_devices_leave_the_same_texts() {
+fn layers_on_several_devices_give_equal_output() {
     let Some(gpu) = executors().into_iter().find(Device::is_gpu) else { return };
     let Some(other) = common::gpu(None) else { return };
     let cpu = common::cpu();
@@ -488,7 +490,7 @@ fn layers_on_several_devices_leave_the_same_texts() {
                 let context = format!("{name}, layers elsewhere {places:?}: text {i}");
                 assert_eq!(got.ids(), want.ids(), "{context}");
                 for (piece, of_cpu) in got.pieces.iter().zip(&want.pieces) {
-                    let logprob = |piece: &Piece| piece.logprobs.as_ref().expect("they are asked for").logprob;
+                    let logprob = |piece: &Piece| piece.logprobs.as_ref().expect("requested").logprob;
                     let difference = (logprob(piece) - logprob(of_cpu)).abs();
                     assert!(difference < 1e-3, "{context}: probabilities differ by {difference}");
                 }
@@ -503,10 +505,10 @@ fn layers_on_several_devices_leave_the_same_texts() {
     }
 }
 
-/// The self-test has a check for every pipeline, those of prompts of a token or a few included, also where rows of attention are
-/// as few as a token has.
+/// The self-test covers every pipeline, including those for prompts of one or a few tokens and for the fewest rows of
+/// attention.
 #[test]
-fn all_that_an_engine_uses_is_tested() {
+fn every_pipeline_of_an_engine_is_self_tested() {
     for device in common::gpus([Tier::Scalar, Tier::Subgroups]) {
         let others = common::drawn(1, ["gemma3", "qwen35"]).into_iter().map(|name| tiny(&device, name));
         for model in std::iter::once(builtin(&device)).chain(others) {
@@ -518,9 +520,9 @@ fn all_that_an_engine_uses_is_tested() {
     }
 }
 
-/// At most two tokens come after a request was cancelled, or after its deadline.
+/// After a cancellation or deadline at most two tokens arrive.
 #[test]
-fn cancelled_texts_and_those_whose_time_is_over_end_at_once() {
+fn cancelled_and_expired_requests_end_at_once() {
     let model = builtin(&common::cpu());
     let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
     let mut stream = engine.submit(Request::new(vec![1, 5], greedy(400))).unwrap();
@@ -543,9 +545,9 @@ fn cancelled_texts_and_those_whose_time_is_over_end_at_once() {
     );
 }
 
-/// What waits is bounded; a higher priority goes first; what was taken is finished after the engine is closed.
+/// The queue is bounded; higher priorities run first; accepted requests finish after the engine is closed.
 #[test]
-fn requests_wait_in_order_and_no_more_than_may() {
+fn request_queue_is_bounded_and_ordered_by_priority() {
     let model = builtin(&common::cpu());
     let options = EngineOptions { max_sequences: 1, max_queued: 2, ..EngineOptions::default() };
     let (engine, mut driver) = Engine::new(&model, &options).unwrap();
@@ -566,16 +568,16 @@ fn requests_wait_in_order_and_no_more_than_may() {
             }
         }
     }
-    assert_eq!(ended[..2], [0, 2], "the priority before the one that came first");
+    assert_eq!(ended[..2], [0, 2], "higher priority first");
     let texts: Vec<Text> = streams.into_iter().map(|stream| collect(stream).unwrap()).collect();
     assert!(texts.iter().all(|text| text.pieces == texts[0].pieces && text.pieces.len() == 3));
     assert_eq!(engine.stats().n_refused, 2);
-    // Nothing comes any more.
+    // Nothing more arrives.
     block_on(driver.run());
 }
 
 #[test]
-fn what_no_engine_can_do_is_refused_by_name() {
+fn unsupported_engine_requests_are_refused_by_name() {
     let model = builtin(&common::cpu());
     let (engine, _driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
     let refused = |request: Request| engine.submit(request).err().map(|error| error.to_string()).unwrap_or_default();
@@ -605,7 +607,7 @@ fn what_no_engine_can_do_is_refused_by_name() {
     }
 }
 
-/// Requests of all kinds beside greedy ones whose prompts repeat themselves, as models of random weights do as well.
+/// Requests of all kinds beside greedy ones with repetitive prompts, which random models continue repetitively.
 fn repeating(model: &Model, n: usize) -> Vec<(usize, Request)> {
     let request = |i: usize| {
         let ids = ids(10 + 7 * i, i as u64, model).repeat(4);
@@ -617,7 +619,7 @@ fn repeating(model: &Model, n: usize) -> Vec<(usize, Request)> {
     (0..n).map(request).collect()
 }
 
-/// The built-in model with an adapter that leaves little of it.
+/// The built-in model with a LoRA adapter that changes it strongly.
 fn wrong_draft(model: &Model) -> Model {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("wrong-draft.gguf");
     std::fs::write(&path, crate::lora::of_stories(7)).unwrap();
@@ -625,10 +627,10 @@ fn wrong_draft(model: &Model) -> Model {
     model.with_adapter(Some(&adapter)).unwrap()
 }
 
-/// Guessed tokens are verified beside the other texts of a pass, as many as there are idle rows for, and change no bit of any: not
-/// across the ends of pages, where all are right, where all are wrong, and of models whose heads have norms, windows and sinks.
+/// Speculative decoding: draft tokens are verified beside other sequences in a pass's idle rows, and no output bit
+/// changes: across page boundaries, with all or no drafts accepted, and in models with head norms, windows and sinks.
 #[test]
-fn guessed_tokens_change_no_text() {
+fn draft_tokens_do_not_change_engine_output() {
     for device in executors() {
         let others =
             common::drawn_on(&device, 1, ["gemma3", "qwen3", "gpt-oss", "lfm2", "olmo2", "granite-hybrid", "qwen35"]);
@@ -656,7 +658,7 @@ fn guessed_tokens_change_no_text() {
                 if device.is_gpu() && !common::is_full() && way.starts_with("a draft") {
                     continue;
                 }
-                // States cannot go back to before a wrong guess in a model that guesses.
+                // A recurrent state cannot be rolled back unless the model drafts itself.
                 if options.draft_tokens > 0 && model.draft().is_none() {
                     continue;
                 }
@@ -685,10 +687,10 @@ fn guessed_tokens_change_no_text() {
     }
 }
 
-/// Texts that outgrow the context go on with its latest half, each as it would alone and in a session, beside others that join and
-/// leave; so does one whose prompt has outgrown it.
+/// Completions that outgrow the context continue with its latter half, each as it would alone and in a session, beside
+/// others that join and leave; so does a prompt that outgrew it.
 #[test]
-fn texts_go_on_beyond_the_context() {
+fn sequences_continue_beyond_the_context_by_sliding() {
     let file = || ModelFile::builtin().unwrap();
     for device in executors() {
         let options = LoadOptions { context_length: Some(128), exact: true, ..LoadOptions::default() };
@@ -719,9 +721,9 @@ fn texts_go_on_beyond_the_context() {
     }
 }
 
-/// Texts of a model some of whose layers, or experts, are read from the file in each pass are those of the whole model.
+/// Disk offload: completions with layers or experts read from the file in each pass equal those of the whole model.
 #[test]
-fn layers_that_are_read_for_each_pass_leave_the_same_texts() {
+fn offloaded_layers_give_equal_engine_output() {
     for device in executors() {
         let builtin = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
         let of = |name: &str| find_data(&Path::new("tiny-random").join(name)).expect("the model is in the repository");
@@ -762,9 +764,9 @@ fn layers_that_are_read_for_each_pass_leave_the_same_texts() {
     }
 }
 
-/// So are those of one that has rows of tables fetched for each token.
+/// The same for models whose table rows are read per token.
 #[test]
-fn rows_that_are_fetched_leave_the_same_texts() {
+fn fetched_embedding_rows_give_equal_engine_output() {
     let path = find_data(Path::new("tiny-random/gemma4/model-bf16.gguf")).expect("the model is in the repository");
     for device in executors() {
         let load = |stream_rows| {
@@ -787,9 +789,9 @@ fn rows_that_are_fetched_leave_the_same_texts() {
     }
 }
 
-/// A text that reaches the end of the context ends there, and one that is to have no tokens ends at once.
+/// A completion ends at the end of the context, and one limited to no tokens ends at once.
 #[test]
-fn texts_end_where_the_context_does() {
+fn sequence_ends_when_the_context_is_full() {
     let model = builtin(&common::cpu());
     let n = model.context_length() as usize - 3;
     let requests = [(0, Request::new(ids(n, 1, &model), greedy(100))), (0, Request::new(vec![1], greedy(0)))];
@@ -798,22 +800,22 @@ fn texts_end_where_the_context_does() {
     assert_eq!((texts[1].pieces.len(), texts[1].reason), (0, Some(StopReason::MaxTokens)));
 }
 
-/// A pass over one sequence takes no dispatch more than a session's; one over 8 takes as many, and one submission.
+/// A pass over one sequence has no more dispatches than a session's; one over 8 has as many, and one submission.
 #[test]
-fn a_batch_takes_the_dispatches_of_one_text() {
+fn batch_takes_the_dispatches_of_one_sequence() {
     for device in common::executors() {
         let model = builtin(&device);
         let of_session = model.session().unwrap().decode_dispatches() as u64;
         let options = EngineOptions { max_sequences: 8, ..EngineOptions::default() };
         for n in [1, 8] {
             let (engine, mut driver) = Engine::new(&model, &options).unwrap();
-            // The only token of a prompt is computed in a pass over rows.
+            // A prompt's only token is computed in a pass over rows.
             let request = || Request::new(vec![1], GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(20) });
             let mut texts = || {
                 let _streams: Vec<Stream> = (0..n).map(|_| engine.submit(request()).unwrap()).collect();
                 while block_on(driver.step()).unwrap() {}
             };
-            // The first ones have it made what it needs.
+            // Warm-up.
             texts();
             let (before, passes_before) = (device.counters(), engine.stats());
             texts();
@@ -828,9 +830,9 @@ fn a_batch_takes_the_dispatches_of_one_text() {
     }
 }
 
-/// Where the device is lost, the model is loaded again and every text goes on with the tokens that it would have had.
+/// After a device loss the model is reloaded and every completion continues with the same tokens.
 #[test]
-fn after_a_lost_device_texts_go_on_with_the_same_tokens() {
+fn sequences_resume_with_equal_tokens_after_device_loss() {
     let open = || block_on(Device::open(&DeviceChoice::Gpu, None));
     let Some(device) = common::gpu_from(open()) else { return };
     let requests: Vec<Request> = [5, 90, 40]
@@ -856,16 +858,16 @@ fn after_a_lost_device_texts_go_on_with_the_same_tokens() {
     let of_lost = device.counters();
     block_on(driver.run_with(&mut recovery));
     let counters = engine.devices()[0].counters;
-    assert!(counters.dispatches > of_lost.dispatches, "those of both devices: {counters:?}, {of_lost:?}");
+    assert!(counters.dispatches > of_lost.dispatches, "dispatches of both devices: {counters:?}, {of_lost:?}");
     for (stream, whole) in streams.into_iter().zip(&whole) {
         assert_eq!(collect(stream).unwrap().ids(), *whole);
     }
     assert_eq!(engine.stats().n_failed, 0);
 }
 
-/// The same where a device is lost that computes the first layers alone.
+/// The same if the lost device only computes the first layers.
 #[test]
-fn after_the_loss_of_one_of_two_devices_texts_go_on_with_the_same_tokens() {
+fn sequences_resume_after_losing_one_of_two_devices() {
     let open = || block_on(Device::open(&DeviceChoice::Gpu, None));
     let Some(device) = common::gpu_from(open()) else { return };
     let first = Cell::new(None);
@@ -893,10 +895,10 @@ fn after_the_loss_of_one_of_two_devices_texts_go_on_with_the_same_tokens() {
     }
     let stats = engine.stats();
     assert_eq!((stats.n_failed, stats.n_recoveries), (0, 1));
-    assert!(first.take().is_some_and(|device| device.counters().dispatches > 0), "it was opened and used again");
+    assert!(first.take().is_some_and(|device| device.counters().dispatches > 0), "the device was reopened and used");
 }
 
-/// Requests for texts that need 5 pages each and have the first 4 in common, and what they are alone.
+/// Requests of 5 pages each, the first 4 in common, and their completions when run alone.
 fn sharing(model: &Model, n: usize) -> Vec<(Request, Vec<u32>)> {
     let common = ids(4 * 64, 1, model);
     let options = EngineOptions { prefix_cache: false, ..EngineOptions::default() };
@@ -908,10 +910,10 @@ fn sharing(model: &Model, n: usize) -> Vec<(Request, Vec<u32>)> {
     (0..n).map(|i| alone(request(i))).collect()
 }
 
-/// Texts that share pages need more of them than there are where each is computed anew after a lost device: those that have none
-/// wait, and go on with the same tokens, with what is computed for the first.
+/// Completions that share pages need more pages than available when recomputed separately after a device loss: those
+/// without pages wait, then continue with the same tokens on pages computed for the first.
 #[test]
-fn after_a_lost_device_texts_that_shared_pages_go_on_although_pages_are_few() {
+fn page_sharing_sequences_resume_after_loss_with_few_pages() {
     let open = || block_on(Device::open(&DeviceChoice::Gpu, None));
     let Some(device) = common::gpu_from(open()) else { return };
     let load = |device: &Device| {
@@ -941,13 +943,13 @@ fn after_a_lost_device_texts_that_shared_pages_go_on_although_pages_are_few() {
     }
     let stats = engine.stats();
     assert_eq!((stats.n_failed, stats.n_finished, stats.n_recoveries), (0, 3, 1));
-    assert_eq!(stats.n_free_pages + stats.n_kept_pages, stats.n_pages, "all pages are back");
+    assert_eq!(stats.n_free_pages + stats.n_kept_pages, stats.n_pages, "all pages are free");
 }
 
-/// The same where longer texts have other angles: each is computed anew where its own length says so, while others hold what they
-/// had in common.
+/// The same with RoPE angles that depend on length: each is recomputed when its own length requires it, while others
+/// still hold the common pages.
 #[test]
-fn texts_that_shared_pages_go_on_with_other_angles_although_pages_are_few() {
+fn page_sharing_sequences_switch_angles_with_few_pages() {
     let from = find_data(Path::new("tiny-random/phi3-longrope")).expect("the model is in the repository");
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("longrope-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -969,7 +971,7 @@ fn texts_that_shared_pages_go_on_with_other_angles_although_pages_are_few() {
     let without = EngineOptions { prefix_cache: false, ..EngineOptions::default() };
     let alone: Vec<Text> =
         requests.iter().map(|(_, request)| together(&model, &without, &[(0, request.clone())]).0.remove(0)).collect();
-    // Three pages each, of which the first one is that of all.
+    // Three pages each, the first one common to all.
     for n_pages in [5, 7] {
         let options = EngineOptions { cache_tokens: Some(n_pages * 64), ..EngineOptions::default() };
         let (texts, engine) = together(&model, &options, &requests);
@@ -983,9 +985,9 @@ fn texts_that_shared_pages_go_on_with_other_angles_although_pages_are_few() {
     }
 }
 
-/// Without anything to load it again with, every text ends with an error, and so does the engine.
+/// Without a way to reload the model, every completion and the engine end with an error.
 #[test]
-fn a_lost_device_fails_what_it_computed() {
+fn device_loss_without_reload_fails_all_requests() {
     let Some(device) = common::gpu_from(block_on(Device::open(&DeviceChoice::Gpu, None))) else { return };
     let model = builtin(&device);
     let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
@@ -1003,9 +1005,9 @@ fn a_lost_device_fails_what_it_computed() {
     assert_eq!((stats.n_failed, stats.n_running, stats.n_free_pages), (3, 0, stats.n_pages));
 }
 
-/// Whoever waits for a driver that is gone is told so: a text in progress, one that waits, and one that comes too late.
+/// If the driver is gone, all waiters get an error: a running completion, a queued one, and a late one.
 #[test]
-fn a_driver_that_is_dropped_leaves_nobody_waiting() {
+fn dropped_driver_ends_all_waiting_streams() {
     let model = builtin(&common::cpu());
     let options = EngineOptions { max_sequences: 1, ..EngineOptions::default() };
     let (engine, mut driver) = Engine::new(&model, &options).unwrap();
@@ -1014,16 +1016,16 @@ fn a_driver_that_is_dropped_leaves_nobody_waiting() {
     block_on(driver.step()).unwrap();
     let mut waiting = engine.submit(request()).unwrap();
     drop(driver);
-    // What comes next, if that is known.
+    // The next item, if it is ready.
     let next = |stream: &mut Stream| {
         let mut next = std::pin::pin!(stream.next());
         match next.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop())) {
             std::task::Poll::Ready(next) => next,
-            std::task::Poll::Pending => panic!("it waits for ever"),
+            std::task::Poll::Pending => panic!("waits for ever"),
         }
     };
     while let Some(Ok(_)) = next(&mut running) {}
-    assert_eq!(running.stop_reason(), None, "it broke");
+    assert_eq!(running.stop_reason(), None, "no stop reason");
     assert_eq!(next(&mut waiting).map(|piece| piece.unwrap_err().code()), Some("stopped"));
     assert!(next(&mut waiting).is_none());
     assert_eq!(engine.submit(request()).err().map(|error| error.code()), Some("stopped"));
@@ -1031,10 +1033,10 @@ fn a_driver_that_is_dropped_leaves_nobody_waiting() {
     assert_eq!((stats.n_failed, stats.n_running, stats.n_queued), (2, 0, 0));
 }
 
-/// Two devices behind one queue: each text is what one of them alone makes of it, both have a part, and none is lost. The one with
-/// more places free begins a text.
+/// Two devices sharing one queue: each completion equals that of one device alone, both devices do work, and no request
+/// is lost. The device with more free places takes a request.
 #[test]
-fn several_devices_share_a_queue() {
+fn two_devices_serve_one_queue() {
     let devices = executors();
     let [cpu, gpu] = &devices[..] else { return };
     let models = [builtin(cpu), builtin(gpu)];
@@ -1048,7 +1050,7 @@ fn several_devices_share_a_queue() {
     let (engine, mut drivers) = Engine::over(&models, &options).unwrap();
     let streams: Vec<Stream> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
     let running = |engine: &Engine| engine.devices().iter().map(|device| device.stats.n_running).collect::<Vec<_>>();
-    // The first fills its places only as the second does.
+    // The first fills no more places than the second.
     block_on(drivers[0].step()).unwrap();
     assert_eq!(running(&engine), [1, 0]);
     block_on(drivers[1].step()).unwrap();
@@ -1066,19 +1068,19 @@ fn several_devices_share_a_queue() {
     let each = engine.devices();
     assert!(each.iter().all(|device| device.stats.n_finished > 1), "{each:?}");
     assert_eq!([&each[0].device, &each[1].device], [cpu, gpu].map(|device| &device.info().name));
-    // A device that is gone leaves what waits to the other one.
+    // After a device is gone, the other one takes the queued requests.
     let last = engine.submit(requests[0].clone()).unwrap();
     drop(drivers.remove(0));
     while block_on(drivers[0].step()).unwrap() {}
     assert_eq!(collect(last).unwrap(), alone[0][1]);
-    // They have to be one and the same model.
+    // All devices must have the same model.
     let others = [models[0].clone(), tiny(gpu, "qwen2")];
     assert!(matches!(Engine::over(&others, &options).err(), Some(Error::Operand { operand: "models", .. })));
 }
 
-/// A model's vocabulary may be padded beyond its tokenizer's. What is drawn there has no text, and ends none.
+/// A model's vocabulary may be padded beyond its tokenizer's. Tokens in the padding have no text and end nothing.
 #[test]
-fn tokens_beyond_the_tokenizers_have_no_text() {
+fn padded_vocabulary_ids_have_no_text() {
     const KNOWN: u32 = 256;
     let sizes =
         Sizes { dim: 64, ffn_dim: 128, n_layers: 1, n_heads: 2, n_kv_heads: 1, vocab_size: 300, context_length: 512 };

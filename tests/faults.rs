@@ -1,5 +1,5 @@
-//! Faults of a GPU, on demand: texts go on with the same tokens, or a request fails with the right error; nothing hangs, nothing
-//! is left behind, and what is asked for next is answered.
+//! Injected GPU faults: completions continue with the same tokens, or a request fails with the right error; nothing
+//! hangs or leaks, and the next request is answered.
 
 use crate::common;
 
@@ -17,14 +17,14 @@ use tilewright::{
 };
 use web_time::Instant;
 
-/// So long that a test is over before.
+/// Longer than any test.
 const EVER: Duration = Duration::from_secs(1 << 30);
 
 fn load(device: &Device) -> Result<Model, Error> {
     load_with(device, None)
 }
 
-/// The same, the first layer on another device.
+/// The same with the first layer on another device.
 fn load_with(device: &Device, other: Option<Device>) -> Result<Model, Error> {
     let path = find_data(&Path::new("tiny-random").join("llama3-rope")).expect("the model is in the repository");
     let layers_on = other.map(|device| DeviceLayers { device, n_layers: 1 }).into_iter().collect();
@@ -44,7 +44,7 @@ fn collect(mut stream: Stream) -> Result<Vec<u32>, Error> {
     Ok(ids)
 }
 
-/// What the texts are that nothing disturbs, on the CPU.
+/// The undisturbed completions, on the CPU.
 fn undisturbed() -> Vec<Vec<u32>> {
     let model = load(&common::cpu()).unwrap();
     let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
@@ -53,7 +53,7 @@ fn undisturbed() -> Vec<Vec<u32>> {
     streams.into_iter().map(|stream| collect(stream).unwrap()).collect()
 }
 
-/// What a service goes through.
+/// Phases of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Load,
@@ -64,17 +64,17 @@ enum Phase {
     Unload,
 }
 
-/// What a fault can be brought about with.
+/// Handles that inject a fault.
 struct Hand<'a> {
     faults: &'a Faults,
     breaker: &'a Breaker,
-    /// The device that was opened last.
+    /// The device opened last.
     device: Option<Device>,
 }
 
-/// What became of a service.
+/// Result of a service.
 struct Served {
-    /// What the first load was refused with, if it was; then it was loaded once more, or onto the CPU.
+    /// Error of the first load, if it failed; then it was retried, or done on the CPU.
     refused: Option<Error>,
     losses: Vec<(LossReason, u64)>,
     circuit: Circuit,
@@ -92,7 +92,7 @@ impl Served {
     }
 }
 
-/// How a service is set up.
+/// Settings of a service.
 struct Setup {
     faults: Faults,
     tier: Option<Tier>,
@@ -104,14 +104,14 @@ struct Setup {
 
 impl Setup {
     fn new(faults: Faults) -> Setup {
-        // Losses count however slow the test is, and nothing is tried again.
+        // Losses count however slow the test is, and nothing is retried.
         let breaker = BreakerOptions { within: EVER, retry_after: None, ..BreakerOptions::default() };
         Setup { faults, tier: None, breaker, engine: EngineOptions::default(), on_two: false }
     }
 }
 
-/// Loads a model, has an engine generate both texts and then one more, and unloads it; `enter` is called before each phase. All
-/// texts have to be those that nothing disturbs, and pages and memory have to be given back.
+/// Loads a model, has an engine generate both completions and then one more, and unloads it; calls `enter` before each
+/// phase. All completions must equal the undisturbed ones, and all pages and memory must be released.
 fn serve(whole: &[Vec<u32>], setup: &Setup, mut enter: impl FnMut(Phase, Hand<'_>)) -> Served {
     let Setup { faults, tier, breaker, engine, on_two } = setup;
     let breaker = Arc::new(Breaker::new(*breaker));
@@ -134,14 +134,14 @@ fn serve(whole: &[Vec<u32>], setup: &Setup, mut enter: impl FnMut(Phase, Hand<'_
     let mut first = || open().and_then(|device| recovery.load(&device));
     let (model, refused) = match first() {
         Ok(model) => (model, None),
-        // It was told. Asking once more helps, or else another device.
+        // The load reported an error. A retry succeeds, or else another device.
         Err(error) => (first().or_else(|_| load_with(&common::cpu(), None)).unwrap(), Some(error)),
     };
     let begun = Engine::new(&model, engine);
     drop(model);
     let (refused, (engine, mut driver)) = match begun {
         Ok(begun) => (refused, begun),
-        // It was told.
+        // The error was reported.
         Err(error) => (Some(error), Engine::new(&load_with(&common::cpu(), None).unwrap(), engine).unwrap()),
     };
     enter(Phase::Idle);
@@ -168,13 +168,13 @@ fn serve(whole: &[Vec<u32>], setup: &Setup, mut enter: impl FnMut(Phase, Hand<'_
     let losses = breaker.stats(Instant::now()).losses().collect();
     let opened = opened.take();
     assert!(opened.iter().all(|device| device.used_bytes() == 0), "memory is back");
-    // Of two the names of both.
+    // With two devices the names of both.
     let is_on_gpu = opened.last().is_some_and(|device| name.ends_with(&device.info().name));
     Served { refused, losses, circuit, stats, is_on_gpu }
 }
 
-/// The texts that nothing disturbs and the calls of a service, if there is a GPU. What pipelines compute was tested by the one
-/// before, so that later services do the same calls.
+/// The undisturbed completions and the calls of a service, if there is a GPU. A first service ran the self-test, so
+/// that later services make the same calls.
 fn warm() -> Option<&'static (Vec<Vec<u32>>, Faults)> {
     static WARM: OnceLock<Option<(Vec<Vec<u32>>, Faults)>> = OnceLock::new();
     WARM.get_or_init(|| {
@@ -189,19 +189,19 @@ fn warm() -> Option<&'static (Vec<Vec<u32>>, Faults)> {
     .as_ref()
 }
 
-/// As many calls as there are, one after the other: it fails, or the device is gone after it, or from it on every one fails; one
-/// of the three where calls are many. By default one of the submissions and one of the buffers.
+/// Faults at each call in turn: it fails, or the device is lost after it, or every call from it on fails; one of the
+/// three if there are many calls. By default one of the submissions and one of the buffers.
 #[test]
-fn any_call_may_fail() {
+fn failure_of_any_gpu_call_is_recovered_or_refused() {
     let Some((whole, clean)) = warm() else { return };
     let mut n_cases = 0;
     for call in Call::ALL {
         let n_calls = clean.count(call);
         assert!(n_calls > 0, "{call:?}");
         for n in 1..=n_calls {
-            // Which of the three, where not all are tried.
+            // The kind of fault, if not all are tried.
             let one = match call {
-                // Of these there are many that are alike.
+                // There are many similar calls of these kinds.
                 Call::CreateBuffer | Call::Write if common::is_full() => Some(n as usize % 3),
                 _ if common::is_full() => None,
                 Call::Submit if n == n_calls / 2 => Some(1),
@@ -231,10 +231,10 @@ fn any_call_may_fail() {
     println!("{n_cases} cases of {} calls", Call::ALL.map(|call| clean.count(call)).iter().sum::<u64>());
 }
 
-/// A fault that is brought about in a phase, and what has to come of it.
+/// A fault injected in a phase, and its expected result.
 type Cell = (&'static str, Phase, fn(Hand<'_>), fn(&Served) -> bool);
 
-/// F1 to F4, F6, F9 to F11, F14 and F16 of `RELIABILITY`, and polls that panic, in the phases in which they can come about.
+/// F1 to F4, F6, F9 to F11, F14 and F16 of `RELIABILITY`, and panicking polls, in the phases in which they can occur.
 const CELLS: &[Cell] = {
     use Phase::{Decode, Idle, Load, MidStream, Prefill, Unload};
     const fn once(served: &Served) -> bool {
@@ -295,7 +295,7 @@ const CELLS: &[Cell] = {
     fn poll_panics(hand: Hand<'_>) {
         hand.faults.next(Call::Poll, 1, Effect::Panic);
     }
-    /// What the GPU refuses is followed by a poll of the thread that was refused.
+    /// After the GPU refuses a submission, the refused thread polls.
     fn submit_fails_and_poll_panics(hand: Hand<'_>) {
         hand.faults.next(Call::Submit, 1, Effect::Fail);
         poll_panics(hand);
@@ -333,9 +333,9 @@ const CELLS: &[Cell] = {
         ("F10 no answer to a poll", MidStream, no_answer, unanswered),
         ("F11 shader error", Prefill, bad_shader, refused),
         ("F11 shader error", Decode, bad_shader, refused),
-        ("F14 lost and never told", MidStream, lost_untold, recovered),
-        ("F14 lost and never told", Prefill, lost_untold, recovered),
-        ("F14 lost and never told", Decode, lost_untold, recovered),
+        ("F14 lost, unreported", MidStream, lost_untold, recovered),
+        ("F14 lost, unreported", Prefill, lost_untold, recovered),
+        ("F14 lost, unreported", Decode, lost_untold, recovered),
         ("F17 a poll panics", Decode, poll_panics, by_driver),
         ("F17 a poll panics", Prefill, poll_panics, by_driver),
         ("F17 a poll panics", MidStream, poll_panics, by_driver),
@@ -349,18 +349,18 @@ const CELLS: &[Cell] = {
 };
 
 #[test]
-fn faults_in_any_phase_are_a_pause() {
+fn fault_in_any_phase_only_delays_output() {
     bring_about_all(false);
 }
 
-/// Of two devices that share the layers, either has the fault; all of the model is loaded again.
+/// Either of two devices that share the layers has the fault; the whole model is reloaded.
 #[test]
-fn faults_of_one_of_two_devices_are_a_pause() {
+fn fault_of_one_of_two_devices_only_delays_output() {
     bring_about_all(true);
 }
 
-/// By default five of them: a device that is destroyed, a pipeline that is refused, a loss that nobody tells of, and a poll that panics
-/// in either thread. With two devices two of the five are drawn.
+/// By default five faults: a destroyed device, a refused pipeline, an unreported loss, and a panicking poll in either
+/// thread. With two devices a random two of the five.
 fn bring_about_all(on_two: bool) {
     let Some((whole, _)) = warm() else { return };
     let few = [
@@ -393,11 +393,11 @@ fn bring_about_all(on_two: bool) {
     }
 }
 
-/// F4 and F5: memory that ends at some point, with an error or with the device.
+/// F4 and F5: memory runs out at some point, with an error or a device loss.
 #[test]
-fn memory_that_ends_is_told_or_the_cpu_takes_over() {
+fn out_of_memory_is_an_error_or_falls_back_to_the_cpu() {
     let Some((whole, _)) = warm() else { return };
-    // Of what the service needs: nothing is there for weights, or only for them.
+    // Limits too small for the weights, or only large enough for them.
     for (bytes, loses) in [(100 << 10, false), (300 << 10, false), (100 << 10, true), (300 << 10, true)] {
         if !common::is_full() && (bytes, loses) != (300 << 10, false) {
             continue;
@@ -414,9 +414,9 @@ fn memory_that_ends_is_told_or_the_cpu_takes_over() {
     }
 }
 
-/// F7 and F8: no more than WebGPU promises everywhere, and no feature that it does not.
+/// F7 and F8: only the limits and features that WebGPU guarantees.
 #[test]
-fn what_is_optional_is_not_needed() {
+fn optional_gpu_features_are_not_required() {
     let Some((whole, _)) = warm() else { return };
     let optional = ["timestamp-query", "pipeline-cache", "subgroups", "shader-f16"];
     let all = optional.into_iter().fold(Faults::default().with_minimum_limits(), Faults::without);
@@ -429,7 +429,7 @@ fn what_is_optional_is_not_needed() {
         let served = serve(whole, &Setup::new(faults), |_, _| ());
         assert!(served.refused.is_none() && served.is_on_gpu && served.n_losses() == 0, "{name}");
     }
-    // Tiers say which one they need.
+    // Tiers name the feature that they need.
     for (tier, feature) in [(Tier::Subgroups, "subgroups"), (Tier::F16, "shader-f16")] {
         let faults = Faults::default().without(feature);
         let refused = block_on(Device::open_with_faults(&DeviceChoice::Gpu, Some(tier), None, &faults)).err();
@@ -438,7 +438,7 @@ fn what_is_optional_is_not_needed() {
     }
 }
 
-/// In tests that `--full` alone runs: each takes seconds.
+/// For tests run only by `--full`: each takes seconds.
 fn warm_in_full() -> Option<&'static (Vec<Vec<u32>>, Faults)> {
     if !common::is_full() {
         common::skip_part("a step that hangs and a slow device: with --full");
@@ -447,10 +447,10 @@ fn warm_in_full() -> Option<&'static (Vec<Vec<u32>>, Faults)> {
     warm()
 }
 
-/// F12: a dispatch that is never done. The limit is longer than a step takes; where it is not, the step is given up as well, and
-/// the text is the same.
+/// F12: a dispatch never completes. The limit is longer than a step takes; if it is not, the step is abandoned as
+/// well, and the completion is the same.
 #[test]
-fn a_step_that_hangs_is_given_up() {
+fn hanging_step_is_abandoned_and_recovered() {
     let Some((whole, _)) = warm_in_full() else { return };
     for on_two in [false, true] {
         let mut setup = Setup { on_two, ..Setup::new(Faults::default()) };
@@ -464,24 +464,24 @@ fn a_step_that_hangs_is_given_up() {
     }
 }
 
-/// F13: 10 ms more for each submission.
+/// F13: each submission takes 10 ms longer.
 #[test]
-fn a_slow_device_is_no_fault() {
+fn slow_device_is_not_treated_as_lost() {
     let Some((whole, _)) = warm_in_full() else { return };
     let slow = Effect::Wait(Duration::from_millis(10));
     let served = serve(whole, &Setup::new(Faults::default().from(Call::Submit, 1, slow)), |_, _| ());
     assert!(served.n_losses() == 0 && served.is_on_gpu && served.stats.n_slow_steps == 0);
 }
 
-/// F15: lost twice in the time in which once may be. The CPU goes on, until the GPU is tried again after a while.
+/// F15: two losses within the window that allows one. The CPU takes over until the GPU is retried after a while.
 #[test]
-fn a_device_that_is_lost_twice_is_replaced_by_the_cpu_for_a_while() {
+fn twice_lost_device_falls_back_to_the_cpu_temporarily() {
     let Some((whole, _)) = warm() else { return };
     let mut setup = Setup::new(Faults::default());
     setup.breaker.losses = 2;
     let lose = |at, hand: Hand<'_>| {
         if at == Phase::Decode {
-            // Also what is opened anew.
+            // Also in a newly opened device.
             (1..=2).for_each(|i| hand.faults.next(Call::Map, 2 * i, Effect::LoseAfter));
         }
     };
@@ -491,14 +491,14 @@ fn a_device_that_is_lost_twice_is_replaced_by_the_cpu_for_a_while() {
     if !common::is_full() {
         return;
     }
-    // The same, and at once the GPU is tried: nobody loses it any more.
+    // The same with an immediate retry of the GPU, which is not lost again.
     setup = Setup::new(Faults::default());
     (setup.breaker.losses, setup.breaker.retry_after) = (2, Some(Duration::ZERO));
     let served = serve(whole, &setup, lose);
     assert_eq!((served.n_losses(), served.circuit, served.is_on_gpu), (2, Circuit::HalfOpen, true));
 }
 
-/// What loads a model after each panic, and says how often it did.
+/// Reloads a model after each panic, and counts the loads.
 fn reloading<'a>(choice: DeviceChoice, faults: &'a Faults, n_loads: &'a RefCell<usize>) -> Recovery<'a, Model> {
     let open = move || block_on(Device::open_with_faults(&choice, None, None, faults));
     let load = |device: &Device| {
@@ -509,10 +509,10 @@ fn reloading<'a>(choice: DeviceChoice, faults: &'a Faults, n_loads: &'a RefCell<
     Recovery::new(open, load, |notice| println!("  {notice}")).with_breaker(Arc::new(Breaker::new(breaker)))
 }
 
-/// Where a step panics, in the driver or in a thread of the CPU, its texts end with an error, and the model is loaded again for those
-/// that wait.
+/// If a step panics, in the driver or in a CPU thread, its completions end with an error, and the model is reloaded
+/// for queued requests.
 #[test]
-fn a_panic_ends_its_texts_and_no_others() {
+fn panic_ends_its_own_sequences_and_no_others() {
     let Some((whole, _)) = warm() else { return };
     for choice in [DeviceChoice::Cpu, DeviceChoice::Gpu] {
         let (faults, n_loads) = (Faults::default(), RefCell::new(0));
@@ -521,7 +521,7 @@ fn a_panic_ends_its_texts_and_no_others() {
         let options = EngineOptions { max_sequences: 1, ..EngineOptions::default() };
         let (engine, mut driver) = Engine::new(&recovery.load(&device).unwrap(), &options).unwrap();
         let [short, long] = [0, 1].map(|i| engine.submit(requests().remove(i)).unwrap());
-        // The first one is in the middle.
+        // The first one is running.
         for _ in 0..2 {
             block_on(driver.step_with(&mut recovery)).unwrap();
         }
@@ -538,9 +538,9 @@ fn a_panic_ends_its_texts_and_no_others() {
     }
 }
 
-/// While a model is loaded again, requests that wait for it end when their time is over.
+/// During a reload, queued requests still end at their deadlines.
 #[test]
-fn deadlines_hold_while_a_model_is_loaded_again() {
+fn deadlines_hold_during_a_model_reload() {
     let (faults, engine) = (Faults::default(), RefCell::new(None));
     let open = || block_on(Device::open_with_faults(&DeviceChoice::Cpu, None, None, &faults));
     let waited = RefCell::new(None);
@@ -549,7 +549,7 @@ fn deadlines_hold_while_a_model_is_loaded_again() {
             assert_eq!(Engine::state(engine), EngineState::Restarting);
             let late = Request { deadline: Some(Instant::now()), ..requests().remove(0) };
             let mut stream = engine.submit(late).unwrap();
-            // For ever, if nobody looks.
+            // Would wait for ever if deadlines were not checked.
             *waited.borrow_mut() = Some((block_on(stream.next()).is_none(), stream.stop_reason()));
         }
         load(device)
@@ -566,9 +566,9 @@ fn deadlines_hold_while_a_model_is_loaded_again() {
     assert_eq!(made.state(), EngineState::Running);
 }
 
-/// What panics again and again is not loaded for ever: in time the engine stops, and says so to all who ask.
+/// Repeated panics do not reload for ever: eventually the engine stops, and reports that to all requests.
 #[test]
-fn an_engine_that_panics_again_and_again_stops() {
+fn engine_stops_after_repeated_panics() {
     let (faults, n_loads) = (Faults::default(), RefCell::new(0));
     let mut recovery = reloading(DeviceChoice::Cpu, &faults, &n_loads);
     let device = block_on(Device::open_with_faults(&DeviceChoice::Cpu, None, None, &faults)).unwrap();
@@ -592,26 +592,26 @@ fn an_engine_that_panics_again_and_again_stops() {
     assert_eq!((stats.n_panics, stats.n_failed, stats.n_queued), (3, 5, 0));
 }
 
-/// Without anything that loads the model again, one panic is enough.
+/// Without a way to reload the model, one panic is enough.
 #[test]
-fn an_engine_that_nothing_loads_again_stops_at_a_panic() {
+fn engine_without_reload_stops_at_the_first_panic() {
     let faults = Faults::default();
     let device = block_on(Device::open_with_faults(&DeviceChoice::Cpu, None, None, &faults)).unwrap();
     let options = EngineOptions { max_sequences: 1, ..EngineOptions::default() };
     let (engine, mut driver) = Engine::new(&load(&device).unwrap(), &options).unwrap();
     faults.next(Call::Submit, 3, Effect::Panic);
     let streams: Vec<Stream> = (0..3).map(|_| engine.submit(requests().remove(0)).unwrap()).collect();
-    // It ends by itself.
+    // The driver ends by itself.
     block_on(driver.run());
     let codes: Vec<_> = streams.into_iter().map(|stream| collect(stream).unwrap_err().code()).collect();
     assert_eq!(codes, ["panic", "stopped", "stopped"]);
     assert_eq!(engine.state(), EngineState::Stopped);
 }
 
-/// A cache takes no more than there is, and an engine that has begun does not run out of memory at its first text. What is asked for
-/// by number is taken or refused.
+/// A cache fits in the available memory, and a running engine does not run out of it at its first request. An explicit
+/// size is accepted or refused.
 #[test]
-fn a_cache_is_as_large_as_the_memory_allows() {
+fn kv_cache_shrinks_to_the_available_memory() {
     let Some((whole, _)) = warm() else { return };
     let options = EngineOptions::default();
     let faults = Faults::default();
@@ -636,7 +636,7 @@ fn a_cache_is_as_large_as_the_memory_allows() {
         assert_eq!(collect(stream).unwrap(), *whole);
     }
     assert_eq!((engine.stats().n_recoveries, engine.stats().cache_tokens), (0, 64 * all as u64 / 2));
-    // So does one that goes on after a loss, where less is there than before. Nobody lost the device for that.
+    // The same after a loss, with less memory than before, which does not count as a loss.
     let breaker = Arc::new(Breaker::default());
     let mut notices = Vec::new();
     let mut recovery =

@@ -1,8 +1,8 @@
-//! The readers of GGUF, safetensors and `config.json`, and the block decoders.
+//! Parsers of GGUF, safetensors and `config.json`, and the block decoders.
 //!
-//! Hostile files are generated: a valid file with one thing changed, and the test knows which field the error has to
-//! name and where it starts. Every parse runs under an allocator that counts, because the bound on memory is part of
-//! the promise. Valid files, odd ones and real ones, have to load.
+//! Hostile files are generated: a valid file with one change, so the test knows which field the error must name and
+//! where it starts. Every parse runs under a counting allocator, because the memory bound is guaranteed. Valid,
+//! unusual and real files must load.
 
 #[path = "formats/blocks.rs"]
 mod blocks;

@@ -1,5 +1,5 @@
-//! Generation: structure by counters, cache against recomputation, snapshots, sampling, stopping, memory. On the built-in
-//! model, so that these tests need no other file.
+//! Generation: resources by counters, cache against recomputation, snapshots, sampling, stopping, memory. Uses the
+//! built-in model, so that these tests need no other file.
 
 #[path = "generate/choices.rs"]
 mod choices;
@@ -27,7 +27,7 @@ use tilewright::load::{ModelFile, ModelShape};
 use tilewright::model::Block;
 use tilewright::{Counters, Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Session, Tier};
 
-/// Exact: a GPU with half precision would round what passes are compared by.
+/// Exact: a GPU with half precision would round the compared values.
 fn builtin(device: &Device, context_length: Option<u32>) -> Model {
     let options = LoadOptions { context_length, exact: true, ..LoadOptions::default() };
     Model::from_file(device, ModelFile::builtin().unwrap(), options).unwrap()
@@ -41,13 +41,13 @@ fn endless(max_tokens: usize) -> GenerateOptions {
     GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(max_tokens) }
 }
 
-/// The prompt and greedy continuations that a separate float64 implementation computed from the exported weights.
+/// A prompt and greedy continuations computed by a separate float64 implementation from the exported weights.
 #[test]
-fn builtin_model_continues_as_its_reference_does() {
+fn builtin_model_matches_its_f64_reference() {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/builtin/reference.json"));
     let reference: Value = serde_json::from_str(&text.unwrap()).unwrap();
     let numbers = |v: &Value| v.as_array().unwrap().iter().map(|n| n.as_f64().unwrap()).collect::<Vec<f64>>();
-    // With a cache that rounds nothing, and with the usual one.
+    // With an F32 cache, and with the default one.
     let caches = [(KvType::F32, 1e-3), (KvType::F16, 0.05)];
     for (device, (kv_type, tolerance)) in
         executors().into_iter().flat_map(|device| caches.map(|it| (device.clone(), it)))
@@ -73,13 +73,13 @@ fn builtin_model_continues_as_its_reference_does() {
     }
 }
 
-/// The largest number of dispatches for a layer in one decode pass, whatever else the pass has.
+/// Maximum dispatches per layer in one decode pass, excluding the rest of the pass.
 #[test]
-fn a_layer_takes_seven_dispatches_at_most() {
+fn decode_layer_takes_at_most_seven_dispatches() {
     let repository = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    // Grouped queries, in all. In two layers of the last one, which is not in the repository, values have another weight
-    // type than queries and keys, which is a dispatch more; the scalar tier, where norms are kernels of their own, has none
-    // to spare for that.
+    // All have grouped queries. Two layers of the last model, which is not in the repository, store values in another
+    // weight type than queries and keys, which costs an extra dispatch; the scalar tier, with separate norm kernels,
+    // has none to spare.
     let own = ["assets/stories.gguf", "tests/data/tiny-random/llama3-rope/model-f16.gguf"];
     let mut files: Vec<_> = own.map(|file| (repository.join(file), 0)).into();
     let mixed = "stories260k-wide/stories260k-wide-q4_k_m.gguf";
@@ -106,15 +106,15 @@ fn a_layer_takes_seven_dispatches_at_most() {
     }
 }
 
-/// Of the same shape, a file whose layers have queries, keys and values of three types, and gates and ups of two, takes one more
-/// dispatch for each further type.
+/// Against a file of the same shape, a file with queries, keys and values of three types, and gates and ups of two, has
+/// one more dispatch per further type.
 #[test]
-fn layers_of_several_weight_types_take_few_more_dispatches() {
+fn each_further_weight_type_adds_one_dispatch_per_layer() {
     let files = ["q4_0", "mixed"].map(|kind| format!("stories260k-wide/stories260k-wide-{kind}.gguf"));
     let [Some(plain), Some(mixed)] = files.map(|file| common::find_data(file.as_ref())) else {
         return common::skip("no test data `stories260k-wide`");
     };
-    // A software adapter compiles for minutes what the CPU counts at once.
+    // A software adapter compiles for minutes; the CPU counts the same at once.
     let gpus = if common::is_full() { shared::gpus_beside_cpu([Tier::Baseline, Tier::Subgroups]) } else { Vec::new() };
     for device in gpus.into_iter().chain([common::cpu()]) {
         let [plain, mixed] = [&plain, &mixed].map(|path| {
@@ -127,11 +127,11 @@ fn layers_of_several_weight_types_take_few_more_dispatches() {
     }
 }
 
-/// Dispatches of a layer for one token, by family; what stands before the first layer and after the last one is left out.
+/// Dispatches per layer for one token, by family; excludes those before the first and after the last layer.
 #[test]
-fn layers_of_all_families_take_few_dispatches() {
+fn dispatches_per_layer_stay_within_each_familys_bound() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
-    // Gemma 4 has four more than the 7 that are wanted for its per-layer embeddings.
+    // Gemma 4 exceeds the target of 7 by four for its per-layer embeddings.
     let families = [
         ("llama3-rope", 5),
         ("phi3", 5),
@@ -159,8 +159,8 @@ fn layers_of_all_families_take_few_dispatches() {
         for (name, most) in common::drawn(3, families) {
             let model = Model::load(&device, data.join("tiny-random").join(name), LoadOptions::default()).unwrap();
             let (config, tier) = (model.config(), device.tier().name());
-            // Embedding, head, two of the choice and the next state; the head's factor is one of its own. Per-layer
-            // embeddings are three in front of the layers.
+            // Embedding, head, two for the token choice, and the next state; the head's factor is one more. Per-layer
+            // embeddings add three before the layers.
             let has_factor = config.logit_scale != 1.0 || config.logit_soft_cap.is_some();
             let others = 5 + usize::from(has_factor) + if config.per_layer.is_some() { 3 } else { 0 };
             let total = model.session().unwrap().decode_dispatches() - others;
@@ -171,7 +171,7 @@ fn layers_of_all_families_take_few_dispatches() {
     }
 }
 
-/// What the device does for 32 tokens after the first `n_before`: it creates nothing.
+/// Counters for 32 tokens after the first `n_before`: nothing is created.
 fn counts_of_32(generation: &mut Generation<'_>, device: &Device, n_before: usize) -> Counters {
     let mut take = |n_tokens| {
         for _ in 0..n_tokens {
@@ -202,7 +202,7 @@ fn steady_decode_creates_nothing_and_reads_a_few_bytes() {
             assert_eq!(did.submits, 32, "one submit a token: {did:?}");
             assert_eq!(did.bytes_uploaded, 0, "{did:?}");
             assert!(did.bytes_read <= 32 * 64, "{did:?}");
-            // A draw is two dispatches as well; the penalty in front of it is one.
+            // Sampling also has two dispatches; a penalty adds one.
             let more = u64::from(options.temperature > 0.0);
             assert_eq!(did.dispatches, 32 * (dispatches as u64 + more), "{did:?}");
             println!("{}: {dispatches} dispatches a token, {} bytes read", device.info().name, did.bytes_read / 32);
@@ -211,7 +211,7 @@ fn steady_decode_creates_nothing_and_reads_a_few_bytes() {
 }
 
 #[test]
-fn a_submission_can_compute_several_tokens() {
+fn one_submission_computes_several_tokens() {
     let Some(device) = common::gpu(None) else { return };
     let mut session = builtin(&device, None).session().unwrap();
     let dispatches = session.decode_dispatches() as u64;
@@ -221,7 +221,7 @@ fn a_submission_can_compute_several_tokens() {
     assert_eq!((did.submits, did.dispatches), (8, 32 * dispatches), "four tokens a submit: {did:?}");
     assert_eq!((did.bytes_uploaded, did.bytes_read), (0, 32 * 16), "{did:?}");
 
-    // No pass is submitted whose token could not be used: here one token, then 4 and 2, by the number of tokens asked for.
+    // No wasted passes: here 1 token, then 4 and 2, limited by the requested number of tokens.
     drop(generation);
     session.clear();
     let before = device.counters();
@@ -229,7 +229,7 @@ fn a_submission_can_compute_several_tokens() {
     let did = device.counters() - before;
     assert_eq!((did.submits, did.bytes_read), (3, 7 * 16), "{did:?}");
 
-    // And here by the context, where the prompt takes 58 of 64 positions.
+    // Here limited by the context: the prompt fills 58 of 64 positions.
     let mut session = builtin(&device, Some(64)).session().unwrap();
     let before = device.counters();
     let (ids, _, reason) = collect(session.generate_ids(&[7; 58], &in_fours(endless(100))).unwrap());
@@ -243,7 +243,7 @@ fn in_fours(options: GenerateOptions) -> GenerateOptions {
 }
 
 #[test]
-fn texts_do_not_depend_on_how_many_tokens_a_submission_computes() {
+fn output_does_not_depend_on_tokens_per_submit() {
     let sampled = GenerateOptions { max_tokens: 45, repeat_penalty: 1.1, seed: 5, ..GenerateOptions::default() };
     let stopped = GenerateOptions { stop: vec!["One".into()], ..endless(60) };
     let slid = GenerateOptions { context_policy: ContextPolicy::Slide, ..sampled.clone() };
@@ -261,7 +261,7 @@ fn texts_do_not_depend_on_how_many_tokens_a_submission_computes() {
                 let options = GenerateOptions { tokens_per_submit, submits_in_flight, ..options.clone() };
                 let mut session = model.session().unwrap();
                 let (ids, text, reason) = collect(session.generate("Once upon a time", &options).unwrap());
-                // What was computed past the end of a text leaves no trace in the one that follows.
+                // Positions computed past the end leave no trace in the next completion.
                 session.truncate(session.tokens().len().min(20));
                 (ids, text, reason, collect(session.generate_ids(&[], &endless(3)).unwrap()).0)
             };
@@ -275,7 +275,7 @@ fn texts_do_not_depend_on_how_many_tokens_a_submission_computes() {
     }
 }
 
-/// How a generation ends before the passes that ran ahead of it were of use.
+/// Ways to end a generation that waste the passes submitted ahead.
 #[derive(Clone, Copy, Debug)]
 enum End {
     StopText,
@@ -316,7 +316,7 @@ fn run_to(end: End, session: &mut Session, usual: &[Piece], options: GenerateOpt
 }
 
 #[test]
-fn new_ids_after_any_end_continue_as_in_a_session_that_gets_all_ids_at_once() {
+fn ids_appended_after_any_stop_match_a_fresh_session() {
     for device in executors() {
         let model = builtin(&device, Some(80)).with_max_pass(32).unwrap();
         let new = model.encode(&" The red robot dog ran to the house and saw a big tree.".repeat(3)).unwrap();
@@ -332,7 +332,7 @@ fn new_ids_after_any_end_continue_as_in_a_session_that_gets_all_ids_at_once() {
             let options = GenerateOptions { tokens_per_submit: Some(tokens_per_submit), ..endless(14) };
             let ends = [End::StopText, End::Eos, End::Cancel, End::Drop, End::MaxTokens];
             for (i, end) in ends.into_iter().enumerate() {
-                // One length by default, which is another one for the next end and for the next number of tokens.
+                // By default one length, different for the next end and the next number of tokens.
                 let own = (tokens_per_submit as usize + i) % lengths.len();
                 let lengths = if common::is_full() { &lengths[..] } else { &lengths[own..=own] };
                 for &n_new in lengths {
@@ -354,7 +354,7 @@ fn new_ids_after_any_end_continue_as_in_a_session_that_gets_all_ids_at_once() {
 }
 
 #[test]
-fn whoever_does_not_wait_for_a_token_loses_none() {
+fn dropping_a_pending_next_future_loses_no_token() {
     for device in executors() {
         let model = builtin(&device, None);
         for options in [endless(20), in_fours(endless(20))] {
@@ -363,7 +363,7 @@ fn whoever_does_not_wait_for_a_token_loses_none() {
             let mut generation = session.generate("One day", &options).unwrap();
             let mut got = Vec::new();
             loop {
-                // A future that is not ready at once is dropped.
+                // Drops a pending future.
                 match pin!(generation.next()).poll(&mut Context::from_waker(Waker::noop())) {
                     Poll::Pending => std::thread::yield_now(),
                     Poll::Ready(None) => break,
@@ -376,7 +376,7 @@ fn whoever_does_not_wait_for_a_token_loses_none() {
 }
 
 #[test]
-fn a_restored_session_knows_which_tokens_repeat() {
+fn restored_session_keeps_its_repeat_penalty_history() {
     let options = GenerateOptions { repeat_penalty: 50.0, ..endless(20) };
     for device in executors() {
         let model = builtin(&device, None);
@@ -391,7 +391,7 @@ fn a_restored_session_knows_which_tokens_repeat() {
 }
 
 #[test]
-fn what_memory_held_before_changes_no_text() {
+fn stale_buffer_contents_do_not_change_output() {
     let prompts = ["Once upon a time", "The cat", "Tom and Mia went to the park. The old dog sat by the door."];
     let tiers = if common::is_full() { Tier::ALL.to_vec() } else { vec![Tier::Scalar, Tier::Subgroups] };
     for device in common::gpus(tiers) {
@@ -410,8 +410,8 @@ fn what_memory_held_before_changes_no_text() {
 }
 
 #[test]
-fn prompts_give_the_same_tokens_in_passes_of_any_size() {
-    // Passes for a prompt of so many tokens, by the size of the largest.
+fn prefill_pass_size_does_not_change_tokens() {
+    // Passes for a prompt of this length, by the maximum pass size.
     let cases: [(usize, [(u32, u64); 5]); 4] = [
         (20, [(1, 20), (8, 3), (32, 1), (128, 1), (512, 1)]),
         (200, [(1, 200), (8, 25), (32, 7), (128, 2), (512, 1)]),
@@ -419,18 +419,18 @@ fn prompts_give_the_same_tokens_in_passes_of_any_size() {
         (530, [(1, 530), (8, 67), (32, 17), (128, 5), (512, 2)]),
     ];
     for device in common::executors() {
-        // Longer than it was trained for, so that there are full passes of all sizes.
+        // Longer than the training context, so that there are full passes of all sizes.
         let mut file = ModelFile::builtin().unwrap();
         let ModelShape::Decoder(config) = &mut file.header.shape else { panic!("it continues texts") };
         config.max_seq_len = 560;
-        // Passes of different sizes are of different kernels.
+        // Pass sizes differ in kernels.
         let options = LoadOptions { exact: true, ..LoadOptions::default() };
         let model = Model::from_file(&device, file, options).unwrap();
         let text = model.encode(&"Tom and Mia went to the park. ".repeat(80)).unwrap();
         let mut plans = Vec::new();
         for (n_tokens, passes) in cases {
             let mut want = None;
-            // Passes of one token for long prompts take most of the time, and short prompts have them, too.
+            // One-token passes for long prompts take most of the time; short prompts cover them too.
             let is_usual = |(_, n_passes): &(u32, u64)| common::is_full() || *n_passes <= 40;
             for (max_pass, n_passes) in passes.into_iter().filter(is_usual) {
                 let model = model.with_max_pass(max_pass).unwrap();
@@ -454,7 +454,7 @@ fn prompts_give_the_same_tokens_in_passes_of_any_size() {
 }
 
 #[test]
-fn few_rows_of_a_prompts_passes_are_idle() {
+fn prefill_passes_have_few_idle_rows() {
     for device in common::executors() {
         let mut file = ModelFile::builtin().unwrap();
         let ModelShape::Decoder(config) = &mut file.header.shape else { panic!("it continues texts") };
@@ -475,7 +475,7 @@ fn few_rows_of_a_prompts_passes_are_idle() {
             let difference = largest_difference(&words, &block_on(fresh.logits(&text[..n_tokens])).unwrap());
             assert!(difference < 1e-3, "{n_tokens} tokens on {}: {difference}", device.info().name);
         }
-        // Passes of further sizes find room where those of the planned ones are.
+        // Extra pass sizes fit in the planned memory.
         assert_eq!(session.plan(), plan);
     }
 }
@@ -489,7 +489,7 @@ fn decoding_with_the_cache_equals_recomputing_from_scratch() {
         let mut sequence = model.encode("One day").unwrap();
         let mut fresh = model.session().unwrap();
         for (i, &id) in ids.iter().enumerate() {
-            // By default the first tokens, and then some: what is wrong in the cache stays there.
+            // By default the first tokens and then a sample: errors in the cache persist.
             if common::is_full() || i < 8 || i % 16 == 15 {
                 fresh.clear();
                 let logits = block_on(fresh.logits(&sequence)).unwrap();
@@ -502,7 +502,7 @@ fn decoding_with_the_cache_equals_recomputing_from_scratch() {
 }
 
 #[test]
-fn snapshot_restore_truncate_and_clear_lead_to_the_same_tokens() {
+fn snapshot_restore_truncate_and_clear_keep_tokens_equal() {
     for device in executors() {
         let model = builtin(&device, None);
         let mut session = model.session().unwrap();
@@ -524,7 +524,7 @@ fn snapshot_restore_truncate_and_clear_lead_to_the_same_tokens() {
 }
 
 #[test]
-fn a_prompt_in_pieces_equals_the_prompt_at_once() {
+fn prompt_in_pieces_gives_the_logits_of_the_whole() {
     for device in executors() {
         let model = builtin(&device, None);
         let prompt: Vec<u32> = model.encode(&"Tom and Mia went to the park. ".repeat(20)).unwrap();
@@ -541,7 +541,7 @@ fn a_prompt_in_pieces_equals_the_prompt_at_once() {
 }
 
 #[test]
-fn memory_plan_is_what_is_allocated() {
+fn memory_plan_equals_allocated_bytes() {
     for max_pass in [128, 512] {
         for device in common::executors() {
             let load = |device: &Device| {
@@ -577,17 +577,17 @@ fn a_model_over_the_memory_limit_is_refused_before_allocating() {
     }
 }
 
-/// Bytes of a plan for the built-in model.
+/// Planned bytes for the built-in model.
 fn cache_bytes(device: &Device, options: &LoadOptions<'_>) -> u64 {
     Model::plan_file(&device.target(), &ModelFile::builtin().unwrap(), options).unwrap().cache_bytes
 }
 
 #[test]
-fn caches_of_smaller_types_take_less_memory_and_tell_the_same_story() {
+fn smaller_kv_types_save_memory_and_keep_the_output() {
     for device in executors() {
         let [f32, f16, q8_0] =
             KvType::ALL.map(|kv_type| cache_bytes(&device, &LoadOptions { kv_type, ..LoadOptions::default() }));
-        // Angles are a part of each.
+        // Both include the angles.
         let keys = 2 * (f32 - f16);
         assert!(q8_0 < f16 && f16 < f32 && f32 - q8_0 >= keys * 5 / 8, "{f32} {f16} {q8_0}");
         let tell = |kv_type| {
@@ -598,7 +598,7 @@ fn caches_of_smaller_types_take_less_memory_and_tell_the_same_story() {
         };
         let want = tell(KvType::F32);
         assert_eq!(tell(KvType::F16), want, "on {}", device.info().name);
-        // Eight bits may choose another word at some point.
+        // Q8_0 may choose another token eventually.
         assert_eq!(tell(KvType::Q8_0)[..8], want[..8], "on {}", device.info().name);
     }
     let error = "f8".parse::<KvType>().unwrap_err().to_string();
@@ -606,7 +606,7 @@ fn caches_of_smaller_types_take_less_memory_and_tell_the_same_story() {
 }
 
 #[test]
-fn a_context_can_adapt_to_the_memory() {
+fn fit_context_shrinks_the_context_to_the_memory_limit() {
     for device in executors() {
         let load = |memory_limit, context_length, fit_context| {
             let options = LoadOptions { memory_limit, context_length, fit_context, ..LoadOptions::default() };
@@ -614,14 +614,14 @@ fn a_context_can_adapt_to_the_memory() {
         };
         let limit = ModelFile::builtin().unwrap().header.shape.decoder().unwrap().max_seq_len;
         let whole = load(Some(1 << 40), None, true).unwrap();
-        assert_eq!(whole.context_length(), limit, "all that it was trained for");
-        // A quarter fits, and a byte less than half the context needs.
+        assert_eq!(whole.context_length(), limit, "the whole training context");
+        // Half of the context lacks one byte, so a quarter fits.
         let [quarter, half] = [4, 2].map(|part| load(None, Some(limit / part), false).unwrap().plan().total_bytes());
         let adapted = load(Some(half - 1), None, true).unwrap();
         assert_eq!((adapted.context_length(), adapted.plan().total_bytes()), (limit / 4, quarter));
         let (ids, _, reason) = collect(adapted.session().unwrap().generate_ids(&[7; 9], &endless(9)).unwrap());
         assert_eq!((ids.len(), reason), (9, StopReason::MaxTokens));
-        // What is asked for is the most, and without the option it is refused.
+        // A requested length is a maximum with the option, and refused without it.
         assert_eq!(load(Some(half), Some(limit / 8), true).unwrap().context_length(), limit / 8);
         let error = load(Some(half - 1), Some(limit / 2), false).err().unwrap().to_string();
         assert!(error.contains(&format!("a context of {} tokens would fit", limit / 4)), "{error}");
@@ -638,13 +638,13 @@ fn a_second_session_reuses_the_buffers_of_the_first() {
     let before = device.counters();
     generate();
     let did = device.counters() - before;
-    // Only the params of the recordings are new: one buffer for each recording that ran.
+    // Only params are new: one buffer per executed recording.
     assert_eq!(did.pool_misses, 0, "{did:?}");
     assert!(did.pool_hits > 0 && did.buffers_created <= 5, "{did:?}");
 }
 
 #[test]
-fn a_seed_fixes_the_text_and_another_seed_changes_it() {
+fn seed_determines_the_sampled_output() {
     for device in executors() {
         let model = builtin(&device, None);
         let tell = |seed| {
@@ -667,7 +667,7 @@ fn top_k_of_one_is_greedy() {
 }
 
 #[test]
-fn repetition_penalty_changes_what_is_chosen() {
+fn repeat_penalty_prevents_repeated_tokens() {
     for device in executors() {
         let model = builtin(&device, None);
         let (plain, ..) = collect(model.session().unwrap().generate("One day", &endless(60)).unwrap());
@@ -675,13 +675,13 @@ fn repetition_penalty_changes_what_is_chosen() {
         let (penalised, ..) = collect(model.session().unwrap().generate("One day", &options).unwrap());
         let distinct = |ids: &[u32]| ids.iter().collect::<std::collections::HashSet<_>>().len();
         assert!(distinct(&penalised) > distinct(&plain), "{plain:?} {penalised:?}");
-        // Within the window of 64 nothing at all repeats under so strong a penalty.
+        // So strong a penalty prevents any repetition within the window of 64.
         assert_eq!(distinct(&penalised), 60, "{penalised:?}");
     }
 }
 
 #[test]
-fn generation_stops_for_the_stated_reason() {
+fn generation_reports_the_right_stop_reason() {
     for device in executors() {
         let model = builtin(&device, Some(64));
         let mut session = model.session().unwrap();
@@ -699,7 +699,7 @@ fn generation_stops_for_the_stated_reason() {
 
         let n_prompt = model.encode("Once upon a time").unwrap().len();
         let (ids, _, reason) = run(&mut session, &endless(1000));
-        // The last token is chosen when the cache is full; it has no place there itself.
+        // The last token is chosen when the cache is full; it is not cached.
         assert_eq!((n_prompt + ids.len(), reason), (65, StopReason::ContextFull));
 
         let slide = GenerateOptions { context_policy: ContextPolicy::Slide, ..endless(200) };
@@ -718,7 +718,7 @@ fn generation_stops_for_the_stated_reason() {
         assert!(block_on(generation.next()).is_none());
         assert_eq!(generation.stop_reason(), Some(StopReason::Cancelled));
         drop(generation);
-        // What was submitted ahead of the cancelled token leaves no trace.
+        // Passes submitted ahead of the cancellation leave no trace.
         assert_eq!(session.tokens().len(), n_prompt + 1);
         let (rest, ..) = collect(session.generate_ids(&[], &endless(19)).unwrap());
         assert_eq!(rest, ids[1..20]);
@@ -726,11 +726,11 @@ fn generation_stops_for_the_stated_reason() {
 }
 
 #[test]
-fn pieces_continue_the_prompt_as_one_text() {
+fn generated_pieces_join_to_the_decoded_text() {
     let device = common::cpu();
     let model = builtin(&device, None);
     let tokenizer = model.tokenizer().unwrap();
-    // Behind a whole word the first piece begins with a space; an empty prompt begins a text, without one.
+    // After a complete word the first piece begins with a space; after an empty prompt it does not.
     for prompt in ["Once upon a", "Once upon a time", "One", ""] {
         let mut session = model.session().unwrap();
         let (_, text, _) = collect(session.generate(prompt, &endless(24)).unwrap());
@@ -739,7 +739,7 @@ fn pieces_continue_the_prompt_as_one_text() {
 }
 
 #[test]
-fn a_callback_gets_every_piece_and_can_break_off() {
+fn callback_receives_every_piece_and_can_stop_generation() {
     let device = common::cpu();
     let model = builtin(&device, None);
     let (_, want, _) = collect(model.session().unwrap().generate("One day", &endless(30)).unwrap());
@@ -756,7 +756,7 @@ fn a_callback_gets_every_piece_and_can_break_off() {
 }
 
 #[test]
-fn the_story_ends_with_the_end_token() {
+fn story_ends_with_an_eos_token() {
     for device in executors() {
         let model = builtin(&device, None);
         let mut session = model.session().unwrap();
@@ -793,8 +793,8 @@ fn bad_requests_are_errors_that_name_the_option() {
     fails(&[1], with(&|o| o.min_p = 1.5), "min_p");
     fails(&[1], with(&|o| o.repeat_penalty = 0.0), "repeat_penalty");
     fails(&[1], with(&|o| o.stop = vec![String::new()]), "stop");
-    fails(&[1], with(&|o| o.stop = vec!["x".into(), "é".repeat(513)]), "texts of 1 to 1024 bytes");
-    fails(&[1], with(&|o| o.stop = vec!["x".into(); 129]), "at most 128 texts");
+    fails(&[1], with(&|o| o.stop = vec!["x".into(), "é".repeat(513)]), "strings of 1 to 1024 bytes");
+    fails(&[1], with(&|o| o.stop = vec!["x".into(); 129]), "at most 128 strings");
     fails(&[1], with(&|o| o.tokens_per_submit = Some(0)), "tokens_per_submit");
     fails(&[1], with(&|o| o.tokens_per_submit = Some(17)), "1 to 16");
     fails(&[1], with(&|o| o.submits_in_flight = Some(0)), "submits_in_flight");
@@ -811,7 +811,7 @@ fn bad_requests_are_errors_that_name_the_option() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_an_error_and_auto_is_not() {
+fn missing_device_is_an_error_but_auto_always_opens() {
     let choice = "no such adapter".parse().unwrap();
     let error = block_on(Device::open(&choice, None)).err().unwrap();
     assert!(matches!(&error, Error::NoAdapter { wanted, .. } if wanted == "no such adapter"), "{error}");
@@ -820,7 +820,7 @@ fn a_device_that_is_not_there_is_an_error_and_auto_is_not() {
 }
 
 #[test]
-fn a_stream_goes_on_when_the_device_is_lost() {
+fn generation_resumes_on_a_new_device_after_loss() {
     let options = GenerateOptions { max_tokens: 40, repeat_penalty: 1.1, seed: 5, ..GenerateOptions::default() };
     for options in [GenerateOptions::greedy(40), options.clone(), in_fours(options)] {
         let Some(device) = common::gpu(None) else { return };
@@ -856,7 +856,7 @@ fn a_stream_goes_on_when_the_device_is_lost() {
 }
 
 #[test]
-fn a_text_that_began_elsewhere_goes_on_as_it_would_have() {
+fn replayed_generation_continues_with_equal_pieces() {
     let drawn = GenerateOptions { max_tokens: 30, seed: 5, temperature: 1.0, ..GenerateOptions::default() };
     let cases = [
         GenerateOptions::greedy(30),
@@ -880,7 +880,7 @@ fn a_text_that_began_elsewhere_goes_on_as_it_would_have() {
                 let n_computed = if n == whole.len() { 0 } else { n_prompt + n };
                 let (pieces, ended, n_fed) = run(&whole[..n]);
                 assert_eq!((&pieces, ended), (&whole, end), "after {n} tokens");
-                // With guesses, what follows the prompt counts as decoding.
+                // With draft tokens, tokens after the prompt count as decoding.
                 assert!(n_fed == n_computed || options.prompt_lookup > 0, "{n_fed} of {n_computed} tokens");
             }
         }
@@ -892,7 +892,7 @@ fn limited_context(context_length: u32) -> LoadOptions<'static> {
 }
 
 #[test]
-fn a_generation_can_be_cancelled_within_its_prompt() {
+fn generation_can_be_cancelled_during_prefill() {
     let model = Model::builtin(&common::cpu()).unwrap();
     let prompt = vec![7; 400];
     let mut session = model.session().unwrap();
@@ -901,7 +901,7 @@ fn a_generation_can_be_cancelled_within_its_prompt() {
     assert!(block_on(generation.next()).is_none());
     assert_eq!(generation.stop_reason(), Some(StopReason::Cancelled));
     assert_eq!(generation.prefill().tokens, 0);
-    // What was computed is kept and is right.
+    // Computed tokens stay cached and are correct.
     let ids = |session: &mut tilewright::Session, prompt: &[u32]| -> Vec<u32> {
         let mut generation = session.generate_ids(prompt, &GenerateOptions::greedy(5)).unwrap();
         std::iter::from_fn(|| block_on(generation.next())).map(|piece| piece.unwrap().id).collect()
@@ -910,10 +910,10 @@ fn a_generation_can_be_cancelled_within_its_prompt() {
     assert_eq!(resumed, ids(&mut model.session().unwrap(), &prompt));
 }
 
-/// A CPU that was opened rounds activations to bytes where a model is not to be exact, in passes of a few tokens and of
-/// many; the one that other devices are compared with never does.
+/// A CPU opened by default rounds activations to bytes unless the model is exact, in passes of few and many tokens;
+/// the reference CPU never does.
 #[test]
-fn an_opened_cpu_rounds_unless_it_is_to_be_exact() {
+fn opened_cpu_rounds_activations_unless_exact() {
     #[cfg(target_arch = "x86_64")]
     let has_bytes =
         is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
@@ -933,7 +933,7 @@ fn an_opened_cpu_rounds_unless_it_is_to_be_exact() {
         block_on(session.logits(&ids[..first])).unwrap();
         block_on(session.logits(&ids[first..])).unwrap()
     };
-    // In one piece, and the last token by itself.
+    // In one pass, and with the last token alone.
     let (many, one) = (logits_of(&reference, 1), logits_of(&reference, ids.len() - 1));
     for device in [&opened, rounding.device()] {
         let exact = load(device, true);
@@ -951,10 +951,10 @@ fn an_opened_cpu_rounds_unless_it_is_to_be_exact() {
     }
 }
 
-/// Models that keep a state of fixed size: three times the window of their convolutions and more, going back and on again
-/// at many points, gives what recomputing from scratch gives.
+/// Recurrent states: over more than three times the convolutions' window, rolling back and continuing at many points
+/// equals recomputing from scratch.
 #[test]
-fn recurrent_layers_go_back_and_on_again() {
+fn recurrent_layers_match_recomputation_after_truncation() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let models = ["lfm2", "qwen35", "granite-hybrid"].into_iter();
     for (name, device) in models.flat_map(|name| executors().into_iter().map(move |device| (name, device))) {
@@ -962,18 +962,18 @@ fn recurrent_layers_go_back_and_on_again() {
         let model = Model::load(&device, data.join("tiny-random").join(name), options).unwrap();
         let what = format!("{name} on {}", device.info().name);
         let ids: Vec<u32> = (0..60).map(|i| 3 + (i * i + 7 * i) % 290).collect();
-        // Sums in f32 in another order, as passes of another size have them. Of granite-hybrid some positions, the one after 18
-        // of these tokens most, are ill-conditioned: in a model in f64, relative errors of 1e-7 in every product moved their
-        // logits by up to 2.0e-4 (the median of 40 tries was 0.5e-4, that of other positions 0.1e-4), and a sum of a hundred
-        // products is off by a few times that. The smallest fault of a state, one that is a token behind in the last layer that
-        // keeps one, moved them by 0.25: more than a hundred times what is allowed here.
+        // F32 sums in another order, as in passes of another size. Some positions of granite-hybrid, above all the one
+        // after 18 of these tokens, are ill-conditioned: in a float64 model, relative errors of 1e-7 in every product
+        // changed their logits by up to 2.0e-4 (median of 40 trials 0.5e-4; other positions 0.1e-4), and a sum of a
+        // hundred products has a few times that error. The smallest state error, one token behind in the last
+        // recurrent layer, changed them by 0.25: over a hundred times this tolerance.
         let most = if name == "granite-hybrid" { 2e-3 } else { 2e-4 };
         goes_back_and_on_again(&model, &ids, model.session().unwrap(), (7, most), &what);
     }
 }
 
-/// Twenty times back to somewhere, by up to `most` tokens, to a copy or to what a file would have, then on by a few in pieces, to
-/// logits that are off by `tolerance` at most.
+/// Twenty times rolls back by up to `most` tokens, to a snapshot or a saved session, then continues by a few tokens in
+/// pieces, with logits within `tolerance`.
 fn goes_back_and_on_again(
     model: &Model,
     ids: &[u32],
@@ -1008,7 +1008,7 @@ fn goes_back_and_on_again(
         let got = block_on(session.logits(&ids[from + first..end])).unwrap();
         let difference = largest_difference(&got, &fresh(&ids[..end]));
         assert!(difference <= tolerance, "{what}: {end} tokens: off by {difference}");
-        // A generation that is broken off leaves what it computed of tokens that nobody keeps.
+        // Leaves computed but unused tokens of a cancelled generation.
         let mut generation = session.generate_ids(&[], &GenerateOptions::greedy(8)).unwrap();
         block_on(generation.next());
         drop(generation);
@@ -1016,16 +1016,16 @@ fn goes_back_and_on_again(
     }
 }
 
-/// Models with layers that see a window: three times its size and more, token by token, is what a pass over all tokens is;
-/// and going back and on again at many points gives what recomputing from scratch gives.
+/// Sliding windows: over more than three times the window, decoding token by token equals one pass over all; rolling
+/// back and continuing at many points equals recomputing from scratch.
 #[test]
-fn window_layers_keep_what_passes_can_see() {
+fn sliding_window_layers_match_full_recomputation() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let models = ["gemma3", "gemma2", "gpt-oss", "mistral-sliding", "olmo3", "exaone4", "phi3"];
     for (name, device) in models.iter().flat_map(|name| executors().into_iter().map(move |device| (name, device))) {
         let options = LoadOptions { kv_type: KvType::F32, exact: true, ..LoadOptions::default() };
         let model = Model::load(&device, data.join("tiny-random").join(name), options).unwrap();
-        // Short passes, so that rings are short, too.
+        // Short passes, so that rings are short too.
         let model = model.with_max_pass(8).unwrap();
         let what = format!("{name} on {}", device.info().name);
         assert_eq!(model.plan().cache_bytes, expected_cache_bytes(&model, 16), "{what}");
@@ -1043,7 +1043,7 @@ fn window_layers_keep_what_passes_can_see() {
     }
 }
 
-/// Bytes of a cache of f32 whose layers with a window have room for it and `back` positions.
+/// Bytes of an F32 cache whose window layers hold the window and `back` positions.
 fn expected_cache_bytes(model: &Model, back: u32) -> u64 {
     let of_layer = |block: &Block| {
         let slots = block.attention.window.map_or(model.context_length(), |window| window - 1 + back);
@@ -1051,7 +1051,7 @@ fn expected_cache_bytes(model: &Model, back: u32) -> u64 {
     };
     let blocks = &model.config().blocks;
     assert!(blocks.iter().any(|block| block.attention.window.is_some()));
-    // Angles count as well.
+    // Angles are included.
     let config = model.config();
     let of_rope = |rope: &RopeConfig| 4 * u64::from(rope.n_rows(model.context_length()) * rope.rot_dims);
     blocks.iter().map(of_layer).sum::<u64>() + config.ropes.iter().map(of_rope).sum::<u64>()

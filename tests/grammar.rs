@@ -1,4 +1,5 @@
-//! Constrained output: texts match what they have to, on the CPU and on a GPU, and what cannot be used is refused.
+//! Constrained output: completions match their constraints, on the CPU and on a GPU, and unusable constraints are
+//! refused.
 
 #[path = "grammar/bombs.rs"]
 mod bombs;
@@ -21,14 +22,14 @@ use tilewright::load::{ModelFile, vocab_from_gguf};
 use tilewright::tokenizer::Tokenizer;
 use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model};
 
-/// What the built-in model continues.
+/// Prompt for the built-in model.
 const PROMPT: &str = "Once upon a time";
 
 fn builtin(device: &Device) -> Model {
     Model::from_file(device, ModelFile::builtin().unwrap(), LoadOptions::default()).unwrap()
 }
 
-/// Options of a text that has room to end.
+/// Options with enough tokens to end.
 fn options(constraint: Constraint) -> GenerateOptions {
     GenerateOptions {
         max_tokens: 3000,
@@ -38,7 +39,7 @@ fn options(constraint: Constraint) -> GenerateOptions {
     }
 }
 
-/// The same with draws among all tokens.
+/// The same with sampling from all tokens.
 fn drawn(constraint: Constraint, seed: u64) -> GenerateOptions {
     GenerateOptions { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed, ..options(constraint) }
 }
@@ -51,15 +52,15 @@ fn regex(pattern: &str) -> Constraint {
     Constraint::Regex(pattern.into())
 }
 
-/// Ids, text and end of a generation.
+/// Ids, text and stop reason of a generation.
 fn run(model: &Model, prompt: &str, options: &GenerateOptions) -> (Vec<u32>, String, StopReason) {
     let mut session = model.session().unwrap();
     common::collect(&mut session.generate(prompt, options).unwrap())
 }
 
-/// `None` for a schema that refers to what is not there.
+/// `None` for a schema with an unresolved reference.
 fn validator(schema: &Value) -> Option<Validator> {
-    // Formats that only describe.
+    // Formats that are annotations only.
     let described = [
         "idn-email",
         "idn-hostname",
@@ -75,14 +76,14 @@ fn validator(schema: &Value) -> Option<Validator> {
     described.into_iter().fold(options, |options, name| options.with_format(name, |_: &str| true)).build(schema).ok()
 }
 
-/// How a share of texts ended.
+/// How a sample of texts ended.
 #[derive(Debug, Default, PartialEq)]
 struct Tally {
     valid: usize,
     invalid: usize,
-    /// Cut by the limit of tokens.
+    /// Cut by the token limit.
     cut: usize,
-    /// JSON with a number that the parser has no room for.
+    /// JSON with a number too large for the parser.
     too_large: usize,
 }
 
@@ -104,7 +105,7 @@ impl Tally {
 }
 
 #[test]
-fn texts_of_500_schemas_are_valid() {
+fn output_of_500_schemas_validates() {
     let model = builtin(&common::cpu());
     let mut schemas = schemas::tools();
     let n = if common::is_full() { 500 } else { 100 };
@@ -122,7 +123,7 @@ fn texts_of_500_schemas_are_valid() {
 }
 
 #[test]
-fn objects_of_any_content_are_json() {
+fn json_object_constraint_yields_valid_json() {
     let model = builtin(&common::cpu());
     let mut whole = 0;
     for seed in 0..if common::is_full() { 60 } else { 15 } {
@@ -137,7 +138,7 @@ fn objects_of_any_content_are_json() {
     assert!(whole > 0);
 }
 
-/// Draws from what a guide allows, all tokens alike but those that end something, which come more often.
+/// Samples from a guide's allowed tokens, uniformly except that ending tokens are more frequent.
 fn random_text(
     grammars: &Arc<Grammars>,
     tokenizer: &Tokenizer,
@@ -177,7 +178,7 @@ fn random_text(
     Ok(None)
 }
 
-/// The vocabularies of models, without the models.
+/// Vocabularies of models, without the models.
 fn vocabularies() -> Vec<(&'static str, Arc<Tokenizer>, Arc<Grammars>)> {
     let kinds =
         ["ggml-vocab-qwen35", "ggml-vocab-llama-spm", "ggml-vocab-gemma-4", "ggml-vocab-gpt-2", "ggml-vocab-phi-3"];
@@ -193,7 +194,7 @@ fn vocabularies() -> Vec<(&'static str, Arc<Tokenizer>, Arc<Grammars>)> {
 }
 
 #[test]
-fn random_tokens_of_real_vocabularies_make_valid_texts() {
+fn random_allowed_tokens_satisfy_their_schema() {
     for (name, tokenizer, grammars) in vocabularies() {
         let mut tally = Tally::default();
         let mut schemas = schemas::tools();
@@ -208,16 +209,16 @@ fn random_tokens_of_real_vocabularies_make_valid_texts() {
     }
 }
 
-/// Schemas of the official test suite. Those of keywords that cannot be enforced are refused; what is written for the others
-/// is valid.
+/// Schemas of the official test suite. Schemas with unenforceable keywords are refused; output for the others is
+/// valid.
 #[test]
-fn texts_of_the_official_suite_are_valid() {
+fn output_of_the_official_schema_suite_validates() {
     let Some(folder) = common::find_data("json-schema".as_ref()) else {
         return common::skip("no test data `json-schema`");
     };
     let [(name, tokenizer, grammars), ..] = &vocabularies()[..] else { return };
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    // Beside them is the stamp of `scripts/test-data`.
+    // The folder also holds the stamp of `scripts/test-data`.
     files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
     files.sort();
     let (mut tally, mut refused, mut total, mut n_invalid) = (Tally::default(), 0, 0, 0);
@@ -234,12 +235,12 @@ fn texts_of_the_official_suite_are_valid() {
             let constraint = Constraint::JsonSchema(schema.clone());
             match grammars.begin(&constraint, tokenizer.eos_ids()) {
                 Ok(_) => {
-                    // What is begun can be ended.
+                    // A begun text can be completed.
                     let text = random_text(grammars, tokenizer, &constraint, &mut rng);
                     let text = text.unwrap_or_else(|error| panic!("{schema}: {error}"));
                     tally.add(schema, text.as_deref().unwrap_or_default(), text.is_some());
                     for test in case["tests"].as_array().unwrap().iter().filter(|test| test["valid"] == false) {
-                        // Where formats only describe, they refuse nothing.
+                        // Formats as annotations reject nothing.
                         let is_valid = validator(schema).unwrap().is_valid(&test["data"]);
                         let text = test["data"].to_string();
                         assert!(is_valid || !accepts(grammars, tokenizer, &bytes, schema, &text), "{schema}: {text}");
@@ -256,7 +257,7 @@ fn texts_of_the_official_suite_are_valid() {
     assert!(n_invalid > 200, "{n_invalid}");
 }
 
-/// Of each byte the tokens that are it alone.
+/// Tokens that consist of a single byte, for each byte.
 fn single_bytes(tokenizer: &Tokenizer) -> Vec<Vec<u32>> {
     let mut tokens = vec![Vec::new(); 256];
     for id in 0..tokenizer.vocab_size() as u32 {
@@ -267,7 +268,7 @@ fn single_bytes(tokenizer: &Tokenizer) -> Vec<Vec<u32>> {
     tokens
 }
 
-/// Whether a text can be written, byte by byte.
+/// Whether the constraint allows a text, byte by byte.
 fn accepts(grammars: &Arc<Grammars>, tokenizer: &Tokenizer, bytes: &[Vec<u32>], schema: &Value, text: &str) -> bool {
     let mut guide = grammars.begin(&Constraint::JsonSchema(schema.clone()), tokenizer.eos_ids()).unwrap();
     let allows = |words: &[u32], id: u32| words[id as usize / 32] >> (id % 32) & 1 == 1;
@@ -282,9 +283,9 @@ fn accepts(grammars: &Arc<Grammars>, tokenizer: &Tokenizer, bytes: &[Vec<u32>], 
     tokenizer.eos_ids().iter().any(|&id| allows(words, id))
 }
 
-/// Of any mix of keywords, texts are valid, or the schema is refused before the first token.
+/// For any mix of keywords, output is valid, or the schema is refused before the first token.
 #[test]
-fn texts_of_any_keywords_are_valid_or_the_schema_is_refused() {
+fn schema_of_mixed_keywords_validates_or_is_refused() {
     let model = builtin(&common::cpu());
     let (tokenizer, grammars) = (model.tokenizer().unwrap(), Arc::clone(model.grammars().unwrap()));
     let mut rng = Rng::new(11);
@@ -309,9 +310,9 @@ fn texts_of_any_keywords_are_valid_or_the_schema_is_refused() {
     assert!(tally.valid * 2 > n as usize, "{n_refused} refused, {tally:?}");
 }
 
-/// What asks for nothing that is not enforced is taken.
+/// A schema that asks for nothing unenforceable is accepted.
 #[test]
-fn what_says_nothing_is_no_reason_to_refuse() {
+fn schema_keywords_without_effect_are_accepted() {
     let model = builtin(&common::cpu());
     let (tokenizer, grammars) = (model.tokenizer().unwrap(), Arc::clone(model.grammars().unwrap()));
     let mut rng = Rng::new(3);
@@ -325,9 +326,9 @@ fn what_says_nothing_is_no_reason_to_refuse() {
     }
 }
 
-/// A name is written in one way, so that it cannot come as another one.
+/// Property names have a single spelling, so escapes cannot repeat one.
 #[test]
-fn names_that_are_taken_do_not_come_again() {
+fn declared_property_names_are_not_repeated() {
     let Some((_, tokenizer, grammars)) = vocabularies().into_iter().next() else { return };
     let bytes = single_bytes(&tokenizer);
     let taken: Value = serde_json::from_str(
@@ -346,7 +347,7 @@ fn names_that_are_taken_do_not_come_again() {
 }
 
 #[test]
-fn texts_match_their_regular_expressions() {
+fn output_matches_its_regular_expression() {
     let model = builtin(&common::cpu());
     let patterns = [
         "yes|no",
@@ -374,7 +375,7 @@ fn texts_match_their_regular_expressions() {
     }
 }
 
-/// Sums and products with parentheses: whether that is all of the text.
+/// Sums and products with parentheses: whether they make up the whole text.
 fn is_expression(text: &str) -> bool {
     fn sum(rest: &mut &[u8]) -> bool {
         product(rest)
@@ -406,7 +407,7 @@ fn is_expression(text: &str) -> bool {
 }
 
 #[test]
-fn texts_match_their_grammars() {
+fn output_matches_its_lark_grammar() {
     const GRAMMAR: &str =
         "start: sum\nsum: term ((\"+\" | \"-\") term)*\nterm: NUMBER | \"(\" sum \")\"\nNUMBER: /[0-9]{1,3}/";
     let model = builtin(&common::cpu());
@@ -424,7 +425,7 @@ fn texts_match_their_grammars() {
     assert!(is_expression("1+(22-(3))-4") && !is_expression("1+") && !is_expression("(1") && !is_expression("1234"));
 }
 
-/// Constraints of each kind, for greedy texts.
+/// Constraints of each kind, for greedy completions.
 fn some_constraints() -> Vec<Constraint> {
     let mut all: Vec<Constraint> = schemas::tools().into_iter().take(4).map(Constraint::JsonSchema).collect();
     all.extend([
@@ -436,7 +437,7 @@ fn some_constraints() -> Vec<Constraint> {
 }
 
 #[test]
-fn a_gpu_writes_what_the_cpu_writes() {
+fn constrained_output_is_equal_on_gpu_and_cpu() {
     let devices = executors();
     let models: Vec<Model> = devices.iter().map(builtin).collect();
     for constraint in some_constraints() {
@@ -450,10 +451,9 @@ fn a_gpu_writes_what_the_cpu_writes() {
     devices.iter().for_each(common::assert_tested);
 }
 
-/// The tokens of a greedy text are, one by one, the likeliest of those that may come, whether a pass chose them or they
-/// were forced and computed together.
+/// Each greedy token is the likeliest allowed one, whether a pass chose it or it was forced and computed in a batch.
 #[test]
-fn each_token_is_the_likeliest_that_may_come() {
+fn each_token_is_the_likeliest_allowed_one() {
     for device in executors() {
         let model = builtin(&device);
         let prompt = model.encode(PROMPT).unwrap();
@@ -471,7 +471,7 @@ fn each_token_is_the_likeliest_that_may_come() {
                 let logits = &trace.logits[(prompt.len() + i - 1) * n_vocab..][..n_vocab];
                 let allowed = guide.allowed().unwrap();
                 let is_allowed = |id: usize| allowed[id / 32] >> (id % 32) & 1 == 1;
-                assert!(is_allowed(id as usize), "{constraint:?}: token {i} may not come");
+                assert!(is_allowed(id as usize), "{constraint:?}: token {i} is not allowed");
                 let best = (0..n_vocab).filter(|&id| is_allowed(id)).map(|id| logits[id]).fold(f32::MIN, f32::max);
                 assert!(
                     logits[id as usize] > best - 0.05,
@@ -488,7 +488,7 @@ fn each_token_is_the_likeliest_that_may_come() {
     }
 }
 
-/// What the device does for 32 tokens after the first eight.
+/// Counters for 32 tokens after the first eight.
 fn counts(device: &Device, model: &Model, options: &GenerateOptions) -> Counters {
     let mut session = model.session().unwrap();
     let mut generation = session.generate(PROMPT, options).unwrap();
@@ -500,7 +500,7 @@ fn counts(device: &Device, model: &Model, options: &GenerateOptions) -> Counters
 }
 
 #[test]
-fn a_token_takes_one_dispatch_more_and_nothing_is_created() {
+fn constraint_adds_one_dispatch_per_token() {
     for device in executors() {
         let model = builtin(&device);
         for (temperature, repeat_penalty) in [(0.0, 1.0), (0.8, 1.1)] {
@@ -514,7 +514,7 @@ fn a_token_takes_one_dispatch_more_and_nothing_is_created() {
                 ..GenerateOptions::default()
             };
             let without = counts(&device, &model, &plain);
-            // Nothing of it is forced.
+            // None of these tokens is forced.
             let options = GenerateOptions { constraint: Some(regex("[a-z ]{500}")), ..plain };
             let did = counts(&device, &model, &options);
             assert_eq!((did.buffers_created, did.bind_groups_created, did.pipelines_created), (0, 0, 0), "{did:?}");
@@ -547,7 +547,7 @@ fn a_constraint_ends_with_its_generation() {
     assert_eq!(text.split_whitespace().collect::<String>(), r#"{"name":"Tom"}"#);
     drop(generation);
     assert_eq!(session.tokens(), ids);
-    // The session goes on as one that was given the same tokens.
+    // The session continues like one given the same tokens.
     let take = |generation: Result<tilewright::generate::Generation<'_>, Error>| {
         let (mut generation, mut ids) = (generation.unwrap(), Vec::new());
         while let Some(piece) = block_on(generation.next()) {
@@ -563,18 +563,18 @@ fn a_constraint_ends_with_its_generation() {
 }
 
 #[test]
-fn options_keep_their_meaning() {
+fn generation_options_keep_their_meaning_when_constrained() {
     let model = builtin(&common::cpu());
-    // End tokens come only where the text is complete, and are part of it there.
+    // End tokens come only where the text is complete, and then belong to it.
     let (ids, text, end) = run(&model, PROMPT, &options(regex("[a-z]{3}( [a-z]{1,5}){2,90}[.]?")));
     let is_end = |id: &u32| model.tokenizer().unwrap().eos_ids().contains(id);
     assert!(end == StopReason::Eos && is_end(ids.last().unwrap()) || end == StopReason::Complete, "{end:?}: {text:?}");
     assert!(ids[..ids.len() - 1].iter().all(|id| !is_end(id)));
-    // A text without a last character never ends by itself where end tokens are ignored.
+    // A pattern without a last character never ends if end tokens are ignored.
     let (_, text, end) =
         run(&model, PROMPT, &GenerateOptions { ignore_eos: true, max_tokens: 50, ..options(regex("[a-z ]+")) });
     assert!(end == StopReason::MaxTokens && text.chars().all(|c| c == ' ' || c.is_ascii_lowercase()), "{text:?}");
-    // Stop texts and ids.
+    // Stop strings and ids.
     let stopping = GenerateOptions { stop: vec!["aab".into()], ..options(regex("a{20}b{20}")) };
     assert_eq!(run(&model, PROMPT, &stopping).1.trim_end_matches('a'), "");
     assert_eq!(run(&model, PROMPT, &stopping).2, StopReason::StopText);
@@ -584,9 +584,9 @@ fn options_keep_their_meaning() {
         PROMPT,
         &GenerateOptions { stop_ids: stop_ids.clone(), ignore_eos: false, ..options(regex("y[xy]{5}z")) },
     );
-    // A token that ends the text does not come before the text is complete, though it might be one of the text's own.
+    // A stop token does not occur before the text is complete, even if the pattern would allow it.
     assert!(end == StopReason::Complete && text.len() == 7 && !ids.iter().any(|id| stop_ids.contains(id)), "{text:?}");
-    // A penalty does not make infinities of what is forbidden.
+    // A penalty keeps forbidden tokens at finite logits.
     let penalised = GenerateOptions { repeat_penalty: 2.0, ..drawn(regex("(ab){30}"), 3) };
     assert_eq!(run(&model, PROMPT, &penalised).1, "ab".repeat(30));
     for (top_k, top_p, min_p, temperature) in
@@ -596,7 +596,7 @@ fn options_keep_their_meaning() {
         let text = run(&model, PROMPT, &options).1;
         assert!(text.len() == 40 && text.chars().all(|c| "xyz".contains(c)), "{text:?}");
     }
-    // No guesses.
+    // No draft tokens.
     let mut session = model.session().unwrap();
     let guessing = GenerateOptions { prompt_lookup: 4, ..options(regex("a")) };
     let error = session.generate(PROMPT, &guessing).err().unwrap();
@@ -610,7 +610,7 @@ fn options_keep_their_meaning() {
 }
 
 #[test]
-fn what_cannot_be_used_is_refused() {
+fn hostile_constraints_are_refused() {
     let grammars = Arc::clone(builtin(&common::cpu()).grammars().unwrap());
     for (constraint, says) in bombs::all() {
         let shown: String = format!("{constraint:?}").chars().take(150).collect();
@@ -623,7 +623,7 @@ fn what_cannot_be_used_is_refused() {
         let shown: String = format!("{constraint:?}").chars().take(150).collect();
         grammars.begin(&constraint, &[2]).unwrap_or_else(|error| panic!("{shown}: {error}"));
     }
-    // A session is as it was.
+    // The session is unchanged.
     let model = builtin(&common::cpu());
     let mut session = model.session().unwrap();
     assert!(matches!(session.generate(PROMPT, &options(regex("("))), Err(Error::Constraint { .. })));

@@ -1,4 +1,4 @@
-//! Models by address, from a hub of the tests' own to files in a cache, in the library and on the command line.
+//! Downloads of models by address, from a test hub to files in a cache, in the library and on the command line.
 
 use crate::common;
 #[path = "hub/server.rs"]
@@ -20,7 +20,7 @@ use tilewright::hub::{Address, Event, Hub, HubError, HubOptions};
 const REPO: &str = "owner/name";
 const GGUF: &str = "hf:owner/name:Q8_0";
 
-/// A cache in a folder of this test's own, which is empty.
+/// A cache in this test's own, empty folder.
 fn cache(test: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("hub").join(test);
     let _ = fs::remove_dir_all(&folder);
@@ -31,7 +31,7 @@ fn options(server: &Server, cache: &Path) -> HubOptions {
     HubOptions { endpoint: server.endpoint.clone(), cache: cache.into(), token: None, is_offline: false }
 }
 
-/// A hub that waits in no time.
+/// A hub client that retries without waiting.
 fn hub(server: &Server, cache: &Path) -> Hub {
     Hub::new(options(server, cache)).unwrap().with_sleep(|_| {})
 }
@@ -44,7 +44,7 @@ fn fetch(hub: &Hub, text: &str) -> Result<PathBuf, Error> {
     hub.fetch(&address(text), &mut |_| {})
 }
 
-/// The hub's error, which must not be of another room.
+/// The hub's error, which must be of this module.
 fn refused(result: Result<PathBuf, Error>) -> HubError {
     match result {
         Err(Error::Hub(error)) => error,
@@ -69,7 +69,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Nothing of a model may be there but locks.
+/// Only locks may remain of a model.
 fn assert_empty(cache: &Path) {
     let mut left = files(cache);
     left.retain(|path| path.extension().is_none_or(|end| end != "lock"));
@@ -100,7 +100,7 @@ fn a_model_is_downloaded_once() {
 
     assert_eq!(fetch(&hub, GGUF).unwrap(), path);
     assert_eq!(server.take_requests().len(), 1, "the list alone");
-    // What has not changed in another commit is not downloaded again, and another file is.
+    // After a new commit only changed files are downloaded.
     server.commit(&COMMIT.replace('0', "f"), &[("m-F16.gguf", &content(2000, 3))]);
     let newer = fetch(&hub, GGUF).unwrap();
     assert!(newer != path && fs::read(&newer).unwrap() == large && server.take_requests().len() == 1);
@@ -109,7 +109,7 @@ fn a_model_is_downloaded_once() {
 }
 
 #[test]
-fn a_folder_has_what_a_model_is_made_of() {
+fn folder_download_has_exactly_the_model_files() {
     let shards = [content(5000, 1), content(6000, 2)];
     let names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
     let index = json!({ "metadata": {}, "weight_map": { "a": names[0], "b": names[1] } }).to_string();
@@ -142,7 +142,7 @@ fn a_folder_has_what_a_model_is_made_of() {
     assert_eq!(server.take_requests().len(), 1);
     let listed = hub.list().unwrap();
     assert_eq!((listed.len(), listed[0].address.to_string().as_str()), (1, "hf:owner/name"));
-    // With a shard missing it is no model, and what is missing comes again.
+    // Without a shard the model is invalid; only the missing shard is downloaded again.
     fs::remove_file(folder.join(names[0])).unwrap();
     assert!(hub.find(&address("hf:owner/name")).is_err() && hub.list().unwrap().is_empty());
     assert_eq!(fetch(&hub, "hf:owner/name").unwrap(), folder);
@@ -150,7 +150,7 @@ fn a_folder_has_what_a_model_is_made_of() {
 }
 
 #[test]
-fn downloads_go_on_where_they_were_cut() {
+fn interrupted_downloads_resume_where_they_were_cut() {
     let whole = content(100_000, 5);
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
     let mut rng = Rng::new(7);
@@ -161,7 +161,7 @@ fn downloads_go_on_where_they_were_cut() {
     for round in 0..20 {
         let cache = cache("cuts");
         let cut = 1 + rng.below(whole.len() - 1);
-        // The connection breaks, in one run.
+        // The connection breaks within one run.
         let body = whole.clone();
         server.replace(move |request| {
             let is_first = request.is_to_store && request.header("range").is_none();
@@ -171,7 +171,7 @@ fn downloads_go_on_where_they_were_cut() {
         assert!(fs::read(path).unwrap() == whole, "round {round}: cut at {cut}");
         assert_eq!(starts(server.take_requests()), [None, Some(format!("bytes={cut}-"))], "round {round}");
 
-        // The program ends, and another one goes on with what it finds.
+        // The program ends, and the next run resumes the download.
         server.replace(|_| None);
         let blobs = cache.join("models--owner--name/blobs");
         fs::remove_dir_all(cache.join("models--owner--name")).unwrap();
@@ -184,7 +184,7 @@ fn downloads_go_on_where_they_were_cut() {
 }
 
 #[test]
-fn what_was_left_need_not_be_right() {
+fn wrong_partial_download_is_replaced() {
     let whole = content(50_000, 6);
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
     let with_left = |left: &[u8], n_downloads: usize| {
@@ -199,10 +199,10 @@ fn what_was_left_need_not_be_right() {
     };
     with_left(&whole, 0);
     with_left(&[&whole[..], b"more"].concat(), 1);
-    // Of the right length or shorter, and something else.
+    // Partial files of full length or shorter, with wrong contents.
     with_left(&content(50_000, 7), 1);
     with_left(&content(20_000, 7), 2);
-    // A server that does no parts sends the whole file.
+    // A server without range requests sends the whole file.
     let body = whole.clone();
     server.replace(move |request| request.is_to_store.then(|| Reply::body(body.clone())));
     with_left(&whole[..20_000], 1);
@@ -211,7 +211,7 @@ fn what_was_left_need_not_be_right() {
 }
 
 #[test]
-fn a_hub_that_lies_leaves_nothing_behind() {
+fn wrong_hub_answers_leave_no_files() {
     let whole = content(50_000, 8);
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
     let cache = cache("lies");
@@ -252,7 +252,7 @@ fn a_hub_that_lies_leaves_nothing_behind() {
     });
     let error = refused(fetch(&hub(&server, &cache), GGUF));
     assert!(error.to_string().contains("ends after 40000 of 50000 bytes"), "{error}");
-    // A hub that contradicts itself, before anything is downloaded.
+    // A hub that contradicts itself fails before the download.
     for (name, value) in [("X-Linked-Etag", format!("\"{}\"", sha256(b""))), ("X-Linked-Size", "49999".into())] {
         let endpoint = server.endpoint.clone();
         server.replace(move |request| {
@@ -272,7 +272,7 @@ fn a_hub_that_lies_leaves_nothing_behind() {
 }
 
 #[test]
-fn each_status_is_an_error_of_its_own() {
+fn each_http_status_is_a_distinct_error() {
     let server = Server::new(REPO, &[("m-Q8_0.gguf", b"content")]);
     for (is_of_file, status) in [false, true].into_iter().flat_map(|of_file| [401, 403, 404, 418].map(|s| (of_file, s)))
     {
@@ -298,14 +298,14 @@ fn each_status_is_an_error_of_its_own() {
 }
 
 #[test]
-fn what_passes_is_waited_for_and_not_for_ever() {
+fn transient_errors_are_retried_a_bounded_number_of_times() {
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &content(3000, 1))]);
     let waits = |test: &str, is_to_store: bool, reply: Reply, n_failing: usize| {
         let cache = cache(test);
         let (kept, first) = (Arc::new(Mutex::new(Vec::new())), if is_to_store { 2 } else { 0 });
         server.take_requests();
         server.replace(move |request| {
-            // A try for the file asks the hub and then the store.
+            // Each attempt requests the file from the hub, then from the store.
             let n_before = if is_to_store { request.number.saturating_sub(first) / 2 } else { request.number };
             (request.is_to_store == is_to_store && n_before < n_failing).then(|| reply.clone())
         });
@@ -332,10 +332,10 @@ fn what_passes_is_waited_for_and_not_for_ever() {
 }
 
 #[test]
-fn the_token_stays_with_the_hub() {
+fn token_is_sent_to_the_hub_alone() {
     let whole = content(3000, 1);
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
-    // A repository that was renamed: the hub leads to another address of its own.
+    // A renamed repository: the hub redirects to another of its own addresses.
     server.replace(|request| {
         let is_old = request.target.starts_with("/api/") && !request.target.ends_with("&moved");
         is_old.then(|| Reply::status(307).with("Location", format!("{}&moved", request.target)))
@@ -352,7 +352,7 @@ fn the_token_stays_with_the_hub() {
     let odd = HubOptions { token: Some("hf_sec\nret".into()), ..options.clone() };
     let error = Hub::new(odd).err().unwrap().to_string();
     assert!(error.contains("HF_TOKEN") && !error.contains("sec"), "{error}");
-    // It is in no error either.
+    // Errors do not contain it either.
     server.replace(|_| Some(Reply::status(401)));
     let error = refused(fetch(&Hub::new(options).unwrap(), GGUF));
     assert!(!error.to_string().contains("secret") && !format!("{error:?}").contains("secret"), "{error}");
@@ -361,7 +361,7 @@ fn the_token_stays_with_the_hub() {
 }
 
 #[test]
-fn without_a_network_the_cache_has_to_do() {
+fn offline_mode_uses_the_cache_alone() {
     let whole = content(3000, 1);
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
     let cache = cache("offline");
@@ -383,10 +383,10 @@ fn without_a_network_the_cache_has_to_do() {
         let mut notices = Vec::new();
         let on_event = &mut |event: Event<'_>| notices.push(format!("{event:?}"));
         assert_eq!(nowhere.fetch(&address(text), on_event).unwrap(), path, "{text}");
-        assert!(notices.len() == 1 && notices[0].contains("the copy in the cache is used"), "{notices:?}");
+        assert!(notices.len() == 1 && notices[0].contains("using the cached copy"), "{notices:?}");
     }
     assert!(server.take_requests().is_empty());
-    // A hub that is overrun is no reason not to use what is there, and one that says no is.
+    // A rate-limited hub does not prevent use of the cache; a hub that denies access does.
     server.replace(|_| Some(Reply::status(429)));
     assert_eq!(fetch(&hub(&server, &cache), GGUF).unwrap(), path);
     assert_eq!(server.take_requests().len(), 1);
@@ -394,13 +394,13 @@ fn without_a_network_the_cache_has_to_do() {
     assert!(matches!(refused(fetch(&hub(&server, &cache), GGUF)), HubError::NotFound { .. }));
     let error = refused(fetch(&offline, "hf:owner/name:Q4_0"));
     assert!(error.to_string().contains("no Q4_0; there: Q8_0"), "{error}");
-    // A link without its content is no copy.
+    // A link without its blob is not a copy.
     fs::remove_file(cache.join("models--owner--name/blobs").join(sha256(&whole))).unwrap();
     assert!(matches!(refused(fetch(&offline, GGUF)), HubError::Offline { .. }));
 }
 
 #[test]
-fn a_list_that_is_none_is_refused() {
+fn malformed_file_list_is_refused() {
     let server = Server::new(REPO, &[]);
     let cache = cache("lists");
     let refuse = |list: Value, expected: &str| {
@@ -440,7 +440,7 @@ fn a_list_that_is_none_is_refused() {
 }
 
 #[test]
-fn a_list_without_digests_is_completed_by_headers() {
+fn missing_digests_are_taken_from_headers() {
     let whole = content(3000, 1);
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole), ("config.json", b"{}")]);
     server.replace(|request| {
@@ -456,7 +456,7 @@ fn a_list_without_digests_is_completed_by_headers() {
 }
 
 #[test]
-fn what_other_programs_downloaded_is_used() {
+fn files_downloaded_by_other_programs_are_reused() {
     let (whole, config) = (content(3000, 1), b"{\"a\":1}");
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole), ("sub/config.json", config)]);
     let cache = cache("others");
@@ -466,27 +466,27 @@ fn what_other_programs_downloaded_is_used() {
         fs::create_dir_all(folder).unwrap();
     }
     fs::write(repo.join("refs/main"), format!("{COMMIT}\n")).unwrap();
-    // As the files themselves, which is how they are on Windows.
+    // Plain files instead of links, as on Windows.
     fs::write(snapshot.join("m-Q8_0.gguf"), &whole).unwrap();
     let offline = Hub::new(HubOptions { is_offline: true, ..options(&server, &cache) }).unwrap();
     assert_eq!(fetch(&offline, GGUF).unwrap(), snapshot.join("m-Q8_0.gguf"));
     assert_eq!(fetch(&hub(&server, &cache), GGUF).unwrap(), snapshot.join("m-Q8_0.gguf"));
     assert!(server.take_downloads().is_empty());
-    // A file of another size is not taken for it.
+    // A file of another size is rejected.
     fs::write(snapshot.join("m-Q8_0.gguf"), b"half").unwrap();
     assert!(fs::read(fetch(&hub(&server, &cache), GGUF).unwrap()).unwrap() == whole);
     assert_eq!(server.take_downloads().len(), 2);
-    // As a content alone, which a snapshot of another commit needed.
+    // A blob without a link, needed by another commit's snapshot.
     fs::remove_dir_all(&snapshot).unwrap();
     assert!(fs::read(fetch(&hub(&server, &cache), GGUF).unwrap()).unwrap() == whole);
     assert!(server.take_downloads().is_empty());
-    // What has no end in its name but is too short is no content either.
+    // A blob without a partial suffix but too short is rejected too.
     let blob = repo.join("blobs").join(sha256(&whole));
     fs::write(&blob, &whole[..7]).unwrap();
     assert!(fs::read(fetch(&hub(&server, &cache), GGUF).unwrap()).unwrap() == whole);
 }
 
-/// Later uses look at sizes alone, so that what a disk has changed is found by adding all up again.
+/// Later runs check sizes only, so only a full checksum detects disk corruption.
 #[test]
 fn damaged_files_are_found_and_downloaded_again() {
     let (weights, config) = (content(3000, 1), b"{\"a\":1}");
@@ -503,7 +503,7 @@ fn damaged_files_are_found_and_downloaded_again() {
     let good = verify(&hub, Some(&address("hf:owner/name")));
     assert_eq!((good.n_files, good.size_bytes, good.damaged.len(), good.unknown.len()), (1, 2000, 0, 0));
 
-    // One bit, of a file of Git LFS; the link and the size are what they were.
+    // Flips one bit of a Git LFS file; link and size are unchanged.
     let blob = fs::canonicalize(&gguf).unwrap();
     let damage = || {
         let mut changed = fs::read(&blob).unwrap();
@@ -523,14 +523,14 @@ fn damaged_files_are_found_and_downloaded_again() {
     assert!(damaged.restored.is_ok() && fs::read(&gguf).unwrap() == content(2000, 2));
     assert_eq!(server.take_downloads().iter().filter(|request| request.is_to_store).count(), 1);
     assert!(verify(&hub, None).damaged.is_empty());
-    // Without a network it is removed, so that nobody uses it.
+    // Without a network the file is removed, so that it cannot be used.
     damage();
     let offline = Hub::new(HubOptions { is_offline: true, ..options(&server, &cache) }).unwrap();
     let found = verify(&offline, None);
     assert!(matches!(found.damaged[0].restored, Err(Error::Hub(HubError::Offline { .. }))), "{found:?}");
     assert!(!blob.exists() && offline.find(&address("hf:owner/name/sub")).is_err());
 
-    // A file that is none of LFS, and one that is no link, of which the hub says what it should be.
+    // A non-LFS file that is not a link; the hub states its checksum.
     let snapshot = cache.join("models--owner--name/snapshots").join(&newer);
     let config = snapshot.join("config.json");
     let _ = fs::remove_dir_all(&cache);
@@ -544,9 +544,9 @@ fn damaged_files_are_found_and_downloaded_again() {
     assert!(found.damaged[0].restored.is_ok() && fs::read(&config).unwrap() == b"{\"a\":1}", "{:?}", found.damaged);
 }
 
-/// Programs that start at once, where the contents are there and the links are not, as after an update of another file.
+/// Concurrent programs, with blobs present and links missing, as after an update of another file.
 #[test]
-fn starts_side_by_side_share_the_cache() {
+fn concurrent_starts_share_the_cache() {
     let whole = content(3000, 1);
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
     let cache = cache("starts");
@@ -576,10 +576,10 @@ fn starts_side_by_side_share_the_cache() {
     assert!(server.take_downloads().len() == 2);
 }
 
-/// The token can be read by whoever is on the way to a hub by HTTP. The address of all interfaces stands for another machine.
+/// Over HTTP anyone on the way to a hub can read the token. The address of all interfaces stands for another machine.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_token_without_encryption_is_warned_of() {
+fn sending_a_token_unencrypted_gives_a_warning() {
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &content(3000, 1))]);
     let elsewhere = server.endpoint.replace("127.0.0.1", "0.0.0.0");
     let cache = cache("clear");
@@ -600,7 +600,7 @@ fn a_token_without_encryption_is_warned_of() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_full_disk_is_said_to_be_full() {
+fn full_disk_is_reported_with_the_missing_bytes() {
     let whole = content(3000, 1);
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
     let cache = cache("full");
@@ -615,7 +615,7 @@ fn a_full_disk_is_said_to_be_full() {
 }
 
 #[test]
-fn a_model_is_removed_and_what_others_need_stays() {
+fn removing_a_model_keeps_files_that_others_need() {
     let (small, large, shared) = (content(1000, 1), content(3000, 2), content(500, 3));
     let server = Server::new(REPO, &[("m-Q4_0.gguf", &small), ("m-Q8_0.gguf", &large), ("x-F16.gguf", &shared)]);
     let cache = cache("removed");
@@ -639,14 +639,14 @@ fn a_model_is_removed_and_what_others_need_stays() {
     assert_eq!(addresses(), [older("Q4_0"), "hf:owner/name:F16".into()]);
     assert!(hub.find(&address("hf:owner/name:F16")).is_ok());
     assert_eq!(remove("hf:owner/name:q4_0").unwrap(), 1000);
-    // With the last model goes all that is kept of the repository.
+    // Removing the last model removes the repository's folder.
     fs::write(cache.join("models--owner--name/blobs/0.incomplete"), b"half").unwrap();
     assert_eq!(remove("hf:owner/name").unwrap(), 504);
     assert_empty(&cache);
     assert!(matches!(remove("hf:owner/name"), Err(Error::Hub(HubError::NotCached { .. }))));
 }
 
-/// The program, with this hub and this cache and nothing else of the environment.
+/// The program with this hub, this cache and no other environment.
 fn tilewright(server: &Server, home: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
     for name in
@@ -663,12 +663,12 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn commands_take_addresses() {
+fn commands_accept_hub_addresses() {
     let stories = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf")).unwrap();
     let server = Server::new(REPO, &[("stories-Q8_0.gguf", &stories)]);
     let home = cache("commands");
     fs::create_dir_all(&home).unwrap();
-    // As an editor of Windows writes it.
+    // As written by a Windows editor.
     fs::write(home.join("token"), "\u{feff}hf_kept\r\n").unwrap();
     let succeeds = |args: &[&str]| {
         let output = tilewright(&server, &home, args);
@@ -695,7 +695,7 @@ fn commands_take_addresses() {
     let requests = server.take_requests();
     assert_eq!(requests[0].header("authorization"), Some("Bearer hf_kept"));
 
-    // Each command that has a model; nothing is downloaded again.
+    // Every command with a model argument; nothing is downloaded again.
     let ids = ["--device", "cpu", "--json", "-n", "3", "--temperature", "0"];
     let (generated, _) = succeeds(&[&["run", "hf:owner/name"][..], &ids].concat());
     let generated: Value = serde_json::from_str(&generated).unwrap();
@@ -722,7 +722,7 @@ fn commands_take_addresses() {
     assert!(serde_json::from_str::<Value>(&available).unwrap()[0]["size_bytes"].is_u64());
 
     let (printed, said) = succeeds(&["pull", "--verify"]);
-    assert!(printed.is_empty() && said.contains("notice: 1 files of 1.2 MiB compared"), "{printed}{said}");
+    assert!(printed.is_empty() && said.contains("notice: 1 files verified, 1.2 MiB"), "{printed}{said}");
     let mut damaged = stories.clone();
     damaged[200_000] ^= 1;
     fs::write(fs::canonicalize(&path).unwrap(), &damaged).unwrap();
@@ -740,13 +740,13 @@ fn commands_take_addresses() {
     assert_eq!(freed, format!("{} bytes freed (1.2 MiB)\n", stories.len()));
     assert!(!path.exists());
     fails(&["rm", GGUF], 1, "hf:owner/name:Q8_0 is not in ");
-    fails(&["run", "hf:owner"], 2, "`hf:owner` is no address of a model");
-    fails(&["rm", "hf:owner"], 2, "is no address of a model");
+    fails(&["run", "hf:owner"], 2, "`hf:owner` is not a model address");
+    fails(&["rm", "hf:owner"], 2, "is not a model address");
     fails(&["run", "hf:owner/name:Q5_K_M"], 1, "no Q5_K_M; there is Q8_0");
     fails(&["embed", "hf:owner/other"], 3, "status 404");
-    fails(&["rerank", "hf:owner", "--query", "x"], 2, "is no address of a model");
+    fails(&["rerank", "hf:owner", "--query", "x"], 2, "is not a model address");
     server.replace(|_| Some(Reply::status(403)));
-    fails(&["run", GGUF], 1, "the page of the model says how to get access");
+    fails(&["run", GGUF], 1, "the model's page says how to get access");
     let mut offline = Command::new(env!("CARGO_BIN_EXE_tilewright"));
     let output = offline.args(["run", GGUF]).env("HF_HOME", &home).env("HF_HUB_OFFLINE", "1").output().unwrap();
     let message = text(&output.stderr);

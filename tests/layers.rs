@@ -1,11 +1,11 @@
-//! The order of the library's modules: each uses only those before it, so no two of them need each other.
+//! Order of the library's modules: each uses only those before it, so there are no cycles.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Modules of `src/`, lowest first. `cli` and `main` are the program.
 const ORDER: [&str; 43] = [
-    // Of no module.
+    // Independent.
     "counted",
     "counters",
     "loss",
@@ -18,7 +18,7 @@ const ORDER: [&str; 43] = [
     "panics",
     "cache",
     "formats",
-    // What passes consist of.
+    // Elements of passes.
     "dtype",
     "shaders",
     "target",
@@ -44,7 +44,7 @@ const ORDER: [&str; 43] = [
     "hub",
     "tuning",
     "open",
-    // What users call.
+    // Public API.
     "generate",
     "engine",
     "chat_model",
@@ -57,17 +57,17 @@ const ORDER: [&str; 43] = [
     "main",
 ];
 
-/// A name that a file takes from a module, and the line.
+/// A module name used in a file, and its line.
 #[derive(Debug, PartialEq)]
 struct Use {
     line: usize,
     module: String,
 }
 
-/// The text without comments and without the tests at its end; lines keep their numbers.
+/// The text without comments and trailing tests; line numbers are kept.
 fn code_of(text: &str) -> String {
     let lines = text.lines().map(|line| match line.find("//") {
-        // A colon stands before the slashes of an address.
+        // The slashes of a URL follow a colon.
         Some(at) if !line[..at].ends_with(':') => &line[..at],
         _ => line,
     });
@@ -78,7 +78,7 @@ fn code_of(text: &str) -> String {
     lines[..end].join("\n")
 }
 
-/// The first names of a path, `a` of `a::b` and `a`, `b` of `{a::c, b}`.
+/// First names of a path: `a` of `a::b`, and `a`, `b` of `{a::c, b}`.
 fn first_names(path: &str) -> Vec<&str> {
     let name = |text: &'_ str| text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
     let Some(list) = path.strip_prefix('{') else { return vec![&path[..name(path)]] };
@@ -99,10 +99,10 @@ fn first_names(path: &str) -> Vec<&str> {
     names
 }
 
-/// The modules that a file names; `exported` are the names that `lib.rs` takes from modules.
+/// Modules used by a file; `exported` maps names that `lib.rs` re-exports to their modules.
 fn uses(file: &Path, text: &str, exported: &BTreeMap<String, String>) -> Vec<Use> {
     let code = code_of(text);
-    // `super` of a module of the crate is the crate.
+    // At the top of a module file, `super` is the crate.
     let to_root = format!("{}::", vec!["super"; file.components().count()].join("::"));
     let mut found = Vec::new();
     for prefix in ["crate::", to_root.as_str()] {
@@ -124,7 +124,7 @@ fn uses(file: &Path, text: &str, exported: &BTreeMap<String, String>) -> Vec<Use
     found
 }
 
-/// The names that `lib.rs` exports, by their modules.
+/// Names exported by `lib.rs`, with their modules.
 fn exported(lib: &str) -> BTreeMap<String, String> {
     let code = code_of(lib);
     let statements = code.split(';').filter_map(|statement| statement.split_once("pub use "));
@@ -139,9 +139,9 @@ fn exported(lib: &str) -> BTreeMap<String, String> {
     exported
 }
 
-/// What is wrong with the uses of a file of a module, a line each.
+/// Faults in the uses of a module's file, one per line.
 fn upward(file: &Path, text: &str, exported: &BTreeMap<String, String>) -> Vec<String> {
-    let top = file.iter().next().expect("it has a name").to_str().expect("a name in UTF-8").trim_end_matches(".rs");
+    let top = file.iter().next().expect("a nonempty path").to_str().expect("a name in UTF-8").trim_end_matches(".rs");
     let place = |module: &str| ORDER.iter().position(|&known| known == module);
     let own = place(top);
     let describe = |found: Use| {
@@ -149,7 +149,7 @@ fn upward(file: &Path, text: &str, exported: &BTreeMap<String, String>) -> Vec<S
         let at = format!("src/{}:{line}: `{top}` uses `{module}`", file.display());
         match (own, place(&module)) {
             (None, _) => Some(format!("{at}: `{top}` has no place in ORDER")),
-            (_, None) => Some(format!("{at}, which is no module in ORDER")),
+            (_, None) => Some(format!("{at}, which is not a module in ORDER")),
             (Some(own), Some(used)) => (used > own).then(|| format!("{at}, which is above it")),
         }
     };
@@ -157,8 +157,8 @@ fn upward(file: &Path, text: &str, exported: &BTreeMap<String, String>) -> Vec<S
 }
 
 fn files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).expect("src is there") {
-        let path = entry.expect("it can be listed").path();
+    for entry in std::fs::read_dir(folder).expect("src exists") {
+        let path = entry.expect("a readable entry").path();
         if path.is_dir() {
             files(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "rs") && !path.ends_with("tests.rs") {
@@ -168,18 +168,18 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn no_module_uses_one_above_it() {
+fn no_module_uses_a_module_of_a_higher_layer() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let exported = exported(&std::fs::read_to_string(src.join("lib.rs")).expect("lib.rs is there"));
+    let exported = exported(&std::fs::read_to_string(src.join("lib.rs")).expect("lib.rs exists"));
     let mut paths = Vec::new();
     files(&src, &mut paths);
     let (mut wrong, mut n_uses, mut seen) = (Vec::new(), 0, std::collections::BTreeSet::new());
     for path in paths {
-        let file = path.strip_prefix(&src).expect("it is below src");
+        let file = path.strip_prefix(&src).expect("a path in src");
         if file == Path::new("lib.rs") {
             continue;
         }
-        let text = std::fs::read_to_string(&path).expect("it can be read");
+        let text = std::fs::read_to_string(&path).expect("readable");
         n_uses += uses(file, &text, &exported).len();
         wrong.extend(upward(file, &text, &exported));
         seen.insert(file.iter().next().map(|top| top.to_string_lossy().trim_end_matches(".rs").to_owned()));
@@ -191,7 +191,7 @@ fn no_module_uses_one_above_it() {
 }
 
 #[test]
-fn a_use_of_a_module_above_is_found() {
+fn use_of_a_module_above_is_detected() {
     let exported = exported("pub use device::{Clock, Device as D};\npub use error::Error;");
     let text = "// crate::web\nuse crate::{tensor::{Role, Tensor}, D};\nfn f() { crate::hub::fetch(); }\n";
     let places = |file: &str| upward(Path::new(file), text, &exported).join("\n");

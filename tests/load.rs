@@ -1,6 +1,6 @@
-//! What stands between a file and a model: hostile GGUF semantics, Hugging Face folders in all their forms, and the same
-//! weights in both formats. Every file is made here, from a tiny random Llama; only the comparison of `config.json`
-//! dialects reads the data folder.
+//! From file to model: hostile GGUF semantics, Hugging Face folders in all their forms, and the same weights in both
+//! formats. Files are generated from a tiny random Llama; only the comparison of `config.json` dialects reads the data
+//! folder.
 
 #[path = "common/allocator.rs"]
 mod allocator;
@@ -51,7 +51,7 @@ const N_KV_HEADS: u64 = 2;
 const HEAD_DIM: u64 = 8;
 const VOCAB: u64 = 40;
 
-/// A tensor's name in GGUF, its published name, and its shape, rows first; `#` is the layer.
+/// Tensor name in GGUF, published name, and shape, rows first; `#` is the layer.
 const ROLES: [(&str, &str, &[u64]); 12] = [
     ("token_embd", "model.embed_tokens", &[VOCAB, DIM]),
     ("blk.#.attn_norm", "model.layers.#.input_layernorm", &[DIM]),
@@ -76,7 +76,7 @@ struct Weight {
     values: Vec<f32>,
 }
 
-/// Weights are whole multiples of this, at most 127 of them, so that F32, F16, BF16 and Q8_0 all hold them exactly.
+/// Weights are multiples of this, at most 127 of them, so that F32, F16, BF16 and Q8_0 all hold them exactly.
 const QUANTUM: f32 = 1.0 / 256.0;
 
 fn weights() -> Vec<Weight> {
@@ -96,7 +96,7 @@ fn weights() -> Vec<Weight> {
     weights
 }
 
-/// Rows of Q or K as llama.cpp's converter reorders them: the halves of a head, interleaved.
+/// Rows of Q or K reordered as by llama.cpp's converter: the halves of a head, interleaved.
 fn interleaved(values: &[f32]) -> Vec<f32> {
     let (cols, half) = (DIM as usize, HEAD_DIM as usize / 2);
     let rows: Vec<&[f32]> = values.chunks(cols).collect();
@@ -104,7 +104,7 @@ fn interleaved(values: &[f32]) -> Vec<f32> {
     heads.flat_map(|head| (0..half).flat_map(|i| [head[i], head[i + half]])).flatten().copied().collect()
 }
 
-/// The bytes of `values` in a GGML type of the builder's table.
+/// Encodes `values` in a GGML type of the builder's table.
 fn encode(values: &[f32], type_number: u32) -> Vec<u8> {
     let bf16 = |x: &f32| ((x.to_bits() >> 16) as u16).to_le_bytes();
     let q8_0 = |block: &[f32]| {
@@ -120,7 +120,7 @@ fn encode(values: &[f32], type_number: u32) -> Vec<u8> {
     }
 }
 
-/// The tiny model as a GGUF file, with everything open to change.
+/// The tiny model as a GGUF file, with every field mutable.
 #[derive(Clone)]
 struct TinyGguf {
     file: GgufFile,
@@ -156,7 +156,7 @@ impl TinyGguf {
         tiny
     }
 
-    /// Three special tokens and as many letters as make up `n_tokens`.
+    /// Three special tokens, and letters up to `n_tokens`.
     fn set_vocab(&mut self, n_tokens: usize) {
         let letters = (0..).map(|i| char::from_u32('a' as u32 + i).unwrap().to_string());
         let tokens = ["<unk>", "<s>", "</s>", "▁"].map(String::from).into_iter().chain(letters);
@@ -188,10 +188,10 @@ impl TinyGguf {
         self.file.tensors.iter().position(|tensor| tensor.name == name.as_bytes())
     }
 
-    /// Sets a tensor, new or not, from its shape with rows first.
+    /// Sets a tensor, new or not, with its shape as rows first.
     fn put(&mut self, name: &str, shape: &[u64], type_number: u32, data: Vec<u8>) {
         let dimensions: Vec<u64> = shape.iter().rev().copied().collect();
-        let mut tensor = builder::tensor(name, &dimensions, 0); // any type of the builder's table
+        let mut tensor = builder::tensor(name, &dimensions, 0); // the builder requires a type
         (tensor.type_number, tensor.size_bytes) = (type_number, data.len() as u64);
         match self.position(name) {
             Some(at) => (self.file.tensors[at], self.data[at]) = (tensor, data),
@@ -229,7 +229,7 @@ impl TinyGguf {
     }
 }
 
-/// A folder of its own for each use, gone afterwards.
+/// A separate folder per use, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -250,7 +250,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What is left behind is in the build's own folder for temporary files.
+        // A leftover folder lies in the build's own temporary folder.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -259,7 +259,7 @@ fn load(device: &Device, path: &Path) -> Result<Model, Error> {
     Model::load(device, path, LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() })
 }
 
-/// A prompt long enough that a rotation by position matters.
+/// Long enough for RoPE to matter.
 const PROMPT: [u32; 9] = [1, 5, 17, 9, 30, 5, 5, 22, 12];
 
 /// Logits at every position of the prompt.
@@ -267,8 +267,8 @@ fn logits(model: &Model) -> Vec<f32> {
     block_on(model.trace(&PROMPT)).unwrap_or_else(|e| panic!("{e}")).logits
 }
 
-/// Loads `path`, which must be refused with an error in `file` that contains all of `names`: nothing may be allocated on
-/// the device, and little on the host.
+/// Requires that loading `path` fails with an error in `file` that contains all of `names`, without device allocations
+/// and with few on the host.
 fn expect_refusal(device: &Device, path: &Path, file: &Path, what: &str, names: &[&str]) {
     let before = device.counters();
     let (result, peak) = allocator::peak_bytes(|| load(device, path));
@@ -327,7 +327,7 @@ impl Drop for Hostile {
 }
 
 #[test]
-fn the_unchanged_file_is_a_model() {
+fn unmodified_tiny_gguf_loads() {
     let device = common::cpu();
     let folder = Folder::new();
     let model = load(&device, &folder.write("tiny.gguf", TinyGguf::new().bytes())).unwrap();
@@ -341,7 +341,7 @@ fn the_unchanged_file_is_a_model() {
 }
 
 #[test]
-fn numbers_that_contradict_each_other_are_refused() {
+fn contradictory_numbers_are_refused() {
     let mut hostile = Hostile::new();
     for value in [0, 3, 5, 6, 7, 31, 33, 64, 1 << 16, 1 << 31, u32::MAX] {
         hostile.number("attention.head_count", value, "llama.attention.head_count");
@@ -385,7 +385,7 @@ fn numbers_that_contradict_each_other_are_refused() {
         hostile.number("expert_count", value, "expert_used_count");
     }
     hostile.number("attention.sliding_window", 0, "attention.sliding_window");
-    // With a head size of its own, the number of heads is not held against the width.
+    // With an explicit head size, the number of heads is not checked against the width.
     for value in [0, 3, 4097, u32::MAX] {
         hostile.refused(&format!("{value} heads of size 8"), &["attention.head_count"], |tiny| {
             tiny.set("llama.attention.key_length", U32, 8_u32.to_le_bytes());
@@ -395,7 +395,7 @@ fn numbers_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn numbers_beyond_32_bits_and_values_of_another_type_are_refused() {
+fn numbers_beyond_32_bits_and_wrong_types_are_refused() {
     let mut hostile = Hostile::new();
     for key in ["context_length", "block_count", "attention.head_count", "embedding_length", "rope.dimension_count"] {
         let key = format!("llama.{key}");
@@ -415,7 +415,7 @@ fn numbers_beyond_32_bits_and_values_of_another_type_are_refused() {
 }
 
 #[test]
-fn required_keys_that_are_missing_are_named() {
+fn missing_required_keys_are_named() {
     let mut hostile = Hostile::new();
     for key in [
         "embedding_length",
@@ -431,7 +431,7 @@ fn required_keys_that_are_missing_are_named() {
 }
 
 #[test]
-fn floats_that_no_model_has_are_refused() {
+fn implausible_float_parameters_are_refused() {
     let mut hostile = Hostile::new();
     for value in [f32::NAN, 0.0, -0.0, -1.0, -10_000.0, f32::INFINITY, f32::NEG_INFINITY, 0.5, f32::MIN_POSITIVE] {
         hostile.float("rope.freq_base", value);
@@ -459,14 +459,14 @@ fn floats_that_no_model_has_are_refused() {
 }
 
 #[test]
-fn other_architectures_are_refused_by_name() {
+fn unsupported_architectures_are_refused_by_name() {
     let mut hostile = Hostile::new();
     for architecture in ["gptj", "mpt", "mixtral", "", "LLAMA", "llama ", "llama4", "clip"] {
         hostile.refused(architecture, &["general.architecture", &format!("`{architecture}`")], |tiny| {
             tiny.set("general.architecture", STRING, text(architecture));
         });
     }
-    // Of what is known and not there, what it would need.
+    // For a known but unsupported architecture, the error names the missing feature.
     hostile.refused("deepseek", &["`deepseek2`, which needs multi-head latent attention"], |tiny| {
         tiny.set("general.architecture", STRING, text("deepseek2"));
     });
@@ -478,7 +478,7 @@ fn other_architectures_are_refused_by_name() {
 }
 
 #[test]
-fn tensors_that_are_missing_or_have_another_shape_are_named() {
+fn missing_or_misshapen_tensors_are_named() {
     let mut hostile = Hostile::new();
     for weight in weights() {
         let name = weight.gguf.as_str();
@@ -497,7 +497,7 @@ fn tensors_that_are_missing_or_have_another_shape_are_named() {
         }
         for shape in shapes {
             let data = vec![0; 4 * shape.iter().product::<u64>() as usize];
-            // The rows of the embedding are the vocabulary's size, so it is another that disagrees with them.
+            // The embedding's rows define the vocabulary's size, so the error names another tensor.
             let named = match (name, &shape[..]) {
                 ("token_embd.weight", &[rows, DIM]) if rows > VOCAB => "output.weight",
                 ("token_embd.weight", &[rows, ..]) if rows < VOCAB => "tokenizer.ggml.tokens",
@@ -509,7 +509,7 @@ fn tensors_that_are_missing_or_have_another_shape_are_named() {
 }
 
 #[test]
-fn tensors_that_no_llama_has_are_refused_rather_than_left_out() {
+fn unknown_tensors_are_refused_rather_than_ignored() {
     let mut hostile = Hostile::new();
     for name in [
         "blk.2.attn_norm.weight",
@@ -526,14 +526,14 @@ fn tensors_that_no_llama_has_are_refused_rather_than_left_out() {
     ] {
         hostile.refused(name, &[name, "in the file"], |tiny| tiny.put(name, &[DIM], 0, vec![0; 4 * DIM as usize]));
     }
-    // One bias of a fused projection asks for the others.
+    // One bias of a fused projection requires the others.
     hostile.refused("a lone bias", &["blk.0.attn_k.bias", "missing"], |tiny| {
         tiny.put("blk.0.attn_q.bias", &[DIM], 0, vec![0; 4 * DIM as usize]);
     });
 }
 
 #[test]
-fn types_that_cannot_be_read_are_refused_in_every_role() {
+fn unreadable_weight_types_are_refused_in_every_role() {
     let mut hostile = Hostile::new();
     // Number, name, and bytes of 32 elements.
     for (type_number, type_name, size) in
@@ -548,10 +548,10 @@ fn types_that_cannot_be_read_are_refused_in_every_role() {
     }
 }
 
-/// Every role in every type that holds the weights exactly: the numbers are the same, so the logits are, up to the order
-/// of sums.
+/// Every tensor role in every type that holds the weights exactly: equal weights give equal logits up to the order of
+/// sums.
 #[test]
-fn any_role_may_have_any_type_that_can_be_read() {
+fn every_readable_weight_type_works_in_every_role() {
     let device = common::cpu();
     let want = logits(&TinyGguf::new().model(&device));
     let mut worst = 0.0f32;
@@ -570,7 +570,7 @@ fn any_role_may_have_any_type_that_can_be_read() {
 }
 
 #[test]
-fn frequency_factors_are_checked_and_used() {
+fn rope_frequency_factors_are_checked_and_used() {
     let mut hostile = Hostile::new();
     let f32s = |values: &[f32]| encode(values, 0);
     for shape in [vec![1], vec![3], vec![5], vec![8], vec![1 << 15], vec![1, 4], vec![2, 2], vec![4, 1]] {
@@ -604,7 +604,7 @@ fn frequency_factors_are_checked_and_used() {
 }
 
 #[test]
-fn a_vocabulary_must_fit_the_embedding_and_may_be_missing() {
+fn vocabulary_must_fit_the_embedding_but_may_be_absent() {
     let mut hostile = Hostile::new();
     for n_tokens in [41, 42, 100, 1000] {
         hostile.refused(&format!("{n_tokens} tokens"), &["tokenizer.ggml.tokens", "40 rows"], |tiny| {
@@ -639,7 +639,7 @@ fn a_vocabulary_must_fit_the_embedding_and_may_be_missing() {
 }
 
 #[test]
-fn weights_that_are_not_numbers_end_generation_with_an_error() {
+fn non_finite_weights_end_generation_with_an_error() {
     let device = common::cpu();
     for weight in weights() {
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -659,7 +659,7 @@ fn weights_that_are_not_numbers_end_generation_with_an_error() {
     }
 }
 
-/// A safetensors file of F32 tensors under their published names.
+/// A safetensors file of F32 tensors with their published names.
 fn safetensors<'a>(weights: impl IntoIterator<Item = &'a Weight>) -> Vec<u8> {
     let (mut entries, mut data) = (Vec::new(), Vec::new());
     for weight in weights {
@@ -698,7 +698,7 @@ fn published() -> Folder {
 const INDEX: &str = "model.safetensors.index.json";
 const SHARDS: [&str; 2] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
 
-/// The index that deals tensors to the two shards in turn.
+/// An index that assigns tensors to the two shards alternately.
 fn index() -> Value {
     let shard_of = |(i, weight): (usize, Weight)| (weight.published, json!(SHARDS[i % 2]));
     let map: serde_json::Map<String, Value> = weights().into_iter().enumerate().map(shard_of).collect();
@@ -717,7 +717,7 @@ fn sharded() -> Folder {
 }
 
 #[test]
-fn the_same_weights_in_both_formats_give_the_same_logits() {
+fn gguf_and_safetensors_give_the_same_logits() {
     let device = common::cpu();
     let folder = published();
     let from_folder = load(&device, &folder.0).unwrap();
@@ -729,7 +729,7 @@ fn the_same_weights_in_both_formats_give_the_same_logits() {
     println!("logits differ by {difference:.1e}");
     assert!(difference <= 1e-5, "{difference}");
 
-    // The order of the rows matters that much: published rows under GGUF's pairing are another model.
+    // Row order matters: published rows with GGUF's RoPE style give another model.
     let mut unordered = TinyGguf::new();
     for weight in weights().iter().filter(|weight| weight.gguf.contains("attn_q")) {
         unordered.put(&weight.gguf, weight.shape, 0, encode(&weight.values, 0));
@@ -739,7 +739,7 @@ fn the_same_weights_in_both_formats_give_the_same_logits() {
 }
 
 #[test]
-fn shards_and_every_way_to_name_them_give_the_same_logits() {
+fn shards_named_by_any_path_give_the_same_logits() {
     let device = common::cpu();
     let (single, split) = (published(), sharded());
     let want = logits(&load(&device, &single.0).unwrap());
@@ -750,13 +750,13 @@ fn shards_and_every_way_to_name_them_give_the_same_logits() {
         let model = load(&device, &path).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(logits(&model), want, "{}", path.display());
     }
-    // A file that the index does not list stands for itself.
+    // A file not listed in the index is loaded by itself.
     let other = split.write("other.safetensors", safetensors(&weights()));
     assert_eq!(logits(&load(&device, &other).unwrap()), want);
 }
 
 #[test]
-fn an_index_that_does_not_fit_its_shards_is_refused() {
+fn shard_index_that_does_not_fit_its_shards_is_refused() {
     let device = common::cpu();
     let first = weights()[0].published.clone();
     let with_first_in = |shard: &str| {
@@ -767,7 +767,7 @@ fn an_index_that_does_not_fit_its_shards_is_refused() {
     for name in ["../x.safetensors", "/x.safetensors", "a/b.safetensors", "..", "", "x.bin", "a\\b.safetensors"] {
         let folder = sharded();
         let index = folder.write(INDEX, with_first_in(name));
-        expect_refusal(&device, &folder.0, &index, name, &["no plain *.safetensors name", &first]);
+        expect_refusal(&device, &folder.0, &index, name, &["not a plain *.safetensors name", &first]);
     }
     let folder = sharded();
     folder.write(INDEX, with_first_in(SHARDS[1]));
@@ -798,7 +798,7 @@ fn an_index_that_does_not_fit_its_shards_is_refused() {
 }
 
 #[test]
-fn configurations_that_are_not_supported_are_refused() {
+fn unsupported_configurations_are_refused() {
     let device = common::cpu();
     let folder = published();
     let path = folder.0.join("config.json");
@@ -825,7 +825,7 @@ fn configurations_that_are_not_supported_are_refused() {
         (json!({ "rope_scaling": { "rope_type": "linear", "factor": 2.0, "ntk": 3 } }), "rope_scaling.ntk"),
         (json!({ "quantization_config": { "quant_method": "gptq" } }), "quantization_config.quant_method"),
     ] {
-        refused(changes, &[name, "not known"]);
+        refused(changes, &[name, "unknown for"]);
     }
     for kind in ["dynamic", "longrope", "su", "mrope", ""] {
         let named = format!("`{kind}`");
@@ -882,7 +882,7 @@ fn configurations_that_are_not_supported_are_refused() {
 }
 
 #[test]
-fn folders_without_the_right_weights_are_refused() {
+fn folders_with_missing_or_wrong_weights_are_refused() {
     let device = common::cpu();
     let folder = published();
     let path = folder.0.join("model.safetensors");
@@ -895,7 +895,7 @@ fn folders_without_the_right_weights_are_refused() {
     for dtype in ["I32", "U32"] {
         let file = safetensors(&weights());
         let at = file.windows(3).position(|three| three == b"F32").unwrap();
-        // A name as long for a type as large: nothing else changes.
+        // A type name of equal length and element size: nothing else changes.
         let changed = [&file[..at], dtype.as_bytes(), &file[at + 3..]].concat();
         folder.write("model.safetensors", changed);
         expect_refusal(&device, &folder.0, &path, dtype, &["model.embed_tokens.weight", dtype]);
@@ -907,7 +907,7 @@ fn folders_without_the_right_weights_are_refused() {
 }
 
 #[test]
-fn a_tied_head_is_the_embedding() {
+fn tied_head_uses_the_embedding() {
     let device = common::cpu();
     let folder = published();
     let untied = logits(&load(&device, &folder.0).unwrap());
@@ -925,7 +925,7 @@ fn a_tied_head_is_the_embedding() {
 }
 
 #[test]
-fn a_folder_without_a_tokenizer_works_on_ids() {
+fn folder_without_a_tokenizer_works_on_token_ids() {
     let device = common::cpu();
     let folder = published();
     let says = |name: &str| {
@@ -943,7 +943,7 @@ fn a_folder_without_a_tokenizer_works_on_ids() {
     says("tokenizer_config.json");
 }
 
-/// Byte-level BPE without merges, of tokens `t0`, `t1` and so on.
+/// Byte-level BPE without merges, with tokens `t0`, `t1` and so on.
 fn tokenizer_json() -> Value {
     let vocab: serde_json::Map<String, Value> = (0..VOCAB).map(|id| (format!("t{id}"), json!(id))).collect();
     let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
@@ -953,9 +953,9 @@ fn tokenizer_json() -> Value {
     })
 }
 
-/// Tokens that end an answer are named in three files of a folder.
+/// Three files of a folder name end-of-turn tokens.
 #[test]
-fn a_folder_names_the_ends_of_answers_in_three_files() {
+fn eos_tokens_are_read_from_three_files_of_a_folder() {
     let folder = published();
     folder.write("tokenizer.json", tokenizer_json().to_string());
     folder.write("tokenizer_config.json", r#"{ "eos_token": "t2" }"#);
@@ -967,7 +967,7 @@ fn a_folder_names_the_ends_of_answers_in_three_files() {
     config["eos_token_id"] = json!(5);
     folder.write("config.json", config.to_string());
     assert_eq!(ends().unwrap(), [2, 5, 4, 3]);
-    // -1 is no token.
+    // -1 means no token.
     folder.write("generation_config.json", r#"{ "eos_token_id": [-1, 4], "pad_token_id": -1 }"#);
     assert_eq!(ends().unwrap(), [2, 5, 4]);
     for broken in [r#"{ "eos_token_id": "x" }"#, r#"{ "eos_token_id": [-2] }"#, "{"] {
@@ -977,9 +977,9 @@ fn a_folder_names_the_ends_of_answers_in_three_files() {
     }
 }
 
-/// Editors put a byte order mark in front, and Python writes numbers that JSON does not have.
+/// Editors write a byte order mark, and Python writes numbers that are invalid JSON.
 #[test]
-fn texts_of_a_folder_may_have_a_mark_and_numbers_of_python() {
+fn folder_json_may_have_a_bom_and_python_floats() {
     let device = common::cpu();
     let want = logits(&load(&device, &published().0).unwrap());
     let folder = sharded();
@@ -1002,7 +1002,7 @@ fn texts_of_a_folder_may_have_a_mark_and_numbers_of_python() {
         assert_eq!(model.tokenizer().unwrap().eos_ids(), [2, 3]);
         assert_eq!(model.chat_source().templates, [("default".into(), "{{ messages[0].content }}".into())]);
     }
-    // A key that counts has to have a number of its own.
+    // A relevant key must have a valid number.
     folder.write(
         "config.json",
         config.replace("\"?\"", "0.02").replace("\"rms_norm_eps\":", "\"rms_norm_eps\": NaN, \"x\":"),
@@ -1011,9 +1011,9 @@ fn texts_of_a_folder_may_have_a_mark_and_numbers_of_python() {
     assert!(error.contains("rms_norm_eps") && error.contains("NaN"), "{error}");
 }
 
-/// Ids of special tokens that say none, in each width that files have, or that nothing needs.
+/// Special-token ids that mean "none", in each width found in files, or unused ones.
 #[test]
-fn ids_that_say_none_are_none() {
+fn special_token_ids_out_of_range_mean_none() {
     let device = common::cpu();
     let want = logits(&TinyGguf::new().model(&device));
     let none: [(u32, &[u8]); 4] = [(U32, &[255; 4]), (I32, &[255; 4]), (I64, &[255; 8]), (U64, &[255; 8])];
@@ -1026,7 +1026,7 @@ fn ids_that_say_none_are_none() {
             let what = format!("{key} {value_type} {value:?}");
             device.take_notices();
             if name == "eos" && value.len() == 4 && value[0] != 255 {
-                // Texts are to end there.
+                // Such a token must end completions.
                 let error = tiny.model(&device).tokenizer().err().unwrap().to_string();
                 assert!(error.contains("eos_id"), "{error}");
                 continue;
@@ -1035,10 +1035,10 @@ fn ids_that_say_none_are_none() {
             assert_eq!(logits(&model), want, "{what}");
             model.tokenizer().unwrap_or_else(|error| panic!("{what}: {error}"));
             let notices = device.take_notices();
-            assert!(notices.len() == 1 && notices[0].contains("taken for none"), "{what}: {notices:?}");
+            assert!(notices.len() == 1 && notices[0].contains("ignored"), "{what}: {notices:?}");
         }
     }
-    // What is to stand in front of each text has to be there.
+    // A token added before each text must exist.
     let mut tiny = TinyGguf::new();
     tiny.set("tokenizer.ggml.bos_token_id", U32, beyond);
     tiny.set("tokenizer.ggml.add_bos_token", BOOL, [1]);
@@ -1047,7 +1047,7 @@ fn ids_that_say_none_are_none() {
 }
 
 #[test]
-fn keys_that_say_nothing_change_nothing() {
+fn config_keys_without_meaning_change_nothing() {
     let device = common::cpu();
     let folder = published();
     let mut config = config_json();
@@ -1066,7 +1066,7 @@ fn keys_that_say_nothing_change_nothing() {
 
 /// Both dialects of every published configuration.
 #[test]
-fn both_dialects_of_a_configuration_mean_the_same() {
+fn v4_and_v5_configs_of_every_model_load_equally() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let mut n_pairs = 0;
     for folder in fs::read_dir(data.join("tiny-random")).unwrap().map(|entry| entry.unwrap().path()) {
@@ -1088,9 +1088,9 @@ fn both_dialects_of_a_configuration_mean_the_same() {
     assert_eq!(n_pairs, 20);
 }
 
-/// Both dialects of a published configuration, and what it says, read off the file by hand.
+/// Both dialects of a published configuration, against values read from the file by hand.
 #[test]
-fn configurations_of_transformers_4_and_5_mean_the_same() {
+fn transformers_4_and_5_configs_load_as_published() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let llama3 =
         RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_seq_len: 64.0 };
@@ -1117,7 +1117,7 @@ fn configurations_of_transformers_4_and_5_mean_the_same() {
 }
 
 #[test]
-fn a_model_over_the_limit_says_which_context_would_fit() {
+fn model_over_the_limit_names_a_context_that_fits() {
     let device = common::cpu();
     let open = || ModelFile::from_gguf_bytes(TinyGguf::new().bytes()).unwrap();
     let try_with = |context_length: Option<u32>, memory_limit: u64| {
@@ -1145,9 +1145,9 @@ fn a_model_over_the_limit_says_which_context_would_fit() {
     assert!(error.to_string().contains("no context length"), "{error}");
 }
 
-/// A context length that is allowed and far more than there is memory for costs nothing until it is asked for.
+/// An allowed context length far beyond the memory costs nothing until requested.
 #[test]
-fn a_long_context_is_not_allocated_because_a_file_claims_it() {
+fn claimed_context_length_is_not_allocated_by_default() {
     let device = common::cpu();
     let mut tiny = TinyGguf::new();
     tiny.set("llama.context_length", U32, (1_u32 << 28).to_le_bytes());
@@ -1163,10 +1163,10 @@ fn a_long_context_is_not_allocated_because_a_file_claims_it() {
     assert!(peak < 1 << 20, "{peak} bytes");
 }
 
-/// Without a limit of the caller's own, the limit is what the machine has.
+/// The default limit is the machine's memory.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_model_that_the_machine_cannot_hold_is_refused_before_loading() {
+fn model_beyond_machine_memory_is_refused_before_loading() {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
     let kib = |key: &str| -> u64 {
         let line = meminfo.lines().find(|line| line.starts_with(key)).unwrap();
@@ -1191,12 +1191,12 @@ fn a_model_that_the_machine_cannot_hold_is_refused_before_loading() {
     let error = Model::from_file(&device, file, options).err().unwrap();
     let Error::Memory { needed_bytes, limit_bytes, hint, .. } = &error else { panic!("{error}") };
     assert!(*needed_bytes == plan.total_bytes() && *limit_bytes <= machine_bytes, "{error}");
-    assert!(hint.contains("would fit") && hint.contains("memory that is left here"), "{error}");
+    assert!(hint.contains("would fit") && hint.contains("available memory"), "{error}");
     assert_eq!(device.counters() - before, Default::default());
 }
 
 #[test]
-fn a_vocabulary_needs_no_model_around_it() {
+fn vocabulary_only_gguf_is_enough_to_tokenize() {
     let mut alone = TinyGguf::new();
     alone.set("general.architecture", STRING, text("no-model"));
     (alone.file.tensors, alone.data) = (Vec::new(), Vec::new());
@@ -1218,24 +1218,24 @@ fn a_vocabulary_needs_no_model_around_it() {
     assert!(error.contains("alone.gguf") && error.contains("tokenizer.ggml.tokens"), "{error}");
 }
 
-/// As a server may send it, without a size: a text or an array that would fill the memory before it is known to be wrong.
+/// As from a server without a size: a text or array that would fill the memory before it is known to be invalid.
 #[test]
-fn a_header_that_never_ends_is_refused_by_its_offset() {
+fn endless_header_is_refused_with_its_offset() {
     let mut endless = TinyGguf::new();
     endless.set("general.name", STRING, (1_u64 << 40).to_le_bytes());
     let bytes = endless.bytes();
     let files = vec![FileName { name: "endless.gguf".into(), size: None }];
     let mut reader = HeaderReader::new(files).unwrap();
-    let error = bytes.chunks(64).find_map(|piece| reader.push(piece).err()).expect("it is never refused");
+    let error = bytes.chunks(64).find_map(|piece| reader.push(piece).err()).expect("the parser must refuse");
     let Error::InFile { path, source } = &error else { panic!("{error}") };
     let Error::Format { field, offset, .. } = &**source else { panic!("{error}") };
     assert_eq!((path.to_str(), &field[..]), (Some("endless.gguf"), "header"), "{error}");
     assert!(*offset > 0 && *offset <= bytes.len() as u64, "{error}");
 }
 
-/// What is known of any file by its headers, whatever its architecture is.
+/// File information from headers alone, for any architecture.
 #[test]
-fn an_outline_tells_of_files_that_cannot_be_loaded() {
+fn outline_describes_files_that_cannot_be_loaded() {
     let outline = |file: &TinyGguf| {
         let bytes = file.bytes();
         let size = Some(bytes.len() as u64);

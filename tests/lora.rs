@@ -1,4 +1,4 @@
-//! Adapters: logits next to PEFT's and to those of merged weights, adapters in turns, what they cost, hostile files.
+//! LoRA adapters: logits against PEFT's and merged weights, switching, cost, hostile files.
 
 use crate::common;
 
@@ -18,9 +18,9 @@ use tilewright::load::AdapterFile;
 use tilewright::load::convert::{QuantizeOptions, quantize_file};
 use tilewright::{Adapter, Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery, Tier};
 
-/// Between an adapter's logits and those of merged weights.
+/// Tolerance against merged weights.
 const TOLERANCE: f32 = 1e-4;
-/// Between an adapter's logits and PEFT's in float64; as of the tiny random models themselves.
+/// Tolerance against PEFT's logits in float64; the same as for the tiny random models themselves.
 const PEFT_TOLERANCE: f32 = 2e-4;
 
 fn tiny(path: &str) -> PathBuf {
@@ -31,13 +31,13 @@ fn adapter(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny-random-lora").join(path)
 }
 
-/// A model that rounds nothing.
+/// A model without rounding.
 fn load(device: &Device, path: &Path) -> Model {
     let options = LoadOptions { kv_type: KvType::F32, exact: true, ..LoadOptions::default() };
     Model::load(device, path, options).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The CPU and the adapter's own tier; with `--full` its other tiers.
+/// The CPU and the adapter's default tier; with `--full` its other tiers.
 fn devices() -> Vec<Device> {
     devices_in(if common::is_full() { &Tier::ALL } else { &[Tier::Subgroups] })
 }
@@ -46,7 +46,7 @@ fn devices_in(tiers: &[Tier]) -> Vec<Device> {
     std::iter::once(common::cpu()).chain(shared::gpus_beside_cpu(tiers.iter().copied())).collect()
 }
 
-/// The same for a test that counts what they do.
+/// The same, newly opened, for a test that counts their work.
 fn devices_of_its_own(tiers: &[Tier]) -> Vec<Device> {
     std::iter::once(common::cpu()).chain(common::gpus_beside_cpu(tiers.iter().copied())).collect()
 }
@@ -55,7 +55,7 @@ fn of(device: &Device) -> String {
     format!("{} ({})", device.info().name, device.tier().name())
 }
 
-/// A folder for a test's files, which goes with it.
+/// A test's folder, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -72,7 +72,7 @@ impl Drop for Folder {
     }
 }
 
-/// Logits of each position in one pass, of each position token by token, and of the last one after passes of few tokens.
+/// Logits of each position in one pass, of each position token by token, and of the last one after short passes.
 fn all_logits(model: &Model, ids: &[u32]) -> [Vec<f32>; 3] {
     let at_once = block_on(model.trace(ids)).unwrap().logits;
     let mut session = model.session().unwrap();
@@ -94,9 +94,9 @@ fn assert_logits(got: &[Vec<f32>; 3], want: &[f32], tolerance: f32, what: &str) 
     off.into_iter().fold(0.0, f32::max)
 }
 
-/// Each adapter on each form of its model: rows of queries are in another order in a GGUF file of Llama.
+/// Each adapter on each form of its model: a Llama GGUF file orders the rows of queries differently.
 #[test]
-fn logits_are_those_of_peft() {
+fn lora_logits_match_peft() {
     let cases: [(&str, &str, &[&str]); 8] = [
         ("llama3-rope", "llama3-rope", &["", "model-f16.gguf"]),
         ("llama3-rope.gguf", "llama3-rope", &["", "model-f16.gguf"]),
@@ -114,7 +114,7 @@ fn logits_are_those_of_peft() {
                 _ => adapter(name.trim_end_matches(".gguf")).join("refs.safetensors"),
             };
             let references = References::open(&references);
-            // Other tiers differ by kernels, not by files.
+            // Tiers differ in kernels, not in files.
             let forms = if device.is_gpu() { &forms[..1] } else { forms };
             for form in forms {
                 let model = load(&device, &tiny(base).join(form));
@@ -129,9 +129,9 @@ fn logits_are_those_of_peft() {
     }
 }
 
-/// Where products of prompts are in half precision, those with factors are not.
+/// LoRA products are not in half precision, even if products of prompts are.
 #[test]
-fn half_precision_is_of_the_models_weights_alone() {
+fn lora_factors_stay_in_full_precision_on_the_f16_tier() {
     for device in shared::gpus([Tier::F16]) {
         let options = LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() };
         let model = Model::load(&device, tiny("qwen2"), options).unwrap();
@@ -142,7 +142,7 @@ fn half_precision_is_of_the_models_weights_alone() {
     }
 }
 
-/// A file's tensors as floats.
+/// A file's tensor as floats.
 fn floats(info: &TensorInfo, file: &[u8]) -> Vec<f32> {
     let mut values = vec![0.0; info.n_elements() as usize];
     block::dequantize(info.block_type, info.bytes(file).unwrap(), &mut values).unwrap();
@@ -156,7 +156,7 @@ fn safetensors(tensors: &[(String, Vec<u64>, Vec<f32>)]) -> Vec<u8> {
     head.into_iter().chain(data).collect()
 }
 
-/// LoraFactors of some size, which change logits by about their own size, and what they add to the matrix.
+/// LoRA factors that change logits by about their own size, and their addend to the matrix.
 struct LoraFactors {
     a: Vec<f32>,
     b: Vec<f32>,
@@ -187,9 +187,9 @@ fn peft_config(more: Value) -> Vec<u8> {
     serde_json::to_vec(config).unwrap()
 }
 
-/// Random adapters of all matrices of a model's layers, next to the model with the same added to its weights.
+/// Random adapters of all layer matrices, against a model with merged weights.
 #[test]
-fn logits_are_those_of_merged_weights() {
+fn lora_logits_match_merged_weights() {
     let names = [
         "llama3-rope",
         "llama-mha-bias",
@@ -207,7 +207,7 @@ fn logits_are_those_of_merged_weights() {
         "lfm2",
         "exaone4",
         "hunyuan-dense",
-        // Those of attention alone, or with those of feed-forwards.
+        // Adapts attention alone, or feed-forwards too.
         "qwen3-moe",
         "mixtral",
         "gemma4",
@@ -229,7 +229,7 @@ fn logits_are_those_of_merged_weights() {
                 _ => is_of("layers.") || is_of(".h."),
             };
             if let (&[first, second], true) = (&info.shape[..], is_of_layer) {
-                // GPT-2 has its matrices the other way.
+                // GPT-2's matrices are transposed.
                 let is_transposed = name == "gpt2";
                 let [rows, cols] = if is_transposed { [second, first] } else { [first, second] }.map(|n| n as usize);
                 let own = LoraFactors::new(&mut rng, [rows, cols], R);
@@ -250,7 +250,7 @@ fn logits_are_those_of_merged_weights() {
         std::fs::copy(tiny(name).join("config.json"), folder.0.join("config.json")).unwrap();
         let adapter = AdapterFile::from_peft_bytes(&peft_config(json!({})), safetensors(&factors)).unwrap();
         let ids: Vec<u32> = (0..14).map(|_| 3 + rng.below(290) as u32).collect();
-        // Others differ in what the CPU tells as well.
+        // The others differ already on the CPU.
         let on_gpu = ["llama3-rope", "qwen2", "qwen3", "gemma3", "phi3", "gpt2"].contains(&name) || common::is_full();
         for device in devices.iter().filter(|device| on_gpu || !device.is_gpu()) {
             let base = load(device, &tiny(name));
@@ -266,10 +266,10 @@ fn logits_are_those_of_merged_weights() {
     println!("the largest difference is {worst:.1e}");
 }
 
-/// On quantised weights, next to the same weights expanded to F32 with the adapter added. Types of one stack differ: 112
-/// columns are no whole blocks, so that some matrices stay halves.
+/// Adapters on quantised weights, against the same weights expanded to F32 and merged. Types within a stack differ:
+/// rows of 112 columns are not whole blocks, so some matrices stay F16.
 #[test]
-fn quantised_weights_stay_as_they_are() {
+fn lora_on_quantised_weights_matches_merged_f32_weights() {
     let folder = Folder::new("quantised");
     for (block_type, name) in [(BlockType::Q8_0, "qwen3"), (BlockType::Q4_0, "qwen2"), (BlockType::Q5_1, "qwen3")] {
         let [packed, merged] = ["packed", "merged"].map(|kind| folder.0.join(format!("{block_type}-{kind}.gguf")));
@@ -311,7 +311,7 @@ fn quantised_weights_stay_as_they_are() {
     }
 }
 
-/// An adapter for the built-in model, random and strong enough to change what it says.
+/// A random adapter for the built-in model, strong enough to change its output.
 #[cfg(feature = "serve")]
 pub fn of_stories(seed: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed);
@@ -359,7 +359,7 @@ fn greedy(session: &mut tilewright::Session, ids: &[u32]) -> Vec<u32> {
     common::collect(&mut session.generate_from(ids, &options).unwrap()).0
 }
 
-/// The tokens of an engine's text.
+/// Tokens of an engine's completion.
 fn tokens_of(stream: &mut Stream) -> Result<Vec<u32>, Error> {
     let mut tokens = Vec::new();
     while let Some(piece) = block_on(stream.next()) {
@@ -368,10 +368,10 @@ fn tokens_of(stream: &mut Stream) -> Result<Vec<u32>, Error> {
     Ok(tokens)
 }
 
-/// Requests of one session, each with another adapter or with none, have the tokens and the logits that sessions of their own
-/// have; from the second round on nothing is compiled, and no buffer is made.
+/// Requests of one session, each with another adapter or none, have the tokens and logits of separate sessions; from
+/// the second round on nothing is compiled and no buffer is created.
 #[test]
-fn adapters_take_turns() {
+fn session_switches_adapters_and_keeps_logits_equal() {
     for device in devices_of_its_own(&[Tier::Subgroups, Tier::Scalar]) {
         let model = load(&device, &tiny("llama3-rope"));
         let adapters = ["llama3-rope", "llama3-rope-rs"].map(|name| model.load_adapter(adapter(name), 1.0).unwrap());
@@ -389,7 +389,7 @@ fn adapters_take_turns() {
                 session.set_adapter(*adapter).unwrap();
                 assert_eq!(session.adapter().map(Adapter::name), adapter.map(Adapter::name));
                 assert_eq!(greedy(&mut session, &ids), *tokens, "round {round} on {}", of(&device));
-                // To the last bit: the same kernels over the same numbers.
+                // Bit-identical: the same kernels on the same numbers.
                 assert_eq!(block_on(session.logits(&[5])).unwrap(), *logits, "round {round}");
             }
             let done = device.counters() - before;
@@ -399,7 +399,7 @@ fn adapters_take_turns() {
             }
             before = device.counters();
         }
-        // A change of adapters gives up what is cached, and setting the one in use does not.
+        // Changing the adapter clears the cache; setting the current one does not.
         session.set_adapter(turns[0]).unwrap();
         block_on(session.logits(&ids)).unwrap();
         let before = device.counters();
@@ -411,7 +411,7 @@ fn adapters_take_turns() {
         block_on(session.logits(&[7])).unwrap();
         let changed = device.counters() - before;
         assert!(changed.dispatches > kept.dispatches, "{changed:?} {kept:?}");
-        // A snapshot remembers its adapter.
+        // A snapshot keeps its adapter.
         let snapshot = session.snapshot().unwrap();
         let want = block_on(session.logits(&[9])).unwrap();
         session.set_adapter(None).unwrap();
@@ -422,16 +422,16 @@ fn adapters_take_turns() {
     }
 }
 
-/// Requests of an engine, each with an adapter of its own or with none, have the tokens of sessions; none takes up what another adapter
-/// has computed of the same prompt, and the next one with the same does.
+/// Engine requests, each with its own adapter or none, have the tokens of sessions; cached prefixes are shared only
+/// with requests of the same adapter.
 #[test]
-fn requests_with_different_adapters_take_turns() {
+fn engine_requests_use_their_own_adapters() {
     for device in devices() {
         let model = load(&device, &tiny("llama3-rope"));
         let names = ["llama3-rope", "llama3-rope-rs"];
         let adapters = names.map(|name| (name.to_owned(), model.load_adapter(adapter(name), 1.0).unwrap()));
         let turns = [Some(&adapters[0].1), None, Some(&adapters[1].1)];
-        // More than a page.
+        // Longer than a page.
         let ids: Vec<u32> = (0..100).map(|i| 20 + i * 7 % 90).collect();
         let alone = turns.map(|adapter| greedy(&mut model.with_adapter(adapter).unwrap().session().unwrap(), &ids));
         assert!(alone[0] != alone[1] && alone[1] != alone[2] && alone[0] != alone[2]);
@@ -452,7 +452,7 @@ fn requests_with_different_adapters_take_turns() {
                     "round {round}, request {nth} on {}",
                     of(&device)
                 );
-                // The first three begin before any has computed a page.
+                // The first three begin before any page is computed.
                 if round > 0 {
                     assert_eq!(stream.usage().cached_tokens, 64, "request {nth}");
                 } else if nth < 3 {
@@ -461,16 +461,16 @@ fn requests_with_different_adapters_take_turns() {
             }
         }
         let unknown = Request { adapter: Some("other".into()), ..Request::new(ids, GenerateOptions::greedy(1)) };
-        let refusal = engine.submit(unknown).err().expect("there is none of that name").to_string();
+        let refusal = engine.submit(unknown).err().expect("an unknown adapter").to_string();
         assert!(refusal.contains("other") && refusal.contains("`llama3-rope-rs`"), "{refusal}");
         common::assert_tested(&device);
     }
 }
 
-/// After a lost device they go on with the adapters that the model is loaded with again; a request whose adapter is not among them ends
-/// with an error, and no other does.
+/// After a device loss, requests continue with the adapters of the reloaded model; only a request whose adapter is
+/// missing ends with an error.
 #[test]
-fn after_a_lost_device_adapters_are_found_by_their_names() {
+fn adapters_are_found_by_name_after_device_loss() {
     let open = || block_on(Device::open(&DeviceChoice::Gpu, None));
     let Some(device) = common::gpu_from(open()) else { return };
     let names = ["llama3-rope", "llama3-rope-rs"];
@@ -478,7 +478,7 @@ fn after_a_lost_device_adapters_are_found_by_their_names() {
     let load = |device: &Device| {
         current.replace(Some(device.clone()));
         let model = Model::load(device, tiny("llama3-rope"), LoadOptions { exact: true, ..LoadOptions::default() })?;
-        // The second time in another order, the third time without the last.
+        // The second time reordered, the third time without the last.
         let of_load = [vec![names[0], names[1]], vec![names[1], names[0]], vec![names[0]]];
         let adapters = of_load[n_loads.get()].iter().map(|name| {
             let loaded = model.load_adapter(adapter(name), 1.0)?;
@@ -517,13 +517,13 @@ fn after_a_lost_device_adapters_are_found_by_their_names() {
     assert_eq!((n_loads.get(), engine.stats().n_failed), (3, 1));
 }
 
-/// One dispatch for each input of adapted products: four in a layer where all are adapted, of queries, keys and values
-/// together, of attention's output, of gates and ups together, of the feed-forward's output. Without an adapter nothing
-/// changes, whatever is resident.
+/// One dispatch per input of adapted products: four in a layer where all are adapted: for queries, keys and values;
+/// attention's output; gates and ups; the feed-forward's output. Without an adapter nothing changes, whatever is
+/// resident.
 #[test]
-fn an_adapter_adds_a_dispatch_for_each_input() {
+fn adapter_adds_one_dispatch_per_adapted_input() {
     for device in devices_of_its_own(&[Tier::Subgroups, Tier::Baseline, Tier::Scalar]) {
-        // Adapters of all inputs, and of two a layer.
+        // Adapters of all inputs, and of two per layer.
         for (name, base, n_inputs) in [
             ("llama3-rope", "llama3-rope", 4),
             ("llama3-rope-rs", "llama3-rope", 2),
@@ -548,7 +548,7 @@ fn an_adapter_adds_a_dispatch_for_each_input() {
             let n_layers = model.config().n_layers() as usize;
             let what = format!("{name} on {}", of(&device));
             let added = session.decode_dispatches() - without;
-            // The first time, pipelines are tested.
+            // The first run tests pipelines.
             prompt(&mut session);
             let (_, with) = prompt(&mut session);
             println!(
@@ -563,9 +563,9 @@ fn an_adapter_adds_a_dispatch_for_each_input() {
     }
 }
 
-/// A scale multiplies what is added: none at 0, and as much the other way at -1.
+/// The scale multiplies the addend: 0 removes it, -1 negates it.
 #[test]
-fn a_scale_multiplies_what_is_added() {
+fn lora_scale_multiplies_the_added_product() {
     let model = load(&common::cpu(), &tiny("qwen2"));
     let ids: Vec<u32> = (30..44).collect();
     let logits = |scale: f32| {
@@ -574,7 +574,7 @@ fn a_scale_multiplies_what_is_added() {
     };
     let plain = block_on(model.trace(&ids)).unwrap().logits;
     assert!(largest_difference(&logits(0.0), &plain) < TOLERANCE);
-    // Small ones act nearly linearly.
+    // Small scales act nearly linearly.
     let [up, down] = [0.001, -0.001].map(logits);
     let bend = up.iter().zip(&down).zip(&plain).map(|((up, down), plain)| ((up + down) / 2.0 - plain).abs());
     let moved = largest_difference(&up, &plain);
@@ -582,9 +582,9 @@ fn a_scale_multiplies_what_is_added() {
     assert!(matches!(model.load_adapter(adapter("qwen2"), f32::NAN), Err(Error::Option { option: "scale", .. })));
 }
 
-/// The plan counts the adapter in use, the limit all that are resident.
+/// The plan counts the adapter in use, the limit all resident ones.
 #[test]
-fn memory_of_adapters_is_planned() {
+fn adapter_memory_is_planned_and_limited() {
     for device in devices_of_its_own(&[Tier::Subgroups]) {
         let path = tiny("llama3-rope");
         let model = load(&device, &path);
@@ -614,16 +614,16 @@ fn memory_of_adapters_is_planned() {
     }
 }
 
-/// Handles of another model, sessions that move, and files of sessions.
+/// Handles of another model, moved sessions, and session files.
 #[test]
-fn an_adapter_belongs_to_its_model() {
+fn adapter_of_another_model_is_refused() {
     let (device, path) = (common::cpu(), tiny("llama3-rope"));
     let [model, other] = [load(&device, &path), load(&device, &path)];
     let own = model.load_adapter(adapter("llama3-rope"), 1.0).unwrap();
     assert!(matches!(other.with_adapter(Some(&own)), Err(Error::Operand { operand: "adapter", .. })));
     let mut session = other.session().unwrap();
     assert!(matches!(session.set_adapter(Some(&own)), Err(Error::Operand { operand: "adapter", .. })));
-    // A session's file is of its adapter, too.
+    // A session file names its adapter.
     let mut session = model.with_adapter(Some(&own)).unwrap().session().unwrap();
     block_on(session.logits(&[5, 6, 7])).unwrap();
     let file = block_on(session.to_bytes("a note")).unwrap();
@@ -646,7 +646,7 @@ type Tensors = BTreeMap<String, (Vec<u64>, Vec<f32>)>;
 /// An `adapter_config.json` and an `adapter_model.safetensors`.
 type Peft = (Vec<u8>, Vec<u8>);
 
-/// What is not an adapter of the model is refused by the name of what is wrong, soon, and leaves nothing behind.
+/// An invalid adapter is refused early by the name of its fault, and leaves nothing behind.
 #[test]
 fn hostile_adapters_are_refused_by_name() {
     let model = load(&common::cpu(), &tiny("llama3-rope"));
@@ -710,19 +710,19 @@ fn hostile_adapters_are_refused_by_name() {
         ("alpha_pattern.(a+)+$", with_config("alpha_pattern", json!({ "(a+)+$": 1 }))),
         ("rank_pattern.q_proj", with_config("rank_pattern", json!({ "q_proj": [1] }))),
         ("file", (b"[".to_vec(), weights.clone())),
-        // Of a layer, a matrix or a part that is not there, or that none can be added to.
+        // A layer, matrix or part that does not exist or cannot be adapted.
         ("layers.99.", with_file(renamed("layers.1.", "layers.99."))),
         ("q_projection", with_file(renamed("q_proj", "q_projection"))),
         ("lm_head", with_file(renamed("model.layers.1.self_attn.q_proj", "lm_head"))),
         ("embed_tokens", with_file(renamed("layers.1.self_attn.q_proj", "embed_tokens"))),
         ("input_layernorm", with_file(renamed("self_attn.q_proj", "input_layernorm"))),
         ("experts", with_file(renamed("self_attn.q_proj", "mlp.experts.3.down_proj"))),
-        // LoraFactors of factors, and the same matrix under two names.
+        // Nested factors, and the same matrix under two names.
         ("lora_A.lora_A", with_file(twice(&format!("{Q}.lora_A")))),
         ("lora_B.weight.lora_", with_file(twice(&format!("{Q}.lora_B.weight")))),
-        ("a second time", with_file(twice("base_model.model.layers.1.self_attn.q_proj"))),
-        ("q_proj.lora_A.weight is alone", with_file(file(&|tensors| drop(tensors.remove(&q_b))))),
-        ("q_proj.lora_B.weight is alone", with_file(file(&|tensors| drop(tensors.remove(&q_a))))),
+        ("a duplicate", with_file(twice("base_model.model.layers.1.self_attn.q_proj"))),
+        ("q_proj.lora_A.weight is without its pair", with_file(file(&|tensors| drop(tensors.remove(&q_b))))),
+        ("q_proj.lora_B.weight is without its pair", with_file(file(&|tensors| drop(tensors.remove(&q_a))))),
         (
             "lora_magnitude_vector",
             with_file(file(&|tensors| {
@@ -822,7 +822,7 @@ fn hostile_adapters_are_refused_by_name() {
         check(named, &|| AdapterFile::from_gguf_bytes(bytes.clone()));
     }
     assert_eq!(found, 72);
-    // A file is named, a missing one as well.
+    // The error names the file, even a missing one.
     for path in [adapter("README.md"), adapter("nothing"), adapter("llama3-rope-rs/nothing.gguf"), tiny("llama3-rope")]
     {
         let error = model.load_adapter(&path, 1.0).err().unwrap().to_string();
@@ -832,7 +832,7 @@ fn hostile_adapters_are_refused_by_name() {
 
 /// The command line uses an adapter in `run` and `bench`.
 #[test]
-fn the_command_line_takes_an_adapter() {
+fn run_and_bench_accept_a_lora_adapter() {
     let run = |args: &[&str]| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tilewright"));
         let model = tiny("llama3-rope");

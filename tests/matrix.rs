@@ -1,4 +1,4 @@
-//! Every model of the test data, alone and beside others, in every way that an engine computes: the same texts.
+//! Every model of the test data, alone and batched, in every mode of an engine: the same completions.
 
 use std::path::{Path, PathBuf};
 
@@ -10,11 +10,11 @@ use tilewright::{Device, GenerateOptions, LoadOptions, Model};
 
 use crate::common::{self, block_on};
 
-/// Positions of each text where nothing else is said.
+/// Default context of each sequence.
 const CONTEXT: u32 = 128;
 const N_TOKENS: usize = 24;
 
-/// Folders of models that continue texts.
+/// Folders of generative models.
 fn decoders() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny-random");
     let folders = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path());
@@ -39,7 +39,7 @@ fn load(device: &Device, path: &Path, options: LoadOptions<'_>) -> Model {
         .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Four prompts; that of the first text repeats itself, and two begin alike.
+/// Four prompts; the first is repetitive, and two share a prefix.
 fn prompts(model: &Model) -> [Vec<u32>; 4] {
     let vocab_size = model.config().vocab_size;
     let ids = |n: u32, seed: u32| (0..n).map(move |i| (i * i * seed + 7 * i + 3 * seed) % vocab_size);
@@ -51,7 +51,7 @@ fn prompts(model: &Model) -> [Vec<u32>; 4] {
     ]
 }
 
-/// What each of these requests says, with its logits: one after the other, or at once.
+/// Completions of these requests with logits: one by one, or batched.
 fn texts(model: &Model, options: &EngineOptions, requests: &[Request], at_once: bool) -> (Vec<Vec<Piece>>, u64) {
     let (engine, mut driver) = Engine::new(model, options).unwrap_or_else(|error| panic!("{error}"));
     let mut texts = Vec::new();
@@ -84,7 +84,7 @@ fn ids_of(text: &[Piece]) -> Vec<u32> {
     text.iter().map(|piece| piece.id).collect()
 }
 
-/// How often each way was computed.
+/// How often each mode ran.
 #[derive(Debug, Default, PartialEq)]
 struct Computed {
     plain: usize,
@@ -97,7 +97,7 @@ struct Computed {
 }
 
 #[test]
-fn every_model_has_the_same_texts_alone_and_beside_others_in_every_way() {
+fn every_model_is_batch_invariant_with_every_feature() {
     let paths = decoders();
     let (n_models, mut n) = (paths.len(), Computed::default());
     for path in &paths {
@@ -109,9 +109,9 @@ fn every_model_has_the_same_texts_alone_and_beside_others_in_every_way() {
     assert!(n.draft > 20 && n.lora >= 5 && n.offload >= 5, "{n:?}");
 }
 
-/// A share of it on an adapter.
+/// The part that runs on an adapter.
 #[test]
-fn a_model_has_the_same_texts_alone_and_beside_others_on_an_adapter() {
+fn model_is_batch_invariant_on_a_gpu() {
     for device in common::shared::executors().into_iter().filter(Device::is_gpu) {
         for path in common::drawn(1, decoders()) {
             one_model(&device, &path, &mut Computed::default());
@@ -144,14 +144,14 @@ fn one_model(device: &Device, path: &Path, n: &mut Computed) {
 
     let (found, n_drafted) = both("look-up", &model, &EngineOptions { prompt_lookup: 5, ..engine.clone() }, &requests);
     same("look-up", &found, &want);
-    assert!(n_drafted > 0, "{name}: nothing was guessed");
+    assert!(n_drafted > 0, "{name}: no draft tokens");
     n.look_up += 1;
 
     if let Ok(drafted) = model.with_draft(&model) {
         let (found, n_drafted) =
             both("draft", &drafted, &EngineOptions { draft_tokens: 3, ..engine.clone() }, &requests);
         same("draft", &found, &want);
-        assert!(n_drafted > 0, "{name}: nothing was guessed");
+        assert!(n_drafted > 0, "{name}: no draft tokens");
         n.draft += 1;
     }
 
@@ -210,7 +210,7 @@ fn one_model(device: &Device, path: &Path, n: &mut Computed) {
     n.constraint += 1;
 }
 
-/// The folder with a tokenizer, whose tokens are `t0`, `t1` and so on.
+/// The folder with a tokenizer with tokens `t0`, `t1` and so on.
 fn with_tokenizer(path: &Path) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("matrix").join(name_of(path));
     std::fs::create_dir_all(&folder).unwrap();
@@ -231,8 +231,8 @@ fn with_tokenizer(path: &Path) -> PathBuf {
     folder
 }
 
-/// The same model with a part of it in the file, if that saves memory: of most of these, layers take less than what passes need beside
-/// them. Else with the rows of tables there, if it has such tables.
+/// The same model with layers on disk, if that saves memory: most of these models' layers are smaller than the buffers
+/// of passes. Otherwise with table rows on disk, if it has tables.
 fn offloaded(device: &Device, path: &Path, engine: &EngineOptions, needed_bytes: u64) -> Option<Model> {
     let with_layers = (1..20).rev().find_map(|part| {
         let options = LoadOptions {
@@ -245,7 +245,7 @@ fn offloaded(device: &Device, path: &Path, engine: &EngineOptions, needed_bytes:
             ..LoadOptions::default()
         };
         let model = Model::load(device, path, options).ok().filter(|model| model.streaming().is_some())?;
-        // What several texts share has to fit as well.
+        // Buffers shared by sequences must fit too.
         Engine::new(&model, engine).is_ok().then_some(model)
     });
     with_layers.or_else(|| {

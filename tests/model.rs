@@ -1,6 +1,5 @@
-//! Real weights: logits, hidden states and greedy continuations against published and independently computed references,
-//! on the GPU executor and on the CPU executor. What the references are and which tolerances follow stands in the data
-//! folder's README.
+//! Real weights: logits, hidden states and greedy continuations against published and independently computed
+//! references, on the GPU and the CPU. The data folder's README describes the references and their tolerances.
 
 use crate::common;
 #[path = "model/features.rs"]
@@ -34,12 +33,12 @@ fn margins(value: &Value) -> Vec<f32> {
     value.as_array().unwrap().iter().map(|margin| margin.as_f64().unwrap() as f32).collect()
 }
 
-/// With a cache that rounds nothing.
+/// With an F32 cache.
 fn load(device: &Device, path: &Path) -> Model {
     load_as(device, path, KvType::F32)
 }
 
-/// Exact: a GPU with half precision would round what references did not.
+/// Exact: a GPU with half precision would round, unlike the references.
 fn load_as(device: &Device, path: &Path, kv_type: KvType) -> Model {
     Model::load(device, path, LoadOptions { kv_type, exact: true, ..LoadOptions::default() })
         .unwrap_or_else(|e| panic!("{e}"))
@@ -74,13 +73,13 @@ fn check_tiny(name: &str) {
         if !path.exists() {
             continue;
         }
-        // Those of the file, those in f64 where f32 does not tell enough, or those of all.
+        // The file's own references, float64 ones where F32 is ambiguous, or those of all files.
         let named = [references, "refs_f64", "refs"].map(|stem| folder.join(stem).with_extension("safetensors"));
         let named = if references == "refs" { &named[1..] } else { &named[..] };
         let references = References::open(named.iter().find(|path| path.exists()).unwrap());
         let tiers = [Tier::Subgroups, Tier::Baseline];
         let tiers = if common::is_full() { &tiers[..] } else { &tiers[..1] };
-        // The later GGUF files have the folders' numbers: what an adapter is opened in by itself runs on the others alone.
+        // Later GGUF files have the same weights as the folders: the adapter's default tier runs only the others.
         let is_later = !path.is_dir() && !path.ends_with("model-f16.gguf");
         let usual = if is_later { vec![common::cpu()] } else { executors() };
         for device in usual.into_iter().chain(shared::gpus_beside_cpu(tiers.iter().copied())) {
@@ -114,12 +113,12 @@ fn check_tiny_file(device: &Device, path: &Path, references: &References) {
     }
 }
 
-/// The longest case with caches that round.
+/// The longest case with rounding caches.
 fn check_tiny_caches(device: &Device, path: &Path, references: &References, what: &str) {
     let (ids, want) = (references.ids("3.ids"), references.floats("3.logits"));
     let [lowest, highest] = [f32::min, f32::max].map(|pick| want.iter().copied().fold(want[0], pick));
-    // Eight bits round the largest value of a block 2^4 times as coarsely as f16, and one of a quarter of it 2^6 times. A
-    // model that makes much of any rounding is held to that.
+    // Eight bits round a block's largest value 2^4 times as coarsely as f16, and a quarter of it 2^6 times. A model
+    // sensitive to rounding may reach this bound.
     const COARSER: f32 = 64.0;
     let mut off_by_half = 0.0;
     for kv_type in [KvType::F16, KvType::Q8_0] {
@@ -138,11 +137,11 @@ fn check_tiny_caches(device: &Device, path: &Path, references: &References, what
             off_by_half = worst;
         }
         println!("{what}, {kv_type}: logits within {worst:.1e} of {:.1}, {n_off} further off", highest - lowest);
-        // Eight bits may choose another expert where two are nearly as good, here among random ones.
+        // With random weights, eight bits may choose another expert where two are nearly tied.
         let has_experts = model.config().blocks.iter().any(|block| block.feed_forward.experts.is_some());
         let most = if has_experts && kv_type == KvType::Q8_0 { ids.len() / 2 } else { 0 };
         assert!(n_off <= most, "{what}, {kv_type}: {n_off} positions are off, by up to {worst}");
-        // What follows, token by token, is what a prompt of all is.
+        // Continuing token by token equals a prompt of all tokens.
         let mut session = model.session().unwrap();
         block_on(session.logits(&ids[..ids.len() - 4])).unwrap();
         let mut last = Vec::new();
@@ -155,7 +154,7 @@ fn check_tiny_caches(device: &Device, path: &Path, references: &References, what
     assert_eq!(LoadOptions::default().kv_type, KvType::F16);
 }
 
-/// One model for each set of features of an architecture; the data folder's README tells them.
+/// One model per set of features of an architecture; see the data folder's README.
 macro_rules! tiny_random_models {
     ($($test:ident: $folder:literal,)*) => {
         mod tiny_random_models {
@@ -201,10 +200,10 @@ tiny_random_models! {
     smollm3: "smollm3",
 }
 
-/// A text that outgrows the context up to which angles are short: every token is what a pass over all before it gives, also
-/// when the session goes back and on again.
+/// A completion that outgrows the context with short angles: every token equals that of a pass over all before it,
+/// even if the session rolls back and continues.
 #[test]
-fn a_text_that_outgrows_its_angles_is_computed_anew() {
+fn longrope_switch_recomputes_the_whole_sequence() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let path = data.join("tiny-random/phi3-longrope");
     for device in executors() {
@@ -237,7 +236,7 @@ fn a_text_that_outgrows_its_angles_is_computed_anew() {
     }
 }
 
-/// The built-in model's first words, and a prompt of several passes, which all tiers continue alike.
+/// The built-in model's first tokens, and a prompt of several passes, equal in all tiers.
 #[test]
 fn every_tier_gives_the_same_text() {
     let reference = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/builtin/reference.json")).unwrap();
@@ -245,7 +244,7 @@ fn every_tier_gives_the_same_text() {
     let mut want: Option<Vec<f32>> = None;
     for device in shared::gpus(Tier::ALL) {
         let tier = device.tier();
-        // Half precision is only in the staging of tiles.
+        // Half precision applies only to the staging of tiles.
         let tolerance = if tier.rounds_to_half() { HALF_TOLERANCE } else { TOLERANCE };
         let model = Model::builtin(&device).unwrap();
         let mut text = Vec::new();
@@ -261,11 +260,11 @@ fn every_tier_gives_the_same_text() {
     }
 }
 
-/// Of weights that are not in the repository: see `scripts/test`.
+/// Tests on weights that are not in the repository: see `scripts/test`.
 mod further_data {
     use super::*;
 
-    /// Tokens of a text that a GPU writes without `TILEWRIGHT_FULL`.
+    /// Tokens generated on a GPU without `TILEWRIGHT_FULL`.
     const SHORT: usize = 12;
 
     /// All cases of one weight file, on all executors.
@@ -316,7 +315,7 @@ mod further_data {
             let logits = largest_difference(&trace.logits, &references.floats("all_logits"));
             let want = references.floats("hidden");
             let got = trace.hidden.concat();
-            // The residual stream of one model reaches hundreds: its error is relative to that.
+            // One model's residual stream reaches hundreds: its error is relative to that.
             let scale = want.iter().fold(1.0f32, |scale, x| scale.max(x.abs()));
             let hidden = largest_difference(&got, &want) / scale;
             println!("{file} on {}: all logits within {logits:.1e}, hidden within {hidden:.1e}", device.info().name);
@@ -351,7 +350,7 @@ mod further_data {
         tinystories656k_q8_0: "tinystories656k", "q8_0", "tinystories656k-q8_0.gguf";
     }
 
-    /// Weights of thirteen types take as many bytes on a GPU as in the file, but for what rounds them up: nothing is expanded.
+    /// Weights of thirteen types have the file's size on a GPU, except for padding: nothing is expanded.
     #[test]
     fn mixed_weights_stay_packed() {
         let Some(data) = common::data(&["stories260k-wide"]) else { return };
@@ -360,12 +359,12 @@ mod further_data {
         let tensors = Gguf::parse(&bytes, bytes.len() as u64).unwrap().tensors;
         let in_file: u64 = tensors.iter().map(|tensor| tensor.size_bytes).sum();
         for device in shared::gpus([Tier::Baseline]) {
-            // `what_is_allocated_was_planned` in tests/load holds it to that.
+            // `allocated_bytes_match_the_memory_plan` in tests/load checks the allocation.
             let file = ModelFile::open(&path).unwrap();
             let plan = Model::plan_file(&device.target(), &file, &LoadOptions::default()).unwrap();
             let on_device = plan.weights_bytes;
             println!("{in_file} bytes in the file, {on_device} on the device");
-            // Two bytes of each super-block of Q3_K.
+            // Two bytes per super-block of Q3_K.
             assert_eq!(on_device - in_file, 2 * 640, "{in_file} bytes in the file, {on_device} on the device");
         }
     }
@@ -376,7 +375,7 @@ mod further_data {
         check_trace("tinystories656k", "model.safetensors");
     }
 
-    /// The adapter's own tier runs all cases; the others run a prompt of several passes and a continuation.
+    /// The adapter's default tier runs all cases; the others run a prompt of several passes and a continuation.
     #[test]
     fn every_tier_continues_a_long_prompt() {
         let Some(data) = common::data(&["stories260k"]) else { return };
@@ -388,7 +387,7 @@ mod further_data {
         let margins = margins(&greedy["margins"]);
         for device in shared::gpus(Tier::ALL) {
             let tier = device.tier();
-            // Half precision is only in the staging of tiles.
+            // Half precision applies only to the staging of tiles.
             let tolerance = if tier.rounds_to_half() { HALF_TOLERANCE } else { TOLERANCE };
             let model = load(&device, &folder.join("stories260k-q8_0.gguf"));
             let got = block_on(model.session().unwrap().logits(&prompt)).unwrap();

@@ -1,4 +1,4 @@
-//! Quantisers against llama.cpp's bytes, and files that `quantize_file` writes.
+//! Quantisers against llama.cpp's bytes, and files written by `quantize_file`.
 
 #[path = "quantize/blocks.rs"]
 mod blocks;

@@ -1,4 +1,4 @@
-//! Retrieval: what is found, exactly, and what is refused.
+//! Retrieval: exact results and refused inputs.
 
 #[path = "retrieval/index.rs"]
 mod index;

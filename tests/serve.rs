@@ -1,5 +1,4 @@
-//! The server, over real sockets, on the CPU: each endpoint next to what the library gives, each error, streams, limits and
-//! abuse.
+//! The server, over real sockets, on the CPU: each endpoint against the library, errors, streams, limits and abuse.
 
 use crate::{common, scripted};
 

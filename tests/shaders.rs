@@ -1,13 +1,13 @@
-//! The list of linked shaders. That Tint, which browsers use and which refuses some of what naga accepts, takes all of them is
-//! tested in Chromium and in Node, by `tests/web/shaders.test.mjs`.
+//! The list of linked shaders. `tests/web/shaders.test.mjs` compiles all of them with Tint, the browsers' compiler,
+//! which refuses some shaders that naga accepts.
 
 use tilewright::{Tier, shaders};
 
-/// What is in half precision; where it cannot run, `matmul` and `attention_prefill` do.
+/// Half-precision kernels; `matmul` and `attention_prefill` replace them on other devices.
 const HALF: [&str; 3] = ["attention_half", "half_rows", "matmul_half"];
 
 #[test]
-fn every_kernel_has_a_baseline_variant_for_each_weight_type_it_knows() {
+fn every_kernel_and_weight_type_has_a_baseline_variant() {
     for kernel in shaders::ALL.iter().filter(|kernel| !HALF.contains(&kernel.name)) {
         for variant in kernel.variants {
             let baseline = kernel.variant(variant.weight, Tier::Baseline);

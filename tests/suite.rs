@@ -1,5 +1,6 @@
-//! Native tests in one program: it is linked once, and its tests share what devices have compiled. Those of kernels run in browsers
-//! too, and those of loading and tuning look at notices, which all devices of a process share: they are programs of their own.
+//! Native tests in one program: it is linked once, and its tests share compiled pipelines. Tests of kernels, which
+//! also run in browsers, and tests of loading and tuning, which check notices shared by all devices of a process, are
+//! separate programs.
 
 #[path = "common/allocator.rs"]
 mod allocator;

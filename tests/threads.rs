@@ -1,4 +1,4 @@
-//! Callers that are themselves workers of a rayon pool: none of them may wait for itself.
+//! Callers on workers of a rayon pool must not deadlock.
 
 use std::sync::mpsc;
 use std::thread;
@@ -20,15 +20,15 @@ fn greedy(model: &Model, prompt: &str) -> Vec<u32> {
     session.tokens().to_vec()
 }
 
-/// Does the work on a thread of its own; one that hangs fails the test instead of stopping it for ever.
+/// Runs the work on its own thread; a hang fails the test instead of blocking it for ever.
 fn or_hang<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     const HANG: Duration = Duration::from_secs(240);
     let (done, wait) = mpsc::channel();
     thread::spawn(move || done.send(work()));
-    wait.recv_timeout(HANG).expect("the callers wait for each other, or one of them failed")
+    wait.recv_timeout(HANG).expect("a deadlock, or a caller failed")
 }
 
-/// Many texts from the workers of whatever pool this is called in; each as a model alone has it.
+/// Many sequences from the workers of the current pool; each equals that of its model alone.
 fn many_callers(models: Vec<Model>, expected: Vec<Vec<u32>>) {
     let found: Vec<Vec<u32>> = (0..32usize)
         .into_par_iter()
@@ -72,7 +72,7 @@ fn workers_of_a_larger_pool_share_devices() {
 }
 
 #[test]
-fn a_caller_inside_a_callers_work_is_served() {
+fn nested_parallel_callers_do_not_deadlock() {
     or_hang(|| {
         let (expected, model) = (expected(), models(1).remove(0));
         let found: Vec<Vec<Vec<u32>>> = (0..4)

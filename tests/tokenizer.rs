@@ -52,7 +52,7 @@ fn from_json(folder: PathBuf) -> Tokenizer {
     Tokenizer::from_json(&fs::read(folder.join("tokenizer.json")).unwrap(), &config).unwrap()
 }
 
-/// Qwen2 as its repository ships it: `vocab.json`, `merges.txt` and `added_tokens.json`.
+/// Qwen2 as in its repository: `vocab.json`, `merges.txt` and `added_tokens.json`.
 fn qwen2_vocab(data: &Data) -> Vocab {
     let folder = data.join("vocab/qwen2");
     let (vocab, added) = (read_json(folder.join("vocab.json")), read_json(folder.join("added_tokens.json")));
@@ -74,7 +74,7 @@ fn qwen2_vocab(data: &Data) -> Vocab {
     }
 }
 
-/// The vocabularies under `vocab/`: name, tokenizer, and the file with llama.cpp's own texts.
+/// The vocabularies under `vocab/`: name, tokenizer, and the file of llama.cpp's own texts.
 fn vocabularies(data: &Data) -> Vec<(&'static str, Tokenizer, &'static str)> {
     let gguf = |name: &str| from_gguf(data.join("vocab").join(name));
     vec![
@@ -85,7 +85,7 @@ fn vocabularies(data: &Data) -> Vec<(&'static str, Tokenizer, &'static str)> {
     ]
 }
 
-/// The vocabulary of the model in `assets/`: SentencePiece's BPE with 1024 tokens, bytes among them.
+/// The vocabulary of the model in `assets/`: SentencePiece BPE with 1024 tokens, bytes included.
 fn stories_vocab() -> Vocab {
     gguf_vocab(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf"))
 }
@@ -99,8 +99,8 @@ fn stories_json() -> Value {
     spm_json(&stories_vocab())
 }
 
-/// The `tokenizer.json` that Hugging Face's converter would make of a vocabulary of SentencePiece's BPE: a pair of tokens
-/// merges if the vocabulary has the two as one, the best scores first.
+/// The `tokenizer.json` that Hugging Face's converter makes from SentencePiece BPE: two tokens merge if the vocabulary
+/// has their concatenation, best scores first.
 fn spm_json(vocab: &Vocab) -> Value {
     let ids: HashMap<&str, usize> = vocab.tokens.iter().map(String::as_str).zip(0..).collect();
     let is_text = |id: usize| vocab.token_types[id] == TokenType::Normal;
@@ -140,7 +140,7 @@ fn spm_json(vocab: &Vocab) -> Value {
     })
 }
 
-/// `tokenizer.json` files of BPE over characters: our own, and those of published models that are there.
+/// `tokenizer.json` files of BPE over characters: our own, and those of published models if available.
 fn character_jsons() -> Vec<(&'static str, Value)> {
     let mut files = vec![("stories", stories_json())];
     for name in ["stories260k", "tinystories656k"] {
@@ -152,12 +152,12 @@ fn character_jsons() -> Vec<(&'static str, Value)> {
     files
 }
 
-/// A small vocabulary of Unigram under the repository's own data.
+/// A small Unigram vocabulary in the repository's own data.
 fn unigram_vocab() -> Vocab {
     gguf_vocab(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/unigram/vocab.gguf"))
 }
 
-/// Characters that tokenizers treat in different ways.
+/// Random texts of characters that tokenizers treat differently.
 fn random_texts(n: usize) -> impl Iterator<Item = String> {
     let alphabet: Vec<char> = "etaoin shrdlu  \n\t'sST.,!?()[]{}<>|/\\#01239éÉÅñüßçÇИжΩأहि中文あ가각😀👍🏽\u{301}\u{327}\u{200d}\u{a0}\u{3000}▁ſ²"
         .chars()
@@ -172,7 +172,7 @@ fn random_texts(n: usize) -> impl Iterator<Item = String> {
     (0..n).map(move |_| (0..next() % 48).map(|_| alphabet[next() % alphabet.len()]).collect())
 }
 
-/// Compares `cases[]` of a file: `ids`, and where they are there `ids_with_special` and `decoded`. Returns how many.
+/// Compares `cases[]` of a file: `ids`, and if present `ids_with_special` and `decoded`. Returns their number.
 fn check_cases(name: &str, tokenizer: &Tokenizer, file: &Value, decoded: bool) -> usize {
     let cases = file["cases"].as_array().unwrap();
     for case in cases {
@@ -192,7 +192,7 @@ fn check_cases(name: &str, tokenizer: &Tokenizer, file: &Value, decoded: bool) -
     cases.len()
 }
 
-/// Compares with llama.cpp's texts beside a file and their ids, and returns how many there are.
+/// Compares with llama.cpp's texts and ids beside a file, and returns their number.
 fn assert_texts(name: &str, tokenizer: &Tokenizer, file: &Path) -> usize {
     let read = |suffix: &str| fs::read_to_string(format!("{}{suffix}", file.display())).unwrap();
     let (texts, lines) = (read(".inp"), read(".out"));
@@ -206,17 +206,17 @@ fn assert_texts(name: &str, tokenizer: &Tokenizer, file: &Path) -> usize {
 }
 
 #[test]
-fn llama_cpp_texts_give_its_ids() {
+fn texts_of_llama_cpp_encode_to_its_ids() {
     let Some(data) = common::data(&["vocab"]) else { return };
     for (name, tokenizer, file) in vocabularies(&data) {
-        // One file of each is always there, and the others lie beside it.
+        // One file of each is in the repository, and the others lie beside it.
         let texts = data.join(format!("vocab/{file}.inp")).with_extension("");
         println!("{name}: {} texts of llama.cpp exact", assert_texts(name, &tokenizer, &texts));
     }
 }
 
 #[test]
-fn cases_of_vocabularies_are_exact() {
+fn vocabulary_cases_encode_exactly() {
     let Some(data) = common::data(&["vocab"]) else { return };
     for (name, tokenizer, _) in vocabularies(&data) {
         let file = read_json(data.join(format!("vocab/{name}.cases.json")));
@@ -236,36 +236,36 @@ fn check_tokenizer_json(name: &str, algorithm: &str) {
 }
 
 #[test]
-fn cases_of_minilms_tokenizer_json_are_exact() {
+fn minilm_tokenizer_json_cases_encode_exactly() {
     check_tokenizer_json("minilm-l6-v2", "WordPiece");
 }
 
-/// Of models that are not in the repository: see `scripts/test`.
+/// Tests on models that are not in the repository: see `scripts/test`.
 mod further_data {
     use super::*;
 
     #[test]
-    fn cases_of_models_are_exact() {
+    fn model_tokenizer_cases_encode_exactly() {
         let Some(data) = common::data(&["stories260k", "stories260k-wide", "tinystories656k"]) else { return };
         let stories = data.join("stories260k");
         let tiny = data.join("tinystories656k");
         let cases = |folder: &Path| read_json(folder.join("tokenizer_cases.json"));
         check_cases("stories260k GGUF", &from_gguf(stories.join("stories260k-q4_0.gguf")), &cases(&stories), true);
-        // The crate writes <unk> with the space its normalizer puts in front; SentencePiece does not.
+        // The crate decodes <unk> with the space of its normalizer; SentencePiece does not.
         check_cases("tinystories656k GGUF", &from_gguf(tiny.join("tinystories656k-q5_0.gguf")), &cases(&tiny), false);
         let wide = data.join("stories260k-wide/stories260k-wide-mixed.gguf");
         check_cases("stories260k-wide GGUF", &from_gguf(wide), &cases(&stories), true);
     }
 
     #[test]
-    fn cases_of_published_tokenizer_json_are_exact() {
+    fn published_tokenizer_json_cases_encode_exactly() {
         for name in ["stories260k", "tinystories656k"] {
             check_tokenizer_json(name, "BPE");
         }
     }
 
     #[test]
-    fn prompts_of_models_are_exact() {
+    fn model_prompts_encode_exactly() {
         let Some(data) = common::data(&["stories260k", "stories260k-wide", "tinystories656k"]) else { return };
         let models = [
             ("stories260k", "stories260k-f16.gguf"),
@@ -289,7 +289,7 @@ mod further_data {
 }
 
 #[test]
-fn special_tokens_are_known() {
+fn special_tokens_are_known_by_role_and_name() {
     let Some(data) = common::data(&["vocab"]) else { return };
     let qwen = Tokenizer::from_vocab(qwen2_vocab(&data)).unwrap();
     assert_eq!((qwen.vocab_size(), qwen.bos_id()), (151_646, None));
@@ -303,7 +303,7 @@ fn special_tokens_are_known() {
 }
 
 #[test]
-fn names_of_special_tokens_are_text_unless_asked_for() {
+fn special_token_names_are_text_unless_parsed() {
     let Some(data) = common::data(&["vocab"]) else { return };
     let prompt = "<|im_start|>user\nhi<|im_end|>";
     let qwen = Tokenizer::from_vocab(qwen2_vocab(&data)).unwrap();
@@ -316,7 +316,7 @@ fn names_of_special_tokens_are_text_unless_asked_for() {
 }
 
 #[test]
-fn text_after_a_special_token_begins_anew_with_its_space() {
+fn text_after_a_special_token_gets_the_space_prefix() {
     let stories = stories();
     assert_eq!((stories.vocab_size(), stories.bos_id(), stories.eos_ids()), (1024, Some(1), &[2][..]));
     assert!(!stories.encode("<s>a</s>", true).unwrap()[1..].contains(&1));
@@ -324,7 +324,7 @@ fn text_after_a_special_token_begins_anew_with_its_space() {
     assert_eq!(stories.encode_with("<s>a", PARSE_SPECIAL).unwrap(), [&[1], &a[..]].concat());
 }
 
-/// A vocabulary in which merging could spell a control token must not let it.
+/// Merging must not produce a control token, even if the vocabulary could spell it.
 #[test]
 fn merging_never_reaches_a_control_token() {
     let tokens = ["<unk>", "<s>", "</s>", "<", "s", ">", "<s", "▁"].map(String::from).to_vec();
@@ -357,7 +357,7 @@ fn user_defined_tokens_are_found_first_and_longest() {
 }
 
 #[test]
-fn scores_decide_what_merges_and_equals_merge_from_the_left() {
+fn merges_follow_scores_and_ties_go_left() {
     let tokens = ["<unk>", "a", "b", "c", "ab", "bc", "aa"].map(String::from).to_vec();
     let vocab = |ab: f32, bc: f32| Vocab {
         model: "llama".into(),
@@ -375,7 +375,7 @@ fn scores_decide_what_merges_and_equals_merge_from_the_left() {
     assert_eq!(encode(-1.0, -1.0, "aaaaa"), [6, 6, 1]);
 }
 
-/// The pieces of a stream, and what remains at its end.
+/// Pieces of a stream, and the rest at its end.
 fn stream(tokenizer: &Tokenizer, ids: &[u32]) -> (Vec<String>, String) {
     let mut decoder = tokenizer.decoder().with_special();
     let pieces = ids.iter().map(|&id| decoder.push(id).unwrap()).collect();
@@ -389,9 +389,9 @@ fn streaming_emits_whole_characters_only() {
     let emoji = [0xF0, 0x9F, 0xA6, 0x99].map(byte);
     let (pieces, rest) = stream(&stories, &emoji);
     assert_eq!((pieces.concat().as_str(), pieces[3].as_str(), rest.as_str()), ("🦙", "🦙", ""));
-    // Cut short: nothing until the end, where one character stands for the rest.
+    // Truncated: nothing until the end, where one character replaces the rest.
     assert_eq!(stream(&stories, &emoji[..3]), (vec![String::new(); 3], "\u{FFFD}".into()));
-    // A byte that cannot go on: the error is certain as soon as the next byte comes.
+    // An invalid sequence: detected when the next byte arrives.
     let (pieces, rest) = stream(&stories, &[byte(0xF0), byte(0x9F), byte(b'a'.into()), byte(0xFF), byte(0x80)]);
     assert_eq!((pieces, rest.as_str()), (["", "", "\u{FFFD}a", "\u{FFFD}", "\u{FFFD}"].map(String::from).to_vec(), ""));
 }
@@ -413,7 +413,7 @@ fn streamed_pieces_join_to_the_decoded_text() {
         let size = tokenizer.vocab_size() as u32;
         let mut state = 1u32;
         for round in 0..300 {
-            // Low ids are bytes in most vocabularies, so half of the rounds are full of broken characters.
+            // Low ids are bytes in most vocabularies, so half of the rounds have many broken characters.
             let range = if round % 2 == 0 { size } else { 260 };
             let mut next = || {
                 state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -427,7 +427,7 @@ fn streamed_pieces_join_to_the_decoded_text() {
 }
 
 #[test]
-fn a_finished_decoder_begins_anew() {
+fn finished_decoder_can_be_reused() {
     let stories = stories();
     let ids = stories.encode("Once upon", false).unwrap();
     let mut decoder = stories.decoder();
@@ -444,7 +444,7 @@ fn text_survives_encoding_and_decoding() {
         vocabularies(&data).into_iter().filter(|(name, ..)| *name == "llama-spm" || *name == "gpt-2")
     {
         for text in random_texts(2000) {
-            // SentencePiece writes spaces as U+2581, so that character comes back as a space.
+            // SentencePiece encodes spaces as U+2581, so that character decodes to a space.
             let want = if name == "llama-spm" { text.replace('▁', " ") } else { text.clone() };
             let ids = tokenizer.encode(&text, true).unwrap();
             assert_eq!(tokenizer.decode(&ids, true).unwrap(), want, "{name}");
@@ -475,14 +475,14 @@ fn long_runs_take_linear_time() {
             let ids = tokenizer.encode(&text, false).unwrap();
             let elapsed = start.elapsed();
             println!("{name}: {n_chars} of {run:?} in {:.2} s, {} ids", elapsed.as_secs_f64(), ids.len());
-            // Quadratic time would be many minutes; the limit leaves room for an unoptimised build on a busy machine.
+            // Quadratic time would be many minutes; the limit allows for an unoptimised build on a busy machine.
             assert!(elapsed.as_secs() < 60, "{name}: {run:?}");
         }
     }
 }
 
 #[test]
-fn cache_counts_and_forgets_the_oldest() {
+fn encoding_cache_counts_hits_and_evicts_the_oldest() {
     let tokenizer = Arc::new(stories());
     let cache = EncodingCache::new(Arc::clone(&tokenizer), NonZeroUsize::new(2).unwrap());
     let plain = EncodeOptions::default();
@@ -491,10 +491,10 @@ fn cache_counts_and_forgets_the_oldest() {
         assert_eq!((cache.hits(), cache.misses()), (hits, misses), "{text}");
     }
     assert!((cache.hit_rate() - 2.0 / 6.0).abs() < 1e-12);
-    // Options are part of the question.
+    // Options are part of the cache key.
     let with_bos = cache.encode("a", EncodeOptions { add_special: true, ..plain }).unwrap();
     assert_eq!((with_bos[0], cache.misses(), cache.len()), (1, 5, 2));
-    // Very long texts are not kept.
+    // Very long texts are not cached.
     let long = "a".repeat(1 << 17);
     assert_eq!(cache.encode(&long, plain).unwrap(), cache.encode(&long, plain).unwrap());
     assert_eq!((cache.misses(), cache.len()), (7, 2));
@@ -555,14 +555,14 @@ fn oracle(mut file: Value) -> tokenizers::Tokenizer {
     tokenizers::Tokenizer::from_bytes(file.to_string()).unwrap()
 }
 
-/// Ids and texts of one tokenizer and of the crate's, on random text.
+/// Compares our ids and texts with the crate's on random text.
 fn assert_equals_crate(name: &str, own: &Tokenizer, oracle: &tokenizers::Tokenizer) {
-    // Around the longest word that BERT looks at.
+    // Around the longest word that BERT splits.
     let long_words = (99..103).map(|len| "a".repeat(len));
     for text in random_texts(4000).chain(long_words) {
         let want = oracle.encode_fast(text.as_str(), true).unwrap();
         assert_eq!(own.encode(&text, true).unwrap(), want.get_ids(), "{name}: {text:?}");
-        // The crate makes one U+FFFD of each byte where it cannot decode; these texts are valid.
+        // The crate decodes each invalid byte to U+FFFD; these texts are valid.
         let (own_text, want_text) = (own.decode(want.get_ids(), true).unwrap(), oracle.decode(want.get_ids(), true));
         assert_eq!(own_text, want_text.unwrap(), "{name}: {text:?}");
     }
@@ -596,7 +596,7 @@ fn qwen2_equals_the_tokenizers_crate_on_random_text() {
 }
 
 #[test]
-fn tokenizer_json_adds_what_its_template_says() {
+fn tokenizer_json_template_adds_special_tokens() {
     let Some(data) = common::data(&["vocab"]) else { return };
     let vocab = gguf_vocab(data.join("vocab/ggml-vocab-gpt-2.gguf"));
     let special = |id: &str| json!({ "SpecialToken": { "id": id, "type_id": 0 } });
@@ -619,7 +619,7 @@ fn tokenizer_json_adds_what_its_template_says() {
     assert!(tokenizer.encode("<|endoftext|>", false).unwrap().iter().all(|&id| id != 50256));
 }
 
-/// `tokenizer.json` files of BPE over characters: the given one with other parts in turn, by name.
+/// `tokenizer.json` files of BPE over characters: the given one with each part replaced in turn, by name.
 fn character_variants(base: &Value) -> Vec<(String, Value)> {
     let mut variants: Vec<(String, Value)> = vec![("as it is".into(), base.clone())];
     let mut add = |name: &str, parts: &[(&str, Value)]| {
@@ -696,7 +696,7 @@ fn character_variants(base: &Value) -> Vec<(String, Value)> {
     add("no decoder", &[("/decoder", Value::Null)]);
     add("another decoder", &[("/decoder", replace("▁", "  "))]);
     add("no post-processor", &[("/post_processor", Value::Null)]);
-    // Merges were strings in old files, and a pair may be listed twice.
+    // Old files have merges as strings, and a pair may occur twice.
     let pairs = base["model"]["merges"].as_array().unwrap().iter();
     let mut strings: Vec<String> = pairs
         .map(|pair| match pair.as_array() {
@@ -726,7 +726,7 @@ fn add_tokens(file: &mut Value, normalized: bool) -> Vec<String> {
         ("▁▁", [false, false, false, false]),
         ("é", [false, true, true, false]),
     ];
-    // A decoder that is Metaspace cannot have tokens with spaces, and normalizers must leave all of them different.
+    // Metaspace cannot decode tokens with spaces, and normalizers must keep all of them distinct.
     let plain = file["decoder"]["type"] == "Metaspace" || normalized;
     let vocab = &file["model"]["vocab"];
     let known: HashMap<String, usize> = match vocab.as_array() {
@@ -738,7 +738,7 @@ fn add_tokens(file: &mut Value, normalized: bool) -> Vec<String> {
     let n_vocab = known.len();
     let mut names = Vec::new();
     for (name, [lstrip, rstrip, single_word, special]) in tokens {
-        // SentencePiece's rules make spaces of line breaks.
+        // SentencePiece's rules turn line breaks into spaces.
         let becomes_spaces = normalized && file["model"]["type"] == "Unigram" && name.trim().is_empty();
         if plain && name.contains(' ') || becomes_spaces {
             continue;
@@ -756,7 +756,7 @@ fn add_tokens(file: &mut Value, normalized: bool) -> Vec<String> {
     names
 }
 
-/// Random texts with names of tokens, broken names, runs and control characters among the characters.
+/// Random texts with token names, broken names, runs and control characters.
 fn texts_with(names: &[String], n: usize) -> impl Iterator<Item = String> {
     let mut inserts: Vec<&str> = names.iter().map(String::as_str).collect();
     inserts.extend([
@@ -800,7 +800,7 @@ fn assert_equals_oracle(name: &str, file: &Value, texts: impl Iterator<Item = St
     let special: Vec<u32> = added.map(|token| token["id"].as_u64().unwrap() as u32).collect();
     for text in texts {
         for (oracle, parse_special) in [(&plain, false), (&parsing, true)] {
-            // The crate's Unigram knows special tokens by name, whoever wrote it.
+            // The crate's Unigram matches special tokens by name anywhere.
             if is_unigram && !parse_special && names.iter().any(|name| text.contains(name)) {
                 continue;
             }
@@ -808,7 +808,7 @@ fn assert_equals_oracle(name: &str, file: &Value, texts: impl Iterator<Item = St
             let ids = own.encode_with(&text, EncodeOptions { add_special: true, parse_special }).unwrap();
             assert_eq!(ids, want.get_ids(), "{name}, parse_special {parse_special}: {text:?}");
             for skip_special in [true, false] {
-                // The crate does not skip a special token that its normalizer changes, so its ids are taken out here.
+                // The crate does not skip a special token that its normalizer changes, so its ids are filtered here.
                 let kept: Vec<u32> = ids.iter().copied().filter(|id| !(skip_special && special.contains(id))).collect();
                 let want = oracle.decode(&kept, false).unwrap();
                 let whole = own.decode(&ids, skip_special).unwrap();
@@ -840,9 +840,9 @@ fn bpe_over_characters_equals_the_tokenizers_crate() {
     }
 }
 
-/// What the own implementation does not know exactly it leaves to the crate, or names if there is none.
+/// Features that we do not implement exactly use the crate, or are refused by name without it.
 #[test]
-fn unknown_parts_of_bpe_over_characters_are_not_approximated() {
+fn unsupported_bpe_parts_are_left_to_the_crate_or_refused() {
     let base = stories_json();
     let metaspace = json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true });
     let mut few_bytes = base["model"]["vocab"].clone();
@@ -873,11 +873,11 @@ fn unknown_parts_of_bpe_over_characters_are_not_approximated() {
         let mut file = base.clone();
         *file.pointer_mut(pointer).unwrap_or_else(|| panic!("{pointer}")) = value.clone();
         if value == metaspace {
-            // The crate's "first" depends on where the rewritten text was cut.
+            // The crate's "first" depends on how the rewritten text was split.
             file["added_tokens"][2]["normalized"] = json!(true);
         }
         if part == "added_tokens[2]" {
-            // The second of two new tokens cannot have the number after the next.
+            // Ids of added tokens must be consecutive.
             file["added_tokens"][2] = added("<other>", false);
             file["added_tokens"][2]["id"] = json!(1026);
         }
@@ -886,7 +886,7 @@ fn unknown_parts_of_bpe_over_characters_are_not_approximated() {
                 assert_eq!((tokenizer.algorithm(), cfg!(feature = "tokenizer-json")), ("tokenizers", true), "{part}")
             }
             Err(Error::Unsupported { field, .. }) => assert_eq!(field, part),
-            // What even the crate's own checks refuse.
+            // Refused even by the crate's own checks.
             Err(Error::Tokenizer { .. }) if cfg!(feature = "tokenizer-json") || pointer == "/added_tokens/0/id" => {}
             Err(error) => panic!("{part}: {error}"),
         }
@@ -903,7 +903,7 @@ fn bpe_over_characters_takes_linear_time() {
             {
                 continue;
             }
-            // With and without tokens that are spaces and swallow spaces.
+            // With and without tokens that are spaces or swallow spaces.
             let mut with_tokens = file.clone();
             add_tokens(&mut with_tokens, false);
             for (file, runs) in [
@@ -938,7 +938,7 @@ fn bpe_over_characters_keeps_special_names_as_text() {
     assert!(!stories.encode("</s>", false).unwrap().contains(&2));
     assert!(stories.encode_with("</s>", PARSE_SPECIAL).unwrap().contains(&2));
 
-    // Merges that would spell a control token are refused, and without an unknown token nothing is dropped in silence.
+    // Merges that would spell a control token are refused, and without an unknown token nothing is dropped silently.
     let mut file = stories_json();
     let load = |file: &Value| Tokenizer::from_json(file.to_string().as_bytes(), &TokenizerConfig::default());
     file["model"]["byte_fallback"] = json!(false);
@@ -949,13 +949,13 @@ fn bpe_over_characters_keeps_special_names_as_text() {
     file["model"]["vocab"]["s>"] = json!(1025);
     file["model"]["merges"].as_array_mut().unwrap().push(json!(["<", "s>"]));
     let message = load(&file).unwrap_err().to_string();
-    assert!(message.contains("tokens that are text (\"<s>\" is not)"), "{message}");
+    assert!(message.contains("text tokens (\"<s>\" is not)"), "{message}");
 }
 
 #[cfg(feature = "tokenizer-json")]
 #[test]
 fn foreign_pipelines_keep_special_names_as_text() {
-    // A pipeline that looks whole words up would turn the name into the token.
+    // A pipeline of whole-word lookup would turn the name into the token.
     let words = json!({
         "added_tokens": [{ "id": 1, "content": "</s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false }],
         "normalizer": null, "pre_tokenizer": { "type": "WhitespaceSplit" }, "post_processor": null, "decoder": null,
@@ -966,11 +966,11 @@ fn foreign_pipelines_keep_special_names_as_text() {
     assert_eq!(tokenizer.decode(&[2, 2], false).unwrap(), "a a");
     assert_eq!(tokenizer.encode_with("a </s>", PARSE_SPECIAL).unwrap(), [2, 1]);
     let message = tokenizer.encode("a </s>", false).unwrap_err().to_string();
-    assert_eq!(message, "tokenizer: text is the name of token 1, expected text that is no control token");
+    assert_eq!(message, "tokenizer: text is the name of token 1, expected text that is not a control token");
 }
 
 #[test]
-fn unigram_gives_the_ids_of_sentencepiece() {
+fn unigram_matches_the_ids_of_sentencepiece() {
     let file = read_json(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/unigram/cases.json"));
     let tokenizer = Tokenizer::from_vocab(unigram_vocab()).unwrap();
     assert_eq!(tokenizer.algorithm(), "Unigram");
@@ -986,7 +986,7 @@ fn unigram_gives_the_ids_of_sentencepiece() {
     }
 }
 
-/// The vocabulary of [`unigram_vocab`] as a `tokenizer.json` of XLM-RoBERTa.
+/// The vocabulary of [`unigram_vocab`] as an XLM-RoBERTa `tokenizer.json`.
 fn unigram_json() -> Value {
     read_json(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/unigram/tokenizer.json"))
 }
@@ -1031,7 +1031,7 @@ fn unigram_of_a_tokenizer_json_equals_the_tokenizers_crate() {
     let texts = read_json(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/unigram/cases.json"));
     let texts: Vec<String> =
         texts["cases"].as_array().unwrap().iter().map(|case| case["text"].as_str().unwrap().to_owned()).collect();
-    // Rules for one character of a grapheme, for two, and for what is longer than a rule may be.
+    // Rules for one character of a grapheme, for two, and for one longer than the limit.
     let graphemes =
         ["\r\n", "①\u{301}", "e\u{301}\u{301}", "c\u{327}\u{301}", "ﾊﾞ", "ｶﾞ", "👩\u{200d}👩", "ﬁ\u{308}", "\0①", "한"]
             .map(String::from);
@@ -1077,7 +1077,7 @@ fn unigram_of_a_tokenizer_json_keeps_special_names_as_text() {
 }
 
 #[test]
-fn unigram_takes_the_way_with_the_highest_sum() {
+fn unigram_takes_the_highest_scoring_segmentation() {
     let tokens: Vec<String> = ["<unk>", "a", "b", "ab", "ba", "aba"].map(String::from).to_vec();
     let scores = vec![0.0, -1.0, -2.0, -2.5, -1.5, -3.25];
     let kinds = [2, 1, 1, 1, 1, 1].map(|kind| TokenType::try_from(kind).unwrap()).to_vec();
@@ -1095,7 +1095,7 @@ fn unigram_takes_the_way_with_the_highest_sum() {
     let encode = |text: &str| tokenizer.encode(text, true).unwrap();
     // a + ba is -2.5, ab + a -3.5, aba -3.25; of ab and a + b, -2.5 and -3, the token wins.
     assert_eq!([encode("aba"), encode("ab")], [vec![1, 4], vec![3]]);
-    // A run of what is unknown is one token, and so is a space here.
+    // A run of unknown characters is one token, and so is a space here.
     assert_eq!(encode("aéé b"), [1, 0, 2]);
     let without = Vocab { token_types: [1; 6].map(|kind| TokenType::try_from(kind).unwrap()).to_vec(), ..vocab };
     let message = Tokenizer::from_vocab(without).unwrap().encode("aé", false).unwrap_err().to_string();
@@ -1121,7 +1121,7 @@ fn broken_vocabularies_of_unigram_are_refused_by_field() {
     for (want, message) in cases {
         assert!(message.contains(want) && message.len() < 200, "{want}: {message}");
     }
-    // Any other rules are some rules: whatever they say, encoding ends.
+    // Arbitrary rules: encoding always terminates.
     let mut state = 7u32;
     for _ in 0..200 {
         let mut vocab = unigram_vocab();
@@ -1136,7 +1136,7 @@ fn broken_vocabularies_of_unigram_are_refused_by_field() {
     }
 }
 
-/// The fault in a small SentencePiece vocabulary after `change`.
+/// The error for a small SentencePiece vocabulary after `change`.
 fn spm_fault(change: impl FnOnce(&mut Vocab)) -> String {
     let tokens: Vec<String> = ["<unk>", "<s>", "</s>", "<0x0A>", "a", "▁a"].map(String::from).to_vec();
     let kinds = [2, 3, 3, 6, 1, 1].map(|kind| TokenType::try_from(kind).unwrap());
@@ -1159,7 +1159,7 @@ fn broken_vocabularies_are_refused_by_field() {
         ("scores is 5", spm_fault(|vocab| vocab.scores.truncate(5))),
         ("scores is 0", spm_fault(|vocab| vocab.scores.clear())),
         ("token_types is 7", spm_fault(|vocab| vocab.token_types.push(TokenType::Normal))),
-        ("tokens[5] is \"a\", which is token 4", spm_fault(|vocab| vocab.tokens[5] = "a".into())),
+        ("tokens[5] is \"a\", a duplicate of token 4", spm_fault(|vocab| vocab.tokens[5] = "a".into())),
         ("bos_id is 6", spm_fault(|vocab| (vocab.bos_id, vocab.add_bos) = (Some(6), Some(true)))),
         ("eos_id is 6", spm_fault(|vocab| vocab.eos_id = Some(6))),
         ("scores[4] is NaN", spm_fault(|vocab| vocab.scores[4] = f32::NAN)),
@@ -1178,7 +1178,7 @@ fn broken_vocabularies_are_refused_by_field() {
 }
 
 #[test]
-fn missing_byte_tokens_and_no_unknown_token_is_an_error_when_it_matters() {
+fn unencodable_text_without_unknown_token_is_an_error() {
     let vocab = Vocab {
         model: "llama".into(),
         tokens: vec!["a".into(), "▁".into()],
@@ -1297,9 +1297,9 @@ fn pipelines_that_cannot_run_safely_are_refused() {
     }
 }
 
-/// Tokens that begin alike make naive searching quadratic.
+/// Tokens with common prefixes make naive search quadratic.
 #[test]
-fn user_defined_tokens_that_begin_alike_are_found_in_linear_time() {
+fn user_defined_tokens_with_a_common_prefix_take_linear_time() {
     let mut tokens: Vec<String> = ["<unk>", "a", "▁"].map(String::from).to_vec();
     tokens.extend((1..200).map(|n| "a".repeat(50 * n) + "b"));
     let mut token_types = vec![TokenType::UserDefined; tokens.len()];

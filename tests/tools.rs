@@ -1,4 +1,4 @@
-//! Tool calls that a grammar enforces: whatever is drawn, an `AnswerReader` reads it, and arguments are valid by the tool's
+//! Tool calls enforced by a grammar: an `AnswerReader` parses any sampled output, and arguments match the tool's
 //! schema.
 
 use crate::common;
@@ -31,7 +31,7 @@ const FORMATS: [Format; 9] = [
     Format::Json,
 ];
 
-/// All marks that vocabularies have as tokens.
+/// All marks that are tokens in some vocabulary.
 const MARKS: [&str; 26] = [
     "<think>",
     "</think>",
@@ -67,7 +67,7 @@ struct Vocabulary {
     grammars: Arc<Grammars>,
 }
 
-/// A vocabulary with all marks as tokens of a type, or without them.
+/// A vocabulary with all marks as tokens of one type, or without them.
 fn vocabulary(name: &str, path: PathBuf, kind: Option<TokenType>) -> Vocabulary {
     let bytes = std::fs::read(path).unwrap();
     let mut vocab = vocab_from_gguf(&Gguf::parse(&bytes, bytes.len() as u64).unwrap().metadata).unwrap();
@@ -111,7 +111,7 @@ fn vocabularies() -> Vec<Vocabulary> {
     paths.iter().flat_map(|(name, path)| kinds.map(|kind| vocabulary(name, path.clone(), kind))).collect()
 }
 
-/// What a text is made to have: so many tokens of any kind, or this.
+/// Part of a text to write: so many arbitrary tokens, or this string.
 enum Step {
     Free(usize),
     Write(&'static str),
@@ -137,8 +137,8 @@ const ENDS: [&str; 16] = [
     "1",
 ];
 
-/// Draws from what may come, all tokens alike, and at times one of those that end something. `None` for a text that does not
-/// end.
+/// Samples from allowed tokens uniformly, and sometimes one of those that end something. `None` for a text that does
+/// not end.
 fn draw(
     vocabulary: &Vocabulary,
     constraint: &Constraint,
@@ -158,7 +158,7 @@ fn draw(
     let mut steps = steps.iter();
     let (mut step, mut n_free) = (steps.next(), 0);
     let (mut ids, mut forced): (Vec<u32>, Vec<u32>) = Default::default();
-    // What is still to be written of a mark or an end.
+    // Unwritten rest of a mark or an end.
     let mut wish = String::new();
     while ids.len() < MOST {
         let words = guide.allowed().inspect_err(|_| println!("after {:?}", tokenizer.decode(&ids, false)))?;
@@ -177,8 +177,8 @@ fn draw(
                     step = steps.next();
                 }
                 Some(Step::Write(text)) => {
-                    // In the midst of a character.
-                    assert!(n_free < 60, "{text} may not come: {:?} {constraint:?}", tokenizer.decode(&ids, true));
+                    // Within a character.
+                    assert!(n_free < 60, "{text} is not allowed: {:?} {constraint:?}", tokenizer.decode(&ids, true));
                     n_free += 1;
                 }
                 None if is_allowed(end_id) && rng.below(3) == 0 => return Ok(Some(ids)),
@@ -198,7 +198,7 @@ fn draw(
         } else if !wish.is_empty() {
             token_of(&wish)
         } else {
-            // What a step is to have comes when it is written.
+            // A step's string is written only by its own step.
             let is_free = |id: u32| is_allowed(id) && id != end_id && (step.is_none() || !mark_ids.contains(&id));
             let mut any = (0..40).map(|_| rng.below(tokenizer.vocab_size()) as u32);
             match any.find(|&id| is_free(id)) {
@@ -228,7 +228,7 @@ fn draw(
     Ok(None)
 }
 
-/// What a reader finds in an answer.
+/// Events parsed from an answer.
 fn events(tokenizer: &Tokenizer, format: Format, tools: &[Value], prompt: &str, ids: &[u32]) -> Vec<Event> {
     let mut reader = AnswerReader::for_tokenizer(format, tokenizer).with_tools(tools).after_prompt(prompt);
     let mut decoder = tokenizer.decoder().continuing();
@@ -242,7 +242,7 @@ fn events(tokenizer: &Tokenizer, format: Format, tools: &[Value], prompt: &str, 
     events
 }
 
-/// The calls of an answer, all of which are valid.
+/// The calls of an answer, all valid.
 fn valid_calls(tools: &[Value], events: &[Event]) -> Result<Vec<ToolCall>, String> {
     let mut calls = Vec::new();
     for event in events {
@@ -266,7 +266,7 @@ fn valid_calls(tools: &[Value], events: &[Event]) -> Result<Vec<ToolCall>, Strin
     Ok(calls)
 }
 
-/// The marks around a thought, and what begins a call.
+/// The marks around reasoning, and the beginning of a call.
 fn marks(format: Format, has_marks: bool) -> (Vec<Step>, Vec<Step>) {
     let thought = |open, close| vec![Step::Write(open), Step::Free(5), Step::Write(close)];
     match format {
@@ -294,7 +294,7 @@ struct Tally {
 }
 
 #[test]
-fn calls_of_all_formats_can_be_read_and_are_valid() {
+fn constrained_calls_of_all_formats_parse_and_validate() {
     let sets = sets::sets();
     let mut tallies: BTreeMap<&str, Tally> = BTreeMap::new();
     for (at, vocabulary) in vocabularies().iter().enumerate() {
@@ -302,7 +302,7 @@ fn calls_of_all_formats_can_be_read_and_are_valid() {
         let start = std::time::Instant::now();
         for format in FORMATS {
             let tally = tallies.entry(format.name()).or_default();
-            // A mask of a large vocabulary takes longer.
+            // A mask over a large vocabulary takes longer.
             let n_seeds = match (common::is_full(), vocabulary.tokenizer.vocab_size() < 1000) {
                 (true, _) => 60,
                 (false, true) => 20,
@@ -324,10 +324,10 @@ fn calls_of_all_formats_can_be_read_and_are_valid() {
                     steps.extend(thought);
                 }
                 if !is_required {
-                    // Text in front of the call, where it has a mark.
+                    // Text before the call, if it has a mark.
                     let is_bare = matches!(call[0], Step::Write("{\"")) || format == Format::Harmony;
                     steps.push(Step::Free(if is_bare { 0 } else { rng.below(4) }));
-                    // What stands between a thought and the next channel's name is forced.
+                    // Text between reasoning and the next channel's name is forced.
                     let n_forced = usize::from(thinks && format == Format::Harmony);
                     steps.extend(call.into_iter().skip(n_forced));
                 }
@@ -345,7 +345,7 @@ fn calls_of_all_formats_can_be_read_and_are_valid() {
                 let events = events(&vocabulary.tokenizer, format, tools, "", &ids);
                 let calls = valid_calls(tools, &events);
                 let calls = calls.unwrap_or_else(|error| panic!("{about}: {error}: {text:?}\n{events:?}"));
-                // Of harmony's names of channels, which are text here, another one may have been drawn.
+                // Harmony's channel names are text here, so sampling may choose another one.
                 let may_have_none = format == Format::Harmony && !has_marks && !is_required;
                 assert!(!calls.is_empty() || may_have_none, "{about}: no call in {text:?}\n{events:?}");
                 assert!(rules.parallel || calls.len() == 1, "{about}: {} calls in {text:?}", calls.len());
@@ -359,20 +359,20 @@ fn calls_of_all_formats_can_be_read_and_are_valid() {
     for (format, tally) in &tallies {
         println!("{format}: {tally:?}");
         assert!(tally.drawn - tally.cut >= 40 && tally.cut * 5 <= tally.drawn, "{format}: {tally:?}");
-        // A message of harmony has one call, and ends the answer.
+        // A harmony message has one call, and ends the answer.
         assert!(tally.thoughts > 10 && (tally.parallel > 0 || *format == "harmony"), "{format}: {tally:?}");
     }
 }
 
-/// The first vocabulary of a kind, which is small.
+/// The first, small vocabulary of a kind.
 fn small(kind: Option<TokenType>) -> Vocabulary {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/encoders/qwen3-embedding/model.gguf");
     vocabulary("qwen3-embedding", own, kind)
 }
 
-/// A model with weights that know nothing of tools, and none of the marks.
+/// A model untrained on tools, without marks.
 #[test]
-fn a_model_that_knows_no_tools_calls_them() {
+fn model_without_tool_training_makes_valid_calls() {
     let model = Model::builtin(&common::cpu()).unwrap();
     let tokenizer = model.tokenizer().unwrap();
     let sets = sets::sets();
@@ -412,7 +412,7 @@ fn a_model_that_knows_no_tools_calls_them() {
 }
 
 #[test]
-fn a_choice_is_kept() {
+fn tool_choice_is_enforced_in_every_format() {
     let sets = sets::sets();
     let tools = &sets[4];
     for kind in [Some(TokenType::Control), None] {
@@ -438,14 +438,14 @@ fn a_choice_is_kept() {
                         "{about}: {calls:?}"
                     );
                 }
-                // Nothing but text, with a thought in front of it.
+                // Only text, after reasoning.
                 rules.choice = ToolChoice::None;
                 let steps: Vec<Step> =
                     if seed % 2 == 0 { thought.iter().map(Step::again).collect() } else { Vec::new() };
                 for events in drawn(&rules, "", &steps).iter() {
                     assert_eq!(valid_calls(tools, events).map(|calls| calls.len()), Ok(0), "{about}: {events:?}");
                 }
-                // A thought that the prompt has begun goes on, or ends at once.
+                // Reasoning opened by the prompt continues, or ends at once.
                 rules.choice = ToolChoice::Required;
                 let prompt = match format {
                     Format::Harmony => "<|start|>assistant<|channel|>analysis<|message|>",
@@ -467,7 +467,7 @@ fn a_choice_is_kept() {
                         assert!(!calls.is_empty() && thinks <= thinking, "{about}: {events:?}");
                     }
                 }
-                // A closed one is not opened again.
+                // Closed reasoning is not reopened.
                 rules.thinking = true;
                 let prompt = match format {
                     Format::Harmony => "<|start|>assistant",
@@ -495,7 +495,7 @@ impl Step {
 }
 
 #[test]
-fn tools_that_cannot_be_used_are_refused_with_their_names() {
+fn unusable_tools_are_refused_by_name() {
     let vocabulary = small(Some(TokenType::Control));
     let named = |name: &str| json!({"type": "function", "function": {"name": name}});
     let with = |parameters: Value| vec![named("first"), json!({"name": "bad", "parameters": parameters})];
@@ -558,7 +558,7 @@ fn tools_that_cannot_be_used_are_refused_with_their_names() {
                 made.and_then(|constraint| vocabulary.grammars.begin(&constraint, vocabulary.tokenizer.eos_ids()));
             let elapsed = start.elapsed();
             let shown: String = json!(tools).to_string().chars().take(200).collect();
-            let Err(error) = begun else { panic!("{format}: {shown} is no error") };
+            let Err(error) = begun else { panic!("{format}: {shown} is not an error") };
             let told = error.to_string();
             assert!(matches!(error, Error::Constraint { .. }), "{format}: {shown}: {told}");
             for says in &says {
@@ -578,9 +578,9 @@ fn tools_that_cannot_be_used_are_refused_with_their_names() {
     println!("refused within {longest:?}");
 }
 
-/// Long lists, such as those of several servers.
+/// Long lists of tools, such as those of several servers.
 #[test]
-fn long_lists_are_read() {
+fn list_of_100_tools_is_accepted() {
     let vocabulary = small(Some(TokenType::Control));
     let base = sets::sets().pop().unwrap();
     let tools: Vec<Value> = (0..100)
@@ -601,10 +601,10 @@ fn long_lists_are_read() {
     }
 }
 
-/// A template leaves old thoughts out: what comes before the first thought that is gone stays in the cache, and what comes
-/// after it is computed again, but nothing else. Layers with a state begin anew, as theirs is of the latest positions alone.
+/// A template omits old reasoning: positions before the first omission stay cached, and only later ones are
+/// recomputed. Recurrent layers restart, since their state covers the latest positions only.
 #[test]
-fn a_history_without_old_thoughts_computes_what_changed() {
+fn history_without_old_thinking_recomputes_only_the_change() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     for (name, has_state) in [("llama3-rope", false), ("gemma3", false), ("qwen35", true)] {
         let folder = data.join("tiny-random").join(name);
@@ -613,7 +613,7 @@ fn a_history_without_old_thoughts_computes_what_changed() {
         let prompt: Vec<u32> = (1..=30).collect();
         let mut session = model.session().unwrap();
         let (answer, ..) = common::collect(&mut session.generate_from(&prompt, &options(20)).unwrap());
-        // With everything in it, what is new is computed, and the last token of the answer, which no pass has read.
+        // With all reasoning kept, only new tokens are computed, and the answer's last token, which no pass has read.
         let (user, thought) = ([5, 6, 7, 8], 12);
         let whole = [&prompt[..], &answer, &user].concat();
         let without = [&prompt[..], &answer[thought..], &user].concat();

@@ -1,4 +1,4 @@
-//! The self-test and the tuner: what is found is kept, what is kept is not trusted, and what fails is not used.
+//! The self-test and the tuner: results are saved, saved results are not trusted, and failed variants are not used.
 
 mod common;
 
@@ -15,7 +15,7 @@ use tilewright::{
     shaders,
 };
 
-/// An empty folder of a test's own.
+/// A test's own, empty folder.
 fn folder(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("tuning").join(name);
     let _ = std::fs::remove_dir_all(&folder);
@@ -57,14 +57,14 @@ fn odd_tuning(device: &Device) -> Tuning {
     tuning
 }
 
-/// Pipelines that passed, as the file has them.
+/// Passed pipelines, as in the file.
 fn passed(device: &Device) -> Vec<String> {
     let value: Value = serde_json::from_slice(&std::fs::read(device.tuning_file().unwrap()).unwrap()).unwrap();
     value["passed"].as_array().unwrap().iter().map(|pipeline| pipeline.as_str().unwrap().to_string()).collect()
 }
 
 #[test]
-fn what_is_found_is_kept() {
+fn self_test_results_are_saved_and_reused() {
     let folder = folder("kept");
     let Some(first) = open(&folder) else { return };
     assert_eq!((first.counters(), first.n_passed()), (Default::default(), 0), "opening tests nothing");
@@ -89,19 +89,19 @@ fn what_is_found_is_kept() {
 }
 
 #[test]
-fn what_one_handle_finds_does_not_undo_what_another_kept() {
+fn device_handles_do_not_overwrite_each_others_results() {
     let folder = folder("shared");
     let Some(early) = open(&folder) else { return };
     let late = open(&folder).unwrap();
     late.with_tuning(odd_tuning(&late)).save_tuning().unwrap();
     Model::builtin(&early).unwrap();
     let again = open(&folder).unwrap();
-    assert_eq!(again.tuning().choices().count(), 1, "the early handle knew of no choice");
+    assert_eq!(again.tuning().choices().count(), 1, "the early handle had no choices");
     assert_eq!(again.n_passed(), early.n_passed());
 }
 
 #[test]
-fn a_choice_is_followed_where_it_can_be() {
+fn tuned_choice_is_used_where_available() {
     let Some(device) = common::gpu(Some(Tier::Baseline)) else { return };
     let label = |device: &Device| {
         let w = Matrix::declare(&device.target(), "w", WeightType::Q8_0, 100, 128).unwrap();
@@ -119,7 +119,7 @@ fn a_choice_is_followed_where_it_can_be() {
     };
     assert_eq!(label(&device), "matvec.Q8_0.t0");
     assert_eq!(label(&with(Tier::Scalar, 1)), "matvec.Q8_0.scalar");
-    // What a device does not have, and what no kernel can do.
+    // Tiers that a device lacks, and sizes that no kernel supports.
     for (tier, size) in
         [(Tier::Subgroups, 4), (Tier::F16, 4), (Tier::Scalar, 2), (Tier::Baseline, 3), (Tier::Baseline, 0)]
     {
@@ -128,7 +128,7 @@ fn a_choice_is_followed_where_it_can_be() {
 }
 
 #[test]
-fn a_file_that_is_of_no_use_is_ignored_with_a_notice() {
+fn invalid_tuning_file_is_ignored_with_a_notice() {
     let folder = folder("useless");
     let Some(device) = open(&folder) else { return };
     Model::builtin(&device).unwrap();
@@ -148,13 +148,13 @@ fn a_file_that_is_of_no_use_is_ignored_with_a_notice() {
     let mut rows = value.clone();
     rows["choices"][0]["rows"] = 12.into();
     let cases = [
-        ("rows", format!("{rows:#}\n"), "digest is another one"),
+        ("rows", format!("{rows:#}\n"), "digest does not match"),
         ("no digest", rows.to_string(), "no digest"),
-        ("empty", String::new(), "no JSON"),
-        ("text", "not a tuning".into(), "no JSON"),
-        ("cut", good[..good.len() / 2].into(), "no JSON"),
+        ("empty", String::new(), "not JSON"),
+        ("text", "not a tuning".into(), "not JSON"),
+        ("cut", good[..good.len() / 2].into(), "not JSON"),
         ("another value", "[1, 2]".into(), "format"),
-        ("deep", "[".repeat(100_000), "no JSON"),
+        ("deep", "[".repeat(100_000), "not JSON"),
         ("format", with("format", 1.into()), "format is 1"),
         ("driver", with("driver", "another driver 1.0".into()), "another driver 1.0"),
         ("adapter", with("adapter", "another adapter".into()), "another adapter"),
@@ -178,12 +178,12 @@ fn a_file_that_is_of_no_use_is_ignored_with_a_notice() {
         let known = (device.tuning().choices().count(), device.banned().len(), device.n_passed());
         assert_eq!(known, (0, 0, 0), "{what}");
         device.save_tuning().unwrap();
-        assert!(open(&folder).unwrap().info().notices.is_empty(), "{what}: the file was written anew");
+        assert!(open(&folder).unwrap().info().notices.is_empty(), "{what}: the file was rewritten");
     }
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_is_a_notice() {
+fn unwritable_tuning_folder_gives_a_notice() {
     let blocker = folder("blocked").join("file");
     std::fs::write(&blocker, "").unwrap();
     let Some(device) = open(&blocker.join("folder")) else { return };
@@ -199,13 +199,13 @@ fn a_folder_that_cannot_be_written_is_a_notice() {
 }
 
 #[test]
-fn a_variant_that_computes_wrongly_is_banned_and_replaced() {
+fn miscompiled_variant_is_banned_and_replaced() {
     let Some(device) = common::gpu(None) else { return };
     let tier = device.tier();
     let want = tokens(&device, 24);
     for (kernel, weight) in [
         ("rms_norm", None),
-        // Of a cache of f16.
+        // With an F16 cache.
         ("attention_decode", Some(WeightType::F16)),
         ("attention_prefill", Some(WeightType::F16)),
         ("matvec", Some(WeightType::Q8_0)),
@@ -225,7 +225,7 @@ fn a_variant_that_computes_wrongly_is_banned_and_replaced() {
         let notices = device.take_notices();
         assert!(notices.len() == 1 && notices[0].contains(variant.label), "{notices:?}");
 
-        // The ban is kept, and reported.
+        // The ban is saved and reported.
         assert_eq!(open(&folder).unwrap().banned(), device.banned());
         let json = tilewright(&folder, &["info", "--device", "gpu", "--json"]);
         let value: Value = serde_json::from_slice(&json.stdout).unwrap();
@@ -237,7 +237,7 @@ fn a_variant_that_computes_wrongly_is_banned_and_replaced() {
 }
 
 #[test]
-fn a_pipeline_of_a_model_that_computes_wrongly_is_replaced_before_its_first_token() {
+fn miscompiled_pipeline_is_replaced_before_the_first_token() {
     let folder_of_all = folder("pipelines");
     let open = |folder: &Path, broken: &str| {
         let opened = Device::open_broken(&DeviceChoice::Gpu, Some(Tier::Subgroups), folder, broken);
@@ -245,7 +245,7 @@ fn a_pipeline_of_a_model_that_computes_wrongly_is_replaced_before_its_first_toke
     };
     let Some(device) = open(&folder_of_all, "none") else { return };
     let want = tokens(&device, 24);
-    // Those with values that a test of the variant's usual form would not see.
+    // Values that a test of the variant's default form would not cover.
     let all = passed(&device);
     for (kernel, constants) in [("matvec.Q8_0", "NORM=1"), ("matvec.Q8_0", "LANES=16"), ("gate_up.Q8_0", "NORM=1")] {
         let is_meant =
@@ -259,7 +259,7 @@ fn a_pipeline_of_a_model_that_computes_wrongly_is_replaced_before_its_first_toke
 }
 
 #[test]
-fn a_baseline_variant_that_computes_wrongly_is_an_error() {
+fn miscompiled_baseline_variant_is_an_error() {
     if common::gpu(None).is_none() {
         return;
     }
@@ -270,7 +270,7 @@ fn a_baseline_variant_that_computes_wrongly_is_an_error() {
 }
 
 #[test]
-fn devices_without_a_folder_share_what_was_found() {
+fn devices_without_a_folder_share_self_test_results() {
     let Some(first) = common::gpu(None) else { return };
     Model::builtin(&first).unwrap();
     let second = common::gpu(None).unwrap();
@@ -281,7 +281,7 @@ fn devices_without_a_folder_share_what_was_found() {
 }
 
 #[test]
-fn tuning_is_fast_kept_and_changes_no_token() {
+fn tuning_is_fast_and_saved_and_does_not_change_tokens() {
     let folder = folder("tuned");
     let Some(device) = open(&folder) else { return };
     let want = tokens(&device, 64);
@@ -302,20 +302,20 @@ fn tuning_is_fast_kept_and_changes_no_token() {
     let tuned = open(&folder).unwrap();
     assert_eq!(tuned.tuning().choices().count(), rows.iter().filter(|row| !same(row)).count());
     assert_eq!(tokens(&tuned, 64), want);
-    // The slowest product of a prompt says how much goes into one dispatch.
+    // The slowest product of prefill determines the work per dispatch.
     let rate = |row: &Value| {
         let [rows, cols, tokens] = [&row["rows"], &row["blocks"], &row["tokens"]].map(|n| n.as_f64().unwrap());
         2.0 * rows * 32.0 * cols * tokens / row["best"]["seconds"].as_f64().unwrap()
     };
     let fastest =
         rows.iter().filter(|row| row["kernel"].as_str().unwrap().starts_with("matmul")).map(rate).fold(0.0, f64::max);
-    let kept = tuned.tuning().operations_rate().expect("products of prompts were measured");
-    // Sizes in rows are rounded up to powers of two.
+    let kept = tuned.tuning().operations_rate().expect("prefill products were measured");
+    // Row counts are rounded up to powers of two.
     assert!(kept > 0 && kept as f64 <= fastest, "{kept} of at most {fastest}");
     assert_eq!(tuned.target().max_dispatch_operations(), (kept / 4).max(1 << 27));
     println!("{} of {} buckets have another choice", tuned.tuning().choices().count(), rows.len());
 
-    // So do choices that no tuner would make.
+    // Arbitrary choices give the same tokens too.
     for lanes in [1, 8, 64] {
         let mut tuning = device.tuning().clone();
         for kernel in ["matvec", "gate_up"] {
@@ -329,7 +329,7 @@ fn tuning_is_fast_kept_and_changes_no_token() {
 }
 
 #[test]
-fn the_cpu_has_nothing_to_tune() {
+fn tuning_the_cpu_is_refused() {
     let model = ModelFile::builtin().unwrap();
     assert!(matches!(block_on(tune(&Device::cpu(), &model)), Err(Error::Option { option: "device", .. })));
     assert_eq!(*Device::cpu().tuning(), Tuning::default());

@@ -1,17 +1,17 @@
-//! Shared by the benches: the devices that are measured, how long, and with which clock.
-#![allow(dead_code)] // each bench uses its own part of this
+//! Shared by the benches: measured devices, sampling times and clocks.
+#![allow(dead_code)] // each bench uses a part
 
 use std::time::{Duration, Instant};
 
 use criterion::Criterion;
 use tilewright::{Device, DeviceChoice, Error, Recording, Tensor, Tier, shaders};
 
-/// Whether all sizes are measured, with more samples. Otherwise a bench finishes within a few minutes on two slow cores.
+/// Whether to measure all sizes, with more samples. Otherwise a bench takes a few minutes on two slow cores.
 pub fn is_full() -> bool {
     std::env::var_os("TILEWRIGHT_BENCH").is_some_and(|value| value == "full")
 }
 
-/// Sample counts and times that suit the mode; the command line overrides them.
+/// Sample counts and times of the mode; the command line overrides them.
 pub fn criterion() -> Criterion {
     let (samples, warm_up_ms, measure_ms) = if is_full() { (30, 1000, 5000) } else { (10, 200, 600) };
     Criterion::default()
@@ -22,16 +22,16 @@ pub fn criterion() -> Criterion {
         .configure_from_args()
 }
 
-/// A device and the name of its results.
+/// A device and its name in results.
 pub struct Target {
     /// Tier, or `cpu`.
     pub name: &'static str,
     pub device: Device,
-    /// Whether kernels are timed by the executor itself, rather than from submission to completion.
+    /// Whether the executor itself times kernels, rather than the host from submission to completion.
     has_timer: bool,
 }
 
-/// The CPU executor and each tier of the first adapter. Says what is measured and what is not there.
+/// The CPU executor and each tier of the first adapter. Prints each, and the reason if there is no adapter.
 pub fn targets() -> Vec<Target> {
     let mut targets = Vec::new();
     for tier in Tier::ALL {
@@ -63,9 +63,9 @@ pub fn targets() -> Vec<Target> {
 }
 
 impl Target {
-    /// Whether a kernel differs here from what the other devices run: a tier without a variant of its own uses the
-    /// baseline's. `attention/decode/F16` is the kernel `attention_decode`, with what it needs besides. The naive matrix
-    /// product runs next to the tiled one; to the CPU they are the same.
+    /// Whether this device runs its own variant of a kernel: a tier without one uses the baseline's. A name may have
+    /// suffixes: `attention/decode/F16` is the kernel `attention_decode`. On the CPU the naive matrix product equals
+    /// the tiled one.
     pub fn has_own(&self, kernel: &str) -> bool {
         if !self.device.is_gpu() {
             return kernel != "matmul_naive";
@@ -77,19 +77,19 @@ impl Target {
         tier == Tier::Baseline || found.variants.iter().any(|v| v.tier == tier)
     }
 
-    /// Time of `n` runs of a recording. `result` is a tensor that the last kernel writes; reading it is what tells the
-    /// host that a GPU without timestamps is done.
+    /// Time of `n` runs of a recording. `result` is a tensor that the last kernel writes: reading it is how the host
+    /// waits for a GPU without timestamps.
     pub fn time(&self, recording: &Recording, result: &Tensor, n: u64) -> Duration {
         if self.has_timer {
-            let run = || pollster::block_on(self.device.run_profiled(recording)).expect("the device runs it");
+            let run = || pollster::block_on(self.device.run_profiled(recording)).expect("the recording runs");
             return (0..n).flat_map(|_| run()).map(|(_, time)| time).sum();
         }
         let start = Instant::now();
         for _ in 1..n {
-            self.device.run(recording).expect("the device runs it");
+            self.device.run(recording).expect("the recording runs");
         }
         let done = self.device.run_and_read(recording, result).and_then(pollster::block_on);
-        done.expect("the device runs it");
+        done.expect("the recording runs");
         start.elapsed()
     }
 }

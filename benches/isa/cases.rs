@@ -1,4 +1,4 @@
-//! What is compiled: variants of shaders with values of their overrides.
+//! The compiled cases: shader variants with values of their overrides.
 
 use tilewright::bench::shapes::{SHAPES, ShapePass};
 use tilewright::shaders::{self, Kernel, Variant};
@@ -7,11 +7,11 @@ use tilewright::{Error, Target, TargetKind, TargetLimits, Tier, WeightType};
 /// One shader as a device would compile it.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// The title of the table that it is in: the kernel, or the pass of a model.
+    /// Title of the case's table: the kernel, or the pass of a model.
     pub group: String,
-    /// The variant's label and the constants.
+    /// Label of the variant with its constants.
     pub label: String,
-    /// The kernel, which is the entry point.
+    /// The kernel, and so the entry point.
     pub kernel: &'static str,
     pub weight: Option<WeightType>,
     pub tier: Tier,
@@ -19,15 +19,15 @@ pub struct Case {
     pub constants: Vec<(String, f64)>,
 }
 
-/// Weight types that are looked at by default, one of each kind of block; the code of others differs little.
+/// Weight types in the default sample, one for each kind of block; the code of others differs little.
 const SAMPLED: [WeightType; 6] =
     [WeightType::F32, WeightType::F16, WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_K, WeightType::Q6_K];
 
-/// Every variant that a GPU may run, with constants that models of 1 to 8 billion weights give it.
+/// Every variant that a GPU may run, with the constants of models of 1 to 8 billion weights.
 pub fn variants() -> Vec<Case> {
     let mut cases = Vec::new();
     for kernel in shaders::ALL {
-        // Software adapters have the scalar tier, and Apple's GPUs matrices of 8 x 8.
+        // Only software adapters use the scalar tier, and only Apple's GPUs have 8 x 8 matrices.
         for variant in kernel.variants.iter().filter(|v| !matches!(v.tier, Tier::Scalar | Tier::Matrix8)) {
             let constants = constants(kernel.name, variant.tier);
             cases.extend(constants.iter().map(|constants| Case::new(kernel.name, kernel, variant, constants)));
@@ -36,10 +36,10 @@ pub fn variants() -> Vec<Case> {
     cases
 }
 
-/// The pipelines of passes of some models, as a discrete GPU would run them: a prompt's and that of one token. Each is in
-/// the first tier that has it.
+/// The pipelines of some models' prefill and decode passes, as on a discrete GPU. Each is in the first tier that has
+/// it.
 pub fn passes(has_matrices: bool) -> Result<Vec<Case>, Error> {
-    // What RADV reports, and what `AdapterReport::target` makes of it.
+    // Limits that RADV reports, as `AdapterReport::target` reads them.
     let limits = TargetLimits {
         max_workgroups: 65_535,
         max_binding_bytes: (1 << 31) - 256,
@@ -50,7 +50,7 @@ pub fn passes(has_matrices: bool) -> Result<Vec<Case>, Error> {
         params_stride: 256,
     };
     let mut cases: Vec<Case> = Vec::new();
-    // The usual tier, and those that a user may choose.
+    // The default tier, and those that a user may choose.
     let tiers = [Tier::Subgroups, Tier::F16, Tier::Matrix16];
     for tier in tiers.into_iter().filter(|tier| has_matrices || tier.matrix_size().is_none()) {
         let target = Target::new(TargetKind::Gpu, tier, limits);
@@ -74,18 +74,18 @@ pub fn passes(has_matrices: bool) -> Result<Vec<Case>, Error> {
     Ok(cases)
 }
 
-/// The constants of a kernel's pipelines in a tier, one list for each pipeline.
+/// The constants of a kernel's pipelines in a tier, one list per pipeline.
 fn constants(kernel: &str, tier: Tier) -> Vec<Vec<(&'static str, f64)>> {
     let sizes = |small: f64, more: &[(&'static str, f64)]| {
         [small, 2.0 * small].map(|size| [&[("TILE", size), ("GUARDED", 0.0)], more].concat()).to_vec()
     };
-    // Of a product with one vector.
+    // For a product with one vector.
     let of_one = [("LANES", 64.0), ("WG", 128.0)];
     match (kernel, tier) {
-        // The norm in front of a layer's halves is folded in, not in front of what they add.
+        // Norms may be fused into a block's input products, never into its output products.
         ("expert_gate_up", _) => vec![of_one.to_vec(), [&of_one[..], &[("NORM", 1.0)]].concat()],
         ("matvec" | "gate_up", _) => {
-            // Sums of two or four tokens take fewer registers than those of eight: they are looked at once.
+            // Sums of two or four tokens use fewer registers than those of eight, so test them separately.
             let few: &[f64] = if kernel == "matvec" && tier == Tier::Subgroups { &[2.0, 4.0] } else { &[] };
             let columns = |&n: &f64| vec![("LANES", 64.0), ("COLUMNS", n)];
             let of_one = of_one.to_vec();
@@ -117,7 +117,7 @@ fn constants(kernel: &str, tier: Tier) -> Vec<Vec<(&'static str, f64)>> {
         ("attention_half", _) => [64.0, 128.0].map(|dim| vec![("HEAD_DIM", dim), ("SUBGROUP", 64.0)]).to_vec(),
         ("attention_decode", _) => vec![vec![("ROWS", 4.0)], vec![("ROWS", 2.0), ("NORM", 1.0)]],
         ("rope_kv", _) => vec![vec![], vec![("NORM", 1.0)]],
-        // 4 x 4, 4 x 8 and 8 x 8 components, each with as many queries as the host takes together.
+        // 4 x 4, 4 x 8 and 8 x 8 components, each with the host's number of queries per batch.
         ("mol", _) => [[4.0, 1.0, 1.0], [2.0, 1.0, 2.0], [1.0, 2.0, 4.0]]
             .map(|[queries, n4, blocks]| vec![("QUERIES", queries), ("N4", n4), ("BLOCKS", blocks)])
             .to_vec(),
@@ -139,7 +139,7 @@ impl Case {
         }
     }
 
-    /// Whether it is looked at by default: all variants would be eight times as many.
+    /// Whether the case is in the default sample: all variants are eight times as many.
     pub fn is_sampled(&self) -> bool {
         self.weight.is_none_or(|weight| SAMPLED.contains(&weight))
     }
@@ -148,19 +148,19 @@ impl Case {
         self.tier.matrix_size().is_some()
     }
 
-    /// Products that an invocation makes in one round of its hot loop, where that is one of a packed matrix with vectors: of
-    /// a block of four rows, or of two quads of them with each column.
+    /// Products per invocation in one round of the hot loop of a packed matrix with vectors: of a block of four rows,
+    /// or of two quads of them with each column.
     pub fn products_per_round(&self) -> Option<u32> {
         let of_vectors = ["matvec", "gate_up", "expert_gate_up", "expert_down"].contains(&self.kernel);
         of_vectors.then(|| if self.columns() > 1 { 4 * 8 * self.columns() } else { 4 * 32 })
     }
 
-    /// Tokens whose products an invocation takes side by side.
+    /// Tokens that an invocation multiplies side by side.
     pub fn columns(&self) -> u32 {
         self.constant("COLUMNS").map_or(1, |columns| columns as u32)
     }
 
-    /// What a constant of the pipeline is, if it was given.
+    /// Value of a pipeline constant, if given.
     pub fn constant(&self, name: &str) -> Option<f64> {
         self.constants.iter().find(|(known, _)| known == name).map(|&(_, value)| value)
     }

@@ -1,4 +1,4 @@
-//! What must hold of the shaders as a real compiler makes them, so that a change that ruins one is seen without a GPU.
+//! Limits for the compiled shaders, so that a regression shows without a GPU.
 
 use std::collections::HashSet;
 use std::process::ExitCode;
@@ -9,9 +9,9 @@ use crate::cases::{self, Case};
 use crate::compiler::{Compiled, Compiler, Gpu};
 use crate::{linux, report};
 
-/// Runs as a test does, and ends with the line that `scripts/test` counts.
+/// Runs as a test and prints the result line that `scripts/test` counts.
 pub fn main(arguments: &[String]) -> ExitCode {
-    // What the other tests are given, such as `--show-output`, has no meaning here; a name leaves out all others.
+    // Ignores flags meant for other tests, such as `--show-output`; a name filters out all others.
     let flags_with_value = ["--skip", "--format", "--test-threads", "--color"];
     let named = arguments.iter().enumerate().filter(|&(at, argument)| {
         !argument.starts_with('-')
@@ -78,7 +78,7 @@ fn check(gpu: &Gpu) -> Result<Ran, String> {
     let n_of_passes = cases.len();
     cases.extend(cases::variants().into_iter().filter(|case| is_full || case.is_sampled()));
     cases.retain(|case| has_matrices || !case.has_matrices());
-    // Many are in several passes.
+    // Many pipelines occur in several passes.
     let mut known = HashSet::new();
     cases.retain(|case| known.insert(case.label.clone()));
     if n_of_passes < 60 || cases.len() < 200 {
@@ -95,7 +95,7 @@ fn check(gpu: &Gpu) -> Result<Ran, String> {
     if faults.is_empty() { Ok(Ran::Passed) } else { Err(faults.join("\n")) }
 }
 
-/// What is wrong with a compiled shader.
+/// Faults of a compiled shader.
 fn faults(case: &Case, compiled: &Compiled) -> Vec<String> {
     let mut faults = Vec::new();
     let mut at_most = |what: &str, found: f64, limit: f64| {
@@ -109,10 +109,10 @@ fn faults(case: &Case, compiled: &Compiled) -> Vec<String> {
     at_most("accesses of scratch", total.scratch.into(), 0.0);
     at_most("registers by index", total.indirect.into(), 0.0);
     if let (Some(per_product), Some(weight)) = (report::per_product(case, compiled), case.weight) {
-        at_most("instructions for each product", per_product, instructions_per_product(weight, case));
+        at_most("instructions per product", per_product, instructions_per_product(weight, case));
     }
     if let (true, Some(feeding)) = (case.weight.is_some() && is_product(case), compiled.listing.feeding()) {
-        // Tails of units are read by the word.
+        // Tails of units are loaded word by word.
         at_most("loads of less than 16 bytes", feeding.counts.narrow_loads.into(), narrow_loads(case));
         if feeding.counts.wide_loads == 0 {
             faults.push("no loads of 16 bytes in the loop along K".into());
@@ -120,7 +120,8 @@ fn faults(case: &Case, compiled: &Compiled) -> Vec<String> {
     }
     if let ("attention_half", Some(hot)) = (case.kernel, compiled.listing.hot()) {
         let head_dim = case.constants.iter().find(|(name, _)| name == "HEAD_DIM").map_or(0.0, |&(_, dim)| dim);
-        // Of 16 rows and 32 keys, with scores and with values; all else that the loop has, rescaling too, for each element.
+        // 16 rows and 32 keys, for scores and for values; limit the loop's other work, including rescaling, per
+        // element.
         let matrices = 4.0 * head_dim / 16.0;
         if f64::from(hot.counts.matrix) != matrices {
             faults.push(format!("{} products of matrices, expected {matrices}", hot.counts.matrix));
@@ -128,14 +129,14 @@ fn faults(case: &Case, compiled: &Compiled) -> Vec<String> {
         let most = if head_dim > 64.0 { 8.2 } else { 12.3 };
         let each = f64::from(hot.counts.all) / head_dim;
         if each > most {
-            faults.push(format!("{each:.2} instructions for each of a head's elements, expected at most {most}"));
+            faults.push(format!("{each:.2} instructions per element of a head, expected at most {most}"));
         }
     }
     if let (true, "matmul_half", Some(hot)) = (case.has_matrices(), case.kernel, compiled.listing.hot()) {
-        // Matrices load in pieces where `staged` is not at a multiple of 16 bytes.
+        // Matrices load in pieces where `staged` is not 16-byte aligned.
         let each = f64::from(hot.counts.lds_bytes) / f64::from(hot.counts.lds.max(1));
         if each < 13.0 {
-            faults.push(format!("{each:.1} bytes for each access of workgroup memory, expected at least 13"));
+            faults.push(format!("{each:.1} bytes per access to workgroup memory, expected at least 13"));
         }
     }
     if compiled.waves() < waves(case) {
@@ -159,19 +160,19 @@ fn is_product(case: &Case) -> bool {
     )
 }
 
-/// Waves that a SIMD must have room for: what the kernels have, so that one that loses a step of them is seen.
+/// Waves that a SIMD must have room for: those of the current kernels, to detect the loss of a step.
 fn waves(case: &Case) -> u64 {
     match case.kernel {
         "mol" => 4,
         "attention_half" if case.label.contains("HEAD_DIM=64 ") => 8,
         "attention_half" | "attention_prefill" => 6,
-        // Sums and the next step's operands.
+        // Sums and the operands of the next step.
         "matmul_half" => 6,
         "matvec" | "gate_up" | "matvec_lora" | "gate_up_lora" | "expert_gate_up" | "expert_down" => 8,
         "matmul" | "matmul_plain" | "route" => 8,
-        // Sums that fill registers are what it is for.
+        // This probe fills registers with sums on purpose.
         "probe_matrix" => 8,
-        // It has 512 workgroups of a wave at most, which reads eight values ahead.
+        // At most 512 workgroups of one wave, which reads eight values ahead.
         "attention_decode" => 8,
         "expert_tiles" => 14,
         "expert_matmul" | "linear_norm" | "advance" => 16,
@@ -179,10 +180,10 @@ fn waves(case: &Case) -> u64 {
     }
 }
 
-/// Instructions of the loop of a product with vectors for each product: what the worst variant has, and 5 to 15 % more. Of two
-/// and four columns it may have as many as of one whose blocks go past the row's end.
+/// Instructions per product in the loop of a product with vectors: the worst variant's number plus 5 to 15 %. Two and
+/// four columns may have as many as one column whose blocks cross the row's end.
 fn instructions_per_product(weight: WeightType, case: &Case) -> f64 {
-    /// What it takes to look for the row's end.
+    /// Cost of checking for the row's end.
     const RAGGED: f64 = 0.6;
     let [of_one, of_eight] = match weight.layout() {
         WeightType::F32 => [3.1, 1.9],
@@ -204,20 +205,20 @@ fn instructions_per_product(weight: WeightType, case: &Case) -> f64 {
     }
 }
 
-/// Loads of less than 16 bytes in the loop of a product along K.
+/// Loads of less than 16 bytes in the loop along K.
 fn narrow_loads(case: &Case) -> f64 {
     match case.kernel {
         "linear_norm" => 20.0,
         "matmul" | "expert_matmul" => 16.0,
-        // Of wide tiles an invocation unpacks two rounds of w.
+        // In wide tiles an invocation unpacks two rounds of w.
         "matmul_half" => 24.0,
-        // Neighbours share a block, so w is read by the word, and x by the quad.
+        // Neighbours share a block: w is loaded word by word, x in quads.
         _ if case.columns() > 1 => 24.0,
         _ => 8.0,
     }
 }
 
-/// The reader of listings, on one that is short enough to count by hand.
+/// Parses a listing short enough to count by hand.
 fn listing() -> Result<Ran, String> {
     let text = "\
 BB0:

@@ -1,4 +1,4 @@
-//! Processes of `radv.rs`, how long they may take, and what they answer.
+//! Runs the processes of `radv.rs`, with a time limit, and parses their answers.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -11,23 +11,23 @@ use serde_json::Value;
 use crate::listing::Listing;
 use crate::radv;
 
-/// The argument that makes this program such a process.
+/// The argument that starts this program as a compiler process.
 pub const WORKER: &str = "--compile-for-radv";
 
-/// Most shaders take less than a second. On a loaded machine the slowest that compiles takes some.
+/// Most shaders compile within a second; the slowest takes longer on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// A GPU to compile for, with the driver that knows it.
+/// A GPU to compile for, and a driver that supports it.
 #[derive(Clone, Debug)]
 pub struct Gpu {
-    /// As RADV calls the family.
+    /// RADV's name for the family.
     pub family: &'static str,
     /// The driver's manifest.
     manifest: PathBuf,
 }
 
 impl Gpu {
-    /// RDNA 2, which the Mesa of Debian 12 knows.
+    /// RDNA 2, supported by Debian 12's Mesa.
     pub fn navi21() -> Result<Gpu, String> {
         let folders = ["/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d"];
         let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
@@ -38,12 +38,12 @@ impl Gpu {
         Ok(Gpu { family: "navi21", manifest })
     }
 
-    /// RDNA 3, which has matrix units and which the Mesa knows that `scripts/mesa-backport` unpacks.
+    /// RDNA 3, with matrix units; supported by the Mesa that `scripts/mesa-backport` unpacks.
     pub fn navi31() -> Result<Gpu, String> {
         let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/lavapipe/files/usr/lib");
         let folders = std::fs::read_dir(&library).into_iter().flatten().flatten();
         let library = folders.map(|folder| folder.path().join("libvulkan_radeon.so")).find(|path| path.exists());
-        let library = library.ok_or("there is no newer RADV (scripts/mesa-backport fetches it)")?;
+        let library = library.ok_or("no newer RADV (run scripts/mesa-backport)")?;
         let manifest = Path::new(env!("CARGO_TARGET_TMPDIR")).join("radeon-backport.json");
         let text = serde_json::json!({
             "file_format_version": "1.0.0",
@@ -54,7 +54,7 @@ impl Gpu {
     }
 }
 
-/// What RADV says of one shader.
+/// RADV's report about one shader.
 #[derive(Debug)]
 pub struct Compiled {
     pub subgroup: u64,
@@ -78,7 +78,7 @@ impl Compiled {
     }
 }
 
-/// A compiler for one GPU. It starts its process again when that has crashed or was given up.
+/// A compiler for one GPU. Restarts its process after a crash or timeout.
 pub struct Compiler {
     gpu: Gpu,
     worker: Option<Worker>,
@@ -112,7 +112,7 @@ impl Compiler {
         if let Some(error) = answer["error"].as_str() {
             return Err(error.to_string());
         }
-        let isa = answer["isa"].as_str().ok_or("an answer without a listing")?.to_string();
+        let isa = answer["isa"].as_str().ok_or("the answer has no listing")?.to_string();
         Ok(Compiled {
             subgroup: answer["subgroup"].as_u64().unwrap_or_default(),
             listing: Listing::parse(&isa),
@@ -144,7 +144,7 @@ impl Worker {
             .spawn()
             .map_err(|e| e.to_string())?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err("a process without pipes".into());
+            return Err("the process has no pipes".into());
         };
         let (sender, answers) = mpsc::channel();
         std::thread::spawn(move || {
@@ -160,13 +160,13 @@ impl Worker {
         self.input
             .write_all(request)
             .and_then(|()| self.input.flush())
-            .map_err(|e| format!("the compiler is gone: {e}"))?;
+            .map_err(|e| format!("the compiler process ended: {e}"))?;
         self.answer()
     }
 
     fn answer(&mut self) -> Result<Value, String> {
         let line = self.answers.recv_timeout(LIMIT).map_err(|error| match error {
-            mpsc::RecvTimeoutError::Timeout => format!("no end after {} s", LIMIT.as_secs()),
+            mpsc::RecvTimeoutError::Timeout => format!("timed out after {} s", LIMIT.as_secs()),
             mpsc::RecvTimeoutError::Disconnected => "the compiler crashed".into(),
         })?;
         serde_json::from_str(&line).map_err(|e| e.to_string())
@@ -175,7 +175,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,33 +1,33 @@
-//! What an ISA listing of AMD's GPUs consists of: instructions by kind, and loops.
+//! Parses ISA listings of AMD GPUs: instructions by kind, and loops.
 
 use std::collections::HashMap;
 use std::ops::AddAssign;
 
-/// Instructions of a stretch of a listing, by kind. Hints to the hardware (waits, clauses, delays) are not counted.
+/// Instruction counts by kind in a range of a listing. Hints to the hardware (waits, clauses, delays) are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// All of them.
+    /// All instructions.
     pub all: u32,
-    /// Vector instructions that multiply and add, and other vector arithmetic.
+    /// Vector multiply-adds and other vector arithmetic.
     pub math: u32,
     pub valu: u32,
-    /// Products of matrices.
+    /// Matrix products.
     pub matrix: u32,
     pub salu: u32,
     pub smem: u32,
-    /// Loads from memory of an invocation: 16 bytes, and fewer.
+    /// Global loads: of 16 bytes, and of fewer.
     pub wide_loads: u32,
     pub narrow_loads: u32,
-    /// Bytes of both together.
+    /// Bytes of both.
     pub load_bytes: u32,
     pub stores: u32,
     /// Loads and stores of workgroup memory, and their bytes.
     pub lds: u32,
     pub lds_bytes: u32,
     pub barriers: u32,
-    /// Registers by a number that is known while the shader runs.
+    /// Indirect register accesses.
     pub indirect: u32,
-    /// Loads and stores of an invocation's own memory.
+    /// Loads and stores of scratch memory.
     pub scratch: u32,
 }
 
@@ -57,7 +57,7 @@ impl AddAssign for Counts {
     }
 }
 
-/// A loop: the block that is jumped back to and all up to the jump.
+/// A loop: from the block jumped back to, up to the jump.
 #[derive(Clone, Copy, Debug)]
 pub struct Loop {
     pub counts: Counts,
@@ -73,7 +73,7 @@ impl Loop {
 #[derive(Debug)]
 pub struct Listing {
     pub total: Counts,
-    /// In the order of their ends.
+    /// By position of their ends.
     pub loops: Vec<Loop>,
 }
 
@@ -89,7 +89,7 @@ impl Listing {
             let is_branch = words.next().is_some_and(|w| w == "s_branch" || w.starts_with("s_cbranch"));
             let target = words.next().and_then(|target| labels.get(target)).filter(|&&target| target <= at);
             if let (true, Some(&target)) = (is_branch, target) {
-                // Several jumps back to one block are one loop.
+                // Several jumps back to one block form one loop.
                 spans.insert(target, at);
             }
         }
@@ -105,8 +105,8 @@ impl Listing {
         Listing { total, loops }
     }
 
-    /// Where a kernel spends its time: the shortest loop with products of matrices, or else the one with most
-    /// arithmetic, if a loop has four rounds for each of the one around it.
+    /// The hot loop: the shortest loop with matrix products, or else the one with most arithmetic, if it runs four
+    /// rounds per round of the loop around it.
     pub fn hot(&self) -> Option<&Loop> {
         let with_matrices = self.loops.iter().filter(|l| l.counts.matrix > 0).min_by_key(|l| l.counts.all);
         let depth = |l: &Loop| self.loops.iter().filter(|other| other.contains(l)).count();
@@ -114,7 +114,7 @@ impl Listing {
         with_matrices.or_else(|| self.loops.iter().max_by_key(|l| (work(l), std::cmp::Reverse(l.lines[0]))))
     }
 
-    /// The loop around the hot one that loads from memory, or itself if it does.
+    /// The loop around the hot one that loads from memory, or the hot one if that does.
     pub fn feeding(&self) -> Option<&Loop> {
         let hot = self.hot()?;
         let loads = |l: &&Loop| l.counts.wide_loads + l.counts.narrow_loads > 0;
@@ -123,7 +123,7 @@ impl Listing {
     }
 }
 
-/// One line of a listing, if it is an instruction.
+/// Parses a line of a listing, if it is an instruction.
 fn instruction(line: &str) -> Counts {
     let name = line.split_whitespace().next().unwrap_or_default();
     let mut counts = Counts { all: 1, ..Counts::default() };
@@ -140,7 +140,7 @@ fn instruction(line: &str) -> Counts {
     } else if name.starts_with("v_") {
         let math = ["v_fma", "v_pk_fma", "v_dual_fma", "v_mad", "v_dot"];
         let is_math = |name: &str| math.iter().any(|math| name.starts_with(math));
-        // Two operations in one instruction are separated by `::`.
+        // `::` separates two operations in one instruction.
         let second = line.split("::").nth(1).and_then(|half| half.split_whitespace().next());
         counts.math = u32::from(is_math(name)) + u32::from(second.is_some_and(is_math));
         counts.valu = u32::from(counts.math == 0);
@@ -169,7 +169,7 @@ fn instruction(line: &str) -> Counts {
     counts
 }
 
-/// Bytes that a memory instruction moves, from its name: as LLVM wrote them up to RDNA 2, and since.
+/// Bytes that a memory instruction moves, by its name: LLVM's names up to RDNA 2, and since.
 fn width(name: &str) -> u32 {
     let widths = [
         ("dwordx4", 16),

@@ -1,5 +1,5 @@
-//! What a compiler for real GPUs makes of the shaders, without such a GPU: Mesa's RADV compiles for any of AMD's, and
-//! tells registers, waves and instructions.
+//! Compiles the shaders for real GPUs without such a GPU: Mesa's RADV compiles for any AMD GPU and reports registers,
+//! waves and instructions.
 //!
 //! ```text
 //! cargo bench --profile dev --bench isa                   tables of all kernels and, but for matvec, some weight types
@@ -7,7 +7,7 @@
 //! cargo bench --profile dev --bench isa -- --help
 //! ```
 //!
-//! Under `cargo test` it checks what must hold of a sample of the variants, and of all if `TILEWRIGHT_FULL` is set.
+//! Under `cargo test` it checks limits on a sample of the variants, or on all if `TILEWRIGHT_FULL` is set.
 
 #[cfg(target_os = "linux")]
 mod cases;
@@ -31,7 +31,7 @@ fn main() -> std::process::ExitCode {
 
 #[cfg(not(target_os = "linux"))]
 fn main() {
-    println!("skipped step: isa: RADV is there on Linux alone");
+    println!("skipped step: isa: RADV needs Linux");
 }
 
 #[cfg(target_os = "linux")]
@@ -52,12 +52,12 @@ mod linux {
     const HELP: &str = "\
 Usage: cargo bench --profile dev --bench isa -- [OPTIONS] [PART OF A LABEL]..
 
-Compiles shader variants for AMD GPUs that are not there and prints a table for each kernel. Without a part of a label
-these are the variants of benches/record/isa: of a few weight types, but all types of matvec.
+Compiles shader variants for absent AMD GPUs and prints a table per kernel. The default selection is that of
+benches/record/isa: a few weight types, but all types of matvec.
 
   --gpu NAME    navi21 or navi31 (default: both)
-  --isa         prints the instructions of each variant instead
-  --record      writes the tables to benches/record/isa/NAME.md, below what is there of other text
+  --isa         print the instructions of each variant instead
+  --record      write the tables to benches/record/isa/NAME.md, below its other text
   --help        this text
 
 navi21 (RDNA 2) needs the RADV of Debian 12, navi31 (RDNA 3) one that scripts/mesa-backport fetches.";
@@ -146,7 +146,7 @@ navi21 (RDNA 2) needs the RADV of Debian 12, navi31 (RDNA 3) one that scripts/me
         Ok(())
     }
 
-    /// Every case's outcome, in the order of the cases; on as many processes as there are processors.
+    /// Outcomes in the order of the cases, compiled by one process per processor.
     pub fn compile_all(gpu: &Gpu, cases: Vec<Case>) -> Vec<Outcome> {
         let n_workers = std::thread::available_parallelism().map_or(1, |n| n.get());
         let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -169,7 +169,7 @@ navi21 (RDNA 2) needs the RADV of Debian 12, navi31 (RDNA 3) one that scripts/me
         cases.into_iter().zip(outcomes).map(|(case, (_, compiled))| (case, compiled)).collect()
     }
 
-    /// The line of a record below which the tables are.
+    /// The line of a record above the tables.
     const MARK: &str = "# Tables";
 
     fn record(name: &str, driver: &str, tables: &str) -> Result<(), String> {

@@ -1,7 +1,7 @@
-//! A process that compiles one shader after the other with RADV for a GPU that is not there. It is a process of its own
-//! because a compiler may crash or not come to an end, and because RADV reads the GPU's name from the environment.
+//! A process that compiles shaders with RADV for an absent GPU. A separate process, because a compiler may crash or
+//! hang, and because RADV reads the GPU's name from the environment.
 //!
-//! Nothing is ever dispatched. wgpu cannot open such a device, so this speaks Vulkan.
+//! Nothing is ever dispatched. wgpu cannot open such a device, so this module uses Vulkan.
 
 use std::ffi::{CStr, CString, c_char};
 use std::io::{self, Read, Write};
@@ -11,11 +11,10 @@ use serde_json::{Map, Value, json};
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Reads requests from the standard input and writes a line of JSON for each to the standard output, until the former
-/// ends.
+/// Reads requests from standard input until it ends, and writes a line of JSON for each to standard output.
 pub fn serve() -> Result<(), Failure> {
-    // SAFETY: everything below is Vulkan as its specification wants it; handles live as long as this process, which
-    // ends with this function.
+    // SAFETY: all calls below follow the Vulkan specification; handles live as long as this process, which ends with
+    // this function.
     let device = unsafe { Device::open()? };
     let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
     writeln!(
@@ -25,7 +24,7 @@ pub fn serve() -> Result<(), Failure> {
     )?;
     output.flush()?;
     while let Some((entry, words)) = read_request(&mut input)? {
-        // SAFETY: as above; naga has written and validated the words.
+        // SAFETY: as above; naga wrote and validated the words.
         let answer = unsafe { device.compile(&entry, &words) };
         let answer = answer.unwrap_or_else(|error| json!({ "error": error.to_string() }));
         writeln!(output, "{answer}")?;
@@ -34,7 +33,7 @@ pub fn serve() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Bytes of a request: lengths of the entry point's name and of the words, and both.
+/// Bytes of a request: lengths of the entry point's name and of the words, then both.
 pub fn request(entry: &str, words: &[u32]) -> Vec<u8> {
     let lengths = [entry.len() as u32, words.len() as u32];
     [bytemuck::cast_slice(&lengths), entry.as_bytes(), bytemuck::cast_slice(words)].concat()
@@ -64,11 +63,11 @@ struct Device {
     has_matrices: bool,
 }
 
-/// `params` and as many storage buffers as WebGPU guarantees.
+/// `params` and the number of storage buffers that WebGPU guarantees.
 const BINDINGS: u32 = 9;
 
 impl Device {
-    /// The first device, with the features that wgpu asks for: those about robustness change what is compiled.
+    /// The first device, with the features that wgpu enables: those for robustness affect the code.
     unsafe fn open() -> Result<Device, Failure> {
         unsafe {
             let entry = ash::Entry::load()?;
@@ -132,7 +131,7 @@ impl Device {
         }
     }
 
-    /// Statistics by name, the size of a subgroup and the ISA of one shader.
+    /// Statistics by name, subgroup size and ISA of one shader.
     unsafe fn compile(&self, entry: &CStr, words: &[u32]) -> Result<Value, Failure> {
         unsafe {
             let module = self.device.create_shader_module(&vk::ShaderModuleCreateInfo::default().code(words), None)?;
@@ -174,7 +173,7 @@ impl Device {
         }
     }
 
-    /// The text of the last representation, which is the ISA: the others are those of the compiler before it.
+    /// Text of the last representation, the ISA: the others are earlier stages.
     unsafe fn isa(&self, info: &vk::PipelineExecutableInfoKHR<'_>) -> Result<String, Failure> {
         unsafe {
             let get = self.executables.fp().get_pipeline_executable_internal_representations_khr;
@@ -183,7 +182,7 @@ impl Device {
             get(handle, info, &mut n, std::ptr::null_mut()).result()?;
             let mut found = vec![vk::PipelineExecutableInternalRepresentationKHR::default(); n as usize];
             get(handle, info, &mut n, found.as_mut_ptr()).result()?;
-            // The first call has told the sizes, the second writes the texts.
+            // The first call returned the sizes, the second writes the texts.
             let mut texts: Vec<Vec<u8>> = found.iter().map(|r| vec![0; r.data_size]).collect();
             for (representation, text) in found.iter_mut().zip(&mut texts) {
                 representation.p_data = text.as_mut_ptr().cast();

@@ -1,11 +1,11 @@
-//! Tables in Markdown, one for each kernel or pass.
+//! Tables in Markdown, one per kernel or pass.
 
 use std::fmt::Write as _;
 
 use crate::cases::Case;
 use crate::compiler::Compiled;
 
-/// What became of a case.
+/// Result of a case.
 pub type Outcome = (Case, Result<Compiled, String>);
 
 /// All tables, in the order of the outcomes.
@@ -35,7 +35,7 @@ fn row(case: &Case, compiled: &Compiled) -> String {
     let hot = compiled.listing.hot();
     let feeding = compiled.listing.feeding();
     let of_hot = |text: &dyn Fn(&crate::listing::Counts) -> String| hot.map_or(String::new(), |l| text(&l.counts));
-    // Loads and barriers are where the loop is fed.
+    // The loop that feeds the hot one has the loads and barriers.
     let of_feeding =
         |text: &dyn Fn(&crate::listing::Counts) -> String| text(&feeding.map_or(compiled.listing.total, |l| l.counts));
     let cells = [
@@ -60,7 +60,7 @@ fn row(case: &Case, compiled: &Compiled) -> String {
     format!("| {} |\n", cells.join(" | "))
 }
 
-/// Instructions of the hot loop for each of the products that it is there for.
+/// Instructions of the hot loop per product.
 pub fn per_product(case: &Case, compiled: &Compiled) -> Option<f64> {
     let products = case.products_per_round()?;
     Some(f64::from(compiled.listing.hot()?.counts.all) / f64::from(products))

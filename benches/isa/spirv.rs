@@ -1,11 +1,11 @@
-//! WGSL to SPIR-V with the options that `wgpu-hal`'s Vulkan backend has for a shader without checks.
+//! WGSL to SPIR-V with the options of `wgpu-hal`'s Vulkan backend for an unchecked shader.
 
 use naga::back::spv::{self, Capability, WriterFlags, ZeroInitializeWorkgroupMemoryMode};
 use naga::back::{PipelineConstants, pipeline_constants};
 use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
-/// What RADV offers and wgpu passes on.
+/// Capabilities of RADV that wgpu enables.
 const CAPABILITIES: [Capability; 17] = [
     Capability::Shader,
     Capability::Matrix,
@@ -26,10 +26,10 @@ const CAPABILITIES: [Capability; 17] = [
     Capability::Int8,
 ];
 
-/// Those of the tiers with cooperative matrices, which wgpu asks for only there.
+/// Extra capabilities of the tiers with cooperative matrices.
 const MATRIX_CAPABILITIES: [Capability; 2] = [Capability::CooperativeMatrixKHR, Capability::VulkanMemoryModel];
 
-/// The words of a module for one entry point with these values of its overrides.
+/// The module's words for one entry point with these override values.
 pub fn compile(source: &str, entry: &str, constants: &[(String, f64)], has_matrices: bool) -> Result<Vec<u32>, String> {
     let module = naga::front::wgsl::parse_str(source).map_err(|e| e.emit_to_string(source))?;
     let mut known = Capabilities::SUBGROUP | Capabilities::SHADER_FLOAT16 | Capabilities::SHADER_FLOAT16_IN_FLOAT32;

@@ -5,7 +5,7 @@
 // Dispatch (elements folded over x and y). Ding & Zhai 2024, arXiv:2407.15462.
 #import silu
 
-struct Params { n_items: u32, n_queries: u32, pairs: u32, grid_x: u32, is_sum: u32, _pad: u32, _pads: vec2<u32> } // I, B, P
+struct Params { n_items: u32, n_queries: u32, pairs: u32, grid_x: u32, is_sum: u32, _pad0: u32, _pad1: u32, _pad2: u32 } // I, B, P
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> a: array<f32>;        // [B, P]
 @group(0) @binding(2) var<storage, read> b: array<f32>;        // [I, P]

@@ -1,4 +1,4 @@
-"""What the files here say of each other: `python3 -m unittest discover examples/kubernetes`. Needs PyYAML."""
+"""Checks that these files agree with each other: `python3 -m unittest discover examples/kubernetes`. Needs PyYAML."""
 
 import unittest
 from pathlib import Path

@@ -1,7 +1,7 @@
-//! Retrieval by a similarity that was learned: `cargo run --release --example mol -- [items] [cpu | adapter's name]`.
+//! Retrieval by a learned similarity: `cargo run --release --example mol -- [items] [cpu | adapter's name]`.
 //!
-//! `train.py` made the weights. Items and users are drawn from the world that it describes; each search is held against
-//! brute force.
+//! `train.py` made the weights. Items and users are drawn from the world that it describes; each search is compared
+//! with brute force.
 
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ async fn run(n_items: usize, choice: &DeviceChoice) -> Result<(), Error> {
     let mut mol = Mol::new(&device, &weights, WeightType::F16)?;
     let width = mol.config().item_dim as usize;
     let mut random = normal(1);
-    // A taste is that of somebody's interest and some noise: normal numbers again, of a larger spread.
+    // A taste is an interest plus noise: normal numbers again, with a larger spread.
     let item = |random: &mut dyn Iterator<Item = f32>| -> Vec<f32> {
         (0..width).map(|i| random.next().unwrap_or_default() * if i < TASTE { 1.06 } else { 1.0 }).collect()
     };
@@ -61,7 +61,7 @@ async fn run(n_items: usize, choice: &DeviceChoice) -> Result<(), Error> {
         let recall = kept.sum::<usize>() as f64 / brute.hits.iter().map(Vec::len).sum::<usize>() as f64;
         let scored = found.scored.iter().sum::<usize>() / QUERIES;
         println!(
-            "{:45} recall {recall:.4}  {:9.1} ms  {:7.1} x  {scored:7} scored for each query",
+            "{:45} recall {recall:.4}  {:9.1} ms  {:7.1} x  {scored:7} scored per query",
             format!("{how:?}"),
             seconds * 1e3,
             *brute_seconds / seconds

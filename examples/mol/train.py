@@ -1,11 +1,11 @@
-"""Trains a small mixture of logits on clicks that it has to find out about, and exports it as tilewright reads it.
+"""Trains a small mixture of logits on simulated clicks and exports it for tilewright.
 
     python examples/mol/train.py        # numpy alone; writes mol.safetensors beside this file
 
-The world: items have hidden tastes, users want one of several things at a time, and a click is drawn by the best match
-of any of a user's interests with an item. A single dot product cannot say "any of", a mixture can. What the model sees of
-users and items are vectors of 36 and 16 numbers. Sampled softmax with in-batch negatives, Adam, one seed: the same file each time
-on one version of numpy.
+The world: items have hidden tastes, users have several interests, and a click is drawn by the best match of any
+interest with an item. A single dot product cannot express "any of", a mixture can. The model sees users and items as
+vectors of 36 and 16 numbers. Sampled softmax with in-batch negatives, Adam, one seed: the same file each time on one
+version of numpy.
 """
 
 import json
@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 SEED, STEPS, BATCH = 7, 500, 64
-INTERESTS, TASTE = 3, 12  # of a user; numbers of each
-Q, X = INTERESTS * TASTE, TASTE + 4  # numbers of a user's and an item's vector
+INTERESTS, TASTE = 3, 12  # per user; numbers in each
+Q, X = INTERESTS * TASTE, TASTE + 4  # sizes of a user's and an item's vector
 N, M, D, H = 4, 4, 16, 32  # components, their size, width of the gate's hidden layers
 P, TAU, RATE = N * M, 0.05, 8e-3
 
@@ -24,7 +24,7 @@ rng = np.random.default_rng(SEED)
 
 
 def world(n):
-    """Users, and for each the item that was clicked: near one of the interests, and of good quality."""
+    """Users, and the item that each clicked: near one of the interests, and of good quality."""
     interests = rng.normal(size=(n, INTERESTS, TASTE)).astype(np.float32)
     clicked = interests[np.arange(n), rng.integers(INTERESTS, size=n)]
     taste = clicked + 0.35 * rng.normal(size=(n, TASTE))
@@ -61,7 +61,7 @@ def normalised(x):
 
 
 def step(q, x):
-    """The loss of a batch in which user i clicked item i, and its gradient by hand."""
+    """Loss of a batch in which user i clicked item i, and its hand-written gradient."""
     b = len(q)
     f, f_norm = normalised((q @ w["f_w"].T + w["f_b"]).reshape(b, N, D))
     g, g_norm = normalised((x @ w["g_w"].T + w["g_b"]).reshape(b, M, D))
@@ -132,7 +132,7 @@ def export(path):
 
 
 def check_gradient():
-    """The gradient against differences, for a few numbers of each weight."""
+    """Compares the gradient with finite differences, for a few elements of each weight."""
     q, x = (v.astype(np.float64) for v in world(6))
     _, grad = step(q, x)
     for name, value in w.items():
@@ -157,5 +157,5 @@ for i in range(1, STEPS + 1):
         rate = RATE * min(1, i / 50) * (0.05 + 0.95 * (1 - i / STEPS))
         value -= (rate * mean[name] / (1 - 0.9**i) / (np.sqrt(power[name] / (1 - 0.999**i)) + 1e-8)).astype(np.float32)
     if i % 100 == 0 or i == 1:
-        print(f"step {i}: loss {loss:.3f}, of chance {np.log(BATCH):.3f}", flush=True)
+        print(f"step {i}: loss {loss:.3f}, chance {np.log(BATCH):.3f}", flush=True)
 export(Path(__file__).with_name("mol.safetensors"))

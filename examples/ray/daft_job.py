@@ -1,4 +1,4 @@
-"""Vectors of the texts in Parquet files, with Daft: on this machine, or on a Ray cluster (DAFT_RUNNER=ray).
+"""Embeds the texts in Parquet files with Daft: on this machine, or on a Ray cluster (DAFT_RUNNER=ray).
 
     python daft_job.py --model all-MiniLM-L6-v2/ --input docs/*.parquet --output vectors/
 """
@@ -12,7 +12,7 @@ from tilewright_embed import Embedder, with_lists
 
 
 def embedder(gpus, batch_size):
-    """A class whose method `embed` takes a column of texts to a column of vectors."""
+    """A class with a method `embed` from a column of texts to a column of vectors."""
 
     @daft.cls(gpus=gpus)
     class Worker:
@@ -33,10 +33,10 @@ def main():
     parser.add_argument("--input", required=True, help="Parquet files")
     parser.add_argument("--output", required=True, help="folder for Parquet files with the vectors")
     parser.add_argument("--column", default="text", help="column with the texts")
-    parser.add_argument("--gpus", type=int, default=0, help="GPUs of a worker")
-    parser.add_argument("--batch-size", type=int, default=2048, help="rows that go through a worker at a time")
-    parser.add_argument("--program", default="tilewright", help="the command, if it is not on the PATH")
-    parser.add_argument("flags", nargs="*", help="behind `--`: flags of `tilewright embed`")
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs per worker")
+    parser.add_argument("--batch-size", type=int, default=2048, help="rows per batch")
+    parser.add_argument("--program", default="tilewright", help="path of the command, if not on PATH")
+    parser.add_argument("flags", nargs="*", help="after `--`: flags of `tilewright embed`")
     args = parser.parse_args()
 
     worker = embedder(args.gpus, args.batch_size)(args.model, args.flags, args.program)

@@ -1,9 +1,9 @@
-"""Vectors of the texts in Parquet files, or answers to them, by a pool of workers on a Ray cluster.
+"""Embeds or answers the texts in Parquet files, with a pool of workers on a Ray cluster.
 
     python ray_job.py --model all-MiniLM-L6-v2/ --input docs/ --output vectors/ --workers 4 --gpus 1
     python ray_job.py --model qwen.gguf --generate 200 --input prompts/ --output answers/ --workers 4 --gpus 1
 
-Run it again after a crash, of a worker or of everything: rows that were written are not taken again.
+Run it again after any crash: it skips rows that were already written.
 """
 
 import argparse
@@ -22,26 +22,26 @@ class Embeds(Embedder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="folder or file of a text encoder, or of a model that generates, the same on every node")
+    parser.add_argument("--model", required=True, help="folder or file of a text encoder or generative model, the same on every node")
     parser.add_argument("--input", required=True, help="Parquet file or folder")
     parser.add_argument("--output", required=True, help="folder for Parquet files with the vectors or answers")
     parser.add_argument("--column", default="text", help="column with the texts")
-    parser.add_argument("--id", default="id", help="column whose values tell rows apart")
-    parser.add_argument("--generate", type=int, metavar="N", help="go on with each text, by up to N tokens, in place of making vectors")
-    parser.add_argument("--parallel", type=int, default=16, help="texts that a worker generates at a time")
+    parser.add_argument("--id", default="id", help="column with unique row ids")
+    parser.add_argument("--generate", type=int, metavar="N", help="continue each text by up to N tokens instead of embedding it")
+    parser.add_argument("--parallel", type=int, default=16, help="concurrent texts per worker")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--gpus", type=float, default=0, help="GPUs of a worker")
-    parser.add_argument("--cpus", type=float, default=0.5, help="cores set aside for a worker; readers and writers need one each")
-    parser.add_argument("--batch-size", type=int, default=2048, help="rows that go through a worker at a time")
-    parser.add_argument("--checkpoint", help="folder that remembers the rows that are done; OUTPUT.checkpoint if absent")
-    parser.add_argument("--program", default="tilewright", help="the command, if it is not on the PATH")
-    parser.add_argument("flags", nargs="*", help="behind `--`: flags of `tilewright embed` or `tilewright serve`")
+    parser.add_argument("--gpus", type=float, default=0, help="GPUs per worker")
+    parser.add_argument("--cpus", type=float, default=0.5, help="cores reserved per worker; readers and writers need one each")
+    parser.add_argument("--batch-size", type=int, default=2048, help="rows per batch")
+    parser.add_argument("--checkpoint", help="folder that records finished rows [default: OUTPUT.checkpoint]")
+    parser.add_argument("--program", default="tilewright", help="path of the command, if not on PATH")
+    parser.add_argument("flags", nargs="*", help="after `--`: flags of `tilewright embed` or `tilewright serve`")
     args = parser.parse_args()
 
     context = ray.data.DataContext.get_current()
     checkpoint = args.checkpoint or args.output.rstrip("/") + ".checkpoint"
     context.checkpoint_config = CheckpointConfig(args.id, checkpoint)
-    # What a worker takes at a time, so what is done again if it dies.
+    # Rows per task: the work repeated if a worker dies.
     blocks = ray.data.read_parquet(args.input).repartition(target_num_rows_per_block=4 * args.batch_size)
     if args.generate:
         options = {"max_tokens": args.generate}

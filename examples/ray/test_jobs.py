@@ -1,4 +1,4 @@
-"""Jobs that lose a process midway: every row is in the result exactly once.
+"""Kills processes of running jobs: every row is in the result exactly once.
 
     cargo build --release --features tables,serve && pip install -r examples/ray/requirements.txt && python examples/ray/test_jobs.py
 """
@@ -34,7 +34,7 @@ WORDS = "a quiet river runs under the old stone bridge where children fish for s
 
 
 def make_model(folder):
-    """A small BERT with random weights: vectors that tell texts apart, and mean nothing."""
+    """A small BERT with random weights: different texts have different, meaningless vectors."""
     width, inner, layers = 128, 512, 4
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(WORDS))]
     config = {
@@ -135,7 +135,7 @@ class Job(unittest.TestCase):
         return list((self.folder / "vectors").glob("**/*.parquet"))
 
     def check_rows(self):
-        """Every row is there, once."""
+        """Checks that every row is there once."""
         table = pa.dataset.dataset(self.written()).to_table().sort_by("id")
         counts = collections.Counter(table.column("id").to_pylist())
         self.assertEqual(len(counts), self.n_rows)
@@ -149,16 +149,16 @@ class Vectors(Job):
         return self.start("ray_job.py", "--input", str(self.folder / "docs"), "--workers", "2", "--cpus", "0")
 
     def until_midway(self, job):
-        """Waits until some of the vectors are written, and others are being made."""
+        """Waits until some vectors are written while others are being computed."""
         while len(self.written()) < 3 or len(processes(PROGRAM)) < 2:
-            self.assertIsNone(job.poll(), "the job ended before its middle")
+            self.assertIsNone(job.poll(), "the job ended too early")
             time.sleep(0.1)
 
     def check_all(self):
         table = self.check_rows()
         embedder = Embedder(MODEL, flags=FLAGS, program=PROGRAM)
         self.addCleanup(embedder.close)
-        # A null is a null, and all else has the vector that it has in any other batch.
+        # A null stays null; every other vector is the same as in any other batch.
         for start in range(0, ROWS, max(ROWS // 7, 1)):
             part = table.slice(start, 101)
             found = with_lists(embedder(part.select(["text"]))).column("embedding").to_pylist()
@@ -168,7 +168,7 @@ class Vectors(Job):
         job = self.start_ray()
         self.until_midway(job)
         (embed, _), (_, worker) = processes(PROGRAM)[:2]
-        # A process that makes vectors, and a worker of Ray's with all that it has.
+        # A process that embeds, and a Ray worker with its processes.
         os.kill(embed, signal.SIGKILL)
         os.kill(worker, signal.SIGKILL)
         self.finish(job)
@@ -190,7 +190,7 @@ class Vectors(Job):
 
 
 class Answers(Job):
-    # They take longer.
+    # Generation takes longer.
     n_rows, model = max(ROWS // 50, 400), STORIES
 
     def test_ray_generates_with_killed_processes(self):
@@ -200,7 +200,7 @@ class Answers(Job):
             self.assertIsNone(job.poll(), (self.folder / "log").read_text()[-4000:])
             time.sleep(0.1)
         (first, _), (second, worker) = processes(PROGRAM, b"serve")[:2]
-        # A server, and a worker of Ray's, with which its server ends.
+        # A server, and a Ray worker whose server ends with it.
         os.kill(first, signal.SIGKILL)
         os.kill(worker, signal.SIGKILL)
         self.finish(job)
@@ -208,7 +208,7 @@ class Answers(Job):
             time.sleep(0.1)
         table = self.check_rows()
         self.assertEqual(table.column("error").null_count, self.n_rows)
-        # A null has no answer, and all else has the one that it has alone.
+        # A null has no answer; every other answer is the same as when generated alone.
         generator = Generator(STORIES, options={"max_tokens": 24}, flags=FLAGS, program=PROGRAM, parallel=1)
         self.addCleanup(generator.close)
         part = table.slice(self.n_rows // 3, 40)
@@ -280,7 +280,7 @@ def setUpModule():
     global MODEL, PROGRAM
     folder = tempfile.TemporaryDirectory()
     unittest.addModuleCleanup(folder.cleanup)
-    # Processes are found by their path, to be killed: those of a copy are this test's.
+    # Processes are found by their path and killed: a copy's are this test's own.
     PROGRAM = shutil.copy2(PROGRAM, folder.name)
     MODEL = make_model(pathlib.Path(folder.name) / "model")
 

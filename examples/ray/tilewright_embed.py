@@ -1,7 +1,7 @@
-"""Vectors for Arrow tables, from a `tilewright embed` process that lives as long as its worker.
+"""Embeds Arrow tables with a `tilewright embed` process that lives as long as its worker.
 
-The process keeps nothing between batches, and a text's vector does not depend on its batch. So a process that dies is
-started again and given the batch once more, and a worker that dies may be replaced by another.
+The process keeps no state between batches, and a text's vector does not depend on its batch. So a process that dies is
+restarted and its batch repeated, and a dead worker can be replaced.
 """
 
 import collections
@@ -14,18 +14,18 @@ import pyarrow as pa
 
 log = logging.getLogger("tilewright")
 
-# Exit codes after which another try would end in the same way: usage, model, no adapter, input.
+# Exit codes for which retrying is useless: usage, model, no adapter, input.
 FINAL = {2, 3, 4, 6}
 
 
 class EmbedError(RuntimeError):
-    """The process ended, and starting it again is of no use, or was tried often enough."""
+    """The process ended, and restarting it is useless or failed too often."""
 
 
 def adapter_flags(environ=os.environ):
-    """The GPU that an engine has given this worker, as a flag.
+    """The flag for the GPU that the engine assigned to this worker.
 
-    Engines hand out NVIDIA GPUs by CUDA_VISIBLE_DEVICES, which Vulkan does not know: the flag names the PCI address.
+    Engines assign NVIDIA GPUs by CUDA_VISIBLE_DEVICES, which Vulkan ignores: the flag names the PCI address.
     """
     visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
     if not visible:
@@ -39,13 +39,13 @@ def adapter_flags(environ=os.environ):
 
 
 class Embedder:
-    """Takes `pyarrow.Table`s with a column of texts and returns them with one more column, the vectors.
+    """Adds a column of vectors to `pyarrow.Table`s with a column of texts.
 
     model: folder or file of a text encoder, on this machine.
     column: the column with the texts; a null text has a null vector.
     flags: further flags of `tilewright embed`, such as `["--device", "cpu"]`.
-    program: the command, if it is not on the PATH.
-    tries: how often a batch is given to a process before the job fails.
+    program: path of the command, if not on PATH.
+    tries: attempts per batch before the job fails.
     """
 
     def __init__(self, model, column="text", flags=(), program="tilewright", tries=3):
@@ -53,11 +53,11 @@ class Embedder:
         self.command = [program, "embed", model, *streams, *adapter_flags(), *flags]
         self.tries = tries
         self.process = None
-        # One after the other: some engines call from several threads.
+        # Serial: some engines call from several threads.
         self.lock = threading.Lock()
 
     def __call__(self, table):
-        """The rows of `table`, in their order, with their vectors."""
+        """The rows of `table` in order, with their vectors."""
         batches = table.combine_chunks().to_batches() or [_empty_batch(table.schema)]
         with self.lock:
             return pa.Table.from_batches([self._embed(batch) for batch in batches])
@@ -83,7 +83,7 @@ class Embedder:
                 if self.reader is None:
                     self.reader = pa.ipc.open_stream(self.process.stdout)
                 return self.reader.read_next_batch()
-            # However a stream that ended early shows itself: OSError, StopIteration, or Arrow's own.
+            # A stream that ended early raises OSError, StopIteration or an Arrow error.
             except (OSError, StopIteration, pa.ArrowException) as error:
                 reason = self._reason(error)
                 log.warning("try %d of %d: %s", number, self.tries, reason)
@@ -101,7 +101,7 @@ class Embedder:
         self.writer = pa.ipc.new_stream(self.process.stdin, schema)
 
     def _reason(self, error):
-        """Why the process ended; raises EmbedError if another try is of no use."""
+        """Reason why the process ended; raises EmbedError if retrying is useless."""
         process, self.process = self.process, None
         if process is None:
             return str(error)
@@ -114,12 +114,12 @@ class Embedder:
 
 
 def _wait(process):
-    """The exit code of a process that ends by itself, or else is ended."""
+    """Exit code of a process, which is killed if it does not end by itself."""
     process.stdout.close()
     try:
         process.stdin.close()
     except OSError:
-        pass  # Nobody reads it any longer.
+        pass  # Its reader is gone.
     try:
         return process.wait(timeout=10)
     except subprocess.TimeoutExpired:
@@ -128,9 +128,7 @@ def _wait(process):
 
 
 def with_lists(table):
-    """The table with its vectors as lists of any length: pyarrow cannot read a Parquet file that has nulls in lists of
-    fixed size, not even its own.
-    """
+    """The table with variable-size lists: pyarrow cannot read Parquet files with nulls in fixed-size lists."""
     at = table.schema.get_field_index("embedding")
     return table.set_column(at, "embedding", table.column(at).cast(pa.list_(pa.float32())))
 

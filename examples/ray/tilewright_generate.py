@@ -1,8 +1,7 @@
-"""Answers for Arrow tables, from a `tilewright serve` process that lives as long as its worker.
+"""Answers the texts of Arrow tables with a `tilewright serve` process that lives as long as its worker.
 
-Requests go to it side by side, and it computes them together. A text has one answer, whatever is computed with it, and the
-process keeps nothing. So a process that dies is started again and given what it left open, and a worker that dies may be
-replaced by another.
+The server batches concurrent requests. A text's answer does not depend on its batch, and the process keeps no state.
+So a process that dies is restarted and given the unanswered texts, and a dead worker can be replaced.
 """
 
 import collections
@@ -25,33 +24,33 @@ log = logging.getLogger("tilewright")
 
 
 class GenerateError(RuntimeError):
-    """The server did not start, or was tried often enough."""
+    """The server did not start, or failed too often."""
 
 
 class Generator:
-    """Takes `pyarrow.Table`s with a column of texts and returns them with two more columns, `answer` and `error`.
+    """Adds the columns `answer` and `error` to `pyarrow.Table`s with a column of texts.
 
-    model: a model that continues texts, on this machine.
+    model: a generative model on this machine.
     column: the column with the texts; a null text has a null answer.
-    options: fields of the requests to `/v1/completions`. Each text has a seed of its own, the same in every try.
+    options: fields of the requests to `/v1/completions`. Each text has its own seed, the same in every attempt.
     flags: further flags of `tilewright serve`, such as `["--device", "cpu"]`.
-    program: the command, if it is not on the PATH.
-    parallel: texts at a time.
-    tries: how often a text is given to a process before the job fails.
+    program: path of the command, if not on PATH.
+    parallel: concurrent texts.
+    tries: attempts per text before the job fails.
     """
 
     def __init__(self, model, column="text", options=None, flags=(), program="tilewright", parallel=16, tries=3):
-        # The pipe to its stdin ends when the worker is gone, whatever ended it.
+        # The pipe to its stdin closes when the worker ends for any reason.
         serve = ["serve", f"model={model}", "--port", "0", "--parallel", str(parallel), "--end-with-stdin"]
         self.command = [program, *serve, *adapter_flags(), *flags]
         self.column, self.options, self.tries = column, {"temperature": 0, **(options or {})}, tries
         self.pool = concurrent.futures.ThreadPoolExecutor(parallel)
         self.process = None
-        # One table after the other: some engines call from several threads.
+        # Serial: some engines call from several threads.
         self.lock = threading.Lock()
 
     def __call__(self, table):
-        """The rows of `table`, in their order, with their answers. An error is one of the text, such as its length."""
+        """The rows of `table` in order, with their answers. An error concerns the text, such as its length."""
         texts = table.column(self.column).to_pylist()
         with self.lock:
             answers = self._answers(texts)
@@ -100,9 +99,9 @@ class Generator:
         except urllib.error.HTTPError as error:
             with error:
                 told = json.load(error)["error"]["message"]
-            # Another try would end in the same way.
+            # Retrying is useless.
             return (None, told) if error.code == 400 else GenerateError(told)
-        # However a server that is gone shows itself.
+        # A server that ended raises any of these.
         except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
             return error
 

@@ -111,7 +111,7 @@ test("values out of range are errors that name the field, before the model is as
   await refused({ presence_penalty: 2.1 }, /presence_penalty is 2.1, expected a number from -2 to 2/);
   await refused({ frequency_penalty: "1" }, /frequency_penalty is "1"/);
   await refused({ logprobs: true, top_logprobs: 21 }, /top_logprobs is 21/);
-  await refused({ top_logprobs: 2 }, /top_logprobs is 2, expected none where logprobs is not true/);
+  await refused({ top_logprobs: 2 }, /top_logprobs is 2, expected none unless logprobs is true/);
   await refused({ logprobs: 3 }, /logprobs is 3/);
   await refused({ logit_bias: { 5: 101 } }, /logit_bias\["5"\] is 101/);
   await refused({ logit_bias: 5 }, /logit_bias is 5/);

@@ -1,12 +1,12 @@
-"""A grammar of short children's stories: the only text that the built-in model ever reads.
+"""A grammar of short children's stories: the built-in model's only training text.
 
-A story is drawn in two steps. First its cast and props are fixed (who, where, which object, what goes wrong), then a
+A story is drawn in two steps. First its cast and props are fixed (who, where, which object, which problem), then a
 plot template is expanded around them, so a name, a pronoun or an object cannot change between the first sentence and
 the last. Templates are plain text with three marks:
 
-    [a|b|c]   one of the alternatives, which may nest; `[a|]` is an optional part
+    [a|b|c]   one of the alternatives, which can nest; `[a|]` is an optional part
     <rule>    a template from RULES
-    {slot}    a word or phrase that was fixed in the first step
+    {slot}    a word or phrase fixed in the first step
 
 `python grammar.py 5` prints five stories.
 """
@@ -16,8 +16,8 @@ import re
 import sys
 from math import log2
 
-# The friend's names are other names: a model this small does not learn from "differs from the hero's" alone, and calls
-# both alike.
+# Friends have separate names: a model this small does not learn from "differs from the hero's" alone, and would use
+# one name for both.
 HERO_NAMES = {
     "she": "Lily Mia Anna Emma Nora Ella Rosa Zoe Lucy Ruby".split(),
     "he": "Tom Ben Max Sam Leo Finn Jack Noah Oscar Paul".split(),
@@ -39,7 +39,7 @@ HOMES = """in_a_small_village in_a_quiet_town in_a_big_city in_a_green_valley in
 on_a_farm on_a_tiny_island in_an_old_castle near_a_blue_lake at_the_edge_of_the_woods in_a_cozy_cottage on_a_high_hill
 next_to_a_wide_river in_a_land_far_away in_a_small_house""".split()
 PLACES = "park garden forest beach river lake meadow hill market farm field playground pond orchard woods".split()
-# Plots that say "in the {place}" choose among these.
+# Plots with "in the {place}" choose among these.
 INSIDE_PLACES = "park garden forest meadow field orchard woods".split()
 INSIDE_PLOTS = "lost_object lost_baby lost_way garden rescue wish".split()
 WEATHER = {
@@ -167,14 +167,14 @@ RULES = {
         |{H}{the_kind} lived {home}. [<hobby_line>|]
         |<hero_intro> lived {home}. [<hobby_line>|]
         |The {trait} {kind} was [named|called] {H}. [<home_line>|<hobby_line>]]""",
-    # The same, for a story that names the day in its first sentence.
+    # The same, for a story with the day in its first sentence.
     "opening_day": """[One <day>, <hero_intro> [woke up early|looked out of the window|was at home|had nothing to do]. [{sky}|]
         |One {weather} <day>, <hero_intro> [woke up early|went outside|was at home|felt bored]. [<hobby_line>|]
         |It was a {weather} <day>. <hero_intro> [was at home|looked at the sky|went outside|sat by the door]. [<hobby_line>|]
         |One day, {H}{the_kind} [woke up early|went outside|was at home]. [<home_line>|<hobby_line>|]]""",
     "when": "[One <day>,|One {weather} <day>,|One day,]",
     "friend_before": """{His} [best |]friend was a {ftrait} {fkind} <named> {F}.""",
-    # How the friend comes in: already known, or met for the first time.
+    # The friend's entry: already known, or a stranger.
     "meet_known": """[Just then, {F} [came by|came along]|Then {his} friend {F} came [by|over]|{F} saw {him} and came over
         |Soon, {F} [came to see {him}|walked by]].""",
     "meet_new": """[Just then, a {ftrait} {fkind} <named> {F} [came by|came along]
@@ -182,7 +182,7 @@ RULES = {
         |Soon, a {ftrait} {fkind} <named> {F} walked by].""",
 }
 
-# Each plot: how its own slots are drawn, and the template. The opening comes before it.
+# Each plot: a function that draws its own slots, and the template. The opening precedes it.
 PLOTS = {
     "lost_object": """
         {H} had a {color} {thing}. [{He} loved the {thing} very much.|It was a gift from {his} {relative}.||] {when} {H} took the {thing} to the {place}. [{sky}|] {He} [played|ran|jumped] and [laughed|sang] [for a
@@ -338,13 +338,13 @@ class Draw:
 
 
 def invented_name(draw: Draw) -> str:
-    """A made-up name, so that the model learns to copy names that it has no token for."""
+    """An invented name, so that the model learns to copy names without their own token."""
     syllables = [draw.one("b d f g h j k l m n p r s t v w z".split()) + draw.one("aeiou") for _ in range(2)]
     return ("".join(syllables) + draw.one(["", "", "n", "l", "k", "x", "p", "r"])).capitalize()
 
 
 def character(draw: Draw, names: dict[str, list[str]], hero: str = "", hero_kind: str = "") -> tuple[str, str, str]:
-    """A name, what it is, and `he` or `she`; a friend's name and animal differ from the hero's."""
+    """A name, kind, and `he` or `she`; a friend's name and animal differ from the hero's."""
     while True:
         he = draw.one(["he", "she"])
         kind = draw.one(ANIMALS) if draw.chance(1, 2) else {"he": "boy", "she": "girl"}[he]
@@ -358,7 +358,7 @@ def cap(text: str) -> str:
 
 
 def cast(draw: Draw, plot: str) -> dict[str, str]:
-    """Everything that must stay the same from the first sentence to the last."""
+    """All choices that stay fixed through the story."""
     name, kind, he = character(draw, HERO_NAMES)
     friend, fkind, _ = character(draw, FRIEND_NAMES, name, kind)
     things = {"broken_object": BREAKABLE, "stuck_object": FLYING}.get(plot, OBJECTS)
@@ -405,7 +405,7 @@ def cast(draw: Draw, plot: str) -> dict[str, str]:
 
 
 def split_top(text: str) -> list[str]:
-    """Splits at the `|` that stand outside every bracket."""
+    """Splits at each `|` outside brackets."""
     parts, depth, start = [], 0, 0
     for i, ch in enumerate(text):
         depth += (ch == "[") - (ch == "]")
@@ -416,7 +416,7 @@ def split_top(text: str) -> list[str]:
 
 
 def expand(draw: Draw, text: str, slots: dict[str, str]) -> str:
-    """Replaces the three marks, left to right."""
+    """Expands the three marks, left to right."""
     out, i = [], 0
     while i < len(text):
         ch = text[i]

@@ -1,7 +1,7 @@
 """The Llama forward pass, the loss and AdamW, in jax.
 
 Shapes: B sequences, T tokens, C model width, H heads, Hkv key/value heads, D head size, F feed-forward width,
-V vocabulary. Matrices are stored as GGUF stores them, [rows out, columns in], under GGUF's own tensor names.
+V vocabulary. Matrices are stored as in GGUF, [rows out, columns in], with GGUF's tensor names.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes of the network; every one that ends up as a matrix side is a multiple of 32, the Q8_0 block."""
+    """Sizes of the network; all sides of matrices are multiples of 32, the Q8_0 block."""
 
     vocab_size: int = 1024
     dim: int = 128
@@ -63,7 +63,7 @@ def rope(x, cos, sin):
     """Rotates the pairs (2i, 2i+1) of x [B, T, H, D], as GGUF's llama architecture does.
 
     The result holds all first halves of the pairs, then all second halves. Queries and keys are reordered alike, so
-    their products are those of the interleaved layout, and nothing has to be woven together again.
+    their products equal those of the interleaved layout.
     """
     a, b = x[..., 0::2], x[..., 1::2]
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
@@ -112,7 +112,7 @@ def adamw_step(params, moments, grads, lr, step, beta1=0.9, beta2=0.98, eps=1e-9
         m = beta1 * moments[name][0] + (1 - beta1) * g
         v = beta2 * moments[name][1] + (1 - beta2) * g * g
         update = m / (1 - beta1**step) / (jnp.sqrt(v / (1 - beta2**step)) + eps)
-        if p.ndim == 2:  # norms are not decayed
+        if p.ndim == 2:  # no decay for norms
             update = update + decay * p
         new_params[name], new_moments[name] = p - lr * update, (m, v)
     return new_params, new_moments

@@ -1,11 +1,11 @@
-"""A float64 NumPy Llama over the weights of a GGUF file: the reference that the engine's tests compare with.
+"""A float64 NumPy Llama over the weights of a GGUF file: the reference for the engine's tests.
 
     python scripts/train_builtin/reference.py assets/stories.gguf --out tests/data/builtin/reference.json
     python scripts/train_builtin/reference.py OTHER.gguf --check CASES.json --variant q8_0
 
-It shares nothing with model.py: one token at a time over a key/value cache, RoPE as a rotation of complex numbers, weights
-and vocabulary from the file alone, its own tokenizer. `--check` compares it with somebody else's greedy ids: a list
-`cases` of `ids` and `greedy[variant].ids` and `.margins`.
+It shares nothing with model.py: one token at a time with a KV cache, RoPE as a rotation of complex numbers, weights
+and vocabulary from the file alone, its own tokenizer. `--check` compares it with another implementation's greedy ids:
+a list `cases` of `ids` and `greedy[variant].ids` and `.margins`.
 """
 
 import argparse
@@ -25,7 +25,7 @@ N_GREEDY = 64
 
 
 class Model:
-    """The weights as float64, the sizes, and the vocabulary of one file."""
+    """A file's weights as float64, its sizes, and its vocabulary."""
 
     def __init__(self, path: Path):
         reader = gguf.GGUFReader(path)
@@ -59,7 +59,7 @@ class Model:
         return out
 
     def text(self, ids: list[int]) -> str:
-        """The text of token ids: pieces joined, byte tokens as UTF-8, control tokens left out."""
+        """Text of token ids: pieces joined, byte tokens as UTF-8, control tokens omitted."""
         out = b""
         for i in ids:
             token, kind = self.fields["tokenizer.ggml.tokens"][i], self.fields["tokenizer.ggml.token_type"][i]
@@ -71,7 +71,7 @@ class Model:
 
 
 class Run:
-    """One sequence: the keys and values so far."""
+    """One sequence: its keys and values so far."""
 
     def __init__(self, model: Model):
         self.model = model
@@ -82,13 +82,13 @@ class Run:
         return x / np.sqrt(np.mean(x**2) + self.model.eps) * self.model.weights[f"{name}.weight"]
 
     def rotate(self, heads, pos):
-        """Each pair (2i, 2i+1) is a complex number, turned by pos * freqs[i]."""
+        """Rotates each pair (2i, 2i+1), as a complex number, by pos * freqs[i]."""
         pairs = heads[:, 0::2] + 1j * heads[:, 1::2]
         turned = pairs * np.exp(1j * pos * self.model.freqs)
         return np.stack([turned.real, turned.imag], axis=-1).reshape(heads.shape)
 
     def step(self, token: int) -> np.ndarray:
-        """Takes one token, returns the logits of the next."""
+        """Processes one token, returns the logits of the next."""
         m = self.model
         x = m.weights["token_embd.weight"][token]
         pos = len(self.keys[0])
@@ -113,7 +113,7 @@ class Run:
 
 
 def greedy(model: Model, ids: list[int], n: int):
-    """The logits after the prompt, then `n` greedy tokens with their margins; it does not stop at EOS."""
+    """The logits after the prompt, then `n` greedy tokens with their margins, without stopping at EOS."""
     run = Run(model)
     for token in ids:
         logits = run.step(token)
@@ -127,7 +127,7 @@ def greedy(model: Model, ids: list[int], n: int):
 
 
 def check(model: Model, cases: Path, variant: str):
-    """Compares greedy ids up to the first step that float32 arithmetic could turn, and the margins there."""
+    """Compares greedy ids up to the first step that float32 rounding may change, and the margins there."""
     n_steps, worst = 0, 0.0
     for case in json.loads(cases.read_text())["cases"]:
         want = case["greedy"][variant]

@@ -1,8 +1,8 @@
-"""Trains the built-in model from nothing and writes it as GGUF: grammar -> tokenizer -> training -> Q8_0 file.
+"""Trains the built-in model from scratch and writes it as GGUF: grammar -> tokenizer -> training -> Q8_0 file.
 
     python scripts/train_builtin/train.py --out assets/stories.gguf
 
-One thread, a fixed seed and a fixed number of steps: the same machine makes the same file. See README.md beside this file.
+One thread, a fixed seed and number of steps: the same machine produces the same file. See README.md beside this file.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 
-# XLA sizes its thread pool by the cores it may use and splits loops accordingly, so this is set before it starts.
+# XLA sizes its thread pool by the available cores and splits loops accordingly, so this is set before it starts.
 if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
@@ -27,14 +27,14 @@ import grammar
 from model import Config, adamw_step, forward, init_params, loss_fn
 
 SEED = 7
-BATCH, SEQ = 4, 288  # sequences per step, tokens per sequence: 99 of 100 stories are no longer
+BATCH, SEQ = 4, 288  # sequences per step, tokens per sequence: 99 of 100 stories fit
 PEAK_LR, WARMUP = 4e-3, 200
 N_TOKENIZER_STORIES, N_HELD_OUT = 20_000, 400
 BOS, EOS = 1, 2
 
 
 def train_tokenizer(vocab_size: int) -> spm.SentencePieceProcessor:
-    """Byte-pair encoding over training stories; letters and digits are pieces even where no story uses them."""
+    """Byte-pair encoding on training stories; letters and digits are pieces even if no story uses them."""
     model = io.BytesIO()
     spm.SentencePieceTrainer.train(
         sentence_iterator=(grammar.story("train", i)[0] for i in range(N_TOKENIZER_STORIES)),
@@ -58,9 +58,9 @@ def train_tokenizer(vocab_size: int) -> spm.SentencePieceProcessor:
 
 
 def batches(tokenizer: spm.SentencePieceProcessor, n_steps: int):
-    """Rows of SEQ + 1 tokens. A row begins at the start of a story and the next stories follow until it is full.
+    """Rows of SEQ + 1 tokens. A row begins with a story, and further stories follow until it is full.
 
-    So most stories are seen whole, at the positions that they have when the model is used. No story comes twice.
+    So most stories are seen whole, at the positions that they have in inference. No story repeats.
     """
     index = 0
     for _ in range(n_steps):
@@ -98,7 +98,7 @@ def train(cfg: Config, tokenizer: spm.SentencePieceProcessor, n_steps: int):
 
 
 def write_gguf(path: Path, cfg: Config, params, tokenizer: spm.SentencePieceProcessor) -> dict[str, np.ndarray]:
-    """Writes the file and returns the weights as a reader of it will see them, float32.
+    """Writes the file and returns the weights as read back from it, in float32.
 
     Matrices become Q8_0. The output matrix is the embedding, so the file has no `output.weight`.
     """
@@ -162,7 +162,7 @@ def write_gguf(path: Path, cfg: Config, params, tokenizer: spm.SentencePieceProc
 
 
 def held_out(cfg: Config, tokenizer: spm.SentencePieceProcessor, params) -> tuple[float, float, float]:
-    """Nats per token, each story on its own, and per character; and the nats per token that the grammar's choices cost."""
+    """Nats per token, each story alone, and per character; and the nats per token of the grammar's choices."""
 
     @jax.jit
     def story_loss(params, tokens, mask):

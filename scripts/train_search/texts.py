@@ -1,15 +1,15 @@
-"""Pairs of a query and the passage that answers it: from WordNet to train on, from other texts to see what is left there."""
+"""Pairs of a query and its passage: from WordNet for training, from other texts to test generalisation."""
 
 import ast
 import re
 import sysconfig
 from pathlib import Path
 
-# Synsets of each kind: as many texts as one thread makes vectors of in ten minutes.
+# Synsets of each kind: texts that one thread embeds in ten minutes.
 N_EXAMPLES, N_WORDS, N_CLAUSES = 22_000, 26_000, 9_000
 KINDS = ["example", "words", "clause"]
 N_DOCSTRINGS = 1500
-PASSAGE_WORDS = 90  # as the demo page cuts texts
+PASSAGE_WORDS = 90  # as on the demo page
 
 
 def one_line(text: str) -> str:
@@ -17,7 +17,7 @@ def one_line(text: str) -> str:
 
 
 def synsets(folder: Path):
-    """Words, definition and examples of each synset; the files are described in wndb(5WN)."""
+    """Words, definition and examples of each synset; wndb(5WN) describes the files."""
     for part in ["noun", "verb", "adj", "adv"]:
         for line in (folder / f"data.{part}").read_text("latin-1").splitlines():
             if line.startswith("  "):  # the licence
@@ -30,7 +30,7 @@ def synsets(folder: Path):
 
 
 def wordnet(folder: Path, rng) -> list[tuple[str, str, str]]:
-    """(kind, query, passage), one for each of a sample of synsets; no passage and no query comes twice.
+    """(kind, query, passage), one per synset of a sample; passages and queries are unique.
 
     example  an example sentence -> the definition
     words    the synset's words -> the definition
@@ -59,7 +59,7 @@ def wordnet(folder: Path, rng) -> list[tuple[str, str, str]]:
 
 
 def documents(root: Path) -> tuple[list[str], list[str], list[int]]:
-    """Of each paragraph in the project's documents, every second sentence as a query and the others as a passage."""
+    """For each paragraph in the project's documents, every second sentence as a query and the others as a passage."""
     queries, passages, own = [], [], []
     files = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "npm/README.md", "examples/ray/README.md"]
     for name in [*files, "scripts/train_builtin/README.md"]:
@@ -76,7 +76,7 @@ def documents(root: Path) -> tuple[list[str], list[str], list[int]]:
 
 
 def docstrings(rng) -> tuple[list[str], list[str], list[int]]:
-    """First lines of docstrings of Python's own library, and the paragraph behind each."""
+    """First lines of docstrings in Python's own library, and the paragraph after each."""
     pairs, seen = [], set()
     for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
         if {"site-packages", "dist-packages", "test", "tests"} & set(path.parts):

@@ -2,8 +2,8 @@
 
     python scripts/train_search/train.py --tilewright target/release/tilewright --encoder FOLDER
 
-Sampled softmax with in-batch and further negatives, Adam, one thread and one seed: one machine makes the same file each
-time. See README.md beside this file.
+Sampled softmax with in-batch and further negatives, Adam, one thread and one seed: one machine produces the same file
+each time. See README.md beside this file.
 """
 
 import argparse
@@ -25,11 +25,11 @@ import texts
 ROOT = Path(__file__).resolve().parents[2]
 TEXT_SEED, SEED = 1, 7
 WIDTH = 384  # of the encoder's vectors
-N, M, D, H = 4, 4, 96, 32  # components of a query and an item, their size, hidden numbers of each part of the gate
+N, M, D, H = 4, 4, 96, 32  # components of a query and an item, their size, hidden units in each part of the gate
 P, TAU, EPS = N * M, 0.05, 1e-6
-BATCH, EXTRA, STEPS = 256, 256, 500  # pairs of a step, further passages
-RATE, GATE_RATE, WARM_UP = 2e-4, 2e-3, 100  # of Adam for components and the gate; steps
-N_QUERIES = 1000  # that are held against all passages
+BATCH, EXTRA, STEPS = 256, 256, 500  # pairs per step, further passages
+RATE, GATE_RATE, WARM_UP = 2e-4, 2e-3, 100  # Adam's for components and the gate; steps
+N_QUERIES = 1000  # compared with all passages
 NAMES = {
     "f_w": "_query_embeddings_fn._query_emb_proj_module.1.weight",
     "f_b": "_query_embeddings_fn._query_emb_proj_module.1.bias",
@@ -49,7 +49,7 @@ NAMES = {
 
 
 def embed(args, lines: list[str]) -> np.ndarray:
-    """Vectors of texts, `[n, WIDTH]`, by tilewright; kept in a folder, because they take most of the time."""
+    """Vectors of texts, `[n, WIDTH]`, by tilewright; cached in a folder, since they take most of the time."""
     key = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
     path = args.cache / f"{key}.npy"
     if not path.exists():
@@ -69,10 +69,10 @@ def silu(z):
 
 
 def start(vectors, rng):
-    """Weights whose score is close to the cosine.
+    """Initial weights whose score is close to the cosine.
 
-    Components are slices of the principal directions of the vectors, dealt out in turn so that each slice has about the
-    same share of a vector's length, and the gate begins with the pairs of like slices.
+    Components are slices of the vectors' principal directions, assigned in turn so that each slice has about the same
+    share of a vector's length, and the gate starts with the pairs of equal slices.
     """
     values, directions = np.linalg.eigh((vectors.T @ vectors).astype(np.float64))
     order = np.argsort(-values)[: N * D]
@@ -89,20 +89,20 @@ def start(vectors, rng):
 
 
 def encode(w, vectors, side):
-    """Components of length one, `[N, n, D]`, and their lengths before."""
+    """Unit components, `[N, n, D]`, and their previous lengths."""
     x = (vectors @ w[f"{side}_w"].T + w[f"{side}_b"]).reshape(len(vectors), -1, D).transpose(1, 0, 2)
     norm = np.maximum(np.sqrt((x * x).sum(-1, keepdims=True)), EPS)
     return x / norm, norm
 
 
 def gate(w, vectors, side):
-    """A part of the gate that sees one side alone, `[P, n]`, its hidden numbers and their slopes."""
+    """A gate part with one side as input, `[P, n]`, its hidden units and their slopes."""
     hidden, slope = silu(vectors @ w[f"{side}1"].T + w[f"{side}1b"])
     return w[f"{side}2"] @ hidden.T, hidden, slope
 
 
 def mixture(w, f, a, g, b):
-    """Logits, what the gate's layers give, and scores, `[n queries, n items]`; pairs come first everywhere else."""
+    """Logits, outputs of the gate's layers, and scores, `[n queries, n items]`; elsewhere pairs come first."""
     shape = (P, f.shape[1], g.shape[1])
     l = np.stack([f[n] @ g[m].T for n in range(N) for m in range(M)]) / TAU
     hidden, slope = silu(w["c1"] @ l.reshape(P, -1) + w["c1b"][:, None])
@@ -114,7 +114,7 @@ def mixture(w, f, a, g, b):
 
 
 def step(w, q, x):
-    """The loss of a batch in which passage i answers query i and none of the others, and its gradient by hand."""
+    """Loss of a batch in which passage i answers only query i, and its hand-written gradient."""
     n_q, n_x = len(q), len(x)
     (f, f_norm), (g, g_norm) = encode(w, q, "f"), encode(w, x, "g")
     (a, a_h, a_slope), (b, b_h, b_slope) = gate(w, q, "a"), gate(w, x, "b")
@@ -147,7 +147,7 @@ def step(w, q, x):
 
 
 def check_gradient(w, q, x, rng):
-    """The gradient against differences, for a few numbers of each weight."""
+    """Compares the gradient with finite differences, for a few elements of each weight."""
     w = {name: value + 0.02 * rng.normal(size=value.shape) for name, value in w.items()}
     q, x = q.astype(np.float64), x.astype(np.float64)
     _, grad = step(w, q, x)
@@ -186,12 +186,12 @@ def train(w, queries, passages, rng):
 
 
 def stored(w):
-    """Weights as the file has them."""
+    """Weights in the file's layout."""
     return {name: value.astype(np.float16).astype(np.float32) for name, value in w.items()}
 
 
 def export(w, path):
-    """Writes the file that `MolWeights` reads."""
+    """Writes the file for `MolWeights`."""
     header, data = {"__metadata__": {
         "model": "all-MiniLM-L6-v2",
         "mol.query_components": str(N), "mol.item_components": str(M), "mol.temperature": str(TAU), "mol.eps": str(EPS),
@@ -218,7 +218,7 @@ def refer(w, queries, passages, path):
 
 
 def mixture_scores(w, queries, passages):
-    """Scores in blocks that fit a cache."""
+    """Scores in blocks that fit in the CPU's cache."""
     (f, _), (a, *_) = encode(w, queries, "f"), gate(w, queries, "a")
     (g, _), (b, *_) = encode(w, passages, "g"), gate(w, passages, "b")
     score = np.empty((len(queries), len(passages)), queries.dtype)
@@ -230,7 +230,7 @@ def mixture_scores(w, queries, passages):
 
 
 def measures(score, own):
-    """Hit rates at 1, 10 and 50 and the mean reciprocal rank, `own` being the places of the right passages."""
+    """Hit rates at 1, 10 and 50 and the mean reciprocal rank; `own` holds the indices of the right passages."""
     rank = 1 + (score > score[np.arange(len(own)), own][:, None]).sum(1)
     return [*((rank <= k).mean() for k in [1, 10, 50]), (1 / rank).mean()]
 

@@ -8,14 +8,14 @@
 // g * share + r % share of token r / share, with share = H / Hkv. The T * share rows of a head read the same keys.
 #import paged
 
-struct Params {
+struct AttentionParams {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
     capacity: u32, window: u32, scale: f32, soft_cap: f32,       // window, soft_cap 0: none
     flags: u32, splits: u32, step: u32, first_group: u32,
     query_stride: u32, key_stride: u32, head_stride: u32, n_tiles: u32, // in quads, or in units of a cache's rows
     query_start: u32, key_start: u32, value_start: u32, slots: u32,
     rot_dims: u32, style: u32, eps: f32, query_row: u32, // what decoding makes of a projection; see `turn`
-    norm: u32, row_words: u32, pad_a: u32, pad_b: u32,   // norm: for the CPU, which knows no overrides; row_words: see `rows`
+    row_words: u32, _pad0: u32, _pad1: u32, _pad2: u32,          // see `rows`
 }
 
 // Stands for minus infinity, which WGSL cannot write.

@@ -1,6 +1,6 @@
-// What `matmul`, `matvec` and their kin are told; mirrored by `LinearParams` in `src/kernels/linear.rs`.
+// What `matmul`, `matvec` and their kin are told; `LinearParams` in Rust as well.
 
-struct Params {
+struct LinearParams {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K
     w_scales: u32, y_start: u32, y_stride: u32, flags: u32,
     eps: f32, split_blocks: u32, first_group: u32, _pad: u32,

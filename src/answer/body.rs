@@ -1,12 +1,12 @@
-//! Where a call ends: scanners that see it character by character, however it was cut.
+//! Scanners that find the end of a call character by character.
 
 use super::format::Format;
 use super::values::GEMMA_QUOTE;
 
-/// Lists and objects in each other. Real tools need a handful, and serde_json stops at 128.
+/// Maximum nesting. Real tools need a few levels, and serde_json stops at 128.
 const MAX_DEPTH: usize = 64;
 
-/// A call's name, with what belongs to it before its arguments.
+/// Maximum length of a call's name and the syntax before its arguments.
 const MAX_HEAD_BYTES: usize = 256;
 
 const FUNCTION: &str = "<function=";
@@ -14,71 +14,71 @@ const PARAMETER: &str = "<parameter=";
 const VALUE_END: &str = "</parameter>";
 const FUNCTION_END: &str = "</function>";
 
-/// What a character does to a scanner.
+/// A character's effect on a scanner.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum ScanStep {
     More,
-    /// The call is complete with it.
+    /// The character completes the call.
     Done,
-    /// It cannot stand here: what would be expected. So many bytes before it belong to what it begins.
-    Bad(&'static str, usize),
+    /// An invalid character: what was expected, and how many bytes before it to parse again.
+    Invalid(&'static str, usize),
 }
 
 /// Finds the end of a call.
 #[derive(Debug, Clone)]
 pub enum Scan {
-    /// Before its first character.
+    /// Before the first character.
     Begin(Format),
-    /// JSON, Gemma's notation or literals of Python: strings and brackets.
+    /// JSON, Gemma's notation or Python literals: strings and brackets.
     Nested(Nested),
-    /// `NAME`, `call:NAME`, `NAME.call` or `NAME[CALL_ID]id[ARGS]` up to a bracket, where its arguments begin.
+    /// `NAME`, `call:NAME`, `NAME.call` or `NAME[CALL_ID]id[ARGS]`, up to the bracket that opens the arguments.
     Head(Format, usize),
     /// Tags of functions and parameters.
     Xml(Xml),
 }
 
-/// Brackets that are open, and the string that is.
+/// Open brackets and the open string.
 #[derive(Debug, Clone)]
 pub struct Nested {
-    kind: Kind,
+    kind: BodySyntax,
     open: Vec<char>,
-    /// How the string ends in which it is.
+    /// The end of the open string.
     string: Option<&'static str>,
     escaped: bool,
-    /// The beginning of Gemma's quote.
+    /// Matched bytes of Gemma's quote.
     tag: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum BodySyntax {
     Json,
     Gemma,
     Python,
 }
 
-/// Where it is among the tags, with what came of the tag in progress.
+/// State between tags, with the current tag's text.
 #[derive(Debug, Clone)]
 pub enum Xml {
     /// In the name of a function or parameter.
     Name(usize),
     Between(String),
-    /// The last bytes of a value, at most as many as the tag that ends it has.
+    /// The end of a value, at most as long as its closing tag.
     Value(String),
 }
 
 impl Scan {
-    /// A scanner for a call with a mark in front of it.
+    /// A scanner for a call after its mark.
     pub fn new(format: Format) -> Self {
         Scan::Begin(format)
     }
 
-    /// One for a call whose `<function=` has been read.
+    /// A scanner for a call after `<function=`.
     pub fn function() -> Self {
         Scan::Xml(Xml::Name(0))
     }
 
-    /// Whether any text may stand here, be it the name of a mark.
-    pub fn is_in_text(&self) -> bool {
+    /// Whether any text is valid here, including marks.
+    pub fn is_in_string(&self) -> bool {
         match self {
             Scan::Nested(nested) => nested.string.is_some(),
             Scan::Xml(Xml::Value(_)) => true,
@@ -86,7 +86,7 @@ impl Scan {
         }
     }
 
-    pub fn step(&mut self, c: char) -> Step {
+    pub fn step(&mut self, c: char) -> ScanStep {
         match self {
             Scan::Begin(format) => {
                 let format = *format;
@@ -97,32 +97,32 @@ impl Scan {
                 *len += c.len_utf8();
                 let named = c.is_alphanumeric() || "_-.:/".contains(c);
                 let kind = match (*format, c) {
-                    (Format::Gemma4, '{') => Kind::Gemma,
-                    (Format::Mistral, '{') => Kind::Json,
-                    (Format::Llama3, '(') => Kind::Python,
-                    (Format::Mistral, '[' | ']' | ' ') if *len <= MAX_HEAD_BYTES => return Step::More,
-                    _ if named && *len <= MAX_HEAD_BYTES => return Step::More,
-                    _ => return Step::Bad("a name and its arguments", 0),
+                    (Format::Gemma4, '{') => BodySyntax::Gemma,
+                    (Format::Mistral, '{') => BodySyntax::Json,
+                    (Format::Llama3, '(') => BodySyntax::Python,
+                    (Format::Mistral, '[' | ']' | ' ') if *len <= MAX_HEAD_BYTES => return ScanStep::More,
+                    _ if named && *len <= MAX_HEAD_BYTES => return ScanStep::More,
+                    _ => return ScanStep::Invalid("a name and its arguments", 0),
                 };
                 *self = Scan::Nested(Nested::new(kind, c));
-                Step::More
+                ScanStep::More
             }
             Scan::Xml(xml) => xml.step(c),
         }
     }
 
-    fn begin(&mut self, format: Format, c: char) -> Step {
+    fn begin(&mut self, format: Format, c: char) -> ScanStep {
         if c.is_whitespace() {
-            return Step::More;
+            return ScanStep::More;
         }
         let (next, expected) = match (format, c) {
-            (Format::Lfm2, '[') => (Some(Scan::Nested(Nested::new(Kind::Python, c))), ""),
+            (Format::Lfm2, '[') => (Some(Scan::Nested(Nested::new(BodySyntax::Python, c))), ""),
             (Format::Lfm2, _) => (None, "a list in brackets"),
             (Format::Gemma4, 'c') => (Some(Scan::Head(format, 1)), ""),
             (Format::Gemma4, _) => (None, "`call:`"),
             (Format::Hermes | Format::Xml, '<') => (Some(Scan::Xml(Xml::Between(c.into()))), ""),
             (Format::Harmony | Format::Llama3, '[') => (None, "a JSON object"),
-            (_, '{' | '[') => (Some(Scan::Nested(Nested::new(Kind::Json, c))), ""),
+            (_, '{' | '[') => (Some(Scan::Nested(Nested::new(BodySyntax::Json, c))), ""),
             (Format::Llama3 | Format::Mistral, _) if c.is_alphanumeric() || c == '_' => {
                 (Some(Scan::Head(format, c.len_utf8())), "")
             }
@@ -131,38 +131,38 @@ impl Scan {
         match next {
             Some(next) => {
                 *self = next;
-                Step::More
+                ScanStep::More
             }
-            None => Step::Bad(expected, 0),
+            None => ScanStep::Invalid(expected, 0),
         }
     }
 }
 
 impl Nested {
-    fn new(kind: Kind, first: char) -> Self {
+    fn new(kind: BodySyntax, first: char) -> Self {
         Nested { kind, open: vec![first], string: None, escaped: false, tag: 0 }
     }
 
-    fn step(&mut self, c: char) -> Step {
+    fn step(&mut self, c: char) -> ScanStep {
         if let Some(end) = self.string {
             return self.in_string(c, end);
         }
-        if self.tag > 0 || (self.kind == Kind::Gemma && c == '<') {
+        if self.tag > 0 || (self.kind == BodySyntax::Gemma && c == '<') {
             if GEMMA_QUOTE.get(self.tag..).is_some_and(|rest| rest.starts_with(c)) {
                 self.tag += 1;
                 if self.tag == GEMMA_QUOTE.len() {
                     self.tag = 0;
                     self.string = Some(GEMMA_QUOTE);
                 }
-                return Step::More;
+                return ScanStep::More;
             }
-            return Step::Bad("a value", self.tag);
+            return ScanStep::Invalid("a value", self.tag);
         }
         match c {
             '"' => self.string = Some("\""),
-            '\'' if self.kind == Kind::Python => self.string = Some("'"),
+            '\'' if self.kind == BodySyntax::Python => self.string = Some("'"),
             '{' | '[' => return self.open(c),
-            '(' if self.kind == Kind::Python => return self.open(c),
+            '(' if self.kind == BodySyntax::Python => return self.open(c),
             '}' | ']' | ')' => {
                 let opened = match c {
                     '}' => '{',
@@ -170,35 +170,35 @@ impl Nested {
                     _ => '(',
                 };
                 if self.open.last() != Some(&opened) {
-                    return Step::Bad("a bracket that closes the last one", 0);
+                    return ScanStep::Invalid("a bracket that closes the innermost one", 0);
                 }
                 self.open.pop();
                 if self.open.is_empty() {
-                    return Step::Done;
+                    return ScanStep::Done;
                 }
             }
             ',' | ':' | '+' | '-' | '.' => {}
             _ if c.is_ascii_whitespace() || c.is_ascii_alphanumeric() => {}
-            // Keys without quotes.
-            '_' | '$' | '/' | '@' | '#' if self.kind != Kind::Json => {}
-            '=' if self.kind == Kind::Python => {}
-            _ if self.kind != Kind::Json && (c.is_alphanumeric() || c.is_whitespace()) => {}
-            _ => return Step::Bad("a value", 0),
+            // Unquoted keys.
+            '_' | '$' | '/' | '@' | '#' if self.kind != BodySyntax::Json => {}
+            '=' if self.kind == BodySyntax::Python => {}
+            _ if self.kind != BodySyntax::Json && (c.is_alphanumeric() || c.is_whitespace()) => {}
+            _ => return ScanStep::Invalid("a value", 0),
         }
-        Step::More
+        ScanStep::More
     }
 
-    fn open(&mut self, c: char) -> Step {
+    fn open(&mut self, c: char) -> ScanStep {
         if self.open.len() >= MAX_DEPTH {
-            return Step::Bad("at most 64 lists and objects in each other", 0);
+            return ScanStep::Invalid("at most 64 nested lists and objects", 0);
         }
         self.open.push(c);
-        Step::More
+        ScanStep::More
     }
 
-    fn in_string(&mut self, c: char, end: &'static str) -> Step {
+    fn in_string(&mut self, c: char, end: &'static str) -> ScanStep {
         if end == GEMMA_QUOTE {
-            // Its first character stands nowhere else in it.
+            // Its first character occurs only at its start.
             let goes_on = end.get(self.tag..).is_some_and(|rest| rest.starts_with(c));
             self.tag = if goes_on { self.tag + 1 } else { usize::from(end.starts_with(c)) };
             if self.tag == end.len() {
@@ -211,29 +211,29 @@ impl Nested {
         } else if end.starts_with(c) {
             self.string = None;
         }
-        Step::More
+        ScanStep::More
     }
 }
 
 impl Xml {
-    fn step(&mut self, c: char) -> Step {
+    fn step(&mut self, c: char) -> ScanStep {
         match self {
             Xml::Name(len) => {
                 *len += c.len_utf8();
                 match c {
                     '>' if *len > 1 => *self = Xml::Between(String::new()),
-                    '<' | '>' | '\n' => return Step::Bad("a name and `>`", 0),
-                    _ if *len > MAX_HEAD_BYTES => return Step::Bad("a name of at most 256 bytes", 0),
+                    '<' | '>' | '\n' => return ScanStep::Invalid("a name and `>`", 0),
+                    _ if *len > MAX_HEAD_BYTES => return ScanStep::Invalid("a name of at most 256 bytes", 0),
                     _ => {}
                 }
             }
             Xml::Between(tag) => {
                 if tag.is_empty() && c.is_whitespace() {
-                    return Step::More;
+                    return ScanStep::More;
                 }
                 tag.push(c);
                 if tag == FUNCTION_END {
-                    return Step::Done;
+                    return ScanStep::Done;
                 }
                 if tag == FUNCTION {
                     *self = Xml::Name(0);
@@ -241,22 +241,23 @@ impl Xml {
                     // A parameter's value follows its name.
                     *self = Xml::Value(PARAMETER.into());
                 } else if ![FUNCTION, PARAMETER, FUNCTION_END].iter().any(|whole| whole.starts_with(tag.as_str())) {
-                    return Step::Bad("`<parameter=` or `</function>`", tag.len() - c.len_utf8());
+                    return ScanStep::Invalid("`<parameter=` or `</function>`", tag.len() - c.len_utf8());
                 }
             }
             Xml::Value(last) => {
                 last.push(c);
-                // A value that is not closed ends at the next tag that begins a line: Qwen3-Coder leaves the end out at times.
+                // An unclosed value ends at the next tag at the start of a line: Qwen3-Coder may omit the closing
+                // tag.
                 if last.ends_with(VALUE_END) {
                     *self = Xml::Between(String::new());
                 } else if last.ends_with("\n</function>") {
-                    return Step::Done;
+                    return ScanStep::Done;
                 } else if last.len() > 64 {
                     let from = (last.len() - VALUE_END.len()..).find(|&at| last.is_char_boundary(at));
                     last.drain(..from.unwrap_or_default());
                 }
             }
         }
-        Step::More
+        ScanStep::More
     }
 }

@@ -1,6 +1,6 @@
-//! Which formats there are, their marks, and how a format is found.
+//! The formats, their marks, and detection of a format.
 
-/// How a family of models writes thinking and tool calls.
+/// A model family's format of reasoning and tool calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
     /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen 2.5 and 3, Granite 4 and many others.
@@ -8,21 +8,21 @@ pub enum Format {
     /// `<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5,
     /// Nemotron 3.
     Xml,
-    /// `{"name": ..., "parameters": {...}}`, with or without `<|python_tag|>`, and `<|python_tag|>NAME.call(key="value")`.
+    /// `{"name": ..., "parameters": {...}}`, `<|python_tag|>` optional, and `<|python_tag|>NAME.call(key="value")`.
     Llama3,
     /// `[TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}]` and `[TOOL_CALLS]NAME[CALL_ID]id[ARGS]{...}`.
     Mistral,
-    /// `<|tool_call>call:NAME{key:<|"|>value<|"|>}<tool_call|>`, thinking in `<|channel>thought`.
+    /// `<|tool_call>call:NAME{key:<|"|>value<|"|>}<tool_call|>`, reasoning in `<|channel>thought`.
     Gemma4,
     /// OpenAI's harmony: channels `analysis`, `commentary` and `final`, calls as messages `to=functions.NAME`.
     Harmony,
-    /// `<|tool_call_start|>[NAME(key="value")]<|tool_call_end|>`, with literals of Python.
+    /// `<|tool_call_start|>[NAME(key="value")]<|tool_call_end|>`, with Python literals.
     Lfm2,
     /// `<|tool_call|>[{"name": ..., "arguments": {...}}]`: Granite 3.
     Granite,
-    /// `{"name": ..., "arguments": {...}}` or a list of them as a whole answer, for models that were taught no format.
+    /// `{"name": ..., "arguments": {...}}` or a list of them as a whole answer, for models trained without a format.
     Json,
-    /// Thinking alone: a format of calls that is not known here.
+    /// Reasoning only: tool calls in an unknown format.
     Plain,
 }
 
@@ -41,7 +41,7 @@ impl Format {
         Format::Plain,
     ];
 
-    /// A short name, the one that [`Format::from_name`] takes.
+    /// The short name that [`Format::from_name`] accepts.
     pub fn name(self) -> &'static str {
         match self {
             Format::Hermes => "hermes",
@@ -57,16 +57,15 @@ impl Format {
         }
     }
 
-    /// The format of that name.
+    /// The format with a name.
     pub fn from_name(name: &str) -> Option<Self> {
         Format::ALL.into_iter().find(|format| format.name() == name)
     }
 
-    /// The format that a chat template writes, or else, for a template that knows no tools, the one that the special tokens
-    /// of a vocabulary are for. A template that has tools in a form that is not known is [`Format::Plain`]; without any
-    /// sign it is [`Format::Json`].
+    /// The format of a chat template, or, for a template without tools, the one of the vocabulary's special tokens. A
+    /// template with unknown tool syntax is [`Format::Plain`]; without any sign it is [`Format::Json`].
     pub fn detect(template: &str, has_token: impl Fn(&str) -> bool) -> Self {
-        // Signs of which a template has all; the first that fits is taken, so those that others also have come last.
+        // A template has all signs of its entry; the first match counts, so shared signs are last.
         const SIGNS: [(Format, &[&str]); 14] = [
             (Format::Harmony, &["<|channel|>", "<|message|>", "<|call|>"]),
             (Format::Gemma4, &["<|tool_call>"]),
@@ -75,10 +74,10 @@ impl Format {
             (Format::Lfm2, &["<|tool_list_start|>"]),
             (Format::Lfm2, &["List of tools: [", "keep_past_thinking"]),
             (Format::Granite, &["<|tool_call|>"]),
-            // Qwen's words with other marks, which are not read.
+            // Qwen's prompt with other marks, which are not supported.
             (Format::Plain, &["seed:tool_call"]),
             (Format::Xml, &["<tool_call>", "<function=", "<parameter="]),
-            // Functionary: JSON in tags of its own.
+            // Functionary: JSON in its own tags.
             (Format::Plain, &["<function="]),
             (Format::Hermes, &["<tool_call>", "name", "\"arguments\""]),
             (Format::Hermes, &["<tool_call>", "name", "\\\"arguments\\\""]),
@@ -104,7 +103,7 @@ impl Format {
         TOKENS.iter().find(|(_, token)| has_token(token)).map_or(Format::Json, |(format, _)| *format)
     }
 
-    /// Whether an answer may be a call with no mark in front of it.
+    /// Whether a call may have no mark before it.
     pub(crate) fn is_bare(self) -> bool {
         matches!(self, Format::Llama3 | Format::Json)
     }
@@ -117,10 +116,10 @@ impl Format {
             THINK[1],
             ("<tool_call>", Mark::CallOpen),
             ("</tool_call>", Mark::CallClose),
-            // Apriel's, with a list between them.
+            // Apriel's, around a list.
             ("<tool_calls>", Mark::CallOpen),
             ("</tool_calls>", Mark::CallClose),
-            // Qwen3-Coder leaves `<tool_call>` out at times.
+            // Qwen3-Coder may omit `<tool_call>`.
             ("<function=", Mark::Function),
         ];
         match self {
@@ -161,7 +160,7 @@ impl Format {
                 ("</tool_call>", Mark::CallClose),
                 // Phi-4-mini's.
                 ("<|/tool_call|>", Mark::CallClose),
-                // Granite 3.3 puts its answer between them after a thought.
+                // Granite 3.3's, around the answer after reasoning.
                 ("<response>", Mark::Silent),
                 ("</response>", Mark::Silent),
             ],
@@ -177,22 +176,22 @@ impl std::fmt::Display for Format {
     }
 }
 
-/// What a mark does.
+/// A mark's meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mark {
     ThinkOpen,
     ThinkClose,
     CallOpen,
     CallClose,
-    /// Begins a call, and is itself part of it.
+    /// Starts a call and is part of it.
     Function,
-    /// Part of a call or a header, where it is read as text.
+    /// Part of a call or a header, parsed as text there.
     Inner,
-    /// Stands around the answer and says nothing.
+    /// Around the answer, without meaning.
     Silent,
-    /// Begins a message of harmony.
+    /// Starts a harmony message.
     Start,
-    /// Begins the name of a channel.
+    /// Starts a channel's name.
     Channel,
     /// Ends a header.
     Message,

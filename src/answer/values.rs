@@ -1,4 +1,4 @@
-//! What a complete call says: JSON, Gemma's notation, tags, literals of Python.
+//! Parses complete calls: JSON, Gemma's notation, tags, Python literals.
 
 use std::collections::HashMap;
 
@@ -13,10 +13,10 @@ pub const GEMMA_QUOTE: &str = "<|\"|>";
 /// What was expected, and what was found.
 pub type Wrong = (String, String);
 
-/// The types of a tool's parameters, by tool and parameter: the `type` of each property in its schema.
+/// Types of parameters by tool and name: the `type` of each property in the schema.
 pub type Types = HashMap<String, HashMap<String, Json>>;
 
-/// The types in a list of tools, each `{"type": "function", "function": {...}}` or what stands in `function` alone.
+/// The types of tools, each `{"type": "function", "function": {...}}` or only the `function` object.
 pub fn types_of(tools: &[Json]) -> Types {
     let described = tools.iter().filter_map(|tool| {
         let tool = tool.get("function").unwrap_or(tool);
@@ -28,17 +28,17 @@ pub fn types_of(tools: &[Json]) -> Types {
     described.collect()
 }
 
-/// The calls of a complete text.
+/// The calls in a complete text.
 pub fn parse(format: Format, raw: &str, types: Option<&Types>) -> Result<Vec<ToolCall>, Wrong> {
     let raw = raw.trim();
     match format {
         Format::Hermes | Format::Xml if raw.starts_with('<') => xml(raw, types).map(|call| vec![call]),
         Format::Lfm2 if !raw.trim_start_matches('[').trim_start().starts_with('{') => {
-            let mut reader = Reader::new(raw, Notation::Python);
+            let mut reader = ValueParser::new(raw, ValueNotation::Python);
             reader.calls()
         }
         Format::Llama3 if !raw.starts_with('{') => {
-            let mut reader = Reader::new(raw, Notation::Python);
+            let mut reader = ValueParser::new(raw, ValueNotation::Python);
             let mut call = reader.call()?;
             call.name.truncate(call.name.strip_suffix(".call").map_or(call.name.len(), str::len));
             Ok(vec![call])
@@ -47,7 +47,7 @@ pub fn parse(format: Format, raw: &str, types: Option<&Types>) -> Result<Vec<Too
             let (head, arguments) = raw.split_at(raw.find('{').unwrap_or(raw.len()));
             let name = head.strip_prefix("call:").filter(|name| !name.is_empty());
             let name = name.ok_or_else(|| wrong("`call:` and a name", head))?;
-            match Reader::new(arguments, Notation::Gemma).value()? {
+            match ValueParser::new(arguments, ValueNotation::Gemma).value()? {
                 Json::Object(arguments) => Ok(vec![ToolCall { name: name.into(), arguments, id: None }]),
                 other => Err(wrong("arguments in braces", &other.to_string())),
             }
@@ -63,7 +63,7 @@ pub fn parse(format: Format, raw: &str, types: Option<&Types>) -> Result<Vec<Too
     }
 }
 
-/// The arguments of a call, as an object or, as OpenAI's interface has them and models repeat, as a text with one in it.
+/// A call's arguments: an object or, as in OpenAI's interface, a string with one.
 pub fn arguments(value: Json) -> Result<Map<String, Json>, Wrong> {
     let value = match value {
         Json::String(text) => match serde_json::from_str(&text) {
@@ -78,7 +78,7 @@ pub fn arguments(value: Json) -> Result<Map<String, Json>, Wrong> {
     }
 }
 
-/// A call as JSON: `name`, then `arguments` or `parameters`, which may be missing where there are none.
+/// A call as JSON: `name`, and optionally `arguments` or `parameters`.
 fn call_of(value: Json) -> Result<ToolCall, Wrong> {
     let found = value.to_string();
     let Json::Object(mut call) = value else { return Err(wrong("a JSON object with a name", &found)) };
@@ -93,7 +93,7 @@ fn call_of(value: Json) -> Result<ToolCall, Wrong> {
     Ok(ToolCall { name, arguments, id })
 }
 
-/// `NAME[CALL_ID]id[ARGS]{...}`, the parts in brackets only where they are there.
+/// `NAME[CALL_ID]id[ARGS]{...}`, with optional parts in brackets.
 fn mistral(raw: &str) -> Result<ToolCall, Wrong> {
     let (head, given) = raw.split_at(raw.find('{').unwrap_or(raw.len()));
     let head = head.trim_end().strip_suffix("[ARGS]").unwrap_or(head).trim();
@@ -105,8 +105,8 @@ fn mistral(raw: &str) -> Result<ToolCall, Wrong> {
     Ok(ToolCall { name: name.into(), arguments: arguments(value)?, id })
 }
 
-/// `<function=NAME>` with its parameters. A value is the text between its tags, without the line breaks next to them. It
-/// is a string if the tool says so, or if it is no JSON: the template writes strings bare and all else as JSON.
+/// `<function=NAME>` with its parameters. A value is the text between its tags, without adjacent line breaks. It is a
+/// string if the tool says so, or if it is not JSON: the template writes strings bare and other values as JSON.
 fn xml(raw: &str, types: Option<&Types>) -> Result<ToolCall, Wrong> {
     let begun = raw.strip_prefix("<function=").and_then(|rest| rest.split_once('>'));
     let (name, mut rest) = begun.ok_or_else(|| wrong("`<function=NAME>`", raw))?;
@@ -117,13 +117,13 @@ fn xml(raw: &str, types: Option<&Types>) -> Result<ToolCall, Wrong> {
         let (value, behind) = after.split_at(at);
         rest = behind.strip_prefix("</parameter>").unwrap_or(behind);
         let value = value.strip_prefix('\n').unwrap_or(value);
-        // A line break before the end belongs to the tag; of the other two ends it is a part.
+        // A line break before this tag belongs to it; before the other two ends, to the value.
         let value = if end == "</parameter>" { value.strip_suffix('\n').unwrap_or(value) } else { value };
         let of_type = types.and_then(|types| types.get(key));
         let value = match of_type.and_then(Json::as_str) {
             Some("string") => Json::from(value),
             _ => match value.trim() {
-                // Some templates write these as Python does, and so do their models.
+                // Some templates write Python's names, and so do their models.
                 "True" => Json::Bool(true),
                 "False" => Json::Bool(false),
                 "None" => Json::Null,
@@ -138,7 +138,7 @@ fn xml(raw: &str, types: Option<&Types>) -> Result<ToolCall, Wrong> {
     }
 }
 
-/// Where a value ends, and with what.
+/// A value's end, and the tag there.
 fn value_end(text: &str) -> Option<(usize, &'static str)> {
     text.match_indices('<').find_map(|(at, _)| {
         if text.get(at..)?.starts_with("</parameter>") {
@@ -151,31 +151,31 @@ fn value_end(text: &str) -> Option<(usize, &'static str)> {
     })
 }
 
-/// What a problem says of a text: the beginning.
+/// An error with the start of the found text.
 fn wrong(expected: &str, found: &str) -> Wrong {
     (expected.into(), super::shortened(found))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Notation {
-    /// Keys bare or in Gemma's quotes, strings in those or, as models also write them, in plain ones.
+enum ValueNotation {
+    /// Keys bare or in Gemma's quotes; strings in those or, as models also write, in plain ones.
     Gemma,
     /// Calls `f(a=1)` and literals. <https://docs.python.org/3/reference/lexical_analysis.html#literals>
     Python,
 }
 
-/// Reads values from the left. The scanner has limited how deep they are.
-struct Reader<'t> {
+/// Parses values from left to right. The scanner limited their depth.
+struct ValueParser<'t> {
     rest: &'t str,
-    notation: Notation,
+    notation: ValueNotation,
 }
 
-impl<'t> Reader<'t> {
-    fn new(text: &'t str, notation: Notation) -> Self {
-        Reader { rest: text, notation }
+impl<'t> ValueParser<'t> {
+    fn new(text: &'t str, notation: ValueNotation) -> Self {
+        ValueParser { rest: text, notation }
     }
 
-    /// Skips white space, then `token` if it is there.
+    /// Skips white space, then `token` if it is next.
     fn skip(&mut self, token: &str) -> bool {
         self.rest = self.rest.trim_start();
         match self.rest.strip_prefix(token) {
@@ -263,7 +263,7 @@ impl<'t> Reader<'t> {
             "False" | "false" => Ok(Json::Bool(false)),
             "None" | "null" => Ok(Json::Null),
             word => {
-                // Python writes numbers that JSON does not, such as `1_000` and `.5`.
+                // Python allows numbers that JSON does not, such as `1_000` and `.5`.
                 let plain = || word.replace('_', "").parse::<f64>().ok().and_then(serde_json::Number::from_f64);
                 let number = serde_json::from_str(word).ok().or_else(plain);
                 number.map(Json::Number).ok_or_else(|| wrong("a value", word))
@@ -271,13 +271,13 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// What follows `{`.
+    /// An object after its `{`.
     fn object(&mut self) -> Result<Json, Wrong> {
         let mut fields = Map::new();
         while !self.skip("}") {
             let key = match self.string()? {
                 Some(key) => key,
-                None if self.notation == Notation::Gemma => self.word(&[':', ',', '}']).to_owned(),
+                None if self.notation == ValueNotation::Gemma => self.word(&[':', ',', '}']).to_owned(),
                 None => return Err(wrong("a key in quotes", self.rest)),
             };
             self.expect(":")?;
@@ -290,9 +290,9 @@ impl<'t> Reader<'t> {
         Ok(Json::Object(fields))
     }
 
-    /// A string, if one begins here.
+    /// A string, if one starts here.
     fn string(&mut self) -> Result<Option<String>, Wrong> {
-        if self.notation == Notation::Gemma {
+        if self.notation == ValueNotation::Gemma {
             if self.skip(GEMMA_QUOTE) {
                 let (text, rest) = self.rest.split_once(GEMMA_QUOTE).ok_or_else(|| wrong(GEMMA_QUOTE, self.rest))?;
                 self.rest = rest;
@@ -316,7 +316,7 @@ impl<'t> Reader<'t> {
                 text.push(c);
                 continue;
             }
-            let escaped = chars.next().ok_or_else(|| wrong("a character behind `\\`", ""))?;
+            let escaped = chars.next().ok_or_else(|| wrong("a character after `\\`", ""))?;
             match escaped {
                 'n' => text.push('\n'),
                 't' => text.push('\t'),
@@ -332,7 +332,7 @@ impl<'t> Reader<'t> {
                         _ => 8,
                     };
                     let mut code = hex(&mut chars, n)?;
-                    // JSON has characters outside the basic plane as two halves.
+                    // JSON writes characters outside the basic plane as surrogate pairs.
                     if (0xD800..0xDC00).contains(&code) && chars.as_str().starts_with("\\u") {
                         chars.nth(1);
                         let low = hex(&mut chars, 4)?;
@@ -340,7 +340,7 @@ impl<'t> Reader<'t> {
                     }
                     text.push(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER));
                 }
-                // As Python has it.
+                // As in Python.
                 other => text.extend(['\\', other]),
             }
         }
@@ -348,7 +348,7 @@ impl<'t> Reader<'t> {
     }
 }
 
-/// A number of so many digits.
+/// A number of `n` hexadecimal digits.
 fn hex(chars: &mut std::str::Chars<'_>, n: usize) -> Result<u32, Wrong> {
     let text = chars.as_str();
     let digits = text.get(..n).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));

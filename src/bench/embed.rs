@@ -1,4 +1,4 @@
-//! A text encoder on the roofline of a device: batches of texts, the fastest within limits, and what its pipeline gains.
+//! Benchmarks of a text encoder: its roofline, the fastest batch within limits, and the gain of its pipeline.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -10,32 +10,32 @@ use crate::model::{Block, ModelConfig, Transformer};
 use crate::tensor::Tensor;
 use crate::tuning::operands::words;
 
-/// Texts of a batch at most.
+/// Maximum texts per batch.
 pub const MAX_BATCH: usize = 1 << 16;
-/// Rounds over all texts that a rate is the median of, behind one that is not counted.
+/// Rounds over all texts for a median rate, after a warm-up round.
 const ROUNDS: usize = 5;
 
-/// The least that batches of an encoder need. Weights count by their size on the device, once for a batch; a layer reads
-/// and writes the inputs and outputs of its products, of attention and of the residual stream, each once. Norms, rotations
-/// and pooling are left out.
+/// Minimum work for an encoder's batches. Weights count by their size on the device, once per batch. A layer reads
+/// and writes each input and output of its products, of attention and of the residual stream once. Norms, rotations
+/// and pooling are ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncoderRoofline {
-    /// Bytes of the weights that every batch reads: all but the tables, of which a token reads a row.
+    /// Bytes of weights read in every batch: all but tables, of which a token reads one row.
     pub weights_bytes: u64,
-    /// Bytes for each token: its row of the token table, and what the layers read and write.
+    /// Bytes per token: its row of the token table, and the layers' reads and writes.
     pub token_bytes: u64,
     /// Bytes of a text's vector.
     pub text_bytes: u64,
-    /// Operations with the weights, for each token.
+    /// Operations with the weights, per token.
     pub token_flop: u64,
-    /// What keys and values take in each layer; their bytes are among those of the token.
+    /// Costs of keys and values in each layer; `token_bytes` includes their bytes.
     pub layers: Vec<KeyCosts>,
-    /// Whether a token sees those before it alone.
+    /// Whether a token only sees earlier ones.
     pub causal: bool,
 }
 
 impl EncoderRoofline {
-    /// The numbers of an encoder, which need not be allocated.
+    /// The roofline of an encoder, which need not be allocated.
     pub fn new(encoder: &Transformer) -> EncoderRoofline {
         let Transformer { config, weights, .. } = encoder;
         let bytes = |tensor: &Tensor| tensor.size_bytes();
@@ -43,7 +43,7 @@ impl EncoderRoofline {
         let tables = weights.positions.iter().chain(&weights.token_types);
         let tables_bytes = token_table + tables.map(bytes).sum::<u64>();
         let ModelConfig { dim, vocab_size, causal, ref blocks, .. } = *config;
-        // Two products read the residual stream, and two add to it, which is reading and writing.
+        // Two products read the residual stream, and two read and write it by adding to it.
         let activations = |block: &Block| {
             let Block { attention, feed_forward, .. } = block;
             u64::from(6 * dim + 2 * attention.qkv_dim() + 2 * attention.q_dim() + 2 * feed_forward.dim)
@@ -58,14 +58,14 @@ impl EncoderRoofline {
         }
     }
 
-    /// Bytes of a batch of texts of so many tokens each.
+    /// Bytes of a batch of texts with these numbers of tokens.
     pub fn bytes(&self, lengths: &[usize]) -> u64 {
         let n_tokens: usize = lengths.iter().sum();
         self.weights_bytes + self.token_bytes * n_tokens as u64 + self.text_bytes * lengths.len() as u64
     }
 
-    /// Operations of such a batch: a multiplication and an addition for each weight, and for each element of a key that is
-    /// seen and of its value.
+    /// Operations of such a batch: a multiplication and an addition per weight, and per element of each key and
+    /// value that is read.
     pub fn flop(&self, lengths: &[usize]) -> u64 {
         let of_text = |&len: &usize| {
             let len = len as u64;
@@ -75,42 +75,41 @@ impl EncoderRoofline {
         lengths.iter().map(of_text).sum()
     }
 
-    /// Keys that the tokens of a text see in a layer with such a window, added up.
+    /// Total keys seen by the tokens of a text in a layer with this window.
     fn seen(&self, len: u64, window: u64) -> u64 {
         let before: u64 = (1..window.min(len)).map(|distance| len - distance).sum();
         if self.causal { len + before } else { len + 2 * before }
     }
 }
 
-/// What takes the probes longer.
+/// The bottleneck by the probes' rates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
-    /// The bytes.
+    /// Bytes.
     Bandwidth,
-    /// The operations.
+    /// Operations.
     Operations,
 }
 
-/// Batches to measure.
+/// A measurement of batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmbedCase {
-    /// Texts of a batch.
+    /// Texts per batch.
     pub n_texts: usize,
-    /// Batches.
+    /// Number of batches.
     pub repetitions: usize,
 }
 
 impl EmbedCase {
-    /// Refuses what cannot be measured with so many texts: none of a batch may be there twice, since its tokens are
-    /// remembered.
+    /// Refuses an invalid case for `n_texts` texts: as tokens are cached, a batch must not repeat a text.
     ///
     /// # Errors
-    /// [`Error::Option`] naming the number that is out of range.
+    /// [`Error::Option`] with the number out of range.
     pub fn check(&self, n_texts: usize) -> Result<(), Error> {
         let most = n_texts.min(MAX_BATCH);
         if !(1..=most).contains(&self.n_texts) {
-            let expected = format!("1 to {most}, with {n_texts} texts in all");
+            let expected = format!("1 to {most}, with {n_texts} texts in total");
             return Err(Error::Option { option: "batch", expected, found: self.n_texts.to_string() });
         }
         if self.repetitions == 0 {
@@ -120,20 +119,20 @@ impl EmbedCase {
     }
 }
 
-/// Batches of one size. Counts, bytes and operations are those of a batch on average.
+/// Results of batches of one size. Counts, bytes and operations are averages per batch.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct EmbedRow {
-    /// Texts of a batch.
+    /// Texts per batch.
     pub n_texts: usize,
-    /// Its tokens.
+    /// Tokens per batch.
     pub n_tokens: f64,
-    /// Over rounds through the batches.
+    /// Over the rounds.
     pub texts_per_second: Spread,
-    /// Likewise.
+    /// Over the rounds.
     pub tokens_per_second: Spread,
-    /// Of a batch, from the call to its vectors.
+    /// Per batch, from the call to its vectors.
     pub latency_seconds: Percentiles,
-    /// Of a batch, by the median of the rates.
+    /// Per batch, from the median rate.
     pub seconds: f64,
     /// Kernels run.
     pub dispatches: f64,
@@ -141,41 +140,41 @@ pub struct EmbedRow {
     pub submits: f64,
     /// Reads by the host.
     pub reads: f64,
-    /// Bytes of these.
+    /// Bytes read by the host.
     pub bytes_read: f64,
-    /// Weights and the largest batch, as planned.
+    /// Planned bytes of weights and the largest batch.
     pub memory_bytes: u64,
-    /// By the [`EncoderRoofline`].
+    /// Minimum operations by the [`EncoderRoofline`].
     pub flop: f64,
-    /// By the [`EncoderRoofline`].
+    /// Minimum bytes by the [`EncoderRoofline`].
     pub bytes: f64,
-    /// Operations for each byte.
+    /// Operations per byte.
     pub intensity: f64,
-    /// Operations per second, by the rate of the multiplying probe.
+    /// Rate of operations relative to the multiply probe.
     pub flop_share: f64,
-    /// What takes the probes longer.
+    /// The bottleneck by the probes' rates.
     pub bound: Bound,
-    /// By the probes' rates: the longer of what bytes and operations take.
+    /// Minimum seconds by the probes' rates: the longer of bytes and operations.
     pub least_seconds: f64,
-    /// By [`predict`].
+    /// Predicted by [`predict`].
     pub predicted_seconds: Option<f64>,
 }
 
 impl EmbedRow {
-    /// The least time by the measured one.
+    /// The minimum time divided by the measured one.
     pub fn share(&self) -> f64 {
         self.least_seconds / self.seconds
     }
 
-    /// Whether it keeps to the limits.
+    /// Whether the row is within the limits.
     pub fn fits(&self, limits: &Limits) -> bool {
         limits.seconds.is_none_or(|limit| self.latency_seconds.p95 <= limit)
             && limits.bytes.is_none_or(|limit| self.memory_bytes <= limit)
     }
 }
 
-/// Measures batches of one size. If there are more of them in `texts` than repetitions, those that are taken are spread
-/// over all; each runs once before any is timed. No text's tokens or vector are known from before.
+/// Measures batches of one size. If `texts` has more batches than repetitions, those measured are spread over all.
+/// Each runs once before it is timed. Caches of tokens and vectors are cleared.
 ///
 /// # Errors
 /// Errors of [`EmbedCase::check`] and of [`Embedder::embed`].
@@ -211,7 +210,7 @@ pub async fn measure(
     let roofline = EncoderRoofline::new(embedder.encoder());
     let bytes = mean(lengths.iter().map(|lengths| roofline.bytes(lengths) as f64).sum());
     let flop = mean(lengths.iter().map(|lengths| roofline.flop(lengths) as f64).sum());
-    // A larger batch goes through in parts, one after the other.
+    // A larger batch is split.
     let most = n_tokens.into_iter().max().unwrap_or(1) as u32;
     let most = most.min(embedder.max_batch_tokens().max(embedder.max_tokens()));
 
@@ -246,8 +245,8 @@ pub async fn measure(
     })
 }
 
-/// Predicts the seconds of all rows by the line through the two with the fewest tokens: what a batch costs, and what each
-/// of its tokens does. There is no prediction if more tokens took no longer.
+/// Predicts the seconds of all rows by the line through the two with the fewest tokens: a fixed cost plus a cost per
+/// token. No prediction if more tokens took no longer.
 pub fn predict(rows: &mut [EmbedRow]) {
     let mut points: Vec<(f64, f64)> = rows.iter().map(|row| (row.n_tokens, row.seconds)).collect();
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -259,24 +258,24 @@ pub fn predict(rows: &mut [EmbedRow]) {
     }
 }
 
-/// The row with most texts per second among those that keep to the limits.
+/// The row with the highest texts per second within the limits.
 pub fn best<'a>(rows: &'a [EmbedRow], limits: &Limits) -> Option<&'a EmbedRow> {
     let rate = |row: &EmbedRow| row.texts_per_second.median;
     rows.iter().filter(|row| row.fits(limits)).max_by(|a, b| rate(a).total_cmp(&rate(b)))
 }
 
-/// Where the time goes when many texts are embedded in one call. Medians of rounds in turns.
+/// Breakdown of the time for embedding many texts in one call. Medians of interleaved rounds.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct EmbedParts {
-    /// Texts of the call.
+    /// Texts in the call.
     pub n_texts: usize,
-    /// Their tokens.
+    /// Tokens in the call.
     pub n_tokens: usize,
-    /// From texts to tokens alone.
+    /// Tokenizing only.
     pub tokenize_seconds: f64,
-    /// From tokens to vectors alone.
+    /// Computing vectors from tokens only.
     pub vectors_seconds: f64,
-    /// The call: less than both together if the host encodes while the device computes.
+    /// The whole call: less than the sum of both if the host encodes while the device computes.
     pub seconds: f64,
 }
 
@@ -307,22 +306,22 @@ impl EmbedParts {
     }
 }
 
-/// Many small batches with so many submissions in flight.
+/// Many small batches with a number of submissions in flight.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct FlightRow {
     /// [`EmbedOptions::in_flight`].
     pub in_flight: usize,
     /// Over the rounds.
     pub texts_per_second: Spread,
-    /// The median by that of the first row.
+    /// The median relative to the first row's.
     pub ratio: f64,
 }
 
-/// Tokens of the batches that [`measure_in_flight`] makes.
+/// Tokens per batch in [`measure_in_flight`].
 pub const FLIGHT_TOKENS: u32 = 256;
 
-/// Measures `texts` in one call, in batches of [`FLIGHT_TOKENS`], with each number of submissions in flight. `load` loads
-/// the encoder.
+/// Measures one call with `texts`, in batches of [`FLIGHT_TOKENS`], for each number of submissions in flight. `load`
+/// loads the encoder.
 ///
 /// # Errors
 /// Errors of `load` and of [`Embedder::embed`].
@@ -349,19 +348,19 @@ pub async fn measure_in_flight(
     Ok(rows)
 }
 
-/// Texts one at a time, the encoder loaded for each.
+/// A naive baseline: one text at a time, with the encoder loaded for each.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct Naive {
-    /// So many were measured.
+    /// Texts measured.
     pub n_texts: usize,
-    /// Loading included.
+    /// Including loading.
     pub texts_per_second: f64,
-    /// How many times as many an encoder embeds that is loaded once and has all texts in one call.
+    /// Speed-up of loading the encoder once and embedding all texts in one call.
     pub gain: f64,
 }
 
 impl Naive {
-    /// Measures the first of `texts`; `parts` says how long all take in one call. `load` loads the encoder.
+    /// Measures the first of `texts`; `parts` has the time of all in one call. `load` loads the encoder.
     ///
     /// # Errors
     /// Errors of `load` and of [`Embedder::embed`].
@@ -382,8 +381,8 @@ impl Naive {
     }
 }
 
-/// So many made-up texts of 3 to 60 words, as questions, titles and paragraphs have, always the same. Any 58 of them in a
-/// row have all lengths.
+/// `n` deterministic made-up texts of 3 to 60 words, like questions, titles and paragraphs. Any 58 consecutive ones
+/// have all lengths.
 pub fn made_up_texts(n: usize) -> Vec<String> {
     const WORDS: [&str; 64] = [
         "a", "about", "after", "all", "an", "and", "before", "behind", "blue", "bridge", "by", "carries", "city",
@@ -394,7 +393,7 @@ pub fn made_up_texts(n: usize) -> Vec<String> {
         "winter",
     ];
     const LENGTHS: usize = 58;
-    // 23 and 58 have no common divisor.
+    // 23 and 58 are coprime.
     let n_words = |i: usize| 3 + i * 23 % LENGTHS;
     let mut numbers = words((0..n).map(n_words).sum());
     let mut text = |i: usize| {
@@ -404,7 +403,7 @@ pub fn made_up_texts(n: usize) -> Vec<String> {
     (0..n).map(&mut text).collect()
 }
 
-/// Which batches are taken, if there are so many: each, or as many as may be, spread over all.
+/// The batches to measure: all, or `repetitions` of them spread evenly.
 fn spread(n_batches: usize, repetitions: usize) -> Vec<usize> {
     let n = n_batches.min(repetitions);
     (0..n).map(|i| i * n_batches / n).collect()
@@ -414,7 +413,7 @@ fn encode(embedder: &Embedder, texts: &[String], range: Range<usize>) -> Result<
     range.map(|i| embedder.encode(&texts[i]).map_err(|e| e.in_record(i))).collect()
 }
 
-/// Seconds of one call with these texts, of which nothing is known.
+/// Seconds of one call with these texts, with cleared caches.
 async fn seconds(embedder: &Embedder, texts: &[String]) -> Result<f64, Error> {
     forget(embedder)?;
     let start = Instant::now();
@@ -422,7 +421,7 @@ async fn seconds(embedder: &Embedder, texts: &[String]) -> Result<f64, Error> {
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Makes an encoder forget tokens and vectors of all texts.
+/// Clears an encoder's caches.
 fn forget(embedder: &Embedder) -> Result<(), Error> {
     embedder.encodings()?.clear();
     if let Some(vectors) = embedder.cached_vectors() {
@@ -441,7 +440,7 @@ mod tests {
         Attention, Between, FeedForward, NormKind, NormPlace, PositionTable, SourceTensor, WeightSource, Weights,
     };
 
-    /// Weights of an encoder whose matrices are of this type; its products have biases unless they are gated.
+    /// Weights of an encoder with matrices of this type; products have biases unless gated.
     struct Source(WeightType, ModelConfig);
 
     impl WeightSource for Source {
@@ -530,10 +529,10 @@ mod tests {
     }
 
     #[test]
-    fn roofline_of_a_known_encoder() {
-        // 384 x 1152 for queries, keys and values, 384 x 384 behind attention, twice 384 x 1536.
+    fn roofline_of_minilm_matches_hand_count() {
+        // 384 x 1152 for queries, keys and values, 384 x 384 after attention, twice 384 x 1536.
         let matrices = 6 * 1_769_472;
-        // Biases of the products, two norms in each layer, and the one of the embeddings.
+        // Biases of the products, two norms per layer, and the embeddings' norm.
         let vectors = 6 * (1152 + 384 + 1536 + 384 + 4 * 384) + 2 * 384;
         // Read 384, write 1152; read 1152, write 384; read 384 and 384, write 384; read 384, write 1536; read 1536 and
         // 384, write 384.
@@ -549,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn roofline_of_windows_and_groups() {
+    fn roofline_counts_sliding_windows_and_grouped_heads() {
         let block = |l: usize| {
             let mut block = minilm().blocks[0].clone();
             block.attention.n_kv_heads = 4;
@@ -602,7 +601,7 @@ mod tests {
         let best = |seconds, bytes| best(&rows, &Limits { seconds, bytes }).map(|row| row.n_texts);
         assert_eq!(best(None, None), Some(32));
         assert_eq!(best(Some(0.6), Some(3 << 20)), Some(32));
-        // By the 95th percentile, not by what a batch usually takes.
+        // By the 95th percentile, not the typical time.
         assert_eq!(best(Some(0.55), None), Some(8));
         assert_eq!(best(None, Some((3 << 20) - 1)), Some(8));
         assert_eq!(best(Some(0.55), Some(1 << 20)), Some(1));
@@ -611,8 +610,8 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_predicted_by_the_two_smallest() {
-        // 0.05 s for a batch and 0.01 s for each token.
+    fn batch_time_is_predicted_from_the_two_smallest() {
+        // 0.05 s per batch and 0.01 s per token.
         let mut rows = [row(8, 0.85, 1.0, 0), row(32, 4.0, 4.0, 0), row(1, 0.15, 0.2, 0)];
         predict(&mut rows);
         for (row, seconds) in rows.iter().zip([0.85, 3.25, 0.15]) {
@@ -628,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn made_up_texts_differ_and_have_all_lengths() {
+    fn generated_texts_are_distinct_and_cover_all_lengths() {
         let texts = made_up_texts(1000);
         assert_eq!(made_up_texts(10), texts[..10]);
         let distinct: std::collections::HashSet<&String> = texts.iter().collect();
@@ -641,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_spread_over_all_texts() {
+    fn measured_batches_are_spread_evenly_over_texts() {
         assert_eq!(spread(10, 4), [0, 2, 5, 7]);
         assert_eq!(spread(3, 50), [0, 1, 2]);
         let refused = |n_texts, repetitions| match (EmbedCase { n_texts, repetitions }).check(10) {

@@ -1,5 +1,5 @@
-//! Each kernel of a forward pass on its roofline. Functions that are called from few places are not inlined all the same:
-//! the future that all of it is part of in the WASM module would be several times as long.
+//! Each kernel of a forward pass and its roofline. Functions with few callers are not inlined: in the WASM module,
+//! the future around them would be several times as large.
 
 use super::{Effort, Probes, seconds};
 use crate::device::Device;
@@ -15,17 +15,17 @@ use crate::recording::{Recorder, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::operands::{input, keys, matrix, words};
 
-/// Weight types whose matrices are measured; ratios are to the first.
+/// Weight types to measure; ratios are relative to the first.
 pub(super) const WEIGHTS: [WeightType; 4] = [WeightType::F16, WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_K];
 
-/// Size of a head.
+/// Head size.
 const HEAD_DIM: u32 = 64;
 
-/// The shapes of a Llama model of a certain width, and the passes that are measured.
+/// Shapes of a Llama model of a given width, and sizes of its passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Shapes {
-    /// C, a multiple of 64. F is 2.75 C, heads have 64 elements, four query heads share a key/value head (if there are
-    /// as many), and V is 16 C.
+    /// C, a multiple of 64. F is 2.75 C, heads have 64 elements, four query heads share a key/value head (if there
+    /// are as many), and V is 16 C.
     pub dim: u32,
     /// T of the prefill pass.
     pub n_prompt: u32,
@@ -33,7 +33,7 @@ pub struct Shapes {
     pub n_cached: u32,
 }
 
-/// One kernel's result.
+/// Result of one kernel.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct KernelRow {
     /// Label of the shader variant, such as `matvec.Q4_0`.
@@ -42,57 +42,58 @@ pub struct KernelRow {
     pub operation: &'static str,
     /// T.
     pub n_tokens: u32,
-    /// Of one run, behind others of the same kernel on other operands.
+    /// Seconds per run, among runs of the same kernel on other operands.
     pub seconds: f64,
-    /// Each operand once.
+    /// Bytes of all operands, each once.
     pub bytes: u64,
     /// Multiplications and additions of matrix products.
     pub flop: u64,
-    /// The time that the probes would need for the longer of the two, by `seconds`.
+    /// The probes' time for the longer of bytes and operations, divided by `seconds`.
     pub share: f64,
-    /// Time with F16 weights by time with these; for matrix products alone.
+    /// Time with F16 weights divided by this time; matrix products only.
     pub vs_f16: Option<f64>,
 }
 
 impl KernelRow {
-    /// Whether operations take the probe longer than bytes.
+    /// Whether the probes take longer for operations than for bytes.
     pub fn is_compute_bound(&self, probes: &Probes) -> bool {
         probes.is_compute_bound(self.bytes as f64, self.flop as f64)
     }
 }
 
-/// What is measured, and with how much work at a time.
+/// What to measure, and the amount of work per run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan<'a> {
+pub(super) struct BenchPlan<'a> {
     pub shapes: &'a Shapes,
-    /// Weight types whose matrices are measured; ratios are to the first.
+    /// Weight types to measure; ratios are relative to the first.
     pub weights: &'static [WeightType],
-    /// Bytes of operands, as far as copies of them go, so that no cache holds them from run to run.
+    /// Target bytes of operands' copies, so that no cache holds them between runs.
     pub cold_bytes: u64,
-    /// Operations in a run, as far as copies of it go.
+    /// Target operations per run, by copies.
     pub long_flop: u64,
     pub effort: Effort,
 }
 
-impl Plan<'_> {
-    /// Rows that [`measure_each`] gives.
+impl BenchPlan<'_> {
+    /// Number of rows from [`measure_each`].
     pub fn n_rows(&self) -> usize {
-        // The kernels of decoding and of prompts without a matrix, and the products with one.
+        // The kernels without a matrix, of decoding and of prompts, and the products with one.
         12 + 9 * self.weights.len()
     }
 }
 
-/// Measures all kernels of a decode pass, then those of a prefill pass; with `quick` matrices of one weight type, and each
-/// kernel for a shorter time.
+/// Measures all kernels of a decode pass, then of a prefill pass; `quick` measures one weight type, and each kernel
+/// for a shorter time.
 ///
 /// # Errors
 /// [`Error::Option`] if a shape is out of range; errors of [`Device::run`].
-#[cfg(not(target_arch = "wasm32"))]
 pub async fn measure(device: &Device, shapes: &Shapes, probes: &Probes, quick: bool) -> Result<Vec<KernelRow>, Error> {
     let plan = match quick {
-        // Ten times what the caches of large GPUs hold.
-        false => Plan { shapes, weights: &WEIGHTS, cold_bytes: 1 << 29, long_flop: 1 << 32, effort: Effort::USUAL },
-        true => Plan {
+        // Ten times the caches of large GPUs.
+        false => {
+            BenchPlan { shapes, weights: &WEIGHTS, cold_bytes: 1 << 29, long_flop: 1 << 32, effort: Effort::USUAL }
+        }
+        true => BenchPlan {
             shapes,
             weights: &[WeightType::Q4_0],
             cold_bytes: 1 << 25,
@@ -105,16 +106,16 @@ pub async fn measure(device: &Device, shapes: &Shapes, probes: &Probes, quick: b
     Ok(rows)
 }
 
-/// As [`measure`]: hands out each row as soon as it is there.
+/// As [`measure`], passing each row to a callback when finished.
 pub(super) async fn measure_each(
     device: &Device,
-    plan: &Plan<'_>,
+    plan: &BenchPlan<'_>,
     probes: &Probes,
     on_row: &mut dyn FnMut(KernelRow),
 ) -> Result<(), Error> {
     plan.shapes.check()?;
     for n_tokens in [1, plan.shapes.n_prompt] {
-        Pass::new(device, plan, n_tokens)?.measure(probes, on_row).await?;
+        PassOperands::new(device, plan, n_tokens)?.measure(probes, on_row).await?;
     }
     Ok(())
 }
@@ -123,7 +124,7 @@ impl Shapes {
     /// Refuses shapes that no model has or that would take forever.
     ///
     /// # Errors
-    /// [`Error::Option`] naming the number.
+    /// [`Error::Option`] with the number out of range.
     pub fn check(&self) -> Result<(), Error> {
         let option = |option, expected: &str, found: u32| Error::Option {
             option,
@@ -164,32 +165,32 @@ impl Shapes {
     }
 }
 
-/// What a kernel needs at least.
+/// Minimum work of a kernel.
 #[derive(Clone, Copy)]
-struct Work {
+struct KernelWork {
     bytes: u64,
     flop: u64,
 }
 
-impl Work {
-    /// Words moved, where arithmetic does not matter.
-    fn words(n: u32) -> Work {
-        Work { bytes: 4 * u64::from(n), flop: 0 }
+impl KernelWork {
+    /// Moved words; arithmetic is negligible.
+    fn words(n: u32) -> KernelWork {
+        KernelWork { bytes: 4 * u64::from(n), flop: 0 }
     }
 }
 
-/// A kernel's part in a pass.
+/// An operation of a pass.
 #[derive(Clone, Copy, PartialEq)]
-enum Operation {
+enum PassOperation {
     Embed,
     Norm,
     Qkv,
-    /// Of more than one token; a single one's is part of its attention.
+    /// Only for several tokens; for one token it is part of attention.
     Rotation,
     Attention,
     AttnOutput,
     GateUp,
-    /// Of more than one token; a single one's is part of its product.
+    /// Only for several tokens; for one token it is part of its product.
     Gate,
     FfnDown,
     LastRow,
@@ -199,91 +200,91 @@ enum Operation {
     NextToken,
 }
 
-impl Operation {
-    /// Those for a single token, in the order of the forward pass. The last one moves the state on.
-    const OF_DECODING: [Operation; 11] = [
-        Operation::Embed,
-        Operation::Norm,
-        Operation::Qkv,
-        Operation::Attention,
-        Operation::AttnOutput,
-        Operation::GateUp,
-        Operation::FfnDown,
-        Operation::Head,
-        Operation::Choice,
-        Operation::Draw,
-        Operation::NextToken,
+impl PassOperation {
+    /// Operations for one token, in the order of the forward pass. The last one updates the state.
+    const OF_DECODING: [PassOperation; 11] = [
+        PassOperation::Embed,
+        PassOperation::Norm,
+        PassOperation::Qkv,
+        PassOperation::Attention,
+        PassOperation::AttnOutput,
+        PassOperation::GateUp,
+        PassOperation::FfnDown,
+        PassOperation::Head,
+        PassOperation::Choice,
+        PassOperation::Draw,
+        PassOperation::NextToken,
     ];
 
-    /// Those for more.
-    const OF_PROMPTS: [Operation; 10] = [
-        Operation::Embed,
-        Operation::Norm,
-        Operation::Qkv,
-        Operation::Rotation,
-        Operation::Attention,
-        Operation::AttnOutput,
-        Operation::GateUp,
-        Operation::Gate,
-        Operation::FfnDown,
-        Operation::LastRow,
+    /// Operations for several tokens.
+    const OF_PROMPTS: [PassOperation; 10] = [
+        PassOperation::Embed,
+        PassOperation::Norm,
+        PassOperation::Qkv,
+        PassOperation::Rotation,
+        PassOperation::Attention,
+        PassOperation::AttnOutput,
+        PassOperation::GateUp,
+        PassOperation::Gate,
+        PassOperation::FfnDown,
+        PassOperation::LastRow,
     ];
 
     fn name(self) -> &'static str {
         match self {
-            Operation::Embed => "embed",
-            Operation::Norm => "norm",
-            Operation::Qkv => "qkv",
-            Operation::Rotation => "rotation, cache",
-            Operation::Attention => "attention",
-            Operation::AttnOutput => "attn_output",
-            Operation::GateUp => "gate_up",
-            Operation::Gate => "gate",
-            Operation::FfnDown => "ffn_down",
-            Operation::LastRow => "last row",
-            Operation::Head => "head",
-            Operation::Choice => "greedy choice",
-            Operation::Draw => "draw",
-            Operation::NextToken => "next token",
+            PassOperation::Embed => "embed",
+            PassOperation::Norm => "norm",
+            PassOperation::Qkv => "qkv",
+            PassOperation::Rotation => "rotation, cache",
+            PassOperation::Attention => "attention",
+            PassOperation::AttnOutput => "attn_output",
+            PassOperation::GateUp => "gate_up",
+            PassOperation::Gate => "gate",
+            PassOperation::FfnDown => "ffn_down",
+            PassOperation::LastRow => "last row",
+            PassOperation::Head => "head",
+            PassOperation::Choice => "greedy choice",
+            PassOperation::Draw => "draw",
+            PassOperation::NextToken => "next token",
         }
     }
 
-    /// N and K of its matrix, if it has one.
+    /// N and K of the operation's matrix, if any.
     #[inline(never)]
     fn matrix(self, shapes: &Shapes) -> Option<[u32; 2]> {
         let (dim, ffn_dim) = (shapes.dim, shapes.ffn_dim());
         match self {
-            Operation::Qkv => Some([shapes.qkv_dim(), dim]),
-            Operation::AttnOutput => Some([dim, dim]),
-            Operation::GateUp => Some([2 * ffn_dim, dim]),
-            Operation::FfnDown => Some([dim, ffn_dim]),
-            Operation::Head => Some([shapes.vocab_size(), dim]),
+            PassOperation::Qkv => Some([shapes.qkv_dim(), dim]),
+            PassOperation::AttnOutput => Some([dim, dim]),
+            PassOperation::GateUp => Some([2 * ffn_dim, dim]),
+            PassOperation::FfnDown => Some([dim, ffn_dim]),
+            PassOperation::Head => Some([shapes.vocab_size(), dim]),
             _ => None,
         }
     }
 }
 
-/// The kernels of a pass over `n_tokens` tokens, and what they share.
-struct Pass<'a> {
+/// Shared operands of the kernels in a pass over `n_tokens` tokens.
+struct PassOperands<'a> {
     device: &'a Device,
-    plan: &'a Plan<'a>,
+    plan: &'a BenchPlan<'a>,
     shapes: &'a Shapes,
     n_tokens: u32,
     state: StepState,
-    /// Ids of the tokens, [capacity].
+    /// Token ids, [capacity].
     tokens: Tensor,
-    /// Of embeddings.
+    /// Embedding table.
     table: Matrix,
-    /// Of the rotation.
+    /// RoPE angles.
     angles: Tensor,
-    /// The id that is chosen.
+    /// The chosen token id.
     id: Tensor,
     sampling: Tensor,
 }
 
-impl Pass<'_> {
+impl PassOperands<'_> {
     #[inline(never)]
-    fn new<'a>(device: &'a Device, plan: &'a Plan<'a>, n_tokens: u32) -> Result<Pass<'a>, Error> {
+    fn new<'a>(device: &'a Device, plan: &'a BenchPlan<'a>, n_tokens: u32) -> Result<PassOperands<'a>, Error> {
         let shapes = plan.shapes;
         let (vocab_size, capacity) = (shapes.vocab_size(), shapes.n_cached + n_tokens);
         let state = StepState::declare()?;
@@ -303,7 +304,7 @@ impl Pass<'_> {
             n_biases: 0,
         };
         let angles = rope_table(&rotation(), capacity);
-        Ok(Pass {
+        Ok(PassOperands {
             device,
             plan,
             shapes,
@@ -317,10 +318,10 @@ impl Pass<'_> {
         })
     }
 
-    /// Times each kernel, those with a matrix for each weight type.
+    /// Times each kernel, products for each weight type.
     async fn measure(&self, probes: &Probes, on_row: &mut dyn FnMut(KernelRow)) -> Result<(), Error> {
-        let operations: &[Operation] =
-            if self.n_tokens == 1 { &Operation::OF_DECODING } else { &Operation::OF_PROMPTS };
+        let operations: &[PassOperation] =
+            if self.n_tokens == 1 { &PassOperation::OF_DECODING } else { &PassOperation::OF_PROMPTS };
         let mut f16_seconds = 0.0;
         for &operation in operations {
             let has_matrix = operation.matrix(self.shapes).is_some();
@@ -337,13 +338,13 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Times a kernel. It is recorded several times, each time with operands of its own, so that one submission has work
-    /// enough to hide what it costs itself, and caches do not hold what a model's other layers would have driven out.
-    async fn run(&self, operation: Operation, weight: WeightType, probes: &Probes) -> Result<KernelRow, Error> {
+    /// Times a kernel. It is recorded several times with separate operands, so that one submission outweighs its own
+    /// cost, and caches do not hold what a model's other layers would have evicted.
+    async fn run(&self, operation: PassOperation, weight: WeightType, probes: &Probes) -> Result<KernelRow, Error> {
         const MAX_COPIES: u64 = 64;
 
         let work = self.work(operation, weight)?;
-        let Plan { cold_bytes, long_flop, effort, .. } = *self.plan;
+        let BenchPlan { cold_bytes, long_flop, effort, .. } = *self.plan;
         let n_copies = (cold_bytes / work.bytes).min(long_flop / work.flop.max(1)).clamp(1, MAX_COPIES);
         let mut rec = self.device.recorder();
         for _ in 0..n_copies {
@@ -363,96 +364,101 @@ impl Pass<'_> {
         })
     }
 
-    /// Words of the keys and values that a pass sees.
+    /// Words of keys and values that a pass reads.
     fn cache_words(&self) -> u32 {
         let capacity = self.shapes.n_cached + self.n_tokens;
         2 * self.shapes.n_kv_heads() * capacity * KvType::default().row_words(HEAD_DIM)
     }
 
     #[inline(never)]
-    fn work(&self, operation: Operation, weight: WeightType) -> Result<Work, Error> {
+    fn work(&self, operation: PassOperation, weight: WeightType) -> Result<KernelWork, Error> {
         let (t, dim, qkv_dim) = (self.n_tokens, self.shapes.dim, self.shapes.qkv_dim());
         let vocab_size = self.shapes.vocab_size();
         if let Some([n, k]) = operation.matrix(self.shapes) {
             let matrix = Matrix::declare(&self.device.target(), "w", weight, n, k)?;
             let weights_bytes: u64 = matrix.tensors().map(Tensor::size_bytes).sum();
-            return Ok(Work {
+            return Ok(KernelWork {
                 bytes: weights_bytes + 4 * u64::from(t * (k + n)),
                 flop: 2 * u64::from(t) * u64::from(k) * u64::from(n),
             });
         }
         Ok(match operation {
-            // A row of halves and one of floats for each token.
-            Operation::Embed => Work::words(t * dim / 2 * 3),
-            Operation::Norm => Work::words(2 * t * dim + dim),
-            Operation::Rotation => Work::words(2 * t * qkv_dim + t * HEAD_DIM),
-            Operation::Attention => {
+            // A row of halves and one of floats per token.
+            PassOperation::Embed => KernelWork::words(t * dim / 2 * 3),
+            PassOperation::Norm => KernelWork::words(2 * t * dim + dim),
+            PassOperation::Rotation => KernelWork::words(2 * t * qkv_dim + t * HEAD_DIM),
+            PassOperation::Attention => {
                 let capacity = self.shapes.n_cached + t;
                 let seen: u64 = (capacity - t + 1..=capacity).map(u64::from).sum();
                 let rows = if t == 1 { qkv_dim + dim } else { 2 * t * dim };
-                Work { flop: 4 * u64::from(dim) * seen, ..Work::words(rows + self.cache_words()) }
+                KernelWork { flop: 4 * u64::from(dim) * seen, ..KernelWork::words(rows + self.cache_words()) }
             }
-            Operation::Gate => Work::words(3 * t * self.shapes.ffn_dim()),
-            Operation::LastRow => Work::words(2 * dim),
-            Operation::Choice | Operation::Draw => Work::words(vocab_size),
-            _ => Work::words(8),
+            PassOperation::Gate => KernelWork::words(3 * t * self.shapes.ffn_dim()),
+            PassOperation::LastRow => KernelWork::words(2 * dim),
+            PassOperation::Choice | PassOperation::Draw => KernelWork::words(vocab_size),
+            _ => KernelWork::words(8),
         })
     }
 
-    /// Rows and columns of what a kernel reads and of what it writes, without its matrix and the cache. An operand that a
-    /// kernel lacks has one element.
+    /// Shapes of a kernel's input and output, without its matrix and the cache; one element for a missing operand.
     #[inline(never)]
-    fn shapes(&self, operation: Operation) -> [[u32; 2]; 2] {
+    fn shapes(&self, operation: PassOperation) -> [[u32; 2]; 2] {
         let (t, dim, vocab_size) = (self.n_tokens, self.shapes.dim, self.shapes.vocab_size());
         let (qkv_dim, ffn_dim) = (self.shapes.qkv_dim(), self.shapes.ffn_dim());
         match operation {
-            Operation::Embed => [[1, 1], [t, dim]],
-            Operation::Norm | Operation::AttnOutput => [[t, dim]; 2],
-            Operation::Qkv => [[t, dim], [t, qkv_dim]],
-            Operation::Rotation => [[t, qkv_dim], [t, dim]],
-            Operation::Attention => [[t, if t == 1 { qkv_dim } else { dim }], [t, dim]],
-            Operation::GateUp => [[t, dim], [t, if t == 1 { ffn_dim } else { 2 * ffn_dim }]],
-            Operation::Gate => [[t, 2 * ffn_dim], [t, ffn_dim]],
-            Operation::FfnDown => [[t, ffn_dim], [t, dim]],
-            Operation::LastRow => [[t, dim], [1, dim]],
-            Operation::Head => [[1, dim], [1, vocab_size]],
-            Operation::Choice | Operation::Draw => [[1, vocab_size], [1, 1]],
-            Operation::NextToken => [[1, 1]; 2],
+            PassOperation::Embed => [[1, 1], [t, dim]],
+            PassOperation::Norm | PassOperation::AttnOutput => [[t, dim]; 2],
+            PassOperation::Qkv => [[t, dim], [t, qkv_dim]],
+            PassOperation::Rotation => [[t, qkv_dim], [t, dim]],
+            PassOperation::Attention => [[t, if t == 1 { qkv_dim } else { dim }], [t, dim]],
+            PassOperation::GateUp => [[t, dim], [t, if t == 1 { ffn_dim } else { 2 * ffn_dim }]],
+            PassOperation::Gate => [[t, 2 * ffn_dim], [t, ffn_dim]],
+            PassOperation::FfnDown => [[t, ffn_dim], [t, dim]],
+            PassOperation::LastRow => [[t, dim], [1, dim]],
+            PassOperation::Head => [[1, dim], [1, vocab_size]],
+            PassOperation::Choice | PassOperation::Draw => [[1, vocab_size], [1, 1]],
+            PassOperation::NextToken => [[1, 1]; 2],
         }
     }
 
-    /// Records a kernel with operands of its own.
+    /// Records a kernel with separate operands.
     #[inline(never)]
-    fn record(&self, rec: &mut Recorder, operation: Operation, weight: WeightType) -> Result<(), Error> {
+    fn record(&self, rec: &mut Recorder, operation: PassOperation, weight: WeightType) -> Result<(), Error> {
         let (t, state) = (self.n_tokens, &self.state);
         let [x_shape, y_shape] = self.shapes(operation);
         let (x, y) = (input(self.device, &x_shape)?, Tensor::declare("y", Role::Activations, &y_shape, DType::F32)?);
         let gain = input(self.device, &x_shape[1..])?;
         if let Some([n, k]) = operation.matrix(self.shapes) {
             let w = matrix(self.device, weight, n, k)?;
-            let is_gate = operation == Operation::GateUp && t == 1;
-            let is_normed = (is_gate || operation == Operation::Qkv) && folds_norm(rec, &x, false);
+            let is_gate = operation == PassOperation::GateUp && t == 1;
+            let is_normed = (is_gate || operation == PassOperation::Qkv) && folds_norm(rec, &x, false);
             let norm = is_normed.then_some(Norm { weight: &gain, eps: 1e-5 });
-            let accumulate = matches!(operation, Operation::AttnOutput | Operation::FfnDown);
+            let accumulate = matches!(operation, PassOperation::AttnOutput | PassOperation::FfnDown);
             return match is_gate {
                 true => gate_up(rec, &w, norm, Gate::Silu, &x, &y),
                 false => Linear { norm, accumulate, ..Linear::new(&w) }.record(rec, &x, &y),
             };
         }
         match operation {
-            Operation::Embed => embed(rec, state, &self.tokens, &Embedding::new(&self.table), &y),
-            Operation::Norm => rms_norm(rec, &x, &gain, &y, 1e-5),
-            Operation::Rotation | Operation::Attention => self.record_attention(rec, operation, &x, &y),
-            Operation::Gate => swiglu(rec, &x, &y),
-            Operation::LastRow => last_row(rec, state, &x, &y),
-            Operation::Choice => argmax(rec, &x, &self.id),
-            Operation::Draw => sample(rec, &self.sampling, state, &x, &self.id),
+            PassOperation::Embed => embed(rec, state, &self.tokens, &Embedding::new(&self.table), &y),
+            PassOperation::Norm => rms_norm(rec, &x, &gain, &y, 1e-5),
+            PassOperation::Rotation | PassOperation::Attention => self.record_attention(rec, operation, &x, &y),
+            PassOperation::Gate => swiglu(rec, &x, &y),
+            PassOperation::LastRow => last_row(rec, state, &x, &y),
+            PassOperation::Choice => argmax(rec, &x, &self.id),
+            PassOperation::Draw => sample(rec, &self.sampling, state, &x, &self.id),
             _ => advance(rec, state, &self.id, &self.tokens),
         }
     }
 
-    /// Rotation, cache write and attention: one kernel for a token, two for more.
-    fn record_attention(&self, rec: &mut Recorder, operation: Operation, x: &Tensor, y: &Tensor) -> Result<(), Error> {
+    /// RoPE, cache write and attention: one kernel for one token, two for several.
+    fn record_attention(
+        &self,
+        rec: &mut Recorder,
+        operation: PassOperation,
+        x: &Tensor,
+        y: &Tensor,
+    ) -> Result<(), Error> {
         let (n_heads, n_kv_heads) = (self.shapes.n_heads(), self.shapes.n_kv_heads());
         let rotation = rotation();
         let rope = Some((&rotation, &self.angles));
@@ -469,7 +475,7 @@ impl Pass<'_> {
         let capacity = self.shapes.n_cached + self.n_tokens;
         let cached = keys(self.device, KvType::default(), [n_kv_heads, capacity, HEAD_DIM])?;
         match operation {
-            Operation::Rotation => rope_kv(rec, &self.state, &heads, x, y, &cached),
+            PassOperation::Rotation => rope_kv(rec, &self.state, &heads, x, y, &cached),
             _ if self.n_tokens == 1 => attention_next(rec, &self.state, &config, &heads, None, x, &cached, y),
             _ => attention(rec, &self.state, &config, None, x, &cached, y),
         }

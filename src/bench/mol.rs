@@ -1,4 +1,4 @@
-//! A mixture of logits on the roofline of a device, and the shapes of it that fit limits of time and memory.
+//! Benchmarks of mixtures of logits: the roofline, and the shapes that fit limits of time and memory.
 
 use super::{Effort, Limits, Probes, seconds};
 use crate::device::Device;
@@ -14,27 +14,27 @@ use crate::target::{Bucket, Choice};
 use crate::tensor::Tensor;
 use crate::tuning::operands::{input, matrix, uniform};
 
-/// A mixture of crossed pairs with the gate `z * sigmoid(z)`, and how it is used. Ding & Zhai 2024, arXiv:2407.15462.
+/// A mixture of crossed pairs with the gate `z * sigmoid(z)`, and its use. Ding & Zhai 2024, arXiv:2407.15462.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct MolShape {
     /// N: components of a query.
     pub query_components: u32,
     /// M: components of an item.
     pub item_components: u32,
-    /// D: numbers of a component, a multiple of 4.
+    /// D: dimensions of a component, a multiple of 4.
     pub dim: u32,
     /// H: width of the gate's hidden layer.
     pub hidden: u32,
-    /// How components of items are kept: F32, F16 or Q8_0. Gates are F32.
+    /// Storage type of items' components: F32, F16 or Q8_0. Gates are F32.
     pub storage: WeightType,
-    /// B: queries of a batch.
+    /// B: queries per batch.
     pub n_queries: u32,
 }
 
-/// The least that a pass over items needs.
+/// Minimum work of a pass over items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct MolWork {
-    /// Each operand once.
+    /// Bytes of all operands, each once.
     pub bytes: u64,
     /// Multiplications and additions of the components' products.
     pub dot_flop: u64,
@@ -55,10 +55,10 @@ impl MolShape {
         }
     }
 
-    /// Refuses shapes that the kernel has not.
+    /// Refuses shapes that the kernel does not support.
     ///
     /// # Errors
-    /// [`Error::Option`] for a number that is out of range, or a storage that the kernel does not read.
+    /// [`Error::Option`] for a number out of range or an unsupported storage type.
     pub fn check(&self) -> Result<(), Error> {
         let refuse =
             |option, expected: &str, found: String| Err(Error::Option { option, expected: expected.into(), found });
@@ -83,7 +83,7 @@ impl MolShape {
         self.form().item_bytes(self.storage, self.dim)
     }
 
-    /// What the scores of so many items need.
+    /// Minimum work to score `n_items` items.
     pub fn work(&self, n_items: u64) -> MolWork {
         let form = self.form();
         let scores = n_items * u64::from(self.n_queries);
@@ -104,47 +104,47 @@ impl std::fmt::Display for MolShape {
 }
 
 impl MolWork {
-    /// Operations in all.
+    /// Total operations.
     pub fn flop(&self) -> u64 {
         self.dot_flop + self.gate_flop
     }
 
-    /// Seconds that it takes at least by the probes' rates.
+    /// Minimum seconds by the probes' rates.
     pub fn least_seconds(&self, probes: &Probes) -> f64 {
         probes.least_seconds(self.bytes as f64, self.flop() as f64)
     }
 }
 
-/// One way to score items, or a part of it.
+/// A way to score items, or a part of it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct MolRow {
     /// `mixture`, `chain`, `highest logit` or `dot product`.
     pub operation: &'static str,
     /// Kernels run.
     pub n_dispatches: usize,
-    /// What it needs at least; of the chain what its kernels read and write.
+    /// Minimum bytes; for the chain, the bytes that its kernels read and write.
     pub bytes: u64,
     /// Multiplications and additions.
     pub flop: u64,
-    /// Measured.
+    /// Measured seconds.
     pub seconds: f64,
-    /// By the probes' rates: the longer of what bytes and operations take.
+    /// Minimum seconds by the probes' rates: the longer of bytes and operations.
     pub least_seconds: f64,
 }
 
 impl MolRow {
-    /// Operations for each byte.
+    /// Operations per byte.
     pub fn intensity(&self) -> f64 {
         self.flop as f64 / self.bytes as f64
     }
 
-    /// The least time by the measured one.
+    /// The minimum time divided by the measured one.
     pub fn share(&self) -> f64 {
         self.least_seconds / self.seconds
     }
 }
 
-/// Operands of a mixture: ordinary numbers.
+/// Operands of a mixture, filled with normal floats.
 struct Corpus {
     shape: MolShape,
     n_items: u32,
@@ -164,8 +164,8 @@ impl Corpus {
         let form = shape.form();
         let pairs = form.n_pairs();
         let numbers = |n: u32| uniform(n as usize);
-        // Sums stay as large as their terms: with weights of size one, gates would be so far apart that exponentials end up
-        // subnormal, which processors are slow with.
+        // Scaled so that sums are as large as their terms: with weights of size one, gates would differ so much that
+        // exponentials are subnormal, which is slow on CPUs.
         let layer = |n: u32, n_terms: u32| -> Vec<f32> {
             numbers(n).into_iter().map(|x| x * (3.0 / n_terms as f32).sqrt()).collect()
         };
@@ -200,8 +200,8 @@ impl Corpus {
         Ok(rec.finish(&mut Workspace::default()))
     }
 
-    /// The same scores by kernels that do one thing each, as a framework would run them: logits, their transposition, two
-    /// layers with SiLU between them, gates, softmax, weighted sum.
+    /// The same scores by separate kernels, as in a framework: logits, transposition, two layers with SiLU between
+    /// them, gates, softmax, weighted sum.
     fn chain(&self, device: &Device) -> Result<(Recording, u64), Error> {
         let MolShape { query_components: n, dim, hidden, n_queries, .. } = self.shape;
         let (n_items, pairs) = (self.n_items, self.shape.form().n_pairs());
@@ -236,7 +236,7 @@ impl Corpus {
         Ok((recording, bytes))
     }
 
-    /// A scan by dot products that reads as many bytes of each item.
+    /// A dot-product scan that reads as many bytes per item.
     fn dot_product(&self, device: &Device) -> Result<(Recording, MolWork), Error> {
         let MolShape { storage, n_queries, .. } = self.shape;
         let bytes = self.shape.item_bytes();
@@ -255,8 +255,8 @@ impl Corpus {
     }
 }
 
-/// Measures a mixture in one kernel, the same as a chain of kernels, its highest logit alone, and a scan by dot products
-/// with as many bytes of each item, in turns.
+/// Measures a mixture in one kernel, as a chain of kernels, its highest logit only, and a dot-product scan with as
+/// many bytes per item, interleaved.
 ///
 /// # Errors
 /// Errors of [`MolShape::check`] and of [`Device::run`].
@@ -273,7 +273,7 @@ pub async fn measure(device: &Device, shape: MolShape, n_items: u32, probes: &Pr
         ("highest logit", corpus.mixture(device, MolScores::Bounds)?, bound),
         ("dot product", dots, of_dots),
     ];
-    // In turns, so that what else the machine does meets all.
+    // Interleaved, so that other load on the machine affects all alike.
     let mut times = runs.each_ref().map(|_| Vec::new());
     for _ in 0..ROUNDS {
         for ((_, recording, _), times) in runs.iter().zip(&mut times) {
@@ -291,14 +291,14 @@ pub async fn measure(device: &Device, shape: MolShape, n_items: u32, probes: &Pr
     Ok(runs.into_iter().zip(times).map(row).collect())
 }
 
-/// Rates that predict how long a mixture takes: what the kernel did at one shape.
+/// Rates that predict a mixture's time: the kernel's rates at one shape.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct MolRates {
-    /// Operations of the components' products per second.
+    /// Operations per second of the components' products.
     pub dot_flop_per_second: f64,
-    /// Operations of the gate's layers per second.
+    /// Operations per second of the gate's layers.
     pub gate_flop_per_second: f64,
-    /// Bytes per second, of the copying probe.
+    /// Bytes per second of the copy probe.
     pub bytes_per_second: f64,
 }
 
@@ -311,38 +311,38 @@ impl MolRates {
         let (all, dots) = (seconds("mixture"), seconds("highest logit"));
         MolRates {
             dot_flop_per_second: work.dot_flop as f64 / dots,
-            // What the gate adds takes some time, whatever the clock says.
+            // The gate takes some time, even if below the clock's resolution.
             gate_flop_per_second: work.gate_flop as f64 / (all - dots).max(0.01 * all),
             bytes_per_second: probes.copy_bytes_per_second,
         }
     }
 
-    /// Seconds that so much work is expected to take.
+    /// Predicted seconds for this work.
     pub fn seconds(&self, work: &MolWork) -> f64 {
         let flop = work.dot_flop as f64 / self.dot_flop_per_second + work.gate_flop as f64 / self.gate_flop_per_second;
         flop.max(work.bytes as f64 / self.bytes_per_second)
     }
 }
 
-/// A shape with what it costs for all items.
+/// A shape and its costs for all items.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct MolPlan {
     /// The shape.
     pub shape: MolShape,
-    /// Components and gates of all items.
+    /// Bytes of all items' components and gates.
     pub items_bytes: u64,
-    /// By the probes' rates: no kernel is faster on this device.
+    /// Minimum seconds by the probes' rates: no kernel is faster on this device.
     pub least_seconds: f64,
-    /// By [`MolRates`].
+    /// Predicted by [`MolRates`].
     pub predicted_seconds: f64,
-    /// Of a strip of items, times the number of strips.
+    /// Measured on a strip of items, times the number of strips.
     pub measured_seconds: Option<f64>,
-    /// Queries that an invocation takes side by side, the fastest of those measured; none on the CPU.
+    /// The fastest measured number of queries per invocation; `None` on the CPU.
     pub tile: Option<u32>,
 }
 
 impl MolPlan {
-    /// Whether it keeps to the limits, by the measured time if there is one.
+    /// Whether the plan is within the limits, by the measured time if there is one.
     pub fn fits(&self, limits: &Limits) -> bool {
         let seconds = self.measured_seconds.unwrap_or(self.predicted_seconds);
         limits.seconds.is_none_or(|limit| seconds <= limit)
@@ -350,8 +350,7 @@ impl MolPlan {
     }
 }
 
-/// Shapes of `grid` with predictions for `n_items`: those that can express more first, which is told by their operations,
-/// among equals the faster.
+/// Plans for the shapes in `grid` with `n_items` items: more operations (more expressive) first, then faster ones.
 pub fn predict(grid: &[MolShape], n_items: u64, rates: &MolRates, probes: &Probes) -> Vec<MolPlan> {
     let plan = |&shape: &MolShape| {
         let work = shape.work(n_items);
@@ -373,13 +372,13 @@ pub fn predict(grid: &[MolShape], n_items: u64, rates: &MolRates, probes: &Probe
     plans
 }
 
-/// Measures a plan's shape on a strip of items, with each number of queries that an invocation may take side by side.
-/// Returns the device with the fastest in its tuning, if that is not the usual one.
+/// Measures a plan's shape on a strip of items, with each possible number of queries per invocation. Returns the
+/// device with the fastest number in its tuning, if not the default.
 ///
 /// # Errors
 /// Errors of [`MolShape::check`] and of [`Device::run`].
 pub async fn settle(device: &Device, plan: &mut MolPlan, n_items: u64) -> Result<Device, Error> {
-    /// Operations of a strip that are long against what a submission costs.
+    /// Operations of a strip that outweigh the cost of a submission.
     const LONG_FLOP: u64 = 1 << 30;
     const GAIN: f64 = 0.95;
 
@@ -440,7 +439,7 @@ mod tests {
 
     /// The paper's shape for Amazon Books: 4,096 operations of products and 32,768 of the gate for each score.
     #[test]
-    fn work_of_a_known_shape() {
+    fn work_of_amazon_books_shape_matches_the_paper() {
         assert_eq!(SHAPE.item_bytes(), 8 * 32 * 2 + 64 * 4);
         let work = SHAPE.work(695_762);
         let scores = 695_762 * 32;
@@ -450,10 +449,10 @@ mod tests {
     }
 
     #[test]
-    fn both_evaluations_agree() {
+    fn kernel_chain_and_fused_kernel_give_equal_scores() {
         let device = Device::cpu();
         let corpus =
-            Corpus::new(&device, MolShape { n_queries: 3, ..SHAPE }, 40).expect("the shape is one of the kernel's");
+            Corpus::new(&device, MolShape { n_queries: 3, ..SHAPE }, 40).expect("the kernel supports the shape");
         let (chain, _) = corpus.chain(&device).expect("it is recorded");
         let mixture = corpus.mixture(&device, MolScores::All).expect("it is recorded");
         let scores = |recording: &Recording| -> Vec<f32> {
@@ -476,12 +475,12 @@ mod tests {
     }
 
     #[test]
-    fn plans_keep_to_limits() {
+    fn planned_shapes_respect_time_and_memory_limits() {
         let rates = MolRates { dot_flop_per_second: 1e12, gate_flop_per_second: 5e11, bytes_per_second: 1e11 };
         let grid = [16, 32, 128].map(|hidden| MolShape { hidden, ..SHAPE });
         let plans = predict(&grid, 1_000_000, &rates, &probes());
         assert_eq!(plans.iter().map(|plan| plan.shape.hidden).collect::<Vec<_>>(), [128, 32, 16]);
-        // 32 million scores, 4,096 operations at 1e12 per second and 256 for each hidden unit at half of that.
+        // 32 million scores, 4,096 operations at 1e12 per second and 256 per hidden unit at half of that rate.
         let seconds = 32e6 * (4096.0 / 1e12 + 32.0 * 256.0 / 5e11);
         assert!((plans[1].predicted_seconds - seconds).abs() < 1e-9 * seconds);
         let limits = Limits { seconds: Some(seconds), bytes: None };

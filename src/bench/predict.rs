@@ -1,38 +1,37 @@
-//! A prediction of what a pass takes on a GPU that is not here, from what is recorded for it and its maker's figures. No
-//! figure of it was measured; it says what bounds each kernel, and which changes would pay.
+//! Predicts the time of a pass on a GPU that is not present, from its recording and the manufacturer's figures.
+//! Predictions are not measurements; they show what bounds each kernel, and which changes would pay off.
 //!
-//! A dispatch takes as long as the slowest of what it needs, and what none of these hides:
+//! A dispatch takes as long as the slowest of its resources, plus costs that none of them hides:
 //!
-//! - bytes from memory: each operand once, of a cache what is filled, of a table the rows that are read;
-//! - instructions of lanes, counted in the ISA that RADV makes for RDNA 3 (`benches/record/isa/navi31.md`) and taken to
-//!   be alike elsewhere;
-//! - operations of matrix units, at the maker's rate, where the variant has them; they take the lanes' time where
-//!   [`MatrixUnits::on_lanes`] says so;
+//! - bytes from memory: each operand once, of a cache the filled part, of a table the rows read;
+//! - lane instructions, from RADV's ISA for RDNA 3 (`benches/record/isa/navi31.md`), assumed similar elsewhere;
+//! - operations of matrix units at the manufacturer's rate, if the variant uses them; they occupy the lanes if
+//!   [`MatrixUnits::on_lanes`] is set;
 //! - bytes of workgroup memory;
-//! - where a dispatch is one chain of barriers and of loads that wait for each other, the length of that;
-//! - the time from a dispatch's end to the next one's beginning, 1.8 us, and the tail that workgroups leave on
-//!   the last cores.
+//! - the critical path of a dispatch that is a chain of barriers and dependent loads;
+//! - the time between dispatches, 1.8 us, and the tail of workgroups on the last cores.
 
 use crate::dtype::{BLOCK, WeightType};
-use crate::kernels::{AttentionParams, GateUpParams, LinearParams};
 use crate::recording::{Dispatch, Recording};
+use crate::shaders::params::{AttentionParams, GateUpParams, LinearParams};
+use crate::shaders::{Id, read_params};
 
 mod machines;
 mod sampling;
 
 pub use machines::{MACHINES, Machine, MatrixUnits};
 
-/// Share of the memory's peak rate that a reading kernel reaches at most, as copies on these GPUs do.
+/// Maximum share of peak memory bandwidth that a reading kernel reaches, as copies on these GPUs do.
 const MEMORY_SHARE: f64 = 0.92;
-/// Seconds from the end of a dispatch to when the next one computes at full rate: a barrier of 0.9 us (a chain of tiny
+/// Seconds from the end of a dispatch until the next one runs at full rate: a barrier of 0.9 us (a chain of tiny
 /// dispatches on a W7900 by Vulkan, ROCm issue 10834) and the first loads.
 const START: f64 = 1.8e-6;
-/// Share of the peak rate that units reach between barriers, with loads in flight.
+/// Share of peak rate that units reach between barriers, with loads in flight.
 const BUSY_SHARE: f64 = 0.85;
-/// Seconds that a load from memory takes.
+/// Latency of a memory load in seconds.
 const LATENCY: f64 = 0.6e-6;
 
-/// What bounds a dispatch.
+/// Bottleneck of a dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BoundBy {
@@ -40,18 +39,18 @@ pub enum BoundBy {
     Memory,
     /// Too few loads in flight to keep memory busy.
     Latency,
-    /// Instructions of lanes.
+    /// Lane instructions.
     Instructions,
     /// Operations of matrix units.
     Matrix,
     /// Bytes of workgroup memory.
     SharedMemory,
-    /// The time until it computes at all.
+    /// The time until the dispatch starts.
     Start,
 }
 
 impl BoundBy {
-    /// As a table says it.
+    /// Name in tables.
     pub fn name(self) -> &'static str {
         match self {
             BoundBy::Memory => "memory",
@@ -64,7 +63,7 @@ impl BoundBy {
     }
 }
 
-/// What one dispatch needs, and what it is predicted to take.
+/// A dispatch's work and predicted time.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct PredictedDispatch {
     /// Label of the shader variant.
@@ -73,32 +72,34 @@ pub struct PredictedDispatch {
     pub bytes: f64,
     /// Multiplications and additions.
     pub operations: f64,
-    /// Instructions of lanes.
+    /// Lane instructions.
     pub instructions: f64,
-    /// Seconds, with those until it begins.
+    /// Seconds, including the start.
     pub seconds: f64,
-    /// What takes longest.
+    /// The bottleneck.
     pub bound_by: BoundBy,
 }
 
-/// A pass.
+/// Prediction of a pass.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Prediction {
-    /// Its dispatches in order.
+    /// Dispatches in order.
     pub dispatches: Vec<PredictedDispatch>,
-    /// Seconds of all.
+    /// Total seconds.
     pub seconds: f64,
-    /// Bytes from memory in these seconds, over the memory's peak.
+    /// Memory bandwidth used, relative to the peak.
     pub memory_share: f64,
-    /// Operations in these seconds, over the peak of the matrix units, or of the lanes where none are used.
+    /// Rate of operations, relative to the peak of the matrix units, or of the lanes if no matrix units are used.
     pub compute_share: f64,
 }
 
 impl Machine {
-    /// Predicts a pass whose cache holds `filled` positions before it.
+    /// Predicts a pass with `filled` cached positions before it.
     pub fn predict(&self, recording: &Recording, filled: u32) -> Prediction {
-        let dispatches: Vec<PredictedDispatch> =
-            recording.dispatches().map(|dispatch| self.dispatch(&Work::of(&dispatch, filled), &dispatch)).collect();
+        let dispatches: Vec<PredictedDispatch> = recording
+            .dispatches()
+            .map(|dispatch| self.dispatch(&DispatchWork::of(&dispatch, filled), &dispatch))
+            .collect();
         let sum = |of: fn(&PredictedDispatch) -> f64| dispatches.iter().map(of).sum::<f64>();
         let (seconds, bytes, operations) = (sum(|d| d.seconds), sum(|d| d.bytes), sum(|d| d.operations));
         let has_matrices = dispatches.iter().any(|dispatch| dispatch.label.contains(".matrix"));
@@ -114,13 +115,13 @@ impl Machine {
         }
     }
 
-    fn dispatch(&self, work: &Work, dispatch: &Dispatch<'_>) -> PredictedDispatch {
+    fn dispatch(&self, work: &DispatchWork, dispatch: &Dispatch<'_>) -> PredictedDispatch {
         let groups: f64 = dispatch.grid().iter().map(|&n| f64::from(n)).product();
         let cores = f64::from(self.n_cores);
         let slots = cores * work.groups_per_core;
-        // The last round of workgroups leaves places free. Of fewer workgroups than there are places, a core is busy with
-        // two subgroups for each of its units: four sums side by side hide how long an addition takes. Of matrices there
-        // are sixteen side by side, and what is to be staged next is read meanwhile, so that one subgroup is enough.
+        // The last round of workgroups leaves slots idle. With fewer workgroups than slots, two subgroups occupy
+        // each unit of a core: four independent sums hide an addition's latency. With matrices, sixteen are
+        // independent and the next staged data is prefetched, so one subgroup is enough.
         let subgroups = if work.on_matrices { 1.0 } else { 2.0 };
         let busy = match groups >= slots {
             true => groups / ((groups / slots).ceil() * slots),
@@ -146,7 +147,7 @@ impl Machine {
         ];
         let mut longest = parts[0];
         for part in parts {
-            // Of equal ones the first.
+            // Among equals, the first.
             if part.1 > longest.1 {
                 longest = part;
             }
@@ -163,32 +164,32 @@ impl Machine {
     }
 }
 
-/// What a dispatch needs, whatever runs it.
-struct Work {
+/// A dispatch's work, on any machine.
+struct DispatchWork {
     bytes: f64,
     operations: f64,
     /// Whether matrix units do the operations.
     on_matrices: bool,
-    /// Of lanes, without what matrix units do.
+    /// Lane instructions, without matrix units' work.
     instructions: f64,
     shared_bytes: f64,
-    /// Invocations of a workgroup.
+    /// Invocations per workgroup.
     group_lanes: f64,
-    /// Workgroups that a core runs at once.
+    /// Workgroups that a core runs concurrently.
     groups_per_core: f64,
-    /// Bytes that a workgroup has asked for and not got.
+    /// Bytes of a workgroup's outstanding loads.
     bytes_in_flight: f64,
-    /// Cycles that an invocation spends one after the other: barriers, and loads that wait for those before.
+    /// Cycles of an invocation's critical path: barriers and dependent loads.
     cycles: f64,
-    /// Loads from memory that wait for those before.
+    /// Dependent loads from memory.
     trips: f64,
 }
 
-impl Work {
-    fn of(dispatch: &Dispatch<'_>, filled: u32) -> Work {
+impl DispatchWork {
+    fn of(dispatch: &Dispatch<'_>, filled: u32) -> DispatchWork {
         let bytes = operand_bytes(dispatch, filled);
-        // Rows of numbers: a few instructions for each word that is read or written, by workgroups of 64 to 256.
-        let rows = Work {
+        // Row kernels: a few instructions per word read or written, workgroups of 64 to 256.
+        let rows = DispatchWork {
             bytes,
             operations: bytes / 4.0,
             on_matrices: false,
@@ -200,41 +201,41 @@ impl Work {
             cycles: 0.0,
             trips: 0.0,
         };
-        match dispatch.kernel().name {
-            "matvec" => vector_product(dispatch, rows, {
+        match dispatch.kernel().id {
+            Id::Matvec => vector_product(dispatch, rows, {
                 let params: LinearParams = params(dispatch);
                 [params.n_tokens, params.n_out, params.dim]
             }),
-            "gate_up" => vector_product(dispatch, rows, {
+            Id::GateUp => vector_product(dispatch, rows, {
                 let params: GateUpParams = params(dispatch);
                 [params.n_tokens, 2 * params.ffn_dim, params.dim]
             }),
-            "matmul" | "linear_norm" => {
+            Id::Matmul | Id::LinearNorm => {
                 let params: LinearParams = params(dispatch);
                 tiled_product(dispatch, rows, [params.n_tokens, params.n_out, params.dim])
             }
-            "matmul_half" => {
+            Id::MatmulHalf => {
                 let params: LinearParams = params(dispatch);
                 half_product(dispatch, rows, [params.n_tokens, params.n_out, params.blocks * BLOCK as u32])
             }
-            "attention_decode" | "attention_prefill" => attention(dispatch, rows, filled),
-            "attention_half" => half_attention(dispatch, rows, filled),
-            "candidates" => sampling::candidates(dispatch, rows),
-            "sample" => sampling::sample(dispatch, rows),
+            Id::AttentionDecode | Id::AttentionPrefill => attention(dispatch, rows, filled),
+            Id::AttentionHalf => half_attention(dispatch, rows, filled),
+            Id::Candidates => sampling::candidates(dispatch, rows),
+            Id::Sample => sampling::sample(dispatch, rows),
             _ => rows,
         }
     }
 }
 
 /// A kernel's params.
-fn params<P: bytemuck::AnyBitPattern>(dispatch: &Dispatch<'_>) -> P {
-    bytemuck::pod_read_unaligned(dispatch.params())
+fn params<P: bytemuck::Pod>(dispatch: &Dispatch<'_>) -> P {
+    read_params(dispatch.params())
 }
 
-/// Bytes of all operands, each once, but of caches and tables only what is read.
+/// Bytes of all operands, each once; of caches and tables only the part read.
 fn operand_bytes(dispatch: &Dispatch<'_>, filled: u32) -> f64 {
     let (kernel, operands) = (dispatch.kernel(), dispatch.operands());
-    let is_lookup = kernel.name.starts_with("embed");
+    let is_lookup = [Id::Embed, Id::EmbedSum].contains(&kernel.id);
     let written = kernel.bindings.iter().zip(operands).rfind(|(binding, _)| binding.writes);
     let result = written.map_or(0.0, |(_, tensor)| tensor.size_bytes() as f64);
     let heads = kernel.bindings.iter().position(|binding| ["qkv", "x"].contains(&binding.name));
@@ -242,33 +243,33 @@ fn operand_bytes(dispatch: &Dispatch<'_>, filled: u32) -> f64 {
     let bytes = kernel.bindings.iter().zip(operands).enumerate().map(|(i, (binding, tensor))| {
         let size = tensor.size_bytes() as f64;
         match binding.name {
-            // An operand that is not used is any other tensor.
+            // An unused operand is bound to another tensor.
             _ if operands[..i].iter().any(|other| other.is_same(tensor)) => 0.0,
-            // A row for each token, no longer than the row that is made of it.
+            // One row per token, no longer than the resulting row.
             _ if is_lookup => size.min(result),
             "table" => size.min(n_tokens * size / f64::from(tensor.shape()[0])),
             _ if tensor.is_cache() => size * share_of_cache(dispatch, filled),
-            "parts" if kernel.name == "attention_merge" => size * share_of_parts(dispatch, filled),
-            "y" if kernel.name == "attention_decode" => size * share_of_parts(dispatch, filled),
+            "parts" if kernel.id == Id::AttentionMerge => size * share_of_parts(dispatch, filled),
+            "y" if kernel.id == Id::AttentionDecode => size * share_of_parts(dispatch, filled),
             _ => size,
         }
     });
     bytes.sum()
 }
 
-/// How much of a layer's cache a kernel reads or writes.
+/// Share of a layer's cache that a kernel reads or writes.
 fn share_of_cache(dispatch: &Dispatch<'_>, filled: u32) -> f64 {
-    match dispatch.kernel().name {
-        "attention_decode" | "attention_half" | "attention_prefill" => {
+    match dispatch.kernel().id {
+        Id::AttentionDecode | Id::AttentionHalf | Id::AttentionPrefill => {
             let params: AttentionParams = params(dispatch);
             f64::from(seen(&params, filled).min(params.slots)) / f64::from(params.slots.max(1))
         }
-        // It writes a row for each token.
+        // Writes one row per token.
         _ => 0.0,
     }
 }
 
-/// How many of the parts that a token's keys are cut into have keys.
+/// Share of the splits of a token's keys that have keys.
 fn share_of_parts(dispatch: &Dispatch<'_>, filled: u32) -> f64 {
     let params: AttentionParams = params(dispatch);
     let n_keys = seen(&params, filled);
@@ -282,8 +283,8 @@ fn seen(params: &AttentionParams, filled: u32) -> u32 {
     if params.window > 0 { all.min(params.window + params.n_tokens) } else { all }
 }
 
-/// Instructions for each weight of `matvec` and its kin in the ISA of RDNA 3 (`benches/record/isa/navi31.md`, "per product"),
-/// and for each weight that a tile unpacks.
+/// Instructions per weight of `matvec` and similar kernels in RDNA 3's ISA (`benches/record/isa/navi31.md`, "per
+/// product"), and per weight that a tile unpacks.
 fn unpacking(weight: WeightType) -> [f64; 2] {
     match weight.layout() {
         WeightType::F32 => [1.5, 3.0],
@@ -298,7 +299,7 @@ fn unpacking(weight: WeightType) -> [f64; 2] {
     }
 }
 
-/// Likewise for each weight that is unpacked for several columns, and for each of its products.
+/// The same per weight unpacked for several columns, and per product.
 fn of_columns(weight: WeightType) -> [f64; 2] {
     let of_weight = match weight.layout() {
         WeightType::F32 => 1.6,
@@ -314,7 +315,7 @@ fn of_columns(weight: WeightType) -> [f64; 2] {
     [of_weight, 1.1]
 }
 
-/// Likewise what a norm in front adds to both.
+/// What a fused norm adds to both.
 const COLUMNS_NORM: [f64; 2] = [1.3, 0.31];
 
 fn weight(dispatch: &Dispatch<'_>) -> WeightType {
@@ -325,15 +326,15 @@ fn constant(dispatch: &Dispatch<'_>, name: &str) -> Option<f64> {
     dispatch.constants().iter().find(|(known, _)| *known == name).map(|&(_, value)| value)
 }
 
-/// A product of a few tokens with a matrix: every weight once for as many tokens as there are columns.
-fn vector_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u32; 3]) -> Work {
+/// A product of a few tokens with a matrix: reads every weight once per group of `COLUMNS` tokens.
+fn vector_product(dispatch: &Dispatch<'_>, rows: DispatchWork, [n_tokens, n_out, dim]: [u32; 3]) -> DispatchWork {
     let weight = weight(dispatch);
     let columns = constant(dispatch, "COLUMNS").unwrap_or(1.0);
     let passes = f64::from(dispatch.grid()[2]);
     let weights = passes * f64::from(n_out) * f64::from(dim);
     let has_norm = constant(dispatch, "NORM").is_some();
     let per_weight = match columns {
-        // A norm in front multiplies each element of x, which four rows share.
+        // A fused norm multiplies each element of x, shared by four rows.
         1.0 => unpacking(weight)[0] + if has_norm { 0.6 } else { 0.0 },
         _ => {
             let [of_weight, of_product] = of_columns(weight);
@@ -342,11 +343,11 @@ fn vector_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [
         }
     };
     let packed = packed_bytes(dispatch);
-    Work {
+    DispatchWork {
         bytes: rows.bytes + (passes - 1.0) * packed,
         operations: 2.0 * f64::from(n_tokens) * f64::from(n_out) * f64::from(dim),
         instructions: weights * per_weight,
-        // For each of 64 lanes, of four rows a block, or a quarter of one where it has columns.
+        // For each of 64 lanes and four rows: a block, or a quarter of one with several columns.
         bytes_in_flight: if columns > 1.0 { 64.0 * 4.0 * 4.0 } else { 64.0 * 4.0 * 16.0 },
         groups_per_core: 16.0,
         ..rows
@@ -359,8 +360,8 @@ fn packed_bytes(dispatch: &Dispatch<'_>) -> f64 {
     bindings.filter(|(binding, _)| binding.name == "w").map(|(_, tensor)| tensor.size_bytes() as f64).sum()
 }
 
-/// A product by tiles of lanes: each workgroup unpacks its weights once and takes its operands from workgroup memory.
-fn tiled_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u32; 3]) -> Work {
+/// A tiled product on lanes: each workgroup unpacks its weights once and reads its operands from workgroup memory.
+fn tiled_product(dispatch: &Dispatch<'_>, rows: DispatchWork, [n_tokens, n_out, dim]: [u32; 3]) -> DispatchWork {
     let [m, n, k] = [n_tokens, n_out, dim].map(f64::from);
     let tile = constant(dispatch, "TILE").unwrap_or(64.0);
     let width = constant(dispatch, "WIDTH").unwrap_or(16.0);
@@ -371,9 +372,9 @@ fn tiled_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u
     let is_large = tile > 64.0;
     let side = if is_large { 8.0 } else { 4.0 };
     let staged = unpacking(weight(dispatch))[1] * n * k * tile_rows + unpacking(WeightType::F32)[1] * m * k * tile_cols;
-    Work {
+    DispatchWork {
         operations: 2.0 * m * n * k,
-        // A step along K takes as many operands as a side has twice, for as many products as its square.
+        // A step along K loads `2 * side` operands for `side * side` products.
         instructions: staged + products * (1.0 + 2.0 / side),
         shared_bytes: products * 2.0 * 4.0 / side,
         group_lanes: 256.0,
@@ -383,8 +384,8 @@ fn tiled_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u
     }
 }
 
-/// Instructions of lanes, scalar ones apart, for each element of x that a tile stages in half precision, and for each weight:
-/// the hot loops of `matmul_half` in the ISA of RDNA 3, of several tiles.
+/// Lane instructions, without scalar ones, per element of x that a tile stages in half precision, and per weight:
+/// from the hot loops of `matmul_half` in RDNA 3's ISA, for several tiles.
 const HALF_X: f64 = 1.0;
 
 fn half_unpacking(weight: WeightType) -> f64 {
@@ -396,12 +397,12 @@ fn half_unpacking(weight: WeightType) -> f64 {
     }
 }
 
-/// Instructions of a subgroup for each matrix that it loads, likewise, and elements of one.
+/// A subgroup's instructions per matrix load, from the same loops, and elements of a matrix.
 const MATRIX_LOADS: f64 = 4.2;
 const MATRIX_LEN: f64 = 256.0;
 
-/// A product by tiles in half precision, of lanes or of matrices.
-fn half_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u32; 3]) -> Work {
+/// A tiled product in half precision, on lanes or matrix units.
+fn half_product(dispatch: &Dispatch<'_>, rows: DispatchWork, [n_tokens, n_out, dim]: [u32; 3]) -> DispatchWork {
     let [m, n, k] = [n_tokens, n_out, dim].map(f64::from);
     let [height, width] = ["ROWS", "COLS"].map(|name| constant(dispatch, name).unwrap_or(64.0));
     let [tile_rows, tile_cols] = [(m / height).ceil(), (n / width).ceil()];
@@ -409,10 +410,10 @@ fn half_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u3
     let steps = tile_rows * tile_cols * k;
     let (subgroup, across) = (constant(dispatch, "SUBGROUP"), constant(dispatch, "ACROSS"));
     let group_lanes = subgroup.map_or(256.0, |lanes| 4.0 * lanes);
-    // Lanes that have no part of w do the same as others.
+    // Lanes without a part of w execute the same instructions.
     let staged = HALF_X * height + half_unpacking(weight(dispatch)) * width.max(group_lanes / 2.0);
     let (instructions, shared_bytes, on_matrices) = match (subgroup, across) {
-        // Each of four subgroups loads the rows and the columns of its part of the tile.
+        // Each of four subgroups loads the rows and columns of its part of the tile.
         (Some(lanes), Some(across)) => {
             let loaded = height * across + 4.0 * width / across;
             (steps * (staged + MATRIX_LOADS * lanes * loaded / MATRIX_LEN), steps * loaded * 2.0, true)
@@ -422,7 +423,7 @@ fn half_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u3
             (steps * staged + products * (1.0 + 2.0 / side), products * 2.0 * 2.0 / side, false)
         }
     };
-    Work {
+    DispatchWork {
         operations: 2.0 * m * n * k,
         on_matrices,
         instructions,
@@ -439,14 +440,14 @@ fn seen_on_average(params: &AttentionParams, filled: u32) -> f64 {
     (f64::from(seen(params, filled)) - f64::from(params.n_tokens) / 2.0).max(1.0)
 }
 
-/// Scores and sums of values: each query with the keys that it sees.
-fn attention(dispatch: &Dispatch<'_>, rows: Work, filled: u32) -> Work {
+/// Scores and weighted sums of values: each query with the keys it sees.
+fn attention(dispatch: &Dispatch<'_>, rows: DispatchWork, filled: u32) -> DispatchWork {
     let params: AttentionParams = params(dispatch);
     let per_token = f64::from(params.n_heads) * f64::from(params.head_dim);
     let products = 2.0 * f64::from(params.n_tokens) * per_token * seen_on_average(&params, filled);
-    Work {
+    DispatchWork {
         operations: 2.0 * products,
-        // RDNA 3's listing of both kernels: about 1.3 and 1.4 instructions for each multiplication.
+        // RDNA 3's listing of both kernels: about 1.3 and 1.4 instructions per multiplication.
         instructions: 1.4 * products,
         shared_bytes: products,
         groups_per_core: 4.0,
@@ -455,13 +456,13 @@ fn attention(dispatch: &Dispatch<'_>, rows: Work, filled: u32) -> Work {
     }
 }
 
-/// Instructions of lanes for each score that `attention_half` makes a weight of, and for each element of a key or value that
-/// it stages: its loop in the ISA of RDNA 3, without what matrices take to load, the soft cap, masks and rescaling.
+/// Lane instructions of `attention_half` per score, and per staged element of a key or value: its loop in RDNA 3's
+/// ISA, without matrix loads, soft cap, masks and rescaling.
 const SCORE: f64 = 30.0;
 const STAGED: f64 = 3.5;
 
-/// The same by matrices: tiles of 64 rows by 32 keys, which four subgroups share.
-fn half_attention(dispatch: &Dispatch<'_>, rows: Work, filled: u32) -> Work {
+/// Attention with matrix units: tiles of 64 rows by 32 keys, shared by four subgroups.
+fn half_attention(dispatch: &Dispatch<'_>, rows: DispatchWork, filled: u32) -> DispatchWork {
     const ROWS: f64 = 64.0;
     const KEYS: f64 = 32.0;
     let params: AttentionParams = params(dispatch);
@@ -470,15 +471,15 @@ fn half_attention(dispatch: &Dispatch<'_>, rows: Work, filled: u32) -> Work {
     let lanes = constant(dispatch, "SUBGROUP").unwrap_or(32.0);
     let keys = seen_on_average(&params, filled);
     let tiles = n_kv_heads * (n_tokens * n_heads / n_kv_heads / ROWS).ceil() * (keys / KEYS).ceil();
-    // Numbers of keys, of values and of its rows' weights that each subgroup loads, and that all of them stage.
+    // Elements of keys, values and attention weights that each subgroup loads, and those that all stage together.
     let loaded = 4.0 * (2.0 * KEYS * dim + ROWS / 4.0 * KEYS);
     let staged = 2.0 * KEYS * dim;
     let scores = ROWS * KEYS;
-    Work {
+    DispatchWork {
         operations: 4.0 * n_tokens * n_heads * dim * keys,
         on_matrices: true,
         instructions: tiles * (SCORE * scores + STAGED * staged + MATRIX_LOADS * lanes * loaded / MATRIX_LEN),
-        // Scores are stored and read as f32, all else is f16.
+        // Scores are stored and read as f32, the rest is f16.
         shared_bytes: tiles * (2.0 * (loaded + staged + scores) + 8.0 * scores),
         group_lanes: 4.0 * lanes,
         groups_per_core: if dim > 64.0 { 2.0 } else { 3.0 },
@@ -499,20 +500,20 @@ mod tests {
     }
 
     #[test]
-    fn a_decoded_token_reads_every_weight_and_what_is_cached() {
-        // Llama-3.2-1B: its weights in blocks of 34 bytes for 32, norms, and keys and values of 16 layers in half precision.
+    fn decode_reads_all_weights_and_the_kv_cache() {
+        // Llama-3.2-1B: its weights at 34 bytes per 32, norms, and keys and values of 16 layers in half precision.
         let (weights, norms) = (1_235_746_816.0 / 32.0 * 34.0, 33.0 * 2048.0 * 4.0);
         for filled in [0u32, 1000] {
             let found: f64 = predict(&MACHINES[0], 0, 1, filled).dispatches.iter().map(|d| d.bytes).sum();
             let cached = f64::from(filled + 1) * 2.0 * 16.0 * 512.0 * 2.0;
             let known = weights + norms + cached;
-            // Beside them activations and logits.
+            // The rest is activations and logits.
             assert!(found > known && found < 1.01 * known, "{filled}: {found} of {known}");
         }
     }
 
     #[test]
-    fn a_few_tokens_read_every_weight_once() {
+    fn pass_of_few_tokens_reads_each_weight_once() {
         for machine in &MACHINES {
             // Llama-3.2-1B after 512 tokens.
             let bytes = |n_tokens| predict(machine, 0, n_tokens, 512).dispatches.iter().map(|d| d.bytes).sum::<f64>();
@@ -525,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draw_from_a_large_vocabulary_takes_a_fiftieth_of_the_token_at_most() {
+    fn sampling_takes_at_most_2_percent_of_a_decode_pass() {
         let gemma = SHAPES.iter().find(|shape| shape.name == "Gemma-3-1B").expect("it is there");
         let pass = ShapePass { n_tokens: 1, context_length: 4096 };
         let machine = Machine::named("RTX 4090").expect("it is there");
@@ -539,16 +540,16 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_has_two_operations_for_each_weight_and_token() {
+    fn prefill_takes_two_operations_per_weight_and_token() {
         let found: f64 = predict(&MACHINES[0], 0, 512, 0).dispatches.iter().map(|d| d.operations).sum();
-        // Without the embedding, of which the last token alone takes a product; keys before each token, on average 256.
+        // The embedding head multiplies the last token only; on average, 256 keys precede a token.
         let products = 2.0 * 512.0 * 973_078_528.0 + 2.0 * 262_668_288.0;
         let attention = 4.0 * 16.0 * 2048.0 * 512.0 * 256.0;
         assert!((found / (products + attention) - 1.0).abs() < 0.01, "{found} of {}", products + attention);
     }
 
     #[test]
-    fn no_pass_is_faster_than_what_bounds_it() {
+    fn predicted_pass_stays_below_memory_and_compute_peaks() {
         for machine in &MACHINES {
             for (i, shape) in SHAPES.iter().enumerate() {
                 for n_tokens in [1, 512] {
@@ -564,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_are_found_by_parts_of_their_names() {
+    fn machine_is_found_by_part_of_its_name() {
         let found = |name| Machine::named(name).map(|machine| machine.name);
         assert_eq!(found("rtx4090"), Some("RTX 4090"));
         assert_eq!(found("7900 xtx"), Some("RX 7900 XTX"));

@@ -1,9 +1,9 @@
-//! What a device does, in a form that others can compare: `tilewright bench --report` and `www/bench.html` write it, and
+//! A device's measurements in a format for comparison. `tilewright bench --report` and `www/bench.html` write it;
 //! `benches/record/community/` explains and collects it.
 
 use serde::Serialize;
 
-use super::kernels::{self, KernelRow, Plan, Shapes, WEIGHTS};
+use super::kernels::{self, BenchPlan, KernelRow, Shapes, WEIGHTS};
 use super::{Effort, Probes, seconds};
 use crate::device::Device;
 use crate::dtype::{DType, WeightType};
@@ -17,29 +17,29 @@ use crate::recording::{Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::operands::words;
 
-/// Name and version of the form; another version has another number.
+/// Name and version of the format.
 pub const SCHEMA: &str = "tilewright-bench/1";
 
-/// One thing that a device did again and again, with nothing else to do.
+/// Result of one probe.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProbeRow {
     /// `copy`, `read`, `read_strided`, `read_random`, `reduce`, `fma_f32`, `fma_f16` or `matrix_f16`.
     pub probe: &'static str,
     /// Label of the shader variant.
     pub kernel: &'static str,
-    /// Of one run.
+    /// Seconds per run.
     pub seconds: f64,
-    /// That it reads and writes.
+    /// Bytes read and written.
     pub bytes: u64,
     /// Multiplications and additions.
     pub flop: u64,
-    /// Of those bytes.
+    /// Rate of those bytes.
     pub bytes_per_second: f64,
-    /// Of those operations.
+    /// Rate of those operations.
     pub flop_per_second: f64,
 }
 
-/// A kernel of a forward pass, next to the probes.
+/// A kernel of a forward pass, relative to the probes.
 #[derive(Clone, Debug, Serialize)]
 pub struct RatedKernel {
     /// Label of the shader variant, such as `matvec.Q4_0`.
@@ -48,47 +48,47 @@ pub struct RatedKernel {
     pub operation: &'static str,
     /// T.
     pub n_tokens: u32,
-    /// Of one run.
+    /// Seconds per run.
     pub seconds: f64,
-    /// Each operand once.
+    /// Bytes of all operands, each once.
     pub bytes: u64,
     /// Multiplications and additions of matrix products.
     pub flop: u64,
-    /// Of those bytes.
+    /// Rate of those bytes.
     pub bytes_per_second: f64,
-    /// Of those operations.
+    /// Rate of those operations.
     pub flop_per_second: f64,
-    /// Its bytes per second by those of the probe `copy`; above 1 where a cache holds the operands.
+    /// Rate of bytes relative to the probe `copy`; above 1 if a cache holds the operands.
     pub copy_share: f64,
-    /// Its operations per second by those of the probe `fma_f32`; above 1 where it multiplies in half precision.
+    /// Rate of operations relative to the probe `fma_f32`; above 1 for half-precision products.
     pub fma_share: f64,
 }
 
-/// With how much work the kernels were measured, which depends on what the probes found.
+/// Work sizes for measuring the kernels, which depend on the probes' results.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Settings {
-    /// Whether less was measured: one weight type, fewer samples.
+    /// Whether fewer measurements were made: one weight type, fewer samples.
     pub quick: bool,
-    /// Of the kernels.
+    /// Shapes of the kernels.
     #[serde(flatten)]
     pub shapes: Shapes,
-    /// Bytes of different operands that a kernel runs over before it meets the first again.
+    /// Bytes of distinct operands that a kernel cycles through.
     pub cold_bytes: u64,
 }
 
-/// The part of a report that is measured with kernels.
+/// The measured part of a report.
 #[derive(Clone, Debug)]
 pub struct Measurements {
-    /// See there.
+    /// Work sizes.
     pub settings: Settings,
-    /// In the order in which they were measured.
+    /// In the order of measurement.
     pub probes: Vec<ProbeRow>,
-    /// Those of decoding, then those of a prompt.
+    /// Kernels of decoding, then of a prompt.
     pub kernels: Vec<RatedKernel>,
 }
 
 impl Measurements {
-    /// The probes `copy` and `fma_f32` as what others are shares of.
+    /// The probes `copy` and `fma_f32` as reference rates.
     #[inline(never)]
     pub fn probes(&self) -> Probes {
         let rate =
@@ -103,7 +103,7 @@ impl Measurements {
     }
 }
 
-/// Something that was just measured.
+/// A new measurement.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Measured<'a> {
@@ -113,7 +113,7 @@ pub enum Measured<'a> {
     Kernel(&'a RatedKernel),
 }
 
-/// The same adapter opened in other tiers, for the probes of what the usual tier leaves unused.
+/// The same adapter opened in other tiers, for probes that its default tier does not use.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OtherTiers<'a> {
     /// With `shader-f16`.
@@ -123,11 +123,10 @@ pub struct OtherTiers<'a> {
     pub matrices: Option<&'a Device>,
 }
 
-/// Measures probes and kernels. `on_row` is called for each row as soon as it is there, with the number of rows so far
-/// and of all.
+/// Measures probes and kernels. Calls `on_row` for each finished row with the number of rows so far and in total.
 ///
-/// Work grows until a run takes long enough to be timed and stays far below the 100 ms after which a page stutters;
-/// kernels have the shapes of a model that suits what the probes found.
+/// Work grows until a run is long enough to time, but stays far below the 100 ms that make a page stutter. Kernels
+/// have the shapes of a model that suits the probes' results.
 ///
 /// # Errors
 /// Errors of [`Device::run`].
@@ -140,19 +139,19 @@ pub async fn measure(
     let effort =
         if quick { Effort { samples: 1, sample_seconds: 0.005 } } else { Effort { samples: 3, ..Effort::USUAL } };
     let weights: &'static [WeightType] = if quick { &[WeightType::Q4_0] } else { &WEIGHTS };
-    let mut kinds: Vec<(Kind, &Device)> = vec![
-        (Kind::Copy, device),
-        (Kind::Read, device),
-        (Kind::ReadStrided, device),
-        (Kind::ReadRandom, device),
-        (Kind::Reduce, device),
-        (Kind::Fma, device),
+    let mut kinds: Vec<(ProbeKind, &Device)> = vec![
+        (ProbeKind::Copy, device),
+        (ProbeKind::Read, device),
+        (ProbeKind::ReadStrided, device),
+        (ProbeKind::ReadRandom, device),
+        (ProbeKind::Reduce, device),
+        (ProbeKind::Fma, device),
     ];
-    kinds.extend(others.half.map(|half| (Kind::FmaHalf, half)));
+    kinds.extend(others.half.map(|half| (ProbeKind::FmaHalf, half)));
     #[cfg(not(target_arch = "wasm32"))]
-    kinds.extend(others.matrices.map(|matrices| (Kind::Matrix, matrices)));
+    kinds.extend(others.matrices.map(|matrices| (ProbeKind::Matrix, matrices)));
 
-    let total = kinds.len() + Plan { shapes: &shapes(0.0), weights, cold_bytes: 0, long_flop: 0, effort }.n_rows();
+    let total = kinds.len() + BenchPlan { shapes: &shapes(0.0), weights, cold_bytes: 0, long_flop: 0, effort }.n_rows();
     let mut found = Measurements {
         settings: Settings { quick, shapes: shapes(0.0), cold_bytes: 0 },
         probes: Vec::new(),
@@ -166,10 +165,10 @@ pub async fn measure(
     }
     let bounds = found.probes();
     let shapes = shapes(bounds.flop_per_second);
-    let cold_bytes = ((bounds.copy_bytes_per_second * COLD_SECONDS) as u64).clamp(4 << 20, MOST_COLD_BYTES);
+    let cold_bytes = ((bounds.copy_bytes_per_second * COLD_SECONDS) as u64).clamp(4 << 20, MAX_COLD_BYTES);
     let long_flop = ((bounds.flop_per_second * LONG_SECONDS) as u64).clamp(1 << 20, 1 << 32);
     found.settings = Settings { quick, shapes, cold_bytes };
-    let plan = Plan { shapes: &shapes, weights, cold_bytes, long_flop, effort };
+    let plan = BenchPlan { shapes: &shapes, weights, cold_bytes, long_flop, effort };
     let n_probes = found.probes.len();
     kernels::measure_each(device, &plan, &bounds, &mut |row| {
         device.free_unused();
@@ -181,20 +180,20 @@ pub async fn measure(
     Ok(found)
 }
 
-/// Seconds of copying that the operands of a kernel are worth before they come again.
+/// Distinct operands, as seconds of copying.
 const COLD_SECONDS: f64 = 0.004;
-/// More than the caches of large GPUs hold. A page makes the operands in the module's memory.
-const MOST_COLD_BYTES: u64 = if cfg!(target_arch = "wasm32") { 1 << 27 } else { 1 << 29 };
-/// Seconds of the probe `fma_f32` that the copies of a kernel are worth.
+/// Exceeds the caches of large GPUs. In a page, operands are created in WASM memory.
+const MAX_COLD_BYTES: u64 = if cfg!(target_arch = "wasm32") { 1 << 27 } else { 1 << 29 };
+/// Total work of a kernel's copies, as seconds of the probe `fma_f32`.
 const LONG_SECONDS: f64 = 0.02;
 
-/// Shapes of a model whose kernels do not take longer than a page may, on a device that multiplies and adds so fast.
+/// Shapes of a model whose kernels are short enough for a page at this rate.
 fn shapes(flop_per_second: f64) -> Shapes {
-    /// Operations of a prompt's products in one layer, by C^2 T.
+    /// Operations of a prompt's products in one layer, per C^2 T.
     const LAYER_FLOP: f64 = 21.5;
-    /// The least part of the probe's rate that products are expected to reach.
+    /// Minimum share of the probe's rate expected of products.
     const LEAST_SHARE: f64 = 0.1;
-    /// Half of it is one product's.
+    /// One product takes half of it.
     const LAYER_SECONDS: f64 = 0.15;
     let budget = flop_per_second * LEAST_SHARE * LAYER_SECONDS / LAYER_FLOP;
     let sizes = [(2048, 128), (1024, 128), (512, 128), (256, 128)];
@@ -223,7 +222,7 @@ impl RatedKernel {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum ProbeKind {
     Copy,
     Read,
     ReadStrided,
@@ -235,51 +234,54 @@ enum Kind {
     Matrix,
 }
 
-impl Kind {
+impl ProbeKind {
     fn name(self) -> &'static str {
         match self {
-            Kind::Copy => "copy",
-            Kind::Read => "read",
-            Kind::ReadStrided => "read_strided",
-            Kind::ReadRandom => "read_random",
-            Kind::Reduce => "reduce",
-            Kind::Fma => "fma_f32",
-            Kind::FmaHalf => "fma_f16",
+            ProbeKind::Copy => "copy",
+            ProbeKind::Read => "read",
+            ProbeKind::ReadStrided => "read_strided",
+            ProbeKind::ReadRandom => "read_random",
+            ProbeKind::Reduce => "reduce",
+            ProbeKind::Fma => "fma_f32",
+            ProbeKind::FmaHalf => "fma_f16",
             #[cfg(not(target_arch = "wasm32"))]
-            Kind::Matrix => "matrix_f16",
+            ProbeKind::Matrix => "matrix_f16",
         }
     }
 
-    /// Whether it reads memory, which is to be filled.
+    /// Whether the probe reads memory, which must be filled before.
     fn reads(self) -> bool {
-        matches!(self, Kind::Copy | Kind::Read | Kind::ReadStrided | Kind::ReadRandom | Kind::Reduce)
+        matches!(
+            self,
+            ProbeKind::Copy | ProbeKind::Read | ProbeKind::ReadStrided | ProbeKind::ReadRandom | ProbeKind::Reduce
+        )
     }
 
     fn is_float(self) -> bool {
-        matches!(self, Kind::Reduce | Kind::Fma | Kind::FmaHalf)
+        matches!(self, ProbeKind::Reduce | ProbeKind::Fma | ProbeKind::FmaHalf)
     }
 
-    /// Words that the probe reads, or elements that it writes: the least, and the most as far as a binding holds them.
+    /// Minimum and maximum words read or elements written, if a binding holds them.
     fn sizes(self) -> [u32; 2] {
         match self {
-            Kind::Fma | Kind::FmaHalf => [1 << 10, 1 << 20],
+            ProbeKind::Fma | ProbeKind::FmaHalf => [1 << 10, 1 << 20],
             #[cfg(not(target_arch = "wasm32"))]
-            Kind::Matrix => [1 << 6, 1 << 14],
-            // 256 MiB are more than any cache.
+            ProbeKind::Matrix => [1 << 6, 1 << 14],
+            // 256 MiB exceed any cache.
             _ => [1 << 18, 1 << 26],
         }
     }
 }
 
-/// Measures one probe, with more and more work until that takes long.
-async fn probe(device: &Device, kind: Kind, effort: Effort) -> Result<ProbeRow, Error> {
-    /// A run that takes so long shows what the device can do; the next size would take four times as long.
+/// Measures one probe with growing work until it takes long enough.
+async fn probe(device: &Device, kind: ProbeKind, effort: Effort) -> Result<ProbeRow, Error> {
+    /// A run this long shows the peak rate; the next size would take four times as long.
     const LONG_SECONDS: f64 = 0.008;
-    /// In one submission.
+    /// Runs per submission.
     const MAX_RUNS: u32 = 32;
     let [mut size, most] = kind.sizes();
     let most = most.min((device.target().limits().max_binding_bytes / 4).min(1 << 30) as u32);
-    // The largest power of two: what reads anywhere needs one.
+    // Random reads need a power of two.
     let most = 1 << most.max(size).ilog2();
     loop {
         let operands = Operands::new(device, kind, size)?;
@@ -292,7 +294,7 @@ async fn probe(device: &Device, kind: Kind, effort: Effort) -> Result<ProbeRow, 
             size = (size * 4).min(most);
             continue;
         }
-        // What a fast device does with the largest size is short against the cost of a submission.
+        // On a fast device, even the largest size is short relative to a submission.
         let n = ((LONG_SECONDS / once.max(1e-9)) as u32).clamp(1, MAX_RUNS);
         let (recording, _) = operands.recorded(device, kind, n)?;
         let seconds = seconds(device, &recording, effort).await? / f64::from(n);
@@ -302,21 +304,21 @@ async fn probe(device: &Device, kind: Kind, effort: Effort) -> Result<ProbeRow, 
     }
 }
 
-/// What a probe reads and writes.
+/// Input and output of a probe.
 struct Operands {
     x: Tensor,
     y: Tensor,
 }
 
 impl Operands {
-    /// Elements of a row that a workgroup adds up.
+    /// Elements per row that a workgroup sums.
     const ROW: u32 = 1 << 12;
 
-    /// For `size` words that are read or elements that are written.
+    /// Operands for `size` words read or elements written.
     #[inline(never)]
-    fn new(device: &Device, kind: Kind, size: u32) -> Result<Operands, Error> {
+    fn new(device: &Device, kind: ProbeKind, size: u32) -> Result<Operands, Error> {
         #[cfg(not(target_arch = "wasm32"))]
-        if kind == Kind::Matrix {
+        if kind == ProbeKind::Matrix {
             let side = probe_matrix_size(&device.target());
             let x = device.upload("x", &[6, side, side], &vec![1.0f32; 6 * (side * side) as usize])?;
             let y = Tensor::declare("y", Role::Activations, &[size, 2, 4, side, side], DType::F32)?;
@@ -325,19 +327,19 @@ impl Operands {
         let _ = device;
         let dtype = if kind.is_float() { DType::F32 } else { DType::U32 };
         let n_out = match kind {
-            Kind::Read | Kind::ReadStrided | Kind::ReadRandom => size / PROBE_READS,
-            Kind::Reduce => size / Operands::ROW,
+            ProbeKind::Read | ProbeKind::ReadStrided | ProbeKind::ReadRandom => size / PROBE_READS,
+            ProbeKind::Reduce => size / Operands::ROW,
             _ => size,
         };
         let matrix = [size / Operands::ROW, Operands::ROW];
-        let x_shape = if kind == Kind::Reduce { &matrix[..] } else { &[size] };
+        let x_shape = if kind == ProbeKind::Reduce { &matrix[..] } else { &[size] };
         let x = Tensor::declare("x", Role::Activations, x_shape, dtype)?;
         Ok(Operands { x, y: Tensor::declare("y", Role::Activations, &[n_out], dtype)? })
     }
 
-    /// `n` runs of a probe, and the bytes and operations of one.
+    /// Records `n` runs of a probe; returns the recording, and one run's bytes and operations.
     #[inline(never)]
-    fn recorded(&self, device: &Device, kind: Kind, n: u32) -> Result<(Recording, [u64; 2]), Error> {
+    fn recorded(&self, device: &Device, kind: ProbeKind, n: u32) -> Result<(Recording, [u64; 2]), Error> {
         let mut rec = device.recorder();
         let mut work = [0; 2];
         for _ in 0..n {
@@ -347,7 +349,7 @@ impl Operands {
     }
 
     /// Records a probe; returns its bytes and operations.
-    fn record(&self, rec: &mut Recorder, kind: Kind) -> Result<[u64; 2], Error> {
+    fn record(&self, rec: &mut Recorder, kind: ProbeKind) -> Result<[u64; 2], Error> {
         /// Words in 128 bytes.
         const STRIDE: u32 = 32;
         // As many as half precision counts without rounding.
@@ -355,38 +357,37 @@ impl Operands {
         let Operands { x, y } = self;
         let written = y.size_bytes();
         let flop = match kind {
-            Kind::Fma | Kind::FmaHalf => y.len() as u64 * u64::from(FMA.rounds) * PROBE_FMA_FLOP,
+            ProbeKind::Fma | ProbeKind::FmaHalf => y.len() as u64 * u64::from(FMA.rounds) * PROBE_FMA_FLOP,
             #[cfg(not(target_arch = "wasm32"))]
-            Kind::Matrix => {
+            ProbeKind::Matrix => {
                 let side = u64::from(probe_matrix_size(rec.target()));
                 y.len() as u64 * 2 * side * u64::from(MATRIX_ROUNDS)
             }
             _ => 0,
         };
         match kind {
-            Kind::Copy => probe_copy(rec, x, y)?,
-            Kind::Read => probe_read(rec, x, y, ReadOrder::Strided(1))?,
-            Kind::ReadStrided => probe_read(rec, x, y, ReadOrder::Strided(STRIDE))?,
-            Kind::ReadRandom => probe_read(rec, x, y, ReadOrder::Scattered)?,
-            Kind::Reduce => probe_reduce(rec, x, y)?,
-            Kind::Fma | Kind::FmaHalf => probe_fma(rec, FMA, y)?,
+            ProbeKind::Copy => probe_copy(rec, x, y)?,
+            ProbeKind::Read => probe_read(rec, x, y, ReadOrder::Strided(1))?,
+            ProbeKind::ReadStrided => probe_read(rec, x, y, ReadOrder::Strided(STRIDE))?,
+            ProbeKind::ReadRandom => probe_read(rec, x, y, ReadOrder::Scattered)?,
+            ProbeKind::Reduce => probe_reduce(rec, x, y)?,
+            ProbeKind::Fma | ProbeKind::FmaHalf => probe_fma(rec, FMA, y)?,
             #[cfg(not(target_arch = "wasm32"))]
-            Kind::Matrix => probe_matrix(rec, x, y, MATRIX_ROUNDS)?,
+            ProbeKind::Matrix => probe_matrix(rec, x, y, MATRIX_ROUNDS)?,
         }
         Ok([if kind.reads() { x.size_bytes() + written } else { written }, flop])
     }
 }
 
-/// Of the probe of cooperative matrices.
-#[cfg(not(target_arch = "wasm32"))]
+/// Rounds of the cooperative-matrix probe.
 const MATRIX_ROUNDS: u32 = 1024;
 
-/// Fills a tensor with ordinary numbers: memory that nobody wrote may not be there at all.
+/// Fills a tensor with normal floats: memory may not be allocated before it is written.
 async fn fill(device: &Device, tensor: &Tensor) -> Result<(), Error> {
     const PIECE: usize = 1 << 18;
-    /// Uploads in flight are bounded by waiting for the device after so many words.
+    /// Words after which to wait for the device, to limit uploads in flight.
     const DRAINED: usize = 1 << 23;
-    // Floats from 1 to 2, whose sums stay small.
+    // Floats from 1 to 2, with small sums.
     let piece: Vec<u32> = words(PIECE.min(tensor.len())).map(|word| word >> 9 | 0x3f80_0000).collect();
     for first in (0..tensor.len()).step_by(PIECE) {
         device.write(tensor, first, &piece[..PIECE.min(tensor.len() - first)])?;
@@ -397,14 +398,14 @@ async fn fill(device: &Device, tensor: &Tensor) -> Result<(), Error> {
     Ok(())
 }
 
-/// What was opened.
+/// The measured device.
 #[derive(Clone, Debug, Serialize)]
 pub struct ReportDevice {
     /// Adapter's or processor's name.
     pub name: String,
     /// `vulkan`, `metal`, `dx12`, `webgpu` or `cpu`.
     pub backend: String,
-    /// Driver's name and version, as far as they are known.
+    /// Driver's name and version, if known.
     pub driver: String,
     /// Shader tier; `none` for the CPU.
     pub tier: String,
@@ -413,7 +414,7 @@ pub struct ReportDevice {
 }
 
 impl ReportDevice {
-    /// Of an open device.
+    /// Describes an open device.
     pub fn new(device: &Device) -> ReportDevice {
         let info = device.info().clone();
         let is_software = !device.is_real_gpu();
@@ -421,7 +422,7 @@ impl ReportDevice {
     }
 }
 
-/// What a report begins with: all but the rows, as JSON.
+/// The start of a report as JSON: everything except the rows.
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 pub(crate) fn head_to_json(device: &Device, measurements: &Measurements) -> String {
     #[derive(Serialize)]
@@ -445,7 +446,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shapes_suit_the_rate() {
+    fn benchmark_shapes_grow_with_the_measured_rate() {
         let found = [0.0, 1e9, 15e9, 50e9, 200e9, 1e12, 80e12].map(shapes);
         let sizes = found.map(|shapes| (shapes.dim, shapes.n_prompt));
         assert_eq!(sizes, [(256, 32), (256, 32), (256, 128), (512, 128), (1024, 128), (2048, 128), (2048, 128)]);
@@ -453,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quick_report_of_the_cpu_has_every_row_that_was_announced() {
+    fn quick_cpu_report_has_every_announced_row() {
         let device = Device::cpu();
         let mut seen = Vec::new();
         let on_row = &mut |row: Measured<'_>, done: usize, total: usize| {

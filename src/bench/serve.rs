@@ -1,7 +1,7 @@
-//! A server under load: what clients of an endpoint in OpenAI's shape wait for, by how many there are or how often they come.
+//! Load test of a server: latencies of an OpenAI-compatible endpoint by the number of clients or the request rate.
 //!
-//! Each request is a prompt of its own that is streamed to its end. A thread holds a connection, as a client's would; times are
-//! those of the host's clock at the client. Where the server has measures in Prometheus's text, they are read before and after.
+//! Each request has its own prompt and is streamed to its end. A thread holds a connection, as a client would; times
+//! are measured by the client's clock. If the server has Prometheus metrics, they are read before and after.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader};
@@ -17,53 +17,53 @@ use ureq::http::header::AUTHORIZATION;
 use super::{Percentiles, fractions};
 use crate::error::Error;
 
-/// A server that is silent for so long is taken for gone.
+/// A server silent for this long is considered gone.
 const SILENCE: Duration = Duration::from_secs(600);
-/// Threads that send at most.
-pub const MOST_CONCURRENT: usize = 1024;
-/// What prompts are made of.
+/// Maximum sending threads.
+pub const MAX_CONCURRENT: usize = 1024;
+/// Words for prompts.
 const WORDS: [&str; 16] = [
     "the", "little", "dog", "went", "to", "a", "big", "house", "and", "saw", "old", "tree", "with", "her", "red",
     "ball",
 ];
 
-/// An endpoint, and what it is asked.
+/// An endpoint and its model.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Address in front of `/completions`, such as `http://127.0.0.1:8080/v1`.
+    /// Base URL of `/completions`, such as `http://127.0.0.1:8080/v1`.
     pub url: String,
-    /// Name of the model; the first that the server lists if absent.
+    /// Model name; default: the first that the server lists.
     pub model: Option<String>,
-    /// Key that requests have.
+    /// API key for requests.
     pub api_key: Option<String>,
 }
 
-/// What each request asks for.
+/// Sizes of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Texts {
-    /// Tokens of a prompt, about: prompts are words, whose number is found by the first answer.
+    /// Approximate tokens per prompt: prompts are words, whose number is calibrated by the first answer.
     pub prompt_tokens: usize,
-    /// Tokens of an answer at most.
+    /// Maximum tokens per completion.
     pub output_tokens: usize,
-    /// Of words and of pauses.
+    /// Seed for words and pauses.
     pub seed: u64,
 }
 
-/// When requests come.
+/// Arrival of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Load {
-    /// So many clients, each of which sends its next request when the last is over.
+    /// This many clients, each sending its next request when the last is done.
     Concurrency(usize),
-    /// So many a second on average, whether answers come or not, with the pauses of a Poisson process.
+    /// This many per second on average, regardless of answers, as a Poisson process.
     Rate(f64),
 }
 
-/// What a machine costs.
+/// Cost of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prices {
-    /// Dollars for an hour of this machine.
+    /// Dollars per hour for this machine.
     pub dollars_per_hour: f64,
 }
 
@@ -71,7 +71,7 @@ impl Prices {
     /// Reads `{"dollars_per_hour": 0.5}`.
     ///
     /// # Errors
-    /// [`Error::Option`] that says what is wrong.
+    /// [`Error::Option`] with the problem.
     pub fn parse(text: &str) -> Result<Prices, Error> {
         let expected = "an object with `dollars_per_hour`, a number above 0";
         let wrong = |found: String| Error::Option { option: "prices", expected: expected.into(), found };
@@ -83,85 +83,85 @@ impl Prices {
     }
 }
 
-/// Dollars for what was answered, if the machine does nothing else.
+/// Cost in dollars if the machine does nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Cost {
-    /// For 1,000 requests.
+    /// Per 1,000 requests.
     pub per_1000_requests: f64,
-    /// For a million generated tokens, prompts included in the price.
+    /// Per million generated tokens, including their prompts.
     pub per_million_generated_tokens: f64,
-    /// For a million tokens, those of prompts and those generated.
+    /// Per million tokens, prompt and generated.
     pub per_million_tokens: f64,
 }
 
-/// What the server's own measures say of a load.
+/// The server's own metrics during a load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct ServerCounts {
     /// Tokens of prompts.
     pub prompt_tokens: u64,
-    /// Of those the ones that were not computed again.
+    /// Prompt tokens from the prefix cache.
     pub cached_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
-    /// Passes that computed a token of each running sequence.
+    /// Decode batches.
     pub decode_passes: u64,
-    /// Passes over a part of a prompt.
+    /// Prefill chunks.
     pub prompt_passes: u64,
-    /// Generated tokens by those passes: how many sequences a pass had on average.
+    /// Generated tokens per decode batch: the average batch size.
     pub tokens_per_decode_pass: f64,
 }
 
-/// One line of results. Times are in seconds.
+/// One row of results. Times are in seconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct ServeRow {
-    /// When requests came.
+    /// Arrival of requests.
     #[serde(flatten)]
     pub load: Load,
     /// Requests sent.
     pub n_requests: usize,
-    /// Requests with a whole answer.
+    /// Requests with a complete answer.
     pub n_answered: usize,
-    /// Requests that the server refused with status 429.
+    /// Requests refused with status 429.
     pub n_refused: usize,
-    /// Requests with any other end.
+    /// Requests that failed otherwise.
     pub n_failed: usize,
-    /// What the failed ones say, with how often each.
+    /// Messages of the failed requests, each with its count.
     pub failures: Vec<(String, usize)>,
     /// From the first request to the last end.
     pub seconds: f64,
-    /// Answered ones.
+    /// Answered requests per second.
     pub requests_per_second: f64,
-    /// Tokens of the prompts of those.
+    /// Prompt tokens of answered requests.
     pub prompt_tokens: u64,
-    /// Of those tokens the ones that the server had computed before.
+    /// Prompt tokens of those from the server's prefix cache.
     pub cached_tokens: u64,
-    /// Tokens of their answers.
+    /// Generated tokens of answered requests.
     pub generated_tokens: u64,
-    /// Of their answers.
+    /// Generated tokens per second.
     pub tokens_per_second: f64,
-    /// From a request to the first part of its answer.
+    /// From a request to the first chunk of its answer.
     pub first_token_seconds: Percentiles,
-    /// From one part of an answer to the next; a part is a token where the server does not wait for more.
+    /// Between chunks of an answer; a chunk is one token unless the server gathers more.
     pub between_tokens_seconds: Percentiles,
     /// From a request to the end of its answer.
     pub request_seconds: Percentiles,
     /// From a request to its refusal.
     pub refused_seconds: Percentiles,
-    /// What the server's measures say, if it has them.
+    /// The server's metrics, if available.
     pub server: Option<ServerCounts>,
-    /// With prices.
+    /// Cost, if prices are given.
     pub cost: Option<Cost>,
 }
 
-/// How a request ended.
-enum Outcome {
-    Answered { times: Vec<f64>, seconds: f64, usage: Usage },
+/// Outcome of a request.
+enum RequestOutcome {
+    Answered { times: Vec<f64>, seconds: f64, usage: ReportedUsage },
     Refused { seconds: f64 },
     Failed(String),
 }
 
 #[derive(Clone, Copy, Default)]
-struct Usage {
+struct ReportedUsage {
     prompt_tokens: u64,
     cached_tokens: u64,
     generated_tokens: u64,
@@ -173,15 +173,15 @@ pub struct Client {
     target: Target,
     model: String,
     texts: Texts,
-    /// Words of a prompt.
+    /// Words per prompt.
     n_words: usize,
 }
 
 impl Client {
-    /// Finds the model's name and how many words a prompt has, with two requests.
+    /// Determines the model's name and the number of words per prompt, with two requests.
     ///
     /// # Errors
-    /// [`Error::Io`] with the address if the server does not answer as expected.
+    /// [`Error::Io`] with the URL if the server does not answer as expected.
     pub fn connect(target: Target, texts: Texts) -> Result<Client, Error> {
         for (option, n) in [("prompt_tokens", texts.prompt_tokens), ("output_tokens", texts.output_tokens)] {
             if n == 0 {
@@ -191,8 +191,8 @@ impl Client {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .proxy(None)
-            .max_idle_connections(MOST_CONCURRENT)
-            .max_idle_connections_per_host(MOST_CONCURRENT)
+            .max_idle_connections(MAX_CONCURRENT)
+            .max_idle_connections_per_host(MAX_CONCURRENT)
             .timeout_connect(Some(Duration::from_secs(30)))
             .timeout_per_read(Some(SILENCE));
         let target = Target { url: target.url.trim_end_matches('/').to_owned(), ..target };
@@ -202,14 +202,14 @@ impl Client {
             Some(model) => model,
             None => client.first_model()?,
         };
-        // The first answer may wait for the model to load; the second has the length that was asked for.
+        // The first answer may include loading the model; the second has the requested length.
         for _ in 0..2 {
             let found = match client.ask(usize::MAX) {
-                Outcome::Answered { usage, .. } => usage.prompt_tokens,
-                Outcome::Refused { .. } => {
-                    return Err(client.failed("the server refuses the first request: it is busy"));
+                RequestOutcome::Answered { usage, .. } => usage.prompt_tokens,
+                RequestOutcome::Refused { .. } => {
+                    return Err(client.failed("the server refused the first request: it is busy"));
                 }
-                Outcome::Failed(message) => return Err(client.failed(&message)),
+                RequestOutcome::Failed(message) => return Err(client.failed(&message)),
             };
             let n_words = (client.n_words * texts.prompt_tokens) as f64 / found.max(1) as f64;
             client.n_words = (n_words.round() as usize).max(1);
@@ -217,7 +217,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Name of the model that is asked.
+    /// The model's name.
     pub fn model(&self) -> &str {
         &self.model
     }
@@ -225,7 +225,7 @@ impl Client {
     /// Sends requests and waits until all have ended.
     ///
     /// # Errors
-    /// [`Error::Option`] for a load that cannot be; [`Error::Io`] if the server's measures cannot be read any longer.
+    /// [`Error::Option`] for an invalid load; [`Error::Io`] if the server's metrics become unreadable.
     pub fn measure(&self, load: Load, n_requests: usize, prices: Option<Prices>) -> Result<ServeRow, Error> {
         load.check()?;
         let before = self.counts();
@@ -241,7 +241,7 @@ impl Client {
         Ok(row)
     }
 
-    fn send_together(&self, n: usize, n_requests: usize) -> Vec<Outcome> {
+    fn send_together(&self, n: usize, n_requests: usize) -> Vec<RequestOutcome> {
         let next = AtomicUsize::new(0);
         let ended = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
@@ -256,25 +256,25 @@ impl Client {
         ended.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn send_at_rate(&self, rate: f64, n_requests: usize) -> Vec<Outcome> {
+    fn send_at_rate(&self, rate: f64, n_requests: usize) -> Vec<RequestOutcome> {
         let (start, ended) = (Instant::now(), Mutex::new(Vec::new()));
         let times = arrivals(rate, self.texts.seed).take(n_requests);
         std::thread::scope(|scope| {
             for (number, at) in times.enumerate() {
                 std::thread::sleep(Duration::from_secs_f64(at).saturating_sub(start.elapsed()));
                 let ended = &ended;
-                // Its handle is not kept: with it, what the system has of a thread would stay until all have ended.
+                // The handle is dropped: it would keep the thread's system resources until all have ended.
                 let thread = std::thread::Builder::new();
                 if let Err(error) = thread.spawn_scoped(scope, move || add(ended, self.ask(number))) {
-                    add(ended, Outcome::Failed(format!("the client has no thread for it: {error}")));
+                    add(ended, RequestOutcome::Failed(format!("cannot start a client thread: {error}")));
                 }
             }
         });
         ended.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// One request, to its end.
-    fn ask(&self, number: usize) -> Outcome {
+    /// Sends one request and reads its answer to the end.
+    fn ask(&self, number: usize) -> RequestOutcome {
         let body = json!({
             "model": self.model,
             "prompt": self.prompt(number),
@@ -290,7 +290,7 @@ impl Client {
         }
         let response = match request.content_type("application/json").send(body.to_string()) {
             Ok(response) => response,
-            Err(error) => return Outcome::Failed(error.to_string()),
+            Err(error) => return RequestOutcome::Failed(error.to_string()),
         };
         let status = response.status().as_u16();
         let mut body = response.into_body();
@@ -298,19 +298,19 @@ impl Client {
             let told = body.read_to_string().unwrap_or_default();
             let seconds = start.elapsed().as_secs_f64();
             return match status {
-                429 => Outcome::Refused { seconds },
-                _ => Outcome::Failed(refusal(status, &told)),
+                429 => RequestOutcome::Refused { seconds },
+                _ => RequestOutcome::Failed(refusal(status, &told)),
             };
         }
         let mut times = Vec::new();
         match read_events(BufReader::new(body.into_reader()), || times.push(start.elapsed().as_secs_f64())) {
-            Ok(Some(usage)) => Outcome::Answered { times, seconds: start.elapsed().as_secs_f64(), usage },
-            Ok(None) => Outcome::Failed("the stream ends without its usage".into()),
-            Err(error) => Outcome::Failed(error.to_string()),
+            Ok(Some(usage)) => RequestOutcome::Answered { times, seconds: start.elapsed().as_secs_f64(), usage },
+            Ok(None) => RequestOutcome::Failed("the stream ended without usage".into()),
+            Err(error) => RequestOutcome::Failed(error.to_string()),
         }
     }
 
-    /// Words that no other request of this client begins with.
+    /// Words of a prompt that starts unlike any other of this client.
     fn prompt(&self, number: usize) -> String {
         let seed = self.texts.seed.wrapping_add(number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let drawn = fractions(seed).skip(1).map(|fraction| WORDS[(fraction * WORDS.len() as f32) as usize]);
@@ -332,10 +332,10 @@ impl Client {
         let (status, text) = self.get(&url)?;
         let list: Json = serde_json::from_str(&text).unwrap_or_default();
         let name = list["data"][0]["id"].as_str().filter(|_| status == 200);
-        name.map(str::to_owned).ok_or_else(|| failed(&url, &format!("no list of models: {}", refusal(status, &text))))
+        name.map(str::to_owned).ok_or_else(|| failed(&url, &format!("cannot list models: {}", refusal(status, &text))))
     }
 
-    /// The server's measures, if it has those that are ours.
+    /// The server's metrics, if it has those of this crate.
     fn counts(&self) -> Option<Measures> {
         self.scrape().ok()
     }
@@ -345,7 +345,7 @@ impl Client {
         let (status, text) = self.get(&url)?;
         match status == 200 && text.contains("tilewright_tokens") {
             true => Ok(Measures::parse(&text, &self.model)),
-            false => Err(failed(&url, &format!("no measures: status {status}"))),
+            false => Err(failed(&url, &format!("no metrics: status {status}"))),
         }
     }
 
@@ -358,22 +358,23 @@ fn failed(url: &str, message: &str) -> Error {
     Error::Io { path: url.into(), source: io::Error::other(message.to_owned()) }
 }
 
-/// What an answer says that is none.
+/// The message of an error response.
 fn refusal(status: u16, told: &str) -> String {
     let told: Json = serde_json::from_str(told).unwrap_or_default();
     let message = told["error"]["message"].as_str().or(told["error"].as_str()).unwrap_or("no reason given");
     format!("status {status}: {message}")
 }
 
-/// Reads a stream of events to its end, and calls `on_part` for each that has text. Returns the usage, if it came.
-fn read_events(reader: impl BufRead, mut on_part: impl FnMut()) -> io::Result<Option<Usage>> {
+/// Reads an event stream to its end and calls `on_part` for each event with text. Returns the usage, if sent.
+fn read_events(reader: impl BufRead, mut on_part: impl FnMut()) -> io::Result<Option<ReportedUsage>> {
     let mut usage = None;
     for line in reader.lines() {
         let line = line?;
         let Some(data) = line.strip_prefix("data:").map(str::trim).filter(|data| *data != "[DONE]") else { continue };
-        let event: Json = serde_json::from_str(data).map_err(|error| io::Error::other(format!("an event: {error}")))?;
+        let event: Json =
+            serde_json::from_str(data).map_err(|error| io::Error::other(format!("bad event: {error}")))?;
         if let Some(message) = event["error"]["message"].as_str() {
-            return Err(io::Error::other(format!("the stream breaks off: {message}")));
+            return Err(io::Error::other(format!("the stream ended with an error: {message}")));
         }
         if event["choices"][0]["text"].as_str().is_some_and(|text| !text.is_empty()) {
             on_part();
@@ -383,17 +384,17 @@ fn read_events(reader: impl BufRead, mut on_part: impl FnMut()) -> io::Result<Op
             (told["prompt_tokens"].as_u64(), told["completion_tokens"].as_u64())
         {
             let cached_tokens = told["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
-            usage = Some(Usage { prompt_tokens, cached_tokens, generated_tokens });
+            usage = Some(ReportedUsage { prompt_tokens, cached_tokens, generated_tokens });
         }
     }
     Ok(usage)
 }
 
-fn add(ended: &Mutex<Vec<Outcome>>, outcome: Outcome) {
+fn add(ended: &Mutex<Vec<RequestOutcome>>, outcome: RequestOutcome) {
     ended.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(outcome);
 }
 
-/// When requests of a Poisson process come, in seconds.
+/// Arrival times of a Poisson process, in seconds.
 fn arrivals(rate: f64, seed: u64) -> impl Iterator<Item = f64> {
     let mut at = 0.0;
     fractions(seed).map(move |fraction| {
@@ -403,14 +404,14 @@ fn arrivals(rate: f64, seed: u64) -> impl Iterator<Item = f64> {
 }
 
 impl Load {
-    /// Refuses a load that cannot be.
+    /// Refuses an invalid load.
     ///
     /// # Errors
-    /// [`Error::Option`] naming it.
+    /// [`Error::Option`] with the number out of range.
     pub fn check(&self) -> Result<(), Error> {
         let (option, expected, found) = match *self {
-            Load::Concurrency(n) if !(1..=MOST_CONCURRENT).contains(&n) => {
-                ("concurrency", format!("1 to {MOST_CONCURRENT}"), n.to_string())
+            Load::Concurrency(n) if !(1..=MAX_CONCURRENT).contains(&n) => {
+                ("concurrency", format!("1 to {MAX_CONCURRENT}"), n.to_string())
             }
             Load::Rate(rate) if !(rate.is_finite() && rate > 0.0) => {
                 ("rate", "a number above 0".into(), rate.to_string())
@@ -420,7 +421,7 @@ impl Load {
         Err(Error::Option { option, expected, found })
     }
 
-    /// As a table says it.
+    /// Name in tables.
     pub fn name(&self) -> String {
         match self {
             Load::Concurrency(n) => format!("{n} at once"),
@@ -430,14 +431,14 @@ impl Load {
 }
 
 impl ServeRow {
-    fn of(load: Load, outcomes: Vec<Outcome>, seconds: f64) -> ServeRow {
+    fn of(load: Load, outcomes: Vec<RequestOutcome>, seconds: f64) -> ServeRow {
         let n_requests = outcomes.len();
-        let mut sum = Usage::default();
+        let mut sum = ReportedUsage::default();
         let mut failures: Vec<(String, usize)> = Vec::new();
         let [mut first, mut between, mut whole, mut refused] = [const { Vec::new() }; 4];
         for outcome in outcomes {
             match outcome {
-                Outcome::Answered { times, seconds, usage } => {
+                RequestOutcome::Answered { times, seconds, usage } => {
                     first.extend(times.first());
                     between.extend(times.windows(2).map(|pair| pair[1] - pair[0]));
                     whole.push(seconds);
@@ -445,8 +446,8 @@ impl ServeRow {
                     sum.cached_tokens += usage.cached_tokens;
                     sum.generated_tokens += usage.generated_tokens;
                 }
-                Outcome::Refused { seconds } => refused.push(seconds),
-                Outcome::Failed(message) => match failures.iter_mut().find(|(told, _)| *told == message) {
+                RequestOutcome::Refused { seconds } => refused.push(seconds),
+                RequestOutcome::Failed(message) => match failures.iter_mut().find(|(told, _)| *told == message) {
                     Some((_, n)) => *n += 1,
                     None => failures.push((message, 1)),
                 },
@@ -486,7 +487,7 @@ impl ServeRow {
     }
 }
 
-/// Numbers in Prometheus's text, by name and by the label `kind`, of one model.
+/// Prometheus values of one model, keyed by name and label `kind`.
 struct Measures(HashMap<(String, String), f64>);
 
 impl Measures {
@@ -529,25 +530,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_come_as_often_as_they_should_and_each_time_the_same() {
+    fn arrivals_follow_a_reproducible_poisson_process() {
         let times: Vec<f64> = arrivals(4.0, 1).take(4000).collect();
         assert!(times.is_sorted() && times == arrivals(4.0, 1).take(4000).collect::<Vec<_>>());
         assert!((times[3999] / 1000.0 - 1.0).abs() < 0.05, "{}", times[3999]);
-        // Of a Poisson process, pauses spread as far as they are long.
+        // In a Poisson process, the pauses' standard deviation equals their mean.
         let pauses: Vec<f64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
         let square = pauses.iter().map(|pause| (pause - 0.25).powi(2)).sum::<f64>() / pauses.len() as f64;
         assert!((square.sqrt() / 0.25 - 1.0).abs() < 0.05, "{}", square.sqrt());
     }
 
     #[test]
-    fn a_row_counts_every_end() {
-        let usage = Usage { prompt_tokens: 10, cached_tokens: 4, generated_tokens: 3 };
+    fn row_counts_answers_refusals_and_failures() {
+        let usage = ReportedUsage { prompt_tokens: 10, cached_tokens: 4, generated_tokens: 3 };
         let outcomes = vec![
-            Outcome::Answered { times: vec![0.5, 0.6, 0.8], seconds: 1.0, usage },
-            Outcome::Refused { seconds: 0.01 },
-            Outcome::Failed("status 500: oh".into()),
-            Outcome::Answered { times: vec![0.7], seconds: 0.75, usage },
-            Outcome::Failed("status 500: oh".into()),
+            RequestOutcome::Answered { times: vec![0.5, 0.6, 0.8], seconds: 1.0, usage },
+            RequestOutcome::Refused { seconds: 0.01 },
+            RequestOutcome::Failed("status 500: oh".into()),
+            RequestOutcome::Answered { times: vec![0.7], seconds: 0.75, usage },
+            RequestOutcome::Failed("status 500: oh".into()),
         ];
         let row = ServeRow::of(Load::Concurrency(2), outcomes, 2.0);
         assert_eq!([row.n_requests, row.n_answered, row.n_refused, row.n_failed], [5, 2, 1, 2]);
@@ -557,7 +558,7 @@ mod tests {
         assert_eq!([row.first_token_seconds.p50, row.first_token_seconds.p99], [0.5, 0.7]);
         assert!((row.between_tokens_seconds.p99 - 0.2).abs() < 1e-9 && row.request_seconds.p99 == 1.0);
         assert_eq!(row.refused_seconds.p99, 0.01);
-        // Two seconds of 36 dollars an hour are two cents.
+        // Two seconds at 36 dollars an hour cost two cents.
         let cost = row.cost(Prices { dollars_per_hour: 36.0 });
         assert!((cost.per_1000_requests - 10.0).abs() < 1e-9);
         assert!((cost.per_million_generated_tokens - 0.02 / 6.0 * 1e6).abs() < 1e-6);
@@ -565,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn prices_are_checked() {
+    fn malformed_prices_are_refused() {
         assert_eq!(Prices::parse("{\"dollars_per_hour\": 0.5}").unwrap(), Prices { dollars_per_hour: 0.5 });
         for wrong in ["", "{}", "{\"dollars_per_hour\": 0}", "{\"dollars_per_hour\": 1, \"more\": 2}"] {
             assert_eq!(Prices::parse(wrong).unwrap_err().code(), "option", "{wrong}");
@@ -573,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_are_read_to_their_usage() {
+    fn event_stream_is_read_up_to_its_usage() {
         let stream = "data: {\"choices\":[{\"text\":\"a\"}],\"usage\":null}\n\n: alive\n\ndata: {\"choices\":[{\"text\":\"\"}]}\n\n\
             data: {\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":2}}\n\ndata: [DONE]\n\n";
         let mut n_parts = 0;

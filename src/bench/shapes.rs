@@ -1,8 +1,8 @@
-//! Passes of well-known models without their weights, for a target that need not be here: what would be compiled and run
-//! there can be looked at and counted.
+//! Passes of well-known models without their weights, for any target, present or not: to inspect and count what
+//! would be compiled and run.
 
 use crate::dtype::WeightType;
-use crate::embed::{Head, record_texts};
+use crate::embed::{OutputHead, record_texts};
 use crate::error::Error;
 use crate::generate::{LoadOptions, plan_of, record_pass};
 use crate::kernels::Pooling;
@@ -13,15 +13,15 @@ use crate::model::{
 use crate::recording::{MemoryPlan, Recording};
 use crate::target::Target;
 
-/// A model as its `config.json` describes it.
+/// A model as described by its `config.json`.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Its name.
+    /// The model's name.
     pub name: &'static str,
     json: &'static str,
 }
 
-/// Small and large decoders of three families, and a text encoder. Numbers from the models' own files.
+/// Small and large decoders of three families, and a text encoder, from the models' own files.
 pub const SHAPES: [Shape; 5] = [
     Shape {
         name: "Llama-3.2-1B",
@@ -60,7 +60,7 @@ pub const SHAPES: [Shape; 5] = [
     },
 ];
 
-/// Decoders from 1 to 70 billion weights, for what they would take.
+/// Decoders of 1 to 70 billion weights, for memory plans.
 pub const SIZES: [Shape; 6] = [
     SHAPES[0],
     Shape {
@@ -94,12 +94,12 @@ pub const SIZES: [Shape; 6] = [
     },
 ];
 
-/// One pass of a model.
+/// A pass of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShapePass {
-    /// Tokens of the pass: 1 when a decoder adds to a text. An encoder has them in one text.
+    /// Tokens in the pass: 1 for decoding. For an encoder, all in one text.
     pub n_tokens: u32,
-    /// Positions that a decoder's cache has room for.
+    /// Positions in a decoder's cache.
     pub context_length: u32,
 }
 
@@ -107,30 +107,30 @@ impl Shape {
     /// The model's configuration.
     ///
     /// # Errors
-    /// None in practice: the descriptions are the ones above.
+    /// None in practice: the configurations are those above.
     pub fn config(&self) -> Result<ModelConfig, Error> {
         config_of_json(self.json.as_bytes())
     }
 
-    /// Memory that a decoder's weights and one session would take, by the plan that loading follows; nothing is allocated.
+    /// Memory needed for a decoder's weights and one session, by the same plan as loading. Allocates nothing.
     ///
     /// # Errors
-    /// [`Error::Option`] for options out of range; [`Error::Operand`] if the target's limits are too small for it.
+    /// [`Error::Option`] for options out of range; [`Error::Operand`] if the target's limits are too small.
     pub fn plan(&self, target: &Target, weight: WeightType, options: &LoadOptions<'_>) -> Result<MemoryPlan, Error> {
         let config = self.config()?;
         let weights = Weights::declare(target, &config, &Imagined { config: &config, weight })?;
         plan_of(target, config, weights, options)
     }
 
-    /// Records a pass, of a decoder with a greedy choice at its end, of an encoder with the mean of its rows.
+    /// Records a pass: of a decoder with greedy sampling, of an encoder with mean pooling.
     ///
     /// # Errors
-    /// [`Error::Operand`] if the target's limits are too small for it.
+    /// [`Error::Operand`] if the target's limits are too small.
     pub fn record(&self, target: &Target, weight: WeightType, pass: ShapePass) -> Result<Recording, Error> {
         self.record_to(target, weight, pass, Ending::GREEDY)
     }
 
-    /// As [`Shape::record`], with a draw at a decoder's end.
+    /// As [`Shape::record`], with random sampling for a decoder.
     ///
     /// # Errors
     /// As [`Shape::record`].
@@ -154,12 +154,12 @@ impl Shape {
         if is_decoder {
             return record_pass(target, &transformer, context_length, n_tokens, ending);
         }
-        let head = Head::Vector { pooling: Pooling::Mean, normalize: true };
+        let head = OutputHead::Vector { pooling: Pooling::Mean, normalize: true };
         record_texts(target, &transformer, &head, BatchSize { n_tokens, n_sequences: 1 }, n_pos)
     }
 }
 
-/// Tensors as a model of a configuration has them: matrices of one type, everything else of F32.
+/// Tensors of a model with this configuration: matrices of one type, all others F32.
 struct Imagined<'a> {
     config: &'a ModelConfig,
     weight: WeightType,
@@ -178,7 +178,7 @@ impl WeightSource for Imagined<'_> {
         let (queries, keys) = (heads.n_heads * heads.head_dim, heads.n_kv_heads * heads.head_dim);
         let matrix = match part {
             "token_embd" => Some([vocab_size, dim]),
-            // Where a decoder's head is not the embedding.
+            // If a decoder's head is separate from the embedding.
             "output" if dim >= 4096 => Some([vocab_size, dim]),
             "attn_q" => Some([queries, dim]),
             "attn_k" | "attn_v" => Some([keys, dim]),
@@ -208,8 +208,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn models_have_the_weights_that_they_are_known_for() {
-        // Millions, as the models' cards say.
+    fn shape_weight_counts_match_model_cards() {
+        // Millions, from the model cards.
         let known = [1236.0, 596.0, 8030.0, 1000.0, 22.7];
         for (shape, millions) in SHAPES.iter().zip(known) {
             let pass = ShapePass { n_tokens: 1, context_length: 128 };
@@ -219,7 +219,7 @@ mod tests {
         }
     }
 
-    /// Layers, width, heads, heads of keys, size of a head, width between, vocabulary, and whether the head is a matrix of its own.
+    /// Layers, width, heads, KV heads, head size, feed-forward width, vocabulary; whether the head is its own matrix.
     const KNOWN: [([u64; 7], bool); 6] = [
         ([16, 2048, 32, 8, 64, 8192, 128_256], false),
         ([28, 3072, 24, 8, 128, 8192, 128_256], false),
@@ -230,11 +230,11 @@ mod tests {
     ];
 
     #[test]
-    fn plans_are_the_sums_of_what_models_have() {
+    fn memory_plan_of_a_shape_is_the_sum_of_its_parts() {
         use crate::kernels::KvType;
         let types = [(WeightType::F32, 4.0), (WeightType::F16, 2.0), (WeightType::Q8_0, 34.0 / 32.0)];
         let types = types.into_iter().chain([(WeightType::Q4_0, 18.0 / 32.0), (WeightType::Q4_K, 144.0 / 256.0)]);
-        // Billions, as the models' cards say.
+        // Billions, from the model cards.
         let billions = [1.24, 3.21, 8.03, 14.8, 32.8, 70.6];
         for (weight, bytes) in types {
             for ((shape, ([layers, dim, heads, kv_heads, head, ffn, vocab], has_head)), billions) in
@@ -246,13 +246,13 @@ mod tests {
                 let options =
                     LoadOptions { context_length: Some(4096), kv_type: KvType::F16, ..LoadOptions::default() };
                 let plan = shape.plan(&Target::cpu(), weight, &options).expect("it is planned");
-                // Norms and angles are the rest.
+                // The rest is norms and angles.
                 let rest = plan.weights_bytes as f64 - matrices as f64 * bytes;
                 assert!((0.0..16e6).contains(&rest), "{} {weight}: {rest} more than {matrices}", shape.name);
-                // Two bytes of a key and two of a value, in a few rows more than the context has positions.
+                // Two bytes per key element and two per value element, in slightly more rows than there are positions.
                 let cache = layers * 4096 * kv_heads * head * 4;
                 assert!((cache..=cache * 101 / 100).contains(&plan.cache_bytes), "{} {weight}: {plan:?}", shape.name);
-                // Rows of the largest pass: what the widest product leaves, several times at most, and one row of logits.
+                // Rows of the largest pass: at most a few times the widest product's output, and one row of logits.
                 let row = 4 * (2 * dim + 2 * ffn + (heads + 2 * kv_heads) * head);
                 let least = 128 * row / 4 + 4 * vocab;
                 assert!(
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_is_not_here_gets_its_own_variants() {
+    fn absent_gpu_is_recorded_with_its_own_tier_variants() {
         use crate::shaders::Tier;
         use crate::target::{TargetKind, TargetLimits};
         let limits = TargetLimits {
@@ -283,7 +283,7 @@ mod tests {
             let recording = shape.record(&target, WeightType::Q4_0, pass).expect("it is recorded");
             let has = recording.dispatches().any(|dispatch| dispatch.label() == "matmul_half.Q4_0.matrix16");
             assert!(has, "{}: {:?}", shape.name, recording.labels().collect::<Vec<_>>());
-            // Heads of 256 are too large, and an encoder's packed rows are of f32.
+            // Heads of 256 are too large, and an encoder's packed rows are f32.
             let fits = !["Gemma-3-1B", "MiniLM-L6"].contains(&shape.name);
             let attention = if fits { "attention_half.F16.matrix16" } else { "attention_prefill." };
             let labels: Vec<_> = recording.labels().filter(|label| label.starts_with("attention_")).collect();

@@ -1,8 +1,8 @@
-//! What a template is told in place of what it cannot take.
+//! Equivalent forms of a conversation for templates that cannot render it as it is.
 //!
-//! Templates of models differ in what they know of a conversation: some know no tools, some take one call a message, some
-//! refuse a text beside a thought, or want arguments as text. An answer that has all of that comes back in the next
-//! request, so it is told here in a way that the template knows.
+//! Templates support different conversations: some know no tools, some allow one call per message, some refuse text
+//! next to reasoning, or want arguments as text. Clients send such answers back in the next request, so they are
+//! converted here.
 
 use std::iter;
 
@@ -10,7 +10,7 @@ use serde_json::{Value as Json, json};
 
 use super::{ChatOptions, Message, REASONING, date};
 
-/// A message whose text is a list of parts.
+/// A message with its text as a list of parts.
 pub fn in_parts(message: &Message) -> Message {
     let mut told = message.clone();
     if let Json::String(text) = &message.content {
@@ -19,12 +19,12 @@ pub fn in_parts(message: &Message) -> Message {
     told
 }
 
-/// Whether a message has calls of tools, or gives what one gave.
+/// Whether any message has tool calls or is a tool's result.
 pub fn has_calls(messages: &[Message]) -> bool {
     messages.iter().any(|message| message.role == "tool" || !calls_of(message).is_empty())
 }
 
-/// Whether a template that knows no tools left out what one gave, though not what users said.
+/// Whether the template dropped a tool's results but kept the users' messages.
 pub fn is_lost(messages: &[Message], rendered: &str) -> bool {
     let has_all = |role: &str| {
         let mut of_role = messages.iter().filter(|message| message.role == role).filter_map(Message::text);
@@ -37,8 +37,8 @@ fn calls_of(message: &Message) -> &[Json] {
     message.fields.get("tool_calls").and_then(Json::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// The same for a template that knows no tools: calls are texts of the assistant, and what they gave comes from the user, as
-/// such templates want it in turns.
+/// Rewrites calls for a template without tools: calls become assistant text, and results become user messages in
+/// turns.
 pub fn without_calls(messages: &[Message]) -> Vec<Message> {
     let mut told: Vec<Message> = Vec::new();
     let mut answers_calls = false;
@@ -63,7 +63,7 @@ pub fn without_calls(messages: &[Message]) -> Vec<Message> {
         let is_result = message.role == "tool";
         if is_result {
             message.role = "user".into();
-            // Several are one turn.
+            // Join consecutive results into one turn.
             if let Some(last) = told.last_mut().filter(|_| answers_calls)
                 && let (Some(before), Some(text)) = (last.text(), message.text())
             {
@@ -77,7 +77,7 @@ pub fn without_calls(messages: &[Message]) -> Vec<Message> {
     told
 }
 
-/// The same with one call a message, each with what it gave behind it.
+/// Splits messages into one call each, followed by its result.
 pub fn one_call_each(messages: &[Message]) -> Vec<Message> {
     let mut told = Vec::new();
     let mut rest = messages.iter().peekable();
@@ -93,7 +93,7 @@ pub fn one_call_each(messages: &[Message]) -> Vec<Message> {
             one.fields.insert("tool_calls".into(), json!([call]));
             told.push(one);
             let id = call.get("id").and_then(Json::as_str);
-            // Without names, they are in the order of the calls.
+            // Results without ids follow the order of the calls.
             let is_own = |result: &&Message| match result.fields.get("tool_call_id").and_then(Json::as_str) {
                 Some(of) => id == Some(of),
                 None => true,
@@ -107,9 +107,9 @@ pub fn one_call_each(messages: &[Message]) -> Vec<Message> {
     told
 }
 
-/// The same for a template that takes one call a message, and no text between a thought and a call: that is a part of the
-/// thought then, as gpt-oss's template has such texts.
-pub fn plainer(messages: &[Message]) -> Vec<Message> {
+/// One call per message, and no text between reasoning and call: the text joins the reasoning, as in gpt-oss's
+/// template.
+pub fn simplified(messages: &[Message]) -> Vec<Message> {
     let mut told = one_call_each(messages);
     for message in told.iter_mut().filter(|message| !calls_of(message).is_empty()) {
         let thought = REASONING.iter().find_map(|name| message.fields.get(*name)?.as_str());
@@ -126,7 +126,7 @@ pub fn plainer(messages: &[Message]) -> Vec<Message> {
     told
 }
 
-/// Arguments of calls as texts of JSON, for a template that puts them into its own text.
+/// Writes call arguments as JSON texts, for a template that concatenates them.
 pub fn write_arguments(messages: &mut [Message]) {
     let calls = |message: &mut Message| -> Vec<Json> {
         match message.fields.get_mut("tool_calls").map(Json::take) {
@@ -146,7 +146,7 @@ pub fn write_arguments(messages: &mut [Message]) {
     }
 }
 
-/// The same for a template that takes a list of tools for granted, or has other names for it and for the time: Firefunction's.
+/// Options for a template that requires a list of tools, or has other names for it and the time: Firefunction's.
 pub fn options(options: &ChatOptions) -> ChatOptions {
     let mut told = options.clone();
     let tools = told.tools.get_or_insert_default();

@@ -1,4 +1,4 @@
-//! Dates for templates that mention today. There is no clock here: on WASM there is none, and tests want none.
+//! Dates for templates that print today's date. The caller passes the time: WASM has no clock, and tests need none.
 
 use super::values::{Result, wrong};
 
@@ -19,10 +19,10 @@ const MONTHS: [&str; 12] = [
 const WEEKDAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 const SECONDS_PER_DAY: i64 = 86_400;
 
-/// Writes `now`, in seconds since 1970 UTC, as C's `strftime` does.
+/// Formats `now`, in seconds since 1970 UTC, like C's `strftime`.
 ///
 /// # Errors
-/// For a directive that is not known.
+/// For an unknown directive.
 pub fn format(format: &str, now: i64) -> Result<String> {
     let (days, second) = (now.div_euclid(SECONDS_PER_DAY), now.rem_euclid(SECONDS_PER_DAY));
     let (year, month, day) = civil(days);
@@ -64,16 +64,16 @@ pub fn format(format: &str, now: i64) -> Result<String> {
             Some('F') => format!("{year}-{month:02}-{day:02}"),
             Some('T') => format!("{hour:02}:{minute:02}:{:02}", second % 60),
             Some('%') => "%".to_owned(),
-            other => return wrong(format!("strftime_now: the directive {other:?} is not known")),
+            other => return wrong(format!("strftime_now: the directive {other:?} is unknown")),
         };
     }
     Ok(text)
 }
 
-/// Year, month and day of a day counted from 1970-01-01, in the Gregorian calendar.
+/// Converts days since 1970-01-01 to year, month and day in the Gregorian calendar.
 fn civil(days: i64) -> (i64, i64, i64) {
     let is_leap = |year: i64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    // 400 years have 146,097 days, whatever year they begin with.
+    // Every 400 years have 146,097 days.
     let (mut year, mut day) = (1970 + 400 * days.div_euclid(146_097), days.rem_euclid(146_097));
     while day >= 365 + i64::from(is_leap(year)) {
         day -= 365 + i64::from(is_leap(year));

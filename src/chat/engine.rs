@@ -1,22 +1,22 @@
 //! Runs a template over a conversation.
 //!
-//! Each statement and each operand of an expression is a step, every operation pays for the bytes it touches, and the
-//! depth of all that is being computed is limited. Strings know throughout who wrote them.
+//! Each statement and operand is a step, each operation pays for the bytes it touches, and the nesting depth is
+//! limited. Strings track their author throughout.
 
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::parser::{Arg, Constant, Expr, ExprKind, For, Stmt, StmtKind, Target, Template};
+use super::parser::{Arg, AssignTarget, Constant, Expr, ExprKind, For, Stmt, StmtKind, Template};
 use super::values::{
-    Budget, Dict, Fault, Kind, Loop, Result, SLOT_BYTES, Seq, Text, Value, cost, set_attribute, wrong,
+    Budget, Dict, Loop, RenderFault, Result, SLOT_BYTES, Seq, SeqKind, TrackedText, Value, cost, set_attribute, wrong,
 };
 use super::{filters, functions, methods, operators};
 
-/// Statements, operands and calls inside each other.
+/// Maximum nesting of statements, operands and calls.
 const MAX_DEPTH: u32 = 200;
 
-/// What a call passes.
+/// Arguments of a call.
 #[derive(Default)]
 pub struct Args {
     pub values: Vec<Value>,
@@ -24,13 +24,13 @@ pub struct Args {
 }
 
 impl Args {
-    /// The argument at a place, or of a name.
+    /// The argument at a position, or with a name.
     pub fn get(&self, at: usize, name: &str) -> Option<&Value> {
         let named = || self.named.iter().find(|(given, _)| **given == *name).map(|(_, value)| value);
         self.values.get(at).or_else(named)
     }
 
-    /// The argument at a place.
+    /// The argument at a position.
     ///
     /// # Errors
     /// If it is missing.
@@ -43,56 +43,56 @@ impl Args {
     }
 }
 
-/// What is known where a statement stands.
+/// Variables of a scope.
 struct Scope {
     names: HashMap<Arc<str>, Value>,
     parent: Option<usize>,
-    /// How many loops it is in.
+    /// Number of enclosing loops.
     loops: usize,
 }
 
-enum Flow {
+enum LoopFlow {
     Next,
     Break,
     Continue,
 }
 
 /// A rendering in progress.
-pub struct Run<'t> {
+pub struct Rendering<'t> {
     template: &'t Template,
     constants: Vec<Value>,
-    /// Those that are being executed: a macro's knows where it was defined, which is one of those before it.
+    /// Active scopes: a macro's keeps the one where it was defined, which is one of those before it.
     scopes: Vec<Scope>,
-    /// The text of the innermost block whose text is kept.
-    out: Text,
-    /// What [`ExprKind::Captured`] stands for.
+    /// Output of the innermost captured block.
+    out: TrackedText,
+    /// The value of [`ExprKind::Captured`].
     captured: Value,
     depth: u32,
     now: Option<i64>,
     budget: &'t Budget,
-    /// Of the statement in progress.
+    /// The current statement's line.
     line: u32,
 }
 
-/// Renders a template. On failure, also the line at fault.
+/// Renders a template. On failure, also returns the line.
 pub fn render(
     template: &Template,
     variables: HashMap<Arc<str>, Value>,
     now: Option<i64>,
     budget: &Budget,
-) -> std::result::Result<Text, (Fault, u32)> {
+) -> std::result::Result<TrackedText, (RenderFault, u32)> {
     let constant = |constant: &Constant| match constant {
         Constant::None => Value::None,
         Constant::Bool(bool) => Value::Bool(*bool),
         Constant::Int(number) => Value::Int(*number),
         Constant::Float(number) => Value::Float(*number),
-        Constant::Str(text) => Text::template(&**text).into(),
+        Constant::Str(text) => TrackedText::template(&**text).into(),
     };
-    let mut run = Run {
+    let mut run = Rendering {
         template,
         constants: template.constants.iter().map(constant).collect(),
         scopes: vec![Scope { names: variables, parent: None, loops: 0 }],
-        out: Text::default(),
+        out: TrackedText::default(),
         captured: Value::Undefined,
         depth: 0,
         now,
@@ -105,10 +105,10 @@ pub fn render(
     }
 }
 
-impl<'t> Run<'t> {
+impl<'t> Rendering<'t> {
     fn deeper<T>(&mut self, part: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.depth >= MAX_DEPTH {
-            return Err(Fault::Depth);
+            return Err(RenderFault::Depth);
         }
         self.budget.step()?;
         self.depth += 1;
@@ -135,7 +135,7 @@ impl<'t> Run<'t> {
         Ok(())
     }
 
-    /// Runs a part in a scope of its own, inside of `parent`.
+    /// Runs a part in a new scope inside `parent`.
     fn scoped<T>(&mut self, parent: usize, part: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let loops = self.scopes.get(parent).map_or(0, |scope| scope.loops);
         self.scopes.push(Scope { names: HashMap::new(), parent: Some(parent), loops });
@@ -149,7 +149,7 @@ impl<'t> Run<'t> {
     }
 
     /// Runs statements and returns what they print.
-    fn capture(&mut self, part: impl FnOnce(&mut Self) -> Result<()>) -> Result<Text> {
+    fn capture(&mut self, part: impl FnOnce(&mut Self) -> Result<()>) -> Result<TrackedText> {
         let outer = std::mem::take(&mut self.out);
         let part = part(self);
         let captured = std::mem::replace(&mut self.out, outer);
@@ -165,26 +165,26 @@ impl<'t> Run<'t> {
 
     // Statements.
 
-    fn body(&mut self, body: &'t [Stmt]) -> Result<Flow> {
+    fn body(&mut self, body: &'t [Stmt]) -> Result<LoopFlow> {
         for statement in body {
             self.line = statement.line;
             match self.deeper(|run| run.statement(&statement.kind))? {
-                Flow::Next => {}
+                LoopFlow::Next => {}
                 flow => return Ok(flow),
             }
         }
-        Ok(Flow::Next)
+        Ok(LoopFlow::Next)
     }
 
-    /// A body that no loop is left from.
+    /// Runs a body that `break` and `continue` must not leave.
     fn closed_body(&mut self, body: &'t [Stmt]) -> Result<()> {
         match self.body(body)? {
-            Flow::Next => Ok(()),
+            LoopFlow::Next => Ok(()),
             _ => wrong("`break` or `continue` outside of a loop"),
         }
     }
 
-    fn statement(&mut self, statement: &'t StmtKind) -> Result<Flow> {
+    fn statement(&mut self, statement: &'t StmtKind) -> Result<LoopFlow> {
         match statement {
             StmtKind::Data(text) => self.constant(*text).and_then(|text| self.print(&text))?,
             StmtKind::Print(expr) => self.eval(expr).and_then(|value| self.print(&value))?,
@@ -230,27 +230,27 @@ impl<'t> Run<'t> {
                 });
             }
             StmtKind::Do(expr) => self.eval(expr).map(|_| ())?,
-            StmtKind::Break => return Ok(Flow::Break),
-            StmtKind::Continue => return Ok(Flow::Continue),
+            StmtKind::Break => return Ok(LoopFlow::Break),
+            StmtKind::Continue => return Ok(LoopFlow::Continue),
         }
-        Ok(Flow::Next)
+        Ok(LoopFlow::Next)
     }
 
-    fn filtered(&mut self, filters: &'t Expr, text: Text) -> Result<Value> {
+    fn filtered(&mut self, filters: &'t Expr, text: TrackedText) -> Result<Value> {
         let outer = std::mem::replace(&mut self.captured, text.into());
         let value = self.eval(filters);
         self.captured = outer;
         value
     }
 
-    fn assign(&mut self, target: &'t Target, value: Value) -> Result<()> {
+    fn assign(&mut self, target: &'t AssignTarget, value: Value) -> Result<()> {
         match target {
-            Target::Name(name) => self.set(name, value),
-            Target::Attr(namespace, name) => {
+            AssignTarget::Name(name) => self.set(name, value),
+            AssignTarget::Attr(namespace, name) => {
                 let namespace = self.lookup(namespace)?.cloned().unwrap_or_default();
                 set_attribute(&namespace, name, value, self.budget)
             }
-            Target::Tuple(targets) => {
+            AssignTarget::Tuple(targets) => {
                 let values = value.items(self.budget)?;
                 if values.len() != targets.len() {
                     return wrong(format!("{} values for {} names", values.len(), targets.len()));
@@ -293,7 +293,7 @@ impl<'t> Run<'t> {
                 run.body(&for_loop.body)
             })?;
             self.budget.step()?;
-            if matches!(flow, Flow::Break) {
+            if matches!(flow, LoopFlow::Break) {
                 break;
             }
         }
@@ -324,8 +324,8 @@ impl<'t> Run<'t> {
                 None => Value::Undefined,
             }),
             ExprKind::Captured => Ok(run.captured.clone()),
-            ExprKind::List(items) => run.seq(items, Kind::List),
-            ExprKind::Tuple(items) => run.seq(items, Kind::Tuple),
+            ExprKind::List(items) => run.seq(items, SeqKind::List),
+            ExprKind::Tuple(items) => run.seq(items, SeqKind::Tuple),
             ExprKind::Dict(pairs) => run.dict(pairs),
             ExprKind::Attr(of, name) => {
                 let of = run.eval(of)?;
@@ -352,7 +352,7 @@ impl<'t> Run<'t> {
         })
     }
 
-    fn seq(&mut self, items: &'t [Expr], kind: Kind) -> Result<Value> {
+    fn seq(&mut self, items: &'t [Expr], kind: SeqKind) -> Result<Value> {
         let items: Result<Vec<Value>> = items.iter().map(|item| self.eval(item)).collect();
         Seq::build(items?, kind, self.budget)
     }
@@ -369,7 +369,7 @@ impl<'t> Run<'t> {
         for (number, bound) in numbers.iter_mut().zip(bounds) {
             let value = bound.as_ref().map_or(Ok(Value::None), |bound| self.eval(bound))?;
             *number = match value.as_int() {
-                None if !value.is_none() => return wrong("a slice has whole numbers as bounds"),
+                None if !value.is_none() => return wrong("slice bounds must be integers"),
                 number => number,
             };
         }
@@ -402,7 +402,7 @@ impl<'t> Run<'t> {
         Ok(Value::Bool(true))
     }
 
-    /// The arguments of a call; those of filters, tests and methods begin with the value.
+    /// The arguments of a call; for filters, tests and methods the value is the first.
     fn args(&mut self, args: &'t [Arg], first: Option<Value>) -> Result<Args> {
         let mut all = Args { values: first.into_iter().collect(), named: Vec::new() };
         for arg in args {
@@ -449,7 +449,7 @@ impl<'t> Run<'t> {
                     let args = self.args(args, None)?;
                     self.call_macro(number, scope, &args, None)
                 }
-                Some(Value::Loop(_)) => wrong("a recursive loop is not for chat templates"),
+                Some(Value::Loop(_)) => wrong("recursive loops are not supported"),
                 Some(value) => {
                     wrong(format!("`{name}` is a value of type {}, which cannot be called", value.type_name()))
                 }
@@ -475,7 +475,7 @@ impl<'t> Run<'t> {
         let Some(definition) = self.template.macros.get(number) else { return Ok(Value::Undefined) };
         let is_known = |name: &Arc<str>| definition.params.iter().any(|(param, _)| param == name);
         if args.values.len() > definition.params.len() || !args.named.iter().all(|(name, _)| is_known(name)) {
-            return wrong(format!("the macro {} is given an argument that it does not have", definition.name));
+            return wrong(format!("the macro {} has no such argument", definition.name));
         }
         let line = self.line;
         let text = self.capture(|run| {

@@ -1,11 +1,11 @@
-//! Filters and tests of templates, as Jinja2 and Hugging Face define them.
+//! Filters and tests, as in Jinja2 and Hugging Face.
 
 use std::cmp::Ordering;
 
 use super::engine::Args;
 use super::methods::{capitalized, cased, entries, join, needle, replace, string, strip, titled};
 use super::operators::{attribute, binary, compare, item, order};
-use super::values::{Budget, Kind, Result, Seq, Text, Value, wrong};
+use super::values::{Budget, Result, Seq, SeqKind, TrackedText, Value, wrong};
 
 /// A filter; its first argument is the value.
 type Filter = fn(&Args, &Budget) -> Result<Value>;
@@ -17,8 +17,8 @@ const FILTERS: [(&[&str], Filter); 35] = [
     (&["capitalize"], |args, budget| Ok(capitalized(&*string(args, budget)?).into())),
     (&["title"], |args, budget| Ok(string(args, budget)?.map(titled).into())),
     (&["string"], |args, budget| Ok(Value::Str(string(args, budget)?))),
-    // User text stays user text: only the template's own is ever trusted.
-    (&["safe"], |args, budget| Ok(Text { is_html: true, ..Text::clone(&*string(args, budget)?) }.into())),
+    // User text stays user text: only the template's own is trusted.
+    (&["safe"], |args, budget| Ok(TrackedText { is_html: true, ..TrackedText::clone(&*string(args, budget)?) }.into())),
     (&["e", "escape", "forceescape"], |args, budget| Ok(string(args, budget)?.escaped().into())),
     (&["replace"], replace),
     (&["length", "count"], |args, budget| args.need(0)?.len(budget).map(Value::from)),
@@ -27,7 +27,7 @@ const FILTERS: [(&[&str], Filter); 35] = [
         let also_false = args.get(2, "boolean").is_some_and(Value::is_true);
         let keep = if also_false { value.is_true() } else { !value.is_undefined() };
         let default = args.get(1, "default_value").cloned();
-        Ok(if keep { value.clone() } else { default.unwrap_or_else(|| Text::default().into()) })
+        Ok(if keep { value.clone() } else { default.unwrap_or_else(|| TrackedText::default().into()) })
     }),
     (&["join"], |args, budget| {
         let separator = args.get(1, "d").map(|value| value.to_text(budget)).transpose()?.unwrap_or_default();
@@ -39,8 +39,8 @@ const FILTERS: [(&[&str], Filter); 35] = [
     }),
     (&["list"], |args, budget| Seq::list(args.need(0)?.items(budget)?, budget)),
     (&["items"], |args, budget| match args.need(0)? {
-        Value::Undefined => Seq::build(Vec::new(), Kind::Generator, budget),
-        value => entries(value, Kind::Generator, budget),
+        Value::Undefined => Seq::build(Vec::new(), SeqKind::Generator, budget),
+        value => entries(value, SeqKind::Generator, budget),
     }),
     (&["dictsort"], |args, budget| {
         let by_value = args.get(2, "by").is_some_and(|by| by.as_str() == Some("value"));
@@ -52,7 +52,7 @@ const FILTERS: [(&[&str], Filter); 35] = [
         if args.get(3, "reverse").is_some_and(Value::is_true) {
             pairs.reverse();
         }
-        let tuple = |(key, value)| Seq::build(vec![key, value], Kind::Tuple, budget);
+        let tuple = |(key, value)| Seq::build(vec![key, value], SeqKind::Tuple, budget);
         Seq::list(pairs.into_iter().map(tuple).collect::<Result<_>>()?, budget)
     }),
     (&["first"], |args, budget| Ok(args.need(0)?.items(budget)?.into_iter().next().unwrap_or_default())),
@@ -61,8 +61,8 @@ const FILTERS: [(&[&str], Filter); 35] = [
         let value = args.need(0)?;
         let reversed: Vec<Value> = value.items(budget)?.into_iter().rev().collect();
         match value {
-            Value::Str(_) => join(&Text::default(), &reversed, budget),
-            _ => Seq::build(reversed, Kind::Generator, budget),
+            Value::Str(_) => join(&TrackedText::default(), &reversed, budget),
+            _ => Seq::build(reversed, SeqKind::Generator, budget),
         }
     }),
     (&["sort"], |args, budget| {
@@ -98,7 +98,7 @@ const FILTERS: [(&[&str], Filter); 35] = [
                 seen.push(value);
             }
         }
-        Seq::build(seen, Kind::Generator, budget)
+        Seq::build(seen, SeqKind::Generator, budget)
     }),
     (&["map"], map),
     (&["select"], |args, budget| select(args, budget, false, true)),
@@ -123,10 +123,10 @@ const FILTERS: [(&[&str], Filter); 35] = [
         Value::Int(number) => {
             number.checked_abs().map_or_else(|| wrong("a number out of range"), |number| Ok(Value::Int(number)))
         }
-        value => value.as_float().map_or_else(|| wrong("abs is of a number"), |number| Ok(Value::Float(number.abs()))),
+        value => value.as_float().map_or_else(|| wrong("abs needs a number"), |number| Ok(Value::Float(number.abs()))),
     }),
     (&["round"], |args, _| {
-        let Some(number) = args.need(0)?.as_float() else { return wrong("round is of a number") };
+        let Some(number) = args.need(0)?.as_float() else { return wrong("round needs a number") };
         let precision = args.get(1, "precision").and_then(Value::as_int).unwrap_or(0).clamp(-300, 300);
         let scale = 10f64.powi(i32::try_from(precision).unwrap_or(0));
         let rounded = match args.get(2, "method").and_then(Value::as_str) {
@@ -165,7 +165,7 @@ pub fn test(name: &str, args: &Args, budget: &Budget) -> Result<bool> {
         "string" => matches!(value, Value::Str(_)),
         "mapping" => matches!(value, Value::Dict(_)),
         "sequence" => match value {
-            Value::Seq(seq) => matches!(seq.kind, Kind::List | Kind::Tuple),
+            Value::Seq(seq) => matches!(seq.kind, SeqKind::List | SeqKind::Tuple),
             _ => matches!(value, Value::Str(_) | Value::Dict(_) | Value::Undefined),
         },
         "iterable" => {
@@ -182,7 +182,7 @@ pub fn test(name: &str, args: &Args, budget: &Budget) -> Result<bool> {
         }
         "escaped" => false,
         "eq" | "equalto" | "==" => compared("==")?,
-        // Python's identity, as far as templates use it: truths and none.
+        // Python's identity as far as templates use it: for booleans and none.
         "sameas" => value.type_name() == args.need(1)?.type_name() && compared("==")?,
         "ne" | "!=" => compared("!=")?,
         "in" => compared("in")?,
@@ -196,7 +196,7 @@ pub fn test(name: &str, args: &Args, budget: &Budget) -> Result<bool> {
     })
 }
 
-/// An attribute, or an attribute of an attribute: `function.name`.
+/// A path of attributes: `function.name`.
 fn path(value: &Value, name: &Value, budget: &Budget) -> Result<Value> {
     let Some(names) = name.as_str() else { return item(value, name, budget) };
     budget.charge(names.len())?;
@@ -204,7 +204,7 @@ fn path(value: &Value, name: &Value, budget: &Budget) -> Result<Value> {
     for part in names.split('.') {
         found = match part.parse::<i64>() {
             Ok(at) => item(&found, &Value::Int(at), budget)?,
-            // A key comes first here.
+            // Here keys precede attributes.
             Err(_) => match &found {
                 Value::Undefined => Value::Undefined,
                 Value::Dict(dict) => dict.get_str(part).cloned().unwrap_or_default(),
@@ -228,7 +228,7 @@ fn by_attribute(
     }
 }
 
-/// Sorts by an order that may fail or be none, which Rust's own sorting does not allow: by merging sorted halves.
+/// Merge sort: the order may fail or be inconsistent, which Rust's own sort does not allow.
 fn sorted<T: Clone>(values: &[T], order: &impl Fn(&T, &T) -> Result<Ordering>) -> Result<Vec<T>> {
     if values.len() < 2 {
         return Ok(values.to_vec());
@@ -260,12 +260,12 @@ fn extreme(args: &Args, wanted: Ordering, budget: &Budget) -> Result<Value> {
     Ok(best.unwrap_or_default())
 }
 
-/// The arguments of a filter or test that another one applies to `value`.
+/// Arguments of a filter or test that another one applies to `value`.
 fn passed_on(args: &Args, from: usize, value: &Value) -> Args {
     Args { values: [value].into_iter().chain(args.rest(from)).cloned().collect(), named: args.named.clone() }
 }
 
-/// The items of a list; none of what is false, as Jinja has it for these filters.
+/// The items of a list; empty for a false value, as in Jinja.
 fn items_if_true(value: &Value, budget: &Budget) -> Result<Vec<Value>> {
     if value.is_true() { value.items(budget) } else { Ok(Vec::new()) }
 }
@@ -281,7 +281,7 @@ fn map(args: &Args, budget: &Budget) -> Result<Value> {
             None => apply(needle(args, 1)?, &passed_on(args, 2, &value), budget)?,
         });
     }
-    Seq::build(mapped, Kind::Generator, budget)
+    Seq::build(mapped, SeqKind::Generator, budget)
 }
 
 fn select(args: &Args, budget: &Budget, by_attribute: bool, wanted: bool) -> Result<Value> {
@@ -297,24 +297,24 @@ fn select(args: &Args, budget: &Budget, by_attribute: bool, wanted: bool) -> Res
             kept.push(value);
         }
     }
-    Seq::build(kept, Kind::Generator, budget)
+    Seq::build(kept, SeqKind::Generator, budget)
 }
 
 fn float_to_int(float: f64) -> Option<i64> {
-    // Rust saturates; Python's integers do not end.
+    // Rust saturates; Python's integers are unbounded.
     (float.is_finite() && float.abs() < 9e18).then_some(float as i64)
 }
 
 fn indent(args: &Args, budget: &Budget) -> Result<Value> {
     let text = string(args, budget)?;
     let prefix = match args.get(1, "width") {
-        Some(Value::Int(width)) => Text::template(" ".repeat(usize::try_from(*width).unwrap_or(0).min(1 << 10))),
-        Some(width) => Text::clone(&*width.to_text(budget)?),
-        None => Text::template("    "),
+        Some(Value::Int(width)) => TrackedText::template(" ".repeat(usize::try_from(*width).unwrap_or(0).min(1 << 10))),
+        Some(width) => TrackedText::clone(&*width.to_text(budget)?),
+        None => TrackedText::template("    "),
     };
     let with_first = args.get(2, "first").is_some_and(Value::is_true);
     let with_blank = args.get(3, "blank").is_some_and(Value::is_true);
-    let mut indented = Text::default();
+    let mut indented = TrackedText::default();
     for (at, line) in text.text.split_inclusive('\n').enumerate() {
         budget.charge(line.len() + prefix.text.len())?;
         let is_blank = line.trim_end_matches(['\n', '\r']).is_empty();
@@ -326,7 +326,7 @@ fn indent(args: &Args, budget: &Budget) -> Result<Value> {
     Ok(indented.into())
 }
 
-/// JSON as Python writes it, with the arguments that Hugging Face gives this filter.
+/// JSON as Python writes it, with Hugging Face's arguments of this filter.
 fn tojson(args: &Args, budget: &Budget) -> Result<Value> {
     let given = |name: &str| args.get(usize::MAX, name).filter(|value| !value.is_none());
     let indent = match args.get(2, "indent") {
@@ -346,7 +346,7 @@ fn tojson(args: &Args, budget: &Budget) -> Result<Value> {
         budget,
     };
     json.write(args.need(0)?, 0)?;
-    Ok(Text::user(json.text).into())
+    Ok(TrackedText::user(json.text).into())
 }
 
 struct Json<'b> {
@@ -372,7 +372,7 @@ impl Json<'_> {
                 number => number,
             }),
             Value::Str(text) => self.string(&text.text)?,
-            // Also of a generator, which Python refuses and llama.cpp's templates rely on.
+            // Generators too, which Python refuses but llama.cpp's templates use.
             Value::Seq(seq) => {
                 self.text.push('[');
                 for (at, item) in seq.items.iter().enumerate() {
@@ -403,7 +403,7 @@ impl Json<'_> {
                 self.close(pairs.is_empty(), depth)?;
                 self.text.push('}');
             }
-            _ => return wrong(format!("a value of type {} is no JSON", value.type_name())),
+            _ => return wrong(format!("a value of type {} cannot be written as JSON", value.type_name())),
         }
         self.budget.charge(self.text.len().saturating_sub(before))
     }

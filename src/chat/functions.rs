@@ -6,17 +6,17 @@ use std::rc::Rc;
 
 use super::date;
 use super::engine::Args;
-use super::values::{Budget, Dict, Fault, Result, Seq, Text, Value, set_attribute, wrong};
+use super::values::{Budget, Dict, RenderFault, Result, Seq, TrackedText, Value, set_attribute, wrong};
 
-/// A range has at most as many items.
+/// Maximum items of a range.
 const MAX_RANGE: i128 = 100_000;
 
 /// A function; its last argument is the time, in seconds since 1970.
-pub type Function = fn(&Args, &Budget, i64) -> Result<Value>;
+pub type BuiltinFn = fn(&Args, &Budget, i64) -> Result<Value>;
 
-/// The function of a name. Templates that find none for the date have one of their own.
-pub fn find(name: &str, now: Option<i64>) -> Option<Function> {
-    let function: Function = match name {
+/// Finds a function. Templates without a date function use a date of their own.
+pub fn find(name: &str, now: Option<i64>) -> Option<BuiltinFn> {
+    let function: BuiltinFn = match name {
         "namespace" => |args, budget, _| {
             let namespace = Value::Namespace(Rc::new(RefCell::new(HashMap::new())));
             for (name, value) in entries(args)? {
@@ -26,37 +26,37 @@ pub fn find(name: &str, now: Option<i64>) -> Option<Function> {
         },
         "dict" => |args, budget, _| Dict::build(entries(args)?, budget),
         "range" => |args, budget, _| range(args, budget),
-        "raise_exception" => |args, budget, _| Err(Fault::Raised(args.need(0)?.to_text(budget)?.text.clone())),
+        "raise_exception" => |args, budget, _| Err(RenderFault::Raised(args.need(0)?.to_text(budget)?.text.clone())),
         "strftime_now" if now.is_some() => |args, _, now| {
-            let format = args.need(0)?.as_str().map_or_else(|| wrong("strftime_now() takes a string"), Ok)?;
-            Ok(Text::template(date::format(format, now)?).into())
+            let format = args.need(0)?.as_str().map_or_else(|| wrong("strftime_now() needs a string"), Ok)?;
+            Ok(TrackedText::template(date::format(format, now)?).into())
         },
         _ => return None,
     };
     Some(function)
 }
 
-/// Keys and values of dicts, and what has names.
+/// Entries of dicts and named arguments.
 fn entries(args: &Args) -> Result<Vec<(Value, Value)>> {
     let mut entries = Vec::new();
     for dict in &args.values {
         entries.extend_from_slice(dict.pairs()?);
     }
-    let named = args.named.iter().map(|(name, value)| (Text::template(&**name).into(), value.clone()));
+    let named = args.named.iter().map(|(name, value)| (TrackedText::template(&**name).into(), value.clone()));
     entries.extend(named);
     Ok(entries)
 }
 
 fn range(args: &Args, budget: &Budget) -> Result<Value> {
     let number = |at: usize| match args.values.get(at).map(Value::as_int) {
-        Some(None) => wrong("range() takes whole numbers"),
+        Some(None) => wrong("range() needs integers"),
         Some(number) => Ok(number),
         None => Ok(None),
     };
     let (from, to, step) = match (number(0)?, number(1)?, number(2)?) {
         (Some(to), None, _) => (0, to, 1),
         (Some(from), Some(to), step) => (from, to, step.unwrap_or(1)),
-        _ => return wrong("range() takes one to three numbers"),
+        _ => return wrong("range() needs one to three numbers"),
     };
     if step == 0 {
         return wrong("range() cannot have the step 0");

@@ -1,13 +1,13 @@
-//! The templates that are built in, for files that come without one: formats as their publishers document them.
+//! Built-in templates for files without one, in the formats that their publishers document.
 
 /// A built-in template.
-pub struct Known {
+pub struct KnownTemplate {
     pub name: &'static str,
     pub source: &'static str,
-    /// What the publisher's vocabulary calls the tokens around a text.
+    /// The publisher's tokens before and after a text.
     pub bos: &'static str,
     pub eos: &'static str,
-    /// Texts that begin another turn where no control token does.
+    /// Stop strings that start another turn where no control token does.
     pub stop_texts: &'static [&'static str],
 }
 
@@ -21,7 +21,7 @@ pub const NAMES: [&str; TEMPLATES.len()] = {
     names
 };
 
-/// Templates by the special tokens that only their vocabularies have; the first that fits is taken.
+/// Templates by special tokens of their vocabularies; the first match counts.
 pub const MARKERS: [(&str, &[&str]); 7] = [
     ("phi4", &["<|im_start|>", "<|im_sep|>", "<|im_end|>"]),
     ("chatml", &["<|im_start|>", "<|im_end|>"]),
@@ -29,13 +29,13 @@ pub const MARKERS: [(&str, &[&str]); 7] = [
     ("gemma", &["<start_of_turn>", "<end_of_turn>"]),
     ("gemma4", &["<|turn>", "<turn|>"]),
     ("phi3", &["<|user|>", "<|assistant|>", "<|end|>"]),
-    // In the vocabularies of the first versions these are plain text.
+    // In the first versions' vocabularies these are plain text.
     ("mistral-v3", &["[INST]", "[/INST]"]),
 ];
 
-pub const TEMPLATES: [Known; 11] = [
+pub const TEMPLATES: [KnownTemplate; 11] = [
     // Qwen, Yi, Hermes, SmolLM and many others.
-    Known {
+    KnownTemplate {
         name: "chatml",
         source: "\
 {%- for message in messages -%}
@@ -46,8 +46,8 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "<|im_end|>",
         stop_texts: &[],
     },
-    // The system message is part of the first user's. Each exchange is a text of its own, with its begin and its end.
-    Known {
+    // The system message is part of the first user message. Each exchange has its own BOS and EOS.
+    KnownTemplate {
         name: "llama2",
         source: "\
 {%- set ns = namespace(system='') -%}
@@ -65,7 +65,7 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "</s>",
         stop_texts: &[],
     },
-    Known {
+    KnownTemplate {
         name: "llama3",
         source: "\
 {{- bos_token -}}
@@ -77,8 +77,8 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "<|eot_id|>",
         stop_texts: &[],
     },
-    // As the first versions: one begin for the whole conversation, the system message in front of the first user's.
-    Known {
+    // The first versions: one BOS per conversation, the system message before the first user message.
+    KnownTemplate {
         name: "mistral",
         source: "\
 {{- bos_token -}}
@@ -97,8 +97,8 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "</s>",
         stop_texts: &[],
     },
-    // As version 3, whose markers are control tokens.
-    Known {
+    // Version 3, whose markers are control tokens.
+    KnownTemplate {
         name: "mistral-v3",
         source: "\
 {{- bos_token -}}
@@ -117,8 +117,8 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "</s>",
         stop_texts: &[],
     },
-    // Its role markers are plain text in the vocabulary of the model it was trained from.
-    Known {
+    // The role markers are plain text in the base model's vocabulary.
+    KnownTemplate {
         name: "zephyr",
         source: "\
 {%- for message in messages -%}
@@ -129,8 +129,8 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "</s>",
         stop_texts: &["<|user|>", "<|system|>"],
     },
-    // It knows no system role: such a message is the beginning of the first user's.
-    Known {
+    // No system role: a system message becomes the start of the first user message.
+    KnownTemplate {
         name: "gemma",
         source: "\
 {{- bos_token -}}
@@ -149,8 +149,8 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "<end_of_turn>",
         stop_texts: &[],
     },
-    // With an empty thought, as its publisher's template has it where none is asked for.
-    Known {
+    // With empty reasoning, as in the publisher's template when thinking is off.
+    KnownTemplate {
         name: "gemma4",
         source: "\
 {{- bos_token -}}
@@ -163,7 +163,7 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "<turn|>",
         stop_texts: &[],
     },
-    Known {
+    KnownTemplate {
         name: "phi3",
         source: "\
 {%- for message in messages -%}
@@ -174,7 +174,7 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "<|end|>",
         stop_texts: &[],
     },
-    Known {
+    KnownTemplate {
         name: "phi4",
         source: "\
 {%- for message in messages -%}
@@ -185,8 +185,8 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "<|im_end|>",
         stop_texts: &[],
     },
-    // Made for one instruction; a conversation is several of them.
-    Known {
+    // For single instructions; a conversation is several of them.
+    KnownTemplate {
         name: "alpaca",
         source: "\
 {%- set ns = namespace(system='Below is an instruction that describes a task. Write a response that appropriately \

@@ -1,12 +1,12 @@
-//! The source of a template as tokens, by Jinja's rules about white space with `trim_blocks` and `lstrip_blocks`.
+//! Splits a template's source into tokens, with Jinja's white-space rules for `trim_blocks` and `lstrip_blocks`.
 
 use std::sync::Arc;
 
-use super::values::{Fault, Result, wrong};
+use super::values::{RenderFault, Result, wrong};
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Token {
-    /// Text outside of tags.
+pub enum TemplateToken {
+    /// Text outside tags.
     Data(Arc<str>),
     BlockStart,
     BlockEnd,
@@ -20,24 +20,24 @@ pub enum Token {
     End,
 }
 
-/// Longer ones first.
+/// Longest match first.
 const OPERATORS: [&str; 27] = [
     "**", "//", "==", "!=", "<=", ">=", "+", "-", "*", "/", "%", "~", "<", ">", "(", ")", "[", "]", "{", "}", ",", ".",
     ":", "|", "=", ";", "!",
 ];
 
-/// What opens a tag, and what closes it.
+/// Opening and closing delimiters of tags.
 const TAGS: [(&str, &str); 3] = [("{%", "%}"), ("{{", "}}"), ("{#", "#}")];
 
-/// The tokens with their lines. On failure, also the line at fault.
-pub fn tokens(source: &str) -> std::result::Result<Vec<(Token, u32)>, (Fault, u32)> {
+/// The tokens with their lines. On failure, also returns the line.
+pub fn tokens(source: &str) -> std::result::Result<Vec<(TemplateToken, u32)>, (RenderFault, u32)> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     // Jinja drops one newline at the end of a template.
     let source = source.strip_suffix('\n').unwrap_or(&source);
     let mut lexer = Lexer { rest: source, line: 1, tokens: Vec::new(), starts_line: true };
     match lexer.read() {
         Ok(()) => {
-            lexer.push(Token::End);
+            lexer.push(TemplateToken::End);
             Ok(lexer.tokens)
         }
         Err(fault) => Err((fault, lexer.line)),
@@ -47,17 +47,17 @@ pub fn tokens(source: &str) -> std::result::Result<Vec<(Token, u32)>, (Fault, u3
 struct Lexer<'s> {
     rest: &'s str,
     line: u32,
-    tokens: Vec<(Token, u32)>,
-    /// Whether what follows is at the beginning of a line.
+    tokens: Vec<(TemplateToken, u32)>,
+    /// Whether the rest is at the start of a line.
     starts_line: bool,
 }
 
 impl<'s> Lexer<'s> {
-    fn push(&mut self, token: Token) {
+    fn push(&mut self, token: TemplateToken) {
         self.tokens.push((token, self.line));
     }
 
-    /// The next bytes, counting lines.
+    /// Takes bytes, counting lines.
     fn take(&mut self, n_bytes: usize) -> &'s str {
         let (taken, rest) = self.rest.split_at_checked(n_bytes).unwrap_or((self.rest, ""));
         self.line += taken.matches('\n').count() as u32;
@@ -82,14 +82,15 @@ impl<'s> Lexer<'s> {
             self.take(2 + sign.map_or(0, str::len));
             match open {
                 "{#" => {
-                    let Some(end) = self.rest.find(close) else { return wrong("a comment without end") };
+                    let Some(end) = self.rest.find(close) else { return wrong("a comment without its end") };
                     let (comment, _) = self.rest.split_at(end);
                     self.take(end - usize::from(comment.ends_with(['-', '+'])));
                     self.close(close);
                 }
                 "{%" if self.is_tag("raw") => self.raw()?,
                 _ => {
-                    self.tokens.push((if open == "{%" { Token::BlockStart } else { Token::PrintStart }, line));
+                    self.tokens
+                        .push((if open == "{%" { TemplateToken::BlockStart } else { TemplateToken::PrintStart }, line));
                     self.tag(close)?;
                 }
             }
@@ -97,7 +98,7 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// Text up to a tag that begins with `open` and `sign`.
+    /// Adds text before a tag that starts with `open` and `sign`.
     fn data(&mut self, n_bytes: usize, open: &str, sign: &str) {
         let (starts_line, line) = (self.starts_line, self.line);
         let data = self.take(n_bytes);
@@ -113,14 +114,14 @@ impl<'s> Lexer<'s> {
             _ => data,
         };
         if !data.is_empty() {
-            self.tokens.push((Token::Data(data.into()), line));
+            self.tokens.push((TemplateToken::Data(data.into()), line));
         }
     }
 
-    /// Takes the end of a tag, if it is there, and the white space that goes with it.
+    /// Takes the end of a tag, if present, and the white space that belongs to it.
     fn close(&mut self, close: &str) -> bool {
         let sign = self.rest.get(..1).filter(|sign| matches!(*sign, "-" | "+")).unwrap_or_default();
-        // Only a block's end may have a plus.
+        // Only a block's end may have a plus sign.
         let sign = if sign == "+" && close == "}}" { "" } else { sign };
         let Some(after) = self.rest.get(sign.len()..).and_then(|rest| rest.strip_prefix(close)) else { return false };
         let space = match sign {
@@ -132,15 +133,15 @@ impl<'s> Lexer<'s> {
         true
     }
 
-    /// Whether a tag consists of this name alone.
+    /// Whether the tag is only this name.
     fn is_tag(&self, name: &str) -> bool {
         let after = self.rest.trim_start().strip_prefix(name).map(str::trim_start);
         after.is_some_and(|after| after.trim_start_matches(['-', '+']).starts_with("%}"))
     }
 
-    /// What stands between `raw` and `endraw`, unread.
+    /// Adds the text between `raw` and `endraw` unparsed.
     fn raw(&mut self) -> Result<()> {
-        let Some(end) = self.rest.find("%}") else { return wrong("a tag without end") };
+        let Some(end) = self.rest.find("%}") else { return wrong("a tag without its end") };
         let strips = self.rest.get(..end).is_some_and(|tag| tag.ends_with('-'));
         self.take(end + 2);
         if strips {
@@ -167,28 +168,28 @@ impl<'s> Lexer<'s> {
         wrong("`raw` without `endraw`")
     }
 
-    /// The tokens of a tag, and its end.
+    /// Reads a tag's tokens and its end.
     fn tag(&mut self, close: &str) -> Result<()> {
         let mut n_open = 0usize;
         loop {
             let space = self.rest.len() - self.rest.trim_start().len();
             self.take(space);
-            // Inside brackets the end of a tag is none: `{{ {'a': {}} }}`.
+            // Inside brackets the delimiter does not end the tag: `{{ {'a': {}} }}`.
             if n_open == 0 && self.close(close) {
-                self.push(if close == "%}" { Token::BlockEnd } else { Token::PrintEnd });
+                self.push(if close == "%}" { TemplateToken::BlockEnd } else { TemplateToken::PrintEnd });
                 return Ok(());
             }
-            let Some(first) = self.rest.chars().next() else { return wrong("a tag without end") };
+            let Some(first) = self.rest.chars().next() else { return wrong("a tag without its end") };
             let token = match first {
                 '"' | '\'' => self.string(first)?,
                 '0'..='9' => self.number()?,
                 _ if first == '_' || first.is_alphabetic() => {
                     let end = self.rest.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(self.rest.len());
-                    Token::Name(self.take(end).into())
+                    TemplateToken::Name(self.take(end).into())
                 }
                 _ => {
                     let Some(operator) = OPERATORS.iter().find(|operator| self.rest.starts_with(**operator)) else {
-                        return wrong(format!("the character {first:?} in a tag"));
+                        return wrong(format!("unexpected character {first:?} in a tag"));
                     };
                     match *operator {
                         "(" | "[" | "{" => n_open += 1,
@@ -197,21 +198,21 @@ impl<'s> Lexer<'s> {
                         _ => {}
                     }
                     self.take(operator.len());
-                    Token::Op(operator)
+                    TemplateToken::Op(operator)
                 }
             };
             self.push(token);
         }
     }
 
-    fn number(&mut self) -> Result<Token> {
+    fn number(&mut self) -> Result<TemplateToken> {
         let end = self.rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(self.rest.len());
         let digits = |text: &str| text.chars().all(|c| c.is_ascii_digit() || c == '_');
         let (mut len, mut is_float) = (end, false);
         let whole = self.rest.get(..end).unwrap_or_default();
         let plain = whole.find(['e', 'E']).map_or(whole, |at| &whole[..at]);
         if digits(plain) {
-            // A fraction begins with a digit: in `1.real` the point is an operator.
+            // A fraction starts with a digit: in `1.real` the point is an operator.
             let after = self.rest.get(end..).unwrap_or_default();
             if plain.len() == end && after.starts_with('.') && after.get(1..2).is_some_and(digits) {
                 is_float = true;
@@ -237,20 +238,20 @@ impl<'s> Lexer<'s> {
             _ => 10,
         };
         let token = match (is_float, radix) {
-            (true, _) => text.parse().ok().map(Token::Float),
-            (_, 10) => text.parse().ok().map(Token::Int),
-            _ => i64::from_str_radix(text.get(2..).unwrap_or_default(), radix).ok().map(Token::Int),
+            (true, _) => text.parse().ok().map(TemplateToken::Float),
+            (_, 10) => text.parse().ok().map(TemplateToken::Int),
+            _ => i64::from_str_radix(text.get(2..).unwrap_or_default(), radix).ok().map(TemplateToken::Int),
         };
-        token.map_or_else(|| wrong(format!("the number {text}")), Ok)
+        token.map_or_else(|| wrong(format!("invalid number {text}")), Ok)
     }
 
-    fn string(&mut self, quote: char) -> Result<Token> {
+    fn string(&mut self, quote: char) -> Result<TemplateToken> {
         let mut text = String::new();
         let mut chars = self.rest.char_indices().skip(1);
         while let Some((at, c)) = chars.next() {
             if c == quote {
                 self.take(at + 1);
-                return Ok(Token::Str(text));
+                return Ok(TemplateToken::Str(text));
             }
             if c != '\\' {
                 text.push(c);
@@ -276,15 +277,15 @@ impl<'s> Lexer<'s> {
             if n_digits > 0 {
                 let digits: String = chars.by_ref().take(n_digits).map(|(_, c)| c).collect();
                 let c = u32::from_str_radix(&digits, 16).ok().and_then(char::from_u32);
-                let Some(c) = c else { return wrong(format!("the character number {digits} in a string")) };
+                let Some(c) = c else { return wrong(format!("invalid character code {digits} in a string")) };
                 text.push(c);
             }
         }
-        wrong("a string without end")
+        wrong("a string without its end")
     }
 }
 
-/// Adds what an escape stands for; it has no digits.
+/// Adds the text of an escape without digits.
 fn push(text: &mut String, escaped: &str) -> usize {
     text.push_str(escaped);
     0

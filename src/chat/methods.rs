@@ -1,15 +1,15 @@
-//! Methods of strings, lists and dicts, as Python defines them, and of the variable `loop`.
+//! Methods of strings, lists and dicts, as in Python, and of the variable `loop`.
 
 use std::rc::Rc;
 
 use super::engine::Args;
-use super::values::{Budget, Dict, Kind, Result, Seq, Text, Value, cost, wrong};
+use super::values::{Budget, Dict, Result, Seq, SeqKind, TrackedText, Value, cost, wrong};
 
 /// A method; its first argument is the value.
-type Method = fn(&Args, &Budget) -> Result<Value>;
+type MethodFn = fn(&Args, &Budget) -> Result<Value>;
 
 /// Methods of strings.
-const STRING_METHODS: [(&str, Method); 30] = [
+const STRING_METHODS: [(&str, MethodFn); 30] = [
     ("strip", |args, budget| strip(args, "", true, true, budget)),
     ("lstrip", |args, budget| strip(args, "", true, false, budget)),
     ("rstrip", |args, budget| strip(args, "", false, true, budget)),
@@ -63,13 +63,13 @@ const STRING_METHODS: [(&str, Method); 30] = [
 ];
 
 /// Methods of dicts.
-const DICT_METHODS: [(&str, Method); 5] = [
-    ("items", |args, budget| entries(args.need(0)?, Kind::View, budget)),
+const DICT_METHODS: [(&str, MethodFn); 5] = [
+    ("items", |args, budget| entries(args.need(0)?, SeqKind::View, budget)),
     ("keys", |args, budget| {
-        Seq::build(args.need(0)?.pairs()?.iter().map(|pair| pair.0.clone()).collect(), Kind::View, budget)
+        Seq::build(args.need(0)?.pairs()?.iter().map(|pair| pair.0.clone()).collect(), SeqKind::View, budget)
     }),
     ("values", |args, budget| {
-        Seq::build(args.need(0)?.pairs()?.iter().map(|pair| pair.1.clone()).collect(), Kind::View, budget)
+        Seq::build(args.need(0)?.pairs()?.iter().map(|pair| pair.1.clone()).collect(), SeqKind::View, budget)
     }),
     ("get", |args, budget| {
         budget.charge(cost(args.need(1)?))?;
@@ -83,7 +83,7 @@ const DICT_METHODS: [(&str, Method); 5] = [
 ];
 
 /// Methods of lists.
-const SEQ_METHODS: [(&str, Method); 3] = [
+const SEQ_METHODS: [(&str, MethodFn); 3] = [
     ("count", |args, budget| {
         let mut count = 0usize;
         for item in args.need(0)?.items(budget)? {
@@ -103,25 +103,25 @@ const SEQ_METHODS: [(&str, Method); 3] = [
 ];
 
 /// Methods of `loop`.
-const LOOP_METHODS: [(&str, Method); 2] = [
+const LOOP_METHODS: [(&str, MethodFn); 2] = [
     ("cycle", |args, _| match (args.need(0)?, args.rest(1)) {
         (Value::Loop(state), values @ [_, ..]) => Ok(values.get(state.at % values.len()).cloned().unwrap_or_default()),
         _ => wrong("cycle() needs values"),
     }),
     ("changed", |args, budget| {
-        let Value::Loop(state) = args.need(0)? else { return wrong("changed() is of a loop") };
+        let Value::Loop(state) = args.need(0)? else { return wrong("changed() needs a loop") };
         let now = Seq::list(args.rest(1).to_vec(), budget)?;
         let before = state.last.replace(Some(now.clone()));
         Ok(Value::Bool(!before.map_or(Ok(false), |before| before.equals(&now, budget))?))
     }),
 ];
 
-/// The method of a value.
-pub fn find(value: &Value, name: &str) -> Option<Method> {
-    let methods: &[(&str, Method)] = match value {
+/// Finds a method of a value.
+pub fn find(value: &Value, name: &str) -> Option<MethodFn> {
+    let methods: &[(&str, MethodFn)] = match value {
         Value::Str(_) => &STRING_METHODS,
         Value::Dict(_) => &DICT_METHODS,
-        Value::Seq(seq) if matches!(seq.kind, Kind::List | Kind::Tuple) => &SEQ_METHODS,
+        Value::Seq(seq) if matches!(seq.kind, SeqKind::List | SeqKind::Tuple) => &SEQ_METHODS,
         Value::Loop(_) => &LOOP_METHODS,
         _ => &[],
     };
@@ -138,19 +138,19 @@ pub fn call(name: &str, args: &Args, budget: &Budget) -> Result<Value> {
 }
 
 /// The first argument as text.
-pub fn string(args: &Args, budget: &Budget) -> Result<Rc<Text>> {
+pub fn string(args: &Args, budget: &Budget) -> Result<Rc<TrackedText>> {
     let text = args.need(0)?.to_text(budget)?;
-    // For what the caller makes of it.
+    // Pays for the caller's use of it.
     budget.charge(3 * text.size())?;
     Ok(text)
 }
 
-/// A text to look for.
+/// The text to search for.
 pub fn needle(args: &Args, at: usize) -> Result<&str> {
-    args.need(at)?.as_str().map_or_else(|| wrong(format!("argument {at} is no string")), Ok)
+    args.need(at)?.as_str().map_or_else(|| wrong(format!("argument {at} is not a string")), Ok)
 }
 
-/// Where a part is found, in characters.
+/// Position of a part, in characters.
 fn found(args: &Args, budget: &Budget, find: fn(&str, &str) -> Option<usize>) -> Result<Option<i64>> {
     let text = string(args, budget)?;
     let at = find(&text.text, needle(args, 1)?);
@@ -158,7 +158,7 @@ fn found(args: &Args, budget: &Budget, find: fn(&str, &str) -> Option<usize>) ->
     Ok(n_chars.and_then(|n_chars| i64::try_from(n_chars).ok()))
 }
 
-/// What Python takes for white space.
+/// White space in Python's sense.
 fn is_space(c: char) -> bool {
     c.is_whitespace() || matches!(c, '\u{1C}'..='\u{1F}')
 }
@@ -178,7 +178,7 @@ pub fn strip(args: &Args, name: &str, at_start: bool, at_end: bool, budget: &Bud
     Ok(text.slice_of(rest).into())
 }
 
-pub fn capitalized(text: &Text) -> Text {
+pub fn capitalized(text: &TrackedText) -> TrackedText {
     let mut capitalized = text.map(str::to_lowercase);
     if let Some(first) = text.text.chars().next() {
         let head = text.slice(0..first.len_utf8()).map(str::to_uppercase);
@@ -206,7 +206,7 @@ pub fn replace(args: &Args, budget: &Budget) -> Result<Value> {
     let text = string(args, budget)?;
     let (old, new) = (needle(args, 1)?, args.need(2)?.to_text(budget)?);
     let count = args.get(3, "count").and_then(Value::as_int).and_then(|count| usize::try_from(count).ok());
-    let mut replaced = Text::default();
+    let mut replaced = TrackedText::default();
     let mut done = 0;
     for (start, part) in text.text.match_indices(old).take(count.unwrap_or(usize::MAX)) {
         budget.charge(new.size() + 16)?;
@@ -218,8 +218,8 @@ pub fn replace(args: &Args, budget: &Budget) -> Result<Value> {
     Ok(replaced.into())
 }
 
-pub fn join(separator: &Text, values: &[Value], budget: &Budget) -> Result<Value> {
-    let mut joined = Text::default();
+pub fn join(separator: &TrackedText, values: &[Value], budget: &Budget) -> Result<Value> {
+    let mut joined = TrackedText::default();
     for (at, value) in values.iter().enumerate() {
         let text = value.to_text(budget)?;
         budget.charge(text.size() + separator.size())?;
@@ -248,7 +248,7 @@ fn split(args: &Args, from_end: bool, budget: &Budget) -> Result<Value> {
             false => parts.extend(text.text.splitn(most.saturating_add(1), separator)),
         },
         None => {
-            // The side from which it splits loses its space; what is left when it may split no more is as it was.
+            // The side from which it splits loses its space; the rest after the last split is unchanged.
             let trimmed = |rest: &'_ str| -> usize {
                 if from_end { rest.trim_end_matches(is_space).len() } else { rest.trim_start_matches(is_space).len() }
             };
@@ -274,7 +274,7 @@ fn split(args: &Args, from_end: bool, budget: &Budget) -> Result<Value> {
             }
         }
     }
-    // A part costs a reference and a string.
+    // Each part is a reference and a string.
     budget.charge(64 * parts.len())?;
     Seq::list(parts.into_iter().map(|part| text.slice_of(part).into()).collect(), budget)
 }
@@ -288,7 +288,7 @@ fn partition(args: &Args, from_end: bool, budget: &Budget) -> Result<Value> {
         (None, false) => [0..all, all..all, all..all],
         (None, true) => [0..0, 0..0, 0..all],
     };
-    Seq::build(bounds.map(|range| text.slice(range).into()).to_vec(), Kind::Tuple, budget)
+    Seq::build(bounds.map(|range| text.slice(range).into()).to_vec(), SeqKind::Tuple, budget)
 }
 
 fn affix(args: &Args, budget: &Budget, has: fn(&str, &str) -> bool) -> Result<Value> {
@@ -319,7 +319,7 @@ pub fn cased(args: &Args, budget: &Budget, some: fn(char) -> bool, none: fn(char
 /// `"{} {name} {0}".format(...)`, without format specifications.
 fn format(args: &Args, budget: &Budget) -> Result<Value> {
     let text = string(args, budget)?;
-    let (mut formatted, mut next, mut done) = (Text::default(), 1, 0);
+    let (mut formatted, mut next, mut done) = (TrackedText::default(), 1, 0);
     while let Some(at) = text.text.get(done..).and_then(|rest| rest.find(['{', '}'])).map(|at| done + at) {
         formatted.push_text(&text.slice(done..at));
         let rest = text.text.get(at..).unwrap_or_default();
@@ -329,7 +329,7 @@ fn format(args: &Args, budget: &Budget) -> Result<Value> {
             continue;
         }
         let end = rest.find('}').filter(|_| rest.starts_with('{'));
-        let end = end.map_or_else(|| wrong("format(): a brace that is alone"), Ok)?;
+        let end = end.map_or_else(|| wrong("format(): an unmatched brace"), Ok)?;
         let name = rest.get(1..end).unwrap_or_default();
         let value = match name.parse::<usize>() {
             Ok(place) => args.get(place.saturating_add(1), ""),
@@ -348,9 +348,9 @@ fn format(args: &Args, budget: &Budget) -> Result<Value> {
     Ok(formatted.into())
 }
 
-/// The keys and values of a dict, in tuples.
-pub fn entries(value: &Value, kind: Kind, budget: &Budget) -> Result<Value> {
-    let tuple = |(key, value): &(Value, Value)| Seq::build(vec![key.clone(), value.clone()], Kind::Tuple, budget);
+/// A dict's entries as tuples.
+pub fn entries(value: &Value, kind: SeqKind, budget: &Budget) -> Result<Value> {
+    let tuple = |(key, value): &(Value, Value)| Seq::build(vec![key.clone(), value.clone()], SeqKind::Tuple, budget);
     let tuples: Result<Vec<Value>> = value.pairs()?.iter().map(tuple).collect();
     Seq::build(tuples?, kind, budget)
 }

@@ -1,11 +1,11 @@
-//! Operators of templates, each paying for its work. They mean what they mean in Python.
+//! Operators with Python's semantics, each paying for its work.
 
 use std::cmp::Ordering;
 
 use super::methods;
-use super::values::{Budget, Kind, Result, SLOT_BYTES, Seq, Text, Value, cost, wrong};
+use super::values::{Budget, Result, SLOT_BYTES, Seq, SeqKind, TrackedText, Value, cost, wrong};
 
-/// `value.name`. Methods come before the keys of a dict.
+/// `value.name`. Methods precede the keys of a dict.
 pub fn attribute(of: &Value, name: &str) -> Result<Value> {
     let method = || methods::find(of, name).map(|_| Value::Function);
     let found = match of {
@@ -27,7 +27,7 @@ pub fn item(of: &Value, key: &Value, budget: &Budget) -> Result<Value> {
     };
     let found = match of {
         Value::Dict(dict) => dict.get(key).cloned(),
-        Value::Seq(seq) if matches!(seq.kind, Kind::List | Kind::Tuple) => {
+        Value::Seq(seq) if matches!(seq.kind, SeqKind::List | SeqKind::Tuple) => {
             at(seq.items.len()).and_then(|at| seq.items.get(at)).cloned()
         }
         Value::Str(text) if key.as_int().is_some() => {
@@ -44,7 +44,7 @@ pub fn item(of: &Value, key: &Value, budget: &Budget) -> Result<Value> {
     }
 }
 
-/// Python's slice: the places from `start` to `stop`, every `step`-th.
+/// Python's slice: every `step`-th index from `start` to `stop`.
 fn places(len: usize, bounds: [Option<i64>; 3]) -> Result<Vec<usize>> {
     let len = i64::try_from(len).unwrap_or(i64::MAX);
     let [start, stop, step] = bounds;
@@ -69,7 +69,7 @@ pub fn slice(of: &Value, bounds: [Option<i64>; 3], budget: &Budget) -> Result<Va
             let starts: Vec<usize> = text.text.char_indices().map(|(at, _)| at).chain([text.text.len()]).collect();
             let places = places(starts.len() - 1, bounds)?;
             let range = |first: usize, last: usize| Some(*starts.get(first)?..*starts.get(last + 1)?);
-            let mut cut = Text::default();
+            let mut cut = TrackedText::default();
             match (places.first(), places.last()) {
                 (Some(&first), Some(&last)) if bounds[2].unwrap_or(1) == 1 => {
                     cut = range(first, last).map_or(cut, |range| text.slice(range));
@@ -81,7 +81,7 @@ pub fn slice(of: &Value, bounds: [Option<i64>; 3], budget: &Budget) -> Result<Va
             }
             Ok(cut.into())
         }
-        Value::Seq(seq) if matches!(seq.kind, Kind::List | Kind::Tuple) => {
+        Value::Seq(seq) if matches!(seq.kind, SeqKind::List | SeqKind::Tuple) => {
             let places = places(seq.items.len(), bounds)?;
             Seq::build(places.into_iter().filter_map(|at| seq.items.get(at).cloned()).collect(), seq.kind, budget)
         }
@@ -111,7 +111,7 @@ pub fn binary(operator: &str, left: &Value, right: &Value, budget: &Budget) -> R
         }
         ("+", Value::Str(left), Value::Str(right)) => concatenated(left, right, false, budget),
         ("+", Value::Seq(first), Value::Seq(second))
-            if first.kind == second.kind && matches!(first.kind, Kind::List | Kind::Tuple) =>
+            if first.kind == second.kind && matches!(first.kind, SeqKind::List | SeqKind::Tuple) =>
         {
             let mut both = left.items(budget)?;
             both.extend(right.items(budget)?);
@@ -132,7 +132,7 @@ fn impossible<T>(operator: &str, left: &Value, right: &Value) -> Result<T> {
     wrong(format!("`{operator}` of {} and {}", left.type_name(), right.type_name()))
 }
 
-fn concatenated(left: &Text, right: &Text, is_html: bool, budget: &Budget) -> Result<Value> {
+fn concatenated(left: &TrackedText, right: &TrackedText, is_html: bool, budget: &Budget) -> Result<Value> {
     budget.charge(2 * (left.size() + right.size()))?;
     let mut both = left.clone();
     both.push_text(right);
@@ -141,17 +141,17 @@ fn concatenated(left: &Text, right: &Text, is_html: bool, budget: &Budget) -> Re
 }
 
 fn repeat(value: &Value, times: i64, budget: &Budget) -> Result<Value> {
-    // A negative number repeats as little as zero does.
+    // A negative number repeats zero times.
     let times = usize::try_from(times.max(0)).unwrap_or(usize::MAX);
     budget.charge(times)?;
     match value {
         Value::Str(text) => {
             budget.charge(text.size().saturating_mul(times).saturating_mul(2))?;
-            let mut repeated = Text::default();
+            let mut repeated = TrackedText::default();
             (0..times).for_each(|_| repeated.push_text(text));
             Ok(repeated.into())
         }
-        Value::Seq(seq) if matches!(seq.kind, Kind::List | Kind::Tuple) => {
+        Value::Seq(seq) if matches!(seq.kind, SeqKind::List | SeqKind::Tuple) => {
             budget.charge((seq.items.len() * SLOT_BYTES).saturating_mul(times))?;
             let repeated = (0..times).flat_map(|_| seq.items.iter().cloned()).collect();
             Seq::build(repeated, seq.kind, budget)
@@ -167,7 +167,7 @@ fn arithmetic(operator: &str, left: &Value, right: &Value) -> Result<Value> {
             "-" => left.checked_sub(right),
             "*" => left.checked_mul(right),
             "//" if right != 0 => left.checked_div_euclid(right).map(|quotient| match right < 0 && left % right != 0 {
-                // Rust rounds so that the remainder is positive, Python down.
+                // Rust keeps the remainder positive; Python rounds down.
                 true => quotient - 1,
                 false => quotient,
             }),
@@ -216,7 +216,7 @@ pub fn compare(operator: &str, left: &Value, right: &Value, budget: &Budget) -> 
     }
 }
 
-/// The order of two values.
+/// Compares two values.
 pub fn order(left: &Value, right: &Value, case_sensitive: bool, budget: &Budget) -> Result<Ordering> {
     budget.charge(cost(left).min(cost(right)))?;
     match (left, right) {

@@ -1,17 +1,17 @@
-//! The tokens of a template as a tree: Jinja's statements and expressions.
+//! Parses a template's tokens into a tree of Jinja's statements and expressions.
 
 use std::sync::Arc;
 
-use super::lexer::{Token, tokens};
-use super::values::{Fault, Result, wrong};
+use super::lexer::{TemplateToken, tokens};
+use super::values::{RenderFault, Result, wrong};
 
-/// An expression's tree is at most this deep: a chain such as `a + b + c` is as deep as it is long.
+/// Maximum depth of an expression: a chain such as `a + b + c` is as deep as it is long.
 const MAX_OPERATORS: u32 = 128;
 
-/// Brackets, tags and signs inside each other.
+/// Maximum nesting of brackets, tags and signs.
 const MAX_NESTING: u32 = 48;
 
-/// A template that was read.
+/// A parsed template.
 #[derive(Debug, Default)]
 pub struct Template {
     pub body: Vec<Stmt>,
@@ -44,19 +44,19 @@ pub struct Stmt {
 
 #[derive(Debug)]
 pub enum StmtKind {
-    /// A constant text, by its number.
+    /// The index of a constant text.
     Data(usize),
     Print(Expr),
     If(Vec<(Expr, Vec<Stmt>)>, Vec<Stmt>),
     For(Box<For>),
-    Set(Target, Expr),
+    Set(AssignTarget, Expr),
     /// `{% set x | filter %}...{% endset %}`; the filters apply to [`ExprKind::Captured`].
-    SetBlock(Target, Expr, Vec<Stmt>),
+    SetBlock(AssignTarget, Expr, Vec<Stmt>),
     Macro(usize),
-    /// `{% call(params) f() %}`: the macro that `caller` is, and the call.
+    /// `{% call(params) f() %}`: the index of the macro `caller`, and the call.
     Call(usize, Expr),
     Filter(Expr, Vec<Stmt>),
-    With(Vec<(Target, Expr)>, Vec<Stmt>),
+    With(Vec<(AssignTarget, Expr)>, Vec<Stmt>),
     Do(Expr),
     Break,
     Continue,
@@ -64,19 +64,19 @@ pub enum StmtKind {
 
 #[derive(Debug)]
 pub struct For {
-    pub target: Target,
+    pub target: AssignTarget,
     pub iter: Expr,
     pub filter: Option<Expr>,
     pub body: Vec<Stmt>,
     pub otherwise: Vec<Stmt>,
 }
 
-/// What is assigned to.
+/// Target of an assignment.
 #[derive(Debug)]
-pub enum Target {
+pub enum AssignTarget {
     Name(Arc<str>),
     Attr(Arc<str>, Arc<str>),
-    Tuple(Vec<Target>),
+    Tuple(Vec<AssignTarget>),
 }
 
 #[derive(Debug)]
@@ -89,7 +89,7 @@ pub struct Expr {
 pub enum ExprKind {
     Const(usize),
     Name(Arc<str>),
-    /// The text of the block whose filters these are.
+    /// The text of the block that the filters apply to.
     Captured,
     List(Vec<Expr>),
     Tuple(Vec<Expr>),
@@ -118,7 +118,7 @@ pub enum Arg {
 }
 
 impl ExprKind {
-    /// The depth of the deepest operand.
+    /// Depth of the deepest operand.
     fn depth(&self) -> u32 {
         let all = |exprs: &[Expr]| exprs.iter().map(|expr| expr.depth).max().unwrap_or(0);
         let of_args = |args: &[Arg]| {
@@ -145,8 +145,8 @@ impl ExprKind {
     }
 }
 
-/// Reads a template. On failure, also the line at fault.
-pub fn parse(source: &str) -> std::result::Result<Template, (Fault, u32)> {
+/// Parses a template. On failure, also returns the line.
+pub fn parse(source: &str) -> std::result::Result<Template, (RenderFault, u32)> {
     let mut parser = Parser { tokens: tokens(source)?, at: 0, nesting: 0, template: Template::default() };
     match parser.body(&[]) {
         Ok((body, _)) => {
@@ -158,13 +158,13 @@ pub fn parse(source: &str) -> std::result::Result<Template, (Fault, u32)> {
 }
 
 struct Parser {
-    tokens: Vec<(Token, u32)>,
+    tokens: Vec<(TemplateToken, u32)>,
     at: usize,
     nesting: u32,
     template: Template,
 }
 
-/// Binary operators and how tightly they bind; 3 is `not`, 4 are comparisons.
+/// Binary operators with their precedence; 3 is `not`, 4 are comparisons.
 const BINARY: [(&str, u32); 10] =
     [("or", 1), ("and", 2), ("+", 5), ("-", 5), ("~", 6), ("*", 7), ("/", 7), ("//", 7), ("%", 7), ("**", 8)];
 const COMPARISONS: [&str; 7] = ["==", "!=", "<", "<=", ">", ">=", "in"];
@@ -176,17 +176,17 @@ impl Parser {
         self.tokens.get(self.at).or(self.tokens.last()).map_or(1, |(_, line)| *line)
     }
 
-    fn peek(&self) -> &Token {
-        self.tokens.get(self.at).map_or(&Token::End, |(token, _)| token)
+    fn peek(&self) -> &TemplateToken {
+        self.tokens.get(self.at).map_or(&TemplateToken::End, |(token, _)| token)
     }
 
-    fn next(&mut self) -> Token {
+    fn next(&mut self) -> TemplateToken {
         let token = self.peek().clone();
         self.at += 1;
         token
     }
 
-    /// Takes an operator or a word, if it comes next.
+    /// Skips an operator or word, if it is next.
     fn skip(&mut self, wanted: &str) -> bool {
         let is_there = self.is_next(wanted);
         self.at += usize::from(is_there);
@@ -195,21 +195,21 @@ impl Parser {
 
     fn is_next(&self, wanted: &str) -> bool {
         match self.peek() {
-            Token::Op(operator) => *operator == wanted,
-            Token::Name(name) => **name == *wanted,
+            TemplateToken::Op(operator) => *operator == wanted,
+            TemplateToken::Name(name) => **name == *wanted,
             _ => false,
         }
     }
 
     fn unexpected<T>(&self, wanted: &str) -> Result<T> {
         let found = match self.peek() {
-            Token::Op(operator) => format!("`{operator}`"),
-            Token::Name(name) => format!("`{name:.40}`"),
-            Token::BlockEnd | Token::PrintEnd => "the end of the tag".into(),
-            Token::End => "the end".into(),
+            TemplateToken::Op(operator) => format!("`{operator}`"),
+            TemplateToken::Name(name) => format!("`{name:.40}`"),
+            TemplateToken::BlockEnd | TemplateToken::PrintEnd => "the end of the tag".into(),
+            TemplateToken::End => "the end".into(),
             _ => "a constant or a text".into(),
         };
-        wrong(format!("{found} where {wanted} should be"))
+        wrong(format!("{found} instead of {wanted}"))
     }
 
     fn expect(&mut self, wanted: &str) -> Result<()> {
@@ -218,7 +218,7 @@ impl Parser {
 
     fn name(&mut self) -> Result<Arc<str>> {
         match self.peek().clone() {
-            Token::Name(name) => {
+            TemplateToken::Name(name) => {
                 self.at += 1;
                 Ok(name)
             }
@@ -231,10 +231,10 @@ impl Parser {
         self.template.constants.len() - 1
     }
 
-    /// Runs a part of the parser one level deeper.
+    /// Parses one level deeper.
     fn nested<T>(&mut self, part: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.nesting >= MAX_NESTING {
-            return wrong(format!("more than {MAX_NESTING} operators, brackets or tags inside each other"));
+            return wrong(format!("more than {MAX_NESTING} nested operators, brackets or tags"));
         }
         self.nesting += 1;
         let part = part(self);
@@ -252,29 +252,29 @@ impl Parser {
 
     // Statements.
 
-    /// Statements up to one of these tags, whose name is taken and returned.
+    /// Statements up to one of these tags. Consumes the tag's name and returns it.
     fn body(&mut self, ends: &[&str]) -> Result<(Vec<Stmt>, Arc<str>)> {
         let mut body = Vec::new();
         loop {
             let line = self.line();
             let kind = match self.next() {
-                Token::Data(data) => StmtKind::Data(self.constant(Constant::Str(data))),
-                Token::PrintStart => {
+                TemplateToken::Data(data) => StmtKind::Data(self.constant(Constant::Str(data))),
+                TemplateToken::PrintStart => {
                     let expr = self.tuple()?;
-                    if !matches!(self.next(), Token::PrintEnd) {
+                    if !matches!(self.next(), TemplateToken::PrintEnd) {
                         self.at -= 1;
                         return self.unexpected("the end of the tag");
                     }
                     StmtKind::Print(expr)
                 }
-                Token::BlockStart => {
+                TemplateToken::BlockStart => {
                     let name = self.name()?;
                     if ends.contains(&&*name) {
                         return Ok((body, name));
                     }
                     self.nested(|parser| parser.statement(&name))?
                 }
-                Token::End if ends.is_empty() => return Ok((body, "".into())),
+                TemplateToken::End if ends.is_empty() => return Ok((body, "".into())),
                 _ => {
                     self.at -= 1;
                     return self.unexpected(&format!("`{}`", ends.join("` or `")));
@@ -284,7 +284,7 @@ impl Parser {
         }
     }
 
-    /// The rest of a tag, statements up to `end`, and its tag.
+    /// The rest of a tag, statements up to `end`, and the end tag.
     fn block(&mut self, end: &str) -> Result<Vec<Stmt>> {
         self.tag_end()?;
         let (body, _) = self.body(&[end])?;
@@ -294,7 +294,7 @@ impl Parser {
 
     fn tag_end(&mut self) -> Result<()> {
         match self.peek() {
-            Token::BlockEnd => {
+            TemplateToken::BlockEnd => {
                 self.at += 1;
                 Ok(())
             }
@@ -327,7 +327,7 @@ impl Parser {
             }
             "with" => {
                 let mut sets = Vec::new();
-                while !matches!(self.peek(), Token::BlockEnd) {
+                while !matches!(self.peek(), TemplateToken::BlockEnd) {
                     if !sets.is_empty() {
                         self.expect(",")?;
                     }
@@ -337,16 +337,18 @@ impl Parser {
                 }
                 return Ok(StmtKind::With(sets, self.block("endwith")?));
             }
-            // Hugging Face's mark of what a model is trained on: it renders its content.
+            // Hugging Face's mark of training text: renders its content.
             "generation" => return Ok(StmtKind::With(Vec::new(), self.block("endgeneration")?)),
             "do" => StmtKind::Do(self.tuple()?),
             "break" => StmtKind::Break,
             "continue" => StmtKind::Continue,
             "include" | "import" | "from" | "extends" => {
-                return wrong("chat templates have no part in another template");
+                return wrong("chat templates cannot include other templates");
             }
-            "block" | "autoescape" | "trans" | "debug" => return wrong(format!("`{name}` is not for chat templates")),
-            name => return wrong(format!("the tag `{name:.40}` is not known here")),
+            "block" | "autoescape" | "trans" | "debug" => {
+                return wrong(format!("`{name}` is not supported in chat templates"));
+            }
+            name => return wrong(format!("the tag `{name:.40}` is unknown")),
         };
         self.tag_end()?;
         Ok(kind)
@@ -399,7 +401,7 @@ impl Parser {
         let iter = self.tuple_of(|parser| parser.binary(1))?;
         let filter = if self.skip("if") { Some(self.expression()?) } else { None };
         if self.is_next("recursive") {
-            return wrong("a recursive loop is not for chat templates");
+            return wrong("recursive loops are not supported");
         }
         self.tag_end()?;
         let (body, end) = self.body(&["else", "endfor"])?;
@@ -425,7 +427,7 @@ impl Parser {
         Ok(StmtKind::SetBlock(target, filters, self.block("endset")?))
     }
 
-    fn target(&mut self) -> Result<Target> {
+    fn target(&mut self) -> Result<AssignTarget> {
         let mut targets = Vec::new();
         let mut is_tuple = false;
         loop {
@@ -435,25 +437,25 @@ impl Parser {
                 target
             } else {
                 let name = self.name()?;
-                if self.skip(".") { Target::Attr(name, self.name()?) } else { Target::Name(name) }
+                if self.skip(".") { AssignTarget::Attr(name, self.name()?) } else { AssignTarget::Name(name) }
             });
             if !self.skip(",") {
                 break;
             }
             is_tuple = true;
-            if !matches!(self.peek(), Token::Name(_)) || self.is_next("in") {
+            if !matches!(self.peek(), TemplateToken::Name(_)) || self.is_next("in") {
                 break;
             }
         }
         match (is_tuple, targets.pop()) {
             (false, Some(target)) => Ok(target),
-            (_, last) => Ok(Target::Tuple(targets.into_iter().chain(last).collect())),
+            (_, last) => Ok(AssignTarget::Tuple(targets.into_iter().chain(last).collect())),
         }
     }
 
     // Expressions.
 
-    /// One expression, or a tuple of several without brackets.
+    /// An expression, or a tuple without brackets.
     fn tuple(&mut self) -> Result<Expr> {
         self.tuple_of(Self::expression)
     }
@@ -465,7 +467,7 @@ impl Parser {
         }
         let mut items = vec![first];
         while self.skip(",") {
-            if matches!(self.peek(), Token::PrintEnd | Token::BlockEnd) || self.is_next(")") {
+            if matches!(self.peek(), TemplateToken::PrintEnd | TemplateToken::BlockEnd) || self.is_next(")") {
                 break;
             }
             items.push(item(self)?);
@@ -485,7 +487,7 @@ impl Parser {
         })
     }
 
-    /// Operators that bind at least so tightly.
+    /// Operators of at least this precedence.
     fn binary(&mut self, least: u32) -> Result<Expr> {
         let mut left = if least <= NOT && self.skip("not") {
             let operand = self.nested(|parser| parser.binary(NOT))?;
@@ -510,7 +512,7 @@ impl Parser {
         let mut comparisons = Vec::new();
         loop {
             let is_not_in = self.is_next("not")
-                && matches!(self.tokens.get(self.at + 1), Some((Token::Name(name), _)) if **name == *"in");
+                && matches!(self.tokens.get(self.at + 1), Some((TemplateToken::Name(name), _)) if **name == *"in");
             let found = COMPARISONS.iter().find(|operator| self.is_next(operator));
             let operator = match found {
                 _ if is_not_in => "not in",
@@ -539,22 +541,22 @@ impl Parser {
     fn primary(&mut self) -> Result<Expr> {
         let token = self.next();
         let constant = match token {
-            Token::Name(name) => match &*name {
+            TemplateToken::Name(name) => match &*name {
                 "true" | "True" => Constant::Bool(true),
                 "false" | "False" => Constant::Bool(false),
                 "none" | "None" => Constant::None,
                 _ => return self.expr(ExprKind::Name(name)),
             },
-            Token::Str(mut text) => {
-                while let Token::Str(more) = self.peek() {
+            TemplateToken::Str(mut text) => {
+                while let TemplateToken::Str(more) = self.peek() {
                     text += more;
                     self.at += 1;
                 }
                 Constant::Str(text.into())
             }
-            Token::Int(number) => Constant::Int(number),
-            Token::Float(number) => Constant::Float(number),
-            Token::Op("(") => {
+            TemplateToken::Int(number) => Constant::Int(number),
+            TemplateToken::Float(number) => Constant::Float(number),
+            TemplateToken::Op("(") => {
                 if self.skip(")") {
                     return self.expr(ExprKind::Tuple(Vec::new()));
                 }
@@ -562,11 +564,11 @@ impl Parser {
                 self.expect(")")?;
                 return Ok(inner);
             }
-            Token::Op("[") => {
+            TemplateToken::Op("[") => {
                 let items = self.items("]", Self::expression)?;
                 return self.expr(ExprKind::List(items));
             }
-            Token::Op("{") => {
+            TemplateToken::Op("{") => {
                 let pairs = self.items("}", |parser| {
                     let key = parser.expression()?;
                     parser.expect(":")?;
@@ -583,7 +585,7 @@ impl Parser {
         self.expr(ExprKind::Const(constant))
     }
 
-    /// Items with commas between, up to a bracket.
+    /// Comma-separated items up to a bracket.
     fn items<T>(&mut self, close: &str, item: impl Fn(&mut Self) -> Result<T>) -> Result<Vec<T>> {
         let mut items = Vec::new();
         while !self.skip(close) {
@@ -607,8 +609,8 @@ impl Parser {
             if parser.skip("**") {
                 return Ok(Arg::Dict(parser.expression()?));
             }
-            let is_named = matches!(parser.peek(), Token::Name(_))
-                && matches!(parser.tokens.get(parser.at + 1), Some((Token::Op("="), _)));
+            let is_named = matches!(parser.peek(), TemplateToken::Name(_))
+                && matches!(parser.tokens.get(parser.at + 1), Some((TemplateToken::Op("="), _)));
             if is_named {
                 let name = parser.name()?;
                 parser.at += 1;
@@ -618,12 +620,12 @@ impl Parser {
         })
     }
 
-    /// Attributes, items and calls.
+    /// Parses attributes, items and calls.
     fn postfix(&mut self, mut expr: Expr) -> Result<Expr> {
         loop {
             if self.skip(".") {
                 let kind = match self.peek().clone() {
-                    Token::Int(number) => {
+                    TemplateToken::Int(number) => {
                         self.at += 1;
                         let constant = self.constant(Constant::Int(number));
                         ExprKind::Item(Box::new(expr), Box::new(self.expr(ExprKind::Const(constant))?))
@@ -663,7 +665,7 @@ impl Parser {
         }
     }
 
-    /// Filters, tests, and calls of what they give.
+    /// Parses filters, tests, and calls of their results.
     fn filters(&mut self, mut expr: Expr) -> Result<Expr> {
         loop {
             if self.is_next("|") {
@@ -690,8 +692,10 @@ impl Parser {
         let is_negated = self.skip("not");
         let name = self.name()?;
         let begins_operand = match self.peek() {
-            Token::Name(name) => !matches!(&**name, "else" | "or" | "and" | "if" | "in" | "is" | "not"),
-            Token::Str(_) | Token::Int(_) | Token::Float(_) | Token::Op("[" | "{") => true,
+            TemplateToken::Name(name) => !matches!(&**name, "else" | "or" | "and" | "if" | "in" | "is" | "not"),
+            TemplateToken::Str(_) | TemplateToken::Int(_) | TemplateToken::Float(_) | TemplateToken::Op("[" | "{") => {
+                true
+            }
             _ => false,
         };
         let args = if self.is_next("(") {

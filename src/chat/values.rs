@@ -1,4 +1,4 @@
-//! What a template computes with: text that knows who wrote it, containers of known size, and the budget.
+//! Values of templates: text that tracks its author, containers of known size, and the budget.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -6,35 +6,35 @@ use std::fmt::Write;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Containers may be nested this deep, which is far more than any tool description is.
+/// Maximum nesting of containers, far above any tool description's.
 const MAX_DEPTH: u32 = 64;
 
-/// What a reference to a value takes in memory, roughly.
+/// Approximate bytes of a reference to a value.
 pub const SLOT_BYTES: usize = 32;
 
-/// Why a rendering ends early.
+/// Why a rendering failed.
 #[derive(Debug)]
-pub enum Fault {
-    /// The template raised an exception itself.
+pub enum RenderFault {
+    /// The template raised an exception.
     Raised(String),
     Steps,
     Work,
     Depth,
-    /// What the template asks for cannot be computed.
+    /// The template is invalid for its input.
     Wrong(String),
 }
 
-pub type Result<T> = std::result::Result<T, Fault>;
+pub type Result<T> = std::result::Result<T, RenderFault>;
 
 pub fn wrong<T>(message: impl Into<String>) -> Result<T> {
-    Err(Fault::Wrong(message.into()))
+    Err(RenderFault::Wrong(message.into()))
 }
 
-/// The work that a rendering may still do. Nothing is paid back, so what is alive at any moment is less.
+/// The remaining work of a rendering. Nothing is refunded, so the memory in use is less.
 #[derive(Debug)]
 pub struct Budget {
     pub steps: u64,
-    /// Every operation whose work depends on its operands' size pays for the bytes that it reads and writes.
+    /// Each operation on values of variable size pays for the bytes it reads and writes.
     pub bytes: u64,
     steps_left: Cell<u64>,
     bytes_left: Cell<u64>,
@@ -46,38 +46,38 @@ impl Budget {
     }
 
     pub fn step(&self) -> Result<()> {
-        self.steps_left.set(self.steps_left.get().checked_sub(1).ok_or(Fault::Steps)?);
+        self.steps_left.set(self.steps_left.get().checked_sub(1).ok_or(RenderFault::Steps)?);
         Ok(())
     }
 
     pub fn charge(&self, bytes: usize) -> Result<()> {
-        self.bytes_left.set(self.bytes_left.get().checked_sub(bytes as u64).ok_or(Fault::Work)?);
+        self.bytes_left.set(self.bytes_left.get().checked_sub(bytes as u64).ok_or(RenderFault::Work)?);
         Ok(())
     }
 }
 
-/// A string, with the stretches that a user wrote.
+/// A string with the ranges that a user wrote.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Text {
+pub struct TrackedText {
     pub text: String,
-    /// In order, apart from each other, none empty.
+    /// Ordered, disjoint, not empty.
     pub user: Vec<Range<usize>>,
-    /// Whether it is marked as HTML (`safe`, `escape`): with `+`, Jinja escapes what is added to it.
+    /// Whether it is marked as HTML (`safe`, `escape`): with `+`, Jinja escapes text added to it.
     pub is_html: bool,
 }
 
-impl Text {
+impl TrackedText {
     pub fn user(text: impl Into<String>) -> Self {
-        let mut user = Text::default();
+        let mut user = TrackedText::default();
         user.push(&text.into(), true);
         user
     }
 
     pub fn template(text: impl Into<String>) -> Self {
-        Text { text: text.into(), ..Text::default() }
+        TrackedText { text: text.into(), ..TrackedText::default() }
     }
 
-    /// What reading it costs, in bytes.
+    /// The cost of reading it, in bytes.
     pub fn size(&self) -> usize {
         self.text.len() + 32 * self.user.len()
     }
@@ -94,12 +94,12 @@ impl Text {
         self.text.push_str(piece);
     }
 
-    pub fn push_text(&mut self, other: &Text) {
-        other.stretches().for_each(|(piece, is_user)| self.push(piece, is_user));
+    pub fn push_text(&mut self, other: &TrackedText) {
+        other.pieces().for_each(|(piece, is_user)| self.push(piece, is_user));
     }
 
-    /// The text in pieces of one author each.
-    pub fn stretches(&self) -> impl Iterator<Item = (&str, bool)> {
+    /// The text in pieces with one author each.
+    pub fn pieces(&self) -> impl Iterator<Item = (&str, bool)> {
         let bounds = self.user.iter().flat_map(|range| [(range.start, false), (range.end, true)]);
         let mut done = 0;
         bounds.chain([(self.text.len(), false)]).filter_map(move |(end, is_user)| {
@@ -109,9 +109,9 @@ impl Text {
         })
     }
 
-    /// A part of it.
-    pub fn slice(&self, part: Range<usize>) -> Text {
-        let mut cut = Text::template(self.text.get(part.clone()).unwrap_or_default());
+    /// A part of the text.
+    pub fn slice(&self, part: Range<usize>) -> TrackedText {
+        let mut cut = TrackedText::template(self.text.get(part.clone()).unwrap_or_default());
         let first = self.user.partition_point(|user| user.end <= part.start);
         let inside = self.user.iter().skip(first).take_while(|user| user.start < part.end);
         let inside = inside.map(|user| user.start.max(part.start)..user.end.min(part.end));
@@ -119,31 +119,30 @@ impl Text {
         cut
     }
 
-    /// The part that `trimmed`, a slice of this text's own string, covers.
-    pub fn slice_of(&self, trimmed: &str) -> Text {
+    /// The part covered by `trimmed`, a slice of this text's string.
+    pub fn slice_of(&self, trimmed: &str) -> TrackedText {
         let start = (trimmed.as_ptr() as usize).saturating_sub(self.text.as_ptr() as usize);
         self.slice(start..start + trimmed.len())
     }
 
-    /// Its characters.
     pub fn chars(&self) -> impl DoubleEndedIterator<Item = Value> {
         self.text.char_indices().map(|(at, c)| self.slice(at..at + c.len_utf8()).into())
     }
 
-    /// As HTML that says it; unchanged where it is some.
-    pub fn escaped(&self) -> Text {
-        if self.is_html { self.clone() } else { Text { is_html: true, ..self.map(escape_html) } }
+    /// Escapes it as HTML, unless it is marked as HTML.
+    pub fn escaped(&self) -> TrackedText {
+        if self.is_html { self.clone() } else { TrackedText { is_html: true, ..self.map(escape_html) } }
     }
 
-    /// Changes each stretch on its own.
-    pub fn map(&self, change: impl Fn(&str) -> String) -> Text {
-        let mut changed = Text::default();
-        self.stretches().for_each(|(piece, is_user)| changed.push(&change(piece), is_user));
+    /// Changes each piece separately.
+    pub fn map(&self, change: impl Fn(&str) -> String) -> TrackedText {
+        let mut changed = TrackedText::default();
+        self.pieces().for_each(|(piece, is_user)| changed.push(&change(piece), is_user));
         changed
     }
 }
 
-/// A text in which no character has a meaning in HTML.
+/// Escapes HTML's special characters.
 fn escape_html(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -159,7 +158,7 @@ fn escape_html(text: &str) -> String {
     escaped
 }
 
-/// A value of the template language.
+/// A template's value.
 #[derive(Debug, Clone, Default)]
 pub enum Value {
     #[default]
@@ -168,20 +167,20 @@ pub enum Value {
     Bool(bool),
     Int(i64),
     Float(f64),
-    Str(Rc<Text>),
+    Str(Rc<TrackedText>),
     Seq(Rc<Seq>),
     Dict(Rc<Dict>),
     Namespace(Rc<RefCell<HashMap<Rc<str>, Value>>>),
     /// The variable `loop`.
     Loop(Rc<Loop>),
-    /// A macro, by its number, and the scope in which it was defined.
+    /// A macro's index, and the scope where it was defined.
     Macro(usize, usize),
-    /// A function or a method that is not called.
+    /// A function or method that was not called.
     Function,
 }
 
-impl From<Text> for Value {
-    fn from(text: Text) -> Value {
+impl From<TrackedText> for Value {
+    fn from(text: TrackedText) -> Value {
         Value::Str(Rc::new(text))
     }
 }
@@ -214,14 +213,14 @@ impl Value {
             Value::Int(number) => *number != 0,
             Value::Float(number) => *number != 0.0,
             Value::Str(text) => !text.text.is_empty(),
-            // Python does not know whether a generator yields anything.
-            Value::Seq(seq) => seq.kind == Kind::Generator || !seq.items.is_empty(),
+            // Python cannot tell whether a generator is empty.
+            Value::Seq(seq) => seq.kind == SeqKind::Generator || !seq.items.is_empty(),
             Value::Dict(dict) => !dict.pairs.is_empty(),
             Value::Namespace(_) | Value::Loop(_) | Value::Macro(..) | Value::Function => true,
         }
     }
 
-    /// What a string says, whoever wrote it.
+    /// A string's text, whoever wrote it.
     pub fn as_str(&self) -> Option<&str> {
         match self {
             Value::Str(text) => Some(&text.text),
@@ -229,7 +228,7 @@ impl Value {
         }
     }
 
-    /// A whole number; truth is one, as in Python.
+    /// An integer; true is 1, as in Python.
     pub fn as_int(&self) -> Option<i64> {
         match self {
             Value::Int(number) => Some(*number),
@@ -254,10 +253,10 @@ impl Value {
             Value::Float(_) => "float",
             Value::Str(_) => "string",
             Value::Seq(seq) => match seq.kind {
-                Kind::List => "list",
-                Kind::Tuple => "tuple",
-                Kind::View => "view",
-                Kind::Generator => "generator",
+                SeqKind::List => "list",
+                SeqKind::Tuple => "tuple",
+                SeqKind::View => "view",
+                SeqKind::Generator => "generator",
             },
             Value::Dict(_) => "dict",
             Value::Namespace(_) => "namespace",
@@ -267,7 +266,7 @@ impl Value {
         }
     }
 
-    /// Equality of what is said, whoever said it.
+    /// Equality of content, whoever wrote it.
     pub fn equals(&self, other: &Value, budget: &Budget) -> Result<bool> {
         budget.charge(cost(self).min(cost(other)))?;
         Ok(self.is_same(other))
@@ -294,7 +293,7 @@ impl Value {
         }
     }
 
-    /// The items of a list, the characters of a string, the keys of a dict.
+    /// Items of a list, characters of a string, keys of a dict.
     pub fn items(&self, budget: &Budget) -> Result<Vec<Value>> {
         match self {
             Value::Undefined => Ok(Vec::new()),
@@ -322,22 +321,22 @@ impl Value {
                 budget.charge(text.text.len())?;
                 Ok(text.text.chars().count())
             }
-            Value::Seq(seq) if seq.kind != Kind::Generator => Ok(seq.items.len()),
+            Value::Seq(seq) if seq.kind != SeqKind::Generator => Ok(seq.items.len()),
             Value::Dict(dict) => Ok(dict.pairs.len()),
             _ => wrong(format!("a value of type {} has no length", self.type_name())),
         }
     }
 
-    /// The keys and values of a dict.
+    /// Keys and values of a dict.
     pub fn pairs(&self) -> Result<&[(Value, Value)]> {
         match self {
             Value::Dict(dict) => Ok(&dict.pairs),
-            _ => wrong(format!("a dict was expected, not a value of type {}", self.type_name())),
+            _ => wrong(format!("expected a dict, not a value of type {}", self.type_name())),
         }
     }
 
-    /// The value as it is printed. Containers are printed as Python does, and count as a user's.
-    pub fn to_text(&self, budget: &Budget) -> Result<Rc<Text>> {
+    /// The printed value. Containers are printed as in Python and count as user text.
+    pub fn to_text(&self, budget: &Budget) -> Result<Rc<TrackedText>> {
         if let Value::Str(text) = self {
             budget.charge(text.size())?;
             return Ok(Rc::clone(text));
@@ -347,8 +346,8 @@ impl Value {
             self.write_python(&mut text, budget)?;
         }
         Ok(Rc::new(match self {
-            Value::Seq(_) | Value::Dict(_) => Text::user(text),
-            _ => Text::template(text),
+            Value::Seq(_) | Value::Dict(_) => TrackedText::user(text),
+            _ => TrackedText::template(text),
         }))
     }
 
@@ -373,14 +372,14 @@ impl Value {
                 }
                 text.push('}');
             }
-            Value::Seq(seq) if matches!(seq.kind, Kind::List | Kind::Tuple) => {
-                let (open, close) = if seq.kind == Kind::Tuple { ('(', ')') } else { ('[', ']') };
+            Value::Seq(seq) if matches!(seq.kind, SeqKind::List | SeqKind::Tuple) => {
+                let (open, close) = if seq.kind == SeqKind::Tuple { ('(', ')') } else { ('[', ']') };
                 text.push(open);
                 for (at, item) in seq.items.iter().enumerate() {
                     text.push_str(if at > 0 { ", " } else { "" });
                     item.write_python(text, budget)?;
                 }
-                text.push_str(if seq.kind == Kind::Tuple && seq.items.len() == 1 { "," } else { "" });
+                text.push_str(if seq.kind == SeqKind::Tuple && seq.items.len() == 1 { "," } else { "" });
                 text.push(close);
             }
             _ => return wrong(format!("a value of type {} cannot be printed", self.type_name())),
@@ -388,14 +387,14 @@ impl Value {
         budget.charge(text.len() - before)
     }
 
-    /// A number as Python writes it; empty for what is none.
+    /// A number as Python writes it; empty for other values.
     pub fn number(&self) -> String {
         match self {
             Value::Int(number) => number.to_string(),
             Value::Float(float) if float.is_nan() => "nan".into(),
             Value::Float(float) if float.is_infinite() => (if *float > 0.0 { "inf" } else { "-inf" }).into(),
             Value::Float(float) if *float != 0.0 && !(1e-4..1e16).contains(&float.abs()) => {
-                // Python writes at least two digits of an exponent, and its sign.
+                // Python writes an exponent's sign and at least two digits.
                 let text = format!("{float:e}");
                 let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
                 let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
@@ -421,7 +420,7 @@ fn write_python_string(text: &mut String, string: &str) {
                 // Writing to a string cannot fail.
                 let _ = write!(text, "\\x{:02x}", u32::from(c));
             }
-            // What Python calls not printable, as far as it can be met here.
+            // Not printable in Python, of those that occur here.
             '\u{AD}' | '\u{A0}' => {
                 let _ = write!(text, "\\x{:02x}", u32::from(c));
             }
@@ -440,7 +439,7 @@ fn write_python_string(text: &mut String, string: &str) {
     text.push(quote);
 }
 
-/// What comparing, printing or searching a value costs: the size of all it holds, counted once for each mention.
+/// Cost of comparing, printing or searching a value: the size of its content, counted at each mention.
 pub fn cost(value: &Value) -> usize {
     match value {
         Value::Str(text) => text.size() + 16,
@@ -450,7 +449,7 @@ pub fn cost(value: &Value) -> usize {
     }
 }
 
-/// Bounds of a container, kept with it so that they need not be counted.
+/// A container's size, stored with it.
 #[derive(Debug, Clone, Copy)]
 struct Size {
     cost: usize,
@@ -464,7 +463,7 @@ impl Size {
             let inner = match value {
                 Value::Seq(seq) => seq.size.depth,
                 Value::Dict(dict) => dict.size.depth,
-                // They could hold each other in a circle, and a macro is good only while its scope is there.
+                // These could form a cycle, and a macro is valid only within its scope.
                 Value::Namespace(_) | Value::Loop(_) | Value::Macro(..) => {
                     return wrong(format!(
                         "a list, dict or namespace cannot hold a value of type {}",
@@ -477,45 +476,45 @@ impl Size {
             size.cost = size.cost.saturating_add(SLOT_BYTES).saturating_add(cost(value));
         }
         match size.depth > MAX_DEPTH {
-            true => wrong(format!("more than {MAX_DEPTH} containers inside each other")),
+            true => wrong(format!("more than {MAX_DEPTH} nested containers")),
             false => Ok(size),
         }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum SeqKind {
     List,
     Tuple,
-    /// The keys, values or items of a dict: it has a length.
+    /// Keys, values or items of a dict, with a length.
     View,
-    /// What filters such as `map` yield: without a length, and always true.
+    /// The result of filters such as `map`: no length, always true.
     Generator,
 }
 
-/// A list, or what is like one.
+/// A list or similar.
 #[derive(Debug)]
 pub struct Seq {
     pub items: Vec<Value>,
-    pub kind: Kind,
+    pub kind: SeqKind,
     size: Size,
 }
 
 impl Seq {
     /// # Errors
-    /// If the budget does not cover it, or an item is no plain value.
-    pub fn build(items: Vec<Value>, kind: Kind, budget: &Budget) -> Result<Value> {
+    /// If the budget is exceeded or an item is not a plain value.
+    pub fn build(items: Vec<Value>, kind: SeqKind, budget: &Budget) -> Result<Value> {
         budget.charge(SLOT_BYTES.saturating_mul(items.len() + 1))?;
         let size = Size::of(items.iter())?;
         Ok(Value::Seq(Rc::new(Seq { items, kind, size })))
     }
 
     pub fn list(items: Vec<Value>, budget: &Budget) -> Result<Value> {
-        Seq::build(items, Kind::List, budget)
+        Seq::build(items, SeqKind::List, budget)
     }
 }
 
-/// A dict; it keeps the order of its keys.
+/// A dict, in insertion order.
 #[derive(Debug)]
 pub struct Dict {
     pub pairs: Vec<(Value, Value)>,
@@ -525,7 +524,7 @@ pub struct Dict {
 
 impl Dict {
     /// # Errors
-    /// If the budget does not cover it, a value is no plain one, or a key no string, number, truth or none.
+    /// If the budget is exceeded, a value is not plain, or a key is not a string, number, boolean or none.
     pub fn build(entries: Vec<(Value, Value)>, budget: &Budget) -> Result<Value> {
         let keys_cost: usize = entries.iter().map(|(key, _)| cost(key)).fold(0, usize::saturating_add);
         budget.charge(keys_cost.saturating_add(4 * SLOT_BYTES * (entries.len() + 1)))?;
@@ -555,7 +554,7 @@ impl Dict {
     }
 }
 
-/// Equal for equal keys, whoever wrote them; numbers are equal as in Python.
+/// Equal for equal keys, whoever wrote them; numbers compare as in Python.
 fn key_name(key: &Value) -> Option<String> {
     Some(match key {
         Value::Str(text) => format!("s{}", text.text),
@@ -569,10 +568,10 @@ fn key_name(key: &Value) -> Option<String> {
 /// Sets an attribute of a namespace.
 ///
 /// # Errors
-/// If the target is none, the budget does not cover it, or the value is no plain one.
+/// If the target is not a namespace, the budget is exceeded, or the value is not plain.
 pub fn set_attribute(target: &Value, name: &str, value: Value, budget: &Budget) -> Result<()> {
     let Value::Namespace(namespace) = target else {
-        return wrong(format!("only a namespace has attributes to set, not a {}", target.type_name()));
+        return wrong(format!("cannot set attributes of a value of type {}", target.type_name()));
     };
     budget.charge(SLOT_BYTES + name.len())?;
     Size::of([&value].into_iter())?;
@@ -586,7 +585,7 @@ pub struct Loop {
     pub items: Rc<Vec<Value>>,
     pub at: usize,
     pub depth: usize,
-    /// What `loop.changed` was last asked about.
+    /// The last arguments of `loop.changed`.
     pub last: Rc<RefCell<Option<Value>>>,
 }
 
@@ -612,10 +611,10 @@ impl Loop {
     }
 }
 
-/// JSON from outside as a value; all of its strings are a user's.
+/// Converts JSON from outside; all its strings are user text.
 ///
 /// # Errors
-/// If it is nested too deep or the budget does not cover it.
+/// If it is nested too deep or exceeds the budget.
 pub fn from_json(json: &serde_json::Value, budget: &Budget) -> Result<Value> {
     use serde_json::Value as Json;
     Ok(match json {
@@ -625,13 +624,13 @@ pub fn from_json(json: &serde_json::Value, budget: &Budget) -> Result<Value> {
             (Some(number), _) => Value::Int(number),
             (_, number) => Value::Float(number.unwrap_or(f64::NAN)),
         },
-        Json::String(text) => Text::user(text).into(),
+        Json::String(text) => TrackedText::user(text).into(),
         Json::Array(items) => {
             let items: Result<Vec<Value>> = items.iter().map(|item| from_json(item, budget)).collect();
             Seq::list(items?, budget)?
         }
         Json::Object(fields) => {
-            let pair = |(key, value): (&String, _)| Ok((Text::user(key).into(), from_json(value, budget)?));
+            let pair = |(key, value): (&String, _)| Ok((TrackedText::user(key).into(), from_json(value, budget)?));
             let pairs: Result<Vec<_>> = fields.iter().map(pair).collect();
             Dict::build(pairs?, budget)?
         }

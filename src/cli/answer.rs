@@ -1,34 +1,35 @@
-//! An answer as it is printed while it comes: thoughts dimmed or between marks, calls in lines of their own.
+//! Prints an answer while it streams: thinking dimmed or between marks, each tool call on a line of its own.
 
 use std::io::{self, IsTerminal, Write};
 
 use serde_json::Value as Json;
 use tilewright::answer::{Event, ToolCall};
 
-use super::Failure;
+use super::CommandFailure;
 
-/// An answer as it is printed and as it is kept.
-pub struct Answer<W> {
+/// The printer, and the answer so far.
+pub struct AnswerPrinter<W> {
     out: W,
-    /// Escape codes for thoughts, on a terminal.
+    /// Whether thinking is dimmed by escape codes: on a terminal, unless `NO_COLOR` is set.
     dims: bool,
     in_thought: bool,
-    /// Whether what was printed last ended its line.
+    /// Whether the output ends with a newline.
     at_line_start: bool,
     pub thought: String,
     pub text: String,
     pub calls: Vec<ToolCall>,
 }
 
-impl<W: Write> Answer<W> {
+impl<W: Write> AnswerPrinter<W> {
     pub fn new(out: W) -> Self {
         let dims = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
         let (thought, text, calls) = (String::new(), String::new(), Vec::new());
-        Answer { out, dims, in_thought: false, at_line_start: false, thought, text, calls }
+        AnswerPrinter { out, dims, in_thought: false, at_line_start: false, thought, text, calls }
     }
 
-    /// Prints what came. From a pipe, a thought stands between `<think>` and `</think>`, whatever marks the model has.
-    pub fn take(&mut self, events: Vec<Event>) -> Result<(), Failure> {
+    /// Prints events. Without dimming, thinking is printed between `<think>` and `</think>`, whatever marks the model
+    /// uses.
+    pub fn take(&mut self, events: Vec<Event>) -> Result<(), CommandFailure> {
         for event in events {
             match event {
                 Event::Thinking(text) => {
@@ -60,13 +61,13 @@ impl<W: Write> Answer<W> {
         Ok(self.out.flush()?)
     }
 
-    /// Prints text of which nothing is known.
-    pub fn write(&mut self, text: std::fmt::Arguments<'_>) -> Result<(), Failure> {
+    /// Prints plain text.
+    pub fn write(&mut self, text: std::fmt::Arguments<'_>) -> Result<(), CommandFailure> {
         self.out.write_fmt(text)?;
         Ok(self.out.flush()?)
     }
 
-    fn end_thought(&mut self) -> Result<(), Failure> {
+    fn end_thought(&mut self) -> Result<(), CommandFailure> {
         if std::mem::take(&mut self.in_thought) {
             write!(self.out, "{}", if self.dims { "\x1b[0m\n\n" } else { "\n</think>\n\n" })?;
             self.at_line_start = true;
@@ -74,11 +75,11 @@ impl<W: Write> Answer<W> {
         Ok(())
     }
 
-    /// The end of the last line.
-    pub fn end(&mut self, is_broken_off: bool) -> Result<(), Failure> {
+    /// Ends the last line.
+    pub fn end(&mut self, is_broken_off: bool) -> Result<(), CommandFailure> {
         self.end_thought()?;
         match (is_broken_off, self.calls.is_empty() || !self.at_line_start) {
-            (true, _) => writeln!(self.out, " [broken off]")?,
+            (true, _) => writeln!(self.out, " [interrupted]")?,
             (false, true) => writeln!(self.out)?,
             (false, false) => {}
         }

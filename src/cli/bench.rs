@@ -1,4 +1,4 @@
-//! `tilewright bench`: rates of a model and of the kernels, next to what the device can do.
+//! `tilewright bench`: speed of a model and of the kernels, beside the limits of the device.
 
 mod embed;
 mod html;
@@ -25,7 +25,7 @@ use self::memory::MemoryBenchArgs;
 use self::mol::MolBenchArgs;
 use super::lora::LoraArgs;
 use super::run::{PrecisionArgs, load};
-use super::{DeviceArgs, Failure, print_json, show_bytes};
+use super::{CommandFailure, DeviceArgs, print_json, show_bytes};
 
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -38,53 +38,54 @@ pub struct BenchArgs {
 
 #[derive(Subcommand)]
 enum BenchCommand {
-    /// Time each kernel of a forward pass, and what the key/value cache saves.
+    /// Benchmark each kernel of a forward pass, and what the KV cache saves.
     ///
-    /// Kernels run with operands of a Llama model's shapes. Their rate is in bytes if the copying probe would take longer
-    /// with their bytes than the multiplying probe with their operations, else in operations.
+    /// Operands have the shapes of a Llama model. Rates are in bytes for kernels that the probes show to be limited by
+    /// memory bandwidth, and in operations for the others.
     Kernels(KernelBenchArgs),
-    /// Time batches of a text encoder, and find the batch with most texts per second within limits.
+    /// Benchmark a text encoder by batch size, and find the fastest batch within limits.
     ///
-    /// Each batch size with its rate, its latency and its place on this device's roofline, next to what the two smallest
-    /// ones predict. Then all texts in one call: what of it is encoding, what more submissions in flight gain, and how
-    /// that stands to loading the encoder for each text.
+    /// Shows rate, latency and place on the device's roofline for each batch size, next to a prediction from the two
+    /// smallest ones. Then embeds all texts in one call, to show the share of encoding, the gain of more submissions
+    /// in flight, and the gain over loading the encoder for each text.
     Embed(EmbedBenchArgs),
-    /// Place mixtures of logits on this device's roofline, and find shapes and searches within limits.
+    /// Benchmark mixtures of logits, and find shapes and searches within limits.
     ///
-    /// First what a mixture takes next to the same in separate kernels and to a scan of dot products that reads as many
-    /// bytes, each with the time that the probes' rates allow at least. Then shapes, predicted by what was measured, those
-    /// that can express more first; the first that fit the limits are measured. With `--weights`, searches for that mixture
-    /// with more and more candidates, until one finds enough.
+    /// First compares a mixture with the same in separate kernels and with a dot-product scan that reads as many
+    /// bytes, each next to its lower bound by the probes. Then predicts the time of shapes, the most expressive first,
+    /// and measures the first that fit the limits. With `--weights`, tries searches of that mixture with more and more
+    /// candidates until one reaches the recall.
     Mol(MolBenchArgs),
-    /// Show what decoders of 1 to 70 billion weights would take on this device, by the plan that loading follows.
+    /// Show the memory that decoders of 1 to 70 billion weights would take on this device.
     ///
-    /// Nothing is measured or allocated. `inspect` has the plan of a file.
+    /// Follows the plan that loading uses, without measuring or allocating anything. `inspect` shows the plan of a
+    /// file.
     Memory(MemoryBenchArgs),
-    /// Put a server under load: what clients wait for, by how many there are and by how often they come.
+    /// Load-test a server: latencies by number of clients and by request rate.
     ///
-    /// Each request streams a completion of a prompt of its own, in the shape of OpenAI's interface. Without --url the server
-    /// runs in this process. `refused` are answers with status 429.
+    /// Each request streams a completion of a prompt of its own through OpenAI's API. Without --url, the server runs
+    /// in this process. The column `refused` counts answers with status 429.
     #[cfg(feature = "serve")]
     Serve(Box<serve::ServeBenchArgs>),
 }
 
 #[derive(Args)]
 struct ModelBenchArgs {
-    /// GGUF file, or folder with config.json and safetensors, or address hf:OWNER/REPO[:QUANTISATION]; the built-in model if absent.
+    /// Model: GGUF file, Hugging Face folder, or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
     model: Option<PathBuf>,
-    /// Prompt lengths to measure; 0 is none.
+    /// Prompt lengths to measure, in tokens; 0 for none.
     #[arg(long, short = 'p', value_delimiter = ',', default_value = "512", value_name = "N,..")]
     n_prompt: Vec<usize>,
-    /// Numbers of generated tokens to measure; 0 is none.
+    /// Numbers of generated tokens to measure; 0 for none.
     #[arg(long, short = 'n', value_delimiter = ',', default_value = "128", value_name = "N,..")]
     n_gen: Vec<usize>,
-    /// Tokens that the context holds before.
+    /// Tokens in the context before each test.
     #[arg(long, short = 'd', value_delimiter = ',', default_value = "0", value_name = "N,..")]
     depth: Vec<usize>,
-    /// Prompt tokens that a pass takes at most: 1, 8, 32, 128 or 512; what suits the device if absent.
+    /// Maximum tokens per prefill pass: 1, 8, 32, 128 or 512 [default: by device].
     #[arg(long, short = 'b', value_delimiter = ',', value_parser = parse_batch_size, value_name = "N,..")]
     batch_size: Vec<u32>,
-    /// Tokens that one submission to a GPU generates, 1 to 16; what suits model and device if absent.
+    /// Tokens generated per GPU submission, 1 to 16 [default: by model and device].
     #[arg(long, value_name = "N")]
     tokens_per_submit: Option<u32>,
     #[command(flatten)]
@@ -94,25 +95,27 @@ struct ModelBenchArgs {
     /// Repetitions of each test, after a warm-up.
     #[arg(long, short = 'r', default_value_t = 5, value_name = "N")]
     repetitions: usize,
-    /// Measure the device and its kernels as well, and write everything as a report in JSON that others can compare, to
-    /// a file or to stdout. `benches/record/community/README.md` says what it has, and where to send it.
+    /// Measure the device and its kernels too, and write a JSON report to a file or stdout.
+    ///
+    /// `benches/record/community/README.md` describes the report and where to send it.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", conflicts_with_all = ["json", "csv"])]
     #[arg(group = "whole")]
     report: Option<PathBuf>,
-    /// Measure the kernels as well, and write everything as a page with diagrams: one file that needs nothing else.
+    /// Measure the kernels too, and write a self-contained HTML page with charts.
     #[arg(long, value_name = "FILE", group = "whole", conflicts_with_all = ["json", "csv", "predict"])]
     html: Option<PathBuf>,
-    /// For that page: files with what the other benches printed with `--json`, and `tune --json`.
+    /// Output of other benches, or of `tune`, with --json, to add to the --html page.
     #[arg(long, value_delimiter = ',', value_name = "FILE,..", requires = "html")]
     with: Vec<PathBuf>,
-    /// For that page: the folder that scripts/build-web makes, with the page that is filled in.
+    /// Folder made by scripts/build-web, with the template of the --html page.
     #[arg(long, value_name = "DIR", default_value = "www/dist", requires = "html")]
     page: PathBuf,
-    /// For a report or a page: smaller shapes, or one weight type instead of four, and each thing for a shorter time.
+    /// With --report or --html, measure less: smaller shapes or a single weight type, and for a shorter time.
     #[arg(long, requires = "whole")]
     quick: bool,
-    /// Measure nothing: predict passes of well-known models on a GPU that is not here, from its maker's figures. `list`
-    /// prints the GPUs that are known.
+    /// Predict the speed of well-known models on another GPU from its specifications; nothing is measured.
+    ///
+    /// `list` prints the GPUs that are known.
     #[arg(long, value_name = "GPU", conflicts_with_all = ["model", "csv", "report"])]
     predict: Option<String>,
     #[command(flatten)]
@@ -123,16 +126,16 @@ struct ModelBenchArgs {
 
 #[derive(Args)]
 struct KernelBenchArgs {
-    /// Width of the model whose shapes are measured: a multiple of 64.
+    /// Width of the model whose shapes are measured, a multiple of 64.
     #[arg(long, default_value_t = 2048, value_name = "N")]
     dim: u32,
     /// Tokens of the prefill pass.
     #[arg(long, short = 'p', default_value_t = 128, value_name = "N")]
     n_prompt: u32,
-    /// Tokens in the cache before a pass.
+    /// Tokens in the KV cache before a pass.
     #[arg(long, short = 'd', default_value_t = 1024, value_name = "N")]
     depth: u32,
-    /// Lengths of text for the comparison of cache and no cache.
+    /// Text lengths for comparing decoding with and without a KV cache.
     #[arg(long, value_delimiter = ',', default_value = "10,50,100", value_name = "N,..")]
     texts: Vec<usize>,
     #[command(flatten)]
@@ -146,7 +149,7 @@ struct FormatArgs {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
-    /// Print comma-separated values with a header.
+    /// Print CSV with a header.
     #[arg(long, conflicts_with = "json")]
     csv: bool,
 }
@@ -168,14 +171,14 @@ impl BenchArgs {
             None => self.model.model.as_mut(),
             Some(BenchCommand::Embed(args)) => Some(&mut args.model),
             Some(BenchCommand::Kernels(_) | BenchCommand::Memory(_) | BenchCommand::Mol(_)) => None,
-            // It finds its model itself.
+            // `bench serve` resolves its model itself.
             #[cfg(feature = "serve")]
             Some(BenchCommand::Serve(_)) => None,
         }
     }
 }
 
-pub fn bench(args: BenchArgs) -> Result<(), Failure> {
+pub fn bench(args: BenchArgs) -> Result<(), CommandFailure> {
     match args.command {
         None => match &args.model.predict {
             Some(gpu) => predict::bench(gpu, args.model.format.json),
@@ -190,7 +193,7 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
     }
 }
 
-fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
+fn bench_model(args: &ModelBenchArgs) -> Result<(), CommandFailure> {
     let phases = [(Phase::Prefill, &args.n_prompt), (Phase::Decode, &args.n_gen)];
     let cases: Vec<Case> = args
         .depth
@@ -213,17 +216,18 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
     let tokens_per_submit = args.tokens_per_submit;
     GenerateOptions { tokens_per_submit, ..GenerateOptions::default() }.check()?;
     let Some(positions) = cases.iter().map(Case::positions).max() else {
-        return Err(option("n_prompt, n_gen", "a number of tokens in one of them", 0).into());
+        return Err(option("n_prompt, n_gen", "a number above 0 in one of them", 0).into());
     };
-    let context = u32::try_from(positions).map_err(|_| option("depth", "a context that fits a model", positions))?;
+    let context =
+        u32::try_from(positions).map_err(|_| option("depth", "a context of less than 2^32 tokens", positions))?;
 
     if let Some(path) = &args.report {
         report::check(path)?;
     }
-    let page = args.html.as_deref().map(|path| html::Page::open(path, &args.page)).transpose()?;
+    let page = args.html.as_deref().map(|path| html::HtmlPage::open(path, &args.page)).transpose()?;
     let given = page.as_ref().map(|_| html::read(&args.with)).transpose()?;
     let device = args.device.open()?;
-    // A GPU's driver does not say.
+    // Unknown for GPUs: no WebGPU API reports free memory.
     let free_bytes = if device.is_gpu() { None } else { bench::free_bytes() };
     let PrecisionArgs { kv_type, exact } = args.precision;
     let options = LoadOptions { context_length: Some(context), kv_type, exact, ..LoadOptions::default() };
@@ -244,7 +248,7 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
             let measured = bench::measure(&mut session, case, tokens_per_submit, args.repetitions, &probes);
             rows.push(pollster::block_on(measured)?);
         }
-        // Of a model whose layers are not all on the device there is none.
+        // Fails if some layers are not on the device.
         timeline = pollster::block_on(session.timeline()).ok();
     }
     if let (Some(path), Some(measured)) = (&args.report, &measured) {
@@ -278,7 +282,7 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
             true => (Shapes { dim: 512, n_prompt: 32, n_cached: 256 }, &[10]),
             false => (Shapes { dim: 2048, n_prompt: 128, n_cached: 1024 }, &[10, 50, 100]),
         };
-        let kernels = Kernels::measure(&device, shapes, probes.clone(), texts, args.quick)?.told(&device);
+        let kernels = KernelBench::measure(&device, shapes, probes.clone(), texts, args.quick)?.told(&device);
         let memory = memory::usual(&device)?;
         return page.write(&[&[value, kernels, memory][..], &given].concat());
     }
@@ -293,8 +297,8 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// What `bench kernels` measures.
-struct Kernels {
+/// Results of `bench kernels`.
+struct KernelBench {
     shapes: Shapes,
     probes: Probes,
     reads: Reads,
@@ -303,14 +307,14 @@ struct Kernels {
     texts: Vec<CacheRow>,
 }
 
-impl Kernels {
+impl KernelBench {
     fn measure(
         device: &Device,
         shapes: Shapes,
         probes: Probes,
         texts: &[usize],
         quick: bool,
-    ) -> Result<Kernels, Failure> {
+    ) -> Result<KernelBench, CommandFailure> {
         let reads = pollster::block_on(Reads::measure(device))?;
         let rows = pollster::block_on(bench::kernels::measure(device, &shapes, &probes, quick))?;
         let context = texts.iter().max().copied().unwrap_or(0).max(1) as u32;
@@ -319,7 +323,7 @@ impl Kernels {
         let texts = texts.iter().filter(|&&n| n > 0);
         let texts: Vec<CacheRow> =
             texts.map(|&n| pollster::block_on(bench::measure_cache(&mut session, n))).collect::<Result<_, Error>>()?;
-        Ok(Kernels { shapes, probes, reads, rows, model, texts })
+        Ok(KernelBench { shapes, probes, reads, rows, model, texts })
     }
 
     fn told(&self, device: &Device) -> Value {
@@ -335,12 +339,12 @@ impl Kernels {
     }
 }
 
-fn bench_kernels(args: &KernelBenchArgs) -> Result<(), Failure> {
+fn bench_kernels(args: &KernelBenchArgs) -> Result<(), CommandFailure> {
     let shapes = Shapes { dim: args.dim, n_prompt: args.n_prompt, n_cached: args.depth };
     shapes.check()?;
     let device = args.device.open()?;
     let probes = pollster::block_on(Probes::measure(&device))?;
-    let measured = Kernels::measure(&device, shapes, probes, &args.texts, false)?;
+    let measured = KernelBench::measure(&device, shapes, probes, &args.texts, false)?;
     if args.format.json {
         return print_json(&measured.told(&device));
     }
@@ -424,7 +428,7 @@ fn print_rows(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
             show_bytes(row.bytes_per_token as u64),
         )?;
     }
-    writeln!(out, "\nCounts and bytes are per token; least bytes are what the weights and the cache make necessary.")
+    writeln!(out, "\nCounts and bytes are per token; `least bytes` is the minimum for weights and KV cache.")
 }
 
 fn print_kernels(out: &mut impl Write, rows: &[KernelRow], probes: &Probes) -> io::Result<()> {
@@ -449,7 +453,7 @@ fn print_kernels(out: &mut impl Write, rows: &[KernelRow], probes: &Probes) -> i
             100.0 * row.share,
         )?;
     }
-    writeln!(out, "\nOperands differ from run to run as far as 128 MiB go; above 100% they still fit a cache.")
+    writeln!(out, "\nRuns cycle through up to 128 MiB of operands; above 100% they fit in a hardware cache.")
 }
 
 fn print_cache(out: &mut impl Write, model: &Model, rows: &[CacheRow]) -> io::Result<()> {
@@ -469,8 +473,8 @@ fn print_cache(out: &mut impl Write, model: &Model, rows: &[CacheRow]) -> io::Re
     Ok(())
 }
 
-/// The fields of each row behind its device; fields of fields are joined by a dot.
-fn print_csv<R: Serialize>(out: &mut impl Write, device: &Device, rows: &[R]) -> Result<(), Failure> {
+/// The device and the fields of each row; names of nested fields are joined by a dot.
+fn print_csv<R: Serialize>(out: &mut impl Write, device: &Device, rows: &[R]) -> Result<(), CommandFailure> {
     let info = device.info();
     for (i, row) in rows.iter().enumerate() {
         let mut fields = vec![("device".to_string(), json!(info.name)), ("tier".into(), json!(info.tier))];
@@ -493,7 +497,7 @@ fn flatten(name: &str, value: &serde_json::Value, fields: &mut Vec<(String, serd
     }
 }
 
-/// A value as RFC 4180 wants it.
+/// A value as a field by RFC 4180.
 fn csv_field(value: &serde_json::Value) -> String {
     match value {
         serde_json::Value::Null => String::new(),
@@ -510,7 +514,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn csv_fields_are_quoted_where_they_must_be() {
+    fn csv_fields_with_special_characters_are_quoted() {
         let quoted = [("plain", "plain"), ("CPU, 2 threads", "\"CPU, 2 threads\""), ("a \"b\"", "\"a \"\"b\"\"\"")];
         for (text, expected) in quoted {
             assert_eq!(csv_field(&json!(text)), expected);

@@ -13,66 +13,69 @@ use tilewright::generate::{CancelHandle, StopReason};
 use tilewright::grammar::ToolChoice;
 use tilewright::{ChatAnswer, ChatModel, ChatPrompt, ChatRequest, Error, Model, Recovery, Session};
 
-use super::answer::Answer;
+use super::answer::AnswerPrinter;
 use super::guess::{self, Draft};
 use super::lost::each_piece;
 use super::run::{ModelArgs, SamplingArgs};
-use super::{Failure, MARK, read_list, read_text, save_pipeline_caches, tell_findings};
+use super::{CommandFailure, MARK, read_list, read_text, save_pipeline_caches, tell_findings};
 
-/// Talk to a model.
+/// Chat with a model, in the terminal or through a pipe.
 ///
-/// Each line is a message; one that ends in a backslash goes on in the next line, and lines between two of `"""` are one
-/// message. `/help` lists the commands. From a pipe, lines are taken in the same way, and only the answers are printed.
+/// Each line is a message. A backslash at the end continues it on the next line, and lines between two lines of `"""`
+/// are one message. `/help` lists the commands. From a pipe, lines are read the same way, and only the answers are
+/// printed.
 #[derive(Args)]
 pub struct ChatArgs {
-    /// GGUF file, or folder with config.json and safetensors, or address hf:OWNER/REPO[:QUANTISATION]; the built-in model if absent.
+    /// Model: GGUF file, Hugging Face folder, or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
     model: Option<PathBuf>,
     #[command(flatten)]
     device: ModelArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// What the model is told about its part, before all else.
+    /// System message.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Template that is built in, instead of the file's own.
+    /// Built-in chat template to use instead of the model's own.
     #[arg(long, value_parser = ChatTemplate::KNOWN, value_name = "NAME")]
     template: Option<String>,
     #[command(flatten)]
     told: TemplateArgs,
-    /// How the model writes tool calls; found by its template and its vocabulary if absent.
+    /// Tool call format [default: detected from the chat template or the vocabulary].
     #[arg(long, value_parser = Format::ALL.map(Format::name), value_name = "NAME")]
     tool_format: Option<String>,
     #[cfg(feature = "grammar")]
     #[command(flatten)]
     calls: super::constrain::CallArgs,
-    /// File that keeps the conversation and what was computed of it: it goes on with what is there, and is written at `/quit`
-    /// or the end of the input, not at Ctrl-C or after an error. `/save` and `/load` do the same at any time.
+    /// Session file: resume its conversation and KV cache if it exists, and write it at the end.
+    ///
+    /// Written at `/quit` or the end of the input, not at Ctrl-C or after an error. `/save` and `/load` do the same at
+    /// any time.
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
-    /// Text with which each answer begins.
+    /// Text that each answer starts with.
     #[arg(long, value_name = "TEXT")]
     prefill: Option<String>,
 }
 
-/// What the template is told besides the messages.
+/// Template inputs besides the messages.
 #[derive(Args)]
 struct TemplateArgs {
-    /// JSON file with a list of what the model may call: {"type": "function", "function": {...}}.
+    /// JSON file with a list of tools the model may call: {"type": "function", "function": {...}}.
     #[arg(long, value_name = "FILE")]
     tools: Option<PathBuf>,
-    /// JSON file with a list of texts to answer from, such as {"title": "...", "text": "..."}.
+    /// JSON file with a list of documents to answer from, such as {"title": "...", "text": "..."}.
     #[arg(long, value_name = "FILE")]
     documents: Option<PathBuf>,
-    /// Variable of the template, such as enable_thinking=false or reasoning_effort=high; can be given several times.
+    /// Chat template variable, such as enable_thinking=false or reasoning_effort=high; repeatable.
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
     template_var: Vec<(String, Json)>,
-    /// Which of several templates of the file; tool_use with --tools, or else default, if absent.
+    /// Chat template to use if the model has several [default: tool_use with --tools, else default].
     #[arg(long, value_name = "NAME", conflicts_with = "template")]
     template_name: Option<String>,
 }
 
 impl ChatArgs {
-    /// The model, and the one that guesses.
+    /// The model and the draft model.
     pub fn models(&mut self) -> (Option<&mut PathBuf>, Option<&mut PathBuf>) {
         (self.model.as_mut(), self.sampling.guess.draft.path.as_mut())
     }
@@ -91,27 +94,27 @@ impl TemplateArgs {
     }
 }
 
-/// A variable's name and its value: JSON, or else a text.
+/// Parses the name and the value of a variable: JSON, else text.
 fn parse_variable(given: &str) -> Result<(String, Json), String> {
     let (name, value) = given.split_once('=').ok_or("expected NAME=VALUE")?;
     Ok((name.to_owned(), serde_json::from_str(value).unwrap_or_else(|_| Json::from(value))))
 }
 
 const HELP: &str = "\
-/clear         forget the conversation, but for the system message
-/system TEXT   tell the model its part; without TEXT, nothing
-/regen         answer the last message anew
-/history       the conversation so far
-/tools         the tools of --tools
-/result TEXT   what the tool gave that the model called; with several calls, one after the other
-/save FILE     write the conversation and what was computed of it; as JSON alone if FILE ends in .json
-/load FILE     go on with what /save wrote
-/quit          end
-//TEXT         a message that begins with a slash
-Ctrl-C stops an answer, and ends where there is none. A backslash at the end of a line continues it; lines between
-two lines of \"\"\" are one message.";
+/clear         forget the conversation, except the system message
+/system TEXT   set the system message; without TEXT, remove it
+/regen         answer the last message again
+/history       print the conversation
+/tools         list the tools from --tools
+/result TEXT   give the result of a tool call; with several calls, one after the other
+/save FILE     save the conversation and its KV cache; only the conversation, as JSON, if FILE ends in .json
+/load FILE     load what /save wrote
+/quit          quit
+//TEXT         send a message that starts with a slash
+Ctrl-C stops the answer, or quits if there is none. A backslash at the end of a line continues the message; lines
+between two lines of \"\"\" are one message.";
 
-pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
+pub fn chat(args: &ChatArgs) -> Result<(), CommandFailure> {
     let options = args.sampling.options()?;
     options.check()?;
     #[cfg_attr(not(feature = "grammar"), expect(unused_mut))]
@@ -144,8 +147,8 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
         match chat.obey(line) {
             Ok(true) => {}
             Ok(false) => break,
-            // The next message may fare better; a script should not go on as if nothing had been.
-            Err(Failure::Error(error)) if talks => eprintln!("error: {error}"),
+            // At a terminal the user can try again; a script must not continue after an error.
+            Err(CommandFailure::Error(error)) if talks => eprintln!("error: {error}"),
             Err(failure) => return Err(failure),
         }
     }
@@ -158,20 +161,20 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// With the template asked for, the file's own, or the one its vocabulary was made for.
+/// The model with the requested template, the file's own, or the built-in one for its vocabulary.
 fn chat_model(model: &Model, args: &ChatArgs) -> Result<ChatModel, Error> {
     let found = match &args.template {
         Some(name) => ChatTemplate::known(name),
         None => ChatTemplate::for_model(model.chat_source(), model.tokenizer()?),
     };
     for error in found.iter().flat_map(ChatTemplate::unreadable) {
-        eprintln!("warning: {}: {error}; --template chooses one that is built in", model.name());
+        eprintln!("warning: {}: {error}; --template selects a built-in template", model.name());
     }
     let template = found.ok_or_else(|| Error::Template {
         field: "chat template".into(),
         expected: format!(
-            "one in the model's file: this is a model that continues texts (`tilewright run`); to talk to it all the \
-             same, choose a template with --template: {}",
+            "one in the model's file; models without one are made for `tilewright run`. To chat anyway, choose a \
+             built-in template with --template: {}",
             ChatTemplate::KNOWN.join(", ")
         ),
         found: "missing".into(),
@@ -184,7 +187,7 @@ fn chat_model(model: &Model, args: &ChatArgs) -> Result<ChatModel, Error> {
 }
 
 /// The next message or command; `None` at the end of the input.
-fn read_message(lines: &mut impl BufRead, talks: bool) -> Result<Option<String>, Failure> {
+fn read_message(lines: &mut impl BufRead, talks: bool) -> Result<Option<String>, CommandFailure> {
     let mut message = String::new();
     loop {
         if talks {
@@ -208,8 +211,8 @@ fn read_message(lines: &mut impl BufRead, talks: bool) -> Result<Option<String>,
     }
 }
 
-/// Lines up to one of three quotes, or the end of the input.
-fn block(lines: &mut impl BufRead, talks: bool) -> Result<String, Failure> {
+/// Lines up to a line of three quotes, or the end of the input.
+fn block(lines: &mut impl BufRead, talks: bool) -> Result<String, CommandFailure> {
     let mut message = String::new();
     loop {
         if talks {
@@ -225,7 +228,7 @@ fn block(lines: &mut impl BufRead, talks: bool) -> Result<String, Failure> {
     }
 }
 
-/// Ctrl-C: ends the answer in progress, and the program if there is none.
+/// Ctrl-C: cancels the answer in progress, or ends the program if there is none.
 #[derive(Clone)]
 struct Interrupt(Arc<Mutex<Option<CancelHandle>>>);
 
@@ -235,7 +238,7 @@ impl Interrupt {
         let of_handler = interrupt.clone();
         let handler = move || match of_handler.current().take() {
             Some(answer) => answer.cancel(),
-            // What a shell reports for a program that Ctrl-C ended.
+            // The exit code of shells for a program that Ctrl-C ended.
             None => std::process::exit(130),
         };
         let failed = |error: ctrlc::Error| Error::Io { path: "Ctrl-C".into(), source: io::Error::other(error) };
@@ -254,7 +257,7 @@ struct Chat<'a> {
     draft: Option<Draft>,
     recovery: Recovery<'a, Model>,
     model: ChatModel,
-    /// What each answer has in common, without messages.
+    /// The request of each answer, without messages.
     request: ChatRequest,
     interrupt: Interrupt,
     system: Option<Message>,
@@ -262,8 +265,8 @@ struct Chat<'a> {
 }
 
 impl Chat<'_> {
-    /// Does what a line says; false at the end of the conversation.
-    fn obey(&mut self, line: &str) -> Result<bool, Failure> {
+    /// Runs a command or answers a message. Returns `false` at the end of the conversation.
+    fn obey(&mut self, line: &str) -> Result<bool, CommandFailure> {
         let (command, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         match command {
             "/quit" | "/exit" => return Ok(false),
@@ -280,10 +283,10 @@ impl Chat<'_> {
                 let is_answer = |message: &Message| message.role == "assistant";
                 let answer = self.messages.pop_if(|message| is_answer(message));
                 if self.messages.is_empty() {
-                    eprintln!("there is no message to answer");
+                    eprintln!("no message to answer");
                     return Ok(true);
                 }
-                // With the same seed it would be the same answer.
+                // The same seed would give the same answer.
                 self.request.options.seed = self.request.options.seed.wrapping_add(1);
                 let result = self.answer();
                 if self.messages.len() < before {
@@ -293,14 +296,14 @@ impl Chat<'_> {
             }
             _ if line.trim().is_empty() => {}
             _ if command.starts_with('/') && !command.starts_with("//") => {
-                eprintln!("there is no command {command}; /help lists them, and // begins a message with a slash");
+                eprintln!("no command {command}; /help lists all commands, and // starts a message with a slash");
             }
             _ => {
                 let text = if line.starts_with("//") { line.get(1..).unwrap_or_default() } else { line };
                 self.messages.push(Message::new("user", text));
                 let result = self.answer();
                 if result.is_err() {
-                    // A message that was not answered is none of the conversation.
+                    // An unanswered message is not part of the conversation.
                     self.messages.pop_if(|message| message.role == "user");
                 }
                 result?;
@@ -323,7 +326,7 @@ impl Chat<'_> {
             }
         }
         if self.conversation().is_empty() {
-            eprintln!("nothing has been said");
+            eprintln!("the conversation is empty");
         }
     }
 
@@ -334,18 +337,18 @@ impl Chat<'_> {
             eprintln!("{:<14} {}", text("name"), text("description").lines().next().unwrap_or_default());
         }
         if tools.is_empty() {
-            eprintln!("there are none; --tools FILE gives some");
+            eprintln!("no tools; --tools FILE sets them");
         }
     }
 
-    /// Answers the next call of the last answer, and has the model go on after the last.
-    fn take_result(&mut self, result: &str) -> Result<(), Failure> {
+    /// Adds the result of the next tool call of the last answer. After the last call, the model continues.
+    fn take_result(&mut self, result: &str) -> Result<(), CommandFailure> {
         let n_given = self.messages.iter().rev().take_while(|message| message.role == "tool").count();
         let before = self.messages.len() - n_given;
         let asking = before.checked_sub(1).and_then(|at| self.messages.get(at));
         let calls = asking.and_then(|message| message.fields.get("tool_calls")).and_then(Json::as_array);
         let Some(call) = calls.and_then(|calls| calls.get(n_given)) else {
-            eprintln!("there is no call to answer");
+            eprintln!("no call to answer");
             return Ok(());
         };
         let is_last = calls.is_some_and(|calls| n_given + 1 == calls.len());
@@ -366,7 +369,7 @@ impl Chat<'_> {
         self.system.iter().chain(&self.messages).cloned().collect()
     }
 
-    /// What is to be answered now.
+    /// The request for the next answer.
     fn request(&self) -> ChatRequest {
         #[cfg_attr(not(feature = "grammar"), expect(unused_mut))]
         let mut request = ChatRequest { messages: self.conversation(), ..self.request.clone() };
@@ -374,49 +377,50 @@ impl Chat<'_> {
         if request.messages.last().is_some_and(|message| message.role == "tool")
             && request.tool_choice != ToolChoice::None
         {
-            // What a tool gave may be told without another call.
+            // The model may answer from a tool's result without another call.
             request.tool_choice = ToolChoice::Auto;
         }
         request
     }
 
-    /// Answers the last message, printing as it goes. What the session has computed already is kept.
-    fn answer(&mut self) -> Result<(), Failure> {
+    /// Answers the last message and prints the answer while it streams. Tokens in the session's KV cache are not
+    /// computed again.
+    fn answer(&mut self) -> Result<(), CommandFailure> {
         let ChatPrompt { ids, options, mut reader } = self.model.prepare(&self.request())?;
         let mut generation = self.session.generate_from(&ids, &options)?;
         if let Some(draft) = &mut self.draft {
             draft.guess_for(&mut generation)?;
         }
         *self.interrupt.current() = Some(generation.cancel_handle());
-        let mut answer = Answer::new(io::stdout().lock());
-        // The beginning that is given.
+        let mut answer = AnswerPrinter::new(io::stdout().lock());
+        // Prints the prefill.
         answer.take(reader.push_text(""))?;
         let mut ended =
             each_piece(&mut generation, &mut self.recovery, |piece| answer.take(reader.push(piece.id, &piece.text)?));
-        if !matches!(ended, Err(Failure::StdoutClosed)) {
-            // What was held back belongs to the answer, whether or not it was broken off.
+        if !matches!(ended, Err(CommandFailure::StdoutClosed)) {
+            // Text that the reader held back belongs to the answer, even if it was interrupted.
             ended = answer.take(reader.finish()).and(ended);
         }
         *self.interrupt.current() = None;
         let (reason, prefill, decode) = (generation.stop_reason(), generation.prefill(), generation.decode());
         let speculation = generation.speculation();
-        if !matches!(ended, Err(Failure::StdoutClosed)) {
+        if !matches!(ended, Err(CommandFailure::StdoutClosed)) {
             answer.end(ended.is_err())?;
         }
         ended?;
-        let Answer { text, thought: thinking, calls, .. } = answer;
+        let AnswerPrinter { text, thought: thinking, calls, .. } = answer;
         let answer = ChatAnswer { text, thinking, calls, stop_reason: reason.unwrap_or(StopReason::Cancelled) };
         self.messages.push(answer.into_message(self.messages.len()));
         if io::stderr().is_terminal() {
             let note = match reason {
-                Some(StopReason::MaxTokens) => "; as long as --max-tokens allows",
-                Some(StopReason::ContextFull) => "; the context is full, /clear makes room",
+                Some(StopReason::MaxTokens) => "; stopped at --max-tokens",
+                Some(StopReason::ContextFull) => "; the context is full, /clear empties it",
                 _ => "",
             };
             let is_asked_for = options.prompt_lookup > 0 || options.mtp_tokens > 0 || self.draft.is_some();
             let guessed = guess::told(is_asked_for, speculation).map_or(String::new(), |told| format!("; {told}"));
             eprintln!(
-                "[{} new tokens read, {} written at {:.1}/s{guessed}{note}]",
+                "[prefill {} tokens, decode {} tokens, {:.1} tokens/s{guessed}{note}]",
                 prefill.tokens,
                 decode.tokens + 1,
                 decode.rate()
@@ -449,7 +453,7 @@ impl Chat<'_> {
     }
 }
 
-/// Whether a file has the conversation alone.
+/// Whether a file holds only the conversation, as JSON.
 fn is_json(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"))
 }

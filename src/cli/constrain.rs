@@ -1,4 +1,4 @@
-//! What the text of `run` and `chat` must match.
+//! Constraints on the output of `run` and `chat`.
 
 use std::path::{Path, PathBuf};
 
@@ -17,17 +17,18 @@ use super::read_text;
 #[derive(Args)]
 #[group(multiple = false)]
 pub struct ConstraintArgs {
-    /// Write JSON that is valid by this schema: a file, or the schema itself, which begins with {.
+    /// Constrain the output to a JSON Schema: a file, or the schema itself, starting with {.
     #[arg(long, value_name = "FILE|SCHEMA")]
     json_schema: Option<String>,
-    /// Write a JSON object, of any content.
+    /// Constrain the output to a JSON object of any content.
     #[arg(long)]
     json_object: bool,
-    /// Write what this regular expression matches as a whole, such as "yes|no".
+    /// Constrain the whole output to a regular expression, such as "yes|no".
     #[arg(long, value_name = "PATTERN")]
     regex: Option<String>,
-    /// Write a text of the grammar in this file: in llama.cpp's syntax if it has a rule `root ::=`, or else in llguidance's
-    /// variant of Lark's. `--max-tokens` ends such texts all the same.
+    /// Constrain the output to the grammar in this file: GBNF or llguidance's Lark syntax.
+    ///
+    /// A file with a rule `root ::=` is read as llama.cpp's GBNF. `--max-tokens` can still cut the text short.
     #[arg(long, value_name = "FILE")]
     grammar: Option<PathBuf>,
 }
@@ -51,42 +52,44 @@ impl ConstraintArgs {
     }
 }
 
-/// What is enforced of tool calls.
+/// Enforcement of tool calls.
 #[cfg(feature = "chat")]
 #[derive(Args)]
 pub struct CallArgs {
-    /// Whether the model calls a tool: as it decides, at least one, none, or this one. Calls are enforced: what it writes is a
-    /// call in its format whose arguments are valid by the tool's schema, also after thinking.
+    /// Tool use: `auto` (the model decides), `required`, `none`, or the name of a tool to call [default: auto].
+    ///
+    /// Calls are constrained to the model's format and the tool's schema, also after thinking.
     #[arg(long, value_name = "auto|required|none|NAME", requires = "tools")]
     tool_choice: Option<ToolChoice>,
-    /// Allow one call in an answer, and no further ones.
+    /// Allow at most one tool call per answer.
     #[arg(long, requires = "tools")]
     single_call: bool,
-    /// Leave no room for a thought in front of calls. The template is told of it as enable_thinking and thinking.
+    /// Disable thinking before tool calls; sets enable_thinking and thinking to false in the template.
     #[arg(long, requires = "tools")]
     no_thinking: bool,
 }
 
 #[cfg(feature = "chat")]
 impl CallArgs {
-    /// Says in a request what is enforced of its tools; nothing, unless it was asked for, where another constraint leaves no
-    /// room for it or the format is not known.
+    /// Sets how a request's tool calls are enforced. They are not, with a notice, beside another constraint, a
+    /// prefill or speculative decoding (an error with `--tool-choice`), or if the choice is `auto` and the call
+    /// format unknown.
     pub fn enforce(&self, request: &mut ChatRequest, chat: &ChatModel, guesses: bool) -> Result<(), Error> {
         let is_bound = guesses || request.prefill.is_some() || request.options.constraint.is_some();
         let choice = self.tool_choice.clone().unwrap_or_default();
         if is_bound && self.tool_choice.is_some() {
             return Err(Error::Option {
                 option: "tool_choice",
-                expected: "no other constraint, no beginning and no guesses".into(),
-                found: "both".into(),
+                expected: "none of these".into(),
+                found: "a constraint, prefill or speculative decoding beside it".into(),
             });
         }
         if is_bound || (chat.format() == Format::Plain && choice == ToolChoice::Auto) {
             eprintln!(
                 "notice: tool calls are not enforced: {}",
                 match is_bound {
-                    true => "there is another constraint, a beginning or guesses",
-                    false => "the model's format is not known; --tool-format names one",
+                    true => "there is another constraint, a prefill or speculative decoding",
+                    false => "the model's tool call format is unknown; set it with --tool-format",
                 }
             );
             request.enforce_calls = false;
@@ -95,7 +98,7 @@ impl CallArgs {
         request.tool_choice = choice;
         request.parallel_calls = !self.single_call;
         request.thinking = self.no_thinking.then_some(false);
-        // Tools that cannot be used are told before anything is asked.
+        // Reports unusable tools before the first message.
         chat.continue_text("", request).map(drop)
     }
 }

@@ -26,80 +26,83 @@ use super::DeviceArgs;
 use super::lost::TestLosses;
 use super::run::with_loading_bar;
 use error::{EXIT_CODES, EmbedError};
-use input::{InputFormat, Source};
+use input::{InputFormat, InputSource};
 use job::{Job, OnError, Skipped};
-use log::{Log, Progress};
-use output::{OutputFormat, Target};
+use log::{Log, ProgressLog};
+use output::{OutputFormat, OutputTarget};
 
-/// Make vectors of the texts in a file or a stream.
+/// Embed the texts of a file or stream.
 ///
-/// A text that is null has a null vector. Records keep their order and their other columns. A file is in its place once
+/// Records keep their order and their other columns; a null text gets a null vector. The output file appears only when
 /// it is complete.
 ///
-/// As a long-lived process for engines such as Ray or Spark: `--io arrow-stream`, with a stream of Arrow's on stdin and
-/// one on stdout. There is one batch out for each batch in, at once; the end of stdin ends the process.
+/// As a worker for engines such as Ray or Spark, use `--io arrow-stream`: it reads an Arrow stream from stdin and
+/// writes one to stdout, one batch out for each batch in, without delay, until stdin ends.
 #[derive(Args)]
 #[command(after_help = EXIT_CODES)]
 pub struct EmbedArgs {
-    /// Hugging Face folder or GGUF file of a text encoder, or its address hf:OWNER/REPO.
+    /// Text encoder: Hugging Face folder, GGUF file, or address hf:OWNER/REPO.
     model: PathBuf,
     /// File with the texts; `-` is stdin.
     #[arg(default_value = "-")]
     input: PathBuf,
-    /// File for the vectors; `-` is stdout.
+    /// Output file; `-` is stdout.
     #[arg(long, short, default_value = "-", env = "TILEWRIGHT_EMBED_OUTPUT", value_name = "FILE")]
     output: PathBuf,
-    /// What the input is. Arrow, CSV and Parquet need a build with `--features tables`.
+    /// Input format; Arrow, CSV and Parquet need a build with `--features tables`.
     #[arg(long, value_enum, default_value = "auto", env = "TILEWRIGHT_EMBED_IO", value_name = "FORMAT")]
     io: InputFormat,
-    /// What to write; by the output's extension if absent. On stdout: `arrow-stream` where that comes in, else `jsonl`.
+    /// Output format [default: by the output file's extension].
+    ///
+    /// On stdout the default is `arrow-stream` for `arrow-stream` input, and `jsonl` otherwise.
     #[arg(long, value_enum, env = "TILEWRIGHT_EMBED_FORMAT", value_name = "FORMAT")]
     format: Option<OutputFormat>,
     /// Column or field with the texts.
     #[arg(long, default_value = "text", env = "TILEWRIGHT_EMBED_COLUMN", value_name = "NAME")]
     column: String,
-    /// Column or field for the vectors.
+    /// Column or field for the embeddings.
     #[arg(long, default_value = "embedding", env = "TILEWRIGHT_EMBED_OUT_COLUMN", value_name = "NAME")]
     out_column: String,
-    /// Records at a time; Arrow streams and files have batches of their own.
+    /// Records per batch; Arrow streams and files keep their own batches.
     #[arg(long, default_value = "2048", env = "TILEWRIGHT_EMBED_BATCH_SIZE", value_name = "N")]
     batch_size: std::num::NonZeroU32,
-    /// Tokens that the device takes at a time; what suits it if absent.
+    /// Tokens per device pass [default: 8192 on a GPU, 1024 on the CPU or a software adapter].
     #[arg(long, env = "TILEWRIGHT_EMBED_MAX_BATCH_TOKENS", value_name = "N")]
     max_batch_tokens: Option<u32>,
-    /// Tokens to which a text is cut; what the model says if absent.
+    /// Truncate texts to N tokens [default: as the model specifies].
     #[arg(long, env = "TILEWRIGHT_EMBED_MAX_TOKENS", value_name = "N")]
     max_tokens: Option<u32>,
-    /// How the vectors of a text's tokens become one; what the model says if absent.
+    /// How token vectors are pooled [default: as the model specifies].
     #[arg(long, value_parser = pooling(), env = "TILEWRIGHT_EMBED_POOLING", value_name = "POOLING")]
     pooling: Option<Pooling>,
-    /// Prompt of the model's files to put in front of each text, by its name; the one that they choose if absent.
+    /// Name of the model's prompt to put in front of each text [default: as the model specifies].
     #[arg(long, env = "TILEWRIGHT_EMBED_PROMPT", value_name = "NAME")]
     prompt: Option<String>,
-    /// Leave vectors as long as they are; what the model says if absent.
+    /// Do not L2-normalise embeddings [default: as the model specifies].
     #[arg(long, value_parser = FalseyValueParser::new(), env = "TILEWRIGHT_EMBED_NO_NORMALIZE")]
     no_normalize: bool,
-    /// What becomes of a record without a proper text: `skip` leaves its vector null, or its row out of an npy file.
+    /// What to do with a record without a valid text.
+    ///
+    /// A skipped record gets a null vector, or no row in an npy file.
     #[arg(long, value_enum, default_value = "fail", env = "TILEWRIGHT_EMBED_ON_ERROR", value_name = "WHAT")]
     on_error: OnError,
-    /// File for the numbers and errors of skipped records, as JSON lines; stderr if absent.
+    /// File for the numbers and errors of skipped records, as JSON lines [default: stderr].
     #[arg(long, env = "TILEWRIGHT_EMBED_ERRORS", value_name = "FILE")]
     errors: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Load the model onto the CPU as well: each batch goes to the device or to the CPU, to the one that was measured to
-    /// take its size sooner.
+    /// Load the model on the CPU too, and run each batch size where it was measured to be faster.
     #[arg(long, value_parser = FalseyValueParser::new(), env = "TILEWRIGHT_EMBED_OR_CPU")]
     or_cpu: bool,
-    /// Show records per second even if stderr is no terminal.
+    /// Show records per second even if stderr is not a terminal.
     #[arg(long, value_parser = FalseyValueParser::new(), env = "TILEWRIGHT_EMBED_PROGRESS")]
     progress: bool,
-    /// Write JSON lines to stderr.
+    /// Log to stderr as JSON lines.
     #[arg(long, value_parser = FalseyValueParser::new(), env = "TILEWRIGHT_EMBED_JSON_LOGS")]
     json_logs: bool,
 }
 
-/// Reads a pooling's name.
+/// Parses the name of a pooling.
 fn pooling() -> impl TypedValueParser<Value = Pooling> {
     PossibleValuesParser::new(Pooling::ALL.map(Pooling::name))
         .try_map(|name| Pooling::ALL.into_iter().find(|pooling| pooling.name() == name).ok_or("not a pooling"))
@@ -114,7 +117,7 @@ impl EmbedArgs {
     fn run(&self, log: Log) -> Result<(), EmbedError> {
         let format = self.check()?;
         let (mut embedder, mut recovery) = self.load(log)?;
-        let source = Source {
+        let source = InputSource {
             path: &self.input,
             format: self.io,
             column: &self.column,
@@ -124,13 +127,14 @@ impl EmbedArgs {
         let dims = embedder.dims();
         let input = source.open()?;
         let input = if format.is_tabular() { tables::tabled(input, &self.column)? } else { input };
-        let output = Target { path: &self.output, format, column: &self.out_column, dims, metadata }.open(&input)?;
+        let output =
+            OutputTarget { path: &self.output, format, column: &self.out_column, dims, metadata }.open(&input)?;
         let job = Job {
             column: &self.column,
             on_error: self.on_error,
             has_nulls: format.has_nulls(),
             log,
-            progress: Progress::new(log, self.progress),
+            progress: ProgressLog::new(log, self.progress),
             skipped: Skipped::create(self.errors.as_deref())?,
         };
         let mut test = TestLosses::from_env();
@@ -152,34 +156,32 @@ impl EmbedArgs {
         Ok(())
     }
 
-    /// What to write; an error if flags do not go together.
+    /// The output format. Fails if flags contradict each other.
     fn check(&self) -> Result<OutputFormat, EmbedError> {
         let usage = |message: &str| Err(EmbedError::Usage(message.into()));
         let io = self.io.of(&self.input)?;
         let format = self.format.map_or_else(|| OutputFormat::of(&self.output, io), Ok)?.available(&self.output)?;
         if format == OutputFormat::Npy && self.output.as_os_str() == "-" {
-            return usage(
-                "npy begins with the number of rows, which is known at the end: it needs a file, --output FILE",
-            );
+            return usage("npy cannot be written to stdout, it needs a file: --output FILE");
         }
         if self.errors.is_some() && self.on_error == OnError::Fail {
-            return usage("--errors is for records that are skipped: --on-error skip");
+            return usage("--errors requires --on-error skip");
         }
         if format == OutputFormat::Npy && self.on_error == OnError::Skip && self.errors.is_none() {
-            return usage("rows of skipped records are not in an npy file: --errors FILE says which they are");
+            return usage("npy files leave out skipped records: list them with --errors FILE");
         }
         if self.column == self.out_column {
-            return usage("--column and --out-column name the same");
+            return usage("--column and --out-column must differ");
         }
         Ok(format)
     }
 
-    /// The encoder, and what loads it again when the device is lost.
+    /// The encoder, and its recovery from a lost device.
     fn load(&self, log: Log) -> Result<(Embedder, Recovery<'_, Embedder>), EmbedError> {
         let device = self.device.choose()?;
         log.notices(device.info());
         if self.or_cpu && !device.is_gpu() {
-            log.say("notice", "--or-cpu changes nothing: the device is the CPU", json!({}));
+            log.say("notice", "--or-cpu has no effect: the device is the CPU", json!({}));
         }
         let load = move |device: &Device| self.load_onto(device);
         let mut recovery =
@@ -220,7 +222,7 @@ impl EmbedArgs {
     }
 }
 
-/// What tables say of the vectors in them.
+/// Metadata for tables with vectors.
 fn metadata(embedder: &Embedder) -> HashMap<String, String> {
     let entries = [
         ("model", embedder.name().to_string()),

@@ -1,4 +1,4 @@
-//! What guesses the next tokens: the text so far, or a smaller model.
+//! Speculative decoding: by prompt lookup, MTP head or draft model.
 
 use std::path::PathBuf;
 
@@ -11,50 +11,53 @@ use super::run::with_loading_bar;
 
 #[derive(Args)]
 pub struct GuessArgs {
-    /// Guess up to N tokens, 1 to 7, from what followed the last ones before, and compute them at a time: the same text,
-    /// faster where it repeats its prompt. Needs --temperature 0.
+    /// Speculative decoding by prompt lookup: draft up to N (1-7) tokens per step; output is unchanged.
+    ///
+    /// Faster where the text repeats its prompt. Requires --temperature 0.
     #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
     pub prompt_lookup: u32,
-    /// Guess up to N tokens, 1 to 7, by the head that the model itself has for further tokens (Qwen3.5): the same text, faster
-    /// where the guesses are good. Loads the head, which takes about as much memory as a layer. Needs --temperature 0.
+    /// Speculative decoding by the model's MTP head: draft up to N (1-7) tokens per step; output is unchanged.
+    ///
+    /// For Qwen3.5, whose head takes about as much memory as a layer. Requires --temperature 0.
     #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
     pub mtp: u32,
     #[command(flatten)]
     pub draft: DraftArgs,
 }
 
-/// A smaller model that guesses.
+/// A draft model.
 #[derive(Args)]
 pub struct DraftArgs {
-    /// Smaller model with the same vocabulary that guesses tokens, which the model verifies some at a time: the same text,
-    /// faster where the guesses are cheap and good. A file, folder or address. For temperature 0, without a penalty or a constraint.
+    /// Speculative decoding with a smaller draft model of the same vocabulary; output is unchanged.
+    ///
+    /// A file, folder or address. Applies at temperature 0, without penalties or constraints.
     #[arg(long = "draft", id = "draft", value_name = "MODEL")]
     pub path: Option<PathBuf>,
-    /// Tokens that --draft guesses at a time, 1 to 7.
+    /// Draft tokens per step with --draft, 1 to 7.
     #[arg(long = "draft-tokens", default_value_t = 4, value_name = "N", requires = "draft")]
     pub n: u32,
 }
 
-/// A model that guesses, and how many tokens at a time.
+/// A session of the draft model, and the number of draft tokens per step.
 pub struct Draft {
     session: Session,
     n: u32,
 }
 
 impl GuessArgs {
-    /// Whether anything is to guess.
+    /// Whether speculative decoding is requested.
     pub fn is_asked_for(&self) -> bool {
         self.prompt_lookup > 0 || self.mtp > 0 || self.draft.path.is_some()
     }
 }
 
 impl DraftArgs {
-    /// Tokens that the model guesses at a time; 0 without one.
+    /// Draft tokens per step; 0 without a draft model.
     pub fn n(&self) -> u32 {
         if self.path.is_some() { self.n } else { 0 }
     }
 
-    /// The model that guesses, if there is to be one, where the other one is and with room for as long a text.
+    /// Loads the draft model, if one is given, on the device of `model` and for its context length.
     pub fn load(&self, model: &Model) -> Result<Option<Model>, Error> {
         let Some(path) = &self.path else { return Ok(None) };
         let file = ModelFile::open(path)?;
@@ -71,12 +74,12 @@ impl DraftArgs {
         .map(Some)
     }
 
-    /// The same for a session.
+    /// Loads the draft model for a session.
     pub fn load_session(&self, model: &Model) -> Result<Option<Draft>, Error> {
         self.load(model)?.map(|draft| Ok(Draft { session: draft.session()?, n: self.n })).transpose()
     }
 
-    /// The same for an engine: the model with it.
+    /// Loads the draft model for an engine and attaches it to `model`.
     pub fn load_with(&self, model: Model) -> Result<Model, Error> {
         match self.load(&model)? {
             Some(draft) => model.with_draft(&draft),
@@ -86,17 +89,17 @@ impl DraftArgs {
 }
 
 impl Draft {
-    /// Has it guess for a generation.
+    /// Attaches the draft model to a generation.
     pub fn guess_for<'s>(&'s mut self, generation: &mut Generation<'s>) -> Result<(), Error> {
         generation.draft_with(&mut self.session, self.n)
     }
 }
 
-/// What guessing was worth, where it was asked for.
+/// A summary of draft tokens, if speculative decoding is requested.
 pub fn told(is_asked_for: bool, speculation: Speculation) -> Option<String> {
     let Speculation { drafted, accepted, passes } = speculation;
     is_asked_for.then(|| match passes {
-        0 => "no tokens were guessed".into(),
-        _ => format!("{accepted} of {drafted} guessed tokens were right, in {passes} passes"),
+        0 => "no draft tokens".into(),
+        _ => format!("{accepted} of {drafted} draft tokens accepted, in {passes} passes"),
     })
 }

@@ -11,30 +11,31 @@ use serde_json::json;
 use tilewright::Error;
 use tilewright::hub::{Address, Damaged, Event, Hub, Verified};
 
-use super::{Failure, print_json, show_bytes};
+use super::{CommandFailure, print_json, show_bytes};
 
-/// Download a model, or what has changed of it, and print where it is.
+/// Download or update a model and print its path.
 ///
-/// An address is hf:OWNER/REPO, with :QUANTISATION for one of its GGUF files (the best usual one if absent), /PATH for a
-/// file or folder in it, and @REVISION for a branch, tag or commit. Where there is no GGUF file, it is the folder with
-/// config.json and safetensors. A download that broke off goes on where it was.
+/// An address is hf:OWNER/REPO, with :QUANTISATION for one of its GGUF files (default: the best common one), /PATH for
+/// a file or folder in it, and @REVISION for a branch, tag or commit. A repository without GGUF files is downloaded as
+/// a folder with config.json and safetensors. Interrupted downloads are resumed.
 ///
-/// Environment: HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE, as for other programs that share the cache.
+/// HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT and HF_HUB_OFFLINE work as in other programs that share the cache.
 #[derive(Args)]
 pub struct PullArgs {
-    /// Address of the model, such as hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M.
+    /// Model address, such as hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M.
     #[arg(value_name = "ADDRESS", required_unless_present = "verify")]
     address: Option<Address>,
-    /// Read again all files that are in the cache, or those of ADDRESS's repository, and compare their digests: what is
-    /// damaged is named, removed and downloaded again.
+    /// Check cached files against their digests and download damaged ones again.
+    ///
+    /// With ADDRESS, checks only the files of its repository.
     #[arg(long)]
     verify: bool,
 }
 
-/// Show the models that were downloaded, by this program or by others that share the cache.
+/// List downloaded models, including those of other programs that share the cache.
 #[derive(Args)]
 pub struct ListArgs {
-    /// Show models that are known to run, and where they are, instead. Nothing is asked of the network.
+    /// List models that are known to run, with their addresses, instead; needs no network.
     #[arg(long)]
     available: bool,
     /// Print JSON.
@@ -42,12 +43,12 @@ pub struct ListArgs {
     json: bool,
 }
 
-/// Remove a model that was downloaded. Nothing is asked.
+/// Delete a downloaded model, without confirmation.
 ///
-/// Files that other models of the repository need stay. Without @REVISION it is removed in all of them.
+/// Keeps files that other models of the repository need. Without @REVISION, deletes the model in all revisions.
 #[derive(Args)]
 pub struct RmArgs {
-    /// Address of the model, as `tilewright list` shows it.
+    /// Model address, as printed by `tilewright list`.
     #[arg(value_name = "ADDRESS")]
     address: Address,
 }
@@ -55,29 +56,29 @@ pub struct RmArgs {
 /// Models that are known to run.
 const AVAILABLE: &str = include_str!("../../assets/models.json");
 
-/// The table of them.
+/// The contents of `assets/models.json`.
 #[derive(Deserialize)]
-struct Table {
-    models: Vec<Known>,
+struct ModelTable {
+    models: Vec<KnownModel>,
 }
 
 /// A model that is known to run.
 #[derive(Deserialize, Serialize)]
-struct Known {
+struct KnownModel {
     name: String,
     address: String,
-    /// What it is for: `chat` or `embed`.
+    /// `chat` or `embed`.
     r#use: String,
     quantisation: Option<String>,
-    /// About the size of its files.
+    /// Approximate size of the files.
     size_bytes: u64,
-    /// What keys and values of one token take as f16; none of an encoder.
+    /// KV cache of one token, as f16; `None` for encoders.
     cache_bytes_per_token: Option<u64>,
     licence: String,
 }
 
-/// Puts a file or folder in the place of an address; it is downloaded if it is not there. What is no address stays.
-/// `tell` hears what a person should know.
+/// Replaces an `hf:` address by its local file or folder, downloading it if necessary; other paths stay. Notices go
+/// to `tell`.
 ///
 /// # Errors
 /// Those of [`Hub::fetch`].
@@ -88,7 +89,7 @@ pub fn localise(model: &mut PathBuf, tell: &mut dyn FnMut(&str)) -> Result<(), E
     Ok(())
 }
 
-pub fn pull(args: &PullArgs) -> Result<(), Failure> {
+pub fn pull(args: &PullArgs) -> Result<(), CommandFailure> {
     if args.verify {
         verify(args.address.as_ref())?;
     }
@@ -99,14 +100,14 @@ pub fn pull(args: &PullArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// Adds up what is in the cache, and says what was damaged. It is an error if that could not be downloaded again.
-fn verify(address: Option<&Address>) -> Result<(), Failure> {
+/// Verifies cached files and reports damaged ones. Fails if one cannot be downloaded again.
+fn verify(address: Option<&Address>) -> Result<(), CommandFailure> {
     let bar = progress_bar();
     let verified = Hub::from_env()?.verify(address, &mut |event| show(&bar, event));
     bar.finish_and_clear();
     let Verified { n_files, size_bytes, damaged, unknown } = verified?;
     for path in &unknown {
-        eprintln!("notice: nothing says what {} should be; it is not compared", path.display());
+        eprintln!("notice: no digest is known for {}; it is not verified", path.display());
     }
     let mut failed = None;
     for Damaged { repo, path, digests: [expected, found], files, restored } in damaged {
@@ -118,11 +119,11 @@ fn verify(address: Option<&Address>) -> Result<(), Failure> {
             Err(error) => failed = Some(error),
         }
     }
-    eprintln!("notice: {n_files} files of {} compared", show_bytes(size_bytes));
+    eprintln!("notice: {n_files} files verified, {}", show_bytes(size_bytes));
     failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
-pub fn list(args: &ListArgs) -> Result<(), Failure> {
+pub fn list(args: &ListArgs) -> Result<(), CommandFailure> {
     if args.available {
         return list_available(args.json);
     }
@@ -141,7 +142,7 @@ pub fn list(args: &ListArgs) -> Result<(), Failure> {
     }
     if models.is_empty() {
         eprintln!(
-            "no models in {}; `tilewright list --available` shows some that are known to run",
+            "no models in {}; `tilewright list --available` lists models that are known to run",
             hub.cache().display()
         );
     }
@@ -155,7 +156,7 @@ pub fn list(args: &ListArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-fn list_available(as_json: bool) -> Result<(), Failure> {
+fn list_available(as_json: bool) -> Result<(), CommandFailure> {
     let models = available()?;
     if as_json {
         return print_json(&json!(models));
@@ -164,7 +165,7 @@ fn list_available(as_json: bool) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     for model in &models {
         let per_1024 = model.cache_bytes_per_token.map(|bytes| show_bytes(1024 * bytes));
-        let context = per_1024.map_or(String::new(), |size| format!(", {size} for each 1024 tokens"));
+        let context = per_1024.map_or(String::new(), |size| format!(", {size} per 1024 tokens"));
         let size = show_bytes(model.size_bytes);
         writeln!(out, "{:<width$}  {:<5}  about {size:>9}{context}; {}", model.address, model.r#use, model.licence)?;
     }
@@ -172,8 +173,8 @@ fn list_available(as_json: bool) -> Result<(), Failure> {
 }
 
 /// The table of models that are known to run.
-fn available() -> Result<Vec<Known>, Error> {
-    let table: Table = serde_json::from_str(AVAILABLE).map_err(|error| Error::Format {
+fn available() -> Result<Vec<KnownModel>, Error> {
+    let table: ModelTable = serde_json::from_str(AVAILABLE).map_err(|error| Error::Format {
         format: "json",
         field: "assets/models.json".into(),
         offset: 0,
@@ -183,14 +184,14 @@ fn available() -> Result<Vec<Known>, Error> {
     Ok(table.models)
 }
 
-pub fn rm(args: &RmArgs) -> Result<(), Failure> {
+pub fn rm(args: &RmArgs) -> Result<(), CommandFailure> {
     let freed = Hub::from_env()?.remove(&args.address)?;
     let mut out = io::stdout().lock();
     writeln!(out, "{freed} bytes freed ({})", show_bytes(freed))?;
     Ok(out.flush()?)
 }
 
-/// Fetches a model behind a progress bar, or with a line at the beginning and at the end where stderr is no terminal.
+/// Fetches a model, with a notice before and after a download, and a progress bar if stderr is a terminal.
 fn fetch(address: &Address, tell: &mut dyn FnMut(&str)) -> Result<PathBuf, Error> {
     let hub = Hub::from_env()?;
     let bar = progress_bar();
@@ -231,7 +232,7 @@ fn unix_seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// A day as 2026-11-25, in UTC. Years are counted from March, so that a leap day is a year's last.
+/// The date in UTC, such as 2026-11-25. Years start in March, so that a leap day is the last day.
 fn date(unix_seconds: u64) -> String {
     // Days since 0000-03-01; 400 years have 146,097 of them.
     let days = unix_seconds / 86_400 + 719_468;
@@ -248,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn dates_are_correct_across_leap_years() {
         for (seconds, want) in [
             (0, "1970-01-01"),
             (951_782_399, "2000-02-28"),
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_models_has_addresses() {
+    fn every_listed_model_has_a_valid_address() {
         let models = available().unwrap();
         assert!(models.len() > 5);
         for model in models {
@@ -275,13 +276,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_stays() {
+    fn path_without_hub_prefix_is_left_unchanged() {
         for path in ["model.gguf", "./hf:a/b", "folder/"] {
             let mut model = PathBuf::from(path);
             localise(&mut model, &mut |_| {}).unwrap();
             assert_eq!(model, PathBuf::from(path));
         }
         let error = localise(&mut PathBuf::from("hf:a"), &mut |_| {}).unwrap_err();
-        assert!(error.to_string().contains("`hf:a` is no address of a model"), "{error}");
+        assert!(error.to_string().contains("`hf:a` is not a model address"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! `tilewright info`: what this machine offers.
+//! `tilewright info`: the adapters of this machine and the chosen device.
 
 use std::io::{self, Write};
 
@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::json;
 use tilewright::{AdapterReport, Device};
 
-use super::{DeviceArgs, Failure, print_json, show_bytes};
+use super::{CommandFailure, DeviceArgs, print_json, show_bytes};
 
 #[derive(Args)]
 pub struct InfoArgs {
@@ -17,7 +17,7 @@ pub struct InfoArgs {
     json: bool,
 }
 
-pub fn info(args: &InfoArgs) -> Result<(), Failure> {
+pub fn info(args: &InfoArgs) -> Result<(), CommandFailure> {
     let adapters = args.device.quietly(|| pollster::block_on(Device::adapters()));
     let device = args.device.open()?;
     let chosen = device.info();
@@ -36,7 +36,7 @@ pub fn info(args: &InfoArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// What is known of the device's driver.
+/// Self-test results and tuned choices for the device.
 fn tuning(device: &Device) -> serde_json::Value {
     let tuning = device.tuning();
     let banned = device.banned().into_iter();
@@ -56,13 +56,13 @@ fn show_tuning(out: &mut impl Write, device: &Device) -> io::Result<()> {
     let banned = device.banned();
     let (n_passed, n_banned, n_tuned) = (device.n_passed(), banned.len(), tuning.choices().count());
     write!(out, "tuning    {n_passed} shader pipelines passed the self-test, {n_banned} variants banned")?;
-    writeln!(out, "; {n_tuned} choices by `tilewright tune`")?;
+    writeln!(out, "; {n_tuned} choices from `tilewright tune`")?;
     for (variant, found) in banned {
         writeln!(out, "  banned  {variant}: {found}")?;
     }
     match device.tuning_file() {
-        Some(path) => writeln!(out, "  kept    {}", path.display()),
-        None => writeln!(out, "  kept    nowhere: TILEWRIGHT_CACHE_DIR is empty"),
+        Some(path) => writeln!(out, "  file    {}", path.display()),
+        None => writeln!(out, "  file    none: TILEWRIGHT_CACHE_DIR is empty"),
     }
 }
 

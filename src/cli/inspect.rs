@@ -1,4 +1,4 @@
-//! `tilewright inspect`: what a model file holds.
+//! `tilewright inspect`: metadata, tensors and memory plan of a model file.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -12,15 +12,17 @@ use tilewright::load::{FileBytes, ModelFile, ModelShape};
 use tilewright::{Embedder, Error, LoadOptions, MemoryPlan, Model, Reranker};
 
 use super::run::PrecisionArgs;
-use super::{DeviceArgs, Failure, print_json, show_bytes};
+use super::{CommandFailure, DeviceArgs, print_json, show_bytes};
 
 #[derive(Args)]
 pub struct InspectArgs {
-    /// GGUF or safetensors file, model folder, or address hf:OWNER/REPO[:QUANTISATION]; the built-in model if absent.
+    /// GGUF or safetensors file, Hugging Face folder, or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
     pub file: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Context length of the memory plan; a text encoder's is for a full batch.
+    /// Context length of the memory plan [default: the model's, at most 4096].
+    ///
+    /// The plan of a text encoder is for a full batch instead.
     #[arg(long, value_name = "N")]
     ctx: Option<u32>,
     #[command(flatten)]
@@ -30,14 +32,14 @@ pub struct InspectArgs {
     json: bool,
 }
 
-/// What files say, without any knowledge of models.
+/// Contents of the files, independent of the model's architecture.
 #[derive(Default)]
-struct Content {
+struct FileSummary {
     metadata: Vec<(String, serde_json::Value)>,
     tensors: Vec<TensorInfo>,
 }
 
-pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
+pub fn inspect(args: &InspectArgs) -> Result<(), CommandFailure> {
     let content = match &args.file {
         Some(path) => read(path)?,
         None => gguf(ModelFile::BUILTIN)?,
@@ -46,7 +48,7 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
         Some(path) => ModelFile::open(path),
         None => ModelFile::builtin(),
     };
-    // A file that cannot be run can still be looked at; the plan's place then says why.
+    // A file that cannot be run is still shown, with the error in place of the plan.
     let device = args.device.open()?;
     let PrecisionArgs { kv_type, exact } = args.precision;
     let options = LoadOptions { context_length: args.ctx, kv_type, exact, ..LoadOptions::default() };
@@ -60,7 +62,7 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     }
     let mut out = io::stdout().lock();
     for (key, value) in &content.metadata {
-        // Text shows without its JSON quotes.
+        // Strings are printed without JSON quotes.
         match value.as_str() {
             Some(text) => writeln!(out, "{key:<44} {text}")?,
             None => writeln!(out, "{key:<44} {value}")?,
@@ -89,7 +91,7 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-fn as_json(content: &Content, plan: &Result<MemoryPlan, Error>) -> serde_json::Value {
+fn as_json(content: &FileSummary, plan: &Result<MemoryPlan, Error>) -> serde_json::Value {
     let metadata: Map<String, serde_json::Value> = content.metadata.iter().cloned().collect();
     let tensors: Vec<_> = content
         .tensors
@@ -111,8 +113,8 @@ fn as_json(content: &Content, plan: &Result<MemoryPlan, Error>) -> serde_json::V
     json!({ "metadata": metadata, "tensors": tensors, "memory": plan, "error": error })
 }
 
-/// Reads headers only; a folder's safetensors files are taken together.
-fn read(path: &Path) -> Result<Content, Error> {
+/// Reads headers only; for a folder, those of all its safetensors files.
+fn read(path: &Path) -> Result<FileSummary, Error> {
     let is_safetensors = |path: &Path| path.extension().is_some_and(|ext| ext == "safetensors");
     if path.is_dir() {
         let io = |source| Error::Io { path: path.into(), source };
@@ -122,7 +124,7 @@ fn read(path: &Path) -> Result<Content, Error> {
         }
         files.retain(|file| is_safetensors(file));
         files.sort();
-        let mut content = Content::default();
+        let mut content = FileSummary::default();
         for file in files {
             let part = read(&file)?;
             content.metadata.extend(part.metadata);
@@ -136,16 +138,16 @@ fn read(path: &Path) -> Result<Content, Error> {
     }
     let file = Safetensors::parse(&bytes, bytes.len() as u64).map_err(|e| e.in_file(path))?;
     let metadata = file.metadata.into_iter().map(|(key, value)| (key, value.into())).collect();
-    Ok(Content { metadata, tensors: file.tensors })
+    Ok(FileSummary { metadata, tensors: file.tensors })
 }
 
-fn gguf(bytes: &[u8]) -> Result<Content, Error> {
+fn gguf(bytes: &[u8]) -> Result<FileSummary, Error> {
     let file = Gguf::parse(bytes, bytes.len() as u64)?;
     let metadata = file.metadata.iter().map(|(key, value)| (key.to_string(), plain(value))).collect();
-    Ok(Content { metadata, tensors: file.tensors })
+    Ok(FileSummary { metadata, tensors: file.tensors })
 }
 
-/// A metadata value as JSON; arrays, which may be whole vocabularies, by their summary.
+/// A metadata value as JSON; arrays, which may be whole vocabularies, as a summary.
 fn plain(value: Value<'_>) -> serde_json::Value {
     if let Some(flag) = value.as_bool() {
         return flag.into();

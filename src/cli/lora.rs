@@ -1,4 +1,4 @@
-//! `--lora`: the adapter that a model is used with.
+//! `--lora`: a LoRA adapter for the model.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -6,15 +6,14 @@ use std::str::FromStr;
 use clap::Args;
 use tilewright::{Adapter, Error, Model};
 
-/// The adapter.
 #[derive(Args)]
 pub struct LoraArgs {
-    /// LoRA adapter: a GGUF file or a folder of PEFT's, and a factor of what it adds, 1 if absent.
+    /// LoRA adapter: GGUF file or PEFT folder, scaled by SCALE [default: 1].
     #[arg(long, value_name = "FILE[:SCALE]")]
     lora: Option<Lora>,
 }
 
-/// A file and a factor.
+/// An adapter's file or folder, and its scale.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lora {
     path: PathBuf,
@@ -26,7 +25,7 @@ impl FromStr for Lora {
 
     fn from_str(text: &str) -> Result<Lora, String> {
         let whole = || Lora { path: text.into(), scale: 1.0 };
-        // A file may be called like that.
+        // The name of an existing file may contain a colon.
         if text.is_empty() || Path::new(text).exists() {
             return if text.is_empty() { Err("expected a file or a folder".into()) } else { Ok(whole()) };
         }
@@ -38,14 +37,14 @@ impl FromStr for Lora {
 }
 
 impl Lora {
-    /// Loads the adapter beside its model.
+    /// Loads the adapter for `model`.
     pub fn load(&self, model: &Model) -> Result<Adapter, Error> {
         model.load_adapter(&self.path, self.scale)
     }
 }
 
 impl LoraArgs {
-    /// The model with the adapter, if one was named.
+    /// The model with the adapter, if one is given.
     pub fn added_to(&self, model: Model) -> Result<Model, Error> {
         match &self.lora {
             None => Ok(model),
@@ -59,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scale_is_told_from_a_path() {
+    fn lora_argument_is_split_into_path_and_scale() {
         let read = |text: &str| text.parse::<Lora>();
         let of = |path: &str, scale| Ok(Lora { path: path.into(), scale });
         assert_eq!(read("a.gguf"), of("a.gguf", 1.0));

@@ -1,18 +1,18 @@
-//! What `run`, `chat`, `embed` and `rerank` do when the device is lost: they go on, on the device opened anew or on the CPU.
-//! [`Recovery`] decides which.
+//! Recovery of `run`, `chat`, `embed` and `rerank` from a lost device. [`Recovery`] decides whether they resume on
+//! the reopened device or on the CPU.
 
 use tilewright::generate::{Generation, Piece};
 use tilewright::{Device, Model, Recovery};
 
-use super::Failure;
+use super::CommandFailure;
 
-/// Passes each piece of a generation to `on_piece`. Where the device is lost, the generation goes on elsewhere with the
-/// same tokens, and no piece comes twice. Returns how often that happened.
+/// Passes each piece of a generation to `on_piece`. After a device loss, the generation resumes with the same tokens
+/// and repeats no piece. Returns the number of losses.
 pub fn each_piece(
     generation: &mut Generation<'_>,
     recovery: &mut Recovery<'_, Model>,
-    mut on_piece: impl FnMut(Piece) -> Result<(), Failure>,
-) -> Result<usize, Failure> {
+    mut on_piece: impl FnMut(Piece) -> Result<(), CommandFailure>,
+) -> Result<usize, CommandFailure> {
     let (mut n_losses, mut test) = (0, TestLosses::from_env());
     loop {
         test.step(generation.session().model().device());
@@ -27,8 +27,8 @@ pub fn each_piece(
     }
 }
 
-/// Losses that a test asks for. `TILEWRIGHT_LOSE_DEVICE=3,9` gives a GPU up before the third and the ninth step: a piece of
-/// an answer's text, or a batch of records. Nothing but tests should set it.
+/// Device losses for tests: `TILEWRIGHT_LOSE_DEVICE=3,9` destroys the GPU device before the third and the ninth step,
+/// a piece of text or a batch of records. Only tests should set it.
 #[derive(Default)]
 pub struct TestLosses {
     at: Vec<u64>,
@@ -41,7 +41,7 @@ impl TestLosses {
         TestLosses { at: text.split(',').filter_map(|step| step.parse().ok()).collect(), n_steps: 0 }
     }
 
-    /// A step is about to begin.
+    /// Must be called before each step.
     pub fn step(&mut self, device: &Device) {
         self.n_steps += 1;
         if self.at.contains(&self.n_steps) {
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_goes_on_through_three_losses_and_ends_on_the_cpu() {
+    fn generation_survives_three_device_losses_then_uses_the_cpu() {
         let Some(device) = gpu() else { return };
         let options = GenerateOptions { max_tokens: 40, repeat_penalty: 1.1, seed: 5, ..GenerateOptions::default() };
         let mut session = Model::builtin(&device).unwrap().session().unwrap();
@@ -81,7 +81,7 @@ mod tests {
         let undisturbed: Vec<Piece> =
             std::iter::from_fn(|| pollster::block_on(generation.next())).map(Result::unwrap).collect();
 
-        // The devices in use, the latest last, and what was told.
+        // The devices in use, the latest last, and the notices.
         let (devices, told) = (RefCell::new(vec![device]), RefCell::new(Vec::new()));
         let open = || {
             devices.borrow_mut().push(gpu().unwrap());

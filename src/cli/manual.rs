@@ -1,4 +1,4 @@
-//! `tilewright completions` and `tilewright man`: the command line in the words of shells and of `man`.
+//! `tilewright completions` and `tilewright man`: shell completions and manual pages.
 
 use std::fs;
 use std::io::{self, Write};
@@ -9,15 +9,16 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 use tilewright::Error;
 
-use super::{Cli, Failure};
+use super::{Cli, CommandFailure};
 
-/// Print a script that completes this command line in a shell.
+/// Print a shell completion script.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   tilewright completions bash > ~/.local/share/bash-completion/completions/tilewright
   tilewright completions fish > ~/.config/fish/completions/tilewright.fish")]
 pub struct CompletionsArgs {
+    /// Shell to generate the script for.
     shell: Shell,
 }
 
@@ -28,21 +29,21 @@ Examples:
   tilewright man | man -l -
   tilewright man --dir ~/.local/share/man/man1")]
 pub struct ManArgs {
-    /// Write the pages of all subcommands as well, each into a file of this folder.
+    /// Write the manual pages of all commands to this folder instead.
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
 }
 
-pub fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
+pub fn completions(args: &CompletionsArgs) -> Result<(), CommandFailure> {
     let mut command = Cli::command();
     let name = command.get_name().to_string();
-    // By way of memory: clap_complete panics where it cannot write, such as into a pipe that nobody reads any more.
+    // In memory first: clap_complete panics if a write fails, such as to a closed pipe.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, name, &mut script);
     print(&script)
 }
 
-pub fn man(args: &ManArgs) -> Result<(), Failure> {
+pub fn man(args: &ManArgs) -> Result<(), CommandFailure> {
     // `help` has no page.
     let command = Cli::command().disable_help_subcommand(true);
     let Some(folder) = &args.dir else {
@@ -54,7 +55,7 @@ pub fn man(args: &ManArgs) -> Result<(), Failure> {
     Ok(written.map_err(|source| Error::Io { path: folder.clone(), source })?)
 }
 
-fn print(text: &[u8]) -> Result<(), Failure> {
+fn print(text: &[u8]) -> Result<(), CommandFailure> {
     let mut out = io::stdout().lock();
     out.write_all(text)?;
     Ok(out.flush()?)

@@ -1,4 +1,4 @@
-//! `tilewright run --parallel`: a text for each line of a file, several computed at once.
+//! `tilewright run --parallel`: continues each line of a file, with continuous batching.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -11,9 +11,9 @@ use tilewright::generate::StopReason;
 use tilewright::tokenizer::EncodeOptions;
 use tilewright::{Error, GenerateOptions, Model, Recovery};
 
-use super::Failure;
+use super::CommandFailure;
 
-/// Options of single texts.
+/// Options for a single completion.
 const OF_ONE: &[&str] = &[
     "profile",
     "session",
@@ -26,26 +26,28 @@ const OF_ONE: &[&str] = &[
 
 #[derive(Args)]
 pub struct ParallelArgs {
-    /// Continue each line of --prompt-file, N at once (1 to 64), and print the texts in the order of the lines, with --json as
-    /// lines of JSON. Each is what it would be alone; the first is drawn with the seed, the next with the seed + 1 and so on.
+    /// Continue each line of --prompt-file, N (1-64) at a time, and print the texts in order.
+    ///
+    /// With --json, prints JSON lines. Each text is the same as in a run of its own; the first one uses the seed, the
+    /// next one seed + 1, and so on.
     #[arg(
         long,
         value_name = "N",
-        value_parser = clap::value_parser!(u32).range(1..=i64::from(EngineOptions::MOST_SEQUENCES)),
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(EngineOptions::MAX_SEQUENCES)),
         requires = "prompt_file",
         conflicts_with_all = OF_ONE
     )]
     pub parallel: Option<u32>,
 }
 
-/// A line's prompt and its text.
-struct Line {
+/// The completion of a line.
+struct PromptLine {
     at: usize,
     stream: Stream,
     seed: u64,
 }
 
-/// Prints the texts that continue the lines of `prompts`.
+/// Continues the lines of `prompts` and prints the texts in order.
 pub fn run(
     model: &Model,
     recovery: &mut Recovery<'_, Model>,
@@ -53,7 +55,7 @@ pub fn run(
     prompts: (&str, EncodeOptions),
     options: &GenerateOptions,
     as_json: bool,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let engine_options = EngineOptions {
         max_sequences: n_at_once,
         max_queued: n_at_once as usize,
@@ -65,7 +67,7 @@ pub fn run(
     let (engine, mut driver) = Engine::new(model, &engine_options)?;
     let start = Instant::now();
     let stats = std::thread::scope(|scope| {
-        // What is computed is read elsewhere, so that neither waits for the other.
+        // Another thread prints, so that neither waits for the other.
         let printer = scope.spawn(move || {
             let printed = print_all(&engine, prompts, options, as_json);
             printed.map(|()| engine.stats())
@@ -75,7 +77,7 @@ pub fn run(
     })?;
     let seconds = start.elapsed().as_secs_f64();
     eprintln!(
-        "\n{} texts; {} tokens of prompts computed, {} known; {} tokens generated, {:.1} tokens/s",
+        "\n{} texts; {} prompt tokens computed, {} cached; {} tokens generated, {:.1} tokens/s",
         stats.n_finished,
         stats.prompt_tokens,
         stats.cached_tokens,
@@ -90,25 +92,25 @@ fn print_all(
     (prompts, encoding): (&str, EncodeOptions),
     options: &GenerateOptions,
     as_json: bool,
-) -> Result<(), Failure> {
-    let mut waiting: VecDeque<Line> = VecDeque::new();
+) -> Result<(), CommandFailure> {
+    let mut waiting: VecDeque<PromptLine> = VecDeque::new();
     for (at, prompt) in prompts.lines().enumerate() {
         let ids = engine.model().encode_with(prompt, encoding)?;
         let seed = options.seed.wrapping_add(at as u64);
         let request = Request::new(ids, GenerateOptions { seed, ..options.clone() });
         let stream = loop {
             match engine.submit(request.clone()) {
-                // There is room again when the first text has ended.
+                // The queue has room once the first text has ended.
                 Err(error @ Error::Busy { .. }) => print(waiting.pop_front().ok_or(error)?, as_json)?,
                 submitted => break submitted?,
             }
         };
-        waiting.push_back(Line { at, stream, seed });
+        waiting.push_back(PromptLine { at, stream, seed });
     }
     waiting.into_iter().try_for_each(|line| print(line, as_json))
 }
 
-fn print(Line { at, mut stream, seed }: Line, as_json: bool) -> Result<(), Failure> {
+fn print(PromptLine { at, mut stream, seed }: PromptLine, as_json: bool) -> Result<(), CommandFailure> {
     let (mut text, mut token_ids, mut logprobs) = (String::new(), Vec::new(), Vec::new());
     while let Some(piece) = pollster::block_on(stream.next()) {
         let piece = piece?;

@@ -1,4 +1,4 @@
-//! `tilewright quantize`: a model file with its matrices in another type.
+//! `tilewright quantize`: converts the matrices of a model to another type.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
@@ -11,36 +11,37 @@ use tilewright::formats::BlockType;
 use tilewright::formats::quantize::QUANTIZABLE;
 use tilewright::load::convert::{ImportanceMatrix, QuantizeOptions, QuantizeReport, quantize_file};
 
-use super::{Failure, print_json, show_bytes};
+use super::{CommandFailure, print_json, show_bytes};
 
-/// Write a model to a GGUF file with its matrices in another type.
+/// Convert a model to a GGUF file with its matrices in another type.
 ///
-/// IN is a GGUF file (the first, if there are several) in any type that is read here, or a Hugging Face folder of
-/// Llama, Mistral, Qwen2, Qwen3 or Gemma 1 to 3, whose tokenizer.json is BPE. Its keys, its tokenizer and its chat
-/// template are kept; norms, biases and other small tensors keep their type. Every matrix gets the type that is asked
-/// for: what llama.cpp calls pure. A row that is no whole number of blocks gets another, as in llama.cpp: Q4_K becomes
-/// Q5_0, Q5_K Q5_1, Q6_K Q8_0, Q2_K and Q3_K Q4_0, IQ4_XS IQ4_NL; without a multiple of 32, F16.
+/// IN is a GGUF file of any supported type (the first, if there are several), or a Hugging Face folder of Llama,
+/// Mistral, Qwen2, Qwen3 or Gemma 1 to 3 with a BPE tokenizer.json. Metadata, tokenizer and chat template are kept;
+/// norms, biases and other small tensors keep their type. All matrices get the same type, as with llama.cpp's
+/// `--pure`. Where rows are not a multiple of the block size, the type falls back as in llama.cpp: Q4_K to Q5_0, Q5_K
+/// to Q5_1, Q6_K to Q8_0, Q2_K and Q3_K to Q4_0, IQ4_XS to IQ4_NL; if they are not a multiple of 32 either, to F16.
 ///
-/// A model that is already quantised loses precision a second time: take F16, BF16 or F32 where there is a choice.
+/// A model that is already quantised loses precision a second time: prefer an F16, BF16 or F32 source.
 ///
-/// OUT appears when it is whole, and is never the input.
+/// OUT appears only when it is complete, and cannot be the input.
 #[derive(Args)]
 pub struct QuantizeArgs {
-    /// GGUF file, or folder with config.json and safetensors, or address hf:OWNER/REPO[:QUANTISATION], to read.
+    /// Source: GGUF file, Hugging Face folder, or address hf:OWNER/REPO[:QUANTISATION].
     #[arg(value_name = "IN")]
     pub input: PathBuf,
     /// GGUF file to write.
     #[arg(value_name = "OUT")]
     output: PathBuf,
-    /// Type of the matrices: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL,
-    /// IQ4_XS or MXFP4.
+    /// Matrix type: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS or
+    /// MXFP4.
     #[arg(long = "type", value_parser = parse_type, value_name = "TYPE")]
     block_type: BlockType,
-    /// Importance matrix of llama-imatrix, a GGUF file or the older .dat: columns that matter more are rounded better.
+    /// Importance matrix from llama-imatrix, a GGUF or .dat file, to round important columns more precisely.
+    ///
     /// F32, F16, BF16, Q8_0 and MXFP4 do not use it.
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
-    /// Replace OUT if it is there.
+    /// Overwrite OUT if it exists.
     #[arg(long)]
     force: bool,
     /// Print one JSON object.
@@ -48,10 +49,10 @@ pub struct QuantizeArgs {
     json: bool,
 }
 
-pub fn quantize(args: &QuantizeArgs) -> Result<(), Failure> {
+pub fn quantize(args: &QuantizeArgs) -> Result<(), CommandFailure> {
     if args.output.exists() && !args.force {
-        // Before anything is read; the library looks as well, and knows no `--force`.
-        let source = io::Error::new(io::ErrorKind::AlreadyExists, "exists already; --force replaces it");
+        // Before anything is read. The library checks this too, but its message does not mention `--force`.
+        let source = io::Error::new(io::ErrorKind::AlreadyExists, "exists already; --force overwrites it");
         return Err(Error::Io { path: args.output.clone(), source }.into());
     }
     let mut options = QuantizeOptions::new(args.block_type);
@@ -84,7 +85,7 @@ pub fn quantize(args: &QuantizeArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// Says what is not as asked for.
+/// Prints notices on other types than requested, tensors quantised twice, and the importance matrix.
 fn tell(report: &QuantizeReport, args: &QuantizeArgs) {
     let fell_back: Vec<_> = report.tensors.iter().filter(|tensor| tensor.fell_back).collect();
     if let Some(first) = fell_back.first() {
@@ -92,15 +93,15 @@ fn tell(report: &QuantizeReport, args: &QuantizeArgs) {
         let row = first.shape.last().copied().unwrap_or_default();
         let block_len = args.block_type.block_len();
         eprintln!(
-            "notice: {n} tensors have rows that are no multiple of {block_len} and got another type, such as `{}`, \
-             rows of {row}: {}",
+            "notice: {n} tensors have rows that are not a multiple of {block_len} and get another type, such as `{}` \
+             with rows of {row}: {}",
             first.name, first.to
         );
     }
     let again = report.tensors.iter().find(|tensor| tensor.from != tensor.to && tensor.from.block_len() > 1);
     if let Some(tensor) = again {
         eprintln!(
-            "notice: `{}` and others were quantised before, to {}, and lost precision twice",
+            "notice: `{}` and others were already quantised, to {}, and lost precision twice",
             tensor.name, tensor.from
         );
     }

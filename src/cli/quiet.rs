@@ -1,9 +1,9 @@
-//! Keeps what GPU drivers print out of what a person reads.
+//! Suppresses the output of GPU drivers.
 //!
-//! Drivers, and the layers that Vulkan's loader puts in front of them, print to stderr themselves: Mesa's device-select
-//! layer asks for a Wayland display at each listing of adapters, and where there is none `libwayland-client` prints
-//! "XDG_RUNTIME_DIR is invalid or not set in the environment". While a device is opened, stderr is therefore turned
-//! away, until the last of those who open one at a time is done. Windows' drivers do not print.
+//! Drivers and Vulkan layers print to stderr themselves: Mesa's device-select layer opens a Wayland display whenever
+//! adapters are listed, and without one `libwayland-client` prints "XDG_RUNTIME_DIR is invalid or not set in the
+//! environment". So stderr is redirected while a device is opened; if several are opened at a time, until the last
+//! one is done. Windows drivers do not print.
 
 #[cfg(unix)]
 mod stderr {
@@ -15,13 +15,13 @@ mod stderr {
     use nix::unistd::dup2_stderr;
 
     struct Away {
-        /// Those for whom it is turned away.
+        /// Number of redirections in effect.
         n: usize,
-        /// The real one, unless a panic has had it back already.
+        /// The real stderr, unless a panic has restored it.
         real: Option<OwnedFd>,
     }
 
-    /// Stderr is the process's. Whoever turns it away beside another must not take what is there then for the real one.
+    /// Stderr belongs to the process: a second redirection must not mistake the first one for the real stderr.
     static AWAY: Mutex<Away> = Mutex::new(Away { n: 0, real: None });
 
     fn away() -> MutexGuard<'static, Away> {
@@ -30,7 +30,7 @@ mod stderr {
 
     pub fn turn_away() -> io::Result<()> {
         static HOOK: Once = Once::new();
-        // A panic's message is nothing that a driver printed.
+        // Panic messages must be printed.
         HOOK.call_once(|| {
             let hook = std::panic::take_hook();
             std::panic::set_hook(Box::new(move |panic| {
@@ -58,13 +58,13 @@ mod stderr {
 
     fn restore(away: &mut Away) {
         if let Some(real) = away.real.take() {
-            // If it fails, nobody could be told.
+            // A failure here cannot be reported.
             let _ = dup2_stderr(real);
         }
     }
 }
 
-/// Turns stderr back when it is dropped, also by a panic.
+/// Restores stderr on drop, also in a panic.
 #[cfg(unix)]
 struct TurnBack;
 
@@ -75,10 +75,10 @@ impl Drop for TurnBack {
     }
 }
 
-/// Runs something without what it prints to stderr.
+/// Calls `run` with stderr suppressed.
 pub fn quietly<T>(run: impl FnOnce() -> T) -> T {
     #[cfg(unix)]
-    // Without a stderr there is nothing to keep clean.
+    // Fails without a stderr, where nothing needs suppressing.
     let _back = stderr::turn_away().ok().map(|()| TurnBack);
     run()
 }
@@ -92,15 +92,15 @@ mod tests {
 
     use super::stderr::{turn_away, turn_back};
 
-    /// What file stderr is.
+    /// The file of stderr: device and inode.
     fn stderr() -> [u64; 2] {
         let metadata = File::from(io::stderr().as_fd().try_clone_to_owned().unwrap()).metadata().unwrap();
         [metadata.dev(), metadata.ino()]
     }
 
-    /// Two threads open devices at once, and the first ends first: stderr comes back with the second.
+    /// Of two overlapping redirections the first one ends first; the second one restores stderr.
     #[test]
-    fn stderr_comes_back_after_the_last_of_several() {
+    fn stderr_is_restored_after_the_last_of_nested_redirects() {
         let real = stderr();
         turn_away().unwrap();
         let away = stderr();

@@ -1,4 +1,4 @@
-//! `tilewright rerank`: texts by how well they answer a query.
+//! `tilewright rerank`: ranks texts by how well they answer a query.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -10,61 +10,63 @@ use tilewright::{Device, Error, Recovery, RerankOptions, Reranker};
 
 use super::DeviceArgs;
 use super::embed::error::{EXIT_CODES, EmbedError};
-use super::embed::input::{InputFormat, Source};
+use super::embed::input::{InputFormat, InputSource};
 use super::embed::job::{OnError, of_texts};
 use super::embed::log::Log;
 use super::embed::rows::Records;
 use super::lost::TestLosses;
 use super::run::with_loading_bar;
 
-/// Rank the texts of a file or a stream by how well they answer a query, by a cross-encoder.
+/// Rank texts by how well they answer a query, with a cross-encoder.
 ///
-/// Each line is a score and a text, the best first; with `--json` the record with its number and its score. Records
-/// whose text is null are left out.
+/// Prints a score and a text per line, best first; with `--json`, the record with its number and score. Records with a
+/// null text are left out.
 #[derive(Args)]
 #[command(after_help = EXIT_CODES)]
 pub struct RerankArgs {
-    /// Hugging Face folder or GGUF file of a cross-encoder, or its address hf:OWNER/REPO.
+    /// Cross-encoder: Hugging Face folder, GGUF file, or address hf:OWNER/REPO.
     model: PathBuf,
     /// File with the texts; `-` is stdin.
     #[arg(default_value = "-")]
     input: PathBuf,
-    /// What is asked.
+    /// Query to rank the texts by.
     #[arg(long, value_name = "TEXT")]
     query: String,
-    /// What the input is. Arrow, CSV and Parquet need a build with `--features tables`.
+    /// Input format; Arrow, CSV and Parquet need a build with `--features tables`.
     #[arg(long, value_enum, default_value = "auto", value_name = "FORMAT")]
     io: InputFormat,
     /// Column or field with the texts.
     #[arg(long, default_value = "text", value_name = "NAME")]
     column: String,
-    /// The best so many alone.
+    /// Print only the N best [default: all].
     #[arg(long, value_name = "N")]
     top_k: Option<std::num::NonZeroUsize>,
-    /// Logits instead of what the model's files make of them.
+    /// Print raw logits instead of sigmoid scores [default: as the model specifies].
     #[arg(long)]
     logits: bool,
-    /// Tokens to which query and text together are cut; what the model says if absent.
+    /// Truncate query and text together to N tokens [default: as the model specifies].
     #[arg(long, value_name = "N")]
     max_tokens: Option<u32>,
-    /// What becomes of a record without a proper text: `skip` tells it on stderr and leaves it out.
+    /// What to do with a record without a valid text.
+    ///
+    /// A skipped record is reported on stderr and left out.
     #[arg(long, value_enum, default_value = "fail", value_name = "WHAT")]
     on_error: OnError,
-    /// A JSON object a line: the record with its number as `record` and `score`, which replace fields of that name.
+    /// Print JSON lines: each record, with its number as `record` and its `score`.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Write JSON lines to stderr.
+    /// Log to stderr as JSON lines.
     #[arg(long)]
     json_logs: bool,
 }
 
-/// A record that was scored.
+/// A scored record.
 struct Scored {
     score: f32,
     record: u64,
-    /// What is printed of it.
+    /// The line to print.
     line: String,
 }
 
@@ -92,12 +94,12 @@ impl RerankArgs {
                 pollster::block_on(reranker.score(&self.query, texts))
             })
         };
-        let source = Source { path: &self.input, format: self.io, column: &self.column, batch_size: 1024 };
+        let source = InputSource { path: &self.input, format: self.io, column: &self.column, batch_size: 1024 };
         let input = source.open()?;
         let mut best: Vec<Scored> = Vec::new();
         for rows in input.batches {
             best.extend(self.scored(&mut score, &input.name, rows?, log)?);
-            // Of equal scores the one that was read first.
+            // Ties keep the input order.
             best.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.record.cmp(&b.record)));
             best.truncate(self.top_k.map_or(usize::MAX, usize::from));
         }
@@ -112,7 +114,7 @@ impl RerankArgs {
         Ok(())
     }
 
-    /// The records of a batch that have a text, with the scores that `score` gives to texts.
+    /// The records of a batch that have a text, with the scores from `score`.
     fn scored(
         &self,
         score: impl FnMut(&[&str]) -> Result<Vec<f32>, Error>,
@@ -138,7 +140,7 @@ impl RerankArgs {
         }
         let mut object: Map<String, Value> = serde_json::from_str(&rows.json(row)?)?;
         object.insert("record".into(), (rows.first_record + row as u64).into());
-        // With the digits that an f32 needs, and not those of its value as an f64.
+        // With the digits of an f32, not those of the same value as f64.
         object.insert("score".into(), serde_json::from_str(&serde_json::to_string(&score)?)?);
         serde_json::to_string(&object)
     }
@@ -153,7 +155,7 @@ impl RerankArgs {
             };
             Reranker::load(device, &self.model, options)
         })?;
-        // A model without a tokenizer, before anything is read.
+        // Fails for a model without a tokenizer, before any input is read.
         reranker.encode(&self.query, "")?;
         Ok(reranker)
     }

@@ -1,4 +1,4 @@
-//! `tilewright run`: text from a prompt.
+//! `tilewright run`: continues a prompt.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -19,20 +19,20 @@ use tilewright::tokenizer::EncodeOptions;
 use tilewright::{ChatModel, ChatRequest};
 use tilewright::{Counters, Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
-use super::answer::Answer;
+use super::answer::AnswerPrinter;
 use super::guess::{self, DraftArgs, GuessArgs};
 use super::lora::LoraArgs;
 use super::lost::each_piece;
 use super::parallel::{self, ParallelArgs};
 use super::several::SeveralArgs;
 use super::{
-    DeviceArgs, Failure, parse_bytes, parse_device, print_json, read_text, save_pipeline_caches, show_bytes,
+    CommandFailure, DeviceArgs, parse_bytes, parse_device, print_json, read_text, save_pipeline_caches, show_bytes,
     tell_findings, text_of,
 };
 
 #[derive(Args)]
 pub struct RunArgs {
-    /// GGUF file, or folder with config.json and safetensors, or address hf:OWNER/REPO[:QUANTISATION]; the built-in model if absent.
+    /// Model: GGUF file, Hugging Face folder, or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
     pub model: Option<PathBuf>,
     #[command(flatten)]
     pub generate: GenerateArgs,
@@ -43,24 +43,28 @@ pub struct RunArgs {
 pub struct ModelArgs {
     #[command(flatten)]
     device: DeviceArgs,
-    /// Context length in tokens, or `auto`: the longest that fits the memory. The smaller of 4096 and the model's own if
-    /// absent.
+    /// Context length in tokens, or `auto` for the longest that fits in memory [default: the model's, at most 4096].
     #[arg(long, value_name = "N|auto")]
     ctx: Option<Ctx>,
-    /// Use no more memory, such as 512M or 2G: what it does not hold is read from the file again for each token, rows of tables
-    /// (see --stream-rows) and then layers, and a model that does not fit even so is refused.
+    /// Memory limit, such as 512M or 2G; what does not fit is offloaded to disk [default: free memory, if known].
+    ///
+    /// Offloaded weights are read from the file again in every pass: first rows of embedding tables (see
+    /// --stream-rows), then experts or layers. A model that does not fit even so is refused.
     #[arg(long, value_parser = parse_bytes, env = "TILEWRIGHT_MEMORY_LIMIT", value_name = "BYTES")]
     memory_limit: Option<u64>,
-    /// Compute the last N layers and the head on the GPU, and the others on the CPU, whose memory then holds them.
+    /// CPU offload: run only the last N layers and the head on the GPU, the others on the CPU [default: all on the
+    /// GPU].
     #[arg(long, value_name = "N")]
     gpu_layers: Option<u32>,
-    /// Compute N layers on another device before those of --device: `cpu`, a number in `tilewright info`, or part of an
-    /// adapter's name. Can be given several times: each device goes on where the one before it ends. The memory of each
-    /// holds its layers.
+    /// Run N layers on another device, before those of --device; repeatable, in layer order.
+    ///
+    /// DEVICE is `cpu`, a number from `tilewright info`, or part of an adapter's name. Each device holds the weights
+    /// of its own layers.
     #[arg(long, value_name = "DEVICE=N")]
     layers_on: Vec<LayersOn>,
-    /// Leave tables of which a token needs one row in the file, and read that row for each token: per-layer embeddings, and the
-    /// embedding of a model that has another matrix as its head.
+    /// Disk offload of embedding tables: read the row of each token from the file instead of loading the table.
+    ///
+    /// Applies to per-layer embeddings, and to the token embedding of models with a separate output head.
     #[arg(long)]
     stream_rows: bool,
     #[command(flatten)]
@@ -99,64 +103,66 @@ impl FromStr for LayersOn {
     type Err = String;
 
     fn from_str(text: &str) -> Result<LayersOn, String> {
-        let wrong = || format!("`{text}`: expected a device and how many layers it computes, such as 1=12");
+        let wrong = || format!("`{text}`: expected a device and a number of layers, such as 1=12");
         let (device, n_layers) = text.rsplit_once('=').ok_or_else(wrong)?;
         Ok(LayersOn { device: parse_device(device)?, n_layers: n_layers.trim().parse().map_err(|_| wrong())? })
     }
 }
 
-/// What is rounded.
+/// Precision of KV cache and activations.
 #[derive(Args)]
 pub struct PrecisionArgs {
-    /// What keys and values are cached as: f32, f16 or q8_0.
+    /// KV cache type: f32, f16 or q8_0.
     #[arg(long, value_name = "TYPE", default_value_t)]
     pub kv_type: KvType,
-    /// Do not round activations: on the CPU to bytes where they meet quantised weights, on a GPU to half precision in
-    /// prompts. Slower.
+    /// Do not round activations; slower.
+    ///
+    /// By default the CPU rounds them to 8 bits where they meet quantised weights, and GPUs run prefill in half
+    /// precision.
     #[arg(long)]
     pub exact: bool,
 }
 
-/// How tokens are chosen and when to stop.
+/// Sampling and stopping.
 #[derive(Args)]
 pub struct SamplingArgs {
-    /// Tokens to generate at most.
+    /// Maximum number of tokens to generate.
     #[arg(long, short = 'n', default_value_t = 256, value_name = "N")]
     max_tokens: usize,
-    /// Randomness: 0 always takes the most likely token.
+    /// Sampling temperature; 0 always takes the most likely token.
     #[arg(long, default_value_t = 0.8, value_name = "T")]
     temperature: f32,
-    /// Draw among the K most likely tokens; 0 is off.
+    /// Sample from the K most likely tokens; 0 disables.
     #[arg(long, default_value_t = 40, value_name = "K")]
     top_k: u32,
-    /// Draw among the most likely tokens that together have probability P; 1 is off.
+    /// Sample from the most likely tokens whose probabilities add up to P; 1 disables.
     #[arg(long, default_value_t = 0.95, value_name = "P")]
     top_p: f32,
-    /// Draw among tokens with at least this share of the highest probability; 0 is off.
+    /// Sample from tokens with at least P times the highest probability; 0 disables.
     #[arg(long, default_value_t = 0.05, value_name = "P")]
     min_p: f32,
-    /// Make the last 64 tokens less likely; 1 is off.
+    /// Repetition penalty on the last 64 tokens; 1 disables.
     #[arg(long, default_value_t = 1.0, value_name = "X")]
     repeat_penalty: f32,
-    /// Take so much off the logits of tokens that were generated before; 0 is off.
+    /// Subtract X from the logit of every token generated before; 0 disables.
     #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
     presence_penalty: f32,
-    /// Take so much off the logits of tokens for each time that they were generated before; 0 is off.
+    /// Subtract X from a token's logit for each time it was generated before; 0 disables.
     #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
     frequency_penalty: f32,
-    /// Add X to the logit of a token: its id and X, such as 15043=-100; can be given several times.
+    /// Add X to the logit of token ID, such as 15043=-100; repeatable.
     #[arg(long, value_name = "ID=X", value_parser = bias)]
     logit_bias: Vec<(u32, f32)>,
-    /// Seed of the draws; taken from the clock if absent, and shown in the summary.
+    /// Sampling seed [default: from the clock, printed in the summary].
     #[arg(long)]
     seed: Option<u64>,
-    /// Text that ends the generation; can be given several times.
+    /// Stop at this text; repeatable.
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Go on past the tokens that end a text.
+    /// Continue past end-of-text tokens.
     #[arg(long)]
     ignore_eos: bool,
-    /// When the context is full, drop its older half and go on, instead of stopping.
+    /// When the context is full, drop its older half and continue instead of stopping.
     #[arg(long)]
     slide: bool,
     #[command(flatten)]
@@ -178,24 +184,25 @@ pub struct GenerateArgs {
     /// File with the text to continue; `-` is stdin.
     #[arg(long, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
-    /// Token ids to continue, such as 1,5,9, in place of text: works without a vocabulary, and prints token ids.
+    /// Token ids to continue, such as 1,5,9; prints token ids and needs no tokenizer.
     #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with_all = ["prompt", "prompt_file"])]
     prompt_ids: Option<Vec<u32>>,
-    /// Read names of control tokens in the prompt, such as <|im_start|>, as those tokens. They are text without it.
+    /// Recognise control tokens such as <|im_start|> in the prompt; by default they are plain text.
     #[arg(long, conflicts_with = "prompt_ids")]
     parse_special: bool,
-    /// File that keeps what was computed: a later run whose prompt begins as this one's text computes only what is new. It is
-    /// made if it is not there, and written when the text has ended.
+    /// Session file: resume from its KV cache if it exists, and write it at the end.
+    ///
+    /// A prompt that starts with the saved text computes only the rest.
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
-    /// Tokens that one submission to a GPU computes, 1 to 16; what suits model and device if absent.
+    /// Tokens computed per GPU submission, 1 to 16 [default: by model and device].
     #[arg(long, value_name = "N")]
     tokens_per_submit: Option<u32>,
     #[command(flatten)]
     several: SeveralArgs,
     #[command(flatten)]
     parallel: ParallelArgs,
-    /// With --json: tell of each token how likely it was, and the N likeliest ones.
+    /// With --json, report the log-probability of each token and the N most likely ones.
     #[arg(long, value_name = "N", requires = "json")]
     logprobs: Option<u32>,
     /// Time each kernel and print a table.
@@ -209,22 +216,24 @@ pub struct GenerateArgs {
     json: bool,
 }
 
-/// A token's id and what is added to its logit.
+/// Parses a token id and its logit bias.
 fn bias(text: &str) -> Result<(u32, f32), String> {
-    let wrong = || format!("`{text}`: expected the id of a token and a number, such as 15043=-100");
+    let wrong = || format!("`{text}`: expected a token id and a number, such as 15043=-100");
     let (id, bias) = text.split_once('=').ok_or_else(wrong)?;
     Ok((id.trim().parse().map_err(|_| wrong())?, bias.trim().parse().map_err(|_| wrong())?))
 }
 
-/// Tools whose calls are enforced. The prompt is continued as it is: what the model knows of them, it says.
+/// Tools whose calls are enforced. They are not added to the prompt, which must describe them itself.
 #[cfg(all(feature = "chat", feature = "grammar"))]
 #[derive(Args)]
 struct ToolArgs {
-    /// JSON file with a list of tools: {"type": "function", "function": {...}}. The text is an answer that may call them,
-    /// and is printed as `chat` prints it: thinking apart, calls in lines of their own.
+    /// JSON file with a list of tools the model may call: {"type": "function", "function": {...}}.
+    ///
+    /// The text is then read as an answer and printed as in `chat`: thinking set apart, each call on a line of its
+    /// own.
     #[arg(long, value_name = "FILE", conflicts_with = "prompt_ids")]
     tools: Option<PathBuf>,
-    /// How the model writes tool calls; found by its template and its vocabulary if absent.
+    /// Tool call format [default: detected from the chat template or the vocabulary].
     #[arg(long, value_parser = Format::ALL.map(Format::name), value_name = "NAME")]
     tool_format: Option<String>,
     #[command(flatten)]
@@ -233,7 +242,7 @@ struct ToolArgs {
 
 #[cfg(all(feature = "chat", feature = "grammar"))]
 impl ToolArgs {
-    /// What reads the answer, and what enforces its calls.
+    /// The parser of the answer. Adds the constraint on tool calls to `options`.
     fn reader(
         &self,
         model: &Model,
@@ -256,7 +265,7 @@ impl ToolArgs {
 }
 
 impl GenerateArgs {
-    /// The model that guesses.
+    /// The draft model.
     pub fn draft(&mut self) -> Option<&mut PathBuf> {
         self.sampling.guess.draft.path.as_mut()
     }
@@ -267,22 +276,22 @@ impl ModelArgs {
         self.device.open()
     }
 
-    /// The devices that are asked for, where a command can use several.
+    /// The selected devices, for commands that can use several.
     #[cfg(feature = "serve")]
     ///
     /// # Errors
-    /// [`Error::Option`] for a name that is none.
+    /// [`Error::Option`] for an invalid name.
     pub fn devices(&self) -> Result<Vec<DeviceChoice>, Error> {
         self.device.choices()
     }
 
-    /// Opens one of them.
+    /// Opens one of these devices.
     #[cfg(feature = "serve")]
     pub fn open_one(&self, choice: &DeviceChoice) -> Result<Device, Error> {
         self.device.open_one(choice)
     }
 
-    /// How the model is loaded, but for layers on further devices.
+    /// Options for loading the model, without layers on further devices.
     pub fn options(&self) -> LoadOptions<'static> {
         LoadOptions {
             context_length: self.ctx.and_then(|ctx| if let Ctx::Of(n) = ctx { Some(n) } else { None }),
@@ -297,14 +306,14 @@ impl ModelArgs {
         }
     }
 
-    /// The further devices that compute layers, in order.
+    /// The devices of `--layers-on`, in order.
     #[cfg(feature = "serve")]
     pub fn layers_on(&self) -> impl Iterator<Item = &DeviceChoice> {
         self.layers_on.iter().map(|layers| &layers.device)
     }
 
-    /// What these are to compute for a model on this device, each opened by `open`: where there is no GPU, the CPU computes all
-    /// layers.
+    /// Opens the devices of `--layers-on` by `open`. If `device` is not a GPU, the CPU computes all layers, with a
+    /// notice.
     pub fn open_layers_on(
         &self,
         device: &Device,
@@ -322,14 +331,14 @@ impl ModelArgs {
         Ok(Vec::new())
     }
 
-    /// The model with the adapters that were named.
+    /// The model with its LoRA adapter, if any.
     #[cfg(feature = "serve")]
     pub fn adapted(&self, model: Model) -> Result<Model, Error> {
         self.lora.added_to(model)
     }
 
-    /// What loads the model onto the device, with a progress bar, and again when the device is lost. `draft`: the draft
-    /// model of an engine, which is loaded with it.
+    /// Loads the model with a progress bar, and again after a device loss. `draft`: the draft model of an engine,
+    /// loaded with the model.
     pub fn recovery<'a>(
         &'a self,
         path: Option<&'a Path>,
@@ -337,16 +346,14 @@ impl ModelArgs {
         draft: Option<&'a DraftArgs>,
     ) -> Recovery<'a, Model> {
         let mtp_tokens = guess.mtp > 0;
-        // What its opening had to say was said at the first time.
+        // The notices of opening were printed the first time.
         let open = move || self.device.choose();
         let load = move |device: &Device| {
             let layers_on = self.open_layers_on(device, |choice| self.device.open_one(choice))?;
             let options = LoadOptions { mtp_tokens, layers_on, ..self.options() };
             let model = load(path, device, options)?;
             if self.stream_rows && model.streaming().is_none_or(|streaming| streaming.tables_bytes == 0) {
-                eprintln!(
-                    "notice: the model has no table of which rows alone are read; --stream-rows leaves nothing in the file"
-                );
+                eprintln!("notice: --stream-rows has no effect: the model has no table that can be read by row");
             }
             let model = self.lora.added_to(model)?;
             match draft {
@@ -358,7 +365,7 @@ impl ModelArgs {
     }
 }
 
-/// Loads a model, the built-in one without a path, behind a progress bar, which shows only on a terminal.
+/// Loads a model (without a path, the built-in one), with a progress bar on a terminal.
 pub fn load(path: Option<&Path>, device: &Device, options: LoadOptions<'_>) -> Result<Model, Error> {
     let loaded = with_loading_bar(|progress| {
         let options = LoadOptions { progress: Some(progress), ..options };
@@ -377,31 +384,33 @@ pub fn load(path: Option<&Path>, device: &Device, options: LoadOptions<'_>) -> R
     loaded
 }
 
-/// Says what of a model stays in its file.
+/// Reports the weights that are offloaded to disk.
 fn tell_streaming(streaming: &Streaming) {
     let &Streaming { n_layers, n_streamed, streamed_bytes, fitting_context, tables_bytes, experts, .. } = streaming;
-    let hint = fitting_context.map_or(String::new(), |n| format!("; with --ctx {n} the memory would hold all of it"));
+    let hint = fitting_context.map_or(String::new(), |n| format!("; with --ctx {n} all of it would fit in memory"));
     if tables_bytes > 0 {
         let hint = if n_streamed == 0 { hint.as_str() } else { "" };
         eprintln!(
-            "notice: tables of {} stay in the file; each pass reads the rows of its tokens from there{hint}",
+            "notice: embedding tables of {} are not loaded; each pass reads the rows of its tokens from the file{hint}",
             show_bytes(tables_bytes)
         );
     }
     let bytes = show_bytes(streamed_bytes);
     match experts {
         Some(ExpertCacheStats { n_experts, n_kept, .. }) => eprintln!(
-            "notice: the memory holds {n_kept} of {n_experts} experts; others are read from the file when a token chooses them, and passes of many tokens read all that are not there, of {bytes}{hint}",
+            "notice: {n_kept} of {n_experts} experts fit in memory; others are read from the file when a token selects \
+             them, and long passes read all of these, {bytes}{hint}",
         ),
         None if n_streamed > 0 => eprintln!(
-            "notice: the memory holds {} of {n_layers} layers; each pass reads the other {n_streamed} from the file, {bytes}{hint}",
+            "notice: {} of {n_layers} layers fit in memory; each pass reads the other {n_streamed} from the file, \
+             {bytes}{hint}",
             n_layers - n_streamed,
         ),
         None => {}
     }
 }
 
-/// Loads something and shows the bytes of its weights on a bar, which is there only on a terminal.
+/// Calls `load` with a progress bar for the bytes of weights, shown only on a terminal.
 pub fn with_loading_bar<T>(load: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T) -> T {
     let bar = match io::stderr().is_terminal() {
         true => ProgressBar::new(0),
@@ -419,7 +428,7 @@ pub fn with_loading_bar<T>(load: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T) -> 
 }
 
 impl SamplingArgs {
-    /// The options; a seed that was not given is taken from the clock.
+    /// The options; a missing seed is taken from the clock.
     pub fn options(&self) -> Result<GenerateOptions, Error> {
         Ok(GenerateOptions {
             max_tokens: self.max_tokens,
@@ -444,7 +453,7 @@ impl SamplingArgs {
     }
 }
 
-pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
+pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), CommandFailure> {
     #[cfg_attr(not(all(feature = "chat", feature = "grammar")), expect(unused_mut))]
     let mut options = GenerateOptions {
         tokens_per_submit: args.tokens_per_submit,
@@ -491,7 +500,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     let mut out: Box<dyn Write> = if args.json { Box::new(io::sink()) } else { Box::new(io::stdout().lock()) };
     write!(out, "{prompt}")?;
     out.flush()?;
-    let mut answer = Answer::new(&mut out);
+    let mut answer = AnswerPrinter::new(&mut out);
     let (mut text, mut token_ids, mut logprobs) = (String::new(), Vec::new(), Vec::new());
     let mut ended = each_piece(&mut generation, &mut recovery, |piece| {
         token_ids.push(piece.id);
@@ -504,17 +513,17 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         }
     });
     if let Some(reader) = &mut reader
-        && !matches!(ended, Err(Failure::StdoutClosed))
+        && !matches!(ended, Err(CommandFailure::StdoutClosed))
     {
         ended = answer.take(reader.finish()).and(ended);
     }
-    if !matches!(ended, Err(Failure::StdoutClosed)) {
-        // What stands on the screen after an error is not the whole text, and must not look so.
+    if !matches!(ended, Err(CommandFailure::StdoutClosed)) {
+        // The text before an error is not complete, and must not look so.
         answer.end(ended.is_err())?;
     }
     let read = reader.map(|_| (answer.thought, answer.text, answer.calls));
     drop(out);
-    // A device that took over counts from its opening on.
+    // The counters of a replacement device start at its opening.
     let before = if ended? > 0 { Counters::default() } else { before };
     let model = generation.session().model();
     let device = model.device();
@@ -561,7 +570,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     if let Some(streaming) = model.streaming() {
         if streaming.tables_bytes > 0 {
             let Streaming { n_rows_read, reading_rows, .. } = streaming;
-            eprintln!("{n_rows_read} rows of tables read in {:.3} s", reading_rows.as_secs_f64());
+            eprintln!("{n_rows_read} embedding rows read in {:.3} s", reading_rows.as_secs_f64());
         }
         if streaming.n_streamed > 0 {
             eprintln!("{}", streamed(&streaming));
@@ -573,7 +582,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Of all devices that compute layers.
+/// Counters of all devices of the model.
 fn counters_of(model: &Model) -> Counters {
     model.devices().fold(Counters::default(), |sum, device| sum + device.counters())
 }
@@ -596,8 +605,8 @@ fn summary(device: &Device, options: &GenerateOptions, reason: StopReason, prefi
     let reason = match reason {
         StopReason::Eos => "the model ended the text",
         StopReason::Complete => "the text is complete",
-        StopReason::StopText => "a stop text came up",
-        StopReason::MaxTokens => "as many tokens as asked for",
+        StopReason::StopText => "a stop text was reached",
+        StopReason::MaxTokens => "--max-tokens was reached",
         StopReason::ContextFull => "the context is full",
         StopReason::Cancelled => "cancelled",
         StopReason::Deadline => "deadline",
@@ -609,12 +618,13 @@ fn summary(device: &Device, options: &GenerateOptions, reason: StopReason, prefi
     eprintln!("on {} ({}): {}", info.name, info.backend, info.reason);
 }
 
-/// What came of layers that were read from the file.
+/// Summary of disk offload.
 fn streamed(streaming: &Streaming) -> String {
     let Streaming { n_read, reading, .. } = streaming;
     if let Some(experts) = streaming.experts {
         return format!(
-            "{:.0} % of {} choices found their expert in memory, {} experts read; {n_read} layers read for passes of many tokens; {} read in {:.1} s",
+            "{:.0} % of {} selected experts were in memory, {} experts read; {n_read} layers read for long passes; \
+             {} read in {:.1} s",
             100.0 * experts.hit_rate(),
             experts.n_chosen,
             experts.n_read,
@@ -623,7 +633,7 @@ fn streamed(streaming: &Streaming) -> String {
         );
     }
     format!(
-        "{n_read} layers read in {:.1} s, {:.0} % of it while others were computed; {:.0} % of the layers' bytes stayed",
+        "{n_read} layers read in {:.1} s, {:.0} % of it during computation; {:.0} % of the layers' bytes are in memory",
         reading.as_secs_f64(),
         100.0 * streaming.overlap(),
         100.0 * streaming.hit_rate()

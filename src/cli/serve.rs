@@ -18,86 +18,91 @@ use tilewright::{
 use super::guess::DraftArgs;
 use super::lora::Lora;
 use super::run::{self, ModelArgs, with_loading_bar};
-use super::{Failure, hub, parse_bytes, save_pipeline_caches, tell_findings};
+use super::{CommandFailure, hub, parse_bytes, save_pipeline_caches, tell_findings};
 
-/// The name of the model that is built in.
+/// Name of the built-in model.
 const BUILTIN: &str = "stories";
 
 const EXAMPLES: &str = "\
 Examples:
-  tilewright serve model.gguf                          http://127.0.0.1:8080/v1, model `model`
+  tilewright serve model.gguf                          model `model` at http://127.0.0.1:8080/v1
   tilewright serve chat=qwen.gguf embed=hf:sentence-transformers/all-MiniLM-L6-v2
   tilewright serve --template chatml                   the built-in model, as `stories`
   tilewright serve model.gguf --host 0.0.0.0 --api-key-file key --tls-cert cert.pem --tls-key key.pem
   tilewright serve a.gguf b.gguf c.gguf --max-loaded 1 --idle-timeout 300
-  tilewright serve model.gguf --device all             every GPU computes a part of the texts
+  tilewright serve model.gguf --device all             spread requests over all GPUs
 
   curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\
     -d '{\"model\": \"model\", \"stream\": true, \"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'
 
-Exit codes: 0 ended by a signal, 1 an error at work, 2 an error in the command line.";
+Exit codes: 0 clean shutdown, 1 runtime error, 2 invalid command line.";
 
-/// Answer requests over HTTP: OpenAI's interface under /v1, Ollama's under /api.
+/// Serve models over HTTP: OpenAI's API under /v1, Ollama's under /api.
 ///
-/// Models that continue texts answer chats and completions; encoders make vectors, cross-encoders rank. Only this machine
-/// reaches the server unless --host says otherwise, which needs a key. Web pages reach it only from origins that --cors names.
-/// Requests are never logged with what they say. SIGINT and SIGTERM let answers in progress come to their ends.
+/// Language models answer chat and completion requests, encoders make embeddings, cross-encoders rerank. Listens on
+/// localhost by default; --host with another address requires an API key. Web pages can call the server only from
+/// origins listed with --cors. Request contents are never logged. SIGINT and SIGTERM drain running requests.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ServeArgs {
-    /// Models: GGUF files, folders with config.json and safetensors, or addresses hf:OWNER/REPO[:QUANTISATION], each with the name
-    /// that requests say in front if it is not to be the file's; the built-in model if absent.
+    /// Models to serve, optionally as NAME=MODEL (default name: the file's) [default: the built-in model].
+    ///
+    /// Each is a GGUF file, a Hugging Face folder, or an address hf:OWNER/REPO[:QUANTISATION].
     #[arg(value_name = "[NAME=]MODEL")]
     models: Vec<String>,
-    /// Address to listen at.
+    /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1", env = "TILEWRIGHT_HOST", value_name = "ADDRESS")]
     host: IpAddr,
-    /// Port to listen at; 0 is any that is free.
+    /// Port to listen on; 0 picks a free one.
     #[arg(long, default_value_t = 8080, env = "TILEWRIGHT_PORT", value_name = "PORT")]
     port: u16,
-    /// Key that requests must have, as `Authorization: Bearer KEY`; can be given several times. Other users of this machine can
-    /// see arguments: the environment is the better place.
+    /// API key that requests must send as `Authorization: Bearer KEY`; repeatable.
+    ///
+    /// Other users of this machine can see command lines: prefer the environment variable or --api-key-file.
     #[arg(long, env = "TILEWRIGHT_API_KEY", hide_env_values = true, value_name = "KEY")]
     api_key: Vec<String>,
-    /// File with keys, one on each line; can be given several times.
+    /// File with API keys, one per line; repeatable.
     #[arg(long, value_name = "FILE")]
     api_key_file: Vec<PathBuf>,
-    /// Further name of this server, as requests have it in `Host`; can be given several times.
+    /// Additional server name to accept in the `Host` header; repeatable.
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
-    /// Origin whose web pages may use the server, such as https://example.org; can be given several times.
+    /// Origin whose web pages may call the server, such as https://example.org; repeatable.
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
-    /// File with the certificate of TLS and those above it, in PEM.
+    /// TLS certificate chain, in PEM.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// File with the certificate's key, in PEM.
+    /// Private key of the TLS certificate, in PEM.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Folder of static files, such as the demo page, to serve to anyone who may connect.
+    /// Folder of static files to serve without authentication, such as the demo page.
     #[arg(long, value_name = "DIR")]
     page: Option<PathBuf>,
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
     limits: LimitArgs,
-    /// Serve a LoRA adapter as model MODEL:NAME, scaled by SCALE [default: 1]; repeat for more. MODEL is optional if the server has
-    /// one model.
+    /// Serve a LoRA adapter as model MODEL:NAME, scaled by SCALE [default: 1]; repeatable.
+    ///
+    /// MODEL can be left out if the server has one model.
     #[arg(long, value_name = "[MODEL:]NAME=FILE[:SCALE]")]
     lora_adapter: Vec<ServedAdapter>,
     #[command(flatten)]
     draft: DraftArgs,
-    /// Template that is built in, for models whose files have none.
+    /// Built-in chat template for models whose files have none.
     #[arg(long, value_parser = ChatTemplate::KNOWN, value_name = "NAME")]
     template: Option<String>,
-    /// End when standard input does: with the program that started this one, however that ends.
+    /// Shut down when stdin closes, as it does when the parent process ends.
     #[arg(long)]
     end_with_stdin: bool,
-    /// Write a line of JSON to stderr for each request: time, method, endpoint, status, milliseconds.
+    /// Log each request to stderr as a JSON line: time, method, endpoint, status, milliseconds.
     #[arg(long)]
     log_requests: bool,
-    /// Send a trace of each request to this OpenTelemetry collector, by OTLP over HTTP, such as http://localhost:4318. It has times
-    /// and numbers of tokens, and no text. OTEL_SERVICE_NAME names the service, OTEL_TRACES_SAMPLER says which requests.
+    /// OpenTelemetry collector for request traces, by OTLP over HTTP, such as http://localhost:4318.
+    ///
+    /// Traces hold times and token counts, no text. OTEL_SERVICE_NAME and OTEL_TRACES_SAMPLER set the service name and
+    /// the sampling.
     #[cfg(feature = "telemetry")]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     otlp_endpoint: Option<String>,
@@ -129,69 +134,75 @@ impl FromStr for ServedAdapter {
     }
 }
 
-/// How models are kept, and how many texts they compute.
+/// Batching, caching and loading of models.
 #[derive(Args)]
 struct EngineArgs {
-    /// Texts that a model computes together.
+    /// Maximum batch size: sequences that a model computes at a time.
     #[arg(long, value_name = "N", default_value_t = EngineOptions::default().max_sequences)]
     parallel: u32,
-    /// Requests that wait for a model beside those; further ones are refused with status 429. Twice --parallel if absent.
+    /// Maximum requests waiting per model; more are refused with status 429 [default: twice --parallel].
     #[arg(long, value_name = "N")]
     queue: Option<usize>,
-    /// Tokens of all texts together that a model's cache holds; the server does not start if there is no memory for them. If absent,
-    /// the context length for each of --parallel, or half of that as often as a GPU has no memory for it.
+    /// KV cache size per model, in tokens [default: whatever fits].
+    ///
+    /// The default is the context length times --parallel, halved until it fits on the GPU. If a given size does not
+    /// fit, the server does not start.
     #[arg(long, value_name = "N")]
     cache_tokens: Option<u32>,
-    /// Give up a GPU whose step takes longer than so many seconds, and go on as after a lost device. The first steps compile
-    /// shaders, which takes seconds as well. No limit if absent.
+    /// Seconds after which a GPU that hangs in a step counts as lost [default: no limit].
+    ///
+    /// Allow for the first steps, which compile shaders and can take seconds.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     step_limit: Option<u64>,
-    /// Compute each prompt anew, also where it begins as an earlier one of the same key did. Answers are the same.
+    /// Disable prefix caching.
     #[arg(long)]
     no_prefix_cache: bool,
-    /// MiB of the host's memory for what prompts began with and the cache has no room for any more, of each model: it comes back
-    /// when a prompt begins with it again.
+    /// Host memory per model for evicted prefix-cache pages, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 0, conflicts_with = "no_prefix_cache")]
     host_cache: u64,
-    /// Guess up to N tokens, 1 to 7, of requests with temperature 0 and without a penalty or a constraint, from what followed the last
-    /// ones before: the same texts, sooner where they repeat their prompts. Requests can ask for it by `prompt_lookup`.
+    /// Speculative decoding by prompt lookup: draft up to N (1-7) tokens per step; output is unchanged.
+    ///
+    /// Applies to requests at temperature 0, without penalties or constraints. Requests can also ask for it with
+    /// `prompt_lookup`.
     #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
     prompt_lookup: u32,
-    /// The same, guessed by the head that the model itself has for further tokens (Qwen3.5). Loads the head, which takes about as much
-    /// memory as a layer.
+    /// Speculative decoding by the model's MTP head: draft up to N (1-7) tokens per step; output is unchanged.
+    ///
+    /// Applies to the same requests as --prompt-lookup. For Qwen3.5, whose head takes about as much memory as a layer.
     #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
     mtp: u32,
-    /// Models that are loaded at a time; the one that was used longest ago makes room. All if absent.
+    /// Maximum number of loaded models; the least recently used is unloaded first [default: all].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_loaded: Option<u16>,
-    /// Unload a model that nobody has used for so many seconds.
+    /// Unload a model after this many seconds without requests [default: never].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     idle_timeout: Option<u64>,
-    /// Load models when they are asked for, and not before.
+    /// Load each model at its first request instead of at startup.
     #[arg(long)]
     lazy: bool,
 }
 
-/// What clients may ask for.
+/// Limits on clients.
 #[derive(Args)]
 struct LimitArgs {
-    /// Tokens of an answer at most; as many as the context holds if absent.
+    /// Maximum number of tokens per answer [default: up to the context length].
     #[arg(long, short = 'n', value_name = "N")]
     max_tokens: Option<usize>,
-    /// Seconds after which an answer is cut off.
+    /// Time limit per answer, in seconds; it is cut off there.
     #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     answer_time: u64,
-    /// Bytes of a request's body, such as 8M.
+    /// Maximum size of a request body, such as 8M.
     #[arg(long, default_value = "8M", value_parser = parse_some_bytes, value_name = "BYTES")]
     max_body: u64,
-    /// Bytes of the bodies of all requests at a time, without the first 64 KiB of each; what is beyond is refused with status 429.
-    /// Eight times --max-body if absent.
+    /// Maximum size of all request bodies together; more get status 429 [default: 8 times --max-body].
+    ///
+    /// The first 64 KiB of each body do not count.
     #[arg(long, value_parser = parse_some_bytes, value_name = "BYTES")]
     max_bodies: Option<u64>,
-    /// Connections at a time. For a further one, the one ends that has waited longest for its client.
+    /// Maximum open connections; the longest-idle one is closed to admit a new one.
     #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_connections: u16,
-    /// Seconds that answers in progress have once the server is told to end.
+    /// Shutdown grace period, in seconds.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     drain: u64,
 }
@@ -204,27 +215,27 @@ fn parse_some_bytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// What loads models: each device is opened once, and again after it was lost.
-pub struct Loader {
+/// Loads models. Each device is opened once, and again after a loss.
+pub struct ModelLoader {
     args: ModelArgs,
     engine: EngineOptions,
     template: Option<String>,
     adapters: Vec<ServedAdapter>,
     draft: Option<DraftArgs>,
-    /// Those that compute texts, then those that compute layers for them.
-    places: Vec<Place>,
+    /// Devices of the engines, then those of `--layers-on`.
+    places: Vec<SharedDevice>,
     n_engines: usize,
-    /// What was to be told before the server was there, until it is.
+    /// Notices held back until the server listens; then `None`.
     held: Mutex<Option<Vec<String>>>,
 }
 
 /// A device that models share.
-struct Place {
+struct SharedDevice {
     choice: DeviceChoice,
     device: Mutex<Option<Device>>,
 }
 
-impl Place {
+impl SharedDevice {
     fn device(&self, args: &ModelArgs) -> Result<Device, Error> {
         let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
         match &*device {
@@ -234,10 +245,10 @@ impl Place {
     }
 }
 
-impl Loader {
-    /// Loads models with these options, without adapters and a model that guesses.
-    pub fn new(args: ModelArgs, engine: EngineOptions, template: Option<String>) -> Result<Arc<Loader>, Error> {
-        Loader::with(args, engine, template, (Vec::new(), None))
+impl ModelLoader {
+    /// Loads models with these options, without LoRA adapters or a draft model.
+    pub fn new(args: ModelArgs, engine: EngineOptions, template: Option<String>) -> Result<Arc<ModelLoader>, Error> {
+        ModelLoader::with(args, engine, template, (Vec::new(), None))
     }
 
     fn with(
@@ -245,16 +256,16 @@ impl Loader {
         engine: EngineOptions,
         template: Option<String>,
         (adapters, draft): (Vec<ServedAdapter>, Option<DraftArgs>),
-    ) -> Result<Arc<Loader>, Error> {
+    ) -> Result<Arc<ModelLoader>, Error> {
         let mut choices = args.devices()?;
         let n_engines = choices.len();
         choices.extend(args.layers_on().map(Clone::clone));
-        let places = choices.into_iter().map(|choice| Place { choice, device: Mutex::default() }).collect();
+        let places = choices.into_iter().map(|choice| SharedDevice { choice, device: Mutex::default() }).collect();
         let held = Mutex::new(Some(Vec::new()));
-        Ok(Arc::new(Loader { args, engine, template, adapters, draft, places, n_engines, held }))
+        Ok(Arc::new(ModelLoader { args, engine, template, adapters, draft, places, n_engines, held }))
     }
 
-    /// A model that is given as `[NAME=]MODEL`, or the built-in one.
+    /// The model given as `[NAME=]MODEL`, or the built-in one.
     pub fn spec(self: &Arc<Self>, given: Option<&str>) -> Result<ModelSpec, Error> {
         let (name, path) = match given {
             Some(given) => named(given).map(|(name, path)| (name, Some(path)))?,
@@ -275,23 +286,24 @@ impl Loader {
         Ok(spec.with_files(is_gguf, open).with_breakers(breakers).with_adapters(adapters))
     }
 
-    /// The adapters of the model of that name.
+    /// The LoRA adapters of a model.
     fn adapters_of(&self, model: &str) -> impl Iterator<Item = &ServedAdapter> {
         self.adapters.iter().filter(move |adapter| adapter.model.as_deref().is_none_or(|own| own == model))
     }
 
-    /// The first device, opened if it is not.
+    /// The first device, which is opened if necessary.
     pub fn device(&self) -> Result<Device, Error> {
         self.open(0)
     }
 
-    /// Loads a model where its breakers let it: one that continues texts onto every device, an encoder onto the first.
+    /// Loads a decoder on every device, an encoder on the first. An open breaker replaces its device by the CPU.
     fn load(self: &Arc<Self>, name: &str, path: Option<&Path>, breakers: &[Arc<Breaker>]) -> Result<Loaded, Error> {
         let mut models = Vec::new();
         for (i, breaker) in breakers.iter().enumerate() {
             let loader = self.clone();
-            let mut recovery = Recovery::new(move || loader.open(i), |device| self.load_onto(name, path, device), tell)
-                .with_breaker(breaker.clone());
+            let mut recovery =
+                Recovery::new(move || loader.open(i), |device| self.load_onto(name, path, device), report)
+                    .with_breaker(breaker.clone());
             let loaded = match breaker.admits(Instant::now()) {
                 true => recovery.load(&self.open(i)?)?,
                 false => recovery.load(&Device::cpu())?,
@@ -302,22 +314,22 @@ impl Loader {
             }
         }
         let engine = Engine::spawn_with(models, &self.engine)?;
-        self.tell(format!("the cache of `{name}` has room for {} tokens", engine.stats().cache_tokens));
+        self.report(format!("KV cache of `{name}`: {} tokens", engine.stats().cache_tokens));
         Ok(Loaded::Decoder(Arc::new(Decoder::of(engine, self.template.as_deref())?)))
     }
 
-    /// Tells something once the server is there: its address comes first.
-    fn tell(&self, notice: String) {
+    /// Prints a notice, but not before the server's address.
+    fn report(&self, notice: String) {
         match &mut *self.held.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(held) => held.push(notice),
-            None => tell(&notice),
+            None => report(&notice),
         }
     }
 
-    /// Tells what was held back.
+    /// Prints the notices held back.
     fn tell_held(&self) {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
-        held.into_iter().flatten().for_each(|notice| tell(&notice));
+        held.into_iter().flatten().for_each(|notice| report(&notice));
     }
 
     /// The `i`-th device.
@@ -376,7 +388,7 @@ impl Loader {
         }
     }
 
-    /// What makes that which loads a model anew, in the thread that computes.
+    /// Returns a function that makes a model's [`Recovery`] in the engine's thread.
     fn recovery(
         self: &Arc<Self>,
         name: &str,
@@ -388,25 +400,25 @@ impl Loader {
         let (opens, loads) = (self.clone(), self.clone());
         move || {
             let load = move |device: &Device| loads.load_decoder(&name, path.as_deref(), device);
-            Recovery::new(move || opens.open(i), load, tell).with_breaker(breaker)
+            Recovery::new(move || opens.open(i), load, report).with_breaker(breaker)
         }
     }
 }
 
-/// A model before anything computes with it.
+/// A loaded model, before its engine starts.
 enum Loading {
     Encoder(Loaded),
     Decoder(Model),
 }
 
-fn tell(notice: &str) {
+fn report(notice: &str) {
     eprintln!("notice: {notice}");
 }
 
-/// A model's name and its file.
+/// Parses `[NAME=]MODEL` into a name and a local path.
 fn named(given: &str) -> Result<(String, PathBuf), Error> {
     let (name, model) = match given.split_once('=') {
-        // A path may have such a sign as well.
+        // A path may contain `=` too.
         Some((name, model)) if !name.is_empty() && !name.contains(['/', '\\', ':']) => (Some(name), model),
         _ => (None, given),
     };
@@ -415,7 +427,7 @@ fn named(given: &str) -> Result<(String, PathBuf), Error> {
     let name = match name {
         Some(name) => name.to_owned(),
         None if model.starts_with("hf:") => model.trim_start_matches("hf:").to_owned(),
-        // Of a folder such as `.` it is the whole path that has one.
+        // A path such as `.` has a name only when made absolute.
         None => path
             .canonicalize()
             .unwrap_or_else(|_| path.clone())
@@ -431,7 +443,7 @@ fn named(given: &str) -> Result<(String, PathBuf), Error> {
     Ok((name, path))
 }
 
-/// Keys that are given, and those in files.
+/// API keys from arguments and files.
 fn keys(given: Vec<String>, files: &[PathBuf]) -> Result<Vec<String>, Error> {
     let mut keys = given;
     for path in files {
@@ -439,14 +451,14 @@ fn keys(given: Vec<String>, files: &[PathBuf]) -> Result<Vec<String>, Error> {
         let before = keys.len();
         keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
         if keys.len() == before {
-            let (expected, found) = ("a file with a key".into(), format!("{} without any", path.display()));
+            let (expected, found) = ("a file with a key".into(), format!("{} without a key", path.display()));
             return Err(Error::Option { option: "api_key_file", expected, found });
         }
     }
     Ok(keys)
 }
 
-pub fn serve(args: ServeArgs) -> Result<(), Failure> {
+pub fn serve(args: ServeArgs) -> Result<(), CommandFailure> {
     let ServeArgs { models, host, port, allow_host, cors, tls_cert, tls_key, page, .. } = args;
     let api_keys = keys(args.api_key, &args.api_key_file)?;
     let EngineArgs {
@@ -479,7 +491,7 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
     };
     engine.check()?;
     let adapters = args.lora_adapter.clone();
-    let loader = Loader::with(args.model, engine, args.template, (args.lora_adapter, Some(draft)))?;
+    let loader = ModelLoader::with(args.model, engine, args.template, (args.lora_adapter, Some(draft)))?;
     let mut specs: Vec<ModelSpec> =
         models.iter().map(|given| loader.spec(Some(given))).collect::<Result<_, Error>>()?;
     if specs.is_empty() {
@@ -488,8 +500,8 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
     let is_there = |name: &str| specs.iter().any(|spec| spec.name() == name);
     for ServedAdapter { model, name, .. } in adapters {
         let (expected, found) = match model {
-            None if specs.len() > 1 => ("MODEL:NAME=FILE, as there are several models", name),
-            Some(model) if !is_there(&model) => ("one of the models in front of the adapter's name", model),
+            None if specs.len() > 1 => ("MODEL:NAME=FILE, since there are several models", name),
+            Some(model) if !is_there(&model) => ("MODEL:NAME=FILE with a model that is served", model),
             _ => continue,
         };
         return Err(
@@ -517,9 +529,9 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
         origins: cors,
         page,
         tls: tls_cert.zip(tls_key),
-        tell: Some(Arc::new(|line: &str| eprintln!("error: {line}"))),
+        report: Some(Arc::new(|line: &str| eprintln!("error: {line}"))),
         log: args.log_requests.then(|| Arc::new(|line: &str| eprintln!("{line}")) as _),
-        // The standard has an empty variable mean none.
+        // By the OpenTelemetry specification, an empty variable is the same as none.
         #[cfg(feature = "telemetry")]
         otlp_endpoint: args.otlp_endpoint.filter(|endpoint| !endpoint.is_empty()),
     };
@@ -530,21 +542,21 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
     eprintln!("serving {} at {scheme}://{}", names.join(", "), server.address());
     loader.tell_held();
     let served = runtime.block_on(server.run(ending(args.end_with_stdin)));
-    // Answers whose time is over are given up.
+    // Drops answers that outlast the grace period.
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(served?)
 }
 
-/// Until a signal asks for the end, or standard input has one. A second signal does not wait for answers.
+/// Returns at a signal, or at the end of stdin if `with_stdin`. A second signal ends the program at once.
 async fn ending(with_stdin: bool) {
     tokio::select! {
         () = signalled() => {}
         () = input_ended(), if with_stdin => {}
     }
-    eprintln!("ending: answers in progress come to their ends; another signal ends them at once");
+    eprintln!("shutting down: waiting for running requests; a second signal stops them");
     tokio::spawn(async {
         signalled().await;
-        // What a shell reports for a program that Ctrl-C ended.
+        // The exit code of shells for a program that Ctrl-C ended.
         std::process::exit(130);
     });
 }
@@ -552,7 +564,7 @@ async fn ending(with_stdin: bool) {
 async fn input_ended() {
     let (sender, ended) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
-        // What cannot be read has ended as well.
+        // A read error counts as the end.
         let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
         let _ = sender.send(());
     });
@@ -569,7 +581,7 @@ async fn signalled() {
                 _ = terminate.recv() => {}
             }
         }
-        // Without signals, it runs until it is killed.
+        // Without signal handlers, the server runs until it is killed.
         _ => std::future::pending().await,
     }
 }
@@ -586,9 +598,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_come_from_arguments_and_files() {
+    fn api_keys_are_read_from_arguments_and_files() {
         let file = std::env::temp_dir().join(format!("tilewright-keys-{}", std::process::id()));
-        // As Windows writes it.
+        // With a byte order mark and CRLF, as on Windows.
         std::fs::write(&file, "\u{feff}one\r\n\r\n two \r\n").unwrap();
         assert_eq!(keys(vec!["zero".into()], std::slice::from_ref(&file)).unwrap(), ["zero", "one", "two"]);
         std::fs::write(&file, "\u{feff}three\r\nfour").unwrap();
@@ -600,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn models_have_the_names_that_are_given_or_their_files() {
+    fn model_name_is_the_given_one_or_that_of_its_file() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf");
         let name = |given: &str| named(given).map(|(name, path)| (name, path.exists())).unwrap();
         assert_eq!(name(file), ("stories".into(), true));

@@ -1,4 +1,4 @@
-//! Several texts of one prompt: drawn one after the other, or found by beam search.
+//! Several completions of one prompt: sampled one after the other, or by beam search.
 
 use std::io::{self, Write};
 
@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use tilewright::generate::{BeamOptions, StopReason};
 use tilewright::{Error, GenerateOptions, Session};
 
-use super::{Failure, print_json};
+use super::{CommandFailure, print_json};
 
-/// Options that say how a text is drawn, or that its tokens are looked at one by one: a search does neither.
+/// Sampling options and options about single tokens, which beam search does not support.
 const OF_DRAWS: [&str; 14] = [
     "count",
     "profile",
@@ -29,11 +29,10 @@ const OF_DRAWS: [&str; 14] = [
 
 #[derive(Args)]
 pub struct SeveralArgs {
-    /// Find the N likeliest texts by beam search, in place of drawing one; the best comes first, after the mean logarithm of
-    /// its tokens' probabilities.
+    /// Print the N best texts of a beam search, best first, each after its mean log-probability per token.
     #[arg(long, value_name = "N", conflicts_with_all = OF_DRAWS)]
     beams: Option<usize>,
-    /// Draw N texts of the prompt, which is computed once: with the seed, the seed + 1 and so on.
+    /// Generate N texts from the prompt, with the seed, seed + 1 and so on; prefill runs once.
     #[arg(
         long,
         value_name = "N",
@@ -44,14 +43,14 @@ pub struct SeveralArgs {
 }
 
 impl SeveralArgs {
-    /// Prints the texts, or their token ids, if several are asked for, and tells whether they were.
+    /// Prints the completions, or their token ids, and returns `true` if several are requested.
     pub fn print(
         &self,
         session: &mut Session,
         prompt_ids: &[u32],
         options: &GenerateOptions,
         (as_json, as_ids): (bool, bool),
-    ) -> Result<bool, Failure> {
+    ) -> Result<bool, CommandFailure> {
         match (self.beams, self.count) {
             (Some(width), _) => print_beams(session, prompt_ids, options, width, (as_json, as_ids))?,
             (None, Some(count)) => print_drawn(session, prompt_ids, options, count, (as_json, as_ids))?,
@@ -67,7 +66,7 @@ fn print_beams(
     options: &GenerateOptions,
     width: usize,
     (as_json, as_ids): (bool, bool),
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     refuse_constraint(options)?;
     let model = session.model();
     let beam = BeamOptions {
@@ -98,11 +97,11 @@ fn shown(ids: &[u32]) -> String {
     ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Which tokens may come is not told to a search.
+/// Refuses a constraint, which beam search does not support.
 fn refuse_constraint(options: &GenerateOptions) -> Result<(), Error> {
     #[cfg(feature = "grammar")]
     if options.constraint.is_some() {
-        let (expected, found) = ("a text without a constraint".into(), "one that must match something".into());
+        let (expected, found) = ("no constraint".into(), "a constraint".into());
         return Err(Error::Option { option: "beams", expected, found });
     }
     let _ = options;
@@ -115,7 +114,7 @@ fn print_drawn(
     options: &GenerateOptions,
     count: u64,
     (as_json, as_ids): (bool, bool),
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let mut texts = Vec::new();
     for i in 0..count {
         let options = GenerateOptions { seed: options.seed.wrapping_add(i), ..options.clone() };

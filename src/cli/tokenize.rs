@@ -8,20 +8,19 @@ use serde_json::json;
 use tilewright::load::{self, ModelFile};
 use tilewright::tokenizer::EncodeOptions;
 
-use super::{Failure, print_json};
+use super::{CommandFailure, print_json};
 
 #[derive(Args)]
 pub struct TokenizeArgs {
-    /// Text to encode.
+    /// Text to tokenize.
     text: String,
-    /// GGUF file, with a model of any kind or a vocabulary alone, model folder, or
-    /// address hf:OWNER/REPO; the built-in model if absent.
+    /// GGUF file (model or vocabulary), model folder, or address hf:OWNER/REPO [default: the built-in model].
     #[arg(long, short)]
     pub model: Option<PathBuf>,
-    /// Leave out the tokens that the model expects around a text.
+    /// Leave out the special tokens that the model expects around a text.
     #[arg(long)]
     no_special: bool,
-    /// Read names of control tokens in the text as these tokens.
+    /// Recognise control tokens such as <|im_start|> in the text; by default they are plain text.
     #[arg(long)]
     parse_special: bool,
     /// Print one JSON object.
@@ -29,7 +28,7 @@ pub struct TokenizeArgs {
     json: bool,
 }
 
-pub fn tokenize(args: &TokenizeArgs) -> Result<(), Failure> {
+pub fn tokenize(args: &TokenizeArgs) -> Result<(), CommandFailure> {
     let tokenizer = match &args.model {
         Some(path) => load::tokenizer(path)?,
         None => ModelFile::builtin()?.header.tokenizer?,

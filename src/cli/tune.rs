@@ -1,4 +1,4 @@
-//! `tilewright tune`: the fastest ways to take a model's matrix products on this device.
+//! `tilewright tune`: measures the fastest kernels for a model's matrix products on this device.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -8,12 +8,11 @@ use serde_json::json;
 use tilewright::load::ModelFile;
 use tilewright::tuning::{self, Timed};
 
-use super::{DeviceArgs, Failure, print_json};
+use super::{CommandFailure, DeviceArgs, print_json};
 
 #[derive(Args)]
 pub struct TuneArgs {
-    /// GGUF file, folder with config.json and safetensors, or address hf:OWNER/REPO[:QUANTISATION], whose shapes are
-    /// measured; the built-in model if absent.
+    /// Model whose shapes are measured, as for `run` [default: the built-in model].
     #[arg(long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
     #[command(flatten)]
@@ -23,7 +22,7 @@ pub struct TuneArgs {
     json: bool,
 }
 
-pub fn tune(args: &TuneArgs) -> Result<(), Failure> {
+pub fn tune(args: &TuneArgs) -> Result<(), CommandFailure> {
     let file = match &args.model {
         Some(path) => ModelFile::open(path)?,
         None => ModelFile::builtin()?,
@@ -73,8 +72,8 @@ pub fn tune(args: &TuneArgs) -> Result<(), Failure> {
         "\nRows, blocks and tokens are rounded up to powers of two: one choice serves all shapes in between."
     )?;
     match device.tuning_file() {
-        Some(path) => writeln!(out, "kept in {}", path.display())?,
-        None => writeln!(out, "not kept: TILEWRIGHT_CACHE_DIR is empty")?,
+        Some(path) => writeln!(out, "saved to {}", path.display())?,
+        None => writeln!(out, "not saved: TILEWRIGHT_CACHE_DIR is empty")?,
     }
     Ok(out.flush()?)
 }

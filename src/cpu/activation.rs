@@ -3,7 +3,9 @@
 use super::linear::gated_by;
 use super::simd::{self, Function, Instructions, Map, Numbers, exp, polynomial};
 use super::{Call, threads};
-use crate::kernels::{AddParams, GatedParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams};
+use crate::shaders::params::{
+    AddParams, GegluParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams, SwigluParams,
+};
 
 /// Elements that a thread takes at a time.
 const CHUNK: usize = 1 << 12;
@@ -123,23 +125,23 @@ pub(crate) fn silu(mut call: Call<'_>) {
 }
 
 pub(crate) fn swiglu(call: Call<'_>) {
-    let params: GatedParams = call.params();
-    gated(call, |gate, up, y| gated_by(params.flags, gate, up, y));
+    let SwigluParams { n_tokens, ffn_dim } = call.params();
+    let kind = call.gate();
+    gated(call, [n_tokens, ffn_dim], |gate, up, y| gated_by(kind, gate, up, y));
 }
 
 pub(crate) fn geglu(call: Call<'_>) {
-    let params: GatedParams = call.params();
-    if params.flags != 0 {
-        gated(call, |gate, up, y| gated_row(GeluTanh, gate, up, y));
+    let GegluParams { n_tokens, ffn_dim, tanh_form } = call.params();
+    if tanh_form != 0 {
+        gated(call, [n_tokens, ffn_dim], |gate, up, y| gated_row(GeluTanh, gate, up, y));
     } else {
-        gated(call, |gate, up, y| gated_row(GeluExact, gate, up, y));
+        gated(call, [n_tokens, ffn_dim], |gate, up, y| gated_row(GeluExact, gate, up, y));
     }
 }
 
-fn gated(mut call: Call<'_>, row: impl Fn(&[f32], &[f32], &mut [f32]) + Sync + Send) {
-    let params: GatedParams = call.params();
+fn gated(mut call: Call<'_>, sizes: [u32; 2], row: impl Fn(&[f32], &[f32], &mut [f32]) + Sync + Send) {
+    let [n_tokens, dim] = sizes.map(|n| n as usize);
     let [gate_up, y] = call.operands();
-    let (n_tokens, dim) = (params.n_tokens as usize, params.ffn_dim as usize);
     let gate_up = gate_up.get::<f32>();
     let y = &mut y.get_mut::<f32>()[..n_tokens * dim];
     threads::for_each_chunk(y, dim, n_tokens * dim * EXP_OPS, |t, y| {
@@ -195,9 +197,10 @@ mod tests {
         let x: Vec<f32> = (-1000..=1000).map(|i| i as f32 * 0.013).collect();
         let mut y = vec![0.0f32; x.len()];
         for tanh_form in [0, 1] {
-            let params = GeluParams { len: x.len() as u32, tanh_form, _pad: [0; 2] };
+            let params = GeluParams { len: x.len() as u32, tanh_form };
             gelu(Call {
                 params: bytemuck::bytes_of(&params),
+                constants: &[],
                 weight: None,
                 rounds: false,
                 products: Default::default(),

@@ -1,7 +1,8 @@
 //! `argmax` and `argmax_merge`: the best of each chunk of a row, then the best of those.
 
 use super::{Call, threads};
-use crate::kernels::{ArgmaxMergeParams, ArgmaxParams, NON_FINITE};
+use crate::kernels::NON_FINITE;
+use crate::shaders::params::{ArgmaxMergeParams, ArgmaxParams};
 
 /// Unsigned order of keys is the order of the floats; see `shaders/shared/order.wgsl`.
 pub(super) fn order_key(value: f32) -> u32 {

@@ -8,7 +8,10 @@ use super::simd::{self, Lanes, Numbers, WideWork, exp};
 use super::softmax::ExpBelow;
 use super::whole_sequences::{self, Rows, Scratch, Sequence};
 use super::{Call, threads};
-use crate::kernels::{AttentionParams, CAUSAL, KvType, OWN_KEYS, PACKED, PAGED, QkNorm, SINKS};
+use crate::kernels::{KvType, QkNorm};
+use crate::shaders::constants::attention::{CAUSAL, OWN_KEYS, PACKED};
+use crate::shaders::constants::rotate;
+use crate::shaders::params::AttentionParams;
 
 impl AttentionParams {
     /// Keys of the sequence that a token belongs to; padding of the last chunk may lie past the cache.
@@ -30,8 +33,8 @@ impl AttentionParams {
     }
 
     /// Where the keys of a token's sequence are.
-    fn pages<'a>(&self, state: &'a [u32], token: usize) -> Pages<'a> {
-        Pages::of_row(state, self.flags & PAGED != 0, self.state_row(token), self.slots as usize)
+    fn pages<'a>(&self, state: &'a [u32], token: usize, is_paged: bool) -> Pages<'a> {
+        Pages::of_row(state, is_paged, self.state_row(token), self.slots as usize)
     }
 
     /// Keys that a token sees.
@@ -72,14 +75,15 @@ impl AttentionParams {
 /// like any others.
 pub(crate) fn attention_decode(mut call: Call<'_>) {
     let params: AttentionParams = call.params();
-    let kind = KvType::of(call.weight).unwrap_or(KvType::F32);
+    let (cache, norm, has_sinks) = (Cache::of(&call), QkNorm::of(call.constant("NORM")), call.is("SINKS"));
     let [state, table, weight, qkv, sinks, k, v, y] = call.operands();
     // Those that it projects.
     let has_keys = params.flags & OWN_KEYS != 0;
     let (n_heads, n_kv_heads) = (params.n_heads as usize, if has_keys { params.n_kv_heads as usize } else { 0 });
     let (head_dim, slots) = (params.head_dim as usize, params.slots as usize);
-    let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
-    let (norm, weight) = (QkNorm::of(params.norm), weight.get());
+    let rotation =
+        Rotation { rot_dims: params.rot_dims as usize, halves: params.style == rotate::HALVES, table: table.get() };
+    let weight = weight.get();
     let turning = Turning { rotation, norm, weight, eps: params.eps, n_heads, n_kv_heads, head_dim };
     let state = state.get::<u32>();
     let n_tokens = params.n_tokens as usize;
@@ -96,35 +100,50 @@ pub(crate) fn attention_decode(mut call: Call<'_>) {
             turning.turn(angles, row, head, &mut scratch, to);
         }
         if pos < params.capacity as usize {
-            let words = kind.row_words(params.head_dim) as usize;
-            let slot = params.pages(state, t).slot(pos);
+            let words = cache.kind.row_words(params.head_dim) as usize;
+            let slot = params.pages(state, t, cache.is_paged).slot(pos);
             for (g, key) in keys.chunks_exact(head_dim).enumerate() {
                 let at = (g * slots + slot) * words;
-                write_row(kind, key, &mut k.get_mut()[at..][..words]);
-                write_row(kind, &turning.value(row, g), &mut v.get_mut()[at..][..words]);
+                write_row(cache.kind, key, &mut k.get_mut()[at..][..words]);
+                write_row(cache.kind, &turning.value(row, g), &mut v.get_mut()[at..][..words]);
             }
         }
     }
     let params = AttentionParams { query_start: 0, query_stride: params.n_heads * (params.head_dim / 4), ..params };
-    attention(&params, kind, state, &q, [k.get(), v.get()], sinks.get(), y.get_mut());
+    let sinks = has_sinks.then(|| sinks.get());
+    attention(&params, cache, state, &q, [k.get(), v.get()], sinks, y.get_mut());
 }
 
 /// Queries of several tokens, which are turned already, as their keys and values are.
 pub(crate) fn attention_prefill(mut call: Call<'_>) {
     let params: AttentionParams = call.params();
-    let kind = KvType::of(call.weight).unwrap_or(KvType::F32);
+    let (cache, has_sinks) = (Cache::of(&call), call.is("SINKS"));
     let [state, q, k, v, sinks, y] = call.operands();
-    attention(&params, kind, state.get(), q.get(), [k.get(), v.get()], sinks.get(), y.get_mut());
+    let sinks = has_sinks.then(|| sinks.get());
+    attention(&params, cache, state.get(), q.get(), [k.get(), v.get()], sinks, y.get_mut());
+}
+
+/// What keys and values are stored as, and whether sequences share them by pages.
+#[derive(Clone, Copy)]
+struct Cache {
+    kind: KvType,
+    is_paged: bool,
+}
+
+impl Cache {
+    fn of(call: &Call<'_>) -> Cache {
+        Cache { kind: KvType::of(call.weight).unwrap_or(KvType::F32), is_paged: call.is("PAGED") }
+    }
 }
 
 /// Both forms: all keys at once, or in parts that are still to be merged.
 fn attention(
     params: &AttentionParams,
-    kind: KvType,
+    Cache { kind, is_paged }: Cache,
     state: &[u32],
     q: &[f32],
     [k, v]: [&[u32]; 2],
-    sinks: &[f32],
+    sinks: Option<&[f32]>,
     y: &mut [f32],
 ) {
     let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
@@ -133,7 +152,7 @@ fn attention(
     let stride = in_words(params.key_stride);
     let visible: Vec<Range<usize>> = (0..params.n_tokens as usize).map(|t| params.visible(state, t)).collect();
     let n_queries = params.n_tokens as usize * n_heads;
-    let is_whole = params.flags & (PACKED | CAUSAL | SINKS) == PACKED && params.window == 0 && splits == 1;
+    let is_whole = params.flags & (PACKED | CAUSAL) == PACKED && sinks.is_none() && params.window == 0 && splits == 1;
     if is_whole && kind == KvType::F32 && params.soft_cap <= 0.0 && whole_sequences::takes(dim) {
         let y = &mut y[..n_queries * dim];
         return whole(params, &visible, [q, bytemuck::cast_slice(k), bytemuck::cast_slice(v)], y);
@@ -156,13 +175,13 @@ fn attention(
         let head = h * n_kv_heads / n_heads * in_words(params.head_stride);
         let (y, last) = y.split_at_mut(dim);
         let q = &q[in_words(params.query_start) + t * in_words(params.query_stride) + h * dim..][..dim];
-        let pages = params.pages(state, t);
+        let pages = params.pages(state, t, is_paged);
         let rows = |words| HeadRows { words, kind, stride, dim, pages };
         let k = rows(&k[in_words(params.key_start) + head..]);
         let v = rows(&v[in_words(params.value_start) + head..]);
         // A sink is what the softmax begins with, in one part.
-        let has_sink = params.flags & SINKS != 0 && split == 0;
-        let (mut highest, mut sum) = if has_sink { (sinks[h], 1.0) } else { (f32::MIN, 0.0) };
+        let sink = sinks.filter(|_| split == 0).map(|sinks| sinks[h]);
+        let (mut highest, mut sum) = sink.map_or((f32::MIN, 0.0), |sink| (sink, 1.0));
         let head = Head {
             q,
             k,

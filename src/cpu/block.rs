@@ -733,7 +733,7 @@ mod tests {
 
     /// Blocks and values by ggml: values are equal, and dot products agree, with and without special instructions.
     #[test]
-    fn blocks_are_packed_unpacked_and_multiplied_by_definition() {
+    fn quantised_values_and_dot_products_match_ggml() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/quant-vectors/more.safetensors");
         let bytes = std::fs::read(path).expect("it is in the repository");
         let vectors = Safetensors::parse(&bytes, bytes.len() as u64).expect("it is valid");

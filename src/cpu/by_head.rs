@@ -1,7 +1,7 @@
 //! `by_head`: rows of heads in the layout of a cache.
 
 use super::{Call, threads};
-use crate::kernels::ByHeadParams;
+use crate::shaders::params::ByHeadParams;
 
 pub(crate) fn by_head(mut call: Call<'_>) {
     let params: ByHeadParams = call.params();

@@ -3,7 +3,7 @@
 use super::block::Packed;
 use super::{Call, threads};
 use crate::dtype::BLOCK;
-use crate::kernels::{EmbedParams, EmbedSumParams, LastRowParams};
+use crate::shaders::params::{EmbedParams, EmbedSumParams, LastRowParams};
 
 pub(crate) fn embed(mut call: Call<'_>) {
     let params: EmbedParams = call.params();

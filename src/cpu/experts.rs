@@ -4,9 +4,9 @@
 use super::Call;
 use super::block::Block;
 use super::linear::{Form, Product, activations, gated_by};
-use crate::kernels::{
-    ACCUMULATE, APART, BIAS, ExpertDownParams, ExpertGateUpParams, ExpertMatmulParams, ExpertSumParams,
-    ExpertTilesParams, GATED, ROUTE_BIAS, RouteParams, SHARES, SIGMOID, UPS,
+use crate::shaders::constants::{expert_down, expert_gate_up, expert_rows, expert_sum, route};
+use crate::shaders::params::{
+    ExpertDownParams, ExpertGateUpParams, ExpertMatmulParams, ExpertSumParams, ExpertTilesParams, RouteParams,
 };
 use crate::sort;
 
@@ -15,7 +15,7 @@ pub(crate) fn route(mut call: Call<'_>) {
     let [logits, bias, routes] = call.operands();
     let (n_experts, n_used) = (params.n_experts as usize, params.n_used as usize);
     let n_slots = n_used + params.n_shared as usize;
-    let is_gated = params.flags & GATED != 0;
+    let is_gated = params.flags & route::GATED != 0;
     let (logits, bias) = (logits.get::<f32>(), bias.get::<f32>());
     // Memory is padded, by less than a pair.
     let rows = routes.get_mut::<u32>().as_chunks_mut::<2>().0.chunks_exact_mut(n_slots);
@@ -23,18 +23,18 @@ pub(crate) fn route(mut call: Call<'_>) {
     let sigmoid = |logit: f32| 1.0 / (1.0 + (-logit).exp());
     for (logits, routes) in logits.zip(rows).take(params.n_tokens as usize) {
         let (logits, gate) = logits.split_at(n_experts);
-        let scores: Vec<f32> = if params.flags & SIGMOID != 0 {
+        let scores: Vec<f32> = if params.flags & route::SIGMOID != 0 {
             logits.iter().map(|&logit| sigmoid(logit)).collect()
         } else {
             let highest = logits.iter().copied().fold(f32::MIN, f32::max);
             let sum: f32 = logits.iter().map(|&logit| (logit - highest).exp()).sum();
             logits.iter().map(|&logit| (logit - highest).exp() / sum).collect()
         };
-        let chosen_by = |e: usize| scores[e] + if params.flags & ROUTE_BIAS != 0 { bias[e] } else { 0.0 };
+        let chosen_by = |e: usize| scores[e] + if params.flags & route::BIAS != 0 { bias[e] } else { 0.0 };
         // Among equals the lowest number comes first.
         let order = sort::order(n_experts, &|a, b| chosen_by(b).total_cmp(&chosen_by(a)));
         let total: f32 = order[..n_used].iter().map(|&e| scores[e]).sum();
-        let share = if params.flags & SHARES != 0 { params.scale / total } else { params.scale };
+        let share = if params.flags & route::SHARES != 0 { params.scale / total } else { params.scale };
         let (chosen, shared) = routes.split_at_mut(n_used);
         for (route, &e) in chosen.iter_mut().zip(&order) {
             *route = [e as u32, (share * scores[e]).to_bits()];
@@ -65,15 +65,17 @@ fn gather(x: &[Block], n_blocks: usize, rows: impl Iterator<Item = usize>) -> Ve
 
 pub(crate) fn expert_gate_up(mut call: Call<'_>) {
     let params: ExpertGateUpParams = call.params();
-    let (weight, form) = (call.weight, Form::of(0, call.rounds, call.products));
+    let (has_norm, gate) = (call.is("NORM"), call.gate());
+    let (is_apart, is_ups) = (call.is("APART"), call.is("UPS"));
+    let (weight, form) = (call.weight, Form::of(false, call.rounds, call.products));
     let [w, vector, x, routes, y] = call.operands();
     let (n_tokens, n_used, ffn_dim) = (params.n_tokens as usize, params.n_used as usize, params.ffn_dim as usize);
     let (dim, n_blocks) = (params.dim as usize, params.blocks as usize);
-    let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
+    let norm = has_norm.then(|| (vector.get(), params.eps));
+    let x = activations(&x.get::<f32>()[..n_tokens * dim], [dim, n_blocks], norm);
     let routes = &routes.get::<u32>().as_chunks().0[..n_tokens * n_used];
-    let bias = (params.flags & BIAS != 0).then(|| vector.get::<f32>());
+    let bias = (params.flags & expert_gate_up::BIAS != 0).then(|| vector.get::<f32>());
     let y = y.get_mut::<f32>();
-    let (is_apart, is_ups) = (params.flags & APART != 0, params.flags & UPS != 0);
     for (of_w, slots) in slots_by_expert(routes, params.first_expert, params.n_experts) {
         let rows = gather(&x, n_blocks, slots.iter().map(|slot| slot / n_used));
         let n_out = if is_apart { ffn_dim } else { 2 * ffn_dim };
@@ -102,9 +104,9 @@ pub(crate) fn expert_gate_up(mut call: Call<'_>) {
                 (true, false) => y.copy_from_slice(sums),
                 (true, true) => {
                     let gates = y.to_vec();
-                    gated_by(params.flags, &gates, sums, y);
+                    gated_by(gate, &gates, sums, y);
                 }
-                (false, _) => gated_by(params.flags, &sums[..ffn_dim], &sums[ffn_dim..], y),
+                (false, _) => gated_by(gate, &sums[..ffn_dim], &sums[ffn_dim..], y),
             }
         }
     }
@@ -112,12 +114,12 @@ pub(crate) fn expert_gate_up(mut call: Call<'_>) {
 
 pub(crate) fn expert_down(mut call: Call<'_>) {
     let params: ExpertDownParams = call.params();
-    let (weight, form) = (call.weight, Form::of(0, call.rounds, call.products));
+    let (weight, form) = (call.weight, Form::of(false, call.rounds, call.products));
     let [w, bias, x, routes, y] = call.operands();
     let (n_tokens, n_used, n_out) = (params.n_tokens as usize, params.n_used as usize, params.n_out as usize);
     let (dim, n_blocks) = (params.dim as usize, params.blocks as usize);
     let n_slots = n_tokens * n_used;
-    let x = activations(&x.get::<f32>()[..n_slots * dim], &[], [dim, n_blocks], 0, 0.0);
+    let x = activations(&x.get::<f32>()[..n_slots * dim], [dim, n_blocks], None);
     let routes = &routes.get::<u32>().as_chunks().0[..n_slots];
     let y = &mut y.get_mut::<f32>()[..n_tokens * n_out];
     // Products by slot first, so that a token's are added up in the order of its experts.
@@ -139,19 +141,19 @@ pub(crate) fn expert_down(mut call: Call<'_>) {
         for (slot, sums) in slots.into_iter().zip(sums.chunks_exact(n_out)) {
             let to = &mut products[slot * n_out..][..n_out];
             to.copy_from_slice(sums);
-            if params.flags & BIAS != 0 {
+            if params.flags & expert_down::BIAS != 0 {
                 let expert = params.first_expert as usize + of_w;
                 to.iter_mut().zip(&bias.get::<f32>()[expert * n_out..]).for_each(|(sum, bias)| *sum += bias);
             }
         }
     }
-    add_up(y, &products, routes, [n_used, n_out], params.flags);
+    add_up(y, &products, routes, [n_used, n_out], params.flags & expert_down::ACCUMULATE != 0);
 }
 
 /// `y = (y +)` the sum of a token's slots by their weights.
-fn add_up(y: &mut [f32], x: &[f32], routes: &[[u32; 2]], [n_used, dim]: [usize; 2], flags: u32) {
+fn add_up(y: &mut [f32], x: &[f32], routes: &[[u32; 2]], [n_used, dim]: [usize; 2], adds: bool) {
     for (t, y) in y.chunks_exact_mut(dim).enumerate() {
-        if flags & ACCUMULATE == 0 {
+        if !adds {
             y.fill(0.0);
         }
         for slot in t * n_used..(t + 1) * n_used {
@@ -167,7 +169,8 @@ pub(crate) fn expert_sum(mut call: Call<'_>) {
     let (n_used, dim) = (params.n_used as usize, params.dim as usize);
     let n_tokens = params.n_tokens as usize;
     let y = &mut y.get_mut::<f32>()[..n_tokens * dim];
-    add_up(y, x.get(), routes.get::<u32>().as_chunks().0, [n_used, dim], params.flags);
+    let adds = params.flags & expert_sum::ACCUMULATE != 0;
+    add_up(y, x.get(), routes.get::<u32>().as_chunks().0, [n_used, dim], adds);
 }
 
 pub(crate) fn expert_tiles(mut call: Call<'_>) {
@@ -191,12 +194,12 @@ pub(crate) fn expert_tiles(mut call: Call<'_>) {
 
 pub(crate) fn expert_matmul(mut call: Call<'_>) {
     let params: ExpertMatmulParams = call.params();
-    let (weight, form) = (call.weight, Form::of(0, call.rounds, call.products));
+    let (weight, form) = (call.weight, Form::of(false, call.rounds, call.products));
     let [w, bias, x, slots, tiles, y] = call.operands();
     let (n_used, n_out) = (params.n_used as usize, params.n_out as usize);
     let (dim, n_blocks) = (params.dim as usize, params.blocks as usize);
     let (start, stride) = (params.y_start as usize, params.y_stride as usize);
-    let x = activations(x.get::<f32>(), &[], [dim, n_blocks], 0, 0.0);
+    let x = activations(x.get::<f32>(), [dim, n_blocks], None);
     let y = y.get_mut::<f32>();
     let tiles = &tiles.get::<u32>().as_chunks::<4>().0[..params.n_tiles as usize];
     for &[expert, first, n, _] in tiles {
@@ -218,12 +221,12 @@ pub(crate) fn expert_matmul(mut call: Call<'_>) {
             n_blocks,
         };
         let sums = product.plain(weight);
-        let of_expert =
-            &bias.get::<f32>()[if params.flags & BIAS != 0 { expert as usize * stride + start } else { 0 }..];
+        let of_expert = &bias.get::<f32>()
+            [if params.flags & expert_rows::BIAS != 0 { expert as usize * stride + start } else { 0 }..];
         for (&slot, sums) in slots.iter().zip(sums.chunks_exact(n_out)) {
             let y = &mut y[slot as usize * stride + start..][..n_out];
             y.copy_from_slice(sums);
-            if params.flags & BIAS != 0 {
+            if params.flags & expert_rows::BIAS != 0 {
                 y.iter_mut().zip(of_expert).for_each(|(y, bias)| *y += bias);
             }
         }

@@ -16,33 +16,64 @@ use super::panels::Panels;
 use super::simd::{self, Function, Instructions, Lanes, Numbers, WideWork};
 use super::threads::{self, Tile};
 use crate::dtype::{BLOCK, WeightType};
-use crate::kernels::{
-    ACCUMULATE, BIAS, CLAMPED, GELU, GELU_TANH, GateUpParams, INVARIANT, LinearParams, NORM, SHIFT, SplitSumParams,
-    TANH, UPS,
-};
+use crate::kernels::{Activation, Gate, Gelu, INVARIANT};
 use crate::recording::Products;
+use crate::shaders::constants::linear::{ACCUMULATE, BIAS};
+use crate::shaders::constants::linear_norm::SHIFT;
+use crate::shaders::params::{GateUpParams, LinearParams, SplitSumParams};
 
 /// From here on unpacking a panel once costs less than unpacking it again for each token.
 const PANEL_TOKENS: usize = 12;
 
+impl Call<'_> {
+    /// What is applied to sums, by the overrides of `shaders/shared/linear.wgsl`.
+    fn activation(&self) -> Option<Activation> {
+        match (self.is("GELU"), self.is("GELU_TANH"), self.is("TANH")) {
+            (true, false, _) => Some(Activation::Gelu(Gelu::Exact)),
+            (true, true, _) => Some(Activation::Gelu(Gelu::Tanh)),
+            (false, _, true) => Some(Activation::Tanh),
+            (false, _, false) => None,
+        }
+    }
+
+    /// What is applied to gates, by the overrides of `shaders/shared/gated.wgsl`.
+    pub(super) fn gate(&self) -> Gate {
+        match self.activation() {
+            _ if self.is("CLAMPED") => Gate::Clamped,
+            Some(Activation::Gelu(form)) => Gate::Gelu(form),
+            _ => Gate::Silu,
+        }
+    }
+}
+
 pub(crate) fn matmul(mut call: Call<'_>) {
     let params: LinearParams = call.params();
-    let (weight, panels) = (call.weight, call.panels);
-    let form = Form::of(params.flags, call.rounds, call.products);
+    let (weight, panels, has_norm) = (call.weight, call.panels, call.is("NORM"));
+    let form = Form::of(params.flags & INVARIANT != 0, call.rounds, call.products);
+    let end = End { activation: call.activation(), adds: params.flags & ACCUMULATE != 0 };
     let [w, vector, x, y] = call.operands();
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
-    let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
+    let norm = has_norm.then(|| (vector.get(), params.eps));
+    let x = activations(&x.get::<f32>()[..n_tokens * dim], [dim, n_blocks], norm);
     let (start, stride) = (params.y_start as usize, params.y_stride as usize);
     let to = OutputRows {
         y: &mut y.get_mut::<f32>()[..n_tokens * stride],
         start,
         stride,
         bias: (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[start..][..n_out]),
-        flags: params.flags,
+        end,
     };
     Product { form, w: w.get(), w_scales: params.w_scales, panels, first_row: 0, x: &x, n_tokens, n_out, n_blocks }
         .write(weight, to);
+}
+
+/// What becomes of sums with their bias.
+#[derive(Clone, Copy, Default)]
+struct End {
+    activation: Option<Activation>,
+    /// Whether they are added to what is there.
+    adds: bool,
 }
 
 /// Where a product goes: `y = (y +) act(product (+ bias))`, columns of rows from `start` on.
@@ -51,13 +82,13 @@ struct OutputRows<'a> {
     start: usize,
     stride: usize,
     bias: Option<&'a [f32]>,
-    flags: u32,
+    end: End,
 }
 
 impl<'a> OutputRows<'a> {
     /// The product alone.
     fn plain(y: &'a mut [f32], n_out: usize) -> OutputRows<'a> {
-        OutputRows { y, start: 0, stride: n_out, bias: None, flags: 0 }
+        OutputRows { y, start: 0, stride: n_out, bias: None, end: End::default() }
     }
 }
 
@@ -66,17 +97,17 @@ struct Finish<'a, R> {
     /// `y` and sums of each row.
     rows: R,
     bias: Option<&'a [f32]>,
-    flags: u32,
+    end: End,
 }
 
 impl<'y, 's, R: Iterator<Item = (&'y mut [f32], &'s [f32])>> WideWork for Finish<'_, R> {
     #[inline(always)]
     fn run_wide<const LEN: usize, L: Lanes<LEN>>(self) {
-        match self.flags & (GELU | GELU_TANH | TANH) {
-            0 => self.with::<L, _>(Same),
-            TANH => self.with::<L, _>(Tanh),
-            GELU => self.with::<L, _>(GeluExact),
-            _ => self.with::<L, _>(GeluTanh),
+        match self.end.activation {
+            None => self.with::<L, _>(Same),
+            Some(Activation::Tanh) => self.with::<L, _>(Tanh),
+            Some(Activation::Gelu(Gelu::Exact)) => self.with::<L, _>(GeluExact),
+            Some(Activation::Gelu(Gelu::Tanh)) => self.with::<L, _>(GeluTanh),
         }
     }
 }
@@ -84,13 +115,13 @@ impl<'y, 's, R: Iterator<Item = (&'y mut [f32], &'s [f32])>> WideWork for Finish
 impl<'y, 's, R: Iterator<Item = (&'y mut [f32], &'s [f32])>> Finish<'_, R> {
     #[inline(always)]
     fn with<I: Instructions, F: Function>(self, activation: F) {
-        let Finish { rows, bias, flags } = self;
+        let Finish { rows, bias, end: End { adds, .. } } = self;
         for (y, sums) in rows {
             let whole = y.len() / I::Numbers::LEN * I::Numbers::LEN;
             let ((y, last_y), (sums, last_sums)) = (y.split_at_mut(whole), sums.split_at(whole));
             let bias = bias.map(|bias| bias.split_at(whole));
-            finish::<I, I::Numbers>(&activation, y, sums, bias.map(|(bias, _)| bias), flags);
-            finish::<I, f32>(&activation, last_y, last_sums, bias.map(|(_, last)| last), flags);
+            finish::<I, I::Numbers>(&activation, y, sums, bias.map(|(bias, _)| bias), adds);
+            finish::<I, f32>(&activation, last_y, last_sums, bias.map(|(_, last)| last), adds);
         }
     }
 }
@@ -102,26 +133,26 @@ fn finish<I: Instructions, X: Numbers>(
     y: &mut [f32],
     sums: &[f32],
     bias: Option<&[f32]>,
-    flags: u32,
+    adds: bool,
 ) {
     let outputs = y.chunks_exact_mut(X::LEN).zip(sums.chunks_exact(X::LEN));
     match bias {
         Some(bias) => {
             for ((y, sum), bias) in outputs.zip(bias.chunks_exact(X::LEN)) {
-                put(y, activation.at::<I, X>(X::load(sum) + X::load(bias)), flags);
+                put(y, activation.at::<I, X>(X::load(sum) + X::load(bias)), adds);
             }
         }
         None => {
             for (y, sum) in outputs {
-                put(y, activation.at::<I, X>(X::load(sum)), flags);
+                put(y, activation.at::<I, X>(X::load(sum)), adds);
             }
         }
     }
 }
 
 #[inline(always)]
-fn put<X: Numbers>(y: &mut [f32], value: X, flags: u32) {
-    let value = if flags & ACCUMULATE != 0 { value + X::load(y) } else { value };
+fn put<X: Numbers>(y: &mut [f32], value: X, adds: bool) {
+    let value = if adds { value + X::load(y) } else { value };
     value.store(y);
 }
 
@@ -138,14 +169,15 @@ impl Function for Same {
 pub(crate) fn linear_norm(mut call: Call<'_>) {
     let params: LinearParams = call.params();
     let (format, panels) = (call.weight, call.panels);
-    let form = Form::of(params.flags, call.rounds, call.products);
+    let form = Form::of(params.flags & INVARIANT != 0, call.rounds, call.products);
     let [w, vector, x, weight, shift, y] = call.operands();
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
-    let x = activations(&x.get::<f32>()[..n_tokens * dim], &[], [dim, n_blocks], params.flags, params.eps);
+    let x = activations(&x.get::<f32>()[..n_tokens * dim], [dim, n_blocks], None);
     let y = &mut y.get_mut::<f32>()[..n_tokens * n_out];
     let bias = (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[..n_out]);
-    let to = OutputRows { bias, flags: params.flags, ..OutputRows::plain(&mut *y, n_out) };
+    let end = End { activation: None, adds: params.flags & ACCUMULATE != 0 };
+    let to = OutputRows { bias, end, ..OutputRows::plain(&mut *y, n_out) };
     Product { form, w: w.get(), w_scales: params.w_scales, panels, first_row: 0, x: &x, n_tokens, n_out, n_blocks }
         .write(format, to);
 
@@ -162,6 +194,7 @@ pub(crate) fn matvec(call: Call<'_>) {
 
 pub(crate) fn split_sum(mut call: Call<'_>) {
     let params: SplitSumParams = call.params();
+    let end = End { activation: call.activation(), adds: params.flags & ACCUMULATE != 0 };
     let [parts, vector, y] = call.operands();
     let (n_tokens, n_out, n_splits) = (params.n_tokens as usize, params.n_out as usize, params.n_splits as usize);
     let parts = &parts.get::<f32>()[..n_splits * n_tokens * n_out];
@@ -171,28 +204,48 @@ pub(crate) fn split_sum(mut call: Call<'_>) {
         let sum = |n| parts.iter().skip(t * n_out + n).step_by(n_tokens * n_out).sum();
         let sums: Vec<f32> = (0..n_out).map(sum).collect();
         let y = &mut row[params.y_start as usize..][..n_out];
-        simd::run_wide(Finish { rows: std::iter::once((y, sums.as_slice())), bias, flags: params.flags });
+        simd::run_wide(Finish { rows: std::iter::once((y, sums.as_slice())), bias, end });
     }
 }
 
 pub(crate) fn gate_up(mut call: Call<'_>) {
     let params: GateUpParams = call.params();
-    let way = (call.weight, Form::of(params.flags, call.rounds, call.products));
+    let way = GateWay::of(&call);
     let [w, vector, x, y] = call.operands();
-    gate_up_with(params, way, (w.get(), vector.get(), x.get(), y.get_mut()), |_, _| ());
+    gate_up_with(params, &way, (w.get(), vector.get(), x.get(), y.get_mut()), |_, _| ());
+}
+
+/// How `gate_up` is taken.
+pub(super) struct GateWay {
+    weight: Option<WeightType>,
+    form: Form,
+    has_norm: bool,
+    gate: Gate,
+    pub is_ups: bool,
+}
+
+impl GateWay {
+    pub fn of(call: &Call<'_>) -> GateWay {
+        GateWay {
+            weight: call.weight,
+            form: Form::of(false, call.rounds, call.products),
+            has_norm: call.is("NORM"),
+            gate: call.gate(),
+            is_ups: call.is("UPS"),
+        }
+    }
 }
 
 /// As [`gate_up`]; `change` is given the products with all rows of `w`, and how many these are, before they are multiplied.
 pub(super) fn gate_up_with(
     params: GateUpParams,
-    (weight, form): (Option<WeightType>, Form),
+    &GateWay { weight, form, has_norm, gate: kind, is_ups }: &GateWay,
     (w, vector, x, y): (&[u32], &[f32], &[f32], &mut [f32]),
     change: impl FnOnce(&mut [f32], usize),
 ) {
     let (n_tokens, ffn_dim, dim) = (params.n_tokens as usize, params.ffn_dim as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
-    let x = activations(&x[..n_tokens * dim], vector, [dim, n_blocks], params.flags, params.eps);
-    let is_ups = params.flags & UPS != 0;
+    let x = activations(&x[..n_tokens * dim], [dim, n_blocks], has_norm.then_some((vector, params.eps)));
     let n_out = if is_ups { ffn_dim } else { 2 * ffn_dim };
     let w_scales = params.w_scales;
     let product = Product { form, w, w_scales, panels: None, first_row: 0, x: &x, n_tokens, n_out, n_blocks };
@@ -201,41 +254,38 @@ pub(super) fn gate_up_with(
     for (y, sums) in y.chunks_exact_mut(ffn_dim).zip(sums.chunks_exact(n_out)) {
         let waiting = if is_ups { y.to_vec() } else { Vec::new() };
         let (gate, up) = if is_ups { (&waiting[..], sums) } else { sums.split_at(ffn_dim) };
-        gated_by(params.flags, gate, up, y);
+        gated_by(kind, gate, up, y);
     }
 }
 
-/// `y = act(gate) * up` by the gate that the flags name.
-pub(super) fn gated_by(flags: u32, gate: &[f32], up: &[f32], y: &mut [f32]) {
-    match flags & (GELU | GELU_TANH | CLAMPED) {
-        0 => gated_row(Silu, gate, up, y),
-        CLAMPED => {
+/// `y = act(gate) * up`.
+pub(super) fn gated_by(kind: Gate, gate: &[f32], up: &[f32], y: &mut [f32]) {
+    match kind {
+        Gate::Silu => gated_row(Silu, gate, up, y),
+        Gate::Clamped => {
             for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
                 let gate = gate.min(7.0);
                 *y = (up.clamp(-7.0, 7.0) + 1.0) * gate / (1.0 + (-1.702 * gate).exp());
             }
         }
-        GELU => gated_row(GeluExact, gate, up, y),
-        _ => gated_row(GeluTanh, gate, up, y),
+        Gate::Gelu(Gelu::Exact) => gated_row(GeluExact, gate, up, y),
+        Gate::Gelu(Gelu::Tanh) => gated_row(GeluTanh, gate, up, y),
     }
 }
 
-/// The activations in whole blocks, normalised if the flags say so; rows of `dim` elements that end amid their blocks are
-/// padded with zeros.
+/// The activations in whole blocks, normalised if there are a weight and an epsilon; rows of `dim` elements that end
+/// amid their blocks are padded with zeros.
 pub(super) fn activations<'a>(
     x: &'a [f32],
-    weight: &[f32],
     [dim, n_blocks]: [usize; 2],
-    flags: u32,
-    eps: f32,
+    norm: Option<(&[f32], f32)>,
 ) -> Cow<'a, [Block]> {
-    let has_norm = flags & NORM != 0;
-    if !has_norm && dim == n_blocks * BLOCK {
+    if norm.is_none() && dim == n_blocks * BLOCK {
         return Cow::Borrowed(x.as_chunks().0);
     }
     let mut blocks = vec![[0.0; BLOCK]; x.len() / dim * n_blocks];
     for (to, from) in blocks.as_flattened_mut().chunks_exact_mut(n_blocks * BLOCK).zip(x.chunks_exact(dim)) {
-        if has_norm {
+        if let Some((weight, eps)) = norm {
             rms_norm_row(from, &weight[..dim], eps, &mut to[..dim]);
         } else {
             to[..dim].copy_from_slice(from);
@@ -254,8 +304,8 @@ pub(super) struct Form {
 }
 
 impl Form {
-    pub fn of(flags: u32, rounds: bool, products: Products) -> Form {
-        match flags & INVARIANT != 0 {
+    pub fn of(is_invariant: bool, rounds: bool, products: Products) -> Form {
+        match is_invariant {
             // Exact.
             true => Form { rounds: false, products: Products::Many },
             false => Form { rounds, products },
@@ -306,7 +356,7 @@ impl Product<'_> {
 
     fn write(&self, weight: Option<WeightType>, to: OutputRows<'_>) {
         /// Tokens whose sums stay in the second-level cache with a panel.
-        const MOST_TOKENS: usize = 512;
+        const MAX_TOKENS: usize = 512;
         let &Product { form, w, w_scales, panels, first_row, x, n_tokens, n_out, n_blocks } = self;
         let (words, w) = (w, Packed::new(weight, w, w_scales));
         // Where nobody asks for panels, as in browsers, the compiler then leaves their products out.
@@ -314,7 +364,7 @@ impl Product<'_> {
         let in_registers = form.in_registers(n_tokens);
         let rounds = form.rounds && if in_registers { w.rounds() } else { w.rounds_panels() };
         let rounded = rounds.then(|| Rounded::of(x, n_blocks, &w));
-        let n_passes = n_tokens.div_ceil(MOST_TOKENS).max(1);
+        let n_passes = n_tokens.div_ceil(MAX_TOKENS).max(1);
         let height = n_tokens.div_ceil(n_passes).max(1);
         let width = if in_registers {
             threads::chunk_len(n_out, 4, 256)
@@ -328,7 +378,7 @@ impl Product<'_> {
             let most = (PANEL_LEN / (n_blocks * BLOCK)).next_multiple_of(16).clamp(16, 256);
             threads::chunk_len(n_passes * n_out, 16, most)
         };
-        let OutputRows { y, start, stride, bias, flags } = to;
+        let OutputRows { y, start, stride, bias, end } = to;
         let ops = n_tokens * n_out * n_blocks * BLOCK;
         let write = |Scratch { unpacked, panel, sums }: &mut Scratch, mut tile: Tile<'_>| {
             let x = &x[tile.rows.start * n_blocks..tile.rows.end * n_blocks];
@@ -339,7 +389,7 @@ impl Product<'_> {
                 sums.resize(tile.rows.len() * n_rows, 0.0);
                 panels.dots(words, tile.columns.start, x.as_flattened(), sums);
                 let rows = tile.rows_mut().zip(sums.chunks_exact(n_rows));
-                return simd::run_wide(Finish { rows, bias, flags });
+                return simd::run_wide(Finish { rows, bias, end });
             }
             let first = (first_row + tile.columns.start) * n_blocks;
             let rows = if rounds { w.from(first) } else { w.run(first, n_rows * n_blocks) };
@@ -358,7 +408,7 @@ impl Product<'_> {
                 });
                 simd::run_wide(Dots { w: weights, x: x.as_flattened(), dim: n_blocks * BLOCK, sums });
             }
-            simd::run_wide(Finish { rows: tile.rows_mut().zip(sums.chunks_exact(n_rows)), bias, flags });
+            simd::run_wide(Finish { rows: tile.rows_mut().zip(sums.chunks_exact(n_rows)), bias, end });
         };
         threads::for_each_tile(y, stride, start..start + n_out, [height, width], ops, write);
     }
@@ -389,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn dots_agree_with_f64() {
+    fn dot_products_agree_with_f64() {
         for [n_rows, n_tokens, dim] in [[1, 1, 32], [16, 4, 64], [17, 5, 96], [80, 33, 160], [3, 70, 1024]] {
             let (w, x) = (numbers(n_rows * dim, 1), numbers(n_tokens * dim, 2));
             let dot = |t: usize, n: usize| -> f64 {
@@ -408,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn dots_do_not_depend_on_the_number_of_tokens() {
+    fn dot_products_do_not_depend_on_the_token_count() {
         const MOST: usize = 130;
         for (n_rows, dim) in [(1, 24), (1, 64), (1, 768), (3, 384), (16, 384), (17, 1536), (33, 520), (96, 1536)] {
             let (w, x) = (numbers(n_rows * dim, 1), numbers(MOST * dim, 2));
@@ -424,7 +474,7 @@ mod tests {
 
     /// Panels of other widths, as other numbers of tokens ask for, end in other tiles.
     #[test]
-    fn dots_do_not_depend_on_the_rows_beside() {
+    fn dot_products_do_not_depend_on_neighbouring_rows() {
         let (dim, n_tokens, n_rows) = (200, 7, 23);
         let (w, x) = (numbers(n_rows * dim, 1), numbers(n_tokens * dim, 2));
         let ways: [fn(Dots<'_>); 3] =
@@ -475,10 +525,10 @@ mod tests {
                 eps: 0.0,
                 split_blocks: blocks as u32,
                 first_group: 0,
-                _pad: 0,
             };
             matmul(Call {
                 params: bytemuck::bytes_of(&params),
+                constants: &[],
                 weight: Some(WeightType::F16),
                 rounds: false,
                 products: Default::default(),

@@ -1,8 +1,8 @@
 //! `matvec_lora`, `gate_up_lora` and `add_lora`: products with what an adapter adds.
 
-use super::linear::{self, Form};
+use super::linear::{self, GateWay};
 use super::{Call, Operand, threads};
-use crate::kernels::{AddLoraParams, GateUpLoraParams, GateUpParams, LinearParams, MatvecLoraParams, UPS};
+use crate::shaders::params::{AddLoraParams, GateUpLoraParams, GateUpParams, LinearParams, MatvecLoraParams};
 
 /// Columns of a row that a thread takes at a time where there is one row.
 const CHUNK: usize = 1 << 12;
@@ -51,11 +51,27 @@ impl<'a> LowRank<'a> {
 
 pub(crate) fn matvec_lora(mut call: Call<'_>) {
     let params: MatvecLoraParams = call.params();
-    let (weight, rounds, products, all) = (call.weight, call.rounds, call.products, call.params);
+    let MatvecLoraParams { n_tokens, n_out, dim, blocks, w_scales, y_start, y_stride, .. } = params;
+    let MatvecLoraParams { flags, eps, split_blocks, first_group, members, rank, .. } = params;
+    let linear = LinearParams {
+        n_tokens,
+        n_out,
+        dim,
+        blocks,
+        w_scales,
+        y_start,
+        y_stride,
+        flags,
+        eps,
+        split_blocks,
+        first_group,
+    };
+    let (constants, weight, rounds, products) = (call.constants, call.weight, call.rounds, call.products);
     let [w, vector, x, inner, b, y] = call.operands();
     let y = y.get_mut::<f32>();
     linear::matmul(Call {
-        params: &all[..size_of::<LinearParams>()],
+        params: bytemuck::bytes_of(&linear),
+        constants,
         weight,
         rounds,
         products,
@@ -67,21 +83,20 @@ pub(crate) fn matvec_lora(mut call: Call<'_>) {
             Operand::Write(bytemuck::cast_slice_mut(&mut *y)),
         ],
     });
-    let LinearParams { n_tokens, n_out, y_start, y_stride, _pad: quads, .. } = params.linear;
     let (start, stride) = (y_start as usize, y_stride as usize);
-    let low = LowRank::new(inner, b, params.members, quads);
+    let low = LowRank::new(inner, b, members, rank);
     low.add_to(&mut y[..n_tokens as usize * stride], stride, [start, n_out as usize], start);
 }
 
 pub(crate) fn gate_up_lora(mut call: Call<'_>) {
-    let params: GateUpLoraParams = call.params();
-    let GateUpParams { ffn_dim, flags, .. } = params.gate_up;
-    let (weight, form) = (call.weight, Form::of(flags, call.rounds, call.products));
+    let GateUpLoraParams { n_tokens, ffn_dim, dim, blocks, w_scales, eps, first_group, members, rank } = call.params();
+    let params = GateUpParams { n_tokens, ffn_dim, dim, blocks, w_scales, eps, first_group };
+    let way = GateWay::of(&call);
     let [w, vector, x, inner, b, y] = call.operands();
-    let low = LowRank::new(inner, b, params.members, params.rank);
-    let first = if flags & UPS != 0 { ffn_dim as usize } else { 0 };
+    let low = LowRank::new(inner, b, members, rank);
+    let first = if way.is_ups { ffn_dim as usize } else { 0 };
     let operands = (w.get(), vector.get(), x.get(), y.get_mut());
-    linear::gate_up_with(params.gate_up, (weight, form), operands, |sums, n_out| {
+    linear::gate_up_with(params, &way, operands, |sums, n_out| {
         low.add_to(sums, n_out, [0, n_out], first);
     });
 }

@@ -6,12 +6,12 @@ use super::Call;
 use super::dots::Dots;
 use super::simd;
 use super::threads::{self, Tile};
-use crate::kernels::PlainParams;
+use crate::shaders::params::MatmulPlainParams;
 
 pub(crate) fn matmul_plain(mut call: Call<'_>) {
     /// What dot products ask of the length of rows.
     const RUN: usize = 8;
-    let params: PlainParams = call.params();
+    let params: MatmulPlainParams = call.params();
     let (m, n, k) = (params.m as usize, params.n as usize, params.k as usize);
     let [x, b, y] = call.operands();
     let (x, b) = (&x.get::<f32>()[..m * k], &b.get::<f32>()[..k * n]);
@@ -45,16 +45,17 @@ mod tests {
     use crate::cpu::Operand;
 
     #[test]
-    fn products_agree_at_awkward_sizes() {
+    fn plain_matmul_is_exact_at_ragged_sizes() {
         for [m, n, k] in [[1, 1, 1], [1, 70, 65], [5, 3, 129], [67, 33, 64], [520, 70, 9]] {
             // Small integers: sums are exact in any order.
             let matrix = |len: usize| -> Vec<f32> { (0..len).map(|i| (i * i % 11) as f32 - 5.0).collect() };
             let (x, b, mut y) = (matrix(m * k), matrix(k * n), vec![f32::NAN; m * n]);
             let want: Vec<f32> =
                 (0..m * n).map(|i| (0..k).map(|j| x[i / n * k + j] * b[j * n + i % n]).sum()).collect();
-            let params = PlainParams { m: m as u32, n: n as u32, k: k as u32, ..bytemuck::Zeroable::zeroed() };
+            let params = MatmulPlainParams { m: m as u32, n: n as u32, k: k as u32, ..bytemuck::Zeroable::zeroed() };
             matmul_plain(Call {
                 params: bytemuck::bytes_of(&params),
+                constants: &[],
                 weight: None,
                 rounds: false,
                 products: Default::default(),

@@ -8,7 +8,7 @@ use super::block::{Block, Packed};
 use super::simd::{self, Exp, Function, Instructions, Lanes, Numbers, WideWork};
 use super::{Call, threads};
 use crate::dtype::BLOCK;
-use crate::kernels::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED, MolParams};
+use crate::shaders::params::MolParams;
 
 /// Items side by side.
 const LANES: usize = 16;
@@ -20,20 +20,20 @@ type Row = [f32; LANES];
 
 pub(crate) fn mol(mut call: Call<'_>) {
     let params: MolParams = call.params();
-    let weight = call.weight;
+    let (weight, way) = (call.weight, Way::of(&call));
     let [w, item_gates, queries, query_gates, gate, ids, scores] = call.operands();
-    let is_aligned = params.flags & ALIGNED != 0;
     let (n, dim) = (params.query_components as usize, params.quads as usize * 4);
     let queries = &queries.get::<f32>()[..params.n_queries as usize * n * dim];
     let mol = Mol {
         params,
+        way,
         item_gates: item_gates.get(),
-        queries: match is_aligned {
+        queries: match way.is_aligned {
             true => queries.to_vec(),
             false => queries.chunks_exact(n * dim).flat_map(|rows| fours(rows, dim)).collect(),
         },
         query_gates: query_gates.get(),
-        gate: Gate::new(&params, gate.get()),
+        gate: Gate::new(&params, way.is_aligned, gate.get()),
     };
     let w = Packed::new(weight, w.get(), params.w_scales);
     let unpack = |first: &[usize], weights: &mut [Block]| {
@@ -42,6 +42,28 @@ pub(crate) fn mol(mut call: Call<'_>) {
         w.of(&units, &tails).unpack(weights);
     };
     score(&mol, &unpack, ids.get(), scores.get_mut());
+}
+
+/// What the overrides of `shaders/mol.wgsl` say.
+#[derive(Clone, Copy)]
+struct Way {
+    combination: u32,
+    activation: u32,
+    is_aligned: bool,
+    is_gathered: bool,
+    is_bound: bool,
+}
+
+impl Way {
+    fn of(call: &Call<'_>) -> Way {
+        Way {
+            combination: call.constant("COMBINE"),
+            activation: call.constant("ACT"),
+            is_aligned: call.is("ALIGNED"),
+            is_gathered: call.is("GATHERED"),
+            is_bound: call.is("BOUND"),
+        }
+    }
 }
 
 /// The gate's weights by slots of pairs, padding included.
@@ -60,13 +82,12 @@ struct Gate {
 }
 
 impl Gate {
-    fn new(params: &MolParams, packed: &[f32]) -> Gate {
+    fn new(params: &MolParams, is_aligned: bool, packed: &[f32]) -> Gate {
         let hidden = params.hidden as usize;
         // Rows of twice the width and four numbers, and two more widths.
-        let blocks = if params.flags & ALIGNED == 0 {
-            params.query_components.div_ceil(4) * params.item_components.div_ceil(4)
-        } else {
-            params.pairs.div_ceil(16)
+        let blocks = match is_aligned {
+            true => params.pairs.div_ceil(16),
+            false => params.query_components.div_ceil(4) * params.item_components.div_ceil(4),
         };
         let width = 16 * blocks as usize;
         let (rows, tail) = packed.split_at(hidden * (2 * width + 4));
@@ -101,6 +122,7 @@ fn fours(rows: &[f32], k: usize) -> Vec<f32> {
 
 struct Mol<'a> {
     params: MolParams,
+    way: Way,
     item_gates: &'a [f32],
     /// `[queries, N, D]`; the components of each in fours unless they are aligned.
     queries: Vec<f32>,
@@ -116,7 +138,7 @@ fn score(mol: &Mol<'_>, unpack: UnpackEach<'_>, ids: &[u32], scores: &mut [f32])
     let (n_queries, n_scores) = (params.n_queries as usize, params.n_scores as usize);
     let ops = n_queries * n_scores * (params.pairs * (params.quads * 4 + 2 * params.hidden)) as usize;
     let scores = &mut scores[..n_queries * n_scores];
-    if params.flags & GATHERED != 0 {
+    if mol.way.is_gathered {
         threads::for_each_tile(scores, n_scores, 0..n_scores, [1, TOLD], ops, |panel: &mut Option<Panel>, mut tile| {
             let panel = panel.get_or_insert_with(|| Panel::new(params));
             let (query, columns) = (tile.rows.start, tile.columns.clone());
@@ -227,10 +249,10 @@ impl Scores<'_, '_> {
     /// components and `SETS` of the items'.
     #[inline(always)]
     fn score<const LEN: usize, L: Lanes<LEN>, const V: usize, const FOURS: usize, const SETS: usize>(&mut self) -> Row {
-        let Scores { panel, mol: Mol { params, queries, query_gates, gate, .. }, query, .. } = self;
+        let Scores { panel, mol: Mol { params, way, queries, query_gates, gate, .. }, query, .. } = self;
+        let &Way { combination, activation, is_aligned, is_bound, .. } = way;
         let (n, m) = (params.query_components as usize, params.item_components as usize);
         let (dim, columns) = (params.quads as usize * 4, params.item_quads as usize * 4);
-        let is_aligned = params.flags & ALIGNED != 0;
         let query_gates = &query_gates[*query * columns..][..columns];
         let len = queries.len() / params.n_queries as usize;
         let queries = &queries[*query * len..][..len];
@@ -262,7 +284,7 @@ impl Scores<'_, '_> {
             }
         }
         debug_assert_eq!(panel.components.len(), m * dim);
-        if params.flags & BOUND != 0 {
+        if is_bound {
             return gate.slots.iter().fold([f32::MIN; LANES], |top, &slot| zip(top, panel.logits[slot], f32::max));
         }
 
@@ -273,7 +295,7 @@ impl Scores<'_, '_> {
         } else {
             product::<LEN, L, V, FOURS>(&gate.w1, &panel.logits, &gate.b1, &mut panel.hidden);
         }
-        match params.flags >> ACTIVATION_SHIFT & 3 {
+        match activation {
             0 => simd::each::<L>(panel.hidden.as_flattened_mut(), &Silu),
             1 => simd::each::<L>(panel.hidden.as_flattened_mut(), &Relu),
             _ => {}
@@ -281,7 +303,6 @@ impl Scores<'_, '_> {
         panel.gate.resize(gate.width, Row::default());
         product::<LEN, L, V, FOURS>(&gate.w2, &panel.hidden, &gate.b2, &mut panel.gate);
 
-        let combination = params.flags & 3;
         if !is_aligned {
             for ((z, &a), &b) in panel.gate.iter_mut().zip(query_gates).zip(&panel.gates) {
                 *z = zip(*z, b, |c, b| if combination == 0 { a + b + c } else { a * b + c });

@@ -3,7 +3,7 @@
 use super::activation::{EXP_OPS, Silu};
 use super::simd::{self, Map};
 use super::{Call, threads};
-use crate::kernels::microbench::{MolGateParams, WeightedSumParams};
+use crate::shaders::params::{MolGateParams, WeightedSumParams};
 
 pub(crate) fn mol_gate(mut call: Call<'_>) {
     let MolGateParams { n_items, n_queries, pairs, is_sum, .. } = call.params();

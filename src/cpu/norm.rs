@@ -1,7 +1,9 @@
 //! `rms_norm` and `layer_norm`, one token at a time, with sums in f64.
 
 use super::{Call, threads};
-use crate::kernels::{ACCUMULATE, BIAS, FACTOR, NormParams};
+use crate::shaders::constants::layer_norm::BIAS;
+use crate::shaders::constants::rms_norm::{ACCUMULATE, FACTOR};
+use crate::shaders::params::NormParams;
 
 /// Operations for an element, roughly.
 pub(super) const OPS: usize = 8;

@@ -11,8 +11,10 @@ use bytemuck::Pod;
 use super::simd::{self, Lanes, WideWork};
 use super::threads;
 use crate::dtype::{BLOCK, WeightType};
-use crate::kernels::{INVARIANT, LinearParams};
+use crate::kernels::INVARIANT;
 use crate::recording::Step;
+use crate::shaders::params::LinearParams;
+use crate::shaders::{Id, read_params};
 
 /// Vectors of weights that a panel has side by side.
 const VECTORS: usize = 3;
@@ -45,10 +47,10 @@ impl Panels {
     /// The order in which a step wants its first operand, if not in rows.
     pub fn wanted(step: &Step) -> Option<Panels> {
         let lanes = simd::panel_lanes()?;
-        if !["matmul", "matvec", "linear_norm"].contains(&step.kernel.name) {
+        if ![Id::Matmul, Id::Matvec, Id::LinearNorm].contains(&step.kernel.id) {
             return None;
         }
-        let params: LinearParams = bytemuck::pod_read_unaligned(&step.params);
+        let params: LinearParams = read_params(&step.params);
         let weight = match step.variant.weight {
             Some(WeightType::F32) => PanelWeight::F32,
             Some(WeightType::F16) => PanelWeight::F16,
@@ -261,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_come_back_from_panels() {
+    fn packed_panels_unpack_to_the_same_rows() {
         for weight in [PanelWeight::F32, PanelWeight::F16] {
             for (n_rows, dim, lanes) in [(48, 32, 16), (70, 64, 16), (1, 32, 8), (95, 1056, 8)] {
                 let panels = panels(n_rows, dim, lanes, weight);
@@ -276,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn products_agree_whatever_the_vectors_and_the_tokens() {
+    fn panel_products_agree_for_any_lanes_and_token_count() {
         for weight in [PanelWeight::F32, PanelWeight::F16] {
             for (n_rows, dim) in [(48, 32), (70, 64), (24, 1056), (95, 544)] {
                 for n_tokens in [1, 3, 4, 7, 8, 13, 20] {

@@ -1,7 +1,8 @@
 //! `pool`: sequences of a batch to one row each, with sums in f64.
 
 use super::{Call, threads};
-use crate::kernels::{PoolParams, Pooling};
+use crate::shaders::constants::pool::{CLS, LAST};
+use crate::shaders::params::PoolParams;
 
 pub(crate) fn pool(mut call: Call<'_>) {
     let params: PoolParams = call.params();
@@ -32,6 +33,3 @@ pub(crate) fn pool(mut call: Call<'_>) {
         y.iter_mut().zip(sums).for_each(|(y, sum)| *y = (sum / norm) as f32);
     });
 }
-
-const CLS: u32 = Pooling::Cls as u32;
-const LAST: u32 = Pooling::Last as u32;

@@ -2,9 +2,10 @@
 
 use super::simd::{self, Lanes, WideWork};
 use super::{Call, threads};
-use crate::kernels::microbench::{
-    PROBE_NUMBERS, PROBE_READS, ProbeCopyParams, ProbeFmaParams, ProbeReadParams, ProbeReduceParams,
-};
+use crate::kernels::microbench::{PROBE_NUMBERS, PROBE_READS};
+#[cfg(not(target_arch = "wasm32"))]
+use crate::shaders::params::ProbeMatrixParams;
+use crate::shaders::params::{ProbeCopyParams, ProbeFmaParams, ProbeReadParams, ProbeReduceParams};
 
 pub(crate) fn probe_read(mut call: Call<'_>) {
     let params: ProbeReadParams = call.params();
@@ -124,7 +125,7 @@ impl Fma<'_> {
 
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn probe_matrix(mut call: Call<'_>) {
-    let params: crate::kernels::microbench::ProbeMatrixParams = call.params();
+    let params: ProbeMatrixParams = call.params();
     let [x, y] = call.operands();
     let x = x.get::<f32>();
     // The CPU's matrices are those of the baseline.

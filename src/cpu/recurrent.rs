@@ -1,7 +1,8 @@
 //! `short_conv`, `delta_rule` and `selective_scan`: layers that keep a state of fixed size.
 
 use super::{Call, threads};
-use crate::kernels::{CONV_BIAS, CONV_GATED, DeltaRuleParams, SelectiveScanParams, ShortConvParams};
+use crate::shaders::constants::short_conv;
+use crate::shaders::params::{DeltaRuleParams, SelectiveScanParams, ShortConvParams};
 
 /// Tokens of a pass that go through states one after the other.
 struct Run {
@@ -53,7 +54,7 @@ pub(crate) fn short_conv(mut call: Call<'_>) {
     let params: ShortConvParams = call.params();
     let [state, x, weight, bias, past, y] = call.operands();
     let (channels, taps) = (params.channels as usize, params.taps as usize);
-    let (stride, is_gated) = (params.x_stride as usize, params.flags & CONV_GATED != 0);
+    let (stride, is_gated) = (params.x_stride as usize, params.flags & short_conv::GATED != 0);
     let (x, weight, bias) = (x.get::<f32>(), weight.get::<f32>(), bias.get::<f32>());
     let (past, y) = (past.get_mut::<f32>(), y.get_mut::<f32>());
     for run in runs(state.get(), params.n_tokens, params.row_words, params.has_slots) {
@@ -83,7 +84,7 @@ pub(crate) fn short_conv(mut call: Call<'_>) {
                 let of_tap =
                     |i: usize| f64::from(weight[c * taps + i]) * f64::from(inputs[(t + 4 - taps + i) * channels + c]);
                 let sum: f64 = (0..taps).map(of_tap).sum();
-                let sum = sum + if params.flags & CONV_BIAS != 0 { f64::from(bias[c]) } else { 0.0 };
+                let sum = sum + if params.flags & short_conv::BIAS != 0 { f64::from(bias[c]) } else { 0.0 };
                 *y = match is_gated {
                     true => sum as f32 * x[t * stride + params.x_start as usize + channels + c],
                     false => (sum / (1.0 + (-sum).exp())) as f32,

@@ -3,7 +3,9 @@
 use super::cached::{Pages, write_row};
 use super::norm::mean;
 use super::{Call, threads};
-use crate::kernels::{KvType, QkNorm, RopeKvParams, RopePackedParams, RopeParams};
+use crate::kernels::{KvType, QkNorm};
+use crate::shaders::constants::rotate;
+use crate::shaders::params::{RopeKvParams, RopePackedParams, RopeParams};
 
 /// Operations for an element, roughly.
 const OPS: usize = 4;
@@ -38,7 +40,8 @@ pub(crate) fn rope(mut call: Call<'_>) {
     let [state, table, x, y] = call.operands();
     let (n_tokens, head_dim) = (params.n_tokens as usize, params.head_dim as usize);
     let row = params.n_heads as usize * head_dim;
-    let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
+    let rotation =
+        Rotation { rot_dims: params.rot_dims as usize, halves: params.style == rotate::HALVES, table: table.get() };
     let (pos, x) = (state.get::<u32>()[0] as usize, x.get::<f32>());
     threads::for_each_chunk(&mut y.get_mut::<f32>()[..n_tokens * row], row, n_tokens * row * OPS, |t, y| {
         for (y, x) in y.chunks_exact_mut(head_dim).zip(x[t * row..].chunks_exact(head_dim)) {
@@ -110,14 +113,16 @@ impl Turning<'_> {
 
 pub(crate) fn rope_kv(mut call: Call<'_>) {
     let params: RopeKvParams = call.params();
+    let (norm, is_paged) = (QkNorm::of(call.constant("NORM")), call.is("PAGED"));
     let kind = KvType::of(call.weight).unwrap_or(KvType::F32);
     let [state, table, weight, qkv, q, k, v] = call.operands();
     let (n_tokens, head_dim) = (params.n_tokens as usize, params.head_dim as usize);
     let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
     let (capacity, slots) = (params.capacity as usize, params.slots as usize);
     let row_len = (n_heads + 2 * n_kv_heads) * head_dim;
-    let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
-    let (norm, weight) = (QkNorm::of(params.norm), weight.get());
+    let rotation =
+        Rotation { rot_dims: params.rot_dims as usize, halves: params.style == rotate::HALVES, table: table.get() };
+    let weight = weight.get();
     let turning = Turning { rotation, norm, weight, eps: params.eps, n_heads, n_kv_heads, head_dim };
     let [pos, angles] = [0, 3].map(|word| state.get::<u32>()[word] as usize);
     let angles = angles + pos;
@@ -125,7 +130,7 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
     let qkv = qkv.get::<f32>();
     let first = params.first as usize;
     let row = |t: usize| &qkv[t * (first + row_len) + first..][..row_len];
-    let pages = Pages::of_row(state.get(), params.is_paged != 0, 0, slots);
+    let pages = Pages::of_row(state.get(), is_paged, 0, slots);
 
     let q_row = n_heads * head_dim;
     let ops = n_tokens * q_row * OPS;
@@ -155,11 +160,13 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
 
 pub(crate) fn rope_packed(mut call: Call<'_>) {
     let params: RopePackedParams = call.params();
+    let norm = QkNorm::of(call.constant("NORM"));
     let [tokens, table, weight, qkv] = call.operands();
     let (n_heads, n_kv_heads, head_dim) =
         (params.n_heads as usize, params.n_kv_heads as usize, params.head_dim as usize);
-    let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
-    let (norm, weight) = (QkNorm::of(params.norm), weight.get());
+    let rotation =
+        Rotation { rot_dims: params.rot_dims as usize, halves: params.style == rotate::HALVES, table: table.get() };
+    let weight = weight.get();
     let turning = Turning { rotation, norm, weight, eps: params.eps, n_heads, n_kv_heads, head_dim };
     // Memory is padded, by less than a token.
     let tokens: &[[u32; 3]] = tokens.get::<u32>().as_chunks().0;

@@ -4,7 +4,9 @@ use super::argmax::order_key;
 use super::simd::{self, Function, Instructions, Map, Numbers, exp};
 use super::softmax::ExpBelow;
 use super::{Call, threads};
-use crate::kernels::{AdvanceParams, MaskLogitsParams, NON_FINITE, PART, PenalizeParams, SampleParams, Sampling};
+use crate::kernels::{NON_FINITE, Sampling};
+use crate::shaders::constants::candidates::PART;
+use crate::shaders::params::{AdvanceParams, MaskLogitsParams, PenalizeParams, SampleParams};
 
 pub(crate) fn advance(mut call: Call<'_>) {
     let params: AdvanceParams = call.params();
@@ -305,7 +307,7 @@ fn draw(params: &SampleParams, sampling: &Sampling, pos: u32, logits: &[f32], fo
 mod tests {
     use super::*;
     use crate::cpu::{Operand, argmax};
-    use crate::kernels::{ArgmaxMergeParams, ArgmaxParams};
+    use crate::shaders::params::{ArgmaxMergeParams, ArgmaxParams};
 
     const OFF: Sampling = Sampling {
         temperature: 1.0,
@@ -333,6 +335,7 @@ mod tests {
         let (mut found, mut ids) = (vec![0; 2 * params.found_stride as usize], [7u32; 4]);
         candidates(Call {
             params: bytemuck::bytes_of(&params),
+            constants: &[],
             weight: None,
             rounds: false,
             products: Default::default(),
@@ -345,6 +348,7 @@ mod tests {
         });
         sample(Call {
             params: bytemuck::bytes_of(&params),
+            constants: &[],
             weight: None,
             rounds: false,
             products: Default::default(),
@@ -366,6 +370,7 @@ mod tests {
         let params = ArgmaxParams { dim, chunk: 64, n_chunks: dim.div_ceil(64), n_rows: 1 };
         argmax::argmax(Call {
             params: bytemuck::bytes_of(&params),
+            constants: &[],
             weight: None,
             rounds: false,
             products: Default::default(),
@@ -373,7 +378,8 @@ mod tests {
             operands: vec![Operand::Read(bytemuck::cast_slice(logits)), Operand::Write(&mut best)],
         });
         argmax::argmax_merge(Call {
-            params: bytemuck::bytes_of(&ArgmaxMergeParams { n_chunks: params.n_chunks, n_rows: 1, _pad: [0; 2] }),
+            params: bytemuck::bytes_of(&ArgmaxMergeParams { n_chunks: params.n_chunks, n_rows: 1 }),
+            constants: &[],
             weight: None,
             rounds: false,
             products: Default::default(),
@@ -384,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_likely_token_is_drawn_where_nothing_else_is_left() {
+    fn sampling_with_one_candidate_left_draws_the_argmax() {
         for n in [1usize, 5, 256, 1000] {
             // All different, the largest one in turn anywhere.
             let mut logits: Vec<f32> = (0..n).map(|i| ((i * 7919 + 11) % 1009) as f32 / 100.0 - 5.0).collect();
@@ -403,7 +409,7 @@ mod tests {
 
     /// Each setting leaves tokens 2, 4 and 3 of six, and what is left is drawn in proportion.
     #[test]
-    fn tokens_are_drawn_as_often_as_their_probability_says() {
+    fn sampling_frequencies_match_probabilities() {
         let probs = [0.03f32, 0.02, 0.4, 0.2, 0.3, 0.05];
         let logits = probs.map(|p| p.ln() + 3.0);
         for sampling in [Sampling { top_k: 3, ..OFF }, Sampling { top_p: 0.85, ..OFF }, Sampling { min_p: 0.3, ..OFF }]

@@ -2,7 +2,8 @@
 
 use super::argmax::order_key;
 use super::{Call, threads};
-use crate::kernels::{BEGINS, FILTERED, MergeTopParams, SelectTopParams};
+use crate::shaders::constants::select_top::{BEGINS, FILTERED};
+use crate::shaders::params::{MergeTopParams, SelectTopParams};
 
 /// A pair as one number, larger for better: the order key of the score above the complement of the id. No item is 0.
 fn rank(score: f32, id: u32) -> u64 {

@@ -1333,7 +1333,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_half_is_widened_as_by_half() {
+    fn f16_widening_matches_the_half_crate_for_all_bits() {
         for bits in 0..=u16::MAX {
             let (found, want) = (widen_f16(bits), half::f16::from_bits(bits).to_f32());
             assert!(found.to_bits() == want.to_bits() || (found.is_nan() && want.is_nan()), "{bits:#06x}: {found}");
@@ -1362,7 +1362,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_and_special_instructions_agree() {
+    fn scalar_and_simd_instructions_agree() {
         for start in 0..=255u8 {
             let bytes = std::array::from_fn(|i| start.wrapping_add((31 * i) as u8));
             let [found, want] = [run(Everything(&bytes)), Everything(&bytes).run::<[f32; 8]>()];
@@ -1405,7 +1405,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_agree_whatever_their_vectors() {
+    fn block_operations_agree_for_every_vector_width() {
         for start in 0..=255u8 {
             let bytes = std::array::from_fn(|i| start.wrapping_add((31 * i) as u8));
             let [mut best, mut short, mut want] = [const { Vec::new() }; 3];
@@ -1423,7 +1423,7 @@ mod tests {
     }
 
     #[test]
-    fn six_bits_are_put_together() {
+    fn six_bit_values_are_joined_from_low_and_high_bits() {
         struct SixBits(u32, u16);
         impl Work for SixBits {
             type Output = [f32; 8];
@@ -1455,7 +1455,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_are_summed_by_definition() {
+    fn lane_sums_match_their_definition() {
         fn check<const N: usize>() {
             // Whole numbers, so that sums are exact; every sixteen repeats eight.
             let x: Vec<f32> = (0..16 * N).map(|i| (i / 16 * 5 + i % 8) as f32 - 9.0).collect();

@@ -2,7 +2,7 @@
 
 use super::simd::{self, Function, Instructions, Map, Numbers, exp};
 use super::{Call, threads};
-use crate::kernels::SoftmaxParams;
+use crate::shaders::params::SoftmaxParams;
 
 /// `e^(x - highest)`.
 pub(super) struct ExpBelow {
@@ -37,14 +37,15 @@ mod tests {
     use crate::cpu::Operand;
 
     #[test]
-    fn softmax_of_extreme_rows() {
+    fn softmax_of_extreme_rows_is_exact() {
         let mut x = vec![-1e4f32; 2 * 7];
         x[2] = 1e4;
         x[6] = 1e4;
         let mut y = vec![f32::NAN; 2 * 7];
-        let params = SoftmaxParams { n_rows: 2, dim: 7, _pad: [0; 2] };
+        let params = SoftmaxParams { n_rows: 2, dim: 7 };
         softmax(Call {
             params: bytemuck::bytes_of(&params),
+            constants: &[],
             weight: None,
             rounds: false,
             products: Default::default(),

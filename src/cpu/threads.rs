@@ -1,12 +1,9 @@
 //! Work shared out over the processor's threads; on the web there is one.
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::io;
 use std::marker::PhantomData;
 use std::ops::Range;
-#[cfg(not(target_arch = "wasm32"))]
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-#[cfg(not(target_arch = "wasm32"))]
 use std::sync::{OnceLock, mpsc};
 
 use crate::error::Error;
@@ -62,7 +59,6 @@ impl Threads {
     }
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 fn no_threads(source: io::Error) -> Error {
     Error::Io { path: "threads of the CPU".into(), source }
 }

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_has_the_same_result_whichever_are_beside_it() {
+    fn attention_of_a_token_does_not_depend_on_its_neighbours() {
         for (dim, n_keys) in [(32, 1), (32, 21), (64, 64), (8, 70), (24, 131)] {
             let rows = numbers(n_keys * 3 * dim);
             for lanes in [16, 8, 0] {

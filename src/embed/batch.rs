@@ -1,4 +1,4 @@
-//! Which texts go together, and the recorded pass that takes them.
+//! Groups texts into batches and records the pass of each batch size.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,11 +16,11 @@ use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 use crate::tuning::self_test;
 
-/// Passes that are kept: those for small batches and for four powers of two.
+/// Recorded passes to cache: those for small batches and for four powers of two.
 const KEPT_PASSES: NonZeroUsize = NonZeroUsize::new(48).unwrap();
 
-/// The smallest size of `n_tokens` and `n_sequences` or more: tokens by 4 up to 64, then by eighths of the power of two
-/// below, so that at most an eighth of a larger pass is idle; sequences by powers of two, which cost next to nothing.
+/// Rounds a batch size up: tokens to a multiple of 4 up to 64, then to eighths of the power of two below, so that at
+/// most an eighth of a larger pass is idle; sequences to a power of two, which costs next to nothing.
 pub(super) fn size_for(n_tokens: u32, n_sequences: u32) -> BatchSize {
     let step = (n_tokens.max(1).next_power_of_two() / 16).max(4);
     BatchSize { n_tokens: n_tokens.max(1).next_multiple_of(step), n_sequences: n_sequences.next_power_of_two() }
@@ -31,8 +31,8 @@ pub(super) fn size_of(texts: &[&Tokens]) -> BatchSize {
     size_for(texts.iter().map(|text| text.ids.len() as u32).sum(), texts.len() as u32)
 }
 
-/// Cuts texts of these lengths into batches of at most `max_tokens`, whose texts are of like length: the numbers of the
-/// texts, batch by batch. A longer text is a batch of its own.
+/// Cuts texts of these lengths into batches of similar length with at most `max_tokens`, and returns each batch's
+/// text indices. A longer text is a batch of its own.
 pub(super) fn batches(lengths: &[usize], max_tokens: usize) -> Vec<Vec<usize>> {
     let order = sort::order(lengths.len(), &|a, b| lengths[a].cmp(&lengths[b]));
     let mut batches: Vec<Vec<usize>> = Vec::new();
@@ -50,50 +50,50 @@ pub(super) fn batches(lengths: &[usize], max_tokens: usize) -> Vec<Vec<usize>> {
     batches
 }
 
-/// What is made of the last layer's output: a row for each text.
+/// Output layer after the encoder: one row per text.
 #[derive(Clone, Debug)]
-pub(crate) enum Head {
+pub(crate) enum OutputHead {
     /// A vector.
     Vector { pooling: Pooling, normalize: bool },
     /// A score.
     Score(Box<ScoreHead>),
 }
 
-impl Head {
-    /// Elements of a text's row.
+impl OutputHead {
+    /// Elements in a text's row.
     fn width(&self, encoder: &Transformer) -> u32 {
         match self {
-            Head::Vector { .. } => encoder.config.dim,
-            Head::Score(_) => 1,
+            OutputHead::Vector { .. } => encoder.config.dim,
+            OutputHead::Score(_) => 1,
         }
     }
 }
 
-/// Passes over batches of all sizes that occur, each recorded once.
+/// One recorded pass per batch size.
 pub(super) struct EncoderPasses {
     device: Device,
     encoder: Transformer,
-    head: Head,
+    head: OutputHead,
     max_len: u32,
-    state: Mutex<State>,
+    state: Mutex<EncoderState>,
 }
 
-struct State {
+struct EncoderState {
     passes: LruCache<BatchSize, Arc<RecordedBatch>>,
-    /// Passes run one after the other, so they share their temporaries' memory.
+    /// Passes run one at a time, so they share memory for temporaries.
     workspace: Workspace,
 }
 
 struct RecordedBatch {
     io: BatchTensors,
-    /// A row for each text, `[B, width]`.
+    /// One row per text, `[B, width]`.
     rows: Tensor,
     recording: Recording,
 }
 
 impl EncoderPasses {
-    pub fn new(device: &Device, encoder: Transformer, head: Head, max_len: u32) -> EncoderPasses {
-        let state = State { passes: LruCache::new(KEPT_PASSES), workspace: Workspace::default() };
+    pub fn new(device: &Device, encoder: Transformer, head: OutputHead, max_len: u32) -> EncoderPasses {
+        let state = EncoderState { passes: LruCache::new(KEPT_PASSES), workspace: Workspace::default() };
         EncoderPasses { device: device.clone(), encoder, head, max_len, state: Mutex::new(state) }
     }
 
@@ -105,16 +105,16 @@ impl EncoderPasses {
         &self.encoder
     }
 
-    pub fn head(&self) -> &Head {
+    pub fn head(&self) -> &OutputHead {
         &self.head
     }
 
-    /// Elements of a text's row.
+    /// Elements in a text's row.
     pub fn width(&self) -> u32 {
         self.head.width(&self.encoder)
     }
 
-    /// Sees to it that the self-test has nothing against the pass of a batch of these texts.
+    /// Runs the self-test of the pass that these texts need.
     ///
     /// # Errors
     /// Those of the self-test.
@@ -122,7 +122,7 @@ impl EncoderPasses {
         self.test_size(size_of(texts)).await
     }
 
-    /// The same for a size.
+    /// Runs the self-test of the pass for this size.
     pub async fn test_size(&self, size: BatchSize) -> Result<(), Error> {
         loop {
             let pass = self.pass(&mut self.state(), size)?;
@@ -133,11 +133,11 @@ impl EncoderPasses {
         }
     }
 
-    /// Runs a batch: token ids of each text, with their token types. Its rows come one after the other.
+    /// Runs a batch. The result holds the texts' rows in order.
     pub fn run(&self, texts: &[&Tokens]) -> Result<Pending, Error> {
         let lengths: Vec<u32> = texts.iter().map(|text| text.ids.len() as u32).collect();
         let size = size_of(texts);
-        // Until the batch is submitted: another thread's tokens must not take the place of these.
+        // Held until the batch is submitted, so that another thread cannot overwrite the tokens.
         let mut state = self.state();
         let pass = self.pass(&mut state, size)?;
         let first_position = self.encoder.config.first_position();
@@ -164,21 +164,21 @@ impl EncoderPasses {
         Ok(self.pass(&mut self.state(), size)?.recording.n_dispatches())
     }
 
-    /// Memory of the weights and one pass of this size; nothing is allocated.
+    /// Memory of the weights and one pass of this size. Allocates nothing.
     pub fn plan(&self, size: BatchSize) -> Result<MemoryPlan, Error> {
         let pass = self.record(size, &mut Workspace::default())?;
         let mut others: Vec<&Tensor> = self.encoder.weights.tensors().collect();
-        if let Head::Score(head) = &self.head {
+        if let OutputHead::Score(head) = &self.head {
             others.extend(head.tensors());
         }
         Ok(MemoryPlan::of([&pass.recording], others))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, EncoderState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pass(&self, state: &mut State, size: BatchSize) -> Result<Arc<RecordedBatch>, Error> {
+    fn pass(&self, state: &mut EncoderState, size: BatchSize) -> Result<Arc<RecordedBatch>, Error> {
         if let Some(pass) = state.passes.get(&size) {
             return Ok(pass.clone());
         }
@@ -195,7 +195,7 @@ impl EncoderPasses {
 impl RecordedBatch {
     fn record(
         target: &Target,
-        (encoder, head): (&Transformer, &Head),
+        (encoder, head): (&Transformer, &OutputHead),
         size: BatchSize,
         max_len: u32,
         workspace: &mut Workspace,
@@ -205,24 +205,23 @@ impl RecordedBatch {
         let mut rec = Recorder::new(target.clone());
         let h = encoder.record_batch(&mut rec, &io)?;
         match head {
-            &Head::Vector { pooling, normalize } => {
+            &OutputHead::Vector { pooling, normalize } => {
                 encoder.record_pooling(&mut rec, &io, &h, (pooling, normalize), &rows)?;
             }
-            Head::Score(head) => encoder.record_scores(&mut rec, &io, &h, head, &rows)?,
+            OutputHead::Score(head) => encoder.record_scores(&mut rec, &io, &h, head, &rows)?,
         }
         Ok(RecordedBatch { io, rows, recording: rec.finish(workspace) })
     }
 }
 
-/// Records the pass of one batch, of an encoder whose weights may be nowhere.
+/// Records the pass of one batch. The encoder's weights need not be allocated.
 ///
 /// # Errors
-/// [`Error::Operand`] or [`Error::Shape`] if the target's limits are too small for it.
-#[cfg(not(target_arch = "wasm32"))]
+/// [`Error::Operand`] or [`Error::Shape`] if the target's limits are too small for the batch.
 pub(crate) fn record_texts(
     target: &Target,
     encoder: &Transformer,
-    head: &Head,
+    head: &OutputHead,
     size: BatchSize,
     max_len: u32,
 ) -> Result<Recording, Error> {
@@ -230,12 +229,12 @@ pub(crate) fn record_texts(
     Ok(batch.recording)
 }
 
-/// A text, or a pair of texts, as the encoder reads it.
+/// Tokens of a text or a pair of texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tokens {
-    /// Token ids, with those around the text.
+    /// Token ids, including the special tokens.
     pub ids: Vec<u32>,
-    /// Tokens of the first of two texts, all of them if there is one: those behind have token type 1.
+    /// Tokens of the first text; later tokens belong to the second text and have token type 1.
     pub first_len: u32,
 }
 
@@ -251,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_waste_at_most_an_eighth() {
+    fn batch_size_classes_waste_at_most_an_eighth() {
         for n in 1..5000 {
             let size = size_for(n, 1).n_tokens;
             assert!(size >= n && size.is_multiple_of(4), "{n}: {size}");
@@ -262,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_hold_each_text_once_and_no_more_than_fits() {
+    fn batches_hold_each_text_once_within_the_token_limit() {
         let lengths = [5, 1, 9, 30, 2, 2, 8, 7, 100];
         let batches = batches(&lengths, 20);
         let mut all: Vec<usize> = batches.concat();

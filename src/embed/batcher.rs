@@ -1,11 +1,10 @@
-//! What an embedder and a reranker have in common: an encoder with its head on a device, its tokenizer, and the
-//! batches in flight.
+//! What `Embedder` and `Reranker` share: an encoder with its head, its tokenizer and the batches in flight.
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use super::batch::{EncoderPasses, Head, Tokens, batches, size_for};
+use super::batch::{EncoderPasses, OutputHead, Tokens, batches, size_for};
 use super::place::Second;
 use crate::device::{Device, Pending};
 use crate::error::Error;
@@ -17,61 +16,58 @@ use crate::platform::pause;
 use crate::recording::MemoryPlan;
 use crate::tokenizer::{EncodeOptions, EncodingCache, PairTemplate, Tokenizer};
 
-/// Texts whose encodings are remembered.
+/// Texts whose token ids are cached.
 const ENCODING_CACHE: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 
-/// What a caller may limit; `None` leaves it to the model's files or to the device.
-pub(super) struct Limits {
+/// The caller's limits; `None` uses the model's or the device's default.
+pub(super) struct EncoderLimits {
     pub max_tokens: Option<u32>,
     pub max_batch_tokens: Option<u32>,
     pub in_flight: Option<usize>,
     pub memory_limit: Option<u64>,
 }
 
-/// An encoder on a device: texts to a row of numbers each.
+/// An encoder on a device that computes one row of numbers per text.
 pub(super) struct Batcher {
     pub device: Device,
     pub name: String,
     pub passes: Arc<EncoderPasses>,
-    /// Another device with the same encoder.
+    /// A second device with the same encoder.
     pub second: Option<Second>,
-    reader: Result<Reader, String>,
+    reader: Result<TextEncoder, String>,
     pub block_types: Vec<BlockType>,
     pub max_tokens: u32,
     pub max_batch_tokens: u32,
     in_flight: usize,
 }
 
-/// From a text to tokens.
-struct Reader {
+/// Encodes texts to tokens.
+struct TextEncoder {
     encodings: EncodingCache,
-    /// Tokens around a text.
+    /// Special tokens around a single text.
     prefix: Vec<u32>,
     suffix: Vec<u32>,
-    /// Tokens around two, or why there is no place for two.
+    /// Special tokens around a pair, or why the tokenizer has no pair template.
     pair: Result<PairTemplate, String>,
 }
 
-/// What there is of a text.
+/// A text's row if cached, else its tokens.
 pub(super) enum Item {
-    /// Its row.
     Known(Arc<[f32]>),
-    /// Its tokens.
     Tokens(Tokens),
 }
 
 impl Batcher {
-    /// Declares an encoder whose weights the feed is still to take; nothing is allocated. `head` declares what stands
-    /// behind the encoder.
+    /// Declares an encoder whose weights the feed will upload. Allocates nothing. `head` declares its output layer.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the model is no encoder; [`Error::Memory`] if it exceeds the limit; [`Error::Option`]
-    /// for an option out of range; [`Error::Config`] if a weight is missing.
+    /// [`Error::Unsupported`] if the model is not an encoder; [`Error::Memory`] if it exceeds the limit;
+    /// [`Error::Option`] for an option out of range; [`Error::Config`] if a weight is missing.
     pub fn declare(
         device: &Device,
         header: ModelHeader,
-        limits: &Limits,
-        head: impl FnOnce(&ModelHeader) -> Result<Head, Error>,
+        limits: &EncoderLimits,
+        head: impl FnOnce(&ModelHeader) -> Result<OutputHead, Error>,
     ) -> Result<(Batcher, Feed), Error> {
         let head = head(&header)?;
         header.note_vocabulary(device);
@@ -84,11 +80,11 @@ impl Batcher {
         let max_batch_tokens =
             checked("max_batch_tokens", limits.max_batch_tokens.unwrap_or(usual_batch), 16..=1 << 20)?;
         let in_flight = checked("in_flight", limits.in_flight.unwrap_or(2) as u32, 1..=8)? as usize;
-        let reader = tokenizer.and_then(Reader::new).map_err(|error| error.to_string());
+        let reader = tokenizer.and_then(TextEncoder::new).map_err(|error| error.to_string());
         if let Ok(reader) = &reader {
             let around = match head {
-                Head::Vector { .. } => reader.prefix.len() + reader.suffix.len(),
-                Head::Score(_) => reader.pair()?.len(),
+                OutputHead::Vector { .. } => reader.prefix.len() + reader.suffix.len(),
+                OutputHead::Score(_) => reader.pair()?.len(),
             };
             checked("max_tokens", max_tokens, around as u32..=limit)?;
         }
@@ -98,8 +94,8 @@ impl Batcher {
             false => Weights::declare(&device.target(), &config, &Widened(&catalog))?,
         };
         let of_head = match &head {
-            Head::Vector { .. } => None,
-            Head::Score(head) => Some(head),
+            OutputHead::Vector { .. } => None,
+            OutputHead::Score(head) => Some(head),
         };
         let read = || weights.destinations().chain(of_head.into_iter().flat_map(|head| head.destinations()));
         catalog.check_read(read().map(|(name, _)| name))?;
@@ -120,19 +116,19 @@ impl Batcher {
         if let Some(limit) = Limit::of(limits.memory_limit, device.available_bytes()) {
             let plan = batcher.plan()?;
             if plan.total_bytes() > limit.bytes {
-                let hint = "a smaller max_batch_tokens needs less".into();
+                let hint = "reduce max_batch_tokens".into();
                 return Err(plan.refused(limit.bytes, limit.explained(hint)));
             }
         }
         Ok((batcher, feed))
     }
 
-    /// Tests the pass of a long text.
+    /// Runs the self-test of the longest text's pass.
     pub async fn test(&self) -> Result<(), Error> {
         self.passes.test_size(size_for(self.max_tokens, 1)).await
     }
 
-    /// What no file holds, once the feed wants nothing more.
+    /// Uploads the RoPE tables, which no file contains, after all weights.
     pub fn complete(&self) -> Result<(), Error> {
         self.passes.encoder().upload_ropes(&self.device)
     }
@@ -141,12 +137,12 @@ impl Batcher {
         &self.passes.encoder().config
     }
 
-    /// The tokenizer, which remembers what it encoded.
+    /// The tokenizer with its cache.
     pub fn encodings(&self) -> Result<&EncodingCache, Error> {
         Ok(&self.reader()?.encodings)
     }
 
-    fn reader(&self) -> Result<&Reader, Error> {
+    fn reader(&self) -> Result<&TextEncoder, Error> {
         self.reader.as_ref().map_err(|reason| Error::Tokenizer {
             field: "model".into(),
             expected: "a tokenizer".into(),
@@ -160,19 +156,19 @@ impl Batcher {
         self.batch_plan(n_tokens, n_tokens / 8)
     }
 
-    /// Memory of the weights and a batch of so many texts with so many tokens in all.
+    /// Memory of the weights and a batch of `n_texts` texts with `n_tokens` tokens in total.
     pub fn batch_plan(&self, n_tokens: u32, n_texts: u32) -> Result<MemoryPlan, Error> {
         self.passes.plan(size_for(n_tokens, n_texts))
     }
 
-    /// Dispatches of a batch of so many texts with so many tokens in all.
+    /// Dispatches of a batch of `n_texts` texts with `n_tokens` tokens in total.
     pub fn n_dispatches(&self, n_tokens: u32, n_texts: u32) -> Result<usize, Error> {
         self.passes.n_dispatches(size_for(n_tokens, n_texts))
     }
 
-    /// Tokens of a text with those around it, cut to `max_tokens`.
+    /// Encodes a text with its special tokens, truncated to `max_tokens`.
     pub fn encode(&self, text: &str) -> Result<Tokens, Error> {
-        let Reader { encodings, prefix, suffix, .. } = self.reader()?;
+        let TextEncoder { encodings, prefix, suffix, .. } = self.reader()?;
         let inner = encodings.encode(text, EncodeOptions::default())?;
         let room = self.max_tokens as usize - prefix.len() - suffix.len();
         let tokens = Tokens::from([prefix, &inner[..inner.len().min(room)], suffix].concat());
@@ -180,15 +176,15 @@ impl Batcher {
         Ok(tokens)
     }
 
-    /// Whether [`Batcher::encode`] cuts a text.
+    /// Whether [`Batcher::encode`] truncates this text.
     pub fn is_cut(&self, text: &str) -> Result<bool, Error> {
-        let Reader { encodings, prefix, suffix, .. } = self.reader()?;
+        let TextEncoder { encodings, prefix, suffix, .. } = self.reader()?;
         let inner = encodings.encode(text, EncodeOptions::default())?;
         Ok(inner.len() > self.max_tokens as usize - prefix.len() - suffix.len())
     }
 
-    /// Tokens of two texts with those around them. If they are more than `max_tokens`, the longer text is cut, and both
-    /// where that is not enough.
+    /// Encodes a pair of texts with its special tokens. If it exceeds `max_tokens`, the longer text is truncated
+    /// first, then both.
     pub fn encode_pair(&self, a: &str, b: &str) -> Result<Tokens, Error> {
         let reader = self.reader()?;
         let (encodings, pair) = (&reader.encodings, reader.pair()?);
@@ -204,7 +200,7 @@ impl Batcher {
         Ok(tokens)
     }
 
-    /// Refuses what is no sequence of this model.
+    /// Refuses tokens that are not a valid sequence for this model.
     pub fn check(&self, Tokens { ids, .. }: &Tokens) -> Result<(), Error> {
         let wrong = |field: &str, expected: String, found: String| {
             Err(Error::Tokenizer { field: field.into(), expected, found })
@@ -219,10 +215,10 @@ impl Batcher {
         }
     }
 
-    /// The rows of `n` texts, `[n, width]`, in their order. `progress` is told how many are done, time and again.
+    /// The rows of `n` texts in order, `[n, width]`. Calls `progress` repeatedly with the number of finished texts.
     ///
     /// # Errors
-    /// [`Error::InRecord`] naming the text that `item` has an error for or whose row is not finite; errors of
+    /// [`Error::InRecord`] with the index of a text that fails to encode or has a non-finite row; errors of
     /// [`Device::run`].
     pub async fn rows(
         &self,
@@ -230,8 +226,7 @@ impl Batcher {
         mut item: impl FnMut(usize) -> Result<Item, Error>,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Vec<f32>, Error> {
-        /// Batches whose texts are encoded together: the more, the less their lengths differ, and the later the first
-        /// of them begins.
+        /// Batches encoded together. A larger window makes a batch's lengths more alike but delays the first batch.
         const AHEAD: usize = 8;
         let mut rows = vec![0.0; n * self.passes.width() as usize];
         let mut submission = Submission { batcher: self, rows: &mut rows, flights: VecDeque::new(), done: 0, progress };
@@ -256,28 +251,27 @@ impl Batcher {
     }
 }
 
-impl Reader {
-    fn new(tokenizer: Tokenizer) -> Result<Reader, Error> {
-        // A text that every vocabulary has a token for, and that no normalizer takes away.
+impl TextEncoder {
+    fn new(tokenizer: Tokenizer) -> Result<TextEncoder, Error> {
+        // Every vocabulary has a token for this text, and no normalizer removes it.
         let (inner, whole) = (tokenizer.encode("a", false)?, tokenizer.encode("a", true)?);
         let at = whole.windows(inner.len().max(1)).position(|window| window == inner).unwrap_or(0);
         let end = (at + inner.len()).min(whole.len());
         let (prefix, suffix) = (whole[..at].to_vec(), whole[end..].to_vec());
         let pair = tokenizer.pair_template().map_err(|error| error.to_string());
-        Ok(Reader { encodings: EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE), prefix, suffix, pair })
+        Ok(TextEncoder { encodings: EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE), prefix, suffix, pair })
     }
 
     fn pair(&self) -> Result<&PairTemplate, Error> {
         self.pair.as_ref().map_err(|reason| Error::Tokenizer {
             field: "post_processor".into(),
-            expected: "a place for each of two texts".into(),
+            expected: "a template for pairs of texts".into(),
             found: reason.clone(),
         })
     }
 }
 
-/// Tokens that are left of two texts where there is room for so many: as if the longer one lost a token time and again,
-/// the first of two of one length.
+/// Lengths after truncating a pair to `room` tokens: repeatedly drops a token of the longer, or else first, text.
 fn fit([a, b]: [usize; 2], room: usize) -> [usize; 2] {
     if a + b <= room {
         return [a, b];
@@ -286,7 +280,7 @@ fn fit([a, b]: [usize; 2], room: usize) -> [usize; 2] {
     if a > b { [room - shorter, shorter] } else { [shorter, room - shorter] }
 }
 
-/// Texts on their way through the device.
+/// Texts being submitted and computed.
 struct Submission<'a> {
     batcher: &'a Batcher,
     /// `[n, width]`.
@@ -297,12 +291,12 @@ struct Submission<'a> {
 }
 
 impl Submission<'_> {
-    /// Submits texts, given with their numbers, batch by batch.
+    /// Submits texts, given with their indices, in batches.
     async fn submit(&mut self, window: Vec<(usize, Tokens)>) -> Result<(), Error> {
         let Batcher { device, max_batch_tokens, in_flight, passes, second, .. } = self.batcher;
         let lengths: Vec<usize> = window.iter().map(|(_, text)| text.ids.len()).collect();
         let is_gpu = device.is_gpu();
-        // The CPU computes a batch when it is submitted.
+        // The CPU computes a batch at submission.
         let in_flight = if is_gpu { *in_flight } else { 1 };
         for batch in batches(&lengths, *max_batch_tokens as usize) {
             if self.flights.len() >= in_flight {
@@ -317,7 +311,7 @@ impl Submission<'_> {
                 Some(second) => match second.passes_for(passes, &encoded) {
                     Some(passes) => passes,
                     None => {
-                        // What is in flight would be measured too.
+                        // Batches in flight would distort the measurement.
                         self.land_all().await?;
                         second.measure(passes, &encoded).await?
                     }
@@ -330,7 +324,7 @@ impl Submission<'_> {
         Ok(())
     }
 
-    /// Waits for the oldest batch.
+    /// Waits for the oldest batch in flight.
     async fn land(&mut self) -> Result<(), Error> {
         let Some((numbers, pending)) = self.flights.pop_front() else { return Ok(()) };
         let words = pending.await?;
@@ -339,8 +333,8 @@ impl Submission<'_> {
         for (i, row) in numbers.into_iter().zip(found.chunks_exact(width)) {
             if let Some(at) = row.iter().position(|v| !v.is_finite()) {
                 let kernel = match self.batcher.passes.head() {
-                    Head::Vector { .. } => "pool",
-                    Head::Score(_) => "matmul",
+                    OutputHead::Vector { .. } => "pool",
+                    OutputHead::Score(_) => "matmul",
                 };
                 let (expected, found) = ("a finite number".into(), row[at].to_string());
                 let error = Error::Operand { kernel, operand: "y", expected, found };
@@ -365,7 +359,7 @@ impl Submission<'_> {
     }
 }
 
-/// An option's value, if it is in range.
+/// An option's value if in range.
 fn checked(option: &'static str, value: u32, range: std::ops::RangeInclusive<u32>) -> Result<u32, Error> {
     match range.contains(&value) {
         true => Ok(value),
@@ -381,7 +375,7 @@ mod tests {
     use super::fit;
 
     #[test]
-    fn pairs_lose_tokens_of_the_longer_text_first() {
+    fn pair_truncation_shortens_the_longer_text_first() {
         for (lengths, room, want) in [
             ([3, 4], 7, [3, 4]),
             ([3, 9], 8, [3, 5]),

@@ -3,13 +3,12 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 use std::sync::Arc;
 
 use super::VectorCache;
-use super::batch::{Head, Tokens};
-use super::batcher::{Batcher, Item, Limits};
+use super::batch::{OutputHead, Tokens};
+use super::batcher::{Batcher, EncoderLimits, Item};
 use super::place::{Place, Second};
 use crate::device::Device;
 use crate::error::Error;
@@ -21,44 +20,42 @@ use crate::recording::MemoryPlan;
 use crate::tokenizer::EncodingCache;
 use crate::tuning::while_testing;
 
-/// How to load an encoder, and how it is used.
+/// Options for loading and running an encoder.
 #[derive(Default)]
 pub struct EmbedOptions<'a> {
-    /// Tokens to which a text is cut, those around it included. What the model's files say if `None`.
+    /// Maximum tokens per text including special tokens; longer texts are truncated. Default: the model's.
     pub max_tokens: Option<u32>,
-    /// How a vector is made from its tokens' vectors. What the model's files say if `None`.
+    /// How token vectors are pooled into a text's vector. Default: the model's.
     pub pooling: Option<Pooling>,
-    /// Whether vectors are divided by their Euclidean norm. What the model's files say if `None`.
+    /// Whether to L2-normalise vectors. Default: as the model specifies.
     pub normalize: Option<bool>,
-    /// Tokens of a batch. 8192 on a GPU, 1024 on the CPU and on software adapters if `None`; a longer text is a batch by
-    /// itself.
+    /// Maximum tokens per batch; a longer text is a batch of its own. Default: 8192 on a GPU, 1024 on the CPU and on
+    /// software adapters.
     pub max_batch_tokens: Option<u32>,
-    /// Batches that are submitted before the first of them is waited for, 1 to 8. 2 if `None`: one computes while
-    /// the host makes the next.
+    /// Batches in flight, 1 to 8. Default: 2, so that one computes while the host prepares the next.
     pub in_flight: Option<usize>,
-    /// Vectors that are remembered by their texts; none if 0.
+    /// Vectors to cache by text; 0 disables the cache.
     pub cached_vectors: usize,
-    /// Bytes that weights and the largest batch may take together.
+    /// Maximum bytes of weights and the largest batch together.
     pub memory_limit: Option<u64>,
-    /// The same encoder on another device: each batch goes to the one of the two that takes its size sooner. The first
-    /// batch of a size is measured on both, see [`Embedder::places`]. A text's vector then differs by the roundings of two
-    /// devices from batch to batch.
+    /// The same encoder on a second device. The first batch of each size is measured on both, later ones run on the
+    /// faster device, see [`Embedder::places`]. A text's vector may then differ between batches by rounding.
     pub second: Option<Embedder>,
-    /// Told bytes of weights that were read and uploaded, and their sum.
+    /// Called with the uploaded and the total bytes of weights.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
 }
 
-/// An encoder whose weights are on a device. Cloning shares them.
+/// An encoder on a device. Clones share the weights.
 ///
-/// A text's vector is the same to the last bit in any batch, at any place in it, on one device.
+/// On one device, a text's vector has the same bits in any batch, at any position.
 #[derive(Clone)]
 pub struct Embedder {
-    inner: Arc<Inner>,
-    /// Put in front of each text.
+    inner: Arc<EmbedderInner>,
+    /// Text put before each input.
     prompt: Arc<str>,
 }
 
-struct Inner {
+struct EmbedderInner {
     batcher: Batcher,
     pooling: Pooling,
     normalize: bool,
@@ -77,12 +74,12 @@ impl Embedder {
         Embedder::from_file(device, ModelFile::open(path)?, options).map_err(|e| e.in_model_file(path))
     }
 
-    /// Puts an encoder on a device.
+    /// Loads an encoder from an opened file.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the model is none; [`Error::Memory`] if it exceeds the limit, with nothing allocated;
-    /// [`Error::Option`] for an option out of range; [`Error::Config`] if a weight is missing; errors of
-    /// [`Device::write`].
+    /// [`Error::Unsupported`] if the model is not an encoder; [`Error::Memory`] if it exceeds the limit, with
+    /// nothing allocated; [`Error::Option`] for an option out of range; [`Error::Config`] if a weight is missing;
+    /// errors of [`Device::write`].
     pub fn from_file(device: &Device, file: ModelFile, options: EmbedOptions<'_>) -> Result<Embedder, Error> {
         let ModelFile { header, files } = file;
         let EmbedOptions { progress, .. } = options;
@@ -93,7 +90,7 @@ impl Embedder {
         Ok(embedder)
     }
 
-    /// A loader of these files. `options.progress` is not called: [`Loader::progress`] tells.
+    /// A loader for these files. It ignores `options.progress`: use [`Loader::progress`].
     ///
     /// # Errors
     /// [`Error::Config`] if there are no files.
@@ -103,52 +100,53 @@ impl Embedder {
         })
     }
 
-    /// Memory that a file's weights and a full batch would take on a device; nothing is allocated.
+    /// Memory needed for a file's weights and a full batch. Allocates nothing.
     ///
     /// # Errors
-    /// Those of [`Embedder::from_file`] that do not come from the weights' data.
+    /// Those of [`Embedder::from_file`], except errors in the weights' data.
     pub fn plan_file(device: &Device, file: ModelFile) -> Result<MemoryPlan, Error> {
         Embedder::declare(device, file.header, EmbedOptions::default())?.0.plan()
     }
 
-    /// Declares an encoder whose weights the feed is still to take; nothing is allocated.
+    /// Declares an encoder whose weights the feed will upload. Allocates nothing.
     fn declare(device: &Device, header: ModelHeader, options: EmbedOptions<'_>) -> Result<(Embedder, Feed), Error> {
         let EncoderShape { pooling, normalize, prompts, default_prompt, .. } = header.shape.encoder()?.clone();
         let pooling = options.pooling.or(pooling).ok_or_else(|| Error::Unsupported {
             format: "model",
             field: "pooling_type".into(),
-            found: "a cross-encoder's".into(),
+            found: "that of a cross-encoder".into(),
             supported: "mean, cls, last, in the files or as an option".into(),
         })?;
         let normalize = options.normalize.unwrap_or(normalize);
         let EmbedOptions { max_tokens, max_batch_tokens, in_flight, memory_limit, .. } = options;
-        let limits = Limits { max_tokens, max_batch_tokens, in_flight, memory_limit };
+        let limits = EncoderLimits { max_tokens, max_batch_tokens, in_flight, memory_limit };
         let (mut batcher, feed) =
-            Batcher::declare(device, header, &limits, |_| Ok(Head::Vector { pooling, normalize }))?;
+            Batcher::declare(device, header, &limits, |_| Ok(OutputHead::Vector { pooling, normalize }))?;
         if let Some(second) = &options.second {
             batcher.second = Some(second.beside(&batcher)?);
         }
         let vectors = NonZeroUsize::new(options.cached_vectors).map(VectorCache::new);
         let prompt = default_prompt.and_then(|name| prompts.get(&name)).map_or("", String::as_str).into();
-        Ok((Embedder { inner: Arc::new(Inner { batcher, pooling, normalize, prompts, vectors }), prompt }, feed))
+        Ok((
+            Embedder { inner: Arc::new(EmbedderInner { batcher, pooling, normalize, prompts, vectors }), prompt },
+            feed,
+        ))
     }
 
-    /// Texts that the model's files have to be put in front of others, by their names: `prompts` of
-    /// `config_sentence_transformers.json`.
+    /// The model's prompts by name: `prompts` of `config_sentence_transformers.json`.
     pub fn prompts(&self) -> &BTreeMap<String, String> {
         &self.inner.prompts
     }
 
-    /// What is put in front of each text: the prompt that the model's files choose, nothing if they do not.
+    /// The prompt put before each text; empty if the model's files choose none.
     pub fn prompt(&self) -> &str {
         &self.prompt
     }
 
-    /// The same encoder with the prompt of this name in front of each text, such as `query` where other texts are
-    /// documents; without one if `None`.
+    /// The same encoder with another of its prompts, such as `query`; `None` for no prompt.
     ///
     /// # Errors
-    /// [`Error::Option`] with the names that there are.
+    /// [`Error::Option`] with the prompts' names if there is none of this name.
     pub fn with_prompt(&self, name: Option<&str>) -> Result<Embedder, Error> {
         let prompt = match name {
             None => "",
@@ -172,55 +170,54 @@ impl Embedder {
         &self.inner.batcher.name
     }
 
-    /// The model's shape.
+    /// The model's configuration.
     pub fn config(&self) -> &ModelConfig {
         self.inner.batcher.config()
     }
 
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn encoder(&self) -> &crate::model::Transformer {
         self.inner.batcher.passes.encoder()
     }
 
-    /// C, elements of a vector.
+    /// C, elements in a vector.
     pub fn dims(&self) -> u32 {
         self.config().dim
     }
 
-    /// Tokens to which a text is cut, those around it included.
+    /// Maximum tokens per text including special tokens; longer texts are truncated.
     pub fn max_tokens(&self) -> u32 {
         self.inner.batcher.max_tokens
     }
 
-    /// Tokens of a batch.
+    /// Maximum tokens per batch.
     pub fn max_batch_tokens(&self) -> u32 {
         self.inner.batcher.max_batch_tokens
     }
 
-    /// How a vector is made from its tokens' vectors.
+    /// How token vectors are pooled into a text's vector.
     pub fn pooling(&self) -> Pooling {
         self.inner.pooling
     }
 
-    /// Whether vectors are divided by their Euclidean norm.
+    /// Whether vectors are L2-normalised.
     pub fn normalizes(&self) -> bool {
         self.inner.normalize
     }
 
-    /// Block types of the weights in the file, the one with most bytes first.
+    /// Block types of the file's weights, the one with most bytes first.
     pub fn block_types(&self) -> &[BlockType] {
         &self.inner.batcher.block_types
     }
 
-    /// The tokenizer, which remembers what it encoded.
+    /// The tokenizer with its cache.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the model has none that can be used.
+    /// [`Error::Tokenizer`] if the model has no usable tokenizer.
     pub fn encodings(&self) -> Result<&EncodingCache, Error> {
         self.inner.batcher.encodings()
     }
 
-    /// Vectors that are remembered, if that was asked for.
+    /// The cache of vectors, if enabled.
     pub fn cached_vectors(&self) -> Option<&VectorCache> {
         self.inner.vectors.as_ref()
     }
@@ -233,7 +230,7 @@ impl Embedder {
         self.inner.batcher.plan()
     }
 
-    /// Memory of the weights and a batch of so many texts with so many tokens in all.
+    /// Memory of the weights and a batch of `n_texts` texts with `n_tokens` tokens in total.
     ///
     /// # Errors
     /// As [`Embedder::plan`].
@@ -241,10 +238,10 @@ impl Embedder {
         self.inner.batcher.batch_plan(n_tokens, n_texts)
     }
 
-    /// This encoder as the second device of another.
+    /// Makes this encoder the second device of another.
     ///
     /// # Errors
-    /// [`Error::Option`] if they are not of one shape, or make different vectors of their rows.
+    /// [`Error::Option`] if the encoders differ in shape, pooling or normalisation.
     fn beside(&self, first: &Batcher) -> Result<Second, Error> {
         let own = &self.inner.batcher;
         let says = |batcher: &Batcher| {
@@ -256,16 +253,15 @@ impl Embedder {
         Err(Error::Option { option: "second", expected: says(first), found: says(own) })
     }
 
-    /// Where batches of the sizes that occurred so far go, if there are two devices.
+    /// The device that runs each batch size seen so far; empty without a second device.
     pub fn places(&self) -> Vec<Place> {
         self.inner.batcher.second.as_ref().map_or(Vec::new(), Second::all)
     }
 
-    /// Keeps [`Embedder::places`] in the file of the device's tuning, so that the next process need not measure them.
+    /// Saves [`Embedder::places`] to the device's tuning file, so that the next process need not measure them.
     ///
     /// # Errors
     /// As [`Device::save_tuning`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn save_places(&self) -> Result<(), Error> {
         let Batcher { device, passes, second, .. } = &self.inner.batcher;
         match second {
@@ -274,7 +270,7 @@ impl Embedder {
         }
     }
 
-    /// Dispatches of a batch of so many texts with so many tokens in all.
+    /// Dispatches of a batch of `n_texts` texts with `n_tokens` tokens in total.
     ///
     /// # Errors
     /// As [`Embedder::plan`].
@@ -282,16 +278,15 @@ impl Embedder {
         self.inner.batcher.n_dispatches(n_tokens, n_texts)
     }
 
-    /// Tokens of a text as the model reads it: behind the prompt, with the tokens around it, and cut to
-    /// [`Embedder::max_tokens`].
+    /// Encodes a text with its prompt and special tokens, truncated to [`Embedder::max_tokens`].
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the text cannot be encoded, or is nothing at all to the model.
+    /// [`Error::Tokenizer`] if the text cannot be encoded or has no tokens.
     pub fn encode(&self, text: &str) -> Result<Tokens, Error> {
         self.inner.batcher.encode(&self.prompted(text))
     }
 
-    /// Whether a text has more tokens than the model reads, so that [`Embedder::encode`] cuts it.
+    /// Whether [`Embedder::encode`] truncates this text.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the text cannot be encoded.
@@ -303,17 +298,17 @@ impl Embedder {
         if self.prompt.is_empty() { Cow::Borrowed(text) } else { Cow::Owned(format!("{}{text}", self.prompt)) }
     }
 
-    /// The vectors of `texts`, `[n, C]`, in their order.
+    /// The vectors of `texts` in order, `[n, C]`.
     ///
     /// # Errors
-    /// [`Error::InRecord`] naming the text that cannot be encoded or whose vector is not finite; errors of
+    /// [`Error::InRecord`] with the index of a text that cannot be encoded or has a non-finite vector; errors of
     /// [`Device::run`].
     pub async fn embed<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<f32>, Error> {
         self.embed_with(texts, &mut |_| ()).await
     }
 
-    /// As [`Embedder::embed`]. `progress` is told how many texts are done, time and again. Dropping the future ends the
-    /// work after the batches in flight.
+    /// As [`Embedder::embed`]. Calls `progress` repeatedly with the number of finished texts. If the future is
+    /// dropped, work stops after the batches in flight.
     ///
     /// # Errors
     /// As [`Embedder::embed`].
@@ -322,7 +317,7 @@ impl Embedder {
         texts: &[S],
         progress: &mut dyn FnMut(usize),
     ) -> Result<Vec<f32>, Error> {
-        let Inner { batcher, vectors: cache, .. } = &*self.inner;
+        let EmbedderInner { batcher, vectors: cache, .. } = &*self.inner;
         let item = |i: usize| {
             let text = self.prompted(texts[i].as_ref());
             match cache.as_ref().and_then(|cache| cache.get(&*text)) {
@@ -338,10 +333,10 @@ impl Embedder {
         Ok(vectors)
     }
 
-    /// The vectors of texts that are tokens already, `[n, C]`, in their order.
+    /// The vectors of encoded texts in order, `[n, C]`.
     ///
     /// # Errors
-    /// [`Error::InRecord`] naming the text that has no tokens, too many, or unknown ones; otherwise as
+    /// [`Error::InRecord`] with the index of a text that has no tokens, too many or unknown ones; otherwise as
     /// [`Embedder::embed`].
     pub async fn embed_tokens(&self, texts: &[Tokens]) -> Result<Vec<f32>, Error> {
         let batcher = &self.inner.batcher;
@@ -351,10 +346,10 @@ impl Embedder {
 }
 
 impl Loader<Embedder> {
-    /// The encoder, once nothing more is wanted.
+    /// The encoder, after all wanted bytes were pushed.
     ///
     /// # Errors
-    /// [`Error::Config`] if something is; errors of the device.
+    /// [`Error::Config`] if bytes are missing; errors of the device.
     pub async fn finish(self) -> Result<Embedder, Error> {
         let (embedder, device) = self.loaded()?;
         embedder.inner.batcher.complete()?;

@@ -1,4 +1,4 @@
-//! Two devices for one encoder: a batch goes to the one that takes its size sooner.
+//! Splits an encoder's batches between two devices: each batch size runs on the faster one.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,23 +9,22 @@ use super::batch::{EncoderPasses, Tokens, size_of};
 use crate::error::Error;
 use crate::model::{BatchSize, ModelConfig};
 use crate::target::PlaceKey;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::target::Tuning;
 
-/// Where batches of a size go.
+/// The device that runs batches of one size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Place {
-    /// Tokens of the batches, rounded up as passes are.
+    /// Tokens in the batch, rounded up to a recorded size.
     pub n_tokens: u32,
-    /// Texts, likewise.
+    /// Texts in the batch, rounded up likewise.
     pub n_texts: u32,
-    /// Whether the second device takes them.
+    /// Whether the second device runs these batches.
     pub is_second: bool,
-    /// What a batch took on the first device and on the second, if that was measured since loading.
+    /// Seconds per batch on the first and the second device, if measured since loading.
     pub seconds: Option<[f64; 2]>,
 }
 
-/// The second device's passes, and what is known of both.
+/// The second device's passes and the measured sizes.
 pub(super) struct Second {
     passes: Arc<EncoderPasses>,
     places: Mutex<BTreeMap<[u32; 2], Place>>,
@@ -36,13 +35,13 @@ impl Second {
         Second { passes, places: Mutex::default() }
     }
 
-    /// The passes that a batch should go through, if the place of its size is known.
+    /// The passes that should run this batch, if its size was measured before.
     pub fn passes_for<'a>(&'a self, first: &'a EncoderPasses, texts: &[&Tokens]) -> Option<&'a EncoderPasses> {
         let place = self.known(first, size_of(texts))?;
         Some(self.passes_at(first, place))
     }
 
-    /// The same once it is known: the batch runs on both devices, a few times. `first` must have nothing in flight.
+    /// Measures this batch on both devices and returns the faster one's passes. `first` must have nothing in flight.
     pub async fn measure<'a>(
         &'a self,
         first: &'a EncoderPasses,
@@ -59,7 +58,7 @@ impl Second {
         if place.is_second { &self.passes } else { first }
     }
 
-    /// What was measured, or what the tuning of the first device says.
+    /// The measured place, or the one in the first device's tuning.
     fn known(&self, first: &EncoderPasses, size: BatchSize) -> Option<Place> {
         let BatchSize { n_tokens, n_sequences: n_texts } = size;
         if let Some(&place) = self.places().get(&[n_tokens, n_texts]) {
@@ -82,13 +81,12 @@ impl Second {
         }
     }
 
-    /// All sizes that occurred, in order.
+    /// All places so far, by size.
     pub fn all(&self) -> Vec<Place> {
         self.places().values().copied().collect()
     }
 
-    /// The tuning of the first device with these places.
-    #[cfg(not(target_arch = "wasm32"))]
+    /// The first device's tuning, including these places.
     pub fn tuning(&self, first: &EncoderPasses) -> Tuning {
         let mut tuning = first.device().tuning().clone();
         for place in self.all() {
@@ -103,7 +101,7 @@ impl Second {
     }
 }
 
-/// Seconds of a batch: the shorter of two runs behind one that makes what they need.
+/// Seconds per batch: the shorter of two runs, after a warm-up run.
 async fn seconds(passes: &EncoderPasses, texts: &[&Tokens]) -> Result<f64, Error> {
     passes.test(texts).await?;
     passes.run(texts)?.await?;

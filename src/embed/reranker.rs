@@ -1,11 +1,10 @@
-//! A cross-encoder on a device: how well a document answers a query.
+//! A cross-encoder on a device: scores how well a document answers a query.
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 use std::sync::Arc;
 
-use super::batch::{Head, Tokens};
-use super::batcher::{Batcher, Item, Limits};
+use super::batch::{OutputHead, Tokens};
+use super::batcher::{Batcher, EncoderLimits, Item};
 use crate::device::Device;
 use crate::error::Error;
 use crate::formats::BlockType;
@@ -14,48 +13,48 @@ use crate::model::{ModelConfig, ScoreHead};
 use crate::recording::MemoryPlan;
 use crate::tuning::while_testing;
 
-/// How to load a cross-encoder, and how it is used.
+/// Options for loading and running a cross-encoder.
 #[derive(Default)]
 pub struct RerankOptions<'a> {
-    /// Tokens to which a pair is cut, those around its texts included: its longer text first. The longest sequence if
-    /// `None`.
+    /// Maximum tokens per pair including special tokens; the longer text is truncated first. Default: the model's
+    /// maximum sequence length.
     pub max_tokens: Option<u32>,
-    /// Whether a score is the sigmoid of the model's logit, 0 to 1, rather than the logit itself. If `None`, what the
-    /// model's files say, and the sigmoid where they do not, as sentence-transformers has it.
+    /// Whether a score is the sigmoid of the model's logit, 0 to 1, instead of the logit. Default: as the model's
+    /// files specify, else the sigmoid, as in sentence-transformers.
     pub sigmoid: Option<bool>,
     /// As [`EmbedOptions::max_batch_tokens`](super::EmbedOptions::max_batch_tokens).
     pub max_batch_tokens: Option<u32>,
     /// As [`EmbedOptions::in_flight`](super::EmbedOptions::in_flight).
     pub in_flight: Option<usize>,
-    /// Bytes that weights and the largest batch may take together.
+    /// Maximum bytes of weights and the largest batch together.
     pub memory_limit: Option<u64>,
-    /// Told bytes of weights that were read and uploaded, and their sum.
+    /// Called with the uploaded and the total bytes of weights.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
 }
 
-/// A document's place.
+/// A document's score.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Ranked {
-    /// Its number among those that were given.
+    /// The document's index in the input.
     pub index: usize,
-    /// The higher, the better it answers.
+    /// Higher scores answer the query better.
     pub score: f32,
 }
 
-/// A cross-encoder whose weights are on a device: it reads a query together with a document. Cloning shares them.
+/// A cross-encoder on a device: reads a query and a document together. Clones share the weights.
 ///
-/// A pair's score is the same to the last bit in any batch, at any place in it, on one device.
+/// On one device, a pair's score has the same bits in any batch, at any position.
 #[derive(Clone)]
-pub struct Reranker(Arc<Inner>);
+pub struct Reranker(Arc<RerankerInner>);
 
-struct Inner {
+struct RerankerInner {
     batcher: Batcher,
     sigmoid: bool,
 }
 
 impl Reranker {
-    /// Loads a Hugging Face folder of a `BertForSequenceClassification` or its RoBERTa, XLM-RoBERTa or ModernBERT
-    /// sibling with one label, or a GGUF file of one with its whole head, see [`ModelFile::open`].
+    /// Loads a Hugging Face folder of a `BertForSequenceClassification` (or its RoBERTa, XLM-RoBERTa or ModernBERT
+    /// counterpart) with one label, or a GGUF file with its whole head, see [`ModelFile::open`].
     ///
     /// # Errors
     /// Those of [`ModelFile::open`] and [`Reranker::from_file`].
@@ -65,11 +64,11 @@ impl Reranker {
         Reranker::from_file(device, ModelFile::open(path)?, options).map_err(|e| e.in_model_file(path))
     }
 
-    /// Puts a cross-encoder on a device.
+    /// Loads a cross-encoder from an opened file.
     ///
     /// # Errors
-    /// As [`Embedder::from_file`](super::Embedder::from_file); [`Error::Unsupported`] also for a model with several
-    /// labels, or with another function behind its logit.
+    /// As [`Embedder::from_file`](super::Embedder::from_file); also [`Error::Unsupported`] for a model with several
+    /// labels or with another function applied to its logit.
     pub fn from_file(device: &Device, file: ModelFile, options: RerankOptions<'_>) -> Result<Reranker, Error> {
         let ModelFile { header, files } = file;
         let RerankOptions { progress, .. } = options;
@@ -80,7 +79,7 @@ impl Reranker {
         Ok(reranker)
     }
 
-    /// A loader of these files. `options.progress` is not called: [`Loader::progress`] tells.
+    /// A loader for these files. It ignores `options.progress`: use [`Loader::progress`].
     ///
     /// # Errors
     /// [`Error::Config`] if there are no files.
@@ -94,25 +93,30 @@ impl Reranker {
         })
     }
 
-    /// Memory that a file's weights and a full batch would take on a device; nothing is allocated.
+    /// Memory needed for a file's weights and a full batch. Allocates nothing.
     ///
     /// # Errors
-    /// Those of [`Reranker::from_file`] that do not come from the weights' data.
+    /// Those of [`Reranker::from_file`], except errors in the weights' data.
     pub fn plan_file(device: &Device, file: ModelFile) -> Result<MemoryPlan, Error> {
         Reranker::declare(device, file.header, RerankOptions::default())?.0.plan()
     }
 
-    /// Declares a cross-encoder whose weights the feed is still to take; nothing is allocated.
+    /// Declares a cross-encoder whose weights the feed will upload. Allocates nothing.
     fn declare(device: &Device, header: ModelHeader, options: RerankOptions<'_>) -> Result<(Reranker, Feed), Error> {
         let RerankOptions { max_tokens, max_batch_tokens, in_flight, memory_limit, .. } = options;
-        let limits = Limits { max_tokens, max_batch_tokens, in_flight, memory_limit };
+        let limits = EncoderLimits { max_tokens, max_batch_tokens, in_flight, memory_limit };
         let scoring = header.shape.scoring()?.clone();
         let sigmoid = scoring.sigmoid()?;
         let (batcher, feed) = Batcher::declare(device, header, &limits, |header| {
             let config = &header.shape.encoder()?.config;
-            Ok(Head::Score(Box::new(ScoreHead::declare(&device.target(), config, scoring.head, &header.catalog)?)))
+            Ok(OutputHead::Score(Box::new(ScoreHead::declare(
+                &device.target(),
+                config,
+                scoring.head,
+                &header.catalog,
+            )?)))
         })?;
-        Ok((Reranker(Arc::new(Inner { batcher, sigmoid: options.sigmoid.unwrap_or(sigmoid) })), feed))
+        Ok((Reranker(Arc::new(RerankerInner { batcher, sigmoid: options.sigmoid.unwrap_or(sigmoid) })), feed))
     }
 
     /// The device that holds the weights.
@@ -125,22 +129,22 @@ impl Reranker {
         &self.0.batcher.name
     }
 
-    /// The encoder's shape.
+    /// The encoder's configuration.
     pub fn config(&self) -> &ModelConfig {
         self.0.batcher.config()
     }
 
-    /// Tokens to which a pair is cut, those around its texts included.
+    /// Maximum tokens per pair including special tokens; longer pairs are truncated.
     pub fn max_tokens(&self) -> u32 {
         self.0.batcher.max_tokens
     }
 
-    /// Tokens of a batch.
+    /// Maximum tokens per batch.
     pub fn max_batch_tokens(&self) -> u32 {
         self.0.batcher.max_batch_tokens
     }
 
-    /// Block types of the weights in the file, the one with most bytes first.
+    /// Block types of the file's weights, the one with most bytes first.
     pub fn block_types(&self) -> &[BlockType] {
         &self.0.batcher.block_types
     }
@@ -158,7 +162,7 @@ impl Reranker {
         self.0.batcher.plan()
     }
 
-    /// Dispatches of a batch of so many pairs with so many tokens in all.
+    /// Dispatches of a batch of `n_pairs` pairs with `n_tokens` tokens in total.
     ///
     /// # Errors
     /// As [`Reranker::plan`].
@@ -166,7 +170,7 @@ impl Reranker {
         self.0.batcher.n_dispatches(n_tokens, n_pairs)
     }
 
-    /// Tokens of a pair as the model reads it: with the tokens around its texts, and cut to [`Reranker::max_tokens`].
+    /// Encodes a pair with its special tokens, truncated to [`Reranker::max_tokens`].
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if a text cannot be encoded.
@@ -182,7 +186,7 @@ impl Reranker {
         self.score_pairs(&pairs(query, documents)).await
     }
 
-    /// The documents by their scores for a query, highest first; of equal ones the one that was given first.
+    /// The documents by descending score; ties keep the input's order.
     ///
     /// # Errors
     /// As [`Reranker::score_pairs`].
@@ -190,8 +194,8 @@ impl Reranker {
         self.rank_with(query, documents, &mut |_| ()).await
     }
 
-    /// As [`Reranker::rank`]. `progress` is told how many documents are done, time and again. Dropping the future ends the
-    /// work after the batches in flight.
+    /// As [`Reranker::rank`]. Calls `progress` repeatedly with the number of finished documents. If the future is
+    /// dropped, work stops after the batches in flight.
     ///
     /// # Errors
     /// As [`Reranker::score_pairs`].
@@ -211,7 +215,7 @@ impl Reranker {
     /// The scores of pairs, in their order.
     ///
     /// # Errors
-    /// [`Error::InRecord`] naming the pair that cannot be encoded or whose score is not finite; errors of
+    /// [`Error::InRecord`] with the index of a pair that cannot be encoded or has a non-finite score; errors of
     /// [`Device::run`].
     pub async fn score_pairs<A: AsRef<str>, B: AsRef<str>>(&self, pairs: &[(A, B)]) -> Result<Vec<f32>, Error> {
         self.scores(pairs, &mut |_| ()).await
@@ -222,7 +226,7 @@ impl Reranker {
         pairs: &[(A, B)],
         progress: &mut dyn FnMut(usize),
     ) -> Result<Vec<f32>, Error> {
-        let Inner { batcher, .. } = &*self.0;
+        let RerankerInner { batcher, .. } = &*self.0;
         let item = |i: usize| {
             let (a, b) = &pairs[i];
             batcher.encode_pair(a.as_ref(), b.as_ref()).map(Item::Tokens)
@@ -236,16 +240,16 @@ impl Reranker {
     }
 }
 
-/// The query with each document.
+/// Pairs the query with each document.
 fn pairs<'a, S: AsRef<str>>(query: &'a str, documents: &'a [S]) -> Vec<(&'a str, &'a str)> {
     documents.iter().map(|document| (query, document.as_ref())).collect()
 }
 
 impl Loader<Reranker> {
-    /// The cross-encoder, once nothing more is wanted.
+    /// The cross-encoder, after all wanted bytes were pushed.
     ///
     /// # Errors
-    /// [`Error::Config`] if something is; errors of the device.
+    /// [`Error::Config`] if bytes are missing; errors of the device.
     pub async fn finish(self) -> Result<Reranker, Error> {
         let (reranker, device) = self.loaded()?;
         reranker.0.batcher.complete()?;

@@ -1,47 +1,46 @@
-//! The rows of passes over several sequences, while some that were submitted are not read.
+//! The rows of the decode passes in flight.
 
 use std::collections::HashMap;
 
-use super::passes::RowsForm;
+use super::passes::DecodeForm;
 use crate::error::Error;
 use crate::generate::{InFlight, Pace};
 
 /// Rows of one sequence.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Run {
-    /// The sequence's place.
+pub(super) struct SequenceRows {
     pub slot: u32,
-    /// The position of the first row.
+    /// Position of the first row.
     pub pos: usize,
-    /// Rows of tokens that are to be computed.
+    /// Rows that compute tokens of the sequence.
     pub n_rows: usize,
-    /// Rows of drafted tokens after them.
+    /// Rows of draft tokens after them.
     pub n_drafts: usize,
 }
 
-/// Passes in flight, all of them over the same rows, each with the tokens that the one before it chose.
+/// Passes in flight over the same rows, each with the tokens that the previous pass chose.
 #[derive(Default)]
 pub(super) struct DecodeBatch {
-    /// In the order of their rows.
-    pub runs: Vec<Run>,
-    /// The token of each row, in the oldest pass.
+    /// In row order.
+    pub runs: Vec<SequenceRows>,
+    /// Input token of each row in the oldest pass.
     pub ids: Vec<u32>,
-    pub form: RowsForm,
-    /// The adapter of all rows.
+    pub form: DecodeForm,
+    /// LoRA adapter of all rows.
     pub adapter: Option<String>,
-    /// Why the sequences at some places cannot go on: no token is allowed there.
+    /// Errors of sequences, by slot, whose constraint allows no token.
     pub broken: HashMap<u32, Error>,
     pub in_flight: InFlight,
     pub pace: Pace,
 }
 
 impl DecodeBatch {
-    /// Whether it has rows of the sequence at this place.
+    /// Whether the batch has rows of the sequence in this slot.
     pub fn has(&self, slot: u32) -> bool {
         self.runs.iter().any(|run| run.slot == slot)
     }
 
-    /// The tokens that the oldest pass chose, as [`InFlight::next`].
+    /// Reads the tokens that the oldest pass chose, as [`InFlight::next`].
     ///
     /// # Errors
     /// Those of the read.

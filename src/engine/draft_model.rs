@@ -1,10 +1,10 @@
-//! A smaller model that drafts what an engine's sequences go on with: Leviathan et al. 2023, arXiv:2211.17192.
+//! A smaller model that drafts tokens for an engine's sequences: Leviathan et al. 2023, arXiv:2211.17192.
 //!
-//! It has a place for each of the engine's sequences and room there for all of its tokens, so that it never waits for pages. It
-//! computes what a sequence has beyond what it knew of it, then greedy tokens of all of them together.
+//! Each of the engine's sequences has a slot with pages for a full context, so drafting never waits for pages.
+//! Drafting first prefills the tokens that a slot lacks, then decodes greedily for all sequences together.
 
 use super::options::EngineOptions;
-use super::passes::{Passes, RowsForm, Sizes};
+use super::passes::{DecodeForm, EngineSizes, Passes};
 use crate::error::Error;
 use crate::generate::Model;
 use crate::kernels::{PAGE, StateRow};
@@ -13,26 +13,26 @@ use crate::recording::MemoryPlan;
 pub(super) struct DraftModel {
     model: Model,
     passes: Passes,
-    /// Tokens that it drafts at a time.
+    /// Draft tokens per call.
     n: usize,
     pages_each: u32,
-    /// What it knows of the sequence in each place.
-    known: Vec<Known>,
+    /// The cached tokens of each slot.
+    known: Vec<KnownPrefix>,
 }
 
-/// A beginning that is computed.
+/// A cached prefix.
 #[derive(Clone, Default)]
-struct Known {
+struct KnownPrefix {
     ids: Vec<u32>,
-    /// The row of angles of position 0.
+    /// RoPE table row of position 0.
     angles: u32,
 }
 
-/// A sequence's place, its tokens, and how many can be drafted at most.
+/// A sequence's slot, its tokens and its maximum number of draft tokens.
 pub(super) type Undrafted<'a> = (u32, &'a [u32], usize);
 
 impl DraftModel {
-    /// What the draft model of a model needs, if there is one and it is to draft.
+    /// The draft model of `model`, or `None` without one or with `draft_tokens` 0.
     ///
     /// # Errors
     /// Those of [`Passes::declare`] and [`Passes::allocate`].
@@ -40,7 +40,7 @@ impl DraftModel {
         let Some(draft) = model.draft().filter(|_| options.draft_tokens > 0) else { return Ok(None) };
         let n_sequences = options.max_sequences;
         let pages_each = draft.context_length().div_ceil(PAGE);
-        let sizes = Sizes {
+        let sizes = EngineSizes {
             n_sequences,
             n_rows: n_sequences.next_power_of_two(),
             n_states: 1,
@@ -59,25 +59,25 @@ impl DraftModel {
             passes,
             n: options.draft_tokens as usize,
             pages_each,
-            known: vec![Known::default(); n_sequences as usize],
+            known: vec![KnownPrefix::default(); n_sequences as usize],
         }))
     }
 
-    /// Memory of its weights and its cache.
+    /// Memory of the draft model's weights and cache.
     pub fn plan(&self) -> MemoryPlan {
         self.passes.whole_plan()
     }
 
-    /// Draft tokens for each of these sequences, at most `room` in all, and none for one that the draft model's context has no room
-    /// for.
+    /// Draft tokens for each sequence, at most `room` in all; none for a sequence that exceeds the draft model's
+    /// context.
     ///
     /// # Errors
     /// Those of the devices.
     pub async fn draft(&mut self, texts: &[Undrafted<'_>], room: usize) -> Result<Vec<Vec<u32>>, Error> {
         let drafted = self.try_draft(texts, room).await;
         if drafted.is_err() {
-            // Nobody knows what passes have left.
-            self.known.fill(Known::default());
+            // The cache contents are unknown after a failed pass.
+            self.known.fill(KnownPrefix::default());
         }
         drafted
     }
@@ -99,13 +99,13 @@ impl DraftModel {
         }
         let mut passes = Vec::with_capacity(n);
         for pass in 0..n {
-            // The device goes on with what it has chosen, unless the host has a part in a pass.
+            // The device feeds its own tokens back, unless the host takes part in each pass.
             if pass == 0 || !self.model.runs_ahead() {
                 self.passes.set_rows(&self.model, rows.clone()).await?;
             }
             let adapted = self.model.adapted_by(None)?;
             let pending =
-                self.passes.submit_rows((&self.model, adapted), chosen.len() as u32, RowsForm::default()).await?;
+                self.passes.submit_rows((&self.model, adapted), chosen.len() as u32, DecodeForm::default()).await?;
             if self.model.runs_ahead() {
                 passes.push(pending);
                 continue;
@@ -119,18 +119,18 @@ impl DraftModel {
         }
         let vocab_size = self.model.config().vocab_size;
         for &(at, &(slot, ids, most)) in &chosen {
-            // The last draft token is not computed.
+            // The last draft token has no KV cache entry yet.
             let known = &mut self.known[slot as usize - 1].ids;
             known.extend(ids.last());
             known.extend(&drafts[at][..n - 1]);
-            // From numbers that are not finite no token is chosen.
+            // Non-finite logits choose no token.
             let n_finite = drafts[at].iter().take_while(|&&id| id < vocab_size).count();
             drafts[at].truncate(most.min(n_finite));
         }
         Ok(drafts)
     }
 
-    /// Computes all tokens of a sequence but the last one, as far as they are not known.
+    /// Prefills the uncached tokens of a sequence, all but the last.
     async fn follow(&mut self, slot: u32, ids: &[u32]) -> Result<(), Error> {
         let angles = self.model.transformer().angles(ids.len() as u32);
         let known = &mut self.known[slot as usize - 1];
@@ -149,7 +149,7 @@ impl DraftModel {
         Ok(())
     }
 
-    /// The state row of a pass over some of a sequence's tokens, from position `pos` on.
+    /// The batch row of a pass over `n_tokens` tokens of a sequence from position `pos`.
     fn row(&self, slot: u32, ids: &[u32], pos: usize, n_tokens: u32) -> StateRow {
         let first = 1 + (slot - 1) * self.pages_each;
         StateRow {

@@ -1,32 +1,30 @@
-//! Speculative decoding in an engine: draft tokens, which the idle rows of a decode batch verify.
+//! Speculative decoding in an engine: the idle rows of a decode batch verify draft tokens.
 
 use std::collections::HashMap;
 
 #[cfg(not(target_arch = "wasm32"))]
 use super::draft_model::DraftModel;
 use super::options::EngineOptions;
-#[cfg(not(target_arch = "wasm32"))]
 use super::pages::Pages;
 use super::passes::Passes;
 use super::running::Running;
 use crate::error::Error;
 use crate::generate::Model;
 use crate::kernels::StateRow;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::model::Ending;
 use crate::recording::MemoryPlan;
 
-/// The sources of draft tokens besides prompt look-up.
+/// The draft model and the MTP head; prompt lookup needs no state.
 #[derive(Default)]
 pub(super) struct Drafter {
     #[cfg(not(target_arch = "wasm32"))]
     draft: Option<DraftModel>,
-    /// The MTP head's next input: for each row of the last pass its position and the token after it.
+    /// The MTP head's next input: the position of each row of the last pass and the token after it.
     mtp_rows: Vec<StateRow>,
 }
 
 impl Drafter {
-    /// Loads the draft model's passes, if the model has one.
+    /// Prepares the draft model's passes, if the model has one.
     ///
     /// # Errors
     /// Those of [`DraftModel::of`].
@@ -48,7 +46,8 @@ impl Drafter {
         plan
     }
 
-    /// Whether the draft model or the MTP head drafts for some of these sequences. Both need all tokens, so that no pass runs ahead.
+    /// Whether the draft model or the MTP head drafts for any of these sequences. Both need the previous token, so
+    /// no pass can run ahead.
     pub fn needs_tokens(&self, running: &[Running], passes: &Passes) -> bool {
         let uses_mtp = passes.has_mtp() && running.iter().any(Running::uses_mtp);
         #[cfg(not(target_arch = "wasm32"))]
@@ -58,22 +57,21 @@ impl Drafter {
         uses_mtp || (has_draft && running.iter().any(Running::may_be_drafted))
     }
 
-    /// Forgets the rows of the pass before.
+    /// Clears the rows of the previous pass.
     pub fn clear_mtp_rows(&mut self) {
         self.mtp_rows.clear();
     }
 
-    /// Adds the rows of a sequence, which begin at row `first` of the pass, each with the token after it.
+    /// Adds a sequence's rows, from row `first` of the pass, each with the token after it.
     pub fn add_mtp_rows(&mut self, first: usize, rows: impl Iterator<Item = StateRow>) {
         self.mtp_rows.resize_with(first, StateRow::default);
         self.mtp_rows.extend(rows);
     }
 
-    /// Runs the MTP head over the rows of the last pass and returns its draft tokens for each sequence, by slot.
+    /// Runs the MTP head over the rows of the last pass and returns its draft tokens by slot.
     ///
     /// # Errors
     /// Those of the device.
-    #[cfg(not(target_arch = "wasm32"))]
     pub async fn draft_by_mtp(
         &mut self,
         model: &Model,
@@ -86,18 +84,18 @@ impl Drafter {
         if !passes.has_mtp() || rows.is_empty() {
             return Ok(drafts);
         }
-        // Of each sequence its slot, its last row and the number of tokens to draft.
+        // Slot, last row and number of draft tokens of each sequence.
         let mut last: Vec<(u32, usize, usize)> = Vec::new();
         for (at, row) in rows.iter_mut().enumerate() {
             let is_of =
                 |sequence: &&mut Running| sequence.slot == row.slot && sequence.is_ready() && sequence.uses_mtp();
             let Some(sequence) = running.iter_mut().find(is_of) else {
-                // It has ended or is computed anew.
+                // The sequence has ended or is being recomputed.
                 *row = StateRow::default();
                 continue;
             };
             let n = sequence.max_drafts(model).min(sequence.request.options.mtp_tokens as usize);
-            sequence.make_room(sequence.n_rows() + n, pages)?;
+            sequence.take_pages(sequence.n_rows() + n, pages)?;
             row.pages = sequence.pages().to_vec();
             last.retain(|(other, ..)| *other != sequence.slot);
             last.push((sequence.slot, at, n));
@@ -110,7 +108,7 @@ impl Drafter {
             let before = std::mem::replace(&mut rows, idle);
             last.retain(|&(slot, at, n)| {
                 let (id, known) = (chosen[at], drafts.entry(slot).or_default());
-                // Logits that are not finite choose no token.
+                // Non-finite logits choose no token.
                 if known.len() < n && id < vocab_size {
                     known.push(id);
                     rows[at] = StateRow { pos: before[at].pos + 1, token: id, n_before: 0, ..before[at].clone() };
@@ -122,8 +120,8 @@ impl Drafter {
         Ok(drafts)
     }
 
-    /// Draft tokens for each of the `ready` sequences, at most `room` in all: from prompt look-up, else the MTP head (`of_head`), else
-    /// the draft model.
+    /// Draft tokens for each of the `ready` sequences, at most `room` in all: from prompt lookup, else the MTP head
+    /// (`of_head`), else the draft model.
     ///
     /// # Errors
     /// Those of the device.
@@ -143,7 +141,7 @@ impl Drafter {
             if found.is_empty() { of_head.remove(&running[i].slot).unwrap_or_default() } else { found }
         };
         let mut drafts: Vec<Vec<u32>> = ready.iter().map(draft).collect();
-        // The longest are shortened first.
+        // Shorten the longest drafts first.
         while drafts.iter().map(Vec::len).sum::<usize>() > room {
             drafts.iter_mut().max_by_key(|drafts| drafts.len()).map(Vec::pop);
         }
@@ -151,7 +149,7 @@ impl Drafter {
         if let Some(draft) = &mut self.draft {
             let room = room - drafts.iter().map(Vec::len).sum::<usize>();
             let undrafted = ready.iter().map(|&i| &running[i]).zip(&mut drafts);
-            // The first token comes with the prompt.
+            // The prompt's last pass chooses the first token.
             let is_undrafted = |(sequence, drafts): &(&Running, &mut Vec<u32>)| {
                 drafts.is_empty() && sequence.may_be_drafted() && sequence.has_generated()
             };

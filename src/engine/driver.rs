@@ -1,23 +1,23 @@
-//! What computes: admits requests, runs passes, tells streams.
+//! The driver: admits requests, runs passes, sends pieces to streams.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use web_time::Instant;
 
-use super::decode_batch::{DecodeBatch, Run};
+use super::decode_batch::{DecodeBatch, SequenceRows};
 use super::drafter::Drafter;
 use super::options::EngineOptions;
 use super::pages::Pages;
-use super::passes::{Passes, RowsForm, Sizes};
-use super::queue::{EngineState, EngineStats, Shared, Waiting};
+use super::passes::{DecodeForm, EngineSizes, Passes};
+use super::queue::{EngineShared, EngineState, EngineStats, QueuedRequest};
 use super::running::Running;
 use super::stream::ResponseSender;
 #[cfg(not(target_arch = "wasm32"))]
 use super::watchdog::Watchdog;
 use crate::device::Device;
 use crate::error::Error;
-use crate::generate::{Model, StopReason, judge};
+use crate::generate::{Model, StopReason, verify_drafts};
 use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow, mask_words};
 use crate::loss::LossReason;
 use crate::model::{Drawing, Sampler};
@@ -26,38 +26,38 @@ use crate::platform::pause;
 use crate::recording::MemoryPlan;
 use crate::recovery::Recovery;
 
-/// Tokens of a prompt that are computed between two tokens of those who wait for theirs.
-const BESIDE: u32 = 128;
+/// Maximum prefill tokens per step while other sequences decode.
+const MAX_PREFILL_WHILE_DECODING: u32 = 128;
 
-/// Computes the requests of an [`Engine`](super::Engine): in each step a part of one prompt, and one token of every sequence whose
-/// prompt is computed.
+/// Computes the requests of an [`Engine`](super::Engine). Each step runs one prefill chunk and one decode pass over
+/// all sequences whose prompt is computed.
 pub struct Driver {
     model: Model,
-    shared: Arc<Shared>,
-    /// Which one of the engine's it is.
+    shared: Arc<EngineShared>,
+    /// Index among the engine's drivers.
     number: usize,
     options: EngineOptions,
     passes: Passes,
     drafter: Drafter,
     pages: Pages,
-    /// Places among states and tokens that no sequence has.
+    /// Free slots for recurrent states and token histories.
     slots: Vec<u32>,
-    /// In the order in which they began.
+    /// In order of admission.
     running: Vec<Running>,
-    /// Passes over rows that were submitted and not read.
+    /// Decode passes submitted but not yet read.
     batch: DecodeBatch,
-    /// Tokens so far.
     n_generated: u64,
-    /// Why it computes no more.
+    /// Why the driver has stopped.
     stopped: Option<String>,
     #[cfg(not(target_arch = "wasm32"))]
     watchdog: Option<Watchdog>,
 }
 
 impl Drop for Driver {
-    /// Other drivers are to take what waits, and nobody is to wait for this one. It may be that a panic drops it.
+    /// Fails the running sequences and leaves waiting requests to other drivers. A panic may have dropped the
+    /// driver.
     fn drop(&mut self) {
-        let reason = self.stopped.take().unwrap_or_else(|| "its driver is gone".into());
+        let reason = self.stopped.take().unwrap_or_else(|| "the driver was dropped".into());
         let n_failed = self.running.len() as u64;
         for Running { response, .. } in self.running.drain(..) {
             response.fail(Error::Stopped { reason: reason.clone() });
@@ -74,7 +74,7 @@ impl Driver {
     pub(super) fn new(
         model: &Model,
         options: &EngineOptions,
-        shared: Arc<Shared>,
+        shared: Arc<EngineShared>,
         number: usize,
     ) -> Result<Driver, Error> {
         let drafter = Drafter::of(model, options)?;
@@ -101,19 +101,20 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Memory of the weights and of what all sequences share, on all devices that compute layers, with that of a draft model.
+    /// Memory of the weights, caches and passes on all devices, including the draft model's.
     pub fn plan(&self) -> MemoryPlan {
         self.passes.whole_plan() + self.drafter.plan()
     }
 
-    /// Computes until no request comes any more. After an error all that were computed have failed. After a panic it ends, and who
-    /// asks later is unread so: nothing says what the panic has left on the device.
+    /// Runs until the engine is closed or dropped and every request has ended. An error fails all running
+    /// sequences. A panic also stops the driver, because the device state is unknown; later requests get
+    /// [`Error::Stopped`].
     pub async fn run(&mut self) {
         self.run_by(None).await;
     }
 
-    /// The same; where the device is lost, everything is loaded again and texts go on with the same tokens. After a panic the texts
-    /// that were computed have failed; everything is loaded again for the others.
+    /// As [`Driver::run`], but reloads the model after a lost device and continues all sequences with the same
+    /// tokens. A panic fails the running sequences; the reloaded model serves the waiting requests.
     pub async fn run_with(&mut self, recovery: &mut Recovery<'_, Model>) {
         self.run_by(Some(recovery)).await;
     }
@@ -127,7 +128,7 @@ impl Driver {
         }
     }
 
-    /// Gives it a thread.
+    /// Runs the driver on its own thread.
     #[cfg(not(target_arch = "wasm32"))]
     pub(super) fn spawn(self, run: impl FnOnce(Driver) + Send + 'static) -> Result<(), Error> {
         let thread = std::thread::Builder::new().name("tilewright engine".into());
@@ -135,7 +136,7 @@ impl Driver {
         spawned.map(drop).map_err(|source| Error::Io { path: "a thread".into(), source })
     }
 
-    /// Computes one step. False if there is nothing left to do. After an error all that were computed have failed.
+    /// Computes one step; false if nothing is left to do. An error fails all running sequences.
     ///
     /// # Errors
     /// Those of the device.
@@ -143,7 +144,8 @@ impl Driver {
         self.step_by(None).await
     }
 
-    /// The same; where the device is lost, everything is loaded again and texts go on with the same tokens.
+    /// As [`Driver::step`], but reloads the model after a lost device and continues all sequences with the same
+    /// tokens.
     ///
     /// # Errors
     /// Those of the device.
@@ -160,8 +162,8 @@ impl Driver {
         Ok(!self.running.is_empty() || self.shared.has_waiting())
     }
 
-    /// Waits for requests and computes one step. False if none comes any more. After an error the device is lost: [`Driver::go_on_with`]
-    /// has the texts go on, [`Driver::fail`] ends them.
+    /// Waits for requests and computes one step; false once the engine is closed and idle. After an error,
+    /// [`Driver::resume_with`] continues the sequences and [`Driver::fail`] ends them.
     ///
     /// # Errors
     /// [`Error::DeviceLost`].
@@ -186,13 +188,13 @@ impl Driver {
         let Some(recovery) = recovery else {
             let computed = self.caught_compute().await;
             if let Err(panic @ Error::Panic { .. }) = &computed {
-                self.give_up(panic);
-                self.stop("it panicked, and nothing loads the model again");
+                self.fail_after_panic(panic);
+                self.stop("the driver panicked and cannot reload the model");
             }
             return computed;
         };
         let moved = caught("moving a model", || match recovery.moved(self.model.device().is_gpu())? {
-            Some(model) => self.go_on_with(model),
+            Some(model) => self.resume_with(model),
             None => Ok(()),
         });
         let n_before = self.n_generated;
@@ -207,29 +209,28 @@ impl Driver {
         computed.or_else(|error| self.recover(recovery, error))
     }
 
-    /// Has the model loaded again, until it is somewhere, if that is what an error asks for.
+    /// Reloads the model if `error` allows recovery, again if the reloaded model's device is lost too.
     ///
     /// # Errors
-    /// `error` itself if it is another one; those of loading. It has stopped then if it panicked before.
+    /// `error` itself if a reload cannot help, or the error of loading; after a panic the driver has stopped then.
     fn recover(&mut self, recovery: &mut Recovery<'_, Model>, error: Error) -> Result<(), Error> {
         let (mut error, mut has_panicked) = (error, false);
         loop {
             error = self.lost(error);
             if matches!(error, Error::Panic { .. }) {
                 has_panicked = true;
-                self.give_up(&error);
-                // Other drivers are to take what waits.
+                self.fail_after_panic(&error);
+                // Other drivers take the waiting requests.
                 self.shared.update(self.number, 0, |_| {});
                 self.shared.set_condition(self.number, EngineState::Restarting, "");
             }
             let (shared, number, tokens_before) = (self.shared.clone(), self.number, self.cache_tokens());
-            let reload = || recovery.reload(error).and_then(|model| self.go_on_with(model));
-            match meanwhile(&shared, number, || caught("going on with a model", reload)).flatten() {
+            let reload = || recovery.reload(error).and_then(|model| self.resume_with(model));
+            match while_expiring_requests(&shared, number, || caught("reloading a model", reload)).flatten() {
                 Ok(()) => {
                     let tokens = self.cache_tokens();
                     if tokens != tokens_before {
-                        recovery
-                            .say(&format!("the cache has room for {tokens} tokens now, before for {tokens_before}"));
+                        recovery.say(&format!("the KV cache now holds {tokens} tokens, before {tokens_before}"));
                     }
                     self.shared.set_condition(self.number, EngineState::Running, "");
                     return Ok(());
@@ -239,7 +240,7 @@ impl Driver {
                     if has_panicked {
                         let reason = match &again {
                             Error::Stopped { reason } => reason.clone(),
-                            other => format!("it panicked, and the model could not be loaded again ({other})"),
+                            other => format!("the driver panicked and could not reload the model ({other})"),
                         };
                         recovery.say(&format!("an engine has stopped: {reason}"));
                         self.stop(&reason);
@@ -250,27 +251,27 @@ impl Driver {
         }
     }
 
-    /// Computes nothing from now on. Whoever waits is unread so if no other driver is left.
+    /// Stops computing. Without another driver, waiting requests fail with `reason`.
     fn stop(&mut self, reason: &str) {
         self.stopped = Some(reason.into());
-        self.give_up(&Error::Stopped { reason: reason.into() });
+        self.fail_after_panic(&Error::Stopped { reason: reason.into() });
         self.shared.update(self.number, 0, |_| {});
         self.shared.set_condition(self.number, EngineState::Stopped, reason);
     }
 
-    /// What a GPU refuses in a step loses it, so that there is one way of going on; and so does a panic.
+    /// Treats a GPU error or a panic in a step as a lost device, so that there is one way to recover.
     fn lost(&self, error: Error) -> Error {
         let reason = match &error {
             Error::OutOfMemory { .. } => LossReason::OutOfMemory,
             Error::Gpu { .. } => LossReason::Refused,
             Error::Panic { .. } => {
-                // Letting go of it may panic as well.
-                let _ = caught("giving a device up", || self.model.devices().for_each(Device::destroy));
+                // Destroying a device may panic as well.
+                let _ = caught("destroying a device", || self.model.devices().for_each(Device::destroy));
                 return error;
             }
             _ => return error,
         };
-        // Which of several it was is not known.
+        // Which of several GPUs failed is unknown.
         let mut gpus = self.model.devices().filter(|device| device.is_gpu()).peekable();
         if gpus.peek().is_none() {
             return error;
@@ -279,13 +280,13 @@ impl Driver {
         Error::DeviceLost { reason, context: "computing a step".into(), message: error.to_string() }
     }
 
-    /// Has all sequences computed anew by a model that was loaded again. A cache never becomes larger by that, and smaller where there
-    /// is less memory: texts that it has no room for wait then.
-    pub(crate) fn go_on_with(&mut self, model: Model) -> Result<(), Error> {
+    /// Recomputes all sequences with a reloaded model. The cache never grows and may shrink for lack of memory;
+    /// sequences that do not fit then wait.
+    pub(crate) fn resume_with(&mut self, model: Model) -> Result<(), Error> {
         self.model = model;
         self.batch = DecodeBatch::default();
         self.publish_devices();
-        // The old ones give their memory back first.
+        // Free the old draft model first.
         self.drafter = Drafter::default();
         self.drafter = Drafter::of(&self.model, &self.options)?;
         self.passes = make_passes(&self.model, &self.options, self.passes.n_pages() - 1, self.drafter.plan())?;
@@ -301,7 +302,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Has those sequences wait for pages again, with their tokens, that do not go on: the oldest of them is the next to begin.
+    /// Requeues the sequences that cannot continue, with their tokens; the oldest is next in the queue.
     fn keep_running(&mut self, mut goes_on: impl FnMut(&mut Running, &mut Pages) -> bool) {
         let pages = &mut self.pages;
         let over = self.running.extract_if(.., |sequence| !goes_on(sequence, pages)).collect::<Vec<_>>();
@@ -319,7 +320,7 @@ impl Driver {
         self.pages.len() * PAGE as usize
     }
 
-    /// A step. Where it panics, what was computed and all that is kept of it is to be given up.
+    /// Computes a step and catches panics. After a panic the device state must be discarded.
     async fn caught_compute(&mut self) -> Result<(), Error> {
         let computed = caught_in("computing a step", self.watched_compute()).await.flatten();
         #[cfg(not(target_arch = "wasm32"))]
@@ -333,7 +334,7 @@ impl Driver {
         self.shared.set_devices(self.number, self.model.devices().cloned().collect());
     }
 
-    /// A step, and what becomes of one that takes too long.
+    /// Computes a step under the watchdog.
     #[cfg(not(target_arch = "wasm32"))]
     async fn watched_compute(&mut self) -> Result<(), Error> {
         if let Some(watchdog) = &self.watchdog {
@@ -351,7 +352,7 @@ impl Driver {
         self.compute().await
     }
 
-    /// Ends all sequences with an error, of which all but the first are unread in words.
+    /// Fails all sequences: the first with `error`, the others with a copy of its message.
     pub(crate) fn fail(&mut self, error: Error) {
         let said = copy_of(&error);
         let mut error = Some(error);
@@ -361,12 +362,12 @@ impl Driver {
             response.fail(error.take().unwrap_or_else(|| copy_of(&said)));
             self.update(|stats| stats.n_failed += 1);
         }
-        // Nobody knows what passes have left in them.
+        // A failed pass may leave pages undefined.
         self.pages.forget();
     }
 
-    /// The same after a panic, which may have left anything half changed: what keeps account begins anew.
-    fn give_up(&mut self, error: &Error) {
+    /// As [`Driver::fail`], after a panic: rebuilds the page and slot bookkeeping, which may be inconsistent.
+    fn fail_after_panic(&mut self, error: &Error) {
         self.batch = DecodeBatch::default();
         let n_panics = u64::from(matches!(error, Error::Panic { .. }));
         let n_failed = self.running.len() as u64;
@@ -381,7 +382,7 @@ impl Driver {
         });
     }
 
-    /// Ends the `i`-th sequence with an error.
+    /// Fails the `i`-th sequence.
     fn fail_one(&mut self, i: usize, error: Error) {
         let sequence = self.running.remove(i);
         self.leave(sequence).fail(error);
@@ -405,7 +406,7 @@ impl Driver {
         });
     }
 
-    /// A step of all that there is to do.
+    /// Computes one step and counts its time.
     async fn compute(&mut self) -> Result<(), Error> {
         let begun = Instant::now();
         let computed = self.compute_all().await;
@@ -415,7 +416,7 @@ impl Driver {
 
     async fn compute_all(&mut self) -> Result<(), Error> {
         self.drop_over();
-        // Sequences begin where no pass has the rows of others.
+        // Admission and prefill need a decode batch without passes in flight.
         if self.batch.in_flight.is_empty() {
             self.admit().await?;
             self.compute_prompt().await?;
@@ -423,14 +424,14 @@ impl Driver {
         }
         self.run_ahead().await?;
         self.read_rows().await?;
-        // What is in flight may be of nobody any more.
+        // Passes in flight may belong to ended sequences only.
         if self.running.iter().all(|sequence| !self.batch.has(sequence.slot)) {
             self.batch.in_flight.clear();
         }
         Ok(())
     }
 
-    /// Ends what nobody wants any more, or whose time is over.
+    /// Ends cancelled sequences and those past their deadline.
     fn drop_over(&mut self) {
         drop_waiting(&self.shared, self.number);
         let (mut i, now) = (0, Instant::now());
@@ -442,7 +443,6 @@ impl Driver {
         }
     }
 
-    /// Ends the `i`-th sequence.
     fn end(&mut self, i: usize, reason: StopReason) {
         let sequence = self.running.remove(i);
         let response = self.leave(sequence);
@@ -453,7 +453,7 @@ impl Driver {
         response.end(reason);
     }
 
-    /// Begins requests while there are places and pages.
+    /// Starts requests while slots and pages are free.
     async fn admit(&mut self) -> Result<(), Error> {
         while let Some(&slot) = self.slots.last() {
             let Some(mut waiting) = self.shared.take(self.number) else { break };
@@ -463,7 +463,7 @@ impl Driver {
                 true => asked.mtp_tokens.max(self.options.mtp_tokens),
                 false => 0,
             };
-            // The model may have been loaded again without its adapter.
+            // A reloaded model may lack the adapter.
             if let Err(error) = self.model.adapted_by(waiting.request.adapter.as_deref()) {
                 waiting.response.fail(error);
                 self.update(|stats| stats.n_failed += 1);
@@ -478,8 +478,8 @@ impl Driver {
             match Running::begin(&self.model, waiting, slot, &mut self.pages) {
                 Ok(mut sequence) => {
                     self.slots.pop();
-                    let taken_up = self.take_up(&mut sequence).await;
-                    if let Ok(false) = taken_up {
+                    let is_restored = self.restore_prefix(&mut sequence).await;
+                    if let Ok(false) = is_restored {
                         self.put_back(sequence);
                         break;
                     }
@@ -487,9 +487,9 @@ impl Driver {
                     let n_cached = sequence.n_cached() as u64;
                     self.running.push(sequence);
                     self.update(|stats| stats.cached_tokens += n_cached);
-                    taken_up?;
+                    is_restored?;
                 }
-                // It waits for pages, and those after it with it.
+                // Requests behind this one also wait for pages.
                 Err(waiting) => {
                     self.shared.put_back(self.number, *waiting);
                     break;
@@ -499,9 +499,9 @@ impl Driver {
         Ok(())
     }
 
-    /// Brings a sequence to where what it has in common with earlier ones ends. False if it has to wait for pages again.
-    async fn take_up(&mut self, sequence: &mut Running) -> Result<bool, Error> {
-        // Before another page takes the copy's place.
+    /// Restores a sequence's cached prefix. False if the sequence must wait for pages again.
+    async fn restore_prefix(&mut self, sequence: &mut Running) -> Result<bool, Error> {
+        // Before another page reuses the copy.
         if let Some(copy) = sequence.copy.take() {
             self.passes.restore_states(copy, sequence.slot)?;
         }
@@ -512,7 +512,7 @@ impl Driver {
         let (mut states, mut n_restored) = (None, 0);
         for content in on_host {
             self.make_free(1).await?;
-            // What is freed for it may take its place in the host's memory.
+            // Spilling a page for this one may have evicted it from host memory.
             let page = self.pages.on_host_of(content);
             states = page.as_ref().and_then(|page| page.states.clone());
             let Some(page) = page else { break };
@@ -527,17 +527,17 @@ impl Driver {
                 self.passes.write_states(sequence.slot, &states)?;
                 keep_states(&self.passes, &mut self.pages, sequence).map(|()| true)
             }
-            // Without the states after them, pages are of no use.
+            // Pages are useless without the states after them.
             (Some(_), None) => Ok(sequence.begin_anew(&mut self.pages)),
         }
     }
 
-    /// Where pages go to the host's memory: sees to it that so many are free, if as many are kept.
+    /// With CPU offload: spills evictable pages until `n` pages are free.
     async fn make_free(&mut self, n: usize) -> Result<(), Error> {
         let mut n_spilled = 0;
-        while let Some((id, copy)) = self.pages.next_to_go(n) {
+        while let Some((id, copy)) = self.pages.next_victim(n) {
             let page = self.passes.read_page(id, copy).await?;
-            self.pages.goes(id, page);
+            self.pages.spill(id, page);
             n_spilled += 1;
         }
         if n_spilled > 0 {
@@ -546,10 +546,11 @@ impl Driver {
         Ok(())
     }
 
-    /// Computes the next part of the first prompt that is not computed.
+    /// Computes the next prefill chunk of the oldest sequence in prefill.
     async fn compute_prompt(&mut self) -> Result<(), Error> {
         let others_wait = self.running.iter().any(Running::is_ready);
-        let most = if others_wait { BESIDE.min(self.passes.max_pass()) } else { self.passes.max_pass() };
+        let most =
+            if others_wait { MAX_PREFILL_WHILE_DECODING.min(self.passes.max_pass()) } else { self.passes.max_pass() };
         let Some(at) = self.running.iter().position(|sequence| !sequence.is_ready()) else { return Ok(()) };
         let n_tokens = self.running[at].next_len(most as usize, n_copies(&self.model, &self.options).is_some());
         self.make_free(self.running[at].pages_for(n_tokens)).await?;
@@ -557,7 +558,7 @@ impl Driver {
         let sequence = &mut running[at];
         let adapted = model.adapted_by(sequence.request.adapter.as_deref())?;
         let ids = sequence.next_tokens(n_tokens).to_vec();
-        sequence.make_room(n_tokens, pages)?;
+        sequence.take_pages(n_tokens, pages)?;
         let row = sequence.row(ids.len() as u32);
         passes.compute_prompt((model, adapted), row.clone(), &ids).await?;
         #[cfg(not(target_arch = "wasm32"))]
@@ -574,7 +575,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Submits a pass over a token of each sequence whose others are computed, which chooses what comes after it.
+    /// Submits a decode pass over the ready sequences and their draft tokens.
     async fn submit_rows(&mut self) -> Result<(), Error> {
         let model = self.model.clone();
         #[cfg(not(target_arch = "wasm32"))]
@@ -590,12 +591,12 @@ impl Driver {
         if ready.is_empty() {
             return Ok(());
         }
-        // A pass has the weights of one adapter. They take turns, in the order of their names.
+        // A pass uses one adapter; adapters take turns in order of their names.
         let adapters = || ready.iter().map(|&i| &running[i].request.adapter);
         let next = adapters().filter(|adapter| **adapter > batch.adapter).min().or(adapters().min());
         let adapter = next.cloned().flatten();
         ready.retain(|&i| running[i].request.adapter == adapter);
-        // Where tokens are computed once more, some sequences may have to wait for the next pass.
+        // Recomputed tokens may leave no rows for some sequences, which wait for the next pass.
         let mut n_free = self.passes.n_rows() as usize;
         ready.retain(|&i| {
             let n_rows = self.running[i].n_rows();
@@ -618,7 +619,7 @@ impl Driver {
             mask: ready.iter().any(|&i| running[i].is_constrained()),
             draw: match ready.iter().filter(|&&i| running[i].draws()).count() {
                 0 => Drawing::None,
-                // Idle rows of a pass draw nothing, nor do those of drafts.
+                // Idle and draft rows do not sample.
                 n if n.is_power_of_two() && n == n_rows => Drawing::All,
                 _ => Drawing::Some,
             },
@@ -628,18 +629,18 @@ impl Driver {
         let mut runs = Vec::with_capacity(ready.len());
         let mut settings: Vec<Sampling> = Vec::with_capacity(n_rows);
         let mut broken = HashMap::new();
-        // Of a row whose text may go on with any token.
+        // The bitmask of a row without a constraint.
         let all =
             if sampler.mask { vec![u32::MAX; mask_words(model.config().vocab_size) as usize] } else { Vec::new() };
         for (&i, drafts) in ready.iter().zip(&drafts) {
             let (row, sequence) = (rows.len(), &mut running[i]);
-            sequence.make_room(sequence.n_rows() + drafts.len(), pages)?;
+            sequence.take_pages(sequence.n_rows() + drafts.len(), pages)?;
             rows.extend(sequence.rows(drafts));
             let (slot, pos) = (sequence.slot, sequence.n_cached());
-            runs.push(Run { slot, pos, n_rows: sequence.n_rows(), n_drafts: drafts.len() });
+            runs.push(SequenceRows { slot, pos, n_rows: sequence.n_rows(), n_drafts: drafts.len() });
             settings.resize(rows.len(), sequence.sampling());
             if sequence.penalizes() {
-                // Those that are chosen join them on the device.
+                // The device appends the tokens it chooses.
                 if !sequence.has_tokens {
                     device.write(
                         &passes.rows().tokens,
@@ -650,7 +651,7 @@ impl Driver {
                 }
                 let biases = sequence.request.options.biases();
                 if !biases.is_empty() {
-                    device.write(&passes.rows().biases, row * 2 * Sampling::MOST_BIASES as usize, &biases)?;
+                    device.write(&passes.rows().biases, row * 2 * Sampling::MAX_BIASES as usize, &biases)?;
                 }
             }
             if sampler.mask {
@@ -662,7 +663,7 @@ impl Driver {
                     }
                 };
                 device.write(&passes.rows().allowed, row * all.len(), allowed)?;
-                // Of those that guess, which take any.
+                // Draft rows have no constraint.
                 for row in row + 1..rows.len() {
                     device.write(&passes.rows().allowed, row * all.len(), &all)?;
                 }
@@ -671,7 +672,7 @@ impl Driver {
         if sampler.draw != Drawing::None || sampler.penalize {
             device.write(&passes.rows().sampling, 0, bytemuck::cast_slice::<_, u32>(&settings))?;
         }
-        let form = RowsForm { sampler, has_runs: n_rows > ready.len() };
+        let form = DecodeForm { sampler, has_runs: n_rows > ready.len() };
         let ids = rows.iter().map(|row: &StateRow| row.token).collect();
         let DecodeBatch { in_flight, mut pace, .. } = std::mem::take(&mut self.batch);
         pace.pause();
@@ -681,7 +682,7 @@ impl Driver {
         self.submit_pass(Running::submitted_rows).await
     }
 
-    /// Submits the pass over the rows of those that are in flight, and has their sequences know of it.
+    /// Submits a pass over the batch's rows and marks their sequences' tokens as submitted.
     async fn submit_pass(&mut self, submitted: impl Fn(&mut Running, usize)) -> Result<(), Error> {
         let Driver { model, passes, running, batch, .. } = self;
         let adapted = model.adapted_by(batch.adapter.as_deref())?;
@@ -694,8 +695,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Submits passes over the same rows after those that are in flight, which have the tokens from the device: as many as keep
-    /// it busy, while each sequence surely goes on and the host has nothing to say before.
+    /// Submits passes ahead of reading the previous tokens, as many as keep the device busy, while no sequence can
+    /// end and the host has no part in them.
     async fn run_ahead(&mut self) -> Result<(), Error> {
         while self.may_run_ahead() {
             self.make_free(self.running.iter().map(|sequence| sequence.pages_for(1)).sum()).await?;
@@ -703,7 +704,7 @@ impl Driver {
             for (row, run) in batch.runs.iter().enumerate() {
                 let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == run.slot) else { continue };
                 let n_before = sequence.pages().len();
-                sequence.make_room(1, pages)?;
+                sequence.take_pages(1, pages)?;
                 for (at, &page) in sequence.pages().iter().enumerate().skip(n_before) {
                     passes.set_page(row, at, page)?;
                 }
@@ -716,7 +717,7 @@ impl Driver {
 
     fn may_run_ahead(&self) -> bool {
         let n = self.batch.in_flight.len();
-        // Of those that wait the next one is to begin at once.
+        // A waiting request must start at once.
         let others_wait =
             self.running.len() != self.batch.runs.len() || (!self.slots.is_empty() && self.shared.has_waiting());
         (1..self.batch.pace.depth()).contains(&n)
@@ -725,10 +726,10 @@ impl Driver {
             && !self.batch.form.has_runs
             && !self.drafter.needs_tokens(&self.running, &self.passes)
             && !others_wait
-            && self.running.iter().all(|sequence| sequence.goes_on_after(n, &self.model))
+            && self.running.iter().all(|sequence| sequence.can_run_ahead(n, &self.model))
     }
 
-    /// Waits for the tokens of the oldest pass in flight, and has the texts go on with them.
+    /// Reads the oldest pass in flight and appends its tokens to the sequences.
     async fn read_rows(&mut self) -> Result<(), Error> {
         if self.batch.in_flight.is_empty() {
             return Ok(());
@@ -738,7 +739,7 @@ impl Driver {
         let device = model.device();
         let wants_logits =
             running.iter().any(|sequence| sequence.request.options.logprobs.is_some() && batch.has(sequence.slot));
-        // None is submitted after it while these are wanted.
+        // No pass is submitted ahead while a request wants logits.
         let logits: Vec<f32> = if wants_logits { device.read(&passes.rows().logits).await? } else { Vec::new() };
         let chosen = batch.next().await?;
 
@@ -748,16 +749,16 @@ impl Driver {
         let mut broken = std::mem::take(&mut batch.broken);
         let (mut n_generated, mut n_accepted) = (0, 0);
         let mut end = 0;
-        for &Run { slot, pos, n_rows, n_drafts } in &batch.runs {
+        for &SequenceRows { slot, pos, n_rows, n_drafts } in &batch.runs {
             let (first, first_draft) = (end, end + n_rows);
             end = first_draft + n_drafts;
-            // Its text may have ended meanwhile.
+            // The sequence may have ended meanwhile.
             let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == slot) else { continue };
-            let (n_right, _) = judge(&batch.ids[first_draft..end], &chosen[first_draft - 1..end]);
-            sequence.verified(n_right, n_drafts);
+            let (n_verified, _) = verify_drafts(&batch.ids[first_draft..end], &chosen[first_draft - 1..end]);
+            sequence.verified(n_verified, n_drafts);
             let mut n_accepted_here = 0;
             let mut is_over = false;
-            for row in first_draft - 1..first_draft + n_right {
+            for row in first_draft - 1..first_draft + n_verified {
                 n_generated += 1;
                 n_accepted_here = row + 1 - first_draft;
                 let logits = logits.get(row * vocab_size..(row + 1) * vocab_size);
@@ -774,7 +775,7 @@ impl Driver {
             }
             n_accepted += n_accepted_here as u64;
             if passes.has_mtp() && sequence.uses_mtp() && !is_over {
-                drafter.add_mtp_rows(first, sequence.mtp_rows(pos, n_rows + n_right));
+                drafter.add_mtp_rows(first, sequence.mtp_rows(pos, n_rows + n_verified));
             }
             if n_drafts > 0 {
                 sequence.response.drafted(n_drafts, n_accepted_here);
@@ -793,13 +794,13 @@ impl Driver {
                 Err(error) => self.fail_one(i, error),
             }
         }
-        // None of them has passes in flight: those that fill the context run batch of nothing.
+        // No pass is in flight here: a sequence that fills the context never runs ahead.
         self.keep_running(|sequence, pages| sequence.slide(context_length, pages));
         Ok(())
     }
 }
 
-/// An error for one more who waits.
+/// A copy of an error for another stream.
 fn copy_of(error: &Error) -> Error {
     match error {
         Error::Panic { context, message } => Error::Panic { context: context.clone(), message: message.clone() },
@@ -809,9 +810,9 @@ fn copy_of(error: &Error) -> Error {
     }
 }
 
-/// Does what may take long. Nobody but a driver looks what of the requests that wait is over, so that another thread does meanwhile.
+/// Runs long work while another thread ends waiting requests that are cancelled or past their deadline.
 #[cfg(not(target_arch = "wasm32"))]
-fn meanwhile<T>(shared: &Shared, driver: usize, work: impl FnOnce() -> T) -> T {
+fn while_expiring_requests<T>(shared: &EngineShared, driver: usize, work: impl FnOnce() -> T) -> T {
     use std::sync::mpsc::{RecvTimeoutError, channel};
     const PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
     std::thread::scope(|scope| {
@@ -821,7 +822,7 @@ fn meanwhile<T>(shared: &Shared, driver: usize, work: impl FnOnce() -> T) -> T {
                 drop_waiting(shared, driver);
             }
         };
-        // Where there can be no thread, they wait for the work.
+        // Without a thread they end after the work.
         let _ = std::thread::Builder::new().name("tilewright deadlines".into()).spawn_scoped(scope, look);
         let worked = work();
         drop(working);
@@ -830,11 +831,11 @@ fn meanwhile<T>(shared: &Shared, driver: usize, work: impl FnOnce() -> T) -> T {
 }
 
 #[cfg(target_arch = "wasm32")]
-fn meanwhile<T>(_: &Shared, _: usize, work: impl FnOnce() -> T) -> T {
+fn while_expiring_requests<T>(_: &EngineShared, _: usize, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Why a text is over that nobody wants any more, or whose time is over.
+/// Why a sequence must end: cancelled or past its deadline.
 fn over(response: &ResponseSender, deadline: Option<Instant>, now: Instant) -> Option<StopReason> {
     match response.is_cancelled() {
         true => Some(StopReason::Cancelled),
@@ -842,10 +843,10 @@ fn over(response: &ResponseSender, deadline: Option<Instant>, now: Instant) -> O
     }
 }
 
-/// Ends what of the requests that wait is over.
-fn drop_waiting(shared: &Shared, driver: usize) {
+/// Ends waiting requests that are cancelled or past their deadline.
+fn drop_waiting(shared: &EngineShared, driver: usize) {
     let now = Instant::now();
-    let reason = |waiting: &Waiting| over(&waiting.response, waiting.request.deadline, now);
+    let reason = |waiting: &QueuedRequest| over(&waiting.response, waiting.request.deadline, now);
     for waiting in shared.drop_waiting(|waiting| reason(waiting).is_some()) {
         if let Some(reason) = reason(&waiting) {
             waiting.response.end(reason);
@@ -854,22 +855,22 @@ fn drop_waiting(shared: &Shared, driver: usize) {
     }
 }
 
-/// Places among states and tokens, all of them free.
+/// All slots, free.
 fn slots(options: &EngineOptions) -> Vec<u32> {
     (1..=options.max_sequences).rev().collect()
 }
 
-/// The pages that passes have, none of them taken.
+/// Page bookkeeping for the pages of `passes`, all free.
 fn new_pages(model: &Model, options: &EngineOptions, passes: &Passes) -> Pages {
     Pages::new(passes.n_pages(), options.prefix_cache, n_copies(model, options), options.host_cache_bytes)
 }
 
-/// Copies of states that there is room for, where the model has states and beginnings are kept.
+/// Number of state copies, for recurrent models with a prefix cache.
 fn n_copies(model: &Model, options: &EngineOptions) -> Option<u32> {
     (model.config().is_recurrent() && options.prefix_cache).then_some(2 * options.max_sequences)
 }
 
-/// Copies the states of a sequence that has just ended a page, so that others can go on from there.
+/// Copies the recurrent states of a sequence that ends at a page boundary, for later sequences to start from.
 fn keep_states(passes: &Passes, pages: &mut Pages, sequence: &Running) -> Result<(), Error> {
     match sequence.page_at_end().and_then(|page| pages.take_copy(page)) {
         Some(copy) => passes.keep_states(sequence.slot, copy),
@@ -877,12 +878,13 @@ fn keep_states(passes: &Passes, pages: &mut Pages, sequence: &Running) -> Result
     }
 }
 
-/// What the sequences of an engine share, as much of it as the memory allows and up to so many pages: on a GPU, whose memory nobody
-/// knows, it is allocated to see that. Half of the pages are tried where there is no memory for all. `beside`: what a draft model takes.
+/// Allocates the shared cache and the passes, with up to `most_pages` pages. Free GPU memory is unknown, so the
+/// allocation itself is the test; without a requested size, half the pages are tried until it fits. `beside`: memory
+/// of the draft model.
 fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32, beside: MemoryPlan) -> Result<Passes, Error> {
     let pages_each = model.context_length().div_ceil(PAGE);
     let n_sequences = options.max_sequences;
-    // Layers have keys of as many bytes in a page as a binding has room for.
+    // The keys of a layer must fit one binding.
     let widest = model.config().blocks.iter().map(|block| {
         let attention = &block.attention;
         u64::from(attention.n_kv_heads) * u64::from(model.kv_type().row_words(attention.head_dim)) * 4 * u64::from(PAGE)
@@ -894,7 +896,7 @@ fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32, beside: 
     let (max_pass, kv_type) = (model.max_pass(), model.kv_type());
     let n_rows = options.rows();
     let n_states = options.states(model);
-    let sizes = |n_pages| Sizes {
+    let sizes = |n_pages| EngineSizes {
         n_sequences,
         n_rows,
         n_states,
@@ -912,7 +914,7 @@ fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32, beside: 
         let passes = Passes::declare(model, sizes(n_pages))?;
         let mut plan = passes.plan() + beside;
         plan.weights_bytes += model.named_adapters_bytes();
-        let fits = model.check_fits(&plan, "fewer sequences or a shorter context would take less");
+        let fits = model.check_fits(&plan, "use fewer sequences or a shorter context");
         let fits = fits.and_then(|()| model.check_fits_before(passes.plans_before()));
         match fits.and_then(|()| passes.allocate(asked.is_none())) {
             Err(Error::Memory { .. } | Error::OutOfMemory { .. }) if asked.is_none() && n_pages > pages_each => {
@@ -920,7 +922,7 @@ fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32, beside: 
                 model.devices().for_each(Device::free_unused);
                 n_pages = (n_pages / 2).max(pages_each)
             }
-            // The first step finds that as well, and knows what to do.
+            // The first step finds the loss again and recovers.
             Err(Error::DeviceLost { .. }) => return Ok(passes),
             fits => return fits.map(|()| passes),
         }

@@ -1,4 +1,4 @@
-//! What an engine is given, and what it is asked for.
+//! Engine options and requests.
 
 use std::time::Duration;
 
@@ -8,41 +8,39 @@ use crate::error::Error;
 use crate::generate::{GenerateOptions, Model};
 use crate::kernels::N_STATES;
 
-/// How many texts an engine computes together, and how many wait.
+/// Batch, queue and cache sizes of an engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineOptions {
-    /// Sequences that are computed together at most: 1 to [`EngineOptions::MOST_SEQUENCES`].
+    /// Maximum number of running sequences: 1 to [`EngineOptions::MAX_SEQUENCES`].
     pub max_sequences: u32,
-    /// Requests that wait at most, beside those that are computed; 0 refuses all that cannot begin at once.
+    /// Maximum number of queued requests; 0 refuses every request that cannot start at once.
     pub max_queued: usize,
-    /// Tokens of all sequences together that the cache holds: all of them, or the engine does not begin. `None`: the context length
-    /// of each sequence, or half of that as often as there is no memory for it, down to the context length of one. On a GPU, whose
-    /// memory nobody knows, they are allocated at once to see that; natively, since a browser tells it later.
+    /// KV cache size in tokens, shared by all sequences; the engine fails to start if it does not fit. `None`: the
+    /// context length of every sequence, halved until it fits, but at least one context length. Free GPU memory is
+    /// unknown, so the cache is allocated at once, except in browsers, which report failures later.
     pub cache_tokens: Option<u32>,
-    /// Whether what sequences have in common at their beginnings is computed once.
+    /// Whether sequences share the KV cache of common prefixes.
     pub prefix_cache: bool,
-    /// Bytes of the host's memory for beginnings that the cache has no room for any more, until they come again; 0: none. Not
-    /// without `prefix_cache`.
+    /// Host memory in bytes for CPU offload of evicted prefix-cache pages; 0: none. Requires `prefix_cache`.
     pub host_cache_bytes: u64,
-    /// Tokens to guess by prompt look-up for greedy requests that do not ask for more themselves
-    /// ([`GenerateOptions::prompt_lookup`]), 0 to [`GenerateOptions::MAX_DRAFT_TOKENS`]; 0 is off. Passes have room for as many even with
-    /// few sequences. With many, drafts take the rows that are idle. Of a model whose layers keep states, nothing is drafted while this
-    /// and the next two are 0: states before wrong drafts take memory.
+    /// Draft tokens by prompt lookup for greedy requests that ask for fewer ([`GenerateOptions::prompt_lookup`]), 0
+    /// to [`GenerateOptions::MAX_DRAFT_TOKENS`]; 0 is off. Passes have rows for as many drafts even with few
+    /// sequences; with many, drafts use the idle rows. Recurrent models draft only if this or one of the next two
+    /// options is above 0: the states before wrong drafts need memory.
     pub prompt_lookup: u32,
-    /// The same by the model's draft model, if it has one ([`Model::with_draft`](crate::Model::with_draft)), where prompt look-up finds
-    /// nothing.
+    /// Draft tokens by the draft model, if there is one ([`Model::with_draft`](crate::Model::with_draft)), where
+    /// prompt lookup finds none.
     pub draft_tokens: u32,
-    /// The same by the model's own MTP head, if it was loaded with one
-    /// ([`LoadOptions::mtp_tokens`](crate::LoadOptions::mtp_tokens)), where prompt look-up finds nothing. With 0 the head
-    /// drafts nothing, whatever requests ask for: it has no memory then.
+    /// Draft tokens by the MTP head, if it was loaded ([`LoadOptions::mtp_tokens`](crate::LoadOptions::mtp_tokens)),
+    /// where prompt lookup finds none. 0 disables the head for all requests: it has no memory.
     pub mtp_tokens: u32,
-    /// How long a step may take: the first ones compile shaders, which takes seconds on some devices. A GPU that takes longer
-    /// is given up, as one that is lost; of the CPU it is only counted. No limit if `None`; never one in a browser.
+    /// Time limit of a step; the first steps compile shaders, which takes seconds on some devices. A GPU that
+    /// exceeds it is treated as lost; for the CPU the step is only counted. `None`: no limit. Ignored in browsers.
     pub step_limit: Option<Duration>,
 }
 
 impl Default for EngineOptions {
-    /// 16 sequences, twice as many waiting, a cache as the memory allows, with a prefix cache on the device alone, steps without a
+    /// 16 sequences, 32 queued requests, a cache as large as fits, a prefix cache without CPU offload, no step
     /// limit.
     fn default() -> Self {
         EngineOptions {
@@ -60,15 +58,15 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// Sequences of one pass at most.
-    pub const MOST_SEQUENCES: u32 = 64;
+    /// Maximum of [`EngineOptions::max_sequences`].
+    pub const MAX_SEQUENCES: u32 = 64;
 
-    /// Rows of a pass at most.
+    /// Maximum number of rows of a pass.
     pub(super) fn rows(&self) -> u32 {
         self.max_sequences.max(1 + self.drafts()).next_power_of_two()
     }
 
-    /// States that layers of a model keep of a sequence: the one before a wrong guess is wanted again.
+    /// Recurrent states per sequence: a wrong draft is rolled back to the state before it.
     pub(super) fn states(&self, model: &Model) -> u32 {
         if model.config().is_recurrent() && self.drafts() > 0 { N_STATES } else { 1 }
     }
@@ -82,7 +80,7 @@ impl EngineOptions {
     /// # Errors
     /// [`Error::Option`] naming the option.
     pub fn check(&self) -> Result<(), Error> {
-        let most = Self::MOST_SEQUENCES;
+        let most = Self::MAX_SEQUENCES;
         if !(1..=most).contains(&self.max_sequences) {
             let (expected, found) = (format!("1 to {most}"), self.max_sequences.to_string());
             return Err(Error::Option { option: "max_sequences", expected, found });
@@ -91,7 +89,7 @@ impl EngineOptions {
             return Err(Error::Option { option: "cache_tokens", expected: "1 or more".into(), found: "0".into() });
         }
         if self.host_cache_bytes > 0 && !self.prefix_cache {
-            let expected = "0 without a prefix cache: there is nothing to keep".into();
+            let expected = "0 without a prefix cache".into();
             let found = self.host_cache_bytes.to_string();
             return Err(Error::Option { option: "host_cache_bytes", expected, found });
         }
@@ -112,41 +110,41 @@ impl EngineOptions {
     }
 }
 
-/// A text to generate.
+/// A completion to generate.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The prompt's tokens, with what the model expects in front.
+    /// The prompt's token ids, with the model's special tokens in front.
     pub ids: Vec<u32>,
-    /// How it goes on. Options of speed (`tokens_per_submit`, `submits_in_flight`) have no meaning here.
+    /// Sampling and stop options. `tokens_per_submit` and `submits_in_flight` are ignored.
     pub options: GenerateOptions,
-    /// Requests of a higher priority begin first; among equals the one that came first.
+    /// Higher priorities start first; equal ones in order of arrival.
     pub priority: i8,
-    /// When it ends, finished or not, with [`StopReason::Deadline`](crate::generate::StopReason::Deadline).
+    /// When the request ends, finished or not, with [`StopReason::Deadline`](crate::generate::StopReason::Deadline).
     pub deadline: Option<Instant>,
-    /// Whose beginnings it shares: only requests of the same salt take what another has computed, so that
-    /// [`Usage::cached_tokens`](super::Usage::cached_tokens) and times tell nothing of what others have asked. Up to
-    /// [`Request::MOST_SALT_BYTES`]. `None`: that of all requests without one.
+    /// Isolates the prefix cache: only requests with the same salt share pages, so that
+    /// [`Usage::cached_tokens`](super::Usage::cached_tokens) and timing reveal nothing about other requests. At most
+    /// [`Request::MAX_SALT_BYTES`]. `None`: shared by all requests without a salt.
     pub cache_salt: Option<String>,
-    /// The adapter that it is computed with, by its name in [`Model::with_adapters`](crate::Model::with_adapters). Requests with
-    /// different adapters take turns: a pass has the weights of one.
+    /// LoRA adapter, by its name in [`Model::with_adapters`](crate::Model::with_adapters). A pass uses one adapter,
+    /// so requests with different adapters take turns.
     pub adapter: Option<String>,
 }
 
 impl Request {
-    /// Bytes of a salt at most.
-    pub const MOST_SALT_BYTES: usize = 1024;
+    /// Maximum length of a salt in bytes.
+    pub const MAX_SALT_BYTES: usize = 1024;
 
-    /// Of usual priority, without a deadline, a salt and an adapter.
+    /// A request with priority 0 and no deadline, salt or adapter.
     pub fn new(ids: Vec<u32>, options: GenerateOptions) -> Request {
         Request { ids, options, priority: 0, deadline: None, cache_salt: None, adapter: None }
     }
 
-    /// Refuses what an engine cannot do.
+    /// Refuses unsupported options.
     pub(super) fn check(&self) -> Result<(), Error> {
         self.options.check()?;
         let n_salt = self.cache_salt.as_ref().map_or(0, String::len);
-        if n_salt > Self::MOST_SALT_BYTES {
-            let expected = format!("at most {} bytes", Self::MOST_SALT_BYTES);
+        if n_salt > Self::MAX_SALT_BYTES {
+            let expected = format!("at most {} bytes", Self::MAX_SALT_BYTES);
             return Err(Error::Option { option: "cache_salt", expected, found: n_salt.to_string() });
         }
         Ok(())

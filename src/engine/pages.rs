@@ -1,35 +1,35 @@
-//! Pages of a cache that sequences share: which are free, which are held, and which hold a beginning that may come again.
+//! Bookkeeping of KV cache pages: the free, held and evictable ones, and the prefix cache over them.
 //!
-//! A page that passes over a prompt have filled is listed under the page before it and its tokens. A sequence that begins alike
-//! walks this list and holds the same pages, so that what they hold is computed once. When nobody holds a listed page any more it
-//! is kept until its place is needed: those that were used longest ago go first, and none before the pages that follow it.
+//! A page filled by prefill is listed under its predecessor and its tokens. A sequence with the same prefix follows
+//! this list and holds the same pages instead of computing them. A listed page without holders stays until its
+//! memory is needed: least recently used first, and never before the pages that follow it.
 //!
-//! A page with a token that was generated is not listed. Passes over rows add up in another order than those over prompts, so
-//! that its keys are not to the bit what the same tokens have in a prompt, and a text would depend on what was asked before.
+//! Pages with generated tokens are not listed: decode passes sum in another order than prefill, so their keys differ
+//! in some bits, and a completion would depend on earlier requests.
 //!
-//! Where the engine keeps pages in the host's memory too, what goes from the device goes there, and from there for good when that
-//! is full, in the same order. A sequence that begins alike takes it back.
+//! With CPU offload, evicted pages move to host memory and are evicted from there in the same order. A sequence with
+//! the same prefix restores them.
 //!
-//! Layers with a state of fixed size cannot be taken up at any page: of some pages a copy of the states after them is kept, and a
-//! sequence that begins alike goes on from the last one that has such a copy.
+//! Recurrent layers cannot resume at any page: some pages have a copy of the states after them, and a sequence
+//! resumes from its last such page.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::kernels::PAGE;
 
-/// A page's number. Page 0 is nobody's: rows that count for nothing write there.
+/// A page number. Page 0 is padding: unused rows write there.
 pub(super) type PageId = u32;
 
-/// What the content of a listed page is known by, wherever it lies; no other content is ever given the same.
+/// Identifies a listed page's content on the device or host; never reused.
 pub(super) type ContentId = u64;
 
-/// What makes a page the same as another: what it comes after, and its tokens.
-type Key = (After, Box<[u32]>);
+/// A page's predecessor and its tokens.
+type PageKey = (After, Box<[u32]>);
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum After {
-    Beginning(Beginning),
+    Beginning(PrefixKey),
     Page(ContentId),
 }
 
@@ -42,10 +42,10 @@ impl After {
     }
 }
 
-/// What sequences must have in common, beside tokens, to share pages.
+/// What sequences must share, besides tokens, to share pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Beginning {
-    /// The row of angles of position 0.
+pub(super) struct PrefixKey {
+    /// RoPE table row of position 0.
     pub angles: u32,
     /// [`Request::cache_salt`](super::Request::cache_salt).
     pub salt: Option<Arc<str>>,
@@ -53,39 +53,39 @@ pub(super) struct Beginning {
     pub adapter: Option<Arc<str>>,
 }
 
-/// A page of the device.
+/// A page on the device.
 #[derive(Default)]
 struct Page {
-    /// Sequences that hold it.
+    /// Number of sequences that hold the page.
     n_holders: u32,
-    /// What it is listed as.
+    /// Its content, if listed.
     content: Option<ContentId>,
-    /// The copy of the states after it.
+    /// Its copy of the states after it.
     copy: Option<u32>,
 }
 
-/// What is listed.
-struct Content {
-    key: Key,
-    place: Place,
-    /// Listed pages that follow it, on the device and in the host's memory.
+/// A listed page.
+struct ListedPage {
+    key: PageKey,
+    place: PageLocation,
+    /// Listed successors on the device and in host memory.
     following: [HashSet<ContentId>; 2],
     used_at: u64,
-    /// Where it is among [`Pages::may_go`], if it is.
+    /// Its entry in [`Pages::evictable`].
     ranked: Option<(usize, u64)>,
 }
 
-enum Place {
+enum PageLocation {
     Device(PageId),
     Host(HostPage),
 }
 
-/// What a page held.
+/// A page's contents in host memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HostPage {
     /// Keys and values of all layers.
     pub keys: Arc<[u32]>,
-    /// The states after it, if there was a copy of them.
+    /// The states after it, if there was a copy.
     pub states: Option<Arc<[u32]>>,
 }
 
@@ -95,56 +95,56 @@ impl HostPage {
     }
 }
 
-/// [`Content::following`] and [`Pages::may_go`].
+/// Indices into [`ListedPage::following`] and [`Pages::evictable`].
 const ON_DEVICE: usize = 0;
 const ON_HOST: usize = 1;
 
 pub(super) struct Pages {
     pages: Vec<Page>,
     free: Vec<PageId>,
-    listed: HashMap<Key, ContentId>,
-    contents: HashMap<ContentId, Content>,
-    /// What may go, with when it was used: from the device what nobody holds and nothing there follows, from the host's memory
-    /// what nothing follows.
-    may_go: [BTreeSet<(u64, ContentId)>; 2],
-    /// Pages that sequences have asked for and not taken yet.
-    n_promised: usize,
-    /// Listed pages that nobody holds.
+    listed: HashMap<PageKey, ContentId>,
+    contents: HashMap<ContentId, ListedPage>,
+    /// Evictable content by time of use: on the device without holders or successors there, in host memory without
+    /// any successors.
+    evictable: [BTreeSet<(u64, ContentId)>; 2],
+    /// Pages reserved but not yet taken.
+    n_reserved: usize,
+    /// Listed pages without holders.
     n_kept: usize,
-    /// Grows with each use, and with each content.
+    /// Incremented by each use and each new content.
     clock: u64,
     keeps: bool,
-    /// Bytes of the host's memory for pages that go from the device.
+    /// Maximum bytes of host memory for evicted pages.
     host_limit: u64,
-    /// Those that are taken, by so many pages.
+    /// Bytes of host memory in use by `n_on_host` pages.
     host_bytes: u64,
     n_on_host: usize,
-    /// The page that has each copy of states, where the model has states: a few for each sequence.
+    /// The page that owns each copy of recurrent states, for recurrent models.
     copies: Option<Vec<Option<PageId>>>,
 }
 
-/// What a sequence has in common with earlier ones.
+/// A sequence's cached prefix.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Common {
-    /// Pages that it holds from now on.
+pub(super) struct CachedPrefix {
+    /// Pages on the device, held for the sequence.
     pub pages: Vec<PageId>,
-    /// The copy of the states after them, where the model has states and none of the pages has to come back.
+    /// The copy of the states after them, for recurrent models without pages to restore.
     pub copy: Option<u32>,
-    /// What comes after these and has to come back from the host's memory.
+    /// The contents that follow, to be restored from host memory.
     pub on_host: Vec<ContentId>,
 }
 
 impl Pages {
-    /// `n` pages, the first of which is nobody's. If it does not keep any, no page is listed. `n_copies`: room for copies of
-    /// states, where the model has states. `host_limit`: bytes of the host's memory for pages that go from the device.
+    /// `n` pages, including the padding page 0. With `keeps` false, no page is listed. `n_copies`: copies of
+    /// recurrent states, if any. `host_limit`: bytes of host memory for evicted pages.
     pub fn new(n: u32, keeps: bool, n_copies: Option<u32>, host_limit: u64) -> Pages {
         Pages {
             pages: (0..n).map(|_| Page::default()).collect(),
             free: (1..n).rev().collect(),
             listed: HashMap::new(),
             contents: HashMap::new(),
-            may_go: Default::default(),
-            n_promised: 0,
+            evictable: Default::default(),
+            n_reserved: 0,
             n_kept: 0,
             clock: 0,
             keeps,
@@ -155,7 +155,7 @@ impl Pages {
         }
     }
 
-    /// Pages without the one that is nobody's.
+    /// Number of pages without the padding page.
     pub fn len(&self) -> usize {
         self.pages.len() - 1
     }
@@ -164,19 +164,19 @@ impl Pages {
         self.free.len()
     }
 
-    /// Pages that nobody holds and that are kept.
+    /// Number of evictable pages.
     pub fn n_kept(&self) -> usize {
         self.n_kept
     }
 
-    /// Pages that the host's memory has, and their bytes.
+    /// Number of pages in host memory, and their bytes.
     pub fn on_host(&self) -> (usize, u64) {
         (self.n_on_host, self.host_bytes)
     }
 
-    /// The listed pages that a sequence of these tokens begins with, whole ones alone. It holds them from now on, and asks for
-    /// those that the host's memory has by [`Pages::on_host_of`].
-    pub fn hold_common(&mut self, beginning: &Beginning, ids: &[u32]) -> Common {
+    /// Finds the cached prefix of a sequence, in whole pages, and holds its device pages. [`Pages::on_host_of`]
+    /// returns the pages in host memory.
+    pub fn acquire_prefix(&mut self, beginning: &PrefixKey, ids: &[u32]) -> CachedPrefix {
         let mut contents: Vec<ContentId> = Vec::new();
         let mut after = After::Beginning(beginning.clone());
         for ids in ids.chunks_exact(PAGE as usize) {
@@ -185,23 +185,23 @@ impl Pages {
             after = After::Page(content);
         }
         let place = |content: &ContentId| self.contents.get(content).map(|content| &content.place);
-        let copy_of = |place: &Place| match place {
-            Place::Device(id) => self.pages[*id as usize].copy,
-            Place::Host(_) => None,
+        let copy_of = |place: &PageLocation| match place {
+            PageLocation::Device(id) => self.pages[*id as usize].copy,
+            PageLocation::Host(_) => None,
         };
         if self.copies.is_some() {
-            let has_states = |place: &Place| match place {
-                Place::Device(_) => copy_of(place).is_some(),
-                Place::Host(page) => page.states.is_some(),
+            let has_states = |place: &PageLocation| match place {
+                PageLocation::Device(_) => copy_of(place).is_some(),
+                PageLocation::Host(page) => page.states.is_some(),
             };
             let last = contents.iter().rposition(|content| place(content).is_some_and(has_states));
             contents.truncate(last.map_or(0, |last| last + 1));
         }
         let copy = contents.last().and_then(place).and_then(copy_of);
-        let mut common = Common { copy, ..Common::default() };
+        let mut common = CachedPrefix { copy, ..CachedPrefix::default() };
         for content in contents {
             match self.contents.get(&content).map(|content| &content.place) {
-                Some(&Place::Device(id)) => {
+                Some(&PageLocation::Device(id)) => {
                     self.hold(id);
                     common.pages.push(id);
                 }
@@ -214,44 +214,44 @@ impl Pages {
         common
     }
 
-    /// What the host's memory has of a content, unless that had to go meanwhile.
+    /// A page in host memory, unless it was evicted meanwhile.
     pub fn on_host_of(&self, content: ContentId) -> Option<HostPage> {
         match &self.contents.get(&content)?.place {
-            Place::Host(page) => Some(page.clone()),
-            Place::Device(_) => None,
+            PageLocation::Host(page) => Some(page.clone()),
+            PageLocation::Device(_) => None,
         }
     }
 
-    /// A page that a sequence holds has got a content back.
-    pub fn came_back(&mut self, content: ContentId, id: PageId) {
-        if self.move_to(content, Place::Device(id)) {
+    /// Marks a content as restored to a page.
+    pub fn restored(&mut self, content: ContentId, id: PageId) {
+        if self.move_to(content, PageLocation::Device(id)) {
             self.pages[id as usize].content = Some(content);
         }
     }
 
-    /// The kept page that is to go first for there to be `n` free ones, with the copy of the states after it; none if there are
-    /// as many, or nothing goes to the host's memory.
-    pub fn next_to_go(&self, n: usize) -> Option<(PageId, Option<u32>)> {
+    /// With CPU offload: the next page to evict, and the copy of the states after it, while fewer than `n` pages are
+    /// free.
+    pub fn next_victim(&self, n: usize) -> Option<(PageId, Option<u32>)> {
         let wants = self.host_limit > 0 && self.free.len() < n;
         let (_, id) = wants.then(|| self.oldest_kept())??;
         Some((id, self.pages[id as usize].copy))
     }
 
-    /// Such a page goes: it is free, and the host's memory has what it held, if there is room beside what was used later.
-    pub fn goes(&mut self, id: PageId, page: HostPage) {
+    /// Frees an evicted page and puts its contents in host memory, where the least recently used pages make room.
+    pub fn spill(&mut self, id: PageId, page: HostPage) {
         let Some(content) = self.pages[id as usize].content.take() else { return };
         self.free_copy_of(id);
         self.n_kept -= 1;
         self.free.push(id);
-        self.move_to(content, Place::Host(page));
+        self.move_to(content, PageLocation::Host(page));
         while self.host_bytes > self.host_limit {
-            let Some(&(_, oldest)) = self.may_go[ON_HOST].first() else { break };
+            let Some(&(_, oldest)) = self.evictable[ON_HOST].first() else { break };
             self.unlist(oldest);
         }
     }
 
-    /// False if it is not listed any more.
-    fn move_to(&mut self, content: ContentId, to: Place) -> bool {
+    /// Moves a content. False if it is no longer listed.
+    fn move_to(&mut self, content: ContentId, to: PageLocation) -> bool {
         self.leave(content);
         let Some(moved) = self.contents.get_mut(&content) else { return false };
         moved.place = to;
@@ -259,13 +259,13 @@ impl Pages {
         true
     }
 
-    /// Counts what is at its place from now on.
+    /// Adds a content to the counts of its place.
     fn enter(&mut self, content: ContentId) {
-        let Some(Content { key, place, .. }) = self.contents.get(&content) else { return };
+        let Some(ListedPage { key, place, .. }) = self.contents.get(&content) else { return };
         let before = key.0.page();
         let at = match place {
-            Place::Device(_) => ON_DEVICE,
-            Place::Host(page) => {
+            PageLocation::Device(_) => ON_DEVICE,
+            PageLocation::Host(page) => {
                 self.host_bytes += page.size_bytes();
                 self.n_on_host += 1;
                 ON_HOST
@@ -278,14 +278,14 @@ impl Pages {
         }
     }
 
-    /// Counts it there no more.
+    /// Removes a content from the counts of its place.
     fn leave(&mut self, content: ContentId) {
         self.unrank(content);
-        let Some(Content { key, place, .. }) = self.contents.get(&content) else { return };
+        let Some(ListedPage { key, place, .. }) = self.contents.get(&content) else { return };
         let before = key.0.page();
         let at = match place {
-            Place::Device(_) => ON_DEVICE,
-            Place::Host(page) => {
+            PageLocation::Device(_) => ON_DEVICE,
+            PageLocation::Host(page) => {
                 self.host_bytes -= page.size_bytes();
                 self.n_on_host -= 1;
                 ON_HOST
@@ -297,28 +297,28 @@ impl Pages {
         }
     }
 
-    /// Puts it where it belongs among those that may go, after anything that decides that has changed.
+    /// Updates a content's entry in `evictable`.
     fn rank(&mut self, id: ContentId) {
         self.unrank(id);
         let Some(content) = self.contents.get_mut(&id) else { return };
         let [on_device, on_host] = [ON_DEVICE, ON_HOST].map(|at| !content.following[at].is_empty());
         let at = match content.place {
-            Place::Device(page) if self.pages[page as usize].n_holders == 0 && !on_device => ON_DEVICE,
-            Place::Host(_) if !on_device && !on_host => ON_HOST,
+            PageLocation::Device(page) if self.pages[page as usize].n_holders == 0 && !on_device => ON_DEVICE,
+            PageLocation::Host(_) if !on_device && !on_host => ON_HOST,
             _ => return,
         };
         content.ranked = Some((at, content.used_at));
-        self.may_go[at].insert((content.used_at, id));
+        self.evictable[at].insert((content.used_at, id));
     }
 
     fn unrank(&mut self, id: ContentId) {
         if let Some((at, used_at)) = self.contents.get_mut(&id).and_then(|content| content.ranked.take()) {
-            self.may_go[at].remove(&(used_at, id));
+            self.evictable[at].remove(&(used_at, id));
         }
     }
 
-    /// A place for a copy of the states after a listed page, which has it from now on: one that is free, or that of the page that
-    /// was used longest ago. `None` where there are no states, or it has one.
+    /// Assigns a copy of states to a listed page: a free one, or that of the least recently used page. `None`
+    /// without copies, or if the page is not listed or has one.
     pub fn take_copy(&mut self, id: PageId) -> Option<u32> {
         let page = &self.pages[id as usize];
         if page.content.is_none() || page.copy.is_some() {
@@ -329,7 +329,7 @@ impl Pages {
             let content = self.pages[*owner as usize].content;
             content.and_then(|content| Some(self.contents.get(&content)?.used_at))
         };
-        // Those without an owner first.
+        // Free copies first.
         let (copy, owner) = copies.iter_mut().enumerate().min_by_key(|(_, owner)| owner.as_ref().map(used_at))?;
         if let Some(owner) = owner.replace(id) {
             self.pages[owner as usize].copy = None;
@@ -355,39 +355,39 @@ impl Pages {
         }
     }
 
-    /// Sees to it that `n` pages will be there when they are taken, beside those that were promised before. False, and nothing is
-    /// promised, if there are too few.
-    pub fn promise(&mut self, n: usize) -> bool {
-        let has_room = self.n_promised + n <= self.free.len() + self.n_kept;
+    /// Reserves `n` pages besides those reserved before. False, with none reserved, if too few are free or
+    /// evictable.
+    pub fn reserve(&mut self, n: usize) -> bool {
+        let has_room = self.n_reserved + n <= self.free.len() + self.n_kept;
         if has_room {
-            self.n_promised += n;
+            self.n_reserved += n;
         }
         has_room
     }
 
-    /// Gives up a promise of `n` pages.
-    pub fn renounce(&mut self, n: usize) {
-        self.n_promised = self.n_promised.saturating_sub(n);
+    /// Cancels a reservation of `n` pages.
+    pub fn release_reservation(&mut self, n: usize) {
+        self.n_reserved = self.n_reserved.saturating_sub(n);
     }
 
-    /// A promised page that holds nothing, held once.
+    /// Takes a reserved page, with one holder.
     pub fn take(&mut self) -> Option<PageId> {
         let id = self.free.pop().or_else(|| self.evict())?;
-        self.renounce(1);
+        self.release_reservation(1);
         self.hold(id);
         Some(id)
     }
 
-    /// The kept page that was used longest ago, of those that none on the device follows.
+    /// The least recently used evictable page.
     fn oldest_kept(&self) -> Option<(ContentId, PageId)> {
-        let &(_, content) = self.may_go[ON_DEVICE].first()?;
+        let &(_, content) = self.evictable[ON_DEVICE].first()?;
         match self.contents.get(&content)?.place {
-            Place::Device(id) => Some((content, id)),
-            Place::Host(_) => None,
+            PageLocation::Device(id) => Some((content, id)),
+            PageLocation::Host(_) => None,
         }
     }
 
-    /// Gives up what such a page holds, and what follows it.
+    /// Evicts the least recently used page and its successors in host memory.
     fn evict(&mut self) -> Option<PageId> {
         let (content, id) = self.oldest_kept()?;
         self.pages[id as usize].content = None;
@@ -397,12 +397,14 @@ impl Pages {
         Some(id)
     }
 
-    /// Forgets a content, and what follows it in the host's memory: nothing would find that again.
+    /// Removes a content and its successors in host memory, which no lookup could reach.
     fn unlist(&mut self, content: ContentId) {
         let mut all = vec![content];
         while let Some(content) = all.pop() {
             self.leave(content);
-            let Some(Content { key, following: [_, on_host], .. }) = self.contents.remove(&content) else { continue };
+            let Some(ListedPage { key, following: [_, on_host], .. }) = self.contents.remove(&content) else {
+                continue;
+            };
             self.listed.remove(&key);
             all.extend(on_host);
         }
@@ -415,23 +417,23 @@ impl Pages {
         }
     }
 
-    /// Lists a page that a sequence holds, as it holds the listed one `before` it; what the host's memory has of it is not needed
-    /// any more. False if it is not listed, because another page is there already; pages after it cannot be listed then.
-    pub fn list(&mut self, before: Option<PageId>, beginning: &Beginning, ids: &[u32], id: PageId) -> bool {
+    /// Lists a page that a sequence holds after the listed page `before`, in place of a copy in host memory. False
+    /// if another page is listed for these tokens; later pages of the sequence cannot be listed then.
+    pub fn list(&mut self, before: Option<PageId>, beginning: &PrefixKey, ids: &[u32], id: PageId) -> bool {
         let after = match before.map(|before| self.pages[before as usize].content) {
             None => After::Beginning(beginning.clone()),
             Some(Some(content)) => After::Page(content),
-            // Nothing is found after a page that is not listed.
+            // No lookup reaches a page after an unlisted one.
             Some(None) => return false,
         };
         if !self.keeps {
             return false;
         }
-        let key: Key = (after, ids.into());
+        let key: PageKey = (after, ids.into());
         if let Some(&content) = self.listed.get(&key) {
             let is_on_host = self.on_host_of(content).is_some();
             if is_on_host {
-                self.came_back(content, id);
+                self.restored(content, id);
             }
             return is_on_host;
         }
@@ -439,13 +441,13 @@ impl Pages {
         let content = self.clock;
         self.pages[id as usize].content = Some(content);
         self.listed.insert(key.clone(), content);
-        let (place, following) = (Place::Device(id), Default::default());
-        self.contents.insert(content, Content { key, place, following, used_at: self.clock, ranked: None });
+        let (place, following) = (PageLocation::Device(id), Default::default());
+        self.contents.insert(content, ListedPage { key, place, following, used_at: self.clock, ranked: None });
         self.enter(content);
         true
     }
 
-    /// A sequence holds this page no more.
+    /// Drops a sequence's hold of a page.
     pub fn release(&mut self, id: PageId) {
         let page = &mut self.pages[id as usize];
         page.n_holders -= 1;
@@ -459,15 +461,15 @@ impl Pages {
         }
     }
 
-    /// Forgets what all pages hold.
+    /// Unlists all pages.
     pub fn forget(&mut self) {
         self.n_kept = 0;
         self.n_on_host = 0;
         self.host_bytes = 0;
         self.listed.clear();
-        self.may_go = Default::default();
+        self.evictable = Default::default();
         for (_, content) in std::mem::take(&mut self.contents) {
-            let Place::Device(id) = content.place else { continue };
+            let PageLocation::Device(id) = content.place else { continue };
             self.pages[id as usize].content = None;
             self.free_copy_of(id);
             if self.pages[id as usize].n_holders == 0 {
@@ -483,19 +485,19 @@ mod tests {
 
     const P: usize = PAGE as usize;
 
-    fn plain() -> Beginning {
-        Beginning::default()
+    fn plain() -> PrefixKey {
+        PrefixKey::default()
     }
 
     fn tokens(n: usize, seed: u32) -> Vec<u32> {
         (0..n as u32).map(|i| i * 7 + seed).collect()
     }
 
-    /// Holds and lists the pages of a sequence; how many were computed.
+    /// Holds and lists a sequence's pages; also returns how many were computed.
     fn run(pages: &mut Pages, ids: &[u32]) -> (Vec<PageId>, usize) {
-        let mut held = pages.hold_common(&plain(), ids).pages;
+        let mut held = pages.acquire_prefix(&plain(), ids).pages;
         let n_found = held.len();
-        assert!(pages.promise(ids.len().div_ceil(P) - n_found), "pages are left");
+        assert!(pages.reserve(ids.len().div_ceil(P) - n_found), "pages are left");
         for ids in ids.chunks(P).skip(n_found) {
             let (before, id) = (held.last().copied(), pages.take().expect("it was promised"));
             held.push(id);
@@ -505,7 +507,7 @@ mod tests {
         (held, n_computed)
     }
 
-    /// Two sequences of two pages each, which are kept after them; the first one was used longer ago.
+    /// Two sequences of two pages each, no longer held; the first was used longer ago.
     fn two_kept(pages: &mut Pages) -> [Vec<u32>; 2] {
         [1, 2].map(|seed| {
             let ids = tokens(2 * P, seed);
@@ -516,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_alike_is_held_twice_and_computed_once() {
+    fn common_prefix_pages_are_held_twice_and_computed_once() {
         let mut pages = Pages::new(11, true, None, 0);
         let (first, second) = (tokens(3 * P + 5, 1), [tokens(2 * P, 1), tokens(P, 9)].concat());
         let (a, n) = run(&mut pages, &first);
@@ -524,7 +526,7 @@ mod tests {
         let (b, n) = run(&mut pages, &second);
         assert_eq!((&b[..2], n), (&a[..2], 1));
         a.iter().for_each(|&id| pages.release(id));
-        // PendingText by the other, kept, and free.
+        // Held by the other sequence, evictable, and free.
         assert_eq!((pages.n_free(), pages.n_kept(), pages.len()), (6, 1, 10));
         b.iter().for_each(|&id| pages.release(id));
         assert_eq!((pages.n_free(), pages.n_kept()), (6, 4));
@@ -533,52 +535,52 @@ mod tests {
     }
 
     #[test]
-    fn other_angles_are_another_beginning() {
+    fn prefix_with_other_rope_angles_is_not_shared() {
         let mut pages = Pages::new(4, true, None, 0);
         let ids = tokens(P, 1);
         let (held, _) = run(&mut pages, &ids);
-        assert_eq!(pages.hold_common(&Beginning { angles: 7, ..plain() }, &ids), Common::default());
-        assert_eq!(pages.hold_common(&plain(), &ids).pages, held);
+        assert_eq!(pages.acquire_prefix(&PrefixKey { angles: 7, ..plain() }, &ids), CachedPrefix::default());
+        assert_eq!(pages.acquire_prefix(&plain(), &ids).pages, held);
     }
 
     #[test]
-    fn another_salt_is_another_beginning() {
+    fn prefix_with_another_salt_is_not_shared() {
         let mut pages = Pages::new(9, true, None, 0);
         let ids = tokens(2 * P, 1);
-        let salted = |salt: &str| Beginning { salt: Some(salt.into()), ..plain() };
-        assert!(pages.promise(2));
+        let salted = |salt: &str| PrefixKey { salt: Some(salt.into()), ..plain() };
+        assert!(pages.reserve(2));
         let [first, second] = [pages.take().expect("promised"), pages.take().expect("promised")];
         assert!(pages.list(None, &salted("a"), &ids[..P], first));
         assert!(pages.list(Some(first), &salted("a"), &ids[P..], second));
         for other in [plain(), salted("b"), salted("")] {
-            assert_eq!(pages.hold_common(&other, &ids), Common::default(), "{other:?}");
+            assert_eq!(pages.acquire_prefix(&other, &ids), CachedPrefix::default(), "{other:?}");
         }
-        assert_eq!(pages.hold_common(&salted("a"), &ids).pages, [first, second]);
-        // Without one pages are what they were.
+        assert_eq!(pages.acquire_prefix(&salted("a"), &ids).pages, [first, second]);
+        // Pages without a salt are separate.
         let (_, n) = run(&mut pages, &ids);
         assert_eq!(n, 2);
     }
 
     #[test]
-    fn the_page_that_was_used_longest_ago_goes_first_and_none_before_those_after_it() {
+    fn least_recently_used_page_is_evicted_after_its_successors() {
         let mut pages = Pages::new(5, true, None, 0);
         let [old, new] = two_kept(&mut pages);
         assert_eq!((pages.n_free(), pages.n_kept()), (0, 4));
-        // One page more: the second one of the older goes.
+        // One more page evicts the second page of the older sequence.
         let (held, _) = run(&mut pages, &tokens(P, 3));
-        let common = pages.hold_common(&plain(), &old).pages;
+        let common = pages.acquire_prefix(&plain(), &old).pages;
         assert_eq!(common.len(), 1);
-        assert_eq!(pages.hold_common(&plain(), &new).pages.len(), 2);
-        // All are held now.
-        assert!(!pages.promise(1));
+        assert_eq!(pages.acquire_prefix(&plain(), &new).pages.len(), 2);
+        // All pages are held now.
+        assert!(!pages.reserve(1));
         common.into_iter().chain(held).for_each(|id| pages.release(id));
-        assert!(pages.promise(2) && !pages.promise(1));
+        assert!(pages.reserve(2) && !pages.reserve(1));
     }
 
     #[test]
-    fn promises_are_kept_and_nothing_is_kept_where_nothing_is_listed() {
+    fn reserved_pages_are_available_and_unlisted_ones_are_freed() {
         let mut pages = Pages::new(4, false, None, 0);
-        assert!(pages.promise(2) && !pages.promise(2) && pages.promise(1));
+        assert!(pages.reserve(2) && !pages.reserve(2) && pages.reserve(1));
         let held: Vec<PageId> = (0..3).filter_map(|_| pages.take()).collect();
         assert_eq!((held.len(), pages.take()), (3, None));
         assert!(!pages.list(None, &plain(), &tokens(P, 1), held[0]));
@@ -587,121 +589,123 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_are_computed_at_once_the_first_is_listed() {
+    fn page_computed_twice_at_once_is_listed_once() {
         let mut pages = Pages::new(5, true, None, 0);
         let ids = tokens(P, 1);
-        assert!(pages.promise(2));
+        assert!(pages.reserve(2));
         let [a, b] = [pages.take().expect("promised"), pages.take().expect("promised")];
         assert!(pages.list(None, &plain(), &ids, a) && !pages.list(None, &plain(), &ids, b));
         pages.release(b);
         pages.release(a);
-        assert_eq!((pages.n_free(), pages.n_kept(), pages.hold_common(&plain(), &ids).pages), (3, 1, vec![a]));
+        assert_eq!((pages.n_free(), pages.n_kept(), pages.acquire_prefix(&plain(), &ids).pages), (3, 1, vec![a]));
     }
 
     #[test]
-    fn sequences_with_states_go_on_from_a_page_that_has_a_copy_of_them() {
+    fn recurrent_sequence_resumes_at_a_page_with_a_state_copy() {
         let mut pages = Pages::new(9, true, Some(2), 0);
         let ids = tokens(3 * P, 1);
         let (held, _) = run(&mut pages, &ids);
-        assert_eq!(pages.hold_common(&plain(), &ids), Common::default(), "no states after any page");
+        assert_eq!(pages.acquire_prefix(&plain(), &ids), CachedPrefix::default(), "no states after any page");
         let copy = pages.take_copy(held[1]);
         assert!(copy.is_some() && pages.take_copy(held[1]).is_none(), "one is enough");
-        assert_eq!(pages.hold_common(&plain(), &ids), Common { pages: held[..2].to_vec(), copy, on_host: vec![] });
-        // The place of the page that was used longest ago.
+        assert_eq!(
+            pages.acquire_prefix(&plain(), &ids),
+            CachedPrefix { pages: held[..2].to_vec(), copy, on_host: vec![] }
+        );
+        // Takes over the copy of the least recently used page.
         let (others, _) = run(&mut pages, &tokens(2 * P, 9));
         let second = pages.take_copy(others[0]);
         assert_eq!(pages.take_copy(others[1]), copy);
         assert_ne!(second, copy);
-        assert_eq!(pages.hold_common(&plain(), &ids), Common::default());
-        assert_eq!(pages.hold_common(&plain(), &tokens(2 * P, 9)).copy, copy);
+        assert_eq!(pages.acquire_prefix(&plain(), &ids), CachedPrefix::default());
+        assert_eq!(pages.acquire_prefix(&plain(), &tokens(2 * P, 9)).copy, copy);
     }
 
-    /// All pages but `n` go to the host's memory, each of which holds its number.
+    /// Moves all but `n` pages to host memory; each holds its number.
     fn spill(pages: &mut Pages, n: usize) -> Vec<PageId> {
         let mut gone = Vec::new();
-        while let Some((id, _)) = pages.next_to_go(n) {
-            pages.goes(id, HostPage { keys: Arc::from([id]), states: None });
+        while let Some((id, _)) = pages.next_victim(n) {
+            pages.spill(id, HostPage { keys: Arc::from([id]), states: None });
             gone.push(id);
         }
         gone
     }
 
     #[test]
-    fn what_goes_to_the_host_is_found_there_and_comes_back() {
+    fn page_spilled_to_the_host_is_found_and_restored() {
         let mut pages = Pages::new(4, true, None, 100);
         let ids = tokens(3 * P, 1);
         let (held, _) = run(&mut pages, &ids);
         held.iter().for_each(|&id| pages.release(id));
-        // Those after others first.
+        // Successors first.
         assert_eq!(spill(&mut pages, 2), [held[2], held[1]]);
         assert_eq!((pages.n_free(), pages.n_kept(), pages.on_host()), (2, 1, (2, 8)));
-        let Common { pages: on_device, on_host, .. } = pages.hold_common(&plain(), &ids);
+        let CachedPrefix { pages: on_device, on_host, .. } = pages.acquire_prefix(&plain(), &ids);
         assert_eq!((on_device, on_host.len()), (held[..1].to_vec(), 2));
-        assert!(pages.promise(2));
+        assert!(pages.reserve(2));
         for (content, old) in on_host.into_iter().zip(&held[1..]) {
             assert_eq!(pages.on_host_of(content).map(|page| page.keys[0]), Some(*old));
             let id = pages.take().expect("it was promised");
-            pages.came_back(content, id);
+            pages.restored(content, id);
             assert_eq!(pages.on_host_of(content), None);
         }
         assert_eq!((pages.n_free(), pages.n_kept(), pages.on_host()), (0, 0, (0, 0)));
-        assert_eq!(pages.hold_common(&plain(), &ids).pages.len(), 3);
-        assert!(pages.next_to_go(1).is_none(), "all are held");
+        assert_eq!(pages.acquire_prefix(&plain(), &ids).pages.len(), 3);
+        assert!(pages.next_victim(1).is_none(), "all are held");
     }
 
     #[test]
-    fn on_the_host_too_what_was_used_longest_ago_goes_first_and_none_before_those_after_it() {
+    fn least_recently_used_host_page_is_evicted_first() {
         let mut pages = Pages::new(5, true, None, 12);
         let [old, new] = two_kept(&mut pages);
         spill(&mut pages, 4);
         assert_eq!((pages.n_free(), pages.on_host()), (4, (3, 12)));
-        let n_on_host = |pages: &mut Pages, ids| pages.hold_common(&plain(), ids).on_host.len();
+        let n_on_host = |pages: &mut Pages, ids| pages.acquire_prefix(&plain(), ids).on_host.len();
         assert_eq!((n_on_host(&mut pages, &old), n_on_host(&mut pages, &new)), (1, 2));
-        // What is computed again need not come back, and what follows it is found after it.
-        let id = pages.promise(1).then(|| pages.take()).flatten().expect("pages are free");
+        // A recomputed page needs no restoring, and its successors are still found.
+        let id = pages.reserve(1).then(|| pages.take()).flatten().expect("pages are free");
         assert!(pages.list(None, &plain(), &new[..P], id));
         assert_eq!(pages.on_host(), (2, 8));
-        let common = pages.hold_common(&plain(), &new);
+        let common = pages.acquire_prefix(&plain(), &new);
         assert_eq!((common.pages, common.on_host.len()), (vec![id], 1));
         pages.forget();
         assert_eq!(pages.on_host(), (0, 0));
-        assert_eq!(pages.hold_common(&plain(), &old), Common::default());
+        assert_eq!(pages.acquire_prefix(&plain(), &old), CachedPrefix::default());
     }
 
     #[test]
-    fn pages_of_another_device_are_forgotten() {
+    fn forgotten_device_pages_are_not_found_again() {
         let mut pages = Pages::new(6, true, None, 0);
         let ids = tokens(3 * P, 1);
         let (held, _) = run(&mut pages, &ids);
         pages.release(held[2]);
         pages.forget();
         assert_eq!((pages.n_free(), pages.n_kept()), (3, 0));
-        assert_eq!(pages.hold_common(&plain(), &ids), Common::default());
+        assert_eq!(pages.acquire_prefix(&plain(), &ids), CachedPrefix::default());
         pages.release(held[0]);
         pages.release(held[1]);
         assert_eq!(pages.n_free(), 5);
     }
 
-    /// What goes next, by looking at all that is listed.
+    /// The next content to evict, by a search of everything listed.
     fn oldest_of_all(pages: &Pages, at: usize) -> Option<ContentId> {
         let follows = |id: ContentId, at: usize| {
-            pages
-                .contents
-                .values()
-                .any(|other| other.key.0 == After::Page(id) && usize::from(matches!(other.place, Place::Host(_))) == at)
+            pages.contents.values().any(|other| {
+                other.key.0 == After::Page(id) && usize::from(matches!(other.place, PageLocation::Host(_))) == at
+            })
         };
-        let may_go = pages.contents.iter().filter(|&(&id, content)| match content.place {
-            Place::Device(page) => {
+        let evictable = pages.contents.iter().filter(|&(&id, content)| match content.place {
+            PageLocation::Device(page) => {
                 at == ON_DEVICE && pages.pages[page as usize].n_holders == 0 && !follows(id, ON_DEVICE)
             }
-            Place::Host(_) => at == ON_HOST && !follows(id, ON_DEVICE) && !follows(id, ON_HOST),
+            PageLocation::Host(_) => at == ON_HOST && !follows(id, ON_DEVICE) && !follows(id, ON_HOST),
         });
-        may_go.min_by_key(|(_, content)| content.used_at).map(|(&id, _)| id)
+        evictable.min_by_key(|(_, content)| content.used_at).map(|(&id, _)| id)
     }
 
-    /// Sequences with a few beginnings in common begin and end in any order, and pages go to the host and come back.
+    /// Sequences with common prefixes start and end in random order, and pages move to the host and back.
     #[test]
-    fn what_goes_next_is_known_without_looking_at_all() {
+    fn eviction_choice_matches_a_scan_of_all_pages() {
         let mut seed = 3u64;
         let mut below = |n: usize| {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -715,15 +719,15 @@ mod tests {
                 ended.into_iter().for_each(|id| pages.release(id));
             } else {
                 let ids: Vec<u32> = (0..1 + below(5)).flat_map(|_| tokens(P, below(2) as u32)).collect();
-                let Common { pages: mut held, on_host, .. } = pages.hold_common(&plain(), &ids);
-                if !pages.promise(ids.len() / P - held.len()) {
+                let CachedPrefix { pages: mut held, on_host, .. } = pages.acquire_prefix(&plain(), &ids);
+                if !pages.reserve(ids.len() / P - held.len()) {
                     held.into_iter().for_each(|id| pages.release(id));
                     continue;
                 }
                 for content in on_host {
                     if pages.on_host_of(content).is_some() {
                         let id = pages.take().expect("it was promised");
-                        pages.came_back(content, id);
+                        pages.restored(content, id);
                         held.push(id);
                     }
                 }
@@ -739,7 +743,7 @@ mod tests {
                 spill(&mut pages, 1 + below(20));
             }
             for at in [ON_DEVICE, ON_HOST] {
-                let next = pages.may_go[at].first().map(|&(_, id)| id);
+                let next = pages.evictable[at].first().map(|&(_, id)| id);
                 assert_eq!(next, oldest_of_all(&pages, at));
                 n_compared += usize::from(next.is_some());
             }

@@ -1,38 +1,37 @@
-//! Where an engine computes: the stages of its model, one on each device that computes some of its layers.
+//! An engine's pipeline stages, one on each device that computes layers of the model.
 
 use super::pages::{HostPage, PageId};
+pub(super) use super::stage::{DecodeForm, EngineSizes};
 use super::stage::{Pass, Stage};
-pub(super) use super::stage::{RowsForm, Sizes};
 use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::generate::{Adapted, Model, rows_for};
 use crate::kernels::StateRow;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::model::Ending;
 use crate::model::PassTensors;
 use crate::recording::MemoryPlan;
 
-/// All stages have the same pages, places and rows under the same numbers. The host carries the rows of a pass from each to the
-/// next.
+/// All stages use the same page numbers, slots and rows. The host copies the activations of a pass from each stage
+/// to the next.
 pub(super) struct Passes {
-    /// Those of layers which other devices compute before the model's own, in order.
+    /// Stages on other devices, before the model's own, in order.
     before: Vec<Stage>,
     last: Stage,
-    sizes: Sizes,
+    sizes: EngineSizes,
 }
 
 impl Passes {
-    /// Declares all of it; nothing is allocated.
+    /// Declares all stages; allocates nothing.
     ///
     /// # Errors
     /// Those of [`Stage::declare`].
-    pub fn declare(model: &Model, sizes: Sizes) -> Result<Passes, Error> {
+    pub fn declare(model: &Model, sizes: EngineSizes) -> Result<Passes, Error> {
         let stage = |(device, transformer)| Stage::declare(device, transformer, sizes);
         let before = model.parts_before().map(stage).collect::<Result<_, _>>()?;
         Ok(Passes { before, last: stage((model.device(), model.transformer()))?, sizes })
     }
 
-    /// Allocates all of it where a GPU has it.
+    /// Allocates all stages on their GPUs.
     ///
     /// # Errors
     /// As [`Stage::allocate`].
@@ -44,42 +43,42 @@ impl Passes {
         self.before.iter().chain([&self.last])
     }
 
-    /// Memory of the weights and of all this on the model's device.
+    /// Memory of the weights, cache and passes on the model's device.
     pub fn plan(&self) -> MemoryPlan {
         self.last.plan()
     }
 
-    /// The same on all devices together.
+    /// Memory on all devices together.
     pub fn whole_plan(&self) -> MemoryPlan {
         self.plans_before().fold(self.plan(), |sum, plan| sum + plan)
     }
 
-    /// The same on each device before it.
+    /// Memory on each device before the model's own.
     pub fn plans_before(&self) -> impl Iterator<Item = MemoryPlan> {
         self.before.iter().map(Stage::plan)
     }
 
-    /// What a pass over rows shares with the host after its last layer.
+    /// Tensors that decode passes share with the host after the last layer.
     pub fn rows(&self) -> &PassTensors {
         &self.last.rows
     }
 
-    /// The device that embeds tokens.
+    /// The stage that embeds tokens.
     fn first(&self) -> &Stage {
         self.before.first().unwrap_or(&self.last)
     }
 
-    /// Has the next pass over rows begin with these, on all devices.
+    /// Sets the rows of the next decode pass on all devices.
     ///
     /// # Errors
-    /// Those of writing, and of reading rows of tables from the file.
+    /// Those of writing to the devices and of reading embedding rows from disk.
     pub async fn set_rows(&self, model: &Model, rows: Vec<StateRow>) -> Result<(), Error> {
         let rows = padded(rows);
         self.fetch_rows(model, &rows).await?;
         self.stages().try_for_each(|stage| stage.rows.state.set_rows(&stage.device, &rows))
     }
 
-    /// Hands the first device the rows of tables that are in the file, and their numbers, if there are such tables.
+    /// With embedding tables on disk: uploads the rows' embeddings and their indices to the first device.
     async fn fetch_rows(&self, model: &Model, rows: &[StateRow]) -> Result<(), Error> {
         let first = self.first();
         let Some(state) = &first.rows.fetched_state else { return Ok(()) };
@@ -91,7 +90,7 @@ impl Passes {
         state.set_rows(&first.device, &rows.collect::<Vec<_>>())
     }
 
-    /// Gives the sequence of a row a further page: the `at`-th.
+    /// Appends a page to a row's sequence, as its `at`-th.
     ///
     /// # Errors
     /// As [`Passes::set_rows`].
@@ -99,7 +98,7 @@ impl Passes {
         self.stages().try_for_each(|stage| stage.rows.state.set_page(&stage.device, row, at, page))
     }
 
-    /// Copies the states of the sequence in a place to a copy.
+    /// Copies the states of a sequence to a copy.
     ///
     /// # Errors
     /// Those of [`Stage::keep_states`].
@@ -107,7 +106,7 @@ impl Passes {
         self.stages().try_for_each(|stage| stage.keep_states(slot, copy))
     }
 
-    /// Copies states back, to the sequence in a place.
+    /// Copies states back to a sequence.
     ///
     /// # Errors
     /// As [`Passes::keep_states`].
@@ -115,7 +114,7 @@ impl Passes {
         self.stages().try_for_each(|stage| stage.restore_states(copy, slot))
     }
 
-    /// What a page holds, and the copy of the states after it.
+    /// Reads a page and the copy of the states after it.
     ///
     /// # Errors
     /// Those of copying and reading.
@@ -130,7 +129,7 @@ impl Passes {
         Ok(HostPage { keys: keys.into(), states: copy.map(|_| states.into()) })
     }
 
-    /// Writes keys and values back to a page.
+    /// Writes keys and values to a page.
     ///
     /// # Errors
     /// Those of writing and copying.
@@ -138,7 +137,7 @@ impl Passes {
         self.stages().try_fold(keys, |keys, stage| stage.write_page(page, keys)).map(drop)
     }
 
-    /// Writes states back, to the sequence in a place.
+    /// Writes states to a sequence.
     ///
     /// # Errors
     /// As [`Passes::write_page`].
@@ -146,27 +145,27 @@ impl Passes {
         self.stages().try_fold(states, |states, stage| stage.write_states(slot, states)).map(drop)
     }
 
-    /// Pages, the one that is nobody's included.
+    /// Pages, including the padding page 0.
     pub fn n_pages(&self) -> u32 {
         self.sizes.n_pages
     }
 
-    /// Rows of a pass at most.
+    /// Maximum number of rows of a pass.
     pub fn n_rows(&self) -> u32 {
         self.sizes.n_rows
     }
 
-    /// States that layers keep of a sequence.
+    /// Recurrent states per sequence.
     pub fn n_states(&self) -> u32 {
         self.sizes.n_states
     }
 
-    /// Tokens that a pass over a prompt takes at most.
+    /// Maximum number of tokens of a prefill chunk.
     pub fn max_pass(&self) -> u32 {
         self.sizes.max_pass
     }
 
-    /// Computes these tokens of a prompt, which `row` is about. No model with stages before the last one has adapters.
+    /// Computes a prefill chunk for the sequence of `row`. Models with several stages have no adapters.
     ///
     /// # Errors
     /// Those of recording, of the self-test, and of the devices.
@@ -193,7 +192,7 @@ impl Passes {
         model.run(self.last.pass(Some(adapted), Pass::Prompt(size)).await?, ids.len()).await
     }
 
-    /// Submits a pass over the rows that were set, of which there are `n`, and reads the tokens that it chooses.
+    /// Submits a decode pass over the first `n` of the set rows and reads the tokens that it chooses.
     ///
     /// # Errors
     /// As [`Passes::compute_prompt`].
@@ -201,32 +200,32 @@ impl Passes {
         &mut self,
         (model, adapted): (&Model, Adapted<'_>),
         n: u32,
-        form: RowsForm,
+        form: DecodeForm,
     ) -> Result<Pending, Error> {
         let n_rows = n.next_power_of_two();
         let mut left = None;
         for stage in &mut self.before {
             let (device, stream) = (stage.device.clone(), stage.rows.stream.first_rows(n_rows)?);
             take_left(&device, &stage.rows, left)?;
-            let form = RowsForm { has_runs: form.has_runs, ..RowsForm::default() };
-            left = Some(device.run_and_read(stage.pass(None, Pass::Rows(n_rows, form)).await?, &stream)?.await?);
+            let form = DecodeForm { has_runs: form.has_runs, ..DecodeForm::default() };
+            left = Some(device.run_and_read(stage.pass(None, Pass::Decode(n_rows, form)).await?, &stream)?.await?);
         }
         take_left(&self.last.device, &self.last.rows, left)?;
         let chosen = self.last.rows.chosen.clone();
-        model.run_and_read(self.last.pass(Some(adapted), Pass::Rows(n_rows, form)).await?, n as usize, &chosen, 1).await
+        model
+            .run_and_read(self.last.pass(Some(adapted), Pass::Decode(n_rows, form)).await?, n as usize, &chosen, 1)
+            .await
     }
 
-    /// Whether the MTP head drafts. It does so in no browser.
+    /// Whether the MTP head drafts; never in browsers.
     pub fn has_mtp(&self) -> bool {
         cfg!(not(target_arch = "wasm32")) && self.sizes.mtp
     }
 
-    /// Has the head go on with what the pass over a part of a prompt left that `row` was about. `next_ids`: the token after each of
-    /// its tokens.
+    /// Runs the MTP head over the prefill chunk of `row`. `next_ids`: the token after each of the chunk's tokens.
     ///
     /// # Errors
     /// As [`Passes::compute_prompt`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub async fn mtp_follow(&mut self, model: &Model, row: StateRow, next_ids: &[u32]) -> Result<(), Error> {
         let stage = &mut self.last;
         let Some(mtp) = &stage.prompt.mtp else { return Ok(()) };
@@ -236,12 +235,11 @@ impl Passes {
         model.run(stage.pass(None, Pass::MtpFollow(size)).await?, next_ids.len()).await
     }
 
-    /// Has the head guess after each of these rows: those that the last pass over rows left, or with [`Ending::MtpDraftNext`] those that it
-    /// has made of them itself. A row that counts for nothing is none.
+    /// Drafts a token after each row: over the hidden states of the last decode pass, or with
+    /// [`Ending::MtpDraftNext`] over the head's own. Skips padding rows.
     ///
     /// # Errors
     /// As [`Passes::compute_prompt`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub async fn mtp_draft(&mut self, rows: Vec<StateRow>, ending: Ending) -> Result<Vec<u32>, Error> {
         let stage = &mut self.last;
         let Some(mtp) = &stage.rows.mtp else { return Ok(Vec::new()) };
@@ -253,7 +251,8 @@ impl Passes {
     }
 }
 
-/// As many rows as a pass has. The first one says how many count; the others write to the page and the state that are nobody's.
+/// Pads the rows to a power of two. The first row holds the number of real rows; the others write to the padding
+/// page and state.
 fn padded(mut rows: Vec<StateRow>) -> Vec<StateRow> {
     let n = rows.len();
     rows.resize(n.next_power_of_two(), StateRow::default());
@@ -263,7 +262,7 @@ fn padded(mut rows: Vec<StateRow>) -> Vec<StateRow> {
     rows
 }
 
-/// Has a device's next pass begin with the rows that the device before it left, if there is one.
+/// Uploads the activations of the previous stage, if there is one.
 fn take_left(device: &Device, io: &PassTensors, left: Option<Vec<u32>>) -> Result<(), Error> {
     left.map_or(Ok(()), |rows| device.write(&io.stream, 0, &rows))
 }

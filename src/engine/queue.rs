@@ -1,4 +1,4 @@
-//! The handle that requests are given to, and those that wait.
+//! The engine handle and its request queue.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,131 +12,129 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::generate::{Completion, ContextPolicy, Model, TokenConstraint, slide, token_constraint};
 use crate::recording::MemoryPlan;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::recovery::Recovery;
 
-/// A request with the driver's end of its stream.
-pub(super) struct Waiting {
-    /// Of a text that has begun, its tokens come after the prompt's.
+/// A waiting request with the driver's end of its stream.
+pub(super) struct QueuedRequest {
+    /// After preemption, with the generated tokens appended to the prompt.
     pub request: Request,
     pub response: ResponseSender,
-    pub text: Text,
+    pub text: RequestProgress,
 }
 
-/// How far the text of one that waits has come.
-pub(super) enum Text {
-    /// What it has to match, if it has to match something.
+/// Progress of a waiting request.
+pub(super) enum RequestProgress {
+    /// Not started; its constraint, if any.
     New(Option<Box<dyn TokenConstraint>>),
-    /// It began and has to wait for pages again.
-    Begun(Box<Completion>),
+    /// Preempted for lack of pages.
+    Preempted(Box<Completion>),
 }
 
-/// What an engine and its drivers share.
-pub(super) struct Shared {
-    state: Watched<State>,
+/// State shared by an engine and its drivers.
+pub(super) struct EngineShared {
+    state: Watched<QueueState>,
     max_queued: usize,
 }
 
 #[derive(Default)]
-struct State {
-    waiting: VecDeque<Waiting>,
-    /// Whether requests are still taken.
+struct QueueState {
+    waiting: VecDeque<QueuedRequest>,
     is_closed: bool,
     n_handles: usize,
     n_submitted: u64,
     n_refused: u64,
     drivers: Vec<DriverState>,
-    /// Why no driver computes any more.
+    /// Why all drivers have stopped.
     stopped: Option<String>,
 }
 
-/// Whether an engine computes.
+/// State of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EngineState {
-    /// It does.
+    /// Computing or ready to.
     #[default]
     Running,
-    /// A step panicked, and its model is being loaded again. What waits is computed after that.
+    /// A step panicked and the model is being reloaded; requests wait.
     Restarting,
-    /// It never will again: the engine ended, or could not go on.
+    /// Stopped for good: the engine ended or could not recover.
     Stopped,
 }
 
-/// What a driver says of itself.
+/// Published state of a driver.
 #[derive(Default)]
 struct DriverState {
     condition: EngineState,
-    /// Places that it has free.
+    /// Free slots.
     n_free: usize,
-    /// Whether the next request waits for its pages.
+    /// Whether the next request waits for pages.
     lacks_pages: bool,
-    /// Those that compute layers of its model, in order.
+    /// Devices that compute layers, in order.
     devices: Vec<Device>,
-    /// Of those whose place they took.
+    /// Counters of replaced devices.
     counters_before: Counters,
     stats: EngineStats,
 }
 
-/// Counts since an engine began, and what is there now.
+/// Counts since the engine started, and current gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[cfg_attr(target_arch = "wasm32", serde(rename_all = "camelCase"))]
 pub struct EngineStats {
-    /// Requests that wait.
+    /// Waiting requests.
     pub n_queued: usize,
-    /// Sequences that are computed.
+    /// Running sequences.
     pub n_running: usize,
-    /// Requests that were taken.
+    /// Accepted requests.
     pub n_submitted: u64,
-    /// Requests that were refused because the queue was full.
+    /// Requests refused because the queue was full.
     pub n_refused: u64,
-    /// Texts that ended by themselves.
+    /// Completions that ended by themselves.
     pub n_finished: u64,
-    /// Texts that were cancelled, or whose deadline came.
+    /// Completions that were cancelled or reached their deadline.
     pub n_cancelled: u64,
-    /// Texts that ended with an error.
+    /// Completions that failed.
     pub n_failed: u64,
-    /// Steps that panicked: their texts ended with an error, and the model was loaded again.
+    /// Steps that panicked: their completions failed and the model was reloaded.
     pub n_panics: u64,
-    /// Tokens of prompts that were computed.
+    /// Computed prompt tokens.
     pub prompt_tokens: u64,
-    /// Tokens of prompts that an earlier sequence had computed.
+    /// Prompt tokens found in the prefix cache.
     pub cached_tokens: u64,
-    /// Tokens that were generated.
+    /// Generated tokens.
     pub generated_tokens: u64,
-    /// Tokens that were drafted, by prompt look-up, a draft model or the MTP head.
+    /// Draft tokens, from prompt lookup, a draft model or the MTP head.
     pub drafted_tokens: u64,
-    /// Of these the ones that the model chose as well.
+    /// Draft tokens that the model accepted.
     pub accepted_tokens: u64,
-    /// Passes that computed the next token of each running sequence, and drafted ones after it.
+    /// Decode passes.
     pub n_decode_passes: u64,
-    /// Of these the ones that were submitted before the tokens of the one before were read: a GPU is busy while the host reads.
+    /// Decode passes submitted ahead of reading the previous tokens, to keep a GPU busy meanwhile.
     pub n_ahead_passes: u64,
-    /// Passes over a part of a prompt.
+    /// Prefill chunks.
     pub n_prompt_passes: u64,
-    /// Microseconds in steps; on a GPU with the waiting for it.
+    /// Microseconds in steps, including waits for a GPU.
     pub busy_micros: u64,
-    /// Tokens that the cache has room for.
+    /// KV cache capacity in tokens.
     pub cache_tokens: u64,
-    /// Pages of the cache.
+    /// KV cache pages.
     pub n_pages: usize,
-    /// Pages that hold nothing.
+    /// Empty pages.
     pub n_free_pages: usize,
-    /// Pages that no running sequence has, and that one which begins alike can take.
+    /// Evictable prefix-cache pages.
     pub n_kept_pages: usize,
-    /// Pages that the host's memory has, for when a sequence begins with them again.
+    /// Prefix-cache pages in host memory.
     pub n_host_pages: usize,
-    /// Bytes of these.
+    /// Bytes of the pages in host memory.
     pub host_page_bytes: u64,
-    /// Pages that went to the host's memory.
+    /// Pages moved to host memory.
     pub spilled_pages: u64,
-    /// Pages that came back from it.
+    /// Pages restored from host memory.
     pub restored_pages: u64,
-    /// How often all texts went on with the model loaded again: after a lost device, or moved to another one.
+    /// Model reloads after which all sequences continued: a lost device, or a move to another one.
     pub n_recoveries: u64,
     /// Steps that took longer than [`EngineOptions::step_limit`].
     pub n_slow_steps: u64,
-    /// Of the tokens that were generated those that the CPU computed in the place of a GPU that failed.
+    /// Tokens generated by the CPU in place of a failed GPU.
     pub fallback_tokens: u64,
 }
 
@@ -177,24 +175,24 @@ impl std::ops::Add for EngineStats {
     }
 }
 
-/// What one of an engine's devices did, and does.
+/// Counts of one of an engine's devices.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct DeviceStats {
-    /// The device's name; of several that share a model's layers all, with ` + ` between.
+    /// The device's name; pipeline stages are joined with ` + `.
     pub device: String,
-    /// Of its texts alone; nothing waits for one device.
+    /// Of this device's sequences; `n_queued` is always 0.
     pub stats: EngineStats,
-    /// Of the device, and of those whose place it took.
+    /// Of the device and those it replaced.
     pub counters: Counters,
 }
 
-impl State {
+impl QueueState {
     fn has_room(&self, max_queued: usize) -> bool {
         let n_free: usize = self.drivers.iter().map(|driver| driver.n_free).sum();
         !self.is_closed && self.waiting.len() < max_queued + n_free
     }
 
-    /// Counts a refusal if there is no room.
+    /// Refuses and counts a request if the queue is full.
     fn expect_room(&mut self, max_queued: usize) -> Result<(), Error> {
         if let Some(reason) = &self.stopped {
             return Err(Error::Stopped { reason: reason.clone() });
@@ -213,10 +211,10 @@ impl DriverState {
     }
 }
 
-impl Shared {
-    /// The request that a driver is to begin next: of the highest priority, the one that came first. None while another driver
-    /// has more places free and will take it.
-    pub fn take(&self, driver: usize) -> Option<Waiting> {
+impl EngineShared {
+    /// The next request for a driver: the oldest of the highest priority. None while another driver has more free
+    /// slots and will take it.
+    pub fn take(&self, driver: usize) -> Option<QueuedRequest> {
         self.state.with(|state| {
             let n_free = state.drivers.get(driver)?.n_free;
             if state.drivers.iter().any(|other| other.n_free > n_free && !other.lacks_pages) {
@@ -228,8 +226,8 @@ impl Shared {
         })
     }
 
-    /// Puts back a request that cannot begin or go on for want of pages: it is the next of its priority.
-    pub fn put_back(&self, driver: usize, waiting: Waiting) {
+    /// Requeues a request that lacks pages, as the next of its priority.
+    pub fn put_back(&self, driver: usize, waiting: QueuedRequest) {
         self.state.with(|state| {
             state.waiting.push_front(waiting);
             if let Some(driver) = state.drivers.get_mut(driver) {
@@ -238,8 +236,8 @@ impl Shared {
         });
     }
 
-    /// Those that wait and that nobody wants any more.
-    pub fn drop_waiting(&self, mut is_over: impl FnMut(&Waiting) -> bool) -> Vec<Waiting> {
+    /// Removes and returns the waiting requests that are over.
+    pub fn drop_waiting(&self, mut is_over: impl FnMut(&QueuedRequest) -> bool) -> Vec<QueuedRequest> {
         self.state.with(|state| {
             let all = std::mem::take(&mut state.waiting).into_iter();
             let (over, waiting) = all.partition(|waiting| is_over(waiting));
@@ -248,11 +246,11 @@ impl Shared {
         })
     }
 
-    /// Says how many more requests a driver can begin, and counts.
+    /// Sets the number of a driver's free slots and updates its counts.
     pub fn update(&self, driver: usize, n_free: usize, change: impl FnOnce(&mut EngineStats)) {
         self.state.with(|state| {
             if let Some(driver) = state.drivers.get_mut(driver) {
-                // What ended gave its pages back.
+                // An ended sequence has freed pages.
                 driver.lacks_pages &= driver.n_free == n_free;
                 driver.n_free = n_free;
                 change(&mut driver.stats);
@@ -260,7 +258,7 @@ impl Shared {
         });
     }
 
-    /// Says whether a driver computes, and what for if it has stopped. When none ever will, nobody is to wait for it.
+    /// Sets a driver's state. When all drivers have stopped, waiting requests fail with `reason`.
     pub fn set_condition(&self, driver: usize, condition: EngineState, reason: &str) {
         let waiting = self.state.with(|state| {
             let Some(own) = state.drivers.get_mut(driver) else { return VecDeque::new() };
@@ -275,17 +273,17 @@ impl Shared {
             }
             waiting
         });
-        for Waiting { response, .. } in waiting {
+        for QueuedRequest { response, .. } in waiting {
             response.fail(Error::Stopped { reason: reason.into() });
         }
     }
 
-    /// Counts, wherever the driver is.
+    /// Updates a driver's counts, also while the driver is busy.
     pub fn count(&self, driver: usize, change: impl FnOnce(&mut EngineStats)) {
         self.state.with(|state| state.drivers.get_mut(driver).map(|driver| change(&mut driver.stats)));
     }
 
-    /// Says what a driver computes on.
+    /// Sets the devices that a driver computes on.
     pub fn set_devices(&self, driver: usize, devices: Vec<Device>) {
         self.state.with(|state| {
             if let Some(driver) = state.drivers.get_mut(driver) {
@@ -299,9 +297,9 @@ impl Shared {
         self.state.with(|state| !state.waiting.is_empty())
     }
 
-    /// Until a request waits; false if none comes any more.
+    /// Waits for a request; false once the engine is closed or dropped and the queue is empty.
     pub async fn wait(&self) -> bool {
-        let is_there = |state: &mut State| match state.waiting.is_empty() {
+        let is_there = |state: &mut QueueState| match state.waiting.is_empty() {
             false => Some(true),
             true => (state.is_closed || state.n_handles == 0).then_some(false),
         };
@@ -309,12 +307,12 @@ impl Shared {
     }
 }
 
-/// Takes requests and gives their streams. Clones are of the same engine. When the last one is dropped, the driver ends with
-/// the requests that it has.
+/// Accepts requests and returns their streams. Clones share one engine. When the last one is dropped, the driver
+/// finishes its requests and ends.
 pub struct Engine {
     model: Model,
     plan: MemoryPlan,
-    shared: Arc<Shared>,
+    shared: Arc<EngineShared>,
 }
 
 impl Clone for Engine {
@@ -331,11 +329,11 @@ impl Drop for Engine {
 }
 
 impl Engine {
-    /// An engine for a model, and what computes for it.
+    /// An engine for a model, and the driver that computes for it.
     ///
     /// # Errors
-    /// [`Error::Option`] for options out of range; [`Error::Memory`] if the cache does not fit, or [`Error::OutOfMemory`] if a GPU has
-    /// no memory for it.
+    /// [`Error::Option`] for options out of range; [`Error::Memory`] if the cache does not fit, or
+    /// [`Error::OutOfMemory`] if a GPU cannot allocate it.
     pub fn new(model: &Model, options: &EngineOptions) -> Result<(Engine, Driver), Error> {
         let (engine, mut drivers) = Engine::over(std::slice::from_ref(model), options)?;
         match drivers.pop() {
@@ -344,20 +342,22 @@ impl Engine {
         }
     }
 
-    /// An engine for a model that is loaded onto several devices, and what computes on each. All have one queue: the device with
-    /// the most places free begins the next request, and each has `options` to itself but for `max_queued`.
+    /// An engine for a model loaded onto several devices, and a driver for each. They share one queue: the device
+    /// with the most free slots takes the next request. `options` apply to each device, but `max_queued` to the
+    /// engine.
     ///
     /// # Errors
-    /// [`Error::Operand`] without a model, or if they are not one and the same; else as [`Engine::new`].
+    /// [`Error::Operand`] without a model or with different ones; else as [`Engine::new`].
     pub fn over(models: &[Model], options: &EngineOptions) -> Result<(Engine, Vec<Driver>), Error> {
         options.check()?;
         let model = models.first().ok_or_else(no_model)?;
         if let Some(other) = models.iter().find(|other| other.shown_digest() != model.shown_digest()) {
-            let (expected, found) = (format!("the weights of `{}` on all devices", model.name()), other.name().into());
+            let expected = format!("the weights of `{}`, {}, on all devices", model.name(), model.shown_digest());
+            let found = format!("`{}`, {}", other.name(), other.shown_digest());
             return Err(Error::Operand { kernel: "engine", operand: "models", expected, found });
         }
-        let state = State { n_handles: 1, ..State::default() };
-        let shared = Arc::new(Shared { state: Watched::new(state), max_queued: options.max_queued });
+        let state = QueueState { n_handles: 1, ..QueueState::default() };
+        let shared = Arc::new(EngineShared { state: Watched::new(state), max_queued: options.max_queued });
         let mut drivers = Vec::with_capacity(models.len());
         let mut plan = MemoryPlan::default();
         for (number, model) in models.iter().enumerate() {
@@ -370,10 +370,10 @@ impl Engine {
         Ok((Engine { model: model.clone(), plan, shared }, drivers))
     }
 
-    /// The same of one device, with a thread that computes.
+    /// As [`Engine::new`], with the driver on its own thread.
     ///
     /// # Errors
-    /// As [`Engine::new`]; [`Error::Io`] if there can be no thread.
+    /// As [`Engine::new`]; [`Error::Io`] if the thread cannot start.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn spawn(model: &Model, options: &EngineOptions) -> Result<Engine, Error> {
         let (engine, driver) = Engine::new(model, options)?;
@@ -381,11 +381,11 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The same of several devices, each with a thread, where texts go on after a lost device: what is given with a device's
-    /// model makes what loads it again.
+    /// As [`Engine::over`], with a thread for each device and recovery from device loss: each model comes with a
+    /// function that makes its [`Recovery`].
     ///
     /// # Errors
-    /// As [`Engine::over`]; [`Error::Io`] if there can be no thread.
+    /// As [`Engine::over`]; [`Error::Io`] if a thread cannot start.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn spawn_with<R>(models: Vec<(Model, R)>, options: &EngineOptions) -> Result<Engine, Error>
     where
@@ -399,7 +399,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Memory of the weights and of what all sequences share.
+    /// Memory of the weights, caches and passes.
     pub fn plan(&self) -> MemoryPlan {
         self.plan
     }
@@ -409,21 +409,21 @@ impl Engine {
         &self.model
     }
 
-    /// Puts a request into the queue.
+    /// Queues a request.
     ///
     /// # Errors
-    /// [`Error::Busy`] if as many wait as may, or the engine is closed; [`Error::Stopped`] if no driver is left; [`Error::Option`] for options out of range
-    /// and an adapter that the model has not; [`Error::Tokenizer`] for an unknown id or no tokens at all; [`Error::ContextFull`] if
-    /// the prompt does not fit;
-    /// [`Error::Constraint`] for one that cannot be enforced.
+    /// [`Error::Busy`] if the queue is full or the engine closed; [`Error::Stopped`] if no driver is left;
+    /// [`Error::Option`] for options out of range or an unknown adapter; [`Error::Tokenizer`] for an unknown token
+    /// id or an empty prompt; [`Error::ContextFull`] if the prompt does not fit; [`Error::Constraint`] for an
+    /// unsupported constraint.
     pub fn submit(&self, request: Request) -> Result<Stream, Error> {
         let request = self.checked(request)?;
-        // Here, since it may take seconds, which others' texts must not wait for.
+        // Compiling a constraint may take seconds, so it runs here rather than in the driver.
         let constraint = token_constraint(&self.model, &request.options)?;
         self.put(request, constraint)
     }
 
-    /// As [`Engine::submit`], with a constraint of the caller's.
+    /// As [`Engine::submit`], with the caller's constraint.
     #[cfg(all(target_arch = "wasm32", feature = "web"))]
     pub(crate) fn submit_constrained(
         &self,
@@ -434,7 +434,7 @@ impl Engine {
         self.put(request, constraint)
     }
 
-    /// A request that can be computed.
+    /// Validates a request and truncates a sliding prompt.
     fn checked(&self, mut request: Request) -> Result<Request, Error> {
         request.check()?;
         request.options.check_biases(self.model.config().vocab_size)?;
@@ -453,18 +453,18 @@ impl Engine {
         self.shared.state.change(|state| {
             state.expect_room(self.shared.max_queued)?;
             state.n_submitted += 1;
-            state.waiting.push_back(Waiting { request, response, text: Text::New(constraint) });
+            state.waiting.push_back(QueuedRequest { request, response, text: RequestProgress::New(constraint) });
             Ok(stream)
         })
     }
 
-    /// Whether [`Engine::submit`] would find room now. Nobody is to wait for room in an engine that has stopped.
+    /// Whether [`Engine::submit`] has room now. True for a stopped engine, so that callers do not wait for it.
     pub fn has_room(&self) -> bool {
         self.shared.state.with(|state| state.stopped.is_some() || state.has_room(self.shared.max_queued))
     }
 
-    /// Refuses a request before its prompt is made, if there is no room for it now; that counts as a refusal. Where there is room
-    /// others may still take it before the request is submitted.
+    /// Refuses and counts a request before its prompt is built, if the queue is full. Another request may still take
+    /// the room before this one is submitted.
     ///
     /// # Errors
     /// [`Error::Busy`] and [`Error::Stopped`] as [`Engine::submit`].
@@ -472,7 +472,7 @@ impl Engine {
         self.shared.state.with(|state| state.expect_room(self.shared.max_queued))
     }
 
-    /// Whether it computes, if only on one of its devices.
+    /// The engine's state: that of its best driver.
     pub fn state(&self) -> EngineState {
         self.shared.state.with(|state| {
             let has = |condition| state.drivers.iter().any(|driver| driver.condition == condition);
@@ -483,21 +483,21 @@ impl Engine {
         })
     }
 
-    /// Takes no further requests: those that it has are finished, then the driver ends.
+    /// Accepts no more requests; the driver finishes those it has and ends.
     pub fn close(&self) {
         self.shared.state.change(|state| state.is_closed = true);
     }
 
-    /// What it has done, and what it does, on all its devices.
+    /// Counts of all devices together.
     pub fn stats(&self) -> EngineStats {
         self.shared.state.with(|state| {
-            let &mut State { n_submitted, n_refused, .. } = state;
+            let &mut QueueState { n_submitted, n_refused, .. } = state;
             let own = EngineStats { n_queued: state.waiting.len(), n_submitted, n_refused, ..EngineStats::default() };
             state.drivers.iter().fold(own, |sum, driver| sum + driver.stats)
         })
     }
 
-    /// The same of each device. A device that was replaced by the CPU is the CPU.
+    /// Counts of each device. After a fallback the device is the CPU.
     pub fn devices(&self) -> Vec<DeviceStats> {
         let unread = |driver: &DriverState| DeviceStats {
             device: driver.devices.iter().map(|device| device.info().name.as_str()).collect::<Vec<_>>().join(" + "),

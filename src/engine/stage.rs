@@ -1,5 +1,4 @@
-//! The layers of an engine's model that one device computes: what sequences share there, and the passes that are recorded
-//! over it.
+//! One pipeline stage of an engine's model: a device's layers, their shared cache and recorded passes.
 
 use std::collections::HashMap;
 
@@ -14,86 +13,96 @@ use crate::recording::{MemoryPlan, Products, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor, WordCopy};
 use crate::tuning::self_test;
 
-/// What decides how much an engine takes.
+/// Sizes that determine an engine's memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
-    /// Sequences at a time.
+pub(super) struct EngineSizes {
+    /// Maximum number of running sequences.
     pub n_sequences: u32,
-    /// Rows of a pass at most, a power of two.
+    /// Maximum number of rows of a pass, a power of two.
     pub n_rows: u32,
-    /// States that layers keep of a sequence.
+    /// Recurrent states per sequence.
     pub n_states: u32,
-    /// Pages with the one that is nobody's.
+    /// Pages, including the padding page 0.
     pub n_pages: u32,
-    /// Pages of a sequence at most.
+    /// Maximum number of pages of a sequence.
     pub pages_each: u32,
-    /// Copies of states, where the model has states.
+    /// Copies of recurrent states, if the model is recurrent and prefixes are cached.
     pub n_copies: Option<u32>,
-    /// Whether pages go to the host's memory.
+    /// Whether evicted pages move to host memory.
     pub spills: bool,
-    /// Tokens that a pass over a prompt takes at most.
+    /// Maximum number of tokens of a prefill chunk.
     pub max_pass: u32,
-    /// What keys and values are kept as.
+    /// Storage type of keys and values.
     pub kv_type: KvType,
     /// Whether the MTP head drafts.
     pub mtp: bool,
 }
 
-/// A pass that is recorded.
+/// A recorded pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Pass {
-    /// Over a part of a prompt, of so many rows.
+    /// A prefill chunk of this many rows.
     Prompt(u32),
-    /// Over so many rows.
-    Rows(u32, RowsForm),
-    /// The MTP head goes on with what the last pass over a part of a prompt left, of so many rows.
+    /// A decode pass of this many rows.
+    Decode(u32, DecodeForm),
+    /// The MTP head's prefill after a prefill chunk of this many rows.
     MtpFollow(u32),
-    /// It drafts by this ending, after each of so many rows of the last pass over rows.
+    /// The MTP head's draft after a decode pass of this many rows, with this ending.
     MtpDraft(u32, Ending),
 }
 
-/// What tells passes over rows from each other.
+/// Variants of decode passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct RowsForm {
+pub(super) struct DecodeForm {
     pub sampler: Sampler,
-    /// Whether rows in turn may be of one sequence: [`StepState::with_runs`].
+    /// Whether consecutive rows may belong to one sequence: [`StepState::with_runs`].
     pub has_runs: bool,
 }
 
-/// Words of a tensor, from the first of them on, and how many.
-type Part = (Tensor, usize, usize);
+/// A tensor, its first word and a number of words.
+type TensorRange = (Tensor, usize, usize);
 
-/// Cache, tensors that passes share with the host, and passes.
+/// A device's cache, the tensors that passes share with the host, and recorded passes.
 pub(super) struct Stage {
     pub device: Device,
     transformer: Transformer,
     cache: KvCache,
-    /// Keys and values of the MTP head.
+    /// KV cache of the MTP head.
     mtp: Option<KvCache>,
-    /// Of passes over rows: a token of each of several sequences, and drafted tokens after it.
+    /// Of decode passes: one token of each sequence, then its draft tokens.
     pub rows: PassTensors,
-    /// Of passes over a part of a prompt.
+    /// Of prefill chunks.
     pub prompt: PassTensors,
-    /// The states of all sequences, and copies of some of them.
+    /// Recurrent states of all sequences, and copies of some.
     states: Vec<(Tensor, Tensor)>,
-    /// What a page or a copy of states goes through on its way to the host's memory and back.
+    /// Staging buffer for moving a page or states to host memory and back.
     staging: Option<Tensor>,
     workspace: Workspace,
-    sizes: Sizes,
-    /// By the number of their adapter.
+    sizes: EngineSizes,
+    /// By adapter number.
     recordings: HashMap<(usize, Pass), Recording>,
 }
 
 impl Stage {
-    /// Declares all of it and records the largest passes; nothing is allocated.
+    /// Declares all tensors and records the largest passes; allocates nothing.
     ///
     /// # Errors
-    /// [`Error::Operand`] if something is larger than a tensor can be.
-    pub fn declare(device: &Device, transformer: &Transformer, sizes: Sizes) -> Result<Stage, Error> {
-        let Sizes { n_sequences, n_rows, n_states, n_pages, pages_each, n_copies, spills, max_pass, kv_type, mtp } =
-            sizes;
+    /// [`Error::Operand`] if a tensor would be too large.
+    pub fn declare(device: &Device, transformer: &Transformer, sizes: EngineSizes) -> Result<Stage, Error> {
+        let EngineSizes {
+            n_sequences,
+            n_rows,
+            n_states,
+            n_pages,
+            pages_each,
+            n_copies,
+            spills,
+            max_pass,
+            kv_type,
+            mtp,
+        } = sizes;
         let config = &transformer.config;
-        // The first place among states is nobody's, as the first page is.
+        // State slot 0 is padding, like page 0.
         let n_slots = n_sequences + 1;
         let capacity = pages_each * PAGE;
         let cache =
@@ -138,47 +147,47 @@ impl Stage {
             recordings: HashMap::new(),
         };
         if spills {
-            let words = |parts: Vec<Part>| parts.iter().map(|(_, _, n_words)| n_words).sum::<usize>();
+            let words = |parts: Vec<TensorRange>| parts.iter().map(|(_, _, n_words)| n_words).sum::<usize>();
             let most = words(stage.parts_of_page(0)).max(words(stage.parts_of_slot(0))).max(1);
             let shape = [u32::try_from(most).unwrap_or(u32::MAX)];
             stage.staging = Some(Tensor::declare("cache.staging", Role::Cache, &shape, DType::U32)?);
         }
         let of_mtp = [Pass::MtpFollow(max_pass), Pass::MtpDraft(n_rows, Ending::MtpDraft)];
         let of_mtp = of_mtp.into_iter().filter(|_| stage.mtp.is_some());
-        let all = [Pass::Prompt(max_pass), Pass::Rows(n_rows, RowsForm::default())].into_iter().chain(of_mtp);
+        let all = [Pass::Prompt(max_pass), Pass::Decode(n_rows, DecodeForm::default())].into_iter().chain(of_mtp);
         all.collect::<Vec<_>>().into_iter().try_for_each(|pass| stage.record(None, pass))?;
         Ok(stage)
     }
 
-    /// Memory of the weights and of all this.
+    /// Memory of the weights, cache and passes.
     pub fn plan(&self) -> MemoryPlan {
         MemoryPlan::of(self.recordings.values(), self.others())
     }
 
-    /// What not every pass uses.
+    /// Tensors that only some passes use.
     fn others(&self) -> impl Iterator<Item = &Tensor> {
         let PassTensors { sampling, biases, allowed, tokens, .. } = &self.rows;
         let copies = self.states.iter().map(|(_, copies)| copies);
         [sampling, biases, allowed, tokens].into_iter().chain(copies).chain(&self.staging)
     }
 
-    /// Allocates all of it on a GPU, whose memory nobody knows before. Where there is to be room for more, a part of it is allocated
-    /// twice, and once of it let go: for what passes of other forms, reads and other models take.
+    /// Allocates everything on a GPU, whose free memory is unknown before. `with_room` also allocates a sixteenth
+    /// more and frees it again, as a reserve for other pass variants, reads and other models.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if there is not so much; the device is as it was.
+    /// [`Error::OutOfMemory`] if it does not fit; the device is unchanged.
     pub fn allocate(&self, with_room: bool) -> Result<(), Error> {
-        /// A part of what the stage takes with its weights, and at most.
+        /// The reserve is this fraction of the stage's memory, at most `MAX_BYTES`.
         const PART: u64 = 16;
-        const MOST_BYTES: u64 = 64 << 20;
-        // A browser tells later what came of it.
+        const MAX_BYTES: u64 = 64 << 20;
+        // A browser reports failed allocations later.
         if !self.device.is_gpu() || cfg!(target_arch = "wasm32") {
             return Ok(());
         }
         self.recordings.values().try_for_each(|recording| self.device.allocate_for(recording))?;
         self.others().try_for_each(|tensor| self.device.allocate(tensor))?;
         if with_room {
-            let n_words = (self.plan().total_bytes() / PART).clamp(4, MOST_BYTES) / 4;
+            let n_words = (self.plan().total_bytes() / PART).clamp(4, MAX_BYTES) / 4;
             let room = Tensor::declare("room", Role::Activations, &[n_words as u32], DType::U32)?;
             self.device.allocate(&room)?;
             drop(room);
@@ -187,7 +196,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Copies the states of the sequence in a place to a copy.
+    /// Copies the states of a sequence to a copy.
     ///
     /// # Errors
     /// Those of [`Device::copy_words`].
@@ -195,7 +204,7 @@ impl Stage {
         copy_parts(&self.device, self.parts_of_slot(slot).into_iter().zip(self.parts_of_copy(copy)))
     }
 
-    /// Copies states back, to the sequence in a place.
+    /// Copies states back to a sequence.
     ///
     /// # Errors
     /// As [`Stage::keep_states`].
@@ -203,7 +212,7 @@ impl Stage {
         copy_parts(&self.device, self.parts_of_copy(copy).into_iter().zip(self.parts_of_slot(slot)))
     }
 
-    /// Keys and values of a page.
+    /// Reads a page's keys and values.
     ///
     /// # Errors
     /// Those of copying and reading.
@@ -211,7 +220,7 @@ impl Stage {
         self.read_parts(self.parts_of_page(page)).await
     }
 
-    /// States of a copy.
+    /// Reads a copy of states.
     ///
     /// # Errors
     /// As [`Stage::read_page`].
@@ -219,7 +228,7 @@ impl Stage {
         self.read_parts(self.parts_of_copy(copy)).await
     }
 
-    /// Writes keys and values to a page, and returns the words after them, which are of other stages.
+    /// Writes a page's keys and values and returns the remaining words, for the next stages.
     ///
     /// # Errors
     /// Those of writing and copying.
@@ -227,7 +236,7 @@ impl Stage {
         self.write_parts(self.parts_of_page(page), keys)
     }
 
-    /// The same with states, to the sequence in a place.
+    /// As [`Stage::write_page`], with a sequence's states.
     ///
     /// # Errors
     /// As [`Stage::write_page`].
@@ -235,7 +244,7 @@ impl Stage {
         self.write_parts(self.parts_of_slot(slot), states)
     }
 
-    fn parts_of_page(&self, page: PageId) -> Vec<Part> {
+    fn parts_of_page(&self, page: PageId) -> Vec<TensorRange> {
         let all = self.cache.kept().chain(self.mtp.iter().flat_map(KvCache::kept));
         let keys = all.filter(|(_, layer)| matches!(layer, LayerCache::Keys(_)));
         let heads = keys.flat_map(|(_, layer)| layer.tensors()).flat_map(|tensor| {
@@ -246,34 +255,34 @@ impl Stage {
         heads.collect()
     }
 
-    fn parts_of_slot(&self, slot: u32) -> Vec<Part> {
-        // Copies are of the states after whole pages, which come first among those of a sequence.
+    fn parts_of_slot(&self, slot: u32) -> Vec<TensorRange> {
+        // Copies hold the states after whole pages, which are the first of a sequence's states.
         self.parts_of_states(|(states, _)| (states, slot * self.sizes.n_states))
     }
 
-    fn parts_of_copy(&self, copy: u32) -> Vec<Part> {
+    fn parts_of_copy(&self, copy: u32) -> Vec<TensorRange> {
         self.parts_of_states(|(_, copies)| (copies, copy))
     }
 
-    fn parts_of_states<'a>(&'a self, which: impl Fn(&'a (Tensor, Tensor)) -> (&'a Tensor, u32)) -> Vec<Part> {
-        let part = |channel| {
-            let (tensor, place) = which(channel);
+    fn parts_of_states<'a>(&'a self, which: impl Fn(&'a (Tensor, Tensor)) -> (&'a Tensor, u32)) -> Vec<TensorRange> {
+        let part = |pair| {
+            let (tensor, place) = which(pair);
             let n_words = tensor.len() / tensor.shape()[0] as usize;
             (tensor.clone(), place as usize * n_words, n_words)
         };
         self.states.iter().map(part).collect()
     }
 
-    /// Parts of [`Stage::staging`] as long as others, one after the other, and all of their words.
-    fn staged(&self, parts: &[Part]) -> Result<(Tensor, Vec<Part>, usize), Error> {
+    /// Consecutive parts of [`Stage::staging`] of the same lengths, and their total number of words.
+    fn staged(&self, parts: &[TensorRange]) -> Result<(Tensor, Vec<TensorRange>, usize), Error> {
         let staging = self.staging.clone().ok_or_else(|| Error::Operand {
             kernel: "engine",
             operand: "staging",
-            expected: "an engine that keeps pages in the host's memory".into(),
-            found: "another".into(),
+            expected: "a staging buffer (`host_cache_bytes` above 0)".into(),
+            found: "none".into(),
         })?;
         let mut first = 0;
-        let part = |&(_, _, n_words): &Part| {
+        let part = |&(_, _, n_words): &TensorRange| {
             first += n_words;
             (staging.clone(), first - n_words, n_words)
         };
@@ -281,7 +290,7 @@ impl Stage {
         Ok((staging, staged, first))
     }
 
-    async fn read_parts(&self, parts: Vec<Part>) -> Result<Vec<u32>, Error> {
+    async fn read_parts(&self, parts: Vec<TensorRange>) -> Result<Vec<u32>, Error> {
         if parts.is_empty() {
             return Ok(Vec::new());
         }
@@ -290,7 +299,7 @@ impl Stage {
         self.device.read_part(&staging, 0..n_words).await
     }
 
-    fn write_parts<'a>(&self, parts: Vec<Part>, words: &'a [u32]) -> Result<&'a [u32], Error> {
+    fn write_parts<'a>(&self, parts: Vec<TensorRange>, words: &'a [u32]) -> Result<&'a [u32], Error> {
         if parts.is_empty() {
             return Ok(words);
         }
@@ -298,7 +307,7 @@ impl Stage {
         let (own, others) = words.split_at_checked(n_words).ok_or_else(|| Error::Operand {
             kernel: "engine",
             operand: "page",
-            expected: format!("{n_words} words at least"),
+            expected: format!("at least {n_words} words"),
             found: words.len().to_string(),
         })?;
         self.device.write(&staging, 0, own)?;
@@ -306,18 +315,18 @@ impl Stage {
         Ok(others)
     }
 
-    /// Records a pass with the stage's own weights, or others in their place. A row of products is the same beside any number of others:
-    /// prompts always take the kernels of many rows, and what is generated those of a few.
+    /// Records a pass with the stage's weights or an adapter's. Batch invariance: prefill always uses the kernels
+    /// for many rows and decoding those for few, so that a row's result does not depend on the batch.
     fn record(&mut self, adapted: Option<Adapted<'_>>, pass: Pass) -> Result<(), Error> {
-        let Sizes { n_rows: most_rows, max_pass, .. } = self.sizes;
+        let EngineSizes { n_rows: most_rows, max_pass, .. } = self.sizes;
         let few = Products::Few { columns: most_rows.min(8) };
         let with_runs;
         let (io, products, n_rows, ending) = match pass {
             Pass::Prompt(n_rows) => (&self.prompt, Products::Many, n_rows, Ending::Cache),
-            Pass::Rows(n_rows, RowsForm { sampler, has_runs: false }) => {
+            Pass::Decode(n_rows, DecodeForm { sampler, has_runs: false }) => {
                 (&self.rows, few, n_rows, Ending::Sample(sampler))
             }
-            Pass::Rows(n_rows, RowsForm { sampler, has_runs: true }) => {
+            Pass::Decode(n_rows, DecodeForm { sampler, has_runs: true }) => {
                 with_runs = PassTensors { state: self.rows.state.with_runs(), ..self.rows.clone() };
                 (&with_runs, few, n_rows, Ending::Sample(sampler))
             }
@@ -327,7 +336,7 @@ impl Stage {
         let mut rec = Recorder::new(self.device.target()).with_products(products);
         let transformer = adapted.map_or(&self.transformer, |adapted| adapted.transformer);
         transformer.record_pass(&mut rec, &self.cache, io, n_rows, ending)?;
-        let is_largest = pass == Pass::Prompt(max_pass) || pass == Pass::Rows(most_rows, RowsForm::default());
+        let is_largest = pass == Pass::Prompt(max_pass) || pass == Pass::Decode(most_rows, DecodeForm::default());
         let recording = match is_largest {
             true => rec.finish(&mut self.workspace),
             false => rec.finish_within(&mut self.workspace),
@@ -336,7 +345,7 @@ impl Stage {
         Ok(())
     }
 
-    /// A pass with the stage's own weights, or others in their place; the self-test has nothing against it.
+    /// The recording of a pass with the stage's weights or an adapter's, after the self-test.
     ///
     /// # Errors
     /// Those of recording and of the self-test.
@@ -349,19 +358,19 @@ impl Stage {
             if self_test(&self.device, &self.recordings[&key]).await? {
                 return Ok(&self.recordings[&key]);
             }
-            // A variant of a shader was banned: all is recorded again.
+            // A shader variant was banned: record all passes again.
             self.recordings.clear();
         }
     }
 }
 
-/// The number of an adapter, 0 where there is none.
+/// The adapter's number, or 0 without one.
 fn number(adapted: Option<Adapted<'_>>) -> usize {
     adapted.map_or(0, |adapted| adapted.number)
 }
 
-fn copy_parts(device: &Device, parts: impl Iterator<Item = (Part, Part)>) -> Result<(), Error> {
-    let copy = |((from, from_first, n_words), (to, to_first, _)): (Part, Part)| WordCopy {
+fn copy_parts(device: &Device, parts: impl Iterator<Item = (TensorRange, TensorRange)>) -> Result<(), Error> {
+    let copy = |((from, from_first, n_words), (to, to_first, _)): (TensorRange, TensorRange)| WordCopy {
         from: (from, from_first),
         to: (to, to_first),
         n_words,

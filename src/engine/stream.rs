@@ -1,4 +1,4 @@
-//! What a request gives, piece by piece.
+//! The stream of pieces that a request produces.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,59 +8,59 @@ use super::watched::Watched;
 use crate::error::Error;
 use crate::generate::{Piece, StopReason};
 
-/// Tokens of a request so far.
+/// Token counts of a request so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Usage {
-    /// Of the prompt.
+    /// Prompt tokens.
     pub prompt_tokens: usize,
-    /// Of these the ones that were not computed, because an earlier sequence began with them.
+    /// Prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
-    /// Generated, the one that ended the text included.
+    /// Generated tokens, including the one that ended the completion.
     pub completion_tokens: usize,
-    /// Tokens that were drafted.
+    /// Draft tokens.
     pub drafted_tokens: usize,
-    /// Of these the ones that the model chose as well.
+    /// Draft tokens that the model accepted.
     pub accepted_tokens: usize,
 }
 
-/// What the driver has said so far and nobody has read.
+/// What the driver sent and the stream has not read.
 #[derive(Default)]
 struct Unread {
     pieces: VecDeque<Result<Piece, Error>>,
     usage: Usage,
-    /// Whether nothing comes any more.
+    /// Whether the driver has ended the stream.
     is_over: bool,
     stop_reason: Option<StopReason>,
 }
 
-/// Channel ends of a stream.
+/// State shared by the ends of a stream.
 #[derive(Default)]
-struct Channel {
+struct StreamState {
     unread: Watched<Unread>,
     is_cancelled: AtomicBool,
 }
 
-/// The pieces of a request's text. Dropping it cancels the request.
-pub struct Stream(Arc<Channel>);
+/// The pieces of a request's completion. Dropping the stream cancels the request.
+pub struct Stream(Arc<StreamState>);
 
-/// Cancels a request from elsewhere.
+/// Cancels a request, also from another thread.
 #[derive(Clone)]
-pub struct StreamHandle(Arc<Channel>);
+pub struct StreamHandle(Arc<StreamState>);
 
-/// The driver's end.
-pub(super) struct ResponseSender(Arc<Channel>);
+/// The driver's end of a stream.
+pub(super) struct ResponseSender(Arc<StreamState>);
 
-/// The two ends.
+/// Creates both ends of a stream.
 pub(super) fn stream() -> (ResponseSender, Stream) {
-    let channel = Arc::new(Channel::default());
+    let channel = Arc::new(StreamState::default());
     (ResponseSender(channel.clone()), Stream(channel))
 }
 
 impl Stream {
-    /// The next token with the text that it completes, or `None` at the end.
+    /// The next token and the text it completes, or `None` at the end.
     ///
     /// # Errors
-    /// As [`Generation::next`](crate::generate::Generation::next). The stream is over then.
+    /// As [`Generation::next`](crate::generate::Generation::next). An error ends the stream.
     pub async fn next(&mut self) -> Option<Result<Piece, Error>> {
         let next = |unread: &mut Unread| match unread.pieces.pop_front() {
             Some(piece) => Some(Some(piece)),
@@ -69,23 +69,23 @@ impl Stream {
         self.0.unread.until(next).await
     }
 
-    /// Whether the latest piece was the last one.
+    /// Whether the last piece has been read.
     #[cfg(all(target_arch = "wasm32", feature = "web"))]
     pub(crate) fn is_at_end(&self) -> bool {
         self.0.unread.with(|unread| unread.is_over && unread.pieces.is_empty())
     }
 
-    /// Why the text ended; `None` while it goes on, or after an error.
+    /// Why the completion ended; `None` while it runs or after an error.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.0.unread.with(|unread| unread.stop_reason)
     }
 
-    /// Tokens so far.
+    /// Token counts so far.
     pub fn usage(&self) -> Usage {
         self.0.unread.with(|unread| unread.usage)
     }
 
-    /// Cancels the request from elsewhere.
+    /// A handle that cancels the request.
     pub fn handle(&self) -> StreamHandle {
         StreamHandle(self.0.clone())
     }
@@ -98,7 +98,7 @@ impl Drop for Stream {
 }
 
 impl StreamHandle {
-    /// Ends the text: at most two more tokens are computed for it.
+    /// Ends the completion: at most two more tokens are computed for it.
     pub fn cancel(&self) {
         self.0.is_cancelled.store(true, Ordering::Relaxed);
     }
@@ -109,12 +109,12 @@ impl ResponseSender {
         self.0.is_cancelled.load(Ordering::Relaxed)
     }
 
-    /// Says how many tokens the prompt has, and how many of them are not computed.
+    /// Reports the prompt's length and how many of its tokens are cached.
     pub fn begin(&self, prompt_tokens: usize, cached_tokens: usize) {
         self.0.unread.change(|unread| unread.usage = Usage { prompt_tokens, cached_tokens, ..unread.usage });
     }
 
-    /// Says how many tokens were drafted, and how many of them were right.
+    /// Adds to the counts of drafted and accepted tokens.
     pub fn drafted(&self, drafted_tokens: usize, accepted_tokens: usize) {
         self.0.unread.change(|unread| {
             unread.usage.drafted_tokens += drafted_tokens;
@@ -145,12 +145,12 @@ impl ResponseSender {
 }
 
 impl Drop for ResponseSender {
-    /// A driver that is gone says nothing any more, and what it has not ended is broken.
+    /// Fails a stream that the driver dropped without ending it.
     fn drop(&mut self) {
         self.0.unread.change(|unread| {
             if !unread.is_over {
                 unread.is_over = true;
-                unread.pieces.push_back(Err(Error::Stopped { reason: "the driver that had the text is gone".into() }));
+                unread.pieces.push_back(Err(Error::Stopped { reason: "the driver was dropped".into() }));
             }
         });
     }

@@ -1,4 +1,4 @@
-//! Looks from another thread whether a step takes too long, and gives up the GPU that does not answer.
+//! A thread that gives up the GPU when a step exceeds its time limit.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,26 +8,26 @@ use crate::error::Error;
 use crate::loss::LossReason;
 use crate::panics::caught;
 
-/// The thread ends when this is dropped.
-pub(super) struct Watchdog(Arc<Watch>);
+/// Dropping the watchdog ends its thread.
+pub(super) struct Watchdog(Arc<WatchdogShared>);
 
-struct Watch {
+struct WatchdogShared {
     limit: Duration,
-    state: Mutex<State>,
+    state: Mutex<WatchState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    /// The step that is computed: when it has to be over, and on what devices it is.
+struct WatchState {
+    /// The current step's deadline and devices.
     step: Option<(Instant, Vec<Device>)>,
-    /// Whether it is not over by then.
+    /// Whether the step missed its deadline.
     is_late: bool,
     is_over: bool,
 }
 
-impl Watch {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl WatchdogShared {
+    fn state(&self) -> MutexGuard<'_, WatchState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -42,7 +42,7 @@ impl Watch {
                 None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(Duration::ZERO) => {
                     state.is_late = true;
-                    // Which of several does not answer is not known.
+                    // Which of several devices hangs is unknown.
                     for device in state.step.iter().flat_map(|(_, devices)| devices) {
                         let message = format!("a step took longer than {} s", self.limit.as_secs_f64());
                         device.give_up(LossReason::SlowStep, message);
@@ -56,26 +56,26 @@ impl Watch {
 }
 
 impl Watchdog {
-    /// One for steps that may take so long.
+    /// Starts a thread that watches steps of at most `limit`.
     pub fn begin(limit: Duration) -> Result<Watchdog, Error> {
-        let watch = Arc::new(Watch { limit, state: Mutex::default(), changed: Condvar::new() });
+        let watch = Arc::new(WatchdogShared { limit, state: Mutex::default(), changed: Condvar::new() });
         let of_thread = watch.clone();
         let spawned = std::thread::Builder::new().name("tilewright watchdog".into()).spawn(move || {
-            // What it gave up may have panicked; it looks at the next steps all the same.
+            // Giving up a device may panic; keep watching the next steps.
             while caught("watching steps", || of_thread.run()).is_err() {}
         });
         spawned.map_err(|source| Error::Io { path: "a thread".into(), source })?;
         Ok(Watchdog(watch))
     }
 
-    /// A step begins on these devices.
+    /// Starts the clock for a step on these devices.
     pub fn step_begins(&self, devices: Vec<Device>) {
         let end = Instant::now().checked_add(self.0.limit);
-        *self.0.state() = State { step: end.map(|end| (end, devices)), ..State::default() };
+        *self.0.state() = WatchState { step: end.map(|end| (end, devices)), ..WatchState::default() };
         self.0.changed.notify_one();
     }
 
-    /// It is over. Whether it took too long.
+    /// Stops the clock and returns whether the step was late.
     pub fn step_ends(&self) -> bool {
         let mut state = self.0.state();
         state.step = None;

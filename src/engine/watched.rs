@@ -1,33 +1,33 @@
-//! A value that some change and others wait for.
+//! A mutex-guarded value that tasks can wait on.
 
 use std::future::poll_fn;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 #[derive(Default)]
-pub(super) struct Watched<T>(Mutex<Inner<T>>);
+pub(super) struct Watched<T>(Mutex<WatchedValue<T>>);
 
 #[derive(Default)]
-struct Inner<T> {
+struct WatchedValue<T> {
     value: T,
     wakers: Vec<Waker>,
 }
 
 impl<T> Watched<T> {
     pub fn new(value: T) -> Watched<T> {
-        Watched(Mutex::new(Inner { value, wakers: Vec::new() }))
+        Watched(Mutex::new(WatchedValue { value, wakers: Vec::new() }))
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner<T>> {
+    fn inner(&self) -> MutexGuard<'_, WatchedValue<T>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at it, or changes what nobody waits for.
+    /// Reads or changes the value without waking waiters.
     pub fn with<R>(&self, look: impl FnOnce(&mut T) -> R) -> R {
         look(&mut self.inner().value)
     }
 
-    /// Changes it, and wakes those who wait.
+    /// Changes the value and wakes all waiters.
     pub fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let mut inner = self.inner();
         let changed = change(&mut inner.value);
@@ -37,7 +37,7 @@ impl<T> Watched<T> {
         changed
     }
 
-    /// Waits until `take` finds something.
+    /// Waits until `take` returns a value.
     pub async fn until<R>(&self, mut take: impl FnMut(&mut T) -> Option<R>) -> R {
         poll_fn(|context| {
             let mut inner = self.inner();

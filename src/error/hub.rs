@@ -1,14 +1,14 @@
-//! What can go wrong between a hub and a file.
+//! Errors of downloads from a hub.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why a model of a hub is not there. Each names the address, and what was expected and found.
+/// Why a model of a hub is not available. Each variant names the address, and what was expected and found.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
-    /// A text is no address of a model.
-    #[error("`{text}` is no address of a model: {found}, expected hf:owner/repo[/path][:quantisation][@revision]")]
+    /// A text is not a model address.
+    #[error("`{text}` is not a model address: {found}, expected hf:owner/repo[/path][:quantisation][@revision]")]
     Address {
         /// The text.
         text: String,
@@ -16,152 +16,152 @@ pub enum HubError {
         found: String,
     },
 
-    /// Several files would do, or none.
+    /// Several files match, or none.
     #[error("{address}: {wanted}; there {}", list(available))]
     Choice {
         /// The model's address.
         address: String,
-        /// What was looked for, and how that failed.
+        /// What was requested, and the problem.
         wanted: String,
-        /// What is there.
+        /// The available choices.
         available: Vec<String>,
     },
 
-    /// The hub does not know who asks: status 401. It says so of repositories that do not exist, too.
+    /// Status 401: the request is not authenticated, or the repository does not exist.
     #[error("{url}: status 401: expected {expected}{}", words(message))]
     Unauthorized {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// What would be let in.
+        /// What the hub would accept.
         expected: &'static str,
-        /// The hub's own words, if it has any.
+        /// The hub's message; may be empty.
         message: String,
     },
 
-    /// The hub knows who asks and refuses: status 403, as for models whose terms must be accepted first.
+    /// Status 403: the account has no access, such as to a model whose terms must be accepted first.
     #[error(
-        "{url}: status 403: expected a token of an account that may read this; the page of the model says how to get \
+        "{url}: status 403: expected a token of an account that may read this; the model's page says how to get \
          access{}",
         words(message)
     )]
     Forbidden {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// The hub's own words, if it has any.
+        /// The hub's message; may be empty.
         message: String,
     },
 
-    /// There is no such repository, revision or file: status 404.
+    /// Status 404: no such repository, revision or file.
     #[error("{url}: status 404: no such repository, revision or file{}", words(message))]
     NotFound {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// The hub's own words, if it has any.
+        /// The hub's message; may be empty.
         message: String,
     },
 
-    /// Too many requests: status 429.
+    /// Status 429: too many requests.
     #[error("{url}: status 429: too many requests{}", later(retry_after))]
     TooManyRequests {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// How long the server wants no more of them.
+        /// How long to wait, if the server says.
         retry_after: Option<Duration>,
     },
 
-    /// Another status than those that mean something here.
+    /// Any other status.
     #[error("{url}: status {status}, expected 200{}", words(message))]
     Status {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// What came.
+        /// The status.
         status: u16,
-        /// The server's own words, if it has any.
+        /// The server's message; may be empty.
         message: String,
     },
 
-    /// No answer, or one that broke off.
+    /// No answer, or an interrupted one.
     #[error("{url}: {message}")]
     Connection {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
         /// What happened.
         message: String,
     },
 
-    /// A request that cannot be made as things are: a certificate that is not trusted, a proxy that is none.
+    /// A request that cannot be made, such as with an untrusted certificate or an invalid proxy.
     #[error("{url}: {message}")]
     Request {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
         /// What is wrong.
         message: String,
     },
 
-    /// An answer that is not what a hub says.
+    /// An invalid answer.
     #[error("{url}: {field} is {found}, expected {expected}")]
     Answer {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// Field of the JSON, or header.
+        /// The JSON field or header.
         field: String,
-        /// What a hub says there.
+        /// The expected value.
         expected: String,
-        /// What it said.
+        /// The value found.
         found: String,
     },
 
-    /// A file has another size than the hub says.
+    /// A file's size differs from the hub's list.
     #[error("{url}: the file has {found} bytes, expected {expected}")]
     Size {
         /// The file's address.
         url: String,
         /// Size in the hub's list.
         expected: u64,
-        /// Size of what came, or would have come.
+        /// Size received or announced.
         found: u64,
     },
 
-    /// A file has another content than the hub says.
-    #[error("{url}: the file's digest is {found}, expected {expected}; what was downloaded of it is removed")]
+    /// A file's digest differs from the hub's list.
+    #[error("{url}: the file's digest is {found}, expected {expected}; the download is deleted")]
     Digest {
         /// The file's address.
         url: String,
         /// Digest in the hub's list.
         expected: String,
-        /// Digest of what came.
+        /// Digest of the download.
         found: String,
     },
 
-    /// No request may be made, and what is needed is not in the cache.
+    /// Offline mode is on, and the model is not in the cache.
     #[error("{address} is not in {}{}: HF_HUB_OFFLINE is set, so nothing is downloaded", cache.display(), words(found))]
     Offline {
         /// The model's address.
         address: String,
-        /// What is there of the repository instead; empty if nothing.
+        /// What the cache has of the repository; may be empty.
         found: String,
-        /// Where it was looked for.
+        /// The cache folder.
         cache: PathBuf,
     },
 
-    /// What is to be removed is not in the cache.
-    #[error("{address} is not in {}; `tilewright list` shows what is", cache.display())]
+    /// The model to remove is not in the cache.
+    #[error("{address} is not in {}; `tilewright list` lists cached models", cache.display())]
     NotCached {
         /// The model's address.
         address: String,
-        /// Where it was looked for.
+        /// The cache folder.
         cache: PathBuf,
     },
 
-    /// No room for a file.
+    /// The disk is full.
     #[error(
-        "{}: the disk is full: {missing_bytes} bytes are missing; what is there is kept, and a later try goes on from it",
+        "{}: the disk is full: {missing_bytes} bytes are missing; the partial download is kept and can be resumed",
         path.display()
     )]
     DiskFull {
-        /// What could not be written.
+        /// The file.
         path: PathBuf,
-        /// Bytes of the file that were still to come.
+        /// Bytes missing from the file.
         missing_bytes: u64,
     },
 }
@@ -177,7 +177,7 @@ impl HubError {
     }
 }
 
-/// The server's own words, at the end of a sentence.
+/// The server's message in parentheses, or nothing.
 fn words(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(" ({message})") }
 }
@@ -186,7 +186,7 @@ fn later(retry_after: &Option<Duration>) -> String {
     retry_after.map_or(String::new(), |wait| format!("; the server asks to wait for {} s", wait.as_secs()))
 }
 
-/// Names for a sentence, not more than anyone reads.
+/// Up to 40 names, for a message.
 fn list(names: &[String]) -> String {
     const SHOWN: usize = 40;
     match names {

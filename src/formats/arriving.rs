@@ -1,38 +1,38 @@
-//! safetensors whose bytes arrive piece by piece.
+//! Reads safetensors incrementally from arriving bytes.
 
 use std::collections::VecDeque;
 
 use super::{Parsed, Safetensors, TensorInfo};
 use crate::error::Error;
 
-/// What becomes of the bytes of a file.
+/// Consumer of a file's data.
 pub(crate) trait Sink {
-    /// Looks at the header. Gives the tensors that are wanted, in the order in which they are; empty ones never come.
+    /// Inspects the header. Returns the wanted tensors in file order; empty ones are never delivered.
     fn begin(&mut self, header: Safetensors) -> Result<Vec<TensorInfo>, Error>;
 
-    /// Takes bytes of a tensor from its byte `at` on, and returns how many. The others come again with those that follow; at a
-    /// tensor's end it takes all.
+    /// Consumes bytes of a tensor from its byte `at`, and returns their number. The rest is delivered again with the
+    /// next bytes; the tensor's last bytes must all be consumed.
     fn take(&mut self, tensor: &TensorInfo, at: u64, bytes: &[u8]) -> Result<usize, Error>;
 }
 
-/// A safetensors file that is read while it arrives. Of its data no more is kept than what a [`Sink`] leaves.
+/// A safetensors file read as it arrives. Buffers only data that the [`Sink`] leaves.
 pub(crate) struct Arriving {
     file_len: u64,
-    /// The header, as far as it has come; `None` once it is read.
+    /// The header's bytes so far; `None` once it is parsed.
     head: Option<Vec<u8>>,
     wanted: VecDeque<TensorInfo>,
-    /// Bytes of the first of them that were taken, and those after them that were left.
+    /// Bytes consumed of the first wanted tensor, and the bytes left after them.
     taken: u64,
     left: Vec<u8>,
 }
 
 impl Arriving {
-    /// A file of this length, [`UNKNOWN_LEN`] if that is not known.
+    /// A file of this length, or [`UNKNOWN_LEN`].
     pub fn new(file_len: u64) -> Arriving {
         Arriving { file_len, head: Some(Vec::new()), wanted: VecDeque::new(), taken: 0, left: Vec::new() }
     }
 
-    /// Where the bytes lie that are wanted next; `None` if all have come.
+    /// Offset of the next bytes wanted; `None` at the end.
     pub fn wanted(&self) -> Option<u64> {
         match &self.head {
             Some(head) => Some(head.len() as u64),
@@ -40,10 +40,10 @@ impl Arriving {
         }
     }
 
-    /// Takes what is wanted of the file's bytes from `start` on.
+    /// Consumes the wanted part of the file's bytes from `start`.
     ///
     /// # Errors
-    /// Those of [`Safetensors::parse`] and of the sink.
+    /// Errors of [`Safetensors::parse`] and of the sink.
     pub fn push(&mut self, start: u64, bytes: &[u8], sink: &mut dyn Sink) -> Result<(), Error> {
         self.push_header(start, bytes, sink)?;
         while let Some(tensor) = self.wanted.front() {
@@ -97,10 +97,10 @@ impl Arriving {
         Ok(())
     }
 
-    /// There are no more bytes than those that have come.
+    /// Marks the end of the file.
     ///
     /// # Errors
-    /// [`Error::Truncated`] or [`Error::Format`] if some are wanted.
+    /// [`Error::Truncated`] or [`Error::Format`] if bytes are still wanted.
     pub fn end(&self) -> Result<(), Error> {
         match (&self.head, self.wanted.front(), self.wanted()) {
             (Some(head), ..) => Safetensors::parse(head, head.len() as u64).map(drop),
@@ -111,7 +111,7 @@ impl Arriving {
         }
     }
 
-    /// Reads a whole file that is there.
+    /// Reads a complete file.
     ///
     /// # Errors
     /// As [`Arriving::push`].

@@ -1,7 +1,7 @@
-//! Block types: how many weights share how many bytes, and what those bytes stand for.
+//! Block types: their sizes and decoders.
 //!
-//! A block is a group of consecutive weights of one row. Its layout is that of ggml's `ggml-common.h`, and its values
-//! are computed in the order of ggml's `dequantize_row_*`, so that they agree bit for bit.
+//! A block is a group of consecutive weights of one row. Layouts match ggml's `ggml-common.h`; values are computed in
+//! the order of ggml's `dequantize_row_*`, so that they agree bit for bit.
 
 pub(crate) mod codebook;
 
@@ -10,8 +10,8 @@ use codebook::{IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
 
 macro_rules! block_types {
     ($($name:ident, $ggml_id:expr, $in_safetensors:expr, $len:expr, $size_bytes:expr, $doc:expr;)*) => {
-        /// How weights are stored, under the name that the files spell.
-        // The names are those of the formats; `Q40` for `Q4_0` would help no one.
+        /// Storage type of weights, named as in the files.
+        // The formats' own names: `Q40` for `Q4_0` would help no one.
         #[allow(non_camel_case_types)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
@@ -20,20 +20,20 @@ macro_rules! block_types {
         }
 
         impl BlockType {
-            /// Every block type, those with a GGML number first and by that number.
+            /// All block types, those with a GGML number first, in its order.
             pub const ALL: &'static [BlockType] = &[$(BlockType::$name,)*];
 
-            /// Name as the files spell it, such as `Q4_0` or `BF16`.
+            /// Name in files, such as `Q4_0` or `BF16`.
             pub const fn name(self) -> &'static str {
                 match self { $(BlockType::$name => stringify!($name),)* }
             }
 
-            /// Number of the type in GGUF files (`enum ggml_type`); `None` for a type that only safetensors has.
+            /// Number in GGUF files (`enum ggml_type`); `None` for types of safetensors only.
             pub const fn ggml_id(self) -> Option<u32> {
                 match self { $(BlockType::$name => $ggml_id,)* }
             }
 
-            /// Whether safetensors has this type as a `dtype`.
+            /// Whether safetensors has this `dtype`.
             pub const fn in_safetensors(self) -> bool {
                 match self { $(BlockType::$name => $in_safetensors,)* }
             }
@@ -51,7 +51,7 @@ macro_rules! block_types {
     };
 }
 
-// Name, GGML number, whether safetensors has it, elements and bytes of a block.
+// Name, GGML number, whether safetensors has it, elements and bytes per block.
 block_types! {
     F32, Some(0), true, 1, 4, "32-bit float.";
     F16, Some(1), true, 1, 2, "16-bit float with 5 exponent bits.";
@@ -61,11 +61,11 @@ block_types! {
     Q5_1, Some(7), false, 32, 24, "5-bit quants, f16 scale and min for 32.";
     Q8_0, Some(8), false, 32, 34, "8-bit quants, one f16 scale for 32.";
     Q8_1, Some(9), false, 32, 36, "8-bit quants, f16 scale and sum for 32; an activation format.";
-    Q2_K, Some(10), false, 256, 84, "2-bit quants, 4-bit scales and mins for each 16 of 256.";
-    Q3_K, Some(11), false, 256, 110, "3-bit quants, 6-bit scales for each 16 of 256.";
-    Q4_K, Some(12), false, 256, 144, "4-bit quants, 6-bit scales and mins for each 32 of 256.";
-    Q5_K, Some(13), false, 256, 176, "5-bit quants, 6-bit scales and mins for each 32 of 256.";
-    Q6_K, Some(14), false, 256, 210, "6-bit quants, 8-bit scales for each 16 of 256.";
+    Q2_K, Some(10), false, 256, 84, "2-bit quants, 4-bit scales and mins per 16 of 256.";
+    Q3_K, Some(11), false, 256, 110, "3-bit quants, 6-bit scales per 16 of 256.";
+    Q4_K, Some(12), false, 256, 144, "4-bit quants, 6-bit scales and mins per 32 of 256.";
+    Q5_K, Some(13), false, 256, 176, "5-bit quants, 6-bit scales and mins per 32 of 256.";
+    Q6_K, Some(14), false, 256, 210, "6-bit quants, 8-bit scales per 16 of 256.";
     Q8_K, Some(15), false, 256, 292, "8-bit quants, one f32 scale for 256; an activation format.";
     IQ2_XXS, Some(16), false, 256, 66, "2.06 bits a weight, from a codebook.";
     IQ2_XS, Some(17), false, 256, 74, "2.31 bits a weight, from a codebook.";
@@ -74,7 +74,7 @@ block_types! {
     IQ4_NL, Some(20), false, 32, 18, "4-bit index into 16 uneven levels, one f16 scale for 32.";
     IQ3_S, Some(21), false, 256, 110, "3.44 bits a weight, from a codebook.";
     IQ2_S, Some(22), false, 256, 82, "2.56 bits a weight, from a codebook.";
-    IQ4_XS, Some(23), false, 256, 136, "The levels of `IQ4_NL`, 6-bit scales for each 32 of 256.";
+    IQ4_XS, Some(23), false, 256, 136, "The levels of `IQ4_NL`, 6-bit scales per 32 of 256.";
     I8, Some(24), true, 1, 1, "8-bit signed integer.";
     I16, Some(25), true, 1, 2, "16-bit signed integer.";
     I32, Some(26), true, 1, 4, "32-bit signed integer.";
@@ -85,7 +85,7 @@ block_types! {
     TQ1_0, Some(34), false, 256, 54, "Ternary, five weights in a byte.";
     TQ2_0, Some(35), false, 256, 66, "Ternary, four weights in a byte.";
     MXFP4, Some(39), false, 32, 17, "4-bit floats, one power of two for 32 (OCP microscaling).";
-    NVFP4, Some(40), false, 64, 36, "4-bit floats, an 8-bit float scale for each 16 of 64.";
+    NVFP4, Some(40), false, 64, 36, "4-bit floats, an 8-bit float scale per 16 of 64.";
     Q1_0, Some(41), false, 128, 18, "Signs, one f16 scale for 128.";
     Q2_0, Some(42), false, 64, 18, "2-bit quants, one f16 scale for 64.";
     BOOL, None, true, 1, 1, "A byte, 0 or 1.";
@@ -105,12 +105,12 @@ block_types! {
 }
 
 impl BlockType {
-    /// The type with this number in GGUF files; `None` if the number is unknown or its type was removed.
+    /// The type with this number in GGUF files; `None` if the number is unknown or was removed.
     pub fn from_ggml_id(id: u32) -> Option<Self> {
         Self::ALL.iter().copied().find(|block_type| block_type.ggml_id() == Some(id))
     }
 
-    /// The type that safetensors spells this way.
+    /// The type with this name in safetensors.
     pub fn from_safetensors(dtype: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|block_type| block_type.in_safetensors() && block_type.name() == dtype)
     }
@@ -122,12 +122,10 @@ impl std::fmt::Display for BlockType {
     }
 }
 
-/// Writes the values that `bytes` stand for to `out`, in f32.
-///
-/// `bytes` are whole blocks and `out` holds one float for each of their elements.
+/// Decodes `bytes`, which are whole blocks, to `out`, which has one f32 per element.
 ///
 /// # Errors
-/// [`Error::Operand`] if the lengths disagree, [`Error::Unsupported`] for a type without a decoder (integers, the
+/// [`Error::Operand`] if the lengths disagree, [`Error::Unsupported`] for a type without a decoder (integers,
 /// activation formats and the smaller floats of safetensors).
 pub fn dequantize(block_type: BlockType, bytes: &[u8], out: &mut [f32]) -> Result<(), Error> {
     let decode: fn(&[u8], &mut [f32]) = match block_type {
@@ -174,7 +172,7 @@ pub fn dequantize(block_type: BlockType, bytes: &[u8], out: &mut [f32]) -> Resul
         return Err(Error::Operand {
             kernel: "dequantize",
             operand: "bytes",
-            expected: format!("{block_bytes} bytes for each {} of {len} elements", block_type.block_len()),
+            expected: format!("{block_bytes} bytes per {} of {len} elements", block_type.block_len()),
             found: format!("{} bytes", bytes.len()),
         });
     }
@@ -182,7 +180,7 @@ pub fn dequantize(block_type: BlockType, bytes: &[u8], out: &mut [f32]) -> Resul
     Ok(())
 }
 
-/// Decodes block after block; the arrays' lengths, checked by the compiler, bound every index below.
+/// Decodes block by block; the compiler checks the arrays' lengths, which bound every index below.
 fn each_block<const BYTES: usize, const LEN: usize>(
     bytes: &[u8],
     out: &mut [f32],
@@ -256,8 +254,8 @@ fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     }
 }
 
-// The 256-element types come in two halves of 128. In Q2_K and Q3_K a half takes 32 bytes of quants, and part k of 32
-// elements is bits 2k and 2k + 1 of each byte.
+// The 256-element types have two halves of 128. In Q2_K and Q3_K a half has 32 bytes of quants, and bits 2k and 2k +
+// 1 of each byte are part k of 32 elements.
 
 /// Bytes: 16 of scales (low nibble) and mins (high nibble), 64 of quants, scale of scales, scale of mins.
 fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
@@ -279,7 +277,7 @@ fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
         let low = block[96 + group % 8] >> (4 * (group / 8)) & 15;
         let high = block[104 + group % 4] >> (2 * (group / 4)) & 3;
         let group_scale = scale * ((low | high << 4) as f32 - 32.0);
-        // A third bit that is not set subtracts four.
+        // A cleared third bit subtracts four.
         let third = block[l] >> (4 * half + part) & 1;
         let quant = block[32 + half * 32 + l] >> (2 * part) & 3 | third << 2;
         *value = group_scale * (quant as f32 - 4.0);
@@ -287,7 +285,7 @@ fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
 }
 
 /// The 6-bit scale and min of group `j` (of 8) in Q4_K and Q5_K. `packed` holds the scales of groups 0 to 3, their
-/// mins, then the low nibbles of both for groups 4 to 7, whose upper bits fill the top of the first eight bytes.
+/// mins, then the low nibbles of both for groups 4 to 7, whose upper bits are the top bits of the first eight bytes.
 pub(crate) fn scale_and_min(packed: &[u8], j: usize) -> (u8, u8) {
     match j < 4 {
         true => (packed[j] & 63, packed[j + 4] & 63),
@@ -299,7 +297,7 @@ pub(crate) fn scale_and_min(packed: &[u8], j: usize) -> (u8, u8) {
 }
 
 /// Bytes: scale of scales, scale of mins, 12 of scales and mins, 128 of quants: each 32 bytes hold one group of 32 in
-/// their low and the next in their high nibbles.
+/// their low nibbles and the next in their high ones.
 fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
     let (scale, min) = (f16_at(block, 0), f16_at(block, 2));
     for group in 0..8 {
@@ -324,8 +322,8 @@ fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
     }
 }
 
-/// Bytes: 128 of low nibbles, 64 of upper two bits, 16 signed scales, scale of scales. In each half, parts 0 and 1 (of
-/// 32 elements) are the low nibbles of two runs of 32 bytes and parts 2 and 3 their high nibbles.
+/// Bytes: 128 of low nibbles, 64 of upper two bits, 16 signed scales, scale of scales. In each half, parts 0 and 1
+/// (of 32 elements) are the low nibbles of two runs of 32 bytes, parts 2 and 3 the high ones.
 fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let scale = f16_at(block, 208);
     for (i, value) in out.iter_mut().enumerate() {
@@ -369,7 +367,7 @@ fn iq4_xs(block: &[u8; 136], out: &mut [f32; 256]) {
 pub(crate) const FP4_DOUBLED: [f32; 16] =
     [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0];
 
-/// Half of the scale 2^(exponent - 127), which undoes the doubled values; it is subnormal for exponents 0 and 1.
+/// Half of the scale 2^(exponent - 127), to undo the doubled values; subnormal for exponents 0 and 1.
 pub(crate) fn half_scale(exponent: u8) -> f32 {
     let exponent = u32::from(exponent);
     f32::from_bits(if exponent < 2 { 0x0020_0000 << exponent } else { (exponent - 1) << 23 })
@@ -385,8 +383,8 @@ fn mxfp4(block: &[u8; 17], out: &mut [f32; 32]) {
     }
 }
 
-/// The value of an 8-bit float of 4 exponent bits without a sign, less a factor of two, which undoes the doubled values. The
-/// number that would stand for none means 0, and the eighth bit nothing.
+/// Half the value of an unsigned 8-bit float with 4 exponent bits, to undo the doubled values. NaN means 0, and the
+/// eighth bit is ignored.
 fn half_float_scale(bits: u8) -> f32 {
     match (bits, bits >> 3 & 15, f32::from(bits & 7)) {
         (0x7f, ..) => 0.0,
@@ -418,8 +416,8 @@ fn q1_0(block: &[u8; 18], out: &mut [f32; 128]) {
     }
 }
 
-/// Bytes: 48 with five ternary digits each, four with four, scale. A byte is a fraction of 256 whose leading digits count; one
-/// run of 32 bytes and one of 16 hold the first digits of each, then the second ones and so on.
+/// Bytes: 48 with five ternary digits each, four with four, scale. A byte is a fraction of 256 with its leading
+/// digits first; a run of 32 bytes and one of 16 hold the first digit of each byte, then the second ones and so on.
 fn tq1_0(block: &[u8; 54], out: &mut [f32; 256]) {
     let scale = f16_at(block, 52);
     let runs: [(usize, usize, u32); 3] = [(0, 32, 5), (32, 16, 5), (48, 4, 4)];
@@ -432,7 +430,7 @@ fn tq1_0(block: &[u8; 54], out: &mut [f32; 256]) {
     }
 }
 
-/// Bytes: 64 of quants, scale. Part k of 32 elements of a half is bits 2k and 2k + 1 of each of 32 bytes.
+/// Bytes: 64 of quants, scale. In a half, bits 2k and 2k + 1 of each of 32 bytes are part k of 32 elements.
 fn tq2_0(block: &[u8; 66], out: &mut [f32; 256]) {
     let scale = f16_at(block, 64);
     for (i, value) in out.iter_mut().enumerate() {

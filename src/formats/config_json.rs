@@ -1,21 +1,21 @@
-//! `config.json` of a Hugging Face checkpoint as keys and values, without knowledge of any model.
+//! `config.json` of a Hugging Face checkpoint as keys and values, without model knowledge.
 //!
-//! Keys are paths: `rope_scaling.factor` is `factor` in the object `rope_scaling`. A value of `null` counts as absent,
-//! because the library that writes these files writes `None` that way. `Infinity` and `NaN`, which it writes though JSON does
-//! not have them, are read, and are no number of any type that is asked for.
+//! Keys are paths: `rope_scaling.factor` is `factor` in the object `rope_scaling`. `null` counts as absent, because
+//! transformers writes `None` that way. It also writes `Infinity` and `NaN`, which JSON lacks: these parse, but match
+//! none of the requested types.
 
-use super::text::{FLOAT, Fault, read_json};
+use super::text::{FLOAT, JsonFault, read_json};
 use super::{Error, Shown};
 use serde_json::{Map, Value};
 
 const FORMAT: &str = "config.json";
-/// Published files stay below 100 KiB even with thousands of class labels.
+/// Published files are below 100 KiB even with thousands of class labels.
 const MAX_BYTES: usize = 4 << 20;
 
 /// The contents of a `config.json`.
 ///
-/// Each `get_*` returns `None` for an absent key and [`Error::Config`], naming the key, for a value that is not of the
-/// asked type or below something that is no object.
+/// Each `get_*` returns `None` for an absent key, and [`Error::Config`] naming the key for a value of another type or
+/// a path through a non-object.
 #[derive(Clone, Debug)]
 pub struct ConfigJson {
     root: Map<String, Value>,
@@ -25,7 +25,7 @@ impl ConfigJson {
     /// Reads the file's bytes.
     ///
     /// # Errors
-    /// [`Error::Format`] if they are not one JSON object, nest more than 128 deep, or exceed 4 MiB.
+    /// [`Error::Format`] if the bytes are not one JSON object, nest more than 128 deep, or exceed 4 MiB.
     pub fn parse(json: &[u8]) -> Result<Self, Error> {
         let broken = |offset: usize, expected: &str, found: String| Error::Format {
             format: FORMAT,
@@ -37,14 +37,14 @@ impl ConfigJson {
         if json.len() > MAX_BYTES {
             return Err(broken(MAX_BYTES, "at most 4 MiB", format!("{} bytes", json.len())));
         }
-        let root = read_json(json).map_err(|Fault { offset, message }| broken(offset, "a JSON object", message))?;
+        let root = read_json(json).map_err(|JsonFault { offset, message }| broken(offset, "a JSON object", message))?;
         Ok(Self { root })
     }
 
-    /// The value at `path`, of whatever type it is.
+    /// The value at `path`, of any type.
     ///
     /// # Errors
-    /// [`Error::Config`] if the path leads through something that is no object.
+    /// [`Error::Config`] if the path passes through a non-object.
     pub fn get(&self, path: &str) -> Result<Option<&Value>, Error> {
         let mut object = &self.root;
         let mut keys = path.split('.').peekable();
@@ -59,11 +59,10 @@ impl ConfigJson {
         Ok(None)
     }
 
-    /// The object under `key` as a configuration, with those of the keys `shared` that it lacks from around it; this one if
-    /// there is none.
+    /// The object under `key` as a configuration, which inherits missing `shared` keys; `self` without that object.
     ///
     /// # Errors
-    /// [`Error::Config`] if something else stands there.
+    /// [`Error::Config`] if the value is not an object.
     pub fn part(mut self, key: &str, shared: &[&str]) -> Result<ConfigJson, Error> {
         match self.root.remove(key) {
             None | Some(Value::Null) => Ok(self),
@@ -79,10 +78,10 @@ impl ConfigJson {
         }
     }
 
-    /// This configuration with those of the keys of `defaults`, an object in JSON, that it lacks.
+    /// Adds missing keys from `defaults`, a JSON object.
     ///
     /// # Errors
-    /// [`Error::Format`] if `defaults` is no object.
+    /// [`Error::Format`] if `defaults` is not an object.
     pub fn or_defaults(mut self, defaults: &str) -> Result<ConfigJson, Error> {
         for (key, value) in ConfigJson::parse(defaults.as_bytes())?.root {
             self.root.entry(key).or_insert(value);
@@ -90,7 +89,7 @@ impl ConfigJson {
         Ok(self)
     }
 
-    /// The path of the first value for which `is_sought` holds; of an object with something in it, of what is in it.
+    /// The path of the first value that satisfies `is_sought`, searching inside non-empty objects.
     pub fn find(&self, is_sought: impl Fn(&str, &Value) -> bool) -> Option<String> {
         let mut left: Vec<(String, &Value)> = self.root.iter().rev().map(|(key, value)| (key.clone(), value)).collect();
         while let Some((path, value)) = left.pop() {
@@ -110,7 +109,7 @@ impl ConfigJson {
         self.typed(path, "an integer from 0 to 4294967295", to_u32)
     }
 
-    /// A number, rounded to 32 bits; one that 32 bits cannot hold is an error.
+    /// A number rounded to 32 bits; out of range is an error.
     pub fn get_f32(&self, path: &str) -> Result<Option<f32>, Error> {
         self.typed(path, "a number", to_f32)
     }

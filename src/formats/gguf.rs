@@ -7,10 +7,10 @@
 //! padding       to `general.alignment`, 32 if not given
 //! data          tensor after tensor in the order of the infos, each padded to the alignment
 //! ```
-//! Where the format leaves room, this reader is as strict as ggml's own: tensors follow each other without a gap or a
-//! reordering. It is stricter where ggml is silent: empty, repeated or path-like names, dimensions of zero and bools
-//! other than 0 and 1 are errors, and so are bytes behind the padding of the last tensor (a spliced download has
-//! them). The padding itself may be missing, as it is in vocabulary-only files.
+//! Like ggml's reader, this one rejects gaps between tensors and reordered tensors, which the format permits. It also
+//! rejects what ggml does not specify: empty, repeated or path-like names, zero dimensions, bools other than 0 and 1,
+//! and bytes after the padding of the last tensor (as in a spliced download). The padding itself may be missing, as
+//! in vocabulary-only files.
 
 use super::{BlockType, Error, MAX_TENSORS, NameIndex, Parsed, Shown, TensorInfo, UNKNOWN_LEN};
 use std::fmt;
@@ -22,14 +22,14 @@ const MAX_KEY_BYTES: u64 = 65_535;
 const MAX_TENSOR_NAME_BYTES: u64 = 64;
 /// Limit of the specification, "currently at most 4".
 const MAX_RANK: u32 = 4;
-/// Arrays within arrays. The specification sets no limit, no known key nests at all, and ggml refuses to.
+/// Nested arrays. The specification sets no limit, no known key nests, and ggml rejects them.
 const MAX_NESTING: usize = 4;
 /// Key length, a byte of key, value type, a byte of value.
 const MIN_KEY_VALUE_BYTES: u64 = 8 + 1 + 4 + 1;
 /// Name length, a byte of name, rank, one dimension, type, offset.
 const MIN_TENSOR_INFO_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
 const DEFAULT_ALIGNMENT: u32 = 32;
-/// The specification asks for a multiple of 8, ggml for a power of two; no page is larger than 2 MiB.
+/// The specification requires a multiple of 8, ggml a power of two; no page is larger than 2 MiB.
 const ALIGNMENTS: std::ops::RangeInclusive<u32> = 8..=2 << 20;
 
 /// The header of a GGUF file.
@@ -39,30 +39,29 @@ pub struct Gguf {
     pub version: u32,
     /// Keys and values.
     pub metadata: Metadata,
-    /// Tensors in the order of the file.
+    /// Tensors in file order.
     pub tensors: Vec<TensorInfo>,
-    /// Where tensor data begins. In a file without tensors this may lie behind the end.
+    /// Offset of the tensor data. Without tensors this may be past the end of the file.
     pub data_offset: u64,
-    /// What tensor offsets are a multiple of, counted from `data_offset`.
+    /// Alignment of tensor offsets, which count from `data_offset`.
     pub alignment: u32,
     index: NameIndex,
 }
 
 impl Gguf {
-    /// Reads the header at the start of `head`, a prefix of a file of `file_len` bytes ([`UNKNOWN_LEN`]
-    /// if that is not known).
+    /// Parses the header at the start of `head`, a prefix of a file of `file_len` bytes (or [`UNKNOWN_LEN`]).
     ///
     /// # Errors
-    /// [`Error::Format`] where the file breaks the format or `head` ends within the header, [`Error::Unsupported`] for
+    /// [`Error::Format`] if the file breaks the format or `head` ends within the header, [`Error::Unsupported`] for
     /// other versions and unknown tensor types.
     pub fn parse(head: &[u8], file_len: u64) -> Result<Self, Error> {
         Self::parse_prefix(head, file_len)?.complete(FORMAT, head.len())
     }
 
-    /// Like [`Gguf::parse`], for a prefix that may end within the header.
+    /// As [`Gguf::parse`], for a prefix that may end within the header.
     ///
     /// # Errors
-    /// Those of [`Gguf::parse`], except that a short `head` is [`Parsed::NeedMore`].
+    /// As [`Gguf::parse`], except that a short `head` is [`Parsed::NeedMore`].
     pub fn parse_prefix(head: &[u8], file_len: u64) -> Result<Parsed<Self>, Error> {
         match read(head, file_len) {
             Ok(gguf) => Ok(Parsed::Complete(gguf)),
@@ -78,16 +77,16 @@ impl Gguf {
     }
 }
 
-/// Metadata: keys with typed values, in the order of the file. Values stay in a copy of the header's bytes and are
-/// decoded when asked for, so a vocabulary of 150,000 tokens costs no allocation per token.
+/// Metadata: keys with typed values in file order. Values stay in a copy of the header and are decoded on demand, so
+/// a vocabulary of 150,000 tokens needs no allocation per token.
 ///
-/// Each `get_*` returns `None` for an absent key and [`Error::Format`], naming key and offset, for a value that is not
-/// of the asked type.
+/// Each `get_*` returns `None` for an absent key, and [`Error::Format`] naming key and offset for a value of another
+/// type.
 #[derive(Clone, Debug)]
 pub struct Metadata {
-    /// The file up to the end of the metadata, so that positions are offsets in the file.
+    /// The file up to the end of the metadata: positions are file offsets.
     header: Vec<u8>,
-    /// Where each key starts.
+    /// Offset of each key.
     entries: Vec<u32>,
     index: NameIndex,
 }
@@ -98,32 +97,32 @@ impl Metadata {
         self.entries.len()
     }
 
-    /// Whether there is no key.
+    /// Whether there are no keys.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Keys and values in the order of the file.
+    /// Keys and values in file order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Value<'_>)> {
         self.entries.iter().filter_map(|&start| self.decode(start))
     }
 
-    /// The value of `key`, of whatever type it is.
+    /// The value of `key`, of any type.
     pub fn get(&self, key: &str) -> Option<Value<'_>> {
         self.find(key).map(|(_, value)| value)
     }
 
-    /// An integer of any width that fits.
+    /// An integer of any width that fits in 32 bits.
     pub fn get_u32(&self, key: &str) -> Result<Option<u32>, Error> {
         self.typed(key, "an integer from 0 to 4294967295", |value| u32::try_from(value.as_integer()?).ok())
     }
 
-    /// An integer of any width that fits.
+    /// An integer of any width that fits in 64 bits.
     pub fn get_u64(&self, key: &str) -> Result<Option<u64>, Error> {
         self.typed(key, "an integer from 0 to 18446744073709551615", |value| u64::try_from(value.as_integer()?).ok())
     }
 
-    /// A float; a 64-bit one is rounded.
+    /// A float; 64-bit floats are rounded.
     pub fn get_f32(&self, key: &str) -> Result<Option<f32>, Error> {
         self.typed(key, "a float", Value::as_float)
     }
@@ -143,24 +142,24 @@ impl Metadata {
         self.typed_array(key, "an array of strings", Value::as_str)
     }
 
-    /// An array of floats; 64-bit ones are rounded.
+    /// An array of floats; 64-bit floats are rounded.
     pub fn get_f32_array(&self, key: &str) -> Result<Option<Vec<f32>>, Error> {
         self.typed_array(key, "an array of floats", Value::as_float)
     }
 
-    /// An array of integers of any width that fit.
+    /// An array of integers of any width that fit in 32 bits.
     pub fn get_u32_array(&self, key: &str) -> Result<Option<Vec<u32>>, Error> {
         let expected = "an array of integers from 0 to 4294967295";
         self.typed_array(key, expected, |value| u32::try_from(value.as_integer()?).ok())
     }
 
-    /// An array of integers of any width that fit.
+    /// An array of integers of any width that fit in 32 bits.
     pub fn get_i32_array(&self, key: &str) -> Result<Option<Vec<i32>>, Error> {
         let expected = "an array of integers from -2147483648 to 2147483647";
         self.typed_array(key, expected, |value| i32::try_from(value.as_integer()?).ok())
     }
 
-    /// An array of bytes, signed or not.
+    /// An array of signed or unsigned bytes.
     pub fn get_byte_array(&self, key: &str) -> Result<Option<Vec<u8>>, Error> {
         self.typed_array(key, "an array of bytes", |value| {
             let number = value.as_integer()?;
@@ -198,15 +197,14 @@ impl Metadata {
         })
     }
 
-    /// Where `key` starts, and its value.
+    /// Offset and value of `key`.
     fn find(&self, key: &str) -> Option<(u32, Value<'_>)> {
         let item = self.index.find(key, |item| key_at(&self.header, &self.entries, item))?;
         let start = *self.entries.get(item)?;
         Some((start, self.decode(start)?.1))
     }
 
-    /// Key and value that start at `start`. `None` cannot be: the same code has walked the same bytes when the file
-    /// was read.
+    /// The key and value at `start`. Never `None`: parsing decoded the same bytes.
     fn decode(&self, start: u32) -> Option<(&str, Value<'_>)> {
         let mut cursor = Cursor::within(&self.header, start as usize);
         let key = cursor.key(0).ok()?;
@@ -233,9 +231,9 @@ pub enum ValueType {
     F32,
     /// A byte, 0 or 1.
     Bool,
-    /// UTF-8 text behind its length.
+    /// UTF-8 text after its length.
     String,
-    /// Elements of one type behind that type and their number.
+    /// Elements of one type, after that type and their number.
     Array,
     /// 64-bit unsigned integer.
     U64,
@@ -246,7 +244,7 @@ pub enum ValueType {
 }
 
 impl ValueType {
-    /// By number in the file.
+    /// In order of their numbers in files.
     const ALL: [ValueType; 13] = [
         ValueType::U8,
         ValueType::I8,
@@ -263,7 +261,7 @@ impl ValueType {
         ValueType::F64,
     ];
 
-    /// Bytes of a value, or the fewest that one can have: a string is at least its length, an array type and length.
+    /// Minimum bytes of a value: a string has at least its length, an array its type and length.
     const fn min_bytes(self) -> u64 {
         match self {
             ValueType::U8 | ValueType::I8 | ValueType::Bool => 1,
@@ -274,7 +272,7 @@ impl ValueType {
         }
     }
 
-    /// Name in the specification, in lower case.
+    /// Name in the specification, lower-case.
     pub const fn name(self) -> &'static str {
         match self {
             ValueType::U8 => "uint8",
@@ -294,7 +292,7 @@ impl ValueType {
     }
 }
 
-/// A metadata value. It displays as a person would write it, shortened.
+/// A metadata value. Its `Display` is shortened for messages.
 #[derive(Clone, Copy, Debug)]
 pub enum Value<'a> {
     /// 8-bit unsigned integer.
@@ -326,7 +324,7 @@ pub enum Value<'a> {
 }
 
 impl<'a> Value<'a> {
-    /// The value, if it is an integer of any width.
+    /// The value of an integer of any width.
     pub fn as_integer(self) -> Option<i128> {
         match self {
             Value::U8(value) => Some(value.into()),
@@ -341,7 +339,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The value, if it is a float; a 64-bit one is rounded.
+    /// The value of a float; 64-bit floats are rounded.
     pub fn as_float(self) -> Option<f32> {
         match self {
             Value::F32(value) => Some(value),
@@ -350,7 +348,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The value, if it is a bool.
+    /// The value of a bool.
     pub fn as_bool(self) -> Option<bool> {
         match self {
             Value::Bool(value) => Some(value),
@@ -358,7 +356,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The value, if it is a string.
+    /// The value of a string.
     pub fn as_str(self) -> Option<&'a str> {
         match self {
             Value::Str(value) => Some(value),
@@ -387,7 +385,7 @@ pub struct Array<'a> {
     len: u64,
     /// The header up to the array's end.
     header: &'a [u8],
-    /// Where the first element starts.
+    /// Offset of the first element.
     start: usize,
 }
 
@@ -402,7 +400,7 @@ impl<'a> Array<'a> {
         self.len
     }
 
-    /// Whether there is no element.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -415,10 +413,10 @@ impl<'a> Array<'a> {
     }
 }
 
-/// Why reading stopped.
+/// Why parsing stopped.
 enum Halt {
     Broken(Error),
-    /// The prefix ends; the file, which has at least this many bytes, does not.
+    /// The prefix ends before the header; the file has at least this many bytes.
     NeedMore(u64),
 }
 
@@ -432,7 +430,7 @@ fn broken(field: fmt::Arguments<'_>, offset: u64, expected: impl Into<String>, f
     Error::Format { format: FORMAT, field: field.to_string(), offset, expected: expected.into(), found: found.into() }
 }
 
-/// Reads from a prefix of a file. Fields are named by `format_args!`, which costs nothing until there is an error.
+/// Reads a prefix of a file. `format_args!` names fields without cost until there is an error.
 struct Cursor<'a> {
     head: &'a [u8],
     pos: usize,
@@ -440,7 +438,7 @@ struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// Reads `header`, which has been read before, from `pos` on.
+    /// Reads the already parsed `header` from `pos`.
     fn within(header: &'a [u8], pos: usize) -> Self {
         Self { head: header, pos, file_len: header.len() as u64 }
     }
@@ -475,13 +473,13 @@ impl<'a> Cursor<'a> {
         self.bytes(field).map(u64::from_le_bytes)
     }
 
-    /// A count of things that take at least `min_bytes` each, no more of them than the file has room for.
+    /// A count of items of at least `min_bytes` each, checked against the rest of the file.
     fn count(&mut self, min_bytes: u64, field: fmt::Arguments<'_>) -> Result<u64, Halt> {
         let start = self.pos as u64;
         let count = self.u64(field)?;
         let limit = self.file_left() / min_bytes;
         if count > limit {
-            let expected = format!("at most {limit}, which is what the rest of the file has room for");
+            let expected = format!("at most {limit}, the room in the rest of the file");
             return Err(broken(field, start, expected, count.to_string()).into());
         }
         Ok(count)
@@ -498,7 +496,7 @@ impl<'a> Cursor<'a> {
         let bytes = self.take(len, field)?;
         str::from_utf8(bytes).map_err(|error| {
             let offset = text_start + error.valid_up_to() as u64;
-            broken(field, offset, "text in UTF-8", "other bytes").into()
+            broken(field, offset, "text in UTF-8", "invalid").into()
         })
     }
 
@@ -515,7 +513,7 @@ impl<'a> Cursor<'a> {
             .ok_or_else(|| broken(format_args!("value type of {field}"), start, "0 to 12", number.to_string()).into())
     }
 
-    /// A value behind its type.
+    /// A value after its type.
     fn value(&mut self, key: &str) -> Result<Value<'a>, Halt> {
         let key = Shown(key);
         let key = format_args!("`{key}`");
@@ -559,15 +557,15 @@ impl<'a> Cursor<'a> {
         Ok((element_type, self.count(element_type.min_bytes(), format_args!("length of {field}"))?))
     }
 
-    /// Checks and passes `len` elements. Arrays within arrays wait their turn in a list, so that no file decides how
-    /// deep the call stack gets.
+    /// Checks and skips `len` elements. Nested arrays are queued, so that a file cannot control the depth of the call
+    /// stack.
     fn skip(&mut self, element_type: ValueType, len: u64, field: fmt::Arguments<'_>) -> Result<(), Halt> {
         let mut pending = vec![(element_type, len)];
         while let Some((element_type, len)) = pending.pop() {
             match element_type {
                 ValueType::Array if len == 0 => {}
                 ValueType::Array if pending.len() + 1 == MAX_NESTING => {
-                    let expected = format!("at most {MAX_NESTING} arrays within each other");
+                    let expected = format!("at most {MAX_NESTING} nested arrays");
                     return Err(broken(field, self.pos as u64, expected, "more").into());
                 }
                 ValueType::Array => {
@@ -642,14 +640,14 @@ fn read_metadata(cursor: &mut Cursor<'_>, n_keys: u64) -> Result<Metadata, Halt>
         Err([first, second]) => {
             let key = key_at(&header, &entries, second);
             let offset_of = |item: usize| entries.get(item).copied().unwrap_or_default();
-            let found = format!("the key at byte {} again", offset_of(first));
+            let found = format!("a duplicate of the key at byte {}", offset_of(first));
             let field = format_args!("metadata key `{}`", Shown(key));
-            Err(broken(field, offset_of(second).into(), "a key of its own", found).into())
+            Err(broken(field, offset_of(second).into(), "a unique key", found).into())
         }
     }
 }
 
-/// The key of an entry that has been read.
+/// The key of a parsed entry.
 fn key_at<'a>(header: &'a [u8], entries: &[u32], item: usize) -> &'a str {
     let start = entries.get(item).copied().unwrap_or_default();
     Cursor::within(header, start as usize).key(item as u64).unwrap_or_default()
@@ -669,13 +667,13 @@ fn alignment(metadata: &Metadata) -> Result<u32, Error> {
     }
 }
 
-/// Items to reserve memory for: those announced, but no more than the prefix at hand can hold.
+/// Capacity to reserve: the announced number of items, limited by the bytes at hand.
 fn room_for(n_items: u64, cursor: &Cursor<'_>, min_bytes: u64) -> usize {
     let head_left = cursor.head.len().saturating_sub(cursor.pos) as u64;
     usize::try_from(n_items.min(head_left / min_bytes)).unwrap_or_default()
 }
 
-/// Reads the tensor infos. Offsets stay relative to the data, whose start is known only behind the last info.
+/// Reads the tensor infos. Offsets stay relative to the data, whose start is known only after the last info.
 fn read_tensors(cursor: &mut Cursor<'_>, n_tensors: u64, alignment: u64) -> Result<(Vec<TensorInfo>, NameIndex), Halt> {
     let mut tensors: Vec<TensorInfo> = Vec::with_capacity(room_for(n_tensors, cursor, MIN_TENSOR_INFO_BYTES));
     let mut starts = Vec::with_capacity(tensors.capacity());
@@ -683,7 +681,7 @@ fn read_tensors(cursor: &mut Cursor<'_>, n_tensors: u64, alignment: u64) -> Resu
     for item in 0..n_tensors {
         starts.push(cursor.pos as u64);
         let tensor = read_tensor(cursor, item, next_offset, alignment)?;
-        // `read_tensor` has checked that this does not wrap.
+        // Cannot wrap: checked in `read_tensor`.
         next_offset = (tensor.offset + tensor.size_bytes).next_multiple_of(alignment);
         tensors.push(tensor);
     }
@@ -692,8 +690,8 @@ fn read_tensors(cursor: &mut Cursor<'_>, n_tensors: u64, alignment: u64) -> Resu
         Ok(index) => Ok((tensors, index)),
         Err([first, second]) => {
             let start = starts.get(second).copied().unwrap_or_default();
-            let found = format!("`{}`, as tensor {first}", Shown(name(second)));
-            Err(broken(format_args!("name of tensor {second}"), start, "a name of its own", found).into())
+            let found = format!("`{}`, a duplicate of tensor {first}", Shown(name(second)));
+            Err(broken(format_args!("name of tensor {second}"), start, "a unique name", found).into())
         }
     }
 }
@@ -702,7 +700,7 @@ fn read_tensor(cursor: &mut Cursor<'_>, item: u64, next_offset: u64, alignment: 
     let start = cursor.pos as u64;
     let name = cursor.string(MAX_TENSOR_NAME_BYTES, format_args!("name of tensor {item}"))?;
     if name.is_empty() || name.contains(|c: char| c.is_control() || matches!(c, '/' | '\\')) || name.contains("..") {
-        // Names end up in messages and in the names of dumped files.
+        // Names are used in messages and for dumped files.
         let expected = "a name without control characters, slashes and `..`";
         let found = format!("\"{}\"", Shown(name));
         return Err(broken(format_args!("name of tensor {item}"), start, expected, found).into());
@@ -727,7 +725,7 @@ fn read_tensor(cursor: &mut Cursor<'_>, item: u64, next_offset: u64, alignment: 
         format: FORMAT,
         field: format!("type of tensor `{name}` at byte {type_start}"),
         found: format!("number {type_number}"),
-        supported: "GGML types 0 to 41 but those that were removed".into(),
+        supported: "GGML types 0 to 41 except removed ones".into(),
     })?;
     let shape_error = |expected: String| {
         broken(format_args!("shape of tensor `{name}`"), shape_start, expected, format!("{shape:?}"))
@@ -745,24 +743,24 @@ fn read_tensor(cursor: &mut Cursor<'_>, item: u64, next_offset: u64, alignment: 
     }
     let n_elements = shape.iter().try_fold(1_u64, |product, &dimension| product.checked_mul(dimension));
     let size_bytes = n_elements.and_then(|n| (n / block_type.block_len()).checked_mul(block_type.block_bytes()));
-    // The padded end is only asked for here, so that the next tensor's place cannot wrap either.
+    // Checks the padded end as well, so that the next tensor's offset cannot wrap.
     let end = |size: u64| next_offset.checked_add(size).filter(|end| end.checked_next_multiple_of(alignment).is_some());
     let room = cursor.file_left();
     let size_bytes = size_bytes.filter(|&size| end(size).is_some_and(|end| end <= room));
     let size_bytes =
-        size_bytes.ok_or_else(|| shape_error(format!("data that fits the file, which has {room} bytes left")))?;
+        size_bytes.ok_or_else(|| shape_error(format!("data that fits the file's remaining {room} bytes")))?;
 
     let offset_start = cursor.pos as u64;
     let offset = cursor.u64(format_args!("offset of tensor `{name}`"))?;
     if offset != next_offset {
-        let expected = format!("{next_offset}, the end of the tensor before it, padded to {alignment}");
+        let expected = format!("{next_offset}, the end of the previous tensor padded to {alignment}");
         let field = format_args!("offset of tensor `{name}`");
         return Err(broken(field, offset_start, expected, offset.to_string()).into());
     }
     Ok(TensorInfo { name: name.into(), shape, block_type, offset, size_bytes })
 }
 
-/// Moves the tensors from offsets in the data to offsets in the file, and checks that the data fills the file.
+/// Converts tensor offsets from the data's start to the file's, and checks that the data fills the file.
 fn lay_out(tensors: &mut [TensorInfo], data_offset: u64, alignment: u64, file_len: u64) -> Result<(), Error> {
     let mut data_end = data_offset;
     for tensor in tensors {

@@ -1,4 +1,4 @@
-//! Writes what stands in front of the tensors of a GGUF file, version 3. Format: as [`gguf`](super::gguf) says.
+//! Writes the header of a GGUF file, version 3. Format: see [`gguf`](super::gguf).
 //!
 //! ```text
 //! GgufHeader::new -> set keys -> add tensors -> to_bytes, then each tensor's data with its padding
@@ -9,25 +9,25 @@ use super::{BlockType, Error, Shown};
 use std::collections::HashSet;
 
 const VERSION: u32 = 3;
-/// Limit of the specification on names of tensors, in bytes; ggml needs one of its 64 for the end.
+/// Limit of tensor names in bytes: ggml uses one of the specification's 64 for the terminator.
 const MAX_NAME_BYTES: usize = 63;
 const MAX_RANK: usize = 4;
 
-/// Keys and tensors of a GGUF file that is to be written, in order.
+/// Keys and tensors of a new GGUF file, in order.
 #[derive(Clone, Debug)]
 pub struct GgufHeader {
     metadata: Vec<u8>,
     keys: HashSet<String>,
     tensors: Vec<u8>,
     names: HashSet<String>,
-    /// Where the next tensor begins, counted from the start of the data.
+    /// Offset of the next tensor in the data.
     next_offset: u64,
     alignment: u64,
 }
 
 impl GgufHeader {
-    /// A header without keys. Tensors begin at multiples of `alignment` bytes, a power of two; where it is not 32, the
-    /// file needs it as `general.alignment`, too.
+    /// A header without keys. Tensors start at multiples of `alignment` bytes, a power of two; unless it is 32, also
+    /// set it as `general.alignment`.
     pub fn new(alignment: u32) -> GgufHeader {
         GgufHeader {
             metadata: Vec::new(),
@@ -42,7 +42,7 @@ impl GgufHeader {
     /// Adds a key.
     ///
     /// # Errors
-    /// [`Error::Format`] if it is there.
+    /// [`Error::Format`] if the key exists.
     pub fn set(&mut self, key: &str, value: Value<'_>) -> Result<(), Error> {
         self.key(key)?;
         put_type(&mut self.metadata, value_type(value));
@@ -53,7 +53,7 @@ impl GgufHeader {
     /// Adds an array of values of one type.
     ///
     /// # Errors
-    /// [`Error::Format`] if the key is there, or for a value of another type.
+    /// [`Error::Format`] if the key exists, or for a value of another type.
     pub fn set_array<'a>(
         &mut self,
         key: &str,
@@ -75,25 +75,25 @@ impl GgufHeader {
 
     fn key(&mut self, key: &str) -> Result<(), Error> {
         if !self.keys.insert(key.to_owned()) {
-            return Err(wrong(format!("metadata key `{}`", Shown(key)), "a key of its own", "the same key twice"));
+            return Err(wrong(format!("metadata key `{}`", Shown(key)), "a unique key", "a duplicate"));
         }
         put_text(&mut self.metadata, key);
         Ok(())
     }
 
-    /// Adds a tensor of this shape, the contiguous dimension last, after the one before. Returns the bytes of its
-    /// data; [`GgufHeader::padding`] gives those that follow it.
+    /// Appends a tensor of this shape, contiguous dimension last. Returns the size of its data, without the
+    /// [`GgufHeader::padding`] after it.
     ///
     /// # Errors
-    /// [`Error::Format`] naming the tensor, for what GGUF cannot hold: a name that is there or longer than 63 bytes,
-    /// no dimension or more than four, rows that are no whole number of blocks, a type without a number.
+    /// [`Error::Format`] naming the tensor, if GGUF cannot hold it: a duplicate name or one longer than 63 bytes, no
+    /// dimension or more than four, rows that are not a whole number of blocks, a type without a number.
     pub fn add_tensor(&mut self, name: &str, shape: &[u64], block_type: BlockType) -> Result<u64, Error> {
         let of = |what: &str| format!("{what} of tensor `{}`", Shown(name));
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
             return Err(wrong(of("name"), format!("1 to {MAX_NAME_BYTES} bytes"), format!("{} bytes", name.len())));
         }
         if !self.names.insert(name.to_owned()) {
-            return Err(wrong(of("name"), "a name of its own", "the same name twice"));
+            return Err(wrong(of("name"), "a unique name", "a duplicate"));
         }
         let row_len = shape.last().copied().unwrap_or_default();
         let fits = (1..=MAX_RANK).contains(&shape.len()) && row_len.is_multiple_of(block_type.block_len());
@@ -107,7 +107,7 @@ impl GgufHeader {
             return Err(wrong(of("shape"), expected, format!("{shape:?}")));
         };
         let Some(id) = block_type.ggml_id() else {
-            return Err(wrong(of("type"), "a type that GGUF has", block_type.name()));
+            return Err(wrong(of("type"), "a GGUF type", block_type.name()));
         };
         put_text(&mut self.tensors, name);
         self.tensors.extend((shape.len() as u32).to_le_bytes());
@@ -118,7 +118,7 @@ impl GgufHeader {
         Ok(size_bytes)
     }
 
-    /// Bytes of zeros after so many bytes of data.
+    /// Bytes of zero padding after `size_bytes` of data.
     pub fn padding(&self, size_bytes: u64) -> usize {
         (size_bytes.next_multiple_of(self.alignment) - size_bytes) as usize
     }
@@ -167,7 +167,7 @@ fn value_type(value: Value<'_>) -> ValueType {
     }
 }
 
-/// Arrays within arrays are few: who read them has counted.
+/// Parsing limited the nesting of arrays.
 fn put_value(out: &mut Vec<u8>, value: Value<'_>) {
     match value {
         Value::U8(value) => out.extend(value.to_le_bytes()),

@@ -1,48 +1,47 @@
-//! Files of this project's own kinds: safetensors that say under `__metadata__` what they are, `format` "tilewright KIND" and
-//! a `version`.
+//! This project's own file types: safetensors with `format` "tilewright KIND" and a `version` in `__metadata__`.
 
 use super::{BlockType, Error, Safetensors, TensorInfo};
 
-/// The header of a file of one of our kinds.
+/// The header of such a file.
 pub(crate) struct OwnFile {
-    /// What errors call it: KIND.
+    /// KIND, also used in errors.
     format: &'static str,
     pub header: Safetensors,
 }
 
 impl OwnFile {
-    /// What `format` says in a file of a kind.
+    /// The value of `format` for a file type.
     pub fn label(format: &str) -> String {
         format!("tilewright {format}")
     }
 
-    /// A header, which has to be of this kind and version.
+    /// Checks a header's file type and version.
     ///
     /// # Errors
-    /// [`Error::Format`] for another kind, [`Error::Unsupported`] for another version.
+    /// [`Error::Format`] for another file type, [`Error::Unsupported`] for another version.
     pub fn of(header: Safetensors, format: &'static str, version: &str) -> Result<OwnFile, Error> {
         let file = OwnFile { format, header };
         file.expect("format", &OwnFile::label(format))?;
         let found = file.text("version")?;
         if found != version {
-            let (found, supported) = (shown(found), format!("version {version} is"));
+            let (found, supported) = (shown(found), format!("version {version}"));
             return Err(Error::Unsupported { format, field: "version".into(), found, supported });
         }
         Ok(file)
     }
 
-    /// The text of a key that has to be there.
+    /// The value of a required key.
     pub fn text(&self, key: &str) -> Result<&str, Error> {
         self.header.text(key).ok_or_else(|| self.missing(key, "a text in __metadata__"))
     }
 
-    /// Refuses another text than this one.
+    /// Checks that a key has the value `expected`.
     pub fn expect(&self, key: &str, expected: &str) -> Result<(), Error> {
         let found = self.text(key)?;
         if found == expected { Ok(()) } else { Err(self.wrong(key, shown(expected), shown(found))) }
     }
 
-    /// A tensor that has to be there; `expected` says of another shape what it should have been.
+    /// A required tensor; `expected` returns the expected shape if a shape is wrong.
     pub fn tensor(
         &self,
         name: &str,
@@ -62,14 +61,14 @@ impl OwnFile {
         self.wrong(field, expected, "missing")
     }
 
-    /// What is wrong in the header.
+    /// An error in the header.
     pub fn wrong(&self, field: impl Into<String>, expected: impl Into<String>, found: impl Into<String>) -> Error {
-        /// Where a safetensors header begins.
+        /// Start of a safetensors header.
         const HEADER_OFFSET: u64 = 8;
         self.broken(field, HEADER_OFFSET, expected, found)
     }
 
-    /// What is wrong at a byte.
+    /// An error at an offset.
     pub fn broken(
         &self,
         field: impl Into<String>,
@@ -82,7 +81,7 @@ impl OwnFile {
     }
 }
 
-/// A text from a file, cut and escaped for a message.
+/// A file's text, cut and escaped for a message.
 pub(crate) fn shown(text: &str) -> String {
     let cut: String = text.chars().take(40).collect();
     format!("`{}`", cut.escape_debug())

@@ -1,7 +1,7 @@
-//! From floats to block types: the reverse of [`block::dequantize`](super::block::dequantize).
+//! Quantises floats to block types: the inverse of [`block::dequantize`](super::block::dequantize).
 //!
-//! The searches are those of ggml's `quantize_*` in `ggml-quants.c`, in the same order of operations, so that a file
-//! holds the same bytes as one that llama.cpp wrote. `tests/quantize.rs` compares them.
+//! The searches are those of ggml's `quantize_*` in `ggml-quants.c`, in the same order of operations, so that files
+//! are byte-identical to llama.cpp's. `tests/quantize.rs` compares them.
 
 mod fit;
 mod iq4;
@@ -11,7 +11,7 @@ mod small;
 use super::{BlockType, Error};
 use small::Group;
 
-/// The types that [`quantize_row`] writes.
+/// The output types of [`quantize_row`].
 pub const QUANTIZABLE: [BlockType; 16] = [
     BlockType::F32,
     BlockType::F16,
@@ -31,15 +31,15 @@ pub const QUANTIZABLE: [BlockType; 16] = [
     BlockType::MXFP4,
 ];
 
-/// Writes one row of a matrix to `out` in blocks of `block_type`.
+/// Quantises one row of a matrix to blocks of `block_type` in `out`.
 ///
-/// `row` is a whole number of blocks long, and `out` has the bytes of these blocks. `importance` has one number of 0
-/// or more for each element of the row, the mean square of what the column is multiplied with; the error of important
-/// elements counts for more. Floats, Q8_0 and MXFP4 do not use it.
+/// `row` is a whole number of blocks, and `out` has their size in bytes. `importance` has one non-negative value per
+/// element, the mean square of the column's inputs, which weights the element's error. Floats, Q8_0 and MXFP4 ignore
+/// it.
 ///
 /// # Errors
-/// [`Error::Operand`] if lengths disagree, for a value or an importance that is not finite, and for values so large
-/// that the type cannot hold them or their scale; [`Error::Unsupported`] for a type that is not [`QUANTIZABLE`].
+/// [`Error::Operand`] if lengths disagree, for a non-finite value or importance, and for values too large for the
+/// type or its scale; [`Error::Unsupported`] for a type that is not [`QUANTIZABLE`].
 pub fn quantize_row(
     block_type: BlockType,
     row: &[f32],
@@ -57,7 +57,7 @@ pub fn quantize_row(
         return Err(wrong("row", expected, format!("{} elements", row.len())));
     }
     if out.len() != row.len() / block_len * block_bytes {
-        let expected = format!("{block_bytes} bytes for each {block_len} of {} elements", row.len());
+        let expected = format!("{block_bytes} bytes per {block_len} of {} elements", row.len());
         return Err(wrong("out", expected, format!("{} bytes", out.len())));
     }
     if let Some(at) = row.iter().position(|x| !x.is_finite()) {
@@ -73,8 +73,8 @@ pub fn quantize_row(
             return Err(wrong("importance", "finite numbers of 0 or more".into(), found));
         }
     }
-    /// More than 65504 (the largest f16) times the largest scale and quant of any type, and less than what makes sums
-    /// of the searches overflow.
+    /// More than 65504 (the largest f16) times the largest scale and quant of any type, but small enough that no
+    /// search overflows.
     const LARGEST: f32 = 1e9;
     let is_scaled = block_len > 1 && block_type != BlockType::MXFP4;
     let too_large = match row.iter().position(|x| is_scaled && x.abs() > LARGEST) {
@@ -103,9 +103,9 @@ fn unsupported(block_type: BlockType) -> Error {
     }
 }
 
-/// Writes a row whose length fits.
+/// Quantises a row of valid length.
 fn write(block_type: BlockType, row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    // Of the whole row, as in ggml, and only where it is used.
+    // Of the whole row, as in ggml; computed only if used.
     let mean_square = || fit::sum_of_squares(row) / row.len() as f32;
     match block_type {
         BlockType::F16 => each(row, None, out, |[x]: &[f32; 1], _, out: &mut [u8; 2]| put_f16(out, 0, *x)),
@@ -129,7 +129,7 @@ fn write(block_type: BlockType, row: &[f32], importance: Option<&[f32]>, out: &m
     }
 }
 
-/// Encodes block after block; the arrays' lengths bound every index of an encoder.
+/// Encodes block by block; the arrays' lengths bound every index of an encoder.
 fn each<const LEN: usize, const BYTES: usize>(
     row: &[f32],
     importance: Option<&[f32]>,
@@ -142,7 +142,7 @@ fn each<const LEN: usize, const BYTES: usize>(
     }
 }
 
-/// As [`each`], for blocks of 32 that need the mean square of the row.
+/// As [`each`], for blocks of 32 that need the row's mean square.
 fn each_group<const BYTES: usize>(
     row: &[f32],
     importance: Option<&[f32]>,
@@ -156,7 +156,7 @@ fn each_group<const BYTES: usize>(
     });
 }
 
-/// Whether the floats of a block are finite: its scales, or what it holds.
+/// Whether the floats of a block, its scales or values, are finite.
 fn is_finite(block_type: BlockType, block: &[u8]) -> bool {
     let scales: &[usize] = match block_type {
         BlockType::F32 | BlockType::MXFP4 => return true,
@@ -167,16 +167,16 @@ fn is_finite(block_type: BlockType, block: &[u8]) -> bool {
         BlockType::Q6_K => &[208],
         _ => &[0],
     };
-    // An f16 with all bits of its exponent set is infinite or no number.
+    // An f16 with all exponent bits set is infinite or NaN.
     scales.iter().all(|&at| block[at + 1] & 0x7c != 0x7c)
 }
 
-/// Writes an f16 at byte `at`, rounded to even.
+/// Writes an f16 at byte `at`, rounding ties to even.
 fn put_f16(block: &mut [u8], at: usize, value: f32) {
     block[at..at + 2].copy_from_slice(&half::f16::from_f32(value).to_le_bytes());
 }
 
-/// A scale as it is stored.
+/// A scale after rounding to f16.
 fn rounded_f16(value: f32) -> f32 {
     half::f16::from_f32(value).to_f32()
 }

@@ -1,13 +1,12 @@
-//! safetensors, and the index of a checkpoint that is split over several of them. Format: the README of Hugging Face's
-//! `safetensors`.
+//! safetensors, and the index of a sharded checkpoint. Format: the README of Hugging Face's `safetensors`.
 //!
 //! ```text
 //! length   8 bytes, little endian: bytes of the header
 //! header   JSON, {"name": {"dtype": "F16", "shape": [2, 3], "data_offsets": [begin, end]}, ..., "__metadata__": {}}
 //! data     the tensors, which fill it without hole or overlap
 //! ```
-//! The header is read as a stream into tensor infos: no tree of JSON values is built, and its grammar nests no deeper
-//! than three. Sizes are checked as the format's own reader checks them; its limit on dimensions is ours.
+//! The header is streamed into tensor infos, without a tree of JSON values; its grammar nests at most three deep.
+//! Sizes are checked as in the format's own reader; the limit on dimensions is ours.
 
 use super::{BlockType, Error, MAX_TENSORS, NameIndex, Parsed, Shown, TensorInfo, UNKNOWN_LEN};
 use serde::Deserialize;
@@ -19,13 +18,13 @@ const FORMAT: &str = "safetensors";
 const INDEX_FORMAT: &str = "safetensors index";
 /// Limit of the specification, "there is a limit on the size of the header of 100MB".
 const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// Bytes of the length in front of the header.
+/// Bytes of the length before the header.
 const LENGTH_BYTES: u64 = 8;
-/// Dimensions of a tensor. No checkpoint comes near; without a bound a shape costs four times its text.
+/// Dimensions of a tensor, far above any checkpoint's; without a limit a shape needs four times its text in memory.
 const MAX_RANK: usize = 8;
 /// Entries of `__metadata__`. Training tools write about a hundred; an entry takes 48 bytes for as few as 6 of JSON.
 const MAX_METADATA: usize = 1 << 16;
-/// Tensors that all shards together may have. The largest published checkpoints have about 140,000.
+/// Tensors in all shards together. The largest published checkpoints have about 140,000.
 const MAX_INDEX_TENSORS: usize = 1 << 18;
 /// Shards of a checkpoint. The largest published ones have about 200.
 const MAX_SHARDS: usize = 1 << 12;
@@ -33,29 +32,28 @@ const MAX_SHARDS: usize = 1 << 12;
 /// The header of a safetensors file.
 #[derive(Clone, Debug)]
 pub struct Safetensors {
-    /// Tensors in the order of the header.
+    /// Tensors in header order.
     pub tensors: Vec<TensorInfo>,
-    /// The texts under `__metadata__`, in the order of the header.
+    /// The entries of `__metadata__` in header order.
     pub metadata: Vec<(String, String)>,
-    /// Where tensor data begins.
+    /// Offset of the tensor data.
     pub data_offset: u64,
     index: NameIndex,
 }
 
 impl Safetensors {
-    /// Reads the header at the start of `head`, a prefix of a file of `file_len` bytes ([`UNKNOWN_LEN`]
-    /// if that is not known).
+    /// Parses the header at the start of `head`, a prefix of a file of `file_len` bytes (or [`UNKNOWN_LEN`]).
     ///
     /// # Errors
-    /// [`Error::Format`] where the file breaks the format or `head` ends within the header.
+    /// [`Error::Format`] if the file breaks the format or `head` ends within the header.
     pub fn parse(head: &[u8], file_len: u64) -> Result<Self, Error> {
         Self::parse_prefix(head, file_len)?.complete(FORMAT, head.len())
     }
 
-    /// Like [`Safetensors::parse`], for a prefix that may end within the header.
+    /// As [`Safetensors::parse`], for a prefix that may end within the header.
     ///
     /// # Errors
-    /// Those of [`Safetensors::parse`], except that a short `head` is [`Parsed::NeedMore`].
+    /// As [`Safetensors::parse`], except that a short `head` is [`Parsed::NeedMore`].
     pub fn parse_prefix(head: &[u8], file_len: u64) -> Result<Parsed<Self>, Error> {
         let Some(data_len) = file_len.checked_sub(LENGTH_BYTES) else {
             return Err(broken("header length", 0, "8 bytes", format!("{file_len} bytes to the end of the file")));
@@ -73,12 +71,12 @@ impl Safetensors {
         }
     }
 
-    /// The text of this key under `__metadata__`.
+    /// The value of this key in `__metadata__`.
     pub fn text(&self, key: &str) -> Option<&str> {
         self.metadata.iter().find(|(known, _)| known == key).map(|(_, text)| text.as_str())
     }
 
-    /// The start of a file whose tensors follow in this order, each right after the one before: the length, then the header.
+    /// The head of a file with these contiguous tensors in this order: the length, then the header.
     pub fn head<'a>(
         metadata: impl IntoIterator<Item = (&'a str, &'a str)>,
         tensors: impl IntoIterator<Item = (&'a str, BlockType, &'a [u64])>,
@@ -94,7 +92,7 @@ impl Safetensors {
             begin = end;
         }
         let mut text = serde_json::Value::from(header).to_string();
-        // Data begins at a multiple of 8, as the format asks of writers.
+        // Aligns the data to 8 bytes, which the format requires of writers.
         text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
         [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
     }
@@ -112,11 +110,12 @@ fn broken(field: impl Into<String>, offset: u64, expected: impl Into<String>, fo
 
 fn read(header: &[u8], data_offset: u64, file_len: u64) -> Result<Safetensors, Error> {
     let text = str::from_utf8(header)
-        .map_err(|error| broken("header", LENGTH_BYTES + error.valid_up_to() as u64, "text in UTF-8", "other bytes"))?;
+        .map_err(|error| broken("header", LENGTH_BYTES + error.valid_up_to() as u64, "text in UTF-8", "invalid"))?;
     if !text.starts_with('{') {
-        return Err(broken("header", LENGTH_BYTES, "a JSON object that starts with `{`", "something else"));
+        let found = format!("{:?}", text.chars().next().unwrap_or_default());
+        return Err(broken("header", LENGTH_BYTES, "a JSON object that starts with `{`", found));
     }
-    let mut contents = Header::default();
+    let mut contents = HeaderBuilder::default();
     read_json(text, &mut contents).map_err(|error| {
         let field = match contents.current.as_str() {
             "" => "header".into(),
@@ -125,16 +124,16 @@ fn read(header: &[u8], data_offset: u64, file_len: u64) -> Result<Safetensors, E
         json_error(FORMAT, field, LENGTH_BYTES, text, &error)
     })?;
 
-    let Header { mut tensors, metadata, .. } = contents;
+    let HeaderBuilder { mut tensors, metadata, .. } = contents;
     let name = |item: usize| tensors.get(item).map_or("", |tensor| &tensor.name);
     let index = NameIndex::build(tensors.len(), name).map_err(|[first, second]| {
         let field = format!("header entry `{}`", Shown(name(second)));
-        broken(field, LENGTH_BYTES, "a name of its own", format!("entries {first} and {second} of the same name"))
+        broken(field, LENGTH_BYTES, "a unique name", format!("the name of entries {first} and {second}"))
     })?;
     let key = |item: usize| metadata.get(item).map_or("", |(key, _)| key);
     NameIndex::build(metadata.len(), key).map_err(|[_, second]| {
         let field = format!("__metadata__ key `{}`", Shown(key(second)));
-        broken(field, LENGTH_BYTES, "a key of its own", "the same key twice")
+        broken(field, LENGTH_BYTES, "a unique key", "a duplicate")
     })?;
     check_layout(&tensors, data_offset, file_len)?;
     for tensor in &mut tensors {
@@ -143,7 +142,7 @@ fn read(header: &[u8], data_offset: u64, file_len: u64) -> Result<Safetensors, E
     Ok(Safetensors { tensors, metadata, data_offset, index })
 }
 
-/// Checks that the data of `tensors`, still counted from `data_offset`, fills the file.
+/// Checks that the data of `tensors`, with offsets from `data_offset`, fills the file.
 fn check_layout(tensors: &[TensorInfo], data_offset: u64, file_len: u64) -> Result<(), Error> {
     let mut in_order: Vec<&TensorInfo> = tensors.iter().collect();
     crate::sort::by_key(&mut in_order, |tensor| (tensor.offset, tensor.size_bytes));
@@ -152,7 +151,7 @@ fn check_layout(tensors: &[TensorInfo], data_offset: u64, file_len: u64) -> Resu
         if tensor.offset != end {
             let what = if tensor.offset < end { "an overlap" } else { "a hole" };
             let field = format!("data of tensor `{}`", Shown(&tensor.name));
-            let expected = format!("{end} as the begin in data_offsets, where the data before it ends");
+            let expected = format!("{end} as the begin in data_offsets, the end of the previous data");
             let offset = data_offset.saturating_add(tensor.offset);
             return Err(broken(field, offset, expected, format!("{}, {what}", tensor.offset)));
         }
@@ -166,7 +165,7 @@ fn check_layout(tensors: &[TensorInfo], data_offset: u64, file_len: u64) -> Resu
     Ok(())
 }
 
-/// Reads one JSON value that fills `text`.
+/// Parses one JSON value that spans `text`.
 fn read_json<'de, S: DeserializeSeed<'de>>(text: &'de str, seed: S) -> Result<S::Value, serde_json::Error> {
     let mut json = serde_json::Deserializer::from_str(text);
     let value = seed.deserialize(&mut json)?;
@@ -174,28 +173,28 @@ fn read_json<'de, S: DeserializeSeed<'de>>(text: &'de str, seed: S) -> Result<S:
     Ok(value)
 }
 
-/// An error of the JSON reader, its line and column turned into an offset in the file.
+/// An error of the JSON parser, with line and column converted to a file offset.
 fn json_error(format: &'static str, field: String, text_start: u64, text: &str, error: &serde_json::Error) -> Error {
     let lines_before = text.split_inclusive('\n').take(error.line().saturating_sub(1));
     let offset = lines_before.map(str::len).sum::<usize>() + error.column().saturating_sub(1);
     let mut found = error.to_string();
     if let Some(position) = found.rfind(" at line ") {
-        found.truncate(position); // the offset says it
+        found.truncate(position); // redundant with the offset
     }
     let found = Shown(&found).to_string();
     Error::Format { format, field, offset: text_start + offset as u64, expected: "JSON of this format".into(), found }
 }
 
-/// The header as it is read.
+/// The header during parsing.
 #[derive(Default)]
-struct Header {
+struct HeaderBuilder {
     tensors: Vec<TensorInfo>,
     metadata: Vec<(String, String)>,
     /// Name of the entry being read, for messages.
     current: String,
 }
 
-impl<'de> DeserializeSeed<'de> for &mut Header {
+impl<'de> DeserializeSeed<'de> for &mut HeaderBuilder {
     type Value = ();
 
     fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -203,7 +202,7 @@ impl<'de> DeserializeSeed<'de> for &mut Header {
     }
 }
 
-impl<'de> Visitor<'de> for &mut Header {
+impl<'de> Visitor<'de> for &mut HeaderBuilder {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -218,13 +217,13 @@ impl<'de> Visitor<'de> for &mut Header {
                 if std::mem::replace(&mut has_metadata, true) {
                     return Err(A::Error::custom("a second __metadata__"));
                 }
-                map.next_value_seed(Texts(&mut self.metadata))?;
+                map.next_value_seed(TextListReader(&mut self.metadata))?;
             } else if name.is_empty() {
                 return Err(A::Error::custom("an empty name"));
             } else if self.tensors.len() == MAX_TENSORS {
                 return Err(A::Error::custom(format_args!("more than {MAX_TENSORS} tensors")));
             } else {
-                let entry: Entry = map.next_value()?;
+                let entry: TensorEntry = map.next_value()?;
                 self.tensors.push(entry.named(name).map_err(A::Error::custom)?);
             }
             self.current.clear();
@@ -233,19 +232,19 @@ impl<'de> Visitor<'de> for &mut Header {
     }
 }
 
-/// What the header says of a tensor.
+/// A tensor's header entry.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct TensorEntry {
     dtype: Dtype,
-    shape: Shape,
+    shape: ShapeReader,
     data_offsets: [u64; 2],
 }
 
-impl Entry {
-    /// The tensor, its offset counted from the start of the data; or what is wrong.
+impl TensorEntry {
+    /// The tensor with its offset from the start of the data, or the error.
     fn named(self, name: String) -> Result<TensorInfo, String> {
-        let (Dtype(block_type), Shape(shape), [begin, end]) = (self.dtype, self.shape, self.data_offsets);
+        let (Dtype(block_type), ShapeReader(shape), [begin, end]) = (self.dtype, self.shape, self.data_offsets);
         let size_bytes = end.checked_sub(begin).ok_or("data_offsets in reverse")?;
         let n_elements = shape.iter().try_fold(1_u64, |product, &dimension| product.checked_mul(dimension));
         let n_blocks =
@@ -268,19 +267,19 @@ impl<'de> Deserialize<'de> for Dtype {
     }
 }
 
-struct Shape(Vec<u64>);
+struct ShapeReader(Vec<u64>);
 
-impl<'de> Deserialize<'de> for Shape {
+impl<'de> Deserialize<'de> for ShapeReader {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Dimensions;
         impl<'de> Visitor<'de> for Dimensions {
-            type Value = Shape;
+            type Value = ShapeReader;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "an array of at most {MAX_RANK} dimensions")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Shape, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<ShapeReader, A::Error> {
                 let mut shape = Vec::with_capacity(4);
                 while let Some(dimension) = seq.next_element()? {
                     if shape.len() == MAX_RANK {
@@ -288,17 +287,17 @@ impl<'de> Deserialize<'de> for Shape {
                     }
                     shape.push(dimension);
                 }
-                Ok(Shape(shape))
+                Ok(ShapeReader(shape))
             }
         }
         deserializer.deserialize_seq(Dimensions)
     }
 }
 
-/// Reads an object of texts into a list, in order.
-struct Texts<'a>(&'a mut Vec<(String, String)>);
+/// Reads an object of strings into a list in order.
+struct TextListReader<'a>(&'a mut Vec<(String, String)>);
 
-impl<'de> DeserializeSeed<'de> for Texts<'_> {
+impl<'de> DeserializeSeed<'de> for TextListReader<'_> {
     type Value = ();
 
     fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -306,7 +305,7 @@ impl<'de> DeserializeSeed<'de> for Texts<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Texts<'_> {
+impl<'de> Visitor<'de> for TextListReader<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -324,21 +323,21 @@ impl<'de> Visitor<'de> for Texts<'_> {
     }
 }
 
-/// `model.safetensors.index.json`: which file of a split checkpoint holds which tensor.
+/// `model.safetensors.index.json`: maps the tensors of a sharded checkpoint to files.
 #[derive(Clone, Debug)]
 pub struct ShardIndex {
     /// File names in order, each a plain name next to the index.
     shards: Vec<String>,
-    /// Tensor and number of its shard, by tensor name.
+    /// Tensor and shard number, sorted by tensor name.
     tensors: Vec<(String, u32)>,
 }
 
 impl ShardIndex {
-    /// Reads the index.
+    /// Parses the index.
     ///
     /// # Errors
     /// [`Error::Format`] if it is not JSON of this format, names a file that is not a plain `*.safetensors` name, or
-    /// puts one tensor in two shards.
+    /// assigns a tensor to two shards.
     pub fn parse(json: &[u8]) -> Result<Self, Error> {
         let broken = |field: String, offset: u64, expected: &str, found: String| Error::Format {
             format: INDEX_FORMAT,
@@ -350,7 +349,7 @@ impl ShardIndex {
         let bytes = super::text::without_mark(json);
         let start = (json.len() - bytes.len()) as u64;
         let text = str::from_utf8(bytes).map_err(|error| {
-            broken("file".into(), start + error.valid_up_to() as u64, "text in UTF-8", "other bytes".into())
+            broken("file".into(), start + error.valid_up_to() as u64, "text in UTF-8", "invalid".into())
         })?;
         let mut contents = IndexFile::default();
         read_json(text, &mut contents).map_err(|error| json_error(INDEX_FORMAT, "file".into(), start, text, &error))?;
@@ -358,24 +357,24 @@ impl ShardIndex {
         crate::sort::by(&mut tensors, Ord::cmp);
         if let Some(pair) = tensors.windows(2).find(|pair| pair[0].0 == pair[1].0) {
             let field = format!("weight_map entry `{}`", Shown(&pair[0].0));
-            return Err(broken(field, 0, "one shard for each tensor", "two".into()));
+            return Err(broken(field, 0, "one shard per tensor", "two".into()));
         }
         Ok(Self { shards, tensors })
     }
 
-    /// The shards' file names, in the order in which the index first names them.
+    /// The shards' file names, in order of first appearance.
     pub fn shards(&self) -> &[String] {
         &self.shards
     }
 
-    /// The shard that holds the tensor of this name.
+    /// The shard of the tensor with this name.
     pub fn shard_of(&self, tensor: &str) -> Option<&str> {
         let item = self.tensors.binary_search_by(|(name, _)| name.as_str().cmp(tensor)).ok()?;
         let (_, shard) = self.tensors.get(item)?;
         self.shards.get(*shard as usize).map(String::as_str)
     }
 
-    /// Checks that the file called `shard` holds the tensors that the index puts there, and no other.
+    /// Checks that the file `shard` holds exactly the tensors that the index assigns to it.
     ///
     /// # Errors
     /// [`Error::Format`] naming the tensor.
@@ -391,7 +390,7 @@ impl ShardIndex {
             let expected = match self.shard_of(&tensor.name) {
                 Some(indexed) if indexed == shard => continue,
                 Some(other) => format!("in `{}`", Shown(other)),
-                None => "nowhere, for the index does not list it".into(),
+                None => "nowhere, because the index does not list it".into(),
             };
             return Err(mismatch(&tensor.name, tensor.offset, expected, "in this shard".into()));
         }
@@ -404,7 +403,7 @@ impl ShardIndex {
     }
 }
 
-/// The index as it is read.
+/// The index during parsing.
 #[derive(Default)]
 struct IndexFile {
     shards: Vec<String>,
@@ -470,7 +469,7 @@ impl<'de> Visitor<'de> for WeightMap<'_> {
                 None if !is_plain_file_name(&shard) => {
                     let shard = Shown(&shard);
                     return Err(A::Error::custom(format_args!(
-                        "`{shard}` for tensor `{}`, which is no plain *.safetensors name",
+                        "`{shard}` for tensor `{}`, which is not a plain *.safetensors name",
                         Shown(&tensor)
                     )));
                 }
@@ -490,7 +489,7 @@ impl<'de> Visitor<'de> for WeightMap<'_> {
     }
 }
 
-/// Whether `name` names a file in the folder it is joined to, on every system: no separator, drive or device.
+/// Whether `name` is a file in the folder it is joined to, on every system: no separator, drive or device.
 fn is_plain_file_name(name: &str) -> bool {
     let refused = |c: char| c.is_control() || matches!(c, '/' | '\\' | ':' | '*' | '?' | '"' | '<' | '>' | '|');
     name.ends_with(".safetensors") && !name.starts_with('.') && name.len() <= 255 && !name.contains(refused)

@@ -1,10 +1,10 @@
-//! Texts as other programs write them: behind a byte order mark, and JSON with the numbers that Python adds to it.
+//! Texts by other programs: with a byte order mark, and JSON with Python's extra numbers.
 
 use std::borrow::Cow;
 
 use serde::de::DeserializeOwned;
 
-/// The byte order mark, which editors and PowerShell put in front of UTF-8 and which is no part of the text.
+/// The byte order mark, which editors and PowerShell write before UTF-8 text.
 pub(crate) const MARK: char = '\u{feff}';
 
 /// The text without its byte order mark.
@@ -12,18 +12,18 @@ pub fn without_mark(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix(MARK.encode_utf8(&mut [0; 4]).as_bytes()).unwrap_or(bytes)
 }
 
-/// What is wrong with a file of JSON, and the byte of the file where it shows.
-pub(crate) struct Fault {
+/// An error in a JSON file, with its byte offset.
+pub(crate) struct JsonFault {
     pub offset: usize,
     pub message: String,
 }
 
-/// Reads JSON. Python's `json` and what is built on it write `Infinity`, `-Infinity` and `NaN`, for which JSON has no numbers:
-/// each is read as newer releases of transformers write it, an object whose one key is [`FLOAT`].
+/// Parses JSON. Python's `json` writes `Infinity`, `-Infinity` and `NaN`, which JSON lacks: each is read as newer
+/// releases of transformers write it, an object with the single key [`FLOAT`].
 ///
 /// # Errors
-/// [`Fault`] for what is no JSON, or other than a `T`.
-pub(crate) fn read_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
+/// [`JsonFault`] for invalid JSON or another type than `T`.
+pub(crate) fn read_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, JsonFault> {
     let text = without_mark(bytes);
     let n_before = bytes.len() - text.len();
     let error = match serde_json::from_slice(text) {
@@ -43,15 +43,15 @@ pub(crate) fn read_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
     if !added.is_empty()
         && let Some(position) = message.rfind(" at line ")
     {
-        message.truncate(position); // where the changed text has it
+        message.truncate(position); // a position in the changed text
     }
-    Err(Fault { offset: n_before + at.saturating_sub(n_added), message })
+    Err(JsonFault { offset: n_before + at.saturating_sub(n_added), message })
 }
 
-/// The key of an object that stands for a number that JSON does not have: `{"__float__": "Infinity"}`.
+/// The key of an object that replaces a number that JSON lacks: `{"__float__": "Infinity"}`.
 pub(crate) const FLOAT: &str = "__float__";
 
-/// The text with an object for each literal of Python that JSON does not have; the end of each and the bytes that it adds.
+/// Replaces Python's number literals with objects; also returns the end of each and the bytes added.
 fn with_floats_as_objects(text: &[u8]) -> (Cow<'_, [u8]>, Vec<(usize, usize)>) {
     const LITERALS: [&str; 3] = ["Infinity", "-Infinity", "NaN"];
     let (mut changed, mut added) = (Vec::new(), Vec::new());
@@ -91,18 +91,18 @@ mod tests {
 
     fn read(text: &str) -> Value {
         read_json(text.as_bytes())
-            .unwrap_or_else(|fault: Fault| panic!("{text}: {} at {}", fault.message, fault.offset))
+            .unwrap_or_else(|fault: JsonFault| panic!("{text}: {} at {}", fault.message, fault.offset))
     }
 
     #[test]
-    fn a_byte_order_mark_is_none_of_the_text() {
+    fn byte_order_mark_is_stripped_from_text() {
         assert_eq!(without_mark("\u{feff}a\u{feff}".as_bytes()), "a\u{feff}".as_bytes());
         assert_eq!(without_mark(b"\xef\xbb"), b"\xef\xbb");
         assert_eq!(read("\u{feff}{\"a\": \"\u{feff}\"}"), json!({ "a": "\u{feff}" }));
     }
 
     #[test]
-    fn floats_of_python_are_read_outside_texts() {
+    fn python_float_literals_are_read_outside_strings() {
         let float = |name: &str| json!({ FLOAT: name });
         assert_eq!(
             read("{\"a\": [0.0, Infinity], \"b\":-Infinity,\"c\": NaN, \"d\": \"Infinity, \\\"NaN, \\\\\"}"),
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_where_they_are_in_the_file() {
+    fn json_error_offset_is_the_position_in_the_file() {
         for (text, offset) in [
             ("{\"a\": ?}", 6),
             ("\u{feff}{\"a\":\n ?}", 10),

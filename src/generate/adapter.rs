@@ -1,11 +1,10 @@
-//! Adapters: what a model learnt besides, resident next to it.
+//! LoRA adapters, resident beside their model.
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 
-use super::model::Inner;
+use super::model::ModelInner;
 use super::passes::RecordedPasses;
 use super::{Model, Session};
 use crate::device::Device;
@@ -15,9 +14,9 @@ use crate::matrix::TailEdges;
 use crate::model::{FactorPlaces, Transformer};
 use crate::tensor::Tensor;
 
-/// A LoRA adapter (Hu et al. 2021, arXiv:2106.09685) on the device of its model, whose weights it leaves as they are. Cloning
-/// shares it. Any number can be resident; a session uses one at a time, see [`Session::set_adapter`].
-/// Its memory is given back with the last handle, and with the last session that used it.
+/// A LoRA adapter (Hu et al. 2021, arXiv:2106.09685) on its model's device; the model's weights are unchanged.
+/// Clones share it. Any number can be resident; a session uses one at a time, see [`Session::set_adapter`]. Dropping
+/// the last handle, and the last session that used it, frees its memory.
 #[derive(Clone)]
 pub struct Adapter {
     inner: Arc<AdapterInner>,
@@ -26,10 +25,9 @@ pub struct Adapter {
 pub(super) struct AdapterInner {
     id: u64,
     name: String,
-    /// The model's, with addends.
+    /// The model's, with the adapter's deltas.
     transformer: Transformer,
-    /// The model that it belongs to.
-    model: Weak<Inner>,
+    model: Weak<ModelInner>,
     n_targets: usize,
     size_bytes: u64,
     digest: u64,
@@ -42,17 +40,17 @@ impl AdapterInner {
 }
 
 impl Adapter {
-    /// The name of its file or folder.
+    /// The name of the adapter's file or folder.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// Matrices of the model that it adds to.
+    /// Number of adapted matrices.
     pub fn n_targets(&self) -> usize {
         self.inner.n_targets
     }
 
-    /// Bytes that it takes on the device.
+    /// Bytes on the device.
     pub fn size_bytes(&self) -> u64 {
         self.inner.size_bytes
     }
@@ -61,7 +59,7 @@ impl Adapter {
         self.inner.id
     }
 
-    /// Tells it from others, whatever file and device it is in.
+    /// Identifies the adapter's content, regardless of file and device.
     pub(super) fn digest(&self) -> u64 {
         self.inner.digest
     }
@@ -72,8 +70,7 @@ impl Adapter {
 }
 
 impl Model {
-    /// Loads an adapter from a folder of PEFT's or a GGUF file, see [`AdapterFile::open`]. What it adds is multiplied by
-    /// `scale`.
+    /// Loads an adapter from a PEFT folder or a GGUF file, see [`AdapterFile::open`]. `scale` multiplies its deltas.
     ///
     /// # Errors
     /// Those of [`AdapterFile::open`] and [`Model::add_adapter`].
@@ -83,12 +80,12 @@ impl Model {
         self.add_adapter(&AdapterFile::open(path)?, scale).map_err(|error| error.in_model_file(path))
     }
 
-    /// Puts an adapter beside the model. What it adds is multiplied by `scale`.
+    /// Loads an adapter beside the model. `scale` multiplies its deltas.
     ///
     /// # Errors
-    /// [`Error::Adapter`] naming the key or tensor of an adapter that is of another model; [`Error::Option`] for a scale
-    /// that is no finite number; [`Error::Memory`] if it does not fit beside the model, a session and the other adapters that
-    /// are there, with nothing allocated, or [`Error::Option`] if the CPU computes some layers; errors of [`Device::write`].
+    /// [`Error::Adapter`] naming the key or tensor that does not match the model; [`Error::Option`] for a non-finite
+    /// scale, or if other devices compute some layers; [`Error::Memory`] if it does not fit beside the model, a
+    /// session and the other adapters, with nothing allocated; errors of [`Device::write`].
     pub fn add_adapter(&self, file: &AdapterFile, scale: f32) -> Result<Adapter, Error> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         if !scale.is_finite() {
@@ -106,8 +103,8 @@ impl Model {
         if let Some((name, place)) = places.iter().find(|(_, place)| place.b.size_bytes() > most) {
             return Err(Error::Adapter {
                 field: name.clone(),
-                expected: format!("at most {most} bytes of second factors, the device's limit for a binding"),
-                found: format!("one of {} bytes", place.b.size_bytes()),
+                expected: format!("a B matrix of at most {most} bytes, the device's binding limit"),
+                found: format!("{} bytes", place.b.size_bytes()),
             });
         }
         let size_bytes = weights.addends().map(Tensor::size_bytes).sum();
@@ -128,21 +125,21 @@ impl Model {
         Ok(Adapter { inner })
     }
 
-    /// The same model, whose sessions begin with this adapter, or with none.
+    /// The same model with this adapter, or none, for new sessions.
     ///
     /// # Errors
-    /// [`Error::Operand`] if the adapter is another model's.
+    /// [`Error::Operand`] if the adapter belongs to another model.
     pub fn with_adapter(&self, adapter: Option<&Adapter>) -> Result<Model, Error> {
         let model = self.adapted(adapter)?;
         let plan = RecordedPasses::declare(&self.device().target(), model.transformer(), self.room())?.plan();
         Ok(model.planned(plan))
     }
 
-    /// The same model with adapters that the requests of an engine name, each its own:
+    /// The same model with named adapters for engine requests:
     /// [`Request::adapter`](crate::engine::Request::adapter).
     ///
     /// # Errors
-    /// [`Error::Operand`] if an adapter is another model's; [`Error::Option`] for a name that is there twice.
+    /// [`Error::Operand`] if an adapter belongs to another model; [`Error::Option`] for a duplicate name.
     pub fn with_adapters(&self, adapters: impl IntoIterator<Item = (String, Adapter)>) -> Result<Model, Error> {
         let adapters: Vec<(String, Adapter)> = adapters.into_iter().collect();
         for (at, (name, adapter)) in adapters.iter().enumerate() {
@@ -164,12 +161,12 @@ impl Model {
         Err(Error::Operand {
             kernel: "model",
             operand: "adapter",
-            expected: format!("one that `{}` on this device has loaded", self.name()),
+            expected: format!("an adapter loaded by `{}` on this device", self.name()),
             found: format!("`{}` of another model", adapter.name()),
         })
     }
 
-    /// As [`Model::with_adapter`], whose plan is still the other's.
+    /// As [`Model::with_adapter`], with the plan unchanged.
     fn adapted(&self, adapter: Option<&Adapter>) -> Result<Model, Error> {
         adapter.map_or(Ok(()), |adapter| self.check_is_own(adapter))?;
         let mut model = self.clone();
@@ -177,12 +174,12 @@ impl Model {
         Ok(model)
     }
 
-    /// The number of the adapter that sessions begin with; 0 is none.
+    /// Number of the new sessions' adapter; 0 is none.
     pub(super) fn adapter_id(&self) -> u64 {
         self.adapter().map_or(0, Adapter::id)
     }
 
-    /// The bytes that adapters of this model take which are still there.
+    /// Bytes of this model's resident adapters.
     pub fn adapters_bytes(&self) -> u64 {
         let mut adapters = self.loaded_adapters().lock().unwrap_or_else(PoisonError::into_inner);
         adapters.retain(|adapter| adapter.strong_count() > 0);
@@ -196,13 +193,12 @@ impl Session {
         self.model.adapter()
     }
 
-    /// Goes on with an adapter, or with none. Tokens stay; what was cached of them was computed with other weights, so that it is
-    /// computed again when it is next needed, unless the adapter is the one in use. Passes are recorded once for each adapter
-    /// that the session uses.
+    /// Switches to an adapter, or to none. Tokens stay, but unless the adapter is the one in use, their cache is
+    /// recomputed when next needed. Passes are recorded once per adapter.
     ///
     /// # Errors
-    /// [`Error::Operand`] if the adapter is another model's, or if the device's limits are too small for it; the session is
-    /// as it was then.
+    /// [`Error::Operand`] if the adapter belongs to another model or exceeds the device's limits; the session is
+    /// then unchanged.
     pub fn set_adapter(&mut self, adapter: Option<&Adapter>) -> Result<(), Error> {
         if adapter.map_or(0, Adapter::id) == self.model.adapter_id() {
             return Ok(());
@@ -229,7 +225,7 @@ impl Session {
         self.passes.select(&target, self.model.transformer(), self.model.adapter_id(), &resident)
     }
 
-    /// Refuses a model that this session cannot go on with, since sessions of it begin with another adapter.
+    /// Refuses a model whose initial adapter is not the one in use.
     pub(super) fn check_adapter_of(&self, model: &Model) -> Result<(), Error> {
         let [own, other] = [&self.model, model].map(Model::adapter);
         if own.map(Adapter::digest) == other.map(Adapter::digest) {
@@ -241,7 +237,7 @@ impl Session {
     }
 }
 
-/// Writes factors where they belong, with zeros where these have more rows or columns.
+/// Uploads factors, padded with zero rows and columns.
 fn write(
     device: &Device,
     factors: &[LoraFactors<'_>],

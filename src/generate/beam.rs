@@ -1,43 +1,43 @@
-//! Beam search: the likeliest texts that were found by going on with several at a time.
+//! Beam search for the most likely completions.
 //!
-//! In each step every text of the beam gets its likeliest tokens, and the likeliest of all these continuations are the next
-//! beam. Each has a session of its own; one that goes on in two ways is copied on the device.
+//! Each step extends every beam by its most likely tokens and keeps the best of all these continuations. Each beam
+//! has a session; a beam that continues in two ways is copied on the device.
 
 use super::logprobs::{likeliest, log_sum_exp};
 use super::{Model, Session};
 use crate::error::Error;
 
-/// How to search.
+/// Options of a beam search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BeamOptions {
-    /// Texts that are gone on with at a time, and found at most: 1 to 32. Each has a cache of its own on the device.
+    /// Number of beams, and maximum number of results: 1 to 32. Each has a KV cache on the device.
     pub width: usize,
-    /// Tokens of a text at most.
+    /// Maximum number of tokens of a completion.
     pub max_tokens: usize,
-    /// The exponent of a text's number of tokens, by whose power its logarithm of probability is divided: 0 prefers short
-    /// texts, 1 compares means. 0 to 10.
+    /// Exponent of the length by which log probabilities are divided: 0 prefers short completions, 1 compares means.
+    /// 0 to 10.
     pub length_penalty: f32,
-    /// Tokens that end a text besides those that the model ends one with.
+    /// End tokens besides the model's.
     pub stop_ids: Vec<u32>,
-    /// Whether to go on past the tokens that end a text.
+    /// Whether to continue past end tokens.
     pub ignore_eos: bool,
 }
 
 impl Default for BeamOptions {
-    /// Four texts of 256 tokens, compared by the means of their tokens.
+    /// Four beams of 256 tokens, compared by mean log probability.
     fn default() -> Self {
         BeamOptions { width: 4, max_tokens: 256, length_penalty: 1.0, stop_ids: Vec::new(), ignore_eos: false }
     }
 }
 
 impl BeamOptions {
-    /// Texts at most.
-    pub const MOST_WIDTH: usize = 32;
+    /// Maximum of [`BeamOptions::width`].
+    pub const MAX_WIDTH: usize = 32;
 
     fn check(&self) -> Result<(), Error> {
         let wrong = |option, expected: String, found: String| Err(Error::Option { option, expected, found });
-        if !(1..=Self::MOST_WIDTH).contains(&self.width) {
-            return wrong("width", format!("1 to {}", Self::MOST_WIDTH), self.width.to_string());
+        if !(1..=Self::MAX_WIDTH).contains(&self.width) {
+            return wrong("width", format!("1 to {}", Self::MAX_WIDTH), self.width.to_string());
         }
         if !(0.0..=10.0).contains(&self.length_penalty) {
             return wrong("length_penalty", "0 to 10".into(), self.length_penalty.to_string());
@@ -50,34 +50,35 @@ impl BeamOptions {
     }
 }
 
-/// A text that was found.
+/// A completion found by beam search.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Beam {
-    /// Its tokens after the prompt, with the one that ends it, if one does.
+    /// Generated tokens, including the end token, if any.
     pub ids: Vec<u32>,
-    /// The natural logarithm of its probability.
+    /// Natural logarithm of its probability.
     pub logprob: f64,
-    /// What texts are compared by, see [`BeamOptions::length_penalty`].
+    /// Length-normalised log probability, see [`BeamOptions::length_penalty`].
     pub score: f64,
-    /// Whether a token ended it.
+    /// Whether an end token ended it.
     pub ended: bool,
 }
 
-/// A text that is gone on with.
+/// A beam in progress.
 struct Live {
     session: Session,
     ids: Vec<u32>,
     logprob: f64,
-    /// Of its next token.
+    /// Logits of its next token.
     logits: Vec<f32>,
 }
 
 impl Model {
-    /// Searches for the likeliest continuations of a prompt: the best first, up to `width`. Ends when no text that is gone on
-    /// with is better than the worst of `width` that have ended, or by the options.
+    /// Searches for the most likely completions of a prompt: best first, up to `width`. Ends when no beam in
+    /// progress is better than the worst of `width` ended ones, or by the options.
     ///
     /// # Errors
-    /// [`Error::Option`] for options out of range; [`Error::Memory`] if so many texts exceed the limit; errors of [`Session::logits`]; [`Error::NonFinite`] if a logit is no number.
+    /// [`Error::Option`] for options out of range; [`Error::Memory`] if the beams exceed the limit; errors of
+    /// [`Session::logits`]; [`Error::NonFinite`] if a logit is NaN.
     pub async fn beam_search(&self, prompt: &[u32], options: &BeamOptions) -> Result<Vec<Beam>, Error> {
         options.check()?;
         self.check_beams_fit(options.width as u64)?;
@@ -87,7 +88,7 @@ impl Model {
         let room = (self.context_length() as usize).saturating_sub(prompt.len());
         let logits = session.logits(prompt).await?;
         let mut live = vec![Live { session, ids: Vec::new(), logprob: 0.0, logits }];
-        // Sessions of texts that were given up.
+        // Sessions of dropped beams.
         let mut idle: Vec<Session> = Vec::new();
         let mut ended: Vec<Beam> = Vec::new();
         for n_tokens in 1..=options.max_tokens.min(room.saturating_add(1)) {
@@ -117,26 +118,31 @@ impl Model {
         Ok(ended)
     }
 
-    /// Each text has a session, and one that goes on in two ways a copy of its cache.
+    /// Each beam has a session, and one that continues in two ways a copy of its cache.
     fn check_beams_fit(&self, width: u64) -> Result<(), Error> {
         let mut plan = self.plan();
         plan.cache_bytes = plan.cache_bytes.saturating_mul(width + width / 2);
         plan.activations_bytes = plan.activations_bytes.saturating_mul(width);
-        self.check_fits(&plan, "a shorter context or fewer beams take less")
+        self.check_fits(&plan, "use a shorter context or fewer beams")
     }
 
-    /// Makes the next beam, in which each text has a session: its parent's, or a copy of that.
-    async fn go_on(&self, live: Vec<Live>, idle: &mut Vec<Session>, chosen: Vec<Next>) -> Result<Vec<Live>, Error> {
+    /// Makes the next beams, each with its parent's session or a copy of it.
+    async fn go_on(
+        &self,
+        live: Vec<Live>,
+        idle: &mut Vec<Session>,
+        chosen: Vec<BeamCandidate>,
+    ) -> Result<Vec<Live>, Error> {
         let mut next = Vec::with_capacity(chosen.len());
         for (parent, Live { session, ids, .. }) in live.into_iter().enumerate() {
             let mut session = Some(session);
             let mut snapshot = None;
-            let children: Vec<&Next> = chosen.iter().filter(|next| next.parent == parent).collect();
-            for (i, &&Next { id, logprob, .. }) in children.iter().enumerate() {
+            let children: Vec<&BeamCandidate> = chosen.iter().filter(|next| next.parent == parent).collect();
+            for (i, &&BeamCandidate { id, logprob, .. }) in children.iter().enumerate() {
                 if let (Some(session), None, true) = (&session, &snapshot, i + 1 < children.len()) {
                     snapshot = Some(session.snapshot()?);
                 }
-                // The last one goes on with the parent's own.
+                // The last child takes the parent's session.
                 let own = match &snapshot {
                     Some(snapshot) if i + 1 < children.len() => {
                         let mut copy = idle.pop().map_or_else(|| self.session(), Ok)?;
@@ -155,23 +161,22 @@ impl Model {
     }
 }
 
-/// A continuation of a text by one token.
-struct Next {
+/// A beam's continuation by one token.
+struct BeamCandidate {
     parent: usize,
     id: u32,
     logprob: f64,
 }
 
-/// The likeliest continuations, the first one most; those by a token that ends a text are put among those that have ended, if
-/// they are among the best.
+/// The best continuations, best first. Those by an end token move to `ended`.
 fn best_continuations(
     live: &[Live],
     options: &BeamOptions,
     end_ids: &[u32],
     ended: &mut Vec<Beam>,
-) -> Result<Vec<Next>, Error> {
+) -> Result<Vec<BeamCandidate>, Error> {
     let is_end = |id: u32| !options.ignore_eos && end_ids.contains(&id);
-    // So many that enough are left where all the best ones end.
+    // Enough to fill the beams even if all end tokens are among the best.
     let n_each = options.width * (1 + end_ids.len());
     let mut all = Vec::new();
     for (parent, Live { logprob, logits, session, .. }) in live.iter().enumerate() {
@@ -180,9 +185,13 @@ fn best_continuations(
         }
         let normalizer = log_sum_exp(logits);
         let of_parent = likeliest(logits, n_each).into_iter();
-        all.extend(of_parent.map(|(id, logit)| Next { parent, id, logprob: logprob + f64::from(logit) - normalizer }));
+        all.extend(of_parent.map(|(id, logit)| BeamCandidate {
+            parent,
+            id,
+            logprob: logprob + f64::from(logit) - normalizer,
+        }));
     }
-    // A stable order among equals: earlier texts, then lower ids.
+    // Stable among equals: earlier beams, then lower ids.
     all.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
     let mut chosen = Vec::new();
     for (rank, next) in all.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A text while it is generated: each token completes a piece of it, until something ends it.
+//! A completion in progress: each token yields a piece of text, until something ends it.
 
 use std::collections::HashSet;
 
@@ -13,28 +13,27 @@ use crate::error::Error;
 use crate::kernels::Sampling;
 use crate::tokenizer::StreamDecoder;
 
-/// What a text has so far that the next token changes.
+/// State of a completion that the next token changes.
 pub(crate) struct Completion {
     decoder: Option<StreamDecoder>,
     stop_filter: StopFilter,
     held: PendingText,
     eos_ids: HashSet<u32>,
     n_generated: usize,
-    /// Knows what the text may be, if it has to match something.
     constraint: Option<Box<dyn TokenConstraint>>,
 }
 
-/// What a token completes.
+/// The result of accepting a token.
 pub(crate) struct Decoded {
     pub piece: Piece,
-    /// Why the text ends with it, if it does.
+    /// Why the completion ends with this token, if it does.
     pub stop_reason: Option<StopReason>,
-    /// The tokens that have to come next, as far as there is no choice.
+    /// The forced next tokens.
     pub forced: Vec<u32>,
 }
 
 impl Completion {
-    /// A text after these tokens. With a constraint it is one that the constraint allows.
+    /// A completion after the tokens `before`, which satisfies `constraint`, if any.
     pub fn new(
         model: &Model,
         before: &[u32],
@@ -43,7 +42,7 @@ impl Completion {
     ) -> Completion {
         let tokenizer = model.tokenizer().ok();
         let decoder = tokenizer.map(|tokenizer| {
-            // A constraint is about all of its text, and so about a space at its beginning.
+            // A constraint covers the whole text, including a leading space.
             let begins_text = constraint.is_none() && before.iter().all(|&id| tokenizer.is_control(id));
             if begins_text { tokenizer.decoder() } else { tokenizer.decoder().continuing() }
         });
@@ -57,39 +56,38 @@ impl Completion {
         }
     }
 
-    /// Whether the text has to match something.
     pub fn is_constrained(&self) -> bool {
         self.constraint.is_some()
     }
 
-    /// The tokens that may come next, if not all may: a bit for each of the vocabulary.
+    /// Bitmask of the allowed next tokens, or `None` if all are.
     ///
     /// # Errors
-    /// [`Error::Constraint`] if there is none.
+    /// [`Error::Constraint`] if no token is allowed.
     pub fn allowed(&mut self) -> Result<Option<&[u32]>, Error> {
         self.constraint.as_mut().map(|constraint| constraint.allowed()).transpose()
     }
 
-    /// Tokens so far.
+    /// Number of generated tokens.
     pub fn n_generated(&self) -> usize {
         self.n_generated
     }
 
-    /// Tokens that may still come.
+    /// Number of tokens that may still be generated.
     pub fn n_left(&self, options: &GenerateOptions) -> usize {
         options.max_tokens.saturating_sub(self.n_generated)
     }
 
-    /// What the kernels choose the next token by, of a sequence with so many.
+    /// Sampling parameters of the next token, in a sequence of `n_tokens`.
     pub fn sampling(&self, options: &GenerateOptions, n_tokens: usize) -> Sampling {
         options.sampling(n_tokens.saturating_sub(self.n_generated) as u32)
     }
 
-    /// Goes on with a token, with which the sequence has `n_tokens` of at most `capacity`; `logits`: those that it was chosen by, where
-    /// they are asked for and it was not the only one.
+    /// Accepts a token, with which the sequence has `n_tokens` of at most `capacity`. `logits`: those it was chosen
+    /// from, if requested and it was not forced.
     ///
     /// # Errors
-    /// [`Error::Constraint`] for a token that may not come.
+    /// [`Error::Constraint`] for a token that the constraint forbids.
     pub fn accept(
         &mut self,
         id: u32,
@@ -114,7 +112,7 @@ impl Completion {
                 None => stop_reason = Some(StopReason::Complete),
             }
         }
-        // Rows that pad a model's vocabulary beyond the tokenizer's have no text.
+        // Padding ids beyond the tokenizer's vocabulary have no text.
         let mut text = self.decoder.as_mut().and_then(|decoder| decoder.push(id).ok()).unwrap_or_default();
         self.held.decoded(text.len());
         let stopped;

@@ -1,23 +1,23 @@
-//! What a generation asks about the text that it may write.
+//! Token constraints on a generation.
 
 use super::model::Model;
 use super::options::GenerateOptions;
 use crate::error::Error;
 use crate::platform::MaybeSend;
 
-/// Says which tokens may come next in a text. [`grammar`](crate::grammar) does, and so may whoever runs a generation.
+/// Decides which tokens may come next. Implemented by [`grammar`](crate::grammar) and by callers.
 pub(crate) trait TokenConstraint: MaybeSend {
-    /// The tokens that may come next: a bit for each of the vocabulary, `[ceil(V / 32)]`, the lowest first.
+    /// Bitmask of the allowed next tokens, `[ceil(V / 32)]`, lowest bit first.
     ///
     /// # Errors
-    /// Usually [`Error::Constraint`], if there is none.
+    /// Usually [`Error::Constraint`], if no token is allowed.
     fn allowed(&mut self) -> Result<&[u32], Error>;
 
-    /// Goes on with a token that may come and does not end the text. Returns the tokens that must come next, none if there is
-    /// a choice; or `None` if no further token may come.
+    /// Advances by an allowed token other than an end token. Returns the forced next tokens, empty if there is a
+    /// choice; `None` if no token may follow.
     ///
     /// # Errors
-    /// Usually [`Error::Constraint`], if the token may not come.
+    /// Usually [`Error::Constraint`], if the token is not allowed.
     fn accept(&mut self, id: u32) -> Result<Option<Vec<u32>>, Error>;
 }
 
@@ -37,7 +37,7 @@ impl TokenConstraint for crate::grammar::Guide {
     }
 }
 
-/// Begins what the options ask a text to match.
+/// The constraint that the options ask for.
 #[cfg(feature = "grammar")]
 pub(crate) fn token_constraint(
     model: &Model,

@@ -1,19 +1,17 @@
-//! Models larger than memory: the matrices of some layers stay in the file, and each pass reads them again.
+//! Disk offload for models larger than memory: some layers' matrices stay in the file, and each pass reads them
+//! again.
 //!
-//! All tensors of a model are declared as ever. Those of the layers that are streamed share slots, which these layers take in
-//! turns: while the device computes a layer, a thread reads the next one into the slot that is free. In a browser, where a GPU
-//! computes what was submitted, the pass itself reads it. Layers come in the same
-//! order in every pass, so whatever is kept besides is best kept for good: of what a cache gave up and fetched by age, a cycle
-//! would find nothing.
+//! All tensors are declared as usual, but offloaded layers share a few slots in turn: while the device computes a
+//! layer, a thread reads the next one into the free slot. In a browser, where a GPU runs asynchronously, the pass
+//! reads the layer itself. Every pass visits the layers in the same order, so the resident ones never change: an LRU
+//! cache would always miss.
 //!
-//! Of a mixture of experts these may be the experts' matrices alone, see [`super::kept`].
+//! A mixture of experts may offload its experts' matrices only, see [`super::expert_cache`].
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-#[cfg(not(target_arch = "wasm32"))]
 use std::sync::mpsc::{Sender, channel};
-#[cfg(not(target_arch = "wasm32"))]
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -29,42 +27,42 @@ use crate::model::{Destination, ExpertWeights, Experts, ModelConfig, Transformer
 #[cfg(not(target_arch = "wasm32"))]
 use crate::platform::spawn;
 use crate::recording::Recording;
-use crate::tensor::{Block, Role, Tensor};
+use crate::tensor::{MemoryBlock, Role, Tensor};
 
-/// What is read from the file in each pass, layers and rows of tables, and what came of it.
+/// Disk offload of layers and embedding tables, with statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Streaming {
-    /// Layers that the device computes.
+    /// Layers of the device.
     pub n_layers: usize,
-    /// Those of them that each pass reads.
+    /// Layers that each pass reads.
     pub n_streamed: usize,
-    /// Bytes of all layers' matrices on the device, if they were all there.
+    /// Bytes of all layers' matrices.
     pub layers_bytes: u64,
-    /// Bytes of those that each pass reads, or a pass of many tokens at most where experts are kept.
+    /// Bytes that each pass reads; with an expert cache, the maximum of a pass over many tokens.
     pub streamed_bytes: u64,
-    /// A context length that would leave room for all of the model, if a shorter one does.
+    /// A shorter context length at which the whole model fits, if any.
     pub fitting_context: Option<u32>,
-    /// Layers that were read so far.
+    /// Layers read so far.
     pub n_read: u64,
-    /// Time that reading took.
+    /// Time spent reading layers.
     pub reading: Duration,
-    /// Time in which nothing was computed because a layer was not there yet.
+    /// Time the device waited for layers.
     pub waiting: Duration,
-    /// Bytes that tables of tokens would take on the device which stay in the file; each pass reads the rows of its tokens.
+    /// Bytes of the embedding tables on disk, of which each pass reads its tokens' rows.
     pub tables_bytes: u64,
-    /// Rows that were read so far.
+    /// Table rows read so far.
     pub n_rows_read: u64,
-    /// Time that reading them took, with handing them to the device.
+    /// Time spent reading and uploading rows.
     pub reading_rows: Duration,
-    /// Bytes of the file that were read so far.
+    /// Bytes read from disk so far.
     pub read_bytes: u64,
-    /// Where these are experts' matrices alone and passes of a few tokens read single experts: what came of those. `n_streamed`
-    /// and `n_read` are then of passes of many tokens.
+    /// Statistics of the expert cache, if only experts are offloaded. `n_streamed` and `n_read` then count passes
+    /// over many tokens only.
     pub experts: Option<ExpertCacheStats>,
 }
 
 impl Streaming {
-    /// Of a model all of whose layers are on the device.
+    /// For a model without disk offload.
     pub(super) fn resident(transformer: &Transformer) -> Streaming {
         let matrices = matrices(&transformer.weights);
         Streaming {
@@ -74,7 +72,7 @@ impl Streaming {
         }
     }
 
-    /// The share of a pass's bytes that is on the device already, or of the experts that were chosen: 0 to 1.
+    /// Fraction of a pass's bytes, or of the chosen experts, already on the device: 0 to 1.
     pub fn hit_rate(&self) -> f64 {
         if let Some(experts) = &self.experts {
             return experts.hit_rate();
@@ -82,14 +80,14 @@ impl Streaming {
         1.0 - self.streamed_bytes as f64 / (self.layers_bytes as f64).max(1.0)
     }
 
-    /// The share of the time of reading in which the device computed: 0 to 1.
+    /// Fraction of the reading time during which the device computed: 0 to 1.
     pub fn overlap(&self) -> f64 {
         let share = self.waiting.as_secs_f64() / self.reading.as_secs_f64().max(1e-9);
         1.0 - share.min(1.0)
     }
 }
 
-/// The matrices of each layer.
+/// Matrices of each layer.
 fn matrices(weights: &Weights) -> Vec<Vec<Tensor>> {
     let mut layers: Vec<Vec<Tensor>> = vec![Vec::new(); weights.blocks.len()];
     for (name, place) in weights.destinations() {
@@ -104,7 +102,7 @@ fn matrices(weights: &Weights) -> Vec<Vec<Tensor>> {
     layers
 }
 
-/// The matrices of a layer's experts.
+/// Matrices of a layer's experts.
 fn of_experts(experts: &ExpertWeights) -> Vec<Tensor> {
     let [up, down] = experts.matrices();
     up.chain(down).flat_map(Matrix::tensors).cloned().collect()
@@ -118,7 +116,7 @@ fn bytes(tensors: &[Tensor]) -> u64 {
     tensors.iter().map(Tensor::size_bytes).sum()
 }
 
-/// What a placement has to know of these layers.
+/// Layer sizes for the placement.
 pub(super) fn layer_sizes(weights: &Weights, config: &ModelConfig, layers: Range<u32>) -> Vec<LayerSizes> {
     let matrices = matrices(weights);
     let layer = |l: usize| {
@@ -132,31 +130,30 @@ pub(super) fn layer_sizes(weights: &Weights, config: &ModelConfig, layers: Range
     layers.map(|l| layer(l as usize)).collect()
 }
 
-/// Layers in the file, and the slots that they take in turns.
+/// Offloaded layers and their shared slots.
 pub(super) struct DiskOffload {
-    reader: Arc<Reader>,
-    /// What it reads of each layer.
+    reader: Arc<LayerReader>,
+    /// Tensors read for each layer.
     tensors: Vec<Vec<Tensor>>,
-    /// Taken by a pass to its end: slots serve one at a time.
-    lane: Mailbox<Option<Lane>>,
+    /// Held by a pass to its end: one pass at a time uses the slots.
+    read_ahead: Mailbox<Option<ReadAhead>>,
     plan: Streaming,
     waiting_ns: AtomicU64,
 }
 
-/// Reads layers into their slots.
-struct Reader {
-    /// By their order: number, and what reads it.
+struct LayerReader {
+    /// Layer numbers and feeds, in order.
     layers: Vec<(usize, Feed)>,
     files: WeightFiles,
-    /// Reads single experts for passes of a few tokens.
+    /// Reads single experts for passes over a few tokens.
     kept: Option<ExpertCache>,
     n_read: AtomicU64,
     read_bytes: AtomicU64,
     reading_ns: AtomicU64,
 }
 
-impl Reader {
-    /// Reads the `i`-th of the layers into its slot.
+impl LayerReader {
+    /// Reads the `i`-th offloaded layer into its slot.
     ///
     /// # Errors
     /// Those of reading.
@@ -173,17 +170,17 @@ impl Reader {
     }
 }
 
-/// Reads when a pass waits for a layer.
+/// Reads a layer when a pass waits for it.
 #[cfg(target_arch = "wasm32")]
-struct Lane {
-    reader: Arc<Reader>,
+struct ReadAhead {
+    reader: Arc<LayerReader>,
     device: Device,
 }
 
 #[cfg(target_arch = "wasm32")]
-impl Lane {
-    fn start(reader: &Arc<Reader>, device: &Device) -> Result<Lane, Error> {
-        Ok(Lane { reader: reader.clone(), device: device.clone() })
+impl ReadAhead {
+    fn start(reader: &Arc<LayerReader>, device: &Device) -> Result<ReadAhead, Error> {
+        Ok(ReadAhead { reader: reader.clone(), device: device.clone() })
     }
 
     async fn wait_for(&self, i: usize) -> Result<(), Error> {
@@ -193,23 +190,23 @@ impl Lane {
     fn release(&self, _: usize) {}
 }
 
-/// A thread that reads ahead.
+/// A read-ahead thread.
 #[cfg(not(target_arch = "wasm32"))]
-struct Lane {
-    /// Tells it which slot may be overwritten. Dropping it ends the thread.
+struct ReadAhead {
+    /// Sends the slots that may be overwritten. Dropping it ends the thread.
     free: Option<Sender<usize>>,
-    /// Layers that are in their slots.
+    /// Layers read into their slots.
     ready: Arc<Mailbox<Result<usize, Error>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[cfg(not(target_arch = "wasm32"))]
-impl Lane {
-    /// Starts a thread that reads the layers in order, again and again, as slots become free.
-    fn start(reader: &Arc<Reader>, device: &Device) -> Result<Lane, Error> {
+impl ReadAhead {
+    /// Starts a thread that reads the layers in a cycle as slots become free.
+    fn start(reader: &Arc<LayerReader>, device: &Device) -> Result<ReadAhead, Error> {
         let (free, frees) = channel();
         let ready = Arc::new(Mailbox::new([]));
-        let told = Told(ready.clone());
+        let sender = LayerSender(ready.clone());
         let (reader, device) = (reader.clone(), device.clone());
         let read_all = async move {
             let mut is_free = [true; SLOTS];
@@ -223,71 +220,67 @@ impl Lane {
                 is_free[i % SLOTS] = false;
                 let read = reader.read(i, &device).await;
                 let failed = read.is_err();
-                told.0.put(read.map(|()| i));
+                sender.0.put(read.map(|()| i));
                 if failed {
                     return;
                 }
             }
         };
         let thread = spawn("tilewright layers", read_all).map_err(of_thread)?;
-        Ok(Lane { free: Some(free), ready, thread: Some(thread) })
+        Ok(ReadAhead { free: Some(free), ready, thread: Some(thread) })
     }
 
-    /// Waits until a layer is in its slot.
     async fn wait_for(&self, i: usize) -> Result<(), Error> {
         let ready = self.ready.take().await?;
-        // Passes have all layers in order, and one that fails ends the thread.
+        // Passes visit all layers in order, and a failed one ends the thread.
         debug_assert_eq!(ready, i);
         Ok(())
     }
 
-    /// Gives the slot of a layer back that was computed.
+    /// Frees a computed layer's slot.
     fn release(&self, i: usize) {
-        // A thread that is gone has said why.
+        // If the thread has ended, the next `wait_for` returns its error.
         let _ = self.free.as_ref().map(|free| free.send(i % SLOTS));
     }
 }
 
 #[cfg(not(target_arch = "wasm32"))]
-impl Drop for Lane {
-    /// Waits for the thread: two of them would write to the same slots.
+impl Drop for ReadAhead {
+    /// Joins the thread, so that two never write to the same slots.
     fn drop(&mut self) {
         self.free = None;
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// A pass's turn with the slots.
-pub(super) struct Turn<'a> {
-    lanes: &'a Mailbox<Option<Lane>>,
-    /// What is left to the next pass, which begins anew without it.
-    lane: Option<Lane>,
+/// A pass's exclusive use of the slots.
+pub(super) struct SlotGuard<'a> {
+    return_to: &'a Mailbox<Option<ReadAhead>>,
+    /// Left to the next pass; `None` makes that one start a new lane.
+    read_ahead: Option<ReadAhead>,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for SlotGuard<'_> {
     fn drop(&mut self) {
-        self.lanes.put(self.lane.take());
+        self.return_to.put(self.read_ahead.take());
     }
 }
 
-/// Tells a pass what its thread read, and when the thread is gone.
-#[cfg(not(target_arch = "wasm32"))]
-struct Told(Arc<Mailbox<Result<usize, Error>>>);
+/// Sends layers to the pass, and an error when the thread ends.
+struct LayerSender(Arc<Mailbox<Result<usize, Error>>>);
 
-#[cfg(not(target_arch = "wasm32"))]
-impl Drop for Told {
+impl Drop for LayerSender {
     fn drop(&mut self) {
         self.0.put(Err(of_thread(std::io::ErrorKind::Other.into())));
     }
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 fn of_thread(source: std::io::Error) -> Error {
     Error::Io { path: "the thread that reads layers".into(), source }
 }
 
 impl DiskOffload {
-    /// Puts the matrices that are streamed into slots; the weights were just declared. The report has `fitting_context`.
+    /// Assigns slots to the offloaded matrices of newly declared weights. `fitting_context`: for the report.
     pub fn new(
         transformer: &Transformer,
         catalog: &Catalog,
@@ -310,8 +303,8 @@ impl DiskOffload {
         };
         let of_layers: Vec<Vec<u64>> = streamed.iter().map(|(_, tensors)| sizes(tensors)).collect();
         let of_slot = slot_sizes(of_layers.iter());
-        let slot = || of_slot.iter().map(|&size| Block::new(size, Role::Weights)).collect::<Vec<_>>();
-        let slots: Vec<Vec<Arc<Block>>> = std::iter::repeat_with(slot).take(SLOTS).collect();
+        let slot = || of_slot.iter().map(|&size| MemoryBlock::new(size, Role::Weights)).collect::<Vec<_>>();
+        let slots: Vec<Vec<Arc<MemoryBlock>>> = std::iter::repeat_with(slot).take(SLOTS).collect();
         for ((_, tensors), slot) in streamed.iter().zip(slots.iter().cycle()) {
             let mut by_size: Vec<&Tensor> = tensors.iter().collect();
             crate::sort::by_key(&mut by_size, |tensor| std::cmp::Reverse(tensor.size_bytes()));
@@ -327,7 +320,7 @@ impl DiskOffload {
             fitting_context,
             ..Streaming::resident(transformer)
         };
-        let reader = Reader {
+        let reader = LayerReader {
             layers: streamed.iter().map(|(layer, tensors)| (*layer, feed(tensors))).collect(),
             files,
             kept,
@@ -338,20 +331,20 @@ impl DiskOffload {
         DiskOffload {
             reader: Arc::new(reader),
             tensors: streamed.into_iter().map(|(_, tensors)| tensors).collect(),
-            lane: Mailbox::new([None]),
+            read_ahead: Mailbox::new([None]),
             plan,
             waiting_ns: AtomicU64::new(0),
         }
     }
 
-    /// A feed of what stays on the device.
+    /// A feed of the resident weights.
     pub fn resident(&self, transformer: &Transformer, catalog: &Catalog) -> Feed {
         let is_streamed = |place: &Destination| self.tensors.iter().any(|tensors| fills(place, tensors));
         let resident = transformer.destinations().filter(|(_, place)| !is_streamed(place));
         Feed::digesting(catalog, resident, |_| true)
     }
 
-    /// Reads what stays on the device beside that.
+    /// Reads the resident weights of offloaded layers.
     ///
     /// # Errors
     /// As [`ExpertCache::fill`].
@@ -360,7 +353,7 @@ impl DiskOffload {
         self.reader.kept.as_ref().map_or(Ok(()), |kept| kept.fill(device, &self.reader.files))
     }
 
-    /// Reads what stays on the device beside that.
+    /// Reads the resident weights of offloaded layers.
     ///
     /// # Errors
     /// As [`ExpertCache::fill`].
@@ -372,19 +365,19 @@ impl DiskOffload {
         }
     }
 
-    /// What the digest of a model's tensors has of those that are streamed. All of them are read for it.
+    /// The offloaded tensors' share of the model digest. Reads them completely.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn digest(&self) -> u64 {
         let digests = self.reader.layers.iter().map(|(_, feed)| feed.digest_of_files(&self.reader.files));
         digests.fold(0, u64::wrapping_add)
     }
 
-    /// What there is to stream, and what came of it so far.
+    /// Disk offload with its statistics.
     pub fn report(&self) -> Streaming {
         let duration = |ns: &AtomicU64| Duration::from_nanos(ns.load(Ordering::Relaxed));
-        let Reader { kept, n_read, read_bytes, reading_ns, .. } = &*self.reader;
+        let LayerReader { kept, n_read, read_bytes, reading_ns, .. } = &*self.reader;
         let experts = kept.as_ref().map(|kept| kept.report());
-        // Single experts are read while nothing is computed.
+        // Reading single experts always stalls the device.
         let waited = kept.as_ref().map_or(Duration::ZERO, |kept| kept.reading());
         Streaming {
             n_read: n_read.load(Ordering::Relaxed),
@@ -396,9 +389,9 @@ impl DiskOffload {
         }
     }
 
-    /// Runs a recording, of whose rows the first `n_rows` are those of tokens, up to the last step that waits for the
-    /// file. Returns the number of the next step, and the turn, which is the pass's until the others were submitted.
-    /// Whoever drops the future before its end has computed a part of a pass.
+    /// Runs a recording, whose first `n_rows` rows are tokens, up to the last step that waits for the disk. Returns
+    /// the next step and the turn, which the caller must hold until the remaining steps are submitted. Dropping the
+    /// future leaves the pass partly computed.
     ///
     /// # Errors
     /// Those of reading and of [`Device::run`].
@@ -406,9 +399,9 @@ impl DiskOffload {
         &self,
         device: &Device,
         (recording, n_rows): (&Recording, usize),
-    ) -> Result<(usize, Turn<'_>), Error> {
-        let mut turn = Turn { lane: self.lane.take().await, lanes: &self.lane };
-        let Reader { kept, layers, files, .. } = &*self.reader;
+    ) -> Result<(usize, SlotGuard<'_>), Error> {
+        let mut turn = SlotGuard { read_ahead: self.read_ahead.take().await, return_to: &self.read_ahead };
+        let LayerReader { kept, layers, files, .. } = &*self.reader;
         if let (Some(kept), false) = (kept, recording.choices().is_empty()) {
             return Ok((kept.run_up_to_last((device, files), (recording, n_rows)).await?, turn));
         }
@@ -417,10 +410,10 @@ impl DiskOffload {
             return Ok((0, turn));
         }
         device.prepare(recording)?;
-        // A pass that fails or is given up leaves none.
-        let lane = match turn.lane.take() {
-            Some(lane) => lane,
-            None => Lane::start(&self.reader, device)?,
+        // A failed or dropped pass leaves no lane.
+        let read_ahead = match turn.read_ahead.take() {
+            Some(read_ahead) => read_ahead,
+            None => ReadAhead::start(&self.reader, device)?,
         };
         let mut done = 0;
         for (layer, steps) in recording.layers() {
@@ -429,25 +422,25 @@ impl DiskOffload {
                 device.run_steps(recording, done..steps.start)?;
             }
             let start = Instant::now();
-            lane.wait_for(i).await?;
+            read_ahead.wait_for(i).await?;
             self.waiting_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
             device.run_steps(recording, steps.clone())?;
-            // Whatever is written from now on is written after these steps.
-            lane.release(i);
+            // Later writes to the slot are queued after these steps.
+            read_ahead.release(i);
             done = steps.end;
         }
-        turn.lane = Some(lane);
+        turn.read_ahead = Some(read_ahead);
         Ok((done, turn))
     }
 }
 
-/// Reads all of a feed, and returns its bytes. What is on its way to the device is bounded.
+/// Reads a whole feed and returns its bytes, with bounded uploads in flight.
 pub(super) async fn read(mut feed: Feed, device: &Device, files: &WeightFiles) -> Result<u64, Error> {
-    const MOST_IN_FLIGHT: u64 = 32 << 20;
+    const MAX_IN_FLIGHT: u64 = 32 << 20;
     let mut in_flight = 0;
     while feed.take_again(device, files).await? {
         in_flight += feed.take_uploaded();
-        if in_flight >= MOST_IN_FLIGHT {
+        if in_flight >= MAX_IN_FLIGHT {
             device.drained().await?;
             in_flight = 0;
         }
@@ -455,7 +448,7 @@ pub(super) async fn read(mut feed: Feed, device: &Device, files: &WeightFiles) -
     Ok(feed.progress().0)
 }
 
-/// Whether a tensor's rows belong into one of these.
+/// Whether a destination is one of these tensors.
 fn fills(place: &Destination, tensors: &[Tensor]) -> bool {
     let Destination::Rows { matrix, .. } = place else { return false };
     matrix.slabs().iter().any(|slab| tensors.iter().any(|tensor| tensor.is_same(&slab.words)))

@@ -1,8 +1,8 @@
-//! Tables of tokens that stay in the file: the host fetches the rows of each pass's tokens.
+//! Disk offload of embedding tables: the host fetches the rows of each pass's tokens.
 //!
-//! A pass reads a few rows of a table of tokens, which may be half of a model. So the table need not be on the device: before a
-//! pass runs, its tokens' rows are written, packed as in the table, to where the kernel that decodes them finds one for each
-//! token. The host has to know the tokens, so that one pass is in flight.
+//! A pass reads few rows of an embedding table, which may be half of a model, so the table need not be on the
+//! device. Before a pass, the host uploads its tokens' rows, packed as in the table, and the embedding kernel reads
+//! those. The host must know the tokens, so only one pass is in flight.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,18 +15,17 @@ use crate::error::Error;
 use crate::load::{Catalog, Feed, TableRows, WeightFiles};
 use crate::model::{FetchedRows, PassTensors, Transformer};
 
-/// The same part of a model with its tables of tokens in the file, if it has some and their rows lie there one by one.
+/// Moves the embedding tables of a part to disk, if the file stores their rows one by one.
 pub(super) fn in_file(transformer: Transformer, catalog: &Catalog) -> Transformer {
     let are_readable = transformer.row_tables().all(|(name, _)| catalog.table_rows(name).is_some());
     if are_readable { transformer.fetching_rows() } else { transformer }
 }
 
-/// Fetches rows of tables from the file.
+/// Fetches rows of embedding tables from disk.
 pub(super) struct DiskTables {
-    /// By their names.
     tables: Vec<(&'static str, TableRows)>,
     files: WeightFiles,
-    /// Of what nobody else reads.
+    /// Tensors that no device holds.
     #[cfg_attr(target_arch = "wasm32", expect(dead_code))]
     feed: Feed,
     size_bytes: u64,
@@ -36,8 +35,8 @@ pub(super) struct DiskTables {
 }
 
 impl DiskTables {
-    /// The tables of which a part of a model has the rows fetched, if there are some. The part on the other device, which may
-    /// be the same, has `resident`; the report has `fitting_context`.
+    /// Disk offload for a part's embedding tables, if any. `resident`: the part on the other device, or the same;
+    /// `fitting_context`: for the report.
     pub fn of(
         part: &Transformer,
         resident: &Transformer,
@@ -67,13 +66,13 @@ impl DiskTables {
         })
     }
 
-    /// What the digest of a model's tensors has of those that nobody else reads. All of them are read for it.
+    /// The tables' share of the model digest, for tables that no device reads. Reads them completely.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn digest(&self) -> u64 {
         self.feed.digest_of_files(&self.files)
     }
 
-    /// Writes the rows of these tokens, from this position on, where the next pass reads them.
+    /// Uploads the rows of these tokens, from this position, for the next pass.
     ///
     /// # Errors
     /// Those of [`TableRows::write`].
@@ -90,14 +89,14 @@ impl DiskTables {
         Ok(())
     }
 
-    /// The number of the fetched row that each of these tokens has. The kernel leaves zeros where a token has none.
+    /// Index of each token's fetched row. The kernel writes zeros for a token without a row.
     pub fn numbers(&self, ids: &[u32]) -> Vec<u32> {
         let n_rows = self.tables.iter().map(|(_, source)| source.len()).min().unwrap_or(0);
         let number = |(i, &id): (usize, &u32)| if u64::from(id) < n_rows { i as u32 } else { u32::MAX };
         ids.iter().enumerate().map(number).collect()
     }
 
-    /// Adds what there is to fetch, and what came of it so far, to a report.
+    /// Adds the tables and their statistics to a report.
     pub fn report(&self, streaming: Streaming) -> Streaming {
         Streaming {
             tables_bytes: self.size_bytes,

@@ -1,10 +1,10 @@
-//! Experts that are kept where they are used most: of a mixture that is larger than memory, everything but the experts'
-//! matrices is on the device, and so are some experts of each layer.
+//! Expert cache for a mixture of experts larger than memory: the device holds all other weights and some experts of
+//! each layer.
 //!
-//! A pass of a few tokens runs up to a layer's choice of experts, which is read back. Those that are in no slot are read from
-//! the file in place of the ones that were used least of late, and the pass goes on with slots for experts. A pass of so many
-//! tokens that they might choose more experts than there are slots has whole layers, one after the other, as in
-//! [`super::streamed`]: those of their experts that are in slots are copied, and the others are read.
+//! A pass over a few tokens stops at each layer's routing, which the host reads back. It reads missing experts from
+//! disk in place of the least used ones, and the pass continues with expert slots. A pass over so many tokens that
+//! they might need more experts than there are slots uses whole layers in turn, as in [`super::disk_offload`]:
+//! cached experts are copied, the others are read.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,31 +20,31 @@ use crate::model::{CachedExperts, Transformer};
 use crate::recording::Recording;
 use crate::tensor::Tensor;
 
-/// What came of experts that are kept on the device.
+/// Statistics of an expert cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct ExpertCacheStats {
-    /// Experts that tokens choose from, of all layers.
+    /// Routed experts in all layers.
     pub n_experts: usize,
-    /// Those of them that the device has room for.
+    /// Expert slots on the device.
     pub n_kept: usize,
-    /// Experts that tokens chose so far, in passes of a few tokens.
+    /// Expert choices so far, in passes over a few tokens.
     pub n_chosen: u64,
-    /// Choices of an expert that was there when the pass came to it.
+    /// Cache hits among those choices.
     pub n_found: u64,
-    /// Experts that were read from the file for those passes.
+    /// Experts read from disk for those passes.
     pub n_read: u64,
-    /// Bytes of the file that this took.
+    /// Bytes read from disk for them.
     pub read_bytes: u64,
 }
 
 impl ExpertCacheStats {
-    /// The share of choices that found their expert on the device: 0 to 1.
+    /// Fraction of choices that hit: 0 to 1.
     pub fn hit_rate(&self) -> f64 {
         self.n_found as f64 / self.n_chosen.max(1) as f64
     }
 }
 
-/// The experts of a layer that are on the device, and how often each expert of the layer is used.
+/// A layer's cached experts, and how often each expert is used.
 struct Slots {
     /// By slot.
     experts: Vec<Option<u32>>,
@@ -54,17 +54,17 @@ struct Slots {
     n_passes: u32,
 }
 
-/// Uses of an expert, each of which counts half as much after [`Uses::HALF_LIFE`] passes.
+/// Exponentially decayed count of an expert's uses, see [`Uses::HALF_LIFE`].
 #[derive(Clone, Copy, Default)]
 struct Uses {
     sum: f64,
-    /// The pass of the last use.
+    /// Pass of the last use.
     at: u32,
 }
 
 impl Uses {
-    /// Passes. Some hundred tokens are about one subject, whose experts are worth keeping longer than those of single words;
-    /// other numbers were not compared, since random weights use all experts alike.
+    /// In passes. Some hundred tokens share a subject, so its experts outlive those of single words. Other values
+    /// were not compared: random weights use all experts alike.
     const HALF_LIFE: f64 = 128.0;
 
     fn count(self, pass: u32) -> f64 {
@@ -83,9 +83,9 @@ impl Slots {
         self.slots.get(expert as usize).copied().flatten()
     }
 
-    /// Counts a pass's choices, each of which is below E, and gives those experts slots that have none: which are to be read,
-    /// and into which slots. No expert that the pass needs is given up. `None` if there are too few slots.
-    fn make_room(&mut self, chosen: &[u32]) -> Option<Vec<(u32, u32)>> {
+    /// Counts a pass's choices, each below E, and assigns slots to the missing experts: returns those to read and
+    /// their slots. Evicts no expert that the pass needs. `None` if there are too few slots.
+    fn assign_slots(&mut self, chosen: &[u32]) -> Option<Vec<(u32, u32)>> {
         self.n_passes = self.n_passes.wrapping_add(1);
         let now = self.n_passes;
         for &expert in chosen {
@@ -95,7 +95,7 @@ impl Slots {
         let mut missing: Vec<u32> = chosen.iter().copied().filter(|&expert| self.slot_of(expert).is_none()).collect();
         missing.sort_unstable();
         missing.dedup();
-        // Empty slots first, then those of the least used.
+        // Empty slots first, then those of the least used experts.
         let of_slot = |slot: usize| self.experts[slot].map_or(-1.0, |expert| self.uses[expert as usize].count(now));
         let is_free = |slot: &usize| self.experts[*slot].is_none_or(|expert| !chosen.contains(&expert));
         let mut free: Vec<(f64, usize)> =
@@ -114,7 +114,7 @@ impl Slots {
         Some(room)
     }
 
-    /// Says that an expert is in a slot.
+    /// Marks an expert as cached in a slot.
     fn put(&mut self, expert: u32, slot: u32) {
         self.experts[slot as usize] = Some(expert);
         self.slots[expert as usize] = Some(slot);
@@ -124,7 +124,7 @@ impl Slots {
 /// Reads experts into their slots.
 pub(super) struct ExpertCache {
     catalog: Catalog,
-    layers: Vec<Layer>,
+    layers: Vec<CachedLayer>,
     n_chosen: AtomicU64,
     n_found: AtomicU64,
     n_read: AtomicU64,
@@ -132,28 +132,28 @@ pub(super) struct ExpertCache {
     reading_ns: AtomicU64,
 }
 
-struct Layer {
+struct CachedLayer {
     number: u32,
     experts: CachedExperts,
-    /// What is in its slots; one that an expert is read into has nothing.
+    /// Contents of the slots; a slot is empty while an expert is read into it.
     slots: Mutex<Slots>,
 }
 
-impl Layer {
+impl CachedLayer {
     fn slots(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ExpertCache {
-    /// Of weights with slots.
+    /// The expert cache of weights with expert slots.
     pub fn new(transformer: &Transformer, catalog: &Catalog) -> ExpertCache {
         let blocks =
             transformer.layers().zip(transformer.weights.blocks.iter().skip(transformer.layers().start as usize));
         let layers = blocks.filter_map(|(number, block)| {
             let experts = block.experts.as_ref()?.kept()?.clone();
             let slots = Mutex::new(Slots::new(experts.n_experts(), experts.n_slots()));
-            Some(Layer { number, experts, slots })
+            Some(CachedLayer { number, experts, slots })
         });
         ExpertCache {
             catalog: catalog.clone(),
@@ -166,39 +166,39 @@ impl ExpertCache {
         }
     }
 
-    fn layer(&self, number: u32) -> Result<&Layer, Error> {
+    fn layer(&self, number: u32) -> Result<&CachedLayer, Error> {
         self.layers.iter().find(|layer| layer.number == number).ok_or_else(|| Error::Operand {
             kernel: "model",
             operand: "experts",
-            expected: "a layer whose experts are kept".into(),
+            expected: "a layer with an expert cache".into(),
             found: format!("layer {number}"),
         })
     }
 
-    /// Reads what all tokens have beside the experts that they choose.
+    /// Reads the shared experts.
     ///
     /// # Errors
     /// Those of reading.
     #[cfg(target_arch = "wasm32")]
     pub async fn fill(&self, device: &Device, files: &WeightFiles) -> Result<(), Error> {
-        for Layer { experts, .. } in &self.layers {
+        for CachedLayer { experts, .. } in &self.layers {
             read(Feed::new(&self.catalog, experts.shared()), device, files).await?;
         }
         Ok(())
     }
 
-    /// The same without waiting for anybody.
+    /// Reads the shared experts, blocking.
     ///
     /// # Errors
     /// Those of [`Feed::take_all`].
     #[cfg(not(target_arch = "wasm32"))]
     pub fn fill(&self, device: &Device, files: &WeightFiles) -> Result<(), Error> {
-        self.layers.iter().try_for_each(|Layer { experts, .. }| {
+        self.layers.iter().try_for_each(|CachedLayer { experts, .. }| {
             Feed::new(&self.catalog, experts.shared()).take_all(device, files, None)
         })
     }
 
-    /// What there is, and what came of it so far.
+    /// The cache's statistics.
     pub fn report(&self) -> ExpertCacheStats {
         let sum = |of: fn(&CachedExperts) -> u32| self.layers.iter().map(|layer| of(&layer.experts) as usize).sum();
         let [n_chosen, n_found, n_read, read_bytes] =
@@ -207,13 +207,13 @@ impl ExpertCache {
         ExpertCacheStats { n_experts, n_kept, n_chosen, n_found, n_read, read_bytes }
     }
 
-    /// Time that reading took.
+    /// Time spent reading experts.
     pub fn reading(&self) -> Duration {
         Duration::from_nanos(self.reading_ns.load(Ordering::Relaxed))
     }
 
-    /// Runs all steps up to the last choice of experts, and returns the number of the next one. The first `n_rows` of
-    /// the recording's rows are those of tokens.
+    /// Runs all steps up to the last routing and returns the next step. The first `n_rows` rows are tokens, the
+    /// others padding.
     ///
     /// # Errors
     /// Those of reading and of [`Device::run`].
@@ -228,43 +228,43 @@ impl ExpertCache {
             routes.truncate(choice.routes.len());
             let n_words = choice.routes.shape().first().map_or(0, |&rows| routes.len() / rows as usize);
             let n_chosen = (n_rows * n_words).min(routes.len());
-            self.bring(self.layer(choice.layer)?, (device, files), (&choice.routes, routes, n_chosen)).await?;
+            self.ensure_cached(self.layer(choice.layer)?, (device, files), (&choice.routes, routes, n_chosen)).await?;
             done = choice.step;
         }
         Ok(done)
     }
 
-    /// Sees to it that the experts of a layer that were chosen are in slots, and says in which. What follows the first `n_chosen`
-    /// words are choices of idle rows, which get whatever is there.
-    async fn bring(
+    /// Reads a layer's missing experts and replaces the routes' expert numbers by slots. Routes beyond the first
+    /// `n_chosen` words belong to padding rows and get arbitrary slots.
+    async fn ensure_cached(
         &self,
-        layer: &Layer,
+        layer: &CachedLayer,
         (device, files): (&Device, &WeightFiles),
         (tensor, mut routes, n_chosen): (&Tensor, Vec<u32>, usize),
     ) -> Result<(), Error> {
         let experts = &layer.experts;
         let (n_experts, n_slots) = (experts.n_experts(), experts.n_slots());
-        // Behind them are those that all tokens have.
+        // Larger numbers are shared experts.
         let of_tokens = routes[..n_chosen].iter().step_by(2).copied();
         let chosen: Vec<u32> = of_tokens.filter(|&expert| expert < n_experts).collect();
         let too_many = || Error::Operand {
             kernel: "route",
             operand: "routes",
-            expected: format!("at most {n_slots} experts for the tokens of a pass"),
+            expected: format!("at most {n_slots} experts per pass"),
             found: format!("{chosen:?}"),
         };
         let start = Instant::now();
         let (n_found, room) = {
             let mut slots = layer.slots();
             let n_found = chosen.iter().filter(|&&expert| slots.slot_of(expert).is_some()).count();
-            (n_found, slots.make_room(&chosen).ok_or_else(too_many)?)
+            (n_found, slots.assign_slots(&chosen).ok_or_else(too_many)?)
         };
         let feed = |&(expert, slot): &(u32, u32)| Feed::of_expert(&self.catalog, experts.parts(expert, slot));
         let feeds = room.iter().map(feed).collect::<Result<Vec<Feed>, Error>>()?;
         #[cfg(not(target_arch = "wasm32"))]
         feeds.iter().for_each(|feed| feed.announce(files));
         for (&(expert, slot), feed) in room.iter().zip(feeds) {
-            // What was submitted with the slot's last expert is done before this is written.
+            // Passes submitted with the slot's previous expert run before this write.
             let read_bytes = read(feed, device, files).await?;
             self.read_bytes.fetch_add(read_bytes, Ordering::Relaxed);
             layer.slots().put(expert, slot);
@@ -285,8 +285,8 @@ impl ExpertCache {
         device.write(tensor, 0, &routes)
     }
 
-    /// Brings all experts of a layer to where passes of many tokens find them, and returns the bytes of the file that were
-    /// read.
+    /// Fills a whole layer for passes over many tokens: copies cached experts and reads the others. Returns the
+    /// bytes read from disk.
     ///
     /// # Errors
     /// Those of reading and of [`Device::copy_words`].
@@ -294,7 +294,7 @@ impl ExpertCache {
         let layer = self.layer(number)?;
         let experts = 0..layer.experts.n_experts();
         let missing: Vec<u32> = {
-            // What is copied is what is in the slots now; passes may go on with others.
+            // The copies see the slots as they are now; later passes may change them.
             let slots = layer.slots();
             let there = experts.clone().filter_map(|expert| Some((expert, slots.slot_of(expert)?)));
             device.copy_words(&layer.experts.copies(there))?;
@@ -313,29 +313,29 @@ impl ExpertCache {
 mod tests {
     use super::*;
 
-    /// Chooses, and puts what is to be read into its slot.
+    /// Assigns slots and fills them at once.
     fn choose(slots: &mut Slots, chosen: &[u32]) -> Option<Vec<u32>> {
-        let room = slots.make_room(chosen)?;
+        let room = slots.assign_slots(chosen)?;
         room.iter().for_each(|&(expert, slot)| slots.put(expert, slot));
         Some(room.into_iter().map(|(expert, _)| expert).collect())
     }
 
     #[test]
-    fn the_least_used_expert_is_given_up() {
+    fn least_used_expert_is_evicted() {
         let mut slots = Slots::new(8, 3);
         assert_eq!(choose(&mut slots, &[5, 1, 5]), Some(vec![1, 5]));
         assert_eq!(choose(&mut slots, &[5, 2]), Some(vec![2]));
         assert_eq!(choose(&mut slots, &[2, 5]), Some(vec![]));
-        // 1 was used once, longest ago.
+        // Expert 1 was used once, longest ago.
         assert_eq!(choose(&mut slots, &[7]), Some(vec![7]));
         assert_eq!(slots.slot_of(1), None);
-        // Used once as well, but more of late.
+        // Also used once, but more recently.
         assert_eq!(choose(&mut slots, &[1]), Some(vec![1]));
         assert_eq!([5, 2, 1].map(|expert| slots.slot_of(expert).is_some()), [true; 3]);
     }
 
     #[test]
-    fn uses_of_long_ago_count_less() {
+    fn older_uses_of_an_expert_weigh_less() {
         let mut slots = Slots::new(4, 2);
         (0..20).for_each(|_| drop(choose(&mut slots, &[0])));
         (0..2000).for_each(|_| drop(choose(&mut slots, &[1])));
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn no_expert_that_a_pass_needs_is_given_up() {
+    fn experts_needed_by_a_pass_are_never_evicted() {
         let mut slots = Slots::new(32, 6);
         let mut state = 1u32;
         let mut random = || {

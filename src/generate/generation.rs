@@ -1,4 +1,4 @@
-//! The loop that generates: passes run ahead on the device, tokens are read and kept one at a time, and become text.
+//! The generation loop: submits passes ahead, reads one token at a time and decodes it to text.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -13,7 +13,7 @@ use super::completion::{Completion, Decoded};
 use super::constraint::TokenConstraint;
 use super::in_flight::InFlight;
 use super::logprobs::Logprobs;
-use super::lookup::{judge, look_up};
+use super::lookup::{look_up, verify_drafts};
 use super::options::GenerateOptions;
 use super::session::Session;
 use super::stats::{Profile, Speculation, Stats};
@@ -25,65 +25,65 @@ use crate::model::Ending;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StopReason {
-    /// The model ended the text.
+    /// An end-of-sequence token.
     Eos,
-    /// The text matches its constraint, and nothing may follow.
+    /// The constraint is satisfied and allows no more tokens.
     Complete,
-    /// A stop text came up.
+    /// A stop string.
     StopText,
-    /// As many tokens as asked for.
+    /// [`GenerateOptions::max_tokens`] was reached.
     MaxTokens,
-    /// No position is left in the context.
+    /// The context is full.
     ContextFull,
     /// [`Generation::cancel`] was called.
     Cancelled,
-    /// The time that an engine's request had is over.
+    /// An engine request passed its deadline.
     Deadline,
 }
 
-/// A generated token and the text that it completes, which may be empty.
+/// A generated token and the text it completes, which may be empty.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
     /// Token id.
     pub id: u32,
-    /// Whole characters that are certain now.
+    /// Complete characters that cannot belong to a stop string.
     pub text: String,
-    /// How likely it was, if [`GenerateOptions::logprobs`](field@GenerateOptions::logprobs) asks for that.
+    /// The token's log probability, if [`GenerateOptions::logprobs`](field@GenerateOptions::logprobs) is set.
     pub logprobs: Option<Logprobs>,
-    /// How many of the latest tokens, this one included, have no text in this piece or an earlier one: their characters
-    /// are incomplete, or may begin a stop text. At the end with [`StopReason::StopText`] they are the stop text's.
+    /// How many of the latest tokens, this one included, have no emitted text yet: their characters are incomplete
+    /// or may begin a stop string. After [`StopReason::StopText`] these are the stop string's tokens.
     pub held: usize,
 }
 
-/// Ends a generation from elsewhere; the token in progress is the last.
+/// Cancels a generation, also from another thread; the token in progress is the last.
 #[derive(Clone, Debug, Default)]
 pub struct CancelHandle(Arc<AtomicBool>);
 
 impl CancelHandle {
-    /// Ends the generation: [`Generation::next`] gives `None` soon.
+    /// Cancels the generation: [`Generation::next`] soon returns `None`.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// A generation in progress: call [`Generation::next`] until it gives `None`. Dropping it keeps in the session what was
-/// generated so far.
+/// A generation in progress: call [`Generation::next`] until it returns `None`. Dropping it keeps the generated
+/// tokens in the session.
 pub struct Generation<'s> {
     session: &'s mut Session,
-    /// Guesses the next tokens, and how many at a time.
+    /// The draft model's session and its number of draft tokens.
     draft: Option<(&'s mut Session, usize)>,
     options: GenerateOptions,
     ending: Ending,
     completion: Completion,
     in_flight: InFlight,
-    /// Tokens that the pass in flight verifies, and its row after which the first of them should be chosen.
+    /// Draft tokens that the pass in flight verifies, and the row that predicts the first of them.
     drafted: Option<(Vec<u32>, usize)>,
-    /// Tokens that were read and are not kept so far: those after them were not read.
+    /// Tokens read from the device or forced, but not yet kept.
     read: VecDeque<u32>,
-    /// Those that the token was chosen by which was read last, where they are asked for.
+    /// Logits of the token read last, if requested.
     logits: Option<Vec<f32>>,
     stop_reason: Option<StopReason>,
-    /// Whether an error was the end.
+    /// Whether an error ended it.
     failed: bool,
     cancelled: CancelHandle,
     prefill: Stats,
@@ -93,7 +93,6 @@ pub struct Generation<'s> {
 }
 
 impl<'s> Generation<'s> {
-    /// With a constraint the text is one that the constraint allows.
     pub(super) fn new(
         session: &'s mut Session,
         options: &GenerateOptions,
@@ -121,14 +120,14 @@ impl<'s> Generation<'s> {
         })
     }
 
-    /// Lets another model, usually a smaller one of the same family, draft up to `n` tokens at a time, which are verified in
-    /// one pass: the same greedy text, faster where the small model is much faster and often right. Where prompt look-up finds
-    /// something, that comes first. Leviathan et al. 2023, arXiv:2211.17192. The session follows this one's tokens; it may
-    /// have others before.
+    /// Speculative decoding with a draft model, usually a smaller one of the same family: one pass verifies up to
+    /// `n` draft tokens. Greedy output is unchanged, and faster if the draft model is much faster and often right.
+    /// Prompt lookup takes precedence where it finds something. The draft session follows this one's tokens,
+    /// whatever it held before. Leviathan et al. 2023, arXiv:2211.17192.
     ///
     /// # Errors
-    /// [`Error::Option`] unless `n` is 1 to [`GenerateOptions::MAX_DRAFT_TOKENS`] and the options are greedy, without a penalty;
-    /// [`Error::Operand`] if the other model has another number of tokens in its vocabulary.
+    /// [`Error::Option`] unless `n` is 1 to [`GenerateOptions::MAX_DRAFT_TOKENS`] and the options are greedy,
+    /// without a penalty; [`Error::Operand`] if the vocabulary sizes differ.
     pub fn draft_with(&mut self, session: &'s mut Session, n: u32) -> Result<(), Error> {
         self.options.check_drafts("draft", n, self.completion.is_constrained())?;
         if n == 0 {
@@ -147,12 +146,12 @@ impl<'s> Generation<'s> {
         Ok(())
     }
 
-    /// Times every kernel of the decode passes; they then run one at a time. See [`Generation::profile`].
+    /// Times every kernel of the decode passes, which then run one at a time. See [`Generation::profile`].
     pub fn enable_profile(&mut self) {
         self.profile = Some(Profile::default());
     }
 
-    /// Calls and total time of each kernel since [`Generation::enable_profile`], the slowest first.
+    /// Calls and total time of each kernel since [`Generation::enable_profile`], slowest first.
     pub fn profile(&self) -> Vec<(&'static str, u64, Duration)> {
         self.profile.as_ref().map(Profile::rows).unwrap_or_default()
     }
@@ -162,44 +161,44 @@ impl<'s> Generation<'s> {
         self.session
     }
 
-    /// Why the generation ended; `None` while it goes on.
+    /// Why the generation ended; `None` while it runs.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.stop_reason
     }
 
-    /// Tokens and time of the prompt.
+    /// Prompt tokens and prefill time.
     pub fn prefill(&self) -> Stats {
         self.prefill
     }
 
-    /// Tokens and time of the generated tokens after the first, whose time is the prompt's.
+    /// Tokens and time of decoding, from the second generated token on; the first counts as prefill.
     pub fn decode(&self) -> Stats {
         self.decode
     }
 
-    /// Guesses so far, of [`GenerateOptions::prompt_lookup`], [`GenerateOptions::mtp_tokens`] and
+    /// Speculation so far, by [`GenerateOptions::prompt_lookup`], [`GenerateOptions::mtp_tokens`] and
     /// [`Generation::draft_with`].
     pub fn speculation(&self) -> Speculation {
         self.speculation
     }
 
-    /// Ends the generation: [`Generation::next`] gives `None` from now on.
+    /// Ends the generation: [`Generation::next`] returns `None` from now on.
     pub fn cancel(&mut self) {
         self.stop_reason.get_or_insert(StopReason::Cancelled);
     }
 
-    /// Ends the generation from elsewhere, for instance while [`Generation::next`] computes a long prompt.
+    /// A handle to cancel the generation, for example while [`Generation::next`] computes a long prompt.
     pub fn cancel_handle(&self) -> CancelHandle {
         self.cancelled.clone()
     }
 
-    /// Goes on after [`Error::DeviceLost`] with the same tokens, on the same model loaded anew on another device.
-    /// Everything is computed again there, and no token is given out twice; a model that drafted does so no more, since it may
-    /// be on the lost device. A generation that ended otherwise stays ended.
+    /// Continues after [`Error::DeviceLost`] on the same model reloaded on another device. All tokens are recomputed
+    /// and none is emitted twice. Stops using a draft model, which may be on the lost device. No effect on a
+    /// generation that ended otherwise.
     ///
     /// # Errors
-    /// [`Error::Operand`] if it is not the same model with the same context length, or if its sessions begin with another
-    /// adapter than the one in use.
+    /// [`Error::Operand`] for another model or context length, or if the model's initial adapter is not the one in
+    /// use.
     pub fn resume(&mut self, model: &Model) -> Result<(), Error> {
         if self.failed {
             self.session.move_to(model)?;
@@ -210,19 +209,18 @@ impl<'s> Generation<'s> {
         Ok(())
     }
 
-    /// Begins with these tokens as if they had been chosen now: a text that was generated elsewhere with the same prompt and
-    /// options goes on as it would have there. They are given out once more, and computed together with the prompt.
+    /// Starts with these tokens as if they had just been generated, so that a completion moved from elsewhere
+    /// continues unchanged. They are emitted again and computed with the prompt.
     pub fn replay(&mut self, ids: impl IntoIterator<Item = u32>) {
         self.read.extend(ids);
     }
 
-    /// The next token, or `None` at the end. The last piece also has the text that was held back because it might have
-    /// begun a stop text or been half a character.
+    /// The next token, or `None` at the end. The last piece includes pending text.
     ///
     /// # Errors
-    /// [`Error::NonFinite`] if no token could be chosen, [`Error::Constraint`] if none may be, errors of [`Device::run`](crate::Device::run). The generation is
-    /// over then. What the session has computed so far is computed again by the next one: an error may come long after
-    /// the pass that failed.
+    /// [`Error::NonFinite`] if logits are not finite, [`Error::Constraint`] if no token is allowed, errors of
+    /// [`Device::run`](crate::Device::run), possibly long after the pass that failed. An error ends the generation
+    /// and clears the session's cache, but not its tokens.
     pub async fn next(&mut self) -> Option<Result<Piece, Error>> {
         if self.stop_reason.is_some() {
             return None;
@@ -242,7 +240,7 @@ impl<'s> Generation<'s> {
         }
     }
 
-    /// Passes every piece to `on_piece` as it is produced, until the generation ends or `on_piece` breaks it off.
+    /// Passes each piece to `on_piece` until the generation ends or `on_piece` breaks.
     ///
     /// # Errors
     /// As [`Generation::next`].
@@ -268,7 +266,8 @@ impl<'s> Generation<'s> {
             }
             self.draft().await?;
         }
-        // Nothing follows a token that was chosen and cannot be read any more: whoever asked for it did not wait for it.
+        // A token chosen on the device but lost when its reader was dropped cannot be followed: recompute from the
+        // kept tokens.
         let follows = self.session.sequence.n_ahead() == Some(0) || !self.in_flight.is_empty() || !self.read.is_empty();
         let n_fed = if follows { Some(0) } else { self.feed().await? };
         let Some(n_fed) = n_fed.filter(|_| !self.cancelled.0.load(Ordering::Relaxed)) else {
@@ -278,7 +277,8 @@ impl<'s> Generation<'s> {
         if self.read.is_empty() {
             self.run_ahead().await?;
             if self.options.logprobs.is_some() && !self.in_flight.is_empty() {
-                // Before the token leaves the queue, so that whoever drops this future and calls again misses neither.
+                // Read before the token leaves the queue, so that a caller may drop this future and call again
+                // without losing either.
                 self.logits = Some(self.session.last_logits().await?);
             }
             let words = match self.in_flight.next(&mut self.session.pace).await? {
@@ -294,18 +294,17 @@ impl<'s> Generation<'s> {
             match self.drafted.take() {
                 None => self.read.extend(StepState::tokens(&words)),
                 Some((ids, first_row)) => {
-                    let (n_right, next) = judge(&ids, words.get(first_row..).unwrap_or_default());
-                    self.session.sequence.verified(n_right, ids.len());
-                    self.speculation.accepted += n_right;
-                    self.read.extend(ids.into_iter().take(n_right).chain(next));
+                    let (n_accepted, next) = verify_drafts(&ids, words.get(first_row..).unwrap_or_default());
+                    self.session.sequence.verified(n_accepted, ids.len());
+                    self.speculation.accepted += n_accepted;
+                    self.read.extend(ids.into_iter().take(n_accepted).chain(next));
                 }
             }
         }
         let id = self.read.pop_front();
         let pos = self.session.tokens().len() as u32;
         let id = id.filter(|&id| id != NON_FINITE).ok_or(Error::NonFinite { pos })?;
-        // A single token in the middle is a step like others, and so are tokens that a constraint forces or that wrong drafts
-        // leave to be computed again.
+        // Count one-token steps as decoding, and also the steps that recompute forced or rejected tokens.
         if (n_fed > 1 && !self.completion.is_constrained() && !self.drafts())
             || (n_fed > 0 && self.completion.n_generated() == 0)
         {
@@ -317,43 +316,42 @@ impl<'s> Generation<'s> {
         self.piece(id).map(Some)
     }
 
-    /// Runs what is not cached, up to the first choice of a token. Returns how many tokens that were, or `None` if the
-    /// generation was cancelled meanwhile.
+    /// Prefills the uncached tokens and chooses the next one. Returns the number of tokens, or `None` if cancelled.
     async fn feed(&mut self) -> Result<Option<usize>, Error> {
         self.session.pace.pause();
         let sampling = self.completion.sampling(&self.options, self.session.tokens().len());
         let fed = self.session.feed_and_choose(&self.options, sampling, self.ending, &self.cancelled.0).await?;
         Ok(fed.map(|(n_fed, pending)| {
-            // It takes as long as the prompt is.
+            // Not timed: its duration depends on the prompt's length.
             self.in_flight.push(pending, false);
             n_fed
         }))
     }
 
-    /// Whether the next tokens may be drafted.
+    /// Whether draft tokens may be used.
     fn drafts(&self) -> bool {
         (self.options.drafts().iter().any(|&(_, n)| n > 0) || self.draft.is_some()) && self.profile.is_none()
     }
 
-    /// Submits what may come next to be verified, if that is asked for and something is found. All tokens that were read are
-    /// kept, and none is on its way.
+    /// Submits draft tokens for verification, if enabled and found. Requires that all read tokens are kept and no
+    /// pass is in flight.
     async fn draft(&mut self) -> Result<(), Error> {
         if !self.drafts() {
             return Ok(());
         }
-        // One more token comes with the drafts.
+        // Verification yields one token beyond the drafts.
         let wanted = self.completion.n_left(&self.options).saturating_sub(1);
         let room = self.session.n_positions().saturating_sub(self.session.tokens().len());
         let n = wanted.min(room);
         let mut ids = look_up(self.session.tokens(), n.min(self.options.prompt_lookup as usize));
         #[cfg(not(target_arch = "wasm32"))]
         if self.options.mtp_tokens > 0 {
-            // It follows the other drafts, too.
+            // The MTP head must follow the other drafts, too.
             let most = if ids.is_empty() { n.min(self.options.mtp_tokens as usize) } else { 0 };
             let most = if most > 0 { self.session.room_for_drafts(most) } else { 0 };
             ids.extend(self.session.mtp_drafts(most).await?);
         }
-        // The first token comes with the prompt.
+        // The prompt's last pass chooses the first token.
         if let (true, Some((draft, most))) = (ids.is_empty() && self.completion.n_generated() > 0, &mut self.draft) {
             ids = draft_ids(draft, self.session.tokens(), n.min(*most)).await?;
         }
@@ -369,13 +367,13 @@ impl<'s> Generation<'s> {
         Ok(())
     }
 
-    /// Submits passes after those that are read next, as far as they can be needed. All tokens that were read are kept.
+    /// Submits passes ahead, as far as needed. Requires that all read tokens are kept.
     async fn run_ahead(&mut self) -> Result<(), Error> {
-        // The CPU runs a pass when it is submitted, so there is nothing to gain; a profile runs them one at a time.
+        // The CPU runs a pass on submission, so running ahead gains nothing; a profile runs passes one at a time.
         let model = &self.session.model;
         let (depth, n_each) = match (model.runs_ahead(), &self.profile) {
-            // Guesses are made of tokens that were read, and they say which may follow.
-            // The logits are read before the next pass overwrites them.
+            // Drafts and constraints depend on the tokens read, and logits must be read before the next pass
+            // overwrites them.
             (true, None) if self.drafts() || self.completion.is_constrained() || self.options.logprobs.is_some() => {
                 (1, 1)
             }
@@ -400,7 +398,7 @@ impl<'s> Generation<'s> {
         Ok(())
     }
 
-    /// Runs one pass with a clock around each kernel and gives the state after it.
+    /// Runs one pass with each kernel timed, and returns the state after it.
     async fn step_profiled(&mut self) -> Result<Vec<u32>, Error> {
         self.session.model.expect_resident("profile")?;
         let last = self.session.tokens().last().copied();
@@ -415,18 +413,18 @@ impl<'s> Generation<'s> {
         model.device().read(passes.io.state.tensor()).await
     }
 
-    /// The text that a token completes, and whether the generation ends with it.
+    /// The piece that a token completes; sets the stop reason if the generation ends.
     fn piece(&mut self, id: u32) -> Result<Piece, Error> {
         let room = [self.session.tokens().len(), self.session.passes.capacity()];
         let logits = self.logits.take();
         let Decoded { piece, stop_reason, forced } =
             self.completion.accept(id, &self.options, room, logits.as_deref())?;
-        // Those that must come are given out one after the other, before a pass computes all of them.
+        // Forced tokens are emitted one at a time; one pass later computes all of them.
         if self.read.is_empty() {
             self.read.extend(forced);
         }
         if stop_reason.is_none() && room[0] > room[1] {
-            // All tokens have been read: nothing is submitted when the cache is full.
+            // Nothing is in flight: no pass is submitted when the cache is full.
             self.session.slide();
         }
         self.stop_reason = stop_reason;
@@ -434,7 +432,7 @@ impl<'s> Generation<'s> {
     }
 }
 
-/// Up to `n` tokens that a model chooses after `ids`: none if its context has no room for them.
+/// Up to `n` draft tokens after `ids`; none beyond the draft model's context.
 async fn draft_ids(session: &mut Session, ids: &[u32], n: usize) -> Result<Vec<u32>, Error> {
     if n == 0 || ids.len() + n > session.n_positions() {
         return Ok(Vec::new());
@@ -442,7 +440,7 @@ async fn draft_ids(session: &mut Session, ids: &[u32], n: usize) -> Result<Vec<u
     let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(n) };
     let mut generation = session.generate_from(ids, &options)?;
     let mut drafts = Vec::with_capacity(n);
-    // Boxed because it is the same function that waits for it.
+    // Boxed because this function is reached from `next` itself.
     while let Some(piece) = Box::pin(generation.next()).await {
         drafts.push(piece?.id);
     }

@@ -1,4 +1,4 @@
-//! Passes that were submitted and whose tokens were not read.
+//! Submitted passes whose tokens have not been read.
 
 use std::collections::VecDeque;
 
@@ -8,8 +8,8 @@ use super::pace::Pace;
 use crate::device::Pending;
 use crate::error::Error;
 
-/// The oldest first, with seconds from the first submission on; none for one whose time says nothing of those that follow, such as
-/// a prompt's.
+/// Oldest first, with their submission times in seconds; `None` for a pass whose duration does not predict the next
+/// one's, such as prefill.
 #[derive(Default)]
 pub(crate) struct InFlight {
     passes: VecDeque<(Option<f64>, Pending)>,
@@ -17,29 +17,28 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// Whether all are read.
     pub fn is_empty(&self) -> bool {
         self.passes.is_empty()
     }
 
-    /// How many there are.
+    /// Number of passes in flight.
     pub fn len(&self) -> usize {
         self.passes.len()
     }
 
-    /// Another was submitted.
+    /// Adds a submitted pass.
     pub fn push(&mut self, pending: Pending, is_timed: bool) {
         let at = is_timed.then(|| self.seconds());
         self.passes.push_back((at, pending));
     }
 
-    /// Nobody waits for them any more.
+    /// Drops all passes unread.
     pub fn clear(&mut self) {
         self.passes.clear();
     }
 
-    /// The words that the oldest one leaves, when they are there. It stays until then: whoever drops this future and calls again
-    /// misses none.
+    /// Waits for the oldest pass's words. The pass stays in the queue until then, so that a caller may drop this
+    /// future and call again.
     ///
     /// # Errors
     /// Those of the read.

@@ -1,5 +1,5 @@
-//! What goes on inside a pass: how long each kernel takes, and what a head looks at. Whoever asks has the latest tokens
-//! computed once more; the sequence and what follows it stay as they are.
+//! Inspection of a pass: kernel times and attention weights. Recomputes the latest tokens; the sequence and later
+//! results are unchanged.
 
 use std::time::Duration;
 
@@ -14,58 +14,58 @@ use crate::model::{Ending, LayerCache};
 use crate::recording::Recording;
 use crate::tensor::Tensor;
 
-/// One dispatch of a pass, and how long it took.
+/// One dispatch of a pass with its time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimedDispatch {
-    /// The kernel.
+    /// Kernel.
     pub kernel: &'static str,
-    /// The variant of its shader.
+    /// Shader variant.
     pub variant: &'static str,
-    /// The layer that it belongs to; none for what comes before the first and after the last.
+    /// The dispatch's layer; `None` before the first and after the last.
     pub layer: Option<u32>,
     /// Workgroups in x, y and z.
     pub grid: [u32; 3],
-    /// Its time.
+    /// Time it took.
     pub time: Duration,
 }
 
 /// A pass over the latest token, dispatch by dispatch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
-    /// What the times are read from.
+    /// The clock of the times.
     pub clock: Clock,
     /// The token's position.
     pub position: usize,
-    /// In the order in which they run.
+    /// In execution order.
     pub dispatches: Vec<TimedDispatch>,
 }
 
 impl Timeline {
-    /// The time of all dispatches.
+    /// The sum of all dispatch times.
     pub fn total(&self) -> Duration {
         self.dispatches.iter().map(|dispatch| dispatch.time).sum()
     }
 }
 
-/// How much each of the latest tokens takes from each token of a sequence, in one head.
+/// Attention weights of one head: of the latest tokens over all tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeadWeights {
-    /// `[rows, columns]`: rows are the latest tokens as queries, columns all tokens as keys. A row's sum is 1, or lower where the
-    /// head has a sink, which takes the rest. What a token does not see has no weight.
+    /// `[rows, columns]`: rows are the latest tokens as queries, columns all tokens as keys. A row sums to 1, or
+    /// less if the head has a sink. Masked tokens have weight 0.
     pub weights: Vec<f32>,
-    /// Queries.
+    /// Number of queries.
     pub rows: usize,
-    /// Keys.
+    /// Number of keys.
     pub columns: usize,
 }
 
 impl HeadWeights {
-    /// Most weights that are computed at a time: 64 MiB.
+    /// Maximum number of weights computed at a time: 64 MiB.
     pub const MOST: usize = 1 << 24;
 }
 
 impl Session {
-    /// Times each dispatch of the pass that follows the sequence and chooses a token, which is not kept.
+    /// Times each dispatch of a decode pass after the sequence and discards the chosen token.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if there are no tokens, [`Error::Option`] if layers are not on the device; errors of
@@ -102,14 +102,14 @@ impl Session {
         Ok(Timeline { clock, position, dispatches: recording.dispatches().zip(times).map(timed).collect() })
     }
 
-    /// What a head of a layer looks at: the weights that each of the last `n_queries` tokens, or of all if there are fewer, gives
-    /// to the tokens up to itself. The kernels keep no weights. So the tokens are computed once more, and their queries are
-    /// compared with the cached keys.
+    /// Attention weights of a layer's head: of the last `n_queries` tokens, or of all if there are fewer, over the
+    /// tokens up to each. The kernels keep no weights, so the tokens are recomputed and their queries compared with
+    /// the cached keys.
     ///
     /// # Errors
-    /// [`Error::Option`] for a layer or head that there is not, for a layer without keys, for no queries or more than
-    /// [`HeadWeights::MOST`] weights, and if layers are not on the device; [`Error::Tokenizer`] if there are no tokens; errors of
-    /// [`Device::run`].
+    /// [`Error::Option`] for a missing layer or head, a recurrent layer, no queries or more than
+    /// [`HeadWeights::MOST`] weights, or layers that are not on the device; [`Error::Tokenizer`] if there are no
+    /// tokens; errors of [`Device::run`].
     pub async fn head_weights(&mut self, layer: usize, head: usize, n_queries: usize) -> Result<HeadWeights, Error> {
         self.check_ids(&[])?;
         self.model.expect_resident("attention")?;
@@ -127,7 +127,7 @@ impl Session {
         weights
     }
 
-    fn head(&self, layer: usize, head: usize) -> Result<Head, Error> {
+    fn head(&self, layer: usize, head: usize) -> Result<AttentionHead, Error> {
         let transformer = self.model.transformer();
         let blocks = &transformer.config.blocks;
         let wrong = |option, expected: String, found: &dyn ToString| Error::Option {
@@ -138,16 +138,16 @@ impl Session {
         let block =
             blocks.get(layer).ok_or_else(|| wrong("layer", format!("a layer below {}", blocks.len()), &layer))?;
         let LayerCache::Keys(cached) = self.cache().layer(layer).clone() else {
-            return Err(wrong("layer", "a layer that keeps keys, where this one keeps a state".into(), &layer));
+            return Err(wrong("layer", "a layer with keys: this one is recurrent".into(), &layer));
         };
         let config = block.attention.kernel(transformer.config.causal);
         if head >= config.n_heads as usize {
             return Err(wrong("head", format!("a head below {}", config.n_heads), &head));
         }
-        Ok(Head { layer, head, config, sinks: transformer.weights.blocks[layer].attn_sinks.clone(), cached })
+        Ok(AttentionHead { layer, head, config, sinks: transformer.weights.blocks[layer].attn_sinks.clone(), cached })
     }
 
-    async fn compute_weights(&mut self, of: &Head, rows: usize) -> Result<HeadWeights, Error> {
+    async fn compute_weights(&mut self, of: &AttentionHead, rows: usize) -> Result<HeadWeights, Error> {
         let (model, columns) = (self.model.clone(), self.tokens().len());
         let device = model.device();
         let sink = match &of.sinks {
@@ -159,10 +159,10 @@ impl Session {
         self.cache_all_but(rows).await?;
         while !self.sequence.uncached().is_empty() {
             let (position, n_left) = (self.sequence.n_cached(), self.sequence.uncached().len());
-            // Alone, a token would take a form of attention that no other pass takes.
+            // A single row would use an attention variant that no other pass uses.
             let size = self.passes.size((n_left as u32).max(2));
             let n_tokens = n_left.min(size as usize);
-            let (recording, queries) = self.passes.watch(device, model.transformer(), size, of.layer).await?;
+            let (recording, queries) = self.passes.record_queries(device, model.transformer(), size, of.layer).await?;
             self.ready(size, n_tokens, Ending::Cache).await?;
             model.run(&recording, n_tokens).await?;
             self.submitted(n_tokens, size);
@@ -178,10 +178,10 @@ impl Session {
         Ok(HeadWeights { weights, rows, columns })
     }
 
-    /// Caches all tokens but the last `n`, which the next passes are to compute.
+    /// Caches all tokens but the last `n`, which the next passes compute.
     async fn cache_all_but(&mut self, n: usize) -> Result<(), Error> {
         self.choose_angles();
-        self.sequence.leave_last(n);
+        self.sequence.uncache_last(n);
         let Session { model, passes, sequence, .. } = self;
         model.device().write(&passes.io.tokens, sequence.n_cached(), sequence.uncached())?;
         loop {
@@ -195,7 +195,7 @@ impl Session {
     }
 }
 
-/// Runs each dispatch by itself and waits for it.
+/// Runs each dispatch separately and waits for it.
 async fn round_trips(device: &Device, recording: &Recording) -> Result<Vec<Duration>, Error> {
     let mut times = Vec::with_capacity(recording.n_dispatches());
     device.prepare(recording)?;
@@ -209,8 +209,8 @@ async fn round_trips(device: &Device, recording: &Recording) -> Result<Vec<Durat
     Ok(times)
 }
 
-/// One head of a layer, and the cache that has the keys which it compares its queries with.
-struct Head {
+/// One head of a layer, with the layer's cache.
+struct AttentionHead {
     layer: usize,
     head: usize,
     config: AttentionConfig,
@@ -218,15 +218,15 @@ struct Head {
     cached: CachedKeys,
 }
 
-impl Head {
-    /// The part of all heads' keys that this one reads.
+impl AttentionHead {
+    /// The keys that this head reads, out of all heads' keys.
     fn keys<'a>(&self, keys: &'a [u32]) -> &'a [u32] {
         let (n_heads, n_kv_heads) = (self.config.n_heads as usize, self.config.n_kv_heads as usize);
         let n_words = keys.len() / n_kv_heads;
         &keys[self.head * n_kv_heads / n_heads * n_words..][..n_words]
     }
 
-    /// The softmax of a query's scores, for the positions up to its own. The key of position s is in slot s % slots.
+    /// Softmax of a query's scores for the positions up to its own. Position s is in slot s % slots.
     fn weights(&self, keys: &[u32], sink: Option<f32>, position: usize, query: &[f32]) -> Vec<f32> {
         let AttentionConfig { window, scale, soft_cap, head_dim, .. } = self.config;
         let first = window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
@@ -256,7 +256,7 @@ mod tests {
     use crate::{GenerateOptions, Model};
 
     #[test]
-    fn round_trips_run_each_dispatch_once_and_in_order() {
+    fn timeline_runs_each_dispatch_once_and_in_order() {
         let device = Device::cpu();
         let model = Model::builtin(&device).unwrap();
         let mut session = model.session().unwrap();

@@ -13,7 +13,7 @@ use crate::target::Tuning;
 use crate::tuning::{TunedRow, tune_products};
 
 impl Model {
-    /// A loader of these files. `options.progress` is not called: [`Loader::progress`] tells.
+    /// A loader for these files. It ignores `options.progress`; use [`Loader::progress`].
     ///
     /// # Errors
     /// [`Error::Config`] if there are no files.
@@ -22,7 +22,7 @@ impl Model {
         Loader::new(device, files, move |device, header, _| Model::declare(device, header, None, &options()))
     }
 
-    /// The same. Passes call `read` for weights that stay in the files.
+    /// As [`Model::loader`]. Passes call `read` for weights with disk offload.
     #[cfg(all(target_arch = "wasm32", feature = "web"))]
     pub(crate) fn loader_reading(
         device: &Device,
@@ -37,8 +37,7 @@ impl Model {
     }
 }
 
-/// The options that apply where files arrive piece by piece. The callback for progress is not among them: it could not go to another
-/// thread, where a loader may.
+/// The options for a streamed load, without the progress callback: it is not `Send`, but a loader may be.
 fn of_pieces(options: LoadOptions<'_>) -> impl Fn() -> LoadOptions<'static> + MaybeSend + use<> {
     move || LoadOptions {
         context_length: options.context_length,
@@ -54,15 +53,15 @@ fn of_pieces(options: LoadOptions<'_>) -> impl Fn() -> LoadOptions<'static> + Ma
 }
 
 impl Loader<Model> {
-    /// Makes the model follow another tuning of the device.
+    /// Switches the model to another tuning of the device.
     pub fn set_tuning(&mut self, tuning: Tuning) {
         self.device = self.device.with_tuning(tuning);
     }
 
-    /// Measures the ways in which the device can take the model's products, and makes the model follow the fastest; what is
-    /// measured is as in [`crate::tuning`]. Nothing further is begun after two seconds, which the products share, but the
-    /// usual way of each is compiled and run whatever that takes: slow adapters take longer. Does nothing on the CPU, and
-    /// before the headers are read.
+    /// Measures kernel variants for the model's products and makes the model use the fastest, as in
+    /// [`crate::tuning`]. Starts no measurement after two seconds, shared by all products, but always compiles and
+    /// runs each product's default variant, which takes longer on slow adapters. No effect on the CPU or before the
+    /// headers are read.
     ///
     /// # Errors
     /// Errors of the device.
@@ -78,10 +77,10 @@ impl Loader<Model> {
         Ok(rows)
     }
 
-    /// The model, once nothing more is wanted.
+    /// The model, once all bytes have been pushed.
     ///
     /// # Errors
-    /// [`Error::Config`] if something is; errors of the device.
+    /// [`Error::Config`] if bytes are missing; errors of the device.
     pub async fn finish(self) -> Result<Model, Error> {
         let digest = self.digest();
         let (model, device) = self.loaded()?;

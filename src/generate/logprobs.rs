@@ -1,12 +1,12 @@
-//! How likely tokens were.
+//! Log probabilities of tokens.
 
-/// How likely a token was among all that could be chosen, by natural logarithms of probabilities: of the logits as they were
-/// after penalties, biases and a constraint, and before temperature and cuts.
+/// Natural logarithms of token probabilities, from the logits after penalties, biases and constraint, before
+/// temperature and top-k, top-p and min-p.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Logprobs {
-    /// Of the token that was chosen.
+    /// Of the chosen token.
     pub logprob: f32,
-    /// The likeliest tokens, the first one most, and the lower id of equals first; none that a constraint forbids.
+    /// The most likely tokens, best first, the lower id first among equals; none that the constraint forbids.
     pub top: Vec<(u32, f32)>,
 }
 
@@ -14,7 +14,7 @@ impl Logprobs {
     pub(crate) fn of(logits: &[f32], id: u32, n: usize) -> Logprobs {
         let normalizer = log_sum_exp(logits);
         let logprob = |logit: f32| (f64::from(logit) - normalizer) as f32;
-        // What is forbidden has the lowest logit.
+        // Forbidden tokens have the lowest logit.
         let top = likeliest(logits, n).into_iter().filter(|&(_, logit)| logit > f32::MIN);
         let top = top.map(|(id, logit)| (id, logprob(logit))).collect();
         Logprobs { logprob: logits.get(id as usize).map_or(f32::NEG_INFINITY, |&logit| logprob(logit)), top }
@@ -28,7 +28,7 @@ pub(super) fn log_sum_exp(logits: &[f32]) -> f64 {
     f64::from(highest) + sum.ln()
 }
 
-/// The `n` highest logits and their tokens, the first one highest, and the lower id of equals first.
+/// The `n` highest logits and their tokens, best first, the lower id first among equals.
 pub(super) fn likeliest(logits: &[f32], n: usize) -> Vec<(u32, f32)> {
     let mut all: Vec<(u32, f32)> = Vec::new();
     for (id, &logit) in (0..).zip(logits) {
@@ -46,9 +46,9 @@ pub(super) fn likeliest(logits: &[f32], n: usize) -> Vec<(u32, f32)> {
 mod tests {
     use super::likeliest;
 
-    /// Next to sorting all, with many equals.
+    /// Compared with a full sort, with many equal values.
     #[test]
-    fn likeliest_come_first() {
+    fn top_logprobs_match_a_full_sort() {
         let logits: Vec<f32> = (0..500u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 26) as f32 - 31.0).collect();
         let mut sorted: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
         sorted.sort_by(|a, b| b.1.total_cmp(&a.1));

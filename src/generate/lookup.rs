@@ -1,25 +1,25 @@
-//! Prompt look-up: what followed the last tokens when they came up before is likely to follow again.
+//! Prompt lookup: drafts the tokens that followed an earlier occurrence of the latest ones.
 
-/// The fewest tokens at the end that must have come up before. One alone is followed by anything.
+/// Minimum match length: one token alone predicts nothing.
 const FEWEST: usize = 2;
-/// As many tokens tell one place from another.
+/// Maximum match length compared.
 const ENOUGH: usize = 8;
-/// Tokens at the end that are searched at most, while other texts wait.
-const MOST_SEARCHED: usize = 1 << 14;
+/// Maximum number of tokens searched, which bounds the delay of other sequences.
+const MAX_SEARCHED: usize = 1 << 14;
 
-/// Up to `n` tokens that may come next: those that followed where most of the last tokens came up before, the latest such
-/// place first. Where the end repeats itself, so does the draft. Empty if the last two tokens are new.
-/// The latest 16,384 tokens are searched.
+/// Up to `n` draft tokens: the continuation of the longest earlier match of the latest tokens, the latest of equally
+/// long ones. Repeats itself if the sequence does. Empty if the last two tokens have no earlier occurrence. Searches
+/// the latest 16,384 tokens.
 ///
-/// Yang et al. 2023, arXiv:2304.04487, copy from reference texts in this way, and Saxena 2023 from the prompt.
+/// Yang et al. 2023, arXiv:2304.04487, copy from reference texts in this way; Saxena 2023, from the prompt.
 pub(crate) fn look_up(ids: &[u32], n: usize) -> Vec<u32> {
     if n == 0 {
         return Vec::new();
     }
-    let ids = &ids[ids.len().saturating_sub(MOST_SEARCHED)..];
+    let ids = &ids[ids.len().saturating_sub(MAX_SEARCHED)..];
     let mut found = None;
     let mut longest = FEWEST - 1;
-    // Ends of earlier places.
+    // `end`: end of an earlier occurrence.
     for end in (FEWEST..ids.len()).rev() {
         let matching = ids[..end].iter().rev().zip(ids.iter().rev());
         let length = matching.take(ENOUGH).take_while(|(before, last)| before == last).count();
@@ -34,18 +34,18 @@ pub(crate) fn look_up(ids: &[u32], n: usize) -> Vec<u32> {
     ids[end..].iter().copied().cycle().take(n).collect()
 }
 
-/// How many of the drafts the model chooses as well, and the token that it chooses after those. `choices`: its choice before each
-/// draft, and the one after all of them.
-pub(crate) fn judge(drafts: &[u32], choices: &[u32]) -> (usize, Option<u32>) {
-    let n_right = drafts.iter().zip(choices).take_while(|(draft, choice)| draft == choice).count();
-    (n_right, choices.get(n_right).copied())
+/// How many draft tokens the model accepts, and its choice after those. `choices`: its choice before each draft
+/// token and after the last.
+pub(crate) fn verify_drafts(drafts: &[u32], choices: &[u32]) -> (usize, Option<u32>) {
+    let n_accepted = drafts.iter().zip(choices).take_while(|(draft, choice)| draft == choice).count();
+    (n_accepted, choices.get(n_accepted).copied())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The same by its definition: all places are compared, and the best is taken.
+    /// [`look_up`] by its definition: compares all places and takes the best.
     fn by_definition(ids: &[u32], n: usize) -> Vec<u32> {
         let places = (1..ids.len()).map(|end| {
             let length = (1..=end.min(8)).take_while(|&k| ids[end - k..end] == ids[ids.len() - k..]).count();
@@ -58,12 +58,12 @@ mod tests {
     }
 
     #[test]
-    fn drafts_are_what_followed_the_longest_and_latest_match() {
+    fn drafts_follow_the_longest_and_latest_match() {
         assert_eq!(look_up(&[1, 2, 3, 4, 9, 1, 2], 3), [3, 4, 9]);
-        // The longer match wins over the later one, and the later one of two equal ones.
+        // The longer match wins over the later one; of equal ones, the later wins.
         assert_eq!(look_up(&[1, 2, 3, 7, 0, 2, 3, 8, 1, 2, 3], 1), [7]);
         assert_eq!(look_up(&[1, 2, 3, 1, 2, 4, 1, 2], 1), [4]);
-        // A text that repeats itself goes on doing so.
+        // A repetitive sequence keeps repeating.
         assert_eq!(look_up(&[5, 6, 5, 6, 5, 6], 5), [5, 6, 5, 6, 5]);
         assert_eq!(look_up(&[7, 7, 7], 4), [7; 4]);
         for nothing in [&[][..], &[1], &[1, 1], &[1, 2, 3], &[1, 2, 1]] {
@@ -72,8 +72,8 @@ mod tests {
     }
 
     #[test]
-    fn the_latest_tokens_are_searched() {
-        let filler = || 10..10 + MOST_SEARCHED as u32;
+    fn only_the_latest_tokens_are_searched() {
+        let filler = || 10..10 + MAX_SEARCHED as u32;
         let ids: Vec<u32> = [1, 2, 3].into_iter().chain(filler().skip(5)).chain([1, 2]).collect();
         assert_eq!(look_up(&ids, 1), [3]);
         let ids: Vec<u32> = [1, 2, 3].into_iter().chain(filler()).chain([1, 2]).collect();
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn drafts_are_those_of_the_definition() {
+    fn drafts_equal_those_of_a_brute_force_search() {
         let mut seed = 3u64;
         let mut n_found = 0;
         for round in 0..2000 {

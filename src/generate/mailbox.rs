@@ -1,23 +1,22 @@
-//! Values that tasks and threads hand each other.
+//! An async queue between tasks and threads.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-/// Values on their way, first in, first out. With one value, which each taker puts back, it is a lock for which
-/// nobody blocks.
-pub(super) struct Mailbox<T>(Mutex<Content<T>>);
+/// A first-in, first-out queue. With a single value that each taker puts back, it is a non-blocking lock.
+pub(super) struct Mailbox<T>(Mutex<MailboxState<T>>);
 
-struct Content<T> {
+struct MailboxState<T> {
     values: VecDeque<T>,
-    /// Who waits for a value.
+    /// Tasks waiting for a value.
     takers: Vec<Waker>,
 }
 
 impl<T> Mailbox<T> {
     pub fn new(values: impl IntoIterator<Item = T>) -> Mailbox<T> {
-        Mailbox(Mutex::new(Content { values: values.into_iter().collect(), takers: Vec::new() }))
+        Mailbox(Mutex::new(MailboxState { values: values.into_iter().collect(), takers: Vec::new() }))
     }
 
     pub fn put(&self, value: T) {
@@ -25,11 +24,11 @@ impl<T> Mailbox<T> {
         content.values.push_back(value);
         let takers = std::mem::take(&mut content.takers);
         drop(content);
-        // One of them finds it. The others wait again, and so does whoever has given up since.
+        // One taker gets the value; the others wait again. Stale wakers are harmless.
         takers.into_iter().for_each(Waker::wake);
     }
 
-    /// The next value, once there is one.
+    /// Waits for the next value.
     pub async fn take(&self) -> T {
         let next = poll_fn(|cx| {
             let mut content = self.content();
@@ -44,7 +43,7 @@ impl<T> Mailbox<T> {
         next.await
     }
 
-    fn content(&self) -> MutexGuard<'_, Content<T>> {
+    fn content(&self) -> MutexGuard<'_, MailboxState<T>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -68,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn values_come_in_order_and_wake_all_who_wait() {
+    fn mailbox_values_arrive_in_order_and_wake_all_waiters() {
         let mailbox = Mailbox::new([1, 2]);
         let woken: [Arc<Woken>; 2] = Default::default();
         let wakers = woken.clone().map(Waker::from);

@@ -1,9 +1,7 @@
 //! A model on a device.
 
 use std::num::NonZeroUsize;
-#[cfg(not(target_arch = "wasm32"))]
 use std::ops::Range;
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 use std::sync::Arc;
 #[cfg(feature = "lora")]
@@ -16,7 +14,7 @@ use super::Session;
 use super::adapter::{Adapter, AdapterInner};
 use super::disk_offload::{DiskOffload, Streaming};
 use super::disk_tables::DiskTables;
-use super::part::Part;
+use super::part::ModelPart;
 use super::passes::{PASS_SIZES, RecordedPasses, SessionLimits};
 #[cfg(not(target_arch = "wasm32"))]
 use super::pipeline::{self, DeviceLayers, PipelineStages, StagePasses};
@@ -27,7 +25,9 @@ use crate::formats::BlockType;
 #[cfg(feature = "grammar")]
 use crate::grammar::Grammars;
 use crate::kernels::KvType;
-use crate::load::{Asked, Catalog, ChatSource, Feed, MTP, ModelFile, ModelHeader, Needs, Placement, WeightFiles};
+use crate::load::{
+    Catalog, ChatSource, Feed, MTP, ModelFile, ModelHeader, Needs, Placement, PlacementOptions, WeightFiles,
+};
 use crate::memory::Limit;
 use crate::model::{Block, KvCache, ModelConfig, PassTensors, Transformer, Weights};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
@@ -37,131 +37,128 @@ use crate::tokenizer::{EncodeOptions, EncodingCache, Tokenizer};
 use crate::tuning::{record_tested, while_testing};
 use crate::xxh64::Xxh64;
 
-/// Context length where neither the caller nor a shorter model says otherwise.
+/// Default context length, unless the model's own limit is lower.
 const DEFAULT_CONTEXT: u32 = 4096;
 
-/// Texts whose encodings are remembered.
+/// Capacity of the encoding cache, in texts.
 const ENCODING_CACHE: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 
 /// How to load a model.
 #[derive(Default)]
 pub struct LoadOptions<'a> {
-    /// Positions of the key/value cache: 1 up to the model's own limit. The smaller of 4096 and that limit if `None`.
+    /// KV cache capacity in tokens: 1 up to the model's own limit. `None`: 4096, or that limit if it is lower.
     pub context_length: Option<u32>,
-    /// Take the longest context that fits the memory, where that can be known, in place of refusing the model: up to
-    /// `context_length`, or to the model's own limit if that is `None`. Where memory is not known this changes nothing.
+    /// Where memory is known, use the longest context that fits rather than refuse the model: up to
+    /// `context_length`, or the model's own limit if that is `None`.
     pub fit_context: bool,
-    /// Bytes that weights, cache and activations may take together.
+    /// Maximum bytes of weights, cache and activations together.
     pub memory_limit: Option<u64>,
-    /// Where the memory does not hold the model, leave a part of it in the file in place of refusing the model:
-    /// tables of which a pass reads a few rows, as with `stream_rows`, and if that is not enough as many layers as
-    /// must be, which are read again in each pass. Of a mixture of experts everything else stays if that leaves less
-    /// to be read, with the experts of each layer that are used most, and others are read when a token chooses them.
-    /// [`Model::streaming`] tells. Passes of several sessions then take turns: a future that waits in one is to be
-    /// awaited or dropped before another's goes on. For files that are there as a whole, or in a browser those that
-    /// JavaScript can read again.
+    /// Disk offload: if the model does not fit, leave part of it in the file rather than refuse it. First embedding
+    /// tables, as with `stream_rows`, then as few layers as possible, which every pass reads again. A mixture of
+    /// experts keeps everything but its experts if that reads less, with an expert cache for each layer; other
+    /// experts are read when a token chooses them. [`Model::streaming`] reports what is read. Passes of several
+    /// sessions then take turns: await or drop one session's future before continuing another's. Requires complete
+    /// files or, in a browser, files that JavaScript can read again.
     pub stream_layers: bool,
-    /// Reads whole layers also where some experts of each could be kept, so that a bench can tell the difference.
+    /// Offload whole layers rather than experts, for comparison in benches.
     #[doc(hidden)]
     pub whole_layers: bool,
-    /// Leave tables of which a pass reads the rows of its tokens in the file, and read these rows for each pass, even where the
-    /// memory holds the tables: per-layer embeddings, and the embedding unless the device has it as the head or embeds with it
-    /// what an MTP head drafts. Without such a table this changes nothing. For files that are there as a whole.
+    /// Leave embedding tables in the file and read each pass's rows, even if the tables fit: per-layer embeddings,
+    /// and the token embedding unless the device also needs it as the output head or for an MTP head. No effect
+    /// without such a table. Requires complete files.
     pub stream_rows: bool,
-    /// Layers that are computed on a GPU: the last ones, and the head. The CPU computes the others, and its memory holds them
-    /// and the embedding. All of them if `None`. For files that are there as a whole, natively; on the CPU this changes
-    /// nothing.
+    /// Number of layers on the GPU: the last ones, with the output head. The CPU computes the others, and its memory
+    /// holds them and the embedding. `None`: all layers. Requires complete files; native only; no effect on the CPU.
     pub gpu_layers: Option<u32>,
-    /// Further devices that compute layers, in order, before the model's own: the first of them goes on after the layers that
-    /// `gpu_layers` leaves to the CPU. The memory of each holds its layers. For files that are there as a whole.
+    /// Further devices that compute layers, in order, before the model's own and after the layers that `gpu_layers`
+    /// leaves to the CPU. The memory of each holds its layers. Requires complete files.
     #[cfg(not(target_arch = "wasm32"))]
     pub layers_on: Vec<DeviceLayers>,
-    /// Load the head that drafts the token after the next one, if the files have one that is known (Qwen3.5):
-    /// [`GenerateOptions::mtp_tokens`](super::GenerateOptions::mtp_tokens) uses it. It takes about as much memory as a
-    /// layer, and needs the embedding on its device.
+    /// Load the MTP head, if the files have a known one (Qwen3.5), for
+    /// [`GenerateOptions::mtp_tokens`](super::GenerateOptions::mtp_tokens). It takes about as much memory as a layer
+    /// and needs the embedding on its device.
     pub mtp_tokens: bool,
-    /// See [`Model::max_pass`]: one of [`PASS_SIZES`]. 512 on a GPU, 128 on the CPU and on software adapters if `None`.
+    /// See [`Model::max_pass`]: one of [`PASS_SIZES`]. `None`: 512 on a GPU, 128 on the CPU and on software
+    /// adapters.
     pub max_pass: Option<u32>,
-    /// What keys and values are cached as.
+    /// Storage type of cached keys and values.
     pub kv_type: KvType,
-    /// Never round activations. On the CPU, a device that [`Device::open`] opened rounds those that meet quantised weights: to
-    /// signed bytes, 32 of them with one scale, as llama.cpp does, if the processor multiplies bytes faster than floats
-    /// (x86-64 with AVX2). [`Device::cpu`] never does. On a real GPU, a prompt's
-    /// products are in half precision where the adapter has it, summed in f32; browsers' adapters round nothing.
+    /// Never round activations. Otherwise, CPUs that multiply bytes faster than floats (x86-64 with AVX2) round
+    /// those that meet quantised weights to signed bytes with one scale per 32, as llama.cpp does, except on
+    /// [`Device::cpu`]. Real GPUs with half precision use it for prefill products, summed in f32; browsers' adapters
+    /// round nothing.
     pub exact: bool,
-    /// Told bytes of weights that were read and uploaded, and their sum.
+    /// Called with the bytes of weights read and uploaded so far, and their total.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
 }
 
-/// A model whose weights are on a device. Cloning shares them.
+/// A model whose weights are on a device. Clones share them.
 #[derive(Clone)]
 pub struct Model {
-    inner: Arc<Inner>,
+    inner: Arc<ModelInner>,
     device: Device,
     room: SessionLimits,
     plan: MemoryPlan,
-    /// Of the weights that were loaded, see [`Feed::digest`], and of the vocabulary.
+    /// Of the loaded weights, see [`Feed::digest`], and of the vocabulary.
     digest: u64,
-    /// What sessions begin with.
+    /// LoRA adapter of new sessions.
     #[cfg(feature = "lora")]
     adapter: Option<Adapter>,
-    /// What requests of an engine name.
+    /// LoRA adapters that engine requests can name.
     #[cfg(feature = "lora")]
     adapters: Arc<[(String, Adapter)]>,
-    /// What drafts tokens in an engine.
+    /// Draft model of an engine.
     #[cfg(not(target_arch = "wasm32"))]
     draft: Option<Arc<Model>>,
 }
 
-/// The weights that a request is computed with: the model's own, or those with an adapter.
+/// The weights for a request: the model's own, or with an adapter.
 #[derive(Clone, Copy)]
 pub(crate) struct Adapted<'a> {
     pub transformer: &'a Transformer,
-    /// Tells the adapter from others of the model; 0 is none.
+    /// Adapter number; 0 is none.
     pub number: usize,
 }
 
-pub(super) struct Inner {
+pub(super) struct ModelInner {
     name: String,
     transformer: Transformer,
     encodings: Result<EncodingCache, String>,
     chat: ChatSource,
     block_types: Vec<BlockType>,
     tokens_per_submit: u32,
-    /// Reads what the device has no room for.
+    /// Disk offload of layers or experts.
     streamed: Option<DiskOffload>,
-    /// Fetches rows of tables that are in the file.
+    /// Disk offload of embedding tables.
     tables: Option<DiskTables>,
-    /// What other devices compute first.
+    /// Pipeline stages on other devices, before this one.
     #[cfg(not(target_arch = "wasm32"))]
-    fronts: Arc<PipelineStages>,
-    /// Of what stays in the file; computed when it is needed first.
+    stages: Arc<PipelineStages>,
+    /// Digest of the weights on disk, computed on first use.
     #[cfg(not(target_arch = "wasm32"))]
     digest_in_file: OnceLock<u64>,
-    /// Adapters that were loaded, and the memory that they share with the model.
+    /// Loaded adapters, which share the model's memory limit.
     #[cfg(feature = "lora")]
     adapters: Mutex<Vec<std::sync::Weak<AdapterInner>>>,
-    /// The most memory that it may take with all that belongs to it.
+    /// Memory limit of the model and its sessions and adapters.
     limit: Option<Limit>,
-    /// Made when they are needed first.
+    /// Made on first use.
     #[cfg(feature = "grammar")]
     grammars: OnceLock<Arc<Grammars>>,
 }
 
-/// Layers of a model on the device that computes them.
-#[cfg(not(target_arch = "wasm32"))]
+/// Layers of a model and the device that computes them.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Placed {
-    /// The device; written as its name.
+    /// The device, serialised as its name.
     #[serde(serialize_with = "name_of")]
     pub device: Device,
-    /// The layers, counted from 0; with the first comes the embedding, with the last the head.
+    /// Layer numbers from 0; the first includes the embedding, the last the output head.
     pub layers: Range<u32>,
     /// Memory of their weights and one session.
     pub plan: MemoryPlan,
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 fn name_of<S: serde::Serializer>(device: &Device, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&device.info().name)
 }
@@ -173,8 +170,7 @@ pub struct Trace {
     pub logits: Vec<f32>,
     /// `[T, C]` each: after the embedding, then after each layer.
     pub hidden: Vec<Vec<f32>>,
-    /// What the MTP head makes of each token but the last and of the one after it, if the model has one: logits of
-    /// the token after both, `[T - 1, V]`.
+    /// MTP logits, if the model has the head: `[T - 1, V]`. Row i sees tokens i and i + 1 and predicts token i + 2.
     pub mtp: Option<Vec<f32>>,
 }
 
@@ -189,7 +185,7 @@ impl Model {
         Model::from_file(device, ModelFile::open(path)?, options).map_err(|e| e.in_model_file(path))
     }
 
-    /// Loads the model that is part of this crate.
+    /// Loads the model built into this crate.
     ///
     /// # Errors
     /// As [`Model::from_file`].
@@ -198,7 +194,7 @@ impl Model {
         Model::from_file(device, ModelFile::builtin()?, LoadOptions::default())
     }
 
-    /// Puts a model on a device: declares everything, compares the plan with the limit, then uploads tensor by tensor.
+    /// Loads a model: declares all tensors, checks the plan against the memory limit, then uploads tensor by tensor.
     ///
     /// # Errors
     /// [`Error::Memory`] if the plan exceeds the limit, with nothing allocated; [`Error::Option`] for a context length
@@ -216,12 +212,12 @@ impl Model {
         #[cfg(not(target_arch = "wasm32"))]
         model.inner.streamed.as_ref().map_or(Ok(()), |streamed| streamed.fill(device))?;
         #[cfg(not(target_arch = "wasm32"))]
-        let digest = digest.wrapping_add(model.inner.fronts.fill(&files, model.room)?);
+        let digest = digest.wrapping_add(model.inner.stages.fill(&files, model.room)?);
         model.complete(device.clone(), digest)
     }
 
-    /// Declares a model whose weights the feed is still to take, and compares the plan with the limit; nothing is
-    /// allocated. `files`: the model's, where layers may be read from them again.
+    /// Declares a model and checks the plan against the memory limit; allocates nothing. `files`: the model's, for
+    /// disk offload.
     pub(super) fn declare(
         device: &Device,
         header: ModelHeader,
@@ -239,13 +235,13 @@ impl Model {
         let device = device.for_model(options.exact);
         let target = device.target();
         let room = checked_room(&target, config.max_seq_len, limit.is_some(), options)?;
-        let part = Part::declare(target, &config, &catalog, room)?;
+        let part = ModelPart::declare(target, &config, &catalog, room)?;
         check_read(&catalog, &part.weights, &config, leaves_out)?;
         #[cfg(not(target_arch = "wasm32"))]
         let before = pipeline::before(&device, &config, options, files.is_some())?;
         #[cfg(not(target_arch = "wasm32"))]
         let part = part.of_layers(before.iter().map(|layers| layers.n_layers).sum()..config.n_layers());
-        let asked = Asked {
+        let asked = PlacementOptions {
             context_length: room.context_length,
             fit_context: options.fit_context,
             limit,
@@ -258,20 +254,18 @@ impl Model {
         let (transformer, plan, streamed) = part.place(&placement, files)?;
         debug_assert!(limit.is_none_or(|limit| plan.total_bytes() <= limit.bytes), "{plan:?} in {limit:?}");
         if !unread.is_empty() {
-            device
-                .tested()
-                .note(format!("of the model text alone is read: its parts for {} are left out", unread.join(", ")));
+            device.tested().note(format!("text-only: ignoring the model's {} weights", unread.join(", ")));
         }
         let feed = match &streamed {
             Some(streamed) => streamed.resident(&transformer, &catalog),
             None => Feed::digesting(&catalog, transformer.destinations(), |_| true),
         };
         #[cfg(not(target_arch = "wasm32"))]
-        let fronts = {
+        let stages = {
             let declare = |fetches_rows| {
-                let shared = pipeline::Shared { catalog: &catalog, room, exact: options.exact, fetches_rows };
-                let fronts = PipelineStages::declare(&before, &transformer, shared)?;
-                fronts.check_plans(fronts.plans(room)?.into_iter()).map(|()| fronts)
+                let shared = pipeline::StageSettings { catalog: &catalog, room, exact: options.exact, fetches_rows };
+                let stages = PipelineStages::declare(&before, &transformer, shared)?;
+                stages.check_plans(stages.plans(room)?.into_iter()).map(|()| stages)
             };
             match declare(options.stream_rows) {
                 Err(Error::Memory { .. }) if options.stream_layers && !options.stream_rows => declare(true)?,
@@ -280,7 +274,7 @@ impl Model {
         };
         let tables = files.and_then(|files| {
             #[cfg(not(target_arch = "wasm32"))]
-            let first = fronts.parts().next().map_or(&transformer, |(_, part)| part);
+            let first = stages.parts().next().map_or(&transformer, |(_, part)| part);
             #[cfg(target_arch = "wasm32")]
             let first = &transformer;
             DiskTables::of(first, &transformer, &catalog, files, placement.in_file.fitting_context)
@@ -292,7 +286,7 @@ impl Model {
         let weights_bytes = transformer.weights.tensors().map(Tensor::size_bytes).sum();
         let tokens_per_submit = tokens_per_submit(device.is_real_gpu(), weights_bytes);
         let block_types = catalog.block_types();
-        let inner = Inner {
+        let inner = ModelInner {
             name,
             transformer,
             encodings,
@@ -302,7 +296,7 @@ impl Model {
             streamed,
             tables,
             #[cfg(not(target_arch = "wasm32"))]
-            fronts: Arc::new(fronts),
+            stages: Arc::new(stages),
             #[cfg(not(target_arch = "wasm32"))]
             digest_in_file: OnceLock::new(),
             #[cfg(feature = "lora")]
@@ -327,14 +321,15 @@ impl Model {
         Ok((model, feed))
     }
 
-    /// Adds what is not in the files, once the feed wants nothing more, and its digest. Sessions follow this device's tuning.
+    /// Finishes loading once the feed is complete: uploads RoPE tables and sets the digest. Sessions use this
+    /// device's tuning.
     pub(super) fn complete(self, device: Device, digest: u64) -> Result<Model, Error> {
         self.transformer().upload_ropes(&device)?;
         let digest = digest.wrapping_add(self.tokenizer().map_or(0, digest_of_vocab));
         Ok(Model { device: device.for_model(!self.rounds()), digest, ..self })
     }
 
-    /// Reads what stays on the device of layers that passes read again.
+    /// With disk offload: reads the resident weights of offloaded layers.
     #[cfg(target_arch = "wasm32")]
     pub(super) async fn fill(&self) -> Result<(), Error> {
         match &self.inner.streamed {
@@ -343,22 +338,22 @@ impl Model {
         }
     }
 
-    /// Memory that a file's weights and one session would take on a device, whatever the limit; nothing is allocated.
+    /// Memory of a file's weights and one session on a device, regardless of limits; allocates nothing.
     ///
     /// # Errors
-    /// [`Error::Config`] if a weight is missing or has another shape than the configuration says.
+    /// [`Error::Config`] if a weight is missing or its shape disagrees with the configuration.
     pub fn plan_file(target: &Target, file: &ModelFile, options: &LoadOptions<'_>) -> Result<MemoryPlan, Error> {
         let ModelHeader { shape, catalog, mtp, .. } = &file.header;
         let leaves_out = mtp.is_some() && !options.mtp_tokens;
         let config = with_mtp(shape.decoder()?.clone(), mtp.clone(), options);
         let room = checked_room(target, config.max_seq_len, false, options)?;
-        let part = Part::declare(target.clone(), &config, catalog, room)?;
+        let part = ModelPart::declare(target.clone(), &config, catalog, room)?;
         check_read(catalog, &part.weights, &config, leaves_out)?;
         part.plan(room.context_length, options.stream_rows)
     }
 
-    /// Refuses what loading it would refuse by its header: what does not fit, or is of another kind; nothing is allocated. With
-    /// `stream_layers` its files can be read again.
+    /// Refuses a model by its header that does not fit or is not a decoder; allocates nothing. `stream_layers`
+    /// implies that its files can be read again.
     #[cfg(all(feature = "web", target_arch = "wasm32"))]
     pub(crate) fn check_header(device: &Device, header: ModelHeader, options: &LoadOptions<'_>) -> Result<(), Error> {
         let read = std::rc::Rc::new(|_, _, _| Box::pin(async { Ok(Vec::new()) }) as _);
@@ -366,11 +361,11 @@ impl Model {
         Model::declare(device, header, Some(&files), options).map(drop)
     }
 
-    /// Runs a pass, of whose rows the first `n_rows` are those of tokens.
+    /// Runs a pass whose first `n_rows` rows are tokens; the others are padding.
     pub(crate) async fn run(&self, pass: &Recording, n_rows: usize) -> Result<(), Error> {
         match &self.inner.streamed {
             Some(streamed) => {
-                // Boxed, so that what waits for a pass is no larger where nothing is streamed.
+                // Boxed to keep the future small without disk offload.
                 let (done, _turn) = Box::pin(streamed.run_up_to_last(&self.device, (pass, n_rows))).await?;
                 self.device.run_steps(pass, done..pass.n_dispatches())
             }
@@ -378,7 +373,7 @@ impl Model {
         }
     }
 
-    /// Runs a pass as [`Model::run`], `n_runs` times, or once where layers are streamed, and reads a tensor after each run.
+    /// Runs a pass as [`Model::run`], `n_runs` times, or once with disk offload, and reads a tensor after each run.
     pub(crate) async fn run_and_read(
         &self,
         pass: &Recording,
@@ -395,8 +390,8 @@ impl Model {
         }
     }
 
-    /// Which layers, and rows of which tables, each pass reads from the file, or which experts tokens do, and what came of it,
-    /// if not all is on the device.
+    /// Disk offload of layers, embedding tables or experts, with its statistics; `None` if all weights are on the
+    /// device.
     pub fn streaming(&self) -> Option<Streaming> {
         let layers = self.inner.streamed.as_ref().map(DiskOffload::report);
         match &self.inner.tables {
@@ -405,12 +400,11 @@ impl Model {
         }
     }
 
-    /// The tables that are in the file.
     pub(super) fn row_tables(&self) -> Option<&DiskTables> {
         self.inner.tables.as_ref()
     }
 
-    /// Hands a device these tokens' rows of the tables that are in the file, for its next pass.
+    /// Uploads the rows of these tokens from embedding tables on disk, for a device's next pass.
     pub(crate) async fn fetch_rows(
         &self,
         device: &Device,
@@ -424,18 +418,18 @@ impl Model {
         }
     }
 
-    /// The number of each token's row among those that are fetched.
+    /// Index of each token's row among the fetched ones.
     pub(crate) fn fetched_numbers(&self, ids: &[u32]) -> Vec<u32> {
         self.row_tables().map_or(Vec::new(), |tables| tables.numbers(ids))
     }
 
-    /// Which device computes which layers, in order; the model's own is the last.
+    /// The devices and their layers, in order; the model's own device is last.
     ///
     /// # Errors
     /// As [`Model::session`].
     #[cfg(not(target_arch = "wasm32"))]
     pub fn placement(&self) -> Result<Vec<Placed>, Error> {
-        let others = self.inner.fronts.parts().zip(self.inner.fronts.plans(self.room)?);
+        let others = self.inner.stages.parts().zip(self.inner.stages.plans(self.room)?);
         let others =
             others.map(|((device, part), plan)| Placed { device: device.clone(), layers: part.layers(), plan });
         let own = Placed { device: self.device.clone(), layers: self.transformer().layers(), plan: self.plan };
@@ -444,11 +438,11 @@ impl Model {
 
     /// A session's passes on other devices.
     #[cfg(not(target_arch = "wasm32"))]
-    pub(super) fn front_passes(&self) -> Result<StagePasses, Error> {
-        StagePasses::declare(&self.inner.fronts, self.room)
+    pub(super) fn stage_passes(&self) -> Result<StagePasses, Error> {
+        StagePasses::declare(&self.inner.stages, self.room)
     }
 
-    /// Refuses what takes more than the limit.
+    /// Refuses a plan beyond the memory limit.
     pub(crate) fn check_fits(&self, plan: &MemoryPlan, hint: &str) -> Result<(), Error> {
         match self.inner.limit {
             Some(limit) if plan.total_bytes() > limit.bytes => {
@@ -458,63 +452,62 @@ impl Model {
         }
     }
 
-    /// Other devices that compute layers before this one does, in order, and their parts.
+    /// The pipeline stages before this device, in order.
     pub(crate) fn parts_before(&self) -> impl Iterator<Item = (&Device, &Transformer)> {
         #[cfg(not(target_arch = "wasm32"))]
-        return self.inner.fronts.parts();
+        return self.inner.stages.parts();
         #[cfg(target_arch = "wasm32")]
         std::iter::empty()
     }
 
-    /// All devices that compute layers, in order; the model's own is the last.
+    /// All devices that compute layers, in order; the model's own is last.
     pub fn devices(&self) -> impl Iterator<Item = &Device> {
         self.parts_before().map(|(device, _)| device).chain([&self.device])
     }
 
-    /// Refuses what takes more than these other devices have, as far as that is known: a plan for each, in order.
+    /// Refuses plans beyond the memory of the devices before this one, where known: one plan each, in order.
     #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
     pub(crate) fn check_fits_before(&self, plans: impl Iterator<Item = MemoryPlan>) -> Result<(), Error> {
         #[cfg(not(target_arch = "wasm32"))]
-        self.inner.fronts.check_plans(plans)?;
+        self.inner.stages.check_plans(plans)?;
         Ok(())
     }
 
-    /// Refuses what needs all layers on the device at once.
+    /// Refuses an operation that needs all layers on this device.
     pub(super) fn expect_resident(&self, option: &'static str) -> Result<(), Error> {
         self.expect_layers_off_file(option)?;
         match self.transformer().layers().start {
             0 => Ok(()),
             elsewhere => Err(Error::Option {
                 option,
-                expected: "a model all of whose layers are on the device".into(),
-                found: format!("{elsewhere} that others compute"),
+                expected: "a model with all layers on the device".into(),
+                found: format!("{elsewhere} layers on other devices"),
             }),
         }
     }
 
-    /// Refuses what cannot wait for layers that are read from the file.
+    /// Refuses an operation that does not support disk offload.
     fn expect_layers_off_file(&self, option: &'static str) -> Result<(), Error> {
         if let Some(streaming) = self.inner.streamed.as_ref().map(DiskOffload::report) {
-            let expected = "a model all of whose layers are on the device".into();
+            let expected = "a model with all layers on the device".into();
             let found = match streaming.experts {
-                Some(experts) => format!("{} of {} experts there", experts.n_kept, experts.n_experts),
-                None => format!(
-                    "{} of {} that are read from the file in each pass",
-                    streaming.n_streamed, streaming.n_layers
-                ),
+                Some(experts) => format!("{} of {} experts on the device", experts.n_kept, experts.n_experts),
+                None => {
+                    format!("{} of {} layers read from disk in each pass", streaming.n_streamed, streaming.n_layers)
+                }
             };
             return Err(Error::Option { option, expected, found });
         }
         Ok(())
     }
 
-    /// Whether a pass may be submitted before the one before it is done.
+    /// Whether a pass may be submitted before the previous one is done.
     pub(crate) fn runs_ahead(&self) -> bool {
         if self.inner.streamed.is_some() || self.inner.tables.is_some() {
             return false;
         }
         #[cfg(not(target_arch = "wasm32"))]
-        if !self.inner.fronts.is_empty() {
+        if !self.inner.stages.is_empty() {
             return false;
         }
         self.device.is_gpu()
@@ -535,7 +528,7 @@ impl Model {
         &self.inner.name
     }
 
-    /// Block types of the weights in the file, the one with most bytes first.
+    /// Block types of the file's weights, most bytes first.
     pub fn block_types(&self) -> &[BlockType] {
         &self.inner.block_types
     }
@@ -550,7 +543,7 @@ impl Model {
         &self.inner.transformer.config
     }
 
-    /// Positions of a session's cache.
+    /// Capacity of a session's KV cache, in tokens.
     pub fn context_length(&self) -> u32 {
         self.room.context_length
     }
@@ -560,28 +553,27 @@ impl Model {
         self.plan
     }
 
-    /// Tokens of a prompt that one pass of a session takes at most.
+    /// Maximum number of tokens of a session's prefill chunk.
     pub fn max_pass(&self) -> u32 {
         self.room.max_pass
     }
 
-    /// What keys and values are cached as.
+    /// Storage type of cached keys and values.
     pub fn kv_type(&self) -> KvType {
         self.room.kv_type
     }
 
-    /// Tells the weights from others', all bytes of them, what is computed with them, such as angles, and the texts of tokens:
-    /// whatever files and device they are in. What stays in the file is read for it, once: as much as a pass reads, or as
-    /// passes would read that take all experts.
+    /// Identifies the weights (all bytes), the configuration, such as RoPE, and the vocabulary, regardless of files
+    /// and device. The first call reads the weights on disk: as much as a pass that uses all experts.
     pub(super) fn digest(&self) -> u64 {
-        // With an MTP head or without, keys and values are the same.
+        // An MTP head does not change keys and values.
         let mut config = self.config().clone();
         config.blocks.truncate(config.n_layers() as usize);
         config.n_mtp = 0;
         let digest = self.digest.wrapping_add(Xxh64::of(format!("{config:?}").as_bytes()));
         #[cfg(not(target_arch = "wasm32"))]
         let digest = digest.wrapping_add(*self.inner.digest_in_file.get_or_init(|| {
-            let Inner { streamed, tables, .. } = &*self.inner;
+            let ModelInner { streamed, tables, .. } = &*self.inner;
             let of_tables = tables.as_ref().map_or(0, DiskTables::digest);
             streamed.as_ref().map_or(0, DiskOffload::digest).wrapping_add(of_tables)
         }));
@@ -592,7 +584,7 @@ impl Model {
         digest
     }
 
-    /// The digest, as files have it.
+    /// The digest in hexadecimal, as saved sessions store it.
     pub(crate) fn shown_digest(&self) -> String {
         format!("{:016x}", self.digest())
     }
@@ -601,26 +593,26 @@ impl Model {
         self.room
     }
 
-    /// The same model, whose sessions have passes for up to `max_pass` tokens; the weights are shared.
+    /// The same model and weights, with session passes for up to `max_pass` tokens.
     ///
     /// # Errors
-    /// [`Error::Option`] if that is none of [`PASS_SIZES`].
+    /// [`Error::Option`] unless `max_pass` is one of [`PASS_SIZES`].
     pub fn with_max_pass(&self, max_pass: u32) -> Result<Model, Error> {
         let room = SessionLimits { max_pass: checked_max_pass(&self.device.target(), Some(max_pass))?, ..self.room };
         let plan = RecordedPasses::declare(&self.device.target(), self.transformer(), room)?.plan();
         Ok(Model { room, plan, ..self.clone() })
     }
 
-    /// Tokens that one submission computes unless a generation asks for another number: 4 on a GPU, not software, that is
-    /// done with a token before the next could be submitted, else 1.
+    /// Default number of tokens per submission: 4 on a real GPU that computes a token faster than the host submits
+    /// the next, else 1.
     pub fn tokens_per_submit(&self) -> u32 {
         self.inner.tokens_per_submit
     }
 
-    /// The tokenizer, which remembers what it encoded.
+    /// The tokenizer with its encoding cache.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the file has none that can be used.
+    /// [`Error::Tokenizer`] if the file has no supported one.
     pub fn encodings(&self) -> Result<&EncodingCache, Error> {
         self.inner.encodings.as_ref().map_err(|reason| Error::Tokenizer {
             field: "model".into(),
@@ -637,7 +629,7 @@ impl Model {
         self.encodings().map(EncodingCache::tokenizer)
     }
 
-    /// The vocabulary as constraints need it. The first call makes it, which takes up to a second if it is large.
+    /// The vocabulary for constraints. The first call builds it, which takes up to a second if it is large.
     ///
     /// # Errors
     /// As [`Model::encodings`]; [`Error::Tokenizer`] if the vocabulary is too large.
@@ -647,11 +639,11 @@ impl Model {
             return Ok(grammars);
         }
         let grammars = Grammars::new(self.encodings()?.shared_tokenizer(), self.config().vocab_size)?;
-        // Another thread may have been first.
+        // Another thread may have built it meanwhile.
         Ok(self.inner.grammars.get_or_init(|| Arc::new(grammars)))
     }
 
-    /// Token ids of a text, with the tokens that the model expects around it.
+    /// Token ids of a text, with the model's special tokens around it.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if there is no tokenizer or the text cannot be encoded.
@@ -659,7 +651,7 @@ impl Model {
         self.encode_with(text, EncodeOptions { add_special: true, parse_special: false })
     }
 
-    /// Token ids of a text, such as one with control tokens by their names.
+    /// Token ids of a text with these options, such as parsing control tokens.
     ///
     /// # Errors
     /// As [`Model::encode`].
@@ -667,7 +659,8 @@ impl Model {
         Ok(self.encodings()?.encode(text, options)?.to_vec())
     }
 
-    /// Refuses ids outside the vocabulary, no tokens at all, and more than `capacity` together with the `n_before` before them.
+    /// Refuses ids outside the vocabulary, an empty sequence, and more than `capacity` tokens with the `n_before`
+    /// earlier ones.
     pub(super) fn check_ids(&self, n_before: usize, ids: &[u32], capacity: usize) -> Result<(), Error> {
         let vocab_size = self.config().vocab_size;
         let error = |found: String| Error::Tokenizer {
@@ -685,22 +678,23 @@ impl Model {
         if needed > capacity { Err(Error::ContextFull { needed, capacity }) } else { Ok(()) }
     }
 
-    /// Refuses to have a head draft that there is not.
+    /// Refuses MTP drafts without an MTP head.
     pub(crate) fn check_mtp(&self, mtp_tokens: u32) -> Result<(), Error> {
         if mtp_tokens == 0 || self.config().n_mtp > 0 {
             return Ok(());
         }
         Err(Error::Option {
             option: "mtp_tokens",
-            expected: "0 for a model without an MTP head, or loaded without it".into(),
+            expected: "0 without a loaded MTP head".into(),
             found: mtp_tokens.to_string(),
         })
     }
 
-    /// Refuses a prompt that no session of this model could take.
+    /// Refuses a prompt that does not fit a session of this model.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] for an id outside the vocabulary or no tokens at all, [`Error::ContextFull`] for too many.
+    /// [`Error::Tokenizer`] for an id outside the vocabulary or an empty prompt, [`Error::ContextFull`] for too many
+    /// tokens.
     pub fn check_prompt(&self, ids: &[u32]) -> Result<(), Error> {
         self.check_ids(0, ids, self.context_length() as usize)
     }
@@ -721,10 +715,10 @@ impl Model {
         &self.inner.transformer
     }
 
-    /// The weights of a request that names an adapter, or none.
+    /// The weights for a request, with its adapter if it names one.
     ///
     /// # Errors
-    /// [`Error::Option`] for a name that [`Model::with_adapters`] was not given.
+    /// [`Error::Option`] for a name unknown to [`Model::with_adapters`].
     pub(crate) fn adapted_by(&self, name: Option<&str>) -> Result<Adapted<'_>, Error> {
         let Some(name) = name else { return Ok(Adapted { transformer: self.transformer(), number: 0 }) };
         #[cfg(feature = "lora")]
@@ -736,7 +730,7 @@ impl Model {
 
     #[cold]
     fn unknown_adapter(&self, name: &str) -> Error {
-        // Nobody in a browser gives adapters names.
+        // Browsers have no named adapters.
         #[cfg(target_arch = "wasm32")]
         let expected = "none".into();
         #[cfg(not(target_arch = "wasm32"))]
@@ -747,7 +741,7 @@ impl Model {
         Error::Option { option: "adapter", expected, found: name.into() }
     }
 
-    /// The adapters that requests of an engine can name, see [`Request::adapter`](crate::engine::Request::adapter).
+    /// Names for [`Request::adapter`](crate::engine::Request::adapter).
     pub fn adapter_names(&self) -> impl Iterator<Item = &str> {
         #[cfg(feature = "lora")]
         return self.adapters.iter().map(|(name, _)| name.as_str());
@@ -755,7 +749,7 @@ impl Model {
         std::iter::empty()
     }
 
-    /// Bytes of these adapters.
+    /// Bytes of the named adapters.
     pub(crate) fn named_adapters_bytes(&self) -> u64 {
         #[cfg(feature = "lora")]
         return self.adapters.iter().map(|(_, adapter)| adapter.size_bytes()).sum();
@@ -763,12 +757,12 @@ impl Model {
         0
     }
 
-    /// The same model with a smaller one that drafts tokens in an engine, [`EngineOptions::draft_tokens`] at a time: the texts
-    /// of greedy requests are the same, and there sooner where the smaller one is much faster and often right.
+    /// The same model with a draft model for engines, which drafts [`EngineOptions::draft_tokens`] at a time. Greedy
+    /// output is unchanged, and faster if the draft model is much faster and often right.
     ///
     /// # Errors
-    /// [`Error::Operand`] if it has another number of tokens in its vocabulary, or layers that keep a state, which cannot go back to
-    /// before a wrong draft.
+    /// [`Error::Operand`] if the vocabulary sizes differ or the draft model is recurrent, since states cannot be
+    /// rolled back.
     ///
     /// [`EngineOptions::draft_tokens`]: crate::engine::EngineOptions::draft_tokens
     #[cfg(not(target_arch = "wasm32"))]
@@ -779,18 +773,18 @@ impl Model {
             return refused(format!("a vocabulary of {own} tokens"), other.to_string());
         }
         if draft.config().is_recurrent() {
-            return refused("a model that keeps keys of all positions".into(), "layers that keep a state".into());
+            return refused("a model without recurrent layers".into(), "recurrent layers".into());
         }
         Ok(Model { draft: Some(Arc::new(draft.clone())), ..self.clone() })
     }
 
-    /// The model that drafts tokens in an engine.
+    /// The draft model for engines.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn draft(&self) -> Option<&Model> {
         self.draft.as_deref()
     }
 
-    /// Runs all of `ids` in one pass and returns all logits and the residual stream after each block.
+    /// Runs `ids` in one pass and returns all logits and the residual stream after each block.
     ///
     /// # Errors
     /// [`Error::ContextFull`] if they do not fit, [`Error::Tokenizer`] for an unknown id, errors of [`Device::run`].
@@ -803,7 +797,7 @@ impl Model {
         let session = Session::new(self)?;
         session.check_ids(ids)?;
         let n_tokens = ids.len() as u32;
-        // Of their own: a pass of that many tokens may take more room than those of a session.
+        // Declared here: the pass may be larger than a session's.
         let cache = KvCache::declare(config, self.kv_type(), self.context_length(), n_tokens)?;
         let fetched = self.transformer().declare_fetched(&device.target(), n_tokens)?;
         let io = PassTensors { fetched, ..PassTensors::declare(config, self.context_length(), n_tokens)? };
@@ -811,10 +805,10 @@ impl Model {
         let record = || {
             let mut rec = device.recorder();
             let mut hidden = Vec::new();
-            // Each tap gets a tensor of its own: the residual stream itself is overwritten.
+            // Each tap has its own tensor, because blocks overwrite the residual stream.
             let mut tap = |rec: &mut Recorder, h: &Tensor| {
                 let kept = Tensor::declare("hidden", Role::Activations, h.shape(), DType::F32)?;
-                // The stream is kept divided.
+                // The stream holds values divided by this scale.
                 crate::kernels::scale(rec, h, &kept, config.residual_scale)?;
                 hidden.push(kept);
                 Ok(())
@@ -855,10 +849,10 @@ impl Model {
     }
 }
 
-/// What adapters need of a model.
+/// LoRA adapters.
 #[cfg(feature = "lora")]
 impl Model {
-    /// The adapter that sessions begin with.
+    /// The adapter of new sessions.
     pub fn adapter(&self) -> Option<&Adapter> {
         self.adapter.as_ref()
     }
@@ -879,7 +873,7 @@ impl Model {
         &self.inner.transformer
     }
 
-    pub(super) fn downgrade(&self) -> std::sync::Weak<Inner> {
+    pub(super) fn downgrade(&self) -> std::sync::Weak<ModelInner> {
         Arc::downgrade(&self.inner)
     }
 
@@ -887,7 +881,7 @@ impl Model {
         &self.inner.adapters
     }
 
-    /// Refuses an adapter of so many bytes that does not fit beside the model, a session and the adapters that are there.
+    /// Refuses an adapter of `size_bytes` that does not fit beside the model, a session and the other adapters.
     pub(super) fn check_adapter_fits(&self, size_bytes: u64) -> Result<(), Error> {
         if self.inner.limit.is_none() {
             return Ok(());
@@ -897,14 +891,14 @@ impl Model {
         plan.weights_bytes = plan.weights_bytes.saturating_add(self.adapters_bytes()).saturating_add(size_bytes);
         #[cfg(not(target_arch = "wasm32"))]
         if self.inner.streamed.is_some() {
-            let hint = "layers in the file leave no room for an adapter; a smaller limit for the model may";
+            let hint = "disk offload leaves no memory for adapters; load the model with a lower memory limit";
             return self.check_fits(&plan, hint);
         }
-        self.check_fits(&plan, "adapters that nobody uses can be let go")
+        self.check_fits(&plan, "drop unused adapters")
     }
 }
 
-/// Tells the texts of tokens from those of another vocabulary.
+/// Identifies a vocabulary by the bytes of its tokens.
 fn digest_of_vocab(tokenizer: &Tokenizer) -> u64 {
     let mut digest = Xxh64::new();
     for id in 0..tokenizer.vocab_size() as u32 {
@@ -915,7 +909,7 @@ fn digest_of_vocab(tokenizer: &Tokenizer) -> u64 {
     digest.finish()
 }
 
-/// A model's configuration, with the block of its MTP head if there is one and it is wanted.
+/// Adds the block of the MTP head to the configuration, if there is one and the options ask for it.
 fn with_mtp(mut config: ModelConfig, mtp: Option<Block>, options: &LoadOptions<'_>) -> ModelConfig {
     if let Some(block) = mtp.filter(|_| options.mtp_tokens) {
         config.blocks.push(block);
@@ -924,7 +918,7 @@ fn with_mtp(mut config: ModelConfig, mtp: Option<Block>, options: &LoadOptions<'
     config
 }
 
-/// Refuses tensors that no pass would read, but for those of an MTP head that is left out.
+/// Refuses tensors that no pass reads, except those of an unused MTP head.
 fn check_read(catalog: &Catalog, weights: &Weights, config: &ModelConfig, leaves_out: bool) -> Result<(), Error> {
     let unread = config.unread();
     let read = weights.destinations().map(|(name, _)| name).chain(unread.iter().map(String::as_str));
@@ -932,7 +926,7 @@ fn check_read(catalog: &Catalog, weights: &Weights, config: &ModelConfig, leaves
     catalog.check_read(read.chain(left_out.into_iter().flatten()))
 }
 
-/// What a session has room for, as the options say.
+/// A session's limits from the options.
 fn checked_room(
     target: &Target,
     limit: u32,
@@ -945,11 +939,10 @@ fn checked_room(
     Ok(SessionLimits { context_length, max_pass: checked_max_pass(target, max_pass)?, kv_type })
 }
 
-/// Memory that weights, which may be nowhere, and one session would take; nothing is allocated.
+/// Memory of the weights, which need not be allocated, and one session; allocates nothing.
 ///
 /// # Errors
 /// As [`Model::plan_file`].
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn plan_of(
     target: &Target,
     config: ModelConfig,
@@ -961,7 +954,7 @@ pub(crate) fn plan_of(
     Ok(RecordedPasses::declare(target, &transformer, room)?.plan())
 }
 
-/// The context length asked for, within what the model was trained on, or the default.
+/// The requested context length within the model's limit, or the default.
 fn checked_context(limit: u32, asked: Option<u32>) -> Result<u32, Error> {
     let context_length = asked.unwrap_or(DEFAULT_CONTEXT.min(limit));
     if context_length == 0 || context_length > limit {
@@ -974,7 +967,7 @@ fn checked_context(limit: u32, asked: Option<u32>) -> Result<u32, Error> {
     Ok(context_length)
 }
 
-/// The largest pass that was asked for, one of [`PASS_SIZES`], or the target's usual one.
+/// The requested pass size, one of [`PASS_SIZES`], or the target's default.
 fn checked_max_pass(target: &Target, asked: Option<u32>) -> Result<u32, Error> {
     let max_pass = asked.unwrap_or(target.usual_max_pass());
     if !PASS_SIZES.contains(&max_pass) {
@@ -984,10 +977,10 @@ fn checked_max_pass(target: &Target, asked: Option<u32>) -> Result<u32, Error> {
     Ok(max_pass)
 }
 
-/// Tokens for one submission. To hand one over, to wait for it and to map what it wrote takes a host tens to hundreds of
-/// microseconds, however short the passes are. A token reads all weights once, which takes a GPU with 1 TB/s 60 us for
-/// 64 MiB. With more weights the GPU is the slower of the two, and one token at a time reaches the reader soonest. A
-/// software adapter is there for tests and does what most GPUs do with most models.
+/// Tokens per submission. Submitting, waiting and mapping the result takes a host tens to hundreds of microseconds,
+/// however short the passes. A token reads all weights once: 64 MiB take a GPU with 1 TB/s 60 us. With more weights
+/// the GPU is the bottleneck, and single tokens reach the reader soonest. Software adapters are for tests and behave
+/// as most GPUs with most models.
 fn tokens_per_submit(is_real_gpu: bool, weights_bytes: u64) -> u32 {
     const SMALL_BYTES: u64 = 64 << 20;
     if is_real_gpu && weights_bytes < SMALL_BYTES { 4 } else { 1 }
@@ -998,7 +991,7 @@ mod tests {
     use super::tokens_per_submit;
 
     #[test]
-    fn only_small_models_on_real_gpus_compute_several_tokens_at_a_time() {
+    fn only_small_models_on_gpus_compute_several_tokens_per_submit() {
         assert_eq!([0, 1 << 20, (64 << 20) - 1].map(|bytes| tokens_per_submit(true, bytes)), [4; 3]);
         assert_eq!([64 << 20, 1 << 40].map(|bytes| tokens_per_submit(true, bytes)), [1; 2]);
         assert_eq!(tokens_per_submit(false, 1 << 20), 1);

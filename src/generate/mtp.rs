@@ -1,58 +1,55 @@
-//! What the MTP head has seen of a session's sequence, and its drafts.
+//! The MTP head's progress in a session's sequence, and its drafts.
 //!
-//! The head goes on with the hidden rows that the model's last pass left, one for each position, once the tokens after
-//! them are known: a prompt's at once, the last of them when the host has read and kept what was chosen. A pass over
-//! which it was not asked leaves a gap. Then its cache begins anew with the rows after the gap, at its own position 0:
-//! its drafts are worse for a while. No text depends on them.
+//! The head consumes the hidden rows of the model's last pass, one per position, once the next tokens are known:
+//! within a prompt at once, for the last token when the host has read the chosen one. A pass that the head does not
+//! follow leaves a gap. Its cache then restarts with the rows after the gap, at its own position 0: drafts are worse
+//! for a while, output is unaffected.
 
 use std::ops::Range;
 
 use super::session::Session;
 use crate::error::Error;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::kernels::StepState;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::model::Ending;
 
-/// Positions, of the sequence.
+/// Ranges are positions of the sequence.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MtpHead {
-    /// Whether the head follows what the model computes.
+    /// Whether the head follows the model's passes.
     #[cfg_attr(target_arch = "wasm32", expect(dead_code))]
     follows: bool,
-    /// Those whose hidden rows the model's last pass left.
+    /// Positions whose hidden rows the model's last pass left.
     left: Range<usize>,
-    /// Those that the head's cache has, from its own position 0 on.
+    /// Positions in the head's cache, from its own position 0.
     cached: Range<usize>,
 }
 
 impl MtpHead {
-    /// A pass of the model over these positions was submitted.
+    /// Records that a pass of the model over these positions was submitted.
     pub fn left(&mut self, positions: Range<usize>) {
         self.left = positions;
     }
 
-    /// The model's passes so far count for nothing, and those that come next are followed or not.
+    /// Discards the rows left so far; later passes are followed if `follows`.
     pub fn begin(&mut self, follows: bool) {
         *self = MtpHead { follows, left: 0..0, cached: std::mem::take(&mut self.cached) };
     }
 
-    /// The sequence has its first `n` tokens alone. What the head made of the last of them was with another one after it.
+    /// Truncates to the first `n` tokens. The head's entry for the last one used the dropped next token.
     pub fn truncate(&mut self, n: usize) {
         let end = self.cached.end.min(n.saturating_sub(1));
         self.cached = self.cached.start.min(end)..end;
     }
 
-    /// Nothing that is cached belongs to the sequence.
+    /// Discards everything.
     pub fn forget(&mut self) {
         (self.left, self.cached) = (0..0, 0..0);
     }
 
-    /// The positions that the head goes on with where a sequence has so many tokens, and its own position of the first one.
-    #[cfg(not(target_arch = "wasm32"))]
+    /// The positions that the head can process in a sequence of `n_tokens`, and its own position for the first.
     fn next(&mut self, n_tokens: usize) -> Option<(Range<usize>, usize)> {
         let Range { start, end } = std::mem::take(&mut self.left);
-        // Of the last token nobody knows what comes next.
+        // The token after the last one is unknown.
         let positions = start..end.min(n_tokens.saturating_sub(1));
         if !self.follows || positions.is_empty() {
             return None;
@@ -67,7 +64,7 @@ impl MtpHead {
 
 #[cfg(target_arch = "wasm32")]
 impl Session {
-    /// No browser loads the head.
+    /// Browsers load no MTP head.
     pub(super) async fn follow(&mut self) -> Result<(), Error> {
         Ok(())
     }
@@ -75,7 +72,7 @@ impl Session {
 
 #[cfg(not(target_arch = "wasm32"))]
 impl Session {
-    /// Lets the head go on with what the last pass left.
+    /// Runs the head over the rows of the last pass.
     pub(super) async fn follow(&mut self) -> Result<(), Error> {
         match self.mtp_size(Ending::MtpFollow).await? {
             Some((size, n_rows)) => self.model.run(self.passes.get(size, Ending::MtpFollow)?, n_rows).await,
@@ -83,8 +80,7 @@ impl Session {
         }
     }
 
-    /// Up to `n` tokens that the head drafts to come next, after it went on with what the last pass left: none if that left
-    /// nothing.
+    /// Runs the head over the rows of the last pass and returns up to `n` draft tokens; none if there are no rows.
     pub(super) async fn mtp_drafts(&mut self, n: usize) -> Result<Vec<u32>, Error> {
         if n == 0 {
             self.follow().await?;
@@ -98,7 +94,7 @@ impl Session {
         }
         let Some(mtp) = &self.passes.io.mtp else { return Ok(Vec::new()) };
         let state = mtp.state().tensor();
-        // Its weights stay on the device where layers are streamed.
+        // The head's weights stay on the device even with disk offload.
         let mut words = vec![device.replay_and_read(self.passes.get(size, Ending::MtpDraft)?, state, 1)?];
         if n > 1 {
             words.push(device.replay_and_read(self.passes.get(1, Ending::MtpDraftNext)?, state, n as u32 - 1)?);
@@ -108,12 +104,12 @@ impl Session {
             drafts.extend(StepState::tokens(&pending.await?));
         }
         let vocab_size = model.config().vocab_size;
-        // From numbers that are not finite no token is chosen.
+        // Non-finite logits choose no token.
         Ok(drafts.into_iter().take_while(|&id| id < vocab_size).collect())
     }
 
-    /// Prepares the head's pass over what the last pass left, and returns its size and how many of its rows are those of tokens;
-    /// `None` if nothing is left.
+    /// Prepares the head's pass over the rows of the last pass, and returns its size and number of tokens; `None` if
+    /// there are no rows.
     async fn mtp_size(&mut self, ending: Ending) -> Result<Option<(u32, usize)>, Error> {
         let Some((positions, first)) = self.mtp.next(self.tokens().len()) else { return Ok(None) };
         let model = self.model.clone();
@@ -136,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_head_goes_on_where_the_next_token_is_known() {
+    fn mtp_head_advances_once_the_next_token_is_known() {
         let mut mtp = following();
         // A prompt of five tokens in passes of three; the sixth comes later.
         mtp.left(0..3);
@@ -153,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_gap_the_head_begins_anew() {
+    fn mtp_head_restarts_after_a_gap_in_positions() {
         let mut mtp = following();
         mtp.left(0..4);
         assert_eq!(mtp.next(5), Some((0..4, 0)));
@@ -170,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_that_goes_back_takes_the_head_along() {
+    fn truncating_a_sequence_truncates_its_mtp_head() {
         let mut mtp = following();
         mtp.left(0..50);
         assert_eq!(mtp.next(51), Some((0..50, 0)));
@@ -189,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generation_that_does_not_ask_leaves_the_head_where_it_is() {
+    fn generation_without_mtp_leaves_the_head_unchanged() {
         let mut mtp = following();
         mtp.left(0..4);
         assert_eq!(mtp.next(5), Some((0..4, 0)));

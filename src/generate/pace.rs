@@ -1,36 +1,36 @@
-//! How many submissions are in flight while a generation goes on.
+//! Chooses how many submissions a generation keeps in flight.
 
-/// Submissions in flight at least, the one that is being read included: the GPU computes one while the host reads another.
+/// Minimum, including the one being read: the GPU computes one while the host reads another.
 const FEWEST: usize = 2;
-/// Submissions in flight at most: what was submitted after the end of a text is computed for nothing.
+/// Maximum: submissions beyond the end of a completion are wasted.
 const MOST: usize = 8;
-/// What counts as a whole submission's time, in parts of it: clocks are coarse, and waiting ends late.
+/// Tolerance, as a fraction of a submission: clocks are coarse and waits end late.
 const JITTER: f64 = 0.125;
-/// Weight of the latest interval in their mean.
+/// Weight of the latest interval in the moving average.
 const WEIGHT: f64 = 0.25;
 
-/// Measures how long after its submission a result is there, and at which rate results come, in seconds of any clock.
+/// Measures the latency of results and the interval between them, in seconds of any clock.
 ///
-/// A GPU that has nothing to do while the host waits for a map delivers a result for each round trip and submission in
-/// flight, so the rate says how many more it could have had. One that is always busy delivers one for each submission's time.
-/// The shortest round trip counts, because a queue of several makes the others longer than they are by themselves.
+/// An idle GPU returns one result per round trip and submission in flight, so the interval shows how many more it
+/// could have had; a busy GPU returns one per submission's compute time. The shortest round trip counts, because
+/// queueing lengthens the others.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pace {
-    /// From a submission to when its result was there, the shortest so far.
+    /// Shortest time from a submission to its result.
     round_trip: Option<f64>,
-    /// From one result to the next, on average.
+    /// Moving average of the time between results.
     interval: Option<f64>,
-    /// When the last result was there.
+    /// Time of the last result.
     last: Option<f64>,
 }
 
 impl Pace {
-    /// The time before the next result is no interval: it is another text's, or nothing was in flight.
+    /// Skips the next interval, which spans another generation or an idle queue.
     pub fn pause(&mut self) {
         self.last = None;
     }
 
-    /// A result is there.
+    /// Records a result.
     pub fn seen(&mut self, submitted: f64, now: f64) {
         let round_trip = (now - submitted).max(0.0);
         self.round_trip = Some(self.round_trip.map_or(round_trip, |shortest| shortest.min(round_trip)));
@@ -41,10 +41,10 @@ impl Pace {
         self.last = Some(now);
     }
 
-    /// Submissions to have in flight: as many as pass during a round trip, and one.
+    /// Number of submissions to keep in flight: those completed during a round trip, plus one.
     pub fn depth(&self) -> usize {
         let (Some(round_trip), Some(interval)) = (self.round_trip, self.interval) else { return FEWEST };
-        // A float that is too large, or none, becomes the largest or smallest number.
+        // Casts of NaN or out-of-range floats saturate.
         let passing = (round_trip / interval.max(f64::MIN_POSITIVE) - JITTER).ceil() as usize;
         passing.saturating_add(1).clamp(FEWEST, MOST)
     }
@@ -56,8 +56,8 @@ mod tests {
 
     use super::*;
 
-    /// A GPU that takes `pass` seconds for each submission in turn, and a host that sees results `latency` later. Returns the
-    /// depth and the rate that it had over the last tenth of 400 results, in results for each second of a busy GPU.
+    /// Simulates a GPU that takes `pass` seconds per submission and a host that sees results `latency` later.
+    /// Returns the depth, and the results per second of GPU time over the last tenth of 400 results.
     fn run(pass: f64, latency: f64) -> (usize, f64) {
         let mut pace = Pace::default();
         let mut unread: VecDeque<(f64, f64)> = VecDeque::new();
@@ -79,30 +79,30 @@ mod tests {
     }
 
     #[test]
-    fn as_many_are_in_flight_as_keep_the_gpu_busy() {
-        // Natively a map takes less than a pass; two would do, and one more is for what the host does meanwhile.
+    fn just_enough_passes_are_in_flight_to_keep_the_gpu_busy() {
+        // Natively a map takes less than a pass: two suffice, and one more covers the host's work.
         for (pass, latency) in [(1e-3, 1e-5), (1e-2, 1e-3), (1e-4, 5e-5)] {
             let (depth, rate) = run(pass, latency);
             assert!((2..=3).contains(&depth) && rate > 0.99, "{pass} {latency}: {depth}, {rate}");
         }
-        // In browsers a map takes several passes.
+        // In browsers a map takes as long as several passes.
         for (pass, latency, fewest) in [(5e-3, 1e-2, 3), (4e-3, 1.5e-2, 5), (2e-3, 1e-2, 6)] {
             let (depth, rate) = run(pass, latency);
             assert!(depth >= fewest && depth <= fewest + 2 && rate > 0.99, "{pass} {latency}: {depth}, {rate}");
         }
-        // More than is of use after the end of a text.
+        // Capped: more are wasted at the end of a completion.
         assert_eq!(run(1e-4, 1e-2).0, 8);
     }
 
     #[test]
-    fn clocks_that_stand_still_or_go_back_do_no_harm() {
+    fn stopped_or_backward_clocks_keep_the_depth_in_range() {
         let mut pace = Pace::default();
         assert_eq!(pace.depth(), 2);
         for (submitted, now) in [(1.0, 1.0), (1.0, 1.0), (2.0, 1.0), (0.5, 0.5)] {
             pace.seen(submitted, now);
             assert!((2..=8).contains(&pace.depth()), "{pace:?}");
         }
-        // The pause between two texts is no interval.
+        // The pause between two generations is no interval.
         let mut pace = Pace::default();
         pace.seen(0.0, 1.0);
         pace.seen(0.5, 1.5);

@@ -1,4 +1,4 @@
-//! The part of a model that a device computes, declared where a placement puts it.
+//! A device's part of a model, declared as the placement says.
 
 use std::ops::Range;
 
@@ -11,20 +11,20 @@ use crate::model::{ExpertWeights, ModelConfig, Transformer, Weights};
 use crate::recording::MemoryPlan;
 use crate::target::Target;
 
-/// Layers of a model on a device, and the head with the last of them. Nothing is allocated.
-pub(super) struct Part<'a> {
+/// A device's layers, and the output head with the last of them. Allocates nothing.
+pub(super) struct ModelPart<'a> {
     target: Target,
     config: &'a ModelConfig,
     catalog: &'a Catalog,
-    /// What sessions have room for, but for the context, which a placement decides.
+    /// Session limits; the placement decides the context length.
     room: SessionLimits,
     layers: Range<u32>,
-    /// As they would all be on the device.
+    /// Weights without disk offload.
     pub weights: Weights,
 }
 
-impl<'a> Part<'a> {
-    /// Declares the weights, for all layers.
+impl<'a> ModelPart<'a> {
+    /// Declares the weights of all layers.
     ///
     /// # Errors
     /// As [`Weights::declare`].
@@ -33,18 +33,17 @@ impl<'a> Part<'a> {
         config: &'a ModelConfig,
         catalog: &'a Catalog,
         room: SessionLimits,
-    ) -> Result<Part<'a>, Error> {
+    ) -> Result<ModelPart<'a>, Error> {
         let weights = Weights::declare(&target, config, catalog)?;
-        Ok(Part { target, config, catalog, room, layers: 0..config.n_layers(), weights })
+        Ok(ModelPart { target, config, catalog, room, layers: 0..config.n_layers(), weights })
     }
 
-    /// The same, of some layers.
-    #[cfg(not(target_arch = "wasm32"))]
-    pub fn of_layers(self, layers: Range<u32>) -> Part<'a> {
-        Part { layers, ..self }
+    /// Restricts the part to some layers.
+    pub fn of_layers(self, layers: Range<u32>) -> ModelPart<'a> {
+        ModelPart { layers, ..self }
     }
 
-    /// What computes it where all layers are on the device.
+    /// The transformer without offloaded layers.
     ///
     /// # Errors
     /// As [`Transformer::declare`].
@@ -66,13 +65,13 @@ impl<'a> Part<'a> {
         Ok(transformer)
     }
 
-    /// Whether experts can change places with each other, and the file has them one after the other.
+    /// Whether experts can share slots and are stored consecutively in the file.
     fn may_keep_experts(&self) -> bool {
         let mut weights = self.weights.clone();
-        let kept = weights.keep_experts(&self.target, self.config, self.catalog, self.layers.clone(), 1);
+        let kept = weights.cache_experts(&self.target, self.config, self.catalog, self.layers.clone(), 1);
         let is_apart = |experts: &ExpertWeights| match experts.kept() {
             Some(kept) => {
-                experts.may_be_kept(kept.n_experts()) && Feed::of_expert(self.catalog, kept.parts(0, 0)).is_ok()
+                experts.can_be_cached(kept.n_experts()) && Feed::of_expert(self.catalog, kept.parts(0, 0)).is_ok()
             }
             None => true,
         };
@@ -84,10 +83,10 @@ impl<'a> Part<'a> {
         Ok(RecordedPasses::declare(&self.target, transformer, room)?.plan())
     }
 
-    /// What computes it where it is placed, and what reads its layers from the file if some are there.
+    /// The transformer as placed, its memory plan, and disk offload of layers, if any.
     ///
     /// # Errors
-    /// As [`Part::transformer`]; those of declaring slots and of recording.
+    /// As [`ModelPart::transformer`]; those of declaring slots and of recording.
     pub fn place(
         &self,
         placement: &Placement,
@@ -97,10 +96,10 @@ impl<'a> Part<'a> {
         let (Some(share), Some(files)) = (share, files) else {
             return Ok((self.transformer(*context_length, *tables)?, *plan, None));
         };
-        // The others have places by now: a plan was made of them.
+        // Planning has placed the tensors of `self.weights`.
         let mut weights = Weights::declare(&self.target, self.config, self.catalog)?;
         if let Share::Experts { n_slots } = share {
-            weights.keep_experts(&self.target, self.config, self.catalog, self.layers.clone(), *n_slots)?;
+            weights.cache_experts(&self.target, self.config, self.catalog, self.layers.clone(), *n_slots)?;
         }
         let transformer = self.transformer_of(weights, *context_length, *tables)?;
         let streamed = DiskOffload::new(&transformer, self.catalog, files.clone(), share, *fitting_context);
@@ -109,7 +108,7 @@ impl<'a> Part<'a> {
     }
 }
 
-impl Needs for Part<'_> {
+impl Needs for ModelPart<'_> {
     fn plan(&self, context_length: u32, tables_in_file: bool) -> Result<MemoryPlan, Error> {
         self.plan_of(&self.transformer(context_length, tables_in_file)?, context_length)
     }

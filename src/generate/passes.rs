@@ -1,4 +1,4 @@
-//! The forward passes of a session: recorded once for a few numbers of tokens, with the tensors that they share.
+//! A session's forward passes, recorded for a few sizes, and their shared tensors.
 
 use std::collections::HashMap;
 
@@ -12,12 +12,12 @@ use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 use crate::tuning::{record_tested, self_test};
 
-/// Tokens that a model's largest pass can take, see [`Model::max_pass`](super::Model::max_pass). A session records passes of
-/// these sizes at once, and of those between when a prompt first needs one.
+/// Possible sizes of a model's largest pass, see [`Model::max_pass`](super::Model::max_pass). A session records
+/// these sizes at once and those between on first use.
 pub const PASS_SIZES: [u32; 5] = [1, 8, 32, 128, 512];
 
-/// Rows of a pass for so many tokens: 1, or whole eighths of the power of two below, in steps of 8 at least. Each further
-/// size is a recording of its own; with these no more than an eighth of a long pass is idle.
+/// Rows of a pass for `n_tokens` tokens: 1, or a multiple of an eighth of the power of two below, in steps of at
+/// least 8. Each size is a separate recording; at most an eighth of a long pass is padding.
 pub(crate) fn rows_for(n_tokens: u32) -> u32 {
     match n_tokens {
         0 | 1 => 1,
@@ -25,22 +25,21 @@ pub(crate) fn rows_for(n_tokens: u32) -> u32 {
     }
 }
 
-/// What a session has room for.
+/// Sizes of a session.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SessionLimits {
-    /// Positions of its cache.
+    /// Capacity of the KV cache, in tokens.
     pub context_length: u32,
-    /// Tokens that one pass takes at most.
+    /// Maximum number of tokens of a pass.
     pub max_pass: u32,
-    /// What keys and values are cached as.
+    /// Storage type of cached keys and values.
     pub kv_type: KvType,
 }
 
-/// Records one pass with an ending, of a model whose weights may be nowhere.
+/// Records one pass of a model whose weights need not be allocated.
 ///
 /// # Errors
-/// [`Error::Operand`] or [`Error::Shape`] if the target's limits are too small for it.
-#[cfg(not(target_arch = "wasm32"))]
+/// [`Error::Operand`] or [`Error::Shape`] if the pass exceeds the target's limits.
 pub(crate) fn record_pass(
     target: &Target,
     transformer: &Transformer,
@@ -56,16 +55,16 @@ pub(crate) fn record_pass(
     Ok(rec.finish(&mut Workspace::default()))
 }
 
-/// A session's tensors and the passes that are recorded over them.
+/// A session's tensors and its recorded passes.
 pub(super) struct RecordedPasses {
     pub cache: KvCache,
     pub io: PassTensors,
     workspace: Workspace,
-    /// Those of [`PASS_SIZES`] that are recorded at once.
+    /// The [`PASS_SIZES`] recorded at once.
     sizes: &'static [u32],
-    /// By what comes after the layers, and by size.
+    /// By ending and size.
     recordings: HashMap<(Ending, u32), Recording>,
-    /// Those with other adapters than the one in use, or with none, by the adapters' numbers, of which 0 is none.
+    /// Passes of other adapters, by adapter number; 0 is none.
     #[cfg(feature = "lora")]
     others: HashMap<u64, HashMap<(Ending, u32), Recording>>,
     #[cfg(feature = "lora")]
@@ -74,11 +73,11 @@ pub(super) struct RecordedPasses {
 }
 
 impl RecordedPasses {
-    /// Declares tensors and records the passes of a greedy generation for [`PASS_SIZES`]; nothing is allocated.
+    /// Declares tensors and records the greedy passes of [`PASS_SIZES`]; allocates nothing.
     pub fn declare(target: &Target, transformer: &Transformer, room: SessionLimits) -> Result<RecordedPasses, Error> {
         let SessionLimits { context_length, max_pass, kv_type } = room;
         let config = &transformer.config;
-        // A pass for more tokens than the context has positions would never be full.
+        // A pass larger than the context would never be full.
         let [largest, enough] = [
             PASS_SIZES.iter().rposition(|&size| size <= max_pass),
             PASS_SIZES.iter().position(|&size| size >= context_length),
@@ -113,7 +112,7 @@ impl RecordedPasses {
     }
 
     fn planned(&self) -> MemoryPlan {
-        // They use all of it but the sampling settings, biases and what is allowed, which a greedy pass does not read.
+        // Greedy passes use all tensors but the sampling settings, biases and bitmask.
         let PassTensors { sampling, biases, allowed, .. } = &self.io;
         let recordings = self.recordings.values();
         #[cfg(feature = "lora")]
@@ -121,14 +120,14 @@ impl RecordedPasses {
         MemoryPlan::of(recordings, [sampling, biases, allowed])
     }
 
-    /// Says which adapter the passes so far are with, by its number.
+    /// Sets the number of the adapter in use.
     #[cfg(feature = "lora")]
     pub fn begin_with(&mut self, adapter: u64) {
         self.in_use = adapter;
     }
 
-    /// Goes over to the passes of a model with another adapter, or with none, by the adapters' numbers. Those of adapters that
-    /// are not `resident` any more are given up.
+    /// Switches to the passes of another adapter, or none, and drops those of adapters that are no longer
+    /// `resident`.
     #[cfg(feature = "lora")]
     pub fn select(
         &mut self,
@@ -148,9 +147,9 @@ impl RecordedPasses {
         Ok(())
     }
 
-    /// Records the passes of a greedy generation, the largest first: smaller ones find room in its workspace.
+    /// Records the greedy passes, largest first: smaller ones fit its workspace.
     fn record_usual(&mut self, target: &Target, transformer: &Transformer) -> Result<(), Error> {
-        // In the middle of a prompt only full passes run.
+        // Only full passes run within a prompt.
         self.record(target, transformer, self.largest(), Ending::Cache)?;
         let sizes = self.sizes;
         sizes.iter().rev().try_for_each(|&size| self.record_greedy(target, transformer, size))?;
@@ -166,7 +165,7 @@ impl RecordedPasses {
         self.record(target, transformer, size, Ending::GREEDY)
     }
 
-    /// Records a pass unless that was done before.
+    /// Records a pass unless it is recorded already.
     pub fn record(
         &mut self,
         target: &Target,
@@ -174,7 +173,7 @@ impl RecordedPasses {
         size: u32,
         ending: Ending,
     ) -> Result<(), Error> {
-        // Without the last layers all passes of a size end alike.
+        // A stage without the last layers ends all passes alike.
         let ending = if transformer.is_last() { ending } else { Ending::Cache };
         if !self.recordings.contains_key(&(ending, size)) {
             let mut rec = Recorder::new(target.clone());
@@ -188,15 +187,15 @@ impl RecordedPasses {
         Ok(())
     }
 
-    /// Records the passes of all sizes that prompts can need.
+    /// Records all sizes that prompts can need.
     pub fn record_all_sizes(&mut self, target: &Target, transformer: &Transformer) -> Result<(), Error> {
-        // They grow with the tokens.
+        // Sizes grow with the number of tokens.
         let mut sizes: Vec<u32> = (1..=self.largest()).map(|n_tokens| self.size(n_tokens)).collect();
         sizes.dedup();
         sizes.into_iter().rev().try_for_each(|size| self.record_greedy(target, transformer, size))
     }
 
-    /// Sees to it that the self-test has nothing against a pass.
+    /// Makes sure that a pass has passed the self-test.
     ///
     /// # Errors
     /// Those of the self-test and of [`RecordedPasses::record`].
@@ -222,11 +221,12 @@ impl RecordedPasses {
         }
     }
 
-    /// A pass that fills the cache and leaves a layer's queries, with these, `[size, H D]`; see [`PassTensors::queries`].
+    /// Records a pass that fills the cache and returns the queries of a layer, `[size, H D]`; see
+    /// [`PassTensors::queries`].
     ///
     /// # Errors
     /// As [`RecordedPasses::test`].
-    pub async fn watch(
+    pub async fn record_queries(
         &mut self,
         device: &Device,
         transformer: &Transformer,
@@ -244,7 +244,7 @@ impl RecordedPasses {
         Ok((record_tested(device, record, |recording| recording).await?, queries))
     }
 
-    /// Tests the passes of all generations, of which there are none yet.
+    /// Runs the self-test on the greedy passes of a model, before any session exists.
     ///
     /// # Errors
     /// As [`RecordedPasses::test`].
@@ -262,7 +262,7 @@ impl RecordedPasses {
         passes.test_all(device, transformer).await
     }
 
-    /// As [`RecordedPasses::test`], for all passes that are recorded.
+    /// As [`RecordedPasses::test`], for all recorded passes.
     async fn test_all(&mut self, device: &Device, transformer: &Transformer) -> Result<(), Error> {
         #[cfg(not(target_arch = "wasm32"))]
         device.compile(self.recordings.values());
@@ -277,28 +277,28 @@ impl RecordedPasses {
         self.sizes[self.sizes.len() - 1]
     }
 
-    /// Positions of the cache.
+    /// Capacity of the cache, in tokens.
     pub fn capacity(&self) -> usize {
         self.cache.capacity() as usize
     }
 
-    /// Memory of the weights and of the passes of a greedy generation that are recorded at once. Others share their workspace;
-    /// what they add is the params of their dispatches.
+    /// Memory of the weights and the greedy passes. Other passes share their workspace and add only their
+    /// dispatches' parameters.
     pub fn plan(&self) -> MemoryPlan {
         self.plan
     }
 
-    /// The size of the next pass where `n_tokens` tokens are left: the smallest that takes them all, or else the largest.
+    /// Size of the next pass over `n_tokens` remaining tokens: the smallest that holds all, or the largest.
     pub fn size(&self, n_tokens: u32) -> u32 {
         rows_for(n_tokens.min(self.largest())).min(self.largest())
     }
 
-    /// The recorded pass of a size, with what comes after its layers.
+    /// The recorded pass of a size and ending.
     pub fn get(&self, size: u32, ending: Ending) -> Result<&Recording, Error> {
         self.recordings.get(&(ending, size)).ok_or_else(|| Error::Operand {
             kernel: "session",
             operand: "pass",
-            expected: "one that was recorded".into(),
+            expected: "a recorded pass".into(),
             found: format!("{ending:?} of {size}"),
         })
     }

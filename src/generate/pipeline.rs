@@ -1,11 +1,12 @@
-//! Models that several devices share: each computes some of the layers, the model's own device the last ones and the head.
+//! Pipeline stages: several devices share a model, each computing some layers; the model's own device computes the
+//! last ones and the output head.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::disk_tables::DiskTables;
 use super::model::LoadOptions;
-use super::part::Part;
+use super::part::ModelPart;
 use super::passes::{RecordedPasses, SessionLimits};
 use crate::device::Device;
 use crate::error::Error;
@@ -15,20 +16,20 @@ use crate::model::{Ending, KvCache, ModelConfig, Transformer};
 use crate::recording::MemoryPlan;
 use crate::tuning::while_testing;
 
-/// So many layers on a device.
+/// A number of layers on a device.
 #[derive(Clone, Debug)]
 pub struct DeviceLayers {
-    /// The device that computes them, with its own memory.
+    /// The device; its memory holds the layers.
     pub device: Device,
-    /// How many: 1 at least.
+    /// Number of layers, at least 1.
     pub n_layers: u32,
 }
 
-/// Which layers other devices than the model's own compute, from the first layer on; those of a model whose file
-/// arrives piece by piece are all on its own.
+/// Splits the layers before the model's own device among other devices. A model loaded in pieces has all layers on
+/// its own device.
 ///
 /// # Errors
-/// [`Error::Option`] as in [`layers_before`], or if other devices are asked for by name where there can be none.
+/// [`Error::Option`] as in [`layers_before`], or for other devices with a model loaded in pieces.
 pub(super) fn before(
     device: &Device,
     config: &ModelConfig,
@@ -42,7 +43,7 @@ pub(super) fn before(
         (false, n) => {
             return Err(Error::Option {
                 option: "layers_on",
-                expected: "no other devices for a model whose file arrives piece by piece".into(),
+                expected: "no other devices for a model that is loaded in pieces".into(),
                 found: n.to_string(),
             });
         }
@@ -59,59 +60,63 @@ pub(super) fn before(
     Ok(devices.zip(n).map(|(device, n_layers)| DeviceLayers { device, n_layers }).collect())
 }
 
-/// What other devices than the model's own compute before it.
+/// The pipeline stages before the model's own device.
 pub(super) struct PipelineStages(Vec<PipelineStage>);
 
-/// Layers on one of them; with the first ones the embedding.
+/// A stage's layers; the first stage includes the embedding.
 struct PipelineStage {
     device: Device,
     transformer: Transformer,
-    /// Tells of what no device after it reads as well.
+    /// Tensors that no later stage reads as well.
     feed: Feed,
-    /// What its device had before anything of the model was there, as far as that is known.
+    /// Free memory of the device before loading, if known.
     limit: Option<Limit>,
 }
 
-/// Of all devices that share a model.
+/// Settings common to all stages.
 #[derive(Clone, Copy)]
-pub(super) struct Shared<'a> {
+pub(super) struct StageSettings<'a> {
     pub catalog: &'a Catalog,
     pub room: SessionLimits,
     pub exact: bool,
-    /// Whether tables of tokens stay in the file.
+    /// Whether embedding tables stay on disk.
     pub fetches_rows: bool,
 }
 
 impl PipelineStages {
-    /// Declares layers on other devices, before `last`, which is the rest of the model.
+    /// Declares stages before `last`, the model's own device.
     ///
     /// # Errors
-    /// Errors of [`Part::declare`].
-    pub fn declare(all: &[DeviceLayers], last: &Transformer, shared: Shared<'_>) -> Result<PipelineStages, Error> {
-        let mut fronts: Vec<PipelineStage> = Vec::with_capacity(all.len());
+    /// Errors of [`ModelPart::declare`].
+    pub fn declare(
+        all: &[DeviceLayers],
+        last: &Transformer,
+        shared: StageSettings<'_>,
+    ) -> Result<PipelineStages, Error> {
+        let mut stages: Vec<PipelineStage> = Vec::with_capacity(all.len());
         let mut end = last.layers().start;
-        // Each knows what those after it read.
+        // Each stage knows what later ones read.
         for DeviceLayers { device, n_layers } in all.iter().rev() {
             let start = end - n_layers;
-            let later = fronts.iter().map(|front| &front.transformer).chain([last]);
+            let later = stages.iter().map(|front| &front.transformer).chain([last]);
             let front = PipelineStage::declare(device, start..end, later, (&last.config, shared))?;
-            fronts.push(front);
+            stages.push(front);
             end = start;
         }
-        fronts.reverse();
-        Ok(PipelineStages(fronts))
+        stages.reverse();
+        Ok(PipelineStages(stages))
     }
 
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The devices, in the order in which they compute, and their parts of the model.
+    /// Devices and their parts of the model, in order.
     pub fn parts(&self) -> impl Iterator<Item = (&Device, &Transformer)> {
         self.0.iter().map(|front| (&front.device, &front.transformer))
     }
 
-    /// Fills them, and returns what the digest of a model's tensors has of those that the model's own device does not read.
+    /// Loads the stages and returns the digest of the tensors that the model's own device does not read.
     ///
     /// # Errors
     /// Those of [`Feed::take_all`].
@@ -119,21 +124,21 @@ impl PipelineStages {
         self.0.iter().try_fold(0, |digest: u64, front| Ok(digest.wrapping_add(front.fill(files, room)?)))
     }
 
-    /// Refuses what takes more memory than the devices have, as far as that is known: a plan for each, in order.
+    /// Refuses plans beyond the devices' memory, where known: one plan each, in order.
     ///
     /// # Errors
     /// [`Error::Memory`].
     pub fn check_plans(&self, plans: impl Iterator<Item = MemoryPlan>) -> Result<(), Error> {
         self.0.iter().zip(plans).try_for_each(|(front, plan)| match front.limit {
             Some(limit) if plan.total_bytes() > limit.bytes => {
-                let hint = format!("fewer layers on {} leave it more room", front.device.info().name);
+                let hint = format!("put fewer layers on {}", front.device.info().name);
                 Err(plan.refused(limit.bytes, limit.explained(hint)))
             }
             _ => Ok(()),
         })
     }
 
-    /// Memory of the weights and one session on each.
+    /// Memory of the weights and one session, per device.
     ///
     /// # Errors
     /// Errors of [`RecordedPasses::declare`].
@@ -150,12 +155,12 @@ impl PipelineStage {
         device: &Device,
         layers: Range<u32>,
         later: impl Iterator<Item = &'a Transformer> + Clone,
-        (config, shared): (&ModelConfig, Shared<'_>),
+        (config, shared): (&ModelConfig, StageSettings<'_>),
     ) -> Result<PipelineStage, Error> {
-        let Shared { catalog, room, exact, fetches_rows } = shared;
+        let StageSettings { catalog, room, exact, fetches_rows } = shared;
         let limit = Limit::of(None, device.available_bytes());
         let device = device.for_model(exact);
-        let part = Part::declare(device.target(), config, catalog, room)?.of_layers(layers);
+        let part = ModelPart::declare(device.target(), config, catalog, room)?.of_layers(layers);
         let transformer = part.transformer(room.context_length, fetches_rows)?;
         let is_of_others = |name: &str| later.clone().any(|part| part.destinations().any(|(known, _)| known == name));
         let feed = Feed::digesting(catalog, transformer.destinations(), |name| !is_of_others(name));
@@ -173,26 +178,26 @@ impl PipelineStage {
 
 /// A session's passes on the devices before the model's own.
 pub(super) struct StagePasses {
-    fronts: Arc<PipelineStages>,
+    stages: Arc<PipelineStages>,
     passes: Vec<RecordedPasses>,
 }
 
 impl StagePasses {
-    pub fn declare(fronts: &Arc<PipelineStages>, room: SessionLimits) -> Result<StagePasses, Error> {
+    pub fn declare(stages: &Arc<PipelineStages>, room: SessionLimits) -> Result<StagePasses, Error> {
         let passes = |(device, transformer): (&Device, &Transformer)| {
             RecordedPasses::declare(&device.target(), transformer, room)
         };
-        let passes = fronts.parts().map(passes).collect::<Result<_, Error>>()?;
-        Ok(StagePasses { fronts: fronts.clone(), passes })
+        let passes = stages.parts().map(passes).collect::<Result<_, Error>>()?;
+        Ok(StagePasses { stages: stages.clone(), passes })
     }
 
-    /// What the layers keep on each device.
+    /// Each device's KV cache.
     pub fn caches(&self) -> impl Iterator<Item = (&KvCache, &Device)> {
-        self.passes.iter().zip(self.fronts.parts()).map(|(passes, (device, _))| (&passes.cache, device))
+        self.passes.iter().zip(self.stages.parts()).map(|(passes, (device, _))| (&passes.cache, device))
     }
 
-    /// Computes its layers for these tokens, in a pass of `size` rows, and returns the rows that they leave, `[size, C]`; none
-    /// if the model's own device has all layers. `tables`: those that are in the file.
+    /// Computes these tokens on all stages, in a pass of `size` rows, and returns the activations `[size, C]` for
+    /// the model's own device; none if that has all layers. `tables`: embedding tables on disk.
     ///
     /// # Errors
     /// Errors of the self-test, [`DiskTables::fetch`] and [`Device::run`].
@@ -205,7 +210,7 @@ impl StagePasses {
         tables: Option<&DiskTables>,
     ) -> Result<Option<Vec<u32>>, Error> {
         let mut left: Option<Vec<u32>> = None;
-        for (passes, (device, transformer)) in self.passes.iter_mut().zip(self.fronts.parts()) {
+        for (passes, (device, transformer)) in self.passes.iter_mut().zip(self.stages.parts()) {
             passes.test(device, transformer, size, Ending::Cache).await?;
             let (pass, io) = (passes.get(size, Ending::Cache)?, &passes.io);
             match &left {

@@ -2,19 +2,18 @@
 //!
 //! ```text
 //! __metadata__  format "tilewright session", version "2"; model: digest of weights and vocabulary; name; kv_type
-//!               cached: tokens whose keys are here; angles: row of angles of the first; note: whatever its writer put in
+//!               cached: tokens whose keys follow; angles: RoPE table row of position 0; note: the caller's text
 //! tokens        U32 [n]                       the sequence, cached tokens first
-//! cache.<l>.k   U32 [Hkv, rows, row]          keys of the latest `rows` cached tokens, packed as `kv_type` says; and .v
-//! cache.<l>.past, .state   F32                states of a recurrent layer, in turns
-//! states        U32 [turns]                   positions after which they are; next to those alone
+//! cache.<l>.k   U32 [Hkv, rows, row]          keys of the latest `rows` cached tokens, in `kv_type`; also .v
+//! cache.<l>.past, .state   F32                states of a recurrent layer, by slot
+//! states        U32 [slots]                   positions after which the states are, for recurrent models
 //! ```
 
 use std::collections::HashMap;
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
 use super::Session;
-use super::sequence::{Cached, N_STATES};
+use super::sequence::{CachedTokens, N_STATES};
 use crate::device::Device;
 use crate::error::Error;
 use crate::formats::arriving::{Arriving, Sink};
@@ -22,33 +21,32 @@ use crate::formats::own_file::{OwnFile, shown};
 use crate::formats::{BlockType, Safetensors, TensorInfo};
 use crate::kernels::CachedKeys;
 use crate::model::LayerCache;
-use crate::saving::{Row, Saving};
+use crate::saving::{RowSize, Saving};
 use crate::tensor::Tensor;
 
 const FORMAT: &str = "session";
-/// 1 had a digest of the first bytes of each tensor, so that it does not tell which model it is of.
+/// Version 1 had a digest of the first bytes of each tensor only, which does not identify the model.
 const VERSION: &str = "2";
 
-/// A tensor of a file: what it is called, its type and its shape.
-type Entry = (String, BlockType, Vec<u64>);
+/// A tensor in a file: name, type and shape.
+type SavedEntry = (String, BlockType, Vec<u64>);
 
 impl Session {
-    /// Writes the session to a file, which is replaced only when all is written: its tokens, what the device has computed of
-    /// them, and a text that [`Session::load`] gives back, such as the conversation that the tokens are.
+    /// Saves the session to a file, replaced atomically: its tokens, their cache, and a note that [`Session::load`]
+    /// returns, such as the conversation.
     ///
     /// # Errors
     /// [`Error::Io`] if the file cannot be written; errors of [`Device::read`](crate::Device::read).
-    #[cfg(not(target_arch = "wasm32"))]
     pub async fn save(&self, path: impl AsRef<Path>, note: &str) -> Result<(), Error> {
         self.saving(note).write(path.as_ref()).await
     }
 
-    /// Goes on with the session that [`Session::save`] wrote, of the same model on any device, and returns its note. Nothing
-    /// of what the file has is computed again, unless layers with a window have room for all positions here and the file has
-    /// the latest alone: then all is. After an error the session is as it was.
+    /// Restores a session saved by [`Session::save`], of the same model on any device, and returns its note.
+    /// Recomputes nothing, unless sliding-window layers keep all positions here and only the latest in the file:
+    /// then everything. An error leaves the session unchanged.
     ///
     /// # Errors
-    /// [`Error::Io`] if the file cannot be opened; else as [`Session::restore_bytes`], with the file's name.
+    /// [`Error::Io`] if the file cannot be opened; else as [`Session::restore_bytes`], naming the file.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<String, Error> {
         let path = path.as_ref();
@@ -56,7 +54,7 @@ impl Session {
         self.restore_bytes(&bytes).map_err(|error| error.in_file(path))
     }
 
-    /// The session as a file's content, see [`Session::save`].
+    /// The session as the bytes of a file, see [`Session::save`].
     ///
     /// # Errors
     /// Errors of [`Device::read`](crate::Device::read).
@@ -64,19 +62,20 @@ impl Session {
         self.saving(note).to_bytes().await
     }
 
-    /// Goes on with the session of a file's content, see [`Session::load`].
+    /// Restores a session from the bytes of a file, see [`Session::load`].
     ///
     /// # Errors
-    /// [`Error::Format`] that names what is wrong and where: another model, another type of keys, a file that is cut off;
-    /// [`Error::Unsupported`] for another version; [`Error::ContextFull`] if the session has no room for so many tokens;
-    /// errors of [`Device::write`](crate::Device::write).
+    /// [`Error::Format`] naming the fault and its offset: another model, another KV type, a truncated file;
+    /// [`Error::Unsupported`] for another version; [`Error::ContextFull`] if the tokens do not fit; errors of
+    /// [`Device::write`](crate::Device::write).
     pub fn restore_bytes(&mut self, bytes: &[u8]) -> Result<String, Error> {
-        let mut restoring = Restoring { session: self, ids: Vec::new(), told: None };
+        let mut restoring = Restoring { session: self, ids: Vec::new(), checked: None };
         Arriving::read(bytes, &mut restoring)?;
         restoring.finish()
     }
 
-    /// The session as a file's content, as it is now, see [`Session::save`]; passes that run meanwhile may be part of it.
+    /// The current session as a file to be written, see [`Session::save`]; may include the results of passes that
+    /// run meanwhile.
     pub fn saving(&self, note: &str) -> Saving {
         let sequence = self.sequence.at_rest();
         let (ids, cached) = (sequence.ids(), sequence.cached());
@@ -107,7 +106,7 @@ impl Session {
         for (layer, device) in kept() {
             for tensor in layer.tensors() {
                 let LayerCache::Keys(keys) = layer else {
-                    saving.add_rows(device, tensor, 0, tensor.len(), Row::whole(1));
+                    saving.add_rows(device, tensor, 0, tensor.len(), RowSize::whole(1));
                     continue;
                 };
                 let [slots, row] = slots_of(tensor);
@@ -115,10 +114,10 @@ impl Session {
                 for head in 0..n_heads {
                     let mut position = cached.n - rows_of(&cached, keys);
                     while position < cached.n {
-                        // Rows that lie side by side: up to the last slot.
+                        // Consecutive rows, up to the last slot.
                         let slot = position % slots;
                         let n = (slots - slot).min(cached.n - position);
-                        saving.add_rows(device, tensor, (head * slots + slot) * row, n, Row::whole(row));
+                        saving.add_rows(device, tensor, (head * slots + slot) * row, n, RowSize::whole(row));
                         position += n;
                     }
                 }
@@ -131,12 +130,12 @@ impl Session {
     }
 }
 
-/// What each layer keeps, its number, and the device on which it does.
+/// Each layer's cache, its number and its device.
 fn kept_by(session: &Session) -> impl Iterator<Item = (usize, &LayerCache, &Device)> {
     session.caches().flat_map(|(cache, device)| cache.kept().map(move |(l, layer)| (l, layer, device)))
 }
 
-/// Slots and words of a row of a tensor of keys.
+/// Slots and words per row of a key tensor.
 fn slots_of(tensor: &Tensor) -> [usize; 2] {
     match *tensor.shape() {
         [_, slots, row] => [slots as usize, row as usize],
@@ -144,16 +143,15 @@ fn slots_of(tensor: &Tensor) -> [usize; 2] {
     }
 }
 
-/// How many of the latest cached positions still have their rows: where later passes took slots of earlier positions, not
-/// all of them.
-fn rows_of(cached: &Cached, keys: &CachedKeys) -> usize {
+/// How many of the latest cached positions still have their rows; later passes may have overwritten earlier slots.
+fn rows_of(cached: &CachedTokens, keys: &CachedKeys) -> usize {
     let [slots, _] = slots_of(&keys.k);
     let written = cached.written.min(keys.capacity as usize);
     cached.n - written.saturating_sub(slots).min(cached.n)
 }
 
-/// What a file has of a layer, with so many rows of keys.
-fn layer_entries(layer: &LayerCache, rows: impl Fn(&CachedKeys) -> usize) -> Vec<Entry> {
+/// A layer's tensors in a file, with this many rows of keys.
+fn layer_entries(layer: &LayerCache, rows: impl Fn(&CachedKeys) -> usize) -> Vec<SavedEntry> {
     let entry = |tensor: &Tensor| {
         let mut shape: Vec<u64> = tensor.shape().iter().map(|&n| n.into()).collect();
         let block_type = match layer {
@@ -168,18 +166,18 @@ fn layer_entries(layer: &LayerCache, rows: impl Fn(&CachedKeys) -> usize) -> Vec
     layer.tensors().map(entry).collect()
 }
 
-/// What a tensor of the session gets of a file.
-struct Part {
+/// The destination of a file's tensor in the session.
+struct TensorDestination {
     tensor: Tensor,
     device: Device,
-    /// Of keys: the first position whose rows these are, and how many there are.
+    /// For keys: the position of the first row, and the number of rows.
     rows: Option<(usize, usize)>,
 }
 
-impl Part {
-    /// Takes bytes of the file's tensor from its byte `at` on, and returns how many.
+impl TensorDestination {
+    /// Writes bytes of the file's tensor from its byte `at`, and returns how many.
     fn write(&self, at: u64, bytes: &[u8]) -> Result<usize, Error> {
-        // A file may lie anywhere in memory, and its words are little endian.
+        // Files may be unaligned in memory; their words are little endian.
         let write = |first: usize, bytes: &[u8]| self.device.write(&self.tensor, first, &words_of(bytes));
         let Some((first, n_rows)) = self.rows else {
             let n = bytes.len() / 4 * 4;
@@ -189,13 +187,13 @@ impl Part {
         let [slots, row] = slots_of(&self.tensor);
         let (row_bytes, from) = (4 * row, at as usize / (4 * row));
         let n = bytes.len() / row_bytes;
-        // No more than there are slots for.
+        // Skip rows beyond the slots.
         let skipped = n_rows.saturating_sub(slots);
         let mut done = 0;
         while done < n {
             let (head, nth) = ((from + done) / n_rows, (from + done) % n_rows);
             let slot = (first + nth) % slots;
-            // Rows that lie side by side, here and there.
+            // Rows that are consecutive in both file and cache.
             let together = match skipped.checked_sub(nth) {
                 Some(left @ 1..) => left.min(n - done),
                 _ => (n_rows - nth).min(slots - slot).min(n - done),
@@ -209,31 +207,31 @@ impl Part {
     }
 }
 
-/// Has a session go on with a file that arrives piece by piece, see [`Session::restore_bytes`]. Where it ends after some keys have
-/// come, the session has nothing cached.
+/// Restores a session from a file that arrives in pieces, see [`Session::restore_bytes`]. If it ends early, the
+/// session's cache is empty.
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 pub(crate) struct SessionLoader<'s> {
     arriving: Arriving,
     restoring: Restoring<'s>,
-    /// Bytes since the device was last waited for.
+    /// Bytes since the last wait for the device.
     in_flight: usize,
 }
 
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 impl SessionLoader<'_> {
     pub fn new(session: &mut Session, file_len: u64) -> SessionLoader<'_> {
-        let restoring = Restoring { session, ids: Vec::new(), told: None };
+        let restoring = Restoring { session, ids: Vec::new(), checked: None };
         SessionLoader { arriving: Arriving::new(file_len), restoring, in_flight: 0 }
     }
 
-    /// From which offset on bytes are wanted next; `None` once all are there.
+    /// The offset of the next bytes wanted; `None` once complete.
     pub fn wanted(&self) -> Option<u64> {
         self.arriving.wanted()
     }
 
-    /// Takes bytes from the wanted offset on; none: there are no more.
+    /// Takes bytes from the wanted offset; an empty slice marks the end of the file.
     pub async fn push(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        /// Bytes that may be on their way to the device.
+        /// Maximum bytes in flight to the device.
         const MAX_IN_FLIGHT: usize = 32 << 20;
         if bytes.is_empty() {
             return self.arriving.end();
@@ -247,38 +245,38 @@ impl SessionLoader<'_> {
         Ok(())
     }
 
-    /// Goes on with what has come.
+    /// Completes the restore.
     pub fn finish(self) -> Result<(), Error> {
         self.arriving.end()?;
         self.restoring.finish().map(drop)
     }
 }
 
-/// A session that is to go on with a file.
+/// A session being restored.
 struct Restoring<'s> {
     session: &'s mut Session,
     ids: Vec<u32>,
-    /// What the header says, once it was read.
-    told: Option<Told>,
+    /// The header, once read.
+    checked: Option<SavedHeader>,
 }
 
-/// What a file's header says, checked against the session that is to go on with it.
-struct Told {
+/// A file's header, checked against the session.
+struct SavedHeader {
     own: OwnFile,
-    cached: Cached,
-    /// By the names of tensors.
-    parts: HashMap<String, Part>,
+    cached: CachedTokens,
+    /// By tensor name.
+    parts: HashMap<String, TensorDestination>,
     note: String,
 }
 
 impl Restoring<'_> {
-    /// Goes on with what has come. Returns the note.
+    /// Completes the restore and returns the note.
     fn finish(self) -> Result<String, Error> {
-        let Restoring { session, ids, told } = self;
-        let Some(Told { cached, note, .. }) = told else {
+        let Restoring { session, ids, checked } = self;
+        let Some(SavedHeader { cached, note, .. }) = checked else {
             return Err(Error::Truncated { needed_bytes: 1, found_bytes: 0 });
         };
-        // Passes read the tokens before their own position too, to penalise those that repeat.
+        // Passes also read earlier tokens, for penalties.
         session.model.device().write(&session.passes.io.tokens, 0, &ids)?;
         session.sequence.restore(ids, cached);
         session.mtp.forget();
@@ -287,17 +285,18 @@ impl Restoring<'_> {
 }
 
 impl Sink for Restoring<'_> {
-    /// What can be wrong comes first, so that nothing has changed then: tokens, positions of states, and all keys after that.
+    /// Orders the tensors: first those that can be invalid, tokens and state positions, then all keys, so that an
+    /// error leaves the session unchanged.
     fn begin(&mut self, header: Safetensors) -> Result<Vec<TensorInfo>, Error> {
-        let told = Told::read(self.session, header)?;
-        let mut tensors = told.own.header.tensors.clone();
-        crate::sort::by_key(&mut tensors, |tensor| (told.parts.contains_key(&tensor.name), tensor.offset));
-        self.told = Some(told);
+        let checked = SavedHeader::read(self.session, header)?;
+        let mut tensors = checked.own.header.tensors.clone();
+        crate::sort::by_key(&mut tensors, |tensor| (checked.parts.contains_key(&tensor.name), tensor.offset));
+        self.checked = Some(checked);
         Ok(tensors)
     }
 
     fn take(&mut self, tensor: &TensorInfo, at: u64, bytes: &[u8]) -> Result<usize, Error> {
-        let Some(Told { own, cached, parts, .. }) = &mut self.told else { return Ok(bytes.len()) };
+        let Some(SavedHeader { own, cached, parts, .. }) = &mut self.checked else { return Ok(bytes.len()) };
         if let Some(part) = parts.get(&tensor.name) {
             self.session.sequence.forget_cache();
             return part.write(at, bytes);
@@ -308,7 +307,7 @@ impl Sink for Restoring<'_> {
         for (i, &word) in words.iter().enumerate() {
             let (offset, nth) = (tensor.offset + at + 4 * i as u64, at as usize / 4 + i);
             match &mut cached.states {
-                // State 0 is none; others lie where their position says.
+                // Position 0 marks an empty slot; others must match their slot.
                 Some(states) if tensor.name == "states" => {
                     let position = word as usize;
                     if position > cached.n || (position != 0 && position % N_STATES != nth) {
@@ -324,20 +323,20 @@ impl Sink for Restoring<'_> {
                 }
             }
         }
-        // A session at rest has cached as much as its latest state has seen.
+        // The latest state must be at the end of the cached tokens.
         if let Some(states) = cached.states.filter(|_| tensor.name == "states" && end_of_tensor == N_STATES)
             && !states.contains(&cached.n)
         {
             let found = states.into_iter().max().unwrap_or(0);
-            let expected = format!("one after {}, as many as are cached", cached.n);
-            return Err(own.broken("the latest state", tensor.offset, expected, format!("one after {found}")));
+            let expected = format!("after {} tokens, as many as are cached", cached.n);
+            return Err(own.broken("the latest state", tensor.offset, expected, format!("after {found}")));
         }
         Ok(4 * words.len())
     }
 }
 
-impl Told {
-    fn read(session: &Session, header: Safetensors) -> Result<Told, Error> {
+impl SavedHeader {
+    fn read(session: &Session, header: Safetensors) -> Result<SavedHeader, Error> {
         let own = OwnFile::of(header, FORMAT, VERSION)?;
         let number = |key: &str| {
             let text = own.text(key)?;
@@ -379,7 +378,7 @@ impl Told {
                 parts.insert(name, part);
             }
         }
-        // Where they are is in the data.
+        // The tensor's data holds the positions.
         let states = model.config().is_recurrent().then_some([0; N_STATES]);
         if states.is_some() && n > 0 {
             let all = |shape: &[u64]| (shape != [N_STATES as u64]).then(|| format!("[{N_STATES}]"));
@@ -389,21 +388,21 @@ impl Told {
         if own.header.tensors.len() != n_tensors {
             return Err(own.wrong("tensors", n_tensors.to_string(), own.header.tensors.len().to_string()));
         }
-        // Keys before the first are nowhere: a pass must not begin where it would see them.
+        // Earlier keys are missing: no pass may start where it would see them.
         let written = if first_of_all > 0 { n.max(first_of_all + slots_of_ring) } else { n };
         let note = own.header.text("note").unwrap_or_default().to_string();
-        Ok(Told { own, cached: Cached { n, angles, states, written }, parts, note })
+        Ok(SavedHeader { own, cached: CachedTokens { n, angles, states, written }, parts, note })
     }
 }
 
-/// What a file has for a tensor of a layer; of keys `needed` rows at least, and at most those of `shape`.
+/// The destination of a file's tensor; keys may have `needed` rows up to those of `shape`.
 fn part_of(
     own: &OwnFile,
     (layer, device): (&LayerCache, &Device),
     (tensor, name): (&Tensor, &str),
     (block_type, shape): (BlockType, &[u64]),
     needed: u64,
-) -> Result<Part, Error> {
+) -> Result<TensorDestination, Error> {
     let mut rows = None;
     own.tensor(name, block_type, |found| match (layer, found, shape) {
         (LayerCache::Keys(_), &[heads, found_rows, row], &[n_heads, n, n_words])
@@ -413,10 +412,10 @@ fn part_of(
             None
         }
         (LayerCache::State { .. }, ..) if found == shape => None,
-        (LayerCache::Keys(_), _, &[_, n, _]) if needed < n => Some(format!("{shape:?}, or {needed} rows at least")),
+        (LayerCache::Keys(_), _, &[_, n, _]) if needed < n => Some(format!("{shape:?}, or at least {needed} rows")),
         _ => Some(format!("{shape:?}")),
     })?;
-    Ok(Part { tensor: tensor.clone(), device: device.clone(), rows })
+    Ok(TensorDestination { tensor: tensor.clone(), device: device.clone(), rows })
 }
 
 fn words_of(bytes: &[u8]) -> Vec<u32> {

@@ -1,4 +1,4 @@
-//! A sequence of tokens on a device: prompts go in, logits and generations come out.
+//! A session: a token sequence on a device, with prefill, logits and generation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,21 +20,21 @@ use crate::platform::pause;
 use crate::recording::{MemoryPlan, Recording};
 use crate::tokenizer::EncodeOptions;
 
-/// A sequence of tokens and its cached keys and values. One generation runs at a time.
+/// A token sequence with its KV cache. One generation runs at a time.
 pub struct Session {
     pub(super) model: Model,
     pub(super) passes: RecordedPasses,
     pub(super) sequence: Sequence,
     pub(super) pace: Pace,
     pub(super) mtp: MtpHead,
-    /// What other devices compute first.
+    /// Pipeline stages on other devices.
     #[cfg(not(target_arch = "wasm32"))]
-    fronts: StagePasses,
+    stages: StagePasses,
 }
 
 /// A copy of a session's cache and tokens, on the device.
 pub struct Snapshot {
-    /// One for each device.
+    /// One per device.
     caches: Vec<KvCache>,
     sequence: Sequence,
     #[cfg(feature = "lora")]
@@ -55,24 +55,24 @@ impl Session {
             pace: Pace::default(),
             mtp: MtpHead::default(),
             #[cfg(not(target_arch = "wasm32"))]
-            fronts: model.front_passes()?,
+            stages: model.stage_passes()?,
         })
     }
 
-    /// What the layers keep, in order, and the devices on which they do.
+    /// The KV caches and their devices, in layer order.
     pub(super) fn caches(&self) -> impl Iterator<Item = (&KvCache, &Device)> {
         #[cfg(not(target_arch = "wasm32"))]
-        let fronts = self.fronts.caches();
+        let stages = self.stages.caches();
         #[cfg(target_arch = "wasm32")]
-        let fronts = std::iter::empty();
-        fronts.chain([(&self.passes.cache, self.model.device())])
+        let stages = std::iter::empty();
+        stages.chain([(&self.passes.cache, self.model.device())])
     }
 
     pub(crate) fn cache(&self) -> &KvCache {
         &self.passes.cache
     }
 
-    /// The model this session belongs to.
+    /// The session's model.
     pub fn model(&self) -> &Model {
         &self.model
     }
@@ -82,22 +82,22 @@ impl Session {
         self.sequence.ids()
     }
 
-    /// How many of them, from the first one on, need not be computed again.
+    /// Number of leading tokens in the cache.
     pub fn n_cached(&self) -> usize {
         self.sequence.n_cached()
     }
 
-    /// Memory of the weights and this session, with the adapters that it has passes for.
+    /// Memory of the weights and this session, including adapters with recorded passes.
     pub fn plan(&self) -> MemoryPlan {
         self.passes.plan()
     }
 
-    /// Dispatches of one decode pass of a greedy generation.
+    /// Dispatches of a greedy decode pass.
     pub fn decode_dispatches(&self) -> usize {
         self.passes.get(1, Ending::GREEDY).map_or(0, Recording::n_dispatches)
     }
 
-    /// Rows of the passes that compute so many tokens, in order. Rows beyond the tokens are idle.
+    /// Rows of the passes over `n_tokens` tokens, in order. Rows beyond the tokens are padding.
     pub fn pass_rows(&self, n_tokens: usize) -> Vec<u32> {
         let mut n_left = u32::try_from(n_tokens).unwrap_or(u32::MAX);
         let mut rows = Vec::new();
@@ -109,7 +109,7 @@ impl Session {
         rows
     }
 
-    /// Forgets all tokens.
+    /// Removes all tokens.
     pub fn clear(&mut self) {
         self.truncate(0);
     }
@@ -126,10 +126,10 @@ impl Session {
     /// Errors of [`Device::copy`](crate::Device::copy).
     pub fn snapshot(&self) -> Result<Snapshot, Error> {
         let copy = |(own, device): (&KvCache, &Device)| {
-            // Before the first pass the cache has no memory to copy from.
+            // The cache is only allocated by the first pass.
             own.tensors().try_for_each(|tensor| device.allocate(tensor))?;
             let cache = own.declare_like()?;
-            // Submitted after all passes, so that it has what they wrote.
+            // Queued after all passes, so the copy includes their writes.
             device.copy(&cache.copies_of(own))?;
             Ok(cache)
         };
@@ -142,11 +142,11 @@ impl Session {
         })
     }
 
-    /// Goes back to a copied state, and to the adapter that it was made with.
+    /// Restores a copied state and its adapter.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the snapshot is of another shape of model or context, [`Error::Operand`] if it is of other devices or
-    /// another model's adapter; errors of [`Device::copy`](crate::Device::copy).
+    /// [`Error::Shape`] for a snapshot of another model shape or context length, [`Error::Operand`] for other
+    /// devices or another model's adapter; errors of [`Device::copy`](crate::Device::copy).
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
         let of_snapshot: Vec<usize> = snapshot.caches.iter().map(|cache| cache.tensors().count()).collect();
         let own: Vec<usize> = self.caches().map(|(cache, _)| cache.tensors().count()).collect();
@@ -154,7 +154,7 @@ impl Session {
             return Err(Error::Operand {
                 kernel: "session",
                 operand: "snapshot",
-                expected: format!("of as many tensors on each device: {own:?}"),
+                expected: format!("one with {own:?} tensors per device"),
                 found: format!("{of_snapshot:?}"),
             });
         }
@@ -164,14 +164,14 @@ impl Session {
         for ((own, device), cache) in self.caches().zip(&snapshot.caches) {
             device.copy(&own.copies_of(cache))?;
         }
-        // Passes read the tokens before their own position too, to penalise those that repeat.
+        // Passes also read earlier tokens, for penalties.
         device.write(&self.passes.io.tokens, 0, snapshot.sequence.ids())?;
         self.sequence = snapshot.sequence.clone();
         self.mtp.forget();
         Ok(())
     }
 
-    /// Adds tokens to the sequence and returns the logits of the last one, `[V]`.
+    /// Appends tokens and returns the logits of the last one, `[V]`.
     ///
     /// # Errors
     /// [`Error::ContextFull`] if they do not fit, [`Error::Tokenizer`] for an unknown id, errors of
@@ -194,7 +194,7 @@ impl Session {
         }
     }
 
-    /// Begins a generation that continues `prompt`. An empty session gets the tokens that the model expects in front.
+    /// Starts a generation that continues `prompt`. In an empty session, the model's special tokens come first.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if there is no tokenizer, [`Error::Option`] for options out of range,
@@ -205,7 +205,7 @@ impl Session {
         self.generate_ids(&ids, options)
     }
 
-    /// Begins a generation that continues token ids.
+    /// Starts a generation that continues token ids.
     ///
     /// # Errors
     /// As [`Session::generate`]; [`Error::Tokenizer`] also for an id outside the vocabulary.
@@ -215,7 +215,7 @@ impl Session {
         self.generate_constrained(ids, options, constraint)
     }
 
-    /// Begins a generation that continues token ids with what a constraint allows, if there is one.
+    /// Starts a generation that continues token ids under a constraint, if any.
     fn generate_constrained(
         &mut self,
         ids: &[u32],
@@ -231,8 +231,8 @@ impl Session {
         Generation::new(self, options, constraint)
     }
 
-    /// Makes `ids` the whole sequence and begins a generation that continues it. What the session has computed of its
-    /// beginning is kept, so that a conversation that grows costs only what is new.
+    /// Replaces the sequence by `ids` and starts a generation. The common prefix stays cached, so a growing
+    /// conversation only computes what is new.
     ///
     /// # Errors
     /// As [`Session::generate_ids`].
@@ -241,7 +241,7 @@ impl Session {
         self.generate_ids(new, options)
     }
 
-    /// As [`Session::generate_from`], with a constraint of the caller's.
+    /// As [`Session::generate_from`], with the caller's constraint.
     #[cfg(all(target_arch = "wasm32", feature = "web"))]
     pub(crate) fn generate_constrained_from(
         &mut self,
@@ -254,7 +254,7 @@ impl Session {
         self.generate_constrained(new, options, constraint)
     }
 
-    /// Keeps what the sequence has in common with `ids`, and returns what those have beyond it.
+    /// Truncates the sequence to its common prefix with `ids` and returns the rest of `ids`.
     fn keep_common<'i>(&mut self, ids: &'i [u32]) -> &'i [u32] {
         let known = self.tokens().iter().zip(ids).take_while(|(known, id)| known == id).count();
         self.truncate(known);
@@ -266,7 +266,7 @@ impl Session {
         self.model.check_ids(self.tokens().len(), ids, self.passes.capacity())
     }
 
-    /// Goes over to the same model on another device, where nothing is cached yet.
+    /// Moves to the same model on another device, with an empty cache.
     pub(super) fn move_to(&mut self, model: &Model) -> Result<(), Error> {
         let same = model.config() == self.model.config() && model.context_length() == self.model.context_length();
         if !same {
@@ -282,7 +282,7 @@ impl Session {
         let passes = RecordedPasses::declare(&model.device().target(), model.transformer(), model.room())?;
         #[cfg(not(target_arch = "wasm32"))]
         {
-            self.fronts = model.front_passes()?;
+            self.stages = model.stage_passes()?;
         }
         self.passes = passes;
         #[cfg(feature = "lora")]
@@ -294,7 +294,7 @@ impl Session {
         Ok(())
     }
 
-    /// Adds tokens to the sequence, making room if the policy says so.
+    /// Appends tokens, making room if the policy allows.
     fn append(&mut self, ids: &[u32], policy: ContextPolicy) -> Result<(), Error> {
         match self.check_ids(ids) {
             Err(Error::ContextFull { .. }) if policy == ContextPolicy::Slide => {
@@ -315,7 +315,7 @@ impl Session {
         self.sequence.slide(self.passes.capacity());
     }
 
-    /// Forgets what is cached if a sequence of this length has other angles.
+    /// Discards the cache if a sequence of this length needs another RoPE table row.
     pub(super) fn choose_angles(&mut self) {
         let angles = self.model.transformer().angles(self.tokens().len() as u32);
         if self.sequence.turn_by(angles) {
@@ -323,19 +323,19 @@ impl Session {
         }
     }
 
-    /// Positions that passes can use before the next prompt's: those of the cache, or fewer where a longer sequence has other
-    /// angles.
+    /// Positions that passes can use before the next prefill: the cache's, or fewer if a longer sequence needs
+    /// another RoPE table row.
     pub(super) fn n_positions(&self) -> usize {
         let end = self.model.transformer().angles_end(self.tokens().len() as u32);
         self.passes.capacity().min(end as usize)
     }
 
-    /// Runs all tokens that are not cached yet and returns how many those are. The last pass has the ending, and what it
-    /// gives is read after it: logits, or the state with the chosen token. `None` if it was cancelled between passes.
+    /// Prefills the uncached tokens and returns their number. The last pass has this ending, and its result is read:
+    /// logits, or the state with the chosen token. `None` if cancelled between passes.
     ///
-    /// Passes of an earlier generation whose tokens nobody kept may still be on their way. They do no harm: a queue does
-    /// everything in order, so tokens and state are written after the last of them has read and moved on the old ones, and
-    /// the passes that follow write all keys and values that they read beyond the cached ones.
+    /// Discarded passes of an earlier generation may still run. They are harmless: the queue is ordered, so tokens
+    /// and state are written after the last of them has read and advanced the old ones, and later passes write all
+    /// keys and values beyond the cached ones before reading them.
     pub(super) async fn feed(
         &mut self,
         ending: Ending,
@@ -344,7 +344,7 @@ impl Session {
         let model = self.model.clone();
         let device = model.device();
         self.choose_angles();
-        self.sequence.leave_last(1);
+        self.sequence.uncache_last(1);
         let n_fed = self.sequence.uncached().len();
         device.write(&self.passes.io.tokens, self.sequence.n_cached(), self.sequence.uncached())?;
         loop {
@@ -366,8 +366,8 @@ impl Session {
         }
     }
 
-    /// Gets everything ready for a pass of `size` rows over the next `n_tokens` tokens that are not cached. Nothing is computed:
-    /// whoever drops this future while it waits finds the sequence as it was.
+    /// Prepares a pass of `size` rows over the next `n_tokens` uncached tokens. Dropping the future leaves the
+    /// sequence unchanged.
     pub(super) async fn ready(&mut self, size: u32, n_tokens: usize, ending: Ending) -> Result<(), Error> {
         let model = self.model.clone();
         let ids = self.sequence.uncached()[..n_tokens].to_vec();
@@ -377,14 +377,14 @@ impl Session {
         self.passes.io.state.set_turned(model.device(), position as u32, n_tokens as u32, self.sequence.angles())
     }
 
-    /// A pass of `size` rows over the next `n_tokens` tokens was submitted.
+    /// Records a submitted pass of `size` rows over the next `n_tokens` tokens.
     pub(super) fn submitted(&mut self, n_tokens: usize, size: u32) {
         let position = self.sequence.n_cached();
         self.mtp.left(position..position + n_tokens);
         self.sequence.submitted(n_tokens, size as usize);
     }
 
-    /// Caches the next `n_tokens` tokens by a pass of `size` rows.
+    /// Caches the next `n_tokens` tokens with a pass of `size` rows.
     pub(super) async fn fill(&mut self, size: u32, n_tokens: usize) -> Result<(), Error> {
         self.ready(size, n_tokens, Ending::Cache).await?;
         self.model.run(self.passes.get(size, Ending::Cache)?, n_tokens).await?;
@@ -394,12 +394,12 @@ impl Session {
         Ok(())
     }
 
-    /// Does what a pass on these tokens needs of the host: fetches rows of tables that are in the file, and runs the layers that
-    /// are on other devices, if some are, and hands the model's own what they leave.
+    /// The host's part of a pass over these tokens: uploads rows of embedding tables on disk, and runs the pipeline
+    /// stages on other devices.
     #[cfg(not(target_arch = "wasm32"))]
     pub(super) async fn run_host_part(&mut self, position: usize, ids: &[u32], size: u32) -> Result<(), Error> {
         let angles = self.sequence.angles();
-        match self.fronts.compute(ids, position, size, angles, self.model.row_tables()).await? {
+        match self.stages.compute(ids, position, size, angles, self.model.row_tables()).await? {
             Some(rows) => self.model.device().write(&self.passes.io.stream, 0, &rows),
             None => self.model.fetch_rows(self.model.device(), &self.passes.io, position, ids).await,
         }
@@ -410,7 +410,7 @@ impl Session {
         self.model.fetch_rows(self.model.device(), &self.passes.io, position, ids).await
     }
 
-    /// Runs what is not cached, up to the first choice of a token; else as [`Session::feed`].
+    /// As [`Session::feed`], up to the first choice of a token.
     pub(super) async fn feed_and_choose(
         &mut self,
         options: &GenerateOptions,
@@ -419,7 +419,7 @@ impl Session {
         cancelled: &AtomicBool,
     ) -> Result<Option<(usize, Pending)>, Error> {
         let model = self.model.clone();
-        // The pass that runs ahead, without waiting for anything.
+        // Test the pass that runs ahead now, so that it never waits.
         self.passes.test(model.device(), model.transformer(), 1, ending).await?;
         model.device().write(&self.passes.io.sampling, 0, bytemuck::cast_slice::<_, u32>(&[sampling]))?;
         if !options.logit_bias.is_empty() {
@@ -432,26 +432,25 @@ impl Session {
         Ok(fed)
     }
 
-    /// The logits that the last token was chosen by, after penalties and what a constraint forbids, `[V]`.
+    /// The logits that the last token was chosen from, after penalties and constraint, `[V]`.
     pub(super) async fn last_logits(&self) -> Result<Vec<f32>, Error> {
         self.model.device().read(&self.passes.io.logits).await
     }
 
-    /// Uploads which tokens may be chosen next, a bit for each.
+    /// Uploads the bitmask of allowed next tokens.
     pub(super) fn allow(&self, allowed: &[u32]) -> Result<(), Error> {
         self.model.device().write(&self.passes.io.allowed, 0, allowed)
     }
 
-    /// How many of `n` drafts [`Session::verify`] has room for.
+    /// How many of `n` draft tokens fit a pass of [`Session::verify`].
     pub(super) fn room_for_drafts(&mut self, n: usize) -> usize {
-        self.sequence.leave_last(1);
+        self.sequence.uncache_last(1);
         let room = (VERIFIED_ROWS as usize).saturating_sub(self.sequence.uncached().len());
         self.sequence.n_drafts(n.min(room))
     }
 
-    /// Submits a pass over what is not cached and drafted tokens after it, that chooses a token after each; drafts that it has
-    /// no room for are dropped. Returns the choices to read and the row of the first one that counts, after the last kept
-    /// token. `None` if no draft is left.
+    /// Submits a pass over the uncached tokens and draft tokens that chooses a token after each; drops drafts that
+    /// do not fit. Returns the choices to read and the row after the last kept token. `None` if no draft is left.
     pub(super) async fn verify(&mut self, drafts: &mut Vec<u32>) -> Result<Option<(Pending, usize)>, Error> {
         let model = self.model.clone();
         let device = model.device();
@@ -473,14 +472,15 @@ impl Session {
         Ok(Some((pending, ids.len() - drafts.len() - 1)))
     }
 
-    /// Submits `n` more passes, each on the token that the device chose last; that token is kept if the host has a part in a pass.
+    /// Submits `n` passes ahead, each over the last token chosen on the device; if the host takes part in passes,
+    /// that token must be kept already.
     pub(super) async fn run_ahead(&mut self, ending: Ending, n: u32) -> Result<Pending, Error> {
         let ids: Vec<u32> = self.tokens().last().copied().into_iter().collect();
         let position = self.sequence.next_position();
         self.run_host_part(position, &ids, 1).await?;
         let recording = self.passes.get(1, ending)?;
         let pending = self.model.run_and_read(recording, 1, self.passes.io.state.tensor(), n).await?;
-        // The last of them leaves its row.
+        // Only the last pass leaves its hidden row.
         let end = position + n as usize;
         self.mtp.left(end.saturating_sub(1)..end);
         self.sequence.submitted_ahead(n as usize);

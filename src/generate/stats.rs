@@ -1,14 +1,14 @@
-//! How much a generation computed, and how long that took.
+//! Token counts and times of a generation.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// Tokens and time of a part of a generation.
+/// Tokens and time of one phase of a generation.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub struct Stats {
-    /// Tokens computed.
+    /// Computed tokens.
     pub tokens: usize,
-    /// Time they took.
+    /// Time in seconds.
     pub seconds: f64,
 }
 
@@ -18,20 +18,20 @@ impl Stats {
         self.seconds += time.as_secs_f64();
     }
 
-    /// Tokens per second; 0 if there were none.
+    /// Tokens per second; 0 without any.
     pub fn rate(&self) -> f64 {
         if self.seconds > 0.0 { self.tokens as f64 / self.seconds } else { 0.0 }
     }
 }
 
-/// What guessing the next tokens was worth.
+/// Results of speculative decoding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Speculation {
-    /// Tokens that were drafted.
+    /// Draft tokens.
     pub drafted: usize,
-    /// Those of them that the model chose as well.
+    /// Draft tokens that the model accepted.
     pub accepted: usize,
-    /// Passes that verified drafts. Each of them gives one token more than it accepts.
+    /// Passes that verified drafts. Each yields one token more than it accepts.
     pub passes: usize,
 }
 
@@ -46,7 +46,7 @@ impl Profile {
         *total += time;
     }
 
-    /// Label, calls and total time, the slowest first.
+    /// Label, calls and total time, slowest first.
     pub fn rows(&self) -> Vec<(&'static str, u64, Duration)> {
         let mut rows: Vec<_> = self.0.iter().map(|(&label, &(calls, time))| (label, calls, time)).collect();
         crate::sort::by_key(&mut rows, |&(label, _, time)| (std::cmp::Reverse(time), label));

@@ -1,9 +1,9 @@
-//! Stop texts in a stream: what might be the beginning of one is held back until it is known.
+//! Stop strings in a stream: holds back text that may be the beginning of one.
 //!
-//! Each stop text remembers how much of its beginning the text so far ends with, and moves on byte by byte, as Knuth, Morris and
-//! Pratt have it: what a token costs depends on its own bytes and on how many stop texts there are, never on how long they are.
+//! Each stop string tracks how many of its bytes the text so far ends with, as in Knuth, Morris and Pratt: a token's
+//! cost depends on its bytes and the number of stop strings, never on their length.
 
-/// Passes text through up to the first stop text: the one that is complete first, and the longest of those.
+/// Passes text through up to the first complete stop string; of several that end together, the longest counts.
 #[derive(Debug, Default)]
 pub(super) struct StopFilter {
     stops: Vec<Stop>,
@@ -15,7 +15,7 @@ impl StopFilter {
         StopFilter { stops: stops.iter().map(|stop| Stop::new(stop)).collect(), held: String::new() }
     }
 
-    /// Adds text. Returns what can be emitted, and whether a stop text was reached.
+    /// Adds text. Returns the text to emit, and whether a stop string was reached.
     pub fn push(&mut self, text: &str) -> (String, bool) {
         let n_held = self.held.len();
         self.held.push_str(text);
@@ -26,26 +26,26 @@ impl StopFilter {
                 return (self.finish(), true);
             }
         }
-        // Both ends of what a stop text has matched are ends of characters.
+        // A match begins and ends at character boundaries.
         let n_kept = self.stops.iter().map(|stop| stop.n_matched).max().unwrap_or(0);
         (self.held.drain(..self.held.len() - n_kept).collect(), false)
     }
 
-    /// What was held back, at the end of the stream.
+    /// The held text, at the end of the stream.
     pub fn finish(&mut self) -> String {
         self.stops.iter_mut().for_each(|stop| stop.n_matched = 0);
         std::mem::take(&mut self.held)
     }
 }
 
-/// A stop text and how far it has matched.
+/// A stop string and its match so far.
 #[derive(Debug)]
 struct Stop {
     text: Box<[u8]>,
-    /// After so many matched bytes and one more that is not the next: how many bytes match all the same.
+    /// The KMP failure table: bytes still matched after a mismatch, by bytes matched before.
     shorter: Box<[u32]>,
     n_matched: usize,
-    /// Bytes that were compared.
+    /// Bytes compared.
     #[cfg(test)]
     n_compared: usize,
 }
@@ -59,7 +59,7 @@ impl Stop {
             #[cfg(test)]
             n_compared: 0,
         };
-        // The text without its first byte is matched with itself.
+        // Match the string without its first byte against itself.
         for (at, byte) in text.bytes().enumerate().skip(1) {
             stop.push(byte);
             stop.shorter[at + 1] = stop.n_matched as u32;
@@ -68,7 +68,7 @@ impl Stop {
         stop
     }
 
-    /// Goes on by a byte. True at the end of the stop text.
+    /// Advances by a byte; true at the end of the stop string.
     fn push(&mut self, byte: u8) -> bool {
         loop {
             #[cfg(test)]
@@ -103,12 +103,12 @@ mod tests {
     }
 
     #[test]
-    fn text_is_cut_at_the_first_stop_however_it_is_split() {
+    fn text_is_cut_at_the_first_stop_text_however_split() {
         for cut in 0..=11 {
             let text = "one END two";
             assert_eq!(run(&["END", "two"], &[&text[..cut], &text[cut..]]), ("one ".into(), true), "cut at {cut}");
         }
-        // One within the other, and one that ends with the other.
+        // One inside the other, and one that ends with the other.
         for cut in 0..=4 {
             assert_eq!(run(&["abcd", "bc"], &[&"abcd"[..cut], &"abcd"[cut..]]), ("a".into(), true), "cut at {cut}");
             assert_eq!(run(&["cd", "bcd"], &[&"abcd"[..cut], &"abcd"[cut..]]), ("a".into(), true), "cut at {cut}");
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_beginning_of_a_stop_is_held_back_and_given_out_later() {
+    fn partial_stop_text_is_held_back_then_emitted() {
         let mut filter = StopFilter::new(&["abc".into()]);
         assert_eq!(filter.push("xab"), ("x".into(), false));
         assert_eq!(filter.push("abd"), ("ababd".into(), false));
@@ -125,15 +125,15 @@ mod tests {
     }
 
     #[test]
-    fn characters_of_several_bytes_are_not_split() {
+    fn multibyte_characters_are_not_split() {
         assert_eq!(run(&["é!"], &["caf", "é", " é", "! rest"]), ("café ".into(), true));
-        // The last byte of one character and the first two of the next are no beginning of anything.
+        // The last byte of one character and the first two of the next begin no stop string.
         assert_eq!(run(&["é€"], &["éé", "€"]), ("é".into(), true));
     }
 
-    /// Next to looking for each stop text and for each of its beginnings, over all texts of few letters.
+    /// Compared with a search for every stop string and prefix, over all texts of a few letters.
     #[test]
-    fn what_is_held_is_the_longest_beginning_of_a_stop() {
+    fn held_text_is_the_longest_prefix_of_a_stop_text() {
         let letters = ["a", "b", "é"];
         let text_of = |mut n: usize, len: usize| -> Vec<&str> {
             let next = |_| (letters[n % 3], n /= 3).0;
@@ -161,10 +161,10 @@ mod tests {
         }
     }
 
-    /// A stop text of a hundred thousand bytes costs what one of ten does: two comparisons a byte at most, also where the text
-    /// goes on as if to be that stop text, and where it nearly was.
+    /// A stop string of 100,000 bytes costs as much as one of ten, at most two comparisons per byte, even if the
+    /// text nearly matches it.
     #[test]
-    fn what_a_token_costs_does_not_depend_on_the_length_of_stop_texts() {
+    fn cost_per_token_does_not_depend_on_stop_text_length() {
         for len in [10, 100_000] {
             let stops =
                 [["a".repeat(len), "b".into()].concat(), ["ab".repeat(len / 2), "c".into()].concat(), "q".repeat(len)];

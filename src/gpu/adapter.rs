@@ -1,11 +1,10 @@
-//! Which adapters there are, what they can do, and which is preferred.
+//! Adapters, their capabilities, and the order of preference.
 //!
-//! On Windows a GPU without a Vulkan driver is there through DirectX 12. wgpu compiles shaders with DXC for it if
-//! `dxcompiler.dll` is on the `PATH`, else with FXC, which comes with Windows: then there are neither `shader-f16` nor
-//! subgroups, so the tiers that need them are refused, and compilation takes longer. wgpu's feature `static-dxc` would
-//! build DXC in. It stays off: its build script downloads a library that others compiled, for `x86_64` and MSVC alone.
+//! On Windows, a GPU without a Vulkan driver is available through DirectX 12. wgpu compiles its shaders with DXC if
+//! `dxcompiler.dll` is on the `PATH`, else with FXC, which is part of Windows: that has neither `shader-f16` nor
+//! subgroups, so tiers that need them are refused, and compiles more slowly. wgpu's feature `static-dxc` would
+//! include DXC. It is off because its build script downloads a prebuilt library, for `x86_64` and MSVC only.
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::sync::OnceLock;
 
 #[cfg(target_arch = "wasm32")]
@@ -13,28 +12,28 @@ use crate::error::Error;
 use crate::shaders::Tier;
 use crate::target::{Target, TargetKind, TargetLimits};
 
-/// What the tiers with cooperative matrices need.
+/// Features that the cooperative-matrix tiers need.
 pub(super) const MATRICES: wgpu::Features =
     wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(wgpu::Features::SHADER_F16).union(wgpu::Features::SUBGROUP);
 
-/// What kind of device an adapter is.
+/// Kind of adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AdapterKind {
-    /// A GPU with memory of its own.
+    /// A GPU with its own memory.
     Discrete,
     /// A GPU that shares the CPU's memory.
     Integrated,
-    /// A GPU, or a part of one, lent to a virtual machine.
+    /// A GPU or part of one assigned to a virtual machine.
     Virtual,
-    /// Not known. Browsers do not tell.
+    /// Unknown, as in browsers.
     Other,
     /// Software on the CPU's cores.
     Software,
 }
 
 impl AdapterKind {
-    /// Name in texts.
+    /// The kind in words.
     pub fn name(self) -> &'static str {
         match self {
             AdapterKind::Discrete => "discrete",
@@ -56,19 +55,19 @@ impl AdapterKind {
     }
 }
 
-/// Which of several GPUs is preferred.
+/// Which GPU to prefer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Power {
-    /// The one that needs the least power: integrated before discrete.
+    /// Low power: integrated before discrete.
     Low,
-    /// The fastest: discrete before integrated.
+    /// Speed: discrete before integrated.
     #[default]
     High,
 }
 
 impl Power {
-    /// Adapters with lower numbers are preferred: by kind, then by backend. One GPU may be there several times; Vulkan is
-    /// before DirectX 12, which offers fewer features with the shader compiler that Windows comes with.
+    /// Sort key, lower is preferred: by kind, then by backend. A GPU may be listed once per backend; Vulkan precedes
+    /// DirectX 12, which has fewer features with Windows' own shader compiler.
     pub(crate) fn rank(self, kind: AdapterKind, backend: &str) -> [u8; 2] {
         let kind = match (self, kind) {
             (Power::High, AdapterKind::Discrete) | (Power::Low, AdapterKind::Integrated) => 0,
@@ -95,20 +94,19 @@ pub struct AdapterReport {
     pub backend: String,
     /// Driver's name and version.
     pub driver: String,
-    /// PCI bus id, where the backend tells.
+    /// PCI bus id, if the backend reports it.
     pub pci_bus_id: String,
-    /// What kind of device it is.
+    /// Kind of adapter.
     pub kind: AdapterKind,
     /// Whether the adapter runs on the CPU.
     pub is_software: bool,
-    /// Whether it has `shader-f16`.
+    /// Whether the adapter has `shader-f16`.
     pub has_f16: bool,
-    /// Whether it has subgroup operations, and their sizes.
+    /// Minimum and maximum subgroup size, if the adapter has subgroup operations.
     pub subgroups: Option<[u32; 2]>,
-    /// Rows and columns of the cooperative matrices that it multiplies in half precision and sums in f32, and for which
-    /// there is a tier.
+    /// Sizes of square cooperative matrices with f16 inputs and f32 sums that the adapter supports and a tier uses.
     pub matrices: Vec<u32>,
-    /// Whether it has timestamps.
+    /// Whether the adapter has timestamps.
     pub has_timestamps: bool,
     /// Largest buffer in bytes.
     pub max_buffer_bytes: u64,
@@ -116,10 +114,10 @@ pub struct AdapterReport {
     pub max_binding_bytes: u64,
     /// Workgroup memory in bytes.
     pub max_workgroup_bytes: u32,
-    /// Tier that is used unless another is asked for.
+    /// Default tier.
     #[serde(serialize_with = "tier_name")]
     pub tier: Tier,
-    /// Tier of models that may round, likewise: matrix products of prompts in half precision where the adapter has it.
+    /// Default tier of models that may round: prompt matrix products in half precision if the adapter supports it.
     #[serde(serialize_with = "tier_name")]
     pub rounding_tier: Tier,
     #[serde(skip)]
@@ -127,12 +125,12 @@ pub struct AdapterReport {
 }
 
 impl AdapterReport {
-    /// The vendor's number on the PCI bus, in hexadecimal digits.
+    /// PCI vendor id in hexadecimal.
     pub fn vendor(&self) -> String {
         format!("{:#06x}", self.adapter.get_info().vendor)
     }
 
-    /// Features that kernels use or could use, by their names in WebGPU; `cooperative-matrix` is wgpu's.
+    /// WebGPU features that kernels use or could use; `cooperative-matrix` is wgpu's.
     pub fn features(&self) -> Vec<&'static str> {
         let known = [
             ("cooperative-matrix", wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX),
@@ -144,7 +142,7 @@ impl AdapterReport {
         known.into_iter().filter(|(_, feature)| features.contains(*feature)).map(|(name, _)| name).collect()
     }
 
-    /// Limits that bound kernels, by their names in WebGPU.
+    /// WebGPU limits that bound kernels.
     pub fn limits(&self) -> Vec<(&'static str, u64)> {
         let limits = self.adapter.limits();
         vec![
@@ -157,19 +155,19 @@ impl AdapterReport {
         ]
     }
 
-    /// What recordings for this adapter are made for, in a tier.
+    /// The target of recordings for this adapter in a tier.
     pub fn target(&self, tier: Tier) -> Target {
         self.target_within(tier, &self.adapter.limits())
     }
 
-    /// The same for a device that was opened with these limits.
+    /// The target in a tier for a device opened with these limits.
     pub(crate) fn target_within(&self, tier: Tier, limits: &wgpu::Limits) -> Target {
         let limits = TargetLimits {
             max_workgroups: limits.max_compute_workgroups_per_dimension,
-            // Buffers of 2 GiB and more are refused or wrong on some backends whatever the adapter says.
+            // Some backends refuse or corrupt buffers of 2 GiB and more, whatever the adapter reports.
             max_binding_bytes: limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min((1 << 31) - 256),
-            // 100 ms of a processor with 1.3 GFLOP/s, of a discrete GPU with 2.7 TFLOP/s, and of a weak integrated one with
-            // 170 GFLOP/s. A browser does not tell which kind a GPU is.
+            // 100 ms of a processor with 1.3 GFLOP/s, of a discrete GPU with 2.7 TFLOP/s, and of a weak integrated
+            // one with 170 GFLOP/s. Browsers do not report a GPU's kind.
             max_dispatch_operations: match self.kind {
                 _ if self.is_software => 1 << 27,
                 AdapterKind::Discrete => 1 << 38,
@@ -184,7 +182,7 @@ impl AdapterReport {
     }
 }
 
-/// Bytes from the params of one dispatch to those of the next in a recording's uniform buffer.
+/// Stride in bytes between the params of consecutive dispatches in a recording's uniform buffer.
 pub(super) fn params_stride(limits: &wgpu::Limits) -> u32 {
     limits.min_uniform_buffer_offset_alignment.max(256)
 }
@@ -193,12 +191,11 @@ fn tier_name<S: serde::Serializer>(tier: &Tier, serializer: S) -> Result<S::Ok, 
     serializer.serialize_str(tier.name())
 }
 
-/// All adapters, in the order of [`Power::High`]; equal ones in the backends' order. None, and no driver is loaded, if
-/// `TILEWRIGHT_NO_GPU` is set: for tests where there is an adapter that nobody wants to test.
-#[cfg(not(target_arch = "wasm32"))]
+/// All adapters in the order of [`Power::High`], then of the backends. If `TILEWRIGHT_NO_GPU` is set, none, and no
+/// driver is loaded: for tests on machines whose adapter must not be tested.
 pub async fn adapters() -> Vec<AdapterReport> {
-    /// Is never dropped, and does nothing else: with the last instance the driver leaves the process, and some crash threads that
-    /// used it when these end.
+    /// Never dropped or used. Dropping the last instance unloads the driver, and some drivers then crash threads
+    /// that used them when these exit.
     static KEPT: OnceLock<wgpu::Instance> = OnceLock::new();
     if std::env::var_os("TILEWRIGHT_NO_GPU").is_some() {
         return Vec::new();
@@ -214,23 +211,23 @@ pub async fn adapters() -> Vec<AdapterReport> {
     reports
 }
 
-/// What a page knows of the browser's adapter and wgpu does not tell.
+/// Adapter properties that a page knows and wgpu does not report.
 #[derive(Clone, Debug, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg(target_arch = "wasm32")]
 pub struct BrowserAdapter {
-    /// Name for people.
+    /// Display name.
     pub name: String,
-    /// Whether it runs on the CPU.
+    /// Whether the adapter runs on the CPU.
     pub is_software: bool,
-    /// Whether the page's shim asks for `subgroups` with every device: wgpu cannot (its issue 10146).
+    /// Whether the page's shim requests `subgroups` with every device: wgpu cannot (wgpu issue 10146).
     pub has_subgroups: bool,
 }
 
-/// The browser's adapter. Only to be called where there is a `navigator.gpu`: wgpu panics without.
+/// The browser's adapter. Requires `navigator.gpu`: wgpu panics without it.
 ///
 /// # Errors
-/// [`Error::NoAdapter`] if the browser has none after all.
+/// [`Error::NoAdapter`] if the browser has none.
 #[cfg(target_arch = "wasm32")]
 pub async fn browser_adapter(known: &BrowserAdapter) -> Result<AdapterReport, Error> {
     let options =
@@ -241,10 +238,10 @@ pub async fn browser_adapter(known: &BrowserAdapter) -> Result<AdapterReport, Er
     report.name = known.name.clone();
     report.is_software = known.is_software;
     report.kind = if known.is_software { AdapterKind::Software } else { AdapterKind::Other };
-    // Their size is not told; kernels do not ask.
+    // Browsers do not report subgroup sizes; kernels do not need them.
     report.subgroups = known.has_subgroups.then_some([1, 128]);
     report.tier = tier(report.is_software, known.has_subgroups);
-    // What half precision gains without matrix units was never measured in one.
+    // Half precision without matrix units has not been measured in browsers.
     report.rounding_tier = report.tier;
     Ok(report)
 }
@@ -252,12 +249,12 @@ pub async fn browser_adapter(known: &BrowserAdapter) -> Result<AdapterReport, Er
 fn instance(backends: wgpu::Backends) -> wgpu::Instance {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = backends;
-    // No indirect dispatch is used, so its validation passes would be pure cost.
+    // No indirect dispatch is used, so its validation would only cost time.
     descriptor.flags = wgpu::InstanceFlags::default() - wgpu::InstanceFlags::VALIDATION_INDIRECT_CALL;
     wgpu::Instance::new(descriptor)
 }
 
-/// The tier that serves an adapter best.
+/// The best tier for an adapter.
 fn tier(is_software: bool, has_subgroups: bool) -> Tier {
     match (is_software, has_subgroups) {
         (true, _) => Tier::Scalar,
@@ -266,7 +263,7 @@ fn tier(is_software: bool, has_subgroups: bool) -> Tier {
     }
 }
 
-/// The tier of products that may round. Software adapters gain nothing.
+/// The best tier of products that may round. Software adapters gain nothing from rounding.
 fn rounding_tier(tier: Tier, has_f16: bool, matrices: &[u32]) -> Tier {
     let of_matrices = [Tier::Matrix16, Tier::Matrix8];
     let has = |tier: &Tier| tier.matrix_size().is_some_and(|size| matrices.contains(&size));
@@ -278,11 +275,11 @@ fn rounding_tier(tier: Tier, has_f16: bool, matrices: &[u32]) -> Tier {
     }
 }
 
-/// Sizes of matrices for which there is a tier and with which its kernels run.
+/// Sizes of supported matrices that have a tier whose kernels run on this adapter.
 fn matrices(adapter: &wgpu::Adapter) -> Vec<u32> {
-    /// Four subgroups make a workgroup, which has 256 invocations at most.
+    /// Four subgroups form a workgroup of at most 256 invocations.
     const MAX_SUBGROUP: u32 = 64;
-    /// What `build.rs` lets the kernels take.
+    /// `build.rs` allows kernels this much.
     const WORKGROUP_BYTES: u32 = 32 << 10;
     if adapter.get_info().subgroup_max_size > MAX_SUBGROUP
         || adapter.limits().max_compute_workgroup_storage_size < WORKGROUP_BYTES
@@ -334,7 +331,7 @@ mod tests {
 
     #[test]
     fn adapters_are_ranked_by_kind_then_by_backend() {
-        // As Vulkan and DirectX list the GPUs of a laptop, the integrated one first, and some that no laptop has.
+        // As Vulkan and DirectX list a laptop's GPUs, integrated first, plus kinds that no laptop has.
         let found = [
             ("Software", Software, "vulkan"),
             ("Unknown", Other, "vulkan"),

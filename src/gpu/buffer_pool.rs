@@ -1,4 +1,4 @@
-//! Buffers by size class. A buffer that is dropped goes back to the pool and serves the next request of its size.
+//! Buffer pool by size class. A dropped buffer returns to the pool and serves the next request of its size.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,18 +7,17 @@ use std::task::Poll;
 
 use super::faults::Faults;
 use super::outcome::{Failure, Fault, Outcome, scoped};
-#[cfg(not(target_arch = "wasm32"))]
 use super::polling::poll;
 use crate::counters::LiveCounters;
 use crate::recording::size_class;
 
-/// Bytes that the pool keeps unused at most; beyond that, buffers are freed.
+/// Maximum bytes of idle buffers in the pool; beyond that, buffers are freed.
 const MAX_IDLE_BYTES: u64 = 256 << 20;
 
 #[derive(Debug)]
 pub(crate) struct BufferPool {
-    idle: Mutex<Idle>,
-    /// Bytes of the buffers that are on loan or idle.
+    idle: Mutex<IdleBuffers>,
+    /// Bytes of buffers in use or idle.
     allocated_bytes: AtomicU64,
     counters: Arc<LiveCounters>,
     #[cfg(not(target_arch = "wasm32"))]
@@ -27,15 +26,15 @@ pub(crate) struct BufferPool {
 }
 
 #[derive(Debug, Default)]
-struct Idle {
+struct IdleBuffers {
     by_size: HashMap<u64, Vec<IdleBuffer>>,
     total_bytes: u64,
 }
 
-/// A buffer, and whether it could be allocated while that is not known, as may be in a browser.
+/// A buffer and, in browsers, its allocation's outcome while unknown.
 type IdleBuffer = (wgpu::Buffer, Option<Outcome>);
 
-/// What is still not known of an allocation; an error if it failed.
+/// The outcome of an allocation if still unknown; an error if it failed.
 fn still_unknown(outcome: Option<Outcome>) -> Result<Option<Outcome>, Failure> {
     match outcome.as_ref().map(Outcome::now) {
         None | Some(Poll::Ready(None)) => Ok(None),
@@ -64,7 +63,7 @@ impl BufferPool {
         label: &str,
         size_bytes: u64,
     ) -> Result<PooledBuffer, Failure> {
-        // Large buffers, weights above all, are not rounded up: they are few and an eighth of them is much.
+        // Large buffers, mostly weights, are not rounded up: they are few, and rounding could waste an eighth.
         let class = if size_bytes <= 1 << 20 { size_class(size_bytes) } else { size_bytes.next_multiple_of(256) };
         if let Some((buffer, outcome)) = self.reuse(class) {
             self.counters.pool_hits.add(1);
@@ -79,7 +78,7 @@ impl BufferPool {
         };
         let (mut buffer, mut outcome) = self.create(device, &descriptor);
         if matches!(outcome, Err(Failure::OutOfMemory { .. })) && self.clear() > 0 {
-            // What lay idle may have been what was missing. Polling lets go of what the GPU has done with.
+            // Idle buffers may hold the missing memory. Polling releases those that the GPU has finished using.
             #[cfg(not(target_arch = "wasm32"))]
             let _ = poll(device, &self.fault, &self.faults, wgpu::PollType::Poll);
             (buffer, outcome) = self.create(device, &descriptor);
@@ -91,7 +90,7 @@ impl BufferPool {
         Ok(PooledBuffer { buffer, outcome, pool: self.clone() })
     }
 
-    /// An idle buffer of a size. One whose allocation is known by now to have failed is given up instead.
+    /// An idle buffer of a size. Drops buffers whose allocation turned out to have failed.
     fn reuse(&self, class: u64) -> Option<IdleBuffer> {
         loop {
             let (buffer, outcome) = {
@@ -107,13 +106,13 @@ impl BufferPool {
         }
     }
 
-    /// Frees a buffer that does not go back to the pool.
+    /// Frees a buffer instead of returning it to the pool.
     fn give_up(&self, buffer: wgpu::Buffer) {
         self.allocated_bytes.fetch_sub(buffer.size(), Ordering::Relaxed);
         free(buffer);
     }
 
-    /// A new buffer, which may be of another kind than the pool's, and what came of it.
+    /// Creates a buffer, possibly with usages other than the pool's, and returns its outcome.
     pub fn create(
         &self,
         device: &wgpu::Device,
@@ -138,14 +137,14 @@ impl BufferPool {
         scoped(device, &filters, explain, || device.create_buffer(descriptor))
     }
 
-    /// Bytes of the buffers that are on loan.
+    /// Bytes of buffers in use.
     #[cfg(feature = "fault-injection")]
     pub fn used_bytes(&self) -> u64 {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         self.allocated_bytes.load(Ordering::Relaxed) - idle.total_bytes
     }
 
-    /// Frees all buffers that nothing uses, and says how many bytes they had.
+    /// Frees all idle buffers and returns their total bytes.
     pub fn clear(&self) -> u64 {
         let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
         self.allocated_bytes.fetch_sub(idle.total_bytes, Ordering::Relaxed);
@@ -154,11 +153,11 @@ impl BufferPool {
     }
 }
 
-/// A buffer on loan from the pool.
+/// A buffer borrowed from the pool.
 #[derive(Debug)]
 pub(crate) struct PooledBuffer {
     pub buffer: wgpu::Buffer,
-    /// Whether it could be allocated, if that was not known at once.
+    /// The allocation's outcome if not known at once.
     pub outcome: Option<Outcome>,
     pool: Arc<BufferPool>,
 }
@@ -166,7 +165,7 @@ pub(crate) struct PooledBuffer {
 impl Drop for PooledBuffer {
     fn drop(&mut self) {
         let size = self.buffer.size();
-        // What failed never serves again. What is not known yet keeps its outcome, which the next user is told.
+        // A failed buffer is never reused. If the outcome is unknown, the next user gets it.
         let outcome = still_unknown(self.outcome.take());
         let mut idle = self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner);
         match outcome {
@@ -182,10 +181,9 @@ impl Drop for PooledBuffer {
     }
 }
 
-/// Frees a buffer. Natively it is freed when the last handle to it is gone. In a browser that would free nothing until
-/// garbage is collected, so the buffer is destroyed; natively `destroy` would wait until nobody waits for the GPU, which
-/// lets no two batches be in flight. No test shows that: wgpu does not say whether somebody waits, so a test would have to
-/// guess by time.
+/// Frees a buffer. Natively, dropping the last handle frees it; `destroy` would wait until no thread waits for the
+/// GPU, which prevents two batches in flight. In a browser, dropping frees nothing until garbage collection, so the
+/// buffer is destroyed. Not tested: wgpu does not report whether a thread waits, so a test would depend on timing.
 pub(super) fn free(buffer: wgpu::Buffer) {
     if cfg!(target_arch = "wasm32") {
         buffer.destroy();

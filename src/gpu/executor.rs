@@ -1,6 +1,5 @@
-//! The GPU executor: prepares recordings (pipelines, bind groups, params) once and replays them in one pass each.
+//! GPU executor: prepares recordings (pipelines, bind groups, params) once and replays each in one pass.
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::collections::HashSet;
 use std::future::poll_fn;
 use std::ops::Range;
@@ -17,10 +16,9 @@ use super::buffer_pool::{BufferPool, PooledBuffer};
 use super::faults::{Call, Faults};
 use super::outcome::{Failure, Fault, Outcome, Unsettled, refused, scoped};
 use super::pipeline::{Pipeline, Pipelines};
-#[cfg(not(target_arch = "wasm32"))]
 use super::polling::poll;
 use super::readback::{Poller, ReadFuture, Staging, map};
-use super::signal::{Completion, complete};
+use super::signal::{SignalFuture, complete};
 use crate::counters::LiveCounters;
 use crate::error::Error;
 use crate::loss::LossReason;
@@ -28,24 +26,24 @@ use crate::recording::{Recording, Step};
 use crate::shaders::Tier;
 use crate::tensor::{Tensor, WordCopy};
 
-/// How to open a device.
+/// Options for opening a device.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Setup<'a> {
-    /// Tier instead of the adapter's own.
+    /// Overrides the adapter's default tier.
     pub tier: Option<Tier>,
-    /// Where compiled pipelines and the tuning are kept.
+    /// Folder for compiled pipelines and the tuning.
     pub folder: Option<&'a Path>,
-    /// Label of a shader variant that is to do nothing, or a pipeline of it as its key is written.
+    /// Label of a shader variant, or key of one pipeline, to replace with a shader that does nothing.
     pub broken: Option<&'a str>,
-    /// How long the GPU may need for a submission, where that is not the usual time; with zero it never answers.
+    /// Overrides how long a submission may take; with zero, the GPU never answers.
     pub timeout: Option<Duration>,
-    /// What a test has the device do.
+    /// Faults to inject.
     #[cfg(feature = "fault-injection")]
     pub faults: Option<&'a Faults>,
 }
 
 impl Setup<'_> {
-    /// What a test has the device do, if it does.
+    /// Faults to inject, if any.
     pub fn faults(&self) -> Faults {
         #[cfg(feature = "fault-injection")]
         return self.faults.cloned().unwrap_or_default();
@@ -63,7 +61,7 @@ pub(crate) struct Gpu {
     pipelines: Pipelines,
     staging: Arc<Staging>,
     poller: Poller,
-    /// Bytes uploaded since the last submission that they caused.
+    /// Bytes uploaded since the last submission for staged uploads.
     staged_bytes: AtomicUsize,
     fault: Fault,
     unsettled: Unsettled,
@@ -75,12 +73,12 @@ pub(crate) struct Gpu {
 #[derive(Debug)]
 pub(crate) struct PreparedSteps {
     dispatches: Vec<(Arc<Pipeline>, wgpu::BindGroup, [u32; 3])>,
-    /// Compilations whose outcome was not known when this was prepared. Natively none.
+    /// Compilations of unknown outcome at preparation. Always empty natively.
     checks: Vec<Outcome>,
 }
 
 impl Gpu {
-    /// Opens an adapter with what shaders of all these tiers need.
+    /// Opens an adapter with the features that all these tiers need.
     pub async fn open(
         report: &AdapterReport,
         tiers: &[Tier],
@@ -93,11 +91,11 @@ impl Gpu {
         let available = faults.features(adapter.features());
         let mut needed = wgpu::Features::empty();
         for &tier in tiers {
-            // Features, what they are called, and whether the adapter has what they stand for.
+            // Required features, their name in errors, and whether the adapter supports the tier otherwise.
             let (of_tier, limit, is_there) = match tier {
                 Tier::Baseline | Tier::Scalar => (wgpu::Features::empty(), "", true),
                 Tier::F16 => (wgpu::Features::SHADER_F16, "feature shader-f16", true),
-                // A browser gives it through the page's shim; wgpu does not know that it has it.
+                // In a browser, the page's shim enables subgroups without wgpu's knowledge.
                 Tier::Subgroups if cfg!(target_arch = "wasm32") => {
                     (wgpu::Features::empty(), "feature subgroups", report.subgroups.is_some())
                 }
@@ -111,13 +109,13 @@ impl Gpu {
             needed |= of_tier;
         }
         let experimental_features = if needed.contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
-            // SAFETY: what may be undefined are bugs of wgpu's implementation. This crate's use of it is validated by
-            // build.rs and compared with the CPU by the conformance tests and the self-test.
+            // SAFETY: undefined behaviour could only come from bugs in wgpu. build.rs validates this crate's
+            // shaders, and the conformance tests and the self-test compare them with the CPU.
             unsafe { wgpu::ExperimentalFeatures::enabled() }
         } else {
             wgpu::ExperimentalFeatures::disabled()
         };
-        // Kernels of the tier of half precision have variants with subgroups.
+        // The f16 tiers' kernels have variants with subgroups.
         let needed = needed | wgpu::Features::SUBGROUP;
         let wanted = needed | wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::PIPELINE_CACHE;
         let (device, queue) = adapter
@@ -176,16 +174,16 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// Returns the error of an operation that has failed, and leaves to the next read what is not known yet.
+    /// Returns an operation's error, or leaves an unknown outcome to the next read.
     fn settle(&self, context: &str, outcome: Result<Option<Outcome>, Failure>) -> Result<(), Error> {
         self.fault.check_lost(context)?;
         self.unsettled.add(outcome.map_err(|failure| self.explained(context, failure))?);
         Ok(())
     }
 
-    /// The error of an operation that has failed. A device that is gone refuses everything, and that it is gone says more.
+    /// The error of a failed operation. A lost device refuses everything, so its loss takes precedence.
     fn explained(&self, context: &str, failure: Failure) -> Error {
-        // One that was destroyed is told of when what it does is done.
+        // A destroyed device reports its loss only after its work is done.
         #[cfg(not(target_arch = "wasm32"))]
         {
             let how = wgpu::PollType::Wait { submission_index: None, timeout: Some(Duration::from_secs(1)) };
@@ -201,14 +199,14 @@ impl Gpu {
         self.write_buffer(tensor.memory()?, offset, bytes)
     }
 
-    /// Fills a tensor's buffer, with what lies between the tensor's end and its own.
+    /// Fills a tensor's whole buffer, including slack after the tensor.
     pub fn fill(&self, tensor: &Tensor, word: u32) -> Result<(), Error> {
         let buffer: &PooledBuffer = tensor.memory()?;
         self.write_buffer(buffer, 0, bytemuck::cast_slice(&vec![word; buffer.buffer.size() as usize / 4]))
     }
 
     fn write_buffer(&self, buffer: &PooledBuffer, offset: u64, bytes: &[u8]) -> Result<(), Error> {
-        /// Uploads are staged by wgpu until the next submission; this bounds how much waits.
+        /// wgpu stages uploads until the next submission; this bounds the staged bytes.
         const MAX_STAGED: usize = 32 << 20;
         let _done = self.begin(Call::Write, "uploading")?;
         let ((), outcome) = scoped(&self.device, &[Validation, OutOfMemory], refused("uploading"), || {
@@ -223,12 +221,12 @@ impl Gpu {
         self.settle("uploading", outcome)
     }
 
-    /// Resolves when the GPU has done everything submitted and uploaded so far.
+    /// Resolves when all submissions and uploads so far are done.
     pub async fn drained(&self) -> Result<(), Error> {
         let _done = self.begin(Call::Submit, "uploading")?;
         let (index, outcome) = scoped(&self.device, &[Validation], refused("uploading"), || self.queue.submit([]));
         self.settle("uploading", outcome)?;
-        let (signal, done) = Completion::new();
+        let (signal, done) = SignalFuture::new();
         let callback = signal.clone();
         self.queue.on_submitted_work_done(move || complete(&callback, Ok(())));
         self.poller.wait_for(index, signal);
@@ -238,41 +236,40 @@ impl Gpu {
         poll_fn(|cx| reports.poll(cx)).await.map_err(Failure::into_error)
     }
 
-    /// Bytes of the buffers that are in use.
+    /// Bytes of buffers in use.
     #[cfg(feature = "fault-injection")]
     pub fn used_bytes(&self) -> u64 {
         self.pool.used_bytes()
     }
 
-    /// Frees the buffers that the pool keeps.
+    /// Frees the pool's idle buffers.
     pub fn free_unused(&self) {
         self.pool.clear();
     }
 
-    /// Gives the device up, with all its memory.
+    /// Destroys the device and frees its memory.
     pub fn destroy(&self) {
         self.device.destroy();
-        // The callback may come late.
+        // wgpu's callback may be late.
         self.fault.lose(LossReason::Destroyed, "it was destroyed".into());
     }
 
-    /// Gives the device up without letting go of its memory: it may hang, and then that would hang as well. Reads that wait for
-    /// it fail.
+    /// Marks the device as lost without freeing its memory, which would block if the device hangs. Pending reads fail.
     pub fn give_up(&self, reason: LossReason, message: String) {
         self.fault.lose(reason, message);
     }
 
-    /// What it was opened with.
+    /// The limits that the device was opened with.
     pub fn limits(&self) -> wgpu::Limits {
         self.device.limits()
     }
 
-    /// Whether it is gone, or was given up.
+    /// Whether the device is lost.
     pub fn is_lost(&self) -> bool {
         self.fault.lost().is_some()
     }
 
-    /// A call begins that a test may have fail.
+    /// Begins a call that tests can make fail.
     fn begin(&self, call: Call, context: &str) -> Result<super::faults::Done, Error> {
         let begun = self.faults.begin(call, &self.device);
         self.fault.check_lost(context)?;
@@ -329,7 +326,7 @@ impl Gpu {
         Ok(PreparedSteps { dispatches, checks })
     }
 
-    /// A buffer with the params of all dispatches of a recording.
+    /// A buffer with the params of all dispatches in a recording.
     fn uniforms(&self, params: &[u8]) -> Result<wgpu::Buffer, Error> {
         self.counters.buffers_created.add(1);
         self.counters.bytes_allocated.add(params.len() as u64);
@@ -351,7 +348,7 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// Compiles the pipelines of steps, on as many threads as there are cores. What does not compile is told when it is used.
+    /// Compiles steps' pipelines, one thread per core. Errors are reported at first use.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn compile<'a>(&self, steps: impl IntoIterator<Item = &'a Step>) {
         let mut known = HashSet::new();
@@ -369,7 +366,7 @@ impl Gpu {
         });
     }
 
-    /// Submits some of the dispatches in one pass.
+    /// Submits a range of dispatches in one pass.
     pub fn run(&self, recording: &Recording, which: Range<usize>) -> Result<(), Error> {
         let steps = prepared(recording)?;
         self.expect_sound(steps)?;
@@ -378,7 +375,7 @@ impl Gpu {
         self.submit(encoder, || ()).map(drop)
     }
 
-    /// Submits `n_runs` times some of the dispatches in one pass and, after each pass, the copy of a tensor to the host.
+    /// Submits a range of dispatches `n_runs` times, one pass each, and copies a tensor to the host after each pass.
     pub fn run_and_read(
         &self,
         recording: &Recording,
@@ -397,8 +394,8 @@ impl Gpu {
         self.submit_and_map(encoder, staging)
     }
 
-    /// Refuses to run shaders that are known not to compile: in a browser they would run as if they wrote zeros. What is
-    /// not known yet, the next read waits for.
+    /// Refuses shaders that are known not to compile: in a browser, they would run as if they wrote zeros. The next
+    /// read waits for unknown outcomes.
     fn expect_sound(&self, steps: &PreparedSteps) -> Result<(), Error> {
         for check in &steps.checks {
             match check.now() {
@@ -425,13 +422,13 @@ impl Gpu {
         self.counters.dispatches.add(dispatches.len() as u64);
     }
 
-    /// Reads some words of a tensor.
+    /// Reads a range of words of a tensor.
     pub fn read(&self, tensor: &Tensor, words: Range<usize>) -> Result<ReadFuture, Error> {
         let [first, end] = [words.start, words.end].map(|word| word as u64 * 4);
         self.submit_and_read(self.encoder(), &tensor.memory::<PooledBuffer>()?.buffer, first..end)
     }
 
-    /// Reads a tensor's buffer to its end.
+    /// Reads a tensor's whole buffer.
     pub fn read_all(&self, tensor: &Tensor) -> Result<ReadFuture, Error> {
         let buffer = &tensor.memory::<PooledBuffer>()?.buffer;
         self.submit_and_read(self.encoder(), buffer, 0..buffer.size())
@@ -447,7 +444,7 @@ impl Gpu {
         self.submit(encoder, || ()).map(drop)
     }
 
-    /// The same of some words of each.
+    /// Copies ranges of words between tensors, in order.
     pub fn copy_words(&self, copies: &[WordCopy]) -> Result<(), Error> {
         let mut encoder = self.encoder();
         for WordCopy { from: (from, from_first), to: (to, to_first), n_words } in copies {
@@ -458,12 +455,12 @@ impl Gpu {
         self.submit(encoder, || ()).map(drop)
     }
 
-    /// Whether [`Gpu::run_profiled`] can tell times.
+    /// Whether the device supports [`Gpu::run_profiled`].
     pub fn has_timestamps(&self) -> bool {
         self.device.features().contains(wgpu::Features::TIMESTAMP_QUERY)
     }
 
-    /// Runs each dispatch in a pass of its own between two timestamps.
+    /// Runs each dispatch in its own pass between two timestamps.
     pub async fn run_profiled(&self, recording: &Recording) -> Result<Vec<Duration>, Error> {
         let steps = prepared(recording)?;
         if !self.has_timestamps() {
@@ -472,12 +469,12 @@ impl Gpu {
         }
         self.expect_sound(steps)?;
         let mut times = Vec::with_capacity(steps.dispatches.len());
-        // A query set holds 4096 timestamps at most.
+        // A query set holds at most 4096 timestamps.
         for part in steps.dispatches.chunks(wgpu::QUERY_SET_MAX_QUERIES as usize / 2) {
             let count = 2 * part.len() as u32;
             self.counters.buffers_created.add(1);
             let size = u64::from(count) * 8;
-            let context = "making timestamps";
+            let context = "allocating timestamps";
             let ((queries, resolved), outcome) =
                 scoped(&self.device, &[Validation, OutOfMemory], refused(context), || {
                     let queries = self.device.create_query_set(&wgpu::QuerySetDescriptor {
@@ -530,17 +527,16 @@ impl Gpu {
         self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default())
     }
 
-    /// Submits commands, then does what belongs to the same operation.
+    /// Submits commands, then calls `then` within the same error scopes.
     fn submit<T>(
         &self,
         encoder: wgpu::CommandEncoder,
         then: impl FnOnce() -> T,
     ) -> Result<(wgpu::SubmissionIndex, T), Error> {
-        // Nothing is submitted to a device that is gone: it would be dropped without a word.
+        // wgpu silently drops submissions to a lost device.
         self.fault.check("submitting")?;
         let _done = self.begin(Call::Submit, "submitting")?;
-        // Errors of the commands are reported when their encoder is finished. A submission that runs out of memory loses
-        // the device.
+        // Finishing the encoder reports its commands' errors. A submission that runs out of memory loses the device.
         let (submitted, outcome) = scoped(&self.device, &[Validation], refused("submitting"), || {
             let index = self.queue.submit([encoder.finish()]);
             (index, then())
@@ -570,7 +566,7 @@ impl Gpu {
         self.submit_and_map(encoder, staging)
     }
 
-    /// Submits commands that write to a staging buffer, and asks for its content.
+    /// Submits commands that write to a staging buffer, and maps it.
     fn submit_and_map(&self, encoder: wgpu::CommandEncoder, staging: wgpu::Buffer) -> Result<ReadFuture, Error> {
         self.faults.map(&self.device).inspect_err(|error| self.give_up(LossReason::Driver, error.to_string()))?;
         let (index, mapped) = self.submit(encoder, || map(&staging))?;
@@ -579,12 +575,12 @@ impl Gpu {
     }
 }
 
-/// What [`Gpu::prepare`] made of a recording.
+/// The prepared steps of a recording.
 fn prepared(recording: &Recording) -> Result<&PreparedSteps, Error> {
     recording.prepared.get().ok_or_else(|| Error::Operand {
         kernel: "device",
         operand: "recording",
         expected: "a recording of this device".into(),
-        found: "one of another device".into(),
+        found: "a recording of another device".into(),
     })
 }

@@ -1,5 +1,5 @@
-//! Faults on demand, so that tests see what becomes of them: the n-th call of a kind fails, waits or loses the device. Only with
-//! the feature `fault-injection`; else nothing of it is left.
+//! Fault injection for tests: the n-th call of a kind fails, waits or loses the device. Without the feature
+//! `fault-injection`, it compiles to nothing.
 
 #[cfg(feature = "fault-injection")]
 pub(crate) use injected::Done;
@@ -18,65 +18,64 @@ mod injected {
     use crate::gpu::outcome::{Failure, Fault};
     use crate::loss::LossReason;
 
-    /// What is done with a GPU.
+    /// Kinds of GPU calls.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Call {
-        /// A device is opened.
+        /// Opening a device.
         Open,
-        /// A buffer is created.
+        /// Creating a buffer.
         CreateBuffer,
-        /// A pipeline is compiled.
+        /// Compiling a pipeline.
         CreatePipeline,
-        /// A buffer is written from the host.
+        /// Writing to a buffer from the host.
         Write,
-        /// Commands are submitted.
+        /// Submitting commands.
         Submit,
-        /// A buffer is mapped, so that the host reads it.
+        /// Mapping a buffer to read it.
         Map,
-        /// A submission is waited for.
+        /// Waiting for a submission.
         Poll,
     }
 
     impl Call {
-        /// All of them.
+        /// All kinds.
         pub const ALL: [Call; 7] =
             [Call::Open, Call::CreateBuffer, Call::CreatePipeline, Call::Write, Call::Submit, Call::Map, Call::Poll];
     }
 
-    /// What becomes of a call.
+    /// The effect of a fault.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Effect {
-        /// It fails with the error that the GPU would have.
+        /// The call fails with the GPU's error.
         Fail,
-        /// There is no memory for it.
+        /// The call runs out of memory.
         OutOfMemory,
-        /// The device is destroyed before it.
+        /// The device is destroyed before the call.
         LoseBefore,
-        /// The device is destroyed at once after it.
+        /// The device is destroyed right after the call.
         LoseAfter,
-        /// The same, and the device never tells that it is lost.
+        /// As `LoseAfter`, but the device never reports its loss.
         LoseUntold,
-        /// It begins so much later.
+        /// The call is delayed by this time.
         Wait(Duration),
-        /// It is never answered. Only polls.
+        /// A poll that is never answered.
         Hang,
-        /// The shader has an error. Only pipelines.
+        /// A pipeline whose shader has an error.
         BadShader,
-        /// It panics, as `wgpu` does where a driver's answer is not what it expects. On the CPU, where a submission is a run of
-        /// kernels, one of its threads does.
+        /// A panic, as in `wgpu` on an unexpected driver result. On the CPU, where a submission runs kernels, a
+        /// worker thread panics.
         Panic,
     }
 
     #[derive(Debug)]
     struct Planned {
         call: Call,
-        /// The first call, counted from 1, and the one after the last.
+        /// Numbers of the affected calls, from 1.
         calls: std::ops::Range<u64>,
         effect: Effect,
     }
 
-    /// Calls that devices make, and what is to become of some of them. Clones share counts and plan; calls are counted over all
-    /// devices that are opened with it.
+    /// Planned faults and counts of calls over all devices opened with it. Clones share both.
     #[derive(Clone, Debug, Default)]
     pub struct Faults(Arc<Inner>);
 
@@ -85,49 +84,49 @@ mod injected {
         counts: [AtomicU64; Call::ALL.len()],
         plan: Mutex<Vec<Planned>>,
         is_untold: AtomicBool,
-        /// Bytes of a device's buffers at most, and whether more loses the device; `u64::MAX` if there is no such limit.
+        /// Maximum bytes of a device's buffers, and whether exceeding it loses the device; `None` for no limit.
         memory: Mutex<Option<(u64, bool)>>,
         minimum_limits: AtomicBool,
         without: Mutex<Vec<String>>,
     }
 
     impl Faults {
-        /// Has the `n`-th call, counted from 1, come out so.
+        /// Plans a fault for the `n`-th call, counted from 1.
         pub fn at(self, call: Call, n: u64, effect: Effect) -> Faults {
             self.plan(call, n..n + 1, effect);
             self
         }
 
-        /// Has all calls from the `n`-th one on come out so.
+        /// Plans a fault for all calls from the `n`-th on.
         pub fn from(self, call: Call, n: u64, effect: Effect) -> Faults {
             self.plan(call, n..u64::MAX, effect);
             self
         }
 
-        /// Has the `i`-th call from now on, counted from 1, come out so.
+        /// Plans a fault for the `i`-th call from now, counted from 1.
         pub fn next(&self, call: Call, i: u64, effect: Effect) {
             let n = self.count(call) + i;
             self.plan(call, n..n + 1, effect);
         }
 
-        /// Has all calls from now on come out so.
+        /// Plans a fault for all calls from now on.
         pub fn every(&self, call: Call, effect: Effect) {
             self.plan(call, self.count(call) + 1..u64::MAX, effect);
         }
 
-        /// Gives devices so much memory. What exceeds it fails, or loses the device.
+        /// Limits devices' memory. Exceeding it fails, or loses the device.
         pub fn with_memory(self, bytes: u64, loses: bool) -> Faults {
             *self.0.memory.lock().unwrap_or_else(PoisonError::into_inner) = Some((bytes, loses));
             self
         }
 
-        /// Gives devices no more than WebGPU promises everywhere.
+        /// Limits devices to the minimum that WebGPU guarantees.
         pub fn with_minimum_limits(self) -> Faults {
             self.0.minimum_limits.store(true, Ordering::Relaxed);
             self
         }
 
-        /// Takes an optional feature, by its name in WebGPU, away from adapters.
+        /// Hides an optional feature, by its WebGPU name, from adapters.
         pub fn without(self, feature: &str) -> Faults {
             self.0.without.lock().unwrap_or_else(PoisonError::into_inner).push(feature.into());
             self
@@ -143,17 +142,17 @@ mod injected {
             plan.push(Planned { call, calls, effect });
         }
 
-        /// Counts a call. What becomes of it.
+        /// Counts a call and returns its planned effect.
         fn called(&self, call: Call) -> Option<Effect> {
             let n = self.0.counts[call as usize].fetch_add(1, Ordering::Relaxed) + 1;
             let plan = self.0.plan.lock().unwrap_or_else(PoisonError::into_inner);
             plan.iter().find(|planned| planned.call == call && planned.calls.contains(&n)).map(|planned| planned.effect)
         }
 
-        /// A call begins. What it gives is kept until the call is done.
+        /// Begins a call. Keep the result until the call is done.
         ///
         /// # Errors
-        /// If it is to fail.
+        /// The planned failure.
         pub(crate) fn begin(&self, call: Call, device: &wgpu::Device) -> Result<Done, Failure> {
             let effect = self.called(call);
             self.begin_with(call, effect, device)
@@ -164,12 +163,9 @@ mod injected {
             match effect {
                 None | Some(Effect::Hang | Effect::BadShader) => {}
                 Some(Effect::Fail) => {
-                    return Err(Failure::Refused {
-                        context: format!("{call:?}"),
-                        message: "a test has it fail".into(),
-                    });
+                    return Err(Failure::Refused { context: format!("{call:?}"), message: "injected failure".into() });
                 }
-                Some(Effect::OutOfMemory) => return Err(self.out_of_memory("a test", 0, 0)),
+                Some(Effect::OutOfMemory) => return Err(self.out_of_memory("injected", 0, 0)),
                 Some(Effect::LoseBefore) => device.destroy(),
                 Some(Effect::LoseAfter) => done.device = Some(device.clone()),
                 Some(Effect::LoseUntold) => {
@@ -177,27 +173,27 @@ mod injected {
                     done.device = Some(device.clone());
                 }
                 Some(Effect::Wait(time)) => std::thread::sleep(time),
-                Some(Effect::Panic) => panic!("a test has it panic"),
+                Some(Effect::Panic) => panic!("injected panic"),
             }
             Ok(done)
         }
 
-        /// The CPU runs kernels.
+        /// Begins a run of kernels on the CPU.
         pub(crate) fn run(&self) {
             if self.called(Call::Submit) == Some(Effect::Panic) {
-                panic!("a test has it panic");
+                panic!("injected panic");
             }
         }
 
         fn out_of_memory(&self, label: &str, size_bytes: u64, allocated_bytes: u64) -> Failure {
-            let message = "a test has no more memory".into();
+            let message = "injected out-of-memory error".into();
             Failure::OutOfMemory { label: label.into(), size_bytes, allocated_bytes, message }
         }
 
-        /// A buffer is created where so much is allocated already.
+        /// Begins creating a buffer, given the bytes already allocated.
         ///
         /// # Errors
-        /// If it is to fail, or the memory is used up.
+        /// The planned failure, or out of memory.
         pub(crate) fn begin_buffer(
             &self,
             device: &wgpu::Device,
@@ -219,66 +215,64 @@ mod injected {
             })
         }
 
-        /// A device is opened.
+        /// Begins opening a device.
         ///
         /// # Errors
-        /// If it is to fail.
+        /// The planned failure.
         pub(crate) fn open(&self, name: &str) -> Result<(), Error> {
             match self.called(Call::Open) {
                 None => Ok(()),
-                Some(_) => {
-                    Err(Error::Gpu { context: format!("opening `{name}`"), message: "a test has it fail".into() })
-                }
+                Some(_) => Err(Error::Gpu { context: format!("opening `{name}`"), message: "injected failure".into() }),
             }
         }
 
-        /// A pipeline is compiled: its source, or one with an error.
+        /// Begins compiling a pipeline. Returns its source, or one with an error.
         ///
         /// # Errors
-        /// If it is to fail.
+        /// The planned failure.
         pub(crate) fn shader(&self, device: &wgpu::Device, source: String) -> Result<(Done, String), Failure> {
             let effect = self.called(Call::CreatePipeline);
             let done = self.begin_with(Call::CreatePipeline, effect, device)?;
             Ok((done, if effect == Some(Effect::BadShader) { "fn broken( {".into() } else { source }))
         }
 
-        /// A buffer is mapped.
+        /// Begins mapping a buffer.
         ///
         /// # Errors
-        /// If it is to fail.
+        /// The planned failure.
         pub(crate) fn map(&self, device: &wgpu::Device) -> Result<(), Error> {
             let failed = |_| {
                 let (reason, context) = (LossReason::Driver, "reading a buffer".into());
-                Error::DeviceLost { reason, context, message: "a test has the map fail".into() }
+                Error::DeviceLost { reason, context, message: "injected failure".into() }
             };
             self.begin(Call::Map, device).map(drop).map_err(failed)
         }
 
-        /// A submission is waited for, for ever if it is never answered: then until the device is given up.
+        /// Begins waiting for a submission. [`Effect::Hang`] blocks until the device is marked as lost.
         ///
         /// # Errors
-        /// If there is to be no answer.
+        /// The planned failure.
         pub(crate) fn poll(&self, device: &wgpu::Device, fault: &Fault) -> Result<(), String> {
             let effect = self.called(Call::Poll);
             let begun = self.begin_with(Call::Poll, effect, device);
-            begun.map(drop).map_err(|_| "a test has no answer".to_string())?;
+            begun.map(drop).map_err(|_| "injected failure".to_string())?;
             while effect == Some(Effect::Hang) && fault.lost().is_none() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             Ok(())
         }
 
-        /// Whether devices do not tell that they are lost.
+        /// Whether devices hide their loss.
         pub(crate) fn is_untold(&self) -> bool {
             self.0.is_untold.load(Ordering::Relaxed)
         }
 
-        /// The limits of an adapter that has these.
+        /// These limits, or WebGPU's minimum if the test chose that.
         pub(crate) fn limits(&self, limits: wgpu::Limits) -> wgpu::Limits {
             if self.0.minimum_limits.load(Ordering::Relaxed) { wgpu::Limits::defaults() } else { limits }
         }
 
-        /// The features of an adapter that has these.
+        /// These features without those that the test hides.
         pub(crate) fn features(&self, features: wgpu::Features) -> wgpu::Features {
             let without = self.0.without.lock().unwrap_or_else(PoisonError::into_inner);
             let is_left = |one: &wgpu::Features| !without.iter().any(|name| one.as_str() == Some(name));
@@ -286,7 +280,7 @@ mod injected {
         }
     }
 
-    /// Loses a device when it is dropped, if it has one.
+    /// Destroys the device, if set, when dropped.
     #[must_use]
     pub(crate) struct Done {
         device: Option<wgpu::Device>,
@@ -305,7 +299,6 @@ mod injected {
 mod nothing {
     use crate::error::Error;
     use crate::gpu::outcome::Failure;
-    #[cfg(not(target_arch = "wasm32"))]
     use crate::gpu::outcome::Fault;
 
     pub(crate) enum Call {
@@ -313,7 +306,7 @@ mod nothing {
         Submit,
     }
 
-    /// No faults.
+    /// No fault injection.
     #[derive(Clone, Debug, Default)]
     pub(crate) struct Faults;
 
@@ -341,7 +334,6 @@ mod nothing {
             Ok(())
         }
 
-        #[cfg(not(target_arch = "wasm32"))]
         pub fn poll(&self, _: &wgpu::Device, _: &Fault) -> Result<(), String> {
             Ok(())
         }

@@ -1,32 +1,30 @@
-//! What came of operations on the GPU: error scopes around each, so that a call returns its own errors and no others.
+//! Outcomes of GPU operations: each runs in error scopes, so that a call returns its own errors only.
 //!
-//! Natively the outcome of a scope is there when it is popped, and the call that opened it returns the error. In a browser
-//! it comes later. There the outcome is remembered, with the pipeline or buffer that it belongs to and in a list of the
-//! device, and the next read waits for it and returns the error, which names the operation that caused it.
+//! Natively, the outcome is known when the scope is popped, and the call returns the error. In a browser it arrives
+//! later: the pipeline or buffer and a list of the device store it, and the next read waits for it and returns the
+//! error, which names the operation that caused it.
 
 use std::fmt;
 use std::pin::Pin;
-#[cfg(not(target_arch = "wasm32"))]
 use std::sync::Weak;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
-#[cfg(not(target_arch = "wasm32"))]
 use super::signal::{Signal, complete};
 use crate::error::Error;
 use crate::loss::LossReason;
 
-/// Why an operation failed. Unlike an [`Error`] it can be copied, because it is reported as often as somebody asks.
+/// Why an operation failed. Unlike [`Error`], it is `Clone`, because it may be reported several times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// The GPU refused it.
+    /// The GPU refused the operation.
     Refused { context: String, message: String },
-    /// There is no memory for a buffer.
+    /// Out of memory for a buffer.
     OutOfMemory { label: String, size_bytes: u64, allocated_bytes: u64, message: String },
 }
 
 impl Failure {
-    /// This failure as an error.
+    /// Converts the failure to an error.
     pub fn into_error(self) -> Error {
         match self {
             Failure::Refused { context, message } => Error::Gpu { context, message },
@@ -37,37 +35,37 @@ impl Failure {
     }
 }
 
-/// Resolves to what went wrong, if anything did.
+/// Resolves to the failure, or `None` on success.
 #[cfg(not(target_arch = "wasm32"))]
-pub(crate) type Check = Pin<Box<dyn Future<Output = Option<Failure>> + Send>>;
-/// Resolves to what went wrong, if anything did.
+pub(crate) type FailureCheck = Pin<Box<dyn Future<Output = Option<Failure>> + Send>>;
+/// Resolves to the failure, or `None` on success.
 #[cfg(target_arch = "wasm32")]
-pub(crate) type Check = Pin<Box<dyn Future<Output = Option<Failure>>>>;
+pub(crate) type FailureCheck = Pin<Box<dyn Future<Output = Option<Failure>>>>;
 
-/// What came of an operation, as far as it is known. Clones share it, and dropping one of them loses nothing.
+/// An operation's outcome, possibly unknown yet. Clones share it; dropping a clone loses nothing.
 #[derive(Clone, Debug)]
-pub(crate) struct Outcome(Arc<Shared>);
+pub(crate) struct Outcome(Arc<OutcomeShared>);
 
-struct Shared {
-    state: Mutex<State>,
+struct OutcomeShared {
+    state: Mutex<OutcomeState>,
     waiters: Arc<Waiters>,
 }
 
-enum State {
-    Pending(Check),
+enum OutcomeState {
+    Pending(FailureCheck),
     Known(Option<Failure>),
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for OutcomeShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &*lock(&self.state) {
-            State::Pending(_) => f.write_str("pending"),
-            State::Known(failure) => failure.fmt(f),
+            OutcomeState::Pending(_) => f.write_str("pending"),
+            OutcomeState::Known(failure) => failure.fmt(f),
         }
     }
 }
 
-/// All tasks that wait for one outcome. A check wakes only the task that polled it last, which may be gone by then.
+/// All tasks that wait for one outcome. A check wakes only the last task that polled it, which may be gone.
 #[derive(Default)]
 struct Waiters(Mutex<Vec<Waker>>);
 
@@ -79,23 +77,23 @@ impl Wake for Waiters {
 }
 
 impl Outcome {
-    /// The outcome that `check` tells, now or later. `Ok(None)` if all is well already, so there is nothing to remember.
-    pub fn of(mut check: Check) -> Result<Option<Outcome>, Failure> {
+    /// The outcome that `check` resolves to. `Ok(None)` if the operation has succeeded already.
+    pub fn of(mut check: FailureCheck) -> Result<Option<Outcome>, Failure> {
         match check.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(None) => Ok(None),
             Poll::Ready(Some(failure)) => Err(failure),
             Poll::Pending => {
-                let (state, waiters) = (Mutex::new(State::Pending(check)), Arc::default());
-                Ok(Some(Outcome(Arc::new(Shared { state, waiters }))))
+                let (state, waiters) = (Mutex::new(OutcomeState::Pending(check)), Arc::default());
+                Ok(Some(Outcome(Arc::new(OutcomeShared { state, waiters }))))
             }
         }
     }
 
-    /// The failure, or `None` if all is well, as soon as it is known.
+    /// Resolves to the failure, or `None` on success.
     pub fn poll(&self, cx: &mut Context<'_>) -> Poll<Option<Failure>> {
         let mut state = lock(&self.0.state);
-        let State::Pending(check) = &mut *state else {
-            let State::Known(failure) = &*state else { return Poll::Pending };
+        let OutcomeState::Pending(check) = &mut *state else {
+            let OutcomeState::Known(failure) = &*state else { return Poll::Pending };
             return Poll::Ready(failure.clone());
         };
         {
@@ -106,18 +104,18 @@ impl Outcome {
         }
         let waker = Waker::from(self.0.waiters.clone());
         let Poll::Ready(failure) = check.as_mut().poll(&mut Context::from_waker(&waker)) else { return Poll::Pending };
-        *state = State::Known(failure.clone());
+        *state = OutcomeState::Known(failure.clone());
         drop(state);
-        // The others may have been asleep since before this task came.
+        // Wakes the other waiting tasks.
         waker.wake();
         Poll::Ready(failure)
     }
 
-    /// The failure, or `None` if all is well; pending if that is not known yet.
+    /// The failure, or `None` on success; pending if unknown.
     pub fn now(&self) -> Poll<Option<Failure>> {
         match &*lock(&self.0.state) {
-            State::Known(failure) => return Poll::Ready(failure.clone()),
-            State::Pending(_) => {}
+            OutcomeState::Known(failure) => return Poll::Ready(failure.clone()),
+            OutcomeState::Pending(_) => {}
         }
         self.poll(&mut Context::from_waker(Waker::noop()))
     }
@@ -127,12 +125,12 @@ impl Outcome {
     }
 }
 
-/// Outcomes of a device that no call has returned yet. Natively always empty.
+/// Outcomes that no call has returned yet. Always empty natively.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unsettled(Arc<Mutex<Vec<Outcome>>>);
 
 impl Unsettled {
-    /// Remembers an outcome for the next read.
+    /// Stores an outcome for the next read.
     pub fn add(&self, outcome: Option<Outcome>) {
         if let Some(outcome) = outcome {
             let mut outcomes = lock(&self.0);
@@ -142,8 +140,8 @@ impl Unsettled {
         }
     }
 
-    /// All of them, in the order of their operations, for a read that depends on them. They stay remembered until
-    /// [`Reports`] have been delivered, however many reads are given up before.
+    /// All outcomes in the order of operations, for a read that depends on them. They stay stored until [`Reports`]
+    /// resolves, so reads that are dropped lose none.
     pub fn reports(&self) -> Reports {
         let mut outcomes = lock(&self.0);
         outcomes.retain(|outcome| outcome.now() != Poll::Ready(None));
@@ -151,14 +149,14 @@ impl Unsettled {
     }
 }
 
-/// What a read waits for: the outcomes of everything submitted before it.
+/// Outcomes of everything submitted before a read.
 pub(crate) struct Reports {
     waiting: Vec<Outcome>,
     unsettled: Unsettled,
 }
 
 impl Reports {
-    /// The first failure, once all outcomes are known.
+    /// Resolves to the first failure when all outcomes are known.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
         let mut first = None;
         for outcome in &self.waiting {
@@ -167,7 +165,7 @@ impl Reports {
                 Poll::Ready(failure) => first = first.or(failure),
             }
         }
-        // What follows from the first failure is not news.
+        // Later failures follow from the first and are dropped.
         let delivered = std::mem::take(&mut self.waiting);
         if !delivered.is_empty() {
             lock(&self.unsettled.0).retain(|outcome| !delivered.iter().any(|known| known.is(outcome)));
@@ -176,7 +174,7 @@ impl Reports {
     }
 }
 
-/// Runs an operation in error scopes for `filters`; `explain` makes a failure of the first error that they catch.
+/// Runs an operation in error scopes for `filters`; `explain` converts the first caught error to a failure.
 pub(super) fn scoped<T>(
     device: &wgpu::Device,
     filters: &[wgpu::ErrorFilter],
@@ -189,18 +187,18 @@ pub(super) fn scoped<T>(
     (done, Outcome::of(Box::pin(async move { error.await.map(explain) })))
 }
 
-/// Error scopes that are open.
+/// Open error scopes.
 pub(super) struct Scopes(Vec<wgpu::ErrorScopeGuard>);
 
 impl Scopes {
-    /// Opens one scope for each filter, the last one innermost.
+    /// Opens one scope per filter, the last one innermost.
     pub fn open(device: &wgpu::Device, filters: &[wgpu::ErrorFilter]) -> Scopes {
         Scopes(filters.iter().map(|&filter| device.push_error_scope(filter)).collect())
     }
 
-    /// Closes them. Resolves to the error that the innermost one caught, of those that caught any.
+    /// Closes the scopes. Resolves to the error of the innermost scope that caught one.
     pub fn close(mut self) -> impl Future<Output = Option<wgpu::Error>> {
-        // They are a stack.
+        // wgpu requires scopes to be popped in reverse order.
         let popped: Vec<_> = std::mem::take(&mut self.0).into_iter().rev().map(wgpu::ErrorScopeGuard::pop).collect();
         async move {
             for error in popped {
@@ -214,7 +212,7 @@ impl Scopes {
 }
 
 impl Drop for Scopes {
-    /// Those that an error left open; wgpu panics where another one than the last is closed.
+    /// Closes scopes that an early return left open, in reverse order: wgpu panics otherwise.
     fn drop(&mut self) {
         while let Some(scope) = self.0.pop() {
             drop(scope);
@@ -222,13 +220,13 @@ impl Drop for Scopes {
     }
 }
 
-/// A failure of `context` in the GPU API's own words.
+/// A failure of `context` with the GPU API's message.
 pub(super) fn refused(context: impl Into<String>) -> impl FnOnce(wgpu::Error) -> Failure + Send + 'static {
     let context = context.into();
     move |error| Failure::Refused { context, message: error.to_string() }
 }
 
-/// What the GPU reports outside any operation: that it is gone, and errors that no scope caught.
+/// What the GPU reports outside operations: its loss, and errors that no scope caught.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fault(Arc<Mutex<Reported>>);
 
@@ -236,13 +234,13 @@ pub(crate) struct Fault(Arc<Mutex<Reported>>);
 struct Reported {
     lost: Option<(LossReason, String)>,
     stray: Option<String>,
-    /// To be told of a loss.
+    /// Signals to complete when the device is lost.
     #[cfg(not(target_arch = "wasm32"))]
     waiting: Vec<Weak<Mutex<Signal>>>,
 }
 
 impl Fault {
-    /// The device is gone; the first reason given counts, and everything that waits for the device fails.
+    /// Marks the device as lost with the first reason given, and completes all waiting signals.
     pub fn lose(&self, reason: LossReason, message: String) {
         let mut reported = lock(&self.0);
         reported.lost.get_or_insert((reason, message));
@@ -254,7 +252,7 @@ impl Fault {
         }
     }
 
-    /// Gives a signal if the device is gone, now or when it is lost.
+    /// Completes a signal if the device is lost, now or later.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn tell(&self, signal: &Arc<Mutex<Signal>>) {
         let mut reported = lock(&self.0);
@@ -267,17 +265,17 @@ impl Fault {
         complete(signal, self.check_lost("waiting for a submission"));
     }
 
-    /// Why the device is gone, if it is.
+    /// Why the device is lost, if it is.
     pub fn lost(&self) -> Option<LossReason> {
         lock(&self.0).lost.as_ref().map(|(reason, _)| *reason)
     }
 
-    /// An error that belongs to no operation, for whoever asks next.
+    /// Stores an error of no known operation for the next check.
     pub fn stray(&self, message: String) {
         lock(&self.0).stray.get_or_insert(message);
     }
 
-    /// Fails if the device is gone, now and at every later call.
+    /// Fails if the device is lost.
     pub fn check_lost(&self, context: &str) -> Result<(), Error> {
         match &lock(&self.0).lost {
             Some((reason, message)) => {
@@ -287,7 +285,7 @@ impl Fault {
         }
     }
 
-    /// Fails if the device is gone, or with what it reported since the last check.
+    /// Fails if the device is lost, or with the stray error since the last check.
     pub fn check(&self, context: &str) -> Result<(), Error> {
         self.check_lost(context)?;
         match lock(&self.0).stray.take() {
@@ -306,7 +304,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// A check that resolves when it is told to, as in a browser.
+    /// A check that the test resolves later, as in a browser.
     #[derive(Clone, Default)]
     struct Later(Arc<Mutex<Told>>);
 
@@ -336,7 +334,7 @@ mod tests {
 
         fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
             let mut state = lock(&self.0);
-            // As with a promise: one waker, the last one.
+            // Like a promise, it keeps only the last waker.
             state.waker = Some(cx.waker().clone());
             state.outcome.take().map_or(Poll::Pending, Poll::Ready)
         }
@@ -360,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_that_are_given_up_do_not_forget_an_outcome() {
+    fn abandoned_reads_do_not_lose_a_pending_error() {
         for n_given_up in 0..3 {
             let (later, unsettled) = (Later::default(), Unsettled::default());
             unsettled.add(Some(later.outcome()));
@@ -370,7 +368,7 @@ mod tests {
             }
             later.tell(Some(failure()));
             assert_eq!(poll(&mut unsettled.reports()), Poll::Ready(Err(failure())), "{n_given_up} given up");
-            // It has been told, and is no error of what comes later.
+            // Delivered once, it is not an error of later reads.
             assert_eq!(poll(&mut unsettled.reports()), Poll::Ready(Ok(())));
         }
     }
@@ -406,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_device_stays_lost_and_a_stray_error_is_told_once() {
+    fn device_loss_persists_and_stray_errors_are_reported_once() {
         let fault = Fault::default();
         fault.stray("stray".into());
         assert!(matches!(fault.check("running"), Err(Error::Gpu { message, .. }) if message == "stray"));
@@ -420,18 +418,18 @@ mod tests {
         }
     }
     #[test]
-    fn a_lost_device_tells_what_waits_for_it_then_and_later() {
-        use super::super::signal::Completion;
+    fn device_loss_fails_current_and_later_waits() {
+        use super::super::signal::SignalFuture;
         let (fault, mut signals) = (Fault::default(), Vec::new());
         let mut wait = |fault: &Fault| {
-            let (signal, done) = Completion::new();
+            let (signal, done) = SignalFuture::new();
             fault.tell(&signal);
-            // The thread that waits has it, however long the driver keeps that thread.
+            // The waiting thread holds it, however long the driver blocks that thread.
             signals.push(signal);
             done
         };
         let mut before = [wait(&fault), wait(&fault)];
-        let is_told = |done: &mut Completion| match Pin::new(done).poll(&mut Context::from_waker(Waker::noop())) {
+        let is_told = |done: &mut SignalFuture| match Pin::new(done).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(Err(Error::DeviceLost { reason: LossReason::SlowStep, message, .. })) => message == "slow",
             Poll::Pending => false,
             other => panic!("{other:?}"),

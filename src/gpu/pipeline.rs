@@ -1,4 +1,4 @@
-//! Compute pipelines, compiled once per shader variant and constants, and kept on disk where the backend can.
+//! Compute pipelines, compiled once per shader variant and constants, and cached on disk if the backend supports it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,15 +18,15 @@ use crate::shaders::Kernel;
 pub(crate) struct Pipeline {
     pub pipeline: wgpu::ComputePipeline,
     pub layout: wgpu::BindGroupLayout,
-    /// The outcome of its compilation, if that was not known at once.
+    /// The compilation's outcome if not known at once.
     pub check: Option<Outcome>,
 }
 
-/// A pipeline once it is compiled, or why it does not compile.
+/// A compiled pipeline or its compile error.
 type Compiled = Arc<OnceLock<Result<Arc<Pipeline>, Failure>>>;
 
 pub(crate) struct Pipelines {
-    /// Each is compiled by the first thread that asks for it; other threads compile others meanwhile.
+    /// The first thread that requests a pipeline compiles it; other threads can compile others at the same time.
     compiled: Mutex<HashMap<PipelineKey, Compiled>>,
     cache: Option<(wgpu::PipelineCache, PathBuf)>,
     /// See [`Setup::broken`].
@@ -48,8 +48,8 @@ impl Pipelines {
         Pipelines { compiled: Mutex::default(), cache, broken, faults, counters }
     }
 
-    /// The pipeline for a step, compiled if this is its first use, or why it does not compile. Where that is known later,
-    /// [`Pipeline::check`] tells.
+    /// The pipeline for a step, compiled at first use, or its compile error. A browser reports the error later,
+    /// through [`Pipeline::check`].
     pub fn get(&self, device: &wgpu::Device, step: &Step) -> Result<Arc<Pipeline>, Failure> {
         let compiled = {
             let mut all = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,7 +72,7 @@ impl Pipelines {
             _ => step.variant.target_source(),
         };
         let (_done, source) = self.faults.shader(device, source)?;
-        // A browser compiles elsewhere and later, and runs what does not compile as if it wrote zeros.
+        // A browser compiles asynchronously and runs an invalid pipeline as if it wrote zeros.
         let filters = [wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation];
         let scopes = Scopes::open(device, &filters);
         let source = wgpu::ShaderSource::Wgsl(source.into());
@@ -80,8 +80,8 @@ impl Pipelines {
         let module = if checked() {
             device.create_shader_module(descriptor)
         } else {
-            // SAFETY: the shaders are this crate's own, validated by build.rs; kernels bound every index by `params`, and
-            // the conformance tests run the same sources with the checks on.
+            // SAFETY: the shaders are this crate's, validated by build.rs. Kernels bound every index by `params`,
+            // and the conformance tests run the same sources with bounds checks.
             unsafe { device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked()) }
         };
         let layout = bind_group_layout(device, step.kernel);
@@ -97,8 +97,8 @@ impl Pipelines {
             entry_point: Some(step.kernel.name),
             compilation_options: wgpu::PipelineCompilationOptions {
                 constants: &step.constants,
-                // Kernels write before they read; with the memory of an earlier workgroup, tests see one that does not. Zeros
-                // would hide it, and are stored one by one: RADV does not get through 5120 of them in 100 s.
+                // Kernels write workgroup memory before they read it; stale memory lets tests detect one that does
+                // not. Zeroing would hide it, and stores words one by one: RADV needs over 100 s for 5120 such stores.
                 zero_initialize_workgroup_memory: false,
             },
             cache: self.cache.as_ref().map(|(cache, _)| cache),
@@ -119,22 +119,21 @@ impl Pipelines {
         Ok(Pipeline { pipeline, layout, check })
     }
 
-    /// Writes the cache to its file.
+    /// Writes the cache to disk.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn save(&self) -> Result<(), Error> {
         let Some((cache, path)) = &self.cache else { return Ok(()) };
         cache.get_data().map_or(Ok(()), |data| crate::cache::write_checked(path, &data))
     }
 
-    /// There are no files.
+    /// A browser has no files.
     #[cfg(target_arch = "wasm32")]
     pub fn save(&self) -> Result<(), Error> {
         Ok(())
     }
 }
 
-/// Whether shaders run with bounds checks: in debug builds, unless `TILEWRIGHT_CHECKED` says otherwise (`0` means no,
-/// anything else yes).
+/// Whether shaders have bounds checks: in debug builds, unless `TILEWRIGHT_CHECKED` overrides it (`0`: no, else yes).
 pub(crate) fn checked() -> bool {
     std::env::var_os("TILEWRIGHT_CHECKED").map_or(cfg!(debug_assertions), |value| value != "0")
 }
@@ -156,7 +155,7 @@ fn bind_group_layout(device: &wgpu::Device, kernel: &Kernel) -> wgpu::BindGroupL
     device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some(kernel.name), entries: &entries })
 }
 
-/// The cache for this adapter, filled from the folder if a file is there.
+/// The cache for this adapter, loaded from the folder if its file exists.
 fn disk_cache(
     device: &wgpu::Device,
     info: &wgpu::AdapterInfo,
@@ -164,13 +163,13 @@ fn disk_cache(
 ) -> Option<(wgpu::PipelineCache, PathBuf)> {
     let folder = folder.filter(|_| device.features().contains(wgpu::Features::PIPELINE_CACHE))?;
     let path = folder.join(format!("{}.pipelines", wgpu::util::pipeline_cache_key(info)?));
-    // wgpu checks header, device and driver, but has no digest of the rest.
+    // wgpu checks header, device and driver, but the rest has no digest.
     #[cfg(not(target_arch = "wasm32"))]
     let data = crate::cache::read_checked(&path);
     #[cfg(target_arch = "wasm32")]
     let data: Option<Vec<u8>> = None;
-    // SAFETY: the content is what `save` wrote for this adapter, to the byte; wgpu falls back to an empty cache if it was
-    // another adapter or driver.
+    // SAFETY: the bytes are exactly what `save` wrote for this adapter; wgpu falls back to an empty cache if the
+    // adapter or driver differs.
     let cache = unsafe {
         device.create_pipeline_cache(&wgpu::PipelineCacheDescriptor {
             label: Some("tilewright"),

@@ -1,5 +1,5 @@
-//! Polls a device, which wgpu 30 may answer with a panic: where the driver's answer is an error, where a wait finds the device lost,
-//! and where a wait's time runs out while another thread polls (its pull request 9958).
+//! Polls a device. wgpu 30 may panic: if the driver returns an error, if a wait finds the device lost, or if a wait
+//! times out while another thread polls (wgpu pull request 9958).
 
 use super::faults::Faults;
 use super::outcome::Fault;
@@ -7,10 +7,10 @@ use crate::error::Error;
 use crate::loss::LossReason;
 use crate::panics::caught;
 
-/// Polls. A device at which that panics is lost.
+/// Polls the device and marks it as lost if wgpu panics.
 ///
 /// # Errors
-/// What wgpu says, or the panic.
+/// wgpu's message, or the panic's.
 pub(super) fn poll(device: &wgpu::Device, fault: &Fault, faults: &Faults, how: wgpu::PollType) -> Result<(), String> {
     let polled = caught("polling the device", || {
         faults.poll(device, fault)?;

@@ -1,4 +1,4 @@
-//! Reading buffers without blocking: staging buffers that are reused, and a thread that waits for the GPU.
+//! Non-blocking buffer reads: reusable staging buffers, and a thread that waits for the GPU.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -8,22 +8,20 @@ use std::task::{Context, Poll};
 use super::buffer_pool::{BufferPool, free};
 use super::faults::Faults;
 use super::outcome::{Failure, Fault, Outcome, Reports};
-#[cfg(not(target_arch = "wasm32"))]
 use super::polling::poll;
-use super::signal::{Completion, Signal, complete};
+use super::signal::{Signal, SignalFuture, complete};
 use crate::counters::LiveCounters;
 use crate::error::Error;
 use crate::loss::LossReason;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::panics::caught;
 
-/// A staging buffer and, until it is first used, whether it could be allocated, where that is not known yet.
-type Stage = (wgpu::Buffer, Option<Outcome>);
+/// A staging buffer and, until its first use, its allocation's outcome if not known yet.
+type StagingBuffer = (wgpu::Buffer, Option<Outcome>);
 
 /// Staging buffers by size, each in use by at most one read.
 #[derive(Debug)]
 pub(crate) struct Staging {
-    idle: Mutex<HashMap<u64, Vec<Stage>>>,
+    idle: Mutex<HashMap<u64, Vec<StagingBuffer>>>,
     counters: Arc<LiveCounters>,
 }
 
@@ -32,9 +30,9 @@ impl Staging {
         Arc::new(Staging { idle: Mutex::default(), counters })
     }
 
-    /// A buffer of this size. Small ones are made eight at a time: as many reads of a token can be in flight, and how many
-    /// are depends on time.
-    pub fn take(&self, pool: &BufferPool, device: &wgpu::Device, size: u64) -> Result<Stage, Failure> {
+    /// A buffer of this size. Small ones are created eight at a time: up to eight reads of tokens are in flight, and
+    /// how many depends on timing.
+    pub fn take(&self, pool: &BufferPool, device: &wgpu::Device, size: u64) -> Result<StagingBuffer, Failure> {
         const SMALL_BYTES: u64 = 1 << 10;
         const TOGETHER: usize = 8;
         let make = || {
@@ -62,7 +60,7 @@ impl Staging {
     }
 
     fn give_back(&self, buffer: wgpu::Buffer) {
-        /// Larger ones are for one-off reads and are freed.
+        /// Larger buffers serve rare reads and are freed.
         const MAX_KEPT_BYTES: u64 = 1 << 20;
         if buffer.size() <= MAX_KEPT_BYTES {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,9 +71,9 @@ impl Staging {
     }
 }
 
-/// Asks for a buffer to be mapped; the copy into it has been submitted.
-pub(crate) fn map(buffer: &wgpu::Buffer) -> Completion {
-    let (signal, mapped) = Completion::new();
+/// Maps a buffer after the copy into it was submitted.
+pub(crate) fn map(buffer: &wgpu::Buffer) -> SignalFuture {
+    let (signal, mapped) = SignalFuture::new();
     buffer.slice(..).map_async(wgpu::MapMode::Read, move |result| {
         let lost = |e: wgpu::BufferAsyncError| Error::DeviceLost {
             reason: LossReason::Driver,
@@ -87,20 +85,20 @@ pub(crate) fn map(buffer: &wgpu::Buffer) -> Completion {
     mapped
 }
 
-/// Gives a device up. The error that says so, or that it was lost before.
+/// Marks the device as lost and returns the error of its first loss.
 fn lose(fault: &Fault, reason: LossReason, context: &str, message: String) -> Result<(), Error> {
     fault.lose(reason, message);
     fault.check_lost(context)
 }
 
-/// The content of a staging buffer, once the GPU has written it and everything that led to it is known to be sound.
+/// Resolves to a staging buffer's content when the GPU has written it and all earlier operations have succeeded.
 pub(crate) struct ReadFuture {
-    /// `None` once given back.
+    /// `None` once returned to the pool.
     buffer: Option<wgpu::Buffer>,
     staging: Arc<Staging>,
     fault: Fault,
     reports: Reports,
-    mapped: Completion,
+    mapped: SignalFuture,
 }
 
 impl ReadFuture {
@@ -109,7 +107,7 @@ impl ReadFuture {
         staging: Arc<Staging>,
         fault: Fault,
         reports: Reports,
-        mapped: Completion,
+        mapped: SignalFuture,
     ) -> Self {
         ReadFuture { buffer: Some(buffer), staging, fault, reports, mapped }
     }
@@ -120,13 +118,12 @@ impl Future for ReadFuture {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Poll::Ready(sound) = self.reports.poll(cx) else { return Poll::Pending };
-        // What went wrong on the way says more than a buffer that cannot be mapped, or one full of zeros; and more than
-        // either, that the device is gone.
+        // An earlier failure explains more than a failed map or a buffer of zeros; a lost device, more than either.
         if let Err(failure) = sound {
             return Poll::Ready(self.fault.check("running").and(Err(failure.into_error())));
         }
         let Poll::Ready(result) = Pin::new(&mut self.mapped).poll(cx) else { return Poll::Pending };
-        // One that is waited for and cannot be mapped loses the device; one that was given up says the same, to nobody.
+        // A failed map loses the device. A dropped read ignores its map's failure.
         let result = result.or_else(|error| match error {
             Error::DeviceLost { reason, context, message } => lose(&self.fault, reason, &context, message),
             other => Err(other),
@@ -137,20 +134,20 @@ impl Future for ReadFuture {
     }
 }
 
-/// A staging buffer that is mapped.
+/// A mapped staging buffer.
 pub(crate) struct Mapped {
     buffer: wgpu::Buffer,
     staging: Arc<Staging>,
 }
 
 impl Mapped {
-    /// Its words.
+    /// Reads the words.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn words(self) -> Result<Vec<u32>, Error> {
         self.take(|view| bytemuck::pod_collect_to_vec(view))
     }
 
-    /// Its words. As a slice the view would be a copy of what the browser has mapped, and the words a copy of that.
+    /// Reads the words. A slice of the view would add a copy: from the browser's mapping to WASM memory to the result.
     #[cfg(target_arch = "wasm32")]
     pub fn words(self) -> Result<Vec<u32>, Error> {
         self.take(|view| {
@@ -161,7 +158,7 @@ impl Mapped {
         })
     }
 
-    /// Its first `size_bytes` bytes outside WASM memory, so that they are copied once.
+    /// Copies the first `size_bytes` bytes to JavaScript memory, once.
     #[cfg(all(target_arch = "wasm32", feature = "web-kernels"))]
     pub fn array(self, size_bytes: u32) -> Result<js_sys::Uint8Array, Error> {
         self.take(|view| view.as_uint8array().slice(0, size_bytes))
@@ -181,11 +178,11 @@ impl Mapped {
     }
 }
 
-/// Waits for submissions on a thread of its own and so fires the callbacks of reads. In a browser the event loop does
-/// that, and there is no thread.
+/// Waits for submissions on a separate thread, which fires the callbacks of reads. In a browser, the event loop does
+/// so without a thread.
 #[derive(Debug)]
 pub(crate) struct Poller {
-    /// `None` once the poller is being dropped.
+    /// `None` during drop.
     #[cfg(not(target_arch = "wasm32"))]
     requests: Option<std::sync::mpsc::Sender<(wgpu::SubmissionIndex, Arc<Mutex<Signal>>)>>,
     #[cfg(not(target_arch = "wasm32"))]
@@ -194,13 +191,12 @@ pub(crate) struct Poller {
     fault: Fault,
 }
 
-/// Longer than any driver's watchdog: a device that needs this long is not going to answer.
-#[cfg(not(target_arch = "wasm32"))]
+/// Longer than any driver's watchdog: a device this slow will not answer.
 const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(120);
 
 #[cfg(not(target_arch = "wasm32"))]
 impl Poller {
-    /// `timeout` instead of the usual one is for tests.
+    /// Tests pass another `timeout` than the default.
     pub fn new(
         device: &wgpu::Device,
         queue: &wgpu::Queue,
@@ -213,9 +209,9 @@ impl Poller {
         let of_thread = fault.clone();
         let work = move |fault: &Fault| {
             let mut is_answered = true;
-            // To the end and not in slices: a wait whose time runs out can panic.
+            // One wait without time slices: a wait that times out can panic.
             let wait = |index| {
-                // No time at all is a device that never answers, however fast it is.
+                // A timeout of zero, for tests, never answers, however fast the device is.
                 if timeout.is_zero() {
                     return Err("no answer within 0 s".to_string());
                 }
@@ -223,21 +219,21 @@ impl Poller {
                 let polled = poll(&device, fault, &faults, wait);
                 polled.map_err(|e| format!("no answer within {} s: {e}", timeout.as_secs_f64()))
             };
-            // Ends when the sender is dropped with its device.
+            // Returns when the sender is dropped with its device.
             serve(received, fault, |index| {
                 let answer = wait(Some(index));
                 is_answered &= answer.is_ok();
                 answer
             });
-            // Letting go of a queue waits for its work, without a limit: the process could not end. One that was given up as slow
-            // may still be done.
+            // Dropping a queue waits for its work without a limit, which could block the process's exit. A device
+            // that was lost as slow may still finish.
             let is_slow = fault.lost() == Some(LossReason::SlowStep);
             let lets_go = is_answered || is_slow && wait(None).is_ok();
             if !lets_go {
                 std::mem::forget((device.clone(), queue));
             }
         };
-        // Without this thread, reads would wait for ever.
+        // If this thread died, reads would wait forever.
         let thread = std::thread::spawn(move || {
             if let Err(panic) = caught("waiting for the device", || work(&of_thread)) {
                 of_thread.lose(LossReason::Driver, panic.to_string());
@@ -246,18 +242,17 @@ impl Poller {
         Poller { requests: Some(requests), thread: Some(thread), fault }
     }
 
-    /// Gives the signal if the submission is not to be waited for, because the device is lost; the callback gives it otherwise.
+    /// Completes the signal at once if the device is lost; otherwise the callback completes it.
     pub fn wait_for(&self, index: wgpu::SubmissionIndex, signal: Arc<Mutex<Signal>>) {
         self.fault.tell(&signal);
         let is_taken = self.requests.as_ref().is_some_and(|requests| requests.send((index, signal)).is_ok());
         if !is_taken {
-            self.fault.lose(LossReason::Driver, "the thread that waits for it is gone".into());
+            self.fault.lose(LossReason::Driver, "its waiting thread has ended".into());
         }
     }
 }
 
-/// Waits for each submission in turn. One that cannot be waited for loses the device, and those after it fail at once.
-#[cfg(not(target_arch = "wasm32"))]
+/// Waits for each submission in order. A failed wait loses the device, and later waits fail at once.
 fn serve<I>(
     requests: impl IntoIterator<Item = (I, Arc<Mutex<Signal>>)>,
     fault: &Fault,
@@ -276,8 +271,8 @@ fn serve<I>(
 
 #[cfg(not(target_arch = "wasm32"))]
 impl Drop for Poller {
-    /// Waits for the thread: left alone, it could let go of the device while the process ends and the driver with it,
-    /// which crashes some drivers. One that hangs in a driver whose device was given up is left alone.
+    /// Joins the thread: otherwise it could drop the device while the process unloads the driver, which crashes some
+    /// drivers. A thread that hangs in a lost device's driver is not joined.
     fn drop(&mut self) {
         drop(self.requests.take());
         if self.fault.lost() == Some(LossReason::SlowStep) {
@@ -304,9 +299,9 @@ mod tests {
     use std::task::Waker;
 
     #[test]
-    fn a_submission_that_is_not_answered_is_waited_for_once() {
+    fn unanswered_submission_is_awaited_only_once() {
         let fault = Fault::default();
-        let reads: Vec<_> = (0..5).map(|_| Completion::new()).collect();
+        let reads: Vec<_> = (0..5).map(|_| SignalFuture::new()).collect();
         let mut waited = Vec::new();
         let requests = (0..).zip(reads.iter().map(|(signal, _)| signal.clone()));
         serve(requests, &fault, |index: u32| {
@@ -317,7 +312,7 @@ mod tests {
         let mut states =
             reads.into_iter().map(|(_, mut read)| Pin::new(&mut read).poll(&mut Context::from_waker(Waker::noop())));
         for answered in 0..2 {
-            // Their maps complete them.
+            // The callbacks of their maps complete these.
             assert!(matches!(states.next(), Some(Poll::Pending)), "{answered}");
         }
         for state in states {

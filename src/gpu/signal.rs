@@ -1,4 +1,4 @@
-//! What tells a future that something is done: a read, or all work on a queue.
+//! Signals a future that a read, or all work on a queue, is done.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::error::Error;
 
-/// State shared by a read's future and the callback that ends it.
+/// State shared by a future and the callback that completes it.
 #[derive(Debug, Default)]
 pub(crate) struct Signal {
     result: Option<Result<(), Error>>,
@@ -16,7 +16,7 @@ pub(crate) struct Signal {
 pub(crate) fn complete(signal: &Mutex<Signal>, result: Result<(), Error>) {
     let waker = {
         let mut signal = signal.lock().unwrap_or_else(PoisonError::into_inner);
-        // The first result counts: a map may still be reported after its device was given up.
+        // The first result counts: a map may complete after its device was marked as lost.
         signal.result.get_or_insert(result);
         signal.waker.take()
     };
@@ -25,14 +25,14 @@ pub(crate) fn complete(signal: &Mutex<Signal>, result: Result<(), Error>) {
     }
 }
 
-/// Resolves when its signal is given.
-pub(crate) struct Completion(Arc<Mutex<Signal>>);
+/// Resolves when its signal is completed.
+pub(crate) struct SignalFuture(Arc<Mutex<Signal>>);
 
-impl Completion {
-    /// A signal and what waits for it.
-    pub fn new() -> (Arc<Mutex<Signal>>, Completion) {
+impl SignalFuture {
+    /// A signal and its future.
+    pub fn new() -> (Arc<Mutex<Signal>>, SignalFuture) {
         let signal = Arc::new(Mutex::new(Signal::default()));
-        (signal.clone(), Completion(signal))
+        (signal.clone(), SignalFuture(signal))
     }
 
     pub fn signal(&self) -> Arc<Mutex<Signal>> {
@@ -40,7 +40,7 @@ impl Completion {
     }
 }
 
-impl Future for Completion {
+impl Future for SignalFuture {
     type Output = Result<(), Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {

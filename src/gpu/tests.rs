@@ -1,4 +1,4 @@
-//! Tests of what the executor does when the GPU fails, on the first adapter; without one they say that they are skipped.
+//! Tests of the executor's handling of GPU failures, on the first adapter; skipped without one.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -30,10 +30,10 @@ fn open(setup: Setup<'_>) -> Option<(Gpu, Arc<LiveCounters>)> {
     Some((gpu, counters))
 }
 
-/// A tensor of four words with so much memory of the GPU's.
+/// A tensor of four words with `size_bytes` of GPU memory.
 fn allocated(gpu: &Gpu, label: &str, size_bytes: u64) -> Result<Tensor, Error> {
     let tensor = Tensor::declare(label, Role::Activations, &[4], DType::U32)?;
-    let block = tensor.storage.block().expect("it is no temporary");
+    let block = tensor.storage.block().expect("not a temporary");
     block.memory.attach(gpu.allocate(label, size_bytes)?);
     Ok(tensor)
 }
@@ -42,7 +42,7 @@ fn allocated(gpu: &Gpu, label: &str, size_bytes: u64) -> Result<Tensor, Error> {
 fn an_error_belongs_to_the_call_that_caused_it() {
     let Some((gpu, _)) = open(Setup::default()) else { return };
     let [good, bad] = ["good", "bad"].map(|label| allocated(&gpu, label, 4096).unwrap());
-    // More threads than processors: some are interrupted between what they do and what they are told of it.
+    // More threads than processors, so that some are interrupted between a call and its result.
     std::thread::scope(|scope| {
         for thread in 0..8 {
             let (gpu, good, bad) = (&gpu, &good, &bad);
@@ -62,9 +62,9 @@ fn an_error_belongs_to_the_call_that_caused_it() {
     });
 }
 
-/// Each of two pipelines once, whatever number of threads compile and ask for them.
+/// Threads that request two pipelines at the same time compile each once.
 #[test]
-fn pipelines_compile_side_by_side_and_once() {
+fn pipelines_compile_in_parallel_and_only_once() {
     let Some((gpu, counters)) = open(Setup::default()) else { return };
     let mut rec = Recorder::new(Target::new(TargetKind::Gpu, Tier::Baseline, Target::cpu().limits()));
     let tensor = |label| Tensor::declare(label, Role::Activations, &[2, 4], DType::F32).unwrap();
@@ -80,11 +80,11 @@ fn pipelines_compile_side_by_side_and_once() {
 }
 
 #[test]
-fn a_buffer_that_failed_never_serves_again() {
+fn failed_buffer_is_never_reused() {
     let Some((gpu, counters)) = open(Setup::default()) else { return };
     let failure = || Some(Failure::Refused { context: "allocating".into(), message: "refused".into() });
-    // As in a browser: what came of it is known at a later look. The first one is at once, the second when the buffer is
-    // given back, the third when it would serve again.
+    // As in a browser, the allocation's outcome is known at a later poll: the first at once, the second when the
+    // buffer is returned to the pool, the third when it would be reused.
     let known_at = |look: u32, failure: Option<Failure>| {
         let mut looks = 0;
         let check = std::future::poll_fn(move |_| {
@@ -93,7 +93,7 @@ fn a_buffer_that_failed_never_serves_again() {
         });
         Outcome::of(Box::pin(check)).unwrap()
     };
-    // The outcome, whether the buffer serves again, and whether its next user is still to be told what came of it.
+    // The outcome, whether the buffer is reused, and whether its next user must still learn the outcome.
     let cases = [
         (None, true, false),
         (known_at(2, None), true, false),
@@ -123,10 +123,10 @@ fn a_buffer_beyond_the_limit_is_refused_with_the_limit() {
     assert!(gpu.allocate("small", 4096).is_ok());
 }
 
-/// In a process of its own, because its memory is limited: [`running_out_of_memory`] is what runs there.
+/// Runs [`out_of_memory_is_an_error`] in a process with limited memory.
 #[test]
 #[cfg(target_os = "linux")]
-fn running_out_of_memory_is_an_error_of_its_own_and_can_be_recovered_from() {
+fn out_of_memory_is_a_distinct_and_recoverable_error() {
     let reports = pollster::block_on(adapters());
     if !reports.first().is_some_and(|report| report.is_software) {
         println!("skipped: the adapter's memory cannot be limited");
@@ -135,7 +135,7 @@ fn running_out_of_memory_is_an_error_of_its_own_and_can_be_recovered_from() {
     let output = Command::new("sh")
         .args([
             "-c",
-            "ulimit -v 6000000 && exec \"$0\" --exact gpu::tests::running_out_of_memory --ignored --nocapture",
+            "ulimit -v 6000000 && exec \"$0\" --exact gpu::tests::out_of_memory_is_an_error --ignored --nocapture",
         ])
         .arg(std::env::current_exe().unwrap())
         .output()
@@ -145,8 +145,8 @@ fn running_out_of_memory_is_an_error_of_its_own_and_can_be_recovered_from() {
 }
 
 #[test]
-#[ignore = "run by running_out_of_memory_is_an_error_of_its_own_and_can_be_recovered_from"]
-fn running_out_of_memory() {
+#[ignore = "run by out_of_memory_is_a_distinct_and_recoverable_error"]
+fn out_of_memory_is_an_error() {
     let Some((gpu, _)) = open(Setup::default()) else { return };
     let mut buffers = Vec::new();
     let error = loop {
@@ -159,10 +159,10 @@ fn running_out_of_memory() {
     let Error::OutOfMemory { label, size_bytes, allocated_bytes, .. } = &error else { panic!("{error}") };
     assert_eq!((label.as_str(), *size_bytes), ("weights", 200 * MIB));
     assert_eq!(*allocated_bytes, buffers.len() as u64 * 200 * MIB);
-    // What failed does not come back as if it were good.
+    // A failed buffer must not be reused.
     let again = gpu.allocate("weights", 200 * MIB);
     assert!(matches!(again, Err(Error::OutOfMemory { .. })), "{again:?}");
-    // A buffer that is given back makes room for smaller ones, although the pool keeps it for its own size.
+    // A returned buffer makes room for smaller ones, although the pool keeps it for its own size.
     drop(buffers.pop());
     let smaller = allocated(&gpu, "smaller", 100 * MIB).unwrap();
     gpu.write(&smaller, 0, &[7; 16]).unwrap();
@@ -171,11 +171,11 @@ fn running_out_of_memory() {
 }
 
 #[test]
-fn a_device_that_does_not_answer_is_lost_for_every_later_call() {
+fn unresponsive_device_is_lost_for_every_later_call() {
     let Some((gpu, _)) = open(Setup { timeout: Some(Duration::ZERO), ..Setup::default() }) else { return };
     let a = allocated(&gpu, "a", 4096).unwrap();
     for _ in 0..3 {
-        // The first is submitted; those after it may be refused at once.
+        // The first read is submitted; later ones may fail at once.
         let read = gpu.read(&a, a.all_words()).and_then(|read| pollster::block_on(read).map(drop));
         let Err(Error::DeviceLost { message, .. }) = &read else { panic!("{read:?}") };
         assert!(message.contains("no answer within"), "{message}");

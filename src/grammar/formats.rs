@@ -1,33 +1,32 @@
-//! What the formats of JSON Schema say beyond what llguidance makes of them: which days a month has, where there is a leap
-//! second, how long a name may be.
+//! Constraints of JSON Schema formats that llguidance does not enforce: days of each month, leap seconds, lengths of
+//! names.
 
 use serde_json::{Value, json};
 
 use super::simplify::each_schema;
 
-/// Of a format, a pattern that its texts match as well.
+/// An additional pattern for a format.
 fn pattern_of(format: &str) -> Option<&'static str> {
-    // The 29th of February in leap years: the fourth ones, and of the hundredth ones the four hundredth ones.
+    // The 29th of February in leap years: divisible by 4, but by 100 only if also by 400.
     macro_rules! date {
         () => {
             "(?:[0-9]{4}-(?:0[13-9]|1[0-2])-..|[0-9]{4}-02-(?:[01].|2[0-8])|\
              (?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
         };
     }
-    // A 60th second comes only at the end of a day in UTC; here, never.
+    // A leap second occurs only at the end of a day in UTC; here it is refused.
     Some(match format {
         "date" => concat!("^", date!(), "$"),
         "date-time" => concat!("^", date!(), "[tT]..:..:[0-5]"),
         "time" => "^..:..:[0-5]",
-        // RFC 5321, 4.5.3.1, and RFC 1035, 2.3.4; with four labels, all of them are short enough.
+        // RFC 5321, 4.5.3.1, and RFC 1035, 2.3.4; four labels keep the total below the limit.
         "email" => r"^[^@]{1,64}@(?:[^.]{1,63}\.){0,3}[^.]{1,60}$",
         "hostname" => r"^(?:[^.]{1,63}\.){0,3}[^.]{1,60}$",
         _ => return None,
     })
 }
 
-/// Adds to each format of a schema the pattern that its texts match as well. What is data and no schema stays. The schema is
-/// not deep: its depth was checked.
+/// Adds these patterns to the formats in a schema, not in its data. The schema's depth was checked.
 pub(super) fn tighten(schema: &mut Value) {
     let Value::Object(keywords) = schema else { return };
     let _ = each_schema(keywords, &mut |schema| {

@@ -1,23 +1,23 @@
-//! llama.cpp's grammars: a rule is `name ::= alternatives`, `root` is the whole text.
+//! llama.cpp's grammars: rules `name ::= alternatives`; `root` matches the whole text.
 //! <https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md>
 //!
-//! A rule becomes a rule of Lark's, and each character a terminal of its own: a terminal of several takes as many
-//! characters as it can, and what follows it gets none of them, while here every way to read a text counts.
+//! Each rule becomes a Lark rule, and each character its own terminal: a longer terminal would match greedily and
+//! leave nothing to its successor, but here every way to parse a text counts.
 
 use std::collections::HashMap;
 use std::fmt::Write;
 
 use crate::error::Error;
 
-/// Groups in each other.
-const MOST_DEPTH: usize = 100;
-/// Times that something is repeated. It is llama.cpp's limit.
-const MOST_TIMES: u32 = 2000;
+/// Maximum nesting of groups.
+const MAX_DEPTH: usize = 100;
+/// Maximum repetitions, as in llama.cpp.
+const MAX_TIMES: u32 = 2000;
 
-/// What stands in a rule.
+/// An element of a rule.
 #[derive(Clone, Copy)]
-enum Part {
-    /// Something that is at least a character.
+enum RuleElement {
+    /// At least one character.
     Text,
     /// An empty text.
     Nothing,
@@ -25,20 +25,20 @@ enum Part {
     Open,
     Close,
     Or,
-    /// What is in front need not be there.
+    /// The element before it is optional.
     Optional,
 }
 
 struct Rule<'t> {
     name: &'t str,
-    /// Where it is first named, and where it is defined.
+    /// The lines where it is first named, and defined.
     named: usize,
     defined: Option<usize>,
-    parts: Vec<Part>,
+    parts: Vec<RuleElement>,
     lark: String,
 }
 
-/// Whether this is a grammar of llama.cpp's, and none of Lark's.
+/// Whether this is llama.cpp's syntax rather than Lark's.
 pub fn is_gbnf(text: &str) -> bool {
     text.lines().any(|line| {
         let rest = line.trim_start().strip_prefix("root");
@@ -46,30 +46,29 @@ pub fn is_gbnf(text: &str) -> bool {
     })
 }
 
-/// The grammar in Lark's syntax.
+/// Converts the grammar to Lark's syntax.
 ///
 /// # Errors
-/// [`Error::Constraint`] naming the line of what is no grammar, of a rule that is not there and of one that begins with
-/// itself.
+/// [`Error::Constraint`] naming the line of a syntax error, an undefined rule or a left-recursive rule.
 pub fn to_lark(text: &str) -> Result<String, Error> {
-    let mut reader = Reader { text, rest: text, counted: (0, 1), rules: Vec::new(), ids: HashMap::new() };
+    let mut reader = GbnfParser { text, rest: text, counted: (0, 1), rules: Vec::new(), ids: HashMap::new() };
     reader.grammar()?;
-    let Reader { rules, ids, .. } = reader;
+    let GbnfParser { rules, ids, .. } = reader;
     if !ids.contains_key("root") {
         return Err(refused(text.lines().count(), "a rule `root`", "none"));
     }
     for rule in &rules {
         if rule.defined.is_none() {
-            return Err(refused(rule.named, "the name of a rule", format!("`{}`", rule.name)));
+            return Err(refused(rule.named, "a defined rule", format!("`{}`", rule.name)));
         }
     }
     if let Some(rule) = left_recursive(&rules).and_then(|at| rules.get(at)) {
         let line = rule.defined.unwrap_or(rule.named);
-        return Err(refused(line, "a rule that does not begin with itself", format!("`{}`", rule.name)));
+        return Err(refused(line, "a rule without left recursion", format!("`{}`", rule.name)));
     }
     let mut lark = String::new();
     for (at, rule) in rules.iter().enumerate() {
-        // A text takes all that is written to it.
+        // Writing to a string never fails.
         let _ = writeln!(lark, "{}: {}", lark_name(rule.name, at), rule.lark);
     }
     Ok(lark)
@@ -83,16 +82,16 @@ fn refused(line: usize, expected: impl Into<String>, found: impl Into<String>) -
     Error::Constraint { field: format!("gbnf: line {line}"), expected: expected.into(), found: found.into() }
 }
 
-struct Reader<'t> {
+struct GbnfParser<'t> {
     text: &'t str,
     rest: &'t str,
-    /// A position, and its line.
+    /// A position and its line.
     counted: (usize, usize),
     rules: Vec<Rule<'t>>,
     ids: HashMap<&'t str, usize>,
 }
 
-impl<'t> Reader<'t> {
+impl<'t> GbnfParser<'t> {
     fn line(&mut self) -> usize {
         let position = self.text.len() - self.rest.len();
         let read = self.text.get(self.counted.0..position).unwrap_or_default();
@@ -111,7 +110,7 @@ impl<'t> Reader<'t> {
         rest.is_some()
     }
 
-    /// Skips spaces and comments, and line breaks if they end nothing.
+    /// Skips spaces and comments, and line breaks if `over_lines`.
     fn space(&mut self, over_lines: bool) {
         loop {
             self.rest = match over_lines {
@@ -155,7 +154,7 @@ impl<'t> Reader<'t> {
             let (parts, lark) = self.body()?;
             let Some(rule) = self.rules.get_mut(id) else { continue };
             if let Some(first) = rule.defined.replace(line) {
-                return Err(refused(line, "each rule once", format!("`{name}` again, of line {first}")));
+                return Err(refused(line, "one definition of each rule", format!("`{name}`, defined in line {first}")));
             }
             (rule.parts, rule.lark) = (parts, lark);
             self.space(true);
@@ -163,25 +162,28 @@ impl<'t> Reader<'t> {
         Ok(())
     }
 
-    /// A rule's alternatives, up to the end of the line where no group is open.
-    fn body(&mut self) -> Result<(Vec<Part>, String), Error> {
+    /// A rule's alternatives, to the end of the line outside groups.
+    fn body(&mut self) -> Result<(Vec<RuleElement>, String), Error> {
         let (mut parts, mut lark) = (Vec::new(), String::new());
         let mut depth = 0;
-        // A line may end in front of the first and after each bar.
+        // A line may break before the first alternative and after each bar.
         self.space(true);
         loop {
             self.space(depth > 0);
             let Some(c) = self.rest.chars().next() else { break };
-            let is_repeatable = matches!(parts.last(), Some(Part::Text | Part::Nothing | Part::Rule(_) | Part::Close));
+            let is_repeatable = matches!(
+                parts.last(),
+                Some(RuleElement::Text | RuleElement::Nothing | RuleElement::Rule(_) | RuleElement::Close)
+            );
             match c {
                 '\n' | '\r' => break,
                 '(' => {
                     self.skip("(");
                     depth += 1;
-                    if depth > MOST_DEPTH {
-                        return Err(refused(self.line(), format!("at most {MOST_DEPTH} groups in each other"), "more"));
+                    if depth > MAX_DEPTH {
+                        return Err(refused(self.line(), format!("at most {MAX_DEPTH} nested groups"), "more groups"));
                     }
-                    parts.push(Part::Open);
+                    parts.push(RuleElement::Open);
                     lark += "(";
                     self.space(true);
                 }
@@ -189,31 +191,31 @@ impl<'t> Reader<'t> {
                     self.skip(")");
                     depth -= 1;
                     empty_if_nothing(&parts, &mut lark);
-                    parts.push(Part::Close);
+                    parts.push(RuleElement::Close);
                     lark += ")";
                 }
                 '|' => {
                     self.skip("|");
                     empty_if_nothing(&parts, &mut lark);
-                    parts.push(Part::Or);
+                    parts.push(RuleElement::Or);
                     lark += " | ";
                     self.space(true);
                 }
                 '*' | '+' | '?' if is_repeatable => {
                     self.rest = self.rest.get(1..).unwrap_or_default();
                     lark.push(c);
-                    parts.extend((c != '+').then_some(Part::Optional));
+                    parts.extend((c != '+').then_some(RuleElement::Optional));
                 }
                 '{' if is_repeatable => {
                     let (least, times) = self.times()?;
-                    parts.extend((least == 0).then_some(Part::Optional));
+                    parts.extend((least == 0).then_some(RuleElement::Optional));
                     lark += &times;
                 }
                 '"' => {
                     let chars = self.literal()?;
-                    parts.push(if chars.is_empty() { Part::Nothing } else { Part::Text });
+                    parts.push(if chars.is_empty() { RuleElement::Nothing } else { RuleElement::Text });
                     let quoted: Vec<String> = chars.iter().map(|c| quoted(*c)).collect();
-                    // In a group, so that all of it is repeated.
+                    // Grouped, so that a repetition applies to all of it.
                     lark += &match quoted.is_empty() {
                         true => " \"\"".into(),
                         false if quoted.len() == 1 => format!(" {}", quoted.concat()),
@@ -222,12 +224,12 @@ impl<'t> Reader<'t> {
                 }
                 '[' => {
                     lark += &self.class()?;
-                    parts.push(Part::Text);
+                    parts.push(RuleElement::Text);
                 }
                 '.' => {
                     self.skip(".");
                     lark += " /(?s:.)/";
-                    parts.push(Part::Text);
+                    parts.push(RuleElement::Text);
                 }
                 '<' => {
                     let end = self.rest.find('>').filter(|&at| {
@@ -238,13 +240,13 @@ impl<'t> Reader<'t> {
                     self.rest = rest;
                     lark.push(' ');
                     lark += token;
-                    parts.push(Part::Text);
+                    parts.push(RuleElement::Text);
                 }
                 _ => {
                     let line = self.line();
                     let Some(name) = self.name() else { return Err(self.error("a part of a rule")) };
                     let id = self.rule_of(name, line);
-                    parts.push(Part::Rule(id));
+                    parts.push(RuleElement::Rule(id));
                     lark.push(' ');
                     lark += &lark_name(name, id);
                 }
@@ -259,7 +261,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// `{2}`, `{2,}`, `{,3}` or `{2,3}`: the least, and how Lark has it.
+    /// `{2}`, `{2,}`, `{,3}` or `{2,3}`: the minimum, and Lark's notation.
     fn times(&mut self) -> Result<(u32, String), Error> {
         self.skip("{");
         let least = self.bound()?;
@@ -268,7 +270,7 @@ impl<'t> Reader<'t> {
             return Err(self.error("`}`"));
         }
         match (least, most) {
-            (None, None) => Err(refused(self.line(), "a number of times", "none")),
+            (None, None) => Err(refused(self.line(), "a number of repetitions", "none")),
             (least, Some(most)) if least.unwrap_or(0) > most => {
                 Err(refused(self.line(), format!("at most {most} times"), format!("at least {}", least.unwrap_or(0))))
             }
@@ -280,7 +282,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// A number, if one is there.
+    /// An optional number.
     fn bound(&mut self) -> Result<Option<u32>, Error> {
         self.space(true);
         let n = self.rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(self.rest.len());
@@ -288,13 +290,13 @@ impl<'t> Reader<'t> {
         self.rest = rest;
         self.space(true);
         match digits.parse::<u32>() {
-            Ok(n) if n <= MOST_TIMES => Ok(Some(n)),
+            Ok(n) if n <= MAX_TIMES => Ok(Some(n)),
             Err(_) if digits.is_empty() => Ok(None),
-            _ => Err(refused(self.line(), format!("at most {MOST_TIMES} times"), digits)),
+            _ => Err(refused(self.line(), format!("at most {MAX_TIMES} times"), digits)),
         }
     }
 
-    /// The characters of a text in quotes.
+    /// The characters of a quoted text.
     fn literal(&mut self) -> Result<Vec<char>, Error> {
         self.skip("\"");
         let mut chars = Vec::new();
@@ -310,7 +312,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// A class of characters, as Lark has it.
+    /// A character class in Lark's notation.
     fn class(&mut self) -> Result<String, Error> {
         self.skip("[");
         let mut class = String::from(if self.skip("^") { " /[^" } else { " /[" });
@@ -321,13 +323,13 @@ impl<'t> Reader<'t> {
             }
             let first = self.character()?;
             let mut last = first;
-            // At the end, a dash is one.
+            // A dash at the end is literal.
             if self.rest.starts_with('-') && !self.rest.starts_with("-]") {
                 self.skip("-");
                 last = self.character()?;
             }
             if last < first {
-                return Err(refused(self.line(), format!("a character behind {first:?}"), format!("{last:?}")));
+                return Err(refused(self.line(), format!("a character not before {first:?}"), format!("{last:?}")));
             }
             let _ = write!(class, "\\x{{{:X}}}-\\x{{{:X}}}", u32::from(first), u32::from(last));
             is_empty = false;
@@ -339,7 +341,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// A character, or what stands for one.
+    /// A character or an escape.
     fn character(&mut self) -> Result<char, Error> {
         let mut chars = self.rest.chars();
         let c = match chars.next() {
@@ -371,14 +373,14 @@ impl<'t> Reader<'t> {
     }
 }
 
-/// Lark has no empty alternative at some places.
-fn empty_if_nothing(parts: &[Part], lark: &mut String) {
-    if matches!(parts.last(), None | Some(Part::Open | Part::Or)) {
+/// Lark needs explicit empty alternatives in places.
+fn empty_if_nothing(parts: &[RuleElement], lark: &mut String) {
+    if matches!(parts.last(), None | Some(RuleElement::Open | RuleElement::Or)) {
         *lark += "\"\"";
     }
 }
 
-/// A character in quotes.
+/// A quoted character.
 fn quoted(c: char) -> String {
     match c {
         '\u{7F}' => "\"\\u007f\"".into(),
@@ -386,13 +388,13 @@ fn quoted(c: char) -> String {
     }
 }
 
-/// A rule that can begin with itself.
+/// A left-recursive rule.
 fn left_recursive(rules: &[Rule]) -> Option<usize> {
-    // Which rules may be empty: those that name one are looked at again when it is found to be.
+    // Find the rules that may be empty; when one is, check its users again.
     let mut users: Vec<Vec<usize>> = vec![Vec::new(); rules.len()];
     for (at, rule) in rules.iter().enumerate() {
         for part in &rule.parts {
-            if let Part::Rule(id) = part
+            if let RuleElement::Rule(id) = part
                 && let Some(users) = users.get_mut(*id)
             {
                 users.push(at);
@@ -408,7 +410,7 @@ fn left_recursive(rules: &[Rule]) -> Option<usize> {
         }
     }
     let begins: Vec<Vec<usize>> = rules.iter().map(|rule| begin_of(&rule.parts, &empty).1).collect();
-    // Depth first; a rule that is come upon on its own way begins with itself.
+    // Depth first: a rule reached from itself is left-recursive.
     #[derive(Clone, Copy, PartialEq)]
     enum Seen {
         No,
@@ -434,41 +436,41 @@ fn left_recursive(rules: &[Rule]) -> Option<usize> {
     None
 }
 
-/// Whether a rule may be empty, and the rules that it may begin with.
-fn begin_of(parts: &[Part], empty: &[bool]) -> (bool, Vec<usize>) {
-    /// An alternative in progress.
+/// Whether a rule may be empty, and the rules it may start with.
+fn begin_of(parts: &[RuleElement], empty: &[bool]) -> (bool, Vec<usize>) {
+    /// An unfinished alternative.
     #[derive(Clone, Copy)]
     struct Group {
-        /// Whether its beginning is the rule's.
+        /// Whether the group is at the rule's start.
         is_begin: bool,
         /// Whether another alternative may be empty.
         other: bool,
-        /// Whether all so far of this one may be.
+        /// Whether this one may be empty so far.
         this: bool,
     }
     let mut begins = Vec::new();
     let mut groups = vec![Group { is_begin: true, other: false, this: true }];
     for (at, part) in parts.iter().enumerate() {
-        let is_optional = matches!(parts.get(at + 1), Some(Part::Optional));
+        let is_optional = matches!(parts.get(at + 1), Some(RuleElement::Optional));
         let Some(group) = groups.last_mut() else { break };
         match *part {
-            Part::Text => group.this &= is_optional,
-            Part::Nothing | Part::Optional => {}
-            Part::Rule(id) => {
+            RuleElement::Text => group.this &= is_optional,
+            RuleElement::Nothing | RuleElement::Optional => {}
+            RuleElement::Rule(id) => {
                 if group.is_begin && group.this {
                     begins.push(id);
                 }
                 group.this &= is_optional || empty.get(id) == Some(&true);
             }
-            Part::Or => {
+            RuleElement::Or => {
                 group.other |= group.this;
                 group.this = true;
             }
-            Part::Open => {
+            RuleElement::Open => {
                 let is_begin = group.is_begin && group.this;
                 groups.push(Group { is_begin, other: false, this: true });
             }
-            Part::Close => {
+            RuleElement::Close => {
                 let inner = groups.pop().is_some_and(|inner| inner.other || inner.this);
                 if let Some(group) = groups.last_mut() {
                     group.this &= is_optional || inner;

@@ -1,34 +1,32 @@
-//! What a constraint may ask for. Reading some grammars takes time that grows with a square or worse, and there is no way to
-//! stop it: so what is read has limits, below which it takes less than 250 ms (`benches/hostile.rs`). They are far above
-//! what is used to describe answers and tools.
+//! Limits of constraints. Compiling some grammars takes quadratic time or worse and cannot be stopped, so these
+//! limits keep it below 250 ms (`benches/hostile.rs`). They are far above typical answers and tools.
 
 use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-/// Values of a schema, which together may be that deep.
-const MOST_VALUES: usize = 10_000;
-const MOST_DEPTH: usize = 200;
-/// Bytes of a schema's texts.
-const MOST_SCHEMA_BYTES: usize = 256 << 10;
-/// Bytes of a grammar, and of all regular expressions of a schema.
-const MOST_LARK_BYTES: usize = 32 << 10;
-/// Bytes of a grammar of llama.cpp's, which is several times as long in Lark's syntax.
-const MOST_GBNF_BYTES: usize = 16 << 10;
-const MOST_PATTERN_BYTES: usize = 16 << 10;
-/// Sum of the squares of how many properties each object has or requires: 1000 in one object.
-const MOST_PROPERTIES: usize = 1_000_000;
-/// Characters that a pattern's texts have at least: what follows from one character only is written at once.
-const MOST_LEAST_LENGTH: u64 = 20_000;
-/// Patterns of names: each is compared with each.
-const MOST_NAME_PATTERNS: usize = 64;
-/// Patterns that a text may have to match all.
-const MOST_JOINED_PATTERNS: usize = 16;
-/// The least common multiple of what numbers have to be multiples of, without their decimal points: an automaton has so many
-/// states.
-const MOST_MULTIPLE: u64 = 20_000;
+/// Maximum values in a schema, and their depth.
+const MAX_VALUES: usize = 10_000;
+const MAX_DEPTH: usize = 200;
+/// Maximum bytes of a schema's strings.
+const MAX_SCHEMA_BYTES: usize = 256 << 10;
+/// Maximum bytes of a grammar, and of all regular expressions in a schema.
+const MAX_LARK_BYTES: usize = 32 << 10;
+/// Maximum bytes of a llama.cpp grammar, which is several times as long in Lark's syntax.
+const MAX_GBNF_BYTES: usize = 16 << 10;
+const MAX_PATTERN_BYTES: usize = 16 << 10;
+/// Maximum sum of squares of each object's numbers of properties and required ones: 1000 in one object.
+const MAX_PROPERTIES: usize = 1_000_000;
+/// Limit of a pattern's minimum length of text: forced text is written at once.
+const MAX_LEAST_LENGTH: u64 = 20_000;
+/// Maximum patterns of property names: each pair is compared.
+const MAX_NAME_PATTERNS: usize = 64;
+/// Maximum patterns that one string must match.
+const MAX_JOINED_PATTERNS: usize = 16;
+/// Maximum least common multiple of all `multipleOf`, without decimal points: the automaton has as many states.
+const MAX_MULTIPLE: u64 = 20_000;
 
-/// What is above a limit.
+/// A value above a limit.
 pub(super) struct Excess {
     pub of: &'static str,
     pub expected: String,
@@ -42,9 +40,9 @@ fn check<T: PartialOrd + ToString>(of: &'static str, found: T, most: T) -> Resul
     }
 }
 
-/// What a schema asks for, added up.
+/// Totals over a schema.
 #[derive(Default)]
-struct Sums {
+struct SchemaTotals {
     values: usize,
     bytes: usize,
     pattern_bytes: usize,
@@ -52,23 +50,23 @@ struct Sums {
     name_patterns: usize,
     patterns: usize,
     least_length: u64,
-    /// Whether schemas are put together of several.
+    /// Whether schemas are combined.
     joins: bool,
     multiple: u64,
 }
 
-impl Sums {
+impl SchemaTotals {
     fn check(&self) -> Result<(), Excess> {
-        check("number of values", self.values, MOST_VALUES)?;
-        check("bytes of texts", self.bytes, MOST_SCHEMA_BYTES)?;
-        check("bytes of patterns", self.pattern_bytes, MOST_PATTERN_BYTES)?;
-        check("length of a pattern's texts", self.least_length, MOST_LEAST_LENGTH)?;
-        check("squares of numbers of properties", self.properties, MOST_PROPERTIES)?;
-        check("number of patternProperties", self.name_patterns, MOST_NAME_PATTERNS)?;
+        check("number of values", self.values, MAX_VALUES)?;
+        check("bytes of strings", self.bytes, MAX_SCHEMA_BYTES)?;
+        check("bytes of patterns", self.pattern_bytes, MAX_PATTERN_BYTES)?;
+        check("minimum length of a pattern's text", self.least_length, MAX_LEAST_LENGTH)?;
+        check("sum of squares of property counts", self.properties, MAX_PROPERTIES)?;
+        check("number of patternProperties", self.name_patterns, MAX_NAME_PATTERNS)?;
         if self.joins {
-            check("number of patterns, with allOf or keywords beside $ref", self.patterns, MOST_JOINED_PATTERNS)?;
+            check("number of patterns, with allOf or keywords beside $ref", self.patterns, MAX_JOINED_PATTERNS)?;
         }
-        check("common multiple of multipleOf", self.multiple, MOST_MULTIPLE)
+        check("least common multiple of multipleOf", self.multiple, MAX_MULTIPLE)
     }
 
     fn add_keyword(&mut self, key: &str, value: &Value) {
@@ -99,7 +97,7 @@ impl Sums {
     }
 }
 
-/// Saturates at the largest number.
+/// Saturates on overflow.
 fn least_common_multiple(a: u64, b: u64) -> u64 {
     let (mut divisor, mut rest) = (a, b);
     while rest > 0 {
@@ -108,11 +106,12 @@ fn least_common_multiple(a: u64, b: u64) -> u64 {
     (a / divisor.max(1)).saturating_mul(b)
 }
 
-/// About how long a text of a regular expression is at least: of alternatives the longest counts, and a class is a character.
+/// Approximate minimum length of a regular expression's text: the longest alternative counts, and a class is one
+/// character.
 fn least_length(pattern: &str) -> u64 {
-    // Of each open group: what stands before it, and the longest alternative so far.
+    // Per open group: the length before it, and the longest alternative so far.
     let mut groups = vec![(0u64, 0u64)];
-    // What is certain of the alternative, and what a repetition would repeat.
+    // The alternative's length so far, and that of the last element, for repetitions.
     let (mut sum, mut last) = (0u64, 0u64);
     let mut is_repeated = false;
     let mut chars = pattern.chars().peekable();
@@ -145,7 +144,7 @@ fn least_length(pattern: &str) -> u64 {
                         while chars.next().is_some_and(|c| c != '}') {}
                         digits.parse().unwrap_or(if digits.is_empty() { 1 } else { u64::MAX })
                     }
-                    // It says that a repetition is as short as possible.
+                    // A lazy repetition.
                     '?' if was_repeated => 1,
                     '+' => 1,
                     _ => 0,
@@ -172,19 +171,19 @@ fn least_length(pattern: &str) -> u64 {
     groups.last().map_or(0, |&(_, longest)| longest).max(sum.saturating_add(last))
 }
 
-/// What stands in a definition of a grammar.
-enum Part<'t> {
+/// An element of a grammar's definition.
+enum DefinitionToken<'t> {
     Length(u64),
     Name(&'t str),
     Open,
     Close,
     Or,
-    /// The last one, so many times.
+    /// Repeats the previous one.
     Times(u64),
 }
 
-/// About how long a text of a grammar is at least. Names stand for what they are defined as: of a terminal, whose texts are
-/// written at once, the longest alternative, as in a pattern; of a rule the shortest.
+/// Approximate minimum length of a grammar's text. A terminal, written at once, counts its longest alternative, as in
+/// a pattern; a rule its shortest.
 fn lark_length(text: &str) -> u64 {
     let mut bodies: HashMap<&str, String> = HashMap::new();
     let mut current = "";
@@ -206,9 +205,10 @@ fn lark_length(text: &str) -> u64 {
             }
         }
     }
-    let parts: HashMap<&str, Vec<Part>> = bodies.iter().map(|(&name, body)| (name, parts_of(body))).collect();
+    let parts: HashMap<&str, Vec<DefinitionToken>> =
+        bodies.iter().map(|(&name, body)| (name, parts_of(body))).collect();
     let mut known: HashMap<&str, u64> = HashMap::new();
-    // A definition is visited twice: before and after those that it names.
+    // Each definition is visited before and after those it names.
     let mut stack: Vec<(&str, bool)> = parts.keys().map(|name| (*name, false)).collect();
     let mut seen = HashSet::new();
     while let Some((name, is_known)) = stack.pop() {
@@ -220,20 +220,22 @@ fn lark_length(text: &str) -> u64 {
         } else if seen.insert(name) {
             stack.push((name, true));
             stack.extend(
-                parts.iter().filter_map(|part| if let Part::Name(name) = part { Some((*name, false)) } else { None }),
+                parts.iter().filter_map(|part| {
+                    if let DefinitionToken::Name(name) = part { Some((*name, false)) } else { None }
+                }),
             );
         }
     }
     known.into_values().max().unwrap_or(0)
 }
 
-/// The parts of a definition; schemas and the like have no length.
-fn parts_of(body: &str) -> Vec<Part<'_>> {
+/// The elements of a definition; schemas and the like have length 0.
+fn parts_of(body: &str) -> Vec<DefinitionToken<'_>> {
     let mut parts = Vec::new();
     let mut rest = body;
     while let Some(c) = rest.chars().next() {
         let after = rest.get(c.len_utf8()..).unwrap_or_default();
-        // Up to this character, which no backslash is in front of.
+        // To the next `end` that is not escaped.
         let quoted = |end: char| {
             let mut is_escaped = false;
             let at = after.find(|c| {
@@ -248,39 +250,39 @@ fn parts_of(body: &str) -> Vec<Part<'_>> {
         (next, rest) = match c {
             '"' => {
                 let (text, rest) = quoted('"');
-                (Some(Part::Length(text.chars().count() as u64)), rest.get(1..).unwrap_or_default())
+                (Some(DefinitionToken::Length(text.chars().count() as u64)), rest.get(1..).unwrap_or_default())
             }
             '/' if after.starts_with('/') => (None, after.split_once('\n').map_or("", |(_, rest)| rest)),
             '#' => (None, after.split_once('\n').map_or("", |(_, rest)| rest)),
             '/' => {
                 let (pattern, rest) = quoted('/');
                 let rest = rest.get(1..).unwrap_or_default().trim_start_matches(|c: char| "imslux".contains(c));
-                (Some(Part::Length(least_length(pattern))), rest)
+                (Some(DefinitionToken::Length(least_length(pattern))), rest)
             }
             '<' => (None, after.split_once('>').map_or("", |(_, rest)| rest)),
             '%' => (None, ""),
-            '(' | '[' => (Some(Part::Open), after),
-            // What is in brackets need not be there.
+            '(' | '[' => (Some(DefinitionToken::Open), after),
+            // Brackets are optional.
             ']' => {
-                parts.push(Part::Close);
-                (Some(Part::Times(0)), after)
+                parts.push(DefinitionToken::Close);
+                (Some(DefinitionToken::Times(0)), after)
             }
-            ')' => (Some(Part::Close), after),
-            '|' => (Some(Part::Or), after),
-            '*' | '?' => (Some(Part::Times(0)), after),
-            '+' => (Some(Part::Times(1)), after),
+            ')' => (Some(DefinitionToken::Close), after),
+            '|' => (Some(DefinitionToken::Or), after),
+            '*' | '?' => (Some(DefinitionToken::Times(0)), after),
+            '+' => (Some(DefinitionToken::Times(1)), after),
             '{' | '~' => {
                 let (digits, rest) = word(|c| c.is_ascii_digit());
                 let least = digits.parse().unwrap_or(if digits.is_empty() { 0 } else { u64::MAX });
                 let rest = if c == '{' { rest.split_once('}').map_or("", |(_, rest)| rest) } else { rest };
                 let rest =
                     rest.strip_prefix("..").map_or(rest, |rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
-                (Some(Part::Times(least)), rest)
+                (Some(DefinitionToken::Times(least)), rest)
             }
             _ if c.is_ascii_alphabetic() || c == '_' => {
                 let (_, rest_of) = word(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
                 let name = rest.get(..rest.len() - rest_of.len()).unwrap_or_default();
-                (Some(Part::Name(name)), rest_of)
+                (Some(DefinitionToken::Name(name)), rest_of)
             }
             _ => (None, after),
         };
@@ -289,35 +291,35 @@ fn parts_of(body: &str) -> Vec<Part<'_>> {
     parts
 }
 
-fn parts_length(parts: &[Part], is_terminal: bool, of: impl Fn(&str) -> u64) -> u64 {
+fn parts_length(parts: &[DefinitionToken], is_terminal: bool, of: impl Fn(&str) -> u64) -> u64 {
     let better = |a: Option<u64>, b: u64| a.map_or(b, |a| if is_terminal { a.max(b) } else { a.min(b) });
     // As in `least_length`.
     let mut groups: Vec<(u64, Option<u64>)> = vec![(0, None)];
     let (mut sum, mut last) = (0u64, 0u64);
     for part in parts {
         let atom = match part {
-            Part::Length(length) => *length,
-            Part::Name(name) => of(name),
-            Part::Open => {
+            DefinitionToken::Length(length) => *length,
+            DefinitionToken::Name(name) => of(name),
+            DefinitionToken::Open => {
                 groups.push((sum.saturating_add(last), None));
                 (sum, last) = (0, 0);
                 continue;
             }
-            Part::Close if groups.len() > 1 => {
+            DefinitionToken::Close if groups.len() > 1 => {
                 let (before, best) = groups.pop().unwrap_or_default();
                 let atom = better(best, sum.saturating_add(last));
                 (sum, last) = (before, 0);
                 atom
             }
-            Part::Close => 0,
-            Part::Or => {
+            DefinitionToken::Close => 0,
+            DefinitionToken::Or => {
                 if let Some((_, best)) = groups.last_mut() {
                     *best = Some(better(*best, sum.saturating_add(last)));
                 }
                 (sum, last) = (0, 0);
                 continue;
             }
-            Part::Times(n) => {
+            DefinitionToken::Times(n) => {
                 last = last.saturating_mul(*n);
                 continue;
             }
@@ -329,13 +331,13 @@ fn parts_length(parts: &[Part], is_terminal: bool, of: impl Fn(&str) -> u64) -> 
 
 /// Refuses a schema that is too large, without recursion.
 pub(super) fn check_schema(schema: &Value) -> Result<(), Excess> {
-    /// Beyond it, llguidance writes a neighbour of the number.
-    const MOST_EXACT: u64 = 1 << 53;
-    let mut sums = Sums::default();
+    /// Beyond it, llguidance writes a neighbouring number.
+    const MAX_EXACT: u64 = 1 << 53;
+    let mut sums = SchemaTotals::default();
     let mut rest = vec![(schema, 1, false)];
     while let Some((value, depth, is_written)) = rest.pop() {
         sums.values += 1;
-        check("depth", depth, MOST_DEPTH)?;
+        check("depth", depth, MAX_DEPTH)?;
         match value {
             Value::Object(members) => {
                 sums.joins |= members.contains_key("$ref") && members.len() > 1;
@@ -348,40 +350,40 @@ pub(super) fn check_schema(schema: &Value) -> Result<(), Excess> {
             Value::String(text) => sums.bytes += text.len(),
             Value::Number(number) if is_written && !number.is_f64() => {
                 let magnitude = number.as_i64().map_or(u64::MAX, i64::unsigned_abs);
-                check("magnitude of an integer in const or enum", magnitude, MOST_EXACT)?;
+                check("magnitude of an integer in const or enum", magnitude, MAX_EXACT)?;
             }
             _ => {}
         }
-        // Long before all of it has been seen.
-        check("number of values", sums.values.max(rest.len()), MOST_VALUES)?;
+        // Stop before visiting a large schema.
+        check("number of values", sums.values.max(rest.len()), MAX_VALUES)?;
     }
     sums.check()
 }
 
-/// Refuses a regular expression that is too long, or whose texts are.
+/// Refuses a regular expression that is too long or forces too long a text.
 pub(super) fn check_pattern(pattern: &str) -> Result<(), Excess> {
-    check("bytes", pattern.len(), MOST_PATTERN_BYTES)?;
-    check("length of its texts", least_length(pattern), MOST_LEAST_LENGTH)
+    check("bytes", pattern.len(), MAX_PATTERN_BYTES)?;
+    check("minimum length of its text", least_length(pattern), MAX_LEAST_LENGTH)
 }
 
-/// Refuses a grammar of llama.cpp's that is too long.
+/// Refuses a llama.cpp grammar that is too long.
 pub(super) fn check_gbnf(text: &str) -> Result<(), Excess> {
-    check("bytes", text.len(), MOST_GBNF_BYTES)
+    check("bytes", text.len(), MAX_GBNF_BYTES)
 }
 
-/// Refuses a grammar in Lark's syntax whose texts are too long.
+/// Refuses a Lark grammar that forces too long a text.
 pub(super) fn check_lengths(text: &str) -> Result<(), Excess> {
-    check("length of its texts", lark_length(text), MOST_LEAST_LENGTH)
+    check("minimum length of its text", lark_length(text), MAX_LEAST_LENGTH)
 }
 
-/// Refuses a grammar that is too long, or has a schema that is too large.
+/// Refuses a Lark grammar that is too long or has a schema that is too large.
 pub(super) fn check_lark(text: &str) -> Result<(), Excess> {
-    check("bytes", text.len(), MOST_LARK_BYTES)?;
-    check("length of its texts", text.lines().map(least_length).max().unwrap_or(0), MOST_LEAST_LENGTH)?;
+    check("bytes", text.len(), MAX_LARK_BYTES)?;
+    check("minimum length of its text", text.lines().map(least_length).max().unwrap_or(0), MAX_LEAST_LENGTH)?;
     check_lengths(text)?;
     for (at, keyword) in text.match_indices("%json") {
         let rest = &text[at + keyword.len()..];
-        // What is no JSON is refused when the grammar is read.
+        // Invalid JSON is refused when the grammar is compiled.
         if let Some(Ok(schema)) = serde_json::Deserializer::from_str(rest).into_iter::<Value>().next() {
             check_schema(&schema)?;
         }
@@ -394,7 +396,7 @@ mod tests {
     use super::{lark_length, least_length};
 
     #[test]
-    fn lengths_of_texts_are_those_of_their_patterns() {
+    fn pattern_length_multiplies_nested_repetitions() {
         for (pattern, length) in [
             ("", 0),
             ("abc", 3),
@@ -414,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_of_grammars_follow_names() {
+    fn grammar_length_follows_rule_references() {
         for (grammar, length) in [
             ("start: A", 0),
             ("start: A B\nA: \"ab\"\nB: /c{3}/", 5),

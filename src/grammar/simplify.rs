@@ -1,17 +1,17 @@
-//! What of a schema says nothing, or the same as other words do.
+//! Removes or rewrites redundant keywords of a schema.
 //!
-//! llguidance refuses keywords that it does not enforce, also where they allow everything, and some that it takes mean
-//! something else to it. Here a schema is written in the words that it has, and what would be wrong is refused.
+//! llguidance refuses keywords that it does not enforce, even if they allow everything, and interprets some
+//! differently. This module rewrites a schema with supported keywords and refuses what would be enforced wrongly.
 
 use serde_json::{Map, Value, json};
 
 use super::limits::Excess;
 
-/// Formats that are enforced. Another one only describes (JSON Schema 2020-12, validation, 7.2.1).
+/// Enforced formats. Others are annotations (JSON Schema 2020-12, validation, 7.2.1).
 const FORMATS: [&str; 10] =
     ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"];
 
-/// Keywords that may refuse a value. A schema without one of them allows everything.
+/// Keywords that may refuse a value. A schema without them allows everything.
 const ASSERTIONS: [&str; 43] = [
     "$dynamicRef",
     "$recursiveRef",
@@ -58,7 +58,7 @@ const ASSERTIONS: [&str; 43] = [
     "uniqueItems",
 ];
 
-/// Keywords of one kind of value alone, of those that are not enforced everywhere.
+/// Keywords that apply to one type only, of those that are not enforced everywhere.
 const OF_KINDS: [(&str, &[&str]); 2] = [
     ("array", &["contains", "maxContains", "minContains", "unevaluatedItems", "uniqueItems"]),
     (
@@ -75,7 +75,7 @@ const OF_KINDS: [(&str, &[&str]); 2] = [
     ),
 ];
 
-/// Keywords that apply other schemas to the same value, which then say what has been looked at.
+/// Keywords that apply further schemas to the same value, which count as evaluating it.
 const IN_PLACE: [&str; 11] = [
     "$dynamicRef",
     "$recursiveRef",
@@ -90,11 +90,11 @@ const IN_PLACE: [&str; 11] = [
     "then",
 ];
 
-/// Keywords with whole numbers, which may be written as 2.0.
+/// Keywords with integers, which may be written as 2.0.
 const COUNTS: [&str; 8] =
     ["maxContains", "maxItems", "maxLength", "maxProperties", "minContains", "minItems", "minLength", "minProperties"];
 
-/// Calls `visit` for each schema that a schema has in it. What is data is none.
+/// Calls `visit` for each direct subschema, not for data.
 pub(super) fn each_schema(
     keywords: &mut Map<String, Value>,
     visit: &mut impl FnMut(&mut Value) -> Result<(), Excess>,
@@ -127,10 +127,10 @@ pub(super) fn each_schema(
     Ok(())
 }
 
-/// Writes a schema in the words that are enforced. Its depth was checked.
+/// Rewrites a schema with enforced keywords. Its depth was checked.
 ///
 /// # Errors
-/// What would be enforced wrongly.
+/// Keywords that would be enforced wrongly.
 pub(super) fn simplify(schema: &mut Value) -> Result<(), Excess> {
     let Value::Object(keywords) = schema else { return Ok(()) };
     each_schema(keywords, &mut simplify)?;
@@ -141,7 +141,7 @@ pub(super) fn simplify(schema: &mut Value) -> Result<(), Excess> {
             keywords.insert(key.into(), (whole as u64).into());
         }
     }
-    // References to them are refused.
+    // References to these are refused.
     for key in ["$dynamicAnchor", "$recursiveAnchor"] {
         keywords.shift_remove(key);
     }
@@ -161,7 +161,7 @@ pub(super) fn simplify(schema: &mut Value) -> Result<(), Excess> {
         Some(not) if is_never(not) => {
             keywords.shift_remove("not");
         }
-        // The whole stays an object where it says how it is read, or what others refer to.
+        // The root stays an object if it has options or definitions.
         Some(not) if is_always(not) && !keywords.keys().any(|key| key.starts_with('$') || key == "definitions") => {
             *schema = false.into();
         }
@@ -170,12 +170,12 @@ pub(super) fn simplify(schema: &mut Value) -> Result<(), Excess> {
     Ok(())
 }
 
-/// Refuses control characters that JSON has no letter for: their other spelling is not written, since names could then be
-/// spelled in two ways. Classes of characters may have them.
+/// Refuses control characters without a short JSON escape: `\u` is not generated, since names could then be spelled
+/// in two ways. Character classes may contain them.
 fn characters(keywords: &Map<String, Value>) -> Result<(), Excess> {
     let refused = |of| Excess {
         of,
-        expected: "characters that JSON writes as they are or with a letter".into(),
+        expected: "characters without `\\u` escapes in JSON".into(),
         found: "a control character".into(),
     };
     for of in ["const", "enum"] {
@@ -201,7 +201,7 @@ fn is_control(c: char) -> bool {
     c == '\x7F' || (c < ' ' && !matches!(c, '\x08' | '\t' | '\n' | '\x0C' | '\r'))
 }
 
-/// Whether a pattern names such a character outside of a class.
+/// Whether a pattern has such a character outside a class.
 fn has_control(pattern: &str) -> bool {
     let mut chars = pattern.chars().peekable();
     let mut in_class = false;
@@ -248,7 +248,7 @@ fn is_always(schema: &Value) -> bool {
     }
 }
 
-/// Whether a schema plainly allows nothing.
+/// Whether a schema obviously allows nothing.
 fn is_never(schema: &Value) -> bool {
     match schema {
         Value::Object(keywords) => keywords.get("not").is_some_and(is_always),
@@ -256,7 +256,7 @@ fn is_never(schema: &Value) -> bool {
     }
 }
 
-/// Whether the types leave room for one.
+/// Whether the schema allows this type.
 fn may_be(keywords: &Map<String, Value>, kind: &str) -> bool {
     match keywords.get("type") {
         Some(Value::String(found)) => found == kind,
@@ -275,12 +275,12 @@ fn take_if(keywords: &mut Map<String, Value>, key: &str, is_neutral: impl FnOnce
     }
 }
 
-/// Multiples are below 10^15, or less where they have decimal places: of larger ones, 64-bit floats have not all digits.
+/// Limits multiples to 10^15, or less with decimal places: 64-bit floats do not have all digits of larger ones.
 fn multiples(keywords: &mut Map<String, Value>) {
-    const MOST_DIGITS: u32 = 15;
+    const MAX_DIGITS: u32 = 15;
     let Some(of) = keywords.get("multipleOf").and_then(Value::as_f64) else { return };
     let places = of.to_string().split_once('.').map_or(0, |(_, places)| places.len() as u32);
-    let most = 10_i64.pow(MOST_DIGITS.saturating_sub(places));
+    let most = 10_i64.pow(MAX_DIGITS.saturating_sub(places));
     let limits = [("minimum", "exclusiveMinimum", -1), ("maximum", "exclusiveMaximum", 1)];
     for (limit, exclusive, sign) in limits {
         let given = [limit, exclusive].into_iter().filter_map(|key| keywords.get(key)?.as_f64());
@@ -380,18 +380,17 @@ fn objects(keywords: &mut Map<String, Value>) -> Result<(), Excess> {
     take_if(keywords, "minProperties", |least| least.as_u64().is_some_and(|least| least <= n_required));
     take_if(keywords, "maxProperties", |most| is_closed && most.as_u64().is_some_and(|most| most >= n_properties));
     match count(keywords, "minProperties") {
-        // A name could come twice, and count once.
+        // A name could appear twice but count once.
         Some(least) if !is_closed && least > n_required + 1 => Err(Excess {
             of: "minProperties",
-            expected: "at most one more than `required` has, where other names may come".into(),
+            expected: "at most one more than `required`, if other names are allowed".into(),
             found: format!("{least}, with {n_required} required"),
         }),
         _ => Ok(()),
     }
 }
 
-/// Patterns that list names are properties of those names: of a pattern all of whose names are properties, none would be left
-/// to come.
+/// Replaces patterns that list names by properties: a pattern with all its names taken would be a dead end.
 fn listed_names(keywords: &mut Map<String, Value>) {
     let Some(Value::Object(patterns)) = keywords.get_mut("patternProperties") else { return };
     let listed: Vec<String> = patterns.keys().filter(|pattern| names_of(pattern).is_some()).cloned().collect();
@@ -413,7 +412,7 @@ fn listed_names(keywords: &mut Map<String, Value>) {
     }
 }
 
-/// The names of a pattern such as `^a$` or `^(a|b)$`.
+/// The names in a pattern such as `^a$` or `^(a|b)$`.
 fn names_of(pattern: &str) -> Option<Vec<&str>> {
     let within = pattern.strip_prefix('^')?.strip_suffix('$')?;
     let group = within.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
@@ -426,11 +425,11 @@ fn names_of(pattern: &str) -> Option<Vec<&str>> {
     names.iter().all(is_plain).then_some(names)
 }
 
-/// What names of properties must be like, as properties and patterns of them.
+/// Rewrites `propertyNames` as properties and patterns.
 fn names(keywords: &mut Map<String, Value>) {
     let Some(mut names) = keywords.get("propertyNames").cloned() else { return };
     if let Some(of_names) = names.as_object_mut() {
-        // All names are texts.
+        // Names are always strings.
         if may_be(of_names, "string") {
             of_names.shift_remove("type");
         }
@@ -468,9 +467,9 @@ mod tests {
 
     use super::simplify;
 
-    /// Next to the words that say the same.
+    /// Each with the equivalent schema.
     #[test]
-    fn what_says_nothing_is_left_out() {
+    fn schema_keywords_without_effect_are_removed() {
         for (given, expected) in [
             (json!({"type": "string", "format": "int64"}), json!({"type": "string"})),
             (json!({"items": true, "uniqueItems": false}), json!({"items": true})),
@@ -507,7 +506,7 @@ mod tests {
                 json!({"multipleOf": 0.25, "minimum": 0}),
                 json!({"multipleOf": 0.25, "minimum": 0, "maximum": 10_000_000_000_000_i64}),
             ),
-            // Data and names are no keywords.
+            // Data and names are not keywords.
             (json!({"const": {"uniqueItems": false}}), json!({"const": {"uniqueItems": false}})),
             (json!({"properties": {"not": {"not": false}}}), json!({"properties": {"not": {}}})),
         ] {
@@ -518,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn characters_that_cannot_be_written_are_refused() {
+    fn schema_with_control_characters_is_refused() {
         for schema in [
             json!({"const": "a\u{0}"}),
             json!({"enum": [1, {"a": ["\u{7f}"]}]}),
@@ -537,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_something_stays() {
+    fn schema_keywords_with_effect_are_kept() {
         for schema in [
             json!({"uniqueItems": true}),
             json!({"not": {"type": "null"}}),

@@ -1,24 +1,23 @@
-//! Answers with calls of tools: of a list of tools and a family's format, the grammar of what a model may write.
+//! Builds the grammar of answers with tool calls from a list of tools and a model family's format.
 //!
 //! ```text
 //! answer:  thinking? (text | text? mark call further calls)
 //! ```
-//! A mark that is a token of the vocabulary is one here, by its id; where it is none, its letters count, and no text has
-//! them. Both is as [`AnswerReader`](crate::answer::AnswerReader) reads it. Terminals that may begin at the same place
-//! exclude each other: where a mark ends, no text goes on, and what comes then is bound.
+//! A mark that is a token of the vocabulary is matched by its id; otherwise its letters count and text must not
+//! contain them. [`AnswerReader`](crate::answer::AnswerReader) does the same. Terminals that may start at the same
+//! place are exclusive: text cannot continue past a mark, and from there the answer is constrained.
 //!
-//! - Terminals match as long as they can, which would take a mark for text. So text in front of a call is the
-//!   shortest that ends in the mark, and an answer without a call has none.
-//! - Schemas allow no white space but an optional space after commas and colons, so the lexer never guesses which
-//!   grammar a character belongs to. What encloses arguments is written as templates write it, so most of it is
-//!   forced.
-//! - JSON is llguidance's. Gemma's notation and Qwen3-Coder's tags have their own rules for strings (`notation.rs`).
-//!   A string between tags must not contain its end for the reader; that is written without complements, which
-//!   llguidance combines with lengths too slowly.
-//! - Schemas are narrowed: an object that names its properties has no others, and numbers get limits.
+//! - Terminals match greedily, which would take a mark for text. So text before a call is the shortest that ends in
+//!   the mark, and an answer without a call contains no mark.
+//! - Schemas allow no white space except an optional space after commas and colons, so the lexer need not guess which
+//!   grammar a character belongs to. The syntax around arguments matches the templates, so most of it is forced.
+//! - llguidance compiles JSON. Gemma's notation and Qwen3-Coder's tags have their own string rules (`notation.rs`). A
+//!   string between tags must not contain its end tag; this is written without complements, which llguidance combines
+//!   with lengths too slowly.
+//! - Schemas are narrowed: an object with named properties has no others, and numbers have limits.
 //! - If llguidance refuses the grammar, tools and then their properties are compiled one by one, so that the error
-//!   names the one at fault.
-//! - With a constraint the model does not think: the prompt closes the thought, or opens harmony's final message.
+//!   names the faulty one.
+//! - With a constraint the model does not think: the prompt closes the reasoning, or opens harmony's final message.
 
 mod notation;
 
@@ -36,29 +35,29 @@ use crate::error::Error;
 use crate::tokenizer::Tokenizer;
 use notation::Notation;
 
-/// Bytes of a tool's name: a header of harmony has room for them.
-const MOST_NAME_BYTES: usize = 128;
-/// Bytes of a grammar without its schemas.
-const MOST_RULE_BYTES: usize = 128 << 10;
+/// Maximum length of a tool's name, which must fit a harmony header.
+const MAX_NAME_BYTES: usize = 128;
+/// Maximum bytes of a grammar without its schemas.
+const MAX_RULE_BYTES: usize = 128 << 10;
 
-/// Whether an answer has calls. As OpenAI's interface has it in `tool_choice`.
+/// Whether an answer has tool calls: OpenAI's `tool_choice`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// The model decides. It is free until it begins a call.
+    /// The model decides. It is unconstrained until it starts a call.
     #[default]
     Auto,
-    /// There is at least one call.
+    /// At least one call.
     Required,
-    /// There is a call of this tool.
+    /// A call of this tool.
     Tool(String),
-    /// There is none.
+    /// No calls.
     None,
 }
 
 impl FromStr for ToolChoice {
     type Err = std::convert::Infallible;
 
-    /// `auto`, `required` or `none`, or else a tool's name.
+    /// `auto`, `required`, `none`, or a tool's name.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(match text {
             "auto" => ToolChoice::Auto,
@@ -69,21 +68,21 @@ impl FromStr for ToolChoice {
     }
 }
 
-/// How an answer with tools may look.
+/// Rules for answers with tools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolRules {
-    /// How the model writes thinking and calls.
+    /// The format of reasoning and calls.
     pub format: Format,
     /// Whether there are calls.
     pub choice: ToolChoice,
-    /// Whether there may be several calls.
+    /// Whether several calls are allowed.
     pub parallel: bool,
-    /// Whether the model may think first. A thought that the prompt has opened is closed at once if not.
+    /// Whether the model may reason first. If not, reasoning opened by the prompt is closed at once.
     pub thinking: bool,
 }
 
 impl ToolRules {
-    /// The model decides whether it thinks and what it calls.
+    /// The model may reason and decides about calls.
     pub fn new(format: Format) -> Self {
         ToolRules { format, choice: ToolChoice::Auto, parallel: true, thinking: true }
     }
@@ -93,7 +92,7 @@ impl ToolRules {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolGrammar {
     pub(super) lark: String,
-    /// Names and schemas, to say which of them cannot be used.
+    /// Names and schemas, to report the unusable one.
     pub(super) tools: Vec<(String, Value)>,
 }
 
@@ -123,23 +122,22 @@ impl ToolGrammar {
 }
 
 impl Constraint {
-    /// What a model may write that has these tools. Each is `{"type": "function", "function": {...}}` or what stands in
-    /// `function` alone: `name`, `parameters` with a JSON schema. `prompt` is the text that the answer continues, or its end:
-    /// it says whether a thought is open.
+    /// The grammar of answers with these tools. Each is `{"type": "function", "function": {...}}` or only the
+    /// `function` object: `name`, `parameters` with a JSON schema. `prompt` is the text before the answer, or its
+    /// end: it shows whether reasoning is open.
     ///
-    /// Calls are such that [`AnswerReader`](crate::answer::AnswerReader) reads them, and their arguments are valid by the
-    /// tool's schema. Beyond that, arguments have only properties that the schema names, if it has some and does not allow
-    /// others; integers are exact in 64-bit floats, and other numbers are below 10^15, unless the schema has limits.
+    /// [`AnswerReader`](crate::answer::AnswerReader) can parse all calls, and their arguments are valid by the tool's
+    /// schema. Also, an object with named properties has no others unless the schema allows them; unless the schema
+    /// has limits, integers are exact in 64-bit floats, and other numbers are below 10^15.
     ///
     /// # Errors
-    /// [`Error::Constraint`] naming the tool and its field, for a tool without a name, a name that is there twice or that the
-    /// format cannot carry, a schema that is too large or that the format cannot carry, a choice of a tool that is not there,
-    /// and a format without calls. Schemas that cannot be enforced are refused by
-    /// [`Grammars::begin`](super::Grammars::begin).
+    /// [`Error::Constraint`] naming the tool and field, for a missing, duplicate or unsupported name, a schema that
+    /// is too large or unsupported by the format, a chosen tool that does not exist, or a format without calls.
+    /// [`Grammars::begin`](super::Grammars::begin) refuses schemas that cannot be enforced.
     pub fn tools(tools: &[Value], rules: &ToolRules, tokenizer: &Tokenizer, prompt: &str) -> Result<Constraint, Error> {
         let format = rules.format;
         if format == Format::Plain && rules.choice != ToolChoice::None {
-            return Err(refused("format", "one with calls, such as json", format));
+            return Err(refused("format", "a format with calls, such as json", format));
         }
         let mut tools = read(tools, format)?;
         match &rules.choice {
@@ -152,14 +150,14 @@ impl Constraint {
             ToolChoice::Required if tools.is_empty() => return Err(refused("choice", "a tool to call", "no tools")),
             _ => {}
         }
-        let mut answer = Answer { format, tokenizer, parallel: rules.parallel, lark: Lark::default() };
+        let mut answer = AnswerGrammar { format, tokenizer, parallel: rules.parallel, lark: Lark::default() };
         let start = answer.start(&tools, rules, prompt)?;
         let n_bytes = answer.lark.text.len() - answer.lark.n_schema_bytes;
-        if n_bytes > MOST_RULE_BYTES {
+        if n_bytes > MAX_RULE_BYTES {
             let found = format!("{n_bytes} bytes of rules");
-            return Err(refused("tools", format!("what needs at most {MOST_RULE_BYTES} bytes of rules"), found));
+            return Err(refused("tools", format!("tools that need at most {MAX_RULE_BYTES} bytes of rules"), found));
         }
-        // With it, terminals of schemas are of the same class as those around them.
+        // Puts the schemas' terminals in the same class as those around them.
         let head = "%llguidance {\"ignore_once\": true}\n";
         let lark = format!("{head}start: {start}\n{}", answer.lark.text);
         let tools = tools.into_iter().map(|tool| (tool.name, tool.parameters)).collect();
@@ -184,7 +182,7 @@ struct Tool {
     parameters: Value,
 }
 
-/// Reads the list, and refuses what no grammar is to be made of.
+/// Parses and validates the tools.
 fn read(tools: &[Value], format: Format) -> Result<Vec<Tool>, Error> {
     let mut all: Vec<Tool> = Vec::new();
     let mut names = HashSet::new();
@@ -195,15 +193,15 @@ fn read(tools: &[Value], format: Format) -> Result<Vec<Tool>, Error> {
         if let Some(c) = name.chars().find(|&c| !carries(format, c)) {
             return Err(refused(
                 format!("`{name}`: name"),
-                format!("characters that {format} has in names"),
+                format!("characters that {format} allows in names"),
                 format!("{c:?}"),
             ));
         }
-        if name.len() > MOST_NAME_BYTES {
-            return Err(refused(format!("tool {at}: name"), format!("at most {MOST_NAME_BYTES} bytes"), name.len()));
+        if name.len() > MAX_NAME_BYTES {
+            return Err(refused(format!("tool {at}: name"), format!("at most {MAX_NAME_BYTES} bytes"), name.len()));
         }
         if !names.insert(name) {
-            return Err(refused(format!("`{name}`: name"), "a name that no other tool has", "it twice"));
+            return Err(refused(format!("`{name}`: name"), "unique names", "a duplicate"));
         }
         let given = tool.get("parameters").filter(|given| !given.is_null());
         if let Some(given) = given {
@@ -218,7 +216,7 @@ fn read(tools: &[Value], format: Format) -> Result<Vec<Tool>, Error> {
     Ok(all)
 }
 
-/// Whether a format has this character in the name of a tool.
+/// Whether a format allows this character in a tool's name.
 fn carries(format: Format, c: char) -> bool {
     match format {
         Format::Mistral | Format::Gemma4 | Format::Harmony => c.is_alphanumeric() || "_-.:/".contains(c),
@@ -228,49 +226,49 @@ fn carries(format: Format, c: char) -> bool {
     }
 }
 
-/// A grammar in progress.
+/// An unfinished grammar.
 #[derive(Default)]
 struct Lark {
     text: String,
-    /// Names by what they are defined as.
+    /// Names by definition.
     known: HashMap<String, String>,
-    /// Bytes of `text` that are schemas.
+    /// The part of `text` that is schemas, in bytes.
     n_schema_bytes: usize,
 }
 
 impl Lark {
-    /// The definition, or the one that is there and says the same.
+    /// Adds a definition, or reuses an identical one.
     fn add(&mut self, prefix: &str, attribute: &str, body: &str) -> String {
         let next = self.known.len() + 1;
         let name = self.known.entry(format!("{prefix}{attribute}: {body}")).or_insert_with(|| {
             let name = format!("{prefix}{next}");
-            // A text takes all that is written to it.
+            // Writing to a string never fails.
             let _ = writeln!(self.text, "{name}{attribute}: {body}");
             name
         });
         name.clone()
     }
 
-    /// A rule, by its name.
+    /// Adds a rule; returns its name.
     fn rule(&mut self, body: &str) -> String {
         self.add("r", "", body)
     }
 
-    /// A rule that ends where it first can.
+    /// Adds a rule with the shortest match.
     fn lazy(&mut self, body: &str) -> String {
         self.add("r", "[lazy]", body)
     }
 
-    /// A terminal.
+    /// Adds a terminal.
     fn terminal(&mut self, body: &str) -> String {
         self.add("T", "", body)
     }
 
-    /// A JSON value.
+    /// Adds a JSON value.
     fn json(&mut self, schema: &Value) -> String {
         let mut schema = schema.clone();
         if let Some(keywords) = schema.as_object_mut() {
-            // Spaces as JSON is written in templates, or none. Without a limit, a model may go on with them.
+            // An optional space, as in templates. Without a limit, a model may generate spaces forever.
             let style = serde_json::json!({
                 "whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?",
                 "json_allowed_escapes": super::ESCAPES,
@@ -285,13 +283,13 @@ impl Lark {
     }
 }
 
-/// A text as a grammar has it in quotes.
+/// A text as a quoted string.
 fn quoted(text: &str) -> String {
-    // What JSON leaves as it is and Lark does not.
+    // Lark requires this escape, JSON does not.
     Value::from(text).to_string().replace('\u{7F}', "\\u007f")
 }
 
-/// A text in a regular expression.
+/// A text as a regular expression.
 fn escaped(text: &str) -> String {
     let escape = |c: char| match c {
         c if c.is_alphanumeric() => c.to_string(),
@@ -300,12 +298,12 @@ fn escaped(text: &str) -> String {
     text.chars().map(escape).collect()
 }
 
-/// Regular expressions of any text, of one that is not empty, and of white space.
+/// Regular expressions for any text, nonempty text, and white space.
 const ANY: &str = "/(?s:.*)/";
 const SOME: &str = "/(?s:.+)/";
 const SPACE: &str = "/[ \\n]{1,4}/";
 
-/// ` & ~...` for texts that have one of these in them.
+/// ` & ~...` for texts that contain one of these.
 fn without(texts: &[&str]) -> String {
     if texts.is_empty() {
         return String::new();
@@ -320,21 +318,21 @@ fn either(all: &[String]) -> String {
 }
 
 /// The grammar of an answer.
-struct Answer<'a> {
+struct AnswerGrammar<'a> {
     format: Format,
     tokenizer: &'a Tokenizer,
     parallel: bool,
     lark: Lark,
 }
 
-/// What calls begin with: a mark, and the rule of what follows it.
+/// The start of calls: a mark, and the rule after it.
 struct Opening {
     mark: &'static str,
     rest: String,
 }
 
-impl Answer<'_> {
-    /// A mark: the token, or its letters.
+impl AnswerGrammar<'_> {
+    /// A mark: its token or its letters.
     fn mark(&self, name: &str) -> String {
         match self.tokenizer.special_id(name) {
             Some(id) => format!("<[{id}]>"),
@@ -346,7 +344,7 @@ impl Answer<'_> {
         self.tokenizer.special_id(name).is_some()
     }
 
-    /// The marks of some kinds that are no tokens.
+    /// The marks of some kinds that are not tokens.
     fn letters(&self, kinds: &[Mark]) -> Vec<&'static str> {
         let marks = self.format.marks().iter();
         marks.filter(|(name, kind)| kinds.contains(kind) && !self.is_token(name)).map(|(name, _)| *name).collect()
@@ -357,7 +355,7 @@ impl Answer<'_> {
         self.format.marks().iter().find(|(_, of)| *of == kind).map(|(name, _)| *name)
     }
 
-    /// Text up to a mark and with it, that has none of some letters in it. `more` is what else it must be.
+    /// Text up to and including a mark, without the `excluded` ones. `more` restricts it further.
     fn up_to(&mut self, mark: &str, excluded: &[&str], more: &str) -> String {
         match self.tokenizer.special_id(mark) {
             Some(id) => {
@@ -389,7 +387,7 @@ impl Answer<'_> {
         if !rules.thinking || is_closed {
             return Ok(body);
         }
-        // A call in a thought would be one, and is not to be.
+        // A reader would accept a call in reasoning, so exclude it.
         let rest = self.up_to(close, &self.letters(&[Mark::ThinkClose, Mark::CallOpen]), "");
         if is_open {
             return Ok(format!("{rest} {body}"));
@@ -402,10 +400,10 @@ impl Answer<'_> {
         Ok(format!("({open} {name} {rest})? {body}"))
     }
 
-    /// What follows a thought.
+    /// The answer after the reasoning.
     fn body(&mut self, tools: &[Tool], rules: &ToolRules) -> Result<String, Error> {
         let format = self.format;
-        // What text has that is no call: nothing that begins one.
+        // Plain text must not contain the start of a call.
         let marks = self.letters(&[Mark::CallOpen, Mark::Function]);
         let mut begin = String::new();
         for open in self.letters(&[Mark::ThinkOpen]) {
@@ -427,7 +425,7 @@ impl Answer<'_> {
         for Opening { mark, rest } in openings {
             let lead = match is_free {
                 true => self.up_to(mark, &marks, &begin),
-                // A mark that is a part of the call itself.
+                // This mark is part of the call itself.
                 false if mark == FUNCTION => continue,
                 false => format!("{SPACE}? {}", self.mark(mark)),
             };
@@ -436,7 +434,7 @@ impl Answer<'_> {
         Ok(either(&ways))
     }
 
-    /// What begins calls with a mark, and calls without one.
+    /// Calls with a mark, and calls without one.
     fn calls(&mut self, tools: &[Tool]) -> Result<(Vec<Opening>, Option<String>), Error> {
         let line = "\"\\n\"?";
         let opening = |mark, rest| Ok((vec![Opening { mark, rest }], None));
@@ -543,7 +541,7 @@ impl Answer<'_> {
         }
     }
 
-    /// One call, and further ones if there may be some.
+    /// One call, and more if `parallel`.
     fn repeated(&mut self, one: &str, next: &str) -> String {
         match self.parallel {
             true => self.lark.rule(&format!("{one} ({next})*")),
@@ -562,7 +560,7 @@ impl Answer<'_> {
         Ok(self.lark.rule(&either(&calls)))
     }
 
-    /// Messages of harmony: a thought, a preamble for the user, then a call or the answer.
+    /// Harmony messages: reasoning, a preamble for the user, then a call or the answer.
     fn harmony(&mut self, tools: &[Tool], rules: &ToolRules, prompt: &str) -> Result<String, Error> {
         let [start, channel, message, end, constrain] =
             ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>"].map(|name| self.mark(name));
@@ -593,12 +591,14 @@ impl Answer<'_> {
                 false => format!("{end} {again} {body}"),
             },
             Some(_) if matches!(rules.choice, ToolChoice::Auto | ToolChoice::None) => format!("{text}?"),
-            Some(_) => return Err(refused("prompt", "one that leaves room for a call", "an answer that has begun")),
+            Some(_) => {
+                return Err(refused("prompt", "a prompt that leaves room for a call", "an answer that has begun"));
+            }
             None if rules.thinking => format!("{thought}? {body}"),
             None => body,
         })
     }
 }
 
-/// What begins a call in tags.
+/// Starts a call in tags.
 const FUNCTION: &str = "<function=";

@@ -1,28 +1,27 @@
-//! Addresses of models: `hf:owner/repo[/path][:quantisation][@revision]`.
+//! Model addresses: `hf:owner/repo[/path][:quantisation][@revision]`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::error::HubError;
 
-/// What an address begins with.
 const SCHEME: &str = "hf:";
 
-/// A model of a hub.
+/// Address of a model in a hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Whose repository, and which: `owner/repo`.
+    /// Repository: `owner/repo`.
     pub repo: String,
-    /// File or folder in it; the whole repository if absent.
+    /// File or folder in it; the whole repository if `None`.
     pub path: Option<String>,
-    /// Quantisation of a GGUF file, such as `Q4_K_M`, in any case of its letters; the best usual one if absent.
+    /// Quantisation of a GGUF file, such as `Q4_K_M`, case-insensitive; the best common one if `None`.
     pub quant: Option<String>,
-    /// Branch, tag or commit; `main` if absent.
+    /// Branch, tag or commit; `main` if `None`.
     pub revision: Option<String>,
 }
 
 impl Address {
-    /// Whether a text is meant as an address: whether it begins with `hf:`.
+    /// Whether a string is an address: begins with `hf:`.
     pub fn is_meant_by(text: &str) -> bool {
         text.starts_with(SCHEME)
     }
@@ -44,24 +43,24 @@ impl FromStr for Address {
             None => (rest, None),
         };
         if revision.is_some_and(|revision| !is_plain_path(revision)) {
-            return Err(wrong("what follows `@` is no revision"));
+            return Err(wrong("the part after `@` is not a revision"));
         }
         let (rest, quant) = match rest.split_once(':') {
             Some((rest, quant)) => (rest, Some(quant)),
             None => (rest, None),
         };
         if quant.is_some_and(|quant| !is_name(quant)) {
-            return Err(wrong("what follows `:` is no quantisation"));
+            return Err(wrong("the part after `:` is not a quantisation"));
         }
         let mut parts = rest.splitn(3, '/');
         let (owner, name) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         if !is_name(owner) || !is_name(name) {
-            return Err(wrong("it has no owner and repository of letters, digits and `-._`"));
+            return Err(wrong("owner and repository must consist of letters, digits and `-._`"));
         }
-        // A slash at the end may come from completion in a shell.
+        // Shell completion may add a trailing slash.
         let path = parts.next().map(|path| path.trim_end_matches('/')).filter(|path| !path.is_empty());
         if path.is_some_and(|path| !is_plain_path(path)) {
-            return Err(wrong("the path in the repository is not a plain one"));
+            return Err(wrong("the path in the repository is not a plain relative path"));
         }
         let owned = |part: Option<&str>| part.map(str::to_owned);
         Ok(Address {
@@ -86,17 +85,17 @@ impl fmt::Display for Address {
     }
 }
 
-/// Whether a name is one folder's on every system, and cannot lead out of where it is put.
+/// Whether a name is a valid folder name on every system and cannot escape its folder.
 fn is_name(name: &str) -> bool {
     let is_usual = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    // Two dashes stand for a slash in names of the cache.
+    // Cache names encode a slash as two dashes.
     !name.is_empty() && name.len() <= 96 && name.chars().all(is_usual) && !name.starts_with('.') && !name.contains("--")
 }
 
-/// Whether a path with `/` names a file below the folder that it is put into, on every system.
+/// Whether a path with `/` stays below its folder on every system.
 pub(super) fn is_plain_path(path: &str) -> bool {
     let is_plain = |part: &str| {
-        // Windows drops dots and spaces at the end, and knows devices and streams by their names.
+        // Windows drops trailing dots and spaces, and gives special meaning to devices and streams.
         let is_usual = |c: char| !c.is_control() && !matches!(c, '\\' | ':' | '<' | '>' | '"' | '|' | '?' | '*');
         !part.is_empty() && part.chars().all(is_usual) && !part.ends_with(['.', ' '])
     };
@@ -108,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_and_written() {
+    fn hub_address_survives_a_round_trip() {
         let read = |text: &str| {
             let Address { repo, path, quant, revision } = text.parse().unwrap();
             (repo, path.unwrap_or_default(), quant.unwrap_or_default(), revision.unwrap_or_default())
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn malformed_hub_address_is_refused() {
         for text in [
             "a/b",
             "hf:",

@@ -1,14 +1,14 @@
-//! The folder that all programs share which download from a hub, in the layout of `huggingface_hub`:
+//! The cache folder shared by all programs that download from a hub, in `huggingface_hub`'s layout:
 //!
 //! ```text
 //! models--owner--repo/
-//!     blobs/<digest>                   content of files; <digest>.incomplete while it comes
+//!     blobs/<digest>                   content of files; <digest>.incomplete during download
 //!     refs/<revision>                  the commit of a branch or tag
 //!     snapshots/<commit>/<path>        links to blobs; on Windows they may be the files themselves
 //! .locks/models--owner--repo/<digest>.lock
 //! ```
 //!
-//! Described at <https://huggingface.co/docs/hub/local-cache>.
+//! Documented at <https://huggingface.co/docs/hub/local-cache>.
 
 use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,33 +17,32 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::choice::File;
+use super::choice::RepoFile;
 use super::digest::{Digest, is_hex};
 use crate::error::Error;
 
-/// Folders in folders of a repository, at most.
+/// Limit of nested folders in a repository.
 const MAX_DEPTH: usize = 16;
 
-/// The part of the cache that belongs to one repository.
+/// A repository's part of the cache.
 pub(super) struct Repo {
     folder: PathBuf,
     locks: PathBuf,
 }
 
-/// A content in the cache.
-pub(super) struct Content {
+/// A blob in the cache.
+pub(super) struct Blob {
     pub path: PathBuf,
     pub size: u64,
-    /// What it should add up to.
     pub digest: Digest,
-    /// Commits and paths of the files that have it.
+    /// Commits and paths of the files with this content.
     pub files: Vec<(String, String)>,
 }
 
-/// All repositories of models in a cache, by `owner/repo`.
+/// All model repositories in a cache, as `owner/repo`.
 ///
 /// # Errors
-/// [`Error::Io`] if the folder cannot be read; one that is not there has none.
+/// [`Error::Io`] if the folder cannot be read; a missing one is empty.
 pub(super) fn repos(cache: &Path) -> Result<Vec<String>, Error> {
     let names = names(cache)?;
     let repos = names.iter().filter_map(|name| name.strip_prefix("models--")?.split_once("--"));
@@ -51,7 +50,7 @@ pub(super) fn repos(cache: &Path) -> Result<Vec<String>, Error> {
 }
 
 impl Repo {
-    /// That of `owner/repo`, which need not be there.
+    /// The entry of `owner/repo`, which may not exist yet.
     pub fn new(cache: &Path, repo: &str) -> Repo {
         let name = format!("models--{}", repo.replace('/', "--"));
         Repo { folder: cache.join(&name), locks: cache.join(".locks").join(name) }
@@ -61,7 +60,7 @@ impl Repo {
         self.folder.is_dir()
     }
 
-    /// Where a file's content is or will be.
+    /// Location of a blob.
     pub fn blob(&self, digest: &Digest) -> PathBuf {
         self.folder.join("blobs").join(digest.as_str())
     }
@@ -71,19 +70,19 @@ impl Repo {
         self.folder.join("snapshots").join(commit)
     }
 
-    /// Commits with files here.
+    /// Commits with files in the cache.
     pub fn commits(&self) -> Result<Vec<String>, Error> {
         names(&self.folder.join("snapshots"))
     }
 
-    /// The commit that a branch, a tag or a commit's own name stands for here.
+    /// The cached commit of a branch, tag or commit name.
     pub fn commit_of(&self, revision: &str) -> Option<String> {
         let named = fs::read_to_string(self.folder.join("refs").join(revision)).ok();
         let commit = named.map(|commit| commit.trim().to_owned()).unwrap_or_else(|| revision.into());
         (is_commit(&commit) && self.snapshot(&commit).is_dir()).then_some(commit)
     }
 
-    /// The branches and tags that stand for a commit.
+    /// Branches and tags that point to a commit.
     pub fn revisions_of(&self, commit: &str) -> Result<Vec<String>, Error> {
         let refs = self.folder.join("refs");
         let mut found = files_below(&refs)?;
@@ -91,7 +90,7 @@ impl Repo {
         Ok(found.into_iter().map(|(name, _)| name).collect())
     }
 
-    /// Writes which commit a branch or tag stands for.
+    /// Points a branch or tag to a commit.
     pub fn set_revision(&self, revision: &str, commit: &str) -> Result<(), Error> {
         let path = self.folder.join("refs").join(revision);
         match revision == commit || fs::read_to_string(&path).is_ok_and(|named| named.trim() == commit) {
@@ -100,23 +99,23 @@ impl Repo {
         }
     }
 
-    /// The files of a commit whose content is here.
-    pub fn files(&self, commit: &str) -> Result<Vec<File>, Error> {
+    /// The files of a commit with cached content.
+    pub fn files(&self, commit: &str) -> Result<Vec<RepoFile>, Error> {
         let mut files = Vec::new();
         for (path, place) in files_below(&self.snapshot(commit))? {
-            // A link whose blob is gone is no file.
+            // Skips links without a blob.
             if let Ok(content) = fs::metadata(&place) {
-                files.push(File { path, size: Some(content.len()), digest: None });
+                files.push(RepoFile { path, size: Some(content.len()), digest: None });
             }
         }
         Ok(files)
     }
 
-    /// Keeps other programs from downloading the same file meanwhile; waits until they have, after `on_wait`. A file system
-    /// without locks has none, and then what two programs write at once fails its digest.
+    /// Locks a file against concurrent downloads; calls `on_wait` before waiting. Without file-system locks, a
+    /// concurrent write fails the digest check.
     pub fn lock(&self, digest: &Digest, on_wait: impl FnOnce()) -> Option<DiskFile> {
         fs::create_dir_all(&self.locks).ok()?;
-        // Without cutting anything off, should the name be a link.
+        // Without truncation, in case the name is a link.
         let open = DiskFile::options().write(true).create(true).truncate(false).clone();
         let lock = open.open(self.locks.join(format!("{digest}.lock"))).ok()?;
         if let Err(TryLockError::WouldBlock) = lock.try_lock() {
@@ -126,13 +125,13 @@ impl Repo {
         Some(lock)
     }
 
-    /// Whether a file of a commit is there in its whole size.
+    /// Whether a commit's file has its full size.
     pub fn has(&self, commit: &str, path: &str, size: u64) -> bool {
         let content = fs::metadata(self.snapshot(commit).join(path));
         content.is_ok_and(|content| content.is_file() && content.len() == size)
     }
 
-    /// Gives a file of a commit its content. A link that leads there stays as it is.
+    /// Links a commit's file to its blob, unless already linked.
     ///
     /// # Errors
     /// [`Error::Io`] if it cannot be written.
@@ -142,11 +141,11 @@ impl Repo {
         if let Some(folder) = place.parent() {
             fs::create_dir_all(folder).map_err(io)?;
         }
-        // Relative, so that the cache can be moved: out of the folders of the path, the commit and `snapshots`.
+        // Relative, so that the cache can be moved: out of the path's folders, the commit and `snapshots`.
         let up = std::iter::repeat_n("..", path.split('/').count() + 1);
         let target: PathBuf = up.chain(["blobs", digest.as_str()]).collect();
         let is_right = || fs::read_link(&place).is_ok_and(|found| found == target);
-        // Programs that start side by side do this at once, and some of them read the file already.
+        // Concurrent programs do this at once, and some already read the file.
         if is_right() {
             return Ok(());
         }
@@ -156,7 +155,7 @@ impl Repo {
         }
     }
 
-    /// Makes the link under a name of its own and renames it, so that the place is never without a file.
+    /// Creates the link under a temporary name and renames it, so that the file always exists.
     fn replace_link(&self, target: &Path, digest: &Digest, place: &Path) -> io::Result<()> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let blob = self.blob(digest);
@@ -164,23 +163,23 @@ impl Repo {
             let turn = MADE.fetch_add(1, Ordering::Relaxed);
             let part = blob.with_extension(format!("link{}-{turn}", std::process::id()));
             match link(target, &blob, &part) {
-                // A program with the same number was ended here.
+                // Left by a killed process with the same number.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 made => break made.map(|()| part)?,
             }
         };
         let renamed = fs::rename(&part, place);
-        // It is still there after an error, and also where both names were links to the same file already.
+        // Remains after an error, or if both names already linked to the same file.
         let _ = fs::remove_file(&part);
         renamed
     }
 
-    /// What is here of files, and what each should be: a content by its name, or a file that is no link by what `listed` has
-    /// of its commit. And the files of which nobody says it.
+    /// All blobs with their expected digests: from their names, or from `listed` for files that are not links. Then
+    /// the files without a known digest.
     ///
     /// # Errors
     /// [`Error::Io`] if a folder cannot be read.
-    pub fn contents(&self, listed: impl Fn(&str) -> Vec<File>) -> Result<(Vec<Content>, Vec<PathBuf>), Error> {
+    pub fn contents(&self, listed: impl Fn(&str) -> Vec<RepoFile>) -> Result<(Vec<Blob>, Vec<PathBuf>), Error> {
         let (mut contents, mut unknown) = (Vec::new(), Vec::new());
         let size = |path: &Path| fs::metadata(path).ok().filter(|entry| entry.is_file()).map(|entry| entry.len());
         let mut files: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
@@ -194,7 +193,7 @@ impl Repo {
                     match listed.iter().find(|file| file.path == path).and_then(|file| file.digest.clone()) {
                         Some(digest) => {
                             let files = vec![(commit.clone(), path)];
-                            contents.push(Content { path: place, size, digest, files });
+                            contents.push(Blob { path: place, size, digest, files });
                         }
                         None => unknown.push(place),
                     }
@@ -202,12 +201,12 @@ impl Repo {
             }
         }
         for (name, path) in files_below(&self.folder.join("blobs"))? {
-            // What is still coming has a name that is none.
+            // Names of partial downloads are not digests.
             let digest = Digest::sha256(&name).or_else(|| Digest::git(&name));
             match (digest, size(&path)) {
                 (Some(digest), Some(size)) => {
                     let files = files.remove(&name).unwrap_or_default();
-                    contents.push(Content { path, size, digest, files });
+                    contents.push(Blob { path, size, digest, files });
                 }
                 (None, Some(_)) if files.contains_key(&name) => unknown.push(path),
                 _ => {}
@@ -216,8 +215,8 @@ impl Repo {
         Ok((contents, unknown))
     }
 
-    /// Removes files of some commits, and the contents that no commit needs any more. If no file is left, all is removed that
-    /// is kept of the repository. Returns the bytes that are freed.
+    /// Removes files of commits, and blobs that no commit needs any more. Removes the whole repository once no file
+    /// is left. Returns the bytes freed.
     ///
     /// # Errors
     /// [`Error::Io`] if a file cannot be removed.
@@ -253,14 +252,14 @@ impl Repo {
                 freed += fs::symlink_metadata(&place).map_or(0, |file| file.len());
             }
             fs::remove_dir_all(&self.folder).map_err(|source| Error::Io { path: self.folder.clone(), source })?;
-            // Nothing but names is left there.
+            // Only empty lock files remain.
             let _ = fs::remove_dir_all(&self.locks);
         }
         Ok(freed)
     }
 }
 
-/// Whether a text is a commit's whole name.
+/// Whether a text is a full commit hash.
 pub(super) fn is_commit(text: &str) -> bool {
     is_hex(text, 40)
 }
@@ -272,7 +271,7 @@ fn remove_file(path: &Path) -> Result<u64, Error> {
     Ok(size)
 }
 
-/// Names in a folder, in order; none if it is not there.
+/// Sorted names in a folder; none if it is missing.
 fn names(folder: &Path) -> Result<Vec<String>, Error> {
     let io = |source| Error::Io { path: folder.into(), source };
     let entries = match fs::read_dir(folder) {
@@ -281,14 +280,14 @@ fn names(folder: &Path) -> Result<Vec<String>, Error> {
     };
     let mut names = Vec::new();
     for entry in entries {
-        // A hub's names are UTF-8.
+        // Names from a hub are UTF-8.
         names.extend(entry.map_err(io)?.file_name().into_string().ok());
     }
     names.sort();
     Ok(names)
 }
 
-/// Files below a folder: their paths from there, with `/`, and where they are. Links to folders are not followed.
+/// Files below a folder: relative path with `/`, and location. Does not follow links to folders.
 fn files_below(folder: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
     let (mut found, mut folders) = (Vec::new(), vec![(String::new(), folder.to_path_buf(), 0)]);
     while let Some((prefix, folder, depth)) = folders.pop() {
@@ -311,7 +310,7 @@ fn link(target: &Path, _: &Path, place: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(target, place)
 }
 
-/// Links need a right there that few have; the content is then moved to where it belongs, as `huggingface_hub` does.
+/// Symbolic links need special rights on Windows; else the content is hard-linked or moved, as in `huggingface_hub`.
 #[cfg(not(unix))]
 fn link(target: &Path, blob: &Path, place: &Path) -> io::Result<()> {
     #[cfg(windows)]
@@ -328,7 +327,7 @@ mod tests {
 
     use super::*;
 
-    /// A repository with two contents, in an empty folder.
+    /// A repository with two blobs in an empty folder.
     fn repo(test: &str) -> (PathBuf, Repo, [Digest; 2]) {
         let cache = std::env::temp_dir().join(format!("tilewright-hub-{test}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&cache);
@@ -341,21 +340,21 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_link_that_is_right_is_left_alone() {
+    fn correct_link_is_left_unchanged() {
         let (cache, repo, [first, second]) = repo("right");
         let folder = repo.snapshot("commit").join("sub");
         let place = folder.join("m.gguf");
-        // What is added to a folder or removed from it changes its date.
+        // Adding or removing an entry changes a folder's date.
         let long_ago = SystemTime::now() - Duration::from_secs(1000);
         let set_back = || DiskFile::open(&folder).unwrap().set_modified(long_ago).unwrap();
         let is_changed = || fs::metadata(&folder).unwrap().modified().unwrap() != long_ago;
         repo.link("commit", "sub/m.gguf", &first).unwrap();
         set_back();
         repo.link("commit", "sub/m.gguf", &first).unwrap();
-        assert!(!is_changed(), "the link was made anew");
+        assert!(!is_changed(), "the link was recreated");
         repo.link("commit", "sub/m.gguf", &second).unwrap();
         assert!(is_changed() && fs::read_to_string(&place).unwrap() == second.as_str());
-        // Any file gives way, and a folder is an error.
+        // Replaces any file; a folder is an error.
         fs::remove_file(&place).unwrap();
         fs::write(&place, "something else").unwrap();
         repo.link("commit", "sub/m.gguf", &first).unwrap();
@@ -367,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_start_side_by_side_share_links() {
+    fn concurrent_programs_share_snapshot_links() {
         const ROUNDS: usize = 300;
         let (cache, repo, digests) = repo("side-by-side");
         let barrier = std::sync::Barrier::new(8);
@@ -379,11 +378,11 @@ mod tests {
                     scope.spawn(move || {
                         let link = |round: usize| {
                             barrier.wait();
-                            // A new file, and one that changes under those who read it.
+                            // A new file, and one replaced under its readers.
                             repo.link("commit", &format!("{round}.gguf"), &digests[0])?;
                             repo.link("commit", "m.gguf", &digests[(round + writer) % 2])
                         };
-                        // Whoever fails still comes to the barrier.
+                        // A failing writer still reaches the barrier.
                         (0..ROUNDS).filter_map(|round| link(round).err()).collect::<Vec<_>>()
                     })
                 })

@@ -1,4 +1,4 @@
-//! Which files of a repository make the model that an address names.
+//! Selects the files of a repository that an address names.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,8 +7,8 @@ use super::address::Address;
 use super::digest::Digest;
 use crate::error::HubError;
 
-/// The quantisation of an address that names none: the first of these that is there. Small before exact, but nothing that
-/// loses more than a hundredth of a model's quality; then what a few repositories have alone.
+/// Default quantisations, in order of preference: small ones first, but none that loses more than 1 % of a model's
+/// quality; then those that only a few repositories have.
 const USUAL: [&str; 16] = [
     "Q4_K_M",
     "Q4_K_S",
@@ -30,27 +30,27 @@ const USUAL: [&str; 16] = [
 
 /// A file of a repository.
 #[derive(Clone, Debug)]
-pub(super) struct File {
-    /// Path in the repository, with `/`.
+pub(super) struct RepoFile {
+    /// Path in the repository with `/`.
     pub path: String,
     pub size: Option<u64>,
     pub digest: Option<Digest>,
 }
 
-/// What makes a model.
+/// A model's files.
 #[derive(Debug)]
-pub(super) enum Choice {
+pub(super) enum ModelFiles {
     Gguf(GgufModel),
     Folder(Folder),
 }
 
-impl Choice {
-    /// Where the model is in a snapshot: its file, the first of its shards, or its folder.
+impl ModelFiles {
+    /// The model's path in a snapshot: its file, its first shard, or its folder.
     pub fn place(&self, snapshot: &Path) -> PathBuf {
         match self {
-            Choice::Gguf(model) => snapshot.join(&model.first.path),
-            Choice::Folder(folder) if folder.prefix.is_empty() => snapshot.into(),
-            Choice::Folder(folder) => snapshot.join(folder.prefix.trim_end_matches('/')),
+            ModelFiles::Gguf(model) => snapshot.join(&model.first.path),
+            ModelFiles::Folder(folder) if folder.prefix.is_empty() => snapshot.into(),
+            ModelFiles::Folder(folder) => snapshot.join(folder.prefix.trim_end_matches('/')),
         }
     }
 }
@@ -58,24 +58,24 @@ impl Choice {
 /// A folder with `config.json` and safetensors.
 #[derive(Debug)]
 pub(super) struct Folder {
-    /// Its path with a `/` at the end; empty for the repository itself.
+    /// Path with a trailing `/`; empty for the repository's root.
     pub prefix: String,
     /// Configuration, tokenizer and templates.
-    pub texts: Vec<File>,
-    /// What lists the shards, where there are several.
-    pub index: Option<File>,
-    /// All safetensors files that lie in it.
-    weights: Vec<File>,
+    pub texts: Vec<RepoFile>,
+    /// The shard index, if sharded.
+    pub index: Option<RepoFile>,
+    /// All its safetensors files.
+    weights: Vec<RepoFile>,
 }
 
 impl Folder {
     /// All its files.
-    pub fn all(self) -> Vec<File> {
+    pub fn all(self) -> Vec<RepoFile> {
         [self.texts, self.weights, Vec::from_iter(self.index)].concat()
     }
 
-    /// The weight files: those that an index names, or the one of a folder without an index.
-    pub fn weights(&self, shards: Option<&[String]>, address: &Address) -> Result<Vec<File>, HubError> {
+    /// The weight files: the index's shards, or the only file of a folder without an index.
+    pub fn weights(&self, shards: Option<&[String]>, address: &Address) -> Result<Vec<RepoFile>, HubError> {
         let single = [SINGLE.to_owned()];
         let find = |name: &String| {
             let path = format!("{}{name}", self.prefix);
@@ -89,43 +89,43 @@ impl Folder {
     }
 }
 
-/// The weights of a folder whose weights are in one file.
+/// The weight file of an unsharded folder.
 const SINGLE: &str = "model.safetensors";
 
-/// A model in GGUF files: one, or all shards of one.
+/// A model in a GGUF file or its shards.
 #[derive(Debug)]
 pub(super) struct GgufModel {
-    /// Its quantisation, if the file's name has it.
+    /// Quantisation in the file name, if any.
     pub quant: Option<String>,
-    pub first: File,
+    pub first: RepoFile,
     /// The other shards, in order.
-    others: Vec<File>,
+    others: Vec<RepoFile>,
 }
 
 impl GgufModel {
     /// All files, in order.
-    pub fn files(&self) -> Vec<File> {
+    pub fn files(&self) -> Vec<RepoFile> {
         std::iter::once(&self.first).chain(&self.others).cloned().collect()
     }
 }
 
-/// Chooses the files that an address names.
+/// Selects the files that an address names.
 ///
 /// # Errors
-/// [`HubError::Choice`] if none or several would do.
-pub(super) fn choose(files: &[File], address: &Address) -> Result<Choice, HubError> {
+/// [`HubError::Choice`] if none or several match.
+pub(super) fn choose(files: &[RepoFile], address: &Address) -> Result<ModelFiles, HubError> {
     let root = match &address.path {
         Some(path) if files.iter().any(|file| file.path == *path) => return choose_file(files, path, address),
         Some(path) => format!("{path}/"),
         None => String::new(),
     };
-    let below: Vec<File> = files.iter().filter(|file| file.path.starts_with(&root)).cloned().collect();
+    let below: Vec<RepoFile> = files.iter().filter(|file| file.path.starts_with(&root)).cloned().collect();
     let models = gguf_models(&below);
     if !models.is_empty() {
-        return choose_gguf(models, address).map(Choice::Gguf);
+        return choose_gguf(models, address).map(ModelFiles::Gguf);
     }
     match (folder(&below, &root), &address.quant) {
-        (Some(folder), None) => Ok(Choice::Folder(folder)),
+        (Some(folder), None) => Ok(ModelFiles::Folder(folder)),
         (found, quant) => Err(HubError::Choice {
             address: address.to_string(),
             wanted: match quant {
@@ -139,8 +139,8 @@ pub(super) fn choose(files: &[File], address: &Address) -> Result<Choice, HubErr
     }
 }
 
-/// The file that was named: with all other shards if it is one.
-fn choose_file(files: &[File], path: &str, address: &Address) -> Result<Choice, HubError> {
+/// The named file with its other shards.
+fn choose_file(files: &[RepoFile], path: &str, address: &Address) -> Result<ModelFiles, HubError> {
     let wrong = |wanted: String| HubError::Choice { address: address.to_string(), wanted, available: paths(files) };
     if let Some(quant) = &address.quant {
         return Err(wrong(format!("{path} is a file, so `:{quant}` chooses nothing")));
@@ -148,10 +148,10 @@ fn choose_file(files: &[File], path: &str, address: &Address) -> Result<Choice, 
     if !is_gguf(path) {
         return Err(wrong(format!("{path} is no GGUF file")));
     }
-    // Also one that is no model by its name.
-    let same: Vec<File> = files.iter().filter(|file| stem(&file.path).0 == stem(path).0).cloned().collect();
+    // Includes files whose names do not look like models.
+    let same: Vec<RepoFile> = files.iter().filter(|file| stem(&file.path).0 == stem(path).0).cloned().collect();
     let model = group(&same).into_iter().find(|model| model.files().iter().any(|file| file.path == path));
-    model.map(Choice::Gguf).ok_or_else(|| wrong(format!("shards of {path} are missing")))
+    model.map(ModelFiles::Gguf).ok_or_else(|| wrong(format!("shards of {path} are missing")))
 }
 
 fn choose_gguf(mut models: Vec<GgufModel>, address: &Address) -> Result<GgufModel, HubError> {
@@ -181,38 +181,38 @@ fn choose_gguf(mut models: Vec<GgufModel>, address: &Address) -> Result<GgufMode
     Err(HubError::Choice { address: address.to_string(), wanted, available: shown.into_iter().map(show).collect() })
 }
 
-/// The models that are there in whole GGUF files, by path. Projectors of pictures and importance matrices are none.
-pub(super) fn gguf_models(files: &[File]) -> Vec<GgufModel> {
-    let is_model = |file: &&File| {
+/// Complete GGUF models by path. Excludes vision projectors and importance matrices.
+pub(super) fn gguf_models(files: &[RepoFile]) -> Vec<GgufModel> {
+    let is_model = |file: &&RepoFile| {
         let name = file.path.rsplit('/').next().unwrap_or_default().to_lowercase();
         !name.contains("mmproj") && !name.contains("imatrix")
     };
     group(&files.iter().filter(is_model).cloned().collect::<Vec<_>>())
 }
 
-/// Puts shards together; those of a file that is not all there are left out.
-fn group(files: &[File]) -> Vec<GgufModel> {
-    let mut groups: BTreeMap<(String, u32), BTreeMap<u32, File>> = BTreeMap::new();
+/// Groups shards and skips incomplete groups.
+fn group(files: &[RepoFile]) -> Vec<GgufModel> {
+    let mut groups: BTreeMap<(String, u32), BTreeMap<u32, RepoFile>> = BTreeMap::new();
     for file in files.iter().filter(|file| is_gguf(&file.path)) {
         let (stem, [shard, n_shards]) = stem(&file.path);
         groups.entry((stem.into(), n_shards)).or_default().insert(shard, file.clone());
     }
     let is_whole =
-        |shards: &BTreeMap<u32, File>, n: u32| shards.len() as u64 == u64::from(n) && !shards.contains_key(&0);
+        |shards: &BTreeMap<u32, RepoFile>, n: u32| shards.len() as u64 == u64::from(n) && !shards.contains_key(&0);
     let whole = groups.into_iter().filter(|((_, n), shards)| is_whole(shards, *n));
-    let model = |((stem, _), shards): ((String, u32), BTreeMap<u32, File>)| {
+    let model = |((stem, _), shards): ((String, u32), BTreeMap<u32, RepoFile>)| {
         let mut shards = shards.into_values();
         Some(GgufModel { quant: quant(&stem), first: shards.next()?, others: shards.collect() })
     };
     whole.filter_map(model).collect()
 }
 
-/// The folder at `root`, if it holds a model.
-pub(super) fn folder(files: &[File], root: &str) -> Option<Folder> {
+/// The model folder at `root`, if it is one.
+pub(super) fn folder(files: &[RepoFile], root: &str) -> Option<Folder> {
     let find = |name: &str| files.iter().find(|file| file.path.strip_prefix(root) == Some(name)).cloned();
     find(crate::load::CONFIG)?;
-    let in_it = |file: &&File| file.path.strip_prefix(root).is_some_and(|name| !name.contains('/'));
-    let weights: Vec<File> =
+    let in_it = |file: &&RepoFile| file.path.strip_prefix(root).is_some_and(|name| !name.contains('/'));
+    let weights: Vec<RepoFile> =
         files.iter().filter(in_it).filter(|file| file.path.ends_with(".safetensors")).cloned().collect();
     let index = find(crate::load::INDEX);
     if weights.is_empty() || (index.is_none() && find(SINGLE).is_none()) {
@@ -222,7 +222,7 @@ pub(super) fn folder(files: &[File], root: &str) -> Option<Folder> {
     Some(Folder { prefix: root.into(), texts: texts.collect(), index, weights })
 }
 
-fn paths(files: &[File]) -> Vec<String> {
+fn paths(files: &[RepoFile]) -> Vec<String> {
     files.iter().map(|file| file.path.clone()).collect()
 }
 
@@ -230,13 +230,13 @@ fn is_gguf(path: &str) -> bool {
     path.len() > 5 && path.get(path.len() - 5..).is_some_and(|end| end.eq_ignore_ascii_case(".gguf"))
 }
 
-/// A GGUF file's path without its end, and which shard of how many it is.
+/// A GGUF file's path without its extension, its shard number and the number of shards.
 fn stem(path: &str) -> (&str, [u32; 2]) {
     let stem = crate::load::stem(path);
     crate::load::numbered(stem).unwrap_or((stem, [1, 1]))
 }
 
-/// The quantisation that a file's name says: the last part of it that is one.
+/// The quantisation in a file name: the last matching part.
 fn quant(stem: &str) -> Option<String> {
     let name = stem.rsplit('/').next().unwrap_or_default();
     let parts: Vec<&str> = name.split(['-', '.']).collect();
@@ -259,7 +259,7 @@ fn is_quant(part: &str) -> bool {
         || part.starts_with("NVFP4")
 }
 
-/// One spelling for each quantisation.
+/// Canonical spelling of a quantisation.
 fn normal(quant: &str) -> String {
     match quant.to_ascii_uppercase().as_str() {
         "FP16" => "F16".into(),
@@ -273,17 +273,17 @@ mod tests {
     use super::*;
 
     fn chosen(paths: &[&str], address: &str) -> Result<Vec<String>, String> {
-        let files: Vec<File> =
-            paths.iter().map(|path| File { path: path.to_string(), size: None, digest: None }).collect();
+        let files: Vec<RepoFile> =
+            paths.iter().map(|path| RepoFile { path: path.to_string(), size: None, digest: None }).collect();
         match choose(&files, &address.parse().unwrap()) {
-            Ok(Choice::Gguf(model)) => Ok(super::paths(&model.files())),
-            Ok(Choice::Folder(folder)) => Ok([super::paths(&folder.texts), super::paths(&folder.weights)].concat()),
+            Ok(ModelFiles::Gguf(model)) => Ok(super::paths(&model.files())),
+            Ok(ModelFiles::Folder(folder)) => Ok([super::paths(&folder.texts), super::paths(&folder.weights)].concat()),
             Err(error) => Err(error.to_string()),
         }
     }
 
     #[test]
-    fn names_say_the_quantisation() {
+    fn quantisation_is_read_from_the_file_name() {
         for (name, want) in [
             ("Qwen3-0.6B-Q8_0", Some("Q8_0")),
             ("tinyllama-1.1b-chat-v1.0.Q4_K_M", Some("Q4_K_M")),
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_quantisation_or_the_one_named_is_taken() {
+    fn default_or_named_quantisation_is_chosen() {
         let files =
             ["README.md", "m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-F16.gguf", "mmproj-m-Q4_K_M.gguf", "m.imatrix.gguf"];
         assert_eq!(chosen(&files, "hf:a/b").unwrap(), ["m-Q4_K_M.gguf"]);
@@ -312,14 +312,14 @@ mod tests {
         let unknown = chosen(&files, "hf:a/b:Q5_K_M").unwrap_err();
         assert_eq!(unknown, "hf:a/b:Q5_K_M: no Q5_K_M; there are F16, Q4_K_M, Q8_0");
         assert_eq!(chosen(&["only.gguf"], "hf:a/b").unwrap(), ["only.gguf"]);
-        // The plain form before the one that is quantised layer by layer.
+        // The plain form precedes the dynamic quantisation.
         let both = ["m-UD-Q4_K_M.gguf", "m-Q4_K_M.gguf"];
         assert_eq!(chosen(&both, "hf:a/b:Q4_K_M").unwrap(), ["m-Q4_K_M.gguf"]);
         assert_eq!(chosen(&both, "hf:a/b:ud-q4_k_m").unwrap(), ["m-UD-Q4_K_M.gguf"]);
     }
 
     #[test]
-    fn what_is_ambiguous_is_listed() {
+    fn ambiguous_choice_lists_its_candidates() {
         let files = ["small-Q4_0.gguf", "large-Q4_0.gguf", "large-Q8_0.gguf"];
         let several = chosen(&files, "hf:a/b").unwrap_err();
         assert!(several.ends_with("there are large-Q4_0.gguf, small-Q4_0.gguf"), "{several}");
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_come_together_or_not_at_all() {
+    fn shards_are_chosen_only_as_a_complete_set() {
         let files = ["q8/m-Q8_0-00002-of-00002.gguf", "q8/m-Q8_0-00001-of-00002.gguf", "m-F16-00001-of-00003.gguf"];
         let both = ["q8/m-Q8_0-00001-of-00002.gguf", "q8/m-Q8_0-00002-of-00002.gguf"];
         assert_eq!(chosen(&files, "hf:a/b").unwrap(), both);
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_are_taken_where_there_is_no_gguf_file() {
+    fn safetensors_folder_is_chosen_without_a_gguf_file() {
         let files = ["config.json", "tokenizer.json", "model.safetensors", "onnx/model.onnx", "pytorch_model.bin"];
         assert_eq!(chosen(&files, "hf:a/b").unwrap(), ["config.json", "tokenizer.json", "model.safetensors"]);
         assert!(chosen(&files, "hf:a/b:Q4_0").unwrap_err().contains("is in safetensors"));

@@ -1,4 +1,4 @@
-//! Requests to a hub, and what may be read from its answers before their content.
+//! Requests to a hub, and the headers of its responses.
 
 use std::io::{self, Read};
 use std::net::IpAddr;
@@ -13,62 +13,60 @@ use crate::error::HubError;
 
 const USER_AGENT: &str = concat!("tilewright/", env!("CARGO_PKG_VERSION"));
 const MAX_REDIRECTS: usize = 10;
-/// A server that is silent for so long is taken for gone.
+/// Timeout for a silent server.
 const SILENCE: Duration = Duration::from_secs(30);
-/// A list of files that is longer is refused: it is kept in memory. The largest repositories have some MiB of it.
+/// Limit of a file listing, which is kept in memory. The largest repositories have some MiB.
 const MAX_LIST_BYTES: u64 = 64 << 20;
 
-/// Asks one hub.
-pub(super) struct Client {
+/// An HTTP client for one hub.
+pub(super) struct HubClient {
     agent: Agent,
-    /// Address of the hub, without a slash at its end.
+    /// The hub's base URL, without a trailing slash.
     endpoint: String,
-    /// What only the hub itself may see.
+    /// Sent to the hub only.
     token: Option<String>,
 }
 
-/// The answer to a request for a file.
-pub(super) struct Answer {
+/// The response to a file request.
+pub(super) struct FileResponse {
     pub body: Body,
-    /// Where the content begins in the file, if it is a part of it.
+    /// Offset of a partial response's content in the file.
     pub range_start: Option<u64>,
-    /// What the hub says of the file on the way to its content.
-    pub said: Said,
+    /// The file's properties from the headers of all redirects.
+    pub said: FileProperties,
 }
 
-/// What headers say of a file.
+/// A file's properties from headers.
 #[derive(Default)]
-pub(super) struct Said {
+pub(super) struct FileProperties {
     pub size: Option<u64>,
     pub digest: Option<Digest>,
 }
 
-/// One step of a request.
-enum Step {
+enum FetchStep {
     Done(Box<ureq::http::Response<Body>>),
     Redirect(HeaderMap, String),
 }
 
-impl Client {
-    pub fn new(endpoint: &str, token: Option<String>) -> Client {
+impl HubClient {
+    pub fn new(endpoint: &str, token: Option<String>) -> HubClient {
         let config = Agent::config_builder()
             .user_agent(USER_AGENT)
             .http_status_as_error(false)
-            // Redirects are followed here: the token must not go with them.
+            // Redirects are followed here, without the token.
             .max_redirects(0)
             .timeout_connect(Some(Duration::from_secs(10)))
             .timeout_recv_response(Some(SILENCE))
             .timeout_per_read(Some(SILENCE));
         let token = token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
-        Client { agent: config.build().into(), endpoint: endpoint.trim_end_matches('/').into(), token }
+        HubClient { agent: config.build().into(), endpoint: endpoint.trim_end_matches('/').into(), token }
     }
 
-    /// Address of the hub.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
-    /// Whether others on the way to the hub can read the token.
+    /// Whether the token would be sent unencrypted over a network.
     pub fn tells_token_in_clear(&self) -> bool {
         let is_own_machine = |host: &str| {
             let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
@@ -78,17 +76,16 @@ impl Client {
         self.token.is_some() && origin(&self.endpoint).is_some_and(is_clear)
     }
 
-    /// Address of the list of a revision's files.
+    /// URL of a revision's file listing.
     pub fn list_url(&self, repo: &str, revision: &str) -> String {
         format!("{}/api/models/{repo}/revision/{}?blobs=true", self.endpoint, escaped(revision, ""))
     }
 
-    /// Address of a file.
     pub fn file_url(&self, repo: &str, commit: &str, path: &str) -> String {
         format!("{}/{repo}/resolve/{commit}/{}", self.endpoint, escaped(path, "/"))
     }
 
-    /// The content of a list of files.
+    /// Fetches a file listing.
     pub fn list(&self, url: &str) -> Result<Vec<u8>, HubError> {
         let response = self.follow(url, |at| self.step(at, None), |_| {})?;
         let mut bytes = Vec::new();
@@ -99,37 +96,37 @@ impl Client {
                 url: url.into(),
                 field: "the list of files".into(),
                 expected: format!("at most {MAX_LIST_BYTES} bytes"),
-                found: "longer".into(),
+                found: "more".into(),
             });
         }
         Ok(bytes)
     }
 
-    /// What the hub says of a file, without its content.
-    pub fn describe(&self, url: &str) -> Result<Said, HubError> {
+    /// A file's properties, without its content.
+    pub fn describe(&self, url: &str) -> Result<FileProperties, HubError> {
         let mut at = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
             let request = self.agent.head(&at);
             let sent = self.authorised(request, &at).call();
             let response = sent.map_err(|error| connection(url, &error))?;
             match self.judge(url, &at, response)? {
-                Step::Redirect(_, next) if self.is_own(&next) => at = next,
-                // What holds the content need not know its digest.
-                Step::Redirect(headers, _) => return Ok(said(&headers)),
-                Step::Done(response) => return Ok(said(response.headers())),
+                FetchStep::Redirect(_, next) if self.is_own(&next) => at = next,
+                // The content's host may not know its digest.
+                FetchStep::Redirect(headers, _) => return Ok(said(&headers)),
+                FetchStep::Done(response) => return Ok(said(response.headers())),
             }
         }
         Err(too_many(url))
     }
 
-    /// A file's content from `start` on, or all of it if the server does not do parts.
-    pub fn file(&self, url: &str, start: u64) -> Result<Answer, HubError> {
-        let mut told = Said::default();
+    /// A file's content from `start`, or all of it if the server ignores ranges.
+    pub fn file(&self, url: &str, start: u64) -> Result<FileResponse, HubError> {
+        let mut told = FileProperties::default();
         let response = self.follow(
             url,
             |at| self.step(at, Some(start).filter(|start| *start > 0)),
             |headers| {
-                let Said { size, digest } = linked(headers);
+                let FileProperties { size, digest } = linked(headers);
                 told.size = told.size.or(size);
                 told.digest = told.digest.take().or(digest);
             },
@@ -138,10 +135,10 @@ impl Client {
             206 => Some(range_start(url, response.headers())?),
             _ => None,
         };
-        Ok(Answer { range_start, body: response.into_body(), said: told })
+        Ok(FileResponse { range_start, body: response.into_body(), said: told })
     }
 
-    /// Sends a request and follows redirects; `on_redirect` sees the headers of each.
+    /// Sends a request and follows redirects; `on_redirect` receives each redirect's headers.
     fn follow(
         &self,
         url: &str,
@@ -151,8 +148,8 @@ impl Client {
         let mut at = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
             match self.judge(url, &at, send(&at)?)? {
-                Step::Done(response) => return Ok(*response),
-                Step::Redirect(headers, next) => {
+                FetchStep::Done(response) => return Ok(*response),
+                FetchStep::Redirect(headers, next) => {
                     on_redirect(&headers);
                     at = next;
                 }
@@ -169,7 +166,7 @@ impl Client {
         request.call().map_err(|error| connection(url, &error))
     }
 
-    /// Adds the token where the request goes to the hub itself.
+    /// Adds the token if the request goes to the hub itself.
     fn authorised<B>(&self, request: ureq::RequestBuilder<B>, url: &str) -> ureq::RequestBuilder<B> {
         match &self.token {
             Some(token) if self.is_own(url) => request.header(AUTHORIZATION, format!("Bearer {token}")),
@@ -177,38 +174,38 @@ impl Client {
         }
     }
 
-    /// Whether an address is the hub's: same scheme, host and port.
+    /// Whether a URL is the hub's: same scheme, host and port.
     fn is_own(&self, url: &str) -> bool {
         let own = origin(&self.endpoint);
         own.is_some() && own == origin(url)
     }
 
-    /// Takes an answer for what it means: content, another address, or an error.
-    fn judge(&self, url: &str, at: &str, response: ureq::http::Response<Body>) -> Result<Step, HubError> {
+    /// Classifies a response: content, redirect, or error.
+    fn judge(&self, url: &str, at: &str, response: ureq::http::Response<Body>) -> Result<FetchStep, HubError> {
         let (status, headers) = (response.status().as_u16(), response.headers());
         let message = words(headers);
         let url = url.to_owned();
         match status {
-            200 | 206 => Ok(Step::Done(Box::new(response))),
+            200 | 206 => Ok(FetchStep::Done(Box::new(response))),
             301 | 302 | 303 | 307 | 308 => {
                 let location = headers.get(LOCATION).and_then(|location| location.to_str().ok()).unwrap_or_default();
                 match next(at, location) {
-                    Some(next) => Ok(Step::Redirect(headers.clone(), next)),
+                    Some(next) => Ok(FetchStep::Redirect(headers.clone(), next)),
                     None => Err(HubError::Answer {
                         url,
                         field: "location".into(),
-                        expected: "an address by HTTPS, or HTTP where the request was".into(),
+                        expected: "an HTTPS address, or HTTP if the request used HTTP".into(),
                         found: format!("`{}`", clip(location)),
                     }),
                 }
             }
             429 => Err(HubError::TooManyRequests { url, retry_after: retry_after(headers) }),
-            // Other hosts have reasons of their own, such as an address that is valid for an hour.
+            // Other hosts have their own reasons, such as an expired URL.
             401 if self.is_own(at) => Err(HubError::Unauthorized {
                 url,
                 expected: match self.token {
                     Some(_) => {
-                        "a valid token, or a repository that exists; the token is HF_TOKEN's or that of the file `token`"
+                        "a valid token, or a repository that exists; the token is from HF_TOKEN or the file `token`"
                     }
                     None => "a token in HF_TOKEN, or a repository that exists and is public",
                 },
@@ -221,7 +218,7 @@ impl Client {
     }
 }
 
-/// Scheme, host and port of an address.
+/// Scheme, host and port of a URL.
 fn origin(url: &str) -> Option<(String, String, u16)> {
     let uri: Uri = url.parse().ok()?;
     let scheme = uri.scheme_str()?.to_ascii_lowercase();
@@ -229,7 +226,7 @@ fn origin(url: &str) -> Option<(String, String, u16)> {
     Some((scheme, uri.host()?.to_ascii_lowercase(), port))
 }
 
-/// Where a redirect leads. Never from HTTPS to what anybody on the way can read and change.
+/// The target of a redirect. Never from HTTPS to plain HTTP.
 fn next(at: &str, location: &str) -> Option<String> {
     let scheme = origin(at)?.0;
     let next = match location {
@@ -245,20 +242,20 @@ fn next(at: &str, location: &str) -> Option<String> {
     (is_safe && origin(&next).is_some()).then_some(next)
 }
 
-/// What the hub says of the content that it links to.
-fn linked(headers: &HeaderMap) -> Said {
+/// The properties of the linked content.
+fn linked(headers: &HeaderMap) -> FileProperties {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    Said {
+    FileProperties {
         size: text("x-linked-size").and_then(|size| size.parse().ok()),
         digest: text("x-linked-etag").and_then(Digest::of_etag),
     }
 }
 
-/// The same, or else what holds for an answer that has the content itself.
-fn said(headers: &HeaderMap) -> Said {
+/// The same, falling back to the response's own headers.
+fn said(headers: &HeaderMap) -> FileProperties {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let Said { size, digest } = linked(headers);
-    Said {
+    let FileProperties { size, digest } = linked(headers);
+    FileProperties {
         size: size.or_else(|| text("content-length").and_then(|size| size.parse().ok())),
         digest: digest.or_else(|| text(ETAG.as_str()).and_then(Digest::of_etag)),
     }
@@ -276,27 +273,27 @@ fn range_start(url: &str, headers: &HeaderMap) -> Result<u64, HubError> {
     })
 }
 
-/// `Retry-After` in seconds; as a date it is not used.
+/// `Retry-After` in seconds; dates are ignored.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds))
 }
 
-/// The hub's own words for an error.
+/// The hub's error message.
 fn words(headers: &HeaderMap) -> String {
     headers.get("x-error-message").and_then(|message| message.to_str().ok()).map(clip).unwrap_or_default()
 }
 
-/// A stranger's text, fit to be shown.
+/// Makes foreign text safe to print.
 fn clip(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(200).collect()
 }
 
-/// The error of a request without an answer: one that may pass, or one that will not.
+/// The error of a request without a response: transient or permanent.
 fn connection(url: &str, error: &ureq::Error) -> HubError {
     let (url, message) = (url.into(), error.to_string());
     match error {
-        // So do certificates that are not trusted come.
+        // Untrusted certificates are reported like this.
         ureq::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => HubError::Request { url, message },
         ureq::Error::Io(_)
         | ureq::Error::Timeout(_)
@@ -312,11 +309,11 @@ fn too_many(url: &str) -> HubError {
         url: url.into(),
         field: "the number of redirects".into(),
         expected: format!("at most {MAX_REDIRECTS}"),
-        found: "larger".into(),
+        found: "more".into(),
     }
 }
 
-/// Percent-encodes what may not stand in a path as it is; `kept` may.
+/// Percent-encodes a path; keeps the bytes in `kept`.
 fn escaped(text: &str, kept: &str) -> String {
     let is_plain =
         |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || kept.as_bytes().contains(&byte);
@@ -329,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn redirects_lead_where_they_say() {
+    fn redirect_is_resolved_and_a_downgrade_is_refused() {
         let at = "https://hub.example:8443/a/b?c";
         for (location, want) in [
             ("/x/y", Some("https://hub.example:8443/x/y")),
@@ -345,8 +342,8 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_the_hub_s_own_by_scheme_name_and_port() {
-        let client = Client::new("https://hub.example/", Some("secret".into()));
+    fn hub_host_is_matched_by_scheme_name_and_port() {
+        let client = HubClient::new("https://hub.example/", Some("secret".into()));
         for (url, is_own) in [
             ("https://hub.example/x", true),
             ("https://HUB.example:443/x", true),
@@ -361,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_told_in_clear_by_http_to_other_machines() {
+    fn token_over_http_to_another_machine_is_unencrypted() {
         for (endpoint, is_told) in [
             ("http://hub.example", true),
             ("HTTP://10.0.0.1:8080/mirror", true),
@@ -373,14 +370,14 @@ mod tests {
             ("http://127.1.2.3", false),
             ("http://[::1]:8080", false),
         ] {
-            assert_eq!(Client::new(endpoint, Some("secret".into())).tells_token_in_clear(), is_told, "{endpoint}");
-            assert!(!Client::new(endpoint, None).tells_token_in_clear());
+            assert_eq!(HubClient::new(endpoint, Some("secret".into())).tells_token_in_clear(), is_told, "{endpoint}");
+            assert!(!HubClient::new(endpoint, None).tells_token_in_clear());
         }
     }
 
     #[test]
-    fn paths_are_escaped() {
-        let client = Client::new("http://h", None);
+    fn url_paths_are_percent_encoded() {
+        let client = HubClient::new("http://h", None);
         assert_eq!(client.file_url("a/b", "c", "d e/ü#?.gguf"), "http://h/a/b/resolve/c/d%20e/%C3%BC%23%3F.gguf");
         assert_eq!(client.list_url("a/b", "refs/pr/1"), "http://h/api/models/a/b/revision/refs%2Fpr%2F1?blobs=true");
     }

@@ -1,4 +1,4 @@
-//! Digests of files, as Git and Git LFS name them.
+//! File digests of Git and Git LFS.
 
 use std::fmt;
 use std::fs::File;
@@ -10,45 +10,45 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::Error;
 
-/// What a file's content must add up to.
+/// Expected digest of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Digest {
-    /// SHA-256 of a file of Git LFS, in lower-case hexadecimal.
+    /// SHA-256 of a Git LFS file, in lower-case hexadecimal.
     Sha256(String),
     /// SHA-1 of a Git blob.
     Git(String),
 }
 
 impl Digest {
-    /// A SHA-256, if the text is one.
+    /// A SHA-256, if `text` is one.
     pub fn sha256(text: &str) -> Option<Digest> {
         is_hex(text, 64).then(|| Digest::Sha256(text.to_ascii_lowercase()))
     }
 
-    /// The name of a Git object, if the text is one.
+    /// A Git object's name, if `text` is one.
     pub fn git(text: &str) -> Option<Digest> {
         is_hex(text, 40).then(|| Digest::Git(text.to_ascii_lowercase()))
     }
 
-    /// What a header such as `ETag: "..."` says, if that is a digest.
+    /// The digest in a header such as `ETag: "..."`, if any.
     pub fn of_etag(header: &str) -> Option<Digest> {
         let text = header.trim().trim_start_matches("W/").trim_matches('"');
         Digest::sha256(text).or_else(|| Digest::git(text))
     }
 
-    /// The text, which also names the file's content in the cache.
+    /// The hexadecimal text, which also names the blob in the cache.
     pub fn as_str(&self) -> &str {
         match self {
             Digest::Sha256(text) | Digest::Git(text) => text,
         }
     }
 
-    /// Whether two digests of the same kind are different. Those of different kinds say nothing of each other.
+    /// Whether two digests of the same kind differ. Digests of different kinds cannot be compared.
     pub fn contradicts(&self, other: &Digest) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other) && self != other
     }
 
-    /// Begins to add up a file of `size` bytes.
+    /// Starts hashing a file of `size` bytes.
     pub fn begin(&self, size: u64) -> Sum {
         match self {
             Digest::Sha256(_) => Sum::Sha256(Sha256::new()),
@@ -63,7 +63,7 @@ impl fmt::Display for Digest {
     }
 }
 
-/// The digest of what has come so far.
+/// The running digest.
 #[derive(Clone)]
 pub(super) enum Sum {
     Sha256(Sha256),
@@ -87,10 +87,10 @@ impl Sum {
     }
 }
 
-/// The digest of a file's content, of the same kind as another. `on_bytes` hears how many bytes have been added up.
+/// The digest of a file, of the same kind as `of_kind`. `on_bytes` receives the bytes hashed so far.
 ///
 /// # Errors
-/// [`Error::Io`] if it cannot be read.
+/// [`Error::Io`] if the file cannot be read.
 pub(super) fn of_file(path: &Path, of_kind: &Digest, on_bytes: &mut dyn FnMut(u64)) -> Result<Digest, Error> {
     const BUFFER_BYTES: usize = 1 << 20;
     let io = |source| Error::Io { path: path.into(), source };
@@ -111,7 +111,7 @@ pub(super) fn of_file(path: &Path, of_kind: &Digest, on_bytes: &mut dyn FnMut(u6
     }
 }
 
-/// Whether a text is a hexadecimal number of so many digits.
+/// Whether `text` is a hexadecimal number of `n_digits` digits.
 pub(super) fn is_hex(text: &str, n_digits: usize) -> bool {
     text.len() == n_digits && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn digests_are_those_of_git_and_of_lfs() {
+    fn digests_match_git_and_git_lfs() {
         // `printf 'hello\n' | git hash-object --stdin` and `| sha256sum`.
         for digest in [
             Digest::git("ce013625030ba8dba906f756967f9e9ca394464a").unwrap(),

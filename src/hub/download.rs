@@ -1,37 +1,34 @@
-//! One file: its content, part by part, until all of it is there and is what it should be.
+//! Downloads a file piece by piece and checks its digest.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use super::client::{Answer, Client};
+use super::client::{FileResponse, HubClient};
 use super::digest::{Digest, Sum};
 use super::patience::Patience;
 use crate::error::{Error, HubError};
 
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// A file that is wanted.
-pub(super) struct Wanted<'a> {
-    /// Where it is.
+/// A file to download.
+pub(super) struct FileDownload<'a> {
     pub url: String,
-    /// Its size in bytes.
     pub size: u64,
-    /// What its content adds up to.
     pub digest: &'a Digest,
 }
 
-/// What is there of a file.
-struct Part {
+/// A partial file.
+struct PartialFile {
     path: PathBuf,
     file: File,
     size: u64,
     sum: Sum,
 }
 
-impl Part {
-    /// Opens what an earlier run left, or an empty file.
-    fn open(path: PathBuf, wanted: &Wanted<'_>) -> Result<Part, Error> {
+impl PartialFile {
+    /// Opens the partial file of an earlier run, or an empty one.
+    fn open(path: PathBuf, wanted: &FileDownload<'_>) -> Result<PartialFile, Error> {
         let io = |source| Error::Io { path: path.clone(), source };
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(io)?;
@@ -48,16 +45,16 @@ impl Part {
             let room = buffer.len().min(usize::try_from(left).unwrap_or(buffer.len()));
             let n = file.read(&mut buffer[..room]).map_err(io)?;
             if n == 0 {
-                break; // someone made it shorter meanwhile
+                break; // another program truncated it
             }
             sum.add(&buffer[..n]);
             left -= n as u64;
         }
-        Ok(Part { path, file, size: size - left, sum })
+        Ok(PartialFile { path, file, size: size - left, sum })
     }
 
-    /// Begins anew.
-    fn clear(&mut self, wanted: &Wanted<'_>) -> Result<(), Error> {
+    /// Starts over.
+    fn clear(&mut self, wanted: &FileDownload<'_>) -> Result<(), Error> {
         let cleared = self.file.set_len(0).and_then(|()| self.file.seek(SeekFrom::Start(0)));
         cleared.map_err(|source| Error::Io { path: self.path.clone(), source })?;
         self.size = 0;
@@ -65,7 +62,7 @@ impl Part {
         Ok(())
     }
 
-    fn add(&mut self, bytes: &[u8], wanted: &Wanted<'_>) -> Result<(), Error> {
+    fn add(&mut self, bytes: &[u8], wanted: &FileDownload<'_>) -> Result<(), Error> {
         self.file.write_all(bytes).map_err(|source| match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 Error::Hub(HubError::DiskFull { path: self.path.clone(), missing_bytes: wanted.size - self.size })
@@ -79,30 +76,30 @@ impl Part {
     }
 }
 
-/// Downloads a file to `blob`, going on from what an earlier run left beside it. It is there only when all of it has come and
-/// has the right digest. `on_size` hears how many bytes of it are there.
+/// Downloads a file to `blob`, continuing an earlier run's partial file. `blob` appears only once complete, with the
+/// right digest. `on_size` receives the bytes so far.
 ///
 /// # Errors
-/// Any of [`HubError`] that is about files; [`Error::Io`] if it cannot be written.
+/// [`HubError`] for files; [`Error::Io`] if it cannot be written.
 pub(super) fn download(
-    client: &Client,
-    wanted: &Wanted<'_>,
+    client: &HubClient,
+    wanted: &FileDownload<'_>,
     blob: &Path,
     patience: &mut Patience<'_>,
     on_size: &mut dyn FnMut(u64),
 ) -> Result<(), Error> {
     let mut path = blob.as_os_str().to_owned();
     path.push(".incomplete");
-    let mut part = Part::open(path.into(), wanted)?;
+    let mut part = PartialFile::open(path.into(), wanted)?;
     let completed = complete(client, wanted, &mut part, patience, on_size);
-    let Part { path, file, size, .. } = part;
+    let PartialFile { path, file, size, .. } = part;
     let io = |source| Error::Io { path: blob.into(), source };
-    // The name must not be on the disk before the content is.
+    // Sync before renaming, so that the name never precedes the content.
     let synced = completed.and_then(|()| file.sync_all().map_err(io));
-    // Not every system renames or removes an open file.
+    // Some systems cannot rename or remove an open file.
     drop(file);
     if synced.is_err() && size == 0 {
-        // Nothing of it is worth a later try; whoever cannot remove it leaves no harm.
+        // An empty file is useless for a later attempt; failing to remove it is harmless.
         let _ = fs::remove_file(&path);
     }
     synced?;
@@ -112,15 +109,15 @@ pub(super) fn download(
     Ok(())
 }
 
-/// Asks until all of a file has come and has the right digest.
+/// Requests until the file is complete with the right digest.
 fn complete(
-    client: &Client,
-    wanted: &Wanted<'_>,
-    part: &mut Part,
+    client: &HubClient,
+    wanted: &FileDownload<'_>,
+    part: &mut PartialFile,
     patience: &mut Patience<'_>,
     on_size: &mut dyn FnMut(u64),
 ) -> Result<(), Error> {
-    // What an earlier run left may be another program's, and wrong; what comes now is the server's word.
+    // A partial file may be wrong, so a mismatch is an error only for a full download.
     let mut is_inherited = part.size > 0;
     loop {
         on_size(part.size);
@@ -150,13 +147,18 @@ fn complete(
     }
 }
 
-/// Asks for what is missing of a file and adds it.
-fn receive(client: &Client, wanted: &Wanted<'_>, part: &mut Part, on_size: &mut dyn FnMut(u64)) -> Result<(), Error> {
+/// Requests and appends the missing bytes.
+fn receive(
+    client: &HubClient,
+    wanted: &FileDownload<'_>,
+    part: &mut PartialFile,
+    on_size: &mut dyn FnMut(u64),
+) -> Result<(), Error> {
     if part.size == wanted.size {
         return Ok(());
     }
     let url = &wanted.url;
-    let Answer { body, range_start, said } = client.file(url, part.size)?;
+    let FileResponse { body, range_start, said } = client.file(url, part.size)?;
     if let Some(found) = said.size.filter(|size| *size != wanted.size) {
         return Err(HubError::Size { url: url.clone(), expected: wanted.size, found }.into());
     }
@@ -184,7 +186,7 @@ fn receive(client: &Client, wanted: &Wanted<'_>, part: &mut Part, on_size: &mut 
         let broken = |message: String| HubError::Connection { url: url.clone(), message };
         let n = match reader.read(&mut buffer) {
             Ok(0) => {
-                let message = format!("the answer ends after {} of {} bytes", part.size, wanted.size);
+                let message = format!("the response ends after {} of {} bytes", part.size, wanted.size);
                 return Err(broken(message).into());
             }
             Ok(n) => n,

@@ -1,19 +1,19 @@
-//! How often a request that failed is made again, and after which time.
+//! Retries of failed requests, and the waits between them.
 
 use std::time::Duration;
 
 use crate::error::{Error, HubError};
 
-/// Tries in a row that bring nothing.
+/// Consecutive attempts without progress.
 const MAX_TRIES: u32 = 5;
-/// The first wait; each further one is twice as long.
+/// The first wait; doubles each time.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
-/// A server that asks for a longer wait is not waited for.
+/// A request for a longer wait is an error.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// What a try must bring so that the tries before it do not count.
+/// An attempt that receives this many bytes resets the count.
 const PROGRESS_BYTES: u64 = 1 << 20;
 
-/// What is left of it for one file or list.
+/// Retry state of one file or listing.
 pub(super) struct Patience<'a> {
     n_tries: u32,
     max_tries: u32,
@@ -21,20 +21,20 @@ pub(super) struct Patience<'a> {
 }
 
 impl<'a> Patience<'a> {
-    /// For something that is needed.
+    /// For required data.
     pub fn new(sleep: &'a dyn Fn(Duration)) -> Patience<'a> {
         Patience { n_tries: 0, max_tries: MAX_TRIES, sleep }
     }
 
-    /// For something that can be done without: one try.
+    /// For optional data: one attempt.
     pub fn none(sleep: &'a dyn Fn(Duration)) -> Patience<'a> {
         Patience { max_tries: 1, ..Patience::new(sleep) }
     }
 
-    /// Waits before the next try, after one that brought some bytes and then failed.
+    /// Waits before the next attempt, after one that received `bytes` and then failed.
     ///
     /// # Errors
-    /// The error of that try, if it will not pass or was the last one.
+    /// The attempt's error, if it is permanent or was the last attempt.
     pub fn wait(&mut self, error: HubError, bytes: u64) -> Result<(), Error> {
         self.n_tries = if bytes >= PROGRESS_BYTES { 1 } else { self.n_tries + 1 };
         let asked = match &error {

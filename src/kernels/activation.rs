@@ -1,73 +1,16 @@
 //! Elementwise kernels.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::fold;
-use super::linear::{CLAMPED, activated};
+use super::linear::activated;
 use crate::error::Error;
 use crate::recording::Recorder;
+use crate::shaders::params::{
+    AddParams, GegluParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams, SwigluParams,
+};
 use crate::shaders::{self, Kernel};
 use crate::tensor::Tensor;
 
 const WG: u64 = 256;
-
-/// Mirrors `Params` in `shaders/swiglu.wgsl` and in `shaders/geglu.wgsl`, where `flags` is whether the form is that by tanh.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct GatedParams {
-    pub n_tokens: u32,
-    pub ffn_dim: u32,
-    pub flags: u32,
-    pub _pad: u32,
-}
-
-/// Mirrors `Params` in `shaders/gelu.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct GeluParams {
-    pub len: u32,
-    pub tanh_form: u32,
-    pub _pad: [u32; 2],
-}
-
-/// Mirrors `Params` in `shaders/add.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct AddParams {
-    pub len: u32,
-    pub _pad: [u32; 3],
-}
-
-/// Mirrors `Params` in `shaders/silu.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct SiluParams {
-    pub len: u32,
-    pub _pad: [u32; 3],
-}
-
-/// Mirrors `Params` in `shaders/scale.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct ScaleParams {
-    pub len: u32,
-    pub factor: f32,
-    pub cap: f32,
-    pub _pad: u32,
-}
-
-/// Mirrors `Params` in `shaders/sigmoid_gate.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct SigmoidGateParams {
-    pub n_rows: u32,
-    pub dim: u32,
-    pub gate_stride: u32,
-    pub gate_start: u32,
-    pub one: u32,
-    pub plain: u32,
-    pub _pad: [u32; 2],
-}
 
 /// Form of the Gaussian error linear unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,12 +33,12 @@ pub enum Gate {
 }
 
 impl Gate {
-    /// The flags and the overrides that tell a kernel of it.
-    pub(super) fn flags(self) -> (u32, &'static [(&'static str, f64)]) {
+    /// The overrides that tell a kernel of it.
+    pub(super) fn constants(self) -> &'static [(&'static str, f64)] {
         match self {
             Gate::Silu => activated(None),
             Gate::Gelu(form) => activated(Some(Activation::Gelu(form))),
-            Gate::Clamped => (CLAMPED, &[("CLAMPED", 1.0)]),
+            Gate::Clamped => &[("CLAMPED", 1.0)],
         }
     }
 }
@@ -116,7 +59,7 @@ pub enum Activation {
 /// # Errors
 /// [`Error::Shape`] if `gate_up` disagrees with `y`.
 pub fn swiglu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor) -> Result<(), Error> {
-    halves(rec, &shaders::SWIGLU, gate_up, y, (0, &[]))
+    by_silu(rec, gate_up, y, &[])
 }
 
 /// Records `y = gelu(gate) * up`, where `gate_up` holds both halves of each row, as ModernBERT's feed-forward does.
@@ -127,7 +70,10 @@ pub fn swiglu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor) -> Result<(), Er
 /// # Errors
 /// [`Error::Shape`] if `gate_up` disagrees with `y`.
 pub fn geglu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor, form: Gelu) -> Result<(), Error> {
-    halves(rec, &shaders::GEGLU, gate_up, y, (u32::from(form == Gelu::Tanh), &[]))
+    let kernel = &shaders::GEGLU;
+    let ([n_tokens, ffn_dim], grid) = halves(rec, kernel, gate_up, y)?;
+    let params = GegluParams { n_tokens, ffn_dim, tanh_form: u32::from(form == Gelu::Tanh) };
+    rec.dispatch(kernel, None, &[], params, &[gate_up, y], grid)
 }
 
 /// Records `y = act(gate) * up`: [`swiglu`], which has a variant for [`Gate::Clamped`], or [`geglu`].
@@ -140,7 +86,7 @@ pub fn gated(rec: &mut Recorder, gate: Gate, gate_up: &Tensor, y: &Tensor) -> Re
     match gate {
         Gate::Silu => swiglu(rec, gate_up, y),
         Gate::Gelu(form) => geglu(rec, gate_up, y, form),
-        Gate::Clamped => halves(rec, &shaders::SWIGLU, gate_up, y, gate.flags()),
+        Gate::Clamped => by_silu(rec, gate_up, y, gate.constants()),
     }
 }
 
@@ -171,23 +117,22 @@ fn gate_rows(rec: &mut Recorder, gates: &Tensor, start: u32, y: &Tensor, is_plai
     let least = if is_one { 1 } else { start.saturating_add(dim) };
     gates.expect_shape("sigmoid_gate", "gates", &[n_rows, gate_stride.max(least)])?;
     let (one, plain) = (u32::from(is_one), u32::from(is_plain));
-    let params = SigmoidGateParams { n_rows, dim, gate_stride, gate_start: start, one, plain, _pad: [0; 2] };
+    let params = SigmoidGateParams { n_rows, dim, gate_stride, gate_start: start, one, plain };
     let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
     rec.dispatch(&shaders::SIGMOID_GATE, None, &[], params, &[gates, y], grid)
 }
 
-fn halves(
-    rec: &mut Recorder,
-    kernel: &'static Kernel,
-    gate_up: &Tensor,
-    y: &Tensor,
-    (flags, constants): (u32, &[(&'static str, f64)]),
-) -> Result<(), Error> {
+fn by_silu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor, constants: &[(&'static str, f64)]) -> Result<(), Error> {
+    let kernel = &shaders::SWIGLU;
+    let ([n_tokens, ffn_dim], grid) = halves(rec, kernel, gate_up, y)?;
+    rec.dispatch(kernel, None, constants, SwigluParams { n_tokens, ffn_dim }, &[gate_up, y], grid)
+}
+
+/// T and F of a kernel that multiplies halves, and its grid.
+fn halves(rec: &Recorder, kernel: &Kernel, gate_up: &Tensor, y: &Tensor) -> Result<([u32; 2], [u32; 3]), Error> {
     let [n_tokens, ffn_dim] = y.dims2(kernel.name, "y")?;
     gate_up.expect_shape(kernel.name, "gate_up", &[n_tokens, 2 * ffn_dim])?;
-    let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
-    let params = GatedParams { n_tokens, ffn_dim, flags, _pad: 0 };
-    rec.dispatch(kernel, None, constants, params, &[gate_up, y], grid)
+    Ok(([n_tokens, ffn_dim], fold(rec.target(), (y.len() as u64).div_ceil(WG))))
 }
 
 /// Records `y = gelu(x)`. Shader: `shaders/gelu.wgsl`.
@@ -199,7 +144,7 @@ fn halves(
 pub fn gelu(rec: &mut Recorder, x: &Tensor, y: &Tensor, form: Gelu) -> Result<(), Error> {
     y.expect_shape("gelu", "y", x.shape())?;
     let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
-    let params = GeluParams { len: y.len() as u32, tanh_form: u32::from(form == Gelu::Tanh), _pad: [0; 2] };
+    let params = GeluParams { len: y.len() as u32, tanh_form: u32::from(form == Gelu::Tanh) };
     rec.dispatch(&shaders::GELU, None, &[], params, &[x, y], grid)
 }
 
@@ -212,7 +157,7 @@ pub fn gelu(rec: &mut Recorder, x: &Tensor, y: &Tensor, form: Gelu) -> Result<()
 pub fn silu(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     y.expect_shape("silu", "y", x.shape())?;
     let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
-    let params = SiluParams { len: y.len() as u32, _pad: [0; 3] };
+    let params = SiluParams { len: y.len() as u32 };
     rec.dispatch(&shaders::SILU, None, &[], params, &[x, y], grid)
 }
 
@@ -225,7 +170,7 @@ pub fn silu(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
 pub fn add(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     y.expect_shape("add", "y", x.shape())?;
     let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
-    let params = AddParams { len: y.len() as u32, _pad: [0; 3] };
+    let params = AddParams { len: y.len() as u32 };
     rec.dispatch(&shaders::ADD, None, &[], params, &[x, y], grid)
 }
 
@@ -252,6 +197,6 @@ pub fn soft_cap(rec: &mut Recorder, x: &Tensor, y: &Tensor, factor: f32, cap: f3
 fn scaled(rec: &mut Recorder, x: &Tensor, y: &Tensor, factor: f32, cap: f32) -> Result<(), Error> {
     y.expect_shape("scale", "y", x.shape())?;
     let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
-    let params = ScaleParams { len: y.len() as u32, factor, cap, _pad: 0 };
+    let params = ScaleParams { len: y.len() as u32, factor, cap };
     rec.dispatch(&shaders::SCALE, None, &[], params, &[x, y], grid)
 }

@@ -1,35 +1,15 @@
 //! Index of the largest element of each row.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::fold;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
+use crate::shaders::params::{ArgmaxMergeParams, ArgmaxParams};
 use crate::tensor::Tensor;
 
 /// Elements that one workgroup searches.
 pub const ARGMAX_CHUNK: u32 = 2048;
-
-/// Mirrors `Params` in `shaders/argmax.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct ArgmaxParams {
-    pub dim: u32,
-    pub chunk: u32,
-    pub n_chunks: u32,
-    pub n_rows: u32,
-}
-
-/// Mirrors `Params` in `shaders/argmax_merge.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct ArgmaxMergeParams {
-    pub n_chunks: u32,
-    pub n_rows: u32,
-    pub _pad: [u32; 2],
-}
 
 /// Records `ids[r] = argmax over v of x[r, v]`, the lowest index among equals, or
 /// [`NON_FINITE`](super::NON_FINITE) if the row holds a NaN or an infinity. Two dispatches: `shaders/argmax.wgsl` finds
@@ -47,7 +27,7 @@ pub fn argmax(rec: &mut Recorder, x: &Tensor, ids: &Tensor) -> Result<(), Error>
     let params = ArgmaxParams { dim, chunk: ARGMAX_CHUNK, n_chunks, n_rows };
     let grid = fold(rec.target(), u64::from(n_rows) * u64::from(n_chunks));
     rec.dispatch(&shaders::ARGMAX, None, &[], params, &[x, &best], grid)?;
-    let params = ArgmaxMergeParams { n_chunks, n_rows, _pad: [0; 2] };
+    let params = ArgmaxMergeParams { n_chunks, n_rows };
     let grid = fold(rec.target(), n_rows.into());
     rec.dispatch(&shaders::ARGMAX_MERGE, None, &[], params, &[&best, ids], grid)
 }

@@ -24,65 +24,18 @@
 //! multiples, so the position at which a pass begins changes no sum. Where rows of a batch may be of one sequence,
 //! `attention_decode` runs twice: it stores the keys of all rows, then reads them.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::linear::operations;
 use super::{CachedKeys, Heads, KvType, LOOP_ROUNDS, StepState, fold, grid_parts};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::recording::Recorder;
-use crate::shaders::{self, Kernel, Tier};
+use crate::shaders::constants::attention::{CAUSAL, OWN_KEYS, PACKED};
+use crate::shaders::constants::attention_prefill::TILE_ROWS;
+use crate::shaders::constants::parts::{HAS_STORED, STORES_ONLY};
+use crate::shaders::params::AttentionParams;
+use crate::shaders::{self, KernelOf, Tier};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
-
-/// Mirrors `Params` in `shaders/attention_decode.wgsl`, `shaders/attention_prefill.wgsl`, `shaders/attention_half.wgsl` and
-/// `shaders/attention_merge.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct AttentionParams {
-    pub n_tokens: u32,
-    pub n_heads: u32,
-    pub n_kv_heads: u32,
-    pub head_dim: u32,
-    pub capacity: u32,
-    pub window: u32,
-    pub scale: f32,
-    pub soft_cap: f32,
-    pub flags: u32,
-    pub splits: u32,
-    pub step: u32,
-    pub first_group: u32,
-    pub query_stride: u32,
-    pub key_stride: u32,
-    pub head_stride: u32,
-    pub n_tiles: u32,
-    pub query_start: u32,
-    pub key_start: u32,
-    pub value_start: u32,
-    pub slots: u32,
-    pub rot_dims: u32,
-    pub style: u32,
-    pub eps: f32,
-    pub query_row: u32,
-    pub norm: u32,
-    pub row_words: u32,
-    pub pad: [u32; 2],
-}
-
-/// Flag: a query sees no key behind its own.
-pub(crate) const CAUSAL: u32 = 1;
-/// Flag: keys are packed with their queries, and a table says which rows are a sequence.
-pub(crate) const PACKED: u32 = 2;
-/// Flag, for the CPU: heads have sinks.
-pub(crate) const SINKS: u32 = 4;
-/// Flag: the token has keys and values of its own, which are to be cached.
-pub(crate) const OWN_KEYS: u32 = 8;
-/// Flag, for the CPU: sequences share the cache, and the state has their pages.
-pub(crate) const PAGED: u32 = 16;
-
-/// Values of the override `STORE`, see `shaders/shared/parts.wgsl`.
-const STORES_ONLY: f64 = 1.0;
-const HAS_STORED: f64 = 2.0;
 
 /// The largest head.
 pub(crate) const MAX_HEAD_DIM: u32 = 512;
@@ -153,9 +106,7 @@ impl AttentionConfig {
             style: 0,
             eps: 0.0,
             query_row: 0,
-            norm: 0,
             row_words: 0,
-            pad: [0; 2],
         }
     }
 
@@ -209,21 +160,18 @@ pub fn attention(
         }
     });
     let params = AttentionParams {
-        flags: config.flags() | sink_flag(sinks) | paged_flag(state),
+        flags: config.flags(),
         n_tiles: n_rows.div_ceil(way.tile_rows),
         ..config.params(n_tokens, cached.kind, [slots, cached.capacity])
     };
     // Sinks that are not there are never read; queries are at hand. All keys, as if the cache were full.
     let operands = [state.tensor(), q, &cached.k, &cached.v, sinks.unwrap_or(q), y];
-    way.record(rec, params, slots.min(cached.capacity), state.constant(), &operands)
+    let constants: Vec<_> = sink_constant(sinks).into_iter().chain(state.constant()).collect();
+    way.record(rec, params, slots.min(cached.capacity), &constants, &operands)
 }
 
-fn sink_flag(sinks: Option<&Tensor>) -> u32 {
-    if sinks.is_some() { SINKS } else { 0 }
-}
-
-fn paged_flag(state: &StepState) -> u32 {
-    if state.is_shared() { PAGED } else { 0 }
+fn sink_constant(sinks: Option<&Tensor>) -> Option<(&'static str, f64)> {
+    sinks.map(|_| ("SINKS", 1.0))
 }
 
 /// Records attention of a single token, or of one of each of several sequences, from its projection on: what [`rope_kv`](super::rope_kv) and [`attention`] do for
@@ -277,7 +225,7 @@ pub fn attention_next(
         false => splits(n_keys, groups),
     };
     let params = AttentionParams {
-        flags: config.flags() | sink_flag(sinks) | paged_flag(state) | if has_keys { OWN_KEYS } else { 0 },
+        flags: config.flags() | if has_keys { OWN_KEYS } else { 0 },
         splits,
         step,
         query_start: heads.first_column / 4,
@@ -285,15 +233,13 @@ pub fn attention_next(
         style: heads.style(),
         eps: heads.eps(),
         query_row: heads.query_row(),
-        norm: heads.code(),
         query_stride: heads.qkv_dim() / 4,
         row_words: state.row_words(),
         ..config.params(n_tokens, cached.kind, [slots, cached.capacity])
     };
-    let with_sinks = sinks.map(|_| ("SINKS", 1.0));
     let with_dim = (!is_scalar).then_some(("HEAD_DIM", f64::from(head_dim)));
     let constants = [("ROWS", f64::from(rows)), heads.constant()].into_iter().chain(with_dim);
-    let constants: Vec<_> = constants.chain(with_sinks).chain(state.constant()).collect();
+    let constants: Vec<_> = constants.chain(sink_constant(sinks)).chain(state.constant()).collect();
     let [table, weight] = heads.operands(rec)?;
     let columns = if is_scalar { 1 } else { head_dim.div_ceil(COLUMNS) };
     let [x, y_groups, _] = fold(rec.target(), u64::from(groups) * u64::from(columns) * u64::from(n_tokens));
@@ -306,7 +252,7 @@ pub fn attention_next(
             return rec.dispatch(kernel, variant, &constants, params, &operands, grid);
         }
         for (store, grid) in [(STORES_ONLY, [x, y_groups, 1]), (HAS_STORED, grid)] {
-            let constants = [&constants[..], &[("STORE", store)]].concat();
+            let constants = [&constants[..], &[("STORE", f64::from(store))]].concat();
             rec.dispatch(kernel, variant, &constants, params, &operands, grid)?;
         }
         Ok(())
@@ -323,7 +269,7 @@ pub fn attention_next(
 /// How attention of many rows is taken.
 #[derive(Clone, Copy, Debug)]
 struct Way {
-    kernel: &'static Kernel,
+    kernel: &'static KernelOf<AttentionParams>,
     tier: Tier,
     kind: KvType,
     /// Rows of a tile.
@@ -357,22 +303,21 @@ impl Way {
         rec: &mut Recorder,
         params: AttentionParams,
         n_keys: u32,
-        paged: Option<(&'static str, f64)>,
+        others: &[(&'static str, f64)],
         operands: &[&Tensor; 6],
     ) -> Result<(), Error> {
         let AttentionParams { n_tokens, n_heads, n_kv_heads, head_dim, n_tiles, .. } = params;
         let n_groups = u64::from(n_tiles) * u64::from(n_kv_heads);
         let columns = head_dim.div_ceil(COLUMNS);
-        let (mut constants, n_groups) = match self.tier {
+        let (constants, n_groups) = match self.tier {
             Tier::Scalar => (vec![("ROWS", self.tile_rows)], n_groups.div_ceil(8)),
             tier if tier.matrix_size().is_some() => {
                 (vec![("HEAD_DIM", head_dim), ("SUBGROUP", rec.target().limits().max_subgroup)], n_groups)
             }
             _ => (vec![("PARTS", head_dim.div_ceil(64))], n_groups * u64::from(columns)),
         };
-        constants.extend((params.flags & SINKS != 0).then_some(("SINKS", 1)));
-        let constants: Vec<_> =
-            constants.into_iter().map(|(name, value)| (name, f64::from(value))).chain(paged).collect();
+        let constants = constants.into_iter().map(|(name, value)| (name, f64::from(value)));
+        let constants: Vec<_> = constants.chain(others.iter().copied()).collect();
         // Of scores and of values.
         let operations = 2 * operations(n_tokens, n_heads * head_dim, n_keys);
         for part in grid_parts(rec.target(), n_groups, operations) {
@@ -480,12 +425,10 @@ pub fn attention_packed(
         ..config.params(n_tokens, KvType::F32, [n_tokens; 2])
     };
     let words = qkv.words();
-    tiles.way.record(rec, params, tiles.max_len, None, &[&tiles.table, qkv, &words, &words, qkv, y])
+    tiles.way.record(rec, params, tiles.max_len, &[], &[&tiles.table, qkv, &words, &words, qkv, y])
 }
 
-/// Rows of a tile of `attention_prefill`.
-const TILE_ROWS: u32 = 16;
-/// The same for the `scalar` tier.
+/// Rows of a tile of `attention_prefill`, [`TILE_ROWS`], for the `scalar` tier.
 const SCALAR_ROWS: u32 = 8;
 /// The same of `attention_half`, and the largest head that it has registers for.
 const HALF_ROWS: u32 = 64;

@@ -1,22 +1,11 @@
 //! Rows of heads in the layout of a cache.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::fold;
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
+use crate::shaders::params::ByHeadParams;
 use crate::tensor::Tensor;
-
-/// Mirrors `Params` in `shaders/by_head.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct ByHeadParams {
-    pub n_rows: u32,
-    pub n_heads: u32,
-    pub head_dim: u32,
-    pub _pad: u32,
-}
 
 /// Records `y[h, s] = x[s, h]` for the heads of each row, which makes projected keys or values what
 /// [`attention`](super::attention) takes. Shader: `shaders/by_head.wgsl`.
@@ -36,6 +25,6 @@ pub fn by_head(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> 
     };
     x.expect_shape("by_head", "x", &[n_rows, n_heads * head_dim])?;
     let grid = fold(rec.target(), (y.len() as u64).div_ceil(256));
-    let params = ByHeadParams { n_rows, n_heads, head_dim, _pad: 0 };
+    let params = ByHeadParams { n_rows, n_heads, head_dim };
     rec.dispatch(&shaders::BY_HEAD, None, &[], params, &[x, y], grid)
 }

@@ -1,45 +1,12 @@
 //! Embedding gathers.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::{StepState, fold};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::shaders;
+use crate::shaders::params::{EmbedParams, EmbedSumParams};
 use crate::tensor::Tensor;
-
-/// Mirrors `Params` in `shaders/embed.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct EmbedParams {
-    pub dim: u32,
-    pub blocks: u32,
-    pub w_scales: u32,
-    pub slab_start: u32,
-    pub slab_rows: u32,
-    pub n_tokens: u32,
-    pub factor: f32,
-    pub n_positions: u32,
-    pub row_words: u32,
-    pub pad: [u32; 3],
-}
-
-/// Mirrors `Params` in `shaders/embed_sum.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct EmbedSumParams {
-    pub dim: u32,
-    pub blocks: u32,
-    pub w_scales: u32,
-    pub slab_start: u32,
-    pub slab_rows: u32,
-    pub n_ids: u32,
-    pub n_positions: u32,
-    pub n_types: u32,
-    pub n_tokens: u32,
-    pub _pad: [u32; 3],
-}
 
 /// Where the embeddings of a sequence's tokens come from.
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +62,6 @@ pub fn embed(
             factor,
             n_positions,
             row_words: state.row_words(),
-            pad: [0; 3],
         };
         let operands = [state.tensor(), tokens, &slab.words, positions.unwrap_or(&absent), y];
         rec.dispatch(&shaders::EMBED, Some(w.weight()), &[], params, &operands, grid)?;
@@ -148,7 +114,6 @@ pub fn embed_sum(
             n_positions,
             n_types,
             n_tokens,
-            _pad: [0; 3],
         };
         let operands = [tokens, &slab.words, tables[0], tables[1], y];
         rec.dispatch(&shaders::EMBED_SUM, Some(w.weight()), &[], params, &operands, grid)?;

@@ -5,81 +5,22 @@
 
 mod tiles;
 
-pub(crate) use tiles::{ExpertMatmulParams, ExpertSumParams, ExpertTilesParams};
 pub use tiles::{ExpertProduct, ExpertTiles, expert_sum};
 
-use bytemuck::{Pod, Zeroable};
-
-use super::gate_up::UPS;
-use super::linear::{ACCUMULATE, BIAS, Lanes, NORM, Norm, operations, quads, set, vector};
+use super::linear::{Lanes, Norm, operations, quads, set, vector};
 use super::{Gate, GridPart, fold, grid_parts};
 use crate::error::Error;
 use crate::matrix::{Matrix, Slab};
 use crate::recording::Recorder;
 use crate::shaders;
+use crate::shaders::constants::{expert_down, expert_gate_up, expert_tiles, route};
+use crate::shaders::params::{ExpertDownParams, ExpertGateUpParams, RouteParams};
 use crate::tensor::Tensor;
 
-/// Mirrors `Params` in `shaders/route.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct RouteParams {
-    pub n_tokens: u32,
-    pub n_experts: u32,
-    pub n_used: u32,
-    pub flags: u32,
-    pub scale: f32,
-    pub n_shared: u32,
-    pub _pad: [u32; 2],
-}
-
-/// Mirrors `Params` in `shaders/expert_gate_up.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct ExpertGateUpParams {
-    pub n_used: u32,
-    pub ffn_dim: u32,
-    pub dim: u32,
-    pub blocks: u32,
-    pub w_scales: u32,
-    pub eps: f32,
-    pub flags: u32,
-    pub first_group: u32,
-    pub first_expert: u32,
-    pub n_experts: u32,
-    pub n_tokens: u32,
-    pub _pad: u32,
-}
-
-/// Mirrors `Params` in `shaders/expert_down.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct ExpertDownParams {
-    pub n_used: u32,
-    pub n_out: u32,
-    pub dim: u32,
-    pub blocks: u32,
-    pub w_scales: u32,
-    pub flags: u32,
-    pub first_group: u32,
-    pub n_tokens: u32,
-    pub first_expert: u32,
-    pub n_experts: u32,
-    pub _pad: [u32; 2],
-}
-
-/// Flags of `route`, beside `ROUTE_BIAS`.
-pub(crate) const SIGMOID: u32 = 1;
-pub(crate) const ROUTE_BIAS: u32 = 2;
-pub(crate) const SHARES: u32 = 4;
-pub(crate) const GATED: u32 = 8;
-
-/// Flag of `expert_gate_up`: `w` has rows of one kind, with `UPS` ups.
-pub(crate) const APART: u32 = 1 << 16;
-
 /// Most experts of a layer, and most that a token has.
-pub const MAX_EXPERTS: u32 = 1024;
+pub const MAX_EXPERTS: u32 = route::MOST;
 /// Most experts that all tokens have.
-pub const MAX_SHARED: u32 = 64;
+pub const MAX_SHARED: u32 = expert_tiles::MOST - MAX_EXPERTS;
 
 /// How experts are scored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,13 +89,12 @@ pub fn route(
         bias.expect_shape("route", "bias", &[n_experts])?;
     }
     let flags = set(&[
-        (router.score == ExpertScore::Sigmoid, SIGMOID),
-        (bias.is_some(), ROUTE_BIAS),
-        (router.shares, SHARES),
-        (shared.gated, GATED),
+        (router.score == ExpertScore::Sigmoid, route::SIGMOID),
+        (bias.is_some(), route::BIAS),
+        (router.shares, route::SHARES),
+        (shared.gated, route::GATED),
     ]);
-    let params =
-        RouteParams { n_tokens, n_experts, n_used, flags, scale: router.scale, n_shared: shared.n, _pad: [0; 2] };
+    let params = RouteParams { n_tokens, n_experts, n_used, flags, scale: router.scale, n_shared: shared.n };
     // A bias that is not there is never read; the logits are at hand.
     let operands = [logits, bias.unwrap_or(logits), routes];
     let grid = fold(rec.target(), n_tokens.into());
@@ -207,14 +147,16 @@ impl ExpertGateUp<'_> {
         y.expect_shape(KERNEL, "y", &[n_tokens * n_used, ffn_dim])?;
         expect_biases(KERNEL, self.bias, 2 * ffn_dim)?;
         let vector = vector(KERNEL, self.norm, self.bias, dim)?;
-        let (gate_flags, gate) = self.gate.flags();
         let (is_apart, is_ups) = (self.rows != ExpertRows::Both, self.rows == ExpertRows::Ups);
-        let flags = [(self.norm.is_some(), NORM), (self.bias.is_some(), BIAS), (is_apart, APART), (is_ups, UPS)];
         let lanes = Lanes::new(rec, &shaders::EXPERT_GATE_UP, self.w, 1);
         let kinds = [(is_apart, ("APART", 1.0)), (is_ups, ("UPS", 1.0))];
         let kinds = kinds.into_iter().filter(|(is_set, _)| *is_set).map(|(_, constant)| constant);
-        let constants: Vec<_> =
-            lanes.constants(self.norm.is_some()).into_iter().chain(gate.iter().copied()).chain(kinds).collect();
+        let constants: Vec<_> = lanes
+            .constants(self.norm.is_some())
+            .into_iter()
+            .chain(self.gate.constants().iter().copied())
+            .chain(kinds)
+            .collect();
         let n_rows = if is_apart { ffn_dim } else { 2 * ffn_dim.next_multiple_of(2) };
         let n_groups = lanes.groups(n_rows);
         for slab in self.w.slabs() {
@@ -226,12 +168,11 @@ impl ExpertGateUp<'_> {
                 blocks: self.w.blocks(),
                 w_scales: self.w.quants_words(slab),
                 eps: self.norm.map_or(0.0, |norm| norm.eps),
-                flags: set(&flags) | gate_flags,
+                flags: set(&[(self.bias.is_some(), expert_gate_up::BIAS)]),
                 first_group,
                 first_expert: experts.first,
                 n_experts: experts.n,
                 n_tokens,
-                _pad: 0,
             };
             // A vector that is not there is never read; x is at hand.
             let operands = [&slab.words, vector.unwrap_or(x), x, routes, y];
@@ -285,12 +226,14 @@ impl ExpertDown<'_> {
                 dim,
                 blocks: self.w.blocks(),
                 w_scales: self.w.quants_words(slab),
-                flags: set(&[(self.bias.is_some(), BIAS), (self.accumulate || i > 0, ACCUMULATE)]),
+                flags: set(&[
+                    (self.bias.is_some(), expert_down::BIAS),
+                    (self.accumulate || i > 0, expert_down::ACCUMULATE),
+                ]),
                 first_group,
                 n_tokens,
                 first_expert: experts.first,
                 n_experts: experts.n,
-                _pad: [0; 2],
             };
             let operands = [&slab.words, self.bias.unwrap_or(x), x, routes, y];
             let of_slots = operations(n_slots, n_out, dim);

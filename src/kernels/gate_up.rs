@@ -1,31 +1,15 @@
 //! The gated feed-forward's first half for a few tokens.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
 
-use super::linear::{Lanes, NORM, Norm, operations, quads, vector};
+use super::linear::{Lanes, Norm, operations, quads, vector};
 use super::{Gate, GridPart, grid_parts};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
-use crate::shaders::{self, Kernel};
+use crate::shaders::params::GateUpParams;
+use crate::shaders::{self, KernelOf};
 use crate::tensor::Tensor;
-
-/// Mirrors `Params` in `shaders/gate_up.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct GateUpParams {
-    pub n_tokens: u32,
-    pub ffn_dim: u32,
-    pub dim: u32,
-    pub blocks: u32,
-    pub w_scales: u32,
-    pub eps: f32,
-    pub flags: u32,
-    pub first_group: u32,
-}
-
-/// Flag of `gate_up` and `expert_gate_up`: `w` has ups alone.
-pub(crate) const UPS: u32 = 1 << 17;
 
 /// Records `y = act(x gateᵀ) * (x upᵀ)`, where `w` holds the rows of `gate` and then those of `up`; `norm` normalises
 /// `x` first. Shader: `shaders/gate_up.wgsl`.
@@ -80,7 +64,7 @@ fn record(
 #[expect(clippy::too_many_arguments)]
 pub(super) fn record_gate_up<P: Pod>(
     rec: &mut Recorder,
-    kernel: &'static Kernel,
+    kernel: &'static KernelOf<P>,
     lanes: &Lanes,
     (w, is_ups): (&Matrix, bool),
     norm: Option<Norm<'_>>,
@@ -95,8 +79,6 @@ pub(super) fn record_gate_up<P: Pod>(
     x.expect_shape(kernel.name, "x", &[n_tokens, dim])?;
     y.expect_shape(kernel.name, "y", &[n_tokens, ffn_dim])?;
     let vector = vector(kernel.name, norm, None, dim)?;
-    let (gate_flags, gate) = gate.flags();
-    let flags = [(norm.is_some(), NORM), (is_ups, UPS)].map(|(is_set, flag)| if is_set { flag } else { 0 });
     let params = |first_group| GateUpParams {
         n_tokens,
         ffn_dim,
@@ -104,12 +86,11 @@ pub(super) fn record_gate_up<P: Pod>(
         blocks: w.blocks(),
         w_scales: w.quants_words(slab),
         eps: norm.map_or(0.0, |norm| norm.eps),
-        flags: gate_flags | flags[0] | flags[1],
         first_group,
     };
     let kind = is_ups.then_some(("UPS", 1.0));
     let constants: Vec<_> =
-        lanes.constants(norm.is_some()).into_iter().chain(gate.iter().copied()).chain(kind).collect();
+        lanes.constants(norm.is_some()).into_iter().chain(gate.constants().iter().copied()).chain(kind).collect();
     let n_rows = if is_ups { ffn_dim } else { 2 * ffn_dim.next_multiple_of(2) };
     // A vector that is not there is never read; x is at hand.
     let operands = [&[&slab.words, vector.unwrap_or(x), x], others, &[y]].concat();

@@ -1,24 +1,13 @@
 //! Rows in half precision for products, and the inputs of products, in whichever form each asks for.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::linear::are_few;
 use super::{Gate, Norm, fold, folds_norm, gated, rms_norm};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
+use crate::shaders::params::HalfRowsParams;
 use crate::tensor::Tensor;
-
-/// Mirrors `Params` in `shaders/half_rows.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct HalfRowsParams {
-    pub n_tokens: u32,
-    pub dim: u32,
-    pub width: u32,
-    pub eps: f32,
-}
 
 /// Columns that rows in half precision are padded to a multiple of: the longest units of packed weights.
 const UNIT: u32 = 256;
@@ -165,8 +154,7 @@ pub fn half_rows(rec: &mut Recorder, x: &Tensor, norm: Option<Norm<'_>>) -> Resu
 /// [`Error::Operand`] if K is no multiple of 4 or the target has no half precision.
 pub fn half_gated(rec: &mut Recorder, gate_up: &Tensor, gate: Gate) -> Result<HalfRows, Error> {
     let [_, both] = gate_up.dims2(shaders::HALF_ROWS.name, "x")?;
-    let (_, of_gate) = gate.flags();
-    record(rec, gate_up, gate_up, both / 2, &[&[("GATED", 1.0)], of_gate].concat(), 0.0)
+    record(rec, gate_up, gate_up, both / 2, &[&[("GATED", 1.0)], gate.constants()].concat(), 0.0)
 }
 
 fn record(

@@ -14,7 +14,7 @@
 //! - The `scalar` tier takes one token at a time, because its sums of several were less exact.
 //! - A dispatch that could run too long is cut (`Target::max_dispatch_operations`).
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
 
 use super::matmul::{Tile, is_tiled, matmul_input, tile_rounds, usual_tile};
 use super::{Activation, Gelu, Input, LOOP_ROUNDS, grid_parts, rms_norm, tier_for};
@@ -22,49 +22,16 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::{Products, Recorder};
-use crate::shaders::{self, Kernel, Tier};
+use crate::shaders::constants::linear::{ACCUMULATE, BIAS};
+use crate::shaders::constants::linear_norm::SHIFT;
+use crate::shaders::params::LinearParams;
+use crate::shaders::{self, Kernel, KernelOf, Tier};
 use crate::target::{Bucket, Choice, Target};
 use crate::tensor::Tensor;
 
-/// Mirrors `Params` in `shaders/matmul.wgsl` and `shaders/matvec.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct LinearParams {
-    pub n_tokens: u32,
-    pub n_out: u32,
-    pub dim: u32,
-    pub blocks: u32,
-    pub w_scales: u32,
-    pub y_start: u32,
-    pub y_stride: u32,
-    pub flags: u32,
-    pub eps: f32,
-    pub split_blocks: u32,
-    pub first_group: u32,
-    pub _pad: u32,
-}
-
-/// Flag: add the bias.
-pub(crate) const BIAS: u32 = 1;
-/// Flag: add to what `y` holds.
-pub(crate) const ACCUMULATE: u32 = 2;
-/// Flag of `rms_norm`: multiply by a factor.
-pub(crate) const FACTOR: u32 = 4;
-/// Flag: normalise `x`.
-pub(crate) const NORM: u32 = 4;
-/// Flag: apply GELU to the sum with its bias.
-pub(crate) const GELU: u32 = 8;
-/// Flag beside `GELU`: by the tanh formula.
-pub(crate) const GELU_TANH: u32 = 16;
-
-/// Flag: the gate of gpt-oss.
-pub(crate) const CLAMPED: u32 = 256;
-
-/// Flag, for the CPU: a row's result is the same for every number of rows.
-pub(crate) const INVARIANT: u32 = 64;
-
-/// Flag: apply the hyperbolic tangent to the sum with its bias.
-pub(crate) const TANH: u32 = 128;
+/// Flag for the CPU alone: a row's result is the same for every number of rows.
+pub(crate) const INVARIANT: u32 = 1 << 16;
+const _: () = assert!((BIAS | ACCUMULATE | SHIFT) & INVARIANT == 0, "it is no flag of a shader's");
 
 /// An RMSNorm in front of a product.
 #[derive(Clone, Copy, Debug)]
@@ -179,7 +146,7 @@ impl<'a> Linear<'a> {
     pub(super) fn dispatch_with<P: Pod>(
         &self,
         rec: &mut Recorder,
-        way: &Way,
+        way: &Way<P>,
         inputs: &[&Tensor],
         y: &Tensor,
         grid: impl Fn(u32) -> (u64, u32),
@@ -190,14 +157,8 @@ impl<'a> Linear<'a> {
         let ([n_tokens, dim], [_, y_stride]) = (x.dims2(kernel.name, "x")?, y.dims2(kernel.name, "y")?);
         self.check(kernel, n_tokens.saturating_mul(*n_splits), y)?;
         let vector = vector(kernel.name, self.norm, self.bias, dim)?;
-        let flags = [
-            (self.bias.is_some(), BIAS),
-            (self.accumulate, ACCUMULATE),
-            (self.norm.is_some(), NORM),
-            (self.batch_invariant, INVARIANT),
-        ];
-        let (activation_flags, activation) = activated(self.activation);
-        let constants = [constants, activation].concat();
+        let flags = [(self.bias.is_some(), BIAS), (self.accumulate, ACCUMULATE), (self.batch_invariant, INVARIANT)];
+        let constants = [constants, activated(self.activation)].concat();
         for slab in self.w.slabs() {
             let (n_groups, z) = grid(slab.rows);
             for part in grid_parts(rec.target(), n_groups, operations(n_tokens, slab.rows, dim)) {
@@ -209,11 +170,10 @@ impl<'a> Linear<'a> {
                     w_scales: self.w.quants_words(slab),
                     y_start: self.y_start + slab.first_row,
                     y_stride,
-                    flags: set(&flags) | activation_flags,
+                    flags: set(&flags),
                     eps: self.norm.map_or(0.0, |norm| norm.eps),
                     split_blocks: self.w.blocks().div_ceil(*n_splits),
                     first_group: part.first,
-                    _pad: 0,
                 };
                 let [x_groups, y_groups, _] = part.grid;
                 // A vector that is not there is never read; some tensor of F32 is at hand.
@@ -235,9 +195,9 @@ impl<'a> Linear<'a> {
 }
 
 /// How a product is taken.
-pub(crate) struct Way {
+pub(crate) struct Way<P: 'static = LinearParams> {
     pub tier: Tier,
-    pub kernel: &'static Kernel,
+    pub kernel: &'static KernelOf<P>,
     pub constants: Vec<(&'static str, f64)>,
     /// Splits of K, each with rows of its own in `y`.
     pub n_splits: u32,
@@ -248,13 +208,13 @@ pub(super) fn set(flags: &[(bool, u32)]) -> u32 {
     flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum()
 }
 
-/// The flags and the overrides that stand for an activation: the CPU's twins know no overrides.
-pub(super) fn activated(activation: Option<Activation>) -> (u32, &'static [(&'static str, f64)]) {
+/// The overrides that stand for an activation.
+pub(super) fn activated(activation: Option<Activation>) -> &'static [(&'static str, f64)] {
     match activation {
-        None => (0, &[]),
-        Some(Activation::Gelu(Gelu::Exact)) => (GELU, &[("GELU", 1.0)]),
-        Some(Activation::Gelu(Gelu::Tanh)) => (GELU | GELU_TANH, &[("GELU", 1.0), ("GELU_TANH", 1.0)]),
-        Some(Activation::Tanh) => (TANH, &[("TANH", 1.0)]),
+        None => &[],
+        Some(Activation::Gelu(Gelu::Exact)) => &[("GELU", 1.0)],
+        Some(Activation::Gelu(Gelu::Tanh)) => &[("GELU", 1.0), ("GELU_TANH", 1.0)],
+        Some(Activation::Tanh) => &[("TANH", 1.0)],
     }
 }
 
@@ -285,7 +245,7 @@ pub fn matvec(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Re
 }
 
 /// Invocations that share rows at most.
-const MOST_LANES: u32 = 64;
+const MAX_LANES: u32 = 64;
 /// Invocations of a workgroup of `matvec` and `gate_up`.
 const WG: u32 = 64;
 /// The same with one column: twice as many rows share what the workgroup reads of `x`, for which an H100 took 0.87 to 0.93 of
@@ -383,7 +343,7 @@ pub(crate) fn usual(target: &Target, kernel: &Kernel, w: &Matrix, n_tokens: u32)
         // more than there are blocks to share out.
         tier => {
             let wanted = (BUSY / w.rows().div_ceil(ROWS)).next_power_of_two();
-            Choice { tier, size: wanted.clamp(LEAST_LANES, MOST_LANES).min(w.blocks().next_power_of_two()) }
+            Choice { tier, size: wanted.clamp(LEAST_LANES, MAX_LANES).min(w.blocks().next_power_of_two()) }
         }
     }
 }
@@ -400,7 +360,7 @@ pub(crate) fn is_sound(target: &Target, kernel: &Kernel, w: &Matrix, choice: Cho
         let has_size = choice.tier == Tier::Scalar || Tile::of(choice).is_some();
         (has_size, tile_rounds(choice.tier, w.cols()))
     } else {
-        let has_size = choice.size.is_power_of_two() && choice.size <= MOST_LANES;
+        let has_size = choice.size.is_power_of_two() && choice.size <= MAX_LANES;
         (has_size, rounds(w) / u64::from(choice.size.max(1)))
     };
     has_tier

@@ -1,19 +1,19 @@
 //! A product, the residual stream and the layer normalisation behind them.
 
-use super::linear::{BIAS, INVARIANT, LinearParams, operations, set, vector};
-use super::{ACCUMULATE, GridPart, LOOP_ROUNDS, LayerNorm, Linear, add, grid_parts, layer_norm, matmul};
+use super::linear::{INVARIANT, operations, set, vector};
+use super::{GridPart, LOOP_ROUNDS, LayerNorm, Linear, add, grid_parts, layer_norm, matmul};
 use crate::error::Error;
 use crate::recording::Recorder;
+use crate::shaders::constants::linear::{ACCUMULATE, BIAS};
+use crate::shaders::constants::linear_norm::SHIFT;
+use crate::shaders::params::LinearParams;
 use crate::shaders::{self, Tier};
 use crate::tensor::Tensor;
-
-/// Flag: add a bias behind the normalisation.
-pub(crate) const SHIFT: u32 = 32;
 
 /// Rows of `y` that a workgroup takes.
 const ROWS: u32 = 16;
 /// Columns of `y` that a workgroup may have, in one step in the `scalar` tier.
-const MOST_COLS: u32 = 1024;
+const MAX_COLS: u32 = 1024;
 
 /// Records `y = norm(y + x wᵀ (+ bias))`, or without `y` if `linear` does not accumulate: what ends each half of a layer
 /// in encoders that normalise behind it. Shader: `shaders/linear_norm.wgsl`.
@@ -71,7 +71,6 @@ pub fn linear_norm(rec: &mut Recorder, linear: &Linear, norm: &LayerNorm, x: &Te
             eps: norm.eps,
             split_blocks: linear.w.blocks(),
             first_group: first,
-            _pad: 0,
         };
         rec.dispatch_as(tier, kernel, Some(linear.w.weight()), &[constant], params, &operands, grid)?;
     }
@@ -81,8 +80,8 @@ pub fn linear_norm(rec: &mut Recorder, linear: &Linear, norm: &LayerNorm, x: &Te
 /// Whether one dispatch takes the product with its norm.
 fn takes_whole(linear: &Linear) -> bool {
     // At most four steps of columns along K by elements, and the rows' own loops.
-    let rounds = 5 * u64::from(linear.w.cols()) + u64::from(MOST_COLS);
-    linear.w.rows() <= MOST_COLS
+    let rounds = 5 * u64::from(linear.w.cols()) + u64::from(MAX_COLS);
+    linear.w.rows() <= MAX_COLS
         && linear.w.n_slabs() == 1
         && linear.activation.is_none()
         && rounds <= u64::from(LOOP_ROUNDS)

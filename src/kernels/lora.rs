@@ -1,50 +1,20 @@
 //! What an adapter adds to products: `y += b (a x)`, low-rank addends (LoRA, Hu et al. 2021, arXiv:2106.09685). The product
 //! `a x` is one of the usual ones; here are the kernels that go on with it.
 
-use bytemuck::{Pod, Zeroable};
-
-use super::gate_up::{GateUpParams, record_gate_up};
-use super::linear::{Lanes, LinearParams, Way};
+use super::gate_up::record_gate_up;
+use super::linear::{Lanes, Way};
 use super::{Gate, Linear, Norm, fold};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
-use crate::shaders::{self, Kernel};
+use crate::shaders;
+use crate::shaders::constants::add_lora;
+use crate::shaders::params::{AddLoraParams, GateUpLoraParams, GateUpParams, LinearParams, MatvecLoraParams};
 use crate::tensor::Tensor;
 
 /// Matrices side by side that an adapter can add to.
 pub const MAX_MEMBERS: usize = 4;
-
-/// Mirrors `Params` in `shaders/matvec_lora.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct MatvecLoraParams {
-    /// Its last word is the rank in quads.
-    pub linear: LinearParams,
-    pub members: [u32; 4],
-}
-
-/// Mirrors `Params` in `shaders/gate_up_lora.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct GateUpLoraParams {
-    pub gate_up: GateUpParams,
-    pub members: [u32; 4],
-    pub rank: u32,
-    pub _pad: [u32; 3],
-}
-
-/// Mirrors `Params` in `shaders/add_lora.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct AddLoraParams {
-    pub n_tokens: u32,
-    pub n_out: u32,
-    pub y_stride: u32,
-    pub rank: u32,
-    pub members: [u32; 4],
-}
 
 /// Low-rank addends of the rows of a product: row n gets `sum over r of b[n, r] * inner[t, r]`, where `r` are the columns that
 /// belong to the member that n is in. Members are adapted matrices side by side, such as those of queries and values.
@@ -111,7 +81,25 @@ pub fn matvec_lora(rec: &mut Recorder, linear: &Linear, low: &LowRank, x: &Tenso
     let lanes = Lanes::as_of(rec, kernel, &shaders::MATVEC, linear.w, n_tokens);
     let way = Way { tier: lanes.tier, kernel, constants: lanes.constants(linear.norm.is_some()), n_splits: 1 };
     let grid = |rows: u32| (lanes.groups(rows), lanes.parts(n_tokens));
-    let params = |linear| MatvecLoraParams { linear: LinearParams { _pad: rank, ..linear }, members };
+    let params = |linear| {
+        let LinearParams { n_tokens, n_out, dim, blocks, w_scales, y_start, y_stride, .. } = linear;
+        let LinearParams { flags, eps, split_blocks, first_group, .. } = linear;
+        MatvecLoraParams {
+            n_tokens,
+            n_out,
+            dim,
+            blocks,
+            w_scales,
+            y_start,
+            y_stride,
+            flags,
+            eps,
+            split_blocks,
+            first_group,
+            rank,
+            members,
+        }
+    };
     linear.dispatch_with(rec, &way, &[x, low.inner, low.b], y, grid, params)
 }
 
@@ -161,12 +149,15 @@ fn record(
     x: &Tensor,
     y: &Tensor,
 ) -> Result<(), Error> {
-    let kernel: &'static Kernel = &shaders::GATE_UP_LORA;
+    let kernel = &shaders::GATE_UP_LORA;
     let [n_tokens, _] = x.dims2(kernel.name, "x")?;
     let (rank, members) = low.checked(kernel.name, n_tokens)?;
     low.expect_rows(kernel.name, if is_ups { w.rows().saturating_mul(2) } else { w.rows() })?;
     let lanes = Lanes::as_of(rec, kernel, &shaders::GATE_UP, w, n_tokens);
-    let params = |gate_up| GateUpLoraParams { gate_up, members, rank, _pad: [0; 3] };
+    let params = |gate_up| {
+        let GateUpParams { n_tokens, ffn_dim, dim, blocks, w_scales, eps, first_group } = gate_up;
+        GateUpLoraParams { n_tokens, ffn_dim, dim, blocks, w_scales, eps, first_group, members, rank }
+    };
     record_gate_up(rec, kernel, &lanes, (w, is_ups), norm, gate, (x, &[low.inner, low.b]), y, params)
 }
 
@@ -177,15 +168,12 @@ fn record(
 /// # Errors
 /// [`Error::Shape`] and [`Error::Operand`] if an operand does not fit.
 pub fn add_lora(rec: &mut Recorder, low: &LowRank, y: &Tensor) -> Result<(), Error> {
-    /// Tokens and outputs of an invocation and of a workgroup.
-    const TOKENS: u32 = 4;
-    const WG: u64 = 256;
     let kernel = &shaders::ADD_LORA;
     let ([n_tokens, y_stride], [n_out, _]) = (y.dims2(kernel.name, "y")?, low.b.dims2(kernel.name, "b")?);
     let (rank, members) = low.checked(kernel.name, n_tokens)?;
     y.expect_shape(kernel.name, "y", &[n_tokens, y_stride.max(n_out)])?;
-    let outputs = u64::from(n_out) * u64::from(n_tokens.div_ceil(TOKENS));
-    let grid = fold(rec.target(), outputs.div_ceil(WG));
+    let outputs = u64::from(n_out) * u64::from(n_tokens.div_ceil(add_lora::TOKENS));
+    let grid = fold(rec.target(), outputs.div_ceil(add_lora::WG.into()));
     let params = AddLoraParams { n_tokens, n_out, y_stride, rank, members };
     rec.dispatch(kernel, None, &[], params, &[low.inner, low.b, y], grid)
 }

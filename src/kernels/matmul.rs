@@ -16,40 +16,17 @@
 //! every other variable takes a multiple of 16 bytes (NVIDIA places small ones first). In the native tiers workgroup
 //! memory is not zeroed, so kernels write before they read.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::linear::{Way, activated, operations, set, tuned, vector};
-use super::{ACCUMULATE, Activation, BIAS, Input, Linear, check_loop, fold, grid_parts};
+use super::{Activation, Input, Linear, check_loop, fold, grid_parts};
 use crate::dtype::{BLOCK, WeightType};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::{Products, Recorder};
-use crate::shaders::{self, Kernel, Tier};
+use crate::shaders::constants::linear::{ACCUMULATE, BIAS};
+use crate::shaders::params::{LinearParams, MatmulPlainParams, SplitSumParams};
+use crate::shaders::{self, Id, Kernel, KernelOf, Tier};
 use crate::target::{Choice, Target};
 use crate::tensor::Tensor;
-
-/// Mirrors `Params` in `shaders/split_sum.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct SplitSumParams {
-    pub n_tokens: u32,
-    pub n_out: u32,
-    pub n_splits: u32,
-    pub y_start: u32,
-    pub y_stride: u32,
-    pub flags: u32,
-    pub _pad: [u32; 2],
-}
-
-/// Mirrors `Params` in `shaders/matmul_plain.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct PlainParams {
-    pub m: u32,
-    pub n: u32,
-    pub k: u32,
-    pub first_group: u32,
-}
 
 /// The part of `y` that a workgroup makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,12 +93,12 @@ impl Tile {
 
 /// Whether a kernel's choices are of tiles.
 pub(crate) fn is_tiled(kernel: &Kernel) -> bool {
-    [shaders::MATMUL.name, shaders::MATMUL_HALF.name].contains(&kernel.name)
+    [Id::Matmul, Id::MatmulHalf].contains(&kernel.id)
 }
 
 /// The kernel that takes products of many rows with `w`: in half precision where the target rounds, unless weights are of
 /// 32 bits.
-pub(crate) fn product_kernel(target: &Target, w: &Matrix) -> &'static Kernel {
+pub(crate) fn product_kernel(target: &Target, w: &Matrix) -> &'static KernelOf<LinearParams> {
     let has = |kernel, weight| target.tier_for(kernel, weight).rounds_to_half();
     let weight = w.weight().layout();
     let rounds = weight != WeightType::F32
@@ -170,7 +147,7 @@ pub(super) fn tile_rounds(tier: Tier, k: u32) -> u64 {
 
 /// How a product of many rows is taken.
 struct ProductPlan {
-    kernel: &'static Kernel,
+    kernel: &'static KernelOf<LinearParams>,
     tier: Tier,
     constants: Vec<(&'static str, f64)>,
     /// `None`: 16 rows and 64 columns by invocations that stand alone.
@@ -200,7 +177,7 @@ impl ProductPlan {
             let (stride, start) = if plan.n_splits > 1 { (w.rows(), 0) } else { (y_stride, linear.y_start) };
             let is_aligned = [stride, start].iter().all(|n| n.is_multiple_of(4));
             // Rows in half precision end with zeros; others may end amid a block, as super-blocks are longer than blocks.
-            let is_whole = match kernel.name == shaders::MATMUL_HALF.name {
+            let is_whole = match kernel.id == Id::MatmulHalf {
                 true => is_aligned,
                 false => w.is_whole_blocks(),
             };
@@ -238,7 +215,7 @@ impl ProductPlan {
         let [m, _] = input.dims(kernel.name)?;
         let way = Way { tier, kernel, constants: self.constants.clone(), n_splits };
         let grid = |rows| (self.tile().n_tiles(m, rows), n_splits);
-        if kernel.name == shaders::MATMUL_HALF.name {
+        if kernel.id == Id::MatmulHalf {
             let half = input.half(rec)?;
             linear.dispatch(rec, &way, &[&half.rows, &half.inverse], y, grid)
         } else {
@@ -317,17 +294,8 @@ pub fn split_sum(
     let vector = vector(kernel, None, bias, n_out)?.unwrap_or(parts);
     let grid = fold(rec.target(), (u64::from(n_tokens) * u64::from(n_out)).div_ceil(256));
     let flags = [(bias.is_some(), BIAS), (accumulate, ACCUMULATE)];
-    let (activation_flags, constants) = activated(activation);
-    let params = SplitSumParams {
-        n_tokens,
-        n_out,
-        n_splits: rows / n_tokens,
-        y_start,
-        y_stride,
-        flags: set(&flags) | activation_flags,
-        _pad: [0; 2],
-    };
-    rec.dispatch(&shaders::SPLIT_SUM, None, constants, params, &[parts, vector, y], grid)
+    let params = SplitSumParams { n_tokens, n_out, n_splits: rows / n_tokens, y_start, y_stride, flags: set(&flags) };
+    rec.dispatch(&shaders::SPLIT_SUM, None, activated(activation), params, &[parts, vector, y], grid)
 }
 
 /// Records `y = x b` of two plain matrices. Shader: `shaders/matmul_plain.wgsl`.
@@ -353,7 +321,7 @@ pub fn matmul_plain(rec: &mut Recorder, x: &Tensor, b: &Tensor, y: &Tensor) -> R
     });
     let n_tiles = tile.unwrap_or(ProductPlan::SCALAR).n_tiles(m, n);
     for part in grid_parts(rec.target(), n_tiles, operations(m, n, k)) {
-        let params = PlainParams { m, n, k, first_group: part.first };
+        let params = MatmulPlainParams { m, n, k, first_group: part.first };
         let constants = constants.as_deref().unwrap_or_default();
         rec.dispatch_as(choice.tier, kernel, None, constants, params, &[x, b, y], part.grid)?;
     }

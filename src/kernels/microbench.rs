@@ -15,8 +15,4 @@ pub use probe::{FmaRounds, PROBE_FMA_FLOP, PROBE_READS, ReadOrder, probe_copy, p
 #[cfg(not(target_arch = "wasm32"))]
 pub use probe::{probe_matrix, probe_matrix_size};
 
-#[cfg(not(target_arch = "wasm32"))]
-pub(crate) use mol_parts::{MolGateParams, WeightedSumParams};
-#[cfg(not(target_arch = "wasm32"))]
-pub(crate) use probe::ProbeMatrixParams;
-pub(crate) use probe::{PROBE_NUMBERS, ProbeCopyParams, ProbeFmaParams, ProbeReadParams, ProbeReduceParams};
+pub(crate) use probe::PROBE_NUMBERS;

@@ -1,44 +1,14 @@
 //! Mixture of logits.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::{grid_parts, tier_for};
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::matrix::{Matrix, file_row_bytes};
 use crate::recording::Recorder;
+use crate::shaders::params::MolParams;
 use crate::shaders::{self, Tier};
 use crate::target::{Bucket, Target};
 use crate::tensor::{Role, Tensor, TensorWriter};
-
-/// Mirrors `Params` in `shaders/mol.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct MolParams {
-    pub n_queries: u32,
-    pub n_items: u32,
-    pub n_scores: u32,
-    pub quads: u32,
-    pub blocks: u32,
-    pub w_scales: u32,
-    pub hidden: u32,
-    pub item_quads: u32,
-    pub query_components: u32,
-    pub item_components: u32,
-    pub pairs: u32,
-    pub flags: u32,
-    pub first_group: u32,
-    pub _pad: u32,
-}
-
-/// Flags of `MolParams`: the form's combination in the lowest two bits, its activation in the next two.
-pub(crate) const ACTIVATION_SHIFT: u32 = 2;
-/// Flag: pairs are aligned.
-pub(crate) const ALIGNED: u32 = 16;
-/// Flag: items are those of `ids`.
-pub(crate) const GATHERED: u32 = 32;
-/// Flag: scores are bounds.
-pub(crate) const BOUND: u32 = 64;
 
 /// Which components of query and item form pairs, and what their gate sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,11 +129,6 @@ impl MolForm {
                 .into(),
             found: format!("{n} x {m} components, {:?}, {} hidden", self.pairing, self.hidden),
         })
-    }
-
-    fn flags(&self) -> u32 {
-        let aligned = if self.pairing == Pairing::Aligned { ALIGNED } else { 0 };
-        self.combination as u32 | (self.activation as u32) << ACTIVATION_SHIFT | aligned
     }
 
     /// Bytes of an item: components of `dim` numbers, and its gate.
@@ -308,12 +273,12 @@ pub fn mol(
     queries.expect_shape(kernel.name, "queries", &[n_queries, form.query_components * dim])?;
     query_gates.expect_shape(kernel.name, "query_gates", &[n_queries, columns])?;
     let slab = items.only_slab(kernel.name)?;
-    let (ids, flag) = match what {
-        MolScores::All => (&slab.words, 0),
-        MolScores::Of(ids) => (ids, GATHERED),
-        MolScores::Bounds => (&slab.words, BOUND),
+    let (ids, is_gathered, is_bound) = match what {
+        MolScores::All => (&slab.words, false, false),
+        MolScores::Of(ids) => (ids, true, false),
+        MolScores::Bounds => (&slab.words, false, true),
     };
-    if flag == GATHERED {
+    if is_gathered {
         ids.expect_shape(kernel.name, "ids", &[n_queries, n_scores])?;
     } else {
         scores.expect_shape(kernel.name, "scores", &[n_queries, n_items])?;
@@ -321,7 +286,7 @@ pub fn mol(
     let quads = dim / 4;
     let tier = tier_for(rec.target(), kernel, Some(items.weight()), u64::from(quads) + u64::from(form.hidden) + 1);
     let is_cross = form.pairing == Pairing::Cross;
-    let queries_each = if flag == GATHERED { 1 } else { mol_tile(rec.target(), &form, items, n_queries) };
+    let queries_each = if is_gathered { 1 } else { mol_tile(rec.target(), &form, items, n_queries) };
     let on = |set: bool| f64::from(u8::from(set));
     let constants = [
         ("QUERIES", f64::from(queries_each)),
@@ -330,12 +295,12 @@ pub fn mol(
         ("COMBINE", f64::from(if is_cross { form.combination as u32 } else { 0 })),
         ("ACT", f64::from(form.activation as u32)),
         ("ALIGNED", on(!is_cross)),
-        ("GATHERED", on(flag == GATHERED)),
-        ("BOUND", on(flag == BOUND)),
+        ("GATHERED", on(is_gathered)),
+        ("BOUND", on(is_bound)),
     ];
     let wg = if tier == Tier::Scalar { 8 } else { 64 };
     let n_groups = u64::from(n_scores.div_ceil(wg)) * u64::from(n_queries.div_ceil(queries_each));
-    let each = if flag == BOUND { form.dot_operations(dim) } else { form.operations(dim) };
+    let each = if is_bound { form.dot_operations(dim) } else { form.operations(dim) };
     let operations = u64::from(n_queries) * u64::from(n_scores) * each;
     for part in grid_parts(rec.target(), n_groups, operations) {
         let params = MolParams {
@@ -350,9 +315,7 @@ pub fn mol(
             query_components: form.query_components,
             item_components: form.item_components,
             pairs: form.n_pairs(),
-            flags: form.flags() | flag,
             first_group: part.first,
-            _pad: 0,
         };
         let operands = [&slab.words, item_gates, queries, query_gates, &gate.packed, ids, scores];
         rec.dispatch_as(tier, kernel, Some(items.weight()), &constants, params, &operands, part.grid)?;

@@ -1,22 +1,12 @@
 //! Normalisation of each token.
 
-use bytemuck::{Pod, Zeroable};
-
-use super::{ACCUMULATE, BIAS, FACTOR, by_row, fold};
+use super::{by_row, fold};
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
+use crate::shaders::constants::{layer_norm, rms_norm};
+use crate::shaders::params::NormParams;
 use crate::tensor::Tensor;
-
-/// Mirrors `Params` in `shaders/rms_norm.wgsl` and `shaders/layer_norm.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct NormParams {
-    pub n_tokens: u32,
-    pub dim: u32,
-    pub eps: f32,
-    pub flags: u32,
-}
 
 /// Records `y = weight * x / sqrt(mean(x²) + eps)`, one token at a time. Shader: `shaders/rms_norm.wgsl`.
 ///
@@ -42,7 +32,7 @@ pub fn add_rms_norm(
     y: &Tensor,
     eps: f32,
 ) -> Result<(), Error> {
-    rms(rec, x, weight, factor, y, eps, ACCUMULATE)
+    rms(rec, x, weight, factor, y, eps, rms_norm::ACCUMULATE)
 }
 
 fn rms(
@@ -58,7 +48,7 @@ fn rms(
     weight.expect_shape("rms_norm", "weight", &[dim])?;
     y.expect_shape("rms_norm", "y", &[n_tokens, dim])?;
     let has_factor = match factor {
-        Some(factor) => factor.expect_shape("rms_norm", "factor", &[1]).map(|()| FACTOR)?,
+        Some(factor) => factor.expect_shape("rms_norm", "factor", &[1]).map(|()| rms_norm::FACTOR)?,
         None => 0,
     };
     let params = NormParams { n_tokens, dim, eps, flags: flags | has_factor };
@@ -99,7 +89,8 @@ pub fn layer_norm(rec: &mut Recorder, x: &Tensor, norm: &LayerNorm, y: &Tensor) 
     let [n_tokens, dim] = x.dims2("layer_norm", "x")?;
     norm.check("layer_norm", ["weight", "bias"], dim)?;
     y.expect_shape("layer_norm", "y", &[n_tokens, dim])?;
-    let params = NormParams { n_tokens, dim, eps: norm.eps, flags: if norm.bias.is_some() { BIAS } else { 0 } };
+    let params =
+        NormParams { n_tokens, dim, eps: norm.eps, flags: if norm.bias.is_some() { layer_norm::BIAS } else { 0 } };
     // A bias that is not there is never read; x is at hand.
     let operands = [x, norm.weight, norm.bias.unwrap_or(x), y];
     let (tier, rows) = by_row(rec.target(), &shaders::LAYER_NORM, dim);

@@ -1,24 +1,12 @@
 //! Sequences of a batch to one row each.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::{check_loop, fold};
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
+use crate::shaders::constants::pool;
+use crate::shaders::params::PoolParams;
 use crate::tensor::Tensor;
-
-/// Mirrors `Params` in `shaders/pool.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct PoolParams {
-    pub n_rows: u32,
-    pub dim: u32,
-    pub pooling: u32,
-    pub normalise: u32,
-    pub n_spans: u32,
-    pub _pad: [u32; 3],
-}
 
 /// What becomes of a sequence's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,9 +15,9 @@ pub enum Pooling {
     /// Their mean.
     Mean = 0,
     /// The first, which is BERT's `[CLS]`.
-    Cls = 1,
+    Cls = pool::CLS,
     /// The last.
-    Last = 2,
+    Last = pool::LAST,
 }
 
 impl Pooling {
@@ -70,8 +58,7 @@ pub fn pool(
     let per_row = if dim.is_multiple_of(4) { 1 } else { 5 };
     let rounds = u64::from(dim.div_ceil(1024)) * (u64::from(n_rows) * per_row + u64::from(n_rows / 64) + 8);
     check_loop(rec.target(), "pool", rounds, n_rows, "rows")?;
-    let params =
-        PoolParams { n_rows, dim, pooling: pooling as u32, normalise: u32::from(normalise), n_spans, _pad: [0; 3] };
+    let params = PoolParams { n_rows, dim, pooling: pooling as u32, normalise: u32::from(normalise), n_spans };
     let grid = fold(rec.target(), n_spans.into());
     rec.dispatch(&shaders::POOL, None, &[], params, &[spans, x, y], grid)
 }

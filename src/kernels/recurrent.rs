@@ -1,67 +1,12 @@
 //! Layers that keep a state of fixed size in place of keys and values.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::{StepState, check_loop, fold};
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
+use crate::shaders::constants::short_conv;
+use crate::shaders::params::{DeltaRuleParams, SelectiveScanParams, ShortConvParams};
 use crate::tensor::Tensor;
-
-/// Mirrors `Params` in `shaders/short_conv.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct ShortConvParams {
-    pub n_tokens: u32,
-    pub channels: u32,
-    pub taps: u32,
-    pub n_states: u32,
-    pub x_stride: u32,
-    pub x_start: u32,
-    pub flags: u32,
-    pub row_words: u32,
-    pub has_slots: u32,
-    pub _pad: [u32; 3],
-}
-
-/// Mirrors `Params` in `shaders/delta_rule.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct DeltaRuleParams {
-    pub n_tokens: u32,
-    pub n_key_heads: u32,
-    pub n_heads: u32,
-    pub key_dim: u32,
-    pub value_dim: u32,
-    pub n_states: u32,
-    pub x_stride: u32,
-    pub grouped: u32,
-    pub eps: f32,
-    pub row_words: u32,
-    pub has_slots: u32,
-    pub _pad: u32,
-}
-
-/// Mirrors `Params` in `shaders/selective_scan.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct SelectiveScanParams {
-    pub n_tokens: u32,
-    pub n_heads: u32,
-    pub n_groups: u32,
-    pub head_dim: u32,
-    pub state_dim: u32,
-    pub n_states: u32,
-    pub x_stride: u32,
-    pub dt_start: u32,
-    pub row_words: u32,
-    pub has_slots: u32,
-    pub _pad: [u32; 2],
-}
-
-/// Flags of `short_conv`.
-pub(crate) const CONV_GATED: u32 = 1;
-pub(crate) const CONV_BIAS: u32 = 2;
 
 /// States that a layer has room for, in turns: those after the last passes, so that a sequence can go back by as many.
 pub const N_STATES: u32 = 4;
@@ -136,7 +81,7 @@ impl ShortConv<'_> {
         if let Some(bias) = self.bias {
             bias.expect_shape(KERNEL, "bias", &[channels])?;
         }
-        let gated = if self.gated { CONV_GATED } else { 0 };
+        let gated = if self.gated { short_conv::GATED } else { 0 };
         let (n_states, n_sequences) = states(state, n_tokens);
         let params = ShortConvParams {
             n_tokens,
@@ -145,10 +90,9 @@ impl ShortConv<'_> {
             n_states,
             x_stride,
             x_start: if self.gated { 0 } else { self.first_column },
-            flags: gated | if self.bias.is_some() { CONV_BIAS } else { 0 },
+            flags: gated | if self.bias.is_some() { short_conv::BIAS } else { 0 },
             row_words: state.row_words(),
             has_slots: u32::from(state.is_shared()),
-            _pad: [0; 3],
         };
         let operands = [state.tensor(), x, self.weight, self.bias.unwrap_or(self.weight), past, y];
         let grid = fold(rec.target(), u64::from(channels.div_ceil(64)) * u64::from(n_sequences));
@@ -232,7 +176,6 @@ impl DeltaRule {
             eps,
             row_words: state.row_words(),
             has_slots: u32::from(state.is_shared()),
-            _pad: 0,
         };
         let operands = [state.tensor(), qkv, x, heads, matrices, y];
         let grid = fold(rec.target(), u64::from(n_heads) * u64::from(n_sequences));
@@ -315,7 +258,6 @@ impl SelectiveScan {
             dt_start: self.inner_dim() + self.channels(),
             row_words: state.row_words(),
             has_slots: u32::from(state.is_shared()),
-            _pad: [0; 2],
         };
         let operands = [state.tensor(), vbc, x, heads, matrices, y];
         let grid = fold(rec.target(), u64::from(self.inner_dim().div_ceil(64)) * u64::from(n_sequences));

@@ -2,60 +2,14 @@
 
 use std::f64::consts::TAU;
 
-use bytemuck::{Pod, Zeroable};
-
 use super::{CachedKeys, StepState, fold};
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::recording::Recorder;
+use crate::shaders::constants::{heads, rotate};
+use crate::shaders::params::{RopeKvParams, RopePackedParams, RopeParams};
 use crate::shaders::{self, Kernel, Tier};
 use crate::tensor::Tensor;
-
-/// Mirrors `Params` in `shaders/rope.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct RopeParams {
-    pub n_tokens: u32,
-    pub n_heads: u32,
-    pub head_dim: u32,
-    pub rot_dims: u32,
-    pub style: u32,
-    pub _pad: [u32; 3],
-}
-
-/// Mirrors `Params` in `shaders/rope_kv.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct RopeKvParams {
-    pub n_tokens: u32,
-    pub n_heads: u32,
-    pub n_kv_heads: u32,
-    pub head_dim: u32,
-    pub rot_dims: u32,
-    pub style: u32,
-    pub capacity: u32,
-    pub eps: f32,
-    pub norm: u32,
-    pub query_row: u32,
-    pub first: u32,
-    pub slots: u32,
-    pub is_paged: u32,
-    pub pad: [u32; 3],
-}
-
-/// Mirrors `Params` in `shaders/rope_packed.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct RopePackedParams {
-    pub n_tokens: u32,
-    pub n_heads: u32,
-    pub n_kv_heads: u32,
-    pub head_dim: u32,
-    pub rot_dims: u32,
-    pub style: u32,
-    pub eps: f32,
-    pub norm: u32,
-}
 
 /// Which elements of a head form a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +18,16 @@ pub enum RopeStyle {
     Interleaved,
     /// `(i, i + rot_dims / 2)`, as in Hugging Face files.
     Halves,
+}
+
+impl RopeStyle {
+    /// How kernels are told.
+    fn code(self) -> u32 {
+        match self {
+            RopeStyle::Interleaved => 0,
+            RopeStyle::Halves => rotate::HALVES,
+        }
+    }
 }
 
 /// How angles are stretched for contexts longer than the model was first trained on.
@@ -78,7 +42,7 @@ pub enum RopeScaling {
         factor: f64,
     },
     /// Each frequency divided by a factor of its own, as GGUF's `rope_freqs.weight` states them.
-    LoraFactors(Vec<f32>),
+    Factors(Vec<f32>),
     /// Llama 3: low frequencies are divided by `factor`, high ones kept, those between blended.
     Llama3 {
         /// Divides the low frequencies.
@@ -93,7 +57,7 @@ pub enum RopeScaling {
     /// LongRoPE (Ding et al. 2024, arXiv:2402.13753): each frequency divided by a factor of its own, which is another one
     /// for all positions of a sequence that outgrows the original context; and rotated elements grow.
     Long {
-        /// LoraFactors of sequences within the original context, one for each pair.
+        /// Factors of sequences within the original context, one for each pair.
         short: Vec<f32>,
         /// Those of longer ones.
         long: Vec<f32>,
@@ -214,7 +178,7 @@ fn frequency(config: &RopeConfig, i: u32, is_long: bool) -> f64 {
     match &config.scaling {
         RopeScaling::None => plain,
         RopeScaling::Linear { factor } => plain / factor,
-        RopeScaling::LoraFactors(factors) => plain / factors.get(i as usize).copied().map_or(1.0, f64::from),
+        RopeScaling::Factors(factors) => plain / factors.get(i as usize).copied().map_or(1.0, f64::from),
         RopeScaling::Long { short, long, .. } => {
             let factors = if is_long { long } else { short };
             plain / factors.get(i as usize).copied().map_or(1.0, f64::from)
@@ -279,14 +243,7 @@ pub fn rope(
     check("rope", config, head_dim, table)?;
     y.expect_shape("rope", "y", x.shape())?;
     let grid = fold(rec.target(), (x.len() as u64 / 2).div_ceil(64));
-    let params = RopeParams {
-        n_tokens,
-        n_heads,
-        head_dim,
-        rot_dims: config.rot_dims,
-        style: u32::from(config.style == RopeStyle::Halves),
-        _pad: [0; 3],
-    };
+    let params = RopeParams { n_tokens, n_heads, head_dim, rot_dims: config.rot_dims, style: config.style.code() };
     rec.dispatch(&shaders::ROPE, None, &[], params, &[state.tensor(), table, x, y], grid)
 }
 
@@ -304,14 +261,14 @@ pub enum QkNorm {
 }
 
 impl QkNorm {
-    /// The value of the override `NORM`, and of the params of the CPU's twins, which know no overrides; 0: no norm.
+    /// The value of the override `NORM`; 0: no norm.
     fn code(norm: Option<QkNorm>) -> u32 {
         match norm {
             None => 0,
-            Some(QkNorm::Heads) => 1,
-            Some(QkNorm::RotatedHeads) => 2,
-            Some(QkNorm::Whole) => 3,
-            Some(QkNorm::HeadsAndValues) => 4,
+            Some(QkNorm::Heads) => heads::NORM_HEADS,
+            Some(QkNorm::RotatedHeads) => heads::NORM_ROTATED,
+            Some(QkNorm::Whole) => heads::NORM_WHOLE,
+            Some(QkNorm::HeadsAndValues) => heads::NORM_VALUES,
         }
     }
 
@@ -371,7 +328,7 @@ impl Heads<'_> {
     }
 
     pub(super) fn style(&self) -> u32 {
-        u32::from(self.rope.is_some_and(|(config, _)| config.style == RopeStyle::Halves))
+        self.rope.map_or(0, |(config, _)| config.style.code())
     }
 
     /// Table and weights; what stands for one that is not there is never read.
@@ -381,13 +338,9 @@ impl Heads<'_> {
         Ok([table, self.norm.map_or(absent, |(_, weight, _)| weight.clone())])
     }
 
-    pub(super) fn code(&self) -> u32 {
-        QkNorm::code(self.norm.map(|(norm, ..)| norm))
-    }
-
     /// The value of the override `NORM`.
     pub(super) fn constant(&self) -> (&'static str, f64) {
-        ("NORM", f64::from(self.code()))
+        ("NORM", f64::from(QkNorm::code(self.norm.map(|(norm, ..)| norm))))
     }
 
     /// Row of the table that queries have, counted from that of keys.
@@ -447,12 +400,9 @@ pub fn rope_kv(
         style: heads.style(),
         capacity: cached.capacity,
         eps: heads.eps(),
-        norm: heads.code(),
         query_row: heads.query_row(),
         first: heads.first_column,
         slots,
-        is_paged: u32::from(state.is_shared()),
-        pad: [0; 3],
     };
     let (kernel, variant) = (&shaders::ROPE_KV, Some(cached.kind.variant()));
     let [table, weight] = heads.operands(rec)?;
@@ -500,7 +450,6 @@ pub fn rope_packed(rec: &mut Recorder, heads: &Heads<'_>, tokens: &Tensor, qkv: 
         rot_dims: heads.rot_dims(),
         style: heads.style(),
         eps: heads.eps(),
-        norm: heads.code(),
     };
     let kernel = &shaders::ROPE_PACKED;
     let [table, weight] = heads.operands(rec)?;

@@ -6,45 +6,14 @@ use super::StepState;
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
+use crate::shaders::constants::{candidates, order, penalize, sampling};
+use crate::shaders::params::{MaskLogitsParams, PenalizeParams, SampleParams};
 use crate::tensor::Tensor;
 
 /// The id that stands for "no token": some logit is NaN or infinite.
-pub const NON_FINITE: u32 = u32::MAX;
+pub const NON_FINITE: u32 = order::NON_FINITE;
 
-/// Logits that one workgroup of `candidates` looks at.
-pub(crate) const PART: u32 = 4096;
-/// The largest top-k of which `candidates` makes lists, as in `shaders/shared/sampling.wgsl`.
-pub(crate) const MOST: u32 = 1024;
-
-/// Mirrors `Params` in `shaders/penalize.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct PenalizeParams {
-    pub n_vocab: u32,
-    pub capacity: u32,
-    pub row_words: u32,
-    pub biases_stride: u32,
-}
-
-/// Mirrors `Params` in `shaders/mask_logits.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct MaskLogitsParams {
-    pub n_vocab: u32,
-    pub _pad: [u32; 3],
-}
-
-/// Mirrors `Params` in `shaders/sample.wgsl` and `shaders/candidates.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct SampleParams {
-    pub n_vocab: u32,
-    pub n_parts: u32,
-    pub row_words: u32,
-    pub found_stride: u32,
-}
-
-/// Sampling settings as kernels read them, twelve words; `shaders/shared/sampling.wgsl` names them.
+/// Sampling settings as kernels read them, twelve words.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Sampling {
@@ -72,16 +41,41 @@ pub struct Sampling {
     pub n_biases: u32,
 }
 
+/// Its words are those that shaders name.
+const _: () = {
+    use std::mem::offset_of;
+    let words = [
+        (offset_of!(Sampling, temperature), sampling::TEMPERATURE),
+        (offset_of!(Sampling, top_k), sampling::TOP_K),
+        (offset_of!(Sampling, top_p), sampling::TOP_P),
+        (offset_of!(Sampling, min_p), sampling::MIN_P),
+        (offset_of!(Sampling, seed), sampling::SEED_LOW),
+        (offset_of!(Sampling, seed) + 4, sampling::SEED_HIGH),
+        (offset_of!(Sampling, repeat_penalty), sampling::REPEAT_PENALTY),
+        (offset_of!(Sampling, repeat_last_n), sampling::REPEAT_LAST_N),
+        (offset_of!(Sampling, presence_penalty), sampling::PRESENCE_PENALTY),
+        (offset_of!(Sampling, frequency_penalty), sampling::FREQUENCY_PENALTY),
+        (offset_of!(Sampling, generated_from), sampling::GENERATED_FROM),
+        (offset_of!(Sampling, n_biases), sampling::N_BIASES),
+        (size_of::<Sampling>(), sampling::SETTINGS),
+    ];
+    let mut i = 0;
+    while i < words.len() {
+        assert!(words[i].0 == 4 * words[i].1 as usize);
+        i += 1;
+    }
+};
+
 impl Sampling {
     /// Words of the settings.
-    pub const WORDS: u32 = 12;
+    pub const WORDS: u32 = sampling::SETTINGS;
 
     /// Pairs of ids and biases that passes have room for.
-    pub const MOST_BIASES: u32 = 1024;
+    pub const MAX_BIASES: u32 = 1024;
 
     /// Whether `candidates` makes lists of the top k of each part of so many logits.
     pub(crate) fn has_lists(&self, n_vocab: u32) -> bool {
-        (1..=MOST).contains(&self.top_k) && self.top_k < n_vocab
+        (1..=sampling::MOST).contains(&self.top_k) && self.top_k < n_vocab
     }
 }
 
@@ -101,15 +95,13 @@ pub fn penalize(
     biases: &Tensor,
     logits: &Tensor,
 ) -> Result<(), Error> {
-    /// Ids that a workgroup has to itself, as in the shader.
-    const CHUNK: u32 = 2048;
     let [n_rows, n_vocab] = logits.dims2("penalize", "logits")?;
     sampling.expect_shape("penalize", "sampling", &[n_rows, Sampling::WORDS])?;
     let [_, biases_stride] = biases.dims2("penalize", "biases")?;
     biases.expect_shape("penalize", "biases", &[n_rows, biases_stride])?;
     let capacity = tokens.shape().last().copied().unwrap_or(0);
     let params = PenalizeParams { n_vocab, capacity, row_words: state.row_words(), biases_stride };
-    let grid = [n_vocab.div_ceil(CHUNK), n_rows, 1];
+    let grid = [n_vocab.div_ceil(penalize::CHUNK), n_rows, 1];
     rec.dispatch(&shaders::PENALIZE, None, &[], params, &[sampling, state.tensor(), tokens, biases, logits], grid)
 }
 
@@ -128,7 +120,7 @@ pub(crate) fn mask_words(n_vocab: u32) -> u32 {
 pub fn mask_logits(rec: &mut Recorder, allowed: &Tensor, logits: &Tensor) -> Result<(), Error> {
     let [n_rows, n_vocab] = logits.dims2("mask_logits", "logits")?;
     allowed.expect_shape("mask_logits", "allowed", &[n_rows, mask_words(n_vocab)])?;
-    let params = MaskLogitsParams { n_vocab, _pad: [0; 3] };
+    let params = MaskLogitsParams { n_vocab };
     rec.dispatch(&shaders::MASK_LOGITS, None, &[], params, &[allowed, logits], [n_vocab.div_ceil(256), n_rows, 1])
 }
 
@@ -150,9 +142,9 @@ pub fn sample(
     let [n_rows, n_vocab] = logits.dims2("sample", "logits")?;
     sampling.expect_shape("sample", "sampling", &[n_rows, Sampling::WORDS])?;
     ids.expect_shape("sample", "ids", &[n_rows])?;
-    let n_parts = n_vocab.div_ceil(PART);
+    let n_parts = n_vocab.div_ceil(candidates::PART);
     // A pair of words for each part, then as many for each as lists can have.
-    let n_found = 1 + MOST.min(n_vocab);
+    let n_found = 1 + sampling::MOST.min(n_vocab);
     let found = rec.temporary_words("candidates", &[n_rows, n_found, n_parts, 2])?;
     let params = SampleParams { n_vocab, n_parts, row_words: state.row_words(), found_stride: n_found * n_parts };
     rec.dispatch(&shaders::CANDIDATES, None, &[], params, &[sampling, logits, &found], [n_parts, n_rows, 1])?;

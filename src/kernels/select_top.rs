@@ -1,44 +1,17 @@
 //! The best items of score rows that come strip by strip.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::fold;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
+use crate::shaders::constants::select_top::{BEGINS, FILTERED};
+use crate::shaders::constants::top;
+use crate::shaders::params::{MergeTopParams, SelectTopParams};
 use crate::tensor::Tensor;
 
-/// Mirrors `Params` in `shaders/select_top.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct SelectTopParams {
-    pub n_cols: u32,
-    pub n_splits: u32,
-    pub k: u32,
-    pub first_id: u32,
-    pub flags: u32,
-    pub n_rows: u32,
-    pub _pad: [u32; 2],
-}
-
-/// Mirrors `Params` in `shaders/merge_top.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct MergeTopParams {
-    pub n_splits: u32,
-    pub k: u32,
-    pub n_rows: u32,
-    pub _pad: u32,
-}
-
-/// Flag: the lists are empty, whatever they hold.
-pub(crate) const BEGINS: u32 = 1;
-/// Flag: only ids in `allowed` enter.
-pub(crate) const FILTERED: u32 = 2;
-
 /// Items that [`select_top`] keeps for each row at most: a list lies in workgroup memory while it changes.
-pub const MAX_TOP: u32 = 1024;
+pub const MAX_TOP: u32 = top::MAX_K;
 /// The id in places for which no item was found.
 pub const NO_ITEM: u32 = u32::MAX;
 
@@ -46,7 +19,7 @@ pub const NO_ITEM: u32 = u32::MAX;
 /// walk.
 const LONGEST_PART: u32 = 1 << 16;
 /// Lists of a row that [`merge_top`] takes at most, for the same reason.
-const MOST_SPLITS: u32 = 128;
+const MAX_SPLITS: u32 = 128;
 
 /// A strip of items whose scores come to [`select_top`].
 #[derive(Clone, Copy, Debug)]
@@ -98,7 +71,7 @@ pub fn select_top(rec: &mut Recorder, scores: &Tensor, strip: &TopStrip, lists: 
         return error("allowed", format!("at least {} words", end.div_ceil(32)), format!("of {}", allowed.len()));
     }
     let flags = if strip.begins { BEGINS } else { 0 } | if strip.allowed.is_some() { FILTERED } else { 0 };
-    let params = SelectTopParams { n_cols, n_splits, k, first_id: strip.first_id, flags, n_rows, _pad: [0; 2] };
+    let params = SelectTopParams { n_cols, n_splits, k, first_id: strip.first_id, flags, n_rows };
     // Never read where there is no filter.
     let none = Tensor::temporary("allowed", &[1], DType::U32)?;
     let operands = [scores, strip.allowed.unwrap_or(&none), lists];
@@ -117,7 +90,7 @@ pub fn merge_top(rec: &mut Recorder, lists: &Tensor, best: &Tensor) -> Result<()
     let [n_splits, k] = splits_and_k(kernel, lists)?;
     let n_rows = lists.shape()[0];
     best.expect_shape(kernel, "best", &[n_rows, k, 2])?;
-    let params = MergeTopParams { n_splits, k, n_rows, _pad: 0 };
+    let params = MergeTopParams { n_splits, k, n_rows };
     let grid = fold(rec.target(), n_rows.into());
     rec.dispatch(&shaders::MERGE_TOP, None, &[], params, &[lists, best], grid)
 }
@@ -125,11 +98,11 @@ pub fn merge_top(rec: &mut Recorder, lists: &Tensor, best: &Tensor) -> Result<()
 /// S and K of lists.
 fn splits_and_k(kernel: &'static str, lists: &Tensor) -> Result<[u32; 2], Error> {
     match *lists.shape() {
-        [_, n_splits, k, 2] if n_splits <= MOST_SPLITS && k <= MAX_TOP => Ok([n_splits, k]),
+        [_, n_splits, k, 2] if n_splits <= MAX_SPLITS && k <= MAX_TOP => Ok([n_splits, k]),
         _ => Err(Error::Operand {
             kernel,
             operand: "lists",
-            expected: format!("of shape [B, S, K, 2] with at most {MOST_SPLITS} for S and {MAX_TOP} for K"),
+            expected: format!("of shape [B, S, K, 2] with at most {MAX_SPLITS} for S and {MAX_TOP} for K"),
             found: format!("of shape {:?}", lists.shape()),
         }),
     }

@@ -1,37 +1,16 @@
 //! What changes from token to token: one small tensor that kernels read and the end of a pass advances.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::N_STATES;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
+use crate::shaders::constants::{advance, state};
+use crate::shaders::params::{AdvanceParams, LastRowParams};
 use crate::tensor::{Role, Tensor, TensorWriter};
 
-/// Mirrors `Params` in `shaders/last_row.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct LastRowParams {
-    pub dim: u32,
-    pub _pad: [u32; 3],
-}
-
-/// Mirrors `Params` in `shaders/advance.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct AdvanceParams {
-    pub capacity: u32,
-    pub n_rows: u32,
-    pub row_words: u32,
-    pub _pad: u32,
-}
-
-/// Rows that `shaders/advance.wgsl` takes.
-const MOST_ROWS: u32 = 64;
-
 /// Positions of a page of cached keys, where sequences share a cache.
-pub const PAGE: u32 = 64;
+pub const PAGE: u32 = state::PAGE;
 
 /// Position and number of tokens of the current pass, the token chosen last, and the row of the tables of angles that
 /// position 0 has. Four words: `pos`, `n_tokens`, `token`, `angles`; `shaders/shared/state.wgsl` names them.
@@ -71,8 +50,8 @@ pub struct StateRow {
 }
 
 impl StepState {
-    /// Words of a row before its pages, as in `shaders/shared/state.wgsl`.
-    pub(crate) const ROW_HEAD: u32 = 8;
+    /// Words of a row before its pages.
+    pub(crate) const ROW_HEAD: u32 = state::PAGES;
 
     /// Declares a state.
     ///
@@ -206,7 +185,7 @@ impl StepState {
 pub fn last_row(rec: &mut Recorder, state: &StepState, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let [_, dim] = x.dims2("last_row", "x")?;
     y.expect_shape("last_row", "y", &[1, dim])?;
-    let params = LastRowParams { dim, _pad: [0; 3] };
+    let params = LastRowParams { dim };
     rec.dispatch(&shaders::LAST_ROW, None, &[], params, &[&state.words, x, y], [dim.div_ceil(256), 1, 1])
 }
 
@@ -222,7 +201,7 @@ pub fn advance(rec: &mut Recorder, state: &StepState, ids: &Tensor, tokens: &Ten
         true => (ids.len() as u32, tokens.dims2("advance", "tokens")?[1]),
         false => (1, tokens.len() as u32),
     };
-    ids.expect_shape("advance", "ids", &[n_rows.min(MOST_ROWS)])?;
-    let params = AdvanceParams { capacity, n_rows, row_words: state.row_words(), _pad: 0 };
+    ids.expect_shape("advance", "ids", &[n_rows.min(advance::WG)])?;
+    let params = AdvanceParams { capacity, n_rows, row_words: state.row_words() };
     rec.dispatch(&shaders::ADVANCE, None, &[], params, &[ids, &state.words, tokens], [1, 1, 1])
 }

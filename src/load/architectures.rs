@@ -1,6 +1,6 @@
-//! The table of architectures: their keys, the names of their tensors and what their blocks are, for both formats.
+//! The table of architectures: keys, tensor names and block structure in both formats.
 //!
-//! All begin as Llama; [`Architecture::describe`] changes what is different.
+//! Each starts from Llama; [`Architecture::describe`] applies the differences.
 
 mod bert;
 mod ernie;
@@ -26,7 +26,7 @@ mod smollm3;
 
 pub(super) use refused::refused;
 
-use super::catalog::{Catalog, Stored};
+use super::catalog::{Catalog, FileLayout};
 use super::keys::{Key, Keys};
 use super::scaling;
 use crate::error::Error;
@@ -35,45 +35,41 @@ use crate::model::{
     Attention, Between, Block, Experts, FeedForward, MAX_CONTEXT, MAX_DIM, MAX_LAYERS, ModelConfig, NormKind, NormPlace,
 };
 
-/// An architecture.
 pub(super) struct Architecture {
     /// `general.architecture` in GGUF.
     pub gguf: &'static str,
     /// `model_type` in `config.json`.
     pub json: &'static [&'static str],
-    /// Which elements of a head are pairs in its GGUF files, and in files beside a `config.json`.
+    /// RoPE style in GGUF files, and in Hugging Face folders.
     pub pairs: [RopeStyle; 2],
-    /// Names of tensors in published checkpoints, with GGUF's, where they are not the usual ones; of a layer without
-    /// what stands before its number.
+    /// Checkpoint names of tensors with their GGUF names, if they differ from `USUAL_NAMES`; names in layers start
+    /// after the layer number.
     pub names: &'static [(&'static str, &'static str)],
-    /// Names of tensors in GGUF files, with those of the other architectures, where they differ; of a layer without what
-    /// stands before its number.
+    /// GGUF names of tensors with their usual GGUF names, if they differ; names in layers start after the layer
+    /// number.
     pub gguf_names: &'static [(&'static str, &'static str)],
-    /// How published checkpoints keep the tensor of this GGUF name, where that is not as kernels read it; in a model of so
-    /// many heads.
-    pub stored: fn(&str, u32) -> Stored,
-    /// The same of GGUF files.
-    pub gguf_stored: fn(&str, u32) -> Stored,
-    /// Whether the embedding is also the head where a `config.json` does not say.
+    /// The layout of a tensor in published checkpoints, by its GGUF name and the number of heads.
+    pub stored: fn(&str, u32) -> FileLayout,
+    /// The same for GGUF files.
+    pub gguf_stored: fn(&str, u32) -> FileLayout,
+    /// Whether embedding and head are tied by default in a `config.json`.
     pub tied: bool,
-    /// The epsilon of its norms, and what a `config.json` that has none means.
+    /// The key of the norms' epsilon, and the default of a `config.json`.
     pub eps: (Key, Option<f32>),
-    /// The activation of its feed-forward where the files do not say.
+    /// The default activation of the feed-forward.
     pub activation: &'static str,
-    /// Whether its feed-forward has gates.
+    /// Whether the feed-forward is gated.
     pub gated: bool,
-    /// The width of its feed-forward in widths of the model, where the files do not say.
+    /// The default feed-forward width, in model widths.
     pub ffn_widths: Option<u32>,
-    /// What published configurations leave out because transformers knows it: an object in JSON.
+    /// Defaults from transformers that published configurations omit, as a JSON object.
     pub defaults: &'static str,
-    /// Whether a head of its files that guesses the token after the next one is known: Qwen3.5's, whose block is as those of
-    /// the layers that attend.
+    /// Whether its MTP head is supported: Qwen3.5's, with a block like the attention layers'.
     pub mtp: bool,
-    /// Makes Llama's model this one.
+    /// Applies the differences from Llama.
     pub describe: fn(&Keys<'_>, &mut ModelConfig) -> Result<(), Error>,
 }
 
-/// All of them.
 const ALL: [Architecture; 31] = [
     llama::LLAMA,
     llama::MISTRAL3,
@@ -109,19 +105,19 @@ const ALL: [Architecture; 31] = [
 ];
 
 impl Architecture {
-    /// That of GGUF files.
+    /// The architecture of a GGUF file.
     pub fn of_gguf(name: &str) -> Option<&'static Architecture> {
         const { &ALL }.iter().find(|architecture| architecture.gguf == name && !name.is_empty())
     }
 
-    /// That of a `config.json`.
+    /// The architecture of a `config.json`.
     pub fn of_json(model_type: &str) -> Option<&'static Architecture> {
         const { &ALL }.iter().find(|architecture| architecture.json.contains(&model_type))
     }
 
-    /// GGUF's name of the tensor that published checkpoints call `name`; `None` if it has none.
+    /// The GGUF name of a checkpoint's tensor `name`; `None` if it has none.
     pub fn gguf_name(&self, name: &str) -> Option<String> {
-        // Of the text part of a model of several kinds of input first.
+        // Prefixes of multimodal models' text parts first.
         const PREFIXES: [&str; 9] = [
             "model.language_model.",
             "language_model.model.",
@@ -136,7 +132,7 @@ impl Architecture {
         const LAYERS: [&str; 4] = ["layers.", "h.", "encoder.layer.", "encoder.layers."];
         let without = |prefixes: &[&str], name| prefixes.iter().find_map(|&prefix| str::strip_prefix(name, prefix));
         let name = without(&PREFIXES, name).unwrap_or(name);
-        // TensorFlow's names of a norm's weight and bias are in old checkpoints; tensors of all experts and sinks have none.
+        // Old checkpoints use TensorFlow's names for norms; stacked experts and sinks have no suffix.
         let (stem, suffix) = match name.rsplit_once('.') {
             Some((stem, "weight" | "gamma")) => (stem, "weight"),
             Some((stem, "bias" | "beta")) => (stem, "bias"),
@@ -151,7 +147,7 @@ impl Architecture {
             Some(rest) => {
                 let (layer, part) = rest.split_once('.')?;
                 let found = find(part).or_else(|| {
-                    // A tensor of one expert.
+                    // A single expert's tensor.
                     let (before, after) = part.split_once(".experts.")?;
                     let (expert, matrix) = after.split_once('.')?;
                     Some(format!("{}.{expert}", find(&format!("{before}.experts.{matrix}"))?))
@@ -161,8 +157,7 @@ impl Architecture {
         }
     }
 
-    /// GGUF's name of a tensor of the head that guesses the token after the next one, whose block comes after so many layers;
-    /// `None` if it has none.
+    /// The GGUF name of an MTP head's tensor, with the head's block after `n_layers` layers; `None` if it has none.
     pub fn mtp_name(&self, name: &str, n_layers: u32) -> Option<String> {
         let name = name.strip_prefix("model.").unwrap_or(name).strip_prefix("mtp.").filter(|_| self.mtp)?;
         match name.strip_prefix("layers.0.") {
@@ -175,20 +170,20 @@ impl Architecture {
         }
     }
 
-    /// The block of that head, if the catalog has the head of a model of this configuration.
+    /// The MTP head's block, if the catalog has a head that fits this configuration.
     pub fn mtp_block(&self, config: &ModelConfig, catalog: &Catalog) -> Option<Block> {
         catalog.find(&format!("blk.{}.nextn.eh_proj.weight", config.n_layers())).filter(|_| self.mtp)?;
         config.blocks.iter().rfind(|block| block.recurrence.is_none()).cloned()
     }
 
-    /// What the other architectures call the tensor of a GGUF file.
+    /// The usual GGUF name of a GGUF file's tensor.
     pub fn usual_name(&self, name: &str) -> String {
         let renamed = || {
             let (before, rest) = match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
                 Some((layer, rest)) => (format!("blk.{layer}."), rest),
                 None => (String::new(), name),
             };
-            // Some have no suffix.
+            // Some names have no suffix.
             let (stem, suffix) = rest.rsplit_once('.').unwrap_or((rest, "weight"));
             let (_, ours) = self.gguf_names.iter().find(|(theirs, _)| *theirs == stem)?;
             Some(format!("{before}{ours}.{suffix}"))
@@ -196,7 +191,7 @@ impl Architecture {
         renamed().unwrap_or_else(|| name.to_owned())
     }
 
-    /// The configuration that a model's keys give.
+    /// The configuration from a model's keys.
     ///
     /// # Errors
     /// [`Error::Config`] or [`Error::Unsupported`] naming the key.
@@ -204,7 +199,7 @@ impl Architecture {
         let mut config = self.llama_like(keys)?;
         (self.describe)(keys, &mut config)?;
         if keys.is_gguf() {
-            // Layers that predict further tokens come last and are counted there.
+            // GGUF counts MTP layers, which come last, as layers.
             let (n_layers, n_mtp) = (config.n_layers(), keys.u32(MTP_LAYERS)?.unwrap_or(0));
             if n_mtp >= n_layers {
                 return Err(keys.wrong(MTP_LAYERS, format!("fewer than the {n_layers} layers"), n_mtp));
@@ -215,9 +210,9 @@ impl Architecture {
         Ok(config)
     }
 
-    /// Llama (Touvron et al. 2023, arXiv:2302.13971) of these keys.
+    /// A Llama (Touvron et al. 2023, arXiv:2302.13971) with these keys.
     fn llama_like(&self, keys: &Keys<'_>) -> Result<ModelConfig, Error> {
-        // Before they are divided or counted to.
+        // Limited before any arithmetic.
         let optional = |key: Key, max: u32| match keys.u32(key)? {
             Some(value) if !(1..=max).contains(&value) => Err(keys.wrong(key, format!("1 to {max}"), value)),
             value => Ok(value),
@@ -316,7 +311,7 @@ impl Architecture {
         })
     }
 
-    /// What stands between the products of the feed-forward.
+    /// The activation between the feed-forward's products.
     fn between(&self, keys: &Keys<'_>) -> Result<Between, Error> {
         let key = Key("hidden_activation", "hidden_act|hidden_activation|activation_function");
         let name = keys.str(key)?.unwrap_or(self.activation);
@@ -329,7 +324,7 @@ impl Architecture {
     }
 }
 
-/// The activation of this name; `None` if there is none.
+/// The activation of this name; `None` if unknown.
 pub(super) fn activation(name: &str) -> Option<Gate> {
     match name {
         "silu" | "swish" | "swiglu" => Some(Gate::Silu),
@@ -339,7 +334,7 @@ pub(super) fn activation(name: &str) -> Option<Gate> {
     }
 }
 
-/// Makes the feed-forward of the layers for which `has_experts` a mixture of experts, where the files name some.
+/// Makes the feed-forward of layers selected by `has_experts` a mixture of experts, if the files have experts.
 fn mixture(
     keys: &Keys<'_>,
     config: &mut ModelConfig,
@@ -354,7 +349,7 @@ fn mixture(
     let router = Router { shares, scale: scale.unwrap_or(router.scale), ..router };
     let gating = Key("expert_gating_func", "");
     if let Some(found) = keys.u32(gating)? {
-        // 1 and 3 are the softmax over all and over the chosen, which with shares are the same.
+        // 1 is the softmax over all, 3 over the selected experts: equal for normalised weights.
         let known = match router.score {
             ExpertScore::Softmax if router.shares => &[0, 1, 3][..],
             ExpertScore::Softmax => &[0, 1],
@@ -371,17 +366,17 @@ fn mixture(
     Ok(())
 }
 
-/// The usual router: weights are shares of the scores of those that were chosen.
+/// The usual router: weights are normalised over the selected experts.
 const SHARES: Router = Router { score: ExpertScore::Softmax, shares: true, scale: 1.0 };
 
-/// Makes a decoder an encoder, whose tokens see all others, unless they see only those before them.
+/// Turns a decoder into an encoder, bidirectional unless `causal`.
 fn encoder(config: &mut ModelConfig, causal: bool) {
     config.causal = causal;
     config.has_head = false;
 }
 
-/// Which layers see near tokens alone: `layer_types`, or by GGUF's list or number. Where the files do not say, all but
-/// every so many.
+/// The sliding-window layers: from `layer_types`, or GGUF's list or interval. By default all but every
+/// `usual_every`-th.
 fn sliding(keys: &Keys<'_>, config: &ModelConfig, usual_every: u32) -> Result<Vec<bool>, Error> {
     let pattern = Key("attention.sliding_window_pattern", "sliding_window_pattern|_sliding_window_pattern");
     let n_layers = config.blocks.len();
@@ -392,7 +387,7 @@ fn sliding(keys: &Keys<'_>, config: &ModelConfig, usual_every: u32) -> Result<Ve
     if let Some(list) = keys.bools(pattern)? {
         return match list.len() == n_layers {
             true => Ok(list),
-            false => Err(keys.wrong(pattern, format!("one for each of {n_layers} layers"), list.len())),
+            false => Err(keys.wrong(pattern, format!("{n_layers}, one per layer"), list.len())),
         };
     }
     match keys.u32(pattern)?.unwrap_or(usual_every) {
@@ -401,13 +396,13 @@ fn sliding(keys: &Keys<'_>, config: &ModelConfig, usual_every: u32) -> Result<Ve
     }
 }
 
-/// Which layers see near tokens alone, where a `config.json` lists them.
+/// The sliding-window layers listed in a `config.json`.
 fn listed_sliding(keys: &Keys<'_>, n_layers: usize) -> Result<Option<Vec<bool>>, Error> {
     let listed = listed_layers(keys, n_layers, &["full_attention", "sliding_attention"])?;
     Ok(listed.map(|listed| listed.iter().map(|&kind| kind == 1).collect()))
 }
 
-/// The kinds of layers that a `config.json` lists, as places among those that are known.
+/// Layer types listed in a `config.json`, as indices into `known`.
 fn listed_layers(keys: &Keys<'_>, n_layers: usize, known: &[&str]) -> Result<Option<Vec<usize>>, Error> {
     let key = Key("", "layer_types");
     let Some(types) = keys.strs(key)? else { return Ok(None) };
@@ -418,11 +413,11 @@ fn listed_layers(keys: &Keys<'_>, n_layers: usize, known: &[&str]) -> Result<Opt
     let found = types.iter().map(kind).collect::<Result<Vec<_>, _>>()?;
     match found.len() == n_layers {
         true => Ok(Some(found)),
-        false => Err(keys.wrong(key, format!("one for each of {n_layers} layers"), found.len())),
+        false => Err(keys.wrong(key, format!("{n_layers}, one per layer"), found.len())),
     }
 }
 
-/// Adds the rotation of layers with a window, which is not scaled, and says which it is.
+/// Adds the unscaled RoPE of the sliding-window layers and returns its index.
 fn add_local_rope(keys: &Keys<'_>, config: &mut ModelConfig, usual_theta: f64) -> Result<usize, Error> {
     let theta =
         Key("rope.freq_base_swa", "rope_parameters.sliding_attention.rope_theta|rope_local_base_freq|local_rope_theta");
@@ -454,7 +449,7 @@ const KV_HEADS: Key = Key("attention.head_count_kv", "num_key_value_heads");
 const VALUE_DIM: Key = Key("attention.value_length", "v_head_dim");
 const RMS_EPS: Key = Key("attention.layer_norm_rms_epsilon", "rms_norm_eps");
 
-/// Names of the tensors that an MTP head has beside its block, with GGUF's.
+/// Checkpoint and GGUF names of an MTP head's tensors outside its block.
 const FURTHER_NAMES: [(&str, &str); 4] = [
     ("fc", "eh_proj"),
     ("pre_fc_norm_embedding", "enorm"),
@@ -462,7 +457,7 @@ const FURTHER_NAMES: [(&str, &str); 4] = [
     ("norm", "shared_head_norm"),
 ];
 
-/// Names of tensors in published checkpoints, with GGUF's.
+/// Checkpoint and GGUF names of tensors.
 const USUAL_NAMES: [(&str, &str); 18] = [
     ("embed_tokens", "token_embd"),
     ("norm", "output_norm"),

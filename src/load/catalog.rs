@@ -1,16 +1,13 @@
-//! The tensors of a model's files, and the way from their bytes to a device.
+//! The tensors of a model's files, and their upload to a device.
 //!
-//! Bytes arrive in file order, in pieces of any size, and rows are repacked as they do; a cut row waits for its rest.
-//! A mapped file is fed as a download is, so there is one path from bytes to weights. Every tensor is read, or listed
-//! in `unread.rs`, or an error. Uploads are drained every 32 MiB, so that a download never piles up in memory.
+//! Bytes arrive in file order in pieces of any size, and rows are repacked on arrival; a partial row waits for its
+//! rest. Mapped files use the same path as downloads. Every tensor must be read or listed in `unread.rs`. Uploads are
+//! drained every 32 MiB, so a download never piles up in memory.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
-#[cfg(not(target_arch = "wasm32"))]
 use std::panic::resume_unwind;
-#[cfg(not(target_arch = "wasm32"))]
 use std::sync::atomic::{AtomicUsize, Ordering};
-#[cfg(not(target_arch = "wasm32"))]
 use std::thread::ScopedJoinHandle;
 
 use super::gguf::FACTORS;
@@ -23,33 +20,33 @@ use crate::matrix::{Matrix, TailEdges, file_row_bytes};
 use crate::model::{Destination, ExpertPart, RowPlaces, SourceTensor, WeightSource, layer_of};
 use crate::xxh64::Xxh64;
 
-/// Tensors under GGUF's names, and where each lies.
+/// Tensors by GGUF name, with their locations.
 #[derive(Clone, Debug, Default)]
 pub struct Catalog {
-    tensors: HashMap<String, Entry>,
+    tensors: HashMap<String, CatalogEntry>,
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
-    /// Number of the file.
+struct CatalogEntry {
+    /// Number of its file.
     file: usize,
     info: TensorInfo,
-    stored: Stored,
-    /// Number of the file of a tensor that belongs to this one, and where it lies there; see [`mxfp4`].
+    stored: FileLayout,
+    /// The tensor with its scales and that tensor's file number; see [`mxfp4`].
     scales: Option<(usize, TensorInfo)>,
-    /// Whether weights with it are other weights than those without it.
+    /// Whether it counts towards the weights' digest.
     is_told: bool,
 }
 
-impl Entry {
-    /// The digest of a tensor whose bytes add up to this, its scales first.
+impl CatalogEntry {
+    /// Digest of the tensor from the hash of its bytes, scales first.
     fn told(&self, mut bytes: Xxh64) -> u64 {
         let TensorInfo { name, shape, block_type, .. } = &self.info;
         bytes.add(format!("{name} {block_type} {shape:?}").as_bytes());
         bytes.finish()
     }
 
-    /// Rows and groups of each expert's matrix, if it is of two tensors.
+    /// Rows and groups of each expert's matrix, if its scales are a separate tensor.
     fn groups(&self) -> Option<[usize; 2]> {
         self.scales.as_ref().and_then(|(_, scales)| match scales.shape[..] {
             [_, rows, groups] => Some([rows as usize, groups as usize]),
@@ -58,9 +55,9 @@ impl Entry {
     }
 }
 
-impl Entry {
-    /// What it has of expert `i` of `n`, if the file keeps experts one after the other.
-    fn of_expert(&self, [i, n]: [u32; 2]) -> Option<Entry> {
+impl CatalogEntry {
+    /// Its part for expert `i` of `n`, if the file stores experts contiguously.
+    fn of_expert(&self, [i, n]: [u32; 2]) -> Option<CatalogEntry> {
         let [i, n] = [i, n].map(u64::from);
         let cut = |info: &TensorInfo| {
             let mut part = info.clone();
@@ -74,19 +71,18 @@ impl Entry {
             Some((file, scales)) => Some((*file, cut(scales)?)),
             None => None,
         };
-        Some(Entry { info: cut(&self.info)?, scales, ..self.clone() })
+        Some(CatalogEntry { info: cut(&self.info)?, scales, ..self.clone() })
     }
 }
 
-#[cfg(not(target_arch = "wasm32"))]
-impl Entry {
-    /// See [`Entry::told`]: of what the files have.
+impl CatalogEntry {
+    /// See [`CatalogEntry::told`]: from the files' bytes.
     fn digest_of_files(&self, files: &[FileBytes]) -> u64 {
         const PIECE: usize = 4 << 20;
         let mut digest = Xxh64::new();
         let scales = self.scales.as_ref().map(|(file, scales)| (*file, scales));
         for (file, info) in scales.into_iter().chain([(self.file, &self.info)]) {
-            // A tensor past its file's end was refused when the header was read.
+            // Tensors past their file's end were refused with the header.
             let bytes = info.bytes(&files[file]).unwrap_or_default();
             for (i, piece) in bytes.chunks(PIECE).enumerate() {
                 digest.add(piece);
@@ -98,48 +94,48 @@ impl Entry {
     }
 }
 
-/// How a file keeps a tensor, where that is not as kernels read it.
+/// The layout of a tensor in the file relative to the kernels'.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stored {
-    /// It is.
+pub(super) enum FileLayout {
+    /// The same.
     AsRead,
-    /// Less one: Gemma's norms.
+    /// Each value minus 1: Gemma's norms.
     LessOne,
     /// `[columns, rows]`: GPT-2's matrices.
     Transposed,
-    /// Of each expert `[columns, rows]`, with gates and ups in turns where `paired`: gpt-oss.
+    /// `[columns, rows]` per expert, with gates and ups interleaved if `paired`: gpt-oss.
     ExpertsTransposed {
-        /// Whether rows are pairs of a gate and its up, which kernels read as all gates and then all ups.
+        /// Whether gate and up rows alternate; kernels read all gates, then all ups.
         paired: bool,
     },
-    /// Of each expert its gates and ups in turns.
+    /// Gates and ups interleaved, per expert.
     Paired,
-    /// Rows of several kinds of a head after those of the one before, for so many heads: queries, keys and values of
-    /// GPT-NeoX; queries and gates of Qwen3.5, which kernels read in the other order.
+    /// Several kinds of rows per head, head by head: queries, keys and values of GPT-NeoX; queries and gates of
+    /// Qwen3.5. Kernels read all heads' rows of one kind together.
     ByHead {
         /// H.
         n_heads: u32,
-        /// Kinds of rows, in the order in which kernels read all heads' rows of each.
+        /// Kinds of rows in the kernels' order.
         kinds: &'static [u32],
     },
-    /// The logarithm of the negated: time constants.
+    /// The logarithm of the negated value: time constants.
     NegativeLog,
 }
 
-impl Stored {
-    /// The bytes of a whole tensor in the order in which kernels read its rows; `None` if they are.
+impl FileLayout {
+    /// The bytes of a whole tensor in the kernels' row order; `None` if they already are.
     pub(super) fn ordered(self, info: &TensorInfo, bytes: &[u8]) -> Option<Vec<u8>> {
         let rows = info.shape.first().copied().unwrap_or(1) as usize;
         match self {
-            Stored::AsRead | Stored::LessOne | Stored::NegativeLog | Stored::Paired => None,
-            Stored::Transposed => {
+            FileLayout::AsRead | FileLayout::LessOne | FileLayout::NegativeLog | FileLayout::Paired => None,
+            FileLayout::Transposed => {
                 let cols = info.shape.get(1).copied().unwrap_or(1) as usize;
                 let size = bytes.len() / (rows * cols);
                 let at = |i: usize| &bytes[(i % rows * cols + i / rows) * size..][..size];
                 Some((0..rows * cols).flat_map(at).copied().collect())
             }
-            Stored::ExpertsTransposed { paired } => {
-                // A vector of each expert is a matrix of one column.
+            FileLayout::ExpertsTransposed { paired } => {
+                // A vector per expert is a one-column matrix.
                 let [n_experts, cols, rows] = match info.shape[..] {
                     [n_experts, cols, rows] => [n_experts, cols, rows],
                     [n_experts, rows] => [n_experts, 1, rows],
@@ -154,8 +150,8 @@ impl Stored {
                 };
                 Some((0..n_experts * cols * rows).flat_map(at).copied().collect())
             }
-            Stored::ByHead { n_heads, kinds } => {
-                // A head's rows of one kind are together.
+            FileLayout::ByHead { n_heads, kinds } => {
+                // A head's rows of one kind are contiguous.
                 let (n_heads, n_kinds) = (n_heads as usize, kinds.len());
                 let size = rows / (n_kinds * n_heads) * (bytes.len() / rows);
                 let places = kinds.iter().flat_map(|&kind| (0..n_heads).map(move |h| h * n_kinds + kind as usize));
@@ -166,12 +162,12 @@ impl Stored {
 }
 
 impl Catalog {
-    /// Adds a tensor of file number `file` under the name that GGUF gives it.
-    pub(super) fn insert(&mut self, name: String, file: usize, info: TensorInfo, stored: Stored) {
-        self.tensors.insert(name, Entry { file, info, stored, scales: None, is_told: true });
+    /// Adds a tensor of file number `file` under its GGUF name.
+    pub(super) fn insert(&mut self, name: String, file: usize, info: TensorInfo, stored: FileLayout) {
+        self.tensors.insert(name, CatalogEntry { file, info, stored, scales: None, is_told: true });
     }
 
-    /// Adds a tensor whose rows are those of two of a layer, the first half and the second.
+    /// Adds a tensor with the rows of two of a layer's tensors, half each.
     pub(super) fn insert_halves(&mut self, layer: &str, names: [&str; 2], file: usize, info: &TensorInfo) {
         let mut half = info.clone();
         half.size_bytes /= 2;
@@ -180,14 +176,19 @@ impl Catalog {
         }
         for (i, name) in names.into_iter().enumerate() {
             let offset = info.offset + i as u64 * half.size_bytes;
-            self.insert(format!("{layer}.{name}.weight"), file, TensorInfo { offset, ..half.clone() }, Stored::AsRead);
+            self.insert(
+                format!("{layer}.{name}.weight"),
+                file,
+                TensorInfo { offset, ..half.clone() },
+                FileLayout::AsRead,
+            );
         }
     }
 
-    /// Adds a tensor of MXFP4 whose exponents are in a tensor of their own.
+    /// Adds an MXFP4 tensor with its exponents in a separate tensor.
     ///
     /// # Errors
-    /// [`Error::Config`] if the two do not fit each other.
+    /// [`Error::Config`] if the two do not match.
     pub(super) fn insert_scaled(
         &mut self,
         name: String,
@@ -196,62 +197,60 @@ impl Catalog {
         paired: bool,
     ) -> Result<(), Error> {
         let info = mxfp4::joined(&blocks.name, blocks, &scales.1)?;
-        let stored = if paired { Stored::Paired } else { Stored::AsRead };
-        self.tensors.insert(name, Entry { file, info, stored, scales: Some(scales), is_told: true });
+        let stored = if paired { FileLayout::Paired } else { FileLayout::AsRead };
+        self.tensors.insert(name, CatalogEntry { file, info, stored, scales: Some(scales), is_told: true });
         Ok(())
     }
 
-    /// Leaves out the tensors of layers from `n_layers` on. Returns whether there were any.
+    /// Drops the tensors of layers from `n_layers` on. Returns whether there were any.
     pub(super) fn drop_layers(&mut self, n_layers: u32) -> bool {
         let n_before = self.tensors.len();
         self.tensors.retain(|name, _| layer_of(name).is_none_or(|layer| layer < n_layers));
         self.tensors.len() < n_before
     }
 
-    /// The rows of a table, if each lies in the file by itself.
+    /// The rows of a table, if the file stores each contiguously.
     pub(crate) fn table_rows(&self, name: &str) -> Option<TableRows> {
         let entry = self.tensors.get(name)?;
-        (entry.stored == Stored::AsRead && entry.scales.is_none()).then(|| TableRows { entry: entry.clone() })
+        (entry.stored == FileLayout::AsRead && entry.scales.is_none()).then(|| TableRows { entry: entry.clone() })
     }
 
-    /// Names of the tensors of layers from this one on.
+    /// Names of the tensors of layers from `first` on.
     pub(crate) fn of_layers_from(&self, first: u32) -> impl Iterator<Item = &str> {
         let names = self.tensors.keys().map(String::as_str);
         names.filter(move |name| layer_of(name).is_some_and(|layer| layer >= first))
     }
 
-    /// Says that layers from this one on are of a head without which the model is the same: sessions of either know each other.
+    /// Excludes layers from `first` on from the digest: an optional head, without which sessions stay compatible.
     pub(super) fn leave_untold(&mut self, first: u32) {
         let of_head = |name: &str| layer_of(name).is_some_and(|layer| layer >= first);
         self.tensors.iter_mut().filter(|(name, _)| of_head(name)).for_each(|(_, entry)| entry.is_told = false);
     }
 
-    /// Number of a tensor's file, and where it lies there.
+    /// A tensor's file number and location.
     pub(crate) fn find(&self, name: &str) -> Option<(usize, &TensorInfo)> {
         self.tensors.get(name).map(|entry| (entry.file, &entry.info))
     }
 
-    /// Every tensor under the name that GGUF gives it, the number of its file, and how that keeps it.
-    #[cfg(not(target_arch = "wasm32"))]
-    pub(super) fn entries(&self) -> impl Iterator<Item = (&str, usize, &TensorInfo, Stored)> {
+    /// All tensors by GGUF name, with file number and layout.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (&str, usize, &TensorInfo, FileLayout)> {
         self.tensors.iter().map(|(name, entry)| (name.as_str(), entry.file, &entry.info, entry.stored))
     }
 
-    /// Every tensor.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         self.tensors.values().map(|entry| &entry.info)
     }
 
-    /// Refuses tensors that no pass would read: files with them are of another model, whose text ours would not be.
-    /// `read` are the names of those that are read.
+    /// Refuses tensors that no pass reads, since such files are of another model, with other outputs. `read` are the
+    /// names of the tensors that are read.
     ///
     /// # Errors
     /// [`Error::Config`] naming such a tensor.
     pub(crate) fn check_read<'a>(&self, read: impl Iterator<Item = &'a str>) -> Result<(), Error> {
         let read: HashSet<&str> = read.collect();
         let is_known = |name: &str| {
-            // Those of the head stay unread where only vectors are wanted, and `rope_freqs` is read with the configuration.
-            // The first converters wrote the plain frequencies of each layer, which everyone computes anyway.
+            // Embedding models do not read the output head; `rope_freqs` is read with the configuration. Early
+            // converters stored each layer's plain frequencies, which are recomputed instead.
             FACTORS.contains(&name)
                 || ["output.weight", "output.bias"].contains(&name)
                 || name.starts_with("cls.")
@@ -261,19 +260,19 @@ impl Catalog {
         match unread.map(|(_, entry)| &entry.info.name).min() {
             Some(name) => Err(Error::Config {
                 field: name.clone(),
-                expected: "no such tensor in a model of this configuration".into(),
+                expected: "no such tensor in this configuration".into(),
                 found: "in the file".into(),
             }),
             None => Ok(()),
         }
     }
 
-    /// Block types in use, the one with most bytes first.
+    /// Block types in use, largest first by bytes.
     pub fn block_types(&self) -> Vec<BlockType> {
         self.shares().into_iter().map(|share| share.block_type).collect()
     }
 
-    /// The weights by how they are stored, the type with most bytes first.
+    /// The weights by storage type, largest first by bytes.
     pub fn shares(&self) -> Vec<WeightShare> {
         WeightShare::of(self.tensors())
     }
@@ -281,26 +280,26 @@ impl Catalog {
 
 impl WeightSource for Catalog {
     fn describe(&self, name: &str) -> Option<SourceTensor> {
-        let Entry { info, stored, .. } = self.tensors.get(name)?;
+        let CatalogEntry { info, stored, .. } = self.tensors.get(name)?;
         let mut shape = info.shape.clone();
         match (stored, &mut shape[..]) {
-            (Stored::Transposed, shape) => shape.reverse(),
-            (Stored::ExpertsTransposed { .. }, [_, cols, rows]) => std::mem::swap(cols, rows),
+            (FileLayout::Transposed, shape) => shape.reverse(),
+            (FileLayout::ExpertsTransposed { .. }, [_, cols, rows]) => std::mem::swap(cols, rows),
             _ => {}
         }
-        // Of a convolution of each channel by itself there is one input.
+        // Depthwise convolutions have one input per channel.
         if let (true, [channels, 1, taps]) = (name.contains("conv"), &shape[..]) {
             shape = vec![*channels, *taps];
         }
-        // Numbers of heads are columns, and a norm of all of them is a row.
+        // Per-head scalars are stored as columns; a norm of all heads is one row.
         if [".ssm_a.", ".ssm_d.", ".ssm_norm."].iter().any(|part| name.contains(part)) {
             shape = vec![shape.iter().product()];
         }
-        // A product with one row.
+        // A matrix with one row.
         if let (true, [columns]) = (name.ends_with("ffn_gate_inp_shexp.weight"), &shape[..]) {
             shape = vec![1, *columns];
         }
-        // Those of all experts are one matrix, and one vector.
+        // All experts form one matrix, or one vector.
         if name.contains("_exps.") {
             let n_kept = usize::from(name.ends_with(".weight"));
             let kept = shape.split_off(shape.len().saturating_sub(n_kept));
@@ -310,9 +309,9 @@ impl WeightSource for Catalog {
     }
 }
 
-/// A catalog for a CPU: matrices of halves are declared as F32, unless products take them as they are. Each pass would widen
-/// them again, which takes as long as the products of a few dozen tokens. Tables of token vectors stay as they are: a pass
-/// takes a few of their rows.
+/// A catalog for the CPU: declares F16 and BF16 matrices as F32 unless its kernels read them directly. Widening in
+/// each pass would take as long as the products of a few dozen tokens. Embedding tables stay as they are: a pass
+/// reads few of their rows.
 pub(crate) struct Widened<'a>(pub &'a Catalog);
 
 impl WeightSource for Widened<'_> {
@@ -320,7 +319,7 @@ impl WeightSource for Widened<'_> {
         let tensor = self.0.describe(name)?;
         let is_table = ["token_embd.weight", "per_layer_token_embd.weight"].contains(&name);
         let widens = match tensor.weight {
-            // Products with experts take rows one after the other.
+            // Expert kernels read one row after the other.
             WeightType::F16 => !is_table && (!crate::cpu::take_halves() || name.contains("_exps.")),
             WeightType::BF16 => !is_table,
             _ => false,
@@ -329,15 +328,14 @@ impl WeightSource for Widened<'_> {
     }
 }
 
-/// The weight type under which a tensor's rows are stored on a device: its own where kernels have it, else F32, which
-/// is exact.
+/// The type of a tensor's rows on a device: its own if kernels support it, else F32, which is exact.
 fn weight_type(block_type: BlockType) -> WeightType {
     WeightType::ALL.into_iter().find(|weight| weight.block_type() == block_type).unwrap_or(WeightType::F32)
 }
 
-/// Refuses a tensor whose type has no decoder, before anything is allocated for the model.
+/// Refuses a type without a decoder before allocation.
 pub(super) fn check_type(format: &'static str, tensor: &TensorInfo) -> Result<(), Error> {
-    // The decoder is chosen by the type alone, so that no data at all tells whether there is one.
+    // The decoder depends on the type alone, so empty data suffice.
     block::dequantize(tensor.block_type, &[], &mut []).map_err(|error| match error {
         Error::Unsupported { found, supported, .. } => {
             let field = format!("type of tensor `{}`", tensor.name.escape_debug());
@@ -347,33 +345,33 @@ pub(super) fn check_type(format: &'static str, tensor: &TensorInfo) -> Result<()
     })
 }
 
-/// The values of a tensor, from its data.
+/// A tensor's values from its data.
 pub(super) fn floats(tensor: &TensorInfo, data: &[u8]) -> Result<Vec<f32>, Error> {
     let mut values = vec![0.0; tensor.n_elements() as usize];
     block::dequantize(tensor.block_type, data, &mut values)?;
     Ok(values)
 }
 
-/// Rows of a table that stays in its file.
+/// Rows of a table that stays on disk.
 #[derive(Clone, Debug)]
 pub(crate) struct TableRows {
-    entry: Entry,
+    entry: CatalogEntry,
 }
 
 impl TableRows {
-    /// How many there are.
+    /// Number of rows.
     pub fn len(&self) -> u64 {
         n_rows(&self.entry.info)
     }
 
-    /// Writes the rows of these numbers to a matrix of [`Matrix::declare_rows`], one after the other. One that is not in the
-    /// table is written as zeros, which nobody is to read.
+    /// Writes these rows consecutively to a matrix of [`Matrix::declare_rows`]. Out-of-range rows are written as
+    /// zeros, which must not be read.
     ///
     /// # Errors
-    /// [`Error::Format`] if the table lies past its file's end; [`Error::Operand`] for more rows than the matrix has; errors
-    /// of [`Device::write`].
+    /// [`Error::Format`] if the table is past its file's end; [`Error::Operand`] for more rows than the matrix has;
+    /// errors of [`Device::write`].
     pub async fn write(&self, device: &Device, files: &WeightFiles, numbers: &[u32], to: &Matrix) -> Result<(), Error> {
-        let Entry { file, info, .. } = &self.entry;
+        let CatalogEntry { file, info, .. } = &self.entry;
         let row_bytes = (info.size_bytes / self.len()) as usize;
         // Two rows may share a word of tails.
         let mut rows = vec![0; numbers.len().next_multiple_of(2) * row_bytes];
@@ -394,49 +392,49 @@ impl TableRows {
     }
 }
 
-/// Bytes of a model's files that a device's weights want next.
+/// The next bytes that an upload needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct NeededRange {
     /// Number of the file.
     pub file: usize,
-    /// Offset of the first byte wanted.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes up to the end of a tensor.
+    /// Bytes up to the tensor's end.
     pub len: u64,
 }
 
-/// Weights on their way from files to a device: takes the bytes of every tensor in the order of the files, in pieces of
-/// any size, and writes whole rows.
+/// Uploads weights from files to a device: accepts the bytes of all tensors in file order in pieces of any size, and
+/// writes whole rows.
 #[derive(Clone)]
 pub(crate) struct Feed {
-    /// Tensors in the order of the files, but scales right before what they scale.
-    items: Vec<(Entry, Destination)>,
-    /// The scales of the tensor in progress, as far as they have come; all of them come before its blocks.
+    /// Tensors in file order, with scales before their quants.
+    items: Vec<(CatalogEntry, Destination)>,
+    /// Scales of the current tensor received so far; all precede its blocks.
     scales: Vec<u8>,
-    /// The tensor in progress, and how much of it has come.
+    /// The current tensor, and its bytes received so far.
     at: usize,
     done: u64,
-    /// The beginning of a row whose end has not come.
+    /// A partial row.
     partial_row: Vec<u8>,
     edges: TailEdges,
     fed_bytes: u64,
     total_bytes: u64,
     /// Bytes written to the device since [`Feed::take_uploaded`].
     uploaded_bytes: u64,
-    /// Of the tensors that have come, if that is wanted, and of the one in progress.
+    /// Digest of the complete tensors, if wanted; then that of the current one.
     digest: Option<u64>,
     tensor_digest: Xxh64,
 }
 
 impl Feed {
-    /// A feed of all tensors that weights were declared with.
+    /// A feed of all declared tensors.
     pub fn new<'a>(catalog: &Catalog, destinations: impl Iterator<Item = (&'a str, Destination)>) -> Feed {
-        // Weights were declared from this catalog, so each is in it.
+        // Weights were declared from this catalog, so all are found.
         let found = destinations.filter_map(|(name, place)| Some((catalog.tensors.get(name)?.clone(), place)));
         Feed::of(found.collect())
     }
 
-    /// The same, which adds up for [`Feed::digest`] those tensors that `is_told` names.
+    /// As [`Feed::new`], with a [`Feed::digest`] of the tensors that `is_told` selects.
     pub fn digesting<'a>(
         catalog: &Catalog,
         destinations: impl Iterator<Item = (&'a str, Destination)>,
@@ -444,7 +442,7 @@ impl Feed {
     ) -> Feed {
         let found = destinations.filter_map(|(name, place)| {
             let entry = catalog.tensors.get(name)?;
-            Some((Entry { is_told: entry.is_told && is_told(name), ..entry.clone() }, place))
+            Some((CatalogEntry { is_told: entry.is_told && is_told(name), ..entry.clone() }, place))
         });
         Feed { digest: Some(0), ..Feed::of(found.collect()) }
     }
@@ -452,30 +450,26 @@ impl Feed {
     /// A feed of one expert's parts.
     ///
     /// # Errors
-    /// [`Error::Config`] naming a tensor that does not keep its experts one after the other.
+    /// [`Error::Config`] naming a tensor that does not store its experts contiguously.
     pub fn of_expert(catalog: &Catalog, parts: Vec<ExpertPart>) -> Result<Feed, Error> {
         let item = |ExpertPart { name, share, place }: ExpertPart| {
             let entry = catalog.tensors.get(&name);
-            let found = entry.map_or("missing".into(), |entry| format!("one of shape {:?}", entry.info.shape));
+            let found = entry.map_or("missing".into(), |entry| format!("of shape {:?}", entry.info.shape));
             let entry = match share {
                 Some(share) => entry.and_then(|entry| entry.of_expert(share)),
                 None => entry.cloned(),
             };
             match entry {
                 Some(entry) => Ok((entry, place)),
-                None => Err(Error::Config {
-                    field: name,
-                    expected: "a tensor of experts one after the other".into(),
-                    found,
-                }),
+                None => Err(Error::Config { field: name, expected: "contiguous experts".into(), found }),
             }
         };
         Ok(Feed::of(parts.into_iter().map(item).collect::<Result<_, _>>()?))
     }
 
-    fn of(mut items: Vec<(Entry, Destination)>) -> Feed {
+    fn of(mut items: Vec<(CatalogEntry, Destination)>) -> Feed {
         crate::sort::by_key(&mut items, |(entry, _)| (entry.file, entry.info.offset));
-        let scales_bytes = |entry: &Entry| entry.scales.as_ref().map_or(0, |(_, scales)| scales.size_bytes);
+        let scales_bytes = |entry: &CatalogEntry| entry.scales.as_ref().map_or(0, |(_, scales)| scales.size_bytes);
         let total_bytes = items.iter().map(|(entry, _)| entry.info.size_bytes + scales_bytes(entry)).sum();
         let edges = TailEdges::default();
         Feed {
@@ -493,13 +487,13 @@ impl Feed {
         }
     }
 
-    /// Tells the weights that were taken from others: names, types, shapes and all bytes of all tensors, in whatever order
-    /// and files they lie. 0 of what was not made by [`Feed::digesting`].
+    /// Hash of the weights received: names, types, shapes and bytes of all tensors, independent of order and files. 0
+    /// unless made by [`Feed::digesting`].
     pub fn digest(&self) -> u64 {
         self.digest.unwrap_or_default()
     }
 
-    /// The digest that it would have if it had taken everything; all of it is read, by several threads.
+    /// The digest after a complete upload; reads everything with several threads.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn digest_of_files(&self, files: &[FileBytes]) -> u64 {
         const THREADS: usize = 4;
@@ -518,14 +512,14 @@ impl Feed {
         })
     }
 
-    /// The bytes wanted next; `None` at the end.
-    pub fn wanted(&self) -> Option<Wanted> {
+    /// The next bytes needed; `None` at the end.
+    pub fn wanted(&self) -> Option<NeededRange> {
         let (file, info) = self.in_progress()?;
         let done = if self.takes_scales() { self.scales.len() as u64 } else { self.done };
-        Some(Wanted { file, offset: info.offset + done, len: info.size_bytes - done })
+        Some(NeededRange { file, offset: info.offset + done, len: info.size_bytes - done })
     }
 
-    /// The tensor whose bytes are wanted.
+    /// The current tensor.
     pub fn tensor(&self) -> Option<&TensorInfo> {
         self.in_progress().map(|(_, info)| info)
     }
@@ -538,16 +532,16 @@ impl Feed {
         }
     }
 
-    /// Whether what comes next are scales.
+    /// Whether scales come next.
     fn takes_scales(&self) -> bool {
         let scales = self.items.get(self.at).and_then(|(entry, _)| entry.scales.as_ref());
         scales.is_some_and(|(_, scales)| (self.scales.len() as u64) < scales.size_bytes)
     }
 
-    /// Takes everything from files that are there as a whole. `progress` is told bytes taken so far, and in all.
+    /// Uploads everything from complete files. `progress` receives the bytes so far and their total.
     ///
     /// # Errors
-    /// [`Error::Truncated`] if a tensor lies past its file's end; errors of [`Device::write`].
+    /// [`Error::Truncated`] if a tensor is past its file's end; errors of [`Device::write`].
     pub fn take_all(
         &mut self,
         device: &Device,
@@ -557,7 +551,7 @@ impl Feed {
         let mut ignore = |_, _| ();
         let progress = progress.unwrap_or(&mut ignore);
         if !device.is_gpu() {
-            // All of it before any is touched, so that the system may put large pages under neighbours.
+            // Allocates everything before first use, so that the system can use large pages across neighbours.
             for (_, place) in &self.items {
                 match place {
                     Destination::Rows { matrix, .. } => {
@@ -573,8 +567,7 @@ impl Feed {
         Ok(())
     }
 
-    /// Says that all of it is taken next.
-    #[cfg(not(target_arch = "wasm32"))]
+    /// Announces that everything is read next.
     pub fn announce(&self, files: &[FileBytes]) {
         for (entry, _) in &self.items {
             let scales = entry.scales.as_ref().map(|(file, scales)| (*file, scales));
@@ -584,14 +577,13 @@ impl Feed {
         }
     }
 
-    /// Takes the next bytes of files that are there as a whole, and tells whether there were any.
+    /// Uploads the next bytes of complete files. Returns whether there were any.
     ///
     /// # Errors
     /// As [`Feed::take_all`].
     pub fn take_piece(&mut self, device: &Device, files: &[FileBytes]) -> Result<bool, Error> {
         const PIECE: u64 = 4 << 20;
-        /// Bytes that are added up in less time than a thread takes to start.
-        #[cfg(not(target_arch = "wasm32"))]
+        /// Fewer bytes are hashed faster than a thread starts.
         const ASIDE: usize = 256 << 10;
         let (Some(wanted), Some(tensor)) = (self.wanted(), self.tensor()) else { return Ok(false) };
         let file = &files[wanted.file];
@@ -610,16 +602,16 @@ impl Feed {
         Ok(true)
     }
 
-    /// Takes the next bytes of files that are read again, and tells whether there were any.
+    /// Uploads the next bytes of files that are read again. Returns whether there were any.
     ///
     /// # Errors
-    /// Those of reading; as [`Feed::take_all`].
+    /// Errors of reading; as [`Feed::take_all`].
     pub async fn take_again(&mut self, device: &Device, files: &WeightFiles) -> Result<bool, Error> {
         #[cfg(not(target_arch = "wasm32"))]
         return self.take_piece(device, files);
         #[cfg(target_arch = "wasm32")]
         match self.wanted() {
-            Some(Wanted { file, offset, len }) => {
+            Some(NeededRange { file, offset, len }) => {
                 let bytes = files.read(file, offset, len).await?;
                 self.take(device, file, offset, &bytes).map(|()| true)
             }
@@ -627,7 +619,7 @@ impl Feed {
         }
     }
 
-    /// Takes what it wants of a file's bytes that begin at `start`; what lies between tensors is passed over.
+    /// Uploads the needed part of a file's bytes, which begin at `start`; skips gaps between tensors.
     ///
     /// # Errors
     /// As [`Feed::push`].
@@ -641,17 +633,17 @@ impl Feed {
         Ok(())
     }
 
-    /// Bytes taken so far, and in all.
+    /// Bytes uploaded so far and their total.
     pub fn progress(&self) -> (u64, u64) {
         (self.fed_bytes, self.total_bytes)
     }
 
-    /// Bytes that were written to the device since this was last asked: more than were taken where they are expanded.
+    /// Bytes written to the device since the last call: more than received if rows are expanded.
     pub fn take_uploaded(&mut self) -> u64 {
         std::mem::take(&mut self.uploaded_bytes)
     }
 
-    /// Takes bytes from [`Wanted::offset`] on, at most [`Wanted::len`].
+    /// Pushes bytes at [`NeededRange::offset`], at most [`NeededRange::len`].
     ///
     /// # Errors
     /// Errors of [`Device::write`].
@@ -666,8 +658,7 @@ impl Feed {
         Ok(())
     }
 
-    /// As [`Feed::push`] of bytes that are worth it: adds them up while the device takes them.
-    #[cfg(not(target_arch = "wasm32"))]
+    /// As [`Feed::push`], hashing on another thread during the upload. Worthwhile for large pieces.
     fn push_and_add(&mut self, device: &Device, bytes: &[u8]) -> Result<(), Error> {
         let told = self.told_now();
         let mut digest = self.tensor_digest.clone();
@@ -677,7 +668,7 @@ impl Feed {
                 digest
             });
             let put = self.put(device, bytes);
-            // A thread only reads; a panic in it goes on here.
+            // The thread only reads; its panic is resumed here.
             let digest = adding.join().unwrap_or_else(|panic| resume_unwind(panic));
             put.map(|ended| (ended, digest))
         })?;
@@ -688,13 +679,13 @@ impl Feed {
         Ok(())
     }
 
-    /// The tensor in progress, if it counts for the digest.
+    /// The current tensor, if it counts towards the digest.
     fn told_now(&self) -> Option<usize> {
         let is_told = self.digest.is_some() && self.items.get(self.at).is_some_and(|(entry, _)| entry.is_told);
         is_told.then_some(self.at)
     }
 
-    /// Counts a tensor whose bytes have all come.
+    /// Adds a complete tensor to the digest.
     fn tell(&mut self, told: Option<usize>) {
         let bytes = std::mem::replace(&mut self.tensor_digest, Xxh64::new());
         if let Some((entry, _)) = told.and_then(|at| self.items.get(at)) {
@@ -702,7 +693,7 @@ impl Feed {
         }
     }
 
-    /// Puts bytes where they belong, and says whether they end a tensor.
+    /// Writes bytes to their destination. Returns whether they complete a tensor.
     fn put(&mut self, device: &Device, mut bytes: &[u8]) -> Result<bool, Error> {
         let takes_scales = self.takes_scales();
         let Some((entry, place)) = self.items.get(self.at) else { return Ok(false) };
@@ -715,12 +706,12 @@ impl Feed {
         }
         let unit = entry.groups().map_or(1, |[rows, _]| rows as u32);
         let row_bytes = match place {
-            // An expert's rows, which are put in order.
+            // An expert's rows, to be reordered.
             _ if entry.scales.is_some() => (info.size_bytes / info.shape.first().copied().unwrap_or(1)) as usize,
-            Destination::Rows { .. } if matches!(entry.stored, Stored::AsRead | Stored::LessOne) => {
+            Destination::Rows { .. } if matches!(entry.stored, FileLayout::AsRead | FileLayout::LessOne) => {
                 (info.size_bytes / n_rows(info)) as usize
             }
-            // Taken as a whole.
+            // The whole tensor at once.
             _ => info.size_bytes as usize,
         };
         let mut first_row = ((self.done - self.partial_row.len() as u64) / row_bytes as u64) as u32 * unit;
@@ -736,7 +727,7 @@ impl Feed {
             }
         }
         let (rows, rest) = bytes.split_at(bytes.len() / row_bytes * row_bytes);
-        // Bounds what is expanded and repacked at a time.
+        // Limits the bytes expanded and repacked at a time.
         const PIECE: usize = 1 << 20;
         let piece_rows = (PIECE / row_bytes).max(1);
         for piece in rows.chunks(piece_rows * row_bytes) {
@@ -758,19 +749,18 @@ impl Feed {
     }
 }
 
-/// Rows from `first_row` on as GGUF files have them: those of two tensors are put together.
-fn repacked<'a>(entry: &Entry, first_row: u32, bytes: &'a [u8], scales: &[u8]) -> Cow<'a, [u8]> {
+/// Rows from `first_row` on in GGUF's layout: joins quants and scales.
+fn repacked<'a>(entry: &CatalogEntry, first_row: u32, bytes: &'a [u8], scales: &[u8]) -> Cow<'a, [u8]> {
     let Some([rows, groups]) = entry.groups() else { return Cow::Borrowed(bytes) };
     let first = first_row as usize * groups;
     let of_rows = &scales[first..first + bytes.len() / mxfp4::GROUP];
-    Cow::Owned(mxfp4::repacked(bytes, of_rows, [rows, groups], entry.stored == Stored::Paired))
+    Cow::Owned(mxfp4::repacked(bytes, of_rows, [rows, groups], entry.stored == FileLayout::Paired))
 }
 
-/// Writes whole rows of a tensor where they belong, expanded to F32 if no kernel reads their type. Returns the bytes that
-/// this made.
+/// Writes whole rows of a tensor, expanded to F32 if no kernel reads their type. Returns the bytes written.
 fn write_rows(
     device: &Device,
-    Entry { info, stored, .. }: &Entry,
+    CatalogEntry { info, stored, .. }: &CatalogEntry,
     place: &Destination,
     first_row: u32,
     bytes: &[u8],
@@ -782,8 +772,8 @@ fn write_rows(
         Destination::Values { tensor, places } => {
             let mut values = dequantized(info, bytes)?;
             match stored {
-                Stored::LessOne => values.iter_mut().for_each(|value| *value += 1.0),
-                Stored::NegativeLog => values.iter_mut().for_each(|value| *value = -value.exp()),
+                FileLayout::LessOne => values.iter_mut().for_each(|value| *value += 1.0),
+                FileLayout::NegativeLog => values.iter_mut().for_each(|value| *value = -value.exp()),
                 _ => {}
             }
             let mut rest = &values[..];
@@ -808,12 +798,12 @@ fn write_rows(
     }
 }
 
-/// Rows of a tensor: all dimensions but the last.
+/// All dimensions but the last.
 fn n_rows(info: &TensorInfo) -> u64 {
     info.shape.split_last().map_or(1, |(_, rows)| rows.iter().product())
 }
 
-/// Writes whole rows in the type of a file to their places.
+/// Writes whole rows in the file's type.
 fn write_plain(
     device: &Device,
     info: &TensorInfo,
@@ -841,14 +831,14 @@ fn write_plain(
     Ok(bytes.len() as u64)
 }
 
-/// Rows of a file cut into slices of so many columns, each as rows of the matrix, zero where they have no more.
+/// Cuts rows into slices of `columns` columns, each as rows of the matrix, zero-padded.
 fn slices(info: &TensorInfo, matrix: &Matrix, bytes: &[u8], columns: u32) -> Result<Vec<Vec<u8>>, Error> {
     let (block_len, block_bytes) = (info.block_type.block_len(), info.block_type.block_bytes());
     let (columns, all) = (u64::from(columns), info.shape.last().copied().unwrap_or(1));
     if !columns.is_multiple_of(block_len) && columns < all {
         return Err(Error::Config {
             field: info.name.clone(),
-            expected: format!("blocks that end every {columns} columns, where it is cut"),
+            expected: format!("blocks that end at the cuts, every {columns} columns"),
             found: format!("{}, in blocks of {block_len}", info.block_type),
         });
     }
@@ -865,10 +855,10 @@ fn slices(info: &TensorInfo, matrix: &Matrix, bytes: &[u8], columns: u32) -> Res
     Ok((0..all.div_ceil(columns) as usize).map(slice).collect())
 }
 
-/// Writes zeros where a tensor leaves places free.
+/// Zeroes the gaps in a tensor's destination.
 fn write_gaps(
     device: &Device,
-    Entry { info, .. }: &Entry,
+    CatalogEntry { info, .. }: &CatalogEntry,
     place: &Destination,
     edges: &mut TailEdges,
 ) -> Result<u64, Error> {
@@ -883,7 +873,7 @@ fn write_gaps(
     Ok(written)
 }
 
-/// The values of some blocks of a tensor.
+/// The values of a tensor's blocks.
 fn dequantized(info: &TensorInfo, bytes: &[u8]) -> Result<Vec<f32>, Error> {
     let n_blocks = bytes.len() as u64 / info.block_type.block_bytes();
     let mut values = vec![0.0; (n_blocks * info.block_type.block_len()) as usize];
@@ -897,15 +887,15 @@ mod tests {
     use crate::dtype::DType;
     use crate::tensor::{Role, Tensor};
 
-    /// The device counts on its own what it was given.
+    /// The device keeps its own count of the bytes written.
     #[test]
-    fn what_is_in_flight_counts_as_expanded() {
+    fn uploaded_bytes_count_weights_as_expanded() {
         let device = Device::cpu();
         let tensor = Tensor::declare("w", Role::Weights, &[1024], DType::F32).unwrap();
         let info =
             TensorInfo { name: "w".into(), shape: vec![1024], block_type: BlockType::F16, offset: 0, size_bytes: 2048 };
         let mut catalog = Catalog::default();
-        catalog.insert("w".into(), 0, info, Stored::AsRead);
+        catalog.insert("w".into(), 0, info, FileLayout::AsRead);
         let mut feed =
             Feed::new(&catalog, [("w", Destination::Values { tensor, places: RowPlaces::from(0) })].into_iter());
         let before = device.counters();

@@ -1,8 +1,8 @@
-//! What a model's files say of conversations.
+//! Chat templates in a model's files.
 
 use serde_json::{Map, Value};
 
-use super::huggingface::Texts;
+use super::huggingface::FolderTexts;
 use super::vocab;
 use crate::error::Error;
 use crate::formats::gguf::{self, Metadata, ValueType};
@@ -10,20 +10,20 @@ use crate::formats::gguf_writer::GgufHeader;
 use crate::formats::text::read_json;
 use crate::tokenizer::Tokenizer;
 
-/// The name of a template that has none.
+/// The name of an unnamed template.
 const DEFAULT: &str = "default";
 
-/// The chat templates of a model, and the names of special tokens that these ask for.
+/// The chat templates of a model, and the special tokens they use.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ChatSource {
-    /// Names and sources, in Jinja. The usual one is called `default`; further ones are `tool_use`, `rag` and the like.
+    /// Names and Jinja sources. The usual one is `default`; others are `tool_use`, `rag` and so on.
     pub templates: Vec<(String, String)>,
-    /// Texts of special tokens by their names: `bos_token` and the like, and `additional_special_tokens`, a list.
+    /// Special tokens by name: `bos_token` and so on, and the list `additional_special_tokens`.
     pub special_tokens: Map<String, Value>,
 }
 
 impl ChatSource {
-    /// Those of a GGUF file. The tokenizer itself knows the tokens around a text.
+    /// Templates of a GGUF file. The tokens around a text come from the tokenizer.
     pub(super) fn of_gguf(metadata: &Metadata, tokenizer: Option<&Tokenizer>) -> Result<ChatSource, Error> {
         let mut source = ChatSource::default();
         if let Some(template) = metadata.get_str("tokenizer.chat_template")? {
@@ -44,9 +44,9 @@ impl ChatSource {
         Ok(source)
     }
 
-    /// Those of a folder. Files of their own come before `chat_template.json`, and that before `tokenizer_config.json`.
-    /// A broken file is no template: what is wrong with a tokenizer's configuration, the tokenizer says.
-    pub(super) fn of_folder(texts: &Texts) -> ChatSource {
+    /// Templates of a folder. Separate files take precedence over `chat_template.json`, and that over
+    /// `tokenizer_config.json`. Ignores broken files; the tokenizer reports an invalid configuration.
+    pub(super) fn of_folder(texts: &FolderTexts) -> ChatSource {
         let mut source = ChatSource::default();
         let parse = |text: &Option<Vec<u8>>| read_json::<Value>(text.as_ref()?).ok();
         let config = parse(&texts.tokenizer_config);
@@ -82,10 +82,10 @@ impl ChatSource {
         source
     }
 
-    /// Writes them into a GGUF file, but for the special tokens, whose numbers are in its vocabulary.
+    /// Writes the templates to a GGUF file. The special tokens are in its vocabulary.
     ///
     /// # Errors
-    /// Those of [`GgufHeader::set`].
+    /// Errors of [`GgufHeader::set`].
     #[cfg_attr(target_arch = "wasm32", expect(dead_code))]
     pub(super) fn write(&self, header: &mut GgufHeader) -> Result<(), Error> {
         let mut names = Vec::new();
@@ -105,7 +105,7 @@ impl ChatSource {
 
     fn set(&mut self, name: &str, template: &str) {
         self.templates.retain(|(other, _)| other != name);
-        // A file may begin with a byte order mark, and a template may have been one.
+        // A template from a file may begin with a byte order mark.
         let template = template.strip_prefix(crate::formats::text::MARK).unwrap_or(template);
         self.templates.push((name.to_owned(), template.to_owned()));
     }

@@ -1,10 +1,10 @@
-//! Model files to GGUF files of another type: which tensors are quantised, and the way from one file to the other.
+//! Conversion of model files to GGUF files of another type.
 //!
 //! ```text
 //! GGUF file or folder -> Plan: keys, tensors with their types -> header -> tensor after tensor, a few rows at a time
 //! ```
-//! The rules are those of llama.cpp's quantiser (`src/llama-quant.cpp`) with `--pure`: all matrices get the same type,
-//! except where a row is no whole number of blocks.
+//! The rules are those of llama.cpp's quantiser (`src/llama-quant.cpp`) with `--pure`: all matrices get the same
+//! type, except those with rows that are not a whole number of blocks.
 
 mod folder;
 mod importance;
@@ -23,59 +23,59 @@ use crate::formats::block::dequantize;
 use crate::formats::quantize::{QUANTIZABLE, quantize_row};
 use crate::formats::{BlockType, TensorInfo};
 pub use importance::ImportanceMatrix;
-use plan::{Plan, PlannedTensor};
+use plan::{ConvertPlan, PlannedTensor};
 
-/// What [`quantize_file`] makes of a file.
+/// Options of [`quantize_file`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct QuantizeOptions {
     /// Type of the matrices, one of [`QUANTIZABLE`].
     pub block_type: BlockType,
-    /// How much each column of a matrix matters.
+    /// Importance of each matrix column.
     pub importance: Option<ImportanceMatrix>,
-    /// Whether a file that is there is replaced.
+    /// Whether to replace an existing file.
     pub overwrite: bool,
 }
 
 impl QuantizeOptions {
-    /// All matrices of this type, without an importance matrix; nothing is replaced.
+    /// All matrices of this type, no importance matrix, no replacing.
     pub fn new(block_type: BlockType) -> QuantizeOptions {
         QuantizeOptions { block_type, importance: None, overwrite: false }
     }
 }
 
-/// A tensor that was written.
+/// A written tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrittenTensor {
     /// Name in the new file.
     pub name: String,
     /// Dimensions with the contiguous one last.
     pub shape: Vec<u64>,
-    /// Type it had.
+    /// Type in the input.
     pub from: BlockType,
-    /// Type it has.
+    /// Type in the output.
     pub to: BlockType,
-    /// Bytes it has.
+    /// Size in the output.
     pub size_bytes: u64,
-    /// Whether its rows are no whole number of blocks of the type asked for, and another was taken.
+    /// Whether its rows are not a whole number of blocks of the requested type, so that a fallback type was used.
     pub fell_back: bool,
-    /// Whether the importance matrix was used for it.
+    /// Whether the importance matrix was used.
     pub weighted: bool,
 }
 
-/// What [`quantize_file`] wrote.
+/// Result of [`quantize_file`].
 #[derive(Clone, Debug)]
 pub struct QuantizeReport {
-    /// All tensors in the order of the file.
+    /// All tensors in file order.
     pub tensors: Vec<WrittenTensor>,
-    /// Bytes of the files that were read.
+    /// Size of the input files.
     pub source_bytes: u64,
-    /// Bytes of the new file.
+    /// Size of the output file.
     pub written_bytes: u64,
 }
 
 impl QuantizeReport {
-    /// Tensors and their bytes by type, the type with most bytes first.
+    /// Number of tensors and bytes per type, largest first by bytes.
     pub fn by_type(&self) -> Vec<(BlockType, usize, u64)> {
         let mut found: Vec<(BlockType, usize, u64)> = Vec::new();
         for tensor in &self.tensors {
@@ -89,17 +89,17 @@ impl QuantizeReport {
     }
 }
 
-/// Writes the model at `input` to a new GGUF file whose matrices are of another type.
+/// Converts the model at `input` to a GGUF file with matrices of another type.
 ///
-/// `input` is a GGUF file (all its shards, if it is the first of several) of any architecture, or a Hugging Face
-/// folder. One-dimensional tensors, norms and a few small matrices keep their type, and all keys stay but those that
-/// the new type changes. The file is written beside `output` under another name, and renamed when it is whole. Memory
-/// is needed for some rows at a time. `progress` is told the tensor in hand, and bytes read so far and in all.
+/// `input` is a GGUF file of any architecture (the first shard stands for all), or a Hugging Face folder.
+/// One-dimensional tensors, norms and a few small matrices keep their type; all keys stay except those that describe
+/// the type. The output is written under a temporary name beside `output` and renamed when complete. Only some rows
+/// at a time are in memory. `progress` receives the current tensor, the bytes read so far and their total.
 ///
 /// # Errors
-/// [`Error::Io`] if a file cannot be read or written, or is there already; [`Error::InFile`] naming the input and what
-/// is wrong in it, with the tensor's name: numbers that are not finite or too large for the type, types without a
-/// decoder; [`Error::Unsupported`] for a type that is not [`QUANTIZABLE`].
+/// [`Error::Io`] if a file cannot be read or written, or already exists; [`Error::InFile`] naming the input and the
+/// tensor at fault: non-finite values or values too large for the type, types without a decoder;
+/// [`Error::Unsupported`] for a type that is not [`QUANTIZABLE`].
 pub fn quantize_file(
     input: &Path,
     output: &Path,
@@ -120,9 +120,9 @@ pub fn quantize_file(
         let source = io::Error::new(io::ErrorKind::AlreadyExists, what);
         return Err(Error::Io { path: output.into(), source });
     }
-    let plan = Plan::of(input, options)?;
+    let plan = ConvertPlan::of(input, options)?;
     let header = plan.header.to_bytes();
-    let mut out = Output::beside(output)?;
+    let mut out = OutputFile::beside(output)?;
     out.write(&header)?;
     let source_bytes = plan.files.iter().map(|file| file.len() as u64).sum();
     let total: u64 = plan.tensors.iter().map(|tensor| tensor.source.size_bytes).sum();
@@ -145,13 +145,13 @@ pub fn quantize_file(
 
 /// Writes a tensor's data, some rows at a time.
 fn write_tensor(
-    plan: &Plan,
+    plan: &ConvertPlan,
     tensor: &PlannedTensor,
     options: &QuantizeOptions,
-    out: &mut Output,
+    out: &mut OutputFile,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), Error> {
-    /// Elements that are taken at a time: 8 MiB of floats.
+    /// Elements per step: 8 MiB of floats.
     const PIECE: usize = 2 << 20;
     let in_file = |error: Error| error.in_file(&plan.paths[tensor.file]);
     let source = &tensor.source;
@@ -162,14 +162,14 @@ fn write_tensor(
     if tensor.is_copied() && !is_float(to) {
         return out.write(data);
     }
-    // A bias is ordered as the rows of its matrix are.
+    // A bias has the order of its matrix's rows.
     let is_ordered_bias = tensor.order != Order::Same && tensor.written.shape.len() == 1;
     let row_len = if is_ordered_bias { 1 } else { tensor.written.shape.last().copied().unwrap_or(1) as usize };
     let bytes_of_row =
         |block_type: BlockType| row_len / block_type.block_len() as usize * block_type.block_bytes() as usize;
     let (source_row, to_row) = (bytes_of_row(source.block_type), bytes_of_row(to));
     let n_rows = data.len() / source_row;
-    // Each expert has importances of its own.
+    // Each expert has its own importances.
     let rows_per_matrix = tensor.written.shape.iter().rev().nth(1).copied().unwrap_or(1) as usize;
     let importance = tensor.written.weighted.then(|| options.importance.as_ref()?.get(&tensor.written.name)).flatten();
     let piece_rows = (PIECE / row_len).clamp(1, n_rows.max(1));
@@ -205,7 +205,7 @@ fn is_float(block_type: BlockType) -> bool {
     matches!(block_type, BlockType::F32 | BlockType::F16 | BlockType::BF16)
 }
 
-/// Names the tensor and the row in which a number cannot be written.
+/// Adds tensor and row to the error of an invalid value.
 fn at_tensor(error: Error, tensor: &TensorInfo, row: usize) -> Error {
     match error {
         Error::Operand { expected, found, .. } => Error::Format {
@@ -219,22 +219,27 @@ fn at_tensor(error: Error, tensor: &TensorInfo, row: usize) -> Error {
     }
 }
 
-/// A file that is not there under its name until it is whole.
-struct Output {
+/// A file with a temporary name until it is complete.
+struct OutputFile {
     path: PathBuf,
     partial: PathBuf,
     file: Option<BufWriter<File>>,
     written_bytes: u64,
 }
 
-impl Output {
-    /// Opens a file of another name in the folder of `path`.
-    fn beside(path: &Path) -> Result<Output, Error> {
+impl OutputFile {
+    /// Opens a temporary file in the folder of `path`.
+    fn beside(path: &Path) -> Result<OutputFile, Error> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let partial = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
         let opened = OpenOptions::new().write(true).create_new(true).open(&partial);
         let file = opened.map_err(|source| Error::Io { path: partial.clone(), source })?;
-        Ok(Output { path: path.into(), partial, file: Some(BufWriter::with_capacity(1 << 20, file)), written_bytes: 0 })
+        Ok(OutputFile {
+            path: path.into(),
+            partial,
+            file: Some(BufWriter::with_capacity(1 << 20, file)),
+            written_bytes: 0,
+        })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
@@ -244,7 +249,7 @@ impl Output {
         Ok(())
     }
 
-    /// Gives the whole file its name. Returns its bytes.
+    /// Renames the complete file. Returns its size in bytes.
     fn finish(mut self) -> Result<u64, Error> {
         let io = |source| Error::Io { path: self.path.clone(), source };
         if let Some(file) = self.file.take() {
@@ -256,20 +261,20 @@ impl Output {
     }
 }
 
-impl Drop for Output {
+impl Drop for OutputFile {
     fn drop(&mut self) {
-        // After `finish` there is no such file.
+        // After `finish` this file no longer exists.
         drop(self.file.take());
         let _ = std::fs::remove_file(&self.partial);
     }
 }
 
-/// Which row of the source stands at which place.
+/// Row order of the output relative to the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    /// As they are.
+    /// Unchanged.
     Same,
-    /// In each head of so many rows, the pairs (i, i + half) next to each other: rotated halves to rotated pairs.
+    /// In each head of this many rows, interleaves the halves: rows i and i + half become neighbours.
     Pairs(usize),
 }
 
@@ -282,7 +287,7 @@ impl Order {
     }
 }
 
-/// A mapped file, and its path for messages.
+/// A mapped file with its path for messages.
 fn map(path: &Path) -> Result<(PathBuf, FileBytes), Error> {
     Ok((path.into(), FileBytes::map(path)?))
 }

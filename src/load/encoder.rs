@@ -1,11 +1,11 @@
-//! What sentence-transformers adds to the folder of a text encoder: pooling, prompts, and the heads of cross-encoders.
+//! sentence-transformers' files of a text encoder: pooling, prompts, and cross-encoder heads.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
 use super::architectures::activation;
-use super::huggingface::{CONFIG, MODULES, POOLING, PROMPTS, SENTENCE_CONFIG, Texts};
+use super::huggingface::{CONFIG, FolderTexts, MODULES, POOLING, PROMPTS, SENTENCE_CONFIG};
 use super::{EncoderShape, Scoring};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
@@ -13,8 +13,7 @@ use crate::formats::text::read_json;
 use crate::kernels::{Activation, Gate, Gelu, Pooling};
 use crate::model::{ModelConfig, ScoreConfig};
 
-/// The shape of a folder's encoder of this configuration.
-pub(super) fn shape(config: ModelConfig, json: &ConfigJson, texts: &Texts) -> Result<EncoderShape, Error> {
+pub(super) fn shape(config: ModelConfig, json: &ConfigJson, texts: &FolderTexts) -> Result<EncoderShape, Error> {
     let in_file = |file: &'static str| move |error: Error| error.in_file(file);
     let scoring = scoring(json, &config.architecture).map_err(in_file(CONFIG))?;
     let parse = |file: &'static str, bytes: &Option<Vec<u8>>| match bytes {
@@ -24,7 +23,7 @@ pub(super) fn shape(config: ModelConfig, json: &ConfigJson, texts: &Texts) -> Re
     let pooling = match parse(POOLING, &texts.pooling)? {
         Some(json) => Some(pooling(&json).map_err(in_file(POOLING))?),
         None if scoring.is_some() => None,
-        // What sentence-transformers takes for a plain checkpoint.
+        // sentence-transformers' default for a plain checkpoint.
         None => Some(Pooling::Mean),
     };
     let normalize = match &texts.modules {
@@ -43,11 +42,11 @@ pub(super) fn shape(config: ModelConfig, json: &ConfigJson, texts: &Texts) -> Re
     Ok(EncoderShape { config, pooling, normalize, max_tokens, prompts, default_prompt, scoring })
 }
 
-/// The head of BERT and RoBERTa: the pooler or dense layer, and the classifier.
+/// The head of BERT and RoBERTa: pooler or dense layer, then classifier.
 pub(super) const BERT_HEAD: ScoreConfig =
     ScoreConfig { pooling: Pooling::Cls, activation: Activation::Tanh, norm: false };
 
-/// The form of the activation `key`.
+/// The GELU variant under `key`.
 fn gelu(json: &ConfigJson, key: &str) -> Result<Gelu, Error> {
     let name = json.get_str(key)?.unwrap_or("gelu");
     match activation(name) {
@@ -56,7 +55,7 @@ fn gelu(json: &ConfigJson, key: &str) -> Result<Gelu, Error> {
     }
 }
 
-/// The head of a cross-encoder, if the model has one that is known.
+/// The head of a cross-encoder, if it is a supported one.
 fn scoring(json: &ConfigJson, architecture: &str) -> Result<Option<Scoring>, Error> {
     let classes = json.get_str_array("architectures")?.unwrap_or_default();
     if !classes.iter().any(|class| class.ends_with("ForSequenceClassification")) {
@@ -78,7 +77,7 @@ fn scoring(json: &ConfigJson, architecture: &str) -> Result<Option<Scoring>, Err
     let listed = || Ok::<_, Error>(json.get("id2label")?.and_then(|labels| Some(labels.as_object()?.len() as u32)));
     let n_labels = match json.get_u32("num_labels")? {
         Some(n) => n,
-        // What transformers takes for a model that says nothing.
+        // transformers' default.
         None => listed()?.unwrap_or(2),
     };
     let activation_fn = match json.get_str("sentence_transformers.activation_fn")? {
@@ -88,7 +87,7 @@ fn scoring(json: &ConfigJson, architecture: &str) -> Result<Option<Scoring>, Err
     Ok(Some(Scoring { head, n_labels, activation_fn: activation_fn.map(str::to_owned) }))
 }
 
-/// Prompts by name, and the name of the one that is used by itself.
+/// Prompts by name, and the default prompt's name.
 fn prompts(json: &ConfigJson) -> Result<(BTreeMap<String, String>, Option<String>), Error> {
     let mut prompts = BTreeMap::new();
     if let Some(listed) = json.get("prompts")? {
@@ -99,17 +98,17 @@ fn prompts(json: &ConfigJson) -> Result<(BTreeMap<String, String>, Option<String
     }
     let default = json.get_str("default_prompt_name")?;
     match default.filter(|name| !prompts.contains_key(*name)) {
-        Some(name) => Err(wrong("default_prompt_name", "a name among the prompts", name)),
+        Some(name) => Err(wrong("default_prompt_name", "a name in `prompts`", name)),
         None => Ok((prompts, default.map(str::to_owned))),
     }
 }
 
-/// Whether a list of modules divides vectors by their norm. Modules that would do something else to them are refused.
+/// Whether the modules L2-normalise embeddings. Refuses unsupported modules.
 fn has_normalize(json: &[u8]) -> Result<bool, Error> {
     let modules: Vec<Value> = read_json(json).map_err(|e| wrong("modules", "a list of modules", e.message))?;
     let mut normalizes = false;
     for module in &modules {
-        // A type's last word says what it does.
+        // The last component of a type names its function.
         let kind = module["type"].as_str().unwrap_or("missing");
         match kind.rsplit('.').next().unwrap_or(kind) {
             "Normalize" => normalizes = true,
@@ -127,7 +126,7 @@ fn has_normalize(json: &[u8]) -> Result<bool, Error> {
     Ok(normalizes)
 }
 
-/// The pooling of sentence-transformers' module.
+/// The mode of sentence-transformers' pooling module.
 fn pooling(json: &ConfigJson) -> Result<Pooling, Error> {
     const MODES: [(&str, Option<Pooling>); 6] = [
         ("pooling_mode_cls_token", Some(Pooling::Cls)),

@@ -1,7 +1,6 @@
-//! A file's bytes, wherever they are.
+//! A file's bytes from any source.
 
 use std::ops::{Deref, Range};
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 #[cfg(target_arch = "wasm32")]
 use std::pin::Pin;
@@ -11,18 +10,18 @@ use crate::error::Error;
 /// The whole content of a file.
 #[derive(Debug)]
 pub enum FileBytes {
-    /// Part of the program.
+    /// Compiled into the program.
     Static(&'static [u8]),
     /// In memory.
     Owned(Vec<u8>),
-    /// Mapped from disk: pages are read when they are used and can be dropped again.
+    /// Mapped from disk: pages are read on use and can be dropped.
     #[cfg(not(target_arch = "wasm32"))]
     Mapped(memmap2::Mmap),
 }
 
 #[cfg(not(target_arch = "wasm32"))]
 impl FileBytes {
-    /// Maps a file. It must not be changed while it is in use.
+    /// Maps a file, which must not change while in use.
     ///
     /// # Errors
     /// [`Error::Io`] if it cannot be opened.
@@ -32,22 +31,22 @@ impl FileBytes {
         if file.metadata().map_err(io)?.len() == 0 {
             return Ok(FileBytes::Static(&[])); // an empty file cannot be mapped
         }
-        // SAFETY: the mapping is read-only, and all reads are bounds-checked slices; a file that someone else truncates
-        // meanwhile is a fault of the operating environment, as for every memory-mapped reader.
+        // SAFETY: the mapping is read-only, and all reads are bounds-checked slices. Truncation by another process is
+        // an environment fault, as for every memory-mapped reader.
         unsafe { memmap2::Mmap::map(&file) }.map(FileBytes::Mapped).map_err(io)
     }
 }
 
-/// Files with weights that are read again while a model is used, by their numbers in its catalog.
+/// Weight files that are read again during inference, by their numbers in the catalog.
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) type WeightFiles = std::sync::Arc<Vec<FileBytes>>;
 
-/// Reads bytes of a file, by the number that a loader has for it, from an offset on: so many at most.
+/// Reads part of a file: its number in the loader, an offset, and the maximum length.
 #[cfg(target_arch = "wasm32")]
 pub(crate) type ReadFile =
     std::rc::Rc<dyn Fn(usize, u64, u64) -> Pin<Box<dyn Future<Output = Result<Vec<u8>, Error>>>>>;
 
-/// Files with weights that are read again while a model is used, by their numbers in its catalog.
+/// Weight files that are read again during inference, by their numbers in the catalog.
 #[cfg(target_arch = "wasm32")]
 #[derive(Clone)]
 pub(crate) struct WeightFiles {
@@ -57,16 +56,16 @@ pub(crate) struct WeightFiles {
 
 #[cfg(target_arch = "wasm32")]
 impl WeightFiles {
-    /// Of these numbers of a loader.
+    /// The files with these loader numbers.
     #[cfg(feature = "web")]
     pub fn new(read: ReadFile, numbers: &[usize]) -> WeightFiles {
         WeightFiles { read, numbers: numbers.into() }
     }
 
-    /// Bytes of a file from an offset on, `len` of them at most.
+    /// At most `len` bytes of a file from an offset.
     ///
     /// # Errors
-    /// [`Error::Truncated`] if it has none there; those of reading.
+    /// [`Error::Truncated`] if the offset is past the file's end; errors of reading.
     pub async fn read(&self, file: usize, offset: u64, len: u64) -> Result<Vec<u8>, Error> {
         let bytes = (self.read)(self.numbers[file], offset, len).await?;
         match bytes.is_empty() {
@@ -75,7 +74,7 @@ impl WeightFiles {
         }
     }
 
-    /// All bytes of a file from an offset on that there is room for.
+    /// Fills `to` from a file's offset.
     ///
     /// # Errors
     /// As [`WeightFiles::read`].
@@ -92,23 +91,22 @@ impl WeightFiles {
 }
 
 impl FileBytes {
-    /// Says that these bytes are read next, so that the system reads them side by side.
-    #[cfg(not(target_arch = "wasm32"))]
+    /// Tells the system to prefetch these bytes.
     pub(crate) fn announce(&self, which: Range<usize>) {
         #[cfg(unix)]
         if let FileBytes::Mapped(map) = self {
-            // Without it they are read as they are used.
+            // On failure, pages are read on use.
             let _ = map.advise_range(memmap2::Advice::WillNeed, which.start, which.len());
         }
         #[cfg(not(unix))]
         let _ = which;
     }
 
-    /// Lets go of the memory of bytes that were read and are not needed soon; they can be read again all the same.
+    /// Drops the pages of bytes that are not needed soon; later reads reload them.
     pub(crate) fn let_go(&self, which: Range<usize>) {
         #[cfg(unix)]
         if let FileBytes::Mapped(map) = self {
-            // SAFETY: the map is of a file and is only read: what is dropped is read from the file again when it is used.
+            // SAFETY: the mapping is a read-only file mapping: dropped pages are read from the file again.
             let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, which.start, which.len()) };
         }
         #[cfg(not(unix))]

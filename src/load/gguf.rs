@@ -2,7 +2,7 @@
 
 use super::architectures::{Architecture, MTP_LAYERS, refused};
 use super::catalog::{Catalog, check_type, floats};
-use super::keys::{Keys, Source};
+use super::keys::{KeySource, Keys};
 use super::unread::MTP;
 use super::{ChatSource, ModelHeader, ModelShape, gguf_encoder, vocab_from_gguf};
 use crate::error::Error;
@@ -10,26 +10,26 @@ use crate::formats::TensorInfo;
 use crate::formats::gguf::{Gguf, Metadata};
 use crate::tokenizer::Tokenizer;
 
-/// LoraFactors of the rotation's frequencies: of all sequences, and of short and long ones.
+/// Names of the RoPE frequency factors: for all sequences, short ones and long ones.
 pub(super) const FACTORS: [&str; 3] = ["rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"];
 
-/// Data of tensors that belong to the configuration, by their names.
+/// Data of configuration tensors by name.
 pub(super) type ConfigData = Vec<(String, Vec<u8>)>;
 
-/// How many files the model of this one is split into.
+/// Number of shards of a file's model.
 pub(super) fn n_shards(gguf: &Gguf) -> Result<usize, Error> {
     Ok(gguf.metadata.get_u32("split.count")?.unwrap_or(1).max(1) as usize)
 }
 
-/// The tensors whose data belongs to the configuration, and the numbers of their files.
+/// Configuration tensors and the numbers of their files.
 pub(super) fn config_tensors(shards: &[Gguf]) -> impl Iterator<Item = (usize, &TensorInfo)> {
-    /// Far more than one factor for each pair of dimensions takes; what is larger is refused by its shape.
+    /// Far above the size of one factor per pair; larger tensors fail the shape check.
     const MAX_BYTES: u64 = 1 << 16;
     let find = |name| shards.iter().enumerate().find_map(move |(file, gguf)| Some((file, gguf.tensor(name)?)));
     FACTORS.into_iter().filter_map(find).filter(|(_, tensor)| tensor.size_bytes <= MAX_BYTES)
 }
 
-/// What the headers of a GGUF file, or of all shards of one, say of the model. `config_data` is the data of
+/// The model's header from the headers of a GGUF file or all its shards. `config_data` is the data of
 /// [`config_tensors`].
 pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) -> Result<ModelHeader, Error> {
     let Some(first) = shards.first() else { return Err(missing("split.count")) };
@@ -41,18 +41,18 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
         let count = n_shards(gguf)?;
         if count != shards.len() {
             let found = format!("{} of {count}", shards.len());
-            return Err(wrong("split.count", format!("all {count} files of the model, in order"), found));
+            return Err(wrong("split.count", format!("all {count} shards in order"), found));
         }
         let no = gguf.metadata.get_u32("split.no")?.unwrap_or(0) as usize;
         if no != file {
-            return Err(wrong("split.no", format!("file {file} at this place"), format!("file {no}")));
+            return Err(wrong("split.no", format!("{file}"), format!("{no}")));
         }
         for tensor in &gguf.tensors {
             check_type("gguf", tensor)?;
             let name = architecture.usual_name(&tensor.name);
             if catalog.find(&name).is_some() {
                 let name = tensor.name.escape_debug().to_string();
-                return Err(wrong(&name, "a tensor in one file of the model".into(), "a second one".into()));
+                return Err(wrong(&name, "a unique tensor".into(), "a duplicate".into()));
             }
             let stored = (architecture.gguf_stored)(&name, n_heads);
             catalog.insert(name, file, tensor.clone(), stored);
@@ -88,21 +88,21 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
     Ok(ModelHeader { name, shape, tokenizer, chat, catalog, mtp: block, unread })
 }
 
-/// The architecture that a file names, and its name.
+/// A file's architecture, with its name there.
 fn architecture(metadata: &Metadata) -> Result<(&'static Architecture, &str), Error> {
     let name = metadata.get_str("general.architecture")?.unwrap_or("missing");
     let found = Architecture::of_gguf(name).ok_or_else(|| refused("gguf", "general.architecture", name))?;
     Ok((found, name))
 }
 
-/// The shape that the keys give.
+/// The shape that the keys describe.
 fn shape(
     metadata: &Metadata,
     (architecture, name): (&Architecture, &str),
     catalog: &Catalog,
     config_data: &ConfigData,
 ) -> Result<ModelShape, Error> {
-    let keys = Keys::new(Source::Gguf(metadata, catalog, config_data), name, gguf_encoder::embeds(name, metadata)?);
+    let keys = Keys::new(KeySource::Gguf(metadata, catalog, config_data), name, gguf_encoder::embeds(name, metadata)?);
     let config = architecture.config(&keys)?;
     let shape = match config.has_head {
         true => ModelShape::Decoder(config),
@@ -112,7 +112,7 @@ fn shape(
     Ok(shape)
 }
 
-/// LoraFactors of the rotation's frequencies under this name, one for each of `n` pairs, where the file has them.
+/// The RoPE frequency factors of this name, one for each of `n` pairs, if the file has them.
 pub(super) fn factors(
     catalog: &Catalog,
     config_data: &ConfigData,
@@ -121,10 +121,10 @@ pub(super) fn factors(
 ) -> Result<Option<Vec<f32>>, Error> {
     let Some((_, tensor)) = catalog.find(name) else { return Ok(None) };
     let refused = |expected: String, found: String| Error::Config { field: name.into(), expected, found };
-    // Before it is read: a pair of dimensions has one factor, however large the tensor is.
+    // Checked before reading, so that an oversized tensor is not read.
     let expected = [u64::from(n)];
     if tensor.shape != expected {
-        return Err(refused(format!("a tensor of shape {expected:?}"), format!("one of shape {:?}", tensor.shape)));
+        return Err(refused(format!("shape {expected:?}"), format!("of shape {:?}", tensor.shape)));
     }
     let data = config_data.iter().find(|(of, _)| of == name).ok_or_else(|| missing(name))?;
     floats(tensor, &data.1).map(Some)

@@ -1,5 +1,4 @@
-//! What GGUF files of text encoders say of their use, as llama.cpp's converter writes them: pooling, and the heads of
-//! cross-encoders.
+//! GGUF metadata of text encoders, as llama.cpp's converter writes it: pooling and cross-encoder heads.
 
 use super::encoder::BERT_HEAD;
 use super::keys::{Key, Keys};
@@ -9,23 +8,22 @@ use crate::formats::gguf::Metadata;
 use crate::kernels::{Activation, Gelu, Pooling};
 use crate::model::{ModelConfig, ScoreConfig};
 
-/// How a text's vector is made from its tokens'.
+/// How token vectors are pooled.
 const POOLING: Key = Key("pooling_type", "");
-/// The value that stands for a head that scores pairs.
+/// Pooling type of cross-encoders.
 const RANK: u32 = 4;
 
-/// Whether a file says that its model makes vectors of texts.
+/// Whether a file's model is an embedding model.
 pub(super) fn embeds(architecture: &str, metadata: &Metadata) -> Result<bool, Error> {
     Ok(metadata.get_u32(&format!("{architecture}.{}", POOLING.0))?.is_some())
 }
 
-/// The shape of a file's encoder of this configuration.
 pub(super) fn shape(config: ModelConfig, keys: &Keys<'_>) -> Result<EncoderShape, Error> {
     let pooling = match keys.u32(POOLING)? {
-        // Files of cross-encoders seldom say what they are.
+        // Files of cross-encoders rarely state their pooling type.
         None if has_head(&config) && keys.rows("cls.output.weight").is_ok() => None,
         Some(RANK) if has_head(&config) => None,
-        // `none` leaves it to the caller.
+        // `none` leaves pooling to the caller.
         None | Some(0 | 1) => Some(Pooling::Mean),
         Some(2) => Some(Pooling::Cls),
         Some(3) => Some(Pooling::Last),
@@ -43,12 +41,12 @@ pub(super) fn shape(config: ModelConfig, keys: &Keys<'_>) -> Result<EncoderShape
     Ok(EncoderShape { config, pooling, normalize: true, max_tokens, prompts, default_prompt, scoring })
 }
 
-/// Whether files of the architecture may hold a head that is known.
+/// Whether the architecture has a supported scoring head.
 fn has_head(config: &ModelConfig) -> bool {
     matches!(config.architecture.as_str(), "bert" | "modern-bert")
 }
 
-/// The head of a cross-encoder. Files do not say what becomes of its logit.
+/// The head of a cross-encoder. Files do not state the function applied to its logit.
 fn scoring(keys: &Keys<'_>, config: &ModelConfig) -> Result<Scoring, Error> {
     let head_pooling = Key("classifier.pooling_type", "");
     let head = match keys.architecture {
@@ -65,7 +63,7 @@ fn scoring(keys: &Keys<'_>, config: &ModelConfig) -> Result<Scoring, Error> {
             return Err(Error::Unsupported {
                 format: "gguf",
                 field: "token_types.weight".into(),
-                found: "missing, as in DistilBERT, whose head is another".into(),
+                found: "missing, as in DistilBERT, which has a different head".into(),
                 supported: "the heads of BERT and RoBERTa".into(),
             });
         }

@@ -1,17 +1,14 @@
 //! Hugging Face folders: `config.json`, `model.safetensors` or its sharded index, `tokenizer.json`.
 
 use std::collections::{BTreeSet, HashMap};
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
 use super::architectures::{Architecture, MTP_LAYERS, refused};
-use super::catalog::{Catalog, Stored, check_type};
-use super::keys::{Key, Keys, Source};
-#[cfg(not(target_arch = "wasm32"))]
+use super::catalog::{Catalog, FileLayout, check_type};
+use super::keys::{Key, KeySource, Keys};
 use super::shards;
 use super::unread::{self, MTP};
 use super::{ChatSource, ModelHeader, ModelShape, encoder, mxfp4};
-#[cfg(not(target_arch = "wasm32"))]
 use super::{FileBytes, ModelFile};
 use crate::error::Error;
 use crate::formats::TensorInfo;
@@ -20,30 +17,29 @@ use crate::formats::safetensors::{Safetensors, ShardIndex};
 use crate::model::{ModelConfig, WeightSource};
 use crate::tokenizer::{Tokenizer, TokenizerConfig};
 
-/// Name of the configuration in a folder.
+/// The configuration's name.
 pub(crate) const CONFIG: &str = "config.json";
-/// Name of the tokenizer.
+/// The tokenizer's name.
 pub(super) const TOKENIZER: &str = "tokenizer.json";
-/// Name of the tokenizer's configuration, which may be missing.
+/// The tokenizer configuration's name, optional.
 pub(super) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-/// Name of the defaults for generation, which may be missing.
+/// The generation defaults' name, optional.
 const GENERATION_CONFIG: &str = "generation_config.json";
-/// Names of the chat template where it is a file of its own.
+/// Names of a separate chat template.
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
-/// Names of further templates, as `transformers` writes them.
+/// Names of additional templates, as `transformers` writes them.
 const TOOL_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
 const RAG_TEMPLATE: &str = "additional_chat_templates/rag.jinja";
-/// Names of what sentence-transformers adds to a folder.
+/// Names of sentence-transformers' files.
 pub(super) const MODULES: &str = "modules.json";
 pub(super) const POOLING: &str = "1_Pooling/config.json";
 pub(super) const SENTENCE_CONFIG: &str = "sentence_bert_config.json";
 pub(super) const PROMPTS: &str = "config_sentence_transformers.json";
-/// Name of the list of shards, which may be missing.
+/// The shard index's name, optional.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// The small files of a folder.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) const TEXTS: [&str; 13] = [
     CONFIG,
     TOKENIZER,
@@ -60,9 +56,9 @@ pub(crate) const TEXTS: [&str; 13] = [
     PROMPTS,
 ];
 
-/// The small files of a folder, those that are there.
+/// The contents of a folder's small files.
 #[derive(Debug, Default)]
-pub(super) struct Texts {
+pub(super) struct FolderTexts {
     pub config: Option<Vec<u8>>,
     pub tokenizer: Option<Vec<u8>>,
     pub tokenizer_config: Option<Vec<u8>>,
@@ -78,8 +74,8 @@ pub(super) struct Texts {
     pub prompts: Option<Vec<u8>>,
 }
 
-impl Texts {
-    /// Where the file of this name is kept; `None` for a file that is not read.
+impl FolderTexts {
+    /// The slot for the file of this name; `None` if the file is not used.
     pub fn slot(&mut self, name: &str) -> Option<&mut Option<Vec<u8>>> {
         Some(match name {
             CONFIG => &mut self.config,
@@ -100,21 +96,20 @@ impl Texts {
     }
 }
 
-/// The configuration that a `config.json` describes, whatever lies beside it.
+/// The configuration in a `config.json` alone.
 ///
 /// # Errors
 /// [`Error::Config`] or [`Error::Unsupported`] naming the key.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn config_of_json(bytes: &[u8]) -> Result<ModelConfig, Error> {
     let json = ConfigJson::parse(bytes).and_then(text_part)?;
     let (architecture, model_type) = architecture(&json)?;
     let model_type = model_type.to_owned();
     let json = json.or_defaults(architecture.defaults)?;
-    architecture.config(&Keys::new(Source::Json(&json), &model_type, false))
+    architecture.config(&Keys::new(KeySource::Json(&json), &model_type, false))
 }
 
-/// What a folder's files say of the model. `weights` are the headers of its weight files with their names.
-pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)]) -> Result<ModelHeader, Error> {
+/// The model's header. `weights` are the weight files' names and headers.
+pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safetensors)]) -> Result<ModelHeader, Error> {
     let in_file = |file: &'static str| move |error: Error| error.in_file(file);
     let bytes = texts.config.as_ref().ok_or_else(|| missing(CONFIG))?;
     let json = ConfigJson::parse(bytes).and_then(text_part).map_err(in_file(CONFIG))?;
@@ -122,7 +117,7 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
     let model_type = model_type.to_owned();
     let json = json.or_defaults(architecture.defaults).map_err(in_file(CONFIG))?;
     let embeds = texts.modules.is_some() || texts.pooling.is_some();
-    let keys = Keys::new(Source::Json(&json), &model_type, embeds);
+    let keys = Keys::new(KeySource::Json(&json), &model_type, embeds);
     let config = architecture.config(&keys).map_err(in_file(CONFIG))?;
     let n_heads = config.blocks.first().map_or(1, |block| block.attention.n_heads);
     let (mut catalog, unread) = catalog(architecture, &config, n_heads, weights)?;
@@ -164,13 +159,12 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
     Ok(ModelHeader { name, shape, tokenizer, chat, catalog, mtp, unread })
 }
 
-/// The part of a configuration that is about text, where others are about pictures and sounds. What stands beside it of all
-/// of them counts where it says nothing itself.
+/// The text part of a multimodal configuration. The listed keys are inherited from the top level.
 fn text_part(json: ConfigJson) -> Result<ConfigJson, Error> {
     json.part("text_config", &["model_type", "tie_word_embeddings", "quantization_config"])
 }
 
-/// The tensors of weight files under GGUF's names, and what is left out.
+/// The tensors of the weight files under GGUF's names, and the ignored parts.
 fn catalog(
     architecture: &Architecture,
     config: &ModelConfig,
@@ -179,12 +173,12 @@ fn catalog(
 ) -> Result<(Catalog, BTreeSet<&'static str>), Error> {
     let (mut catalog, mut unread) = (Catalog::default(), BTreeSet::new());
     let all = || weights.iter().enumerate().flat_map(|(i, (_, header))| header.tensors.iter().map(move |t| (i, t)));
-    // An MTP head that has no `fc`, or tensors that are not known, is left out.
+    // An MTP head without `fc`, or with unknown tensors, is ignored.
     let mtp_name = |name: &str| architecture.mtp_name(name, config.n_layers());
     let of_mtp = || all().map(|(_, tensor)| tensor.name.as_str()).filter(|name| unread::is_of_mtp(name));
     let has_mtp = of_mtp().any(|name| name.ends_with("mtp.fc.weight")) && of_mtp().all(|name| mtp_name(name).is_some());
     let mtp_name = |name: &str| mtp_name(name).filter(|_| has_mtp);
-    // Scales, which may be in another file than what they scale.
+    // Scales may be in another file than their quants.
     let scales = all().filter_map(|(file, tensor)| match mxfp4::half(&tensor.name) {
         Some((stem, true)) => Some((stem, (file, tensor))),
         _ => None,
@@ -216,17 +210,17 @@ fn catalog(
     for (name, stem, file, blocks) in halves {
         let in_file = |error: Error| error.in_file(&weights[file].0);
         let scales = scales.remove(stem).ok_or_else(|| in_file(missing(&format!("{stem}_scales"))))?;
-        let paired = (architecture.stored)(&name, n_heads) == Stored::ExpertsTransposed { paired: true };
+        let paired = (architecture.stored)(&name, n_heads) == FileLayout::ExpertsTransposed { paired: true };
         catalog.insert_scaled(name, (file, blocks), (scales.0, scales.1.clone()), paired).map_err(in_file)?;
     }
     Ok((catalog, unread))
 }
 
-/// Refuses a tensor that nothing reads.
+/// The error for an unknown tensor.
 fn unknown(tensor: &TensorInfo) -> Error {
     Error::Config {
         field: tensor.name.escape_debug().to_string(),
-        expected: "no such tensor in a model of this architecture".into(),
+        expected: "no such tensor in this architecture".into(),
         found: "in the file".into(),
     }
 }
@@ -234,7 +228,7 @@ fn unknown(tensor: &TensorInfo) -> Error {
 /// Opens a folder, or one `.safetensors` file with the `config.json` beside it.
 #[cfg(not(target_arch = "wasm32"))]
 pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
-    // A file's own folder, or where it is a link that of what it leads to: the first with a configuration.
+    // The folder of the file, or of the link's target: the first with a configuration.
     let folder_of = |path: &Path| {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         folder.unwrap_or(Path::new(".")).to_path_buf()
@@ -242,7 +236,7 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
     let linked = (!path.is_dir()).then(|| shards::links(path).find(|path| folder_of(path).join(CONFIG).exists()));
     let path = &linked.flatten().unwrap_or_else(|| path.to_path_buf());
     let folder = &if path.is_dir() { path.clone() } else { folder_of(path) };
-    let mut texts = Texts::default();
+    let mut texts = FolderTexts::default();
     for name in TEXTS {
         let path = folder.join(name);
         if let Some(slot) = texts.slot(name)
@@ -266,7 +260,7 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
     }
     check_shards(&texts, &weights).map_err(|e| e.in_folder(folder))?;
     if texts.config.is_none() {
-        // The system's own words for why it cannot be read.
+        // Reports the system's error for an unreadable file.
         texts.config = Some(read(&folder.join(CONFIG))?);
     }
     let mut header = header(&name_of(folder), &texts, &weights).map_err(|e| e.in_folder(folder))?;
@@ -274,8 +268,7 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
     Ok(ModelFile { header, files })
 }
 
-/// What a folder is called; a snapshot in the cache of a hub is called as its repository.
-#[cfg(not(target_arch = "wasm32"))]
+/// The folder's name, or the repository's for a snapshot in a hub's cache.
 fn name_of(folder: &Path) -> String {
     let name = |folder: &Path| folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let repo = || {
@@ -285,9 +278,9 @@ fn name_of(folder: &Path) -> String {
     repo().unwrap_or_else(|| name(folder))
 }
 
-/// Names of the weight files: `chosen`, or all shards of the index if it lists `chosen` or nothing is chosen, or the
-/// one file that a folder without an index has.
-pub(super) fn weight_files(texts: &Texts, chosen: Option<&str>) -> Result<Vec<String>, Error> {
+/// The weight files: `chosen` alone, or all shards if the index lists `chosen` or nothing is chosen, or the only file
+/// of a folder without an index.
+pub(super) fn weight_files(texts: &FolderTexts, chosen: Option<&str>) -> Result<Vec<String>, Error> {
     let index = match &texts.index {
         Some(json) => Some(ShardIndex::parse(json).map_err(|e| e.in_file(INDEX))?),
         None => None,
@@ -299,22 +292,21 @@ pub(super) fn weight_files(texts: &Texts, chosen: Option<&str>) -> Result<Vec<St
     })
 }
 
-/// Compares each weight file with what the index says of it.
-pub(super) fn check_shards(texts: &Texts, weights: &[(String, Safetensors)]) -> Result<(), Error> {
+/// Checks each weight file against the index.
+pub(super) fn check_shards(texts: &FolderTexts, weights: &[(String, Safetensors)]) -> Result<(), Error> {
     let Some(json) = &texts.index else { return Ok(()) };
     let index = ShardIndex::parse(json).map_err(|e| e.in_file(INDEX))?;
     let listed = weights.iter().filter(|(name, _)| index.shards().contains(name));
     listed.into_iter().try_for_each(|(name, header)| index.check_shard(name, header).map_err(|e| e.in_file(name)))
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
     let io = |source| Error::Io { path: path.into(), source };
     check_text_size(std::fs::metadata(path).map_err(io)?.len()).map_err(|e| e.in_file(path))?;
     std::fs::read(path).map_err(io)
 }
 
-/// Refuses a configuration or vocabulary that is far larger than any.
+/// Refuses an oversized configuration or vocabulary.
 pub(super) fn check_text_size(size: u64) -> Result<(), Error> {
     const MAX_BYTES: u64 = 256 << 20;
     match size <= MAX_BYTES {
@@ -329,7 +321,7 @@ pub(super) fn check_text_size(size: u64) -> Result<(), Error> {
     }
 }
 
-/// The architecture that a `config.json` names, and its name there.
+/// The architecture of a `config.json`, with its `model_type`.
 fn architecture(json: &ConfigJson) -> Result<(&'static Architecture, &str), Error> {
     let name = json.get_str("model_type")?.unwrap_or("missing");
     let found = Architecture::of_json(name).ok_or_else(|| refused("config.json", "model_type", name))?;

@@ -1,4 +1,4 @@
-//! The keys of a model's configuration, whichever format states them.
+//! Configuration keys of either format.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -11,53 +11,53 @@ use crate::formats::config_json::ConfigJson;
 use crate::formats::gguf::{Metadata, Value};
 use crate::model::WeightSource;
 
-/// A key: its name in GGUF, after the architecture and a dot, and its names in `config.json`, the usual one first and
-/// others after `|`. Empty where a format has no such key.
+/// A key: its GGUF name without the architecture prefix, and its `config.json` names, the usual one first, separated
+/// by `|`. Empty if a format has no such key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Key(pub &'static str, pub &'static str);
 
-/// Where keys are read.
+/// The source of the keys.
 #[derive(Clone, Copy)]
-pub(super) enum Source<'a> {
-    /// Metadata of a GGUF file, its tensors, and the data of some of them.
+pub(super) enum KeySource<'a> {
+    /// A GGUF file's metadata, tensors, and configuration tensors' data.
     Gguf(&'a Metadata, &'a Catalog, &'a ConfigData),
     /// A `config.json`.
     Json(&'a ConfigJson),
 }
 
-/// A model's keys. What was asked for is remembered, so that what was not can be named.
+/// A model's keys. Tracks the keys that are read to report unknown ones.
 pub(super) struct Keys<'a> {
-    source: Source<'a>,
+    source: KeySource<'a>,
     /// `general.architecture`, or `model_type`.
     pub architecture: &'a str,
-    /// Whether the files say that the model makes vectors of texts.
+    /// Whether the files mark the model as an embedding model.
     pub embeds: bool,
     asked: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Keys<'a> {
-    pub fn new(source: Source<'a>, architecture: &'a str, embeds: bool) -> Keys<'a> {
+    pub fn new(source: KeySource<'a>, architecture: &'a str, embeds: bool) -> Keys<'a> {
         Keys { source, architecture, embeds, asked: RefCell::default() }
     }
 
-    /// Rows of a tensor of a GGUF file.
+    /// Rows of a tensor in a GGUF file.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is not there.
+    /// [`Error::Config`] if it is missing.
     pub fn rows(&self, tensor: &str) -> Result<u32, Error> {
-        let Source::Gguf(_, catalog, _) = self.source else { return Err(missing(tensor)) };
+        let KeySource::Gguf(_, catalog, _) = self.source else { return Err(missing(tensor)) };
         let rows = catalog.describe(tensor).and_then(|tensor| u32::try_from(*tensor.shape.first()?).ok());
         rows.ok_or_else(|| missing(tensor))
     }
 
     /// Whether the model is in GGUF files.
     pub fn is_gguf(&self) -> bool {
-        matches!(self.source, Source::Gguf(..))
+        matches!(self.source, KeySource::Gguf(..))
     }
 
-    /// How this format calls a key: a `config.json` by the name that is there, or that has its object there.
+    /// The key's name in this format: in a `config.json` the first present one, else the first with a parent object.
     pub fn name(&self, key: Key) -> String {
-        let Source::Json(json) = self.source else { return format!("{}.{}", self.architecture, key.0) };
+        let KeySource::Json(json) = self.source else { return format!("{}.{}", self.architecture, key.0) };
         let is_there = |name: &str| json.get(name).is_ok_and(|value| value.is_some());
         let has_object = |name: &&str| name.rsplit_once('.').is_some_and(|(object, _)| is_there(object));
         let mut names = key.1.split('|');
@@ -66,7 +66,7 @@ impl<'a> Keys<'a> {
         found.unwrap_or_default().into()
     }
 
-    /// The value under the first of a key's names that is there.
+    /// The value of the first of a key's names that is present.
     fn find<T>(
         &self,
         key: Key,
@@ -74,14 +74,14 @@ impl<'a> Keys<'a> {
         in_json: impl Fn(&'a ConfigJson, &str) -> Result<Option<T>, Error>,
     ) -> Result<Option<T>, Error> {
         match self.source {
-            Source::Gguf(..) if key.0.is_empty() => Ok(None),
-            Source::Gguf(metadata, ..) => {
+            KeySource::Gguf(..) if key.0.is_empty() => Ok(None),
+            KeySource::Gguf(metadata, ..) => {
                 let name = self.name(key);
                 let found = in_gguf(metadata, &name);
                 self.asked.borrow_mut().insert(name);
                 found
             }
-            Source::Json(json) => {
+            KeySource::Json(json) => {
                 let names: Vec<&str> = key.1.split('|').filter(|name| !name.is_empty()).collect();
                 self.asked.borrow_mut().extend(names.iter().map(|name| name.to_string()));
                 let mut found = names.into_iter().map(|name| in_json(json, name));
@@ -90,41 +90,36 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// An integer.
     pub fn u32(&self, key: Key) -> Result<Option<u32>, Error> {
         self.find(key, Metadata::get_u32, ConfigJson::get_u32)
     }
 
-    /// An integer that a `config.json` has for one layer alone, under the name that it has for all.
+    /// A per-layer integer in a `config.json`, under the same name as the global one.
     pub fn of_layer(&self, layer: usize, name: &str) -> Result<Option<u32>, Error> {
-        let Source::Json(json) = self.source else { return Ok(None) };
+        let KeySource::Json(json) = self.source else { return Ok(None) };
         let path = format!("per_layer_config.{layer}.{name}");
         let found = json.get_u32(&path);
         self.asked.borrow_mut().insert(path);
         found
     }
 
-    /// A number.
     pub fn f32(&self, key: Key) -> Result<Option<f32>, Error> {
         self.find(key, Metadata::get_f32, ConfigJson::get_f32)
     }
 
-    /// A bool.
     pub fn bool(&self, key: Key) -> Result<Option<bool>, Error> {
         self.find(key, Metadata::get_bool, ConfigJson::get_bool)
     }
 
-    /// A text.
     pub fn str(&self, key: Key) -> Result<Option<&'a str>, Error> {
         self.find(key, |metadata, name| metadata.get_str(name), |json, name| json.get_str(name))
     }
 
-    /// Integers.
     pub fn u32s(&self, key: Key) -> Result<Option<Vec<u32>>, Error> {
         self.find(key, Metadata::get_u32_array, ConfigJson::get_u32_array)
     }
 
-    /// An integer for each of `n` layers: one for all, or a list of them in GGUF.
+    /// An integer for each of `n` layers: one for all, or a list in GGUF.
     ///
     /// # Errors
     /// [`Error::Config`] for a list of another length.
@@ -137,13 +132,13 @@ impl<'a> Keys<'a> {
         }
         match self.u32s(key)? {
             Some(list) if list.len() != n as usize => {
-                Err(self.wrong(key, format!("a number, or {n} of them"), list.len()))
+                Err(self.wrong(key, format!("a number or a list of {n}"), list.len()))
             }
             list => Ok(list),
         }
     }
 
-    /// Bools in GGUF; `None` where the key holds one number.
+    /// Bools in GGUF; `None` if the key is an integer.
     pub fn bools(&self, key: Key) -> Result<Option<Vec<bool>>, Error> {
         let in_gguf = |metadata: &'a Metadata, name: &str| match metadata.get(name) {
             Some(value) if value.as_integer().is_some() => Ok(None),
@@ -152,37 +147,36 @@ impl<'a> Keys<'a> {
         self.find(key, in_gguf, |_, _| Ok(None))
     }
 
-    /// A value of a `config.json`, whatever it is.
+    /// A `config.json` value of any type.
     pub fn json(&self, key: Key) -> Option<&'a serde_json::Value> {
         self.find(key, |_, _| Ok(None), ConfigJson::get).ok().flatten()
     }
 
-    /// Texts.
     pub fn strs(&self, key: Key) -> Result<Option<Vec<&'a str>>, Error> {
         self.find(key, |metadata, name| metadata.get_str_array(name), |json, name| json.get_str_array(name))
     }
 
-    /// An integer that must be there.
+    /// A required integer.
     pub fn required(&self, key: Key) -> Result<u32, Error> {
         self.u32(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// A number that must be there.
+    /// A required number.
     pub fn required_f32(&self, key: Key) -> Result<f32, Error> {
         self.f32(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// Refuses a key that is not there.
+    /// The error for a missing key.
     pub fn missing(&self, key: Key) -> Error {
         self.wrong(key, "a value".into(), "missing")
     }
 
-    /// Refuses a value that no model has.
+    /// The error for an invalid value.
     pub fn wrong(&self, key: Key, expected: String, found: impl ToString) -> Error {
         Error::Config { field: self.name(key), expected, found: found.to_string() }
     }
 
-    /// Refuses a value that models have, but that is not supported here.
+    /// The error for a valid but unsupported value.
     pub fn unsupported(&self, key: Key, found: impl ToString, supported: &str) -> Error {
         let format = if self.is_gguf() { "gguf" } else { "config.json" };
         Error::Unsupported {
@@ -193,7 +187,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Refuses a value other than this one, which a missing key stands for.
+    /// Refuses any value except `known`, the default of a missing key.
     pub fn only_bool(&self, key: Key, known: bool) -> Result<(), Error> {
         match self.bool(key)? {
             Some(found) if found != known => Err(self.unsupported(key, found, &known.to_string())),
@@ -201,19 +195,19 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// LoraFactors of frequencies, one for each of `n` pairs: a tensor in GGUF, a key in `config.json`.
+    /// Frequency factors, one for each of `n` pairs: a tensor in GGUF, a key in `config.json`.
     ///
     /// # Errors
-    /// [`Error::Config`] if they are not as many, or not finite numbers above 0.
+    /// [`Error::Config`] for another number of factors, or factors that are not finite and above 0.
     pub fn factors(&self, tensor: &str, key: Key, n: u32) -> Result<Option<Vec<f32>>, Error> {
         let (field, found) = match self.source {
-            Source::Gguf(_, catalog, data) => (tensor.to_owned(), gguf::factors(catalog, data, tensor, n)?),
-            Source::Json(_) => (self.name(key), self.find(key, |_, _| Ok(None), ConfigJson::get_f32_array)?),
+            KeySource::Gguf(_, catalog, data) => (tensor.to_owned(), gguf::factors(catalog, data, tensor, n)?),
+            KeySource::Json(_) => (self.name(key), self.find(key, |_, _| Ok(None), ConfigJson::get_f32_array)?),
         };
         let refused = |expected: String, found: String| Err(Error::Config { field, expected, found });
         match &found {
             Some(factors) if factors.len() != n as usize => {
-                refused(format!("{n} factors, one for each pair"), factors.len().to_string())
+                refused(format!("{n} factors, one per pair"), factors.len().to_string())
             }
             Some(factors) => match factors.iter().find(|factor| !(factor.is_finite() && **factor > 0.0)) {
                 Some(factor) => refused("finite factors above 0".into(), factor.to_string()),
@@ -223,7 +217,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Whether a key is there; it counts as read.
+    /// Whether a key is present; marks it as read.
     pub fn says(&self, key: Key) -> bool {
         let found = self.find(
             key,
@@ -233,19 +227,19 @@ impl<'a> Keys<'a> {
         found.is_ok_and(|found| found.is_some())
     }
 
-    /// Refuses keys that say something of the model and that nobody asked for.
+    /// Refuses keys that affect the model but were not read.
     ///
     /// # Errors
     /// [`Error::Unsupported`] naming the first.
     pub fn check_read(&self) -> Result<(), Error> {
         let asked = self.asked.borrow();
         let unread = match self.source {
-            Source::Gguf(metadata, ..) => metadata.iter().find_map(|(name, value)| {
+            KeySource::Gguf(metadata, ..) => metadata.iter().find_map(|(name, value)| {
                 let key = name.strip_prefix(self.architecture)?.strip_prefix('.')?;
                 let is_known = asked.contains(name) || UNREAD_GGUF.contains(&key);
                 (!is_known && !is_nothing_in_gguf(value)).then(|| name.to_owned())
             }),
-            Source::Json(json) => {
+            KeySource::Json(json) => {
                 let is_known = |name: &str| asked.contains(name) || is_unread_json(name);
                 json.find(|name, value| !is_known(name) && !is_nothing(value))
             }
@@ -255,14 +249,14 @@ impl<'a> Keys<'a> {
             Some(field) => Err(Error::Unsupported {
                 format: if self.is_gguf() { "gguf" } else { "config.json" },
                 field,
-                found: "a key that is not known for this architecture".into(),
+                found: "unknown for this architecture".into(),
                 supported: "the keys of published models".into(),
             }),
         }
     }
 }
 
-/// Whether a value leaves a model as it is without the key.
+/// Whether a value is equivalent to a missing key.
 fn is_nothing(value: &serde_json::Value) -> bool {
     match value {
         serde_json::Value::Null => true,
@@ -274,16 +268,16 @@ fn is_nothing(value: &serde_json::Value) -> bool {
     }
 }
 
-/// As [`is_nothing`], in GGUF.
+/// As [`is_nothing`], for GGUF.
 fn is_nothing_in_gguf(value: Value<'_>) -> bool {
     value.as_bool() == Some(false) || value.as_integer() == Some(0) || value.as_float() == Some(0.0)
 }
 
-/// Keys of GGUF that say nothing of the forward pass, or what tensors say as well.
+/// GGUF keys that do not affect the forward pass, or duplicate the tensors' shapes.
 const UNREAD_GGUF: [&str; 2] = ["vocab_size", "tensor_data_layout"];
 
-/// Whether a key of `config.json` says nothing of the forward pass, or what tensors say as well: names and versions,
-/// tokens, training, biases, and the heads of other uses.
+/// Whether a `config.json` key does not affect the forward pass or duplicates the tensors: names and versions,
+/// tokens, training, biases, and heads for other tasks.
 fn is_unread_json(path: &str) -> bool {
     const BEGINS: [&str; 7] = ["_", "init", "summary_", "classifier_", "use_flash", "sentence_transformers", "mtp_"];
     const ENDS: [&str; 9] =

@@ -1,5 +1,5 @@
-//! Files of LoRA adapters (Hu et al. 2021, arXiv:2106.09685): folders as PEFT writes them, and GGUF files as llama.cpp's
-//! `convert_lora_to_gguf.py` does.
+//! LoRA adapters (Hu et al. 2021, arXiv:2106.09685): PEFT folders, and GGUF files by llama.cpp's
+//! `convert_lora_to_gguf.py`.
 //!
 //! ```text
 //! PEFT   adapter_config.json        r, lora_alpha, use_rslora, rank_pattern, alpha_pattern
@@ -8,20 +8,19 @@
 //!        <tensor>.lora_a [r, K], and <tensor>.lora_b [N, r]
 //! ```
 //!
-//! What is added is `alpha / r` times the product of the factors; where `use_rslora` says so, `alpha` over the root of r
-//! (Kalajdzievski 2023, arXiv:2312.03732). Everything else that PEFT can train is refused by its name: a file is added as a
-//! whole or not at all.
+//! The product of the factors is scaled by `alpha / r`, or by `alpha / sqrt(r)` with `use_rslora` (Kalajdzievski
+//! 2023, arXiv:2312.03732). Anything else that PEFT can train is an error that names it: an adapter is applied in
+//! full or not at all.
 //!
-//! Rows of queries and keys are in another order in GGUF files of Llama than in others (`Architecture::pairs`). The
-//! second factor's rows are put into the model's order, so each format works with models in either.
+//! Llama's GGUF files order the rows of queries and keys differently (`Architecture::pairs`). The rows of B are
+//! reordered to match the model, so adapters of either format work with models of either.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
 use super::FileBytes;
 use super::architectures::Architecture;
-use super::catalog::{Stored, check_type, floats};
+use super::catalog::{FileLayout, check_type, floats};
 use super::huggingface::missing;
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
@@ -32,12 +31,10 @@ use crate::kernels::RopeStyle;
 use crate::model::ModelConfig;
 use crate::xxh64::Xxh64;
 
-/// Names of a folder's files.
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 
-/// Keys of an `adapter_config.json` that do not change what an adapter that is trained computes, or that are read here. Any
-/// other one must be off.
+/// Keys of `adapter_config.json` that are read below, or do not affect inference. Any other key must be off.
 const KNOWN_KEYS: [&str; 29] = [
     "alpha_pattern",
     "auto_mapping",
@@ -70,8 +67,7 @@ const KNOWN_KEYS: [&str; 29] = [
     "bias",
 ];
 
-/// An adapter's file, whose tensors are paired and whose shapes agree with each other. Which model it is for, only the model
-/// can tell.
+/// An adapter file with paired, mutually consistent tensors. Whether it fits a model is checked in `factors`.
 pub struct AdapterFile {
     name: String,
     origin: Origin,
@@ -79,44 +75,44 @@ pub struct AdapterFile {
     bytes: FileBytes,
 }
 
-/// What wrote a file.
+/// The file's format.
 enum Origin {
-    /// For models of this architecture.
+    /// The architecture named in the file.
     Gguf(String),
     Peft,
 }
 
-/// The factors that are added to one matrix.
+/// The factors of one matrix.
 struct Pair {
-    /// The matrix, as the file calls it.
+    /// The matrix's name in the file.
     of: String,
     /// `[r, K]`.
     a: TensorInfo,
     /// `[N, r]`.
     b: TensorInfo,
-    /// Factor of their product.
+    /// Scale of the product B A.
     scale: f32,
 }
 
-/// LoraFactors of a matrix of a model, as its kernels read them.
+/// The factors of a model's matrix, laid out for its kernels.
 pub(crate) struct LoraFactors<'a> {
-    /// GGUF's name of the matrix.
+    /// The matrix's GGUF name.
     pub name: String,
-    /// r.
+    /// The rank r.
     pub rank: u32,
     file: &'a AdapterFile,
     pair: &'a Pair,
-    /// How the file keeps the matrix's rows.
-    stored: Stored,
-    /// Rows of a head, and how they are paired here, where they are paired otherwise in the file.
+    /// The row order of the matrix in the file.
+    stored: FileLayout,
+    /// Head size and target RoPE style, if the file's style differs from the model's.
     heads: Option<(u32, RopeStyle)>,
 }
 
 impl AdapterFile {
-    /// Opens a folder of PEFT's, or its `.safetensors` or `.json` file, or a GGUF file.
+    /// Opens a PEFT folder, a `.safetensors` or `.json` file in one, or a GGUF file.
     ///
     /// # Errors
-    /// [`Error::InFile`] naming the file and what is wrong in it, [`Error::Io`] if it cannot be read.
+    /// [`Error::InFile`] naming the file and its invalid part, [`Error::Io`] if it cannot be read.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn open(path: impl AsRef<Path>) -> Result<AdapterFile, Error> {
         let path = path.as_ref();
@@ -134,23 +130,23 @@ impl AdapterFile {
         AdapterFile::of_peft(name, &config, weights).map_err(|error| error.in_folder(folder))
     }
 
-    /// Reads a GGUF file that is in memory.
+    /// Reads a GGUF file in memory.
     ///
     /// # Errors
-    /// [`Error::Adapter`], [`Error::Format`] or [`Error::Unsupported`] naming the key or the tensor.
+    /// [`Error::Adapter`], [`Error::Format`] or [`Error::Unsupported`] naming the key or tensor.
     pub fn from_gguf_bytes(bytes: impl Into<FileBytes>) -> Result<AdapterFile, Error> {
         AdapterFile::of_gguf("adapter".into(), bytes.into())
     }
 
-    /// Reads PEFT's `adapter_config.json` and `adapter_model.safetensors` that are in memory.
+    /// Reads PEFT's `adapter_config.json` and `adapter_model.safetensors` in memory.
     ///
     /// # Errors
-    /// As [`AdapterFile::from_gguf_bytes`], in [`Error::InFile`] with the name of the file of the two.
+    /// As [`AdapterFile::from_gguf_bytes`], in [`Error::InFile`] naming the file.
     pub fn from_peft_bytes(config: &[u8], weights: impl Into<FileBytes>) -> Result<AdapterFile, Error> {
         AdapterFile::of_peft("adapter".into(), config, weights.into())
     }
 
-    /// The file's or the folder's name.
+    /// The name of the file or folder.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -166,7 +162,7 @@ impl AdapterFile {
             }
         }
         if metadata.get("adapter.alora.invocation_tokens").is_some() {
-            return Err(unsupported("gguf", "adapter.alora.invocation_tokens", "there", "adapters of all tokens"));
+            return Err(unsupported("gguf", "adapter.alora.invocation_tokens", "set", "adapters of all tokens"));
         }
         let architecture = metadata.get_str("general.architecture")?;
         let architecture = architecture.ok_or_else(|| missing("general.architecture"))?.to_owned();
@@ -179,7 +175,7 @@ impl AdapterFile {
                 |end: &str, is_b: bool| Some((name.strip_suffix(end)?.strip_suffix(".weight")?.to_owned(), is_b));
             half(".lora_a", false).or_else(|| half(".lora_b", true))
         };
-        // As llama.cpp has it, none and 0 leave the product as it is.
+        // As in llama.cpp, a missing or zero alpha means scale 1.
         let scale = |_: &str, rank: u32| match alpha {
             None | Some(0.0) => Ok(1.0),
             Some(alpha) => Ok(alpha / rank as f32),
@@ -205,10 +201,10 @@ impl AdapterFile {
         Ok(AdapterFile { name, origin: Origin::Peft, pairs, bytes })
     }
 
-    /// The factors as a model's kernels read them; `adaptable` has rows and columns of the matrices that can be added to.
+    /// The factors for a model's kernels; `adaptable` lists the matrices that support adapters, as `[rows, columns]`.
     ///
     /// # Errors
-    /// [`Error::Adapter`] naming the key or tensor that is of another model, or is none that can be added to.
+    /// [`Error::Adapter`] naming a key or tensor that does not match the model, or a matrix that supports no adapter.
     pub(crate) fn factors(
         &self,
         config: &ModelConfig,
@@ -219,7 +215,7 @@ impl AdapterFile {
         let architecture = Architecture::of_gguf(known).or_else(|| Architecture::of_json(known));
         let architecture = architecture.ok_or_else(|| missing("general.architecture"))?;
         if let Origin::Gguf(found) = &self.origin {
-            // Mixtral's files say that they are Llama's.
+            // Mixtral's files name the architecture `llama`.
             let expected = if architecture.gguf.is_empty() { "llama" } else { architecture.gguf };
             if found != expected {
                 let found = format!("`{}`", found.escape_debug());
@@ -242,19 +238,18 @@ impl AdapterFile {
             let dims = name.as_deref().and_then(|name| adaptable.get(name));
             let (Some(name), Some(&[rows, cols])) = (name, dims) else {
                 let found = format!("for `{}`", pair.of.escape_debug());
-                let expected =
-                    "for a matrix of attention, or of a feed-forward without experts, that the model has".into();
+                let expected = "for an attention or dense feed-forward matrix of the model".into();
                 return Err(wrong(&pair.a.name, expected, found));
             };
             let rank = pair.a.shape[0];
             for (tensor, shape) in [(&pair.a, [rank, cols.into()]), (&pair.b, [rows.into(), rank])] {
                 if tensor.shape != shape {
-                    let found = format!("one of shape {:?}", tensor.shape);
+                    let found = format!("of shape {:?}", tensor.shape);
                     return Err(wrong(&tensor.name, format!("a tensor of shape {shape:?}"), found));
                 }
             }
             if !seen.insert(name.clone()) {
-                let found = format!("a second time, as `{}`", pair.of.escape_debug());
+                let found = format!("a duplicate, as `{}`", pair.of.escape_debug());
                 return Err(wrong(&pair.a.name, format!("`{name}` once"), found));
             }
             let is_turned = name.ends_with(".attn_q.weight") || name.ends_with(".attn_k.weight");
@@ -267,21 +262,21 @@ impl AdapterFile {
 }
 
 impl LoraFactors<'_> {
-    /// The first factor, `[r, K]`.
+    /// Factor A, `[r, K]`.
     ///
     /// # Errors
-    /// [`Error::Adapter`] if a number of it is not finite.
+    /// [`Error::Adapter`] if a value is not finite.
     pub fn a(&self) -> Result<Vec<f32>, Error> {
         self.values(&self.pair.a)
     }
 
-    /// The second factor times the scale, `[N, r]`, its rows in the order of the model's.
+    /// Factor B times the scale, `[N, r]`, with its rows in the model's order.
     ///
     /// # Errors
     /// As [`LoraFactors::a`].
     pub fn b(&self, scale: f32) -> Result<Vec<f32>, Error> {
         let mut values = self.values(&self.pair.b)?;
-        if let Stored::ByHead { .. } = self.stored {
+        if let FileLayout::ByHead { .. } = self.stored {
             let info = TensorInfo { block_type: BlockType::F32, ..self.pair.b.clone() };
             if let Some(ordered) = self.stored.ordered(&info, bytemuck::cast_slice(&values)) {
                 values = bytemuck::pod_collect_to_vec(&ordered);
@@ -295,7 +290,7 @@ impl LoraFactors<'_> {
         Ok(values)
     }
 
-    /// Tells these factors from others: their scale and all bytes of each.
+    /// Hash of these factors: name, scale, types, shapes and bytes.
     pub fn digest(&self) -> u64 {
         let mut digest = Xxh64::new();
         digest.add(self.name.as_bytes());
@@ -316,7 +311,7 @@ impl LoraFactors<'_> {
     }
 }
 
-/// Rows whose pairs in a head are the other way, put in the order of `style`.
+/// Reorders the rows of each head from the other RoPE style to `style`.
 fn paired(rows: &[f32], head_dim: usize, row_len: usize, style: RopeStyle) -> Vec<f32> {
     let half = head_dim / 2;
     let place = |at: usize| match style {
@@ -328,8 +323,8 @@ fn paired(rows: &[f32], head_dim: usize, row_len: usize, style: RopeStyle) -> Ve
     (0..rows.len() / row_len).flat_map(|row| &rows[from(row) * row_len..][..row_len]).copied().collect()
 }
 
-/// Pairs the factors of each matrix. `factor` tells of a tensor's name which matrix it is for, and whether it is the second
-/// factor; `ends` are those of the names, `scale` gives a matrix's scale by its rank.
+/// Pairs the factors of each matrix. `factor` maps a tensor's name to its matrix and whether it is factor B; `ends`
+/// are the suffixes of the names; `scale` maps a matrix and its rank to its scale.
 fn pairs(
     tensors: &[TensorInfo],
     format: &'static str,
@@ -342,29 +337,29 @@ fn pairs(
         let found = factor(&tensor.name).filter(|(of, _)| !of.to_ascii_lowercase().contains("lora_"));
         let Some((of, is_b)) = found else {
             let [a, b] = ends;
-            let expected = format!("a factor of a model's matrix, whose name ends in `{a}` or `{b}`");
-            return Err(wrong(&tensor.name, expected, "another".into()));
+            let expected = format!("a name ending in `{a}` or `{b}`");
+            return Err(wrong(&tensor.name, expected, "not a LoRA factor".into()));
         };
         check_type(format, tensor)?;
         halves.entry(of).or_default()[usize::from(is_b)] = Some(tensor);
     }
     if halves.is_empty() {
-        return Err(wrong("tensors", "factors of matrices".into(), "none".into()));
+        return Err(wrong("tensors", "LoRA factors".into(), "none".into()));
     }
     let pair = |(of, halves): (String, [Option<&TensorInfo>; 2])| {
         let (a, b) = match halves {
             [Some(a), Some(b)] => (a, b),
             [Some(one), None] | [None, Some(one)] => {
-                let expected = format!("two tensors of a matrix, whose names end in `{}` and `{}`", ends[0], ends[1]);
-                return Err(wrong(&one.name, expected, "alone".into()));
+                let expected = format!("a pair of tensors ending in `{}` and `{}`", ends[0], ends[1]);
+                return Err(wrong(&one.name, expected, "without its pair".into()));
             }
             [None, None] => return Err(missing(&of)),
         };
         let rank = match (&a.shape[..], &b.shape[..]) {
             (&[rank, _], &[_, of_b]) if rank == of_b && rank > 0 => u32::try_from(rank).unwrap_or(u32::MAX),
             _ => {
-                let found = format!("one of shape {:?} beside {:?}", b.shape, a.shape);
-                return Err(wrong(&b.name, "a matrix with a column for each row of the first factor".into(), found));
+                let found = format!("of shape {:?}, factor A of shape {:?}", b.shape, a.shape);
+                return Err(wrong(&b.name, "a matrix with as many columns as factor A has rows".into(), found));
             }
         };
         let scale = scale(&of, rank)?;
@@ -373,11 +368,11 @@ fn pairs(
     halves.into_iter().map(pair).collect()
 }
 
-/// What an `adapter_config.json` says of factors of products.
+/// Scaling settings of an `adapter_config.json`.
 struct Scaling {
     rank: u32,
     alpha: f32,
-    /// By the ends of modules' names.
+    /// Ranks and alphas by module-name suffix.
     ranks: Vec<(String, f32)>,
     alphas: Vec<(String, f32)>,
     uses_root: bool,
@@ -398,14 +393,14 @@ impl Scaling {
         };
         expect("peft_type", "LORA")?;
         expect("bias", "none")?;
-        // Others begin with a part of the model's own weights, which they take away from these.
+        // Other initialisations subtract part of the base weights first.
         let begins = json.get("init_lora_weights")?.and_then(serde_json::Value::as_str);
         if let Some(found) = begins.filter(|found| !["gaussian", "eva", "orthogonal"].contains(found)) {
             return Err(unsupported("peft", "init_lora_weights", found, "true, false, gaussian, eva, orthogonal"));
         }
         let key = |path: &str| path.split('.').next().unwrap_or(path).to_owned();
         if let Some(path) = json.find(|path, value| is_on(value) && !KNOWN_KEYS.contains(&&*key(path))) {
-            return Err(unsupported("peft", &key(&path), "in use", "adapters of factors alone"));
+            return Err(unsupported("peft", &key(&path), "set", "plain LoRA"));
         }
         let rank = json.get_u32("r")?.ok_or_else(|| missing("r"))?;
         let alpha = json.get_f32("lora_alpha")?.ok_or_else(|| missing("lora_alpha"))?;
@@ -421,7 +416,7 @@ impl Scaling {
         })
     }
 
-    /// The factor of a module's product.
+    /// The scale of a module's product.
     fn of(&self, module: &str, rank: u32) -> Result<f32, Error> {
         let find = |pattern: &[(String, f32)]| {
             let is_end = |end: &str| module == end || module.strip_suffix(end).is_some_and(|rest| rest.ends_with('.'));
@@ -440,19 +435,19 @@ impl Scaling {
     }
 }
 
-/// Numbers of an object by the ends of modules' names.
+/// An object of numbers by module-name suffix.
 fn pattern(json: &ConfigJson, key: &str) -> Result<Vec<(String, f32)>, Error> {
     let values = match json.get(key)? {
         None => return Ok(Vec::new()),
         Some(serde_json::Value::Object(values)) => values,
-        Some(_) => return Err(wrong(key, "an object".into(), "something else".into())),
+        Some(other) => return Err(wrong(key, "an object".into(), other.to_string())),
     };
     let entry = |(module, value): (&String, &serde_json::Value)| {
         let field = format!("{key}.{}", module.escape_debug());
-        // PEFT takes regular expressions; in practice they are names.
+        // PEFT accepts regular expressions; in practice these are names.
         let is_name = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
         if !is_name(module.strip_prefix('^').unwrap_or(module)) {
-            return Err(unsupported("peft", &field, "a regular expression", "names of modules, or their ends"));
+            return Err(unsupported("peft", &field, "a regular expression", "module names or their suffixes"));
         }
         let number = value.as_f64().ok_or_else(|| wrong(&field, "a number".into(), value.to_string()))?;
         Ok((module.clone(), finite(&field, number as f32)?))

@@ -1,47 +1,47 @@
-//! What the headers of a model's files say without any knowledge of its architecture: for what is looked at before it is
-//! loaded, whether it can be or not.
+//! A summary of a model's headers that needs no knowledge of its architecture, to inspect files that may not be
+//! loadable.
 
 use serde_json::Value;
 
-use super::huggingface::Texts;
+use super::huggingface::FolderTexts;
 use crate::error::Error;
 use crate::formats::gguf::Gguf;
 use crate::formats::text::read_json;
 use crate::formats::{BlockType, TensorInfo};
 
-/// An outline of a model.
+/// Summary of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outline {
-    /// `general.name`, where a GGUF file has it.
+    /// `general.name` of a GGUF file.
     pub name: Option<String>,
     /// `general.architecture`, or `model_type` of a `config.json`.
     pub architecture: Option<String>,
-    /// `general.type`: what a GGUF file holds if that is no model, such as an adapter.
+    /// `general.type` of a GGUF file that is not a model, such as `adapter`.
     pub content: Option<String>,
     /// `general.license`.
     pub licence: Option<String>,
-    /// Tokens that the model was trained for.
+    /// The context length used in training.
     pub max_context_length: Option<u64>,
-    /// Its weights by how they are stored, the type with most bytes first.
+    /// Weights by storage type, largest first by bytes.
     pub weights: Vec<WeightShare>,
 }
 
 /// The weights of one type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightShare {
-    /// How they are stored.
+    /// Storage type.
     pub block_type: BlockType,
-    /// How many there are.
+    /// Number of weights.
     pub n_elements: u64,
-    /// Bytes in the files.
+    /// Size in the files.
     pub size_bytes: u64,
 }
 
 impl Outline {
-    /// That of a GGUF file, or of all shards of one.
+    /// The outline of a GGUF file or its shards.
     ///
     /// # Errors
-    /// [`Error::Config`] for a key that is of another type than it should be.
+    /// [`Error::Config`] if a key has the wrong type.
     pub(super) fn of_gguf(shards: &[Gguf]) -> Result<Outline, Error> {
         let weights = WeightShare::of(shards.iter().flat_map(|gguf| &gguf.tensors));
         let Some(metadata) = shards.first().map(|gguf| &gguf.metadata) else { return Ok(Outline::default()) };
@@ -61,8 +61,8 @@ impl Outline {
         })
     }
 
-    /// That of a folder with these tensors. What is wrong with its configuration, the model's header says.
-    pub(super) fn of_folder<'a>(texts: &Texts, tensors: impl Iterator<Item = &'a TensorInfo>) -> Outline {
+    /// The outline of a folder with these tensors. Ignores errors, which the header reports.
+    pub(super) fn of_folder<'a>(texts: &FolderTexts, tensors: impl Iterator<Item = &'a TensorInfo>) -> Outline {
         let config = texts.config.as_deref().and_then(|bytes| read_json::<Value>(bytes).ok());
         let part = config.as_ref().and_then(|config| config.get("text_config"));
         let get = |key: &str| [part, config.as_ref()].into_iter().flatten().find_map(|object| object.get(key));
@@ -78,7 +78,7 @@ impl Outline {
 }
 
 impl WeightShare {
-    /// Of each type that these tensors are stored as, the one with most bytes first.
+    /// Shares of these tensors by type, largest first by bytes.
     pub fn of<'a>(tensors: impl Iterator<Item = &'a TensorInfo>) -> Vec<WeightShare> {
         let mut shares: Vec<WeightShare> = Vec::new();
         for tensor in tensors {
@@ -87,7 +87,7 @@ impl WeightShare {
                 shares.push(WeightShare { block_type, n_elements: 0, size_bytes: 0 });
                 shares.len() - 1
             });
-            // Of hostile headers the sum may be more than a number holds.
+            // Hostile headers could overflow the sum.
             let share = &mut shares[at];
             share.n_elements = share.n_elements.saturating_add(tensor.n_elements());
             share.size_bytes = share.size_bytes.saturating_add(tensor.size_bytes);

@@ -1,86 +1,86 @@
-//! Where a model's weights are while it is used: which layers each device has, and what a device with too little
-//! memory leaves in the file. A plan by numbers alone, which is made once and then declared.
+//! Placement of a model's weights: the layers of each device, and disk offload if memory is short. A plan of sizes
+//! only, made once and then declared.
 
 use crate::error::Error;
 use crate::memory::Limit;
 use crate::recording::MemoryPlan;
 
-/// Slots that layers in the file take in turns: one is computed with, one is filled.
+/// Slots that offloaded layers share: one in use, one being filled.
 pub(crate) const SLOTS: usize = 2;
 
-/// A context shorter than this is of no use.
+/// The shortest useful context.
 const SHORTEST_CONTEXT: u32 = 64;
 
-/// What is asked of a placement.
-pub(crate) struct Asked {
-    /// Positions of the cache.
+/// Placement options.
+pub(crate) struct PlacementOptions {
+    /// Requested positions of the KV cache.
     pub context_length: u32,
-    /// Whether fewer may do.
+    /// Whether a shorter context is acceptable.
     pub fit_context: bool,
-    /// Memory for everything, if it is known.
+    /// Memory limit, if known.
     pub limit: Option<Limit>,
-    /// Whether tables of tokens stay in the file in any case.
+    /// Whether token tables always stay on disk.
     pub stream_rows: bool,
-    /// Whether what does not fit may stay in the file.
+    /// Whether weights that do not fit may stay on disk.
     pub stream_layers: bool,
-    /// Whether experts stay there with their layers.
+    /// Whether experts are offloaded with their layers, without an expert cache.
     pub whole_layers: bool,
 }
 
-/// What a part of a model takes on its device.
+/// Memory needs of a part of a model on its device.
 pub(crate) trait Needs {
-    /// Memory of all of it with a context of so many positions, with tables of tokens in the file or on the device.
+    /// The memory plan for this context length, with token tables on disk or on the device.
     ///
     /// # Errors
-    /// Those of declaring it.
+    /// Errors of declaring the part.
     fn plan(&self, context_length: u32, tables_in_file: bool) -> Result<MemoryPlan, Error>;
 
-    /// What of that its layers take.
+    /// Sizes of its layers.
     fn sizes(&self) -> Sizes;
 }
 
-/// Where a part of a model is.
+/// Placement of a part of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Placement {
-    /// Positions of the cache.
+    /// Positions of the KV cache.
     pub context_length: u32,
-    /// What is in the file.
+    /// Weights on disk.
     pub in_file: InFile,
-    /// Memory that it takes with all layers on the device.
+    /// Memory plan with all layers on the device.
     pub plan: MemoryPlan,
 }
 
-/// What passes read from the file.
+/// Weights that passes read from disk.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct InFile {
-    /// Rows of tables of tokens.
+    /// Token tables, row by row.
     pub tables: bool,
-    /// What they read of layers.
+    /// Offloaded layers or experts.
     pub share: Option<Share>,
-    /// Where memory is the reason, a context length that would leave room for everything, if a shorter one does.
+    /// If memory is the reason, a shorter context length at which everything would fit, if any.
     pub fitting_context: Option<u32>,
 }
 
-/// What passes read of layers.
+/// Offloaded weights of layers.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Share {
-    /// All matrices of these layers, counted from the device's first one.
+    /// All matrices of these layers, counted from the device's first.
     Layers(Vec<usize>),
-    /// Experts' matrices of all layers, but for so many experts of each that are kept.
+    /// Experts of all layers, beyond an expert cache.
     Experts {
-        /// Slots for them in each layer.
+        /// Cache slots per layer.
         n_slots: u32,
     },
 }
 
 impl Placement {
-    /// Where it is to be: on the device if that has room. Else with a shorter context if that may be, with tables in
-    /// the file, or with as little of its layers there as will do.
+    /// Chooses a placement: all on the device if it fits; else a shorter context if allowed; else token tables on
+    /// disk, then as few layers or experts as needed.
     ///
     /// # Errors
-    /// [`Error::Memory`] if there is no room even so; those of [`Needs::plan`].
-    pub fn choose(asked: &Asked, needs: &dyn Needs) -> Result<Placement, Error> {
-        let &Asked { context_length, fit_context, limit, stream_rows, .. } = asked;
+    /// [`Error::Memory`] if nothing fits; those of [`Needs::plan`].
+    pub fn choose(asked: &PlacementOptions, needs: &dyn Needs) -> Result<Placement, Error> {
+        let &PlacementOptions { context_length, fit_context, limit, stream_rows, .. } = asked;
         let on_device = |context_length| -> Result<Placement, Error> {
             Ok(Placement {
                 context_length,
@@ -94,7 +94,6 @@ impl Placement {
             Err(error) if !fit_context => return Err(error),
             all => all,
         };
-        // Half the context, half of that and so on.
         let halves = std::iter::successors(Some(context_length / 2), |context| Some(context / 2));
         let halves = halves.take_while(|&context| context >= SHORTEST_CONTEXT);
         let (mut shorter, mut fitting) = (Vec::new(), None);
@@ -120,8 +119,8 @@ impl Placement {
         Err(too_large(&all.plan, limit, fitting_context))
     }
 
-    /// The first of these that fits with tables in the file; rows cost much less than layers. Else the first that
-    /// fits with a share of its layers there, too.
+    /// The first of these that fits with token tables on disk, since rows cost much less than layers; else the first
+    /// that fits with layers or experts on disk as well.
     fn leaving(
         contexts: impl Iterator<Item = Placement>,
         limit_bytes: u64,
@@ -131,7 +130,7 @@ impl Placement {
         let mut least = Vec::new();
         for mut placement in contexts {
             let fetching = needs.plan(placement.context_length, true)?;
-            // A table may be smaller than room for the rows of a pass.
+            // A table may be smaller than the row buffer of a pass.
             if fetching.total_bytes() < placement.plan.total_bytes() {
                 placement.plan = fetching;
                 placement.in_file.tables = true;
@@ -150,7 +149,7 @@ impl Placement {
     }
 }
 
-/// The refusal, with the context that would fit.
+/// The error, with a context length that would fit.
 fn too_large(plan: &MemoryPlan, limit: Limit, fitting: Option<u32>) -> Error {
     let hint = match fitting {
         Some(context) => format!("a context of {context} tokens would fit"),
@@ -159,51 +158,48 @@ fn too_large(plan: &MemoryPlan, limit: Limit, fitting: Option<u32>) -> Error {
     plan.refused(limit.bytes, limit.explained(hint))
 }
 
-/// Layers of a device.
+/// Sizes of a device's layers.
 pub(crate) struct Sizes {
-    /// In order.
     pub layers: Vec<LayerSizes>,
     /// Tokens of the largest pass.
     pub max_pass: u32,
 }
 
-/// Bytes of a layer's matrices.
+/// Sizes of a layer's matrices, in bytes.
 #[derive(Clone)]
 pub(crate) struct LayerSizes {
-    /// Of each.
     pub matrices: Vec<u64>,
-    /// Of its experts, if it has some and the file tells them apart.
+    /// Expert sizes, if the layer has experts that the file separates.
     pub experts: Option<ExpertSizes>,
 }
 
-/// Bytes of a layer's experts.
+/// Sizes of a layer's experts, in bytes.
 #[derive(Clone)]
 pub(crate) struct ExpertSizes {
-    /// Experts that tokens choose from.
+    /// Number of experts.
     pub n: u32,
-    /// Those of a token.
+    /// Experts per token.
     pub n_used: u32,
-    /// Of each of the layer's matrices that belong to experts.
+    /// The layer's expert matrices.
     pub matrices: Vec<u64>,
-    /// Of a slot for an expert.
+    /// A cache slot for one expert.
     pub slot: u64,
-    /// Of what slots take beside that: what all tokens have, and what they are rounded up by at most.
+    /// Overhead of the slots: weights shared by all tokens, and the maximum rounding.
     pub beside: u64,
 }
 
 impl Sizes {
-    /// What leaves the least to be read for a token of a part that takes `needed` bytes where it is to fit `limit`,
-    /// if something is enough.
+    /// The offload that reads the least per token and reduces the `needed` bytes to `limit`, if any does.
     fn share(&self, needed: u64, limit: u64, whole_layers: bool) -> Option<Share> {
         let experts = self.most_experts(needed, limit).filter(|_| !whole_layers);
         let shares = self.fewest_layers(needed, limit).into_iter().chain(experts);
         shares.min_by_key(|(read_bytes, _)| *read_bytes).map(|(_, share)| share)
     }
 
-    /// The fewest layers to be read, with the bytes that a pass then reads.
+    /// The fewest offloaded layers that suffice, with the bytes read per pass.
     fn fewest_layers(&self, needed: u64, limit: u64) -> Option<(u64, Share)> {
         let n_layers = self.layers.len();
-        // As many as there are slots would save nothing.
+        // Up to `SLOTS` layers would save nothing.
         (SLOTS + 1..=n_layers).find_map(|n| {
             let streamed: Vec<usize> = spread(n, n_layers).collect();
             let matrices = || streamed.iter().map(|&layer| &self.layers[layer].matrices);
@@ -213,8 +209,8 @@ impl Sizes {
         })
     }
 
-    /// The most experts of each layer that can be kept, if some can be and more than a token needs: with the bytes
-    /// that a pass of one token then reads, if all experts are as likely.
+    /// The most cached experts per layer that fit, if more than a token needs, with the bytes read per one-token pass
+    /// at uniform expert use.
     fn most_experts(&self, needed: u64, limit: u64) -> Option<(u64, Share)> {
         let layers = || self.layers.iter().filter_map(|layer| layer.experts.as_ref());
         let most_used = layers().map(|experts| experts.n_used).max()?;
@@ -223,7 +219,7 @@ impl Sizes {
         let whole = slots_bytes(layers().map(|experts| &experts.matrices));
         let n_slots = (most_used..most).rev().find(|&n_slots| {
             let kept: u64 = layers().map(|of| of.beside + u64::from(n_slots.min(of.n)) * of.slot).sum();
-            // Passes of many tokens have whole layers.
+            // Passes of many tokens load whole layers.
             let whole = if n_slots / most_used < self.max_pass { whole } else { 0 };
             (needed + kept + whole).saturating_sub(saved) <= limit
         })?;
@@ -234,12 +230,12 @@ impl Sizes {
     }
 }
 
-/// `n` of so many layers, evenly spread: what is computed between two of them is time to read.
+/// `n` of `n_layers` layers, evenly spread: computing the layers between them hides the reads.
 fn spread(n: usize, n_layers: usize) -> impl Iterator<Item = usize> {
     (0..n_layers).filter(move |layer| (layer + 1) * n / n_layers > layer * n / n_layers)
 }
 
-/// Bytes of one slot's tensors for layers of so many: the largest of each layer, the second largest of each, and so on.
+/// Bytes of one slot's tensors for these layers: the largest of each layer, the second largest of each, and so on.
 pub(crate) fn slot_sizes<'a>(layers: impl Iterator<Item = &'a Vec<u64>>) -> Vec<u64> {
     let mut sizes: Vec<u64> = Vec::new();
     for layer in layers {
@@ -255,14 +251,11 @@ fn slots_bytes<'a>(layers: impl Iterator<Item = &'a Vec<u64>>) -> u64 {
     SLOTS as u64 * slot_sizes(layers).iter().sum::<u64>()
 }
 
-/// How many layers each device has that computes some before the model's own: the CPU those that `gpu_layers` leaves
-/// to it, then `others`, by their names, so many. `are_apart`: whether the layers from one on read no more of those
-/// before it than what stands between two layers.
+/// Number of layers on each device before the model's own: on the CPU those beyond `gpu_layers`, then those of
+/// `others` (name, count). `are_apart(l)`: whether the layers from `l` on depend on earlier ones only by their input.
 ///
 /// # Errors
-/// [`Error::Option`] if the model's own device is left without a layer, a device is asked to compute none, or layers
-/// are not apart.
-#[cfg(not(target_arch = "wasm32"))]
+/// [`Error::Option`] if the model's own device or another one has no layer, or layers are not apart.
 pub(crate) fn layers_before(
     n_layers: u32,
     gpu_layers: Option<u32>,
@@ -283,7 +276,7 @@ pub(crate) fn layers_before(
                 option: "layers_on",
                 expected: match room {
                     0 => format!(
-                        "fewer devices: {end} of {n_layers} layers are on others, and the last is on the model's own"
+                        "fewer devices: {end} of {n_layers} layers are on others, the model's own device needs one"
                     ),
                     _ => format!("1 to {room} of the {n_layers} layers on {device}"),
                 },
@@ -300,9 +293,7 @@ pub(crate) fn layers_before(
     if !starts.all(are_apart) {
         return Err(Error::Option {
             option: if others.is_empty() { "gpu_layers" } else { "layers_on" },
-            expected:
-                "all layers of a model whose layers read parts of the embedding, or each other's keys, on one device"
-                    .into(),
+            expected: "all layers on one device, because they read parts of the embedding or each other's keys".into(),
             found: format!("{} of {n_layers} on the model's own", n_layers - end),
         });
     }
@@ -313,7 +304,7 @@ pub(crate) fn layers_before(
 mod tests {
     use super::*;
 
-    const ASKED: Asked = Asked {
+    const ASKED: PlacementOptions = PlacementOptions {
         context_length: 1024,
         fit_context: false,
         limit: None,
@@ -322,7 +313,7 @@ mod tests {
         whole_layers: false,
     };
 
-    /// Bytes of each position of the cache, of tables, of room for their rows, and of all else.
+    /// Sizes per cached position, of tables, of their row buffer, and of the rest.
     struct Model {
         position: u64,
         table: u64,
@@ -330,7 +321,7 @@ mod tests {
         rest: u64,
         layers: Vec<LayerSizes>,
         max_pass: u32,
-        /// Positions for which it cannot be declared.
+        /// Largest context that can be declared.
         most: u32,
     }
 
@@ -354,7 +345,7 @@ mod tests {
     }
 
     impl Model {
-        /// What it takes on the device where it is placed like this.
+        /// Memory in use with this placement.
         fn takes(&self, placement: &Placement) -> u64 {
             let sizes = self.sizes();
             let all = self.plan(placement.context_length, placement.in_file.tables).unwrap();
@@ -381,17 +372,17 @@ mod tests {
 
         fn place(&self, limit: u64, fit_context: bool, stream_layers: bool) -> Result<Placement, Error> {
             let limit = Limit::of(Some(limit), None);
-            Placement::choose(&Asked { limit, fit_context, stream_layers, ..ASKED }, self)
+            Placement::choose(&PlacementOptions { limit, fit_context, stream_layers, ..ASKED }, self)
         }
     }
 
-    /// Ten layers of 1000 bytes, a table of 500, and 1024 of a cache for 1024 positions.
+    /// Ten layers of 1000 bytes, a table of 500, a cache of 1024 for 1024 positions.
     fn dense() -> Model {
         let layer = LayerSizes { matrices: vec![400, 600], experts: None };
         Model { position: 1, table: 500, rows: 20, rest: 100, layers: vec![layer; 10], max_pass: 8, most: u32::MAX }
     }
 
-    /// Ten layers of eight experts of 100 bytes, of which a token needs two, beside 200.
+    /// Ten layers of 200 bytes plus eight experts of 100, two per token.
     fn mixture() -> Model {
         let experts = ExpertSizes { n: 8, n_used: 2, matrices: vec![500, 300], slot: 100, beside: 0 };
         let layer = LayerSizes { matrices: vec![200, 500, 300], experts: Some(experts) };
@@ -399,52 +390,52 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_on_the_device() {
+    fn model_within_the_limit_is_placed_on_the_device() {
         let all = 10_000 + 500 + 100 + 1024;
         let placement = dense().place(all, false, true).unwrap();
         assert_eq!((placement.context_length, placement.in_file), (1024, InFile::default()));
-        let unlimited = Asked { fit_context: true, stream_rows: true, ..ASKED };
+        let unlimited = PlacementOptions { fit_context: true, stream_rows: true, ..ASKED };
         let placement = Placement::choose(&unlimited, &dense()).unwrap();
         assert_eq!(placement.in_file, InFile { tables: true, ..InFile::default() });
         assert_eq!(placement.plan.total_bytes(), all - 480);
     }
 
     #[test]
-    fn a_context_shrinks_by_halves_before_anything_is_left_in_the_file() {
+    fn context_is_halved_before_anything_is_offloaded() {
         let without_context = 10_000 + 500 + 100;
         for (limit, context) in [(1023, 512), (512, 512), (511, 256), (64, 64)] {
             let placement = dense().place(without_context + limit, true, true).unwrap();
             assert_eq!((placement.context_length, placement.in_file), (context, InFile::default()), "{limit}");
         }
-        // Where the context is as asked for, the file is next, and the report has what would fit.
+        // With a fixed context, disk offload comes next, and the report has the context that would fit.
         let placement = dense().place(without_context + 600, false, true).unwrap();
         let in_file = InFile { tables: true, share: None, fitting_context: Some(512) };
         assert_eq!((placement.context_length, placement.in_file), (1024, in_file));
-        // Contexts that cannot be declared are passed over, if they may be.
+        // Contexts that cannot be declared are skipped if a shorter one is acceptable.
         let short = Model { most: 300, ..dense() };
         assert_eq!(short.place(1 << 40, true, false).unwrap().context_length, 256);
         assert!(matches!(short.place(1 << 40, false, false), Err(Error::ContextFull { .. })));
     }
 
     #[test]
-    fn tables_are_left_in_the_file_before_layers() {
+    fn embedding_tables_are_offloaded_before_layers() {
         let with_rows = 10_000 + 20 + 100 + 1024;
         let placement = dense().place(with_rows, false, true).unwrap();
         assert!(placement.in_file.tables && placement.in_file.share.is_none());
         let placement = dense().place(with_rows - 1, false, true).unwrap();
         assert!(placement.in_file.tables && placement.in_file.share.is_some());
-        // Of a small table the rows of a pass would take more.
+        // The row buffer would exceed a small table.
         let placement = Model { table: 10, ..dense() }.place(with_rows - 11, false, true).unwrap();
         assert!(!placement.in_file.tables && placement.in_file.share.is_some());
-        // The longest context that fits with tables in the file.
+        // The longest context that fits with tables on disk.
         let placement = dense().place(with_rows - 1024 + 64, true, true).unwrap();
         assert_eq!((placement.context_length, placement.in_file.share), (64, None));
     }
 
     #[test]
-    fn no_more_layers_are_left_in_the_file_than_must_be() {
+    fn only_as_many_layers_as_needed_are_offloaded() {
         let all = 10_000 + 20 + 100 + 1024;
-        // Three layers that share two slots save one.
+        // Three layers sharing two slots save one.
         for (limit, n) in [(all - 1, 3), (all - 1000, 3), (all - 1001, 4), (all - 8000, 10)] {
             let placement = dense().place(limit, false, true).unwrap();
             let Some(Share::Layers(layers)) = &placement.in_file.share else { panic!("{placement:?}") };
@@ -459,36 +450,36 @@ mod tests {
     }
 
     #[test]
-    fn slots_hold_the_largest_of_each_layer() {
+    fn layer_slots_hold_the_largest_layer() {
         assert_eq!(slot_sizes([vec![1, 9, 3], vec![4, 5], vec![2]].iter()), [9, 4, 1]);
         assert_eq!(spread(3, 10).collect::<Vec<_>>(), [3, 6, 9]);
         assert_eq!(spread(10, 10).count(), 10);
     }
 
     #[test]
-    fn what_leaves_the_least_to_be_read_is_chosen() {
+    fn placement_with_the_fewest_bytes_to_read_is_chosen() {
         let all = mixture().plan(1024, false).unwrap().total_bytes();
         let share = |model: &Model, limit| model.place(limit, false, true).unwrap().in_file.share.unwrap();
         // Seven of eight experts: a token reads a quarter of an expert in each layer.
         assert_eq!(share(&mixture(), all - 1000), Share::Experts { n_slots: 7 });
         assert_eq!(share(&mixture(), all - 1001), Share::Experts { n_slots: 6 });
         assert_eq!(share(&mixture(), all - 6000), Share::Experts { n_slots: 2 });
-        // Less than a token needs is no use.
+        // Fewer experts than a token needs are useless.
         assert_eq!(share(&mixture(), all - 6001), Share::Layers((1..10).collect()));
-        // Passes of several tokens have room for two layers' experts, which takes slots from those that are kept.
+        // Passes of several tokens need room for two layers' experts, which reduces the cache.
         let wide = Model { max_pass: 8, ..mixture() };
         assert_eq!(share(&wide, all - 1000), Share::Experts { n_slots: 5 });
-        // Experts that the file does not tell apart, or that are not to be.
+        // Experts that the file does not separate, or with `whole_layers`.
         let mut whole = mixture();
         whole.layers.iter_mut().for_each(|layer| layer.experts = None);
         assert_eq!(share(&whole, all - 1000), Share::Layers(vec![3, 6, 9]));
-        let asked = Asked { limit: Limit::of(Some(all - 1000), None), whole_layers: true, ..ASKED };
+        let asked = PlacementOptions { limit: Limit::of(Some(all - 1000), None), whole_layers: true, ..ASKED };
         let placement = Placement::choose(&asked, &mixture()).unwrap();
         assert_eq!(placement.in_file.share, Some(Share::Layers(vec![3, 6, 9])));
     }
 
     #[test]
-    fn no_placement_takes_more_than_the_limit() {
+    fn placement_never_exceeds_the_memory_limit() {
         let mut uneven = mixture();
         for (i, layer) in uneven.layers.iter_mut().enumerate() {
             layer.matrices[0] += 37 * i as u64;
@@ -518,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_say_what_would_fit() {
+    fn memory_refusal_names_a_context_that_fits() {
         let refused = |limit| match dense().place(limit, false, false) {
             Err(Error::Memory { needed_bytes, limit_bytes, hint, .. }) => {
                 assert_eq!((needed_bytes, limit_bytes), (11_624, limit));
@@ -531,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_split_as_asked() {
+    fn layers_are_split_over_devices_as_requested() {
         let split = |gpu_layers, others: &[(&str, u32)]| layers_before(8, gpu_layers, others, |start| start != 5);
         assert!(split(None, &[]).unwrap().is_empty());
         assert!(split(Some(8), &[]).unwrap().is_empty());

@@ -1,80 +1,79 @@
-//! Reads what a model's files say of it while their bytes arrive, as they do over a network.
+//! Reads a model's headers from arriving bytes, as over a network.
 
 use super::gguf::{self, ConfigData};
-use super::huggingface::{self, Texts};
+use super::huggingface::{self, FolderTexts};
 use super::{ModelHeader, Outline};
 use crate::error::Error;
 use crate::formats::gguf::Gguf;
 use crate::formats::safetensors::Safetensors;
 use crate::formats::{Parsed, TensorInfo, UNKNOWN_LEN};
 
-/// A longer header is refused: it is kept in memory until its end has come. The largest vocabularies take 20 MiB.
+/// Limit of a header, which is buffered in full. The largest vocabularies need 20 MiB.
 const MAX_HEADER_BYTES: u64 = 256 << 20;
 
-/// A file by name, and its size if that is known.
+/// A file's name and, if known, size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileName {
-    /// Name in the model's folder: `config.json`, `1_Pooling/config.json`.
+    /// Path in the model's folder: `config.json`, `1_Pooling/config.json`.
     pub name: String,
     /// Bytes in it.
     pub size: Option<u64>,
 }
 
-/// The beginning of a weight file, as far as it came with the header.
+/// The first bytes of a weight file, fetched with its header.
 #[derive(Debug)]
 pub struct Head {
-    /// The file's number among those that were given.
+    /// The file's number in the list given.
     pub file: usize,
     /// Its first bytes.
     pub bytes: Vec<u8>,
 }
 
-/// A file as far as it has arrived.
-struct Part {
+/// The fetched part of a file.
+struct FetchedPart {
     file: FileName,
     /// Its beginning.
     bytes: Vec<u8>,
-    /// Whether that is all of it.
+    /// Whether `bytes` is the whole file.
     is_whole: bool,
 }
 
-impl Part {
-    /// The size that tensors are checked against. Of a file of unknown size it shows at its end whether it was too short.
+impl FetchedPart {
+    /// The size that tensors are checked against. For a file of unknown size, truncation shows at its end.
     fn len(&self) -> u64 {
         if self.is_whole { self.bytes.len() as u64 } else { self.file.size.unwrap_or(UNKNOWN_LEN) }
     }
 }
 
-/// What the reader is about.
-enum Stage {
-    /// Reads the texts of a folder; the number of the file in progress.
+/// The reader's state.
+enum HeaderStage {
+    /// Reads a folder's small files; the number of the current one.
     Texts(usize),
     /// Reads headers of weight files.
     Headers,
-    /// Reads the data of the tensors that belong to the configuration: the last of those that are left, with its file, and
-    /// what of it has come.
+    /// Reads the data of configuration tensors: the last of `left`, given with its file, and the bytes of it so far.
     ConfigData { left: Vec<(usize, TensorInfo)>, data: Vec<u8>, read: ConfigData },
-    /// Everything is there.
+    /// All headers are read.
     Ready { config_data: ConfigData },
 }
 
-/// Headers that have been read, in the order of the weight files.
+/// Headers read so far, in the order of the weight files.
 enum Headers {
     Gguf(Vec<Gguf>),
-    Folder { texts: Box<Texts>, headers: Vec<Safetensors> },
+    Folder { texts: Box<FolderTexts>, headers: Vec<Safetensors> },
 }
 
-/// Collects the headers of a model's files: one GGUF file, all shards of one in order, or the files of a Hugging Face
-/// folder. Ask [`HeaderReader::wanted`] and push until it gives `None`.
+/// Reads the headers of a model: one GGUF file, all shards of one in order, or a Hugging Face folder. Push the bytes
+/// that [`HeaderReader::wanted`] asks for until it returns `None`.
 pub struct HeaderReader {
-    parts: Vec<Part>,
-    /// The files that hold weights, as numbers of `parts`.
+    parts: Vec<FetchedPart>,
+    /// Weight files, as indices into `parts`.
     weight_parts: Vec<usize>,
-    stage: Stage,
+    stage: HeaderStage,
     headers: Headers,
-    /// What the folder of the files is called.
+    /// The folder's name.
     folder: String,
-    /// Bytes of the header in progress below which it need not be looked at again.
+    /// Minimum size of the current header: parsing waits for that many bytes.
     needed: u64,
 }
 
@@ -90,59 +89,60 @@ impl HeaderReader {
         let is_published = |file: &FileName| file.name.ends_with(".safetensors") || file.name.ends_with(".json");
         let is_folder = files.iter().any(is_published);
         let folder = "model".into();
-        let parts: Vec<_> = files.into_iter().map(|file| Part { file, bytes: Vec::new(), is_whole: false }).collect();
+        let parts: Vec<_> =
+            files.into_iter().map(|file| FetchedPart { file, bytes: Vec::new(), is_whole: false }).collect();
         let mut reader = if is_folder {
             let headers = Headers::Folder { texts: Box::default(), headers: Vec::new() };
-            HeaderReader { parts, weight_parts: Vec::new(), stage: Stage::Texts(0), headers, folder, needed: 0 }
+            HeaderReader { parts, weight_parts: Vec::new(), stage: HeaderStage::Texts(0), headers, folder, needed: 0 }
         } else {
             let weight_parts = (0..parts.len()).collect();
             let headers = Headers::Gguf(Vec::new());
-            HeaderReader { parts, weight_parts, stage: Stage::Headers, headers, folder, needed: 0 }
+            HeaderReader { parts, weight_parts, stage: HeaderStage::Headers, headers, folder, needed: 0 }
         };
         reader.skip_unread_texts()?;
         Ok(reader)
     }
 
-    /// Says what the folder of the files is called, which names a model of a Hugging Face folder; `model` otherwise.
+    /// Sets the folder's name, which becomes the name of a Hugging Face model (default `model`).
     pub fn set_folder(&mut self, name: &str) {
         self.folder = name.into();
     }
 
-    /// The number of the file whose bytes are wanted next, and from which offset on.
+    /// Number and offset of the next bytes wanted.
     pub fn wanted(&self) -> Option<(usize, u64)> {
         match &self.stage {
-            Stage::Texts(part) => Some((*part, self.parts.get(*part)?.bytes.len() as u64)),
-            Stage::Headers => {
+            HeaderStage::Texts(part) => Some((*part, self.parts.get(*part)?.bytes.len() as u64)),
+            HeaderStage::Headers => {
                 let part = self.part_in_progress()?;
                 Some((part, self.parts.get(part)?.bytes.len() as u64))
             }
-            Stage::ConfigData { left, data, .. } => {
+            HeaderStage::ConfigData { left, data, .. } => {
                 let (shard, tensor) = left.last()?;
                 Some((*self.weight_parts.get(*shard)?, tensor.offset + data.len() as u64))
             }
-            Stage::Ready { .. } => None,
+            HeaderStage::Ready { .. } => None,
         }
     }
 
-    /// Takes bytes from the wanted offset on, as many as are there.
+    /// Pushes bytes at the wanted offset, any number.
     ///
     /// # Errors
-    /// [`Error::InFile`] naming the file and what is wrong in it.
+    /// [`Error::InFile`] naming the file and its invalid part.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), Error> {
         match &mut self.stage {
-            Stage::Texts(part) => {
+            HeaderStage::Texts(part) => {
                 let part = &mut self.parts[*part];
                 huggingface::check_text_size((part.bytes.len() + bytes.len()) as u64)
                     .map_err(|e| e.in_file(&part.file.name))?;
                 part.bytes.extend_from_slice(bytes);
                 if part.file.size.is_some_and(|size| part.bytes.len() as u64 >= size) { self.end() } else { Ok(()) }
             }
-            Stage::Headers => {
+            HeaderStage::Headers => {
                 let Some(part) = self.part_in_progress() else { return Ok(()) };
                 self.parts[part].bytes.extend_from_slice(bytes);
                 self.read_header(part)
             }
-            Stage::ConfigData { left, data, read } => {
+            HeaderStage::ConfigData { left, data, read } => {
                 let Some((_, tensor)) = left.last() else { return Ok(()) };
                 let missing = tensor.size_bytes as usize - data.len();
                 data.extend_from_slice(&bytes[..bytes.len().min(missing)]);
@@ -153,17 +153,17 @@ impl HeaderReader {
                 }
                 Ok(())
             }
-            Stage::Ready { .. } => Ok(()),
+            HeaderStage::Ready { .. } => Ok(()),
         }
     }
 
-    /// The wanted file has no more bytes.
+    /// Marks the end of the wanted file.
     ///
     /// # Errors
-    /// As [`HeaderReader::push`]; [`Error::Format`] for a weight file whose header goes on.
+    /// As [`HeaderReader::push`]; [`Error::Format`] for a weight file with an incomplete header.
     pub fn end(&mut self) -> Result<(), Error> {
         match &self.stage {
-            Stage::Texts(at) => {
+            HeaderStage::Texts(at) => {
                 let at = *at;
                 let part = &mut self.parts[at];
                 part.is_whole = true;
@@ -172,30 +172,30 @@ impl HeaderReader {
                 {
                     *slot = Some(std::mem::take(&mut part.bytes));
                 }
-                self.stage = Stage::Texts(at + 1);
+                self.stage = HeaderStage::Texts(at + 1);
                 self.skip_unread_texts()
             }
-            Stage::Headers => {
+            HeaderStage::Headers => {
                 let Some(part) = self.part_in_progress() else { return Ok(()) };
                 self.parts[part].is_whole = true;
                 self.read_header(part)?;
-                // A header that is still incomplete never will be.
+                // The file has ended, so an incomplete header is an error.
                 if self.part_in_progress() == Some(part) { Err(self.truncated(part)) } else { Ok(()) }
             }
-            Stage::ConfigData { left, .. } => match left.last() {
+            HeaderStage::ConfigData { left, .. } => match left.last() {
                 Some((shard, _)) => Err(self.truncated(self.weight_parts[*shard])),
                 None => Ok(()),
             },
-            Stage::Ready { .. } => Ok(()),
+            HeaderStage::Ready { .. } => Ok(()),
         }
     }
 
-    /// What the headers say whatever the architecture, once nothing more is wanted.
+    /// The architecture-independent outline, once no more bytes are wanted.
     ///
     /// # Errors
-    /// [`Error::Config`] for a key that is of another type than it should be, and if something is still wanted.
+    /// [`Error::Config`] if a key has the wrong type or bytes are still wanted.
     pub fn outline(&self) -> Result<Outline, Error> {
-        let Stage::Ready { .. } = &self.stage else { return Err(missing("header")) };
+        let HeaderStage::Ready { .. } = &self.stage else { return Err(missing("header")) };
         match &self.headers {
             Headers::Gguf(shards) => Outline::of_gguf(shards),
             Headers::Folder { texts, headers } => {
@@ -207,9 +207,9 @@ impl HeaderReader {
     /// The model's header, and the heads of its weight files in the catalog's order.
     ///
     /// # Errors
-    /// Any of [`Error::Format`], [`Error::Unsupported`] and [`Error::Config`]; also if something is still wanted.
+    /// [`Error::Format`], [`Error::Unsupported`] or [`Error::Config`]; also if bytes are still wanted.
     pub fn finish(mut self) -> Result<(ModelHeader, Vec<Head>), Error> {
-        let Stage::Ready { config_data } = &self.stage else { return Err(missing("header")) };
+        let HeaderStage::Ready { config_data } = &self.stage else { return Err(missing("header")) };
         let first = self.parts.first().map_or("model", |part| part.file.name.as_str());
         let header = match self.headers {
             Headers::Gguf(shards) => {
@@ -228,7 +228,7 @@ impl HeaderReader {
         Ok((header, self.weight_parts.iter().map(head).collect()))
     }
 
-    /// The weight file whose header is being read.
+    /// The weight file of the current header.
     fn part_in_progress(&self) -> Option<usize> {
         let n_read = match &self.headers {
             Headers::Gguf(shards) => shards.len(),
@@ -237,12 +237,14 @@ impl HeaderReader {
         self.weight_parts.get(n_read).copied()
     }
 
-    /// Moves on to the next text that is read, or to the weights.
+    /// Skips unused small files; continues with the next one, or with the weight files.
     fn skip_unread_texts(&mut self) -> Result<(), Error> {
-        let (Stage::Texts(at), Headers::Folder { texts, .. }) = (&self.stage, &mut self.headers) else { return Ok(()) };
+        let (HeaderStage::Texts(at), Headers::Folder { texts, .. }) = (&self.stage, &mut self.headers) else {
+            return Ok(());
+        };
         let next = (*at..self.parts.len()).find(|&part| texts.slot(&self.parts[part].file.name).is_some());
         if let Some(next) = next {
-            self.stage = Stage::Texts(next);
+            self.stage = HeaderStage::Texts(next);
             return Ok(());
         }
         let only = || {
@@ -254,13 +256,13 @@ impl HeaderReader {
             let part = self.parts.iter().position(|part| part.file.name == name);
             self.weight_parts.push(part.ok_or_else(|| missing(&name))?);
         }
-        self.stage = Stage::Headers;
+        self.stage = HeaderStage::Headers;
         Ok(())
     }
 
-    /// Looks at the beginning of a weight file again, if enough of it is there.
+    /// Parses the current header again if enough bytes have arrived.
     fn read_header(&mut self, part: usize) -> Result<(), Error> {
-        let Part { bytes, is_whole, file } = &self.parts[part];
+        let FetchedPart { bytes, is_whole, file } = &self.parts[part];
         if (bytes.len() as u64) < self.needed && !is_whole {
             return Ok(());
         }
@@ -277,32 +279,32 @@ impl HeaderReader {
                 field: "header".into(),
                 offset: bytes.len() as u64,
                 expected: format!("its end within {MAX_HEADER_BYTES} bytes"),
-                found: format!("at least {needed} bytes long"),
+                found: format!("at least {needed} bytes"),
             };
             return Err(error.in_file(&file.name));
         }
-        // Reading starts over each time, so it waits for a quarter more, which is five readings in all, and little behind the
-        // header is fetched for nothing.
+        // Parsing restarts each time, so it waits for a quarter more bytes: five attempts in all, with few bytes
+        // fetched beyond the header.
         let more = (bytes.len() as u64 / 4 * 5).min(MAX_HEADER_BYTES);
         self.needed = needed.map_or(0, |needed| needed.max(more));
         if self.part_in_progress().is_none() {
             self.stage = match &self.headers {
                 Headers::Gguf(shards) => {
                     let left = gguf::config_tensors(shards).map(|(shard, tensor)| (shard, tensor.clone())).collect();
-                    Stage::ConfigData { left, data: Vec::new(), read: ConfigData::default() }
+                    HeaderStage::ConfigData { left, data: Vec::new(), read: ConfigData::default() }
                 }
-                Headers::Folder { .. } => Stage::Ready { config_data: ConfigData::default() },
+                Headers::Folder { .. } => HeaderStage::Ready { config_data: ConfigData::default() },
             };
             self.take_config_data()?;
         }
         Ok(())
     }
 
-    /// Takes the configuration's next tensor from what is there already: it mostly comes right after the header.
+    /// Takes the next configuration tensor from the bytes at hand: it usually follows the header.
     fn take_config_data(&mut self) -> Result<(), Error> {
-        let Stage::ConfigData { left, read, .. } = &mut self.stage else { return Ok(()) };
+        let HeaderStage::ConfigData { left, read, .. } = &mut self.stage else { return Ok(()) };
         let Some((shard, tensor)) = left.last() else {
-            self.stage = Stage::Ready { config_data: std::mem::take(read) };
+            self.stage = HeaderStage::Ready { config_data: std::mem::take(read) };
             return Ok(());
         };
         let bytes = &self.parts[self.weight_parts[*shard]].bytes;
@@ -312,14 +314,14 @@ impl HeaderReader {
     }
 
     fn truncated(&self, part: usize) -> Error {
-        let Part { file, bytes, .. } = &self.parts[part];
+        let FetchedPart { file, bytes, .. } = &self.parts[part];
         let error =
             Error::Truncated { needed_bytes: self.needed.max(bytes.len() as u64 + 1), found_bytes: bytes.len() as u64 };
         error.in_file(&file.name)
     }
 }
 
-/// Keeps a header that is complete, else says how many bytes it takes at least.
+/// Keeps a complete header, else returns the minimum of bytes needed.
 fn take<T>(headers: &mut Vec<T>, parsed: Parsed<T>) -> Option<u64> {
     match parsed {
         Parsed::Complete(header) => {
@@ -331,5 +333,5 @@ fn take<T>(headers: &mut Vec<T>, parsed: Parsed<T>) -> Option<u64> {
 }
 
 fn missing(field: &str) -> Error {
-    Error::Config { field: field.into(), expected: "to be there".into(), found: "missing".into() }
+    Error::Config { field: field.into(), expected: "a value".into(), found: "missing".into() }
 }

@@ -1,10 +1,10 @@
-//! How the angles of rotations are stretched, as files say.
+//! RoPE scaling in model files.
 
 use super::keys::{Key, Keys};
 use crate::error::Error;
 use crate::kernels::{QueryGrowth, RopeScaling};
 
-/// A key of GGUF's `rope.scaling` and of the object that stands for it in `config.json`, whose name changed twice.
+/// A key of GGUF's `rope.scaling` and its counterpart in `config.json`, whose object was renamed twice.
 macro_rules! key {
     ($gguf:literal, $json:literal) => {
         Key(
@@ -17,12 +17,12 @@ macro_rules! key {
     };
 }
 
-/// Older files say `type`.
+/// Older files call it `type`.
 const KIND: Key = Key(
     "rope.scaling.type",
     "rope_parameters.full_attention.rope_type|rope_parameters.rope_type|rope_scaling.rope_type|rope_scaling.type",
 );
-/// In neither format.
+/// A key that neither format has.
 const NONE: Key = Key("", "");
 const SHORT: Key = key!("short_factor");
 const LONG: Key = key!("long_factor");
@@ -37,14 +37,14 @@ pub(super) const ORIGINAL: Key = Key(
      rope_scaling.original_max_position_embeddings|original_max_position_embeddings",
 );
 
-/// The scaling of all layers, or of those that see all tokens.
+/// The RoPE scaling of all layers, or of the global-attention layers.
 pub(super) fn read(keys: &Keys<'_>, rot_dims: u32, max_seq_len: u32) -> Result<RopeScaling, Error> {
-    // A file that says something twice means it once. Models that are not scaled state the context as well.
+    // Marks duplicates as read. Unscaled models state the original context as well.
     for twin in [key!("type"), key!("rope_theta"), ORIGINAL] {
         keys.says(twin);
     }
     if let Some(factors) = keys.factors("rope_freqs.weight", NONE, rot_dims / 2)? {
-        return Ok(RopeScaling::LoraFactors(factors));
+        return Ok(RopeScaling::Factors(factors));
     }
     if let Some(long) = keys.factors("rope_factors_long.weight", LONG, rot_dims / 2)? {
         return longrope(keys, long, max_seq_len);
@@ -52,7 +52,7 @@ pub(super) fn read(keys: &Keys<'_>, rot_dims: u32, max_seq_len: u32) -> Result<R
     let required = |key: Key| positive(keys, key)?.ok_or_else(|| keys.missing(key));
     match keys.str(KIND)? {
         None | Some("default" | "none") => Ok(RopeScaling::None),
-        // Converters write the type of models that are not scaled as well.
+        // Converters write this type for unscaled models, too.
         Some("linear") if keys.is_gguf() && keys.f32(FACTOR)?.is_none() => Ok(RopeScaling::None),
         Some("linear") => Ok(RopeScaling::Linear { factor: required(FACTOR)? }),
         Some("llama3") if !keys.is_gguf() => {
@@ -80,7 +80,7 @@ pub(super) fn read(keys: &Keys<'_>, rot_dims: u32, max_seq_len: u32) -> Result<R
     }
 }
 
-/// The context length before scaling, which must be there.
+/// The context length before scaling, which is required.
 fn original(keys: &Keys<'_>) -> Result<f64, Error> {
     match keys.required(ORIGINAL)? {
         0 => Err(keys.wrong(ORIGINAL, "1 or more".into(), 0)),
@@ -88,9 +88,9 @@ fn original(keys: &Keys<'_>) -> Result<f64, Error> {
     }
 }
 
-/// Gemma 4's: a share of the pairs turns, with the frequencies that they have among all; the others stay.
+/// Gemma 4: a share of the pairs rotates, at the frequencies of a full rotation; the others stay.
 fn proportional(keys: &Keys<'_>, rot_dims: u32) -> Result<RopeScaling, Error> {
-    /// As GGUF files have it in place of infinity.
+    /// GGUF's stand-in for infinity.
     const STILL: f32 = 1e30;
     const SHARE: Key = key!("partial_rotary_factor");
     let share = keys.f32(SHARE)?.unwrap_or(1.0);
@@ -100,13 +100,13 @@ fn proportional(keys: &Keys<'_>, rot_dims: u32) -> Result<RopeScaling, Error> {
     let factor = positive(keys, FACTOR)?.unwrap_or(1.0) as f32;
     let n_turning = (share * rot_dims as f32 / 2.0) as u32;
     let of_pair = |i| if i < n_turning { factor } else { STILL };
-    Ok(RopeScaling::LoraFactors((0..rot_dims / 2).map(of_pair).collect()))
+    Ok(RopeScaling::Factors((0..rot_dims / 2).map(of_pair).collect()))
 }
 
-/// LongRoPE's numbers. Where files do not state by how much elements grow, it follows from the contexts.
+/// LongRoPE. If the files state no magnitude, it follows from the context lengths.
 fn longrope(keys: &Keys<'_>, long: Vec<f32>, max_seq_len: u32) -> Result<RopeScaling, Error> {
     if let Some(found) = keys.str(KIND)?.filter(|kind| !["longrope", "su"].contains(kind)) {
-        return Err(keys.unsupported(KIND, found, "longrope where factors of long sequences are given"));
+        return Err(keys.unsupported(KIND, found, "longrope with long_factor"));
     }
     let short = keys.factors("rope_factors_short.weight", SHORT, long.len() as u32)?;
     let short = short.ok_or_else(|| keys.missing(SHORT))?;
@@ -121,17 +121,17 @@ fn longrope(keys: &Keys<'_>, long: Vec<f32>, max_seq_len: u32) -> Result<RopeSca
     Ok(RopeScaling::Long { short, long, original_max_seq_len: original, magnitude })
 }
 
-/// How queries grow with their position, if they do.
+/// The growth of queries with position, if any.
 pub(super) fn query_growth(keys: &Keys<'_>) -> Result<Option<QueryGrowth>, Error> {
     const BETA: Key = Key("attention.temperature_scale", "rope_parameters.llama_4_scaling_beta|llama_4_scaling_beta");
-    // The context, for which transformers has a name of its own here.
+    // transformers has a separate key for the context length here.
     keys.says(key!("max_position_embeddings"));
     let Some(beta) = positive(keys, BETA)? else { return Ok(None) };
     Ok(Some(QueryGrowth { beta, length: original(keys)? as u32 }))
 }
 
-/// YaRN's numbers, with the defaults of transformers. The rotated elements grow by a magnitude, which both formats may
-/// state as a quotient.
+/// YaRN, with the defaults of transformers. Both formats may state the magnitude of the rotated elements as a
+/// quotient.
 fn yarn(keys: &Keys<'_>, factor: f64, original_max_seq_len: f64) -> Result<RopeScaling, Error> {
     let optional = |key| positive(keys, key);
     let growth = |share: f64| if factor <= 1.0 { 1.0 } else { 0.1 * share * factor.ln() + 1.0 };
@@ -149,7 +149,7 @@ fn yarn(keys: &Keys<'_>, factor: f64, original_max_seq_len: f64) -> Result<RopeS
         original_max_seq_len,
         truncate: keys.bool(key!("truncate"))?.unwrap_or(true),
         magnitude: match magnitude {
-            // GGUF's is a factor of the usual one.
+            // GGUF states it relative to the usual magnitude.
             Some(magnitude) if keys.is_gguf() => magnitude * usual,
             Some(magnitude) => magnitude,
             None => usual,

@@ -1,12 +1,10 @@
-//! The files of a model that is split, found from any of them: by its name, or by the name of what a link leads to.
+//! Finds all files of a sharded model from one of them, by its name or its link target's.
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::{Path, PathBuf};
 
-#[cfg(not(target_arch = "wasm32"))]
 use crate::error::Error;
 
-/// A GGUF file's name without its end, in whatever case that is; the whole name if it has another one.
+/// A GGUF file's name without its extension in any case; the whole name if the extension differs.
 pub(crate) fn stem(name: &str) -> &str {
     const END: &str = ".gguf";
     let at = name.len().saturating_sub(END.len());
@@ -16,8 +14,7 @@ pub(crate) fn stem(name: &str) -> &str {
     }
 }
 
-/// What a stem that ends in `-00001-of-00003` has before that, the number of the file and that of all.
-#[cfg(not(target_arch = "wasm32"))]
+/// Splits a stem that ends in `-00001-of-00003` into its prefix, the shard's number and the number of shards.
 pub(crate) fn numbered(stem: &str) -> Option<(&str, [u32; 2])> {
     const DIGITS: usize = 5;
     const BETWEEN: &str = "-of-";
@@ -32,25 +29,23 @@ pub(crate) fn numbered(stem: &str) -> Option<(&str, [u32; 2])> {
     between.eq_ignore_ascii_case(BETWEEN).then_some((rest, [number(no)?, number(count)?]))
 }
 
-/// A path, and what it leads to from link to link.
-#[cfg(not(target_arch = "wasm32"))]
+/// A path and its chain of link targets.
 pub(super) fn links(path: &Path) -> impl Iterator<Item = PathBuf> {
-    /// Systems follow about as many.
+    /// About the limit of operating systems.
     const MOST: usize = 40;
     let next = |path: &PathBuf| {
         let target = std::fs::read_link(path).ok()?;
-        // A relative one is relative to the folder of the link.
+        // Relative targets are relative to the link's folder.
         Some(path.parent().map_or_else(|| target.clone(), |folder| folder.join(&target)))
     };
     std::iter::successors(Some(path.to_path_buf()), next).take(MOST)
 }
 
-/// The paths of all shards of a model of `n` files, of which `path` is one: beside it, or where it is a link whose name says
-/// nothing, beside what it leads to. In a hub's cache links have the names and contents have digests.
+/// The paths of all `n` shards, given one of them: in its folder, or in its link target's if its own name has no
+/// number. In a hub's cache links have names and their targets digests.
 ///
 /// # Errors
-/// [`Error::Config`] if no name says which shard it is of as many; [`Error::Io`] naming the first that is missing.
-#[cfg(not(target_arch = "wasm32"))]
+/// [`Error::Config`] if no name has a shard number; [`Error::Io`] naming the first missing shard.
 pub(super) fn paths(path: &Path, n: usize) -> Result<Vec<PathBuf>, Error> {
     let mut missing = None;
     for path in links(path) {
@@ -70,19 +65,16 @@ pub(super) fn paths(path: &Path, n: usize) -> Result<Vec<PathBuf>, Error> {
         Some(path) => Error::Io { path, source: std::io::ErrorKind::NotFound.into() },
         None => Error::Config {
             field: "split.count".into(),
-            expected: format!(
-                "one of {n} files, whose name ends in `-00001-of-{n:05}.gguf` or another number up to {n}"
-            ),
+            expected: format!("a name ending in `-00001-of-{n:05}.gguf`, with a number up to {n}"),
             found: format!("`{}`", path.file_name().unwrap_or_default().to_string_lossy()),
         },
     })
 }
 
-/// The file of this name in the folder of another, whatever the case of its letters if there is none in this case.
+/// The file of this name in the folder of `path`, ignoring case if no exact match exists.
 ///
 /// # Errors
-/// Where it should have been.
-#[cfg(not(target_arch = "wasm32"))]
+/// The expected path.
 fn beside(path: &Path, name: &str) -> Result<PathBuf, PathBuf> {
     let expected = path.with_file_name(name);
     if expected.exists() {
@@ -101,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_say_which_shard_a_file_is() {
+    fn shard_number_is_read_from_the_file_name() {
         for (name, want) in [
             ("m-00001-of-00003.gguf", Some(("m", [1, 3]))),
             ("M-00012-OF-00120.GGUF", Some(("M", [12, 120]))),

@@ -1,9 +1,9 @@
-//! Tensors of published folders that no pass over text reads, and what they belong to. All others must be read.
+//! Tensors of published folders that are ignored, with the parts they belong to. All others must be read.
 
-/// What a tensor belongs to that a folder has and that is left out; an empty text for what says nothing that the
-/// configuration does not. `None` for a tensor that is not known.
+/// The ignored part that a tensor belongs to; empty for a buffer that duplicates the configuration; `None` for an
+/// unknown tensor.
 pub(super) fn part(name: &str, is_encoder: bool) -> Option<&'static str> {
-    /// Beginnings of names, also after `model.`.
+    /// Name prefixes, also after `model.`.
     const PARTS: [(&str, &str); 11] = [
         ("vision_tower.", "vision"),
         ("vision_model.", "vision"),
@@ -14,11 +14,11 @@ pub(super) fn part(name: &str, is_encoder: bool) -> Option<&'static str> {
         ("embed_audio.", "audio"),
         ("mtp.", MTP),
         ("nextn.", MTP),
-        // What a checkpoint was trained with.
+        // Training heads.
         ("cls.predictions.", "masked tokens"),
         ("cls.seq_relationship.", "masked tokens"),
     ];
-    /// Ends of buffers that old checkpoints saved along: angles, masks, positions that count up.
+    /// Suffixes of buffers saved in old checkpoints: angles, masks, position counters.
     const BUFFERS: [&str; 7] = [
         "rotary_emb.inv_freq",
         "rotary_emb.original_inv_freq",
@@ -35,10 +35,10 @@ pub(super) fn part(name: &str, is_encoder: bool) -> Option<&'static str> {
     known.or_else(of_masked).or_else(|| BUFFERS.iter().any(|end| name.ends_with(end)).then_some(""))
 }
 
-/// Whether a tensor belongs to a head that predicts the tokens after the next one.
+/// Whether a tensor belongs to an MTP head.
 pub(super) fn is_of_mtp(name: &str) -> bool {
     part(name, false) == Some(MTP)
 }
 
-/// Heads that predict the tokens after the next one.
+/// MTP heads.
 pub(crate) const MTP: &str = "multi-token prediction";

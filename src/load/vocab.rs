@@ -1,15 +1,15 @@
-//! The vocabulary that a GGUF file carries in its metadata.
+//! The vocabulary in a GGUF file's metadata.
 
 use crate::error::Error;
 use crate::formats::gguf::{Metadata, Value};
 use crate::tokenizer::{NO_ID, TokenType, Vocab};
 
-/// Collects the `tokenizer.ggml.*` keys. What they mean together is for
-/// [`Tokenizer::from_vocab`](crate::tokenizer::Tokenizer::from_vocab) to check.
+/// Collects the `tokenizer.ggml.*` keys. [`Tokenizer::from_vocab`](crate::tokenizer::Tokenizer::from_vocab) checks
+/// their consistency.
 ///
 /// # Errors
 /// [`Error::Config`] if the file has no vocabulary, [`Error::Format`] for a key of the wrong type,
-/// [`Error::Tokenizer`] for a token type that does not exist.
+/// [`Error::Tokenizer`] for an unknown token type.
 pub fn vocab_from_gguf(metadata: &Metadata) -> Result<Vocab, Error> {
     let missing = |field: &str, found: &str| Error::Config {
         field: field.into(),
@@ -24,17 +24,17 @@ pub fn vocab_from_gguf(metadata: &Metadata) -> Result<Vocab, Error> {
     let tokens = metadata.get_str_array("tokenizer.ggml.tokens")?;
     let token_types = metadata.get_u32_array("tokenizer.ggml.token_type")?.unwrap_or_default();
     let sep_id = match id(metadata, "tokenizer.ggml.separator_token_id")? {
-        // The key was misspelled for years, and most files have it so.
+        // The key was misspelled for years; most files have the old spelling.
         None => id(metadata, "tokenizer.ggml.seperator_token_id")?,
         sep_id => sep_id,
     };
     let pre = metadata.get_str("tokenizer.ggml.pre")?;
     let add_sep = match pre {
-        // Files say so of ModernBERT as well, whose texts have one token between them.
+        // ModernBERT's files set the key too, although its pairs have a single separator.
         Some("modern-bert") => Some(false),
         _ => metadata.get_bool("tokenizer.ggml.add_sep_token")?,
     };
-    // SentencePiece's vocabulary of Phi-3 and 3.5. Phi-4's is another.
+    // The SentencePiece vocabulary of Phi-3 and 3.5. Phi-4's differs.
     let is_phi3 = model == "llama" && metadata.get_str("general.architecture")? == Some("phi3");
     let owned = |texts: Vec<&str>| texts.into_iter().map(str::to_owned).collect();
     Ok(Vocab {
@@ -65,10 +65,10 @@ pub fn vocab_from_gguf(metadata: &Metadata) -> Result<Vocab, Error> {
     })
 }
 
-/// The id of a special token. Files say by -1, in whatever width, that there is none; that is [`NO_ID`] here.
+/// The id of a special token. -1 of any width means none, [`NO_ID`] here.
 ///
 /// # Errors
-/// [`Error::Format`] for what is no integer, or no id.
+/// [`Error::Format`] for a non-integer or an invalid id.
 pub(super) fn id(metadata: &Metadata, key: &str) -> Result<Option<u32>, Error> {
     match metadata.get(key).and_then(Value::as_integer) {
         Some(-1) => Ok(Some(NO_ID)),

@@ -1,42 +1,41 @@
-//! What one layer of a transformer does. Decoders and encoders are made of the same blocks.
+//! One transformer layer, for decoders and encoders.
 
 use crate::kernels::{AttentionConfig, DeltaRule, Gate, Gelu, QkNorm, Router, SelectiveScan};
 
 /// One layer: attention, then a feed-forward, each added to the residual stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
-    /// How tokens see each other.
+    /// Attention.
     pub attention: Attention,
-    /// What the layer does in place of attention, if it keeps a state of fixed size.
+    /// Replaces attention in a recurrent layer.
     pub recurrence: Option<Recurrence>,
-    /// What is done with each token alone.
+    /// Feed-forward.
     pub feed_forward: FeedForward,
-    /// Where attention's norms stand.
+    /// Position of attention's norms.
     pub attn_norm: NormPlace,
-    /// Where the feed-forward's norms stand.
+    /// Position of the feed-forward's norms.
     pub ffn_norm: NormPlace,
-    /// Whether a third half adds what the layer makes of its part of the token's per-layer embedding:
+    /// Whether the layer has a third half, which adds its per-layer embedding:
     /// [`ModelConfig::per_layer`](super::ModelConfig::per_layer).
     pub per_layer: bool,
-    /// Whether the stream is multiplied by a number of the layer's own at its end: Gemma 4.
+    /// Whether the layer scales the residual stream at its end: Gemma 4.
     pub output_scale: bool,
-    /// Whether both halves read the same residual stream, as in GPT-NeoX, rather than the second one the sum after the
-    /// first.
+    /// Whether both halves read the same residual stream, as in GPT-NeoX, rather than one after the other.
     pub parallel: bool,
 }
 
-/// Where the norms of a block's half stand.
+/// Position of a half's norms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormPlace {
-    /// Nowhere: the stream comes normalised.
+    /// No norms: the stream is normalised already.
     Nowhere,
     /// Before the half: Llama.
     Before,
-    /// On the half's result, before it is added: OLMo 2.
+    /// On the half's output, before the residual sum: OLMo 2.
     Result,
-    /// Before it and on the result: Gemma 2.
+    /// Before the half and on its output: Gemma 2.
     Both,
-    /// On the sum: BERT.
+    /// On the residual sum: BERT.
     Sum,
 }
 
@@ -46,47 +45,47 @@ impl NormPlace {
         matches!(self, NormPlace::Before | NormPlace::Both)
     }
 
-    /// Whether the half's result is normalised before it is added.
+    /// Whether the half's output is normalised before the residual sum.
     pub fn is_on_result(self) -> bool {
         matches!(self, NormPlace::Result | NormPlace::Both)
     }
 }
 
-/// A feed-forward beside the experts.
+/// A shared expert, which every token uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedExpert {
     /// Its width: `expert_shared_feed_forward_length`; `shared_expert_intermediate_size`.
     pub dim: u32,
-    /// Whether it is multiplied by the sigmoid of a product with the token.
+    /// Whether a sigmoid gate scales its output.
     pub gated: bool,
 }
 
-/// What a layer that keeps a state of fixed size does with tokens in order.
+/// A recurrent layer's token mixing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recurrence {
-    /// A gated convolution with the last inputs: LFM2.
+    /// A gated convolution over the last inputs: LFM2.
     ShortConv {
-        /// Inputs that it sees, its own included: `shortconv.l_cache`; `conv_L_cache`.
+        /// Kernel size: `shortconv.l_cache`; `conv_L_cache`.
         taps: u32,
     },
-    /// A gated delta rule over what a convolution makes of queries, keys and values: Qwen3.5.
+    /// A gated delta rule over convolved queries, keys and values: Qwen3.5.
     DeltaNet {
         /// Its shape: `ssm.group_count`, `ssm.time_step_rank`, `ssm.state_size`; `linear_num_key_heads` and so on.
         rule: DeltaRule,
-        /// Inputs that the convolution sees: `ssm.conv_kernel`; `linear_conv_kernel_dim`.
+        /// Kernel size of the convolution: `ssm.conv_kernel`; `linear_conv_kernel_dim`.
         taps: u32,
     },
-    /// A selective scan over what a convolution makes of values, and of what states are written and read by: Mamba 2.
+    /// A selective scan over convolved values, B and C: Mamba 2.
     Mamba2 {
         /// Its shape: `ssm.group_count`, `ssm.time_step_rank`, `ssm.state_size`; `mamba_n_groups` and so on.
         scan: SelectiveScan,
-        /// Inputs that the convolution sees: `ssm.conv_kernel`; `mamba_d_conv`.
+        /// Kernel size of the convolution: `ssm.conv_kernel`; `mamba_d_conv`.
         taps: u32,
     },
 }
 
 impl Recurrence {
-    /// Columns of its projection, for a model of width C.
+    /// Columns of its input projection, for a model of width C.
     pub fn inputs(&self, dim: u32) -> u32 {
         match self {
             Recurrence::ShortConv { .. } => 3 * dim,
@@ -95,7 +94,7 @@ impl Recurrence {
         }
     }
 
-    /// Columns of what it makes of them.
+    /// Columns of its output, before the output projection.
     pub fn outputs(&self, dim: u32) -> u32 {
         match self {
             Recurrence::ShortConv { .. } => dim,
@@ -113,7 +112,7 @@ impl Recurrence {
         }
     }
 
-    /// Inputs that its convolution sees.
+    /// Kernel size of its convolution.
     pub fn taps(&self) -> u32 {
         match *self {
             Recurrence::ShortConv { taps } | Recurrence::DeltaNet { taps, .. } | Recurrence::Mamba2 { taps, .. } => {
@@ -122,7 +121,7 @@ impl Recurrence {
         }
     }
 
-    /// Heads, rows and columns of the matrices that it keeps, if it does.
+    /// Heads, rows and columns of its state matrices, if any.
     pub fn matrices(&self) -> Option<[u32; 3]> {
         match self {
             Recurrence::ShortConv { .. } => None,
@@ -141,21 +140,21 @@ pub struct Attention {
     pub n_kv_heads: u32,
     /// D: `attention.key_length`; `head_dim`.
     pub head_dim: u32,
-    /// How far a query sees: only keys less than this away from it. `None`: all of them.
+    /// Sliding window: a query sees keys less than this far away. `None`: all keys.
     pub window: Option<u32>,
-    /// Factor of the scores.
+    /// Scale of the scores.
     pub scale: f32,
-    /// Bound that scores approach.
+    /// Soft cap of the scores.
     pub soft_cap: Option<f32>,
-    /// Which of the model's rotations turns queries and keys. `None`: they are not rotated.
+    /// Index into the model's RoPE configurations. `None`: no rotation.
     pub rope: Option<usize>,
-    /// How queries and keys are normalised.
+    /// Norm of queries and keys.
     pub qk_norm: Option<QkNorm>,
-    /// Whether each head has a score that takes part in the softmax and has no value.
+    /// Whether each head has an attention sink: a score without a value in the softmax.
     pub sinks: bool,
-    /// Whether its results are multiplied by the sigmoid of gates, which are projected before the queries.
+    /// Whether a sigmoid gate, projected before the queries, scales the output.
     pub gated: bool,
-    /// The earlier layer whose keys and values it reads, in place of some of its own.
+    /// An earlier layer whose keys and values this one shares.
     pub keys_of: Option<usize>,
 }
 
@@ -165,28 +164,28 @@ pub struct FeedForward {
     /// F, its width, or that of each expert: `feed_forward_length`, `expert_feed_forward_length`; `intermediate_size`,
     /// `moe_intermediate_size`.
     pub dim: u32,
-    /// What stands between its two products.
+    /// Activation between its two products.
     pub between: Between,
-    /// The experts that it consists of, if it does.
+    /// Its experts, for a mixture of experts.
     pub experts: Option<Experts>,
 }
 
-/// Feed-forwards of which each token has a few.
+/// A mixture of experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
     /// E: `expert_count`; `num_experts`, `num_local_experts`.
     pub n: u32,
-    /// K, those of a token: `expert_used_count`; `num_experts_per_tok`.
+    /// K, experts per token: `expert_used_count`; `num_experts_per_tok`.
     pub n_used: u32,
-    /// How they are chosen.
+    /// How the router chooses experts.
     pub router: Router,
-    /// Whether each has a bias that counts for the choice alone.
+    /// Whether each expert has a bias for routing only.
     pub choice_bias: bool,
-    /// A feed-forward beside them that every token has.
+    /// The shared expert, if any.
     pub shared: Option<SharedExpert>,
 }
 
-/// What stands between the two products of a feed-forward.
+/// Activation between the two products of a feed-forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Between {
     /// `gelu(up)`.
@@ -211,12 +210,12 @@ impl Attention {
         if self.gated { self.q_dim() } else { 0 }
     }
 
-    /// Key/value heads that it projects.
+    /// Key/value heads that the layer projects itself.
     pub fn own_kv_heads(&self) -> u32 {
         if self.keys_of.is_some() { 0 } else { self.n_kv_heads }
     }
 
-    /// Columns of gates, queries, and its own keys and values side by side.
+    /// Columns of gates, queries, and the layer's own keys and values, in this order.
     pub fn qkv_dim(&self) -> u32 {
         self.gate_dim() + self.q_dim() + 2 * self.own_kv_heads() * self.head_dim
     }
@@ -226,7 +225,7 @@ impl Attention {
         [self.n_heads, self.n_kv_heads, self.head_dim]
     }
 
-    /// What the attention kernels need to know.
+    /// Parameters of the attention kernels.
     pub(crate) fn kernel(&self, causal: bool) -> AttentionConfig {
         let Attention { n_heads, n_kv_heads, head_dim, window, scale, soft_cap, .. } = *self;
         AttentionConfig { n_heads, n_kv_heads, head_dim, window, scale, soft_cap, causal }
@@ -234,7 +233,7 @@ impl Attention {
 }
 
 impl FeedForward {
-    /// Rows of its first product: gates come with their values.
+    /// Rows of the first product: gates and ups together.
     pub fn up_dim(&self) -> u32 {
         match self.between {
             Between::Gelu(_) => self.dim,

@@ -1,10 +1,10 @@
-//! A model's configuration, whatever file it came from.
+//! Model configuration, independent of the file format.
 
 use super::block::{Attention, Block, Experts, FeedForward, NormPlace, Recurrence};
 use crate::error::Error;
 use crate::kernels::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_PAST, RopeConfig, SelectiveScan};
 
-/// Shape of a decoder or an encoder. Each field names its key in GGUF metadata (the architecture comes first) and
+/// Shape of a decoder or an encoder. Each field names its key in GGUF metadata (without the architecture prefix) and
 /// in `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -14,98 +14,98 @@ pub struct ModelConfig {
     pub dim: u32,
     /// V: rows of `token_embd.weight`; `vocab_size`.
     pub vocab_size: u32,
-    /// Positions that the model was trained on: `context_length`; `max_position_embeddings`.
+    /// Trained context length: `context_length`; `max_position_embeddings`.
     pub max_seq_len: u32,
-    /// Its layers in order, and after them that of the MTP head, if there is one.
+    /// Layers in order, then the block of the MTP head, if there is one.
     pub blocks: Vec<Block>,
-    /// Blocks at the end that are not layers: 1 where a head guesses the token after the next one, else 0:
-    /// `nextn_predict_layers`; `mtp_num_hidden_layers`.
+    /// Number of MTP blocks at the end, 0 or 1: `nextn_predict_layers`; `mtp_num_hidden_layers`.
     pub n_mtp: u32,
-    /// How rows are normalised.
+    /// Kind of norm.
     pub norm: NormKind,
-    /// `attention.layer_norm_rms_epsilon`, `attention.layer_norm_epsilon`; `rms_norm_eps`, `layer_norm_eps`, `norm_eps`.
+    /// Epsilon: `attention.layer_norm_rms_epsilon`, `attention.layer_norm_epsilon`; `rms_norm_eps`, `layer_norm_eps`,
+    /// `norm_eps`.
     pub norm_eps: f32,
-    /// The rotations that blocks choose from: `rope.*`; `rope_theta`, `rope_scaling`, `rope_parameters`.
+    /// RoPE configurations that blocks refer to: `rope.*`; `rope_theta`, `rope_scaling`, `rope_parameters`.
     pub ropes: Vec<RopeConfig>,
-    /// The table of positions whose rows are added to those of the tokens, if there is one.
+    /// Learned position embeddings, if any.
     pub positions: Option<PositionTable>,
-    /// Rows of the table of token types: `token_type_count`; `type_vocab_size`. 0: there is none.
+    /// Number of token types: `token_type_count`; `type_vocab_size`. 0: none.
     pub n_token_types: u32,
-    /// The second table of tokens, of which each layer reads a part, if there is one.
+    /// Per-layer embeddings, if any.
     pub per_layer: Option<PerLayer>,
     /// Whether the sum of the embeddings is normalised.
     pub embd_norm: bool,
     /// Whether the last layer's output is normalised.
     pub output_norm: bool,
-    /// Factor of the embeddings: `embedding_scale`; `embedding_multiplier`.
+    /// Scale of the embeddings: `embedding_scale`; `embedding_multiplier`.
     pub embd_scale: f32,
-    /// Factor of what a block's halves add to the residual stream: `residual_scale`; `residual_multiplier`.
+    /// Scale of each half's output before the residual sum: `residual_scale`; `residual_multiplier`.
     pub residual_scale: f32,
-    /// Factor of the logits: the inverse of `logit_scale`; of `logits_scaling`.
+    /// Scale of the logits: the inverse of `logit_scale`; of `logits_scaling`.
     pub logit_scale: f32,
-    /// Bound that logits approach: `final_logit_softcapping`.
+    /// Soft cap of the logits: `final_logit_softcapping`.
     pub logit_soft_cap: Option<f32>,
-    /// Whether a token sees no later ones.
+    /// Whether attention is causal.
     pub causal: bool,
-    /// Whether it predicts tokens: with the matrix `output`, or with its embedding where that is missing.
+    /// Whether it predicts tokens, with an `output` matrix or the tied embedding.
     pub has_head: bool,
 }
 
-/// How rows are normalised.
+/// Kind of norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
-    /// To mean 0 and variance 1.
+    /// Layer norm: mean 0, variance 1.
     Layer {
-        /// Whether a bias is added: `norm_bias`.
+        /// With a bias: `norm_bias`.
         bias: bool,
     },
-    /// To mean square 1.
+    /// RMS norm: mean square 1.
     Rms,
 }
 
-/// A second table of tokens, whose rows have a part for each layer: Gemma 4's per-layer embeddings.
+/// Per-layer embeddings, as in Gemma 4: a second table whose rows have a part per layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PerLayer {
     /// P, width of a layer's part: `embedding_length_per_layer_input`; `hidden_size_per_layer_input`.
     pub dim: u32,
-    /// Its rows: those of `per_layer_token_embd.weight`; `vocab_size_per_layer_input`.
+    /// Rows: those of `per_layer_token_embd.weight`; `vocab_size_per_layer_input`.
     pub vocab_size: u32,
 }
 
-/// A table of positions.
+/// Learned position embeddings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PositionTable {
-    /// Row of a sequence's first token: 0, and in RoBERTa the row after the padding token's.
+    /// Row of a sequence's first token: 0, or in RoBERTa the row after the padding token's.
     pub first: u32,
 }
 
 impl ModelConfig {
-    /// Whether a layer keeps a state of fixed size, so that a sequence can only go back to positions whose state is kept.
+    /// Whether any layer is recurrent, so that a sequence can only go back to positions with a saved state.
     pub fn is_recurrent(&self) -> bool {
         self.blocks.iter().any(|block| block.recurrence.is_some())
     }
 
-    /// Names of tensors that files may have and that no pass reads: keys and values of layers that read another's.
+    /// Names of tensors that files may have but no pass reads: keys and values of layers that share another's.
     pub(crate) fn unread(&self) -> Vec<String> {
         const NAMES: [&str; 3] = ["attn_k", "attn_v", "attn_k_norm"];
         let shared = self.blocks.iter().enumerate().filter(|(_, block)| block.attention.keys_of.is_some());
         shared.flat_map(|(l, _)| NAMES.map(|name| format!("blk.{l}.{name}.weight"))).collect()
     }
 
-    /// Layers, without that of the MTP head.
+    /// Number of layers, without the MTP block.
     pub fn n_layers(&self) -> u32 {
         (self.blocks.len() as u32).saturating_sub(self.n_mtp)
     }
 
-    /// Row of a sequence's first token in the table of positions; 0 where there is none.
+    /// Row of a sequence's first token in the position embeddings; 0 without them.
     pub fn first_position(&self) -> u32 {
         self.positions.map_or(0, |table| table.first)
     }
 
-    /// Refuses values that no model has or that the kernels cannot compute, before anything is sized by them.
+    /// Refuses values beyond any model or the kernels' limits, before anything is sized by them.
     ///
     /// # Errors
-    /// [`Error::Config`] naming the field as GGUF and, in brackets, as `config.json` calls it.
+    /// [`Error::Config`] naming the field's GGUF key and, in brackets, its `config.json` key.
     pub fn check(&self) -> Result<(), Error> {
         in_range("embedding_length (hidden_size)", self.dim, MAX_DIM)?;
         in_range("block_count (num_hidden_layers)", self.n_layers(), MAX_LAYERS)?;
@@ -134,13 +134,13 @@ impl ModelConfig {
             }
         }
         soft_cap("final_logit_softcapping", self.logit_soft_cap)?;
-        // The stream is kept divided by this factor, which norms of the stream alone undo.
+        // The residual stream is stored divided by this scale, which only norms of the stream undo.
         let is_before = |block: &Block| block.attn_norm == NormPlace::Before && block.ffn_norm == NormPlace::Before;
         if self.residual_scale != 1.0 && !(self.norm == NormKind::Rms && self.blocks.iter().all(is_before)) {
             let field = "residual_scale (residual_multiplier)";
             return Err(config_error(
                 field,
-                "1 where norms are not before each half alone".into(),
+                "1 unless all norms are RMS norms before each half".into(),
                 self.residual_scale,
             ));
         }
@@ -157,7 +157,7 @@ impl ModelConfig {
             self.check_shared_keys(l, &block.attention)?;
             let is_dense = block.feed_forward.experts.is_none() && block.ffn_norm.is_on_result();
             if block.output_scale && !block.per_layer && !is_dense {
-                let expected = "a norm of the layer's last result, which no mixture of experts is".into();
+                let expected = "a dense layer with a norm on its output".into();
                 return Err(config_error("layer_output_scale (layer_scalar)", expected, format!("layer {l}")));
             }
         }
@@ -170,7 +170,7 @@ impl ModelConfig {
         })
     }
 
-    /// Refuses a layer that reads keys which no earlier layer has in its shape.
+    /// Refuses a layer that shares keys unless an earlier layer has them in the same shape.
     fn check_shared_keys(&self, l: usize, attention: &Attention) -> Result<(), Error> {
         let Some(of) = attention.keys_of else { return Ok(()) };
         let has_such_keys = |block: &Block| {
@@ -181,7 +181,7 @@ impl ModelConfig {
         match self.blocks.get(of).is_some_and(|block| of < l && has_such_keys(block)) {
             true => Ok(()),
             false => {
-                let expected = format!("an earlier layer with keys of the same heads for layer {l}");
+                let expected = format!("an earlier layer with keys of layer {l}'s shape");
                 Err(config_error("attention.shared_kv_layers (num_kv_shared_layers)", expected, format!("layer {of}")))
             }
         }
@@ -220,7 +220,7 @@ impl ModelConfig {
     }
 }
 
-/// Far above every published model, and low enough that no product of sizes overflows.
+/// Far beyond every published model, but low enough that no product of sizes overflows.
 pub(crate) const MAX_DIM: u32 = 1 << 20;
 pub(crate) const MAX_LAYERS: u32 = 1 << 12;
 pub(crate) const MAX_CONTEXT: u32 = 1 << 28;
@@ -251,7 +251,7 @@ fn check_scan(scan: &SelectiveScan) -> Result<(), Error> {
     in_range("ssm.state_size (mamba_d_state)", scan.state_dim, 256)?;
     in_range("ssm.inner_size (mamba_expand)", scan.head_dim, 256)?;
     in_range("ssm.time_step_rank (mamba_n_heads)", scan.n_heads, MAX_HEADS)?;
-    // With more, the results of each would be normalised by themselves.
+    // With more groups, each would be normalised separately.
     match scan.n_groups {
         1 => Ok(()),
         n => Err(config_error("ssm.group_count (mamba_n_groups)", "1".into(), n)),
@@ -288,7 +288,7 @@ fn soft_cap(field: &str, cap: Option<f32>) -> Result<(), Error> {
     }
 }
 
-/// Refuses a number outside of 1 to `max`.
+/// Refuses a number outside 1 to `max`.
 fn in_range(field: &str, value: u32, max: u32) -> Result<(), Error> {
     match value {
         1.. if value <= max => Ok(()),
@@ -296,7 +296,7 @@ fn in_range(field: &str, value: u32, max: u32) -> Result<(), Error> {
     }
 }
 
-/// A configuration error with the value that was found.
+/// A configuration error with the value found.
 pub(super) fn config_error(field: &str, expected: String, found: impl ToString) -> Error {
     Error::Config { field: field.into(), expected, found: found.to_string() }
 }

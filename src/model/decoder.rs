@@ -1,4 +1,4 @@
-//! The forward pass of decoders, recorded: what stands before and after the blocks.
+//! The forward pass of decoders: everything before and after the blocks.
 
 use super::config::ModelConfig;
 use super::forward::{Flow, Tap, Transformer};
@@ -15,17 +15,17 @@ use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::tensor::{Role, Tensor};
 
-/// Rows of a pass that verifies guesses: the second of the usual sizes, which reads weights once.
+/// Rows of a pass that verifies draft tokens: the second of the usual sizes, which reads weights once.
 pub const VERIFIED_ROWS: u32 = 8;
 
-/// Rows of a table of tokens that is not on the device: the host puts those of a pass's tokens here before the pass runs.
+/// Rows of an embedding table on disk, which the host uploads before each pass.
 #[derive(Clone, Debug)]
 pub struct FetchedRows {
-    /// The table's name in the source.
+    /// Name of the table.
     pub table: &'static str,
     /// `[max_pass, C]`, packed as the table is.
     pub rows: Matrix,
-    /// Which of them a token has, by position, `[S]`.
+    /// Row index of the token at each position, `[S]`.
     pub numbers: Tensor,
 }
 
@@ -36,49 +36,49 @@ pub struct PassTensors {
     pub state: StepState,
     /// Token ids by position, `[S]`.
     pub tokens: Tensor,
-    /// Rows of tables that are not on the device.
+    /// Rows of embedding tables on disk.
     pub fetched: Vec<FetchedRows>,
-    /// Where each token of a pass is of a sequence of its own: the state with the number of its fetched row in the place of its id.
+    /// For decode batches: the state, with the index of the fetched row in place of each token id.
     pub fetched_state: Option<StepState>,
-    /// What stands between the layers of two devices, a row for each token of a pass, `[max_pass, C]`: a pass of a device begins
-    /// with what the one before it left, and leaves its own in the same place.
+    /// Activations between pipeline stages, one row per token, `[max_pass, C]`: a pass reads the previous stage's
+    /// output and writes its own in place.
     pub stream: Tensor,
     /// Logits of the last token, `[1, V]`.
     pub logits: Tensor,
-    /// Sampling settings, [`Sampling`]'s words.
+    /// Sampling parameters, as words of [`Sampling`].
     pub sampling: Tensor,
-    /// Ids and biases in turns, `[1, 2 * MOST_BIASES]`, of which the settings say how many count.
+    /// Token ids and biases, alternating, `[1, 2 * MAX_BIASES]`; the sampling parameters hold their number.
     pub biases: Tensor,
-    /// Which tokens may be chosen in a pass whose ending is masked: a bit for each, `[1, ceil(V / 32)]`.
+    /// Bitmask of allowed tokens for passes with a mask, `[1, ceil(V / 32)]`.
     pub allowed: Tensor,
     /// The chosen token, `[1]`.
     pub chosen: Tensor,
-    /// The most likely token after each row of a pass that verifies, `[VERIFIED_ROWS]`.
+    /// Most likely token after each row of a verifying pass, `[VERIFIED_ROWS]`.
     pub verified: Tensor,
-    /// What the MTP head needs.
+    /// Tensors of the MTP head.
     pub mtp: Option<MtpTensors>,
-    /// A layer, and where a pass leaves its queries as they are compared with keys, `[T, H D]`, for whoever asks what its heads
-    /// look at.
+    /// A layer, and the tensor that receives its queries, as compared with keys, `[T, H D]`, for inspection of
+    /// attention weights.
     pub queries: Option<(usize, Tensor)>,
 }
 
 impl PassTensors {
-    /// Declares them for a context of so many positions and passes of up to `max_pass` tokens.
+    /// Declares tensors for a session, for this context length and passes of up to `max_pass` tokens.
     ///
     /// # Errors
-    /// [`Error::Operand`] if one is larger than a tensor can be.
+    /// [`Error::Operand`] if a tensor would be too large.
     pub fn declare(config: &ModelConfig, context_length: u32, max_pass: u32) -> Result<PassTensors, Error> {
         let tensor = |label: &str, shape: &[u32], dtype| Tensor::declare(label, Role::Activations, shape, dtype);
         Ok(PassTensors {
             state: StepState::declare()?,
-            // The last pass of a prompt may be padded beyond the context.
+            // A prompt's last pass may be padded beyond the context.
             tokens: tensor("tokens", &[context_length.saturating_add(max_pass)], DType::U32)?,
             fetched: Vec::new(),
             fetched_state: None,
             stream: tensor("stream", &[max_pass, config.dim], DType::F32)?,
             logits: tensor("logits", &[1, config.vocab_size], DType::F32)?,
             sampling: tensor("sampling", &[1, Sampling::WORDS], DType::U32)?,
-            biases: tensor("biases", &[1, 2 * Sampling::MOST_BIASES], DType::U32)?,
+            biases: tensor("biases", &[1, 2 * Sampling::MAX_BIASES], DType::U32)?,
             allowed: tensor("allowed", &[1, mask_words(config.vocab_size)], DType::U32)?,
             chosen: tensor("chosen", &[1], DType::U32)?,
             verified: tensor("verified", &[VERIFIED_ROWS], DType::U32)?,
@@ -87,8 +87,8 @@ impl PassTensors {
         })
     }
 
-    /// Declares them for passes over one token of each of up to `n_rows` sequences, of `n_slots` that share a cache and have up to
-    /// `n_pages` pages each.
+    /// Declares tensors for decode batches of up to `n_rows` sequences, out of `n_slots` in a shared cache with up
+    /// to `n_pages` pages each.
     ///
     /// # Errors
     /// As [`PassTensors::declare`].
@@ -100,14 +100,14 @@ impl PassTensors {
             stream: tensor("stream", &[n_rows, config.dim], DType::F32)?,
             logits: tensor("logits", &[n_rows, config.vocab_size], DType::F32)?,
             sampling: tensor("sampling", &[n_rows, Sampling::WORDS], DType::U32)?,
-            biases: tensor("biases", &[n_rows, 2 * Sampling::MOST_BIASES], DType::U32)?,
+            biases: tensor("biases", &[n_rows, 2 * Sampling::MAX_BIASES], DType::U32)?,
             allowed: tensor("allowed", &[n_rows, mask_words(config.vocab_size)], DType::U32)?,
             chosen: tensor("chosen", &[n_rows], DType::U32)?,
             ..PassTensors::declare(config, 1, 1)?
         })
     }
 
-    /// The same for passes over up to `max_pass` tokens of one of the sequences, which have up to `n_pages` pages each.
+    /// Declares tensors for prefill chunks of up to `max_pass` tokens of a sequence with up to `n_pages` pages.
     ///
     /// # Errors
     /// As [`PassTensors::declare`].
@@ -118,12 +118,12 @@ impl PassTensors {
         })
     }
 
-    /// Tokens of a sequence at most.
+    /// Maximum number of tokens of a sequence.
     pub(crate) fn capacity(&self) -> usize {
         self.tokens.shape().last().copied().unwrap_or(0) as usize
     }
 
-    /// Records the gather of the tokens' rows of a table, or of what the host fetched of them.
+    /// Records the embedding of the tokens, from the table or from rows fetched from disk.
     ///
     /// # Errors
     /// As [`embed`].
@@ -144,38 +144,37 @@ impl PassTensors {
     }
 }
 
-/// What a pass does after its last layer.
+/// What a pass computes after its last layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ending {
-    /// Nothing: only the cache is wanted.
+    /// Nothing: the pass only fills the cache.
     Cache,
     /// Logits of the last token.
     Logits,
-    /// The most likely token after each row of a pass of [`VERIFIED_ROWS`]; the state stays as it is.
+    /// The most likely token after each row of a pass of [`VERIFIED_ROWS`]; the state is unchanged.
     Verify,
-    /// A token after each sequence's last row, which then is the next pass's input.
+    /// A token after each sequence's last row, which becomes the next pass's input.
     Sample(Sampler),
-    /// The layers are not computed: the MTP head goes on with the rows that the last pass left, and only its
-    /// cache is wanted.
+    /// No layers: the MTP head processes the rows of the last pass to fill its cache.
     MtpFollow,
-    /// The same, and it guesses the token that comes after the next one.
+    /// As `MtpFollow`, and drafts the token after the next one.
     MtpDraft,
-    /// The head guesses once more, after its own last guess.
+    /// The MTP head drafts another token after its own last draft.
     MtpDraftNext,
 }
 
-/// How a pass chooses tokens.
+/// How a pass samples tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Sampler {
     /// Whether some sequences have penalties or biases.
     pub penalize: bool,
-    /// Whether some sequences may go on with allowed tokens only.
+    /// Whether some sequences have a token bitmask.
     pub mask: bool,
-    /// Which sequences draw their token. The others take the most likely one.
+    /// Which sequences sample; the others are greedy.
     pub draw: Drawing,
 }
 
-/// Sequences that draw a token by their sampling settings.
+/// Which sequences sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Drawing {
     /// None of them.
@@ -188,12 +187,12 @@ pub enum Drawing {
 }
 
 impl Ending {
-    /// The most likely token of all, as it is.
+    /// Greedy, without penalties or bitmask.
     pub const GREEDY: Ending = Ending::Sample(Sampler { penalize: false, mask: false, draw: Drawing::None });
 }
 
 impl Sampler {
-    /// That of one sequence with these settings; a temperature of 0 is greedy.
+    /// The sampler for one sequence with these parameters; temperature 0 is greedy.
     pub fn of(sampling: &Sampling) -> Sampler {
         let repeats = sampling.repeat_penalty != 1.0 && sampling.repeat_last_n > 0;
         let penalties = [sampling.presence_penalty, sampling.frequency_penalty];
@@ -204,8 +203,8 @@ impl Sampler {
 }
 
 impl Transformer {
-    /// Records a pass over `n_tokens` tokens at the state's position, up to the residual stream of all tokens,
-    /// `[T, C]`, which it returns.
+    /// Records a pass over `n_tokens` tokens from the state's position, up to the residual stream, `[T, C]`, which
+    /// it returns.
     ///
     /// # Errors
     /// [`Error::Shape`] or [`Error::Operand`] if the tensors do not fit the configuration.
@@ -227,7 +226,7 @@ impl Transformer {
         self.record_blocks(rec, Flow::Cached(io, cache), parts.as_ref(), h, tap)
     }
 
-    /// The table of tokens with what is added to it.
+    /// The token embedding with its additions.
     pub(super) fn embedding(&self) -> Embedding<'_> {
         Embedding {
             w: &self.weights.token_embd,
@@ -247,7 +246,7 @@ impl Transformer {
         self.record_logits(rec, norm, &x, logits)
     }
 
-    /// Records the head alone: the logits of each row of `x`, which is normalised first if there is a norm.
+    /// Records the output head: the logits of each row of `x`, after the norm if there is one.
     pub(super) fn record_logits(
         &self,
         rec: &mut Recorder,
@@ -267,9 +266,9 @@ impl Transformer {
         }
     }
 
-    /// Records a pass over `n_tokens` tokens with its ending: of one sequence, from the state's position on, or one token of each of
-    /// several that share a cache ([`StepState::is_batch`]). The state moves on to the tokens that are chosen, so that the next pass
-    /// needs no word from the host. Of a part of a model that lacks the last layers, what it leaves for the other part comes instead.
+    /// Records a pass over `n_tokens` tokens with its ending: of one sequence from the state's position, or one
+    /// token per sequence of a batch ([`StepState::is_batch`]). The state advances to the chosen tokens, so that the
+    /// next pass needs no host input. A stage without the last layers leaves its activations for the next stage.
     ///
     /// # Errors
     /// [`Error::Shape`] or [`Error::Operand`] if the tensors do not fit the configuration.
@@ -288,7 +287,7 @@ impl Transformer {
         if !self.is_last() {
             return leave(rec, &h, io);
         }
-        // The head below has a norm of its own, so that logits are the same to the bit where nothing is to be guessed.
+        // The head below has its own norm, so that logits have the same bits without an MTP head.
         self.record_hidden(rec, io, &h)?;
         if ending == Ending::Cache {
             return Ok(());
@@ -321,9 +320,9 @@ impl Transformer {
     }
 }
 
-/// Records that the residual stream is left for the next device, `[T, C]`.
+/// Records the copy of the residual stream, `[T, C]`, for the next stage.
 fn leave(rec: &mut Recorder, h: &Tensor, io: &PassTensors) -> Result<(), Error> {
-    // Layers that begin with what another device left may have added to it in its place.
+    // The layers may have updated the stream tensor in place.
     match h.is_in_place_of(&io.stream) {
         true => Ok(()),
         false => scale(rec, h, &io.stream.first_rows(h.shape()[0])?, 1.0),

@@ -1,5 +1,5 @@
-//! Text encoders, recorded: BERT (Devlin et al. 2018, arXiv:1810.04805) and its relatives, and decoders that serve as
-//! encoders. Sequences of a batch are packed one after the other, without padding.
+//! Forward pass of text encoders: BERT (Devlin et al. 2018, arXiv:1810.04805) and relatives, and decoders used as
+//! encoders. A batch packs sequences without padding.
 
 use super::config::{ModelConfig, config_error};
 use super::forward::{Flow, Transformer};
@@ -12,39 +12,39 @@ use crate::recording::Recorder;
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 
-/// What makes a score of a sequence: its pooled row, a product with an activation, a norm, and a row of weights.
+/// Scoring head: pooled row, dense product with activation, optional norm, and a row of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScoreConfig {
-    /// Which row: `classifier.pooling_type`; `classifier_pooling`.
+    /// Pooling: `classifier.pooling_type`; `classifier_pooling`.
     pub pooling: Pooling,
-    /// Behind the first product: `classifier_activation`.
+    /// Activation after the dense product: `classifier_activation`.
     pub activation: Activation,
-    /// Whether a norm follows it, as in ModernBERT.
+    /// Whether a norm follows the activation, as in ModernBERT.
     pub norm: bool,
 }
 
-/// What a batch of packed sequences may hold at most.
+/// Maximum size of a packed batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchSize {
-    /// T, tokens of all sequences.
+    /// T, total number of tokens.
     pub n_tokens: u32,
-    /// B.
+    /// B, number of sequences.
     pub n_sequences: u32,
 }
 
 /// Tensors that a batch shares with the host.
 #[derive(Clone, Debug)]
 pub struct BatchTensors {
-    /// Token id, position and token type of each token, `[T, 3]`. The rest of it is 0.
+    /// Token id, position and token type of each token, `[T, 3]`, zero-padded.
     pub tokens: Tensor,
-    /// Tiles of attention.
+    /// Attention tiles.
     pub tiles: PackedTiles,
-    /// First and end row of each sequence, `[B, 2]`. The rest of it is 0.
+    /// First and end row of each sequence, `[B, 2]`, zero-padded.
     pub spans: Tensor,
 }
 
 impl BatchTensors {
-    /// Declares them for batches of `size`, whose sequences have up to `max_len` tokens.
+    /// Declares tensors for batches of `size` with sequences of up to `max_len` tokens.
     ///
     /// # Errors
     /// [`Error::Shape`] or [`Error::Operand`] if they are too large.
@@ -55,12 +55,17 @@ impl BatchTensors {
         max_len: u32,
     ) -> Result<BatchTensors, Error> {
         let BatchSize { n_tokens, n_sequences } = size;
-        // All layers share one table, so their heads are alike.
+        // All layers share one tile table, so their heads must be alike.
         let heads = match config.blocks.as_slice() {
             [first, rest @ ..] if rest.iter().all(|block| block.attention.heads() == first.attention.heads()) => {
                 first.attention.kernel(config.causal)
             }
-            _ => return Err(config_error("attention.head_count", "the same in all layers".into(), "others")),
+            _ => {
+                let mut heads: Vec<[u32; 3]> = config.blocks.iter().map(|block| block.attention.heads()).collect();
+                heads.dedup();
+                let found = format!("{heads:?}");
+                return Err(config_error("attention.head_count", "the same in all layers".into(), found));
+            }
         };
         let tensor = |label, shape: &[u32], dtype| Tensor::declare(label, Role::Activations, shape, dtype);
         Ok(BatchTensors {
@@ -74,7 +79,7 @@ impl BatchTensors {
 /// The head of a cross-encoder.
 #[derive(Clone, Debug)]
 pub struct ScoreHead {
-    /// What it does.
+    /// Configuration.
     pub config: ScoreConfig,
     /// `[C, C]`.
     pub dense: Stack,
@@ -85,10 +90,10 @@ pub struct ScoreHead {
 }
 
 impl ScoreHead {
-    /// Declares its tensors, checking each one's shape in the source.
+    /// Declares the head's tensors and checks their shapes.
     ///
     /// # Errors
-    /// [`Error::Config`] naming the tensor that is missing or has another shape.
+    /// [`Error::Config`] naming the tensor that is missing or has the wrong shape.
     pub fn declare(
         target: &Target,
         encoder: &ModelConfig,
@@ -100,7 +105,7 @@ impl ScoreHead {
         Ok(ScoreHead { config, dense: stack("cls", encoder.dim)?, norm, output: stack("cls.output", 1)? })
     }
 
-    /// Where the data of each source tensor belongs, by its name.
+    /// Destinations of the source tensors, by name.
     pub fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
         let norm = self.norm.iter().flat_map(NormWeights::tensors);
         let norm = norm
@@ -108,7 +113,7 @@ impl ScoreHead {
         norm.chain([&self.dense, &self.output].into_iter().flat_map(Stack::destinations))
     }
 
-    /// Every tensor.
+    /// All tensors.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let norm = self.norm.iter().flat_map(NormWeights::tensors);
         norm.chain([&self.dense, &self.output].into_iter().flat_map(Stack::tensors))
@@ -116,7 +121,7 @@ impl ScoreHead {
 }
 
 impl Transformer {
-    /// Records a pass over a batch up to the last layer's output, `[T, C]`, which it returns.
+    /// Records a pass over a batch and returns the last layer's output, `[T, C]`.
     ///
     /// # Errors
     /// [`Error::Shape`] or [`Error::Operand`] if the tensors do not fit the configuration.
@@ -131,7 +136,7 @@ impl Transformer {
         self.normed(rec, weights.output_norm.as_ref(), &h) // [T, C]
     }
 
-    /// Records a row for each sequence, `[B, C]`, from the last layer's output.
+    /// Records the pooling of the last layer's output to a row per sequence, `[B, C]`.
     ///
     /// # Errors
     /// [`Error::Shape`] if `h` is not `[T, C]` or `vectors` not `[B, C]`.

@@ -1,4 +1,4 @@
-//! Layers whose feed-forward is a mixture of experts: their weights, and their part of the forward pass.
+//! Mixture of experts: weights and forward pass.
 
 mod cached;
 
@@ -18,32 +18,32 @@ use crate::recording::Recorder;
 use crate::target::Target;
 use crate::tensor::Tensor;
 
-/// The experts of a layer, and how they are chosen. A feed-forward that all tokens have beside them is cut into experts of
-/// the same width, whose numbers come after theirs: see [`SharedExperts`].
+/// A layer's experts and router. A shared expert is split into experts of the routed width, numbered after them: see
+/// [`SharedExperts`].
 #[derive(Clone, Debug)]
 pub struct ExpertWeights {
-    /// `[E, C]`, and a row more for the gate of what all tokens have.
+    /// `[E, C]`, plus a row for the shared expert's gate.
     pub logits: Stack,
-    /// Biases that count for the choice alone, `[E]`.
+    /// Routing biases, `[E]`.
     pub(super) choice_bias: Option<Tensor>,
     shared: SharedExperts,
     matrices: Matrices,
     up_bias: Option<Joined>,
     down_bias: Option<Joined>,
-    /// Some of the experts, which passes of a few tokens compute with.
+    /// Expert cache for passes over a few tokens.
     kept: Option<CachedExperts>,
 }
 
-/// The matrices of all experts that products are told of.
+/// Matrices of all experts.
 #[derive(Clone, Debug)]
 struct Matrices {
     up: Vec<UpPart>,
-    down: Vec<Part>,
+    down: Vec<ExpertMatrix>,
 }
 
-/// Matrices of some experts, of one weight type.
+/// Matrices of consecutive experts with one weight type.
 #[derive(Clone, Debug)]
-struct Part {
+struct ExpertMatrix {
     first_expert: u32,
     /// Rows of an expert.
     rows: u32,
@@ -51,36 +51,36 @@ struct Part {
     members: Vec<(String, RowPlaces)>,
 }
 
-/// Gates, ups or both of some experts.
+/// Gates, ups or both of consecutive experts.
 #[derive(Clone, Debug)]
 struct UpPart {
     rows: ExpertRows,
-    part: Part,
+    part: ExpertMatrix,
 }
 
-/// Tensors that hold the matrices of neighbouring experts.
+/// Tensors with the matrices of consecutive experts.
 #[derive(Clone, Debug)]
 struct Tensors {
-    /// Experts that they make.
+    /// Number of experts.
     n: u32,
-    /// Rows that gates and ups have together for each of them, and rows in all.
+    /// Rows of gates and ups per expert together, and in total.
     run: u32,
     rows: u32,
     up: UpTensors,
     down: String,
-    /// Rows and columns of `down`, and whether its columns are those of several experts.
+    /// Rows and columns of `down`, whose columns may be those of several experts.
     down_shape: [u32; 2],
 }
 
 #[derive(Clone, Debug)]
 enum UpTensors {
-    /// Of each expert gates and then ups.
+    /// Gates, then ups, per expert.
     Joint(String),
     Apart(String, String),
 }
 
 impl ExpertWeights {
-    /// Declares the experts of a layer whose tensors begin with `prefix`, of widths C and F.
+    /// Declares a layer's experts, of widths C and F, from tensors with this prefix.
     pub(super) fn declare(
         target: &Target,
         source: &dyn WeightSource,
@@ -106,7 +106,7 @@ impl ExpertWeights {
             match (is_there, shared.n) {
                 (false, _) => Ok(None),
                 (true, 0) => Joined::declare_at(source, named, len).map(Some),
-                (true, _) => Err(unsupported("biases of experts beside a feed-forward of all tokens")),
+                (true, _) => Err(unsupported("biases of experts beside a shared expert")),
             }
         };
         let n_rows = experts.n * ffn_dim;
@@ -135,7 +135,7 @@ impl ExpertWeights {
         })
     }
 
-    /// The matrices of gates and ups, and the second ones.
+    /// Matrices of gates and ups, and of downs.
     pub(crate) fn matrices(&self) -> [impl Iterator<Item = &Matrix>; 2] {
         let Matrices { up, down } = &self.matrices;
         let (up, down): (Vec<_>, Vec<_>) =
@@ -147,21 +147,21 @@ impl ExpertWeights {
         [&self.up_bias, &self.down_bias].map(|bias| bias.as_ref().map(Joined::tensor))
     }
 
-    /// All tensors but those of the router.
+    /// All tensors except the router's.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let matrices = self.matrices.parts().flat_map(|part| part.matrix.tensors());
         matrices.chain(self.biases().into_iter().flatten())
     }
 
-    /// Where their data belongs.
+    /// Destinations of all tensors but the router's.
     pub(super) fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
-        let rows = self.matrices.parts().flat_map(Part::destinations);
+        let rows = self.matrices.parts().flat_map(ExpertMatrix::destinations);
         rows.chain(self.up_bias.iter().chain(&self.down_bias).flat_map(Joined::destinations))
     }
 }
 
 impl Matrices {
-    /// Declares those of the experts that these tensors hold, of widths C and F.
+    /// Declares the matrices of the experts in these tensors, of widths C and F.
     fn declare(
         target: &Target,
         source: &dyn WeightSource,
@@ -172,12 +172,12 @@ impl Matrices {
         Ok(Matrices { up, down: down_parts(target, source, tensors, dims)? })
     }
 
-    fn parts(&self) -> impl Iterator<Item = &Part> {
+    fn parts(&self) -> impl Iterator<Item = &ExpertMatrix> {
         self.up.iter().map(|up| &up.part).chain(&self.down)
     }
 }
 
-/// The tensors of `n` experts of widths C and F. Files have them together, or tensors for each expert.
+/// Tensors of `n` experts of widths C and F; files store them together or one per expert.
 fn routed(source: &dyn WeightSource, prefix: &str, n: u32, [dim, ffn_dim]: [u32; 2]) -> Vec<Tensors> {
     let is_there = |name: &str| source.describe(&format!("{prefix}{name}.weight")).is_some();
     let name = |stem: &str, suffix: &str| format!("{prefix}{stem}{suffix}.weight");
@@ -198,9 +198,9 @@ fn routed(source: &dyn WeightSource, prefix: &str, n: u32, [dim, ffn_dim]: [u32;
     }
 }
 
-/// A feed-forward that all tokens have, as experts of width F: what it lacks to whole ones is zero.
+/// The shared expert as experts of width F, zero-padded to a whole number.
 fn cut(prefix: &str, of: &SharedExpert, [dim, ffn_dim]: [u32; 2]) -> Tensors {
-    /// Columns that no block of a file reaches across.
+    /// Columns that no quantised block crosses.
     const WHOLE: u32 = 256;
     let run = match ffn_dim {
         _ if of.dim <= ffn_dim => of.dim,
@@ -219,7 +219,7 @@ fn cut(prefix: &str, of: &SharedExpert, [dim, ffn_dim]: [u32; 2]) -> Tensors {
 }
 
 impl Tensors {
-    /// Those of gates, ups or both, whose experts begin at row `first` and have `of_each` rows each.
+    /// Tensors of gates, ups or both, from row `first`, with `of_each` rows per expert.
     fn up_members(&self, rows: ExpertRows, first: u32, [of_each, ffn_dim]: [u32; 2]) -> Vec<(String, RowPlaces)> {
         let places = |first| RowPlaces::runs(first, self.run, of_each, ffn_dim);
         match (&self.up, rows) {
@@ -232,7 +232,7 @@ impl Tensors {
         }
     }
 
-    /// That of the second matrices, whose experts begin at row `first`.
+    /// Tensor of downs, from row `first`.
     fn down_member(&self, first: u32, ffn_dim: u32) -> (String, RowPlaces) {
         let [rows, cols] = self.down_shape;
         let is_cut = cols != ffn_dim;
@@ -241,15 +241,15 @@ impl Tensors {
     }
 }
 
-/// Neighbours that are alike: the number of their first expert, in what they are alike, and their tensors.
-type Group<'a, K> = (u32, K, Vec<&'a Tensors>);
+/// Consecutive tensors with equal keys: their first expert, the key and the tensors.
+type TensorGroup<'a, K> = (u32, K, Vec<&'a Tensors>);
 
-/// Runs of neighbours that are alike in what `of` says of them.
+/// Groups consecutive tensors by the key that `of` returns.
 fn alike<K: PartialEq>(
     tensors: &[Tensors],
     of: impl Fn(&Tensors) -> Result<K, Error>,
-) -> Result<Vec<Group<'_, K>>, Error> {
-    let mut groups: Vec<Group<'_, K>> = Vec::new();
+) -> Result<Vec<TensorGroup<'_, K>>, Error> {
+    let mut groups: Vec<TensorGroup<'_, K>> = Vec::new();
     let mut first = 0;
     for tensors in tensors {
         let kind = of(tensors)?;
@@ -262,7 +262,7 @@ fn alike<K: PartialEq>(
     Ok(groups)
 }
 
-/// Declares gates and ups: neighbours of the same types are one matrix, or two where gates and ups are of different ones.
+/// Declares gates and ups: one matrix per run of equal types, or two where gates and ups differ in type.
 fn up_parts(
     target: &Target,
     source: &dyn WeightSource,
@@ -293,45 +293,45 @@ fn up_parts(
                 members.extend(tensors.up_members(rows, n * of_each, [of_each, ffn_dim]));
                 n += tensors.n;
             }
-            let part = Part::declare(target, first_expert, (weight, members), n, [of_each, dim])?;
+            let part = ExpertMatrix::declare(target, first_expert, (weight, members), n, [of_each, dim])?;
             parts.push(UpPart { rows, part });
         }
     }
     Ok(parts)
 }
 
-/// Declares the second matrices: neighbours of one type are one.
+/// Declares downs: one matrix per run of equal types.
 fn down_parts(
     target: &Target,
     source: &dyn WeightSource,
     tensors: &[Tensors],
     [dim, ffn_dim]: [u32; 2],
-) -> Result<Vec<Part>, Error> {
+) -> Result<Vec<ExpertMatrix>, Error> {
     let weight = |tensors: &Tensors| Ok(describe(source, &tensors.down, &tensors.down_shape)?.weight);
-    let part = |(first_expert, weight, group): Group<'_, WeightType>| {
+    let part = |(first_expert, weight, group): TensorGroup<'_, WeightType>| {
         let mut n = 0;
         let mut members = Vec::new();
         for tensors in group {
             members.push(tensors.down_member(n * dim, ffn_dim));
             n += tensors.n;
         }
-        Part::declare(target, first_expert, (weight, members), n, [dim, ffn_dim])
+        ExpertMatrix::declare(target, first_expert, (weight, members), n, [dim, ffn_dim])
     };
     alike(tensors, weight)?.into_iter().map(part).collect()
 }
 
-impl Part {
-    /// Declares the matrix of `n` experts with so many rows and columns each.
+impl ExpertMatrix {
+    /// Declares the matrix of `n` experts with these rows and columns each.
     fn declare(
         target: &Target,
         first_expert: u32,
         (weight, members): (WeightType, Vec<(String, RowPlaces)>),
         n: u32,
         [rows, cols]: [u32; 2],
-    ) -> Result<Part, Error> {
+    ) -> Result<ExpertMatrix, Error> {
         let label = members.first().map_or("", |(name, _)| name);
         let matrix = Matrix::declare_whole(target, label, weight, n * rows, cols, rows)?;
-        Ok(Part { first_expert, rows, matrix, members })
+        Ok(ExpertMatrix { first_expert, rows, matrix, members })
     }
 
     fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
@@ -341,7 +341,7 @@ impl Part {
 }
 
 impl Transformer {
-    /// Records a feed-forward by experts, with the norms of its input and its result: `[T, C]` to `[T, C]`.
+    /// Records a mixture of experts with the norms of its input and output: `[T, C]` to `[T, C]`.
     pub(super) fn record_experts(
         &self,
         rec: &mut Recorder,
@@ -353,7 +353,7 @@ impl Transformer {
         let Between::Gate(gate) = block.feed_forward.between else { return Err(unsupported("experts without gates")) };
         let (ffn_dim, n_tokens) = (block.feed_forward.dim, h.shape()[0]);
         let (matrices, [up_bias, down_bias]) = (&weights.matrices, weights.biases());
-        // A few tokens may find all their experts among those that are kept.
+        // A few tokens may find all their experts in the cache.
         let kept = weights.kept.as_ref().filter(|kept| kept.suffices(n_tokens));
         let (matrices, [up_bias, down_bias]) = match kept {
             Some(kept) => (kept.matrices(), kept.biases()),
@@ -380,25 +380,25 @@ impl Transformer {
             let tiles = ExpertTiles::record(rec, &routes, n_experts)?;
             let up = rec.temporary("up", &[n_slots, 2 * ffn_dim])?;
             for UpPart { rows: kind, part } in &matrices.up {
-                let &Part { first_expert, rows, matrix: ref w, .. } = part;
+                let &ExpertMatrix { first_expert, rows, matrix: ref w, .. } = part;
                 let y_start = if *kind == ExpertRows::Ups { ffn_dim } else { 0 };
                 let product = ExpertProduct { w, rows, first_expert, bias: up_bias, y_start };
                 product.record(rec, &tiles, &x, &up)?; // [T K, 2 F]
             }
             gated(rec, gate, &up, &activated)?; // [T K, F]
             let each = rec.temporary("each", &[n_slots, self.config.dim])?;
-            for &Part { first_expert, rows, matrix: ref w, .. } in &matrices.down {
+            for &ExpertMatrix { first_expert, rows, matrix: ref w, .. } in &matrices.down {
                 let product = ExpertProduct { w, rows, first_expert, bias: down_bias, y_start: 0 };
                 product.record(rec, &tiles, &activated, &each)?; // [T K, C]
             }
             expert_sum(rec, &each, &routes, accumulate, &result)?; // [T, C]
         } else {
-            for UpPart { rows, part: Part { first_expert, matrix: w, .. } } in &matrices.up {
+            for UpPart { rows, part: ExpertMatrix { first_expert, matrix: w, .. } } in &matrices.up {
                 let (rows, first_expert) = (*rows, *first_expert);
                 let product = ExpertGateUp { w, rows, first_expert, bias: up_bias, norm, gate };
                 product.record(rec, &x, &routes, &activated)?; // [T K, F]
             }
-            for (i, Part { first_expert, matrix: w, .. }) in matrices.down.iter().enumerate() {
+            for (i, ExpertMatrix { first_expert, matrix: w, .. }) in matrices.down.iter().enumerate() {
                 let (first_expert, accumulate) = (*first_expert, accumulate || i > 0);
                 let product = ExpertDown { w, first_expert, bias: down_bias, accumulate };
                 product.record(rec, &activated, &routes, &result)?; // [T, C]
@@ -416,6 +416,6 @@ fn unsupported(found: &str) -> Error {
         format: "model",
         field: "experts".into(),
         found: found.into(),
-        supported: "gated ones, without biases where all tokens have a feed-forward beside them".into(),
+        supported: "gated ones, without biases beside a shared expert".into(),
     }
 }

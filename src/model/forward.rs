@@ -1,4 +1,4 @@
-//! The forward pass of a transformer's blocks, recorded: the same for decoders and encoders.
+//! Forward pass of transformer blocks, shared by decoders and encoders.
 
 use std::ops::Range;
 
@@ -22,40 +22,39 @@ use crate::recording::{Products, Recorder};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor, TensorWriter};
 
-/// A model on a device.
+/// A model, or a pipeline stage of it, on a device.
 #[derive(Clone, Debug)]
 pub struct Transformer {
-    /// Its shape.
+    /// Configuration.
     pub config: ModelConfig,
-    /// Its weights.
+    /// Weights.
     pub weights: Weights,
-    /// A table of angles for each of [`ModelConfig::ropes`], `[rows, rot_dims / 2, 2]`.
+    /// RoPE tables, one for each of [`ModelConfig::ropes`], `[rows, rot_dims / 2, 2]`.
     ropes: Vec<Tensor>,
     /// S.
     n_pos: u32,
-    /// The layers that it computes: all of them, unless two devices share them.
+    /// Its layers: all, unless devices share the model.
     layers: Range<u32>,
-    /// Tables of tokens that are not on the device: the host fetches their rows for each pass.
+    /// Embedding tables on disk, whose rows the host fetches for each pass.
     fetched: Vec<&'static str>,
 }
 
-/// Where the tokens of a pass stand, and what they see.
+/// How a pass lays out its tokens and what they see.
 #[derive(Clone, Copy)]
 pub(super) enum Flow<'a> {
-    /// The next tokens of one sequence, which see the cached ones.
+    /// The next tokens of a sequence, which see its KV cache.
     Cached(&'a PassTensors, &'a KvCache),
-    /// Whole sequences, one after the other, which see themselves alone. A row's result does not depend on the rows
-    /// around it.
+    /// Whole packed sequences, each of which sees only itself. A row's result does not depend on other rows.
     Packed(&'a BatchTensors),
 }
 
-/// The end of a block's half: a product, added to the residual stream.
+/// The end of a block's half: a product added to the residual stream.
 struct HalfEnd<'a> {
     product: &'a Stack,
-    /// Where the half's norms stand, and these.
+    /// Position of the half's norms, and their weights.
     place: NormPlace,
     norms: &'a HalfNorms,
-    /// What the sum is multiplied by, where the result is normalised.
+    /// Scale of the sum, where the output is normalised.
     factor: Option<&'a Tensor>,
 }
 
@@ -63,7 +62,7 @@ struct HalfEnd<'a> {
 enum Activated {
     /// `[T, F]`.
     Rows(Tensor),
-    /// Gates and ups, `[T, 2 F]`: the product's kernel decides in which form it has them multiplied.
+    /// Gates and ups, `[T, 2 F]`; the product's kernel decides how to multiply them.
     Halves(Tensor, Gate),
 }
 
@@ -80,10 +79,10 @@ impl Activated {
 pub type Tap<'a> = &'a mut dyn FnMut(&mut Recorder, &Tensor) -> Result<(), Error>;
 
 impl Transformer {
-    /// A model whose rotations are known for `n_pos` positions; their tables are declared.
+    /// A transformer with RoPE tables declared for `n_pos` positions.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a table that is larger than a tensor can be.
+    /// [`Error::Shape`] for a table that would be too large for a tensor.
     pub fn declare(config: ModelConfig, weights: Weights, n_pos: u32) -> Result<Transformer, Error> {
         let table = |rope: &RopeConfig| {
             Tensor::declare("rope", Role::Cache, &[rope.n_rows(n_pos), rope.rot_dims / 2, 2], DType::F32)
@@ -93,33 +92,33 @@ impl Transformer {
         Ok(Transformer { config, weights, ropes, n_pos, layers, fetched: Vec::new() })
     }
 
-    /// The part of it that computes these layers, which follow each other.
+    /// The pipeline stage with these consecutive layers.
     pub fn part(self, layers: Range<u32>) -> Transformer {
         Transformer { layers, ..self }
     }
 
-    /// The layers that it computes.
+    /// The layers it computes.
     pub fn layers(&self) -> Range<u32> {
         self.layers.clone()
     }
 
-    /// Whether it begins with tokens, and not with what another device leaves.
+    /// Whether it starts with the token embedding rather than another stage's output.
     pub(super) fn is_first(&self) -> bool {
         self.layers.start == 0
     }
 
-    /// Whether it ends with the head.
+    /// Whether it ends with the output head.
     pub(crate) fn is_last(&self) -> bool {
         self.layers.end == self.config.n_layers()
     }
 
-    /// Where the data of each source tensor belongs that its passes read, by its name.
+    /// Destinations of the source tensors that its passes read, by name.
     pub fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
         self.weights.destinations().filter(|(name, _)| self.reads(name))
     }
 
-    /// The tables of tokens of which its passes read rows and nothing else, with their names: that of per-layer embeddings, and
-    /// the embedding unless the part that reads it has it as the head, too, or embeds what it guesses.
+    /// Embedding tables that can stay on disk: the per-layer embeddings, and the token embedding unless this part
+    /// also uses it as the output head or for an MTP head.
     pub(crate) fn row_tables(&self) -> impl Iterator<Item = (&'static str, &Matrix)> {
         let stays = self.is_last() && (!self.weights.has_output() || self.weights.mtp.is_some());
         let embd = (!stays).then_some((TOKEN_EMBD, &self.weights.token_embd));
@@ -127,21 +126,21 @@ impl Transformer {
         embd.into_iter().chain(per_layer).filter(|_| self.is_first())
     }
 
-    /// The same, for which the host fetches rows of [`Transformer::row_tables`], so that these are not on the device.
+    /// Leaves [`Transformer::row_tables`] on disk; the host fetches their rows.
     pub(crate) fn fetching_rows(self) -> Transformer {
         let fetched = self.row_tables().map(|(name, _)| name).collect();
         Transformer { fetched, ..self }
     }
 
-    /// The tables of which the host fetches rows.
+    /// The embedding tables on disk.
     pub(crate) fn fetched_tables(&self) -> impl Iterator<Item = (&'static str, &Matrix)> {
         self.row_tables().filter(|(name, _)| self.fetched.contains(name))
     }
 
-    /// Declares room for the rows that the host fetches for passes of up to `max_pass` tokens.
+    /// Declares tensors for fetched rows of passes of up to `max_pass` tokens.
     ///
     /// # Errors
-    /// [`Error::Operand`] if it is larger than a tensor can be.
+    /// [`Error::Operand`] if a tensor would be too large.
     pub(crate) fn declare_fetched(&self, target: &Target, max_pass: u32) -> Result<Vec<FetchedRows>, Error> {
         let fetched = |(table, matrix): (&'static str, &Matrix)| {
             let rows = matrix.declare_rows(target, &format!("rows of {table}"), max_pass)?;
@@ -156,9 +155,9 @@ impl Transformer {
             return false;
         }
         match layer_of(name) {
-            // The MTP head comes with the model's own.
+            // The MTP head's block belongs to the last stage.
             Some(layer) => self.layers.contains(&layer) || (layer >= self.config.n_layers() && self.is_last()),
-            // The embedding serves as the head where there is no other, and embeds what an MTP head guesses.
+            // A tied output head and an MTP head also use the embedding.
             None if name == TOKEN_EMBD => {
                 let is_used_again = !self.weights.has_output() || self.weights.mtp.is_some();
                 self.is_first() || (self.is_last() && is_used_again)
@@ -168,7 +167,7 @@ impl Transformer {
         }
     }
 
-    /// The same model with other weights, such as those with an adapter's addends.
+    /// The same model with other weights, such as an adapter's.
     #[cfg(feature = "lora")]
     pub(crate) fn with_weights(&self, weights: Weights) -> Transformer {
         Transformer {
@@ -181,7 +180,7 @@ impl Transformer {
         }
     }
 
-    /// Fills the tables of angles.
+    /// Fills the RoPE tables.
     ///
     /// # Errors
     /// Errors of [`TensorWriter::write_words`].
@@ -192,12 +191,12 @@ impl Transformer {
         })
     }
 
-    /// The row of angles that position 0 has in a sequence of so many tokens; see [`RopeConfig::first_row`].
+    /// The RoPE table row of position 0 in a sequence of `n_tokens` tokens; see [`RopeConfig::first_row`].
     pub fn angles(&self, n_tokens: u32) -> u32 {
         self.config.ropes.iter().map(|rope| rope.first_row(n_tokens, self.n_pos)).max().unwrap_or(0)
     }
 
-    /// Tokens of a sequence up to which the angles stay as they are, for one of `n_tokens`.
+    /// The length up to which a sequence of `n_tokens` keeps its RoPE table row.
     pub fn angles_end(&self, n_tokens: u32) -> u32 {
         let ends = self.config.ropes.iter().filter_map(|rope| match rope.scaling {
             RopeScaling::Long { original_max_seq_len, .. } => Some(original_max_seq_len),
@@ -206,12 +205,12 @@ impl Transformer {
         ends.filter(|&end| n_tokens <= end).min().unwrap_or(u32::MAX)
     }
 
-    /// Every tensor that stays on the device.
+    /// All tensors that stay on the device.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.weights.tensors().chain(&self.ropes)
     }
 
-    /// Records all blocks: `[T, C]` to `[T, C]`. `parts`: all layers' per-layer embeddings, where there are some.
+    /// Records all blocks: `[T, C]` to `[T, C]`. `parts`: per-layer embeddings, if any.
     pub(super) fn record_blocks(
         &self,
         rec: &mut Recorder,
@@ -257,13 +256,13 @@ impl Transformer {
             Some(activated) => activated,
             None => self.record_activated(rec, flow, l, &h)?, // of [T, F]
         };
-        // Where a third half follows, the factor stands at its end.
+        // With a third half, the output scale follows it.
         let factor = weights.output_scale.as_ref().filter(|_| weights.per_layer.is_none());
         let end = HalfEnd { product: &weights.ffn_down, place: block.ffn_norm, norms: &weights.ffn_norms, factor };
         self.record_end(rec, flow, &end, &mut activated.input(), h) // [T, C]
     }
 
-    /// Records what tokens make of each other, `[T, H D]`, which it returns.
+    /// Records attention, or its replacement, without the output projection, and returns `[T, H D]`.
     fn record_attention(&self, rec: &mut Recorder, flow: Flow<'_>, l: usize, h: &Tensor) -> Result<Tensor, Error> {
         let (attention_config, weights) = (&self.config.blocks[l].attention, &self.weights.blocks[l]);
         if let Some(recurrence) = &weights.recurrence {
@@ -307,7 +306,7 @@ impl Transformer {
         Ok(mixed)
     }
 
-    /// Records what a layer makes of tokens in order, `[T, K]`, which it returns.
+    /// Records a recurrent layer's token mixing and returns `[T, K]`.
     fn record_recurrence(
         &self,
         rec: &mut Recorder,
@@ -354,7 +353,7 @@ impl Transformer {
         Ok(mixed)
     }
 
-    /// What becomes of a block's projected heads.
+    /// How a block's projected heads are normalised and rotated.
     fn heads(&self, l: usize) -> Heads<'_> {
         let attention = &self.config.blocks[l].attention;
         let norm = attention.qk_norm.zip(self.weights.blocks[l].qk_norm());
@@ -368,7 +367,7 @@ impl Transformer {
         }
     }
 
-    /// Records a feed-forward up to its second product, whose input it returns, `[T, F]`.
+    /// Records a feed-forward up to the input of its second product, `[T, F]`, which it returns.
     fn record_activated(&self, rec: &mut Recorder, flow: Flow<'_>, l: usize, h: &Tensor) -> Result<Activated, Error> {
         let (ffn, weights) = (&self.config.blocks[l].feed_forward, &self.weights.blocks[l]);
         let norm = weights.ffn_norms.before.as_ref();
@@ -417,7 +416,7 @@ impl Transformer {
         Ok(Activated::Rows(activated))
     }
 
-    /// Records the end of a block's half. `x`: of `[T, K]`; `h`: `[T, C]`.
+    /// Records the end of a block's half. `x`: `[T, K]`; `h`: `[T, C]`.
     fn record_end(
         &self,
         rec: &mut Recorder,
@@ -455,7 +454,7 @@ impl Transformer {
         self.normed(rec, after, &h)
     }
 
-    /// Records a product of rows, normalised first if there is a norm.
+    /// Records a product with an optional norm of its input.
     fn record_product(
         &self,
         rec: &mut Recorder,
@@ -477,7 +476,7 @@ impl Transformer {
         }
     }
 
-    /// `x` and the norm for a product to fold in, or `x` normalised already where a product cannot.
+    /// `x` with the norm for a product to fold in, or normalised where the product cannot.
     pub(super) fn before<'a>(
         &self,
         rec: &mut Recorder,
@@ -490,7 +489,7 @@ impl Transformer {
         }
     }
 
-    /// Records a norm, if there is one.
+    /// Records a norm, if there is one, and returns the result.
     pub(super) fn normed(&self, rec: &mut Recorder, norm: Option<&NormWeights>, x: &Tensor) -> Result<Tensor, Error> {
         let Some(_) = norm else { return Ok(x.clone()) };
         let normed = rec.temporary("normed", x.shape())?;
@@ -498,7 +497,7 @@ impl Transformer {
         Ok(normed)
     }
 
-    /// Records `y = norm(x)`, or `y = x` if there is none.
+    /// Records `y = norm(x)`, or `y = x` without a norm.
     pub(super) fn record_norm(
         &self,
         rec: &mut Recorder,
@@ -537,18 +536,18 @@ impl Transformer {
         }
     }
 
-    /// Added to the mean squares of the residual stream, which is kept divided by [`ModelConfig::residual_scale`].
+    /// Epsilon for the residual stream, which holds values divided by [`ModelConfig::residual_scale`].
     pub(super) fn eps(&self) -> f32 {
         self.config.norm_eps / (self.config.residual_scale * self.config.residual_scale)
     }
 }
 
-/// A cache of another configuration, or none.
+/// The cache has no matching entry for a layer.
 fn wrong_cache(l: usize) -> Error {
     Error::Operand {
         kernel: "model",
         operand: "cache",
-        expected: format!("what layer {l} keeps of a sequence"),
-        found: "something else".into(),
+        expected: format!("a cache of this model, with layer {l}"),
+        found: "another model's".into(),
     }
 }

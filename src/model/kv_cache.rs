@@ -1,4 +1,4 @@
-//! What layers keep of the tokens before, on the device.
+//! KV cache and recurrent states on a device.
 
 use std::ops::Range;
 
@@ -8,48 +8,48 @@ use crate::kernels::{CachedKeys, KvType, MAX_PAST, N_STATES, PAGE};
 use crate::model::{Block, ModelConfig};
 use crate::tensor::{Role, Tensor};
 
-/// What all layers keep for up to `capacity` positions. Which of it is valid is known to the session: truncating and
+/// Cache of all layers for up to `capacity` positions. The session knows which positions are valid: truncating and
 /// clearing only move its position.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     kept: Vec<LayerCache>,
-    /// The first layer.
+    /// First layer.
     first: usize,
-    /// Which of what is kept each layer reads, from the first one on.
+    /// Index into `kept` for each layer, from the first one.
     of: Vec<usize>,
     capacity: u32,
     ring: Option<Ring>,
 }
 
-/// Layers with a window keep what passes can see and a little more: later positions take the slots of earlier ones.
+/// Ring buffer of sliding-window layers: later positions reuse the slots of earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ring {
-    /// Positions that each of these layers keeps at least.
+    /// Minimum number of positions kept by these layers.
     pub slots: u32,
-    /// How many positions before the last one that was written a pass can begin.
+    /// How far before the last written position a pass can start.
     pub back: u32,
 }
 
-/// Positions that a sequence goes back at least without being computed again: those of tokens that ran ahead.
+/// Minimum distance a sequence can go back without recomputation, for discarded tokens that ran ahead.
 const LEAST_BACK: u32 = 16;
 
-/// What a layer keeps.
+/// A layer's cache.
 #[derive(Clone, Debug)]
 pub enum LayerCache {
     /// Keys and values of all positions.
     Keys(CachedKeys),
-    /// States after some positions, in turns.
+    /// Recurrent states, used in rotation.
     State {
-        /// Inputs of the convolution, `[N_STATES, 3, channels]`; of sequences that share a cache, as many for each as
+        /// Inputs of the convolution, `[N_STATES, 3, channels]`; in a shared cache, as many per sequence as
         /// [`StepState::with_states`](crate::kernels::StepState::with_states) says.
         past: Tensor,
-        /// The matrix of each head, `[N_STATES, H, Dk, Dv]`, where there is one.
+        /// State matrices per head, `[N_STATES, H, Dk, Dv]`, if any.
         matrices: Option<Tensor>,
     },
 }
 
 impl LayerCache {
-    /// Declares what layer `l` keeps: keys and values in so many slots of so many positions, or so many states.
+    /// Declares the cache of layer `l`: keys and values of this many slots and positions, or this many states.
     fn declare(
         config: &ModelConfig,
         (l, block): (usize, &Block),
@@ -74,7 +74,7 @@ impl LayerCache {
         })
     }
 
-    /// Its tensors: keys and values, or states.
+    /// Keys and values, or states.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let (first, second) = match self {
             LayerCache::Keys(CachedKeys { k, v, .. }) => (k, Some(v)),
@@ -85,7 +85,7 @@ impl LayerCache {
 }
 
 impl KvCache {
-    /// Declares a cache with keys and values of a type, for passes of up to `max_pass` tokens.
+    /// Declares a cache with keys and values of type `kind`, for passes of up to `max_pass` tokens.
     ///
     /// # Errors
     /// [`Error::Operand`] if `capacity` is zero or too large for one tensor.
@@ -93,7 +93,7 @@ impl KvCache {
         KvCache::declare_part(config, 0..config.n_layers(), kind, capacity, max_pass)
     }
 
-    /// As [`KvCache::declare`], of some layers, none of which reads the keys of one before them.
+    /// As [`KvCache::declare`], for some layers, none of which shares the keys of a layer before them.
     ///
     /// # Errors
     /// As [`KvCache::declare`].
@@ -105,22 +105,23 @@ impl KvCache {
         max_pass: u32,
     ) -> Result<KvCache, Error> {
         let back = max_pass.max(LEAST_BACK);
-        // What the first token of a pass sees beside itself, and the pass, padding included.
+        // The pass, padding included, and what its first token sees.
         let slots_of = |block: &Block| match block.attention.window {
             Some(window) => capacity.min((window - 1).saturating_add(back)),
             None => capacity,
         };
         let with_keys = config.blocks.iter().filter(|block| block.recurrence.is_none());
         let slots = with_keys.map(slots_of).min().filter(|&slots| slots < capacity);
-        // Of all layers: the parts of a model follow one sequence.
+        // The minimum over all layers, since they follow one sequence.
         let ring = slots.map(|slots| Ring { slots, back });
         KvCache::of_layers(config, layers, capacity, ring, |(l, block)| {
             LayerCache::declare(config, (l, block), kind, [slots_of(block), capacity], N_STATES)
         })
     }
 
-    /// Declares a cache for some layers that sequences share: `n_pages` pages of [`PAGE`] positions, the first of which is nobody's, and states
-    /// in `n_slots` places, one or several for each sequence. A sequence has up to `capacity` positions, a multiple of a page.
+    /// Declares a shared cache for some layers: `n_pages` pages of [`PAGE`] positions, page 0 being padding, and
+    /// states in `n_slots` slots, one or several per sequence. A sequence has up to `capacity` positions, a multiple
+    /// of a page.
     ///
     /// # Errors
     /// As [`KvCache::declare`].
@@ -136,7 +137,7 @@ impl KvCache {
         KvCache::of_layers(config, layers, capacity, None, layer)
     }
 
-    /// A cache of what `layer` declares for each layer that does not read an earlier one's keys.
+    /// Declares `layer`'s cache for each layer that does not share an earlier one's keys.
     fn of_layers(
         config: &ModelConfig,
         layers: Range<u32>,
@@ -157,28 +158,28 @@ impl KvCache {
         Ok(KvCache { kept, first, of, capacity, ring })
     }
 
-    /// The layers that do not keep all positions, if there are any.
+    /// The ring of the sliding-window layers, if any.
     pub fn ring(&self) -> Option<Ring> {
         self.ring
     }
 
-    /// Positions that fit.
+    /// Maximum number of positions.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// What a layer keeps, or the layer whose keys it reads.
+    /// A layer's cache, or that of the layer whose keys it shares.
     pub fn layer(&self, layer_idx: usize) -> &LayerCache {
         &self.kept[self.of[layer_idx - self.first]]
     }
 
-    /// What is kept, with the number of the layer that writes it.
+    /// Caches with the numbers of the layers that write them.
     pub fn kept(&self) -> impl Iterator<Item = (usize, &LayerCache)> {
         let writer = |i: usize| self.first + self.of.iter().position(|&of| of == i).unwrap_or(i);
         self.kept.iter().enumerate().map(move |(i, layer)| (writer(i), layer))
     }
 
-    /// The tensors of states.
+    /// Tensors of recurrent states.
     pub(crate) fn states(&self) -> impl Iterator<Item = &Tensor> {
         self.kept.iter().filter(|layer| matches!(layer, LayerCache::State { .. })).flat_map(LayerCache::tensors)
     }
@@ -208,7 +209,7 @@ impl KvCache {
         Ok(KvCache { kept, of: self.of.clone(), ..*self })
     }
 
-    /// What is to be copied from another cache of the same model, and to where, for this one to have its content.
+    /// Sources in another cache of the same model and destinations in this one, for a copy of its contents.
     pub fn copies_of<'a>(&'a self, other: &'a KvCache) -> Vec<(&'a Tensor, &'a Tensor)> {
         other.tensors().zip(self.tensors()).collect()
     }

@@ -1,11 +1,11 @@
-//! Low-rank addends of a model's products: what an adapter (LoRA, Hu et al. 2021, arXiv:2106.09685) is on a device. Its
-//! weights stay apart from the model's, which any number of adapters share.
+//! LoRA adapters (Hu et al. 2021, arXiv:2106.09685) on a device: low-rank deltas of a model's products, separate
+//! from its weights, which any number of adapters share.
 //!
-//! Adding an adapter to the weights would need a copy of them for each adapter, in a type that holds the sum. Instead
-//! the first factors of all matrices with the same input are one matrix, whose product is one dispatch; `matvec_lora`
-//! and `gate_up_lora` add the rest where they write their sums. Those are kernels of their own, because two further
-//! bindings would make the plain ones other pipelines for everyone. Ranks are padded with zeros to the largest of a
-//! stack, factors are F32, and the scale is part of the second ones.
+//! Merging an adapter would need a copy of the weights per adapter, in a type that holds the sum. Instead the A
+//! matrices of all members of a stack are one matrix and one dispatch; `matvec_lora` and `gate_up_lora` add the rest
+//! where they write their sums. These are separate kernels, because two more bindings would change the plain
+//! kernels' pipelines for everyone. Ranks are zero-padded to the largest of a stack, factors are F32, and B includes
+//! the scale.
 
 use super::block::Recurrence;
 use super::config::ModelConfig;
@@ -21,28 +21,28 @@ use crate::recording::Recorder;
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 
-/// What is added to the products of a stack: `y += b (a x)`, where the members that are adapted have columns of `b` of their
-/// own, as many as the largest rank, rounded up to a multiple of 4.
+/// Delta of a stack's product: `y += b (a x)`. Each adapted member has its own columns of `b`, as many as the
+/// largest rank, rounded up to a multiple of 4.
 #[derive(Clone, Debug)]
 pub(super) struct LoraDelta {
-    /// First factors, one after the other, `[members R, K]`.
+    /// A matrices, concatenated, `[members R, K]`.
     a: Matrix,
-    /// Second factors, which are scaled, `[N, R]`; rows of members that are not adapted are zero.
+    /// Scaled B matrices, `[N, R]`; rows of members that are not adapted are zero.
     b: Tensor,
-    /// Rows of the stack at which adapted members begin; the first one's counts as 0.
+    /// First stack rows of adapted members; the first member's counts as 0.
     starts: Vec<u32>,
 }
 
-/// Where the factors of one adapted tensor belong.
+/// Destinations of one adapted tensor's factors.
 #[derive(Clone, Debug)]
 pub struct FactorPlaces {
-    /// Has the first factor's rows, [`FactorPlaces::rank`] of them, of which the last may be zero.
+    /// Receives A in [`FactorPlaces::rank`] rows, zero-padded.
     pub a: Matrix,
-    /// The first of them.
+    /// First row of A.
     pub a_row: u32,
-    /// Has the second factor's rows, `rank` columns each, of which the last may be zero.
+    /// Receives B in rows of `rank` columns, zero-padded.
     pub b: Tensor,
-    /// The first of them.
+    /// First row of B.
     pub b_row: u32,
     /// R.
     pub rank: u32,
@@ -57,7 +57,7 @@ impl LoraDelta {
         rec.temporary("inner", &[n_tokens, self.a.rows()])
     }
 
-    /// Records a stack's product with its addends: for a few tokens one dispatch more than without, for many two.
+    /// Records a stack's product with its delta: one more dispatch for a few tokens, two for many.
     pub fn record(
         &self,
         rec: &mut Recorder,
@@ -81,7 +81,7 @@ impl LoraDelta {
         add_lora(rec, &low, y)
     }
 
-    /// Records [`gate_up`](fn@crate::kernels::gate_up) with addends; `gates` are those of another weight type.
+    /// Records [`gate_up`](fn@crate::kernels::gate_up) with a delta; `gates` is set if their weight type differs.
     pub fn record_gate_up(
         &self,
         rec: &mut Recorder,
@@ -109,7 +109,7 @@ impl LoraDelta {
 }
 
 impl Stack {
-    /// Declares addends for those members that have a rank.
+    /// Declares deltas for the members that have a rank.
     fn adapt(
         &mut self,
         target: &Target,
@@ -144,10 +144,10 @@ impl Stack {
 }
 
 impl BlockWeights {
-    /// The products that adapters can add to: those of attention, and of a feed-forward without experts.
+    /// Stacks that adapters can change: those of attention, and of a feed-forward without experts.
     fn adaptable(&mut self, config: &ModelConfig, l: usize) -> impl Iterator<Item = &mut Stack> {
         let recurrence = config.blocks.get(l).and_then(|block| block.recurrence.as_ref());
-        // Others' files order the rows of these in more than one way.
+        // Other recurrent layers have more than one row order in published files.
         let mixes = matches!(recurrence, None | Some(Recurrence::ShortConv { .. }));
         let of_mixing = [&mut self.attn_qkv, &mut self.attn_output].into_iter().filter(move |_| mixes);
         of_mixing.chain([&mut self.ffn_up, &mut self.ffn_down])
@@ -155,10 +155,10 @@ impl BlockWeights {
 }
 
 impl Weights {
-    /// Names, under GGUF, and rows and columns of the tensors that adapters can add to.
+    /// GGUF names, rows and columns of the tensors that adapters can change.
     pub fn adaptable(&self, config: &ModelConfig) -> Vec<(String, [u32; 2])> {
         let mut weights = self.clone();
-        // The MTP head is no layer.
+        // Without the MTP head, which is no layer.
         let blocks = weights.blocks.iter_mut().enumerate().take(config.n_layers() as usize);
         let stacks = blocks.flat_map(|(l, block)| block.adaptable(config, l));
         stacks
@@ -166,11 +166,11 @@ impl Weights {
             .collect()
     }
 
-    /// The same weights with addends for the tensors that `rank_of` gives a rank, and where their factors belong, by the
-    /// tensors' names. Memory of the addends is declared; what it holds is to be written.
+    /// Adds deltas for the tensors to which `rank_of` gives a rank, and returns the destinations of their factors by
+    /// tensor name. Declares the deltas; the caller writes them.
     ///
     /// # Errors
-    /// [`Error::Operand`] if addends are larger than a tensor can be.
+    /// [`Error::Operand`] if a delta would be too large for a tensor.
     pub fn adapted(
         &self,
         target: &Target,
@@ -187,7 +187,7 @@ impl Weights {
         Ok((weights, places))
     }
 
-    /// The tensors of all addends.
+    /// Tensors of all deltas.
     pub fn addends(&self) -> impl Iterator<Item = &Tensor> {
         let stacks = self
             .blocks

@@ -1,7 +1,7 @@
-//! The head that guesses the token after the next one: multi-token prediction (DeepSeek-AI 2024, arXiv:2412.19437,
-//! section 2.2) in the form that Qwen3.5 has.
+//! MTP head, which predicts the token after the next one: multi-token prediction (DeepSeek-AI 2024,
+//! arXiv:2412.19437, section 2.2), as in Qwen3.5.
 //!
-//! At position i it sees the model's last hidden row and the embedding of the token that came next:
+//! Its input at position i is the model's last hidden row and the embedding of the next token:
 //!
 //! ```text
 //! x[i] = proj [norm(embedding of token i + 1), norm(hidden[i])]
@@ -9,8 +9,7 @@
 //! output y[i]                         logits of token i + 2
 //! ```
 //!
-//! `y` takes the place of `hidden` where the guess is to be followed by another one. The block is the last of
-//! [`ModelConfig::blocks`].
+//! To draft another token, `y` replaces `hidden`. The block is the last of [`ModelConfig::blocks`].
 
 use super::config::ModelConfig;
 use super::decoder::{Ending, PassTensors};
@@ -26,18 +25,18 @@ use crate::recording::Recorder;
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 
-/// What the head has beside its block.
+/// Weights of the MTP head without its block.
 #[derive(Clone, Debug)]
 pub struct MtpWeights {
-    /// Of the embedding: `nextn.enorm`.
+    /// Norm of the embedding: `nextn.enorm`.
     embd_norm: NormWeights,
-    /// Of the hidden row: `nextn.hnorm`.
+    /// Norm of the hidden row: `nextn.hnorm`.
     hidden_norm: NormWeights,
-    /// The columns of `nextn.eh_proj` that meet the embedding, and those that meet the hidden row, `[C, C]` each.
+    /// Columns of `nextn.eh_proj` for the embedding and for the hidden row, `[C, C]` each.
     projs: [Matrix; 2],
-    /// Of the block's output, where it is not the model's own: `nextn.shared_head_norm`.
+    /// Norm of the block's output, unless it is the model's own: `nextn.shared_head_norm`.
     norm: Option<NormWeights>,
-    /// The name of `nextn.eh_proj` in the source.
+    /// Source name of `nextn.eh_proj`.
     proj_name: String,
 }
 
@@ -45,7 +44,7 @@ impl MtpWeights {
     /// Declares the tensors of the head whose block has this number.
     ///
     /// # Errors
-    /// [`Error::Config`] naming the tensor that is missing or has another shape.
+    /// [`Error::Config`] naming the tensor that is missing or has the wrong shape.
     pub(super) fn declare(
         target: &Target,
         source: &dyn WeightSource,
@@ -66,17 +65,16 @@ impl MtpWeights {
         })
     }
 
-    /// Its vectors.
+    /// F32 vectors.
     pub(super) fn tables(&self) -> impl Iterator<Item = &Tensor> {
         [&self.embd_norm, &self.hidden_norm].into_iter().chain(&self.norm).flat_map(NormWeights::tensors)
     }
 
-    /// Its matrices.
     pub(super) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         self.projs.iter()
     }
 
-    /// Where the rows of `nextn.eh_proj` belong: each is cut in two.
+    /// Destination of `nextn.eh_proj`, whose rows are cut in two.
     pub(super) fn destination(&self) -> (&str, Destination) {
         let [of_embd, of_hidden] = &self.projs;
         let places = RowPlaces::slices(0, of_embd.rows(), of_embd.cols());
@@ -84,36 +82,36 @@ impl MtpWeights {
     }
 }
 
-/// What the head keeps on the device for a session, or for sequences that share a cache.
+/// The MTP head's state on the device, for a session or for sequences with a shared cache.
 #[derive(Clone, Debug)]
 pub struct MtpTensors {
-    /// The model's hidden rows of the last pass, normalised, `[max_pass, C]`.
+    /// Normalised hidden rows of the model's last pass, `[max_pass, C]`.
     hidden: Tensor,
-    /// The head's own last row, `[1, C]`, or in passes whose rows each have a state, all of its rows.
+    /// The head's own last row, `[1, C]`; in decode batches, all its rows.
     last: Tensor,
-    /// Keys and values of its block. In a session, its positions may be those of the sequence's end alone.
+    /// KV cache of its block. A session may only cache the end of the sequence.
     cache: KvCache,
-    /// The model's, but that `state` has the head's position, and `tokens` at each position the token that came next.
+    /// The model's, except for `state`, at the head's position, and `tokens`, the next token at each position.
     io: Box<PassTensors>,
 }
 
 impl MtpTensors {
-    /// Its position, number of tokens and last guess.
+    /// The head's position, number of tokens and last draft token.
     pub fn state(&self) -> &StepState {
         &self.io.state
     }
 
-    /// By position the tokens that came next, `[S]`.
+    /// The next token at each position, `[S]`.
     pub fn tokens(&self) -> &Tensor {
         &self.io.tokens
     }
 }
 
 impl PassTensors {
-    /// The same with what the model's MTP head needs, if it has one.
+    /// Adds tensors for the MTP head, if the model has one.
     ///
     /// # Errors
-    /// [`Error::Operand`] if a tensor is larger than one can be.
+    /// [`Error::Operand`] if a tensor would be too large.
     pub fn with_mtp(
         self,
         config: &ModelConfig,
@@ -129,7 +127,7 @@ impl PassTensors {
         self.with_mtp_over(config, &cache, max_pass)
     }
 
-    /// The same with keys and values of the head's block in this cache, for passes of up to `max_pass` rows.
+    /// As [`PassTensors::with_mtp`], with this cache for the head's block and passes of up to `max_pass` rows.
     ///
     /// # Errors
     /// As [`PassTensors::with_mtp`].
@@ -152,11 +150,11 @@ impl PassTensors {
 }
 
 impl Transformer {
-    /// Records a pass of the head over `n_tokens` rows at its own position: those that the model's last pass left, or its own
-    /// last one ([`Ending::MtpDraftNext`]).
+    /// Records a pass of the head over `n_tokens` rows at its own position: those of the model's last pass, or its
+    /// own last one ([`Ending::MtpDraftNext`]).
     ///
     /// # Errors
-    /// [`Error::Operand`] if the model has no such head; [`Error::Shape`] if the tensors do not fit the configuration.
+    /// [`Error::Operand`] without an MTP head; [`Error::Shape`] if the tensors do not fit the configuration.
     pub(super) fn record_mtp(
         &self,
         rec: &mut Recorder,
@@ -175,7 +173,7 @@ impl Transformer {
         }
         let MtpTensors { last, io, .. } = mtp;
         if io.state.is_batch() {
-            // A guess after each row, and the host says which of them count.
+            // A draft token after each row; the host knows which rows count.
             let (last, logits) = (last.first_rows(n_tokens)?, io.logits.first_rows(n_tokens)?);
             self.record_norm(rec, self.mtp_norm(weights), &h, &last)?; // [T, C]
             self.record_logits(rec, None, &last, &logits)?; // [T, V]
@@ -188,12 +186,12 @@ impl Transformer {
         advance(rec, &io.state, &io.chosen, &io.tokens)
     }
 
-    /// Records a pass of the head over the rows that the model's last pass left, with the logits of each.
+    /// Records a pass of the head over the rows of the model's last pass, with the logits of each.
     ///
     /// # Shapes
     /// `logits`: `[T, V]`.
     /// # Errors
-    /// [`Error::Operand`] if the model has no such head; [`Error::Shape`] if the tensors do not fit the configuration.
+    /// [`Error::Operand`] without an MTP head; [`Error::Shape`] if the tensors do not fit the configuration.
     pub(crate) fn record_mtp_logits(&self, rec: &mut Recorder, io: &PassTensors, logits: &Tensor) -> Result<(), Error> {
         let (mtp, weights) = self.mtp(io)?;
         let hidden = mtp.hidden.first_rows(logits.shape()[0])?;
@@ -203,17 +201,17 @@ impl Transformer {
         self.record_logits(rec, None, &y, logits) // [T, V]
     }
 
-    /// Records what the head's passes go on with: the normalised rows of `h`, where the model has such a head.
+    /// Records the head's input, the normalised rows of `h`, if the model has an MTP head.
     ///
     /// # Errors
-    /// [`Error::Operand`] if there are more rows than the tensors are for.
+    /// [`Error::Operand`] if the tensors are too small for the rows.
     pub(crate) fn record_hidden(&self, rec: &mut Recorder, io: &PassTensors, h: &Tensor) -> Result<(), Error> {
         let Some(mtp) = &io.mtp else { return Ok(()) };
         let hidden = mtp.hidden.first_rows(h.shape()[0])?;
         self.record_norm(rec, self.weights.output_norm.as_ref(), h, &hidden) // [T, C]
     }
 
-    /// Records the head up to its block's output, which it returns. `hidden`: `[T, C]`.
+    /// Records the head up to its block's output, `[T, C]`, which it returns. `hidden`: `[T, C]`.
     fn record_mtp_block(
         &self,
         rec: &mut Recorder,
@@ -232,12 +230,11 @@ impl Transformer {
         self.record_block(rec, Flow::Cached(io, cache), self.config.n_layers() as usize, x) // [T, C]
     }
 
-    /// The norm of the block's output.
     fn mtp_norm<'a>(&'a self, weights: &'a MtpWeights) -> Option<&'a NormWeights> {
         weights.norm.as_ref().or(self.weights.output_norm.as_ref())
     }
 
-    /// What the MTP head has and needs.
+    /// The MTP head's tensors and weights.
     fn mtp<'a>(&'a self, io: &'a PassTensors) -> Result<(&'a MtpTensors, &'a MtpWeights), Error> {
         io.mtp.as_ref().zip(self.weights.mtp.as_ref()).ok_or_else(|| Error::Operand {
             kernel: "model",
@@ -247,7 +244,7 @@ impl Transformer {
         })
     }
 
-    /// The last token's row of a pass.
+    /// Records the last token's row of a pass.
     pub(super) fn record_last(&self, rec: &mut Recorder, state: &StepState, h: Tensor) -> Result<Tensor, Error> {
         if h.shape()[0] == 1 {
             return Ok(h);

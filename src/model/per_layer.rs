@@ -1,5 +1,5 @@
-//! Per-layer embeddings (Gemma 4, 2026): a second table of tokens whose rows have a part for each layer. A part is added to
-//! a projection of the first table's row, and gates a third half of its layer.
+//! Per-layer embeddings (Gemma 4, 2026): a second embedding table whose rows have a part per layer. A part is added
+//! to a projection of the token embedding, and gates a third half of its layer.
 
 use super::config::{ModelConfig, PerLayer};
 use super::decoder::PassTensors;
@@ -13,10 +13,10 @@ use crate::recording::Recorder;
 use crate::target::Target;
 use crate::tensor::Tensor;
 
-/// What a model has of them beside its layers.
+/// Weights of the per-layer embeddings outside the layers.
 #[derive(Clone, Debug)]
 pub struct PerLayerWeights {
-    /// `[V, L P]`, of which a pass reads the rows of its tokens.
+    /// `[V, L P]`, gathered by token.
     pub token_embd: Matrix,
     /// `[L P, C]`.
     pub proj: Stack,
@@ -42,20 +42,20 @@ impl PerLayerWeights {
         })
     }
 
-    /// Where the rows of the table belong.
+    /// Destination of the table's rows.
     pub(super) fn destination(&self) -> (&str, Destination) {
         (Self::TABLE, Destination::Rows { matrix: self.token_embd.clone(), places: RowPlaces::from(0) })
     }
 }
 
-/// What a layer has of them.
+/// Weights of a layer's third half.
 #[derive(Clone, Debug)]
 pub struct PerLayerHalf {
     /// `[P, C]`.
     pub gate: Stack,
     /// `[C, P]`.
     pub proj: Stack,
-    /// Of the result.
+    /// Norm of the result.
     pub norm: NormWeights,
 }
 
@@ -77,8 +77,8 @@ impl PerLayerHalf {
 }
 
 impl Transformer {
-    /// Records the parts of all layers, `sqrt(P) table[id] + norm(proj h / sqrt(C))`, `[T, L P]`. They are larger by
-    /// `sqrt(2)` than the published ones; the norm that ends a layer's half undoes that.
+    /// Records the parts of all layers, `sqrt(P) table[id] + norm(proj h / sqrt(C))`, `[T, L P]`. They are `sqrt(2)`
+    /// times the published ones; the norm at the end of the half undoes that.
     pub(super) fn record_parts(
         &self,
         rec: &mut Recorder,
@@ -95,14 +95,14 @@ impl Transformer {
         io.record_embedding(rec, PerLayerWeights::TABLE, &embedding, &parts)?; // [T, L P]
         let projected = rec.temporary("projected", &shape)?;
         weights.proj.record(rec, None, h, &projected, false)?; // [T, L P]
-        // A norm undoes a factor of its input, of which only epsilon has to know.
+        // A norm undoes a scale of its input, except for epsilon.
         let eps = self.config.norm_eps * self.config.dim as f32;
         let rows = [n_tokens * n_layers, dim];
         add_rms_norm(rec, &projected.reshape(&rows)?, &weights.norm, None, &parts.reshape(&rows)?, eps)?;
         Ok(Some(parts))
     }
 
-    /// Records a layer's third half, and the factor at the layer's end: `(h + norm(proj (gelu(gate h) * part))) * scale`.
+    /// Records a layer's third half and output scale: `(h + norm(proj (gelu(gate h) * part))) * scale`.
     pub(super) fn record_per_layer(
         &self,
         rec: &mut Recorder,

@@ -1,4 +1,4 @@
-//! Where a model's tensors come from and where they go: matrices that share an input, and vectors side by side.
+//! Mapping of source tensors to device tensors: stacked matrices with one input, and concatenated vectors.
 
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
@@ -8,7 +8,7 @@ use crate::recording::Recorder;
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 
-/// A tensor in a source: how its rows will be delivered, and its dimensions, the contiguous one last.
+/// A source tensor: the weight type of its rows, and its dimensions, contiguous one last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceTensor {
     /// Weight type of the rows.
@@ -17,69 +17,69 @@ pub struct SourceTensor {
     pub shape: Vec<u64>,
 }
 
-/// Which tensors a source has. Names are GGUF's: `token_embd.weight`, `blk.0.attn_q.weight` and so on.
+/// The tensors of a source, by GGUF name: `token_embd.weight`, `blk.0.attn_q.weight` and so on.
 pub trait WeightSource {
-    /// Type and shape of a tensor, if it is there.
+    /// Type and shape of a tensor, if the source has it.
     fn describe(&self, name: &str) -> Option<SourceTensor>;
 }
 
-/// The layer that a tensor belongs to, by its name.
+/// The layer number in a tensor's name.
 pub(crate) fn layer_of(name: &str) -> Option<u32> {
     name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
 }
 
-/// Where the data of a source's tensor belongs.
+/// Destination of a source tensor's data.
 #[derive(Clone, Debug)]
 pub enum Destination {
     /// Rows of a matrix.
     Rows {
-        /// The matrix, whose [`WeightType`] the rows have.
+        /// The matrix, of the rows' [`WeightType`].
         matrix: Matrix,
-        /// Which.
+        /// Positions of the rows.
         places: RowPlaces,
     },
     /// Elements of a vector.
     Values {
         /// The vector.
         tensor: Tensor,
-        /// Which.
+        /// Positions of the elements.
         places: RowPlaces,
     },
 }
 
-/// Places of a tensor's rows in a matrix, or of its elements in a vector.
+/// Positions of a tensor's rows in a matrix, or of its elements in a vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowPlaces {
-    /// That of the first row.
+    /// Position of the first row.
     pub first: u32,
-    /// Rows that stay together.
+    /// Number of consecutive rows.
     pub run: u32,
-    /// Places from where a run of rows begins to where the next one does.
+    /// Distance between the beginnings of two runs.
     pub stride: u32,
-    /// Places that a run has; those without a row are zero.
+    /// Positions per run; those without a row are zero.
     pub height: u32,
-    /// Columns of the rows that are put there, where a row is cut: its next columns are as many places further as the
-    /// tensor has rows, `stride`. What the last columns lack is zero.
+    /// Columns of a slice, where rows are cut into slices: the next slice of all rows starts `stride` positions (the
+    /// tensor's rows) further. The last slice is zero-padded.
     pub slice: Option<u32>,
 }
 
 impl RowPlaces {
-    /// One after the other.
+    /// Consecutive positions.
     pub fn from(first: u32) -> RowPlaces {
         RowPlaces { first, run: u32::MAX, stride: 0, height: 0, slice: None }
     }
 
-    /// Runs of so many rows.
+    /// Runs of `run` rows, `stride` apart.
     pub fn runs(first: u32, run: u32, stride: u32, height: u32) -> RowPlaces {
         RowPlaces { first, run, stride, height, slice: None }
     }
 
-    /// `rows` rows, cut into slices of so many columns.
+    /// `rows` rows, cut into slices of `columns` columns.
     pub fn slices(first: u32, rows: u32, columns: u32) -> RowPlaces {
         RowPlaces { stride: rows, slice: Some(columns), ..RowPlaces::from(first) }
     }
 
-    /// Rows `row..row + n` of the tensor as runs of places: the first place of each, and how many.
+    /// Positions of the tensor's rows `row..row + n`, as runs: first position and length.
     pub fn places(self, row: u32, n: u32) -> impl Iterator<Item = (u32, u32)> {
         let mut left = row..row + n;
         std::iter::from_fn(move || {
@@ -91,7 +91,7 @@ impl RowPlaces {
         })
     }
 
-    /// Runs of places that are left free by a tensor of so many rows.
+    /// Runs of positions that a tensor of `n_rows` rows leaves free.
     pub fn gaps(self, n_rows: u32) -> impl Iterator<Item = (u32, u32)> {
         let n_runs = if self.height > 0 { n_rows.div_ceil(self.run) } else { 0 };
         (0..n_runs).filter_map(move |i| {
@@ -101,33 +101,33 @@ impl RowPlaces {
     }
 }
 
-/// Matrices side by side that share an input, such as Q, K and V: neighbours of one weight type are one matrix.
+/// Matrices with one input, such as Q, K and V: neighbours of one weight type are a single matrix.
 #[derive(Clone, Debug)]
 pub struct Stack {
-    parts: Vec<Part>,
+    parts: Vec<StackPart>,
     bias: Option<Joined>,
-    /// Of an adapter.
+    /// LoRA deltas.
     #[cfg(feature = "lora")]
     pub(super) addends: Option<super::lora::LoraDelta>,
 }
 
 #[derive(Clone, Debug)]
-struct Part {
+struct StackPart {
     matrix: Matrix,
-    /// Source tensors from top to bottom, with their numbers of rows.
+    /// Source tensors from top to bottom, and their rows.
     members: Vec<(String, u32)>,
 }
 
-/// Vectors of a source side by side in one tensor.
+/// Source vectors, concatenated in one tensor.
 #[derive(Clone, Debug)]
 pub(super) struct Joined {
     tensor: Tensor,
-    /// Source tensors with their places.
+    /// Source tensors and their positions.
     members: Vec<(String, RowPlaces)>,
 }
 
 impl Joined {
-    /// Declares the vectors of these names and lengths, one after the other.
+    /// Declares vectors of these names and lengths, concatenated.
     pub fn declare(source: &dyn WeightSource, members: Vec<(String, u32)>) -> Result<Joined, Error> {
         let len = n_rows(&members);
         let firsts: Vec<u32> = starts(&members).map(|(_, first)| first).collect();
@@ -135,7 +135,7 @@ impl Joined {
         Joined::declare_at(source, members.into_iter().zip(firsts).map(at).collect(), len)
     }
 
-    /// Declares vectors by their names, places and lengths, in a tensor of `len` elements.
+    /// Declares vectors by name, position and length, in a tensor of `len` elements.
     pub fn declare_at(
         source: &dyn WeightSource,
         members: Vec<(String, RowPlaces, u32)>,
@@ -160,7 +160,7 @@ impl Joined {
 }
 
 impl Stack {
-    /// Declares the matrices `names`, each `[rows, cols]`, and their biases if the source has them.
+    /// Declares the matrices `names`, each `[rows, cols]`, and their biases, if any.
     pub(super) fn declare(
         target: &Target,
         source: &dyn WeightSource,
@@ -179,7 +179,7 @@ impl Stack {
         }
         let part = |(weight, members): (WeightType, Vec<(String, u32)>)| {
             let matrix = Matrix::declare(target, &label(&members), weight, n_rows(&members), cols)?;
-            Ok(Part { matrix, members })
+            Ok(StackPart { matrix, members })
         };
         let parts = groups.into_iter().map(part).collect::<Result<_, Error>>()?;
 
@@ -194,7 +194,7 @@ impl Stack {
         })
     }
 
-    /// Records `y = x wᵀ (+ bias)`, or `y += ..`, of `x` as it is or normalised.
+    /// Records `y = x wᵀ (+ bias)`, or `y += ..`, with an optional norm of `x`.
     ///
     /// # Errors
     /// [`Error::Shape`] if an operand disagrees.
@@ -209,7 +209,7 @@ impl Stack {
         self.record_input(rec, &mut Input::normed(x, norm), y, accumulate)
     }
 
-    /// As [`Stack::record`] of an input that is turned into rows for all matrices at once.
+    /// As [`Stack::record`], with an input that is converted once for all matrices.
     ///
     /// # Errors
     /// [`Error::Shape`] if an operand disagrees.
@@ -247,8 +247,8 @@ impl Stack {
         })
     }
 
-    /// Records `y = act(x wᵀ (+ bias))`, or `y += ..`, as tiles however few rows `x` has: a row's result is then the same
-    /// whatever rows stand around it.
+    /// Records `y = act(x wᵀ (+ bias))`, or `y += ..`, with the batch-invariant kernel: a row's result does not
+    /// depend on other rows.
     ///
     /// # Errors
     /// [`Error::Shape`] if an operand disagrees.
@@ -265,7 +265,7 @@ impl Stack {
         })
     }
 
-    /// The stack as one such product, if it has a single matrix.
+    /// The stack as one batch-invariant product, if it has a single matrix.
     pub(super) fn as_tiled(&self) -> Option<Linear<'_>> {
         match self.parts.as_slice() {
             [part] => Some(self.tiled(&part.matrix)),
@@ -273,12 +273,12 @@ impl Stack {
         }
     }
 
-    /// A product whose sums are in one order for every number of rows.
+    /// A batch-invariant product: sums have one order for any number of rows.
     fn tiled<'a>(&'a self, w: &'a Matrix) -> Linear<'a> {
         Linear { bias: self.bias(), batch_invariant: true, ..Linear::new(w) }
     }
 
-    /// The matrices from top to bottom, and their first rows.
+    /// Matrices from top to bottom, and their first rows.
     pub fn matrices(&self) -> impl Iterator<Item = (&Matrix, u32)> {
         self.parts.iter().scan(0, |next, part| {
             let first_row = *next;
@@ -293,12 +293,12 @@ impl Stack {
         self.parts.iter().flat_map(|part| &part.members).map(|(name, rows)| (name.as_str(), *rows))
     }
 
-    /// One value for each row.
+    /// Bias, one value per row.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref().map(|bias| &bias.tensor)
     }
 
-    /// The stack as a single matrix without a bias in one slab, if it is one.
+    /// The stack as a single matrix in one slab without bias, if possible.
     pub fn as_one(&self) -> Option<&Matrix> {
         match (self.parts.as_slice(), &self.bias) {
             ([part], None) if part.matrix.n_slabs() == 1 => Some(&part.matrix),
@@ -306,7 +306,7 @@ impl Stack {
         }
     }
 
-    /// The stack as matrices for `gate_up`: one that has gates and ups, or gates and ups of different types apart.
+    /// The stack for `gate_up`: one matrix of gates and ups, or two of different types.
     pub(super) fn as_gate_up(&self) -> Option<(Option<&Matrix>, &Matrix)> {
         match (self.parts.as_slice(), &self.bias) {
             ([gates, ups], None) if gates.matrix.rows() == ups.matrix.rows() && ups.matrix.n_slabs() == 1 => {
@@ -331,7 +331,7 @@ impl Stack {
     }
 }
 
-/// The name of several source tensors as one.
+/// Joined name of several source tensors.
 fn label(members: &[(String, u32)]) -> String {
     members.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join("+")
 }
@@ -349,7 +349,7 @@ fn starts(members: &[(String, u32)]) -> impl Iterator<Item = (&str, u32)> {
     })
 }
 
-/// The tensor `name`, which must have this shape.
+/// Looks up tensor `name` and checks its shape.
 pub(super) fn describe(source: &dyn WeightSource, name: &str, shape: &[u32]) -> Result<SourceTensor, Error> {
     let found = source.describe(name);
     let expected: Vec<u64> = shape.iter().map(|&d| u64::from(d)).collect();
@@ -363,7 +363,7 @@ pub(super) fn describe(source: &dyn WeightSource, name: &str, shape: &[u32]) -> 
     }
 }
 
-/// Declares a tensor of F32 under its name in the source.
+/// Declares an F32 tensor under its source name.
 pub(super) fn table(source: &dyn WeightSource, name: &str, shape: &[u32]) -> Result<Tensor, Error> {
     describe(source, name, shape)?;
     Tensor::declare(name, Role::Weights, shape, DType::F32)

@@ -1,4 +1,4 @@
-//! A model's weights on a device, under GGUF's names.
+//! A model's weights on a device, by GGUF name.
 
 use super::block::{Attention, Block, NormPlace, Recurrence};
 use super::config::{ModelConfig, NormKind};
@@ -14,7 +14,7 @@ use crate::shaders::{self, Kernel};
 use crate::target::Target;
 use crate::tensor::Tensor;
 
-/// The table of tokens, by its name in sources.
+/// Name of the token embedding.
 pub(super) const TOKEN_EMBD: &str = "token_embd.weight";
 
 /// Weight and bias of a norm, `[C]` each.
@@ -34,12 +34,12 @@ impl NormWeights {
         Ok(NormWeights { weight: vector("weight")?, bias })
     }
 
-    /// The root-mean-square normalisation with its epsilon.
+    /// As an RMS norm.
     pub(super) fn rms(&self, eps: f32) -> Norm<'_> {
         Norm { weight: &self.weight, eps }
     }
 
-    /// The layer normalisation with its epsilon.
+    /// As a layer norm.
     pub(super) fn layer(&self, eps: f32) -> LayerNorm<'_> {
         LayerNorm { weight: &self.weight, bias: self.bias.as_ref(), eps }
     }
@@ -49,18 +49,17 @@ impl NormWeights {
     }
 }
 
-/// The norms of a block's half.
+/// Norms of a block's half.
 #[derive(Clone, Debug)]
 pub struct HalfNorms {
-    /// Of its input.
+    /// Norm of the input.
     pub before: Option<NormWeights>,
-    /// Of its result, or of the sum.
+    /// Norm of the output, or of the sum.
     pub after: Option<NormWeights>,
 }
 
 impl HalfNorms {
-    /// Declares those that the place asks for, whose names follow from what they normalise: the input, the result or the
-    /// sum.
+    /// Declares the norms for this place; their names say whether they apply to the input, the output or the sum.
     fn declare(
         source: &dyn WeightSource,
         prefix: &str,
@@ -87,43 +86,43 @@ impl HalfNorms {
 /// One transformer block.
 #[derive(Clone, Debug)]
 pub struct BlockWeights {
-    /// Of attention.
+    /// Norms of attention.
     pub attn_norms: HalfNorms,
-    /// Q, K and V, `[(H + 2 Hkv) D, C]`, or the inputs of what the layer does in place of attention.
+    /// Q, K and V, `[(H + 2 Hkv) D, C]`, or the input projection of a recurrent layer.
     pub attn_qkv: Stack,
-    /// Of what it does in place of attention.
+    /// Vectors of a recurrent layer.
     pub recurrence: Option<RecurrenceWeights>,
     /// Norms of queries and of keys.
     qk_norm: Option<Joined>,
-    /// Scores of the heads that have no value, `[H]`.
+    /// Attention sinks, `[H]`.
     pub attn_sinks: Option<Tensor>,
-    /// `[C, H D]`.
+    /// Output projection, `[C, H D]`.
     pub attn_output: Stack,
-    /// Of the feed-forward.
+    /// Norms of the feed-forward.
     pub ffn_norms: HalfNorms,
-    /// `[F, C]`, or gate and up, `[2 F, C]`; nothing where there are experts.
+    /// `[F, C]`, or gate and up, `[2 F, C]`; empty with experts.
     pub ffn_up: Stack,
-    /// `[C, F]`; nothing where there are experts.
+    /// `[C, F]`; empty with experts.
     pub ffn_down: Stack,
-    /// The experts that the feed-forward consists of, if it does.
+    /// Mixture of experts.
     pub experts: Option<ExpertWeights>,
-    /// Of the third half.
+    /// Third half.
     pub per_layer: Option<PerLayerHalf>,
-    /// What the stream is multiplied by at the end, `[1]`.
+    /// Output scale, `[1]`.
     pub output_scale: Option<Tensor>,
 }
 
-/// The vectors of a layer that keeps a state of fixed size.
+/// Vectors of a recurrent layer.
 #[derive(Clone, Debug)]
 pub struct RecurrenceWeights {
-    /// Of the convolution, `[channels, taps]`.
+    /// Convolution, `[channels, taps]`.
     pub conv: Tensor,
-    /// Of the convolution, `[channels]`.
+    /// Convolution, `[channels]`.
     pub conv_bias: Option<Tensor>,
-    /// Of the heads of a delta rule: decays, time steps, and the weights of the norm, `[2 H + Dv]`; of a selective scan:
-    /// decays, time steps, and factors of the values that are added, `[3 H]`.
+    /// Per-head vectors. Delta rule: decays, time steps and norm weights, `[2 H + Dv]`; selective scan: decays, time
+    /// steps and D, `[3 H]`.
     heads: Option<Joined>,
-    /// Norm of what a selective scan gives, `[H P]`.
+    /// Norm of a selective scan's output, `[H P]`.
     pub norm: Option<Tensor>,
 }
 
@@ -170,7 +169,7 @@ impl RecurrenceWeights {
         Ok(RecurrenceWeights { conv, conv_bias, heads, norm })
     }
 
-    /// What the heads of a delta rule or a selective scan have.
+    /// Per-head vectors of a delta rule or a selective scan.
     pub(super) fn heads(&self) -> Option<&Tensor> {
         self.heads.as_ref().map(Joined::tensor)
     }
@@ -206,7 +205,7 @@ impl BlockWeights {
             Some(recurrence @ Recurrence::ShortConv { .. }) => {
                 (vec![("shortconv.in_proj", recurrence.inputs(dim))], ("shortconv.out_proj", dim))
             }
-            // Only of these layers the heads were checked.
+            // Head counts are only checked for attention layers.
             None => {
                 let (q_dim, kv_dim) = (attention.q_dim(), attention.kv_dim());
                 let mut inputs = match rows("attn_qkv") {
@@ -228,7 +227,7 @@ impl BlockWeights {
                 (vec![], vec![], Some(ExpertWeights::declare(target, source, prefix, experts, [dim, ffn.dim])?))
             }
             None => {
-                // A feed-forward beside no experts.
+                // The shared expert alone, without routed experts.
                 let suffix = match (rows("ffn_down"), rows("ffn_down_shexp")) {
                     (None, Some(_)) => "_shexp",
                     _ => "",
@@ -268,7 +267,7 @@ impl BlockWeights {
         })
     }
 
-    /// Norms of queries and of keys, one after the other.
+    /// Norms of queries and keys, concatenated.
     pub(super) fn qk_norm(&self) -> Option<&Tensor> {
         self.qk_norm.as_ref().map(Joined::tensor)
     }
@@ -280,7 +279,7 @@ impl BlockWeights {
         halves.chain(router).chain(per_layer)
     }
 
-    /// Vectors of F32 under their own names.
+    /// F32 vectors with their own names.
     fn vectors(&self) -> impl Iterator<Item = &Tensor> {
         let recurrence = self.recurrence.iter().flat_map(RecurrenceWeights::tensors);
         let choice_bias = self.experts.iter().filter_map(|experts| experts.choice_bias.as_ref());
@@ -295,7 +294,7 @@ impl BlockWeights {
     }
 }
 
-/// All weights of a model, declared first and uploaded later.
+/// All weights of a model, declared first, uploaded later.
 #[derive(Clone, Debug)]
 pub struct Weights {
     /// `[V, C]`.
@@ -304,26 +303,25 @@ pub struct Weights {
     pub positions: Option<Tensor>,
     /// `[types, C]`.
     pub token_types: Option<Tensor>,
-    /// Of the second table of tokens, of which each layer reads a part.
+    /// Per-layer embeddings.
     pub per_layer: Option<PerLayerWeights>,
-    /// Of the sum of these.
+    /// Norm of the summed embeddings.
     pub embd_norm: Option<NormWeights>,
     /// Blocks in order.
     pub blocks: Vec<BlockWeights>,
-    /// What the MTP head has beside its block, which is the last.
+    /// The MTP head without its block, which is the last one.
     pub mtp: Option<MtpWeights>,
-    /// Of the last layer's output.
+    /// Norm of the last layer's output.
     pub output_norm: Option<NormWeights>,
-    /// The head, `[V, C]`, where the source has one: of an encoder it is not read, and a decoder without one takes the
-    /// embedding.
+    /// Output head, `[V, C]`; `None` for tied embeddings and for encoders.
     output: Option<Stack>,
 }
 
 impl Weights {
-    /// Declares all tensors of `config`, checking each one's shape in the source.
+    /// Declares all tensors of `config` and checks their shapes in the source.
     ///
     /// # Errors
-    /// [`Error::Config`] naming the tensor that is missing or has another shape.
+    /// [`Error::Config`] naming the tensor that is missing or has the wrong shape.
     pub fn declare(target: &Target, config: &ModelConfig, source: &dyn WeightSource) -> Result<Weights, Error> {
         let &ModelConfig { dim, vocab_size, max_seq_len, n_token_types, .. } = config;
         let norm = |name: &str, is_there| match is_there {
@@ -367,12 +365,12 @@ impl Weights {
         })
     }
 
-    /// Declares slots for `n_slots` experts of each of these layers that has experts, see [`ExpertWeights::keep`]: passes of so
-    /// few tokens that all they can choose has room compute with them.
+    /// Declares an expert cache of `n_slots` slots for each of these layers with experts, see
+    /// [`ExpertWeights::keep`]. Passes over few enough tokens use it.
     ///
     /// # Errors
     /// Errors of [`Matrix::declare`].
-    pub(crate) fn keep_experts(
+    pub(crate) fn cache_experts(
         &mut self,
         target: &Target,
         config: &ModelConfig,
@@ -410,7 +408,7 @@ impl Weights {
         })
     }
 
-    /// Tensors of F32, whose labels are their names in the source.
+    /// F32 tensors, labelled with their source names.
     fn tables(&self) -> impl Iterator<Item = &Tensor> {
         let norms = self.embd_norm.iter().chain(&self.output_norm).flat_map(NormWeights::tensors);
         let norms = norms.chain(self.blocks.iter().flat_map(BlockWeights::vectors));
@@ -419,7 +417,7 @@ impl Weights {
         norms.chain(&self.positions).chain(&self.token_types).chain(per_layer).chain(mtp)
     }
 
-    /// Where the data of each source tensor belongs, by its name.
+    /// Destinations of the source tensors, by name.
     pub fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
         let tables = self.tables();
         let tables = tables
@@ -434,7 +432,7 @@ impl Weights {
             .chain(self.mtp.iter().map(MtpWeights::destination))
     }
 
-    /// Every tensor.
+    /// All tensors.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let tables = self.tables().chain(self.joined().map(Joined::tensor));
         let experts = self.experts().flat_map(ExpertWeights::tensors);
@@ -444,12 +442,12 @@ impl Weights {
         tables.chain(stacks).chain(self.token_embd.tensors()).chain(per_layer).chain(mtp)
     }
 
-    /// Whether the head is a matrix of its own.
+    /// Whether the output head is a separate matrix.
     pub(super) fn has_output(&self) -> bool {
         self.output.is_some()
     }
 
-    /// Records the head, `y = norm(x) outputᵀ`, with the embedding as `output` where they are tied.
+    /// Records the output head, `y = norm(x) outputᵀ`; `output` is the embedding where they are tied.
     ///
     /// # Errors
     /// [`Error::Shape`] if an operand disagrees.
@@ -466,23 +464,23 @@ impl Weights {
         }
     }
 
-    /// The matrices of a decode pass, each with the kernel that takes it.
+    /// Matrices of a decode pass with their kernels.
     pub(crate) fn products(&self) -> impl Iterator<Item = (&'static Kernel, &Matrix)> {
         let head = self.output.iter().flat_map(|output| of_stack(&shaders::MATVEC, output));
-        let tied = self.output.is_none().then_some((&shaders::MATVEC, &self.token_embd));
+        let tied = self.output.is_none().then_some((&shaders::MATVEC.kernel, &self.token_embd));
         self.layer_products().chain(head).chain(tied)
     }
 
-    /// Those of the layers alone.
+    /// Matrices of the layers with their kernels.
     pub(crate) fn layer_products(&self) -> impl Iterator<Item = (&'static Kernel, &Matrix)> {
         self.blocks.iter().flat_map(|block| {
-            // Ups apart from their gates are measured as a plain product.
-            let up = if block.ffn_up.as_one().is_some() { &shaders::GATE_UP } else { &shaders::MATVEC };
+            // Ups without their gates are measured as a plain product.
+            let up = if block.ffn_up.as_one().is_some() { &shaders::GATE_UP.kernel } else { &shaders::MATVEC.kernel };
             let experts = block.experts.iter().flat_map(|experts| {
                 let [up, down] = experts.matrices();
                 of_stack(&shaders::MATVEC, &experts.logits)
-                    .chain(up.map(|w| (&shaders::EXPERT_GATE_UP, w)))
-                    .chain(down.map(|w| (&shaders::EXPERT_DOWN, w)))
+                    .chain(up.map(|w| (&shaders::EXPERT_GATE_UP.kernel, w)))
+                    .chain(down.map(|w| (&shaders::EXPERT_DOWN.kernel, w)))
             });
             let per_layer = block.per_layer.iter().flat_map(|half| [&half.gate, &half.proj]);
             of_stack(&shaders::MATVEC, &block.attn_qkv)
@@ -495,11 +493,11 @@ impl Weights {
     }
 }
 
-/// Tensors of a layer with their rows.
+/// Tensor names of a layer with their rows.
 type Members = Vec<(String, u32)>;
 
-/// The first matrices of a feed-forward of this width, which have so many rows together: one matrix, or gates and ups.
-/// `rows` gives those of a tensor of the layer, whose names end in `suffix`.
+/// Tensors of a feed-forward's first product: one, or gates and ups. `rows` returns the rows of a layer's tensor;
+/// names end in `suffix`.
 fn dense_up(rows: &dyn Fn(&str) -> Option<u64>, suffix: &str, [ffn_dim, up_dim]: [u32; 2]) -> Members {
     let [gate, up] = ["gate", "up"].map(|name| format!("ffn_{name}{suffix}"));
     match up_dim > ffn_dim && (rows(&gate).is_some() || rows(&up) != Some(up_dim.into())) {
@@ -508,7 +506,7 @@ fn dense_up(rows: &dyn Fn(&str) -> Option<u64>, suffix: &str, [ffn_dim, up_dim]:
     }
 }
 
-/// Declares the norms of a layer's queries and keys side by side, if it has them.
+/// Declares the norms of queries and keys, concatenated, if the layer has them.
 fn qk_norm(source: &dyn WeightSource, prefix: &str, attention: &Attention) -> Result<Option<Joined>, Error> {
     let (q_len, k_len) = match attention.qk_norm {
         None => return Ok(None),
@@ -521,7 +519,7 @@ fn qk_norm(source: &dyn WeightSource, prefix: &str, attention: &Attention) -> Re
     Joined::declare(source, members).map(Some)
 }
 
-/// A stack's matrices with the kernel that takes them.
+/// A stack's matrices with their kernel.
 fn of_stack<'a>(kernel: &'static Kernel, stack: &'a Stack) -> impl Iterator<Item = (&'static Kernel, &'a Matrix)> {
     stack.matrices().map(move |(w, _)| (kernel, w))
 }

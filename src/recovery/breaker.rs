@@ -1,4 +1,4 @@
-//! When a GPU that fails is used again, and when the CPU takes its place.
+//! Circuit breaker: when the CPU replaces a failing GPU, and when the GPU is tried again.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -7,52 +7,52 @@ use web_time::Instant;
 
 use crate::loss::LossReason;
 
-/// How many losses are too many, and for how long.
+/// Thresholds of a [`Breaker`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BreakerOptions {
-    /// So many losses within [`BreakerOptions::within`] open the circuit: the CPU takes the GPU's place.
+    /// Losses within [`BreakerOptions::within`] that open the circuit, so that the CPU replaces the GPU.
     pub losses: usize,
-    /// See [`BreakerOptions::losses`].
+    /// Period in which losses are counted.
     pub within: Duration,
-    /// How long after that the GPU is tried again, where work is never over; never if `None`.
+    /// Time until the GPU is tried again, in long-running programs such as a server; never if `None`.
     pub retry_after: Option<Duration>,
 }
 
 impl Default for BreakerOptions {
-    /// Three losses within a minute; a trial after five.
+    /// Three losses within a minute; a trial after five minutes.
     fn default() -> Self {
         let retry_after = Some(Duration::from_secs(300));
         BreakerOptions { losses: 3, within: Duration::from_secs(60), retry_after }
     }
 }
 
-/// Where a [`Breaker`] is.
+/// State of a [`Breaker`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Circuit {
     /// The GPU is used.
     #[default]
     Closed,
-    /// The CPU takes its place.
+    /// The CPU replaces the GPU.
     Open,
-    /// The GPU is tried: one more loss opens the circuit again, none for [`BreakerOptions::within`] closes it.
+    /// The GPU is on trial: a loss opens the circuit again, none for [`BreakerOptions::within`] closes it.
     HalfOpen,
 }
 
-/// What a [`Breaker`] has counted.
+/// Counters of a [`Breaker`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BreakerStats {
-    /// Where it is.
+    /// State of the circuit.
     pub circuit: Circuit,
     losses: [u64; LossReason::ALL.len()],
-    /// How often it opened.
+    /// How often the circuit opened.
     pub n_opened: u64,
     /// How often the GPU was tried again.
     pub n_trials: u64,
 }
 
 impl BreakerStats {
-    /// Losses by reason, all reasons in order.
+    /// Losses by reason, for all reasons in order.
     pub fn losses(&self) -> impl Iterator<Item = (LossReason, u64)> {
         LossReason::ALL.into_iter().zip(self.losses)
     }
@@ -63,7 +63,7 @@ impl BreakerStats {
     }
 }
 
-/// Of several: all losses, and the circuit that is furthest from closed.
+/// Combines several breakers: the sums, and the circuit furthest from closed.
 impl std::ops::Add for BreakerStats {
     type Output = BreakerStats;
 
@@ -80,24 +80,24 @@ impl std::ops::Add for BreakerStats {
     }
 }
 
-/// Counts the losses of a GPU by reason, and decides whether it is opened again. Times are given to it, so that a test needs
-/// none of its own.
+/// Counts the losses of a GPU by reason, and decides whether it is opened again. Callers pass the time, so that tests
+/// need no clock.
 #[derive(Debug, Default)]
 pub struct Breaker {
     options: BreakerOptions,
-    state: Mutex<State>,
+    state: Mutex<BreakerState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BreakerState {
     stats: BreakerStats,
-    /// When devices were lost, as far as that still counts.
+    /// Times of the losses that still count.
     recent: Vec<Instant>,
-    /// Since when it is open, or half open.
+    /// When the circuit became open or half open.
     since: Option<Instant>,
 }
 
-impl State {
+impl BreakerState {
     fn open(&mut self, now: Instant) {
         self.since = Some(now);
         self.recent.clear();
@@ -109,18 +109,18 @@ impl State {
 }
 
 impl Breaker {
-    /// A closed one.
+    /// A breaker with a closed circuit.
     pub fn new(options: BreakerOptions) -> Breaker {
         Breaker { options, state: Mutex::default() }
     }
 
-    /// How many losses are too many.
+    /// The thresholds.
     pub fn options(&self) -> BreakerOptions {
         self.options
     }
 
-    /// The state as time has it.
-    fn state(&self, now: Instant) -> MutexGuard<'_, State> {
+    /// The state at `now`.
+    fn state(&self, now: Instant) -> MutexGuard<'_, BreakerState> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let held = state.since.map(|since| now.saturating_duration_since(since));
         if state.stats.circuit == Circuit::HalfOpen && held.is_some_and(|held| held > self.options.within) {
@@ -130,10 +130,10 @@ impl Breaker {
         state
     }
 
-    /// A GPU was lost.
+    /// Counts a loss.
     pub fn lost(&self, reason: LossReason, now: Instant) {
         let mut state = self.state(now);
-        // `ALL` has them in the order of their declaration.
+        // `ALL` is in the order of declaration.
         if let Some(n) = state.stats.losses.get_mut(reason as usize) {
             *n += 1;
         }
@@ -144,17 +144,17 @@ impl Breaker {
         }
     }
 
-    /// Has the CPU take the GPU's place from now on.
+    /// Opens the circuit: from now on the CPU replaces the GPU.
     pub fn open(&self, now: Instant) {
         self.state(now).open(now);
     }
 
-    /// Whether the CPU takes the GPU's place, and may go on to.
+    /// Whether the circuit is open, even if a trial is due.
     pub fn is_open(&self, now: Instant) -> bool {
         self.state(now).stats.circuit == Circuit::Open
     }
 
-    /// Whether it is open and the GPU is to be tried again.
+    /// Whether the circuit is open and a trial of the GPU is due.
     pub fn is_due(&self, now: Instant) -> bool {
         let state = self.state(now);
         let held = state.since.map(|since| now.saturating_duration_since(since));
@@ -162,7 +162,7 @@ impl Breaker {
         state.stats.circuit == Circuit::Open && is_over
     }
 
-    /// Whether something may be loaded onto the GPU. A trial begins with it where one is due.
+    /// Whether a model may be loaded onto the GPU. Begins a trial if one is due.
     pub fn admits(&self, now: Instant) -> bool {
         if self.is_due(now) {
             let mut state = self.state(now);
@@ -173,7 +173,7 @@ impl Breaker {
         !self.is_open(now)
     }
 
-    /// What it has counted, and where it is.
+    /// Counters and state at `now`.
     pub fn stats(&self, now: Instant) -> BreakerStats {
         self.state(now).stats
     }
@@ -183,7 +183,7 @@ impl Breaker {
 mod tests {
     use super::*;
 
-    /// What becomes of a breaker at each of these seconds: `l` loses the GPU, `?` asks whether it is admitted.
+    /// The circuit after each move: `l` loses the GPU, `?` asks whether it is admitted, at the given second.
     fn played(options: BreakerOptions, moves: &[(char, u64)]) -> String {
         let (breaker, start) = (Breaker::new(options), Instant::now());
         let mut seen = String::new();
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circuit_opens_after_too_many_losses_and_is_tried_after_a_while() {
+    fn circuit_opens_after_repeated_losses_and_is_retried_later() {
         let usual = BreakerOptions::default();
         let twice = BreakerOptions { losses: 2, within: Duration::from_secs(30), ..usual };
         let never = BreakerOptions { retry_after: None, ..usual };
@@ -216,7 +216,7 @@ mod tests {
             (usual, &[('l', 0), ('l', 61), ('l', 122), ('l', 183), ('l', 244)], "ccccc"),
             (twice, &[('l', 0), ('l', 30)], "co"),
             (twice, &[('l', 0), ('l', 31)], "cc"),
-            // Half open: a loss opens it again, and then it waits as long as before.
+            // Half open: a loss opens the circuit again, for as long as before.
             (twice, &[('l', 0), ('l', 1), ('?', 300), ('?', 301), ('l', 302), ('?', 601), ('?', 602)], "coohooh"),
             (twice, &[('l', 0), ('l', 1), ('?', 301), ('?', 331), ('?', 332), ('l', 333)], "cohhcc"),
             (never, &[('l', 0), ('l', 0), ('l', 0), ('?', 1 << 30)], "ccoo"),

@@ -1,4 +1,4 @@
-//! Exact vector search: an [`Index`] holds vectors on a device and finds the best for each query.
+//! Exact vector search: an [`Index`] holds vectors on a device and finds the best ones for each query.
 //!
 //! ```
 //! use tilewright::Device;
@@ -15,17 +15,17 @@
 //! # }).unwrap();
 //! ```
 //!
-//! Vectors lie in shards, matrices `[N, D]` that are never copied: a full index gets a further one, half as large as
-//! all before, at least for 1024 vectors and at most as large as the device binds or for 65,536. A search multiplies
-//! the queries with one shard after the other and keeps the best as it goes, so scores exist for one shard at a time
-//! and nothing is sorted. It is one submission and one read for up to 32 queries; what it needs is recorded the first
-//! time that a number of queries and of hits, both rounded up to powers of two, is asked for.
+//! Vectors are stored in shards, matrices `[N, D]` that are never copied. A full index adds a shard half as large as
+//! all shards before, for at least 1024 vectors and at most 65,536 or as many as a binding holds. A search
+//! multiplies the queries with one shard at a time and updates the list of the best, so only one shard's scores
+//! exist at a time and nothing is sorted. Up to 32 queries need one submission and one read. A search is recorded at
+//! its first use for each number of queries and of hits, both rounded up to powers of two.
 //!
 //! `select_top` does not sort. Each part of a row has an ordered list of its K best scores, and a score below the
-//! list's minimum costs one load and one comparison. Better ones wait in workgroup memory until 256 have gathered,
+//! list's minimum costs one load and one comparison. Better scores wait in workgroup memory until 256 have gathered,
 //! and are merged by rank. Pairs of score and id all differ, so the result does not depend on the order of
-//! invocations; among equal scores the lower id wins. A score that is not finite comes first, so that the host sees
-//! it and names the record.
+//! invocations; among equal scores the lower id wins. A non-finite score sorts first, so that the host sees it and
+//! names the record.
 
 mod bitset;
 mod file;
@@ -53,13 +53,13 @@ use crate::retrieval::{Hit, listed};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::record_tested;
 
-/// What makes a vector good for a query.
+/// The similarity of a vector and a query.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Metric {
-    /// The cosine of the angle between them. Both are made unit vectors, so none may be zero.
+    /// Cosine similarity. Vectors are normalised and must not be zero.
     #[default]
     Cosine,
-    /// Their dot product.
+    /// Dot product.
     Dot,
 }
 
@@ -67,7 +67,7 @@ impl Metric {
     /// All metrics.
     pub const ALL: [Metric; 2] = [Metric::Cosine, Metric::Dot];
 
-    /// Name in files.
+    /// The metric's name in files.
     pub fn name(self) -> &'static str {
         match self {
             Metric::Cosine => "cosine",
@@ -76,23 +76,23 @@ impl Metric {
     }
 }
 
-/// How vectors are stored. Products are summed in f32 in any case.
+/// How vectors are stored. Products are always summed in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Storage {
     /// As 32-bit floats.
     #[default]
     F32,
-    /// In half precision, half as large.
+    /// In half precision, half the size.
     F16,
-    /// As signed bytes with an f16 scale for each 32, little more than a quarter as large.
+    /// As signed bytes with an f16 scale per 32, slightly more than a quarter of the size.
     Int8,
 }
 
 impl Storage {
-    /// All storages.
+    /// All storage types.
     pub const ALL: [Storage; 3] = [Storage::F32, Storage::F16, Storage::Int8];
 
-    /// Name in files.
+    /// The storage type's name in files.
     pub fn name(self) -> &'static str {
         match self {
             Storage::F32 => "f32",
@@ -101,7 +101,7 @@ impl Storage {
         }
     }
 
-    /// The type of a matrix that stores so.
+    /// The weight type of the shards' matrices.
     pub fn weight(self) -> WeightType {
         match self {
             Storage::F32 => WeightType::F32,
@@ -110,52 +110,52 @@ impl Storage {
         }
     }
 
-    /// Columns of matrices for vectors of `dims` numbers. Rows are padded to whole blocks anyway; two scales share a
-    /// word, which is not to be shared by two vectors.
+    /// Columns of a shard's matrix. Rows are padded to whole blocks; two scales share a word, which must not belong
+    /// to two vectors.
     fn cols(self, dims: u32) -> u32 {
         let blocks = if self == Storage::Int8 { 2 } else { 1 };
         dims.next_multiple_of(blocks * BLOCK as u32)
     }
 }
 
-/// What an index is for.
+/// Options for an index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IndexOptions {
-    /// What is looked for.
+    /// The similarity to search by.
     pub metric: Metric,
     /// How vectors are stored.
     pub storage: Storage,
-    /// The model that makes the vectors; see [`Index::expect_model`].
+    /// The model that computed the vectors; see [`Index::expect_model`].
     pub model: Option<String>,
-    /// How that model makes one vector of many tokens.
+    /// The model's pooling.
     pub pooling: Option<String>,
 }
 
-/// Numbers of a vector, at most.
+/// Maximum dimensions of a vector.
 pub const MAX_DIMS: u32 = 1 << 16;
-/// Queries of one submission. From eight on a GPU reads the vectors once for all of them, below that once for each.
+/// Queries per submission. A GPU reads the vectors once for eight or more queries, but once per query for fewer.
 const MAX_BATCH: usize = 32;
-/// Vectors of the largest shard, and of the smallest: multiples of the largest tile of a matrix product.
+/// Vectors in the smallest and the largest shard: multiples of the largest tile of a matrix product.
 const SHARD_ROWS: Range<u32> = 1024..65_536;
 const ROW_STEP: u32 = 128;
-/// Bytes of vectors that are packed at a time.
+/// Bytes of vectors packed at a time.
 const PIECE_BYTES: usize = 8 << 20;
 
-/// A run of vectors in a matrix of their own.
+/// Consecutive vectors in one matrix.
 struct Shard {
     vectors: Matrix,
     first_id: u32,
 }
 
-/// What a recorded search depends on, besides the shards.
+/// The parameters of a recorded search, besides the shards.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Shape {
+struct SearchShape {
     batch: u32,
     k: u32,
     is_filtered: bool,
 }
 
-/// A recorded search and its ends.
+/// A recorded search with its input and output.
 struct RecordedSearch {
     recording: Recording,
     /// `[B, columns]`.
@@ -164,25 +164,24 @@ struct RecordedSearch {
     best: Tensor,
 }
 
-/// Searches recorded so far. They use the same memory, one after the other.
+/// Cached recorded searches. They run one at a time and share memory.
 #[derive(Default)]
 struct RecordedSearches {
     workspace: Workspace,
-    by_shape: HashMap<Shape, RecordedSearch>,
+    by_shape: HashMap<SearchShape, RecordedSearch>,
 }
 
-/// Vectors on a device, and the search for the best of them.
+/// Vectors on a device, searchable for the best matches.
 ///
-/// Ids count the vectors as they are appended and are never given to another, so deleted vectors keep their place in
-/// memory.
+/// Ids count the vectors in the order of appending and are never reused, so deleted vectors still occupy memory.
 pub struct Index {
     device: Device,
     dims: u32,
     options: IndexOptions,
     shards: Vec<Shard>,
-    /// Ids that are not deleted; as long as there are ids.
+    /// One bit per id: whether the vector is not deleted.
     live: Bitset,
-    /// The same for kernels, and room for a filter: a bit for each place in the shards.
+    /// `live` and a filter on the device: one bit per row of the shards.
     bits: Option<[Tensor; 2]>,
     searches: Mutex<RecordedSearches>,
 }
@@ -200,32 +199,32 @@ impl Index {
         Ok(Index { device: device.clone(), dims, options, shards, live, bits: None, searches })
     }
 
-    /// Numbers of a vector.
+    /// Dimensions of a vector.
     pub fn dims(&self) -> u32 {
         self.dims
     }
 
-    /// What the index is for.
+    /// The index's options.
     pub fn options(&self) -> &IndexOptions {
         &self.options
     }
 
-    /// Vectors that can be found.
+    /// Vectors that are not deleted.
     pub fn len(&self) -> u32 {
         self.live.count()
     }
 
-    /// Whether no vector can be found.
+    /// Whether all vectors are deleted or none was appended.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Ids that were given out: the next vector gets this one.
+    /// Ids assigned so far, which is the next vector's id.
     pub fn n_ids(&self) -> u32 {
         self.live.len()
     }
 
-    /// Bytes that the vectors take on the device, those that are still to come and fit included.
+    /// Bytes allocated for vectors on the device, including unused capacity.
     pub fn size_bytes(&self) -> u64 {
         self.shards.iter().flat_map(|shard| shard.vectors.tensors()).map(Tensor::size_bytes).sum()
     }
@@ -235,10 +234,10 @@ impl Index {
         id < self.n_ids() && self.live.get(id)
     }
 
-    /// Refuses vectors of another model or of another length than the index was made for.
+    /// Refuses vectors of a model or dimensions other than the index's.
     ///
     /// # Errors
-    /// [`Error::Index`] that says which.
+    /// [`Error::Index`] with the model or the dimensions.
     pub fn expect_model(&self, model: &str, dims: u32) -> Result<(), Error> {
         match self.options.model.as_deref() {
             Some(own) if own != model => return Err(wrong("model", format!("`{model}`"), format!("`{own}`"))),
@@ -248,13 +247,13 @@ impl Index {
         if self.dims == dims { Ok(()) } else { Err(wrong("dims", dims.to_string(), self.dims.to_string())) }
     }
 
-    /// Appends vectors, one after the other in `vectors`, and gives their ids. Waits for the device now and then, so
-    /// that uploads do not pile up.
+    /// Appends the vectors in `vectors`, which are stored in sequence, and returns their ids. Waits for the device
+    /// at intervals, so that uploads do not accumulate.
     ///
     /// # Errors
-    /// [`Error::Index`] that names the record, counted from 0 in `vectors`, if it is not finite, too large for the
-    /// storage, or zero where cosines are looked for; if there is no whole number of vectors, or no id left. Errors of
-    /// [`Device::write`]. The index is as before then.
+    /// [`Error::Index`] with the record, counted from 0, if it is non-finite, too large for the storage type, or
+    /// zero with [`Metric::Cosine`]; if `vectors` is not a whole number of vectors, or no id is left. Errors of
+    /// [`Device::write`]. On an error, the index is unchanged.
     pub async fn append(&mut self, vectors: &[f32]) -> Result<Range<u32>, Error> {
         let n = self.check(vectors, "record")?;
         let ids = self.reserve(n)?;
@@ -272,10 +271,10 @@ impl Index {
         Ok(ids)
     }
 
-    /// Deletes vectors: they are never found again. Returns how many were there until now.
+    /// Deletes vectors. Returns how many of them were not deleted before.
     ///
     /// # Errors
-    /// [`Error::Index`] if an id was never given out; nothing is deleted then. Errors of [`Device::write`].
+    /// [`Error::Index`] if an id was never assigned; then nothing is deleted. Errors of [`Device::write`].
     pub fn delete(&mut self, ids: &[u32]) -> Result<u32, Error> {
         if let Some(id) = ids.iter().find(|&&id| id >= self.n_ids()) {
             return Err(wrong("id", format!("one below {}", self.n_ids()), id.to_string()));
@@ -288,13 +287,13 @@ impl Index {
         Ok(before - self.len())
     }
 
-    /// The best `k` vectors for each query, one after the other in `queries`: higher scores first, among equals the
-    /// lower id. There are fewer where fewer are live and allowed by the filter, which has a bit for each id.
+    /// The best `k` vectors for each query in `queries`, which are stored in sequence: higher scores first, ties by
+    /// lower id. The list is shorter if fewer vectors are live and pass the filter, which has one bit per id.
     ///
     /// # Errors
-    /// [`Error::Index`] that names the query, counted from 0, if it is not finite or, where cosines are looked for,
-    /// zero; if there is no whole number of queries; if the filter has not as many bits as there are ids; if a score is
-    /// not finite, naming the record. [`Error::Option`] if `k` is not 1 to 1024; errors of [`Device::run`].
+    /// [`Error::Index`] with the query, counted from 0, if it is non-finite, or zero with [`Metric::Cosine`]; if
+    /// `queries` is not a whole number of queries; if the filter does not have one bit per id; with the record if a
+    /// score is non-finite. [`Error::Option`] if `k` is not 1 to 1024; errors of [`Device::run`].
     pub async fn search(&self, queries: &[f32], k: usize, filter: Option<&Bitset>) -> Result<Vec<Vec<Hit>>, Error> {
         let n = self.check(queries, "query")? as usize;
         if !(1..=MAX_TOP as usize).contains(&k) {
@@ -310,7 +309,7 @@ impl Index {
                 found.extend(vec![Vec::new(); n]);
                 continue;
             }
-            let shape = Shape {
+            let shape = SearchShape {
                 batch: (n as u32).next_power_of_two(),
                 k: (k as u32).next_power_of_two().max(8),
                 is_filtered: filter.is_some(),
@@ -326,12 +325,12 @@ impl Index {
         Ok(found)
     }
 
-    /// Refuses anything but whole, finite vectors that can be stored, called `what`. Returns how many they are.
+    /// Checks that `vectors` are whole, finite and storable, and returns their number. Errors call a vector `what`.
     fn check(&self, vectors: &[f32], what: &str) -> Result<u32, Error> {
         let dims = self.dims as usize;
         let Some(n) = u32::try_from(vectors.len() / dims).ok().filter(|_| vectors.len().is_multiple_of(dims)) else {
             let whole = vectors.len() / dims;
-            let expected = format!("{dims} numbers, as in each before");
+            let expected = format!("{dims} numbers");
             return Err(wrong(
                 format!("{what} {whole}"),
                 expected,
@@ -341,24 +340,24 @@ impl Index {
         for (i, vector) in vectors.chunks_exact(dims).enumerate() {
             let error = |expected: &str, found: String| Err(wrong(format!("{what} {i}"), expected.into(), found));
             let largest = vector.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
-            // A NaN would be lost in the maximum.
+            // The maximum would drop a NaN.
             if let Some(at) = vector.iter().position(|x| !x.is_finite()) {
                 return error("finite numbers", format!("{} in column {at}", vector[at]));
             }
             let limit = match (self.options.metric, self.options.storage) {
-                (Metric::Cosine, _) if largest == 0.0 => return error("a direction", "zero".into()),
+                (Metric::Cosine, _) if largest == 0.0 => return error("a non-zero vector", "zero".into()),
                 (Metric::Dot, Storage::F16) if what == "record" => f32::from(f16::MAX),
                 (Metric::Dot, Storage::Int8) if what == "record" => 127.0 * f32::from(f16::MAX),
                 _ => f32::MAX,
             };
             if largest > limit {
-                return error(&format!("numbers up to {limit}"), format!("one of size {largest}"));
+                return error(&format!("numbers up to {limit}"), format!("one of magnitude {largest}"));
             }
         }
         Ok(n)
     }
 
-    /// The vector as it is stored: of length 1 where cosines are looked for.
+    /// Writes the vector as stored: normalised for [`Metric::Cosine`].
     fn put(&self, vector: &[f32], to: &mut [f32]) {
         match self.options.metric {
             Metric::Dot => to.copy_from_slice(vector),
@@ -369,7 +368,7 @@ impl Index {
         }
     }
 
-    /// Appends a vector to `bytes` as files of its weight type store it, padded with zeros.
+    /// Appends a vector to `bytes` in its weight type's file layout, padded with zeros.
     fn pack(&self, vector: &[f32], bytes: &mut Vec<u8>) {
         let mut row = vec![0.0; self.options.storage.cols(self.dims) as usize];
         self.put(vector, &mut row[..vector.len()]);
@@ -385,7 +384,7 @@ impl Index {
                     let largest = block.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
                     let scale = f16::from_f32(largest / 127.0);
                     bytes.extend(scale.to_le_bytes());
-                    // A scale that was rounded down must not carry the largest past 127.
+                    // A scale that was rounded down must not take the largest number past 127.
                     let quant = |x: f32| (x / f32::from(scale)).round().clamp(-127.0, 127.0) as i8;
                     bytes.extend(block.iter().map(|&x| if scale == f16::ZERO { 0 } else { quant(x) as u8 }));
                 }
@@ -393,15 +392,15 @@ impl Index {
         }
     }
 
-    /// Makes room for `n` vectors and gives the ids that they will have.
+    /// Allocates space for `n` vectors and returns their ids.
     fn reserve(&mut self, n: u32) -> Result<Range<u32>, Error> {
         let start = self.n_ids();
         let cols = self.options.storage.cols(self.dims);
-        let row_bytes = 4 * u64::from(cols); // at least what a row takes in any storage, its scales included
+        let row_bytes = 4 * u64::from(cols); // upper bound for any storage, including scales
         let most =
             (self.device.limits().max_binding_bytes.saturating_sub(16) / row_bytes).min(u64::from(SHARD_ROWS.end));
         let most = (most as u32 / ROW_STEP * ROW_STEP).max(ROW_STEP);
-        // The last shard may have places past the last id.
+        // The last shard may have rows past the last id.
         let Some(end) = start.checked_add(n).filter(|end| *end < NO_ITEM - most) else {
             return Err(wrong("records", format!("ids below {}", NO_ITEM - most), format!("{n} from {start} on")));
         };
@@ -428,17 +427,17 @@ impl Index {
         let bits = [bits("live")?, bits("filter")?];
         self.shards.append(&mut shards);
         self.bits = Some(bits);
-        // What was recorded knows neither the new shards nor the new bits.
+        // Cached recordings lack the new shards and bits.
         self.searches = Mutex::default();
         Ok(start..end)
     }
 
-    /// Places for vectors.
+    /// Vectors that fit in the shards.
     fn capacity(&self) -> u32 {
         self.shards.last().map_or(0, |shard| shard.first_id + shard.vectors.rows())
     }
 
-    /// Writes packed vectors to the places of `first_id` and those that follow, and waits until the device has them.
+    /// Writes packed vectors to the rows from `first_id` on, and waits for the upload.
     async fn write_rows(&self, first_id: u32, bytes: &[u8]) -> Result<(), Error> {
         let row_bytes = file_row_bytes(self.options.storage.weight(), self.options.storage.cols(self.dims) as usize);
         let end = first_id + (bytes.len() / row_bytes) as u32;
@@ -447,7 +446,7 @@ impl Index {
             let (first, last) = (first_id.max(shard.first_id), end.min(shard_end));
             if first < last {
                 let rows = &bytes[(first - first_id) as usize * row_bytes..(last - first_id) as usize * row_bytes];
-                // No two rows share a word of scales, so nothing is kept.
+                // Rows do not share words of scales, so no edge is needed.
                 let mut edges = TailEdges::default();
                 shard.vectors.write_rows(&self.device, first - shard.first_id, rows, &mut edges)?;
             }
@@ -455,14 +454,14 @@ impl Index {
         self.device.drained().await
     }
 
-    /// Gives out ids whose vectors are in place; those that `is_live` refuses are deleted already.
+    /// Makes written vectors searchable, except those that `is_live` marks as deleted.
     fn publish(&mut self, ids: Range<u32>, is_live: impl Fn(u32) -> bool) -> Result<(), Error> {
         self.live.resize(ids.end);
         ids.clone().filter(|&id| is_live(id)).for_each(|id| self.live.set(id, true));
         self.write_live(ids)
     }
 
-    /// Tells the device which of these ids are live.
+    /// Uploads the live bits of these ids.
     fn write_live(&self, ids: Range<u32>) -> Result<(), Error> {
         let (first, end) = (ids.start as usize / 32, ids.end.div_ceil(32) as usize);
         match &self.bits {
@@ -471,19 +470,19 @@ impl Index {
         }
     }
 
-    /// Sees to it that the self-test has nothing against the search of a shape.
-    async fn test(&self, shape: Shape) -> Result<(), Error> {
+    /// Runs the self-test of this search.
+    async fn test(&self, shape: SearchShape) -> Result<(), Error> {
         let is_known = self.searches.lock().unwrap_or_else(PoisonError::into_inner).by_shape.contains_key(&shape);
         if is_known {
             return Ok(());
         }
-        // Recorded aside: nothing is allocated, and other searches go on meanwhile.
+        // A separate recording: it allocates nothing and does not block other searches.
         let record = || self.record(shape, &mut Workspace::default());
         record_tested(&self.device, record, |search| &search.recording).await.map(drop)
     }
 
-    /// Submits a search for up to [`MAX_BATCH`] queries. Nothing else comes between its writes and its run.
-    fn start(&self, queries: &[f32], shape: Shape, filter: Option<&Bitset>) -> Result<Pending, Error> {
+    /// Submits a search for up to [`MAX_BATCH`] queries, under a lock from its first write to its run.
+    fn start(&self, queries: &[f32], shape: SearchShape, filter: Option<&Bitset>) -> Result<Pending, Error> {
         let mut searches = self.searches.lock().unwrap_or_else(PoisonError::into_inner);
         let RecordedSearches { workspace, by_shape } = &mut *searches;
         let search = match by_shape.entry(shape) {
@@ -505,7 +504,7 @@ impl Index {
 
     fn record(
         &self,
-        Shape { batch, k, is_filtered }: Shape,
+        SearchShape { batch, k, is_filtered }: SearchShape,
         workspace: &mut Workspace,
     ) -> Result<RecordedSearch, Error> {
         let cols = self.options.storage.cols(self.dims);
@@ -534,12 +533,14 @@ impl std::fmt::Debug for Index {
     }
 }
 
-/// The hits of a list of (bits of the score, id).
+/// Decodes a list of score bits and ids.
 fn hits(list: &[u32]) -> Result<Vec<Hit>, Error> {
     listed(list)
         .map(|hit| match hit.score.is_finite() {
             true => Ok(hit),
-            false => Err(wrong(format!("score of record {}", hit.id), "a finite number".into(), "none".into())),
+            false => {
+                Err(wrong(format!("score of record {}", hit.id), "a finite number".into(), "NaN or infinite".into()))
+            }
         })
         .collect()
 }

@@ -1,4 +1,4 @@
-//! Retrieval by a mixture of logits (MoL), a similarity that is learned: Ding & Zhai 2024, "Retrieval with Learned
+//! Retrieval with a mixture of logits (MoL), a learned similarity: Ding & Zhai 2024, "Retrieval with Learned
 //! Similarities", arXiv:2407.15462.
 //!
 //! ```text
@@ -6,17 +6,15 @@
 //! l_(n, m)    = < f_n(q) / |f_n(q)|, g_m(x) / |g_m(x)| > / temperature
 //! pi          = softmax(z * sigmoid(z)),   z = A(q) * B(x) + C(l)
 //! ```
-//! Queries have N components f, items M components g, and all N M pairs count. What depends on the item alone is computed
-//! when it is appended; [`kernels::mol`](fn@crate::kernels::mol) does the rest in one pass over the items.
+//! Queries have N components f, items M components g, and all N M pairs count. Whatever depends on the item only is
+//! computed when it is appended; [`kernels::mol`](fn@crate::kernels::mol) does the rest in one pass over the items.
 //!
-//! The gate's two layers are two to eight times the work of the products. So an invocation has one item and up to
-//! four queries, and keeps products and gate sums in registers while the gate's weights pass by once for all four.
-//! llvmpipe cannot index registers, so pairs are in up to four 4 x 4 matrices: 64 pairs for one query, or 16 for
-//! four.
+//! The gate's two layers cost two to eight times as much as the products. So an invocation handles one item and up to
+//! four queries: it keeps products and gate sums in registers, and reads the gate's weights once for all four.
+//! llvmpipe cannot index registers, so pairs are in up to four 4 x 4 matrices: 64 pairs for one query, or 16 for four.
 //!
-//! A score does not depend on what else is in a pass, so an approximate search gives its items the bits of the exact
-//! one. The exact search in two passes relies on that, and on a weighted mean never exceeding the highest logit
-//! beyond rounding.
+//! A score does not depend on the other items in a pass, so approximate and exact searches compute equal bits. The
+//! exact search in two passes relies on that, and on a weighted mean exceeding the highest logit at most by rounding.
 
 mod choose;
 mod encoder;
@@ -40,77 +38,77 @@ use crate::recording::Workspace;
 use crate::retrieval::Hit;
 use crate::tensor::Tensor;
 use crate::tuning::record_tested;
-use encoder::Encoder;
+use encoder::MolEncoder;
 use lane::{By, Lane};
-use top::Top;
+use top::TopHits;
 
-/// Items whose scores exist at a time.
+/// Items scored at a time.
 const STRIP: usize = 1 << 16;
-/// Queries of a pass.
+/// Queries per pass.
 const BATCH: usize = 32;
-/// Rows that are encoded at a time.
+/// Rows encoded at a time.
 const ROWS: usize = 1 << 13;
-/// Bytes of logits that exist at a time where they are looked at pair by pair.
+/// Bytes of logits held at a time by the search over single pairs.
 const LOGITS_BYTES: usize = 64 << 20;
 
-/// How to find the best items. Names are those of the paper and its code, where they have the search.
+/// How to find the best items. Names follow the paper and its code where these have the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MolSearch {
     /// Scores all items.
     BruteForce,
-    /// Scores the union of the best items by each pair's logit alone.
+    /// Scores the union of each pair's best items by its logit.
     Naive {
-        /// Items of each pair.
+        /// Items per pair.
         per_pair: usize,
     },
     /// Scores the best items by the dot product of the sum of the query's components with the mean of the item's.
     Avg {
-        /// Items that are scored.
+        /// Items to score.
         candidates: usize,
     },
-    /// Scores the union of both.
+    /// Scores the union of the items of `Naive` and `Avg`.
     Comb {
         /// As in `Naive`.
         per_pair: usize,
         /// As in `Avg`.
         candidates: usize,
     },
-    /// Scores the items whose highest logit is highest: what `TwoPass` bounds scores by, without its proof. Like `Naive` it finds
-    /// items of which a single pair knows, in one pass and without the logits of each pair in memory.
+    /// Scores the items with the highest maximum logit, the bound of `TwoPass` without its proof. Like `Naive`, it
+    /// finds items with a single high logit, but in one pass and without storing each pair's logits.
     Highest {
-        /// Items that are scored.
+        /// Items to score.
         candidates: usize,
     },
-    /// Exact: no score exceeds its highest logit, so what is not among the candidates of `Avg` need only be scored where a
-    /// logit reaches the k-th best score of these.
+    /// Exact: no score exceeds its highest logit, so an item outside the candidates of `Avg` is scored only if one
+    /// of its logits reaches the candidates' k-th best score.
     TwoPass {
         /// As in `Avg`.
         candidates: usize,
     },
-    /// Scores what passes a threshold by the product of `Avg` in 8 bits. A sample tells the threshold, so that nothing is
-    /// sorted. Zhai et al. 2023, arXiv:2306.04039.
+    /// Scores the items whose 8-bit dot product of `Avg` passes a threshold. A sample determines the threshold, so
+    /// nothing is sorted. Zhai et al. 2023, arXiv:2306.04039.
     HIndexer {
         /// Items that should pass.
         candidates: usize,
         /// Items in the sample.
         sample: usize,
     },
-    /// The best items by the dot product of `Avg`; nothing is scored by the mixture.
+    /// The best items by the dot product of `Avg`, without the mixture.
     Mips,
 }
 
-/// What a search found.
+/// Results of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MolHits {
-    /// For each query, the best score first, among equals the lowest id.
+    /// The hits of each query, higher scores first, ties by lower id.
     pub hits: Vec<Vec<Hit>>,
-    /// For each query, how many items went through the mixture.
+    /// Items scored by the mixture for each query.
     pub scored: Vec<usize>,
 }
 
-/// A strip of items.
-struct Shard {
+/// Consecutive items.
+struct ItemShard {
     first: u32,
     n_items: usize,
     /// `[M I, D]`.
@@ -119,29 +117,29 @@ struct Shard {
     gates: Tensor,
     /// `[I, D]`: means of the components.
     means: Matrix,
-    /// The same in 8 bits.
+    /// `means` in 8 bits.
     coarse: Matrix,
 }
 
-/// A corpus of items under a mixture of logits.
+/// A corpus of items scored by a mixture of logits.
 pub struct Mol {
     device: Device,
     config: MolConfig,
     gate: MolGate,
-    query_encoder: Encoder,
-    item_encoder: Encoder,
+    query_encoder: MolEncoder,
+    item_encoder: MolEncoder,
     users: Vec<Vec<f32>>,
     storage: WeightType,
-    shards: Vec<Shard>,
+    shards: Vec<ItemShard>,
     n_items: usize,
-    /// Of the longest component of an item.
+    /// Norm of the longest component of an item.
     norm: f32,
-    /// Of searches that came to an end, for those to come.
+    /// Lanes of finished searches, for reuse.
     lanes: Mutex<Vec<Lane>>,
 }
 
 impl Mol {
-    /// An empty corpus on a device; `storage` says how components of items are kept: F32, F16 or Q8_0.
+    /// An empty corpus on a device. `storage` is the type of the items' components: F32, F16 or Q8_0.
     ///
     /// # Errors
     /// [`Error::Option`] for another type; errors of [`Device::upload`].
@@ -155,8 +153,8 @@ impl Mol {
         let gate = MolGateWeights { w1: &pair.w1, b1: &pair.b1, w2: &pair.w2, b2: &pair.b2 };
         Ok(Mol {
             gate: MolGate::new(device, config.form, &gate)?,
-            query_encoder: Encoder::new(device, &weights.query, config.glu, &weights.query_gate)?,
-            item_encoder: Encoder::new(device, &weights.item, config.glu, &weights.item_gate)?,
+            query_encoder: MolEncoder::new(device, &weights.query, config.glu, &weights.query_gate)?,
+            item_encoder: MolEncoder::new(device, &weights.item, config.glu, &weights.item_gate)?,
             users: weights.users.clone(),
             device: device.clone(),
             config,
@@ -173,7 +171,7 @@ impl Mol {
         &self.config
     }
 
-    /// Whether components of queries come from users, so that searches need an id for each query.
+    /// Whether some query components are user embeddings, so that searches need a user id per query.
     pub fn has_users(&self) -> bool {
         !self.users.is_empty()
     }
@@ -183,29 +181,29 @@ impl Mol {
         self.n_items
     }
 
-    /// Whether there is no item.
+    /// Whether there are no items.
     pub fn is_empty(&self) -> bool {
         self.n_items == 0
     }
 
-    /// Bytes of components and gates of an item, which a pass over the items reads.
+    /// Bytes of an item's components and gates, which each pass reads.
     pub fn item_bytes(&self) -> u64 {
         self.config.form.item_bytes(self.storage, self.config.dim)
     }
 
-    /// Appends items, `[n, item_dim]`, and returns their ids. Many at once are scored in fewer passes than a few at a time.
+    /// Appends items, `[n, item_dim]`, and returns their ids. Appending many at once makes searches need fewer passes.
     ///
     /// # Errors
-    /// [`Error::Option`] if these are not whole vectors, or a number is not finite; errors of [`Device::run`].
+    /// [`Error::Option`] if `items` is not whole vectors or has a non-finite number; errors of [`Device::run`].
     pub async fn append(&mut self, items: &[f32]) -> Result<Range<u32>, Error> {
         let width = self.config.item_dim as usize;
         let n_new = whole_rows("items", items, width)?;
         let first = self.n_items as u32;
         if u32::try_from(self.n_items + n_new).is_err() {
             let found = format!("{}", self.n_items + n_new);
-            return Err(Error::Option { option: "items", expected: "fewer than 2^32 in all".into(), found });
+            return Err(Error::Option { option: "items", expected: "fewer than 2^32 in total".into(), found });
         }
-        // What was recorded does not know the new items.
+        // Cached recordings lack the new items.
         self.lanes = Mutex::default();
         for strip in items.chunks(self.strip() * width) {
             let shard = self.shard(strip, width).await?;
@@ -215,17 +213,17 @@ impl Mol {
         Ok(first..self.n_items as u32)
     }
 
-    /// Items of a shard, whose components and scores fit a binding.
+    /// Items per shard, so that components and scores fit a binding.
     fn strip(&self) -> usize {
         let limit = self.device.limits().max_binding_bytes;
         let form = &self.config.form;
         let row = u64::from(self.config.dim.next_multiple_of(32)) * 4 * u64::from(form.item_components);
         let largest = row.max(4 * BATCH as u64).max(4 * u64::from(form.gate_columns()));
-        // A matrix is cut where its end, rounded up, would not fit.
+        // A matrix is split where its rounded-up end would not fit.
         usize::try_from((limit - 16) / largest).unwrap_or(STRIP).clamp(1, STRIP)
     }
 
-    async fn shard(&mut self, items: &[f32], width: usize) -> Result<Shard, Error> {
+    async fn shard(&mut self, items: &[f32], width: usize) -> Result<ItemShard, Error> {
         let MolConfig { form, dim, .. } = self.config;
         let (m, d, n_items) = (form.item_components as usize, dim as usize, items.len() / width);
         let mut components = vec![0.0; m * n_items * d];
@@ -253,7 +251,7 @@ impl Mol {
             matrix.upload(device, &[&packed(weight, values, d)])?;
             Ok::<_, Error>(matrix)
         };
-        Ok(Shard {
+        Ok(ItemShard {
             first: self.n_items as u32,
             n_items,
             components: matrix("mol.components", self.storage, m * n_items, &components)?,
@@ -263,12 +261,13 @@ impl Mol {
         })
     }
 
-    /// The k best items for each query, fewer if there are fewer. `queries`: `[n, query_dim]`; `users`: an id for each query
-    /// where the mixture has components of users.
+    /// The `k` best items for each query, or fewer if there are fewer. `queries`: `[n, query_dim]`; `users`: one id
+    /// per query if the mixture has user embeddings.
     ///
     /// # Errors
-    /// [`Error::Option`] if `queries` are not whole vectors, a number is not finite, `users` are missing or too many, or k or
-    /// a number of candidates is 0; [`Error::Operand`] if a score is not finite; errors of [`Device::run`].
+    /// [`Error::Option`] if `queries` is not whole vectors or has a non-finite number, if `users` has another length
+    /// than needed, or if `k` or a number of candidates is 0; [`Error::Operand`] if a score is non-finite; errors of
+    /// [`Device::run`].
     pub async fn search(&self, queries: &[f32], users: &[u32], k: usize, how: MolSearch) -> Result<MolHits, Error> {
         let width = self.config.query_dim as usize;
         let n_queries = whole_rows("queries", queries, width)?;
@@ -321,7 +320,7 @@ impl Mol {
         }
     }
 
-    /// Puts queries into a lane; gives for each the length of its longest component.
+    /// Encodes queries into a lane and returns the norm of each query's longest component.
     async fn encode(&self, lane: &Lane, rows: &[f32], users: &[u32], n: usize) -> Result<Vec<f32>, Error> {
         let MolConfig { form, dim, temperature, .. } = self.config;
         let [encoded, gates] = lane.encode(self, rows).await?;
@@ -330,7 +329,7 @@ impl Mol {
         for (query, encoded) in encoded.chunks_exact(encoded.len() / batch).enumerate() {
             components.extend(encoded);
             for table in &self.users {
-                // The first row stands for nobody.
+                // Row 0 belongs to no user.
                 let row = users.get(query).map_or(0, |&user| user as usize % (table.len() / d - 1) + 1);
                 components.extend(&table[row * d..][..d]);
             }
@@ -353,19 +352,20 @@ impl Mol {
         Ok(norms.chunks_exact(per_query).map(longest).take(n).collect())
     }
 
-    /// By how much a computed score may exceed the computed bound. Each logit is a sum of D products and off by at most
-    /// D + 2 roundings of the product of its norms; weights and weighted logits are sums of P terms each. Twice that, to be safe.
+    /// Maximum excess of a computed score over the computed bound. Each logit is a sum of D products and off by at
+    /// most D + 2 roundings of the product of its norms; weights and weighted logits are sums of P terms each.
+    /// Doubled for safety.
     fn margin(&self, query_norm: f32) -> f32 {
         let n_roundings = self.config.dim + 2 * self.config.form.n_pairs() + 16;
         n_roundings as f32 * f32::EPSILON * query_norm * self.norm
     }
 }
 
-/// A search for some queries.
+/// A search for a batch of queries.
 struct Batch<'a> {
     mol: &'a Mol,
     lane: &'a mut Lane,
-    /// For each query the length of its longest component.
+    /// Norm of each query's longest component.
     norms: Vec<f32>,
 }
 
@@ -421,7 +421,7 @@ impl Batch<'_> {
         }
     }
 
-    /// The best items of each query, in order. The device chooses them if they are not too many for it.
+    /// The best items of each query, in order. The device selects them if `n` is small enough.
     async fn best(&mut self, by: By, n: usize) -> Result<Vec<Vec<Hit>>, Error> {
         if self.mol.is_empty() {
             return Ok(vec![Vec::new(); self.norms.len()]);
@@ -431,25 +431,25 @@ impl Batch<'_> {
             best.truncate(self.norms.len());
             return Ok(best);
         }
-        Ok(self.most(by, n).await?.into_iter().map(Top::into_hits).collect())
+        Ok(self.most(by, n).await?.into_iter().map(TopHits::into_hits).collect())
     }
 
-    /// The same items in no order.
+    /// The best items of each query, unordered.
     async fn candidates(&mut self, by: By, n: usize) -> Result<Vec<Vec<u32>>, Error> {
         if n <= MAX_TOP as usize {
             return Ok(ids(self.best(by, n).await?));
         }
-        Ok(self.most(by, n).await?.into_iter().map(Top::into_ids).collect())
+        Ok(self.most(by, n).await?.into_iter().map(TopHits::into_ids).collect())
     }
 
-    /// The best items of each query, chosen by the host.
-    async fn most(&mut self, by: By, n: usize) -> Result<Vec<Top>, Error> {
-        let mut tops = vec![Top::new(n); self.norms.len()];
-        self.scan(by, &mut tops, Top::extend).await?;
+    /// The best items of each query, selected by the host.
+    async fn most(&mut self, by: By, n: usize) -> Result<Vec<TopHits>, Error> {
+        let mut tops = vec![TopHits::new(n); self.norms.len()];
+        self.scan(by, &mut tops, TopHits::extend).await?;
         Ok(tops)
     }
 
-    /// Scores all items; `take` gets what is each query's own, the first item's id, and scores.
+    /// Scores all items. `take` gets each query's own state, the first item's id and the scores.
     async fn scan<T: Send>(
         &mut self,
         by: By,
@@ -457,7 +457,7 @@ impl Batch<'_> {
         take: impl Fn(&mut T, u32, &[f32]) + Sync + Send,
     ) -> Result<(), Error> {
         for (i, shard) in self.mol.shards.iter().enumerate() {
-            // In a browser threads do not share what holds tensors.
+            // In a browser, threads cannot share values with tensors.
             let (first, n_items) = (shard.first, shard.n_items);
             let scores = self.lane.scores(self.mol, by, i).await?;
             for_each_chunk(each, 1, scores.len(), |query, each| {
@@ -468,12 +468,12 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Items whose coarse product is as high as the highest of a sample, in the share that gives so many candidates.
+    /// Items whose coarse dot product passes the threshold that a sample gives for `n` candidates.
     async fn above_threshold(&mut self, n: usize, sample: usize) -> Result<Vec<Vec<u32>>, Error> {
         let mut scores = vec![Vec::with_capacity(self.mol.n_items); self.norms.len()];
         self.scan(By::Coarse, &mut scores, |scores, _, of_shard| scores.extend_from_slice(of_shard)).await?;
         let select = |scores: Vec<f32>| {
-            // Multiples of a large odd number, so that items appended together are not drawn together.
+            // Multiples of a large odd number spread the sample over items that were appended together.
             let draw = |i: usize| scores[(i as u64 * 0x9e37_79b1 % scores.len() as u64) as usize];
             let n_drawn = sample.min(scores.len());
             let mut drawn: Vec<f32> = (0..n_drawn).map(draw).collect();
@@ -488,14 +488,14 @@ impl Batch<'_> {
         Ok(scores.into_iter().map(select).collect())
     }
 
-    /// The union over pairs of the best items by the pair's logit.
+    /// The union of each pair's best items by its logit.
     async fn naive(&mut self, per_pair: usize) -> Result<Vec<Vec<u32>>, Error> {
         let MolConfig { form, dim, .. } = self.mol.config;
         let (device, n_queries) = (&self.mol.device, self.norms.len());
         let (n, m) = (form.query_components as usize, form.item_components as usize);
         let is_pair = |i: usize, j: usize| form.pairing == Pairing::Cross || i == j;
         let components: Vec<f32> = device.read(&self.lane.inputs().components).await?;
-        let mut tops = vec![Top::new(per_pair); n_queries * n * m];
+        let mut tops = vec![TopHits::new(per_pair); n_queries * n * m];
         for shard in &self.mol.shards {
             let row_bytes = 4 * m * shard.n_items;
             let n_rows = (LOGITS_BYTES / row_bytes).clamp(1, n_queries * n);
@@ -520,19 +520,19 @@ impl Batch<'_> {
                 }
             }
         }
-        let mut tops = tops.into_iter().map(Top::into_ids);
+        let mut tops = tops.into_iter().map(TopHits::into_ids);
         Ok((0..n_queries).map(|_| tops.by_ref().take(n * m).flatten().collect()).collect())
     }
 
-    /// Scores candidates, each once, and keeps the k best.
+    /// Scores distinct candidates and keeps the `k` best.
     async fn rescore(&mut self, k: usize, mut candidates: Vec<Vec<u32>>) -> Result<MolHits, Error> {
-        /// Candidates of a pass at least: numbers of them are rounded up, so that few are recorded.
+        /// Minimum candidates per pass. Their number is rounded up, so that few sizes are recorded.
         const FEWEST: usize = 64;
         for ids in &mut candidates {
             ids.sort_unstable();
             ids.dedup();
         }
-        let mut tops = vec![Top::new(k); candidates.len()];
+        let mut tops = vec![TopHits::new(k); candidates.len()];
         for (i, shard) in self.mol.shards.iter().enumerate() {
             let of_shard: Vec<&[u32]> = (candidates.iter())
                 .map(|ids| {
@@ -544,7 +544,7 @@ impl Batch<'_> {
             for first in (0..most).step_by(STRIP) {
                 let step = (most.next_power_of_two() / 8).max(FEWEST);
                 let columns = (most - first).next_multiple_of(step).min(STRIP);
-                // Shorter lists end with numbers that are no item's.
+                // Shorter lists are padded with an invalid item number.
                 let mut local = vec![u32::MAX; self.lane.batch as usize * columns];
                 let parts: Vec<&[u32]> =
                     of_shard.iter().map(|ids| &ids[first.min(ids.len())..(first + columns).min(ids.len())]).collect();
@@ -557,7 +557,7 @@ impl Batch<'_> {
                 }
             }
         }
-        let hits = finite(tops.into_iter().map(Top::into_hits).collect())?;
+        let hits = finite(tops.into_iter().map(TopHits::into_hits).collect())?;
         Ok(MolHits { hits, scored: candidates.iter().map(Vec::len).collect() })
     }
 }
@@ -566,7 +566,7 @@ fn ids(hits: Vec<Vec<Hit>>) -> Vec<Vec<u32>> {
     hits.into_iter().map(|hits| hits.iter().map(|hit| hit.id).collect()).collect()
 }
 
-/// The hits of each query; a score that is not finite comes first and is refused.
+/// The hits of each query; a non-finite score sorts first and is refused.
 fn finite(hits: Vec<Vec<Hit>>) -> Result<Vec<Vec<Hit>>, Error> {
     match hits.iter().flatten().find(|hit| !hit.score.is_finite()) {
         Some(hit) => Err(Error::Operand {
@@ -594,7 +594,7 @@ fn whole_rows(option: &'static str, values: &[f32], width: usize) -> Result<usiz
     }
 }
 
-/// Rows of `dim` numbers in the layout of files.
+/// Rows of `dim` numbers in the weight type's file layout.
 fn packed(weight: WeightType, values: &[f32], dim: usize) -> Vec<u8> {
     use half::f16;
     match weight {

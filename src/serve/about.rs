@@ -1,4 +1,4 @@
-//! What is told of a model that clients may choose, whether it is loaded or not.
+//! Descriptions of models for clients, whether loaded or not.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -7,22 +7,22 @@ use crate::answer::{Format, Mark};
 use crate::load::{ModelFile, ModelShape, WeightShare};
 use crate::model::ModelConfig;
 
-/// What a model's files say of it.
+/// A description of a model.
 #[derive(Clone, Debug)]
-pub struct About {
+pub struct ModelDescription {
     name: String,
     config: ModelConfig,
-    /// What it can do, in Ollama's words.
+    /// Its capabilities, as Ollama names them.
     capabilities: Vec<&'static str>,
-    /// Its parameters, and how most of them are stored.
+    /// Parameter count, and the type of most parameters.
     n_parameters: Option<u64>,
     block_type: String,
     template: String,
 }
 
-impl About {
-    /// What the headers of a model's files say.
-    pub fn of_file(file: &ModelFile) -> About {
+impl ModelDescription {
+    /// Describes a model by its files' headers.
+    pub fn of_file(file: &ModelFile) -> ModelDescription {
         let header = &file.header;
         let shares = header.catalog.shares();
         let source = header.chat.templates.first().map(|(_, source)| source.clone()).unwrap_or_default();
@@ -37,7 +37,7 @@ impl About {
                 (shape.config.clone(), vec![capability])
             }
         };
-        About {
+        ModelDescription {
             name: header.name.clone(),
             config,
             capabilities,
@@ -47,8 +47,8 @@ impl About {
         }
     }
 
-    /// What is known of one that is loaded, whose files nobody has named.
-    pub fn of_loaded(loaded: &Loaded) -> About {
+    /// Describes a loaded model whose files are unknown.
+    pub fn of_loaded(loaded: &Loaded) -> ModelDescription {
         let (name, config, types) = match loaded {
             Loaded::Decoder(decoder) => {
                 (decoder.model().name(), decoder.model().config(), decoder.model().block_types())
@@ -56,7 +56,7 @@ impl About {
             Loaded::Embedder(embedder) => (embedder.name(), embedder.config(), embedder.block_types()),
             Loaded::Reranker(reranker) => (reranker.name(), reranker.config(), reranker.block_types()),
         };
-        let mut about = About {
+        let mut about = ModelDescription {
             name: name.to_owned(),
             config: config.clone(),
             capabilities: Vec::new(),
@@ -68,7 +68,7 @@ impl About {
         about
     }
 
-    /// What only a model that is loaded has: its template may be one that is built in.
+    /// Adds what only a loaded model has: its template may be a built-in one.
     pub fn add_loaded(&mut self, loaded: &Loaded) {
         self.capabilities = match loaded {
             Loaded::Decoder(decoder) => {
@@ -82,7 +82,7 @@ impl About {
         };
     }
 
-    /// In short, as Ollama's `details` have it.
+    /// Ollama's `details`.
     pub fn details(&self, format: &str) -> Json {
         let family = &self.config.architecture;
         json!({
@@ -92,10 +92,10 @@ impl About {
         })
     }
 
-    /// In full: Ollama's answer to `/api/show`, with the names of GGUF's metadata. `context_length` is what the server gives the
-    /// model, where it is loaded.
+    /// Ollama's answer to `/api/show`, with GGUF's metadata names. `context_length` is the server's, if the model is
+    /// loaded.
     pub fn shown(&self, format: &str, context_length: Option<u32>) -> Json {
-        let About { config, .. } = self;
+        let ModelDescription { config, .. } = self;
         let architecture = &config.architecture;
         let mut info = Map::new();
         info.insert("general.architecture".into(), architecture.as_str().into());
@@ -134,7 +134,7 @@ fn capabilities(template: &str, format: Format) -> Vec<&'static str> {
     all
 }
 
-/// A number of parameters as Ollama writes it, such as 1.2B.
+/// A number of parameters in Ollama's format, such as 1.2B.
 fn human(n: u64) -> String {
     match n {
         0..1_000 => n.to_string(),

@@ -1,4 +1,4 @@
-//! The answers of a request while the engine computes them: what each adds, its tokens, and why it ended.
+//! The answers of a request while the engine generates them: deltas, tokens and finish reasons.
 
 use std::collections::{HashSet, VecDeque};
 use std::future::poll_fn;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value as Json, json};
 
-use super::app::Since;
+use super::app::RequestContext;
 use super::errors::ApiError;
 use super::metrics::Metrics;
 use super::models::{Decoder, Lease};
@@ -19,48 +19,47 @@ use crate::engine::{Request, Stream, Usage};
 use crate::error::Error;
 use crate::generate::{GenerateOptions, Piece, StopReason};
 
-/// How long a further answer of a request waits before it tries again to be taken.
+/// Delay before a request's next answer is submitted again when the queue is full.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// How the answers to a prompt are generated: they differ in their seeds alone.
+/// How the answers to a prompt are generated. They differ only in their seeds.
 #[derive(Clone)]
-pub struct Choices {
+pub struct AnswerOptions {
     pub options: GenerateOptions,
     pub seeds: Vec<u64>,
 }
 
-/// A prompt, and how its answers are generated. All of its answers share it, so that what a request says is held once, however
-/// many answers it asks for.
-pub struct Ask {
+/// A prompt and its options, shared by all of its answers so that the request is held in memory once.
+pub struct PreparedPrompt {
     pub ids: Vec<u32>,
-    pub choices: Arc<Choices>,
-    /// What takes answers apart, a clone each; they are plain text if `None`.
+    pub choices: Arc<AnswerOptions>,
+    /// Parses answers, a clone each; `None` for plain text.
     pub reader: Option<AnswerReader>,
 }
 
-/// A token, and how likely it was.
+/// A token and its log probability.
 #[derive(Clone, Debug)]
-pub struct Token {
+pub struct ScoredToken {
     pub bytes: Vec<u8>,
     pub logprob: f32,
     pub top: Vec<(Vec<u8>, f32)>,
 }
 
-impl Token {
-    /// Its text; a part of a character is shown as such.
+impl ScoredToken {
+    /// The token's text; a partial character becomes U+FFFD.
     pub fn text(bytes: &[u8]) -> String {
         String::from_utf8_lossy(bytes).into_owned()
     }
 }
 
-/// What an answer adds.
+/// A part of an answer.
 #[derive(Clone, Debug, Default)]
 pub struct Delta {
     pub thinking: String,
     pub text: String,
     pub calls: Vec<ToolCall>,
-    /// Tokens that are certain now, if they are asked for: those of a stop text never come.
-    pub tokens: Vec<Token>,
+    /// Tokens whose text is final, if requested. Tokens of a stop string are never sent.
+    pub tokens: Vec<ScoredToken>,
 }
 
 impl Delta {
@@ -75,7 +74,7 @@ impl Delta {
         }
     }
 
-    /// About how many bytes it takes in memory once it is told as JSON.
+    /// Approximate memory size as JSON.
     fn size_bytes(&self) -> usize {
         /// An object of three members, with a value for each byte of the token.
         fn of_token(bytes: &[u8]) -> usize {
@@ -103,12 +102,12 @@ pub struct End {
 }
 
 impl End {
-    /// Whether it was cut off for want of room or time.
+    /// Whether it was cut off for lack of room or time.
     pub fn is_cut(&self) -> bool {
         matches!(self.reason, StopReason::MaxTokens | StopReason::ContextFull | StopReason::Deadline)
     }
 
-    /// Why it ended, as OpenAI's interface has it.
+    /// OpenAI's `finish_reason`.
     pub fn finish(&self) -> &'static str {
         match (self.is_cut(), self.has_calls) {
             (true, _) => "length",
@@ -118,38 +117,38 @@ impl End {
     }
 }
 
-/// What is said of the answer of that number.
-pub enum Said {
+/// An event of the answer with that index.
+pub enum AnswerEvent {
     Delta(usize, Delta),
     End(usize, End),
 }
 
-/// An answer that waits for its turn.
-struct Waiting {
+/// An answer not yet submitted.
+struct PendingAnswer {
     index: usize,
-    ask: Arc<Ask>,
+    ask: Arc<PreparedPrompt>,
     seed: u64,
 }
 
 /// An answer in progress.
-struct Running {
+struct RunningAnswer {
     index: usize,
     stream: Stream,
     reader: Option<AnswerReader>,
-    /// Tokens that end a text and are none of it.
+    /// Tokens that end the text without being part of it.
     end_ids: Vec<u32>,
-    /// Tokens whose text is not out yet.
-    held: VecDeque<Token>,
+    /// Tokens whose text is not sent yet.
+    held: VecDeque<ScoredToken>,
     has_calls: bool,
     latest: Option<Instant>,
     stages: Stages,
 }
 
-/// What a request has taken.
+/// Token usage of a request.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Used {
+pub struct RequestUsage {
     pub tokens: Usage,
-    /// Those of the answers' tokens that are thoughts, with the marks around these.
+    /// Completion tokens that are reasoning, including its markers.
     pub reasoning_tokens: usize,
 }
 
@@ -161,38 +160,38 @@ pub struct Answers {
     since: Instant,
     cache_salt: Option<String>,
     deadline: Instant,
-    waiting: VecDeque<Waiting>,
-    running: Vec<Running>,
-    said: VecDeque<Said>,
-    /// Of each prompt, how many answers it has, and its numbers.
+    waiting: VecDeque<PendingAnswer>,
+    running: Vec<RunningAnswer>,
+    events: VecDeque<AnswerEvent>,
+    /// The number of answers per prompt, and the usage of each answer.
     n_each: usize,
     usages: Vec<Usage>,
     n_reasoning: usize,
-    /// The trace of all of them.
+    /// The trace of all answers.
     operation: Operation,
 }
 
 impl Answers {
-    /// Has the engine begin. Each prompt has as many answers; answers of the same prompt come one behind the other in number.
+    /// Submits the first answer. Answers to the same prompt have consecutive indices.
     ///
     /// # Errors
-    /// `busy` if the queue is full; those of [`Engine::submit`](crate::engine::Engine::submit).
+    /// `busy` if the queue is full; errors of [`Engine::submit`](crate::engine::Engine::submit).
     pub fn begin(
         lease: Lease,
         metrics: Arc<Metrics>,
-        asks: Vec<Ask>,
-        since: &Since,
+        asks: Vec<PreparedPrompt>,
+        since: &RequestContext,
         deadline: Instant,
     ) -> Result<Answers, ApiError> {
         let decoder = lease.decoder()?;
         let n_each = asks.first().map_or(1, |ask| ask.choices.seeds.len());
         let mut waiting = VecDeque::new();
         for ask in asks {
-            // The first one is told at once; the others are as it is.
+            // Check every prompt now: only the first is submitted here.
             decoder.model().check_prompt(&ask.ids)?;
             let ask = Arc::new(ask);
             for &seed in &ask.choices.seeds {
-                waiting.push_back(Waiting { index: waiting.len(), ask: ask.clone(), seed });
+                waiting.push_back(PendingAnswer { index: waiting.len(), ask: ask.clone(), seed });
             }
         }
         let n = waiting.len();
@@ -206,7 +205,7 @@ impl Answers {
             deadline,
             waiting,
             running: Vec::new(),
-            said: VecDeque::new(),
+            events: VecDeque::new(),
             n_each,
             usages: vec![Usage::default(); n],
             n_reasoning: 0,
@@ -223,8 +222,8 @@ impl Answers {
         error
     }
 
-    /// Gives the engine the answers that wait, one after the other: the next one when those before have begun. So a request has
-    /// one place in the queue, however many answers it asks for.
+    /// Submits waiting answers one by one, each after all earlier ones have started. So a request takes one place in
+    /// the queue, however many answers it asks for.
     fn submit(&mut self, may_wait: bool) -> Result<(), ApiError> {
         while let Some(next) = self.waiting.front()
             && self.running.iter().all(|answer| answer.latest.is_some())
@@ -232,7 +231,7 @@ impl Answers {
             if may_wait && !self.decoder.engine.has_room() {
                 return Ok(());
             }
-            let Waiting { index, ref ask, seed } = *next;
+            let PendingAnswer { index, ref ask, seed } = *next;
             let options = GenerateOptions { seed, ..ask.choices.options.clone() };
             let tokenizer = self.decoder.model().tokenizer()?;
             let end_ids = options.end_ids(Some(tokenizer));
@@ -246,33 +245,42 @@ impl Answers {
             let reader = ask.reader.clone();
             self.waiting.pop_front();
             let (held, stages) = (VecDeque::new(), self.operation.queued(index));
-            self.running.push(Running { index, stream, reader, end_ids, held, has_calls: false, latest: None, stages });
+            self.running.push(RunningAnswer {
+                index,
+                stream,
+                reader,
+                end_ids,
+                held,
+                has_calls: false,
+                latest: None,
+                stages,
+            });
         }
         Ok(())
     }
 
     /// Tokens of all prompts and answers so far.
-    pub fn usage(&self) -> Used {
+    pub fn usage(&self) -> RequestUsage {
         let mut sum = Usage::default();
         for (index, usage) in self.usages.iter().enumerate() {
-            // All answers to a prompt have it in common; what the later ones found of it was computed for the first.
+            // All answers share the prompt; tokens that later ones found cached were computed for the first.
             if index % self.n_each == 0 {
                 sum.prompt_tokens += usage.prompt_tokens;
                 sum.cached_tokens += usage.cached_tokens;
             }
             sum.completion_tokens += usage.completion_tokens;
         }
-        Used { tokens: sum, reasoning_tokens: self.n_reasoning }
+        RequestUsage { tokens: sum, reasoning_tokens: self.n_reasoning }
     }
 
-    /// What comes next; `None` when all answers are over.
+    /// The next event; `None` when all answers have ended.
     ///
     /// # Errors
-    /// Those of the engine.
-    pub async fn next(&mut self) -> Option<Result<Said, ApiError>> {
+    /// Errors of the engine.
+    pub async fn next(&mut self) -> Option<Result<AnswerEvent, ApiError>> {
         loop {
-            if let Some(said) = self.said.pop_front() {
-                return Some(Ok(said));
+            if let Some(event) = self.events.pop_front() {
+                return Some(Ok(event));
             }
             if let Err(error) = self.submit(true) {
                 return Some(Err(self.failed(error)));
@@ -291,7 +299,7 @@ impl Answers {
                     if let Poll::Ready(piece) = pin!(answer.stream.next()).poll(context) {
                         return Poll::Ready((at, piece));
                     }
-                    // The engine wakes who waits for a piece when it begins, too.
+                    // The engine also wakes this task when the prompt starts.
                     answer.stages.look(|| answer.stream.usage());
                 }
                 Poll::Pending
@@ -328,9 +336,9 @@ impl Answers {
             let tokenizer = self.decoder.model().tokenizer()?;
             let bytes = |id| tokenizer.token_bytes(id).unwrap_or_default().to_vec();
             let top = told.top.iter().map(|&(id, logprob)| (bytes(id), logprob)).collect();
-            // The token that ends a text may complete it, and is none of its tokens all the same.
+            // The end token may complete the text, but is not one of its tokens.
             if !answer.end_ids.contains(&piece.id) {
-                answer.held.push_back(Token { bytes: bytes(piece.id), logprob: told.logprob, top });
+                answer.held.push_back(ScoredToken { bytes: bytes(piece.id), logprob: told.logprob, top });
             }
             let n_certain = answer.held.len().saturating_sub(piece.held);
             delta.tokens.extend(answer.held.drain(..n_certain));
@@ -345,7 +353,7 @@ impl Answers {
         }
         answer.has_calls |= !delta.calls.is_empty();
         if !delta.is_empty() {
-            self.said.push_back(Said::Delta(answer.index, delta));
+            self.events.push_back(AnswerEvent::Delta(answer.index, delta));
         }
         Ok(())
     }
@@ -363,32 +371,31 @@ impl Answers {
             delta.add(reader.finish());
         }
         match reason {
-            // These are the stop text's.
+            // The held tokens are the stop string's.
             StopReason::StopText | StopReason::Cancelled => {}
             _ => delta.tokens.extend(answer.held.drain(..)),
         }
         let has_calls = answer.has_calls || !delta.calls.is_empty();
         if !delta.is_empty() {
-            self.said.push_back(Said::Delta(answer.index, delta));
+            self.events.push_back(AnswerEvent::Delta(answer.index, delta));
         }
         let end = End { reason, has_calls, usage };
         answer.stages.end(usage, Some(end.finish()));
         self.operation.finished(answer.index, end.finish());
-        self.said.push_back(Said::End(answer.index, end));
+        self.events.push_back(AnswerEvent::End(answer.index, end));
         Ok(())
     }
 
-    /// All answers at their ends, by their numbers. Where together they take more than so many bytes, those that are not over end
-    /// as if there was no room for more.
+    /// Collects all answers, by index. If together they exceed `most` bytes, unfinished ones end with `MaxTokens`.
     ///
     /// # Errors
     /// As [`Answers::next`].
-    pub async fn whole(&mut self, most: usize) -> Result<Vec<(Delta, End)>, ApiError> {
+    pub async fn collect(&mut self, most: usize) -> Result<Vec<(Delta, End)>, ApiError> {
         let mut whole: Vec<(Delta, Option<End>)> = self.usages.iter().map(|_| (Delta::default(), None)).collect();
         let mut n_bytes = 0;
-        while let Some(said) = self.next().await {
-            match said? {
-                Said::Delta(index, delta) => {
+        while let Some(event) = self.next().await {
+            match event? {
+                AnswerEvent::Delta(index, delta) => {
                     n_bytes += delta.size_bytes();
                     let all = &mut whole[index].0;
                     all.thinking += &delta.thinking;
@@ -396,7 +403,7 @@ impl Answers {
                     all.calls.extend(delta.calls);
                     all.tokens.extend(delta.tokens);
                 }
-                Said::End(index, end) => whole[index].1 = Some(end),
+                AnswerEvent::End(index, end) => whole[index].1 = Some(end),
             }
             if n_bytes > most {
                 for (index, (delta, end)) in whole.iter_mut().enumerate() {
@@ -412,7 +419,7 @@ impl Answers {
 }
 
 impl Drop for Answers {
-    /// What was given up was computed all the same.
+    /// Counts the tokens of cancelled answers too.
     fn drop(&mut self) {
         for answer in &mut self.running {
             let usage = answer.stream.usage();
@@ -424,19 +431,19 @@ impl Drop for Answers {
     }
 }
 
-/// Ids of calls. Answers of one request come from the same messages, so that their calls may come with the same ids.
+/// Ids of tool calls. Answers of one request have the same messages, so the model may repeat ids.
 pub struct CallIds {
     taken: HashSet<String>,
     next: usize,
 }
 
 impl CallIds {
-    /// Messages say where a conversation's ids go on.
+    /// Continues the numbering of the conversation's ids.
     pub fn new(n_messages: usize) -> CallIds {
         CallIds { taken: HashSet::new(), next: n_messages * 100 }
     }
 
-    /// The id of a call: the model's own, if it has one that is new.
+    /// The id of a call: the model's own if it is unique.
     pub fn of(&mut self, call: &ToolCall) -> String {
         let mut id = call.id.clone();
         loop {
@@ -450,15 +457,15 @@ impl CallIds {
         }
     }
 
-    /// A call as OpenAI's interface tells it.
-    pub fn told(&mut self, call: &ToolCall) -> Json {
+    /// A call in OpenAI's format.
+    pub fn call_json(&mut self, call: &ToolCall) -> Json {
         let arguments = Json::Object(call.arguments.clone()).to_string();
         json!({"id": self.of(call), "type": "function", "function": {"name": call.name, "arguments": arguments}})
     }
 }
 
-/// Numbers of a request as OpenAI's interface tells them.
-pub fn usage_told(Used { tokens: usage, reasoning_tokens }: Used) -> Json {
+/// Token usage in OpenAI's format.
+pub fn usage_json(RequestUsage { tokens: usage, reasoning_tokens }: RequestUsage) -> Json {
     json!({
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -476,11 +483,11 @@ mod tests {
     use crate::engine::{Engine, EngineOptions};
     use crate::generate::Model;
     use crate::serve::models::{KeepOptions, Loaded, ModelSpec, Models};
-    use crate::serve::telemetry::{Telemetry, Trace};
+    use crate::serve::telemetry::{Telemetry, TraceContext};
 
-    /// However many answers a request asks for, what it says is held once, and one of them is with the engine.
+    /// A request is held once, and one of its answers is submitted, however many answers it asks for.
     #[test]
-    fn answers_of_a_request_share_what_it_says() {
+    fn answers_of_a_request_share_its_content_in_memory() {
         let model = Model::builtin(&Device::cpu()).unwrap();
         let (engine, _driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
         let decoder = Arc::new(Decoder::of(engine, Some("chatml")).unwrap());
@@ -490,11 +497,11 @@ mod tests {
         let lease = pollster::block_on(models.get("story")).ok().unwrap();
 
         let options = GenerateOptions { stop: vec!["x".repeat(1024); 64], ..GenerateOptions::default() };
-        let choices = Arc::new(Choices { options, seeds: (0..128).collect() });
+        let choices = Arc::new(AnswerOptions { options, seeds: (0..128).collect() });
         let tools = vec![json!({"type": "function", "function": {"name": "f", "description": "x".repeat(1 << 20)}})];
         let reader = Some(AnswerReader::new(Format::Hermes).with_tools(&tools));
-        let ask = Ask { ids: vec![1; 100], choices: choices.clone(), reader };
-        let since = Since { at: Instant::now(), trace: Trace::default(), cache_salt: None };
+        let ask = PreparedPrompt { ids: vec![1; 100], choices: choices.clone(), reader };
+        let since = RequestContext { at: Instant::now(), trace: TraceContext::default(), cache_salt: None };
         let metrics = Arc::new(Metrics::new(&Telemetry::default()));
         let deadline = Instant::now() + Duration::from_secs(60);
         let answers = Answers::begin(lease, metrics, vec![ask], &since, deadline).ok().unwrap();

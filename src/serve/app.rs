@@ -1,4 +1,4 @@
-//! What all endpoints have in common: the server's state, and how a request is read.
+//! Shared state of all endpoints, and parsing of requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,8 +12,8 @@ use serde_json::{Map, Value as Json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use super::Tell;
-use super::answers::{Answers, Ask};
+use super::LogSink;
+use super::answers::{Answers, PreparedPrompt};
 use super::connections::AtWork;
 use super::conversation::Conversation;
 use super::embeddings::Vectors;
@@ -23,17 +23,17 @@ use super::guard::Guard;
 use super::limits::Limits;
 use super::metrics::Metrics;
 use super::models::{Decoder, Lease, Loaded, Models};
-use super::page::Page;
-use super::telemetry::{Telemetry, Trace};
+use super::page::StaticFiles;
+use super::telemetry::{Telemetry, TraceContext};
 use crate::engine::Usage;
 use crate::error::Error;
 use crate::panics::caught;
 
-/// Bodies below this are parsed where they are read: it takes less than to hand them to a thread. So much of each body is there
-/// to be held whatever others hold, so that usual requests come through.
+/// Bodies below this size are parsed in place, which costs less than a thread. Each body may have this many bytes
+/// regardless of others, so that usual requests always succeed.
 const SMALL_BODY: usize = 64 << 10;
 
-/// Bytes that a JSON value takes in memory at most, without its text: as a member of an object, with its name.
+/// Upper bound of a JSON value's memory without its text: as a member of an object, with its name.
 const VALUE_BYTES: usize = 128;
 
 /// The server.
@@ -42,29 +42,29 @@ pub struct App {
     pub limits: Limits,
     pub guard: Guard,
     pub metrics: Arc<Metrics>,
-    pub page: Option<Page>,
-    /// Told of each request: its method, endpoint, status and time. Nothing of what it says.
-    pub log: Option<Tell>,
+    pub page: Option<StaticFiles>,
+    /// Receives each request's method, endpoint, status and duration, never its content.
+    pub log: Option<LogSink>,
     /// Sends traces of requests.
     pub telemetry: Telemetry,
-    /// Threads that parse large bodies and make prompts.
+    /// Permits for threads that parse large bodies and make prompts.
     pub preparing: Arc<Semaphore>,
-    /// Of those threads the ones for what can take seconds, grammars and long prompts: others are left for everybody else.
+    /// The part of those for work that can take seconds (grammars, long prompts); the rest stay free for others.
     pub slow: Arc<Semaphore>,
-    /// Bytes of bodies, and of what is made of them, that may yet be held.
+    /// Bytes still available for bodies and what is parsed from them.
     pub bodies: Arc<Semaphore>,
 }
 
-/// Whether a prompt of so many bytes may take long to encode.
+/// Whether a prompt of this size may take long to encode.
 pub fn is_long(n_bytes: usize) -> bool {
     n_bytes > 64 << 10
 }
 
 impl App {
-    /// Does what takes time by a request's size, in a thread of its own, so many at a time.
+    /// Runs work that grows with the request on a blocking thread; bounded concurrency.
     ///
     /// # Errors
-    /// Those of the work.
+    /// Errors of the work.
     pub async fn prepare<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -77,41 +77,46 @@ impl App {
         work.await.unwrap_or_else(|_| Err(broken()))
     }
 
-    /// Has a model answer a conversation.
+    /// Generates answers to a conversation.
     ///
     /// # Errors
-    /// Those of [`Models::get`], [`Conversation::prepare`] and [`Answers::begin`].
-    pub async fn converse(&self, model: &str, conversation: Conversation, since: &Since) -> Result<Answers, ApiError> {
+    /// Errors of [`Models::get`], [`Conversation::prepare`] and [`Answers::begin`].
+    pub async fn converse(
+        &self,
+        model: &str,
+        conversation: Conversation,
+        since: &RequestContext,
+    ) -> Result<Answers, ApiError> {
         let lease = self.models.get(model).await?;
         self.answer_conversation(lease, since, conversation).await
     }
 
-    /// The same of a model that is there.
+    /// [`App::converse`] with a leased model.
     ///
     /// # Errors
-    /// Those of [`Conversation::prepare`] and [`Answers::begin`].
+    /// Errors of [`Conversation::prepare`] and [`Answers::begin`].
     pub async fn answer_conversation(
         &self,
         lease: Lease,
-        since: &Since,
+        since: &RequestContext,
         conversation: Conversation,
     ) -> Result<Answers, ApiError> {
         let is_slow = conversation.has_grammar() || is_long(conversation.prompt_bytes());
         self.answer(lease, since, is_slow, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await
     }
 
-    /// Has a model answer prompts that are made in a thread, unless its queue is full already: where many ask for more than can be
-    /// answered, their prompts would take time from those that are. `is_slow` says whether that reads a grammar or makes a prompt that
-    /// [`is_long`].
+    /// Generates answers to prompts made on a thread, unless the queue is already full: under overload, making
+    /// prompts would slow the running requests. `is_slow` says whether making them parses a grammar or encodes a
+    /// prompt that [`is_long`].
     ///
     /// # Errors
-    /// `busy` if the queue is full; those of the prompts and of [`Answers::begin`].
+    /// `busy` if the queue is full; errors of the prompts and of [`Answers::begin`].
     pub async fn answer(
         &self,
         lease: Lease,
-        since: &Since,
+        since: &RequestContext,
         is_slow: bool,
-        asks: impl FnOnce(&Decoder) -> Result<Vec<Ask>, ApiError> + Send + 'static,
+        asks: impl FnOnce(&Decoder) -> Result<Vec<PreparedPrompt>, ApiError> + Send + 'static,
     ) -> Result<Answers, ApiError> {
         let decoder = lease.decoder()?;
         if let Err(error) = decoder.engine.expect_room() {
@@ -131,15 +136,15 @@ impl App {
         self.prepare(work).await
     }
 
-    /// Has an encoder compute, in a thread and in parts, so that little is computed for a client that is gone. What was computed
-    /// is for the parts one after the other. Where the device is lost the encoder is loaded again, and the part computed again.
+    /// Runs an encoder on a thread, in parts, to stop early when the client disconnects. Concatenates the parts'
+    /// results. If the device is lost, reloads the encoder and repeats the part.
     ///
     /// # Errors
-    /// `busy` if as many requests wait as may; those of the work.
+    /// `busy` if the queue is full; errors of the work.
     pub async fn compute(
         &self,
         lease: Lease,
-        trace: &Trace,
+        trace: &TraceContext,
         part: impl FnMut(&Loaded, usize) -> Option<Result<Vectors, Error>> + Send + 'static,
     ) -> Result<Vec<Vectors>, ApiError> {
         let mut operation = trace.operation(lease.entry.name(), 1);
@@ -168,7 +173,7 @@ impl App {
         };
         let turn = entry.computing.clone().acquire_owned().await;
         begins();
-        let wanted = Wanted(Arc::new(AtomicBool::new(true)));
+        let wanted = CancelOnDrop(Arc::new(AtomicBool::new(true)));
         let is_wanted = wanted.0.clone();
         let work = tokio::task::spawn_blocking(move || {
             let _turn = turn;
@@ -176,7 +181,7 @@ impl App {
             while is_wanted.load(Ordering::Relaxed) {
                 match caught("computing", || part(&lease.loaded, done.len())) {
                     Ok(Some(Ok(result))) => done.push(result),
-                    // This part once more, if that helps.
+                    // Repeat this part after a reload.
                     Ok(Some(Err(error))) | Err(error) => lease.reload(error)?,
                     Ok(None) => break,
                 }
@@ -188,9 +193,9 @@ impl App {
 }
 
 impl App {
-    /// Takes bytes from those that all requests may hold, until a request has so many; its first ones are free.
+    /// Reserves bytes of the shared limit until the request holds `n_bytes`; the first [`SMALL_BODY`] are free.
     fn hold(&self, held: &mut Option<OwnedSemaphorePermit>, n_bytes: usize) -> Result<(), ApiError> {
-        // What alone is more than all may hold has to wait for all others.
+        // A request above the whole limit needs all of it.
         let n_bytes = n_bytes.saturating_sub(SMALL_BODY).min(self.limits.bodies_bytes);
         let n_held = held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let n_more = u32::try_from(n_bytes.saturating_sub(n_held)).unwrap_or(u32::MAX);
@@ -198,7 +203,7 @@ impl App {
             return Ok(());
         }
         let more = self.bodies.clone().try_acquire_many_owned(n_more).map_err(|_| {
-            let message = "requests have as many bytes as the server may hold; ask again later";
+            let message = "the server's memory for request bodies is in use; retry later";
             ApiError::refusal(StatusCode::TOO_MANY_REQUESTS, "busy", message)
         })?;
         match held {
@@ -208,7 +213,7 @@ impl App {
         Ok(())
     }
 
-    /// Reads a body, and takes its bytes from those that all bodies together may have.
+    /// Reads a body and reserves its bytes.
     async fn read(&self, body: Body) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
         let most = self.limits.body_bytes;
         let mut body = Limited::new(body, most);
@@ -220,7 +225,7 @@ impl App {
                     Ok(frame) => frame,
                     Err(error) if error.is::<LengthLimitError>() => return Err(too_large(most)),
                     Err(_) => {
-                        let message = "the request's body ends before its time";
+                        let message = "the request's body ended early";
                         return Err(ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_body", message));
                     }
                 };
@@ -228,7 +233,7 @@ impl App {
                 self.hold(&mut held, read.len() + data.len())?;
                 read.extend_from_slice(data);
             }
-            // What is made of it is known before it is made.
+            // Check the number of values before parsing.
             let n_values = values_of(&read);
             if n_values > self.limits.values {
                 let expected = format!("at most {}", self.limits.values);
@@ -240,7 +245,7 @@ impl App {
         match timeout(self.limits.body_time, all).await {
             Ok(all) => all?,
             Err(_) => {
-                let message = "the request's body did not come in time";
+                let message = "the request's body did not arrive in time";
                 return Err(ApiError::refusal(StatusCode::REQUEST_TIMEOUT, "request_timeout", message));
             }
         }
@@ -248,80 +253,84 @@ impl App {
     }
 }
 
-/// Whether somebody still waits.
-struct Wanted(Arc<AtomicBool>);
+/// Set while the client waits.
+struct CancelOnDrop(Arc<AtomicBool>);
 
-impl Drop for Wanted {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Relaxed);
     }
 }
 
 fn broken() -> ApiError {
-    ApiError::refusal(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the server failed at this request")
+    ApiError::refusal(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the server failed to handle this request")
 }
 
-/// When a request came, what its trace is made of, and whose beginnings it shares.
+/// A request's start time, trace and cache salt.
 #[derive(Clone)]
-pub struct Since {
+pub struct RequestContext {
     pub at: Instant,
-    pub trace: Trace,
-    /// See [`Request::cache_salt`](crate::engine::Request::cache_salt): of the key, and of the field of that name.
+    pub trace: TraceContext,
+    /// See [`Request::cache_salt`](crate::engine::Request::cache_salt): API key and field of that name.
     pub cache_salt: Option<String>,
 }
 
-impl Since {
-    /// Bytes of the field at most.
-    const MOST_SALT_BYTES: usize = 256;
+impl RequestContext {
+    /// Maximum length of the field, in bytes.
+    const MAX_SALT_BYTES: usize = 256;
 
-    fn salted(mut self, request: &Json) -> Result<Since, ApiError> {
+    fn salted(mut self, request: &Json) -> Result<RequestContext, ApiError> {
         let Some(fields) = Fields::of(request).ok().filter(|fields| fields.get("cache_salt").is_some()) else {
             return Ok(self);
         };
         match fields.text("cache_salt")? {
-            Some(salt) if (1..=Self::MOST_SALT_BYTES).contains(&salt.len()) => {
-                // A key is told in hexadecimal digits, so that no two pairs of key and field are one text.
+            Some(salt) if (1..=Self::MAX_SALT_BYTES).contains(&salt.len()) => {
+                // Keys are hexadecimal digests, so no two pairs of key and field give the same salt.
                 self.cache_salt = Some(format!("{} {salt}", self.cache_salt.unwrap_or_default()));
                 Ok(self)
             }
-            _ => Err(fields.wrong("cache_salt", &format!("a text of 1 to {} bytes", Self::MOST_SALT_BYTES))),
+            _ => Err(fields.wrong("cache_salt", &format!("a text of 1 to {} bytes", Self::MAX_SALT_BYTES))),
         }
     }
 }
 
 /// A request's JSON.
-pub struct Asked {
+pub struct ApiRequest {
     pub json: Json,
-    pub since: Since,
-    /// Of the bytes that all requests may hold, those of this one.
+    pub since: RequestContext,
+    /// The bytes it reserved.
     _held: Option<OwnedSemaphorePermit>,
 }
 
-impl Asked {
-    /// Its fields.
+impl ApiRequest {
+    /// The fields.
     ///
     /// # Errors
-    /// If it is no object.
+    /// If the request is not an object.
     pub fn fields(&self) -> Result<Fields<'_>, ApiError> {
         Fields::of(&self.json)
     }
 }
 
-impl FromRequest<Arc<App>> for Asked {
+impl FromRequest<Arc<App>> for ApiRequest {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, app: &Arc<App>) -> Result<Asked, ApiError> {
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<ApiRequest, ApiError> {
         let since = request.extensions().get().cloned();
-        let since = since.unwrap_or_else(|| Since { at: Instant::now(), trace: Trace::default(), cache_salt: None });
+        let since = since.unwrap_or_else(|| RequestContext {
+            at: Instant::now(),
+            trace: TraceContext::default(),
+            cache_salt: None,
+        });
         check_headers(request.headers(), request.uri().path().starts_with("/v1/"), app.limits.body_bytes)?;
         let awaits_body = request.extensions().get::<Arc<AtWork>>().cloned().map(AtWork::awaits_body);
         let (body, held) = app.read(request.into_body()).await?;
         drop(awaits_body);
         let parse = |body: &[u8]| {
-            // A byte order mark is none of the text.
+            // A byte order mark is not part of the text.
             let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
             serde_json::from_slice(body).map_err(|error| {
-                let message = format!("the request is no JSON: {error}");
+                let message = format!("the request is not valid JSON: {error}");
                 ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_json", message)
             })
         };
@@ -330,11 +339,11 @@ impl FromRequest<Arc<App>> for Asked {
             _ => app.prepare(move || parse(&body)).await,
         };
         let json = json?;
-        Ok(Asked { since: since.salted(&json)?, json, _held: held })
+        Ok(ApiRequest { since: since.salted(&json)?, json, _held: held })
     }
 }
 
-/// Refuses a body by what its headers say of it.
+/// Refuses a body by its headers.
 fn check_headers(headers: &HeaderMap, is_typed: bool, most: usize) -> Result<(), ApiError> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("unreadable"));
     let media = |message: String| {
@@ -351,7 +360,7 @@ fn check_headers(headers: &HeaderMap, is_typed: bool, most: usize) -> Result<(),
     if let Some(encoding) = text(header::CONTENT_ENCODING)
         && encoding != "identity"
     {
-        return media("the request is compressed, expected it plain".into());
+        return media("the request is compressed, expected no Content-Encoding".into());
     }
     match text(header::CONTENT_LENGTH).and_then(|length| length.parse::<u64>().ok()) {
         Some(length) if length > most as u64 => Err(too_large(most)),
@@ -359,8 +368,8 @@ fn check_headers(headers: &HeaderMap, is_typed: bool, most: usize) -> Result<(),
     }
 }
 
-/// JSON values of a text, counted without reading it: one more for each empty list or object than there are. Of what is no JSON it
-/// is any number.
+/// Counts a text's JSON values without parsing it, with one too many for each empty list or object. For invalid JSON
+/// the count is arbitrary.
 fn values_of(text: &[u8]) -> usize {
     let (mut n, mut in_string, mut is_escaped) = (1, false, false);
     for byte in text {
@@ -380,28 +389,28 @@ fn too_large(most: usize) -> ApiError {
     ApiError::refusal(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
 }
 
-/// What identifies an answer.
-pub struct Head {
+/// An answer's id, time and model.
+pub struct AnswerMetadata {
     pub id: String,
     /// Seconds since 1970.
     pub created: u64,
     pub model: String,
 }
 
-impl Head {
+impl AnswerMetadata {
     /// A head with a new id.
-    pub fn new(kind: &str, model: &str) -> Head {
+    pub fn new(kind: &str, model: &str) -> AnswerMetadata {
         let random = || super::sampling::random();
-        Head {
+        AnswerMetadata {
             id: format!("{kind}-{:014x}{:014x}", random(), random()),
             created: now().as_secs(),
             model: model.to_owned(),
         }
     }
 
-    /// The beginning of an object.
+    /// The first fields of an object.
     pub fn object(&self, kind: &str) -> Map<String, Json> {
-        let Head { id, created, model } = self;
+        let AnswerMetadata { id, created, model } = self;
         let fields: [(&str, Json); 4] = [
             ("id", id.as_str().into()),
             ("object", kind.into()),
@@ -421,9 +430,9 @@ pub fn now() -> Duration {
 mod tests {
     use super::*;
 
-    /// As many as there are in what is read.
+    /// Compares the count with the parsed values.
     #[test]
-    fn values_are_counted_before_they_are_made() {
+    fn json_values_are_counted_before_parsing() {
         fn n_read(value: &Json) -> usize {
             match value {
                 Json::Array(list) => 1 + list.iter().map(n_read).sum::<usize>(),

@@ -7,14 +7,14 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value as Json, json};
 
-use super::answers::{Answers, CallIds, Choices, Delta, Said, Token, usage_told};
-use super::app::{App, Asked, Head};
+use super::answers::{AnswerEvent, AnswerOptions, Answers, CallIds, Delta, ScoredToken, usage_json};
+use super::app::{AnswerMetadata, ApiRequest, App};
 use super::conversation::{Conversation, constraint_of, effort_of, message_of, tools_of, with_notices};
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
-use super::sampling::{self, Sampling};
-use super::sse::{Gone, Parts, Style, streamed};
+use super::sampling::{self, RequestSampling};
+use super::sse::{Disconnected, PartSender, Style, streamed};
 use crate::chat_model::ChatRequest;
 use crate::generate::GenerateOptions;
 use crate::grammar::ToolChoice;
@@ -33,29 +33,31 @@ const FIELDS: &[&str] = &[
 ];
 
 /// Answers a conversation.
-pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
+pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.only(&[sampling::FIELDS, FIELDS])?;
     let model = fields.some_text("model")?.to_owned();
-    let sampling = Sampling::read(fields, &app.limits, &["max_completion_tokens", "max_tokens"], None)?;
+    let sampling = RequestSampling::read(fields, &app.limits, &["max_completion_tokens", "max_tokens"], None)?;
     let (conversation, notices) = conversation_of(fields, &sampling, &app.limits)?;
     let n_messages = conversation.request.messages.len();
     let has_logprobs = conversation.request.options.logprobs.is_some();
     let answers = app.converse(&model, conversation, &asked.since).await?;
-    let told = Told { head: Head::new("chatcmpl", &model), has_logprobs, ids: CallIds::new(n_messages) };
+    let formatter =
+        ChatFormatter { head: AnswerMetadata::new("chatcmpl", &model), has_logprobs, ids: CallIds::new(n_messages) };
     let response = match sampling.streams {
         true => {
             let with_usage = sampling.with_usage;
-            streamed(Style::Data, app.limits.keep_alive, move |parts| told.stream(answers, parts, with_usage)).await
+            streamed(Style::Data, app.limits.keep_alive, move |parts| formatter.stream(answers, parts, with_usage))
+                .await
         }
-        false => told.whole(answers, app.limits.answer_bytes).await,
+        false => formatter.whole(answers, app.limits.answer_bytes).await,
     };
     Ok(with_notices(response?, &notices))
 }
 
 fn conversation_of(
     fields: Fields<'_>,
-    sampling: &Sampling,
+    sampling: &RequestSampling,
     limits: &Limits,
 ) -> Result<(Conversation, Vec<String>), ApiError> {
     let messages = fields.list("messages", "a list of messages")?;
@@ -63,14 +65,14 @@ fn conversation_of(
     if messages.is_empty() {
         return Err(fields.wrong("messages", "a list of one message or more"));
     }
-    let told = |(at, message): (usize, &Json)| message_of(message, &format!("messages[{at}]"));
-    let messages = messages.iter().enumerate().map(told).collect::<Result<Vec<_>, ApiError>>()?;
+    let parse = |(at, message): (usize, &Json)| message_of(message, &format!("messages[{at}]"));
+    let messages = messages.iter().enumerate().map(parse).collect::<Result<Vec<_>, ApiError>>()?;
     let has_logprobs = fields.flag("logprobs")? == Some(true);
     let top = fields.whole("top_logprobs", 0, 20)?;
     if top.is_some_and(|n| n > 0) && !has_logprobs {
-        return Err(fields.wrong("top_logprobs", "none where logprobs is not true"));
+        return Err(fields.wrong("top_logprobs", "none unless logprobs is true"));
     }
-    let Choices { options, seeds } = sampling.choices.clone();
+    let AnswerOptions { options, seeds } = sampling.choices.clone();
     let logprobs = has_logprobs.then_some(top.unwrap_or(0) as u32);
     let (tools, notices) = tools_of(fields, limits, |tool| (tool.get("function"), ".function"))?;
     let choice = fields.get("tool_choice").map(|choice| match choice {
@@ -102,20 +104,20 @@ fn conversation_of(
     Ok((Conversation { request, seeds }, notices))
 }
 
-/// How answers are told.
-struct Told {
-    head: Head,
+/// Formats answers.
+struct ChatFormatter {
+    head: AnswerMetadata,
     has_logprobs: bool,
     ids: CallIds,
 }
 
-impl Told {
+impl ChatFormatter {
     async fn whole(mut self, mut answers: Answers, most: usize) -> Result<Response, ApiError> {
         let mut choices = Vec::new();
-        for (index, (delta, end)) in answers.whole(most).await?.into_iter().enumerate() {
+        for (index, (delta, end)) in answers.collect(most).await?.into_iter().enumerate() {
             let mut message = json!({"role": "assistant", "content": delta.text, "refusal": null});
             if !delta.calls.is_empty() {
-                message["tool_calls"] = delta.calls.iter().map(|call| self.ids.told(call)).collect();
+                message["tool_calls"] = delta.calls.iter().map(|call| self.ids.call_json(call)).collect();
             }
             if !delta.thinking.is_empty() {
                 message["reasoning_content"] = delta.thinking.into();
@@ -124,35 +126,40 @@ impl Told {
             choices
                 .push(json!({"index": index, "message": message, "finish_reason": end.finish(), "logprobs": logprobs}));
         }
-        let mut told = self.head.object("chat.completion");
-        told.insert("choices".into(), choices.into());
-        told.insert("usage".into(), usage_told(answers.usage()));
-        Ok(Body(Json::Object(told)).into_response())
+        let mut body = self.head.object("chat.completion");
+        body.insert("choices".into(), choices.into());
+        body.insert("usage".into(), usage_json(answers.usage()));
+        Ok(Body(Json::Object(body)).into_response())
     }
 
     fn chunk(&self, choices: Json, with_usage: bool) -> Map<String, Json> {
-        let mut told = self.head.object("chat.completion.chunk");
-        told.insert("choices".into(), choices);
+        let mut body = self.head.object("chat.completion.chunk");
+        body.insert("choices".into(), choices);
         if with_usage {
-            told.insert("usage".into(), Json::Null);
+            body.insert("usage".into(), Json::Null);
         }
-        told
+        body
     }
 
-    async fn stream(mut self, mut answers: Answers, parts: Parts, with_usage: bool) -> Result<Parts, Gone> {
-        // Of each answer whether it has begun, and its calls so far.
+    async fn stream(
+        mut self,
+        mut answers: Answers,
+        parts: PartSender,
+        with_usage: bool,
+    ) -> Result<PartSender, Disconnected> {
+        // Per answer: `Some` once begun, with its number of calls.
         let mut begun: Vec<Option<usize>> = Vec::new();
-        while let Some(said) = answers.next().await {
-            let said = match said {
-                Ok(said) => said,
+        while let Some(event) = answers.next().await {
+            let event = match event {
+                Ok(event) => event,
                 Err(error) => {
                     parts.fail(error).await?;
-                    return Err(Gone);
+                    return Err(Disconnected);
                 }
             };
-            let (index, delta, finish) = match said {
-                Said::Delta(index, delta) => (index, delta, None),
-                Said::End(index, end) => (index, Delta::default(), Some(end.finish())),
+            let (index, delta, finish) = match event {
+                AnswerEvent::Delta(index, delta) => (index, delta, None),
+                AnswerEvent::End(index, end) => (index, Delta::default(), Some(end.finish())),
             };
             if begun.len() <= index {
                 begun.resize(index + 1, None);
@@ -162,7 +169,7 @@ impl Told {
                 deltas.push((json!({"role": "assistant", "content": ""}), Json::Null));
                 0
             });
-            // Tokens come with the first part that they are of.
+            // Tokens are sent with the first delta of their piece.
             let has_tokens = self.has_logprobs && !delta.tokens.is_empty();
             let mut logprobs = if has_tokens { logprobs_of(&delta.tokens) } else { Json::Null };
             if !delta.thinking.is_empty() {
@@ -173,10 +180,10 @@ impl Told {
             }
             if !delta.calls.is_empty() {
                 let calls = delta.calls.iter().map(|call| {
-                    let mut told = self.ids.told(call);
-                    told["index"] = (*n_calls).into();
+                    let mut body = self.ids.call_json(call);
+                    body["index"] = (*n_calls).into();
                     *n_calls += 1;
-                    told
+                    body
                 });
                 deltas.push((json!({"tool_calls": calls.collect::<Vec<_>>()}), logprobs.take()));
             }
@@ -191,25 +198,26 @@ impl Told {
             }
         }
         if with_usage {
-            let mut told = self.chunk(json!([]), false);
-            told.insert("usage".into(), usage_told(answers.usage()));
-            parts.send(Json::Object(told)).await?;
+            let mut body = self.chunk(json!([]), false);
+            body.insert("usage".into(), usage_json(answers.usage()));
+            parts.send(Json::Object(body)).await?;
         }
         Ok(parts)
     }
 }
 
-/// Tokens and how likely they were.
-pub fn logprobs_of(tokens: &[Token]) -> Json {
-    json!({"content": tokens_told(tokens), "refusal": null})
+/// Tokens with their log probabilities.
+pub fn logprobs_of(tokens: &[ScoredToken]) -> Json {
+    json!({"content": tokens_json(tokens), "refusal": null})
 }
 
-/// Each token with the likeliest ones in its place.
-pub fn tokens_told(tokens: &[Token]) -> Vec<Json> {
-    let told = |bytes: &[u8], logprob: f32| json!({"token": Token::text(bytes), "logprob": logprob, "bytes": bytes});
-    let of_token = |token: &Token| {
-        let mut json = told(&token.bytes, token.logprob);
-        json["top_logprobs"] = token.top.iter().map(|(bytes, logprob)| told(bytes, *logprob)).collect();
+/// Each token with its most likely alternatives.
+pub fn tokens_json(tokens: &[ScoredToken]) -> Vec<Json> {
+    let token_json =
+        |bytes: &[u8], logprob: f32| json!({"token": ScoredToken::text(bytes), "logprob": logprob, "bytes": bytes});
+    let of_token = |token: &ScoredToken| {
+        let mut json = token_json(&token.bytes, token.logprob);
+        json["top_logprobs"] = token.top.iter().map(|(bytes, logprob)| token_json(bytes, *logprob)).collect();
         json
     };
     tokens.iter().map(of_token).collect()

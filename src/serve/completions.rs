@@ -1,4 +1,4 @@
-//! `/v1/completions`: texts that are continued as they are.
+//! `/v1/completions`: text completion without a chat template.
 
 use std::sync::Arc;
 
@@ -7,75 +7,75 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value as Json, json};
 
-use super::answers::{Answers, Ask, Choices, End, Said, Token, usage_told};
-use super::app::{App, Asked, Head, is_long};
+use super::answers::{AnswerEvent, AnswerOptions, Answers, End, PreparedPrompt, ScoredToken, usage_json};
+use super::app::{AnswerMetadata, ApiRequest, App, is_long};
 use super::errors::ApiError;
 use super::fields::Fields;
-use super::sampling::{self, Sampling};
-use super::sse::{Gone, Parts, Style, streamed};
+use super::sampling::{self, RequestSampling};
+use super::sse::{Disconnected, PartSender, Style, streamed};
 use crate::error::Error;
 use crate::generate::Model;
 use crate::tokenizer::EncodeOptions;
 
 const FIELDS: &[&str] = &["prompt", "max_completion_tokens", "max_tokens", "echo", "logprobs", "best_of"];
 
-/// Tokens of an answer where none are named, as in OpenAI's interface.
+/// The default token limit, as in OpenAI's interface.
 const USUAL_TOKENS: u64 = 16;
 
-/// A text, or tokens as they are.
+/// A text, or token ids.
 #[derive(Clone)]
-enum Prompt {
+enum PromptInput {
     Text(String),
     Ids(Vec<u32>),
 }
 
-impl Prompt {
+impl PromptInput {
     fn ids(&self, model: &Model) -> Result<Vec<u32>, Error> {
         match self {
-            Prompt::Text(text) => raw(model, text),
-            Prompt::Ids(ids) => Ok(ids.clone()),
+            PromptInput::Text(text) => raw(model, text),
+            PromptInput::Ids(ids) => Ok(ids.clone()),
         }
     }
 
     fn len(&self) -> usize {
         match self {
-            Prompt::Text(text) => text.len(),
-            // Whatever a token's text is, of which most are short.
-            Prompt::Ids(ids) => ids.len().saturating_mul(8),
+            PromptInput::Text(text) => text.len(),
+            // An estimate: most tokens are shorter.
+            PromptInput::Ids(ids) => ids.len().saturating_mul(8),
         }
     }
 
     fn text(&self, model: &Model) -> Result<String, Error> {
         match self {
-            Prompt::Text(text) => Ok(text.clone()),
-            Prompt::Ids(ids) => model.tokenizer()?.decode(ids, true),
+            PromptInput::Text(text) => Ok(text.clone()),
+            PromptInput::Ids(ids) => model.tokenizer()?.decode(ids, true),
         }
     }
 }
 
-/// The tokens of a prompt that no template makes: who sends it writes control tokens by their names.
+/// Tokens of a prompt without a template: the client writes control tokens by name.
 ///
 /// # Errors
-/// Those of the tokenizer.
+/// Errors of the tokenizer.
 pub fn raw(model: &Model, text: &str) -> Result<Vec<u32>, Error> {
     model.encode_with(text, EncodeOptions { add_special: true, parse_special: true })
 }
 
 /// Continues texts.
-pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
+pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.only(&[sampling::FIELDS, FIELDS])?;
     let model = fields.some_text("model")?.to_owned();
-    let Sampling { mut choices, streams, with_usage } =
-        Sampling::read(fields, &app.limits, &["max_completion_tokens", "max_tokens"], Some(USUAL_TOKENS))?;
+    let RequestSampling { mut choices, streams, with_usage } =
+        RequestSampling::read(fields, &app.limits, &["max_completion_tokens", "max_tokens"], Some(USUAL_TOKENS))?;
     let n_each = choices.seeds.len();
     if fields.whole("best_of", 1, app.limits.choices as u64)?.is_some_and(|n| n != n_each as u64) {
-        return Err(ApiError::unsupported("best_of", "best_of is not n: all answers that are computed are told"));
+        return Err(ApiError::unsupported("best_of", "best_of must equal n: all generated answers are returned"));
     }
     let logprobs = fields.whole("logprobs", 0, 5)?;
     let echo = fields.flag("echo")?.unwrap_or(false);
     if echo && logprobs.is_some() {
-        return Err(ApiError::unsupported("logprobs", "logprobs of a prompt, with echo, are not supported"));
+        return Err(ApiError::unsupported("logprobs", "logprobs with echo are not supported"));
     }
     choices.options.logprobs = logprobs.map(|n| n as u32);
     let prompts = prompts_of(fields)?;
@@ -84,43 +84,46 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
         return Err(fields.wrong("prompt", &expected));
     }
     let n_prompts = prompts.len();
-    let is_slow = is_long(prompts.iter().map(Prompt::len).sum());
-    let n_echoed = prompts.iter().map(Prompt::len).sum::<usize>().saturating_mul(n_each);
+    let is_slow = is_long(prompts.iter().map(PromptInput::len).sum());
+    let n_echoed = prompts.iter().map(PromptInput::len).sum::<usize>().saturating_mul(n_each);
     if echo && n_echoed > app.limits.echo_bytes {
-        let expected = format!("false where the prompts of all answers have more than {} bytes", app.limits.echo_bytes);
+        let expected = format!("false for prompts of more than {} bytes in all answers", app.limits.echo_bytes);
         return Err(fields.wrong("echo", &expected));
     }
     let echoed = echo.then(|| prompts.clone());
     let lease = app.models.get(&model).await?;
     let decoder = lease.decoder()?;
-    let choices: Arc<Choices> = Arc::new(choices);
+    let choices: Arc<AnswerOptions> = Arc::new(choices);
     let asks = move |decoder: &super::models::Decoder| {
-        let ask =
-            |prompt: Prompt| Ok(Ask { ids: prompt.ids(decoder.model())?, choices: choices.clone(), reader: None });
+        let ask = |prompt: PromptInput| {
+            Ok(PreparedPrompt { ids: prompt.ids(decoder.model())?, choices: choices.clone(), reader: None })
+        };
         prompts.into_iter().map(ask).collect::<Result<Vec<_>, ApiError>>()
     };
     let answers = app.answer(lease, &asked.since, is_slow, asks).await?;
-    // What each answer begins with.
+    // The text before each answer.
     let begins = match echoed {
         Some(prompts) => prompts.iter().map(|prompt| prompt.text(decoder.model())).collect::<Result<Vec<_>, _>>()?,
         None => vec![String::new(); n_prompts],
     };
     let begins: Vec<String> = begins.into_iter().flat_map(|begin| vec![begin; n_each]).collect();
-    let told = Told { head: Head::new("cmpl", &model), has_logprobs: logprobs.is_some(), begins };
+    let formatter =
+        CompletionFormatter { head: AnswerMetadata::new("cmpl", &model), has_logprobs: logprobs.is_some(), begins };
     match streams {
         true => {
-            streamed(Style::Data, app.limits.keep_alive, move |parts| told.stream(answers, parts, with_usage)).await
+            streamed(Style::Data, app.limits.keep_alive, move |parts| formatter.stream(answers, parts, with_usage))
+                .await
         }
-        false => told.whole(answers, app.limits.answer_bytes).await,
+        false => formatter.whole(answers, app.limits.answer_bytes).await,
     }
 }
 
 /// A text, a list of token ids, or a list of those.
-fn prompts_of(fields: Fields<'_>) -> Result<Vec<Prompt>, ApiError> {
+fn prompts_of(fields: Fields<'_>) -> Result<Vec<PromptInput>, ApiError> {
     let id = |id: &Json| id.as_u64().and_then(|id| u32::try_from(id).ok());
     let one = |prompt: &Json| match prompt {
-        Json::String(text) => Some(Prompt::Text(text.clone())),
-        Json::Array(ids) if !ids.is_empty() => Some(Prompt::Ids(ids.iter().map(id).collect::<Option<Vec<_>>>()?)),
+        Json::String(text) => Some(PromptInput::Text(text.clone())),
+        Json::Array(ids) if !ids.is_empty() => Some(PromptInput::Ids(ids.iter().map(id).collect::<Option<Vec<_>>>()?)),
         _ => None,
     };
     let given = fields.get("prompt");
@@ -133,41 +136,47 @@ fn prompts_of(fields: Fields<'_>) -> Result<Vec<Prompt>, ApiError> {
     all.ok_or_else(|| fields.wrong("prompt", "a text, a list of token ids, or a list of those"))
 }
 
-/// How answers are told.
-struct Told {
-    head: Head,
+/// Formats answers.
+struct CompletionFormatter {
+    head: AnswerMetadata,
     has_logprobs: bool,
     begins: Vec<String>,
 }
 
-/// No tool is called in plain text.
+/// Plain text has no tool calls.
 fn finish_of(end: &End) -> &'static str {
     if end.is_cut() { "length" } else { "stop" }
 }
 
-impl Told {
+impl CompletionFormatter {
     async fn whole(mut self, mut answers: Answers, most: usize) -> Result<Response, ApiError> {
         let mut choices = Vec::new();
-        for (index, (delta, end)) in answers.whole(most).await?.into_iter().enumerate() {
+        for (index, (delta, end)) in answers.collect(most).await?.into_iter().enumerate() {
             let text = self.begins.get_mut(index).map(std::mem::take).unwrap_or_default() + &delta.text;
-            let logprobs = if self.has_logprobs { Offsets::default().logprobs_of(&delta.tokens) } else { Json::Null };
+            let logprobs =
+                if self.has_logprobs { TextOffsets::default().logprobs_of(&delta.tokens) } else { Json::Null };
             choices.push(json!({"index": index, "text": text, "finish_reason": finish_of(&end), "logprobs": logprobs}));
         }
-        let mut told = self.head.object("text_completion");
-        told.insert("choices".into(), choices.into());
-        told.insert("usage".into(), usage_told(answers.usage()));
-        Ok(Body(Json::Object(told)).into_response())
+        let mut body = self.head.object("text_completion");
+        body.insert("choices".into(), choices.into());
+        body.insert("usage".into(), usage_json(answers.usage()));
+        Ok(Body(Json::Object(body)).into_response())
     }
 
-    async fn stream(mut self, mut answers: Answers, parts: Parts, with_usage: bool) -> Result<Parts, Gone> {
-        let mut offsets: Vec<Offsets> = self.begins.iter().map(|_| Offsets::default()).collect();
-        while let Some(said) = answers.next().await {
-            let (index, text, tokens, finish) = match said {
-                Ok(Said::Delta(index, delta)) => (index, delta.text, delta.tokens, None),
-                Ok(Said::End(index, end)) => (index, String::new(), Vec::new(), Some(finish_of(&end))),
+    async fn stream(
+        mut self,
+        mut answers: Answers,
+        parts: PartSender,
+        with_usage: bool,
+    ) -> Result<PartSender, Disconnected> {
+        let mut offsets: Vec<TextOffsets> = self.begins.iter().map(|_| TextOffsets::default()).collect();
+        while let Some(event) = answers.next().await {
+            let (index, text, tokens, finish) = match event {
+                Ok(AnswerEvent::Delta(index, delta)) => (index, delta.text, delta.tokens, None),
+                Ok(AnswerEvent::End(index, end)) => (index, String::new(), Vec::new(), Some(finish_of(&end))),
                 Err(error) => {
                     parts.fail(error).await?;
-                    return Err(Gone);
+                    return Err(Disconnected);
                 }
             };
             let text = self.begins.get_mut(index).map(std::mem::take).unwrap_or_default() + &text;
@@ -179,36 +188,36 @@ impl Told {
             parts.send(Json::Object(self.chunk(json!([choice]), with_usage.then_some(Json::Null)))).await?;
         }
         if with_usage {
-            let usage = usage_told(answers.usage());
+            let usage = usage_json(answers.usage());
             parts.send(Json::Object(self.chunk(json!([]), Some(usage)))).await?;
         }
         Ok(parts)
     }
 
     fn chunk(&self, choices: Json, usage: Option<Json>) -> Map<String, Json> {
-        let mut told = self.head.object("text_completion");
-        told.insert("choices".into(), choices);
-        told.extend(usage.map(|usage| ("usage".to_owned(), usage)));
-        told
+        let mut body = self.head.object("text_completion");
+        body.insert("choices".into(), choices);
+        body.extend(usage.map(|usage| ("usage".to_owned(), usage)));
+        body
     }
 }
 
-/// Where the tokens of a text begin, in UTF-16 units as in OpenAI's interface. A token may be a part of a character.
+/// Offsets of tokens in a text, in UTF-16 units as in OpenAI's interface. A token may be a partial character.
 #[derive(Default)]
-struct Offsets {
+struct TextOffsets {
     n_units: usize,
-    /// The beginning of a character.
+    /// The bytes of an incomplete character.
     begun: Vec<u8>,
 }
 
-impl Offsets {
-    fn logprobs_of(&mut self, tokens: &[Token]) -> Json {
+impl TextOffsets {
+    fn logprobs_of(&mut self, tokens: &[ScoredToken]) -> Json {
         let (mut texts, mut logprobs, mut tops, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for token in tokens {
-            texts.push(Token::text(&token.bytes));
+            texts.push(ScoredToken::text(&token.bytes));
             logprobs.push(token.logprob);
             let top: Map<String, Json> =
-                token.top.iter().map(|(bytes, logprob)| (Token::text(bytes), (*logprob).into())).collect();
+                token.top.iter().map(|(bytes, logprob)| (ScoredToken::text(bytes), (*logprob).into())).collect();
             tops.push(top);
             offsets.push(self.n_units);
             self.add(&token.bytes);
@@ -230,7 +239,7 @@ impl Offsets {
             self.n_units += text.encode_utf16().count();
             rest = rest.get(text.len()..).unwrap_or_default();
             match wrong {
-                // Shown as one character that stands for what is none.
+                // Invalid UTF-8 is shown as one replacement character.
                 Some(Some(n)) => {
                     self.n_units += 1;
                     rest = rest.get(n..).unwrap_or_default();
@@ -247,11 +256,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offsets_count_utf_16_units_of_characters_that_come_in_parts() {
+    fn text_offsets_count_utf_16_units_of_split_characters() {
         let tokens = [&b"a"[..], &[0xf0, 0x9f], &[0x98, 0x80], b"\xffb", "é".as_bytes(), b"c"];
-        let tokens: Vec<Token> =
-            tokens.iter().map(|bytes| Token { bytes: bytes.to_vec(), logprob: 0.0, top: Vec::new() }).collect();
-        let mut offsets = Offsets::default();
+        let tokens: Vec<ScoredToken> =
+            tokens.iter().map(|bytes| ScoredToken { bytes: bytes.to_vec(), logprob: 0.0, top: Vec::new() }).collect();
+        let mut offsets = TextOffsets::default();
         let (begin, end) = tokens.split_at(2);
         assert_eq!(offsets.logprobs_of(begin)["text_offset"], json!([0, 1]));
         assert_eq!(offsets.logprobs_of(end)["text_offset"], json!([1, 3, 5, 6]));

@@ -1,4 +1,4 @@
-//! Connections: so many at a time, each with a limit on the time and the size of headers, with TLS or without.
+//! Connections: a limit on their number, and on the time and size of headers, with or without TLS.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -26,7 +26,7 @@ use tokio::sync::{AcquireError, Notify, OwnedSemaphorePermit, Semaphore, oneshot
 use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use super::Tell;
+use super::LogSink;
 use super::limits::Limits;
 use super::metrics::Metrics;
 use crate::error::Error;
@@ -34,32 +34,32 @@ use crate::error::Error;
 /// How often [`Connections::sweep`] is called.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// How long to wait where no connection can be taken, such as for want of file descriptors.
+/// Delay after a failed accept, such as for lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// How long a connection may wait for its client before it makes room for another: clients that are far away need as much.
+/// Minimum idle time before a connection is closed to admit another; distant clients need that long.
 const GRACE: Duration = Duration::from_millis(200);
 
-/// Bytes of an answer that wait for room in a connection's socket.
-const MOST_UNSENT: usize = 128 << 10;
+/// Bytes of an answer buffered in a connection's socket.
+const MAX_UNSENT: usize = 128 << 10;
 
-/// TLS of connections. Its files are read again when they have changed, as they do each time that a certificate is renewed.
+/// TLS for connections. Reloads the certificate and key files when they change, as on renewal.
 pub struct Tls {
     certificates: PathBuf,
     key: PathBuf,
     current: Mutex<(TlsAcceptor, Version)>,
 }
 
-/// By what a change of the two files is seen.
+/// Modification time and length of both files.
 type Version = [Option<(SystemTime, u64)>; 2];
 
 impl Tls {
-    /// Reads certificates and their key.
+    /// Reads the certificates and their key.
     ///
     /// # Errors
-    /// [`Error::Option`] naming the file that cannot be used.
+    /// [`Error::Option`] naming the unusable file.
     pub fn open(certificates: PathBuf, key: PathBuf) -> Result<Tls, Error> {
-        // Before they are read: what changes meanwhile is read again.
+        // Before reading, so that a later change is noticed.
         let version = version(&certificates, &key);
         let acceptor = read(&certificates, &key)?;
         Ok(Tls { certificates, key, current: Mutex::new((acceptor, version)) })
@@ -69,9 +69,9 @@ impl Tls {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
-    /// Reads the files again if they have changed. What cannot be used leaves the earlier ones in use, until the files change
-    /// once more: one of the two may have been written before the other.
-    fn refresh(&self, tell: &Tell) {
+    /// Reloads changed files. On an error the earlier certificate stays in use until the files change again: one of
+    /// the two may have been written first.
+    fn refresh(&self, report: &LogSink) {
         let version = version(&self.certificates, &self.key);
         if self.current.lock().unwrap_or_else(PoisonError::into_inner).1 == version {
             return;
@@ -81,7 +81,7 @@ impl Tls {
         current.1 = version;
         match read {
             Ok(acceptor) => current.0 = acceptor,
-            Err(error) => tell(&format!("the certificate that was read before stays in use: {error}")),
+            Err(error) => report(&format!("the previous certificate stays in use: {error}")),
         }
     }
 }
@@ -101,7 +101,7 @@ fn read(certificates: &Path, key: &Path) -> Result<TlsAcceptor, Error> {
     };
     let bytes = |option, path: &Path| {
         let bytes = std::fs::read(path).map_err(|error| refused(option, path, &error))?;
-        // A byte order mark is none of the text.
+        // Ignore a byte order mark.
         Ok::<_, Error>(bytes.strip_prefix(b"\xef\xbb\xbf").map(<[u8]>::to_vec).unwrap_or(bytes))
     };
     let chain = CertificateDer::pem_slice_iter(&bytes("tls_cert", certificates)?).collect::<Result<Vec<_>, _>>();
@@ -116,24 +116,24 @@ fn read(certificates: &Path, key: &Path) -> Result<TlsAcceptor, Error> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// What all connections have in common.
+/// Shared by all connections.
 #[derive(Clone)]
 pub struct Connections {
     pub limits: Limits,
     pub metrics: Arc<Metrics>,
     pub tls: Option<Arc<Tls>>,
-    /// Told of what clients are not told of.
-    pub tell: Tell,
-    /// Is called time and again, to look for models that nobody uses.
+    /// Receives errors that clients do not see.
+    pub report: LogSink,
+    /// Called regularly to unload idle models.
     pub sweep: Arc<dyn Fn() + Send + Sync>,
 }
 
 impl Connections {
-    /// Takes connections until `end`, and then waits for those that are at work.
+    /// Accepts connections until `end`, then waits for the busy ones.
     pub async fn run(self, listener: StdListener, router: Router, end: impl Future<Output = ()>) -> io::Result<()> {
         let listener = TcpListener::from_std(listener)?;
         let drain = self.limits.drain;
-        let (sweep, tls, tell) = (self.sweep.clone(), self.tls.clone(), self.tell.clone());
+        let (sweep, tls, report) = (self.sweep.clone(), self.tls.clone(), self.report.clone());
         let sweeper = tokio::spawn(async move {
             let mut clock = interval(SWEEP);
             clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -141,13 +141,13 @@ impl Connections {
                 clock.tick().await;
                 sweep();
                 if let Some(tls) = &tls {
-                    tls.refresh(&tell);
+                    tls.refresh(&report);
                 }
             }
         });
         let (stop, stopped) = oneshot::channel();
-        // In one of the runtime's threads, which goes on with the connection that it took: from the caller's thread each one would
-        // have to wake another.
+        // On a runtime thread, which then serves the accepted connection: the caller's thread would have to wake
+        // another one each time.
         let accepting = tokio::spawn(self.accept(listener, router, stopped));
         end.await;
         let _ = stop.send(());
@@ -157,24 +157,24 @@ impl Connections {
         Ok(())
     }
 
-    /// Takes connections until it is stopped. Gives what waits for them.
+    /// Accepts connections until stopped. Returns a handle that waits for the open ones.
     async fn accept(
         self,
         listener: TcpListener,
         router: Router,
         mut stopped: oneshot::Receiver<()>,
     ) -> GracefulShutdown {
-        let rooms = Arc::new(Semaphore::new(self.limits.connections));
-        let idle = Arc::new(Idle::default());
+        let permits = Arc::new(Semaphore::new(self.limits.connections));
+        let idle = Arc::new(IdleConnections::default());
         let graceful = GracefulShutdown::new();
         loop {
-            // Where all are at work, one connection waits here and further ones in the system's own queue.
+            // If all are busy, one connection waits here and further ones in the system's backlog.
             let taken = async {
                 let (stream, _) = listener.accept().await?;
                 let room = tokio::select! {
                     biased;
-                    room = rooms.clone().acquire_owned() => room,
-                    room = idle.make_room(&rooms) => room,
+                    room = permits.clone().acquire_owned() => room,
+                    room = idle.make_room(&permits) => room,
                 };
                 Ok::<_, io::Error>((stream, room))
             };
@@ -187,86 +187,91 @@ impl Connections {
                 continue;
             };
             let (this, router, watcher) = (self.clone(), router.clone(), graceful.watcher());
-            let place = Arc::new(Place::new(&idle));
+            let entry = Arc::new(IdleEntry::new(&idle));
             tokio::spawn(async move {
                 let _room = room;
                 let _connected = this.metrics.connected();
-                // Tokens are small, and are to arrive one by one.
+                // Send each token without delay.
                 let _ = stream.set_nodelay(true);
                 let served = async {
                     match &this.tls {
-                        None => this.serve(stream, router, watcher, &place).await,
+                        None => this.serve(stream, router, watcher, &entry).await,
                         Some(tls) => {
                             let accepted = tls.acceptor().accept(stream);
                             if let Ok(Ok(stream)) = timeout(this.limits.header_time, accepted).await {
-                                this.serve(stream, router, watcher, &place).await;
+                                this.serve(stream, router, watcher, &entry).await;
                             }
                         }
                     }
                 };
                 tokio::select! {
                     () = served => {}
-                    () = place.turned_out.notified() => {}
+                    () = entry.closed.notified() => {}
                 }
             });
         }
     }
 
-    /// Serves a connection. What is wrong with it is its client's concern.
+    /// Serves a connection and ignores its errors, which are the client's.
     async fn serve(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
         router: Router,
         watcher: Watcher,
-        place: &Arc<Place>,
+        entry: &Arc<IdleEntry>,
     ) {
         let limits = &self.limits;
         let service = TowerToHyperService::new(router);
-        let heads = Arc::new(Mutex::new(Heads::new(limits.header_bytes)));
+        let heads = Arc::new(Mutex::new(HeadScanner::new(limits.header_bytes)));
         let service = service_fn(|mut request: Request<Incoming>| {
-            request.extensions_mut().insert(Arc::new(AtWork::new(place)));
+            request.extensions_mut().insert(Arc::new(AtWork::new(entry)));
             let has_two_lengths = heads.lock().unwrap_or_else(PoisonError::into_inner).has_two_lengths;
             request.extensions_mut().insert(Framing { has_two_lengths });
             service.call(request)
         });
-        let stream =
-            Impatient { stream, most: limits.write_time, waiting: None, heads: heads.clone(), place: place.clone() };
+        let stream = TimeoutStream {
+            stream,
+            most: limits.write_time,
+            waiting: None,
+            heads: heads.clone(),
+            entry: entry.clone(),
+        };
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(limits.header_time)
             .max_headers(limits.headers)
             .max_header_size(limits.header_bytes)
-            .max_buf_size(MOST_UNSENT.max(limits.header_bytes))
+            .max_buf_size(MAX_UNSENT.max(limits.header_bytes))
             .serve_connection(TokioIo::new(stream), service);
         let _ = watcher.watch(connection).await;
     }
 }
 
-/// Connections that wait for their clients, those first that never had an answer, and then in the order in which they began to
-/// wait. They make room for others, so that no number of clients that send nothing, or send it slowly, keeps others away.
+/// Idle connections: first those without an answer so far, then by the start of their wait. They are closed to admit
+/// others, so that silent or slow clients cannot block the server.
 #[derive(Default)]
-struct Idle {
-    waiting: Mutex<Waiting>,
-    /// There is another one.
+struct IdleConnections {
+    waiting: Mutex<IdleQueue>,
+    /// Notified of each new one.
     more: Notify,
 }
 
-/// Whether it had an answer, and a number that grows.
+/// Whether the connection had an answer, and a sequence number.
 type Number = (bool, u64);
 
 #[derive(Default)]
-struct Waiting {
+struct IdleQueue {
     next: u64,
     connections: BTreeMap<Number, (Instant, Arc<Notify>)>,
 }
 
-impl Idle {
-    fn with<T>(&self, work: impl FnOnce(&mut Waiting) -> T) -> T {
+impl IdleConnections {
+    fn with<T>(&self, work: impl FnOnce(&mut IdleQueue) -> T) -> T {
         work(&mut self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Turns out the connection that has waited longest, as soon as there is one, and has its room.
-    async fn make_room(&self, rooms: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, AcquireError> {
+    /// Closes the connection idle for longest, as soon as there is one, and takes its permit.
+    async fn make_room(&self, permits: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, AcquireError> {
         loop {
             let more = self.more.notified();
             let longest = self.with(|waiting| match waiting.connections.first_entry() {
@@ -274,44 +279,44 @@ impl Idle {
                 first => first.map(|first| Err(first.get().0 + GRACE)),
             });
             match longest {
-                Some(Ok(turned_out)) => break turned_out.notify_one(),
+                Some(Ok(closed)) => break closed.notify_one(),
                 Some(Err(until)) => sleep_until(until).await,
                 None => more.await,
             }
         }
-        rooms.clone().acquire_owned().await
+        permits.clone().acquire_owned().await
     }
 }
 
-/// A connection's place among those that wait. It is there while it owes its client nothing: no request is at work but one whose
-/// body is awaited, and all that was said is with the system.
-struct Place {
-    idle: Arc<Idle>,
-    state: Mutex<PlaceState>,
-    turned_out: Arc<Notify>,
+/// A connection's entry among the idle ones. It is idle when all output is sent and every request in progress waits
+/// for its body.
+struct IdleEntry {
+    idle: Arc<IdleConnections>,
+    state: Mutex<IdleState>,
+    closed: Arc<Notify>,
 }
 
 #[derive(Default)]
-struct PlaceState {
-    /// Its number among those that wait.
+struct IdleState {
+    /// Its key among the idle ones.
     number: Option<Number>,
     had_answer: bool,
     n_at_work: usize,
-    /// Of these, those whose bodies are awaited.
+    /// The part of those whose body is awaited.
     n_awaiting: usize,
-    /// A request is done, and some of its answer may be in a buffer.
+    /// A request is done, but its answer may still be buffered.
     is_unsent: bool,
 }
 
-impl Place {
-    fn new(idle: &Arc<Idle>) -> Place {
-        let place = Place { idle: idle.clone(), state: Mutex::default(), turned_out: Arc::default() };
-        place.update(|_| ());
-        place
+impl IdleEntry {
+    fn new(idle: &Arc<IdleConnections>) -> IdleEntry {
+        let entry = IdleEntry { idle: idle.clone(), state: Mutex::default(), closed: Arc::default() };
+        entry.update(|_| ());
+        entry
     }
 
-    /// Changes what is known of the connection, and with it whether it waits.
-    fn update(&self, change: impl FnOnce(&mut PlaceState)) {
+    /// Changes the state, and lists or unlists the connection as idle.
+    fn update(&self, change: impl FnOnce(&mut IdleState)) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut state);
         let waits = state.n_at_work == state.n_awaiting && !state.is_unsent;
@@ -324,7 +329,7 @@ impl Place {
             }
             None => {
                 let own = (state.had_answer, waiting.next);
-                waiting.connections.insert(own, (Instant::now(), self.turned_out.clone()));
+                waiting.connections.insert(own, (Instant::now(), self.closed.clone()));
                 state.number = Some(own);
                 waiting.next += 1;
             }
@@ -334,28 +339,28 @@ impl Place {
         }
     }
 
-    /// All that was written is out.
+    /// All output was flushed.
     fn flushed(&self) {
         self.update(|state| state.is_unsent = false);
     }
 }
 
-impl Drop for Place {
+impl Drop for IdleEntry {
     fn drop(&mut self) {
         self.update(|state| state.is_unsent = true);
     }
 }
 
-/// A request at work: its connection does not make room for others.
-pub struct AtWork(Arc<Place>);
+/// A request in progress: its connection is not closed to admit others.
+pub struct AtWork(Arc<IdleEntry>);
 
 impl AtWork {
-    fn new(place: &Arc<Place>) -> AtWork {
-        place.update(|state| state.n_at_work += 1);
-        AtWork(place.clone())
+    fn new(entry: &Arc<IdleEntry>) -> AtWork {
+        entry.update(|state| state.n_at_work += 1);
+        AtWork(entry.clone())
     }
 
-    /// The request's body is awaited, until what this gives is dropped.
+    /// Marks the request's body as awaited until the result is dropped.
     pub fn awaits_body(self: Arc<Self>) -> AwaitsBody {
         self.0.update(|state| state.n_awaiting += 1);
         AwaitsBody(self)
@@ -363,7 +368,7 @@ impl AtWork {
 }
 
 impl Drop for AtWork {
-    /// The answer is with the connection now, which has yet to write it.
+    /// The answer is handed to the connection but not yet written.
     fn drop(&mut self) {
         self.0.update(|state| {
             state.n_at_work -= 1;
@@ -372,7 +377,7 @@ impl Drop for AtWork {
     }
 }
 
-/// A body is awaited.
+/// Marks a body as awaited.
 pub struct AwaitsBody(Arc<AtWork>);
 
 impl Drop for AwaitsBody {
@@ -381,29 +386,30 @@ impl Drop for AwaitsBody {
     }
 }
 
-/// What a request's own headers do not say of its length any more once they are read.
+/// Framing of a request that its parsed headers no longer show.
 #[derive(Clone, Copy)]
 pub struct Framing {
-    /// It had both `Content-Length` and `Transfer-Encoding`, which are two requests to two readers (RFC 9112, 6.1).
+    /// Whether it had both `Content-Length` and `Transfer-Encoding`, which readers may split differently
+    /// (RFC 9112, 6.1).
     pub has_two_lengths: bool,
 }
 
-/// Looks at the heads of requests as they come, since hyper drops the `Content-Length` of one that has a `Transfer-Encoding` as well.
-/// A head with the latter is the connection's last one, so that no body in chunks has to be followed to its end.
-struct Heads {
-    /// The head that is coming.
+/// Scans request heads as they arrive, since hyper drops `Content-Length` from a request with `Transfer-Encoding`. A
+/// head with the latter is the last one, so that no chunked body has to be parsed.
+struct HeadScanner {
+    /// The head received so far.
     head: Vec<u8>,
     most: usize,
-    /// Bytes of a body before the next one.
+    /// Bytes of the body still to skip.
     n_skipped: u64,
-    /// No further one is looked at.
+    /// No further head is scanned.
     is_over: bool,
     has_two_lengths: bool,
 }
 
-impl Heads {
-    fn new(most: usize) -> Heads {
-        Heads { head: Vec::new(), most, n_skipped: 0, is_over: false, has_two_lengths: false }
+impl HeadScanner {
+    fn new(most: usize) -> HeadScanner {
+        HeadScanner { head: Vec::new(), most, n_skipped: 0, is_over: false, has_two_lengths: false }
     }
 
     fn read(&mut self, mut bytes: &[u8]) {
@@ -421,7 +427,7 @@ impl Heads {
             let (line, rest) = bytes.split_at(at + 1);
             self.head.extend_from_slice(line);
             bytes = rest;
-            // Empty lines in front of a request are none of it.
+            // Skip empty lines before a request.
             let ends = self.head.ends_with(b"\n\n") || self.head.ends_with(b"\n\r\n");
             if self.head.iter().all(u8::is_ascii_whitespace) {
                 self.head.clear();
@@ -429,7 +435,7 @@ impl Heads {
                 self.end();
             }
         }
-        // Beyond it, the request is refused for its size.
+        // A longer request is refused for its size.
         self.is_over |= self.head.len() > self.most.saturating_add(2);
     }
 
@@ -440,7 +446,7 @@ impl Heads {
             let (name, value) = line.split_at(colon);
             if name.trim_ascii().eq_ignore_ascii_case(b"content-length") {
                 let value = value.get(1..).unwrap_or_default().trim_ascii();
-                // One that is no number is refused.
+                // An invalid number is refused elsewhere.
                 length = Some(std::str::from_utf8(value).ok().and_then(|value| value.parse().ok()).unwrap_or(0));
             }
             is_coded |= name.trim_ascii().eq_ignore_ascii_case(b"transfer-encoding");
@@ -451,19 +457,19 @@ impl Heads {
     }
 }
 
-/// A stream whose other end has to read within some time, so that nobody holds a connection by reading nothing.
-struct Impatient<S> {
+/// A stream with a write timeout, so that a client that never reads cannot hold a connection.
+struct TimeoutStream<S> {
     stream: S,
     most: Duration,
-    /// Since there was no room.
+    /// Set while writes are blocked.
     waiting: Option<Pin<Box<Sleep>>>,
-    /// Sees what is read.
-    heads: Arc<Mutex<Heads>>,
-    /// Is told when all is written.
-    place: Arc<Place>,
+    /// Scans all input.
+    heads: Arc<Mutex<HeadScanner>>,
+    /// Notified when all output is flushed.
+    entry: Arc<IdleEntry>,
 }
 
-impl<S: Unpin> Impatient<S> {
+impl<S: Unpin> TimeoutStream<S> {
     fn within<T>(
         &mut self,
         context: &mut Context<'_>,
@@ -482,7 +488,7 @@ impl<S: Unpin> Impatient<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for TimeoutStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = into.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, into);
@@ -493,7 +499,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for TimeoutStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.within(context, |stream, context| stream.poll_write(context, bytes))
     }
@@ -513,7 +519,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = self.within(context, |stream, context| stream.poll_flush(context));
         if matches!(flushed, Poll::Ready(Ok(()))) {
-            self.place.flushed();
+            self.entry.flushed();
         }
         flushed
     }
@@ -537,35 +543,35 @@ mod tests {
             limits: Limits::default(),
             metrics: Arc::new(Metrics::new(&Telemetry::default())),
             tls: None,
-            tell: Arc::new(|_| ()),
+            report: Arc::new(|_| ()),
             sweep: Arc::new(|| ()),
         }
     }
 
-    /// Waits for it, a moment at a time.
+    /// Yields until the condition holds.
     async fn until(is_so: impl Fn() -> bool) {
         while !is_so() {
             tokio::task::yield_now().await;
         }
     }
 
-    /// An answer that is whole in memory is with the connection at once, and is written while its client reads.
+    /// A complete answer is handed to the connection at once, and written while its client reads.
     #[tokio::test]
-    async fn an_answer_that_is_not_written_keeps_its_connection() {
-        // More than sockets hold.
+    async fn connection_counts_as_busy_until_its_answer_is_written() {
+        // More than socket buffers hold.
         const LEN: usize = 32 << 20;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
         let connections = connections();
-        let idle = Arc::new(Idle::default());
-        let place = Arc::new(Place::new(&idle));
+        let idle = Arc::new(IdleConnections::default());
+        let entry = Arc::new(IdleEntry::new(&idle));
         let n_waiting = || idle.with(|waiting| waiting.connections.len());
         assert_eq!(n_waiting(), 1);
         let router = Router::new().fallback(async || Body::from(vec![0; LEN]));
         let graceful = GracefulShutdown::new();
         let watcher = graceful.watcher();
-        let serving = tokio::spawn(async move { connections.serve(stream, router, watcher, &place).await });
+        let serving = tokio::spawn(async move { connections.serve(stream, router, watcher, &entry).await });
 
         client.writable().await.unwrap();
         let request = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n";
@@ -575,7 +581,7 @@ mod tests {
         let head = loop {
             client.readable().await.unwrap();
             let Ok(n) = client.try_read(&mut piece) else { continue };
-            // What the client waits for is the server's to do.
+            // The server still has output to write.
             if n_read < LEN / 2 {
                 assert_eq!(n_waiting(), 0, "after {n_read} bytes");
             }
@@ -591,7 +597,7 @@ mod tests {
         assert_eq!(n_waiting(), 0);
     }
 
-    /// A client that asks and then takes little.
+    /// A client that sends a request and then reads little.
     struct Stuck {
         request: &'static [u8],
         room: usize,
@@ -621,7 +627,7 @@ mod tests {
         }
     }
 
-    /// A body without end, of which it is known how much was taken.
+    /// An endless body that counts the bytes taken.
     struct Counted(Arc<AtomicUsize>);
 
     impl hyper::body::Body for Counted {
@@ -635,29 +641,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn little_of_an_answer_waits_for_its_client() {
+    async fn unsent_bytes_of_an_answer_are_bounded() {
         let n_taken = Arc::new(AtomicUsize::new(0));
         let of_body = n_taken.clone();
         let router = Router::new().fallback(async move || Body::new(Counted(of_body.clone())));
-        let place = Arc::new(Place::new(&Arc::default()));
+        let entry = Arc::new(IdleEntry::new(&Arc::default()));
         let graceful = GracefulShutdown::new();
         let (connections, watcher) = (connections(), graceful.watcher());
         let stuck = Stuck { request: b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n", room: 50_000 };
-        let serving = tokio::spawn(async move { connections.serve(stuck, router, watcher, &place).await });
+        let serving = tokio::spawn(async move { connections.serve(stuck, router, watcher, &entry).await });
         until(|| n_taken.load(Ordering::Relaxed) > 50_000).await;
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
         let n_taken = n_taken.load(Ordering::Relaxed);
-        assert!(n_taken <= 50_000 + MOST_UNSENT + (2 << 10), "{n_taken} bytes are taken");
+        assert!(n_taken <= 50_000 + MAX_UNSENT + (2 << 10), "{n_taken} bytes are taken");
         serving.abort();
     }
 
-    /// However a head is cut into pieces, and whatever stands before it.
+    /// However a head is split, and whatever precedes it.
     #[test]
-    fn a_head_with_two_lengths_is_seen() {
+    fn request_head_with_two_body_lengths_is_detected() {
         let told = |text: &str, n: usize| {
-            let mut heads = Heads::new(1000);
+            let mut heads = HeadScanner::new(1000);
             text.as_bytes().chunks(n).for_each(|piece| heads.read(piece));
             (heads.has_two_lengths, heads.is_over)
         };
@@ -673,7 +679,7 @@ mod tests {
             ] {
                 let head = format!("POST / HTTP/1.1\r\n{lines}\r\n");
                 assert_eq!(told(&head, n), (two, over), "{head}");
-                // A body looks like anything.
+                // A body may look like a head.
                 let first = "POST / HTTP/1.1\r\ncontent-length: 10\r\n\r\n\r\n\r\na: b\r\n";
                 assert_eq!(told(&format!("{first}\r\n{head}"), n), (two, over), "{head} after another");
             }

@@ -1,4 +1,4 @@
-//! A conversation and what its answer must be like, checked, and then made into a prompt.
+//! Checks a conversation and its constraint, and makes the prompt.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use serde_json::{Map, Value as Json, json};
 
-use super::answers::{Ask, Choices};
+use super::answers::{AnswerOptions, PreparedPrompt};
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
@@ -15,43 +15,47 @@ use crate::chat::Message;
 use crate::chat_model::{ChatPrompt, ChatRequest};
 use crate::grammar::Constraint;
 
-/// How much a model is to think; the first one is not at all.
+/// Reasoning efforts; `none` disables thinking.
 pub const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
 
-/// What is to be answered, and the seeds of its answers.
+/// A request and its answers' seeds.
 pub struct Conversation {
     pub request: ChatRequest,
     pub seeds: Vec<u64>,
 }
 
 impl Conversation {
-    /// Whether answers are bound to a grammar, which has to be read.
+    /// Whether answers are constrained by a grammar, which must be parsed.
     pub fn has_grammar(&self) -> bool {
         self.request.options.constraint.is_some() || !self.request.tools.is_empty()
     }
 
-    /// Bytes of what the prompt is made of, more or less.
+    /// Approximate size of the prompt's text.
     pub fn prompt_bytes(&self) -> usize {
-        // What a template puts around a message.
+        // Added by a template around a message.
         const AROUND: usize = 64;
         let bytes = |message: &Message| AROUND + message.text().map_or(0, str::len);
         self.request.messages.iter().map(bytes).sum()
     }
 
-    /// The prompt, and what its answers are bound to. This takes time by the length of the conversation.
+    /// Makes the prompt and its constraint. The time grows with the conversation.
     ///
     /// # Errors
-    /// Those of [`ChatModel::prepare`](crate::ChatModel::prepare).
-    pub fn prepare(self, decoder: &Decoder) -> Result<Ask, ApiError> {
+    /// Errors of [`ChatModel::prepare`](crate::ChatModel::prepare).
+    pub fn prepare(self, decoder: &Decoder) -> Result<PreparedPrompt, ApiError> {
         let ChatPrompt { ids, options, reader } = decoder.chat.prepare(&self.request)?;
-        Ok(Ask { ids, choices: Arc::new(Choices { options, seeds: self.seeds }), reader: Some(reader) })
+        Ok(PreparedPrompt {
+            ids,
+            choices: Arc::new(AnswerOptions { options, seeds: self.seeds }),
+            reader: Some(reader),
+        })
     }
 }
 
-/// A message in OpenAI's shape, as templates know it.
+/// Converts a message from OpenAI's format to the templates'.
 ///
 /// # Errors
-/// Those about a field.
+/// Errors naming a field.
 pub fn message_of(message: &Json, param: &str) -> Result<Message, ApiError> {
     let object = message.as_object().ok_or_else(|| ApiError::invalid(param, Some(message), "an object with a role"))?;
     let path = format!("{param}.");
@@ -87,7 +91,7 @@ pub fn message_of(message: &Json, param: &str) -> Result<Message, ApiError> {
     Ok(message)
 }
 
-/// The text of a list of parts of these types.
+/// Joins content parts of these types.
 pub fn joined(parts: &[Json], param: &str, types: &[&str]) -> Result<String, ApiError> {
     let mut text = String::new();
     for (at, part) in parts.iter().enumerate() {
@@ -99,7 +103,7 @@ pub fn joined(parts: &[Json], param: &str, types: &[&str]) -> Result<String, Api
                 let param = format!("{param}[{at}]");
                 return Err(ApiError::unsupported(
                     &param,
-                    format!("{param} is of the type {kind}, only text is supported"),
+                    format!("{param} has the type {kind}; only text is supported"),
                 ));
             }
         }
@@ -107,7 +111,7 @@ pub fn joined(parts: &[Json], param: &str, types: &[&str]) -> Result<String, Api
     Ok(text)
 }
 
-/// A call of an earlier answer. Templates take objects as arguments.
+/// A call of an earlier answer. Templates expect arguments as an object.
 fn call_of(call: &Json, param: &str) -> Result<Json, ApiError> {
     let name = call.pointer("/function/name").and_then(Json::as_str);
     let name = name.ok_or_else(|| ApiError::invalid(param, Some(call), "a call of a function"))?;
@@ -117,7 +121,7 @@ fn call_of(call: &Json, param: &str) -> Result<Json, ApiError> {
     Ok(json!({"type": "function", "id": id, "function": {"name": name, "arguments": arguments}}))
 }
 
-/// Arguments of a call: JSON as a text. An empty one has none, as many clients write it.
+/// A call's arguments: JSON in a string. An empty string means none, as many clients write it.
 pub fn arguments_of(given: Option<&Json>, param: &str) -> Result<Json, ApiError> {
     let parsed = given.and_then(Json::as_str).and_then(|text| match text.trim() {
         "" => Some(json!({})),
@@ -126,11 +130,11 @@ pub fn arguments_of(given: Option<&Json>, param: &str) -> Result<Json, ApiError>
     parsed.ok_or_else(|| ApiError::invalid(param, given, "JSON"))
 }
 
-/// The tools of a request, as templates know them, and what is to be told of those that are left out because nobody here can do
-/// what they do. `function` finds a tool's function, and how its place is called.
+/// The request's tools in the templates' format, and notices about ignored tools of unsupported types. `function`
+/// returns a tool's function and its path in the tool.
 ///
 /// # Errors
-/// Those about a field; `unsupported_value` if there are tools, and no function is among them.
+/// Errors naming a field; `unsupported_value` if there are tools, but none is a function.
 pub fn tools_of<'a>(
     fields: Fields<'a>,
     limits: &Limits,
@@ -145,7 +149,7 @@ pub fn tools_of<'a>(
         let param = format!("tools[{at}]");
         let kind = tool.get("type").and_then(Json::as_str);
         if kind.is_some_and(|kind| kind != "function") || !tool.is_object() {
-            notices.push(format!("{param} is of another type, only functions are supported"));
+            notices.push(format!("{param} is not a function; only functions are supported"));
             continue;
         }
         let (function, place) = function(tool);
@@ -160,21 +164,21 @@ pub fn tools_of<'a>(
     }
 }
 
-/// The name of the header in which an answer tells what of its request was left out.
+/// The response header that lists ignored parts of the request.
 const NOTICE: HeaderName = HeaderName::from_static("x-tilewright-notice");
 
-/// An answer that tells what of its request was left out.
+/// Adds the notices to a response.
 pub fn with_notices(mut response: Response, notices: &[String]) -> Response {
     for notice in notices {
-        // They have nothing of the request's own text.
-        if let Ok(notice) = HeaderValue::from_str(&format!("{notice}; it was left out")) {
+        // Notices contain none of the request's own text.
+        if let Ok(notice) = HeaderValue::from_str(&format!("{notice}; it was ignored")) {
             response.headers_mut().append(NOTICE, notice);
         }
     }
     response
 }
 
-/// A tool as templates know it, of what stands in `function`. Calls are valid by its parameters whether it is `strict` or not.
+/// A tool in the templates' format, from its `function`. Calls match its parameters whether it is `strict` or not.
 fn tool_of(function: Option<&Json>, param: &str) -> Result<Json, ApiError> {
     let name = function.and_then(|function| function.get("name"));
     let (Some(function), Some(_)) = (function.and_then(Json::as_object), name.and_then(Json::as_str)) else {
@@ -191,7 +195,7 @@ fn tool_of(function: Option<&Json>, param: &str) -> Result<Json, ApiError> {
     Ok(json!({"type": "function", "function": told}))
 }
 
-/// How much the model is to think: whether it may, and what its template is told.
+/// Whether the model may think, and the variables for its template.
 pub fn effort_of(fields: Fields<'_>, field: &str) -> Result<(Option<bool>, Map<String, Json>), ApiError> {
     let mut variables = Map::new();
     Ok(match fields.text(field)? {
@@ -205,14 +209,15 @@ pub fn effort_of(fields: Fields<'_>, field: &str) -> Result<(Option<bool>, Map<S
     })
 }
 
-/// What an answer must match by a format in OpenAI's shape. `schema` is where a format of the type `json_schema` has it.
+/// The constraint of a response format in OpenAI's shape. `schema` is the path to the schema in the type
+/// `json_schema`.
 pub fn constraint_of(format: Option<&Json>, param: &str, schema: &str) -> Result<Option<Constraint>, ApiError> {
     let Some(format) = format else { return Ok(None) };
     match format.get("type").and_then(Json::as_str) {
         Some("text") => Ok(None),
         Some("json_object") => match format.get("schema").filter(|schema| !schema.is_null()) {
             None => Ok(Some(Constraint::JsonObject)),
-            // As llama.cpp's server has it.
+            // As in llama.cpp's server.
             Some(Json::Object(schema)) if schema.is_empty() => Ok(Some(Constraint::JsonObject)),
             Some(schema) if schema.is_object() => Ok(Some(Constraint::JsonSchema(schema.clone()))),
             found => Err(ApiError::invalid(format!("{param}.schema"), found, "a schema")),

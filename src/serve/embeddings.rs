@@ -1,4 +1,4 @@
-//! `/v1/embeddings` and `/v1/rerank`: vectors of texts, and how well texts answer a query.
+//! `/v1/embeddings` and `/v1/rerank`.
 
 use std::sync::Arc;
 
@@ -10,26 +10,26 @@ use base64::prelude::BASE64_STANDARD;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
-use super::app::{App, Asked};
+use super::app::{ApiRequest, App};
 use super::errors::ApiError;
 use super::models::{Lease, Loaded};
-use super::telemetry::Trace;
+use super::telemetry::TraceContext;
 use crate::error::Error;
 
-/// Texts that are computed before it is looked whether somebody still waits.
+/// Texts computed between checks whether the client still waits.
 const PART: usize = 64;
 
-/// A part of some vectors: numbers one behind the other, and tokens of their texts.
+/// Concatenated vectors of a part, and its number of tokens.
 pub type Vectors = (Vec<f32>, usize);
 
-/// Makes vectors.
+/// Computes embeddings.
 ///
 /// # Errors
-/// Those of [`App::compute`].
+/// Errors of [`App::compute`].
 pub async fn vectors_of(
     app: &App,
     lease: Lease,
-    trace: &Trace,
+    trace: &TraceContext,
     texts: Vec<String>,
 ) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
     let dims = lease.embedder()?.dims() as usize;
@@ -52,31 +52,31 @@ pub async fn vectors_of(
     Ok((vectors, n_tokens))
 }
 
-/// Answers, which are written from the numbers themselves: as JSON values they would be eighteen times as large in memory.
+/// An answer serialised from the numbers themselves: JSON values would take eighteen times the memory.
 #[derive(Serialize)]
-struct Told<'a> {
+struct EmbeddingResponse<'a> {
     object: &'static str,
-    data: Vec<ToldVector<'a>>,
+    data: Vec<EmbeddingData<'a>>,
     model: &'a str,
     usage: Json,
 }
 
 #[derive(Serialize)]
-struct ToldVector<'a> {
+struct EmbeddingData<'a> {
     object: &'static str,
     index: usize,
-    embedding: Embedding<'a>,
+    embedding: EncodedVector<'a>,
 }
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Embedding<'a> {
+enum EncodedVector<'a> {
     Numbers(&'a [f32]),
     Base64(String),
 }
 
 /// `/v1/embeddings`.
-pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
+pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.only(&[&["model", "input", "encoding_format", "dimensions", "user"]])?;
     let model = fields.some_text("model")?;
@@ -92,7 +92,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
             .is_some_and(|list| !list.is_empty() && list.iter().all(|one| one.is_number() || one.is_array()))
     };
     if fields.get("input").is_some_and(is_of_ids) {
-        return Err(ApiError::unsupported("input", "input is of token ids, only texts are supported"));
+        return Err(ApiError::unsupported("input", "input has token ids; only texts are supported"));
     }
     let texts = fields.texts("input", app.limits.texts)?;
     let texts =
@@ -102,7 +102,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
     let lease = app.models.get(model).await?;
     let dims = u64::from(lease.embedder()?.dims());
     if let Some(dimensions) = dimensions.filter(|&dimensions| dimensions != dims) {
-        let message = format!("dimensions is {dimensions}, and the vectors of {model} have {dims}: they cannot be cut");
+        let message = format!("dimensions is {dimensions}, but vectors of {model} have {dims} and cannot be truncated");
         return Err(ApiError::unsupported("dimensions", message));
     }
     let (vectors, n) = vectors_of(&app, lease, &asked.since.trace, texts).await?;
@@ -110,19 +110,19 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
         let embedding = match as_base64 {
             true => {
                 let bytes: Vec<u8> = vector.iter().flat_map(|number| number.to_le_bytes()).collect();
-                Embedding::Base64(BASE64_STANDARD.encode(bytes))
+                EncodedVector::Base64(BASE64_STANDARD.encode(bytes))
             }
-            false => Embedding::Numbers(vector),
+            false => EncodedVector::Numbers(vector),
         };
-        ToldVector { object: "embedding", index, embedding }
+        EmbeddingData { object: "embedding", index, embedding }
     });
     let data = data.collect();
     let usage = json!({"prompt_tokens": n, "total_tokens": n});
-    Ok(Body(Told { object: "list", data, model, usage }).into_response())
+    Ok(Body(EmbeddingResponse { object: "list", data, model, usage }).into_response())
 }
 
-/// `/v1/rerank`, in the shape that Cohere's and Jina's interfaces have in common.
-pub async fn rerank(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
+/// `/v1/rerank`, in the shape common to Cohere's and Jina's interfaces.
+pub async fn rerank(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.only(&[&["model", "query", "documents", "top_n", "return_documents", "user"]])?;
     let model = fields.some_text("model")?;
@@ -154,7 +154,7 @@ pub async fn rerank(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
     let parts = app.compute(lease, &asked.since.trace, part).await?;
     let n: usize = parts.iter().map(|(_, n)| n).sum();
     let mut ranked: Vec<(usize, f32)> = parts.into_iter().flat_map(|(scores, _)| scores).enumerate().collect();
-    // Of equal scores the one that was given first.
+    // Equal scores keep the order of the documents.
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     ranked.truncate(top_n);
     let told = |(index, score): (usize, f32)| {

@@ -1,4 +1,4 @@
-//! Errors as OpenAI's interface answers with them.
+//! Errors in OpenAI's format.
 
 use axum::Json as Body;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
@@ -7,13 +7,13 @@ use serde_json::{Value as Json, json};
 
 use crate::error::Error;
 
-/// Seconds after which a client that was refused for want of room may ask again.
+/// Seconds after which a client may retry if the server was busy.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
-/// Characters of a value that a message shows.
-const MOST_SHOWN: usize = 60;
+/// Length of a value in a message, in characters.
+const MAX_SHOWN: usize = 60;
 
-/// What a request is answered with that went wrong.
+/// An error response.
 #[derive(Clone, Debug)]
 pub struct ApiError {
     pub status: StatusCode,
@@ -24,36 +24,36 @@ pub struct ApiError {
 }
 
 impl ApiError {
-    /// A refusal that is no field's fault.
+    /// A refusal not caused by a field.
     pub fn refusal(status: StatusCode, code: &'static str, message: impl Into<String>) -> ApiError {
         ApiError { status, code, message: message.into(), param: None }
     }
 
-    /// A value that no answer can be computed with.
+    /// An invalid value.
     pub fn invalid(param: impl Into<String>, found: Option<&Json>, expected: &str) -> ApiError {
         let param = param.into();
         let message = format!("{param} is {}, expected {expected}", shown(found));
         ApiError { status: StatusCode::BAD_REQUEST, code: "invalid_value", message, param: Some(param) }
     }
 
-    /// A field or a value that asks for what this server does not do.
+    /// A field or value that the server does not support.
     pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> ApiError {
         let (param, message) = (Some(param.into()), message.into());
         ApiError { status: StatusCode::BAD_REQUEST, code: "unsupported_value", message, param }
     }
 
-    /// A model that there is not.
+    /// An unknown model.
     pub fn no_model(name: &str) -> ApiError {
-        let message = format!("there is no model {} here", shown(Some(&name.into())));
+        let message = format!("there is no model {}", shown(Some(&name.into())));
         ApiError { status: StatusCode::NOT_FOUND, code: "model_not_found", message, param: Some("model".into()) }
     }
 
-    /// Whether the server is to blame.
+    /// Whether it is the server's fault.
     fn is_ours(&self) -> bool {
         self.status.is_server_error()
     }
 
-    /// The body of an answer.
+    /// The response body.
     pub fn body(&self) -> Json {
         let ApiError { code, message, param, .. } = self;
         let kind = match self.status {
@@ -82,12 +82,12 @@ impl From<Error> for ApiError {
             code => (StatusCode::INTERNAL_SERVER_ERROR, code),
         };
         let message = match code {
-            // They name files of the server.
+            // These name files of the server.
             "io" | "format" | "truncated" | "config" | "hub" => {
                 "the model cannot be loaded; the server's log says why".into()
             }
-            // They have a panic's own words, which may have words of others' texts.
-            "panic" | "stopped" => "the model failed at its work; the server's log says why".into(),
+            // A panic's message may contain text of other requests.
+            "panic" | "stopped" => "the model failed; the server's log says why".into(),
             _ => error.to_string(),
         };
         ApiError { status, code, message, param }
@@ -102,7 +102,7 @@ impl IntoResponse for ApiError {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
                 headers.insert(header::RETRY_AFTER, RETRY_AFTER);
             }
-            // The answer would be the same.
+            // A retry would fail the same way.
             _ => {
                 let name = HeaderName::from_static("x-should-retry");
                 headers.insert(name, HeaderValue::from_static("false"));
@@ -116,18 +116,18 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// A value as a message can show it.
+/// A value, shortened for a message.
 fn shown(value: Option<&Json>) -> String {
     let Some(value) = value else { return "missing".into() };
     let json = match value {
-        // Not to be written as a whole for its beginning.
-        Json::String(text) => Json::from(text.chars().take(MOST_SHOWN + 1).collect::<String>()).to_string(),
-        Json::Array(list) if list.len() > MOST_SHOWN => format!("a list of {}", list.len()),
-        Json::Object(object) if object.len() > MOST_SHOWN => format!("an object of {} fields", object.len()),
+        // Avoid serialising a long string for its beginning.
+        Json::String(text) => Json::from(text.chars().take(MAX_SHOWN + 1).collect::<String>()).to_string(),
+        Json::Array(list) if list.len() > MAX_SHOWN => format!("a list of {}", list.len()),
+        Json::Object(object) if object.len() > MAX_SHOWN => format!("an object of {} fields", object.len()),
         other => other.to_string(),
     };
-    match json.chars().count() > MOST_SHOWN {
-        true => json.chars().take(MOST_SHOWN).chain(['…']).collect(),
+    match json.chars().count() > MAX_SHOWN {
+        true => json.chars().take(MAX_SHOWN).chain(['…']).collect(),
         false => json,
     }
 }

@@ -1,25 +1,25 @@
-//! A request's fields, each checked for its type and range as it is read. A field that is `null` is as one that is missing.
+//! Reads a request's fields, checking type and range. `null` counts as missing.
 
 use serde_json::{Map, Value as Json};
 
 use super::errors::ApiError;
 
-/// Numbers are exact up to here in every language.
-const MOST_EXACT: u64 = (1 << 53) - 1;
+/// The largest integer that is exact in every language.
+const MAX_EXACT: u64 = (1 << 53) - 1;
 
 /// An object of a request.
 #[derive(Clone, Copy)]
 pub struct Fields<'a> {
     object: &'a Map<String, Json>,
-    /// What the object is called in errors, with a dot at its end; nothing for the request itself.
+    /// The object's path in errors, with a trailing dot; empty for the request itself.
     path: &'a str,
 }
 
 impl<'a> Fields<'a> {
-    /// The request itself.
+    /// The request's top-level fields.
     ///
     /// # Errors
-    /// If it is no object.
+    /// If it is not an object.
     pub fn of(request: &'a Json) -> Result<Fields<'a>, ApiError> {
         let object = request
             .as_object()
@@ -27,17 +27,17 @@ impl<'a> Fields<'a> {
         Ok(Fields { object, path: "" })
     }
 
-    /// An object in it.
+    /// Fields of a nested object.
     pub fn within(object: &'a Map<String, Json>, path: &'a str) -> Fields<'a> {
         Fields { object, path }
     }
 
-    /// What a field is called in errors.
+    /// A field's name in errors.
     pub fn name(&self, field: &str) -> String {
         format!("{}{field}", self.path)
     }
 
-    /// Refuses fields that ask for what nobody does: all that are not among these.
+    /// Refuses fields that are not in `known`, unless their value asks for nothing.
     ///
     /// # Errors
     /// `unsupported_value` naming the field.
@@ -78,21 +78,21 @@ impl<'a> Fields<'a> {
         self.read(field, &expected, |value| value.as_f64().filter(|number| (least..=most).contains(number)))
     }
 
-    /// A whole number within these bounds, which may be written with a fraction of zero.
+    /// An integer within these bounds; a fraction of zero is allowed.
     pub fn whole(&self, field: &str, least: u64, most: u64) -> Result<Option<u64>, ApiError> {
         let expected = format!("a whole number from {least} to {most}");
         let read = |value: &Json| {
-            let exact = |number: &f64| number.fract() == 0.0 && (0.0..=MOST_EXACT as f64).contains(number);
+            let exact = |number: &f64| number.fract() == 0.0 && (0.0..=MAX_EXACT as f64).contains(number);
             let number = value.as_u64().or_else(|| value.as_f64().filter(exact).map(|number| number as u64));
             number.filter(|number| (least..=most).contains(number))
         };
         self.read(field, &expected, read)
     }
 
-    /// A seed: any whole number of 64 bits, with a sign or without one, as it is written.
+    /// A seed: any 64-bit integer, signed or unsigned.
     pub fn seed(&self, field: &str) -> Result<Option<u64>, ApiError> {
         let read = |value: &Json| {
-            // What is written with a fraction of zero has been rounded; so is the end of the range in OpenAI's own description.
+            // A number written with `.0` was rounded; so is the end of the range in OpenAI's own description.
             let whole = |number: &f64| number.fract() == 0.0 && number.abs() <= -(i64::MIN as f64);
             let signed = value.as_i64().map(|seed| seed as u64).or_else(|| value.as_u64());
             signed.or_else(|| value.as_f64().filter(whole).map(|seed| seed as i64 as u64))
@@ -110,7 +110,7 @@ impl<'a> Fields<'a> {
         self.read(field, "a text", Json::as_str)
     }
 
-    /// A text that must be there.
+    /// A required text.
     pub fn some_text(&self, field: &str) -> Result<&'a str, ApiError> {
         self.text(field)?.ok_or_else(|| self.wrong(field, "a text"))
     }
@@ -136,8 +136,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Whether a field that is not known asks for nothing: what OpenAI's and Ollama's own descriptions of requests have as its default,
-/// or what is a client's note to itself.
+/// Whether an unknown field has no effect: it has the default value of OpenAI's or Ollama's API, or is the client's
+/// own metadata.
 fn is_neutral(field: &str, value: &Json) -> bool {
     let is_empty = || match value {
         Json::String(text) => text.is_empty(),
@@ -147,27 +147,27 @@ fn is_neutral(field: &str, value: &Json) -> bool {
     };
     match field {
         "store" | "background" | "vocab_only" | "logits_all" => value == false,
-        // Of Ollama, where a list of the likeliest tokens is told.
+        // Ollama's default: no list of the most likely tokens.
         "logprobs" => value == false,
         "top_logprobs" => value == 0,
         "service_tier" => value == "auto" || value == "default",
-        // What does not fit is refused whatever they say; what fits is not cut.
+        // Overlong prompts are always refused, never truncated.
         "truncation" => value == "disabled" || value == "auto",
         "truncate" | "shift" => value.is_boolean(),
         "modalities" => value.as_array().is_some_and(|list| list.iter().all(|kind| kind == "text")),
         "verbosity" => value == "medium",
-        // Of as many answers as are told.
+        // As many answers as are returned.
         "best_of" => value == 1,
         "prompt_cache_retention" => value == "in_memory" || value == "in-memory",
         "function_call" => value == "none" || value == "auto",
-        // Of tools that a server has itself, of which there are none.
+        // Limits built-in tools, which this server does not have.
         "max_tool_calls" => value.as_u64().is_some_and(|n| n > 0),
-        // Ollama's samplers that are off.
+        // Ollama's disabled samplers.
         "mirostat" => value == 0,
         "mirostat_tau" | "mirostat_eta" => value.is_number(),
         "tfs_z" | "typical_p" => value.as_f64() == Some(1.0),
         "penalize_newline" | "f16_kv" => value.is_boolean(),
-        // Clients' notes to themselves.
+        // Client metadata.
         "metadata" => value.is_object(),
         "prompt_cache_key" | "safety_identifier" => value.is_string(),
         "functions"

@@ -1,4 +1,4 @@
-//! Who may ask: hosts and origins that a page elsewhere cannot pretend to be, and keys.
+//! Access control: hosts and origins that other sites' pages cannot forge, and API keys.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,21 +10,20 @@ use subtle::{Choice, ConstantTimeEq};
 use super::errors::ApiError;
 use crate::error::Error;
 
-/// Names of this machine.
+/// This machine's name.
 const LOCAL: &str = "localhost";
 
-/// Headers that a page may send, where it names none.
+/// Allowed request headers for preflights that name none.
 const USUAL_HEADERS: HeaderValue = HeaderValue::from_static("authorization, content-type");
 
-/// Headers of answers that a page may read.
+/// Response headers that a page may read.
 const EXPOSED: &str = "retry-after, x-should-retry, x-tilewright-notice";
 
-/// Checks requests before anything else is done with them.
+/// Checks requests before any other work.
 ///
-/// A browser lets any page send requests to this machine. It says where the page is from in `Origin`; and a page whose own
-/// name was made to lead here (DNS rebinding) has that name in `Host`. So a host has to be one of the server's names, or a
-/// plain address where the server is on other addresses than this machine's own; and an origin has to be the server itself
-/// or one that was named.
+/// A browser lets any page send requests to this machine, with the page's origin in `Origin`. Under DNS rebinding,
+/// `Host` has the attacking page's own name. So the host must be one of the server's names, or a plain address if the
+/// server listens on non-local addresses; the origin must be the server itself or an allowed one.
 pub struct Guard {
     is_local: bool,
     hosts: Vec<String>,
@@ -36,7 +35,7 @@ pub struct Guard {
 
 impl Guard {
     /// # Errors
-    /// [`Error::Option`] if there is no key on an address that others reach, for an empty key, and for an origin that is none.
+    /// [`Error::Option`] for a missing key on an address that others reach, an empty key, or an invalid origin.
     pub fn new(
         address: SocketAddr,
         hosts: &[String],
@@ -74,7 +73,7 @@ impl Guard {
         })
     }
 
-    /// Refuses a host that is not the server's own, and an origin that is neither the server nor named.
+    /// Refuses a foreign host, and an origin that is neither the server nor allowed.
     ///
     /// # Errors
     /// `host_not_allowed`, `origin_not_allowed`.
@@ -84,18 +83,22 @@ impl Guard {
         let host = hosts.next().and_then(|host| host.to_str().ok()).and_then(|host| host.parse::<Authority>().ok());
         let host = host.filter(|host| hosts.next().is_none() && !host.as_str().contains('@'));
         let Some(host) = host else {
-            return Err(ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_host", "the request names no host"));
+            return Err(ApiError::refusal(
+                StatusCode::BAD_REQUEST,
+                "invalid_host",
+                "the request has no valid Host header",
+            ));
         };
-        // A request may name a host in its first line as well.
+        // The request line may also name a host.
         if uri.authority().is_some_and(|of_line| *of_line != host) || !self.is_own(host.host()) {
-            let message = "this server does not answer for that host; its operator can allow it with --allow-host";
+            let message = "this host is not allowed; the server's operator can allow it with --allow-host";
             return Err(forbidden("host_not_allowed", message.into()));
         }
         let own = format!("{}://{host}", self.scheme).to_ascii_lowercase();
         for origin in headers.get_all(header::ORIGIN) {
             let origin = origin.to_str().unwrap_or("null").to_ascii_lowercase();
             if origin != own && !self.is_named(&origin) {
-                let message = "pages of that origin may not use this server; its operator can allow it with --cors";
+                let message = "this origin is not allowed; the server's operator can allow it with --cors";
                 return Err(forbidden("origin_not_allowed", message.into()));
             }
         }
@@ -106,7 +109,7 @@ impl Guard {
         let host = host.to_ascii_lowercase();
         let address: Option<IpAddr> = host.trim_start_matches('[').trim_end_matches(']').parse().ok();
         match address {
-            // No name leads there, so no name can be made to.
+            // An address is not a name, so it cannot be rebound.
             Some(address) => address.is_loopback() || !self.is_local || self.hosts.contains(&host),
             None => host == LOCAL || self.hosts.contains(&host),
         }
@@ -116,7 +119,8 @@ impl Guard {
         self.origins.iter().any(|named| named == origin)
     }
 
-    /// Refuses a request without one of the keys, if there are some. Returns what tells the key from others, without being it.
+    /// Refuses a request without a valid key, if there are keys. Returns an identifier of the key that does not
+    /// reveal it.
     ///
     /// # Errors
     /// `invalid_api_key`.
@@ -130,7 +134,7 @@ impl Guard {
             Some((begin, key)) if begin.eq_ignore_ascii_case(scheme) => key,
             _ => &[],
         };
-        // Digests are of one length, and all of them are looked at: time says nothing of how alike they are.
+        // Digests have one length and all are compared, so that timing reveals nothing about the keys.
         let given: [u8; 32] = Sha256::digest(key).into();
         let is_right = self.keys.iter().fold(Choice::from(0), |found, own| found | own.ct_eq(&given));
         match bool::from(is_right) {
@@ -142,7 +146,7 @@ impl Guard {
         }
     }
 
-    /// What a page of a named origin is told that asks whether it may ask; nothing for other requests.
+    /// Response headers for a preflight from an allowed origin; `None` for other requests.
     pub fn preflight(&self, method: &Method, headers: &HeaderMap) -> Option<HeaderMap> {
         let asked = header::ACCESS_CONTROL_REQUEST_METHOD;
         if *method != Method::OPTIONS || !headers.contains_key(asked) {
@@ -158,7 +162,7 @@ impl Guard {
         Some(told)
     }
 
-    /// What lets a page of a named origin read an answer.
+    /// Headers that let a page of an allowed origin read a response.
     pub fn cors(&self, headers: &HeaderMap) -> HeaderMap {
         let mut told = HeaderMap::new();
         let origin = headers.get(header::ORIGIN);

@@ -1,51 +1,51 @@
-//! What a client may ask for at most.
+//! Limits on requests.
 
 use std::time::Duration;
 
-/// Limits of a server. What exceeds one of them is refused before it costs anything.
+/// Limits of a server. A request above a limit is refused early.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
-    /// Bytes of a request's body.
+    /// Maximum bytes of a request's body.
     pub body_bytes: usize,
-    /// Bytes of all requests' bodies at a time, without the first 64 KiB of each. A JSON value counts as 128 bytes more.
+    /// Maximum bytes of all bodies together, without the first 64 KiB of each. Each JSON value counts 128 bytes more.
     pub bodies_bytes: usize,
-    /// JSON values of a request's body.
+    /// Maximum JSON values in a body.
     pub values: usize,
-    /// Bytes of a request's line and headers.
+    /// Maximum bytes of the request line and headers.
     pub header_bytes: usize,
-    /// Headers of a request.
+    /// Maximum number of headers.
     pub headers: usize,
-    /// How long a client may take for a request's headers, and leave a connection idle.
+    /// Timeout for a request's headers, and for idle connections.
     pub header_time: Duration,
-    /// How long a client may take for a request's body.
+    /// Timeout for a request's body.
     pub body_time: Duration,
-    /// How long a client may leave an answer unread whose parts it has no room for.
+    /// Timeout for a client that does not read its answer.
     pub write_time: Duration,
-    /// Connections at a time. For a further one, the connection ends that has waited longest for its client; where all are at
-    /// work, it waits.
+    /// Maximum number of connections. Above it, the connection idle for longest is closed; if all are busy, the new
+    /// one waits.
     pub connections: usize,
-    /// Tokens of an answer; none but the context's if `None`.
+    /// Maximum tokens of an answer; `None`: limited by the context only.
     pub max_tokens: Option<usize>,
-    /// How long an answer may take, from its request to its end, where it is cut off.
+    /// Time limit of an answer, from its request on. The answer is cut off then.
     pub answer_time: Duration,
-    /// Answers of a request, of all its prompts together.
+    /// Maximum answers of a request, over all its prompts.
     pub choices: usize,
-    /// Bytes of the prompts that the answers of a request begin with.
+    /// Maximum bytes of echoed prompts in all answers of a request.
     pub echo_bytes: usize,
-    /// Bytes that an answer takes in memory that is not streamed, with the tokens of which it tells how likely they were. It ends
-    /// where it has as many.
+    /// Maximum memory of an answer that is not streamed, including its tokens' log probabilities. The answer is cut
+    /// off there.
     pub answer_bytes: usize,
-    /// Tools of a request.
+    /// Maximum tools of a request.
     pub tools: usize,
-    /// Stop texts of a request.
+    /// Maximum stop strings of a request.
     pub stops: usize,
-    /// Texts of a request for vectors, and documents of one for scores.
+    /// Maximum texts of an embeddings request, or documents of a rerank request.
     pub texts: usize,
-    /// Requests for vectors and scores at a time for each model, those that wait included.
+    /// Maximum embeddings and rerank requests per model, queued or running.
     pub batches: usize,
-    /// How often a stream without news says that it is alive.
+    /// Interval of keep-alive comments in a stream without output.
     pub keep_alive: Duration,
-    /// How long answers in progress may take once the server was told to end.
+    /// Grace period for running answers at shutdown.
     pub drain: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Measures of the server, in the text that Prometheus reads.
+//! Metrics in Prometheus's text format.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,16 +9,16 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
-use super::models::{Entry, Models};
+use super::models::{Models, ServedModel};
 use super::telemetry::Telemetry;
 use crate::counters::Counters;
 use crate::engine::{DeviceStats, EngineState, EngineStats, Usage};
 use crate::recovery::{BreakerStats, Circuit};
 
-/// Names and values of a measure's labels.
+/// A metric's label names and values.
 type Labels<const N: usize> = [(&'static str, String); N];
 
-/// From a millisecond to a minute.
+/// Histogram buckets, from a millisecond to a minute.
 const SECONDS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
 
 type Times = Family<Labels<1>, Histogram, fn() -> Histogram>;
@@ -31,81 +31,77 @@ fn of_model(model: &str) -> Labels<1> {
     [("model", model.to_owned())]
 }
 
-/// Reads a count of an engine.
-type Read = fn(&EngineStats) -> u64;
+/// Reads a value from an engine's statistics.
+type ReadStat = fn(&EngineStats) -> u64;
 
-/// Numbers of an engine as they are now.
-const NOW: [(&str, &str, Read); 8] = [
-    ("requests_queued", "Requests that wait for a place in a batch", |stats| stats.n_queued as u64),
-    ("requests_running", "Requests that are computed", |stats| stats.n_running as u64),
-    ("cache_tokens", "Tokens that the cache of keys and values has room for", |stats| stats.cache_tokens),
-    ("cache_pages", "Pages of the cache of keys and values", |stats| stats.n_pages as u64),
-    ("cache_free_pages", "Pages that hold nothing", |stats| stats.n_free_pages as u64),
-    ("cache_kept_pages", "Pages of earlier sequences that a new one can take", |stats| stats.n_kept_pages as u64),
-    ("cache_host_pages", "Pages of earlier sequences in the host's memory", |stats| stats.n_host_pages as u64),
-    ("cache_host_bytes", "Bytes of pages in the host's memory", |stats| stats.host_page_bytes),
+/// Gauges of an engine.
+const NOW: [(&str, &str, ReadStat); 8] = [
+    ("requests_queued", "Requests in the queue", |stats| stats.n_queued as u64),
+    ("requests_running", "Requests in the batch", |stats| stats.n_running as u64),
+    ("cache_tokens", "Capacity of the KV cache in tokens", |stats| stats.cache_tokens),
+    ("cache_pages", "Pages of the KV cache", |stats| stats.n_pages as u64),
+    ("cache_free_pages", "Free pages of the KV cache", |stats| stats.n_free_pages as u64),
+    ("cache_kept_pages", "Prefix-cache pages that can be reused or evicted", |stats| stats.n_kept_pages as u64),
+    ("cache_host_pages", "Prefix-cache pages in host memory", |stats| stats.n_host_pages as u64),
+    ("cache_host_bytes", "Bytes of prefix-cache pages in host memory", |stats| stats.host_page_bytes),
 ];
 
-/// Numbers of an engine since its model was loaded.
-const SINCE: [(&str, &str, Read); 19] = [
-    ("engine_prompt_tokens", "Tokens of prompts that were computed", |stats| stats.prompt_tokens),
-    ("engine_cached_tokens", "Tokens of prompts that an earlier sequence had computed", |stats| stats.cached_tokens),
-    ("engine_generated_tokens", "Tokens that were generated, also of answers that are not over", |stats| {
-        stats.generated_tokens
+/// Counters of an engine since its model was loaded.
+const SINCE: [(&str, &str, ReadStat); 19] = [
+    ("engine_prompt_tokens", "Prompt tokens computed", |stats| stats.prompt_tokens),
+    ("engine_cached_tokens", "Prompt tokens found in the prefix cache", |stats| stats.cached_tokens),
+    ("engine_generated_tokens", "Tokens generated, including running requests", |stats| stats.generated_tokens),
+    ("engine_submitted", "Requests accepted by the engine", |stats| stats.n_submitted),
+    ("engine_refused", "Requests refused because the queue was full", |stats| stats.n_refused),
+    ("engine_finished", "Requests that finished", |stats| stats.n_finished),
+    ("engine_cancelled", "Requests that were cancelled or timed out", |stats| stats.n_cancelled),
+    ("engine_failed", "Requests that failed", |stats| stats.n_failed),
+    ("engine_panics", "Steps that panicked; the model is reloaded after each", |stats| stats.n_panics),
+    ("engine_drafted_tokens", "Draft tokens", |stats| stats.drafted_tokens),
+    ("engine_accepted_tokens", "Accepted draft tokens", |stats| stats.accepted_tokens),
+    ("engine_decode_passes", "Decode passes over all running sequences", |stats| stats.n_decode_passes),
+    ("engine_ahead_passes", "Decode passes submitted ahead of reading the previous tokens", |stats| {
+        stats.n_ahead_passes
     }),
-    ("engine_submitted", "Requests that the engine took", |stats| stats.n_submitted),
-    ("engine_refused", "Requests that were refused because the queue was full", |stats| stats.n_refused),
-    ("engine_finished", "Texts that ended by themselves", |stats| stats.n_finished),
-    ("engine_cancelled", "Texts that were cancelled, or whose time was over", |stats| stats.n_cancelled),
-    ("engine_failed", "Texts that ended with an error", |stats| stats.n_failed),
-    ("engine_panics", "Steps that panicked; the model is loaded again after each", |stats| stats.n_panics),
-    ("engine_drafted_tokens", "Tokens that were guessed", |stats| stats.drafted_tokens),
-    ("engine_accepted_tokens", "Guessed tokens that the model chose as well", |stats| stats.accepted_tokens),
-    ("engine_decode_passes", "Passes that computed a token of each running sequence", |stats| stats.n_decode_passes),
-    (
-        "engine_ahead_passes",
-        "Of these the ones that a GPU had before the tokens of the one before were read",
-        |stats| stats.n_ahead_passes,
-    ),
-    ("engine_prompt_passes", "Passes over a part of a prompt", |stats| stats.n_prompt_passes),
-    ("spilled_pages", "Pages that went to the host's memory", |stats| stats.spilled_pages),
-    ("restored_pages", "Pages that came back from the host's memory", |stats| stats.restored_pages),
-    ("recoveries", "Times that texts went on with the model loaded again", |stats| stats.n_recoveries),
-    ("slow_steps", "Steps that took longer than their limit", |stats| stats.n_slow_steps),
-    ("fallback_tokens", "Tokens that the CPU generated in a GPU's place", |stats| stats.fallback_tokens),
+    ("engine_prompt_passes", "Prefill passes", |stats| stats.n_prompt_passes),
+    ("spilled_pages", "Pages moved to host memory", |stats| stats.spilled_pages),
+    ("restored_pages", "Pages restored from host memory", |stats| stats.restored_pages),
+    ("recoveries", "Times that requests resumed after reloading the model", |stats| stats.n_recoveries),
+    ("slow_steps", "Steps that exceeded their time limit", |stats| stats.n_slow_steps),
+    ("fallback_tokens", "Tokens generated by the CPU fallback", |stats| stats.fallback_tokens),
 ];
 
-/// Reads a count of losses.
+/// Reads a value from a breaker's statistics.
 type ReadLosses = fn(&BreakerStats) -> u64;
 
-/// Numbers of what became of lost devices.
+/// Counters of lost devices.
 const LOSSES: [(&str, &str, ReadLosses); 2] = [
-    ("fallbacks", "Times that the CPU took the place of a GPU that failed", |stats| stats.n_opened),
-    ("fallback_trials", "Times that such a GPU was tried again", |stats| stats.n_trials),
+    ("fallbacks", "Times that the CPU replaced a failed GPU", |stats| stats.n_opened),
+    ("fallback_trials", "Times that a failed GPU was tried again", |stats| stats.n_trials),
 ];
 
-/// Numbers of each of an engine's devices.
-const OF_DEVICES: [(&str, &str, Read); 3] = [
-    ("device_prompt_tokens", "Tokens of prompts that a device computed", |stats| stats.prompt_tokens),
-    ("device_generated_tokens", "Tokens that a device generated", |stats| stats.generated_tokens),
-    ("device_finished", "Texts that ended by themselves on a device", |stats| stats.n_finished),
+/// Counters of each device of an engine.
+const OF_DEVICES: [(&str, &str, ReadStat); 3] = [
+    ("device_prompt_tokens", "Prompt tokens computed by a device", |stats| stats.prompt_tokens),
+    ("device_generated_tokens", "Tokens generated by a device", |stats| stats.generated_tokens),
+    ("device_finished", "Requests that finished on a device", |stats| stats.n_finished),
 ];
 
-/// Reads a count of a device.
+/// Reads a device's counter.
 type ReadDevice = fn(&Counters) -> u64;
 
-/// Numbers of a device since it was opened. Models of one device have the same.
+/// Counters of a device since it was opened. Models on one device share them.
 const COUNTED: [(&str, &str, ReadDevice); 7] = [
     ("device_dispatches", "Kernels run", |counters| counters.dispatches),
-    ("device_submits", "Submissions to a GPU, or recordings that the CPU ran", |counters| counters.submits),
-    ("device_uploaded_bytes", "Bytes written by the host", |counters| counters.bytes_uploaded),
+    ("device_submits", "GPU submissions, or recordings run on the CPU", |counters| counters.submits),
+    ("device_uploaded_bytes", "Bytes uploaded by the host", |counters| counters.bytes_uploaded),
     ("device_read_bytes", "Bytes read back by the host", |counters| counters.bytes_read),
     ("device_buffers_created", "Buffers created", |counters| counters.buffers_created),
-    ("pool_hits", "Buffers that the pool had", |counters| counters.pool_hits),
-    ("pool_misses", "Buffers that had to be created for the pool", |counters| counters.pool_misses),
+    ("pool_hits", "Buffers reused from the pool", |counters| counters.pool_hits),
+    ("pool_misses", "Buffers created for the pool", |counters| counters.pool_misses),
 ];
 
-/// What is measured.
+/// The server's metrics.
 pub struct Metrics {
     registry: Registry,
     requests: Family<Labels<2>, Counter>,
@@ -140,43 +136,33 @@ fn register_times(registry: &mut Registry, name: &str, help: &str) -> Times {
 }
 
 impl Metrics {
-    /// With those of traces, if there are any.
+    /// With the trace metrics, if any.
     pub fn new(telemetry: &Telemetry) -> Metrics {
         let mut registry = Registry::with_prefix("tilewright");
         let all = &mut registry;
         let requests = register(all, "http_requests", "Requests by endpoint and status", Family::default());
-        let request_times = register_times(all, "request", "From a request's headers to the end of its answer");
+        let request_times = register_times(all, "request", "Time from a request's headers to the end of its answer");
         let first_token_times =
-            register_times(all, "time_to_first_token", "From a request to the first token of an answer");
-        let token_times = register_times(all, "time_between_tokens", "From one token of an answer to the next");
-        let tokens = register(
-            all,
-            "tokens",
-            "Tokens of answered requests: of prompts, of those the ones that were cached, and generated",
-            Family::default(),
-        );
-        let connections = register(all, "connections", "Connections that are open", Gauge::default());
+            register_times(all, "time_to_first_token", "Time from a request to the first token of an answer");
+        let token_times = register_times(all, "time_between_tokens", "Time between tokens of an answer");
+        let tokens =
+            register(all, "tokens", "Tokens of answered requests: prompt, cached and generated", Family::default());
+        let connections = register(all, "connections", "Open connections", Gauge::default());
         let memory = Family::<Labels<2>, Gauge>::default();
         all.register_with_unit("memory", "Memory of loaded models by kind", Unit::Bytes, memory.clone());
         let loaded = register(all, "model_loaded", "Whether a model is loaded", Family::default());
         let now = NOW.map(|(name, help, _)| register(all, name, help, Family::default()));
         let since = SINCE.map(|(name, help, _)| register(all, name, help, Family::default()));
         let busy = Family::<Labels<1>, Counter<f64, AtomicU64>>::default();
-        let help = "Time in steps of the engine, on a GPU with the waiting for it";
+        let help = "Time in steps of the engine, including waits for the GPU";
         all.register_with_unit("engine_busy", help, Unit::Seconds, busy.clone());
         let counted = COUNTED.map(|(name, help, _)| register(all, name, help, Family::default()));
         let device_lost = register(all, "device_lost", "Losses of a model's GPU, by reason", Family::default());
-        let fallback =
-            register(all, "fallback", "Whether the CPU has the place of a GPU that failed", Family::default());
-        let up = register(
-            all,
-            "engine_up",
-            "Whether a model's engine computes, or would if it were loaded",
-            Family::default(),
-        );
+        let fallback = register(all, "fallback", "Whether the CPU replaces a failed GPU", Family::default());
+        let up = register(all, "engine_up", "Whether a model's engine works, or would once loaded", Family::default());
         let losses = LOSSES.map(|(name, help, _)| register(all, name, help, Family::default()));
         let device_running =
-            register(all, "device_requests_running", "Requests that a device computes", Family::default());
+            register(all, "device_requests_running", "Requests running on a device", Family::default());
         let of_devices = OF_DEVICES.map(|(name, help, _)| register(all, name, help, Family::default()));
         telemetry.register(all);
         Metrics {
@@ -202,27 +188,27 @@ impl Metrics {
         }
     }
 
-    /// A request was answered.
+    /// Counts an answered request.
     pub fn answered(&self, endpoint: &str, status: u16) {
         self.requests.get_or_create(&[("endpoint", endpoint.to_owned()), ("status", status.to_string())]).inc();
     }
 
-    /// A request's answer is out, or its client is gone.
+    /// Records the time until a request's answer was sent or its client disconnected.
     pub fn ended(&self, endpoint: &str, time: Duration) {
         self.request_times.get_or_create(&[("endpoint", endpoint.to_owned())]).observe(time.as_secs_f64());
     }
 
-    /// The first token of an answer came so long after the request.
+    /// Records the time from the request to an answer's first token.
     pub fn first_token(&self, model: &str, time: Duration) {
         self.first_token_times.get_or_create(&of_model(model)).observe(time.as_secs_f64());
     }
 
-    /// A further token came so long after the one before.
+    /// Records the time between two tokens.
     pub fn further_token(&self, model: &str, time: Duration) {
         self.token_times.get_or_create(&of_model(model)).observe(time.as_secs_f64());
     }
 
-    /// An answer is over, or was given up.
+    /// Counts the tokens of a finished or cancelled answer.
     pub fn used(&self, model: &str, usage: Usage) {
         let count = |kind: &str, n: usize| {
             let labels = [("model", model.to_owned()), ("kind", kind.to_owned())];
@@ -233,13 +219,13 @@ impl Metrics {
         count("generated", usage.completion_tokens);
     }
 
-    /// Counts a connection until what it gives is dropped.
+    /// Counts a connection until the result is dropped.
     pub fn connected(&self) -> Connected {
         self.connections.inc();
         Connected(self.connections.clone())
     }
 
-    fn tell_losses(&self, entry: &Entry) {
+    fn tell_losses(&self, entry: &ServedModel) {
         let (labels, stats) = (of_model(entry.name()), entry.losses());
         for (reason, n) in stats.losses() {
             let labels = [("model", entry.name().to_owned()), ("reason", reason.name().to_owned())];
@@ -251,8 +237,8 @@ impl Metrics {
         }
     }
 
-    fn tell_devices(&self, entry: &Entry) {
-        // One that is replaced has another name, and computes nothing any more.
+    fn tell_devices(&self, entry: &ServedModel) {
+        // A replaced device has another name and runs nothing.
         for DeviceStats { device, stats, .. } in entry.devices() {
             let labels = [("model", entry.name().to_owned()), ("device", device)];
             self.device_running.get_or_create(&labels).set(stats.n_running.try_into().unwrap_or(i64::MAX));
@@ -262,7 +248,7 @@ impl Metrics {
         }
     }
 
-    /// All of it.
+    /// All metrics as text.
     pub fn text(&self, models: &Models) -> String {
         for entry in &models.entries {
             let labels = of_model(entry.name());
@@ -294,7 +280,7 @@ impl Metrics {
             }
         }
         let mut text = String::new();
-        // Writing to a text does not fail.
+        // Writing to a string never fails.
         match prometheus_client::encoding::text::encode(&mut text, &self.registry) {
             Ok(()) => text,
             Err(_) => String::new(),

@@ -1,4 +1,4 @@
-//! Which models there are: loaded when they are asked for, unloaded when nobody does.
+//! The server's models: loaded on demand, unloaded when idle.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -7,8 +7,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use axum::http::StatusCode;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
-use super::Tell;
-use super::about::About;
+use super::LogSink;
+use super::about::ModelDescription;
 use super::errors::ApiError;
 use crate::chat::ChatTemplate;
 use crate::chat_model::ChatModel;
@@ -24,25 +24,25 @@ use crate::panics::caught;
 use crate::recording::MemoryPlan;
 use crate::recovery::{Breaker, BreakerStats};
 
-/// A model that continues texts, with what computes for it.
+/// A generative model and its engine.
 pub struct Decoder {
-    /// Computes.
+    /// Runs the model.
     pub engine: Engine,
-    /// How it is talked to. Without a template it only continues texts.
+    /// Its chat format. Without a template it only supports text completion.
     pub chat: ChatModel,
 }
 
 impl Decoder {
-    /// Begins an engine for a model. `template` is the name of one that is built in, for a model without. One of the
-    /// model's own that cannot be read refuses conversations; texts are continued all the same.
+    /// Starts an engine for a model. `template` names a built-in one, for a model without its own. If the model's own
+    /// template is invalid, conversations are refused; text completion still works.
     ///
     /// # Errors
-    /// Those of [`Engine::spawn`], and a model without a tokenizer.
+    /// Errors of [`Engine::spawn`], and a model without a tokenizer.
     pub fn new(model: &Model, options: &EngineOptions, template: Option<&str>) -> Result<Decoder, Error> {
         Decoder::of(Engine::spawn(model, options)?, template)
     }
 
-    /// The same with an engine that was begun, such as by [`Engine::spawn_with`].
+    /// Uses a running engine, such as one from [`Engine::spawn_with`].
     ///
     /// # Errors
     /// A model without a tokenizer.
@@ -59,28 +59,28 @@ impl Decoder {
     }
 }
 
-/// What was loaded.
+/// A loaded model.
 #[derive(Clone)]
 pub enum Loaded {
-    /// It continues texts.
+    /// Generates text.
     Decoder(Arc<Decoder>),
-    /// It makes vectors.
+    /// Computes embeddings.
     Embedder(Embedder),
-    /// It scores documents.
+    /// Scores documents.
     Reranker(Reranker),
 }
 
 impl Loaded {
-    /// What it is, for a message.
+    /// Its kind, for messages.
     fn kind(&self) -> &'static str {
         match self {
-            Loaded::Decoder(_) => "a model that continues texts",
-            Loaded::Embedder(_) => "an encoder that makes vectors",
-            Loaded::Reranker(_) => "a cross-encoder that scores documents",
+            Loaded::Decoder(_) => "a generative model",
+            Loaded::Embedder(_) => "an embedding model",
+            Loaded::Reranker(_) => "a reranker",
         }
     }
 
-    /// The encoder, if it is one.
+    /// The embedding model, if it is one.
     pub fn embedder(&self) -> Option<&Embedder> {
         match self {
             Loaded::Embedder(embedder) => Some(embedder),
@@ -88,7 +88,7 @@ impl Loaded {
         }
     }
 
-    /// The cross-encoder, if it is one.
+    /// The reranker, if it is one.
     pub fn reranker(&self) -> Option<&Reranker> {
         match self {
             Loaded::Reranker(reranker) => Some(reranker),
@@ -106,28 +106,28 @@ impl Loaded {
     }
 }
 
-/// Opens a model's files for what they say of it.
+/// Opens a model's files to read their headers.
 type Describe = dyn Fn() -> Result<ModelFile, Error> + Send + Sync;
 
 /// Loads a model.
 pub type Load = dyn Fn() -> Result<Loaded, Error> + Send + Sync;
 
-/// A model that a server has.
+/// A model that a server offers.
 pub struct ModelSpec {
     name: String,
     size_bytes: u64,
     load: Box<Load>,
-    /// Reads what the files say, at most once.
+    /// Reads the headers, at most once.
     describe: Option<Box<Describe>>,
-    about: OnceLock<Option<About>>,
+    about: OnceLock<Option<ModelDescription>>,
     is_gguf: bool,
     breakers: Vec<Arc<Breaker>>,
     adapters: Vec<String>,
 }
 
 impl ModelSpec {
-    /// A model of that name, which requests say in `model`, and the size of its files. `load` is called in a thread of its own
-    /// each time that the model is loaded.
+    /// A model with the name that requests use in `model`, and the size of its files. `load` runs on a thread of its
+    /// own each time the model is loaded.
     pub fn new(
         name: impl Into<String>,
         size_bytes: u64,
@@ -145,12 +145,12 @@ impl ModelSpec {
         }
     }
 
-    /// Names the adapters that the model is loaded with ([`Model::with_adapters`]): requests say `model:adapter`.
+    /// Names the model's LoRA adapters ([`Model::with_adapters`]); requests select one with `model:adapter`.
     pub fn with_adapters(self, adapters: Vec<String>) -> ModelSpec {
         ModelSpec { adapters, ..self }
     }
 
-    /// Names its files, of which clients are told what they say before the model is loaded.
+    /// Sets how to open its files, which describe the model to clients before it is loaded.
     pub fn with_files(
         self,
         is_gguf: bool,
@@ -159,64 +159,64 @@ impl ModelSpec {
         ModelSpec { describe: Some(Box::new(open)), is_gguf, ..self }
     }
 
-    /// Tells of the losses that breakers count: those of the model's [`Recovery`](crate::Recovery), one for each device. An
-    /// encoder's losses are counted by the server, with the first; what loads it has to ask [`Breaker::admits`].
+    /// Sets the breakers that count lost devices: those of the model's [`Recovery`](crate::Recovery), one per device.
+    /// For an encoder the server counts losses with the first one; `load` must ask [`Breaker::admits`].
     pub fn with_breakers(self, breakers: Vec<Arc<Breaker>>) -> ModelSpec {
         ModelSpec { breakers, ..self }
     }
 
-    /// The name that requests say.
+    /// The name that requests use.
     pub fn name(&self) -> &str {
         &self.name
     }
 }
 
-/// How models are kept.
+/// When models are loaded and unloaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeepOptions {
-    /// Models that are loaded at a time; the one that was used longest ago makes room. All if `None`.
+    /// Maximum number of loaded models; the least recently used one is unloaded. `None`: all.
     pub max_loaded: Option<usize>,
-    /// Unloads a model that nobody has used for so long; never if `None`.
+    /// Unloads a model idle for this long; `None`: never.
     pub idle: Option<Duration>,
-    /// Waits with loading until a model is asked for.
+    /// Loads each model at its first request.
     pub lazy: bool,
 }
 
 /// A model, loaded or not.
-pub struct Entry {
+pub struct ServedModel {
     pub spec: ModelSpec,
-    /// Seconds since 1970 when the server began.
+    /// Start of the server, in seconds since 1970.
     pub created: u64,
-    /// Held while it is loaded, so that two requests load it once.
+    /// Locked while loading, so that concurrent requests load the model once.
     slot: Arc<AsyncMutex<()>>,
-    state: Mutex<State>,
+    state: Mutex<ModelState>,
     n_users: AtomicUsize,
-    /// Rooms for requests that no engine queues.
+    /// Permits for encoder requests, queued or running.
     pub batches: Arc<Semaphore>,
-    /// Of those rooms the ones that compute.
+    /// Permits for running encoder requests.
     pub computing: Arc<Semaphore>,
 }
 
-struct State {
+struct ModelState {
     loaded: Option<Loaded>,
-    /// How often it was loaded.
+    /// How many times it was loaded.
     n_loads: u64,
     used: Instant,
-    /// How long it stays after its last use, if a client said so: `None` within is for ever.
+    /// How long to keep it after its last use, if a client set that; an inner `None` is forever.
     keep: Option<Option<Duration>>,
 }
 
-impl Entry {
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+impl ServedModel {
+    fn state(&self) -> std::sync::MutexGuard<'_, ModelState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is loaded, if it is.
+    /// The loaded model, if any.
     pub fn loaded(&self) -> Option<Loaded> {
         self.state().loaded.clone()
     }
 
-    /// Loads it, which nobody else does meanwhile.
+    /// Loads the model. The caller holds `slot`.
     fn load(&self) -> Result<Loaded, Error> {
         let loaded = (self.spec.load)()?;
         let mut state = self.state();
@@ -225,40 +225,41 @@ impl Entry {
         Ok(loaded)
     }
 
-    /// What clients are told of it; nothing if its files cannot be read and it is not loaded. Reads files.
-    pub fn about(&self) -> Option<About> {
-        let of_files = || self.spec.describe.as_ref().and_then(|open| open().ok()).map(|file| About::of_file(&file));
+    /// A description for clients; `None` if its files cannot be read and it is not loaded. Reads files.
+    pub fn about(&self) -> Option<ModelDescription> {
+        let of_files =
+            || self.spec.describe.as_ref().and_then(|open| open().ok()).map(|file| ModelDescription::of_file(&file));
         let of_files = self.spec.about.get_or_init(of_files).clone();
         match (of_files, self.loaded()) {
             (Some(mut about), Some(loaded)) => {
                 about.add_loaded(&loaded);
                 Some(about)
             }
-            (about, loaded) => about.or_else(|| loaded.as_ref().map(About::of_loaded)),
+            (about, loaded) => about.or_else(|| loaded.as_ref().map(ModelDescription::of_loaded)),
         }
     }
 
-    /// The name that requests say.
+    /// The name that requests use.
     pub fn name(&self) -> &str {
         &self.spec.name
     }
 
-    /// The adapters that requests can name after it.
+    /// Its LoRA adapters.
     pub fn adapters(&self) -> &[String] {
         &self.spec.adapters
     }
 
-    /// Whether its files are GGUF's, as far as is known.
+    /// Whether its files are known to be GGUF.
     pub fn is_gguf(&self) -> bool {
         self.spec.is_gguf
     }
 
-    /// Bytes of its files.
+    /// Size of its files.
     pub fn size_bytes(&self) -> u64 {
         self.spec.size_bytes
     }
 
-    /// What its engine did, and does.
+    /// Statistics of its engine.
     pub fn stats(&self) -> Option<EngineStats> {
         match self.loaded()? {
             Loaded::Decoder(decoder) => Some(decoder.engine.stats()),
@@ -266,7 +267,7 @@ impl Entry {
         }
     }
 
-    /// Whether its engine computes, or would if it were loaded.
+    /// State of its engine, or of the one that would be loaded.
     pub fn engine_state(&self) -> EngineState {
         match self.loaded() {
             Some(Loaded::Decoder(decoder)) => decoder.engine.state(),
@@ -274,7 +275,7 @@ impl Entry {
         }
     }
 
-    /// Each of its engine's devices.
+    /// Statistics of each device of its engine.
     pub fn devices(&self) -> Vec<DeviceStats> {
         match self.loaded() {
             Some(Loaded::Decoder(decoder)) => decoder.engine.devices(),
@@ -282,7 +283,7 @@ impl Entry {
         }
     }
 
-    /// What its devices did.
+    /// Counters of its devices.
     pub fn counters(&self) -> Option<Counters> {
         Some(match self.loaded()? {
             Loaded::Decoder(decoder) => {
@@ -294,7 +295,7 @@ impl Entry {
         })
     }
 
-    /// How often its GPUs were lost, and whether the CPU has the place of one.
+    /// Counts of lost GPUs, and whether the CPU replaces one.
     pub fn losses(&self) -> BreakerStats {
         let now = Instant::now();
         let stats = self.spec.breakers.iter().map(|breaker| breaker.stats(now));
@@ -305,31 +306,31 @@ impl Entry {
         self.spec.breakers.first().map(Arc::as_ref)
     }
 
-    /// Takes it out of memory, as soon as the requests that have it are done.
+    /// Unloads it once no request uses it.
     pub fn unload(&self) {
         self.state().loaded = None;
     }
 
-    /// How long it is kept after its last use, in place of what the server does with others.
+    /// Sets how long to keep it after its last use, overriding the server's option.
     pub fn keep_for(&self, keep: Option<Duration>) {
         self.state().keep = Some(keep);
     }
 }
 
-/// A model in use: it is not unloaded for want of use.
+/// A model in use, which is not unloaded as idle.
 pub struct Lease {
-    pub entry: Arc<Entry>,
+    pub entry: Arc<ServedModel>,
     pub loaded: Loaded,
-    /// The adapter that was named with it.
+    /// The requested LoRA adapter.
     pub adapter: Option<String>,
-    /// See [`State::n_loads`].
+    /// See [`ModelState::n_loads`].
     load: u64,
-    /// How often this request had it loaded again.
+    /// How many times this request reloaded it.
     n_reloads: usize,
 }
 
 impl Lease {
-    fn of((entry, adapter): (&Arc<Entry>, Option<&str>), loaded: Loaded) -> Lease {
+    fn of((entry, adapter): (&Arc<ServedModel>, Option<&str>), loaded: Loaded) -> Lease {
         entry.n_users.fetch_add(1, Ordering::Relaxed);
         let mut state = entry.state();
         state.used = Instant::now();
@@ -338,38 +339,38 @@ impl Lease {
         Lease { entry: entry.clone(), loaded, adapter: adapter.map(str::to_owned), load, n_reloads: 0 }
     }
 
-    /// Has the next request load it anew, if that is what an error asks for.
+    /// Unloads the model after an error that a reload may fix.
     pub fn note(&self, error: &Error) {
         if error.code() == "device_lost" {
             self.entry.unload();
         }
     }
 
-    /// After an error at an encoder's work: the encoder loaded again, if its device was lost and loading may help. Waits for it. After
-    /// a panic, which would come again with the same work, the next request has it loaded again.
+    /// Reloads an encoder after an error, if its device was lost and a reload may help. Blocks. A panic would recur
+    /// with the same work, so then the next request reloads it.
     ///
     /// # Errors
-    /// `error` itself if it is another one; those of loading.
+    /// `error` itself if it is not a lost device; loading errors.
     pub fn reload(&mut self, error: Error) -> Result<(), Error> {
         let Some(reason) = error.loss() else { return Err(error) };
         if reason == LossReason::Panic {
             if let Some(breaker) = self.entry.breaker().filter(|_| self.entry.state().n_loads == self.load) {
                 breaker.lost(reason, Instant::now());
             }
-            // Nobody knows what it has left on the device.
+            // The panic may have left the device in any state.
             let device = self.loaded.embedder().map(Embedder::device).or(self.loaded.reranker().map(Reranker::device));
             let _ = caught("giving a device up", || device.map(Device::destroy));
             self.entry.unload();
             return Err(error);
         }
         self.n_reloads += 1;
-        // By then it is on the CPU, if what loads it asks the breaker.
+        // By then it runs on the CPU, if `load` asks the breaker.
         let Some(breaker) = self.entry.breaker().filter(|breaker| self.n_reloads <= breaker.options().losses) else {
             self.note(&error);
             return Err(error);
         };
         let loading = self.entry.slot.clone().blocking_lock_owned();
-        // Another request may have been first.
+        // Another request may have reloaded it.
         let loaded = match self.entry.loaded() {
             Some(loaded) if self.entry.state().n_loads != self.load => loaded,
             _ => {
@@ -383,34 +384,34 @@ impl Lease {
         Ok(())
     }
 
-    /// The model that continues texts.
+    /// The generative model.
     ///
     /// # Errors
-    /// If it is another one.
+    /// If it is another kind of model.
     pub fn decoder(&self) -> Result<Arc<Decoder>, ApiError> {
         match &self.loaded {
             Loaded::Decoder(decoder) => Ok(decoder.clone()),
-            _ => Err(self.another("generates nothing")),
+            _ => Err(self.wrong_kind("cannot generate text")),
         }
     }
 
-    /// The encoder.
+    /// The embedding model.
     ///
     /// # Errors
-    /// If it is another one.
+    /// If it is another kind of model.
     pub fn embedder(&self) -> Result<Embedder, ApiError> {
-        self.loaded.embedder().cloned().ok_or_else(|| self.another("makes no vectors"))
+        self.loaded.embedder().cloned().ok_or_else(|| self.wrong_kind("cannot compute embeddings"))
     }
 
-    /// The cross-encoder.
+    /// The reranker.
     ///
     /// # Errors
-    /// If it is another one.
+    /// If it is another kind of model.
     pub fn reranker(&self) -> Result<Reranker, ApiError> {
-        self.loaded.reranker().cloned().ok_or_else(|| self.another("scores nothing"))
+        self.loaded.reranker().cloned().ok_or_else(|| self.wrong_kind("cannot score documents"))
     }
 
-    fn another(&self, lacks: &str) -> ApiError {
+    fn wrong_kind(&self, lacks: &str) -> ApiError {
         let message = format!("{} is {} and {lacks}", self.entry.name(), self.loaded.kind());
         ApiError { message, ..ApiError::invalid("model", None, "") }
     }
@@ -427,98 +428,98 @@ impl Drop for Lease {
     }
 }
 
-/// Tells of chat templates that cannot be read: the model is there, and refuses conversations by them.
-fn tell_of_templates(name: &str, loaded: &Loaded, tell: &Tell) {
+/// Reports invalid chat templates: the model loads, but refuses conversations.
+fn report_templates(name: &str, loaded: &Loaded, report: &LogSink) {
     if let Loaded::Decoder(decoder) = loaded {
         let unreadable = decoder.chat.template().into_iter().flat_map(ChatTemplate::unreadable);
-        unreadable.for_each(|error| tell(&format!("{name}: conversations are refused: {error}")));
+        unreadable.for_each(|error| report(&format!("{name}: conversations are refused: {error}")));
     }
 }
 
 /// All models of a server.
 pub struct Models {
-    pub entries: Vec<Arc<Entry>>,
+    pub entries: Vec<Arc<ServedModel>>,
     keep: KeepOptions,
-    /// Held while room is made and taken.
+    /// Locked while a model is unloaded to make room for another.
     room: Arc<AsyncMutex<()>>,
-    /// Told of errors that clients are not told of.
-    tell: Tell,
+    /// Receives errors that clients do not see.
+    report: LogSink,
 }
 
 impl Models {
-    pub fn new(specs: Vec<ModelSpec>, keep: KeepOptions, batches: usize, tell: Tell) -> Result<Models, Error> {
+    pub fn new(specs: Vec<ModelSpec>, keep: KeepOptions, batches: usize, report: LogSink) -> Result<Models, Error> {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let mut entries: Vec<Arc<Entry>> = Vec::new();
+        let mut entries: Vec<Arc<ServedModel>> = Vec::new();
         for spec in specs {
             if entries.iter().any(|entry| entry.name() == spec.name) {
-                let (expected, found) = ("names that differ".into(), format!("`{}` twice", spec.name));
+                let (expected, found) = ("unique names".into(), format!("`{}` twice", spec.name));
                 return Err(Error::Option { option: "models", expected, found });
             }
-            entries.push(Arc::new(Entry {
+            entries.push(Arc::new(ServedModel {
                 spec,
                 created,
                 slot: Arc::default(),
-                state: Mutex::new(State { loaded: None, n_loads: 0, used: Instant::now(), keep: None }),
+                state: Mutex::new(ModelState { loaded: None, n_loads: 0, used: Instant::now(), keep: None }),
                 n_users: AtomicUsize::new(0),
                 batches: Arc::new(Semaphore::new(batches)),
                 computing: Arc::new(Semaphore::new(1)),
             }));
         }
-        Ok(Models { entries, keep, room: Arc::default(), tell })
+        Ok(Models { entries, keep, room: Arc::default(), report })
     }
 
-    /// Loads those that are to be there from the beginning.
+    /// Loads models at the start.
     ///
     /// # Errors
-    /// Those of loading.
+    /// Errors of loading.
     pub fn preload(&self) -> Result<(), Error> {
         let n = if self.keep.lazy { 0 } else { self.keep.max_loaded.unwrap_or(self.entries.len()) };
         for entry in self.entries.iter().take(n) {
-            tell_of_templates(entry.name(), &entry.load()?, &self.tell);
+            report_templates(entry.name(), &entry.load()?, &self.report);
         }
         Ok(())
     }
 
-    /// The model of that name. Ollama's clients may say `name:latest`.
+    /// Finds a model by name. Ollama's clients may append `:latest`.
     ///
     /// # Errors
     /// `model_not_found`.
-    pub fn find(&self, name: &str) -> Result<&Arc<Entry>, ApiError> {
+    pub fn find(&self, name: &str) -> Result<&Arc<ServedModel>, ApiError> {
         let named = |name: &str| self.entries.iter().find(|entry| entry.name() == name);
         let found = named(name).or_else(|| named(name.strip_suffix(":latest")?));
         found.ok_or_else(|| ApiError::no_model(name))
     }
 
-    /// The model of a name, or of `model:adapter` with the adapter.
+    /// Finds a model by its name, or by `model:adapter` with the adapter.
     ///
     /// # Errors
     /// `model_not_found`.
-    pub fn find_adapted<'a>(&'a self, name: &'a str) -> Result<(&'a Arc<Entry>, Option<&'a str>), ApiError> {
-        let adapted = |entry: &'a Arc<Entry>| {
+    pub fn find_adapted<'a>(&'a self, name: &'a str) -> Result<(&'a Arc<ServedModel>, Option<&'a str>), ApiError> {
+        let adapted = |entry: &'a Arc<ServedModel>| {
             let adapter = name.strip_prefix(entry.name())?.strip_prefix(':')?;
             entry.adapters().iter().any(|known| known == adapter).then_some((entry, Some(adapter)))
         };
         self.find(name).map(|entry| (entry, None)).or_else(|error| self.entries.iter().find_map(adapted).ok_or(error))
     }
 
-    /// The same, loaded.
+    /// Finds a model and loads it if necessary.
     ///
     /// # Errors
-    /// `model_not_found`; `busy` if all places for models are in use; those of loading.
+    /// `model_not_found`; `busy` if all loaded models are in use; loading errors.
     pub async fn get(&self, name: &str) -> Result<Lease, ApiError> {
         let found = self.find_adapted(name)?;
         let entry = found.0;
         if let Some(Loaded::Embedder(_) | Loaded::Reranker(_)) = entry.loaded()
             && entry.breaker().is_some_and(|breaker| breaker.is_due(Instant::now()))
         {
-            // A GPU is tried again where it is loaded. A decoder's recovery does that by itself.
+            // Reloading tries the GPU again. A decoder's recovery does that itself.
             entry.unload();
         }
         if let Some(loaded) = entry.loaded() {
             return Ok(Lease::of(found, loaded));
         }
         let loading = entry.slot.clone().lock_owned().await;
-        // Another request may have been first.
+        // Another request may have loaded it.
         if let Some(loaded) = entry.loaded() {
             return Ok(Lease::of(found, loaded));
         }
@@ -530,27 +531,27 @@ impl Models {
             }
             None => None,
         };
-        let (of_thread, tell) = (entry.clone(), self.tell.clone());
-        // Also where the client is gone by then: the next one is not to load it a second time.
+        let (of_thread, report) = (entry.clone(), self.report.clone());
+        // Finishes even if the client disconnects, so that the next request need not load again.
         let load = move || {
             let _held = (loading, room);
             let loaded = of_thread.load()?;
-            tell_of_templates(of_thread.name(), &loaded, &tell);
+            report_templates(of_thread.name(), &loaded, &report);
             Ok(loaded)
         };
         let loaded = tokio::task::spawn_blocking(load).await;
         let loaded = loaded
             .unwrap_or_else(|panic| Err(Error::Gpu { context: "loading a model".into(), message: panic.to_string() }));
         let loaded = loaded.map_err(|error| {
-            (self.tell)(&format!("{}: {error}", entry.name()));
-            // What is wrong with a model's file is not the request's fault.
+            (self.report)(&format!("{}: {error}", entry.name()));
+            // A broken model file is not the request's fault.
             let status = StatusCode::INTERNAL_SERVER_ERROR;
             ApiError { status, param: None, ..ApiError::from(error) }
         })?;
         Ok(Lease::of(found, loaded))
     }
 
-    /// Unloads what was used longest ago until one more model may be loaded.
+    /// Unloads the least recently used models until another may be loaded.
     fn make_room(&self, most: usize) -> Result<(), ApiError> {
         loop {
             let loaded: Vec<_> = self.entries.iter().filter(|entry| entry.loaded().is_some()).collect();
@@ -559,14 +560,14 @@ impl Models {
             }
             let idle = loaded.into_iter().filter(|entry| entry.n_users.load(Ordering::Relaxed) == 0);
             let Some(oldest) = idle.min_by_key(|entry| entry.state().used) else {
-                let message = format!("as many models are in use as the server keeps, {most}");
+                let message = format!("all {most} models that the server may load are in use");
                 return Err(ApiError::refusal(StatusCode::TOO_MANY_REQUESTS, "busy", message));
             };
             oldest.unload();
         }
     }
 
-    /// Unloads what nobody has used for as long as it is kept.
+    /// Unloads models that were idle for too long.
     pub fn sweep(&self) {
         for entry in &self.entries {
             let mut state = entry.state();

@@ -1,4 +1,4 @@
-//! What stands for `telemetry.rs` in builds without that feature: nothing, of no size.
+//! Zero-sized stubs for `telemetry.rs` in builds without that feature.
 
 use std::time::Duration;
 
@@ -23,8 +23,8 @@ impl Telemetry {
 pub struct ServerSpan;
 
 impl ServerSpan {
-    pub fn trace(&self) -> Trace {
-        Trace
+    pub fn trace(&self) -> TraceContext {
+        TraceContext
     }
 
     pub fn answered(&self, _: u16, _: Option<&'static str>) {}
@@ -33,9 +33,9 @@ impl ServerSpan {
 }
 
 #[derive(Clone, Default)]
-pub struct Trace;
+pub struct TraceContext;
 
-impl Trace {
+impl TraceContext {
     pub fn operation(&self, _: &str, _: usize) -> Operation {
         Operation
     }

@@ -1,4 +1,4 @@
-//! Ollama's interface: `/api/generate`, `/api/chat`, `/api/embed`, and what its clients ask about models.
+//! Ollama's interface: `/api/generate`, `/api/chat`, `/api/embed`, and queries about models.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,31 +10,31 @@ use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 use sha2::{Digest, Sha256};
 
-use super::answers::{Answers, Ask, Choices, Delta, End, Said};
-use super::app::{App, Asked, is_long, now};
+use super::answers::{AnswerEvent, AnswerOptions, Answers, Delta, End, PreparedPrompt};
+use super::app::{ApiRequest, App, is_long, now};
 use super::completions::raw;
 use super::conversation::{Conversation, message_of, tools_of, with_notices};
 use super::embeddings::vectors_of;
 use super::errors::ApiError;
 use super::fields::Fields;
-use super::models::{Entry, Lease, Loaded};
+use super::models::{Lease, Loaded, ServedModel};
 use super::sampling::{random, stops};
-use super::sse::{Gone, Parts, Style, streamed};
+use super::sse::{Disconnected, PartSender, Style, streamed};
 use crate::chat::{Message, date_time};
 use crate::chat_model::ChatRequest;
 use crate::generate::{GenerateOptions, StopReason};
 use crate::grammar::Constraint;
 
-/// The version of Ollama that has what is here. Editors refuse servers below 0.6.4, and other clients below 0.5.
+/// The Ollama version with these endpoints. Editors refuse servers below 0.6.4, other clients below 0.5.
 const OLLAMA: &str = "0.12.6";
 
-/// Seconds until a model ends that stays: a hundred years.
+/// Seconds until a permanently loaded model expires: a hundred years.
 const FOR_EVER: i64 = 100 * 365 * 86_400;
 
-/// Fields that both kinds of generation have.
+/// Fields of both `/api/generate` and `/api/chat`.
 const COMMON: &[&str] = &["model", "stream", "format", "options", "keep_alive", "think"];
 
-/// Options that say where and how to compute: that is the server's to say.
+/// Options about devices, which the server's operator sets: ignored.
 const OF_DEVICES: &[&str] = &[
     "num_ctx",
     "num_gpu",
@@ -48,7 +48,7 @@ const OF_DEVICES: &[&str] = &[
     "numa",
 ];
 
-/// Options that are known.
+/// Supported options.
 const OPTIONS: &[&str] = &[
     "temperature",
     "top_k",
@@ -63,8 +63,8 @@ const OPTIONS: &[&str] = &[
     "frequency_penalty",
 ];
 
-/// What both kinds of generation ask for.
-struct Common {
+/// The common fields.
+struct CommonFields {
     model: String,
     streams: bool,
     /// Without messages and tools.
@@ -72,8 +72,8 @@ struct Common {
     keep: Option<Option<Duration>>,
 }
 
-impl Common {
-    fn read(fields: Fields<'_>, app: &App) -> Result<Common, ApiError> {
+impl CommonFields {
+    fn read(fields: Fields<'_>, app: &App) -> Result<CommonFields, ApiError> {
         let constraint = match fields.get("format") {
             None => None,
             Some(Json::String(name)) if name.is_empty() => None,
@@ -91,7 +91,7 @@ impl Common {
             }
             Some(_) => return Err(fields.wrong("think", "true, false, low, medium or high")),
         };
-        Ok(Common {
+        Ok(CommonFields {
             model: fields.some_text("model")?.to_owned(),
             streams: fields.flag("stream")?.unwrap_or(true),
             request: ChatRequest {
@@ -104,7 +104,7 @@ impl Common {
         })
     }
 
-    /// The model, kept for as long as the request says.
+    /// Loads the model and sets its `keep_alive`.
     async fn lease(&self, app: &App) -> Result<Lease, ApiError> {
         let lease = app.models.get(&self.model).await?;
         if let Some(keep) = self.keep {
@@ -124,7 +124,7 @@ fn options_of(fields: Fields<'_>, app: &App) -> Result<GenerateOptions, ApiError
         Ok::<f32, ApiError>(given.number(field, least, most)?.map_or(usual, |number| number as f32))
     };
     let limit = app.limits.max_tokens.unwrap_or(i32::MAX as usize);
-    // -1 is without a limit, -2 until the context is full.
+    // -1: no limit; -2: until the context is full.
     let n = given.number("num_predict", -2.0, f64::from(i32::MAX))?.filter(|&n| n >= 0.0);
     let last_n = given.number("repeat_last_n", -1.0, f64::from(i32::MAX))?;
     let options = GenerateOptions {
@@ -137,7 +137,7 @@ fn options_of(fields: Fields<'_>, app: &App) -> Result<GenerateOptions, ApiError
         repeat_last_n: last_n.map_or(usual.repeat_last_n, |n| if n < 0.0 { i32::MAX as u32 } else { n as u32 }),
         presence_penalty: number("presence_penalty", -100.0, 100.0, 0.0)?,
         frequency_penalty: number("frequency_penalty", -100.0, 100.0, 0.0)?,
-        // Here -1 is a seed that nobody has named.
+        // -1 requests a random seed.
         seed: given.seed("seed")?.filter(|&seed| seed != u64::MAX).unwrap_or_else(random),
         stop: stops(given, "stop", &app.limits)?,
         ..usual
@@ -146,12 +146,12 @@ fn options_of(fields: Fields<'_>, app: &App) -> Result<GenerateOptions, ApiError
     Ok(options)
 }
 
-/// There is one answer.
+/// Ollama returns one answer per request.
 fn one_answer(request: ChatRequest) -> Conversation {
     Conversation { seeds: vec![request.options.seed], request }
 }
 
-/// How long a model is kept: seconds or a text such as `5m`, for ever if it is negative.
+/// How long to keep a model: seconds or a text such as `5m`; negative: forever.
 fn keep_of(fields: Fields<'_>) -> Result<Option<Option<Duration>>, ApiError> {
     let seconds = match fields.get("keep_alive") {
         None => return Ok(None),
@@ -165,7 +165,7 @@ fn keep_of(fields: Fields<'_>) -> Result<Option<Option<Duration>>, ApiError> {
     }
 }
 
-/// Seconds of a time such as `1h30m`, `-1` or `500ms`.
+/// Seconds of a duration such as `1h30m`, `-1` or `500ms`.
 fn seconds_of(text: &str) -> Option<f64> {
     let (sign, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (-1.0, rest),
@@ -194,28 +194,32 @@ fn seconds_of(text: &str) -> Option<f64> {
 }
 
 /// `/api/generate`.
-pub async fn generate(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
+pub async fn generate(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.only(&[COMMON, &["prompt", "system", "raw"]])?;
-    let common = Common::read(fields, &app)?;
+    let common = CommonFields::read(fields, &app)?;
     let prompt = fields.text("prompt")?.unwrap_or_default().to_owned();
     let system = fields.text("system")?.unwrap_or_default().to_owned();
     let is_raw = fields.flag("raw")?.unwrap_or(false);
     if prompt.is_empty() {
-        return only_load(&app, &common, Shape::Generate).await;
+        return only_load(&app, &common, OllamaEndpoint::Generate).await;
     }
     let begun = Instant::now();
     let lease = common.lease(&app).await?;
     let load = begun.elapsed();
     let has_template = lease.decoder()?.chat.template().is_ok();
-    let Common { model, streams, mut request, .. } = common;
+    let CommonFields { model, streams, mut request, .. } = common;
     let answers = match is_raw || !has_template {
         true => {
             let options = request.options;
             let is_slow = options.constraint.is_some() || is_long(prompt.len());
             let ask = move |decoder: &super::models::Decoder| {
-                let choices = Choices { seeds: vec![options.seed], options };
-                Ok(vec![Ask { ids: raw(decoder.model(), &prompt)?, choices: Arc::new(choices), reader: None }])
+                let choices = AnswerOptions { seeds: vec![options.seed], options };
+                Ok(vec![PreparedPrompt {
+                    ids: raw(decoder.model(), &prompt)?,
+                    choices: Arc::new(choices),
+                    reader: None,
+                }])
             };
             app.answer(lease, &asked.since, is_slow, ask).await?
         }
@@ -225,35 +229,37 @@ pub async fn generate(State(app): State<Arc<App>>, asked: Asked) -> Result<Respo
             app.answer_conversation(lease, &asked.since, one_answer(request)).await?
         }
     };
-    Told { model, shape: Shape::Generate, since: asked.since.at, load, first: None }.tell(&app, answers, streams).await
+    OllamaFormatter { model, shape: OllamaEndpoint::Generate, since: asked.since.at, load, first: None }
+        .respond(&app, answers, streams)
+        .await
 }
 
 /// `/api/chat`.
-pub async fn chat(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
+pub async fn chat(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.only(&[COMMON, &["messages", "tools"]])?;
-    let common = Common::read(fields, &app)?;
+    let common = CommonFields::read(fields, &app)?;
     let given = fields.list("messages", "a list of messages")?.unwrap_or_default();
     if given.is_empty() {
-        return only_load(&app, &common, Shape::Chat).await;
+        return only_load(&app, &common, OllamaEndpoint::Chat).await;
     }
-    let told = |(at, message): (usize, &Json)| chat_message(message, &format!("messages[{at}]"));
-    let messages = given.iter().enumerate().map(told).collect::<Result<Vec<_>, ApiError>>()?;
+    let parse = |(at, message): (usize, &Json)| chat_message(message, &format!("messages[{at}]"));
+    let messages = given.iter().enumerate().map(parse).collect::<Result<Vec<_>, ApiError>>()?;
     let (tools, notices) = tools_of(fields, &app.limits, |tool| (tool.get("function"), ".function"))?;
     let begun = Instant::now();
     let lease = common.lease(&app).await?;
     let load = begun.elapsed();
-    let Common { model, streams, request, .. } = common;
+    let CommonFields { model, streams, request, .. } = common;
     let request = ChatRequest { messages, tools, ..request };
     let answers = app.answer_conversation(lease, &asked.since, one_answer(request)).await?;
-    let told = Told { model, shape: Shape::Chat, since: asked.since.at, load, first: None };
-    Ok(with_notices(told.tell(&app, answers, streams).await?, &notices))
+    let formatter = OllamaFormatter { model, shape: OllamaEndpoint::Chat, since: asked.since.at, load, first: None };
+    Ok(with_notices(formatter.respond(&app, answers, streams).await?, &notices))
 }
 
-/// A message as Ollama has it: calls have objects as arguments and no ids, thoughts and tools other names.
+/// Converts Ollama's message: calls have object arguments and no ids; reasoning and tool names have other keys.
 fn chat_message(message: &Json, param: &str) -> Result<Message, ApiError> {
-    let mut told = message.clone();
-    if let Some(fields) = told.as_object_mut() {
+    let mut converted = message.clone();
+    if let Some(fields) = converted.as_object_mut() {
         if fields.remove("images").is_some_and(|images| images.as_array().is_some_and(|images| !images.is_empty())) {
             let param = format!("{param}.images");
             return Err(ApiError::unsupported(&param, format!("{param} is not supported")));
@@ -269,11 +275,11 @@ fn chat_message(message: &Json, param: &str) -> Result<Message, ApiError> {
             }
         }
     }
-    message_of(&told, param)
+    message_of(&converted, param)
 }
 
-/// Loads a model, or unloads it where it is to be kept for no time, as clients ask for by a request without a text.
-async fn only_load(app: &App, common: &Common, shape: Shape) -> Result<Response, ApiError> {
+/// A request without a text loads the model, or unloads it if `keep_alive` is 0.
+async fn only_load(app: &App, common: &CommonFields, shape: OllamaEndpoint) -> Result<Response, ApiError> {
     let begun = Instant::now();
     let reason = match common.keep {
         Some(Some(Duration::ZERO)) => {
@@ -286,31 +292,31 @@ async fn only_load(app: &App, common: &Common, shape: Shape) -> Result<Response,
         }
     };
     let (model, load) = (common.model.clone(), begun.elapsed());
-    let mut told = Told { model, shape, since: begun, load, first: None }.part(Delta::default());
-    told["done"] = true.into();
-    told["done_reason"] = reason.into();
-    Ok(Body(told).into_response())
+    let mut body = OllamaFormatter { model, shape, since: begun, load, first: None }.part(Delta::default());
+    body["done"] = true.into();
+    body["done_reason"] = reason.into();
+    Ok(Body(body).into_response())
 }
 
-/// Which of the two.
+/// The endpoint.
 #[derive(Clone, Copy)]
-enum Shape {
+enum OllamaEndpoint {
     Generate,
     Chat,
 }
 
-/// How an answer is told.
-struct Told {
+/// Formats an answer.
+struct OllamaFormatter {
     model: String,
-    shape: Shape,
+    shape: OllamaEndpoint,
     since: Instant,
     load: Duration,
-    /// When the first token came.
+    /// When the first token arrived.
     first: Option<Instant>,
 }
 
-impl Told {
-    async fn tell(self, app: &App, answers: Answers, streams: bool) -> Result<Response, ApiError> {
+impl OllamaFormatter {
+    async fn respond(self, app: &App, answers: Answers, streams: bool) -> Result<Response, ApiError> {
         match streams {
             true => streamed(Style::Lines, app.limits.keep_alive, move |parts| self.stream(answers, parts)).await,
             false => self.whole(answers).await,
@@ -319,32 +325,32 @@ impl Told {
 
     fn part(&self, delta: Delta) -> Json {
         let Delta { text, thinking, calls, .. } = delta;
-        let mut told = json!({"model": self.model, "created_at": time()});
+        let mut body = json!({"model": self.model, "created_at": time()});
         let thinking = (!thinking.is_empty()).then_some(thinking);
         match self.shape {
-            Shape::Generate => {
-                told["response"] = text.into();
+            OllamaEndpoint::Generate => {
+                body["response"] = text.into();
                 if let Some(thinking) = thinking {
-                    told["thinking"] = thinking.into();
+                    body["thinking"] = thinking.into();
                 }
             }
-            Shape::Chat => {
-                told["message"] = json!({"role": "assistant", "content": text});
+            OllamaEndpoint::Chat => {
+                body["message"] = json!({"role": "assistant", "content": text});
                 if let Some(thinking) = thinking {
-                    told["message"]["thinking"] = thinking.into();
+                    body["message"]["thinking"] = thinking.into();
                 }
                 if !calls.is_empty() {
                     let call = |call: &crate::answer::ToolCall| json!({"function": {"name": call.name, "arguments": call.arguments}});
-                    told["message"]["tool_calls"] = calls.iter().map(call).collect();
+                    body["message"]["tool_calls"] = calls.iter().map(call).collect();
                 }
             }
         }
-        told["done"] = false.into();
-        told
+        body["done"] = false.into();
+        body
     }
 
     fn end(&self, delta: Delta, end: &End) -> Json {
-        let mut told = self.part(delta);
+        let mut body = self.part(delta);
         let (total, now) = (self.since.elapsed(), Instant::now());
         let first = self.first.unwrap_or(now);
         let numbers: [(&str, u128); 6] = [
@@ -355,39 +361,39 @@ impl Told {
             ("eval_count", end.usage.completion_tokens as u128),
             ("eval_duration", (now - first).as_nanos()),
         ];
-        told["done"] = true.into();
-        told["done_reason"] = if end.is_cut() && end.reason != StopReason::Deadline { "length" } else { "stop" }.into();
+        body["done"] = true.into();
+        body["done_reason"] = if end.is_cut() && end.reason != StopReason::Deadline { "length" } else { "stop" }.into();
         for (name, number) in numbers {
-            told[name] = u64::try_from(number).unwrap_or(u64::MAX).into();
+            body[name] = u64::try_from(number).unwrap_or(u64::MAX).into();
         }
-        told
+        body
     }
 
     async fn whole(mut self, mut answers: Answers) -> Result<Response, ApiError> {
         let mut all = Delta::default();
-        while let Some(said) = answers.next().await {
+        while let Some(event) = answers.next().await {
             self.first.get_or_insert_with(Instant::now);
-            match said? {
-                Said::Delta(_, delta) => {
+            match event? {
+                AnswerEvent::Delta(_, delta) => {
                     all.text += &delta.text;
                     all.thinking += &delta.thinking;
                     all.calls.extend(delta.calls);
                 }
-                Said::End(_, end) => return Ok(Body(self.end(all, &end)).into_response()),
+                AnswerEvent::End(_, end) => return Ok(Body(self.end(all, &end)).into_response()),
             }
         }
         Ok(Body(self.part(all)).into_response())
     }
 
-    async fn stream(mut self, mut answers: Answers, parts: Parts) -> Result<Parts, Gone> {
-        while let Some(said) = answers.next().await {
+    async fn stream(mut self, mut answers: Answers, parts: PartSender) -> Result<PartSender, Disconnected> {
+        while let Some(event) = answers.next().await {
             self.first.get_or_insert_with(Instant::now);
-            match said {
-                Ok(Said::Delta(_, delta)) => parts.send(self.part(delta)).await?,
-                Ok(Said::End(_, end)) => parts.send(self.end(Delta::default(), &end)).await?,
+            match event {
+                Ok(AnswerEvent::Delta(_, delta)) => parts.send(self.part(delta)).await?,
+                Ok(AnswerEvent::End(_, end)) => parts.send(self.end(Delta::default(), &end)).await?,
                 Err(error) => {
                     parts.fail(error).await?;
-                    return Err(Gone);
+                    return Err(Disconnected);
                 }
             }
         }
@@ -395,14 +401,14 @@ impl Told {
     }
 }
 
-/// The time as Ollama tells it.
+/// The time in Ollama's format.
 fn time() -> String {
     date_time(i64::try_from(now().as_secs()).unwrap_or_default())
 }
 
-/// Written from the numbers themselves, as in OpenAI's interface.
+/// Serialised from the numbers themselves, as in OpenAI's interface.
 #[derive(Serialize)]
-struct Embedded<'a> {
+struct EmbedResponse<'a> {
     model: &'a str,
     embeddings: Vec<Vec<f32>>,
     total_duration: u64,
@@ -411,7 +417,7 @@ struct Embedded<'a> {
 }
 
 /// `/api/embed`.
-pub async fn embed(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
+pub async fn embed(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.only(&[&["model", "input", "truncate", "options", "keep_alive", "dimensions"]])?;
     let model = fields.some_text("model")?;
@@ -427,7 +433,7 @@ pub async fn embed(State(app): State<Arc<App>>, asked: Asked) -> Result<Response
     let dims = embedder.dims();
     let texts = match cuts {
         true => texts,
-        // It takes as long as to encode them.
+        // Checking takes as long as encoding.
         false => {
             let check = move || match texts.iter().position(|text| embedder.is_cut(text).unwrap_or(false)) {
                 None => Ok(texts),
@@ -443,7 +449,7 @@ pub async fn embed(State(app): State<Arc<App>>, asked: Asked) -> Result<Response
     if dimensions.is_some_and(|dimensions| dimensions != u64::from(dims)) {
         return Err(ApiError::unsupported(
             "dimensions",
-            format!("dimensions is not {dims}, and vectors cannot be cut"),
+            format!("dimensions is not {dims}, and vectors cannot be truncated"),
         ));
     }
     if let Some(keep) = keep {
@@ -453,17 +459,17 @@ pub async fn embed(State(app): State<Arc<App>>, asked: Asked) -> Result<Response
     let (vectors, n) = vectors_of(&app, lease, &asked.since.trace, texts).await?;
     let total_duration = asked.since.at.elapsed().as_nanos() as u64;
     let load_duration = load.as_nanos() as u64;
-    let told = Embedded { model, embeddings: vectors, total_duration, load_duration, prompt_eval_count: n };
-    Ok(Body(told).into_response())
+    let body = EmbedResponse { model, embeddings: vectors, total_duration, load_duration, prompt_eval_count: n };
+    Ok(Body(body).into_response())
 }
 
-fn format_of(entry: &Entry) -> &'static str {
+fn format_of(entry: &ServedModel) -> &'static str {
     if entry.is_gguf() { "gguf" } else { "safetensors" }
 }
 
-fn entry_told(entry: &Entry) -> Json {
+fn model_json(entry: &ServedModel) -> Json {
     let details = entry.about().map(|about| about.details(format_of(entry)));
-    // Clients show the beginning of a digest, and compare it.
+    // Clients show the beginning of the digest, and compare digests.
     let digest = Sha256::digest(format!("{} {}", entry.name(), entry.size_bytes()));
     json!({
         "name": entry.name(),
@@ -478,58 +484,58 @@ fn entry_told(entry: &Entry) -> Json {
 /// `/api/tags`.
 pub async fn tags(State(app): State<Arc<App>>) -> Result<Body<Json>, ApiError> {
     let of = app.clone();
-    let models = app.prepare(move || Ok(of.models.entries.iter().map(|entry| entry_told(entry)).collect::<Vec<_>>()));
+    let models = app.prepare(move || Ok(of.models.entries.iter().map(|entry| model_json(entry)).collect::<Vec<_>>()));
     Ok(Body(json!({"models": models.await?})))
 }
 
-/// `/api/ps`: those that are loaded.
+/// `/api/ps`: lists the loaded models.
 pub async fn loaded(State(app): State<Arc<App>>) -> Result<Body<Json>, ApiError> {
     let of = app.clone();
     let models = app.prepare(move || {
-        let told = |entry: &Arc<Entry>| {
+        let describe = |entry: &Arc<ServedModel>| {
             let loaded = entry.loaded()?;
             let plan = loaded.plan().unwrap_or_default();
-            let mut told = entry_told(entry);
-            told["size"] = plan.total_bytes().into();
-            told["size_vram"] = plan.total_bytes().into();
-            // Where nobody has said how long it stays, it does.
-            told["expires_at"] = date_time(i64::try_from(now().as_secs()).unwrap_or_default() + FOR_EVER).into();
+            let mut body = model_json(entry);
+            body["size"] = plan.total_bytes().into();
+            body["size_vram"] = plan.total_bytes().into();
+            // A model without a set time stays loaded.
+            body["expires_at"] = date_time(i64::try_from(now().as_secs()).unwrap_or_default() + FOR_EVER).into();
             if let Loaded::Decoder(decoder) = &loaded {
-                told["context_length"] = decoder.model().context_length().into();
+                body["context_length"] = decoder.model().context_length().into();
             }
-            Some(told)
+            Some(body)
         };
-        Ok(of.models.entries.iter().filter_map(told).collect::<Vec<_>>())
+        Ok(of.models.entries.iter().filter_map(describe).collect::<Vec<_>>())
     });
     Ok(Body(json!({"models": models.await?})))
 }
 
 /// `/api/show`.
-pub async fn show(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
+pub async fn show(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
-    // `name` is what older clients say.
+    // Older clients send `name`.
     fields.only(&[&["model", "name", "verbose"]])?;
     let name = match fields.text("model")? {
         Some(name) => name,
         None => fields.some_text("name").map_err(|_| fields.wrong("model", "a text"))?,
     };
     let entry = app.models.find(name)?.clone();
-    let told = app.prepare(move || {
+    let body = app.prepare(move || {
         let context_length = match entry.loaded() {
             Some(Loaded::Decoder(decoder)) => Some(decoder.model().context_length()),
             _ => None,
         };
-        let mut told = entry.about().map_or_else(
+        let mut body = entry.about().map_or_else(
             || json!({"details": {}, "model_info": {}, "capabilities": []}),
             |about| about.shown(format_of(&entry), context_length),
         );
-        told["modified_at"] = date_time(i64::try_from(entry.created).unwrap_or_default()).into();
-        Ok(told)
+        body["modified_at"] = date_time(i64::try_from(entry.created).unwrap_or_default()).into();
+        Ok(body)
     });
-    Ok(Body(told.await?).into_response())
+    Ok(Body(body.await?).into_response())
 }
 
-/// `/api/version`: the version of Ollama whose interface this is, since clients ask for a least one, and this program's own.
+/// `/api/version`: the compatible version of Ollama, since clients require a minimum, and this program's own.
 pub async fn version() -> Body<Json> {
     Body(json!({"version": OLLAMA, "tilewright": env!("CARGO_PKG_VERSION")}))
 }
@@ -539,7 +545,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_as_clients_write_them() {
+    fn ollama_keep_alive_durations_are_parsed() {
         let known =
             [("5m", 300.0), ("1h30m", 5400.0), ("-1", -1.0), ("0", 0.0), ("90", 90.0), ("1.5s", 1.5), ("-2m", -120.0)];
         for (text, seconds) in known {

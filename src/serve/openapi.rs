@@ -1,13 +1,13 @@
-//! What the server answers, as an OpenAPI document. Field by field it is the interface that is named.
+//! The OpenAPI document of the server. For fields, see the named interface.
 
 use serde_json::{Map, Value as Json, json};
 
-/// Method, path, what it does, and the fields that a request must have.
+/// Method, path, summary, and required fields.
 pub const ENDPOINTS: [(&str, &str, &str, &[&str]); 19] = [
     ("post", "/v1/chat/completions", "Answers a conversation, as OpenAI's Chat Completions", &["model", "messages"]),
     ("post", "/v1/completions", "Continues texts, as OpenAI's Completions", &["model", "prompt"]),
     ("post", "/v1/responses", "Answers an input, as OpenAI's Responses", &["model", "input"]),
-    ("post", "/v1/embeddings", "Makes vectors of texts, as OpenAI's Embeddings", &["model", "input"]),
+    ("post", "/v1/embeddings", "Computes embeddings, as OpenAI's Embeddings", &["model", "input"]),
     (
         "post",
         "/v1/rerank",
@@ -20,17 +20,17 @@ pub const ENDPOINTS: [(&str, &str, &str, &[&str]); 19] = [
     ("post", "/v1/models/{name}/unload", "Unloads a model once its requests are done", &[]),
     ("post", "/api/generate", "Continues or answers a text, as Ollama's", &["model"]),
     ("post", "/api/chat", "Answers a conversation, as Ollama's", &["model"]),
-    ("post", "/api/embed", "Makes vectors of texts, as Ollama's", &["model", "input"]),
+    ("post", "/api/embed", "Computes embeddings, as Ollama's", &["model", "input"]),
     ("get", "/api/tags", "Lists the models, as Ollama's", &[]),
-    ("get", "/api/ps", "Lists the models that are loaded, as Ollama's", &[]),
-    ("post", "/api/show", "A model, as Ollama's", &["model"]),
+    ("get", "/api/ps", "Lists the loaded models, as Ollama's", &[]),
+    ("post", "/api/show", "Shows a model, as Ollama's", &["model"]),
     ("get", "/api/version", "The server's version", &[]),
-    ("get", "/health", "Whether the server is there; needs no key", &[]),
-    ("get", "/metrics", "Measures in the text that Prometheus reads", &[]),
+    ("get", "/health", "Whether the server is up; needs no key", &[]),
+    ("get", "/metrics", "Metrics in Prometheus's text format", &[]),
     ("get", "/openapi.json", "This document", &[]),
 ];
 
-/// The document.
+/// The OpenAPI document.
 pub fn document() -> Json {
     let mut paths = Map::new();
     for (method, path, summary, required) in ENDPOINTS {
@@ -50,7 +50,7 @@ pub fn document() -> Json {
         }
         if path == "/health" {
             told["security"] = json!([]);
-            told["responses"]["503"] = json!({"description": "The engine of a model computes nothing."});
+            told["responses"]["503"] = json!({"description": "A model's engine has stopped."});
         }
         let entry = paths.entry(path).or_insert_with(|| json!({}));
         entry[method] = told;
@@ -73,7 +73,7 @@ pub fn document() -> Json {
         "components": {
             "responses": {
                 "Error": {
-                    "description": "What is wrong, in OpenAI's shape; paths under /api have a text in `error`, as Ollama's.",
+                    "description": "An error in OpenAI's format; paths under /api have a string in `error`, as Ollama's.",
                     "content": {"application/json": {"schema": body}},
                 },
             },

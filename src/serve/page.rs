@@ -1,4 +1,4 @@
-//! A folder of static files, such as the demo page.
+//! Static files of a folder, such as the demo page.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,14 +17,14 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::error::Error;
 
-/// Files of a folder at most.
-const MOST_FILES: usize = 10_000;
+/// Maximum number of files and folders.
+const MAX_FILES: usize = 10_000;
 
-/// Bytes of a file that are in memory at a time, for each request.
+/// Bytes of a file in memory at a time, per request.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Headers of each file: pages are isolated from other origins, which threads in a page need, no page of another origin shows
-/// them in a frame (which a policy in the page itself cannot say), and types are as they are told.
+/// Headers of each file. Pages are isolated from other origins, as threads need; other origins cannot frame them,
+/// which a policy in the page cannot say; types are not guessed.
 const HEADERS: [(&str, &str); 6] = [
     ("cross-origin-opener-policy", "same-origin"),
     ("cross-origin-embedder-policy", "require-corp"),
@@ -34,14 +34,13 @@ const HEADERS: [(&str, &str); 6] = [
     ("accept-ranges", "bytes"),
 ];
 
-/// The files that were there when the server began, by their paths in addresses. Nothing else is ever looked for, so no address
-/// leads out of the folder.
-pub struct Page(HashMap<String, PathBuf>);
+/// The files present at the start, by URL path. No other path is looked up, so no URL leads out of the folder.
+pub struct StaticFiles(HashMap<String, PathBuf>);
 
-impl Page {
+impl StaticFiles {
     /// # Errors
     /// [`Error::Io`] if the folder cannot be read; [`Error::Option`] if it has too many files.
-    pub fn open(folder: &Path) -> Result<Page, Error> {
+    pub fn open(folder: &Path) -> Result<StaticFiles, Error> {
         let mut files = HashMap::new();
         let mut folders = vec![(folder.to_path_buf(), String::from("/"))];
         while let Some((folder, address)) = folders.pop() {
@@ -52,7 +51,7 @@ impl Page {
                 if name.starts_with('.') {
                     continue;
                 }
-                // Links are followed: who made the folder put them there.
+                // Links are followed: the folder's owner put them there.
                 match std::fs::metadata(entry.path()) {
                     Ok(about) if about.is_dir() => folders.push((entry.path(), format!("{address}{name}/"))),
                     Ok(about) if about.is_file() => {
@@ -64,16 +63,16 @@ impl Page {
                     _ => {}
                 }
             }
-            if files.len() + folders.len() > MOST_FILES {
-                let (expected, found) = (format!("a folder of at most {MOST_FILES} files"), "more".into());
+            if files.len() + folders.len() > MAX_FILES {
+                let (expected, found) = (format!("a folder of at most {MAX_FILES} files"), "more files".into());
                 return Err(Error::Option { option: "page", expected, found });
             }
         }
-        Ok(Page(files))
+        Ok(StaticFiles(files))
     }
 
-    /// The file at a path, if there is one: all of it, the range that is asked for, or that it has not changed (RFC 9110, 13
-    /// and 14). It is read while it is sent.
+    /// The file at a path, if any: all of it, the requested range, or 304 if unchanged (RFC 9110, 13 and 14). It is
+    /// read while it is sent.
     pub async fn get(&self, method: &Method, path: &str, asked: &HeaderMap) -> Option<Response> {
         let path = self.0.get(path)?.clone();
         let kind = type_of(&path);
@@ -84,7 +83,7 @@ impl Page {
         });
         let (file, about) = opened.await.ok()?.ok()?;
         let len = about.len();
-        // A file that is written anew has another time, or another length.
+        // A rewritten file has another time or length.
         let time = about.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
         let tag = format!("\"{len:x}-{:x}\"", time.as_nanos());
         let says = |name| asked.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
@@ -100,7 +99,7 @@ impl Page {
             return Some(response);
         }
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-        // A range of another version of the file would be a part of something else. A date is never the tag.
+        // A range must be of the same version. A date never matches the tag.
         let is_same = says(header::IF_RANGE).is_none_or(|own| own == tag);
         let asked_for = says(header::RANGE).filter(|_| is_same && *method == Method::GET);
         let (status, range) = match asked_for.and_then(|asked| range_of(asked, len)) {
@@ -120,19 +119,19 @@ impl Page {
         *response.status_mut() = status;
         if *method == Method::GET {
             *response.body_mut() =
-                Body::new(Pieces { left: range.end - range.start, at: range.start, next: Next::File(file) });
+                Body::new(FilePieces { left: range.end - range.start, at: range.start, next: NextRead::File(file) });
         }
         Some(response)
     }
 }
 
-/// The bytes that a `Range` asks for; within it `None` if the file has none of them. `None` for what is no single range of bytes,
-/// which is as if nothing was asked for.
+/// The byte range of a `Range` header; an inner `None` if the file has no such bytes. `None` if it is not a single
+/// byte range: the header is ignored then.
 fn range_of(asked: &str, len: u64) -> Option<Option<Range<u64>>> {
     let (unit, asked) = asked.split_once('=')?;
     let (first, last) = asked.trim().split_once('-').filter(|_| unit.trim().eq_ignore_ascii_case("bytes"))?;
     let number = |text: &str| match text.bytes().all(|b| b.is_ascii_digit()) && !text.is_empty() {
-        // Beyond all files are those that no number holds, too.
+        // A number that overflows is also beyond the file.
         true => Some(text.parse().unwrap_or(u64::MAX)),
         false => None,
     };
@@ -150,45 +149,45 @@ fn range_of(asked: &str, len: u64) -> Option<Option<Range<u64>>> {
     Some(Some(range).filter(|range| range.start < range.end))
 }
 
-/// A part of a file, piece by piece: the next one is read when the one before has room in the connection.
-struct Pieces {
+/// A part of a file. Each piece is read once the connection has room for it.
+struct FilePieces {
     left: u64,
     at: u64,
-    next: Next,
+    next: NextRead,
 }
 
-enum Next {
+enum NextRead {
     File(File),
     Reading(JoinHandle<io::Result<(File, Vec<u8>)>>),
-    /// It could not be read.
+    /// Reading failed.
     Nothing,
 }
 
 fn read(mut file: File, at: u64, n: usize) -> io::Result<(File, Vec<u8>)> {
     let mut piece = vec![0; n];
     file.seek(SeekFrom::Start(at))?;
-    // A file that has become shorter is an error: its length is told already.
+    // A file that became shorter is an error: its length was sent already.
     file.read_exact(&mut piece)?;
     Ok((file, piece))
 }
 
-impl hyper::body::Body for Pieces {
+impl hyper::body::Body for FilePieces {
     type Data = Bytes;
     type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         loop {
             let this = &mut *self;
-            match std::mem::replace(&mut this.next, Next::Nothing) {
-                Next::File(file) if this.left > 0 => {
+            match std::mem::replace(&mut this.next, NextRead::Nothing) {
+                NextRead::File(file) if this.left > 0 => {
                     let (at, n) = (this.at, this.left.min(PIECE_BYTES as u64) as usize);
-                    this.next = Next::Reading(spawn_blocking(move || read(file, at, n)));
+                    this.next = NextRead::Reading(spawn_blocking(move || read(file, at, n)));
                 }
-                Next::Reading(mut reading) => {
+                NextRead::Reading(mut reading) => {
                     let read = match pin!(&mut reading).poll(context) {
                         Poll::Ready(read) => read.unwrap_or_else(|panic| Err(io::Error::other(panic))),
                         Poll::Pending => {
-                            this.next = Next::Reading(reading);
+                            this.next = NextRead::Reading(reading);
                             return Poll::Pending;
                         }
                     };
@@ -197,10 +196,10 @@ impl hyper::body::Body for Pieces {
                         Err(error) => return Poll::Ready(Some(Err(error))),
                     };
                     let n = piece.len() as u64;
-                    (this.left, this.at, this.next) = (this.left - n, this.at + n, Next::File(file));
+                    (this.left, this.at, this.next) = (this.left - n, this.at + n, NextRead::File(file));
                     return Poll::Ready(Some(Ok(Frame::data(piece.into()))));
                 }
-                Next::File(_) | Next::Nothing => return Poll::Ready(None),
+                NextRead::File(_) | NextRead::Nothing => return Poll::Ready(None),
             }
         }
     }
@@ -235,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_those_of_the_standard() {
+    fn range_headers_follow_the_http_standard() {
         let known: [(&str, Option<Option<Range<u64>>>); 16] = [
             ("bytes=0-0", Some(Some(0..1))),
             ("bytes=2-5", Some(Some(2..6))),
@@ -260,19 +259,19 @@ mod tests {
         assert_eq!(range_of("bytes=0-", 0), Some(None));
     }
 
-    /// So much is read as was taken, whatever the length of the file.
+    /// Reads no more than was taken, whatever the file's length.
     #[cfg(unix)]
     #[tokio::test]
-    async fn a_file_is_read_as_it_is_taken() {
+    async fn file_body_is_read_only_as_it_is_consumed() {
         use http_body_util::BodyExt;
         use hyper::body::Body as _;
 
         let folder = std::env::temp_dir().join(format!("tilewright-page-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        // It has holes only, and takes no room.
+        // A sparse file uses no disk space.
         let len = 1 << 40;
         File::create(folder.join("large.gguf")).unwrap().set_len(len).unwrap();
-        let page = Page::open(&folder).unwrap();
+        let page = StaticFiles::open(&folder).unwrap();
         let response = page.get(&Method::GET, "/large.gguf", &HeaderMap::new()).await.unwrap();
         let mut body = response.into_body();
         assert_eq!(body.size_hint().exact(), Some(len));

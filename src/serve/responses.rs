@@ -7,15 +7,15 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value as Json, json};
 
-use super::answers::{Answers, CallIds, Choices, Delta, End, Said, Used};
-use super::app::{App, Asked, Head};
-use super::chat::tokens_told;
+use super::answers::{AnswerEvent, AnswerOptions, Answers, CallIds, Delta, End, RequestUsage};
+use super::app::{AnswerMetadata, ApiRequest, App};
+use super::chat::tokens_json;
 use super::conversation::{Conversation, arguments_of, constraint_of, effort_of, joined, tools_of, with_notices};
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
-use super::sampling::Sampling;
-use super::sse::{Gone, Parts, Style, streamed};
+use super::sampling::RequestSampling;
+use super::sse::{Disconnected, PartSender, Style, streamed};
 use crate::answer::ToolCall;
 use crate::chat::Message;
 use crate::chat_model::ChatRequest;
@@ -42,15 +42,15 @@ const FIELDS: &[&str] = &[
     "cache_salt",
 ];
 
-/// What a request may have included. The second one is nothing here, and clients that keep no answers ask for it.
+/// Supported values of `include`. Clients that store no answers ask for the second one, which has no effect here.
 const INCLUDED: [&str; 2] = ["message.output_text.logprobs", "reasoning.encrypted_content"];
 
 /// Answers an input.
-pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
+pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.only(&[FIELDS])?;
     let model = fields.some_text("model")?.to_owned();
-    let sampling = Sampling::read(fields, &app.limits, &["max_output_tokens"], None)?;
+    let sampling = RequestSampling::read(fields, &app.limits, &["max_output_tokens"], None)?;
     let (conversation, notices) = conversation_of(fields, &sampling, &app.limits)?;
     let ids = CallIds::new(conversation.request.messages.len());
     let has_logprobs = conversation.request.options.logprobs.is_some();
@@ -67,23 +67,24 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
         "text": or("text", json!({"format": {"type": "text"}})),
         "tool_choice": or("tool_choice", "auto".into()),
         "tools": functions_of(fields),
-        // From its decimal digits: widened to an f64 it would be 0.949999988.
+        // From the decimal digits: an f32 widened to f64 would be 0.949999988.
         "top_p": or("top_p", GenerateOptions::default().top_p.to_string().parse().unwrap_or(Json::Null)),
         "truncation": "disabled",
     });
     let answers = app.converse(&model, conversation, &asked.since).await?;
-    let told = Told { head: Head::new("resp", &model), echoed, ids, has_logprobs, items: Vec::new() };
+    let formatter =
+        ResponseFormatter { head: AnswerMetadata::new("resp", &model), echoed, ids, has_logprobs, items: Vec::new() };
     let response = match sampling.streams {
         true => {
-            let work = move |parts| Streamed { told, parts, n_sent: 0, open: None }.run(answers);
+            let work = move |parts| ResponseStreamer { formatter, parts, n_sent: 0, open: None }.run(answers);
             streamed(Style::Named, app.limits.keep_alive, work).await
         }
-        false => told.whole(answers, app.limits.answer_bytes).await,
+        false => formatter.whole(answers, app.limits.answer_bytes).await,
     };
     Ok(with_notices(response?, &notices))
 }
 
-/// Of the tools of a request those that are used.
+/// The request's function tools, which are the supported ones.
 fn functions_of(fields: Fields<'_>) -> Json {
     let tools = fields.get("tools").and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
     tools.iter().filter(|tool| tool["type"] == "function").cloned().collect()
@@ -91,7 +92,7 @@ fn functions_of(fields: Fields<'_>) -> Json {
 
 fn conversation_of(
     fields: Fields<'_>,
-    sampling: &Sampling,
+    sampling: &RequestSampling,
     limits: &Limits,
 ) -> Result<(Conversation, Vec<String>), ApiError> {
     let mut messages = Vec::new();
@@ -113,7 +114,7 @@ fn conversation_of(
     }
     let has_logprobs = included.iter().any(|name| *name == INCLUDED[0]);
     let top = fields.whole("top_logprobs", 0, 20)?;
-    let Choices { options, seeds } = sampling.choices.clone();
+    let AnswerOptions { options, seeds } = sampling.choices.clone();
     let logprobs = (has_logprobs || top.is_some_and(|n| n > 0)).then_some(top.unwrap_or(0) as u32);
     let (tools, notices) = tools_of(fields, limits, |tool| (Some(tool), ""))?;
     let choice =
@@ -145,7 +146,7 @@ fn conversation_of(
     Ok((Conversation { request, seeds }, notices))
 }
 
-/// Adds an item of an input to the messages. Calls and thoughts belong to the assistant's message that they are next to.
+/// Adds an input item to the messages. Calls and reasoning join the adjacent assistant message.
 fn add(messages: &mut Vec<Message>, item: &Json, param: &str) -> Result<(), ApiError> {
     let expected = "a message, function_call, function_call_output or reasoning";
     let object = item.as_object().ok_or_else(|| ApiError::invalid(param, Some(item), expected))?;
@@ -165,7 +166,7 @@ fn add(messages: &mut Vec<Message>, item: &Json, param: &str) -> Result<(), ApiE
                     last.role == role && last.text() == Some("") && !last.fields.contains_key("tool_calls")
                 });
             match messages.last_mut().filter(|_| follows) {
-                // The text behind a thought.
+                // The text after the reasoning.
                 Some(last) => last.content = text.into(),
                 None => messages.push(Message::new(if role == "developer" { "system" } else { role }, text)),
             }
@@ -204,22 +205,22 @@ fn add(messages: &mut Vec<Message>, item: &Json, param: &str) -> Result<(), ApiE
     Ok(())
 }
 
-/// How the answer is told.
-struct Told {
-    head: Head,
-    /// What of the request is in its answer.
+/// Formats the answer.
+struct ResponseFormatter {
+    head: AnswerMetadata,
+    /// Request fields that the response repeats.
     echoed: Json,
     ids: CallIds,
     has_logprobs: bool,
-    /// Items that are complete.
+    /// Complete items.
     items: Vec<Json>,
 }
 
-impl Told {
-    /// The answer as it is now.
-    fn object(&self, status: &str, end: Option<End>, usage: Option<Used>) -> Json {
+impl ResponseFormatter {
+    /// The response object in its current state.
+    fn object(&self, status: &str, end: Option<End>, usage: Option<RequestUsage>) -> Json {
         let cut = end.filter(End::is_cut).map(|_| json!({"reason": "max_output_tokens"}));
-        let mut told = json!({
+        let mut body = json!({
             "id": self.head.id,
             "object": "response",
             "created_at": self.head.created,
@@ -228,7 +229,7 @@ impl Told {
             "incomplete_details": cut,
             "model": self.head.model,
             "output": self.items,
-            "usage": usage.map(|Used { tokens: usage, reasoning_tokens }| json!({
+            "usage": usage.map(|RequestUsage { tokens: usage, reasoning_tokens }| json!({
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": usage.cached_tokens},
                 "output_tokens": usage.completion_tokens,
@@ -236,10 +237,10 @@ impl Told {
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             })),
         });
-        if let (Some(told), Some(echoed)) = (told.as_object_mut(), self.echoed.as_object()) {
-            told.extend(echoed.clone());
+        if let (Some(body), Some(echoed)) = (body.as_object_mut(), self.echoed.as_object()) {
+            body.extend(echoed.clone());
         }
-        told
+        body
     }
 
     fn id(&self, kind: &str) -> String {
@@ -252,7 +253,7 @@ impl Told {
     }
 
     fn text_part(&self, delta: &Delta) -> Json {
-        let logprobs = if self.has_logprobs { tokens_told(&delta.tokens) } else { Vec::new() };
+        let logprobs = if self.has_logprobs { tokens_json(&delta.tokens) } else { Vec::new() };
         json!({"type": "output_text", "text": delta.text, "annotations": [], "logprobs": logprobs})
     }
 
@@ -268,7 +269,7 @@ impl Told {
     }
 
     async fn whole(mut self, mut answers: Answers, most: usize) -> Result<Response, ApiError> {
-        let (delta, end) = answers.whole(most).await?.pop().unzip();
+        let (delta, end) = answers.collect(most).await?.pop().unzip();
         let delta = delta.unwrap_or_default();
         let status = if end.is_some_and(|end: End| end.is_cut()) { "incomplete" } else { "completed" };
         if !delta.thinking.is_empty() {
@@ -285,39 +286,39 @@ impl Told {
     }
 }
 
-/// What of an item is out.
+/// The part of an open item sent so far.
 struct Open {
     is_thought: bool,
     so_far: Delta,
 }
 
-/// An answer as events.
-struct Streamed {
-    told: Told,
-    parts: Parts,
+/// Sends an answer as events.
+struct ResponseStreamer {
+    formatter: ResponseFormatter,
+    parts: PartSender,
     n_sent: usize,
     open: Option<Open>,
 }
 
-impl Streamed {
-    async fn run(mut self, mut answers: Answers) -> Result<Parts, Gone> {
-        // Nothing is said before the first token, so that what is wrong with the request has its status.
+impl ResponseStreamer {
+    async fn run(mut self, mut answers: Answers) -> Result<PartSender, Disconnected> {
+        // Sends nothing before the first token, so that an invalid request gets its own status.
         let mut begun = false;
         let mut end = None;
-        while let Some(said) = answers.next().await {
-            let delta = match said {
-                Ok(Said::Delta(_, delta)) => delta,
-                Ok(Said::End(_, ended)) => {
+        while let Some(event) = answers.next().await {
+            let delta = match event {
+                Ok(AnswerEvent::Delta(_, delta)) => delta,
+                Ok(AnswerEvent::End(_, ended)) => {
                     end = Some(ended);
                     Delta::default()
                 }
                 Err(error) => {
                     self.parts.fail(error).await?;
-                    return Err(Gone);
+                    return Err(Disconnected);
                 }
             };
             if !std::mem::replace(&mut begun, true) {
-                let object = self.told.object("in_progress", None, None);
+                let object = self.formatter.object("in_progress", None, None);
                 self.send("response.created", json!({"response": object})).await?;
                 self.send("response.in_progress", json!({"response": object})).await?;
             }
@@ -335,16 +336,16 @@ impl Streamed {
             }
         }
         let status = if end.is_some_and(|end| end.is_cut()) { "incomplete" } else { "completed" };
-        if self.open.is_none() && self.told.items.is_empty() {
+        if self.open.is_none() && self.formatter.items.is_empty() {
             self.add(false, Delta::default()).await?;
         }
         self.close(status).await?;
-        let object = self.told.object(status, end, Some(answers.usage()));
+        let object = self.formatter.object(status, end, Some(answers.usage()));
         self.send(&format!("response.{status}"), json!({"response": object})).await?;
         Ok(self.parts)
     }
 
-    async fn send(&mut self, kind: &str, fields: Json) -> Result<(), Gone> {
+    async fn send(&mut self, kind: &str, fields: Json) -> Result<(), Disconnected> {
         let mut event = json!({"type": kind, "sequence_number": self.n_sent});
         if let (Some(event), Json::Object(fields)) = (event.as_object_mut(), fields) {
             event.extend(fields);
@@ -353,14 +354,16 @@ impl Streamed {
         self.parts.send(event).await
     }
 
-    /// Adds to a thought or to the text, which begins a new item where the other one was open.
-    async fn add(&mut self, is_thought: bool, delta: Delta) -> Result<(), Gone> {
+    /// Adds to the open reasoning or text item, or closes it and starts one of the other kind.
+    async fn add(&mut self, is_thought: bool, delta: Delta) -> Result<(), Disconnected> {
         if self.open.as_ref().is_none_or(|open| open.is_thought != is_thought) {
             self.close("completed").await?;
-            let at = self.told.items.len();
+            let at = self.formatter.items.len();
             let (item, part) = match is_thought {
-                true => (self.told.reasoning(""), json!({"type": "reasoning_text", "text": ""})),
-                false => (self.told.message("in_progress", json!([])), self.told.text_part(&Delta::default())),
+                true => (self.formatter.reasoning(""), json!({"type": "reasoning_text", "text": ""})),
+                false => {
+                    (self.formatter.message("in_progress", json!([])), self.formatter.text_part(&Delta::default()))
+                }
             };
             let id = item["id"].clone();
             self.send("response.output_item.added", json!({"output_index": at, "item": item})).await?;
@@ -368,18 +371,19 @@ impl Streamed {
             self.send("response.content_part.added", added).await?;
             self.open = Some(Open { is_thought, so_far: Delta::default() });
         }
-        let at = self.told.items.len();
+        let at = self.formatter.items.len();
         let mut event = json!({"output_index": at, "content_index": 0});
         let kind = match is_thought {
             true => {
-                event["item_id"] = self.told.id("rs").into();
+                event["item_id"] = self.formatter.id("rs").into();
                 event["delta"] = delta.thinking.as_str().into();
                 "response.reasoning_text.delta"
             }
             false => {
-                event["item_id"] = self.told.id("msg").into();
+                event["item_id"] = self.formatter.id("msg").into();
                 event["delta"] = delta.text.as_str().into();
-                event["logprobs"] = if self.told.has_logprobs { tokens_told(&delta.tokens).into() } else { json!([]) };
+                event["logprobs"] =
+                    if self.formatter.has_logprobs { tokens_json(&delta.tokens).into() } else { json!([]) };
                 "response.output_text.delta"
             }
         };
@@ -391,18 +395,18 @@ impl Streamed {
         self.send(kind, event).await
     }
 
-    /// Completes the item that is open.
-    async fn close(&mut self, status: &str) -> Result<(), Gone> {
+    /// Completes the open item.
+    async fn close(&mut self, status: &str) -> Result<(), Disconnected> {
         let Some(Open { is_thought, so_far }) = self.open.take() else { return Ok(()) };
-        let at = self.told.items.len();
+        let at = self.formatter.items.len();
         let (item, part, kind) = match is_thought {
             true => {
-                let item = self.told.reasoning(&so_far.thinking);
+                let item = self.formatter.reasoning(&so_far.thinking);
                 (item, json!({"type": "reasoning_text", "text": so_far.thinking}), "response.reasoning_text.done")
             }
             false => {
-                let part = self.told.text_part(&so_far);
-                (self.told.message(status, json!([part])), part, "response.output_text.done")
+                let part = self.formatter.text_part(&so_far);
+                (self.formatter.message(status, json!([part])), part, "response.output_text.done")
             }
         };
         let place = json!({"item_id": item["id"], "output_index": at, "content_index": 0});
@@ -418,14 +422,14 @@ impl Streamed {
         self.send(kind, done).await?;
         self.send("response.content_part.done", with("part", &part)).await?;
         self.send("response.output_item.done", json!({"output_index": at, "item": item})).await?;
-        self.told.items.push(item);
+        self.formatter.items.push(item);
         Ok(())
     }
 
-    /// A call comes whole.
-    async fn call(&mut self, call: &ToolCall) -> Result<(), Gone> {
-        let at = self.told.items.len();
-        let item = self.told.call(call);
+    /// Sends a whole call.
+    async fn call(&mut self, call: &ToolCall) -> Result<(), Disconnected> {
+        let at = self.formatter.items.len();
+        let item = self.formatter.call(call);
         let mut added = item.clone();
         added["status"] = "in_progress".into();
         added["arguments"] = "".into();
@@ -436,7 +440,7 @@ impl Streamed {
         let done = json!({"item_id": id, "output_index": at, "name": item["name"], "arguments": arguments});
         self.send("response.function_call_arguments.done", done).await?;
         self.send("response.output_item.done", json!({"output_index": at, "item": item})).await?;
-        self.told.items.push(item);
+        self.formatter.items.push(item);
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Which path leads where, and what happens around each request.
+//! Routes, and the middleware around each request.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,19 +19,19 @@ use serde_json::{Value as Json, json};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::app::{App, Since};
+use super::app::{App, RequestContext};
 use super::connections::{AtWork, Framing};
 use super::errors::ApiError;
-use super::models::Entry;
+use super::models::ServedModel;
 use super::telemetry::ServerSpan;
 use super::{chat, completions, embeddings, ollama, openapi, responses};
 use crate::engine::EngineState;
 use crate::recovery::{BreakerStats, Circuit};
 
-/// What measures call a path that nothing answers.
+/// The endpoint of unknown paths in metrics.
 const OTHER: &str = "other";
 
-/// Paths that need no key: what watches the server, and files that are for anyone.
+/// Paths without a key: health checks, and public files.
 const OPEN: [&str; 2] = ["/health", OTHER];
 
 /// All endpoints.
@@ -56,12 +56,12 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/openapi.json", get(async || Body(openapi::document())))
         .method_not_allowed_fallback(wrong_method)
         .fallback(other)
-        .layer(from_fn_with_state(app.clone(), around))
+        .layer(from_fn_with_state(app.clone(), middleware))
         .with_state(app)
 }
 
-/// Checks who asks, and measures and logs the request.
-async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+/// Checks access, and measures and logs the request.
+async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let since = Instant::now();
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let span = app.telemetry.request(&request, route.as_deref());
@@ -72,11 +72,11 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     let is_coded = request.headers().contains_key(header::TRANSFER_ENCODING);
     if !request.headers().contains_key(header::EXPECT) {
         let time = app.limits.body_time;
-        request = request.map(|body| AnyBody::new(Whole { body, time, is_over: false }));
+        request = request.map(|body| AnyBody::new(DrainBody { body, time, is_over: false }));
     }
     let at_work = request.extensions().get().cloned();
     let method = request.method().clone();
-    let watch = Watch { app: app.clone(), endpoint, method, since, status: None, span, _at_work: at_work };
+    let watch = RequestMetrics { app: app.clone(), endpoint, method, since, status: None, span, _at_work: at_work };
     let cors = app.guard.cors(request.headers());
     let checked = framed.and_then(|()| app.guard.check_source(request.uri(), request.headers()));
     let preflight = app.guard.preflight(request.method(), request.headers());
@@ -88,7 +88,7 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
         (Err(refusal), _) => refusal.into_response(),
         (Ok(_), Some(told)) => (StatusCode::NO_CONTENT, told).into_response(),
         (Ok(cache_salt), None) => {
-            request.extensions_mut().insert(Since { at: since, trace, cache_salt });
+            request.extensions_mut().insert(RequestContext { at: since, trace, cache_salt });
             next.run(request).await
         }
     };
@@ -99,13 +99,13 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     }
     response.headers_mut().extend(cors);
     if is_coded {
-        // What comes behind such a body is not followed; see `Framing`.
+        // What follows such a body is not scanned; see `Framing`.
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     watch.answered(response, code)
 }
 
-/// Refuses a body that is not in plain chunks, and one whose length is told twice: another reader, such as a proxy, may take a
+/// Refuses a body that is not plainly chunked, and one with two lengths: another reader, such as a proxy, may take
 /// part of it for the next request.
 fn check_framing(request: &Request) -> Result<(), ApiError> {
     let refused = |message: &str| Err(ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_framing", message));
@@ -120,19 +120,19 @@ fn check_framing(request: &Request) -> Result<(), ApiError> {
     }
 }
 
-/// Bytes of a body that are read although nobody wants them.
-const MOST_UNWANTED: usize = 64 << 20;
+/// Maximum bytes of an unused body that are read.
+const MAX_UNWANTED: usize = 64 << 20;
 
-/// A request's body. What nobody has read of it is read and dropped, so that a client sees the answer that came before it has
-/// sent all: a connection that is closed with bytes unread takes the answer away.
-struct Whole {
+/// A request's body. The unread rest is read and dropped, so that the client gets the early answer: closing a
+/// connection with unread bytes discards it.
+struct DrainBody {
     body: AnyBody,
-    /// For the rest.
+    /// Timeout for the rest.
     time: Duration,
     is_over: bool,
 }
 
-impl hyper::body::Body for Whole {
+impl hyper::body::Body for DrainBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -154,7 +154,7 @@ impl hyper::body::Body for Whole {
     }
 }
 
-impl Drop for Whole {
+impl Drop for DrainBody {
     fn drop(&mut self) {
         if self.is_over || self.body.is_end_stream() {
             return;
@@ -164,20 +164,20 @@ impl Drop for Whole {
             let mut n_read = 0;
             while let Some(Ok(frame)) = body.frame().await {
                 n_read += frame.data_ref().map_or(0, Bytes::len);
-                if n_read > MOST_UNWANTED {
+                if n_read > MAX_UNWANTED {
                     break;
                 }
             }
         };
-        // There is none where the server has ended.
+        // The runtime may have ended at shutdown.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(timeout(time, rest));
         }
     }
 }
 
-/// Measures and traces a request until its answer is out, or its client is gone.
-struct Watch {
+/// Measures and traces a request until its answer is sent or its client disconnects.
+struct RequestMetrics {
     app: Arc<App>,
     endpoint: String,
     method: Method,
@@ -187,19 +187,19 @@ struct Watch {
     _at_work: Option<Arc<AtWork>>,
 }
 
-impl Watch {
+impl RequestMetrics {
     fn answered(mut self, response: Response, code: Option<&'static str>) -> Response {
         let status = response.status().as_u16();
         self.status = Some(status);
         self.app.metrics.answered(&self.endpoint, status);
         self.span.answered(status, code);
-        response.map(|body| AnyBody::new(Watched { body, _watch: self }))
+        response.map(|body| AnyBody::new(MeasuredBody { body, _watch: self }))
     }
 }
 
-impl Drop for Watch {
+impl Drop for RequestMetrics {
     fn drop(&mut self) {
-        /// What others call a request whose client did not wait.
+        /// The usual code for a client that disconnected early.
         const GONE: u16 = 499;
         let time = self.since.elapsed();
         if self.status.is_none() {
@@ -221,13 +221,13 @@ impl Drop for Watch {
     }
 }
 
-/// A body that is measured.
-struct Watched {
+/// A measured body.
+struct MeasuredBody {
     body: AnyBody,
-    _watch: Watch,
+    _watch: RequestMetrics,
 }
 
-impl hyper::body::Body for Watched {
+impl hyper::body::Body for MeasuredBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -248,11 +248,11 @@ impl hyper::body::Body for Watched {
 }
 
 async fn wrong_method(method: Method, path: MatchedPath) -> ApiError {
-    let message = format!("{} does not take {method}", path.as_str());
+    let message = format!("{} does not accept {method}", path.as_str());
     ApiError::refusal(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
 
-/// Static files, what Ollama's clients look for at the root, or nothing.
+/// Static files, the response that Ollama's clients expect at the root, or an error.
 async fn other(State(app): State<Arc<App>>, request: Request) -> Response {
     let (reads, path) = (matches!(*request.method(), Method::GET | Method::HEAD), request.uri().path());
     if let Some(page) = app.page.as_ref().filter(|_| reads)
@@ -261,14 +261,14 @@ async fn other(State(app): State<Arc<App>>, request: Request) -> Response {
         return file;
     }
     if reads && path == "/" {
-        // Clients compare it.
+        // Clients compare this text.
         return "Ollama is running".into_response();
     }
     let message = format!("nothing answers {} at this path", request.method());
     ApiError::refusal(StatusCode::NOT_FOUND, "unknown_url", message).into_response()
 }
 
-fn entry_told(entry: &Entry, adapter: Option<&str>) -> Json {
+fn model_json(entry: &ServedModel, adapter: Option<&str>) -> Json {
     let status = if entry.loaded().is_some() { "loaded" } else { "unloaded" };
     let mut told =
         json!({"id": entry.name(), "object": "model", "created": entry.created, "owned_by": "local", "status": status});
@@ -282,7 +282,7 @@ fn entry_told(entry: &Entry, adapter: Option<&str>) -> Json {
 async fn list(State(app): State<Arc<App>>) -> Body<Json> {
     let all = app.models.entries.iter().flat_map(|entry| {
         let adapters = entry.adapters().iter().map(|adapter| Some(adapter.as_str()));
-        std::iter::once(None).chain(adapters).map(|adapter| entry_told(entry, adapter))
+        std::iter::once(None).chain(adapters).map(|adapter| model_json(entry, adapter))
     });
     let data: Vec<Json> = all.collect();
     Body(json!({"object": "list", "data": data}))
@@ -290,7 +290,7 @@ async fn list(State(app): State<Arc<App>>) -> Body<Json> {
 
 async fn retrieve(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Body<Json>, ApiError> {
     let (entry, adapter) = app.models.find_adapted(&name)?;
-    Ok(Body(entry_told(entry, adapter)))
+    Ok(Body(model_json(entry, adapter)))
 }
 
 /// `/v1/models/NAME/load` and `/unload`.
@@ -303,14 +303,14 @@ async fn load(State(app): State<Arc<App>>, Path(path): Path<String>) -> Result<B
             entry.clone()
         }
         _ => {
-            let message = "a model is read with GET, and takes POST at /load and /unload";
+            let message = "a model accepts GET, and POST at /load and /unload";
             return Err(ApiError::refusal(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message));
         }
     };
-    Ok(Body(entry_told(&entry, None)))
+    Ok(Body(model_json(&entry, None)))
 }
 
-/// With status 503 while the engine of a model computes nothing: probes look at the status alone.
+/// Status 503 if a model's engine has stopped: probes only check the status.
 async fn health(State(app): State<Arc<App>>) -> (StatusCode, Body<Json>) {
     let entries = &app.models.entries;
     let n_loaded = entries.iter().filter(|entry| entry.loaded().is_some()).count();

@@ -1,17 +1,17 @@
-//! What requests in OpenAI's shape have in common: how tokens are chosen, and how many answers there are.
+//! Sampling fields of OpenAI's requests, and the number of answers.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 
 use serde_json::Value as Json;
 
-use super::answers::Choices;
+use super::answers::AnswerOptions;
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
 use crate::generate::GenerateOptions;
 
-/// Fields that [`Sampling::read`] reads.
+/// Fields that [`RequestSampling::read`] reads.
 pub const FIELDS: &[&str] = &[
     "model",
     "temperature",
@@ -32,25 +32,25 @@ pub const FIELDS: &[&str] = &[
     "cache_salt",
 ];
 
-/// More tokens than any context holds.
+/// More tokens than fit in any context.
 const NO_LIMIT: u64 = (1 << 31) - 1;
 
-/// What a request asks of its answers.
-pub struct Sampling {
-    pub choices: Choices,
+/// A request's sampling parameters.
+pub struct RequestSampling {
+    pub choices: AnswerOptions,
     pub streams: bool,
     pub with_usage: bool,
 }
 
-impl Sampling {
-    /// Reads and checks them. `max_tokens` are the names of the field for it, the first one that is there counts; without any it
-    /// is `usual`, or as many as there is room for.
+impl RequestSampling {
+    /// Reads and checks the fields. `max_tokens` names the fields for the token limit, the first present one counts;
+    /// the default is `usual`, or the available room.
     pub fn read(
         fields: Fields<'_>,
         limits: &Limits,
         max_tokens: &[&str],
         usual: Option<u64>,
-    ) -> Result<Sampling, ApiError> {
+    ) -> Result<RequestSampling, ApiError> {
         let n = fields.whole("n", 1, limits.choices as u64)?.unwrap_or(1);
         let seed = fields.seed("seed")?;
         let limit = limits.max_tokens.map_or(NO_LIMIT, |most| most as u64);
@@ -98,22 +98,22 @@ impl Sampling {
             None => false,
         };
         let seeds = (0..n).map(|at| seed.map_or_else(random, |seed| seed.wrapping_add(at))).collect();
-        Ok(Sampling { choices: Choices { options, seeds }, streams, with_usage })
+        Ok(RequestSampling { choices: AnswerOptions { options, seeds }, streams, with_usage })
     }
 }
 
-/// A seed that nobody has named.
+/// A random seed.
 pub fn random() -> u64 {
     RandomState::new().hash_one(std::time::SystemTime::now())
 }
 
-/// Stop texts.
+/// Reads stop strings.
 pub fn stops(fields: Fields<'_>, field: &str, limits: &Limits) -> Result<Vec<String>, ApiError> {
     if fields.get(field).and_then(Json::as_array).is_some_and(Vec::is_empty) {
         return Ok(Vec::new());
     }
     let stops = fields.texts(field, limits.stops)?.unwrap_or_default();
-    let most = GenerateOptions::MOST_STOP_BYTES;
+    let most = GenerateOptions::MAX_STOP_BYTES;
     match stops.iter().all(|stop| (1..=most).contains(&stop.len())) {
         true => Ok(stops.into_iter().map(str::to_owned).collect()),
         false => {
@@ -126,7 +126,7 @@ pub fn stops(fields: Fields<'_>, field: &str, limits: &Limits) -> Result<Vec<Str
 fn biases(fields: Fields<'_>) -> Result<BTreeMap<u32, f32>, ApiError> {
     let mut biases = BTreeMap::new();
     for (id, bias) in fields.object("logit_bias", "an object of biases by token ids")?.into_iter().flatten() {
-        // A sign or zeros in front would be another spelling of the same token.
+        // A sign or leading zeros would spell the same token differently.
         let number = id.parse::<u32>().ok().filter(|number| number.to_string() == *id);
         let Some(number) = number else {
             let shown = Json::from(id.chars().take(60).collect::<String>());

@@ -1,4 +1,4 @@
-//! Answers that are sent while they are computed: as server-sent events, or as lines of JSON.
+//! Streamed answers: server-sent events or lines of JSON.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -15,15 +15,15 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 
 use super::errors::ApiError;
 
-/// Parts of an answer that wait for a client that reads slowly. What is computed beyond them waits in the engine's stream.
-const MOST_WAITING: usize = 16;
+/// Parts buffered for a slow client. Further output waits in the engine's stream.
+const MAX_WAITING: usize = 16;
 
-/// How parts are written.
+/// The format of parts.
 #[derive(Clone, Copy)]
 pub enum Style {
     /// `data: JSON`, with `data: [DONE]` at the end.
     Data,
-    /// `event: TYPE` and `data: JSON` that has its type in `type`.
+    /// `event: TYPE`, and `data: JSON` with the same type in `type`.
     Named,
     /// A line of JSON.
     Lines,
@@ -46,7 +46,7 @@ impl Style {
         .into()
     }
 
-    /// What is sent where the status was sent already: an error is a part, and the last one before the end.
+    /// An error after the status was sent: the last part before the end.
     fn failure(self, error: &ApiError) -> Bytes {
         let body = error.body();
         match self {
@@ -64,67 +64,71 @@ impl Style {
         matches!(self, Style::Data).then(|| Bytes::from_static(b"data: [DONE]\n\n"))
     }
 
-    /// What says nothing, for clients that would think that nobody is there any more.
-    fn sign_of_life(self) -> Option<Bytes> {
+    /// A comment, so that clients do not time out.
+    fn keep_alive(self) -> Option<Bytes> {
         (!matches!(self, Style::Lines)).then(|| Bytes::from_static(b": alive\n\n"))
     }
 }
 
 /// Sends parts of an answer.
-pub struct Parts {
+pub struct PartSender {
     style: Style,
     sender: mpsc::Sender<Result<Bytes, ApiError>>,
 }
 
-/// Nobody reads any more.
-pub struct Gone;
+/// The client disconnected.
+pub struct Disconnected;
 
-impl Parts {
-    /// Sends a part; waits while the client reads too slowly.
+impl PartSender {
+    /// Sends a part; waits for slow clients.
     ///
     /// # Errors
-    /// [`Gone`].
-    pub async fn send(&self, json: Json) -> Result<(), Gone> {
-        self.sender.send(Ok(self.style.part(&json))).await.map_err(|_| Gone)
+    /// [`Disconnected`].
+    pub async fn send(&self, json: Json) -> Result<(), Disconnected> {
+        self.sender.send(Ok(self.style.part(&json))).await.map_err(|_| Disconnected)
     }
 
     /// Sends an error as the last part.
     ///
     /// # Errors
-    /// [`Gone`].
-    pub async fn fail(&self, error: ApiError) -> Result<(), Gone> {
-        self.sender.send(Err(error)).await.map_err(|_| Gone)
+    /// [`Disconnected`].
+    pub async fn fail(&self, error: ApiError) -> Result<(), Disconnected> {
+        self.sender.send(Err(error)).await.map_err(|_| Disconnected)
     }
 
-    async fn finish(&self) -> Result<(), Gone> {
+    async fn finish(&self) -> Result<(), Disconnected> {
         match self.style.end() {
-            Some(end) => self.sender.send(Ok(end)).await.map_err(|_| Gone),
+            Some(end) => self.sender.send(Ok(end)).await.map_err(|_| Disconnected),
             None => Ok(()),
         }
     }
 }
 
-/// Work that ends when nobody wants it any more.
-struct Work(JoinHandle<()>);
+/// A task that is aborted when dropped.
+struct AbortOnDrop(JoinHandle<()>);
 
-impl Drop for Work {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-/// An answer that `work` sends part by part. Its status waits for the first part, so that what is wrong with the request is known
-/// by then, but no longer than `alive`, after which the answer begins with a sign of life. A client that goes away ends the work.
+/// Streams the parts that `work` sends. The status waits for the first part, so that an invalid request gets its own,
+/// but at most for `alive`; then a comment starts the answer. A client that disconnects aborts `work`.
 ///
 /// # Errors
-/// The one that came in place of a first part.
-pub async fn streamed<W>(style: Style, alive: Duration, work: impl FnOnce(Parts) -> W) -> Result<Response, ApiError>
+/// An error sent as the first part.
+pub async fn streamed<W>(
+    style: Style,
+    alive: Duration,
+    work: impl FnOnce(PartSender) -> W,
+) -> Result<Response, ApiError>
 where
-    W: Future<Output = Result<Parts, Gone>> + Send + 'static,
+    W: Future<Output = Result<PartSender, Disconnected>> + Send + 'static,
 {
-    let (sender, mut receiver) = mpsc::channel(MOST_WAITING);
-    let parts = work(Parts { style, sender });
-    let work = Work(tokio::spawn(async move {
+    let (sender, mut receiver) = mpsc::channel(MAX_WAITING);
+    let parts = work(PartSender { style, sender });
+    let work = AbortOnDrop(tokio::spawn(async move {
         if let Ok(parts) = parts.await {
             let _ = parts.finish().await;
         }
@@ -132,7 +136,7 @@ where
     let first = match timeout(alive, receiver.recv()).await {
         Ok(Some(first)) => Some(first?),
         Ok(None) => None,
-        Err(_) => style.sign_of_life(),
+        Err(_) => style.keep_alive(),
     };
     let mut clock = interval_at(Instant::now() + alive, alive);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -141,19 +145,19 @@ where
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, style.content_type());
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    // Proxies are not to collect it.
+    // Stop proxies from buffering.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     Ok(response)
 }
 
-/// The body of such an answer.
+/// The body of a streamed answer.
 struct Events {
     style: Style,
     first: Option<Bytes>,
     receiver: mpsc::Receiver<Result<Bytes, ApiError>>,
     clock: Interval,
     is_over: bool,
-    _work: Work,
+    _work: AbortOnDrop,
 }
 
 impl hyper::body::Body for Events {
@@ -181,7 +185,7 @@ impl hyper::body::Body for Events {
             Poll::Ready(None) => return Poll::Ready(None),
             Poll::Pending => {}
         }
-        match (this.clock.poll_tick(context), this.style.sign_of_life()) {
+        match (this.clock.poll_tick(context), this.style.keep_alive()) {
             (Poll::Ready(_), Some(sign)) => frame(sign),
             _ => Poll::Pending,
         }
@@ -192,9 +196,9 @@ impl hyper::body::Body for Events {
 mod tests {
     use super::*;
 
-    /// Clients wait for it, whatever came before.
+    /// Clients wait for the end, even after an error.
     #[test]
-    fn an_error_is_followed_by_the_end_of_the_stream() {
+    fn event_stream_ends_after_an_error() {
         let error = ApiError::no_model("x");
         let text = |style: Style| String::from_utf8(style.failure(&error).to_vec()).unwrap();
         let told = text(Style::Data);

@@ -1,15 +1,15 @@
-//! Traces of requests for OpenTelemetry: `tracing` spans that are sent by OTLP over HTTP.
+//! Traces of requests for OpenTelemetry: `tracing` spans, sent by OTLP over HTTP.
 //!
 //! ```text
-//! POST /v1/chat/completions       the request, whose `traceparent` names the parent
-//!   chat MODEL                    what its model generates, named as the conventions for generative AI have it
-//!     queue                       an answer waits for its place in a batch
-//!     prompt                      its prompt is computed, up to its first token
-//!     decode                      its further tokens
+//! POST /v1/chat/completions       the request; its parent is in `traceparent`
+//!   chat MODEL                    the generation, named by the conventions for generative AI
+//!     queue                       an answer waits for a place in the batch
+//!     prompt                      prefill, up to the first token
+//!     decode                      the other tokens
 //! ```
-//! Times are those of the measures in `metrics.rs`: a stage begins where the answer is looked at anyway. No span has any text of a
-//! prompt or an answer. Spans that are over wait in a queue for the thread that sends them. Where that is full they are dropped
-//! and counted, so that neither a request nor the engine ever waits for a collector.
+//! Times match the metrics in `metrics.rs`: a stage starts when its answer is polled anyway. Spans have no text of
+//! prompts or answers. Finished spans wait in a queue for the exporter thread. When the queue is full they are
+//! dropped and counted, so neither a request nor the engine waits for a collector.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -41,45 +41,45 @@ use tracing::{Dispatch, Span, dispatcher, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use tracing_subscriber::layer::SubscriberExt;
 
-use super::Tell;
+use super::LogSink;
 use crate::engine::Usage;
 use crate::error::Error;
 
-/// How long the collector may take for a batch, further tries included.
+/// Timeout for a batch, including retries.
 const SENDING: Duration = Duration::from_secs(10);
 
-/// How long spans that were not sent yet may take at the end.
+/// Timeout for the remaining spans at shutdown.
 const LAST: Duration = Duration::from_secs(5);
 
-/// The name of the service where the environment has no other.
+/// The default service name.
 const SERVICE: &str = "tilewright";
 
-/// What ends the span of a request whose client is gone.
+/// The `error.type` of a request whose client disconnected.
 const CANCELLED: &str = "cancelled";
 
-/// Bytes of a collector's answer that are read: it has a sentence about spans that it did not take.
+/// Maximum bytes read of a collector's answer, which says why it refused spans.
 const ANSWER_BYTES: u64 = 64 << 10;
 
-/// Sends the traces of a server's requests, if it is to.
+/// Sends the traces of a server's requests, if enabled.
 #[derive(Clone, Default)]
 pub struct Telemetry(Option<Arc<Sending>>);
 
 struct Sending {
-    /// Of this server alone: what other crates tell of is not sent, and the program's own subscriber stays what it is.
+    /// For this server alone: it sends no spans of other crates and leaves the program's own subscriber in place.
     dispatch: Dispatch,
     provider: SdkTracerProvider,
     counts: Arc<Counts>,
     scheme: &'static str,
-    tell: Tell,
+    report: LogSink,
 }
 
 impl Telemetry {
-    /// Begins to send to a collector. `endpoint` is what OTLP's `/v1/traces` is appended to; the rest comes from the environment
-    /// variables that OpenTelemetry's SDK reads.
+    /// Starts sending to a collector. `/v1/traces` is appended to `endpoint`; OpenTelemetry's environment variables
+    /// set the rest.
     ///
     /// # Errors
-    /// [`Error::Option`] if `endpoint` is no address.
-    pub fn open(endpoint: &str, has_tls: bool, tell: &Tell) -> Result<Telemetry, Error> {
+    /// [`Error::Option`] if `endpoint` is not a valid address.
+    pub fn open(endpoint: &str, has_tls: bool, report: &LogSink) -> Result<Telemetry, Error> {
         let refused = || {
             let expected = "an address such as http://localhost:4318".into();
             Error::Option { option: "otlp_endpoint", expected, found: endpoint.into() }
@@ -94,12 +94,12 @@ impl Telemetry {
             .with_endpoint(address)
             .with_protocol(Protocol::HttpBinary)
             .with_timeout(SENDING)
-            .with_http_client(Client::new())
+            .with_http_client(ExportClient::new())
             .build()
             .map_err(|_| refused())?;
         let counts = Arc::new(Counts::default());
         let exporter =
-            Exporter { otlp, counts: counts.clone(), tell: tell.clone(), has_failed: AtomicBool::new(false) };
+            Exporter { otlp, counts: counts.clone(), report: report.clone(), has_failed: AtomicBool::new(false) };
         let most = std::env::var(OTEL_BSP_MAX_QUEUE_SIZE).ok().and_then(|most| most.parse().ok());
         let most = most.unwrap_or(OTEL_BSP_MAX_QUEUE_SIZE_DEFAULT).max(1);
         let config = BatchConfigBuilder::default().with_max_queue_size(most).build();
@@ -117,22 +117,22 @@ impl Telemetry {
             .with_tracked_inactivity(false);
         let dispatch = Dispatch::new(tracing_subscriber::Registry::default().with(layer));
         let scheme = if has_tls { "https" } else { "http" };
-        Ok(Telemetry(Some(Arc::new(Sending { dispatch, provider, counts, scheme, tell: tell.clone() }))))
+        Ok(Telemetry(Some(Arc::new(Sending { dispatch, provider, counts, scheme, report: report.clone() }))))
     }
 
-    /// Has measures tell of spans that were sent and of those that were not.
+    /// Registers metrics for sent and dropped spans.
     pub fn register(&self, registry: &mut Registry) {
         if let Some(sending) = &self.0 {
             let Counts { sent, dropped, .. } = &*sending.counts;
-            registry.register("trace_spans_sent", "Spans of traces that the collector has", sent.clone());
-            registry.register("trace_spans_dropped", "Spans of traces that were not sent", dropped.clone());
+            registry.register("trace_spans_sent", "Trace spans accepted by the collector", sent.clone());
+            registry.register("trace_spans_dropped", "Trace spans dropped", dropped.clone());
         }
     }
 
-    /// Begins the span of a request.
+    /// Starts a request's span.
     pub fn request(&self, request: &Request, route: Option<&str>) -> ServerSpan {
-        let Some(sending) = &self.0 else { return ServerSpan { span: None, trace: Trace::default() } };
-        // The conventions have one name for all methods that are none of HTTP's own.
+        let Some(sending) = &self.0 else { return ServerSpan { span: None, trace: TraceContext::default() } };
+        // The conventions use one name for all non-standard methods.
         let method = match request.method() {
             &Method::CONNECT
             | &Method::DELETE
@@ -159,30 +159,30 @@ impl Telemetry {
         span.set_attribute("url.scheme", sending.scheme);
         if let Some(route) = route {
             span.set_attribute("http.route", route.to_owned());
-            // Of a request that nothing answers it would be whatever somebody wrote.
+            // For an unknown path it would be arbitrary client text.
             span.set_attribute("url.path", request.uri().path().to_owned());
         }
         let parent =
             Parent { dispatch: sending.dispatch.clone(), context: span.context(), operation: operation_of(route) };
-        ServerSpan { span: Some(span), trace: Trace(Some(Arc::new(parent))) }
+        ServerSpan { span: Some(span), trace: TraceContext(Some(Arc::new(parent))) }
     }
 
-    /// Sends what was not sent yet, for some seconds at the most, and then nothing any more.
+    /// Sends the remaining spans, for at most `LAST`, then stops.
     pub async fn end(self) {
         let Some(sending) = self.0 else { return };
         let last = tokio::task::spawn_blocking(move || {
-            // What became of it is in the counts.
+            // The result is in the counts.
             let _ = sending.provider.shutdown_with_timeout(LAST);
             let n = sending.counts.dropped.get() + sending.counts.n_waiting.load(Ordering::Relaxed) as u64;
             if n > 0 {
-                (sending.tell)(&format!("{n} spans of traces were not sent"));
+                (sending.report)(&format!("{n} spans of traces were not sent"));
             }
         });
         let _ = last.await;
     }
 }
 
-/// What a span's process is.
+/// Describes this process.
 fn resource() -> Resource {
     let told = Resource::builder().build();
     let name = told.get_ref(&Key::from_static_str("service.name")).map(|name| name.as_str().into_owned());
@@ -193,7 +193,7 @@ fn resource() -> Resource {
     }
 }
 
-/// What the conventions call the work of an endpoint.
+/// The conventions' name for an endpoint's work.
 fn operation_of(route: Option<&str>) -> &'static str {
     match route {
         Some("/v1/completions" | "/api/generate") => "text_completion",
@@ -203,18 +203,18 @@ fn operation_of(route: Option<&str>) -> &'static str {
     }
 }
 
-/// A span whose parent is in OpenTelemetry's context alone. The registry, which closes a parent with its last child, would do so
-/// through the subscriber that the thread has by then, and that is not this one.
+/// A span whose parent is only in OpenTelemetry's context. The registry would close a parent with its last child
+/// through the thread's current subscriber, which is not this one.
 fn child(dispatch: &Dispatch, parent: Context, make: impl FnOnce() -> Span) -> Span {
     let span = dispatcher::with_default(dispatch, make);
-    // Fails for a span that has begun: this one has not.
+    // Fails only for a span that has started.
     let _ = span.set_parent(parent);
     span
 }
 
-/// What spans of a request's work are made with.
+/// The parent of spans for a request's work.
 #[derive(Clone, Default)]
-pub struct Trace(Option<Arc<Parent>>);
+pub struct TraceContext(Option<Arc<Parent>>);
 
 struct Parent {
     dispatch: Dispatch,
@@ -222,18 +222,18 @@ struct Parent {
     operation: &'static str,
 }
 
-impl Trace {
+impl TraceContext {
     fn child(&self, make: impl FnOnce() -> Span) -> Option<Span> {
         self.0.as_ref().map(|parent| child(&parent.dispatch, parent.context.clone(), make))
     }
 
-    /// Begins the span of a model's work for the request, which gives so many answers.
+    /// Starts the span of a model's work for a request with `n_answers` answers.
     pub fn operation(&self, model: &str, n_answers: usize) -> Operation {
         let Some(parent) = &self.0 else {
-            return Operation { span: None, trace: Trace::default(), finished: BTreeMap::new(), is_over: true };
+            return Operation { span: None, trace: TraceContext::default(), finished: BTreeMap::new(), is_over: true };
         };
         let name = format!("{} {model}", parent.operation);
-        // The model is in this process.
+        // The model runs in this process.
         let make = || info_span!(parent: None, "operation", otel.name = name, otel.kind = "internal");
         let span = child(&parent.dispatch, parent.context.clone(), make);
         span.set_attribute("gen_ai.operation.name", parent.operation);
@@ -243,7 +243,12 @@ impl Trace {
             span.set_attribute("gen_ai.request.choice.count", count(n_answers));
         }
         let parent = Parent { dispatch: parent.dispatch.clone(), context: span.context(), operation: parent.operation };
-        Operation { span: Some(span), trace: Trace(Some(Arc::new(parent))), finished: BTreeMap::new(), is_over: false }
+        Operation {
+            span: Some(span),
+            trace: TraceContext(Some(Arc::new(parent))),
+            finished: BTreeMap::new(),
+            is_over: false,
+        }
     }
 }
 
@@ -258,27 +263,27 @@ fn texts(texts: impl IntoIterator<Item = &'static str>) -> Value {
 /// The span of a request, until it is dropped.
 pub struct ServerSpan {
     span: Option<Span>,
-    trace: Trace,
+    trace: TraceContext,
 }
 
 impl ServerSpan {
-    /// For spans that have this one as their parent.
-    pub fn trace(&self) -> Trace {
+    /// The parent for child spans.
+    pub fn trace(&self) -> TraceContext {
         self.trace.clone()
     }
 
-    /// The request has this status, and the error of that code.
+    /// Records the status and error code.
     pub fn answered(&self, status: u16, code: Option<&'static str>) {
         let Some(span) = &self.span else { return };
         span.set_attribute("http.response.status_code", i64::from(status));
-        // Another error is the client's, for the conventions none of the server.
+        // The conventions do not count client errors as server errors.
         if status >= 500 {
             span.set_attribute("error.type", code.map_or_else(|| status.to_string(), str::to_owned));
             span.set_status(Status::error(""));
         }
     }
 
-    /// The client did not wait for a status.
+    /// The client disconnected before a status.
     pub fn gone(&self) {
         if let Some(span) = &self.span {
             span.set_attribute("error.type", CANCELLED);
@@ -289,34 +294,34 @@ impl ServerSpan {
 /// The span of a model's work, until it is dropped.
 pub struct Operation {
     span: Option<Span>,
-    trace: Trace,
+    trace: TraceContext,
     finished: BTreeMap<usize, &'static str>,
     is_over: bool,
 }
 
 impl Operation {
-    /// The answer of that number waits.
+    /// Starts the stages of answer `index`.
     pub fn queued(&self, index: usize) -> Stages {
-        let mut stages = Stages { trace: self.trace.clone(), index, stage: Stage::Over, span: None };
-        stages.enter(Stage::Queue, || info_span!(parent: None, "queue"));
+        let mut stages = Stages { trace: self.trace.clone(), index, stage: AnswerStage::Over, span: None };
+        stages.enter(AnswerStage::Queue, || info_span!(parent: None, "queue"));
         stages
     }
 
-    /// The first token came so long after the request.
+    /// Records the time from the request to the first token.
     pub fn first_token(&self, time: Duration) {
         if let Some(span) = &self.span {
             span.set_attribute("gen_ai.response.time_to_first_chunk", time.as_secs_f64());
         }
     }
 
-    /// The answer of that number ended for that reason.
+    /// Records the finish reason of answer `index`.
     pub fn finished(&mut self, index: usize, reason: &'static str) {
         if self.span.is_some() {
             self.finished.insert(index, reason);
         }
     }
 
-    /// Tokens of all its answers.
+    /// Records the tokens of all answers.
     pub fn used(&self, usage: impl FnOnce() -> Usage) {
         let Some(span) = &self.span else { return };
         let usage = usage();
@@ -327,12 +332,12 @@ impl Operation {
         }
     }
 
-    /// It came to its end.
+    /// Marks the work as complete.
     pub fn done(&mut self) {
         self.is_over = true;
     }
 
-    /// It ends with the error of that code.
+    /// Marks the work as failed.
     pub fn failed(&mut self, code: &'static str) {
         self.is_over = true;
         if let Some(span) = &self.span {
@@ -343,7 +348,7 @@ impl Operation {
 }
 
 impl Drop for Operation {
-    /// What is dropped before its end is what nobody waits for any more.
+    /// If dropped early, the work was cancelled.
     fn drop(&mut self) {
         if let Some(span) = self.span.as_ref().filter(|_| !self.is_over) {
             span.set_attribute("error.type", CANCELLED);
@@ -356,16 +361,16 @@ fn tell_prompt(span: &Span, usage: Usage) {
     span.set_attribute("gen_ai.usage.cache_read.input_tokens", count(usage.cached_tokens));
 }
 
-/// What becomes of an answer, one span after the other.
+/// The stages of an answer, one span each.
 pub struct Stages {
-    trace: Trace,
+    trace: TraceContext,
     index: usize,
-    stage: Stage,
+    stage: AnswerStage,
     span: Option<Span>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Stage {
+enum AnswerStage {
     Queue,
     Prompt,
     Decode,
@@ -373,61 +378,61 @@ enum Stage {
 }
 
 impl Stages {
-    /// Looks whether the engine has begun with it: by then it knows the prompt's tokens.
+    /// Starts the prompt stage once the engine reports prompt tokens.
     pub fn look(&mut self, usage: impl FnOnce() -> Usage) {
-        if self.stage != Stage::Queue {
+        if self.stage != AnswerStage::Queue {
             return;
         }
         let usage = usage();
         if usage.prompt_tokens > 0 {
-            self.enter(Stage::Prompt, || info_span!(parent: None, "prompt"));
+            self.enter(AnswerStage::Prompt, || info_span!(parent: None, "prompt"));
             if let Some(span) = &self.span {
                 tell_prompt(span, usage);
             }
         }
     }
 
-    /// Its first token is there.
+    /// Starts the decode stage.
     pub fn first_token(&mut self, usage: Usage) {
         self.look(|| usage);
-        self.enter(Stage::Decode, || info_span!(parent: None, "decode"));
+        self.enter(AnswerStage::Decode, || info_span!(parent: None, "decode"));
     }
 
-    /// It is over, or was given up: with so many tokens, and for that reason if it came to its end.
+    /// Ends the last stage. `reason` is `None` if the answer was cancelled.
     pub fn end(&mut self, usage: Usage, reason: Option<&'static str>) {
         self.look(|| usage);
-        if let Some(span) = self.span.as_ref().filter(|_| self.stage == Stage::Decode) {
+        if let Some(span) = self.span.as_ref().filter(|_| self.stage == AnswerStage::Decode) {
             span.set_attribute("gen_ai.usage.output_tokens", count(usage.completion_tokens));
             if let Some(reason) = reason {
                 span.set_attribute("gen_ai.response.finish_reasons", texts([reason]));
             }
         }
-        (self.stage, self.span) = (Stage::Over, None);
+        (self.stage, self.span) = (AnswerStage::Over, None);
     }
 
-    fn enter(&mut self, stage: Stage, make: impl FnOnce() -> Span) {
-        // The span before ends first.
+    fn enter(&mut self, stage: AnswerStage, make: impl FnOnce() -> Span) {
+        // End the previous span first.
         self.span = None;
         self.span = self.trace.child(make);
-        self.stage = if self.span.is_some() { stage } else { Stage::Over };
+        self.stage = if self.span.is_some() { stage } else { AnswerStage::Over };
         if let Some(span) = &self.span {
             span.set_attribute("tilewright.choice.index", count(self.index));
         }
     }
 }
 
-/// What became of spans.
+/// Counts of spans.
 #[derive(Debug, Default)]
 struct Counts {
-    /// The collector has them.
+    /// Accepted by the collector.
     sent: Counter<u64, AtomicU64>,
-    /// There was no room for them, or the collector did not take them.
+    /// Dropped at a full queue, or refused by the collector.
     dropped: Counter<u64, AtomicU64>,
     n_waiting: AtomicUsize,
 }
 
-/// Lets so many spans wait for the collector, those that are being sent included, and counts those that it does not. The queue
-/// within has that limit as well, but tells nobody of what it drops.
+/// Limits the queued spans, including those being sent, and counts dropped ones. The inner queue has the same limit,
+/// but drops silently.
 #[derive(Debug)]
 struct Bounded {
     batches: BatchSpanProcessor,
@@ -465,8 +470,8 @@ impl SpanProcessor for Bounded {
 struct Exporter {
     otlp: Otlp,
     counts: Arc<Counts>,
-    tell: Tell,
-    /// At the latest batch: not each one that fails is told of.
+    report: LogSink,
+    /// Whether the latest batch failed: only the first failure of several is reported.
     has_failed: AtomicBool,
 }
 
@@ -490,7 +495,7 @@ impl SpanExporter for Exporter {
         if let Err(error) = &sent
             && !had_failed
         {
-            (self.tell)(&format!("traces cannot be sent and are dropped: {error}"));
+            (self.report)(&format!("traces cannot be sent and are dropped: {error}"));
         }
         sent
     }
@@ -508,18 +513,18 @@ impl SpanExporter for Exporter {
     }
 }
 
-/// HTTP for the thread that sends: it may wait.
+/// A blocking HTTP client for the exporter thread.
 #[derive(Debug)]
-struct Client(ureq::Agent);
+struct ExportClient(ureq::Agent);
 
-impl Client {
-    fn new() -> Client {
+impl ExportClient {
+    fn new() -> ExportClient {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
-            // Headers of the environment may have a key in them.
+            // Headers from the environment may contain a key.
             .max_redirects(0)
             .timeout_global(Some(SENDING));
-        Client(config.build().into())
+        ExportClient(config.build().into())
     }
 
     fn send(&self, request: http::Request<Bytes>) -> Result<http::Response<Bytes>, HttpError> {
@@ -534,8 +539,8 @@ impl Client {
 /// A future of [`HttpClient`].
 type Sent<'a> = Pin<Box<dyn Future<Output = Result<http::Response<Bytes>, HttpError>> + Send + 'a>>;
 
-impl HttpClient for Client {
-    // As `async_trait` declares it, whose macro writes no more than this.
+impl HttpClient for ExportClient {
+    // The signature that `async_trait` generates.
     fn send_bytes<'a, 'b>(&'a self, request: http::Request<Bytes>) -> Sent<'b>
     where
         'a: 'b,

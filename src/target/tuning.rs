@@ -1,35 +1,35 @@
-//! Choices that were measured to be faster on an adapter than the usual ones.
+//! Kernel choices measured to be faster on an adapter than the usual ones.
 
 use std::collections::BTreeMap;
 
 use crate::dtype::WeightType;
 use crate::shaders::{self, Kernel, Tier};
 
-/// Choices for matrix products; empty, it changes nothing.
+/// Tuned choices for matrix products. Without any, the usual ones apply.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tuning {
     choices: BTreeMap<Bucket, Choice>,
-    /// What the self-test wants of all products of a kernel, whatever their bucket.
+    /// The self-test's choice for all products of a kernel, whatever their bucket.
     forced: Option<(&'static str, Choice)>,
-    /// Batches that another device takes sooner (or not), where that was measured.
+    /// Whether the second device was measured to be faster, by batch.
     places: BTreeMap<PlaceKey, bool>,
-    /// Operations per second of the slowest product of a prompt that was measured.
+    /// Operations per second of the slowest prefill product measured.
     operations_rate: Option<u64>,
 }
 
-/// Batches of texts that go to one of two devices.
+/// Text batches of one size, which run on one of two devices.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PlaceKey {
     /// The encoder's shape.
     pub encoder: String,
-    /// Name of the other device.
+    /// Name of the second device.
     pub second: String,
-    /// Tokens of a batch, and texts.
+    /// Tokens and texts of a batch.
     pub n_tokens: u32,
     pub n_texts: u32,
 }
 
-/// Matrix products, or mixtures of logits, for which one choice is made.
+/// Matrix products or mixtures of logits that share a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bucket {
     /// `matvec`, `gate_up`, `matmul`, `matmul_half` or `mol`.
@@ -38,26 +38,26 @@ pub struct Bucket {
     pub weight: WeightType,
     /// Rows of the matrix, rounded up to a power of two.
     pub rows: u32,
-    /// Blocks of its rows, rounded up to a power of two.
+    /// Blocks per row, rounded up to a power of two.
     pub blocks: u32,
     /// Tokens of a pass, or queries, rounded up to a power of two; 1 for `matvec` and `gate_up`.
     pub tokens: u32,
 }
 
-/// How a kernel takes them.
+/// The variant of a kernel for a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// Tier of the variant.
     pub tier: Tier,
-    /// Invocations that share four rows of the matrix, a power of two up to 64 (more where there are more tokens side by side);
-    /// rows of a tile of `matmul` and `matmul_half`, 16, 32, 64 or 128 (half of that with matrices of 8 x 8); queries that an
-    /// invocation of `mol` takes side by side, 1, 2 or 4. For other kernels 1 in the `scalar` tier.
+    /// Invocations that share four rows of the matrix: a power of two up to 64, raised to the number of tokens side
+    /// by side. For `matmul` and `matmul_half`, rows of a tile: 16, 32, 64 or 128 (half for 8x8 matrices). For `mol`,
+    /// queries side by side in an invocation: 1, 2 or 4. In the `scalar` tier 1, except for `mol`.
     pub size: u32,
 }
 
 impl Bucket {
-    /// The bucket of products of `kernel` with a matrix of so many rows and blocks for so many tokens; of mixtures of logits
-    /// with so many pairs, blocks of a component, and queries.
+    /// The bucket of `kernel` for `sizes`: rows, blocks per row and tokens; for mixtures of logits, pairs, blocks per
+    /// component and queries.
     pub(crate) fn of(kernel: &Kernel, weight: WeightType, sizes: [u32; 3]) -> Bucket {
         let [rows, blocks, tokens] = sizes.map(|n| n.checked_next_power_of_two().unwrap_or(u32::MAX));
         let is_of_one = [shaders::MATVEC.name, shaders::GATE_UP.name].contains(&kernel.name);
@@ -71,7 +71,7 @@ impl Tuning {
         self.choices.iter().map(|(&bucket, &choice)| (bucket, choice))
     }
 
-    /// Makes a choice for a bucket; `None` is the usual one. One that a device cannot follow is not followed.
+    /// Sets the choice for a bucket; `None` is the usual one. Devices ignore a choice that they do not support.
     pub fn choose(&mut self, bucket: Bucket, choice: Option<Choice>) {
         match choice {
             Some(choice) => self.choices.insert(bucket, choice),
@@ -79,13 +79,13 @@ impl Tuning {
         };
     }
 
-    /// Floating-point operations per second of the slowest of a prompt's products that were measured, if any were. Dispatches
-    /// are cut by it.
+    /// Floating-point operations per second of the slowest prefill product measured, if any. Long dispatches are
+    /// split by this rate.
     pub fn operations_rate(&self) -> Option<u64> {
         self.operations_rate
     }
 
-    /// Sets the rate by which dispatches are cut.
+    /// Sets the rate by which long dispatches are split.
     pub fn set_operations_rate(&mut self, rate: Option<u64>) {
         self.operations_rate = rate;
     }

@@ -1,8 +1,7 @@
-//! BPE by ranked merges: text is split into words, a word into bytes or characters, and these merge by the rank of
-//! the merge.
+//! BPE with ranked merges: splits text into words and words into bytes or characters, and merges these by rank.
 //!
-//! Sennrich et al. 2016, arXiv:1508.07909; on bytes since GPT-2, whose vocabularies spell the 256 bytes as 256
-//! printable characters ([`byte_of_char`]); on characters in a `tokenizer.json` made from SentencePiece and in Gemma 4's files.
+//! Sennrich et al. 2016, arXiv:1508.07909; on bytes since GPT-2, whose vocabularies spell the 256 bytes as printable
+//! characters ([`byte_of_char`]); on characters for a `tokenizer.json` made from SentencePiece and Gemma 4's files.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -10,7 +9,7 @@ use std::collections::HashMap;
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 use super::merge::{Merger, NO_TOKEN};
-use super::pipeline::Pipeline;
+use super::pipeline::TokenizerPipeline;
 use super::pre_tokenizer::PreTokenizer;
 use super::vocab::{TokenType, Vocab, fault, shown};
 use crate::error::Error;
@@ -19,29 +18,29 @@ use crate::error::Error;
 #[derive(Debug)]
 pub(super) struct Bpe {
     alphabet: Alphabet,
-    /// Rank and merged token by the pair of tokens that merges.
+    /// Rank and merged token by pair of tokens.
     merges: Merges,
-    /// Whole words that are tokens, for vocabularies that look there before merging; empty for the others.
+    /// Words that are tokens, for vocabularies that skip merges for them; else empty.
     words: HashMap<Box<[u8]>, u32>,
     unk_id: Option<u32>,
 }
 
 pub(super) type Merges = HashMap<(u32, u32), (u32, u32)>;
 
-/// What words are made of, and how text becomes words.
+/// The units of words, and the splitting of text into words.
 #[derive(Debug)]
 enum Alphabet {
     Bytes { ids: Box<[Option<u32>; 256]>, pre_tokenizer: PreTokenizer },
-    Characters { characters: Characters, pipeline: Pipeline },
+    Characters { characters: Characters, pipeline: TokenizerPipeline },
 }
 
-/// The characters that merging begins with.
+/// The initial units of merging.
 #[derive(Debug)]
 pub(super) struct Characters {
     pub ids: HashMap<char, u32>,
-    /// A character that is no token becomes its bytes, where the vocabulary has those.
+    /// Byte tokens for characters without a token, if the vocabulary has them.
     pub byte_ids: Option<Box<[u32; 256]>>,
-    /// Unknown characters side by side become one unknown token.
+    /// Adjacent unknown characters become one unknown token.
     pub fuse_unk: bool,
 }
 
@@ -67,10 +66,10 @@ impl Bpe {
         })
     }
 
-    /// BPE over characters. `words` are those that are looked up before anything merges.
+    /// BPE over characters. `words` are looked up before merging.
     pub fn over_characters(
         characters: Characters,
-        pipeline: Pipeline,
+        pipeline: TokenizerPipeline,
         merges: Merges,
         words: HashMap<Box<[u8]>, u32>,
         unk_id: Option<u32>,
@@ -85,7 +84,7 @@ impl Bpe {
         }
     }
 
-    /// Appends the ids of `text`. `at_start` says that it begins the whole text.
+    /// Appends the ids of `text`. `at_start`: whether it begins the whole text.
     pub fn encode(&self, text: &str, at_start: bool, parse_special: bool, ids: &mut Vec<u32>) -> Result<(), Error> {
         let mut merger = Merger::default();
         let pre_tokenizer = match &self.alphabet {
@@ -143,11 +142,11 @@ impl Bpe {
                 let byte = word.as_bytes().get(start).copied().unwrap_or_default();
                 match &self.alphabet {
                     Alphabet::Bytes { .. } => {
-                        fault("text", "bytes that tokens or an unknown token cover", format!("byte 0x{byte:02X}"))
+                        fault("text", "bytes with a token, or an unknown token", format!("byte 0x{byte:02X}"))
                     }
                     Alphabet::Characters { .. } => {
                         let character = word.get(start..start + symbol.len as usize).unwrap_or_default();
-                        fault("text", "characters that tokens or an unknown token cover", shown(character))
+                        fault("text", "characters with a token, or an unknown token", shown(character))
                     }
                 }
             };
@@ -164,7 +163,7 @@ impl Bpe {
 impl Characters {
     fn spell(&self, word: &str, merger: &mut Merger) {
         for (start, c) in word.char_indices() {
-            // The pipeline keeps words below 4 GiB.
+            // The pipeline limits words to 4 GiB.
             let start = start as u32;
             match (self.ids.get(&c), &self.byte_ids) {
                 (None, Some(byte_ids)) => {
@@ -178,20 +177,20 @@ impl Characters {
     }
 }
 
-/// The halves of `"left right"`, with ranks.
+/// The ranked halves of `"left right"`.
 pub(super) fn pairs(merges: &[String]) -> impl Iterator<Item = Result<(u32, &str, &str), Error>> {
     (0u32..).zip(merges).map(|(rank, merge)| {
-        // No half is empty, so a first character that is a space belongs to the left half.
+        // No half is empty, so a leading space belongs to the left half.
         let space = merge.char_indices().skip(1).find(|&(_, c)| c == ' ').map(|(at, _)| at);
         let halves = space.and_then(|at| Some((merge.get(..at)?, merge.get(at + 1..)?)));
         let (left, right) = halves
             .filter(|(_, right)| !right.is_empty())
-            .ok_or_else(|| fault(merge_field(rank), "two tokens with a space between", shown(merge)))?;
+            .ok_or_else(|| fault(merge_field(rank), "two tokens separated by a space", shown(merge)))?;
         Ok((rank, left, right))
     })
 }
 
-/// The table of merges from their ranks and halves. Of a pair listed twice the one that comes first counts.
+/// The table of merges from ranks and halves. The first of duplicate pairs applies.
 pub(super) fn merges<'v>(
     tokens: impl Iterator<Item = (u32, &'v str, TokenType)>,
     pairs: impl Iterator<Item = Result<(u32, &'v str, &'v str), Error>>,
@@ -203,11 +202,11 @@ pub(super) fn merges<'v>(
         let (rank, left, right) = pair?;
         let broken = |expected: String| fault(merge_field(rank), expected, shown(&[left, right].join(" ")));
         let find = |text: &str| {
-            let none = || broken(format!("tokens of the vocabulary ({} is none)", shown(text)));
-            // Otherwise text could be spelled so that it becomes a control token.
+            let none = || broken(format!("tokens of the vocabulary ({} is not)", shown(text)));
+            // Otherwise text could be spelled to merge into a control token.
             match texts.get(text).copied().ok_or_else(none)? {
                 (_, TokenType::Control | TokenType::Unknown) => {
-                    Err(broken(format!("tokens that are text ({} is not)", shown(text))))
+                    Err(broken(format!("text tokens ({} is not)", shown(text))))
                 }
                 (id, _) => Ok(id),
             }
@@ -225,8 +224,8 @@ fn merge_field(rank: u32) -> String {
     format!("merges[{rank}]")
 }
 
-/// The byte that GPT-2 spells as `c`: printable Latin-1 characters stand for themselves, and the other 68 bytes,
-/// in order, are U+0100 to U+0143.
+/// The byte that GPT-2 spells as `c`: printable Latin-1 characters are themselves, and the other 68 bytes, in order,
+/// U+0100 to U+0143.
 pub(super) fn byte_of_char(c: char) -> Option<u8> {
     match u32::from(c) {
         code @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => u8::try_from(code).ok(),
@@ -237,8 +236,7 @@ pub(super) fn byte_of_char(c: char) -> Option<u8> {
     }
 }
 
-/// The bytes of a token in GPT-2's spelling; one that holds any other character was never spelled so and is
-/// taken literally.
+/// The bytes of a token in GPT-2's spelling, or the literal bytes of a token with any other character.
 pub(super) fn token_bytes(token: &str) -> Vec<u8> {
     token.chars().map(byte_of_char).collect::<Option<_>>().unwrap_or_else(|| token.as_bytes().to_vec())
 }
@@ -248,7 +246,7 @@ mod tests {
     use super::byte_of_char;
 
     #[test]
-    fn spelling_covers_each_byte_once() {
+    fn byte_level_alphabet_covers_each_byte_once() {
         let mut bytes: Vec<u8> = ('\0'..='\u{200}').filter_map(byte_of_char).collect();
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());

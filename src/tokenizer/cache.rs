@@ -1,4 +1,4 @@
-//! Remembering what texts encode to.
+//! Caches encodings of texts.
 
 use std::num::NonZeroUsize;
 use std::ops::Deref;
@@ -8,10 +8,10 @@ use super::{EncodeOptions, Tokenizer};
 use crate::counted::CountedCache;
 use crate::error::Error;
 
-/// A longer text is encoded anew each time, so that a few of them cannot fill the memory.
+/// Longer texts are not cached, so that a few of them cannot fill the memory.
 const MAX_TEXT_BYTES: usize = 64 << 10;
 
-/// A tokenizer that remembers its latest results, and counts how often that helped.
+/// A tokenizer that caches its latest results and counts hits.
 ///
 /// Two threads that miss the same text at once both encode it.
 #[derive(Debug)]
@@ -26,23 +26,23 @@ impl EncodingCache {
         EncodingCache { tokenizer, entries: CountedCache::new(capacity) }
     }
 
-    /// The tokenizer inside.
+    /// The tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
 
-    /// The tokenizer inside, to be kept.
+    /// A shared handle to the tokenizer.
     #[cfg(any(feature = "grammar", all(feature = "answer", feature = "chat")))]
     pub(crate) fn shared_tokenizer(&self) -> Arc<Tokenizer> {
         Arc::clone(&self.tokenizer)
     }
 
-    /// [`Tokenizer::encode_with`], from memory where possible.
+    /// [`Tokenizer::encode_with`], cached.
     ///
     /// # Errors
-    /// Those of [`Tokenizer::encode_with`]; an error is not remembered.
+    /// As [`Tokenizer::encode_with`]; errors are not cached.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Arc<[u32]>, Error> {
-        // No lock is held meanwhile, so a long text does not keep the others waiting.
+        // Encodes without a lock, so that a long text does not block others.
         let encode = || self.tokenizer.encode_with(text, options).map(Arc::from);
         if text.len() > MAX_TEXT_BYTES {
             self.entries.miss();

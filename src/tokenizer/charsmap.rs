@@ -1,23 +1,23 @@
-//! The rules by which SentencePiece takes some characters for others.
+//! SentencePiece's normalisation rules.
 
 use super::vocab::fault;
 use crate::error::Error;
 
-/// What starts of a text are replaced with: a `precompiled_charsmap` of SentencePiece, which is the number of bytes of a
-/// double-array trie (Aoe 1989) as Darts-clone lays it out, the trie, and the texts in its place, each ended by a zero.
+/// Replacements of text prefixes: SentencePiece's `precompiled_charsmap`, which holds the size in bytes of a
+/// double-array trie (Aoe 1989) in Darts-clone's layout, the trie, and zero-terminated replacements.
 #[derive(Debug)]
 pub(super) struct Charsmap {
     units: Vec<u32>,
     texts: String,
 }
 
-/// How long a text in the place of others may be, in bytes; Unicode's own take up to 33.
+/// Limit of a replacement in bytes; Unicode's own have up to 33.
 const MAX_TEXT: usize = 256;
-/// Marks a unit that holds a value.
+/// Flag of a unit that holds a value.
 const VALUE: u32 = 1 << 31;
 
 impl Charsmap {
-    /// `field` is what the rules are called where they come from.
+    /// `field` names the rules in errors.
     pub fn new(field: &str, bytes: &[u8]) -> Result<Charsmap, Error> {
         let Some((size, rest)) = bytes.split_first_chunk() else {
             return match bytes {
@@ -36,13 +36,13 @@ impl Charsmap {
         for at in values {
             let ends = |text: &[u8]| text.iter().take(MAX_TEXT + 1).any(|&byte| byte == 0);
             if !texts.is_char_boundary(at as usize) || !ends(&texts.as_bytes()[at as usize..]) {
-                return Err(fault(field, format!("places of texts of up to {MAX_TEXT} bytes that end"), at));
+                return Err(fault(field, format!("offsets of zero-terminated texts of up to {MAX_TEXT} bytes"), at));
             }
         }
         Ok(Charsmap { units, texts })
     }
 
-    /// The starts of `text` that have a rule, the shortest first: length in bytes, and what stands in its place.
+    /// The prefixes of `text` with a rule, shortest first: length in bytes, and replacement.
     pub fn starts(&self, text: &[u8]) -> impl Iterator<Item = (usize, &str)> {
         let behind = |unit: u32| ((unit >> 10) << ((unit & 1 << 9) >> 6)) as usize;
         let root = self.units.first().map_or(usize::MAX, |&unit| behind(unit));

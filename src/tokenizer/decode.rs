@@ -1,32 +1,32 @@
-//! Token ids to text, whole or as they arrive.
+//! Detokenizer: token ids to text, all at once or incrementally.
 
 use std::sync::Arc;
 
 use super::vocab::{TokenType, fault};
 use crate::error::Error;
 
-/// What each token contributes to the text.
+/// The decoded bytes and types of all tokens.
 #[derive(Debug)]
-pub(super) struct Pieces {
-    /// The bytes of all tokens, one after the other.
+pub(super) struct TokenPieces {
+    /// The bytes of all tokens, concatenated.
     bytes: Vec<u8>,
-    /// Where each token's bytes end.
+    /// End of each token's bytes.
     ends: Vec<usize>,
     types: Vec<TokenType>,
     strip: Strip,
 }
 
-/// What a text loses at its start because the encoder put it there.
+/// Spaces stripped at the start of a text, which the encoder added.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Strip {
-    /// That many spaces, if they are there.
+    /// Up to this many spaces.
     Spaces(usize),
-    /// Every space of the first token.
+    /// All spaces of the first token.
     FirstToken,
 }
 
-impl Pieces {
-    /// `tokens` by id, none left out.
+impl TokenPieces {
+    /// `tokens` are complete, by id.
     pub fn new(tokens: impl Iterator<Item = (Vec<u8>, TokenType)>, strip: Strip) -> Self {
         let (mut bytes, mut ends, mut types) = (Vec::new(), Vec::new(), Vec::new());
         for (piece, kind) in tokens {
@@ -34,7 +34,7 @@ impl Pieces {
             ends.push(bytes.len());
             types.push(kind);
         }
-        Pieces { bytes, ends, types, strip }
+        TokenPieces { bytes, ends, types, strip }
     }
 
     pub fn len(&self) -> usize {
@@ -55,48 +55,47 @@ impl Pieces {
     }
 }
 
-/// Turns ids into text one at a time and never emits half a character.
+/// Decodes ids one at a time and never emits incomplete characters.
 ///
-/// The pieces, joined, are what [`Tokenizer::decode`](super::Tokenizer::decode) makes of all ids.
+/// The concatenated results equal [`Tokenizer::decode`](super::Tokenizer::decode) of all ids.
 #[derive(Debug, Clone)]
 pub struct StreamDecoder {
-    pieces: Arc<Pieces>,
+    pieces: Arc<TokenPieces>,
     skip_special: bool,
-    /// What is still to be dropped.
+    /// Spaces still to be stripped.
     strip: Strip,
-    /// The beginning of a character whose other bytes have not come yet: at most three bytes.
+    /// Bytes of an incomplete character: at most three.
     pending: Vec<u8>,
 }
 
 impl StreamDecoder {
-    pub(super) fn new(pieces: Arc<Pieces>, skip_special: bool) -> Self {
+    pub(super) fn new(pieces: Arc<TokenPieces>, skip_special: bool) -> Self {
         StreamDecoder { skip_special, strip: pieces.strip, pieces, pending: Vec::new() }
     }
 
-    /// Has control and unknown tokens written out, too, as their names.
+    /// Decodes control and unknown tokens, too, to their names.
     pub fn with_special(mut self) -> Self {
         self.skip_special = false;
         self
     }
 
-    /// Takes what comes as the continuation of a text: a space at its start is kept, where otherwise the one that the
-    /// encoder puts in front of a text is dropped.
+    /// Decodes a continuation: keeps a leading space, which is otherwise stripped as the encoder's space prefix.
     pub fn continuing(mut self) -> Self {
         self.strip = Strip::Spaces(0);
         self
     }
 
-    /// The text that becomes certain with `id`; empty while a character is incomplete.
+    /// The text completed by `id`; empty while a character is incomplete.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] for an id outside the vocabulary; the decoder then goes on as if it had not come.
+    /// [`Error::Tokenizer`] for an id outside the vocabulary, which the decoder then ignores.
     pub fn push(&mut self, id: u32) -> Result<String, Error> {
         let mut text = String::new();
         self.push_to(id, &mut text)?;
         Ok(text)
     }
 
-    /// The text of what is left: a character that never became complete is U+FFFD. The decoder is then as new.
+    /// The remaining text: an incomplete character becomes U+FFFD. Resets the decoder.
     pub fn finish(&mut self) -> String {
         self.strip = self.pieces.strip;
         let text = String::from_utf8_lossy(&self.pending).into_owned();
@@ -133,7 +132,7 @@ impl StreamDecoder {
             let (valid, invalid) = rest.split_at_checked(error.valid_up_to()).unwrap_or((rest, &[]));
             text.push_str(std::str::from_utf8(valid).unwrap_or_default());
             rest = invalid;
-            // No length: the bytes are the beginning of a character, and the next token may complete it.
+            // No length: an incomplete character, which the next token may complete.
             let Some(len) = error.error_len() else { break };
             text.push(char::REPLACEMENT_CHARACTER);
             rest = rest.get(len..).unwrap_or(&[]);

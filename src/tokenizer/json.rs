@@ -1,11 +1,11 @@
 //! `tokenizer.json`, the file of Hugging Face's tokenizers.
 //!
-//! The file describes a pipeline: normalizer, pre-tokenizer, model, post-processor, decoder. The frequent ones are
-//! recognised and built from our own parts: byte-level BPE ([`byte_level`]), the BPE over characters that SentencePiece models
-//! are converted to ([`characters`]), their Unigram ([`unigram`]), and BERT's ([`bert`]). Each knows some parts exactly and
-//! takes no others. What is left runs in the `tokenizers` crate ([`foreign`]), which panics on several kinds of broken file
-//! (huggingface/tokenizers issues 2094, 2151 and 2198) and follows a regular expression wherever it leads, so everything is
-//! checked before.
+//! The file describes a pipeline: normalizer, pre-tokenizer, model, post-processor, decoder. Common pipelines are
+//! built from our own parts: byte-level BPE ([`byte_level`]), BPE over characters converted from SentencePiece
+//! ([`characters`]), its Unigram ([`unigram`]), and BERT's ([`bert`]). Each supports an exact set of components.
+//! Other pipelines run in the `tokenizers` crate ([`foreign`]), which panics on several kinds of broken file
+//! (huggingface/tokenizers issues 2094, 2151 and 2198) and runs any regular expression, so everything is checked
+//! first.
 
 mod bert;
 mod byte_level;
@@ -23,32 +23,32 @@ use unicode_normalization::is_nfc;
 use super::vocab::{TokenType, fault, shown};
 use super::{PairTemplate, Surroundings, Tokenizer};
 use crate::error::Error;
-use crate::formats::text::{Fault, read_json};
+use crate::formats::text::{JsonFault, read_json};
 
-/// The names of special tokens, which models keep in `tokenizer_config.json` beside `tokenizer.json`.
+/// The special tokens' names, stored in `tokenizer_config.json`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TokenizerConfig {
     /// `bos_token`: begins a text.
     pub bos_token: Option<String>,
     /// `eos_token`: ends a text.
     pub eos_token: Option<String>,
-    /// Further tokens that end an answer: `eos_token_id` of a `generation_config.json` or a `config.json`. Those outside the
-    /// vocabulary are left out.
+    /// Additional end tokens: `eos_token_id` of a `generation_config.json` or `config.json`. Ids outside the
+    /// vocabulary are ignored.
     pub end_ids: Vec<u32>,
 }
 
-/// The ids that a file's configuration names.
-struct Named {
+/// The ids from a file's configuration.
+struct ConfiguredIds {
     bos_id: Option<u32>,
     eos_id: Option<u32>,
     end_ids: Vec<u32>,
 }
 
 impl TokenizerConfig {
-    /// Reads the bytes of a `tokenizer_config.json`; a token is a string there, or an object with `content`.
+    /// Parses a `tokenizer_config.json`; a token is a string, or an object with `content`.
     ///
     /// # Errors
-    /// [`Error::Format`] for what is not JSON, [`Error::Tokenizer`] if a token is neither.
+    /// [`Error::Format`] for invalid JSON, [`Error::Tokenizer`] if a token has another form.
     pub fn from_json(bytes: &[u8]) -> Result<Self, Error> {
         let file = parse("tokenizer_config.json", bytes)?;
         let token = |field: &str| match file.get(field) {
@@ -62,10 +62,10 @@ impl TokenizerConfig {
         Ok(TokenizerConfig { bos_token: token("bos_token")?, eos_token: token("eos_token")?, end_ids: Vec::new() })
     }
 
-    /// Takes the `eos_token_id` of a `generation_config.json` or a `config.json` along: a number, or a list of them.
+    /// Adds the `eos_token_id` of a `generation_config.json` or `config.json`: a number, or a list of them.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if it is neither.
+    /// [`Error::Tokenizer`] for another type.
     pub(crate) fn add_end_ids(&mut self, eos_token_id: Option<&Value>) -> Result<(), Error> {
         let ids = match eos_token_id {
             None | Some(Value::Null) => return Ok(()),
@@ -73,7 +73,7 @@ impl TokenizerConfig {
             Some(id) => std::slice::from_ref(id),
         };
         for id in ids {
-            // Files say so that there is none.
+            // -1 means none.
             if id.as_i64() == Some(-1) {
                 continue;
             }
@@ -86,24 +86,24 @@ impl TokenizerConfig {
     }
 }
 
-/// One entry of the vocabulary or of `added_tokens`.
+/// An entry of the vocabulary or `added_tokens`.
 #[derive(Debug, Clone)]
-struct Token {
+struct TokenEntry {
     text: String,
     kind: TokenType,
 }
 
-/// A checked file: what all pipelines have in common.
-struct File {
+/// A checked file: the parts common to all pipelines.
+struct TokenizerFile {
     json: Value,
-    /// By id. A number that no token has is an empty, unused one.
-    tokens: Vec<Token>,
+    /// By id. Missing ids are empty, unused tokens.
+    tokens: Vec<TokenEntry>,
 }
 
 pub(super) fn load(bytes: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, Error> {
     let json = parse("tokenizer.json", bytes)?;
     let tokens = check::file(&json)?;
-    let file = File { json, tokens };
+    let file = TokenizerFile { json, tokens };
     let special = |field: &str, name: &Option<String>| match name {
         None => Ok(None),
         Some(name) => match file.tokens.iter().position(|token| token.text == *name) {
@@ -111,7 +111,7 @@ pub(super) fn load(bytes: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, 
             None => Err(fault(field, "a token of the vocabulary", shown(name))),
         },
     };
-    let named = Named {
+    let named = ConfiguredIds {
         bos_id: special("bos_token", &config.bos_token)?,
         eos_id: special("eos_token", &config.eos_token)?,
         end_ids: config.end_ids.iter().copied().filter(|&id| (id as usize) < file.tokens.len()).collect(),
@@ -122,7 +122,9 @@ pub(super) fn load(bytes: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, 
         "BPE" | "" if file.model().get("merges").is_some() && file.is_byte_level() => byte_level::load,
         "BPE" | "" if file.model().get("merges").is_some() => characters::load,
         "Unigram" => unigram::load,
-        _ => |file: &File, _: &Named| Err(not_ours("model", kind(file.model()), "BPE, WordPiece, Unigram")),
+        _ => |file: &TokenizerFile, _: &ConfiguredIds| {
+            Err(not_ours("model", kind(file.model()), "BPE, WordPiece, Unigram"))
+        },
     };
     match loader(&file, &named) {
         #[cfg(feature = "tokenizer-json")]
@@ -131,7 +133,7 @@ pub(super) fn load(bytes: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, 
     }
 }
 
-impl File {
+impl TokenizerFile {
     fn model(&self) -> &Value {
         self.json.get("model").unwrap_or(&Value::Null)
     }
@@ -141,7 +143,7 @@ impl File {
         (0..).zip(&self.tokens).find(|(_, token)| token.text == text).map(|(id, token)| (id, token.kind))
     }
 
-    /// Whether tokens are spelled in GPT-2's characters for bytes.
+    /// Whether tokens are in GPT-2's spelling of bytes.
     fn is_byte_level(&self) -> bool {
         [("pre_tokenizer", "pretokenizers"), ("decoder", "decoders")].iter().any(|(component, list)| {
             steps(self.json.get(component), list).into_iter().any(|step| kind(step) == "ByteLevel")
@@ -150,9 +152,9 @@ impl File {
 }
 
 /// # Errors
-/// [`Error::Format`] with the byte offset of the fault. Nesting is limited to 128 levels by `serde_json`.
+/// [`Error::Format`] with the byte offset. `serde_json` limits nesting to 128 levels.
 fn parse(format: &'static str, bytes: &[u8]) -> Result<Value, Error> {
-    read_json(bytes).map_err(|Fault { offset, message }| Error::Format {
+    read_json(bytes).map_err(|JsonFault { offset, message }| Error::Format {
         format,
         field: "file".into(),
         offset: offset as u64,
@@ -166,17 +168,17 @@ fn unsupported(field: impl Into<String>, found: impl Into<String>, supported: im
     Error::Unsupported { format: "tokenizer.json", field, found, supported }
 }
 
-/// A part of a pipeline that our own code does not have.
+/// The error for a component that our own code does not support.
 fn not_ours(field: &str, found: &str, known: &str) -> Error {
     unsupported(field, shown(found), format!("{known}; others with the feature tokenizer-json"))
 }
 
-/// The steps of a component: those of a `Sequence`, itself if it is a single one, none if it is null.
+/// The steps of a component: of a `Sequence`, a single one, or none if null.
 fn steps<'j>(component: Option<&'j Value>, list: &str) -> Vec<&'j Value> {
     match component {
         None | Some(Value::Null) => Vec::new(),
         Some(step) if kind(step) == "Sequence" => {
-            // Sequences may be nested; the depth is that of the JSON, which is limited.
+            // Sequences may be nested; the JSON limits the depth.
             let inner = step.get(list).and_then(Value::as_array).into_iter().flatten();
             inner.flat_map(|step| steps(Some(step), list)).collect()
         }
@@ -189,7 +191,7 @@ fn kind(component: &Value) -> &str {
     component.get("type").and_then(Value::as_str).unwrap_or("")
 }
 
-/// A flag, with the value it has where the file is silent.
+/// A flag with its default.
 fn flag(component: &Value, field: &str, default: bool) -> bool {
     component.get(field).and_then(Value::as_bool).unwrap_or(default)
 }
@@ -202,7 +204,7 @@ fn has_affixes(model: &Value) -> bool {
     })
 }
 
-/// The ids that the post-processor puts around a text, and around two.
+/// The special tokens that the post-processor adds around a text and a pair.
 fn surroundings(component: Option<&Value>) -> Result<Surroundings, Error> {
     let mut around = None;
     for step in steps(component, "processors") {
@@ -220,19 +222,19 @@ fn surroundings(component: Option<&Value>) -> Result<Surroundings, Error> {
     Ok(around.unwrap_or_else(|| Surroundings::new(Vec::new(), Vec::new())))
 }
 
-/// The ids of the older components, which know two tokens.
+/// The special tokens of the older components, which have two of them.
 fn cls_and_sep(step: &Value) -> Option<Surroundings> {
     let id = |field: &str| u32::try_from(step.get(field)?.get(1)?.as_u64()?).ok();
     let (cls, sep) = (vec![id("cls")?], vec![id("sep")?]);
-    // RoBERTa has two tokens between texts and no types.
+    // RoBERTa has two tokens between texts and no token types.
     let (n, second_type) = if kind(step) == "RobertaProcessing" { (2, 0) } else { (1, 1) };
     let pair = PairTemplate { prefix: cls.clone(), middle: sep.repeat(n), suffix: sep.clone(), second_type };
     Some(Surroundings { prefix: cls, suffix: sep, pair: Some(pair) })
 }
 
-/// The ids of templates that have each text once.
+/// The special tokens of templates that contain each text once.
 fn template(step: &Value) -> Option<Surroundings> {
-    /// What stands in front of the first text, behind it, and so on; and the last text's type.
+    /// Special tokens before, between and after the texts; and the last text's type.
     fn parts<const N: usize>(step: &Value, field: &str) -> Option<([Vec<u32>; N], u32)> {
         let mut parts = [const { Vec::new() }; N];
         let (mut texts, mut last_type) = (0, 0);
@@ -243,7 +245,7 @@ fn template(step: &Value) -> Option<Surroundings> {
                 parts[texts].extend(ids.collect::<Option<Vec<u32>>>()?);
             } else {
                 let text = item.get("Sequence")?;
-                // In their order.
+                // In order.
                 let is_next = text.get("id")?.as_str()? == ["A", "B"][texts.min(1)];
                 texts = Some(texts + 1).filter(|&texts| is_next && texts < N)?;
                 last_type = u32::try_from(text.get("type_id").and_then(Value::as_u64).unwrap_or(0)).ok()?;
@@ -252,18 +254,17 @@ fn template(step: &Value) -> Option<Surroundings> {
         (texts + 1 == N).then_some((parts, last_type))
     }
     let ([prefix, suffix], _) = parts(step, "single")?;
-    // One that swaps the texts is no use for pairs, and single texts do not care.
+    // A template that swaps the texts is unusable for pairs, but fine for single texts.
     let pair = parts(step, "pair");
     let pair = pair.map(|([prefix, middle, suffix], second_type)| PairTemplate { prefix, middle, suffix, second_type });
     Some(Surroundings { prefix, suffix, pair })
 }
 
-/// The entries of `added_tokens`.
 fn added_tokens(json: &Value) -> impl Iterator<Item = &Value> {
     json.get("added_tokens").and_then(Value::as_array).into_iter().flatten()
 }
 
-/// Refuses added tokens unless they match letter by letter, with no spaces around them swallowed.
+/// Refuses added tokens unless they match literally and keep surrounding spaces.
 fn check_literal(json: &Value, nfc: bool) -> Result<(), Error> {
     let literal = |token: &&Value| {
         let strict = !["lstrip", "rstrip", "single_word"].iter().any(|field| flag(token, field, false));

@@ -1,7 +1,7 @@
-//! What a `tokenizer.json` has done to a text before BPE over characters or Unigram: rewriting it, finding added tokens in what
-//! that gives, and cutting the rest into words.
+//! The steps of a `tokenizer.json` before BPE over characters or Unigram: rewriting the text, finding added tokens in
+//! the result, and splitting the rest into words.
 //!
-//! The order and the corner cases are those of the `tokenizers` crate, which the tests compare with.
+//! Order and corner cases match the `tokenizers` crate, with which the tests compare.
 
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 use unicode_segmentation::UnicodeSegmentation;
@@ -11,11 +11,11 @@ use super::special::{Fragment, Matchers};
 use super::vocab::fault;
 use crate::error::Error;
 
-/// The steps, in the order in which they run.
+/// The steps in execution order.
 #[derive(Debug)]
-pub(super) struct Pipeline {
+pub(super) struct TokenizerPipeline {
     pub rewrites: Vec<Rewrite>,
-    /// Tokens that are found in rewritten text, spelled as the rewriting leaves them.
+    /// Tokens found in rewritten text, in rewritten spelling.
     pub tokens: Matchers,
     pub cuts: Vec<Cut>,
 }
@@ -23,58 +23,58 @@ pub(super) struct Pipeline {
 /// A step of the normalizer.
 #[derive(Debug)]
 pub(super) enum Rewrite {
-    /// Puts a text in front of one that is not empty.
+    /// Prepends a string to a non-empty text.
     Prepend(String),
-    /// Replaces each occurrence of `pattern`, which is not empty.
+    /// Replaces each occurrence of the non-empty `pattern`.
     Replace { pattern: String, content: String },
-    /// Replaces each run of two spaces and more.
+    /// Replaces each run of two or more spaces.
     ReplaceRuns { content: String },
-    /// Unicode's composed form.
+    /// Unicode normalization form C.
     Nfc,
-    /// SentencePiece's rules. A grapheme of less than six bytes is taken as a whole, with the shortest rule for its start.
+    /// SentencePiece's rules. Graphemes below six bytes use the shortest rule for their prefix as a whole.
     Charsmap(Charsmap),
-    /// Takes white space away from the ends.
+    /// Trims white space.
     Strip { left: bool, right: bool },
 }
 
 /// A step of the pre-tokenizer.
 #[derive(Debug)]
 pub(super) enum Cut {
-    /// Cuts before each occurrence of `pattern`, which is not empty, behind it, or both.
+    /// Splits before each occurrence of the non-empty `pattern`, after it, or both.
     Split { pattern: String, before: bool, behind: bool },
-    /// Writes spaces as `replacement`, puts one in front, and cuts before each if `split` is set.
+    /// Replaces spaces with `replacement`, prepends one, and splits before each if `split` is set.
     Metaspace { replacement: char, prepend: Prepend, split: bool },
-    /// Cuts at white space, which goes.
+    /// Splits at white space and drops it.
     Spaces,
-    /// Sets runs of line breaks apart. Where words begin with a character, it is put in front of what lies between, unless
-    /// it is there, and each of it begins a word.
+    /// Isolates runs of line breaks. With a word-start character, prepends it to the text between them unless
+    /// present, and splits before each occurrence.
     Lines { word_start: Option<char> },
 }
 
-/// Where a space is put that is not there already.
+/// Whether to prepend a missing space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Prepend {
-    /// In front of every piece of text.
+    /// To every piece of text.
     Always,
-    /// In front of the piece that begins the text.
+    /// To the first piece of the text.
     First,
     Never,
 }
 
-/// Pieces of text, one behind the other.
+/// Consecutive pieces of text.
 #[derive(Debug, Default)]
-struct Words {
+struct WordList {
     text: String,
-    /// Where each ends. One that is empty counts for nothing.
+    /// End of each piece. Empty pieces are ignored.
     ends: Vec<usize>,
 }
 
-impl Pipeline {
-    /// Appends the ids of `text`: those of the tokens found in it, and what `encode_word` appends for each word. `at_start`
-    /// says that it begins the whole text.
+impl TokenizerPipeline {
+    /// Appends the ids of `text`: of the tokens found in it, and those that `encode_word` appends for each word.
+    /// `at_start`: whether it begins the whole text.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] for a text beyond 4 GiB, and what `encode_word` returns.
+    /// [`Error::Tokenizer`] for a text of 4 GiB or more; errors of `encode_word`.
     pub fn encode(
         &self,
         text: &str,
@@ -92,7 +92,7 @@ impl Pipeline {
                     continue;
                 }
             };
-            let mut words = Words { text: piece.to_owned(), ends: vec![piece.len()] };
+            let mut words = WordList { text: piece.to_owned(), ends: vec![piece.len()] };
             for cut in &self.cuts {
                 words = cut.apply(&words, at_start && n == 0);
             }
@@ -107,7 +107,7 @@ impl Pipeline {
     }
 }
 
-/// `text` after all of the steps.
+/// `text` after all steps.
 pub(super) fn rewrite(steps: &[Rewrite], text: &str) -> String {
     let mut text = text.to_owned();
     for step in steps {
@@ -140,7 +140,7 @@ fn replace_runs(text: &str, content: &str) -> String {
 }
 
 fn by_rules(charsmap: &Charsmap, text: &str) -> String {
-    /// Graphemes of fewer bytes have rules as a whole.
+    /// Shorter graphemes match rules as a whole.
     const LONG: usize = 6;
     let rule = |part: &str| charsmap.starts(part.as_bytes()).next().map(|(_, text)| text);
     let mut normalised = String::with_capacity(text.len());
@@ -159,7 +159,7 @@ fn by_rules(charsmap: &Charsmap, text: &str) -> String {
     normalised
 }
 
-impl Words {
+impl WordList {
     fn iter(&self) -> impl Iterator<Item = &str> {
         let mut start = 0;
         let words = self.ends.iter().map(move |&end| self.text.get(std::mem::replace(&mut start, end)..end));
@@ -173,8 +173,8 @@ impl Words {
 }
 
 impl Cut {
-    fn apply(&self, words: &Words, at_start: bool) -> Words {
-        let mut cut = Words { text: String::with_capacity(words.text.len()), ends: Vec::new() };
+    fn apply(&self, words: &WordList, at_start: bool) -> WordList {
+        let mut cut = WordList { text: String::with_capacity(words.text.len()), ends: Vec::new() };
         for (n, word) in words.iter().enumerate() {
             match self {
                 Cut::Spaces => {

@@ -1,9 +1,9 @@
-//! Splitting text into words before byte-level BPE, by hand-written scanners.
+//! Splits text into words before byte-level BPE, with hand-written scanners.
 //!
-//! Vocabularies describe the split by regular expressions, one after the other. A backtracking engine takes quadratic time
-//! or gives up on long runs, and engines differ between platforms, so each expression in use is a scanner here: linear
-//! time, the same words everywhere. [`splits`] has the expressions with their scanners, [`names`] has what GGUF calls them.
-//! The tests run the expressions through a regex engine for comparison.
+//! Vocabularies define the split by a sequence of regular expressions. Backtracking engines take quadratic time or
+//! give up on long runs, and engines differ between platforms, so each expression in use has a scanner: linear time,
+//! the same words everywhere. [`splits`] has the expressions with their scanners, [`names`] GGUF's names for them.
+//! The tests compare the scanners with a regex engine.
 
 mod classes;
 mod names;
@@ -12,42 +12,42 @@ mod splits;
 mod words;
 
 use names::{FAMILIES, Family};
-use splits::Cut;
+use splits::CutFn;
 
 use crate::error::Error;
 
-/// How one family of vocabularies prepares text. GGUF names it in `tokenizer.ggml.pre`.
+/// The text preparation of a family of vocabularies, named in `tokenizer.ggml.pre`.
 #[derive(Debug, Clone)]
 pub(super) struct PreTokenizer {
-    /// Each is done to all pieces of the one before.
-    steps: Vec<Cut>,
-    /// Text is brought to Unicode's composed form first.
+    /// Each step runs on all pieces of the previous one.
+    steps: Vec<CutFn>,
+    /// Normalises text to Unicode form C first.
     pub nfc: bool,
-    /// A word that is a token is that token, whatever the merges say.
+    /// Words that are tokens skip the merges.
     pub ignore_merges: bool,
-    /// What `add_bos_token` means where the file is silent.
+    /// Default of `add_bos_token`.
     pub add_bos: bool,
-    /// What `add_sep_token` means where the file is silent.
+    /// Default of `add_sep_token`.
     pub add_sep: bool,
 }
 
-/// A step of a `tokenizer.json`.
-pub(super) enum Step<'j> {
+/// A pre-tokenizer step of a `tokenizer.json`.
+pub(super) enum PreTokenizerStep<'j> {
     /// Isolates the matches of a regular expression.
     Regex(&'j str),
-    /// Isolates digits, each alone or a number as a whole.
+    /// Isolates digits, singly or as whole numbers.
     Digits { each: bool },
-    /// Isolates punctuation, each character alone or runs of it.
+    /// Isolates punctuation, singly or in runs.
     Punctuation { each: bool },
-    /// GPT-2's expression, which `ByteLevel` has built in.
+    /// GPT-2's expression, built into `ByteLevel`.
     Gpt2,
 }
 
 impl PreTokenizer {
-    /// The pre-tokenizer that `tokenizer.ggml.pre` names.
+    /// The pre-tokenizer named in `tokenizer.ggml.pre`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`], listing the known names: a wrong split gives other tokens without any sign of it.
+    /// [`Error::Unsupported`] listing the known names: a wrong split would silently produce other tokens.
     pub fn by_name(name: Option<&str>) -> Result<Self, Error> {
         let name = name.unwrap_or("default");
         let family = FAMILIES.iter().find(|family| family.names.contains(&name));
@@ -72,30 +72,34 @@ impl PreTokenizer {
         }
     }
 
-    /// The pre-tokenizer of a `tokenizer.json`. The step that is not known here is the error.
-    pub fn by_steps<'s, 'j>(steps: &'s [Step<'j>], nfc: bool, ignore_merges: bool) -> Result<Self, &'s Step<'j>> {
-        let cut = |step: &'s Step<'j>| match step {
-            Step::Regex(expression) => {
+    /// The pre-tokenizer of a `tokenizer.json`. The error is an unsupported step.
+    pub fn by_steps<'s, 'j>(
+        steps: &'s [PreTokenizerStep<'j>],
+        nfc: bool,
+        ignore_merges: bool,
+    ) -> Result<Self, &'s PreTokenizerStep<'j>> {
+        let cut = |step: &'s PreTokenizerStep<'j>| match step {
+            PreTokenizerStep::Regex(expression) => {
                 splits::ALL.iter().find(|split| split.expression == *expression).map(|split| split.cut).ok_or(step)
             }
-            Step::Digits { each: true } => Ok(splits::DIGIT.cut),
-            Step::Digits { each: false } => Ok(splits::NUMBERS.cut),
-            Step::Punctuation { each: true } => Ok(splits::PUNCTUATION.cut),
-            Step::Punctuation { each: false } => Ok(splits::PUNCTUATION_RUN.cut),
-            Step::Gpt2 => Ok(splits::GPT2.cut),
+            PreTokenizerStep::Digits { each: true } => Ok(splits::DIGIT.cut),
+            PreTokenizerStep::Digits { each: false } => Ok(splits::NUMBERS.cut),
+            PreTokenizerStep::Punctuation { each: true } => Ok(splits::PUNCTUATION.cut),
+            PreTokenizerStep::Punctuation { each: false } => Ok(splits::PUNCTUATION_RUN.cut),
+            PreTokenizerStep::Gpt2 => Ok(splits::GPT2.cut),
         };
         let steps = steps.iter().map(cut).collect::<Result<_, _>>()?;
         Ok(PreTokenizer { steps, nfc, ignore_merges, add_bos: false, add_sep: false })
     }
 
-    /// Hands the words of `text` to `emit`, in order; together they are the text.
+    /// Passes the words of `text` to `emit` in order; concatenated they are `text`.
     pub fn split<'t>(&self, text: &'t str, emit: &mut dyn FnMut(&'t str)) {
         cut(&self.steps, text, emit);
     }
 }
 
-/// Depth is the number of steps.
-fn cut<'t>(steps: &[Cut], text: &'t str, emit: &mut dyn FnMut(&'t str)) {
+/// The recursion depth is the number of steps.
+fn cut<'t>(steps: &[CutFn], text: &'t str, emit: &mut dyn FnMut(&'t str)) {
     match steps.split_first() {
         Some((first, rest)) => first(text, &mut |part| cut(rest, part, emit)),
         None => emit(text),
@@ -110,11 +114,11 @@ mod tests {
     use tokenizers::pre_tokenizers::split::{Split as RegexSplit, SplitPattern};
     use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _, SplitDelimiterBehavior};
 
-    /// Characters of every class that an expression tells apart, and of those that engines are prone to confuse.
+    /// Characters of every class that expressions distinguish, and those that engines often confuse.
     const ALPHABET: &str = "aZsStTrReEvVmMlLdD''''ſ    \n\n\r\t\u{b}\u{85}\u{a0}\u{3000}00112345٣²Ⅷ½éÉßǅʰªאحकाि中龥あゟ゠ー가ㄱㄅ々〇ก\
                             \u{301}\u{5b0}\u{20dd}.,!?/-_$+<|~`()«¿、。！…€😀\u{200d}\u{200b}\u{feff}\u{1}\u{7f}\u{e000}𐐀Ａ";
 
-    /// What expressions look for that random characters seldom make.
+    /// Texts that expressions match, but random characters rarely form.
     const PIECES: [&str; 16] = [
         "<sentinel:12>",
         "<sentinel:>",
@@ -156,12 +160,12 @@ mod tests {
         })
     }
 
-    /// White space of every length around the powers of two, with a word, a number or nothing behind.
+    /// White space of every length around the powers of two, followed by a word, a number or nothing.
     fn spaces() -> impl Iterator<Item = String> {
         (0..1100).flat_map(|n| ["", "x", "1", "\nx", "."].map(|after| format!("a{}{after}", " ".repeat(n))))
     }
 
-    /// The words that the regex engine of the tokenizers crate finds.
+    /// The words by the regex engine of the tokenizers crate.
     fn regex_words(text: &str, splits: &[RegexSplit]) -> Vec<String> {
         let mut words = PreTokenizedString::from(text);
         for split in splits {
@@ -177,7 +181,7 @@ mod tests {
     }
 
     fn words(steps: &[Split], text: &str) -> Vec<String> {
-        let steps: Vec<Cut> = steps.iter().map(|split| split.cut).collect();
+        let steps: Vec<CutFn> = steps.iter().map(|split| split.cut).collect();
         let mut words = Vec::new();
         cut(&steps, text, &mut |word| words.push(word.to_owned()));
         words.retain(|word| !word.is_empty());
@@ -185,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn scanners_match_their_expressions() {
+    fn split_scanners_match_their_regexes() {
         let is_full = std::env::var_os("TILEWRIGHT_FULL").is_some();
         for split in splits::ALL {
             let regex = [isolating(&split)];
@@ -202,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_follow_each_other() {
+    fn successive_split_steps_match_chained_regexes() {
         for family in FAMILIES.iter().filter(|family| family.steps.len() > 1) {
             let regexes: Vec<RegexSplit> = family.steps.iter().map(isolating).collect();
             for text in random_texts(2000) {
@@ -211,9 +215,9 @@ mod tests {
         }
     }
 
-    /// Every name once, and no expression twice: the second would never be found.
+    /// Names and expressions are unique: a duplicate would never be found.
     #[test]
-    fn names_and_expressions_differ() {
+    fn pre_tokenizer_names_and_regexes_are_unique() {
         let mut names: Vec<&str> =
             FAMILIES.iter().flat_map(|family| family.names).chain(crate::tokenizer::raw::NAMES).copied().collect();
         let mut expressions: Vec<&str> = splits::ALL.iter().map(|split| split.expression).collect();
@@ -240,7 +244,7 @@ mod tests {
                 let start = std::time::Instant::now();
                 (split.cut)(&text, &mut |_| n_words += 1);
                 let elapsed = start.elapsed();
-                // Quadratic time would be a minute and more for the longer ones.
+                // Quadratic time would take a minute or more on the longer ones.
                 assert!(n_words > 0 && elapsed.as_secs() < 5, "{}: {run:?} in {elapsed:?}", split.expression);
             }
         }

@@ -1,25 +1,25 @@
-//! BPE over the characters of a text as they are, from a GGUF file: Gemma 4's, and that of a few encoders.
+//! BPE over the unsplit characters of a text, from a GGUF file: for Gemma 4 and a few encoders.
 //!
-//! It is what such a model's `tokenizer.json` describes: spaces are written as U+2581, and a character that is no token becomes
-//! its byte tokens. Line breaks are apart: no merge of these vocabularies joins one with anything else, and a run of them
-//! that is a token is that token, because not all files list the merges of line breaks.
+//! Equivalent to such a model's `tokenizer.json`: spaces are written as U+2581, and characters without a token become
+//! byte tokens. Line breaks are isolated: no merge joins them with other characters, and a run of them that is a
+//! token skips the merges, because not all files list the merges of line breaks.
 
 use std::collections::HashMap;
 
 use super::bpe::{self, Bpe, Characters};
-use super::pipeline::{Cut, Pipeline, Rewrite};
+use super::pipeline::{Cut, Rewrite, TokenizerPipeline};
 use super::special::Matchers;
 use super::spm::ESCAPED_SPACE;
 use super::vocab::{TokenType, Vocab, fault, parse_byte};
 use crate::error::Error;
 
-/// Names of `tokenizer.ggml.pre` for such vocabularies; `tokenizer.ggml.model = gemma4` stands for the first.
+/// Names of such vocabularies in `tokenizer.ggml.pre`; the first also for `tokenizer.ggml.model = gemma4`.
 pub(super) const NAMES: &[&str] = &["gemma4", "granite-embed-multi-311m", "mmbert", "sarvam-moe"];
 
 /// The encoder for one of [`NAMES`].
 ///
 /// # Errors
-/// [`Error::Tokenizer`] naming a merge or a token that is not what it must be.
+/// [`Error::Tokenizer`] naming an invalid merge or token.
 pub(super) fn bpe(vocab: &Vocab, name: &str) -> Result<Bpe, Error> {
     let mut ids = HashMap::new();
     let mut words: HashMap<Box<[u8]>, u32> = HashMap::new();
@@ -44,7 +44,7 @@ pub(super) fn bpe(vocab: &Vocab, name: &str) -> Result<Bpe, Error> {
     }
     let byte_ids: Option<Vec<u32>> = bytes.into_iter().collect();
     let byte_ids = byte_ids.and_then(|ids| ids.into_boxed_slice().try_into().ok());
-    let pipeline = Pipeline {
+    let pipeline = TokenizerPipeline {
         rewrites: vec![Rewrite::Replace { pattern: " ".into(), content: ESCAPED_SPACE.into() }],
         tokens: Matchers::by_rule(std::iter::empty())?,
         cuts: vec![Cut::Lines { word_start: (name == "mmbert").then_some(ESCAPED_SPACE) }],

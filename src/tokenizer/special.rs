@@ -1,4 +1,4 @@
-//! Finding tokens that stand literally in a text, before anything else looks at it.
+//! Finds literal tokens in a text before any other step.
 
 use std::ops::Range;
 
@@ -12,21 +12,21 @@ use unicode_properties::{GeneralCategory as Category, GeneralCategoryGroup as Gr
 use super::vocab::{TokenType, Vocab, fault};
 use crate::error::Error;
 
-/// Finds the longest of several texts at the leftmost place, in time linear in what is searched however they overlap. Of the
-/// automata that could do it this is the one whose size is linear in the texts, too; a table for all bytes may take a kilobyte for
-/// each byte of them.
+/// Finds the leftmost-longest of several texts, in time linear in the searched text even with overlaps. Of the
+/// suitable automata, this one is also linear in the size of the texts; a full byte table may need a kilobyte per
+/// byte of them.
 #[derive(Debug, Clone)]
 pub(crate) struct Search(Arc<NFA>);
 
 impl Search {
-    /// For these texts.
+    /// Searches for these texts.
     pub fn new(texts: &[&str]) -> Result<Search, BuildError> {
         NFA::builder().match_kind(MatchKind::LeftmostLongest).build(texts).map(|automaton| Search(Arc::new(automaton)))
     }
 
-    /// Where they stand, from left to right.
+    /// Matches from left to right.
     pub fn find_iter<'s>(&'s self, text: &'s str) -> impl Iterator<Item = Match> + 's {
-        // Refused is only what this automaton was not made for, such as finding all that overlap.
+        // The only errors are unsupported modes, such as overlapping matches.
         self.0.try_find_iter(Input::new(text)).into_iter().flatten()
     }
 }
@@ -35,25 +35,25 @@ impl Search {
 #[derive(Debug, Clone)]
 pub(super) struct Matcher {
     search: Option<Search>,
-    tokens: Vec<(u32, Rule)>,
-    /// Whether names of special tokens are those tokens. Otherwise they stay text, and so does what overlaps them.
+    tokens: Vec<(u32, SpecialRule)>,
+    /// Whether names of special tokens become those tokens. Otherwise they stay text, as do tokens that overlap them.
     parse_special: bool,
 }
 
-/// When a token that stands in a text is that token, and what it takes with it.
+/// When a literal token is recognised, and the white space it absorbs.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Rule {
-    /// It steers the model: text is that token only if it is parsed for special tokens.
+pub(super) struct SpecialRule {
+    /// A special token: recognised only when parsing special tokens.
     pub special: bool,
-    /// Only with no letter, digit or underscore on either side.
+    /// Only without an adjacent letter, digit or underscore.
     pub single_word: bool,
-    /// It swallows the white space before it.
+    /// Absorbs the white space before it.
     pub lstrip: bool,
-    /// It swallows the white space behind it.
+    /// Absorbs the white space after it.
     pub rstrip: bool,
 }
 
-/// A stretch of a text.
+/// A part of a text.
 pub(super) enum Fragment<'t> {
     Text(&'t str),
     Token(u32),
@@ -61,21 +61,22 @@ pub(super) enum Fragment<'t> {
 
 impl Matcher {
     /// A matcher that parses special tokens.
-    pub fn new<'v>(tokens: impl Iterator<Item = (u32, &'v str, Rule)>) -> Result<Self, Error> {
-        let (tokens, texts): (Vec<(u32, Rule)>, Vec<&str>) = tokens.map(|(id, text, rule)| ((id, rule), text)).unzip();
+    pub fn new<'v>(tokens: impl Iterator<Item = (u32, &'v str, SpecialRule)>) -> Result<Self, Error> {
+        let (tokens, texts): (Vec<(u32, SpecialRule)>, Vec<&str>) =
+            tokens.map(|(id, text, rule)| ((id, rule), text)).unzip();
         if tokens.is_empty() {
             return Ok(Matcher { search: None, tokens, parse_special: true });
         }
         let search = Search::new(&texts);
-        let search = search.map_err(|error| fault("special tokens", "few and short enough to search for", error))?;
+        let search = search.map_err(|error| fault("special tokens", "few and short enough to search", error))?;
         Ok(Matcher { search: Some(search), tokens, parse_special: true })
     }
 
-    /// `text` cut at the tokens; no fragment is empty.
+    /// Splits `text` at the tokens; no fragment is empty.
     pub fn split<'t>(&self, text: &'t str) -> Vec<Fragment<'t>> {
         let mut fragments = Vec::new();
         let mut done = 0;
-        // White space that has been looked at: tokens may themselves be spaces, and each would look at all that follow.
+        // White space already scanned: tokens may be spaces themselves, and each would scan all that follow.
         let mut spaces: Range<usize> = 0..0;
         for found in self.search.iter().flat_map(|search| search.find_iter(text)) {
             let Some(&(id, rule)) = self.tokens.get(found.pattern().as_usize()) else { continue };
@@ -102,7 +103,7 @@ impl Matcher {
     }
 }
 
-/// The two ways to look for tokens in a text.
+/// The two ways to find tokens in a text.
 #[derive(Debug)]
 pub(super) struct Matchers {
     plain: Matcher,
@@ -110,11 +111,11 @@ pub(super) struct Matchers {
 }
 
 impl Matchers {
-    /// User-defined tokens, which text always becomes, and these with the special ones.
+    /// User-defined tokens, recognised in every text; when parsing, special tokens as well.
     pub fn by_kind(vocab: &Vocab) -> Result<Self, Error> {
-        let rule = |token: &str| Rule {
+        let rule = |token: &str| SpecialRule {
             rstrip: vocab.special_strips_right && !["<unk>", "<s>", "<|endoftext|>"].contains(&token),
-            ..Rule::default()
+            ..SpecialRule::default()
         };
         let of_kind = |wanted: fn(TokenType) -> bool| {
             let tokens = vocab.iter().filter(|token| wanted(token.2));
@@ -127,7 +128,7 @@ impl Matchers {
     }
 
     /// The added tokens of a `tokenizer.json`.
-    pub fn by_rule<'v>(tokens: impl Iterator<Item = (u32, &'v str, Rule)>) -> Result<Self, Error> {
+    pub fn by_rule<'v>(tokens: impl Iterator<Item = (u32, &'v str, SpecialRule)>) -> Result<Self, Error> {
         let parsing = Matcher::new(tokens)?;
         Ok(Matchers { plain: Matcher { parse_special: false, ..parsing.clone() }, parsing })
     }
@@ -143,7 +144,7 @@ fn is_single_word(text: &str, range: Range<usize>) -> bool {
     !before.is_some_and(is_word) && !after.is_some_and(is_word)
 }
 
-/// `\w`, after Unicode's technical standard 18.
+/// `\w` as in Unicode Technical Standard 18.
 pub(super) fn is_word(c: char) -> bool {
     let joins = || matches!(c, '\u{200C}' | '\u{200D}') || c.general_category_group() == Group::Mark;
     let category = || matches!(c.general_category(), Category::DecimalNumber | Category::ConnectorPunctuation);

@@ -1,7 +1,7 @@
-//! SentencePiece's BPE as llama.cpp runs it: the pair whose text has the highest score merges first.
+//! SentencePiece's BPE as in llama.cpp: the pair with the highest-scored text merges first.
 //!
-//! Spaces are written as U+2581 before anything else happens. A character that ends up in no token becomes its
-//! byte tokens, and without those the unknown token, one for a run of such characters.
+//! Spaces are first written as U+2581. Characters without a token become byte tokens, or without those the unknown
+//! token, one per run of such characters.
 
 use std::collections::HashMap;
 
@@ -9,18 +9,18 @@ use super::merge::{Merger, NO_TOKEN};
 use super::vocab::{TokenType, Vocab, fault, parse_byte, shown};
 use crate::error::Error;
 
-/// How SentencePiece writes a space.
+/// SentencePiece's spelling of a space.
 pub(super) const ESCAPED_SPACE: char = '\u{2581}';
 
 /// An encoder for `tokenizer.ggml.model = llama`.
 #[derive(Debug)]
 pub(super) struct Spm {
-    /// Priority and id by text, of the tokens that text may become. Control, unknown and byte tokens are not
-    /// among them, so no spelling of text merges into one.
+    /// Priority and id of the tokens that text can become, by text. Excludes control, unknown and byte tokens, so
+    /// that no text merges into one.
     tokens: HashMap<Box<str>, (u32, u32)>,
     max_len: u32,
-    /// No token has a space behind another character, so no merge reaches across the beginning of a word and
-    /// words can be merged one by one, which is several times faster than the text as a whole.
+    /// Whether spaces only begin tokens: then no merge crosses a word boundary and words are merged separately,
+    /// several times faster than the whole text.
     spaces_begin_tokens: bool,
     byte_ids: Box<[Option<u32>; 256]>,
     unk_id: Option<u32>,
@@ -42,7 +42,7 @@ impl Spm {
                     if let Some(first) = slot.replace(id) {
                         return Err(fault(
                             format!("tokens[{id}]"),
-                            format!("a byte other than token {first}'s"),
+                            format!("a byte different from token {first}'s"),
                             shown(token),
                         ));
                     }
@@ -65,8 +65,8 @@ impl Spm {
         })
     }
 
-    /// Appends the ids of `text`. `after_special` says that a special token or nothing stands before it, which
-    /// is where the space prefix goes.
+    /// Appends the ids of `text`. `after_special`: whether it follows a special token or nothing, so that it gets the
+    /// space prefix.
     pub fn encode(&self, text: &str, after_special: bool, ids: &mut Vec<u32>) -> Result<(), Error> {
         let mut escaped = String::with_capacity(text.len() + ESCAPED_SPACE.len_utf8());
         if self.add_space_prefix && after_special {
@@ -88,7 +88,7 @@ impl Spm {
         Ok(())
     }
 
-    /// Length in bytes of the longest start of `text` that is sure to be merged on its own.
+    /// Length in bytes of the longest prefix of `text` that can be merged separately.
     fn word_len(&self, text: &str) -> usize {
         let spaces = text.find(|c| c != ESCAPED_SPACE).unwrap_or(text.len());
         let word =
@@ -133,7 +133,7 @@ impl Spm {
                     *after_unknown = true;
                 }
                 (None, None) => {
-                    let expected = "characters that tokens, byte tokens or an unknown token cover";
+                    let expected = "characters with a token or byte tokens, or an unknown token";
                     return Err(fault("text", expected, shown(text)));
                 }
             }
@@ -142,10 +142,10 @@ impl Spm {
     }
 }
 
-/// Turns a score, where high wins, into a merge priority, where low wins.
+/// Converts a score (high first) to a merge priority (low first).
 fn priority(score: f32) -> u32 {
-    // Adding zero makes -0.0 and 0.0 the same score. Flipping the sign bit of positive numbers and all bits of
-    // negative ones orders floats as unsigned integers.
+    // Adding zero unifies -0.0 and 0.0. Flipping the sign bit of positive numbers and all bits of negative ones
+    // orders floats as unsigned integers.
     let bits = (score + 0.0).to_bits();
     let ascending = if bits >> 31 == 0 { bits | 1 << 31 } else { !bits };
     !ascending
@@ -162,7 +162,7 @@ mod tests {
     use super::priority;
 
     #[test]
-    fn priority_reverses_the_order_of_scores() {
+    fn merge_priority_reverses_the_score_order() {
         let descending = [f32::INFINITY, 1e9, 1.0, f32::MIN_POSITIVE, 0.0, -1e-40, -1.0, -31739.0, f32::NEG_INFINITY];
         assert!(descending.windows(2).all(|pair| priority(pair[0]) < priority(pair[1])));
         assert_eq!(priority(0.0), priority(-0.0));

@@ -1,32 +1,31 @@
-//! SentencePiece's Unigram: of all ways to cut a text into tokens, the one whose scores have the highest sum.
+//! SentencePiece's Unigram: splits a text into the tokens with the highest total score.
 //!
-//! Kudo 2018, arXiv:1804.10959. Text is normalised first, by rules that come with the vocabulary: which characters become
-//! which others, and what happens to spaces. A character that is in no token becomes the unknown token, one for a run of
-//! such characters.
+//! Kudo 2018, arXiv:1804.10959. Text is first normalised by the vocabulary's rules for characters and spaces.
+//! Characters without a token become the unknown token, one per run of such characters.
 
 use super::charsmap::Charsmap;
-use super::pipeline::Pipeline;
+use super::pipeline::TokenizerPipeline;
 use super::spm::ESCAPED_SPACE;
 use super::vocab::{TokenType, Vocab, fault, shown};
 use crate::error::Error;
 
-/// How far below the lowest score of a token that of an unknown character lies.
+/// Distance of an unknown character's score below the lowest token's.
 const UNKNOWN_PENALTY: f64 = 10.0;
 
-/// An encoder for `tokenizer.ggml.model = t5`, and for the Unigram of a `tokenizer.json`.
+/// An encoder for `tokenizer.ggml.model = t5`, and for Unigram in a `tokenizer.json`.
 #[derive(Debug)]
 pub(super) struct Unigram {
     preparation: Preparation,
-    model: Model,
+    model: UnigramModel,
 }
 
-/// What is done to a text before the model sees it.
+/// Text preparation before the model.
 #[derive(Debug)]
 enum Preparation {
-    /// SentencePiece's own steps; the model sees the whole text.
+    /// SentencePiece's own steps; the model receives the whole text.
     Normalizer(Normalizer),
-    /// Those of a `tokenizer.json`; it sees words.
-    Pipeline(Box<Pipeline>),
+    /// The steps of a `tokenizer.json`; the model receives words.
+    Pipeline(Box<TokenizerPipeline>),
 }
 
 #[derive(Debug)]
@@ -38,23 +37,23 @@ struct Normalizer {
 
 /// Tokens with their scores.
 #[derive(Debug)]
-pub(super) struct Model {
+pub(super) struct UnigramModel {
     trie: Trie,
-    /// Ids and scores of the tokens that text may become, as the trie numbers them.
+    /// Ids and scores of the tokens that text can become, in the trie's order.
     tokens: Vec<(u32, f64)>,
     unknown_score: f64,
     unk_id: Option<u32>,
-    /// What unknown characters become before they become the unknown token.
+    /// Byte tokens, used before the unknown token.
     byte_ids: Option<Box<[u32; 256]>>,
 }
 
-/// The best way to a place in a text.
+/// The best segmentation up to a position.
 #[derive(Clone, Copy)]
-struct Way {
+struct Segmentation {
     score: f64,
-    /// Where its last token begins.
+    /// Start of its last token.
     from: u32,
-    /// That token's number; none for an unknown character.
+    /// That token's number; `None` for an unknown character.
     token: Option<u32>,
 }
 
@@ -75,16 +74,16 @@ impl Unigram {
                 add_space_prefix: vocab.add_space_prefix.unwrap_or(true),
                 remove_extra_spaces: vocab.remove_extra_spaces.unwrap_or(false),
             }),
-            model: Model::new(tokens, lowest, vocab.unk_id, None),
+            model: UnigramModel::new(tokens, lowest, vocab.unk_id, None),
         })
     }
 
-    /// A model of the words that a pipeline makes.
-    pub fn of_words(pipeline: Pipeline, model: Model) -> Self {
+    /// A model for a pipeline's words.
+    pub fn of_words(pipeline: TokenizerPipeline, model: UnigramModel) -> Self {
         Unigram { preparation: Preparation::Pipeline(Box::new(pipeline)), model }
     }
 
-    /// Appends the ids of `text`. `at_start` says that it begins the whole text.
+    /// Appends the ids of `text`. `at_start`: whether it begins the whole text.
     pub fn encode(&self, text: &str, at_start: bool, parse_special: bool, ids: &mut Vec<u32>) -> Result<(), Error> {
         match &self.preparation {
             Preparation::Normalizer(normalizer) => {
@@ -101,8 +100,8 @@ impl Unigram {
     }
 }
 
-impl Model {
-    /// `tokens` are those that text may become: texts, which differ, ids and scores. `lowest` is the lowest score of all.
+impl UnigramModel {
+    /// `tokens` are those that text can become: distinct texts, ids and scores; `lowest` is the lowest score of all.
     pub fn new(
         mut tokens: Vec<(&str, u32, f64)>,
         lowest: f64,
@@ -111,7 +110,7 @@ impl Model {
     ) -> Self {
         crate::sort::by(&mut tokens, |a, b| a.0.cmp(b.0));
         let texts: Vec<&str> = tokens.iter().map(|token| token.0).collect();
-        Model {
+        UnigramModel {
             trie: Trie::new(&texts),
             tokens: tokens.iter().map(|&(_, id, score)| (id, score)).collect(),
             unknown_score: lowest - UNKNOWN_PENALTY,
@@ -122,9 +121,9 @@ impl Model {
 
     /// Appends the ids of `text`, which is below 4 GiB.
     fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), Error> {
-        let mut ways: Vec<Option<Way>> = vec![None; text.len() + 1];
-        let take = |ways: &mut [Option<Way>], end: usize, way: Way| {
-            // The first of two that are as good, as in SentencePiece.
+        let mut ways: Vec<Option<Segmentation>> = vec![None; text.len() + 1];
+        let take = |ways: &mut [Option<Segmentation>], end: usize, way: Segmentation| {
+            // The first of equal scores, as in SentencePiece.
             if ways[end].is_none_or(|best| way.score > best.score) {
                 ways[end] = Some(way);
             }
@@ -135,11 +134,11 @@ impl Model {
             for (len, token) in self.trie.starts(&text.as_bytes()[at..]) {
                 is_token |= len == c.len_utf8();
                 let score = before + self.tokens[token as usize].1;
-                take(&mut ways, at + len, Way { score, from, token: Some(token) });
+                take(&mut ways, at + len, Segmentation { score, from, token: Some(token) });
             }
             if !is_token {
                 let score = before + self.unknown_score;
-                take(&mut ways, at + c.len_utf8(), Way { score, from, token: None });
+                take(&mut ways, at + c.len_utf8(), Segmentation { score, from, token: None });
             }
         }
 
@@ -159,7 +158,7 @@ impl Model {
                 (None, None, Some(_)) if after_unknown => {}
                 (None, None, Some(unk_id)) => ids.push(unk_id),
                 (None, None, None) => {
-                    let expected = "characters that tokens or an unknown token cover";
+                    let expected = "characters with a token, or an unknown token";
                     return Err(fault("text", expected, shown(&text[way.from as usize..])));
                 }
             }
@@ -170,10 +169,10 @@ impl Model {
 }
 
 impl Normalizer {
-    /// The text by the rules of the vocabulary, spaces written as tokens have them.
+    /// Applies the vocabulary's rules, and writes spaces as in tokens.
     fn apply(&self, text: &str) -> String {
         let mut normalised = String::with_capacity(text.len() + ESCAPED_SPACE.len_utf8());
-        // Whether a space is still to be written.
+        // Whether a space is pending.
         let mut is_due = self.add_space_prefix;
         let mut put = |c: char| {
             if c == ' ' && self.remove_extra_spaces {
@@ -198,33 +197,32 @@ impl Normalizer {
                     c.len_utf8()
                 }
             };
-            // Rules that end amid a character take all of it.
+            // A rule that ends inside a character consumes all of it.
             rest = (len..).find_map(|len| rest.get(len.min(rest.len())..)).unwrap_or("");
         }
         if self.remove_extra_spaces {
-            // Those that a text spells out, too.
+            // Literal ones as well.
             normalised.truncate(normalised.trim_end_matches(ESCAPED_SPACE).len());
         }
         normalised
     }
 }
 
-/// Tokens by their bytes. Nodes come in the order of their distance from the root, so that those behind one node lie side
-/// by side, ordered by their bytes.
+/// Tokens by their bytes, nodes in breadth-first order: the children of a node are adjacent, sorted by byte.
 #[derive(Debug)]
 struct Trie {
-    /// The byte that leads to a node, and the token that ends there.
+    /// The byte leading to each node, and the token that ends there.
     nodes: Vec<(u8, Option<u32>)>,
-    /// Where the nodes behind a node begin; they end where those of the next one begin.
+    /// Start of each node's children; they end where the next node's begin.
     children: Vec<u32>,
 }
 
 impl Trie {
-    /// A token's number is its place in `texts`, which are sorted and distinct.
+    /// A token's number is its index in `texts`, which are sorted and distinct.
     fn new(texts: &[&str]) -> Trie {
         let byte = |token: usize, depth: usize| texts[token].as_bytes()[depth];
         let (mut nodes, mut children) = (vec![(0, None)], Vec::new());
-        // Tokens whose texts lead to a node, by the nodes' numbers, and how long those starts are.
+        // Tokens with each node's prefix, and the prefix's length, by node number.
         let mut tokens = vec![(0..texts.len(), 0)];
         let mut node = 0;
         while let Some((range, depth)) = tokens.get(node).cloned() {
@@ -247,7 +245,7 @@ impl Trie {
         Trie { nodes, children }
     }
 
-    /// The tokens that `text` begins with, the shortest first: length in bytes, and number.
+    /// The tokens that are prefixes of `text`, shortest first: length in bytes, and number.
     fn starts(&self, text: &[u8]) -> impl Iterator<Item = (usize, u32)> {
         let mut node = 0;
         let found = text.iter().enumerate().map_while(move |(at, byte)| {
@@ -265,7 +263,7 @@ mod tests {
     use crate::tokenizer::{PairTemplate, TokenType, Tokenizer, Vocab};
 
     #[test]
-    fn two_texts_stand_as_xlm_roberta_has_them() {
+    fn pair_encoding_follows_xlm_roberta() {
         use TokenType::{Control, Normal, Unknown};
         let vocab = Vocab {
             model: "t5".into(),

@@ -1,30 +1,30 @@
-//! A vocabulary as plain data, and the checks that make it safe to build on.
+//! A vocabulary as plain data, with its checks.
 
 use std::collections::HashMap;
 use std::fmt::Display;
 
 use crate::error::Error;
 
-/// What a token is for. The numbers are those of GGUF's `tokenizer.ggml.token_type`.
+/// A token's type, numbered as in GGUF's `tokenizer.ggml.token_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum TokenType {
-    /// Stands for its text.
+    /// Normal text.
     Normal = 1,
-    /// Stands for text that no other token covers.
+    /// Text without another token.
     Unknown = 2,
-    /// Steers the model (`<s>`, `<|im_end|>`) and is not text.
+    /// A control token such as `<s>` or `<|im_end|>`, not text.
     Control = 3,
-    /// Stands for its text and is found before anything else is.
+    /// Text that is matched before all other steps.
     UserDefined = 4,
     /// Reserved by the vocabulary.
     Unused = 5,
-    /// Stands for one byte, spelled `<0xHH>`.
+    /// One byte, spelled `<0xHH>`.
     Byte = 6,
 }
 
 impl TokenType {
-    /// Whether the token's text is its name and not what it stands for.
+    /// Whether the token's text is a name rather than content.
     pub(crate) fn is_special(self) -> bool {
         matches!(self, TokenType::Control | TokenType::Unknown)
     }
@@ -48,14 +48,14 @@ impl TryFrom<u32> for TokenType {
     }
 }
 
-/// Stands for no token in files that have no other way to say so: -1 in 32 bits.
+/// No token: -1 in 32 bits, for files without another way to express it.
 pub(crate) const NO_ID: u32 = u32::MAX;
 
-/// Everything a vocabulary file says, with no trace of the file's format.
+/// The contents of a vocabulary file, independent of its format.
 ///
-/// The key in each field's documentation is the GGUF one. `None` means that the file is silent; the tokenizer
-/// then does what llama.cpp does for that kind of vocabulary. So it does for an id that is `u32::MAX`, or that is outside the
-/// vocabulary and not needed.
+/// Field documentation names the GGUF keys. `None` means that the key is absent; the tokenizer then applies
+/// llama.cpp's default for that kind of vocabulary, as it does for an id of `u32::MAX`, or an unneeded id outside the
+/// vocabulary.
 #[derive(Debug, Clone, Default)]
 pub struct Vocab {
     /// `tokenizer.ggml.model`: `llama` (SentencePiece), `gpt2` (byte-level BPE), `gemma4` (BPE over characters), `bert`
@@ -63,14 +63,14 @@ pub struct Vocab {
     pub model: String,
     /// `tokenizer.ggml.pre`: how byte-level BPE splits text into words.
     pub pre: Option<String>,
-    /// `tokenizer.ggml.tokens`: a token's text, by id. Byte-level BPE in GPT-2's spelling, a space as `Ġ`.
+    /// `tokenizer.ggml.tokens`: token texts by id. Byte-level BPE in GPT-2's spelling, a space as `Ġ`.
     pub tokens: Vec<String>,
-    /// `tokenizer.ggml.scores`: merge priority by id, higher first, or a token's logarithmic probability. SentencePiece and
-    /// Unigram only.
+    /// `tokenizer.ggml.scores`: merge priority by id, higher first, or log probability. SentencePiece and Unigram
+    /// only.
     pub scores: Vec<f32>,
-    /// `tokenizer.ggml.token_type`, by id. Empty: every token is normal, but for those that an id below names.
+    /// `tokenizer.ggml.token_type`, by id. If empty, all tokens are normal except those named by an id below.
     pub token_types: Vec<TokenType>,
-    /// `tokenizer.ggml.merges`: `"left right"`, first merge first. Byte-level BPE only.
+    /// `tokenizer.ggml.merges`: `"left right"` in rank order. Byte-level BPE only.
     pub merges: Vec<String>,
     /// `tokenizer.ggml.bos_token_id`: begins a text.
     pub bos_id: Option<u32>,
@@ -78,9 +78,9 @@ pub struct Vocab {
     pub eos_id: Option<u32>,
     /// `tokenizer.ggml.eot_token_id`: ends a turn of a conversation.
     pub eot_id: Option<u32>,
-    /// `tokenizer.ggml.eom_token_id`: ends a message that a tool is to answer.
+    /// `tokenizer.ggml.eom_token_id`: ends a message that a tool answers.
     pub eom_id: Option<u32>,
-    /// Further tokens that end an answer, from a `generation_config.json`; GGUF has no key for them.
+    /// Additional end tokens from a `generation_config.json`; GGUF has no key for them.
     pub end_ids: Vec<u32>,
     /// `tokenizer.ggml.unknown_token_id`.
     pub unk_id: Option<u32>,
@@ -94,25 +94,25 @@ pub struct Vocab {
     pub add_bos: Option<bool>,
     /// `tokenizer.ggml.add_eos_token`.
     pub add_eos: Option<bool>,
-    /// `tokenizer.ggml.add_sep_token`: behind the first of two texts stands SEP, after EOS if that is added.
+    /// `tokenizer.ggml.add_sep_token`: SEP follows the first text of a pair, after EOS if that is added.
     pub add_sep: Option<bool>,
-    /// `tokenizer.ggml.add_space_prefix`: SentencePiece puts a space before a text.
+    /// `tokenizer.ggml.add_space_prefix`: SentencePiece prepends a space to a text.
     pub add_space_prefix: Option<bool>,
-    /// `tokenizer.ggml.remove_extra_whitespaces`: Unigram takes several spaces for one, and those around a text away.
+    /// `tokenizer.ggml.remove_extra_whitespaces`: Unigram collapses runs of spaces and trims a text.
     pub remove_extra_spaces: Option<bool>,
-    /// `tokenizer.ggml.precompiled_charsmap`: which characters Unigram takes for which others.
+    /// `tokenizer.ggml.precompiled_charsmap`: Unigram's character replacements.
     pub charsmap: Vec<u8>,
-    /// Special tokens that end or begin turns swallow the white space behind them. GGUF has no key for it: it is so in Phi-3's
-    /// `tokenizer.json`.
+    /// Special tokens that begin or end turns absorb the white space after them, as in Phi-3's `tokenizer.json`; GGUF
+    /// has no key for it.
     pub special_strips_right: bool,
     /// `tokenizer.ggml.normalizer.lowercase`: WordPiece lower-cases and strips accents.
     pub lowercase: Option<bool>,
-    /// What was passed over in the file, for a person to know.
+    /// Notices for the user about ignored parts of the file.
     pub notices: Vec<String>,
 }
 
 impl Vocab {
-    /// Checks what every kind of vocabulary must keep, and fills in the token types.
+    /// Checks the rules common to all vocabularies, and fills in token types.
     pub(super) fn checked(mut self) -> Result<Self, Error> {
         let n_tokens = self.tokens.len();
         if n_tokens == 0 || n_tokens > MAX_TOKENS {
@@ -123,7 +123,7 @@ impl Vocab {
                 return Err(fault(field, format!("one per token, {n_tokens}"), len));
             }
         }
-        // Where a text ends, and what stands in front of it, cannot be passed over. Whoever needs another one looks for it.
+        // EOS and an added BOS are essential. Other ids are checked where needed.
         let adds_bos = self.add_bos == Some(true);
         let ids = [
             ("bos_id", &mut self.bos_id, adds_bos),
@@ -138,12 +138,12 @@ impl Vocab {
         for (field, id, is_needed) in ids {
             let Some(wrong) = id.take_if(|id| *id as usize >= n_tokens) else { continue };
             match wrong {
-                NO_ID => self.notices.push(format!("{field} is -1, which is taken for none")),
+                NO_ID => self.notices.push(format!("{field} is -1; ignored")),
                 _ if is_needed => return Err(fault(field, format!("below the vocabulary size {n_tokens}"), wrong)),
-                _ => self.notices.push(format!("{field} is {wrong}, beyond the {n_tokens} tokens, and taken for none")),
+                _ => self.notices.push(format!("{field} is {wrong}, beyond the {n_tokens} tokens; ignored")),
             }
         }
-        // The others still end a text.
+        // The remaining end tokens stay valid.
         self.end_ids.retain(|&id| (id as usize) < n_tokens);
         if let Some(id) = self.scores.iter().position(|score| score.is_nan()) {
             return Err(fault(format!("scores[{id}]"), "a number", "NaN"));
@@ -152,8 +152,8 @@ impl Vocab {
         let mut seen = HashMap::with_capacity(n_tokens);
         for (id, token) in self.tokens.iter().enumerate().filter(|(_, token)| !token.is_empty()) {
             if let Some(first) = seen.insert(token.as_str(), id) {
-                let found = format!("{}, which is token {first} already", shown(token));
-                return Err(fault(format!("tokens[{id}]"), "a text of its own", found));
+                let found = format!("{}, a duplicate of token {first}", shown(token));
+                return Err(fault(format!("tokens[{id}]"), "a unique text", found));
             }
         }
         if self.token_types.is_empty() {
@@ -173,18 +173,18 @@ impl Vocab {
         Ok(self)
     }
 
-    /// Every token that has a text, with its id and type.
+    /// All tokens with text, with ids and types.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &str, TokenType)> {
         let typed = self.tokens.iter().zip(&self.token_types).zip(0u32..);
         typed.map(|((token, &kind), id)| (id, token.as_str(), kind)).filter(|(_, token, _)| !token.is_empty())
     }
 }
 
-/// Refuses tokens that only serve to exhaust memory: tables over them take several times their bytes.
+/// Refuses tokens that only serve to exhaust memory: their tables need several times their bytes.
 pub(super) fn check_texts<'v>(tokens: impl Iterator<Item = &'v str>) -> Result<(), Error> {
-    /// Of one token. Published ones have hundreds at most.
+    /// Per token. Published ones have hundreds at most.
     const MAX_BYTES: usize = 1 << 16;
-    /// Of all. Published vocabularies have a few million.
+    /// In total. Published vocabularies have a few million.
     const MAX_ALL_BYTES: usize = 1 << 26;
     let mut all = 0;
     for (id, token) in tokens.enumerate() {
@@ -196,14 +196,14 @@ pub(super) fn check_texts<'v>(tokens: impl Iterator<Item = &'v str>) -> Result<(
     }
     match all <= MAX_ALL_BYTES {
         true => Ok(()),
-        false => Err(fault("tokens", format!("at most {MAX_ALL_BYTES} bytes in all"), all)),
+        false => Err(fault("tokens", format!("at most {MAX_ALL_BYTES} bytes in total"), all)),
     }
 }
 
-/// No vocabulary in use comes near this; it keeps ids and table sizes within 32 bits.
+/// Far above any vocabulary in use; keeps ids and table sizes within 32 bits.
 const MAX_TOKENS: usize = 1 << 24;
 
-/// The byte that a byte token such as `<0x0A>` stands for.
+/// The byte of a byte token such as `<0x0A>`.
 pub(super) fn parse_byte(id: u32, token: &str) -> Result<u8, Error> {
     let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     digits
@@ -212,12 +212,12 @@ pub(super) fn parse_byte(id: u32, token: &str) -> Result<u8, Error> {
         .ok_or_else(|| fault(format!("tokens[{id}]"), "a byte token such as <0x0A>", shown(token)))
 }
 
-/// [`Error::Tokenizer`] in one line.
+/// An [`Error::Tokenizer`].
 pub(super) fn fault(field: impl Into<String>, expected: impl Into<String>, found: impl Display) -> Error {
     Error::Tokenizer { field: field.into(), expected: expected.into(), found: found.to_string() }
 }
 
-/// `text` quoted for a message and cut short: it comes from a file and may be a megabyte long.
+/// `text` quoted and shortened for a message: a file's text may be a megabyte long.
 pub(super) fn shown(text: &str) -> String {
     const MAX_CHARS: usize = 40;
     match text.char_indices().nth(MAX_CHARS) {

@@ -1,8 +1,8 @@
-//! WordPiece as BERT uses it: words are cleaned, lower-cased and cut greedily into the longest known pieces.
+//! BERT's WordPiece: words are cleaned, lower-cased and split greedily into the longest known pieces.
 //!
-//! Devlin et al. 2019, arXiv:1810.04805; cleaning and splitting follow the `BertNormalizer` and
-//! `BertPreTokenizer` of Hugging Face's tokenizers. llama.cpp differs in two places, and BERT models were trained
-//! with the former: a word over 100 characters is unknown, and decomposed Hangul stays decomposed.
+//! Devlin et al. 2019, arXiv:1810.04805; cleaning and splitting follow the `BertNormalizer` and `BertPreTokenizer` of
+//! Hugging Face's tokenizers, with which BERT models were trained. llama.cpp differs in two ways: here a word over
+//! 100 characters is unknown, and decomposed Hangul stays decomposed.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ pub(super) const MAX_WORD_CHARS: usize = 100;
 /// An encoder for `tokenizer.ggml.model = bert`.
 #[derive(Debug)]
 pub(super) struct WordPiece {
-    /// Pieces that begin a word; GGUF marks them by U+2581 where BERT's own files mark all others by `##`.
+    /// Pieces that begin a word, marked by U+2581 in GGUF; BERT's own files mark all others by `##`.
     first: HashMap<Box<str>, u32>,
     /// Pieces that continue a word.
     next: HashMap<Box<str>, u32>,
@@ -44,7 +44,7 @@ impl WordPiece {
             pieces.insert(piece.into(), id);
         }
         if first.is_empty() {
-            return Err(fault("tokens", "pieces that begin a word, marked by U+2581", "none"));
+            return Err(fault("tokens", "pieces that begin a word (marked U+2581)", "none"));
         }
         Ok(WordPiece { first, next, max_piece_len, unk_id, lowercase: vocab.lowercase.unwrap_or(true) })
     }
@@ -93,7 +93,7 @@ impl WordPiece {
                 Some((*pieces.get(piece)?, after))
             });
             let Some((id, after)) = longest else {
-                // One missing piece makes the whole word unknown.
+                // A missing piece makes the whole word unknown.
                 ids.truncate(whole);
                 ids.push(self.unk_id);
                 return;
@@ -105,8 +105,8 @@ impl WordPiece {
     }
 }
 
-/// What cleaning drops: the null and replacement characters and the categories Cc, Cf and Co, but for the
-/// control characters that are spaces.
+/// Characters that cleaning removes: null, the replacement character and the categories Cc, Cf and Co, except control
+/// characters that are spaces.
 fn is_removed(c: char) -> bool {
     match c {
         '\t' | '\n' | '\r' => false,
@@ -119,7 +119,7 @@ fn is_punctuation(c: char) -> bool {
     c.is_ascii_punctuation() || c.general_category_group() == Group::Punctuation
 }
 
-/// The CJK blocks, each character of which is a word. The gap from U+2B820 to U+2B91F is in the original, too.
+/// The CJK blocks, in which each character is a word. The original has the gap from U+2B820 to U+2B91F, too.
 fn is_chinese(c: char) -> bool {
     matches!(u32::from(c),
         0x3400..=0x4DBF | 0x4E00..=0x9FFF | 0xF900..=0xFAFF | 0x20000..=0x2A6DF | 0x2A700..=0x2B73F

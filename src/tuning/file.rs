@@ -1,38 +1,31 @@
-//! The text of a tuning: JSON, of use to no other program, adapter or driver than those that it was written for.
-//! Natively it is a file, named after adapter and tier.
+//! JSON format of a tuning, valid only for the program, adapter and driver that it was written for. Natively it is a
+//! file named after adapter and tier.
 
 use std::collections::BTreeMap;
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::{Path, PathBuf};
-#[cfg(not(target_arch = "wasm32"))]
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-#[cfg(not(target_arch = "wasm32"))]
 use crate::cache;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::device::Device;
 use crate::device::DeviceInfo;
 use crate::dtype::WeightType;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::error::Error;
 use crate::shaders::{self, Tier, Variant};
 use crate::target::{Bucket, Choice, PlaceKey, Tuning};
-use crate::tested::Found;
-#[cfg(not(target_arch = "wasm32"))]
+use crate::tested::TestResults;
 use crate::tested::Tested;
 
-/// The largest file that is read: far more than all buckets there are.
-#[cfg(not(target_arch = "wasm32"))]
+/// Maximum file size: far more than all buckets need.
 const MAX_BYTES: u64 = 4 << 20;
 
 #[derive(Serialize, Deserialize)]
-struct Content {
+struct TuningContent {
     passed: Vec<String>,
     banned: BTreeMap<String, String>,
-    choices: Vec<Row>,
+    choices: Vec<ChoiceRow>,
     #[serde(default)]
     places: Vec<PlaceRow>,
     #[serde(default)]
@@ -49,7 +42,7 @@ struct PlaceRow {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Row {
+struct ChoiceRow {
     kernel: String,
     weight: String,
     rows: u32,
@@ -59,20 +52,18 @@ struct Row {
     size: u32,
 }
 
-/// The file of this device in the cache's folder.
-#[cfg(not(target_arch = "wasm32"))]
+/// The device's file in the cache folder.
 fn path(folder: &Path, info: &DeviceInfo) -> PathBuf {
     let name = info.name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|part| !part.is_empty());
     let name = name.collect::<Vec<_>>().join("-").to_ascii_lowercase();
     folder.join(format!("{}-{name}.{}.tuning.json", info.backend, info.tier))
 }
 
-/// Between a text and its digest.
-#[cfg(not(target_arch = "wasm32"))]
+/// Separates a text from its digest.
 const DIGEST: &str = ",\n  \"digest\": \"";
 
-/// What a tuning is bound to. The fingerprint stands for the shaders, which may change without the version, and so may what compiles
-/// them for the driver, with bounds checks or without.
+/// What a tuning is valid for. The fingerprint covers the shaders, which may change without a new version, and so
+/// may their compiler for the driver, with bounds checks or without.
 fn identity(info: &DeviceInfo) -> Map<String, Value> {
     let fields = [
         ("format", json!(2)),
@@ -88,8 +79,7 @@ fn identity(info: &DeviceInfo) -> Map<String, Value> {
     fields.into_iter().map(|(field, value)| (field.to_string(), value)).collect()
 }
 
-/// A device with what its file in a folder says, and where to keep more.
-#[cfg(not(target_arch = "wasm32"))]
+/// A device with its tuning from a file in a folder, and the path for saving.
 pub(crate) fn from_folder(device: &Device, folder: &Path) -> Device {
     let path = path(folder, device.info());
     let (known, notices) = match read(&path, device.info()) {
@@ -100,19 +90,18 @@ pub(crate) fn from_folder(device: &Device, folder: &Path) -> Device {
     device.with_known(tuning, Arc::new(Tested::new(found)), Some(path), notices)
 }
 
-/// Reads a file back; `None` if there is none.
+/// Reads a file; `None` if it does not exist.
 ///
 /// # Errors
-/// A sentence on why the file is of no use.
-#[cfg(not(target_arch = "wasm32"))]
-fn read(path: &Path, info: &DeviceInfo) -> Result<Option<(Tuning, Found)>, String> {
+/// Why the file is unusable.
+fn read(path: &Path, info: &DeviceInfo) -> Result<Option<(Tuning, TestResults)>, String> {
     let size_bytes = match std::fs::metadata(path) {
-        // Whether something else than a folder stands in the way is seen when the file is written.
+        // If the path is blocked otherwise, writing reports it.
         Err(_) => return Ok(None),
         Ok(metadata) => metadata.len(),
     };
     if size_bytes > MAX_BYTES {
-        return Err(format!("it has {size_bytes} bytes, at most {MAX_BYTES} are expected"));
+        return Err(format!("it has {size_bytes} bytes, expected at most {MAX_BYTES}"));
     }
     let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
     let known = Tuning::parse(&bytes, info)?;
@@ -120,23 +109,21 @@ fn read(path: &Path, info: &DeviceInfo) -> Result<Option<(Tuning, Found)>, Strin
     let (body, digest) = bytes.split_at(at.ok_or("it has no digest")?);
     match digest[DIGEST.len()..].starts_with(format!("{}\"", cache::digest(body)).as_bytes()) {
         true => Ok(Some(known)),
-        false => Err("its digest is another one".into()),
+        false => Err("its digest does not match".into()),
     }
 }
 
-/// A text with its digest as a last field.
-#[cfg(not(target_arch = "wasm32"))]
+/// A text with its digest appended as the last field.
 fn sealed(text: &str) -> String {
     let body = text.trim_end_matches("\n}\n");
     format!("{body}{DIGEST}{}\"\n}}\n", cache::digest(body.as_bytes()))
 }
 
-/// Writes what is known of a device to its file, if it has one, together with what other processes found meanwhile; with
-/// `tuning` instead of the one that is in the file, or the device's own if there is no file.
+/// Saves the device's tuning and self-test results to its file, if it has one, merged with other processes' results.
+/// `tuning` replaces the file's tuning, or the device's own if there is no file.
 ///
 /// # Errors
 /// [`Error::Io`] if the file cannot be written.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn write(device: &Device, tuning: Option<&Tuning>) -> Result<(), Error> {
     let Some(path) = device.tuning_file() else { return Ok(()) };
     let kept = read(path, device.info()).unwrap_or_default();
@@ -154,9 +141,9 @@ pub(crate) fn write(device: &Device, tuning: Option<&Tuning>) -> Result<(), Erro
 }
 
 impl Tuning {
-    /// The tuning of a device, and what its self-test found, as JSON.
-    pub(crate) fn text(&self, info: &DeviceInfo, found: &Found) -> String {
-        let row = |(bucket, choice): (Bucket, Choice)| Row {
+    /// A device's tuning and self-test results as JSON.
+    pub(crate) fn text(&self, info: &DeviceInfo, found: &TestResults) -> String {
+        let row = |(bucket, choice): (Bucket, Choice)| ChoiceRow {
             kernel: bucket.kernel.into(),
             weight: bucket.weight.name().into(),
             rows: bucket.rows,
@@ -172,7 +159,7 @@ impl Tuning {
             texts: key.n_texts,
             is_second,
         };
-        let content = Content {
+        let content = TuningContent {
             passed: found.passed.iter().cloned().collect(),
             banned: found.banned.iter().map(|(label, found)| (label.to_string(), found.clone())).collect(),
             choices: self.choices().map(row).collect(),
@@ -186,26 +173,26 @@ impl Tuning {
         format!("{:#}\n", Value::Object(fields))
     }
 
-    /// What [`Tuning::text`] wrote for this device.
+    /// Parses JSON from [`Tuning::text`] for this device.
     ///
     /// # Errors
-    /// A sentence on why the text is of no use.
-    pub(crate) fn parse(text: &[u8], info: &DeviceInfo) -> Result<(Tuning, Found), String> {
-        let value: Value = serde_json::from_slice(text).map_err(|e| format!("it is no JSON: {e}"))?;
+    /// Why the text is unusable.
+    pub(crate) fn parse(text: &[u8], info: &DeviceInfo) -> Result<(Tuning, TestResults), String> {
+        let value: Value = serde_json::from_slice(text).map_err(|e| format!("it is not JSON: {e}"))?;
         for (field, expected) in identity(info) {
             let found = &value[&field];
             if *found != expected {
-                return Err(format!("its {field} is {found}, here it is {expected}"));
+                return Err(format!("its {field} is {found}, expected {expected}"));
             }
         }
-        let content: Content = serde_json::from_value(value).map_err(|e| e.to_string())?;
+        let content: TuningContent = serde_json::from_value(value).map_err(|e| e.to_string())?;
         known(content)
     }
 }
 
-/// A text's content, each value of which must be one that could have been written.
-fn known(content: Content) -> Result<(Tuning, Found), String> {
-    let (mut tuning, mut found) = (Tuning::default(), Found::default());
+/// Converts a text's content. Every value must be one that [`Tuning::text`] could write.
+fn known(content: TuningContent) -> Result<(Tuning, TestResults), String> {
+    let (mut tuning, mut found) = (Tuning::default(), TestResults::default());
     tuning.set_operations_rate(content.operations_rate);
     for pipeline in content.passed {
         variant(pipeline.split(' ').next().unwrap_or_default())?;
@@ -214,7 +201,7 @@ fn known(content: Content) -> Result<(Tuning, Found), String> {
     for (label, why) in content.banned {
         let variant = variant(&label)?;
         if variant.tier == Tier::Baseline {
-            return Err(format!("`{label}` is banned, which nothing could take the place of"));
+            return Err(format!("`{label}` is banned, but has no replacement"));
         }
         found.banned.insert(variant.label, why);
     }
@@ -223,7 +210,7 @@ fn known(content: Content) -> Result<(Tuning, Found), String> {
         let weight = WeightType::ALL.into_iter().find(|weight| weight.name() == row.weight);
         let tier = Tier::ALL.into_iter().find(|tier| tier.name() == row.tier);
         let (Some(kernel), Some(weight), Some(tier)) = (kernel, weight, tier) else {
-            return Err(format!("nothing is known of {} {} in tier {}", row.kernel, row.weight, row.tier));
+            return Err(format!("unknown kernel {} {} in tier {}", row.kernel, row.weight, row.tier));
         };
         if !row.size.is_power_of_two() || row.size > 128 {
             return Err(format!("a size is {}, expected a power of two up to 128", row.size));

@@ -1,5 +1,5 @@
-//! The tuner: measures the ways in which a device can take the matrix products of a model's passes, and chooses those that
-//! are clearly faster than the usual ones.
+//! The tuner: measures the device's alternatives for the matrix products of a model's passes, and chooses those that
+//! are clearly faster than the defaults.
 
 use std::time::Duration;
 
@@ -13,30 +13,28 @@ use crate::error::Error;
 use crate::kernels::{
     Gate, Linear, Norm, folds_norm, gate_up, is_sound, is_tiled, matmul, matvec, product_kernel, usual,
 };
-#[cfg(not(target_arch = "wasm32"))]
 use crate::load::ModelFile;
 use crate::matrix::Matrix;
 use crate::model::Weights;
 use crate::recording::{Recording, Workspace};
-use crate::shaders::{self, Kernel, Tier};
+use crate::shaders::{Id, Kernel, Tier};
 use crate::target::{Bucket, Choice, Tuning};
 use crate::tensor::{Role, Tensor};
 
-/// What one bucket may take, uploads and compilations included.
-#[cfg(not(target_arch = "wasm32"))]
+/// Maximum time per bucket, including uploads and compilations.
 const BUDGET: Duration = Duration::from_secs(2);
 
-/// Rounds in which all candidates take turns; the median counts.
+/// Interleaved rounds of all candidates; the median counts.
 const ROUNDS: std::ops::Range<usize> = 5..16;
 
 /// Share of the time that a candidate must save to be preferred to a simpler one.
 const GAIN: f64 = 0.05;
 
-/// Weights of different copies of a matrix that are read in turn, so that caches hold no more than in a model. A page has
-/// less time to make them.
+/// Total bytes of a matrix's copies, read in turn so that caches help no more than in a model. A page has less time
+/// to create them.
 const COLD_BYTES: u64 = if cfg!(target_arch = "wasm32") { 8 << 20 } else { 32 << 20 };
 const MAX_COPIES: u64 = 16;
-/// Rows beyond this much of a matrix are left out: what is measured is long enough.
+/// Rows beyond these bytes of a matrix are left out: the measurement is long enough.
 const MAX_BYTES: u64 = 2 * COLD_BYTES;
 
 /// A choice and the time of a product with it.
@@ -46,11 +44,11 @@ pub struct Timed {
     pub tier: &'static str,
     /// [`Choice::size`].
     pub size: u32,
-    /// Median.
+    /// Median seconds.
     pub seconds: f64,
 }
 
-/// What was measured for one bucket.
+/// Measurements of one bucket.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct TunedRow {
     /// Kernel.
@@ -63,29 +61,28 @@ pub struct TunedRow {
     pub blocks: u32,
     /// Tokens of the bucket.
     pub tokens: u32,
-    /// What is chosen without tuning.
+    /// The default choice.
     pub usual: Timed,
-    /// What is chosen from now on: the usual one unless another is clearly faster.
+    /// The tuned choice: the default unless another is clearly faster.
     pub best: Timed,
-    /// Candidates measured, the usual one included.
+    /// Measured candidates, including the default.
     pub n_measured: usize,
-    /// Candidates there are; the rest did not fit the budget.
+    /// All candidates; the rest did not fit the time budget.
     pub n_candidates: usize,
 }
 
-/// Measures the products of a model's passes over one token and over a full part of a prompt on a device, by its clock if
-/// it has one, else by the host's. Returns the device's tuning with the choices that pay, and a row for each bucket. A
-/// candidate that fails the self-test, or whose results are not those of the usual choice, does not count.
+/// Measures the products of a model's passes over one token and over a full prefill chunk, by the device's clock if
+/// it has one, else by the host's. Returns the device's tuning with the choices that pay off, and a row per bucket.
+/// Ignores candidates that fail the self-test or whose results differ from the default's.
 ///
 /// # Errors
-/// [`Error::Option`] for the CPU, which has nothing to choose among; [`Error::Config`] if the model lacks a weight;
-/// errors of [`Device::run`].
-#[cfg(not(target_arch = "wasm32"))]
+/// [`Error::Option`] for the CPU, which has no alternatives; [`Error::Config`] if the model lacks a weight; errors
+/// of [`Device::run`].
 pub async fn tune(device: &Device, model: &ModelFile) -> Result<(Tuning, Vec<TunedRow>), Error> {
     if !device.is_gpu() {
         return Err(Error::Option {
             option: "device",
-            expected: "a GPU: the CPU has no variants to choose among".into(),
+            expected: "a GPU: the CPU has no variants to choose from".into(),
             found: "cpu".into(),
         });
     }
@@ -93,8 +90,7 @@ pub async fn tune(device: &Device, model: &ModelFile) -> Result<(Tuning, Vec<Tun
     tune_products(device, &weights, |_| BUDGET).await
 }
 
-/// As [`tune`], for weights that are declared; `budget` gives what a bucket may take from the
-/// number of buckets.
+/// As [`tune`], for declared weights; `budget` computes a bucket's time limit from the number of buckets.
 ///
 /// # Errors
 /// Errors of [`Device::run`].
@@ -106,12 +102,12 @@ pub(crate) async fn tune_products(
     let device = &device.for_model(false);
     let of_prompts = weights
         .layer_products()
-        .map(|(_, w)| (product_kernel(&device.target(), w), w, device.target().usual_max_pass()));
-    let mut products: Vec<Product> = Vec::new();
+        .map(|(_, w)| (&product_kernel(&device.target(), w).kernel, w, device.target().usual_max_pass()));
+    let mut products: Vec<MeasuredProduct> = Vec::new();
     for (kernel, w, n_tokens) in weights.products().map(|(kernel, w)| (kernel, w, 1)).chain(of_prompts) {
         let bucket = Bucket::of(kernel, w.weight(), [w.rows(), w.blocks(), n_tokens]);
         if products.iter().all(|known| known.bucket != bucket) {
-            products.push(Product { kernel, w, n_tokens, bucket });
+            products.push(MeasuredProduct { kernel, w, n_tokens, bucket });
         }
     }
     let budget = budget(products.len() as u32);
@@ -131,16 +127,16 @@ pub(crate) async fn tune_products(
     Ok((tuning, rows))
 }
 
-/// A product that stands for its bucket.
-struct Product<'a> {
+/// A product that represents its bucket.
+struct MeasuredProduct<'a> {
     kernel: &'static Kernel,
     w: &'a Matrix,
     n_tokens: u32,
     bucket: Bucket,
 }
 
-/// A way to take a product.
-struct Candidate {
+/// An alternative for a product.
+struct TuningCandidate {
     choice: Choice,
     device: Device,
     recording: Recording,
@@ -148,13 +144,13 @@ struct Candidate {
     times: Vec<f64>,
 }
 
-impl Candidate {
+impl TuningCandidate {
     async fn new(
         untuned: &Device,
         choice: Choice,
-        &Product { kernel, n_tokens, .. }: &Product<'_>,
+        &MeasuredProduct { kernel, n_tokens, .. }: &MeasuredProduct<'_>,
         copies: &[Matrix],
-    ) -> Result<Candidate, Error> {
+    ) -> Result<TuningCandidate, Error> {
         let mut tuning = untuned.tuning().clone();
         tuning.choose(
             Bucket::of(kernel, copies[0].weight(), [copies[0].rows(), copies[0].blocks(), n_tokens]),
@@ -165,16 +161,16 @@ impl Candidate {
         let (recording, y) = record_tested(&device, recorded, |(recording, _)| recording).await?;
         device.run(&recording)?;
         let result = (y.dtype(), device.read(&y).await?);
-        Ok(Candidate { choice, device, recording, result, times: Vec::new() })
+        Ok(TuningCandidate { choice, device, recording, result, times: Vec::new() })
     }
 
-    /// The time in the middle, the higher of two.
+    /// The median, the upper of two.
     fn median(&mut self) -> f64 {
         crate::sort::by(&mut self.times, f64::total_cmp);
         self.times[self.times.len() / 2]
     }
 
-    /// Seconds of a run: by the device's clock if it has one. Browsers round theirs to 0.1 ms.
+    /// Seconds of a run, by the device's clock if it has one. Browsers round theirs to 0.1 ms.
     #[cfg(not(target_arch = "wasm32"))]
     async fn run(&self) -> Result<f64, Error> {
         match self.device.run_profiled(&self.recording).await {
@@ -189,7 +185,7 @@ impl Candidate {
         self.run_by_wall_clock().await
     }
 
-    /// Seconds of a run among several in a row, because waiting takes time as well.
+    /// Seconds per run of several in a row, to reduce the share of waiting.
     async fn run_by_wall_clock(&self) -> Result<f64, Error> {
         const RUNS: u32 = 4;
         let start = Instant::now();
@@ -201,17 +197,17 @@ impl Candidate {
     }
 }
 
-/// Measures one bucket by a product; returns the choice that is to replace the usual one, if any is, and the operations per
-/// second of what is chosen from now on.
+/// Measures one bucket by a product; returns the choice that replaces the default, if any, and the operations per
+/// second of the best choice.
 async fn measure(
     device: &Device,
-    product: &Product<'_>,
+    product: &MeasuredProduct<'_>,
     budget: Duration,
 ) -> Result<(TunedRow, Option<Choice>, u64), Error> {
-    let &Product { w, bucket, .. } = product;
+    let &MeasuredProduct { w, bucket, .. } = product;
     let start = Instant::now();
     let size_bytes: u64 = w.tensors().map(Tensor::size_bytes).sum();
-    // Whole heads, and as many gates as ups.
+    // Whole heads, and equally many gate and up rows.
     let rows = (u64::from(w.rows()) * MAX_BYTES / size_bytes.max(MAX_BYTES)) as u32;
     let rows = if rows < w.rows() { rows / 128 * 128 } else { rows };
     let n_copies = (COLD_BYTES / size_bytes).clamp(1, MAX_COPIES);
@@ -222,16 +218,16 @@ async fn measure(
     let untuned = device.with_tuning(Tuning::default());
     let choices = candidates(&untuned, product);
 
-    let mut measured: Vec<Candidate> = Vec::new();
+    let mut measured: Vec<TuningCandidate> = Vec::new();
     let mut round = Duration::ZERO;
     for &choice in &choices {
-        // What was begun must be brought to an end within the budget.
+        // Leave time to finish the candidates begun.
         if !measured.is_empty() && start.elapsed() + round * ROUNDS.start as u32 >= budget {
             break;
         }
-        let candidate = match Candidate::new(&untuned, choice, product, &copies).await {
+        let candidate = match TuningCandidate::new(&untuned, choice, product, &copies).await {
             Ok(candidate) => candidate,
-            // A compiler may refuse a variant, but not the usual one.
+            // A compiler may refuse a variant, but not the default.
             Err(error) if measured.is_empty() || matches!(error, Error::DeviceLost { .. }) => return Err(error),
             Err(_) => continue,
         };
@@ -242,7 +238,7 @@ async fn measure(
             measured.push(candidate);
         }
     }
-    // A candidate that stands alone wins whatever it takes.
+    // A single candidate wins in any case.
     let enough = if measured.len() > 1 { ROUNDS.start } else { 1 };
     for i in 0..ROUNDS.end {
         if i >= enough && start.elapsed() >= budget {
@@ -253,8 +249,8 @@ async fn measure(
             candidate.times.push(seconds);
         }
     }
-    let medians: Vec<f64> = measured.iter_mut().map(Candidate::median).collect();
-    // The simpler ones come first, so each must clearly beat the best before it.
+    let medians: Vec<f64> = measured.iter_mut().map(TuningCandidate::median).collect();
+    // Simpler choices come first, so each must clearly beat the best before it.
     let best = (1..medians.len()).fold(0, |best, i| if medians[i] < (1.0 - GAIN) * medians[best] { i } else { best });
     let timed = |i: usize| {
         let Choice { tier, size } = measured[i].choice;
@@ -272,18 +268,18 @@ async fn measure(
         n_candidates: choices.len(),
     };
     let n_operations = 2.0 * f64::from(product.n_tokens) * f64::from(rows) * f64::from(w.cols());
-    // A clock that stands still gives the largest number.
+    // If the clock did not advance, the rate saturates.
     let rate = (n_operations / medians[best]) as u64;
     Ok((row, (best > 0).then(|| measured[best].choice), rate))
 }
 
-/// The usual choice, then all others that the device has, by how simple they are: without barriers, with barriers, with
-/// subgroups. Half precision is among them only where the usual choice has it: it would change results.
-fn candidates(device: &Device, &Product { kernel, w, n_tokens, .. }: &Product<'_>) -> Vec<Choice> {
+/// The default choice, then the device's others by complexity: without barriers, with barriers, with subgroups. Half
+/// precision is included only if the default has it, because it changes results.
+fn candidates(device: &Device, &MeasuredProduct { kernel, w, n_tokens, .. }: &MeasuredProduct<'_>) -> Vec<Choice> {
     let target = device.target();
     let usual = usual(&target, kernel, w, n_tokens);
     let sizes: Vec<u32> = if is_tiled(kernel) {
-        // Of rows; which of them a tier has is for `is_sound` to say.
+        // Sizes of rows; `is_sound` decides which of them a tier has.
         vec![16, 32, 64, 128]
     } else {
         (0..=6).map(|log| 1 << log).filter(|&lanes| lanes <= w.blocks().next_power_of_two()).collect()
@@ -298,7 +294,7 @@ fn candidates(device: &Device, &Product { kernel, w, n_tokens, .. }: &Product<'_
     std::iter::once(usual).chain(all).collect()
 }
 
-/// The product of so many tokens with each of the matrices, as in a pass; returns the output of the last one.
+/// Records the product of `n_tokens` tokens with each matrix, as in a pass; returns the last output.
 fn record(
     device: &Device,
     kernel: &'static Kernel,
@@ -309,12 +305,12 @@ fn record(
     let (rows, cols) = (copies[0].rows(), copies[0].cols());
     let (x, vector) = (input(device, &[n_tokens, cols])?, input(device, &[cols])?);
     let norm = folds_norm(&rec, &x, false).then_some(Norm { weight: &vector, eps: 1e-5 });
-    let width = if kernel.name == shaders::GATE_UP.name { rows / 2 } else { rows };
+    let width = if kernel.id == Id::GateUp { rows / 2 } else { rows };
     let y = Tensor::declare("y", Role::Activations, &[n_tokens, width], DType::F32)?;
     for w in copies {
-        match kernel.name {
-            "gate_up" => gate_up(&mut rec, w, norm, Gate::Silu, &x, &y)?,
-            "matmul" | "matmul_half" => matmul(&mut rec, &Linear::new(w), &x, &y)?,
+        match kernel.id {
+            Id::GateUp => gate_up(&mut rec, w, norm, Gate::Silu, &x, &y)?,
+            Id::Matmul | Id::MatmulHalf => matmul(&mut rec, &Linear::new(w), &x, &y)?,
             _ => matvec(&mut rec, &Linear::new(w), &x, &y)?,
         }
     }

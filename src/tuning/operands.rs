@@ -1,5 +1,5 @@
-//! Operands of the tuner, the self-test and the benches: seeded, and ordinary numbers, not good randomness. Functions that
-//! the checks of the self-test call are not inlined: thirty-four times they would be a fiftieth of the WASM module.
+//! Operands of the tuner, the self-test and the benches: seeded normal floats, not of high statistical quality.
+//! Functions called by the self-test's checks are not inlined: 34 copies would be a fiftieth of the WASM module.
 
 use crate::cpu::cached::write_row;
 use crate::device::Device;
@@ -30,17 +30,17 @@ pub(crate) fn keys(device: &Device, kind: KvType, shape: [u32; 3]) -> Result<Cac
     Ok(cached)
 }
 
-/// A matrix whose words are ordinary numbers whichever way they are read, as floats, halves, scales or quants: subnormals
-/// and NaNs can take another time.
+/// A matrix whose words are normal numbers whether read as floats, halves, scales or quants: subnormals and NaNs can
+/// have other speeds.
 #[inline(never)]
 pub(crate) fn matrix(device: &Device, weight: WeightType, rows: u32, cols: u32) -> Result<Matrix, Error> {
     let matrix = Matrix::declare(&device.target(), "w", weight, rows, cols)?;
     for slab in matrix.slabs() {
         let n_quants = matrix.quants_words(slab) as usize;
         let ordinary = |(i, word): (usize, u32)| match (weight.layout(), i.checked_sub(n_quants)) {
-            // Its tails are exponents of eight bits.
+            // Tails are 8-bit exponents.
             (WeightType::MXFP4, Some(_)) => (word & 0x0707_0707) | 0x7878_7878,
-            // An outermost level is 15 or 15.5.
+            // The outermost level is 15 or 15.5.
             (WeightType::IQ3_S, Some(at)) if at % 2 == 0 => (word & 0x80ff) | 0x4b80_3800,
             _ => (word & 0x80ff_80ff) | 0x3800_3800,
         };

@@ -297,60 +297,60 @@ fn unpacked(kind: KvType, words: &[u32], row: usize) -> Vec<u32> {
 
 /// How the kernels of forward passes and searches are recorded, and what of it is compared.
 static CHECKS: &[(&Kernel, Record)] = &[
-    (&shaders::RMS_NORM, |rec, form| {
+    (&shaders::RMS_NORM.kernel, |rec, form| {
         let y = blank(form.device, &[3, 260])?;
         rms_norm(rec, &input(form.device, &[3, 260])?, &input(form.device, &[260])?, &y, 1e-5)?;
         Ok(vec![y])
     }),
-    (&shaders::LAYER_NORM, |rec, form| {
+    (&shaders::LAYER_NORM.kernel, |rec, form| {
         let (x, vector, y) =
             (input(form.device, &[3, 260])?, input(form.device, &[260])?, blank(form.device, &[3, 260])?);
         layer_norm(rec, &x, &LayerNorm { weight: &vector, bias: Some(&vector), eps: 1e-5 }, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::SOFTMAX, |rec, form| {
+    (&shaders::SOFTMAX.kernel, |rec, form| {
         let y = blank(form.device, &[3, 260])?;
         softmax(rec, &input(form.device, &[3, 260])?, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::ADD, |rec, form| {
+    (&shaders::ADD.kernel, |rec, form| {
         let y = blank(form.device, &[300])?;
         add(rec, &input(form.device, &[300])?, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::SCALE, |rec, form| {
+    (&shaders::SCALE.kernel, |rec, form| {
         let y = blank(form.device, &[300])?;
         scale(rec, &input(form.device, &[300])?, &y, 0.5)?;
         Ok(vec![y])
     }),
-    (&shaders::SILU, |rec, form| {
+    (&shaders::SILU.kernel, |rec, form| {
         let y = blank(form.device, &[300])?;
         silu(rec, &input(form.device, &[300])?, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::GELU, |rec, form| {
+    (&shaders::GELU.kernel, |rec, form| {
         let (x, y, tanh) = (input(form.device, &[300])?, blank(form.device, &[300])?, blank(form.device, &[300])?);
         gelu(rec, &x, &y, Gelu::Exact)?;
         gelu(rec, &x, &tanh, Gelu::Tanh)?;
         Ok(vec![y, tanh])
     }),
-    (&shaders::SWIGLU, |rec, form| {
+    (&shaders::SWIGLU.kernel, |rec, form| {
         let y = blank(form.device, &[2, 36])?;
         gated(rec, form.gate(), &input(form.device, &[2, 72])?, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::GEGLU, |rec, form| {
+    (&shaders::GEGLU.kernel, |rec, form| {
         let y = blank(form.device, &[2, 36])?;
         geglu(rec, &input(form.device, &[2, 72])?, &y, Gelu::Exact)?;
         Ok(vec![y])
     }),
-    (&shaders::ROPE, |rec, form| {
+    (&shaders::ROPE.kernel, |rec, form| {
         let table = form.device.upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
         let (x, y) = (input(form.device, &[3, 2, 16])?, blank(form.device, &[3, 2, 16])?);
         rope(rec, &state(form.device, 2, 3)?, &ROPE, &table, &x, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::ROPE_KV, |rec, form| {
+    (&shaders::ROPE_KV.kernel, |rec, form| {
         let table = form.device.upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
         let slots = form.slots(8);
         let (q, cached) = (blank(form.device, &[3, 32])?, keys(form.device, form.kind(), [1, slots, 16])?);
@@ -365,7 +365,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
         )?;
         Ok(vec![q, cached.k, cached.v])
     }),
-    (&shaders::ROPE_PACKED, |rec, form| {
+    (&shaders::ROPE_PACKED.kernel, |rec, form| {
         let table = form.device.upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
         let tokens = form.device.upload("tokens", &[3, 3], &[19u32, 0, 1, 0, 3, 0, 7, 1, 1])?;
         let qkv = input(form.device, &[3, 64])?;
@@ -373,9 +373,9 @@ static CHECKS: &[(&Kernel, Record)] = &[
         rope_packed(rec, &heads(form, &table, &weight), &tokens, &qkv)?;
         Ok(vec![qkv])
     }),
-    (&shaders::ATTENTION_DECODE, decode),
-    (&shaders::ATTENTION_MERGE, decode),
-    (&shaders::ATTENTION_PREFILL, |rec, form| {
+    (&shaders::ATTENTION_DECODE.kernel, decode),
+    (&shaders::ATTENTION_MERGE.kernel, decode),
+    (&shaders::ATTENTION_PREFILL.kernel, |rec, form| {
         // As many rows to a key and its value as the scalar tier takes eight of, or four, or those of a single token.
         let n_kv_heads = if form.get("ROWS") == Some(8) { 4 } else { 2 };
         let (n_tokens, share) = form.get("ROWS").filter(|&rows| rows < 4).map_or((16, 2), |rows| (1, rows));
@@ -392,7 +392,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
             _ => Ok(vec![y, attend_packed(rec, form, &config, &[10, 6])?]),
         }
     }),
-    (&shaders::ATTENTION_HALF, |rec, form| {
+    (&shaders::ATTENTION_HALF.kernel, |rec, form| {
         let head_dim = form.get("HEAD_DIM").unwrap_or(64);
         // Small scores, which rounding moves little.
         let config = AttentionConfig { scale: (head_dim as f32).sqrt().recip(), ..config([4, 2, head_dim]) };
@@ -406,11 +406,11 @@ static CHECKS: &[(&Kernel, Record)] = &[
         }
         Ok(vec![attend(rec, form, 16, &config, &cached)?])
     }),
-    (&shaders::ARGMAX, choose),
-    (&shaders::ARGMAX_MERGE, choose),
-    (&shaders::CANDIDATES, draw),
-    (&shaders::SAMPLE, draw),
-    (&shaders::PENALIZE, |rec, form| {
+    (&shaders::ARGMAX.kernel, choose),
+    (&shaders::ARGMAX_MERGE.kernel, choose),
+    (&shaders::CANDIDATES.kernel, draw),
+    (&shaders::SAMPLE.kernel, draw),
+    (&shaders::PENALIZE.kernel, |rec, form| {
         let sampling = sampling(form.device, Sampling { repeat_penalty: 1.5, ..SAMPLING })?;
         let tokens = form.device.upload("tokens", &[8], &[3u32, 0, 19, 7, 2999, 18, 2, 4])?;
         let logits = input(form.device, &[1, 3000])?;
@@ -418,7 +418,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
         penalize(rec, &sampling, &state(form.device, 4, 1)?, &tokens, &biases, &logits)?;
         Ok(vec![logits])
     }),
-    (&shaders::MASK_LOGITS, |rec, form| {
+    (&shaders::MASK_LOGITS.kernel, |rec, form| {
         // Each time one token is allowed, which is then the likeliest.
         let mut outputs = Vec::new();
         for id in [1234, 2999] {
@@ -431,7 +431,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
         }
         Ok(outputs)
     }),
-    (&shaders::ADVANCE, |rec, form| {
+    (&shaders::ADVANCE.kernel, |rec, form| {
         let (ids, state) = (form.device.upload("ids", &[1], &[5u32])?, state(form.device, 2, 3)?);
         let tokens = form.device.upload("tokens", &[8], &[9u32; 8])?;
         advance(rec, &state, &ids, &tokens)?;
@@ -442,26 +442,26 @@ static CHECKS: &[(&Kernel, Record)] = &[
         advance(rec, &rows, &many, &all)?;
         Ok(vec![state.tensor().clone(), tokens, rows.tensor().clone(), all])
     }),
-    (&shaders::LAST_ROW, |rec, form| {
+    (&shaders::LAST_ROW.kernel, |rec, form| {
         let y = blank(form.device, &[1, 260])?;
         last_row(rec, &state(form.device, 2, 3)?, &input(form.device, &[3, 260])?, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::POOL, |rec, form| {
+    (&shaders::POOL.kernel, |rec, form| {
         let (x, y) = (input(form.device, &[70, 260])?, blank(form.device, &[2, 260])?);
         let spans = form.device.upload("spans", &[2, 2], &[0u32, 3, 3, 70])?;
         pool(rec, Pooling::Mean, true, &spans, &x, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::SELECT_TOP, best),
-    (&shaders::MERGE_TOP, best),
-    (&shaders::SPLIT_SUM, |rec, form| {
+    (&shaders::SELECT_TOP.kernel, best),
+    (&shaders::MERGE_TOP.kernel, best),
+    (&shaders::SPLIT_SUM.kernel, |rec, form| {
         let y = blank(form.device, &[3, 70])?;
         let (parts, bias) = (input(form.device, &[12, 70])?, input(form.device, &[70])?);
         split_sum(rec, &parts, Some(&bias), form.activation(), 0, true, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::MATVEC, |rec, form| {
+    (&shaders::MATVEC.kernel, |rec, form| {
         let (n_tokens, dim) = (form.few(), form.dim());
         let (w, vector) = (matrix(form.device, form.weight, 22, dim)?, input(form.device, &[dim])?);
         let (x, y) = (input(form.device, &[n_tokens, dim])?, blank(form.device, &[n_tokens, 22])?);
@@ -469,7 +469,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
         matvec(rec, &linear, &x, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::GATE_UP, |rec, form| {
+    (&shaders::GATE_UP.kernel, |rec, form| {
         let (n_tokens, dim) = (form.few(), form.dim());
         let (x, vector) = (input(form.device, &[n_tokens, dim])?, input(form.device, &[dim])?);
         let norm = norm(form, &vector);
@@ -483,7 +483,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
         Ok(vec![y])
     }),
     #[cfg(feature = "lora")]
-    (&shaders::MATVEC_LORA, |rec, form| {
+    (&shaders::MATVEC_LORA.kernel, |rec, form| {
         let (n_tokens, dim) = (form.few(), form.dim());
         let (w, vector) = (matrix(form.device, form.weight, 22, dim)?, input(form.device, &[dim])?);
         let (x, y) = (input(form.device, &[n_tokens, dim])?, blank(form.device, &[n_tokens, 22])?);
@@ -493,7 +493,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
         Ok(vec![y])
     }),
     #[cfg(feature = "lora")]
-    (&shaders::GATE_UP_LORA, |rec, form| {
+    (&shaders::GATE_UP_LORA.kernel, |rec, form| {
         let (n_tokens, dim) = (form.few(), form.dim());
         let (x, vector) = (input(form.device, &[n_tokens, dim])?, input(form.device, &[dim])?);
         let (inner, b) = (input(form.device, &[n_tokens, 16])?, input(form.device, &[22, 8])?);
@@ -508,13 +508,13 @@ static CHECKS: &[(&Kernel, Record)] = &[
         Ok(vec![y])
     }),
     #[cfg(feature = "lora")]
-    (&shaders::ADD_LORA, |rec, form| {
+    (&shaders::ADD_LORA.kernel, |rec, form| {
         let (inner, b, y) =
             (input(form.device, &[7, 16])?, input(form.device, &[60, 8])?, input(form.device, &[7, 64])?);
         add_lora(rec, &LowRank { inner: &inner, b: &b, starts: &[0, 33] }, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::SHORT_CONV, |rec, form| {
+    (&shaders::SHORT_CONV.kernel, |rec, form| {
         let (weight, past) = (input(form.device, &[70, 3])?, input(form.device, &[N_STATES, MAX_PAST, 70])?);
         let (x, y, plain) =
             (input(form.device, &[3, 210])?, blank(form.device, &[3, 70])?, blank(form.device, &[3, 70])?);
@@ -529,7 +529,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
         )?;
         Ok(vec![y, plain, past])
     }),
-    (&shaders::DELTA_RULE, |rec, form| {
+    (&shaders::DELTA_RULE.kernel, |rec, form| {
         let rule = DeltaRule { n_key_heads: 1, n_heads: 2, key_dim: 20, value_dim: 12, grouped: true };
         let (qkv, x) = (input(form.device, &[3, rule.channels()])?, input(form.device, &[3, rule.inputs()])?);
         let (heads, y) = (input(form.device, &[16])?, blank(form.device, &[3, 24])?);
@@ -537,7 +537,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
         rule.record(rec, &state(form.device, 5, 3)?, [&qkv, &x, &heads], 1e-5, &matrices, &y)?;
         Ok(vec![y, matrices])
     }),
-    (&shaders::SELECTIVE_SCAN, |rec, form| {
+    (&shaders::SELECTIVE_SCAN.kernel, |rec, form| {
         let scan = SelectiveScan { n_groups: 1, n_heads: 2, state_dim: 20, head_dim: 12 };
         let (vbc, x) = (input(form.device, &[3, scan.channels()])?, input(form.device, &[3, scan.inputs()])?);
         let (heads, y) = (input(form.device, &[6])?, blank(form.device, &[3, 24])?);
@@ -545,12 +545,12 @@ static CHECKS: &[(&Kernel, Record)] = &[
         scan.record(rec, &state(form.device, 5, 3)?, [&vbc, &x, &heads], &matrices, &y)?;
         Ok(vec![y, matrices])
     }),
-    (&shaders::SIGMOID_GATE, |rec, form| {
+    (&shaders::SIGMOID_GATE.kernel, |rec, form| {
         let (gates, y) = (input(form.device, &[3, 50])?, input(form.device, &[3, 40])?);
         sigmoid_gate(rec, &gates, 7, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::ROUTE, |rec, form| {
+    (&shaders::ROUTE.kernel, |rec, form| {
         let routes = form.device.upload::<u32>("routes", &[3, 4, 2], &[0; 24])?;
         let router = Router { score: ExpertScore::Softmax, shares: true, scale: 1.0 };
         route(rec, &router, SharedExperts { n: 1, gated: true }, &input(form.device, &[3, 71])?, None, &routes)?;
@@ -563,7 +563,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
         ExpertDown { w: &w, first_expert: 0, bias: None, accumulate: false }.record(rec, &x, &routes, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::EXPERT_GATE_UP, |rec, form| {
+    (&shaders::EXPERT_GATE_UP.kernel, |rec, form| {
         let dim = form.dim();
         let rows = match (form.is("APART"), form.is("UPS")) {
             (false, _) => ExpertRows::Both,
@@ -578,7 +578,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
         gate_up.record(rec, &x, &routes, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::EXPERT_DOWN, |rec, form| {
+    (&shaders::EXPERT_DOWN.kernel, |rec, form| {
         let dim = form.dim();
         let (w, x, y) = (
             matrix(form.device, form.weight, 3 * 10, dim)?,
@@ -593,11 +593,11 @@ static CHECKS: &[(&Kernel, Record)] = &[
         )?;
         Ok(vec![y])
     }),
-    (&shaders::EXPERT_TILES, |rec, form| {
+    (&shaders::EXPERT_TILES.kernel, |rec, form| {
         let [slots, tiles] = ExpertTiles::record(rec, &some_routes(form.device)?, 3)?.tensors().map(Tensor::clone);
         Ok(vec![slots, tiles])
     }),
-    (&shaders::EXPERT_MATMUL, |rec, form| {
+    (&shaders::EXPERT_MATMUL.kernel, |rec, form| {
         // Tiles of 64 rows where experts have as many on average.
         let n_tokens = if form.get("WIDTH").is_none() { 100 } else { 2 };
         let pairs = (0..2 * n_tokens).flat_map(|slot| [slot % 3, 0]).collect::<Vec<u32>>();
@@ -609,14 +609,14 @@ static CHECKS: &[(&Kernel, Record)] = &[
         product.record(rec, &tiles, &x, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::EXPERT_SUM, |rec, form| {
+    (&shaders::EXPERT_SUM.kernel, |rec, form| {
         let (x, y) = (input(form.device, &[4, 70])?, input(form.device, &[2, 70])?);
         expert_sum(rec, &x, &some_routes(form.device)?, true, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::MATMUL, product),
-    (&shaders::MATMUL_HALF, product),
-    (&shaders::HALF_ROWS, |rec, form| {
+    (&shaders::MATMUL.kernel, product),
+    (&shaders::MATMUL_HALF.kernel, product),
+    (&shaders::HALF_ROWS.kernel, |rec, form| {
         // What becomes of rows in half precision shows in a product alone: the CPU takes it without them.
         let (w, y) = (matrix(form.device, WeightType::F16, 70, TILED_DIM)?, blank(form.device, &[20, 70])?);
         let weight = input(form.device, &[TILED_DIM])?;
@@ -628,14 +628,14 @@ static CHECKS: &[(&Kernel, Record)] = &[
         Linear::new(&w).record_input(rec, &mut input, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::LINEAR_NORM, |rec, form| {
+    (&shaders::LINEAR_NORM.kernel, |rec, form| {
         let n = form.get("WG").map_or(68, |invocations| 8 * invocations);
         let (w, y) = (matrix(form.device, form.weight, n, TILED_DIM)?, blank(form.device, &[20, n])?);
         let norm = LayerNorm { weight: &input(form.device, &[n])?, bias: None, eps: 1e-5 };
         linear_norm(rec, &Linear::new(&w), &norm, &input(form.device, &[20, TILED_DIM])?, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::EMBED, |rec, form| {
+    (&shaders::EMBED.kernel, |rec, form| {
         let (w, y) = (matrix(form.device, form.weight, 20, TILED_DIM)?, blank(form.device, &[3, TILED_DIM])?);
         let tokens = form.device.upload("tokens", &[8], &[3u32, 0, 19, 7, 1, 18, 2, 4])?;
         let positions = input(form.device, &[9, TILED_DIM])?;
@@ -643,14 +643,14 @@ static CHECKS: &[(&Kernel, Record)] = &[
         embed(rec, &state(form.device, 2, 3)?, &tokens, &embedding, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::EMBED_SUM, |rec, form| {
+    (&shaders::EMBED_SUM.kernel, |rec, form| {
         let (w, y) = (matrix(form.device, form.weight, 20, TILED_DIM)?, blank(form.device, &[3, TILED_DIM])?);
         let tokens = form.device.upload("tokens", &[3, 3], &[19u32, 0, 1, 0, 3, 0, 7, 1, 1])?;
         let (positions, types) = (input(form.device, &[4, TILED_DIM])?, input(form.device, &[2, TILED_DIM])?);
         embed_sum(rec, &tokens, &w, Some(&positions), Some(&types), &y)?;
         Ok(vec![y])
     }),
-    (&shaders::MOL, mixture),
+    (&shaders::MOL.kernel, mixture),
 ];
 
 /// A product by tiles, and one whose K is split.
@@ -908,7 +908,7 @@ mod tests {
 
     /// The operands of each weight type are such that a GPU and the CPU agree on what they stand for.
     #[test]
-    fn products_with_every_weight_type_pass() {
+    fn matvec_self_test_passes_for_every_weight_type() {
         let Ok(device) = pollster::block_on(Device::open_in(&DeviceChoice::Gpu, Some(Tier::Baseline), None)) else {
             assert!(std::env::var_os("REQUIRE_ADAPTER").is_none(), "REQUIRE_ADAPTER is set and there is no adapter");
             println!("skipped: no adapter");
@@ -926,7 +926,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kernel_of_a_forward_pass_or_a_search_has_a_check() {
+    fn every_model_or_search_kernel_has_a_self_test() {
         // Of benches, and of calls of single kernels.
         let others = ["by_head", "matmul_naive", "matmul_plain", "mol_gate", "top_k", "weighted_sum"];
         for kernel in shaders::ALL {
@@ -938,7 +938,7 @@ mod tests {
 
     /// What there is no test for is used, and each process says so: it has not passed.
     #[test]
-    fn what_is_used_untested_is_told_at_each_start() {
+    fn untested_kernel_is_reported_at_every_start() {
         let folder = std::env::temp_dir().join(format!("tilewright-untested-{}", std::process::id()));
         for start in 0..2 {
             let Ok(device) = block_on(Device::open_in(&DeviceChoice::Gpu, None, Some(&folder))) else {

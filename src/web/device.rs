@@ -1,4 +1,4 @@
-//! Devices, and what else is asked of the module before anything is loaded.
+//! Devices, and functions that need no model.
 
 use serde::Serialize;
 use sha2::Digest;
@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::gpu::BrowserAdapter;
 use crate::shaders::{self, Tier};
 
-/// Every linked shader as a browser compiles it: `{ label, tier, entryPoint, source }[]`.
+/// Every linked shader as the browser compiles it: `{ label, tier, entryPoint, source }[]`.
 #[wasm_bindgen(js_name = shaderVariants)]
 pub fn shader_variants() -> Result<JsValue, JsValue> {
     #[derive(Serialize)]
@@ -34,14 +34,14 @@ pub fn shader_variants() -> Result<JsValue, JsValue> {
     to_js(&all)
 }
 
-/// A SHA-256 in progress.
+/// An incremental SHA-256.
 #[wasm_bindgen]
 #[derive(Default)]
 pub struct Sha256(sha2::Sha256);
 
 #[wasm_bindgen]
 impl Sha256 {
-    /// Of nothing yet.
+    /// An empty hash.
     #[wasm_bindgen(constructor)]
     pub fn new() -> Sha256 {
         Sha256::default()
@@ -52,20 +52,20 @@ impl Sha256 {
         self.0.update(bytes);
     }
 
-    /// The digest of all bytes so far, in lower-case hexadecimal digits.
+    /// The digest of all bytes so far, in lower-case hexadecimal.
     pub fn hex(&self) -> String {
         self.0.clone().finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
-/// A device that models and kernels run on.
+/// A device for models and kernels.
 #[wasm_bindgen]
 pub struct Device(pub(super) crate::Device);
 
 #[wasm_bindgen]
 impl Device {
-    /// Opens `auto`, `gpu` or `cpu`. `adapter` is what the page knows of the browser's adapter:
-    /// `{ name, isSoftware, hasSubgroups }`; without it there is only the CPU. `tier` overrides the shader tier.
+    /// Opens `auto`, `gpu` or `cpu`. `adapter` describes the browser's adapter: `{ name, isSoftware, hasSubgroups }`;
+    /// without it only the CPU is available. `tier` overrides the shader tier.
     pub async fn open(choice: String, adapter: JsValue, tier: Option<String>) -> Result<Device, JsValue> {
         let adapter: Option<BrowserAdapter> = from_js("adapter", adapter)?;
         let tier = pick("tier", tier, &Tier::ALL, Tier::name)?;
@@ -86,8 +86,8 @@ impl Device {
         to_js(self.0.info())
     }
 
-    /// Totals since the device was opened: `{ dispatches, submits, buffersCreated, bindGroupsCreated, pipelinesCreated,
-    /// bytesUploaded, reads, bytesRead }`.
+    /// Totals since the device was opened: `{ dispatches, submits, buffersCreated, bindGroupsCreated,
+    /// pipelinesCreated, bytesUploaded, reads, bytesRead }`.
     pub fn counters(&self) -> Result<JsValue, JsValue> {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
@@ -114,7 +114,7 @@ impl Device {
         })
     }
 
-    /// What the self-test has had to say since this was last asked for.
+    /// Notices of the self-test since the last call.
     #[wasm_bindgen(js_name = takeNotices)]
     pub fn take_notices(&self) -> Vec<String> {
         self.0.take_notices()
@@ -126,13 +126,13 @@ impl Device {
         self.0.is_gpu()
     }
 
-    /// Bytes that a model can take here, where that can be known.
+    /// Memory available for a model, in bytes, if known.
     #[wasm_bindgen(js_name = availableBytes)]
     pub fn available_bytes(&self) -> Option<f64> {
         self.0.available_bytes().map(|bytes| bytes as f64)
     }
 
-    /// Gives a GPU device up, with all its memory.
+    /// Destroys a GPU device and frees its memory.
     pub fn destroy(&self) {
         self.0.destroy();
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 
-use super::encoder::{EncoderInfo, Work, telling};
+use super::encoder::{CurrentWork, EncoderInfo, telling};
 use super::{from_js, pick, plan_to_js, to_js, to_js_error};
 use crate::embed::EmbedOptions;
 use crate::kernels::Pooling;
@@ -14,12 +14,12 @@ use crate::kernels::Pooling;
 #[wasm_bindgen]
 pub struct Embedder {
     embedder: crate::Embedder,
-    work: Work,
+    work: CurrentWork,
 }
 
 #[wasm_bindgen]
 impl Embedder {
-    /// What the encoder is, see `EmbedderInfo` in the npm package.
+    /// Describes the encoder, see `EmbedderInfo` in the npm package.
     pub fn info(&self) -> Result<JsValue, JsValue> {
         #[derive(Serialize)]
         struct Info<'a> {
@@ -48,15 +48,14 @@ impl Embedder {
         self.embedder.plan().map_err(to_js_error).and_then(|plan| plan_to_js(&plan))
     }
 
-    /// Token ids of a text as the encoder reads it: behind the prompt, with the tokens around it, and cut. `prompt`: as in
-    /// `embed`.
+    /// Token ids of a text for the encoder: with the prompt and special tokens, truncated. `prompt`: see `embed`.
     pub fn encode(&self, text: &str, prompt: JsValue) -> Result<Vec<u32>, JsValue> {
         self.prompted(prompt)?.encode(text).map(|tokens| tokens.ids).map_err(to_js_error)
     }
 
-    /// The vectors of texts, one after the other, as a `Float32Array`; `undefined` if `cancel` came first. `prompt` is the
-    /// name of one to put in front of each, `null` for none, `undefined` for what the model's files choose. `on_progress`
-    /// is told how many texts are done. One call at a time.
+    /// Concatenated vectors of texts as a `Float32Array`; `undefined` if cancelled. `prompt` names the prompt before
+    /// each text: `null` for none, `undefined` for the model's default. `on_progress` receives the number of finished
+    /// texts. One call at a time.
     pub async fn embed(
         &self,
         texts: Vec<String>,
@@ -70,7 +69,7 @@ impl Embedder {
         }
     }
 
-    /// Ends what `embed` does, after the batches in flight.
+    /// Cancels `embed` after the batches in flight.
     pub fn cancel(&self) {
         self.work.cancel();
     }
@@ -78,7 +77,7 @@ impl Embedder {
 
 impl Embedder {
     pub(super) fn new(embedder: crate::Embedder) -> Embedder {
-        Embedder { embedder, work: Work::default() }
+        Embedder { embedder, work: CurrentWork::default() }
     }
 
     fn prompted(&self, prompt: JsValue) -> Result<crate::Embedder, JsValue> {
@@ -90,7 +89,7 @@ impl Embedder {
     }
 }
 
-/// Options of an encoder as JavaScript gives them; what is missing has its default.
+/// Deserialises an encoder's options, with defaults.
 pub(super) fn read_options(value: JsValue) -> Result<EmbedOptions<'static>, JsValue> {
     #[derive(Deserialize, Default)]
     #[serde(rename_all = "camelCase", default)]

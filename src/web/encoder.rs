@@ -1,4 +1,4 @@
-//! What embedders and rerankers have in common for JavaScript.
+//! Shared JavaScript code of embedders and rerankers.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -11,7 +11,7 @@ use wasm_bindgen::JsValue;
 use crate::formats::BlockType;
 use crate::model::ModelConfig;
 
-/// What both say of themselves, see `EncoderInfo` in the npm package.
+/// Fields of both descriptions, see `EncoderInfo` in the npm package.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct EncoderInfo<'a> {
@@ -26,7 +26,7 @@ pub(super) struct EncoderInfo<'a> {
 }
 
 impl<'a> EncoderInfo<'a> {
-    /// Of an encoder with this name and shape, which cuts texts and batches to so many tokens.
+    /// Describes an encoder with this name and shape, and these limits on tokens of a text and a batch.
     pub fn new(
         name: &'a str,
         config: &'a ModelConfig,
@@ -46,14 +46,14 @@ impl<'a> EncoderInfo<'a> {
     }
 }
 
-/// The work in progress, of which there is one at a time.
+/// The current work, one at a time.
 #[derive(Default)]
-pub(super) struct Work {
+pub(super) struct CurrentWork {
     is_cancelled: Cell<bool>,
 }
 
-impl Work {
-    /// What `work` comes to, or nothing if `cancel` came first.
+impl CurrentWork {
+    /// The result of `work`, or `None` if cancelled.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         self.is_cancelled.set(false);
         let mut work = pin!(work);
@@ -64,16 +64,16 @@ impl Work {
         outcome.await
     }
 
-    /// Ends it, after the batches in flight.
+    /// Cancels it after the batches in flight.
     pub fn cancel(&self) {
         self.is_cancelled.set(true);
     }
 }
 
-/// Tells a listener how many texts are done.
+/// Reports the number of finished texts to a listener.
 pub(super) fn telling(listener: js_sys::Function) -> impl FnMut(usize) {
     move |done| {
-        // What the listener throws is not the encoder's business.
+        // Ignore the listener's errors.
         let _ = listener.call1(&JsValue::UNDEFINED, &(done as f64).into());
     }
 }

@@ -1,4 +1,4 @@
-//! Many texts of one model at once.
+//! Continuous batching.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -8,23 +8,23 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise};
 use web_time::Instant;
 
-use super::model::{Model, Outcome, OutsideGuide, Pieces, guided, read_options};
+use super::model::{GenerationOutcome, JsConstraint, Model, PieceSink, guided, read_options};
 use super::{as_js_error, from_js, plan_to_js, to_js, to_js_error};
 use crate::engine::{self, Driver, EngineOptions, Request, Stream, StreamHandle};
 use crate::error::Error;
 use crate::generate::StopReason;
 
-/// Takes texts and computes them together. When it is freed, the texts that it has are finished.
+/// An engine. When freed, it finishes its requests.
 #[wasm_bindgen]
 pub struct Engine {
     engine: engine::Engine,
-    /// With what lost its device.
+    /// And the error that lost its device.
     running: Rc<RefCell<(Driver, Option<Error>)>>,
 }
 
 #[wasm_bindgen]
 impl Engine {
-    /// Of a model; `options`: `{ maxSequences?, maxQueued?, cacheTokens?, prefixCache? }`, see [`EngineOptions`].
+    /// For a model; `options`: `{ maxSequences?, maxQueued?, cacheTokens?, prefixCache? }`, see [`EngineOptions`].
     #[wasm_bindgen(constructor)]
     pub fn new(model: &Model, options: JsValue) -> Result<Engine, JsValue> {
         #[derive(Deserialize, Default)]
@@ -48,9 +48,9 @@ impl Engine {
         Ok(Engine { engine, running: Rc::new(RefCell::new((driver, None))) })
     }
 
-    /// Computes until the engine is freed and has no text left; resolves to nothing then. Resolves to an error when the device is
-    /// lost: the texts wait for `resume` or `fail`, and for being run again. After each step, `on_turn()` resolves to let others
-    /// have their turn.
+    /// Runs until the engine is freed and has no requests left, then resolves to `undefined`. Resolves to an error
+    /// when the device is lost: requests wait until `resume` or `fail`, and another `run`. After each step,
+    /// `on_turn()` resolves once others had their turn.
     pub fn run(&self, on_turn: js_sys::Function) -> js_sys::Promise {
         let running = self.running.clone();
         future_to_promise(async move {
@@ -66,17 +66,17 @@ impl Engine {
         })
     }
 
-    /// After a lost device: the texts go on with the same model on another one.
+    /// After a lost device: resumes the requests with the same model on another device.
     pub fn resume(&self, model: &Model) -> Result<(), JsValue> {
         let (driver, _) = &mut *self.running.borrow_mut();
-        driver.go_on_with(model.inner().clone()).map_err(|error| {
+        driver.resume_with(model.inner().clone()).map_err(|error| {
             let js = as_js_error(&error);
             driver.fail(error);
             js
         })
     }
 
-    /// After a lost device: the texts end with that error.
+    /// After a lost device: fails the requests with that error.
     pub fn fail(&self) {
         let (driver, lost) = &mut *self.running.borrow_mut();
         if let Some(lost) = lost.take() {
@@ -84,8 +84,8 @@ impl Engine {
         }
     }
 
-    /// Puts a text into the queue: what comes after `ids`, of which `guide` allows what it allows.
-    pub fn submit(&self, ids: Vec<u32>, options: JsValue, guide: Option<OutsideGuide>) -> Result<Text, JsValue> {
+    /// Queues a request: generates after `ids`, constrained by `guide`.
+    pub fn submit(&self, ids: Vec<u32>, options: JsValue, guide: Option<JsConstraint>) -> Result<Text, JsValue> {
         let (options, _) = read_options(options)?;
         let stream = self.engine.submit_constrained(Request::new(ids, options), guided(guide)).map_err(to_js_error)?;
         let (handle, begun) = (stream.handle(), Instant::now());
@@ -103,7 +103,7 @@ impl Engine {
     }
 }
 
-/// A text that an engine computes. Freeing it cancels it.
+/// A request of an engine. Freeing it cancels it.
 #[wasm_bindgen]
 pub struct Text {
     stream: RefCell<Stream>,
@@ -114,10 +114,11 @@ pub struct Text {
 
 #[wasm_bindgen]
 impl Text {
-    /// Gives the pieces out as [`Session::generate`](super::model::Session::generate) does; `on_begin(n)` comes with the first one.
+    /// Streams the pieces like [`Session::generate`](super::model::Session::generate); `on_begin(n)` is called at the
+    /// first one.
     pub async fn pieces(&self, on_begin: js_sys::Function, on_piece: js_sys::Function) -> Result<JsValue, JsValue> {
         let mut stream = self.stream.borrow_mut();
-        let pieces = Pieces { on_piece };
+        let pieces = PieceSink { on_piece };
         let mut prefill = None;
         while let Some(piece) = stream.next().await {
             let piece = piece.map_err(to_js_error)?;
@@ -131,7 +132,7 @@ impl Text {
             }
         }
         let (usage, prefill) = (stream.usage(), prefill.unwrap_or_default());
-        to_js(&Outcome {
+        to_js(&GenerationOutcome {
             stop_reason: stream.stop_reason().unwrap_or(StopReason::Cancelled),
             prompt_tokens: usage.prompt_tokens,
             cached_tokens: usage.cached_tokens,
@@ -143,7 +144,7 @@ impl Text {
         })
     }
 
-    /// Ends it.
+    /// Cancels the request.
     pub fn cancel(&self) {
         self.handle.cancel();
     }

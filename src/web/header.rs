@@ -1,30 +1,30 @@
-//! What the headers of a model's files say, and what it would take here.
+//! Facts and memory plans from the headers of a model's files.
 
 use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 
-use super::loader::{Wanted, read_files};
+use super::loader::{RangeRequest, read_files};
 use super::{Device, from_js, plan_to_js, to_js, to_js_error};
 use crate::chat::ChatTemplate;
 use crate::error::Error;
 use crate::generate::LoadOptions;
 use crate::load::{HeaderReader, ModelFile, ModelHeader, ModelShape, Outline, WeightShare};
 
-/// The headers of a model's files, whose bytes are pushed as to a `Loader`.
+/// The headers of a model's files, pushed as to a `Loader`.
 #[wasm_bindgen]
 pub struct Header {
-    /// Until everything is there.
+    /// Until the headers are complete.
     reader: Option<HeaderReader>,
-    read: Option<Read>,
+    read: Option<ParsedHeaders>,
 }
 
-/// The largest integer that a number of JavaScript holds; what a hostile header claims may be more.
+/// The largest exact integer of JavaScript; a hostile header may claim more.
 const MAX_SAFE: u64 = (1 << 53) - 1;
 
-/// What the files say.
-struct Read {
+/// The parsed headers.
+struct ParsedHeaders {
     outline: Outline,
-    /// Of the model, or why it is none that can be loaded.
+    /// The model's header, or why it cannot be loaded.
     header: Result<ModelHeader, Error>,
 }
 
@@ -37,7 +37,7 @@ impl Header {
         Ok(Header { reader: Some(reader), read: None })
     }
 
-    /// Says what the folder of the files is called.
+    /// Sets the name of the files' folder.
     #[wasm_bindgen(js_name = setFolder)]
     pub fn set_folder(&mut self, name: &str) {
         if let Some(reader) = &mut self.reader {
@@ -45,22 +45,22 @@ impl Header {
         }
     }
 
-    /// `{ file, offset }` of the bytes wanted next, or `undefined` when the headers are there.
+    /// `{ file, offset }` of the next bytes wanted, or `undefined` when the headers are complete.
     pub fn want(&self) -> Result<JsValue, JsValue> {
-        Wanted::to_js(self.reader.as_ref().and_then(HeaderReader::wanted))
+        RangeRequest::to_js(self.reader.as_ref().and_then(HeaderReader::wanted))
     }
 
-    /// Takes bytes from the wanted offset on.
+    /// Adds bytes at the wanted offset.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), JsValue> {
         self.reader.as_mut().map_or(Ok(()), |reader| reader.push(bytes)).map_err(to_js_error)
     }
 
-    /// The wanted file has no more bytes.
+    /// Ends the wanted file.
     pub fn end(&mut self) -> Result<(), JsValue> {
         self.reader.as_mut().map_or(Ok(()), HeaderReader::end).map_err(to_js_error)
     }
 
-    /// What the headers say, once nothing more is wanted; see `HeaderFacts` in the npm package.
+    /// The headers' facts, once nothing more is wanted; see `HeaderFacts` in the npm package.
     pub fn facts(&mut self) -> Result<JsValue, JsValue> {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
@@ -81,7 +81,7 @@ impl Header {
             weights: Vec<Weights>,
             problem: Option<String>,
         }
-        let Read { outline, header } = self.read().map_err(to_js_error)?;
+        let ParsedHeaders { outline, header } = self.read().map_err(to_js_error)?;
         let weights = |shares: Vec<WeightShare>| {
             let told = |WeightShare { block_type, n_elements, size_bytes }| Weights {
                 r#type: block_type.to_string(),
@@ -126,8 +126,8 @@ impl Header {
         to_js(&facts)
     }
 
-    /// Memory that the model would take on a device, whatever there is, as [`plan_to_js`] has it. `options`:
-    /// `{ contextLength?, kvType?, memoryLimit? }`, the first two of a model that continues texts.
+    /// Memory plan of the model on a device, whatever is available, as in [`plan_to_js`]. `options`:
+    /// `{ contextLength?, kvType?, memoryLimit? }`, the first two for generative models.
     pub fn plan(&mut self, device: &Device, options: JsValue) -> Result<JsValue, JsValue> {
         let (options, device) = (read_options(options)?, &device.0);
         let header = self.of_model().map_err(to_js_error)?;
@@ -140,8 +140,8 @@ impl Header {
         plan.map_err(to_js_error).and_then(|plan| plan_to_js(&plan))
     }
 
-    /// Throws what loading the model onto a device would throw by its headers, such as that it does not fit. `options`: as of
-    /// `plan`, and `readsAgain?`: whether passes can read layers from its files.
+    /// Throws what loading the model onto a device would throw by its headers, such as too little memory. `options`:
+    /// those of `plan`, and `readsAgain?`: whether passes can read layers from the files.
     pub fn check(&mut self, device: &Device, options: JsValue) -> Result<(), JsValue> {
         let (options, device) = (read_options(options)?, &device.0);
         let header = self.of_model().map_err(to_js_error)?;
@@ -171,15 +171,15 @@ fn read_options(options: JsValue) -> Result<LoadOptions<'static>, JsValue> {
 
 impl Header {
     fn of_model(&mut self) -> Result<&ModelHeader, Error> {
-        let Read { header, .. } = self.read()?;
+        let ParsedHeaders { header, .. } = self.read()?;
         header.as_ref().map_err(|problem| Error::Config {
             field: "header".into(),
-            expected: "a model's".into(),
+            expected: "a model's header".into(),
             found: problem.to_string(),
         })
     }
 
-    fn read(&mut self) -> Result<&Read, Error> {
+    fn read(&mut self) -> Result<&ParsedHeaders, Error> {
         if let Some(reader) = self.reader.take() {
             let outline = reader.outline()?;
             let header = match &outline.content {
@@ -192,21 +192,21 @@ impl Header {
                 None => reader.finish().map(|(header, _)| header),
             };
             let header = match header {
-                // What is well formed and of another kind can be looked at.
+                // A well-formed file of another kind still has facts.
                 Err(error) if error.code() != "unsupported" => return Err(error),
                 header => header,
             };
-            self.read = Some(Read { outline, header });
+            self.read = Some(ParsedHeaders { outline, header });
         }
         self.read.as_ref().ok_or_else(|| Error::Config {
             field: "header".into(),
-            expected: "to be there".into(),
+            expected: "complete headers".into(),
             found: "missing".into(),
         })
     }
 }
 
-/// Whether there is a template, in the files or known by its tokens.
+/// Whether there is a chat template, in the files or built in for its tokens.
 fn has_template(header: &ModelHeader) -> bool {
     let known = || ChatTemplate::for_model(&header.chat, header.tokenizer.as_ref().ok()?);
     !header.chat.templates.is_empty() || known().is_some()

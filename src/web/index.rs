@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::retrieval;
 use crate::retrieval::index::{self, Bitset, IndexOptions, Metric, Storage};
 
-/// Vectors on a device, and the search for the best of them.
+/// Vectors on a device that can be searched.
 #[wasm_bindgen]
 pub struct Index(index::Index);
 
@@ -32,7 +32,7 @@ impl Index {
         index::Index::new(&device.0, dims, options).map(Index).map_err(to_js_error)
     }
 
-    /// Refuses vectors of another model, of another length or pooled in another way: `{ model, dims?, pooling? }`.
+    /// Throws if the vectors are of another model, length or pooling: `{ model, dims?, pooling? }`.
     pub fn expect(&self, wanted: JsValue) -> Result<(), JsValue> {
         #[derive(Deserialize)]
         struct Wanted {
@@ -53,7 +53,7 @@ impl Index {
         }
     }
 
-    /// What it is for and what it holds, see `IndexInfo` in the npm package.
+    /// Describes the index, see `IndexInfo` in the npm package.
     pub fn info(&self) -> Result<JsValue, JsValue> {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
@@ -80,24 +80,24 @@ impl Index {
         })
     }
 
-    /// Appends vectors that lie one after the other. Returns the first one's id; the others' follow.
+    /// Appends concatenated vectors. Returns the first id; the others follow.
     pub async fn append(&mut self, vectors: Vec<f32>) -> Result<u32, JsValue> {
         self.0.append(&vectors).await.map(|ids| ids.start).map_err(to_js_error)
     }
 
-    /// Deletes vectors. Returns how many were there until now.
+    /// Deletes vectors. Returns how many existed.
     pub fn delete(&mut self, ids: &[u32]) -> Result<u32, JsValue> {
         self.0.delete(ids).map_err(to_js_error)
     }
 
-    /// The best vectors for each query, of those with the ids in `filter` if it is given: `{ id, score }[][]`.
+    /// The best vectors for each query, restricted to the ids in `filter` if given: `{ id, score }[][]`.
     pub async fn search(&self, queries: Vec<f32>, k: u32, filter: Option<Vec<u32>>) -> Result<JsValue, JsValue> {
         let filter = filter.map(|ids| self.bits(&ids)).transpose().map_err(to_js_error)?;
         let lists = self.0.search(&queries, k as usize, filter.as_ref()).await.map_err(to_js_error)?;
         hits_to_js(lists)
     }
 
-    /// The index as a file's content, as it is now.
+    /// The index's current state as a file.
     pub fn saving(&self) -> Result<Saving, JsValue> {
         self.0.saving().map(Saving).map_err(to_js_error)
     }
@@ -114,7 +114,7 @@ impl Index {
         let mut bits = Bitset::new(n_ids);
         for &id in ids {
             if id >= n_ids {
-                let (expected, found) = (format!("one below {n_ids}"), id.to_string());
+                let (expected, found) = (format!("an id below {n_ids}"), id.to_string());
                 return Err(Error::Index { field: "id in filter".into(), expected, found });
             }
             bits.set(id, true);

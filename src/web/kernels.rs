@@ -1,4 +1,4 @@
-//! Single kernels on tensors of a device.
+//! Single kernels on device tensors.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -15,15 +15,15 @@ use crate::kernels::{
 use crate::recording::{Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 
-/// Numbers (F32) on a device. A kernel's result is computed when it is read or another kernel needs it, or by
+/// Numbers (F32) on a device. A kernel's result is computed when read, when another kernel needs it, or by
 /// [`DeviceTensor::compute`].
 #[wasm_bindgen]
 pub struct DeviceTensor {
     device: crate::Device,
     tensor: Tensor,
-    /// What computes it, until that has been run.
+    /// Its pending computation.
     recording: Cell<Option<Recording>>,
-    /// Whether its shape was given. Otherwise it takes the one that a kernel wants.
+    /// Whether its shape was given. Otherwise a kernel chooses it.
     has_shape: bool,
 }
 
@@ -34,12 +34,12 @@ impl DeviceTensor {
         self.tensor.shape().to_vec()
     }
 
-    /// Has the device compute it, and does not wait for that.
+    /// Submits its computation without waiting.
     pub fn compute(&self) -> Result<(), JsValue> {
         self.run().map_err(to_js_error)
     }
 
-    /// The numbers, once the device has computed them.
+    /// The numbers, once computed.
     pub async fn read(&self) -> Result<Float32Array, JsValue> {
         let recording = self.recording.take();
         let bytes = self.device.read_array(&self.tensor, recording.as_ref()).await.map_err(to_js_error)?;
@@ -49,7 +49,7 @@ impl DeviceTensor {
 
 #[wasm_bindgen]
 impl Device {
-    /// A tensor with these numbers. Without a shape it is whatever a kernel wants it to be.
+    /// A tensor with these numbers. Without a shape, kernels choose it.
     pub async fn upload(&self, data: Float32Array, shape: Option<Vec<u32>>) -> Result<DeviceTensor, JsValue> {
         self.upload_array(data, shape).await.map_err(to_js_error)
     }
@@ -118,7 +118,7 @@ impl Device {
         self.result(x.shape(), |rec, y| {
             let n_tokens = x.shape()[0];
             let config = RopeConfig::new(head_dim, theta, style);
-            // Only the rows in use: the first token stands at the first of them.
+            // Only the rows in use, starting at the first token's.
             let table = rope_table(&config, n_tokens.saturating_add(first_pos));
             let table = &table[table.len() - n_tokens as usize * (head_dim / 2) as usize * 2..];
             let table = self.0.upload("table", &[n_tokens, head_dim / 2, 2], table)?;
@@ -129,8 +129,8 @@ impl Device {
         })
     }
 
-    /// Causal attention. `q`: rows of `n_heads * head_dim`; `k`, `v`: rows of `n_kv_heads * head_dim`, at least as many;
-    /// the last query sees all of them.
+    /// Causal attention. `q`: rows of `n_heads * head_dim`; `k`, `v`: no fewer rows of `n_kv_heads * head_dim`.
+    /// The last query sees all of them.
     pub fn attention(
         &self,
         q: &DeviceTensor,
@@ -168,10 +168,10 @@ impl Device {
 
 impl Device {
     async fn upload_array(&self, data: Float32Array, shape: Option<Vec<u32>>) -> Result<DeviceTensor, Error> {
-        /// Elements that are in WASM memory at a time, 256 KiB. Chromium's software adapter had 8 MiB after 4.9 ms in such
-        /// pieces, and after 6.7 ms as a whole.
+        /// Elements in WASM memory at a time, 256 KiB. Chromium's software adapter uploaded 8 MiB in 4.9 ms in such
+        /// pieces, and in 6.7 ms at once.
         const PIECE: u32 = 1 << 16;
-        /// Uploads in flight are bounded by waiting for the device after so many elements, 32 MiB.
+        /// Waits for the device after this many elements, 32 MiB, to bound uploads in flight.
         const DRAINED: u32 = 1 << 23;
         let device = &self.0;
         let len = data.length();
@@ -192,7 +192,7 @@ impl Device {
         Ok(DeviceTensor { device: device.clone(), tensor, recording, has_shape: shape.is_some() })
     }
 
-    /// The result of what `record` records, a new tensor of this shape.
+    /// Records a kernel whose result is a new tensor of this shape.
     fn result(
         &self,
         shape: &[u32],
@@ -215,7 +215,7 @@ impl DeviceTensor {
         self.recording.take().map_or(Ok(()), |recording| self.device.run(&recording))
     }
 
-    /// The tensor as an operand of this shape.
+    /// The tensor as an operand with this shape.
     fn of_shape(&self, kernel: &'static str, operand: &'static str, shape: &[u32]) -> Result<Tensor, Error> {
         self.run()?;
         if self.has_shape {
@@ -223,10 +223,10 @@ impl DeviceTensor {
             return Ok(self.tensor.clone());
         }
         let fits = self.tensor.reshape(shape);
-        fits.map_err(|_| refused(kernel, operand, format!("as many as shape {shape:?} has"), self.n_elements()))
+        fits.map_err(|_| refused(kernel, operand, format!("as many as shape {shape:?}"), self.n_elements()))
     }
 
-    /// The tensor as an operand of rows of so many columns.
+    /// The tensor as an operand with rows of `columns` elements.
     fn of_rows(&self, kernel: &'static str, operand: &'static str, columns: u64) -> Result<Tensor, Error> {
         let len = self.tensor.len() as u64;
         let n_rows = len.checked_div(columns).filter(|n_rows| n_rows * columns == len);

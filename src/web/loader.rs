@@ -1,4 +1,4 @@
-//! Loading from files whose bytes arrive in pieces.
+//! Loading from files that arrive in pieces.
 
 use std::rc::Rc;
 
@@ -19,43 +19,43 @@ use crate::load::{self, FileName, ReadFile};
 use crate::retrieval::index::IndexLoader;
 use crate::target::Tuning;
 
-/// Feeds the files of a model, an encoder or what searches vectors into a device while they arrive.
+/// Loads a model, an encoder or vectors onto a device while their files arrive.
 #[wasm_bindgen]
-pub struct Loader(Kind);
+pub struct Loader(LoaderKind);
 
-enum Kind {
+enum LoaderKind {
     Model(load::Loader<crate::Model>),
     Embedder(load::Loader<crate::Embedder>),
     Reranker(load::Loader<crate::Reranker>),
     Index(IndexLoader),
-    Mol(crate::Device, mol::Loader),
+    Mol(crate::Device, mol::MolUpload),
 }
 
-/// Does the same with a loader of any kind: of models' files, of an index, of the weights of a mixture.
+/// Applies the same to any kind of loader: of model files, an index, a mixture's weights.
 macro_rules! any {
     ($loader:expr, $inner:ident => $of_model:expr, $index:ident => $of_index:expr, $mol:ident => $of_mol:expr) => {
         match $loader {
-            Kind::Model($inner) => $of_model,
-            Kind::Embedder($inner) => $of_model,
-            Kind::Reranker($inner) => $of_model,
-            Kind::Index($index) => $of_index,
-            Kind::Mol(_, $mol) => $of_mol,
+            LoaderKind::Model($inner) => $of_model,
+            LoaderKind::Embedder($inner) => $of_model,
+            LoaderKind::Reranker($inner) => $of_model,
+            LoaderKind::Index($index) => $of_index,
+            LoaderKind::Mol(_, $mol) => $of_mol,
         }
     };
 }
 
-/// Bytes that a loader wants next.
+/// The next bytes that a loader wants.
 #[derive(Serialize)]
-pub(super) struct Wanted {
+pub(super) struct RangeRequest {
     file: usize,
     offset: u64,
 }
 
-impl Wanted {
+impl RangeRequest {
     /// `{ file, offset }`, or `undefined` when nothing is wanted.
     pub fn to_js(wanted: Option<(usize, u64)>) -> Result<JsValue, JsValue> {
         match wanted {
-            Some((file, offset)) => to_js(&Wanted { file, offset }),
+            Some((file, offset)) => to_js(&RangeRequest { file, offset }),
             None => Ok(JsValue::UNDEFINED),
         }
     }
@@ -63,9 +63,9 @@ impl Wanted {
 
 #[wasm_bindgen]
 impl Loader {
-    /// A loader of a [`Model`]. `files`: `{ name, size? }[]`; `options`: `{ contextLength?, fitContext?, kvType?, memoryLimit? }`.
-    /// `read(file, offset, length)` promises at most `length` bytes of a file, after all files were pushed. Passes call it for weights that
-    /// do not fit in memory.
+    /// A loader of a [`Model`]. `files`: `{ name, size? }[]`; `options`:
+    /// `{ contextLength?, fitContext?, kvType?, memoryLimit? }`. `read(file, offset, length)` promises at most
+    /// `length` bytes of a file, after all files were pushed. Passes call it for weights that do not fit in memory.
     pub fn model(device: &Device, files: JsValue, options: JsValue, read: Option<Function>) -> Result<Loader, JsValue> {
         #[derive(Deserialize, Default)]
         #[serde(rename_all = "camelCase", default)]
@@ -86,59 +86,59 @@ impl Loader {
             Some(read) => crate::Model::loader_reading(device, files, options, file_reader(read)),
             None => crate::Model::loader(device, files, options),
         };
-        Ok(Loader(Kind::Model(loader.map_err(to_js_error)?)))
+        Ok(Loader(LoaderKind::Model(loader.map_err(to_js_error)?)))
     }
 
     /// A loader of an [`Embedder`]. `files`: `{ name, size? }[]`; `options`: `EmbedderOptions` in the npm package.
     pub fn embedder(device: &Device, files: JsValue, options: JsValue) -> Result<Loader, JsValue> {
         let options = embedder::read_options(options)?;
         let loader = crate::Embedder::loader(&device.0, read_files(files)?, options).map_err(to_js_error)?;
-        Ok(Loader(Kind::Embedder(loader)))
+        Ok(Loader(LoaderKind::Embedder(loader)))
     }
 
     /// A loader of a [`Reranker`]. `files`: `{ name, size? }[]`; `options`: `RerankerOptions` in the npm package.
     pub fn reranker(device: &Device, files: JsValue, options: JsValue) -> Result<Loader, JsValue> {
         let options = reranker::read_options(options)?;
         let loader = crate::Reranker::loader(&device.0, read_files(files)?, options).map_err(to_js_error)?;
-        Ok(Loader(Kind::Reranker(loader)))
+        Ok(Loader(LoaderKind::Reranker(loader)))
     }
 
-    /// A loader of an [`Index`] that `saving` gave, of a file of so many bytes, if that is known.
+    /// A loader of an [`Index`] file from `saving`, with its size if known.
     pub fn index(device: &Device, size: Option<f64>) -> Loader {
-        Loader(Kind::Index(IndexLoader::new(&device.0, size.map(|size| size as u64))))
+        Loader(LoaderKind::Index(IndexLoader::new(&device.0, size.map(|size| size as u64))))
     }
 
-    /// A loader of a [`Mol`](mol::Mol) without items, from a safetensors file. `storage`: as of an [`Index`].
+    /// A loader of a [`Mol`](mol::Mol) without items, from a safetensors file. `storage`: as for an [`Index`].
     pub fn mol(device: &Device, size: Option<f64>, storage: Option<String>) -> Result<Loader, JsValue> {
-        Ok(Loader(Kind::Mol(device.0.clone(), mol::Loader::new(size.map(|size| size as u64), storage)?)))
+        Ok(Loader(LoaderKind::Mol(device.0.clone(), mol::MolUpload::new(size.map(|size| size as u64), storage)?)))
     }
 
-    /// Says what the folder of the files is called, before the first bytes are pushed.
+    /// Sets the name of the files' folder, before the first bytes are pushed.
     #[wasm_bindgen(js_name = setFolder)]
     pub fn set_folder(&mut self, name: &str) {
         any!(&mut self.0, loader => loader.set_folder(name), _index => {}, _mol => {});
     }
 
-    /// `{ file, offset }` of the bytes wanted next, or `undefined` when everything is there.
+    /// `{ file, offset }` of the next bytes wanted, or `undefined` when complete.
     pub fn want(&mut self) -> Result<JsValue, JsValue> {
         let only = |offset: Option<u64>| offset.map(|offset| (0, offset));
-        Wanted::to_js(
+        RangeRequest::to_js(
             any!(&mut self.0, loader => loader.wanted(), index => only(index.wanted()), mol => only(mol.weights().wanted())),
         )
     }
 
-    /// Takes bytes from the wanted offset on.
+    /// Adds bytes at the wanted offset.
     pub async fn push(&mut self, bytes: &[u8]) -> Result<(), JsValue> {
         any!(&mut self.0, loader => loader.push(bytes).await, index => index.push(bytes).await, mol => mol.weights().push(bytes))
             .map_err(to_js_error)
     }
 
-    /// The wanted file has no more bytes.
+    /// Ends the wanted file.
     pub fn end(&mut self) -> Result<(), JsValue> {
         any!(&mut self.0, loader => loader.end(), index => index.end(), mol => mol.weights().end()).map_err(to_js_error)
     }
 
-    /// Makes the model follow what `tune` returned for it in an earlier visit. Returns why that is of no use, if so.
+    /// Uses the result of an earlier `tune` of the model. Returns why it is not applicable, if so.
     #[wasm_bindgen(js_name = useTuning)]
     pub fn use_tuning(&mut self, text: &str) -> Result<Option<String>, JsValue> {
         let loader = self.of_model()?;
@@ -152,8 +152,8 @@ impl Loader {
         })
     }
 
-    /// Measures how the device takes the model's products best and makes the model follow it; everything that the loader
-    /// wants must be there. Returns a text for `useTuning`.
+    /// Measures the device's fastest variants for the model's products and uses them, after all wanted bytes were
+    /// pushed. Returns a text for `useTuning`.
     pub async fn tune(&mut self) -> Result<String, JsValue> {
         let loader = self.of_model()?;
         loader.tune().await.map_err(to_js_error)?;
@@ -161,14 +161,14 @@ impl Loader {
         Ok(device.tuning().text(device.info(), &device.tested().found()))
     }
 
-    /// What was loaded.
+    /// The loaded object.
     pub async fn finish(self) -> Result<JsValue, JsValue> {
         match self.0 {
-            Kind::Model(loader) => loader.finish().await.map(|model| Model::new(model).into()),
-            Kind::Embedder(loader) => loader.finish().await.map(|embedder| Embedder::new(embedder).into()),
-            Kind::Reranker(loader) => loader.finish().await.map(|reranker| Reranker::new(reranker).into()),
-            Kind::Index(loader) => loader.finish().map(|index| Index::new(index).into()),
-            Kind::Mol(device, loader) => loader.finish(&device).map(Into::into),
+            LoaderKind::Model(loader) => loader.finish().await.map(|model| Model::new(model).into()),
+            LoaderKind::Embedder(loader) => loader.finish().await.map(|embedder| Embedder::new(embedder).into()),
+            LoaderKind::Reranker(loader) => loader.finish().await.map(|reranker| Reranker::new(reranker).into()),
+            LoaderKind::Index(loader) => loader.finish().map(|index| Index::new(index).into()),
+            LoaderKind::Mol(device, loader) => loader.finish(&device).map(Into::into),
         }
         .map_err(to_js_error)
     }
@@ -176,19 +176,19 @@ impl Loader {
 
 impl Loader {
     fn of_model(&mut self) -> Result<&mut load::Loader<crate::Model>, JsValue> {
-        match &mut self.0 {
-            Kind::Model(loader) => Ok(loader),
-            _ => Err(to_js_error(Error::Operand {
-                kernel: "tune",
-                operand: "loader",
-                expected: "a model's".into(),
-                found: "another one".into(),
-            })),
-        }
+        let found = match &mut self.0 {
+            LoaderKind::Model(loader) => return Ok(loader),
+            LoaderKind::Embedder(_) => "an embedder's",
+            LoaderKind::Reranker(_) => "a reranker's",
+            LoaderKind::Index(_) => "an index's",
+            LoaderKind::Mol(..) => "a mixture's",
+        };
+        let (expected, found) = ("a model's".into(), found.into());
+        Err(to_js_error(Error::Operand { kernel: "tune", operand: "loader", expected, found }))
     }
 }
 
-/// Reads files by a function of JavaScript's, which says itself what went wrong.
+/// Reads files through a JavaScript function, and reports its error messages.
 fn file_reader(read: Function) -> ReadFile {
     let failed = |thrown: JsValue| {
         let said = js_sys::Reflect::get(&thrown, &"message".into()).ok().and_then(|message| message.as_string());
@@ -205,7 +205,7 @@ fn file_reader(read: Function) -> ReadFile {
     })
 }
 
-/// Files as JavaScript gives them.
+/// Deserialises a list of files.
 pub(super) fn read_files(files: JsValue) -> Result<Vec<FileName>, JsValue> {
     #[derive(Deserialize)]
     struct File {

@@ -1,4 +1,4 @@
-//! Models and what they generate.
+//! Models and generation.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -20,17 +20,17 @@ use crate::generate::{
 use crate::kernels::N_STATES;
 use crate::load::AdapterFile;
 
-/// A model whose weights are on a device.
+/// A model with its weights on a device.
 #[wasm_bindgen]
 pub struct Model {
     model: crate::Model,
-    /// How it is talked to; `None` for one that only continues texts.
+    /// Its chat template; `None` if it only supports text completion.
     template: Option<ChatTemplate>,
 }
 
 #[wasm_bindgen]
 impl Model {
-    /// What the model is, see `ModelInfo` in the npm package.
+    /// Describes the model, see `ModelInfo` in the npm package.
     pub fn info(&self) -> Result<JsValue, JsValue> {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
@@ -75,13 +75,13 @@ impl Model {
         plan_to_js(&self.model.plan())
     }
 
-    /// Bytes of layers that each pass reads from the files, beside rows of tables; `undefined` where all is on the device.
+    /// Bytes of layers that each pass reads from the files, without table rows; `undefined` without disk offload.
     #[wasm_bindgen(js_name = streamedBytes)]
     pub fn streamed_bytes(&self) -> Option<f64> {
         self.model.streaming().map(|streaming| streaming.streamed_bytes as f64)
     }
 
-    /// Token ids of a text, with those that the model expects around it if `add_special`.
+    /// Token ids of a text, with the model's special tokens around it if `add_special`.
     pub fn tokenize(&self, text: &str, add_special: bool) -> Result<Vec<u32>, JsValue> {
         self.model.tokenizer().and_then(|tokenizer| tokenizer.encode(text, add_special)).map_err(to_js_error)
     }
@@ -91,9 +91,9 @@ impl Model {
         self.model.tokenizer().and_then(|tokenizer| tokenizer.decode(ids, true)).map_err(to_js_error)
     }
 
-    /// Token ids of a conversation, `{ role, content, ... }[]`, up to where the assistant's answer begins. Nothing that a
-    /// message contains becomes a control token. `options`: those of [`ChatOptions`], see there and in the npm package,
-    /// with `now` in seconds since 1970.
+    /// Token ids of a conversation, `{ role, content, ... }[]`, up to the start of the assistant's answer. Nothing in
+    /// a message becomes a control token. `options`: [`ChatOptions`], also in the npm package, with `now` in seconds
+    /// since 1970.
     #[wasm_bindgen(js_name = chatTokens)]
     pub fn chat_tokens(&self, messages: JsValue, options: JsValue) -> Result<Vec<u32>, JsValue> {
         let messages: Vec<Message> = from_js("messages", messages)?;
@@ -103,7 +103,7 @@ impl Model {
         self.template().and_then(encode).map_err(to_js_error)
     }
 
-    /// What ends the assistant's turn besides the tokens that end a text: `{ ids, texts }`.
+    /// What ends the assistant's turn besides the EOS tokens: `{ ids, texts }`.
     #[wasm_bindgen(js_name = chatStops)]
     pub fn chat_stops(&self) -> Result<JsValue, JsValue> {
         #[derive(Serialize)]
@@ -116,12 +116,12 @@ impl Model {
         to_js(&Stops { ids, texts: template.stop_texts() })
     }
 
-    /// The sources of all chat templates, one behind the other.
+    /// The concatenated sources of all chat templates.
     pub fn templates(&self) -> String {
         self.model.chat_source().templates.iter().map(|(_, source)| source.as_str()).collect()
     }
 
-    /// Of each token, its length in [`Model::token_bytes`] times 8 and its type.
+    /// For each token, its length in [`Model::token_bytes`] times 8 plus its type.
     pub fn tokens(&self) -> Result<Vec<u32>, JsValue> {
         let tokenizer = self.model.tokenizer().map_err(to_js_error)?;
         let word = |id| {
@@ -131,7 +131,7 @@ impl Model {
         Ok((0..tokenizer.vocab_size() as u32).map(word).collect())
     }
 
-    /// The bytes of all tokens, one behind the other.
+    /// The concatenated bytes of all tokens.
     #[wasm_bindgen(js_name = tokenBytes)]
     pub fn token_bytes(&self) -> Result<Vec<u8>, JsValue> {
         let tokenizer = self.model.tokenizer().map_err(to_js_error)?;
@@ -139,40 +139,39 @@ impl Model {
         Ok(ids.flat_map(|id| tokenizer.token_bytes(id).unwrap_or_default()).copied().collect())
     }
 
-    /// The tokens that end a text.
+    /// The EOS tokens.
     #[wasm_bindgen(js_name = endIds)]
     pub fn end_ids(&self) -> Result<Vec<u32>, JsValue> {
         self.model.tokenizer().map(|tokenizer| tokenizer.eos_ids().to_vec()).map_err(to_js_error)
     }
 
-    /// What each token is by itself: a control token has its name, and bytes that are no text are shown as such.
+    /// Each token's own text: a control token's name; invalid UTF-8 is replaced.
     pub fn pieces(&self, ids: &[u32]) -> Result<Vec<String>, JsValue> {
         let tokenizer = self.model.tokenizer().map_err(to_js_error)?;
         let text = |&id: &u32| String::from_utf8_lossy(tokenizer.token_bytes(id).unwrap_or_default()).into_owned();
         Ok(ids.iter().map(text).collect())
     }
 
-    /// Token ids of a text in the middle of a text; nothing where the tokenizer knows only whole texts.
+    /// Token ids of a text inside another; `undefined` if the tokenizer only encodes whole texts.
     #[wasm_bindgen(js_name = encodeWithin)]
     pub fn encode_within(&self, text: &str) -> Option<Vec<u32>> {
         self.model.tokenizer().ok()?.encode_within(text)
     }
 
-    /// How many tokens at its end a sequence can go back by at least, if that is not as many as there are.
+    /// How many tokens a sequence can at least be rolled back, if limited.
     #[wasm_bindgen(js_name = mostBack)]
     pub fn most_back(&self) -> Option<u32> {
         self.model.config().is_recurrent().then_some(N_STATES - 1)
     }
 
-    /// What tells the weights, with those of an adapter, and the type of cached keys from others': sessions of one are of no
-    /// use to another.
+    /// Identifies the weights, the LoRA adapter and the KV-cache type: a session is only valid with the same ones.
     pub fn digest(&self) -> Option<String> {
         let digest = || format!("{}-{}", self.model.shown_digest(), self.model.kv_type().name());
         self.model.streaming().is_none().then(digest)
     }
 
-    /// Has new sessions use a LoRA adapter, `scale` times as strong as its file says: a GGUF file, or the
-    /// `adapter_model.safetensors` of PEFT with its `adapter_config.json`. There is one at a time.
+    /// Applies a LoRA adapter to new sessions, scaled by `scale`: a GGUF file, or PEFT's `adapter_model.safetensors`
+    /// with its `adapter_config.json`. One at a time.
     #[wasm_bindgen(js_name = useAdapter)]
     pub fn use_adapter(&mut self, weights: Vec<u8>, config: Option<Vec<u8>>, scale: f32) -> Result<(), JsValue> {
         let read = match config {
@@ -208,27 +207,27 @@ impl Model {
     fn template(&self) -> Result<&ChatTemplate, Error> {
         self.template.as_ref().ok_or_else(|| Error::Template {
             field: "chat template".into(),
-            expected: "one in the model's file".into(),
-            found: "missing: this model continues texts".into(),
+            expected: "a template in the model's file".into(),
+            found: "missing: this model only supports text completion".into(),
         })
     }
 }
 
 #[wasm_bindgen]
 extern "C" {
-    /// Who knows which tokens may come next in a text, see [`TokenConstraint`].
+    /// Knows the allowed tokens, see [`TokenConstraint`].
     #[wasm_bindgen(typescript_type = "TokenConstraint")]
-    pub type OutsideGuide;
+    pub type JsConstraint;
     #[wasm_bindgen(method, catch)]
-    fn allowed(this: &OutsideGuide) -> Result<Vec<u32>, JsValue>;
-    /// Nothing: no further token may come.
+    fn allowed(this: &JsConstraint) -> Result<Vec<u32>, JsValue>;
+    /// `undefined`: no further token is allowed.
     #[wasm_bindgen(method, catch)]
-    fn accept(this: &OutsideGuide, id: u32) -> Result<Option<Vec<u32>>, JsValue>;
+    fn accept(this: &JsConstraint, id: u32) -> Result<Option<Vec<u32>>, JsValue>;
 }
 
-/// A guide with what it has answered last.
+/// A guide and its last bitmask.
 struct Guided {
-    guide: OutsideGuide,
+    guide: JsConstraint,
     allowed: Vec<u32>,
 }
 
@@ -243,19 +242,19 @@ impl TokenConstraint for Guided {
     }
 }
 
-pub(super) fn guided(guide: Option<OutsideGuide>) -> Option<Box<dyn TokenConstraint>> {
+pub(super) fn guided(guide: Option<JsConstraint>) -> Option<Box<dyn TokenConstraint>> {
     guide.map(|guide| Box::new(Guided { guide, allowed: Vec::new() }) as Box<dyn TokenConstraint>)
 }
 
-/// The guide has thrown something, which it keeps: whoever runs the generation throws that.
+/// The guide keeps the error that it threw, and the caller of the generation throws it again.
 fn failed(_: JsValue) -> Error {
     Error::Constraint { field: "guide".into(), expected: "an answer".into(), found: "an error".into() }
 }
 
-/// What a generation came to.
+/// The result of a generation.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Outcome {
+pub(super) struct GenerationOutcome {
     pub stop_reason: StopReason,
     pub prompt_tokens: usize,
     pub cached_tokens: usize,
@@ -266,13 +265,13 @@ pub(super) struct Outcome {
     pub decode_seconds: f64,
 }
 
-/// Whom the pieces of a text are given to.
-pub(super) struct Pieces {
+/// Receives the pieces of a completion.
+pub(super) struct PieceSink {
     pub on_piece: js_sys::Function,
 }
 
-impl Pieces {
-    /// Gives out one. Whether the text is to go on.
+impl PieceSink {
+    /// Sends a piece. Returns whether to continue.
     pub async fn tell(&self, model: &crate::Model, piece: Piece, is_last: bool) -> Result<bool, JsValue> {
         let told = piece.logprobs.map(|logprobs| told(model, piece.id, &logprobs, piece.held));
         let told = told.map_or(JsValue::UNDEFINED, JsValue::from);
@@ -282,27 +281,27 @@ impl Pieces {
     }
 }
 
-/// A sequence of tokens and its cached keys and values.
+/// A sequence of tokens with its KV cache.
 #[wasm_bindgen]
 pub struct Session {
     session: RefCell<crate::Session>,
-    /// Ends the generation in progress.
+    /// Cancels the current generation.
     cancel: RefCell<CancelHandle>,
 }
 
 #[wasm_bindgen]
 impl Session {
-    /// Makes `ids` the sequence, of which only what is new is computed, and generates what `guide` allows, or anything. Each
-    /// piece goes to `on_piece(id, text, is_last, logprobs)`, which resolves to whether to go on; `logprobs`, where they are
-    /// asked for, is JSON of the token and then of the likeliest ones, and of how many tokens have no text out yet:
-    /// `{ tokens: { id, logprob, bytes }[], held }`. Before all of it `on_begin(n)` is told how many of `ids` are cached. When
-    /// the device is lost, `on_lost(error)` resolves to the same model on another device, and the stream goes on with the
-    /// same tokens.
+    /// Sets the sequence to `ids`, prefills only what is new, and generates, constrained by `guide` if given. Each
+    /// piece is passed to `on_piece(id, text, is_last, logprobs)`, which resolves to whether to continue; `logprobs`,
+    /// if requested, is JSON of the token, its most likely alternatives, and the number of tokens whose text is still
+    /// held: `{ tokens: { id, logprob, bytes }[], held }`. First, `on_begin(n)` gets the number of cached `ids`. When
+    /// the device is lost, `on_lost(error)` resolves to the same model on another device, and the stream continues
+    /// with the same tokens.
     pub async fn generate(
         &self,
         ids: &[u32],
         options: JsValue,
-        guide: Option<OutsideGuide>,
+        guide: Option<JsConstraint>,
         on_begin: js_sys::Function,
         on_piece: js_sys::Function,
         on_lost: js_sys::Function,
@@ -312,10 +311,10 @@ impl Session {
         let mut generation = session.generate_constrained_from(ids, &options, guided(guide)).map_err(to_js_error)?;
         generation.replay(replay);
         self.cancel.replace(generation.cancel_handle());
-        // The last one is always computed: what comes next is chosen after it.
+        // The last one is always computed, for its logits.
         let cached_tokens = generation.session().n_cached().min(ids.len().saturating_sub(1));
         on_begin.call1(&JsValue::UNDEFINED, &(cached_tokens as u32).into())?;
-        let pieces = Pieces { on_piece };
+        let pieces = PieceSink { on_piece };
         let mut n_generated = 0;
         while let Some(piece) = generation.next().await {
             match piece {
@@ -330,7 +329,7 @@ impl Session {
                     let answer = on_lost.call1(&JsValue::UNDEFINED, &to_js_error(error))?;
                     let model = JsFuture::from(js_sys::Promise::resolve(&answer)).await?;
                     let model = Model::try_from_js_value(model).map_err(|_| {
-                        let (expected, found) = ("a model".into(), "something else".into());
+                        let (expected, found) = ("a model".into(), "not a model".into());
                         to_js_error(Error::Option { option: "onLost", expected, found })
                     })?;
                     generation.resume(&model.model).map_err(to_js_error)?;
@@ -338,7 +337,7 @@ impl Session {
                 Err(error) => return Err(to_js_error(error)),
             }
         }
-        to_js(&Outcome {
+        to_js(&GenerationOutcome {
             stop_reason: generation.stop_reason().unwrap_or(StopReason::Cancelled),
             prompt_tokens: ids.len(),
             cached_tokens,
@@ -355,13 +354,13 @@ impl Session {
         self.session.try_borrow().map(|session| session.tokens().to_vec()).map_err(|_| busy())
     }
 
-    /// How many tokens of the sequence, from the first one on, need not be computed again.
+    /// The number of leading tokens in the KV cache.
     #[wasm_bindgen(js_name = nCached)]
     pub fn n_cached(&self) -> Result<u32, JsValue> {
         self.session.try_borrow().map(|session| session.n_cached() as u32).map_err(|_| busy())
     }
 
-    /// Forgets tokens that would have to be computed again, and gives the session as a file's content.
+    /// Drops tokens that are not cached, and returns the session as a file.
     pub fn saving(&self) -> Result<Saving, JsValue> {
         let Ok(mut session) = self.session.try_borrow_mut() else { return Err(busy()) };
         let n_cached = session.n_cached();
@@ -369,8 +368,8 @@ impl Session {
         Ok(Saving(session.saving("")))
     }
 
-    /// Goes on with the session of a file of so many bytes, of the same model. `read(offset)` resolves to some of the bytes that lie
-    /// there, to none at the file's end.
+    /// Restores a session of the same model from a file of `size` bytes. `read(offset)` resolves to some bytes at
+    /// that offset, or none at the end.
     pub async fn restore(&self, size: f64, read: js_sys::Function) -> Result<(), JsValue> {
         let Ok(mut session) = self.session.try_borrow_mut() else { return Err(busy()) };
         let mut loader = SessionLoader::new(&mut session, size as u64);
@@ -382,7 +381,7 @@ impl Session {
         loader.finish().map_err(to_js_error)
     }
 
-    /// The latest token's pass, dispatch by dispatch, see `Timeline` in the npm package.
+    /// The latest decode pass, dispatch by dispatch, see `Timeline` in the npm package.
     pub async fn timeline(&self) -> Result<JsValue, JsValue> {
         #[derive(Serialize)]
         struct Dispatch {
@@ -418,7 +417,7 @@ impl Session {
         })
     }
 
-    /// The weights that the last tokens give to all in a head, row by row; a row has one for each token.
+    /// Attention weights of the last tokens in a head, row by row, each with a weight per token.
     #[wasm_bindgen(js_name = headWeights)]
     pub async fn head_weights(&self, layer: u32, head: u32, last_queries: u32) -> Result<Vec<f32>, JsValue> {
         let Ok(mut session) = self.session.try_borrow_mut() else { return Err(busy()) };
@@ -426,19 +425,19 @@ impl Session {
         of_head.map(|of_head| of_head.weights).map_err(to_js_error)
     }
 
-    /// Ends the generation in progress after the pass in progress.
+    /// Cancels the generation after the current pass.
     pub fn cancel(&self) {
         self.cancel.borrow().cancel();
     }
 }
 
-/// Something else is done with the session.
+/// The session is in use.
 fn busy() -> JsValue {
-    let (expected, found) = ("one generation at a time".into(), "another one".into());
+    let (expected, found) = ("one generation at a time".into(), "a generation in progress".into());
     to_js_error(Error::Operand { kernel: "session", operand: "generation", expected, found })
 }
 
-/// How likely a token was, and the likeliest ones, as JSON. A model may have more logits than its vocabulary has tokens.
+/// Log probabilities of a token and its alternatives as JSON. A model may have more logits than tokens.
 fn told(model: &crate::Model, id: u32, logprobs: &Logprobs, held: usize) -> String {
     #[derive(Serialize)]
     struct Token<'a> {
@@ -455,11 +454,11 @@ fn told(model: &crate::Model, id: u32, logprobs: &Logprobs, held: usize) -> Stri
         tokens: Vec<Token<'a>>,
         held: usize,
     }
-    // Numbers and lists of numbers are always JSON.
+    // Numbers and lists of numbers always serialise.
     serde_json::to_string(&Told { tokens: all.map(token).collect(), held }).unwrap_or_default()
 }
 
-/// Options of a generation as JavaScript gives them, and the tokens that it begins with; what is missing has its default.
+/// Deserialises generation options with defaults, and the tokens at the start.
 pub(super) fn read_options(value: JsValue) -> Result<(GenerateOptions, Vec<u32>), JsValue> {
     #[derive(Deserialize, Default)]
     #[serde(rename_all = "camelCase", default)]
@@ -486,7 +485,7 @@ pub(super) fn read_options(value: JsValue) -> Result<(GenerateOptions, Vec<u32>)
     }
     let given: Option<Options> = from_js("options", value)?;
     let (given, default) = (given.unwrap_or_default(), GenerateOptions::default());
-    // `collect` sorts first, by 5 KB of code of its own.
+    // `collect` would sort first, which costs 5 KB of code.
     let mut logit_bias = default.logit_bias.clone();
     logit_bias.extend(given.logit_bias.into_iter().flatten());
     let options = GenerateOptions {

@@ -9,12 +9,12 @@ use crate::error::Error;
 use crate::retrieval::index::Storage;
 use crate::retrieval::mol::{self, MolLoader, MolSearch};
 
-/// Items up to which all of them are scored, unless a search says otherwise.
+/// Maximum number of items that are all scored by default.
 const MAX_BRUTE_FORCE: usize = 100_000;
-/// Items that are scored otherwise.
+/// Default number of candidates above that.
 const CANDIDATES: usize = 10_000;
 
-/// Items on a device, and the search for the best of them by a mixture of logits.
+/// Items on a device, searched by a mixture of logits.
 #[wasm_bindgen]
 pub struct Mol {
     mol: mol::Mol,
@@ -24,7 +24,7 @@ pub struct Mol {
 
 #[wasm_bindgen]
 impl Mol {
-    /// What it is and what it holds, see `MolInfo` in the npm package.
+    /// Describes the mixture and its items, see `MolInfo` in the npm package.
     pub fn info(&self) -> Result<JsValue, JsValue> {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
@@ -53,13 +53,13 @@ impl Mol {
         })
     }
 
-    /// Appends items that lie one after the other. Returns the first one's id; the others' follow.
+    /// Appends concatenated items. Returns the first id; the others follow.
     pub async fn append(&mut self, vectors: Vec<f32>) -> Result<u32, JsValue> {
         self.mol.append(&vectors).await.map(|ids| ids.start).map_err(to_js_error)
     }
 
-    /// The best items for each query: `{ id, score }[][]`. `method`: see `MolMethod` in the npm package; `users`: an id for
-    /// each query where the mixture has components of users.
+    /// The best items for each query: `{ id, score }[][]`. `method`: see `MolMethod` in the npm package; `users`: an
+    /// id per query if the mixture has user components.
     pub async fn search(
         &self,
         queries: Vec<f32>,
@@ -67,7 +67,7 @@ impl Mol {
         method: JsValue,
         users: Option<Vec<u32>>,
     ) -> Result<JsValue, JsValue> {
-        let method: Option<Method> = from_js("method", method)?;
+        let method: Option<SearchMethod> = from_js("method", method)?;
         let method = match method {
             Some(method) => method.search()?,
             None if self.mol.len() <= MAX_BRUTE_FORCE => MolSearch::BruteForce,
@@ -79,24 +79,24 @@ impl Mol {
     }
 }
 
-/// What reads the weights of a [`Mol`].
-pub(super) struct Loader {
+/// Loads the weights of a [`Mol`].
+pub(super) struct MolUpload {
     weights: MolLoader,
     storage: Storage,
 }
 
-impl Loader {
-    /// `storage`: as of an [`Index`](super::index::Index).
-    pub fn new(file_len: Option<u64>, storage: Option<String>) -> Result<Loader, JsValue> {
+impl MolUpload {
+    /// `storage`: as for an [`Index`](super::index::Index).
+    pub fn new(file_len: Option<u64>, storage: Option<String>) -> Result<MolUpload, JsValue> {
         let storage = pick("storage", storage, &Storage::ALL, Storage::name)?.unwrap_or_default();
-        Ok(Loader { weights: MolLoader::new(file_len), storage })
+        Ok(MolUpload { weights: MolLoader::new(file_len), storage })
     }
 
     pub fn weights(&mut self) -> &mut MolLoader {
         &mut self.weights
     }
 
-    /// No items yet, under the mixture that was read.
+    /// A mixture without items.
     pub fn finish(self, device: &crate::Device) -> Result<Mol, Error> {
         let weights = self.weights.finish()?;
         let mol = mol::Mol::new(device, &weights, self.storage.weight())?;
@@ -104,17 +104,17 @@ impl Loader {
     }
 }
 
-/// A [`MolSearch`] as JavaScript gives it.
+/// A [`MolSearch`] from JavaScript.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Method {
+struct SearchMethod {
     kind: String,
     candidates: Option<usize>,
     per_pair: Option<usize>,
     sample: Option<usize>,
 }
 
-impl Method {
+impl SearchMethod {
     fn search(&self) -> Result<MolSearch, JsValue> {
         let error = |expected: &str, found: String| {
             to_js_error(Error::Option { option: "method", expected: expected.into(), found })

@@ -1,22 +1,22 @@
-//! Cross-encoders.
+//! Rerankers.
 
 use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 
-use super::encoder::{EncoderInfo, Work, telling};
+use super::encoder::{CurrentWork, EncoderInfo, telling};
 use super::{from_js, plan_to_js, to_js, to_js_error};
 use crate::embed::RerankOptions;
 
-/// A cross-encoder whose weights are on a device.
+/// A reranker with its weights on a device.
 #[wasm_bindgen]
 pub struct Reranker {
     reranker: crate::Reranker,
-    work: Work,
+    work: CurrentWork,
 }
 
 #[wasm_bindgen]
 impl Reranker {
-    /// What the cross-encoder is, see `RerankerInfo` in the npm package.
+    /// Describes the reranker, see `RerankerInfo` in the npm package.
     pub fn info(&self) -> Result<JsValue, JsValue> {
         #[derive(Serialize)]
         struct Info<'a> {
@@ -37,8 +37,8 @@ impl Reranker {
         self.reranker.plan().map_err(to_js_error).and_then(|plan| plan_to_js(&plan))
     }
 
-    /// The documents by their scores for a query, best first, `top_k` of them at most: `{ index, score }[]`; `undefined` if
-    /// `cancel` came first. `on_progress` is told how many documents are done. One call at a time.
+    /// The `top_k` best documents by score for a query, best first: `{ index, score }[]`; `undefined` if cancelled.
+    /// `on_progress` receives the number of finished documents. One call at a time.
     pub async fn rerank(
         &self,
         query: String,
@@ -55,7 +55,7 @@ impl Reranker {
         }
     }
 
-    /// Ends what `rerank` does, after the batches in flight.
+    /// Cancels `rerank` after the batches in flight.
     pub fn cancel(&self) {
         self.work.cancel();
     }
@@ -63,11 +63,11 @@ impl Reranker {
 
 impl Reranker {
     pub(super) fn new(reranker: crate::Reranker) -> Reranker {
-        Reranker { reranker, work: Work::default() }
+        Reranker { reranker, work: CurrentWork::default() }
     }
 }
 
-/// Options of a cross-encoder as JavaScript gives them; what is missing has its default.
+/// Deserialises a reranker's options, with defaults.
 pub(super) fn read_options(value: JsValue) -> Result<RerankOptions<'static>, JsValue> {
     #[derive(Deserialize, Default)]
     #[serde(rename_all = "camelCase", default)]

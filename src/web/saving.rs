@@ -1,16 +1,16 @@
-//! Files whose pieces leave WASM memory one by one.
+//! Files that leave WASM memory in pieces.
 
 use wasm_bindgen::prelude::*;
 
 use super::to_js_error;
 
-/// A file's content, of which one piece after the other is read from a device.
+/// A file's content, read from a device piece by piece.
 #[wasm_bindgen]
 pub struct Saving(pub(super) crate::Saving);
 
 #[wasm_bindgen]
 impl Saving {
-    /// Bytes of the whole file.
+    /// Size of the whole file.
     pub fn size(&self) -> f64 {
         self.0.size_bytes() as f64
     }

@@ -1,5 +1,5 @@
-//! Constraints and answers: what the second module exports. It has no model. What it has to know of a model's vocabulary, the
-//! caller brings from the module that has.
+//! Constraints and answer parsing: the exports of the second module. It has no model; the caller passes the
+//! vocabulary from the module that has one.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -16,34 +16,34 @@ use crate::error::Error;
 use crate::grammar::{self, Constraint, Grammars, Next, ToolChoice, ToolRules};
 use crate::tokenizer::{TokenType, Tokenizer};
 
-/// Bytes of a constraint as JSON: more than the limits of `grammar` leave room for.
-const MOST_JSON_BYTES: usize = 2 << 20;
+/// Maximum bytes of a constraint as JSON, above the limits of `grammar`.
+const MAX_JSON_BYTES: usize = 2 << 20;
 
 thread_local! {
-    /// Encodes texts for the one vocabulary there is.
+    /// Encodes texts for the only vocabulary.
     static ENCODE: RefCell<Option<Function>> = const { RefCell::new(None) };
 }
 
-/// Token ids of a text in the middle of a text.
+/// Token ids of a text inside another.
 fn encode_within(text: &str) -> Option<Vec<u32>> {
     let encode = ENCODE.with_borrow(Clone::clone)?;
     let ids = encode.call1(&JsValue::UNDEFINED, &text.into()).ok()?;
     Some(ids.dyn_into::<Uint32Array>().ok()?.to_vec())
 }
 
-/// A model's vocabulary. There is one at a time.
+/// A model's vocabulary, one at a time.
 #[wasm_bindgen]
 pub struct Vocabulary {
     tokenizer: Arc<Tokenizer>,
     n_logits: u32,
-    /// Made when a constraint needs it first.
+    /// Created for the first constraint.
     grammars: RefCell<Option<Arc<Grammars>>>,
 }
 
 #[wasm_bindgen]
 impl Vocabulary {
-    /// `tokens`, `bytes`, `end_ids` and `encode` as `Model` of the other module has them (`tokens`, `tokenBytes`, `endIds`,
-    /// `encodeWithin`); `n_logits` is the model's `vocabSize`.
+    /// `tokens`, `bytes`, `end_ids` and `encode` are those of the other module's `Model` (`tokens`, `tokenBytes`,
+    /// `endIds`, `encodeWithin`); `n_logits` is the model's `vocabSize`.
     #[wasm_bindgen(constructor)]
     pub fn new(
         tokens: &[u32],
@@ -61,22 +61,22 @@ impl Vocabulary {
         let tokens: Option<Vec<_>> = tokens.iter().map(&mut token).collect();
         let tokens = tokens.ok_or_else(|| {
             let (field, expected) = ("tokens".into(), "lengths and types of `bytes`".into());
-            to_js_error(Error::Tokenizer { field, expected, found: "others".into() })
+            to_js_error(Error::Tokenizer { field, expected, found: "other numbers".into() })
         })?;
         ENCODE.set(Some(encode));
         let tokenizer = Arc::new(Tokenizer::elsewhere(tokens, end_ids, encode_within));
         Ok(Vocabulary { tokenizer, n_logits, grammars: RefCell::default() })
     }
 
-    /// Begins a text that must match a constraint: JSON of `{ type, schema?, pattern?, grammar? }`, as `ResponseFormat` of the
-    /// npm package. `end_ids` may end it where it is complete.
+    /// Starts a text that must match a constraint: JSON of `{ type, schema?, pattern?, grammar? }`, the npm package's
+    /// `ResponseFormat`. `end_ids` may end a complete text.
     pub fn guide(&self, constraint: &str, end_ids: Vec<u32>) -> Result<Guide, JsValue> {
         self.begin(constraint, end_ids, None).map_err(to_js_error)
     }
 
-    /// Begins an answer of a model that has tools, as `reader` was told of them and of the prompt. `choice`: `auto`, `none` or
-    /// `required`, unless it is `tool` that is to be called; `parallel`: whether several calls may come. A format without calls
-    /// needs no guide where none is required.
+    /// Starts an answer with the tools and prompt of `reader`. `choice`: `auto`, `none` or `required`, unless `tool`
+    /// must be called; `parallel`: whether several calls are allowed. A format without calls needs no guide unless a
+    /// call is required.
     #[wasm_bindgen(js_name = toolGuide)]
     pub fn tool_guide(
         &self,
@@ -99,14 +99,14 @@ impl Vocabulary {
             let rules = ToolRules { format, choice, parallel, thinking: may_think };
             let constraint = Constraint::tools(&reader.tools, &rules, &self.tokenizer, &reader.prompt_end)?;
             let guide = self.grammars()?.begin(&constraint, &end_ids)?;
-            Ok(Some(Guide { guide, lead: None, end_ids, n_logits: self.n_logits }))
+            Ok(Some(Guide { guide, prefix: None, end_ids, n_logits: self.n_logits }))
         };
         begin().map_err(to_js_error)
     }
 
-    /// As `guide`, for an answer: what is matched begins where a thought ends, if the answer begins in one or, if it
-    /// `may_think`, with one. A thought that the prompt has begun ends at once if it may not. Of answers with channels
-    /// (gpt-oss), the text of the final one is matched.
+    /// Like `guide`, for an answer: matching starts after the reasoning, if the answer starts inside it or, if it
+    /// `may_think`, with it. If not, reasoning opened by the prompt ends at once. For answers with channels
+    /// (gpt-oss), the final channel's text is matched.
     #[wasm_bindgen(js_name = answerGuide)]
     pub fn answer_guide(
         &self,
@@ -117,26 +117,26 @@ impl Vocabulary {
     ) -> Result<Guide, JsValue> {
         let reader = &reader.reader;
         if reader.format() == Format::Harmony {
-            let lead = self.channels(reader, may_think).map_err(to_js_error)?;
-            return self.begin(constraint, end_ids, lead).map_err(to_js_error);
+            let prefix = self.channels(reader, may_think).map_err(to_js_error)?;
+            return self.begin(constraint, end_ids, prefix).map_err(to_js_error);
         }
-        let lead = match (reader.thought_ids(), reader.is_thinking()) {
-            (Some([_, close]), true) if may_think => Some(Lead::Thought { close, barred: Vec::new(), then: None }),
-            (Some([_, close]), true) => Some(Lead::written(vec![close])),
-            (Some([open, close]), false) if may_think => Some(Lead::Perhaps { open, close }),
+        let prefix = match (reader.thought_ids(), reader.is_thinking()) {
+            (Some([_, close]), true) if may_think => Some(Prefix::Thought { close, barred: Vec::new(), then: None }),
+            (Some([_, close]), true) => Some(Prefix::written(vec![close])),
+            (Some([open, close]), false) if may_think => Some(Prefix::Perhaps { open, close }),
             (None, true) => {
                 let (field, found) = ("thinking".into(), "text of this model".into());
-                let expected = "tokens that end a thought, for a constraint on what follows".into();
+                let expected = "tokens that end the reasoning, for a constraint on the rest".into();
                 return Err(to_js_error(Error::Constraint { field, expected, found }));
             }
             _ => None,
         };
-        self.begin(constraint, end_ids, lead).map_err(to_js_error)
+        self.begin(constraint, end_ids, prefix).map_err(to_js_error)
     }
 
-    /// Reads an answer, in the format that these chat templates write. `tools`: JSON of a list, as templates take it.
-    /// `prompt`: the tokens in front of the answer, where templates may begin a thought. `begun`: the beginning of the answer,
-    /// if it was given. `first_call` counts calls that have no id of the model's.
+    /// A parser for answers in the format of these chat templates. `tools`: a JSON list in the templates' format.
+    /// `prompt`: the tokens before the answer, where templates may open reasoning. `begun`: the answer's given start.
+    /// `first_call` numbers calls without the model's id.
     #[wasm_bindgen(js_name = answerReader)]
     pub fn answer_reader(
         &self,
@@ -158,7 +158,7 @@ impl Vocabulary {
             let prompt_end = answer::prompt_end(&self.tokenizer, prompt)?;
             let mut reader = answer::AnswerReader::for_tokenizer(format, &self.tokenizer).with_tools(&tools);
             match &begun {
-                // It is no part of what is generated.
+                // The given start is not generated.
                 Some(begun) => drop(reader.push_text(begun)),
                 None => reader = reader.after_prompt(&prompt_end),
             }
@@ -167,18 +167,18 @@ impl Vocabulary {
         make().map_err(to_js_error)
     }
 
-    fn begin(&self, constraint: &str, end_ids: Vec<u32>, lead: Option<Lead>) -> Result<Guide, Error> {
+    fn begin(&self, constraint: &str, end_ids: Vec<u32>, prefix: Option<Prefix>) -> Result<Guide, Error> {
         let guide = self.grammars()?.begin(&read_constraint(constraint)?, &end_ids)?;
-        Ok(Guide { guide, lead, end_ids, n_logits: self.n_logits })
+        Ok(Guide { guide, prefix, end_ids, n_logits: self.n_logits })
     }
 
-    /// What stands in front of the final channel's text: a message of the channel `analysis`, if the answer may think, and
-    /// the headers; nothing where the prompt ends in the final channel's message.
-    fn channels(&self, reader: &answer::AnswerReader, may_think: bool) -> Result<Option<Lead>, Error> {
+    /// The tokens before the final channel's text: an `analysis` message, if the answer may think, and the headers;
+    /// `None` if the prompt ends with the final channel's header.
+    fn channels(&self, reader: &answer::AnswerReader, may_think: bool) -> Result<Option<Prefix>, Error> {
         let missing = |what: &str| Error::Constraint {
             field: "responseFormat".into(),
             expected: "a vocabulary with the marks of channels, for a constraint on the final one".into(),
-            found: format!("one without `{what}`"),
+            found: format!("a vocabulary without `{what}`"),
         };
         let mark = |name: &str| self.tokenizer.special_id(name).ok_or_else(|| missing(name));
         let word = |text: &str| self.tokenizer.encode_within(text).ok_or_else(|| missing(text));
@@ -187,15 +187,15 @@ impl Vocabulary {
         let header = |name: &str| Ok::<_, Error>([&[channel], word(name)?.as_slice(), &[message]].concat());
         let (thought, answer) = (header("analysis")?, header("final")?);
         let next = [&[start], word("assistant")?.as_slice(), &answer].concat();
-        let inner = |then| Lead::Thought { close, barred: vec![start, channel, message], then: Some(Box::new(then)) };
+        let inner = |then| Prefix::Thought { close, barred: vec![start, channel, message], then: Some(Box::new(then)) };
         Ok(match (reader.is_thinking(), reader.is_in_header()) {
-            (true, _) if may_think => Some(inner(Lead::written(next))),
-            (true, _) => Some(Lead::written([&[close], next.as_slice()].concat())),
-            (_, true) if may_think => Some(Lead::Either(vec![
-                Way { ids: answer, then: None },
-                Way { ids: thought, then: Some(Box::new(inner(Lead::written(next)))) },
+            (true, _) if may_think => Some(inner(Prefix::written(next))),
+            (true, _) => Some(Prefix::written([&[close], next.as_slice()].concat())),
+            (_, true) if may_think => Some(Prefix::Either(vec![
+                PrefixChoice { ids: answer, then: None },
+                PrefixChoice { ids: thought, then: Some(Box::new(inner(Prefix::written(next)))) },
             ])),
-            (_, true) => Some(Lead::written(answer)),
+            (_, true) => Some(Prefix::written(answer)),
             (_, false) => None,
         })
     }
@@ -221,11 +221,11 @@ fn read_constraint(text: &str) -> Result<Constraint, Error> {
         Gbnf { grammar: String },
     }
     let error = |expected: String, found: String| Error::Constraint { field: "responseFormat".into(), expected, found };
-    if text.len() > MOST_JSON_BYTES {
-        return Err(error(format!("at most {MOST_JSON_BYTES} bytes"), text.len().to_string()));
+    if text.len() > MAX_JSON_BYTES {
+        return Err(error(format!("at most {MAX_JSON_BYTES} bytes"), text.len().to_string()));
     }
     let given = serde_json::from_str(text);
-    Ok(match given.map_err(|refused| error("one as documented".into(), format!("refused: {refused}")))? {
+    Ok(match given.map_err(|refused| error("a documented format".into(), format!("refused: {refused}")))? {
         Given::JsonObject => Constraint::JsonObject,
         Given::JsonSchema { schema } => Constraint::JsonSchema(schema),
         Given::Regex { pattern } => Constraint::Regex(pattern),
@@ -234,69 +234,69 @@ fn read_constraint(text: &str) -> Result<Constraint, Error> {
     })
 }
 
-/// What stands in front of the text that must match.
-enum Lead {
-    /// A thought, if this token opens one.
+/// The unconstrained start of a text that must match.
+enum Prefix {
+    /// Reasoning, if this token opens it.
     Perhaps { open: u32, close: u32 },
-    /// A thought: free, but for some tokens, until one closes it. Then comes what is next.
-    Thought { close: u32, barred: Vec<u32>, then: Option<Box<Lead>> },
-    /// One of these, whichever the model begins.
-    Either(Vec<Way>),
+    /// Reasoning: any tokens but some, until one closes it; then `then`.
+    Thought { close: u32, barred: Vec<u32>, then: Option<Box<Prefix>> },
+    /// One of these, as the model chooses.
+    Either(Vec<PrefixChoice>),
 }
 
-/// Tokens, and what comes after them.
-struct Way {
+/// Tokens and the prefix after them.
+struct PrefixChoice {
     ids: Vec<u32>,
-    then: Option<Box<Lead>>,
+    then: Option<Box<Prefix>>,
 }
 
-impl Lead {
-    /// These tokens, of which there are some.
-    fn written(ids: Vec<u32>) -> Lead {
-        Lead::Either(vec![Way { ids, then: None }])
+impl Prefix {
+    /// These tokens; not empty.
+    fn written(ids: Vec<u32>) -> Prefix {
+        Prefix::Either(vec![PrefixChoice { ids, then: None }])
     }
 
-    /// Whether a token is part of it, and not of the text.
+    /// Whether a token is part of the prefix rather than the text.
     fn has(&self, id: u32) -> bool {
-        !matches!(self, Lead::Perhaps { open, .. } if *open != id)
+        !matches!(self, Prefix::Perhaps { open, .. } if *open != id)
     }
 
-    /// What is left of it after a token.
-    fn after(self, id: u32) -> Option<Lead> {
+    /// The rest of the prefix after a token.
+    fn after(self, id: u32) -> Option<Prefix> {
         match self {
-            Lead::Perhaps { open, close } if id == open => {
-                Some(Lead::Thought { close, barred: Vec::new(), then: None })
+            Prefix::Perhaps { open, close } if id == open => {
+                Some(Prefix::Thought { close, barred: Vec::new(), then: None })
             }
-            Lead::Perhaps { .. } => None,
-            Lead::Thought { close, then, .. } if id == close => then.map(|next| *next),
-            Lead::Thought { .. } => Some(self),
-            Lead::Either(mut ways) => {
-                ways.retain_mut(|way| way.ids.first() == Some(&id) && way.ids.remove(0) == id);
-                match ways.iter().position(|way| way.ids.is_empty()) {
-                    Some(at) => ways.swap_remove(at).then.map(|next| *next),
-                    None => Some(Lead::Either(ways)),
+            Prefix::Perhaps { .. } => None,
+            Prefix::Thought { close, then, .. } if id == close => then.map(|next| *next),
+            Prefix::Thought { .. } => Some(self),
+            Prefix::Either(mut choices) => {
+                choices.retain_mut(|choice| choice.ids.first() == Some(&id) && choice.ids.remove(0) == id);
+                match choices.iter().position(|choice| choice.ids.is_empty()) {
+                    Some(at) => choices.swap_remove(at).then.map(|next| *next),
+                    None => Some(Prefix::Either(choices)),
                 }
             }
         }
     }
 }
 
-/// A text in progress that must match a constraint.
+/// The state of a text that must match a constraint.
 #[wasm_bindgen]
 pub struct Guide {
     guide: grammar::Guide,
-    lead: Option<Lead>,
+    prefix: Option<Prefix>,
     end_ids: Vec<u32>,
     n_logits: u32,
 }
 
 #[wasm_bindgen]
 impl Guide {
-    /// The tokens that may come next: a bit for each of the vocabulary.
+    /// The bitmask of allowed tokens.
     pub fn allowed(&mut self) -> Result<Vec<u32>, JsValue> {
         let n_words = self.n_logits.div_ceil(32) as usize;
-        match &self.lead {
-            Some(Lead::Thought { barred, .. }) => {
+        match &self.prefix {
+            Some(Prefix::Thought { barred, .. }) => {
                 let mut all: Vec<u32> = vec![u32::MAX; n_words];
                 if let (Some(last), rest @ 1..) = (all.last_mut(), self.n_logits % 32) {
                     *last &= (1 << rest) - 1;
@@ -304,25 +304,25 @@ impl Guide {
                 self.end_ids.iter().chain(barred).for_each(|&id| set(&mut all, id, false));
                 return Ok(all);
             }
-            Some(Lead::Either(ways)) => {
+            Some(Prefix::Either(choices)) => {
                 let mut some = vec![0; n_words];
-                ways.iter().filter_map(|way| way.ids.first()).for_each(|&id| set(&mut some, id, true));
+                choices.iter().filter_map(|choice| choice.ids.first()).for_each(|&id| set(&mut some, id, true));
                 return Ok(some);
             }
-            Some(Lead::Perhaps { .. }) | None => {}
+            Some(Prefix::Perhaps { .. }) | None => {}
         }
         let mut allowed = self.guide.allowed().map(<[u32]>::to_vec).map_err(to_js_error)?;
-        if let Some(Lead::Perhaps { open, .. }) = self.lead {
+        if let Some(Prefix::Perhaps { open, .. }) = self.prefix {
             set(&mut allowed, open, true);
         }
         Ok(allowed)
     }
 
-    /// Goes on with a token. Returns those that must come next, or nothing if the text is complete.
+    /// Appends a token. Returns the tokens that must follow, or `undefined` if the text is complete.
     pub fn accept(&mut self, id: u32) -> Result<Option<Vec<u32>>, JsValue> {
-        if let Some(lead) = self.lead.take() {
-            let is_lead = lead.has(id);
-            self.lead = lead.after(id);
+        if let Some(prefix) = self.prefix.take() {
+            let is_lead = prefix.has(id);
+            self.prefix = prefix.after(id);
             if is_lead {
                 return Ok(Some(Vec::new()));
             }
@@ -342,26 +342,25 @@ fn set(bits: &mut [u32], id: u32, to: bool) {
     }
 }
 
-/// Takes an answer apart while it comes.
+/// Parses an answer while it streams.
 #[wasm_bindgen]
 pub struct AnswerReader {
     reader: answer::AnswerReader,
     tools: Vec<Json>,
     prompt_end: String,
-    /// Calls so far, and those of the messages before.
+    /// Calls so far, including earlier messages'.
     n_calls: u32,
 }
 
 #[wasm_bindgen]
 impl AnswerReader {
-    /// Takes a token and the text that came with it. Returns what is certain now, as JSON of
-    /// `{ text, thinking?, toolCalls?, problem? }`.
+    /// Adds a token and its text. Returns new parts as JSON: `{ text, thinking?, toolCalls?, problem? }`.
     pub fn push(&mut self, id: u32, text: &str) -> Result<String, JsValue> {
         let events = self.reader.push(id, text).map_err(to_js_error)?;
         Ok(self.told(events))
     }
 
-    /// What is left at the end of the answer.
+    /// Ends the answer and returns the rest.
     pub fn finish(&mut self) -> String {
         let events = self.reader.finish();
         self.told(events)

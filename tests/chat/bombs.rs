@@ -1,6 +1,6 @@
-//! Templates that would take all time, memory or stack, and what the error says.
+//! Templates that exhaust time, memory or stack, and their errors.
 
-/// Sources, and a word of the error that each ends with.
+/// Sources, and a word of each one's error.
 pub fn all() -> Vec<(String, &'static str)> {
     let mut all = endless();
     all.extend(growing());
@@ -96,7 +96,7 @@ fn growing() -> Vec<(String, &'static str)> {
     all
 }
 
-/// One operation after the other that is slow for a long text or list.
+/// Operations that are slow for long texts or lists.
 fn slow() -> Vec<(String, &'static str)> {
     let repeated =
         |(set, step): &(&str, &str)| format!("{{% set {set} %}}{{% for i in range(99999) %}}{step}{{% endfor %}}");
@@ -126,17 +126,17 @@ fn nested() -> Vec<(String, &'static str)> {
     let step =
         |step: &str| format!("{{% set ns = namespace(l=[]) %}}{{% for i in range(100000) %}}{step}{{% endfor %}}");
     vec![
-        (nested("{% if true %}", "{% endif %}", 10_000), "inside each other"),
-        ("{% macro a() %}".repeat(10_000), "inside each other"),
+        (nested("{% if true %}", "{% endif %}", 10_000), "nested operators"),
+        ("{% macro a() %}".repeat(10_000), "nested operators"),
         (format!("{{{{ {} }}}}", nested("(", ")", 50_000)), "operators"),
         (format!("{{{{ {} }}}}", nested("[", "]", 50_000)), "operators"),
         (format!("{{{{ {}1 }}}}", "not ".repeat(50_000)), "operators"),
         (format!("{{{{ {}1 }}}}", "-".repeat(100_000)), "operators"),
         (format!("{{{{ 1{} }}}}", "+1".repeat(100_000)), "operators"),
         (format!("{{{{ x{} }}}}", ".a".repeat(100_000)), "operators"),
-        (step("{% set ns.l = [ns.l] %}"), "containers inside each other"),
-        (step("{% set ns.l = {'a': ns.l} %}"), "containers inside each other"),
-        (step("{% set ns.l = (ns.l,) %}"), "containers inside each other"),
+        (step("{% set ns.l = [ns.l] %}"), "nested containers"),
+        (step("{% set ns.l = {'a': ns.l} %}"), "nested containers"),
+        (step("{% set ns.l = (ns.l,) %}"), "nested containers"),
         (step("{% set ns.l = namespace(l=ns.l) %}"), "cannot hold"),
         (step("{% set ns.l = ns %}"), "cannot hold"),
         (step("{% set ns.l = [ns] %}"), "cannot hold"),

@@ -1,4 +1,5 @@
-// OpenAI's npm client, unchanged, against a running server: `scripts/serve-clients` starts it and puts its address into SERVER.
+// OpenAI's npm client, unmodified, against a running server: `scripts/serve-clients` starts it and puts its address in
+// SERVER.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

@@ -1,4 +1,4 @@
-// The page of diagrams with a server that runs, whose address is in SERVER, and as the program in PROGRAM writes it into a file:
+// The dashboard with a running server at SERVER, and written to a file by the program in PROGRAM:
 // `scripts/serve-clients` starts both.
 
 import assert from "node:assert/strict";
@@ -27,7 +27,7 @@ after(async () => {
   await rm(folder, { recursive: true, force: true });
 });
 
-/** Opens an address and keeps what the page's policy refuses. */
+/** Opens an address and records violations of the page's policy. */
 async function open(url) {
   const page = await chromium.open("about:blank");
   page.on("console", (message) => {
@@ -51,7 +51,7 @@ test("the page shows what a server under load measures, to those who have its ke
     "--concurrency", "1,4", "--requests", "8", "-p", "16", "-n", "8", "--json");
   const load = JSON.parse(stdout);
   assert.deepEqual(load.rows.map(({ n_answered }) => n_answered), [8, 8]);
-  // Two requests find the length of prompts; the page's own readings count as well.
+  // Two requests determine the length of prompts; the page's own readings count too.
   await page.waitForFunction((least) => {
     const row = [...document.querySelectorAll("#live .scroll tbody tr")].find(({ cells }) => cells[0].textContent === "Answers with status 200");
     return Number(row?.cells[1].textContent.replaceAll(",", "") ?? 0) >= least;
@@ -70,7 +70,7 @@ test("a report is one file, and only its own script runs", { timeout: 240_000 },
   const page = await open(pathToFileURL(report).href);
   await page.waitForSelector("#panel-summary[data-state=shown]");
   assert.deepEqual(await shown(page), ["summary", "roofline", "intensity", "bandwidth", "throughput", "flop-share", "utilisation", "tokens", "memory"]);
-  // The file that was given counts, and not the usual table.
+  // The given file is used, not the default table.
   assert.match(await page.textContent("#panel-memory"), /One session of 2,048 tokens/);
   assert.ok(await page.locator("#panel-tokens .uplot canvas").count() > 0);
   assert.deepEqual(page.problems, []);

@@ -124,7 +124,7 @@ class Server:
             self.process.kill()
             raise
         # What it says is where it listens, and that it ends.
-        unexpected = [line for line in self.said().splitlines() if not line.startswith(("serving ", "ending: ", "notice: "))]
+        unexpected = [line for line in self.said().splitlines() if not line.startswith(("serving ", "shutting down: ", "notice: "))]
         if kind is None:
             assert code is None and ended == 0 and not unexpected, (code, ended, unexpected[:20])
 
@@ -446,7 +446,7 @@ def reset(writer):
 
 async def disconnects(options, folder):
     n, places = options.disconnects, 8
-    # SessionLimits for the prompt of each; what waits is never refused.
+    # Room for the prompt of each; what waits is never refused.
     async with Server(options, [f"story={ROOT}/assets/stories.gguf"], "--parallel", str(places), "--queue", "256") as server:
         rng, when = random.Random(3), collections.Counter()
 

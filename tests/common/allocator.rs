@@ -1,4 +1,4 @@
-//! An allocator that counts what each thread holds and has ever asked for, so that tests can bound the memory of a parse and,
+//! An allocator that counts each thread's live and total bytes, so that tests can bound the memory of a parse and,
 //! without a clock, its work.
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -17,7 +17,7 @@ thread_local! {
 }
 
 fn count(change: isize) {
-    // A thread that is being torn down has no counters left, and nothing measured either.
+    // A thread that is being torn down has no counters.
     let _ = HELD.try_with(|held| {
         held.set(held.get() + change);
         PEAK.try_with(|peak| peak.set(peak.get().max(held.get())))
@@ -28,7 +28,7 @@ fn count(change: isize) {
     }
 }
 
-// SAFETY: every call is passed on to the system's allocator unchanged; counting allocates nothing.
+// SAFETY: every call is forwarded unchanged to the system's allocator; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
@@ -41,7 +41,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        // Old and new memory may exist side by side while the contents are moved.
+        // Old and new memory may exist together while the contents move.
         count(new_size as isize);
         let moved = unsafe { System.realloc(pointer, layout, new_size) };
         count(-(layout.size() as isize));
@@ -49,19 +49,19 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What a piece of work asked of the allocator.
+/// Allocations of a piece of work.
 #[derive(Clone, Copy, Debug)]
-#[allow(dead_code)] // not every test binary looks at all of it
+#[allow(dead_code)] // not every test binary uses all fields
 pub struct Asked {
-    /// The most bytes that it held at any time.
+    /// Peak of live bytes.
     pub peak: usize,
-    /// All bytes that it ever asked for, those of a reallocation anew.
+    /// Total bytes requested, with reallocations counted in full.
     pub total: usize,
-    /// How often it asked.
+    /// Number of allocations.
     pub calls: usize,
 }
 
-/// What `work` returns, and what it asked for.
+/// Result of `work`, and its allocations.
 pub fn measure<T>(work: impl FnOnce() -> T) -> (T, Asked) {
     let (held, total, calls) = (HELD.get(), ASKED.get(), CALLS.get());
     PEAK.set(held);
@@ -70,14 +70,14 @@ pub fn measure<T>(work: impl FnOnce() -> T) -> (T, Asked) {
     (result, Asked { peak, total: ASKED.get() - total, calls: CALLS.get() - calls })
 }
 
-/// What `work` returns, and the most bytes that it held at any time.
+/// Result of `work`, and its peak of live bytes.
 pub fn peak_bytes<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let (result, asked) = measure(work);
     (result, asked.peak)
 }
 
 #[test]
-fn counts_the_peak_of_what_is_held() {
+fn allocator_counts_peak_bytes() {
     let (_, peak) = peak_bytes(|| {
         let large = vec![1_u8; 1 << 20];
         drop(large);
@@ -87,7 +87,7 @@ fn counts_the_peak_of_what_is_held() {
 }
 
 #[test]
-fn counts_all_that_was_asked_for() {
+fn allocator_counts_calls_and_total_bytes() {
     let (_, asked) = measure(|| (0..100).for_each(|i| drop(std::hint::black_box(vec![i as u8; 1 << 10]))));
     assert_eq!((asked.calls, asked.total), (100, 100 << 10), "{asked:?}");
     assert!(asked.peak < 1 << 11, "{asked:?}");

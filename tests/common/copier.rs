@@ -1,5 +1,5 @@
-//! A model that goes on with any passage of its one endless text, for tests and benches of prompt look-up: whatever stands in
-//! the prompt, it copies, at the cost of a model of that size.
+//! A model that continues any passage of its one endless text, for tests and benches of prompt lookup: it copies from
+//! the prompt at the cost of a model of its size.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Map, Value, json};
 
-/// The sizes that cost.
+/// Sizes that determine the cost.
 #[derive(Clone, Copy)]
 pub struct Sizes {
     pub dim: usize,
@@ -19,33 +19,33 @@ pub struct Sizes {
     pub context_length: usize,
 }
 
-/// Its folder with config.json and model.safetensors, which is removed with it.
+/// A folder with config.json and model.safetensors, removed on drop.
 ///
-/// Blocks compute as any Llama's do, with random matrices, and add nothing: the products at the ends of their halves are
-/// zero. So the head sees the token's embedding, and its row for the token that follows is that embedding.
+/// Blocks compute like any Llama's with random matrices, but add nothing: their output products are zero. So the head
+/// sees the token's embedding, which equals the head's row for the next token.
 pub struct Copier {
     pub folder: PathBuf,
-    /// All tokens in the order of the text, which begins anew at the end.
+    /// All tokens in the order of the text, which wraps around.
     order: Vec<u32>,
 }
 
 impl Copier {
-    /// The order of its text and its matrices follow from random words.
+    /// Random words determine the order of its text and its matrices.
     pub fn new(within: &Path, sizes: Sizes, mut word: impl FnMut() -> u32) -> Copier {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let name = format!("copier-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let folder = within.join(name);
-        fs::create_dir_all(&folder).expect("the folder can be made");
+        fs::create_dir_all(&folder).expect("the folder can be created");
         let mut order: Vec<u32> = (0..sizes.vocab_size as u32).collect();
         for i in (1..order.len()).rev() {
             order.swap(i, word() as usize % (i + 1));
         }
-        fs::write(folder.join("config.json"), config(sizes).to_string()).expect("the folder takes files");
-        fs::write(folder.join("model.safetensors"), weights(sizes, &order, &mut word)).expect("the folder takes files");
+        fs::write(folder.join("config.json"), config(sizes).to_string()).expect("the folder is writable");
+        fs::write(folder.join("model.safetensors"), weights(sizes, &order, &mut word)).expect("the folder is writable");
         Copier { folder, order }
     }
 
-    /// `n` tokens of the text from one place on.
+    /// `n` tokens of the text from position `from`.
     pub fn passage(&self, from: usize, n: usize) -> Vec<u32> {
         self.order.iter().cycle().skip(from % self.order.len()).take(n).copied().collect()
     }
@@ -53,7 +53,7 @@ impl Copier {
 
 impl Drop for Copier {
     fn drop(&mut self) {
-        // What is left behind is in the build's own folder for temporary files.
+        // A leftover folder lies in the build's own temporary folder.
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
@@ -76,7 +76,7 @@ fn config(sizes: Sizes) -> Value {
     })
 }
 
-/// The file: halves of 1, -1, or of random bits below 2^-4.
+/// The file in F16: 1, -1, or random bits below 2^-4.
 fn weights(sizes: Sizes, order: &[u32], word: &mut impl FnMut() -> u32) -> Vec<u8> {
     let Sizes { dim, ffn_dim, n_layers, n_heads, n_kv_heads, vocab_size, .. } = sizes;
     let kv_dim = dim / n_heads * n_kv_heads;
@@ -113,7 +113,7 @@ fn weights(sizes: Sizes, order: &[u32], word: &mut impl FnMut() -> u32) -> Vec<u
             let n = shape[0] * shape[1];
             let halves = match ends_a_half {
                 true => vec![0; n],
-                // Any sign, an exponent of 2^-5, any mantissa.
+                // Any sign and mantissa, an exponent of 2^-5.
                 false => (0..n).map(|_| 0x2800 | (word() as u16 & 0x83ff)).collect(),
             };
             put(format!("model.layers.{l}.{product}.weight"), &shape, halves);

@@ -1,5 +1,5 @@
-//! Shared by the test binaries: devices or a visible skip, the data folder, seeded numbers, closeness.
-#![allow(dead_code)] // each binary uses its own part of this
+//! Shared by the test binaries: devices or a visible skip, the data folder, seeded numbers, tolerances.
+#![allow(dead_code)] // each binary uses a part
 
 #[cfg(not(target_arch = "wasm32"))]
 pub mod copier;
@@ -21,7 +21,7 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     pollster::block_on(future)
 }
 
-/// What is left of a generation: its ids and its text, and why it ended.
+/// Result of a generation: its ids, text and stop reason.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn collect(generation: &mut Generation<'_>) -> (Vec<u32>, String, StopReason) {
     let (mut ids, mut text) = (Vec::new(), String::new());
@@ -33,60 +33,60 @@ pub fn collect(generation: &mut Generation<'_>) -> (Vec<u32>, String, StopReason
     (ids, text, generation.stop_reason().unwrap())
 }
 
-/// The first adapter in `tier`, or in its own tier. `None` where there is no adapter or it lacks what the tier needs: the
-/// test is then skipped, and says so; without any adapter it fails if `REQUIRE_ADAPTER` is set. No file is read or written.
-/// A variant that the self-test banned is a failure: what takes its place would pass in its name.
+/// The first adapter in `tier`, or in its own tier. `None`, and the test reported as skipped, without an adapter or
+/// the tier's features; without an adapter it fails if `REQUIRE_ADAPTER` is set. Reads and writes no files. Fails if
+/// the self-test banned a variant, because a substitute would be tested in its place.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn gpu(tier: Option<Tier>) -> Option<Device> {
     gpu_from(open_gpu(tier)).inspect(assert_none_banned)
 }
 
-/// Fails if the self-test had anything to say, such as that it has no test for a pipeline.
+/// Fails on any notice of the self-test, such as a pipeline without a check.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn assert_tested(device: &Device) {
-    // Those of other tests' models may be among them.
+    // Notices about other tests' models may be among them.
     let mut notices = device.take_notices();
     notices.retain(|notice| notice.contains("untested") || notice.contains("self-test"));
     assert!(notices.is_empty(), "{notices:?}");
 }
 
-/// What a device has done, after the self-test of what `load` needs has run on a device of its own: it runs once in a
-/// process, and what it does there is not counted here.
+/// Counters of `device` after the self-test of the pipelines of `load` has run on a separate device: it runs once per
+/// process and is not counted here.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn counters_of_tested(device: &Device, load: impl FnOnce(&Device)) -> tilewright::Counters {
     if device.is_gpu() {
-        load(&gpu(Some(device.tier())).expect("there is one in this tier"));
+        load(&gpu(Some(device.tier())).expect("an adapter in this tier"));
     }
     device.counters()
 }
 
-/// The device that was opened; otherwise as [`gpu`].
+/// The newly opened device; otherwise as [`gpu`].
 #[cfg(not(target_arch = "wasm32"))]
 pub fn gpu_from(opened: Result<Device, Error>) -> Option<Device> {
     there_or(opened, skip)
 }
 
-/// The first adapter in one of these tiers, the same for all tests of a run, or with `TILEWRIGHT_FULL` in each that it has. The
-/// others are left out of the test; without any it is skipped.
+/// The first adapter in one of these tiers, the same for all tests of a run, or with `TILEWRIGHT_FULL` in each
+/// supported one. Reports the others as left out; without any the test is skipped.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn gpus(tiers: impl IntoIterator<Item = Tier>) -> Vec<Device> {
     or_skipped(gpus_beside_cpu(tiers))
 }
 
-/// The same for a test that runs on the CPU as well, which is never skipped.
+/// As [`gpus`], for a test that also runs on the CPU and is never skipped.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn gpus_beside_cpu(tiers: impl IntoIterator<Item = Tier>) -> Vec<Device> {
     in_drawn(open_gpu, tiers)
 }
 
-/// The executors that are there: always the CPU, and the first adapter, or a note that the test goes without.
+/// The available executors: always the CPU, and the first adapter or a note that it is missing.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn executors() -> Vec<Device> {
     std::iter::once(cpu()).chain(found_by(open_gpu, [None])).collect()
 }
 
-/// The same functions with adapters that are opened once for all tests of a process: on a software adapter, most of what a
-/// test costs is to compile pipelines anew. Not for tests that count what a device does, lose it, or look at its memory.
+/// The same functions with adapters opened once per process: on a software adapter, most of a test's time goes to
+/// compiling pipelines. Not for tests that count a device's work, lose it, or inspect its memory.
 #[cfg(not(target_arch = "wasm32"))]
 pub mod shared {
     use std::sync::{Mutex, PoisonError};
@@ -120,7 +120,7 @@ pub mod shared {
         super::in_drawn(open_gpu, tiers)
     }
 
-    /// The first adapter in each of these tiers that it has. Without any the test is skipped.
+    /// The first adapter in each of these tiers that it supports. Without any the test is skipped.
     pub fn gpus_in_each(tiers: impl IntoIterator<Item = Tier>) -> Vec<Device> {
         super::or_skipped(super::found_by(open_gpu, tiers.into_iter().map(Some)).collect())
     }
@@ -131,8 +131,8 @@ pub mod shared {
     }
 }
 
-/// The adapter in the first of these tiers that it has, in an order that is drawn for all tests of a run, or that `TILEWRIGHT_TIER`
-/// begins; in all of them with `TILEWRIGHT_FULL`.
+/// The adapter in the first supported tier of a random order, which is fixed for a run and begins with
+/// `TILEWRIGHT_TIER` if set; in all supported tiers with `TILEWRIGHT_FULL`.
 #[cfg(not(target_arch = "wasm32"))]
 fn in_drawn(open: fn(Option<Tier>) -> Result<Device, Error>, tiers: impl IntoIterator<Item = Tier>) -> Vec<Device> {
     let tiers: Vec<Tier> = tiers.into_iter().collect();
@@ -148,7 +148,7 @@ fn in_drawn(open: fn(Option<Tier>) -> Result<Device, Error>, tiers: impl IntoIte
     found
 }
 
-/// The adapters that are there in these tiers.
+/// The adapter in each of these tiers, if available.
 #[cfg(not(target_arch = "wasm32"))]
 fn found_by(
     open: fn(Option<Tier>) -> Result<Device, Error>,
@@ -193,8 +193,8 @@ fn there_or(opened: Result<Device, Error>, say: fn(String)) -> Option<Device> {
     }
 }
 
-/// Whether everything is to be tested (`scripts/test --full`). Otherwise a test that looks at many cases of one kind looks
-/// at some of each. A browser has no environment: there it is asked for when the tests are compiled.
+/// Whether to test everything (`scripts/test --full`). Otherwise a test with many cases of one kind samples them. A
+/// browser has no environment: there the choice is made at compile time.
 pub fn is_full() -> bool {
     if cfg!(target_arch = "wasm32") {
         option_env!("TILEWRIGHT_FULL").is_some()
@@ -203,7 +203,7 @@ pub fn is_full() -> bool {
     }
 }
 
-/// What a run draws by: printed where something is drawn, so that another run can draw the same.
+/// Random seed of the run, printed on use so that another run can repeat the draw.
 pub fn seed() -> u64 {
     static SEED: OnceLock<u64> = OnceLock::new();
     *SEED.get_or_init(|| {
@@ -213,14 +213,14 @@ pub fn seed() -> u64 {
     })
 }
 
-/// So many of the items, in an order that the seed draws; all of them with `TILEWRIGHT_FULL`, in their own order. For cases of one
-/// kind that take seconds each.
+/// `n` of the items in a seeded order; with `TILEWRIGHT_FULL` all of them in their own order. For cases of one kind
+/// that take seconds each.
 pub fn drawn<T>(n: usize, items: impl IntoIterator<Item = T>) -> Vec<T> {
     let items = items.into_iter();
     if is_full() { items.collect() } else { shuffled(items).into_iter().take(n).collect() }
 }
 
-/// On a GPU as [`drawn`]: a software adapter compiles shaders for each. On the CPU all of them.
+/// On a GPU as [`drawn`], because a software adapter compiles shaders for each. On the CPU all of them.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn drawn_on<T>(device: &Device, n: usize, items: impl IntoIterator<Item = T>) -> Vec<T> {
     if device.is_gpu() { drawn(n, items) } else { items.into_iter().collect() }
@@ -239,9 +239,9 @@ pub fn cpu() -> Device {
     Device::cpu()
 }
 
-/// Makes a device's pool give out memory with this word everywhere.
+/// Fills the buffers of a device's pool with this word.
 pub fn poison_pool(device: &Device, word: u32) {
-    // All of them at once: a buffer goes back to the pool when its tensor is dropped.
+    // All at once: a dropped tensor returns its buffer to the pool.
     let mut held = Vec::new();
     for log_words in 2..=16 {
         for n in [4, 5, 6, 7] {
@@ -260,18 +260,18 @@ pub fn poison_pool(device: &Device, word: u32) {
     }
 }
 
-/// Says that the whole test is skipped, after which it must return: `scripts/test` then counts it as skipped, not as passed.
+/// Reports the whole test as skipped, after which it must return: `scripts/test` counts it as skipped, not as passed.
 pub fn skip(reason: impl std::fmt::Display) {
     println!("skipped: {reason}");
 }
 
-/// Says that a test goes without a part, such as a tier. What is left of it still proves something, so it counts as passed.
+/// Reports a skipped part of a test, such as a tier. The rest still proves something, so the test counts as passed.
 pub fn skip_part(reason: impl std::fmt::Display) {
     println!("left out: {reason}");
 }
 
-/// Folders that may hold test data, the first that has a file wins: what is committed, what `scripts/test-data` fetched,
-/// and what `TILEWRIGHT_DATA` names (`../shared/data` beside the repository if it is not set).
+/// Folders of test data; the first with a file wins: committed files, files fetched by `scripts/test-data`, and
+/// `TILEWRIGHT_DATA` (default: `../shared/data` beside the repository).
 pub fn data_roots() -> Vec<PathBuf> {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
     let named = std::env::var_os("TILEWRIGHT_DATA").map(PathBuf::from);
@@ -283,23 +283,23 @@ pub fn data_roots() -> Vec<PathBuf> {
     roots.into_iter().filter(|root| root.is_dir()).collect()
 }
 
-/// Sets of test data that are all there.
+/// Available sets of test data.
 #[derive(Clone, Copy)]
 pub struct Data(());
 
 impl Data {
-    /// The path of a file or folder, which begins with the name of its set.
+    /// Path of a file or folder, which begins with the name of its set.
     pub fn join(&self, path: impl AsRef<Path>) -> PathBuf {
         find_data(path.as_ref()).unwrap_or_else(|| panic!("no test data `{}`", path.as_ref().display()))
     }
 }
 
-/// Where the first folder that has it keeps a file or a folder of test data.
+/// Path of a file or folder in the first data folder that has it.
 pub fn find_data(path: &Path) -> Option<PathBuf> {
     data_roots().into_iter().map(|root| root.join(path)).find(|path| path.exists())
 }
 
-/// The test data, if these sets (folders) are all there. Otherwise the test is skipped, and says so.
+/// The test data, if all these sets (folders) are available. Otherwise reports the test as skipped.
 pub fn data(sets: &[&str]) -> Option<Data> {
     match sets.iter().find(|set| find_data(Path::new(set)).is_none()) {
         None => Some(Data(())),
@@ -393,16 +393,16 @@ pub fn uniform(n: usize, seed: u64) -> Vec<f32> {
     (0..n).map(|_| rng.uniform() as f32).collect()
 }
 
-/// One element of an expectation.
+/// An expected element.
 #[derive(Clone, Copy)]
 pub struct Expected {
     pub value: f64,
-    /// Largest difference allowed, beyond `floor`.
+    /// Maximum difference, beyond `floor`.
     pub bound: f64,
-    /// Difference that is not counted at all: what flushing subnormal operands to zero may cost, as WGSL allows, or rounding
-    /// an operand that is halfway to the other side.
+    /// Ignored difference: the effect of flushing subnormal operands to zero, as WGSL allows, or of rounding a halfway
+    /// operand the other way.
     pub floor: f64,
-    /// The element's share of the power that errors are compared with; at least `value²`, more where a sum may cancel.
+    /// The element's share of the reference power; at least `value²`, more if a sum may cancel.
     pub power: f64,
 }
 
@@ -412,7 +412,7 @@ impl Expected {
     }
 }
 
-/// Normalised mean squared error, after each element has been held against its own bound.
+/// Normalised mean squared error, after checking each element against its own bound.
 pub fn compare(got: &[f32], want: &[Expected]) -> Result<f64, String> {
     if got.len() != want.len() {
         return Err(format!("{} elements, expected {}", got.len(), want.len()));
@@ -420,7 +420,7 @@ pub fn compare(got: &[f32], want: &[Expected]) -> Result<f64, String> {
     let (mut noise, mut power) = (0.0, 0.0);
     for (i, (&got, want)) in got.iter().zip(want).enumerate() {
         let difference = (f64::from(got) - want.value).abs();
-        let error = (difference - want.floor).max(0.0); // a NaN is lost here: `max` takes the other number
+        let error = (difference - want.floor).max(0.0); // drops a NaN: `max` returns the other number
         if difference.is_nan() || error > want.bound {
             let Expected { value, bound, .. } = want;
             return Err(format!("element {i} is {got:e}, expected {value:e} within {bound:.1e}"));
@@ -431,7 +431,7 @@ pub fn compare(got: &[f32], want: &[Expected]) -> Result<f64, String> {
     Ok(if noise == 0.0 { 0.0 } else { noise / power })
 }
 
-/// Largest absolute difference; infinite if the lengths differ or a number is not finite.
+/// Maximum absolute difference; infinite if the lengths differ or a number is not finite.
 pub fn largest_difference(got: &[f32], want: &[f32]) -> f32 {
     if got.len() != want.len() {
         return f32::INFINITY;
@@ -440,7 +440,7 @@ pub fn largest_difference(got: &[f32], want: &[f32]) -> f32 {
     got.iter().zip(want).map(difference).fold(0.0, f32::max)
 }
 
-/// The keys, of `n_keys` that are there, that the token of position `own` sees; a window of 0 is none.
+/// Keys among `n_keys` visible to the token at position `own`; a window of 0 is none.
 pub fn visible_keys(own: u32, n_keys: u32, window: u32, causal: bool) -> Range<u32> {
     let end = if causal { n_keys.min(own + 1) } else { n_keys };
     match (window, causal) {

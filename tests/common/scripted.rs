@@ -1,4 +1,4 @@
-//! A tiny GPT-2 that says what it is told to, with any chat template: its next token depends on the position alone.
+//! A tiny GPT-2 with scripted output, for any chat template: its next token depends only on the position.
 
 use tilewright::formats::BlockType;
 use tilewright::formats::gguf::{Value, ValueType};
@@ -6,15 +6,15 @@ use tilewright::formats::gguf_writer::GgufHeader;
 
 const FFN_DIM: usize = 32;
 
-/// What is said.
+/// The scripted output.
 pub enum Says<'a> {
     /// This byte without end.
     Always(u8),
-    /// This behind a prompt of so many tokens, and then the end.
+    /// This text after a prompt of `n` tokens, and then the end.
     Behind(usize, &'a str),
 }
 
-/// Tokens of the vocabulary: a byte each, then `words`, then `special`, the last of which ends a text.
+/// The vocabulary: a token per byte, then `words`, then `special`, whose last token is EOS.
 fn tokens(words: &[&str], special: &[&str]) -> Vec<String> {
     let is_shown = |byte: &u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let mut n_others = 0;
@@ -33,7 +33,7 @@ fn tokens(words: &[&str], special: &[&str]) -> Vec<String> {
 
 /// A GGUF file with room for `n_positions`.
 pub fn gguf(template: &str, special: &[&str], says: &Says, n_positions: usize) -> Vec<u8> {
-    // Words of the template, so that its text is a few tokens. What is said is bytes.
+    // Words of the template are tokens, so that its text is short. The output is bytes.
     let mut words: Vec<&str> = match says {
         Says::Always(_) => template.split(|c: char| !c.is_ascii_alphabetic()).filter(|word| word.len() > 2).collect(),
         Says::Behind(..) => Vec::new(),
@@ -43,7 +43,7 @@ pub fn gguf(template: &str, special: &[&str], says: &Says, n_positions: usize) -
     let n_words = words.len();
     let tokens = tokens(&words, special);
     let n_tokens = tokens.len();
-    // The width: as many tokens may be said in a row.
+    // The width limits the number of scripted tokens.
     let dim = if let Says::Always(_) = says { 32 } else { 128 };
     let mut header = GgufHeader::new(32);
     let number = |value: usize| Value::U32(value as u32);
@@ -65,7 +65,7 @@ pub fn gguf(template: &str, special: &[&str], says: &Says, n_positions: usize) -
         header.set(key, value).unwrap();
     }
     let texts: Vec<Value> = tokens.iter().map(|token| Value::Str(token)).collect();
-    // 1 is a normal token, 4 one that is found first, 3 a control token.
+    // Types: 1 is normal, 4 is matched first, 3 is control.
     let kind = |id: usize| match id {
         ..256 => 1,
         _ if id < 256 + n_words => 4,
@@ -76,7 +76,7 @@ pub fn gguf(template: &str, special: &[&str], says: &Says, n_positions: usize) -
     header.set_array("tokenizer.ggml.token_type", ValueType::I32, kinds.into_iter()).unwrap();
     header.set_array("tokenizer.ggml.merges", ValueType::String, std::iter::empty::<Value>()).unwrap();
 
-    // Each position has an element of its own, until they come again.
+    // Each position has its own element, cyclically.
     let mut positions = vec![0f32; n_positions * dim];
     positions.chunks_mut(dim).enumerate().for_each(|(at, row)| row[at % dim] = 1.0);
     let (mut output, mut bias) = (vec![0f32; n_tokens * dim], vec![0f32; dim]);
@@ -126,7 +126,7 @@ pub fn gguf(template: &str, special: &[&str], says: &Says, n_positions: usize) -
     file
 }
 
-/// Tokens of a text, in which the names of special ones are those.
+/// Tokens of a text, with names of special tokens encoded as those.
 fn ids(text: &str, special: &[&str]) -> Vec<usize> {
     let mut ids = Vec::new();
     let mut rest = text;

@@ -1,5 +1,5 @@
-//! The tiny random models of `tests/data/encoders`, whose references are a NumPy forward pass in float64:
-//! cross-encoders, ModernBERT, Qwen3 as an encoder, Nomic's BERT; as folders and as GGUF files.
+//! The tiny random models of `tests/data/encoders`, with a NumPy forward pass in float64 as reference: cross-encoders,
+//! ModernBERT, Qwen3 as an encoder, Nomic's BERT; as folders and as GGUF files.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ fn folder(name: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/encoders")).join(name)
 }
 
-/// The cases of a folder, or of the one that a file is in.
+/// The cases of a folder, or of a file's folder.
 fn cases(path: &str, kind: &str) -> Vec<Value> {
     let name = path.split('/').next().unwrap();
     let cases: Value = serde_json::from_slice(&std::fs::read(folder(name).join("cases.json")).unwrap()).unwrap();
@@ -89,7 +89,7 @@ fn rerankers_match_their_references() {
 }
 
 #[test]
-fn what_memory_held_before_changes_no_vector() {
+fn stale_buffer_contents_do_not_change_vectors() {
     let mut rng = Rng::new(3);
     let texts: Vec<Tokens> =
         [3, 1, 9, 2].map(|len| Tokens::from((0..len).map(|_| rng.below(30) as u32).collect::<Vec<_>>())).to_vec();
@@ -140,7 +140,7 @@ fn vector_of(case: &Value) -> Vec<f32> {
 }
 
 #[test]
-fn all_files_of_nomic_are_one_model() {
+fn all_nomic_file_formats_give_equal_vectors() {
     let cases: Vec<Value> = cases("nomic", "texts");
     let texts: Vec<Tokens> = cases.iter().map(|case| Tokens::from(ids(case))).collect();
     for device in executors() {
@@ -156,9 +156,9 @@ fn all_files_of_nomic_are_one_model() {
     }
 }
 
-/// GGUF files have no prompts; all else is in them.
+/// GGUF files contain everything except prompts.
 #[test]
-fn gguf_files_make_the_vectors_of_their_folders() {
+fn gguf_encoders_match_their_safetensors_folders() {
     for device in executors() {
         for (name, pooling) in [("qwen3-embedding", Pooling::Last), ("modernbert-bpe", Pooling::Cls)] {
             let of_folder = embedder(&device, name, EmbedOptions::default());
@@ -179,7 +179,7 @@ fn gguf_files_make_the_vectors_of_their_folders() {
                 assert!(distance <= 1e-9, "{name}: {distance:.1e}");
             }
         }
-        // What the converter leaves of a cross-encoder is an encoder, if it is asked to be.
+        // A converted cross-encoder loads as an encoder on request.
         let options = || EmbedOptions { pooling: Some(Pooling::Mean), ..EmbedOptions::default() };
         let texts = ["what is tax law", "", "the quiet engine ran"];
         for [file, name] in
@@ -191,7 +191,7 @@ fn gguf_files_make_the_vectors_of_their_folders() {
     }
 }
 
-/// Where the value of a key of a GGUF file begins, behind its type.
+/// Offset of a key's value, after its type, in a GGUF file.
 fn value_of(file: &[u8], key: &str) -> usize {
     let named = [&(key.len() as u64).to_le_bytes()[..], key.as_bytes()].concat();
     let at = file.windows(named.len()).position(|window| window == named);
@@ -199,9 +199,9 @@ fn value_of(file: &[u8], key: &str) -> usize {
 }
 
 #[test]
-fn gguf_files_of_no_known_encoder_are_refused_by_the_key() {
+fn unsupported_gguf_encoders_are_refused_by_key() {
     enum Change {
-        /// The key of a value, or the name of a tensor, becomes another of the same length.
+        /// Replaces a key or tensor name by another one of equal length.
         Rename(&'static str),
         Number(u32),
         Text(&'static str),
@@ -270,7 +270,7 @@ fn gguf_files_of_no_known_encoder_are_refused_by_the_key() {
     file[at..at + 4].fill(0);
     let without = in_pieces(&device, &[("x.gguf".into(), file)], 5000).unwrap();
     assert!(without.config().blocks.iter().all(|block| block.attention.window.is_none()));
-    // A second label of as many bytes as the file's data is aligned to.
+    // Adds a second label, of the size of the data's alignment.
     let mut file = std::fs::read(folder(pairs)).unwrap();
     let at = value_of(&file, "modern-bert.classifier.output_labels") + 4;
     file[at] = 2;
@@ -280,7 +280,7 @@ fn gguf_files_of_no_known_encoder_are_refused_by_the_key() {
     let loader = Reranker::loader(&device, names(&files), RerankOptions::default()).unwrap();
     let error = fed(loader, &files, 5000).err().unwrap();
     assert!(error.to_string().contains("classifier.output_labels"), "{error}");
-    // Whole files where another kind is wanted.
+    // Valid files of another kind.
     let embedding = |path| Embedder::load(&device, folder(path), EmbedOptions::default()).err().unwrap();
     let scoring = |path| Reranker::load(&device, folder(path), RerankOptions::default()).err().unwrap();
     for (error, named) in [
@@ -295,9 +295,9 @@ fn gguf_files_of_no_known_encoder_are_refused_by_the_key() {
     }
 }
 
-/// A decoder is an encoder where sentence-transformers' files stand beside it. The reference is transformers.
+/// A decoder with sentence-transformers' files is an encoder. The reference is transformers.
 #[test]
-fn the_last_of_qwen3s_tokens_is_its_decoders() {
+fn qwen3_embedding_equals_its_decoders_last_hidden_state() {
     let Some(folder) = common::data(&["tiny-random"]).map(|data| data.join("tiny-random/qwen3")) else { return };
     let references = References::open(&folder.join("refs.safetensors"));
     let (ids, hidden) = (references.ids("1.ids"), references.floats("1.hidden"));
@@ -311,7 +311,7 @@ fn the_last_of_qwen3s_tokens_is_its_decoders() {
         let model = in_pieces(&device, &files, 5000).unwrap();
         assert!(!model.normalizes());
         let dims = model.dims() as usize;
-        // A token sees none behind it, so each is the last of a text of its own.
+        // Attention is causal, so each token is the last one of its own prefix.
         let texts: Vec<Tokens> = (1..=ids.len()).map(|n| Tokens::from(ids[..n].to_vec())).collect();
         let want = &hidden[hidden.len() - ids.len() * dims..];
         let difference = largest_difference(&block_on(model.embed_tokens(&texts)).unwrap(), want);
@@ -320,10 +320,10 @@ fn the_last_of_qwen3s_tokens_is_its_decoders() {
     }
 }
 
-/// A pipeline that is not ours puts the same tokens around pairs, with the same types.
+/// An external pipeline adds the same tokens around pairs, with the same types.
 #[cfg(feature = "tokenizer-json")]
 #[test]
-fn foreign_tokenizers_read_pairs_alike() {
+fn pairs_encode_equally_with_the_tokenizers_crate() {
     let device = common::cpu();
     for name in ["bert-reranker", "roberta-reranker"] {
         let mut files = files(name);
@@ -346,7 +346,7 @@ fn foreign_tokenizers_read_pairs_alike() {
 }
 
 #[test]
-fn prompts_are_chosen_by_name() {
+fn embedding_prompts_are_chosen_by_name() {
     let device = common::cpu();
     let options = EmbedOptions { cached_vectors: 9, ..EmbedOptions::default() };
     let model = embedder(&device, "nomic", options);
@@ -354,7 +354,7 @@ fn prompts_are_chosen_by_name() {
     let query = model.with_prompt(Some("query")).unwrap();
     assert_eq!(query.prompt(), "search query : ");
     let vectors = |model: &Embedder, text: &str| block_on(model.embed(&[text])).unwrap();
-    // Vectors are remembered by what the model read.
+    // The cache key is the model's input.
     let (plain, prompted) = (vectors(&model, "tax law"), vectors(&query, "tax law"));
     assert_ne!(plain, prompted);
     assert_eq!(vectors(&model, "search query : tax law"), prompted);
@@ -385,7 +385,7 @@ fn prompts_are_chosen_by_name() {
 }
 
 #[test]
-fn documents_are_ranked_by_score_and_then_by_place() {
+fn documents_are_ranked_by_score_then_position() {
     for device in executors() {
         let model = reranker(&device, "bert-reranker", RerankOptions::default());
         let documents = ["a calm stream", "tax law", "the old engine", "tax law", ""];
@@ -408,7 +408,7 @@ fn documents_are_ranked_by_score_and_then_by_place() {
 }
 
 #[test]
-fn a_model_in_a_folder_has_its_name() {
+fn encoder_name_comes_from_its_folder_or_gguf_metadata() {
     let device = common::cpu();
     let files = files("nomic");
     let name = |folder: Option<&str>, files: &[(String, Vec<u8>)]| {
@@ -419,18 +419,18 @@ fn a_model_in_a_folder_has_its_name() {
     assert_eq!(name(Some("a folder"), &files), "a folder");
     assert_eq!(name(None, &files), "model");
     assert_eq!(embedder(&device, "nomic", EmbedOptions::default()).name(), "nomic");
-    // A GGUF file has a name of its own.
+    // A GGUF file states its own name.
     let gguf = [("x.gguf".to_string(), std::fs::read(folder("nomic/model.gguf")).unwrap())];
     assert_eq!(name(Some("a folder"), &gguf), name(None, &gguf));
 }
 
-/// Random words, of very different numbers.
+/// Random words, in very different numbers.
 fn words(rng: &mut Rng) -> String {
     const WORDS: [&str; 8] = ["the", "river", "engine", "quietly", "law", "?", "stream", "zebra"];
     (0..[0, 2, 7, 19][rng.below(4)]).map(|_| WORDS[rng.below(8)]).collect::<Vec<_>>().join(" ")
 }
 
-/// Refuses rows that are not, bit for bit, what they are alone; `rows` gives those of some texts of `n`.
+/// Requires rows to be bit-identical to those computed alone; `rows` computes some of `n` texts.
 fn check_alone(label: &str, n: usize, rows: &dyn Fn(&[usize]) -> Vec<f32>, alone: &mut Vec<Vec<u32>>) {
     let bits = |row: &[f32]| row.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     if alone.is_empty() {
@@ -449,7 +449,7 @@ fn check_alone(label: &str, n: usize, rows: &dyn Fn(&[usize]) -> Vec<f32>, alone
 }
 
 #[test]
-fn a_pair_has_one_score_and_a_text_one_vector_in_every_batch() {
+fn scores_and_vectors_are_bit_equal_in_every_batch() {
     let mut rng = Rng::new(3);
     let pairs: Vec<(String, String)> = (0..24).map(|_| (words(&mut rng), words(&mut rng))).collect();
     for device in executors() {
@@ -479,7 +479,7 @@ fn a_pair_has_one_score_and_a_text_one_vector_in_every_batch() {
 }
 
 #[test]
-fn what_no_reranker_can_take_is_named() {
+fn unsupported_rerankers_and_inputs_are_refused_by_name() {
     let device = common::cpu();
     let load = |files: &[(String, Vec<u8>)]| {
         let loader = Reranker::loader(&device, names(files), RerankOptions::default())?;
@@ -502,7 +502,7 @@ fn what_no_reranker_can_take_is_named() {
         let error = load(&files).err().unwrap();
         assert!(error.code() == "unsupported" && error.to_string().contains(named), "{error}");
     }
-    // Texts in the other order, which a template can ask for.
+    // Texts in reverse order, as a template may request.
     let mut swapped = files("bert-reranker");
     let mut tokenizer: Value = serde_json::from_slice(&swapped[1].1).unwrap();
     let special = |id: &str| json!({ "SpecialToken": { "id": id, "type_id": 0 } });
@@ -548,7 +548,7 @@ fn files(name: &str) -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn benches_remember_no_text() {
+fn embedding_benchmark_bypasses_the_vector_cache() {
     let device = common::cpu();
     let embedder = embedder(&device, "nomic", EmbedOptions { cached_vectors: 64, ..EmbedOptions::default() });
     let texts: Vec<String> = ["a b", "the cat", "b a b a", "a a a a"].map(String::from).to_vec();

@@ -1,4 +1,4 @@
-//! Block decoders against values that other implementations computed.
+//! Block decoders against values of other implementations.
 
 use super::common;
 use super::data::{self, Reference};
@@ -29,17 +29,17 @@ const DECODED: [BlockType; 25] = [
     BlockType::TQ1_0,
     BlockType::TQ2_0,
     BlockType::MXFP4,
-    // Only in the second file.
+    // In the second file only.
     BlockType::IQ1_M,
     BlockType::NVFP4,
     BlockType::Q2_0,
     BlockType::Q1_0,
 ];
 
-/// The values equal those of ggml bit for bit, on random bits with scales of every kind, subnormals among them, and on every
-/// entry of every codebook.
+/// Values equal ggml's bit for bit, for random bits with scales of every kind, subnormals included, and for every
+/// codebook entry.
 #[test]
-fn blocks_match_the_vectors() {
+fn dequantised_blocks_match_ggml_bit_for_bit() {
     let Some(data) = common::data(&["quant-vectors"]) else { return };
     for (file, n_types) in [("vectors.safetensors", 21), ("more.safetensors", 25)] {
         let vectors = Reference::open(data.join("quant-vectors").join(file));
@@ -55,9 +55,9 @@ fn blocks_match_the_vectors() {
     }
 }
 
-/// The sizes that `ggml-common.h` and the shared vectors give for all types that have vectors.
+/// Sizes of all types with vectors, as in `ggml-common.h` and the shared vectors.
 #[test]
-fn block_sizes_match_the_vectors() {
+fn block_sizes_match_ggml() {
     let Some(data) = common::data(&["quant-vectors"]) else { return };
     let vectors = Reference::open(data.join("quant-vectors/vectors.safetensors"));
     let mut n_types = 0;
@@ -79,7 +79,7 @@ fn f16_values_are_exact() {
         let magnitude = match exponent {
             0 => fraction * 2_f64.powi(-24),
             31 if fraction == 0.0 => f64::INFINITY,
-            31 => continue, // a NaN, of which only that it is one is promised
+            31 => continue, // a NaN: only its being NaN is guaranteed
             _ => (1024.0 + fraction) * 2_f64.powi(exponent - 25),
         };
         let want = if sign == 1 { -magnitude } else { magnitude };
@@ -114,11 +114,11 @@ fn wrong_lengths_and_types_are_errors() {
     assert!(matches!(result, Err(Error::Unsupported { .. })), "{result:?}");
 }
 
-/// Of files that are not in the repository: see `scripts/test`.
+/// Tests on files that are not in the repository: see `scripts/test`.
 mod further_data {
     use super::*;
 
-    /// Each tensor of the smaller files stands for the float32 weights within half a step of its format.
+    /// In the smaller files each tensor is within half a quantisation step of the F32 weights.
     #[test]
     fn quantised_files_are_close_to_the_float_file() {
         let Some(folder) = common::data(&["stories260k"]) else { return };
@@ -143,7 +143,7 @@ mod further_data {
                 types.push(block_type.name());
                 for (want, got) in want.chunks(32).zip(got.chunks(32)) {
                     let largest = want.iter().fold(0_f32, |largest, value| largest.max(value.abs()));
-                    // Half a step, or a whole one where the range is lopsided, and the rounding of the f16 scale.
+                    // Half a step, or a whole one for an asymmetric range, plus the rounding of the f16 scale.
                     let bound = match block_type {
                         BlockType::F32 => 0.0,
                         BlockType::F16 => largest / 2048.0 + 1e-7,

@@ -1,4 +1,4 @@
-//! Writes GGUF and safetensors files, valid ones by default, with every field open to change.
+//! Writes GGUF and safetensors files, valid by default, with every field mutable.
 
 use std::ops::Range;
 
@@ -35,7 +35,7 @@ pub const U64: u32 = 10;
 #[derive(Clone)]
 pub struct Entry {
     pub key: Vec<u8>,
-    /// Instead of the key's own length.
+    /// Overrides the key's length.
     pub key_len: Option<u64>,
     pub value_type: u32,
     pub value: Vec<u8>,
@@ -51,7 +51,7 @@ pub fn text(text: impl AsRef<[u8]>) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes(), text].concat()
 }
 
-/// The value of an array: type, length, elements.
+/// An array value: type, length, elements.
 pub fn array(element_type: u32, len: u64, elements: impl AsRef<[u8]>) -> Vec<u8> {
     [&element_type.to_le_bytes()[..], &len.to_le_bytes(), elements.as_ref()].concat()
 }
@@ -60,19 +60,19 @@ pub fn array(element_type: u32, len: u64, elements: impl AsRef<[u8]>) -> Vec<u8>
 #[derive(Clone)]
 pub struct Tensor {
     pub name: Vec<u8>,
-    /// Instead of the name's own length.
+    /// Overrides the name's length.
     pub name_len: Option<u64>,
-    /// Instead of the number of dimensions.
+    /// Overrides the number of dimensions.
     pub rank: Option<u32>,
-    /// In the order of the file, the contiguous one first.
+    /// In file order, contiguous first.
     pub dimensions: Vec<u64>,
     pub type_number: u32,
-    /// Instead of the offset that follows from the tensors before.
+    /// Overrides the computed offset.
     pub offset: Option<u64>,
     pub size_bytes: u64,
 }
 
-/// Number, elements and bytes of a block of some types, written down from ggml's headers.
+/// Number, elements and bytes of some block types, from ggml's headers.
 const TYPES: [(u32, u64, u64); 6] = [(0, 1, 4), (1, 1, 2), (2, 32, 18), (8, 32, 34), (12, 256, 144), (30, 1, 2)];
 
 pub fn tensor(name: &str, dimensions: &[u64], type_number: u32) -> Tensor {
@@ -97,7 +97,7 @@ pub struct GgufFile {
     pub trailing: usize,
 }
 
-/// A GGUF file and where its parts are.
+/// A GGUF file and the offsets of its parts.
 pub struct BuiltGguf {
     pub bytes: Vec<u8>,
     pub entries: Vec<Range<u64>>,
@@ -190,7 +190,7 @@ impl GgufFile {
     }
 }
 
-/// A safetensors file of this header and this many bytes of data.
+/// A safetensors file with this header and this many bytes of data.
 pub fn safetensors(header: impl AsRef<[u8]>, data_len: usize) -> Vec<u8> {
     let mut bytes = text(header);
     bytes.resize(bytes.len() + data_len, 0xA5);

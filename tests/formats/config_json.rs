@@ -43,7 +43,7 @@ fn values_come_back_as_written() {
 }
 
 #[test]
-fn broken_files_are_errors() {
+fn malformed_config_json_is_an_error_with_its_offset() {
     let deep = format!("{{\"a\":{}", "[".repeat(10_000));
     let large = format!("{{\"a\":\"{}\"}}", "x".repeat(5 << 20));
     for (json, at) in [("", 0), ("[]", 0), ("{\n\n\"a\": 1,}", 10), ("{\"a\":\"", 6), (&deep, 131), (&large, 4 << 20)] {
@@ -59,14 +59,14 @@ fn broken_files_are_errors() {
 }
 
 #[test]
-fn all_real_files_load() {
+fn all_published_configs_parse() {
     let files = common::data_roots().into_iter().flat_map(|root| data::files(&root, "json"));
     let configs = files.filter(|path| path.file_name().is_some_and(|name| name == "config.json"));
     let mut n_files = 0;
     for path in configs {
         let config = ConfigJson::parse(&data::read(&path)).unwrap_or_else(|error| panic!("{}", error.in_file(&path)));
-        // Modules of sentence-transformers, such as `1_Pooling`, have a `config.json` of another kind. Models of pictures have their text's keys
-        // in a part.
+        // Modules of sentence-transformers, such as `1_Pooling`, have a different `config.json`. Vision models nest
+        // the keys of their language model.
         let is_module = |part: &str| part.split_once('_').is_some_and(|(n, _)| n.parse::<u32>().is_ok());
         if !path.components().any(|part| part.as_os_str().to_str().is_some_and(is_module)) {
             assert!(config.get_str("model_type").unwrap().is_some(), "{}", path.display());

@@ -8,7 +8,7 @@ pub fn read(path: impl AsRef<Path>) -> Vec<u8> {
     std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All files below `folder` that end in `.extension`, in order.
+/// All files under `folder` with this extension, sorted.
 pub fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let (mut found, mut folders) = (vec![], vec![folder.to_path_buf()]);
     while let Some(folder) = folders.pop() {
@@ -25,7 +25,7 @@ pub fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     found
 }
 
-/// A safetensors file whose tensors are asked for by name.
+/// A safetensors file with access to tensors by name.
 pub struct Reference {
     bytes: Vec<u8>,
     file: Safetensors,

@@ -1,22 +1,23 @@
-//! What every hostile file has to come to: a typed error that names the field and its place, within bounds on memory and work.
+//! Requirements for every hostile file: a typed error that names the field and its offset, within bounds on memory and
+//! work.
 //!
-//! A test cannot look at a clock, so the bound on time is one on what a parse asks of the allocator: whoever copies or
-//! collects more than the file has in it asks for more than a multiple of its size, and whoever makes something small again
-//! and again asks too often. `cargo bench --bench hostile` prints the milliseconds.
+//! Tests use no clock, so the time bound is a bound on allocations: copying or collecting more than the file's
+//! contents requests more than a multiple of its size, and repeated small allocations are too many. `cargo bench
+//! --bench hostile` prints milliseconds.
 
 use crate::allocator::measure;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 use tilewright::Error;
 
-/// A hostile file and the error it has to give.
+/// A hostile file and its expected error.
 pub struct Hostile {
     pub bytes: Vec<u8>,
-    /// Length of the file, of which `bytes` may be the head.
+    /// Length of the file; `bytes` may be a prefix.
     pub file_len: u64,
-    /// What the message calls the field.
+    /// The field's name in the message.
     pub field: String,
-    /// Where the field lies.
+    /// The field's offset.
     pub at: RangeInclusive<u64>,
     /// Whether the error is `Unsupported` rather than `Format`.
     pub unsupported: bool,
@@ -32,22 +33,22 @@ impl Hostile {
     }
 }
 
-/// The most memory that a parse of `len` bytes may take.
+/// Peak memory limit for a parse of `len` bytes.
 pub fn memory_limit(len: usize) -> usize {
     2 * len + (16 << 20)
 }
 
-/// The most bytes that a parse of `len` bytes may ask for in all, growing what it collects by doubling.
+/// Limit of total bytes allocated by a parse of `len` bytes, with collections that grow by doubling.
 pub fn work_limit(len: usize) -> usize {
     16 * len + (64 << 10)
 }
 
-/// How often it may ask: an entry of a header has at least 4 bytes, and is a few pieces in memory.
+/// Limit of allocations: a header's entry has at least 4 bytes and a few pieces in memory.
 pub fn calls_limit(len: usize) -> usize {
     len + 1000
 }
 
-/// Parses the file and checks the error, the memory, the work, and that the message says what it has to.
+/// Parses the file and checks the error, its message, memory and work.
 pub fn refuse<T>(
     class: &str,
     seed: u64,
@@ -81,10 +82,10 @@ pub fn refuse<T>(
     elapsed
 }
 
-/// A class of hostile files: its name, the number of variants, and what makes the variant of a seed.
+/// A class of hostile files: name, number of variants, and a function from seed to variant.
 pub type Class = (&'static str, u64, fn(u64) -> Hostile);
 
-/// A file that was refused.
+/// A refused file.
 pub struct Refused {
     pub class: &'static str,
     pub seed: u64,
@@ -98,7 +99,7 @@ impl std::fmt::Display for Refused {
     }
 }
 
-/// Runs all variants of all classes and says how long each took.
+/// Runs all variants of all classes and returns their times.
 pub fn refuse_all<T>(classes: &[Class], parse: impl Fn(&[u8], u64) -> Result<T, Error>) -> Vec<Refused> {
     let mut refused = Vec::new();
     for &(class, n_variants, make) in classes {

@@ -1,4 +1,4 @@
-//! Hostile GGUF files, each class in several seeded variants.
+//! Hostile GGUF files, with several seeded variants per class.
 
 use super::builder::{
     ARRAY, BOOL, Entry, F32, GgufFile, Rng, STRING, Tensor, U8, U32, U64, array, entry, tensor, text,
@@ -6,14 +6,14 @@ use super::builder::{
 use super::hostile::{Class, Hostile, refuse, refuse_all};
 use tilewright::formats::Gguf;
 
-/// A file whose header fields were changed.
+/// A file with changed header fields.
 fn in_header(seed: u64, field: &str, at: u64, change: impl FnOnce(&mut GgufFile)) -> Hostile {
     let mut file = GgufFile::random(&mut Rng(seed));
     change(&mut file);
     Hostile::new(file.build().bytes, field, at..=at)
 }
 
-/// A file in which one metadata entry, any of them, was replaced.
+/// A file with one random metadata entry replaced.
 fn in_entry(seed: u64, field: &str, replacement: Entry) -> Hostile {
     let mut rng = Rng(seed);
     let mut file = GgufFile::random(&mut rng);
@@ -23,7 +23,7 @@ fn in_entry(seed: u64, field: &str, replacement: Entry) -> Hostile {
     Hostile::new(built.bytes, field, built.entries[item].start..=built.entries[item].end)
 }
 
-/// A file with a key of a wrong length or content.
+/// A file with a key of invalid length or content.
 fn in_key(seed: u64, change: impl FnOnce(&mut Entry)) -> Hostile {
     let mut rng = Rng(seed);
     let mut file = GgufFile::random(&mut rng);
@@ -33,7 +33,7 @@ fn in_key(seed: u64, change: impl FnOnce(&mut Entry)) -> Hostile {
     Hostile::new(built.bytes, format!("metadata key {item}"), built.entries[item].start..=built.entries[item].end)
 }
 
-/// A file in which one tensor, any of them, was changed; `field` is that of the tensor.
+/// A file with one random tensor changed; `field` is that tensor's.
 fn in_tensor(seed: u64, field: &str, change: impl FnOnce(&mut Rng, &mut Tensor)) -> Hostile {
     let mut rng = Rng(seed);
     let mut file = GgufFile::random(&mut rng);
@@ -54,7 +54,7 @@ fn in_tensor_name(seed: u64, change: impl FnOnce(&mut Tensor)) -> Hostile {
     Hostile::new(built.bytes, format!("name of tensor {item}"), at)
 }
 
-/// A tensor whose shape says one size and whose data has another.
+/// A tensor whose shape and data size disagree.
 fn shaped(seed: u64, field: &str, type_number: u32, dimensions: &[u64]) -> Hostile {
     in_tensor(seed, field, |_, tensor| {
         tensor.dimensions = dimensions.to_vec();
@@ -80,7 +80,7 @@ fn nested(seed: u64, depth: usize) -> Hostile {
     in_entry(seed, "`nested`", entry("nested", ARRAY, value))
 }
 
-/// The file cut somewhere in `range`, with what the message has to call the place.
+/// The file truncated within `range`, with the message's name for the place.
 fn cut(seed: u64, field: &str, range: impl FnOnce(&GgufFile) -> std::ops::Range<u64>) -> Hostile {
     let mut rng = Rng(seed);
     let file = GgufFile::random(&mut rng);
@@ -88,7 +88,7 @@ fn cut(seed: u64, field: &str, range: impl FnOnce(&GgufFile) -> std::ops::Range<
     let len = range.start + rng.next() % (range.end - range.start);
     let mut bytes = file.build().bytes;
     bytes.truncate(len as usize);
-    // The count at byte 8 or 16 may say already that this file is too short.
+    // The count at byte 8 or 16 may already exceed the file.
     Hostile::new(bytes, field, 8..=len)
 }
 
@@ -265,7 +265,7 @@ fn fan_out(seed: u64) -> Hostile {
     in_entry(seed, "elements of `key`", entry("key", ARRAY, array(ARRAY, 1 << 20, inner)))
 }
 
-/// A file whose last tensor does not begin where it should.
+/// A file with its last tensor misplaced.
 fn misplaced(seed: u64, place: impl FnOnce(u64) -> u64) -> Hostile {
     let mut file = GgufFile::random(&mut Rng(seed));
     let last = file.tensors.len() - 1;
@@ -282,7 +282,7 @@ fn hostile_gguf_files_are_refused() {
 }
 
 #[test]
-fn gguf_cut_anywhere_is_an_error() {
+fn truncated_gguf_is_an_error() {
     for seed in 0..4 {
         let built = GgufFile::random(&mut Rng(seed)).build();
         let data_end = built.data.last().unwrap().end;
@@ -294,9 +294,9 @@ fn gguf_cut_anywhere_is_an_error() {
     }
 }
 
-/// Whatever a byte of the header is changed to, the file is refused, or what comes back still lies within the file.
+/// With any byte of the header changed, the file is refused, or all results lie within the file.
 #[test]
-fn gguf_with_a_changed_byte_stays_within_the_file() {
+fn gguf_with_a_changed_byte_is_refused_or_within_the_file() {
     for seed in 0..4 {
         let mut rng = Rng(seed);
         let built = GgufFile::random(&mut rng).build();

@@ -1,24 +1,24 @@
-//! Hostile safetensors files and shard indices, each class in several seeded variants.
+//! Hostile safetensors files and shard indices, with several seeded variants per class.
 
 use super::builder::{Rng, json_entry, safetensors};
 use super::hostile::{Class, Hostile, refuse, refuse_all};
 use tilewright::formats::{Safetensors, ShardIndex};
 
-/// A file with one good tensor `a` of 4 bytes in front of `entries`, which claim the rest of `data_len` bytes.
+/// A file with one valid tensor `a` of 4 bytes before `entries`, which claim the rest of `data_len` bytes.
 fn with(entries: impl AsRef<str>, data_len: usize) -> Vec<u8> {
     let header = format!("{{{},{}}}", json_entry("a", "F32", "[1]", 0, 4), entries.as_ref());
     safetensors(header, data_len)
 }
 
-/// A file whose JSON is at fault.
+/// A file with faulty JSON.
 fn in_json(seed: u64, field: &str, entries: impl AsRef<str>) -> Hostile {
-    // Blanks in front of the fault move it.
+    // Leading blanks shift the fault.
     let bytes = with(format!("{}{}", " ".repeat(seed as usize), entries.as_ref()), 8);
     let end = bytes.len() as u64 - 8;
     Hostile::new(bytes, field, 8 + 50..=end)
 }
 
-/// A file whose data is not what the header says, at byte `at` of the data.
+/// A file whose data contradicts its header at byte `at` of the data.
 fn in_data(field: &str, entries: &str, data_len: usize, at: u64) -> Hostile {
     let bytes = with(entries, data_len);
     let start = ((bytes.len() - data_len) as u64).saturating_add(at);
@@ -148,7 +148,7 @@ fn hostile_shard_indices_are_refused() {
 }
 
 #[test]
-fn safetensors_cut_anywhere_is_an_error() {
+fn truncated_safetensors_is_an_error() {
     let bytes = with(json_entry("x", "F32", "[2,25]", 4, 204), 204);
     for len in 0..bytes.len() {
         let file = Hostile::new(bytes[..len].to_vec(), "safetensors", 0..=len as u64);
@@ -156,9 +156,9 @@ fn safetensors_cut_anywhere_is_an_error() {
     }
 }
 
-/// Whatever a byte of the header is changed to, the file is refused, or what comes back still lies within the file.
+/// With any byte of the header changed, the file is refused, or all results lie within the file.
 #[test]
-fn safetensors_with_a_changed_byte_stays_within_the_file() {
+fn safetensors_with_a_changed_byte_is_refused_or_in_bounds() {
     let bytes = with(json_entry("x", "F32", "[2,25]", 4, 204), 204);
     let mut rng = Rng(1);
     for position in 0..bytes.len() - 204 {

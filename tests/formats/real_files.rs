@@ -1,4 +1,4 @@
-//! Every published or computed file in the data folder loads, and says what its description says.
+//! Every published or computed file in the data folder loads and matches its description.
 
 use super::common;
 use super::data::{self, Reference};
@@ -9,7 +9,7 @@ use tilewright::Error;
 use tilewright::formats::block::dequantize;
 use tilewright::formats::{BlockType, ConfigJson, Gguf, Safetensors, TensorInfo};
 
-/// Parses all files of one kind, within the bound on memory, and returns their number.
+/// Parses all files of one kind within the memory bound and returns their number.
 fn parse_all(extension: &str, parse: fn(&[u8], u64) -> Result<Vec<TensorInfo>, Error>) -> usize {
     let (mut n_tensors, mut slowest) = (0, Duration::ZERO);
     let files: Vec<_> = common::data_roots().iter().flat_map(|root| data::files(root, extension)).collect();
@@ -31,21 +31,20 @@ fn parse_all(extension: &str, parse: fn(&[u8], u64) -> Result<Vec<TensorInfo>, E
 }
 
 #[test]
-fn all_gguf_files_load() {
+fn all_published_gguf_files_parse() {
     let n_files = parse_all("gguf", |bytes, file_len| Ok(Gguf::parse(bytes, file_len)?.tensors));
     assert!(n_files >= 12, "{n_files}");
 }
 
 #[test]
-fn all_safetensors_files_load() {
+fn all_published_safetensors_files_parse() {
     let n_files = parse_all("safetensors", |bytes, file_len| Ok(Safetensors::parse(bytes, file_len)?.tensors));
     assert!(n_files >= 60, "{n_files}");
 }
 
-/// The shapes of a tiny Llama follow from its `config.json`; the weights that both formats hold in the same order are the
-/// same numbers.
+/// A tiny Llama's shapes follow from its `config.json`; weights stored in the same order in both formats are equal.
 #[test]
-fn a_model_is_the_same_in_both_formats() {
+fn gguf_and_safetensors_hold_equal_weights() {
     let Some(folder) = common::data(&["tiny-random"]) else { return };
     let folder = folder.join("tiny-random/llama3-rope");
     let config = ConfigJson::parse(&data::read(folder.join("config.json"))).unwrap();
@@ -60,7 +59,7 @@ fn a_model_is_the_same_in_both_formats() {
     let mut n_found = 0;
     let mut expect = |name: String, shape: &[u64], twin: Option<String>| {
         let tensor = gguf.tensor(&name).unwrap_or_else(|| panic!("no {name}"));
-        // Vectors are wider than in the other file.
+        // Only vectors are wider than in the other file.
         let block_type = if shape.len() == 1 { BlockType::F32 } else { BlockType::F16 };
         assert_eq!((tensor.shape.as_slice(), tensor.block_type), (shape, block_type), "{name}");
         if let Some(twin) = twin {
@@ -80,7 +79,7 @@ fn a_model_is_the_same_in_both_formats() {
     for layer in 0..n_layers {
         for (name, shape, twin) in [
             ("attn_norm", &[dim][..], Some("input_layernorm")),
-            ("attn_q", &[q_dim, dim], None), // rows in another order, for another rotary embedding
+            ("attn_q", &[q_dim, dim], None), // rows in another order, for another RoPE style
             ("attn_k", &[kv_dim, dim], None),
             ("attn_v", &[kv_dim, dim], Some("self_attn.v_proj")),
             ("attn_output", &[dim, q_dim], Some("self_attn.o_proj")),
@@ -103,9 +102,9 @@ fn a_model_is_the_same_in_both_formats() {
     assert_eq!(metadata.get_f32("llama.attention.layer_norm_rms_epsilon").unwrap(), eps);
 }
 
-/// The vocabularies are as long as their models' published sizes and hold known tokens at known places.
+/// Vocabularies have their models' published sizes, with known tokens at known ids.
 #[test]
-fn vocabularies_read_as_published() {
+fn vocabularies_match_published_sizes_and_tokens() {
     let Some(folder) = common::data(&["vocab"]) else { return };
     for (file, n_tokens, id, token) in [
         ("ggml-vocab-gpt-2.gguf", 50_257, 15_496, "Hello"),
@@ -122,13 +121,13 @@ fn vocabularies_read_as_published() {
     }
 }
 
-/// Of files that are not in the repository: see `scripts/test`.
+/// Tests on files that are not in the repository: see `scripts/test`.
 mod further_data {
     use super::*;
 
-    /// The mixed file is there to show many types; the list is that of its description.
+    /// The mixed file covers many types; the list is from its description.
     #[test]
-    fn the_mixed_file_holds_many_types() {
+    fn mixed_gguf_file_holds_13_block_types() {
         let Some(folder) = common::data(&["stories260k-wide"]) else { return };
         let bytes = data::read(folder.join("stories260k-wide/stories260k-wide-mixed.gguf"));
         let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();

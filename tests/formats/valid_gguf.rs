@@ -1,4 +1,4 @@
-//! GGUF files that are unusual and valid, and what reading them gives.
+//! Unusual but valid GGUF files, and their parsed contents.
 
 use super::builder::{ARRAY, BOOL, F32, GgufFile, Rng, STRING, U8, U32, U64, array, entry, tensor, text};
 use super::hostile::memory_limit;
@@ -13,7 +13,7 @@ fn parse(file: &GgufFile) -> Gguf {
 }
 
 #[test]
-fn tensors_lie_where_they_were_written() {
+fn gguf_tensors_are_found_at_their_offsets() {
     for seed in 0..50 {
         let file = GgufFile::random(&mut Rng(seed));
         let built = file.build();
@@ -36,7 +36,7 @@ fn tensors_lie_where_they_were_written() {
 }
 
 #[test]
-fn unusual_files_load() {
+fn unusual_but_valid_gguf_files_load() {
     assert!(parse(&GgufFile::empty()).tensors.is_empty());
     assert!(parse(&GgufFile { version: 2, ..GgufFile::empty() }).metadata.is_empty());
 
@@ -53,7 +53,7 @@ fn unusual_files_load() {
         assert!(gguf.tensors.iter().map(|tensor| tensor.range()).eq(built.data));
     }
 
-    // A vocabulary alone, with and without padding behind it.
+    // Only a vocabulary, with and without trailing padding.
     let mut file = GgufFile::random(&mut Rng(3));
     file.tensors.clear();
     let padding = file.build().header_end.next_multiple_of(32) - file.build().header_end;
@@ -125,7 +125,7 @@ fn values_come_back_as_written() {
     assert_eq!(shown[..6], ["200", "-128", "65000", "-2", "4000000000", "-3"]);
     assert_eq!(shown[6..13], ["0.25", "true", "\"Grüße\"", "1099511627776", "77", "0.00001", "array of 3 string"]);
 
-    // The wrong type is an error that names the key and where it stands, not an absent key.
+    // A wrong type gives an error that names the key and its offset, not a missing key.
     let start_of = |key: &str| {
         let item = file.entries.iter().position(|entry| entry.key == key.as_bytes()).unwrap();
         file.build().entries[item].start
@@ -168,7 +168,7 @@ fn a_growing_prefix_ends_in_the_same_header() {
         };
         assert_eq!(gguf.tensors, parse(&file).tensors);
         assert!(n_calls < 40, "{n_calls}");
-        // The header is enough, and one byte less is not.
+        // The header suffices; one byte less does not.
         let header_end = built.header_end as usize;
         assert!(Gguf::parse(&built.bytes[..header_end], file_len).is_ok());
         assert!(Gguf::parse(&built.bytes[..header_end - 1], file_len).is_err());
@@ -193,9 +193,9 @@ fn large_headers_stay_within_the_memory_bound() {
     }
 }
 
-/// So many keys that some of them share a hash: each is found, and none in the place of another.
+/// Enough keys for hash collisions: each is found, and none in place of another.
 #[test]
-fn keys_that_share_a_hash_are_told_apart() {
+fn metadata_keys_with_equal_hashes_stay_distinct() {
     let mut file = GgufFile::empty();
     file.entries = (0..300_000).map(|i| entry(&format!("{i:x}"), U32, u32::to_le_bytes(i))).collect();
     let metadata = parse(&file).metadata;

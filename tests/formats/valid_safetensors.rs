@@ -1,4 +1,4 @@
-//! safetensors files and shard indices that are valid, and what reading them gives.
+//! Valid safetensors files and shard indices, and their parsed contents.
 
 use super::builder::{json_entry, safetensors};
 use tilewright::Error;
@@ -10,8 +10,8 @@ fn parse(header: &str, data_len: usize) -> Safetensors {
 }
 
 #[test]
-fn tensors_lie_where_the_header_says() {
-    // Listed in another order than they lie, with blanks, a scalar, nothing of a tensor, and 4-bit floats.
+fn safetensors_tensors_are_found_at_header_offsets() {
+    // In another order than the data, with blanks, a scalar, an empty tensor, and 4-bit floats.
     let entries = [
         json_entry("b", "BF16", "[2, 3]", 4, 16),
         json_entry("scalar", "F32", "[]", 0, 4),
@@ -36,7 +36,7 @@ fn tensors_lie_where_the_header_says() {
 }
 
 #[test]
-fn files_without_tensors_load() {
+fn safetensors_files_without_tensors_load() {
     assert!(parse("{}", 0).tensors.is_empty());
     assert!(parse(r#"{"__metadata__":{}}      "#, 0).metadata.is_empty());
 }

@@ -14,7 +14,7 @@ use super::kernels::any_target;
 use super::{common, fuzz, inputs, mutate};
 use crate::allocator::measure;
 
-/// Reads, within the bounds on memory and work that refusing a file has.
+/// Parses within the bounds on memory and work for hostile files.
 fn read<T>(bytes: &[u8], parse: impl FnOnce(&[u8], u64) -> Result<T, Error>) -> Result<T, Error> {
     let (result, asked) = measure(|| parse(bytes, bytes.len() as u64));
     let (memory, work) = (memory_limit(bytes.len()), work_limit(bytes.len()));
@@ -30,7 +30,7 @@ fn read<T>(bytes: &[u8], parse: impl FnOnce(&[u8], u64) -> Result<T, Error>) -> 
 fn models() -> &'static [Vec<u8>] {
     static MODELS: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     MODELS.get_or_init(|| {
-        let folder = common::find_data(Path::new("tiny-random")).expect("it is committed");
+        let folder = common::find_data(Path::new("tiny-random")).expect("committed test data");
         let mut paths: Vec<_> = std::fs::read_dir(folder)
             .unwrap()
             .flat_map(|entry| std::fs::read_dir(entry.unwrap().path()).unwrap())
@@ -57,7 +57,7 @@ fn gguf_parse() {
         let end = Gguf::parse(&bytes, bytes.len() as u64).map_or(bytes.len(), |gguf| header_len(&gguf));
         mutate::bytes(rng, &mut bytes, end);
         let Ok(gguf) = read(&bytes, Gguf::parse) else { return false };
-        // What was accepted can be read: every value, and the bytes of every tensor.
+        // An accepted file is readable: every value, and the bytes of every tensor.
         for (key, value) in gguf.metadata.iter() {
             assert!(gguf.metadata.get(key).is_some());
             value.as_str();
@@ -67,7 +67,7 @@ fn gguf_parse() {
         for tensor in &gguf.tensors {
             assert_eq!(tensor.bytes(&bytes).unwrap().len() as u64, tensor.range().end - tensor.range().start);
         }
-        // A header that comes in parts is the same one.
+        // Parsing the header in parts gives the same result.
         let part = rng.below(bytes.len() + 1);
         match Gguf::parse_prefix(&bytes[..part], bytes.len() as u64) {
             Ok(Parsed::Complete(part)) => assert_eq!(part.tensors, gguf.tensors),
@@ -83,10 +83,10 @@ fn gguf_to_plan() {
     fuzz("gguf_to_plan", 300, |rng| {
         let mut bytes = models()[rng.below(models().len())].clone();
         let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
-        // Another value of a key, or bytes of the list of tensors.
+        // Changes a key's value, or bytes of the tensor list.
         for _ in 0..1 + rng.below(3) {
             let key = gguf.metadata.iter().nth(rng.below(gguf.metadata.len())).unwrap().0;
-            // It may be another one by now.
+            // An earlier change may have renamed it.
             let Some(at) = bytes.windows(key.len()).position(|window| window == key.as_bytes()) else { continue };
             let at = at + key.len() + 4;
             match rng.below(4) {
@@ -158,13 +158,13 @@ fn st_index() {
         let Ok(index) = read(&bytes, |bytes, _| ShardIndex::parse(bytes)) else { return false };
         for shard in index.shards() {
             let is_plain = !shard.is_empty() && !shard.contains(['/', '\\', '\0', ':']) && !shard.starts_with('.');
-            assert!(is_plain, "{shard:?} is no plain name of a file");
+            assert!(is_plain, "{shard:?} is not a plain file name");
         }
         true
     });
 }
 
-/// Blocks of any bits, next to decoders that have nothing in common with ours.
+/// Blocks of arbitrary bits, against independent decoders.
 #[test]
 fn dequant_block() {
     fuzz("dequant_block", 2000, |rng| {

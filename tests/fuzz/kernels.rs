@@ -1,4 +1,4 @@
-//! Recordings for targets of any limits, and the shaders that they name.
+//! Recordings for targets with arbitrary limits, and their shaders.
 
 use std::collections::HashSet;
 use std::sync::{LazyLock, Mutex};
@@ -16,7 +16,7 @@ use super::fuzz;
 
 const TIERS: [Tier; 4] = [Tier::Scalar, Tier::Baseline, Tier::Subgroups, Tier::F16];
 
-/// Limits from the least that WebGPU allows to what cards have, and beyond both.
+/// Limits from WebGPU's minimum to those of graphics cards, and beyond both.
 pub fn any_target(rng: &mut Rng) -> Target {
     if rng.below(8) == 0 {
         return Target::cpu();
@@ -34,7 +34,7 @@ pub fn any_target(rng: &mut Rng) -> Target {
     Target::new(kind, rng.pick(&TIERS), limits)
 }
 
-/// Sizes on both sides of what tiles and grids have.
+/// Sizes around those of tiles and grids.
 fn size(rng: &mut Rng) -> u32 {
     match rng.below(4) {
         0 => 1 + rng.below(40) as u32,
@@ -123,7 +123,7 @@ fn plan_validate() {
     });
 }
 
-/// A shader with the constants that a recording gives it, as a pipeline has it.
+/// Compiles a shader with a recording's constants, as a pipeline does.
 fn compile(variant: &Variant, entry: &str, constants: &[(&str, f64)]) {
     let source = variant.source();
     let module = naga::front::wgsl::parse_str(&source).unwrap_or_else(|error| panic!("{}: {error}", variant.label));

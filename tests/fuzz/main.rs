@@ -1,8 +1,8 @@
-//! Random input for all that reads what others have written: it is refused with a typed error, or what it gives holds together.
+//! Random input for all parsers of untrusted data: refused with a typed error, or accepted with consistent results.
 //!
-//! A target makes its input of a seed, mostly by changing what is valid: that gets further in than noise. By default each runs
-//! with a few hundred seeds, always the same. `TILEWRIGHT_FUZZ=600` has it run for so many seconds, with seeds that were never
-//! tried before, and `TILEWRIGHT_CASE=gguf_parse/17` with one seed, as a failure prints it.
+//! A target derives its input from a seed, mostly by changing valid input, which gets further than noise. By default
+//! each runs with a few hundred fixed seeds. `TILEWRIGHT_FUZZ=600` runs it for that many seconds with new seeds, and
+//! `TILEWRIGHT_CASE=gguf_parse/17` with one seed, as printed by a failure.
 
 use crate::chat::bombs;
 use crate::common;
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use builder::Rng;
 
-/// Runs a target, with the seeds below `n` unless something else is asked for. It gives whether its input was accepted.
+/// Runs a target, by default with the seeds below `n`. The target returns whether its input was accepted.
 fn fuzz(name: &str, n: u64, target: impl Fn(&mut Rng) -> bool) {
     let asked = |variable: &str| std::env::var(variable).ok();
     let one = asked("TILEWRIGHT_CASE").and_then(|case| case.strip_prefix(name)?.strip_prefix('/')?.parse().ok());
@@ -34,7 +34,7 @@ fn fuzz(name: &str, n: u64, target: impl Fn(&mut Rng) -> bool) {
     let (mut n_done, mut n_accepted, mut slowest) = (0, 0, (Duration::ZERO, 0));
     let mut run = |seed: u64| {
         let since = Instant::now();
-        // A seed is a number of its own for each target, and those next to each other have nothing in common.
+        // Distinct per target, and unrelated for adjacent seeds.
         let mut rng = Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ name.len() as u64);
         match catch_unwind(AssertUnwindSafe(|| target(&mut rng))) {
             Ok(is_accepted) => n_accepted += u64::from(is_accepted),
@@ -48,7 +48,7 @@ fn fuzz(name: &str, n: u64, target: impl Fn(&mut Rng) -> bool) {
     match (one, seconds) {
         (Some(seed), _) => run(seed),
         (None, Some(seconds)) => {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970");
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is past 1970");
             (now.as_nanos() as u64..).take_while(|_| begin.elapsed() < Duration::from_secs(seconds)).for_each(&mut run);
         }
         (None, None) => (0..n * if common::is_full() { 20 } else { 1 }).for_each(&mut run),

@@ -1,14 +1,14 @@
-//! Changes to what is valid.
+//! Mutations of valid input.
 
 use serde_json::Value as Json;
 
 use super::builder::Rng;
 
-/// Numbers at which something changes.
+/// Boundary values.
 const EDGES: [u64; 16] =
     [0, 1, 2, 7, 8, 31, 32, 127, 255, 256, 65_535, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 63, u64::MAX];
 
-/// Pieces of text that mean something to one reader or another.
+/// Pieces of text that are significant to some parser.
 const PIECES: [&str; 40] = [
     "",
     "\0",
@@ -52,19 +52,19 @@ const PIECES: [&str; 40] = [
     "|",
 ];
 
-/// Mostly one change: several seldom make anything that is still accepted.
+/// Mostly one change: several are rarely accepted.
 fn n_changes(rng: &mut Rng) -> usize {
     if rng.below(3) == 0 { 1 + rng.below(6) } else { 1 }
 }
 
-/// Writes a number over the bytes at the beginning.
+/// Overwrites the first bytes with a number.
 pub fn number(rng: &mut Rng, bytes: &mut [u8]) {
     let number = if rng.below(4) == 0 { rng.next() } else { rng.pick(&EDGES) };
     let width = rng.pick(&[1, 2, 4, 8]).min(bytes.len());
     bytes[..width].copy_from_slice(&number.to_le_bytes()[..width]);
 }
 
-/// Changes bytes in some places, all of them below `end`.
+/// Changes bytes in some places below `end`.
 pub fn bytes(rng: &mut Rng, bytes: &mut Vec<u8>, end: usize) {
     for _ in 0..n_changes(rng) {
         let end = end.min(bytes.len());
@@ -95,7 +95,7 @@ pub fn bytes(rng: &mut Rng, bytes: &mut Vec<u8>, end: usize) {
     }
 }
 
-/// Changes a text, which stays one.
+/// Changes a text, keeping it valid UTF-8.
 pub fn text(rng: &mut Rng, text: &mut String) {
     for _ in 0..n_changes(rng) {
         let at = text.floor_char_boundary_of(rng.below(text.len() + 1));
@@ -132,7 +132,7 @@ pub fn any_text(rng: &mut Rng, most: usize) -> String {
         .collect()
 }
 
-/// A value of any kind.
+/// A random value of any kind.
 pub fn any_json(rng: &mut Rng) -> Json {
     match rng.below(9) {
         0 => Json::Null,
@@ -147,7 +147,7 @@ pub fn any_json(rng: &mut Rng) -> Json {
     }
 }
 
-/// Changes some values somewhere in a JSON value: to another one, to a changed one, or to none.
+/// Replaces, changes or removes some values anywhere in a JSON value.
 pub fn json(rng: &mut Rng, value: &mut Json) {
     for _ in 0..n_changes(rng) {
         json_once(rng, value);

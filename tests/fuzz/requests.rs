@@ -1,4 +1,4 @@
-//! Bodies of requests, and answers that come in parts.
+//! Request bodies, and partial responses.
 
 use serde_json::{Value as Json, json};
 
@@ -8,7 +8,7 @@ use super::{fuzz, mutate};
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// Requests in order, for every endpoint that takes a body. Answers are short.
+/// Valid requests for every endpoint that accepts a body. Answers are short.
 fn requests() -> Vec<(&'static str, Json)> {
     let message =
         json!([{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]);
@@ -82,7 +82,7 @@ fn bounded(body: &mut Json) {
     if let Some(options) = body.get_mut("options") {
         most(options, "num_predict", 2);
     }
-    // What names no number of tokens goes on until the context ends.
+    // Without a token limit, generation continues to the end of the context.
     let limits = ["max_tokens", "max_completion_tokens", "max_output_tokens", "options"];
     if limits.iter().all(|field| body.get(field).is_none_or(Json::is_null)) {
         body["max_tokens"] = 2.into();
@@ -116,7 +116,7 @@ fn http_request_body() {
         if rng.below(6) == 0 {
             let end = bytes.len();
             mutate::bytes(rng, &mut bytes, end);
-            // Not to ask for more tokens than before.
+            // Keeps the token limit.
             if let Ok(mut changed) = serde_json::from_slice::<Json>(&bytes) {
                 bounded(&mut changed);
                 bytes = changed.to_string().into_bytes();
@@ -124,7 +124,7 @@ fn http_request_body() {
         }
         let answer = send(shared(), "POST", path, &[JSON], &bytes);
         is_in_order(path, &bytes, &answer);
-        // What is around the body, too: the connection is answered or closed, and the next one is served.
+        // Also changes the bytes around the body: the connection is answered or closed, and the next one is served.
         if rng.below(4) == 0 {
             let mut raw = request("POST", path, &[JSON], &bytes);
             let head = raw.windows(4).position(|window| window == b"\r\n\r\n").unwrap_or(raw.len());
@@ -143,7 +143,7 @@ fn http_request_body() {
     });
 }
 
-/// Whatever a text contains, the events of a stream add up to it: the prompt comes back in front of the answer.
+/// For any text, the events of a stream add up to it: the prompt is echoed before the answer.
 #[test]
 fn sse_stream_split() {
     fuzz("sse_stream_split", 20, |rng| {

@@ -16,11 +16,11 @@ use super::builder::Rng;
 use super::mutate::{any_json, any_text};
 use super::{bombs, common, fuzz, mutate, schemas};
 
-/// `tokenizer.json` files of all algorithms, of a few kilobytes each.
+/// `tokenizer.json` files of all algorithms, a few kilobytes each.
 fn jsons() -> &'static [Json] {
     static JSONS: OnceLock<Vec<Json>> = OnceLock::new();
     JSONS.get_or_init(|| {
-        let folder = common::find_data(Path::new("encoders")).expect("it is committed");
+        let folder = common::find_data(Path::new("encoders")).expect("committed test data");
         let own = ["bert-reranker", "modernbert-bpe", "qwen3-embedding", "roberta-reranker"];
         let mut paths: Vec<_> = own.iter().map(|name| folder.join(name)).collect();
         paths.push(folder.with_file_name("unigram"));
@@ -29,23 +29,23 @@ fn jsons() -> &'static [Json] {
     })
 }
 
-/// Vocabularies of GGUF files that are in the repository.
+/// Vocabularies of the repository's GGUF files.
 fn vocabs() -> [Vocab; 2] {
-    let unigram = common::find_data(Path::new("unigram/vocab.gguf")).expect("it is committed");
+    let unigram = common::find_data(Path::new("unigram/vocab.gguf")).expect("committed test data");
     [std::fs::read(unigram).unwrap(), ModelFile::BUILTIN.to_vec()].map(|bytes| {
         let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
         vocab_from_gguf(&gguf.metadata).unwrap()
     })
 }
 
-/// Not accepted.
+/// Whether the input was refused.
 fn refused(error: &Error) -> bool {
     let message = error.to_string();
     assert!(!message.is_empty() && message.len() < 4000, "{} bytes: {:.200}", message.len(), message);
     false
 }
 
-/// What any tokenizer holds to, with any text.
+/// Invariants of any tokenizer with any text.
 fn use_it(tokenizer: &Tokenizer, text: &str) {
     let options = EncodeOptions { add_special: false, parse_special: true };
     let (Ok(ids), Ok(with_special)) = (tokenizer.encode(text, false), tokenizer.encode_with(text, options)) else {
@@ -121,11 +121,11 @@ fn tokenizer_encode_decode() {
         let tokenizer = &tokenizers[at];
         use_it(tokenizer, &text);
         let ids = tokenizer.encode(&text, false).unwrap();
-        // The built-in model has a token for each byte, so nothing is lost but SentencePiece's own sign for a space.
+        // The built-in model has a token per byte, so nothing is lost except SentencePiece's own space symbol.
         if at == n - 1 {
             assert_eq!(tokenizer.decode(&ids, false).unwrap(), text.replace('\u{2581}', " "));
         }
-        // Any tokens make a text, and a part of it at a time the same one.
+        // Any tokens decode to a text, and decoding them in parts gives the same one.
         let any: Vec<u32> = (0..rng.below(40)).map(|_| rng.below(tokenizer.vocab_size()) as u32).collect();
         let whole = tokenizer.decode(&any, true).unwrap();
         let mut decoder = tokenizer.decoder();
@@ -136,9 +136,9 @@ fn tokenizer_encode_decode() {
     });
 }
 
-/// Templates: those that are built in, real ones where they are there, our own, and those that were made to do harm.
+/// Templates: built-in ones, real ones if available, our own, and hostile ones.
 fn templates() -> Vec<String> {
-    let cases = common::find_data(Path::new("chat/cases.json")).expect("it is committed");
+    let cases = common::find_data(Path::new("chat/cases.json")).expect("committed test data");
     let cases: Json = serde_json::from_slice(&std::fs::read(cases).unwrap()).unwrap();
     let mut sources = Vec::new();
     fn collect(value: &Json, sources: &mut Vec<String>) {
@@ -163,7 +163,7 @@ fn templates() -> Vec<String> {
     sources
 }
 
-/// Expressions, of which some are in order.
+/// Expressions, some of them valid.
 fn expression(rng: &mut Rng, depth: usize) -> String {
     const LEAVES: [&str; 16] = [
         "messages",
@@ -276,10 +276,10 @@ fn chat_template_render() {
         };
         match template.render(&messages, &options) {
             Ok(rendered) => {
-                let pieces: String = rendered.stretches().map(|(piece, _)| piece).collect();
+                let pieces: String = rendered.pieces().map(|(piece, _)| piece).collect();
                 assert_eq!(pieces, rendered.text());
-                // What a user wrote is known as such, wherever it went: but templates may name the character, too.
-                let own = rendered.stretches().filter(|(piece, is_user)| !is_user && piece.contains('\u{1F409}'));
+                // User text stays marked as such everywhere, but templates may contain the character too.
+                let own = rendered.pieces().filter(|(piece, is_user)| !is_user && piece.contains('\u{1F409}'));
                 assert!(
                     source.contains("1f409") || source.contains('\u{1F409}') || own.count() == 0,
                     "{source}\n{messages:?}"
@@ -307,7 +307,7 @@ const GRAMMARS: [&str; 6] = [
     "%llguidance {}\nstart: @j\nj: %json {\"type\": \"integer\"}",
 ];
 
-/// Constraints of all kinds, in order or not.
+/// Constraints of all kinds, valid or not.
 fn constraint(rng: &mut Rng) -> Constraint {
     match rng.below(4) {
         0 => {
@@ -343,7 +343,7 @@ fn grammar_compile() {
     });
 }
 
-/// The product of all whole `multipleOf` of a schema, if it is small.
+/// Product of all integral `multipleOf` of a schema, if small.
 fn multiples(schema: &Json) -> Option<u64> {
     let parts: Vec<&Json> = match schema {
         Json::Object(fields) => fields.values().collect(),
@@ -355,8 +355,9 @@ fn multiples(schema: &Json) -> Option<u64> {
     (1..1 << 20).contains(&product).then_some(product)
 }
 
-/// The same text for a validator that knows numbers as floats: an integer with more digits than they hold becomes one that they
-/// hold, of the same sign, as far from the bounds of these schemas, and with the same remainder by all their multiples.
+/// The same text for a validator that represents numbers as floats: an integer with too many digits is replaced by a
+/// representable one of the same sign, as far from these schemas' bounds, with the same remainder by all their
+/// multiples.
 fn in_floats(text: &str, schema: &Json) -> String {
     let Some(multiples) = multiples(schema) else { return text.to_owned() };
     let (mut out, mut in_string, mut rest) = (String::new(), false, text);
@@ -382,7 +383,7 @@ fn in_floats(text: &str, schema: &Json) -> String {
 }
 
 #[test]
-fn integers_beyond_floats_keep_their_remainders() {
+fn oversized_integers_are_reduced_keeping_remainders() {
     let schema = json!({ "items": { "multipleOf": 3 }, "not": { "multipleOf": 4 } });
     let text =
         r#"[1790117713375989216135160271407639038166173, "99999999999999999999\"9", -10000000000000000001, 2.5, 1e99]"#;
@@ -417,7 +418,7 @@ fn grammar_step() {
                 }
                 true => forced.remove(0),
             };
-            // What may not come ends the text, unless its bytes may come as another token.
+            // A forbidden token ends the text, unless its bytes are allowed as another token.
             let forbidden = rng.next() as u32 % vocab_size;
             if rng.below(100) == 0 && !is_allowed(forbidden) && !tokenizer.eos_ids().contains(&forbidden) {
                 return match guide.accept(forbidden) {
@@ -446,7 +447,7 @@ fn grammar_step() {
                     if let Constraint::JsonSchema(schema) = &constraint {
                         let parsed: Result<Json, _> = serde_json::from_str(&in_floats(&text, schema));
                         let Ok(value) = parsed else {
-                            // It has a number that the parser has no room for.
+                            // It has a number too large for the parser.
                             assert!(serde_json::from_str::<IgnoredAny>(&text).is_ok(), "{schema}: {text:?}");
                             return true;
                         };

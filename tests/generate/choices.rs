@@ -1,5 +1,5 @@
-//! Penalties and biases of single tokens, probabilities that are told, and beam search, next to plain loops over logits that
-//! are computed anew for each token.
+//! Penalties, logit biases, log-probabilities and beam search, against plain loops over logits recomputed for each
+//! token.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::{builtin, collect, endless};
 
 const PROMPT: [u32; 4] = [1, 40, 41, 42];
 
-/// Logits after these tokens, of a session of their own.
+/// Logits after these tokens, in a new session.
 fn logits(model: &Model, ids: &[u32]) -> Vec<f64> {
     let logits = block_on(model.session().unwrap().logits(ids)).unwrap();
     logits.into_iter().map(f64::from).collect()
@@ -35,7 +35,7 @@ fn argmax(logits: &[f64]) -> u32 {
 }
 
 #[test]
-fn penalties_and_biases_are_what_the_formulas_say() {
+fn penalties_and_biases_match_their_formulas() {
     for device in executors() {
         let model = builtin(&device, None);
         let first = argmax(&logits(&model, &PROMPT));
@@ -95,7 +95,7 @@ fn options_out_of_range_are_refused() {
 }
 
 #[test]
-fn probabilities_are_those_of_the_logits() {
+fn logprobs_match_the_softmax_of_the_logits() {
     for device in executors() {
         let model = builtin(&device, None);
         let (plain, ..) = collect(model.session().unwrap().generate_ids(&PROMPT, &endless(16)).unwrap());
@@ -107,7 +107,7 @@ fn probabilities_are_those_of_the_logits() {
             let mut ids = PROMPT.to_vec();
             while let Some(piece) = block_on(generation.next()) {
                 let piece = piece.unwrap();
-                let told = piece.logprobs.expect("it was asked for");
+                let told = piece.logprobs.expect("log-probabilities were requested");
                 let want = log_softmax(&logits(&model, &ids));
                 let close = |got: f32, id: u32| (f64::from(got) - want[id as usize]).abs() < 1e-3;
                 assert!(close(told.logprob, piece.id), "{} and {}", told.logprob, want[piece.id as usize]);
@@ -116,7 +116,7 @@ fn probabilities_are_those_of_the_logits() {
                 assert!(told.top.is_sorted_by(|a, b| a.1 >= b.1));
                 let n_above =
                     want.iter().filter(|&&other| told.top.iter().all(|top| other > f64::from(top.1) + 1e-3)).count();
-                assert!(n == 0 || n_above == 0, "{n_above} tokens are likelier than those that were told");
+                assert!(n == 0 || n_above == 0, "{n_above} tokens are likelier than those reported");
                 ids.push(piece.id);
             }
             if options.temperature == 0.0 {
@@ -126,7 +126,7 @@ fn probabilities_are_those_of_the_logits() {
     }
 }
 
-/// The same search over whole texts, each computed anew.
+/// The same beam search with every sequence recomputed.
 fn searched(
     model: &Model,
     width: usize,
@@ -162,7 +162,7 @@ fn searched(
 }
 
 #[test]
-fn beams_are_those_of_a_search_over_whole_texts() {
+fn beam_search_matches_an_uncached_reference() {
     for device in executors() {
         beams_are_searched_on(&device);
     }
@@ -171,11 +171,11 @@ fn beams_are_those_of_a_search_over_whole_texts() {
 fn beams_are_searched_on(device: &Device) {
     let model = builtin(device, None);
     let found = |options: &BeamOptions| -> Vec<Beam> { block_on(model.beam_search(&PROMPT, options)).unwrap() };
-    // One text is the greedy one.
+    // A single beam is the greedy completion.
     let (greedy, ..) = collect(model.session().unwrap().generate_ids(&PROMPT, &endless(20)).unwrap());
     let one = found(&BeamOptions { width: 1, max_tokens: 20, ignore_eos: true, ..BeamOptions::default() });
     assert_eq!(one[0].ids, greedy);
-    // Some token that comes often, so that texts end.
+    // A frequent token, so that beams end.
     let common_id = greedy[2];
     for (width, max_tokens, length_penalty) in [(2, 6, 1.0), (3, 8, 0.0), (4, 5, 2.0), (8, 4, 1.0)] {
         let mut end_ids = vec![common_id];
@@ -199,7 +199,7 @@ fn beams_are_searched_on(device: &Device) {
 }
 
 #[test]
-fn a_beam_ends_with_the_context() {
+fn beam_search_ends_when_the_context_is_full() {
     let model = builtin(&common::cpu(), Some(8));
     let options = BeamOptions { width: 3, ignore_eos: true, ..BeamOptions::default() };
     let found = block_on(model.beam_search(&PROMPT, &options)).unwrap();

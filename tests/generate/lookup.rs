@@ -1,4 +1,4 @@
-//! Prompt look-up and draft models: the same texts in fewer passes.
+//! Speculative decoding by prompt lookup and draft models: the same output in fewer passes.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use super::common::shared::executors;
 use super::common::{self, Rng, block_on};
 use super::{builtin, collect, endless};
 
-/// Openings of stories: of the kind that the model knows, and of others.
+/// Openings of stories: like the model's training data, and others.
 const OPENINGS: [&str; 10] = [
     "Once upon a time",
     "Lily had a red ball. Tom had a red ball too. Lily",
@@ -28,7 +28,7 @@ const OPENINGS: [&str; 10] = [
 const SIZES: Sizes =
     Sizes { dim: 128, ffn_dim: 256, n_layers: 2, n_heads: 4, n_kv_heads: 2, vocab_size: 600, context_length: 512 };
 
-/// A model that copies what stands in its prompt. Those of other seeds have other texts and the same vocabulary.
+/// A model that copies from its prompt. Other seeds have other texts and the same vocabulary.
 fn copier(seed: u64) -> Copier {
     let mut rng = Rng::new(seed);
     Copier::new(env!("CARGO_TARGET_TMPDIR").as_ref(), SIZES, || rng.word())
@@ -38,7 +38,7 @@ fn load(device: &Device, copier: &Copier, options: LoadOptions<'_>) -> Model {
     Model::load(device, &copier.folder, options).unwrap()
 }
 
-/// Ids that a generation after `prompt` gives, and its guesses.
+/// Ids of a generation after `prompt`, and its speculation counters.
 fn continued(model: &Model, prompt: &[u32], options: &GenerateOptions) -> (Vec<u32>, Speculation) {
     let mut session = model.session().unwrap();
     let mut generation = session.generate_ids(prompt, options).unwrap();
@@ -53,7 +53,7 @@ fn looking_up(n: u32, options: GenerateOptions) -> GenerateOptions {
     GenerateOptions { prompt_lookup: n, ..options }
 }
 
-/// Ids, text and end of a generation, and its guesses.
+/// Ids, text and stop reason of a generation, and its speculation counters.
 fn run(model: &Model, prompt: &str, options: &GenerateOptions) -> ((Vec<u32>, String, StopReason), Speculation) {
     let mut session = model.session().unwrap();
     let mut generation = session.generate(prompt, options).unwrap();
@@ -61,9 +61,9 @@ fn run(model: &Model, prompt: &str, options: &GenerateOptions) -> ((Vec<u32>, St
 }
 
 #[test]
-fn greedy_texts_stay_the_same_over_thousands_of_tokens() {
+fn prompt_lookup_does_not_change_greedy_output() {
     for device in executors() {
-        // A software GPU takes a hundred times as long.
+        // A software GPU is a hundred times slower.
         let (n_tokens, guesses) = if device.is_gpu() { (48, vec![7]) } else { (280, vec![7, 2]) };
         let model = builtin(&device, None);
         let (mut total, mut all) = (0, Speculation::default());
@@ -93,12 +93,12 @@ fn greedy_texts_stay_the_same_over_thousands_of_tokens() {
 }
 
 #[test]
-fn texts_end_where_they_would_without_guesses() {
+fn prompt_lookup_does_not_change_where_output_stops() {
     let opening = OPENINGS[2];
     for device in executors() {
         let model = builtin(&device, None);
         let (text, _) = run(&model, opening, &endless(40));
-        // A text that comes up late, so that guesses run past it.
+        // A late stop string, so that draft tokens extend past it.
         let stop = text.1.split_whitespace().last().unwrap().to_owned();
         let slide = GenerateOptions { context_policy: ContextPolicy::Slide, ..endless(60) };
         let cases = [
@@ -120,7 +120,7 @@ fn texts_end_where_they_would_without_guesses() {
 }
 
 #[test]
-fn a_session_goes_on_from_wherever_a_generation_was_left() {
+fn session_continues_after_an_abandoned_generation() {
     for device in executors() {
         let model = builtin(&device, None);
         let opening = OPENINGS[2];
@@ -131,7 +131,7 @@ fn a_session_goes_on_from_wherever_a_generation_was_left() {
             for &id in &want[..n_kept] {
                 assert_eq!(block_on(generation.next()).unwrap().unwrap().id, id);
             }
-            // Some of what was verified is not read.
+            // Some verified tokens are not read.
             drop(generation);
             let before = session.snapshot().unwrap();
             let rest = collect(session.generate_ids(&[], &endless(30 - n_kept)).unwrap()).0;
@@ -144,9 +144,9 @@ fn a_session_goes_on_from_wherever_a_generation_was_left() {
 }
 
 #[test]
-fn a_passage_is_copied_in_an_eighth_of_the_passes() {
+fn copied_passage_takes_an_eighth_of_the_passes() {
     let copier = copier(1);
-    // A passage, something else, and how the passage begins.
+    // A passage, filler, and the beginning of the passage.
     let prompt = [copier.passage(0, 100), copier.passage(300, 20), copier.passage(0, 3)].concat();
     for device in common::executors() {
         let model = load(&device, &copier, LoadOptions::default());
@@ -164,7 +164,7 @@ fn a_passage_is_copied_in_an_eighth_of_the_passes() {
             assert_eq!(ids, want, "{}", device.info().name);
             let all_right = Speculation { drafted: 70, accepted: 70, passes: 10 };
             assert_eq!(generation.speculation(), all_right, "{}", device.info().name);
-            // The first time guesses are verified, the self-test runs too, and buffers and bind groups are made.
+            // The first verification also runs the self-test and creates buffers and bind groups.
             if round > 0 {
                 assert_eq!(did.submits, 10, "{did:?}");
                 assert_eq!((did.buffers_created, did.bind_groups_created), (0, 0), "{did:?}");
@@ -172,7 +172,7 @@ fn a_passage_is_copied_in_an_eighth_of_the_passes() {
             }
         }
         assert_eq!(continued(&model, &prompt, &endless(81)).0, want);
-        // No pass is padded past the end of the context, and none computes what nobody asked for.
+        // No pass is padded past the context, and none is wasted.
         for (n, context_length) in [(1, None), (2, None), (9, None), (60, Some(150))] {
             let options = LoadOptions { context_length, ..LoadOptions::default() };
             let model = load(&device, &copier, options);
@@ -185,9 +185,10 @@ fn a_passage_is_copied_in_an_eighth_of_the_passes() {
 }
 
 #[test]
-fn wrong_guesses_leave_nothing_behind() {
+fn rejected_draft_tokens_leave_no_trace() {
     let copier = copier(1);
-    // The passage has a wrong token: some guesses are right before others are wrong. The first token comes with the prompt.
+    // The passage has a wrong token: some draft tokens are right before others are wrong. Prefill produces the first
+    // token.
     for n_right in 0..7 {
         let mut passage = copier.passage(0, 40);
         passage[9 + n_right] = copier.passage(500, 1)[0];
@@ -201,8 +202,8 @@ fn wrong_guesses_leave_nothing_behind() {
     }
 }
 
-/// On the CPU a model with the lowest bits of all weights changed, which chooses the same tokens some of the time. Weights are
-/// BF16.
+/// On the CPU, a BF16 model with the lowest bits of all weights changed, which chooses the same tokens some of the
+/// time.
 fn similar(folder: &Path) -> Model {
     let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("similar").join(folder.file_name().unwrap());
     std::fs::create_dir_all(&to).unwrap();
@@ -215,14 +216,14 @@ fn similar(folder: &Path) -> Model {
     Model::load(&Device::cpu(), &to, LoadOptions::default()).unwrap()
 }
 
-/// Layers that keep a state of fixed size cannot go back by single tokens: what a wrong guess leaves is computed once more.
+/// Recurrent states cannot roll back by single tokens: after a wrong draft the accepted tokens are recomputed.
 #[test]
-fn recurrent_layers_verify_guesses() {
+fn recurrent_layers_verify_draft_tokens() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     for device in executors() {
         let mut all = Speculation::default();
         let names = ["qwen35", "granite-hybrid", "lfm2"];
-        // What layers keep of a text is each kind's own; what becomes of guesses is not.
+        // Layer kinds differ in their state, but not in handling draft tokens.
         let n_names = if device.is_gpu() && !common::is_full() { 1 } else { 3 };
         for name in &names[..n_names] {
             let what = format!("{name} on {}", device.info().name);
@@ -237,7 +238,7 @@ fn recurrent_layers_verify_guesses() {
             assert_eq!((&ids, guessed.accepted), (&want, guessed.drafted), "{what}: {guessed:?}");
             assert!(guessed.passes <= 8, "{what}: {guessed:?}");
             let similar = similar(&data.join("tiny-random").join(name));
-            // A software GPU takes a hundred times as long.
+            // A software GPU is a hundred times slower.
             for (first, n) in (1..=if device.is_gpu() { 3 } else { 8 }).zip([7, 5, 3, 6, 7, 2, 4, 7]) {
                 let prompt = [first, 40, 23];
                 let (want, _) = continued(&model, &prompt, &endless(40));
@@ -247,7 +248,7 @@ fn recurrent_layers_verify_guesses() {
                 all.accepted += guessed.accepted;
                 all.passes += guessed.passes;
             }
-            // Wherever a generation is left, another one goes on.
+            // A generation can be dropped anywhere and another one continues.
             for n_kept in [1, 2, 5, 9, 14] {
                 let mut session = model.session().unwrap();
                 let [mut draft, mut draft_after] = [(); 2].map(|()| similar.session().unwrap());
@@ -268,11 +269,11 @@ fn recurrent_layers_verify_guesses() {
 }
 
 #[test]
-fn guesses_need_greedy_choices() {
+fn prompt_lookup_without_greedy_sampling_is_refused() {
     let model = builtin(&Device::cpu(), None);
     let refused = |options: GenerateOptions| {
         let mut session = model.session().unwrap();
-        let error = session.generate("One", &options).err().expect("it is refused");
+        let error = session.generate("One", &options).err().expect("must be refused");
         assert!(matches!(error, Error::Option { option: "prompt_lookup", .. }), "{error}");
         error.to_string()
     };
@@ -282,15 +283,15 @@ fn guesses_need_greedy_choices() {
         GenerateOptions { repeat_penalty: 1.1, ..endless(5) },
         GenerateOptions { temperature: 0.5, ..endless(5) },
     ] {
-        assert!(refused(looking_up(1, options)).contains("drawn, penalised, biased, constrained or told of"));
+        assert!(refused(looking_up(1, options)).contains("speculation requires greedy decoding"));
     }
-    // A penalty over no tokens is none.
+    // A penalty over no tokens has no effect.
     let none = GenerateOptions { repeat_penalty: 1.1, repeat_last_n: 0, ..endless(5) };
     assert_eq!(run(&model, "One", &looking_up(7, none)).0, run(&model, "One", &endless(5)).0);
 }
 
 #[test]
-fn passes_of_one_token_and_caches_of_all_types() {
+fn prompt_lookup_works_with_all_kv_types_and_pass_sizes() {
     let copier = copier(1);
     let prompt = [copier.passage(0, 30), copier.passage(0, 3)].concat();
     for device in executors() {
@@ -299,14 +300,14 @@ fn passes_of_one_token_and_caches_of_all_types() {
                 let options = LoadOptions { kv_type, max_pass: Some(max_pass), ..LoadOptions::default() };
                 let (ids, guessed) = continued(&load(&device, &copier, options), &prompt, &looking_up(7, endless(24)));
                 assert_eq!(ids, copier.passage(3, 24), "{}, {kv_type}", device.info().name);
-                // Where passes take one token, nothing can be verified.
+                // Passes of one token cannot verify drafts.
                 assert_eq!(guessed.passes > 0, max_pass > 1, "{guessed:?}");
             }
         }
     }
 }
 
-/// Ids that a generation gives whose next tokens `draft` guesses, and its guesses.
+/// Ids of a generation with draft tokens from `draft`, and its speculation counters.
 fn drafted(model: &Model, draft: &Model, prompt: &[u32], n: u32, options: &GenerateOptions) -> (Vec<u32>, Speculation) {
     let [mut session, mut draft] = [model, draft].map(|model| model.session().unwrap());
     let mut generation = session.generate_ids(prompt, options).unwrap();
@@ -319,11 +320,12 @@ fn drafted(model: &Model, draft: &Model, prompt: &[u32], n: u32, options: &Gener
 }
 
 #[test]
-fn a_draft_model_changes_no_text() {
+fn draft_model_does_not_change_output() {
     for device in executors() {
         let n_tokens = if device.is_gpu() { 24 } else { 150 };
         let model = builtin(&device, None);
-        // The same weights guess right each time; a model whose context ends stops guessing, and the text goes on.
+        // Equal weights draft correctly each time; when the draft model's context is full, drafting stops and
+        // generation continues.
         for (context_length, guesses_to_the_end) in [(None, true), (Some(40), false)] {
             let draft = builtin(&Device::cpu(), context_length);
             let prompt = model.encode(OPENINGS[0]).unwrap();
@@ -332,9 +334,9 @@ fn a_draft_model_changes_no_text() {
                 let (ids, guessed) = drafted(&model, &draft, &prompt, n, &endless(n_tokens));
                 assert_eq!(ids, want, "{}: {n} at a time", device.info().name);
                 assert!(guessed.passes > 0 && guessed.accepted > 0, "{guessed:?}");
-                // Executors may choose differently where logits tie; in these texts none do.
+                // Executors may differ at tied logits; these texts have none.
                 assert_eq!(guessed.accepted, guessed.drafted, "{guessed:?}");
-                // The last token may come alone: one guess more would be one token too many.
+                // The last token may come alone: another draft token would exceed the limit.
                 if guesses_to_the_end {
                     assert_eq!(guessed.passes, (n_tokens - 2).div_ceil(n as usize + 1), "{guessed:?}");
                 }
@@ -344,7 +346,7 @@ fn a_draft_model_changes_no_text() {
 }
 
 #[test]
-fn a_draft_model_that_is_wrong_costs_passes_and_no_token() {
+fn wrong_draft_model_costs_passes_but_no_tokens() {
     let [copier, other] = [1, 2].map(copier);
     for device in executors() {
         let [model, wrong] = [&copier, &other].map(|it| load(&device, it, LoadOptions::default()));
@@ -352,7 +354,7 @@ fn a_draft_model_that_is_wrong_costs_passes_and_no_token() {
         let (ids, guessed) = drafted(&model, &wrong, &prompt, 4, &endless(12));
         assert_eq!(ids, copier.passage(20, 12), "{}", device.info().name);
         assert!(guessed.passes == 10 && guessed.accepted == 0, "{guessed:?}");
-        // Look-up comes first where it finds something.
+        // Prompt lookup takes precedence if it finds a match.
         let prompt = [copier.passage(0, 40), copier.passage(0, 3)].concat();
         let (ids, guessed) = drafted(&model, &wrong, &prompt, 4, &looking_up(7, endless(17)));
         assert_eq!(ids, copier.passage(3, 17), "{}", device.info().name);
@@ -361,7 +363,7 @@ fn a_draft_model_that_is_wrong_costs_passes_and_no_token() {
 }
 
 #[test]
-fn draft_models_are_checked() {
+fn incompatible_draft_models_are_refused() {
     let copier = copier(1);
     let (model, other) = (builtin(&Device::cpu(), None), load(&Device::cpu(), &copier, LoadOptions::default()));
     let refused = |draft: &Model, n: u32, options: GenerateOptions| {
@@ -372,7 +374,5 @@ fn draft_models_are_checked() {
     assert!(refused(&other, 4, endless(5)).contains("a vocabulary of 1024 tokens"));
     assert!(refused(&model, 0, endless(5)).contains("1 or more"));
     assert!(refused(&model, 8, endless(5)).contains("0 to 7"));
-    assert!(
-        refused(&model, 4, GenerateOptions::default()).contains("drawn, penalised, biased, constrained or told of")
-    );
+    assert!(refused(&model, 4, GenerateOptions::default()).contains("speculation requires greedy decoding"));
 }

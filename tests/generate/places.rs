@@ -1,4 +1,4 @@
-//! Models whose layers are not all on the device: read from the file for each pass, or computed by the CPU.
+//! Models with layers off the device: offloaded to disk, or computed by other devices.
 
 use std::future::poll_fn;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::common::shared::executors;
 use super::common::{self, block_on};
 use super::{collect, endless};
 
-/// Models of three layers and more, whose layers are of all kinds.
+/// Models with at least three layers and all kinds of layers.
 fn models() -> Vec<PathBuf> {
     let Some(data) = common::data(&["tiny-random"]) else { return Vec::new() };
     let mut folders: Vec<PathBuf> =
@@ -35,9 +35,9 @@ fn load(device: &Device, path: &Path, options: LoadOptions<'_>) -> Model {
     Model::load(device, path, LoadOptions { context_length: Some(64), max_pass: Some(8), ..options }).unwrap()
 }
 
-/// Loads it with the least memory that streaming leaves.
+/// Loads a model with some layers offloaded to disk.
 fn streamed(device: &Device, path: &Path, needed_bytes: u64) -> Option<Model> {
-    // As far as it goes.
+    // Lowers the limit until layers are offloaded.
     (1..20).rev().find_map(|part| {
         let memory_limit = Some(needed_bytes * part / 20);
         let options = LoadOptions {
@@ -45,13 +45,13 @@ fn streamed(device: &Device, path: &Path, needed_bytes: u64) -> Option<Model> {
             max_pass: Some(8),
             memory_limit,
             stream_layers: true,
-            // Experts that are kept have tests of their own.
+            // The expert cache has its own tests.
             whole_layers: true,
             ..LoadOptions::default()
         };
         match Model::load(device, path, options) {
             Ok(model) if model.streaming().is_some_and(|streaming| streaming.n_streamed > 0) => Some(model),
-            // Rows of tables are fetched before layers are streamed.
+            // Table rows are offloaded before layers.
             Ok(model) if model.streaming().is_some() => None,
             Ok(_) => panic!("{path:?} fits {part}/20 of what it needs"),
             Err(Error::InFile { source, .. }) if matches!(*source, Error::Memory { .. }) => None,
@@ -70,11 +70,11 @@ fn told(session: &mut Session) -> (Vec<f32>, Vec<u32>) {
 }
 
 #[test]
-fn layers_that_are_read_for_each_pass_give_the_same_bits() {
+fn offloaded_layers_give_bit_equal_logits() {
     let paths = models();
     let mut n_compared = 0;
     for device in executors() {
-        // Every model on the CPU; on a software adapter two of each kind of memory are enough.
+        // Every model on the CPU; two of each kind of memory on a software adapter.
         for path in &paths {
             if device.is_gpu()
                 && !common::is_full()
@@ -93,13 +93,13 @@ fn layers_that_are_read_for_each_pass_give_the_same_bits() {
             assert!(model.plan().total_bytes() < whole.plan().total_bytes());
             let mut session = model.session().unwrap();
             assert_eq!(told(&mut session), want, "{path:?} on {}", device.info().name);
-            // Again, after the passes of another session of the model.
+            // Repeats after passes of another session of the model.
             told(&mut model.session().unwrap());
             session.clear();
             assert_eq!(told(&mut session), want, "{path:?} on {}", device.info().name);
             let after = model.streaming().unwrap();
-            // 21 tokens are three passes of eight rows, the next two with the first choice another, and a pass for each
-            // further token; besides, the next layers are there already.
+            // 21 tokens are three passes of eight rows; the next two tokens, with the first choice, one more; then one
+            // pass per token. Besides, up to two layers are read ahead.
             let n_passes = 3 * (3 + 1 + 11);
             let n_read = after.n_read as usize;
             let (least, most) = (n_passes * before.n_streamed, n_passes * before.n_streamed + 2);
@@ -111,7 +111,7 @@ fn layers_that_are_read_for_each_pass_give_the_same_bits() {
     assert!(n_compared >= 20, "{n_compared}");
 }
 
-/// Waits for both on one thread.
+/// Polls both on one thread.
 async fn both<T>(first: impl Future<Output = T>, second: impl Future<Output = T>) -> [T; 2] {
     let (mut first, mut second) = (pin!(first), pin!(second));
     let mut done = [None, None];
@@ -132,13 +132,13 @@ async fn both<T>(first: impl Future<Output = T>, second: impl Future<Output = T>
     done.map(Option::unwrap)
 }
 
-/// Sessions that wait on one thread, and a pass that nobody waits for any more.
+/// Sessions that share one thread, and a dropped pass.
 #[test]
-fn passes_with_layers_in_the_file_take_turns() {
+fn sessions_with_offloaded_layers_take_turns() {
     let device = common::cpu();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
     let whole = load(&device, &path, LoadOptions::default());
-    let model = streamed(&device, &path, whole.plan().total_bytes()).expect("slots are smaller than layers");
+    let model = streamed(&device, &path, whole.plan().total_bytes()).expect("slots smaller than layers");
     let ids = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8]];
     let want = ids.map(|ids| block_on(whole.session().unwrap().logits(&ids)).unwrap());
     let [mut first, mut second] = [model.session().unwrap(), model.session().unwrap()];
@@ -155,7 +155,7 @@ fn passes_with_layers_in_the_file_take_turns() {
 }
 
 #[test]
-fn what_does_not_fit_even_so_is_refused_with_numbers() {
+fn model_too_large_even_offloaded_is_refused_with_sizes() {
     let device = common::cpu();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
     let options = LoadOptions { memory_limit: Some(1000), stream_layers: true, ..LoadOptions::default() };
@@ -163,7 +163,7 @@ fn what_does_not_fit_even_so_is_refused_with_numbers() {
     assert!(error.contains("1000"), "{error}");
 }
 
-/// Devices before the model's own, by the option that asks for them, and layers that they have.
+/// Devices before the model's own, by the option that selects them, with their layers.
 type Split<'a> = (Option<u32>, Vec<(&'a Device, u32)>);
 
 fn split_options(split: &Split<'_>) -> LoadOptions<'static> {
@@ -180,10 +180,10 @@ fn told_of((gpu_layers, others): &Split<'_>) -> String {
     format!("{gpu_layers:?} on GPUs, elsewhere {others:?}")
 }
 
-/// On several devices together, GPUs and the CPU, the tokens are those of the CPU alone, and so are the logits but for the order
-/// of sums. What devices keep can be copied, and written as one.
+/// On several devices, GPUs and the CPU, the tokens equal the CPU's, and the logits agree up to the order of sums.
+/// State on several devices can be copied and saved as one.
 #[test]
-fn layers_on_several_devices_leave_the_same_tokens() {
+fn layers_on_several_devices_give_equal_tokens() {
     let Some(gpu) = executors().into_iter().find(Device::is_gpu) else { return };
     let Some(other) = common::gpu(None) else { return };
     let cpu = common::cpu();
@@ -207,7 +207,7 @@ fn layers_on_several_devices_leave_the_same_tokens() {
             let before = cpu.counters().bytes_allocated;
             let model = Model::load(&gpu, &folder, split_options(&split)).unwrap();
             let placement = model.placement().unwrap();
-            // A device between two others has its layers, tables of angles, and no embedding.
+            // The middle one of three devices has its layers and angle tables, and no embedding.
             if let [_, between, _] = &placement[..]
                 && !between.device.is_gpu()
             {
@@ -229,7 +229,7 @@ fn layers_on_several_devices_leave_the_same_tokens() {
                 lengths.iter().copied().eq(asked.clone().chain([n - asked.sum::<u32>()])),
                 "{context}: {lengths:?}"
             );
-            // Only an embedding that is the head as well is on two of them.
+            // Only a tied embedding is on two devices.
             let weights: u64 = placement.iter().map(|placed| placed.plan.weights_bytes).sum();
             let most_twice = u64::from(model.config().vocab_size) * u64::from(model.config().dim) * 4;
             let least = whole.plan().weights_bytes;
@@ -243,7 +243,7 @@ fn layers_on_several_devices_leave_the_same_tokens() {
             let difference = common::largest_difference(&split_logits, &logits);
             assert!(difference < 1e-3, "{context}: logits differ by {difference}");
             assert_eq!(split_tokens, tokens, "{context}");
-            // What is kept can be written, and reopened where all layers are on one device.
+            // A state saved from several devices can be reopened on one.
             let snapshot = session.snapshot().unwrap();
             block_on(session.save(&path, "")).unwrap();
             let (want, ..) = collect(session.generate_ids(&[9, 8], &endless(5)).unwrap());
@@ -266,13 +266,13 @@ fn layers_on_several_devices_leave_the_same_tokens() {
     assert!(n_compared >= 30, "{n_compared}");
 }
 
-/// A device that is to compute nothing, or all, and models whose layers cannot be told apart.
+/// A device with no layers or all of them, and models that cannot be split.
 #[test]
-fn layers_that_cannot_be_elsewhere_are_refused() {
+fn impossible_layer_splits_are_refused() {
     let Some(gpu) = executors().into_iter().find(Device::is_gpu) else { return };
     let cpu = common::cpu();
     let refused = |name: &str, split: Split<'_>| {
-        let folder = models().into_iter().find(|path| path.ends_with(name)).expect("it is in the repository");
+        let folder = models().into_iter().find(|path| path.ends_with(name)).expect("the model is in the repository");
         Model::load(&gpu, &folder, split_options(&split)).map(drop).unwrap_err().to_string()
     };
     let n = load(&cpu, &models().pop().unwrap(), LoadOptions::default()).config().n_layers();
@@ -292,9 +292,9 @@ fn layers_that_cannot_be_elsewhere_are_refused() {
     }
 }
 
-/// Guesses are verified on both devices.
+/// Draft tokens are verified on both devices.
 #[test]
-fn guesses_leave_the_text_as_it_is_where_layers_are_elsewhere() {
+fn draft_tokens_do_not_change_output_of_offloaded_layers() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
     for device in executors() {
         let whole = load(&device, &path, LoadOptions::default());
@@ -312,9 +312,9 @@ fn guesses_leave_the_text_as_it_is_where_layers_are_elsewhere() {
     }
 }
 
-/// Where no context leaves room for all layers, a shorter one may leave room for the slots.
+/// If no context fits with all layers, a shorter one may fit with disk offload.
 #[test]
-fn the_longest_context_that_fits_with_layers_in_the_file_is_taken() {
+fn longest_context_that_fits_offloaded_is_chosen() {
     let device = common::cpu();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
     let short = LoadOptions { context_length: Some(64), ..LoadOptions::default() };
@@ -324,7 +324,7 @@ fn the_longest_context_that_fits_with_layers_in_the_file_is_taken() {
         let options = LoadOptions { fit_context: true, memory_limit, stream_layers: true, ..LoadOptions::default() };
         Model::load(&device, &path, options)
     };
-    let model = (10..20).rev().find_map(|part| fitted(part).ok()).expect("slots are smaller than layers");
+    let model = (10..20).rev().find_map(|part| fitted(part).ok()).expect("slots smaller than layers");
     assert!(model.streaming().is_some());
     assert!(model.context_length() < model.config().max_seq_len, "{}", model.context_length());
     assert!(fitted(1).is_err());

@@ -1,4 +1,4 @@
-//! Models whose tables of tokens stay in the file, of which the host fetches rows: the same bits as with all on the device.
+//! Models with token tables on disk, read row by row: bit-identical to all-in-memory models.
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -15,11 +15,11 @@ use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model, Session};
 use super::common::{self, Rng, block_on, cpu, is_full};
 use super::{collect, endless};
 
-/// Gemma 4's second table, of which a row has 16 elements for each of six layers.
+/// Gemma 4's second table, with 16 elements per row for each of six layers.
 const PER_LAYER: &str = "per_layer_token_embd.weight";
 const VOCAB: u32 = 300;
 
-/// The first adapter, which these tests share: each handle of its own would compile its own pipelines.
+/// The first adapter, shared by these tests: separate handles would compile their own pipelines.
 fn gpu() -> Option<Device> {
     static GPU: LazyLock<Option<Device>> = LazyLock::new(|| common::executors().into_iter().find(Device::is_gpu));
     GPU.clone()
@@ -29,7 +29,7 @@ fn devices() -> impl Iterator<Item = Device> {
     std::iter::once(cpu()).chain(gpu())
 }
 
-/// A folder for a test's files, which goes with it.
+/// A test's folder, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -54,15 +54,15 @@ fn tiny(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny-random").join(path)
 }
 
-/// A tiny model whose matrices are of Q8_0, as most are here, so that they share pipelines.
+/// A tiny model with Q8_0 matrices, like most here, so that they share pipelines.
 fn in_q8_0(folder: &Folder, path: &str) -> PathBuf {
     let output = folder.path(&path.replace('/', "-"));
     quantize_file(&tiny(path), &output, &QuantizeOptions::new(BlockType::Q8_0), &mut |_, _, _| ()).unwrap();
     output
 }
 
-/// Writes a Llama of random numbers with a head of its own: four layers of this width, whose table of tokens is of this type
-/// and other matrices of Q8_0.
+/// Writes a random Llama with an untied head: four layers of this width, a token table of this type, and other
+/// matrices in Q8_0.
 fn untied(folder: &Folder, table: BlockType, width: u64) -> PathBuf {
     let mut rng = Rng::new(11);
     let mut header = GgufHeader::new(32);
@@ -124,7 +124,7 @@ fn untied(folder: &Folder, table: BlockType, width: u64) -> PathBuf {
     path
 }
 
-/// Tables of all kinds, by their file and the tensor's name: rows that begin amid a word of tails among them.
+/// Tables of all kinds, by file and tensor name, some with rows that begin within a word of tails.
 fn tables(folder: &Folder) -> Vec<(PathBuf, &'static str)> {
     let mut tables =
         vec![(tiny("gemma4/model-bf16.gguf"), PER_LAYER), (in_q8_0(folder, "gemma4/model-bf16.gguf"), PER_LAYER)];
@@ -140,7 +140,7 @@ fn tables(folder: &Folder) -> Vec<(PathBuf, &'static str)> {
     tables
 }
 
-/// All of them on the CPU; on a GPU one of two tables, one with rows that share words, and one of super-blocks are enough.
+/// All of them on the CPU; on a GPU one of two tables, one with rows that share words, and one of super-blocks.
 fn of_kinds<'a>(
     tables: &'a [(PathBuf, &'static str)],
     device: &Device,
@@ -177,7 +177,7 @@ fn told(session: &mut Session) -> (Vec<Vec<f32>>, Vec<u32>) {
     (logits, tokens)
 }
 
-/// Bytes of a table on a device, which are those in the file: its tails and units are.
+/// Bytes of a table on a device, equal to those in the file: its tails and units.
 fn table_bytes(path: &Path, name: &str) -> u64 {
     let bytes = std::fs::read(path).unwrap();
     let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
@@ -185,13 +185,13 @@ fn table_bytes(path: &Path, name: &str) -> u64 {
 }
 
 #[test]
-fn rows_that_are_fetched_give_the_same_bits_and_leave_the_tables_bytes_free() {
+fn fetched_rows_are_bit_equal_and_free_the_tables_memory() {
     let folder = Folder::new("bits");
     let tables = tables(&folder);
     for device in devices() {
         for (path, table) in of_kinds(&tables, &device) {
             let case = format!("{} on {}", path.display(), device.info().name);
-            // What a self-test allocates is not counted.
+            // Excludes allocations of the self-test.
             drop(load(&device, path, options()));
             let allocated = |options| {
                 let before = device.counters();
@@ -208,9 +208,9 @@ fn rows_that_are_fetched_give_the_same_bits_and_leave_the_tables_bytes_free() {
             assert!(got == want, "{case}");
             let streaming = model.streaming().unwrap();
             assert_eq!((streaming.n_streamed, streaming.tables_bytes), (0, table_bytes(path, table)), "{case}");
-            // Three prompts and two tokens more, and each token but the last is computed.
+            // Three prompts and two tokens more; all tokens but the last are computed.
             assert_eq!(streaming.n_rows_read, 1 + 3 + 21 + 2 + 11, "{case}");
-            // Weights lack the table; room for a pass's rows and their numbers is beside the activations.
+            // Weights exclude the table; a pass's rows and their numbers are counted beside the activations.
             let (plan, whole_plan) = (model.plan(), whole.plan());
             assert_eq!(whole_plan.weights_bytes - plan.weights_bytes, streaming.tables_bytes, "{case}");
             assert_eq!(whole_plan.cache_bytes, plan.cache_bytes, "{case}");
@@ -220,7 +220,7 @@ fn rows_that_are_fetched_give_the_same_bits_and_leave_the_tables_bytes_free() {
             assert!((room..room + 48).contains(&more), "{case}: {more} bytes more, {room} expected");
             let saved = whole_plan.total_bytes() - plan.total_bytes();
             println!("{case}: {bytes} of {whole_bytes} bytes allocated, {saved} fewer planned");
-            // A GPU's buffers come from a pool, which may have some already.
+            // A GPU's pool may already hold some buffers.
             assert!(device.is_gpu() || whole_bytes - bytes == saved, "{case}");
             assert_eq!(Model::plan_file(&device.target(), &ModelFile::open(path).unwrap(), &fetching()).unwrap(), plan);
             assert_eq!(
@@ -235,13 +235,13 @@ fn rows_that_are_fetched_give_the_same_bits_and_leave_the_tables_bytes_free() {
     }
 }
 
-/// Where the memory ends, tables are left in the file first, and layers where that is not enough.
+/// If memory is short, tables are offloaded to disk first, then layers.
 #[test]
-fn tables_stay_in_the_file_before_layers_do() {
+fn tables_are_offloaded_before_layers() {
     let folder = Folder::new("limits");
     let tables = tables(&folder);
     for device in devices() {
-        // On a GPU the first of them is enough.
+        // On a GPU the first one suffices.
         let n = if is_full() || !device.is_gpu() { usize::MAX } else { 1 };
         for (path, _) in of_kinds(&tables, &device).take(n) {
             let case = format!("{} on {}", path.display(), device.info().name);
@@ -261,7 +261,7 @@ fn tables_stay_in_the_file_before_layers_do() {
                 assert_eq!(model.plan().total_bytes(), rows_bytes, "{case}");
                 assert!(told(&mut model.session().unwrap()) == want, "{case}");
             }
-            // The longest context that leaves room for the rest, where none of use leaves room for all.
+            // The longest context that fits without the tables, if no useful one fits with them.
             let options = LoadOptions { context_length: None, fit_context: true, stream_layers: true, ..options() };
             let fitted = load(&device, path, LoadOptions { memory_limit: Some(all_bytes - 1), ..options });
             let streaming = fitted.streaming().unwrap();
@@ -280,13 +280,13 @@ fn tables_stay_in_the_file_before_layers_do() {
     }
 }
 
-/// Whatever else a session does goes on as ever, with the same texts.
+/// All other features of a session work as before, with the same output.
 #[test]
-fn all_that_sessions_do_is_the_same() {
+fn session_operations_are_equal_with_fetched_rows() {
     let folder = Folder::new("sessions");
     let paths = [in_q8_0(&folder, "gemma4/model-bf16.gguf"), untied(&folder, BlockType::Q8_0, 96)];
     for device in devices() {
-        // On a GPU one of them is enough.
+        // On a GPU one of them suffices.
         let n = if is_full() || !device.is_gpu() { 2 } else { 1 };
         for path in &paths[..n] {
             let case = format!("{} on {}", path.display(), device.info().name);
@@ -302,7 +302,7 @@ fn all_that_sessions_do_is_the_same() {
                 run(GenerateOptions { temperature: 0.9, seed: 3, repeat_penalty: 1.2, ..endless(20) });
                 run(GenerateOptions { logprobs: Some(3), ..endless(9) });
                 run(GenerateOptions { prompt_lookup: 4, ..endless(30) });
-                // Past the end of the context, whose older half is then computed again.
+                // Past the end of the context, after which its latter half is recomputed.
                 run(GenerateOptions { context_policy: ContextPolicy::Slide, ..endless(90) });
                 let mut session = run(endless(10));
                 session.truncate(9);
@@ -324,7 +324,7 @@ fn all_that_sessions_do_is_the_same() {
             };
             assert_eq!(texts(&rows), texts(&whole), "{case}");
 
-            // Two sessions in turns do not see each other's rows.
+            // Two alternating sessions do not share rows.
             let (mut first, mut second) = (rows.session().unwrap(), rows.session().unwrap());
             let mut generations = [
                 first.generate_ids(&[9, 3], &endless(8)).unwrap(),
@@ -339,7 +339,7 @@ fn all_that_sessions_do_is_the_same() {
             let alone = |ids: &[u32]| collect(whole.session().unwrap().generate_ids(ids, &endless(8)).unwrap()).0;
             assert_eq!(got, [alone(&[9, 3]), alone(&[200, 4, 1])], "{case}");
 
-            // A session's file is of the same weights, wherever they are.
+            // A session file fits equal weights anywhere.
             for (from, to) in [(&whole, &rows), (&rows, &whole)] {
                 let mut session = from.session().unwrap();
                 collect(session.generate_ids(&ids, &endless(10)).unwrap());
@@ -354,10 +354,10 @@ fn all_that_sessions_do_is_the_same() {
     }
 }
 
-/// An adapter lies beside a model whose table is in the file.
+/// A LoRA adapter on a model with its table on disk.
 #[cfg(feature = "lora")]
 #[test]
-fn adapters_add_to_models_whose_tables_are_in_the_file() {
+fn lora_adapters_work_with_offloaded_tables() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
     let [whole, rows] = [options(), fetching()].map(|options| {
         let model = load(&cpu(), &data.join("tiny-random/qwen3"), options);
@@ -373,9 +373,9 @@ fn adapters_add_to_models_whose_tables_are_in_the_file() {
     assert!(rows.1 == whole.1);
 }
 
-/// The CPU has the embedding where it computes the first layers, and fetches rows of it.
+/// If the CPU computes the first layers, it holds the embedding and reads its rows.
 #[test]
-fn the_cpus_part_of_a_model_fetches_rows() {
+fn cpu_part_of_a_split_model_fetches_rows() {
     let Some(gpu) = gpu() else { return };
     let folder = Folder::new("split");
     for path in [untied(&folder, BlockType::Q8_0, 96), in_q8_0(&folder, "llama3-rope/model-f16.gguf")] {
@@ -389,7 +389,7 @@ fn the_cpus_part_of_a_model_fetches_rows() {
         assert_eq!(streaming.tables_bytes, table_bytes(&path, "token_embd.weight"));
         assert_eq!(want.1.weights_bytes - got.1.weights_bytes, streaming.tables_bytes);
         assert_eq!(got.2.plan(), want.2.plan());
-        // Of the same weights.
+        // Equal weights.
         let mut session = got.2.session().unwrap();
         collect(session.generate_ids(&[3], &endless(5)).unwrap());
         let bytes = block_on(session.to_bytes("")).unwrap();
@@ -397,9 +397,9 @@ fn the_cpus_part_of_a_model_fetches_rows() {
     }
 }
 
-/// The head reads all of its matrix, so one that serves as the embedding too stays on the device.
+/// The head reads its whole matrix, so a tied embedding stays on the device.
 #[test]
-fn a_table_that_is_the_head_stays_on_the_device() {
+fn tied_embedding_table_stays_on_the_device() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
     let [whole, rows] = [options(), fetching()].map(|options| load(&cpu(), &path, options));
     assert!(rows.streaming().is_none());

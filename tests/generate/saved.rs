@@ -1,5 +1,5 @@
-//! Sessions in files: what is reopened costs nothing and goes on with the same text; what is not whole, or another model's, is
-//! refused.
+//! Session files: a reopened session recomputes nothing and continues with the same output; truncated files and those
+//! of another model are refused.
 
 use tilewright::formats::Safetensors;
 use tilewright::kernels::KvType;
@@ -10,7 +10,7 @@ use super::common::shared::executors;
 use super::common::{self, block_on};
 use super::{builtin, collect, endless};
 
-/// The built-in model with room for more tokens than it was trained for.
+/// The built-in model with a context longer than in training.
 fn with_long_context(device: &Device, kv_type: KvType) -> Model {
     let mut bytes = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf")).unwrap();
     let key = b"llama.context_length";
@@ -21,7 +21,7 @@ fn with_long_context(device: &Device, kv_type: KvType) -> Model {
 }
 
 #[test]
-fn a_reopened_conversation_of_2000_tokens_computes_none_of_them() {
+fn reopened_session_recomputes_none_of_2000_tokens() {
     let ids: Vec<u32> = (0..2000).map(|i| 3 + (i * i + 7 * i) % 1000).collect();
     let path = std::env::temp_dir().join(format!("tilewright-session-{}", std::process::id()));
     for device in executors() {
@@ -32,7 +32,7 @@ fn a_reopened_conversation_of_2000_tokens_computes_none_of_them() {
             collect(session.generate_ids(&ids, &endless(20)).unwrap());
             block_on(session.save(&path, "{\"anything\": \"läßt sich\"}")).unwrap();
             let told = session.tokens().to_vec();
-            // The next message, in the session that goes on and in one that is reopened on a model loaded anew.
+            // The next message, in the running session and in one reopened on a reloaded model.
             let next: Vec<u32> = told.iter().copied().chain([50, 60, 70]).collect();
             let (want, ..) = collect(session.generate_from(&next, &endless(20)).unwrap());
             let mut reopened = with_long_context(&device, kv_type).session().unwrap();
@@ -40,12 +40,12 @@ fn a_reopened_conversation_of_2000_tokens_computes_none_of_them() {
             assert_eq!(reopened.tokens(), told);
             let mut generation = reopened.generate_from(&next, &endless(20)).unwrap();
             block_on(generation.next()).unwrap().unwrap();
-            // Of the 2,020 tokens the last one may not have been computed when its text ended.
+            // The last of the 2,020 tokens may not have been computed.
             let n_computed = generation.prefill().tokens;
             assert!((3..=4).contains(&n_computed), "{n_computed} of {} on {}", next.len(), device.info().name);
             let (rest, ..) = collect(generation);
             assert_eq!(rest, want[1..], "{kv_type} on {}", device.info().name);
-            // The same prompt once more: all but its last token is known.
+            // The same prompt again: all but its last token is cached.
             let mut generation = reopened.generate_from(&told, &endless(1)).unwrap();
             block_on(generation.next()).unwrap().unwrap();
             assert_eq!(generation.prefill().tokens, 1);
@@ -55,7 +55,7 @@ fn a_reopened_conversation_of_2000_tokens_computes_none_of_them() {
 }
 
 #[test]
-fn an_empty_session_and_one_that_is_told_nothing_can_be_saved() {
+fn empty_session_can_be_saved_and_restored() {
     let model = builtin(&common::cpu(), None);
     let bytes = block_on(model.session().unwrap().to_bytes("")).unwrap();
     let mut session = story(&model, 8);
@@ -81,7 +81,7 @@ fn with(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_file_that_is_not_this_sessions_is_refused_and_changes_nothing() {
+fn foreign_session_file_is_refused_and_changes_nothing() {
     let device = common::cpu();
     let model = builtin(&device, None);
     let bytes = block_on(story(&model, 20).to_bytes("note")).unwrap();
@@ -111,7 +111,7 @@ fn a_file_that_is_not_this_sessions_is_refused_and_changes_nothing() {
         assert!(text.contains(field) && text.contains(expected), "{field}: {text}");
         assert_eq!(session.tokens(), before);
     }
-    // A token that is none, in the first of the data.
+    // An invalid token at the start of the data.
     let header = Safetensors::parse(&bytes, bytes.len() as u64).unwrap();
     let at = header.tensor("tokens").unwrap().offset as usize;
     let mut wrong = bytes.clone();
@@ -119,21 +119,21 @@ fn a_file_that_is_not_this_sessions_is_refused_and_changes_nothing() {
     let text = session.restore_bytes(&wrong).unwrap_err().to_string();
     assert!(text.contains("token 2") && text.contains("5000") && text.contains("below 1024"), "{text}");
 
-    // Another context.
+    // Another context length.
     let short = builtin(&device, Some(16));
     let error = short.session().unwrap().restore_bytes(&bytes).unwrap_err();
     assert!(matches!(error, Error::ContextFull { capacity: 16, .. }), "{error}");
 
-    // What the session was goes on as if nothing had been.
+    // The session continues unaffected.
     let (next, ..) = collect(session.generate_ids(&[], &GenerateOptions::greedy(10)).unwrap());
     let (want, ..) = collect(story(&model, 5).generate_ids(&[], &GenerateOptions::greedy(10)).unwrap());
     assert_eq!(next, want);
 }
 
-/// Of layers with a state, a file says after which positions it has one. Passes go on from the one after all that is cached: a file
-/// without it would have them go on from another.
+/// For recurrent layers, a file lists the positions of its states. Passes continue after the last cached position:
+/// without the latest state they would continue from an earlier one.
 #[test]
-fn a_file_without_the_state_that_its_session_goes_on_from_is_refused() {
+fn session_file_without_its_latest_state_is_refused() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     for name in ["lfm2", "qwen35", "granite-hybrid"] {
         let path = data.join("tiny-random").join(name);
@@ -148,13 +148,13 @@ fn a_file_without_the_state_that_its_session_goes_on_from_is_refused() {
             let mut other = model.session().unwrap();
             other.restore_bytes(&bytes).unwrap();
             assert_eq!(other.tokens(), ids);
-            // None at all, and an earlier one alone.
+            // No state, and only an earlier one.
             let earlier = (0..4).map(|turn| if turn == n % 4 { 0 } else { (n / 4 * 4 + turn).saturating_sub(4) });
             for states in [vec![0; 4], earlier.collect()] {
                 let mut crafted = bytes.clone();
                 crafted[at..at + 16].copy_from_slice(bytemuck::cast_slice(&states[..]));
                 let error = other.restore_bytes(&crafted).unwrap_err().to_string();
-                let expected = format!("one after {n}, as many as are cached");
+                let expected = format!("after {n} tokens, as many as are cached");
                 assert!(error.contains("state") && error.contains(&expected), "{name}, {states:?}: {error}");
                 assert_eq!(other.tokens(), ids, "{name}: as it was");
             }
@@ -162,9 +162,9 @@ fn a_file_without_the_state_that_its_session_goes_on_from_is_refused() {
     }
 }
 
-/// A file cut off anywhere, or with any byte of its header changed, is an error or the session that it was.
+/// A file truncated anywhere, or with any header byte changed, is an error or the same session.
 #[test]
-fn no_damage_to_a_file_is_fatal() {
+fn damaged_session_file_never_panics() {
     let model = builtin(&common::cpu(), None);
     let whole = story(&model, 20);
     let bytes = block_on(whole.to_bytes("note")).unwrap();
@@ -179,16 +179,16 @@ fn no_damage_to_a_file_is_fatal() {
         damaged[at] = damaged[at].wrapping_add(1);
         match session.restore_bytes(&damaged) {
             Err(_) => n_refused += 1,
-            // In the note, the name, or a number that is right, too.
+            // A change in the note, the name, or to another valid number.
             Ok(_) => n_taken += 1,
         }
     }
     assert!(n_refused > header_len * 8 / 10 && n_taken < header_len / 5, "{n_refused} refused, {n_taken} taken");
 }
 
-/// A model is told from others by every byte of its weights, wherever these are, and by the texts of its tokens.
+/// A model's identity depends on every byte of its weights, wherever they are, and on its tokens' texts.
 #[test]
-fn a_session_of_a_model_with_any_other_byte_is_refused() {
+fn session_of_a_model_with_other_weights_is_refused() {
     let device = common::cpu();
     let whole = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf")).unwrap();
     let load = |file: &[u8], more: LoadOptions<'static>| {
@@ -209,7 +209,7 @@ fn a_session_of_a_model_with_any_other_byte_is_refused() {
         let error = load(file, more).unwrap().session().unwrap().restore_bytes(&bytes).expect_err(what).to_string();
         assert!(error.contains("expected the weights of `tilewright stories`"), "{what}: {error}");
     };
-    // The same model with layers that stay in the file, the one way and the other.
+    // The same model with disk offload of layers, in both modes.
     let streamed = load(&whole, within(part)).unwrap();
     streamed.session().unwrap().restore_bytes(&bytes).unwrap();
     let from_streamed = block_on(story(&streamed, 8).to_bytes("")).unwrap();
@@ -235,9 +235,9 @@ fn a_session_of_a_model_with_any_other_byte_is_refused() {
     refused(&changed(at as u64), LoadOptions::default(), "another word");
 }
 
-/// What weights do not tell is part of what tells models apart.
+/// A model's identity also includes properties besides its weights.
 #[test]
-fn a_session_of_the_same_weights_with_another_epsilon_is_refused() {
+fn session_of_a_model_with_another_epsilon_is_refused() {
     let device = common::cpu();
     let bytes = block_on(story(&builtin(&device, None), 8).to_bytes("")).unwrap();
     let mut file = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf")).unwrap();
@@ -249,10 +249,10 @@ fn a_session_of_the_same_weights_with_another_epsilon_is_refused() {
     assert!(text.contains("the weights of"), "{text}");
 }
 
-/// Layers with a window keep a little more than passes can see. What a file has of that, and what it has not, decides how far
-/// its session goes back without computing all again; either way the logits are those of a session that computes them.
+/// Window layers keep slightly more than passes can see. The saved part determines how far a session rolls back
+/// without recomputing; in any case the logits equal those of a recomputing session.
 #[test]
-fn a_reopened_session_goes_back_by_any_number_of_tokens() {
+fn reopened_session_truncates_by_any_number_of_tokens() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let options = LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() };
     let model = Model::load(&common::cpu(), data.join("tiny-random/gemma3"), options).unwrap();
@@ -279,5 +279,5 @@ fn a_reopened_session_goes_back_by_any_number_of_tokens() {
             if generation.prefill().tokens == 1 { n_known += 1 } else { n_all += 1 }
         }
     }
-    assert!(n_known >= 10 && n_all >= 10, "{n_known} went back, {n_all} began anew");
+    assert!(n_known >= 10 && n_all >= 10, "{n_known} rolled back, {n_all} restarted");
 }

@@ -1,4 +1,4 @@
-//! Constraints that must be refused, within 250 ms each (`cargo bench --bench hostile`), and what the error has to say.
+//! Constraints that must be refused within 250 ms each (`cargo bench --bench hostile`), and their errors.
 
 use serde_json::{Map, Value, json};
 use tilewright::grammar::Constraint;
@@ -7,7 +7,7 @@ fn schema(schema: Value, says: &'static str) -> (Constraint, &'static str) {
     (Constraint::JsonSchema(schema), says)
 }
 
-/// Definitions that refer each to the next.
+/// Definitions, each referring to the next.
 fn chain(n: usize, link: impl Fn(Value) -> Value, end: Value) -> Value {
     let mut definitions = Map::new();
     for i in 0..n {
@@ -17,7 +17,7 @@ fn chain(n: usize, link: impl Fn(Value) -> Value, end: Value) -> Value {
     json!({"$ref": "#/$defs/d0", "$defs": definitions})
 }
 
-/// Of an object, or an array's elements, so many.
+/// `n` properties of an object, or elements of an array.
 fn many(n: usize, member: impl Fn(usize) -> (String, Value)) -> (Map<String, Value>, Vec<Value>) {
     let members: Map<String, Value> = (0..n).map(member).collect();
     let values = members.values().cloned().collect();
@@ -45,11 +45,11 @@ pub fn all() -> Vec<(Constraint, &'static str)> {
         schema(json!({"type": "string", "pattern": "^a$", "minLength": 3}), "empty"),
         schema(json!({"$ref": "#"}), "unusable"),
         schema(chain(2, |next| json!({"allOf": [next]}), json!({"$ref": "#/$defs/d0"})), "unusable"),
-        // Numbers that would be written as others.
+        // Numbers without an exact spelling.
         schema(json!({"const": (1u64 << 53) + 1}), "magnitude"),
         schema(json!({"enum": [1, u64::MAX]}), "magnitude"),
         schema(json!({"const": {"a": [i64::MIN]}}), "magnitude"),
-        // No schemas.
+        // Not schemas.
         schema(json!(3), "object or boolean"),
         schema(json!({"type": "strung"}), "strung"),
         schema(json!({"type": "string", "pattern": "("}), "unclosed group"),
@@ -67,8 +67,11 @@ pub fn all() -> Vec<(Constraint, &'static str)> {
         schema(json!({"enum": many(100_000, |i| (i.to_string(), json!(format!("value {i}")))).1}), "number of values"),
         schema(json!({"enum": many(1_000_000, |i| (i.to_string(), json!(i))).1}), "number of values"),
         schema(json!({"const": "x".repeat(1 << 20)}), "bytes of texts"),
-        schema(json!({"properties": many(4000, |i| (format!("p{i}"), json!(true))).0}), "numbers of properties"),
-        schema(json!({"required": many(9000, |i| (i.to_string(), json!(i.to_string()))).1}), "numbers of properties"),
+        schema(json!({"properties": many(4000, |i| (format!("p{i}"), json!(true))).0}), "squares of property counts"),
+        schema(
+            json!({"required": many(9000, |i| (i.to_string(), json!(i.to_string()))).1}),
+            "squares of property counts",
+        ),
         schema(json!({"patternProperties": many(300, |i| (format!("^k{i}_"), json!(true))).0}), "patternProperties"),
         schema(json!({"type": "string", "allOf": many(32, patterns).1}), "number of patterns"),
         schema(json!({"type": "string", "allOf": many(16, patterns).1}), "unusable"),
@@ -78,7 +81,7 @@ pub fn all() -> Vec<(Constraint, &'static str)> {
             "number of patterns",
         ),
         schema(json!({"type": "string", "pattern": "[ab]c?".repeat(20_000)}), "bytes of patterns"),
-        schema(json!({"type": "string", "pattern": "^(a{1000}){1000}$"}), "length of a pattern's texts"),
+        schema(json!({"type": "string", "pattern": "^(a{1000}){1000}$"}), "length of a pattern's text"),
         schema(json!({"type": "integer", "multipleOf": 1_000_003}), "multipleOf"),
         schema(
             json!({"type": "integer", "allOf": [{"multipleOf": 101}, {"multipleOf": 103}, {"multipleOf": 107}]}),
@@ -104,8 +107,8 @@ pub fn all() -> Vec<(Constraint, &'static str)> {
         regex(&format!("{}a{}", "(".repeat(2000), ")".repeat(2000)), "unusable"),
         regex(&"(a|b|ab)*c?".repeat(1000), "unusable"),
         regex(&"abc[0-9]".repeat(100_000), "bytes"),
-        regex("(a{1000}){1000}", "length of its texts"),
-        regex("((a{1000}){1000}){1000}", "length of its texts"),
+        regex("(a{1000}){1000}", "length of its text"),
+        regex("((a{1000}){1000}){1000}", "length of its text"),
     ]);
     let lark = |grammar: &str, says| (Constraint::Lark(grammar.into()), says);
     let doubled = |name: &str| -> String {
@@ -123,24 +126,24 @@ pub fn all() -> Vec<(Constraint, &'static str)> {
         lark(&format!("start: r0\n{}r50000: \"x\"", rules(50_000)), "bytes"),
         lark("start: %json {\"type\": \"integer\", \"minimum\": 5, \"maximum\": 3}", "minimum"),
         lark("start: %json {\"type\": \"integer\", \"multipleOf\": 1000003}", "multipleOf"),
-        lark(&doubled("T"), "length of its texts"),
-        lark(&doubled("r"), "length of its texts"),
-        lark("start: A\nA: B{1000}\nB: C{1000}\nC: \"x\"", "length of its texts"),
-        lark("start: a a a\na: A A\nA: /a{19000}/", "length of its texts"),
+        lark(&doubled("T"), "length of its text"),
+        lark(&doubled("r"), "length of its text"),
+        lark("start: A\nA: B{1000}\nB: C{1000}\nC: \"x\"", "length of its text"),
+        lark("start: a a a\na: A A\nA: /a{19000}/", "length of its text"),
         lark("start: A\nA: /(.*a.{200}){3}/ & /(.*b.{300}){3}/ & ~/(.*c.{100}){2}/", "fuel"),
     ]);
     let gbnf = |grammar: String, says| (Constraint::Gbnf(grammar), says);
     let chain: String = (0..900).map(|i| format!("r{i} ::= r{}\n", i + 1)).collect();
     all.extend([
         gbnf(format!("root ::= {}\"a\"{}", "(".repeat(5000), ")".repeat(5000)), "groups"),
-        gbnf(format!("root ::= r0\n{chain}r900 ::= r0"), "begin with itself"),
+        gbnf(format!("root ::= r0\n{chain}r900 ::= r0"), "left recursion"),
         gbnf("root ::= \"a\"\n".repeat(2000), "bytes"),
-        gbnf("root ::= a{2000}\na ::= b{2000}\nb ::= \"x\"".into(), "length of its texts"),
+        gbnf("root ::= a{2000}\na ::= b{2000}\nb ::= \"x\"".into(), "length of its text"),
     ]);
     all
 }
 
-/// Large ones that are read, within the same time.
+/// Large, valid ones, parsed within the same time.
 pub fn large() -> Vec<Constraint> {
     let schemas = [
         json!({"enum": many(9000, |i| (i.to_string(), json!(format!("value {i}")))).1}),

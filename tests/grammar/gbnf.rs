@@ -1,5 +1,5 @@
-//! Grammars of llama.cpp's, as they are published in its documentation's style, next to something independent: JSON's own
-//! parser, regular expressions, a calculator's.
+//! Grammars in the style of llama.cpp's documentation, against independent parsers: JSON's own, regular expressions, a
+//! calculator.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -67,7 +67,7 @@ fn gbnf(text: &str) -> Constraint {
     Constraint::Gbnf(text.into())
 }
 
-/// Whether a text is one of the grammar, as a whole.
+/// Whether the grammar accepts the whole text.
 fn accepts(tokenizer: &Tokenizer, grammars: &Arc<Grammars>, constraint: &Constraint, text: &str) -> bool {
     let mut guide = grammars.begin(constraint, tokenizer.eos_ids()).unwrap();
     let ids = tokenizer.encode_with(text, EncodeOptions::default()).unwrap();
@@ -84,7 +84,7 @@ fn accepts(tokenizer: &Tokenizer, grammars: &Arc<Grammars>, constraint: &Constra
 }
 
 #[test]
-fn texts_of_published_grammars_are_what_others_read() {
+fn output_of_published_gbnf_grammars_is_valid() {
     let (tokenizer, grammars) = vocabulary();
     let mut rng = Rng::new(3);
     let list = regex::Regex::new("^(- [^\r\n\x0b\x0c\u{85}\u{2028}\u{2029}]{1,9}\n){1,3}$").unwrap();
@@ -112,7 +112,7 @@ fn texts_of_published_grammars_are_what_others_read() {
 }
 
 #[test]
-fn a_grammar_takes_what_it_says_and_nothing_else() {
+fn gbnf_grammar_accepts_exactly_its_language() {
     let (tokenizer, grammars) = vocabulary();
     for (grammar, yes, no) in [
         (
@@ -123,7 +123,7 @@ fn a_grammar_takes_what_it_says_and_nothing_else() {
         (ARITHMETIC, &["1+(22-3)", "7", "((1))"], &["", "1+", "1234", "(1"]),
         (CHESS, &["1. e4 e5\n2. Nf3 Nc6\n", "1. O-O-O Qxe4+\n"], &["1. e9 e5\n", "1. e4\n"]),
         ("root ::= \"a\" | \"ab\" \"c\"", &["a", "abc"], &["ab", "ac", ""]),
-        // What a longest match would not read.
+        // Longest-match parsing would fail.
         ("root ::= [a-z]* \"b\"", &["b", "ab", "abbb"], &["a", "", "ba"]),
         ("root ::= (\"ab\" \"!\" | [a-z]+ \"?\")", &["ab!", "ab?", "abc?"], &["ab", "abc!"]),
         (
@@ -151,7 +151,7 @@ fn a_grammar_takes_what_it_says_and_nothing_else() {
 }
 
 #[test]
-fn what_is_no_grammar_is_refused_with_its_line() {
+fn malformed_gbnf_is_refused_with_its_line() {
     let (tokenizer, grammars) = vocabulary();
     let groups = format!("root ::= {}\"a\"{}", "(".repeat(5000), ")".repeat(5000));
     let chain: String = (0..900).map(|i| format!("r{i} ::= r{}\n", i + 1)).collect();
@@ -160,9 +160,9 @@ fn what_is_no_grammar_is_refused_with_its_line() {
         ("", "line 0", "a rule `root`"),
         ("x ::= \"a\"\n", "line 1", "a rule `root`"),
         ("root ::= \"a\"\n\nx ::= y", "line 3", "is `y`"),
-        ("root ::= x\nx ::= y \"a\"\ny ::= \"b\"? x", "line", "begin with itself"),
-        ("root ::= root \"a\" | \"a\"", "line 1", "begin with itself"),
-        ("root ::= (\"\" | \"a\")* root", "line 1", "begin with itself"),
+        ("root ::= x\nx ::= y \"a\"\ny ::= \"b\"? x", "line", "left recursion"),
+        ("root ::= root \"a\" | \"a\"", "line 1", "left recursion"),
+        ("root ::= (\"\" | \"a\")* root", "line 1", "left recursion"),
         ("root ::= \"a\"\nroot ::= \"b\"", "line 2", "again, of line 1"),
         ("root ::= \"a", "line 1", "expected `\"`"),
         ("root ::= [a", "line 1", "expected `]`"),
@@ -174,14 +174,14 @@ fn what_is_no_grammar_is_refused_with_its_line() {
         ("root ::= \"a\"{3,2}", "line 1", "at most 2 times"),
         ("root ::= \"a\"{2001}", "line 1", "at most 2000 times"),
         ("root ::= \"a\"{99999999999}", "line 1", "at most 2000 times"),
-        ("root ::= \"a\"{}", "line 1", "a number of times"),
+        ("root ::= \"a\"{}", "line 1", "a number of repetitions"),
         ("root ::= \"\\q\"", "line 1", "escapes"),
         ("root ::= \"\\u12\"", "line 1", "digits"),
         ("root ::= \"\\ud800\"", "line 1", "digits"),
         ("root = \"a\"", "line 1", "`::=`"),
         ("root ::= <a b>", "line 1", "a token"),
         (&groups, "line 1", "100 groups"),
-        (&format!("root ::= r0\n{chain}r900 ::= r0"), "line", "begin with itself"),
+        (&format!("root ::= r0\n{chain}r900 ::= r0"), "line", "left recursion"),
         (&format!("root ::= r0\n{doubled}r40 ::= \"x\""), "gbnf", "at most 20000"),
         (&"root ::= \"a\"\n".repeat(2000), "gbnf: bytes", "at most"),
         ("root ::= \"\" \u{0}", "line 1", "a part of a rule"),
@@ -209,7 +209,7 @@ fn what_is_no_grammar_is_refused_with_its_line() {
 }
 
 #[test]
-fn a_mask_of_a_large_vocabulary_takes_little_time() {
+fn token_mask_of_a_large_vocabulary_is_fast() {
     let [(name, tokenizer, grammars), ..] = &super::vocabularies()[..] else { return };
     let text = "{\"name\": \"a text of some length\", \"list\": [1, 22, 333, {\"b\": true}]}";
     let mut guide = grammars.begin(&gbnf(JSON), tokenizer.eos_ids()).unwrap();

@@ -1,4 +1,4 @@
-//! JSON schemas as people write them: made up from a seed, and those of tools.
+//! Realistic JSON schemas, generated from a seed, and those of tools.
 
 use serde_json::{Map, Value, json};
 
@@ -23,7 +23,7 @@ const NAMES: [&str; 16] = [
     "value",
 ];
 const WORDS: [&str; 8] = ["red", "green", "blue", "on", "off", "north east", "it's \"so\"", "naïve"];
-/// None of them allows texts of any length.
+/// All with bounded length.
 const PATTERNS: [&str; 8] = [
     "^[a-z]{2,6}$",
     "^[A-Z][a-z]{1,8}( [A-Z][a-z]{1,8})?$",
@@ -36,7 +36,7 @@ const PATTERNS: [&str; 8] = [
 ];
 const FORMATS: [&str; 8] = ["date", "time", "date-time", "uuid", "ipv4", "ipv6", "email", "duration"];
 
-/// A schema of at most `depth` levels more.
+/// A schema with at most `depth` further levels.
 fn schema(rng: &mut Rng, depth: usize) -> Value {
     let n_kinds = if depth == 0 { 9 } else { 15 };
     match rng.below(n_kinds) {
@@ -91,7 +91,7 @@ fn object(rng: &mut Rng, depth: usize) -> Value {
     for _ in 0..rng.below(5) {
         properties.insert(NAMES[rng.below(NAMES.len())].into(), schema(rng, depth));
     }
-    // What else there may be is counted where all that is named is there.
+    // With additional properties all named ones are required, so that the limit bounds the others.
     let is_open = rng.below(4) == 0;
     let required: Vec<&String> = properties.keys().filter(|_| is_open || rng.below(3) > 0).collect();
     let most = properties.len() + 2;
@@ -104,7 +104,7 @@ fn object(rng: &mut Rng, depth: usize) -> Value {
     object
 }
 
-/// The schema of a seed.
+/// The schema for a seed.
 pub fn generated(seed: u64) -> Value {
     let mut rng = Rng::new(seed);
     let mut root = match rng.below(4) {
@@ -122,7 +122,7 @@ pub fn generated(seed: u64) -> Value {
         "point": {"type": "object", "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 640}, "y": {"$ref": "#/$defs/small"}},
                   "required": ["x", "y"], "additionalProperties": false},
         "small": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-        // A list that ends somewhere: each node is followed by another one or by none.
+        // A finite list: each node is followed by another one or by none.
         "list": {"type": "object", "properties": {"head": {"type": "boolean"}, "tail": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/list"}]}},
                  "required": ["head"], "additionalProperties": false},
     });
@@ -176,7 +176,7 @@ pub fn tools() -> Vec<Value> {
     ]
 }
 
-/// Any keywords together, those included that say nothing, contradict each other or cannot be enforced.
+/// Arbitrary combinations of keywords, including ineffective, contradictory and unenforceable ones.
 pub fn mixed(seed: u64) -> Value {
     let mut rng = Rng::new(seed ^ 0xA5A5);
     mix(&mut rng, 2)
@@ -274,7 +274,7 @@ fn leaf(rng: &mut Rng) -> Value {
     .clone()
 }
 
-/// Schemas with words that say nothing.
+/// Schemas with ineffective keywords.
 pub fn neutral() -> Vec<Value> {
     let digit = json!({"type": "integer", "minimum": 0, "maximum": 9});
     let object = |more: Value| {

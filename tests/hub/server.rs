@@ -1,4 +1,4 @@
-//! A hub for tests: it speaks the addresses of the real one, from memory, and remembers what it was asked.
+//! A hub for tests: serves the real hub's addresses from memory, and records requests.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,7 +11,7 @@ use sha1::Digest;
 
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A request as it came.
+/// A received request.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub method: String,
@@ -19,9 +19,9 @@ pub struct Request {
     pub target: String,
     /// Header values by lower-case name.
     pub headers: BTreeMap<String, String>,
-    /// Whether it came to the host that holds contents, where redirects lead.
+    /// Whether it was sent to the store, the host that redirects lead to.
     pub is_to_store: bool,
-    /// How many requests came before it, to both hosts.
+    /// Number of previous requests to both hosts.
     pub number: usize,
 }
 
@@ -31,7 +31,7 @@ impl Request {
     }
 }
 
-/// What is sent back.
+/// The response.
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
     pub status: u16,
@@ -39,7 +39,7 @@ pub struct Reply {
     pub body: Vec<u8>,
     /// Bytes of the body after which the connection breaks.
     pub cut: Option<usize>,
-    /// Whether the length is left out, so that the end of the connection ends the body.
+    /// Omits the length, so that the end of the connection ends the body.
     pub without_length: bool,
 }
 
@@ -58,19 +58,19 @@ impl Reply {
     }
 }
 
-/// Answers in place of the usual ones.
+/// Overrides the usual responses.
 type Override = Box<dyn Fn(&Request) -> Option<Reply> + Send>;
 
 #[derive(Default)]
 struct State {
-    /// Contents by path, of the repositories by name. Weights are in LFS.
+    /// Contents by path, for each repository. Weights are in LFS.
     repos: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
     commit: String,
     requests: Vec<Request>,
     replace: Option<Override>,
 }
 
-/// A hub that runs, and the host that holds its contents.
+/// A running hub and its store.
 pub struct Server {
     state: Arc<Mutex<State>>,
     pub endpoint: String,
@@ -100,12 +100,12 @@ impl Server {
         self.state.lock().unwrap()
     }
 
-    /// Answers by `replace` where it gives something.
+    /// Overrides responses with those of `replace`, if any.
     pub fn replace(&self, replace: impl Fn(&Request) -> Option<Reply> + Send + 'static) {
         self.state().replace = Some(Box::new(replace));
     }
 
-    /// Makes another commit the latest one, with these files in addition.
+    /// Makes another commit the latest, with these additional files.
     pub fn commit(&self, commit: &str, files: &[(&str, &[u8])]) {
         let mut state = self.state();
         state.commit = commit.into();
@@ -118,7 +118,7 @@ impl Server {
         std::mem::take(&mut self.state().requests)
     }
 
-    /// Those of them that ask for contents.
+    /// Of these, the requests for contents.
     pub fn take_downloads(&self) -> Vec<Request> {
         let mut requests = self.take_requests();
         requests.retain(|request| request.is_to_store || request.target.contains("/resolve/"));
@@ -145,7 +145,7 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, is_to_store: bool, store: 
         head += &format!("Content-Length: {}\r\n", body.len());
     }
     let sent = if request.method == "HEAD" { &[] } else { &body[..cut.unwrap_or(body.len())] };
-    // Whoever asked may have gone away, which is its own affair.
+    // The client may have disconnected.
     let _ = stream.write_all(format!("{head}\r\n").as_bytes()).and_then(|()| stream.write_all(sent));
 }
 
@@ -163,7 +163,7 @@ fn read(stream: &TcpStream) -> Option<Request> {
     Some(Request { method, target, headers, is_to_store: false, number: 0 })
 }
 
-/// What the hub and its store say.
+/// Responses of the hub and its store.
 fn answer(state: &State, request: &Request, store: &str) -> Reply {
     let contents = state.repos.values().flat_map(BTreeMap::values);
     if request.is_to_store {
@@ -191,7 +191,7 @@ fn answer(state: &State, request: &Request, store: &str) -> Reply {
     Reply::status(404).with("X-Error-Message", "Repository not found")
 }
 
-/// A content, or the part of it that is asked for.
+/// A file's contents, or the requested range.
 pub fn part(content: &[u8], request: &Request) -> Reply {
     let start = request.header("range").and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
     match start {
@@ -208,7 +208,7 @@ pub fn listing(commit: &str, files: &BTreeMap<String, Vec<u8>>) -> Value {
         true => json!({
             "rfilename": path,
             "size": content.len(),
-            // That of the pointer.
+            // The pointer's hash.
             "blobId": git(b"pointer"),
             "lfs": { "sha256": sha256(content), "size": content.len(), "pointerSize": 134 },
         }),
@@ -225,7 +225,7 @@ pub fn sha256(content: &[u8]) -> String {
     hex(&sha2::Sha256::digest(content))
 }
 
-/// What Git calls a file's content.
+/// Git's hash of a file.
 pub fn git(content: &[u8]) -> String {
     hex(&sha1::Sha1::digest([format!("blob {}\0", content.len()).as_bytes(), content].concat()))
 }

@@ -63,10 +63,10 @@ fn swiglu(source: &mut Source, n_tokens: u32, dim: u32) -> Job {
     Job::new(operands, |rec, bound| kernels::swiglu(rec, bound.tensor(0), bound.tensor(1)))
 }
 
-/// SiLU of a number that is known.
+/// SiLU of an exactly known number.
 fn silu_of(x: f64) -> Expected {
     let value = x / (1.0 + (-x).exp());
-    // Where the exponential is small, so is its part in the quotient.
+    // A small exponential has a small part in the quotient.
     let share = 1.0 / (1.0 + x.exp());
     let bound = value.abs() * (exp_rounding(x.min(88.0)) * share + 7.0 * ROUND);
     Expected::new(value, bound, FLUSH * (1.0 + x.abs()))
@@ -80,8 +80,8 @@ fn silu(source: &mut Source, n_tokens: u32, dim: u32) -> Job {
     Job::new(operands, |rec, bound| kernels::silu(rec, bound.tensor(0), bound.tensor(1)))
 }
 
-/// The error function's complement for `a >= 0`: its power series near zero, else its continued fraction, both carried
-/// far beyond f32. Abramowitz & Stegun 7.1.6 and 7.1.14.
+/// The complementary error function for `a >= 0`: its power series near zero, else its continued fraction, both far
+/// beyond f32 accuracy. Abramowitz & Stegun 7.1.6 and 7.1.14.
 fn erfc(a: f64) -> f64 {
     let scale = 2.0 / std::f64::consts::PI.sqrt() * (-a * a).exp();
     if a < 2.0 {
@@ -101,8 +101,8 @@ fn erfc(a: f64) -> f64 {
 }
 
 #[test]
-fn erfc_is_right() {
-    // The C library's values.
+fn erfc_matches_the_c_library() {
+    // Values of the C library.
     for (a, want) in [
         (0.0, 1.0),
         (0.25, 0.7236736098317631),
@@ -117,12 +117,12 @@ fn erfc_is_right() {
     }
 }
 
-/// GELU of a number that is known.
+/// GELU of an exactly known number.
 fn gelu_of(x: f32, form: Gelu) -> Expected {
     gelu_within(&Expected { power: 0.0, ..Expected::new(f64::from(x), 0.0, 0.0) }, form)
 }
 
-/// An activation of a number that is known within its bound.
+/// An activation of a number known within a bound.
 pub fn activated_within(x: &Expected, activation: Activation) -> Expected {
     match activation {
         Activation::Gelu(form) => gelu_within(x, form),
@@ -130,12 +130,12 @@ pub fn activated_within(x: &Expected, activation: Activation) -> Expected {
     }
 }
 
-/// The hyperbolic tangent of a number that is known within its bound; the derivative is at most 1.
+/// The hyperbolic tangent of a number known within a bound; the derivative is at most 1.
 fn tanh_within(x: &Expected) -> Expected {
     let Expected { value: x, bound, floor, power: of_sum } = *x;
     let argument = (2.0 * x.abs()).min(88.0);
     let power = (-argument).exp();
-    // Of the exponential's relative error a share is left; a small result is the difference of numbers near 1.
+    // Part of the exponential's relative error remains; a small result is the difference of numbers near 1.
     let share = 2.0 * power / (1.0 + power).powi(2);
     let rounding = 8.0 * ROUND + (exp_rounding(argument) + 4.0 * ROUND * argument) * share;
     Expected {
@@ -146,7 +146,7 @@ fn tanh_within(x: &Expected) -> Expected {
     }
 }
 
-/// GELU of a number that is known within its bound; the derivative is at most 1.13.
+/// GELU of a number known within a bound; the derivative is at most 1.13.
 fn gelu_within(x: &Expected, form: Gelu) -> Expected {
     let Expected { value: x, bound, floor, power } = *x;
     let (value, argument) = match form {
@@ -159,7 +159,7 @@ fn gelu_within(x: &Expected, form: Gelu) -> Expected {
             (x / (1.0 + (-2.0 * u).exp()), 2.0 * u)
         }
     };
-    // Only the negative side feels the exponential's relative error in full.
+    // Only the negative side has the exponential's full relative error.
     let share = if x > 0.0 { (-argument.abs()).exp() } else { 1.0 };
     let argument = argument.abs().min(88.0);
     let rounding = 8.0 * ROUND + (4.0 * ROUND + exp_rounding(argument) + 4.0 * ROUND * argument) * share;

@@ -22,13 +22,13 @@ const ARGMAX: [[u32; 2]; 13] = [
     [1, 4097],
 ];
 
-/// What is done to the family's rows before they are searched.
+/// Change to the family's rows before the search.
 #[derive(Clone, Copy, PartialEq)]
 enum Twist {
     None,
-    /// Rounded to a few values, so that most are equal to others.
+    /// Rounds to a few values, so that most are tied.
     Ties,
-    /// One element of the last row is not finite.
+    /// Makes one element of the last row non-finite.
     Broken(f32),
 }
 

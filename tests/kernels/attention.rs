@@ -19,8 +19,8 @@ use crate::rope::{Angles, norm_weights, normed, scaled, turned};
 use crate::rows::{self, NAN_WORD};
 use crate::softmax::exp_rounding;
 
-/// T, H, Hkv, D, pos, window (0: none), in a cache that ends soon behind the last key. Decoding walks keys in tiles of 64
-/// (8 in the `scalar` tier), cuts a cache of more than 256 into parts and takes four rows at a time.
+/// T, H, Hkv, D, pos, window (0: none), in a cache that ends soon after the last key. Decoding loads keys in tiles of
+/// 64 (8 in the `scalar` tier), splits a cache of more than 256 into parts and handles four rows at a time.
 const DECODE: [[u32; 6]; 42] = [
     [1, 1, 1, 4, 0, 0],
     [2, 1, 1, 8, 0, 0],
@@ -66,7 +66,7 @@ const DECODE: [[u32; 6]; 42] = [
     [1, 1, 1, 508, 900, 0],
 ];
 
-/// The same for many tokens, whose rows are taken by 16 (8 or fewer in the `scalar` tier), keys by 32 (8) and columns by 64.
+/// The same for many tokens, with tiles of 16 rows (8 or fewer in the `scalar` tier), 32 keys (8) and 64 columns.
 const PREFILL: [[u32; 6]; 20] = [
     [54, 3, 3, 20, 4, 0],
     [8, 1, 1, 4, 0, 0],
@@ -101,7 +101,7 @@ const PACKED: [(&[u32], [u32; 4]); 7] = [
     (&[5, 130], [1, 1, 132, 65]),
 ];
 
-/// Windows in caches that have been filled several times.
+/// Windows in caches that have wrapped around several times.
 const RINGS: [[u32; 6]; 6] = [
     [1, 4, 2, 32, 40, 8],
     [1, 2, 1, 20, 1000, 300],
@@ -111,12 +111,12 @@ const RINGS: [[u32; 6]; 6] = [
     [40, 2, 2, 68, 333, 33],
 ];
 
-/// What becomes of a token's heads.
+/// Treatment of a token's heads.
 #[derive(Clone, Copy)]
 struct Turn {
     norm: Option<QkNorm>,
     style: Option<RopeStyle>,
-    /// Whether its key is another layer's, which is cached already.
+    /// Whether it uses another layer's cached key.
     is_shared: bool,
 }
 
@@ -143,14 +143,14 @@ impl Turn {
     }
 }
 
-/// What a case is besides its sizes.
+/// Properties of a case besides its sizes.
 #[derive(Clone, Copy)]
 struct Options {
     kind: KvType,
     capacity: u32,
-    /// Positions that the cache has at a time.
+    /// Positions that the cache holds.
     slots: u32,
-    /// Tokens that are no padding.
+    /// Tokens without padding.
     n_real: u32,
     soft_cap: Option<f32>,
     causal: bool,
@@ -169,7 +169,7 @@ pub fn cases(cases: &mut Vec<Case>) {
             cases.push(case(variant.into(), Box::new(move |source| attention(source, sizes, options))));
             return;
         }
-        // Without a norm and a rotation, with one or another of both, and with the keys of another layer.
+        // Without norm and RoPE, with combinations of them, and with another layer's keys.
         let plain = Turn { norm: None, style: None, is_shared: false };
         let (norm, style) = (NORMS[((h + pos) % 5) as usize], STYLES[((h + d / 4) % 3) as usize]);
         let queries = Turn { norm: norm.filter(|norm| *norm != QkNorm::Whole), style, is_shared: true };
@@ -193,7 +193,7 @@ pub fn cases(cases: &mut Vec<Case>) {
             push(inputs, variant, sizes, usual(sizes));
             push(inputs, variant, sizes, Options { kind: others[(sizes[1] + sizes[4]) as usize % 2], ..usual(sizes) });
         }
-        // Windows in no more slots than they need: those of a pass and what its first token sees.
+        // Windows in the minimal number of slots: those of a pass and of its first token's window.
         for sizes in DECODE.into_iter().chain(PREFILL).chain(RINGS).filter(|sizes| sizes[5] > 0) {
             for (kind, more) in [(KvType::F32, 0), (KvType::F32, 3), (others[sizes[4] as usize % 2], 1)] {
                 let usual = usual(sizes);
@@ -201,11 +201,11 @@ pub fn cases(cases: &mut Vec<Case>) {
                 push(inputs, "ring", sizes, Options { kind, slots, ..usual });
             }
         }
-        // A short text in a long cache, and the last chunk of a long one, whose padding lies past the cache.
+        // A short sequence in a long cache, and the last chunk of a long one with its padding past the cache.
         for sizes in [[1, 4, 2, 16, 0, 0], [1, 2, 1, 64, 63, 0], [3, 2, 1, 16, 64, 20], [9, 2, 1, 16, 20, 0]] {
             push(inputs, "causal", sizes, Options { capacity: 2100, slots: 2100, ..usual(sizes) });
         }
-        // What the cache may hold is more than a software adapter takes in one dispatch.
+        // The cache's capacity exceeds one dispatch on a software adapter.
         let large = [64, 8, 8, 64, 30, 0];
         push(inputs, "causal", large, Options { capacity: 4096, slots: 4096, ..usual(large) });
         for (sizes, n_real) in [([6, 4, 1, 16, 508, 0], 4), ([16, 4, 2, 16, 90, 0], 6), ([16, 2, 2, 68, 40, 7], 1)] {
@@ -227,7 +227,7 @@ pub fn cases(cases: &mut Vec<Case>) {
             push(inputs, "bidirectional", sizes, Options { causal: false, ..usual(sizes) });
         }
     }
-    // In the last two about as many keys as one invocation of the `scalar` tier walks, and more.
+    // In the last two, about the limit of keys per invocation in the `scalar` tier, and more.
     for sizes in [[1, 1, 1, 8, 4096, 0], [9, 1, 1, 8, 4096, 0], [9, 1, 1, 256, 3790, 0], [9, 1, 1, 256, 4100, 0]] {
         push(Inputs::Normal, "causal", sizes, usual(sizes));
         push(Inputs::Repeated, "causal", sizes, usual(sizes));
@@ -248,7 +248,7 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
 }
 
-/// Error of `cap * tanh(x / cap)` computed with `e^(-2 |x| / cap)` and with the divisions that WGSL allows.
+/// Error of `cap * tanh(x / cap)` computed with `e^(-2 |x| / cap)` and WGSL's permitted division errors.
 fn cap_rounding(score: f64, cap: f64) -> f64 {
     let argument = 2.0 * score.abs() / cap;
     let small = (-argument).exp();
@@ -261,15 +261,15 @@ fn row(rows: &[f32], i: usize, dim: usize) -> Vec<f64> {
     rows[i * dim..][..dim].iter().map(|&v| f64::from(v)).collect()
 }
 
-/// How far queries and keys may be off, relative to their lengths, and weights and values, relative to themselves.
+/// Errors of queries and keys relative to their norms, and of weights and values relative to themselves.
 type Off = [f64; 2];
 
-/// Where the device takes attention in half precision, of heads that its kernel has room for: two roundings to 11 bits.
+/// Two roundings to 11 bits on devices with half-precision attention, for heads that its kernel supports.
 fn off_in_half(source: &Source, d: u32) -> Off {
     if source.staged_f16 && d.is_multiple_of(16) && d <= 128 { [1.0 / 1024.0; 2] } else { [0.0; 2] }
 }
 
-/// The scale to take, and `[T, H D]` expected numbers. Rows are found by token and head, or by group and key.
+/// The scale, and `[T, H D]` expected numbers. Rows are indexed by token and head, or by group and key.
 #[allow(clippy::too_many_arguments)]
 fn oracle(
     [t, h, hkv, d]: [u32; 4],
@@ -289,8 +289,8 @@ fn oracle(
         // An error of queries and keys counts as one of the sum.
         (sum, magnitude + turned / sum_rounding(dim) * length(query) * length(key))
     };
-    // One pass over all visible pairs finds the largest score. Scores beyond a few dozen turn softmax into a choice
-    // that their last digit decides, in any arithmetic: the factor keeps them in that range.
+    // One pass over all visible pairs finds the maximum score. Beyond a few dozen, scores make softmax a choice by
+    // their last digit in any arithmetic: the factor keeps them below that.
     let group = |head: u32| head / (h / hkv);
     let queries = (0..t).flat_map(|token| (0..h).map(move |head| (token, head)));
     let mut scores = Vec::new();
@@ -313,7 +313,7 @@ fn oracle(
         let highest = of_query.iter().map(|(score, _)| capped(*score)).fold(sink.unwrap_or(f64::MIN), f64::max);
         let weights: Vec<f64> = of_query.iter().map(|(score, _)| (capped(*score) - highest).exp()).collect();
         let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - highest).exp());
-        // What rounding does to a score it does to its weight, relatively; `exp` adds its own.
+        // Rounding a score changes its weight by the same relative amount; `exp` adds its own.
         let relative = |(score, magnitude): &(f64, f64)| {
             let of_cap = cap.map_or(0.0, |cap| cap_rounding(score * factor, cap));
             let of_score = sum_rounding(dim) * magnitude * factor + 2.0 * ROUND * (score * factor).abs();
@@ -338,7 +338,7 @@ fn oracle(
     (scale, want)
 }
 
-/// Sequences one after the other, queries, keys and values of a token side by side.
+/// Sequences packed one after another, with queries, keys and values of a token side by side.
 fn packed(source: &mut Source, lengths: &'static [u32], [h, hkv, d, window]: [u32; 4], causal: bool) -> Job {
     let (dim, n_tokens) = (d as usize, lengths.iter().sum::<u32>());
     let n_heads = h + 2 * hkv;
@@ -377,14 +377,14 @@ fn packed(source: &mut Source, lengths: &'static [u32], [h, hkv, d, window]: [u3
     ];
     Job::new(operands, move |rec, bound| {
         let longest = lengths.iter().copied().max().unwrap_or(0);
-        // More room than these sequences take.
+        // More room than these sequences need.
         let tiles = PackedTiles::declare(rec.target(), &config, [n_tokens + 20, lengths.len() as u32 + 3, longest])?;
         bound.device.write(tiles.tensor(), 0, &tiles.of(lengths)?)?;
         kernels::attention_packed(rec, &tiles, &config, bound.tensor(0), bound.tensor(1))
     })
 }
 
-/// A cache of `[Hkv, slots, row]`: its words, and what they stand for, in slots that passes may read. The others hold NaN.
+/// A cache of `[Hkv, slots, row]`: its words and their values, in slots that passes may read. The others hold NaN.
 fn cache(source: &mut Source, [hkv, d]: [u32; 2], options: Options, seen: Range<u32>) -> (Vec<u32>, Vec<f32>) {
     let Options { kind, slots, .. } = options;
     let rows = source.rows(hkv * slots, d);
@@ -408,12 +408,12 @@ fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6], options
     let ((k_words, mut k), (v_words, mut v)) =
         (cache(source, [hkv, d], options, all.clone()), cache(source, [hkv, d], options, all));
     if kind == KvType::Q8_0 && off_in_half(source, d)[1] > 0.0 {
-        // What is beyond half precision becomes its largest number there, as in a cache of halves.
+        // Numbers beyond half precision are clamped to its maximum, as in an F16 cache.
         k.iter_mut().chain(&mut v).for_each(|x| *x = x.clamp(-65504.0, 65504.0));
     }
     let cached = |cache: &'_ [f32], group: u32, s: u32| row(cache, (group * slots + s % slots) as usize, d as usize);
     let query = |t: u32, head: u32| row(&q, (t * h + head) as usize, d as usize);
-    // Every other case has sinks, of scores that matter beside those of the keys.
+    // Every other case has sinks, with scores comparable to those of the keys.
     let has_sinks = (pos + h) % 2 == 1;
     let sinks: Vec<f32> = source.normal(h).into_iter().map(|sink| 2.0 * sink + 3.0).collect();
     let own_sinks = has_sinks.then_some(&sinks[..]);
@@ -440,17 +440,17 @@ fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6], options
     })
 }
 
-/// One token from its projection on.
+/// One token, from its projection on.
 fn next(source: &mut Source, [_, h, hkv, d, pos, window]: [u32; 6], options: Options, turn: Turn) -> Job {
     let Options { kind, capacity, slots, soft_cap, .. } = options;
-    // Key/value heads of its own.
+    // The token's own key/value heads.
     let own_hkv = if turn.is_shared { 0 } else { hkv };
     let (dim, heads) = (d as usize, h + 2 * own_hkv);
     let first = if window > 0 { (pos + 1).saturating_sub(window) } else { 0 };
-    // Now and then something else's columns come first.
+    // In some cases unrelated columns come first.
     let before = if h % 2 == 0 { 12 } else { 0 };
     let mut qkv = source.rows(1, before + heads * d);
-    // Keys and values that are cached as they are, but for a rotation: the token sees its own as others will.
+    // Keys and values are cached unchanged except for RoPE: the token reads its own from the cache.
     let own = (before + h * d) as usize;
     let exact = rows::unpack(kind, &rows::pack(kind, &qkv[own..], d), d);
     qkv[own..].copy_from_slice(&exact);
@@ -478,7 +478,7 @@ fn next(source: &mut Source, [_, h, hkv, d, pos, window]: [u32; 6], options: Opt
     let ((k_words, k), (v_words, v)) =
         (cache(source, [hkv, d], options, cached_keys.clone()), cache(source, [hkv, d], options, cached_keys));
     let values = |head: &[Expected]| head.iter().map(|x| x.value).collect::<Vec<f64>>();
-    // A key is rounded when it is cached, the token's own as well.
+    // A key is rounded when cached, including the token's own.
     let rounded = |head: &[Expected]| -> Vec<f64> {
         let floats: Vec<f32> = head.iter().map(|x| x.value as f32).collect();
         rows::unpack(kind, &rows::pack(kind, &floats, d), d).into_iter().map(f64::from).collect()
@@ -498,9 +498,9 @@ fn next(source: &mut Source, [_, h, hkv, d, pos, window]: [u32; 6], options: Opt
     let is_turned = norm.is_some() || style.is_some();
     let (exactness, nmse) = match (is_turned, kind) {
         (false, _) => (0.0, 1e-9),
-        // Of a norm's sum and of products.
+        // Errors of a norm's sum and of products.
         (true, KvType::F32) => (2.0 * sum_rounding(dim.max((h * d) as usize)), 1e-9),
-        // The last digit of a key may be another one.
+        // A key's last digit may differ.
         (true, KvType::F16) => (1.0 / 1024.0, 1e-5),
         (true, KvType::Q8_0) => (1.0 / 127.0, 1e-3),
     };
@@ -508,13 +508,13 @@ fn next(source: &mut Source, [_, h, hkv, d, pos, window]: [u32; 6], options: Opt
     let query = |_, head: u32| values(&own_heads[head as usize]);
     let (scale, mut want) = oracle([1, h, hkv, d], soft_cap, own_sinks, visible, query, key, value, [exactness, 0.0]);
     if norm == Some(QkNorm::HeadsAndValues) && kind != KvType::F32 {
-        // So may that of a value.
+        // So may a value's.
         let values = own_heads.iter().skip((h + own_hkv) as usize).flatten();
         let largest = values.map(|x| x.value.abs()).fold(0.0, f64::max);
         want.iter_mut().for_each(|x| x.bound += exactness * largest);
     }
 
-    // All rows but that of the token stay as they are.
+    // All rows but the token's stay unchanged.
     let written = |of: u32, before: Vec<u32>| {
         let blank = vec![Expected::new(f64::NAN, 0.0, 0.0); dim];
         let want = (0..hkv * slots).flat_map(|row| match row % slots == pos % slots && !turn.is_shared {
@@ -553,14 +553,14 @@ fn next(source: &mut Source, [_, h, hkv, d, pos, window]: [u32; 6], options: Opt
     })
 }
 
-/// Tokens of one sequence in a pass, beside one of another, leave the bits in the cache and in the result that they leave one pass
-/// after the other.
+/// Tokens of one sequence in a batch with one of another produce the same bits, in cache and result, as separate
+/// passes.
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
-fn tokens_of_one_sequence_have_the_same_bits_side_by_side() {
+fn attention_is_bit_equal_for_tokens_of_one_pass() {
     let norms = [None, Some(QkNorm::Heads), Some(QkNorm::Whole), Some(QkNorm::HeadsAndValues)];
     let kinds = [KvType::F32, KvType::F16, KvType::Q8_0];
-    // H, Hkv, D, pages of a sequence: of few keys, and of so many that they are cut into parts.
+    // H, Hkv, D, pages per sequence: with few keys, and with enough to split into parts.
     let sizes = [([4, 2, 32], 2), ([6, 1, 64], 20), ([4, 4, 288], 2)];
     for device in shared::gpus_beside_cpu(Tier::ALL).into_iter().chain([common::cpu()]) {
         let all = kinds.into_iter().flat_map(|kind| sizes.map(|of| (kind, of))).enumerate();
@@ -576,7 +576,7 @@ fn tokens_of_one_sequence_have_the_same_bits_side_by_side() {
     }
 }
 
-/// Five tokens from the end of a page on and one of another sequence before them: results, keys and values.
+/// Five tokens from the end of a page, after one of another sequence: results, keys and values.
 #[cfg(not(target_arch = "wasm32"))]
 fn in_pages(
     device: &Device,
@@ -589,10 +589,10 @@ fn in_pages(
     let slots = (2 * n_pages + 1) * PAGE;
     let mut upload = |label: &str, shape: &[u32]| {
         let floats = source.normal(shape.iter().product());
-        device.upload(label, shape, &floats).expect("it fits")
+        device.upload(label, shape, &floats).expect("the shape fits")
     };
     let rope = RopeConfig::new(16, 10_000.0, RopeStyle::Halves);
-    let table = device.upload("table", &[2048, 8, 2], &rope_table(&rope, 2048)).expect("it fits");
+    let table = device.upload("table", &[2048, 8, 2], &rope_table(&rope, 2048)).expect("the shape fits");
     let weight = upload("weight", &[(n_heads + n_kv_heads) * head_dim]);
     let weight = if norm == Some(QkNorm::Whole) { weight } else { upload("weight", &[2 * head_dim]) };
     let heads = Heads {
@@ -608,12 +608,12 @@ fn in_pages(
     let mut cache = || {
         let floats = source.normal(n_kv_heads * slots * head_dim);
         let words = rows::pack(kind, &floats, head_dim);
-        device.upload("cache", &[n_kv_heads, slots, rows::words(kind, head_dim)], &words).expect("it fits")
+        device.upload("cache", &[n_kv_heads, slots, rows::words(kind, head_dim)], &words).expect("the shape fits")
     };
     let (k, v) = (cache(), cache());
     let cached = CachedKeys { k: k.clone(), v: v.clone(), kind, capacity: n_pages * PAGE };
     let qkv = source.normal(6 * heads_dim(&heads));
-    // The first sequence has the odd pages, the other one the even ones, the last ones first.
+    // The first sequence has the odd pages, the other one the even ones, in descending order.
     let pages = |odd: u32| (0..n_pages).rev().map(|page| 2 * page + 1 + odd).collect::<Vec<u32>>();
     let first = n_pages * PAGE - PAGE - 2;
     let row = |pos, odd| StateRow { pos, n_tokens: 1, pages: pages(odd), ..StateRow::default() };
@@ -621,18 +621,18 @@ fn in_pages(
     let mut y = Vec::new();
     for (i, rows) in all.chunks(if side_by_side { all.len() } else { 1 }).enumerate() {
         let n = rows.len() as u32;
-        let state = StepState::declare_shared(Some(n), n_pages).expect("it is valid");
+        let state = StepState::declare_shared(Some(n), n_pages).expect("a valid state");
         let state = if side_by_side { state.with_runs() } else { state };
-        state.set_rows(device, rows).expect("it is written");
+        state.set_rows(device, rows).expect("the state is writable");
         let own = &qkv[i * heads_dim(&heads) as usize..][..(n * heads_dim(&heads)) as usize];
-        let qkv = device.upload("qkv", &[n, heads_dim(&heads)], own).expect("it fits");
+        let qkv = device.upload("qkv", &[n, heads_dim(&heads)], own).expect("the shape fits");
         let of_rows = Tensor::declare("y", Role::Activations, &[n, n_heads * head_dim], DType::F32).expect("valid");
         let mut rec = device.recorder();
-        kernels::attention_next(&mut rec, &state, &config, &heads, None, &qkv, &cached, &of_rows).expect("it fits");
-        device.run(&rec.finish(&mut Workspace::default())).expect("it runs");
-        y.extend(common::block_on(device.read::<u32>(&of_rows)).expect("it is read"));
+        kernels::attention_next(&mut rec, &state, &config, &heads, None, &qkv, &cached, &of_rows).expect("shapes fit");
+        device.run(&rec.finish(&mut Workspace::default())).expect("the recording runs");
+        y.extend(common::block_on(device.read::<u32>(&of_rows)).expect("the result is readable"));
     }
-    let read = |tensor| common::block_on(device.read::<u32>(tensor)).expect("it is read");
+    let read = |tensor| common::block_on(device.read::<u32>(tensor)).expect("the result is readable");
     (y, read(&k), read(&v))
 }
 

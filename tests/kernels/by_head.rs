@@ -1,4 +1,4 @@
-//! `by_head`: rows of heads in the layout of a cache.
+//! `by_head`: rows of heads in cache layout.
 
 use tilewright::kernels;
 

@@ -6,12 +6,12 @@ use tilewright::{DType, Device, Error, Role, Tensor, Tier, Workspace};
 use crate::common::{self, Rng, block_on, shared};
 use crate::sample::{probabilities, random, sampling_words, settings};
 
-/// Draws in a row from the same logits.
+/// Consecutive draws from the same logits.
 const DRAWS: u32 = 512;
 
 struct Setting {
     logits: Vec<f32>,
-    /// One token in so many may be drawn, the first among them; 1 is all.
+    /// One token in this many is allowed, including the first; 1 allows all.
     one_in: u32,
     sampling: Sampling,
 }
@@ -22,7 +22,7 @@ impl Setting {
     }
 }
 
-/// Vocabularies around the workgroup of 256, and of one to three parts of 4096, each with cuts alone and together.
+/// Vocabularies around the workgroup of 256, and of one to three parts of 4096, each with cuts alone and combined.
 fn all_settings() -> Vec<Setting> {
     let mut all = Vec::new();
     for (i, vocab) in [7, 64, 255, 257, 1000, 4099, 10_000].into_iter().enumerate() {
@@ -33,7 +33,7 @@ fn all_settings() -> Vec<Setting> {
             (1, 0, 1.0, 0.1, 0.7),
             (1, 40, 0.93, 0.02, 0.8),
             (1, 3, 0.99, 0.0, 2.5),
-            // Often fewer tokens than top-k leaves.
+            // Often fewer tokens than top-k.
             (26, 40, 0.93, 0.02, 0.8),
             (3, 0, 1.0, 0.0, 100.0),
         ]
@@ -44,7 +44,7 @@ fn all_settings() -> Vec<Setting> {
             let mut logits: Vec<f32> = (0..vocab).map(|_| 2.0 * rng.normal() as f32).collect();
             logits[vocab / 2] = logits[vocab / 3]; // a tie
             if vocab > 4096 {
-                // So far apart from each other that many are ties, also of the k-th, within a part and across parts.
+                // Coarse enough for many ties, also at the k-th, within a part and across parts.
                 logits.iter_mut().for_each(|logit| *logit = (*logit * 16.0).round() / 16.0);
             }
             let seed = [rng.word(), rng.word()];
@@ -81,7 +81,7 @@ fn draws(device: &Device, setting: &Setting) -> Result<Vec<u32>, Error> {
     Ok(tokens[1..].to_vec())
 }
 
-/// Draws that may differ where a random number falls within rounding of the border between two tokens.
+/// Share of draws that may differ, where a random number is within rounding error of the border between two tokens.
 const DIFFERENT: f64 = 0.005;
 
 fn check_draws(device: &Device) {
@@ -137,10 +137,10 @@ fn check_draws(device: &Device) {
     assert!(f64::from(different as u32) <= DIFFERENT * f64::from(total), "{different} of {total} draws differ");
 }
 
-/// A draw from lists of a vocabulary's parts is the draw from all logits, to the last bit: the 400 likeliest tokens have all
-/// of the mass, so a top-k of 1024, which has lists, and one of 1025, which has none, leave the same sums to draw from.
+/// Draws from lists of a vocabulary's parts are bit-identical to draws from all logits: the 400 likeliest tokens have
+/// all the mass, so a top-k of 1024, with lists, and one of 1025, without, have the same sums.
 #[test]
-fn lists_change_no_draw() {
+fn candidate_lists_do_not_change_draws() {
     let mut rng = Rng::new(77);
     let vocab = 9001u32;
     let alive: std::collections::HashSet<usize> = (0..400).map(|_| rng.below(vocab as usize)).collect();

@@ -57,7 +57,7 @@ pub fn cases(cases: &mut Vec<Case>) {
             });
         }
     }
-    // A table that many adapters bind only in slabs of rows.
+    // Many adapters can bind this table only in slabs of rows.
     cases.push(Case {
         kernel: "embed_sum",
         variant: "F32".into(),
@@ -76,13 +76,13 @@ pub fn cases(cases: &mut Vec<Case>) {
         });
     };
     for weight in WeightType::ALL {
-        // Weights are drawn in their own way, so that families are no more than other seeds here.
+        // Weights are drawn independently of the family, so families only act as seeds here.
         for inputs in [Inputs::Normal, Inputs::Uniform, Inputs::Student, Inputs::Masked] {
             EMBED.into_iter().for_each(|sizes| embed(weight, sizes, inputs));
         }
         embed(weight, [4, 65_537, 4, 0], Inputs::Normal);
     }
-    // A table that many adapters bind only in slabs of rows.
+    // Many adapters can bind this table only in slabs of rows.
     embed(WeightType::F32, [8, 151_936, 256, 1], Inputs::Normal);
     for inputs in Inputs::ALL {
         for sizes in LAST_ROW {
@@ -98,8 +98,8 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
 }
 
-/// With `more`, rows are multiplied by a power of two and those of a table of positions added, of which the last stands
-/// for those behind it: exact to the bit.
+/// With `more`, rows are scaled by a power of two and a position table is added, whose last row serves all later
+/// positions: exact to the bit.
 fn embed(source: &mut Source, weight: WeightType, [t, v, c, pos]: [u32; 4], more: bool) -> Job {
     let (factor, n_positions) = if more { (0.5, (pos + t).saturating_sub(1).max(1)) } else { (1.0, 1) };
     let positions = source.normal(n_positions * c);
@@ -107,10 +107,10 @@ fn embed(source: &mut Source, weight: WeightType, [t, v, c, pos]: [u32; 4], more
     let row_bytes = bytes.len() / v as usize;
     let mut tokens: Vec<u32> = (0..pos + t).map(|_| source.rng.below(v as usize) as u32).collect();
     tokens[pos as usize] = v - 1;
-    // The other rows pad the pass.
+    // The remaining rows are padding.
     let n_tokens = t - source.rng.below(t.div_ceil(2) as usize) as u32;
     if n_tokens > 1 {
-        // An id outside the vocabulary has zeros.
+        // An id outside the vocabulary gives zeros.
         tokens[(pos + n_tokens) as usize - 1] = if source.rng.below(2) == 0 { v } else { u32::MAX };
     }
     let mut want = Vec::with_capacity((t * c) as usize);
@@ -129,7 +129,7 @@ fn embed(source: &mut Source, weight: WeightType, [t, v, c, pos]: [u32; 4], more
     tokens.truncate((pos + n_ids) as usize);
     let operands = vec![
         Operand::state(pos, n_tokens),
-        // Where the rows that pad a pass would have their ids, there may be none.
+        // Ids of padding rows may be missing.
         Operand::words("tokens", &[pos + n_ids], tokens),
         Operand::weights(weight, &[v, c], bytes),
         Operand::floats("positions", &[n_positions, c], positions),
@@ -142,13 +142,13 @@ fn embed(source: &mut Source, weight: WeightType, [t, v, c, pos]: [u32; 4], more
     })
 }
 
-/// The sums of two and three numbers are exact to the bit if taken in order.
+/// Sums of two and three numbers are exact to the bit in order.
 fn embed_sum(source: &mut Source, weight: WeightType, [t, v, c, s, n]: [u32; 5]) -> Job {
     let bytes = source.weights(weight, v, c);
     let row_bytes = bytes.len() / v as usize;
     let (positions, types) = (source.normal(s.max(1) * c), source.normal(n.max(1) * c));
     let mut number = |i: u32, rows: u32| match i {
-        // The last row of a table, and numbers past it.
+        // The last row of a table, and indices past it.
         0 => rows.max(1) - 1,
         1 => [rows, u32::MAX][source.rng.below(2)],
         _ => source.rng.below(rows.max(1) as usize) as u32,
@@ -186,15 +186,15 @@ fn last_row(source: &mut Source, [t, c, n]: [u32; 3]) -> Job {
     Job::new(operands, |rec, bound| kernels::last_row(rec, bound.state(0), bound.tensor(1), bound.tensor(2)))
 }
 
-/// Blocks that nobody chose, packed and read back by a kernel, have the values that ggml gives them.
+/// Random blocks, packed and decoded by a kernel, have ggml's values.
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
-fn blocks_of_the_vectors_have_their_values() {
+fn embed_kernel_reads_blocks_with_the_values_of_ggml() {
     let Some(data) = common::data(&["quant-vectors"]) else { return };
     for file in ["vectors.safetensors", "more.safetensors"] {
-        let bytes = std::fs::read(data.join("quant-vectors").join(file)).expect("the file is there");
+        let bytes = std::fs::read(data.join("quant-vectors").join(file)).expect("the file exists");
         let vectors = Safetensors::parse(&bytes, bytes.len() as u64).expect("the file is valid");
-        let tensor = |name: String| Some(vectors.tensor(&name)?.bytes(&bytes).expect("the file is whole"));
+        let tensor = |name: String| Some(vectors.tensor(&name)?.bytes(&bytes).expect("a complete file"));
         for device in shared::gpus_beside_cpu([Tier::Baseline, Tier::Subgroups]).into_iter().chain([common::cpu()]) {
             let (mut n_types, mut worst) = (0, 0.0f64);
             for weight in WeightType::ALL {
@@ -207,7 +207,7 @@ fn blocks_of_the_vectors_have_their_values() {
                 let power: f64 = values.iter().zip(&x).map(|(&w, &x)| (f64::from(w) * f64::from(x)).powi(2)).sum();
                 let want = Expected { value: product, bound: f64::MAX, floor: 0.0, power: power.max(product.powi(2)) };
                 let check = move |found: &[u32]| match found.iter().zip(&values).position(|(&found, want)| {
-                    // A GPU may flush what is subnormal: a weight, or a scale, whose largest multiple is 12 in MXFP4.
+                    // A GPU may flush subnormals: a weight, or a scale, whose largest multiple is 12 in MXFP4.
                     let is_tiny = want.abs() < 12.0 * f32::MIN_POSITIVE;
                     let is_flushed = is_tiny && f32::from_bits(found) == 0.0;
                     f32::from_bits(found) != *want && !is_flushed

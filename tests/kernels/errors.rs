@@ -1,4 +1,4 @@
-//! Operands of the wrong shape: each is refused by an error that names the kernel and the operand.
+//! Operands with invalid shapes: each error names the kernel and the operand.
 
 use tilewright::kernels::microbench::{
     FmaRounds, ReadOrder, matmul_naive, mol_gate, probe_copy, probe_fma, probe_matrix, probe_read, probe_reduce,
@@ -13,17 +13,17 @@ use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, Tier, Wei
 
 use crate::common::shared;
 
-/// Name, a shape that fits, one that does not, and the operand that the error names: some kernels take any shape for
-/// the first operand and hold the others against it.
+/// Name, a valid shape, an invalid one, and the operand named by the error: some kernels accept any shape of the first
+/// operand and check the others against it.
 type Operand = (&'static str, &'static [u32], &'static [u32], &'static str);
 
-/// What the elements of an operand are, by its name.
+/// Element type of an operand, by its name.
 fn element_type(name: &str) -> DType {
     const WORDS: [&str; 10] = ["ids", "tokens", "sampling", "biases", "spans", "allowed", "lists", "best", "k", "v"];
     if WORDS.contains(&name) { DType::U32 } else { DType::F32 }
 }
 
-/// Two tensors as a layer's cache of f32.
+/// Two tensors as a layer's F32 cache.
 fn cached(k: &Tensor, v: &Tensor) -> CachedKeys {
     CachedKeys { k: k.clone(), v: v.clone(), kind: KvType::F32, capacity: 9 }
 }
@@ -55,7 +55,7 @@ fn check(
             other => panic!("{kernel}: `{name}` of the other element type gives {other:?}"),
         }
         if good == bad {
-            continue; // any shape is right
+            continue; // any shape is valid
         }
         let (found_kernel, found) = match run(Some(i), None) {
             Err(Error::Shape { kernel, operand, .. } | Error::Operand { kernel, operand, .. }) => (kernel, operand),
@@ -66,7 +66,7 @@ fn check(
 }
 
 #[test]
-fn probe_read_shapes() {
+fn probe_read_refuses_wrong_shapes() {
     let device = Device::cpu();
     let words = |n: u32| Tensor::declare("words", Role::Activations, &[n], DType::U32).expect("the shape is valid");
     let record = |n_in, n_out, order| {
@@ -84,7 +84,7 @@ fn probe_read_shapes() {
 }
 
 #[test]
-fn probe_shapes() {
+fn probe_kernels_refuse_wrong_shapes() {
     let reduce: [Operand; 2] = [("x", &[3, 8], &[3, 6], "x"), ("y", &[3], &[4], "y")];
     check("probe_reduce", &reduce, |rec, _, t| probe_reduce(rec, &t[0], &t[1]));
     let fma: [Operand; 1] = [("y", &[3], &[1, 3], "y")];
@@ -94,7 +94,7 @@ fn probe_shapes() {
     check("probe_matrix", &matrix, |rec, _, t| probe_matrix(rec, &t[0], &t[1], 1));
 
     let device = Device::cpu();
-    let declare = |shape: &[u32], dtype| Tensor::declare("t", Role::Activations, shape, dtype).expect("it is valid");
+    let declare = |shape: &[u32], dtype| Tensor::declare("t", Role::Activations, shape, dtype).expect("a valid tensor");
     let copy = |x: &[u32], y: &[u32]| {
         let [x, y] = [x, y].map(|shape| declare(shape, DType::U32));
         probe_copy(&mut device.recorder(), &x, &y).map_err(|e| match e {
@@ -114,7 +114,7 @@ fn probe_shapes() {
 }
 
 #[test]
-fn elementwise_shapes() {
+fn elementwise_kernels_refuse_wrong_shapes() {
     let swiglu: [Operand; 2] = [("gate_up", &[2, 6], &[2, 5], "gate_up"), ("y", &[2, 3], &[6], "y")];
     check("swiglu", &swiglu, |rec, _, t| kernels::swiglu(rec, &t[0], &t[1]));
     check("geglu", &swiglu, |rec, _, t| kernels::geglu(rec, &t[0], &t[1], Gelu::Exact));
@@ -127,7 +127,7 @@ fn elementwise_shapes() {
 }
 
 #[test]
-fn row_shapes() {
+fn row_kernels_refuse_wrong_shapes() {
     let rms_norm: [Operand; 3] =
         [("x", &[2, 5], &[10], "x"), ("weight", &[5], &[6], "weight"), ("y", &[2, 5], &[2, 6], "y")];
     check("rms_norm", &rms_norm, |rec, _, t| kernels::rms_norm(rec, &t[0], &t[1], &t[2], 1e-5));
@@ -166,8 +166,8 @@ fn row_shapes() {
 }
 
 #[test]
-fn top_shapes() {
-    // Ids 40 to 69 take three words.
+fn top_k_kernels_refuse_wrong_shapes() {
+    // Ids 40 to 69 need three words.
     let select_top: [Operand; 3] = [
         ("scores", &[2, 30], &[60], "scores"),
         ("allowed", &[3], &[2], "allowed"),
@@ -196,12 +196,12 @@ fn top_shapes() {
     for (n_rows, n_cols) in [(1, 1), (1, 1 << 20), (32, 1 << 16), (1, 1 << 23), (200, 1 << 23)] {
         let n_splits = kernels::top_splits(n_rows, n_cols);
         let (scores, lists) = (declare(&[n_rows, n_cols], DType::F32), declare(&[n_rows, n_splits, 3, 2], DType::U32));
-        kernels::select_top(&mut Device::cpu().recorder(), &scores, &strip(None, 0), &lists).expect("it fits");
+        kernels::select_top(&mut Device::cpu().recorder(), &scores, &strip(None, 0), &lists).expect("the shape fits");
     }
 }
 
 #[test]
-fn linear_shapes() {
+fn linear_kernels_refuse_wrong_shapes() {
     let device = Device::cpu();
     for weight in WeightType::ALL {
         let w = Matrix::declare(&device.target(), "w", weight, 6, 64).expect("the matrix is valid");
@@ -242,7 +242,7 @@ fn linear_shapes() {
 }
 
 #[test]
-fn matrix_shapes() {
+fn matrix_refuses_wrong_shapes_and_parts() {
     let device = Device::cpu();
     for [rows, cols] in [[0, 4], [4, 0]] {
         let error = Matrix::declare(&device.target(), "w", WeightType::Q4_0, rows, cols).expect_err("nothing to hold");
@@ -257,7 +257,7 @@ fn matrix_shapes() {
 }
 
 #[test]
-fn attention_shapes() {
+fn attention_kernels_refuse_wrong_shapes() {
     let config = AttentionConfig {
         n_heads: 4,
         n_kv_heads: 2,
@@ -307,7 +307,7 @@ fn attention_shapes() {
 }
 
 #[test]
-fn shapes_of_a_token_from_its_projection_on() {
+fn attention_from_projection_refuses_wrong_shapes() {
     let config = AttentionConfig {
         n_heads: 4,
         n_kv_heads: 2,
@@ -344,7 +344,7 @@ fn shapes_of_a_token_from_its_projection_on() {
 }
 
 #[test]
-fn rope_shapes() {
+fn rope_kernels_refuse_wrong_shapes() {
     let config = |rot_dims| RopeConfig::new(rot_dims, 1e4, RopeStyle::Halves);
     let rope: [Operand; 3] = [
         ("table", &[9, 3, 2], &[9, 4, 2], "table"),
@@ -403,9 +403,9 @@ fn rope_shapes() {
     }
 }
 
-/// llvmpipe would leave the loop over such rows early, and what it had by then would be the result.
+/// llvmpipe would leave the loop over such rows early and return a partial result.
 #[test]
-fn rows_that_an_invocation_cannot_walk_are_refused() {
+fn rows_too_long_for_an_invocation_are_refused() {
     let Some(device) = shared::gpu(Some(Tier::Scalar)) else { return };
     let long = 1 << 18;
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
@@ -418,25 +418,25 @@ fn rows_that_an_invocation_cannot_walk_are_refused() {
     }
 }
 
-/// A dispatch of over 100 ms is what operating systems and browsers take for a hanging GPU.
+/// Operating systems and browsers treat a dispatch of over 100 ms as a hanging GPU.
 #[test]
-fn long_work_is_cut_into_dispatches() {
+fn long_matmul_is_split_into_several_dispatches() {
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
     for device in shared::executors() {
         let (x, y) = (declare(&[128, 1024]), declare(&[128, 2816]));
         let w = Matrix::declare(&device.target(), "w", WeightType::Q4_0, 2816, 1024).expect("the matrix is valid");
         let mut rec = device.recorder();
-        kernels::matmul(&mut rec, &Linear::new(&w), &x, &y).expect("it can be recorded");
+        kernels::matmul(&mut rec, &Linear::new(&w), &x, &y).expect("recording succeeds");
         let recorded = rec.finish(&mut Workspace::default()).n_dispatches();
         let operations = 2 * 128 * 1024 * 2816_u64;
         let fewest = operations.div_ceil(device.target().max_dispatch_operations());
-        // In 44 columns of workgroups, which stay whole.
+        // In 44 whole columns of workgroups.
         assert_eq!(recorded as u64, 44_u64.div_ceil(44 / fewest), "{}", device.info().name);
     }
 }
 
 #[test]
-fn products_are_split_where_it_was_asked_for() {
+fn matmul_is_split_along_k_as_requested() {
     let Some(device) = shared::gpu(Some(Tier::Baseline)) else { return };
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
     let x = declare(&[8, 4096]);
@@ -446,10 +446,10 @@ fn products_are_split_where_it_was_asked_for() {
         kernels::matmul(&mut rec, &Linear { splits, ..Linear::new(&w) }, &x, y)?;
         Ok::<_, Error>(rec.finish(&mut Workspace::default()).n_dispatches())
     };
-    // One tile alone, so a device that takes splits by itself does so here.
+    // A single tile, so a device that splits automatically does so here.
     let usual = if device.limits().max_splits > 1 { 2 } else { 1 };
     for (splits, n_dispatches) in [(None, usual), (Some(0), 1), (Some(1), 1), (Some(2), 2), (Some(u32::MAX), 2)] {
-        let recorded = record(splits, &declare(&[8, 64])).expect("it can be recorded");
+        let recorded = record(splits, &declare(&[8, 64])).expect("recording succeeds");
         assert_eq!(recorded, n_dispatches, "{splits:?}");
     }
     let error = record(Some(2), &declare(&[16, 64])).expect_err("`y` has twice the rows");
@@ -457,7 +457,7 @@ fn products_are_split_where_it_was_asked_for() {
 }
 
 #[test]
-fn fused_shapes() {
+fn fused_kernels_refuse_wrong_shapes() {
     let device = Device::cpu();
     let w = Matrix::declare(&device.target(), "w", WeightType::Q8_0, 6, 64).expect("the matrix is valid");
     let gate_up: [Operand; 3] =
@@ -465,7 +465,7 @@ fn fused_shapes() {
     check("gate_up", &gate_up, |rec, _, t| {
         kernels::gate_up(rec, &w, Some(Norm { weight: &t[0], eps: 1e-5 }), Gate::Silu, &t[1], &t[2])
     });
-    // A norm together with a bias.
+    // A norm combined with a bias.
     let w = Matrix::declare(&device.target(), "w", WeightType::F16, 64, 32).expect("the matrix is valid");
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
     let (norm, x) = (declare(&[32]), declare(&[2, 32]));
@@ -482,7 +482,7 @@ fn fused_shapes() {
 
 #[cfg(feature = "lora")]
 #[test]
-fn shapes_of_low_rank_addends() {
+fn lora_addends_refuse_wrong_shapes() {
     use tilewright::kernels::{Activation, LowRank};
     let device = Device::cpu();
     let w = Matrix::declare(&device.target(), "w", WeightType::Q8_0, 6, 64).expect("the matrix is valid");
@@ -512,7 +512,7 @@ fn shapes_of_low_rank_addends() {
     let add: [Operand; 3] =
         [("inner", &[2, 16], &[2, 12], "inner"), ("b", &[6, 8], &[7, 8], "y"), ("y", &[2, 6], &[2, 5], "y")];
     check("add_lora", &add, |rec, _, t| kernels::add_lora(rec, &low(&t[0], &t[1]), &t[2]));
-    // Members that are not in order, too many of them, a rank that is no multiple of 4, an activation.
+    // Unordered members, too many of them, a rank that is not a multiple of 4, an activation.
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
     let (x, y, b, odd) = (declare(&[1, 64]), declare(&[1, 6]), declare(&[6, 8]), declare(&[6, 6]));
     for (starts, columns, b) in
@@ -531,7 +531,7 @@ fn shapes_of_low_rank_addends() {
 }
 
 #[test]
-fn shapes_of_a_mixture_in_parts() {
+fn mol_gate_kernel_refuses_wrong_shapes() {
     let of_gate: [Operand; 4] = [
         ("a", &[2, 3], &[2, 4], "b"),
         ("b", &[5, 3], &[5, 4], "b"),
@@ -552,7 +552,7 @@ fn shapes_of_a_mixture_in_parts() {
 }
 
 #[test]
-fn mol_shapes() {
+fn mol_kernels_refuse_wrong_shapes() {
     let device = Device::cpu();
     let form = |query_components, item_components| MolForm {
         query_components,
@@ -580,7 +580,7 @@ fn mol_shapes() {
     let tensors = operands.map(|(name, shape, ..)| {
         Tensor::declare(name, Role::Activations, shape, element_type(name)).expect("the shape is valid")
     });
-    // Rows that are no multiple of the components, columns that are none of 4, a type without a variant.
+    // Rows not a multiple of the components, columns not a multiple of 4, a type without a variant.
     for (weight, rows, cols) in [(WeightType::F16, 36, 8), (WeightType::F16, 35, 6), (WeightType::Q4_0, 35, 8)] {
         let w = Matrix::declare(&device.target(), "w", weight, rows, cols).expect("the matrix is valid");
         match record(&mut device.recorder(), &w, &tensors) {
@@ -603,7 +603,7 @@ fn mol_shapes() {
 }
 
 #[test]
-fn sampling_shapes() {
+fn sampling_kernels_refuse_wrong_shapes() {
     let penalize: [Operand; 4] = [
         ("sampling", &[1, 12], &[1, 8], "sampling"),
         ("tokens", &[4], &[4], ""),
@@ -621,7 +621,7 @@ fn sampling_shapes() {
 }
 
 #[test]
-fn outputs_share_nothing() {
+fn output_that_aliases_an_input_is_refused() {
     let device = Device::cpu();
     let x = Tensor::declare("x", Role::Activations, &[2, 5], DType::F32).expect("valid");
     let error = kernels::softmax(&mut device.recorder(), &x, &x).expect_err("x is its own output");

@@ -1,5 +1,5 @@
-//! `route`, `expert_gate_up`, `expert_down`, and `expert_tiles`, `expert_matmul` and `expert_sum` for many tokens: mixtures of
-//! experts.
+//! Mixtures of experts: `route`, `expert_gate_up`, `expert_down`, and for many tokens `expert_tiles`, `expert_matmul`
+//! and `expert_sum`.
 
 use tilewright::WeightType;
 use tilewright::kernels::{
@@ -28,7 +28,7 @@ const PRODUCTS: [[u32; 5]; 7] = [
     [1, 8, 4, 68, 128],
 ];
 
-/// T, E, K: around the tiles of 16 and 64 rows, and experts that no token has.
+/// T, E, K: around the tiles of 16 and 64 rows, and with unused experts.
 const TILES: [[u32; 3]; 8] =
     [[1, 1, 1], [3, 5, 2], [16, 1, 1], [17, 1, 1], [40, 3, 2], [70, 2, 1], [33, 130, 4], [260, 3, 3]];
 
@@ -42,7 +42,7 @@ const TILED: [[u32; 5]; 6] = [
     [30, 8, 4, 260, 260],
 ];
 
-/// Where a matrix has some experts alone: the first, and how many.
+/// A matrix that has some experts only: the first, and their number.
 const MIDDLE: [u32; 2] = [1, 2];
 
 pub fn cases(cases: &mut Vec<Case>) {
@@ -124,19 +124,19 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
 }
 
-/// What of all experts' matrices is there.
+/// The available expert matrices.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     /// All, in one matrix.
     Whole,
-    /// All, gates and ups in a matrix each.
+    /// All, with gates and ups in separate matrices.
     Apart,
-    /// Those of some experts.
+    /// Some experts only.
     Middle,
 }
 
 impl Way {
-    /// The first of the experts that are there, and how many they are, if there are `e` in all.
+    /// The first available expert and their number, out of `e`.
     fn experts(self, e: u32) -> [u32; 2] {
         match self {
             Way::Middle if e > MIDDLE[0] => [MIDDLE[0], MIDDLE[1].min(e - MIDDLE[0])],
@@ -174,7 +174,7 @@ fn route(source: &mut Source, router: Router, shared: SharedExperts, has_bias: b
     })
 }
 
-/// Whether pairs after a token's own experts are those that all tokens have.
+/// Whether the pairs after a token's own experts are the shared experts.
 fn check_shared(e: u32, gate: &[f32], routes: &[u32]) -> Result<(), String> {
     let want = gate.first().map_or(1.0, |&logit| 1.0 / (1.0 + (-f64::from(logit)).exp()));
     for (expert, route) in (e..).zip(routes.chunks_exact(2)) {
@@ -189,8 +189,8 @@ fn check_shared(e: u32, gate: &[f32], routes: &[u32]) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether pairs of an expert and the bits of its weight are a token's, by their definition in f64. Experts whose scores
-/// rounding cannot tell apart may take each other's places.
+/// Checks pairs of an expert and its weight's bits against the definition in f64. Experts with scores tied within
+/// rounding may swap places.
 fn check_route(router: Router, logits: &[f32], bias: &[f32], routes: &[u32]) -> Result<(), String> {
     let logits: Vec<f64> = logits.iter().map(|&logit| f64::from(logit)).collect();
     let highest = logits.iter().copied().fold(f64::MIN, f64::max);
@@ -214,7 +214,7 @@ fn check_route(router: Router, logits: &[f32], bias: &[f32], routes: &[u32]) -> 
         }
         let share = if router.shares { f64::from(router.scale) / chosen } else { f64::from(router.scale) };
         let (weight, want) = (f64::from(f32::from_bits(route[1])), share * scores[expert]);
-        // Shares of scores that are all below what f32 holds are nobody's.
+        // Shares of scores below the range of f32 are undefined.
         let is_told = !router.shares || chosen > 1e-30;
         if is_told && !close(weight, want) {
             return Err(format!("expert {expert} has the weight {weight}, expected {want}"));
@@ -223,7 +223,7 @@ fn check_route(router: Router, logits: &[f32], bias: &[f32], routes: &[u32]) -> 
     Ok(())
 }
 
-/// Experts of each token, no one twice, and their weights.
+/// Distinct experts of each token, and their weights.
 fn routes(source: &mut Source, [t, e, k]: [u32; 3]) -> Vec<u32> {
     let weights = source.normal(t * k);
     let of = |slot: u32| {
@@ -266,7 +266,7 @@ fn gate_up(
     });
     let want = want.collect();
     let (first, n) = (way.experts(e)[0], way.experts(e)[1]);
-    // Of the bytes of all, those of some experts; or those of one kind.
+    // Selects some experts' bytes, or those of one kind.
     let of_rows = |rows: std::ops::Range<u32>| {
         let row_bytes = bytes.len() / n_rows as usize;
         bytes[rows.start as usize * row_bytes..rows.end as usize * row_bytes].to_vec()
@@ -349,7 +349,7 @@ fn down(
     })
 }
 
-/// What tokens' experts make, by their weights: `of_slot` gives what one makes in column n, if it makes something.
+/// Weighted sum of experts' outputs: `of_slot` gives one expert's value in column n, if any.
 fn weighted<'a>(
     [t, k, c]: [u32; 3],
     routes: &[u32],
@@ -377,12 +377,11 @@ fn weighted<'a>(
     want.collect()
 }
 
-/// The order of slots by their experts, told by the tiles: each slot is in one tile of its expert, and tiles are as full
-/// as they can be.
+/// Slots sorted by expert, as in the tiles: each slot is in one tile of its expert, and tiles are as full as possible.
 fn tiles(source: &mut Source, [t, e, k]: [u32; 3]) -> Job {
     let routes = routes(source, [t, e, k]);
     let (n_slots, by_slot) = (t * k, routes.clone());
-    // The product of ones with each expert's number, by tiles, tells which expert a slot met.
+    // The tiled product of ones with each expert's number identifies the expert of a slot.
     let want: Vec<f32> = by_slot.chunks_exact(2).flat_map(|route| [4.0 * (route[0] + 1) as f32; 4]).collect();
     let w: Vec<u8> = (0..e).flat_map(|e| [(e + 1) as f32; 16]).flat_map(f32::to_le_bytes).collect();
     let operands = vec![
@@ -406,7 +405,7 @@ fn matmul(
 ) -> Job {
     let (n_rows, n_x) = (e * n_out, if by_slot { t * k } else { t });
     let (x, bytes) = (source.rows(n_x, c), source.weights(weight, n_rows, c));
-    // Columns before and after those that are written.
+    // Extra columns before and after the output.
     let (start, stride) = (3, n_out + 5);
     let (bias, routes) = (source.normal(e * stride), routes(source, [t, e, k]));
     let sizes = [n_x as usize, n_rows as usize, c as usize];

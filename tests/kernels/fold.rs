@@ -1,4 +1,4 @@
-//! Grids with more workgroups than a dimension may have.
+//! Grids with more workgroups than the limit per dimension.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use crate::harness::{Bound, Case, Job, Operand, ROUND, execute, recorded};
 use crate::inputs::Source;
 use crate::{all_cases, is_own};
 
-/// Kernels whose grids do not grow with the rows of any operand, and those that only the benches use.
+/// Kernels with grids independent of the number of rows, and those that only the benches use.
 const NEVER_FOLDED: [&str; 11] = [
     "advance",
     "candidates",
@@ -25,17 +25,17 @@ const NEVER_FOLDED: [&str; 11] = [
     "weighted_sum",
 ];
 
-/// The conformance cases again, on a device that pretends to allow a few workgroups in a dimension.
+/// Runs the conformance cases on a device with an artificially low limit of workgroups per dimension.
 #[test]
 fn folded_grids_match_oracle() {
-    /// So many folded cases of each kernel run on each tier, and twice as many with `TILEWRIGHT_FULL`.
+    /// Folded cases of each kernel to run on each tier, doubled with `TILEWRIGHT_FULL`.
     const ENOUGH: usize = 1;
-    /// Among so many cases of each kernel, from the first to the last, and more until one was folded on some tier; among all
-    /// with `TILEWRIGHT_FULL`. What takes long is to compute what is expected of them, once for all tiers.
+    /// Cases of each kernel to try, spread from first to last, and more until one was folded on some tier; all with
+    /// `TILEWRIGHT_FULL`. Computing expectations, once for all tiers, dominates the time.
     const LOOKED_AT: usize = 6;
     let enough = if common::is_full() { 2 * ENOUGH } else { ENOUGH };
     let tiers = [Tier::Baseline, Tier::Scalar, Tier::F16, Tier::Subgroups];
-    // All of them: some kernels are folded in one alone.
+    // All tiers: some kernels are folded in one only.
     let devices = shared::gpus_in_each(tiers);
     if devices.is_empty() {
         return;
@@ -47,14 +47,14 @@ fn folded_grids_match_oracle() {
     let (mut folded, mut executed) = (BTreeSet::new(), 0);
     let mut n_folded: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for (looked_at, case) in by_kernel.values().flat_map(|cases| spread(cases, LOOKED_AT).enumerate()) {
-        // What is expected is the same on all tiers, but for operands that are rounded.
+        // Expectations are the same on all tiers, except for rounded operands.
         let mut jobs = [None, None];
         for device in devices.iter().filter(|device| is_own(case, device.tier())) {
             let tier = device.tier();
             let kernel = if tier.rounds_to_half() && case.kernel == "matmul" { "matmul_half" } else { case.kernel };
             let is_folded = |label: &&str| label.split('.').next() == Some(kernel);
             let is_enough = NEVER_FOLDED.contains(&case.kernel) || folded.iter().any(is_folded);
-            // Known before what is expected is computed.
+            // Checked before computing expectations.
             let is_done = n_folded.get(&(tier.name(), kernel)).is_some_and(|&n| n >= enough);
             if (is_done || looked_at >= LOOKED_AT && is_enough) && !common::is_full() {
                 continue;
@@ -62,7 +62,7 @@ fn folded_grids_match_oracle() {
             let staged_f16 = case.is_staged_in_half(device);
             let build = || (case.build)(&mut Source::new(case.inputs, case.seed(0), staged_f16));
             let job = &*jobs[usize::from(staged_f16)].get_or_insert_with(build);
-            // As few as will do.
+            // The lowest sufficient limit.
             for max_workgroups in [2, 5, 13, 64] {
                 let few = device.with_limits(TargetLimits { max_workgroups, ..device.limits() });
                 let recording = match recorded(&few, job) {
@@ -85,7 +85,7 @@ fn folded_grids_match_oracle() {
             }
         }
     }
-    // `tests/matrices` folds what has variants of other tiers alone.
+    // `tests/matrices` folds kernels that only other tiers have.
     let runs = |kernel: &&&shaders::Kernel| kernel.variants.iter().any(|variant| tiers.contains(&variant.tier));
     let kernels = shaders::ALL.iter().filter(|kernel| !NEVER_FOLDED.contains(&kernel.name)).filter(runs);
     for kernel in kernels {
@@ -94,15 +94,15 @@ fn folded_grids_match_oracle() {
     }
 }
 
-/// All cases, the first `n` of which are spread from the first to the last.
+/// All cases, beginning with `n` spread from first to last.
 fn spread(cases: &[Case], n: usize) -> impl Iterator<Item = &Case> {
     let stride = cases.len().div_ceil(n).max(1);
     (0..stride).flat_map(move |first| cases.iter().skip(first).step_by(stride))
 }
 
-/// More rows than any adapter's 65,535 workgroups in a dimension, one workgroup each.
+/// More rows than any adapter's limit of 65,535 workgroups per dimension, one workgroup each.
 #[test]
-fn rows_beyond_a_dimension() {
+fn rows_beyond_one_grid_dimension_are_computed() {
     const ROWS: u32 = 70_001;
     const DIM: usize = 4;
     let Some(device) = shared::gpu(Some(Tier::Baseline)) else { return };
@@ -128,7 +128,7 @@ fn rows_beyond_a_dimension() {
     assert!(outcome.is_ok(), "{outcome:?}");
 }
 
-/// What no folding makes room for is an error that names the kernel.
+/// A grid too large for folding is an error that names the kernel.
 #[test]
 fn grids_beyond_two_dimensions_are_refused() {
     let device = Device::cpu();

@@ -1,4 +1,4 @@
-//! `gate_up`: a product that is normalised and gated on the way, against the chain that it replaces.
+//! `gate_up`: a product fused with norm and gate, against the chain that it replaces.
 
 use tilewright::WeightType;
 use tilewright::kernels::{self, Activation, Gate, Gelu, Linear, Norm};
@@ -10,7 +10,7 @@ use crate::inputs::{Inputs, Source, dequantise, has_case};
 use crate::linear::{EPS, Rows, few, limit, named_columns, product};
 use crate::softmax::exp_rounding;
 
-/// T, F, K: outputs come in twos, K in blocks of 32 shared by up to 64 invocations.
+/// T, F, K: outputs are paired, K in blocks of 32 shared by up to 64 invocations.
 const GATE_UP: [[u32; 3]; 10] = [
     [1, 1, 4],
     [2, 2, 32],
@@ -19,14 +19,14 @@ const GATE_UP: [[u32; 3]; 10] = [
     [1, 33, 128],
     [1, 64, 260],
     [2, 65, 96],
-    [1, 63, 96], // a part of a super-block
+    [1, 63, 96], // part of a super-block
     [1, 5, 2052],
     [7, 129, 64],
 ];
 
 pub fn cases(cases: &mut Vec<Case>) {
     for weight in WeightType::ALL {
-        // Each number of tokens that are taken side by side, and one more.
+        // Each number of tokens handled side by side, and one more.
         for t in (1..=9).filter(|&t| has_case(weight, t as usize, 4)) {
             let (norm, sizes @ [_, f, k]) = (t % 2 == 0, few(t));
             cases.push(Case {
@@ -54,7 +54,7 @@ pub fn cases(cases: &mut Vec<Case>) {
                     inputs,
                     build: Box::new(move |source| gate_up(source, (weight, None), norm, gate, sizes)),
                 });
-                // Gates of another type wait for their ups.
+                // Gates of another type are stored until their ups are computed.
                 let gates = if weight == WeightType::Q8_0 { WeightType::F32 } else { WeightType::Q8_0 };
                 cases.push(Case {
                     kernel: "gate_up",
@@ -68,7 +68,7 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
 }
 
-/// `gelu(gate) * up` of sums that are known within their bounds.
+/// `gelu(gate) * up` of sums known within bounds.
 pub fn geglu(gate: &Expected, up: &Expected, form: Gelu) -> Expected {
     let gelu = activated_within(gate, Activation::Gelu(form));
     let value = gelu.value * up.value;
@@ -80,12 +80,12 @@ pub fn geglu(gate: &Expected, up: &Expected, form: Gelu) -> Expected {
     }
 }
 
-/// `silu(gate) * up` of sums that are known within their bounds. The derivative of silu is at most 1.1.
+/// `silu(gate) * up` of sums known within bounds. The derivative of silu is at most 1.1.
 pub fn swiglu(gate: &Expected, up: &Expected) -> Expected {
     let (z, u) = (gate.value, up.value);
     let silu = z / (1.0 + (-z).exp());
     let value = silu * u;
-    // Where the exponential is small, so is its part in the quotient.
+    // A small exponential has a small part in the quotient.
     let share = 1.0 / (1.0 + z.exp());
     let rounding = exp_rounding(z.min(88.0)) * share + 8.0 * ROUND;
     let spread = |gate: f64, up: f64| 1.1 * gate * u.abs() + (silu.abs() + 1.1 * gate) * up;
@@ -96,7 +96,7 @@ pub fn swiglu(gate: &Expected, up: &Expected) -> Expected {
     Expected { value, bound, floor, power }
 }
 
-/// gpt-oss's gate of sums that are known within their bounds. The derivative of `g sigmoid(1.702 g)` is at most 1.1.
+/// gpt-oss's gate of sums known within bounds. The derivative of `g sigmoid(1.702 g)` is at most 1.1.
 pub fn clamped(gate: &Expected, up: &Expected) -> Expected {
     let (g, u) = (gate.value.min(7.0), up.value.clamp(-7.0, 7.0) + 1.0);
     let unit = g / (1.0 + (-1.702 * g).exp());

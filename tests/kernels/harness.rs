@@ -1,4 +1,4 @@
-//! Cases, and how one is executed: operands surrounded by a pattern, recorded, run, read back and judged.
+//! Test cases and their execution: surrounds operands with a pattern, records, runs, reads back and checks.
 
 use tilewright::kernels::StepState;
 use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace};
@@ -6,23 +6,23 @@ use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, WeightTyp
 use crate::common::{Expected, compare};
 use crate::inputs::{Inputs, Source};
 
-/// A quiet NaN, and no valid token id: fills outputs before a run, and their buffers behind the tensors' ends.
+/// A quiet NaN, and an invalid token id: fills outputs before a run, and the slack behind them.
 pub const PATTERN: u32 = 0x7fd2_5a5a;
-/// Another one, behind the ends of tensors that hold something before the run. Arithmetic hands a NaN's bits on, so
-/// that with one pattern for all, a result computed and written past both ends would look untouched.
+/// Another one, behind tensors with initial contents. Arithmetic propagates a NaN's bits, so with a single pattern a
+/// result computed from one slack and written to another would look untouched.
 pub const INPUT_PATTERN: u32 = 0x7fe1_a5a5;
 
 /// Half a unit in the last place of 1: the relative error of one f32 rounding.
 pub const ROUND: f64 = 1.0 / 16_777_216.0;
-/// The smallest normal f32: what flushing a subnormal may cost.
+/// The smallest normal f32: the error of flushing a subnormal.
 pub const FLUSH: f64 = f32::MIN_POSITIVE as f64;
 
-/// Rounding errors of `n` summed terms, relative to the sum of their magnitudes: they add up like a random walk.
+/// Rounding error of `n` summed terms, relative to the sum of their magnitudes: errors add up like a random walk.
 pub fn sum_rounding(n: usize) -> f64 {
     ROUND * (16.0 + 4.0 * (n as f64).sqrt())
 }
 
-/// One case of a kernel; what it computes is drawn when it runs.
+/// One case of a kernel; its inputs are drawn when it runs.
 pub struct Case {
     pub kernel: &'static str,
     pub variant: String,
@@ -32,12 +32,12 @@ pub struct Case {
 }
 
 impl Case {
-    /// The line that names the case on `executor`.
+    /// The case's name on `executor`.
     pub fn name(&self, executor: &str, seed: u64) -> String {
         format!("{}/{}/{executor}/{}/{}/seed={seed}", self.kernel, self.variant, self.sizes, self.inputs.name())
     }
 
-    /// Whether the device stages tiles of this case's products in half precision, which rounds operands.
+    /// Whether the device stages this case's tiles in half precision, which rounds operands.
     pub fn is_staged_in_half(&self, device: &Device) -> bool {
         if self.kernel == "attention" {
             let is_of_tokens = !self.variant.starts_with("F32") && !self.variant.contains("+next");
@@ -49,40 +49,40 @@ impl Case {
             && !self.variant.starts_with("F32")
     }
 
-    /// A seed of the case's own, the same on every executor.
+    /// The case's own seed, the same on every executor.
     pub fn seed(&self, seed: u64) -> u64 {
         hash(&self.name("", seed))
     }
 }
 
-/// FNV-1a, of 64 bits.
+/// 64-bit FNV-1a.
 pub fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// What an operand holds before the run.
+/// An operand's contents before the run.
 pub enum Data {
     Floats(Vec<f32>),
     Words(Vec<u32>),
     Weights(WeightType, Vec<u8>),
-    /// Step state: pos, n_tokens, token, row of angles. Of sequences that share a cache a row for each, with pages.
+    /// Step state: pos, n_tokens, token, row of angles. For sequences that share a cache, one row each, with pages.
     State(Vec<u32>),
-    /// Nothing but the pattern.
+    /// Only the pattern.
     Blank(DType),
 }
 
 type Check = Box<dyn Fn(&[u32]) -> Result<(), String>>;
 
-/// What an operand must hold after the run.
+/// An operand's expected contents after the run.
 pub enum Want {
-    /// What it held before.
+    /// Its contents before the run.
     Unchanged,
-    /// These words; zeros of either sign are equal where the tensor holds floats.
+    /// These words; in float tensors zeros of either sign are equal.
     Exact(Vec<u32>),
-    /// These numbers, with at most this normalised mean squared error. A NaN stands for an element that must still
-    /// hold the pattern, an infinite one for an element that may hold anything.
+    /// These numbers, with at most this normalised mean squared error. A NaN requires that the element still holds the
+    /// pattern; an infinity allows anything.
     Close(Vec<Expected>, f64),
-    /// Whatever the closure accepts.
+    /// Checked by a closure.
     Check(Check),
 }
 
@@ -120,34 +120,34 @@ impl Operand {
         Operand::turned_state(pos, n_tokens, 0)
     }
 
-    /// A state whose position 0 has the angles of this row.
+    /// A state with this row of angles for position 0.
     pub fn turned_state(pos: u32, n_tokens: u32, angles: u32) -> Operand {
         Operand::new("state", &[4], Data::State(vec![pos, n_tokens, 7, angles]), Want::Unchanged)
     }
 
-    /// The states of sequences that share a cache: eight words and the pages of each.
+    /// States of sequences that share a cache: eight words and the pages of each.
     pub fn states(rows: &[Vec<u32>]) -> Operand {
         let shape = [rows.len() as u32, rows[0].len() as u32];
         Operand::new("state", &shape, Data::State(rows.concat()), Want::Unchanged)
     }
 
-    /// An output of floats that is blank before the run.
+    /// A float output, blank before the run.
     pub fn close(label: &'static str, shape: &[u32], want: Vec<Expected>, nmse: f64) -> Operand {
         Operand::new(label, shape, Data::Blank(DType::F32), Want::Close(want, nmse))
     }
 
-    /// An output of floats that must be equal to `want`.
+    /// A float output that must equal `want`.
     pub fn exact_floats(label: &'static str, shape: &[u32], want: &[f32]) -> Operand {
         let want = want.iter().map(|value| value.to_bits()).collect();
         Operand::new(label, shape, Data::Blank(DType::F32), Want::Exact(want))
     }
 
-    /// An output of words that must be equal to `want`.
+    /// A word output that must equal `want`.
     pub fn exact_words(label: &'static str, shape: &[u32], want: Vec<u32>) -> Operand {
         Operand::new(label, shape, Data::Blank(DType::U32), Want::Exact(want))
     }
 
-    /// The same operand, holding `want` after the run.
+    /// The same operand, expecting `want` after the run.
     pub fn becomes(mut self, want: Want) -> Operand {
         self.want = want;
         self
@@ -156,7 +156,7 @@ impl Operand {
 
 type Record = Box<dyn Fn(&mut Recorder, &Bound) -> Result<(), Error>>;
 
-/// A recording and its operands, before and after.
+/// A recording and its operands, with contents before and after.
 pub struct Job {
     pub operands: Vec<Operand>,
     pub record: Record,
@@ -174,7 +174,7 @@ enum Slot {
     State(StepState),
 }
 
-/// A job's operands, in order, and the device that they are on.
+/// A job's operands in order, and their device.
 pub struct Bound {
     slots: Vec<Slot>,
     pub device: Device,
@@ -192,14 +192,14 @@ impl Bound {
     pub fn matrix(&self, i: usize) -> &Matrix {
         match &self.slots[i] {
             Slot::Matrix(matrix) => matrix,
-            _ => panic!("operand {i} is no matrix"),
+            _ => panic!("operand {i} is not a matrix"),
         }
     }
 
     pub fn state(&self, i: usize) -> &StepState {
         match &self.slots[i] {
             Slot::State(state) => state,
-            _ => panic!("operand {i} is no step state"),
+            _ => panic!("operand {i} is not a step state"),
         }
     }
 }
@@ -237,10 +237,10 @@ fn fill(device: &Device, slot: &Slot, data: &Data) -> Result<(), Error> {
     }
 }
 
-/// Matrices beyond this are not read back: that would take longer than everything else.
+/// Maximum size to read back: larger matrices would dominate the run time.
 const LARGEST_READ: u64 = 4 << 20;
 
-/// Everything behind the operands, slack included.
+/// Contents of all operands, slack included.
 async fn snapshot(device: &Device, bound: &Bound) -> Result<Vec<Vec<u32>>, Error> {
     let mut content = Vec::new();
     for slot in &bound.slots {
@@ -259,7 +259,7 @@ async fn snapshot(device: &Device, bound: &Bound) -> Result<Vec<Vec<u32>>, Error
     Ok(content)
 }
 
-/// A job's operands on a device, and what records it there.
+/// A job's operands on a device, and its recorder.
 pub fn recorded(device: &Device, job: &Job) -> Result<(Bound, Recorder), Error> {
     let slots: Result<Vec<Slot>, Error> = job.operands.iter().map(|operand| place(device, operand)).collect();
     let bound = Bound { slots: slots?, device: device.clone() };
@@ -351,7 +351,7 @@ fn judge(operand: &Operand, before: &[u32], after: &[u32]) -> Result<f64, String
 }
 
 #[test]
-fn judge_refuses_what_is_wrong() {
+fn judge_rejects_wrong_results() {
     let one = Expected::new(1.0, 1e-6, 0.0);
     let judged = |want: Want, data: Data, after: &[u32]| {
         let operand = Operand::new("y", &[2], data, want);

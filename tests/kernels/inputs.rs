@@ -1,11 +1,11 @@
-//! What kernels are fed: families of activations, and random weights in every file layout with their values.
+//! Kernel inputs: families of activations, and random weights in every file layout with their values.
 
 use tilewright::WeightType;
 use tilewright::formats::{BlockType, block};
 
 use crate::common::Rng;
 
-/// Types of which every case runs.
+/// Types for which every case runs.
 const EVERY: [WeightType; 8] = [
     WeightType::F32,
     WeightType::F16,
@@ -17,8 +17,8 @@ const EVERY: [WeightType; 8] = [
     WeightType::Q6_K,
 ];
 
-/// Whether case `i` of a list is one for a weight type; one in `share` is. Kernels of different types differ by the fragment
-/// that unpacks a block, so for most types a few sizes and one form of a kernel do.
+/// Whether case `i` of a list runs for a weight type; one in `share` does. Kernels of different types differ only by
+/// the fragment that unpacks a block, so most types need few sizes and one form of a kernel.
 pub fn has_case(weight: WeightType, i: usize, share: usize) -> bool {
     EVERY.contains(&weight) || i % share == weight as usize % share
 }
@@ -33,19 +33,19 @@ pub enum Inputs {
     Channel1e3,
     /// Normal, one channel a hundred thousand times larger.
     Channel1e5,
-    /// Close to the largest f16; even rows all positive, so that nothing cancels.
+    /// Near the f16 maximum; even rows are all positive, so that nothing cancels.
     HalfMax,
     Subnormal,
     Zeros,
-    /// Each row one value, so that its variance is zero.
+    /// One value per row, so that its variance is zero.
     Constant,
-    /// Half the elements very low, the first row entirely.
+    /// Half of the elements very low, the first row entirely.
     Masked,
     /// Zeros of both signs.
     SignedZeros,
-    /// The same token again and again.
+    /// The same token repeated.
     Repeated,
-    /// Normal, each row of a size of its own from 1e-30 to 1e30. For products alone: a norm's squares would overflow.
+    /// Normal, with a magnitude per row from 1e-30 to 1e30. For products only: a norm's squares would overflow.
     Magnitudes,
 }
 
@@ -88,9 +88,9 @@ impl Inputs {
 pub struct Source {
     pub inputs: Inputs,
     pub rng: Rng,
-    /// Whether the kernel rounds its operands to f16: weights must then stay in its range. Rows of x need not.
+    /// Whether the kernel rounds operands to f16: weights must then be in its range, rows of x need not.
     pub staged_f16: bool,
-    /// What masked elements hold.
+    /// Value of masked elements.
     pub mask: f32,
 }
 
@@ -99,7 +99,7 @@ impl Source {
         Source { inputs, rng: Rng::new(seed), staged_f16, mask: -1e9 }
     }
 
-    /// `[rows, cols]` of the case's family.
+    /// `[rows, cols]` in the case's family.
     pub fn rows(&mut self, rows: u32, cols: u32) -> Vec<f32> {
         let (rows, cols) = (rows as usize, cols as usize);
         let mut out = Vec::with_capacity(rows * cols);
@@ -138,13 +138,13 @@ impl Source {
         out
     }
 
-    /// Normal numbers whatever the family: norms' weights, biases.
+    /// Normal numbers for any family: norms' weights, biases.
     pub fn normal(&mut self, n: u32) -> Vec<f32> {
         (0..n).map(|_| self.rng.normal() as f32).collect()
     }
 
-    /// A matrix `[rows, cols]` in the layout of files. One in five has extreme blocks and values: zero, subnormal in
-    /// f16, huge.
+    /// A matrix `[rows, cols]` in file layout. One in five has extreme blocks and values: zero, subnormal in f16,
+    /// huge.
     pub fn weights(&mut self, weight: WeightType, rows: u32, cols: u32) -> Vec<u8> {
         let extreme = self.rng.below(5) == 0;
         let mut bytes = Vec::new();
@@ -160,7 +160,7 @@ impl Source {
                 }),
                 WeightType::F16 => (0..cols).for_each(|_| bytes.extend(self.half(extreme, 30).to_le_bytes())),
                 WeightType::Q8_0 | WeightType::Q4_0 => (0..cols.div_ceil(32)).for_each(|_| {
-                    // A product of scale and quant staged as f16 must stay below 2^16.
+                    // A product of scale and quant staged as f16 must be below 2^16.
                     let largest = if self.staged_f16 { 22 } else { 30 };
                     bytes.extend(self.half(extreme, largest).to_le_bytes());
                     let n_bytes = if weight == WeightType::Q8_0 { 32 } else { 16 };
@@ -178,9 +178,9 @@ impl Source {
                     let mut scale = self.half(extreme, 30);
                     let mut min = self.half(extreme, 30);
                     if self.staged_f16 {
-                        // Scales of one size, and mins that are scales times the quant in the middle, as in real files:
-                        // a super-block may be a whole row, whose weights are multiples of few numbers or lean to one
-                        // side, and with few rows that count an average over roundings says little.
+                        // Scales of one magnitude, and mins of scale times the middle quant, as in real files: a
+                        // super-block may be a whole row, with weights that are multiples of few numbers or lean to
+                        // one side, and averages over roundings of few such rows say little.
                         scale = (scale & 0x83ff) | 12 << 10;
                         min = scale + (middle << 10);
                         block.copy_within(4..8, 8);
@@ -204,13 +204,13 @@ impl Source {
         bytes
     }
 
-    /// Makes ordinary numbers of a block's scales.
+    /// Gives a block's scales ordinary values.
     fn put_scales(&mut self, weight: WeightType, halves: &[usize], extreme: bool, block: &mut [u8]) {
         let staged = self.staged_f16;
         for (i, &at) in halves.iter().enumerate() {
             let mut bits = self.half(extreme, 30);
             if staged {
-                // Of one size, for the reasons above.
+                // Of one magnitude, as explained above.
                 bits = (bits & 0x83ff) | 12 << 10;
             }
             if let (true, 1, &[first, _]) = (staged, i, halves) {
@@ -224,7 +224,7 @@ impl Source {
             block[at..at + 2].copy_from_slice(&bits.to_le_bytes());
         }
         match weight {
-            // Exponents of 1 and numbers near it.
+            // Exponents of numbers near 1.
             WeightType::MXFP4 => block[0] = if staged { 126 } else { 112 + block[0] % 32 },
             WeightType::NVFP4 if staged => block[..4].iter_mut().for_each(|byte| *byte = *byte % 8 + 0x38),
             _ => {}
@@ -235,7 +235,8 @@ impl Source {
         [0.0, 1e-3, 1.0, 1.0, 1e3][self.rng.below(5)]
     }
 
-    /// Bits of a finite f16: of ordinary size, or of any exponent up to `largest`, zero and subnormals among them.
+    /// Bits of a finite f16: of ordinary magnitude, or with any exponent up to `largest`, including zero and
+    /// subnormals.
     fn half(&mut self, extreme: bool, largest: u16) -> u16 {
         let bits = self.rng.word() as u16;
         let exponent = match (extreme, self.rng.below(4)) {
@@ -248,7 +249,7 @@ impl Source {
     }
 }
 
-/// The value of f16 bits, after IEEE 754-2008, 3.4.
+/// Value of f16 bits, by IEEE 754-2008, 3.4.
 fn half_value(bits: u16) -> f64 {
     let sign = if bits & 0x8000 != 0 { -1.0 } else { 1.0 };
     let fraction = f64::from(bits & 0x3ff);
@@ -260,14 +261,15 @@ fn half_value(bits: u16) -> f64 {
     }
 }
 
-/// Quant `i` of a super-block whose runs of `run` bytes hold as many quants in their low nibbles, then in their high ones.
+/// Quant `i` of a super-block with runs of `run` bytes: as many quants in their low nibbles, then in their high ones.
 fn nibble(quants: &[u8], i: usize, run: usize) -> u8 {
     let byte = quants[i / (2 * run) * run + i % run];
     if i % (2 * run) < run { byte % 16 } else { byte / 16 }
 }
 
-/// Weight `i` of a Q4_K or Q5_K super-block. Sixteen 6-bit numbers, eight scales and eight mins, in twelve bytes: the lower
-/// six bits of the first eight are four scales and four mins, whose upper two bits top the nibbles of the last four.
+/// Weight `i` of a Q4_K or Q5_K super-block. Twelve bytes hold eight scales and eight mins of 6 bits: the lower six
+/// bits of the first eight bytes are four scales and four mins; their upper two bits complete the nibbles of the last
+/// four bytes.
 fn k_affine(block: &[u8], i: usize, quant: u8) -> f64 {
     let half_at = |at: usize| half_value(u16::from_le_bytes([block[at], block[at + 1]]));
     let packed = &block[4..16];
@@ -279,7 +281,7 @@ fn k_affine(block: &[u8], i: usize, quant: u8) -> f64 {
     half_at(0) * f64::from(scale) * f64::from(quant) - half_at(2) * f64::from(min)
 }
 
-/// Weights and bytes of a block in files, and where its f16 numbers are.
+/// Weights and bytes per block in files, and offsets of its f16 numbers.
 fn layout(weight: WeightType) -> (usize, usize, &'static [usize]) {
     match weight {
         WeightType::Q4_1 => (32, 20, &[0, 2]),
@@ -302,7 +304,7 @@ fn layout(weight: WeightType) -> (usize, usize, &'static [usize]) {
     }
 }
 
-/// Weight `i` of a block of the types in [`layout`], codebooks apart.
+/// Weight `i` of a block of the types in [`layout`], except codebooks.
 fn block_value(weight: WeightType, block: &[u8], i: usize) -> f64 {
     const IQ4: [f64; 16] = [-127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69., 89., 113.];
     // Sign, two bits of exponent, one of fraction.
@@ -314,7 +316,7 @@ fn block_value(weight: WeightType, block: &[u8], i: usize) -> f64 {
         if bits & 8 != 0 { -magnitude } else { magnitude }
     };
     let half_at = |at: usize| half_value(u16::from_le_bytes([block[at], block[at + 1]]));
-    // Two bits of a K-quant: 32 bytes have 128 weights.
+    // Two bits of a K-quant: 32 bytes hold 128 weights.
     let pair = |quants: &[u8]| quants[i / 128 * 32 + i % 32] >> (2 * (i / 32 % 4)) & 3;
     let bit = |bytes: &[u8], i: usize| bytes[i / 8] >> (i % 8) & 1;
     match weight {
@@ -336,7 +338,7 @@ fn block_value(weight: WeightType, block: &[u8], i: usize) -> f64 {
             let group = i / 16;
             let low = if group < 8 { block[96 + group] % 16 } else { block[88 + group] / 16 };
             let high = block[104 + group % 4] >> (2 * (group / 4)) & 3;
-            // Bit b of byte l is the third of weight l of block b.
+            // Bit b of byte l is the third bit of weight l of block b.
             let quant = pair(&block[32..]) + 4 * (block[i % 32] >> (i / 32) & 1);
             half_at(108) * (f64::from(low + 16 * high) - 32.0) * (f64::from(quant) - 4.0)
         }
@@ -363,17 +365,17 @@ fn block_value(weight: WeightType, block: &[u8], i: usize) -> f64 {
     }
 }
 
-/// The values of a matrix in the layout of files, `[rows, cols]`.
+/// Values of a matrix in file layout, `[rows, cols]`.
 pub fn dequantise(weight: WeightType, bytes: &[u8], cols: u32) -> Vec<f64> {
     let cols = cols as usize;
     let half_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-    // Byte at which the block with weight `col` of a row starts, and which of its `len` weights that is, each block being
-    // `size` bytes.
+    // Offset of the block that holds weight `col` of a row, and the weight's index in it, for blocks of `len` weights
+    // and `size` bytes.
     let place_in =
         |row: usize, col: usize, len: usize, size: usize| ((row * cols.div_ceil(len) + col / len) * size, col % len);
     let place = |row: usize, col: usize, size: usize| place_in(row, col, 32, size);
     let row_bytes = tilewright::file_row_bytes(weight, cols);
-    // Codebooks by the decoder, which the shared vectors hold to ggml's values for every entry.
+    // Codebook types use the decoder, which the shared vectors compare with ggml for every entry.
     let codebook = BlockType::ALL.iter().find(|known| {
         known.name() == weight.name() && (known.name().starts_with("IQ2") || known.name().starts_with("IQ3"))
     });

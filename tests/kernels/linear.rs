@@ -1,4 +1,4 @@
-//! `matvec`, `matmul`, `matmul_naive`, `matmul_plain`, `split_sum` and the choice between them.
+//! `matvec`, `matmul`, `matmul_naive`, `matmul_plain`, `split_sum` and the choice among them.
 
 #[cfg(not(target_arch = "wasm32"))]
 use tilewright::Tier;
@@ -19,7 +19,7 @@ use crate::{
 #[cfg(not(target_arch = "wasm32"))]
 use tilewright::{Bucket, Choice, DType, Matrix, Role, Workspace};
 
-/// T, N, K: rows of w come in fours, K in blocks of 32 shared by up to 64 invocations.
+/// T, N, K: rows of w are handled in fours, K in blocks of 32 shared by up to 64 invocations.
 const MATVEC: [[u32; 3]; 22] = [
     [1, 1, 4],
     [1, 2, 8],
@@ -28,7 +28,7 @@ const MATVEC: [[u32; 3]; 22] = [
     [3, 32, 64],
     [1, 33, 60],
     [2, 63, 96],
-    [1, 62, 96], // a part of a super-block
+    [1, 62, 96], // part of a super-block
     [1, 64, 128],
     [1, 65, 132],
     [3, 127, 192],
@@ -45,7 +45,7 @@ const MATVEC: [[u32; 3]; 22] = [
     [1, 1000, 64],
 ];
 
-/// M, N, K: tiles are 64 x 64 outputs, or 16 x 64 in the scalar tier; K is walked in steps of 32.
+/// M, N, K: tiles are 64 x 64 outputs, or 16 x 64 in the scalar tier; K advances in steps of 32.
 const MATMUL: [[u32; 3]; 21] = [
     [1, 1, 1],
     [2, 3, 2],
@@ -70,20 +70,20 @@ const MATMUL: [[u32; 3]; 21] = [
     [1, 130, 70],
 ];
 
-/// Flag of cases that are named by how many tokens an invocation takes side by side.
+/// Flag of cases named by the number of tokens side by side in an invocation.
 const COLUMNS: usize = 64;
 
-/// The part of a name that says how many tokens an invocation takes side by side, of `n_tokens`.
+/// Name part for the number of tokens, of `n_tokens`, side by side in an invocation.
 pub fn named_columns(n_tokens: u32) -> String {
     format!("+columns{}", n_tokens.next_power_of_two().min(8))
 }
 
-/// T, N and K of a product of a few tokens: rows that end amid a block, and fewer blocks than tokens.
+/// T, N and K of a product of few tokens: rows that end within a block, and fewer blocks than tokens.
 pub fn few(n_tokens: u32) -> [u32; 3] {
     [n_tokens, 37, [36, 260, 1000, 2052][n_tokens as usize % 4]]
 }
 
-/// S, M, N: a workgroup takes 256 outputs.
+/// S, M, N: a workgroup computes 256 outputs.
 const SPLITS: [[u32; 3]; 8] =
     [[1, 1, 1], [2, 3, 85], [3, 1, 256], [8, 1, 257], [5, 2, 127], [4, 33, 31], [8, 64, 64], [2, 7, 4099]];
 
@@ -116,7 +116,7 @@ pub fn cases(cases: &mut Vec<Case>) {
             for (i, &sizes) in MATVEC.iter().enumerate().filter(of) {
                 push("matvec", kernels::matvec, weight, i % 8, sizes, inputs);
             }
-            // A norm leaves no room for a bias.
+            // A norm excludes a bias.
             for (i, &sizes) in MATVEC.iter().enumerate().skip(1).step_by(3).filter(of) {
                 push("matvec", kernels::matvec, weight, 8 + (i % 4) * 2, sizes, inputs);
             }
@@ -128,17 +128,17 @@ pub fn cases(cases: &mut Vec<Case>) {
                 push("matmul_naive", matmul_naive, weight, i % 8, sizes, inputs);
             }
         }
-        // Each number of tokens that are taken side by side, and one more.
+        // Each number of tokens handled side by side, and one more.
         for t in (1..=9).filter(|&t| has_case(weight, t as usize, 4)) {
             let flags = COLUMNS | if t % 2 == 0 { 8 } else { 3 };
             let inputs = if t % 4 < 2 { Inputs::Normal } else { Inputs::Student };
             push("matvec", kernels::matvec, weight, flags, few(t), inputs);
         }
-        // Up to three splits along K: as many as blocks, fewer, or a last one that is short.
+        // Up to three splits along K: as many as blocks, fewer, or with a short last one.
         for (i, &sizes) in MATMUL.iter().enumerate().filter(of) {
             push("matmul_split", split, weight, i % 8, sizes, Inputs::Student);
         }
-        // Either side of where matvec hands over to matmul, and a K that only matmul takes.
+        // Around the limit between matvec and matmul, and with a K that only matmul supports.
         for sizes in [[8, 5, 32], [9, 5, 32], [1, 5, 34], [7, 5, 33], [33, 70, 260]] {
             push("linear", |rec, linear, x, y| linear.record(rec, x, y), weight, 1, sizes, Inputs::Normal);
             push("linear", |rec, linear, x, y| linear.record(rec, x, y), weight, 8, sizes, Inputs::Normal);
@@ -148,7 +148,7 @@ pub fn cases(cases: &mut Vec<Case>) {
             for (i, inputs) in
                 [Inputs::Normal, Inputs::Student, Inputs::Constant, Inputs::Zeros].into_iter().enumerate()
             {
-                // Each activation with a bias, with what `y` holds, or with both.
+                // Each activation with a bias, accumulation, or both.
                 let flags = 16 + i % 3 * 16 + (i + 1) % 4;
                 push("matvec", kernels::matvec, weight, flags, [2, 33, 260], inputs);
                 push("matvec", kernels::matvec, weight, 4 + flags, [1, 65, 64], inputs);
@@ -160,7 +160,7 @@ pub fn cases(cases: &mut Vec<Case>) {
                 push("matmul_split", split, weight, flags, [9, 20, 129], inputs);
             }
         }
-        // The largest scales of other types would leave f32.
+        // The largest scales of other types would overflow f32.
         if matches!(weight, WeightType::F32 | WeightType::BF16 | WeightType::Q4_0) {
             for (i, &sizes) in MATMUL.iter().enumerate() {
                 push("matmul", kernels::matmul, weight, i % 8, sizes, Inputs::Magnitudes);
@@ -180,17 +180,17 @@ pub fn cases(cases: &mut Vec<Case>) {
             }
         }
     }
-    // Rows so long that llvmpipe would leave the loop of an invocation that takes one alone.
+    // Rows so long that llvmpipe would leave the loop of a single invocation.
     push("matvec", kernels::matvec, WeightType::Q8_0, 0, [1, 2, 262_144], Inputs::Normal);
-    // A matrix of 155 MB, which many adapters bind only in slabs of rows.
+    // A matrix of 155 MB: many adapters can bind it only in slabs of rows.
     push("matvec", kernels::matvec, WeightType::F32, 0, [1, 151_936, 256], Inputs::Normal);
-    // So many tiles that they are large ones; the last are covered exactly.
+    // Enough tiles to use large ones; the last sizes are whole tiles.
     for sizes in [[129, 12_300, 36], [200, 8200, 33], [70, 16_500, 64], [128, 16_384, 32]] {
         push("matmul", kernels::matmul, WeightType::Q4_0, 1, sizes, Inputs::Normal);
         push("matmul", kernels::matmul, WeightType::F32, 7, sizes, Inputs::Normal);
     }
     push("matmul_split", split, WeightType::Q4_0, 7, [129, 12_300, 161], Inputs::Normal);
-    // More than a software adapter takes in one dispatch: cut into runs of columns, and of rows.
+    // Too large for one dispatch on a software adapter: split into runs of columns, and of rows.
     for sizes in [[128, 2816, 1024], [4160, 64, 512]] {
         push("matmul", kernels::matmul, WeightType::Q4_0, 1, sizes, Inputs::Normal);
     }
@@ -241,7 +241,7 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
 }
 
-/// A product of a feed-forward's two halves, whichever kernel makes rows of them.
+/// A gated product of a feed-forward's halves, by whichever kernel supports the number of rows.
 fn gated(source: &mut Source, weight: WeightType, gate: Gate, [m, n, k]: [u32; 3]) -> Job {
     let halves = source.rows(m, 2 * k);
     let bytes = source.weights(weight, n, k);
@@ -269,7 +269,7 @@ fn gated(source: &mut Source, weight: WeightType, gate: Gate, [m, n, k]: [u32; 3
                 .collect::<Vec<f64>>()
         })
         .collect();
-    // The exponentials of shaders are good to a few digits of their exponent.
+    // Shader exponentials are accurate to a few digits of their exponent.
     let rows = Rows { values, rounding: 1e-5, gains: vec![1.0; m as usize], weight: vec![1.0; k as usize] };
     let sizes = [m, n, k].map(|d| d as usize);
     let want = product(source, &rows, &dequantise(weight, &bytes, k), &vec![[0.0; 2]; sizes[0] * sizes[1]], sizes);
@@ -284,7 +284,7 @@ fn gated(source: &mut Source, weight: WeightType, gate: Gate, [m, n, k]: [u32; 3
     })
 }
 
-/// The activation that flags stand for.
+/// The activation encoded in the flags.
 fn activation(flags: usize) -> Option<Activation> {
     match flags & 48 {
         0 => None,
@@ -299,13 +299,13 @@ fn split(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<
     kernels::matmul(rec, &Linear { splits: Some(3), ..*linear }, x, y)
 }
 
-/// The left operand of a product: rows as they are, or normalised.
+/// The left operand of a product: plain or normalised rows.
 pub struct Rows {
     /// `[M, K]`.
     pub values: Vec<f64>,
-    /// What normalising may do to an element, relative to it.
+    /// Relative error of an element from normalising.
     pub rounding: f64,
-    /// The factor and weights that elements are multiplied by after they may have been flushed to zero, row by row.
+    /// Factor and weights applied row by row after elements may have been flushed to zero.
     pub gains: Vec<f64>,
     pub weight: Vec<f32>,
 }
@@ -330,12 +330,12 @@ impl Rows {
     }
 }
 
-/// The product in f64, `w` being `[N, K]`, with what rounding may do to each element; two more terms for each element
-/// are added to its sum.
+/// The product in f64 with `w` as `[N, K]`, and each element's rounding bound; adds two extra terms to each element's
+/// sum.
 pub fn product(source: &Source, x: &Rows, w: &[f64], more: &[[f64; 2]], [m, n, k]: [usize; 3]) -> Vec<Expected> {
     let magnitude = |row: &[f64]| row.iter().map(|v| v.abs()).sum::<f64>();
     let w_magnitudes: Vec<f64> = w.chunks_exact(k).map(magnitude).collect();
-    // What flushing the elements of a row of x costs, by how they are multiplied afterwards.
+    // Error from flushing elements of a row of x, by their later factors.
     let flushed =
         |w: &[f64]| w.iter().zip(&x.weight).map(|(w, g)| (1.0 + w.abs()) * (1.0 + f64::from(g.abs()))).sum::<f64>();
     let mut want = Vec::with_capacity(m * n);
@@ -358,8 +358,8 @@ pub fn product(source: &Source, x: &Rows, w: &[f64], more: &[[f64; 2]], [m, n, k
                 floor += FLUSH * (1.0 + x.gains[row]) * flushed(w);
             }
             if source.staged_f16 {
-                // Two roundings to 11 bits in each term, or to a multiple of 2^-24 where f16 is subnormal; but rows of x
-                // are scaled where they have nothing larger than 2^-10, or something beyond the largest f16.
+                // Two roundings to 11 bits per term, or to a multiple of 2^-24 for subnormal f16; but rows of x are
+                // scaled if all elements are at most 2^-10, or one exceeds the f16 maximum.
                 bound += magnitude / 1024.0;
                 let largest = values.iter().fold(0.0, |largest: f64, x| largest.max(x.abs()));
                 let step = (largest / 16_384.0).min(ROUND).max(largest * 2f64.powi(-38));
@@ -372,13 +372,13 @@ pub fn product(source: &Source, x: &Rows, w: &[f64], more: &[[f64; 2]], [m, n, k
     want
 }
 
-/// Terms below which an average over f16 roundings says little, so that the worst of them is allowed instead.
+/// Below this number of terms an average of f16 roundings says little, so the worst case is allowed instead.
 const FEW_ROUNDINGS: usize = 256;
 
 pub fn limit(source: &Source, [m, n, k]: [usize; 3]) -> f64 {
-    // An outlier's channel dwarfs the others: its roundings are all that counts.
+    // An outlier's channel dwarfs the others: only its roundings count.
     let channels = if matches!(source.inputs, Inputs::Channel1e3 | Inputs::Channel1e5) { 1 } else { k };
-    // So does the largest row the others, each of which is held against its own bound.
+    // So does the largest row; each row is checked against its own bound.
     let m = if source.inputs == Inputs::Magnitudes { 1 } else { m };
     match source.staged_f16 {
         false => 1e-10,
@@ -387,15 +387,15 @@ pub fn limit(source: &Source, [m, n, k]: [usize; 3]) -> f64 {
     }
 }
 
-/// Of the norms.
+/// Epsilon of the norms.
 pub const EPS: f32 = 1e-5;
 
-/// Columns of `y` that belong to others, to the left and to the right of the product.
+/// Unrelated columns of `y` left and right of the product.
 const BESIDE: [u32; 2] = [3, 2];
 
-/// Where a product of `n` columns goes: into `y`, right of `left` columns of others.
+/// Destination of a product of `n` columns: in `y`, right of `left` unrelated columns.
 struct Target<'a> {
-    /// What `y` holds before, if the product is added to it.
+    /// Initial contents of `y`, if the product accumulates.
     held: Vec<f32>,
     bias: Option<&'a Vec<f32>>,
     activation: Option<Activation>,
@@ -405,10 +405,10 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// What is added to each of the product's elements; `y` has `m` rows.
+    /// Terms added to each of the product's elements; `y` has `m` rows.
     fn terms(&self, m: u32) -> Vec<[f64; 2]> {
         let width = self.held.len() / m as usize;
-        // What `y` holds is added behind an activation.
+        // Accumulation follows an activation.
         let of = |held: f32| if self.accumulate && self.activation.is_none() { f64::from(held) } else { 0.0 };
         let terms = |row: &[f32]| -> Vec<[f64; 2]> {
             let own = self.left..self.left + self.n;
@@ -417,7 +417,7 @@ impl Target<'_> {
         self.held.chunks_exact(width).flat_map(terms).collect()
     }
 
-    /// An element behind the activation, if there is one, and with what `y` holds.
+    /// An element after activation, if any, and accumulation.
     fn activated(&self, sum: &Expected, held: f32) -> Expected {
         let Some(activation) = self.activation else { return *sum };
         let mut result = activated_within(sum, activation);
@@ -430,7 +430,7 @@ impl Target<'_> {
         result
     }
 
-    /// `y`, in which nothing but the product's columns may change.
+    /// `y`: only the product's columns may change.
     fn operand(self, m: u32, product: &[Expected], limit: f64) -> Operand {
         let width = self.held.len() / m as usize;
         let mut want = Vec::with_capacity(self.held.len());
@@ -504,10 +504,10 @@ fn linear(source: &mut Source, kernel: Kernel, weight: WeightType, flags: usize,
     })
 }
 
-/// What is not finite stays so: no tier makes an ordinary number of it, nor of other rows anything else.
+/// Non-finite results stay non-finite in every tier, and do not affect other rows.
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
-fn products_with_what_is_not_finite_are_not_finite() {
+fn products_of_non_finite_inputs_stay_non_finite() {
     let [m, n, k] = [9, 5, 72];
     for device in shared::gpus_beside_cpu(Tier::ALL).into_iter().chain([common::cpu()]) {
         for weight in [WeightType::Q8_0, WeightType::Q4_0] {
@@ -535,12 +535,12 @@ fn products_with_what_is_not_finite_are_not_finite() {
     }
 }
 
-/// A row of a product that keeps its bits in every batch has the same ones whatever tile it comes in (TILE), whether the
-/// tiles cover the operands exactly (GUARDED), and with how many rows; so have rows beside one that half precision would
-/// not hold, and this one itself.
+/// A row of a batch-invariant product has the same bits in any tile (TILE), whether or not tiles cover the operands
+/// exactly (GUARDED), and with any number of rows; so do rows beside one that exceeds half precision, and that row
+/// itself.
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
-fn rows_have_the_same_bits_in_every_tile_and_batch() {
+fn product_rows_are_bit_equal_in_every_tile_and_batch() {
     const ROWS: u32 = 257;
     let [n, k] = [256u32, 288];
     for device in shared::gpus_beside_cpu(Tier::ALL).into_iter().chain([common::cpu()]) {
@@ -551,7 +551,7 @@ fn rows_have_the_same_bits_in_every_tile_and_batch() {
             }
         };
         let tier = match device.tier() {
-            // It has no product of its own.
+            // This tier has no product of its own.
             Tier::Subgroups => Tier::Baseline,
             tier => tier,
         };
@@ -560,7 +560,7 @@ fn rows_have_the_same_bits_in_every_tile_and_batch() {
             let sized = source.rows(ROWS, k);
             source.inputs = Inputs::Student;
             let mut x = source.rows(ROWS, k);
-            // Every seventh row is of any size.
+            // Every seventh row has another magnitude.
             for row in (3..ROWS as usize).step_by(7) {
                 let own = row * k as usize..(row + 1) * k as usize;
                 x[own.clone()].copy_from_slice(&sized[own]);
@@ -578,7 +578,7 @@ fn rows_have_the_same_bits_in_every_tile_and_batch() {
                         .choose(Bucket { kernel: "matmul", weight, rows, blocks, tokens }, Some(Choice { tier, size }));
                 }
                 let device = device.with_tuning(tuning);
-                // From the last row up, so that rows are at other places of a tile than at first.
+                // In reverse, so that rows have other places in a tile than at first.
                 for m in [ROWS, 128, 65, 1] {
                     let first = (ROWS - m) as usize;
                     let matrix = Matrix::declare(&device.target(), "w", weight, n, k).expect("the matrix is valid");
@@ -593,7 +593,7 @@ fn rows_have_the_same_bits_in_every_tile_and_batch() {
                     kernels::matmul(&mut rec, &linear, &x, &y).expect("the operands fit");
                     let recording = rec.finish(&mut Workspace::default());
                     device.run(&recording).expect("the product runs");
-                    let found = common::block_on(device.read::<u32>(&y)).expect("y is read");
+                    let found = common::block_on(device.read::<u32>(&y)).expect("y is readable");
                     let want = &reference.get_or_insert_with(|| found.clone())[first * n as usize..];
                     let differs = found.iter().zip(want).position(|(a, b)| a != b);
                     assert!(found.iter().all(|&bits| f32::from_bits(bits).is_finite()), "{:?} {weight}", device.tier());

@@ -17,7 +17,7 @@ const MATVEC: [[u32; 4]; 14] = [
     [3, 32, 64, 12],
     [1, 33, 60, 8],
     [2, 63, 96, 16],
-    [1, 62, 96, 4], // a part of a super-block
+    [1, 62, 96, 4], // part of a super-block
     [1, 65, 132, 256],
     [3, 127, 192, 20],
     [1, 129, 260, 64],
@@ -36,11 +36,11 @@ const GATE_UP: [[u32; 4]; 9] = [
     [1, 33, 128, 64],
     [1, 64, 260, 8],
     [2, 65, 96, 260],
-    [1, 63, 96, 16], // a part of a super-block
+    [1, 63, 96, 16], // part of a super-block
     [7, 129, 64, 4],
 ];
 
-/// T, N, R: a workgroup takes 256 columns of four tokens each.
+/// T, N, R: a workgroup computes 256 columns of four tokens each.
 const ADD: [[u32; 3]; 10] = [
     [1, 1, 4],
     [3, 2, 8],
@@ -74,7 +74,7 @@ pub fn cases(cases: &mut Vec<Case>) {
     for weight in WeightType::ALL {
         for inputs in Inputs::ALL {
             for (i, &sizes) in MATVEC.iter().enumerate().filter(|&(i, _)| has_case(weight, i, 8)) {
-                // A norm leaves no room for a bias.
+                // A norm excludes a bias.
                 let flags = [BIAS, ACCUMULATE | NORM, 0, BIAS | ACCUMULATE, NORM][i % 5];
                 push(weight, flags, 1 + i % 4, sizes, inputs, String::new());
             }
@@ -133,7 +133,7 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
 }
 
-/// Low-rank factors: what is in the middle, and the second ones of `n` rows.
+/// Low-rank factors: the inner products, and the second factors with `n` rows.
 struct LoraFactors {
     /// `[T, members R]`.
     inner: Vec<f32>,
@@ -144,17 +144,17 @@ struct LoraFactors {
 }
 
 impl LoraFactors {
-    /// For up to so many members; fewer where there are not as many rows.
+    /// For up to `n_members` members; fewer if there are not enough rows.
     fn new(source: &mut Source, n_members: usize, [t, n, r]: [u32; 3]) -> LoraFactors {
         let n_members = (n_members as u32).min(n);
-        // Of different heights.
+        // Members of different heights.
         let starts = (0..n_members).map(|i| i * n / n_members + u32::from(i == 1 && n > 2 * n_members)).collect();
-        // Small ones, whose sums with others neither drown nor overflow.
+        // Small, so that sums with others neither drown nor overflow.
         let inner = source.normal(t * n_members * r);
         LoraFactors { inner, b: source.normal(n * r), starts, r }
     }
 
-    /// The addend of row `n` for token `t`, and the sum of its terms' magnitudes.
+    /// Addend of row `n` for token `t`, and the sum of its terms' magnitudes.
     fn of(&self, t: usize, n: usize) -> [f64; 2] {
         let r = self.r as usize;
         let member = self.starts.iter().rposition(|&start| start as usize <= n).unwrap();
@@ -163,7 +163,7 @@ impl LoraFactors {
         terms.fold([0.0; 2], |[sum, magnitude], term| [sum + term, magnitude + term.abs()])
     }
 
-    /// Widens the bounds of sums of `[T, N]` by what the addends may round.
+    /// Widens the bounds of `[T, N]` sums by the addends' rounding.
     fn widen(&self, mut sums: Vec<Expected>, n: u32) -> Vec<Expected> {
         for (i, sum) in sums.iter_mut().enumerate() {
             let [_, magnitude] = self.of(i / n as usize, i % n as usize);
@@ -184,7 +184,7 @@ impl LoraFactors {
     }
 }
 
-/// A product into columns 2.. of `y`, so that rows of `b` are those of `y`.
+/// A product into columns 2.. of `y`, so that rows of `b` match those of `y`.
 fn matvec(source: &mut Source, weight: WeightType, flags: usize, n_members: usize, [t, n, k, r]: [u32; 4]) -> Job {
     let left = if flags & BIAS != 0 { 2 } else { 0 };
     let x = source.rows(t, k);
@@ -244,7 +244,7 @@ fn matvec(source: &mut Source, weight: WeightType, flags: usize, n_members: usiz
     })
 }
 
-/// With gates and ups in one matrix, or with gates of another type. Both are adapted.
+/// With gates and ups in one matrix, or gates of another type. Both are adapted.
 fn gate_up(
     source: &mut Source,
     (weight, gates): (WeightType, Option<WeightType>),

@@ -1,11 +1,10 @@
 //! Kernel conformance: every kernel, on the CPU and in every tier of the GPU, against f64 oracles written here.
 //!
 //! A case is named by one line, `matvec/Q8_0/subgroups/t=2,n=65,k=96/student/seed=17`; failures print it, and
-//! `TILEWRIGHT_CASE=<line>` runs it alone (a part of the line runs all cases that contain it).
-//! All cases run with `TILEWRIGHT_FULL` (`scripts/test --full`). Otherwise each executor has `BUDGET`: it runs a case of each
-//! kernel, then one of each of its forms and weight types, and then others, in an order that is drawn anew each time; the seed
-//! that is printed draws the same order again as `TILEWRIGHT_SEED`. A case is the same in whatever order it runs.
-//! `TILEWRIGHT_ROUNDS=n` runs with n seeds of what is computed.
+//! `TILEWRIGHT_CASE=<line>` runs it alone (a part of the line runs all cases that contain it). All cases run with
+//! `TILEWRIGHT_FULL` (`scripts/test --full`). Otherwise each executor has `BUDGET`: it runs a case of each kernel,
+//! then one of each of its forms and weight types, then others, in a random order; `TILEWRIGHT_SEED` with the printed
+//! seed repeats the order. A case does not depend on the order. `TILEWRIGHT_ROUNDS=n` draws inputs from n seeds.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -59,16 +58,16 @@ use harness::{Case, execute, recorded};
 use inputs::Source;
 use web_time::Instant;
 
-/// How long an executor goes on beginning cases beyond one of each kernel. On a software adapter nearly all of it goes to
+/// Time in which an executor may start cases beyond one of each kernel. On a software adapter nearly all of it goes to
 /// compiling pipelines.
 const BUDGET: Duration = Duration::from_secs(if cfg!(target_arch = "wasm32") { 12 } else { 30 });
-/// Cases that must have been executed on the GPU's tiers together, and on the CPU, where all are.
+/// Minimum cases executed on all GPU tiers together and on the CPU, in a full run.
 const FEWEST: [usize; 2] = [12_000, 6000];
-/// One case in so many is run `REPEATS` times and must give the same bits each time.
+/// One case in this many runs `REPEATS` times and must give the same bits each time.
 const REPEATED: usize = 40;
 const REPEATS: usize = 20;
 
-/// Prints a line, on a browser's console where there is no other place.
+/// Prints a line, in a browser to the console.
 macro_rules! say {
     ($($arg:tt)*) => {
         #[cfg(not(target_arch = "wasm32"))]
@@ -106,10 +105,10 @@ fn all_cases() -> Vec<Case> {
     cases
 }
 
-/// The kernels of which a case records one, if its name is theirs; `linear` and `matmul_split` choose among several.
+/// Kernels that a case may record, by its name; `linear` and `matmul_split` choose among several.
 fn kernels_of(case: &Case) -> &[&str] {
     match case.kernel {
-        // In half precision another kernel is recorded.
+        // Half precision records another kernel.
         "matmul" => &["matmul", "matmul_half"],
         "attention" if case.variant.contains("+next") => &["attention_decode"],
         "attention" => &["attention_prefill", "attention_half"],
@@ -117,8 +116,8 @@ fn kernels_of(case: &Case) -> &[&str] {
     }
 }
 
-/// Whether a tier has a shader of its own for a case's kernel and weight type, which comes first in its variant; the
-/// baseline has one for each. Names that are no kernel's stand for a choice between kernels and run everywhere.
+/// Whether a tier has its own shader for a case's kernel and weight type, which its variant begins with; the baseline
+/// has one for each. Names that are not kernels stand for a choice among kernels and run everywhere.
 fn is_own(case: &Case, tier: Tier) -> bool {
     let mut kernels = shaders::ALL.iter().filter(|kernel| kernels_of(case).contains(&kernel.name)).peekable();
     if tier == Tier::Baseline || kernels.peek().is_none() {
@@ -129,19 +128,19 @@ fn is_own(case: &Case, tier: Tier) -> bool {
     kernels.any(|kernel| kernel.variants.iter().any(|v| v.tier == tier && is_of_weight(v)))
 }
 
-/// The weight type that a case's variant begins with.
+/// Weight type at the beginning of a case's variant.
 fn weight_of(case: &Case) -> Option<WeightType> {
     WeightType::ALL.into_iter().find(|weight| case.variant.split('+').next() == Some(weight.name()))
 }
 
-/// The weight type of a case's variant, if it has one, and the rest, which makes other pipelines of each type.
+/// Weight type of a case's variant, if any, and the rest, which compiles to a different pipeline per type.
 fn weight_and_form(case: &Case) -> [&str; 2] {
     let (weight, form) = case.variant.split_at(weight_of(case).map_or(0, |weight| weight.name().len()));
     [weight, form]
 }
 
-/// The pipelines that a case needs: shaders, and the values of their overrides. None if it cannot be recorded, which is to be
-/// seen when it runs.
+/// Pipelines of a case: shaders with the values of their overrides. None if it cannot be recorded, which its run
+/// reports.
 fn pipelines_of(device: &Device, case: &Case) -> HashSet<(&'static str, String)> {
     let mut source = Source::new(case.inputs, case.seed(0), case.is_staged_in_half(device));
     let job = (case.build)(&mut source);
@@ -150,7 +149,7 @@ fn pipelines_of(device: &Device, case: &Case) -> HashSet<(&'static str, String)>
     recording.dispatches().map(|dispatch| (dispatch.label(), format!("{:?}", dispatch.constants()))).collect()
 }
 
-/// The case asked for by name, without its seed, and the seed.
+/// The case requested by name, without its seed, and the seed.
 fn filter() -> Option<(String, Option<u64>)> {
     let line = std::env::var("TILEWRIGHT_CASE").ok()?;
     Some(match line.split_once("seed=") {
@@ -168,11 +167,11 @@ struct Summary {
     time: Duration,
 }
 
-/// How many of a kernel's failures are printed: a broken kernel breaks hundreds of cases.
+/// Failures printed per kernel: a broken kernel breaks hundreds of cases.
 const PRINTED: usize = 3;
 
-/// The cases that a device has shaders for, in an order that a seed draws: first one of each kernel, then one of each form and
-/// weight type of a kernel, then all others. With each, whether it is the first of its kernel.
+/// The cases that a device has shaders for, in seeded order: first one of each kernel, then one of each form and
+/// weight type, then all others. Each with a flag for the first of its kernel.
 fn drawn<'a>(device: &Device, cases: &'a [Case], seed: u64) -> Vec<(&'a Case, bool)> {
     let is_own = |case: &&Case| !device.is_gpu() || is_own(case, device.tier());
     let mut drawn: Vec<&Case> = cases.iter().filter(is_own).collect();
@@ -189,8 +188,8 @@ fn drawn<'a>(device: &Device, cases: &'a [Case], seed: u64) -> Vec<(&'a Case, bo
     ranked.into_iter().map(|(rank, case)| (case, rank == 0)).collect()
 }
 
-/// Runs the cases that the device has shaders for: all, or one of each kernel and, in this time, as many others as can be.
-/// Prints failures and a line for each kernel. Returns the numbers executed and failed.
+/// Runs the cases that the device has shaders for: all, or one of each kernel and as many others as the budget allows.
+/// Prints failures and a line per kernel. Returns the numbers executed and failed.
 async fn conform(device: &Device, cases: &[Case], budget: Option<Duration>) -> (usize, usize) {
     let start = Instant::now();
     let executor = if device.is_gpu() { device.tier().name() } else { "cpu" };
@@ -206,7 +205,7 @@ async fn conform(device: &Device, cases: &[Case], budget: Option<Duration>) -> (
                 break;
             }
             let needed = if device.is_gpu() { pipelines_of(device, case) } else { HashSet::new() };
-            // The last third is for cases that need no pipeline that is not there: they are quick.
+            // The last third is for quick cases that need no new pipeline.
             let compiles = is_first || start.elapsed() < budget * 2 / 3;
             if !compiles && !needed.is_subset(&compiled) {
                 continue;
@@ -226,7 +225,7 @@ async fn conform(device: &Device, cases: &[Case], budget: Option<Duration>) -> (
             let job = (case.build)(&mut source);
             #[cfg(target_arch = "wasm32")]
             let outcome = execute(device, &job, rounds).await;
-            // A case that panics is to be named like any other that fails.
+            // A panicking case is named like any other failure.
             #[cfg(not(target_arch = "wasm32"))]
             let outcome = catch_unwind(AssertUnwindSafe(|| common::block_on(execute(device, &job, rounds))))
                 .unwrap_or_else(|_| Err("panicked".into()));
@@ -262,7 +261,7 @@ async fn conform(device: &Device, cases: &[Case], budget: Option<Duration>) -> (
     (executed, failed)
 }
 
-/// Fails if a case did, or if fewer were executed where all are.
+/// Fails if a case did, or if a full run executed too few.
 fn judge(executed: usize, failed: usize, fewest: usize) {
     assert!(failed == 0, "{failed} of {executed} cases failed; TILEWRIGHT_CASE=<line> runs one");
     let is_all = common::is_full() && filter().is_none();
@@ -279,7 +278,7 @@ fn cpu_matches_oracle() {
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
 fn gpu_matches_oracle() {
-    // Small dispatches keep one core busy at most, so each tier has a device and a thread of its own.
+    // Small dispatches use one core at most, so each tier has its own device and thread.
     let of_tier = |tier: Tier| {
         let device = shared::gpus_beside_cpu([tier]).pop()?;
         Some((tier.name(), common::block_on(conform(&device, &all_cases(), Some(BUDGET)))))
@@ -298,12 +297,12 @@ fn gpu_matches_oracle() {
     judge(executed, failed, FEWEST[0]);
 }
 
-/// Everything that a tuner may choose, on a few cases each.
+/// All choices open to a tuner, on a few cases each.
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
-fn every_choice_matches_oracle() {
+fn every_tuning_choice_matches_oracle() {
     let Some(device) = shared::gpu(Some(Tier::Subgroups)).or_else(|| shared::gpu(Some(Tier::Baseline))) else { return };
-    // A device skips the cases of kernels that its tier has no variant of.
+    // A device skips kernels that its tier has no variant of.
     let Some(baseline) = shared::gpu(Some(Tier::Baseline)) else { return };
     let together = |tier| (0..=6).map(move |log| Choice { tier, size: 1 << log });
     let tiles = |tier| [64, 128].map(|size| Choice { tier, size });
@@ -329,7 +328,7 @@ fn every_choice_matches_oracle() {
         let of_choice = if common::is_full() { &few[..] } else { &few[i % few.len()..][..1] };
         let few = |case: &Case| of_choice.iter().any(|weight| case.variant.starts_with(weight));
         let cases = all_cases().into_iter().filter(|case| kernels.contains(&case.kernel) && few(case));
-        // One in so many, another for each choice; or some that are drawn.
+        // Every n-th case, different for each choice; or a random sample.
         let cases: Vec<Case> =
             if common::is_full() { cases.skip(i).step_by(37).collect() } else { common::drawn(9, cases) };
         println!("{choice:?}");

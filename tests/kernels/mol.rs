@@ -10,7 +10,7 @@ use crate::harness::{Case, FLUSH, Job, Operand, ROUND, sum_rounding};
 use crate::inputs::{Inputs, Source, dequantise};
 use crate::softmax::exp_rounding;
 
-/// What is asked of the kernel.
+/// Form of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum What {
     All,
@@ -77,7 +77,7 @@ pub fn cases(cases: &mut Vec<Case>) {
         few,
         What::All,
     );
-    // A gate that does not see the logits.
+    // A gate without the logits as input.
     push(Inputs::Normal, WeightType::F32, MolForm { combination: Combination::Sum, ..cross(4, 4, 0) }, few, What::All);
     for (n, hidden) in [(1, 1), (8, 16), (17, 31)] {
         for what in [What::All, What::Of] {
@@ -85,14 +85,14 @@ pub fn cases(cases: &mut Vec<Case>) {
             push(Inputs::Normal, WeightType::F16, form, few, what);
         }
     }
-    // Numbers of queries around those that an invocation takes, and of items around workgroups.
+    // Around an invocation's number of queries, and a workgroup's number of items.
     for (n_queries, n_items) in [(1, 1), (1, 63), (2, 64), (4, 65), (6, 129), (7, 8), (33, 9)] {
         push(Inputs::Uniform, WeightType::F16, cross(4, 4, 16), shape(n_queries, n_items, 32), What::All);
         push(Inputs::Uniform, WeightType::F16, cross(4, 4, 16), shape(n_queries, n_items, 32), What::Of);
     }
 }
 
-/// A number and how far off f32 may have it.
+/// A number and its f32 error bound.
 #[derive(Clone, Copy, Default)]
 pub struct Near(pub f64, pub f64);
 
@@ -111,7 +111,7 @@ impl Near {
     }
 }
 
-/// `z * sigmoid(inner)`, both off by as much as they say.
+/// `z * sigmoid(inner)`, with both error bounds.
 pub fn gated(z: Near, inner: Near) -> Near {
     let sigmoid = 1.0 / (1.0 + (-inner.0).exp());
     let value = z.0 * sigmoid;
@@ -120,7 +120,7 @@ pub fn gated(z: Near, inner: Near) -> Near {
     Near(value, off + value.abs() * (exp_rounding(inner.0.abs().min(88.0)) + 4.0 * ROUND) + FLUSH)
 }
 
-/// What a score is: logits by components, the gate's layers, softmax.
+/// Parts of a score: logits by component, the gate's layers, softmax.
 struct Oracle<'a> {
     form: MolForm,
     w1: &'a [f64],
@@ -174,7 +174,7 @@ impl Oracle<'_> {
                 let factor = 1.0 / (variance + 1e-5).sqrt();
                 let normed = |z: Near| {
                     let value = (z.0 - mean) * factor;
-                    // Errors of z shift the mean and scale the deviation at most as much as they are large.
+                    // Errors of z shift the mean and scale the deviation by at most their own size.
                     Near(
                         value,
                         (2.0 * off * factor) * (1.0 + value.abs()) + value.abs() * (sum_rounding(pairs) + 8.0 * ROUND),
@@ -191,7 +191,7 @@ impl Oracle<'_> {
         let e: Vec<f64> = gates.iter().map(|g| (g.0 - top).exp()).collect();
         let sum: f64 = e.iter().sum();
         let value = e.iter().zip(l).map(|(e, l)| e / sum * l.0).sum::<f64>();
-        // The error of a gate is its weight's relative error, so that it moves the mean by what its logit is off the mean.
+        // A gate's error is its weight's relative error: it moves the mean by the logit's distance from the mean.
         let off = gates.iter().map(|g| {
             let argument = (top - g.0).min(200.0);
             (g.1 + ROUND * g.0.abs() + exp_rounding(argument) + sum_rounding(l.len())).min(50.0).exp_m1()
@@ -212,12 +212,12 @@ fn mol(source: &mut Source, weight: WeightType, form: MolForm, shape: Shape, wha
     let (pairs, hidden) = (form.n_pairs() as usize, form.hidden as usize);
     let gate_len = if form.pairing == Pairing::Cross { pairs } else { hidden };
     let mut queries = source.rows(n_queries, form.query_components * dim);
-    // As a mixture has them: of length one, over the temperature.
+    // As in a mixture: unit length, divided by the temperature.
     for component in queries.chunks_exact_mut(d) {
         let norm = component.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-6);
         component.iter_mut().for_each(|x| *x *= 20.0 / norm);
     }
-    // Items of size one whatever their type, so that gates neither saturate nor vanish.
+    // Items of unit size for any type, so that gates neither saturate nor vanish.
     let values: Vec<f32> =
         source.normal(form.item_components * n_items * dim).iter().map(|x| x / (dim as f32).sqrt()).collect();
     let bytes = encode(weight, &values, d);
@@ -233,7 +233,7 @@ fn mol(source: &mut Source, weight: WeightType, form: MolForm, shape: Shape, wha
     let w2 = scaled(source, pairs * hidden, hidden.max(1));
     let b2 = source.normal(form.n_pairs());
     let n_scores = if what == What::Of { 21 } else { n_items };
-    // One in five is no item's number.
+    // One in five is not a valid item.
     let ids: Vec<u32> = (0..n_queries * n_scores)
         .map(|_| if source.rng.below(5) == 0 { u32::MAX } else { source.rng.below(n_items as usize) as u32 })
         .collect();
@@ -296,7 +296,7 @@ fn mol(source: &mut Source, weight: WeightType, form: MolForm, shape: Shape, wha
     })
 }
 
-/// Rows of `dim` numbers in the layout of files.
+/// Encodes rows of `dim` numbers in file layout.
 fn encode(weight: WeightType, values: &[f32], dim: usize) -> Vec<u8> {
     match weight {
         WeightType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),

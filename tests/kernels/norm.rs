@@ -15,13 +15,13 @@ use crate::linear::{Rows, product};
 /// C, around the workgroup of 256 and subgroups of any size.
 pub const WIDTHS: [u32; 19] = [1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000, 4095, 4096, 4097];
 
-/// A place in [`WIDTHS`], the width there, and T: few rows, and enough for the `scalar` tier to take them one by one.
+/// An index in [`WIDTHS`], its width, and T: few rows, and enough for the `scalar` tier to handle them one by one.
 pub fn widths_and_heights() -> impl Iterator<Item = (usize, u32, u32)> {
     let widths = WIDTHS.into_iter().enumerate();
     widths.flat_map(|(i, dim)| [1 + i as u32 % 3, [4, 7, 8, 9, 17][i % 5]].map(|height| (i, dim, height)))
 }
 
-/// M, N, K: a workgroup takes 16 rows, and 256 columns at a time, up to 1024; rows of whole quads and others.
+/// M, N, K: a workgroup handles 16 rows, and 256 columns at a time, up to 1024; rows of whole quads and others.
 const LINEAR_NORM: [[u32; 3]; 10] = [
     [1, 1, 1],
     [3, 5, 33],
@@ -60,10 +60,10 @@ pub fn cases(cases: &mut Vec<Case>) {
         }
     }
     for weight in WeightType::ALL {
-        // Two of the sizes for other types: each number of columns is a pipeline of its own in the scalar tier.
+        // Two of the sizes for other types: in the scalar tier each number of columns is a separate pipeline.
         let few = |i: usize| weight == WeightType::F32 || (i % 6 == 3 && has_case(weight, i / 6, 2));
         for (i, sizes @ [m, n, k]) in LINEAR_NORM.into_iter().enumerate().filter(|&(i, _)| few(i)) {
-            // Bias, what `y` holds, bias of the norm.
+            // Bias, accumulation, bias of the norm.
             let flags = (i + 3) % 8;
             cases.push(Case {
                 kernel: "linear_norm",
@@ -85,7 +85,7 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
 }
 
-/// One row behind the norm.
+/// One row after the norm.
 pub fn rms_normed(row: &[f32], weight: &[f32], eps: f32) -> Vec<Expected> {
     let rounding = sum_rounding(row.len());
     let mean_sq = row.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / row.len() as f64;
@@ -98,7 +98,7 @@ pub fn rms_normed(row: &[f32], weight: &[f32], eps: f32) -> Vec<Expected> {
     row.iter().zip(weight).map(element).collect()
 }
 
-/// With `adds`, to what `y` holds, and with a factor of the sum.
+/// With `adds`, accumulates into `y`, and with a factor of the sum.
 fn rms_norm(source: &mut Source, n_tokens: u32, dim: u32, eps: f32, [adds, has_factor]: [bool; 2]) -> Job {
     let (x, weight) = (source.rows(n_tokens, dim), source.normal(dim));
     let held = source.normal(n_tokens * dim);
@@ -145,7 +145,7 @@ fn layer_norm(source: &mut Source, n_tokens: u32, dim: u32, eps: f32, has_bias: 
         let mean = mean_of(&mut row.iter().copied());
         let variance = mean_of(&mut row.iter().map(|v| (v - mean).powi(2)));
         let gain = 1.0 / (variance + f64::from(eps)).sqrt();
-        // The mean is found to within its sum's rounding, relative to how far elements lie apart.
+        // The mean's error is its sum's rounding, relative to the elements' spread.
         let spread = mean_of(&mut row.iter().map(|v| (v - row[0]).abs()));
         for (c, value) in row.iter().enumerate() {
             let (w, b) = (f64::from(weight[c]), if has_bias { f64::from(bias[c]) } else { 0.0 });
@@ -179,7 +179,7 @@ fn linear_norm(source: &mut Source, weight: WeightType, flags: usize, [m, n, k]:
     };
     let more: Vec<[f64; 2]> = held.iter().enumerate().map(term).collect();
     let sizes = [m as usize, n as usize, k as usize];
-    // Sums whose squares f32 cannot hold have no norm.
+    // Sums whose squares overflow f32 have no norm.
     let (bytes, sums) = loop {
         let bytes = source.weights(weight, n, k);
         let rows = Rows::plain(&x, k as usize);
@@ -195,7 +195,7 @@ fn linear_norm(source: &mut Source, weight: WeightType, flags: usize, [m, n, k]:
         let centre = mean(&mut row.iter().map(|s| s.value));
         let scale = 1.0 / (mean(&mut row.iter().map(|s| (s.value - centre).powi(2))) + f64::from(EPS)).sqrt();
         let z = |s: &Expected| (s.value - centre) * scale;
-        // An element's own error, that of the mean, and that of the variance.
+        // Errors of the element, the mean and the variance.
         let error = |s: &Expected, of: fn(&Expected) -> f64| {
             let of_mean = mean(&mut row.iter().map(of));
             of(s) + of_mean + z(s).abs() * mean(&mut row.iter().map(|s| z(s).abs() * of(s)))
@@ -233,10 +233,10 @@ fn linear_norm(source: &mut Source, weight: WeightType, flags: usize, [m, n, k]:
     })
 }
 
-/// On a GPU, a row of `linear_norm` is the same to the bit, however many others are with it and wherever it is among them.
+/// On a GPU, a row of `linear_norm` is bit-identical for any number and position of rows.
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
-fn rows_do_not_depend_on_their_batch() {
+fn linear_norm_rows_do_not_depend_on_their_batch() {
     use tilewright::{DType, Matrix, Role, Tensor, Workspace};
     let [n, k] = [100, 260];
     for device in shared::gpus([Tier::Baseline, Tier::Scalar]) {
@@ -253,13 +253,13 @@ fn rows_do_not_depend_on_their_batch() {
                 before[(at * n) as usize..][..n as usize].copy_from_slice(&held);
                 let x = device.upload("x", &[t, k], &x).expect("a tensor");
                 let y = Tensor::declare("y", Role::Activations, &[t, n], DType::F32).expect("valid");
-                device.write(&y, 0, &before).expect("as long");
+                device.write(&y, 0, &before).expect("equal lengths");
                 let mut rec = device.recorder();
                 let linear = Linear { accumulate: true, ..Linear::new(&w) };
                 let norm = LayerNorm { weight: &gain, bias: None, eps: 1e-12 };
-                kernels::linear_norm(&mut rec, &linear, &norm, &x, &y).expect("it fits");
-                device.run(&rec.finish(&mut Workspace::default())).expect("it runs");
-                let y: Vec<f32> = common::block_on(device.read(&y)).expect("it is there");
+                kernels::linear_norm(&mut rec, &linear, &norm, &x, &y).expect("the shapes fit");
+                device.run(&rec.finish(&mut Workspace::default())).expect("the recording runs");
+                let y: Vec<f32> = common::block_on(device.read(&y)).expect("the result is readable");
                 let found = y[(at * n) as usize..][..n as usize].to_vec();
                 let first = first.get_or_insert_with(|| found.clone());
                 assert_eq!(*first, found, "{weight}, row {at} of {t} on {:?}", device.info().name);

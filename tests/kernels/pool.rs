@@ -21,7 +21,7 @@ pub fn cases(cases: &mut Vec<Case>) {
     for inputs in [Inputs::Normal, Inputs::Channel1e5, Inputs::Subnormal, Inputs::Zeros, Inputs::Constant] {
         for (i, (dim, lengths)) in SIZES.into_iter().enumerate() {
             let (pooling, normalise) = (Pooling::ALL[i % 3], i % 2 == 0);
-            // Those of the mean have both.
+            // The mean has both.
             for normalise in if pooling == Pooling::Mean { vec![false, true] } else { vec![normalise] } {
                 cases.push(Case {
                     kernel: "pool",
@@ -42,13 +42,13 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
 }
 
-/// Divides a row that is known within its bounds by its norm.
+/// Divides a row known within bounds by its norm.
 fn normalised(row: &mut [Expected]) {
     let rounding = sum_rounding(row.len());
     let norm = row.iter().map(|e| e.value * e.value).sum::<f64>().sqrt();
     let off = row.iter().map(|e| e.bound * e.bound).sum::<f64>().sqrt();
     let flushed = row.iter().map(|e| (e.floor + FLUSH).powi(2)).sum::<f64>().sqrt();
-    // Squares below the smallest number are lost, and with them a norm of up to its root.
+    // Squares below the smallest normal number are flushed, and with them a norm of up to its root.
     let lost = (row.len() as f64 * FLUSH).sqrt();
     let scale = norm.max(1e-12);
     for e in row {
@@ -61,7 +61,7 @@ fn normalised(row: &mut [Expected]) {
 }
 
 fn pool(source: &mut Source, pooling: Pooling, normalise: bool, dim: u32, lengths: &[u32]) -> Job {
-    // Rows between sequences belong to none.
+    // Rows between sequences are unused.
     let mut spans = Vec::new();
     let mut n_rows = 0;
     for &length in lengths {

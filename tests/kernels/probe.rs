@@ -1,4 +1,4 @@
-//! The probes: words in every order, sums and products of small whole numbers, all exact to the bit.
+//! The probes: words in every order, sums and products of small integers, all exact to the bit.
 
 use tilewright::kernels::microbench::{self, FmaRounds, ReadOrder};
 
@@ -49,7 +49,7 @@ pub fn cases(cases: &mut Vec<Case>) {
 
 type Build = Box<dyn Fn(&mut Source) -> Job>;
 
-/// Whole numbers from -8 to 8, of which every type has exact sums and products.
+/// Integers from -8 to 8, with exact sums and products in every type.
 fn whole(source: &mut Source, n: u32) -> Vec<f32> {
     (0..n).map(|_| source.rng.below(17) as f32 - 8.0).collect()
 }
@@ -80,7 +80,7 @@ fn probe_fma(n: u32, what: FmaRounds) -> Job {
     Job::new(operands, move |rec, bound| microbench::probe_fma(rec, what, bound.tensor(0)))
 }
 
-/// No case: the side of the matrices is the device's.
+/// Not a conformance case: the device determines the matrices' size.
 #[test]
 fn probe_matrix_matches_oracle() {
     let mut devices = vec![common::cpu()];
@@ -111,10 +111,10 @@ fn probe_matrix(source: &mut Source, size: u32, n: u32, rounds: u32) -> Job {
     Job::new(operands, move |rec, bound| microbench::probe_matrix(rec, bound.tensor(0), bound.tensor(1), rounds))
 }
 
-/// Word numbers in the order in which they are read.
+/// Word indices in reading order.
 fn places(len: u64, order: ReadOrder) -> Vec<u64> {
     match order {
-        // One word out of every `stride`, from the first on, from the second on, ..
+        // Every `stride`-th word from the first, then from the second, ..
         ReadOrder::Strided(stride) => {
             (0..u64::from(stride)).flat_map(|first| (first..len).step_by(stride as usize)).collect()
         }

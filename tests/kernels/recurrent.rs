@@ -1,4 +1,4 @@
-//! `short_conv`, `delta_rule`, `selective_scan` and `sigmoid_gate`: layers that keep a state of fixed size.
+//! Recurrent layers: `short_conv`, `delta_rule`, `selective_scan` and `sigmoid_gate`.
 
 use tilewright::kernels::{self, DeltaRule, MAX_PAST, N_STATES, SelectiveScan, ShortConv};
 
@@ -44,7 +44,7 @@ const SCAN: [[u32; 7]; 8] = [
 const GATE: [[u32; 3]; 5] = [[1, 1, 0], [3, 40, 7], [2, 257, 0], [5, 64, 100], [1, 1000, 3]];
 
 pub fn cases(cases: &mut Vec<Case>) {
-    // What follows divides by lengths and multiplies over and over: other families say nothing of the kernels.
+    // These kernels divide by lengths and multiply repeatedly: other families say nothing about them.
     let inputs = Inputs::Normal;
     for (i, sizes @ [t, c, taps, pos, n]) in CONV.into_iter().enumerate() {
         for gated in [true, false] {
@@ -89,7 +89,7 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
 }
 
-/// Floats within so much of what is expected, relative to the largest of them.
+/// Floats within this share of the largest expected one.
 fn close(want: Vec<f64>, share: f64) -> Want {
     let largest = want.iter().fold(1e-3f64, |largest, value| largest.max(value.abs()));
     Want::Check(Box::new(move |words: &[u32]| {
@@ -113,7 +113,7 @@ fn conv(source: &mut Source, gated: bool, has_bias: bool, [t, c, taps, pos, n]: 
     let past = source.normal(N_STATES * MAX_PAST * c);
     let [t_len, c_len, n_len, taps_len, width_len, first_len] = [t, c, n, taps, width, first].map(|n| n as usize);
     let slot = |position: u32| (position % N_STATES * MAX_PAST * c) as usize;
-    // Inputs of a channel, the three before the pass first.
+    // Inputs of a channel, beginning with the three before the pass.
     let inputs = |channel: usize| -> Vec<f64> {
         let before = (0..3).map(|i| if pos == 0 { 0.0 } else { past[slot(pos) + i * c_len + channel] }.into());
         let own = (0..n_len).map(|t| {
@@ -154,7 +154,7 @@ fn conv(source: &mut Source, gated: bool, has_bias: bool, [t, c, taps, pos, n]: 
 fn delta(source: &mut Source, grouped: bool, [t, hk, h, dk, dv, pos, n]: [u32; 7]) -> Job {
     let rule = DeltaRule { n_key_heads: hk, n_heads: h, key_dim: dk, value_dim: dv, grouped };
     let (qkv, x) = (source.rows(t, rule.channels()), source.rows(t, rule.inputs()));
-    // Decays of some per cent, as models have them.
+    // Decays of a few per cent, as in models.
     let mut heads = source.normal(2 * h + dv);
     heads[..h as usize].iter_mut().for_each(|a| *a = -0.05 - a.abs() / 4.0);
     let matrices = source.normal(N_STATES * h * dk * dv);
@@ -215,7 +215,7 @@ fn delta(source: &mut Source, grouped: bool, [t, hk, h, dk, dv, pos, n]: [u32; 7
 fn scan(source: &mut Source, [t, g, h, n_rows, p, pos, n]: [u32; 7]) -> Job {
     let scan = SelectiveScan { n_groups: g, n_heads: h, state_dim: n_rows, head_dim: p };
     let (vbc, x) = (source.rows(t, scan.channels()), source.rows(t, scan.inputs()));
-    // Decays of some per cent, as models have them.
+    // Decays of a few per cent, as in models.
     let mut heads = source.normal(3 * h);
     heads[..h as usize].iter_mut().for_each(|a| *a = -0.05 - a.abs() / 4.0);
     let matrices = source.normal(N_STATES * h * n_rows * p);

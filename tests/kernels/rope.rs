@@ -8,7 +8,7 @@ use crate::inputs::{Inputs, Source};
 use crate::norm::rms_normed;
 use crate::rows;
 
-/// T, H, Hkv, D, rotated, pos: pairs are shared out in workgroups of 64.
+/// T, H, Hkv, D, rotated, pos: workgroups handle 64 pairs each.
 const SIZES: [[u32; 6]; 12] = [
     [1, 1, 1, 2, 2, 0],
     [1, 2, 1, 4, 2, 3],
@@ -36,7 +36,7 @@ const NORMS: [(&str, Option<QkNorm>); 5] = [
     ("+values", Some(QkNorm::HeadsAndValues)),
 ];
 
-/// Queries whose keys are those of another layer.
+/// Queries without keys of their own.
 const QUERIES: [[u32; 6]; 3] = [[1, 1, 0, 4, 2, 0], [3, 4, 0, 40, 20, 31], [17, 3, 0, 256, 64, 7]];
 
 pub fn cases(cases: &mut Vec<Case>) {
@@ -51,7 +51,7 @@ pub fn cases(cases: &mut Vec<Case>) {
                     inputs,
                     build: Box::new(move |source| rope(source, style, sizes)),
                 });
-                // Without a norm, and with one or another; now and then without a rotation.
+                // Without a norm, and with one of them; sometimes without RoPE.
                 for (of_norm, norm) in [NORMS[0], NORMS[1 + (i + i / 4) % 4]] {
                     let style = Some(style).filter(|_| norm.is_none() || i % 4 != 3);
                     let variant = if style.is_some() { format!("{name}{of_norm}") } else { of_norm[1..].into() };
@@ -64,13 +64,13 @@ pub fn cases(cases: &mut Vec<Case>) {
                             build: Box::new(move |source| rope_packed(source, style, norm, sizes)),
                         });
                     }
-                    // The second cache is too short for the pass: what lies past its end is dropped. The third one has
-                    // fewer slots than positions.
+                    // The second cache is too short for the pass: positions past its end are dropped. The third one
+                    // has fewer slots than positions.
                     let d = d.next_multiple_of(4);
                     let sizes = [t, h, hkv, d, rot, pos];
                     let all = pos + t + 1;
                     let rooms = [[all; 2], [(pos + t - 1).max(1); 2], [all.div_ceil(2).max(t), all]];
-                    // All of f32, and one or another of the other types.
+                    // F32 in all, and one of the other types in turn.
                     let others = [KvType::F16, KvType::Q8_0].map(|kind| (kind, rooms[i % 3]));
                     for (kind, room) in rooms.map(|room| (KvType::F32, room)).into_iter().chain(others) {
                         let [slots, capacity] = room;
@@ -98,7 +98,7 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
 }
 
-/// Cosine and sine of random angles, so that nothing depends on how real tables are made.
+/// Cosine and sine of random angles, independent of how real tables are made.
 pub fn random_table(source: &mut Source, n_pos: u32, rot_dims: u32) -> Vec<f32> {
     let angles = (0..n_pos * rot_dims / 2).map(|_| source.rng.unit() * std::f64::consts::TAU);
     angles.flat_map(|angle| [angle.cos() as f32, angle.sin() as f32]).collect()
@@ -108,12 +108,12 @@ pub fn config(style: RopeStyle, rot_dims: u32) -> RopeConfig {
     RopeConfig::new(rot_dims, 1e4, style)
 }
 
-/// Numbers that are what they are.
+/// Exactly known numbers.
 fn exact(values: &[f32]) -> Vec<Expected> {
     values.iter().map(|&v| Expected::new(f64::from(v), 0.0, 0.0)).collect()
 }
 
-/// One head turned: pair by pair as the definition says, whatever the order of storage.
+/// One rotated head: pair by pair as defined, in any order of storage.
 pub fn turned(style: RopeStyle, table: &[f32], head: &[Expected], rot_dims: usize, pos: usize) -> Vec<Expected> {
     let half = rot_dims / 2;
     let mut out = head.to_vec();
@@ -140,8 +140,8 @@ pub fn turned(style: RopeStyle, table: &[f32], head: &[Expected], rot_dims: usiz
     out
 }
 
-/// The heads of a token's projection, queries and keys normalised as the weights say; and the factors of those that are
-/// normalised after the rotation.
+/// The heads of a token's projection, with queries and keys normalised by the weights; and the factors of those
+/// normalised after RoPE.
 pub fn normed(
     row: &[f32],
     norm: Option<QkNorm>,
@@ -178,7 +178,7 @@ pub fn normed(
     }
 }
 
-/// Elements multiplied by factors that are known but for rounding.
+/// Elements multiplied by factors known up to rounding.
 pub fn scaled(head: Vec<Expected>, factors: Option<&Vec<f64>>) -> Vec<Expected> {
     let Some(factors) = factors else { return head };
     let rounding = sum_rounding(head.len()) + 4.0 * ROUND;
@@ -191,7 +191,7 @@ pub fn scaled(head: Vec<Expected>, factors: Option<&Vec<f64>>) -> Vec<Expected> 
     head.into_iter().zip(factors).map(one).collect()
 }
 
-/// Angles of positions below `capacity`, and the row that position 0 has; queries have rows of their own.
+/// Angles of positions below `capacity`, and the row of position 0; queries have separate rows.
 pub struct Angles {
     table: Vec<f32>,
     first: u32,
@@ -211,7 +211,7 @@ impl Angles {
         Operand::turned_state(pos, n_tokens, self.first)
     }
 
-    /// How kernels are told of it.
+    /// The kernels' configuration.
     pub fn config(&self, style: RopeStyle) -> RopeConfig {
         RopeConfig { query_growth: Some(QueryGrowth { beta: 0.5, length: 9 }), ..config(style, self.rot) }
     }
@@ -223,7 +223,7 @@ impl Angles {
     }
 }
 
-/// What queries, keys and values are for projections `[T, (H + 2 Hkv) * D]`, in a cache of so many slots.
+/// Expected queries, keys and values for projections `[T, (H + 2 Hkv) * D]`, in a cache with this number of slots.
 fn split(
     style: RopeStyle,
     angles: &Angles,
@@ -243,7 +243,7 @@ fn split(
         let turned = |table: &[f32], at: u32| turned(style, table, head, rot as usize, at as usize);
         let place = |group: u32| ((group * slots + at % slots) * d) as usize;
         if head_idx < h {
-            // There is no angle for a query past the cache.
+            // A query past the cache has no angle.
             let query = if at < capacity { turned(of_queries, at) } else { vec![anything; d_len] };
             let start = ((token * h + head_idx) * d) as usize;
             q[start..start + d_len].copy_from_slice(&query);
@@ -285,7 +285,7 @@ fn rope_kv(
 ) -> Job {
     let angles = Angles::new(source, capacity, rot, pos % 3);
     let heads = h + 2 * hkv;
-    // Now and then something else's columns come first.
+    // In some cases unrelated columns come first.
     let first = if h % 2 == 0 { 12 } else { 0 };
     let qkv = source.rows(t, first + heads * d);
     let weight = norm_weights(source, norm, [h, hkv, d]);
@@ -339,7 +339,7 @@ fn rope_kv(
     })
 }
 
-/// Weights of a norm of heads.
+/// Weights of head norms.
 pub fn norm_weights(source: &mut Source, norm: Option<QkNorm>, [h, hkv, d]: [u32; 3]) -> Vec<f32> {
     match norm {
         Some(QkNorm::Whole) => source.normal((h + hkv) * d),
@@ -389,7 +389,7 @@ fn rope_packed(
     })
 }
 
-/// Llama 3's rule as its authors state it: three bands by wavelength, the middle one blended.
+/// Llama 3's rule as published: three bands by wavelength, the middle one blended.
 fn llama3_frequency(plain: f64, factor: f64, low: f64, high: f64, original: f64) -> f64 {
     let wavelength = std::f64::consts::TAU / plain;
     if wavelength < original / high {
@@ -415,20 +415,20 @@ fn rope_table_matches_formula() {
         truncate,
         magnitude,
     };
-    let plain = [RopeScaling::None, RopeScaling::Linear { factor: 4.0 }, RopeScaling::LoraFactors(factors)];
+    let plain = [RopeScaling::None, RopeScaling::Linear { factor: 4.0 }, RopeScaling::Factors(factors)];
     let scalings = plain.into_iter().chain([llama3, yarn(true, 1.25), yarn(false, 1.0)]);
     for (scaling, theta) in scalings.zip([1e4, 1e4, 5e5, 5e5, 1.5e5, 1.5e5]) {
         let (rot_dims, n_pos) = (64u32, 3000u32);
         let config = RopeConfig { rot_dims, theta, style: RopeStyle::Halves, scaling, query_growth: None };
         let table = rope_table(&config, n_pos);
         assert_eq!(table.len(), (n_pos * rot_dims) as usize);
-        let mut bands = [0; 2]; // frequencies left as they are, and changed
+        let mut bands = [0; 2]; // frequencies unchanged, and changed
         for i in 0..rot_dims / 2 {
             let plain = 1.0 / theta.powf(f64::from(2 * i) / f64::from(rot_dims));
             let frequency = match &config.scaling {
                 RopeScaling::None => plain,
                 RopeScaling::Linear { factor } => plain / factor,
-                RopeScaling::LoraFactors(factors) => plain / f64::from(factors[i as usize]),
+                RopeScaling::Factors(factors) => plain / f64::from(factors[i as usize]),
                 RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
                     llama3_frequency(plain, *factor, *low_freq_factor, *high_freq_factor, *original_max_seq_len)
                 }
@@ -456,8 +456,8 @@ fn rope_table_matches_formula() {
     }
 }
 
-/// YaRN's frequency of pair `i` of 32, with 32 and 1 turns over 4096 positions as its ends: the ends are pairs 8.09 and
-/// 17.40 at a base of 150,000, as computed by hand.
+/// YaRN's frequency of pair `i` of 32, with its range ending at 32 and 1 turns over 4096 positions: pairs 8.09 and
+/// 17.40 at a base of 150,000, computed by hand.
 fn yarn_frequency(i: f64, plain: f64, theta: f64, factor: f64, truncate: bool) -> f64 {
     let pair_of = |turns: f64| 32.0 * (4096.0 / (turns * std::f64::consts::TAU)).log(theta);
     let [fast, slow] = match truncate {
@@ -468,9 +468,9 @@ fn yarn_frequency(i: f64, plain: f64, theta: f64, factor: f64, truncate: bool) -
     plain * (1.0 - interpolated) + plain / factor * interpolated
 }
 
-/// LongRoPE: rows of short sequences, then those of long ones; queries that grow have all of them again.
+/// LongRoPE: rows of short sequences, then of long ones; growing queries have all of them again.
 #[test]
-fn a_table_has_rows_of_short_and_long_sequences_and_of_queries() {
+fn longrope_table_has_short_long_and_query_rows() {
     let (short, long) = (vec![1.0, 2.0, 4.0, 8.0], vec![3.0, 5.0, 7.0, 9.0]);
     let scaling = RopeScaling::Long { short, long, original_max_seq_len: 10, magnitude: 1.5 };
     let growth = QueryGrowth { beta: 0.1, length: 4 };
@@ -489,6 +489,6 @@ fn a_table_has_rows_of_short_and_long_sequences_and_of_queries() {
             }
         }
     }
-    // A context that never outgrows the original one.
+    // A context that never exceeds the original one.
     assert_eq!((config.n_rows(6), [1, 6].map(|n| config.first_row(n, 6))), (24, [0, 0]));
 }

@@ -1,4 +1,4 @@
-//! Rows of cached keys and values, packed and read by what `shaders/shared/row_f32.wgsl` and its like say of them.
+//! Rows of cached keys and values, packed and decoded as `shaders/shared/row_f32.wgsl` and its like describe.
 
 use half::f16;
 use tilewright::kernels::{CachedKeys, KvType};
@@ -7,7 +7,7 @@ use tilewright::{Error, Tensor};
 use crate::common::Expected;
 use crate::harness::{PATTERN, Want};
 
-/// A NaN as a float, as two halves and as a scale: what nobody may read.
+/// A NaN as a float, as two halves and as a scale: must never be read.
 pub const NAN_WORD: u32 = 0x7fc0_7fc0;
 
 /// The tag of a variant.
@@ -19,7 +19,7 @@ pub fn tag(kind: KvType) -> &'static str {
     }
 }
 
-/// Words of a row.
+/// Words per row.
 pub fn words(kind: KvType, d: u32) -> u32 {
     let blocks = d.div_ceil(32);
     4 * match kind {
@@ -29,7 +29,7 @@ pub fn words(kind: KvType, d: u32) -> u32 {
     }
 }
 
-/// Words of floats in rows of `d`.
+/// Packs floats in rows of `d`.
 pub fn pack(kind: KvType, rows: &[f32], d: u32) -> Vec<u32> {
     let mut all = Vec::new();
     for row in rows.chunks_exact(d as usize) {
@@ -54,7 +54,7 @@ pub fn pack(kind: KvType, rows: &[f32], d: u32) -> Vec<u32> {
     all
 }
 
-/// What words in rows of `d` stand for.
+/// Decodes words in rows of `d`.
 pub fn unpack(kind: KvType, packed: &[u32], d: u32) -> Vec<f32> {
     let mut all = Vec::new();
     for row in packed.chunks_exact(words(kind, d) as usize) {
@@ -69,11 +69,11 @@ pub fn unpack(kind: KvType, packed: &[u32], d: u32) -> Vec<f32> {
     all
 }
 
-/// How far rounding moves an element of a row.
+/// Rounding error of a row's element.
 fn rounding(kind: KvType, row: &[Expected], i: usize) -> f64 {
     match kind {
         KvType::F32 => 0.0,
-        // An ulp, however ties are rounded; or the smallest normal number, which may be flushed.
+        // An ulp, for any rounding of ties; or the smallest normal number, which may be flushed.
         KvType::F16 => row[i].value.abs() / 1024.0 + 6.2e-5,
         KvType::Q8_0 => {
             let block = &row[i / 32 * 32..row.len().min(i / 32 * 32 + 32)];
@@ -83,7 +83,7 @@ fn rounding(kind: KvType, row: &[Expected], i: usize) -> f64 {
     }
 }
 
-/// Rows that hold `want` but for rounding; those that begin with a NaN are as they were before, all `before`, or blank.
+/// Rows that hold `want` up to rounding; those that begin with a NaN are unchanged from `before`, or blank.
 pub fn check(kind: KvType, want: Vec<Expected>, d: u32, before: Option<Vec<u32>>) -> Want {
     Want::Check(Box::new(move |packed| {
         let n_words = words(kind, d) as usize;

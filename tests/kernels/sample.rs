@@ -9,7 +9,7 @@ use crate::common::Expected;
 use crate::harness::{Case, Data, FLUSH, Job, Operand, PATTERN, ROUND, Want};
 use crate::inputs::{Inputs, Source};
 
-/// V, tokens so far, how many of them count, penalty.
+/// V, tokens so far, the penalised number of them, penalty.
 const PENALIZE: [(u32, u32, u32, f32); 8] = [
     (1, 1, 1, 1.3),
     (33, 5, 0, 1.3),
@@ -21,9 +21,8 @@ const PENALIZE: [(u32, u32, u32, f32); 8] = [
     (4097, 9000, u32::MAX, 1.2),
 ];
 
-/// The same for texts so long that comparing tokens with each other would not end: llvmpipe leaves an invocation's loops
-/// after 65,535 rounds, all of them together, so a kernel whose work grows with the square of the text is wrong here.
-/// Vocabularies end around those that a workgroup works on at once.
+/// The same for sequences too long to compare all pairs of tokens: llvmpipe leaves an invocation's loops after 65,535
+/// rounds in total, so a quadratic kernel fails here. Vocabularies end around a workgroup's batch.
 const PENALIZE_LONG: [(u32, u32, u32, f32); 5] = [
     (32_767, 20_000, u32::MAX, 1.3),
     (32_769, 33_000, 32_768, 0.7),
@@ -32,7 +31,7 @@ const PENALIZE_LONG: [(u32, u32, u32, f32); 5] = [
     (100, 300_000, u32::MAX, 1.1),
 ];
 
-/// V, and one token in so many is allowed, 0: none.
+/// V, and one token in this many is allowed, 0: none.
 const MASK: [(u32, u32); 12] = [
     (1, 1),
     (1, 0),
@@ -104,7 +103,7 @@ pub fn cases(cases: &mut Vec<Case>) {
             }
         }
     }
-    // With one token left to choose, every family has one answer.
+    // With a single allowed token, every family has one answer.
     for inputs in Inputs::ALL {
         for vocab in [1, 3, 64, 255, 257, 1000, 4096, 4097, 8199] {
             for (name, top_k, top_p, min_p) in
@@ -132,18 +131,19 @@ pub fn settings(top_k: u32, top_p: f32, min_p: f32, temperature: f32) -> Samplin
 
 fn penalize(source: &mut Source, (vocab, n, last_n, penalty): (u32, u32, u32, f32)) -> Job {
     let logits = source.rows(1, vocab);
-    // Few distinct ids, so that most occur several times; some lie outside the vocabulary.
+    // Few distinct ids, so that most repeat; some lie outside the vocabulary.
     let tokens: Vec<u32> = (0..n + 2).map(|_| source.rng.below(vocab as usize * 2 / 3 + 9) as u32).collect();
     let pos = source.rng.below(n as usize) as u32;
     let start = n.saturating_sub(last_n) as usize;
     let recent: HashSet<u32> = tokens[start..n as usize].iter().copied().collect();
-    // Of an odd number of tokens the latter half was generated, of an even one none; one in three has the further settings.
+    // With an odd number of tokens the latter half was generated, with an even one none; one in three has the other
+    // settings.
     let generated_from = if n % 2 == 1 { n / 2 } else { u32::MAX };
     let [presence, frequency] = if vocab % 3 == 0 { [0.0; 2] } else { [0.75f32, -0.125] };
     let generated = tokens.get((generated_from as usize).min(n as usize)..n as usize).unwrap_or_default();
     let mut counts: HashMap<u32, u32> = HashMap::new();
     generated.iter().for_each(|&id| *counts.entry(id).or_default() += 1);
-    // SessionLimits for more than count; some ids lie outside the vocabulary.
+    // More biases than the counted ones; some ids lie outside the vocabulary.
     let n_biases = (vocab % 5).min(vocab / 2);
     let biases: Vec<(u32, f32)> = (0..n_biases + 3).map(|i| (i * 7 % (vocab + 2), 3.5 - i as f32)).collect();
     let expected = |(id, &logit): (usize, &f32)| {
@@ -191,14 +191,14 @@ fn penalize(source: &mut Source, (vocab, n, last_n, penalty): (u32, u32, u32, f3
 
 fn mask_logits(source: &mut Source, vocab: u32, one_in: u32) -> Job {
     let mut logits = source.rows(1, vocab);
-    // What is no number stays, allowed or not, so that whoever chooses sees it.
+    // Non-finite logits stay, allowed or not, so that sampling detects them.
     for (i, broken) in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().enumerate() {
         if vocab > 100 {
             logits[37 * i + 5] = broken;
         }
     }
     let is_allowed: Vec<bool> = (0..vocab).map(|_| one_in > 0 && source.rng.below(one_in as usize) == 0).collect();
-    // Bits beyond the vocabulary say nothing.
+    // Bits beyond the vocabulary are ignored.
     let word = |bits: &[bool]| (0..32).map(|i| u32::from(bits.get(i).copied().unwrap_or(i % 2 == 0)) << i).sum();
     let words: Vec<u32> = is_allowed.chunks(32).map(word).collect();
     let stays = |(&logit, &is_allowed): (&f32, &bool)| if is_allowed || !logit.is_finite() { logit } else { f32::MIN };
@@ -223,7 +223,7 @@ fn advance(pos: u32, n_tokens: u32, capacity: u32, id: u32) -> Job {
     Job::new(operands, |rec, bound| kernels::advance(rec, bound.state(0), bound.tensor(1), bound.tensor(2)))
 }
 
-/// Of sequences that share a cache: row `r` is that of place `n_rows - r`, and some are at the end of their context.
+/// Sequences that share a cache: row `r` has place `n_rows - r`, and some are at the end of their context.
 fn advance_rows(n_rows: u32, n_counting: u32, capacity: u32) -> Job {
     let id = |r: u32| if r % 7 == 6 { NON_FINITE } else { 3 * r + 1 };
     let row = |r: u32| {
@@ -248,7 +248,7 @@ fn advance_rows(n_rows: u32, n_counting: u32, capacity: u32) -> Job {
     Job::new(operands, |rec, bound| kernels::advance(rec, bound.state(0), bound.tensor(1), bound.tensor(2)))
 }
 
-/// A draw from `logits` whose id must be one that `accept` takes.
+/// A draw from `logits` with an id that `accept` allows.
 fn draw_one(logits: Vec<f32>, sampling: Sampling, accept: impl Fn(u32) -> bool + 'static) -> Job {
     let check = move |got: &[u32]| if accept(got[0]) { Ok(()) } else { Err(format!("token {} was drawn", got[0])) };
     let vocab = logits.len() as u32;
@@ -274,13 +274,13 @@ fn broken(source: &mut Source, vocab: u32, value: f32) -> Job {
 fn greedy(source: &mut Source, vocab: u32, top_k: u32, top_p: f32, min_p: f32) -> Job {
     let logits = source.rows(1, vocab);
     let highest = logits.iter().copied().fold(f32::MIN, f32::max);
-    // Tokens whose probability equals the highest in f32 may be taken for it by a cut on probability.
+    // Tokens with the highest probability in f32 may all pass a cut on probability.
     let near = move |logit: f32| top_k != 1 && f64::from(highest) - f64::from(logit) < 1e-6;
     let best: Vec<bool> = logits.iter().map(|&v| v == highest || near(v)).collect();
     draw_one(logits, settings(top_k, top_p, min_p, 0.7), move |id| best.get(id as usize).copied().unwrap_or(false))
 }
 
-/// Probabilities after all cuts, computed from their definitions.
+/// Probabilities after all cuts, by their definitions.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn probabilities(logits: &[f32], s: &Sampling) -> Vec<f64> {
     let highest = logits.iter().copied().fold(f32::MIN, f32::max);
@@ -310,7 +310,7 @@ pub fn probabilities(logits: &[f32], s: &Sampling) -> Vec<f64> {
     weights.iter().map(|w| w / total).collect()
 }
 
-/// The random number behind the token at `pos`, in [0, 1): the PCG hash of Jarzynski & Olano 2020, chained.
+/// The random number for the token after `pos`, in [0, 1): the PCG hash of Jarzynski & Olano 2020, chained.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn random(seed: [u32; 2], pos: u32) -> f64 {
     let hash = |input: u32| {

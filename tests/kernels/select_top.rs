@@ -1,4 +1,4 @@
-//! `select_top` and `merge_top`: exact, the lowest id first among equals, whatever came before.
+//! `select_top` and `merge_top`: exact, the lowest id first among equals, for any previous lists.
 
 use tilewright::kernels::{self, NO_ITEM, TopStrip};
 
@@ -6,7 +6,7 @@ use crate::harness::{Case, Job, Operand, Want};
 use crate::inputs::{Inputs, Source};
 
 /// B, N, S, K: around a round of 512 and of 4096 scores, parts that begin within a quad, more parts than columns, more
-/// places than items, and lists as long as they may be.
+/// places than items, and lists of maximum length.
 const SELECT: [[u32; 4]; 17] = [
     [1, 1, 1, 1],
     [2, 3, 4, 2],
@@ -31,15 +31,15 @@ const SELECT: [[u32; 4]; 17] = [
 const MERGE: [[u32; 3]; 9] =
     [[1, 1, 1], [2, 2, 1], [3, 5, 7], [1, 1, 1024], [2, 3, 511], [1, 2, 513], [2, 33, 16], [1, 9, 1024], [3, 128, 10]];
 
-/// What is done to the family's scores.
+/// Change to the family's scores.
 #[derive(Clone, Copy, PartialEq)]
 enum Twist {
     None,
-    /// Rounded to a few values, so that most are equal to others.
+    /// Rounds to a few values, so that most are tied.
     Ties,
-    /// Each row rises, so that every score beats those before.
+    /// Ascending rows, so that every score beats those before.
     Rising,
-    /// One element of the last row is not finite.
+    /// Makes one element of the last row non-finite.
     Broken(f32),
 }
 
@@ -52,13 +52,13 @@ const TWISTS: [(&str, Twist); 6] = [
     ("-inf", Twist::Broken(f32::NEG_INFINITY)),
 ];
 
-/// Which ids may enter.
+/// Allowed ids.
 #[derive(Clone, Copy, PartialEq)]
 enum Filter {
     All,
-    /// Every other one at random.
+    /// A random half.
     Half,
-    /// Not one.
+    /// No id.
     None,
 }
 
@@ -112,13 +112,13 @@ fn twisted(source: &mut Source, twist: Twist, rows: u32, cols: u32) -> Vec<f32> 
     scores
 }
 
-/// The first `k` of these items as a list in memory: what is not finite, then falling scores, then rising ids.
+/// The first `k` of these items as a list in memory: non-finite ones, then by falling score and rising id.
 fn best(mut items: Vec<(f32, u32)>, k: u32) -> Vec<u32> {
     items.sort_by(|a, b| match (a.0.is_finite(), b.0.is_finite()) {
-        (true, true) => b.0.partial_cmp(&a.0).expect("both are finite").then(a.1.cmp(&b.1)),
+        (true, true) => b.0.partial_cmp(&a.0).expect("finite scores").then(a.1.cmp(&b.1)),
         (a_finite, b_finite) => a_finite.cmp(&b_finite).then(a.1.cmp(&b.1)),
     });
-    // Zeros have one sign and broken scores one bit pattern in memory.
+    // In memory zeros have one sign and non-finite scores one bit pattern.
     let bits = |score: f32| if score.is_finite() { (score + 0.0).to_bits() } else { 0x7fff_ffff };
     let mut words: Vec<u32> = items.iter().take(k as usize).flat_map(|&(score, id)| [bits(score), id]).collect();
     words.resize(2 * k as usize, NO_ITEM);
@@ -126,7 +126,7 @@ fn best(mut items: Vec<(f32, u32)>, k: u32) -> Vec<u32> {
 }
 
 fn select_top(source: &mut Source, twist: Twist, [b, n, s, k]: [u32; 4], begins: bool, filter: Filter) -> Job {
-    // Behind those of earlier strips, and not at a word's beginning.
+    // After ids of earlier strips, and not word-aligned.
     let first_id = 2000 + source.rng.below(100) as u32;
     let scores = twisted(source, twist, b, n);
     let words = (first_id + n).div_ceil(32);
@@ -135,7 +135,7 @@ fn select_top(source: &mut Source, twist: Twist, [b, n, s, k]: [u32; 4], begins:
         Filter::Half => (0..words).map(|_| source.rng.word()).collect(),
     };
     let is_allowed = |id: u32| filter == Filter::All || allowed[id as usize / 32] >> (id % 32) & 1 == 1;
-    // Lists from earlier strips: full ones, and some with places left.
+    // Lists from earlier strips: full ones, and some with free places.
     let part = n.div_ceil(s);
     let (mut before, mut after) = (Vec::new(), Vec::new());
     for list in 0..b * s {
@@ -169,7 +169,7 @@ fn merge_top(source: &mut Source, twist: Twist, [b, s, k]: [u32; 3]) -> Job {
         let mut all = Vec::new();
         for (list, scores) in row.chunks_exact(k as usize).enumerate() {
             let n_known = if source.rng.below(3) == 0 { source.rng.below(k as usize + 1) } else { k as usize };
-            // Ids of lists interleave.
+            // Ids of the lists interleave.
             let items: Vec<(f32, u32)> =
                 scores.iter().copied().zip((list as u32..).step_by(s as usize)).take(n_known).collect();
             lists.extend(best(items.clone(), k));

@@ -22,7 +22,7 @@ pub fn cases(cases: &mut Vec<Case>) {
             push(inputs, n_rows, dim);
         }
     }
-    // More rows than a grid has workgroups in a dimension, and a vocabulary.
+    // More rows than workgroups per dimension, and a vocabulary.
     push(Inputs::Normal, 65_537, 3);
     push(Inputs::Student, 2, 151_936);
     push(Inputs::Constant, 8, 151_936);
@@ -30,7 +30,7 @@ pub fn cases(cases: &mut Vec<Case>) {
     push(Inputs::Uniform, 9, 15_361);
 }
 
-/// Relative error that WGSL allows `exp`, and what rounding its argument adds.
+/// Relative error that WGSL permits for `exp`, plus that of rounding its argument.
 pub fn exp_rounding(argument: f64) -> f64 {
     2.0 * ROUND * (3.0 + 2.0 * argument.abs()) + ROUND * argument.abs()
 }

@@ -1,4 +1,4 @@
-//! Conformance in a browser: the same cases, through WebGPU as the page sees it.
+//! Conformance in a browser: the same cases through the page's WebGPU.
 
 use tilewright::{BrowserAdapter, DType, Device, DeviceChoice, Error, Role, Tensor, Tier, Workspace, kernels};
 use wasm_bindgen_futures::JsFuture;
@@ -8,7 +8,7 @@ use crate::{BUDGET, FEWEST, all_cases, conform, judge};
 
 wasm_bindgen_test_configure!(run_in_dedicated_worker);
 
-/// Asks for subgroups with every device, as the npm package does.
+/// Requests subgroups for every device, as the npm package does.
 const REQUEST_SUBGROUPS: &str = "
     const original = GPUAdapter.prototype.requestDevice;
     GPUAdapter.prototype.requestDevice = function (descriptor) {
@@ -54,8 +54,8 @@ async fn gpu_matches_oracle() {
     judge(executed, failed, FEWEST[0]);
 }
 
-/// Hands the browser another shader than was meant, until `restore` is called. What the browser knows of the shader
-/// itself comes late, after it has refused to run it.
+/// Gives the browser a broken shader until `restore` is called. The browser reports the shader's error only after it
+/// has refused to run it.
 const BREAK_SHADERS: &str = "
     const { createShaderModule, popErrorScope } = GPUDevice.prototype;
     globalThis.restore = () => Object.assign(GPUDevice.prototype, { createShaderModule, popErrorScope });
@@ -81,10 +81,10 @@ async fn a_shader_that_does_not_compile_is_an_error() {
         device.run(&rec.finish(&mut Workspace::default()))?;
         device.read(&y).await
     };
-    assert_eq!(softmax().await.expect("the shader as it is"), [0.5, 0.5]);
+    assert_eq!(softmax().await.expect("the unmodified shader"), [0.5, 0.5]);
     js_sys::eval(BREAK_SHADERS).expect("a browser with WebGPU");
     let broken = softmax().await;
-    js_sys::eval("restore()").expect("shaders that are broken");
+    js_sys::eval("restore()").expect("broken shaders");
     let Err(Error::Gpu { message, .. }) = &broken else { panic!("{broken:?}") };
     assert!(message.contains("Nothing"), "{message}");
 }

@@ -1,4 +1,4 @@
-//! Published folders of the test data, open to change.
+//! Mutable copies of published folders of the test data.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,14 +21,14 @@ pub struct Stored {
     pub data: Vec<u8>,
 }
 
-/// What a folder has: its configuration and its tensors.
+/// A folder's contents: its configuration and its tensors.
 #[derive(Clone)]
 pub struct Checkpoint {
     pub config: Value,
     pub tensors: BTreeMap<String, Stored>,
 }
 
-/// The tiny random model of this name; `None` if it is not there, which the test then says.
+/// The tiny random model of this name; `None` with a skip message if it is missing.
 pub fn checkpoint(name: &str) -> Option<Checkpoint> {
     let folder = common::data(&["tiny-random"])?.join("tiny-random").join(name);
     let config = serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
@@ -61,7 +61,7 @@ impl Checkpoint {
         [text(format!("{{{}}}", entries.join(","))), data].concat()
     }
 
-    /// Makes F32 of the BF16 tensors whose names contain one of these.
+    /// Converts the BF16 tensors whose names contain one of these to F32.
     pub fn widen(&mut self, parts: &[&str]) -> usize {
         let mut n = 0;
         for (name, tensor) in &mut self.tensors {
@@ -74,16 +74,16 @@ impl Checkpoint {
         n
     }
 
-    /// Renames all tensors; those of which nothing is left are dropped.
+    /// Renames all tensors; drops those with an empty new name.
     pub fn rename(&mut self, to: impl Fn(&str) -> String) {
         self.tensors =
             std::mem::take(&mut self.tensors).into_iter().map(|(name, stored)| (to(&name), stored)).collect();
     }
 }
 
-/// Logits of all positions of the references' four texts, held against them.
+/// Compares logits of all positions of the references' four texts.
 pub fn check_references(name: &str, device: &Device, path: &Path, what: &str) {
-    // Those in f64 where f32 does not tell enough.
+    // Float64 references where F32 is ambiguous.
     let found = ["refs_f64.safetensors", "refs.safetensors"]
         .into_iter()
         .find_map(|file| common::find_data(&Path::new("tiny-random").join(name).join(file)));
@@ -104,7 +104,7 @@ fn check_model(references: &References, model: &Model, what: &str) {
 
 /// A model of a folder with the default options.
 pub fn model(device: &Device, folder: &Folder) -> Model {
-    // References are of exact keys and values.
+    // References use exact keys and values.
     Model::load(device, &folder.0, LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() })
         .unwrap_or_else(|e| panic!("{e}"))
 }

@@ -1,4 +1,4 @@
-//! Mixtures of experts in all forms that files have: of several weight types, beyond one binding, in MXFP4, in pieces.
+//! Mixtures of experts in all forms of files: with several weight types, larger than a binding, in MXFP4, in pieces.
 
 use serde_json::json;
 use tilewright::kernels::KvType;
@@ -11,7 +11,7 @@ use super::{Folder, logits};
 
 const MIXTURES: [&str; 6] = ["mixtral", "qwen3-moe", "qwen35-moe", "olmoe", "lfm2-moe", "gpt-oss"];
 
-/// Every way in which matrices are taken: one expert at a time and by tiles, with and without subgroups, and on the CPU.
+/// All modes of expert products: one expert at a time and by tiles, with and without subgroups, and on the CPU.
 fn devices() -> Vec<Device> {
     let gpus = shared::gpus_beside_cpu([Tier::Baseline, Tier::Subgroups, Tier::Scalar]);
     std::iter::once(common::cpu()).chain(gpus).collect()
@@ -25,10 +25,9 @@ fn decode_dispatches(model: &Model) -> usize {
     model.session().unwrap().decode_dispatches()
 }
 
-/// Gates and ups of different types are a dispatch more, and so are experts that all tokens have and whose types are others
-/// than the rest's.
+/// Gates and ups of different types cost one more dispatch, and so do shared experts of other types.
 #[test]
-fn experts_of_several_types_are_a_dispatch_more_each() {
+fn each_further_expert_weight_type_adds_a_dispatch() {
     for (of, widened, more) in [
         ("mixtral", &["experts.0.w1", "experts.1.w1"][..], 0),
         ("qwen3-moe", &["up_proj"][..], 1),
@@ -44,7 +43,7 @@ fn experts_of_several_types_are_a_dispatch_more_each() {
         for device in devices() {
             let what = format!("{of} with {widened:?} on {}", name(&device));
             check_references(of, &device, &mixed.0, &what);
-            // On the CPU all become one type.
+            // The CPU converts all to one type.
             if device.is_gpu() && more > 0 {
                 let n_layers = model(&device, &plain).config().blocks.len();
                 let [plain, mixed] = [&plain, &mixed].map(|folder| decode_dispatches(&model(&device, folder)));
@@ -54,9 +53,9 @@ fn experts_of_several_types_are_a_dispatch_more_each() {
     }
 }
 
-/// Bindings that hold some of the experts: a dispatch for each slab, and the same numbers.
+/// Bindings that hold only some experts: one dispatch per slab, and the same numbers.
 #[test]
-fn experts_beyond_one_binding_are_cut_where_experts_end() {
+fn experts_beyond_one_binding_are_split_between_experts() {
     for of in MIXTURES {
         let Some(whole) = checkpoint(of) else { return };
         let whole = whole.write();
@@ -68,7 +67,7 @@ fn experts_beyond_one_binding_are_cut_where_experts_end() {
                 .iter()
                 .find_map(|block| Some((&block.feed_forward, block.feed_forward.experts?)))
                 .unwrap();
-            // Of BF16; two experts, and what else there is.
+            // In BF16; two experts, and all other weights.
             let of_expert = u64::from(2 * 2 * block.dim * config.dim);
             let (limit, limits) = ((2 * of_expert + 64).max(32 << 10), device.limits());
             let slabs = (u64::from(of_all.n) * of_expert).div_ceil(limit);
@@ -93,7 +92,7 @@ fn experts_beyond_one_binding_are_cut_where_experts_end() {
 /// The values of 4-bit floats.
 const FLOATS: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
-/// Random rows as gpt-oss publishes them, and their values, `[E, rows, cols]`.
+/// Random rows in gpt-oss's published format, and their values, `[E, rows, cols]`.
 fn mxfp4(rng: &mut Rng, [n, rows, groups]: [usize; 3]) -> (Stored, Stored, Vec<f32>) {
     let blocks: Vec<u8> = (0..n * rows * groups * 16).map(|_| rng.below(256) as u8).collect();
     let scales: Vec<u8> = (0..n * rows * groups).map(|_| 120 + rng.below(6) as u8).collect();
@@ -110,7 +109,7 @@ fn mxfp4(rng: &mut Rng, [n, rows, groups]: [usize; 3]) -> (Stored, Stored, Vec<f
     (stored(&[n, rows, groups, 16], &blocks), stored(&[n, rows, groups], &scales), values)
 }
 
-/// gpt-oss with experts of 32 columns: once as pairs of tensors, and once as the matrices that transformers makes of them.
+/// gpt-oss with experts of 32 columns: as pairs of tensors, and as the matrices that transformers converts them to.
 fn gpt_oss() -> Option<[Checkpoint; 2]> {
     let mut plain = checkpoint("gpt-oss")?;
     plain.config["intermediate_size"] = json!(32);
@@ -144,7 +143,7 @@ fn gpt_oss() -> Option<[Checkpoint; 2]> {
 }
 
 #[test]
-fn experts_in_pairs_of_tensors_are_what_they_stand_for() {
+fn mxfp4_block_and_scale_pairs_match_plain_experts() {
     let Some([plain, packed]) = gpt_oss() else { return };
     let (plain, packed) = (plain.write(), packed.write());
     for device in devices() {
@@ -157,7 +156,7 @@ fn experts_in_pairs_of_tensors_are_what_they_stand_for() {
 }
 
 #[test]
-fn pairs_of_tensors_that_do_not_fit_are_refused() {
+fn mismatched_block_and_scale_tensors_are_refused() {
     let Some([_, packed]) = gpt_oss() else { return };
     let name = "model.layers.1.mlp.experts.down_proj";
     let refused = |what: &str, named: &[&str], change: &dyn Fn(&mut Checkpoint)| {
@@ -204,9 +203,9 @@ fn in_pieces(device: &Device, folder: &Folder, longest: usize) -> Model {
     block_on(loader.finish()).unwrap()
 }
 
-/// Rows of experts that end within a piece, experts that all tokens have, pairs of tensors.
+/// Expert rows that end within a piece, shared experts, pairs of tensors.
 #[test]
-fn experts_that_arrive_in_pieces_are_the_same() {
+fn experts_loaded_in_pieces_give_equal_logits() {
     let Some([_, packed]) = gpt_oss() else { return };
     let device = common::cpu();
     let folders = MIXTURES.into_iter().filter_map(checkpoint).chain([packed]).map(|checkpoint| checkpoint.write());

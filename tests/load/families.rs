@@ -1,4 +1,4 @@
-//! Configurations of single families: other spellings of the same model, and what no kernel computes.
+//! Configurations of single families: alternative spellings of one model, and unsupported features.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use tilewright::model::ModelConfig;
 use super::Folder;
 use super::common;
 
-/// What a tiny random model's configuration says once `change` has changed its file.
+/// Configuration of a tiny random model after `change` to its file.
 fn changed(name: &str, change: impl FnOnce(&mut Value)) -> Option<Result<ModelConfig, Error>> {
     let source = common::data(&["tiny-random"])?.join("tiny-random").join(name);
     let copy = Folder::new();
@@ -21,10 +21,10 @@ fn changed(name: &str, change: impl FnOnce(&mut Value)) -> Option<Result<ModelCo
     Some(ModelFile::open(&copy.0).map(|file| file.header.shape.config().clone()))
 }
 
-/// Published files of Gemma 4 have the part that reads texts beside those that see and hear, and one size of heads for
-/// all layers that see all tokens.
+/// Published files of Gemma 4 contain vision and audio parts beside the text part, and one head size for all
+/// full-attention layers.
 #[test]
-fn published_gemma4_means_the_same() {
+fn published_gemma4_config_loads_like_the_plain_one() {
     let Some(plain) = changed("gemma4", |_| {}) else { return };
     let published = changed("gemma4", |config| {
         let text = config.as_object_mut().unwrap();
@@ -50,7 +50,7 @@ fn published_gemma4_means_the_same() {
 }
 
 #[test]
-fn what_no_kernel_computes_is_refused_by_its_key() {
+fn unsupported_model_options_are_refused_by_key() {
     for (name, key, value, field) in [
         ("gemma4", "enable_moe_block", json!(true), "enable_moe_block"),
         ("gemma4", "num_experts", json!(8), "num_experts"),

@@ -1,5 +1,5 @@
-//! Configurations that no model has, made of those of all architectures: a value of each key after another is replaced.
-//! Every one is refused by name, before anything is allocated for it.
+//! Invalid configurations, made from those of all architectures by replacing one value at a time. Each is refused by
+//! name before anything is allocated.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use super::checkpoint::{Checkpoint, checkpoint};
 use super::{Folder, common};
 use crate::allocator;
 
-/// Names of the tiny random models, all of which are of architectures that are supported.
+/// Names of the tiny random models, all of supported architectures.
 fn models() -> Vec<String> {
     if common::data(&["tiny-random"]).is_none() {
         return Vec::new();
@@ -31,7 +31,7 @@ fn models() -> Vec<String> {
     names
 }
 
-/// Opens a folder and plans its memory: all that comes before the first byte on a device.
+/// Opens a folder and plans its memory: everything before the first device allocation.
 fn open(folder: &Folder) -> Result<(), Error> {
     plan(ModelFile::open(&folder.0)?)
 }
@@ -44,7 +44,7 @@ fn plan(file: ModelFile) -> Result<(), Error> {
     }
 }
 
-/// Integers that size something or count something: no model has 0 of them, nor 2^31.
+/// Integers that are sizes or counts: never 0 or 2^31.
 const COUNTS: [&str; 27] = [
     "hidden_size",
     "n_embd",
@@ -75,7 +75,7 @@ const COUNTS: [&str; 27] = [
     "query_pre_attn_scalar",
 ];
 
-/// Numbers that are factors or are added to what is not negative.
+/// Scale factors, and offsets of non-negative numbers.
 const SCALES: [&str; 14] = [
     "rms_norm_eps",
     "layer_norm_eps",
@@ -93,17 +93,17 @@ const SCALES: [&str; 14] = [
     "rotary_pct",
 ];
 
-/// Values that a count may have after all: of a window, all positions; 0 for what is then left out.
+/// Counts valid at an extreme: a window of all positions; 0 for an omitted feature.
 fn is_harmless(model: &str, key: &str, value: &Value) -> bool {
     let is_huge = *value != json!(0);
     match key {
-        // Windows beyond the context are none, and some configurations state one without using it.
+        // A window beyond the context has no effect, and some configurations have an unused one.
         "sliding_window" | "local_attention" => is_huge || model.starts_with("qwen") || model == "smollm3",
         // A period longer than the model.
         "global_attn_every_n_layers" => is_huge,
-        // The scale of attention is its inverse root.
+        // The attention scale is its inverse square root.
         "query_pre_attn_scalar" => is_huge,
-        // Where experts alone follow, the width of other feed-forwards says nothing.
+        // With experts only, the width of dense feed-forwards is unused.
         "intermediate_size" => ["qwen3-moe", "qwen35-moe"].contains(&model),
         _ => false,
     }
@@ -129,7 +129,7 @@ fn every_key_of_every_architecture_is_checked() {
     let mut n = 0;
     for name in models() {
         let whole = checkpoint(&name).unwrap();
-        // What is refused by its configuration alone needs no weights, and is refused sooner with none.
+        // A configuration alone suffices for a refusal, and is refused sooner without weights.
         let fields = whole.config.as_object().unwrap();
         let with = |key: &str, value: &Value| {
             let mut changed = whole.clone();
@@ -138,7 +138,7 @@ fn every_key_of_every_architecture_is_checked() {
         };
         for key in COUNTS.into_iter().filter(|key| fields.get(*key).is_some_and(Value::is_number)) {
             for value in [json!(-1), json!(1.5), json!("8"), json!([8]), json!({}), json!(true), json!(1_u64 << 63)] {
-                // It is a number for some.
+                // Some models have a number here.
                 if key == "query_pre_attn_scalar" && (value.is_number()) {
                     continue;
                 }
@@ -174,7 +174,7 @@ fn every_key_of_every_architecture_is_checked() {
         if let Some(rope) = fields.get("rope_parameters").or(fields.get("rope_scaling")).and_then(Value::as_object) {
             let object = if fields.contains_key("rope_parameters") { "rope_parameters" } else { "rope_scaling" };
             for (key, value) in rope.iter().filter(|(_, value)| value.is_number()) {
-                // Those are said twice, or are switched off by 0.
+                // Stated twice, or disabled by 0.
                 if ["mscale", "mscale_all_dim", "llama_4_scaling_beta", "max_position_embeddings"]
                     .contains(&key.as_str())
                 {
@@ -192,9 +192,9 @@ fn every_key_of_every_architecture_is_checked() {
     println!("{n} configurations refused");
 }
 
-/// Numbers that are fine by themselves and do not fit each other.
+/// Valid numbers that contradict each other.
 #[test]
-fn numbers_that_do_not_fit_each_other_are_refused() {
+fn inconsistent_config_numbers_are_refused() {
     for (model, key, value, named) in [
         ("qwen3-moe", "num_experts_per_tok", json!(7), "expert_used_count"),
         ("mixtral", "num_experts_per_tok", json!(5), "expert_used_count"),
@@ -215,14 +215,14 @@ fn numbers_that_do_not_fit_each_other_are_refused() {
     }
 }
 
-/// A key of a GGUF file whose value has four bytes: its name, the place of its value, and whether that is a float.
+/// A key of a GGUF file with a four-byte value: its name, the value's offset, and whether it is a float.
 struct Number {
     name: String,
     at: usize,
     is_float: bool,
 }
 
-/// The numbers among a file's keys of the architecture, by the layout of GGUF alone.
+/// Numeric keys of the architecture, by GGUF's layout alone.
 fn numbers(bytes: &[u8]) -> Vec<Number> {
     let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
     let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
@@ -272,7 +272,7 @@ fn every_number_of_a_gguf_file_is_checked() {
         };
         let whole = fs::read(path).unwrap();
         for Number { name, at, is_float } in numbers(&whole) {
-            // Kept beside the rows of the embedding; which token is which is not asked here; a window may be longer than all.
+            // Duplicates the embedding's rows; unused here; a window may exceed the context.
             if [".vocab_size", ".attention.causal", ".pooling_type"].iter().any(|end| name.ends_with(end)) {
                 continue;
             }
@@ -282,7 +282,7 @@ fn every_number_of_a_gguf_file_is_checked() {
             };
             for value in values {
                 let far = name.ends_with("sliding_window") && value != [0; 4];
-                // 0 is how some files say that there is none.
+                // Some files write 0 for none.
                 let none = value == [0; 4]
                     && ["token_type_count", "expert_count", "expert_used_count"].iter().any(|end| name.ends_with(end));
                 if far || none {

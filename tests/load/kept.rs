@@ -1,5 +1,5 @@
-//! Mixtures of experts that do not fit: some experts are kept on the device, and the others come from the file when they are
-//! chosen. Whatever is kept, bits of logits are those of the whole model.
+//! Expert cache: mixtures of experts with some experts on the device and the others read from the file when chosen.
+//! Logits are bit-identical to the whole model's for any cache size.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use super::checkpoint::checkpoint;
 use super::common::{self, block_on, shared};
 use super::plan::Shape;
 
-/// Eight layers: two of them, which passes of many tokens go through, leave room for some experts of each.
+/// Eight layers: buffers for two whole layers, used by passes of many tokens, leave room for some experts of each.
 const MIXTURE: Shape = Shape {
     layers: 8,
     dim: 64,
@@ -29,7 +29,7 @@ fn options(max_pass: u32) -> LoadOptions<'static> {
     LoadOptions { context_length: Some(64), max_pass: Some(max_pass), stream_layers: true, ..LoadOptions::default() }
 }
 
-/// The model with so many hundredths of the memory that it needs, if that is enough.
+/// The model with a memory limit in per cent of its need, if possible.
 fn limited(
     device: &Device,
     path: &Path,
@@ -59,19 +59,19 @@ fn told(session: &mut Session, n_tokens: usize) -> (Vec<f32>, Vec<u32>) {
     (logits, tokens)
 }
 
-/// What a model with some of its experts told, held against the whole one.
+/// Compares a model with an expert cache against the whole one.
 fn check(whole: &Model, model: &Model, n_tokens: usize, what: &str) -> Streaming {
     let want = told(&mut whole.session().unwrap(), n_tokens);
     let mut session = model.session().unwrap();
     assert!(told(&mut session, n_tokens) == want, "{what}");
-    // Again, with other experts there.
+    // Again, with other experts cached.
     session.clear();
     assert!(told(&mut session, n_tokens) == want, "{what}, the second time");
     model.streaming().unwrap()
 }
 
 #[test]
-fn experts_that_come_when_they_are_chosen_give_the_same_bits() {
+fn experts_loaded_on_demand_give_bit_equal_logits() {
     let folder = Folder::new();
     let path = MIXTURE.write_random(&folder);
     for device in shared::executors() {
@@ -83,20 +83,20 @@ fn experts_that_come_when_they_are_chosen_give_the_same_bits() {
         for hundredths in [85, 55, 45] {
             let Some(model) = limited(&device, &path, options(8), needed, hundredths) else { continue };
             let before = model.streaming().unwrap();
-            let kept = before.experts.expect("experts are kept");
+            let kept = before.experts.expect("an expert cache");
             assert_eq!((before.n_layers, before.n_streamed, kept.n_experts), (8, 8, 8 * 32));
             let after = check(&whole, &model, 30, &format!("{hundredths} % on {name}"));
             let experts = after.experts.unwrap();
             let (n_slots, n_layers) = (kept.n_kept / 8, 8);
-            // Of each prompt three passes, and another for the next two tokens with the first choice; then a token each. Idle rows
-            // choose nothing.
+            // Each prompt is three passes; the next two tokens, with the first choice, one more; then one pass per
+            // token. Idle rows choose nothing.
             let (n_wide, rows) = if 8 * 2 <= n_slots { (0, 21 + 2 + 29) } else { (4, 29) };
             assert_eq!(experts.n_chosen, 2 * rows * 2 * n_layers, "{experts:?}");
             assert_eq!(after.n_read as usize / 8, if n_wide == 0 { 0 } else { 2 * n_wide }, "{after:?}");
             assert!(experts.n_found + experts.n_read <= experts.n_chosen, "{experts:?}");
             assert!(experts.n_found > 0 && experts.n_read > 0, "{experts:?}");
             if n_wide > 0 {
-                // A token after the other: what is not found is read.
+                // One token at a time: every miss is read.
                 assert_eq!(experts.n_found + experts.n_read, experts.n_chosen);
                 let whole_layers = LoadOptions { whole_layers: true, ..options(8) };
                 let by_layers = limited(&device, &path, whole_layers, needed, hundredths).unwrap();
@@ -105,7 +105,7 @@ fn experts_that_come_when_they_are_chosen_give_the_same_bits() {
                 let of_token = experts.read_bytes / (2 * rows);
                 println!("{hundredths} % on {name}: {of_token} bytes a token, {} a pass", by_layers.streamed_bytes);
                 assert!(of_token * 5 < by_layers.streamed_bytes, "{of_token} of {}", by_layers.streamed_bytes);
-                // Experts that are there need not be read for passes of many tokens.
+                // Passes of many tokens need not read cached experts.
                 let of_layers = after.read_bytes - experts.read_bytes;
                 assert!(of_layers < after.n_read * after.streamed_bytes / 8, "{of_layers} in {} layers", after.n_read);
             }
@@ -118,9 +118,9 @@ fn experts_that_come_when_they_are_chosen_give_the_same_bits() {
     }
 }
 
-/// What all tokens have stays on the device, and is copied to where passes of many tokens find it.
+/// Shared experts stay on the device, and are copied into the buffers of passes of many tokens.
 #[test]
-fn what_all_tokens_have_is_kept_for_good() {
+fn shared_experts_stay_on_the_device() {
     let folder = Folder::new();
     let path = Shape { shared: 64, ..MIXTURE }.write_random(&folder);
     for device in common::executors() {
@@ -129,7 +129,7 @@ fn what_all_tokens_have_is_kept_for_good() {
         let model = limited(&device, &path, options(8), whole.plan().total_bytes(), 55).unwrap();
         told(&mut model.session().unwrap(), 5);
         if !device.is_gpu() {
-            // A pool and the self-test have their own sizes.
+            // The pool and the self-test have their own sizes.
             let (allocated, planned) = ((device.counters() - before).bytes_allocated, model.plan().total_bytes());
             let off = allocated as f64 / planned as f64 - 1.0;
             println!("{allocated} bytes allocated, {planned} planned ({:.2} % more)", 100.0 * off);
@@ -139,9 +139,9 @@ fn what_all_tokens_have_is_kept_for_good() {
         let after = check(&whole, &model, 12, &device.info().name);
         let experts = after.experts.unwrap();
         assert!(after.n_read >= 8 * 4 && experts.n_kept < 16 * 8, "{after:?}");
-        // Two choices of each token.
+        // Two choices per token.
         assert_eq!(experts.n_chosen - before, 2 * 11 * 8 * 2, "{experts:?}");
-        // Guesses are verified in passes of eight rows.
+        // Draft tokens are verified in passes of eight rows.
         let prompt: Vec<u32> = (0..16).map(|i| i % 4).collect();
         let texts = [(&whole, 0), (&model, 4)].map(|(model, prompt_lookup)| {
             let options = GenerateOptions { ignore_eos: true, prompt_lookup, ..GenerateOptions::greedy(12) };
@@ -152,7 +152,7 @@ fn what_all_tokens_have_is_kept_for_good() {
             tokens
         });
         assert_eq!(texts[0], texts[1]);
-        // Both are the same model: a session of one goes on in the other.
+        // Both are the same model: a session of one continues in the other.
         let mut session = model.session().unwrap();
         let kept = told(&mut session, 5);
         let saved = folder.0.join("session");
@@ -164,9 +164,9 @@ fn what_all_tokens_have_is_kept_for_good() {
     }
 }
 
-/// Of experts of several types none can take another one's place.
+/// Experts of different types cannot share slots.
 #[test]
-fn experts_of_several_types_are_read_with_their_layers() {
+fn experts_of_mixed_types_are_read_with_their_layers() {
     let Some(plain) = checkpoint("lfm2-moe") else { return };
     let mut mixed = plain.clone();
     assert!(mixed.widen(&["experts.1.w3"]) > 0);
@@ -181,9 +181,9 @@ fn experts_of_several_types_are_read_with_their_layers() {
     }
 }
 
-/// Experts of all kinds of files: in one tensor or several, with biases, beside what all tokens have.
+/// Experts in all kinds of files: in one tensor or several, with biases, beside shared experts.
 #[test]
-fn mixtures_of_all_kinds_give_the_same_bits() {
+fn every_moe_model_is_bit_equal_with_offloaded_experts() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let mut n_compared = 0;
     for device in shared::executors() {
@@ -197,7 +197,7 @@ fn mixtures_of_all_kinds_give_the_same_bits() {
             ("lfm2-moe", 1),
             ("granite-moe", 1),
         ] {
-            // Every model on the CPU; on a software adapter one of each kind of file is enough.
+            // Every model on the CPU; one of each kind of file on a software adapter.
             if device.is_gpu() && !common::is_full() && !["gpt-oss", "qwen35-moe"].contains(&folder) {
                 continue;
             }
@@ -208,7 +208,7 @@ fn mixtures_of_all_kinds_give_the_same_bits() {
                 let model = limited(&device, &path, options(max_pass), needed, 4 * part)?;
                 model.streaming()?.experts.map(|_| model)
             };
-            // With about the most slots and with the fewest.
+            // Near the maximum number of slots, and with the minimum.
             let models = [(10..25).rev().find_map(kept), (8..25).find_map(kept)];
             assert!(models.iter().all(Option::is_some), "{folder} with passes of {max_pass}");
             for model in models.into_iter().flatten() {

@@ -1,5 +1,4 @@
-//! The head of Qwen3.5 that guesses the token after the next one: loaded from both formats, compared with its definition
-//! in f64, and put to use.
+//! Qwen3.5's MTP head: loading from both formats, comparison with its definition in f64, and speculative decoding.
 
 use tilewright::engine::{Engine, EngineOptions, Request, Stream};
 use tilewright::generate::Speculation;
@@ -21,7 +20,7 @@ const HEAD_DIM: usize = 32;
 const ROT_DIMS: usize = 8;
 const EPS: f64 = 1e-6;
 
-/// A tensor in BF16, which has the upper half of each number.
+/// A tensor in BF16, the upper half of each number.
 fn stored(shape: &[usize], values: impl IntoIterator<Item = f64>) -> Stored {
     let data: Vec<u8> =
         values.into_iter().flat_map(|value| (((value as f32).to_bits() >> 16) as u16).to_le_bytes()).collect();
@@ -39,7 +38,7 @@ fn values(stored: &Stored) -> Vec<f64> {
     }
 }
 
-/// The tensors of the head, under the names that folders have.
+/// The head's tensors, by their names in folders.
 const HEAD: [(&str, &[usize]); 15] = [
     ("mtp.fc", &[DIM, 2 * DIM]),
     ("mtp.pre_fc_norm_embedding", &[DIM]),
@@ -71,7 +70,7 @@ fn with_head() -> Option<Checkpoint> {
     Some(model)
 }
 
-/// The same file as GGUF has it. Heads of the delta rules are not reordered, so it is another model, with the same head.
+/// The same model as GGUF. Heads of the delta rules are not reordered, so it is another model with the same head.
 fn gguf(model: &Checkpoint) -> TinyGguf {
     let mut file = TinyGguf { file: GgufFile::empty(), data: Vec::new() };
     file.set("general.architecture", STRING, text("qwen35"));
@@ -150,7 +149,7 @@ fn options<'a>() -> LoadOptions<'a> {
     LoadOptions { kv_type: KvType::F32, mtp_tokens: true, ..LoadOptions::default() }
 }
 
-/// The model of a folder, with its head.
+/// The model of a folder, with its MTP head.
 fn load(device: &Device, folder: &Folder) -> Model {
     Model::load(device, &folder.0, options()).unwrap_or_else(|e| panic!("{e}"))
 }
@@ -161,7 +160,7 @@ fn product(x: &[Vec<f64>], w: &[f64]) -> Vec<Vec<f64>> {
     x.iter().map(|row| w.chunks_exact(row.len()).map(|w| dot(row, w)).collect()).collect()
 }
 
-/// Normalised and multiplied by one more than the weight.
+/// Normalised and multiplied by one plus the weight.
 fn normed(x: &[f64], weight: &[f64]) -> Vec<f64> {
     let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
     x.iter().zip(weight).map(|(x, w)| x / (mean + EPS).sqrt() * (1.0 + w)).collect()
@@ -171,7 +170,7 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// A head of queries or keys, normalised and turned as its position says.
+/// A query or key head, normalised and rotated for its position.
 fn turned(x: &[f64], weight: &[f64], pos: usize) -> Vec<f64> {
     let mut x = normed(x, weight);
     for i in 0..ROT_DIMS / 2 {
@@ -183,7 +182,8 @@ fn turned(x: &[f64], weight: &[f64], pos: usize) -> Vec<f64> {
     x
 }
 
-/// The head's logits after each token but the last, from its definition. `hidden`: the model's rows after its last layer.
+/// The head's logits after each token but the last, by its definition. `hidden`: the model's rows after its last
+/// layer.
 fn definition(model: &Checkpoint, hidden: &[f32], ids: &[u32]) -> Vec<Vec<f64>> {
     let weight = |name: &str| values(&model.tensors[&format!("{name}.weight")]);
     let of = |name: &str| weight(&format!("mtp.layers.0.{name}"));
@@ -240,7 +240,7 @@ fn definition(model: &Checkpoint, hidden: &[f32], ids: &[u32]) -> Vec<Vec<f64>> 
     product(&norm_all(&h, &weight("mtp.norm")), &embedding)
 }
 
-/// The largest difference of a model's head from the definition.
+/// Maximum difference between a model's head and the definition.
 fn difference(checkpoint: &Checkpoint, model: &Model, ids: &[u32]) -> f64 {
     let trace = block_on(model.trace(ids)).unwrap();
     let want = definition(checkpoint, trace.hidden.last().unwrap(), ids).concat();
@@ -250,7 +250,7 @@ fn difference(checkpoint: &Checkpoint, model: &Model, ids: &[u32]) -> f64 {
 }
 
 #[test]
-fn the_head_computes_what_its_definition_says() {
+fn mtp_head_matches_its_definition() {
     let Some(checkpoint) = with_head() else { return };
     let folder = checkpoint.write();
     let mut rng = Rng::new(6);
@@ -268,15 +268,15 @@ fn the_head_computes_what_its_definition_says() {
     }
 }
 
-/// What a copier's head sees the next token but one by.
+/// Input by which a copier's head predicts the token after the next.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum By {
     Embedding,
     Hidden,
 }
 
-/// A model of the same shapes with one token for each channel, which always goes on with token `t + 7`: its layers add
-/// nothing. So does its head, but after a multiple of `wrong_every` it guesses another one.
+/// A model of the same shapes with one token per channel that always continues with token `t + 7`: its layers add
+/// nothing. Its head predicts the same, but a wrong token after a multiple of `wrong_every`.
 fn copier(by: By, wrong_every: Option<usize>) -> Option<Checkpoint> {
     let mut model = with_head()?;
     let is_end =
@@ -295,7 +295,7 @@ fn copier(by: By, wrong_every: Option<usize>) -> Option<Checkpoint> {
     let next = |t: usize| (t + 7) % DIM;
     model.tensors.insert("model.embed_tokens.weight".into(), stored(&[DIM, DIM], matrix(&|t| t)));
     model.tensors.insert("lm_head.weight".into(), stored(&[DIM, DIM], matrix(&next)));
-    // The head's output is told by the token that it sees last, or by the one before.
+    // The head's output depends on its latest token, or on the one before.
     let guessed = |t: usize| if wrong_every.is_some_and(|every| t.is_multiple_of(every)) { (t + 1) % DIM } else { t };
     let (zero, one) = (
         vec![0.0; DIM * DIM],
@@ -326,14 +326,14 @@ fn ids_of(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> (
 }
 
 #[test]
-fn right_guesses_are_taken_and_chained() {
+fn correct_mtp_drafts_are_accepted_and_chained() {
     for by in [By::Embedding, By::Hidden] {
         let Some(checkpoint) = copier(by, None) else { return };
         let folder = checkpoint.write();
         for device in executors() {
             let model = load(&device, &folder);
             let want: Vec<u32> = (1..=40).map(|i| (3 + 7 * i) % DIM as u32).collect();
-            // Of three guesses one has no room: the state before them may be wanted again.
+            // One of three draft tokens has no room: the state before them may be needed again.
             for (n, n_right) in [(1, 1), (2, 2), (3, 2), (5, 5)] {
                 let (ids, guessed) = ids_of(&mut model.session().unwrap(), &[9, 50, 3], &guessing(n, 40));
                 assert_eq!(ids, want, "{by:?}, {n} at a time");
@@ -342,7 +342,7 @@ fn right_guesses_are_taken_and_chained() {
                     guessed.accepted == guessed.drafted && guessed.drafted > 0,
                     "{by:?}, {n} at a time: {guessed:?}"
                 );
-                // The first token comes with the prompt; each pass gives what was guessed and one more.
+                // Prefill produces the first token; each pass gives the accepted draft tokens and one more.
                 assert!(guessed.passes <= 39_usize.div_ceil(n_right + 1) + 1, "{by:?}, {n} at a time: {guessed:?}");
             }
         }
@@ -350,7 +350,7 @@ fn right_guesses_are_taken_and_chained() {
 }
 
 #[test]
-fn wrong_guesses_change_no_text() {
+fn wrong_mtp_drafts_do_not_change_output() {
     let random = with_head();
     let models = [copier(By::Embedding, Some(3)), copier(By::Hidden, Some(4)), random];
     for (i, checkpoint) in models.into_iter().enumerate() {
@@ -358,9 +358,9 @@ fn wrong_guesses_change_no_text() {
         let folder = checkpoint.write();
         for device in executors() {
             let model = load(&device, &folder);
-            // Longer than the largest pass of software adapters.
+            // Longer than a software adapter's largest pass.
             let long: Vec<u32> = (0..140).map(|t| t * 5 % 64).collect();
-            // A software GPU takes a hundred times as long.
+            // A software GPU is a hundred times slower.
             let takes_all = !device.is_gpu() || common::is_full();
             if !takes_all && i > 0 {
                 continue;
@@ -374,7 +374,7 @@ fn wrong_guesses_change_no_text() {
                     println!("{}: model {i}, {n} at a time: {guessed:?}", device.info().name);
                     assert_eq!(ids, want, "model {i}, {n} at a time");
                     assert!(i == 2 || (guessed.accepted > 0 && guessed.accepted < guessed.drafted), "{guessed:?}");
-                    // With another kind of guesses in turns.
+                    // Alternating with prompt lookup.
                     let options = GenerateOptions { prompt_lookup: 2, ..guessing(n, 30) };
                     assert_eq!(ids_of(&mut model.session().unwrap(), prompt, &options).0, want, "model {i}");
                 }
@@ -383,17 +383,17 @@ fn wrong_guesses_change_no_text() {
     }
 }
 
-/// The head guesses for several texts of an engine at once, beside texts that are drawn: they are what they are without it, also
-/// where a state has seen wrong guesses and where a text has had to wait for pages.
+/// The MTP head drafts for several sequences of an engine, beside sampled ones: output equals that without drafts,
+/// even after states with rejected drafts and for sequences that waited for pages.
 #[test]
-fn the_head_guesses_for_the_texts_of_an_engine() {
+fn mtp_drafts_do_not_change_engine_output() {
     let random = with_head();
     let models = [copier(By::Embedding, None), copier(By::Hidden, Some(4)), random];
     for (i, checkpoint) in models.into_iter().enumerate() {
         let Some(checkpoint) = checkpoint else { return };
         let folder = checkpoint.write();
         for device in executors() {
-            // A software GPU takes a hundred times as long.
+            // A software GPU is a hundred times slower.
             if device.is_gpu() && i == 2 && !common::is_full() {
                 continue;
             }
@@ -448,7 +448,7 @@ fn the_head_guesses_for_the_texts_of_an_engine() {
 }
 
 #[test]
-fn sessions_go_on_from_anywhere() {
+fn mtp_session_continues_after_any_operation() {
     let Some(checkpoint) = copier(By::Hidden, Some(5)) else { return };
     let folder = checkpoint.write();
     for device in executors() {
@@ -462,7 +462,7 @@ fn sessions_go_on_from_anywhere() {
             guessed.accepted
         };
         assert!(guesses(&mut session, &[1, 2, 3], 3) > 0);
-        // Nobody asked the head here, and the gap costs no guesses of this model.
+        // No drafts were requested here, and the gap costs none later.
         guesses(&mut session, &[9], 0);
         assert!(guesses(&mut session, &[], 3) > 0);
         let before = session.snapshot().unwrap();
@@ -476,12 +476,12 @@ fn sessions_go_on_from_anywhere() {
         let mut other = model.session().unwrap();
         other.load(&path).unwrap();
         assert!(guesses(&mut other, &[], 3) > 0);
-        // The same model without the head knows it, too.
+        // A session file also fits the model without its head.
         let plain = LoadOptions { mtp_tokens: false, ..options() };
         let mut plain = Model::load(&device, &folder.0, plain).unwrap().session().unwrap();
         plain.load(&path).unwrap();
         guesses(&mut plain, &[], 0);
-        // Left amid guesses that nobody reads.
+        // Leaves unread draft tokens.
         let mut generation = session.generate_ids(&[11], &guessing(7, 30)).unwrap();
         let ids: Vec<u32> = (0..5).map(|_| block_on(generation.next()).unwrap().unwrap().id).collect();
         assert_eq!(ids, follows(11, 5));
@@ -489,9 +489,9 @@ fn sessions_go_on_from_anywhere() {
     }
 }
 
-/// Without it being asked for, the head takes no memory, and files are as those without one.
+/// Unless requested, the head uses no memory, and session files are as without one.
 #[test]
-fn a_head_that_nobody_asks_for_is_left_out() {
+fn unrequested_mtp_head_is_not_loaded() {
     let Some(checkpoint) = with_head() else { return };
     let folder = checkpoint.write();
     let bytes = gguf(&checkpoint).bytes();
@@ -531,9 +531,9 @@ fn a_head_that_nobody_asks_for_is_left_out() {
     }
 }
 
-/// The head is checked as the rest of a model is.
+/// The head's tensors are validated like the model's.
 #[test]
-fn what_a_head_lacks_is_named() {
+fn incomplete_mtp_head_is_refused_by_name() {
     let Some(checkpoint) = with_head() else { return };
     let refused = |named: &[&str], change: &dyn Fn(&mut Checkpoint)| {
         let mut changed = checkpoint.clone();
@@ -559,14 +559,14 @@ fn what_a_head_lacks_is_named() {
     refused(&["blk.4.nextn.eh_proj.weight", "[64, 64]"], &|changed| {
         drop(changed.tensors.insert("mtp.fc.weight".into(), stored(&[DIM, DIM], [0.0; DIM * DIM])));
     });
-    // With parts that are not known it is left out.
+    // A head with unknown tensors is ignored.
     for name in ["mtp.layers.0.self_attn.gates.weight", "mtp.layers.1.input_layernorm.weight", "mtp.scale"] {
         let mut changed = checkpoint.clone();
         changed.tensors.insert(name.into(), stored(&[4], [0.0; 4]));
         let header = ModelFile::open(&changed.write().0).unwrap_or_else(|e| panic!("{e}")).header;
         assert!(header.mtp.is_none() && header.unread == ["multi-token prediction"], "{name}");
     }
-    // Without a norm of its own the model's is used.
+    // Without its own norm it uses the model's.
     let mut changed = checkpoint.clone();
     changed.tensors.insert("mtp.norm.weight".into(), changed.tensors["model.norm.weight"].clone());
     let same = changed.clone().write();

@@ -1,4 +1,4 @@
-//! Folders of models that have more parts than text, and tensors that nothing reads.
+//! Folders of multimodal models, and unused tensors.
 
 use serde_json::{Value, json};
 use tilewright::load::ModelFile;
@@ -7,13 +7,13 @@ use tilewright::{Device, LoadOptions, Model};
 use super::checkpoint::{Checkpoint, Stored, check_references, checkpoint, model};
 use super::{Folder, TinyGguf, U32, common, logits};
 
-/// A tensor of a part that is not read.
+/// An unused tensor.
 fn other() -> Stored {
     Stored { dtype: "BF16".into(), shape: vec![4, 4], data: vec![0; 32] }
 }
 
-/// The same model as the text part of one of several kinds of input: `prefix` in front of its tensors' names, its head under
-/// `head`, its configuration inside another's.
+/// The same model as the text part of a multimodal one: `prefix` before its tensor names, its head named `head`, its
+/// configuration nested in another.
 fn wrapped(text: &Checkpoint, model_type: &str, [prefix, head]: [&str; 2], vision: &[&str]) -> Checkpoint {
     let mut whole = text.clone();
     whole.rename(|name| match name.strip_prefix("model.") {
@@ -24,7 +24,7 @@ fn wrapped(text: &Checkpoint, model_type: &str, [prefix, head]: [&str; 2], visio
         whole.tensors.insert((*name).into(), other());
     }
     let mut text_config = text.config.clone();
-    // What stands beside the parts counts for all.
+    // Keys beside the parts apply to all.
     let tied = text_config.as_object_mut().unwrap().remove("tie_word_embeddings").unwrap_or(Value::Null);
     whole.config = json!({
         "architectures": ["ForConditionalGeneration"],
@@ -38,7 +38,7 @@ fn wrapped(text: &Checkpoint, model_type: &str, [prefix, head]: [&str; 2], visio
 }
 
 #[test]
-fn the_text_part_of_a_model_is_a_model() {
+fn text_part_of_a_multimodal_model_loads_as_a_model() {
     for (of, model_type, prefix, head, parts) in [
         (
             "ministral3",
@@ -88,7 +88,7 @@ fn the_text_part_of_a_model_is_a_model() {
 }
 
 #[test]
-fn a_text_part_is_checked_as_a_whole_configuration_is() {
+fn text_part_of_a_config_is_checked_like_a_whole_one() {
     let Some(text) = checkpoint("qwen35") else { return };
     let whole = wrapped(&text, "qwen3_5", ["model.language_model.", ""], &[]);
     let refused = |named: &[&str], change: &dyn Fn(&mut Value)| {
@@ -106,9 +106,9 @@ fn a_text_part_is_checked_as_a_whole_configuration_is() {
     refused(&["quantization_config"], &|config| config["quantization_config"] = json!({ "quant_method": "gptq" }));
 }
 
-/// Every tensor of a folder is read, or known not to be.
+/// Every tensor of a folder is either read or known to be unused.
 #[test]
-fn tensors_of_folders_that_nothing_reads_are_refused() {
+fn unused_tensors_of_a_folder_are_refused() {
     let refused = |of: &str, name: &str| {
         let Some(mut changed) = checkpoint(of) else { return };
         changed.tensors.insert(name.into(), other());
@@ -142,7 +142,7 @@ fn tensors_of_folders_that_nothing_reads_are_refused() {
 
 /// Buffers of old checkpoints, of any type.
 #[test]
-fn buffers_that_say_nothing_are_left_out() {
+fn legacy_buffer_tensors_are_ignored() {
     let buffers: [(&str, &[&str]); 3] = [
         ("llama-mha-bias", &["model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"]),
         ("gpt2", &["transformer.h.0.attn.bias", "transformer.h.1.attn.masked_bias"]),
@@ -160,9 +160,9 @@ fn buffers_that_say_nothing_are_left_out() {
     }
 }
 
-/// Layers after the last one that predict further tokens, as a `config.json` counts them.
+/// Extra layers for multi-token prediction, as counted in a `config.json`.
 #[test]
-fn mtp_layers_are_left_out() {
+fn mtp_layers_of_folders_are_skipped_with_a_notice() {
     let Some(mut changed) = checkpoint("qwen3-moe") else { return };
     changed.config["num_nextn_predict_layers"] = json!(1);
     for name in ["input_layernorm.weight", "mlp.experts.0.up_proj.weight"] {
@@ -175,9 +175,9 @@ fn mtp_layers_are_left_out() {
     assert_eq!(model(&device, &folder).config().blocks.len(), 2);
 }
 
-/// The same in GGUF files, which count them among the layers.
+/// The same in GGUF files, which include them in the number of layers.
 #[test]
-fn mtp_layers_of_gguf_files_are_left_out() {
+fn mtp_layers_of_gguf_files_are_skipped_with_a_notice() {
     let device = common::cpu();
     let want = logits(&TinyGguf::new().model(&device));
     let mut mtp = TinyGguf::new();
@@ -196,9 +196,9 @@ fn mtp_layers_of_gguf_files_are_left_out() {
     }
 }
 
-/// The folder of Gemma 3 4B says of its text part what is not usual.
+/// Gemma 3 4B's folder states only non-default values for its text part.
 #[test]
-fn what_transformers_knows_need_not_be_said() {
+fn omitted_config_keys_get_the_defaults_of_transformers() {
     let folder = Folder::new();
     let config = json!({
         "architectures": ["Gemma3ForConditionalGeneration"],

@@ -1,4 +1,4 @@
-//! Models whose bytes arrive piece by piece, and GGUF files in several shards.
+//! Models loaded from streamed pieces, and GGUF files in several shards.
 
 use std::fs;
 
@@ -10,10 +10,10 @@ use super::builder::{U32, text};
 use super::common::{self, Rng, block_on, shared};
 use super::{Folder, STRING, TinyGguf, VOCAB, config_json, encode, index, load, logits, published, sharded, weights};
 
-/// A file by name with its content.
+/// A file's name and contents.
 type Content = (String, Vec<u8>);
 
-/// Loads files in pieces whose lengths `next_len` gives; sizes are told in advance or not.
+/// Loads files in pieces of lengths from `next_len`, with sizes known in advance or not.
 fn in_pieces(
     device: &Device,
     files: &[Content],
@@ -38,7 +38,7 @@ fn in_pieces(
     block_on(loader.finish())
 }
 
-/// Every type that stays packed, and rows whose scales share words with the next row's.
+/// Every packed type, and rows with scales in words shared with the next row.
 fn quantised() -> TinyGguf {
     let mut tiny = TinyGguf::new();
     for (i, weight) in weights().into_iter().enumerate().filter(|(_, weight)| weight.shape.len() == 2) {
@@ -52,14 +52,14 @@ fn content(folder: &Folder, names: &[&str]) -> Vec<Content> {
     names.iter().map(|name| (name.to_string(), fs::read(folder.0.join(name)).unwrap())).collect()
 }
 
-/// Lengths up to `longest`, drawn from a seed.
+/// Random lengths up to `longest`.
 fn lengths(longest: usize, seed: u64) -> impl FnMut() -> usize {
     let mut rng = Rng::new(seed);
     move || 1 + rng.below(longest)
 }
 
 #[test]
-fn a_model_that_arrives_in_pieces_is_the_same() {
+fn model_loaded_in_pieces_gives_equal_logits() {
     let devices = shared::executors();
     let (folder, shards) = (published(), sharded());
     let shard_names = ["config.json", super::INDEX, super::SHARDS[0], super::SHARDS[1]];
@@ -81,7 +81,7 @@ fn a_model_that_arrives_in_pieces_is_the_same() {
 }
 
 #[test]
-fn frequency_factors_may_lie_anywhere_in_the_file() {
+fn rope_frequency_factors_may_lie_anywhere_in_the_file() {
     let device = common::cpu();
     let factors = encode(&[1.0, 2.0, 4.0, 8.0], 0);
     let mut last = TinyGguf::new();
@@ -100,7 +100,7 @@ fn frequency_factors_may_lie_anywhere_in_the_file() {
     }
 }
 
-/// The tiny model dealt to three GGUF files, as llama.cpp's splitter does.
+/// The tiny model split into three GGUF files, as by llama.cpp's splitter.
 fn split() -> Vec<TinyGguf> {
     let whole = TinyGguf::new();
     let mut shards: Vec<TinyGguf> = (0..3u16)
@@ -124,7 +124,7 @@ fn split() -> Vec<TinyGguf> {
 }
 
 #[test]
-fn a_split_gguf_is_one_model() {
+fn split_gguf_loads_as_one_model() {
     let device = common::cpu();
     let want = logits(&TinyGguf::new().model(&device));
     let folder = Folder::new();
@@ -151,9 +151,9 @@ fn a_split_gguf_is_one_model() {
     assert!(error.contains(&names[2]), "{error}");
 }
 
-/// Any shard stands for all, however its name is written, and so does a link to one.
+/// Any shard identifies all, however its name is written, and so does a link to one.
 #[test]
-fn shards_are_found_from_any_of_them() {
+fn any_shard_leads_to_all_others() {
     let device = common::cpu();
     let want = logits(&TinyGguf::new().model(&device));
     let found = |path: &std::path::Path| match load(&device, path) {
@@ -177,7 +177,7 @@ fn shards_are_found_from_any_of_them() {
     #[cfg(unix)]
     {
         use std::os::unix::fs::symlink;
-        // As in the cache of a hub: links have the names, contents have others.
+        // As in a hub's cache: links have the file names, blobs have others.
         let (blobs, contents) = named(["0a", "1b", "2c"]);
         let links = Folder::new();
         for (no, content) in contents.iter().enumerate() {
@@ -185,14 +185,14 @@ fn shards_are_found_from_any_of_them() {
         }
         found(&links.0.join("t-00001-of-00003.gguf"));
         found(&links.0.join("t-00003-of-00003.gguf"));
-        // A link whose name says nothing, to one of these links, by a relative path; and one to the wrong number.
+        // A relative link with an uninformative name to one of these links; and one to the wrong number.
         for (name, no) in [("latest", 1), ("latest.gguf", 2), ("x-00001-of-00003.gguf", 3)] {
             let link = blobs.0.join(name);
             let target = format!("../{}/t-{no:05}-of-00003.gguf", links.0.file_name().unwrap().to_str().unwrap());
             symlink(target, &link).unwrap();
             found(&link);
         }
-        // Of a folder, too.
+        // The same for a folder.
         let folder = sharded();
         let link = links.0.join("model");
         symlink(folder.0.join("model-00001-of-00002.safetensors"), &link).unwrap();
@@ -202,7 +202,7 @@ fn shards_are_found_from_any_of_them() {
 }
 
 #[test]
-fn files_that_end_too_early_are_refused_wherever_they_end() {
+fn truncated_files_are_refused_at_every_length() {
     let device = common::cpu();
     let whole = TinyGguf::new().bytes();
     for len in (0..whole.len()).step_by(997).chain([whole.len() - 1]) {
@@ -223,9 +223,9 @@ fn files_that_end_too_early_are_refused_wherever_they_end() {
 }
 
 #[test]
-fn a_loader_that_failed_frees_what_it_had() {
+fn failed_loader_frees_its_buffers() {
     let Some(device) = common::gpu(None) else { return };
-    // What is left for the self-test is done elsewhere: it takes buffers, too.
+    // Runs the rest of the self-test elsewhere: it allocates buffers too.
     let _ = common::gpu(None).map(|other| TinyGguf::new().model(&other));
     let mut bytes = TinyGguf::new().bytes();
     bytes.truncate(bytes.len() - 100);
@@ -234,13 +234,13 @@ fn a_loader_that_failed_frees_what_it_had() {
     let before = device.counters();
     let model = TinyGguf::new().model(&device);
     let after = device.counters() - before;
-    // Buffers of the failed attempt went back to the pool.
+    // The failed attempt returned its buffers to the pool.
     assert!(after.pool_hits > after.pool_misses, "{after:?}");
     assert_eq!(model.config().vocab_size, VOCAB as u32);
 }
 
 #[test]
-fn texts_of_a_folder_are_taken_in_any_order() {
+fn folder_files_are_accepted_in_any_order() {
     let device = common::cpu();
     let folder = sharded();
     let files = [

@@ -1,5 +1,5 @@
-//! What a mixture of experts of 30 billion weights takes, from its header alone: held against the sum of what its shapes
-//! say, and of a smaller one of the same kind against what is then allocated.
+//! Memory plan of a mixture of experts with 30 billion weights, from its header alone, against sums over its shapes;
+//! and of a smaller similar one against its allocations.
 
 use std::fs::File;
 
@@ -20,13 +20,13 @@ pub struct Shape {
     pub head_dim: u64,
     pub experts: u64,
     pub used: u64,
-    /// Width of a feed-forward that all tokens have beside the experts; with one it is a mixture of Granite's.
+    /// Width of a shared feed-forward beside the experts; with one it is a Granite mixture.
     pub shared: u64,
     pub ffn_dim: u64,
     pub vocab: u64,
 }
 
-/// Qwen3-30B-A3B, by its `config.json`.
+/// Qwen3-30B-A3B, from its `config.json`.
 const LARGE: Shape = Shape {
     layers: 48,
     dim: 2048,
@@ -40,7 +40,7 @@ const LARGE: Shape = Shape {
     vocab: 151_936,
 };
 
-/// A hundredth of it, of the same proportions.
+/// A hundredth of it, in the same proportions.
 const SMALL: Shape = Shape {
     layers: 4,
     dim: 256,
@@ -54,7 +54,7 @@ const SMALL: Shape = Shape {
     vocab: 2048,
 };
 
-/// GGML's number of a type, with bytes for so many weights.
+/// GGML's type number, and bytes per number of weights.
 type Type = (u32, u64, u64);
 const Q8_0: Type = (8, 34, 32);
 const PLAIN: Type = (0, 4, 1);
@@ -95,7 +95,7 @@ impl Shape {
         tensors
     }
 
-    /// The file's header, which says that its data follows; and how long the file is.
+    /// The file's header, and its length including the data.
     fn header(&self) -> (Vec<u8>, u64) {
         let mut file = GgufFile::empty();
         let name = if self.shared == 0 { "qwen3moe" } else { "granitemoe" };
@@ -126,7 +126,7 @@ impl Shape {
         for (name, shape, (type_number, bytes, len)) in self.tensors() {
             let dimensions: Vec<u64> = shape.iter().rev().copied().collect();
             let mut tensor = tensor(&name, &dimensions, type_number);
-            // Nothing of the data is built; where it lies is said.
+            // Builds no data, only its offsets.
             (tensor.type_number, tensor.size_bytes) = (type_number, 0);
             tensor.offset = Some(offset);
             offset += (shape.iter().product::<u64>() / len * bytes).next_multiple_of(32);
@@ -137,7 +137,7 @@ impl Shape {
         (header, len)
     }
 
-    /// A file with holes in place of its data, which read as zeros.
+    /// A sparse file that reads as zeros.
     fn write(&self, folder: &Folder) -> std::path::PathBuf {
         let (header, len) = self.header();
         let path = folder.write("model.gguf", header);
@@ -145,7 +145,7 @@ impl Shape {
         path
     }
 
-    /// A file of random numbers: rows of matrices keep the magnitude of what they are multiplied with, norms are 1.
+    /// A file of random numbers: matrix rows preserve the magnitude of their input, norms are 1.
     pub fn write_random(&self, folder: &Folder) -> std::path::PathBuf {
         let mut rng = common::Rng::new(17);
         let mut bytes = self.header().0;
@@ -168,22 +168,22 @@ impl Shape {
         folder.write("model.gguf", bytes)
     }
 
-    /// Bytes of weights: two bits a block of 32 are a scale, as in the file, and norms are F32.
+    /// Bytes of weights: two bits per block of 32 are a scale, as in the file, and norms are F32.
     fn weights_bytes(&self) -> u64 {
         self.tensors().iter().map(|(_, shape, (_, bytes, len))| shape.iter().product::<u64>() * bytes / len).sum()
     }
 
-    /// Bytes of keys and values in F32 for so many positions.
+    /// Bytes of keys and values in F32 for `context` positions.
     fn cache_bytes(&self, context: u64) -> u64 {
         self.layers * 2 * self.kv_heads * self.head_dim * context * 4
     }
 
-    /// Bytes of what the largest pass makes at its widest place: logits of one token, the stream, what experts make of all
-    /// tokens and what they add up.
+    /// Bytes of the largest pass at its widest point: logits of one token, the residual stream, the experts' outputs
+    /// for all tokens and their sum.
     fn activations_bytes(&self, pass: u64, by_tiles: bool) -> u64 {
         let slots = pass * self.used;
         let widest = match by_tiles {
-            // Gates and ups, or what is left of them and each expert's result.
+            // Gates and ups, or their product and each expert's output.
             true => slots * (3 * self.ffn_dim).max(self.ffn_dim + self.dim),
             false => slots * self.ffn_dim,
         };
@@ -201,13 +201,13 @@ fn devices() -> Vec<Device> {
     common::executors()
 }
 
-/// Cached values may be stored in fewer bytes than F32.
+/// Cached values may use fewer bytes than F32.
 fn cache_share(plan: &MemoryPlan, of: u64) -> f64 {
     plan.cache_bytes as f64 / of as f64
 }
 
 #[test]
-fn thirty_billion_weights_are_planned_without_loading_them() {
+fn memory_plan_of_a_30b_model_reads_no_weights() {
     let folder = Folder::new();
     let path = LARGE.write(&folder);
     assert!((28e9..34e9).contains(&(LARGE.weights_bytes() as f64 * 32.0 / 34.0)), "{}", LARGE.weights_bytes());
@@ -234,9 +234,9 @@ fn thirty_billion_weights_are_planned_without_loading_them() {
     }
 }
 
-/// Of one that can be loaded, what is allocated is what was planned.
+/// For a loadable model the allocation equals the plan.
 #[test]
-fn what_is_allocated_was_planned() {
+fn allocated_bytes_match_the_memory_plan() {
     let folder = Folder::new();
     let path = SMALL.write(&folder);
     for device in devices() {
@@ -252,7 +252,7 @@ fn what_is_allocated_was_planned() {
             let options = LoadOptions { context_length: Some(512), ..LoadOptions::default() };
             Model::from_file(device, ModelFile::open(&path).unwrap(), options).unwrap()
         };
-        // What the self-test of the pipelines of all sizes of passes takes is given back.
+        // The self-test of the pipelines of all pass sizes releases its memory.
         let before = common::counters_of_tested(&device, |device| drop(load(device)));
         let model = load(&device);
         assert_eq!(model.plan(), plan);

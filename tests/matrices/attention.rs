@@ -1,4 +1,4 @@
-//! `attention_half`, against its formula in f64. Tiles are a quarter of their size, as matrices are.
+//! `attention_half`, against its formula in f64. Tiles are a quarter of their size, like matrices.
 
 use std::ops::Range;
 
@@ -12,24 +12,24 @@ const CAUSAL: u32 = 1;
 const SINKS: u32 = 4;
 /// Half a unit in the last place of half precision.
 const ROUND: f64 = 1.0 / 2048.0;
-/// Bits of a NaN as two halves and as a scale: what nobody may read.
+/// Bits of a NaN as two halves and as a scale: must never be read.
 const NAN_WORD: u32 = 0x7fc0_7fc0;
 
-/// How scores go along the keys.
+/// Course of scores along the keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Course {
-    /// Any way.
+    /// Random scores.
     Random,
-    /// Up by 20 or more every eleven keys, and down between, so that sums are rescaled.
+    /// Up by 20 or more every eleven keys, and falling between, so that sums are rescaled.
     Jumps,
-    /// Up by a third with each key: no tile exceeds the reference by much, many do.
+    /// Up by a third per key: no tile exceeds the reference by much, many do so together.
     Creeps,
-    /// Down, so that the first key's weight stands for all.
+    /// Falling, so that the first key's weight dominates.
     Falls,
 }
 
 impl Course {
-    /// The score of key `s`, without what is random.
+    /// The score of key `s`, without noise.
     fn score(self, s: u32) -> f64 {
         let s = f64::from(s);
         match self {
@@ -50,9 +50,9 @@ struct Case {
     causal: bool,
     /// Tokens that are padding.
     padding: u32,
-    /// Slots fewer than positions.
+    /// Fewer slots than positions.
     ring: bool,
-    /// What queries are taken times, and keys divided by.
+    /// Factor of queries, and divisor of keys.
     magnitude: f32,
 }
 
@@ -69,11 +69,11 @@ const USUAL: Case = Case {
 const CASES: [Case; 20] = [
     USUAL,
     Case { sizes: [2, 1, 1, 0, 0], ..USUAL },
-    // Heads that share keys; rows that fill tiles, and do not.
+    // Heads that share keys; rows that do and do not fill tiles.
     Case { sizes: [11, 6, 2, 37, 0], ..USUAL },
     Case { sizes: [16, 4, 2, 48, 0], ..USUAL },
     Case { sizes: [70, 3, 3, 5, 0], ..USUAL },
-    // Windows: rows that see nothing of the first tiles, and caches that have been filled several times.
+    // Windows: rows that see none of the first tiles, and caches that have wrapped around several times.
     Case { sizes: [40, 2, 1, 0, 3], ..USUAL },
     Case { sizes: [24, 2, 2, 50, 20], ring: true, ..USUAL },
     Case { sizes: [5, 4, 2, 100, 6], ring: true, course: Course::Jumps, ..USUAL },
@@ -83,20 +83,20 @@ const CASES: [Case; 20] = [
     Case { padding: 5, sizes: [20, 2, 1, 13, 0], ..USUAL },
     Case { causal: false, padding: 3, sizes: [20, 2, 1, 13, 0], ..USUAL },
     Case { causal: false, sizes: [40, 2, 2, 0, 9], ..USUAL },
-    // Of the padding, whole tiles see no key.
+    // Whole tiles of padding see no key.
     Case { causal: false, padding: 35, sizes: [50, 2, 2, 0, 4], ..USUAL },
     Case { course: Course::Jumps, sizes: [9, 4, 2, 90, 0], ..USUAL },
     Case { course: Course::Creeps, sizes: [30, 4, 2, 90, 0], ..USUAL },
     Case { course: Course::Falls, sizes: [12, 4, 2, 90, 0], ..USUAL },
-    // Queries that half precision has no room for, and that it would lose digits of.
+    // Queries beyond half precision, and such that would lose digits in it.
     Case { sizes: [12, 4, 2, 30, 0], magnitude: 1e5, ..USUAL },
     Case { sizes: [12, 4, 2, 30, 0], magnitude: 1e-4, ..USUAL },
 ];
 
 #[test]
-fn attention_by_matrices_is_what_its_formula_says() {
+fn matrix_unit_attention_matches_its_formula() {
     let Some(gpu) = Gpu::open() else { return };
-    // Matrices of 8 x 8 are two one below the other. Heads that fill all columns, and others.
+    // A matrix of 8 x 8 is two stacked ones. Heads that fill all columns, and others.
     for (kind, matrix, head_dim, has_sinks) in
         [(KvType::Q8_0, 16, 16, true), (KvType::F16, 16, 32, false), (KvType::F16, 8, 64, true)]
     {
@@ -121,7 +121,7 @@ struct Operands {
     slots: u32,
     capacity: u32,
     q: Vec<f32>,
-    /// What the cache holds, and in words.
+    /// The cache's contents, as numbers and as words.
     keys: [Vec<f32>; 2],
     words: [Vec<u32>; 2],
     sinks: Option<Vec<f32>>,
@@ -131,7 +131,7 @@ impl Operands {
     fn new(kind: KvType, head_dim: u32, has_sinks: bool, case: Case, seed: u64) -> Operands {
         let mut rng = Rng::new(seed);
         let [t, h, hkv, pos, window] = case.sizes;
-        // Rows past the keys hold NaN, but where padding lies past the cache.
+        // Rows past the keys hold NaN, unless padding lies past the cache.
         let capacity = if case.padding > 0 { pos + t - case.padding } else { pos + t + 9 };
         let slots = if case.ring { window - 1 + t } else { capacity };
         let dim = head_dim as usize;
@@ -148,7 +148,7 @@ impl Operands {
             words: [Vec::new(), Vec::new()],
             sinks: has_sinks.then_some(sinks),
         };
-        // A query's first half is alike for all, so that scores follow from the key's.
+        // All queries share their first half, so that scores follow from the keys.
         let along = |i: usize| if case.course != Course::Random && i < dim / 2 { 2.0 } else { 0.0 };
         for i in 0..(t * h) as usize * dim {
             operands.q.push((along(i % dim) + rng.normal()) as f32 * case.magnitude);
@@ -176,7 +176,7 @@ impl Operands {
         operands
     }
 
-    /// The keys that a token sees.
+    /// Keys visible to a token.
     fn visible(&self, token: u32) -> Range<u32> {
         let Case { sizes: [t, _, _, pos, window], causal, padding, .. } = self.case;
         let n_keys = self.capacity.min(pos + if causal { t } else { t - padding });
@@ -202,17 +202,17 @@ impl Operands {
             bytemuck::cast_slice(self.sinks.as_deref().unwrap_or(&[0.0])),
         ];
         let y = vec![f32::NAN; (t * h * head_dim) as usize];
-        // Folded; of an odd number of workgroups one is too many.
+        // Folded; an odd number of workgroups leaves one over.
         gpu.run(pipeline, &params, &operands, &y, [(n_tiles * hkv).div_ceil(2), 2, 1])
     }
 
-    /// Compares each element with its own bound, and all of them with the mean error of half precision.
+    /// Compares each element with its own bound, and all with the mean error of half precision.
     fn check(&self, found: &[f32], name: &str) {
         let &Operands { kind, case, slots, .. } = self;
         let ([t, h, hkv, ..], dim) = (case.sizes, self.head_dim as usize);
         let row =
             |of: &[f32], i: u32| -> Vec<f64> { of[i as usize * dim..][..dim].iter().map(|&x| f64::from(x)).collect() };
-        // Keys and values of F16 are there as they are.
+        // F16 keys and values are exact.
         let of_cache = if kind == KvType::Q8_0 { ROUND } else { 0.0 };
         let scale = f64::from(self.scale);
         let (mut noise, mut power) = (0.0, 0.0);
@@ -234,7 +234,7 @@ impl Operands {
                 let weight = (score - highest).exp() / total;
                 for ((want, bound), v) in want.iter_mut().zip(&mut bound).zip(row(&self.keys[1], at(s))) {
                     *want += weight * v;
-                    // A weight is rounded; weights of 2^-24 of the largest and less may be zeros.
+                    // A weight is rounded; weights of at most 2^-24 of the largest may become zero.
                     *bound += weight * v.abs() * (ROUND + of_cache + 2.0 * worst.exp_m1()) + 1e-7 * v.abs();
                 }
             }
@@ -249,14 +249,14 @@ impl Operands {
                 power += want * want;
             }
         }
-        // Rounding keys of Q8_0 moves large scores by more, and tiny keys have fewer digits.
+        // Rounding Q8_0 keys moves large scores by more, and tiny keys have fewer digits.
         let is_ordinary = case.course == Course::Random && case.magnitude == 1.0;
         let limit = if kind == KvType::F16 || is_ordinary { 1e-6 } else { 1e-5 };
         assert!(noise <= limit * power, "{name}: its error is {:.1e} of the result", noise / power);
     }
 }
 
-/// A row of a cache in words, and what they stand for.
+/// A row of a cache in words, and its values.
 fn stored(kind: KvType, row: &[f32]) -> (Vec<u32>, Vec<f32>) {
     let mut bytes = Vec::new();
     let mut floats = Vec::new();

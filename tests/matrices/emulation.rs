@@ -1,4 +1,4 @@
-//! Shaders whose cooperative matrices are plain ones, and an adapter that runs them.
+//! Emulates cooperative matrices in shaders, and runs them on an adapter.
 
 use std::fmt::Write as _;
 
@@ -10,15 +10,15 @@ use crate::common;
 /// Rows and columns of a matrix.
 pub const SIZE: u32 = 4;
 
-/// A variant's source without cooperative matrices, for subgroups of 8 or 16 invocations. `arrays` are those that matrices
-/// are loaded from and stored in: name, type of their numbers, and how many of these an element has.
+/// A variant's source without cooperative matrices, for subgroups of 8 or 16 invocations. `arrays` lists the arrays
+/// that matrices are loaded from and stored to: name, number type, and numbers per element.
 ///
-/// An invocation has a row of a left matrix, one or two columns of a right one, and the elements of the sum where they meet.
-/// All are of f32, whatever they stand for.
+/// An invocation holds a row of a left matrix, one or two columns of a right one, and the elements of the sum where
+/// they meet. All numbers are f32, whatever their type.
 pub fn emulated(label: &str, subgroup: u32, arrays: &[(&str, &str, u32)]) -> String {
     let mut variants = shaders::ALL.iter().flat_map(|kernel| kernel.variants.iter());
-    let variant = variants.find(|v| v.label == label).expect("the variant is there");
-    let size = variant.tier.matrix_size().expect("its tier has matrices");
+    let variant = variants.find(|v| v.label == label).expect("the variant exists");
+    let size = variant.tier.matrix_size().expect("a tier with matrices");
     let matrix = format!("coop_mat{size}x{size}");
     let (right, sum, product) = match SIZE * SIZE / subgroup {
         1 => ("vec4<f32>", "f32", "dot(a, b)"),
@@ -36,7 +36,7 @@ pub fn emulated(label: &str, subgroup: u32, arrays: &[(&str, &str, u32)]) -> Str
         assert!(source.contains(&from), "no `{from}` in the shader");
         source = source.replace(&from, &to);
     }
-    // `&array[index], stride` becomes `index, stride` of a function of the array's own.
+    // `&array[index], stride` becomes `index, stride` of a function for the array.
     for (array, number, per) in arrays {
         let element = format!("&{array}[");
         for (call, name) in [
@@ -66,7 +66,7 @@ pub fn emulated(label: &str, subgroup: u32, arrays: &[(&str, &str, u32)]) -> Str
     }
     assert!(!source.contains("coop"), "an operation has no emulation");
     let (head, body) = source.split_once("@compute").expect("an entry point");
-    let (entry, body) = body.split_once(") {\n").expect("its body");
+    let (entry, body) = body.split_once(") {\n").expect("a function body");
     let columns = SIZE * SIZE / subgroup;
     format!(
         "{head}var<private> own_row: u32 = 0u;
@@ -82,7 +82,7 @@ fn multiply_add(a: Left, b: Right, c: Sum) -> Sum {{
     )
 }
 
-/// The source with `(index)` wherever it has `([index]`, and with `, index` for `, [index]`.
+/// The source with `([index]` replaced by `(index)`, and `, [index]` by `, index`.
 fn unbracketed(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -100,7 +100,7 @@ fn unbracketed(source: &str) -> String {
     out + rest
 }
 
-/// What loads matrices from an array and stores them there, as far as the source has use for it.
+/// Functions that load matrices from an array and store them there, if the source uses them.
 fn functions(array: &str, number: &str, per: u32, columns: u32, source: &str) -> String {
     // A row in memory, and an element.
     let (row, element): (_, fn(&str) -> String) = match per {
@@ -191,7 +191,7 @@ impl Gpu {
         })
     }
 
-    /// What `y`, which is bound last, holds after a run.
+    /// Contents of `y`, which is bound last, after a run.
     pub fn run(
         &self,
         pipeline: &wgpu::ComputePipeline,
@@ -231,7 +231,7 @@ impl Gpu {
         encoder.copy_buffer_to_buffer(&result, 0, &read, 0, result.size());
         self.queue.submit([encoder.finish()]);
         read.map_async(wgpu::MapMode::Read, .., |outcome| outcome.expect("the result is read"));
-        device.poll(wgpu::PollType::wait_indefinitely()).expect("the queue ends");
+        device.poll(wgpu::PollType::wait_indefinitely()).expect("the queue drains");
         bytemuck::cast_slice(&read.get_mapped_range(..).expect("the result is mapped")).to_vec()
     }
 }

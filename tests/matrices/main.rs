@@ -1,5 +1,5 @@
-//! Kernels with cooperative matrices, which few adapters have: the shaders as they are, but with matrices of 4 x 4 numbers
-//! that the invocations of a subgroup share out among themselves, so that their index arithmetic is tested on any adapter.
+//! Kernels with cooperative matrices, which few adapters have: the same shaders with emulated matrices of 4 x 4
+//! numbers, shared out among a subgroup's invocations, so that any adapter tests their index arithmetic.
 
 mod attention;
 mod emulation;

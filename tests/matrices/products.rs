@@ -6,28 +6,28 @@ use super::emulation::{Gpu, SIZE, emulated};
 
 const BIAS: u32 = 1;
 const ACCUMULATE: u32 = 2;
-/// Invocations of what stands for a subgroup.
+/// Invocations of an emulated subgroup.
 const SUBGROUP: u32 = 8;
 
-/// A product and how it is taken.
+/// A product and its form.
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    /// Of a tile, and subgroups side by side.
+    /// Tile size, and subgroups side by side.
     tile: [u32; 3],
     sizes: [u32; 3],
     flags: u32,
     guarded: bool,
-    /// Whether a row is times a power of two.
+    /// Whether rows are scaled by a power of two.
     scaled: bool,
     n_splits: u32,
 }
 
 #[test]
-fn tiles_of_matrices_read_and_write_what_they_should() {
+fn matrix_unit_products_are_exact_for_every_tile() {
     let Some(gpu) = Gpu::open() else { return };
     let arrays = [("staged", "f16", 4), ("sums", "f32", 1), ("y", "f32", 1)];
     let module = gpu.module(emulated("matmul_half.F32.matrix16", SUBGROUP, &arrays));
-    // As `ProductPlan` has them, in matrices of four.
+    // As in `ProductPlan`, with matrices of four.
     let tiles = [[4, 64, 4], [8, 32, 4], [16, 16, 2], [32, 32, 2]];
     for tile in tiles {
         let [rows, cols, _] = tile;

@@ -1,5 +1,5 @@
-//! What sets architectures apart, each turned off in its own model: logits then leave the references. A feature that a
-//! comparison would not miss is not tested by it.
+//! Features that distinguish architectures, each disabled in its own model: logits must then leave the references. A
+//! comparison that passes without a feature does not test it.
 
 use tilewright::kernels::{Gate, Gelu, QkNorm, RopeScaling, RopeStyle};
 use tilewright::load::{ModelFile, ModelShape};
@@ -9,7 +9,7 @@ use tilewright::{LoadOptions, Model};
 use super::TINY_TOLERANCE;
 use super::common::{self, References, block_on, largest_difference};
 
-/// A feature's name, and what turns it off.
+/// A feature's name, and a function to disable it.
 type Feature = (&'static str, fn(&mut ModelConfig));
 
 fn attentions(config: &mut ModelConfig, change: impl Fn(&mut Attention)) {
@@ -141,7 +141,7 @@ const FAMILIES: &[(&str, &[Feature])] = &[
 ];
 
 #[test]
-fn a_comparison_misses_every_feature() {
+fn turning_off_any_model_feature_changes_the_logits() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let device = common::cpu();
     for (name, features) in FAMILIES {

@@ -1,4 +1,4 @@
-//! What a session tells of its passes: the weights of heads against their definition in f64, and the times of kernels.
+//! Inspection of passes: attention weights against their definition in f64, and kernel times.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ fn tiny(name: &str) -> Option<PathBuf> {
 }
 
 fn load(device: &Device, path: &Path, kv_type: KvType) -> Model {
-    // Of small passes, so that the caches of layers with a window turn around.
+    // Small passes, so that caches of window layers wrap around.
     let options =
         LoadOptions { kv_type, context_length: Some(64), max_pass: Some(8), exact: true, ..LoadOptions::default() };
     Model::load(device, path, options).unwrap_or_else(|e| panic!("{e}"))
@@ -30,7 +30,7 @@ fn go_on(session: &mut Session, ids: &[u32], n: usize) -> Vec<u32> {
     common::collect(&mut session.generate_ids(ids, &options).unwrap()).0
 }
 
-/// Attention of an architecture whose heads are rotated by halves, as the paper or the published code has it.
+/// Attention of an architecture with half-style RoPE, following the paper or the published code.
 struct Oracle {
     name: &'static str,
     n_heads: usize,
@@ -39,9 +39,9 @@ struct Oracle {
     theta: f64,
     scale: f64,
     cap: Option<f64>,
-    /// Of a layer.
+    /// By layer.
     window: fn(usize) -> Option<usize>,
-    /// What the norm's weights are counted from.
+    /// Offset of the norm's weights.
     one: f64,
     eps: f64,
 }
@@ -86,7 +86,7 @@ const ORACLES: [Oracle; 3] = [
 ];
 
 impl Oracle {
-    /// Heads of a projection of the stream, turned, by position.
+    /// Heads of a projection of the residual stream, rotated, by position.
     fn heads(&self, file: &References, of: &str, layer: usize, hidden: &[f32], n_heads: usize) -> Vec<Vec<Vec<f64>>> {
         let dim = 64;
         let floats = |name: &str| -> Vec<f64> {
@@ -140,13 +140,13 @@ impl Oracle {
 }
 
 #[test]
-fn weights_of_heads_are_the_softmax_of_their_scores() {
+fn head_weights_are_the_softmax_of_their_scores() {
     for oracle in &ORACLES {
         let Some(path) = tiny(oracle.name) else { return };
         let file = References::open(&path.join("model.safetensors"));
         for device in executors() {
             let kinds = [(KvType::F32, 2e-4), (KvType::F16, 3e-3), (KvType::Q8_0, 0.05)];
-            // Every head and layer where that costs little.
+            // Every head and layer where that is cheap.
             let n_kinds = if device.is_gpu() { 2 } else { 3 };
             for (kv_type, tolerance) in &kinds[..n_kinds] {
                 let model = load(&device, &path, *kv_type);
@@ -178,12 +178,12 @@ fn weights_of_heads_are_the_softmax_of_their_scores() {
     }
 }
 
-/// The first token sees itself and the sink, whatever the angles: YaRN's factor alone is left of them.
+/// The first token attends to itself and the sink only, for any angles: only YaRN's factor matters.
 #[test]
-fn sinks_take_a_part_of_a_row() {
+fn attention_sinks_take_a_part_of_each_row() {
     let Some(path) = tiny("gpt-oss") else { return };
     let file = References::open(&path.join("model.safetensors"));
-    // The factor comes twice: with the query and with the key.
+    // The factor applies twice: to query and key.
     let scale = 0.25 * (0.1 * 4f64.ln() + 1.0).powi(2);
     let oracle = Oracle { scale, eps: 1e-5, ..ORACLES[2] };
     let model = load(&common::cpu(), &path, KvType::F32);
@@ -207,9 +207,9 @@ fn sinks_take_a_part_of_a_row() {
     }
 }
 
-/// Whoever asks what goes on inside changes nothing of what comes next, also where layers keep states or a few positions.
+/// Inspection does not change the following tokens, even with recurrent states or short windows.
 #[test]
-fn sessions_go_on_as_if_nobody_had_asked() {
+fn inspecting_a_session_does_not_change_its_output() {
     for name in ["qwen2", "gemma4", "lfm2", "mistral-sliding"] {
         let Some(path) = tiny(name) else { return };
         let model = load(&common::cpu(), &path, KvType::F16);
@@ -243,7 +243,7 @@ fn a_timeline_has_every_dispatch_of_a_decode_pass() {
         let names: Vec<&str> = timeline.dispatches.iter().map(|dispatch| dispatch.kernel).collect();
         assert_eq!((names[0], names[n - 1]), ("embed", "advance"));
         assert!(timeline.dispatches.iter().all(|it| it.variant.starts_with(it.kernel) && !it.grid.contains(&0)));
-        // Between them the layers, one after the other, with as many dispatches each.
+        // Between them the layers in order, each with the same number of dispatches.
         let layers: Vec<_> = timeline.dispatches.chunk_by(|a, b| a.layer == b.layer).collect();
         let n_layers = model.config().n_layers();
         assert_eq!(layers.len() as u32, n_layers + 2);
@@ -259,7 +259,7 @@ fn a_timeline_has_every_dispatch_of_a_decode_pass() {
 }
 
 #[test]
-fn what_there_is_not_is_refused_by_name() {
+fn invalid_inspection_requests_are_refused_by_name() {
     let Some(path) = tiny("lfm2") else { return };
     let model = load(&common::cpu(), &path, KvType::F16);
     let mut session = model.session().unwrap();
@@ -272,7 +272,7 @@ fn what_there_is_not_is_refused_by_name() {
     let with_keys = blocks.iter().position(|block| block.recurrence.is_none()).unwrap();
     for (layer, head, n_queries, option, part) in [
         (blocks.len(), 0, 1, "layer", "below"),
-        (recurrent, 0, 1, "layer", "keeps a state"),
+        (recurrent, 0, 1, "layer", "this one is recurrent"),
         (with_keys, 99, 1, "head", "99"),
         (with_keys, 0, 0, "last_queries", "1 to"),
     ] {

@@ -1,4 +1,4 @@
-//! Quantisers against the bytes of llama.cpp, and their promises on any row.
+//! Quantisers against llama.cpp's bytes, and their guarantees for any row.
 
 use tilewright::Error;
 use tilewright::formats::block::dequantize;
@@ -11,7 +11,7 @@ const ROW: usize = 512;
 struct SplitMix(u64);
 
 impl SplitMix {
-    /// A multiple of 2^-23 from -1 up to 1.
+    /// A multiple of 2^-23 in [-1, 1).
     fn unit(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -38,7 +38,7 @@ fn rows() -> Vec<Vec<f32>> {
             8 => a[i] + 3.0,
             9 => a[i] * 0.1 - 0.5,
             10 => 0.37,
-            // Without the zeros below zero that Python does not make.
+            // Without negative zeros, which Python does not produce.
             11 => (a[i] * 4.0).round_ties_even() / 4.0 + 0.0,
             _ => a[i],
         };
@@ -47,7 +47,7 @@ fn rows() -> Vec<Vec<f32>> {
     (0..12).map(row).collect()
 }
 
-/// The importances there.
+/// The importances in that script.
 fn importances() -> Vec<f32> {
     let mut rng = SplitMix(7);
     let mut number = |i: usize| {
@@ -67,7 +67,7 @@ fn quantized(block_type: BlockType, row: &[f32], importance: Option<&[f32]>) -> 
     Ok(out)
 }
 
-/// The root of the mean squared difference between a row and what its blocks stand for.
+/// Root mean square error of a row's blocks.
 fn error(block_type: BlockType, row: &[f32], blocks: &[u8]) -> f64 {
     let mut values = vec![f32::NAN; ROW];
     dequantize(block_type, blocks, &mut values).unwrap();
@@ -75,9 +75,9 @@ fn error(block_type: BlockType, row: &[f32], blocks: &[u8]) -> f64 {
     (squares.sum::<f64>() / ROW as f64).sqrt()
 }
 
-/// Every byte that llama.cpp writes, with and without importances.
+/// Every byte equals llama.cpp's, with and without importances.
 #[test]
-fn blocks_are_those_of_llama_cpp() {
+fn quantised_blocks_match_llama_cpp_byte_for_byte() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/quantize/vectors.safetensors");
     let file = std::fs::read(path).unwrap();
     let vectors = Safetensors::parse(&file, file.len() as u64).unwrap();
@@ -100,10 +100,9 @@ fn blocks_are_those_of_llama_cpp() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// The root of the mean squared error of uniform numbers and of a bell, as a share of their root mean square, is below
-/// what each type is known for.
+/// Relative root mean square errors of uniform and normal numbers are below each type's known error.
 #[test]
-fn errors_are_those_of_the_bits() {
+fn quantisation_error_stays_below_each_types_bound() {
     let bounds = [
         (BlockType::F32, 0.0),
         (BlockType::F16, 0.0003),
@@ -135,9 +134,9 @@ fn errors_are_those_of_the_bits() {
     }
 }
 
-/// Zeros stay zeros, the smallest numbers become zeros or stay, and an outlier survives with all that are not near it.
+/// Zeros stay zero, the smallest numbers stay or become zero, and an outlier survives with all numbers far from it.
 #[test]
-fn odd_rows_are_written() {
+fn rows_of_zeros_subnormals_or_outliers_are_quantised() {
     for block_type in QUANTIZABLE {
         for importance in [None, Some(vec![1.0; ROW]), Some(vec![0.0; ROW])] {
             let importance = importance.as_deref();
@@ -153,13 +152,13 @@ fn odd_rows_are_written() {
         row[100] = -1000.0;
         let blocks = quantized(block_type, &row, None).unwrap();
         let share = error(block_type, &row, &blocks) / (1000.0 / (ROW as f64).sqrt());
-        // The level of IQ4_NL that is nearest to zero is 1; the scale of MXFP4 is a power of two.
+        // IQ4_NL's level nearest to zero is 1; MXFP4's scale is a power of two.
         let bound = if block_type == BlockType::MXFP4 { 0.25 } else { 0.05 };
         assert!(share < bound, "{block_type}: an outlier with an error of {share}");
     }
 }
 
-/// What cannot be stored is refused by name and place; nothing becomes infinite in silence.
+/// A number that cannot be stored is refused by name and position; nothing silently becomes infinite.
 #[test]
 fn numbers_out_of_range_are_refused() {
     for block_type in QUANTIZABLE {

@@ -26,7 +26,7 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// What a command that succeeds prints, as JSON, and what it says on stderr.
+/// JSON printed by a successful command, and its stderr.
 fn json(args: &[&str]) -> (Value, String) {
     let output = tilewright(args);
     assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
@@ -51,9 +51,9 @@ fn run(model: &Path) -> String {
     ran["text"].as_str().unwrap().to_owned()
 }
 
-/// The built-in model and a random one in each type: written, and loaded.
+/// Writes the built-in model and a random one in each type, and loads them.
 #[test]
-fn every_type_is_written_and_runs() {
+fn quantize_command_writes_a_working_file_of_each_type() {
     let folder = folder("types");
     let want = run(Path::new(BUILTIN));
     for block_type in QUANTIZABLE {
@@ -65,21 +65,21 @@ fn every_type_is_written_and_runs() {
         assert_eq!(report["written_bytes"], std::fs::metadata(&output).unwrap().len());
         let got = run(&output);
         println!("{name}: {} bytes, {} bits a weight: {got}", report["written_bytes"], report["bits_per_weight"]);
-        // What is rounded least, or not at all, tells the same.
+        // The least rounded types give the same tokens.
         if ["F32", "F16", "Q8_0"].contains(&name) {
             assert_eq!(got, want, "{name}");
         }
         assert!(got.len() > 20, "{name}: {got}");
         let random = folder.join(format!("random-{name}.gguf"));
         let (_, said) = json(&["quantize", RANDOM, random.to_str().unwrap(), "--type", name, "--json"]);
-        assert!(!said.contains("quantised before"), "{said}");
+        assert!(!said.contains("already quantised"), "{said}");
         let (seen, _) = json(&["inspect", random.to_str().unwrap(), "--device", "cpu", "--json"]);
         assert_eq!(seen["error"], Value::Null, "{name}");
     }
 }
 
 #[test]
-fn a_report_is_for_people() {
+fn quantize_command_prints_a_report_and_keeps_old_files() {
     let folder = folder("report");
     let output = folder.join("q4_0.gguf");
     let path = output.to_str().unwrap();
@@ -88,18 +88,18 @@ fn a_report_is_for_people() {
     assert!(printed.status.success(), "{stderr}");
     assert!(stdout.starts_with("Q4_0") && stdout.contains("q4_0.gguf: ") && stdout.contains(" MiB\n"), "{stdout}");
     assert!(stdout.contains("F32"), "norms keep their type: {stdout}");
-    // The file is there now.
+    // The file exists now.
     let again = tilewright(&["quantize", BUILTIN, path, "--type", "Q8_0"]);
     assert_eq!(again.status.code(), Some(1));
     let message = text(&again.stderr);
-    assert!(message.contains("q4_0.gguf: exists already; --force replaces it"), "{message}");
+    assert!(message.contains("q4_0.gguf: exists already; --force overwrites it"), "{message}");
     assert!(tilewright(&["quantize", BUILTIN, path, "--type", "Q8_0", "--force"]).status.success());
     let left: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["q4_0.gguf"]);
 }
 
 #[test]
-fn mistakes_are_told() {
+fn invalid_quantize_arguments_are_refused() {
     let folder = folder("mistakes");
     let output = folder.join("out.gguf");
     let path = output.to_str().unwrap();

@@ -1,4 +1,4 @@
-//! Files that `quantize_file` writes: what they hold, and what a model made of them computes.
+//! Files written by `quantize_file`: their contents, and outputs of models loaded from them.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use tilewright::{Error, LoadOptions, Model};
 const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf");
 const VOCAB: u32 = 300;
 
-/// An empty folder of a test's own.
+/// A test's own, empty folder.
 pub fn folder(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("quantize").join(name);
     let _ = std::fs::remove_dir_all(&folder);
@@ -22,7 +22,7 @@ pub fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// A tensor by name and shape, with numbers.
+/// A tensor: name, shape, numbers.
 type Tensor = (String, Vec<u64>, Vec<f32>);
 
 /// Writes a file of F32 tensors.
@@ -108,21 +108,21 @@ fn logits(path: &Path) -> Vec<f32> {
     block_on(model.session().unwrap().logits(&[7, 250, 31, 4, 4, 99])).unwrap()
 }
 
-/// The difference of two vectors as a share of the first.
+/// Relative difference of two vectors.
 fn share(want: &[f32], got: &[f32]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
     norm(&mut want.iter().zip(got).map(|(a, b)| a - b)) / norm(&mut want.iter().copied())
 }
 
-/// A model of matrices whose rows are whole blocks, in every type: every matrix has it, and logits differ by no more
-/// than its rounding makes of them.
+/// A model of matrices with whole blocks per row, in every type: every matrix has it, and logits differ only by its
+/// rounding.
 #[test]
-fn a_model_of_each_type_computes_what_it_should() {
+fn quantised_logits_stay_within_each_types_error() {
     let folder = folder("types");
     let input = folder.join("f32.gguf");
     llama(&input, 256, 512);
     let want = logits(&input);
-    // Errors of weights add up over 15 matrices.
+    // Errors of weights accumulate over 15 matrices.
     let bounds = [
         (BlockType::F32, 0.0),
         (BlockType::F16, 0.002),
@@ -160,9 +160,9 @@ fn a_model_of_each_type_computes_what_it_should() {
     }
 }
 
-/// All keys stay in their order, but those of the type, which come last, and those of shards, which go.
+/// All keys keep their order, except that the type's come last and those of shards are dropped.
 #[test]
-fn keys_are_kept() {
+fn quantising_keeps_metadata_keys_in_order() {
     let folder = folder("keys");
     let (input, output) = (folder.join("f32.gguf"), folder.join("q8_0.gguf"));
     llama(&input, 64, 96);
@@ -191,9 +191,9 @@ fn keys_are_kept() {
     assert_eq!(ids(&output), ids(Path::new(BUILTIN)));
 }
 
-/// Rows that are no whole number of blocks get the type that llama.cpp takes, and those of no multiple of 32 get F16.
+/// Rows that are not whole blocks get llama.cpp's fallback type, and rows that are not a multiple of 32 get F16.
 #[test]
-fn other_rows_fall_back() {
+fn rows_that_are_no_whole_blocks_use_a_fallback_type() {
     let folder = folder("fallback");
     let input = folder.join("f32.gguf");
     let random = |n: usize| (0..n).map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0).collect();
@@ -234,9 +234,9 @@ fn other_rows_fall_back() {
     assert_eq!(types, [bf16, bf16, f32, f32, f32, f32, bf16, f32]);
 }
 
-/// The shards of a file become one, without the keys that say so; a missing one is named.
+/// A file's shards become one file without the shard keys; a missing shard is named.
 #[test]
-fn shards_become_one_file() {
+fn sharded_input_becomes_one_quantised_file() {
     let folder = folder("shards");
     let path = |shard: usize| folder.join(format!("m-0000{shard}-of-00002.gguf"));
     let values = |shard: usize| (0..512).map(|i| ((i * 37 + shard) % 101) as f32 / 50.0 - 1.0).collect::<Vec<f32>>();
@@ -260,8 +260,7 @@ fn shards_become_one_file() {
     }
 }
 
-/// The f16 nearest to a number that is neither too large nor too small for it, by another way than the library's: of all
-/// f16 of its sign the one with the least difference.
+/// The nearest f16 to a number in its range, by another method than the library's: the closest of all f16 of its sign.
 fn half_bits(x: f32) -> u16 {
     let above = (0..0x7c00).collect::<Vec<u16>>().partition_point(|&bits| half_value(bits) <= x.abs()) as u16;
     let below = above - 1;
@@ -278,9 +277,9 @@ fn half_value(bits: u16) -> f32 {
     value[0]
 }
 
-/// A tensor that is quantised again holds what its values give; one that has the type already keeps its bytes.
+/// A requantised tensor is quantised from its values; one that already has the type keeps its bytes.
 #[test]
-fn quantised_files_are_read() {
+fn quantised_input_is_requantised_or_copied() {
     let folder = folder("again");
     let (f32, q8_0) = (folder.join("f32.gguf"), folder.join("q8_0.gguf"));
     llama(&f32, 256, 512);
@@ -308,9 +307,9 @@ fn quantised_files_are_read() {
     }
 }
 
-/// A number that cannot be stored is an error that names file, tensor and row, and leaves no file behind.
+/// A number that cannot be stored gives an error that names file, tensor and row, and leaves no file behind.
 #[test]
-fn broken_tensors_are_named() {
+fn non_finite_tensor_values_are_refused_by_place() {
     let folder = folder("broken");
     let (input, output) = (folder.join("in.gguf"), folder.join("out.gguf"));
     for (bad, expected) in
@@ -335,9 +334,9 @@ fn broken_tensors_are_named() {
     }
 }
 
-/// A file that is there stays, and so does the input, whatever it is called.
+/// An existing file is kept, and so is the input, whatever its name.
 #[test]
-fn files_are_not_replaced() {
+fn existing_output_file_is_not_overwritten() {
     let folder = folder("replaced");
     let (input, output) = (folder.join("in.gguf"), folder.join("out.gguf"));
     llama(&input, 64, 96);
@@ -357,7 +356,7 @@ fn files_are_not_replaced() {
     assert!(refused(&output, &options).contains("type is IQ2_S, which is not supported (F32 F16 BF16"));
 }
 
-/// An importance matrix in both formats: sums over calls of `name`, of which there are `counts`.
+/// An importance matrix in both formats: sums over calls of `name`, with `counts` calls.
 fn importance_files(name: &str, sums: &[f32], counts: &[f32]) -> [Vec<u8>; 2] {
     let mut header = GgufHeader::new(32);
     header.set("general.type", Value::Str("imatrix")).unwrap();
@@ -375,14 +374,14 @@ fn importance_files(name: &str, sums: &[f32], counts: &[f32]) -> [Vec<u8>; 2] {
     dat.extend((counts[0] as i32).to_le_bytes());
     dat.extend((sums.len() as i32).to_le_bytes());
     dat.extend(sums.iter().flat_map(|value| value.to_le_bytes()));
-    // What newer writers add: chunks, and a text.
+    // Additions of newer writers: chunks, and a text.
     dat.extend(7_i32.to_le_bytes());
     [gguf, dat]
 }
 
-/// Importances in both formats change the one tensor that they are of, to what they give.
+/// Importances in both formats change only their own tensor, to its expected bytes.
 #[test]
-fn importances_are_used() {
+fn importance_matrix_changes_only_its_tensor() {
     let folder = folder("importances");
     let input = folder.join("in.gguf");
     llama(&input, 256, 512);
@@ -416,7 +415,7 @@ fn importances_are_used() {
                 quantize_row(block_type, row, None, plain).unwrap();
             }
             assert!(tensor.bytes(&bytes).unwrap() == want && want != plain, "{block_type}");
-            // What they are for: a smaller error where columns count by their importance.
+            // Their purpose: a smaller error when columns are weighted by importance.
             let error = |blocks: &[u8]| {
                 let mut got = vec![0.0; values.len()];
                 dequantize(block_type, blocks, &mut got).unwrap();
@@ -430,10 +429,9 @@ fn importances_are_used() {
     }
 }
 
-/// Each expert has importances of its own, one that no text reached counts as any; others of a wrong number are
-/// refused.
+/// Each expert has its own importances, uniform if no text reached it; a wrong number of them is refused.
 #[test]
-fn importances_fit_their_tensor() {
+fn importance_matrix_must_fit_its_tensor_or_experts() {
     let folder = folder("experts");
     let (input, output) = (folder.join("in.gguf"), folder.join("out.gguf"));
     let values: Vec<f32> = (0..3 * 2 * 256).map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0).collect();
@@ -467,9 +465,9 @@ fn importances_fit_their_tensor() {
     );
 }
 
-/// Importance matrices that are no such thing, or cut, are refused by name and place.
+/// Invalid or truncated importance matrices are refused by name and offset.
 #[test]
-fn broken_importances_are_refused() {
+fn malformed_importance_matrix_is_refused_by_place() {
     let refused = |bytes: &[u8]| ImportanceMatrix::parse(bytes).unwrap_err().to_string();
     let [gguf, dat] = importance_files("a.weight", &[1.0, 2.0], &[2.0]);
     assert!(refused(b"").contains("number of entries at byte 0"));
@@ -482,12 +480,12 @@ fn broken_importances_are_refused() {
         refused(&gguf[..len]);
     }
     let [gguf, dat] = importance_files("a.weight", &[1.0, f32::NAN], &[2.0]);
-    assert!(refused(&gguf).contains("entry `a.weight` at byte 0 is NaN as number 1"));
-    assert!(refused(&dat).contains("entry `a.weight` at byte 0 is NaN as number 1"));
+    assert!(refused(&gguf).contains("entry `a.weight` at byte 0 is NaN at 1"));
+    assert!(refused(&dat).contains("entry `a.weight` at byte 0 is NaN at 1"));
     let mut huge = 1_i32.to_le_bytes().to_vec();
     huge.extend(i32::MAX.to_le_bytes());
     assert!(refused(&huge).contains("name of entry 0 at byte 8 is 0 bytes to the end of the file"));
     let mut header = GgufHeader::new(32);
     header.add_tensor("a", &[1], BlockType::F32).unwrap();
-    assert!(refused(&[header.to_bytes(), vec![0; 4]].concat()).contains("names that end in `.in_sum2`"));
+    assert!(refused(&[header.to_bytes(), vec![0; 4]].concat()).contains("names ending in `.in_sum2`"));
 }

@@ -1,4 +1,4 @@
-//! Hugging Face folders as GGUF files: against files that others wrote, and against the folders themselves.
+//! Hugging Face folders converted to GGUF: against files by other programs, and against the folders themselves.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ fn data(set: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(set)
 }
 
-/// A copy of a tiny random folder for a test, with texts in its `config.json` replaced.
+/// A test's copy of a tiny random folder, with texts in its `config.json` replaced.
 fn copy(test: &str, name: &str, replaced: &[(&str, &str)]) -> PathBuf {
     let (from, to) = (data("tiny-random").join(name), folder(&format!("{test}-{name}")));
     let mut config = std::fs::read_to_string(from.join("config.json")).unwrap();
@@ -33,9 +33,9 @@ fn logits(path: &Path) -> Vec<f32> {
     block_on(model.session().unwrap().logits(&ids)).unwrap()
 }
 
-/// The GGUF files beside the folders hold the same numbers; they were written by another program.
+/// The GGUF files beside the folders hold the same numbers, written by another program.
 #[test]
-fn tensors_are_those_of_the_twins() {
+fn converted_tensors_match_the_reference_gguf_files() {
     for name in ["llama-mha-bias", "llama3-rope", "qwen2", "qwen3"] {
         let from = data("tiny-random").join(name);
         let output = folder(&format!("twin-{name}")).join("f16.gguf");
@@ -51,9 +51,9 @@ fn tensors_are_those_of_the_twins() {
     }
 }
 
-/// A folder and the F32 file that it becomes compute the same.
+/// A folder and its F32 conversion compute the same.
 #[test]
-fn files_compute_what_folders_do() {
+fn converted_file_computes_like_its_folder() {
     let usual_scale = [("\"query_pre_attn_scalar\": 24", "\"query_pre_attn_scalar\": 16")];
     let cases: [(&str, &[(&str, &str)]); 8] = [
         ("llama-mha-bias", &[]),
@@ -75,9 +75,9 @@ fn files_compute_what_folders_do() {
     }
 }
 
-/// The vocabulary of byte-level BPE, with tokens to fill the table, and its special tokens.
+/// The byte-level BPE vocabulary, with filler tokens, and its special tokens.
 #[test]
-fn tokenizers_are_carried_over() {
+fn byte_level_tokenizer_survives_conversion_to_gguf() {
     let from = copy("tokenizer", "qwen3", &[]);
     std::fs::copy(data("encoders/roberta-reranker/tokenizer.json"), from.join("tokenizer.json")).unwrap();
     std::fs::write(from.join("tokenizer_config.json"), r#"{"bos_token": "<s>", "eos_token": "</s>"}"#).unwrap();
@@ -93,12 +93,12 @@ fn tokenizers_are_carried_over() {
     }
 }
 
-/// SentencePiece's BPE, whose scores are made from merges.
+/// SentencePiece BPE, with scores derived from merges.
 mod further_data {
     use super::*;
 
     #[test]
-    fn pieces_are_carried_over() {
+    fn sentencepiece_tokenizer_survives_conversion_to_gguf() {
         let Some(data) = common::data(&["stories260k", "tinystories656k"]) else { return };
         for name in ["stories260k", "tinystories656k"] {
             let from = data.join(name);
@@ -119,9 +119,9 @@ mod further_data {
     }
 }
 
-/// What GGUF cannot say, and what is not known here, is refused by name before anything is written.
+/// Features that GGUF cannot express or that are unknown are refused by name before anything is written.
 #[test]
-fn other_folders_are_refused() {
+fn unsupported_folders_are_refused_by_name() {
     let output = folder("refused").join("out.gguf");
     let refused = |folder: &Path| {
         let message = quantized(folder, &output, &QuantizeOptions::new(BlockType::F16)).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! `Index`: exact search on every executor, filters, deletion, files, and bad input.
+//! `Index`: exact search on every executor, filters, deletion, files, and invalid input.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use web_time::Instant;
 
 use crate::common::{self, Rng, block_on, shared};
 
-/// The CPU and the tiers of the adapter that differ in what a search runs.
+/// The CPU and the adapter's tiers with different search kernels.
 fn devices() -> Vec<Device> {
     let tiers = [Tier::Baseline, Tier::Subgroups, Tier::Scalar];
     shared::gpus_beside_cpu(tiers).into_iter().chain([common::cpu()]).collect()
@@ -21,27 +21,27 @@ fn options(metric: Metric, storage: Storage) -> IndexOptions {
 }
 
 fn index_of(device: &Device, dims: u32, options: IndexOptions, vectors: &[f32]) -> Index {
-    let mut index = Index::new(device, dims, options).expect("dimensions are fine");
-    let ids = block_on(index.append(vectors)).expect("the vectors are fine");
+    let mut index = Index::new(device, dims, options).expect("valid dimensions");
+    let ids = block_on(index.append(vectors)).expect("valid vectors");
     assert_eq!(ids, 0..(vectors.len() / dims as usize) as u32);
     index
 }
 
 fn search(index: &Index, queries: &[f32], k: usize, filter: Option<&Bitset>) -> Vec<Vec<Hit>> {
-    block_on(index.search(queries, k, filter)).expect("the search is fine")
+    block_on(index.search(queries, k, filter)).expect("a valid search")
 }
 
 fn ids(hits: &[Hit]) -> Vec<u32> {
     hits.iter().map(|hit| hit.id).collect()
 }
 
-/// Small whole numbers: all sums of their products are exact in any order.
+/// Small integers: all sums of their products are exact in any order.
 fn whole(n: usize, seed: u64) -> Vec<f32> {
     let mut rng = Rng::new(seed);
     (0..n).map(|_| rng.below(9) as f32 - 4.0).collect()
 }
 
-/// All ids that are allowed, the best first.
+/// All allowed ids, best first.
 fn sorted(vectors: &[f32], query: &[f32], is_allowed: impl Fn(u32) -> bool) -> Vec<Hit> {
     let dot = |vector: &[f32]| vector.iter().zip(query).map(|(a, b)| f64::from(a * b)).sum::<f64>() as f32;
     let hits = vectors.chunks_exact(query.len()).zip(0..).map(|(vector, id)| Hit { id, score: dot(vector) });
@@ -50,11 +50,11 @@ fn sorted(vectors: &[f32], query: &[f32], is_allowed: impl Fn(u32) -> bool) -> V
     hits
 }
 
-/// 1,000,000 x 384 in half precision, where every thousandth vector is the same and the scores of the others are few:
-/// most of what is found is tied.
+/// 1,000,000 x 384 in half precision: every thousandth vector is the same, and the others have few distinct scores, so
+/// most hits are tied.
 #[test]
-fn many_vectors_are_sorted_as_on_the_cpu() {
-    // More than one binding holds.
+fn large_index_with_ties_ranks_like_the_cpu() {
+    // More than fits in one binding.
     let n = if common::is_full() { 1_000_000 } else { 250_000 };
     const DIMS: usize = 384;
     const K: usize = 1000;
@@ -72,7 +72,7 @@ fn many_vectors_are_sorted_as_on_the_cpu() {
     rest.chunks_exact_mut(1000 * DIMS)
         .for_each(|thousand| thousand[7 * DIMS..8 * DIMS].copy_from_slice(&first[7 * DIMS..8 * DIMS]));
 
-    // The vector that is there in each thousand, and one that is nowhere.
+    // The repeated vector, and one that does not occur.
     let mut queries: Vec<f32> = vectors[7 * DIMS..8 * DIMS].iter().map(|&x| f32::from(x)).collect();
     queries.extend((0..DIMS).map(|i| (i % 3) as f32 - 1.0));
     let deleted: Vec<u32> = (0..n as u32).step_by(70).collect();
@@ -93,17 +93,16 @@ fn many_vectors_are_sorted_as_on_the_cpu() {
     let made = start.elapsed();
     for device in shared::executors() {
         let start = Instant::now();
-        let mut index =
-            Index::new(&device, DIMS as u32, options(Metric::Dot, Storage::F16)).expect("dimensions are fine");
+        let mut index = Index::new(&device, DIMS as u32, options(Metric::Dot, Storage::F16)).expect("valid dimensions");
         for part in vectors.chunks(50_000 * DIMS) {
             let part: Vec<f32> = part.iter().map(|&x| f32::from(x)).collect();
-            block_on(index.append(&part)).expect("the vectors are fine");
+            block_on(index.append(&part)).expect("valid vectors");
         }
         let appended = start.elapsed();
         let is_deleted = |id: u32| id.is_multiple_of(70);
         assert_eq!(search(&index, &queries, K, None), best(&|_| true), "{:?}", device.info());
         let searched = start.elapsed() - appended;
-        index.delete(&deleted).expect("all are there");
+        index.delete(&deleted).expect("the vectors exist");
         assert_eq!(search(&index, &queries, K, None), best(&|id| !is_deleted(id)), "{:?}", device.info());
         let found = search(&index, &queries, K, Some(&allowed));
         assert_eq!(found, best(&|id| !is_deleted(id) && id % 3 != 1), "{:?}", device.info());
@@ -115,9 +114,9 @@ fn many_vectors_are_sorted_as_on_the_cpu() {
     }
 }
 
-/// Each number of vectors, queries and hits at which something else happens, in vectors that end amid a block.
+/// Numbers of vectors, queries and hits around each threshold, with vectors that end within a block.
 #[test]
-fn small_indices_are_sorted_as_on_the_cpu() {
+fn small_indices_rank_like_the_cpu() {
     for device in devices() {
         for (dims, n, batch, k, storage) in [
             (1, 1, 1, 1, Storage::F32),
@@ -142,9 +141,9 @@ fn small_indices_are_sorted_as_on_the_cpu() {
     }
 }
 
-/// Every storage and metric against f64: scores within the storage's rounding, in order, and nobody better left out.
+/// Every storage and metric against f64: scores within the storage's rounding, in order, and no better hit omitted.
 #[test]
-fn scores_are_those_of_f64() {
+fn index_scores_match_f64() {
     const DIMS: usize = 70;
     let mut rng = Rng::new(5);
     let mut numbers = |n: usize| -> Vec<f32> { (0..n * DIMS).map(|_| rng.normal() as f32).collect() };
@@ -158,8 +157,8 @@ fn scores_are_those_of_f64() {
                 let dot = |v: &[f32]| v.iter().zip(query).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
                 let unit = |v: &[f32]| if metric == Metric::Cosine { length(v) * length(query) } else { 1.0 };
                 let scores: Vec<f64> = vectors.chunks_exact(DIMS).map(|v| dot(v) / unit(v)).collect();
-                // Of the sum of magnitudes: an f16 is off by 2^-11 of itself, a byte by half a 127th of its block's
-                // largest.
+                // Relative to the sum of magnitudes: an f16 is off by 2^-11 of itself, a byte by half a 127th of its
+                // block's largest number.
                 let error = match storage {
                     Storage::F32 => 1e-6,
                     Storage::F16 => 1.0 / 2048.0,
@@ -185,19 +184,17 @@ fn scores_are_those_of_f64() {
 }
 
 #[test]
-fn pieces_are_found_like_the_whole() {
+fn index_appended_in_pieces_finds_like_the_whole() {
     let (dims, n) = (20, 6000);
     let (vectors, queries) = (whole(n * dims, 3), whole(3 * dims, 4));
     for device in devices() {
         for storage in Storage::ALL {
             let all = index_of(&device, dims as u32, options(Metric::Dot, storage), &vectors);
-            let mut pieces =
-                Index::new(&device, dims as u32, options(Metric::Dot, storage)).expect("dimensions are fine");
+            let mut pieces = Index::new(&device, dims as u32, options(Metric::Dot, storage)).expect("valid dimensions");
             assert_eq!(search(&pieces, &queries, 5, None), vec![vec![]; 3], "nothing is in it");
             let mut end = 0;
             for part in [1, 1, 30, 993, 7, 2000, 2968] {
-                let ids =
-                    block_on(pieces.append(&vectors[end * dims..(end + part) * dims])).expect("the vectors are fine");
+                let ids = block_on(pieces.append(&vectors[end * dims..(end + part) * dims])).expect("valid vectors");
                 assert_eq!(ids, end as u32..(end + part) as u32);
                 end += part;
                 let alone = index_of(&device, dims as u32, options(Metric::Dot, storage), &vectors[..end * dims]);
@@ -208,7 +205,7 @@ fn pieces_are_found_like_the_whole() {
                 );
             }
             assert_eq!(search(&pieces, &queries, 50, None), search(&all, &queries, 50, None), "{storage:?}");
-            assert_eq!(block_on(pieces.append(&[])).expect("nothing is fine"), n as u32..n as u32);
+            assert_eq!(block_on(pieces.append(&[])).expect("an empty append is valid"), n as u32..n as u32);
         }
     }
 }
@@ -224,8 +221,8 @@ fn filters_and_deletions_hide_vectors() {
         let mut gone: Vec<u32> = ids(&search(&index, &query, 100, None)[0]);
         gone.push(999);
         let is_gone = |id: u32| gone.contains(&id);
-        assert_eq!(index.delete(&gone).expect("all are there"), 101);
-        assert_eq!(index.delete(&gone).expect("all were there"), 0, "nothing is left to delete");
+        assert_eq!(index.delete(&gone).expect("the vectors exist"), 101);
+        assert_eq!(index.delete(&gone).expect("the vectors existed"), 0, "nothing is left to delete");
         assert_eq!((index.len(), index.n_ids()), (n as u32 - 101, n as u32));
         assert!(index.contains(2999) != is_gone(2999) && !index.contains(999) && !index.contains(n as u32));
         let all = |is_in: &dyn Fn(u32) -> bool| sorted(&vectors, &query, |id| !is_gone(id) && is_in(id));
@@ -233,16 +230,16 @@ fn filters_and_deletions_hide_vectors() {
         assert_eq!(search(&index, &query, 70, Some(&odd))[0], all(&|id| id % 2 == 1)[..70]);
         assert_eq!(search(&index, &query, 70, Some(&few))[0], all(&|id| id % 1000 == 999), "fewer than asked for");
         assert_eq!(search(&index, &query, 70, Some(&Bitset::new(n as u32)))[0], [], "none is allowed");
-        // A place is not given out again.
-        assert_eq!(block_on(index.append(&query)).expect("the vector is fine"), n as u32..n as u32 + 1);
-        index.delete(&(0..=n as u32).collect::<Vec<_>>()).expect("all were there");
+        // Deleted ids are not reused.
+        assert_eq!(block_on(index.append(&query)).expect("a valid vector"), n as u32..n as u32 + 1);
+        index.delete(&(0..=n as u32).collect::<Vec<_>>()).expect("the vectors existed");
         assert!(index.is_empty() && search(&index, &query, 3, None)[0].is_empty());
     }
 }
 
-/// A search is one submission and one read, and the second of a kind builds nothing.
+/// A search is one submission and one read, and a repeated search creates nothing.
 #[test]
-fn steady_searches_build_nothing() {
+fn repeated_index_search_creates_nothing_new() {
     let Some(device) = common::gpu(None) else { return };
     let (vectors, queries) = (whole(3000 * 64, 8), whole(8 * 64, 9));
     let mut index = index_of(&device, 64, options(Metric::Cosine, Storage::F16), &vectors);
@@ -250,30 +247,30 @@ fn steady_searches_build_nothing() {
     for filter in [None, Some(&filter)] {
         search(&index, &queries, 10, filter);
         let before = device.counters();
-        // Numbers of queries and hits that round up to the same.
+        // Numbers of queries and hits that round up to the same sizes.
         search(&index, &queries[..64 * 7], 16, filter);
         let did = device.counters() - before;
         assert_eq!((did.submits, did.bytes_read), (1, 8 * 16 * 8));
         assert_eq!((did.pipelines_created, did.bind_groups_created, did.buffers_created), (0, 0, 0));
     }
-    // Nor does a vector that finds room, or one that goes.
+    // Nor does appending within capacity, or deletion.
     let before = device.counters();
-    block_on(index.append(&vectors[..64])).expect("the vector is fine");
-    index.delete(&[0, 1]).expect("they are there");
+    block_on(index.append(&vectors[..64])).expect("a valid vector");
+    index.delete(&[0, 1]).expect("the vectors exist");
     search(&index, &queries, 10, None);
     let did = device.counters() - before;
     assert_eq!((did.pipelines_created, did.bind_groups_created, did.buffers_created), (0, 0, 0));
 }
 
 #[test]
-fn searches_side_by_side_do_not_meet() {
+fn concurrent_index_searches_do_not_interfere() {
     for device in devices() {
         let (vectors, queries) = (whole(2000 * 8, 10), whole(2 * 8, 11));
         let index = index_of(&device, 8, options(Metric::Dot, Storage::F32), &vectors);
         let filters = [1, 2].map(|rest| Bitset::from_fn(2000, move |id| id % 3 == rest));
         let mut searches: Vec<_> =
             (0..2).map(|i| Box::pin(index.search(&queries[i * 8..][..8], 9, Some(&filters[i])))).collect();
-        // Both are begun before the first is waited for.
+        // Both start before either is awaited.
         let waker = std::task::Waker::noop();
         let polled: Vec<_> =
             searches.iter_mut().map(|s| s.as_mut().poll(&mut std::task::Context::from_waker(waker))).collect();
@@ -283,12 +280,12 @@ fn searches_side_by_side_do_not_meet() {
                 std::task::Poll::Pending => block_on(search),
             };
             let wanted = sorted(&vectors, &queries[i * 8..][..8], |id| id % 3 == i as u32 + 1);
-            assert_eq!(found.expect("the search is fine")[0], wanted[..9]);
+            assert_eq!(found.expect("a valid search")[0], wanted[..9]);
         }
     }
 }
 
-/// What an index says of its fault.
+/// The index's error.
 #[track_caller]
 fn refused<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     match result {
@@ -298,7 +295,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
 }
 
 #[test]
-fn bad_vectors_are_refused_by_name() {
+fn invalid_vectors_are_refused_by_record() {
     let device = common::cpu();
     for (dims, found) in [(0, "dims: 0".to_string()), (MAX_DIMS + 1, format!("dims: {}", MAX_DIMS + 1))] {
         assert_eq!(refused(Index::new(&device, dims, IndexOptions::default())), found);
@@ -323,14 +320,14 @@ fn bad_vectors_are_refused_by_name() {
     for (storage, largest) in [(Storage::F16, 65504.0), (Storage::Int8, 65504.0 * 127.0)] {
         let mut index = index_of(&device, 2, options(Metric::Dot, storage), &[largest, 0.0]);
         let found = refused(block_on(index.append(&[0.0, 0.0, 1.0, -1.001 * largest])));
-        assert!(found.starts_with("record 1: one of size"), "{found}");
-        let tiny = block_on(index.append(&[1e-30, 0.0])).expect("it becomes zero");
+        assert!(found.starts_with("record 1: one of magnitude"), "{found}");
+        let tiny = block_on(index.append(&[1e-30, 0.0])).expect("normalises to zero");
         assert_eq!(
             search(&index, &[1.0, 1.0], 2, None)[0],
             [Hit { id: 0, score: largest }, Hit { id: tiny.start, score: 0.0 }]
         );
     }
-    // What is refused leaves nothing behind.
+    // A refused call changes nothing.
     assert_eq!((index.len(), index.n_ids()), (2, 2));
     assert_eq!(refused(index.delete(&[1, 2])), "id: 2");
     assert_eq!(index.len(), 2);
@@ -340,22 +337,22 @@ fn bad_vectors_are_refused_by_name() {
         assert!(matches!(error, Error::Option { option: "k", .. }), "{error}");
     }
     let named = IndexOptions { model: Some("minilm".into()), ..IndexOptions::default() };
-    let named = Index::new(&device, 3, named).expect("dimensions are fine");
-    named.expect_model("minilm", 3).expect("it is for that");
+    let named = Index::new(&device, 3, named).expect("valid dimensions");
+    named.expect_model("minilm", 3).expect("the model matches");
     assert_eq!(refused(named.expect_model("minilm", 4)), "dims: 3");
     assert_eq!(refused(named.expect_model("other", 3)), "model: `minilm`");
     assert_eq!(refused(index.expect_model("minilm", 3)), "model: none");
     assert_eq!(Error::Index { field: "f".into(), expected: "e".into(), found: "o".into() }.code(), "index");
 }
 
-/// A sum of finite products may leave what f32 holds; the record is named rather than put first.
+/// A sum of finite products may overflow f32; the error names the record instead of ranking it first.
 #[test]
-fn a_score_that_is_not_finite_is_an_error() {
+fn non_finite_score_is_an_error_that_names_its_record() {
     for device in devices() {
         let index =
             index_of(&device, 2, options(Metric::Dot, Storage::F32), &[1.0, 1.0, 2.0, 3e38, 3.0, 3.0, 3e38, 3e38]);
         for queries in [[2e38, 1.0], [-1e30, -1e30]] {
-            assert_eq!(refused(block_on(index.search(&queries, 1, None))), "score of record 1: none");
+            assert_eq!(refused(block_on(index.search(&queries, 1, None))), "score of record 1: NaN or infinite");
         }
         let allowed = Bitset::from_fn(4, |id| id % 2 == 0);
         assert_eq!(ids(&search(&index, &[1e30, 1e30], 2, Some(&allowed))[0]), [2, 0]);
@@ -367,58 +364,55 @@ fn described(metric: Metric, storage: Storage) -> IndexOptions {
 }
 
 #[test]
-fn files_come_back_to_the_byte() {
+fn saved_index_reloads_byte_equal() {
     let folder = std::env::temp_dir().join(format!("tilewright-index-{}", std::process::id()));
     for device in devices() {
         for (metric, storage) in Metric::ALL.iter().flat_map(|&m| Storage::ALL.map(|s| (m, s))) {
             for [dims, n] in [[1, 1], [45, 40], [64, 2500]] {
                 let vectors: Vec<f32> = common::uniform(n * dims, 12);
                 let mut index = index_of(&device, dims as u32, described(metric, storage), &vectors);
-                index.delete(&[n as u32 / 2]).expect("it is there");
+                index.delete(&[n as u32 / 2]).expect("the vector exists");
                 let path = folder.join("folder").join("index.safetensors");
-                block_on(index.save(&path)).expect("the folder can be written");
-                let bytes = std::fs::read(&path).expect("it was written");
-                assert!(block_on(index.to_bytes()).expect("it can be read") == bytes, "both ways are the same");
-                let mut loaded = block_on(Index::load(&device, &path)).expect("it was just written");
-                assert!(
-                    block_on(loaded.to_bytes()).expect("it can be read") == bytes,
-                    "{n} x {dims} {metric:?} {storage:?}"
-                );
+                block_on(index.save(&path)).expect("the folder is writable");
+                let bytes = std::fs::read(&path).expect("the file was written");
+                assert!(block_on(index.to_bytes()).expect("readable") == bytes, "both ways are the same");
+                let mut loaded = block_on(Index::load(&device, &path)).expect("just written");
+                assert!(block_on(loaded.to_bytes()).expect("readable") == bytes, "{n} x {dims} {metric:?} {storage:?}");
                 assert_eq!((loaded.options(), loaded.dims()), (index.options(), index.dims()));
                 let found = search(&index, &vectors[..dims], 30, None);
                 assert_eq!(search(&loaded, &vectors[..dims], 30, None), found);
-                // Both go on alike.
+                // Both behave alike afterwards.
                 for index in [&mut index, &mut loaded] {
-                    block_on(index.append(&vectors)).expect("the vectors are fine");
-                    index.delete(&[0, n as u32]).expect("they are there");
+                    block_on(index.append(&vectors)).expect("valid vectors");
+                    index.delete(&[0, n as u32]).expect("the vectors exist");
                 }
                 assert_eq!(search(&loaded, &vectors[..dims], 30, None), search(&index, &vectors[..dims], 30, None));
                 assert!(block_on(loaded.to_bytes()).ok() == block_on(index.to_bytes()).ok());
             }
         }
-        let empty = Index::new(&device, 7, IndexOptions::default()).expect("dimensions are fine");
-        let bytes = block_on(empty.to_bytes()).expect("there is nothing to read");
-        let empty = block_on(Index::from_bytes(&device, &bytes)).expect("it was just written");
+        let empty = Index::new(&device, 7, IndexOptions::default()).expect("valid dimensions");
+        let bytes = block_on(empty.to_bytes()).expect("an empty index is readable");
+        let empty = block_on(Index::from_bytes(&device, &bytes)).expect("just written");
         assert_eq!((empty.n_ids(), empty.dims()), (0, 7));
     }
-    let left: Vec<_> = std::fs::read_dir(folder.join("folder")).expect("it is there").collect();
+    let left: Vec<_> = std::fs::read_dir(folder.join("folder")).expect("the folder exists").collect();
     assert_eq!(left.len(), 1, "only the file itself is left");
     let error = block_on(Index::load(&common::cpu(), folder.join("none"))).expect_err("no such file");
     assert!(matches!(error, Error::Io { .. }), "{error}");
-    std::fs::write(folder.join("bad"), b"none").expect("the folder can be written");
+    std::fs::write(folder.join("bad"), b"none").expect("the folder is writable");
     let error = block_on(Index::load(&common::cpu(), folder.join("bad"))).expect_err("no index");
     assert!(matches!(error, Error::InFile { .. }), "{error}");
-    std::fs::remove_dir_all(&folder).expect("it is there");
+    std::fs::remove_dir_all(&folder).expect("the folder exists");
 }
 
-/// Data of tensors in a file, by the header's offsets.
+/// A tensor's data range in a file, by the header.
 fn data(bytes: &[u8], name: &str) -> Range<usize> {
-    let header = Safetensors::parse(bytes, bytes.len() as u64).expect("the file is fine");
-    let range = header.tensor(name).expect("it is there").range();
+    let header = Safetensors::parse(bytes, bytes.len() as u64).expect("a valid file");
+    let range = header.tensor(name).expect("the tensor exists").range();
     range.start as usize..range.end as usize
 }
 
-/// Reads a file whose bytes come so many at a time, with its length known or not.
+/// Reads a file that arrives in pieces of `at_once` bytes, with known or unknown length.
 fn arrived(device: &Device, bytes: &[u8], at_once: usize, len: Option<u64>) -> Result<Index, Error> {
     let mut loader = IndexLoader::new(device, len);
     let mut last = 0;
@@ -435,21 +429,21 @@ fn arrived(device: &Device, bytes: &[u8], at_once: usize, len: Option<u64>) -> R
 }
 
 #[test]
-fn files_arrive_and_leave_in_pieces() {
+fn index_file_is_read_and_written_in_pieces() {
     for device in devices() {
         for (metric, storage) in Metric::ALL.iter().flat_map(|&m| Storage::ALL.map(|s| (m, s))) {
             let vectors: Vec<f32> = common::uniform(40 * 45, 15);
             let mut index = index_of(&device, 45, described(metric, storage), &vectors);
-            index.delete(&[7]).expect("it is there");
-            let bytes = block_on(index.to_bytes()).expect("it can be read");
+            index.delete(&[7]).expect("the vector exists");
+            let bytes = block_on(index.to_bytes()).expect("readable");
             if (metric, storage) == (Metric::Dot, Storage::F32) {
                 assert_eq!(bytes[data(&bytes, "vectors")], *bytemuck::cast_slice::<f32, u8>(&vectors));
             }
             for at_once in [1, 7, 1000, usize::MAX] {
                 for len in [Some(bytes.len() as u64), None] {
-                    let index = arrived(&device, &bytes, at_once, len).expect("it was just written");
+                    let index = arrived(&device, &bytes, at_once, len).expect("just written");
                     let name = format!("{metric:?} {storage:?} {at_once} {len:?}");
-                    assert!(block_on(index.to_bytes()).expect("it can be read") == bytes, "{name}");
+                    assert!(block_on(index.to_bytes()).expect("readable") == bytes, "{name}");
                 }
             }
             for end in [3, 100, data(&bytes, "vectors").start + 50, bytes.len() - 1] {
@@ -457,22 +451,22 @@ fn files_arrive_and_leave_in_pieces() {
                 assert!(matches!(error, Error::Truncated { .. } | Error::Format { .. }), "{error}");
             }
 
-            // What is appended while it is written is not part of it.
-            let mut saving = index.saving().expect("it can be read");
+            // Vectors appended during the save are not part of it.
+            let mut saving = index.saving().expect("readable");
             assert_eq!(saving.size_bytes(), bytes.len() as u64);
-            block_on(index.append(&vectors)).expect("the vectors are fine");
+            block_on(index.append(&vectors)).expect("valid vectors");
             let mut written = Vec::new();
-            while let Some(piece) = block_on(saving.next()).expect("it can be read") {
+            while let Some(piece) = block_on(saving.next()).expect("readable") {
                 written.extend(piece);
             }
             assert!(written == bytes, "{metric:?} {storage:?}");
         }
-        // More rows than a piece has, over the ends of shards.
+        // More rows than fit in a piece, across shards.
         let vectors: Vec<f32> = common::uniform(5000 * 512, 16);
         let index = index_of(&device, 512, options(Metric::Dot, Storage::F32), &vectors);
-        let mut saving = index.saving().expect("it can be read");
+        let mut saving = index.saving().expect("readable");
         let mut pieces = Vec::new();
-        while let Some(piece) = block_on(saving.next()).expect("it can be read") {
+        while let Some(piece) = block_on(saving.next()).expect("readable") {
             pieces.push(piece);
         }
         assert!(pieces.iter().all(|piece| piece.len() <= 4 << 20), "pieces are small");
@@ -481,25 +475,25 @@ fn files_arrive_and_leave_in_pieces() {
     }
 }
 
-/// Other programs may write tensors in another order.
+/// Other programs may order tensors differently.
 #[test]
 fn scales_may_come_before_their_vectors() {
     let device = common::cpu();
     let vectors: Vec<f32> = common::uniform(40 * 45, 17);
     let index = index_of(&device, 45, described(Metric::Cosine, Storage::Int8), &vectors);
-    let good = block_on(index.to_bytes()).expect("it can be read");
-    let header = Safetensors::parse(&good, good.len() as u64).expect("the file is fine");
+    let good = block_on(index.to_bytes()).expect("readable");
+    let header = Safetensors::parse(&good, good.len() as u64).expect("a valid file");
     let names = ["scales", "vectors", "live"];
-    let tensors = names.map(|name| header.tensor(name).expect("it is there"));
+    let tensors = names.map(|name| header.tensor(name).expect("the tensor exists"));
     let metadata = header.metadata.iter().map(|(key, text)| (key.as_str(), text.as_str()));
     let layout = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.block_type, tensor.shape.as_slice()));
     let mut bytes = Safetensors::head(metadata, layout);
     names.iter().for_each(|name| bytes.extend_from_slice(&good[data(&good, name)]));
     for at_once in [5, usize::MAX] {
-        let index = arrived(&device, &bytes, at_once, None).expect("nothing is wrong with it");
-        assert!(block_on(index.to_bytes()).expect("it can be read") == good);
+        let index = arrived(&device, &bytes, at_once, None).expect("a valid file");
+        assert!(block_on(index.to_bytes()).expect("readable") == good);
     }
-    // A scale of 2, and a byte more than there was.
+    // A scale of 2, and an incremented byte.
     let (scale, byte) = (data(&bytes, "scales").start + (3 * 2 + 1) * 2, data(&bytes, "vectors").start + 4 * 45);
     for (at, change, record) in [(scale, &0x4000u16.to_le_bytes()[..], 3), (byte, &[127, 127, 127, 127, 127, 127], 4)] {
         let mut bytes = bytes.clone();
@@ -515,12 +509,12 @@ fn scales_may_come_before_their_vectors() {
 }
 
 #[test]
-fn broken_files_are_refused_by_name() {
+fn malformed_index_files_are_refused_by_field() {
     let device = common::cpu();
     let vectors: Vec<f32> = common::uniform(40 * 45, 13);
     let file = |storage| {
         let index = index_of(&device, 45, described(Metric::Cosine, storage), &vectors);
-        block_on(index.to_bytes()).expect("it can be read")
+        block_on(index.to_bytes()).expect("readable")
     };
     let fault = |bytes: &[u8]| match block_on(Index::from_bytes(&device, bytes)) {
         Err(Error::Format { format, field, offset, .. }) => (format, field, offset as usize),
@@ -536,7 +530,7 @@ fn broken_files_are_refused_by_name() {
             bytes[at..at + word.len()].copy_from_slice(word);
             fault(&bytes)
         };
-        // Record 3, column 2: not a number, or so large that the length is no longer 1.
+        // Record 3, column 2: not a number, or so large that the norm is no longer 1.
         let (record, at) = (vectors.start + 3 * 45 * number_bytes, vectors.start + (3 * 45 + 2) * number_bytes);
         match storage {
             Storage::F32 => {
@@ -553,9 +547,9 @@ fn broken_files_are_refused_by_name() {
                 assert_eq!(broken(at, &0x4000u16.to_le_bytes()), ("index", "record 3".into(), record));
             }
         }
-        // 40 vectors leave 24 bits of the second word.
+        // 40 vectors leave 24 unused bits in the second word.
         assert_eq!(broken(live.end - 3, &[1]), ("index", "live".into(), live.end - 4));
-        // A header with other texts of the same length.
+        // A header with other texts of equal length.
         for (text, other, field) in [
             ("tilewright index", "tilewright INDEX", "format"),
             ("\"version\":\"1\"", "\"version\":\"2\"", "version"),
@@ -570,15 +564,15 @@ fn broken_files_are_refused_by_name() {
         ] {
             let header = String::from_utf8_lossy(&good[..live.start]);
             let at = header.find(text).unwrap_or_else(|| panic!("{text} in {header}"));
-            // The length in front is no text: look for the place in bytes.
-            let at = (0..=at).find(|&at| good[at..].starts_with(text.as_bytes())).expect("it is there");
+            // The length prefix is not text, so search the bytes.
+            let at = (0..=at).find(|&at| good[at..].starts_with(text.as_bytes())).expect("the text occurs");
             let (format, found, _) = broken(at, other.as_bytes());
             assert_eq!((format, found.as_str()), ("index", field), "{other}");
         }
         for end in [0, 7, 8, 100, live.start, vectors.start, good.len() - 1] {
             assert_eq!(fault(&good[..end]).0, "safetensors", "{end} bytes");
         }
-        // Whatever else is changed: an error or an index, and no panic.
+        // Any other change: an error or an index, and no panic.
         let mut rng = Rng::new(14);
         for _ in 0..3000 {
             let mut bytes = good.clone();

@@ -1,4 +1,4 @@
-//! Mixtures of logits: weights from files, scores against an f64 oracle of the whole formula, and what searches find.
+//! Mixtures of logits: weights from files, scores against an f64 oracle of the whole formula, and search results.
 
 use std::collections::HashSet;
 
@@ -16,7 +16,7 @@ const F: usize = 10;
 const QUERY: usize = 6;
 const ITEM: usize = 5;
 
-/// A safetensors file in the making.
+/// A safetensors file under construction.
 #[derive(Clone, Default)]
 struct File {
     tensors: Vec<(String, Vec<usize>, Vec<f32>)>,
@@ -59,7 +59,7 @@ fn normal(rng: &mut Rng, n: usize, scale: f64) -> Vec<f32> {
     (0..n).map(|_| (rng.normal() * scale) as f32).collect()
 }
 
-/// Everything that RAILS has: a gated hidden layer, a component of users, three parts of the gate.
+/// All features of RAILS: a gated hidden layer, a user component, three gate parts.
 fn rails(seed: u64) -> File {
     let mut rng = Rng::new(seed);
     let mut file = File::default();
@@ -89,7 +89,7 @@ fn rails(seed: u64) -> File {
     file
 }
 
-/// As [`rails`], with a gate that goes by the logits alone, so that scores come close to the highest logit.
+/// As [`rails`], with a gate that depends only on the logits, so that scores are close to the highest logit.
 fn decided(seed: u64) -> File {
     let mut file = rails(seed);
     for (name, _, data) in &mut file.tensors {
@@ -101,7 +101,7 @@ fn decided(seed: u64) -> File {
     file
 }
 
-/// Aligned pairs, one layer in front of them, the gate a perceptron of both vectors.
+/// Aligned pairs after one layer, with a perceptron of both vectors as gate.
 fn aligned(seed: u64) -> File {
     let mut rng = Rng::new(seed);
     let mut file = File::default();
@@ -127,7 +127,7 @@ fn aligned(seed: u64) -> File {
     file
 }
 
-/// `w x + b`, `w` being `[out, in]`; a bias that is absent is zero.
+/// `w x + b` with `w` as `[out, in]`; a missing bias is zero.
 fn layer(file: &File, name: &str, x: &[f64]) -> Vec<f64> {
     let (w, b) = (file.get(&format!("{name}.weight")), file.get(&format!("{name}.bias")));
     let row = |(i, w): (usize, &[f64])| b.get(i).unwrap_or(&0.0) + w.iter().zip(x).map(|(w, x)| w * x).sum::<f64>();
@@ -159,7 +159,7 @@ fn components(file: &File, x: Vec<f64>) -> Vec<Vec<f64>> {
     x.chunks_exact(D).map(scale).collect()
 }
 
-/// The formula from the vectors on.
+/// The whole formula, from the vectors.
 fn score(file: &File, query: &[f32], user: u32, item: &[f32]) -> f64 {
     let wide = |x: &[f32]| -> Vec<f64> { x.iter().map(|&x| f64::from(x)).collect() };
     let (q, x) = (wide(query), wide(item));
@@ -206,18 +206,18 @@ fn score(file: &File, query: &[f32], user: u32, item: &[f32]) -> f64 {
     sum / weights
 }
 
-/// Tiers that searches run in.
+/// Tiers for searches.
 const TIERS: [Tier; 2] = [Tier::Baseline, Tier::Scalar];
 
-/// Devices that searches run on.
+/// Devices for searches.
 fn devices() -> Vec<Device> {
     std::iter::once(common::cpu()).chain(shared::gpus_beside_cpu(TIERS)).collect()
 }
 
 fn corpus(device: &Device, file: &File, storage: WeightType, items: &[f32]) -> Mol {
     let weights = MolWeights::from_safetensors(&file.bytes()).expect("the file is valid");
-    let mut mol = Mol::new(device, &weights, storage).expect("the form is one of the kernel's");
-    // In two parts: ids go on.
+    let mut mol = Mol::new(device, &weights, storage).expect("a form of the kernel");
+    // In two parts: ids continue.
     let cut = items.len() / ITEM / 3 * ITEM;
     let parts = [&items[..cut], &items[cut..]].into_iter().filter(|part| !part.is_empty());
     let ids: Vec<_> = parts.map(|part| block_on(mol.append(part)).expect("items are appended")).collect();
@@ -232,7 +232,7 @@ fn search(mol: &Mol, queries: &[f32], k: usize, how: MolSearch) -> MolHits {
 }
 
 #[test]
-fn scores_agree_with_the_formula() {
+fn mol_scores_match_their_formula() {
     let mut rng = Rng::new(5);
     let (queries, items) = (normal(&mut rng, 5 * QUERY, 1.0), normal(&mut rng, 70 * ITEM, 1.0));
     let mut forms = vec![aligned(3)];
@@ -263,22 +263,22 @@ fn scores_agree_with_the_formula() {
     }
 }
 
-/// The demo page's file, by the scores that `scripts/train_search/train.py` computed in float64.
+/// The demo page's file, against scores computed in float64 by `scripts/train_search/train.py`.
 #[test]
-fn the_demo_pages_similarity_scores_as_its_reference_says() {
+fn demo_page_mol_weights_match_their_f64_reference() {
     let root = env!("CARGO_MANIFEST_DIR");
-    let text = std::fs::read_to_string(format!("{root}/tests/data/search/reference.json")).expect("it is there");
-    let reference: serde_json::Value = serde_json::from_str(&text).expect("it is JSON");
+    let text = std::fs::read_to_string(format!("{root}/tests/data/search/reference.json")).expect("the file exists");
+    let reference: serde_json::Value = serde_json::from_str(&text).expect("valid JSON");
     let rows = |name: &str| -> Vec<Vec<f64>> {
         serde_json::from_value(reference[name].clone()).unwrap_or_else(|error| panic!("{name}: {error}"))
     };
     let flat = |name: &str| rows(name).concat().iter().map(|&x| x as f32).collect::<Vec<f32>>();
-    let weights = std::fs::read(format!("{root}/www/mol.safetensors")).expect("it is there");
+    let weights = std::fs::read(format!("{root}/www/mol.safetensors")).expect("the file exists");
     let weights = MolWeights::from_safetensors(&weights).expect("the file is valid");
     for device in devices() {
-        let mut mol = Mol::new(&device, &weights, WeightType::F32).expect("the form is one of the kernel's");
+        let mut mol = Mol::new(&device, &weights, WeightType::F32).expect("a form of the kernel");
         block_on(mol.append(&flat("items"))).expect("items are appended");
-        let found = block_on(mol.search(&flat("queries"), &[], 4, MolSearch::BruteForce)).expect("it searches");
+        let found = block_on(mol.search(&flat("queries"), &[], 4, MolSearch::BruteForce)).expect("the search succeeds");
         let (name, want) = (&device.info().name, rows("scores"));
         assert_eq!((found.hits.len(), want.concat().len()), (want.len(), 8), "{name}");
         for (query, (hits, want)) in found.hits.iter().zip(&want).enumerate() {
@@ -291,7 +291,7 @@ fn the_demo_pages_similarity_scores_as_its_reference_says() {
     }
 }
 
-/// Corpora on which it is easy to be almost exact: equal items, near ties, one component alone, sharp weights, nothing.
+/// Corpora on which approximate results look right: equal items, near ties, a single component, sharp gates, zeros.
 fn adversarial(rng: &mut Rng, n: usize) -> Vec<(File, Vec<f32>)> {
     let one = normal(rng, ITEM, 1.0);
     let equal: Vec<f32> = (0..n).flat_map(|_| one.clone()).collect();
@@ -300,7 +300,7 @@ fn adversarial(rng: &mut Rng, n: usize) -> Vec<(File, Vec<f32>)> {
     let near: Vec<f32> =
         (0..n).flat_map(|i| one.iter().map(move |x| x * (1.0 + (i * 37 % 11) as f32 * f32::EPSILON))).collect();
     let random = normal(rng, n * ITEM, 1.0);
-    // Gates so sharp that a score is its highest logit, to the last digit or beyond.
+    // Gates so sharp that a score equals its highest logit to the last digit.
     let mut sharp = rails(11);
     sharp.set("mol.temperature", "0.0005");
     let mut single = rails(12);
@@ -316,7 +316,7 @@ fn adversarial(rng: &mut Rng, n: usize) -> Vec<(File, Vec<f32>)> {
 }
 
 #[test]
-fn two_passes_find_what_brute_force_finds() {
+fn two_pass_search_finds_what_brute_force_finds() {
     let mut rng = Rng::new(77);
     let n_items = 400;
     for device in devices() {
@@ -376,9 +376,9 @@ fn searches_that_score_everything_are_exact() {
     }
 }
 
-/// The device chooses up to 1024 candidates, the host more.
+/// The device selects up to 1024 candidates, the host more.
 #[test]
-fn more_candidates_than_a_device_chooses_are_the_best_as_well() {
+fn candidates_beyond_the_device_limit_are_still_the_best() {
     const N_ITEMS: usize = 3000;
     let mut rng = Rng::new(9);
     let (queries, items) = (normal(&mut rng, 3 * QUERY, 1.0), normal(&mut rng, N_ITEMS * ITEM, 1.0));
@@ -399,17 +399,17 @@ fn more_candidates_than_a_device_chooses_are_the_best_as_well() {
 }
 
 #[test]
-fn the_same_search_again_makes_nothing_anew() {
+fn repeated_mol_search_creates_nothing_new() {
     let mut rng = Rng::new(14);
     let (queries, items) = (normal(&mut rng, 7 * QUERY, 1.0), normal(&mut rng, 200 * ITEM, 1.0));
     for device in std::iter::once(common::cpu()).chain(common::gpus_beside_cpu(TIERS)) {
         // Two shards.
         let mut mol = corpus(&device, &rails(4), WeightType::F16, &items);
         for (how, submits) in [
-            // Encoding, a selection for each shard, the merge.
+            // Encoding, one selection per shard, the merge.
             (MolSearch::BruteForce, 1 + 2 + 1),
             (MolSearch::Mips, 1 + 2 + 1),
-            // And the scores of the candidates in each shard.
+            // And the candidates' scores in each shard.
             (MolSearch::Avg { candidates: 60 }, 1 + 2 + 1 + 2),
             (MolSearch::Highest { candidates: 60 }, 1 + 2 + 1 + 2),
         ] {
@@ -419,13 +419,13 @@ fn the_same_search_again_makes_nothing_anew() {
             let made = device.counters() - before;
             assert_eq!(
                 [made.buffers_created, made.bind_groups_created, made.pipelines_created, made.submits],
-                // A GPU copies out components and gates of the queries by themselves.
+                // A GPU copies the queries' components and gates separately.
                 [0, 0, 0, submits + if device.is_gpu() { 2 } else { 0 }],
                 "{how:?} on {}",
                 device.info().name
             );
         }
-        // What was recorded does not outlive a change.
+        // Recordings are invalidated by a change.
         let better: Vec<f32> = normal(&mut rng, 50 * ITEM, 3.0);
         block_on(mol.append(&better)).expect("items are appended");
         let found = search(&mol, &queries, 250, MolSearch::BruteForce);
@@ -434,7 +434,7 @@ fn the_same_search_again_makes_nothing_anew() {
 }
 
 #[test]
-fn the_search_that_is_chosen_finds_enough() {
+fn chosen_mol_search_reaches_the_requested_recall() {
     let mut rng = Rng::new(16);
     let (queries, items) = (normal(&mut rng, 32 * QUERY, 1.0), normal(&mut rng, 6000 * ITEM, 1.0));
     let users: Vec<u32> = (0..32).collect();
@@ -457,7 +457,7 @@ fn the_search_that_is_chosen_finds_enough() {
 }
 
 #[test]
-fn searches_of_several_threads_do_not_mix() {
+fn concurrent_mol_searches_do_not_interfere() {
     let mut rng = Rng::new(15);
     let (queries, items) = (normal(&mut rng, 32 * QUERY, 1.0), normal(&mut rng, 300 * ITEM, 1.0));
     let mol = corpus(&common::cpu(), &rails(4), WeightType::F16, &items);
@@ -476,7 +476,7 @@ fn searches_of_several_threads_do_not_mix() {
 }
 
 #[test]
-fn bad_input_is_refused_by_name() {
+fn invalid_mol_weights_and_inputs_are_refused_by_name() {
     let refused = |change: &dyn Fn(&mut File), named: &str| {
         let mut file = rails(1);
         change(&mut file);
@@ -525,7 +525,7 @@ fn bad_input_is_refused_by_name() {
         assert_eq!(format!("{weights:?}"), format!("{whole:?}"));
     }
     let mut loader = MolLoader::new(None);
-    loader.push(&bytes[..bytes.len() - 4]).expect("so far it is valid");
+    loader.push(&bytes[..bytes.len() - 4]).expect("a valid prefix");
     assert!(matches!(loader.end(), Err(Error::Truncated { .. })));
 
     let device = common::cpu();
@@ -535,7 +535,7 @@ fn bad_input_is_refused_by_name() {
     let weights = MolWeights::from_safetensors(&bytes).expect("the file is valid");
     assert_eq!((named.model(), weights.model()), (Some("an encoder"), None));
     assert!(matches!(Mol::new(&device, &weights, WeightType::Q4_0), Err(Error::Option { option: "storage", .. })));
-    let mut mol = Mol::new(&device, &weights, WeightType::F16).expect("the form is one of the kernel's");
+    let mut mol = Mol::new(&device, &weights, WeightType::F16).expect("a form of the kernel");
     let option = |result: Result<(), Error>| match result {
         Err(Error::Option { option, found, .. }) => format!("{option}: {found}"),
         other => panic!("{other:?}"),

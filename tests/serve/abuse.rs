@@ -1,4 +1,4 @@
-//! Limits hold whatever a client sends, and others notice nothing of it.
+//! Limits hold against any client, and other clients are unaffected.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::server::{Running, own, shared, start};
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// A server whose clients have little time and little room.
+/// A server with short client timeouts and small buffers.
 fn tight() -> Running {
     own(|_, options| {
         let time = Duration::from_millis(200);
@@ -31,7 +31,7 @@ fn is_alive(server: &Running) {
 #[test]
 pub fn slow_clients_are_cut_off() {
     let server = tight();
-    // Nothing, a header that does not end, and an idle connection that had an answer.
+    // No bytes, an unfinished header, and an idle connection after a response.
     let mut silent = Connection::open(server.address);
     let mut slow = Connection::open(server.address);
     slow.write(b"GET /health HTTP/1.1\r\nhost: local");
@@ -39,12 +39,12 @@ pub fn slow_clients_are_cut_off() {
     idle.write(&request("GET", "/health", &[], b""));
     assert_eq!(idle.answer().status, 200);
     assert!(silent.is_closed() && slow.is_closed() && idle.is_closed());
-    // A body that does not end.
+    // An unfinished body.
     let mut body = Connection::open(server.address);
     body.write(&request("POST", "/v1/completions", &[JSON, ("content-length", "100")], b"{"));
     let answer = body.answer();
     assert_eq!((answer.status, &answer.json()["error"]["code"]), (408, &json!("request_timeout")));
-    // One that ends before its time.
+    // A body shorter than declared.
     let mut body = Connection::open(server.address);
     body.write(&request("POST", "/v1/completions", &[JSON, ("content-length", "100")], b"{"));
     body.end();
@@ -54,10 +54,10 @@ pub fn slow_clients_are_cut_off() {
 }
 
 #[test]
-pub fn who_reads_nothing_is_cut_off() {
+pub fn client_that_reads_nothing_is_cut_off() {
     let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("serve-unread");
     std::fs::create_dir_all(&folder).unwrap();
-    // More than sockets hold.
+    // More than sockets buffer.
     std::fs::write(folder.join("large.bin"), vec![0; 64 << 20]).unwrap();
     let server = own(|_, options| {
         options.page = Some(folder.clone());
@@ -84,7 +84,7 @@ pub fn large_headers_and_bodies_are_refused() {
     let many: Vec<(&str, &str)> = many.iter().map(|(name, value)| (name.as_str(), *value)).collect();
     for headers in [&[("x-long", long.as_str())][..], &many] {
         let mut connection = Connection::open(server.address);
-        // The server says no before it has read all of it, and then reads no more.
+        // The server refuses before reading all of it, and then stops reading.
         if connection.write(&request("GET", "/health", headers, b"")) {
             assert!(connection.is_closed() || connection.head().status == 431);
         }
@@ -95,7 +95,7 @@ pub fn large_headers_and_bodies_are_refused() {
     if connection.write(&request("GET", &line, &[], b"")) {
         assert!(connection.is_closed() || [414, 431].contains(&connection.head().status));
     }
-    // By its length, before any of it came; by what came; in chunks.
+    // By its declared length before any of it arrives; by the bytes received; in chunks.
     let told = send(server.address, "POST", "/v1/completions", &[JSON, ("content-length", "1000000000")], b"");
     assert_eq!((told.status, &told.json()["error"]["code"]), (413, &json!("request_too_large")));
     let mut connection = Connection::open(server.address);
@@ -107,7 +107,7 @@ pub fn large_headers_and_bodies_are_refused() {
     connection.write(&request("POST", "/v1/completions", &[JSON, ("transfer-encoding", "chunked")], bomb));
     assert!([400, 408, 413].contains(&connection.answer().status));
     let mut connection = Connection::open(server.address);
-    // Two lengths would be two requests to two readers.
+    // Two lengths would allow request smuggling.
     connection.write(&request(
         "POST",
         "/v1/completions",
@@ -118,9 +118,9 @@ pub fn large_headers_and_bodies_are_refused() {
     is_alive(&server);
 }
 
-/// A body whose length another reader sees otherwise is refused, and nothing behind it is a request.
+/// A body with an ambiguous length is refused, and the bytes after it are not parsed as a request.
 #[test]
-fn bodies_of_two_lengths_are_refused() {
+fn request_body_with_two_lengths_is_refused() {
     let server = tight();
     let (length, coding) = (("content-length", "5"), ("transfer-encoding", "chunked"));
     let hidden = [b"0\r\n\r\n".to_vec(), request("GET", "/health", &[], b"")].concat();
@@ -132,7 +132,7 @@ fn bodies_of_two_lengths_are_refused() {
         &[JSON, ("transfer-encoding", "chunked, gzip")],
     ] {
         let mut connection = Connection::open(server.address);
-        // One that is in order stands before it.
+        // A valid request comes first.
         connection.write(&request("POST", "/v1/completions", &[JSON], b"[]"));
         connection.write(&request("POST", "/v1/completions", headers, &hidden));
         let first = connection.answer();
@@ -150,7 +150,7 @@ fn bodies_of_two_lengths_are_refused() {
 #[test]
 fn other_protocols_are_refused() {
     let server = tight();
-    // Streams of HTTP/2 that are opened and reset at once.
+    // HTTP/2 streams that are opened and reset at once.
     let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
         let length = (payload.len() as u32).to_be_bytes();
         [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
@@ -166,7 +166,7 @@ fn other_protocols_are_refused() {
     is_alive(&server);
 }
 
-/// A text that takes long, which has begun.
+/// A long completion that has begun.
 fn at_work(server: &Running) -> Connection {
     let long = json!({"model": "story", "prompt": "A", "n": 128, "max_tokens": 500, "stream": true, "logit_bias": {"2": -100}});
     let mut connection = Connection::open(server.address);
@@ -176,11 +176,11 @@ fn at_work(server: &Running) -> Connection {
 }
 
 #[test]
-pub fn connections_that_wait_for_their_clients_make_room() {
+pub fn idle_connections_are_closed_to_make_room() {
     let server = own(|_, options| options.limits = Limits { connections: 4, ..Limits::default() });
     let ask = || get(server.address, "/health").status;
     let mut busy = at_work(&server);
-    // In this order: nothing, a header that does not end, a body that is awaited.
+    // In this order: no bytes, an unfinished header, an awaited body.
     let mut silent = Connection::open(server.address);
     let mut slow = Connection::open(server.address);
     slow.write(b"GET /health HTTP/1.1\r\nhost: local");
@@ -194,12 +194,12 @@ pub fn connections_that_wait_for_their_clients_make_room() {
         next.write(&request("GET", "/health", &[], b""));
         assert_eq!(next.answer().status, 200);
         assert!(waiting.is_closed());
-        // It waits for its client, too, and comes last.
+        // It also waits for its client, and comes last.
         later.push(next);
     }
     assert_eq!(ask(), 200);
     assert!(!busy.chunk().is_empty());
-    // Where all are at work, the next one waits until one of them ends.
+    // If all connections have running requests, the next one waits until one ends.
     let more: Vec<Connection> = (0..3).map(|_| at_work(&server)).collect();
     let mut next = Connection::open(server.address);
     next.write(&request("GET", "/health", &[], b""));
@@ -210,14 +210,14 @@ pub fn connections_that_wait_for_their_clients_make_room() {
 }
 
 #[test]
-pub fn bodies_have_a_limit_in_common() {
+pub fn request_bodies_share_one_memory_limit() {
     const KIB: usize = 1 << 10;
     let server = own(|_, options| {
         options.limits = Limits { body_bytes: 256 * KIB, bodies_bytes: 256 * KIB, ..Limits::default() };
     });
     let text = |n: usize| [vec![b' '; n], b"{}".to_vec()].concat();
     let ask = |body: &[u8]| send(server.address, "POST", "/v1/completions", &[JSON], body);
-    // It is heard, and wrong for another reason.
+    // Parsed, and refused for another reason.
     assert_eq!(ask(&text(200 * KIB)).status, 400);
     let length = (200 * KIB + 2).to_string();
     loop {
@@ -225,12 +225,12 @@ pub fn bodies_have_a_limit_in_common() {
         let headers = [JSON, ("content-length", length.as_str())];
         held.write(&request("POST", "/v1/completions", &headers, &text(200 * KIB)[..200 * KIB]));
         let other = ask(&text(200 * KIB));
-        // Usual ones are small.
+        // Ordinary requests are small.
         done(server.address, "/v1/completions", json!({"model": "story", "prompt": "A", "max_tokens": 1}));
         held.write(b"{}");
         let held = held.answer();
         assert!([400, 429].contains(&other.status) && [400, 429].contains(&held.status));
-        // Which one comes first is chance.
+        // Their order is arbitrary.
         if (other.status, held.status) == (429, 400) {
             assert_eq!((other.header("retry-after"), &other.json()["error"]["code"]), (Some("1"), &json!("busy")));
             break;
@@ -240,7 +240,7 @@ pub fn bodies_have_a_limit_in_common() {
 }
 
 #[test]
-fn bombs_in_chunks_are_refused() {
+fn hostile_chunked_bodies_are_refused() {
     let server = own(|_, options| options.limits = Limits { body_bytes: 64 << 10, ..Limits::default() });
     let chunked = [JSON, ("transfer-encoding", "chunked")];
     let long = "x".repeat(1 << 20);
@@ -261,30 +261,30 @@ fn bombs_in_chunks_are_refused() {
 }
 
 #[test]
-pub fn a_full_queue_is_told_at_once() {
+pub fn request_to_a_full_queue_is_refused_at_once() {
     let server = own(|engine, _| (engine.max_sequences, engine.max_queued) = (1, 1));
-    // Many long texts, of which the engine always has one at work and one that waits.
+    // Many long completions; the engine has one running and one queued.
     let busy = at_work(&server);
     let short = json!({"model": "story", "prompt": "A", "max_tokens": 1});
-    // In the moment between two texts there may be room.
+    // Between two completions there may be room.
     let refused = std::iter::repeat_with(|| post(server.address, "/v1/completions", &short))
         .find(|answer| answer.status != 200)
         .unwrap();
     assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
     assert_eq!((&refused.json()["error"]["code"], refused.header("x-should-retry")), (&json!("busy"), None));
-    // Its client goes, and the next one has the room.
+    // Its client disconnects, and the next one gets the place.
     drop(busy);
     while post(server.address, "/v1/completions", &short).status != 200 {
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Where many ask for more than can be answered, no prompts are made for those who are refused. A prompt that no context holds tells
-/// whether one was made: the answer is that, and not that the queue is full.
+/// Under overload, refused requests build no prompts. A prompt longer than any context reveals whether it was built:
+/// then the error is its length, not the full queue.
 #[test]
-fn a_full_queue_refuses_before_prompts_are_made() {
+fn full_queue_refuses_before_prompts_are_encoded() {
     let options = EngineOptions { max_sequences: 1, max_queued: 0, ..EngineOptions::default() };
-    // Nothing is computed unless the test does it.
+    // The driver runs only when the test steps it.
     let (engine, mut driver) = Engine::new(&Model::builtin(&Device::cpu()).unwrap(), &options).unwrap();
     let decoder = Arc::new(Decoder::of(engine.clone(), Some("chatml")).unwrap());
     let story = ModelSpec::new("story", 1 << 20, move || Ok(Loaded::Decoder(decoder.clone())));
@@ -318,7 +318,7 @@ fn a_full_queue_refuses_before_prompts_are_made() {
         let stats = engine.stats();
         assert_eq!((stats.n_refused, stats.n_submitted), (at as u64 + 1, 1), "{path}: each is refused once");
     }
-    // Where there is room, the prompt is what is wrong.
+    // With room in the queue, the error is the prompt's length.
     drop(waiting);
     while block_on(driver.step()).unwrap() {}
     for (path, body) in &asked {
@@ -329,7 +329,7 @@ fn a_full_queue_refuses_before_prompts_are_made() {
 }
 
 #[test]
-fn further_answers_of_a_request_wait_and_are_not_refused() {
+fn additional_answers_of_a_request_wait_for_the_queue() {
     let server = own(|engine, _| (engine.max_sequences, engine.max_queued) = (1, 0));
     let body = json!({"model": "story", "prompt": "A", "n": 3, "max_tokens": 20, "logit_bias": {"2": -100}});
     let answer = done(server.address, "/v1/completions", body).json();
@@ -339,7 +339,7 @@ fn further_answers_of_a_request_wait_and_are_not_refused() {
 }
 
 #[test]
-fn a_client_that_goes_away_cancels_its_text() {
+fn disconnected_client_cancels_its_request() {
     let server = own(|engine, _| engine.max_sequences = 1);
     let long = |stream: bool| json!({"model": "story", "prompt": "A", "n": 64, "max_tokens": 500, "stream": stream, "logit_bias": {"2": -100}});
     let number = |name: &str| {
@@ -358,7 +358,7 @@ fn a_client_that_goes_away_cancels_its_text() {
             std::thread::sleep(Duration::from_millis(5));
         }
         drop(connection);
-        // At least the one at work was cancelled, and none of it goes on.
+        // At least the running one was cancelled, and none continues.
         while number("engine_cancelled_total") <= at || number("requests_running") + number("requests_queued") > 0 {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -367,7 +367,7 @@ fn a_client_that_goes_away_cancels_its_text() {
 }
 
 #[test]
-fn what_a_client_sends_changes_nothing_for_others() {
+fn hostile_requests_do_not_change_answers_to_others() {
     let asked =
         json!({"model": "story", "messages": [{"role": "user", "content": "Once"}], "seed": 5, "max_tokens": 40});
     let alone = done(shared(), "/v1/chat/completions", asked.clone()).json();
@@ -383,7 +383,7 @@ fn what_a_client_sends_changes_nothing_for_others() {
         let mut connection = Connection::open(shared());
         let body = json!({"model": "story", "prompt": "B", "max_tokens": 300, "stream": true}).to_string();
         let bytes = request("POST", "/v1/completions", &[JSON], body.as_bytes());
-        // Gone within the headers, the body, the queue or the text.
+        // Disconnects within the headers, the body, the queue or the completion.
         connection.write(bytes.get(..bytes.len() * usize::from(at) / 15).unwrap_or(&bytes));
         if at > 17 {
             connection.head();
@@ -394,9 +394,9 @@ fn what_a_client_sends_changes_nothing_for_others() {
     }
 }
 
-/// Prompts that are too long for any context take long to encode, one after the other: those of others do not wait for them all.
+/// Prompts longer than any context take long to encode, one by one, without blocking other clients' requests.
 #[test]
-pub fn long_prompts_leave_room_for_short_ones() {
+pub fn long_prompts_do_not_block_short_ones() {
     let server = own(|_, _| ());
     let n_threads = std::thread::available_parallelism().map_or(2, usize::from).max(2);
     let n_long = (2 * n_threads + 2).min(50);
@@ -420,7 +420,7 @@ pub fn long_prompts_leave_room_for_short_ones() {
             })
         })
         .collect();
-    // In the queue of threads before, it would have come after most of them.
+    // In a thread queue it would have come after most of them.
     done(server.address, "/v1/completions", json!({"model": "story", "prompt": "Once", "max_tokens": 1}));
     let n_before = n_answered.load(std::sync::atomic::Ordering::SeqCst);
     let statuses: Vec<u16> = waiting.into_iter().map(|thread| thread.join().unwrap()).collect();

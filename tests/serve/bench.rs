@@ -1,4 +1,4 @@
-//! `bench serve` at servers of the tests: what it counts is what the server counts.
+//! `bench serve` against test servers: its counts equal the server's.
 
 use serde_json::Value as Json;
 use tilewright::bench::serve::{Client, Load, Prices, Target, Texts};
@@ -13,7 +13,7 @@ fn target(address: std::net::SocketAddr) -> Target {
     Target { url: format!("http://{address}/v1/"), model: None, api_key: None }
 }
 
-/// The value of a measure in the server's text.
+/// Value of a metric in the server's text format.
 fn measured(address: std::net::SocketAddr, name: &str) -> u64 {
     let text = get(address, "/metrics").text();
     let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {text}"));
@@ -21,7 +21,7 @@ fn measured(address: std::net::SocketAddr, name: &str) -> u64 {
 }
 
 #[test]
-fn every_request_is_counted_and_tokens_are_those_of_the_server() {
+fn bench_client_counts_match_the_server_metrics() {
     let server = own(|engine, _| engine.max_sequences = 4);
     let client = Client::connect(target(server.address), TEXTS).unwrap();
     assert_eq!(client.model(), "story");
@@ -38,7 +38,7 @@ fn every_request_is_counted_and_tokens_are_those_of_the_server() {
             [counts.generated_tokens, counts.prompt_tokens, counts.cached_tokens],
             [row.generated_tokens, row.prompt_tokens, row.cached_tokens]
         );
-        // Prompts are about as long as was asked for, and none begins as another does.
+        // Prompts have about the requested length and distinct beginnings.
         assert!((18..=30).contains(&(row.prompt_tokens / 12)), "{row:?}");
         assert!(row.cached_tokens < row.prompt_tokens / 2, "{row:?}");
         assert!(row.first_token_seconds.p50 <= row.request_seconds.p50 && row.cost.unwrap().per_1000_requests > 0.0);
@@ -47,7 +47,7 @@ fn every_request_is_counted_and_tokens_are_those_of_the_server() {
 }
 
 #[test]
-fn refusals_and_failures_are_told_apart() {
+fn refused_and_failed_requests_are_counted_separately() {
     let server = own(|engine, _| (engine.max_sequences, engine.max_queued) = (1, 0));
     let client = Client::connect(target(server.address), Texts { output_tokens: 64, ..TEXTS }).unwrap();
     let row = client.measure(Load::Concurrency(8), 24, None).unwrap();
@@ -67,7 +67,7 @@ fn refusals_and_failures_are_told_apart() {
 }
 
 #[test]
-fn the_program_measures_a_server_of_its_own() {
+fn bench_serve_measures_a_server_it_starts() {
     let args =
         ["bench", "serve", "--concurrency", "1,3", "--rate", "100", "--requests", "6", "-p", "16", "-n", "4", "--json"];
     let output = command_of(&args).output().unwrap();

@@ -1,4 +1,4 @@
-//! A client of the tests' own: sockets and text, so that it can also be a bad one.
+//! A raw-socket client for tests, which can also misbehave.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value as Json;
 
-/// An answer.
+/// A response.
 #[derive(Debug, Clone)]
 pub struct Answer {
     pub status: u16,
@@ -27,7 +27,7 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// What follows `data: ` in each event; the last one must be the end.
+    /// The `data: ` of each event; the last one must be the end.
     pub fn events(&self) -> Vec<Json> {
         assert_eq!(self.header("content-type"), Some("text/event-stream"), "{self:?}");
         let text = self.text();
@@ -51,19 +51,19 @@ pub struct Connection<S: Read + Write = TcpStream> {
 impl Connection {
     pub fn open(address: SocketAddr) -> Connection {
         let stream = TcpStream::connect(address).unwrap();
-        // Tests fail in place of hanging.
+        // So that tests fail instead of hanging.
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
         Connection { stream: BufReader::new(stream) }
     }
 
-    /// Sends nothing more.
+    /// Closes the write side.
     pub fn end(&mut self) {
-        // The other end may have closed it.
+        // The server may have closed it.
         let _ = self.stream.get_ref().shutdown(std::net::Shutdown::Write);
     }
 
-    /// Whether the server has closed the connection, with nothing said before.
+    /// Whether the server has closed the connection without sending anything.
     pub fn is_closed(&mut self) -> bool {
         matches!(self.stream.fill_buf(), Ok([]) | Err(_))
     }
@@ -74,7 +74,7 @@ impl<S: Read + Write> Connection<S> {
         Connection { stream: BufReader::new(stream) }
     }
 
-    /// Writes; a server that has heard enough may have closed the connection.
+    /// Writes; fails if the server has closed the connection.
     pub fn write(&mut self, bytes: &[u8]) -> bool {
         self.stream.get_mut().write_all(bytes).and_then(|()| self.stream.get_mut().flush()).is_ok()
     }
@@ -85,7 +85,7 @@ impl<S: Read + Write> Connection<S> {
         line.trim_end().to_owned()
     }
 
-    /// The beginning of an answer.
+    /// Head of a response.
     pub fn head(&mut self) -> Answer {
         let line = self.line();
         let status = line.split(' ').nth(1).and_then(|status| status.parse().ok());
@@ -99,7 +99,7 @@ impl<S: Read + Write> Connection<S> {
         Answer { status, headers, body: Vec::new() }
     }
 
-    /// A part of a body that comes in parts; nothing at its end.
+    /// A chunk of a chunked body; empty at its end.
     pub fn chunk(&mut self) -> Vec<u8> {
         let size = self.line();
         let size = usize::from_str_radix(&size, 16).unwrap_or_else(|_| panic!("no size of a chunk in `{size}`"));
@@ -127,7 +127,7 @@ impl<S: Read + Write> Connection<S> {
     }
 }
 
-/// A request as it is sent.
+/// A serialised request.
 pub fn request(method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
     let mut text = format!("{method} {path} HTTP/1.1\r\n");
     let has = |name: &str| headers.iter().any(|(own, _)| own.eq_ignore_ascii_case(name));
@@ -143,11 +143,11 @@ pub fn request(method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) 
     [text.as_bytes(), b"\r\n", body].concat()
 }
 
-/// Sends a request over a connection of its own.
+/// Sends a request on a new connection.
 pub fn send(address: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
     let mut connection = Connection::open(address);
     connection.write(&request(method, path, headers, body));
-    // Its length is that of the body that another method has.
+    // Its Content-Length is that of a GET response's body.
     if method == "HEAD" { connection.head() } else { connection.answer() }
 }
 
@@ -159,7 +159,7 @@ pub fn post(address: SocketAddr, path: &str, body: &Json) -> Answer {
     send(address, "POST", path, &[("content-type", "application/json")], body.to_string().as_bytes())
 }
 
-/// The answer to a request that is in order.
+/// The response to a valid request.
 pub fn done(address: SocketAddr, path: &str, body: Json) -> Answer {
     let answer = post(address, path, &body);
     assert_eq!(answer.status, 200, "{path} {body}: {}", answer.text());

@@ -1,4 +1,4 @@
-//! What endpoints answer, next to what the library gives.
+//! Endpoint responses against the library.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn messages() -> Json {
     json!([{"role": "user", "content": PROMPT}])
 }
 
-/// What the model says without a server: text and tokens.
+/// The model's output without a server: text and tokens.
 fn told(is_chat: bool, options: &GenerateOptions) -> (String, Vec<u32>) {
     let model = Model::builtin(&Device::cpu()).unwrap();
     let ids = match is_chat {
@@ -45,7 +45,7 @@ fn drawn(seed: u64) -> GenerateOptions {
 }
 
 #[test]
-fn chats_are_the_models_own_whole_and_streamed() {
+fn chat_completions_match_the_model_whole_and_streamed() {
     let asked = json!({
         "model": "story", "messages": messages(), "max_tokens": 12, "seed": 7, "n": 2, "logprobs": true, "top_logprobs": 3,
     });
@@ -93,7 +93,7 @@ fn chats_are_the_models_own_whole_and_streamed() {
 }
 
 #[test]
-fn texts_are_continued_from_texts_and_tokens() {
+fn completions_accept_text_and_token_prompts() {
     let ask = |more: Json| {
         let mut asked = json!({"model": "plain", "prompt": PROMPT, "max_tokens": 12, "temperature": 0});
         asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -121,7 +121,7 @@ fn texts_are_continued_from_texts_and_tokens() {
     assert!(choices.iter().all(|choice| choice["text"] == json!(format!("{PROMPT}{text}"))), "{several}");
     assert_eq!(several["usage"]["prompt_tokens"].as_u64().unwrap(), 2 * prompt_ids.len() as u64);
 
-    // Tokens of a stop text are not the answer's.
+    // Tokens of a stop string are not part of the answer.
     let stop = &text[10..14];
     let stopped = ask(json!({"stop": [stop], "logprobs": 0}));
     let choice = &stopped["choices"][0];
@@ -140,9 +140,9 @@ fn texts_are_continued_from_texts_and_tokens() {
     assert!(tokens.iter().all(|token| *token == tokens[0]), "{tokens:?}");
 }
 
-/// A prompt that no template makes has its control tokens, as with llama.cpp's server and Ollama's `raw`; a message never has.
+/// A raw prompt may contain control tokens, as with llama.cpp's server and Ollama's `raw`; a message may not.
 #[test]
-fn raw_prompts_have_control_tokens_and_messages_have_none() {
+fn control_tokens_are_parsed_in_raw_prompts_only() {
     let text = "<s>Once</s>upon<s> a time";
     let model = Model::builtin(&Device::cpu()).unwrap();
     let encode = |parse_special| {
@@ -172,13 +172,13 @@ fn raw_prompts_have_control_tokens_and_messages_have_none() {
 }
 
 #[test]
-fn seeds_are_any_whole_number_of_64_bits() {
+fn seed_accepts_any_64_bit_integer() {
     let text = |seed: Json| {
         let asked = json!({"model": "plain", "prompt": PROMPT, "max_tokens": 12, "seed": seed});
         done(shared(), "/v1/completions", asked).json()["choices"][0]["text"].clone()
     };
     let drawn = |seed: u64| json!(told(false, &drawn(seed)).0);
-    // The ends of the range as OpenAI's description writes them, and neighbours that are one number in 53 bits.
+    // Bounds of the range in OpenAI's specification, and neighbours that are equal in 53 bits.
     for (seed, own) in [
         (json!(-1), -1i64 as u64),
         (json!(i64::MIN), i64::MIN as u64),
@@ -205,18 +205,18 @@ fn seeds_are_any_whole_number_of_64_bits() {
     assert!(ollama(json!(-1)).is_string());
 }
 
-/// The token that ends a text is none of its tokens, also where it completes one that ends within a character.
+/// The end token is not among the tokens of a completion, even if it completes one that ends within a character.
 #[test]
-fn the_token_that_ends_a_text_is_not_told() {
+fn end_token_is_not_part_of_an_answer() {
     let model = Model::builtin(&Device::cpu()).unwrap();
     let tokenizer = model.tokenizer().unwrap();
     let first_byte = tokenizer.encode("\u{1F600}", false).unwrap().into_iter();
     let byte = first_byte.map(|id| (id, tokenizer.token_bytes(id).unwrap_or_default().to_vec()));
-    let (byte, _) = byte.into_iter().find(|(_, bytes)| bytes == &[0xf0]).expect("it is a token of a byte");
+    let (byte, _) = byte.into_iter().find(|(_, bytes)| bytes == &[0xf0]).expect("the vocabulary has a token per byte");
     let mut n_seen = 0;
     for (path, is_chat) in [("/v1/completions", false), ("/v1/chat/completions", true)] {
         for (seed, bias) in [(0, 80), (1, 80), (0, 82), (1, 82)] {
-            // Either of the two at each step; which biases make them alike is the model's to say.
+            // Either of the two at each step; the required biases depend on the model.
             let mut asked = json!({
                 "model": "story", "max_tokens": 3, "seed": seed, "temperature": 2, "top_k": 2, "top_p": 1, "min_p": 0,
                 "logit_bias": {byte.to_string(): 90, "2": bias},
@@ -245,9 +245,9 @@ fn the_token_that_ends_a_text_is_not_told() {
     assert!(n_seen > 0, "none ended within a character");
 }
 
-/// What a server cannot do is left out where the rest can be done, and the answer says so.
+/// Unsupported features are omitted if the rest is possible, and the response reports that.
 #[test]
-fn tools_of_other_types_are_left_out_with_a_notice() {
+fn unsupported_tool_types_are_ignored_with_a_notice() {
     let function = |flat: bool| match flat {
         true => json!({"type": "function", "name": "sun", "parameters": sun()["parameters"]}),
         false => json!({"type": "function", "function": sun()}),
@@ -278,9 +278,9 @@ fn tools_of_other_types_are_left_out_with_a_notice() {
     assert_eq!(post(shared(), "/v1/responses", &asked).json()["error"]["param"], json!("tools[0]"));
 }
 
-/// Calls without arguments come back as clients keep them.
+/// Calls without arguments in the form that clients return.
 #[test]
-fn no_arguments_are_an_empty_object() {
+fn missing_call_arguments_are_an_empty_object() {
     for arguments in ["", " ", "{}"] {
         let call = json!({"id": "c1", "type": "function", "function": {"name": "t", "arguments": arguments}});
         let messages = json!([
@@ -316,9 +316,9 @@ fn is_call(arguments: &Json) -> bool {
     fits && ["Rome", "Oslo"].contains(&arguments["place"].as_str().unwrap_or_default())
 }
 
-/// What the server makes of a conversation is what a program makes of it with the library.
+/// The server handles a conversation as the library does.
 #[test]
-fn conversations_are_those_of_the_library() {
+fn chat_conversation_matches_the_library() {
     let model = Model::builtin(&Device::cpu()).unwrap();
     let chat = ChatModel::of(&model, ChatTemplate::known("chatml")).unwrap();
     let tools = json!([{"type": "function", "function": sun()}]);
@@ -353,7 +353,7 @@ fn conversations_are_those_of_the_library() {
 }
 
 #[test]
-fn tools_are_called_by_their_schemas_and_answers_match_theirs() {
+fn tool_calls_and_answers_follow_their_schemas() {
     let asked = json!({
         "model": "story", "messages": messages(), "seed": 3, "max_tokens": 200, "reasoning_effort": "none",
         "tools": [{"type": "function", "function": sun()}], "tool_choice": "required", "parallel_tool_calls": false,
@@ -371,7 +371,7 @@ fn tools_are_called_by_their_schemas_and_answers_match_theirs() {
     assert_eq!((calls.len(), &calls[0][0]["index"]), (1, &json!(0)));
     assert_eq!(calls[0][0]["function"], call["function"]);
 
-    // The answer to what the tool gave. Two calls of one conversation have names of their own.
+    // The answer to the tool's result. Two calls in one conversation have distinct names.
     let mut conversation = messages();
     let result = json!({"role": "tool", "tool_call_id": call["id"], "content": "It does."});
     conversation.as_array_mut().unwrap().extend([choice["message"].clone(), result]);
@@ -398,11 +398,11 @@ fn tools_are_called_by_their_schemas_and_answers_match_theirs() {
     }
 }
 
-/// The built-in model with a chat template, whose bytes stand before those of all other keys.
+/// The built-in model with a chat template, added before all other keys.
 fn with_template(template: &str) -> Vec<u8> {
     const KEY: &str = "tokenizer.chat_template";
     const BEFORE_KEYS: usize = 24;
-    // A comment in front, as long as tensors need it to stay aligned.
+    // Pads with a comment, so that tensors stay aligned.
     let size = 8 + KEY.len() + 4 + 8 + "{##}".len() + template.len();
     let template = format!("{{#{}#}}{template}", " ".repeat(size.next_multiple_of(32) - size));
     let file = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf")).unwrap();
@@ -413,9 +413,9 @@ fn with_template(template: &str) -> Vec<u8> {
     [&head[..16], &n_keys.to_le_bytes(), &key, rest].concat()
 }
 
-/// A thought that the prompt begins and nobody ends: all of its tokens count as such.
+/// Reasoning opened by the prompt and never closed: all tokens count as reasoning.
 #[test]
-fn tokens_of_thoughts_are_counted() {
+fn thinking_tokens_are_counted_in_the_usage() {
     let path = std::env::temp_dir().join(format!("tilewright-thinks-{}.gguf", std::process::id()));
     std::fs::write(&path, with_template("{{ messages[0].content }}<think>")).unwrap();
     let file = path.clone();
@@ -438,7 +438,7 @@ fn tokens_of_thoughts_are_counted() {
 }
 
 #[test]
-fn responses_are_the_same_whole_and_as_events() {
+fn responses_endpoint_is_equal_whole_and_streamed() {
     let asked = json!({
         "model": "story", "instructions": "Tell a story.", "input": [{"role": "user", "content": [{"type": "input_text", "text": PROMPT}]}],
         "max_output_tokens": 12, "temperature": 0,
@@ -460,7 +460,7 @@ fn responses_are_the_same_whole_and_as_events() {
         (&last["type"], &last["response"]["output"][0]["content"]),
         (&json!("response.incomplete"), &whole["output"][0]["content"])
     );
-    // The second of both finds the prompt's tokens computed.
+    // The second one finds the prompt in the prefix cache.
     for field in ["input_tokens", "output_tokens", "total_tokens"] {
         assert_eq!(last["response"]["usage"][field], whole["usage"][field], "{field}");
     }
@@ -482,7 +482,7 @@ fn responses_are_the_same_whole_and_as_events() {
         json!(done_items.iter().map(|event| &event["item"]).collect::<Vec<_>>()),
         events.last().unwrap()["response"]["output"]
     );
-    // A call and what it gave as the next input.
+    // A call and its result as the next input.
     let output = json!({"type": "function_call_output", "call_id": call["call_id"], "output": "It does."});
     let input = json!([{"role": "user", "content": PROMPT}, call, output]);
     let schema = json!({"format": {"type": "json_schema", "name": "sun", "schema": sun()["parameters"]}});
@@ -493,7 +493,7 @@ fn responses_are_the_same_whole_and_as_events() {
     );
 }
 
-/// Events of a response, each with its own name and number.
+/// Events of a response, each with its name and number.
 fn events_of(mut asked: Json) -> Vec<Json> {
     asked["stream"] = true.into();
     let answer = done(shared(), "/v1/responses", asked);
@@ -509,7 +509,7 @@ fn events_of(mut asked: Json) -> Vec<Json> {
 }
 
 #[test]
-fn vectors_and_scores_are_the_encoders_own() {
+fn embeddings_and_rerank_scores_match_the_encoders() {
     let texts = ["A dragon.", "The sun shines in Rome.", "Two knights rode out."];
     let want = block_on(embedder().unwrap().embed(&texts)).unwrap();
     let answer = done(shared(), "/v1/embeddings", json!({"model": "nomic", "input": texts})).json();
@@ -529,7 +529,7 @@ fn vectors_and_scores_are_the_encoders_own() {
     let got: Vec<f32> = ollama["embeddings"].as_array().unwrap().iter().flat_map(&floats).collect();
     assert_eq!(got, want);
 
-    // More than are computed at a time.
+    // More than one batch.
     let documents: Vec<String> = (0..70).map(|at| format!("{} {at}", texts[at % 3])).collect();
     let want = block_on(reranker().unwrap().rank("Where does the sun shine?", &documents)).unwrap();
     let asked = json!({"model": "bert", "query": "Where does the sun shine?", "documents": documents, "top_n": 5, "return_documents": true});
@@ -546,7 +546,7 @@ fn vectors_and_scores_are_the_encoders_own() {
 }
 
 #[test]
-fn ollamas_clients_are_answered() {
+fn ollama_endpoints_match_the_model() {
     let options = json!({"temperature": 0, "num_predict": 12, "num_ctx": 256});
     let (text, _) = told(true, &GenerateOptions::greedy(12));
     let chat = json!({"model": "story", "messages": messages(), "options": options});
@@ -581,7 +581,8 @@ fn ollamas_clients_are_answered() {
     let tags = get(shared(), "/api/tags").json();
     let names: Vec<&Json> = tags["models"].as_array().unwrap().iter().map(|model| &model["name"]).collect();
     assert_eq!(json!(names), json!(["story", "plain", "nomic", "bert"]));
-    // As editors look for a server and its models: they want a version, a context length by the architecture's name, and tools.
+    // As editors probe for a server and its models: they require a version, a context length under the architecture's
+    // name, and tools.
     for method in ["GET", "HEAD"] {
         let root = send(shared(), method, "/", &[], b"");
         let text = if method == "GET" { "Ollama is running" } else { "" };
@@ -606,7 +607,7 @@ fn ollamas_clients_are_answered() {
     assert_eq!(shown["capabilities"], json!(["completion", "tools", "thinking"]));
     let told = &tags["models"][0];
     assert_eq!((told["digest"].as_str().unwrap().len(), &told["details"]["family"]), (64, &json!("llama")));
-    // Texts that are not cut, and one that would be.
+    // Texts that are not truncated, and one that would be.
     let embed = |text: &str, truncate: bool| {
         post(shared(), "/api/embed", &json!({"model": "nomic", "input": text, "truncate": truncate}))
     };
@@ -645,7 +646,7 @@ pub fn models_are_loaded_and_unloaded() {
     assert_eq!(post(server.address, "/v1/models/b/unload", &json!({})).json()["status"], json!("unloaded"));
     assert_eq!(post(server.address, "/v1/models/a/load", &json!({})).json()["status"], json!("loaded"));
     assert_eq!(loaded(), [2, 1]);
-    // As Ollama's clients say it: not at all after this request, and at once.
+    // As Ollama's clients request it: unload after this request, and at once.
     done(
         server.address,
         "/api/generate",
@@ -664,7 +665,7 @@ pub fn models_are_loaded_and_unloaded() {
 }
 
 #[test]
-fn a_model_that_nobody_uses_is_unloaded() {
+fn idle_model_is_unloaded() {
     let server = own(|_, options| {
         options.keep = KeepOptions { idle: Some(Duration::from_millis(10)), ..KeepOptions::default() }
     });
@@ -678,7 +679,7 @@ fn a_model_that_nobody_uses_is_unloaded() {
 }
 
 #[test]
-fn measures_and_the_document_tell_of_the_endpoints() {
+fn metrics_and_openapi_document_cover_the_endpoints() {
     let server = own(|_, _| ());
     done(
         server.address,
@@ -710,7 +711,7 @@ fn measures_and_the_document_tell_of_the_endpoints() {
     let busy =
         text.lines().find_map(|line| line.strip_prefix("tilewright_engine_busy_seconds_total{model=\"story\"} "));
     assert!(busy.unwrap().parse::<f64>().unwrap() > 0.0, "{text}");
-    // Five passes of several layers.
+    // Five passes over several layers.
     assert!(dispatches.parse::<u64>().unwrap() > 50, "{dispatches}");
     let weights =
         text.lines().find(|line| line.starts_with(r#"tilewright_memory_bytes{model="story",kind="weights"}"#)).unwrap();

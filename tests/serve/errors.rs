@@ -1,4 +1,4 @@
-//! What is wrong with a request is told with its status, its code and the field at fault.
+//! Errors of requests: status, code and the field at fault.
 
 use serde_json::{Value as Json, json};
 
@@ -16,7 +16,7 @@ fn is_refused(path: &str, body: Json, status: u16, code: &str, param: Json, says
     assert_eq!(answer.header("x-should-retry"), Some("false"));
 }
 
-/// A request in order, with a field changed.
+/// A valid request with one field changed.
 fn with(base: &Json, field: &str, value: Json) -> Json {
     let mut changed = base.clone();
     changed[field] = value;
@@ -24,7 +24,7 @@ fn with(base: &Json, field: &str, value: Json) -> Json {
 }
 
 #[test]
-fn fields_of_chats_are_checked() {
+fn invalid_chat_fields_are_refused_by_name() {
     let base = json!({"model": "story", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1});
     let long = "a story ".repeat(600);
     let tool = |function: Json| json!([{"type": "function", "function": function}]);
@@ -65,7 +65,7 @@ fn fields_of_chats_are_checked() {
         ("stream", json!("yes"), json!("stream"), "true or false"),
         ("stream_options", json!(1), json!("stream_options"), "an object"),
         ("stream_options", json!({"include_usage": 1}), json!("stream_options.include_usage"), "true or false"),
-        ("top_logprobs", json!(3), json!("top_logprobs"), "logprobs is not true"),
+        ("top_logprobs", json!(3), json!("top_logprobs"), "unless logprobs is true"),
         ("response_format", json!({"type": "json_object", "schema": 5}), json!("response_format.schema"), "a schema"),
         ("messages", json!("Hi"), json!("messages"), "a list"),
         ("messages", json!([]), json!("messages"), "one message or more"),
@@ -111,8 +111,8 @@ fn fields_of_chats_are_checked() {
         refused("model", json!("none"), 404, "model_not_found", json!("model"), "\"none\"");
         refused("model", json!("../../etc/passwd"), 404, "model_not_found", json!("model"), "no model");
         refused("model", json!("plain"), 400, "template", Json::Null, "missing");
-        refused("model", json!("nomic"), 400, "invalid_value", json!("model"), "generates nothing");
-        // More than the context, with both numbers; also as a single word.
+        refused("model", json!("nomic"), 400, "invalid_value", json!("model"), "cannot generate text");
+        // More than the context, reporting both numbers; also as a single word.
         refused(
             "messages",
             json!([{"role": "user", "content": long}]),
@@ -131,9 +131,9 @@ fn fields_of_chats_are_checked() {
     }
 }
 
-/// Each field of the descriptions that OpenAI and Ollama publish, with the value that asks for nothing: the answer is as without it.
+/// Each field in OpenAI's and Ollama's specifications, with its no-op value: the response does not change.
 #[test]
-fn what_asks_for_nothing_changes_nothing() {
+fn fields_with_neutral_values_change_nothing() {
     let (format, tools) = (json!({"type": "text"}), json!([]));
     let of_both = [
         ("frequency_penalty", json!(0)),
@@ -250,7 +250,7 @@ fn what_asks_for_nothing_changes_nothing() {
     alike("/api/generate", &generate, of_ollama.to_vec());
     let with_options = options.map(|(option, value)| ("options", with(&generate["options"], option, value)));
     alike("/api/generate", &generate, with_options.to_vec());
-    // What asks for something is not nothing.
+    // Values that are not no-ops.
     for (path, base, field, value) in [
         ("/v1/completions", &prompt, "best_of", json!(2)),
         ("/v1/completions", &prompt, "suffix", json!("x")),
@@ -264,7 +264,7 @@ fn what_asks_for_nothing_changes_nothing() {
 }
 
 #[test]
-fn fields_of_other_endpoints_are_checked() {
+fn invalid_fields_of_other_endpoints_are_refused() {
     let text = json!({"model": "plain", "prompt": "A", "max_tokens": 1});
     let values = [
         ("prompt", json!([]), "prompt"),
@@ -324,7 +324,7 @@ fn fields_of_other_endpoints_are_checked() {
         400,
         "invalid_value",
         json!("model"),
-        "no vectors",
+        "cannot compute embeddings",
     );
     let documents = json!({"model": "bert", "query": "q", "documents": ["a"]});
     for (field, value) in
@@ -338,10 +338,10 @@ fn fields_of_other_endpoints_are_checked() {
         400,
         "invalid_value",
         json!("model"),
-        "scores nothing",
+        "cannot score documents",
     );
 
-    // In Ollama's own shape.
+    // In Ollama's format.
     let chat =
         json!({"model": "story", "messages": [{"role": "user", "content": "Hi"}], "options": {"num_predict": 1}});
     for (field, value) in [
@@ -361,7 +361,7 @@ fn fields_of_other_endpoints_are_checked() {
 }
 
 #[test]
-fn what_is_no_request_is_refused() {
+fn malformed_requests_are_refused() {
     let json_type = [("content-type", "application/json")];
     let told = |method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]| {
         let answer = send(shared(), method, path, headers, body);
@@ -389,7 +389,7 @@ fn what_is_no_request_is_refused() {
         assert_eq!(told("GET", path, &[], b""), refused(404, "unknown_url"), "{path}");
     }
     assert_eq!(get(shared(), "/v1/models").json()["data"].as_array().unwrap().len(), 4);
-    // Two requests at once have two answers, in order.
+    // Two pipelined requests get two responses in order.
     let mut connection = super::client::Connection::open(shared());
     let both = [request("GET", "/health", &[], b""), request("GET", "/v1/models/nomic", &[], b"")].concat();
     connection.write(&both);

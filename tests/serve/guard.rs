@@ -1,4 +1,4 @@
-//! Who may ask.
+//! Access control.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -13,13 +13,13 @@ use tilewright::serve::{Server, ServerOptions};
 use super::client::{Connection, get, request, send};
 use super::server::own;
 
-/// Has a certificate of `localhost` for a hundred years, and its key: `openssl req -x509 -newkey ec -pkeyopt
-/// ec_paramgen_curve:P-256 -nodes -days 36500 -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext
-/// basicConstraints=critical,CA:FALSE`.
+/// Contains a certificate for `localhost` valid for a hundred years, and its key: `openssl req -x509 -newkey ec
+/// -pkeyopt ec_paramgen_curve:P-256 -nodes -days 36500 -subj /CN=localhost -addext
+/// subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE`.
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve");
 
 #[test]
-fn hosts_and_origins_that_are_not_the_servers_are_refused() {
+fn foreign_hosts_and_origins_are_refused() {
     let server = own(|_, options| {
         options.hosts = vec!["models.example".into()];
         options.origins = vec!["https://app.example".into()];
@@ -44,7 +44,7 @@ fn hosts_and_origins_that_are_not_the_servers_are_refused() {
         assert_eq!(ask(&[("host", host)]).status, 400, "{host}");
     }
     assert_eq!(ask(&[("host", "localhost"), ("host", "evil.example")]).status, 400);
-    // A first line that names another host than the header.
+    // A request line that names another host than the header.
     let line = send(server.address, "GET", "http://evil.example/v1/models", &[("host", "localhost")], b"");
     assert_eq!(line.status, 403);
 
@@ -79,7 +79,7 @@ fn hosts_and_origins_that_are_not_the_servers_are_refused() {
 }
 
 #[test]
-fn a_key_is_needed_where_there_is_one() {
+fn api_key_is_required_where_one_is_configured() {
     let server = own(|_, options| options.api_keys = vec!["first key".into(), "second".into()]);
     let status = |headers: &[(&str, &str)]| send(server.address, "GET", "/v1/models", headers, b"").status;
     for key in ["Bearer first key", "bearer second"] {
@@ -95,7 +95,7 @@ fn a_key_is_needed_where_there_is_one() {
         "Bearer  second",
         "Bearer first key ",
     ] {
-        // White space at the end of a header is no part of it.
+        // Trailing white space is not part of a header.
         let want = if key.ends_with("first key ") { 200 } else { 401 };
         assert_eq!(status(&[("authorization", key)]), want, "{key}");
     }
@@ -106,9 +106,9 @@ fn a_key_is_needed_where_there_is_one() {
     assert_eq!(get(server.address, "/health").status, 200);
 }
 
-/// What a request found computed tells nothing of what others have sent.
+/// Cached prefixes do not reveal other clients' prompts.
 #[test]
-fn a_key_and_a_salt_find_their_own_beginnings_alone() {
+fn prefixes_are_shared_only_within_one_api_key_and_salt() {
     let server = own(|_, options| options.api_keys = vec!["first".into(), "second".into()]);
     let cached = |key: &str, path: &str, salt: Json| {
         let text = "Once upon a time there was a dog. ".repeat(12);
@@ -136,7 +136,7 @@ fn a_key_and_a_salt_find_their_own_beginnings_alone() {
 }
 
 #[test]
-fn options_that_would_be_unsafe_are_refused() {
+fn unsafe_server_options_are_refused() {
     let bind = |address: &str, options: ServerOptions| match Server::bind(address.parse().unwrap(), Vec::new(), options)
     {
         Ok(_) => "none".to_owned(),
@@ -159,7 +159,7 @@ fn options_that_would_be_unsafe_are_refused() {
 }
 
 #[test]
-fn tls_is_spoken_where_it_is_asked_for() {
+fn tls_is_served_where_configured() {
     let (certificate, key) = (format!("{DATA}/cert.pem"), format!("{DATA}/key.pem"));
     let server = own(|_, options| options.tls = Some((certificate.clone().into(), key.into())));
     let mut roots = RootCertStore::empty();
@@ -171,7 +171,7 @@ fn tls_is_spoken_where_it_is_asked_for() {
     let mut connection = Connection::over(StreamOwned::new(client, TcpStream::connect(server.address).unwrap()));
     connection.write(&request("GET", "/health", &[("origin", "https://localhost")], b""));
     assert_eq!(connection.answer().status, 200);
-    // Who does not speak it harms nobody.
+    // A client without TLS does no harm.
     let mut plain = TcpStream::connect(server.address).unwrap();
     plain.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
     connection.write(&request("GET", "/health", &[], b""));
@@ -179,7 +179,7 @@ fn tls_is_spoken_where_it_is_asked_for() {
 }
 
 #[test]
-fn a_folder_is_served_and_nothing_beside_it() {
+fn page_folder_is_served_and_no_file_outside_it() {
     let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("serve-page");
     std::fs::create_dir_all(folder.join("page/inner")).unwrap();
     for (name, text) in
@@ -211,16 +211,16 @@ fn a_folder_is_served_and_nothing_beside_it() {
     assert_eq!(get(server.address, "/v1/models").status, 401);
 }
 
-/// Files of a page as downloads of models need them: in parts, compared by their tags, and never whole in memory.
+/// Static files for model downloads: ranges, ETags, and never whole in memory.
 #[cfg(unix)]
 #[test]
-fn files_are_served_in_ranges() {
+fn page_files_are_served_in_ranges() {
     let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("serve-ranges");
     std::fs::create_dir_all(&folder).unwrap();
     let bytes: Vec<u8> = (0..200_000u32).map(|at| ((at * 31) >> 5) as u8).collect();
     std::fs::write(folder.join("a.bin"), &bytes).unwrap();
     std::fs::write(folder.join("empty.bin"), "").unwrap();
-    // It has holes only, and is more than any memory.
+    // Sparse, and larger than any memory.
     std::fs::File::create(folder.join("large.gguf")).unwrap().set_len(1 << 40).unwrap();
     let server = own(|_, options| options.page = Some(folder.clone()));
     let ask = |method: &str, path: &str, headers: &[(&str, &str)]| send(server.address, method, path, headers, b"");
@@ -242,7 +242,7 @@ fn files_are_served_in_ranges() {
             assert_eq!((part.status, part.header("content-range")), (206, Some(&*told)), "{range}");
             assert_eq!(part.body, &bytes[from..to], "{range}");
         }
-        // Of another version a part is of no use.
+        // A range of another version is useless.
         let other = ask("GET", "/a.bin", &[("range", &range), ("if-range", "\"other\"")]);
         assert_eq!((other.status, other.body.len()), (200, bytes.len()));
     }
@@ -271,21 +271,21 @@ fn files_are_served_in_ranges() {
     std::fs::remove_file(folder.join("large.gguf")).unwrap();
 }
 
-/// A certificate that is renewed is served without a restart, and one that cannot be used changes nothing.
+/// A renewed certificate is served without a restart, and an invalid one changes nothing.
 #[test]
-fn certificates_are_read_again_when_they_change() {
+fn changed_certificates_are_reloaded() {
     let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("serve-tls");
     std::fs::create_dir_all(&folder).unwrap();
     let (certificate, key) = (folder.join("cert.pem"), folder.join("key.pem"));
     let text = |name: &str| std::fs::read(format!("{DATA}/{name}")).unwrap();
-    // A byte order mark is none of the text.
+    // A byte order mark is not part of the text.
     std::fs::write(&certificate, [b"\xef\xbb\xbf", &*text("cert.pem")].concat()).unwrap();
     std::fs::write(&key, [b"\xef\xbb\xbf", &*text("key.pem")].concat()).unwrap();
     let told = Arc::new(std::sync::Mutex::new(String::new()));
     let server = own(|_, options| {
         let told = told.clone();
         options.tls = Some((certificate.clone(), key.clone()));
-        options.tell = Some(Arc::new(move |line: &str| *told.lock().unwrap() += line));
+        options.report = Some(Arc::new(move |line: &str| *told.lock().unwrap() += line));
     });
     let known: Vec<CertificateDer<'static>> = ["cert.pem", "renewed.pem"]
         .iter()

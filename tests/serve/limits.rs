@@ -1,4 +1,4 @@
-//! Each limit that `docs/limits.md` names, and no other one.
+//! Exactly the limits in `docs/limits.md`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,51 +16,51 @@ use super::{abuse, endpoints, streams};
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// Where a limit is tested.
+/// The test of a limit.
 enum Test {
     Here(fn()),
     /// By a test beside this one.
     Beside(#[expect(dead_code, reason = "that it exists is what counts")] fn()),
-    /// By a test of another binary: its file, and its name.
+    /// By a test of another binary: file and name.
     Unit(&'static str, &'static str),
 }
 
 use Test::{Beside, Here, Unit};
 
 const TESTS: &[(&str, Test)] = &[
-    ("connections", Beside(abuse::connections_that_wait_for_their_clients_make_room)),
+    ("connections", Beside(abuse::idle_connections_are_closed_to_make_room)),
     ("header time", Beside(abuse::slow_clients_are_cut_off)),
     ("header bytes", Beside(abuse::large_headers_and_bodies_are_refused)),
     ("headers", Beside(abuse::large_headers_and_bodies_are_refused)),
     ("body time", Beside(abuse::slow_clients_are_cut_off)),
     ("body bytes", Beside(abuse::large_headers_and_bodies_are_refused)),
     ("unwanted bytes", Here(unwanted_bytes)),
-    ("bytes of all requests", Beside(abuse::bodies_have_a_limit_in_common)),
+    ("bytes of all requests", Beside(abuse::request_bodies_share_one_memory_limit)),
     ("JSON values", Here(json_values)),
     ("JSON depth", Here(json_depth)),
-    ("write time", Beside(abuse::who_reads_nothing_is_cut_off)),
-    ("unsent bytes", Unit("src/serve/connections.rs", "fn little_of_an_answer_waits_for_its_client")),
-    ("file pieces", Unit("src/serve/page.rs", "fn a_file_is_read_as_it_is_taken")),
+    ("write time", Beside(abuse::client_that_reads_nothing_is_cut_off)),
+    ("unsent bytes", Unit("src/serve/connections.rs", "fn unsent_bytes_of_an_answer_are_bounded")),
+    ("file pieces", Unit("src/serve/page.rs", "fn file_body_is_read_only_as_it_is_consumed")),
     ("files", Here(files)),
     ("answers", Here(answers)),
     ("stop texts", Here(stop_texts)),
     ("stop bytes", Here(stop_bytes)),
     ("salt bytes", Here(salt_bytes)),
     ("biases", Here(biases)),
-    ("guessed tokens", Here(guessed_tokens)),
+    ("draft tokens", Here(guessed_tokens)),
     ("likeliest tokens", Here(likeliest_tokens)),
     ("tools", Here(tools)),
     ("echoed bytes", Here(echoed_bytes)),
     ("texts", Here(texts)),
     ("prompt tokens", Here(prompt_tokens)),
-    ("answer tokens", Beside(streams::tokens_have_a_limit_where_the_server_has_one)),
-    ("answer time", Beside(streams::time_ends_a_text)),
+    ("answer tokens", Beside(streams::server_max_tokens_limits_every_answer)),
+    ("answer time", Beside(streams::answer_time_limit_ends_an_answer)),
     ("answer bytes", Here(answer_bytes)),
     ("texts at once", Here(texts_at_once)),
-    ("queue", Beside(abuse::a_full_queue_is_told_at_once)),
+    ("queue", Beside(abuse::request_to_a_full_queue_is_refused_at_once)),
     ("batches", Here(batches)),
     ("models loaded", Beside(endpoints::models_are_loaded_and_unloaded)),
-    ("drain", Beside(streams::answers_in_progress_come_to_their_ends)),
+    ("drain", Beside(streams::answers_in_progress_finish_at_shutdown)),
     ("schema values", Here(schema_values)),
     ("schema bytes", Here(schema_bytes)),
     ("pattern bytes", Here(pattern_bytes)),
@@ -71,15 +71,15 @@ const TESTS: &[(&str, Test)] = &[
     ("multipleOf", Here(multiple_of)),
     ("tool names", Here(tool_names)),
     ("tool rules", Here(tool_rules)),
-    ("long prompts", Beside(abuse::long_prompts_leave_room_for_short_ones)),
-    ("grammars at a time", Unit("src/grammar.rs", "fn readers_that_do_not_end_are_counted")),
-    ("template bytes", Unit("tests/chat.rs", "fn templates_that_do_not_end_are_ended")),
-    ("template steps", Unit("tests/chat.rs", "fn templates_that_do_not_end_are_ended")),
-    ("template text", Unit("tests/chat.rs", "fn templates_that_do_not_end_are_ended")),
+    ("long prompts", Beside(abuse::long_prompts_do_not_block_short_ones)),
+    ("grammars at a time", Unit("src/grammar.rs", "fn stuck_grammar_compilations_keep_their_slot")),
+    ("template bytes", Unit("tests/chat.rs", "fn endless_templates_are_stopped_by_a_limit")),
+    ("template steps", Unit("tests/chat.rs", "fn endless_templates_are_stopped_by_a_limit")),
+    ("template text", Unit("tests/chat.rs", "fn endless_templates_are_stopped_by_a_limit")),
     ("call bytes", Here(call_bytes)),
 ];
 
-/// The rows of the document's tables: names and what is set where.
+/// Rows of the document's tables: names, and where they are set.
 fn rows() -> BTreeMap<String, String> {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/limits.md")).unwrap();
     let cells = text.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
@@ -88,7 +88,7 @@ fn rows() -> BTreeMap<String, String> {
 }
 
 #[test]
-fn each_limit_of_the_document_holds() {
+fn every_documented_limit_holds() {
     let rows = rows();
     let tested: BTreeMap<&str, &Test> = TESTS.iter().map(|(name, test)| (*name, test)).collect();
     let untested: Vec<_> = rows.keys().filter(|name| !tested.contains_key(name.as_str())).collect();
@@ -112,9 +112,9 @@ fn each_limit_of_the_document_holds() {
     }
 }
 
-/// What the document says is what the server has.
+/// The document matches the server.
 #[test]
-fn defaults_are_those_of_the_document() {
+fn default_limits_match_the_document() {
     let rows = rows();
     let limits = Limits::default();
     let says = |name: &str, value: String| {
@@ -149,7 +149,7 @@ fn defaults_are_those_of_the_document() {
     says("texts at once", engine.max_sequences.to_string());
 }
 
-/// A request that is one above a limit: its status, code and field, and a word of its message.
+/// A request just above a limit: status, code, field, and a word of its message.
 #[track_caller]
 fn refused(path: &str, body: Json, code: &str, param: Json, says: &str) {
     let answer = post(shared(), path, &body);
@@ -164,7 +164,7 @@ fn chat(field: &str, value: Json) -> Json {
     body
 }
 
-/// A client that sends more than it may before it reads sees why; one that never ends is left.
+/// A client that sends too much before reading sees the reason; one that never stops is disconnected.
 fn unwanted_bytes() {
     let server = own(|_, options| options.limits = Limits { body_bytes: 4096, ..Limits::default() });
     let body = vec![b' '; 20 << 20];
@@ -172,7 +172,7 @@ fn unwanted_bytes() {
     let mut told = Connection::open(server.address);
     assert!(told.write(&request("POST", "/v1/completions", &[JSON, ("content-length", &length)], &body)));
     assert_eq!(told.answer().status, 413);
-    // The key is missing, the path is wrong, the method is: whatever it is.
+    // Missing key, wrong path or wrong method: for every error.
     for (method, path, status) in [("POST", "/v1/none", 404), ("PUT", "/v1/models", 405)] {
         let mut told = Connection::open(server.address);
         assert!(told.write(&request(method, path, &[JSON, ("content-length", &length)], &body)), "{path}");
@@ -186,7 +186,7 @@ fn unwanted_bytes() {
 fn json_values() {
     let n = Limits::default().values;
     let of = |n: usize| format!("{{\"model\":\"story\",\"prompt\":[{}1]}}", "1,".repeat(n - 1));
-    // The object, the name of the model, the list, and its elements.
+    // The object, the model's name, the list, and its elements.
     let told = send(shared(), "POST", "/v1/completions", &[JSON], of(n - 3).as_bytes()).json();
     assert_eq!(told["error"]["code"], json!("context_length_exceeded"), "{told}");
     let told = send(shared(), "POST", "/v1/completions", &[JSON], of(n - 2).as_bytes()).json();
@@ -241,7 +241,7 @@ fn salt_bytes() {
 fn biases() {
     let of = |n: u32| (0..n).map(|id| (id.to_string(), json!(1))).collect::<serde_json::Map<_, _>>();
     let (most, more) = (chat("logit_bias", of(1024).into()), chat("logit_bias", of(1025).into()));
-    // The built-in vocabulary has fewer tokens.
+    // The built-in vocabulary is smaller.
     let told = post(shared(), "/v1/chat/completions", &most).json();
     assert!(told["error"]["message"].as_str().is_none_or(|message| message.contains("token ids below")), "{told}");
     refused("/v1/chat/completions", more, "invalid_value", json!("logit_bias"), "at most 1024");
@@ -267,7 +267,7 @@ fn tools() {
     refused("/v1/chat/completions", chat("tools", all.clone().into()), "invalid_value", json!("tools"), "at most 512");
     let body = json!({"model": "story", "input": "Hi", "tools": all});
     refused("/v1/responses", body, "invalid_value", json!("tools"), "at most 512");
-    // A description is a text, so that its size is that of its text.
+    // A description is a string, so its size is exact.
     let told = |description: Json| json!([{"type": "function", "function": {"name": "f", "description": description}}]);
     for description in [json!(vec![1; 1000]), json!({"a": "b"}), json!(1)] {
         let param = json!("tools[0].function.description");
@@ -295,7 +295,7 @@ fn prompt_tokens() {
     refused("/v1/completions", body, "context_length_exceeded", Json::Null, "holds 512");
 }
 
-/// What is held for an answer that is not streamed has an end, and what was said until then is told.
+/// The buffer of an unstreamed answer is limited, and the answer so far is returned.
 fn answer_bytes() {
     let server = own(|_, options| options.limits = Limits { answer_bytes: 100 << 10, ..Limits::default() });
     let body = json!({
@@ -306,7 +306,7 @@ fn answer_bytes() {
     let choices = answer["choices"].as_array().unwrap();
     let n: usize = choices.iter().map(|choice| choice["logprobs"]["content"].as_array().unwrap().len()).sum();
     assert!(choices.len() == 2 && choices.iter().all(|choice| choice["finish_reason"] == "length"), "{answer}");
-    assert!((1..20).contains(&n), "{n} tokens are told");
+    assert!((1..20).contains(&n), "{n} tokens returned");
     assert!(!choices[0]["message"]["content"].as_str().unwrap().is_empty(), "{answer}");
 }
 
@@ -335,7 +335,7 @@ fn batches() {
     assert_eq!((answer.status, &answer.json()["error"]["code"]), (429, &json!("busy")));
 }
 
-/// A schema beyond a limit is refused before anything is computed.
+/// A schema beyond a limit is refused before any computation.
 #[track_caller]
 fn schema(schema: Json, says: &str) {
     let format = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}});
@@ -377,7 +377,7 @@ fn multiple_of() {
     schema(json!({"type": "integer", "multipleOf": 20_001}), "at most 20000");
 }
 
-/// The constraint of tools, as a model has it that writes calls as Hermes does.
+/// The constraint of tools for a model with calls in Hermes format.
 fn of_tools(tools: &[Json]) -> String {
     let model = Model::builtin(&Device::cpu()).unwrap();
     let rules = ToolRules { format: Format::Hermes, choice: ToolChoice::Auto, parallel: true, thinking: true };

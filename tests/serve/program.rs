@@ -13,14 +13,14 @@ use super::common;
 
 pub struct Program {
     pub address: SocketAddr,
-    /// What it told before it served.
+    /// Output before it served.
     before: String,
     child: Child,
     stderr: BufReader<std::process::ChildStderr>,
 }
 
 impl Program {
-    /// Starts a server, and waits until it has its address.
+    /// Starts a server and waits for its address.
     pub fn start(mut command: Command) -> Program {
         let mut child = command.spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
@@ -35,7 +35,7 @@ impl Program {
         Program { address, before, child, stderr }
     }
 
-    /// Ends it as a system does, and gives what it told. Windows has no signal for a single process.
+    /// Ends it with a signal and returns its output. Windows has no signal for a single process.
     pub fn end(mut self) -> String {
         if cfg!(windows) {
             drop(self.child.stdin.take());
@@ -73,7 +73,7 @@ pub fn command_of(args: &[&str]) -> Command {
 }
 
 #[test]
-fn the_program_serves_until_a_signal_and_logs_nothing_of_what_is_said() {
+fn serve_ends_at_a_signal_and_logs_no_message_content() {
     let program =
         Program::start(command(&["--port", "0", "--template", "chatml", "--log-requests", "--parallel", "2"]));
     let address = program.address;
@@ -89,9 +89,9 @@ fn the_program_serves_until_a_signal_and_logs_nothing_of_what_is_said() {
     assert!(!log.contains("secret") && !log.contains(&text), "{log}");
 }
 
-/// What editors ask of a model before they use it, which is not to load it.
+/// Editors query a model before they use it, which must not load it.
 #[test]
-fn models_are_described_before_they_are_loaded() {
+fn lazy_model_is_described_before_it_is_loaded() {
     let program = Program::start(command(&["--port", "0", "--lazy"]));
     let shown = done(program.address, "/api/show", json!({"model": "stories"})).json();
     let (info, details) = (&shown["model_info"], &shown["details"]);
@@ -111,9 +111,10 @@ fn models_are_described_before_they_are_loaded() {
     assert_eq!(get(program.address, "/health").json()["loaded"], json!(0));
 }
 
-/// Adapters have names after their model's. Requests with different ones run side by side, and each is what the library gives.
+/// LoRA adapters are named after their model. Requests with different ones run in one batch, and each equals the
+/// library's output.
 #[test]
-fn requests_name_adapters() {
+fn request_model_name_selects_a_lora_adapter() {
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("served-adapters");
     std::fs::create_dir_all(&folder).unwrap();
     let paths = [1, 2].map(|seed| {
@@ -167,10 +168,10 @@ fn requests_name_adapters() {
     assert!(!output.status.success() && error.contains("`nomic:one`"), "{error}");
 }
 
-/// Texts of several requests at once are the same where tokens are guessed, by look-up and by a draft model, and where a part of the
-/// model stays in the file.
+/// Concurrent completions are the same with speculative decoding, by prompt lookup and by a draft model, and with disk
+/// offload.
 #[test]
-fn guesses_and_offload_change_no_answer() {
+fn draft_tokens_and_offload_do_not_change_answers() {
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("served-stories.gguf");
     std::fs::write(&path, ModelFile::BUILTIN).unwrap();
     let path = path.to_str().unwrap();
@@ -207,7 +208,7 @@ fn guesses_and_offload_change_no_answer() {
         assert_eq!(texts, want);
         assert!(drafted > 0);
     }
-    // Less than the model and one text take.
+    // Less than the model and one sequence need.
     let options = LoadOptions { context_length: Some(256), exact: true, ..LoadOptions::default() };
     let plan = Model::plan_file(&Device::cpu().target(), &ModelFile::builtin().unwrap(), &options).unwrap();
     let limit = (plan.total_bytes() * 885 / 1000).to_string();
@@ -217,7 +218,7 @@ fn guesses_and_offload_change_no_answer() {
 }
 
 #[test]
-fn the_program_ends_with_the_one_that_started_it() {
+fn serve_ends_when_its_stdin_closes() {
     let mut command = command_of(&["serve", "--port", "0", "--end-with-stdin"]);
     command.stdin(Stdio::piped());
     let mut program = Program::start(command);
@@ -226,7 +227,7 @@ fn the_program_ends_with_the_one_that_started_it() {
 }
 
 #[test]
-fn what_would_be_unsafe_or_is_not_there_ends_the_program() {
+fn unsafe_or_missing_options_end_serve_with_an_error() {
     let cases: [(&[&str], i32, &str); 9] = [
         (&["--port", "0", "--device", "cpu,pci:7"], 2, "device"),
         (&["--host", "0.0.0.0", "--port", "0"], 2, "api_key"),
@@ -249,9 +250,9 @@ fn what_would_be_unsafe_or_is_not_there_ends_the_program() {
     }
 }
 
-/// `--device` with a list: one engine over both, whose measures tell of each.
+/// `--device` with a list: one engine over both, with metrics for each.
 #[test]
-fn the_program_serves_with_several_devices() {
+fn serve_uses_several_devices_together() {
     if super::common::gpu(None).is_none() {
         return;
     }

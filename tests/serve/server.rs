@@ -1,4 +1,4 @@
-//! Servers of the tests: in threads of this process, on the CPU.
+//! Test servers: in threads of this process, on the CPU.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::common;
 
-/// A server that ends when it is dropped.
+/// A server that is shut down on drop.
 pub struct Running {
     pub address: SocketAddr,
     end: Option<oneshot::Sender<()>>,
@@ -20,7 +20,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Has it end. What gives the time until it has.
+    /// Starts the shutdown. The thread ends with it.
     pub fn end(&mut self) -> JoinHandle<()> {
         self.end.take().unwrap().send(()).unwrap();
         self.thread.take().unwrap()
@@ -47,7 +47,7 @@ pub fn start(models: Vec<ModelSpec>, options: ServerOptions) -> Running {
     Running { address, end: Some(end), thread: Some(thread) }
 }
 
-/// The built-in model, with a chat template that it does not have.
+/// The built-in model with an added chat template.
 pub fn story(name: &str, options: EngineOptions) -> ModelSpec {
     ModelSpec::new(name, 1 << 20, move || load_story(&options, Some("chatml")))
 }
@@ -58,7 +58,7 @@ pub fn load_story(options: &EngineOptions, template: Option<&str>) -> Result<Loa
 }
 
 pub fn encoder_path(name: &str) -> PathBuf {
-    common::data(&["encoders"]).expect("it is committed").join(format!("encoders/{name}"))
+    common::data(&["encoders"]).expect("committed test data").join(format!("encoders/{name}"))
 }
 
 pub fn embedder() -> Result<Embedder, Error> {
@@ -69,7 +69,7 @@ pub fn reranker() -> Result<Reranker, Error> {
     Reranker::load(&Device::cpu(), encoder_path("bert-reranker"), RerankOptions::default())
 }
 
-/// One that all tests share which change nothing of it: models `story`, `plain` (without a template), `nomic` and `bert`.
+/// A server shared by tests that do not change it: models `story`, `plain` (without a template), `nomic` and `bert`.
 pub fn shared() -> SocketAddr {
     static SERVER: OnceLock<Running> = OnceLock::new();
     let server = SERVER.get_or_init(|| {
@@ -86,7 +86,7 @@ pub fn shared() -> SocketAddr {
     server.address
 }
 
-/// A server of its own with the model `story` alone.
+/// A separate server with only the model `story`.
 pub fn own(change: impl FnOnce(&mut EngineOptions, &mut ServerOptions)) -> Running {
     let mut engine = EngineOptions { max_sequences: 2, max_queued: 16, ..EngineOptions::default() };
     let mut options = ServerOptions::default();

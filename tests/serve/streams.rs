@@ -1,4 +1,4 @@
-//! Streams: their beginnings, silences and ends.
+//! Streams: start, silence and end.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::server::own;
 const JSON: (&str, &str) = ("content-type", "application/json");
 
 #[test]
-fn a_stream_that_waits_says_that_it_is_alive() {
+fn waiting_stream_sends_keep_alive_events() {
     let server = own(|engine, options| {
         (engine.max_sequences, engine.max_queued) = (1, 8);
         options.limits = Limits { keep_alive: Duration::from_millis(20), ..Limits::default() };
@@ -37,7 +37,7 @@ fn a_stream_that_waits_says_that_it_is_alive() {
 }
 
 #[test]
-pub fn time_ends_a_text() {
+pub fn answer_time_limit_ends_an_answer() {
     let server = own(|_, options| options.limits = Limits { answer_time: Duration::ZERO, ..Limits::default() });
     let asked = json!({"model": "story", "prompt": "A", "max_tokens": 400, "logit_bias": {"2": -100}});
     let answer = done(server.address, "/v1/completions", asked).json();
@@ -46,7 +46,7 @@ pub fn time_ends_a_text() {
 }
 
 #[test]
-pub fn tokens_have_a_limit_where_the_server_has_one() {
+pub fn server_max_tokens_limits_every_answer() {
     let server = own(|_, options| options.limits = Limits { max_tokens: Some(3), ..Limits::default() });
     let asked = json!({"model": "story", "messages": [{"role": "user", "content": "A"}]});
     let answer = done(server.address, "/v1/chat/completions", asked.clone()).json();
@@ -58,7 +58,7 @@ pub fn tokens_have_a_limit_where_the_server_has_one() {
 }
 
 #[test]
-pub fn answers_in_progress_come_to_their_ends() {
+pub fn answers_in_progress_finish_at_shutdown() {
     let mut server = own(|engine, _| engine.max_sequences = 1);
     let body =
         json!({"model": "story", "prompt": "A", "n": 4, "max_tokens": 200, "stream": true, "logit_bias": {"2": -100}});

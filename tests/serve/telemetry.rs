@@ -1,4 +1,4 @@
-//! Traces, as a collector of the tests' own reads them: OTLP's protobuf, field by field from its numbers.
+//! Traces, as a test collector parses them: OTLP protobuf, field by field from its numbers.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,7 +15,7 @@ use super::server::{embedder, own, start};
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// A request that the collector had.
+/// A request received by the collector.
 struct Post {
     head: String,
     body: Vec<u8>,
@@ -27,7 +27,7 @@ struct Collector {
 }
 
 impl Collector {
-    /// One that takes requests, and answers them or does not.
+    /// A collector that receives requests and optionally answers them.
     fn start(answers: bool) -> Collector {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -38,7 +38,7 @@ impl Collector {
                 std::thread::spawn(move || {
                     let mut stream = BufReader::new(stream);
                     while let Some(post) = read(&mut stream) {
-                        // A test that is over hears no more.
+                        // The test may be over.
                         let _ = sender.send(post);
                         if answers {
                             stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
@@ -54,7 +54,7 @@ impl Collector {
         format!("http://{}", self.address)
     }
 
-    /// What it had from a server that has ended.
+    /// Requests received from a stopped server.
     fn posts(&self) -> Vec<Post> {
         self.posts.try_iter().collect()
     }
@@ -215,7 +215,7 @@ impl Span {
         self.attributes.get(attribute)
     }
 
-    /// What it has, but for what differs from run to run.
+    /// Checks its values except those that vary between runs.
     fn has(&self, kind: u64, attributes: &[(&str, Json)]) {
         let own: Attributes = attributes.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
         assert_eq!((self.kind, &self.attributes), (kind, &own), "{}", self.name);
@@ -243,7 +243,7 @@ fn spans_of(bytes: &[u8]) -> Vec<Span> {
     spans
 }
 
-/// The one span of that name.
+/// The only span of that name.
 fn named<'a>(spans: &'a [Span], name: &str) -> &'a Span {
     let mut found = spans.iter().filter(|span| span.name == name);
     match (found.next(), found.next()) {
@@ -252,7 +252,7 @@ fn named<'a>(spans: &'a [Span], name: &str) -> &'a Span {
     }
 }
 
-/// Its children, in the order in which they began.
+/// A span's children in order of start.
 fn children<'a>(spans: &'a [Span], parent: &Span) -> Vec<&'a Span> {
     let mut children: Vec<&Span> = spans.iter().filter(|span| span.parent == parent.id).collect();
     children.sort_by_key(|span| span.begin);
@@ -297,7 +297,7 @@ fn stages(usage: &Json, index: u32) -> [(&'static str, Vec<(&'static str, Json)>
 }
 
 #[test]
-fn a_request_is_a_trace_of_its_stages_without_any_text() {
+fn request_trace_has_its_stages_and_no_text() {
     let collector = Collector::start(true);
     let endpoint = collector.endpoint();
     let program = Program::start(command(&["--port", "0", "--template", "chatml", "--otlp-endpoint", &endpoint]));
@@ -356,12 +356,12 @@ fn a_request_is_a_trace_of_its_stages_without_any_text() {
         assert_eq!(span.name, name);
         span.has(INTERNAL, &attributes);
     }
-    // One after the other.
+    // Sequential.
     assert!(of_work.windows(2).all(|two| two[0].end <= two[1].begin), "{of_work:?}");
 }
 
 #[test]
-fn refusals_and_several_answers_have_their_spans() {
+fn refusals_and_multiple_answers_have_their_own_spans() {
     let collector = Collector::start(true);
     let mut server = own(|_, options| options.otlp_endpoint = Some(collector.endpoint()));
     let asked = json!({"model": "story", "prompt": ["A", "B"], "n": 2, "max_tokens": 3, "stream": true, "logit_bias": {"2": -100}});
@@ -384,7 +384,7 @@ fn refusals_and_several_answers_have_their_spans() {
             of_work.iter().filter(|span| span.get("tilewright.choice.index") == Some(&json!(index))).copied().collect();
         assert_eq!(names(&of_answer), ["queue", "prompt", "decode"]);
     }
-    // What nothing answers has no route and no path; what the client is to blame for is no error of the server's.
+    // An unmatched request has no route and no path; a client error is not a server error.
     named(&spans, "GET").has(
         SERVER,
         &[
@@ -403,7 +403,7 @@ fn refusals_and_several_answers_have_their_spans() {
 }
 
 #[test]
-fn what_fails_or_is_given_up_says_so() {
+fn failed_and_cancelled_requests_are_marked_in_spans() {
     let collector = Collector::start(true);
     let endpoint = collector.endpoint();
     let mut command = command(&["--port", "0", "--parallel", "1", "--queue", "1", "--otlp-endpoint", &endpoint]);
@@ -413,7 +413,7 @@ fn what_fails_or_is_given_up_says_so() {
     let mut first = Connection::open(program.address);
     first.write(&request("POST", "/v1/completions", &[JSON], long.to_string().as_bytes()));
     assert_eq!(first.head().status, 200);
-    // Its first answer is computed and its second one waits, so there is no room before long.
+    // Its first answer is running and its second one queued, so the queue soon fills.
     let refused = loop {
         let answer =
             post(program.address, "/v1/completions", &json!({"model": "stories", "prompt": "A", "max_tokens": 1}));
@@ -423,7 +423,7 @@ fn what_fails_or_is_given_up_says_so() {
     };
     assert_eq!((refused.status, &refused.json()["error"]["code"]), (429, &json!("busy")));
     drop(first);
-    // It is known some time later that a client is gone.
+    // A disconnected client is detected with a delay.
     let mut spans = Vec::new();
     let work = |spans: &[Span], error: &str| {
         spans.iter().find(|span| span.kind == INTERNAL && span.get("error.type") == Some(&json!(error))).cloned()
@@ -439,13 +439,13 @@ fn what_fails_or_is_given_up_says_so() {
     let given_up = work(&spans, "cancelled").unwrap();
     assert_eq!((given_up.name.as_str(), given_up.status), ("text_completion stories", 0));
     assert!(names(&children(&spans, &given_up)).starts_with(&["queue".into(), "prompt".into(), "decode".into()]));
-    // A full queue is for the conventions no error of the server's.
+    // By the conventions, a full queue is not a server error.
     let full = spans.iter().find(|span| span.get("http.response.status_code") == Some(&json!(429))).unwrap();
     assert_eq!((full.id.as_str(), full.status, full.get("error.type")), (busy.parent.as_str(), 0, None));
 }
 
 #[test]
-fn vectors_have_a_trace() {
+fn embedding_requests_have_a_trace() {
     let collector = Collector::start(true);
     let options = ServerOptions { otlp_endpoint: Some(collector.endpoint()), ..ServerOptions::default() };
     let mut server = start(vec![ModelSpec::new("nomic", 1 << 20, || embedder().map(Loaded::Embedder))], options);
@@ -460,7 +460,7 @@ fn vectors_have_a_trace() {
 }
 
 #[test]
-fn the_environment_says_what_is_sent_where() {
+fn otel_environment_variables_configure_the_export() {
     let collector = Collector::start(true);
     let mut command = command(&["--port", "0", "--template", "chatml"]);
     command.env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("{}/", collector.endpoint()));
@@ -491,7 +491,7 @@ fn measure(address: SocketAddr, name: &str) -> u64 {
 }
 
 #[test]
-fn a_collector_that_is_away_or_silent_changes_no_answer() {
+fn unreachable_collector_does_not_change_answers() {
     let text = |program: &Program| {
         done(program.address, "/v1/chat/completions", chat(8)).json()["choices"][0]["message"]["content"].clone()
     };
@@ -501,7 +501,7 @@ fn a_collector_that_is_away_or_silent_changes_no_answer() {
     assert!(!get(without.address, "/metrics").text().contains("trace_spans"));
     assert!(!without.end().contains("spans"));
 
-    // Nobody listens there any more.
+    // Nothing listens there any more.
     let away = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let program = Program::start(command(&[&args[..], &["--otlp-endpoint", &format!("http://{away}")]].concat()));
     assert_eq!(text(&program), expected);
@@ -515,7 +515,7 @@ fn a_collector_that_is_away_or_silent_changes_no_answer() {
         command
     });
     assert_eq!(text(&program), expected);
-    // Two wait. The others are dropped, each when it ends: those of the answer, and these requests' own.
+    // Two are queued. The others are dropped as each ends: those of the answer, and of these requests.
     let drops = (0..20).map(|_| measure(program.address, "tilewright_trace_spans_dropped"));
     assert!(drops.max() >= Some(10));
     assert_eq!(measure(program.address, "tilewright_trace_spans_sent"), 0);
@@ -524,7 +524,7 @@ fn a_collector_that_is_away_or_silent_changes_no_answer() {
 }
 
 #[test]
-fn an_address_that_is_none_ends_the_program() {
+fn malformed_otlp_endpoint_is_refused() {
     for endpoint in ["localhost", "localhost:4318", "ftp://localhost", "http://"] {
         let output = command(&["--port", "0", "--otlp-endpoint", endpoint]).output().unwrap();
         let message = String::from_utf8(output.stderr).unwrap();

@@ -1,5 +1,5 @@
-//! Chat templates end to end: those of published models, those that cannot be read, and answers that come back as the next
-//! request's history.
+//! Chat templates end to end: those of published models, unparsable ones, and answers returned in the next request's
+//! history.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ use super::program::{Program, command, command_of};
 use super::scripted::{self, Says};
 use super::server::{Running, start};
 
-/// Marks of the families, and the end.
+/// Marks of the families, and end of text.
 const SPECIAL: [&str; 21] = [
     "<|im_start|>",
     "<tool_call>",
@@ -78,7 +78,7 @@ fn tools() -> Json {
     json!([{"type": "function", "function": {"name": "t", "description": "d", "parameters": parameters}}])
 }
 
-/// The text of an answer, thought or not.
+/// An answer's text, including reasoning.
 fn said(answer: &Json) -> String {
     let message = &answer["choices"][0]["message"];
     let text = |key: &str| message[key].as_str().unwrap_or_default().to_owned();
@@ -86,13 +86,13 @@ fn said(answer: &Json) -> String {
 }
 
 #[test]
-fn every_published_template_opens_and_answers() {
+fn every_published_template_loads_and_answers() {
     const N: usize = 2;
     let mut wrong = Vec::new();
     for (name, source) in published() {
         let model = model(&source, &Says::Always(b'k'));
         let server = start(vec![spec("x", model.clone())], ServerOptions::default());
-        // As the library's own users do.
+        // As users of the library do.
         let tokenizer = model.tokenizer().unwrap();
         let template = ChatTemplate::for_model(model.chat_source(), tokenizer).unwrap();
         assert_eq!(template.unreadable().count(), 0, "{name}");
@@ -103,7 +103,7 @@ fn every_published_template_opens_and_answers() {
                 if !tokenizer.decode(&ids, false).unwrap().contains("zebra") {
                     wrong.push(format!("{name}: the question is missing"));
                 }
-                // Long ones take their time, and the server is asked as well.
+                // Long ones are slow, and the server is tested as well.
                 if ids.len() < 200 {
                     let mut session = model.session().unwrap();
                     let options = GenerateOptions { max_tokens: N, ..GenerateOptions::greedy(0) };
@@ -128,7 +128,7 @@ fn every_published_template_opens_and_answers() {
         if answer.status != 200 || said(&answer.json()) != "k".repeat(N) {
             wrong.push(format!("{name}: {}", answer.text()));
         }
-        // With tools, a format has headers that it asks for.
+        // With tools, the format prompts for headers.
         let answer = post(server.address, "/v1/chat/completions", &with_tools);
         if answer.status != 200 {
             wrong.push(format!("{name}: {}", answer.text()));
@@ -137,7 +137,7 @@ fn every_published_template_opens_and_answers() {
     assert!(wrong.is_empty(), "{} wrong\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// A server with a model that says this behind the prompt of a request, and what it answers.
+/// A server with a model of scripted output after a request's prompt, and its response.
 fn scripted(template: &str, says: &str, mut asked: Json) -> (Running, Answer) {
     // The same vocabulary, to count the prompt's tokens.
     let counting = start(vec![spec("x", model(template, &Says::Behind(1, "")))], ServerOptions::default());
@@ -151,9 +151,9 @@ fn scripted(template: &str, says: &str, mut asked: Json) -> (Running, Answer) {
     (server, answer)
 }
 
-/// What the server said, with a tool's result, is the next request.
+/// The server's answer, with a tool's result, forms the next request.
 #[test]
-fn own_answers_come_back() {
+fn server_answers_are_accepted_as_history() {
     let templates = published();
     for (name, says) in [
         (
@@ -191,7 +191,7 @@ fn own_answers_come_back() {
 
 /// Arguments that clients leave empty.
 #[test]
-fn empty_arguments_are_none() {
+fn empty_arguments_render_like_an_empty_object() {
     let template = "{% for m in messages %}{{ m.role }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}\
                     {% endfor %}{% endfor %}";
     let server = start(vec![spec("x", model(template, &Says::Always(b'k')))], ServerOptions::default());
@@ -207,16 +207,16 @@ fn empty_arguments_are_none() {
 }
 
 #[test]
-fn a_template_that_cannot_be_read_ends_no_server() {
+fn unreadable_template_does_not_stop_the_server() {
     let told = Arc::new(Mutex::new(Vec::new()));
-    let tell = told.clone();
-    let tell: tilewright::serve::Tell = Arc::new(move |line: &str| tell.lock().unwrap().push(line.to_owned()));
+    let report = told.clone();
+    let report: tilewright::serve::LogSink = Arc::new(move |line: &str| report.lock().unwrap().push(line.to_owned()));
     let good = "{% for m in messages %}{{ m.content }}{% endfor %}";
     let specs = vec![
         spec("broken", model("\n{% endfor %}", &Says::Always(b'k'))),
         spec("good", model(good, &Says::Always(b'k'))),
     ];
-    let server = start(specs, ServerOptions { tell: Some(tell), ..ServerOptions::default() });
+    let server = start(specs, ServerOptions { report: Some(report), ..ServerOptions::default() });
     let told = told.lock().unwrap().clone();
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].starts_with("broken: conversations are refused: ") && told[0].contains("`default`"), "{told:?}");
@@ -231,7 +231,7 @@ fn a_template_that_cannot_be_read_ends_no_server() {
 
 /// The programs `serve` and `chat`, with files.
 #[test]
-fn programs_take_any_template() {
+fn serve_and_chat_accept_any_template() {
     let file = |name: &str, template: &str| {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("template-{name}.gguf"));
         std::fs::write(&path, scripted::gguf(template, &SPECIAL, &Says::Always(b'k'), 2048)).unwrap();
@@ -264,9 +264,9 @@ fn programs_take_any_template() {
     }
 }
 
-/// An answer without a header has nothing of the one that the prompt began.
+/// An answer without a header omits the header that the prompt began.
 #[test]
-fn the_prompts_header_is_no_part_of_an_answer() {
+fn prompt_header_is_not_part_of_an_answer() {
     let template = "{# <|channel|> <|call|> #}{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>\
                     {% endfor %}<|start|>assistant";
     let asked =

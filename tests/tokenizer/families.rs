@@ -1,9 +1,9 @@
-//! Published vocabularies of many families: llama.cpp's own texts with the ids that Hugging Face's tokenizers gave, and the
+//! Published vocabularies of many families: llama.cpp's own texts with ids from Hugging Face's tokenizers, and the
 //! `tokenizers` crate on random texts.
 
 use super::*;
 
-/// Vocabularies with llama.cpp's texts, beside those of [`vocabularies`].
+/// Vocabularies with llama.cpp's texts, besides those of [`vocabularies`].
 const WITH_TEXTS: [&str; 9] =
     ["command-r", "deepseek-coder", "deepseek-llm", "falcon", "llama-bpe", "mpt", "phi-3", "refact", "starcoder"];
 
@@ -12,7 +12,7 @@ fn published(data: &Data, name: &str) -> Vocab {
 }
 
 #[test]
-fn more_texts_of_llama_cpp_give_its_ids() {
+fn family_texts_of_llama_cpp_encode_to_its_ids() {
     let Some(data) = common::data(&["vocab/ggml-vocab-falcon.gguf"]) else { return };
     for name in WITH_TEXTS {
         let tokenizer = Tokenizer::from_vocab(published(&data, name)).unwrap();
@@ -35,7 +35,7 @@ fn sequence(steps: Value) -> Value {
 
 const CL100K: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// The pre-tokenizers as the models' own `tokenizer.json` have them.
+/// Pre-tokenizers as in the models' own `tokenizer.json`.
 fn pre_tokenizers() -> Vec<(&'static str, Value)> {
     let digits = |each: bool| json!({ "type": "Digits", "individual_digits": each });
     let punctuation = json!({ "type": "Punctuation", "behavior": "Contiguous" });
@@ -49,7 +49,7 @@ fn pre_tokenizers() -> Vec<(&'static str, Value)> {
         ("mpt", byte_level(true)),
         ("llama-bpe", sequence(json!([split(CL100K), byte_level(false)]))),
         ("deepseek-coder", sequence(json!(deepseek_coder))),
-        // Made before pre-tokenizers had names.
+        // Predates named pre-tokenizers.
         ("gpt-neox", byte_level(true)),
         ("aquila", byte_level(true)),
     ]
@@ -76,9 +76,9 @@ fn published_byte_level_vocabularies_equal_the_tokenizers_crate() {
     }
 }
 
-/// Steps that no published vocabulary here has, over GPT-2's.
+/// Steps that none of these published vocabularies has, on GPT-2's.
 #[test]
-fn other_sequences_of_steps_equal_the_tokenizers_crate() {
+fn other_pre_tokenizer_steps_equal_the_tokenizers_crate() {
     let Some(data) = common::data(&["vocab"]) else { return };
     let vocab = published(&data, "gpt-2");
     let digits = |each: bool| json!({ "type": "Digits", "individual_digits": each });
@@ -116,9 +116,9 @@ fn other_sequences_of_steps_equal_the_tokenizers_crate() {
     }
 }
 
-/// Steps behind `ByteLevel` see bytes in GPT-2's spelling, where some that belong to other characters are numbers.
+/// Steps after `ByteLevel` see bytes in GPT-2's spelling, where some are digits.
 #[test]
-fn steps_that_are_not_known_are_left_to_the_crate() {
+fn unknown_pre_tokenizer_steps_are_left_to_the_crate() {
     let Some(data) = common::data(&["vocab"]) else { return };
     let vocab = published(&data, "gpt-2");
     let digits = json!({ "type": "Digits", "individual_digits": false });
@@ -138,9 +138,9 @@ fn steps_that_are_not_known_are_left_to_the_crate() {
     }
 }
 
-/// What follows a turn's token of Phi-3 is not read, as in its `tokenizer.json`, which says so token by token.
+/// Text after one of Phi-3's turn tokens is stripped, as its `tokenizer.json` specifies per token.
 #[test]
-fn tokens_of_phi_3_swallow_white_space() {
+fn phi_3_special_tokens_strip_following_whitespace() {
     let Some(data) = common::data(&["vocab/ggml-vocab-phi-3.gguf"]) else { return };
     let vocab = published(&data, "phi-3");
     let mut file = spm_json(&vocab);
@@ -164,7 +164,7 @@ fn tokens_of_phi_3_swallow_white_space() {
     }
 }
 
-/// Baichuan's vocabulary has 64,000 tokens for SentencePiece's BPE.
+/// Baichuan's vocabulary has 64,000 tokens of SentencePiece BPE.
 #[test]
 fn a_published_sentencepiece_vocabulary_equals_the_tokenizers_crate() {
     let Some(data) = common::data(&["vocab/ggml-vocab-baichuan.gguf"]) else { return };
@@ -177,13 +177,13 @@ fn a_published_sentencepiece_vocabulary_equals_the_tokenizers_crate() {
     }
 }
 
-/// XLM-RoBERTa's 250,000 tokens with SentencePiece's own rules for characters, in the form of its `tokenizer.json`.
+/// XLM-RoBERTa's 250,000 tokens with SentencePiece's own character rules, as in its `tokenizer.json`.
 #[test]
 fn a_published_unigram_vocabulary_equals_the_tokenizers_crate() {
     let Some(data) = common::data(&["vocab/ggml-vocab-nomic-bert-moe.gguf"]) else { return };
     let vocab = published(&data, "nomic-bert-moe");
     let scored = vocab.tokens.iter().zip(&vocab.scores).map(|(token, score)| json!([token, f64::from(*score)]));
-    // The last numbers are padding.
+    // The last ids are padding.
     let n_tokens = vocab.tokens.iter().position(|token| token == "<mask>").unwrap();
     let charsmap = BASE64_STANDARD.encode(&vocab.charsmap);
     let metaspace = json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true });
@@ -196,7 +196,7 @@ fn a_published_unigram_vocabulary_equals_the_tokenizers_crate() {
     });
     assert_equals_oracle("nomic-bert-moe", &file, random_texts(1500));
 
-    // GGUF's, which works as SentencePiece itself does.
+    // GGUF's, which works like SentencePiece itself.
     let file = read_json(data.join("vocab/nomic-bert-moe.cases.json"));
     let n = check_cases("nomic-bert-moe", &Tokenizer::from_vocab(vocab).unwrap(), &file, false);
     println!("nomic-bert-moe: {n} cases of SentencePiece exact");

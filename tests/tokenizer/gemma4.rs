@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// The built-in vocabulary with runs of line breaks, as Gemma 4 has it: a `tokenizer.json`, and a GGUF file's vocabulary.
+/// The built-in vocabulary with runs of line breaks, like Gemma 4's: as a `tokenizer.json` and as a GGUF file's
+/// vocabulary.
 fn gemma4() -> (Value, Vocab) {
     let mut file = stories_json();
     let names = ["\n\n", "\n\n\n", "\n\n\n\n", "<bos>", "<|turn>", "<turn|>", "<|tool_response>"];
@@ -20,7 +21,7 @@ fn gemma4() -> (Value, Vocab) {
             }));
         }
     }
-    // A line break is a character here and no byte, as in Gemma's vocabulary.
+    // A line break is a character here, not a byte, as in Gemma's vocabulary.
     let line_break = vocab.tokens.len();
     vocab.tokens.push("\n".into());
     vocab.token_types.push(TokenType::Normal);
@@ -51,7 +52,7 @@ fn lines(n: usize) -> impl Iterator<Item = String> {
 fn gemma4_equals_the_tokenizers_crate() {
     let (file, vocab) = gemma4();
     let oracle = oracle(file);
-    // Files without the merges of line breaks give the same for the runs that are tokens.
+    // Files without merges of line breaks give the same ids for runs that are tokens.
     let without =
         Vocab { merges: vocab.merges.iter().filter(|merge| !merge.contains('\n')).cloned().collect(), ..vocab.clone() };
     let (own, without) = (Tokenizer::from_vocab(vocab).unwrap(), Tokenizer::from_vocab(without).unwrap());
@@ -72,7 +73,7 @@ fn gemma4_equals_the_tokenizers_crate() {
     }
 }
 
-/// Its files say that no BOS is to be added, and the model needs it.
+/// Its files say not to add BOS, although the model needs it.
 #[test]
 fn gemma4_begins_with_bos_and_ends_with_a_turn() {
     let (file, vocab) = gemma4();
@@ -91,7 +92,7 @@ fn gemma4_begins_with_bos_and_ends_with_a_turn() {
 }
 
 #[test]
-fn relatives_of_gemma4_are_known_by_name() {
+fn gemma4_variants_are_recognised_by_name() {
     let (_, vocab) = gemma4();
     let named = |pre: &str| {
         let vocab = Vocab { model: "gpt2".into(), pre: Some(pre.into()), ..vocab.clone() };
@@ -105,7 +106,7 @@ fn relatives_of_gemma4_are_known_by_name() {
             assert_eq!(named(pre).encode(text, false).unwrap(), want, "{pre}: {text:?}");
         }
     }
-    // Words begin with a space, whether or not they have one, but line breaks do not.
+    // Every word begins with an implicit space, but line breaks do not.
     let mmbert = named("mmbert");
     let words =
         |words: &[&str]| -> Vec<u32> { words.iter().flat_map(|word| gemma4.encode(word, false).unwrap()).collect() };

@@ -1,5 +1,4 @@
-//! Vocabularies that are made to do harm: each is refused by the field at fault. `cargo bench --bench hostile` says how long
-//! that takes.
+//! Hostile vocabularies: each is refused by the field at fault. `cargo bench --bench hostile` measures the time.
 
 use std::time::Instant;
 
@@ -10,7 +9,7 @@ use tilewright::tokenizer::{TokenType, Tokenizer, TokenizerConfig, Vocab};
 /// More tokens, and merges, than GPT-2 has.
 const N_TOKENS: usize = 65_536;
 
-/// A vocabulary of that size, of a kind.
+/// A vocabulary of that size for a model type.
 fn large(model: &str) -> Vocab {
     let mut tokens = vec!["<unk>".to_owned(), "<s>".into(), "</s>".into()];
     tokens.extend((3..N_TOKENS).map(|id| format!("t{id}")));
@@ -33,7 +32,7 @@ fn large(model: &str) -> Vocab {
     }
 }
 
-/// Rules for characters: the words of a trie, and texts.
+/// Character rules: the words of a trie, and texts.
 fn charsmap(trie: &[u32], texts: &[u8]) -> Vec<u8> {
     let size = 4 * trie.len() as u32;
     [size].iter().chain(trie).flat_map(|word| word.to_le_bytes()).chain(texts.iter().copied()).collect()
@@ -41,7 +40,7 @@ fn charsmap(trie: &[u32], texts: &[u8]) -> Vec<u8> {
 
 type Change = fn(&mut Vocab);
 
-/// The model, the field at fault, and what is done to a good vocabulary.
+/// The model type, the field at fault, and the change to a valid vocabulary.
 const VOCABULARIES: [(&str, &str, Change); 24] = [
     ("llama", "tokens[65535]", |vocab| vocab.tokens[N_TOKENS - 1] = "t3".into()),
     ("gpt2", "tokens[65535]", |vocab| vocab.tokens[N_TOKENS - 1] = "t3".into()),
@@ -83,7 +82,7 @@ fn large_json() -> Value {
     })
 }
 
-/// Where a good file is changed, to what, and the field at fault.
+/// Changed pointer, new value, and the field at fault.
 fn files() -> Vec<(&'static str, Value, &'static str)> {
     let template = |id: u64| {
         json!({
@@ -107,7 +106,7 @@ fn files() -> Vec<(&'static str, Value, &'static str)> {
 /// An attempt to build a tokenizer from something hostile.
 pub type Attempt = Box<dyn FnOnce() -> Result<Tokenizer, Error>>;
 
-/// All of them: what is wrong, the field at fault, and the attempt.
+/// All attempts, each with its fault and the field at fault.
 pub fn all() -> Vec<(String, &'static str, Attempt)> {
     let mut all: Vec<(String, &'static str, Attempt)> = Vec::new();
     for (at, (model, field, change)) in VOCABULARIES.into_iter().enumerate() {
@@ -119,7 +118,7 @@ pub fn all() -> Vec<(String, &'static str, Attempt)> {
     for (pointer, value, field) in files() {
         let mut file = good.clone();
         *file.pointer_mut(pointer).expect(pointer) = value;
-        // What counts is the refusal of its content; a parser of JSON is not ours.
+        // Only the refusal of the contents counts; the JSON parser is not ours.
         let text = file.to_string();
         let load = move || Tokenizer::from_json(text.as_bytes(), &TokenizerConfig::default());
         all.push((format!("tokenizer.json {pointer}"), field, Box::new(load)));

@@ -1,8 +1,8 @@
-//! Which tokens begin and end a text, and that there is one BOS where a model needs one, never two.
+//! Tokens that begin and end a text: one BOS where a model needs it, never two.
 
 use super::*;
 
-/// Byte-level BPE over the 256 bytes with these control tokens behind them.
+/// Byte-level BPE of the 256 bytes, followed by these control tokens.
 fn bytes_and(control: &[&str]) -> Vocab {
     let mut tokens: Vec<String> = Vec::new();
     let printable = |byte: u8| (0x21..=0x7E).contains(&byte) || (0xA1..=0xAC).contains(&byte) || byte >= 0xAE;
@@ -24,19 +24,19 @@ fn ends_of(vocab: &Vocab) -> Vec<&str> {
 }
 
 #[test]
-fn ends_are_those_that_the_file_names_and_those_known_by_name() {
+fn eos_tokens_come_from_file_keys_and_known_names() {
     let find = |vocab: &Vocab, name: &str| vocab.tokens.iter().position(|token| token == name).map(|id| id as u32);
-    // gpt-oss: a message ends, the answer goes on.
+    // gpt-oss: the token ends a message, not the answer.
     let mut harmony =
         bytes_and(&["<|startoftext|>", "<|endoftext|>", "<|return|>", "<|end|>", "<|call|>", "<|message|>"]);
     harmony.eos_id = find(&harmony, "<|return|>");
     assert_eq!(ends_of(&harmony), ["<|return|>", "<|endoftext|>", "<|call|>"]);
-    // Even where a key names that token.
+    // Even if a key names that token.
     harmony.eot_id = find(&harmony, "<|end|>");
     assert_eq!(ends_of(&harmony), ["<|return|>", "<|endoftext|>", "<|call|>"]);
     let solar = bytes_and(&["<|end|>", "<|calls|>", "<|flush|>"]);
     assert_eq!(ends_of(&solar), ["<|calls|>", "<|flush|>"]);
-    // Phi-3: it is the turn.
+    // Phi-3: the same token ends the turn.
     let mut phi = bytes_and(&["<|endoftext|>", "<|end|>", "<|user|>"]);
     phi.eos_id = find(&phi, "<|endoftext|>");
     assert_eq!(ends_of(&phi), ["<|endoftext|>", "<|end|>"]);
@@ -44,16 +44,16 @@ fn ends_are_those_that_the_file_names_and_those_known_by_name() {
     assert_eq!(ends_of(&llama), ["<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"]);
     let gemma = bytes_and(&["<bos>", "<eos>", "<end_of_turn>", "<start_of_turn>"]);
     assert_eq!(ends_of(&gemma), ["<end_of_turn>", "<eos>"]);
-    // GLM: keys name what no text tells.
+    // GLM: keys name tokens that their texts do not identify.
     let mut glm = bytes_and(&["<|endoftext|>", "<|user|>", "<|observation|>", "<|assistant|>"]);
     (glm.eos_id, glm.eot_id, glm.eom_id) =
         (find(&glm, "<|endoftext|>"), find(&glm, "<|user|>"), find(&glm, "<|observation|>"));
     assert_eq!(ends_of(&glm), ["<|endoftext|>", "<|user|>", "<|observation|>"]);
-    // One that the vocabulary does not have.
+    // An id beyond the vocabulary.
     glm.eom_id = Some(999);
     assert_eq!(ends_of(&glm), ["<|endoftext|>", "<|user|>"]);
     assert!(Tokenizer::from_vocab(glm).unwrap().notices()[0].contains("eom_id is 999"));
-    // Tokens that files forgot to mark, and texts that are only texts.
+    // Tokens that files left unmarked, and texts that are only text.
     let mut unmarked = bytes_and(&["<|im_end|>", "</s>", "[EOS]", "<eos>"]);
     unmarked.token_types[256..].fill(TokenType::Normal);
     unmarked.token_types[256] = TokenType::UserDefined;
@@ -61,7 +61,7 @@ fn ends_are_those_that_the_file_names_and_those_known_by_name() {
 }
 
 #[test]
-fn a_generation_config_names_further_ends() {
+fn generation_config_adds_eos_tokens() {
     let mut file = stories_json();
     let names = ["<|turn_end|>", "<|im_end|>"];
     for (n, name) in names.into_iter().enumerate() {
@@ -72,7 +72,7 @@ fn a_generation_config_names_further_ends() {
     }
     let config = TokenizerConfig {
         eos_token: Some("</s>".into()),
-        // One that the vocabulary does not have.
+        // An id beyond the vocabulary.
         end_ids: vec![1024, 2, 4000],
         ..TokenizerConfig::default()
     };
@@ -80,9 +80,9 @@ fn a_generation_config_names_further_ends() {
     assert_eq!(tokenizer.eos_ids(), [2, 1024, 1025]);
 }
 
-/// What a file says of BOS, and whether a text that is parsed for special tokens has it already.
+/// The file's BOS setting, and whether parsing the text for special tokens already gives one.
 #[test]
-fn there_is_one_bos() {
+fn bos_is_never_added_twice() {
     let mut spm = stories_vocab();
     let mut bytes = bytes_and(&["<s>", "</s>"]);
     for vocab in [&mut spm, &mut bytes] {
@@ -100,7 +100,7 @@ fn there_is_one_bos() {
             };
             let found = [n_bos("hi", true), n_bos("<s>hi", true), n_bos("hi", false), n_bos("<s>hi", false)];
             assert_eq!(found, [usize::from(add_bos), 1, 0, 1], "{}, add_bos {add_bos}", vocab.model);
-            // A user's text is text.
+            // A user's text is plain text.
             let ids = tokenizer.encode("<s>hi", true).unwrap();
             assert_eq!(ids.iter().filter(|&&id| id == bos).count(), usize::from(add_bos));
             assert_eq!(tokenizer.decode(&ids, true).unwrap(), "<s>hi");

@@ -1,4 +1,4 @@
-//! Lists of tools as programs give them.
+//! Realistic lists of tools.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ fn tool(name: &str, parameters: Value) -> Value {
     json!({"type": "function", "function": {"name": name, "description": "A tool.", "parameters": parameters}})
 }
 
-/// Sets of tools. All texts end somewhere, if late.
+/// Sets of tools. All valid calls are finite, if long.
 pub fn sets() -> Vec<Vec<Value>> {
     let weather = tool(
         "get_weather",
@@ -77,7 +77,7 @@ pub fn sets() -> Vec<Vec<Value>> {
                     "street": {"type": "string", "maxLength": 20}, "country": {"enum": ["AT", "DE", "JP"]}},
                     "required": ["street", "country"]}}}),
     );
-    // Names that begin alike.
+    // Names with common prefixes.
     let get = tool("get", json!({"type": "object", "properties": {"k": {"type": "string", "maxLength": 5}}}));
     let get_all = tool(
         "get_all",

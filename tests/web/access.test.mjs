@@ -1,5 +1,5 @@
-// The demo page for everybody: what axe finds in each view, light and dark, on a desk and a phone; nothing moves while a model is loaded and
-// an answer is written; the view “Inside” with a keyboard.
+// Accessibility of the demo page: axe on each view, light and dark, on desktop and phone; no layout shifts while a
+// model loads and an answer streams; the view “Inside” by keyboard.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -51,7 +51,7 @@ async function ask(page, text, maxTokens = "40") {
   await page.waitForFunction(() => document.documentElement.dataset.state === "ready" && document.querySelector("#output .message[data-role=assistant]")?.textContent.length > 10);
 }
 
-/** What axe finds wrong: `rule: target`. It is evaluated by the driver, which the page's policy does not bind. */
+/** axe's findings: `rule: target`. The driver evaluates it, exempt from the page's policy. */
 async function violations(page) {
   await page.evaluate(axe);
   const { violations, incomplete } = await page.evaluate(() => axe.run(document, { resultTypes: ["violations", "incomplete"] }));
@@ -59,7 +59,7 @@ async function violations(page) {
   return { wrong: listed(violations), unsure: listed(incomplete) };
 }
 
-/** What is shown of each view when it is looked at, with something in it. */
+/** Fills each view before it is checked. */
 const STATES = {
   start: () => {},
   chat: (page) => ask(page, "Once upon a time"),
@@ -88,7 +88,7 @@ test("axe finds nothing wrong in any view, light and dark, on a desk and a phone
   for (const [view, show] of Object.entries(STATES)) {
     await page.setViewportSize({ width: SCREENS.desk[0], height: SCREENS.desk[1] });
     await show(page);
-    // Half of the combinations, each view on both and in both.
+    // Half of the combinations: each view in both themes and on both screens.
     const combinations = process.env.TILEWRIGHT_FULL ? ["desk light", "desk dark", "phone light", "phone dark"] : ["desk light", "phone dark"];
     for (const combination of combinations) {
       const [screen, colorScheme] = combination.split(" ");
@@ -102,21 +102,23 @@ test("axe finds nothing wrong in any view, light and dark, on a desk and a phone
       nLooks += 1;
     }
   }
-  // The panel, which lies over the view on a phone.
+  // The panel, which covers the view on a phone.
   await page.setViewportSize({ width: SCREENS.phone[0], height: SCREENS.phone[1] });
   await page.click("#panel-toggle");
   await page.evaluate(() => document.querySelectorAll("#panel details").forEach((it) => (it.open = true)));
   assert.deepEqual((await violations(page)).wrong, [], "panel");
   t.diagnostic(`axe-core looked ${nLooks + 1} times`);
-  // Were there something, it would be found.
+  // Verifies that faults are found.
   await page.evaluate(() => document.querySelector("#theme").removeAttribute("aria-label"));
   await page.evaluate(() => document.querySelector("#theme").removeAttribute("title"));
   await page.evaluate(() => document.querySelector("#panel-close").click());
   assert.ok((await violations(page)).wrong.some((it) => it.startsWith("button-name: #theme")));
 });
 
-/** Runs in a page before its scripts: writes down what moves without the user's doing. The mark at the end of a text that is being written
- * goes along with it, as it should; it is no element, and has no node. */
+/**
+ * Runs in a page before its scripts: records unexpected layout shifts. The cursor after streaming text moves as
+ * intended; it is not an element and has no node.
+ */
 function recordShifts() {
   globalThis.shifts = [];
   new PerformanceObserver((list) => {
@@ -140,7 +142,7 @@ test("nothing moves while the page is opened, a model is loaded and an answer is
     await page.waitForFunction(() => document.documentElement.dataset.state === "loading");
     await ready(page);
     assert.deepEqual(await shifts(), [], `${screen}: loading`);
-    // Not by a click, after which movements would not count.
+    // Not by a click, which would hide later layout shifts.
     await page.evaluate(() => {
       const prompt = document.querySelector("#prompt");
       prompt.value = "Once upon a time";
@@ -149,7 +151,7 @@ test("nothing moves while the page is opened, a model is loaded and an answer is
     });
     await page.waitForFunction(() => document.documentElement.dataset.state === "ready" && document.querySelectorAll("#output .message[data-role=assistant]").length === 1);
     assert.deepEqual(await shifts(), [], `${screen}: writing`);
-    // Were there some, they would be seen.
+    // Verifies that shifts are detected.
     await page.evaluate(() => document.querySelector("main").prepend(Object.assign(document.createElement("p"), { textContent: "Something new", style: "height: 200px" })));
     assert.ok((await shifts()).length > 0);
     await page.close();
@@ -177,7 +179,7 @@ test("tokens say how likely they were, by pointer and by keyboard; memory is tol
   await page.click("#tab-inside");
   await page.waitForFunction(() => document.querySelectorAll(".token[data-likely]").length === 12);
 
-  // What the package says of the same text.
+  // The package's result for the same text.
   const said = await page.evaluate(async () => {
     const { Model } = await import("./tilewright/index.js");
     const model = await Model.builtin({ device: "cpu" });

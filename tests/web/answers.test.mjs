@@ -1,4 +1,4 @@
-// Constrained output, tool calls and thinking of the package, in Chromium and in Node.
+// Constrained output, tool calls and reasoning of the package, in Chromium and in Node.
 
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
@@ -14,7 +14,7 @@ const word = { type: "string", maxLength: 8 };
 const object = (properties, more = {}) => ({
   type: "object", properties, required: Object.keys(properties), additionalProperties: false, ...more,
 });
-/** None of them allows texts of any length. */
+/** All with bounded length. */
 const SCHEMAS = [
   { type: "boolean" },
   { type: "null" },
@@ -44,7 +44,7 @@ const SCHEMAS = [
   { type: "array", items: object({ id: { type: "integer", minimum: 1, maximum: 99 } }), minItems: 1, maxItems: 2 },
 ];
 
-/** Runs in the place: texts of schemas, drawn among all tokens. */
+/** Runs in the place: texts for schemas, sampled from all tokens. */
 async function textsOf({ Model }, { schemas, device, seed }) {
   const model = await Model.builtin({ device });
   const all = [];
@@ -157,10 +157,10 @@ everywhere(
       const code = await model.generate("a", { responseFormat, maxTokens: 2 }).text().then(() => "worked", (error) => `${error.code}: ${error.message}`);
       return { code, ms: Math.round(performance.now() - begin) };
     };
-    // The module and the vocabulary are there from now on.
+    // The module and the vocabulary are loaded from now on.
     const first = await ask({ type: "regex", pattern: "x" });
     for (const format of formats) answers.push(await ask(format));
-    // Some thousand references may need more stack than there is: an error, or an answer.
+    // Some thousand references may overflow the stack: an error or an answer.
     const long = await ask(schema(chain(4000)));
     const after = await model.generate("a", { responseFormat: { type: "regex", pattern: "hello" } }).text();
     const lookedUp = await ask({ type: "regex", pattern: "x" });
@@ -174,14 +174,14 @@ everywhere(
     const codes = answers.map(({ code }) => code.split(":")[0]);
     assert.deepEqual(codes, [...Array(14).fill("constraint"), "option", "option", "option"], JSON.stringify(answers, null, 1));
     assert.ok(["constraint", "worked"].includes(long.code.split(":")[0]), long.code);
-    // How long it takes is told: other programs may have the processor meanwhile.
+    // Time is reported only: other programs may use the processor.
     const slowest = answers.reduce((a, b) => a.ms > b.ms ? a : b);
     console.log(`the slowest refusal took ${slowest.ms} ms: ${slowest.code}`);
     assert.ok(plain.length > 0);
   },
 );
 
-/** It knows tools as the Hermes family does, and a variable that has the model think. */
+/** A template with tool calls in Hermes format, and a variable that enables reasoning. */
 const TEMPLATE = "{% if tools %}<tool_call>{% for t in tools %}{{ t|tojson }}{% endfor %}{\"name\", \"arguments\"}</tool_call>{% endif %}"
   + "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments|tojson }}){% endfor %} {% endfor %}"
   + "{% if add_generation_prompt %}[assistant] {% if enable_thinking %}<think>{% endif %}{% endif %}";
@@ -198,7 +198,7 @@ everywhere(
       for await (const piece of generation) pieces.push(piece);
       return { pieces, text: await generation.text(), result: await generation.result };
     };
-    // What the model would have to be large for, a grammar has it write.
+    // The grammar forces output that only a larger model would write.
     const written = (text) => ({ type: "grammar", grammar: `start: ${text}` });
     const call = String.raw`"<tool_call>{\"name\": \"sun\", \"arguments\": {\"day\": " /[1-9]/ "}}</tool_call>"`;
     const called = await chat([user], { toolChoice: "none", tools, responseFormat: written(`"<think>" /[a-z ]{3,9}/ "!</think>" "Let me see. " ${call}`) });
@@ -240,7 +240,10 @@ everywhere(
   { file: withTemplate(TEMPLATE).toString("base64"), tools: [SUN] },
 );
 
-/** It knows no tools: a call is then JSON and the whole answer, which also the story model brings to an end, unless it may think first. */
+/**
+ * A template without tools: then a call is the whole answer, as JSON, which even the story model completes, unless it
+ * may reason first.
+ */
 const PLAIN = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}[assistant]";
 const TOOLS = [
   ["weather", object({ city: { type: "string", pattern: "^[A-Z][a-z]{2,8}$" }, unit: { enum: ["celsius", "fahrenheit"] } })],
@@ -272,13 +275,13 @@ everywhere(
     const schemas = Object.fromEntries(TOOLS.map(({ function: { name, parameters } }) => [name, validator(parameters)]));
     let whole = 0;
     for (const [seed, { toolCalls, stopReason }] of [...results, ordered].entries()) {
-      // A list of calls that is cut off is none.
+      // A truncated list of calls is not a call.
       if (stopReason === "max_tokens" && seed % 2 === 1) continue;
       whole += 1;
       assert.ok(seed % 2 === 1 ? toolCalls.length > 0 : seed === 8 || toolCalls.length === 1, `${stopReason}: ${JSON.stringify(toolCalls)}`);
       for (const { function: { name, arguments: given } } of toolCalls) assert.ok(schemas[name](given), `${name}(${JSON.stringify(given)})`);
     }
-    assert.ok(whole >= 5, `${whole} of 9 answers came to their end`);
+    assert.ok(whole >= 5, `${whole} of 9 answers ended`);
     assert.ok(ordered.stopReason === "max_tokens" || ordered.toolCalls.length > 0, JSON.stringify(ordered));
     assert.ok(ordered.toolCalls.every(({ function: { name } }) => name === "order"));
     assert.deepEqual(none.toolCalls, []);
@@ -290,7 +293,7 @@ everywhere(
   { file: withTemplate(PLAIN).toString("base64"), tools: TOOLS },
 );
 
-/** How families of models write calls, in as much of a template as says so. Marks of theirs that are tokens come first. */
+/** Minimal templates that identify the tool-call formats of model families. Marks that are tokens come first. */
 const FAMILIES = {
   hermes: [["<think>", "</think>", "<tool_call>", "</tool_call>"], '<tool_call>{"name": "{{ f.name }}", "arguments": {{ f.arguments|tojson }}}</tool_call>'],
   xml: [
@@ -318,9 +321,12 @@ const FAMILY_TOOLS = [
   { type: "function", function: { name: "set_level", parameters: object({ level: { type: "number", minimum: -1, maximum: 1 }, room: { type: ["string", "null"], maxLength: 6 } }) } },
 ];
 const N_DRAWS = process.env.TILEWRIGHT_FULL ? 24 : 3;
-/** What the marks are in the vocabulary. */
+/** Token types of the marks in the vocabulary. */
 const ALL_KINDS = ["control", "userDefined", "text"];
-/** Those that a place tries of the `i`th family. The module is the same in both, so by default each tries another one of each. */
+/**
+ * The types that a place tests for the `i`th family. Both run the same module, so by default each tests different
+ * ones.
+ */
 const kindsOf = (place, i) => process.env.TILEWRIGHT_FULL ? ALL_KINDS : [ALL_KINDS[(i + (place === "Node" ? 1 : 0)) % ALL_KINDS.length]];
 
 everywhere(
@@ -342,7 +348,7 @@ everywhere(
         const { toolCalls, stopReason } = await generation.result;
         drawn.push({ family, kind, seed, parallelToolCalls, name: isNamed ? name : null, text, toolCalls, stopReason });
       }
-      // As the model decides: it has a bias for the mark that begins calls, where that is a token.
+      // The model decides: biased towards the mark that begins calls, if it is a token.
       if (kind !== "text" && family !== "json" && family !== "harmony") {
         const generation = model.chat([user], { temperature: 1, seed: 1, maxTokens: 150, tools, thinking: false, parallelToolCalls: false, logitBias: { [callMark]: 7 } });
         const text = await generation.text();
@@ -399,7 +405,7 @@ everywhere(
       answers[name] = [];
       for (let seed = 0; seed < 8; seed += 1) {
         const generation = model.chat([{ role: "user", content: "What now?" }], {
-          // A thought of a model that knows of none would not end.
+          // A model untrained on reasoning would not end it.
           temperature: 1, topK: 0, topP: 1, minP: 0, seed, maxTokens: 200, thinking, logitBias: { [end]: 8 }, responseFormat: { type: "json_schema", schema },
         });
         answers[name].push(await generation.text().then(async (text) => ({ text, ...await generation.result }), ({ code, message }) => `${code}: ${message}`));
@@ -415,7 +421,7 @@ everywhere(
       assert.ok(matches(JSON.parse(text)), text);
     }
     const thoughts = (answers) => answers.filter(({ thinking }) => thinking !== "").length;
-    console.log(`${place}: ${thoughts(free)} of ${free.length} answers begin with a thought, of those in which the prompt has begun one ${thoughts(begun)}`);
+    console.log(`${place}: ${thoughts(free)} of ${free.length} answers begin with reasoning, of those with reasoning opened by the prompt ${thoughts(begun)}`);
     assert.ok(thoughts(free) > 0 && thoughts(free) < free.length);
     assert.ok(thoughts(begun) > 0);
     assert.deepEqual([thoughts(unthought), thoughts(cutShort)], [0, 0]);
@@ -453,7 +459,7 @@ test("Chromium: the module for answers is fetched when it is first needed, once,
       const schema = { type: "object", properties: { name: { type: "string", maxLength: 20 }, age: { type: "integer", minimum: 0, maximum: 99 } } };
       for (let round = 0; round < 30; round += 1) {
         const generation = model.generate("Once", { temperature: 1, seed: round, maxTokens: 60, responseFormat: { type: "json_schema", schema } });
-        // Some are left early.
+        // Some are dropped early.
         for await (const _ of generation) if (round % 3 === 2) break;
         heaps.push((await model.memory()).wasmHeapBytes);
       }

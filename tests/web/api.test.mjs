@@ -1,5 +1,5 @@
-// The package's public API, in Chromium and in Node: generation and its options, aborting, several generations and models
-// at once, chat, OpenAI's shape, kernels, life and death of a model. Each test runs in both places.
+// The package's public API, in Chromium and in Node: generation and its options, aborting, concurrent generations and
+// models, chat, OpenAI's API, kernels, lifetime of a model. Each test runs in both.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -137,7 +137,7 @@ everywhere(
   "bytes and responses are sources, and what is none is an error that says what would be",
   async ({ Model }, { base64, ids }) => {
     const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
-    // Of a larger array, to see that only its part is read.
+    // A view of a larger array, to check that only the view is read.
     const around = new Uint8Array(bytes.length + 100);
     around.set(bytes, 50);
     const used = new Response(bytes);
@@ -235,7 +235,7 @@ everywhere(
   },
   ({ outcomes: [plain, own, early], later, expected }) => {
     assert.equal(plain.name, "AbortError");
-    assert.ok(plain.count < 12, `${plain.count} pieces came`);
+    assert.ok(plain.count < 12, `${plain.count} pieces arrived`);
     assert.deepEqual([own.message, own.same], ["enough", true]);
     assert.deepEqual(early, { name: "AbortError", same: true });
     assert.equal(later, expected);
@@ -270,7 +270,7 @@ everywhere(
   async ({ Model }) => {
     const model = await Model.builtin({ device: "cpu" });
     const options = { ignoreEos: true, maxTokens: 20, seed: 4, temperature: 1 };
-    // It ends when it is stopped.
+    // Ends only when stopped.
     const endless = { ...options, maxTokens: 2 ** 31 - 1, slide: true };
     const whole = await model.generate("Once upon a time", options).text();
     const stopped = model.generate("Once upon a time", endless);
@@ -283,11 +283,11 @@ everywhere(
       if (during.length === 5) stopped.stop();
     }
     const middle = { text: await stopped.text(), result: await stopped.result, usage: stopped.usage };
-    // Nobody reads this one.
+    // Never read.
     const early = model.generate("The dog ran home. ".repeat(9), endless);
     early.stop();
     const first = { text: await early.text(), result: await early.result };
-    // One that waits for another does not wait for its end.
+    // A generation that waits for another can end before it.
     const busy = model.generate("Once upon a time", endless);
     const queued = model.generate("Once upon a time", endless);
     queued.stop();
@@ -313,7 +313,7 @@ everywhere(
     assert.ok(pieces.startsWith(whole) || whole.startsWith(pieces), pieces);
     assert.ok(result.generatedTokens >= 5, JSON.stringify(result));
     for (const [name, value] of Object.entries(middle.usage)) assert.equal(value, result[name], name);
-    // The prompt was there from the text before, but for its last token.
+    // The prompt is cached from the previous completion, except for its last token.
     assert.equal(result.cachedTokens, result.promptTokens - 1);
     for (const [at, { promptTokens, cachedTokens, generatedTokens, prefillSeconds, decodeSeconds }] of during.entries()) {
       assert.deepEqual([promptTokens, cachedTokens], [result.promptTokens, result.cachedTokens]);
@@ -432,7 +432,7 @@ everywhere(
     assert.equal(chatTemplate, "file");
     assert.ok(Math.abs(promptTokens - rendered) <= 1, `${promptTokens} tokens, ${rendered} expected`);
     assert.equal(text, plain);
-    // As text it is at least "<", "/", "s", ">" in some cut, and never one token.
+    // As text it is at least "<", "/", "s", ">" in some split, and never one token.
     assert.ok(sizes.control > sizes.text + 1, JSON.stringify(sizes));
   },
   { file: chatModel.toString("base64") },
@@ -521,7 +521,7 @@ everywhere(
     assert.equal(chunks.map((chunk) => chunk.choices[0]?.delta.content ?? "").join(""), whole.choices[0].message.content);
     assert.equal(chunks.filter((chunk) => chunk.choices[0]?.finish_reason).length, 1);
     assert.deepEqual(chunks.at(-1).choices, []);
-    // The prompt of the second is found in the cache, so only the details differ.
+    // The second prompt is cached, so only the details differ.
     const totals = ({ prompt_tokens, completion_tokens, total_tokens }) => [prompt_tokens, completion_tokens, total_tokens];
     assert.deepEqual(totals(chunks.at(-1).usage), totals(whole.usage));
     for (const code of refused) assert.ok(["option", "unsupported"].includes(code), refused.join());
@@ -529,7 +529,7 @@ everywhere(
   { file: chatModel.toString("base64") },
 );
 
-/** The kernels' meaning in plain loops over 64-bit numbers; shares nothing with the package. */
+/** Reference kernels as plain loops over 64-bit numbers; share no code with the package. */
 const plain = {
   matmul(a, b, m, n, k) {
     return Array.from({ length: m * n }, (_, i) => {
@@ -603,14 +603,14 @@ const plain = {
   },
 };
 
-/** Numbers in [-2, 2), the same for the same seed (mulberry32). */
+/** Seeded numbers in [-2, 2) (mulberry32). */
 function numbers(count, seed) {
   let state = seed;
   return Array.from({ length: count }, () => {
     state = (state + 0x6d2b79f5) | 0;
     let mixed = Math.imul(state ^ (state >>> 15), 1 | state);
     mixed = (mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed)) ^ mixed;
-    // Rounded to what an f32 holds, so that both sides compute with the same.
+    // Rounded to f32, so that both sides use the same numbers.
     return Math.fround(((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 30 - 2);
   });
 }
@@ -625,7 +625,7 @@ const kernelCases = [
   ["attention", [numbers(4 * 16, 10), numbers(4 * 16, 11), numbers(4 * 16, 12), { nHeads: 1, headDim: 16 }]],
 ];
 
-/** Runs in a page and in Node: all cases on one device, and an operand of the wrong length. */
+/** Runs in a page and in Node: all cases on one device, and an operand of invalid length. */
 async function runKernels({ Kernels }, { cases, device }) {
   const typed = (values) => values.map((it) => (Array.isArray(it) ? new Float32Array(it) : it));
   const kernels = await Kernels.open({ device });
@@ -658,7 +658,7 @@ test("Chromium: kernels on WebGPU agree with plain loops", { timeout: 120_000 },
   checkKernels(outcome);
 });
 
-/** Runs in a page and in Node: a layer's steps on tensors that stay on the device, and the same calls from array to array. */
+/** Runs in a page and in Node: a layer's steps on tensors on the device, and the same calls between arrays. */
 async function chainKernels({ Kernels }, { x, weights, norm, device }) {
   const kernels = await Kernels.open({ device });
   const heads = { nHeads: 4, headDim: 8 };
@@ -702,7 +702,7 @@ function checkChain({ fromArrays, onDevice, states }) {
   const [before, after] = states.slice(-2);
   assert.equal(after.bytesRead, before.bytesRead);
   assert.equal(after.pipelinesCreated, before.pipelinesCreated);
-  // Angles and positions of rope and attention are all that is sent.
+  // Only the angles and positions of RoPE and attention are uploaded.
   assert.ok(after.bytesUploaded - before.bytesUploaded < 1000, `${after.bytesUploaded - before.bytesUploaded} bytes were sent`);
 }
 
@@ -712,7 +712,7 @@ everywhere("kernels are chained on tensors that stay on the CPU executor", chain
 test("Chromium: kernels are chained on tensors that stay on the GPU", { timeout: 120_000 }, async () =>
   checkChain(await places.Chromium(chainKernels, { ...chain, device: "gpu" })));
 
-/** Runs in a page and in Node: an array that is larger than a piece of an upload and no multiple of one, and a part of it. */
+/** Runs in a page and in Node: an array larger than an upload chunk but not a multiple of one, and a part of it. */
 async function copyTensors({ Kernels }, { device }) {
   const kernels = await Kernels.open({ device });
   const data = Float32Array.from({ length: 200_003 }, (_, i) => i);
@@ -778,10 +778,10 @@ everywhere(
       ["operand", "read: `tensor` is a tensor that was freed, expected a tensor of this device"],
       ["operand", "rmsNorm: `x` is a tensor of another device, expected a tensor of this device"],
       ["shape", "matmul: `a` has shape [2, 2], expected [4, 1]"],
-      ["operand", "matmul: `b` is 4 elements, expected as many as shape [2, 3] has"],
+      ["operand", "matmul: `b` is 4 elements, expected as many as shape [2, 3]"],
       ["shape", "softmax: `x` has shape [2, 2], expected [1, 4]"],
       ["operand", "softmax: `x` is of shape [2, 2], expected whole rows of 3 elements, at least one"],
-      ["operand", "attention: `v` is 3 elements, expected as many as shape [2, 2] has"],
+      ["operand", "attention: `v` is 3 elements, expected as many as shape [2, 2]"],
       ["operand", "softmax: `x` is Array, expected a Float32Array or a tensor of this device"],
       ["operand", "softmax: `x` is empty, expected at least one number"],
       ["operand", "tensor: `shape` is [3], expected positive whole numbers whose product is 4, the length of `data`"],
@@ -809,7 +809,7 @@ test("Chromium: memory of tensors that are freed serves the next ones", { timeou
     kernels.free();
     return counts[39] - counts[9];
   });
-  // Each call has a buffer for its params, and none for its result.
+  // Each call creates a buffer for its params, and none for its result.
   assert.equal(created, 30);
 });
 

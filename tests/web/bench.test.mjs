@@ -1,6 +1,6 @@
-// The tab that measures a device, and the checker of what it reports.
+// The benchmark tab, and the checker of its reports.
 //
-// Screenshots go to the folder in TILEWRIGHT_SCREENSHOTS, or to a temporary one that is printed.
+// Screenshots go to the folder TILEWRIGHT_SCREENSHOTS, or to a temporary one that is printed.
 
 import assert from "node:assert/strict";
 import { mkdirSync, mkdtempSync, readdirSync, readFileSync } from "node:fs";
@@ -35,11 +35,11 @@ after(async () => {
 const inState = (page, wanted, timeout = 150_000) =>
   page.waitForFunction((wanted) => wanted.includes(document.documentElement.dataset.bench), wanted, { timeout });
 
-/** A report as the page gave it, from the first test on. */
+/** The page's report, set by the first test. */
 let report;
 
 test("the page measures what Chromium has, and its report is as it should be", limited, async (t) => {
-  // The address that was given out before there were tabs.
+  // The published address from before there were tabs.
   const page = await chromium.open(`${server.origin}/www/bench.html`);
   await page.waitForURL(/\/www\/#kernels$/);
   await inState(page, ["idle"]);
@@ -90,7 +90,7 @@ test("the page measures what Chromium has, and its report is as it should be", l
       assert.ok(overflow <= 0, `${device}: ${overflow} pixels too wide`);
     }
   }
-  // Everything that can be used has a name.
+  // Every control has a name.
   const nameless = await page.evaluate(() => [...document.querySelectorAll("#view-kernels :is(button, input, textarea, a, progress, table)")]
     .filter((it) => !(it.labels?.length || it.getAttribute("aria-label") || it.getAttribute("aria-labelledby") || it.textContent.trim()))
     .map((it) => it.outerHTML));
@@ -99,7 +99,7 @@ test("the page measures what Chromium has, and its report is as it should be", l
 });
 
 test("the checker refuses what is no good report", () => {
-  assert.ok(report !== undefined, "the page gave none");
+  assert.ok(report !== undefined, "the page returned none");
   const refused = (break_, message) => {
     const broken = structuredClone(report);
     const given = break_(broken);
@@ -129,7 +129,7 @@ test("the checker refuses what is no good report", () => {
   refused((it) => { it.models[0].tests[0].tokens_per_second.lowest *= 1000; }, /not in order/);
   refused((it) => { it.models[0].tests[1].n_tokens += 1; }, /test is tg/);
   refused((it) => { const row = it.probes[0]; row.seconds /= 1e9; row.bytes_per_second *= 1e9; }, /bytes_per_second/);
-  assert.deepEqual(problems(JSON.stringify(report)), [], "unbroken it is fine");
+  assert.deepEqual(problems(JSON.stringify(report)), [], "the unmodified report is valid");
   assert.equal(report.schema, SCHEMA);
 });
 

@@ -1,6 +1,6 @@
-// Llamas in GGUF whose weights are all zero. One is of any size, and its bytes are made while they are read behind a real header.
-// Its logits are zero as well, so it generates token 0; what it shows is how a large file is loaded. The other has a
-// published vocabulary.
+// Llamas in GGUF with all weights zero. One has any size, with bytes generated as they are read after a real header;
+// its logits are zero as well, so it generates token 0; it tests loading of large files. The other has a published
+// vocabulary.
 
 const ALIGNMENT = 32;
 const Q8_0 = { id: 8, blockBytes: 34, blockLength: 32 };
@@ -59,7 +59,10 @@ class Writer {
 
 const aligned = (bytes) => Math.ceil(bytes / ALIGNMENT) * ALIGNMENT;
 
-/** The start of a GGUF file with these keys and tensors, up to the tensors' bytes, and how many of those there are. `more` are keys as bytes. */
+/**
+ * The start of a GGUF file with these keys and tensors, up to the tensors' data, and the data's size. `more` are
+ * encoded keys.
+ */
 function start(keys, table, more = []) {
   const writer = new Writer();
   writer.parts.push(Buffer.from("GGUF"));
@@ -108,7 +111,7 @@ const keysOf = ({ layers, dim, ffn, heads, vocabSize }) => [
   ["llama.vocab_size", UINT32, vocabSize],
 ];
 
-/** The keys of a GGUF file whose names begin so, as bytes, and the number of its tokens. */
+/** Encoded keys of a GGUF file whose names have this prefix, and the number of its tokens. */
 function keysIn(file, prefix) {
   const SIZES = [1, 1, 2, 2, 4, 4, 4, 1, undefined, undefined, 8, 8, 8];
   let at = 24;
@@ -141,7 +144,7 @@ function keysIn(file, prefix) {
   return { keys, vocabSize };
 }
 
-/** The smallest model that has the vocabulary of this GGUF file. */
+/** The smallest model with this GGUF file's vocabulary. */
 export function smallModel(vocabulary) {
   const { keys, vocabSize } = keysIn(vocabulary, "tokenizer.");
   const [dim, ffn, heads, layers] = [32, 32, 1, 1];
@@ -151,7 +154,7 @@ export function smallModel(vocabulary) {
   return Buffer.concat([header, Buffer.alloc(dataBytes)]);
 }
 
-/** The smallest model that can chat, whose likeliest token is always this text. */
+/** The smallest model that can chat, which always continues with this text. */
 export function parrot(text, template) {
   const [dim, ffn, heads, layers] = [32, 32, 1, 1];
   const tokens = [text, "<s>", "</s>", ...Array.from({ length: 256 }, (_, i) => `<0x${i.toString(16).toUpperCase().padStart(2, "0")}>`)];
@@ -175,7 +178,7 @@ export function parrot(text, template) {
 /** A download of at least `size` bytes, for `server.files`. */
 export function bigModel(size) {
   const [dim, ffn, heads] = [2048, 8192, 16];
-  // Unknown, begin, end, and one token for each byte: the smallest vocabulary of its kind.
+  // Unknown, begin, end, and one token per byte: the smallest vocabulary of its kind.
   const bytes = Array.from({ length: 256 }, (_, i) => `<0x${i.toString(16).toUpperCase().padStart(2, "0")}>`);
   const tokens = ["<unk>", "<s>", "</s>", ...bytes];
   const types = [2, 3, 3, ...bytes.map(() => 6)];

@@ -1,4 +1,4 @@
-// Chromium for tests: with WebGPU on its software adapter or without, with profiles that keep their storage.
+// Chromium for tests: with WebGPU on its software adapter or without, with persistent profiles.
 
 import { mkdtemp, rm } from "node:fs/promises";
 import { createRequire } from "node:module";
@@ -16,21 +16,21 @@ const FLAGS = [
   "--disable-component-update",
   "--disable-sync",
   "--host-resolver-rules=MAP insecure.test 127.0.0.1",
-  // Pages that are not in front must not be slowed down.
+  // Background pages must not be throttled.
   "--disable-background-timer-throttling",
   "--disable-backgrounding-occluded-windows",
   "--disable-renderer-backgrounding",
-  // Tests may have memory collected.
+  // Lets tests collect garbage.
   "--js-flags=--expose-gc",
 ];
-// Chrome has no flag any more that loads an extension, but can be asked to.
+// Chrome dropped the flag for loading an extension, but allows it over the protocol.
 const EXTENSION_FLAGS = ["--enable-unsafe-extension-debugging"];
 const GPU_FLAGS = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"];
 
 /**
- * A browser with a profile of its own, which `close` deletes. With `gpu: false` WebGPU is there and finds no adapter; with
- * `serviceWorkers: "block"` pages cannot register any, and see what the server has at the moment. With
- * `extensions`, `loadExtension` works.
+ * A browser with its own profile, which `close` deletes. With `gpu: false` WebGPU exists but finds no adapter; with
+ * `serviceWorkers: "block"` pages cannot register any, and see the server's current files. With `extensions`,
+ * `loadExtension` works.
  */
 export async function openBrowser({ gpu = true, serviceWorkers = "allow", extensions = false } = {}) {
   const profile = await mkdtemp(join(tmpdir(), "tilewright-chromium-"));
@@ -42,7 +42,7 @@ export async function openBrowser({ gpu = true, serviceWorkers = "allow", extens
     env,
     serviceWorkers,
   });
-  // Less than a test has, so that what was waited for is named.
+  // Less than a test's own timeout, so that the error names the awaited condition.
   context.setDefaultTimeout(90_000);
   const pages = new Set();
   context.on("page", (page) => {
@@ -51,7 +51,7 @@ export async function openBrowser({ gpu = true, serviceWorkers = "allow", extens
   });
   return {
     context,
-    /** Loads an extension from a folder. Gives the address of its pages. */
+    /** Loads an extension from a folder. Returns the address of its pages. */
     async loadExtension(folder) {
       const session = await context.browser().newBrowserCDPSession();
       const { id } = await session.send("Extensions.loadUnpacked", { path: folder });
@@ -61,12 +61,12 @@ export async function openBrowser({ gpu = true, serviceWorkers = "allow", extens
       await context.close();
       await rm(profile, { recursive: true, force: true });
     },
-    /** Crashes the process that all pages' GPU work is done in. */
+    /** Crashes the process that does the GPU work of all pages. */
     async crashGpu() {
       const session = await context.browser().newBrowserCDPSession();
       await session.send("Browser.crashGpuProcess");
     },
-    /** Opens an address; what goes wrong unnoticed in the page is kept in `page.problems`. */
+    /** Opens an address; uncaught problems of the page are added to `page.problems`. */
     async open(url) {
       const page = await context.newPage();
       page.problems = [];
@@ -74,14 +74,14 @@ export async function openBrowser({ gpu = true, serviceWorkers = "allow", extens
       await page.goto(url);
       return page;
     },
-    /** Closes the pages that a test has left, with their workers and locks: one that failed or ran out of time closes none. */
+    /** Closes pages left open by a failed or timed-out test, with their workers and locks. */
     async closePages() {
       await Promise.all([...pages].map((page) => page.close()));
     },
   };
 }
 
-/** Limits the storage of an origin to so many bytes; undefined lifts the limit. */
+/** Limits an origin's storage to this many bytes; undefined removes the limit. */
 export async function limitStorage(page, origin, bytes) {
   const session = await page.context().newCDPSession(page);
   await session.send("Storage.overrideQuotaForOrigin", { origin, quotaSize: bytes });

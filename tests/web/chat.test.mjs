@@ -1,6 +1,6 @@
-// The chat view of the demo page: conversations that are kept, branches, tools, attached files, Markdown while it grows.
+// The chat view of the demo page: saved conversations, branches, tools, attachments, streaming Markdown.
 //
-// Screenshots go to the folder in TILEWRIGHT_SCREENSHOTS, if there is one.
+// Screenshots go to the folder TILEWRIGHT_SCREENSHOTS, if set.
 
 import assert from "node:assert/strict";
 import { mkdirSync, readFileSync } from "node:fs";
@@ -63,7 +63,7 @@ async function close(page) {
   await page.close();
 }
 
-/** Loads the story model with a chat template, which the page keeps. */
+/** Loads the story model with a chat template, which the page stores. */
 async function loadChat(page) {
   await page.fill("#model-url", `${server.origin}/files/chat.gguf`);
   await page.click("#model-url-load");
@@ -80,7 +80,7 @@ async function set(page, values) {
   }
 }
 
-/** Does something that has an answer written, and waits for the whole of it. */
+/** Triggers an answer and waits for its end. */
 async function answered(page, begin) {
   await page.evaluate(() => (states.length = 0));
   await begin();
@@ -93,7 +93,7 @@ const ask = (page, text) => answered(page, async () => {
   await page.press("#prompt", "Enter");
 });
 
-/** Runs in a page: what is in the database, or what is put there. */
+/** Runs in a page: reads or writes the database. */
 async function inDatabase({ name, put = [], version }) {
   const request = indexedDB.open(name, version);
   request.onupgradeneeded = () => {
@@ -112,10 +112,10 @@ async function inDatabase({ name, put = [], version }) {
   return all.result;
 }
 
-/** Stored records; those of other tests are there, too. */
+/** Stored records, including those of other tests. */
 const stored = (page) => page.evaluate(inDatabase, { name: DATABASE });
 
-/** Forgets conversations, settings and which model was the last. */
+/** Deletes conversations, settings and the last model. */
 async function forgetAll() {
   const page = await chromium.open(`${server.origin}/blank.html`);
   await page.evaluate(() => localStorage.clear());
@@ -123,7 +123,7 @@ async function forgetAll() {
   await page.close();
 }
 
-/** The text of the file that something has the page save. */
+/** Text of the file that an action saves. */
 async function saved(page, begin) {
   const [download] = await Promise.all([page.waitForEvent("download"), begin()]);
   return { name: download.suggestedFilename(), text: readFileSync(await download.path(), "utf8") };
@@ -185,7 +185,7 @@ test("turns go only where the turn that they follow is, and nothing is stored th
   globalThis.BroadcastChannel = class extends EventTarget { postMessage() {} };
   try {
     const { Conversations } = await pageModule("chat/store");
-    // Node has no database: they are kept in memory.
+    // Node has no database: conversations stay in memory.
     const store = await Conversations.open({ changed() {}, told() {} });
     await store.add(conversation);
     await assert.rejects(store.update(conversation.id, ({ turns }) => turns.push(d)), /a parent that is not there/);
@@ -202,7 +202,7 @@ test("a conversation that could not be stored stays on the page, and is stored w
       if (globalThis.isFull) throw new DOMException("no room", "QuotaExceededError");
       return put.apply(this, given);
     };
-    // Each piece of an answer is stored.
+    // Each piece of an answer is saved.
     performance.now = ((now) => () => now += 1000)(performance.now());
   });
   await set(page, { maxTokens: "8" });
@@ -217,7 +217,7 @@ test("a conversation that could not be stored stays on the page, and is stored w
   assert.deepEqual(turns.map(({ prompt }) => prompt), ["A red boat", "A green hill"]);
   assert.equal(await page.locator(".notice[data-code=conversations]").count(), 1, "nothing was deleted elsewhere");
 
-  // Undo puts back what was deleted of a conversation that is no longer shown, and loading a model leaves the button.
+  // Undo restores a deletion in a hidden conversation, and loading a model keeps the button.
   await action(page, 1, "delete").click();
   await until(page, stored, ([record]) => record.turns.length === 1);
   await page.click("#clear");
@@ -240,8 +240,8 @@ test("a conversation is there after a reload, with its title, and so is an answe
   assert.deepEqual(await texts(page, "assistant"), [before]);
   assert.equal(await page.inputValue("#conversation-title"), "One day a fox");
 
-  // An answer of which nobody hears the end: what the page stores while it is written is what is there. The end is never
-  // stored, however late this test looks.
+  // An answer that never ends: the page has only what it saved while streaming. The end is never saved, however late
+  // this test looks.
   await page.evaluate(() => {
     performance.now = ((now) => () => now += 1000)(performance.now());
     const { put } = IDBObjectStore.prototype;
@@ -266,7 +266,7 @@ test("a conversation is there after a reload, with its title, and so is an answe
   await close(page);
 });
 
-/** Waits until what a function gives of a page is as wanted, and returns it. */
+/** Waits until a function of a page returns the expected value, and returns it. */
 async function until(page, get, isWanted) {
   for (;;) {
     const value = await get(page);
@@ -376,7 +376,7 @@ test("conversations are renamed, found, exported, deleted, imported and equal; a
     await notice.getByRole("button").click();
     assert.deepEqual(byId(await stored(page)), byId(before), what);
   }
-  // One that is here already is added beside it.
+  // An existing conversation is kept, and the import added beside it.
   await give(one.text);
   assert.equal((await until(page, listed, ({ length }) => length === 4)).filter((title) => title.startsWith("Birds")).length, 2);
   await close(page);
@@ -436,7 +436,7 @@ test("two tabs: what one changes the other shows, and neither undoes the other's
   const second = await openPage();
   await second.locator("#conversation-list button").click();
   assert.deepEqual(await until(second, (page) => texts(page, "user"), ({ length }) => length === 1), ["A red boat"]);
-  // Both go on, from the same turn; the first one knows of the second one's when it shows it.
+  // Both continue from the same turn; the first one loads the second one's when shown.
   await ask(second, "A green hill");
   await until(first, (page) => texts(page, "user"), ({ length }) => length === 2);
   await first.fill("#conversation-title", "Boats");
@@ -460,7 +460,7 @@ test("the list of conversations closes when another view is shown", limited, asy
   await page.setViewportSize({ width: 500, height: 700 });
   await page.click("#conversations-toggle");
   assert.equal(await page.locator("[inert]").count(), 3);
-  // As texts that are dropped do.
+  // As when texts are dropped.
   await page.evaluate(() => (location.hash = "#search"));
   await page.waitForFunction(() => document.documentElement.dataset.view === "search");
   assert.equal(await page.locator("[inert]").count(), 0);
@@ -527,7 +527,7 @@ test("when the context is full the older turns are dropped, and it is said where
   assert.ok(n > 2 && n < 9, `${n} turns`);
   const meter = await page.locator("#context-meter").evaluate((meter) => meter.value);
   assert.ok(meter > 0 && meter <= 1, String(meter));
-  // The mark is in front of the first turn that was seen, and what is used fits what is left.
+  // The mark is before the first turn in the context, and usage matches the rest.
   const at = await page.locator("#output .turn").evaluateAll((turns) => turns.findIndex((turn) => turn.querySelector(".forgets:not([hidden])")));
   assert.ok(at > 0 && at < n, `turn ${at} of ${n}`);
   await page.reload();
@@ -547,13 +547,13 @@ test("a conversation that is opened again goes on without its prompt being compu
   const [before] = await texts(page, "assistant");
   await answered(page, () => action(page, 0, "regenerate").click());
   const [, kept, all] = /kept ([\d,]+) of ([\d,]+) prompt tokens/.exec(await page.locator(".note").innerText());
-  // The last one is computed, for the first one of the answer comes from it.
+  // The last one is computed, since it gives the answer's first token.
   assert.equal(Number(kept), Number(all) - 1);
   assert.deepEqual(await texts(page, "assistant"), [before]);
   await close(page);
 });
 
-/** Markdown, and the HTML of the elements that it is to become. */
+/** Markdown, and the HTML of its expected elements. */
 const TREES = {
   "A **bold *and both*** `co<de` ~~no~~.": "<p>A <strong>bold <em>and both</em></strong> <code>co&lt;de</code> <del>no</del>.</p>",
   "# One\n### Three\ntext\nand more": '<h3 data-level="1">One</h3><h3 data-level="3">Three</h3><p>text<br>and more</p>',
@@ -591,11 +591,11 @@ test("Markdown becomes elements, the same piece by piece as at once; nothing of 
     const steps = [1e9, 1, 3, 7];
     const all = await render({ texts: Object.keys(TREES), steps });
     Object.values(TREES).forEach((tree, i) => all[i].forEach((html, j) => assert.equal(html, tree, `${steps[j]} at a time`)));
-    // All of it behind each other is the same, too.
+    // All of it concatenated gives the same.
     const [whole] = await render({ texts: [Object.keys(TREES).join("\n\n")], steps: [1e9, 5, 64] });
     for (const html of whole) assert.equal(html, whole[0]);
     assert.equal(whole[0], Object.values(TREES).join(""));
-    // What would take long stays text, and all of it is there.
+    // Potentially slow input stays text, and is complete.
     for (const mark of ["*a ", "[", "> ", "1. ", "$$", "\\(", "_a", "a@", "```", "- "]) {
       const text = mark.repeat(3000);
       const [[html]] = await render({ texts: [text], steps: [1e9] });
@@ -603,7 +603,7 @@ test("Markdown becomes elements, the same piece by piece as at once; nothing of 
     }
     assert.ok(await page.evaluate(() => !document.querySelector("#output script, #output img, #output b, #output [onclick]")));
 
-    // Formulas and colours come on demand. MathML has no HTML of the formula's, and no handler.
+    // Formulas and colours load on demand. MathML contains neither HTML nor handlers from the formula.
     await render({ texts: ["Then $x^2+1$ and \\(y\\) and\n\n$$\\frac{a}{b}$$\n\nand \\[\\int_0^1\\] but $\\href{javascript:alert(1)}{z}$ $\\wrong$\n\n```python\ndef f(x): return 'a' # c\n```"], steps: [1e9] });
     await page.waitForFunction(() => document.querySelectorAll("#output math").length >= 4);
     assert.deepEqual(await page.evaluate(() => [...document.querySelectorAll("#output .math a, #output .math [href], #output .math [style]")].map((it) => it.outerHTML)), []);
@@ -626,12 +626,12 @@ test("while text streams a selection stays and nothing moves; the longest task o
     globalThis.longTasks = [];
     globalThis.shifts = [];
     new PerformanceObserver((list) => longTasks.push(...list.getEntries().map(({ duration }) => duration))).observe({ type: "longtask" });
-    // What follows a key or a click is no surprise.
+    // Shifts after a key or a click are expected.
     new PerformanceObserver((list) => shifts.push(...list.getEntries().filter(({ hadRecentInput }) => !hadRecentInput)
       .map(({ value, sources }) => ({ value, of: sources.map(({ node }) => node?.id || node?.className || node?.nodeName).join(", ") })))).observe({ type: "layout-shift" });
   });
   try {
-    // The answer of a model: the selection is in its first words.
+    // A model's answer: the selection is in its first words.
     await loadChat(page);
     await set(page, { maxTokens: "300", temperature: "0.8" });
     await page.evaluate(() => new Promise((resolve) => setTimeout(resolve, 600)));
@@ -648,7 +648,7 @@ test("while text streams a selection stays and nothing moves; the longest task o
     assert.equal(await page.evaluate(() => getSelection().toString()), await selected.jsonValue());
     const streamed = await page.evaluate(() => ({ longTasks: longTasks.splice(0), shifts: shifts.splice(0) }));
 
-    // A long answer with all that Markdown has, a piece each frame; the selection is in the block that grows.
+    // A long answer with all Markdown features, one piece per frame; the selection is in the growing block.
     const text = `${Object.keys(TREES).join("\n\n")}\n\n`.repeat(4);
     const kept = await page.evaluate(async (text) => {
       const { GrowingMarkdown } = await import(new URL("markdown-test.js", location.href).href);
@@ -710,7 +710,7 @@ test("at 360 pixels, light and dark, nothing is wider than the screen, and the l
   await close(page);
 });
 
-/** A file with a conversation of all that a turn can have. */
+/** A file with a conversation that has everything possible in a turn. */
 function sampleFile() {
   const turn = (id, parent, prompt, steps, more = {}) => ({ id, parent, mode: "chat", prompt, attachments: [], steps, note: "52 tokens · 40 tokens/s", createdAt: 1, ...more });
   const step = (text, more = {}) => ({ thinking: "", text, calls: [], ...more });

@@ -1,4 +1,4 @@
-// How tokens are chosen, and how likely they were: penalties, biases and probabilities of the package, in Chromium and in Node.
+// Sampling options and log-probabilities of the package, in Chromium and in Node: penalties, biases and probabilities.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -11,7 +11,7 @@ import { withTemplate } from "./template.mjs";
 
 const { cases } = JSON.parse(readFileSync(join(repository, "tests/data/builtin/reference.json"), "utf8"));
 
-/** Runs in the place: the pieces of greedy texts. */
+/** Runs in the place: pieces of greedy completions. */
 async function piecesOf({ Model }, { device, texts }) {
   const model = await Model.builtin({ device });
   const all = [];
@@ -24,7 +24,7 @@ async function piecesOf({ Model }, { device, texts }) {
   return all;
 }
 
-/** The reference has other arithmetic, and how far each most likely token's logit is above the next one's. */
+/** Compares with the reference, which has different arithmetic, by the margins between its top two logits. */
 function areLikeReference(all, cases, n) {
   for (const [at, { greedy_ids: ids, greedy_margins: margins }] of cases.entries()) {
     assert.deepEqual(all[at].map(({ id }) => id), ids.slice(0, all[at].length));
@@ -86,7 +86,7 @@ everywhere(
     const penalised = [];
     for (const options of settings) {
       const ids = await idsOf(prompt, { maxTokens: 20, ...options });
-      // The most likely tokens after each of the texts so far, as they are without any of it.
+      // The most likely tokens after each prefix, without any options.
       const likely = [];
       for (let n = 0; n < ids.length; n += 1) {
         for await (const { topLogprobs } of model.generate([...prompt, ...ids.slice(0, n)], { ...greedy, maxTokens: 1, logprobs: 100 })) {
@@ -112,8 +112,8 @@ everywhere(
         const count = (id) => ids.slice(0, step).filter((other) => other === id).length;
         const score = ([id, logprob]) => logprob - (count(id) > 0 ? presencePenalty : 0) - frequencyPenalty * count(id) + (logitBias[id] ?? 0);
         const scores = likely[step].map((token) => [token[0], score(token)]).sort((a, b) => b[1] - a[1]);
-        assert.ok(scores[0][1] > likely[step].at(-1)[1], "the best of all tokens is among those that were told");
-        // Two that are equal but for rounding may change places.
+        assert.ok(scores[0][1] > likely[step].at(-1)[1], "the best of all tokens is among those reported");
+        // Two that are equal up to rounding may swap places.
         if (scores[0][1] - scores[1][1] > 1e-3) assert.equal(id, scores[0][0], `${JSON.stringify(SETTINGS[at])}, token ${step}: ${JSON.stringify(scores.slice(0, 3))}`);
       }
       assert.notDeepEqual(ids, plain, JSON.stringify(SETTINGS[at]));
@@ -171,7 +171,7 @@ everywhere(
     return { whole, single, chunks };
   },
   ({ whole, single, chunks }) => {
-    // Whether a prompt is computed at once or its last token alone, sums are rounded otherwise.
+    // Computing a prompt at once or only its last token changes rounding.
     const plain = ({ message, finish_reason, logprobs: { content } }) => ({
       message, finish_reason, tokens: content.map(({ token, bytes, logprob }) => [token, bytes, logprob.toFixed(3)]),
     });
@@ -186,7 +186,7 @@ everywhere(
       assert.deepEqual(mine.flatMap(({ logprobs }) => logprobs?.content ?? []).map(({ token }) => token), logprobs.content.map(({ token }) => token));
     }
     assert.equal(whole.usage.completion_tokens, single.reduce((sum, { usage }) => sum + usage.completion_tokens, 0));
-    // All of it was in the cache but the last token, from which the first one of the answer comes.
+    // All of it was cached except the last token, which gives the answer's first token.
     const { prompt_tokens: prompt, prompt_tokens_details: { cached_tokens: cached } } = single[1].usage;
     assert.equal(cached, prompt - 1);
     assert.equal(chunks.at(-1).usage.total_tokens, whole.usage.total_tokens);

@@ -1,6 +1,6 @@
-// The page of diagrams, with data that `tilewright bench` wrote (tests/data/dashboard) and measures that a server gave.
+// The dashboard, with data written by `tilewright bench` (tests/data/dashboard) and metrics of a server.
 //
-// Screenshots go to the folder in TILEWRIGHT_SCREENSHOTS, if it is set. `scripts/serve-clients` tests it with a server that runs.
+// Screenshots go to the folder TILEWRIGHT_SCREENSHOTS, if set. `scripts/serve-clients` tests it with a running server.
 
 import assert from "node:assert/strict";
 import { mkdirSync, readFileSync } from "node:fs";
@@ -41,7 +41,7 @@ async function shot(page, name) {
   await page.screenshot({ path: join(folder, `dashboard-${name}.png`), fullPage: true });
 }
 
-/** Opens an address and keeps what the page's policy refuses among its problems. */
+/** Opens an address and adds violations of the page's policy to its problems. */
 async function open(url) {
   const page = await chromium.open("about:blank");
   page.on("console", (message) => {
@@ -51,7 +51,7 @@ async function open(url) {
   return page;
 }
 
-/** What axe finds wrong. It is evaluated by the driver, which the page's policy does not bind. */
+/** axe's findings. The driver evaluates it, exempt from the page's policy. */
 async function violations(page) {
   await page.evaluate(axe);
   const { violations } = await page.evaluate(() => axe.run(document, { resultTypes: ["violations"] }));
@@ -66,7 +66,7 @@ test("recorded data fills every panel, with the numbers that it has", limited, a
   await page.waitForSelector("#panel-summary[data-state=shown]");
   assert.deepEqual(await states(page), PANELS.map(() => "shown"));
   assert.equal(await page.isHidden("#error"), true);
-  // A number of each kind of part, computed here from the file.
+  // A number of each kind of panel, computed here from the file.
   const text = (id) => page.textContent(`#panel-${id}`);
   const kernels = part("kernels");
   const ridge = kernels.probes.flop_per_second / kernels.probes.copy_bytes_per_second;
@@ -113,7 +113,7 @@ test("panels without data name the command, and files that are wrong are told by
     await page.waitForFunction((says) => new RegExp(says).test(document.getElementById("error").textContent), says.source);
   }
   assert.equal(await page.locator("img").count(), 0);
-  // What was there stays.
+  // The previous content stays.
   assert.equal(await page.getAttribute("#panel-roofline", "data-state"), "shown");
   await page.goto(`${server.origin}/www/dashboard.html?data=${encodeURIComponent(`${server.otherOrigin}/recorded.json`)}`);
   await page.waitForFunction(() => /is not an address of this server/.test(document.getElementById("error").textContent));
@@ -133,7 +133,7 @@ test("a report with its data in it shows that and asks nobody", limited, async (
   assert.deepEqual(page.problems, []);
 });
 
-/** What a server says after it has answered so many requests of ten tokens, each token 20 ms after the last. */
+/** Metrics of a server after this many requests of ten tokens, 20 ms apart. */
 const measures = (n) => `# TYPE tilewright_requests_running gauge
 tilewright_requests_running{model="a \\"b\\""} 3
 tilewright_requests_queued{model="a \\"b\\""} 2
@@ -175,13 +175,13 @@ test("measures of a server are read again and again, with a key where it asks fo
   assert.equal(facts["Time that engines computed, last minute"], "0 %");
   assert.equal(facts["Memory, weights"], "1.5 GB");
   assert.equal(await page.locator("#live .uplot").count(), 4);
-  // All tokens came between 10 and 25 ms after the one before.
+  // All tokens arrived 10 to 25 ms after the previous one.
   assert.equal(facts["Between tokens, p50 / p95 / p99 of the last minute"], "17.5 ms / 24.3 ms / 24.9 ms");
   assert.equal("First token, p50 / p95 / p99 of the last minute" in facts, false);
   await shot(page, "live");
   server.besidePage.set("metrics", null);
   await page.reload();
   await page.waitForFunction(() => document.documentElement.dataset.live === "none");
-  // That a server has no measures is told in the page, and by the browser.
+  // Missing metrics are reported in the page, and by the browser.
   assert.deepEqual(page.problems, []);
 });

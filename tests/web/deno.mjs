@@ -1,4 +1,4 @@
-// Deno for tests: the npm package `deno`, of which npm installs the program for this machine without any script.
+// Deno for tests: the npm package `deno`, whose program npm installs for this machine without any script.
 
 import { spawn } from "node:child_process";
 import { once } from "node:events";
@@ -9,10 +9,10 @@ const FOLDER = fileURLToPath(new URL("../../npm/node_modules/@deno", import.meta
 export const EXECUTABLE = [process.env.DENO, ...(existsSync(FOLDER) ? readdirSync(FOLDER).map((kind) => `${FOLDER}/${kind}/deno`) : [])]
   .find((path) => path && existsSync(path));
 
-/** Why there is no Deno here; undefined if there is one. */
+/** Why there is no Deno; undefined if there is one. */
 export const missingDeno = EXECUTABLE === undefined ? "Deno has no program for this machine in npm/node_modules/@deno" : undefined;
 
-/** Reads what to run from its input, and writes what came of it as the last line of its output. */
+/** Reads the code to run from its input, and writes the result as the last line of its output. */
 const PROGRAM = `
 const { module, source, given } = JSON.parse(await new Response(Deno.stdin.readable).text());
 const value = await new Function("return " + source)()(await import(module), given);
@@ -20,9 +20,9 @@ console.log(JSON.stringify(value ?? null));
 Deno.exit(0);
 `;
 
-/** Runs a function with a module in a Deno of its own that may read files, and with WebGPU. */
+/** Runs a function with a module in a separate Deno with read permission and WebGPU. */
 export async function runInDeno(module, run, given) {
-  // Node's way to ask for a file, by which the package looks into a folder, wants to know the user.
+  // Node's file API, which the package uses to read folders, requests the user id.
   const permissions = ["--allow-read", "--allow-env", "--allow-sys=uid", "--allow-net=localhost,127.0.0.1", "--no-prompt", "--no-remote", "--no-config", "--no-lock"];
   const program = `data:text/javascript,${encodeURIComponent(PROGRAM)}`;
   const child = spawn(EXECUTABLE, ["run", "--quiet", "--unstable-webgpu", ...permissions, program], { stdio: ["pipe", "pipe", "pipe"] });

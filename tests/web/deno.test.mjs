@@ -1,4 +1,4 @@
-// The package in Deno: files with paths, as in Node, and workers and WebGPU, as in browsers.
+// The package in Deno: files by path, as in Node, and workers and WebGPU, as in browsers.
 
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";

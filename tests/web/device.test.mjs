@@ -1,4 +1,4 @@
-// Devices in a browser: which one is taken and why, tiers, devices that are lost, shaders that are invalid, workers that die.
+// Devices in a browser: selection and its reason, tiers, lost devices, invalid shaders, crashing workers.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -14,7 +14,7 @@ const { ids: prompt, greedy_ids: expected } =
   JSON.parse(readFileSync(join(repository, "tests/data/builtin/reference.json"), "utf8")).cases[0];
 const limited = { timeout: 180_000 };
 
-// What runs in the package's worker before the package does: it keeps hold of devices, and spoils what a test asks for.
+// Runs in the package's worker before the package: keeps devices reachable, and injects faults.
 const SPY = `
 const requestDevice = GPUAdapter.prototype.requestDevice;
 GPUAdapter.prototype.requestDevice = async function (...given) {
@@ -35,7 +35,7 @@ GPUQueue.prototype.submit = function (...given) {
     self.devices.at(-1).destroy();
   }
 };
-// A GPU whose memory is full after the first few megabytes, and that does not call itself software.
+// A GPU whose memory is full after a few megabytes, and that does not report itself as software.
 if (name === "full") {
   for (const [key, value] of Object.entries({ vendor: "test", architecture: "test", description: "Test GPU", isFallbackAdapter: false })) {
     Object.defineProperty(GPUAdapterInfo.prototype, key, { get: () => value });
@@ -63,7 +63,7 @@ before(async () => {
   server = await startServer();
   const script = (text) => bytesInMemory(Buffer.from(text), "text/javascript");
   server.files.set("spy.js", script(SPY));
-  // Modules are evaluated in the order in which they are imported.
+  // Modules are evaluated in import order.
   server.files.set("worker.js", script('import "/files/spy.js"; import "/npm/worker.js";'));
   chromium = await openBrowser();
 });
@@ -73,7 +73,7 @@ after(async () => {
   await server?.stop();
 });
 
-/** A page whose workers have the spy. `name` is the worker's name, which the spy reads. */
+/** A page with the spy in its workers. The spy reads the worker's `name`. */
 async function spiedPage(name = "") {
   const page = await chromium.open(`${server.origin}/blank.html`);
   await page.evaluate((name) => {
@@ -100,7 +100,7 @@ async function loadStories(options) {
   return model.device;
 }
 
-/** Runs in a page: a greedy continuation. The global `reached` tells that `signalAt` tokens are there. */
+/** Runs in a page: a greedy continuation. Sets the global `reached` after `signalAt` tokens. */
 async function continueStory({ prompt, count, signalAt }) {
   const ids = [];
   for await (const { id } of model.generate(prompt, { maxTokens: count, ignoreEos: true })) {
@@ -145,7 +145,7 @@ test("without an adapter `auto` runs on the CPU and says so, and `gpu` is an err
   }
 });
 
-// Its own choice is `scalar` where the adapter is software. The tests of kernels run in each tier. Others are slow there.
+// The default is `scalar` on software adapters. Kernel tests run in each tier. Others are slow there.
 for (const name of oneOf(["of its own choice", "subgroups", "baseline", "scalar"])) {
   const tier = name === "of its own choice" ? undefined : name;
   test(`WebGPU in tier ${name} gives the reference's tokens, one submission each`, limited, async (t) => {
@@ -164,7 +164,7 @@ for (const name of oneOf(["of its own choice", "subgroups", "baseline", "scalar"
     assert.equal(after.buffersCreated, before.buffersCreated);
     assert.equal(after.bindGroupsCreated, before.bindGroupsCreated);
     assert.equal(after.pipelinesCreated, before.pipelinesCreated);
-    // One for the prompt, one for each token, and the few that were in flight when it ended.
+    // One for the prompt, one per token, and a few in flight at the end.
     assert.ok(after.submits - before.submits <= count + 8, `${after.submits - before.submits} submissions`);
     const [together, submits] = await page.evaluate(async ({ prompt, count }) => {
       const before = await model.counters();
@@ -174,19 +174,19 @@ for (const name of oneOf(["of its own choice", "subgroups", "baseline", "scalar"
       return [ids, (await model.counters()).submits - before.submits];
     }, { ...story, count });
     assert.deepEqual(together, expected.slice(0, count));
-    // One for the prompt, whose pass chooses the first token, and one for every four that follow.
+    // One for the prompt, whose pass chooses the first token, and one per four further tokens.
     assert.ok(submits <= 1 + Math.ceil((count - 1) / 4), `${submits} submissions`);
     await page.close();
   });
 }
 
-/** Runs in the worker: gives up the newest device, as a driver that is reset does. */
+/** Runs in the worker: loses the newest device, as a driver reset does. */
 const destroyDevice = () => self.devices.at(-1).destroy();
 
-/** Runs in the worker: the same in the middle of the next generation, which makes a submission for each token. */
+/** Runs in the worker: the same during the next generation, which makes a submission per token. */
 const destroyLater = (forGood) => Object.assign(self, { submissions: 0, loseAt: 8, loseForGood: forGood });
 
-/** Runs in a page: what is kept in IndexedDB, and `text` instead of it if there is one. */
+/** Runs in a page: reads the data in IndexedDB, after replacing it with `text` if given. */
 async function keptTunings(text) {
   const settled = (request) => new Promise((resolve, reject) => {
     request.onsuccess = () => resolve(request.result);
@@ -214,7 +214,7 @@ test("what is measured is kept and followed, and changes no token", limited, asy
   t.diagnostic(`choices: ${JSON.stringify(tuning.choices)}`);
   assert.equal(tuning.backend, "webgpu");
 
-  // A choice that nothing but a kept tuning makes.
+  // A choice that only a saved tuning makes.
   tuning.choices = [];
   for (const kernel of ["matvec", "gate_up"]) {
     for (let log = 0; log < 200; log++) {
@@ -228,8 +228,8 @@ test("what is measured is kept and followed, and changes no token", limited, asy
   const shaders = await page.workers().at(-1).evaluate(() => self.shaders);
   assert.ok(shaders.includes("matvec.Q8_0.t0") && !shaders.includes("matvec.Q8_0.scalar"), shaders.join(", "));
 
-  // What else there is to refuse is in the library's own tests. By default one is seen in a page, whose load takes seconds.
-  const spoils = [[JSON.stringify({ ...tuning, adapter: "another" }), "another"], ["not a tuning", "no JSON"]];
+  // The library's own tests cover other refusals. By default one is tested in a page, which takes seconds to load.
+  const spoils = [[JSON.stringify({ ...tuning, adapter: "another" }), "another"], ["not a tuning", "not JSON"]];
   for (const [spoilt, why] of process.env.TILEWRIGHT_FULL ? spoils : spoils.slice(0, 1)) {
     await page.evaluate(keptTunings, spoilt);
     await page.evaluate(loadStories, { device: "gpu" });
@@ -241,14 +241,14 @@ test("what is measured is kept and followed, and changes no token", limited, asy
   await page.close();
 });
 
-// One after the other in one page: software compiles a model's pipelines for seconds each time.
+// In sequence in one page: software compiles a model's pipelines for seconds each time.
 test("a device that is lost is rebuilt, and the stream goes on with the same tokens; one that is lost for good is replaced by the CPU", limited, async () => {
   const page = await spiedPage();
   await page.evaluate(loadStories, { device: "gpu" });
   await page.workers()[0].evaluate(destroyLater, false);
   const phasesOfLoad = await page.evaluate(() => phases.splice(0));
   assert.deepEqual(await page.evaluate(continueStory, story), expected);
-  // The reload tells its progress as the load did.
+  // The reload reports progress like the load.
   assert.deepEqual([...new Set(await page.evaluate(() => phases))], [...new Set(phasesOfLoad)]);
   assert.ok(phasesOfLoad.includes("prepare"));
   assert.ok((await page.evaluate(() => notices.map((notice) => notice.code))).includes("device_rebuilt"));
@@ -263,7 +263,7 @@ test("a device that is lost is rebuilt, and the stream goes on with the same tok
   assert.ok((await page.evaluate(() => notices.map((notice) => notice.code))).includes("device_rebuilt"));
   assert.equal(await page.workers()[0].evaluate(() => self.devices.length), 3);
 
-  // For good: the CPU takes its place.
+  // Permanently: the CPU takes over.
   await page.workers()[0].evaluate(destroyLater, true);
   assert.deepEqual(await page.evaluate(continueStory, story), expected);
   assert.equal(await page.evaluate(() => model.device.backend), "cpu");
@@ -271,12 +271,12 @@ test("a device that is lost is rebuilt, and the stream goes on with the same tok
 });
 
 test("a GPU process that crashes in the middle changes no token", limited, async () => {
-  // A browser of its own: the crash takes the GPU from all its pages.
+  // A separate browser: the crash affects the GPU of all its pages.
   const own = await openBrowser();
   try {
     const page = await own.open(`${server.origin}/blank.html`);
     await page.evaluate(loadStories, { device: "gpu" });
-    // Long enough to be in the middle when it crashes.
+    // Long enough to be running at the crash.
     const long = { ...story, count: 200 };
     const undisturbed = await page.evaluate(continueStory, long);
     await page.evaluate(() => (globalThis.reached = false));

@@ -1,10 +1,10 @@
-// Draws some of many cases where a software GPU is too slow for all of them. The seed is printed.
+// Samples cases where a software GPU is too slow for all of them. Prints the seed.
 
 const seed = Number(process.env.TILEWRIGHT_SEED ?? Date.now() % 1_000_000);
 if (!Number.isInteger(seed)) throw new Error(`TILEWRIGHT_SEED is ${process.env.TILEWRIGHT_SEED}, expected a whole number`);
 const isFull = Boolean(process.env.TILEWRIGHT_FULL);
 
-/** A number of 32 bits for each pair of a seed and a position (the finaliser of MurmurHash3). */
+/** A 32-bit number for each pair of seed and position (MurmurHash3's finaliser). */
 function hash(position) {
   let it = (seed + Math.imul(position + 1, 0x9e3779b9)) >>> 0;
   it = Math.imul(it ^ (it >>> 16), 0x85ebca6b);
@@ -13,8 +13,8 @@ function hash(position) {
 }
 
 /**
- * The first item and then others in the order of the seed, as long as the seconds last; with TILEWRIGHT_FULL all of them in their own
- * order. Prints the seed with a test's diagnostics; TILEWRIGHT_SEED draws the same order again.
+ * The first item and then others in seeded order until the time is up; with TILEWRIGHT_FULL all of them in their own
+ * order. Prints the seed in a test's diagnostics; TILEWRIGHT_SEED repeats the order.
  */
 export function* drawn(t, items, seconds) {
   if (isFull) return yield* items;

@@ -1,5 +1,5 @@
-// Text encoders in Chromium and in Node, on WebGPU and on the CPU: token ids and vectors against references, vectors that do
-// not depend on their batch, sources, aborting, bad input, life and death.
+// Text encoders in Chromium and in Node, on WebGPU and on the CPU: token ids and vectors against references, batch
+// invariance, sources, aborting, invalid input, lifetime.
 
 import assert from "node:assert/strict";
 import { cpSync, mkdtempSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -23,14 +23,14 @@ function withData(name, run) {
   test(name, { ...limited, skip: lacksData("minilm-l6-v2") }, run);
 }
 
-/** Runs in both places, each with what `given` makes for it. */
+/** Runs in both places, each with the result of `given`. */
 const inBoth = (name, run, check, given) => {
   for (const [place, execute] of Object.entries(places)) {
     withData(`${place}: ${name}`, async () => check(await execute(run, given(place)), place));
   }
 };
 
-/** A folder of the test data as a place can load it. */
+/** A folder of the test data in a form that a place can load. */
 const folder = (place, name) => (place === "Chromium" ? `${server.origin}/data/${name}/` : `${dataPath(name)}/`);
 
 /** MiniLM's reference texts: `{ name, text, maxTokens, ids, vector }`. */
@@ -111,7 +111,7 @@ for (const [place, execute] of Object.entries(places)) {
   }
 }
 
-/** The tiny random BERT as sentence-transformers would publish it, with a pooling and a length that are not the defaults. */
+/** The tiny random BERT as published with sentence-transformers, with non-default pooling and length. */
 function tinyFolder() {
   const at = mkdtempSync(join(tmpdir(), "tilewright-encoder-"));
   after(() => rmSync(at, { recursive: true, force: true }));
@@ -133,7 +133,7 @@ function tinyFolder() {
 
 const tiny = lacksData("minilm-l6-v2") ? undefined : tinyFolder();
 
-/** Runs in a page and in Node: what each source says of the encoder. */
+/** Runs in a page and in Node: the encoder's properties from each source. */
 async function loadEach({ Embedder }, { sources }) {
   const infos = [];
   for (const source of sources) {
@@ -161,7 +161,7 @@ withData("Chromium: folders, and lists of their addresses in any order, say how 
   assert.deepEqual(infos.map(publishedAs), ["tiny one", "tiny one", "tiny one", "tiny"].map((name) => [name, ...PUBLISHED]));
 });
 
-/** Runs in a page and in Node: ids and lengths of vectors of all texts. */
+/** Runs in a page and in Node: ids and vector norms of all texts. */
 async function tokenizeAll({ Embedder }, { source, texts }) {
   const embedder = await Embedder.load(source, { device: "cpu", pooling: "mean" });
   try {
@@ -174,7 +174,7 @@ async function tokenizeAll({ Embedder }, { source, texts }) {
 }
 
 const unigram = (name) => readFileSync(join(repository, "tests/data/unigram", name), "utf8");
-// Sentences; what HuggingFace's tokenizers make of other texts is not always what SentencePiece does.
+// Sentences: on other texts Hugging Face's tokenizers can differ from SentencePiece.
 const sentences = JSON.parse(unigram("cases.json")).cases.slice(9, 49);
 everywhere(
   "XLM-RoBERTa's tokenizer.json, a Unigram, gives the ids of SentencePiece",
@@ -261,7 +261,7 @@ everywhere(
   }),
 );
 
-/** Runs in a page and in Node: embeds many texts, aborts on the way, and embeds again. */
+/** Runs in a page and in Node: embeds many texts, aborts midway, and embeds again. */
 async function abortEmbedding({ Embedder }, { source, device }) {
   const embedder = await Embedder.load(source, { device, maxBatchTokens: 16, cache: false });
   const texts = Array.from({ length: 40 }, (_, i) => `text number ${i}`);
@@ -298,7 +298,7 @@ function checkAbort({ outcome, done, early, waiting, same, left, perBatch }) {
   assert.equal(outcome, "its reason");
   assert.ok(done <= 6, `${done} texts were done`);
   assert.deepEqual([early, waiting, same], [true, "AbortError", true]);
-  // Batches of two texts: nearly all of the twenty must not have run.
+  // Batches of two texts: most of the twenty must not have run.
   assert.ok(left <= 6 * perBatch, `${left} dispatches after the abort, ${perBatch} in a batch`);
 }
 
@@ -326,7 +326,7 @@ inBoth(
     }
     const none = await embedder.embed([]);
     const empty = await embedder.embed("");
-    // The second time it is remembered.
+    // The second time it is cached.
     const again = await embedder.embed([""]);
     const dot = empty.reduce((sum, it, i) => sum + it * vector[i], 0);
     const { totalBytes, weightsBytes } = await embedder.memory();

@@ -1,5 +1,5 @@
-// Firefox for tests, headless, with WebGPU on the machine's Vulkan driver. playwright-core drives only Firefoxes of its own and the newest
-// release; puppeteer-core drives the one that is installed.
+// Firefox for tests, headless, with WebGPU on the machine's Vulkan driver. playwright-core supports only its own
+// Firefox builds; puppeteer-core drives the installed one.
 
 import { createRequire } from "node:module";
 import { existsSync, mkdtempSync, rmSync } from "node:fs";
@@ -10,10 +10,10 @@ const EXECUTABLE = [process.env.FIREFOX, "/usr/bin/firefox-esr", "/usr/bin/firef
 
 const PREFERENCES = {
   "dom.webgpu.enabled": true,
-  // Software adapters are on the list; the GPU process may not open their drivers from inside its sandbox.
+  // Software adapters are blocklisted; the sandboxed GPU process may not open their drivers.
   "gfx.webgpu.ignore-blocklist": true,
   "security.sandbox.gpu.level": 0,
-  // Nothing leaves this machine.
+  // No network traffic leaves this machine.
   "app.normandy.enabled": false,
   "app.update.enabled": false,
   "browser.safebrowsing.downloads.enabled": false,
@@ -23,10 +23,10 @@ const PREFERENCES = {
   "toolkit.telemetry.unified": false,
 };
 
-/** Why there is no Firefox here; undefined if there is one. */
+/** Why there is no Firefox; undefined if there is one. */
 export const missingFirefox = EXECUTABLE === undefined ? "Firefox is not installed (Debian: firefox-esr)" : undefined;
 
-/** A browser with a profile of its own. `evaluate` runs a function in a new page. */
+/** A browser with its own profile. `evaluate` runs a function in a new page. */
 export async function openFirefox() {
   const { default: puppeteer } = await import(createRequire(new URL("../../npm/package.json", import.meta.url)).resolve("puppeteer-core"));
   const profile = mkdtempSync(join(tmpdir(), "tilewright-firefox-"));

@@ -1,4 +1,4 @@
-// The package in Firefox; with TILEWRIGHT_FULL also the conformance of kernels there.
+// The package in Firefox; with TILEWRIGHT_FULL also kernel conformance.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -11,8 +11,8 @@ import { repository } from "./server.mjs";
 lane("Firefox", { missing: missingFirefox, open: browserPlace(openFirefox), devices: ["cpu", "gpu"] });
 
 /**
- * Builds the conformance tests and serves them to browsers, as wasm-bindgen does without a driver of its own. Resolves with the address and
- * how to end it.
+ * Builds the conformance tests and serves them to browsers, as wasm-bindgen does without its own driver. Resolves with
+ * the address and a function to stop.
  */
 function serveConformance() {
   const command = "environment=$(scripts/wasm-toolchain) && eval \"$environment\" && "
@@ -21,7 +21,7 @@ function serveConformance() {
     ...process.env, NO_HEADLESS: "1", WASM_BINDGEN_TEST_ADDRESS: "127.0.0.1:0",
     CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUNNER: "wasm-bindgen-test-runner",
   };
-  // A group of its own, because the server is a grandchild.
+  // A separate process group, because the server is a grandchild.
   const child = spawn("bash", ["-c", command], { cwd: repository, env: environment, detached: true, stdio: ["ignore", "pipe", "pipe"] });
   const ended = new Promise((resolve) => child.on("exit", resolve));
   const close = async () => {

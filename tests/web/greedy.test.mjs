@@ -1,7 +1,7 @@
-// The same greedy tokens everywhere: in Chromium on WebGPU and on the CPU, in Node on Dawn and on the CPU, and in the
-// references that the test data brings. Prints a table. With TILEWRIGHT_FULL also natively, where Rust's tests of models
-// compare with the same references, in Firefox, WebKit and Deno; without, texts are cut short on WebGPU, and each lane but
-// the first has so many seconds for models in an order that is drawn.
+// The same greedy tokens everywhere: in Chromium on WebGPU and the CPU, in Node on Dawn and the CPU, and in the
+// references of the test data. Prints a table. With TILEWRIGHT_FULL also natively, where Rust's model tests use the
+// same references, in Firefox, WebKit and Deno; without it, WebGPU runs shortened texts, and each lane but the first
+// has a time limit for models in random order.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -20,30 +20,33 @@ import { dataPath, repository, startServer } from "./server.mjs";
 import { tensors } from "./tensors.mjs";
 import { missingWebKit, openWebKit } from "./webkit.mjs";
 
-// Below this margin between the two best logits, float32 arithmetic does not decide what the reference decided: twice
-// the tolerance that the data's README derives.
+// With a smaller margin between the top two logits, F32 arithmetic may choose differently from the reference: twice
+// the tolerance derived in the data's README.
 const CERTAIN = 2e-3;
 
-// Whole texts take minutes where WebGPU is software, and so does compiling each model's pipelines anew.
+// On software WebGPU, whole texts take minutes, and so does compiling each model's pipelines.
 const SHORTENED = ["Chromium, WebGPU", "Node, Dawn"];
 const SHORT = 12;
 
-// For a lane that does not run all models. One of them takes up to half a minute on WebGPU in software.
+// Time limit of a lane that does not run all models. One model takes up to half a minute on software WebGPU.
 const SECONDS = 30;
 
-/** How many tokens a lane takes of a text of so many. */
+/** Number of tokens that a lane generates for a text of this length. */
 const countIn = (lane, length) => (SHORTENED.includes(lane) && !process.env.TILEWRIGHT_FULL ? Math.min(length, SHORT) : length);
 
 const json = (...path) => JSON.parse(readFileSync(join(...path), "utf8"));
 
-/** The files of a model as the package takes them: a GGUF file alone, or what a folder has beside its weights. */
+/** A model's files as the package loads them: a GGUF file alone, or a folder's weights and other files. */
 function filesOf(folder, weights) {
   const beside = ["config.json", "tokenizer.json", "tokenizer_config.json"].map((name) => join(folder, name));
   const path = join(folder, weights);
   return weights.endsWith(".gguf") ? [path] : [...beside.filter(existsSync), path];
 }
 
-/** Everything with a reference: `{ name, room, folder, files, native, cases: [{ name, prompt, ids, margins }] }`. The first runs everywhere. */
+/**
+ * All models with a reference: `{ name, room, folder, files, native, cases: [{ name, prompt, ids, margins }] }`. The
+ * first one runs everywhere.
+ */
 function allModels() {
   const builtin = json(repository, "tests/data/builtin/reference.json");
   const models = [{
@@ -72,7 +75,7 @@ function allModels() {
     }
     if (name === "stories260k") add(`${name} safetensors`, name, "model.safetensors", ofVariant("f32"));
   }
-  // Plain ones, norms of heads, experts, sinks, convolutions and the delta rule.
+  // Plain models, head norms, experts, sinks, convolutions and the delta rule.
   const tiny = ["llama-mha-bias", "llama3-rope", "mistral-sliding", "qwen3", "qwen3-moe", "gpt-oss", "lfm2", "qwen35"];
   for (const name of tiny) {
     const set = `tiny-random/${name}`;
@@ -105,7 +108,7 @@ async function continueWith({ Model }, { sources, device, cases }) {
   }
 }
 
-/** Runs in a page: as `continueWith`, of which it has the source. */
+/** Runs in a page: `continueWith`, given its source. */
 async function continueInPage(source, given) {
   return new Function(`return ${source}`)()(await import("/npm/index.js"), given);
 }
@@ -146,7 +149,7 @@ const models = allModels();
 const byLane = new Map();
 let server;
 let chromium;
-/** Browsers and native programs that a lane has opened, by name. */
+/** Browsers and native programs opened by lanes, by name. */
 const opened = new Map();
 
 before(async () => {
@@ -174,13 +177,13 @@ const inChromium = (device) => async (model, cases) => {
   return result;
 };
 
-/** A lane in a browser that is opened when the first model needs it. */
+/** A lane in a browser, opened for its first model. */
 const inBrowser = (name, open, device) => async (model, cases) => {
   if (!opened.has(name)) opened.set(name, await open());
   return opened.get(name).evaluate(`${server.origin}/blank.html`, continueInPage, continueWith.toString(), { sources: urlsOf(model), device, cases });
 };
 
-/** A lane of the native library, in one process. */
+/** A lane of the native library in one process. */
 const inNative = (device) => async (model, cases) => {
   const name = `native ${device}`;
   if (!opened.has(name)) opened.set(name, new Native());
@@ -190,13 +193,13 @@ const inNative = (device) => async (model, cases) => {
 const inNode = (device) => async (model, cases) => continueWith(await import(packageModule), { sources: model.files, device, cases });
 const inDeno = (device) => (model, cases) => runInDeno(packageModule, continueWith, { sources: model.files, device, cases });
 
-// The first runs all models, and all others are compared with it.
+// The first runs all models; the others are compared with it.
 const lanes = {
   "Node, CPU": inNode("cpu"),
   "Chromium, CPU": inChromium("cpu"),
   "Chromium, WebGPU": inChromium("gpu"),
   "Node, Dawn": inNode("gpu"),
-  // A text of the built-in model is in the tests of each of these browsers.
+  // The tests of each of these browsers include a text of the built-in model.
   ...(process.env.TILEWRIGHT_FULL ? {
     "native, CPU": inNative("cpu"),
     "native, GPU": inNative("gpu"),
@@ -209,7 +212,7 @@ const lanes = {
 };
 const missing = { Firefox: missingFirefox, WebKit: missingWebKit, Deno: missingDeno };
 
-/** How many leading ids two continuations share. */
+/** Length of the common prefix of two continuations. */
 function common(a, b) {
   const at = a.findIndex((id, i) => id !== b[i]);
   return at < 0 ? a.length : at;

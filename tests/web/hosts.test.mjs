@@ -1,5 +1,5 @@
-// Where the package runs: each host has it as people get it, from the tarball or as a folder, with the examples of `examples/web`. All of them
-// tell the beginning of the same story on the CPU.
+// Hosts of the package: each installs it as users do, from the tarball or as a folder, with the examples of
+// `examples/web`. All generate the beginning of the same story on the CPU.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -15,7 +15,7 @@ import { withTemplate } from "./template.mjs";
 
 /** The story model's greedy continuation, as in tests/data/builtin. */
 const STORY = /a silly boy named Ben/;
-/** The example of the package's README, but for the device. */
+/** The example of the package's README, except for the device. */
 const FIVE_LINES = `import { Model } from "tilewright";
 const model = await Model.builtin({ device: "cpu" });
 for await (const { text } of model.generate("Once upon a time", { maxTokens: 24 })) {
@@ -25,7 +25,7 @@ for await (const { text } of model.generate("Once upon a time", { maxTokens: 24 
 const HTML = '<!doctype html><html lang="en"><title>example</title><link rel="icon" href="data:,"><body><script type="module" src="main.js"></script></body></html>\n';
 const CORS = { "access-control-allow-origin": "*" };
 const limited = { timeout: 180_000 };
-/** Hosts whose programs are large or slow are for full runs. */
+/** Large or slow hosts run in full runs only. */
 const inFull = (name, options, body) => process.env.TILEWRIGHT_FULL ? test(name, { timeout: 600_000, ...options }, body) : undefined;
 
 let tarball;
@@ -49,7 +49,7 @@ async function shows(url, text = STORY) {
   return page;
 }
 
-/** Starts a server of a project for as long as `use` needs its address. */
+/** Runs a project's server while `use` needs its address. */
 async function started(folder, program, args, use) {
   const child = spawn(join(folder, "node_modules/.bin", program), args, { cwd: folder, env: { ...process.env, NO_COLOR: "1" } });
   try {
@@ -92,7 +92,7 @@ test("a page's policy comes as a header as well, as a host may send it", async (
   });
 });
 
-// Vite, webpack, esbuild, TypeScript and Node in one project, which is installed once.
+// Vite, webpack, esbuild, TypeScript and Node in one project, installed once.
 
 const project = join(root, "project");
 let isInstalled = false;
@@ -106,7 +106,7 @@ test("it installs into a project", limited, async () => {
 /** A test in the project. */
 const inProject = (name, test_) => test(name, limited, (t) => isInstalled ? test_(t) : t.skip("not installed"));
 
-/** The React example as Vite builds it and as its development server has it. */
+/** The React example in Vite's build and development server. */
 async function vite(folder) {
   await run("npx", ["--no-install", "vite", "build", "--logLevel", "warn"], { cwd: folder });
   await served(join(folder, "dist"), ({ url }) => shows(`${url}?device=cpu`));
@@ -133,7 +133,7 @@ for (const version of [6, 7]) {
   inFull(`Vite ${version}: React, built and in development`, {}, async () => {
     const folder = makeProject(join(root, `vite-${version}`), {
       example: "vite-react",
-      // What these versions put together for development loses the worker.
+      // The development bundles of these versions lose the worker.
       files: { "vite.config.js": 'export default { optimizeDeps: { exclude: ["tilewright"] } };\n' },
     });
     await install(folder, tarball.path, `vite@${version}`);
@@ -171,7 +171,7 @@ inProject("esbuild, with the worker where `configure` says", async () => {
 inProject("TypeScript: no `lib` but es2022 and dom, and declarations are checked as well", async () => {
   const { compilerOptions } = JSON.parse(readFileSync(join(project, "tsconfig.json"), "utf8"));
   assert.deepEqual([compilerOptions.lib, compilerOptions.types, compilerOptions.skipLibCheck], [["es2022", "dom"], [], undefined]);
-  // Everything that is exported, a wrong use among them.
+  // All exports, and one misuse.
   makeProject(project, {
     files: {
       "src/uses.ts": `import * as all from "tilewright";
@@ -198,7 +198,8 @@ inProject("Node without the package `webgpu`", async () => {
 inProject("Deno", async (t) => {
   if (missingDeno) return t.skip(missingDeno);
   makeProject(project, { example: "node" });
-  // Mesa's OpenGL driver crashes processes that unload it as they end, and Deno loads it unless it is told which drivers to take.
+  // Mesa's OpenGL driver crashes processes that unload it on exit, and Deno loads it unless restricted to other
+  // drivers.
   const env = { ...process.env, DENO_WEBGPU_BACKEND: "vulkan" };
   const { stdout } = await run(DENO, ["run", "--quiet", "--no-prompt", "--allow-read", "--allow-env", "--no-remote", "--node-modules-dir=manual", "story.mjs"], { cwd: project, env });
   assert.match(stdout, STORY);
@@ -211,7 +212,7 @@ inFull("Bun", {}, async () => {
   assert.match(stdout, STORY);
 });
 
-// Servers that render pages.
+// Server-side rendering.
 
 inFull("Next 16: imported on the server, it generates in the browser", {}, async () => {
   const folder = makeProject(join(root, "next"), {
@@ -275,7 +276,7 @@ for (const options of [{ compatibilityDate: "2024-01-01" }, { compatibilityDate:
   }
 });
 
-// What needs no bundler.
+// Hosts without a bundler.
 
 /** The plain page with the package beside it. */
 function plainPage(name) {
@@ -303,7 +304,7 @@ test("a plain folder; and without a network, by its service worker, a model of a
   }), CORS);
 });
 
-/** Counts a page's `blob:` addresses that are not given back. */
+/** Counts a page's unrevoked `blob:` addresses. */
 const COUNT_BLOBS = `const blobs = new Set();
 for (const [name, note] of [["createObjectURL", (_, url) => blobs.add(url)], ["revokeObjectURL", (url) => blobs.delete(url)]]) {
   const original = URL[name];
@@ -320,7 +321,7 @@ test("another origin: from a CDN, under a strict Content Security Policy", limit
       "content-security-policy": `default-src 'none'; script-src 'self' 'wasm-unsafe-eval' ${cdn.url}; worker-src ${workers}; connect-src ${cdn.url}; img-src data:`,
     });
     await served(page, ({ url }) => shows(url, new RegExp(`${STORY.source}.* blobs left: 0`, "s")), policy(`blob: ${cdn.url}`));
-    // Without the right to import it there, the error says what is missing.
+    // Without permission to import from there, the error names it.
     await served(page, async ({ url }) => {
       const refused = await (await chromium.open(`${url}?`)).evaluate((at) => import(at).then(({ Model }) => Model.builtin()).then(() => "nothing", ({ code, message }) => [code, message]), `${cdn.url}index.js`);
       assert.deepEqual(refused[0], "worker_crashed");
@@ -372,13 +373,13 @@ inFull("the example that answers from files finds the passage, and names no sour
     example: "rag",
     files: { "owls.txt": "Owls sleep by day in hollow trees.\n\nThey hunt mice at night.", "trains.txt": "The first train leaves at six.\n\nTickets are sold at the counter." },
   });
-  // Any model will do: what it may say of sources is the schema's.
+  // Any model works: the schema determines its possible sources.
   writeFileSync(join(folder, "model.gguf"), withTemplate("{% for message in messages %}{{ message.content }}\n{% endfor %}"));
   await install(folder, tarball.path);
   const env = { ...process.env, ENCODER: `${dataPath("minilm-l6-v2")}/`, MODEL: join(folder, "model.gguf") };
   const { stdout } = await run("node", ["rag.mjs", "Where do owls sleep?", "trains.txt", "owls.txt"], { cwd: folder, env });
   const cited = stdout.trim().split("\n").filter((line) => /^\[\d\] /.test(line));
   assert.ok(cited.length > 0, stdout);
-  // The question is about owls, so what is not comes last.
+  // The question is about owls, so other passages come last.
   for (const line of cited) assert.match(line, /^\[(?:[12]\] owls|3\] trains)\.txt: /);
 });

@@ -1,4 +1,4 @@
-// Addresses of a hub in a browser: a hub and a host of contents on other origins than the page, with all that goes wrong there.
+// Hub addresses in a browser: a hub and a content host on other origins than the page, with all their failures.
 
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
@@ -22,13 +22,13 @@ let server;
 let chromium;
 let hub;
 let store;
-/** Answers in place of the usual ones, where it gives something. */
+/** Overrides the usual responses, if it returns one. */
 let replace;
 let requests;
 
 const CORS = { "access-control-allow-origin": "*", "access-control-allow-headers": "authorization, range", "access-control-expose-headers": "*" };
 
-/** A server that lets every page read; preflights are not noted. */
+/** A server that every page may read; preflights are not recorded. */
 async function serve(host, answer) {
   const started = createServer((request, response) => {
     for (const [name, value] of Object.entries(CORS)) response.setHeader(name, value);
@@ -77,7 +77,7 @@ after(async () => {
   }
 });
 
-/** Runs in a page: loads, and generates a little. `ownFetch`: by a function of the page's own. */
+/** Runs in a page: loads, and generates a little. `ownFetch`: with a custom fetch function. */
 async function loadHere({ address, options, prompt, ownFetch }) {
   const { Model, cache } = await import("/npm/index.js");
   const seen = { tokens: [], fetched: [], notices: [] };
@@ -98,7 +98,7 @@ async function loadHere({ address, options, prompt, ownFetch }) {
   return seen;
 }
 
-/** Loads in a page of its own, whose storage is that of the pages before. */
+/** Loads in a new page that shares storage with the previous ones. */
 async function load(options = {}, address = ADDRESS, ownFetch = false) {
   const page = await chromium.open(`${server.origin}/blank.html`);
   try {
@@ -140,7 +140,7 @@ test("a function of the page's own sends all requests", limited, async () => {
   assertLoaded(seen);
   const atHub = requests.filter(({ host }) => host === "hub").map(({ url }) => originOf(hub) + url);
   assert.deepEqual(seen.fetched, atHub);
-  // A connection that breaks on the way through the page is taken up as any other.
+  // A connection that breaks in the page's own fetch resumes like any other.
   let isFirst = true;
   replace = (request, response, host) => {
     if (host !== "store" || !isFirst) return false;

@@ -1,5 +1,5 @@
-// Vector search in Chromium and in Node, on WebGPU and on the CPU: what is found against a sort of f64 scores, ties, filters,
-// deletion, files, and what is refused.
+// Vector search in Chromium and in Node, on WebGPU and on the CPU: hits against a sort of f64 scores, ties, filters,
+// deletion, files, and refused input.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -15,26 +15,26 @@ const K = 10;
 const rows = (vectors) => Array.from({ length: vectors.length / DIMS }, (_, i) => vectors.subarray(i * DIMS, (i + 1) * DIMS));
 const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
 
-/** Every fourth vector is that before it, so that scores tie. */
+/** Every fourth vector equals the previous one, so that scores tie. */
 const vectors = uniform(COUNT * DIMS, 1);
 for (let i = 3; i < COUNT; i += 4) vectors.copyWithin(i * DIMS, (i - 1) * DIMS, i * DIMS);
-// Enough for two submissions; the first asks for a vector that is there twice.
+// Enough for two submissions; the first query is a vector that occurs twice.
 const queries = uniform(35 * DIMS, 2);
 queries.set(vectors.subarray(2 * DIMS, 3 * DIMS));
 
-/** Ids and f64 scores of all vectors that `isAllowed` allows, best first. */
+/** Ids and f64 scores of all vectors allowed by `isAllowed`, best first. */
 function sorted(query, metric, isAllowed) {
   const score = (vector) => dot(query, vector) / (metric === "dot" ? 1 : Math.sqrt(dot(query, query) * dot(vector, vector)));
   const all = rows(vectors).map((vector, id) => ({ id, score: score(vector) })).filter(({ id }) => isAllowed(id));
   return all.sort((a, b) => b.score - a.score || a.id - b.id);
 }
 
-/** Rounding of a vector's numbers by half a step, next to the largest of them, which is 1 at most. */
+/** Rounding error of half a step, relative to the largest component, which is at most 1. */
 const STEP = { f32: 2 ** -24, f16: 2 ** -11, int8: 1 / 254 };
 
 /**
- * Compares lists of hits with the sort, up to the rounding of scores: a sum of D products of numbers that were rounded when they were
- * stored. Equal vectors have equal scores, so that their order is exact.
+ * Compares lists of hits with the sort, up to the rounding of scores: a sum of D products of numbers rounded in
+ * storage. Equal vectors have equal scores, so their order is exact.
  */
 function checkHits(found, { metric, storage, isAllowed, asked }) {
   assert.equal(found.length, rows(asked).length);
@@ -49,7 +49,7 @@ function checkHits(found, { metric, storage, isAllowed, asked }) {
     hits.forEach(({ id, score }, rank) => {
       assert.ok(exact.has(id), `query ${i}: id ${id} must not be found`);
       assert.ok(Math.abs(score - exact.get(id)) <= bound, `query ${i}: id ${id} scores ${score}, expected ${exact.get(id)} ± ${bound}`);
-      assert.ok(Math.abs(exact.get(id) - want[rank].score) <= 2 * bound, `query ${i}: id ${id} is no hit of rank ${rank}`);
+      assert.ok(Math.abs(exact.get(id) - want[rank].score) <= 2 * bound, `query ${i}: id ${id} is not a hit of rank ${rank}`);
       const next = hits[rank + 1];
       assert.ok(!next || score > next.score || (score === next.score && id < next.id), `query ${i}: order at rank ${rank}`);
     });
@@ -89,7 +89,7 @@ const CASES = [
 ];
 
 for (const [place, execute] of Object.entries(places)) {
-  // SwiftShader takes seconds for each shape of a search: there a few queries have to do.
+  // SwiftShader takes seconds for each search shape: it runs only a few.
   const ofPlace = place === "Node" ? CASES : CASES.slice(0, 4);
   for (const [device, metric, storage] of ofPlace) {
     const asked = place === "Chromium" && device === "gpu" ? queries.subarray(0, 3 * DIMS) : queries;
@@ -104,7 +104,7 @@ for (const [place, execute] of Object.entries(places)) {
       }
       assert.equal(outcome.backend, device === "cpu" ? "cpu" : "webgpu");
       assert.deepEqual([outcome.firsts, outcome.lengths], [[0, 700], [COUNT, COUNT - deleted.length]]);
-      assert.deepEqual(outcome.kept, [vectors.length, asked.length], "arrays stay the caller's");
+      assert.deepEqual(outcome.kept, [vectors.length, asked.length], "the caller keeps its arrays");
       checkHits(outcome.plain, { metric, storage, asked, isAllowed: () => true });
       if (metric === "cosine") assert.deepEqual(outcome.plain[0].slice(0, 2).map(({ id }) => id), [2, 3], "equals by id");
       checkHits(outcome.filtered, { metric, storage, asked, isAllowed: (id) => id % 3 === 0 });
@@ -148,7 +148,7 @@ everywhere(
     const text = (bytes) => new TextDecoder("latin1").decode(bytes);
     const changed = (from, to) => Uint8Array.from(text(bytes).replace(from, to), (it) => it.charCodeAt(0));
     const last = bytes.slice();
-    // The number NaN as the last vector's last.
+    // NaN as the last component of the last vector.
     last.set([0, 126], last.length - 2);
     for (const bad of [
       new Uint8Array(0), bytes.subarray(0, 100), bytes.subarray(0, bytes.length - 1), changed("tilewright index", "tilewright indez"),
@@ -188,7 +188,10 @@ everywhere(
   },
 );
 
-/** Runs in a page and in Node: makes an index beside a model, writes it twice and reads it, and says how the engine's memory grew. */
+/**
+ * Runs in a page and in Node: creates an index beside a model, writes it twice and reads it, and returns the growth of
+ * the engine's memory.
+ */
 async function followMemory({ Model, Index }, { count, dims, storage, step }) {
   const model = await Model.builtin({ device: "cpu" });
   const heap = async () => (await model.memory()).wasmHeapBytes;
@@ -228,7 +231,7 @@ async function followMemory({ Model, Index }, { count, dims, storage, step }) {
 }
 
 for (const [place, execute] of Object.entries(places)) {
-  // The module is the same in both places.
+  // The module is the same in both.
   const sizes = process.env.TILEWRIGHT_FULL ? [["f32", 100_000], ["int8", 100_000]] : place === "Node" ? [["f32", 20_000]] : [];
   for (const [storage, count] of sizes) {
     test(`${place}: the engine's memory never holds a file of ${count} vectors, ${storage}`, { timeout: 120_000 }, async (t) => {
@@ -238,7 +241,7 @@ for (const [place, execute] of Object.entries(places)) {
       assert.deepEqual([length, equal], [count, [true, true, true, true]]);
       assert.ok(fileBytes >= count * 384 * (storage === "f32" ? 4 : 1), `${fileBytes} bytes`);
       assert.ok(nPieces > fileBytes / 5e6 && largest < 5e6, `${nPieces} pieces of up to ${largest} bytes`);
-      // A few pieces, and what an index of its own takes; of bytes also a number for each 32 until their scales have come.
+      // A few pieces, and an index's own overhead; for bytes also a number per 32 until their scales arrive.
       const slack = 16e6 + (storage === "int8" ? count * 384 / 8 : 0);
       assert.ok(saved - before < slack, `${saved - before} bytes more while ${fileBytes} were written`);
       assert.ok(loaded - saved < sizeBytes + slack, `${loaded - saved} bytes more for an index of ${sizeBytes} from a file of ${fileBytes}`);

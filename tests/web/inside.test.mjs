@@ -1,5 +1,5 @@
-// What goes on inside a model: the times of a pass's kernels and what a head looks at, by the package and in the demo page. Of other
-// layers and on GPUs tests/model/inside.rs compares weights with their definition.
+// Inspection of a model: kernel times of a pass and attention weights, by the package and in the demo page.
+// tests/model/inside.rs compares weights of other layers, and on GPUs, with their definition.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -47,9 +47,9 @@ async function look({ Model }, { ids, device, heads }) {
 }
 
 function check({ refused, timeline, nTimed, nStep, attention, first, after, untouched, nLayers }, clocks) {
-  assert.equal(after, untouched, "whoever asks changes nothing");
+  assert.equal(after, untouched, "inspection changes nothing");
   assert.ok(after.startsWith(first));
-  // Kernels are those of the pass: embedding, layers that are all alike, head, and the choice of a token.
+  // The pass's kernels: embedding, identical layers, head, and token choice.
   const { dispatches } = timeline;
   assert.deepEqual([nTimed, nStep], [dispatches.length, dispatches.length]);
   assert.ok(clocks.includes(timeline.clock), timeline.clock);
@@ -60,7 +60,7 @@ function check({ refused, timeline, nTimed, nStep, attention, first, after, unto
   assert.ok(dispatches.every(({ kernel, variant, grid, micros }) => variant.startsWith(kernel) && grid.length === 3 && grid.every((n) => n > 0) && micros >= 0));
   assert.ok(Math.abs(dispatches.reduce((sum, { micros }) => sum + micros, 0) - timeline.micros) < 1e-3 * timeline.micros + 1e-6);
   const n = ids.length + 12;
-  // The last token that was generated had no keys, and is the one whose pass is timed.
+  // The last generated token had no keys, and its pass is the timed one.
   assert.equal(timeline.position, n - 1);
   assert.deepEqual(attention.map(({ rows, columns }) => [rows, columns]), [[n, n], [5, n], [1, n]]);
   for (const { tokens, weights, rows, columns, isFloats } of attention) {
@@ -71,7 +71,7 @@ function check({ refused, timeline, nTimed, nStep, attention, first, after, unto
       const seen = weights.slice(row * columns, row * columns + own + 1);
       assert.ok(Math.abs(seen.reduce((sum, weight) => sum + weight, 0) - 1) < 1e-4);
       assert.ok(seen.every((weight) => weight >= 0));
-      assert.ok(weights.slice(row * columns + own + 1, (row + 1) * columns).every((weight) => weight === 0), "no token sees a later one");
+      assert.ok(weights.slice(row * columns + own + 1, (row + 1) * columns).every((weight) => weight === 0), "attention is causal");
     }
   }
   const patterns = [
@@ -100,7 +100,10 @@ function halves(file) {
   };
 }
 
-/** The weights of a head of a tiny model's first layer, `[T, T]`, by definition: 64 columns, heads of 16 that are turned by halves. */
+/**
+ * Attention weights of a head in a tiny model's first layer, `[T, T]`, by definition: 64 columns, heads of 16 with
+ * half-style RoPE.
+ */
 function defined({ theta, scale, cap, window, one, factor }, tensor, ids, head) {
   const of = (name) => tensor(`model.layers.0.${name}`);
   const [embedding, norm] = [tensor("model.embed_tokens.weight"), of("input_layernorm.weight")];
@@ -161,7 +164,7 @@ test("Node: weights of heads are the softmax of their scores, with windows, caps
   }
 });
 
-// A software adapter takes its time.
+// A software adapter is slow.
 if (process.env.TILEWRIGHT_FULL) {
   test("Chromium: the same on WebGPU", { timeout: 300_000 }, async () => {
     check(await places.Chromium(look, { ids, device: "gpu" }), ["gpu", "roundTrip"]);
@@ -212,7 +215,7 @@ test("page: the view “Inside” times the kernels and draws a head, for pointe
   await page.keyboard.press("Home");
   const row = await page.innerText(`${attention} .detail`);
   assert.notEqual(row, last);
-  // Something is drawn, in the colours of the theme.
+  // Something is drawn, in the theme's colours.
   const colours = () => page.locator(`${attention} canvas`).evaluate((canvas) => {
     const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
     return new Set(new Uint32Array(data.buffer)).size;

@@ -1,5 +1,5 @@
-// Before a model is loaded, in Chromium and in Node: what its headers say, that they alone are fetched, and what a load says then; models that
-// are fetched without being loaded, listed and deleted; digests that callers name.
+// Inspection before loading, in Chromium and in Node: header contents, fetching only headers, and the later load's
+// report; prefetched models, listing and deletion; digests given by callers.
 
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
@@ -17,12 +17,12 @@ const digest = sha256(stories);
 const unlicensed = Buffer.from(stories);
 unlicensed.write("general.licence", unlicensed.indexOf("general.license"));
 const limited = { timeout: 120_000 };
-/** By place: a large file with its address, and the address of a model whose adapter is not there. */
+/** By place: a large file with its address, and the address of a model with a missing adapter. */
 const bigs = {};
 const adapterless = {};
 const inChromium = (name, run, given, check) => test(`Chromium: ${name}`, limited, async () => check(await places.Chromium(run, given())));
 
-/** What everything is loaded by, and with which context. */
+/** Device and context of all loads. */
 const SOURCES = () => {
   const at = (path) => server.url(path);
   return [
@@ -70,7 +70,7 @@ everywhere(
         contextLength: info.contextLength ?? info.maxTokens, cacheBytes: memory.cacheBytes, activationsBytes: memory.activationsBytes, totalBytes: memory.totalBytes,
       });
     });
-    // What a token takes is what a context takes, divided.
+    // A token's share is the context's, divided.
     const { cpu } = told[0].report.memory;
     assert.ok(cpu.cacheBytesPerToken > 0 && Math.abs(cpu.cacheBytesPerToken * 200 - cpu.contexts[0].cacheBytes) <= 200, JSON.stringify(cpu));
     assert.ok(told[3].report.files.some(({ name, sizeBytes }) => name === "tokenizer.json" && sizeBytes > 0), "what is not read is counted");
@@ -90,7 +90,7 @@ everywhere(
     assert.ok(report.parameters > 8e9 && report.weights[0].type === "Q8_0");
     assert.match(report.fits.cpu, /bytes.*32-bit addresses/);
     assert.equal(report.fits.gpu, undefined);
-    // The plan is told all the same.
+    // The plan is reported anyway.
     assert.ok(report.memory.cpu.weightsBytes > 8e9);
     assert.deepEqual(report.memory.cpu.contexts.map(({ contextLength }) => contextLength), [512]);
   },
@@ -141,7 +141,7 @@ everywhere(
   (place) => {
     const counts = Buffer.from(stories.subarray(0, 4096));
     counts.writeBigUInt64LE(1n << 60n, 8);
-    // A header that claims to go on for longer than any.
+    // A header with a declared length beyond the limit.
     const long = Buffer.alloc(1 << 20);
     long.writeBigUInt64LE(1n << 50n, 0);
     server.files.set(`${place}/model.safetensors`, bytesInMemory(long));
@@ -199,7 +199,7 @@ test("Node: without a storage nothing is kept, and asking is no error", limited,
   assert.deepEqual(told, { cached: [], removed: false, prefetch: "storage", blob: "option" });
 });
 
-/** A hub on the tests' server. Its file does not say its licence. */
+/** A hub on the tests' server. Its file does not state its licence. */
 function publish() {
   const stories = Buffer.from(unlicensed);
   const digest = sha256(stories);
@@ -237,7 +237,7 @@ test("Chromium: a model of a hub is looked at, fetched, listed, loaded without a
     const loaded = model.info.fileBytes;
     await model[Symbol.asyncDispose]();
     const files = await cache.list();
-    // An interrupted one goes on.
+    // Resumes an interrupted one.
     const stop = new AbortController();
     const aborted = await Model.prefetch(slow, { signal: stop.signal, onProgress: ({ loaded }) => loaded > 200_000 && stop.abort("enough") }).catch((reason) => reason);
     let part;
@@ -248,7 +248,7 @@ test("Chromium: a model of a hub is looked at, fetched, listed, loaded without a
   const { report, cached, progress, part } = told;
   assert.deepEqual([report.licence, report.kind, report.sizeBytes], ["mit", "model", stories.length]);
   assert.ok(asked.length > 0 && asked.every((token) => token === "Bearer secret"));
-  assert.deepEqual(told.untouched, [], "looking at it keeps nothing");
+  assert.deepEqual(told.untouched, [], "inspection stores nothing");
   assert.ok(sentByHub.reduce((sum, n) => sum + n) < stories.length * 1.5, `headers, and the file once: ${sentByHub}`);
   assert.deepEqual(progress.at(-1).slice(1), [stories.length, stories.length]);
   assert.equal(cached.length, 1);
@@ -279,7 +279,7 @@ inChromium("a fetched file with another digest is not kept, and a broken-off one
 everywhere("the models that are known have what a first screen needs", ({ Model }) => Model.list(), (models) => {
   for (const { name, parameters, sizeBytes, maxContextLength, licence, quantisation, use, cacheBytesPerToken } of models) {
     assert.ok(parameters > 1e7 && maxContextLength >= 256 && licence !== "" && ["chat", "embed"].includes(use), name);
-    // Bits that a weight takes, with an embedding that some files have twice.
+    // Bits per weight; some files contain the embedding twice.
     const bits = sizeBytes * 8 / parameters;
     const [least, most] = quantisation === null ? [31, 33] : quantisation === "Q8_0" ? [8.2, 9] : [4.5, 8.2];
     assert.ok(bits >= least && bits <= most, `${name}: ${bits} bits a weight`);

@@ -1,6 +1,6 @@
-// The package in a place besides Chromium and Node: what a program does with it, on the CPU and, where the place has one, on a GPU.
-// Of the places that have a GPU one is drawn to use it. With TILEWRIGHT_FULL all of them do, and run an encoder too. Greedy tokens of
-// all models with a reference are `greedy.test.mjs`.
+// The package outside Chromium and Node: a program's typical calls, on the CPU and, if available, on a GPU. A random
+// one of the places with a GPU uses it. With TILEWRIGHT_FULL all of them do, and also run an encoder.
+// `greedy.test.mjs` tests greedy tokens of all models with a reference.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -14,10 +14,10 @@ import { tinyEncoder } from "./tensors.mjs";
 const { cases } = JSON.parse(readFileSync(join(repository, "tests/data/builtin/reference.json"), "utf8"));
 const [reference] = cases;
 
-// Places that compile shaders by the same wgpu, for a minute and a half where the GPU is software.
+// Both compile shaders by the same wgpu, for a minute and a half on a software GPU.
 const gpuPlaces = oneOf(["Firefox", "Deno"]);
 
-/** Runs in the place: the ids that follow each prompt, with what runs the model. */
+/** Runs in the place: the ids after each prompt, and the model's device. */
 async function continueAll({ Model }, { device, cases }) {
   const notices = [];
   const model = await Model.builtin({ device, onNotice: ({ code }) => notices.push(code) });
@@ -32,7 +32,7 @@ async function continueAll({ Model }, { device, cases }) {
   return { on, notices, continuations };
 }
 
-/** Runs in the place: what a program does with a model besides reading to the end. */
+/** Runs in the place: a program's typical calls besides reading to the end. */
 async function useModel({ Model, TilewrightError }, { prompt }) {
   const model = await Model.builtin({ device: "cpu" });
   const ids = [...await model.tokenize(prompt)];
@@ -63,7 +63,7 @@ async function useModel({ Model, TilewrightError }, { prompt }) {
   return { ids, odd, roundTrip, text, untilStop, stopReason, samples, aborted, again, refused, together, tooMany, lookedUp, drawn, freed };
 }
 
-/** Runs in the place: vectors of texts, and which texts are nearest to each. */
+/** Runs in the place: vectors of texts, and the texts nearest to each. */
 async function embedAll({ Embedder, Index }, { source, device, texts }) {
   const embedder = await Embedder.load(source, { device });
   const ids = [];
@@ -83,8 +83,8 @@ function cosineDistance(a, b) {
 }
 
 /**
- * The tests of a place. `missing` says why it is not there, `open(server)` resolves with `{ run(run, given), source(name, files), close() }`:
- * `source` is a folder of files as the place can load it.
+ * The tests of a place. `missing` is the reason for its absence, `open(server)` resolves with `{ run(run, given),
+ * source(name, files), close() }`: `source` is a folder of files in a form that the place can load.
  */
 export function lane(name, { missing, open, devices }) {
   const options = { skip: missing ?? false, timeout: 300_000 };
@@ -102,7 +102,7 @@ export function lane(name, { missing, open, devices }) {
 
   for (const device of devices.filter((device) => device !== "gpu" || gpuPlaces.includes(name))) {
     test(`${name}, ${device}: the built-in model's greedy tokens are the reference's`, options, async (t) => {
-      // Software takes its time for a GPU's work.
+      // A software GPU is slow.
       const taken = device === "cpu" ? cases : cases.slice(0, 1);
       const { on, notices, continuations } = await place.run(continueAll, { device, cases: taken });
       t.diagnostic(`${name} is ${on.name} (${on.backend}${on.tier ? `, ${on.tier}` : ""})`);
@@ -111,7 +111,7 @@ export function lane(name, { missing, open, devices }) {
       assert.deepEqual(continuations, taken.map(({ greedy_ids }) => greedy_ids));
     });
 
-    // Compiling an encoder's shaders is most of a minute in software, and it shows of the place what the model has shown.
+    // Compiling an encoder's shaders takes most of a minute in software, and tests little beyond the model.
     if (device === "gpu" && !process.env.TILEWRIGHT_FULL) continue;
     test(`${name}, ${device}: an encoder has its reference's ids and vectors, and a text is nearest to itself`, options, async () => {
       const { files, texts } = tinyEncoder("nomic");
@@ -124,7 +124,7 @@ export function lane(name, { missing, open, devices }) {
       for (const [i, { text, vector }] of wanted.entries()) {
         const distance = cosineDistance(vectors[i], vector);
         assert.ok(distance <= 1e-5, `${text}: cosine distance ${distance}`);
-        // Texts of which the encoder reads the same have one vector.
+        // Texts that the encoder tokenizes alike have one vector.
         assert.deepEqual(wanted[nearest[i]].ids, wanted[i].ids, text);
       }
     });
@@ -152,12 +152,12 @@ export function lane(name, { missing, open, devices }) {
   });
 }
 
-/** A place for `lane` made of a browser with `evaluate(url, run, ..given)`. */
+/** A place for `lane` from a browser with `evaluate(url, run, ..given)`. */
 export const browserPlace = (openBrowser) => async (server) => {
   const browser = await openBrowser();
   return {
     run: (run, given) => browser.evaluate(`${server.origin}/blank.html`, async (source, given) => {
-      // JSON has no place for an undefined.
+      // JSON cannot express undefined.
       return await new Function(`return ${source}`)()(await import("/npm/index.js"), given) ?? null;
     }, run.toString(), given),
     source(name, files) {

@@ -1,4 +1,4 @@
-// Loading in a browser: every way in which a server, a line or the storage fails, resuming, the cache, memory.
+// Loading in a browser: all failures of servers, connections and storage, resuming, the cache, memory.
 
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
@@ -31,7 +31,7 @@ after(async () => {
   await server?.stop();
 });
 
-/** Runs in a page: loads, generates a little, and tells all that was seen. */
+/** Runs in a page: loads, generates a little, and returns all observations. */
 async function loadHere({ source, options, abortAtBytes, prompt, count }) {
   const { Model, cache } = await import("/npm/index.js");
   const seen = { progress: [], notices: [], tokens: [] };
@@ -62,7 +62,7 @@ const argumentsFor = (source, options, extra) => ({
   source, options: { device: "cpu", ...options }, abortAtBytes: Infinity, prompt, count: 16, ...extra,
 });
 
-// Tokens that every vocabulary has.
+// Token ids in every vocabulary.
 const anyPrompt = { prompt: [1], count: 2 };
 
 /** Loads in a fresh page. */
@@ -85,12 +85,12 @@ function assertLoaded(seen) {
   assert.deepEqual(seen.tokens, expected.slice(0, 16));
 }
 
-/** The load failed with this code, in a sentence, and left nothing behind. */
+/** Checks that the load failed with this code and a one-sentence message, and left nothing behind. */
 function assertRefused(seen, code, url) {
   assert.equal(seen.error?.code, code, JSON.stringify(seen.error));
   assert.equal(seen.error.name, "TilewrightError");
   assert.match(seen.error.message, /\w+ \w+ \w+/);
-  assert.equal(entryOf(seen, url), undefined, "something stayed in the cache");
+  assert.equal(entryOf(seen, url), undefined, "the cache kept an entry");
 }
 
 test("progress only grows, and ends at the file's size", limited, async () => {
@@ -154,7 +154,7 @@ test("a file that ends too early is an error, and nothing stays", limited, async
   for (const size of [0, 3, 100, 5000, 600_000, bytes.length - 1]) {
     const url = server.url(STORIES, { fault: "short", size });
     const seen = await load(url);
-    // Where Content-Length tells that the file is shorter than its header says, the header is what is wrong.
+    // If Content-Length shows that the file is shorter than its header declares, the header is at fault.
     assert.ok(["truncated", "format"].includes(seen.error?.code), `${size} bytes: ${JSON.stringify(seen.error)}`);
     assertRefused(seen, seen.error.code, url);
   }
@@ -209,10 +209,10 @@ test("an aborted load throws AbortError and ends its worker", limited, async () 
   const seen = await page.evaluate(loadHere, argumentsFor(url, {}, { abortAtBytes: 1 }));
   assert.equal(seen.error.name, "AbortError");
   for (let i = 0; i < 50 && page.workers().length > 0; i++) await sleep(100);
-  assert.equal(page.workers().length, 0, "workers that are left");
+  assert.equal(page.workers().length, 0, "remaining workers");
   const sent = server.sent(url);
   await sleep(500);
-  assert.equal(server.sent(url), sent, "the download went on");
+  assert.equal(server.sent(url), sent, "the download continued");
   await page.close();
 });
 
@@ -222,13 +222,13 @@ test("a download that was aborted goes on where it stopped", limited, async () =
   const url = server.url("files/resume.gguf");
   const aborted = await load(url, {}, { abortAtBytes: 40 * MIB });
   assert.equal(aborted.error.name, "AbortError");
-  assert.equal(entryOf(aborted, url)?.complete, false, "the part that was stored");
+  assert.equal(entryOf(aborted, url)?.complete, false, "the stored part");
   const sentBefore = server.sent(url);
   const seen = await load(url, {}, anyPrompt);
   assert.equal(seen.error, undefined);
   assert.ok(server.sent(url) - sentBefore <= size - 30 * MIB, `${server.sent(url) - sentBefore} bytes in the second load`);
   assert.equal(entryOf(seen, url)?.complete, true);
-  // What was put together from two downloads is the file.
+  // The result of two downloads equals the file.
   const hash = createHash("sha256");
   for await (const part of server.files.get("resume.gguf").read(0, size)) hash.update(part);
   assert.equal(entryOf(seen, url).sha256, hash.digest("hex"));
@@ -277,7 +277,7 @@ test("a new file on the server replaces the kept one", limited, async () => {
   assert.equal(entryOf(seen, url).size, bytes.length);
 });
 
-/** Runs in a page: changes bytes of every complete file that the cache stores, so far into it. */
+/** Runs in a page: changes bytes at this offset in every complete file in the cache. */
 async function damageCache(share) {
   const root = await (await navigator.storage.getDirectory()).getDirectoryHandle("tilewright");
   let damaged = 0;
@@ -375,14 +375,14 @@ test("a file's lock that another tab is just releasing is waited for", limited, 
   assert.equal(entryOf(seen, url)?.complete, true);
 });
 
-/** Runs in a worker before its scripts: has memory collected whenever a file was just told to open, and counts how often. */
+/** Runs in a worker before its scripts: collects garbage after each request to open a file, and counts how often. */
 function collectWhileOpening() {
   globalThis.collected = 0;
   const { prototype } = FileSystemFileHandle;
   const { createSyncAccessHandle } = prototype;
   prototype.createSyncAccessHandle = function (...given) {
     const opening = Reflect.apply(createSyncAccessHandle, this, given);
-    // Later than this call, which refers to the handle, and before the browser's answer is looked at.
+    // After this call, which references the handle, and before the browser's answer is handled.
     queueMicrotask(() => {
       gc();
       collected += 1;
@@ -394,7 +394,7 @@ function collectWhileOpening() {
 test("a file is opened to write although memory is collected meanwhile", limited, async () => {
   const script = (text) => bytesInMemory(Buffer.from(text), "text/javascript");
   server.files.set("collect.js", script(`(${collectWhileOpening})();`));
-  // Modules are evaluated in the order in which they are imported.
+  // Modules are evaluated in import order.
   server.files.set("collecting-worker.js", script('import "/files/collect.js"; import "/npm/worker.js";'));
   const page = await chromium.open(`${server.origin}/blank.html`);
   const url = server.url(STORIES);
@@ -409,7 +409,7 @@ test("a file is opened to write although memory is collected meanwhile", limited
     globalThis.model = await Model.load(url, { device: "cpu" });
     return cache.list();
   }, url);
-  // The record twice, as incomplete and as complete, the bytes, and the record of the model.
+  // The record twice, as incomplete and as complete, the bytes, and the model's record.
   assert.equal(await page.workers()[0].evaluate(() => collected), 4);
   assert.equal(entryOf({ cached }, url)?.complete, true);
   await page.close();
@@ -482,7 +482,7 @@ test("without room the model loads, is not kept, and a notice says so", limited,
       for await (const name of folder.keys()) names.push(name);
       return names;
     });
-    assert.deepEqual(stored, [], "files that are left in the storage");
+    assert.deepEqual(stored, [], "files left in the storage");
   } finally {
     await limitStorage(page, server.origin, undefined);
     await page.close();
@@ -535,7 +535,7 @@ test("a page of Electron with Node's `process` is a browser", limited, async () 
 test("an address that ends in a slash is a Hugging Face folder", limited, async () => {
   const model = dataPath("tiny-random/llama3-rope");
   const tensor = tensors(join(model, "refs.safetensors"));
-  // A tokenizer belongs to such a folder; this one is another model's, with as many tokens as this one knows.
+  // Such a folder needs a tokenizer; this one is another model's, with the same number of tokens.
   const tokenizer = JSON.parse(readFileSync(join(dataPath("encoders/qwen3-embedding"), "tokenizer.json"), "utf8"));
   for (let id = 267; id < 293; id++) {
     tokenizer.added_tokens.push({
@@ -557,7 +557,7 @@ test(`WASM memory stays within 256 MiB while ${LARGE / 1e9} GB go to the GPU`, {
   assert.equal(seen.error, undefined);
   assert.equal(seen.device.backend, "webgpu");
   assert.deepEqual(seen.tokens, [0, 0]);
-  // A WASM memory never shrinks: its size at the end is the most that it ever had.
+  // WASM memory never shrinks: its final size is its peak.
   t.diagnostic(`WASM memory ${(seen.memory.wasmHeapBytes / MIB).toFixed(1)} MiB, weights ${(seen.memory.weightsBytes / MIB).toFixed(0)} MiB`);
   assert.ok(seen.memory.weightsBytes >= 0.93 * LARGE);
   assert.ok(seen.memory.wasmHeapBytes <= 256 * MIB);

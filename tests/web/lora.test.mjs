@@ -1,4 +1,4 @@
-// LoRA adapters of the package, in Chromium and in Node: probabilities are those of PEFT's logits.
+// LoRA adapters of the package, in Chromium and in Node: probabilities match PEFT's logits.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -14,7 +14,7 @@ const base = readFileSync(join(repository, "tests/data/tiny-random/llama3-rope/m
 const peft = Object.fromEntries(["adapter_config.json", "adapter_model.safetensors"].map((name) => [name, readFileSync(join(adapters, "llama3-rope", name))]));
 const gguf = readFileSync(join(adapters, "llama3-rope.gguf"));
 
-/** Tokens, and logarithms of the probabilities of what follows them, by a reference's logits. */
+/** Tokens, and log-probabilities of their successors, from a reference's logits. */
 function reference(path) {
   const of = tensors(path);
   const [ids, logits] = [of("ids"), of("logits")];
@@ -25,7 +25,7 @@ function reference(path) {
 }
 const adapted = reference(join(adapters, "llama3-rope/refs.safetensors"));
 
-/** Runs in a place: what is likeliest after the tokens with each adapter, or why it is refused. */
+/** Runs in a place: the likeliest next token with each adapter, or the reason for a refusal. */
 async function likeliest({ Model }, { base, cases, ids, device, isLost = false }) {
   const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
   const told = [];
@@ -66,9 +66,9 @@ everywhere(
   likeliest,
   ([without, files, one, address, none, half, wholly, bad, lone, other, endless]) => {
     for (const [name, told] of Object.entries({ files, one, address, wholly })) areNear(told, adapted, name);
-    assert.ok(without.some(([id, logprob]) => Math.abs(logprob - adapted.logprobs[id]) > 1e-2), "without one it is something else");
+    assert.ok(without.some(([id, logprob]) => Math.abs(logprob - adapted.logprobs[id]) > 1e-2), "differs without an adapter");
     areNear(none, { logprobs: Object.fromEntries(without) }, "scale 0");
-    assert.ok(half.some(([id, logprob]) => Math.abs(logprob - adapted.logprobs[id]) > 1e-2), "half as strong is something else");
+    assert.ok(half.some(([id, logprob]) => Math.abs(logprob - adapted.logprobs[id]) > 1e-2), "differs at half strength");
     assert.match(bad, /^adapter: .*adapter_config\.json.* r is 0/);
     assert.match(lone, /^option: adapter\.source has 1 files/);
     assert.match(other, /^adapter: /);

@@ -1,5 +1,5 @@
-// Retrieval by a mixture of logits in Chromium and in Node, on WebGPU and on the CPU: scores against the formula in plain numbers,
-// what each method finds, sources, places, and what is refused.
+// Retrieval by a mixture of logits in Chromium and in Node, on WebGPU and on the CPU: scores against the formula in
+// plain numbers, each method's hits, sources, devices, and refused input.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -19,7 +19,7 @@ const path = join(repository, "examples/mol/mol.safetensors");
 const file = readFileSync(path);
 const numbers = tensors(path);
 
-// As spread as what the weights were made for.
+// With the spread for which the weights were made.
 const items = uniform(COUNT * ITEM_DIMS, 1).map((x) => x * 1.7);
 const queries = uniform(QUERIES * QUERY_DIMS, 2).map((x) => x * 1.7);
 const row = (all, dims, i) => [...all.subarray(i * dims, (i + 1) * dims)];
@@ -27,14 +27,14 @@ const row = (all, dims, i) => [...all.subarray(i * dims, (i + 1) * dims)];
 const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
 const silu = (z) => z / (1 + Math.exp(-z));
 
-/** `w x + b`; a layer without a bias has none. */
+/** `w x + b`; the bias is optional. */
 function layer(name, x, biased = true) {
   const w = numbers(`${name}.weight`);
   const b = biased ? numbers(`${name}.bias`) : [];
   return Array.from({ length: w.length / x.length }, (_, i) => dot(w.slice(i * x.length, (i + 1) * x.length), x) + (b[i] ?? 0));
 }
 
-/** Vectors of length one. */
+/** Vectors of unit length. */
 function components(name, x) {
   const all = layer(name, x);
   return Array.from({ length: all.length / D }, (_, i) => {
@@ -44,7 +44,7 @@ function components(name, x) {
   });
 }
 
-/** What a query or an item is to the formula. */
+/** A query's or item's inputs to the formula. */
 const encoded = (vector, module, gate, [first, second]) => ({
   components: components(module, vector), gate: layer(`${gate}.${second}`, layer(`${gate}.${first}`, vector).map(silu), false),
 });
@@ -53,7 +53,7 @@ const encodedQueries = Array.from({ length: QUERIES }, (_, i) => encoded(
 const encodedItems = Array.from({ length: COUNT }, (_, i) => encoded(
   row(items, ITEM_DIMS, i), "_item_embeddings_fn._item_emb_proj_module.1", "_gating_fn._item_only_partial_module", [1, 3]));
 
-/** Logits of all pairs, the score, and the product of sum and mean, of an item for a query. */
+/** An item's logits for a query, its score, and the product of sum and mean. */
 function measured(query, item) {
   const logits = query.components.flatMap((f) => item.components.map((g) => dot(f, g) / TEMPERATURE));
   const c = layer("_gating_fn._qi_partial_module.3", layer("_gating_fn._qi_partial_module.1", logits).map(silu));
@@ -65,11 +65,11 @@ function measured(query, item) {
 
 const exact = encodedQueries.map((query) => encodedItems.map((item) => measured(query, item)));
 
-/** The ids of the `n` items of which `value` is highest. */
+/** Ids of the `n` items with the highest `value`. */
 const best = (all, n, value) => all.map((_, id) => id).sort((a, b) => value(all[b]) - value(all[a]) || a - b).slice(0, n);
 const naive = (all, n) => [...new Set(Array.from({ length: N * M }, (_, p) => best(all, n, ({ logits }) => logits[p])).flat())];
 
-/** Methods, and the ids that each may find. */
+/** Methods, and their possible candidate ids. */
 const METHODS = [
   [undefined, (all) => all.map((_, id) => id)],
   [{ kind: "bruteForce" }, (all) => all.map((_, id) => id)],
@@ -81,7 +81,7 @@ const METHODS = [
   [{ kind: "hIndexer", candidates: COUNT, sample: COUNT }, (all) => all.map((_, id) => id)],
 ];
 
-/** Runs in a page and in Node: appends in two parts and searches in each way. */
+/** Runs in a page and in Node: appends in two parts and searches with each method. */
 async function useMol({ Mol }, { bytes, device, storage, items, queries, cut, k, methods }) {
   const mol = await Mol.load(Uint8Array.from(bytes), { device, storage });
   const all = Float32Array.from(items);
@@ -98,7 +98,7 @@ async function useMol({ Mol }, { bytes, device, storage, items, queries, cut, k,
 // Logits reach 20 in f32, and cosines are rounded to 11 and 8 bits.
 const BOUNDS = { f32: 1e-3, f16: 0.05, int8: 0.5 };
 
-/** Compares lists of hits with the formula: an order that is another one is as good, up to the rounding of scores. */
+/** Compares lists of hits with the formula: orders may differ up to the rounding of scores. */
 function checkHits(found, bound, allowed, value) {
   assert.equal(found.length, QUERIES);
   found.forEach((hits, query) => {
@@ -119,7 +119,7 @@ function checkHits(found, bound, allowed, value) {
 for (const [place, execute] of Object.entries(places)) {
   for (const [device, storage] of [["cpu", "f32"], ["cpu", "int8"], ["gpu", "f32"], ["gpu", "f16"]].slice(0, place === "Node" ? 4 : 3)) {
     test(`${place}, ${device}: ${storage}: finds what the formula finds, in each way`, { timeout: 120_000 }, async (t) => {
-      // What is rounded has other candidates.
+      // Rounding changes the candidates.
       const methods = METHODS.filter(([method], i) => storage === "f32" || i < 2);
       const given = {
         bytes: [...file], device, storage, items: [...items], queries: [...queries], cut: 100 * ITEM_DIMS, k: K,

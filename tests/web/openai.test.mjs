@@ -1,4 +1,4 @@
-// OpenAI's own npm client, and ours in its shape, over models that run here, in Chromium and in Node.
+// OpenAI's own npm client, and our compatible API, over local models, in Chromium and in Node.
 
 import assert from "node:assert/strict";
 import { join } from "node:path";
@@ -12,19 +12,20 @@ import { tinyEncoder } from "./tensors.mjs";
 const TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}";
 const messages = [{ role: "user", content: "Once upon a time there was a dragon." }];
 
-/** What the functions below are given: the client's modules, and a model with a template. */
+/** Arguments of the functions below: the client's modules, and a model with a template. */
 const given = (more = {}) => (place) => ({
   openai: place === "Chromium" ? "/openai" : pathToFileURL(join(repository, "npm/node_modules/openai")).href,
   file: withTemplate(TEMPLATE).toString("base64"),
   messages,
-  // Node finds by itself what the client's modules call by another name.
+  // Node resolves the client's import aliases itself.
   names: place === "Chromium" ? { "#x509-transport-state": "/openai/internal/auth/x509-transport-state.mjs" } : undefined,
   ...typeof more === "function" ? more(place) : more,
 });
 
 /**
- * Prefixed to each function, since functions travel to pages as their source: both clients over a model `story`, with its generations, and what
- * OpenAI's client has sent. `others` are further models, `changed` options that generations have whatever a request says.
+ * Prefix of each function, because functions reach pages as source: both clients over a model `story`, its
+ * generations, and the requests of OpenAI's client. `others` are further models, `changed` options that override every
+ * request's.
  */
 async function open({ Model, createClient }, { openai, file, names }, { others = {}, changed = {} } = {}) {
   if (names !== undefined) {
@@ -104,14 +105,14 @@ clients(
       }
       assert.equal(chunks.at(-1).usage.total_tokens, whole.usage.total_tokens);
     }
-    // Tokens of the stop text are not the answer's; the last one that is may have begun it.
+    // Tokens of the stop string are omitted, but the answer's last token may begin it.
     const [{ message: { content }, finish_reason, logprobs }] = stopped.choices;
     assert.deepEqual([content, finish_reason], [plain.slice(0, plain.indexOf(stop)), "stop"]);
     const tokens = logprobs.content.map(({ token }) => token);
     assert.ok(tokens.join("").trimStart().startsWith(content.trimStart()) && !tokens.slice(0, -1).join("").trimStart().startsWith(content.trimStart()), `${JSON.stringify(tokens)} of ${content}`);
     assert.equal(pieces.map(([text]) => text ?? "").join(""), content);
     assert.deepEqual(pieces.flatMap(([, tokens]) => tokens), tokens);
-    assert.ok(stopped.usage.completion_tokens > tokens.length, "the stop text has tokens, and they were generated");
+    assert.ok(stopped.usage.completion_tokens > tokens.length, "usage includes the generated tokens of the stop string");
     assert.equal(new Set(banned.map(({ token }) => token)).size, 1);
   },
 );
@@ -122,7 +123,7 @@ clients(
   "tools are run, and answers are parsed by a schema",
   async (tilewright, { openai, messages, schema }, open) => {
     const { model, theirs, sent } = await open();
-    // A story model would not come to the end of a thought.
+    // A story model would not end its reasoning.
     const asked = { model: "story", messages, seed: 3, max_tokens: 200, reasoning_effort: "none" };
     const calls = [];
     const runner = theirs.chat.completions.runTools({
@@ -148,7 +149,7 @@ clients(
     assert.ok(isCity(parsed.message.parsed) && isCity(streamed), JSON.stringify([parsed.message, streamed]));
     const told = parsed.logprobs.content;
     assert.equal(told.map(({ token }) => token).join(""), parsed.message.content);
-    // Tokens that the schema forbids are nowhere.
+    // Forbidden tokens appear nowhere.
     assert.ok(told.every(({ logprob, top_logprobs }) => [logprob, ...top_logprobs.map(({ logprob }) => logprob)].every((value) => value > -1000)));
     assert.ok(told.some(({ top_logprobs }) => top_logprobs.length < 20) && told.every(({ top_logprobs }) => top_logprobs.length > 0));
     assert.match(object, /^\{/);
@@ -162,7 +163,7 @@ clients(
     const changed = {};
     const { OpenAI, model, generations, ours, theirs, sent } = await open({ changed });
     const long = { model: "story", messages, temperature: 1, seed: 1, stream: true };
-    // They end when they are stopped.
+    // They end only when stopped.
     Object.assign(changed, { slide: true, ignoreEos: true, maxTokens: 2 ** 31 - 1 });
     const ends = [];
     const outcome = async () => {
@@ -235,7 +236,7 @@ clients(
   async (tilewright, { source, texts }, open) => {
     const embedder = await tilewright.Embedder.load(source, { device: "cpu" });
     const { model, theirs } = await open({ others: { minilm: embedder } });
-    // Its own way is base64.
+    // Its default is base64.
     const bytes = await theirs.embeddings.create({ model: "minilm", input: texts });
     const numbers = await theirs.embeddings.create({ model: "minilm", input: texts[0], encoding_format: "float" });
     const vectors = [...await embedder.embed(texts)].map((vector) => [...vector]);

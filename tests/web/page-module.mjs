@@ -1,4 +1,4 @@
-// A module of the page by itself, for tests of what needs no page.
+// A single module of the page, for tests without the page.
 
 import { createRequire } from "node:module";
 import { join } from "node:path";
@@ -9,7 +9,7 @@ import { repository } from "./server.mjs";
 const esbuild = createRequire(join(repository, "npm/package.json"))("esbuild");
 const builtPackage = { path: pathToFileURL(join(repository, "npm/dist/index.js")).href, external: true };
 
-/** The text of `www/NAME.ts` with all that it imports, but for the built package. */
+/** Text of `www/NAME.ts` with all its imports, except the built package. */
 export async function pageScript(name) {
   const plugin = { name: "built package", setup: (build) => build.onResolve({ filter: /\/tilewright\/index\.js$/ }, () => builtPackage) };
   const entryPoints = [join(repository, "www", `${name}.ts`)];

@@ -1,6 +1,6 @@
-// The demo page as people use it: by clicking, by keyboard, by dropping files, without a network, on a phone.
+// The demo page in use: by mouse, by keyboard, by dropped files, offline, on a phone.
 //
-// Screenshots go to the folder in TILEWRIGHT_SCREENSHOTS, or to a temporary one that is printed.
+// Screenshots go to the folder TILEWRIGHT_SCREENSHOTS, or to a temporary one that is printed.
 
 import assert from "node:assert/strict";
 import { mkdirSync, mkdtempSync, readFileSync } from "node:fs";
@@ -24,7 +24,7 @@ let chromium;
 before(async () => {
   server = await startServer();
   server.files.set("zeros.gguf", bigModel(1));
-  // A header that promises more tensors and keys than a file can have.
+  // A header that declares more tensors and keys than fit in a file.
   server.files.set("broken.gguf", bytesInMemory(Buffer.concat([Buffer.from("GGUF\u0003\0\0\0"), Buffer.alloc(5000, 255)])));
   chromium = await openBrowser();
 });
@@ -40,7 +40,7 @@ const waitFor = (page, wanted) =>
   page.waitForFunction((wanted) => document.documentElement.dataset.state === wanted, wanted);
 const answers = (page) => page.locator("#output .message[data-role=assistant]");
 
-/** Runs in a page before its scripts: writes down the states that it goes through, however short they are. */
+/** Runs in a page before its scripts: records all its states, however short. */
 function recordStates() {
   globalThis.states = [];
   new MutationObserver(() => states.push(document.documentElement.dataset.state)).observe(document, {
@@ -48,7 +48,9 @@ function recordStates() {
   });
 }
 
-/** Runs in a page before its scripts: writes down what only the worker should do, compiling, computing and downloading. */
+/**
+ * Runs in a page before its scripts: records work that only the worker may do: compiling, computing and downloading.
+ */
 function recordHeavyWork() {
   globalThis.heavyWork = [];
   const watch = (holder, name) => {
@@ -62,7 +64,7 @@ function recordHeavyWork() {
   watch(globalThis, "fetch");
 }
 
-/** Runs in a page: counts its frames, and from then on how often and how many characters are drawn of messages. */
+/** Runs in a page: counts its frames, and from then on the updates and characters drawn in messages. */
 function countDrawing() {
   globalThis.drawing = { frames: 0, draws: 0, characters: 0 };
   const frame = () => {
@@ -79,7 +81,7 @@ function countDrawing() {
   }).observe(document.getElementById("output"), { subtree: true, childList: true, characterData: true, characterDataOldValue: true });
 }
 
-/** Does something, and waits until the page has gone through the first state and stays in the last. */
+/** Performs an action, and waits until the page has passed through the first state and stays in the last. */
 async function through(page, first, last, action) {
   await page.evaluate(() => (states.length = 0));
   await action();
@@ -90,14 +92,17 @@ async function through(page, first, last, action) {
   assert.equal(await state(page), last, await page.locator("#error-text").textContent());
 }
 
-/** Opens the page, with functions that run before its scripts, and waits until the built-in model is there: no last model is known. */
+/**
+ * Opens the page, with functions that run before its scripts, and waits for the built-in model: there is no last
+ * model.
+ */
 async function openDemo(browser = chromium, ...scripts) {
   const page = await browser.open(`${server.origin}/blank.html`);
   await page.evaluate(() => localStorage.removeItem("tilewright.last"));
   for (const script of [recordStates, ...scripts]) await page.addInitScript(script);
   await page.goto(`${server.origin}/www/`);
   page.on("console", (message) => {
-    // A file that is not there is a line of the browser's own.
+    // The browser itself logs missing files.
     if (message.type() === "error" && !/Failed to load resource|ERR_/.test(message.text())) page.problems.push(message.text());
   });
   await waitFor(page, "ready");
@@ -129,13 +134,13 @@ async function send(page, text) {
   await page.click("#send");
 }
 
-/** What the page says of a download that is stored. */
+/** The page's text about a stored download. */
 const storedRow = (page, url) => page.locator(`#cache-list li[title="${url}"]`);
 
 /** Sends a prompt and waits for the whole answer. */
 const ask = (page, text) => through(page, "generating", "ready", () => send(page, text));
 
-/** Loads the model on the software adapter, which is slow enough for a person to press a key meanwhile. */
+/** Loads the model on the software adapter, which is slow enough for a keypress meanwhile. */
 async function slowDown(page) {
   await set(page, "maxTokens", "450");
   await set(page, "device", "gpu");
@@ -210,7 +215,7 @@ test("by keyboard alone: Tab reaches everything, Enter sends, Escape stops", lim
 test("the Enter that chooses a word of an input method sends nothing, in Safari neither", limited, async () => {
   const page = await openDemo();
   await page.fill("#prompt", "One day");
-  // Chromium and Firefox send it while they compose, Safari after that, with this code.
+  // Chromium and Firefox send it while composing, Safari afterwards, with this code.
   const ended = await page.locator("#prompt").evaluate((prompt) => [{ isComposing: true, keyCode: 229 }, { isComposing: false, keyCode: 229 }].map((kind) => {
     const event = new KeyboardEvent("keydown", { key: "Enter", bubbles: true, cancelable: true, ...kind });
     prompt.dispatchEvent(event);
@@ -223,7 +228,7 @@ test("the Enter that chooses a word of an input method sends nothing, in Safari 
   await close(page);
 });
 
-/** Runs in a page before its scripts: writes down when workers begin and end. */
+/** Runs in a page before its scripts: records when workers start and end. */
 function recordWorkers() {
   globalThis.workers = [];
   globalThis.Worker = class extends Worker {
@@ -319,7 +324,7 @@ test("an address is loaded with progress, can be cancelled, is kept, and can be 
   const row = storedRow(page, url);
   await row.filter({ hasNotText: "so far" }).getByRole("button", { name: /Delete/ }).click();
   await row.waitFor({ state: "detached" });
-  // The other download was cancelled, and what came of it is kept.
+  // The other download was cancelled, and its bytes are kept.
   await storedRow(page, slow).filter({ hasText: "so far" }).waitFor();
   await close(page);
 });
@@ -347,10 +352,10 @@ test("a name of Hugging Face leads to the repository's folder, or to one of its 
   assert.deepEqual(await find("https://huggingface.co/o/tensors/tree/v2"), { label: "tensors", source: at("o/tensors/resolve/v2/") });
   assert.deepEqual((await find("o/unknown")).source, at("o/unknown/resolve/main/"), "without an answer");
   await assert.rejects(find("o/quants:Q5_K"), { code: "http", message: /no GGUF file of Q5_K; it has F16, Q8_0, Q4_K_M, IQ2_XS/ });
-  // A file's address is what it is.
+  // A file's address is kept as it is.
   assert.equal((await find("https://huggingface.co/o/quants/blob/main/a-F16.gguf?x=1")).source, "https://huggingface.co/o/quants/resolve/main/a-F16.gguf?x=1");
 
-  // And in the page, with the hub's answers from here.
+  // And in the page, with stubbed hub responses.
   const page = await openDemo();
   await page.context().route("https://huggingface.co/**", (route) => {
     const { pathname } = new URL(route.request().url());
@@ -373,7 +378,7 @@ test("what goes wrong with an address is told in a sentence", limited, async () 
   const addresses = {
     http: server.url("assets/none.gguf"),
     not_a_model: server.url("assets/stories.gguf", { fault: "html" }),
-    // A server that says that the file is shorter than its own header does.
+    // A Content-Length shorter than the file's own header also causes it.
     format: server.url("assets/stories.gguf", { fault: "short", size: 100_000 }),
     network: server.url("assets/stories.gguf", {}, server.otherOrigin),
   };
@@ -394,7 +399,7 @@ test("after one visit the page, its model and a kept model work without a networ
   await page.evaluate(() => navigator.serviceWorker.ready);
   const url = server.url("assets/stories.gguf");
   await through(page, "loading", "ready", () => loadAddress(page, url));
-  // The first visit is not the service worker's; after a reload the page is.
+  // The service worker does not control the first visit; it does after a reload.
   await page.reload();
   await waitFor(page, "ready");
   await page.waitForFunction(() => navigator.serviceWorker.controller !== null);
@@ -405,7 +410,7 @@ test("after one visit the page, its model and a kept model work without a networ
     await waitFor(page, "ready");
     await ask(page, "Once upon a time");
     await through(page, "loading", "ready", () => storedRow(page, url).getByRole("button").first().click());
-    // What comes on demand is kept as well.
+    // Resources loaded on demand are cached too.
     await page.click("#tab-kernels");
     await page.waitForFunction(() => document.documentElement.dataset.bench === "idle");
     await page.click("#tab-inside");
@@ -419,7 +424,7 @@ test("after one visit the page, its model and a kept model work without a networ
 
 const built = (name) => readFileSync(join(repository, "www/dist", name), "utf8");
 
-/** Scripts of the page that tell which version they are of. */
+/** Scripts of the page that identify their version. */
 const MARKED = ["main.js", "tilewright/index.js", /from"\.\/(chunk-[^"]+)"/.exec(built("main.js"))[1]];
 
 /** Puts another version of the page on the server. */
@@ -428,15 +433,15 @@ function publishVersion(version) {
   for (const name of MARKED) server.besidePage.set(name, `(globalThis.versions ??= {})["${name}"] = "${version}";\n${built(name)}`);
 }
 
-/** Which version the page is of, and its scripts. */
+/** The page's version, and its scripts'. */
 const versionsOf = (page) => page.evaluate((marked) => [document.documentElement.dataset.version, ...marked.map((name) => globalThis.versions?.[name])], MARKED);
 
-/** Waits until a function in the page resolves with something true; `waitForFunction` does not wait for what is asynchronous. */
+/** Waits until an async function in the page resolves to a truthy value; `waitForFunction` does not await promises. */
 async function until(page, condition, given) {
   while (!await page.evaluate(condition, given)) await page.waitForTimeout(50);
 }
 
-/** Waits until the service worker has kept a version as a whole. */
+/** Waits until the service worker has cached a complete version. */
 const waitUntilKept = (page, version) => until(page, async (version) =>
   await (await caches.match(new URL("./newest", location.href).href, { cacheName: "tilewright-versions" }))?.text() === version, version);
 
@@ -458,7 +463,7 @@ test("without a network the page is of one version, also if another one came in 
       await waitFor(page, "ready");
       return versionsOf(page);
     };
-    // The line breaks while the new version is loaded.
+    // The connection breaks while the new version loads.
     await page.reload();
     await broke;
     assert.deepEqual(await visit(true), ["a", "a", "a", "a"]);
@@ -467,7 +472,7 @@ test("without a network the page is of one version, also if another one came in 
     assert.deepEqual(await visit(false), ["b", "b", "b", "b"], "a new version is seen at once");
     await waitUntilKept(page, "b");
     assert.deepEqual(await visit(true), ["b", "b", "b", "b"]);
-    // What nobody needs any more is deleted.
+    // Unused caches are deleted.
     await until(page, async () => !(await caches.keys()).includes("tilewright-pagea"));
   } finally {
     server.besidePage.clear();
@@ -499,14 +504,14 @@ test("loading and generating leave the main thread what is to be drawn, once a f
   await page.evaluate(countDrawing);
   await ask(page, "Once upon a time");
   assert.deepEqual(await page.evaluate(() => heavyWork), []);
-  // Were it done, it would be seen.
+  // Verifies that a violation is detected.
   assert.equal(await page.evaluate(async () => (await WebAssembly.compile(new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0])), heavyWork.length)), 1);
 
   const { frames, draws, characters } = await page.evaluate(() => drawing);
   const shown = (await page.locator("#output").textContent()).length;
   t.diagnostic(`${draws} draws in ${frames} frames, ${characters} characters drawn for ${shown}`);
   assert.ok(shown > 500 && draws > 1);
-  // Beginning and end of an answer are drawn when they come.
+  // The beginning and end of an answer are drawn at once.
   assert.ok(draws <= frames + 4);
   assert.ok(characters <= 2 * shown);
   await resetSettings(page);

@@ -1,4 +1,4 @@
-// The pictures of the page in the README and the guides, and the plots of the records.
+// Pictures of the page in the README and guides, and plots of the records.
 
 import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";

@@ -1,4 +1,5 @@
-// The same test code in a page of Chromium and in Node. Importing this opens a server and a browser for the file's tests.
+// Runs the same test code in a Chromium page and in Node. Importing this opens a server and a browser for the file's
+// tests.
 
 import assert from "node:assert/strict";
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
@@ -25,7 +26,7 @@ after(async () => {
 
 const folders = [];
 
-/** A folder of these files, by name, as a place can load it. It is called `name`. */
+/** A folder of these files, by name, in a form that a place can load. Its name is `name`. */
 export function published(place, name, files) {
   if (place === "Chromium") {
     for (const [file, content] of Object.entries(files)) server.files.set(`${name}/${file}`, bytesInMemory(Buffer.from(content)));
@@ -41,13 +42,13 @@ export function published(place, name, files) {
 }
 
 /**
- * Which devices a test of encoders runs on there. The module on the CPU is the same in both places. With an empty cache Mesa's
- * driver takes two minutes of a core to compile an encoder's shaders as Dawn hands them over. So both are for full runs.
+ * Devices that a test of encoders uses in a place. The CPU module is the same in both places. With an empty cache,
+ * Mesa's driver takes two minutes of CPU time to compile an encoder's shaders from Dawn. So both are for full runs.
  */
 export const devicesIn = (place) =>
   process.env.TILEWRIGHT_FULL ? ["cpu", "gpu"] : [{ Chromium: "gpu", Node: "cpu" }[place]];
 
-/** By place: runs a function there with the package and what it is given, which gives plain data. */
+/** By place: runs a function there with the package and its argument, and returns plain data. */
 export const places = {
   async Chromium(run, given) {
     const page = await chromium.open(`${server.origin}/blank.html`);
@@ -62,12 +63,15 @@ export const places = {
   },
   async Node(run, given) {
     const result = await run(await import(pathToFileURL(join(repository, "npm/dist/index.js"))), given);
-    // What comes from a page has been through JSON.
+    // Results of a page have passed through JSON.
     return JSON.parse(JSON.stringify(result ?? null));
   },
 };
 
-/** One test for each place: `run` is executed there with `given`, or with what it makes for a place, and returns plain data, `check` looks at it here. */
+/**
+ * One test per place: `run` executes there with `given`, or with its result for the place, and returns plain data;
+ * `check` checks it here.
+ */
 export function everywhere(name, run, check, given = {}) {
   for (const [place, execute] of Object.entries(places)) {
     test(`${place}: ${name}`, { timeout: 120_000 }, async () => check(await execute(run, typeof given === "function" ? given(place) : given), place));

@@ -1,4 +1,5 @@
-// Projects of users: a folder with the package as npm packs it, with an example of `examples/web` or files of a test, and what they install.
+// User projects: a folder with the packed npm package, an example of `examples/web` or a test's files, and their
+// dependencies.
 
 import { execFile } from "node:child_process";
 import { once } from "node:events";
@@ -13,7 +14,7 @@ import { repository } from "./server.mjs";
 
 export const run = promisify(execFile);
 
-/** Packs the package into a folder. Gives what npm tells of it, with `path`. */
+/** Packs the package into a folder. Returns npm's report, with `path`. */
 export async function pack(into) {
   const { stdout } = await run("npm", ["pack", "--json", "--ignore-scripts", "--pack-destination", into], { cwd: join(repository, "npm") });
   const [tarball] = JSON.parse(stdout);
@@ -26,7 +27,7 @@ export function newFolder() {
   return { folder, forget: () => rmSync(folder, { recursive: true, force: true, maxRetries: 5 }) };
 }
 
-/** Makes a project of an example and of files by their names. */
+/** Creates a project from an example and named files. */
 export function makeProject(folder, { example, files = {} }) {
   mkdirSync(folder, { recursive: true });
   if (example !== undefined) cpSync(join(repository, "examples/web", example), folder, { recursive: true });
@@ -42,15 +43,15 @@ export function copyPackage(to) {
   cpSync(join(repository, "npm/dist"), to, { recursive: true });
 }
 
-/** Installs packages into a project, whatever its `package.json` names as well. A download that fails throws. */
+/** Installs packages into a project, and those in its `package.json`. Throws if a download fails. */
 export async function install(folder, ...packages) {
   const manifest = join(folder, "package.json");
-  // Without one, npm would look for one in the folders above.
+  // Without one, npm would use one in a parent folder.
   if (!existsSync(manifest)) writeFileSync(manifest, JSON.stringify({ private: true, type: "module" }));
   await run("npm", ["install", "--no-audit", "--no-fund", "--omit=peer", ...packages], { cwd: folder });
 }
 
-/** Serves a folder for as long as `use` needs, on an origin of its own. `paths` has what was asked for. */
+/** Serves a folder while `use` runs, on its own origin. `paths` lists the requests. */
 export async function served(folder, use, headers = {}) {
   const paths = [];
   const server = createServer((request, response) => {

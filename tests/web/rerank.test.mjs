@@ -1,5 +1,5 @@
-// Cross-encoders in Chromium and in Node, on WebGPU and on the CPU: scores against references in float64, order, aborting, bad
-// input, a lost device.
+// Cross-encoders in Chromium and in Node, on WebGPU and on the CPU: scores against references in float64, order,
+// aborting, invalid input, a lost device.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -17,11 +17,11 @@ const queries = (name) => [...new Set(tiny[name].pairs.map(({ a }) => a))].map((
   return { query, documents: pairs.map(({ b }) => b), logits: pairs.map(({ logit }) => logit), scores: pairs.map(({ score }) => score) };
 });
 
-/** Runs in a page and in Node: scores of all pairs, as the model has them and by the other function. */
+/** Runs in a page and in Node: scores of all pairs, with the model's default and with the other function. */
 async function rerankAll({ Reranker }, { source, device, asked, sigmoid }) {
   const outcome = { own: [], other: [], progress: [] };
   const own = await Reranker.load(source, { device, cache: false });
-  // The function is applied behind the model: each of them runs on each device, in one model or the other.
+  // The sigmoid is applied after the model: both variants run on each device, in one model or the other.
   const other = await Reranker.load(source, { device: "cpu", cache: false, sigmoid: !sigmoid });
   for (const { query, documents } of asked) {
     const seen = [];

@@ -1,5 +1,5 @@
-// The search of the demo page: what is kept from visit to visit and what becomes of it when it is damaged, folders, a cross-encoder's order,
-// and answers of the chat's model with citations.
+// The search of the demo page: data saved between visits and its corruption, folders, a cross-encoder's order, and the
+// chat model's answers with citations.
 
 import assert from "node:assert/strict";
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
@@ -36,13 +36,13 @@ after(async () => {
 
 const waitFor = (page, wanted) => page.waitForFunction((wanted) => document.documentElement.dataset.search === wanted, wanted);
 
-/** Writes down the states that the search goes through. */
+/** Records the states of the search. */
 function recordStates() {
   globalThis.states = [];
   new MutationObserver(() => states.push(document.documentElement.dataset.search)).observe(document, { subtree: true, attributes: true, attributeFilter: ["data-search"] });
 }
 
-/** Runs in a page: does something with a record of what is kept. */
+/** Runs in a page: changes a saved record. */
 async function change([key, what]) {
   const database = await new Promise((resolve, reject) => {
     const request = indexedDB.open("tilewright-search");
@@ -97,7 +97,7 @@ async function addTexts(page, texts = PASSAGES) {
   await page.waitForFunction(() => !/searchable|none/.test(document.querySelector("#texts-summary").textContent));
 }
 
-/** Waits until the vectors of so many passages are kept. */
+/** Waits until the vectors of this many passages are saved. */
 async function untilKept(page, nDone) {
   for (;;) {
     const record = await page.evaluate(change, ["vectors", undefined]).catch(() => undefined);
@@ -106,7 +106,7 @@ async function untilKept(page, nDone) {
   }
 }
 
-/** Opens the page again, and waits for its encoder and texts. */
+/** Reopens the page, and waits for its encoder and texts. */
 async function again(page) {
   await page.reload();
   await waitFor(page, "ready");
@@ -124,7 +124,7 @@ test("texts and vectors are there again on the next visit, until they are cleare
   assert.equal(await summary(page), "4 passages of 1 text");
   assert.ok(!(await page.evaluate(() => states)).includes("indexing"), "no vector is made anew");
   assert.deepEqual(await search(page, "warm"), found);
-  // What is added later comes to what was there.
+  // Later additions extend the existing texts.
   await page.evaluate(() => (document.querySelector("#texts").open = true));
   await addTexts(page, ["A fifth one."]);
   assert.equal(await summary(page), "5 passages of 2 texts");
@@ -169,7 +169,7 @@ test("what is kept and damaged, or of another version, is told in a sentence; th
       await untilKept(page, 4);
       continue;
     }
-    // Of another version: neither these texts nor that there are none any more is written over it.
+    // Data of another version: neither these texts nor their absence overwrites it.
     await page.evaluate(() => (document.querySelector("#texts").open = true));
     await page.click("#texts-clear");
     await page.waitForFunction(() => document.querySelector("#texts-summary").textContent === "none yet");
@@ -204,7 +204,7 @@ test("what one tab keeps is neither overwritten nor cleared by another that has 
   assert.equal((await kept()).nTexts, 2);
   await other.reload();
   await other.waitForFunction(() => document.querySelector("#texts-summary").textContent.startsWith("2 passages of 2 texts"));
-  // What is cleared does not come back from a tab that still shows it.
+  // A tab that still shows cleared texts does not restore them.
   await page.evaluate(() => (document.querySelector("#texts").open = true));
   await page.click("#texts-clear");
   await untilTexts(undefined);
@@ -235,7 +235,7 @@ test("a folder's texts are read, with those of the folders in it, and nothing el
   assert.deepEqual(await page.evaluate(() => kept), [3], "written once");
   await page.evaluate(() => (document.querySelector("#texts").open = true));
   await page.click("#texts-clear");
-  // Dropped, the same.
+  // The same by dropping.
   const session = await page.context().newCDPSession(page);
   const data = { items: [], files: [folder], dragOperationsMask: 1 };
   for (const type of ["dragEnter", "dragOver", "drop"]) await session.send("Input.dispatchDragEvent", { type, x: 300, y: 300, data });
@@ -273,7 +273,7 @@ test("a cross-encoder puts the passages in its own order; one that is none is to
   await page.uncheck("#rerank-on");
   await page.waitForFunction(() => document.querySelector("#results").dataset.reranked === "false");
   assert.deepEqual(await page.locator("#results .passage").allInnerTexts(), byCosine);
-  // Turned off while it reads, it takes nothing else with it.
+  // Turning it off while it loads cancels nothing else.
   await page.check("#rerank-on");
   await page.waitForFunction(() => document.querySelector("#results").dataset.reranked === "true");
   await page.evaluate(() => {
@@ -317,7 +317,7 @@ test("the chat's model answers from passages, with links to them; one without a 
   await page.click("#tab-search");
   await page.click("#answer-ask");
   await page.waitForFunction(() => /^From 4 passages, by zeros/.test(document.querySelector("#answer-note").textContent));
-  // What the model writes is text, and a number that no passage has is, too.
+  // The model's output is text, and so is a number without a passage.
   const ids = await page.locator("#results .result").evaluateAll((all) => all.map((row) => row.dataset.id));
   const text = await page.innerText("#answer-text");
   assert.ok(text.includes("<b>see</b>[1][9][2][3]<b>see</b>"), text.slice(0, 100));

@@ -1,4 +1,4 @@
-// The search view of the demo page: tabs, texts that are pasted, picked and dropped, progress and Stop, results as one types.
+// The search view of the demo page: tabs, pasted, picked and dropped texts, progress and Stop, results while typing.
 
 import assert from "node:assert/strict";
 import { mkdirSync, mkdtempSync } from "node:fs";
@@ -19,9 +19,9 @@ let server;
 let chromium;
 before(async () => {
   server = await startServer();
-  // One that was built with the page is for an encoder, which the tests need not have.
+  // The page's built-in weights need an encoder that tests may lack.
   server.besidePage.set("mol.safetensors", null);
-  // Without WebGPU the page takes the CPU, which is the fastest here. What is beside the page changes from test to test.
+  // Without WebGPU the page uses the CPU, the fastest device here. Files beside the page change from test to test.
   chromium = await openBrowser({ gpu: false, serviceWorkers: "block" });
 });
 afterEach(() => chromium.closePages());
@@ -36,7 +36,7 @@ function withEncoder(name, run) {
   test(name, { ...limited, skip: lacksData("minilm-l6-v2") }, run);
 }
 
-/** Opens the search: as on a first visit, or with what the page keeps. */
+/** Opens the search: as on a first visit, or with saved data. */
 async function openSearch({ isFirstVisit = true } = {}) {
   const page = await chromium.open(`${server.origin}/blank.html`);
   if (isFirstVisit) await forget(page);
@@ -48,7 +48,7 @@ async function openSearch({ isFirstVisit = true } = {}) {
   return page;
 }
 
-/** Deletes what the page keeps besides models. */
+/** Deletes the page's data except models. */
 const forget = (page) => page.evaluate(() => new Promise((resolve, reject) => {
   localStorage.clear();
   const request = indexedDB.deleteDatabase("tilewright-search");
@@ -70,7 +70,7 @@ async function loadEncoder(page) {
   await page.waitForFunction(() => document.documentElement.dataset.search !== "loading");
 }
 
-/** Types a query and waits for the results of all of it. */
+/** Types a query and waits for complete results. */
 async function search(page, query) {
   await page.fill("#query", query);
   await page.waitForFunction((query) => document.querySelector("#results").dataset.query === query, query);
@@ -85,7 +85,7 @@ Share prices fell sharply after the bank raised its rates.
 
 Boil the noodles for nine minutes in salted water.`;
 
-/** A text whose passages are all different. */
+/** A text with distinct passages. */
 const manyPassages = (n) => Array.from({ length: n }, (_, i) => `Passage number ${i} is about ${i * 37} things that happened on one day, one after the other.`).join("\n\n");
 
 withEncoder("pasted text is found by meaning as one types, with scores, context and marked words", async () => {
@@ -107,7 +107,7 @@ withEncoder("pasted text is found by meaning as one types, with scores, context 
   await page.click(".result >> nth=0 >> summary");
   assert.match(await page.innerText(".result >> nth=0 >> details"), /Share prices fell/);
 
-  // A heading goes with what follows it.
+  // A heading stays with its paragraph.
   assert.match((await search(page, "sleeping pets"))[0], /^# Cats The cat slept/);
   await search(page, "the cat's sofa");
   assert.deepEqual(await page.locator(".result >> nth=0 >> .passage mark").allInnerTexts(), ["Cats", "cat", "sofa"]);
@@ -164,7 +164,7 @@ withEncoder("texts that are dropped wait for an encoder; Stop keeps what is done
   await waitFor(page, "indexing");
   await page.waitForFunction(() => /[1-9]\d* of 300 · .* passages\/s/.test(document.querySelector("#search-progress-text").textContent));
   assert.ok(await page.locator("#search-progress").isVisible());
-  // What has a vector is found while the others get theirs.
+  // Embedded texts are searchable while the others are being embedded.
   await page.waitForFunction(() => / [1-9]\d* searchable/.test(document.querySelector("#texts-summary").textContent));
   assert.ok((await search(page, "passage number 3")).length > 0);
   await page.click("#search-progress-stop");
@@ -209,7 +209,7 @@ withEncoder("what is no encoder is an error in a sentence, and a load can be can
 
 withEncoder("an encoder's folder can be dropped and picked, with the folders of its modules", async () => {
   const page = await openSearch();
-  // The data folder has more in it than the model's own files, vocab.txt among them.
+  // The data folder contains more than the model's own files, vocab.txt among them.
   const folder = dataPath("minilm-l6-v2");
   const session = await page.context().newCDPSession(page);
   const data = { items: [], files: [folder], dragOperationsMask: 1 };
@@ -225,7 +225,7 @@ withEncoder("an encoder's folder can be dropped and picked, with the folders of 
   await close(page);
 });
 
-/** A random mixture of logits over vectors of MiniLM's length: two components of eight numbers for each, and a gate. */
+/** A random mixture of logits over vectors of MiniLM's length: two components of eight numbers each, and a gate. */
 function randomMixture(metadata, dims = 384) {
   const [components, size, hidden] = [2, 8, 4];
   const pairs = components ** 2;
@@ -286,7 +286,7 @@ withEncoder("a learned similarity beside the page makes a second list, with each
   assert.ok(overflow <= 0, `${overflow} pixels too wide`);
   await page.screenshot({ path: join(screenshots, "search-learned-phone.png") });
 
-  // What is cleared is gone from both.
+  // Cleared texts are gone from both.
   await page.setViewportSize({ width: 1440, height: 900 });
   await page.locator("#texts summary").click();
   await page.click("#texts-clear");
@@ -349,7 +349,7 @@ test("tabs follow the arrow keys, have their roles, and the address names the vi
   }));
   assert.deepEqual(relations, [true, true, true, true]);
 
-  // An address that is typed, or a step back to one, changes the view of the open page; a link within a view does not.
+  // A typed address, or a step back to one, changes the open page's view; a link within a view does not.
   const go = (hash, view) => page.evaluate((hash) => void (location.hash = hash), hash)
     .then(() => page.waitForFunction((view) => document.documentElement.dataset.view === view, view, { timeout: 10_000 }));
   await go("#search", "search");
@@ -388,7 +388,7 @@ test("texts become passages: paragraphs, records, and pieces of what is long", a
   assert.deepEqual(passagesOf("a.md", "# A\n\n## B\n\nText.\n\n# Last"), ["# A ## B Text.", "# Last"]);
   assert.deepEqual(passagesOf("lines.txt", "A line\nthat goes on.\nAnother one!\nLast"), ["A line that goes on.", "Another one!", "Last"]);
   assert.deepEqual(passagesOf("a.csv", 'x,y\r\n1,"a ""b"", c"\r\n,\r\n2,"two\nlines"'), ['1 · a "b", c', "2 · two lines"]);
-  // As spreadsheets of many countries write it, with a mark of the encoding in front.
+  // As spreadsheets in many countries write it, with a leading byte order mark.
   assert.deepEqual(passagesOf("a.csv", '\ufeffname;note\r\nOwl;"It hunts; at night, alone"\r\nHen;"An ""egg"", daily"\r\n'), ["Owl · It hunts; at night, alone", 'Hen · An "egg", daily']);
   assert.deepEqual(passagesOf("a.csv", "name\tnote\nOwl\tIt hunts, at night\n"), ["Owl · It hunts, at night"]);
   assert.throws(() => passagesOf("a.csv", 'x,y\n1,fine\n2,"never closed\n3,4\n'), /a\.csv: record 3 has a quote that nothing closes/);

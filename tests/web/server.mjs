@@ -1,9 +1,8 @@
-// The tests' web server: the built package and page, test models, and every way in which a download goes wrong.
+// The tests' web server: the built package and page, test models, and all kinds of failing downloads.
 //
-// `/npm/`, `/pkg/` and `/www/` are the built folders, `/openai/` is OpenAI's own client, `/blank.html` is an empty page;
-// `server.besidePage` has files to be found in `/www/` too, or `null` for one that must not be. `/data/`, `/assets/` and
-// `/files/` (what a test has put there with `server.files`) are downloads: they are logged, and a `fault` in the query
-// changes the answer:
+// `/npm/`, `/pkg/` and `/www/` are the built folders, `/openai/` is OpenAI's own client, `/blank.html` is an empty
+// page; `server.besidePage` adds files to `/www/`, or hides one with `null`. `/data/`, `/assets/` and `/files/` (added
+// by a test with `server.files`) are downloads: they are logged, and a `fault` in the query changes the response:
 //
 //     after=N&times=K              the connection breaks after N bytes of an answer, for the first K answers (K is 1 if absent);
 //                                  goes with every fault
@@ -16,7 +15,8 @@
 //     fault=slow&rate=N            N bytes a second
 //     fault=no-etag                neither ETag nor Last-Modified
 //
-// The same paths on `server.otherOrigin` are another origin that sends no CORS headers, on `server.corsOrigin` one that does.
+// The same paths on `server.otherOrigin` are another origin without CORS headers, on `server.corsOrigin` one with
+// them.
 
 import { once } from "node:events";
 import { existsSync } from "node:fs";
@@ -30,16 +30,16 @@ import { requestedRange, serveFile, typeOf } from "../../scripts/static-server.m
 
 export const repository = fileURLToPath(new URL("../..", import.meta.url));
 
-/** Folders that may hold test data: what is committed, what `scripts/test-data` fetched, and what TILEWRIGHT_DATA names. */
+/** Folders of test data: committed files, files fetched by `scripts/test-data`, and TILEWRIGHT_DATA. */
 const dataRoots = [
   join(repository, "tests/data"), join(repository, "target/test-data"),
   process.env.TILEWRIGHT_DATA ?? join(repository, "../shared/data"),
 ];
 
-/** Where a set of test data is, or a file of one: in the first folder that has it. Undefined where none has. */
+/** Path of a set of test data, or of a file in one, in the first folder that has it; undefined if none has. */
 export const dataPath = (name) => dataRoots.map((root) => join(root, name)).find(existsSync);
 
-/** Why a test without its data is skipped, as the option `skip` of `test` wants it: false if all sets are there. */
+/** The reason to skip a test without its data, for the option `skip` of `test`: false if all sets are available. */
 export function lacksData(...sets) {
   const missing = sets.find((name) => !dataPath(name));
   return missing !== undefined && `no test data ${missing} (scripts/test-data fetches some; TILEWRIGHT_DATA may name a folder)`;
@@ -48,7 +48,7 @@ export function lacksData(...sets) {
 const CHUNK = 64 * 1024;
 const BLANK = '<!doctype html><html lang="en"><title>blank</title><link rel="icon" href="data:,">';
 
-/** A file on disk as something to download. */
+/** A downloadable file on disk. */
 async function fileOnDisk(path) {
   const info = await stat(path).catch(() => undefined);
   if (!info?.isFile()) return undefined;
@@ -71,7 +71,7 @@ async function fileOnDisk(path) {
   };
 }
 
-/** Bytes in memory as something to download. */
+/** Downloadable bytes in memory. */
 export function bytesInMemory(bytes, type = "application/octet-stream") {
   return {
     size: bytes.length,
@@ -83,7 +83,7 @@ export function bytesInMemory(bytes, type = "application/octet-stream") {
   };
 }
 
-/** Waits until a response takes more, or nobody reads it any longer. */
+/** Waits until a response accepts more data or is closed. */
 function drained(response) {
   return new Promise((resolve) => {
     const done = () => {
@@ -97,16 +97,16 @@ function drained(response) {
 }
 
 class Server {
-  /** Downloads that were answered: `{ path, method, range, status, sent }`, `path` with its query. */
+  /** Answered downloads: `{ path, method, range, status, sent }`, `path` with its query. */
   log = [];
-  /** What `/files/NAME` gives: `{ size, etag, type, read(start, end) }`. */
+  /** Contents of `/files/NAME`: `{ size, etag, type, read(start, end) }`. */
   files = new Map();
   /**
-   * What `/www/NAME` gives in the place of what was built, with the type of a built file of that name; `null`: nothing. A function answers
-   * itself: `(request, response) => ..`.
+   * Contents of `/www/NAME` that replace a built file, with the type of a built file of that name; `null`: absent. A
+   * function responds itself: `(request, response) => ..`.
    */
   besidePage = new Map();
-  /** While true, downloads are refused like by a machine that is off the network. */
+  /** While true, downloads fail as if the machine were offline. */
   isDown = false;
 
   #answers = new Map();
@@ -128,8 +128,8 @@ class Server {
       origins.push(`http://localhost:${server.address().port}`);
     }
     [this.origin, this.otherOrigin, this.corsOrigin] = origins;
-    // The browser resolves this name to the same machine, but does not trust it as it trusts localhost: no WebGPU, no
-    // storage, no locks, no crypto.subtle.
+    // The browser resolves this name to the same machine but treats it as insecure: no WebGPU, no storage, no locks,
+    // no crypto.subtle.
     this.insecureOrigin = this.origin.replace("localhost", "insecure.test");
     return this;
   }
@@ -142,19 +142,19 @@ class Server {
     }
   }
 
-  /** The address of a path, with a query that no other address has, so that caches and logs are separate. */
+  /** The address of a path with a unique query, so that caches and logs are separate. */
   url(path, fault = {}, origin = this.origin) {
     const query = new URLSearchParams({ ...fault, id: String(++this.#ids) });
     return `${origin}/${path}?${query}`;
   }
 
-  /** The logged answers to one address; HEAD requests only if asked for. */
+  /** The logged responses for one address; HEAD requests only on request. */
   requests(url, method = "GET") {
     const { pathname, search } = new URL(url);
     return this.log.filter((entry) => entry.path === pathname + search && entry.method === method);
   }
 
-  /** Bytes that were sent in answer to one address. */
+  /** Bytes sent in responses for one address. */
   sent(url) {
     return this.requests(url).reduce((sum, entry) => sum + entry.sent, 0);
   }
@@ -235,7 +235,7 @@ class Server {
     for await (let chunk of file.read(start, end)) {
       const left = breaks ? Number(fault.after) - entry.sent : Infinity;
       chunk = chunk.subarray(0, Math.min(chunk.length, left));
-      // A slow line sends little and often; what it has sent is never ahead of its rate.
+      // A slow connection sends little and often, never ahead of its rate.
       const step = rate < Infinity ? Math.max(1, Math.trunc(rate / 50)) : chunk.length;
       for (let at = 0; at < chunk.length; at += step) {
         const part = chunk.subarray(at, at + step);
@@ -246,7 +246,7 @@ class Server {
         entry.sent += part.length;
       }
       if (breaks && entry.sent >= Number(fault.after)) {
-        // What was written has to arrive before the line breaks.
+        // Written data must arrive before the connection breaks.
         await sleep(50);
         return response.destroy();
       }

@@ -1,4 +1,4 @@
-// Sessions in the browser's storage: a conversation goes on in another page as if it had never stopped.
+// Sessions in the browser's storage: a conversation resumes in another page as if uninterrupted.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -12,12 +12,12 @@ const MESSAGES = [{ role: "user", content: "Once upon a time there was a small d
 /** The same with other weights. */
 function otherModel() {
   const other = Buffer.from(file);
-  // Tensors begin at multiples of 32, with the lowest bits of a number.
+  // Tensors begin at multiples of 32, with a number's lowest bits.
   for (let at = 32 * Math.ceil(other.length / 64); at < other.length; at += 32) other[at] ^= 1;
   return other;
 }
 
-/** Runs in a page: what a conversation comes to, and what is kept afterwards. */
+/** Runs in a page: a conversation's result, and the data saved afterwards. */
 async function converse({ Model, sessions }, { file, messages, load, options, save, clear }) {
   if (clear) await sessions.clear();
   const notices = [];
@@ -32,7 +32,7 @@ async function converse({ Model, sessions }, { file, messages, load, options, sa
 
 const inNewPage = (given) => places.Chromium(converse, { file: file.toString("base64"), messages: MESSAGES, ...given });
 
-/** Runs in a page: changes the bytes of the only kept session, and the record to what is given. */
+/** Runs in a page: replaces the bytes and the record of the only saved session. */
 async function harm(_, { bytes, sha256 }) {
   const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("tilewright-sessions");
   for await (const [name, handle] of folder.entries()) {
@@ -67,7 +67,7 @@ test("Chromium: a conversation that was kept goes on in a new page, with nothing
   assert.equal(first.cachedTokens, 0);
   assert.ok(first.promptTokens > 20);
   assert.deepEqual(first.kept, [first.saved]);
-  // The last token that was generated is no key yet.
+  // The last generated token is not cached yet.
   assert.equal(first.saved.nTokens, first.promptTokens + 23);
   const again = await inNewPage({});
   assert.deepEqual([again.text, again.promptTokens - again.cachedTokens], [first.text, 1]);
@@ -77,7 +77,7 @@ test("Chromium: a conversation that was kept goes on in a new page, with nothing
   assert.equal(reopened.text, computed.text);
   assert.equal(computed.cachedTokens, 0);
   assert.ok(reopened.cachedTokens >= first.promptTokens, JSON.stringify(reopened));
-  // Other beginnings, and what may not be looked for.
+  // Other beginnings, and disabled lookups.
   const other = await inNewPage({ messages: [{ role: "user", content: "A red cat and a black dog were friends. They liked to play with a ball in the garden all day." }] });
   assert.equal(other.cachedTokens, 0);
   assert.deepEqual([again, computed, reopened, other].flatMap(({ notices }) => notices), []);
@@ -99,12 +99,12 @@ test("Chromium: a damaged session, and one of another model, are dropped with a 
   assert.deepEqual([damaged.text, damaged.cachedTokens, damaged.kept], [first.text, 0, []]);
   assert.deepEqual(damaged.notices.map(({ code }) => code), ["session_dropped"]);
   assert.match(damaged.notices[0].message, /SHA-256/);
-  // Another model does not even look at it.
+  // Another model ignores it.
   await inNewPage({ save: {} });
   const other = otherModel().toString("base64");
   const elsewhere = await inNewPage({ file: other });
   assert.deepEqual([elsewhere.cachedTokens, elsewhere.notices, elsewhere.kept.length], [0, [], 1]);
-  // A file of another model in its place, whose digest is in order.
+  // A file of another model in its place, with a valid digest.
   const bytes = await places.Chromium(async ({ Model, sessions }, { file }) => {
     const before = (await sessions.list()).map(({ id }) => id);
     const model = await Model.load(new Blob([Uint8Array.from(atob(file), (c) => c.charCodeAt(0))]), { device: "cpu" });
@@ -138,7 +138,7 @@ test("Chromium: the session that was not used for longest makes room, and one th
   const refused = await inNewPage({ save: { maxBytes: 1000 } });
   assert.match(refused.saved, /^quota: .*1000/);
   assert.deepEqual(refused.kept.map(({ id }) => id), [second.saved.id]);
-  // A conversation that went on replaces what it went on from.
+  // A longer conversation replaces the one that it continues.
   const longer = await inNewPage({ messages, options: { maxTokens: 40 }, save: {} });
   assert.deepEqual(longer.kept.map(({ id }) => id), [longer.saved.id]);
 });

@@ -1,5 +1,5 @@
-// Every linked shader against Tint, the compiler that Chromium and Dawn have. naga checks the same sources while the
-// crate is built; each refuses some of what the other accepts.
+// Every linked shader against Tint, the compiler of Chromium and Dawn. naga checks the same sources when the crate is
+// built; each rejects some shaders that the other accepts.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -11,10 +11,10 @@ import { pathToFileURL } from "node:url";
 import { openBrowser } from "./browser.mjs";
 import { repository, startServer } from "./server.mjs";
 
-/** Dawn crashes when its instance is collected before its adapters. */
+/** Dawn crashes if its instance is collected before its adapters. */
 let dawnInstance;
 
-/** Runs in a page and in Node: compiles sources for an adapter, and makes a pipeline of every `stride`th. */
+/** Runs in a page and in Node: compiles sources for an adapter, and creates a pipeline from every `stride`th. */
 async function compileAll(adapter, variants, stride) {
   const available = ["shader-f16", "subgroups"].filter((name) => adapter.features.has(name));
   const device = await adapter.requestDevice({ requiredFeatures: available });
@@ -51,7 +51,8 @@ function check(t, results) {
   return skipped;
 }
 
-// To translate a shader for its software adapter takes Chromium longer than to check it, and the tests of kernels do so, too.
+// Chromium takes longer to translate a shader for its software adapter than to check it, and kernel tests translate
+// anyway.
 const STRIDE_IN_CHROMIUM = process.env.TILEWRIGHT_FULL ? 1 : 64;
 
 test("Chromium accepts every shader that its adapter has the features for", { timeout: 300_000 }, async (t) => {

@@ -1,4 +1,4 @@
-// What is shared: a model by the tabs of a site, a worker and its device by several models.
+// Sharing: a model among tabs of a site, a worker and its device among models.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -13,7 +13,7 @@ const [reference] = JSON.parse(readFileSync(join(repository, "tests/data/builtin
 const LOAD = { device: "cpu", cache: false, shared: true };
 const limited = { timeout: 120_000 };
 
-/** Waits until something is so. */
+/** Waits for a condition. */
 async function until(isSo) {
   while (!await isSo()) await new Promise((resolve) => setTimeout(resolve, 20));
 }
@@ -29,7 +29,7 @@ async function tabWith(address, options = {}) {
   return page;
 }
 
-/** In a tab: what a generation gives. */
+/** In a tab: a generation's result. */
 const generated = (page, prompt, options) => page.evaluate(async ([prompt, options]) => {
   const generation = globalThis.model.generate(prompt, options);
   const ids = [];
@@ -61,7 +61,7 @@ test("tabs: two share one model, which is loaded once, and each has its own text
   }), 20);
   assert.deepEqual((await generated(second, reference.ids, GREEDY)).ids, reference.greedy_ids);
 
-  // A text without an end, of either of them, ends when it is stopped, and another one before its turn.
+  // An endless completion in either tab ends when stopped, and so does a queued one.
   for (const page of [second, first]) {
     const [stopped, waiting, usage] = await page.evaluate(async () => {
       const endless = () => globalThis.model.generate("Once upon a time", { maxTokens: 2 ** 31 - 1, slide: true, ignoreEos: true });
@@ -76,7 +76,7 @@ test("tabs: two share one model, which is loaded once, and each has its own text
     assert.deepEqual([usage.promptTokens, usage.generatedTokens], [stopped.promptTokens, stopped.generatedTokens]);
   }
 
-  // Other options are another model, and without the option each tab has its own.
+  // Other options load another model, and without the option each tab has its own.
   const third = await tabWith(address, { contextLength: 100 });
   const fourth = await tabWith(address, { shared: false });
   assert.deepEqual([third.workers().length, fourth.workers().length], [1, 1]);
@@ -87,7 +87,7 @@ test("tabs: when the one with the model is closed in the middle of a text, the t
   const schema = { type: "object", properties: { name: { type: "string", maxLength: 30 }, tags: { type: "array", items: { enum: ["red", "blue"] }, maxItems: 4 } }, required: ["name", "tags"] };
   const cases = [
     [GREEDY, 9], [drawn, 25], [{ ...drawn, seed: 3, responseFormat: { type: "json_schema", schema }, ignoreEos: false }, 12],
-    // Before anything has come.
+    // Before any token.
     [GREEDY, 0],
   ];
   const address = server.url("assets/stories.gguf");
@@ -98,7 +98,7 @@ test("tabs: when the one with the model is closed in the middle of a text, the t
     const before = server.requests(address).length;
     const first = await tabWith(address);
     const second = await tabWith(address);
-    // The first tab falls silent after so many tokens, as one that is closed just then.
+    // The first tab stops responding after `n` tokens, like a closed one.
     await first.evaluate((n) => {
       const post = BroadcastChannel.prototype.postMessage;
       let left = n;
@@ -114,7 +114,7 @@ test("tabs: when the one with the model is closed in the middle of a text, the t
     assert.deepEqual(await going, expected);
     assert.deepEqual([server.requests(address).length - before, second.workers().length], [2, 1]);
     assert.deepEqual(await second.evaluate(() => globalThis.notices), ["taken_over"]);
-    t.diagnostic(`${n} of ${expected.ids.length} tokens came from the tab that was closed`);
+    t.diagnostic(`${n} of ${expected.ids.length} tokens came from the closed tab`);
     await second.close();
   }
 });
@@ -129,7 +129,7 @@ test("tabs: a tab that frees its model goes on to serve the others, and the last
   await second.evaluate(() => globalThis.model.free());
   await until(() => first.workers().length === 0);
 
-  // Nobody is left: the next one loads.
+  // No tab is left: the next one loads.
   const third = await tabWith(address);
   assert.deepEqual([third.workers().length, server.requests(address).length], [1, 2]);
 });
@@ -174,7 +174,7 @@ test("tabs: a page that has no locks has a model of its own, and is told", limit
   assert.ok(reference.greedy_text.startsWith(seen.text) && seen.text !== "");
 });
 
-/** Runs in a place: models, an encoder and an index in one worker, then each by itself. */
+/** Runs in a place: models, an encoder and an index in one worker, then each alone. */
 async function together({ Model, Embedder, Index }, { device, encoder, ids, lose }) {
   const options = { temperature: 0, maxTokens: 12, ignoreEos: true };
   const texts = ["the old engine", "a river in the rain", "the cat"];
@@ -218,7 +218,7 @@ for (const [place, execute] of Object.entries(places)) {
       assert.ok(it.memory.every((bytes) => bytes > 0) && it.memory[1] < it.memory[0], it.memory.join());
       assert.deepEqual([it.both, it.tooLarge, it.freed], ["option", "memory", "disposed"]);
       if (device === "gpu") {
-        // Each was loaded again, onto one device.
+        // Each was reloaded, on one device.
         assert.deepEqual(it.lost.story, it.shared.story);
         assert.deepEqual(it.notices, ["device_rebuilt", "device_rebuilt", "device_rebuilt"]);
       }
@@ -238,7 +238,7 @@ test("Chromium: models in one worker have one worker, and what nobody refers to 
   assert.equal(count(), 3);
   await page.evaluate(() => globalThis.model.free());
   assert.equal(count(), 3);
-  // A text that is being generated keeps its model.
+  // A running completion keeps its model.
   await page.evaluate(async () => {
     globalThis.text = globalThis.others[0].generate("Once", { maxTokens: 100, ignoreEos: true }).text();
     globalThis.others = undefined;

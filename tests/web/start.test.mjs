@@ -1,5 +1,5 @@
-// The beginning of the demo page: the first screen, links, the model of the last visit, what is stored and damaged, the manifest, and how
-// much the page loads.
+// Start of the demo page: the first screen, links, the last visit's model, saved and corrupted data, the manifest, and
+// how much the page loads.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -40,7 +40,7 @@ async function open(search = "", ...scripts) {
   return page;
 }
 
-/** Answers for Hugging Face: one repository with the story model, and nothing else. */
+/** Responses for Hugging Face: one repository with the story model, and nothing else. */
 async function routeHub(page) {
   const asked = [];
   await page.context().route("https://huggingface.co/**", (route) => {
@@ -68,7 +68,8 @@ test("which models are offered follows from what the browser tells of the device
     assert.deepEqual(offers(models, { isPhone: false, ...told }).map(({ fits }) => fits), ["yes", "yes", "yes"]);
     assert.ok(offers(models, { isPhone: false, ...told }).every(({ needsBytes }) => needsBytes <= 1e9));
   }
-  // Needs what its weights and 4096 tokens of keys and values take, and times follow from what was measured, then from the line.
+  // The memory need is that of the weights and 4096 tokens of keys and values; times follow from the measured rate, or
+  // else the connection's.
   const [{ needsBytes, seconds }] = offers(models, { isPhone: false, measuredRate: 1e7, lineRate: 1e5 });
   assert.deepEqual([needsBytes, seconds], [491000000 + 4096 * 12288, { value: 49.1, from: "measured" }]);
   assert.equal(offers(models, { isPhone: false, lineRate: 10e6 / 8 })[0].seconds.from, "lineAtLeast");
@@ -89,7 +90,7 @@ test("the first screen says what this is, offers three models, and names what ru
   const cards = page.locator(".start-model");
   assert.deepEqual(await cards.evaluateAll((all) => all.map((it) => it.dataset.fits)), ["yes", "yes", "yes"]);
   assert.match(await page.innerText("#start-device"), /^No GPU is used: .*WebGPU/);
-  // Nothing is known of the line, so no time is told.
+  // The connection's rate is unknown, so no time is shown.
   assert.equal(await cards.first().locator("span").first().innerText(), "491 MB · Apache-2.0");
   const asked = await routeHub(page);
   await cards.first().click();
@@ -109,7 +110,7 @@ test("a link chooses a model and fills the prompt in; a bad one is told in a sen
   const asked = await routeHub(hub);
   const page = await open(`?${new URLSearchParams({ model: "hf:o/stories:Q4_0", prompt: "Once upon <b>a</b> time" })}`);
   await ready(page);
-  assert.deepEqual(asked, [], "nothing is downloaded before the user has said so");
+  assert.deepEqual(asked, [], "no download before the user agrees");
   assert.equal(await page.innerText("#model-name"), "Story model");
   assert.match(await page.innerText(".notice[data-code=link]"), /asks for the model “stories” of Hugging Face/);
   await page.click(".notice[data-code=link] button >> text=Load it");
@@ -149,7 +150,7 @@ test("a link chooses a model and fills the prompt in; a bad one is told in a sen
   assert.deepEqual(server.requests(secret), []);
 });
 
-/** Types an address, and waits until it is loaded. */
+/** Types an address, and waits until it has loaded. */
 async function load(page, url) {
   await page.fill("#model-url", url);
   await page.click("#model-url-load");
@@ -176,7 +177,8 @@ test("the last model is opened again if all of it is kept, unless that is turned
   assert.equal(await again(), own);
   assert.equal(server.requests(url).filter(({ sent }) => sent > 0).length, 1, "from the cache");
 
-  // As a page leaves it that ends while it loads. This one has to be done with its own mark, which it takes away a little after it is ready.
+  // As left by a page that is closed while loading. This page must have removed its own mark, shortly after it is
+  // ready.
   await page.waitForFunction(() => localStorage.getItem("tilewright.opening") === null);
   const source = JSON.parse(await page.evaluate(() => localStorage.getItem("tilewright.last"))).source;
   await page.evaluate((source) => localStorage.setItem("tilewright.opening", JSON.stringify(JSON.stringify(source))), source);
@@ -184,7 +186,7 @@ test("the last model is opened again if all of it is kept, unless that is turned
   assert.match(await page.innerText(".notice[data-code=start]"), /is not reopened, because the page ended while it was loaded/);
 
   await load(page, url);
-  // Another tab that opens it at this moment has the lock.
+  // Another tab that is opening it holds the lock.
   const tab = await chromium.open(`${server.origin}/blank.html`);
   await tab.evaluate((source) => new Promise((held) => {
     localStorage.setItem("tilewright.opening", JSON.stringify(JSON.stringify(source)));
@@ -204,7 +206,7 @@ test("the last model is opened again if all of it is kept, unless that is turned
 
   await load(page, url);
   await page.evaluate(() => localStorage.setItem("tilewright.last", "{half"));
-  assert.equal(await again(), builtin, "what is no JSON is nothing");
+  assert.equal(await again(), builtin, "invalid JSON is ignored");
   await page.evaluate(() => localStorage.setItem("tilewright.last", JSON.stringify({ label: 5, source: ["javascript:alert(1)"] })));
   assert.equal(await again(), builtin);
   assert.match(await page.innerText(".notice[data-code=start]"), /remembered of the last model is damaged/);
@@ -239,7 +241,7 @@ test("a kept file that was cut in half is told of, and what else is kept stays",
   await load(page, other);
   await load(page, url);
   await page.goto(`${server.origin}/blank.html`);
-  // The newest file of the store loses its second half.
+  // Truncates the newest stored file by half.
   const cut = await page.evaluate(async (url) => {
     const walk = async (folder, found = []) => {
       for await (const handle of folder.values()) {
@@ -287,7 +289,7 @@ test("the manifest and its icons make the page installable", limited, async () =
 
 test("the first load without a model is 1.5 MB at most, and the second module is not part of it", limited, async (t) => {
   const sent = new Map();
-  // As a static host sends it: compressed by gzip.
+  // As a static host sends it: gzipped.
   const host = createServer((request, response) => {
     const name = new URL(request.url, "http://localhost").pathname.replace(/^\/$/, "/index.html");
     let bytes;
@@ -306,7 +308,7 @@ test("the first load without a model is 1.5 MB at most, and the second module is
     await ready(page);
     const names = [...sent.keys()];
     const model = sent.get("/tilewright/stories.gguf");
-    assert.ok(model > 0, "the built-in model comes as well");
+    assert.ok(model > 0, "the built-in model loads too");
     const total = [...sent.values()].reduce((sum, size) => sum + size, 0) - model;
     t.diagnostic(`${total} bytes in ${names.length - 1} files, and ${model} of the built-in model: ${[...sent].map(([name, size]) => `${name} ${size}`).join(", ")}`);
     assert.ok(total <= 1_500_000, `${total} bytes`);

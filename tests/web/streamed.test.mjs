@@ -1,4 +1,5 @@
-// Models that memory has no room for: passes read layers from the model's files, which the browser's storage keeps, the user has picked, or have a path.
+// Models larger than memory: passes read layers from the model's files, which are in the browser's storage, picked by
+// the user, or at a path.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -25,16 +26,16 @@ everywhere(
       const whole = await Model.load(source, options);
       const { totalBytes, weightsBytes, streamedBytes } = await whole.memory();
       const expected = await generate(whole);
-      // Three layers that share the room of two.
+      // Three layers share the memory of two.
       const memoryLimit = totalBytes - 1;
       const notices = [];
       const { fits } = await Model.inspect(source, { on: whole, device, contextLength: 64, memoryLimit });
-      // On the same device, whose shaders are compiled.
+      // On the same device, with compiled shaders.
       const model = await Model.load(source, { on: whole, contextLength: 64, memoryLimit, onNotice: ({ code }) => notices.push(code) });
       const memory = await model.memory();
       const alone = await generate(model);
       const refused = await model.saveSession().catch(({ code, message }) => [code, message]);
-      // An engine has shaders of its own, which Chromium's software adapter compiles for many seconds.
+      // An engine has its own shaders, which Chromium's software adapter compiles for many seconds.
       let texts = alone;
       if (device === "cpu") {
         const engine = await model.engine({ maxSequences: 1, cacheTokens: 64 });
@@ -79,7 +80,7 @@ everywhere(
       told.unkept = await Model.load(source, { ...limited, cache: false }).catch(({ code }) => code);
       const model = await Model.load(source, limited);
       told.kept = await model.generate("Once upon a time", { maxTokens: 8 }).text();
-      // Another one may read it as well.
+      // Another model may read it too.
       const second = await Model.load(source, options);
       told.second = await second.generate("Once upon a time", { maxTokens: 8 }).text();
       second.free();
@@ -101,7 +102,7 @@ everywhere(
   (place) => ({ source: `${published(place, "again", { "stories.gguf": stories })}stories.gguf`, place, bytes: stories.toString("base64") }),
 );
 
-/** Tiny models by what they leave in the file: tables of tokens alone, or layers as well where there is less memory. */
+/** Tiny models by their offloaded parts: token tables only, or with less memory layers too. */
 const SHARES = [["gemma4", 1], ["gemma4", 0.7], ["gpt-oss", 1], ["gpt-oss", 0.7], ["granite-hybrid", 0.7], ["lfm2-moe", 0.7], ["qwen35-moe", 0.9], ["gemma3", 0.5]];
 
 test("Node: models of all kinds choose the same tokens with a part of them in their files", { timeout: 120_000 }, async () => {
@@ -134,7 +135,7 @@ test("Node: models of all kinds choose the same tokens with a part of them in th
   });
 });
 
-/** Files of a mixture with random weights: eight layers of 32 experts, of which a token takes two. */
+/** Files of a mixture with random weights: eight layers of 32 experts, two per token. */
 function mixture() {
   const [dim, hidden, layers, experts, vocab] = [64, 32, 8, 32, 256];
   const config = {
@@ -197,7 +198,7 @@ everywhere(
   ({ expected, found, streamedBytes }) => {
     assert.ok(new Set(expected).size > 3, `${expected}`);
     assert.deepEqual(found, [expected, expected]);
-    // A pass of many tokens reads the experts of all layers; whole layers would be some of them.
+    // A pass of many tokens reads the experts of all layers; streaming whole layers would read some of them.
     assert.equal(streamedBytes, expertBytes);
   },
   (place) => ({ source: ["config.json", "model.safetensors"].map((name) => published(place, "mixture", files) + name) }),

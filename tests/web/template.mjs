@@ -6,18 +6,18 @@ import { join } from "node:path";
 import { repository } from "./server.mjs";
 
 const stories = readFileSync(join(repository, "assets/stories.gguf"));
-/** Types of tokens, as GGUF files number them. */
+/** Token types, as numbered in GGUF files. */
 const TYPES = { normal: 1, control: 3, userDefined: 4 };
 
 /**
- * The story model with a chat template put in front of its other keys, padded so that the weights keep their alignment. `marks` become
- * tokens of the type `kind`, in the place of the longest words of the vocabulary.
+ * The story model with a chat template before its other keys, padded so that the weights stay aligned. `marks` become
+ * tokens of the type `kind`, replacing the longest words of the vocabulary.
  */
 export function withTemplate(template, marks = [], kind = "control") {
   const rest = renamed(stories.subarray(24), marks, TYPES[kind]);
   const key = Buffer.from("tokenizer.chat_template");
   const fixed = 8 + key.length + 4 + 8;
-  // The padding is a comment of the template, so it renders to nothing.
+  // Pads with a comment of the template, which renders to nothing.
   const unpadded = fixed + Buffer.byteLength(`${template}{##}`) + rest.length - (stories.length - 24);
   const padded = Buffer.from(`${template}{#${" ".repeat((32 - (((unpadded % 32) + 32) % 32)) % 32)}#}`);
   const entry = Buffer.alloc(fixed);
@@ -30,10 +30,10 @@ export function withTemplate(template, marks = [], kind = "control") {
   return Buffer.concat([start, entry, padded, rest]);
 }
 
-/** The token that is the mark with this number, in a file of `withTemplate`. */
+/** The mark's token by number, in a file of `withTemplate`. */
 export const markId = (at) => readVocabulary(stories).words[at];
 
-/** The tokens, where they begin and end, where their types begin, and ids of words, the longest first. */
+/** The tokens with their offsets, the offset of their types, and ids of words, longest first. */
 function readVocabulary(bytes) {
   const [begin, n] = arrayAt(bytes, "tokenizer.ggml.tokens");
   const tokens = [];
@@ -49,7 +49,7 @@ function readVocabulary(bytes) {
   return { tokens, begin, end, typesAt, words };
 }
 
-/** A file's keys, and what follows them, with tokens renamed and their types changed. */
+/** A file's keys and the rest, with tokens renamed and their types changed. */
 function renamed(bytes, marks, type) {
   if (marks.length === 0) return bytes;
   const { tokens, begin, end, typesAt, words } = readVocabulary(bytes);
@@ -66,9 +66,9 @@ function renamed(bytes, marks, type) {
   return Buffer.concat([changed.subarray(0, begin), ...written, changed.subarray(end)]);
 }
 
-/** Where the elements of an array begin, and how many they are. */
+/** Offset of an array's elements, and their number. */
 function arrayAt(bytes, key) {
-  // The key, the type of its value, the type of the elements, and their number.
+  // The key, its value's type, the elements' type, and their number.
   const at = bytes.indexOf(key) + key.length + 8;
   return [at + 8, Number(bytes.readBigUInt64LE(at))];
 }

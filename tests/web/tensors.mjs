@@ -28,7 +28,7 @@ export function tensors(path) {
   };
 }
 
-/** A safetensors file like this one, with other metadata. */
+/** The same safetensors file with other metadata. */
 export function withMetadata(file, metadata) {
   const { header, data } = headerOf(file);
   return joined({ ...header, __metadata__: { ...header.__metadata__, ...metadata } }, data);
@@ -52,7 +52,7 @@ function joined(header, data) {
   return Buffer.concat([length, text, data]);
 }
 
-/** Numbers in [-1, 1), the same in each run: a linear congruential generator. */
+/** Repeatable numbers in [-1, 1): a linear congruential generator. */
 export function uniform(length, seed) {
   let state = seed;
   return Float32Array.from({ length }, () => {

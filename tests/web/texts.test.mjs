@@ -1,4 +1,5 @@
-// Many texts at once by the package, in Node: each is what it is alone. What else the engine does is tested natively by tests/engine.rs.
+// Continuous batching by the package, in Node: each completion equals that of its own run. tests/engine.rs tests the
+// engine's other features.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -14,7 +15,7 @@ const limited = { timeout: 300_000 };
 
 const N_TOKENS = 10;
 const greedy = { temperature: 0, maxTokens: N_TOKENS, ignoreEos: true };
-/** Prompts with options: two that take the likeliest tokens, with what is known of them, two that draw, one with penalties. */
+/** Prompts with options: two greedy with log-probabilities, two sampled, one with penalties. */
 const TEXTS = [
   ...cases.slice(0, 2).map(({ ids, greedy_ids: known }) => ({ prompt: ids, options: greedy, known: known.slice(0, N_TOKENS) })),
   ...[1, 2].map((seed) => ({ prompt: "Once upon a time", options: { ...greedy, temperature: 1, seed } })),
@@ -28,10 +29,10 @@ async function tokensOf(generation) {
   return tokens;
 }
 
-/** What a call is refused with. */
+/** A call's error. */
 const refusal = (promise) => promise.then(() => "nothing", (error) => [error instanceof TilewrightError, error.code]);
 
-// With an empty cache Mesa's driver takes more than a minute of a core to compile an engine's shaders as Dawn hands them over.
+// With an empty cache, Mesa's driver takes over a minute of CPU time to compile an engine's shaders from Dawn.
 for (const device of process.env.TILEWRIGHT_FULL ? ["cpu", "gpu"] : ["cpu"]) {
   test(`${device}: texts at once are what they are alone, and an aborted one is missed by none`, limited, async () => {
     const notices = [];
@@ -67,7 +68,7 @@ for (const device of process.env.TILEWRIGHT_FULL ? ["cpu", "gpu"] : ["cpu"]) {
     const stats = await engine.stats();
     const [nFinished, nCancelled] = ["nFinished", "nCancelled"].map((name) => stats[name] - before[name]);
     assert.deepEqual([nFinished, nCancelled, stats.nFailed, stats.nRunning, stats.nQueued], [TEXTS.length, 2, 0, 0, 0]);
-    assert.ok(stats.nDecodePasses - before.nDecodePasses < stats.generatedTokens - before.generatedTokens, "no pass was of several texts");
+    assert.ok(stats.nDecodePasses - before.nDecodePasses < stats.generatedTokens - before.generatedTokens, "no pass had several sequences");
     assert.ok(stats.busySeconds > 0);
     assert.deepEqual([stats.nRecoveries, notices.filter((code) => code === "device_rebuilt").length], device === "gpu" ? [1, 1] : [0, 0]);
     model.free();
@@ -88,7 +89,7 @@ test("what texts have in common at their beginnings is computed once, a guide ke
   assert.match(await kept.text(), /^ (red|blue) (cat|dog)$/);
   assert.equal((await kept.result).stopReason, "complete");
   for await (const { id, logprob, topLogprobs } of free) assert.deepEqual([logprob.id, topLogprobs[0].id], [id, id]);
-  // Its beginning is short: none of it was cached.
+  // Its beginning is short: nothing was cached.
   assert.deepEqual(await tokensOf(model.generate("There was a", greedy)), await tokensOf(engine.generate("There was a", greedy)));
   model.free();
 });
@@ -148,7 +149,7 @@ test("what an engine cannot do is refused, and what is freed is over", limited, 
   assert.deepEqual(await Promise.all(over), [[true, "disposed"], [true, "disposed"]]);
   assert.deepEqual(await refusal(engine.generate("a").result), [true, "disposed"]);
   assert.deepEqual(await refusal(engine.stats()), [true, "disposed"]);
-  // The model goes on, with its own sequence and with another engine.
+  // The model still works, with its own sequence and with another engine.
   const other = await model.engine({ maxSequences: 1 });
   const [prompt] = cases;
   const both = [model, other].map((it) => tokensOf(it.generate(prompt.ids, greedy)));

@@ -1,5 +1,5 @@
-// Published vocabularies in the WASM module: llama.cpp's own texts give the ids that Hugging Face's tokenizers gave for them.
-// The code is the library's, which native tests compare with much more; what may differ here is how it was compiled.
+// Published vocabularies in the WASM module: llama.cpp's own texts with ids from Hugging Face's tokenizers. Native
+// tests cover the same code in more depth; only its compilation may differ.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";

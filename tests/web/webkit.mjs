@@ -1,5 +1,5 @@
-// WebKit for tests: Debian's MiniBrowser on a screen that nobody sees, driven by WebKitWebDriver in W3C's protocol. playwright-core drives
-// only WebKits of its own.
+// WebKit for tests: Debian's MiniBrowser on a virtual screen, driven by WebKitWebDriver with the W3C protocol.
+// playwright-core supports only its own WebKit builds.
 
 import { spawn } from "node:child_process";
 import { once } from "node:events";
@@ -12,13 +12,13 @@ const DRIVER = "/usr/bin/WebKitWebDriver";
 const SCREEN = "/usr/bin/Xvfb";
 const BROWSER = [process.env.MINIBROWSER, ...browsers()].find((path) => path && existsSync(path));
 
-/** Debian has the program in a folder of the library, below one of the machine's kind. */
+/** Debian installs the program in the library's folder, below one for the architecture. */
 function browsers() {
   const kinds = existsSync("/usr/lib") ? readdirSync("/usr/lib").filter((name) => name.endsWith("-linux-gnu")) : [];
   return kinds.flatMap((kind) => ["webkit2gtk-4.1", "webkitgtk-6.0", "webkit2gtk-4.0"].map((folder) => join("/usr/lib", kind, folder, "MiniBrowser")));
 }
 
-/** Why there is no WebKit here; undefined if there is one. */
+/** Why there is no WebKit; undefined if there is one. */
 export const missingWebKit = existsSync(DRIVER) && existsSync(SCREEN) && BROWSER !== undefined ? undefined
   : "WebKit is not installed (Debian: webkit2gtk-driver and xvfb)";
 
@@ -34,7 +34,7 @@ export async function openWebKit() {
     }
   };
   try {
-    // It says on its third stream which screen it is.
+    // It prints its screen's number on file descriptor 3.
     const screen = spawn(SCREEN, ["-displayfd", "3", "-screen", "0", "800x600x24", "-nolisten", "tcp"], { stdio: ["ignore", "ignore", "ignore", "pipe"] });
     children.push(screen);
     const [display] = await once(screen.stdio[3], "data");

@@ -1,9 +1,9 @@
-//! tilewright next to burn (wgpu) on the first adapter, and next to candle on the CPU.
+//! tilewright against burn (wgpu) on the first adapter, and against candle on the CPU.
 //!
-//! `cargo run --release`, in this folder; a word such as `matmul` picks operations by name. Each operation has the same
-//! operands in all engines, and results are compared before anything is timed. Engines take turns, sample by sample, so
-//! that whatever else the machine does hits all alike. A sample is as many runs as take about 50 ms, with one wait
-//! behind them; operands stay on the device. Times are medians, ratios are the peer's time by ours: above 1 we are faster.
+//! `cargo run --release`, in this folder; a word such as `matmul` selects operations by name. All engines get the same
+//! operands, and results are compared before timing. Engines alternate sample by sample, so that other load on the
+//! machine affects all alike. A sample is as many runs as take about 50 ms, followed by one wait; operands stay on the
+//! device. Times are medians; ratios are the peer's time by ours: above 1 we are faster.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -60,9 +60,9 @@ impl Op {
 
 /// An operation in an engine, with its operands.
 struct Contender {
-    /// Runs it so many times and waits for the last.
+    /// Runs it `n` times and waits for the last.
     run: Box<dyn FnMut(usize) -> Result<()>>,
-    /// Runs it once; the values are in our own layout.
+    /// Runs it once and returns the values in our own layout.
     result: Box<dyn Fn() -> Result<Vec<f32>>>,
 }
 
@@ -189,7 +189,7 @@ fn candle(op: Op) -> Result<Contender> {
     };
     Ok(match op {
         Op::Matmul { m, k, n } => {
-            // As its own linear layer does it.
+            // As in candle's own linear layer.
             let (x, w) = (tensor(values(m * k, 1), &[m, k])?, tensor(values(n * k, 2), &[n, k])?.t()?);
             candle_contender(move || x.matmul(&w))
         }
@@ -223,11 +223,11 @@ fn candle_contender(op: impl Fn() -> candle_core::Result<CandleTensor> + Clone +
     }
 }
 
-/// Milliseconds of one run in each engine, engines taking turns.
+/// Milliseconds per run in each engine, alternating.
 fn race(contenders: &mut [Contender]) -> Result<Vec<f64>> {
     let mut n_runs = Vec::new();
     for contender in contenders.iter_mut() {
-        // The first run compiles, and may try several kernels.
+        // The first run compiles and may try several kernels.
         (contender.run)(1)?;
         let start = Instant::now();
         (contender.run)(1)?;
@@ -250,7 +250,7 @@ fn race(contenders: &mut [Contender]) -> Result<Vec<f64>> {
         .collect())
 }
 
-/// Refuses results that differ by more than float32 arithmetic explains: these would be different operations.
+/// Rejects results that differ by more than F32 arithmetic explains.
 fn agree(name: &str, engine: &str, found: &[f32], expected: &[f32]) -> Result<()> {
     let largest = expected.iter().fold(0f32, |max, x| max.max(x.abs()));
     let error = found.iter().zip(expected).fold(0f32, |max, (a, b)| max.max((a - b).abs()));
@@ -265,7 +265,7 @@ fn main() -> Result<()> {
     let adapters = pollster::block_on(Device::adapters());
     let gpu = pollster::block_on(Device::open(&DeviceChoice::Gpu, None))?;
     let cpu = Device::cpu();
-    // wgpu counts software adapters among the CPUs, and burn chooses by that.
+    // wgpu counts software adapters as CPUs, and burn selects by that.
     let is_software = adapters.first().is_some_and(|adapter| adapter.is_software);
     let kind = if is_software { DeviceKind::Cpu } else { DeviceKind::DefaultDevice };
     let burn_device = burn::tensor::Device::wgpu(kind);

@@ -1,4 +1,5 @@
-// Holds the model. Who connects sends a prompt and gets pieces of text, then what came of it; who disconnects ends the generation.
+// Holds the model. A client connects, sends a prompt and receives pieces of text, then the result; disconnecting
+// cancels the generation.
 
 import { Model } from "./tilewright/index.js";
 

@@ -1,4 +1,4 @@
-// What the extension's button opens.
+// The extension's popup.
 
 const byId = (id) => document.getElementById(id);
 const device = new URLSearchParams(location.search).get("device") ?? "auto";

@@ -1,4 +1,5 @@
-// Continues a text in Node, Deno or Bun: on a GPU if there is one and the npm package `webgpu` is installed, else on the CPU.
+// Continues a text in Node, Deno or Bun: on a GPU if there is one and the npm package `webgpu` is installed, else on
+// the CPU.
 //
 //     npm install tilewright webgpu
 //     node story.mjs "Once upon a time"                  the story model that comes with the package

@@ -1,4 +1,4 @@
-// Continues what is typed. `?model=ADDRESS` takes another model, `?device=cpu` or `gpu` what runs it.
+// Continues the typed text. `?model=ADDRESS` selects another model, `?device=cpu` or `gpu` the device.
 
 import { Model } from "./tilewright/index.js";
 
@@ -20,7 +20,7 @@ async function generate(model) {
   const generation = model.generate(byId("prompt").value, { maxTokens: 100 });
   for await (const { text } of generation) byId("text").append(text);
   const { generatedTokens, stopReason } = await generation.result;
-  byId("status").textContent = `${generatedTokens} tokens on ${model.device.name}; it ended with: ${stopReason}`;
+  byId("status").textContent = `${generatedTokens} tokens on ${model.device.name}; stop reason: ${stopReason}`;
 }
 
 try {
@@ -35,5 +35,5 @@ try {
   byId("status").textContent = `${error.code}: ${error.message}`;
 }
 
-// With it the page opens without a network.
-navigator.serviceWorker?.register("sw.js").catch((error) => console.info("this page will need a network to open:", error));
+// The service worker lets the page open offline.
+navigator.serviceWorker?.register("sw.js").catch((error) => console.info("this page will not open offline:", error));

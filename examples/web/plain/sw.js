@@ -1,13 +1,13 @@
-// Keeps the page with the package's files, so that it opens without a network. Models the package keeps itself.
+// Caches the page and the package's files for offline use. The package caches models itself.
 
-/** Another number for every release: the files of one fit each other. */
+/** Increment for every release: files of different releases do not fit together. */
 const RELEASE = "story-page-1";
 const FILES = [
   "./", "main.js", "tilewright/index.js", "tilewright/worker.js", "tilewright/tilewright_bg.wasm", "tilewright/tilewright_text_bg.wasm", "tilewright/stories.gguf",
 ];
 
 addEventListener("install", (event) => {
-  // Past the browser's own cache, where files of the release before may be.
+  // Bypasses the browser's own cache, which may hold the previous release's files.
   const requests = FILES.map((name) => new Request(name, { cache: "reload" }));
   event.waitUntil(caches.open(RELEASE).then((kept) => kept.addAll(requests)));
 });
@@ -19,7 +19,7 @@ addEventListener("activate", (event) => {
 
 addEventListener("fetch", (event) => {
   const { method, headers, url } = event.request;
-  // A request for a part of a file is the package's, about a model.
+  // Range requests are the package's own, for a model.
   if (method !== "GET" || headers.has("Range") || !url.startsWith(registration.scope)) return;
   event.respondWith(caches.match(event.request, { cacheName: RELEASE, ignoreSearch: true }).then((kept) => kept ?? fetch(event.request)));
 });

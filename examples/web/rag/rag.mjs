@@ -1,9 +1,9 @@
-// Answers a question from text files and says which passages it used: an encoder finds passages, a chat model reads them.
+// Answers a question from text files and cites the passages used: an encoder finds passages, a chat model reads them.
 //
 //     npm install tilewright
 //     node rag.mjs "Where do owls sleep?" notes/*.txt
 //
-// ENCODER and MODEL in the environment name others: an address, a path, or a folder that ends in /.
+// The environment variables ENCODER and MODEL select others: an address, a path, or a folder ending in /.
 
 import { readFile } from "node:fs/promises";
 import { Embedder, Index, Model } from "tilewright";
@@ -15,7 +15,7 @@ if (files.length === 0) {
 }
 const { ENCODER = "hf:sentence-transformers/all-MiniLM-L6-v2", MODEL = "hf:Qwen/Qwen2.5-1.5B-Instruct-GGUF:Q4_K_M" } = process.env;
 
-// Paragraphs are passages here; cut longer ones, since an encoder reads no more than `embedder.info.maxTokens`.
+// Passages are paragraphs; split longer ones, since an encoder reads at most `embedder.info.maxTokens`.
 const passages = [];
 for (const file of files) {
   for (const text of (await readFile(file, "utf8")).split(/\n\s*\n/)) {
@@ -30,7 +30,7 @@ const [hits] = await index.search(await embedder.embed(question), 3);
 const found = hits.map(({ id }) => passages[id]);
 embedder.free();
 
-// A schema has the model name its sources, and none that there are not.
+// The schema makes the model cite its sources, and only existing ones.
 const answer = {
   type: "object",
   properties: {

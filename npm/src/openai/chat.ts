@@ -165,7 +165,7 @@ export async function createChatCompletion(
   const { logprobs, top_logprobs: top } = request;
   ensureValid(Array.isArray(request.messages), "messages", request.messages, "a list of messages");
   ensureValid(top === undefined || top === null || logprobs === true,
-    "top_logprobs", top, "none where logprobs is not true");
+    "top_logprobs", top, "none unless logprobs is true");
   const messages = request.messages.map(messageOf);
   const own = ownOptions(request);
   const each = samplingOf(request, given, request.max_completion_tokens ?? request.max_tokens ?? NO_LIMIT)
@@ -300,7 +300,7 @@ function joinParts(parts: { type: string; text?: string }[] | null | undefined, 
   ensureValid(Array.isArray(parts), param, parts, "a text or a list of texts");
   return parts.map((part, at) => {
     if (part?.type !== "text" || typeof part.text !== "string") {
-      throw unsupported(`${param}[${at}]`, `${param}[${at}] is of the type ${String(part?.type)}, only text is supported`);
+      throw unsupported(`${param}[${at}]`, `${param}[${at}] has the type ${String(part?.type)}; only text is supported`);
     }
     return part.text;
   }).join("");
@@ -327,7 +327,7 @@ function effortOf(effort: (typeof EFFORTS)[number] | undefined): Pick<ChatOption
 /** A tool in the templates' form. Calls are always valid by its parameters, so `strict` is dropped. */
 function toolOf(tool: ChatCompletionTool, at: number): ChatCompletionTool {
   if (tool?.type !== "function") {
-    throw unsupported(`tools[${at}]`, `tools[${at}] is of the type ${String(tool?.type)}, only functions are supported`);
+    throw unsupported(`tools[${at}]`, `tools[${at}] has the type ${String(tool?.type)}; only functions are supported`);
   }
   ensureValid(typeof tool.function?.name === "string", `tools[${at}].function.name`, tool.function?.name, "a text");
   const { strict: _, ...function_ } = tool.function;

@@ -80,7 +80,7 @@ export function createClient(options: ClientOptions): Client {
     ensureValid(typeof name === "string", "model", name, "the name of a model");
     const model = Object.hasOwn(models, name) ? models[name] : undefined;
     ensure(model !== undefined,
-      "model_not_found", `there is no model ${JSON.stringify(name)} here`, { param: "model" });
+      "model_not_found", `there is no model ${JSON.stringify(name)}`, { param: "model" });
     return model;
   };
   type Named = { model?: string };
@@ -90,8 +90,8 @@ export function createClient(options: ClientOptions): Client {
     ensure(isKind(model), "option", `${request.model} ${problem}`, { param: "model" });
     return model;
   };
-  const chatModel = (request: Named): Model => findKind(request, isChat, "is an encoder and generates nothing");
-  const encoder = (request: Named): Embedder => findKind(request, isEncoder, "is no encoder and makes no vectors");
+  const chatModel = (request: Named): Model => findKind(request, isChat, "is an encoder and cannot generate text");
+  const encoder = (request: Named): Embedder => findKind(request, isEncoder, "is not an encoder and cannot compute embeddings");
   const calls: Omit<Client, "fetch"> = {
     chat: {
       completions: {
@@ -157,7 +157,7 @@ function fetchFrom(client: Omit<Client, "fetch">): Client["fetch"] {
         body = await request.json();
       } catch (error) {
         signal.throwIfAborted();
-        return refusal(400, `the request is no JSON: ${messageOf(error)}`, "invalid_json");
+        return refusal(400, `the request is not valid JSON: ${messageOf(error)}`, "invalid_json");
       }
     }
     try {

@@ -56,7 +56,7 @@ export async function createCompletion(
   checkFields(request, FIELDS);
   const { echo, logprobs } = request;
   if (echo === true && typeof logprobs === "number") {
-    throw unsupported("logprobs", "logprobs of a prompt, with echo, are not supported");
+    throw unsupported("logprobs", "logprobs with echo are not supported");
   }
   const prompts = promptsOf(request.prompt);
   const each = samplingOf(request, given, request.max_tokens ?? 16)

@@ -41,7 +41,7 @@ export async function createEmbeddings(embedder: Embedder, request: EmbeddingReq
   const { input, encoding_format: format, dimensions } = request;
   if (dimensions !== undefined && dimensions !== null && dimensions !== embedder.info.dims) {
     const { name, dims } = embedder.info;
-    throw unsupported("dimensions", `dimensions is ${dimensions}, and the vectors of ${name} have ${dims}: they cannot be cut`);
+    throw unsupported("dimensions", `dimensions is ${dimensions}, but vectors of ${name} have ${dims} and cannot be truncated`);
   }
   const texts = textsOf(input);
   const vectors = await embedder.embed(texts, { signal });
@@ -58,7 +58,7 @@ export async function createEmbeddings(embedder: Embedder, request: EmbeddingReq
 function textsOf(input: unknown): string[] {
   const all: unknown[] = Array.isArray(input) ? input : [input];
   if (all.length > 0 && all.every((one) => typeof one === "number" || Array.isArray(one))) {
-    throw unsupported("input", "input is of token ids, only texts are supported");
+    throw unsupported("input", "input has token ids; only texts are supported");
   }
   ensureValid(all.length !== 0 && all.length <= MOST_TEXTS && all.every((one) => typeof one === "string"),
     "input", input, `a text or a list of 1 to ${MOST_TEXTS} texts`);

@@ -1,46 +1,46 @@
-//! What makers say of eight GPUs.
+//! Manufacturers' figures of eight GPUs.
 
 use crate::shaders::Tier;
 use crate::target::{Target, TargetKind, TargetLimits};
 
-/// A GPU by its maker's figures. Rates are peaks at the boost clock, of dense operands; a multiplication with an addition is
+/// A GPU by its manufacturer's figures. Rates are peaks at boost clock with dense operands; a fused multiply-add is
 /// two operations.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct Machine {
-    /// Name for people, and what `--predict` finds it by.
+    /// Display name, matched by `--predict`.
     pub name: &'static str,
-    /// Where the figures are from.
+    /// Source of the figures.
     pub source: &'static str,
-    /// Bytes per second from its memory.
+    /// Memory bandwidth in bytes per second.
     pub memory_rate: f64,
-    /// Bytes that its last cache holds.
+    /// Bytes of the last-level cache.
     pub cache_bytes: u64,
     /// Cores: SMs, compute units, Xe-cores, shader cores.
     pub n_cores: u32,
-    /// Lanes of a core that begin an instruction in each cycle.
+    /// Lanes per core that issue an instruction in each cycle.
     pub lanes: u32,
     /// Cycles per second.
     pub clock: f64,
-    /// Operations per second of matrix units from f16 to f32, with those sizes of matrices that wgpu offers there.
+    /// Matrix units from f16 to f32, with a matrix size that wgpu supports on this GPU.
     pub matrix: Option<MatrixUnits>,
-    /// Bytes of a core's workgroup memory for each cycle.
+    /// Bytes per cycle from a core's workgroup memory.
     pub shared_rate: u32,
-    /// Invocations of a subgroup.
+    /// Invocations per subgroup.
     pub subgroup: u32,
 }
 
-/// Units that multiply matrices.
+/// Matrix units.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct MatrixUnits {
     /// Rows and columns.
     pub size: u32,
     /// Operations per second.
     pub rate: f64,
-    /// Whether they take the time of the lanes, as on RDNA 3 and on Apple's GPUs, or work beside them.
+    /// Whether they occupy the lanes, as on RDNA 3 and Apple GPUs, or work in parallel.
     pub on_lanes: bool,
 }
 
-/// The GPUs that are predicted.
+/// The GPUs with predictions.
 pub const MACHINES: [Machine; 8] = [
     Machine {
         name: "RTX 4090",
@@ -92,7 +92,7 @@ pub const MACHINES: [Machine; 8] = [
     },
     Machine {
         name: "Arc A770",
-        source: "Intel Arc A770 specifications; its matrices of 8 x 16 are none that wgpu 30 offers",
+        source: "Intel Arc A770 specifications; wgpu 30 does not support its 8 x 16 matrices",
         memory_rate: 560e9,
         cache_bytes: 16 << 20,
         n_cores: 32,
@@ -141,14 +141,14 @@ pub const MACHINES: [Machine; 8] = [
 ];
 
 impl Machine {
-    /// The machine whose name contains this, letter case and spaces aside.
+    /// The machine whose name contains this text, ignoring case and spaces.
     pub fn named(name: &str) -> Option<&'static Machine> {
         let plain = |text: &str| text.to_lowercase().replace([' ', '-', '_'], "");
         let wanted = plain(name);
         const { &MACHINES }.iter().find(|machine| !wanted.is_empty() && plain(machine.name).contains(&wanted))
     }
 
-    /// What recordings for it are made for: its matrix units if wgpu offers them, else subgroups.
+    /// The target of its recordings: with matrix units if wgpu supports them, else with subgroups.
     pub fn target(&self) -> Target {
         let tier = match self.matrix {
             Some(MatrixUnits { size: 16, .. }) => Tier::Matrix16,
@@ -167,12 +167,12 @@ impl Machine {
         Target::new(TargetKind::Gpu, tier, limits)
     }
 
-    /// Instructions of lanes per second.
+    /// Lane instructions per second.
     pub fn lane_rate(&self) -> f64 {
         f64::from(self.n_cores) * f64::from(self.lanes) * self.clock
     }
 
-    /// Bytes per second of all cores' workgroup memory.
+    /// Bytes per second from all cores' workgroup memory.
     pub fn shared_memory_rate(&self) -> f64 {
         f64::from(self.n_cores) * f64::from(self.shared_rate) * self.clock
     }

@@ -1,4 +1,4 @@
-//! `tilewright bench embed`: batches of a text encoder on the device's roofline, and what its pipeline gains.
+//! `tilewright bench embed`: batches of a text encoder on the device's roofline, and the gain from its pipeline.
 
 use std::collections::HashSet;
 use std::io::{self, Write};
@@ -12,35 +12,35 @@ use tilewright::{Device, EmbedOptions, Embedder, Error};
 
 use super::{parse_ms, print_csv, print_device};
 use crate::cli::run::with_loading_bar;
-use crate::cli::{DeviceArgs, Failure, print_json, read_text, show_bytes};
+use crate::cli::{CommandFailure, DeviceArgs, print_json, read_text, show_bytes};
 
-/// Made-up texts, or as many as the largest batch has.
+/// Generated texts; more if a batch is larger.
 const MADE_UP: usize = 256;
 
 #[derive(Args)]
 pub struct EmbedBenchArgs {
-    /// Hugging Face folder or GGUF file of a text encoder, or its address hf:OWNER/REPO.
+    /// Text encoder: Hugging Face folder, GGUF file, or address hf:OWNER/REPO.
     pub model: PathBuf,
-    /// Texts of a batch.
+    /// Texts per batch.
     #[arg(long, short = 'b', value_delimiter = ',', default_value = "1,8,32,100", value_name = "N,..")]
     batch: Vec<usize>,
-    /// File with a text on each line, of which each is taken once; made-up texts if absent.
+    /// File with one text per line, duplicates ignored [default: generated texts].
     #[arg(long, value_name = "FILE")]
     texts: Option<PathBuf>,
-    /// Batches of each size that are timed, after a warm-up.
+    /// Batches of each size to time, after a warm-up.
     #[arg(long, short = 'r', default_value_t = 50, value_name = "N")]
     repetitions: usize,
-    /// Milliseconds that 95 of 100 batches may take at most.
+    /// Limit of the 95th percentile latency of a batch, in milliseconds.
     #[arg(long, value_parser = parse_ms, value_name = "MS")]
     max_ms: Option<f64>,
-    /// Megabytes that weights and batch may take.
+    /// Limit of the memory for weights and a batch, in MiB.
     #[arg(long, value_name = "MB")]
     max_mb: Option<u32>,
-    /// Submissions in flight to measure, 1 to 8; 0 is none.
+    /// Numbers of submissions in flight to measure, 1 to 8; 0 for none.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8", value_name = "N,..")]
     #[arg(value_parser = clap::value_parser!(u8).range(0..=8))]
     in_flight: Vec<u8>,
-    /// Leave out the texts for each of which the encoder is loaded.
+    /// Skip the comparison with loading the encoder for each text.
     #[arg(long)]
     no_naive: bool,
     #[command(flatten)]
@@ -49,7 +49,7 @@ pub struct EmbedBenchArgs {
     format: super::FormatArgs,
 }
 
-pub fn bench(args: &EmbedBenchArgs) -> Result<(), Failure> {
+pub fn bench(args: &EmbedBenchArgs) -> Result<(), CommandFailure> {
     let texts = args.texts()?;
     let cases = || args.batch.iter().map(|&n_texts| EmbedCase { n_texts, repetitions: args.repetitions });
     cases().try_for_each(|case| case.check(texts.len()))?;
@@ -107,7 +107,7 @@ pub fn bench(args: &EmbedBenchArgs) -> Result<(), Failure> {
     if let Some(Naive { n_texts, texts_per_second, gain }) = naive {
         writeln!(
             out,
-            "\nloaded for each of {n_texts} texts: {texts_per_second:.2} texts/s; all at once {gain:.1} times as many"
+            "\nloaded for each of {n_texts} texts: {texts_per_second:.2} texts/s; one call {gain:.1} times as fast"
         )?;
     }
     Ok(out.flush()?)
@@ -124,7 +124,7 @@ impl EmbedBenchArgs {
         let lines = content.lines().filter(|line| !line.trim().is_empty() && seen.insert(*line));
         let texts: Vec<String> = lines.map(str::to_owned).collect();
         match texts.is_empty() {
-            true => Err(Error::Option { option: "texts", expected: "a text on a line".into(), found: "none".into() }),
+            true => Err(Error::Option { option: "texts", expected: "a line with text".into(), found: "none".into() }),
             false => Ok(texts),
         }
     }
@@ -134,7 +134,7 @@ fn about(embedder: &Embedder) -> Result<String, Error> {
     let types: Vec<&str> = embedder.block_types().iter().map(|t| t.name()).collect();
     let weights = show_bytes(embedder.plan()?.weights_bytes);
     let most = embedder.max_batch_tokens();
-    Ok(format!("{} ({}, weights {weights}, up to {most} tokens a pass)", embedder.name(), types.join(" ")))
+    Ok(format!("{} ({}, weights {weights}, up to {most} tokens per pass)", embedder.name(), types.join(" ")))
 }
 
 fn print_batches(out: &mut impl Write, rows: &[EmbedRow]) -> io::Result<()> {
@@ -172,7 +172,7 @@ fn print_batches(out: &mut impl Write, rows: &[EmbedRow]) -> io::Result<()> {
             show_bytes(row.memory_bytes),
         )?;
     }
-    writeln!(out, "Counts and bytes are of a batch; texts are encoded anew each time.")
+    writeln!(out, "Counts and bytes are per batch; texts are encoded again every time.")
 }
 
 fn print_roofline(out: &mut impl Write, rows: &[EmbedRow]) -> io::Result<()> {
@@ -214,7 +214,7 @@ fn print_roofline(out: &mut impl Write, rows: &[EmbedRow]) -> io::Result<()> {
             predicted(&|seconds| format!("{:.2}x", row.seconds / seconds)),
         )?;
     }
-    writeln!(out, "Predicted from the two batches with the fewest tokens; above 100% weights fit a cache.")
+    writeln!(out, "Predicted from the two batches with the fewest tokens; above 100% the weights fit in a cache.")
 }
 
 fn print_parts(out: &mut impl Write, parts: &EmbedParts) -> io::Result<()> {
@@ -245,7 +245,7 @@ fn print_flights(out: &mut impl Write, device: &Device, rows: &[FlightRow]) -> i
         writeln!(out, "{:<32} {rate:>28} {:>7.2}x", format!("{} in flight", row.in_flight), row.ratio)?;
     }
     if !device.is_gpu() {
-        writeln!(out, "The CPU computes a batch when it is submitted, so one is in flight whatever is allowed.")?;
+        writeln!(out, "The CPU computes a batch when it is submitted, so only one is ever in flight.")?;
     }
     Ok(())
 }

@@ -10,15 +10,15 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tilewright::Error;
 
-use super::super::{Failure, read_text};
+use super::super::{CommandFailure, read_text};
 
-/// What the page says where it is filled in.
+/// The parts of the page to fill in.
 const POLICY: [&str; 2] = ["<meta http-equiv=\"Content-Security-Policy\" content=\"", "\">"];
 const STYLE: &str = "<link rel=\"stylesheet\" href=\"dashboard.css\">";
 const SCRIPT: &str = "<script type=\"module\" src=\"dashboard.js\"></script>";
 
-/// A page to be filled in, and where it goes.
-pub struct Page {
+/// A page to fill in, and its output path.
+pub struct HtmlPage {
     to: PathBuf,
     html: String,
     css: String,
@@ -29,12 +29,12 @@ fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Error + '_ {
     |source| Error::Io { path: path.into(), source }
 }
 
-impl Page {
-    /// Reads what the page is made of, before anything is measured.
+impl HtmlPage {
+    /// Reads the page's parts, before anything is measured.
     ///
     /// # Errors
-    /// [`Error::Option`] for a folder without the page, and for a file to write that is none.
-    pub fn open(to: &Path, folder: &Path) -> Result<Page, Error> {
+    /// [`Error::Option`] for a folder without the page, or an output that is not an HTML file.
+    pub fn open(to: &Path, folder: &Path) -> Result<HtmlPage, Error> {
         let is_page = |name: &str| name.ends_with(".html") || name.ends_with(".htm");
         if !to.file_name().and_then(|name| name.to_str()).is_some_and(is_page) || to.is_dir() {
             let (expected, found) = ("a file that ends in .html".into(), to.display().to_string());
@@ -42,7 +42,7 @@ impl Page {
         }
         let read = |name: &str| {
             let text = fs::read_to_string(folder.join(name)).ok()?;
-            // Maps of sources are for the page that has its files beside it.
+            // Source maps only work beside the source files.
             let lines = text.lines().filter(|line| !line.contains("# sourceMappingURL="));
             Some(lines.collect::<Vec<_>>().join("\n"))
         };
@@ -52,11 +52,11 @@ impl Page {
             found: folder.display().to_string(),
         };
         let page = match (read("dashboard.html"), read("dashboard.css"), read("dashboard.js")) {
-            (Some(html), Some(css), Some(js)) => Page { to: to.into(), html, css, js },
+            (Some(html), Some(css), Some(js)) => HtmlPage { to: to.into(), html, css, js },
             _ => return Err(wrong()),
         };
         let has = |part: &str| page.html.matches(part).count() == 1;
-        // Nothing of them may end the element that they become the text of.
+        // Neither may end the element that it is put into.
         let is_safe = !page.js.contains("</script") && !page.css.contains("</style");
         match [POLICY[0], STYLE, SCRIPT].into_iter().all(has) && is_safe {
             true => Ok(page),
@@ -64,8 +64,8 @@ impl Page {
         }
     }
 
-    /// Writes the page with what was measured.
-    pub fn write(&self, parts: &[Value]) -> Result<(), Failure> {
+    /// Writes the page with its data.
+    pub fn write(&self, parts: &[Value]) -> Result<(), CommandFailure> {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let data = json!({
             "schema": "tilewright-dashboard/1",
@@ -76,7 +76,7 @@ impl Page {
         let html = self.filled(&data).ok_or_else(|| Error::Option {
             option: "page",
             expected: "the folder that scripts/build-web makes".into(),
-            found: "a page without a policy".into(),
+            found: "a page without a Content-Security-Policy".into(),
         })?;
         fs::write(&self.to, html).map_err(io(&self.to))?;
         eprintln!("wrote {}", self.to.display());
@@ -90,7 +90,7 @@ impl Page {
             hash(&self.js),
             hash(&self.css),
         );
-        // A block of data is not run, but what it says must not end it.
+        // A data block is not run, but its text must not end it.
         let data = data.to_string().replace('<', "\\u003c");
         let (before, rest) = self.html.split_once(POLICY[0])?;
         let (_, after) = rest.split_once(POLICY[1])?;
@@ -105,10 +105,10 @@ impl Page {
     }
 }
 
-/// What other benches have printed.
+/// The `--json` output of other benches.
 ///
 /// # Errors
-/// [`Error::Io`] for files that cannot be read, [`Error::Option`] for others.
+/// [`Error::Io`] for unreadable files, [`Error::Option`] for files without such output.
 pub fn read(paths: &[PathBuf]) -> Result<Vec<Value>, Error> {
     let mut parts = Vec::new();
     for path in paths {
@@ -128,9 +128,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_holds_its_data_and_lets_nothing_else_run() {
+    fn html_report_embeds_its_data_and_blocks_other_scripts() {
         let html = format!("<head>{}default-src 'self'{}\n{STYLE}</head>{SCRIPT}", POLICY[0], POLICY[1]);
-        let page = Page { to: "page.html".into(), html, css: "a{}".into(), js: "b()".into() };
+        let page = HtmlPage { to: "page.html".into(), html, css: "a{}".into(), js: "b()".into() };
         let filled = page.filled(&json!({"name": "</script><script>alert(1)</script>"})).unwrap();
         // `printf 'b()' | openssl dgst -sha256 -binary | base64`
         let hashes = ["cf242PFc/kb7xD0Qzhsmd9vvRkc+cWFmbi+k+YvtdKc=", "X1RutGBrXCt9KkSaXMK7tHftWiRscFHOhxsS8tv8hBk="];

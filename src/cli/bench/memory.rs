@@ -1,4 +1,4 @@
-//! `tilewright bench memory`: what well-known decoders would take.
+//! `tilewright bench memory`: memory of well-known decoders.
 
 use std::io::{self, Write};
 
@@ -8,21 +8,21 @@ use serde_json::{Value, json};
 use tilewright::bench::shapes::SIZES;
 use tilewright::{Device, Error, LoadOptions, MemoryPlan, WeightType};
 
-use super::super::{DeviceArgs, Failure, print_json, show_bytes};
+use super::super::{CommandFailure, DeviceArgs, print_json, show_bytes};
 use super::FormatArgs;
 use super::print_csv;
 use crate::cli::run::PrecisionArgs;
 
-/// What matrices may be stored as.
+/// Supported matrix types.
 const WEIGHTS: [WeightType; 6] =
     [WeightType::F32, WeightType::F16, WeightType::Q8_0, WeightType::Q6_K, WeightType::Q4_K, WeightType::Q4_0];
 
 #[derive(Args)]
 pub struct MemoryBenchArgs {
-    /// Positions that the cache has room for.
+    /// Context length in tokens.
     #[arg(long, default_value_t = USUAL_CTX, value_name = "N")]
     ctx: u32,
-    /// What matrices are stored as: f32, f16, q8_0, q6_k, q4_k, q4_0.
+    /// Matrix types: f32, f16, q8_0, q6_k, q4_k, q4_0.
     #[arg(long, value_delimiter = ',', default_values_t = USUAL_WEIGHTS, value_parser = parse_weight, value_name = "TYPE,..")]
     weights: Vec<WeightType>,
     #[command(flatten)]
@@ -38,7 +38,7 @@ fn parse_weight(text: &str) -> Result<WeightType, String> {
     found.ok_or_else(|| format!("expected one of {}", WEIGHTS.map(WeightType::name).join(", ")))
 }
 
-/// What a model of one weight type takes.
+/// Memory of a model with one matrix type.
 #[derive(Serialize)]
 struct MemoryRow {
     model: &'static str,
@@ -48,7 +48,7 @@ struct MemoryRow {
     total_bytes: u64,
 }
 
-/// Positions that a cache has room for where nothing else is said, and what matrices are stored as.
+/// Default context length and matrix types.
 const USUAL_CTX: u32 = 4096;
 const USUAL_WEIGHTS: [WeightType; 4] = [WeightType::F32, WeightType::F16, WeightType::Q8_0, WeightType::Q4_K];
 
@@ -74,13 +74,13 @@ fn told(device: &Device, options: &LoadOptions<'_>, rows: &[MemoryRow]) -> Value
     })
 }
 
-/// The table as it is without any arguments.
+/// The table with default arguments.
 pub fn usual(device: &Device) -> Result<Value, Error> {
     let options = LoadOptions { context_length: Some(USUAL_CTX), ..LoadOptions::default() };
     Ok(told(device, &options, &rows_of(device, &USUAL_WEIGHTS, &options)?))
 }
 
-pub fn bench(args: &MemoryBenchArgs) -> Result<(), Failure> {
+pub fn bench(args: &MemoryBenchArgs) -> Result<(), CommandFailure> {
     let device = args.device.open()?;
     let PrecisionArgs { kv_type, exact } = args.precision;
     let options = LoadOptions { context_length: Some(args.ctx), kv_type, exact, ..LoadOptions::default() };
@@ -98,7 +98,7 @@ pub fn bench(args: &MemoryBenchArgs) -> Result<(), Failure> {
 }
 
 fn print(out: &mut impl Write, args: &MemoryBenchArgs, kv_type: &str, rows: &[MemoryRow]) -> io::Result<()> {
-    writeln!(out, "one session of {} tokens, keys and values in {kv_type}\n", args.ctx)?;
+    writeln!(out, "one session of {} tokens, KV cache in {kv_type}\n", args.ctx)?;
     writeln!(
         out,
         "{:<16} {:<8} {:>12} {:>12} {:>12} {:>12}",

@@ -12,53 +12,53 @@ use tilewright::retrieval::mol::{Mol, MolChoice, MolSearch, MolWeights};
 use tilewright::{Device, Error, WeightType};
 
 use super::{parse_ms, print_csv, print_device};
-use crate::cli::{DeviceArgs, Failure, print_json, show_bytes};
+use crate::cli::{CommandFailure, DeviceArgs, print_json, show_bytes};
 
 /// Shapes of the paper's experiments: MovieLens 1M and 20M, Amazon Books.
 const PAPER: [[u32; 3]; 3] = [[8, 4, 64], [8, 4, 128], [8, 8, 32]];
 const PAPER_HIDDEN: u32 = 128;
-/// Queries that searches are tried with.
+/// Queries of each search.
 const QUERIES: usize = 32;
 
 #[derive(Args)]
 pub struct MolBenchArgs {
-    /// Items of the corpus. 695,762 are those of Amazon Books in the paper.
+    /// Items of the corpus; the default is the size of Amazon Books in the paper.
     #[arg(long, default_value_t = 695_762, value_parser = clap::value_parser!(u64).range(1..=1 << 31), value_name = "N")]
     items: u64,
     /// Components of query and item.
     #[arg(long, value_delimiter = ',', default_value = "4x4,8x4,8x8", value_parser = parse_components, value_name = "NxM,..")]
     components: Vec<[u32; 2]>,
-    /// Numbers of a component.
+    /// Dimensions of a component.
     #[arg(long, value_delimiter = ',', default_value = "32,64,128", value_name = "N,..")]
     dims: Vec<u32>,
     /// Widths of the gate's hidden layer.
     #[arg(long, value_delimiter = ',', default_value = "32,128", value_name = "N,..")]
     gates: Vec<u32>,
-    /// How components of items are kept: f32, f16, q8_0.
+    /// Storage types of item components: f32, f16, q8_0.
     #[arg(long, value_delimiter = ',', default_value = "f16,q8_0", value_parser = parse_storage, value_name = "TYPE,..")]
     storage: Vec<WeightType>,
-    /// Queries of a batch, 1 to 32.
+    /// Queries per batch, 1 to 32.
     #[arg(long, value_delimiter = ',', default_value = "1,8,32", value_name = "N,..")]
     batch: Vec<u32>,
-    /// Milliseconds that a batch may take over all items.
+    /// Time limit of a batch over all items, in milliseconds.
     #[arg(long, value_parser = parse_ms, value_name = "MS")]
     max_ms: Option<f64>,
-    /// Megabytes that all items may take.
+    /// Memory limit of all items, in MiB.
     #[arg(long, value_name = "MB")]
     max_mb: Option<u64>,
-    /// Items that are scored at a time where a mixture is held against other ways; what suits the device if absent.
+    /// Items scored at a time when a mixture is compared with other kernels [default: by device].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 16), value_name = "N")]
     strip: Option<u32>,
-    /// Shapes of each batch size that are measured.
+    /// Shapes to measure for each batch size.
     #[arg(long, default_value_t = 2, value_name = "N")]
     measured: usize,
-    /// Weights of a mixture (safetensors): tries searches of it among random items.
+    /// Weights of a mixture (safetensors), to try searches of it among random items.
     #[arg(long, value_name = "FILE")]
     weights: Option<PathBuf>,
-    /// Share of the best items that a search has to find.
+    /// Recall that a search must reach.
     #[arg(long, default_value_t = 0.99, value_name = "SHARE")]
     recall: f64,
-    /// Items that a query asks for.
+    /// Results per query.
     #[arg(short, default_value_t = 10, value_name = "N")]
     k: usize,
     #[command(flatten)]
@@ -77,7 +77,7 @@ fn parse_storage(text: &str) -> Result<WeightType, String> {
     types.into_iter().find(|t| t.name().eq_ignore_ascii_case(text)).ok_or("expected f32, f16 or q8_0".into())
 }
 
-pub fn bench(args: &MolBenchArgs) -> Result<(), Failure> {
+pub fn bench(args: &MolBenchArgs) -> Result<(), CommandFailure> {
     let mut grid = Vec::new();
     for &[query_components, item_components] in &args.components {
         for (&dim, &hidden) in args.dims.iter().flat_map(|dim| args.gates.iter().map(move |hidden| (dim, hidden))) {
@@ -91,7 +91,7 @@ pub fn bench(args: &MolBenchArgs) -> Result<(), Failure> {
     let limits = Limits { seconds: args.max_ms.map(|ms| ms / 1e3), bytes: args.max_mb.map(|mb| mb << 20) };
     let device = args.device.open()?;
     let probes = pollster::block_on(Probes::measure(&device))?;
-    // A GPU is busy with more.
+    // A GPU needs more items to be busy.
     let usual = if device.is_gpu() && device.info().tier != "scalar" { 1 << 14 } else { 1 << 11 };
     let strip = args.strip.unwrap_or(usual);
     let mut tables = Vec::new();
@@ -138,8 +138,13 @@ pub fn bench(args: &MolBenchArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// Measures the first plans of each batch size that fit the limits. What they need of the device's tuning is kept.
-fn settle(device: &Device, plans: &mut [MolPlan], args: &MolBenchArgs, limits: &Limits) -> Result<Device, Failure> {
+/// Measures the first plans of each batch size that fit the limits, and saves the tuning made for them.
+fn settle(
+    device: &Device,
+    plans: &mut [MolPlan],
+    args: &MolBenchArgs,
+    limits: &Limits,
+) -> Result<Device, CommandFailure> {
     let mut device = device.clone();
     for &n_queries in &args.batch {
         let mut n_fitting = 0;
@@ -168,7 +173,7 @@ async fn try_searches(device: &Device, path: &Path, args: &MolBenchArgs) -> Resu
     let mut numbers = normal(1);
     let mut take = |n: usize| -> Vec<f32> { numbers.by_ref().take(n).collect() };
     let queries = take(QUERIES * query_dim);
-    // In parts, so that vectors and what is made of them are not all in memory.
+    // In parts, so that not all vectors and components are in memory at a time.
     const PART: u64 = 1 << 16;
     for first in (0..args.items).step_by(PART as usize) {
         let n = PART.min(args.items - first) as usize;
@@ -207,13 +212,13 @@ fn print_rows(out: &mut impl Write, shape: &MolShape, strip: u32, rows: &[MolRow
     if let (Some(mixture), Some(chain), Some(dots)) = (row("mixture"), row("chain"), row("dot product")) {
         writeln!(
             out,
-            "the chain takes {:.2} x the mixture, at most {:.2} x if the mixture took its least time",
+            "the chain takes {:.2} x the mixture's time, {:.2} x its lower bound",
             chain.seconds / mixture.seconds,
             chain.seconds / mixture.least_seconds,
         )?;
         writeln!(
             out,
-            "the mixture takes {:.2} x the dot product, at least {:.2} x: it has {:.0} times the operations",
+            "the mixture takes {:.2} x the dot product's time, at least {:.2} x, with {:.0} times the operations",
             mixture.seconds / dots.seconds,
             mixture.least_seconds / dots.seconds,
             mixture.flop as f64 / dots.flop as f64,
@@ -280,7 +285,7 @@ fn print_searches(out: &mut impl Write, choice: &MolChoice, args: &MolBenchArgs)
             trial.seconds * 1e3,
             exact / trial.seconds,
             trial.scored,
-            if i == choice.best { format!("  fastest from {} on", args.recall) } else { String::new() },
+            if i == choice.best { format!("  fastest with at least {}", args.recall) } else { String::new() },
         )?;
     }
     Ok(())

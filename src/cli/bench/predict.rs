@@ -1,4 +1,4 @@
-//! `tilewright bench --predict`: what passes would take on a GPU that is not here.
+//! `tilewright bench --predict`: predicted times of passes on another GPU.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -8,20 +8,20 @@ use tilewright::bench::predict::{BoundBy, MACHINES, Machine, Prediction};
 use tilewright::bench::shapes::{SHAPES, Shape, ShapePass};
 use tilewright::{Error, WeightType};
 
-use super::super::{Failure, print_json};
+use super::super::{CommandFailure, print_json};
 
-/// Positions that the cache holds before a token.
+/// Tokens in the KV cache before a decode pass.
 const DEPTH: u32 = 512;
-/// Tokens that a decoder takes in one pass over its weights.
+/// Tokens of a small decode batch or a verification of draft tokens.
 const FEW: u32 = 8;
-/// Tokens of a prompt, and of an encoder's text.
+/// Tokens of a prefill pass, and of an encoder's text.
 const PROMPT: u32 = 512;
-/// Positions that the cache holds before the last part of a long prompt.
+/// Tokens in the KV cache before the last chunk of a long prompt.
 const LONG: u32 = 8192;
-/// What a decoder's matrices are stored as, and an encoder's.
+/// Matrix types of decoders and of encoders.
 const WEIGHTS: [WeightType; 2] = [WeightType::Q4_K, WeightType::F16];
 
-/// A pass of a model and its prediction.
+/// A pass of a model, with its prediction.
 #[derive(Serialize)]
 struct Predicted {
     model: &'static str,
@@ -33,7 +33,7 @@ struct Predicted {
     prediction: Prediction,
 }
 
-pub fn bench(gpu: &str, json: bool) -> Result<(), Failure> {
+pub fn bench(gpu: &str, json: bool) -> Result<(), CommandFailure> {
     let mut out = io::stdout().lock();
     if gpu == "list" {
         return Ok(MACHINES.iter().try_for_each(|machine| writeln!(out, "{:<14} {}", machine.name, machine.source))?);

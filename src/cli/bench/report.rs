@@ -1,4 +1,4 @@
-//! `tilewright bench --report`: what www/bench.html writes, too.
+//! `tilewright bench --report`: the same report as `www/bench.html`.
 
 use std::fs;
 use std::io::{self, IsTerminal, Write};
@@ -10,20 +10,20 @@ use tilewright::bench::Row;
 use tilewright::bench::report::{self, Measurements, OtherTiers, ReportDevice, SCHEMA};
 use tilewright::{AdapterReport, Device, DeviceChoice, Error, Model, Tier};
 
-use super::super::{Failure, print_json};
+use super::super::{CommandFailure, print_json};
 
-/// Refuses to write over what is no report, before anything is measured.
-pub fn check(path: &Path) -> Result<(), Failure> {
+/// Refuses to overwrite a file that is not a report, before anything is measured.
+pub fn check(path: &Path) -> Result<(), CommandFailure> {
     let is_report =
         |text: &[u8]| serde_json::from_slice::<Value>(text).is_ok_and(|value| value["schema"].as_str() == Some(SCHEMA));
     match fs::metadata(path) {
         Ok(found) if !is_stdout(path) => {
-            // A report has some hundred lines.
+            // A report has a few hundred lines.
             let is_small = found.is_file() && found.len() < 1 << 20;
             if is_small && fs::read(path).is_ok_and(|text| text.is_empty() || is_report(&text)) {
                 return Ok(());
             }
-            let expected = "a new file, or a report to write over".into();
+            let expected = "a new file, or a report to overwrite".into();
             Err(Error::Option { option: "report", expected, found: path.display().to_string() }.into())
         }
         _ => Ok(()),
@@ -43,7 +43,7 @@ fn adapter_of(device: &Device) -> Option<AdapterReport> {
 }
 
 /// Measures probes and kernels.
-pub fn measure(device: &Device, quick: bool) -> Result<Measurements, Failure> {
+pub fn measure(device: &Device, quick: bool) -> Result<Measurements, CommandFailure> {
     let adapter = adapter_of(device);
     let open = |tier: Tier| {
         let choice = DeviceChoice::Named(device.info().name.clone());
@@ -66,14 +66,13 @@ pub fn measure(device: &Device, quick: bool) -> Result<Measurements, Failure> {
     Ok(measured?)
 }
 
-/// Writes the report.
 pub fn write(
     path: &Path,
     measured: &Measurements,
     device: &Device,
     model: &Model,
     rows: &[Row],
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let adapter = adapter_of(device).map(|adapter| {
         let limits: Map<String, Value> = adapter.limits().into_iter().map(|(k, v)| (k.into(), v.into())).collect();
         json!({
@@ -125,6 +124,6 @@ pub fn write(
     let text = serde_json::to_string_pretty(&value).unwrap_or_default() + "\n";
     fs::write(path, text).map_err(|source| Error::Io { path: path.to_path_buf(), source })?;
     let mut err = io::stderr().lock();
-    writeln!(err, "wrote {}; benches/record/community/README.md says where reports are collected", path.display())?;
+    writeln!(err, "wrote {}; benches/record/community/README.md says where to send it", path.display())?;
     Ok(())
 }

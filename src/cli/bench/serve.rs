@@ -1,4 +1,4 @@
-//! `tilewright bench serve`: a server under load, by clients at once and by requests a second.
+//! `tilewright bench serve`: a server under load, by number of clients and by request rate.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -14,8 +14,8 @@ use tilewright::serve::{Limits, Server, ServerOptions};
 use tokio::sync::oneshot;
 
 use crate::cli::run::ModelArgs;
-use crate::cli::serve::Loader;
-use crate::cli::{Failure, print_json, read_text};
+use crate::cli::serve::ModelLoader;
+use crate::cli::{CommandFailure, print_json, read_text};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,44 +28,43 @@ prices.json: {\"dollars_per_hour\": 0.5}";
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ServeBenchArgs {
-    /// GGUF file, or folder with config.json and safetensors, or address hf:OWNER/REPO[:QUANTISATION], that a server in this
-    /// process has; the built-in model if absent.
+    /// Model to serve in this process, as for `run` [default: the built-in model].
     #[arg(conflicts_with = "url")]
     model: Option<String>,
-    /// Address of a server that runs already, such as http://127.0.0.1:8080/v1.
+    /// Address of a running server, such as http://127.0.0.1:8080/v1.
     #[arg(long, value_name = "URL")]
     url: Option<String>,
-    /// Name of the model that is asked; the first that the server lists if absent.
+    /// Model to request from the server [default: the first it lists].
     #[arg(long = "model", value_name = "NAME", requires = "url", id = "name")]
     name: Option<String>,
-    /// Key of the server.
+    /// API key of the server.
     #[arg(long, env = "TILEWRIGHT_API_KEY", hide_env_values = true, value_name = "KEY")]
     api_key: Option<String>,
-    /// Clients at once, each of which sends its next request when the last is over; 1,8,32,128 if no --rate is given either.
+    /// Numbers of concurrent clients, each waiting for its answer [default: 1,8,32,128 without --rate].
     #[arg(long, short = 'c', value_delimiter = ',', value_name = "N,..")]
     concurrency: Vec<usize>,
-    /// Requests a second, which come at random whether answers do or not.
+    /// Requests per second, sent at random times whether or not earlier ones are answered.
     #[arg(long, value_delimiter = ',', value_name = "R,..")]
     rate: Vec<f64>,
-    /// Requests of each load; four for each client, 32 at least, if absent.
+    /// Requests for each load [default: 4 per client, at least 32].
     #[arg(long, short = 'r', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     requests: Option<u32>,
-    /// Tokens of a prompt, about.
+    /// Approximate prompt length, in tokens.
     #[arg(long, short = 'p', default_value_t = 128, value_name = "N")]
     n_prompt: usize,
-    /// Tokens of an answer at most.
+    /// Maximum number of tokens per answer.
     #[arg(long, short = 'n', default_value_t = 64, value_name = "N")]
     n_gen: usize,
-    /// Seed of prompts and of pauses.
+    /// Seed of prompts and request times.
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
-    /// File with what this machine costs, for the cost of requests and tokens.
+    /// JSON file with the price of this machine, to compute the cost of requests and tokens.
     #[arg(long, value_name = "FILE")]
     prices: Option<PathBuf>,
-    /// Texts that the server in this process computes together; as many as there are clients, 64 at most, if absent.
+    /// Maximum batch size of the server in this process [default: the number of clients, at most 64].
     #[arg(long, value_name = "N", conflicts_with = "url")]
     parallel: Option<u32>,
-    /// Requests that wait beside those, before others are refused; as many as there are clients if absent.
+    /// Maximum requests waiting for the model; more are refused [default: the number of clients].
     #[arg(long, value_name = "N", conflicts_with = "url")]
     queue: Option<usize>,
     #[command(flatten)]
@@ -75,7 +74,7 @@ pub struct ServeBenchArgs {
     json: bool,
 }
 
-pub fn bench(args: ServeBenchArgs) -> Result<(), Failure> {
+pub fn bench(args: ServeBenchArgs) -> Result<(), CommandFailure> {
     let prices = match &args.prices {
         Some(path) => {
             let text = read_text(path)?;
@@ -134,7 +133,7 @@ pub fn bench(args: ServeBenchArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// A server in a thread of this process, which ends with it.
+/// A server in a thread of this process; dropping it ends the server.
 struct OwnServer {
     address: SocketAddr,
     device: serde_json::Value,
@@ -151,18 +150,18 @@ impl OwnServer {
         queue: Option<usize>,
         args: ModelArgs,
     ) -> Result<OwnServer, Error> {
-        let together = n_clients.clamp(1, EngineOptions::MOST_SEQUENCES as usize) as u32;
+        let together = n_clients.clamp(1, EngineOptions::MAX_SEQUENCES as usize) as u32;
         let engine = EngineOptions {
             max_sequences: parallel.unwrap_or(together),
             max_queued: queue.unwrap_or(n_clients),
             ..EngineOptions::default()
         };
         engine.check()?;
-        let loader = Loader::new(args, engine.clone(), None)?;
+        let loader = ModelLoader::new(args, engine.clone(), None)?;
         let spec = loader.spec(model)?;
-        let limits = Limits { connections: 2 * tilewright::bench::serve::MOST_CONCURRENT, ..Limits::default() };
-        let tell: tilewright::serve::Tell = std::sync::Arc::new(|line: &str| eprintln!("error: {line}"));
-        let options = ServerOptions { limits, tell: Some(tell), ..ServerOptions::default() };
+        let limits = Limits { connections: 2 * tilewright::bench::serve::MAX_CONCURRENT, ..Limits::default() };
+        let report: tilewright::serve::LogSink = std::sync::Arc::new(|line: &str| eprintln!("error: {line}"));
+        let options = ServerOptions { limits, report: Some(report), ..ServerOptions::default() };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let runtime = runtime.map_err(|source| Error::Io { path: "threads".into(), source })?;
         let server = Server::bind(SocketAddr::from(([127, 0, 0, 1], 0)), vec![spec], options)?;
@@ -227,7 +226,7 @@ fn print_row(out: &mut impl Write, row: &ServeRow) -> io::Result<()> {
         ms(&row.between_tokens_seconds),
         ms(&row.request_seconds),
     )?;
-    // Loads may take long.
+    // Show the row before the next load, which may take long.
     out.flush()
 }
 
@@ -235,7 +234,7 @@ fn print_more(out: &mut impl Write, rows: &[ServeRow]) -> io::Result<()> {
     writeln!(
         out,
         "\n{:<12} {:>13} {:>13} {:>13} {:>13} {:>16}",
-        "load", "prompt tokens", "of them known", "generated", "tokens/pass", "refused p99 ms"
+        "load", "prompt tokens", "cached", "generated", "tokens/pass", "refused p99 ms"
     )?;
     for row in rows {
         let batch = row.server.map_or("-".into(), |server| format!("{:.2}", server.tokens_per_decode_pass));

@@ -1,4 +1,4 @@
-//! What stops `tilewright embed`, and what is wrong with a record.
+//! Errors of `tilewright embed` and `rerank`, and faults of records.
 
 use std::io;
 use std::path::Path;
@@ -6,31 +6,32 @@ use std::path::Path;
 use tilewright::Error;
 use tilewright::hub::HubError;
 
-/// What `--help` says of [`EmbedError::code`].
+/// Help text for [`EmbedError::code`].
 pub const EXIT_CODES: &str = "\
-Exit codes: 0 done, also where stdout was closed; 1 an error at work; 2 an error in the command line; 3 the model cannot \
-be loaded; 4 no such adapter; 6 the input is not what it should be. A device that is lost is opened again, and after three \
-losses within a minute the CPU takes over.";
+Exit codes: 0 success, also if stdout was closed; 1 runtime error; 2 invalid command line; 3 the model cannot be \
+loaded; 4 no matching adapter; 6 invalid input.
 
-/// What ends the command before its time.
+A GPU that is lost is opened again; after three losses within a minute the CPU takes over.";
+
+/// Why the command ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum EmbedError {
-    /// Flags that do not go together.
+    /// Invalid command line.
     #[error("{0}")]
     Usage(String),
     /// The model cannot be loaded.
     #[error("{0}")]
     Model(Error),
-    /// An error at work.
+    /// Runtime error.
     #[error(transparent)]
     Work(#[from] Error),
-    /// The input as a whole is not what it should be.
+    /// The input as a whole is invalid.
     #[error("{input}: {fault}")]
     Input { input: String, fault: String },
-    /// A record is not what it should be.
+    /// A record is invalid.
     #[error(transparent)]
     Record(Box<BadRecord>),
-    /// Whoever reads stdout went away: nothing is left to do, and nobody to tell.
+    /// The reader closed stdout. This counts as success.
     #[error("stdout was closed")]
     StdoutClosed,
 }
@@ -51,19 +52,19 @@ impl EmbedError {
         }
     }
 
-    /// The command line names a table, and this build has none.
+    /// The command line requires tables, which this build does not support.
     pub fn without_tables(path: &Path) -> EmbedError {
         let path = if path.as_os_str() == "-" { "the stream".into() } else { path.display().to_string() };
-        let cure = "build it with `--features tables`";
-        EmbedError::Usage(format!("{path}: this build cannot read or write Arrow, CSV and Parquet; {cure}"))
+        let cure = "rebuild with `--features tables`";
+        EmbedError::Usage(format!("{path}: this build has no support for Arrow, CSV and Parquet; {cure}"))
     }
 
-    /// The input cannot be read as what it is said to be.
+    /// The input is not valid in its format.
     pub fn input(input: &str, fault: impl ToString) -> EmbedError {
         EmbedError::Input { input: input.into(), fault: fault.to_string() }
     }
 
-    /// `path` could not be written: an error of the system, or of a format on top of it.
+    /// `path` could not be written: an I/O error, or a format's error that may wrap one.
     pub fn write(path: &Path, error: impl std::error::Error + 'static) -> EmbedError {
         let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
         while let Some(error) = cause {
@@ -84,34 +85,33 @@ impl From<BadRecord> for EmbedError {
     }
 }
 
-/// One record that has no text.
+/// A record without a valid text.
 #[derive(Debug, thiserror::Error)]
 #[error("{input}: record {record}: {fault}")]
 pub struct BadRecord {
     /// File, or `stdin`.
     pub input: String,
-    /// Line or row, counted from 1; a CSV file's header is none.
+    /// Line or row, counted from 1; the header of a CSV file does not count.
     pub record: u64,
-    /// What is wrong.
-    pub fault: Fault,
+    pub fault: RecordFault,
 }
 
-/// What can be wrong with a record.
+/// A fault of a record.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum RecordFault {
     #[error("{field} is {found}, expected {expected}")]
     Value { field: String, expected: String, found: String },
-    #[error("byte {0} is not UTF-8")]
+    #[error("invalid UTF-8 at byte {0}")]
     NotUtf8(usize),
     #[error("not JSON: {0}")]
     NotJson(#[from] serde_json::Error),
-    /// The model cannot take the text.
+    /// The model refuses the text.
     #[error(transparent)]
     Text(Error),
 }
 
-impl Fault {
-    pub fn value(field: &str, found: impl Into<String>, expected: impl Into<String>) -> Fault {
-        Fault::Value { field: format!("`{field}`"), found: found.into(), expected: expected.into() }
+impl RecordFault {
+    pub fn value(field: &str, found: impl Into<String>, expected: impl Into<String>) -> RecordFault {
+        RecordFault::Value { field: format!("`{field}`"), found: found.into(), expected: expected.into() }
     }
 }

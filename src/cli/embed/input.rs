@@ -1,4 +1,4 @@
-//! Reading records, batch by batch: never a whole file.
+//! Reads records batch by batch, never a whole file.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -8,39 +8,39 @@ use clap::ValueEnum;
 use serde_json::{Map, Value};
 use tilewright::Error;
 
-use super::error::{BadRecord, EmbedError, Fault};
+use super::error::{BadRecord, EmbedError, RecordFault};
 use super::rows::{Cells, Records};
 use super::tables::{self, Columns};
 
-/// A longer line is refused: it would fill the memory.
+/// Longer lines are refused, to bound memory.
 pub const MAX_LINE_BYTES: usize = 16 << 20;
-/// A batch of lines ends here even if it has few, so that memory and the offsets of a column suffice.
+/// A batch of lines ends at this size, to bound memory and to fit the offsets of an Arrow column.
 pub const MAX_BATCH_BYTES: usize = 64 << 20;
 
 /// How the input is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum InputFormat {
-    /// By the file's extension; text from stdin.
+    /// By the file's extension; stdin is text.
     Auto,
-    /// A line, a record.
+    /// One record per line.
     Text,
-    /// A JSON object or string in each line.
+    /// One JSON object or string per line.
     Jsonl,
-    /// With a header.
+    /// CSV with a header.
     Csv,
-    /// Arrow's IPC stream.
+    /// Arrow IPC stream.
     ArrowStream,
-    /// Arrow's IPC file, which is Feather 2.
+    /// Arrow IPC file (Feather 2).
     ArrowFile,
     /// Parquet.
     Parquet,
 }
 
 impl InputFormat {
-    /// The format itself, where it is `auto`.
+    /// Resolves `auto` by the file's extension.
     pub fn of(self, path: &Path) -> Result<InputFormat, EmbedError> {
         if self.is_file() && path.as_os_str() == "-" {
-            let fault = "parquet and arrow-file are read from their end, so they cannot come from stdin";
+            let fault = "parquet and arrow-file cannot be read from stdin, they need a file";
             return Err(EmbedError::Usage(fault.into()));
         }
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
@@ -53,7 +53,7 @@ impl InputFormat {
             "arrows" => InputFormat::ArrowStream,
             "arrow" | "feather" => InputFormat::ArrowFile,
             "parquet" => InputFormat::Parquet,
-            _ => return Err(EmbedError::Usage(format!("{}: --io must say what this file is", path.display()))),
+            _ => return Err(EmbedError::Usage(format!("{}: unknown extension; set --io", path.display()))),
         };
         match format {
             InputFormat::Auto | InputFormat::Text | InputFormat::Jsonl => Ok(format),
@@ -62,34 +62,34 @@ impl InputFormat {
         }
     }
 
-    /// Whether it is read from its end, which a pipe shows last.
+    /// Whether the format is read from its end, which a pipe does not allow.
     fn is_file(self) -> bool {
         matches!(self, InputFormat::ArrowFile | InputFormat::Parquet)
     }
 }
 
-/// Where records come from.
-pub struct Input {
+/// An open input.
+pub struct InputRecords {
     /// File, or `stdin`.
     pub name: String,
-    /// Columns; `None` for lines of text and of JSON.
+    /// Columns; `None` for text and JSON lines.
     pub columns: Option<Columns>,
     pub batches: Box<dyn Iterator<Item = Result<Records, EmbedError>> + Send>,
 }
 
-/// What is read, and how.
-pub struct Source<'a> {
+/// Where and how to read.
+pub struct InputSource<'a> {
     pub path: &'a Path,
     pub format: InputFormat,
     /// Column with the texts.
     pub column: &'a str,
-    /// Records that are read together, where the input is not in batches of its own.
+    /// Records per batch, unless the input has batches of its own.
     pub batch_size: usize,
 }
 
-impl Source<'_> {
-    /// Opens the input and reads as much of it as its columns take.
-    pub fn open(&self) -> Result<Input, EmbedError> {
+impl InputSource<'_> {
+    /// Opens the input and reads its columns' names and types.
+    pub fn open(&self) -> Result<InputRecords, EmbedError> {
         let name = match self.path.to_str() {
             Some("-") => "stdin".to_string(),
             _ => self.path.display().to_string(),
@@ -112,8 +112,8 @@ impl Source<'_> {
         }
     }
 
-    /// Lines of text are records with nothing but that text.
-    fn text(&self, name: String) -> Result<Input, EmbedError> {
+    /// Each line is a record with only that text.
+    fn text(&self, name: String) -> Result<InputRecords, EmbedError> {
         self.lines(name, |line, column| {
             let (text, fault) = match utf8(line) {
                 Ok(text) => (Value::String(text), None),
@@ -123,7 +123,7 @@ impl Source<'_> {
         })
     }
 
-    fn jsonl(&self, name: String) -> Result<Input, EmbedError> {
+    fn jsonl(&self, name: String) -> Result<InputRecords, EmbedError> {
         self.lines(name, |line, column| match object(&line, column) {
             Ok(object) => {
                 let fault = text_fault(&object, column);
@@ -133,12 +133,12 @@ impl Source<'_> {
         })
     }
 
-    /// Records of a line each, which `record` reads: what it holds, and what is wrong with it.
+    /// One record per line. `record` parses a line into its fields and a fault, if any.
     fn lines(
         &self,
         name: String,
-        record: impl Fn(Vec<u8>, &str) -> (Map<String, Value>, Option<Fault>) + Send + 'static,
-    ) -> Result<Input, EmbedError> {
+        record: impl Fn(Vec<u8>, &str) -> (Map<String, Value>, Option<RecordFault>) + Send + 'static,
+    ) -> Result<InputRecords, EmbedError> {
         let lines = Lines { reader: self.reader()?, name: name.clone(), batch_size: self.batch_size, n_read: 0 };
         let (column, input) = (self.column.to_string(), name.clone());
         let batches = lines.map(move |lines| {
@@ -155,11 +155,11 @@ impl Source<'_> {
             }
             Ok(Records { first_record: lines.first_record, cells: Cells::Objects(objects), bad })
         });
-        Ok(Input { name, columns: None, batches: Box::new(batches) })
+        Ok(InputRecords { name, columns: None, batches: Box::new(batches) })
     }
 }
 
-/// Lines, some at a time.
+/// Lines in batches.
 struct Lines {
     reader: Box<dyn BufRead + Send>,
     name: String,
@@ -169,7 +169,7 @@ struct Lines {
 
 struct LineBatch {
     first_record: u64,
-    lines: Vec<Result<Vec<u8>, Fault>>,
+    lines: Vec<Result<Vec<u8>, RecordFault>>,
 }
 
 impl Iterator for Lines {
@@ -195,8 +195,8 @@ impl Iterator for Lines {
     }
 }
 
-/// The next line without its end, nor the mark that Windows puts at the beginning of a file; `None` at the end.
-fn line(reader: &mut impl BufRead, is_first: bool) -> io::Result<Option<Result<Vec<u8>, Fault>>> {
+/// The next line, without its line ending or a byte order mark at the start of the file; `None` at the end.
+fn line(reader: &mut impl BufRead, is_first: bool) -> io::Result<Option<Result<Vec<u8>, RecordFault>>> {
     let mut line = Vec::new();
     if reader.by_ref().take(MAX_LINE_BYTES as u64).read_until(b'\n', &mut line)? == 0 {
         return Ok(None);
@@ -207,7 +207,7 @@ fn line(reader: &mut impl BufRead, is_first: bool) -> io::Result<Option<Result<V
     } else if line.len() == MAX_LINE_BYTES {
         reader.skip_until(b'\n')?;
         let expected = format!("{MAX_LINE_BYTES} bytes at most");
-        return Ok(Some(Err(Fault::Value { field: "the line".into(), found: "longer".into(), expected })));
+        return Ok(Some(Err(RecordFault::Value { field: "the line".into(), found: "too long".into(), expected })));
     }
     if is_first && line.starts_with(b"\xef\xbb\xbf") {
         line.drain(..3);
@@ -215,17 +215,17 @@ fn line(reader: &mut impl BufRead, is_first: bool) -> io::Result<Option<Result<V
     Ok(Some(Ok(line)))
 }
 
-pub fn utf8(bytes: Vec<u8>) -> Result<String, Fault> {
-    String::from_utf8(bytes).map_err(|error| Fault::NotUtf8(error.utf8_error().valid_up_to()))
+pub fn utf8(bytes: Vec<u8>) -> Result<String, RecordFault> {
+    String::from_utf8(bytes).map_err(|error| RecordFault::NotUtf8(error.utf8_error().valid_up_to()))
 }
 
-/// The object in a line; a string alone is one with nothing but the text.
-fn object(line: &[u8], column: &str) -> Result<Map<String, Value>, Fault> {
-    let text = std::str::from_utf8(line).map_err(|error| Fault::NotUtf8(error.valid_up_to()))?;
+/// Parses a line as an object; a bare string becomes the text of one.
+fn object(line: &[u8], column: &str) -> Result<Map<String, Value>, RecordFault> {
+    let text = std::str::from_utf8(line).map_err(|error| RecordFault::NotUtf8(error.valid_up_to()))?;
     match serde_json::from_str(text)? {
         Value::Object(object) => Ok(object),
         text @ Value::String(_) => Ok(Map::from_iter([(column.to_string(), text)])),
-        other => Err(Fault::Value {
+        other => Err(RecordFault::Value {
             field: "the line".into(),
             found: kind(&other).into(),
             expected: "an object or a string".into(),
@@ -233,11 +233,11 @@ fn object(line: &[u8], column: &str) -> Result<Map<String, Value>, Fault> {
     }
 }
 
-fn text_fault(object: &Map<String, Value>, column: &str) -> Option<Fault> {
+fn text_fault(object: &Map<String, Value>, column: &str) -> Option<RecordFault> {
     match object.get(column) {
         Some(Value::String(_) | Value::Null) => None,
-        Some(other) => Some(Fault::value(column, kind(other), "a string")),
-        None => Some(Fault::value(column, "missing", "a string")),
+        Some(other) => Some(RecordFault::value(column, kind(other), "a string")),
+        None => Some(RecordFault::value(column, "missing", "a string")),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Records from an input through a model to an output. While the device works on a batch, the next one is read and the
-//! one before is written.
+//! Streams records from an input through a model to an output. While the device computes a batch, the next one is
+//! read and the previous one is written.
 
 use std::fs::File;
 use std::io::Write;
@@ -12,44 +12,44 @@ use clap::ValueEnum;
 use serde_json::json;
 use tilewright::Error;
 
-use super::error::{BadRecord, EmbedError, Fault};
-use super::input::Input;
-use super::log::{Log, Progress};
-use super::output::Output;
-use super::rows::{Embedded, Records};
+use super::error::{BadRecord, EmbedError, RecordFault};
+use super::input::InputRecords;
+use super::log::{Log, ProgressLog};
+use super::output::RecordOutput;
+use super::rows::{EmbeddedRecords, Records};
 
-/// Batches that wait between two stages.
+/// Batches queued between two stages.
 const AHEAD: usize = 2;
 
-/// What becomes of a record without a text.
+/// What to do with a record without a valid text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OnError {
-    /// It ends the job.
+    /// End with an error.
     Fail,
-    /// It has no vector.
+    /// Report it and continue.
     Skip,
 }
 
-/// How records are treated.
+/// An embedding job.
 pub struct Job<'a> {
     /// Column with the texts.
     pub column: &'a str,
     pub on_error: OnError,
-    /// Whether a record whose text is null is one without a vector, and not an error.
+    /// Whether a null text gets a null vector instead of an error.
     pub has_nulls: bool,
     pub log: Log,
-    pub progress: Progress,
+    pub progress: ProgressLog,
     pub skipped: Skipped,
 }
 
-/// Records that were left without a vector.
+/// The skipped records.
 pub struct Skipped {
     file: Option<(PathBuf, File)>,
     n_records: u64,
 }
 
 impl Skipped {
-    /// To be written to a file of JSON lines, or told on stderr.
+    /// Reports skipped records to a file, as JSON lines, or else to stderr.
     pub fn create(path: Option<&Path>) -> Result<Skipped, EmbedError> {
         let create = |path: &Path| match File::create(path) {
             Ok(file) => Ok((path.to_path_buf(), file)),
@@ -74,17 +74,17 @@ impl Skipped {
 }
 
 impl Job<'_> {
-    /// Takes all records through `embed`, which makes the vectors of some texts, `[n, dims]`, and tells how many texts
-    /// it has done.
+    /// Embeds all records. `embed` returns the vectors of some texts, `[n, dims]`, and reports how many texts are
+    /// done.
     pub fn run(
         mut self,
-        input: Input,
-        mut output: Output,
+        input: InputRecords,
+        mut output: RecordOutput,
         mut embed: impl FnMut(&[&str], &mut dyn FnMut(usize)) -> Result<Vec<f32>, Error>,
     ) -> Result<(), EmbedError> {
         let (name, batches) = (input.name, input.batches);
         let (to_model, from_input) = mpsc::sync_channel(AHEAD);
-        // Not joined if the job ends early: it may wait for a stdin that nobody closes.
+        // Not joined if the job ends early: it may be blocked on stdin.
         let reader = thread::spawn(move || {
             for rows in batches {
                 let is_last = rows.is_err();
@@ -93,7 +93,7 @@ impl Job<'_> {
                 }
             }
         });
-        let (to_output, from_model) = mpsc::sync_channel::<Embedded>(AHEAD);
+        let (to_output, from_model) = mpsc::sync_channel::<EmbeddedRecords>(AHEAD);
         let writer = thread::spawn(move || {
             let written = from_model.into_iter().try_for_each(|batch| output.write(&batch));
             written.map(|()| output)
@@ -105,32 +105,35 @@ impl Job<'_> {
             let batch = self.embed(&name, rows, n_records, &mut embed)?;
             n_records += n_rows;
             self.progress.show(n_records);
-            // The writer's own error is what counts.
+            // The writer's own error is returned below.
             to_output.send(batch).map_err(|_| EmbedError::StdoutClosed)
         });
         drop(to_output);
         let output = writer.join().unwrap_or_else(|panic| resume_unwind(panic))?;
         outcome?;
-        // Its channel is closed, so it has ended; one that panicked is not one that came to the end.
+        // Its channel is closed, so it has ended. A panic must not pass for the end of the input.
         reader.join().unwrap_or_else(|panic| resume_unwind(panic));
         output.finish()?;
         self.progress.finish(n_records, self.skipped.n_records);
         Ok(())
     }
 
-    /// The vectors of a batch, behind `n_before` records.
+    /// Embeds a batch that follows `n_before` records.
     fn embed(
         &mut self,
         name: &str,
         mut rows: Records,
         n_before: u64,
         embed: &mut impl FnMut(&[&str], &mut dyn FnMut(usize)) -> Result<Vec<f32>, Error>,
-    ) -> Result<Embedded, EmbedError> {
+    ) -> Result<EmbeddedRecords, EmbedError> {
         let first_record = rows.first_record;
         let bad = |row: usize, fault| BadRecord { input: name.into(), record: first_record + row as u64, fault };
         if !self.has_nulls {
             rows.bad.extend(rows.nulls(self.column).into_iter().map(|row| {
-                bad(row, Fault::value(self.column, "null", "a string, since this output cannot be without a vector"))
+                bad(
+                    row,
+                    RecordFault::value(self.column, "null", "a string, since this output format cannot hold nulls"),
+                )
             }));
         }
         let progress = &mut |n_done| self.progress.show(n_before + n_done as u64);
@@ -142,12 +145,12 @@ impl Job<'_> {
         rows.bad.iter().try_for_each(|bad| self.skipped.push(self.log, bad))?;
         let mut has_vector = vec![false; rows.len()];
         given.into_iter().for_each(|row| has_vector[row] = true);
-        Ok(Embedded { rows, has_vector, vectors })
+        Ok(EmbeddedRecords { rows, has_vector, vectors })
     }
 }
 
-/// What `model` makes of the texts of a batch, with the rows that have one. Where records may be skipped, one whose text
-/// the model refuses is a bad one, and the others are tried again.
+/// Runs `model` on the texts of a batch; returns the rows that have one, and the result. With [`OnError::Skip`], a
+/// text that the model refuses makes its record bad, and the others run again.
 pub fn of_texts<T>(
     rows: &mut Records,
     name: &str,
@@ -169,9 +172,9 @@ pub fn of_texts<T>(
                 let record = rows.first_record + given.get(record).map_or(0, |&row| row as u64);
                 match *source {
                     source @ Error::Tokenizer { .. } => {
-                        rows.bad.push(BadRecord { input: name.into(), record, fault: Fault::Text(source) });
+                        rows.bad.push(BadRecord { input: name.into(), record, fault: RecordFault::Text(source) });
                     }
-                    // Not the text's fault.
+                    // Not caused by the text.
                     source => {
                         let (record, source) = (record as usize, Box::new(source));
                         return Err(Error::InRecord { record, source }.in_file(name).into());

@@ -1,4 +1,4 @@
-//! What `tilewright embed` and `tilewright rerank` say on stderr: sentences, or JSON lines.
+//! Log of `tilewright embed` and `rerank` on stderr: text or JSON lines.
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
@@ -11,14 +11,14 @@ use tilewright::{Device, DeviceInfo};
 use super::super::hub;
 use super::error::EmbedError;
 
-/// Where messages go, and how they look.
+/// Format of the log.
 #[derive(Clone, Copy)]
 pub struct Log {
     pub json: bool,
 }
 
 impl Log {
-    /// One message; `fields` is an object with what a program would want to know, for JSON lines alone.
+    /// Logs one message. JSON lines also get the entries of the object `fields`.
     pub fn say(self, level: &str, message: &str, fields: Value) {
         if !self.json {
             return eprintln!("{level}: {message}");
@@ -30,33 +30,33 @@ impl Log {
         eprintln!("{line}");
     }
 
-    /// Puts a file or folder in the place of a model's address.
+    /// Replaces a model's address by its local file or folder.
     pub fn localise(self, model: &mut PathBuf) -> Result<(), EmbedError> {
         hub::localise(model, &mut |notice| self.say("notice", notice, json!({}))).map_err(EmbedError::Model)
     }
 
-    /// What was not as it should be when the device was opened, and does no harm.
+    /// Logs the notices of opening the device.
     pub fn notices(self, device: &DeviceInfo) {
         for notice in &device.notices {
             self.say("notice", notice, json!({}));
         }
     }
 
-    /// What the self-test found since this was last called.
+    /// Logs the self-test's notices since the last call.
     pub fn findings(self, device: &Device) {
         for notice in device.take_notices() {
             self.say("notice", &notice, json!({}));
         }
     }
 
-    /// Warns of what could not be kept for the next process.
+    /// Warns if something could not be saved for the next process.
     pub fn unsaved(self, what: &str, saved: Result<(), tilewright::Error>) {
         if let Err(error) = saved {
             self.say("warning", &format!("the {what} was not saved: {error}"), json!({}));
         }
     }
 
-    /// A model, where it runs and why there.
+    /// Logs a loaded model, its device and the reason for that device.
     pub fn loaded(self, model: &str, device: &DeviceInfo, mut fields: Value) {
         fields["model"] = model.into();
         fields["device"] = json!(device);
@@ -64,7 +64,7 @@ impl Log {
         self.say("info", &message, fields);
     }
 
-    /// How the command ended, as its exit code, and why on stderr.
+    /// Logs the command's error, if any, and returns its exit code.
     pub fn ended(self, outcome: Result<(), EmbedError>) -> ExitCode {
         let Err(error) = outcome else { return ExitCode::SUCCESS };
         let code = error.code();
@@ -75,8 +75,8 @@ impl Log {
     }
 }
 
-/// Records per second, on a terminal or where they were asked for.
-pub struct Progress {
+/// Shows records per second, on a terminal or on request.
+pub struct ProgressLog {
     log: Log,
     every: Option<Duration>,
     rewrites: bool,
@@ -84,18 +84,18 @@ pub struct Progress {
     shown: Instant,
 }
 
-impl Progress {
-    pub fn new(log: Log, is_forced: bool) -> Progress {
+impl ProgressLog {
+    pub fn new(log: Log, is_forced: bool) -> ProgressLog {
         let rewrites = io::stderr().is_terminal() && !log.json;
         let every = match (rewrites, is_forced) {
             (true, _) => Some(Duration::from_millis(200)),
             (false, true) => Some(Duration::from_secs(10)),
             (false, false) => None,
         };
-        Progress { log, every, rewrites, start: Instant::now(), shown: Instant::now() }
+        ProgressLog { log, every, rewrites, start: Instant::now(), shown: Instant::now() }
     }
 
-    /// Shows the number of records that have gone through, if it is time to.
+    /// Shows progress, if an update is due.
     pub fn show(&mut self, n_records: u64) {
         if self.every.is_none_or(|every| self.shown.elapsed() < every) {
             return;
@@ -109,7 +109,7 @@ impl Progress {
         }
     }
 
-    /// The last word.
+    /// Logs the totals.
     pub fn finish(self, n_records: u64, n_skipped: u64) {
         if self.rewrites {
             eprint!("\r\x1b[K");

@@ -1,9 +1,9 @@
-//! In place of `tables.rs` in builds without the feature `tables`: there are no tables, so no value of these types.
+//! Replaces `tables.rs` in builds without the feature `tables`. Its types have no values.
 
 use super::error::EmbedError;
-use super::input::{Input, InputFormat, Source};
-use super::output::{OutputFormat, Sink, Target};
-use super::rows::Embedded;
+use super::input::{InputFormat, InputRecords, InputSource};
+use super::output::{OutputFormat, OutputSink, OutputTarget};
+use super::rows::EmbeddedRecords;
 
 /// Columns of a table.
 pub enum Columns {}
@@ -35,24 +35,24 @@ impl Table {
 }
 
 impl Writer {
-    pub fn create(target: &Target, _input: &Input, _sink: Sink) -> Result<Writer, EmbedError> {
+    pub fn create(target: &OutputTarget, _input: &InputRecords, _sink: OutputSink) -> Result<Writer, EmbedError> {
         Err(EmbedError::without_tables(target.path))
     }
 
-    pub fn write(&mut self, _batch: &Embedded) -> Result<(), EmbedError> {
+    pub fn write(&mut self, _batch: &EmbeddedRecords) -> Result<(), EmbedError> {
         match *self {}
     }
 
-    pub fn finish(self) -> Result<Sink, EmbedError> {
+    pub fn finish(self) -> Result<OutputSink, EmbedError> {
         match self {}
     }
 }
 
-pub fn open(source: &Source, _format: InputFormat, _name: String) -> Result<Input, EmbedError> {
+pub fn open(source: &InputSource, _format: InputFormat, _name: String) -> Result<InputRecords, EmbedError> {
     Err(EmbedError::without_tables(source.path))
 }
 
-/// Lines stay lines: what would need columns is refused when the output is opened.
-pub fn tabled(input: Input, _text_column: &str) -> Result<Input, EmbedError> {
+/// Returns the input unchanged; formats with columns are refused when the output is opened.
+pub fn tabled(input: InputRecords, _text_column: &str) -> Result<InputRecords, EmbedError> {
     Ok(input)
 }

@@ -1,4 +1,4 @@
-//! Writing records with their vectors, batch by batch.
+//! Writes records with their vectors, batch by batch.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -8,32 +8,32 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 
 use super::error::EmbedError;
-use super::input::{Input, InputFormat};
-use super::rows::Embedded;
+use super::input::{InputFormat, InputRecords};
+use super::rows::EmbeddedRecords;
 use super::tables::Writer;
 
-/// Bytes of an npy file before its numbers, so that the number of rows can be put in at the end.
+/// Size of an npy file's header. It is fixed, so that the number of rows can be written at the end.
 const NPY_HEADER_BYTES: usize = 128;
 
 /// How the output is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OutputFormat {
-    /// One array of numbers, a row for each record; to a file only.
+    /// One array with a row per record; to a file only.
     Npy,
-    /// Objects with the fields of the input.
+    /// JSON objects with the fields of the input.
     Jsonl,
     /// The columns of the input, and the vector as a JSON array.
     Csv,
-    /// Arrow's IPC stream: a batch for each batch of the input, at once.
+    /// Arrow IPC stream, one batch per input batch.
     ArrowStream,
-    /// Arrow's IPC file.
+    /// Arrow IPC file.
     ArrowFile,
     /// Parquet.
     Parquet,
 }
 
 impl OutputFormat {
-    /// By the file's extension; on stdout what the input is, if it is a stream of Arrow's, else lines of JSON.
+    /// By the file's extension. On stdout, an Arrow stream for input that is one, else JSON lines.
     pub fn of(path: &Path, input: InputFormat) -> Result<OutputFormat, EmbedError> {
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
         Ok(match extension.to_ascii_lowercase().as_str() {
@@ -45,11 +45,11 @@ impl OutputFormat {
             "arrows" => OutputFormat::ArrowStream,
             "arrow" | "feather" => OutputFormat::ArrowFile,
             "parquet" => OutputFormat::Parquet,
-            _ => return Err(EmbedError::Usage(format!("{}: --format must say what to write", path.display()))),
+            _ => return Err(EmbedError::Usage(format!("{}: unknown extension; set --format", path.display()))),
         })
     }
 
-    /// Itself, if this build can write it.
+    /// The same format, if this build can write it.
     pub fn available(self, path: &Path) -> Result<OutputFormat, EmbedError> {
         match self.is_tabular() && !cfg!(feature = "tables") {
             true => Err(EmbedError::without_tables(path)),
@@ -57,7 +57,7 @@ impl OutputFormat {
         }
     }
 
-    /// Whether it is made of columns.
+    /// Whether the format has columns.
     pub fn is_tabular(self) -> bool {
         !matches!(self, OutputFormat::Npy | OutputFormat::Jsonl)
     }
@@ -68,89 +68,89 @@ impl OutputFormat {
     }
 }
 
-/// What is written, and where.
-pub struct Target<'a> {
+/// Where and how to write.
+pub struct OutputTarget<'a> {
     pub path: &'a Path,
     pub format: OutputFormat,
-    /// Name of the column of vectors.
+    /// Name of the vector column.
     pub column: &'a str,
     /// Elements of a vector.
     pub dims: u32,
-    /// What a table says of its vectors.
-    #[cfg_attr(not(feature = "tables"), expect(dead_code, reason = "only tables have a place for it"))]
+    /// Metadata of a table.
+    #[cfg_attr(not(feature = "tables"), expect(dead_code, reason = "only tables have metadata"))]
     pub metadata: HashMap<String, String>,
 }
 
-/// Where records go.
-pub struct Output {
+/// An open output.
+pub struct RecordOutput {
     path: PathBuf,
     column: String,
     dims: u32,
-    encoder: Encoder,
+    encoder: OutputEncoder,
 }
 
-enum Encoder {
-    Npy { sink: Sink, n_rows: u64 },
-    Jsonl(Sink),
+enum OutputEncoder {
+    Npy { sink: OutputSink, n_rows: u64 },
+    Jsonl(OutputSink),
     Table(Box<Writer>),
 }
 
-impl Target<'_> {
-    /// Opens the output for records of `input`, and writes what comes before them.
-    pub fn open(&self, input: &Input) -> Result<Output, EmbedError> {
+impl OutputTarget<'_> {
+    /// Opens the output for records of `input` and writes its header.
+    pub fn open(&self, input: &InputRecords) -> Result<RecordOutput, EmbedError> {
         if let Some(columns) = &input.columns {
             columns.check_output(&input.name, self.column, self.format)?;
         }
-        let mut sink = Sink::create(self.path).map_err(|error| EmbedError::write(self.path, error))?;
+        let mut sink = OutputSink::create(self.path).map_err(|error| EmbedError::write(self.path, error))?;
         let encoder = match self.format {
             OutputFormat::Npy => {
                 let header = sink.write_all(&npy_header(0, self.dims));
                 header.map_err(|error| EmbedError::write(self.path, error))?;
-                Encoder::Npy { sink, n_rows: 0 }
+                OutputEncoder::Npy { sink, n_rows: 0 }
             }
-            OutputFormat::Jsonl => Encoder::Jsonl(sink),
-            _ => Encoder::Table(Box::new(Writer::create(self, input, sink)?)),
+            OutputFormat::Jsonl => OutputEncoder::Jsonl(sink),
+            _ => OutputEncoder::Table(Box::new(Writer::create(self, input, sink)?)),
         };
-        Ok(Output { path: self.path.into(), column: self.column.into(), dims: self.dims, encoder })
+        Ok(RecordOutput { path: self.path.into(), column: self.column.into(), dims: self.dims, encoder })
     }
 }
 
-impl Output {
-    /// Writes a batch; whoever reads a pipe has it then.
-    pub fn write(&mut self, batch: &Embedded) -> Result<(), EmbedError> {
+impl RecordOutput {
+    /// Writes a batch. In a format for pipes, the reader gets it at once.
+    pub fn write(&mut self, batch: &EmbeddedRecords) -> Result<(), EmbedError> {
         let dims = self.dims as usize;
         match &mut self.encoder {
-            Encoder::Npy { sink, n_rows } => {
+            OutputEncoder::Npy { sink, n_rows } => {
                 *n_rows += (batch.vectors.len() / dims) as u64;
                 let bytes: Vec<u8> = batch.vectors.iter().flat_map(|number| number.to_le_bytes()).collect();
                 sink.write_all(&bytes)
             }
-            Encoder::Jsonl(sink) => jsonl(sink, batch, &self.column, dims),
-            Encoder::Table(writer) => return writer.write(batch),
+            OutputEncoder::Jsonl(sink) => jsonl(sink, batch, &self.column, dims),
+            OutputEncoder::Table(writer) => return writer.write(batch),
         }
         .map_err(|error| EmbedError::write(&self.path, error))
     }
 
-    /// Writes what comes after the last record, and puts a file in its place: a broken job leaves none.
+    /// Completes the output and moves a file to its final path. A failed job leaves no file.
     pub fn finish(self) -> Result<(), EmbedError> {
         let sink = match self.encoder {
-            Encoder::Npy { mut sink, n_rows } => {
+            OutputEncoder::Npy { mut sink, n_rows } => {
                 let header = npy_header(n_rows, self.dims);
                 let patched = sink.writer.seek(SeekFrom::Start(0)).and_then(|_| sink.write_all(&header));
                 patched.map_err(|error| EmbedError::write(&self.path, error))?;
                 sink
             }
-            Encoder::Jsonl(sink) => sink,
-            Encoder::Table(writer) => writer.finish()?,
+            OutputEncoder::Jsonl(sink) => sink,
+            OutputEncoder::Table(writer) => writer.finish()?,
         };
         sink.finish(&self.path).map_err(|error| EmbedError::write(&self.path, error))
     }
 }
 
-fn jsonl(sink: &mut Sink, batch: &Embedded, column: &str, dims: usize) -> io::Result<()> {
+fn jsonl(sink: &mut OutputSink, batch: &EmbeddedRecords, column: &str, dims: usize) -> io::Result<()> {
     for (row, vector) in batch.vectors(dims).enumerate() {
         let mut line = batch.rows.json(row)?;
-        // The vector is appended as text: numbers of 32 bits are shorter than what a JSON value would make of them.
+        // The vector is appended as text: a JSON value stores f64, which prints more digits than f32.
         line.pop();
         let comma = if line.len() > 1 { "," } else { "" };
         writeln!(sink, "{line}{comma}{}:{}}}", serde_json::to_string(column)?, serde_json::to_string(&vector)?)?;
@@ -158,7 +158,7 @@ fn jsonl(sink: &mut Sink, batch: &Embedded, column: &str, dims: usize) -> io::Re
     sink.flush()
 }
 
-/// NEP 1, version 1.0: magic, version, length, and a Python dictionary, padded to a length that any number of rows fits.
+/// NEP 1, version 1.0: magic, version, length and a Python dictionary, padded to fit any number of rows.
 fn npy_header(n_rows: u64, dims: u32) -> [u8; NPY_HEADER_BYTES] {
     let mut header = [b' '; NPY_HEADER_BYTES];
     let dictionary = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({n_rows}, {dims}), }}");
@@ -169,24 +169,24 @@ fn npy_header(n_rows: u64, dims: u32) -> [u8; NPY_HEADER_BYTES] {
     header
 }
 
-/// A file that is complete or not there, or stdout.
-pub struct Sink {
-    writer: BufWriter<Stream>,
-    /// Where the file is until it is complete.
+/// Stdout, or a file that appears under its name only when it is complete.
+pub struct OutputSink {
+    writer: BufWriter<OutputStream>,
+    /// Path of the file until it is complete.
     partial: Option<PathBuf>,
 }
 
-enum Stream {
+enum OutputStream {
     Stdout(Stdout),
     File(File),
 }
 
-impl Sink {
-    fn create(path: &Path) -> io::Result<Sink> {
+impl OutputSink {
+    fn create(path: &Path) -> io::Result<OutputSink> {
         if path.as_os_str() == "-" {
-            return Ok(Sink { writer: BufWriter::new(Stream::Stdout(io::stdout())), partial: None });
+            return Ok(OutputSink { writer: BufWriter::new(OutputStream::Stdout(io::stdout())), partial: None });
         }
-        // Pipes and devices are written as they are.
+        // Pipes and devices are written directly.
         let is_special = fs::metadata(path).is_ok_and(|metadata| !metadata.is_file());
         let partial = (!is_special).then(|| {
             let mut name = path.as_os_str().to_owned();
@@ -195,13 +195,13 @@ impl Sink {
         });
         let file = match &partial {
             Some(partial) => {
-                // An earlier run may have left one. What a link of that name leads to is never written to.
+                // An earlier run may have left one. If it is a link, the link's target is never written.
                 let _ = fs::remove_file(partial);
                 File::create_new(partial)?
             }
             None => fs::OpenOptions::new().write(true).open(path)?,
         };
-        Ok(Sink { writer: BufWriter::new(Stream::File(file)), partial })
+        Ok(OutputSink { writer: BufWriter::new(OutputStream::File(file)), partial })
     }
 
     fn finish(mut self, path: &Path) -> io::Result<()> {
@@ -213,16 +213,16 @@ impl Sink {
     }
 }
 
-impl Drop for Sink {
+impl Drop for OutputSink {
     fn drop(&mut self) {
         if let Some(partial) = &self.partial {
-            // It is no harm if it stays.
+            // A leftover file does no harm.
             let _ = fs::remove_file(partial);
         }
     }
 }
 
-impl Write for Sink {
+impl Write for OutputSink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.writer.write(bytes)
     }
@@ -232,27 +232,27 @@ impl Write for Sink {
     }
 }
 
-impl Write for Stream {
+impl Write for OutputStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Stream::Stdout(stdout) => stdout.write(bytes),
-            Stream::File(file) => file.write(bytes),
+            OutputStream::Stdout(stdout) => stdout.write(bytes),
+            OutputStream::File(file) => file.write(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
-            Stream::Stdout(stdout) => stdout.flush(),
-            Stream::File(file) => file.flush(),
+            OutputStream::Stdout(stdout) => stdout.flush(),
+            OutputStream::File(file) => file.flush(),
         }
     }
 }
 
-impl Seek for Stream {
+impl Seek for OutputStream {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         match self {
-            Stream::Stdout(_) => Err(io::ErrorKind::NotSeekable.into()),
-            Stream::File(file) => file.seek(to),
+            OutputStream::Stdout(_) => Err(io::ErrorKind::NotSeekable.into()),
+            OutputStream::File(file) => file.seek(to),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Records on their way from input to output.
+//! Records between input and output.
 
 use std::collections::HashSet;
 
@@ -7,29 +7,29 @@ use serde_json::{Map, Value};
 use super::error::BadRecord;
 use super::tables::Table;
 
-/// Records that were read together.
+/// A batch of records.
 pub struct Records {
-    /// Number of the first, counted from 1.
+    /// Number of the first record, counted from 1.
     pub first_record: u64,
     pub cells: Cells,
-    /// Those of them that have no text, and why.
+    /// Records without a valid text, and why.
     pub bad: Vec<BadRecord>,
 }
 
-/// What the records hold besides vectors.
+/// Contents of records, without vectors.
 pub enum Cells {
-    #[cfg_attr(not(feature = "tables"), expect(dead_code, reason = "nothing makes one"))]
+    #[cfg_attr(not(feature = "tables"), expect(dead_code, reason = "only `tables` constructs it"))]
     Table(Table),
-    /// Lines of text or of JSON, kept as they were.
+    /// Text or JSON lines, unchanged.
     Objects(Vec<Map<String, Value>>),
 }
 
 /// Records with their vectors.
-pub struct Embedded {
+pub struct EmbeddedRecords {
     pub rows: Records,
     /// Which records have a vector.
     pub has_vector: Vec<bool>,
-    /// The vectors of those, one after the other.
+    /// Their vectors, concatenated.
     pub vectors: Vec<f32>,
 }
 
@@ -41,7 +41,7 @@ impl Records {
         }
     }
 
-    /// Records whose text is null and that are not bad, counted from 0 in this batch.
+    /// Rows with a null text that are not bad, counted from 0 in this batch.
     pub fn nulls(&self, column: &str) -> Vec<usize> {
         let bad = self.bad_rows();
         let texts = self.texts(column);
@@ -58,7 +58,7 @@ impl Records {
         texts
     }
 
-    /// A record as an object in one line.
+    /// A record as a JSON object in one line.
     pub fn json(&self, row: usize) -> serde_json::Result<String> {
         match &self.cells {
             Cells::Objects(objects) => serde_json::to_string(&objects[row]),
@@ -71,7 +71,7 @@ impl Records {
     }
 }
 
-impl Embedded {
+impl EmbeddedRecords {
     /// Each record's vector.
     pub fn vectors(&self, dims: usize) -> impl Iterator<Item = Option<&[f32]>> {
         let mut vectors = self.vectors.chunks_exact(dims);

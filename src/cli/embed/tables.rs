@@ -1,4 +1,4 @@
-//! Tables of texts: Arrow, CSV and Parquet. Their columns pass through as they are.
+//! Tables of texts: Arrow, CSV and Parquet. Their columns pass through unchanged.
 
 mod csv;
 mod objects;
@@ -19,37 +19,37 @@ use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use serde_json::Map;
 
 use super::error::{BadRecord, EmbedError};
-use super::input::{Input, InputFormat, Source};
-use super::output::{OutputFormat, Sink, Target};
-use super::rows::{Cells, Embedded, Records};
+use super::input::{InputFormat, InputRecords, InputSource};
+use super::output::{OutputFormat, OutputSink, OutputTarget};
+use super::rows::{Cells, EmbeddedRecords, Records};
 
-/// Names and types of a table's columns, and what it says of itself.
+/// Names and types of a table's columns, and its metadata.
 pub struct Columns(SchemaRef);
 
 /// Records in columns.
 pub struct Table(RecordBatch);
 
 impl Columns {
-    /// Whether a column `out_column` can be added, and all of them be written as `format`.
+    /// Checks that a column `out_column` can be added, and that `format` can hold all columns.
     pub fn check_output(&self, input: &str, out_column: &str, format: OutputFormat) -> Result<(), EmbedError> {
         if self.0.field_with_name(out_column).is_ok() {
-            let fault = format!("has a column `{out_column}` already; --out-column names another");
+            let fault = format!("has a column `{out_column}` already; choose another name with --out-column");
             return Err(EmbedError::input(input, fault));
         }
         let strange = self.0.fields().iter().find(|field| !objects::is_plain(field.data_type()));
         if let (OutputFormat::Csv | OutputFormat::Jsonl, Some(field)) = (format, strange) {
             let fault =
                 format!("column `{}` is {}, which neither JSON nor CSV can hold", field.name(), field.data_type());
-            return Err(EmbedError::input(input, format!("{fault}; Arrow and Parquet can (--format)")));
+            return Err(EmbedError::input(input, format!("{fault}; use Arrow or Parquet (--format)")));
         }
         Ok(())
     }
 
-    /// Whether there is a column of this name that holds texts.
+    /// Checks that `column` exists and holds text.
     fn check_text(&self, input: &str, column: &str) -> Result<(), EmbedError> {
         let Ok(field) = self.0.field_with_name(column) else {
             let columns: Vec<&str> = self.0.fields().iter().map(|field| field.name().as_str()).collect();
-            let fault = format!("no column `{column}` (--column); there are: {}", columns.join(", "));
+            let fault = format!("no column `{column}`; choose one with --column: {}", columns.join(", "));
             return Err(EmbedError::input(input, fault));
         };
         if !holds_text(field.data_type()) {
@@ -65,7 +65,7 @@ impl Table {
         self.0.num_rows()
     }
 
-    /// The texts of a column; none where it is no column of texts.
+    /// The texts of a column; all `None` if it holds no text.
     pub fn texts(&self, column: &str) -> Vec<Option<&str>> {
         let Some(column) = self.0.column_by_name(column) else { return vec![None; self.n_rows()] };
         match column.data_type() {
@@ -76,7 +76,7 @@ impl Table {
         }
     }
 
-    /// A record as an object in one line.
+    /// A record as a JSON object in one line.
     pub fn json(&self, row: usize) -> serde_json::Result<String> {
         let cells = self.0.schema_ref().fields().iter().zip(self.0.columns());
         let object: Map<_, _> =
@@ -90,8 +90,8 @@ fn holds_text(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View)
 }
 
-/// Opens a table and reads as much of it as its columns need.
-pub fn open(source: &Source, format: InputFormat, name: String) -> Result<Input, EmbedError> {
+/// Opens a table and reads its schema.
+pub fn open(source: &InputSource, format: InputFormat, name: String) -> Result<InputRecords, EmbedError> {
     let bad = |error: ArrowError| EmbedError::input(&name, error);
     let input = match format {
         InputFormat::Parquet => {
@@ -115,12 +115,12 @@ pub fn open(source: &Source, format: InputFormat, name: String) -> Result<Input,
     Ok(input)
 }
 
-/// Tables in the batches in which they come.
+/// An input with the batches of its reader.
 fn in_batches(
     name: String,
     schema: SchemaRef,
     batches: impl Iterator<Item = Result<RecordBatch, ArrowError>> + Send + 'static,
-) -> Input {
+) -> InputRecords {
     let (mut first_record, input) = (1, name.clone());
     let batches = batches.map(move |batch| {
         let table = batch.map_err(|error| EmbedError::input(&input, error))?;
@@ -128,11 +128,11 @@ fn in_batches(
         first_record += rows.len() as u64;
         Ok(rows)
     });
-    Input { name, columns: Some(Columns(schema)), batches: Box::new(batches) }
+    InputRecords { name, columns: Some(Columns(schema)), batches: Box::new(batches) }
 }
 
-/// The input as columns, which lines become by what the first batch holds.
-pub fn tabled(mut input: Input, text_column: &str) -> Result<Input, EmbedError> {
+/// Converts the input to columns. For lines, the first batch determines them.
+pub fn tabled(mut input: InputRecords, text_column: &str) -> Result<InputRecords, EmbedError> {
     if input.columns.is_some() {
         return Ok(input);
     }
@@ -155,28 +155,28 @@ pub fn tabled(mut input: Input, text_column: &str) -> Result<Input, EmbedError> 
         }
         Ok(rows)
     });
-    Ok(Input { name: input.name, columns: Some(Columns(schema)), batches: Box::new(batches) })
+    Ok(InputRecords { name: input.name, columns: Some(Columns(schema)), batches: Box::new(batches) })
 }
 
 /// Writes tables with their vectors as one more column.
 pub struct Writer {
     path: PathBuf,
     dims: usize,
-    /// Columns of what is written.
+    /// Output columns.
     schema: SchemaRef,
-    encoder: Encoder,
+    encoder: TableEncoder,
 }
 
-enum Encoder {
-    Csv(Sink),
-    ArrowStream(StreamWriter<Sink>),
-    ArrowFile(FileWriter<Sink>),
-    Parquet(parquet::Writer),
+enum TableEncoder {
+    Csv(OutputSink),
+    ArrowStream(StreamWriter<OutputSink>),
+    ArrowFile(FileWriter<OutputSink>),
+    Parquet(parquet::ParquetWriter),
 }
 
 impl Writer {
-    /// Writes what comes before records of `input`.
-    pub fn create(target: &Target, input: &Input, mut sink: Sink) -> Result<Writer, EmbedError> {
+    /// Opens a writer for records of `input` and writes the header.
+    pub fn create(target: &OutputTarget, input: &InputRecords, mut sink: OutputSink) -> Result<Writer, EmbedError> {
         let mut schema = match &input.columns {
             Some(Columns(schema)) => Schema::clone(schema),
             None => Schema::empty(),
@@ -188,53 +188,53 @@ impl Writer {
         let failed = |error: ArrowError| EmbedError::write(target.path, error);
         let encoder = match target.format {
             OutputFormat::Parquet => {
-                let writer = parquet::Writer::new(sink, &schema, target.column);
-                Encoder::Parquet(writer.map_err(|error| EmbedError::write(target.path, error))?)
+                let writer = parquet::ParquetWriter::new(sink, &schema, target.column);
+                TableEncoder::Parquet(writer.map_err(|error| EmbedError::write(target.path, error))?)
             }
-            OutputFormat::ArrowFile => Encoder::ArrowFile(FileWriter::try_new(sink, &schema).map_err(failed)?),
+            OutputFormat::ArrowFile => TableEncoder::ArrowFile(FileWriter::try_new(sink, &schema).map_err(failed)?),
             OutputFormat::Csv => {
                 let names = schema.fields().iter().map(|field| field.name().as_bytes().to_vec());
                 csv::write_record(&mut sink, names).map_err(|error| EmbedError::write(target.path, error))?;
-                Encoder::Csv(sink)
+                TableEncoder::Csv(sink)
             }
             _ => {
                 let mut writer = StreamWriter::try_new(sink, &schema).map_err(failed)?;
-                // Whoever reads may wait for the columns before sending anything.
+                // The reader may wait for the schema before it sends anything.
                 writer.flush().map_err(failed)?;
-                Encoder::ArrowStream(writer)
+                TableEncoder::ArrowStream(writer)
             }
         };
         Ok(Writer { path: target.path.into(), dims: target.dims as usize, schema, encoder })
     }
 
-    /// Writes a batch; whoever reads a pipe has it then.
-    pub fn write(&mut self, batch: &Embedded) -> Result<(), EmbedError> {
+    /// Writes a batch. In a format for pipes, the reader gets it at once.
+    pub fn write(&mut self, batch: &EmbeddedRecords) -> Result<(), EmbedError> {
         let Cells::Table(Table(table)) = &batch.rows.cells else {
-            let error = io::Error::other("lines of JSON where columns are needed");
+            let error = io::Error::other("JSON lines where columns are needed");
             return Err(EmbedError::write(&self.path, error));
         };
-        if let Encoder::Csv(sink) = &mut self.encoder {
+        if let TableEncoder::Csv(sink) = &mut self.encoder {
             let written = write_csv(sink, table, batch, self.dims);
             return written.map_err(|error| EmbedError::write(&self.path, error));
         }
         let failed = |error: ArrowError| EmbedError::write(&self.path, error);
         let table = with_vectors(table, batch, &self.schema, self.dims).map_err(failed)?;
         match &mut self.encoder {
-            Encoder::Csv(_) => Ok(()),
-            Encoder::ArrowStream(writer) => writer.write(&table).and_then(|()| writer.flush()).map_err(failed),
-            Encoder::ArrowFile(writer) => writer.write(&table).map_err(failed),
-            Encoder::Parquet(writer) => writer.write(&table).map_err(|error| EmbedError::write(&self.path, error)),
+            TableEncoder::Csv(_) => Ok(()),
+            TableEncoder::ArrowStream(writer) => writer.write(&table).and_then(|()| writer.flush()).map_err(failed),
+            TableEncoder::ArrowFile(writer) => writer.write(&table).map_err(failed),
+            TableEncoder::Parquet(writer) => writer.write(&table).map_err(|error| EmbedError::write(&self.path, error)),
         }
     }
 
-    /// Writes what comes after the last record.
-    pub fn finish(self) -> Result<Sink, EmbedError> {
+    /// Writes the footer.
+    pub fn finish(self) -> Result<OutputSink, EmbedError> {
         let failed = |error: ArrowError| EmbedError::write(&self.path, error);
         match self.encoder {
-            Encoder::Csv(sink) => Ok(sink),
-            Encoder::ArrowStream(writer) => writer.into_inner().map_err(failed),
-            Encoder::ArrowFile(writer) => writer.into_inner().map_err(failed),
-            Encoder::Parquet(writer) => writer.finish().map_err(|error| EmbedError::write(&self.path, error)),
+            TableEncoder::Csv(sink) => Ok(sink),
+            TableEncoder::ArrowStream(writer) => writer.into_inner().map_err(failed),
+            TableEncoder::ArrowFile(writer) => writer.into_inner().map_err(failed),
+            TableEncoder::Parquet(writer) => writer.finish().map_err(|error| EmbedError::write(&self.path, error)),
         }
     }
 }
@@ -246,13 +246,13 @@ fn vector_field(name: &str, dims: u32) -> Field {
 /// The table of a batch with its vectors as one more column.
 fn with_vectors(
     table: &RecordBatch,
-    batch: &Embedded,
+    batch: &EmbeddedRecords,
     schema: &SchemaRef,
     dims: usize,
 ) -> Result<RecordBatch, ArrowError> {
     let numbers = match batch.has_vector.contains(&false) {
         false => Float32Array::from(batch.vectors.clone()),
-        // A null has numbers too, which count for nothing.
+        // A null vector needs numbers in the array too; readers ignore them.
         true => {
             let nothing = vec![0.0; dims];
             let vectors = batch.vectors(dims).map(|vector| vector.unwrap_or(&nothing));
@@ -266,7 +266,7 @@ fn with_vectors(
     RecordBatch::try_new(schema.clone(), columns.collect())
 }
 
-fn write_csv(sink: &mut Sink, table: &RecordBatch, batch: &Embedded, dims: usize) -> io::Result<()> {
+fn write_csv(sink: &mut OutputSink, table: &RecordBatch, batch: &EmbeddedRecords, dims: usize) -> io::Result<()> {
     for (row, vector) in batch.vectors(dims).enumerate() {
         let vector = vector.map(serde_json::to_vec).transpose()?.unwrap_or_default();
         let cells = table.columns().iter().map(|column| objects::plain(&objects::cell(column, row)).into_bytes());

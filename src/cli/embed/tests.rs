@@ -1,4 +1,4 @@
-//! Formats, errors and order of work, with a function of the text in a model's place.
+//! Formats, errors and order of work, with a function of the text instead of a model.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,16 +13,16 @@ use serde_json::{Value, json};
 use tilewright::Error;
 
 use super::error::EmbedError;
-use super::input::{Input, InputFormat, Source};
+use super::input::{InputFormat, InputRecords, InputSource};
 use super::job::{Job, OnError, Skipped};
-use super::log::{Log, Progress};
-use super::output::{OutputFormat, Target};
+use super::log::{Log, ProgressLog};
+use super::output::{OutputFormat, OutputTarget};
 use super::rows::{Cells, Records};
 use super::{EmbedArgs, tables};
 
 pub(super) const DIMS: usize = 3;
 
-/// Stands for a vector: what it is of can be told from it.
+/// A stand-in vector that identifies its text.
 pub(super) fn vector(text: &str) -> [f32; DIMS] {
     let sum: u32 = text.bytes().map(u32::from).sum();
     [text.len() as f32, sum as f32, 0.1]
@@ -39,14 +39,14 @@ fn model(texts: &[&str]) -> Result<Vec<f32>, Error> {
     }
 }
 
-/// A folder of one test's own.
-pub(super) struct Scratch(PathBuf);
+/// A temporary folder of one test.
+pub(super) struct ScratchFolder(PathBuf);
 
-impl Scratch {
-    pub(super) fn new(test: &str) -> Scratch {
+impl ScratchFolder {
+    pub(super) fn new(test: &str) -> ScratchFolder {
         let folder = std::env::temp_dir().join(format!("tilewright-embed-{}-{test}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
-        Scratch(folder)
+        ScratchFolder(folder)
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -59,7 +59,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -88,11 +88,11 @@ impl<'a> FileJob<'a> {
     ) -> Result<(), EmbedError> {
         let format = OutputFormat::of(self.output, InputFormat::Auto)?;
         let source =
-            Source { path: self.input, format: InputFormat::Auto, column: "text", batch_size: self.batch_size };
+            InputSource { path: self.input, format: InputFormat::Auto, column: "text", batch_size: self.batch_size };
         let input = source.open()?;
         let input = if format.is_tabular() { tables::tabled(input, "text")? } else { input };
         let metadata = HashMap::from([("tilewright.model".to_string(), "stand-in".to_string())]);
-        let target = Target { path: self.output, format, column: "embedding", dims: DIMS as u32, metadata };
+        let target = OutputTarget { path: self.output, format, column: "embedding", dims: DIMS as u32, metadata };
         let output = target.open(&input)?;
         self.job(format.has_nulls()).run(input, output, embed)
     }
@@ -104,7 +104,7 @@ impl<'a> FileJob<'a> {
             on_error: if self.errors.is_some() { OnError::Skip } else { OnError::Fail },
             has_nulls,
             log,
-            progress: Progress::new(log, false),
+            progress: ProgressLog::new(log, false),
             skipped: Skipped::create(self.errors).unwrap(),
         }
     }
@@ -115,8 +115,8 @@ pub(super) fn lines(path: &Path) -> Vec<Value> {
 }
 
 #[test]
-fn lines_keep_what_they_held() {
-    let scratch = Scratch::new("lines");
+fn jsonl_output_keeps_all_input_fields() {
+    let scratch = ScratchFolder::new("lines");
     let object = r#"{"text":"eleven","deep":{"a":[1,null]},"big":18446744073709551615,"x":1.0"#;
     let input = scratch.written("in.jsonl", format!("\u{feff}{object}}}\r\n\"alone\"\n{{\"text\":null}}"));
     let output = scratch.path("out.jsonl");
@@ -131,8 +131,8 @@ fn lines_keep_what_they_held() {
 }
 
 #[test]
-fn an_input_without_records_makes_an_output_without() {
-    let scratch = Scratch::new("empty");
+fn empty_input_makes_an_empty_output() {
+    let scratch = ScratchFolder::new("empty");
     for name in ["in.jsonl", "in.txt"] {
         let input = scratch.written(name, "");
         for extension in ["npy", "jsonl"] {
@@ -144,8 +144,8 @@ fn an_input_without_records_makes_an_output_without() {
 }
 
 #[test]
-fn text_is_read_as_it_is_written() {
-    let scratch = Scratch::new("text");
+fn text_lines_are_read_without_bom_and_line_ends() {
+    let scratch = ScratchFolder::new("text");
     let input = scratch.written("in.txt", "\u{feff}one\r\n\ntwo words");
     let output = scratch.path("text.jsonl");
     FileJob::new(&input, &output).run().unwrap();
@@ -157,7 +157,7 @@ fn text_is_read_as_it_is_written() {
 
 #[test]
 fn npy_has_a_row_for_each_text() {
-    let scratch = Scratch::new("npy");
+    let scratch = ScratchFolder::new("npy");
     let input = scratch.written("in.txt", "one\ntwo\nthree");
     let output = scratch.path("out.npy");
     FileJob::new(&input, &output).run().unwrap();
@@ -182,9 +182,9 @@ fn npy_has_a_row_for_each_text() {
 /// File, its content, number of the bad record, and the beginning of its fault.
 pub(super) type BadCase = (&'static str, Vec<u8>, u64, &'static str);
 
-/// Runs jobs into files of this extension, of which `has_vector` says which records have a vector.
+/// Runs jobs to files with this extension; `has_vector` reads which records of a file have a vector.
 pub(super) fn each_bad_record_is_named_or_skipped(
-    scratch: &Scratch,
+    scratch: &ScratchFolder,
     cases: &[BadCase],
     extension: &str,
     has_vector: impl Fn(&Path) -> Vec<bool>,
@@ -208,33 +208,33 @@ pub(super) fn each_bad_record_is_named_or_skipped(
     }
 }
 
-/// Lines that are no proper records.
+/// Lines that are not valid records.
 pub(super) fn bad_lines() -> Vec<BadCase> {
     let long = vec![b'x'; (16 << 20) + 1];
     vec![
-        ("utf8.txt", b"a\nb\xffc\n".to_vec(), 2, "byte 1 is not UTF-8"),
-        ("long.txt", [b"a\n", &long[..], b"\nb"].concat(), 2, "the line is longer, expected 16777216 bytes at most"),
+        ("utf8.txt", b"a\nb\xffc\n".to_vec(), 2, "invalid UTF-8 at byte 1"),
+        ("long.txt", [b"a\n", &long[..], b"\nb"].concat(), 2, "the line is too long, expected 16777216 bytes at most"),
         ("model.txt", b"a\nb\nc\nunspeakable\nd".to_vec(), 4, "tokenizer: text is none, expected words"),
         ("json.jsonl", b"{\"text\":\"a\"}\n{\"text\":\n".to_vec(), 2, "not JSON: EOF while parsing a value"),
         ("blank.jsonl", b"\n{\"text\":\"a\"}\n".to_vec(), 1, "not JSON: EOF"),
         ("array.jsonl", b"[1]".to_vec(), 1, "the line is an array, expected an object or a string"),
         ("field.jsonl", b"{\"txt\":\"a\"}".to_vec(), 1, "`text` is missing, expected a string"),
         ("type.jsonl", b"{\"text\":1,\"id\":2}".to_vec(), 1, "`text` is a number, expected a string"),
-        ("utf8.jsonl", b"\"a\"\n\"\xff\"".to_vec(), 2, "byte 1 is not UTF-8"),
+        ("utf8.jsonl", b"\"a\"\n\"\xff\"".to_vec(), 2, "invalid UTF-8 at byte 1"),
     ]
 }
 
 #[test]
 fn a_bad_record_is_named_or_skipped() {
-    let scratch = Scratch::new("bad");
+    let scratch = ScratchFolder::new("bad");
     each_bad_record_is_named_or_skipped(&scratch, &bad_lines(), "jsonl", |output| {
         lines(output).iter().map(|line| !line["embedding"].is_null()).collect()
     });
 }
 
 #[test]
-fn errors_have_their_exit_codes() {
-    let scratch = Scratch::new("codes");
+fn each_error_kind_has_its_exit_code() {
+    let scratch = ScratchFolder::new("codes");
     let missing = Error::NoAdapter { wanted: "x".into(), available: "none".into() };
     let option = Error::Option { option: "max_tokens", expected: "1".into(), found: "0".into() };
     let broken = Error::NonFinite { pos: 0 };
@@ -261,7 +261,7 @@ fn errors_have_their_exit_codes() {
     assert_eq!(error.unwrap_err().code(), 1);
     assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 1, "a job that failed leaves no file");
 
-    // A failure that is no text's fault names the record.
+    // An error that no text caused names the record.
     let error = FileJob::new(&input, &output)
         .run_with(|_, _| Err(Error::InRecord { record: 1, source: Box::new(Error::NonFinite { pos: 0 }) }));
     let error = error.unwrap_err();
@@ -271,7 +271,7 @@ fn errors_have_their_exit_codes() {
 
 #[test]
 fn the_next_batch_is_read_while_one_is_embedded() {
-    let scratch = Scratch::new("overlap");
+    let scratch = ScratchFolder::new("overlap");
     let (read, was_read) = mpsc::channel();
     let rows = |first_record: u64| {
         let object = json!({ "text": "a" }).as_object().unwrap().clone();
@@ -281,10 +281,10 @@ fn the_next_batch_is_read_while_one_is_embedded() {
         read.send(record).unwrap();
         Ok(rows(record))
     });
-    let input = Input { name: "test".into(), columns: None, batches: Box::new(batches) };
+    let input = InputRecords { name: "test".into(), columns: None, batches: Box::new(batches) };
     let path = scratch.path("out.jsonl");
     let (column, metadata) = ("embedding", HashMap::new());
-    let target = Target { path: &path, format: OutputFormat::Jsonl, column, dims: DIMS as u32, metadata };
+    let target = OutputTarget { path: &path, format: OutputFormat::Jsonl, column, dims: DIMS as u32, metadata };
     let output = target.open(&input).unwrap();
     let was_read = Mutex::new(was_read);
     let mut n_calls = 0;
@@ -303,14 +303,14 @@ fn the_next_batch_is_read_while_one_is_embedded() {
 }
 
 #[derive(Parser)]
-struct Cli {
+struct TestCli {
     #[command(flatten)]
     embed: EmbedArgs,
 }
 
 #[test]
-fn flags_that_do_not_go_together_are_refused() {
-    let check = |args: &str| Cli::parse_from(["embed", "model"].into_iter().chain(args.split(' '))).embed.check();
+fn conflicting_embed_flags_are_refused() {
+    let check = |args: &str| TestCli::parse_from(["embed", "model"].into_iter().chain(args.split(' '))).embed.check();
     for (args, format) in [
         ("-", OutputFormat::Jsonl),
         ("in.txt -o out.npy --on-error skip --errors e.jsonl", OutputFormat::Npy),
@@ -324,22 +324,22 @@ fn flags_that_do_not_go_together_are_refused() {
         assert_eq!(check(args).unwrap(), format, "{args}");
     }
     for (args, message) in [
-        ("in.bin", "--io must say"),
-        ("in.txt -o out.bin", "--format must say"),
+        ("in.bin", "set --io"),
+        ("in.txt -o out.bin", "set --format"),
         ("in.txt --format npy", "needs a file"),
-        ("- --io arrow-file", "cannot come from stdin"),
+        ("- --io arrow-file", "cannot be read from stdin"),
         #[cfg(not(feature = "tables"))]
         (
             "in.parquet",
-            "in.parquet: this build cannot read or write Arrow, CSV and Parquet; build it with `--features tables`",
+            "in.parquet: this build has no support for Arrow, CSV and Parquet; rebuild with `--features tables`",
         ),
         #[cfg(not(feature = "tables"))]
-        ("- --io arrow-stream", "the stream: this build cannot read or write Arrow"),
+        ("- --io arrow-stream", "the stream: this build has no support for Arrow"),
         #[cfg(not(feature = "tables"))]
-        ("in.txt -o out.csv", "out.csv: this build cannot read or write Arrow"),
+        ("in.txt -o out.csv", "out.csv: this build has no support for Arrow"),
         ("- --errors e.jsonl", "--on-error skip"),
         ("in.txt -o out.npy --on-error skip", "--errors FILE"),
-        ("- --column embedding", "name the same"),
+        ("- --column embedding", "must differ"),
     ] {
         let error = check(args).unwrap_err();
         assert!(error.to_string().contains(message) && error.code() == 2, "{args}: {error}");

@@ -727,7 +727,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_stays_so() {
+    fn non_finite_activations_stay_non_finite_when_rounded() {
         for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = activations(3);
             x[1][4..23].fill(odd);
@@ -775,7 +775,7 @@ mod tests {
     /// Values by ggml times what the activations are rounded to, in f64: for one token and for several, with each set of
     /// instructions that this processor has and without any, also where a row is no whole number of super-blocks.
     #[test]
-    fn products_are_those_of_the_rounded_activations() {
+    fn products_of_rounded_activations_match_f64() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/quant-vectors/more.safetensors");
         let bytes = std::fs::read(path).expect("it is in the repository");
         let vectors = Safetensors::parse(&bytes, bytes.len() as u64).expect("it is valid");
@@ -834,7 +834,7 @@ mod tests {
     /// Rows of fewer than eight blocks are read together with what lies behind them: of each type whose rows may be so short,
     /// every other row is made of ones, with which scales of 16 bits are NaN.
     #[test]
-    fn products_do_not_depend_on_the_rows_behind() {
+    fn products_do_not_depend_on_the_following_rows() {
         let n_rows = 9;
         let device = Device::cpu();
         let mut n_types = 0;

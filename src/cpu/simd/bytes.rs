@@ -797,7 +797,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_unpacked_by_definition() {
+    fn byte_blocks_unpack_to_the_defined_quants() {
         for seed in 0..100 {
             let bytes: [u8; 128] = bytes(128, seed).try_into().expect("as many");
             let byte = |word: usize, i: usize| bytes[4 * word + i];
@@ -847,7 +847,7 @@ mod tests {
 
     /// By the definition, in whole numbers.
     #[test]
-    fn products_are_exact() {
+    fn integer_products_are_exact() {
         let x_of = |seed: u32| -> Halves<[i8; 64]> {
             let all: Vec<i8> = bytes(128, seed).into_iter().map(|byte| byte.cast_signed().max(-127)).collect();
             std::array::from_fn(|h| std::array::from_fn(|i| all[64 * h + i]))
@@ -910,7 +910,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_are_multiplied_and_spread_by_definition() {
+    fn float_vector_operations_match_their_definition() {
         let x: [f32; 16] = std::array::from_fn(|i| (i * i) as f32);
         let scales: [f32; 8] = std::array::from_fn(|i| 100.0 - i as f32);
         let mut want: Vec<f32> = x.iter().map(|x| 3.0 * x).collect();

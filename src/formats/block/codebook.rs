@@ -1,14 +1,14 @@
-//! The types whose indices of a few bits stand for several weights at once, from a codebook (IQ1, IQ2 and IQ3).
+//! Types with a codebook (IQ1, IQ2 and IQ3): an index of a few bits represents several weights.
 //!
-//! A codebook of IQ2 has the magnitudes of eight weights in an entry, one of IQ3 those of four, and signs are kept apart. The
-//! single one of IQ1 has eight numbers from -1 to 1. `codebooks.bin` has their entries; `scripts/codebooks.py` explains and
-//! writes it.
+//! An entry of an IQ2 codebook holds the magnitudes of eight weights, one of IQ3 of four; signs are stored
+//! separately. IQ1's single codebook holds eight values from -1 to 1 per entry. `codebooks.bin` has the entries;
+//! `scripts/codebooks.py` explains and writes it.
 
 use std::sync::LazyLock;
 
 use super::f16_at;
 
-/// First entries of the codebooks, and the end.
+/// Start of each codebook, and the end.
 const STARTS: [usize; 7] = [0, 256, 768, 1792, 2048, 2560, 4608];
 
 /// The entries of all codebooks.
@@ -19,7 +19,7 @@ static ENTRIES: LazyLock<Vec<u16>> = LazyLock::new(|| {
         step |= u16::from(byte & 127) << shift;
         shift += 7;
         if byte < 128 {
-            // Each codebook begins from zero.
+            // Each codebook starts at zero.
             entry = if STARTS.contains(&entries.len()) { step } else { entry + step };
             entries.push(entry);
             (step, shift) = (0, 0);
@@ -28,19 +28,19 @@ static ENTRIES: LazyLock<Vec<u16>> = LazyLock::new(|| {
     entries
 });
 
-/// Where a type of IQ2 or IQ3 has what its weights are made of.
+/// Decoding parameters of an IQ2 or IQ3 type.
 pub(crate) struct Codebook {
-    /// Its first entry.
+    /// First entry of its codebook.
     start: usize,
-    /// Weights that an entry stands for, and bits that it has for each.
+    /// Weights per entry, and bits per weight.
     len: usize,
     bits: usize,
     levels: &'static [f32],
-    /// Index and signs of entry `i` of a super-block, the first weight's sign in the lowest bit.
+    /// Index and signs of entry `i` of a super-block, first weight's sign in the lowest bit.
     index: fn(&[u8], usize) -> (u16, u8),
     /// The 4-bit scale of 16 weights.
     scale: fn(&[u8], usize) -> u8,
-    /// The factor that such a number stands for.
+    /// The factor for a 4-bit scale.
     factor: fn(u8) -> f32,
 }
 
@@ -104,7 +104,7 @@ pub(crate) const IQ3_S: Codebook = Codebook {
 };
 
 impl Codebook {
-    /// Which levels the weights of entry `i` have, in two or three bits each, and their signs.
+    /// Levels of the weights in entry `i`, two or three bits each, and their signs.
     pub(crate) fn weights(&self, block: &[u8], i: usize) -> (u16, u8) {
         let (index, signs) = (self.index)(block, i);
         (ENTRIES[self.start + usize::from(index)], signs)
@@ -115,7 +115,7 @@ impl Codebook {
         (self.scale)(block, group)
     }
 
-    /// Decodes a super-block, whose first two bytes are the scale of all.
+    /// Decodes a super-block; its first two bytes are the overall scale.
     pub(super) fn decode<const BYTES: usize>(&self, block: &[u8; BYTES], out: &mut [f32; 256]) {
         let scale = f16_at(block, 0);
         for (i, values) in out.chunks_exact_mut(self.len).enumerate() {
@@ -129,7 +129,7 @@ impl Codebook {
     }
 }
 
-/// Eight signs of which number `i` of some groups of seven bits has the first seven: the eighth makes their number even.
+/// Eight signs from the `i`-th group of seven bits; the eighth makes their parity even.
 fn seven_signs(groups: u32, i: usize) -> u8 {
     let signs = (groups >> (7 * i) & 127) as u8;
     signs | (signs.count_ones() as u8 & 1) << 7
@@ -143,7 +143,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// What IQ1 weights differ from -1, 0 or 1.
+/// Offset of IQ1 weights from -1, 0 or 1.
 const DELTA: f32 = 0.125;
 
 /// Eight weights of an IQ1 type.
@@ -154,8 +154,8 @@ fn iq1_eight(index: u16, scale: f32, is_less: bool, out: &mut [f32]) {
     }
 }
 
-/// Bytes: scale of scales, 32 of indices, eight 16-bit words: four times three upper bits of an index, a 3-bit scale, and
-/// which delta.
+/// Bytes: scale of scales, 32 of indices, eight 16-bit words: upper three bits of four indices, a 3-bit scale, and
+/// the delta's sign.
 pub(super) fn iq1_s(block: &[u8; 50], out: &mut [f32; 256]) {
     let scale = f16_at(block, 0);
     for (i, values) in out.chunks_exact_mut(8).enumerate() {
@@ -166,8 +166,8 @@ pub(super) fn iq1_s(block: &[u8; 50], out: &mut [f32; 256]) {
     }
 }
 
-/// Bytes: 32 of indices, 16 with three upper bits of two indices and which delta each, four 16-bit words: four 3-bit scales, and
-/// a quarter of the scale of scales.
+/// Bytes: 32 of indices, 16 with the upper three bits and the delta's sign of two indices each, four 16-bit words:
+/// four 3-bit scales, and a quarter of the scale of scales.
 pub(super) fn iq1_m(block: &[u8; 56], out: &mut [f32; 256]) {
     let scales: [u16; 4] = std::array::from_fn(|i| u16::from_le_bytes([block[48 + 2 * i], block[49 + 2 * i]]));
     let scale = scales.iter().rev().fold(0, |bits, word| bits << 4 | word >> 12);

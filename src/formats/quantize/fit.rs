@@ -1,26 +1,25 @@
-//! Searches for the scale, or the scale and the minimum, with which a group's quants come closest to its values.
+//! Searches for the scale, or scale and minimum, that fit a group's quants to its values.
 //!
-//! Sums are f32 and in the order of ggml's, so that the quants are the same.
+//! Sums are f32 in ggml's order, so that the quants are identical.
 
-/// A group whose largest magnitude is below this counts as zeros.
+/// A group with magnitudes below this counts as zeros.
 pub const ZERO: f32 = 1e-15;
 
-/// The nearest integer, ties to even, by adding 1.5 * 2^23: as ggml does it, also where the result is meaningless.
+/// The nearest integer, ties to even, by adding 1.5 * 2^23: as in ggml, even for meaningless results.
 pub fn nearest(value: f32) -> i32 {
     const SHIFT: f32 = 12_582_912.0;
     ((value + SHIFT).to_bits() & 0x007f_ffff) as i32 - 0x0040_0000
 }
 
-/// The value of the largest magnitude, the first of several.
+/// The value of largest magnitude, the first of several.
 pub fn extreme(values: &[f32]) -> f32 {
     let larger = |extreme: f32, &value: &f32| if value.abs() > extreme.abs() { value } else { extreme };
     values.iter().fold(0.0, larger)
 }
 
-/// A scale for signed quants from `-limit` to `limit - 1`, which are written to `quants` with `limit` added.
+/// A scale for signed quants from `-limit` to `limit - 1`, written to `quants` with `limit` added.
 ///
-/// Least squares with `weights`, or with the values' squares; of 19 roundings the best. All zeros give 0 and quants of
-/// 0.
+/// Least squares with `weights` or the values' squares, over 19 roundings. All zeros give scale 0 and quants of 0.
 pub fn signed_scale(values: &[f32], weights: Option<&[f32]>, limit: i32, quants: &mut [u8]) -> f32 {
     let extreme = extreme(values);
     if extreme.abs() < ZERO {
@@ -57,8 +56,8 @@ pub fn signed_scale(values: &[f32], weights: Option<&[f32]>, limit: i32, quants:
     scale
 }
 
-/// A scale for signed quants from `-limit` to `limit - 1`: least squares weighted with the values' squares, one quant
-/// moved after the other while that helps.
+/// A scale for signed quants from `-limit` to `limit - 1`: least squares weighted with the values' squares, moving
+/// one quant at a time while that helps.
 pub fn signed_scale_by_moves(values: &[f32; 16], limit: i32) -> (f32, [i32; 16]) {
     let mut quants = [-limit; 16];
     let extreme = extreme(values);
@@ -98,22 +97,22 @@ pub fn signed_scale_by_moves(values: &[f32; 16], limit: i32) -> (f32, [i32; 16])
     (if sum_l2 > 0.0 { sum_lx / sum_l2 } else { 0.0 }, quants)
 }
 
-/// How [`scale_and_min`] searches.
+/// Settings of [`scale_and_min`].
 #[derive(Clone, Copy)]
-pub struct Search {
-    /// What is added to the largest quant in the first rounding.
+pub struct ScaleSearch {
+    /// Added to the largest quant in the first rounding.
     pub first: f32,
-    /// What each further rounding adds.
+    /// Added for each further rounding.
     pub step: f32,
     /// Number of further roundings.
     pub steps: u32,
-    /// Whether an error counts by its magnitude rather than by its square.
+    /// Whether errors count by magnitude rather than square.
     pub absolute: bool,
 }
 
-/// A scale and what is to be subtracted (0 or more) for quants from 0 to `limit`, which are written to `quants`:
-/// weighted least squares for each rounding, and of all roundings the best.
-pub fn scale_and_min(values: &[f32], weights: &[f32], limit: u8, search: Search, quants: &mut [u8]) -> (f32, f32) {
+/// A scale and a subtracted minimum (0 or more) for quants from 0 to `limit`, written to `quants`: the best of
+/// several roundings, each fitted by weighted least squares.
+pub fn scale_and_min(values: &[f32], weights: &[f32], limit: u8, search: ScaleSearch, quants: &mut [u8]) -> (f32, f32) {
     let (mut min, mut max) = (values[0], values[0]);
     let mut sum_w = weights[0];
     let mut sum_x = sum_w * values[0];
@@ -129,7 +128,7 @@ pub fn scale_and_min(values: &[f32], weights: &[f32], limit: u8, search: Search,
         return (0.0, -min);
     }
     let limit = f32::from(limit);
-    // The minimum in hand may be close to the largest value, so that there is no meaningful quotient.
+    // The current minimum may be close to the largest value, which makes the quotient meaningless.
     let quant = |value: f32| if value > 0.0 { nearest(if value < limit { value } else { limit }) as u8 } else { 0 };
     let error = |scale: f32, min: f32, quants: &[u8]| {
         let mut sum = 0.0;
@@ -175,8 +174,8 @@ pub fn scale_and_min(values: &[f32], weights: &[f32], limit: u8, search: Search,
     (scale, -min)
 }
 
-/// A scale for quants from 0 to `limit` of values of 0 or more: of 9 roundings the one with the least weighted
-/// squares, then one quant moved after the other while that helps.
+/// A scale for quants from 0 to `limit` of non-negative values: the best of 9 roundings by weighted least squares,
+/// then moving one quant at a time while that helps.
 pub fn positive_scale<const N: usize>(values: &[f32; N], weights: &[f32; N], limit: u8) -> (f32, [u8; N]) {
     let max = values.iter().fold(0.0_f32, |max, &x| if max > x { max } else { x });
     let mut quants = [0; N];
@@ -232,15 +231,14 @@ pub fn positive_scale<const N: usize>(values: &[f32; N], weights: &[f32; N], lim
     (if sum_l2 > 0.0 { sum_lx / sum_l2 } else { 0.0 }, quants)
 }
 
-/// The weight of each value of a group: its importance, more for large values, where `mean_square` is the scale of
-/// what is large.
+/// The weight of each value of a group: its importance, increased for large values relative to `mean_square`.
 pub fn weigh(values: &[f32], importance: &[f32], mean_square: f32, weights: &mut [f32]) {
     for ((weight, &x), &importance) in weights.iter_mut().zip(values).zip(importance) {
         *weight = importance * (mean_square + x * x).sqrt();
     }
 }
 
-/// The sum of squares, in order.
+/// The sum of squares in order.
 pub fn sum_of_squares(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |sum, &x| sum + x * x)
 }

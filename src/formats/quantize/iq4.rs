@@ -5,7 +5,7 @@ use super::put_f16;
 use super::small::inverse;
 use crate::formats::block::IQ4_LEVELS;
 
-/// The level nearest to `x`, the upper one where two are as near.
+/// The level nearest to `x`, the upper one of two equally near.
 fn nearest_level(x: f32) -> usize {
     let above = IQ4_LEVELS.partition_point(|&level| level <= x);
     match above {
@@ -16,7 +16,7 @@ fn nearest_level(x: f32) -> usize {
     }
 }
 
-/// The scale of a group of 32 by weighted least squares, of 16 roundings the best.
+/// The scale of a group of 32 by weighted least squares, the best of 16 roundings.
 fn scale(values: &[f32], weights: &[f32; 32]) -> f32 {
     const TRIES: i32 = 7;
     let extreme = extreme(values);
@@ -69,7 +69,7 @@ pub fn iq4_nl(values: &[f32; 32], importance: Option<&[f32; 32]>, out: &mut [u8;
     put_levels(values, inverse(scale), &mut out[2..]);
 }
 
-/// Bytes: as [`block::dequantize`](crate::formats::block::dequantize) reads them.
+/// Bytes: as in [`block::dequantize`](crate::formats::block::dequantize).
 pub fn iq4_xs(values: &[f32; 256], importance: Option<&[f32; 256]>, out: &mut [u8; 136]) {
     let mean_square = sum_of_squares(values) * (2.0 / 256.0);
     let mut scales = [0.0; 8];

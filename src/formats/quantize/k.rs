@@ -1,32 +1,32 @@
-//! Blocks of 256 in groups of 16 or 32: Q2_K to Q6_K. Layouts are those that
-//! [`block::dequantize`](crate::formats::block::dequantize) reads.
+//! Blocks of 256 in groups of 16 or 32: Q2_K to Q6_K. Layouts as in
+//! [`block::dequantize`](crate::formats::block::dequantize).
 
 use super::fit::{
-    Search, ZERO, nearest, positive_scale, scale_and_min, signed_scale, signed_scale_by_moves, sum_of_squares, weigh,
+    ScaleSearch, ZERO, nearest, positive_scale, scale_and_min, signed_scale, signed_scale_by_moves, sum_of_squares,
+    weigh,
 };
 use super::{put_f16, rounded_f16};
 
-/// The search where an importance matrix is given.
-const BY_IMPORTANCE: Search = Search { first: -0.9, step: 0.05, steps: 36, absolute: false };
+/// The search with an importance matrix.
+const BY_IMPORTANCE: ScaleSearch = ScaleSearch { first: -0.9, step: 0.05, steps: 36, absolute: false };
 
 /// The importances of group `group` of `N` values.
 fn of_group<const N: usize>(importance: &[f32; 256], group: usize) -> &[f32] {
     &importance[group * N..][..N]
 }
 
-/// Scales of groups and their scale, mins and theirs, in so many bits, and quants: for groups of `N` values, of which
-/// a block has `GROUPS`.
+/// Quantised scales and mins of a block's `GROUPS` groups, with their own scales, and the quants.
 struct Groups<const GROUPS: usize> {
     scales: [u8; GROUPS],
     mins: [u8; GROUPS],
-    /// Scale of the scales, as it is stored.
+    /// Scale of the scales, rounded to f16.
     scale: f32,
-    /// Scale of the mins, as it is stored.
+    /// Scale of the mins, rounded to f16.
     min: f32,
     quants: [u8; 256],
 }
 
-/// The scales of all groups under one scale: each a share of the largest.
+/// Quantises the groups' scales relative to the largest.
 fn shares<const GROUPS: usize>(values: &[f32; GROUPS], limit: u8) -> (f32, [u8; GROUPS]) {
     let max = values.iter().fold(0.0_f32, |max, &x| if x > max { x } else { max });
     let top = f32::from(limit);
@@ -34,15 +34,15 @@ fn shares<const GROUPS: usize>(values: &[f32; GROUPS], limit: u8) -> (f32, [u8; 
     (max / top, values.map(|x| (nearest(inverse * x) as u8).min(limit)))
 }
 
-/// What a type asks of [`groups`].
-struct Kind {
+/// Parameters of a type for [`groups`].
+struct GroupParams {
     /// Largest quant.
     limit: u8,
     /// Largest scale and min.
     scale_limit: u8,
-    /// The search where no importance matrix is given.
-    search: Search,
-    /// What the mean square of a block is multiplied by to tell what is large, where an importance matrix is given.
+    /// The search without an importance matrix.
+    search: ScaleSearch,
+    /// With an importance matrix: factor of the block's mean square, the threshold for large values.
     mean_square: f32,
 }
 
@@ -50,7 +50,7 @@ struct Kind {
 fn groups<const N: usize, const GROUPS: usize>(
     values: &[f32; 256],
     importance: Option<&[f32; 256]>,
-    kind: &Kind,
+    kind: &GroupParams,
 ) -> Groups<GROUPS> {
     let mut quants = [0; 256];
     let (mut scales, mut mins, mut sums) = ([0.0; GROUPS], [0.0; GROUPS], [0.0; GROUPS]);
@@ -65,7 +65,7 @@ fn groups<const N: usize, const GROUPS: usize>(
                 BY_IMPORTANCE
             }
             None => {
-                // Q2_K goes by magnitudes alone.
+                // Q2_K uses magnitudes only.
                 let floor = if kind.search.absolute { 0.0 } else { (sum_of_squares(x) / N as f32).sqrt() };
                 weights.iter_mut().zip(x).for_each(|(weight, x)| *weight = floor + x.abs());
                 kind.search
@@ -81,7 +81,7 @@ fn groups<const N: usize, const GROUPS: usize>(
     };
     let ((scale, scales), (min, mins)) = (fit(&scales), fit(&mins));
     let (scale, min) = (rounded_f16(scale), rounded_f16(min));
-    // Again, with the scales as they are stored.
+    // Requantises with the stored scales.
     for group in 0..GROUPS {
         let group_scale = scale * f32::from(scales[group]);
         if group_scale != 0.0 {
@@ -94,7 +94,7 @@ fn groups<const N: usize, const GROUPS: usize>(
     Groups { scales, mins, scale, min, quants }
 }
 
-/// Two bits of each quant: parts of 32 elements share 32 bytes, four parts to a half of the block.
+/// Packs two bits of each quant: in each half, four parts of 32 elements share 32 bytes.
 fn put_two_bits(quants: &[u8; 256], out: &mut [u8]) {
     for (i, &quant) in quants.iter().enumerate() {
         let (half, part, l) = (i / 128, i / 32 % 4, i % 32);
@@ -103,8 +103,8 @@ fn put_two_bits(quants: &[u8; 256], out: &mut [u8]) {
 }
 
 pub fn q2_k(values: &[f32; 256], importance: Option<&[f32; 256]>, out: &mut [u8; 84]) {
-    let search = Search { first: -0.5, step: 0.1, steps: 15, absolute: true };
-    let kind = Kind { limit: 3, scale_limit: 15, search, mean_square: 1.0 };
+    let search = ScaleSearch { first: -0.5, step: 0.1, steps: 15, absolute: true };
+    let kind = GroupParams { limit: 3, scale_limit: 15, search, mean_square: 1.0 };
     let found: Groups<16> = groups::<16, 16>(values, importance, &kind);
     out.fill(0);
     for (byte, (scale, min)) in out.iter_mut().zip(found.scales.iter().zip(&found.mins)) {
@@ -170,7 +170,7 @@ pub fn q3_k(values: &[f32; 256], importance: Option<&[f32; 256]>, out: &mut [u8;
     put_f16(out, 108, scale);
 }
 
-/// Scales and mins of six bits, as `block::scale_and_min` reads them.
+/// Packs 6-bit scales and mins as `block::scale_and_min` reads them.
 fn put_scales_and_mins(scales: &[u8; 8], mins: &[u8; 8], out: &mut [u8]) {
     for j in 0..4 {
         out[j] = scales[j] | scales[j + 4] >> 4 << 6;
@@ -179,7 +179,7 @@ fn put_scales_and_mins(scales: &[u8; 8], mins: &[u8; 8], out: &mut [u8]) {
     }
 }
 
-/// The low nibbles of two groups of 32 in each 32 bytes.
+/// Packs the low nibbles of two groups of 32 into 32 bytes.
 fn put_nibbles_of_groups(quants: &[u8; 256], out: &mut [u8]) {
     for (i, byte) in out.iter_mut().enumerate() {
         let first = i / 32 * 64 + i % 32;
@@ -188,8 +188,8 @@ fn put_nibbles_of_groups(quants: &[u8; 256], out: &mut [u8]) {
 }
 
 pub fn q4_k(values: &[f32; 256], importance: Option<&[f32; 256]>, out: &mut [u8; 144]) {
-    let search = Search { first: -1.0, step: 0.1, steps: 20, absolute: false };
-    let kind = Kind { limit: 15, scale_limit: 63, search, mean_square: 2.0 };
+    let search = ScaleSearch { first: -1.0, step: 0.1, steps: 20, absolute: false };
+    let kind = GroupParams { limit: 15, scale_limit: 63, search, mean_square: 2.0 };
     let found: Groups<8> = groups::<32, 8>(values, importance, &kind);
     put_f16(out, 0, found.scale);
     put_f16(out, 2, found.min);
@@ -198,8 +198,8 @@ pub fn q4_k(values: &[f32; 256], importance: Option<&[f32; 256]>, out: &mut [u8;
 }
 
 pub fn q5_k(values: &[f32; 256], importance: Option<&[f32; 256]>, out: &mut [u8; 176]) {
-    let search = Search { first: -0.5, step: 0.1, steps: 15, absolute: false };
-    let kind = Kind { limit: 31, scale_limit: 63, search, mean_square: 2.0 };
+    let search = ScaleSearch { first: -0.5, step: 0.1, steps: 15, absolute: false };
+    let kind = GroupParams { limit: 31, scale_limit: 63, search, mean_square: 2.0 };
     let found: Groups<8> = groups::<32, 8>(values, importance, &kind);
     put_f16(out, 0, found.scale);
     put_f16(out, 2, found.min);

@@ -1,18 +1,18 @@
 //! Blocks of 32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, IQ4_NL. Byte j holds elements j (low nibble) and j + 16.
 
-use super::fit::{Search, extreme, scale_and_min, signed_scale, weigh};
+use super::fit::{ScaleSearch, extreme, scale_and_min, signed_scale, weigh};
 use super::put_f16;
 use crate::formats::block::{FP4_DOUBLED, half_scale};
 
-/// A block's values, and with an importance matrix their importances and the mean square of the row.
+/// A block's values and, with an importance matrix, their importances and the row's mean square.
 #[derive(Clone, Copy)]
 pub struct Group<'a> {
     pub values: &'a [f32; 32],
     pub importance: Option<(&'a [f32; 32], f32)>,
 }
 
-/// The search where an importance matrix is given.
-const BY_IMPORTANCE: Search = Search { first: -0.9, step: 0.05, steps: 36, absolute: false };
+/// The search with an importance matrix.
+const BY_IMPORTANCE: ScaleSearch = ScaleSearch { first: -0.9, step: 0.05, steps: 36, absolute: false };
 
 impl Group<'_> {
     fn weights(self) -> Option<[f32; 32]> {
@@ -23,14 +23,14 @@ impl Group<'_> {
         })
     }
 
-    /// The least and the largest value.
+    /// Minimum and maximum.
     fn range(self) -> (f32, f32) {
         self.values
             .iter()
             .fold((f32::MAX, f32::MIN), |(min, max), &x| (if x < min { x } else { min }, if x > max { x } else { max }))
     }
 
-    /// A scale, and quants of so many bits around the middle of their range.
+    /// A scale, and quants of `n_bits` bits around the middle of their range.
     fn symmetric(self, n_bits: u32) -> (f32, [u8; 32]) {
         let middle = 1 << (n_bits - 1);
         let mut quants = [0; 32];
@@ -47,7 +47,7 @@ impl Group<'_> {
         (scale, quants)
     }
 
-    /// A scale, a minimum, and quants of so many bits above it.
+    /// A scale, a minimum, and quants of `n_bits` bits above it.
     fn above_min(self, n_bits: u32) -> (f32, f32, [u8; 32]) {
         let top = (1 << n_bits) - 1;
         let mut quants = [0; 32];
@@ -70,7 +70,7 @@ pub fn inverse(scale: f32) -> f32 {
     if scale != 0.0 { 1.0 / scale } else { 0.0 }
 }
 
-/// Low nibbles of the quants, the first half's below the second's.
+/// Packs low nibbles of quants, the first half's below the second's.
 fn put_nibbles(quants: &[u8; 32], out: &mut [u8]) {
     for (j, byte) in out.iter_mut().enumerate() {
         *byte = quants[j] & 15 | (quants[j + 16] & 15) << 4;
@@ -111,7 +111,7 @@ pub fn q5_1(group: Group<'_>, out: &mut [u8; 24]) {
     put_nibbles(&quants, &mut out[8..]);
 }
 
-/// Importances change nothing.
+/// Ignores importances.
 pub fn q8_0(group: Group<'_>, out: &mut [u8; 34]) {
     let scale = extreme(group.values).abs() / 127.0;
     let inverse = inverse(scale);
@@ -121,10 +121,10 @@ pub fn q8_0(group: Group<'_>, out: &mut [u8; 34]) {
     }
 }
 
-/// Importances change nothing. The exponent is that of the largest magnitude, less that of the largest 4-bit float.
+/// Ignores importances. The exponent is the largest magnitude's, less that of the largest 4-bit float.
 pub fn mxfp4(group: Group<'_>, out: &mut [u8; 17]) {
     let largest = extreme(group.values).abs();
-    // Rounded once: logarithms of f32 differ between systems, those of f64 not in the bits that are left.
+    // Computed in f64, then rounded: f32 logarithms differ between systems, f64 ones not in the bits kept.
     let log = f64::from(largest).log2() as f32;
     out[0] = if largest > 0.0 { (log.floor() + 125.0) as u8 } else { 0 };
     let scale = half_scale(out[0]);

@@ -1,7 +1,7 @@
-//! Arguments in the notations of the formats: what a schema allows, as rules.
+//! Rules for a schema's arguments in each format's notation.
 //!
-//! JSON is llguidance's. Gemma's notation, literals of Python and tags have rules of their own for what is common, texts
-//! above all; for the rest, readers of all three also take JSON.
+//! llguidance compiles JSON. Gemma's notation, Python literals and tags have rules for common values, above all
+//! strings; for the rest, readers of all three also accept JSON.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ use crate::answer::GEMMA_QUOTE;
 use crate::error::Error;
 use crate::grammar::{formats, simplify};
 
-/// Keywords that only describe.
+/// Annotations.
 const NOTES: [&str; 14] = [
     "$comment",
     "$id",
@@ -29,21 +29,21 @@ const NOTES: [&str; 14] = [
     "writeOnly",
     "x-guidance",
 ];
-/// Schemas in each other that have rules of Gemma's notation; deeper ones are written as JSON.
-const MOST_DEPTH: usize = 8;
-/// What ends a value between tags, for those who read it; `without_value_ends` has the same.
+/// Maximum depth of schemas in Gemma's notation; deeper ones are written as JSON.
+const MAX_DEPTH: usize = 8;
+/// Ends of a value between tags, for the reader; `without_value_ends` excludes the same ones.
 const VALUE_ENDS: [&str; 3] = ["</parameter>", "\n<parameter=", "\n</function>"];
-/// Texts without `</p`: JSON between tags must not have the tag in it.
+/// Texts without `</p`: JSON between tags must not contain the closing tag.
 const NO_TAG: &str = "^(?:[^<]|<+(?:/<+)*(?:[^</]|/[^<p]))*(?:<+(?:/<+)*/?)?$";
-/// Integers between these are exact in 64-bit floats.
-const MOST_INTEGER: i64 = (1 << 53) - 1;
-/// Other numbers are between these. Longer ones may be too large to be read.
-const MOST_NUMBER: i64 = 1_000_000_000_000_000;
+/// Integers within this range are exact in 64-bit floats.
+const MAX_INTEGER: i64 = (1 << 53) - 1;
+/// The range of other numbers. Longer ones may overflow when parsed.
+const MAX_NUMBER: i64 = 1_000_000_000_000_000;
 
-/// How arguments are written, but for JSON.
+/// Notations other than JSON.
 #[derive(Clone, Copy)]
 pub enum Notation<'a> {
-    /// `key:value`, with this mark around texts.
+    /// `key:value`, with this mark around strings.
     Gemma(&'a str),
     /// `key=value`.
     Python,
@@ -51,7 +51,7 @@ pub enum Notation<'a> {
     Tags,
 }
 
-/// The schema of a tool's arguments, as narrow as calls are to be.
+/// The schema of a tool's arguments, narrowed for calls.
 pub fn parameters(tool: &str, given: Option<&Value>) -> Result<Value, Error> {
     let mut schema = match given {
         None => json!({"type": "object", "properties": {}, "additionalProperties": false}),
@@ -78,7 +78,7 @@ pub fn parameters(tool: &str, given: Option<&Value>) -> Result<Value, Error> {
     Ok(schema)
 }
 
-/// Whether schemas are put together of several, so that one of them does not name all properties.
+/// Whether schemas are combined, so that no single one names all properties.
 fn joins(schema: &Value) -> bool {
     match schema {
         Value::Object(keywords) => keywords.iter().any(|(key, value)| {
@@ -93,16 +93,16 @@ fn joins(schema: &Value) -> bool {
     }
 }
 
-/// Keywords whose values have schemas under names of their own.
+/// Keywords that map names to schemas.
 const MAPS: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
 
-/// Sets limits where there are none: to numbers, so that they can be read, and to properties, if `closes`.
+/// Adds limits where missing: to numbers, so that they can be parsed, and to properties, if `closes`.
 fn narrow(schema: &mut Value, closes: bool) {
     match schema {
         Value::Array(schemas) => schemas.iter_mut().for_each(|schema| narrow(schema, closes)),
         Value::Object(keywords) => {
             let is_data = |key: &str| matches!(key, "const" | "default" | "enum" | "examples" | "required");
-            // Properties may have the names of keywords.
+            // Properties may be named like keywords.
             for (key, value) in keywords.iter_mut().filter(|(key, _)| !is_data(key)) {
                 match value {
                     Value::Object(members) if MAPS.contains(&key.as_str()) => {
@@ -123,8 +123,8 @@ fn narrow(schema: &mut Value, closes: bool) {
                 return;
             }
             let most = match (is_of("number"), is_of("integer")) {
-                (true, _) => MOST_NUMBER,
-                (_, true) => MOST_INTEGER,
+                (true, _) => MAX_NUMBER,
+                (_, true) => MAX_INTEGER,
                 _ => return,
             };
             let limits = ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"];
@@ -143,32 +143,32 @@ fn narrow(schema: &mut Value, closes: bool) {
     }
 }
 
-/// The arguments of a tool, without what stands around all of them.
+/// A tool's arguments, without the surrounding syntax.
 pub fn members(notation: Notation, tool: &Tool, lark: &mut Lark) -> Result<String, Error> {
     let of = format!("`{}`: parameters", tool.name);
     let none = Map::new();
     let schema = tool.parameters.as_object().unwrap_or(&none);
     let known = ["type", "properties", "required", "additionalProperties", "$defs", "definitions"];
     if let Some((key, _)) = schema.iter().find(|(key, _)| !known.contains(&key.as_str()) && !is_note(key)) {
-        return Err(refused(of, "keywords that this format has at this place", format!("`{key}`")));
+        return Err(refused(of, "keywords that this format supports here", format!("`{key}`")));
     }
-    let written = Written { notation, root: schema, of };
-    written.members(schema, &written.of, lark, 0)
+    let context = ToolContext { notation, root: schema, of };
+    context.members(schema, &context.of, lark, 0)
 }
 
 fn is_note(key: &str) -> bool {
     NOTES.contains(&key) || key.starts_with("x-")
 }
 
-/// What is written of one tool.
-struct Written<'a> {
+/// Context of one tool.
+struct ToolContext<'a> {
     notation: Notation<'a>,
     root: &'a Map<String, Value>,
     of: String,
 }
 
-impl Written<'_> {
-    /// The properties of an object in their order, those that need not be there with a way around them.
+impl ToolContext<'_> {
+    /// An object's properties in order; optional ones can be skipped.
     fn members(&self, schema: &Map<String, Value>, of: &str, lark: &mut Lark, depth: usize) -> Result<String, Error> {
         let none = Map::new();
         let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&none);
@@ -182,7 +182,7 @@ impl Written<'_> {
             Notation::Python => "\", \"",
             Notation::Tags => "",
         };
-        // From the end: what may follow a property, and what may come where none has been.
+        // From the end: the rules after a property, and before any property.
         let (mut rest, mut first) = (String::new(), String::new());
         for (key, value) in properties.iter().rev() {
             let of = format!("{of}.properties.{key}");
@@ -199,10 +199,10 @@ impl Written<'_> {
         Ok(first)
     }
 
-    /// A property's name with what follows it.
+    /// A property's name and the separator after it.
     fn key(&self, key: &str, of: &str) -> Result<String, Error> {
         let is_word = !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || "_$/@#-.".contains(c));
-        let odd = || refused(of, "a name that this format can carry", format!("`{}`", key.escape_default()));
+        let odd = || refused(of, "a name that this format supports", format!("`{}`", key.escape_default()));
         match self.notation {
             Notation::Gemma(_) if is_word => Ok(format!("{key}:")),
             Notation::Gemma(_) => Ok(format!("{}:", Value::from(key))),
@@ -214,13 +214,13 @@ impl Written<'_> {
         }
     }
 
-    /// A value, with what ends it.
+    /// A value and its end.
     fn value(&self, schema: &Value, of: &str, lark: &mut Lark, depth: usize) -> Result<String, Error> {
         let none = Map::new();
         let keywords = match schema {
             Value::Object(keywords) => keywords,
             Value::Bool(true) => &none,
-            other => return Err(refused(of, "a schema that allows something", other)),
+            other => return Err(refused(of, "a schema that allows some value", other)),
         };
         let kind = keywords.get("type").and_then(Value::as_str).unwrap_or_default();
         let plain = |known: &[&str]| keywords.keys().all(|key| is_note(key) || known.contains(&key.as_str()));
@@ -235,7 +235,7 @@ impl Written<'_> {
                 return gemma_text(quote, keywords, of, lark);
             }
             (Notation::Gemma(_), "object")
-                if depth < MOST_DEPTH
+                if depth < MAX_DEPTH
                     && keywords.get("additionalProperties") == Some(&Value::Bool(false))
                     && plain(&["type", "properties", "required", "additionalProperties"]) =>
             {
@@ -243,7 +243,7 @@ impl Written<'_> {
                 return Ok(format!("\"{{\" {members} \"}}\""));
             }
             (Notation::Gemma(_), "array")
-                if depth < MOST_DEPTH
+                if depth < MAX_DEPTH
                     && keywords.get("items").is_some_and(Value::is_object)
                     && plain(&["type", "items", "minItems", "maxItems"]) =>
             {
@@ -268,7 +268,7 @@ impl Written<'_> {
         }
         if let Notation::Tags = self.notation {
             if schema.to_string().contains("</parameter>") {
-                return Err(refused(of, "values without `</parameter>`", "it"));
+                return Err(refused(of, "values without `</parameter>`", "`</parameter>`"));
             }
             without_tags(&mut schema);
         }
@@ -279,7 +279,7 @@ impl Written<'_> {
         })
     }
 
-    /// Takes along what a schema refers to.
+    /// Copies the definitions that a schema refers to.
     fn take_definitions(&self, keywords: &mut Map<String, Value>) {
         if !Value::from(keywords.clone()).to_string().contains("\"$ref\"") {
             return;
@@ -292,7 +292,7 @@ impl Written<'_> {
     }
 }
 
-/// Lengths or numbers of items: the least, and the most if there is one.
+/// A minimum, and an optional maximum, of lengths or item counts.
 fn limits_of(keywords: &Map<String, Value>, keys: [&str; 2], of: &str) -> Result<(u64, Option<u64>), Error> {
     let limit = |key: &str| match keywords.get(key) {
         None => Ok(None),
@@ -310,7 +310,7 @@ fn limits_of(keywords: &Map<String, Value>, keys: [&str; 2], of: &str) -> Result
     }
 }
 
-/// The texts that `enum` and `const` name.
+/// The strings in `enum` and `const`.
 fn named_texts(keywords: &Map<String, Value>, of: &str) -> Result<Option<Vec<String>>, Error> {
     let values = match (keywords.get("enum").and_then(Value::as_array), keywords.get("const")) {
         (None, None) => return Ok(None),
@@ -324,7 +324,7 @@ fn named_texts(keywords: &Map<String, Value>, of: &str) -> Result<Option<Vec<Str
     }
 }
 
-/// A text in Gemma's quotes.
+/// A string in Gemma's quotes.
 fn gemma_text(quote: &str, keywords: &Map<String, Value>, of: &str, lark: &mut Lark) -> Result<String, Error> {
     let (least, most) = limits_of(keywords, ["minLength", "maxLength"], of)?;
     if let Some(texts) = named_texts(keywords, of)? {
@@ -334,11 +334,11 @@ fn gemma_text(quote: &str, keywords: &Map<String, Value>, of: &str, lark: &mut L
         };
         let texts: Vec<String> = texts.iter().filter(fits).map(|text| quoted(text)).collect();
         return match texts.is_empty() {
-            true => Err(refused(format!("{of}.enum"), "a text that this format can carry", "none")),
+            true => Err(refused(format!("{of}.enum"), "a text that this format supports", "none")),
             false => Ok(format!("{quote} {} {quote}", either(&texts))),
         };
     }
-    // Its letters end a text as well.
+    // The quote's letters also end a string.
     let text = format!("/[^<]*(?:<{})*/{}", other_than(&[&GEMMA_QUOTE[1..]], "<"), lengths(least, most));
     let text = lark.terminal(&text);
     match quote.starts_with('<') {
@@ -359,8 +359,8 @@ fn lengths(least: u64, most: Option<u64>) -> String {
     }
 }
 
-/// A regular expression of texts without some characters that do not begin with one of these words. A complement would say
-/// the same, but whether anything matches both it and a length takes long to find out.
+/// A regular expression for texts without the `stops` characters that start with none of `words`. A complement is
+/// equivalent, but intersecting it with a length is slow.
 fn other_than(words: &[&str], stops: &str) -> String {
     let mut firsts: Vec<char> = words.iter().filter_map(|word| word.chars().next()).collect();
     firsts.dedup();
@@ -376,7 +376,7 @@ fn other_than(words: &[&str], stops: &str) -> String {
     format!("(?:{})?", ways.join("|"))
 }
 
-/// Texts in which no value ends, in parts that `<` and line breaks begin.
+/// Texts that contain no value's end, in parts that start with `<` or a line break.
 fn without_value_ends() -> String {
     let [in_line, begins_line] =
         [&["/parameter>"][..], &["/parameter>", "/function>", "parameter="]].map(|words| other_than(words, "<\n"));
@@ -384,18 +384,22 @@ fn without_value_ends() -> String {
     format!("{line}(?:\\n{line})*")
 }
 
-/// A text between tags, as it is: it has no form of its own, so all that a schema says of it must be said here.
+/// A raw string between tags: it has no JSON form, so all its restrictions must be expressed here.
 fn tagged_text(keywords: &Map<String, Value>, of: &str, lark: &mut Lark) -> Result<String, Error> {
     const KNOWN: [&str; 7] = ["type", "enum", "const", "minLength", "maxLength", "pattern", "format"];
     const SCHEMAS: [&str; 7] = ["$ref", "allOf", "anyOf", "oneOf", "not", "if", "contentEncoding"];
     if let Some((key, _)) = keywords.iter().find(|(key, _)| SCHEMAS.contains(&key.as_str())) {
         let known = KNOWN.join(", ");
-        // `tighten` adds a pattern to one that is there.
+        // `tighten` adds a pattern to an existing one.
         let is_pattern = |schema: &Value| schema.as_object().is_some_and(|all| all.keys().eq(["pattern"]));
         let are_patterns =
             keywords.get("allOf").and_then(Value::as_array).is_some_and(|all| all.iter().all(is_pattern));
         if key != "allOf" || !are_patterns {
-            return Err(refused(format!("{of}.{key}"), format!("of a text between tags, {known}"), format!("`{key}`")));
+            return Err(refused(
+                format!("{of}.{key}"),
+                format!("one of {known} for a string between tags"),
+                format!("`{key}`"),
+            ));
         }
     }
     let (least, most) = limits_of(keywords, ["minLength", "maxLength"], of)?;
@@ -408,7 +412,7 @@ fn tagged_text(keywords: &Map<String, Value>, of: &str, lark: &mut Lark) -> Resu
         };
         let texts: Vec<String> = texts.iter().filter(fits).map(|text| quoted(&format!("{text}{end}"))).collect();
         return match texts.is_empty() {
-            true => Err(refused(format!("{of}.enum"), "a text that this format can carry", "none")),
+            true => Err(refused(format!("{of}.enum"), "a text that this format supports", "none")),
             false => Ok(either(&texts)),
         };
     }
@@ -418,7 +422,7 @@ fn tagged_text(keywords: &Map<String, Value>, of: &str, lark: &mut Lark) -> Resu
     for pattern in patterns {
         let found = pattern.as_str().and_then(whole_texts);
         let found = found.ok_or_else(|| {
-            refused(format!("{of}.pattern"), "a pattern with `^` and `$` at the ends of alternatives alone", pattern)
+            refused(format!("{of}.pattern"), "a pattern with `^` and `$` only at the ends of alternatives", pattern)
         })?;
         text += &format!(" & /{found}/");
     }
@@ -429,7 +433,7 @@ fn tagged_text(keywords: &Map<String, Value>, of: &str, lark: &mut Lark) -> Resu
     Ok(lark.lazy(&format!("{text} {}", quoted(end))))
 }
 
-/// The texts of a format; `None` for one that only describes. `tighten` has said which days there are.
+/// A regular expression for a format; `None` for an annotation. `tighten` restricts the days.
 fn form_of(format: &str) -> Option<&'static str> {
     macro_rules! date {
         () => {
@@ -441,7 +445,7 @@ fn form_of(format: &str) -> Option<&'static str> {
             r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
         };
     }
-    /// Hours, minutes and seconds, none of those between two left out.
+    /// Hours, minutes and seconds, without gaps.
     macro_rules! time_span {
         () => {
             "T(?:[0-9]{1,6}H(?:[0-9]{1,6}M(?:[0-9]{1,6}S)?)?|[0-9]{1,6}M(?:[0-9]{1,6}S)?|[0-9]{1,6}S)"
@@ -452,7 +456,7 @@ fn form_of(format: &str) -> Option<&'static str> {
             "[0-9a-fA-F]{1,4}"
         };
     }
-    /// An address with so many groups in front of `::`, and at most so many behind the first that follows it.
+    /// An address with `before` groups before `::`, and at most `after` groups beyond the first one after it.
     macro_rules! cut {
         ($before:literal, $after:literal) => {
             concat!("(?:", hex!(), ":){", $before, "}:(?:", hex!(), "(?::", hex!(), "){0,", $after, "})?|")
@@ -504,8 +508,8 @@ fn form_of(format: &str) -> Option<&'static str> {
     })
 }
 
-/// A regular expression of the whole texts in which a pattern is found, with `/` as Lark has it; `None` for one with `^` or
-/// `$` elsewhere than at the ends of its alternatives.
+/// A regular expression for whole texts that contain a match of a pattern, with `/` escaped for Lark; `None` if `^`
+/// or `$` is not at the end of an alternative.
 fn whole_texts(pattern: &str) -> Option<String> {
     let (mut alternatives, mut one) = (Vec::new(), String::new());
     let (mut depth, mut in_class, mut escapes) = (0, false, false);
@@ -520,7 +524,7 @@ fn whole_texts(pattern: &str) -> Option<String> {
             return None;
         }
         if escapes {
-            // Word boundaries look around, which is refused when the grammar is read.
+            // Word boundaries are refused later, when the grammar is compiled.
             escapes = false;
             one.push(c);
             continue;
@@ -557,7 +561,7 @@ fn whole_texts(pattern: &str) -> Option<String> {
     Some(alternatives.join("|"))
 }
 
-/// Keeps the tag that ends a value out of the texts in it.
+/// Excludes the closing tag from the schema's strings.
 fn without_tags(schema: &mut Value) {
     match schema {
         Value::Array(schemas) => schemas.iter_mut().for_each(without_tags),
@@ -565,7 +569,7 @@ fn without_tags(schema: &mut Value) {
             let is_data = |key: &str| matches!(key, "const" | "default" | "enum" | "examples");
             for (key, value) in keywords.iter_mut().filter(|(key, _)| !is_data(key)) {
                 match value {
-                    // Properties may have the names of keywords.
+                    // Properties may be named like keywords.
                     Value::Object(members) if MAPS.contains(&key.as_str()) => {
                         members.values_mut().for_each(without_tags);
                     }
@@ -596,9 +600,9 @@ mod tests {
 
     use super::{NO_TAG, whole_texts, without_tags};
 
-    /// Also in what is referred to, and in properties that have the names of keywords.
+    /// Covers referenced schemas and properties named like keywords.
     #[test]
-    fn no_text_of_a_schema_has_the_tag() {
+    fn string_schemas_exclude_the_closing_tag() {
         let text = json!({"type": "string"});
         let mut schema = json!({"type": "object", "properties": {"default": text, "a": {"enum": ["x"], "type": "string"}},
             "$defs": {"enum": {"anyOf": [text, {"type": "null"}]}}, "default": {"type": "string"}});
@@ -610,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_of_whole_texts_match_where_the_pattern_is_found() {
+    fn whole_text_pattern_matches_like_a_pattern_search() {
         let texts = ["", "a", "b", "ab", "xa", "ax", "bx", "xb", "a/b", "x\na"];
         for pattern in ["a", "^a", "a$", "^a$", "^a|b$", "a|^b", "^(a|b)$", "[$^]", "a/b", "^$", r"\$", "^[^/]*$"] {
             let whole = whole_texts(pattern).unwrap();
@@ -626,14 +630,14 @@ mod tests {
     }
 
     #[test]
-    fn texts_in_which_no_value_ends_are_all_matched() {
+    fn value_pattern_matches_all_texts_without_an_end_tag() {
         let whole = regex::Regex::new(&format!("^(?:{})$", super::without_value_ends())).unwrap();
         let parts =
             ["</parameter>", "<parameter=", "</function>", "\n", "<", "/", "a", "</parameter", "</fun", "<p>", "\n\n"];
         for i in 0..parts.len().pow(4) {
             let at = |k: u32| parts[i / parts.len().pow(k) % parts.len()];
             let text = [at(0), at(1), at(2), at(3)].concat();
-            // The line break in front belongs to the tag.
+            // The preceding line break is part of the tag.
             let line = format!("\n{text}");
             let ends = super::VALUE_ENDS.iter().any(|end| line.contains(end));
             assert_eq!(whole.is_match(&text), !ends, "{text:?}");
@@ -641,7 +645,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_without_the_tag_are_all_matched() {
+    fn tag_free_pattern_matches_all_texts_without_the_tag() {
         let found = regex::Regex::new(NO_TAG).unwrap();
         for text in ["", "a", "<", "</", "<b>", "</b>", "<<", "</<", "<</", "a</q", "<</<b", "</\n"] {
             assert!(found.is_match(text), "{text}");

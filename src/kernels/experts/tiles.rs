@@ -1,56 +1,17 @@
 //! Products by experts for many tokens: the rows of each expert's tokens are together, in tiles.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::{Experts, expect_biases};
 use crate::error::Error;
-use crate::kernels::linear::{ACCUMULATE, BIAS, operations, quads, set};
+use crate::kernels::linear::{operations, quads, set};
 use crate::kernels::{MAX_EXPERTS, MAX_SHARED, check_loop, fold, grid_parts};
 use crate::matrix::Matrix;
 use crate::recording::{Products, Recorder};
+use crate::shaders::constants::expert_rows::BIAS;
+use crate::shaders::constants::expert_sum::ACCUMULATE;
+use crate::shaders::constants::expert_tiles;
+use crate::shaders::params::{ExpertMatmulParams, ExpertSumParams, ExpertTilesParams};
 use crate::shaders::{self, Tier};
 use crate::tensor::Tensor;
-
-/// Mirrors `Params` in `shaders/expert_tiles.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct ExpertTilesParams {
-    pub n_slots: u32,
-    pub n_experts: u32,
-    pub tile_rows: u32,
-    pub n_tiles: u32,
-}
-
-/// Mirrors `Params` in `shaders/shared/expert_rows.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct ExpertMatmulParams {
-    pub n_used: u32,
-    pub n_out: u32,
-    pub dim: u32,
-    pub blocks: u32,
-    pub w_scales: u32,
-    pub y_start: u32,
-    pub y_stride: u32,
-    pub flags: u32,
-    pub first_expert: u32,
-    pub n_experts: u32,
-    pub first_group: u32,
-    pub n_tiles: u32,
-}
-
-/// Mirrors `Params` in `shaders/expert_sum.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct ExpertSumParams {
-    pub n_tokens: u32,
-    pub n_used: u32,
-    pub dim: u32,
-    pub flags: u32,
-}
-
-/// Invocations of a workgroup of `expert_tiles`, each of which has one expert.
-const TILES_WG: u64 = 64;
 
 /// The slots of all experts, those of each together, and the tiles that they make. A slot is a token's place for one of its
 /// experts.
@@ -104,7 +65,7 @@ impl ExpertTiles {
         let slots = rec.temporary_words("slots", &[n_slots])?;
         let tiles = rec.temporary_words("tiles", &[n_tiles, 4])?;
         let params = ExpertTilesParams { n_slots, n_experts, tile_rows, n_tiles };
-        let grid = fold(rec.target(), u64::from(n_experts).div_ceil(TILES_WG));
+        let grid = fold(rec.target(), n_experts.div_ceil(expert_tiles::WG).into());
         rec.dispatch(&shaders::EXPERT_TILES, None, &[], params, &[routes, &slots, &tiles], grid)?;
         Ok(ExpertTiles { slots, tiles, tile_rows })
     }

@@ -1,35 +1,12 @@
 //! The steps of a mixture of logits that have no other kernel, one by one: a chain of these and of matrix products is what
 //! [`mol`](crate::kernels::mol()) is measured against.
 
-use bytemuck::{Pod, Zeroable};
-
 use crate::error::Error;
 use crate::kernels::{Combination, fold};
 use crate::recording::Recorder;
 use crate::shaders;
+use crate::shaders::params::{MolGateParams, WeightedSumParams};
 use crate::tensor::Tensor;
-
-/// Mirrors `Params` in `benches/shaders/mol_gate.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct MolGateParams {
-    pub n_items: u32,
-    pub n_queries: u32,
-    pub pairs: u32,
-    pub grid_x: u32,
-    pub is_sum: u32,
-    pub _pad: [u32; 3],
-}
-
-/// Mirrors `Params` in `benches/shaders/weighted_sum.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct WeightedSumParams {
-    pub n_rows: u32,
-    pub dim: u32,
-    pub grid_x: u32,
-    pub _pad: u32,
-}
 
 /// Records the gates of all pairs of queries and items from what sees the query, the item and the logits: `a`, `b` and
 /// `c`. Shader: `benches/shaders/mol_gate.wgsl`.
@@ -57,7 +34,7 @@ pub fn mol_gate(
     }
     let grid = fold(rec.target(), (y.len() as u64).div_ceil(256));
     let is_sum = u32::from(combination == Combination::Sum);
-    let params = MolGateParams { n_items, n_queries, pairs, grid_x: grid[0], is_sum, _pad: [0; 3] };
+    let params = MolGateParams { n_items, n_queries, pairs, grid_x: grid[0], is_sum };
     rec.dispatch(kernel, None, &[], params, &[a, b, c, y], grid)
 }
 
@@ -73,6 +50,6 @@ pub fn weighted_sum(rec: &mut Recorder, weight: &Tensor, x: &Tensor, y: &Tensor)
     weight.expect_shape(kernel.name, "weight", &[n_rows, dim])?;
     y.expect_shape(kernel.name, "y", &[n_rows])?;
     let grid = fold(rec.target(), n_rows.div_ceil(64).into());
-    let params = WeightedSumParams { n_rows, dim, grid_x: grid[0], _pad: 0 };
+    let params = WeightedSumParams { n_rows, dim, grid_x: grid[0] };
     rec.dispatch(kernel, None, &[], params, &[weight, x, y], grid)
 }

@@ -1,71 +1,23 @@
 //! Kernels that do one thing and nothing else: copy, read in a chosen order, add up, multiply.
 
-use bytemuck::{Pod, Zeroable};
-
 use crate::error::Error;
 use crate::kernels::fold;
 use crate::recording::Recorder;
 use crate::shaders;
+use crate::shaders::constants::probe_read;
+#[cfg(not(target_arch = "wasm32"))]
+use crate::shaders::params::ProbeMatrixParams;
+use crate::shaders::params::{ProbeCopyParams, ProbeFmaParams, ProbeReadParams, ProbeReduceParams};
 use crate::tensor::Tensor;
 
 /// Words that [`probe_read`] reads for each that it writes.
-pub const PROBE_READS: u32 = 16;
+pub const PROBE_READS: u32 = probe_read::READS;
 
 /// Multiplications and additions of [`probe_fma`] for each number and round.
 pub const PROBE_FMA_FLOP: u64 = 2 * PROBE_NUMBERS as u64;
 
 /// Numbers that an invocation of [`probe_fma`] has in registers.
 pub(crate) const PROBE_NUMBERS: u32 = 32;
-
-/// Mirrors `Params` in `benches/shaders/probe_read.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct ProbeReadParams {
-    pub len: u32,
-    pub n_out: u32,
-    pub rows_shift: u32,
-    pub stride_shift: u32,
-    pub scattered: u32,
-    pub grid_x: u32,
-    pub _pad: [u32; 2],
-}
-
-/// Mirrors `Params` in `benches/shaders/probe_copy.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct ProbeCopyParams {
-    pub n_quads: u32,
-    pub _pad: [u32; 3],
-}
-
-/// Mirrors `Params` in `benches/shaders/probe_reduce.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct ProbeReduceParams {
-    pub n_rows: u32,
-    pub row_quads: u32,
-    pub _pad: [u32; 2],
-}
-
-/// Mirrors `Params` in `benches/shaders/probe_fma.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct ProbeFmaParams {
-    pub n_out: u32,
-    pub rounds: u32,
-    pub factor: f32,
-    pub step: f32,
-}
-
-/// Mirrors `Params` in `benches/shaders/probe_matrix.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-#[cfg(not(target_arch = "wasm32"))]
-pub(crate) struct ProbeMatrixParams {
-    pub n_groups: u32,
-    pub rounds: u32,
-    pub _pad: [u32; 2],
-}
 
 /// In which order [`probe_read`] reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +54,6 @@ pub fn probe_read(rec: &mut Recorder, x: &Tensor, y: &Tensor, order: ReadOrder) 
         stride_shift: stride.ilog2(),
         scattered: u32::from(order == ReadOrder::Scattered),
         grid_x: grid[0],
-        _pad: [0; 2],
     };
     rec.dispatch(&shaders::PROBE_READ, None, &[], params, &[x, y], grid)
 }
@@ -119,7 +70,7 @@ pub fn probe_copy(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Erro
         return Err(refused("probe_copy", "x", "a multiple of four words", x));
     }
     y.expect_shape("probe_copy", "y", &[len])?;
-    let params = ProbeCopyParams { n_quads: len / 4, _pad: [0; 3] };
+    let params = ProbeCopyParams { n_quads: len / 4 };
     let grid = fold(rec.target(), params.n_quads.div_ceil(256).into());
     rec.dispatch(&shaders::PROBE_COPY, None, &[], params, &[x, y], grid)
 }
@@ -136,7 +87,7 @@ pub fn probe_reduce(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Er
         return Err(refused("probe_reduce", "x", "rows of a multiple of four elements", x));
     }
     y.expect_shape("probe_reduce", "y", &[n_rows])?;
-    let params = ProbeReduceParams { n_rows, row_quads: columns / 4, _pad: [0; 2] };
+    let params = ProbeReduceParams { n_rows, row_quads: columns / 4 };
     let grid = fold(rec.target(), n_rows.into());
     rec.dispatch(&shaders::PROBE_REDUCE, None, &[], params, &[x, y], grid)
 }
@@ -201,7 +152,7 @@ pub fn probe_matrix(rec: &mut Recorder, x: &Tensor, y: &Tensor, rounds: u32) -> 
     if rounds > MAX_ROUNDS {
         return Err(out_of_range("probe_matrix", "rounds", "at most 4096", rounds));
     }
-    let params = ProbeMatrixParams { n_groups: n_subgroups / 4, rounds, _pad: [0; 2] };
+    let params = ProbeMatrixParams { n_groups: n_subgroups / 4, rounds };
     let grid = fold(rec.target(), params.n_groups.into());
     let has_matrices = rec.target().tier_for(&shaders::PROBE_MATRIX, None).matrix_size().is_some();
     let subgroup = [("SUBGROUP", f64::from(rec.target().limits().max_subgroup))];

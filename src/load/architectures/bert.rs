@@ -1,5 +1,5 @@
-//! BERT (Devlin et al. 2018, arXiv:1810.04805) and RoBERTa (Liu et al. 2019, arXiv:1907.11692), whose positions are
-//! counted otherwise.
+//! BERT (Devlin et al. 2018, arXiv:1810.04805) and RoBERTa (Liu et al. 2019, arXiv:1907.11692), with a position
+//! offset.
 
 use super::llama::LLAMA;
 use super::{Architecture, CONTEXT, encoder};
@@ -35,7 +35,7 @@ pub(super) const BERT: Architecture = Architecture {
         if let Some(found @ ("relative_key" | "relative_key_query")) = keys.str(kind)? {
             return Err(keys.unsupported(kind, found, "absolute"));
         }
-        // RoBERTa's first token has the row after the padding token's; the converter cuts those before it off.
+        // RoBERTa's first token uses the row after the padding token's; the GGUF converter drops the rows before.
         let first = match keys.architecture {
             "bert" => 0,
             _ => keys.u32(pad)?.unwrap_or(1).saturating_add(1),

@@ -1,4 +1,4 @@
-//! ERNIE 4.5 (Baidu 2025): Llama whose published checkpoints pair neighbouring elements as well.
+//! ERNIE 4.5 (Baidu 2025): Llama with interleaved RoPE in published checkpoints as well.
 
 use super::Architecture;
 use super::llama::LLAMA;

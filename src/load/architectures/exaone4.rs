@@ -1,5 +1,4 @@
-//! EXAONE 4 (LG AI Research 2025, arXiv:2507.11407): norms of results, of queries and of keys; layers that see all tokens
-//! do not rotate.
+//! EXAONE 4 (LG AI Research 2025, arXiv:2507.11407): post-norms, QK norms, and no RoPE in global-attention layers.
 
 use super::llama::LLAMA;
 use super::{Architecture, WINDOW, sliding};

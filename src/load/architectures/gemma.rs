@@ -4,7 +4,7 @@ use super::llama::LLAMA;
 use super::{Architecture, FINAL_SOFT_CAP, HEADS, WIDTH, WINDOW, add_local_rope, sliding};
 use crate::error::Error;
 use crate::kernels::{Gate, Gelu, QkNorm, RopeStyle};
-use crate::load::catalog::Stored;
+use crate::load::catalog::FileLayout;
 use crate::load::keys::{Key, Keys};
 use crate::model::{Between, ModelConfig, NormPlace};
 
@@ -12,14 +12,14 @@ pub(super) const GEMMA: Architecture = Architecture {
     gguf: "gemma",
     json: &["gemma"],
     pairs: [RopeStyle::Halves; 2],
-    // Published norms are what is added to 1.
-    stored: |name, _| if name.ends_with("norm.weight") { Stored::LessOne } else { Stored::AsRead },
+    // Published norm weights are offsets from 1.
+    stored: |name, _| if name.ends_with("norm.weight") { FileLayout::LessOne } else { FileLayout::AsRead },
     tied: true,
     activation: "gelu_pytorch_tanh",
     describe: |_, config| {
         config.embd_scale = (config.dim as f32).sqrt();
         for block in &mut config.blocks {
-            // Also where a file says `gelu`.
+            // Even if the file says `gelu`.
             block.feed_forward.between = Between::Gate(Gate::Gelu(Gelu::Tanh));
         }
         Ok(())
@@ -27,7 +27,7 @@ pub(super) const GEMMA: Architecture = Architecture {
     ..LLAMA
 };
 
-/// Norms before and after each half, soft caps, windows in every other layer.
+/// Pre- and post-norms, soft caps, sliding windows in every other layer.
 pub(super) const GEMMA2: Architecture = Architecture {
     gguf: "gemma2",
     json: &["gemma2"],
@@ -47,11 +47,11 @@ pub(super) const GEMMA2: Architecture = Architecture {
     ..GEMMA
 };
 
-/// Norms of queries and keys in place of soft caps; five layers with a window and angles of their own to one without.
+/// QK norms instead of soft caps; five sliding-window layers with their own RoPE per global one.
 pub(super) const GEMMA3: Architecture = Architecture {
     gguf: "gemma3",
     json: &["gemma3_text"],
-    // Of `Gemma3TextConfig`; the larger models' folders say little of their text parts.
+    // From `Gemma3TextConfig`; the larger models' folders omit most text settings.
     defaults: r#"{
         "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
         "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "query_pre_attn_scalar": 256
@@ -74,15 +74,15 @@ pub(super) const GEMMA3: Architecture = Architecture {
     ..GEMMA2
 };
 
-/// Names of tensors where each half has a norm before it and one of its result.
+/// Tensor names for pre- and post-norms.
 pub(super) const SANDWICH: &[(&str, &str)] = &[
     ("post_attention_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
 ];
 
-/// Norms of inputs and of results, and the factor of the scores. GGUF has no key for that: it is another in the model
-/// of 27 B, which is known by its layers.
+/// Pre- and post-norms, and the attention scale. GGUF has no key for it: it differs in the 27B model, identified by
+/// its number of layers.
 fn sandwich(keys: &Keys<'_>, config: &mut ModelConfig, layers_of_27b: usize) -> Result<(), Error> {
     let is_27b = keys.is_gguf() && config.blocks.len() == layers_of_27b;
     let share = keys.required(WIDTH)? as f32 / keys.required(HEADS)? as f32;

@@ -1,11 +1,11 @@
-//! Gemma 4 (Google 2026): Gemma 3 with norms of values, a shape of heads for each kind of layer, last layers that read the
-//! keys of earlier ones, per-layer embeddings, and a factor at each layer's end.
+//! Gemma 4 (Google 2026): Gemma 3 with value norms, a head shape per layer type, KV sharing in the last layers,
+//! per-layer embeddings, and an output scale per layer.
 
 use super::gemma::{GEMMA, SANDWICH};
 use super::{Architecture, FINAL_SOFT_CAP, WINDOW, add_local_rope, sliding};
 use crate::error::Error;
 use crate::kernels::QkNorm;
-use crate::load::catalog::Stored;
+use crate::load::catalog::FileLayout;
 use crate::load::keys::{Key, Keys};
 use crate::load::scaling;
 use crate::model::{Block, MAX_DIM, ModelConfig, NormPlace, PerLayer};
@@ -25,7 +25,7 @@ pub(super) const GEMMA4: Architecture = Architecture {
         ("post_per_layer_input_norm", "post_norm"),
         ("layer_scalar", "layer_output_scale"),
     ],
-    stored: |_, _| Stored::AsRead,
+    stored: |_, _| FileLayout::AsRead,
     describe: |keys, config| {
         (GEMMA.describe)(keys, config)?;
         refuse_unknown(keys)?;
@@ -38,25 +38,25 @@ pub(super) const GEMMA4: Architecture = Architecture {
     ..GEMMA
 };
 
-/// Experts beside a feed-forward, values that are the keys, and tokens that see later ones: the larger models.
+/// Refuses features of the larger models: experts beside a feed-forward, keys as values, bidirectional attention.
 fn refuse_unknown(keys: &Keys<'_>) -> Result<(), Error> {
     for name in ["enable_moe_block", "attention_k_eq_v"] {
         keys.only_bool(Key("", name), false)?;
     }
     let experts = Key("expert_count", "num_experts");
     if let Some(found) = keys.u32(experts)?.filter(|&n| n > 0) {
-        return Err(keys.unsupported(experts, found, "0: Gemma 4 without experts, as in E2B and E4B"));
+        return Err(keys.unsupported(experts, found, "0, as in E2B and E4B"));
     }
     let both_ways = Key("", "use_bidirectional_attention");
     match keys.str(both_ways)? {
-        // Of pictures alone.
+        // For images only.
         None | Some("vision") => Ok(()),
         Some(found) => Err(keys.unsupported(both_ways, found, "vision")),
     }
 }
 
-/// The heads and rotation of each kind of layer. The keys for all are of those that see near tokens alone in a
-/// `config.json`, and of the others in GGUF.
+/// Head shape and RoPE of each layer type. The generic keys mean the sliding-window layers in a `config.json`, the
+/// global ones in GGUF.
 fn layers(keys: &Keys<'_>, config: &mut ModelConfig, is_local: &[bool]) -> Result<(), Error> {
     let of_all = config.blocks.first().map_or(0, |block| block.attention.head_dim);
     let [local, global] = match keys.is_gguf() {
@@ -70,7 +70,7 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig, is_local: &[bool]) -> Resul
         let attention = &mut block.attention;
         let head_dim = keys.of_layer(l, "head_dim")?.unwrap_or(if is_local { local } else { global });
         let n_kv_heads = keys.of_layer(l, "num_key_value_heads")?.or(global_kv_heads.filter(|_| !is_local));
-        // Before they are multiplied.
+        // Limited before multiplication.
         attention.head_dim = head_dim.min(MAX_DIM);
         attention.n_kv_heads = n_kv_heads.unwrap_or(attention.n_kv_heads);
         attention.scale = 1.0;
@@ -100,8 +100,8 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig, is_local: &[bool]) -> Resul
     Ok(())
 }
 
-/// The last layers read the keys of the last one of their kind before them; there a `config.json` may double the width
-/// of the feed-forward, which GGUF lists.
+/// The last layers reuse the keys of the last unshared layer of their type; a `config.json` may double their
+/// feed-forward width, which GGUF lists.
 fn share_keys(keys: &Keys<'_>, config: &mut ModelConfig, is_local: &[bool]) -> Result<(), Error> {
     let key = Key("attention.shared_kv_layers", "num_kv_shared_layers");
     let n_shared = keys.u32(key)?.unwrap_or(0) as usize;
@@ -113,7 +113,7 @@ fn share_keys(keys: &Keys<'_>, config: &mut ModelConfig, is_local: &[bool]) -> R
     for l in n_own..n_layers {
         let of = (0..n_own).rfind(|&of| is_local[of] == is_local[l]);
         let Some(of) = of else {
-            return Err(keys.wrong(key, format!("an earlier layer of layer {l}'s kind"), n_shared));
+            return Err(keys.wrong(key, format!("an earlier layer of layer {l}'s type"), n_shared));
         };
         let Block { attention, feed_forward, .. } = &mut config.blocks[l];
         attention.keys_of = Some(of);
@@ -122,7 +122,7 @@ fn share_keys(keys: &Keys<'_>, config: &mut ModelConfig, is_local: &[bool]) -> R
     Ok(())
 }
 
-/// The second table of tokens.
+/// The per-layer embedding table.
 fn per_layer(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     let dim = keys.u32(Key("embedding_length_per_layer_input", "hidden_size_per_layer_input"))?.unwrap_or(0);
     let rows = keys.u32(Key("", "vocab_size_per_layer_input"))?;

@@ -2,7 +2,7 @@
 
 use super::Architecture;
 use super::llama::LLAMA;
-use crate::load::catalog::Stored;
+use crate::load::catalog::FileLayout;
 use crate::load::keys::Key;
 use crate::model::{NormKind, PositionTable};
 
@@ -22,7 +22,11 @@ pub(super) const GPT2: Architecture = Architecture {
     ],
     stored: |name, _| {
         let is_product = ["attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight"];
-        if is_product.iter().any(|product| name.ends_with(product)) { Stored::Transposed } else { Stored::AsRead }
+        if is_product.iter().any(|product| name.ends_with(product)) {
+            FileLayout::Transposed
+        } else {
+            FileLayout::AsRead
+        }
     },
     tied: true,
     eps: (Key("attention.layer_norm_epsilon", "layer_norm_epsilon"), Some(1e-5)),

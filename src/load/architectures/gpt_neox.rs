@@ -1,10 +1,9 @@
-//! GPT-NeoX (Black et al. 2022, arXiv:2204.06745): both halves of a layer read the same stream, and a part of each head is
-//! rotated.
+//! GPT-NeoX (Black et al. 2022, arXiv:2204.06745): parallel attention and feed-forward, partial RoPE.
 
 use super::Architecture;
 use super::llama::LLAMA;
 use crate::kernels::RopeStyle;
-use crate::load::catalog::Stored;
+use crate::load::catalog::FileLayout;
 use crate::load::keys::Key;
 use crate::model::NormKind;
 
@@ -22,8 +21,8 @@ pub(super) const GPT_NEOX: Architecture = Architecture {
         ("mlp.dense_4h_to_h", "ffn_down"),
     ],
     stored: |name, n_heads| match name.contains(".attn_qkv.") {
-        true => Stored::ByHead { n_heads, kinds: &[0, 1, 2] },
-        false => Stored::AsRead,
+        true => FileLayout::ByHead { n_heads, kinds: &[0, 1, 2] },
+        false => FileLayout::AsRead,
     },
     eps: (Key("attention.layer_norm_epsilon", "layer_norm_eps"), Some(1e-5)),
     activation: "gelu",

@@ -1,10 +1,10 @@
-//! gpt-oss (OpenAI 2025, arXiv:2508.10925): experts with a gate of their own, sinks, biases, and a window in every other
-//! layer.
+//! gpt-oss (OpenAI 2025, arXiv:2508.10925): experts with a custom gate, attention sinks, biases, and sliding windows
+//! in every other layer.
 
 use super::llama::LLAMA;
 use super::{Architecture, SHARES, WINDOW, mixture, sliding};
 use crate::kernels::{Gate, RopeScaling, RopeStyle};
-use crate::load::catalog::Stored;
+use crate::load::catalog::FileLayout;
 use crate::load::keys::Key;
 use crate::model::Between;
 
@@ -20,9 +20,9 @@ pub(super) const GPT_OSS: Architecture = Architecture {
     ],
     gguf_names: &[("post_attention_norm", "ffn_norm")],
     stored: |name, _| match name {
-        _ if name.contains(".ffn_gate_up_exps.") => Stored::ExpertsTransposed { paired: true },
-        _ if name.ends_with(".ffn_down_exps.weight") => Stored::ExpertsTransposed { paired: false },
-        _ => Stored::AsRead,
+        _ if name.contains(".ffn_gate_up_exps.") => FileLayout::ExpertsTransposed { paired: true },
+        _ if name.ends_with(".ffn_down_exps.weight") => FileLayout::ExpertsTransposed { paired: false },
+        _ => FileLayout::AsRead,
     },
     describe: |keys, config| {
         for (key, known) in [(Key("", "swiglu_alpha"), 1.702), (Key("", "swiglu_limit"), 7.0)] {
@@ -34,7 +34,7 @@ pub(super) const GPT_OSS: Architecture = Architecture {
         if let Some(found) = keys.str(quantized)?.filter(|&found| found != "mxfp4") {
             return Err(keys.unsupported(quantized, found, "mxfp4"));
         }
-        // What tensors and other keys say as well.
+        // Redundant with tensors and other keys.
         for name in ["quantization_config.modules_to_not_convert", "experts_per_token", "initial_context_length"] {
             keys.says(Key("", name));
         }

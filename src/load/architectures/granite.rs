@@ -1,4 +1,4 @@
-//! Granite (Granite Team 2024): Llama with four factors.
+//! Granite (Granite Team 2024): Llama with four multipliers.
 
 use super::Architecture;
 use super::llama::LLAMA;

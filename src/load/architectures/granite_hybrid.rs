@@ -1,16 +1,15 @@
-//! Granite 3 with experts and Granite 4 hybrid (IBM 2024 and 2025): Granite's four factors, experts and a feed-forward
-//! beside them, or one of the two; the latter with layers of Mamba 2 between those of attention, which have no positions.
+//! Granite 3 MoE and Granite 4 hybrid (IBM 2024 and 2025): Granite's four multipliers, with experts, a shared
+//! feed-forward or both; the hybrid mixes Mamba 2 layers with attention layers without RoPE.
 
 use super::granite::GRANITE;
 use super::{Architecture, SHARES, WIDTH, listed_layers, mixture};
 use crate::error::Error;
 use crate::formats::text::FLOAT;
 use crate::kernels::SelectiveScan;
-use crate::load::catalog::Stored;
+use crate::load::catalog::FileLayout;
 use crate::load::keys::{Key, Keys};
 use crate::model::{ModelConfig, Recurrence, SharedExpert};
 
-/// Experts in all layers.
 pub(super) const GRANITE_MOE: Architecture = Architecture {
     gguf: "granitemoe",
     json: &["granitemoe", "granitemoeshared"],
@@ -39,7 +38,7 @@ pub(super) const GRANITE_HYBRID: Architecture = Architecture {
         ("shared_mlp.output_linear", "ffn_down_shexp"),
     ],
     gguf_names: &[("ssm_a", "ssm_a"), ("ssm_d", "ssm_d")],
-    stored: |name, _| if name.ends_with("ssm_a.weight") { Stored::NegativeLog } else { Stored::AsRead },
+    stored: |name, _| if name.ends_with("ssm_a.weight") { FileLayout::NegativeLog } else { FileLayout::AsRead },
     describe: |keys, config| {
         (GRANITE.describe)(keys, config)?;
         feed_forwards(keys, config)?;
@@ -48,7 +47,7 @@ pub(super) const GRANITE_HYBRID: Architecture = Architecture {
     ..GRANITE
 };
 
-/// Experts, or the feed-forward beside them alone, whose width a `config.json` states as that of experts' companion.
+/// Experts, or the shared feed-forward alone, whose width a `config.json` states as the shared experts'.
 fn feed_forwards(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     let shared = keys.u32(Key("expert_shared_feed_forward_length", "shared_intermediate_size"))?.filter(|&dim| dim > 0);
     mixture(keys, config, SHARES, |_| true)?;
@@ -62,7 +61,7 @@ fn feed_forwards(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error>
     Ok(())
 }
 
-/// Which layers attend, and the shape of the others, which have no key/value heads in GGUF.
+/// The attention layers, and the shape of the others, which have no key/value heads in GGUF.
 fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     let n_layers = config.blocks.len();
     let kinds = listed_layers(keys, n_layers, &["full_attention", "attention", "linear_attention", "mamba"])?;
@@ -91,7 +90,7 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
         head_dim: inner / n_heads,
     };
     let taps = keys.required(Key("ssm.conv_kernel", "mamba_d_conv"))?;
-    // What the width of a head is follows from the others, and how many tokens others take at a time is theirs.
+    // The head width follows from the other keys, and the chunk size affects only other implementations.
     keys.says(Key("", "mamba_d_head"));
     keys.says(Key("", "mamba_chunk_size"));
     check_time_steps(keys)?;
@@ -102,7 +101,7 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses bounds of the time steps: published models have none.
+/// Refuses time-step limits, which no published model has.
 fn check_time_steps(keys: &Keys<'_>) -> Result<(), Error> {
     let bounds = Key("", "time_step_limit");
     let Some(serde_json::Value::Array(found)) = keys.json(bounds) else { return Ok(()) };

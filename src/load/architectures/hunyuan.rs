@@ -1,4 +1,4 @@
-//! Hunyuan, dense (Tencent 2025): heads of queries and keys are normalised after they are rotated.
+//! Hunyuan, dense (Tencent 2025): QK norms per head after RoPE.
 
 use super::Architecture;
 use super::llama::LLAMA;

@@ -1,4 +1,4 @@
-//! LFM2 (Liquid AI 2025, arXiv:2511.23404): layers of short convolutions between those of attention; and with experts.
+//! LFM2 (Liquid AI 2025, arXiv:2511.23404): short-convolution layers between attention layers; optional experts.
 
 use super::llama::LLAMA;
 use super::{Architecture, FFN_WIDTH, listed_layers, mixture};
@@ -56,7 +56,7 @@ pub(super) const LFM2_MOE: Architecture = Architecture {
     ..LFM2
 };
 
-/// Which layers attend, and how; the others have no key/value heads in GGUF.
+/// The attention layers; the others have no key/value heads in GGUF.
 fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     let n_layers = config.blocks.len();
     let types = listed_layers(keys, n_layers, &["full_attention", "conv"])?;
@@ -73,7 +73,7 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     Ok(())
 }
 
-/// The width of feed-forwards where a `config.json` states another from which it follows.
+/// The feed-forward width, if a `config.json` states one to derive it from.
 fn adjusted_width(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     let factor = keys.f32(Key("", "block_ffn_dim_multiplier"))?.unwrap_or(1.0);
     let multiple = keys.u32(Key("", "block_multiple_of"))?.unwrap_or(256).max(1);

@@ -1,9 +1,9 @@
-//! Llama (Touvron et al. 2023, arXiv:2302.13971) and Mistral (Jiang et al. 2023, arXiv:2310.06825), which adds a window;
-//! Ministral 3 (2025), whose queries grow with their position, which the rotation's keys say.
+//! Llama (Touvron et al. 2023, arXiv:2302.13971), Mistral (Jiang et al. 2023, arXiv:2310.06825) with a sliding
+//! window, and Ministral 3 (2025) with queries that grow with position, as its RoPE keys state.
 
 use super::{Architecture, RMS_EPS, SHARES, WINDOW, mixture};
 use crate::kernels::RopeStyle;
-use crate::load::catalog::Stored;
+use crate::load::catalog::FileLayout;
 
 pub(super) const LLAMA: Architecture = Architecture {
     gguf: "llama",
@@ -11,8 +11,8 @@ pub(super) const LLAMA: Architecture = Architecture {
     pairs: [RopeStyle::Interleaved, RopeStyle::Halves],
     names: &[],
     gguf_names: &[],
-    stored: |_, _| Stored::AsRead,
-    gguf_stored: |_, _| Stored::AsRead,
+    stored: |_, _| FileLayout::AsRead,
+    gguf_stored: |_, _| FileLayout::AsRead,
     tied: false,
     eps: (RMS_EPS, None),
     activation: "silu",
@@ -21,7 +21,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     defaults: "{}",
     mtp: false,
     describe: |keys, config| {
-        // Mixtral in GGUF.
+        // Mixtral's GGUF files.
         if keys.is_gguf() {
             mixture(keys, config, SHARES, |_| true)?;
         }
@@ -33,7 +33,7 @@ pub(super) const LLAMA: Architecture = Architecture {
 
 pub(super) const MISTRAL3: Architecture = Architecture { gguf: "mistral3", json: &["ministral3"], ..LLAMA };
 
-/// A mixture of experts (Jiang et al. 2024, arXiv:2401.04088). GGUF files of it say that they are Llama, hence no name.
+/// A mixture of experts (Jiang et al. 2024, arXiv:2401.04088). Its GGUF files say `llama`, hence no GGUF name.
 pub(super) const MIXTRAL: Architecture = Architecture {
     gguf: "",
     json: &["mixtral"],

@@ -27,7 +27,7 @@ pub(super) const MODERN_BERT: Architecture = Architecture {
     eps: (Key("attention.layer_norm_epsilon", "norm_eps"), Some(1e-5)),
     activation: "gelu",
     describe: |keys, config| {
-        // Converters write the epsilon of another norm as well.
+        // Converters also write the epsilon of the other norm type.
         keys.says(RMS_EPS);
         let theta = match keys.is_gguf() {
             true => keys.required_f32(THETA)?,
@@ -36,7 +36,7 @@ pub(super) const MODERN_BERT: Architecture = Architecture {
         config.ropes[0].theta = theta.into();
         let local_rope = add_local_rope(keys, config, 10_000.0)?;
 
-        // As many tokens to both sides together, in all layers but the first of every three.
+        // The window spans both sides, in all but the first of every three layers.
         let key = Key("attention.sliding_window", "local_attention");
         let window = keys.u32(key)?;
         if window == Some(0) && !keys.is_gguf() {
@@ -56,7 +56,7 @@ pub(super) const MODERN_BERT: Architecture = Architecture {
                 block.attention.rope = Some(local_rope);
             }
         }
-        // The embedding's norm is the first layer's.
+        // The embedding's norm serves as the first layer's.
         config.blocks[0].attn_norm = NormPlace::Nowhere;
         encoder(config, false);
         config.embd_norm = true;

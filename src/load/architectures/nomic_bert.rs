@@ -1,4 +1,4 @@
-//! Nomic's BERT (Nussbaum et al. 2024, arXiv:2402.01613), with the keys of its own code and of transformers 5.
+//! Nomic BERT (Nussbaum et al. 2024, arXiv:2402.01613), with the keys of its own code or of transformers 5.
 
 use super::llama::LLAMA;
 use super::{Architecture, THETA, encoder};
@@ -43,7 +43,7 @@ pub(super) const NOMIC_BERT: Architecture = Architecture {
         let rope = &mut config.ropes[0];
         rope.theta = keys.f32(THETA)?.unwrap_or(1000.0).into();
         rope.rot_dims = (rope.rot_dims as f32 * share) as u32;
-        // Longer texts would take other angles, which depend on their length.
+        // Longer texts would need length-dependent RoPE angles.
         let trained = keys.u32(Key("", "max_trained_positions"))?;
         keys.says(Key("", "rotary_scaling_factor"));
         config.max_seq_len = config.max_seq_len.min(trained.unwrap_or(u32::MAX));

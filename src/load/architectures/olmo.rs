@@ -1,5 +1,5 @@
-//! OLMo 2 (OLMo Team 2024, arXiv:2501.00656), which normalises results rather than inputs, and OLMo 3 (2025), with windows
-//! and another rotation beyond them.
+//! OLMo 2 (OLMo Team 2024, arXiv:2501.00656) with post-norms only, and OLMo 3 (2025) with sliding windows and a
+//! separate RoPE in global layers.
 
 use super::llama::LLAMA;
 use super::{Architecture, SHARES, WINDOW, add_local_rope, mixture, sliding};
@@ -14,7 +14,7 @@ pub(super) const OLMO2: Architecture = Architecture {
     describe: |keys, config| {
         let window = keys.u32(WINDOW)?;
         let is_local = if window.is_some() { sliding(keys, config, 4)? } else { Vec::new() };
-        // Layers with a window keep their angles.
+        // Sliding-window layers keep the unscaled RoPE.
         let local_rope = if window.is_some() { add_local_rope(keys, config, config.ropes[0].theta)? } else { 0 };
         for (l, block) in config.blocks.iter_mut().enumerate() {
             (block.attn_norm, block.ffn_norm) = (NormPlace::Result, NormPlace::Result);
@@ -29,10 +29,10 @@ pub(super) const OLMO2: Architecture = Architecture {
     ..LLAMA
 };
 
-/// GGUF files of it say that they are OLMo 2, hence no name.
+/// Its GGUF files say `olmo2`, hence no GGUF name.
 pub(super) const OLMO3: Architecture = Architecture { gguf: "", json: &["olmo3"], ..OLMO2 };
 
-/// Experts whose weights are their scores (Muennighoff et al. 2024, arXiv:2409.02060), and norms of inputs.
+/// Experts weighted by unnormalised scores (Muennighoff et al. 2024, arXiv:2409.02060), and pre-norms.
 pub(super) const OLMOE: Architecture = Architecture {
     gguf: "olmoe",
     json: &["olmoe"],

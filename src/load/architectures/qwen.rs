@@ -1,6 +1,5 @@
-//! Qwen2 (Yang et al. 2024, arXiv:2407.10671), whose queries, keys and values have biases, and Qwen3 (2025,
-//! arXiv:2505.09388), which normalises each head of queries and keys instead. Qwen3 also serves as an encoder (Zhang et
-//! al. 2025, arXiv:2506.05176).
+//! Qwen2 (Yang et al. 2024, arXiv:2407.10671) with biases on queries, keys and values, and Qwen3 (2025,
+//! arXiv:2505.09388) with QK norms per head instead, also as an encoder (Zhang et al. 2025, arXiv:2506.05176).
 
 use super::llama::LLAMA;
 use super::{Architecture, SHARES, WINDOW, encoder, listed_sliding, mixture};
@@ -25,7 +24,7 @@ pub(super) const QWEN3: Architecture = Architecture {
     ..QWEN2
 };
 
-/// Experts in all layers, or in every so many, but those that are listed.
+/// Experts in all layers or at an interval, except the listed layers.
 pub(super) const QWEN3_MOE: Architecture = Architecture {
     gguf: "qwen3moe",
     json: &["qwen3_moe"],
@@ -38,7 +37,7 @@ pub(super) const QWEN3_MOE: Architecture = Architecture {
     ..QWEN3
 };
 
-/// The window of the layers after the first few, where it is used at all. GGUF files have none.
+/// The sliding window of the layers after the first few, if enabled. GGUF files have none.
 fn windows(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     let (window, first) = (keys.u32(Key("", WINDOW.1))?, keys.u32(Key("", "max_window_layers"))?);
     let listed = listed_sliding(keys, config.blocks.len())?;

@@ -1,10 +1,10 @@
-//! Qwen3.5 (2026): three layers of a gated delta rule to one of attention with gated results; and with experts.
+//! Qwen3.5 (2026): three gated delta rule layers per gated attention layer; optional experts.
 
 use super::llama::LLAMA;
 use super::{Architecture, SHARES, listed_layers, mixture};
 use crate::error::Error;
 use crate::kernels::{DeltaRule, QkNorm, RopeStyle};
-use crate::load::catalog::Stored;
+use crate::load::catalog::FileLayout;
 use crate::load::keys::{Key, Keys};
 use crate::model::{ModelConfig, Recurrence, SharedExpert};
 
@@ -30,16 +30,16 @@ pub(super) const QWEN35: Architecture = Architecture {
     ],
     gguf_names: &[("post_attention_norm", "ffn_norm"), ("ssm_a", "ssm_a")],
     stored: |name, n_heads| match name {
-        // Published norms are what is added to 1, but for those of the delta rule.
-        _ if name.ends_with("norm.weight") && !name.ends_with("ssm_norm.weight") => Stored::LessOne,
-        _ if name.ends_with("ssm_a.weight") => Stored::NegativeLog,
+        // Published norm weights are offsets from 1, except the delta rule's.
+        _ if name.ends_with("norm.weight") && !name.ends_with("ssm_norm.weight") => FileLayout::LessOne,
+        _ if name.ends_with("ssm_a.weight") => FileLayout::NegativeLog,
         _ => gates_first(name, n_heads),
     },
     gguf_stored: gates_first,
     mtp: true,
     describe: |keys, config| {
         layers(keys, config)?;
-        // Pictures alone have positions of more than one number.
+        // Only images have multi-dimensional positions.
         let sections = Key("rope.dimension_sections", "rope_parameters.mrope_section|rope_scaling.mrope_section");
         keys.says(sections);
         keys.says(Key("", "rope_parameters.mrope_interleaved|rope_scaling.mrope_interleaved"));
@@ -62,15 +62,15 @@ pub(super) const QWEN35_MOE: Architecture = Architecture {
     ..QWEN35
 };
 
-/// A head's queries come before its gates in files.
-fn gates_first(name: &str, n_heads: u32) -> Stored {
+/// Files store a head's queries before its gates.
+fn gates_first(name: &str, n_heads: u32) -> FileLayout {
     match name.ends_with(".attn_q.weight") {
-        true => Stored::ByHead { n_heads, kinds: &[1, 0] },
-        false => Stored::AsRead,
+        true => FileLayout::ByHead { n_heads, kinds: &[1, 0] },
+        false => FileLayout::AsRead,
     }
 }
 
-/// Which layers attend, and the shape of the others.
+/// The attention layers, and the shape of the others.
 fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     let n_layers = config.blocks.len();
     let every = Key("full_attention_interval", "full_attention_interval");
@@ -90,7 +90,7 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
         n_heads,
         key_dim: keys.required(Key("ssm.state_size", "linear_key_head_dim"))?,
         value_dim,
-        // Converters reorder the value heads.
+        // The GGUF converter reorders the value heads.
         grouped: !keys.is_gguf(),
     };
     let taps = keys.required(Key("ssm.conv_kernel", "linear_conv_kernel_dim"))?;

@@ -1,9 +1,9 @@
-//! Architectures that are not there: an error says what they would need.
+//! Errors for unsupported architectures, naming what they need.
 
 use super::ALL;
 use crate::error::Error;
 
-/// What popular architectures have that no kernel here computes, by their names in GGUF and in `config.json`.
+/// Unsupported features of popular architectures, by their names in GGUF and `config.json`.
 const MISSING: [(&[&str], &str); 15] = [
     (&["gemma3n", "gemma3n_text"], "several residual streams (AltUp) and sparse activations"),
     (&["falcon-h1", "falcon_h1"], "attention and a state-space model side by side in a layer"),
@@ -22,7 +22,7 @@ const MISSING: [(&[&str], &str); 15] = [
     (&["qwen2vl", "qwen3vl", "mllama", "llava", "clip", "gemma4v"], "pictures"),
 ];
 
-/// The error for an architecture of this name, found in `field` of a `format`.
+/// The error for an unsupported architecture `name` in `field`.
 pub(in crate::load) fn refused(format: &'static str, field: &str, name: &str) -> Error {
     let is_gguf = format == "gguf";
     let known = ALL.iter().flat_map(|architecture| match is_gguf {

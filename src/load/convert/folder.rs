@@ -1,11 +1,11 @@
-//! Hugging Face folders as GGUF files: names, row order and keys as llama.cpp's converter writes them.
+//! Hugging Face folders as GGUF files: names, row order and keys as in llama.cpp's converter.
 //!
-//! Keys are written from the configuration that the folder gives, and read again: where GGUF cannot say what the
-//! folder does, the folder is refused before anything is written.
+//! Keys are written from the folder's configuration and read back: a folder that GGUF cannot describe is refused
+//! before anything is written.
 
 use std::path::Path;
 
-use super::plan::{Plan, PlannedTensor, set_type, target, written};
+use super::plan::{ConvertPlan, PlannedTensor, set_type, target, written};
 use super::{Order, QuantizeOptions, vocab};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
@@ -14,17 +14,17 @@ use crate::formats::gguf_writer::GgufHeader;
 use crate::formats::{BlockType, TensorInfo};
 use crate::kernels::{RopeScaling, RopeStyle, rope_table};
 use crate::load::architectures::Architecture;
-use crate::load::catalog::Stored;
+use crate::load::catalog::FileLayout;
 use crate::load::huggingface::{CONFIG, read};
 use crate::load::{FileBytes, ModelFile, ModelShape, gguf};
 use crate::model::{ModelConfig, WeightSource};
 
-/// Architectures whose keys are known here. Others need keys and rules of their own.
+/// Supported architectures. Others need their own keys and rules.
 const KNOWN: [&str; 6] = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"];
 const ROPE_FREQS: &str = "rope_freqs.weight";
 
-/// The file that the folder of `input` becomes.
-pub(super) fn plan(input: &Path, options: &QuantizeOptions) -> Result<Plan, Error> {
+/// The plan of the output for a folder.
+pub(super) fn plan(input: &Path, options: &QuantizeOptions) -> Result<ConvertPlan, Error> {
     let folder = if input.is_dir() { input } else { input.parent().unwrap_or(Path::new(".")) };
     let ModelFile { header: model, files } = ModelFile::open(input)?;
     let in_folder = |error: Error| error.in_folder(folder);
@@ -62,7 +62,7 @@ pub(super) fn plan(input: &Path, options: &QuantizeOptions) -> Result<Plan, Erro
     set_type(&mut header, options)?;
 
     let tied = json.get_bool("tie_word_embeddings").map_err(in_folder)?.unwrap_or(architecture.tied);
-    let mut plan = Plan { header, tensors: vec![], files, paths: vec![folder.to_owned()] };
+    let mut plan = ConvertPlan { header, tensors: vec![], files, paths: vec![folder.to_owned()] };
     plan.paths.resize(plan.files.len(), folder.to_owned());
     let mut factors = gguf::ConfigData::default();
     if let Some(rope) = config.ropes.first()
@@ -78,7 +78,7 @@ pub(super) fn plan(input: &Path, options: &QuantizeOptions) -> Result<Plan, Erro
         factors.push((ROPE_FREQS.to_owned(), data.clone()));
         plan.files.push(FileBytes::Owned(data));
         plan.paths.push(folder.to_owned());
-        let (stored, order) = (Stored::AsRead, Order::Same);
+        let (stored, order) = (FileLayout::AsRead, Order::Same);
         plan.tensors.push(PlannedTensor { written, file, source, stored, order, adds_one: false });
     }
     let mut entries: Vec<_> = model.catalog.entries().collect();
@@ -92,14 +92,14 @@ pub(super) fn plan(input: &Path, options: &QuantizeOptions) -> Result<Plan, Erro
         let written = written(&mut plan.header, name, &shape, source.block_type, to, options).map_err(in_folder)?;
         let is_rotated = [".attn_q.", ".attn_k."].iter().any(|part| name.contains(part));
         let order = if is_rotated { order } else { Order::Same };
-        let adds_one = stored == Stored::LessOne;
+        let adds_one = stored == FileLayout::LessOne;
         plan.tensors.push(PlannedTensor { written, file, source: source.clone(), stored, order, adds_one });
     }
     check(&plan, config, &factors).map_err(in_folder)?;
     Ok(plan)
 }
 
-/// What divides each frequency under Llama 3's scaling, which GGUF has as a tensor.
+/// Llama 3's frequency divisors, which GGUF stores as a tensor.
 fn llama3_factors(config: &ModelConfig) -> Vec<f32> {
     let Some(rope) = config.ropes.first() else { return vec![] };
     let &RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } = &rope.scaling else {
@@ -114,7 +114,7 @@ fn llama3_factors(config: &ModelConfig) -> Vec<f32> {
     (0..rope.rot_dims / 2).map(of_pair).collect()
 }
 
-/// The keys of a model, as GGUF's specification and llama.cpp's converter name them.
+/// Sets the model's keys, named as in GGUF's specification and llama.cpp's converter.
 fn set_keys(header: &mut GgufHeader, architecture: &str, name: &str, config: &ModelConfig) -> Result<(), Error> {
     header.set("general.architecture", Value::Str(architecture))?;
     header.set("general.type", Value::Str("model"))?;
@@ -163,9 +163,9 @@ fn set_keys(header: &mut GgufHeader, architecture: &str, name: &str, config: &Mo
     Ok(())
 }
 
-/// Reads the header as any GGUF file's, and compares what it says with what the folder does.
-fn check(plan: &Plan, config: &ModelConfig, factors: &gguf::ConfigData) -> Result<(), Error> {
-    // Nothing of the data is read but the factors, which are given.
+/// Reads the header back as a GGUF file and compares the result with the folder's configuration.
+fn check(plan: &ConvertPlan, config: &ModelConfig, factors: &gguf::ConfigData) -> Result<(), Error> {
+    // The only data read are the factors, given separately.
     let header = plan.header.to_bytes();
     let gguf = Gguf::parse(&header, crate::formats::UNKNOWN_LEN)?;
     let read = gguf::header("", vec![gguf], factors)?;
@@ -173,7 +173,7 @@ fn check(plan: &Plan, config: &ModelConfig, factors: &gguf::ConfigData) -> Resul
     let mut want = config.clone();
     want.architecture.clone_from(&found.architecture);
     for (want, found) in want.ropes.iter_mut().zip(&found.ropes) {
-        // Rows are written in the order of pairs; a table is what a scaling comes to.
+        // Rows are written in interleaved order. Scalings are compared by their RoPE tables.
         want.style = found.style;
         let tables = [&*want, found].map(|rope| rope_table(rope, 64));
         if tables[0].iter().zip(&tables[1]).all(|(a, b)| (a - b).abs() < 1e-4) {
@@ -185,7 +185,7 @@ fn check(plan: &Plan, config: &ModelConfig, factors: &gguf::ConfigData) -> Resul
             format: "quantize",
             field: field.into(),
             found: format!("{want} in the folder"),
-            supported: format!("what a GGUF file of this architecture can say, {found}"),
+            supported: format!("in GGUF files of this architecture {found}"),
         })
     };
     for (want, found) in want.blocks.iter().zip(&found.blocks) {
@@ -207,7 +207,7 @@ fn check(plan: &Plan, config: &ModelConfig, factors: &gguf::ConfigData) -> Resul
     }
 }
 
-/// Sets an array of texts.
+/// Sets an array of strings.
 pub(super) fn set_texts(header: &mut GgufHeader, key: &str, texts: &[String]) -> Result<(), Error> {
     header.set_array(key, ValueType::String, texts.iter().map(|text| Value::Str(text)))
 }

@@ -1,5 +1,5 @@
-//! Importance matrices: for each column of a matrix the mean square of what it is multiplied with, which
-//! `llama-imatrix` measures. Two formats: GGUF, and the older `.dat`.
+//! Importance matrices, as measured by `llama-imatrix`: the mean square of the inputs of each matrix column. Two
+//! formats: GGUF, and the older `.dat`.
 //!
 //! ```text
 //! GGUF   tensors `NAME.in_sum2` [matrices, columns] and `NAME.counts` [matrices, 1]
@@ -18,7 +18,7 @@ use crate::load::catalog::floats;
 
 const FORMAT: &str = "imatrix";
 
-/// Importances by names of tensors.
+/// Importances by tensor name.
 #[derive(Clone, Debug, Default)]
 pub struct ImportanceMatrix {
     entries: HashMap<String, Vec<f32>>,
@@ -29,8 +29,8 @@ impl ImportanceMatrix {
     /// Reads a file of either format.
     ///
     /// # Errors
-    /// [`Error::Io`] if it cannot be read, [`Error::InFile`] with what is wrong in it: a number that is not finite or
-    /// below zero, an entry without counts.
+    /// [`Error::Io`] if it cannot be read, [`Error::InFile`] naming its invalid part: a negative or non-finite value,
+    /// an entry without counts.
     pub fn open(path: impl AsRef<Path>) -> Result<ImportanceMatrix, Error> {
         let path = path.as_ref();
         let mut found = FileBytes::map(path).and_then(|file| Self::parse(&file)).map_err(|e| e.in_file(path))?;
@@ -38,7 +38,7 @@ impl ImportanceMatrix {
         Ok(found)
     }
 
-    /// Reads a file of either format that is in memory.
+    /// Reads a file of either format in memory.
     ///
     /// # Errors
     /// As [`ImportanceMatrix::open`].
@@ -46,7 +46,7 @@ impl ImportanceMatrix {
         let entries = if bytes.starts_with(b"GGUF") { gguf(bytes)? } else { dat(bytes)? };
         for (name, values) in &entries {
             if let Some(at) = values.iter().position(|value| !(value.is_finite() && *value >= 0.0)) {
-                let found = format!("{} as number {at}", values[at]);
+                let found = format!("{} at {at}", values[at]);
                 return Err(wrong(
                     &format!("entry `{}`", name.escape_debug()),
                     0,
@@ -63,17 +63,17 @@ impl ImportanceMatrix {
         self.entries.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The importances of a tensor's columns, those of one expert after the other.
+    /// The importances of a tensor's columns, expert by expert.
     pub fn get(&self, tensor: &str) -> Option<&[f32]> {
         self.entries.get(tensor).map(Vec::as_slice)
     }
 
-    /// Name of the file, without its folder.
+    /// The file's name without its folder.
     pub fn file_name(&self) -> &str {
         &self.file_name
     }
@@ -92,7 +92,7 @@ fn gguf(bytes: &[u8]) -> Result<HashMap<String, Vec<f32>>, Error> {
     let mut entries = HashMap::new();
     for tensor in &file.tensors {
         let Some(name) = tensor.name.strip_suffix(".in_sum2") else { continue };
-        let missing = || wrong(&format!("tensor `{name}.counts`"), tensor.offset, "to be there", "missing");
+        let missing = || wrong(&format!("tensor `{name}.counts`"), tensor.offset, "a tensor", "missing");
         let counts_tensor = file.tensor(&format!("{name}.counts")).ok_or_else(missing)?;
         let (mut sums, counts) = (values(tensor)?, values(counts_tensor)?);
         if counts.is_empty() || !sums.len().is_multiple_of(counts.len()) {
@@ -101,24 +101,24 @@ fn gguf(bytes: &[u8]) -> Result<HashMap<String, Vec<f32>>, Error> {
         }
         let n_columns = sums.len() / counts.len();
         for (sums, &count) in sums.chunks_mut(n_columns.max(1)).zip(&counts) {
-            // An expert that no text has reached counts as any.
+            // An expert without samples gets uniform importances.
             sums.iter_mut().for_each(|sum| *sum = if count > 0.0 { *sum / count } else { 1.0 });
         }
         entries.insert(name.to_owned(), sums);
     }
     match entries.is_empty() {
-        true => Err(wrong("tensors", 0, "names that end in `.in_sum2`", "none")),
+        true => Err(wrong("tensors", 0, "names ending in `.in_sum2`", "none")),
         false => Ok(entries),
     }
 }
 
-/// Reads numbers of the older format; each length is compared with what is left before anything is allocated.
-struct Cursor<'a> {
+/// Reads the older format; each length is checked against the remaining bytes before allocation.
+struct ByteCursor<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> ByteCursor<'a> {
     fn take(&mut self, len: usize, field: &str) -> Result<&'a [u8], Error> {
         let left = self.bytes.len() - self.at;
         let taken = self.at.checked_add(len).and_then(|end| self.bytes.get(self.at..end));
@@ -129,7 +129,7 @@ impl<'a> Cursor<'a> {
         Ok(taken)
     }
 
-    /// A number of 0 or more.
+    /// A non-negative integer.
     fn count(&mut self, field: &str) -> Result<usize, Error> {
         let start = self.at as u64;
         let bytes = self.take(4, field)?;
@@ -139,7 +139,7 @@ impl<'a> Cursor<'a> {
 }
 
 fn dat(bytes: &[u8]) -> Result<HashMap<String, Vec<f32>>, Error> {
-    let mut cursor = Cursor { bytes, at: 0 };
+    let mut cursor = ByteCursor { bytes, at: 0 };
     let n_entries = cursor.count("number of entries")?;
     if n_entries == 0 {
         return Err(wrong("number of entries", 0, "1 or more, or a GGUF file", 0));
@@ -150,7 +150,7 @@ fn dat(bytes: &[u8]) -> Result<HashMap<String, Vec<f32>>, Error> {
         let len = cursor.count(&format!("length of the name of entry {entry}"))?;
         let name = cursor.take(len, &format!("name of entry {entry}"))?;
         let name = str::from_utf8(name)
-            .map_err(|_| wrong(&format!("name of entry {entry}"), start, "text in UTF-8", "other bytes"))?;
+            .map_err(|_| wrong(&format!("name of entry {entry}"), start, "text in UTF-8", "invalid"))?;
         let calls = cursor.count(&format!("calls of entry `{}`", name.escape_debug()))?;
         let field = format!("values of entry `{}`", name.escape_debug());
         let n_values = cursor.count(&field)?;

@@ -1,4 +1,4 @@
-//! What is to be written: keys, and tensors with the types they get.
+//! The plan of an output file: keys, and tensors with their types.
 
 use std::path::{Path, PathBuf};
 
@@ -8,49 +8,49 @@ use crate::formats::gguf::{Gguf, Value};
 use crate::formats::gguf_writer::GgufHeader;
 use crate::formats::{BlockType, TensorInfo};
 use crate::load::FileBytes;
-use crate::load::catalog::{Stored, check_type};
+use crate::load::catalog::{FileLayout, check_type};
 use crate::load::{gguf, is_of_folder, shards};
 
-/// A file that is to be written.
-pub(super) struct Plan {
+/// Plan of an output file.
+pub(super) struct ConvertPlan {
     pub header: GgufHeader,
-    /// Tensors in the order of the new file.
+    /// Tensors in output order.
     pub tensors: Vec<PlannedTensor>,
-    /// The files that are read, and their paths.
+    /// Input files and their paths.
     pub files: Vec<FileBytes>,
     pub paths: Vec<PathBuf>,
 }
 
-/// A tensor that is to be written.
+/// Plan of a tensor.
 pub(super) struct PlannedTensor {
     pub written: WrittenTensor,
-    /// Number of the file that has it, and where.
+    /// Number of its input file.
     pub file: usize,
     pub source: TensorInfo,
-    pub stored: Stored,
+    pub stored: FileLayout,
     pub order: Order,
-    /// Whether one is added to each number.
+    /// Whether to add 1 to each value.
     pub adds_one: bool,
 }
 
 impl PlannedTensor {
-    /// Whether its bytes stay as they are.
+    /// Whether its bytes are copied unchanged.
     pub fn is_copied(&self) -> bool {
         self.source.block_type == self.written.to && !self.adds_one && self.order == Order::Same
     }
 }
 
-impl Plan {
-    /// What `input` becomes.
-    pub fn of(input: &Path, options: &QuantizeOptions) -> Result<Plan, Error> {
+impl ConvertPlan {
+    /// The plan for `input`.
+    pub fn of(input: &Path, options: &QuantizeOptions) -> Result<ConvertPlan, Error> {
         match is_of_folder(input) {
             true => folder::plan(input, options),
-            false => Plan::of_gguf(input, options).map_err(|error| error.in_file(input)),
+            false => ConvertPlan::of_gguf(input, options).map_err(|error| error.in_file(input)),
         }
     }
 
-    /// All shards of a GGUF file become one.
-    fn of_gguf(input: &Path, options: &QuantizeOptions) -> Result<Plan, Error> {
+    /// Merges all shards of a GGUF file.
+    fn of_gguf(input: &Path, options: &QuantizeOptions) -> Result<ConvertPlan, Error> {
         let read = |path: &Path| {
             let (found, file) = map(path)?;
             let shard = Gguf::parse(&file, file.len() as u64).map_err(|error| error.in_file(path))?;
@@ -65,7 +65,7 @@ impl Plan {
         let (files, shards): (Vec<_>, Vec<_>) = read.into_iter().unzip();
         let Some(first) = shards.first() else { return Err(gguf::missing("split.count")) };
         let mut header = GgufHeader::new(first.alignment);
-        // These two come last, as llama.cpp writes them.
+        // These two keys come last, as in llama.cpp.
         let replaced = ["general.quantization_version", "general.file_type"];
         for (key, value) in first.metadata.iter() {
             if !replaced.contains(&key) && !key.starts_with("split.") {
@@ -83,15 +83,15 @@ impl Plan {
                     check_type("gguf", source)?;
                 }
                 let written = written(&mut header, &source.name, &source.shape, kept, to, options)?;
-                let (source, stored, order) = (source.clone(), Stored::AsRead, Order::Same);
+                let (source, stored, order) = (source.clone(), FileLayout::AsRead, Order::Same);
                 tensors.push(PlannedTensor { written, file, source, stored, order, adds_one: false });
             }
         }
-        Ok(Plan { header, tensors, files, paths })
+        Ok(ConvertPlan { header, tensors, files, paths })
     }
 }
 
-/// Adds a tensor to the header, and says what it becomes.
+/// Adds a tensor to the header and returns its description.
 pub(super) fn written(
     header: &mut GgufHeader,
     name: &str,
@@ -103,18 +103,18 @@ pub(super) fn written(
     let size_bytes = header.add_tensor(name, shape, to)?;
     let is_weighable = from != to && !is_float(to) && !matches!(to, BlockType::Q8_0 | BlockType::MXFP4);
     let importance = options.importance.as_ref().filter(|_| is_weighable).and_then(|all| all.get(name));
-    // One number for each column, of each expert.
+    // One value per column and expert.
     let n_matrices: u64 = shape.iter().rev().skip(2).product();
     let n_columns = shape.last().copied().unwrap_or_default() * n_matrices;
     let weighted = match importance {
         Some(importance) if importance.len() as u64 == n_columns => true,
-        // A table of token vectors is multiplied with no vectors, so what is measured of it means nothing.
+        // An embedding table is not multiplied, so its measured importances are meaningless.
         Some(_) if name == "token_embd.weight" => false,
         None => false,
         Some(importance) => {
             return Err(Error::Config {
                 field: format!("importance matrix of `{}`", name.escape_debug()),
-                expected: format!("{n_columns} numbers, one for each column"),
+                expected: format!("{n_columns} values, one per column"),
                 found: importance.len().to_string(),
             });
         }
@@ -123,7 +123,7 @@ pub(super) fn written(
     Ok(WrittenTensor { name: name.into(), shape: shape.into(), from, to, size_bytes, fell_back, weighted })
 }
 
-/// The keys that say how a file is quantised.
+/// Sets the keys of the quantisation type.
 pub(super) fn set_type(header: &mut GgufHeader, options: &QuantizeOptions) -> Result<(), Error> {
     header.set("general.quantization_version", Value::U32(2))?;
     header.set("general.file_type", Value::U32(file_type(options.block_type)))?;
@@ -134,8 +134,7 @@ pub(super) fn set_type(header: &mut GgufHeader, options: &QuantizeOptions) -> Re
     Ok(())
 }
 
-/// `general.file_type` of a file whose matrices are of this type: the number that `llama.h` gives (`enum llama_ftype`)
-/// to the smallest mixture of it.
+/// `general.file_type` for matrices of this type: `llama.h`'s number (`enum llama_ftype`) of its smallest mixture.
 fn file_type(block_type: BlockType) -> u32 {
     match block_type {
         BlockType::F16 => 1,
@@ -157,7 +156,7 @@ fn file_type(block_type: BlockType) -> u32 {
     }
 }
 
-/// The type that a tensor gets where `wanted` is asked for; `None` if it keeps its own.
+/// The output type of a tensor for the requested type `wanted`; `None` if it keeps its own.
 pub(super) fn target(name: &str, shape: &[u64], wanted: BlockType) -> Option<BlockType> {
     let has_blocks = |block_type: BlockType| shape.last().is_some_and(|row| row.is_multiple_of(block_type.block_len()));
     if !is_quantized(name, shape) {
@@ -175,8 +174,8 @@ pub(super) fn target(name: &str, shape: &[u64], wanted: BlockType) -> Option<Blo
     Some(if has_blocks(fallback) { fallback } else { BlockType::F16 })
 }
 
-/// Whether a tensor is a matrix whose type may change. Not the small ones that steer a model: norms, routers,
-/// positions, convolutions, and what llama.cpp leaves as it is in other architectures.
+/// Whether a tensor is a matrix to quantise. Excludes small control tensors (norms, routers, positions, convolutions)
+/// and the exceptions that llama.cpp makes for other architectures.
 fn is_quantized(name: &str, shape: &[u64]) -> bool {
     const KEPT: [&str; 35] = [
         "_norm.weight",

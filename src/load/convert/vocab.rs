@@ -1,9 +1,8 @@
 //! The vocabulary of a `tokenizer.json` under GGUF's keys.
 //!
-//! Byte-level BPE becomes `gpt2`, the BPE that SentencePiece models are converted to becomes `llama`, and Gemma 4's
-//! `gemma4`. What GGUF says
-//! in other words, how texts are split and what is put around them, is found by trial: the vocabulary is read again,
-//! and must give the ids that the folder's tokenizer gives.
+//! Byte-level BPE becomes `gpt2`, BPE converted from SentencePiece `llama`, Gemma 4's `gemma4`. How texts are split
+//! and which tokens surround them is found by trial: the vocabulary is read back and must produce the same ids as the
+//! folder's tokenizer.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -19,8 +18,7 @@ use crate::formats::text::read_json;
 use crate::load::huggingface::{CONFIG, TOKENIZER, TOKENIZER_CONFIG, read};
 use crate::tokenizer::{TokenType, Tokenizer, TokenizerConfig, Vocab};
 
-/// GGUF's names of the ways to split texts, the usual ones first; and whether merges are ignored for words that are
-/// tokens.
+/// GGUF's pre-tokenizer names, the usual ones first; and whether words that are tokens skip the merges.
 const SPLITS: [(&str, bool); 28] = [
     ("qwen2", false),
     ("llama-bpe", true),
@@ -52,7 +50,7 @@ const SPLITS: [(&str, bool); 28] = [
     ("spark2_5", false),
 ];
 
-/// What tokenizers split in different ways: numbers, case, contractions, marks, spaces, lines, scripts, symbols.
+/// Texts that tell pre-tokenizers apart: numbers, case, contractions, marks, spaces, lines, scripts, symbols.
 const TEXTS: [&str; 14] = [
     "Hello world",
     " Hello  World   and    more",
@@ -70,7 +68,7 @@ const TEXTS: [&str; 14] = [
     "\u{a0}\u{3000}\u{200b}x",
 ];
 
-/// The vocabulary of a folder; `None` if it has none at all. `tokenizer` is what loading the folder made of it.
+/// The vocabulary of a folder; `None` without any. `tokenizer` is the result of loading the folder's tokenizer.
 pub(super) fn of_folder(
     folder: &Path,
     tokenizer: &Result<Tokenizer, Error>,
@@ -86,7 +84,7 @@ pub(super) fn of_folder(
     }
     let tokenizer = match tokenizer {
         Ok(tokenizer) => tokenizer,
-        Err(error) => return Err(unsupported(TOKENIZER, format!("one that cannot be used: {error}"), "others")),
+        Err(error) => return Err(unsupported(TOKENIZER, format!("invalid: {error}"), "a valid tokenizer.json")),
     };
     let json: Json =
         read_json(&read(&path)?).map_err(|fault| unsupported(TOKENIZER, fault.message, "a JSON object"))?;
@@ -108,11 +106,11 @@ pub(super) fn of_folder(
     };
     match candidates.into_iter().find(|candidate| gives_the_same(candidate, tokenizer)) {
         Some(found) => Ok(Some(found)),
-        None => Err(unsupported(TOKENIZER, "a way to split texts that GGUF has no name for".into(), "known ones")),
+        None => Err(unsupported(TOKENIZER, "a pre-tokenizer without a name in GGUF".into(), "named ones")),
     }
 }
 
-/// Whether a vocabulary gives the ids that a tokenizer does.
+/// Whether a vocabulary and a tokenizer produce the same ids.
 fn gives_the_same(vocab: &Vocab, tokenizer: &Tokenizer) -> bool {
     let Ok(other) = Tokenizer::from_vocab(vocab.clone()) else { return false };
     TEXTS.iter().all(|text| {
@@ -125,7 +123,7 @@ fn unsupported(field: &str, found: String, supported: &str) -> Error {
     Error::Unsupported { format: "quantize", field: field.into(), found, supported: supported.into() }
 }
 
-/// Everything but the way to split.
+/// The vocabulary without its pre-tokenizer.
 fn vocab(
     json: &Json,
     names: &[u8],
@@ -140,7 +138,7 @@ fn vocab(
     };
     let is_byte_level = tokenizer.algorithm() == "byte-level BPE";
     let unk = model.get("unk_token").and_then(Json::as_str);
-    // Every row of the embedding has a token: those that the file does not name are never used.
+    // Every embedding row gets a token: ids missing in the file become unused tokens.
     let mut tokens: Vec<String> = (0..vocab_size).map(|id| format!("[PAD{id}]")).collect();
     let mut token_types = vec![TokenType::Unused; tokens.len()];
     let mut put = |id: Option<u64>, text: &str, kind: TokenType| {
@@ -188,7 +186,7 @@ fn vocab(
         Some(Json::String(name)) => Some(name.clone()),
         other => other.and_then(|token| token.get("content")?.as_str().map(str::to_owned)),
     };
-    // A list of tokens that end a text has the usual one first.
+    // The first of several end tokens is the usual one.
     let number = |key: &str| match config.get(key) {
         Ok(Some(Json::Array(ids))) => ids.first().and_then(Json::as_u64),
         Ok(Some(id)) => id.as_u64(),
@@ -197,14 +195,14 @@ fn vocab(
     let id_under = |key: &str| number(key).and_then(|id| u32::try_from(id).ok()).filter(|&id| id < vocab_size);
     let bos_id = id_of(named.bos_token.as_deref()).or_else(|| id_under("bos_token_id"));
     let eos_id = id_of(named.eos_token.as_deref()).or_else(|| id_under("eos_token_id"));
-    // What is put around a text.
+    // The tokens around a text.
     let (around, plain) = (tokenizer.encode("a", true)?, tokenizer.encode("a", false)?);
     let at = around.windows(plain.len().max(1)).position(|window| window == plain).unwrap_or_default();
     let (before, after) = (&around[..at], around.get(at + plain.len()..).unwrap_or_default());
     let is_around = |ids: &[u32], id: Option<u32>| ids.is_empty() || Some(ids) == id.as_ref().map(std::slice::from_ref);
     if !is_around(before, bos_id) || !is_around(after, eos_id) {
-        let found = format!("{before:?} in front of a text and {after:?} after it");
-        return Err(unsupported("tokenizer.json post_processor", found, "BOS in front, EOS after"));
+        let found = format!("{before:?} before a text and {after:?} after it");
+        return Err(unsupported("tokenizer.json post_processor", found, "BOS before, EOS after"));
     }
     let (add_bos, add_eos) = (Some(!before.is_empty()), Some(!after.is_empty()));
     let unk_id = id_of(unk).or_else(|| id_of(name("unk_token").as_deref()));
@@ -231,11 +229,11 @@ fn vocab(
     })
 }
 
-/// SentencePiece's scores: a token counts for more the earlier it is merged. What is never merged counts least.
+/// SentencePiece's scores: earlier merges score higher. Tokens without a merge score lowest.
 fn scores(tokens: &[String], token_types: &[TokenType], merges: &[String]) -> Vec<f32> {
     let mut ranks = HashMap::new();
     for (rank, merge) in merges.iter().enumerate() {
-        // A token may hold spaces of its own only where it is no pair.
+        // Tokens made by a merge contain no spaces.
         ranks.entry(merge.replacen(' ', "", 1)).or_insert(rank);
     }
     let score = |(token, kind): (&String, &TokenType)| match (ranks.get(token), kind) {
@@ -246,7 +244,6 @@ fn scores(tokens: &[String], token_types: &[TokenType], merges: &[String]) -> Ve
     tokens.iter().zip(token_types).map(score).collect()
 }
 
-/// Writes a vocabulary's keys.
 pub(super) fn set(header: &mut GgufHeader, vocab: &Vocab) -> Result<(), Error> {
     let key = |name: &str| format!("tokenizer.ggml.{name}");
     header.set(&key("model"), Value::Str(&vocab.model))?;

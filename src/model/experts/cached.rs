@@ -1,7 +1,7 @@
-//! Some of a layer's experts in slots of the device, where not all of them have room: matrices as of a layer with as many
-//! experts as there are slots. The host decides which expert is in which slot, and replaces the numbers that `route` chose.
+//! Expert cache of a layer: slots on the device for some experts, with matrices as for a layer with that many
+//! experts. The host assigns experts to slots and replaces the numbers that `route` chose.
 
-use super::{ExpertWeights, Matrices, Part, Tensors, routed};
+use super::{ExpertMatrix, ExpertWeights, Matrices, Tensors, routed};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::matrix::Matrix;
@@ -10,51 +10,49 @@ use crate::model::stack::{Destination, RowPlaces, WeightSource};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor, WordCopy};
 
-/// Slots for experts of a layer. Those that all tokens have stay in slots of their own, which come last.
+/// Expert slots of a layer; the last ones hold the shared experts permanently.
 #[derive(Clone, Debug)]
 pub(crate) struct CachedExperts {
     n_experts: u32,
     n_slots: u32,
     n_shared: u32,
-    /// Tokens whose experts have room whatever they choose.
+    /// Maximum number of tokens whose experts always fit the slots.
     most_tokens: u32,
     matrices: Matrices,
-    /// Those of all experts, which come together for a pass of many tokens.
+    /// Matrices of all experts, filled for passes over many tokens.
     all: Matrices,
     biases: [Option<Tensor>; 2],
-    /// Tensors of biases of all experts, with the place of the first one's elements; of gates and ups, and of the second
-    /// matrices.
+    /// Tensors of all experts' biases and the position of their first element: of gates and ups, and of downs.
     bias_members: [Vec<(String, RowPlaces)>; 2],
-    /// The tensors of all experts, or those of each.
+    /// Tensors of all experts together, or of each.
     tensors: Vec<Tensors>,
     /// C and F.
     dims: [u32; 2],
 }
 
-/// A part of an expert: a tensor of the file and its place in a slot.
+/// A part of an expert: a file's tensor and its destination in a slot.
 pub(crate) struct ExpertPart {
     pub name: String,
-    /// Which of how many experts it is, if the tensor has several.
+    /// Which of how many experts in the tensor; `None` if it has one.
     pub share: Option<[u32; 2]>,
     pub place: Destination,
 }
 
 impl ExpertWeights {
-    /// Whether experts can change places with each other: all that are chosen are of the same types, and none shares a word of
-    /// memory with its neighbour.
-    pub(crate) fn may_be_kept(&self, n_experts: u32) -> bool {
+    /// Whether experts can share slots: all routed ones have the same types and none shares a word of memory with
+    /// its neighbour.
+    pub(crate) fn can_be_cached(&self, n_experts: u32) -> bool {
         self.matrices.parts().all(|part| {
             let is_apart = part.first_expert == 0 || part.first_expert >= n_experts;
             is_apart && part.matrix.are_apart(part.rows)
         })
     }
 
-    /// Bytes of a slot for one of so many experts that may be kept, and those that slots take beside them: of what
-    /// all tokens have, and what tensors are rounded up by at most.
+    /// Bytes of an expert slot, and of everything else: the shared experts, and the maximum rounding of tensors.
     pub(crate) fn slot_bytes(&self, n_experts: u32) -> [u64; 2] {
         /// See [`Tensor::declare`].
         const ROUNDED: u64 = 16;
-        let of_parts = self.matrices.parts().map(|Part { first_expert, rows, matrix, .. }| {
+        let of_parts = self.matrices.parts().map(|ExpertMatrix { first_expert, rows, matrix, .. }| {
             let of_each = matrix.bytes_of(*rows);
             let n_shared = (first_expert + matrix.rows() / rows).saturating_sub(n_experts.max(*first_expert));
             let slot = if *first_expert < n_experts { of_each } else { 0 };
@@ -65,8 +63,8 @@ impl ExpertWeights {
         of_parts.chain(of_biases).fold([0; 2], |[slots, beside], [slot, more]| [slots + slot, beside + more])
     }
 
-    /// Declares slots for some experts of a layer whose tensors begin with `prefix`, as [`ExpertWeights::declare`] declared
-    /// all of them, for passes of up to `most_tokens` tokens.
+    /// Declares slots for some of the experts that [`ExpertWeights::declare`] declared with this `prefix`, for
+    /// passes of up to `most_tokens` tokens.
     pub(in crate::model) fn keep(
         &mut self,
         target: &Target,
@@ -78,14 +76,14 @@ impl ExpertWeights {
     ) -> Result<(), Error> {
         let tensors = routed(source, prefix, experts.n, dims);
         let n_slots = n_slots.min(experts.n);
-        // Of one type: any of them stands for those that will come.
+        // All experts have the same types, so the first ones stand for all.
         let mut in_slots: Vec<Tensors> = match &tensors[..] {
             [all] => vec![Tensors { n: n_slots, ..all.clone() }],
             each => each.iter().take(n_slots as usize).cloned().collect(),
         };
         in_slots.extend(experts.shared.as_ref().map(|of| super::cut(prefix, of, dims)));
         let mut matrices = Matrices::declare(target, source, &in_slots, dims)?;
-        // What a tuning has measured is of all experts.
+        // Tuning measured the matrices of all experts.
         let all = &self.matrices;
         for (part, all) in matrices.up.iter_mut().map(|up| &mut up.part).zip(all.up.iter().map(|up| &up.part)) {
             part.matrix = part.matrix.clone().tuned_as(&all.matrix);
@@ -123,14 +121,14 @@ impl ExpertWeights {
         Ok(())
     }
 
-    /// The slots, if some were declared.
+    /// The expert cache, if declared.
     pub(crate) fn kept(&self) -> Option<&CachedExperts> {
         self.kept.as_ref()
     }
 }
 
 impl CachedExperts {
-    /// Whether so many tokens find room for all experts that they may choose.
+    /// Whether the experts of this many tokens always fit the slots.
     pub(super) fn suffices(&self, n_tokens: u32) -> bool {
         n_tokens <= self.most_tokens
     }
@@ -143,17 +141,17 @@ impl CachedExperts {
         self.biases.each_ref().map(Option::as_ref)
     }
 
-    /// E: experts that tokens choose from.
+    /// E: number of routed experts.
     pub fn n_experts(&self) -> u32 {
         self.n_experts
     }
 
-    /// Slots for them.
+    /// Slots for routed experts.
     pub fn n_slots(&self) -> u32 {
         self.n_slots
     }
 
-    /// Where the parts of an expert belong that comes into a slot.
+    /// Destinations of an expert's parts in a slot.
     pub fn parts(&self, expert: u32, slot: u32) -> Vec<ExpertPart> {
         let [dim, ffn_dim] = self.dims;
         let mut parts = self.parts_in(&self.matrices, expert, slot);
@@ -172,7 +170,7 @@ impl CachedExperts {
         parts
     }
 
-    /// Where the parts of an expert's matrices belong among those of all.
+    /// Destinations of an expert's parts among those of all experts.
     pub fn parts_of_all(&self, expert: u32) -> Vec<ExpertPart> {
         self.parts_in(&self.all, expert, expert)
     }
@@ -202,7 +200,8 @@ impl CachedExperts {
         parts
     }
 
-    /// Copies to the matrices of all experts of those that are in slots, by expert and slot, and of what all tokens have.
+    /// Copies from the slots to the matrices of all experts: of the given experts and slots, and of the shared
+    /// experts.
     pub fn copies(&self, there: impl Iterator<Item = (u32, u32)>) -> Vec<WordCopy> {
         let n_shared = self.n_shared;
         let shared = (0..n_shared).map(|i| (self.n_experts + i, self.n_slots + i));
@@ -210,8 +209,8 @@ impl CachedExperts {
         let mut copies = Vec::new();
         for (kept, all) in self.matrices.parts().zip(self.all.parts()) {
             for (expert, slot) in &there {
-                let row = |part: &Part, place: u32| Some(place.checked_sub(part.first_expert)? * part.rows);
-                // A part has the experts of its types alone.
+                let row = |part: &ExpertMatrix, place: u32| Some(place.checked_sub(part.first_expert)? * part.rows);
+                // A part only has the experts of its types.
                 let from = row(kept, *slot).and_then(|row| kept.matrix.words_of(row, kept.rows));
                 let to = row(all, *expert).and_then(|row| all.matrix.words_of(row, all.rows));
                 let (Some((from, words)), Some((to, places))) = (from, to) else { continue };
@@ -227,7 +226,7 @@ impl CachedExperts {
         copies
     }
 
-    /// Where what all tokens have belongs.
+    /// Destinations of the shared experts.
     pub fn shared(&self) -> impl Iterator<Item = (&str, Destination)> {
         self.matrices.parts().flat_map(|part| {
             let is_shared = |place: &Destination| match place {

@@ -1,13 +1,12 @@
-//! Indices as files: safetensors, so that other programs can read them.
+//! Index files, in the safetensors format, so that other programs can read them.
 //!
 //! ```text
 //! __metadata__  format "tilewright index", version "1", metric, storage, dims, count; model and pooling if known
-//! live          U32 [ceil(count / 32)]        a bit for each vector that is not deleted, from the lowest
-//! vectors       F32, F16 or I8 [count, dims]  those that are deleted included: their places are ids
-//! scales        F16 [count, ceil(dims / 32)]  next to I8 alone: what each 32 numbers of a vector are multiples of
+//! live          U32 [ceil(count / 32)]        one bit per vector: 1 if not deleted; lowest bit first
+//! vectors       F32, F16 or I8 [count, dims]  including deleted vectors: the row is the id
+//! scales        F16 [count, ceil(dims / 32)]  only with I8: the scale of each 32 numbers
 //! ```
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
 use half::f16;
@@ -20,16 +19,16 @@ use crate::formats::arriving::{Arriving, Sink};
 use crate::formats::own_file::{OwnFile, shown};
 use crate::formats::{BlockType, Safetensors, TensorInfo, UNKNOWN_LEN};
 use crate::matrix::{Matrix, Slab};
-use crate::saving::{Row, Saving};
+use crate::saving::{RowSize, Saving};
 
 const FORMAT: &str = "index";
 const VERSION: &str = "1";
 
 impl Index {
-    /// The index as a file's content, as it is now; vectors that are appended meanwhile are not part of it.
+    /// Serialises the index in its current state. Vectors that are appended later are not included.
     ///
     /// # Errors
-    /// [`Error::Operand`] if the vectors do not lie as an index lays them.
+    /// [`Error::Operand`] if the vectors do not have an index's layout.
     pub fn saving(&self) -> Result<Saving, Error> {
         let mut saving = Saving::new(self.header());
         saving.add(bytemuck::cast_slice(self.live.words()).to_vec());
@@ -44,7 +43,7 @@ impl Index {
         Ok(saving)
     }
 
-    /// The index as a file's content.
+    /// The index serialised as a file.
     ///
     /// # Errors
     /// As [`Index::saving`]; errors of [`Device::read`].
@@ -52,11 +51,10 @@ impl Index {
         self.saving()?.to_bytes().await
     }
 
-    /// Writes the index to a file, which is replaced only when all is written.
+    /// Writes the index to a file. Replaces an existing file only after everything is written.
     ///
     /// # Errors
     /// [`Error::Io`] if the file cannot be written; errors of [`Device::read`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub async fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         self.saving()?.write(path.as_ref()).await
     }
@@ -64,7 +62,7 @@ impl Index {
     /// Reads an index from a file.
     ///
     /// # Errors
-    /// [`Error::Io`] if it cannot be opened; else as [`Index::from_bytes`], with the file's name.
+    /// [`Error::Io`] if the file cannot be opened; else as [`Index::from_bytes`], with the file's name.
     #[cfg(not(target_arch = "wasm32"))]
     pub async fn load(device: &Device, path: impl AsRef<Path>) -> Result<Index, Error> {
         let path = path.as_ref();
@@ -72,7 +70,7 @@ impl Index {
         Index::from_bytes(device, &bytes).await.map_err(|error| error.in_file(path))
     }
 
-    /// Reads an index from a file's content.
+    /// Reads an index from the bytes of a file.
     ///
     /// # Errors
     /// As [`IndexLoader::push`].
@@ -85,7 +83,7 @@ impl Index {
         loader.finish()
     }
 
-    /// The safetensors header and the length in front of it.
+    /// The safetensors header and its length prefix.
     fn header(&self) -> Vec<u8> {
         let IndexOptions { metric, storage, model, pooling } = &self.options;
         let (count, dims) = (self.n_ids().to_string(), self.dims.to_string());
@@ -101,7 +99,7 @@ impl Index {
     }
 }
 
-/// What numbers of vectors are in files.
+/// The type of a vector's numbers in files.
 fn number_type(storage: Storage) -> BlockType {
     match storage {
         Storage::F32 => BlockType::F32,
@@ -110,7 +108,7 @@ fn number_type(storage: Storage) -> BlockType {
     }
 }
 
-/// Names, types and shapes of the tensors, in the order of their data.
+/// Names, types and shapes of the tensors in file order.
 fn layout(storage: Storage, count: u32, dims: u32) -> Vec<(&'static str, BlockType, Vec<u64>)> {
     let (count, dims) = (u64::from(count), u64::from(dims));
     let mut tensors =
@@ -121,69 +119,67 @@ fn layout(storage: Storage, count: u32, dims: u32) -> Vec<(&'static str, BlockTy
     tensors
 }
 
-/// What rows there are of vectors, on a device and in a file.
+/// The tensors with one row per vector.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum RowTensor {
     Vectors,
     Scales,
 }
 
-/// In the order of their data.
-fn parts(storage: Storage) -> impl Iterator<Item = Part> {
-    [Part::Vectors, Part::Scales].into_iter().take(if storage == Storage::Int8 { 2 } else { 1 })
+/// In file order.
+fn parts(storage: Storage) -> impl Iterator<Item = RowTensor> {
+    [RowTensor::Vectors, RowTensor::Scales].into_iter().take(if storage == Storage::Int8 { 2 } else { 1 })
 }
 
-impl Part {
-    fn row(self, dims: u32, storage: Storage) -> Row {
+impl RowTensor {
+    fn row(self, dims: u32, storage: Storage) -> RowSize {
         let (dims, cols) = (dims as usize, storage.cols(dims) as usize);
         match self {
-            Part::Vectors => {
+            RowTensor::Vectors => {
                 let number_bytes = number_type(storage).block_bytes() as usize;
-                Row { words: cols * number_bytes / 4, kept_bytes: dims * number_bytes }
+                RowSize { words: cols * number_bytes / 4, kept_bytes: dims * number_bytes }
             }
-            Part::Scales => Row { words: cols / BLOCK / 2, kept_bytes: dims.div_ceil(BLOCK) * 2 },
+            RowTensor::Scales => RowSize { words: cols / BLOCK / 2, kept_bytes: dims.div_ceil(BLOCK) * 2 },
         }
     }
 
-    /// Where the rows of a shard begin.
+    /// The slab and offset of a shard's first row.
     fn place(self, vectors: &Matrix) -> Result<(&Slab, usize), Error> {
         let slab = vectors.only_slab("index")?;
-        Ok((slab, if self == Part::Vectors { 0 } else { vectors.quants_words(slab) as usize }))
+        Ok((slab, if self == RowTensor::Vectors { 0 } else { vectors.quants_words(slab) as usize }))
     }
 }
 
-/// Reads an index whose file arrives piece by piece: of the vectors no more is kept than a part of a row, and a number for each
-/// 32 where they are bytes.
+/// Reads an index from a file that arrives in pieces. Buffers only part of a row and, for I8, one number per 32.
 pub struct IndexLoader {
     arriving: Arriving,
     filling: Filling,
 }
 
 impl IndexLoader {
-    /// A loader of a file of so many bytes, if that is known.
+    /// A loader for a file of `file_len` bytes, if known.
     pub fn new(device: &Device, file_len: Option<u64>) -> IndexLoader {
         let file_len = file_len.unwrap_or(UNKNOWN_LEN);
         let filling = Filling { device: device.clone(), is_sized: file_len != UNKNOWN_LEN, begun: None };
         IndexLoader { arriving: Arriving::new(file_len), filling }
     }
 
-    /// From which offset on bytes of the file are wanted next; `None` once all are there. In files that an [`Index`] wrote offsets
-    /// only grow.
+    /// Offset of the next bytes that the loader needs; `None` when complete. Offsets only grow in files that
+    /// [`Index`] wrote.
     pub fn wanted(&self) -> Option<u64> {
         self.arriving.wanted()
     }
 
-    /// Takes bytes from the wanted offset on, as many as are there. Waits for the device now and then, so that uploads do not
-    /// pile up.
+    /// Accepts bytes from the wanted offset on. Waits for the device at intervals, so that uploads do not accumulate.
     ///
     /// # Errors
-    /// [`Error::Format`] that names what is wrong and where, down to the record whose vector is not finite or, where
-    /// cosines are looked for, not of length 1; [`Error::Unsupported`] for another version; errors of
-    /// [`Device::write`]. The loader is of no use then.
+    /// [`Error::Format`] with the field and offset, down to the record whose vector is non-finite or, with
+    /// [`Metric::Cosine`], not of length 1; [`Error::Unsupported`] for another version; errors of [`Device::write`].
+    /// The loader is unusable afterwards.
     pub async fn push(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let start = self.wanted().unwrap_or_default();
         let mut at = start;
-        // The header alone may be there.
+        // The header may be the whole file.
         for piece in bytes.chunks(PIECE_BYTES).chain(bytes.is_empty().then_some(bytes)) {
             self.arriving.push(at, piece, &mut self.filling)?;
             self.filling.device.drained().await?;
@@ -192,18 +188,18 @@ impl IndexLoader {
         Ok(())
     }
 
-    /// There are no more bytes.
+    /// Ends the file.
     ///
     /// # Errors
-    /// [`Error::Truncated`] or [`Error::Format`] if some are wanted.
+    /// [`Error::Truncated`] or [`Error::Format`] if bytes are missing.
     pub fn end(&self) -> Result<(), Error> {
         self.arriving.end()
     }
 
-    /// The index, once nothing more is wanted.
+    /// The index, after all wanted bytes were pushed.
     ///
     /// # Errors
-    /// As [`IndexLoader::end`]; [`Error::Format`] if a vector is named as live that there is not.
+    /// As [`IndexLoader::end`]; [`Error::Format`] if a live bit is set past the last vector.
     pub fn finish(self) -> Result<Index, Error> {
         self.arriving.end()?;
         match self.filling.begun {
@@ -215,7 +211,7 @@ impl IndexLoader {
 
 struct Filling {
     device: Device,
-    /// Whether the header's counts were compared with the file's length.
+    /// Whether the header's counts were checked against the file's length.
     is_sized: bool,
     begun: Option<Begun>,
 }
@@ -232,7 +228,7 @@ impl Sink for Filling {
     }
 }
 
-/// An index whose header was read.
+/// An index with a parsed header.
 struct Begun {
     own: OwnFile,
     index: Index,
@@ -240,7 +236,7 @@ struct Begun {
     live: Vec<u32>,
     live_end: u64,
     vectors_offset: u64,
-    /// Where vectors are bytes whose lengths are looked at: of each 32, the scale or the sum of the squares, whichever comes first.
+    /// For I8 with cosine: per 32 numbers, the scale or the sum of squares, whichever comes first in the file.
     first_halves: Vec<f32>,
     scales_come_first: bool,
 }
@@ -263,7 +259,7 @@ impl Begun {
         let tensors = layout(storage, count, dims);
         if let Some(other) = own.header.tensors.iter().find(|tensor| tensors.iter().all(|known| known.0 != tensor.name))
         {
-            return Err(own.broken("tensor", other.offset, "one of an index", shown(&other.name)));
+            return Err(own.broken("tensor", other.offset, "a tensor of an index", shown(&other.name)));
         }
         let mut wanted = Vec::new();
         for (name, block_type, shape) in tensors {
@@ -288,20 +284,20 @@ impl Begun {
                 self.live.extend(words.iter().map(|&word| u32::from_le_bytes(word)));
                 return Ok(4 * words.len());
             }
-            "vectors" => Part::Vectors,
-            _ => Part::Scales,
+            "vectors" => RowTensor::Vectors,
+            _ => RowTensor::Scales,
         };
         let row = part.row(self.index.dims, self.index.options.storage);
         let rows = bytes.chunks_exact(row.kept_bytes);
         let (first_id, n_rows) = ((at / row.kept_bytes as u64) as u32, rows.len());
-        // Without the file's length nobody knows whether there are as many as it says.
+        // If the file's length is unknown, the header's count is unchecked: reserve only what has arrived.
         self.index.reserve(first_id + n_rows as u32)?;
         let mut words = vec![0u32; n_rows * row.words];
         let padded = bytemuck::cast_slice_mut::<u32, u8>(&mut words).chunks_exact_mut(4 * row.words);
         for (id, (bytes, padded)) in (first_id..).zip(rows.zip(padded)) {
             match part {
-                Part::Vectors => self.check_vector(id, bytes)?,
-                Part::Scales => self.check_scales(tensor, id, bytes)?,
+                RowTensor::Vectors => self.check_vector(id, bytes)?,
+                RowTensor::Scales => self.check_scales(tensor, id, bytes)?,
             }
             padded[..bytes.len()].copy_from_slice(bytes);
         }
@@ -309,7 +305,7 @@ impl Begun {
         Ok(n_rows * row.kept_bytes)
     }
 
-    /// Refuses a vector that is not finite, or not of length 1 where it should be and all is known of it.
+    /// Refuses a vector that is non-finite, or with cosine not of length 1 if its scales are known.
     fn check_vector(&mut self, id: u32, vector: &[u8]) -> Result<(), Error> {
         let at = self.vectors_offset + u64::from(id) * vector.len() as u64;
         let half = |bytes: &[u8; 2]| f32::from(f16::from_le_bytes(*bytes));
@@ -317,7 +313,7 @@ impl Begun {
             Storage::F32 => vector.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
             Storage::F16 => vector.as_chunks().0.iter().map(half).collect(),
             Storage::Int8 => {
-                // Whole numbers below 2^24.
+                // Integers below 2^24, exact in f32.
                 let square = |block: &[u8]| block.iter().map(|&x| i32::from(x as i8).pow(2)).sum::<i32>() as f32;
                 let squares: Vec<f32> = vector.chunks(BLOCK).map(square).collect();
                 return self.check_halves(id, &squares, self.scales_come_first);
@@ -331,8 +327,8 @@ impl Begun {
         self.check_length(id, numbers.iter().map(|&x| f64::from(x) * f64::from(x)).sum())
     }
 
-    /// Refuses scales that are not finite, or whose vector is not of length 1 where it should be and all is known of it. Scales
-    /// say all about numbers of bytes, whose sums of squares cannot overflow.
+    /// Refuses scales that are non-finite, or whose vector, with cosine, is not of length 1 if its bytes are known.
+    /// Sums of squares of bytes cannot overflow, so finite scales suffice.
     fn check_scales(&mut self, tensor: &TensorInfo, id: u32, bytes: &[u8]) -> Result<(), Error> {
         let scales: Vec<f32> = bytes.as_chunks().0.iter().map(|&scale| f32::from(f16::from_le_bytes(scale))).collect();
         if let Some(at) = scales.iter().position(|x| !x.is_finite()) {
@@ -343,7 +339,7 @@ impl Begun {
         self.check_halves(id, &scales, !self.scales_come_first)
     }
 
-    /// Looks at a vector's length if both its scales and the squares of its bytes are known.
+    /// Checks a vector's length once both its scales and its bytes' squares are known.
     fn check_halves(&mut self, id: u32, halves: &[f32], come_last: bool) -> Result<(), Error> {
         if self.index.options.metric == Metric::Dot {
             return Ok(());
@@ -362,10 +358,10 @@ impl Begun {
 
     fn check_length(&self, id: u32, square: f64) -> Result<(), Error> {
         let IndexOptions { metric, storage, .. } = self.index.options;
-        // What rounding may do to a length of 1: bytes are off by up to a 254th of the largest of their block.
+        // Rounding tolerance: bytes are off by up to 1/254 of the largest number in their block.
         let tolerance = if storage == Storage::Int8 { 0.05 } else { 0.002 };
         if metric == Metric::Cosine && (square - 1.0).abs() > tolerance {
-            let row = Part::Vectors.row(self.index.dims, storage);
+            let row = RowTensor::Vectors.row(self.index.dims, storage);
             let offset = self.vectors_offset + u64::from(id) * row.kept_bytes as u64;
             let found = format!("of length {}", square.sqrt());
             return Err(self.own.broken(format!("record {id}"), offset, "a vector of length 1", found));
@@ -384,8 +380,8 @@ impl Begun {
 }
 
 impl Index {
-    /// Writes rows, as the device has them, to the places of `first_id` and those that follow.
-    fn write_part(&self, part: Part, first_id: u32, words: &[u32], row: Row) -> Result<(), Error> {
+    /// Writes rows in device layout from `first_id` on.
+    fn write_part(&self, part: RowTensor, first_id: u32, words: &[u32], row: RowSize) -> Result<(), Error> {
         let end = first_id + (words.len() / row.words) as u32;
         for shard in &self.shards {
             let (first, last) = (first_id.max(shard.first_id), end.min(shard.first_id + shard.vectors.rows()));
@@ -399,7 +395,7 @@ impl Index {
     }
 }
 
-/// The one of `all` whose name stands under this key.
+/// The element of `all` that metadata `key` names.
 fn pick<T: Copy>(own: &OwnFile, key: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T, Error> {
     let names = || all.iter().map(|&one| name(one)).collect::<Vec<_>>().join(" or ");
     let text = own.text(key)?;

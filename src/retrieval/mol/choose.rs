@@ -1,38 +1,38 @@
-//! Which search suits a corpus: searches are tried with more and more candidates until they find what they should.
+//! Finds the fastest search for a corpus: tries growing numbers of candidates until the recall is reached.
 
 use web_time::Instant;
 
 use super::{Mol, MolHits, MolSearch};
 use crate::error::Error;
 
-/// A search that was tried.
+/// A measured search.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct MolTrial {
     /// The search.
     pub how: MolSearch,
-    /// What was expected before it ran: by its operations next to those of brute force, then by the trials with fewer
-    /// candidates. None of brute force.
+    /// Predicted seconds, from its operations relative to brute force, then from trials with fewer candidates.
+    /// `None` for brute force.
     pub predicted_seconds: Option<f64>,
-    /// What all queries took.
+    /// Seconds for all queries.
     pub seconds: f64,
-    /// Share of the k best that it found.
+    /// Share of the `k` best items that it found.
     pub recall: f64,
-    /// Items that went through the mixture, for each query.
+    /// Items scored by the mixture per query.
     pub scored: f64,
 }
 
-/// What was tried, and what came out of it.
+/// Trials and the fastest one that reaches the recall.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct MolChoice {
-    /// Brute force first.
+    /// All trials, brute force first.
     pub trials: Vec<MolTrial>,
-    /// Number of the fastest trial whose recall is high enough.
+    /// Index of the fastest trial with sufficient recall.
     pub best: usize,
 }
 
 impl Mol {
-    /// Tries searches for queries that stand for those to come, `[n, query_dim]`, and finds the fastest that finds at least
-    /// a share of `recall` of the k best. What is expected to take longer than the best so far is not tried.
+    /// Measures searches for sample queries, `[n, query_dim]`, and finds the fastest with at least `recall` of the
+    /// `k` best items. Skips searches that are predicted to be slower than the best so far.
     ///
     /// # Errors
     /// [`Error::Option`] if `recall` is not 0 to 1; errors of [`Mol::search`].
@@ -90,7 +90,7 @@ impl Mol {
         Ok(choice)
     }
 
-    /// A search and the time that it takes once everything it needs is made.
+    /// A search's hits and its time after a warm-up run.
     async fn timed(&self, queries: &[f32], users: &[u32], k: usize, how: MolSearch) -> Result<(f64, MolHits), Error> {
         self.search(queries, users, k, how).await?;
         let start = Instant::now();
@@ -99,7 +99,7 @@ impl Mol {
     }
 }
 
-/// The share of the hits of `exact` that are among those of `found`.
+/// The share of the hits of `exact` that `found` contains.
 fn share_found(found: &MolHits, exact: &MolHits) -> f64 {
     let lists = found.hits.iter().zip(&exact.hits);
     let kept =

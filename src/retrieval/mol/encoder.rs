@@ -1,6 +1,6 @@
-//! From vectors to components and gates, on a device.
+//! Computes components and gates from vectors, on a device.
 
-use super::weights::{Gate, Glu, Layer, Projection};
+use super::weights::{Glu, Layer, PartialGate, Projection};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -28,7 +28,7 @@ impl Dense {
         Linear { bias: Some(&self.bias), ..Linear::new(&self.w) }.record(rec, x, y)
     }
 
-    /// The layer with a result that lasts no longer than the recording.
+    /// Records the layer with a temporary result.
     fn passed_on(&self, rec: &mut Recorder, x: &Tensor) -> Result<Tensor, Error> {
         let y = rec.temporary("y", &[x.shape()[0], self.w.rows()])?;
         self.record(rec, x, &y)?;
@@ -43,35 +43,35 @@ enum DenseGate {
     Perceptron(Dense, Dense),
 }
 
-/// The part of a mixture that sees queries alone, or items.
-pub(super) struct Encoder {
+/// The part of a mixture that depends on queries only, or on items only.
+pub(super) struct MolEncoder {
     glu: Option<(Glu, Dense)>,
     out: Dense,
     gate: DenseGate,
 }
 
-/// What an encoder makes of rows: `[T, components D]`, and `[T, columns]` if it has a gate.
+/// An encoder's outputs: `[T, components D]`, and `[T, columns]` if it has a gate.
 pub(super) struct Encoded {
     pub components: Tensor,
     pub gates: Option<Tensor>,
 }
 
-impl Encoder {
-    pub fn new(device: &Device, projection: &Projection, glu: Glu, gate: &Gate) -> Result<Encoder, Error> {
+impl MolEncoder {
+    pub fn new(device: &Device, projection: &Projection, glu: Glu, gate: &PartialGate) -> Result<MolEncoder, Error> {
         let hidden = projection.glu.as_ref().map(|layer| Dense::new(device, "mol.glu", layer)).transpose()?;
         let gate = match gate {
-            Gate::None => DenseGate::None,
-            Gate::Linear(layer) => DenseGate::Linear(Dense::new(device, "mol.gate", layer)?),
-            Gate::Perceptron(first, second) => DenseGate::Perceptron(
+            PartialGate::None => DenseGate::None,
+            PartialGate::Linear(layer) => DenseGate::Linear(Dense::new(device, "mol.gate", layer)?),
+            PartialGate::Perceptron(first, second) => DenseGate::Perceptron(
                 Dense::new(device, "mol.gate.1", first)?,
                 Dense::new(device, "mol.gate.2", second)?,
             ),
         };
         let out = Dense::new(device, "mol.out", &projection.out)?;
-        Ok(Encoder { glu: hidden.map(|layer| (glu, layer)), out, gate })
+        Ok(MolEncoder { glu: hidden.map(|layer| (glu, layer)), out, gate })
     }
 
-    /// Records what it makes of `x`, `[T, numbers of a vector]`.
+    /// Records the encoder on `x`, `[T, dimensions of a vector]`.
     pub fn record(&self, rec: &mut Recorder, x: &Tensor) -> Result<Encoded, Error> {
         let n_rows = x.shape()[0];
         let kept = |w: &Matrix| Tensor::declare("mol.encoded", Role::Activations, &[n_rows, w.rows()], DType::F32);
@@ -107,7 +107,7 @@ impl Encoder {
         Ok(Encoded { components, gates })
     }
 
-    /// Components and gates of rows that come once, one after the other; no gates if there is no such part.
+    /// Encodes rows once. Returns components and gates; gates are empty if the encoder has none.
     pub async fn encode(&self, device: &Device, x: &[f32], n_rows: usize) -> Result<[Vec<f32>; 2], Error> {
         let x = device.upload("x", &[n_rows as u32, (x.len() / n_rows) as u32], x)?;
         let record = || {
@@ -122,7 +122,7 @@ impl Encoder {
 }
 
 impl Encoded {
-    /// Components, and gates or nothing.
+    /// Reads components and gates; gates are empty if there are none.
     pub async fn read(&self, device: &Device) -> Result<[Vec<f32>; 2], Error> {
         let gates = match &self.gates {
             Some(gates) => device.read(gates).await?,

@@ -1,9 +1,9 @@
-//! What batches of queries of one size need on a device, recorded when it is first asked for.
+//! Device state for batches of queries of one size, with recordings made at first use.
 
 use std::collections::HashMap;
 
 use super::encoder::Encoded;
-use super::{Mol, Shard};
+use super::{ItemShard, Mol};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{self, Linear, MolOperands, MolScores, TopStrip, merge_top, select_top, top_splits};
@@ -12,57 +12,57 @@ use crate::retrieval::{Hit, listed};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::record_tested;
 
-/// What items are scored by.
+/// How items are scored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum By {
     /// The mixture.
     Mixture,
     /// The highest logit.
     Bound,
-    /// The sum of the query's components with the mean of the item's.
+    /// The dot product of the sum of the query's components and the mean of the item's.
     Mean,
-    /// The same in 8 bits.
+    /// `Mean` in 8 bits.
     Coarse,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Task {
-    /// A shard's scores join the lists of the best.
+    /// Scores a shard and updates the lists of the best items.
     Select { by: By, shard: usize, k: u32 },
-    /// The best of the lists.
+    /// Merges the lists.
     Merge { k: u32 },
-    /// The scores of a shard.
+    /// Computes a shard's scores.
     Scores { by: By, shard: usize },
-    /// The mixture's scores of some items of a shard.
+    /// Computes the mixture's scores of selected items of a shard.
     Of { shard: usize, columns: u32 },
 }
 
 struct RecordedTask {
     recording: Recording,
     result: Tensor,
-    /// Which items, where they are told.
+    /// The selected items, for `Task::Of`.
     ids: Option<Tensor>,
 }
 
-/// Recordings that are kept.
-const MOST_TASKS: usize = 512;
+/// Maximum cached recordings.
+const MAX_TASKS: usize = 512;
 
-/// Queries on their way: one search at a time has a lane. What it recorded uses the same memory, one after the other.
+/// A batch of queries and its recordings, which share memory. One search at a time uses a lane.
 pub(super) struct Lane {
-    /// Queries, those that fill up included.
+    /// Queries in the batch, including padding.
     pub batch: u32,
     workspace: Workspace,
-    /// `[B, query_dim]`, and what is made of it.
+    /// `[B, query_dim]`, the encoder's input.
     x: Tensor,
     encoding: Recording,
     encoded: Encoded,
     inputs: Inputs,
-    /// The best items so far, by how many: `[B, splits, K, 2]`.
+    /// The best items so far, `[B, splits, K, 2]`, keyed by K.
     lists: HashMap<u32, Tensor>,
     tasks: HashMap<Task, RecordedTask>,
 }
 
-/// Queries as kernels take them.
+/// Query inputs of the kernels.
 pub(super) struct Inputs {
     /// `[B, N D]`.
     pub components: Tensor,
@@ -73,7 +73,7 @@ pub(super) struct Inputs {
 }
 
 impl Lane {
-    /// Queries that a lane for `n` has.
+    /// Batch size of a lane for `n` queries.
     pub fn size_for(n: usize) -> u32 {
         let n = n as u32;
         if n > 4 { n.next_multiple_of(4) } else { n.next_power_of_two() }
@@ -98,7 +98,7 @@ impl Lane {
         Ok(Lane { batch, workspace, x, encoding, encoded, inputs, lists: HashMap::new(), tasks: HashMap::new() })
     }
 
-    /// What the encoder makes of rows: components, and gates if there are any. Rows that are missing are zeros.
+    /// Encodes rows to components, and gates if there are any. Missing rows are zeros.
     pub async fn encode(&self, mol: &Mol, rows: &[f32]) -> Result<[Vec<f32>; 2], Error> {
         let mut x = rows.to_vec();
         x.resize(self.x.len(), 0.0);
@@ -107,18 +107,18 @@ impl Lane {
         self.encoded.read(&mol.device).await
     }
 
-    /// Where queries are written.
+    /// The tensors that queries are written to.
     pub fn inputs(&self) -> &Inputs {
         &self.inputs
     }
 
-    /// The best items of each query, at most [`MAX_TOP`](crate::kernels::MAX_TOP), in order; what is not finite first.
+    /// The best items of each query, at most [`MAX_TOP`](crate::kernels::MAX_TOP), in order; non-finite scores first.
     pub async fn best(&mut self, mol: &Mol, by: By, k: usize) -> Result<Vec<Vec<Hit>>, Error> {
         let rounded = k.next_power_of_two().max(8) as u32;
         for shard in 0..mol.shards.len() {
             let task = self.task(mol, Task::Select { by, shard, k: rounded }).await?;
             mol.device.run(&task.recording)?;
-            // Software takes long, and what waits for it has a time limit.
+            // Software adapters are slow, and waits have a time limit.
             if !mol.device.is_real_gpu() {
                 mol.device.drained().await?;
             }
@@ -136,8 +136,8 @@ impl Lane {
         Ok(bytemuck::cast_vec(words))
     }
 
-    /// The mixture's scores of items of a shard, told for each query by their numbers there, `[B, columns]`. What is no
-    /// item's number has no score.
+    /// The mixture's scores of selected items of a shard, `[B, columns]`. `ids` are item numbers within the shard
+    /// for each query; invalid numbers get no score.
     pub async fn scores_of(&mut self, mol: &Mol, shard: usize, ids: &[u32]) -> Result<Vec<f32>, Error> {
         let columns = ids.len() as u32 / self.batch;
         let task = self.task(mol, Task::Of { shard, columns }).await?;
@@ -151,7 +151,7 @@ impl Lane {
     async fn task(&mut self, mol: &Mol, task: Task) -> Result<&RecordedTask, Error> {
         if !self.tasks.contains_key(&task) {
             let recorded = record_tested(&mol.device, || self.record(mol, task), |task| &task.recording).await?;
-            if self.tasks.len() >= MOST_TASKS {
+            if self.tasks.len() >= MAX_TASKS {
                 self.tasks.clear();
             }
             self.tasks.insert(task, recorded);
@@ -206,7 +206,7 @@ fn record_scores(
     inputs: &Inputs,
     rec: &mut Recorder,
     by: By,
-    shard: &Shard,
+    shard: &ItemShard,
     batch: u32,
 ) -> Result<Tensor, Error> {
     let scores = rec.temporary("scores", &[batch, shard.n_items as u32])?;
@@ -223,7 +223,7 @@ fn record_mixture(
     mol: &Mol,
     inputs: &Inputs,
     rec: &mut Recorder,
-    shard: &Shard,
+    shard: &ItemShard,
     what: MolScores<'_>,
     scores: &Tensor,
 ) -> Result<(), Error> {

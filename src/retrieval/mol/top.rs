@@ -1,31 +1,31 @@
-//! The best of many scores.
+//! Selects the best of many scores.
 
 use std::cmp::Ordering;
 
 use crate::retrieval::Hit;
 
-/// Higher scores first, among equals the lower id; what is not finite comes before everything, so that it is not missed.
+/// Higher scores first, ties by lower id. Non-finite scores sort first, so that they are noticed.
 fn order(a: &Hit, b: &Hit) -> Ordering {
     let finite = a.score.is_finite().cmp(&b.score.is_finite());
     finite.then(b.score.partial_cmp(&a.score).unwrap_or(Ordering::Equal)).then(a.id.cmp(&b.id))
 }
 
-/// Keeps the k best of what comes: twice as many gather before the worse half goes.
+/// Keeps the `k` best hits: gathers up to `2 k`, then drops the worse half.
 #[derive(Clone, Debug)]
-pub(super) struct Top {
+pub(super) struct TopHits {
     k: usize,
     hits: Vec<Hit>,
-    /// No lower score is among the best any more.
+    /// Scores below this cannot be among the best.
     bar: f32,
 }
 
-impl Top {
-    pub fn new(k: usize) -> Top {
-        Top { k, hits: Vec::new(), bar: f32::NEG_INFINITY }
+impl TopHits {
+    pub fn new(k: usize) -> TopHits {
+        TopHits { k, hits: Vec::new(), bar: f32::NEG_INFINITY }
     }
 
     pub fn push(&mut self, id: u32, score: f32) {
-        // A NaN is not lower.
+        // This comparison lets a NaN pass.
         if score < self.bar {
             return;
         }
@@ -43,18 +43,18 @@ impl Top {
         }
     }
 
-    /// Scores of items one after the other.
+    /// Pushes scores of consecutive items.
     pub fn extend(&mut self, first: u32, scores: &[f32]) {
         (first..).zip(scores).for_each(|(id, &score)| self.push(id, score));
     }
 
-    /// In no order.
+    /// The ids, unordered.
     pub fn into_ids(mut self) -> Vec<u32> {
         self.cut();
         self.hits.into_iter().map(|hit| hit.id).collect()
     }
 
-    /// In order.
+    /// The hits in order.
     pub fn into_hits(mut self) -> Vec<Hit> {
         self.cut();
         crate::sort::by(&mut self.hits, order);

@@ -1,4 +1,4 @@
-//! Weights of a mixture of logits, and the file they come in.
+//! Weights of a mixture of logits and their file format.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -9,10 +9,10 @@ use crate::formats::block::dequantize;
 use crate::formats::{BlockType, Safetensors, TensorInfo, UNKNOWN_LEN};
 use crate::kernels::{Combination, MolActivation, MolForm, Pairing};
 
-/// Gated activation of the hidden layer in front of components.
+/// Gated activation of the hidden layer before components.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Glu {
-    /// `gelu(x W + b) * (x V + c)`, by the error function.
+    /// `gelu(x W + b) * (x V + c)`, with the exact (erf) GELU.
     GeGlu,
     /// `silu(x W + b) * (x V + c)`.
     SwiGlu,
@@ -23,24 +23,24 @@ pub enum Glu {
 pub struct MolConfig {
     /// Components, pairs and gate.
     pub form: MolForm,
-    /// D: numbers of a component.
+    /// D: dimensions of a component.
     pub dim: u32,
-    /// Numbers of a query.
+    /// Dimensions of a query.
     pub query_dim: u32,
-    /// Numbers of an item.
+    /// Dimensions of an item.
     pub item_dim: u32,
-    /// What logits are divided by.
+    /// Divisor of logits.
     pub temperature: f32,
-    /// Length below which a component is not scaled up to length one.
+    /// Minimum norm by which a component is divided.
     pub eps: f32,
-    /// Whether components are scaled to length one.
+    /// Whether components are L2-normalised.
     pub l2_norm: bool,
-    /// Of hidden layers in front of components.
+    /// Activation of hidden layers before components.
     pub glu: Glu,
 }
 
 impl MolConfig {
-    /// Scales components to length one, if the mixture has them so; gives their lengths afterwards.
+    /// L2-normalises components if configured, and returns their norms afterwards.
     pub(super) fn normalise(&self, components: &mut [f32]) -> Vec<f32> {
         let scale = |row: &mut [f32]| {
             let norm = row.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
@@ -66,7 +66,7 @@ pub(super) struct Layer {
 }
 
 impl Layer {
-    /// Inputs `first` to `first + n` of it, with its bias or none.
+    /// Slices inputs `first..first + n`, optionally with the bias.
     fn part(&self, first: u32, n: u32, with_bias: bool) -> Layer {
         let rows = self.w.chunks_exact(self.n_in as usize);
         let w = rows.flat_map(|row| &row[first as usize..(first + n) as usize]).copied().collect();
@@ -75,10 +75,10 @@ impl Layer {
     }
 }
 
-/// From vectors to components.
+/// Projects vectors to components.
 #[derive(Clone, Debug)]
 pub(super) struct Projection {
-    /// Both halves of a gated hidden layer, what is activated first.
+    /// Both halves of a gated hidden layer, the activated half first.
     pub glu: Option<Layer>,
     pub out: Layer,
 }
@@ -89,16 +89,16 @@ impl Projection {
     }
 }
 
-/// The part of a gate that sees a query or an item alone.
+/// The part of a gate that depends on the query or the item only.
 #[derive(Clone, Debug)]
-pub(super) enum Gate {
+pub(super) enum PartialGate {
     None,
     Linear(Layer),
     /// SiLU between the layers.
     Perceptron(Layer, Layer),
 }
 
-/// The part that sees logits.
+/// The part of a gate that depends on logits.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PairGate {
     pub w1: Vec<f32>,
@@ -109,8 +109,8 @@ pub(super) struct PairGate {
 
 /// Weights of a mixture of logits.
 ///
-/// They come as a safetensors file with the names that `MoLSimilarity.state_dict()` of
-/// [RAILS](https://github.com/bailuding/rails) has, in F32, F16 or BF16, and whatever stands in front of all of them:
+/// Stored as a safetensors file in F32, F16 or BF16 with the names of `MoLSimilarity.state_dict()` in
+/// [RAILS](https://github.com/bailuding/rails), optionally with a common prefix:
 ///
 /// | tensor | shape | |
 /// |---|---|---|
@@ -123,7 +123,7 @@ pub(super) struct PairGate {
 /// | `_gating_fn._qi_partial_module.1`, `.3` | `[H, P]`, `[P, H]` | C; `.1` alone is one layer; may be absent |
 /// | `_gating_fn._pair_module.0`, `.2` | `[H, D + D']`, `[P, H]` | the gate of aligned pairs, which RAILS does not have |
 ///
-/// Layers have a `.weight` and perhaps a `.bias`. What the tensors do not tell stands in `__metadata__`:
+/// Layers have a `.weight` and optionally a `.bias`. `__metadata__` has the rest:
 ///
 /// | key | value |
 /// |---|---|
@@ -134,7 +134,7 @@ pub(super) struct PairGate {
 /// | `mol.pairing` | `cross` (if absent), `aligned` |
 /// | `mol.gate_activation` | `silu` (if absent), `relu`; of aligned pairs' gate |
 /// | `mol.l2_norm`, `mol.eps` | `true`, `1e-6` if absent |
-/// | `model` | name of the encoder whose vectors queries and items are, if they are one's |
+/// | `model` | name of the encoder of queries and items, if there is one |
 #[derive(Clone, Debug)]
 pub struct MolWeights {
     pub(super) config: MolConfig,
@@ -142,8 +142,8 @@ pub struct MolWeights {
     pub(super) query: Projection,
     pub(super) item: Projection,
     pub(super) users: Vec<Vec<f32>>,
-    pub(super) query_gate: Gate,
-    pub(super) item_gate: Gate,
+    pub(super) query_gate: PartialGate,
+    pub(super) item_gate: PartialGate,
     pub(super) pair_gate: PairGate,
 }
 
@@ -151,10 +151,10 @@ impl MolWeights {
     /// Reads a whole file.
     ///
     /// # Errors
-    /// [`Error::Format`] where the file breaks the format or a tensor is missing or has another shape; [`Error::Config`] for
-    /// what is missing or wrong in the metadata, or a form that [`MolForm::check`] refuses.
+    /// [`Error::Format`] if the file breaks the format, or a tensor is missing or has the wrong shape;
+    /// [`Error::Config`] if metadata is missing or wrong, or [`MolForm::check`] refuses the form.
     pub fn from_safetensors(file: &[u8]) -> Result<MolWeights, Error> {
-        let mut filling = Filling::default();
+        let mut filling = ArrivedFile::default();
         Arriving::read(file, &mut filling)?;
         filling.weights()
     }
@@ -164,46 +164,46 @@ impl MolWeights {
         &self.config
     }
 
-    /// The encoder whose vectors queries and items are, if the file names one.
+    /// The encoder that computes the queries' and items' vectors, if the file names one.
     pub fn model(&self) -> Option<&str> {
         self.model.as_deref()
     }
 }
 
-/// Reads weights whose file arrives piece by piece. Of the file no more is kept than their numbers.
+/// Reads weights from a file that arrives in pieces. Keeps only the tensors' numbers in memory.
 pub struct MolLoader {
     arriving: Arriving,
-    filling: Filling,
+    filling: ArrivedFile,
 }
 
 impl MolLoader {
-    /// A loader of a file of so many bytes, if that is known.
+    /// A loader for a file of `file_len` bytes, if known.
     pub fn new(file_len: Option<u64>) -> MolLoader {
-        MolLoader { arriving: Arriving::new(file_len.unwrap_or(UNKNOWN_LEN)), filling: Filling::default() }
+        MolLoader { arriving: Arriving::new(file_len.unwrap_or(UNKNOWN_LEN)), filling: ArrivedFile::default() }
     }
 
-    /// From which offset on bytes of the file are wanted next; `None` once all are there. Offsets only grow.
+    /// Offset of the next bytes that the loader needs; `None` when complete. Offsets only grow.
     pub fn wanted(&self) -> Option<u64> {
         self.arriving.wanted()
     }
 
-    /// Takes bytes from the wanted offset on, as many as are there.
+    /// Accepts bytes from the wanted offset on.
     ///
     /// # Errors
-    /// As [`MolWeights::from_safetensors`]. The loader is of no use then.
+    /// As [`MolWeights::from_safetensors`]. The loader is unusable afterwards.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.arriving.push(self.wanted().unwrap_or_default(), bytes, &mut self.filling)
     }
 
-    /// There are no more bytes.
+    /// Ends the file.
     ///
     /// # Errors
-    /// [`Error::Truncated`] or [`Error::Format`] if some are wanted.
+    /// [`Error::Truncated`] or [`Error::Format`] if bytes are missing.
     pub fn end(&self) -> Result<(), Error> {
         self.arriving.end()
     }
 
-    /// The weights, once nothing more is wanted.
+    /// The weights, after all wanted bytes were pushed.
     ///
     /// # Errors
     /// As [`MolLoader::end`] and [`MolWeights::from_safetensors`].
@@ -213,21 +213,21 @@ impl MolLoader {
     }
 }
 
-/// Every name begins with what stands in front of this in one of them.
+/// The common prefix of all names is the text before this in one of them.
 const ANCHOR: &str = "_query_embeddings_fn.";
 
-/// A file as far as it has come.
+/// The part of the file that has arrived.
 #[derive(Default)]
-struct Filling(Option<File>);
+struct ArrivedFile(Option<WeightFile>);
 
-struct File {
+struct WeightFile {
     header: Safetensors,
     prefix: String,
-    /// Of tensors, by their names; each is taken once.
+    /// Tensors' numbers by name; each is taken once.
     numbers: RefCell<HashMap<String, Vec<f32>>>,
 }
 
-impl Filling {
+impl ArrivedFile {
     fn weights(self) -> Result<MolWeights, Error> {
         match self.0 {
             Some(file) => file.weights(),
@@ -236,13 +236,13 @@ impl Filling {
     }
 }
 
-impl Sink for Filling {
+impl Sink for ArrivedFile {
     fn begin(&mut self, header: Safetensors) -> Result<Vec<TensorInfo>, Error> {
         let prefix = header.tensors.iter().find_map(|tensor| tensor.name.find(ANCHOR).map(|at| &tensor.name[..at]));
         let prefix = prefix.unwrap_or_default().to_string();
         let mut wanted: Vec<TensorInfo> = header.tensors.iter().filter(|info| is_number(info)).cloned().collect();
         crate::sort::by_key(&mut wanted, |info| info.offset);
-        self.0 = Some(File { header, prefix, numbers: RefCell::default() });
+        self.0 = Some(WeightFile { header, prefix, numbers: RefCell::default() });
         Ok(wanted)
     }
 
@@ -263,8 +263,8 @@ fn is_number(info: &TensorInfo) -> bool {
     matches!(info.block_type, BlockType::F32 | BlockType::F16 | BlockType::BF16)
 }
 
-impl File {
-    /// The value of a key, which `read` makes of its text; `usual` if it is absent.
+impl WeightFile {
+    /// A metadata value parsed by `read`; `usual` if the key is absent.
     fn value<T>(
         &self,
         key: &str,
@@ -308,7 +308,7 @@ impl File {
         }
     }
 
-    /// A tensor's numbers, all finite.
+    /// A tensor's numbers. Refuses non-finite ones.
     fn numbers(&self, info: &TensorInfo) -> Result<Vec<f32>, Error> {
         let error = |expected: &str, found: String| Error::Format {
             format: "mol",
@@ -327,7 +327,7 @@ impl File {
         }
     }
 
-    /// The dimensions of a matrix, none of them zero or above 2^24.
+    /// The dimensions of a matrix, each 1 to 2^24.
     fn dims(&self, info: &TensorInfo) -> Result<[u32; 2], Error> {
         match info.shape[..] {
             [rows, cols] if (1..=1 << 24).contains(&rows) && (1..=1 << 24).contains(&cols) => {
@@ -337,7 +337,7 @@ impl File {
         }
     }
 
-    /// The layer of this name, if there is one.
+    /// The layer `name`, if present.
     fn layer(&self, name: &str) -> Result<Option<Layer>, Error> {
         let Some(info) = self.info(&format!("{name}.weight")) else { return Ok(None) };
         let [n_out, n_in] = self.dims(info)?;
@@ -349,7 +349,7 @@ impl File {
         Ok(Some(Layer { w: self.numbers(info)?, b, n_in, n_out }))
     }
 
-    /// A layer that must have these outputs and, if that is known, inputs.
+    /// Checks a layer's outputs and, if given, its inputs.
     fn expect(&self, name: &str, layer: &Layer, n_out: u32, n_in: Option<u32>) -> Result<(), Error> {
         if layer.n_out == n_out && n_in.is_none_or(|n_in| layer.n_in == n_in) {
             return Ok(());
@@ -374,7 +374,7 @@ impl File {
         if bias.n_elements() != u64::from(twice) {
             return Err(self.refuse(bias, format!("[1, {twice}]")));
         }
-        // Stored by inputs.
+        // The file stores the transpose.
         let (stored, width) = (self.numbers(info)?, twice as usize);
         let w = (0..width).flat_map(|out| stored.iter().skip(out).step_by(width)).copied().collect();
         let glu = Layer { w, b: self.numbers(bias)?, n_in, n_out: twice };
@@ -384,17 +384,17 @@ impl File {
         Ok(Some(Projection { glu: Some(glu), out }))
     }
 
-    /// The first layer behind one of these numbers, the second two behind it.
-    fn perceptron(&self, name: &str, first: u32, [n_in, n_out]: [u32; 2]) -> Result<Gate, Error> {
+    /// Two layers, numbered `first` and `first + 2`.
+    fn perceptron(&self, name: &str, first: u32, [n_in, n_out]: [u32; 2]) -> Result<PartialGate, Error> {
         let (one, two) = (format!("{name}.{first}"), format!("{name}.{}", first + 2));
-        let Some(layer) = self.layer(&one)? else { return Ok(Gate::None) };
+        let Some(layer) = self.layer(&one)? else { return Ok(PartialGate::None) };
         let Some(second) = self.layer(&two)? else {
             self.expect(&one, &layer, n_out, Some(n_in))?;
-            return Ok(Gate::Linear(layer));
+            return Ok(PartialGate::Linear(layer));
         };
         self.expect(&one, &layer, layer.n_out, Some(n_in))?;
         self.expect(&two, &second, n_out, Some(layer.n_out))?;
-        Ok(Gate::Perceptron(layer, second))
+        Ok(PartialGate::Perceptron(layer, second))
     }
 
     fn weights(&self) -> Result<MolWeights, Error> {
@@ -480,27 +480,27 @@ impl File {
                 let name = "_gating_fn._item_only_partial_module";
                 let item_gate = self.perceptron(name, 1, [item_dim, pairs])?;
                 let pair_gate = match self.perceptron("_gating_fn._qi_partial_module", 1, [pairs, pairs])? {
-                    Gate::None => PairGate { b2: vec![0.0; pairs as usize], ..PairGate::default() },
-                    Gate::Linear(layer) => {
-                        // As a hidden layer that is passed on as it is.
+                    PartialGate::None => PairGate { b2: vec![0.0; pairs as usize], ..PairGate::default() },
+                    PartialGate::Linear(layer) => {
+                        // Represented as an identity hidden layer.
                         form.hidden = pairs;
                         form.activation = MolActivation::Identity;
                         let n = pairs as usize;
                         let w2 = (0..n * n).map(|i| if i / n == i % n { 1.0 } else { 0.0 }).collect();
                         PairGate { w1: layer.w, b1: layer.b, w2, b2: vec![0.0; n] }
                     }
-                    Gate::Perceptron(first, second) => {
+                    PartialGate::Perceptron(first, second) => {
                         form.hidden = first.n_out;
                         form.activation = MolActivation::Silu;
                         PairGate { w1: first.w, b1: first.b, w2: second.w, b2: second.b }
                     }
                 };
-                let has_none = |gate: &Gate| matches!(gate, Gate::None);
+                let has_none = |gate: &PartialGate| matches!(gate, PartialGate::None);
                 let is_product = combination != Combination::Sum;
                 if is_product && (has_none(&query_gate) || has_none(&item_gate) || form.hidden == 0) {
                     return Err(Error::Config {
                         field: "mol.combination".into(),
-                        expected: "`none` where a part of the gate is absent".into(),
+                        expected: "`none`, because a part of the gate is absent".into(),
                         found: format!("{combination:?}"),
                     });
                 }
@@ -509,19 +509,19 @@ impl File {
             Pairing::Aligned => {
                 let name = "_gating_fn._pair_module";
                 let gate = self.perceptron(name, 0, [query_dim.saturating_add(item_dim), pairs])?;
-                let Gate::Perceptron(first, second) = gate else {
+                let PartialGate::Perceptron(first, second) = gate else {
                     return Err(self.missing(&format!("{name}.2.weight")));
                 };
                 form.hidden = first.n_out;
                 let of_query = first.part(0, query_dim, true);
                 let of_item = first.part(query_dim, item_dim, false);
                 let pair_gate = PairGate { w2: second.w, b2: second.b, ..PairGate::default() };
-                (Gate::Linear(of_query), Gate::Linear(of_item), pair_gate)
+                (PartialGate::Linear(of_query), PartialGate::Linear(of_item), pair_gate)
             }
         };
         form.check().map_err(|error| Error::Config {
             field: "mol.query_components and mol.item_components".into(),
-            expected: "a form that the kernel has".into(),
+            expected: "a form that the kernel supports".into(),
             found: error.to_string(),
         })?;
         let config = MolConfig { form, dim, query_dim, item_dim, temperature, eps, l2_norm, glu };

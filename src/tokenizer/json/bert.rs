@@ -2,28 +2,29 @@
 
 use serde_json::Value;
 
-use super::{File, Named, check_literal, flag, kind, not_ours, steps, surroundings};
+use super::{ConfiguredIds, TokenizerFile, check_literal, flag, kind, not_ours, steps, surroundings};
 use crate::error::Error;
 use crate::tokenizer::spm::ESCAPED_SPACE;
 use crate::tokenizer::vocab::{TokenType, Vocab};
 use crate::tokenizer::{Tokenizer, wordpiece};
 
-/// How the file marks a piece that continues a word.
+/// The mark of a piece that continues a word.
 const CONTINUES: &str = "##";
 
 /// # Errors
-/// [`Error::Unsupported`] naming the part of the pipeline that is not one of those known here.
-pub(super) fn load(file: &File, named: &Named) -> Result<Tokenizer, Error> {
+/// [`Error::Unsupported`] naming an unsupported component.
+pub(super) fn load(file: &TokenizerFile, named: &ConfiguredIds) -> Result<Tokenizer, Error> {
     let (json, model) = (&file.json, file.model());
     let known = |is_known: bool, field: &str, ours: &str| {
-        if is_known { Ok(()) } else { Err(not_ours(field, "something else", ours)) }
+        if is_known { Ok(()) } else { Err(not_ours(field, "another one", ours)) }
     };
     let continues = model.get("continuing_subword_prefix").and_then(Value::as_str) == Some(CONTINUES);
     let max_chars = model.get("max_input_chars_per_word").and_then(Value::as_u64);
     let is_bert = continues && max_chars == Some(wordpiece::MAX_WORD_CHARS as u64);
     known(is_bert, "model", "WordPiece with ## and words of up to 100 characters")?;
     let lowercase = json.get("normalizer").and_then(lowercases);
-    let lowercase = lowercase.ok_or_else(|| not_ours("normalizer", "something else", "a complete BertNormalizer"))?;
+    let lowercase = lowercase
+        .ok_or_else(|| not_ours("normalizer", &json["normalizer"].to_string(), "a complete BertNormalizer"))?;
     let splits =
         matches!(steps(json.get("pre_tokenizer"), "pretokenizers")[..], [step] if kind(step) == "BertPreTokenizer");
     known(splits, "pre_tokenizer", "BertPreTokenizer")?;
@@ -33,17 +34,17 @@ pub(super) fn load(file: &File, named: &Named) -> Result<Tokenizer, Error> {
         kind(decoder) == "WordPiece" && prefix == Some(CONTINUES) && flag(decoder, "cleanup", true)
     });
     known(decodes, "decoder", "WordPiece with ## and cleanup")?;
-    // The character that marks the beginning of a word below must not stand for itself.
+    // The mark of a word's beginning, used below, must not be a token's text.
     let unmarked = !file.tokens.iter().any(|token| token.text.contains(ESCAPED_SPACE));
     known(unmarked, "model.vocab", "WordPiece without U+2581")?;
     let unk = file.tokens.iter().position(|token| token.kind == TokenType::Unknown);
     let unk_id = unk.and_then(|id| u32::try_from(id).ok());
-    let unk_id = unk_id.ok_or_else(|| not_ours("model.unk_token", "none", "WordPiece with one"))?;
+    let unk_id = unk_id.ok_or_else(|| not_ours("model.unk_token", "none", "WordPiece with an unknown token"))?;
     check_literal(json, true)?;
 
     let tokens = file.tokens.iter().map(|token| match token.text.strip_prefix(CONTINUES) {
         _ if token.kind != TokenType::Normal => token.text.clone(),
-        // A word that begins with the mark's first half is still a word.
+        // The tokens `#` and `##` are words.
         Some(piece) if !piece.is_empty() => piece.to_owned(),
         _ => format!("{ESCAPED_SPACE}{}", token.text),
     });
@@ -61,7 +62,7 @@ pub(super) fn load(file: &File, named: &Named) -> Result<Tokenizer, Error> {
     Tokenizer::wordpiece(&vocab.checked()?, unk_id, around)
 }
 
-/// The one choice that a `BertNormalizer` leaves; `None` for one that leaves out other steps.
+/// Whether a complete `BertNormalizer` lower-cases; `None` for one that omits other steps.
 fn lowercases(normalizer: &Value) -> Option<bool> {
     let lowercase = flag(normalizer, "lowercase", true);
     let strips = flag(normalizer, "strip_accents", lowercase);

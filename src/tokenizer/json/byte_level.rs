@@ -2,29 +2,29 @@
 
 use serde_json::Value;
 
-use super::{File, Named, check_literal, flag, has_affixes, kind, not_ours, steps, surroundings};
+use super::{ConfiguredIds, TokenizerFile, check_literal, flag, has_affixes, kind, not_ours, steps, surroundings};
 use crate::error::Error;
 use crate::tokenizer::Tokenizer;
-use crate::tokenizer::pre_tokenizer::{PreTokenizer, Step};
+use crate::tokenizer::pre_tokenizer::{PreTokenizer, PreTokenizerStep};
 use crate::tokenizer::vocab::Vocab;
 
 /// # Errors
-/// [`Error::Unsupported`] naming the part of the pipeline that is not one of those known here.
-pub(super) fn load(file: &File, named: &Named) -> Result<Tokenizer, Error> {
+/// [`Error::Unsupported`] naming an unsupported component.
+pub(super) fn load(file: &TokenizerFile, named: &ConfiguredIds) -> Result<Tokenizer, Error> {
     let (json, model) = (&file.json, file.model());
     if has_affixes(model) || flag(model, "byte_fallback", false) {
-        return Err(not_ours("model", "affixes or byte fallback", "byte-level BPE without"));
+        return Err(not_ours("model", "affixes or byte fallback", "byte-level BPE without these"));
     }
     let nfc = match steps(json.get("normalizer"), "normalizers")[..] {
         [] => false,
         [step] if kind(step) == "NFC" => true,
-        _ => return Err(not_ours("normalizer", "something else", "none or NFC")),
+        _ => return Err(not_ours("normalizer", &json["normalizer"].to_string(), "none or NFC")),
     };
     let ignore_merges = flag(model, "ignore_merges", false);
     let pre_tokenizer = pre_tokenizer(json.get("pre_tokenizer"), nfc, ignore_merges)?;
     let around = surroundings(json.get("post_processor"))?;
     if !matches!(json.get("decoder"), Some(decoder) if kind(decoder) == "ByteLevel") {
-        return Err(not_ours("decoder", "something else", "ByteLevel"));
+        return Err(not_ours("decoder", &json["decoder"].to_string(), "ByteLevel"));
     }
     check_literal(json, nfc)?;
 
@@ -64,39 +64,41 @@ fn pre_tokenizer(component: Option<&Value>, nfc: bool, ignore_merges: bool) -> R
         match kind(step) {
             "ByteLevel" if !spelled && !flag(step, "add_prefix_space", true) => {
                 spelled = true;
-                steps.extend(flag(step, "use_regex", true).then_some(Step::Gpt2));
+                steps.extend(flag(step, "use_regex", true).then_some(PreTokenizerStep::Gpt2));
             }
             "Split" => {
                 let regex = isolating_regex(step).ok_or_else(|| refuse("Split that isolates a regular expression"))?;
-                // What follows works on bytes as GPT-2 spells them; digits of ASCII are the same there.
+                // Later steps run on GPT-2's spelling of bytes, in which ASCII digits are unchanged.
                 if spelled && regex != "[0-9][0-9][0-9]" {
                     return Err(refuse("no such step after ByteLevel"));
                 }
-                steps.push(Step::Regex(regex));
+                steps.push(PreTokenizerStep::Regex(regex));
             }
-            "Digits" if !spelled => steps.push(Step::Digits { each: flag(step, "individual_digits", false) }),
+            "Digits" if !spelled => {
+                steps.push(PreTokenizerStep::Digits { each: flag(step, "individual_digits", false) })
+            }
             "Punctuation" if !spelled => match step.get("behavior").and_then(Value::as_str) {
-                None | Some("Isolated") => steps.push(Step::Punctuation { each: true }),
-                Some("Contiguous") => steps.push(Step::Punctuation { each: false }),
-                _ => return Err(refuse("Punctuation that is kept")),
+                None | Some("Isolated") => steps.push(PreTokenizerStep::Punctuation { each: true }),
+                Some("Contiguous") => steps.push(PreTokenizerStep::Punctuation { each: false }),
+                _ => return Err(refuse("Isolated or Contiguous Punctuation")),
             },
-            _ => return Err(refuse("Split, Digits and Punctuation, then ByteLevel without a space in front")),
+            _ => return Err(refuse("Split, Digits and Punctuation, then ByteLevel without a space prefix")),
         }
     }
     if !spelled {
         return Err(refuse("no ByteLevel", "one"));
     }
     PreTokenizer::by_steps(&steps, nfc, ignore_merges).map_err(|step| match step {
-        Step::Regex(expression) => refuse(expression, "the expressions of known models"),
-        _ => refuse("another step", "known ones"),
+        PreTokenizerStep::Regex(expression) => refuse(expression, "the expressions of known models"),
+        _ => refuse("an unknown step", "the steps of known models"),
     })
 }
 
-/// The expression of a split that keeps matches and what lies between them as words.
+/// The expression of a split that keeps both the matches and the text between them.
 fn isolating_regex(step: &Value) -> Option<&str> {
     let keeps_all = match step.get("behavior").and_then(Value::as_str) {
         Some("Isolated") => !flag(step, "invert", false),
-        // Dropping what does not match: the expressions known here match everything.
+        // `Removed` drops unmatched text, but the supported expressions match everything.
         Some("Removed") => flag(step, "invert", false),
         _ => false,
     };

@@ -1,28 +1,28 @@
-//! BPE over characters from a `tokenizer.json`, built from our own parts: what SentencePiece models such as Llama's,
-//! Mistral's and Gemma's are converted to.
+//! BPE over characters from a `tokenizer.json`, built from our own parts: converted SentencePiece models such as
+//! Llama's, Mistral's and Gemma's.
 
 use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::parts::{ModelVocab, Parts, strict_flag};
-use super::{File, Named, has_affixes, not_ours};
+use super::parts::{ModelVocab, PipelineParts, strict_flag};
+use super::{ConfiguredIds, TokenizerFile, has_affixes, not_ours};
 use crate::error::Error;
 use crate::tokenizer::bpe::{self, Bpe, Characters};
 use crate::tokenizer::{Algorithm, Tokenizer};
 
 /// # Errors
-/// [`Error::Unsupported`] naming the part of the pipeline that is not one of those known here.
-pub(super) fn load(file: &File, named: &Named) -> Result<Tokenizer, Error> {
+/// [`Error::Unsupported`] naming an unsupported component.
+pub(super) fn load(file: &TokenizerFile, named: &ConfiguredIds) -> Result<Tokenizer, Error> {
     let model = file.model();
     if has_affixes(model) {
-        return Err(not_ours("model", "tokens that continue or end words", "BPE without"));
+        return Err(not_ours("model", "tokens that continue or end words", "BPE without these"));
     }
     if !model.get("vocab").is_some_and(Value::is_object) {
-        return Err(not_ours("model.vocab", "no object", "an object of ids"));
+        return Err(not_ours("model.vocab", "not an object", "an object of ids"));
     }
     let vocab = ModelVocab::new(file);
-    let parts = Parts::new(file, &vocab)?;
+    let parts = PipelineParts::new(file, &vocab)?;
     let characters = Characters {
         ids: characters(&vocab),
         byte_ids: vocab.byte_ids(model)?,
@@ -57,7 +57,7 @@ fn unk_id(vocab: &ModelVocab, model: &Value) -> Result<Option<u32>, Error> {
 
 fn merges(vocab: &ModelVocab, model: &Value) -> Result<bpe::Merges, Error> {
     let listed = model.get("merges").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    // The crate lets the last of a pair listed twice count.
+    // In the crate the last of duplicate pairs applies.
     let pairs = listed.iter().enumerate().rev().map(|(rank, merge)| {
         let halves = match merge {
             Value::String(pair) => pair.split_once(' '),

@@ -1,22 +1,22 @@
-//! What a `tokenizer.json` must keep before anything is built from it.
+//! Checks of a `tokenizer.json` before anything is built from it.
 
 use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::{Token, kind, steps, unsupported};
+use super::{TokenEntry, kind, steps, unsupported};
 use crate::error::Error;
 use crate::tokenizer::vocab::{TokenType, check_texts, fault, parse_byte, shown};
 
-/// Ids may leave some numbers out, but a table over all of them must stay in proportion to the file.
+/// Unused ids allowed beyond the number of tokens: tables over all ids must stay proportionate to the file.
 const MAX_HOLES: usize = 1 << 16;
-/// How much longer than a text its normalized form may become, at most.
+/// Maximum growth of a text by normalisation.
 const MAX_GROWTH: usize = 64;
-/// Bounded repetitions in regular expressions beyond this only serve to exhaust memory.
+/// Larger repetition counts in regular expressions only serve to exhaust memory.
 const MAX_REPETITION: usize = 1000;
 
 /// Checks a file and returns its tokens by id.
-pub(super) fn file(json: &Value) -> Result<Vec<Token>, Error> {
+pub(super) fn file(json: &Value) -> Result<Vec<TokenEntry>, Error> {
     let model = json.get("model").filter(|model| model.is_object());
     let model = model.ok_or_else(|| fault("model", "an object", "none"))?;
     let mut ids = vocab(model)?;
@@ -30,7 +30,7 @@ pub(super) fn file(json: &Value) -> Result<Vec<Token>, Error> {
         let field = format!("added_tokens[{at}]");
         let content = token.get("content").and_then(Value::as_str).unwrap_or_default();
         if content.is_empty() {
-            return Err(fault(field, "a token with a text", "an empty one"));
+            return Err(fault(field, "a token with text", "empty"));
         }
         let id = id(token.get("id").unwrap_or(&Value::Null), &field)?;
         if let Some(&other) = ids.get(content).filter(|&&other| other != id) {
@@ -54,14 +54,14 @@ pub(super) fn file(json: &Value) -> Result<Vec<Token>, Error> {
             return Err(fault("model.unk_token", "a token of the vocabulary", shown(unk)));
         }
         Some(unk) => Some(unk),
-        // Unigram names it by number.
+        // Unigram names it by id.
         None => model
             .get("unk_id")
             .and_then(Value::as_u64)
             .and_then(|id| ids.iter().find(|&(_, &other)| u64::from(other) == id).map(|(&text, _)| text)),
     };
     let byte_fallback = model.get("byte_fallback").and_then(Value::as_bool).unwrap_or(false);
-    let mut tokens = vec![Token { text: String::new(), kind: TokenType::Unused }; n_tokens];
+    let mut tokens = vec![TokenEntry { text: String::new(), kind: TokenType::Unused }; n_tokens];
     for (&text, &id) in &ids {
         let Some(token) = tokens.get_mut(id as usize) else { continue };
         if !token.text.is_empty() {
@@ -74,7 +74,7 @@ pub(super) fn file(json: &Value) -> Result<Vec<Token>, Error> {
             None if byte_fallback && parse_byte(id, text).is_ok() => TokenType::Byte,
             None => TokenType::Normal,
         };
-        *token = Token { text: text.to_owned(), kind };
+        *token = TokenEntry { text: text.to_owned(), kind };
     }
 
     normalizer(json)?;
@@ -101,7 +101,7 @@ fn vocab(model: &Value) -> Result<HashMap<&str, u32>, Error> {
                     return Err(fault(format!("model.vocab[{at}]"), "a token and a score", shown(&entry.to_string())));
                 };
                 if ids.insert(token, at).is_some() {
-                    return Err(fault(format!("model.vocab[{at}]"), "a text of its own", shown(token)));
+                    return Err(fault(format!("model.vocab[{at}]"), "a unique text", shown(token)));
                 }
             }
             if let Some(unk_id) = model.get("unk_id").filter(|unk_id| !unk_id.is_null()) {
@@ -121,7 +121,7 @@ fn id(number: &Value, field: &str) -> Result<u32, Error> {
     id.ok_or_else(|| fault(field, "an id from 0 to 2^32 - 2", shown(&number.to_string())))
 }
 
-/// Each merge is two tokens that make a third.
+/// Each merge must be two tokens that form a third.
 fn merges(model: &Value, ids: &HashMap<&str, u32>) -> Result<(), Error> {
     let prefix = model.get("continuing_subword_prefix").and_then(Value::as_str).unwrap_or("");
     for (rank, merge) in array(model, "merges")?.iter().enumerate() {
@@ -133,17 +133,17 @@ fn merges(model: &Value, ids: &HashMap<&str, u32>) -> Result<(), Error> {
             },
         };
         let broken = |expected: &str| fault(format!("model.merges[{rank}]"), expected, shown(&merge.to_string()));
-        let (left, right) = halves.ok_or_else(|| broken("two tokens with a space between"))?;
+        let (left, right) = halves.ok_or_else(|| broken("two tokens separated by a space"))?;
         let joined = right.get(prefix.len()..).map(|rest| [left, rest].concat());
-        let joined = joined.ok_or_else(|| broken("a right half that has the continuing prefix"))?;
+        let joined = joined.ok_or_else(|| broken("a right half with the continuing prefix"))?;
         if ![left, right, joined.as_str()].iter().all(|token| ids.contains_key(token)) {
-            return Err(broken("two tokens of the vocabulary that make a third"));
+            return Err(broken("two tokens of the vocabulary that form a third"));
         }
     }
     Ok(())
 }
 
-/// Refuses normalizers that blow a text up.
+/// Refuses normalizers that expand a text too much.
 fn normalizer(json: &Value) -> Result<(), Error> {
     let mut growth = 1usize;
     for step in steps(json.get("normalizer"), "normalizers") {
@@ -159,7 +159,7 @@ fn normalizer(json: &Value) -> Result<(), Error> {
     if growth > MAX_GROWTH {
         return Err(unsupported(
             "normalizer",
-            format!("one that grows text {growth} times"),
+            format!("growth of text by a factor of {growth}"),
             format!("up to {MAX_GROWTH}"),
         ));
     }
@@ -176,7 +176,7 @@ fn pre_tokenizer(json: &Value) -> Result<(), Error> {
     Ok(())
 }
 
-/// Special tokens have ids of the vocabulary, and a template names only those that it declares.
+/// Special tokens must have ids of the vocabulary, and templates must use declared ones.
 fn post_processor(json: &Value, n_tokens: usize) -> Result<(), Error> {
     let in_vocab = |number: &Value| match id(number, "post_processor")? {
         id if id as usize >= n_tokens => Err(fault("post_processor", format!("ids below {n_tokens}"), id)),
@@ -194,7 +194,7 @@ fn post_processor(json: &Value, n_tokens: usize) -> Result<(), Error> {
             let Some(name) = item.get("SpecialToken").and_then(|special| special.get("id")) else { continue };
             let name = name.as_str().unwrap_or_default();
             let ids = declared.and_then(|declared| declared.get(name)?.get("ids")?.as_array());
-            let ids = ids.ok_or_else(|| fault("post_processor", "special tokens that it declares", shown(name)))?;
+            let ids = ids.ok_or_else(|| fault("post_processor", "declared special tokens", shown(name)))?;
             ids.iter().try_for_each(in_vocab)?;
         }
     }
@@ -213,12 +213,12 @@ fn regexes(component: &Value, field: &str) -> Result<(), Error> {
     }
 }
 
-/// Refuses a repetition inside an unlimited repetition, `(a+)+`, which backtracking tries in exponentially many
-/// ways, and counts that only serve to exhaust memory.
+/// Refuses nested unlimited repetitions, `(a+)+`, which backtracking tries in exponentially many ways, and counts
+/// that only serve to exhaust memory.
 fn regex(pattern: &str, field: &str) -> Result<(), Error> {
     let refuse =
         |supported: &str| Err(unsupported(field, format!("the regular expression {}", shown(pattern)), supported));
-    // For each open group: whether it holds an unlimited repetition.
+    // For each open group: whether it contains an unlimited repetition.
     let mut groups = vec![false];
     let mut chars = pattern.chars().peekable();
     while let Some(c) = chars.next() {
@@ -233,7 +233,7 @@ fn regex(pattern: &str, field: &str) -> Result<(), Error> {
             '[' => skip_class(&mut chars),
             '(' => {
                 groups.push(false);
-                // `(?` opens a group, too; the question mark repeats nothing.
+                // `(?` opens a group; the question mark is not a repetition.
                 chars.next_if_eq(&'?');
                 continue;
             }
@@ -252,7 +252,7 @@ fn regex(pattern: &str, field: &str) -> Result<(), Error> {
                         Err(_) if number.bytes().all(|digit| digit.is_ascii_digit()) => {
                             return refuse("repetitions up to 1000");
                         }
-                        // A brace that opens no count stands for itself.
+                        // A brace without a count is literal.
                         Err(_) => 1,
                     },
                     None => 1,
@@ -261,7 +261,7 @@ fn regex(pattern: &str, field: &str) -> Result<(), Error> {
             _ => 1,
         };
         if inner && most > 1 {
-            return refuse("no repetition inside a repetition");
+            return refuse("no nested repetitions");
         }
         match groups.last_mut() {
             Some(group) => *group |= inner || most == usize::MAX,
@@ -271,10 +271,10 @@ fn regex(pattern: &str, field: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Reads to the end of a character class whose `[` is behind; classes may be nested.
+/// Skips to the end of a character class after its `[`; classes may nest.
 fn skip_class(chars: &mut std::iter::Peekable<std::str::Chars>) {
     let mut depth = 1;
-    // A bracket that comes first stands for itself.
+    // A leading bracket is literal.
     chars.next_if_eq(&'^');
     chars.next_if_eq(&']');
     while depth > 0 {
@@ -303,7 +303,7 @@ mod tests {
     use super::regex;
 
     #[test]
-    fn regexes_in_use_pass_and_exponential_ones_do_not() {
+    fn exponential_regexes_are_refused_and_common_ones_pass() {
         let harmless = [
             r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+",
             r"[\p{Lu}\p{M}]*[\p{Ll}\p{M}]+(?i:'s|'t|'re)?",

@@ -1,5 +1,5 @@
-//! The decoder of a `tokenizer.json`, as a matter of single tokens: its steps are applied to each token once, when the
-//! file is loaded, so text can be decoded as it comes.
+//! The decoder of a `tokenizer.json`: its steps are applied once to each token on loading, so that text can be
+//! decoded incrementally.
 
 use serde_json::Value;
 
@@ -9,9 +9,9 @@ use crate::tokenizer::bpe::token_bytes;
 use crate::tokenizer::decode::Strip;
 use crate::tokenizer::vocab::parse_byte;
 
-/// What a file's decoder does to one token.
+/// A file's decoder steps for one token.
 #[derive(Debug)]
-pub(super) struct Decoder {
+pub(super) struct DecoderSteps {
     replacements: Vec<(String, String)>,
     spelling: Spelling,
     byte_fallback: bool,
@@ -21,20 +21,20 @@ pub(super) struct Decoder {
 #[derive(Debug)]
 enum Spelling {
     Plain,
-    /// GPT-2's characters for bytes.
+    /// GPT-2's spelling of bytes.
     Bytes,
-    /// A token stands behind a space unless it has the prefix.
+    /// A space precedes tokens without the prefix.
     Words {
         prefix: String,
         cleanup: bool,
     },
 }
 
-impl Decoder {
+impl DecoderSteps {
     /// # Errors
-    /// [`Error::Unsupported`] for a step that is not a matter of one token.
+    /// [`Error::Unsupported`] for a step that needs more than one token.
     pub fn new(component: Option<&Value>) -> Result<Self, Error> {
-        let mut decoder = Decoder {
+        let mut decoder = DecoderSteps {
             replacements: Vec::new(),
             spelling: Spelling::Plain,
             byte_fallback: false,
@@ -42,9 +42,9 @@ impl Decoder {
         };
         let steps = steps(component, "decoders");
         if steps.is_empty() {
-            // The crate puts a space between tokens if nothing says how to join them.
+            // Without steps the crate joins tokens with spaces.
             let words = Spelling::Words { prefix: String::new(), cleanup: false };
-            return Ok(Decoder { spelling: words, strip: Strip::Spaces(1), ..decoder });
+            return Ok(DecoderSteps { spelling: words, strip: Strip::Spaces(1), ..decoder });
         }
         let mut fused = false;
         for step in steps {
@@ -88,7 +88,7 @@ impl Decoder {
         Ok(decoder)
     }
 
-    /// The bytes of a token in the middle of a text. An empty text is that of a number that no token has.
+    /// The bytes of a token in the middle of a text. An empty text means an unused id.
     pub fn piece(&self, id: u32, token: &str) -> Vec<u8> {
         if token.is_empty() {
             return Vec::new();

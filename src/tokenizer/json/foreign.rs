@@ -1,6 +1,6 @@
 //! Pipelines that run in the `tokenizers` crate.
 //!
-//! Only encoding does: decoding needs pieces that do not depend on what follows them ([`Decoder`]).
+//! Only for encoding: decoding needs pieces that are independent of the tokens after them ([`DecoderSteps`]).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -8,37 +8,36 @@ use std::sync::{Arc, OnceLock};
 use serde_json::Value;
 use tokenizers::Tokenizer as Pipeline;
 
-use super::decoder::Decoder;
-use super::{File, Named};
+use super::decoder::DecoderSteps;
+use super::{ConfiguredIds, TokenizerFile};
 use crate::error::Error;
-use crate::tokenizer::decode::Pieces;
+use crate::tokenizer::decode::TokenPieces;
 use crate::tokenizer::vocab::{TokenType, fault, shown};
 use crate::tokenizer::{EncodeOptions, Encoder, PairTemplate, Tokenizer, roles};
 
-/// The regex engine gives up in silence after a million steps back and then splits text elsewhere; what follows a
-/// run of n characters costs about n steps.
+/// The regex engine silently gives up after a million backtracking steps and then splits elsewhere; a lookahead after
+/// a run of n characters costs about n steps.
 const MAX_REGEX_TEXT_BYTES: usize = 1 << 18;
 
-/// An encoder that is a pipeline of the `tokenizers` crate.
 #[derive(Debug)]
 pub(crate) struct ForeignEncoder {
-    /// Takes the names of special tokens for text.
+    /// Treats names of special tokens as text.
     plain: Pipeline,
-    /// Takes them for special tokens. A copy, made when first needed: the choice is a property of the pipeline.
+    /// Parses special tokens. A lazy copy, because this is a setting of the pipeline.
     parsing: OnceLock<Box<Pipeline>>,
     max_text_bytes: usize,
 }
 
-pub(super) fn load(file: File, named: &Named) -> Result<Tokenizer, Error> {
-    let File { mut json, tokens } = file;
-    let decoder = Decoder::new(json.get("decoder"))?;
+pub(super) fn load(file: TokenizerFile, named: &ConfiguredIds) -> Result<Tokenizer, Error> {
+    let TokenizerFile { mut json, tokens } = file;
+    let decoder = DecoderSteps::new(json.get("decoder"))?;
     let backtracks = uses_lookaround(json.get("normalizer")) || uses_lookaround(json.get("pre_tokenizer"));
     if let Some(fields) = json.as_object_mut() {
-        // Length is the caller's business, and values the crate would panic on go with these.
+        // The caller handles length; this also removes values on which the crate would panic.
         fields.insert("truncation".into(), Value::Null);
         fields.insert("padding".into(), Value::Null);
         if let Some(Value::Object(model)) = fields.get_mut("model") {
-            // Dropping merges at random is for training.
+            // Random merge dropout is for training.
             model.remove("dropout");
         }
     }
@@ -49,7 +48,7 @@ pub(super) fn load(file: File, named: &Named) -> Result<Tokenizer, Error> {
 
     let mut pieces = Vec::with_capacity(tokens.len());
     for (id, token) in (0u32..).zip(&tokens) {
-        // The crate's spelling of an added token may be the normalized one, which decoding shows.
+        // The crate may return an added token's normalised text, which decoding then shows.
         let text = plain.id_to_token(id);
         if text.is_none() != token.text.is_empty() {
             return Err(fault(format!("token id {id}"), shown(&token.text), shown(&text.unwrap_or_default())));
@@ -72,13 +71,13 @@ pub(super) fn load(file: File, named: &Named) -> Result<Tokenizer, Error> {
         message_end_id: roles::message_end(find),
         notices: Vec::new(),
         bos_id: named.bos_id,
-        pieces: Arc::new(Pieces::new(pieces.into_iter(), decoder.strip)),
+        pieces: Arc::new(TokenPieces::new(pieces.into_iter(), decoder.strip)),
         encoder: Encoder::Foreign(Box::new(foreign)),
     })
 }
 
 impl ForeignEncoder {
-    pub fn encode(&self, text: &str, options: EncodeOptions, pieces: &Pieces) -> Result<Vec<u32>, Error> {
+    pub fn encode(&self, text: &str, options: EncodeOptions, pieces: &TokenPieces) -> Result<Vec<u32>, Error> {
         if text.len() > self.max_text_bytes {
             let expected = format!("at most {} bytes with this tokenizer", self.max_text_bytes);
             return Err(fault("text", expected, format!("{} bytes", text.len())));
@@ -94,17 +93,17 @@ impl ForeignEncoder {
         };
         let encoding = guarded("text", || pipeline.encode_fast(text, options.add_special))?;
         if !options.parse_special {
-            // Some pipelines look whole words up and find the control tokens that way.
+            // Some pipelines look up whole words and may find control tokens.
             let added = encoding.get_special_tokens_mask();
             let is_control = |&(&id, &added): &(&u32, &u32)| added == 0 && pieces.kind(id) == Some(TokenType::Control);
             if let Some((id, _)) = encoding.get_ids().iter().zip(added).find(is_control) {
-                return Err(fault("text", "text that is no control token", format!("the name of token {id}")));
+                return Err(fault("text", "text that is not a control token", format!("the name of token {id}")));
             }
         }
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Tokens around two texts, as the pipeline puts them around two that every vocabulary has tokens for.
+    /// Special tokens around a pair, found by encoding a pair of texts with tokens in every vocabulary.
     pub fn pair_template(&self) -> Result<PairTemplate, Error> {
         let encoding = guarded("text", || self.plain.encode(("a", "a"), true))?;
         let (ids, added) = (encoding.get_ids(), encoding.get_special_tokens_mask());
@@ -119,16 +118,16 @@ impl ForeignEncoder {
     }
 }
 
-/// Runs the crate's code, its errors and panics turned into ours.
+/// Runs the crate's code and converts its errors and panics.
 fn guarded<T>(field: &str, run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, Error> {
-    let expected = "what the tokenizers crate accepts";
+    let expected = "a value that the tokenizers crate accepts";
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(result) => result.map_err(|error| fault(field, expected, error)),
-        Err(_) => Err(fault(field, expected, "something it panics on")),
+        Err(_) => Err(fault(field, expected, "one on which it panics")),
     }
 }
 
-/// Whether a component holds a regular expression that only a backtracking engine can run.
+/// Whether a component has a regular expression that needs backtracking.
 fn uses_lookaround(component: Option<&Value>) -> bool {
     match component {
         Some(Value::Object(fields)) => fields.iter().any(|(name, value)| match (name.as_str(), value) {
@@ -136,7 +135,7 @@ fn uses_lookaround(component: Option<&Value>) -> bool {
                 let marks = ["(?=", "(?!", "(?<", "(?>", "++", "*+", "?+", "}+", r"\1", r"\k", r"\G", r"\K"];
                 marks.iter().any(|mark| pattern.contains(mark))
             }
-            // GPT-2's expression, which this step has built in, looks ahead.
+            // GPT-2's expression, built into this step, uses lookahead.
             ("type", Value::String(kind)) => kind == "ByteLevel" && flag_of(fields, "use_regex"),
             _ => uses_lookaround(Some(value)),
         }),

@@ -1,5 +1,5 @@
-//! What pipelines over characters have in common in a `tokenizer.json`: the tokens that text may become, the steps before the
-//! model, the tokens that are found by name, and what ids are decoded to.
+//! Shared parts of pipelines over characters in a `tokenizer.json`: text tokens, steps before the model, tokens found
+//! by name, and decoding.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,29 +7,29 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::Value;
 
-use super::decoder::Decoder;
-use super::{File, Named, added_tokens, kind, not_ours, steps, surroundings};
+use super::decoder::DecoderSteps;
+use super::{ConfiguredIds, TokenizerFile, added_tokens, kind, not_ours, steps, surroundings};
 use crate::error::Error;
 use crate::tokenizer::charsmap::Charsmap;
-use crate::tokenizer::decode::{Pieces, Strip};
-use crate::tokenizer::pipeline::{Cut, Pipeline, Prepend, Rewrite, rewrite};
-use crate::tokenizer::special::{Matchers, Rule};
+use crate::tokenizer::decode::{Strip, TokenPieces};
+use crate::tokenizer::pipeline::{Cut, Prepend, Rewrite, TokenizerPipeline, rewrite};
+use crate::tokenizer::special::{Matchers, SpecialRule};
 use crate::tokenizer::vocab::{TokenType, Vocab, fault, shown};
 use crate::tokenizer::{Algorithm, Surroundings, Tokenizer, roles};
 
-/// All of a pipeline but its model.
-pub(super) struct Parts {
-    pipeline: Pipeline,
-    /// Tokens that are found in a text as it is.
+/// A pipeline without its model.
+pub(super) struct PipelineParts {
+    pipeline: TokenizerPipeline,
+    /// Tokens found in unnormalised text.
     tokens: Matchers,
-    pieces: Pieces,
+    pieces: TokenPieces,
     around: Surroundings,
 }
 
-impl Parts {
+impl PipelineParts {
     /// # Errors
-    /// [`Error::Unsupported`] naming the part that is not one of those known here.
-    pub fn new(file: &File, vocab: &ModelVocab) -> Result<Self, Error> {
+    /// [`Error::Unsupported`] naming an unsupported component.
+    pub fn new(file: &TokenizerFile, vocab: &ModelVocab) -> Result<Self, Error> {
         let json = &file.json;
         let rewrites = rewrites(json.get("normalizer"))?;
         let added = Added::all(json, vocab, &rewrites)?;
@@ -38,21 +38,21 @@ impl Parts {
             let tokens = added.iter().filter(move |token| token.normalized == normalized);
             Matchers::by_rule(tokens.map(|token| (token.id, token.text.as_str(), token.rule)))
         };
-        Ok(Parts {
+        Ok(PipelineParts {
             pieces: pieces(file, &added)?,
             around: surroundings(json.get("post_processor"))?,
             tokens: matchers(false)?,
-            pipeline: Pipeline { tokens: matchers(true)?, rewrites, cuts },
+            pipeline: TokenizerPipeline { tokens: matchers(true)?, rewrites, cuts },
         })
     }
 
-    /// The tokenizer with a model that is given the rest of the pipeline.
+    /// The tokenizer with the model that `model` builds from the pipeline.
     pub fn tokenizer(
         self,
-        file: &File,
-        named: &Named,
+        file: &TokenizerFile,
+        named: &ConfiguredIds,
         unk_id: Option<u32>,
-        model: impl FnOnce(Pipeline) -> Algorithm,
+        model: impl FnOnce(TokenizerPipeline) -> Algorithm,
     ) -> Result<Tokenizer, Error> {
         let vocab = Vocab {
             tokens: file.tokens.iter().map(|token| token.text.clone()).collect(),
@@ -71,14 +71,14 @@ impl Parts {
     }
 }
 
-/// `model.vocab`: the tokens that text may become. Added tokens that are not among them are only found by name.
+/// `model.vocab`: the tokens that text can become. Other added tokens are only found by name.
 pub(super) struct ModelVocab<'j> {
     /// Ids and kinds by text.
     pub tokens: HashMap<&'j str, (u32, TokenType)>,
 }
 
 impl<'j> ModelVocab<'j> {
-    pub fn new(file: &'j File) -> Self {
+    pub fn new(file: &'j TokenizerFile) -> Self {
         let vocab = file.model().get("vocab");
         let is_there = |id: u32, text: &str| match vocab {
             Some(Value::Object(ids)) => ids.contains_key(text),
@@ -93,13 +93,13 @@ impl<'j> ModelVocab<'j> {
         self.tokens.get(text).map(|token| token.0)
     }
 
-    /// Tokens that text may become without their names being parsed.
+    /// Tokens that text can become without parsing special tokens.
     pub fn of_text(&self) -> impl Iterator<Item = (&'j str, u32)> {
         self.tokens.iter().filter(|(_, token)| token.1 != TokenType::Control).map(|(&text, token)| (text, token.0))
     }
 
-    /// The 256 byte tokens that stand for what is in no token, if the model has them. With only some of them the crate lets
-    /// unknown tokens change places with bytes.
+    /// The 256 byte tokens for unknown characters, if the model has all. With only some of them the crate reorders
+    /// unknown tokens and bytes.
     pub fn byte_ids(&self, model: &Value) -> Result<Option<Box<[u32; 256]>>, Error> {
         let byte_fallback = strict_flag(model, "model", "byte_fallback")?;
         let spelled = (0..=255u8).map(|byte| self.tokens.get(format!("<0x{byte:02X}>").as_str()));
@@ -117,13 +117,13 @@ impl<'j> ModelVocab<'j> {
     }
 }
 
-/// One of `added_tokens`.
+/// An entry of `added_tokens`.
 struct Added {
     id: u32,
-    /// As it is found in a text: rewritten if it is found in rewritten text.
+    /// The text to find: normalised if `normalized`.
     text: String,
     normalized: bool,
-    rule: Rule,
+    rule: SpecialRule,
 }
 
 impl Added {
@@ -135,7 +135,7 @@ impl Added {
             let field = format!("added_tokens[{at}]");
             let refuse = |known: &str| not_ours(&field, &token.to_string(), known);
             let content = token.get("content").and_then(Value::as_str).unwrap_or_default();
-            // The crate numbers the tokens that are not in the model, whatever the file says.
+            // The crate numbers tokens outside the model itself, regardless of the file.
             let id = vocab.id(content).map_or(next_id, u64::from);
             next_id += u64::from(vocab.id(content).is_none());
             if token.get("id").and_then(Value::as_u64) != Some(id) {
@@ -145,15 +145,15 @@ impl Added {
             let normalized = flag("normalized")?;
             let text = if normalized { rewrite(rewrites, content) } else { content.to_owned() };
             if text.is_empty() || !seen.insert((normalized, text.clone())) {
-                return Err(refuse("tokens that stay different and do not vanish when they are normalized"));
+                return Err(refuse("tokens that stay distinct and non-empty when normalized"));
             }
-            let rule = Rule {
+            let rule = SpecialRule {
                 special: flag("special")?,
                 single_word: flag("single_word")?,
                 lstrip: flag("lstrip")?,
                 rstrip: flag("rstrip")?,
             };
-            let id = u32::try_from(id).map_err(|_| refuse("ids of 32 bits"))?;
+            let id = u32::try_from(id).map_err(|_| refuse("32-bit ids"))?;
             all.push(Added { id, text, normalized, rule });
         }
         Ok(all)
@@ -162,7 +162,7 @@ impl Added {
 
 /// The steps of the normalizer.
 fn rewrites(component: Option<&Value>) -> Result<Vec<Rewrite>, Error> {
-    let ours = "Prepend, Replace of a text or of runs of spaces, NFC, Precompiled, Strip";
+    let ours = "Prepend, Replace of a string or of runs of spaces, NFC, Precompiled, Strip";
     let read = |step: &Value| {
         if kind(step) == "Precompiled" {
             return charsmap(step).map(Rewrite::Charsmap);
@@ -173,7 +173,7 @@ fn rewrites(component: Option<&Value>) -> Result<Vec<Rewrite>, Error> {
 }
 
 fn rewrite_of(step: &Value) -> Option<Rewrite> {
-    /// The one expression known here.
+    /// The only supported expression.
     const RUN_OF_SPACES: &str = " {2,}";
     let text = |field: &str| step.get(field).and_then(Value::as_str).map(str::to_owned);
     let flag = |field: &str| step.get(field).and_then(Value::as_bool);
@@ -202,7 +202,7 @@ fn cuts(component: Option<&Value>, rewrites: &[Rewrite], tokens_cut_rewritten: b
     let mut cuts = Vec::new();
     for step in steps(component, "pretokenizers") {
         let refuse = |known: &str| not_ours("pre_tokenizer", &step.to_string(), known);
-        let ours = "Metaspace, WhitespaceSplit, Split at a text that is kept";
+        let ours = "Metaspace, WhitespaceSplit, Split at a kept string";
         let cut = match kind(step) {
             "Metaspace" => metaspace(step),
             "WhitespaceSplit" => Some(Cut::Spaces),
@@ -211,12 +211,12 @@ fn cuts(component: Option<&Value>, rewrites: &[Rewrite], tokens_cut_rewritten: b
         };
         let cut = cut.ok_or_else(|| refuse(ours))?;
         if matches!(cut, Cut::Metaspace { prepend: Prepend::First, .. }) {
-            // The crate asks where a piece begins in the text as it was before rewriting. That is certain if nothing was
-            // rewritten, or if what was rewritten is still in one piece.
+            // The crate checks where a piece begins in the text before rewriting. That is known only if nothing was
+            // rewritten, or the rewritten text is still in one piece.
             let unchanged = rewrites.is_empty() && cuts.iter().all(|cut| matches!(cut, Cut::Split { .. }));
             let whole = !tokens_cut_rewritten && cuts.is_empty();
             if !(unchanged || whole) {
-                return Err(refuse("the prepend_scheme first where text is not rewritten before it is cut"));
+                return Err(refuse("prepend_scheme first only without rewriting before the split"));
             }
         }
         cuts.push(cut);
@@ -254,26 +254,26 @@ fn split(step: &Value) -> Option<Cut> {
     Some(Cut::Split { pattern: pattern(step)?, before, behind })
 }
 
-/// A pattern that is a text.
+/// A literal pattern.
 fn pattern(step: &Value) -> Option<String> {
     let pattern = step.get("pattern")?.get("String")?.as_str()?;
     (!pattern.is_empty()).then(|| pattern.to_owned())
 }
 
-/// What tokens are decoded to.
-fn pieces(file: &File, added: &[Added]) -> Result<Pieces, Error> {
+/// The decoded pieces of all tokens.
+fn pieces(file: &TokenizerFile, added: &[Added]) -> Result<TokenPieces, Error> {
     let component = file.json.get("decoder");
     let kinds: Vec<&str> = steps(component, "decoders").into_iter().map(kind).collect();
     let order: Option<Vec<usize>> =
         kinds.iter().map(|kind| ["Replace", "ByteFallback", "Fuse", "Strip"].iter().position(|k| k == kind)).collect();
-    // Steps in another order work on more than one token, or on what is no text yet.
+    // Steps in another order need more than one token, or precede decoding to text.
     let in_order = order.is_some_and(|order| order.is_sorted_by(|a, b| a < b || (*a, *b) == (0, 0)));
     let ours = "Metaspace, or Replace, ByteFallback, Fuse, Strip in that order";
     let refuse = |found: &str| not_ours("decoder", found, ours);
     if !(in_order || kinds == ["Metaspace"]) {
         return Err(refuse(&kinds.join(", ")));
     }
-    let decoder = Decoder::new(component)?;
+    let decoder = DecoderSteps::new(component)?;
     let rewritten: HashMap<u32, &str> = added.iter().map(|token| (token.id, token.text.as_str())).collect();
     let texts = || {
         (0u32..)
@@ -285,10 +285,10 @@ fn pieces(file: &File, added: &[Added]) -> Result<Pieces, Error> {
         return Err(refuse(&format!("Metaspace with a space in the token {}", shown(text))));
     }
     let pieces = texts().map(|(id, text, kind)| (decoder.piece(id, text), kind));
-    Ok(Pieces::new(pieces, decoder.strip))
+    Ok(TokenPieces::new(pieces, decoder.strip))
 }
 
-/// A flag that may be absent, but is nothing else than a flag.
+/// An optional flag, strictly a bool.
 pub(super) fn strict_flag(component: &Value, name: &str, field: &str) -> Result<bool, Error> {
     match component.get(field) {
         None | Some(Value::Null) => Ok(false),

@@ -1,13 +1,13 @@
-//! The classes of characters that expressions name.
+//! Character classes of the expressions.
 
 use unicode_properties::{GeneralCategory as Category, GeneralCategoryGroup as Group, UnicodeGeneralCategory};
 
-/// Unicode's script Han, as ranges: `\p{Han}`.
+/// Unicode's Han script as ranges: `\p{Han}`.
 const HAN: &str = "⺀-⺙⺛-⻳⼀-⿕々〇〡-〩〸-〻㐀-䶿一-鿿\u{F900}-\u{FA6D}\u{FA70}-\u{FAD9}\u{16FE2}-\u{16FE3}\
                    \u{16FF0}-\u{16FF1}\u{20000}-\u{2A6DF}\u{2A700}-\u{2B739}\u{2B740}-\u{2B81D}\u{2B820}-\u{2CEA1}\
                    \u{2CEB0}-\u{2EBE0}\u{2EBF0}-\u{2EE5D}\u{2F800}-\u{2FA1D}\u{30000}-\u{3134A}\u{31350}-\u{323AF}";
 
-/// Whether a class written as in an expression, such as `a-zß`, has `c`. A hyphen joins a range wherever it can.
+/// Whether `c` is in a class in expression syntax, such as `a-zß`. A hyphen forms a range wherever possible.
 pub(super) fn is_in(class: &str, c: char) -> bool {
     let mut chars = class.chars();
     while let Some(first) = chars.next() {
@@ -91,12 +91,12 @@ mod tests {
 
     use super::*;
 
-    /// Characters that a version of Unicode put into another category.
+    /// Characters whose category changed between Unicode versions.
     const MOVED: [char; 1] = ['ʕ'];
 
-    /// Every character, against the classes of a regex engine.
+    /// Compares every character with a regex engine's classes.
     #[test]
-    fn classes_are_those_of_a_regex_engine() {
+    fn character_classes_match_a_regex_engine() {
         type Class = fn(char) -> bool;
         let classes: [(&str, Class); 11] = [
             (r"\p{L}", is_letter),
@@ -117,7 +117,7 @@ mod tests {
             let found = (&regex).find_matches(&all).unwrap();
             found.into_iter().map(|((start, end), is_match)| (is_match, &all[start..end])).collect()
         };
-        // The engine may know another version of Unicode, in which some characters are not there yet.
+        // The engine may know another Unicode version, without some of the characters.
         let unknown: HashSet<char> =
             matches(r"\p{Cn}+").into_iter().filter(|found| found.0).flat_map(|found| found.1.chars()).collect();
         let is_known = |c: &char| !unknown.contains(c) && c.general_category() != Category::Unassigned;
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_are_read_as_they_are_written() {
+    fn bracket_class_syntax_is_parsed() {
         let found: String = ('\0'..='\u{FF}').filter(|&c| is_in("!a-cx-µ-", c) && c.is_ascii()).collect();
         assert_eq!(found, "!-abcxyz{|}~\u{7f}");
     }

@@ -1,10 +1,10 @@
-//! What GGUF's `tokenizer.ggml.pre` names. The names and what they mean are those of llama.cpp (`llama-vocab.cpp` in
-//! `llama-cpp-sys-2` 0.1.161). Where its expressions are only close to those of the models' own `tokenizer.json`, the latter are
-//! used; and where these compose characters first (NFC), so does this crate, unlike llama.cpp.
+//! The names in GGUF's `tokenizer.ggml.pre`, with llama.cpp's meaning (`llama-vocab.cpp` in `llama-cpp-sys-2`
+//! 0.1.161). If its expressions only approximate those in the models' own `tokenizer.json`, the latter are used; and
+//! if these normalise to NFC, so does this crate, unlike llama.cpp.
 
 use super::splits::{self, Split};
 
-/// A way to prepare text, and the names it goes by.
+/// A text preparation with its names.
 pub(super) struct Family {
     pub names: &'static [&'static str],
     pub steps: &'static [Split],
@@ -15,8 +15,8 @@ pub(super) struct Family {
 }
 
 const GPT2: Family = Family {
-    // `default` is what files say that were made before the names existed. Most of them are GPT-2's; llama.cpp has an
-    // expression for it that is no model's, and warns.
+    // Files older than these names are `default`, and most are GPT-2's. llama.cpp has an expression for it that no
+    // model uses, and warns.
     names: &[
         "default",
         "gpt-2",

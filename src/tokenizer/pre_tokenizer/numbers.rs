@@ -1,9 +1,9 @@
-//! Numbers in groups of three digits, counted from the end. Each number is looked at as a whole: an expression that looks
-//! ahead from each digit takes quadratic time.
+//! Numbers in groups of three digits, counted from the end. Processes each number as a whole, because an expression
+//! with lookahead from each digit takes quadratic time.
 
 use super::words::{first, run, tail};
 
-/// Hands on the groups of each number that `may_end` allows, by the character behind it, and the stretches between.
+/// Emits the groups of each number that `may_end` allows by the character after it, and the text between them.
 pub(super) fn isolate_groups<'t>(
     text: &'t str,
     is_digit: fn(char) -> bool,
@@ -28,7 +28,7 @@ pub(super) fn isolate_groups<'t>(
     put(done, text.len());
 }
 
-/// Cuts `text` in front of each group of each number, but not behind the last group.
+/// Splits `text` before each group of a number; not after the last group.
 pub(super) fn cut_before_groups<'t>(text: &'t str, is_digit: fn(char) -> bool, emit: &mut dyn FnMut(&'t str)) {
     let mut put =
         |from: usize, to: usize| text.get(from..to).filter(|part| !part.is_empty()).into_iter().for_each(&mut *emit);
@@ -42,7 +42,7 @@ pub(super) fn cut_before_groups<'t>(text: &'t str, is_digit: fn(char) -> bool, e
     put(done, text.len());
 }
 
-/// Where numbers begin and end.
+/// Start and end of each number.
 fn numbers(text: &str, is_digit: fn(char) -> bool) -> impl Iterator<Item = (usize, usize)> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -52,7 +52,7 @@ fn numbers(text: &str, is_digit: fn(char) -> bool) -> impl Iterator<Item = (usiz
     })
 }
 
-/// Places in the number from `start` to `end` behind which a multiple of three digits is left.
+/// Offsets in a number after which a multiple of three digits remains.
 fn group_starts(text: &str, start: usize, end: usize) -> impl Iterator<Item = usize> {
     let number = text.get(start..end).unwrap_or("");
     let n_digits = number.chars().count();

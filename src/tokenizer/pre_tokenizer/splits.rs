@@ -1,5 +1,4 @@
-//! The steps of pre-tokenizers: each is a regular expression whose matches become words of their own, as do the stretches
-//! between them, and the scanner that does the same.
+//! Pre-tokenizer steps: regular expressions that isolate their matches, each with an equivalent scanner.
 
 use super::classes::{is_digit, is_in, is_letter, is_line_break, is_number, is_punctuation};
 use super::numbers;
@@ -9,17 +8,17 @@ use super::words::{
 };
 use crate::tokenizer::special::is_word;
 
-/// A step: hands the pieces of a text to a function, in order; together they are the text.
-pub(in crate::tokenizer) type Cut = for<'t> fn(&'t str, &mut dyn FnMut(&'t str));
+/// A step: passes the pieces of a text to a function in order; concatenated they are the text.
+pub(in crate::tokenizer) type CutFn = for<'t> fn(&'t str, &mut dyn FnMut(&'t str));
 
-/// A step and the expression as files spell it.
+/// A step with its expression as files spell it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Split {
     pub expression: &'static str,
-    pub cut: Cut,
+    pub cut: CutFn,
 }
 
-// What stands in brackets in an expression and is read by `is_in`.
+// Contents of brackets in expressions, also used by `is_in`.
 macro_rules! cjk {
     () => {
         "一-龥\u{3040}-ゟ゠-ヿ"
@@ -71,7 +70,7 @@ pub(super) const LLAMA3: Split = Split {
     cut: |text, emit| isolate(text, |rest| modern(rest, &GPT4), emit),
 };
 
-/// White space that no word takes is cut into pieces of fixed lengths.
+/// White space outside words is split into pieces of fixed lengths.
 pub(super) const JAIS2: Split = Split {
     expression: concat!(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*",
@@ -89,7 +88,7 @@ pub(super) const QWEN2: Split = Split {
     cut: |text, emit| isolate(text, |rest| modern(rest, &Modern { max_digits: 1, ..GPT4 }), emit),
 };
 
-/// The same for every text: possessive where backtracking finds nothing, and one line break behind a greedy `\s*`.
+/// Equivalent for every text: possessive where backtracking finds nothing, and one line break after a greedy `\s*`.
 pub(super) const BAILING: Split = Split {
     expression: r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
     ..QWEN2
@@ -207,19 +206,19 @@ pub(super) const THREE_ASCII_DIGITS: Split = Split {
     },
 };
 
-/// Numbers in groups of three from their end, unless a letter follows.
+/// Numbers in groups of three from the end, unless a letter follows.
 pub(super) const DIGIT_GROUPS: Split = Split {
     expression: r"\d{1,3}(?=(?:\d{3})*\b)",
     cut: |text, emit| numbers::isolate_groups(text, is_digit, |next| !next.is_some_and(is_word), emit),
 };
 
-/// Numbers in groups of three from their end. Files of AFMoE spell it otherwise.
+/// Numbers in groups of three from the end. AFMoE's files spell it differently.
 pub(super) const NUMBER_GROUPS: Split = Split {
     expression: r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
     cut: |text, emit| numbers::isolate_groups(text, is_number, |_| true, emit),
 };
 
-/// Places in numbers that a multiple of three digits follows.
+/// Positions in numbers before a multiple of three digits.
 pub(super) const BEFORE_GROUPS: Split =
     Split { expression: r"(?=(\d{3})+(?!\d))", cut: |text, emit| numbers::cut_before_groups(text, is_digit, emit) };
 
@@ -287,7 +286,7 @@ pub(super) const PUNCTUATION_RUN: Split = Split {
     cut: |text, emit| isolate(text, |rest| run(rest, is_punctuation_or_ascii_sign), emit),
 };
 
-/// In this class, parentheses and the bar are themselves.
+/// In this class, parentheses and the bar are literal.
 pub(super) const BLOOM: Split = Split {
     expression: r" ?[^(\s|.,!?…。，、।۔،)]+",
     cut: |text, emit| {
@@ -343,7 +342,7 @@ pub(super) const TABS: Split = Split {
     },
 };
 
-/// All steps, for those that a `tokenizer.json` spells out.
+/// All steps, to look up those of a `tokenizer.json`.
 pub(super) const ALL: [Split; 40] = [
     GPT2,
     LLAMA3,
@@ -387,7 +386,7 @@ pub(super) const ALL: [Split; 40] = [
     TABS,
 ];
 
-/// Hands on matches (`match_len` > 0 bytes) and the stretches between them.
+/// Emits matches (`match_len` > 0 bytes) and the text between them.
 fn isolate<'t>(text: &'t str, match_len: impl Fn(&str) -> usize, emit: &mut dyn FnMut(&'t str)) {
     let mut rest = text;
     let mut gap = 0;
@@ -424,12 +423,12 @@ fn spaced(text: &str, class: impl Fn(char) -> bool) -> usize {
     }
 }
 
-/// What the crate's `Punctuation` is.
+/// The class of the crate's `Punctuation`.
 fn is_punctuation_or_ascii_sign(c: char) -> bool {
     if c.is_ascii() { c.is_ascii_punctuation() } else { is_punctuation(c) }
 }
 
-/// [`JAIS2`]: words, line breaks with the white space before them, and other white space by powers of two.
+/// [`JAIS2`]: words, line breaks with preceding white space, and other white space in powers of two.
 fn words_and_lengths<'t>(text: &'t str, emit: &mut dyn FnMut(&'t str)) {
     let mut rest = text;
     let mut take = |rest: &mut &'t str, len: usize| {
@@ -455,14 +454,14 @@ fn words_and_lengths<'t>(text: &'t str, emit: &mut dyn FnMut(&'t str)) {
         let word_follows = spaces.len() < rest.len();
         let mut left = spaces.chars().count();
         while left > 0 {
-            // A length fits if more white space follows, or nothing at all.
+            // A length fits if more white space follows, or the text ends.
             let fits = |len: &usize| left > *len || (left == *len && !word_follows);
             let len = [512, 256, 128, 64, 32, 16, 8, 4, 2].into_iter().find(fits).unwrap_or(1);
             let bytes = limited_run(rest, len, |_| true);
             take(&mut rest, bytes);
             left -= len;
             if left == 1 && word_follows {
-                // The word may take it.
+                // The next word may include it.
                 break;
             }
         }

@@ -1,37 +1,37 @@
-//! The expressions that cut whole texts into words, as scanners: each function finds how many bytes at the start of a text
-//! its expression matches.
+//! Scanners for expressions that split whole texts into words: each function returns the number of bytes that its
+//! expression matches at the start of a text.
 
 use super::classes::{is_capital, is_han, is_letter, is_line_break, is_mark, is_number, is_sign, is_small, is_symbol};
 
-/// What differs between expressions of the family that began with GPT-4's:
+/// Variations of the GPT-4 family of expressions:
 /// ```text
 /// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
 /// ```
 pub(super) struct Modern {
-    /// Whether `'s` and its kind are words.
+    /// Whether contractions such as `'s` are words.
     pub contractions: bool,
     /// `[\p{L}\p{M}]+` for words, and no `\p{M}` among the symbols.
     pub marks: bool,
     pub max_digits: usize,
-    /// What may follow symbols, and how much of it.
+    /// Characters that may follow symbols, and their maximum number.
     pub trailer: (&'static [char], usize),
 }
 
 pub(super) const GPT4: Modern =
     Modern { contractions: true, marks: false, max_digits: 3, trailer: (&['\r', '\n'], usize::MAX) };
 
-/// What differs between expressions of the family that began with GPT-4o's. With `U = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]`,
+/// Variations of the GPT-4o family of expressions. With `U = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]`,
 /// `W = [\p{Ll}\p{Lm}\p{Lo}\p{M}]`, `C = (?i:'s|'t|'re|'ve|'m|'ll|'d)?`:
 /// ```text
 /// [^\r\n\p{L}\p{N}]?U*W+C|[^\r\n\p{L}\p{N}]?U+W*C|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
 /// ```
 pub(super) struct Cased {
-    /// Whether there is a `C`.
+    /// Whether the expression has `C`.
     pub contractions: bool,
-    /// `\p{Han}+` first, and no such character in `U` and `W`.
+    /// `\p{Han}+` first, and no Han characters in `U` and `W`.
     pub han_apart: bool,
     pub max_digits: usize,
-    /// What may follow symbols.
+    /// Characters that may follow symbols.
     pub trailer: &'static [char],
 }
 
@@ -62,14 +62,14 @@ pub(super) fn modern(text: &str, rules: &Modern) -> usize {
     }
 }
 
-/// [`modern`] without the last three of its alternatives, those for white space.
+/// [`modern`] without its last three alternatives, those for white space.
 pub(super) fn modern_word(text: &str, rules: &Modern) -> usize {
     let short = if rules.contractions { contraction(text, fold_case) } else { 0 };
     if short != 0 {
         return short;
     }
     let in_word = |c: char| is_letter(c) || (rules.marks && is_mark(c));
-    // A mark may also be the word's optional first character; the word is the same either way.
+    // A mark may also be the word's optional first character; the result is the same.
     let lead = if in_word(first(text).unwrap_or(' ')) { 0 } else { word_lead(text) };
     let len = run(tail(text, lead), in_word);
     if len != 0 {
@@ -78,7 +78,7 @@ pub(super) fn modern_word(text: &str, rules: &Modern) -> usize {
     digits_or_symbols(text, rules.max_digits, |c| is_symbol(c) && !in_word(c), rules.trailer)
 }
 
-/// [`GPT4`] with one digit, `[\r\n/]?` after symbols, `\s*[\r\n]` for lines, and words that go on after a space:
+/// [`GPT4`] with one digit, `[\r\n/]?` after symbols, `\s*[\r\n]` for lines, and words that continue after a space:
 /// `[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+`
 pub(super) fn phrases(text: &str) -> usize {
     let short = contraction(text, fold_case);
@@ -103,7 +103,7 @@ pub(super) fn phrases(text: &str) -> usize {
         return end;
     }
     match digits_or_symbols(text, 1, is_symbol, (&['\r', '\n', '/'], 1)) {
-        // A greedy `\s*` leaves the last line break to `[\r\n]`, which is where `\s*[\r\n]+` ends as well.
+        // A greedy `\s*` leaves the last line break to `[\r\n]`, so this ends where `\s*[\r\n]+` does.
         0 => whitespace(text, true),
         len => len,
     }
@@ -141,7 +141,7 @@ pub(super) fn cased(text: &str, rules: &Cased) -> usize {
     }
 }
 
-/// `U*W+`. `U*` takes all it can; if no `W` follows, it gives back up to the last character that is both.
+/// `U*W+`. `U*` is greedy; without a following `W` it backtracks to the last character in both.
 fn capitals_then_small(text: &str, capital: impl Fn(char) -> bool, small: impl Fn(char) -> bool) -> usize {
     let upper = run(text, capital);
     let lower = run(tail(text, upper), &small);
@@ -156,8 +156,8 @@ fn capitals_then_small(text: &str, capital: impl Fn(char) -> bool, small: impl F
 /// [!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*
 /// |\s*[\r\n]+|\s+(?!\S)|\s+
 /// ```
-/// and, where `lines` is false, ` ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+` after the first two. 0 where none of it matches, as
-/// at a lone control character.
+/// and with `lines` false ` ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+` after the first two. 0 without a match, as at a lone
+/// control character.
 pub(super) fn deepseek(text: &str, lines: bool) -> usize {
     let Some(c) = first(text) else { return 0 };
     let after = tail(text, c.len_utf8());
@@ -204,9 +204,9 @@ fn digits_or_symbols(
     }
 }
 
-/// `\s+(?!\S)|\s+`, and before it `\s*[\r\n]+` if `lines` is set.
+/// `\s+(?!\S)|\s+`, preceded by `\s*[\r\n]+` if `lines` is set.
 ///
-/// The lookahead makes a run give its last space to the word that follows, unless it has only that one.
+/// The lookahead leaves a run's last space to the next word, unless it is the only one.
 pub(super) fn whitespace(text: &str, lines: bool) -> usize {
     let (mut end, mut last, mut after_line) = (0, 0, 0);
     for (at, c) in text.char_indices() {
@@ -226,7 +226,7 @@ pub(super) fn whitespace(text: &str, lines: bool) -> usize {
     }
 }
 
-/// `'s|'t|'re|'ve|'m|'ll|'d`, each letter seen through `fold`.
+/// `'s|'t|'re|'ve|'m|'ll|'d`, with each letter mapped by `fold`.
 fn contraction(text: &str, fold: impl Fn(char) -> char) -> usize {
     let Some(after) = text.strip_prefix('\'') else { return 0 };
     let mut letters = after.chars();
@@ -239,12 +239,12 @@ fn contraction(text: &str, fold: impl Fn(char) -> char) -> usize {
     }
 }
 
-/// Simple case folding as far as contractions need it: the long s folds to s.
+/// Simple case folding for contractions: the long s folds to s.
 fn fold_case(c: char) -> char {
     if c == 'ſ' { 's' } else { c.to_ascii_lowercase() }
 }
 
-/// `[^\r\n\p{L}\p{N}]?` in front of a word.
+/// `[^\r\n\p{L}\p{N}]?` before a word.
 fn word_lead(text: &str) -> usize {
     first(text).filter(|&c| !is_line_break(c) && !is_letter(c) && !is_number(c)).map_or(0, char::len_utf8)
 }
@@ -254,7 +254,7 @@ fn leading_space(text: &str) -> usize {
     usize::from(text.starts_with(' '))
 }
 
-/// Bytes at the start of `text` whose characters are in `class`.
+/// Length in bytes of the leading characters in `class`.
 pub(super) fn run(text: &str, class: impl Fn(char) -> bool) -> usize {
     text.find(|c: char| !class(c)).unwrap_or(text.len())
 }

@@ -1,14 +1,14 @@
 import { useEffect, useState } from "react";
 import { Model, type LoadOptions, type ModelSource, type Progress } from "tilewright";
 
-/** What there is of a model at the moment. */
+/** Loading state of a model. */
 export interface ModelState {
   model?: Model;
   progress?: Progress;
   error?: Error;
 }
 
-/** A model for as long as the component is there; without a source the story model that comes with the package. */
+/** A model for the lifetime of the component; without a source the package's story model. */
 export function useModel(source?: ModelSource, device: LoadOptions["device"] = "auto"): ModelState {
   const [state, setState] = useState<ModelState>({});
   useEffect(() => {

@@ -1,4 +1,4 @@
-//! CSV: quoting and its corner cases are those of the crate.
+//! CSV. The `csv` crate handles quoting and its corner cases.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use arrow_array::{ArrayRef, RecordBatch, StringArray};
 use arrow_schema::{DataType, Field, Schema};
 
-use super::super::error::{BadRecord, EmbedError, Fault};
-use super::super::input::{Input, MAX_BATCH_BYTES, MAX_LINE_BYTES, Source, utf8};
-use super::super::output::Sink;
+use super::super::error::{BadRecord, EmbedError, RecordFault};
+use super::super::input::{InputRecords, InputSource, MAX_BATCH_BYTES, MAX_LINE_BYTES, utf8};
+use super::super::output::OutputSink;
 use super::super::rows::{Cells, Records};
 use super::{Columns, Table};
 
-/// With a header; all columns are text.
-pub fn read(source: &Source, name: String) -> Result<Input, EmbedError> {
+/// Reads CSV with a header; all columns are text.
+pub fn read(source: &InputSource, name: String) -> Result<InputRecords, EmbedError> {
     let failed = |input: &str, error: csv::Error| EmbedError::input(input, error);
     let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(source.reader()?);
     let header = reader.headers().map_err(|error| failed(&name, error))?;
@@ -40,7 +40,7 @@ pub fn read(source: &Source, name: String) -> Result<Input, EmbedError> {
                 vec![None; cells.len()]
             });
             for ((cells, cell), field) in cells.iter_mut().zip(row).zip(columns.fields()) {
-                // CSV has no other way to say null.
+                // An empty text is null: CSV cannot express it otherwise.
                 cells.push(cell.filter(|cell| !(cell.is_empty() && *field.name() == column)));
             }
         }
@@ -54,30 +54,30 @@ pub fn read(source: &Source, name: String) -> Result<Input, EmbedError> {
         let rows = table.map(|table| Records { first_record, cells: Cells::Table(Table(table)), bad });
         Some(rows.map_err(|error| EmbedError::input(&input, error)))
     });
-    Ok(Input { name, columns: Some(Columns(schema)), batches: Box::new(batches) })
+    Ok(InputRecords { name, columns: Some(Columns(schema)), batches: Box::new(batches) })
 }
 
-fn row(record: &csv::ByteRecord, columns: &Schema, column: &str) -> Result<Vec<String>, Fault> {
+fn row(record: &csv::ByteRecord, columns: &Schema, column: &str) -> Result<Vec<String>, RecordFault> {
     let size = record.as_slice().len();
     if size > MAX_LINE_BYTES {
-        let (found, expected) = (format!("{size} bytes; a quote may be open"), format!("{MAX_LINE_BYTES} at most"));
-        return Err(Fault::Value { field: "the row".into(), found, expected });
+        let (found, expected) = (format!("{size} bytes; a quote may be unclosed"), format!("{MAX_LINE_BYTES} at most"));
+        return Err(RecordFault::Value { field: "the row".into(), found, expected });
     }
     if record.len() != columns.fields().len() {
         let (found, expected) = (format!("{} fields", record.len()), columns.fields().len().to_string());
-        return Err(Fault::Value { field: "the row".into(), found, expected });
+        return Err(RecordFault::Value { field: "the row".into(), found, expected });
     }
     let cells = record.iter().zip(columns.fields());
     cells
         .map(|(cell, field)| match utf8(cell.to_vec()) {
-            Err(_) if field.name() != column => Err(Fault::value(field.name(), "not UTF-8", "text")),
+            Err(_) if field.name() != column => Err(RecordFault::value(field.name(), "not UTF-8", "text")),
             cell => cell,
         })
         .collect()
 }
 
 /// Writes one row.
-pub fn write_record(sink: &mut Sink, cells: impl Iterator<Item = Vec<u8>>) -> io::Result<()> {
+pub fn write_record(sink: &mut OutputSink, cells: impl Iterator<Item = Vec<u8>>) -> io::Result<()> {
     let mut writer = csv::Writer::from_writer(Vec::new());
     writer.write_record(cells)?;
     let line = writer.into_inner().map_err(|error| io::Error::other(error.to_string()))?;

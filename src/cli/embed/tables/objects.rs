@@ -1,4 +1,4 @@
-//! Between JSON objects and columns.
+//! Conversion between JSON objects and columns.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use arrow_array::{
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use serde_json::{Map, Value};
 
-use super::super::error::Fault;
+use super::super::error::RecordFault;
 
 type Object = Map<String, Value>;
 
-/// Columns that hold these objects: booleans, integers and numbers where all values are such, else text. The column of
-/// texts is always there.
+/// The schema of these objects: booleans, integers or floats where all values are, else text. It always has the text
+/// column.
 pub fn infer(objects: &[Object], text_column: &str) -> SchemaRef {
     let mut columns: Vec<(&str, DataType)> = Vec::new();
     for (name, value) in objects.iter().flatten() {
@@ -56,19 +56,20 @@ fn common(a: &DataType, b: &DataType) -> DataType {
     }
 }
 
-/// What of an object does not fit the columns.
-pub fn misfit(object: &Object, schema: &Schema) -> Option<Fault> {
+/// The first field of an object that does not fit the columns.
+pub fn misfit(object: &Object, schema: &Schema) -> Option<RecordFault> {
     object.iter().find_map(|(name, value)| {
         let Ok(field) = schema.field_with_name(name) else {
-            return Some(Fault::value(name, "new", "a field of the records that were read first"));
+            return Some(RecordFault::value(name, "new", "a field of the first records"));
         };
         let fits = common(&type_of(value), field.data_type()) == *field.data_type();
-        (!fits)
-            .then(|| Fault::value(name, value.to_string(), format!("{} as in the records before", field.data_type())))
+        (!fits).then(|| {
+            RecordFault::value(name, value.to_string(), format!("{} as in earlier records", field.data_type()))
+        })
     })
 }
 
-/// The objects as columns; what does not fit is null.
+/// The objects as columns; a value that does not fit is null.
 pub fn table(objects: &[Object], schema: &SchemaRef) -> Result<RecordBatch, ArrowError> {
     let column = |field: &Arc<Field>| -> ArrayRef {
         let values = objects.iter().map(|object| object.get(field.name()).filter(|value| !value.is_null()));
@@ -83,7 +84,7 @@ pub fn table(objects: &[Object], schema: &SchemaRef) -> Result<RecordBatch, Arro
     RecordBatch::try_new_with_options(schema.clone(), schema.fields().iter().map(column).collect(), &options)
 }
 
-/// A value as text: strings as they are, null as nothing, all else as JSON.
+/// A value as text: strings unchanged, null as an empty string, all else as JSON.
 pub fn plain(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
@@ -92,7 +93,7 @@ pub fn plain(value: &Value) -> String {
     }
 }
 
-/// Whether [`cell`] can tell what stands in columns of this type.
+/// Whether [`cell`] supports columns of this type.
 pub fn is_plain(data_type: &DataType) -> bool {
     data_type.is_numeric() && !matches!(data_type, DataType::Float16) && !is_decimal(data_type)
         || matches!(data_type, DataType::Null | DataType::Boolean)

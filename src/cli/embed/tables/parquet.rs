@@ -12,12 +12,12 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::ColumnPath;
 
-use super::super::output::Sink;
+use super::super::output::OutputSink;
 
-/// Bytes of a row group: it is in memory until it is full.
+/// Size of a row group in bytes, which is kept in memory until it is full.
 const ROW_GROUP_BYTES: usize = 128 << 20;
 
-/// The file's columns, with its metadata, and its rows, some at a time.
+/// The file's schema with its metadata, and its rows in batches.
 pub fn read(file: File, batch_size: usize) -> Result<(SchemaRef, ParquetRecordBatchReader), ParquetError> {
     let builder = ParquetRecordBatchReaderBuilder::try_new(file)?;
     let mut columns = builder.metadata().row_groups().iter().flat_map(|group| group.columns());
@@ -27,7 +27,7 @@ pub fn read(file: File, batch_size: usize) -> Result<(SchemaRef, ParquetRecordBa
         other => Some(other),
     });
     if let Some(codec) = codec {
-        let fault = format!("compressed with {codec}; with snappy, gzip or lz4 it can be read");
+        let fault = format!("compressed with {codec}; supported are snappy, gzip and lz4");
         return Err(ParquetError::NYI(fault));
     }
     // The reader's own schema lacks the metadata.
@@ -36,12 +36,12 @@ pub fn read(file: File, batch_size: usize) -> Result<(SchemaRef, ParquetRecordBa
 }
 
 /// Writes tables.
-pub struct Writer(Box<ArrowWriter<Sink>>);
+pub struct ParquetWriter(Box<ArrowWriter<OutputSink>>);
 
-impl Writer {
-    /// For tables of `schema`, whose column `vectors` has the vectors.
-    pub fn new(sink: Sink, schema: &SchemaRef, vectors: &str) -> Result<Writer, ParquetError> {
-        // Numbers of vectors hardly repeat, and their ranges say nothing.
+impl ParquetWriter {
+    /// For tables of `schema`; `vectors` is the vector column.
+    pub fn new(sink: OutputSink, schema: &SchemaRef, vectors: &str) -> Result<ParquetWriter, ParquetError> {
+        // Elements of vectors hardly repeat, and their ranges are of no use.
         let vectors = ColumnPath::new(vec![vectors.into(), "list".into(), "item".into()]);
         let properties = WriterProperties::builder()
             .set_compression(Compression::SNAPPY)
@@ -53,15 +53,15 @@ impl Writer {
         for (key, value) in schema.metadata() {
             writer.append_key_value_metadata(KeyValue::new(key.clone(), value.clone()));
         }
-        Ok(Writer(Box::new(writer)))
+        Ok(ParquetWriter(Box::new(writer)))
     }
 
     pub fn write(&mut self, table: &RecordBatch) -> Result<(), ParquetError> {
         self.0.write(table)
     }
 
-    /// Writes what comes after the last table.
-    pub fn finish(self) -> Result<Sink, ParquetError> {
+    /// Writes the footer.
+    pub fn finish(self) -> Result<OutputSink, ParquetError> {
         self.0.into_inner()
     }
 }

@@ -1,4 +1,4 @@
-//! Tables in and out, with a function of the text in a model's place.
+//! Tables in and out, with a function of the text instead of a model.
 
 use std::fs;
 use std::io;
@@ -12,9 +12,9 @@ use arrow_schema::{ArrowError, DataType, Schema, SchemaRef};
 use serde_json::{Value, json};
 
 use super::super::error::EmbedError;
-use super::super::input::{InputFormat, Source};
+use super::super::input::{InputFormat, InputSource};
 use super::super::tests::{
-    BadCase, DIMS, FileJob, Scratch, bad_lines, each_bad_record_is_named_or_skipped, lines, vector,
+    BadCase, DIMS, FileJob, ScratchFolder, bad_lines, each_bad_record_is_named_or_skipped, lines, vector,
 };
 use super::{objects, parquet};
 
@@ -22,7 +22,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/embed").join(name)
 }
 
-/// The columns of a file, in its batches.
+/// The batches of a file.
 fn batches(path: &Path) -> Vec<RecordBatch> {
     let file = fs::File::open(path).unwrap();
     match path.extension().unwrap().to_str().unwrap() {
@@ -33,7 +33,7 @@ fn batches(path: &Path) -> Vec<RecordBatch> {
     }
 }
 
-/// The columns of a file and its metadata, which a Parquet reader's batches lack.
+/// The schema of a file with its metadata, which a Parquet reader's batches lack.
 fn schema(path: &Path) -> SchemaRef {
     match path.extension().unwrap().to_str().unwrap() {
         "parquet" => parquet::read(fs::File::open(path).unwrap(), 1024).unwrap().0,
@@ -58,13 +58,13 @@ fn expected() -> Vec<Option<Vec<f32>>> {
     TEXTS.iter().map(|text| text.map(|text| vector(text).to_vec())).collect()
 }
 
-/// Extensions of outputs that are tables of Arrow's types.
+/// Extensions of Arrow and Parquet outputs.
 const TABLES: [&str; 3] = ["arrows", "arrow", "parquet"];
 const PARQUETS: [&str; 4] = ["none.parquet", "snappy.parquet", "gzip.parquet", "lz4.parquet"];
 
 #[test]
-fn every_table_format_is_read_and_passed_through() {
-    let scratch = Scratch::new("tables");
+fn every_table_format_is_read_and_keeps_its_columns() {
+    let scratch = ScratchFolder::new("tables");
     for name in ["utf8.arrows", "large_utf8.arrows", "utf8_view.arrows", "lz4.arrow"].iter().chain(&PARQUETS) {
         for extension in TABLES {
             let output = scratch.path(&format!("{name}.{extension}"));
@@ -93,8 +93,8 @@ fn every_table_format_is_read_and_passed_through() {
 }
 
 #[test]
-fn a_stream_has_a_batch_for_each_batch() {
-    let scratch = Scratch::new("stream");
+fn arrow_stream_output_keeps_the_input_batches() {
+    let scratch = ScratchFolder::new("stream");
     let output = scratch.path("out.arrows");
     FileJob { batch_size: 1000, ..FileJob::new(&fixture("utf8.arrows"), &output) }.run().unwrap();
     let sizes = |path: &Path| batches(path).iter().map(RecordBatch::num_rows).collect::<Vec<_>>();
@@ -102,8 +102,8 @@ fn a_stream_has_a_batch_for_each_batch() {
 }
 
 #[test]
-fn lines_become_columns_by_what_they_hold_first() {
-    let scratch = Scratch::new("columns");
+fn jsonl_column_types_are_inferred_from_the_first_batch() {
+    let scratch = ScratchFolder::new("columns");
     let records = [
         json!({ "id": 1, "text": "eleven", "ok": true, "score": 1, "any": 1, "deep": [1] }),
         json!({ "text": null, "score": 0.5, "any": "x", "ok": null }),
@@ -123,7 +123,7 @@ fn lines_become_columns_by_what_they_hold_first() {
     let late = [r#"{"text":"a","id":1}"#, r#"{"text":"b"}"#, r#"{"text":"c","id":"x"}"#, r#"{"text":"d","new":1}"#];
     let input = scratch.written("late.jsonl", late.join("\n"));
     let error = FileJob::new(&input, &output).run().unwrap_err().to_string();
-    assert!(error.ends_with("record 3: `id` is \"x\", expected Int64 as in the records before"), "{error}");
+    assert!(error.ends_with("record 3: `id` is \"x\", expected Int64 as in earlier records"), "{error}");
     let errors = scratch.path("errors.jsonl");
     FileJob { errors: Some(&errors), ..FileJob::new(&input, &output) }.run().unwrap();
     let skipped: Vec<u64> = lines(&errors).iter().map(|line| line["record"].as_u64().unwrap()).collect();
@@ -132,15 +132,15 @@ fn lines_become_columns_by_what_they_hold_first() {
 }
 
 #[test]
-fn a_number_column_is_no_text() {
+fn text_column_of_numbers_is_refused() {
     let input = fixture("utf8.arrows");
-    let source = Source { path: &input, format: InputFormat::ArrowStream, column: "id", batch_size: 1 };
+    let source = InputSource { path: &input, format: InputFormat::ArrowStream, column: "id", batch_size: 1 };
     let Err(error) = source.open() else { panic!("numbers were taken for texts") };
     assert!(error.to_string().ends_with("column `id` is Int64, expected text"), "{error}");
 }
 
 #[test]
-fn what_does_not_fit_a_column_is_told() {
+fn record_that_does_not_fit_its_column_is_detected() {
     let object = |text: &str| serde_json::from_str::<Value>(text).unwrap().as_object().unwrap().clone();
     let schema: &Schema = &objects::infer(&[object(r#"{"x":1.5,"b":true,"s":"a"}"#)], "text");
     for fits in [r#"{"x":2}"#, r#"{"x":null,"s":[1]}"#, r#"{"text":"a","b":false}"#, "{}"] {
@@ -152,8 +152,8 @@ fn what_does_not_fit_a_column_is_told() {
 }
 
 #[test]
-fn an_input_that_is_not_what_it_should_be_is_refused() {
-    let scratch = Scratch::new("input");
+fn malformed_or_unsupported_table_is_refused() {
+    let scratch = ScratchFolder::new("input");
     let truncated = fs::read(fixture("none.parquet")).unwrap();
     let stream = fs::read(fixture("utf8.arrows")).unwrap();
     let cases = [
@@ -163,7 +163,7 @@ fn an_input_that_is_not_what_it_should_be_is_refused() {
         (fixture("utf8.arrows"), "column `tags` is List(Utf8), which neither JSON nor CSV can hold", "out.csv"),
         (scratch.written("cut.arrows", &stream[..stream.len() - 300]), "", "out.arrows"),
         (scratch.written("not.arrows", "text\n"), "", "out.arrows"),
-        (scratch.written("other.csv", "id,txt\n"), "no column `text` (--column); there are: id, txt", "out.csv"),
+        (scratch.written("other.csv", "id,txt\n"), "no column `text`; choose one with --column: id, txt", "out.csv"),
         (scratch.written("taken.csv", "text,embedding\n"), "has a column `embedding` already", "out.csv"),
     ];
     for (input, fault, output) in cases {
@@ -179,8 +179,8 @@ fn an_input_that_is_not_what_it_should_be_is_refused() {
 }
 
 #[test]
-fn an_input_without_records_makes_a_table_without() {
-    let scratch = Scratch::new("empty-tables");
+fn empty_input_makes_an_empty_table() {
+    let scratch = ScratchFolder::new("empty-tables");
     for name in ["in.jsonl", "in.txt", "in.csv"] {
         let input = scratch.written(name, if name == "in.csv" { "text\n" } else { "" });
         for extension in ["npy", "jsonl", "csv"].iter().chain(&TABLES) {
@@ -197,8 +197,8 @@ fn an_input_without_records_makes_a_table_without() {
 }
 
 #[test]
-fn csv_is_read_as_it_is_written() {
-    let scratch = Scratch::new("csv");
+fn csv_quoting_survives_a_round_trip() {
+    let scratch = ScratchFolder::new("csv");
     let csv = "id,text\n1,\"Äpfel, \"\"Öl\"\"\nund Übermut\"\n2,\n,eleven\n";
     let (input, output) = (scratch.written("in.csv", csv), scratch.path("out.csv"));
     FileJob::new(&input, &output).run().unwrap();
@@ -209,11 +209,11 @@ fn csv_is_read_as_it_is_written() {
 }
 
 #[test]
-fn a_bad_record_of_a_table_is_named_or_skipped() {
-    let scratch = Scratch::new("bad-tables");
+fn bad_table_record_is_named_or_skipped() {
+    let scratch = ScratchFolder::new("bad-tables");
     let csv: [BadCase; 3] = [
         ("short.csv", b"id,text\n1,a\n2\n3,c\n".to_vec(), 2, "the row is 1 fields, expected 2"),
-        ("utf8.csv", b"id,text\n1,a\xff\n".to_vec(), 1, "byte 1 is not UTF-8"),
+        ("utf8.csv", b"id,text\n1,a\xff\n".to_vec(), 1, "invalid UTF-8 at byte 1"),
         ("other.csv", b"id,text\n1,a\n\xff,b\n".to_vec(), 2, "`id` is not UTF-8, expected text"),
     ];
     each_bad_record_is_named_or_skipped(&scratch, &csv, "jsonl", |output| {
@@ -225,15 +225,15 @@ fn a_bad_record_of_a_table_is_named_or_skipped() {
 }
 
 #[test]
-fn a_null_of_a_table_has_no_row_in_npy() {
-    let scratch = Scratch::new("npy-tables");
+fn null_text_in_a_table_is_an_error_for_npy() {
+    let scratch = ScratchFolder::new("npy-tables");
     let (input, output) = (fixture("utf8.arrows"), scratch.path("out.npy"));
     let error = FileJob::new(&input, &output).run().unwrap_err();
     assert!(error.code() == 6 && error.to_string().contains("record 2: `text` is null"), "{error}");
 }
 
 #[test]
-fn a_closed_stdout_is_seen_through_arrow() {
+fn broken_pipe_inside_an_arrow_error_exits_with_0() {
     let error = ArrowError::from(io::Error::from(io::ErrorKind::BrokenPipe));
     assert_eq!(EmbedError::write(Path::new("-"), error).code(), 0);
 }
