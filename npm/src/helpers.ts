@@ -35,6 +35,33 @@ export async function sha256Of(text: string): Promise<string> {
   return Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
+/** Bytes of a blob that are digested at a time: about a millisecond of work. */
+const DIGEST_BYTES = 256 << 10;
+
+/** An incremental SHA-256. */
+export interface Digest {
+  update(bytes: Uint8Array): void;
+  hex(): string;
+  free(): void;
+}
+
+/** Digests a blob; `undefined` if it cannot be read. `turn` is awaited before each piece. */
+export async function hexOf(blob: Blob, digest: Digest, turn = async (): Promise<void> => {}): Promise<string | undefined> {
+  try {
+    for (let offset = 0; offset < blob.size; offset += DIGEST_BYTES) {
+      await turn();
+      const piece = await blob.slice(offset, offset + DIGEST_BYTES).arrayBuffer().catch(() => undefined);
+      if (piece === undefined) {
+        return undefined;
+      }
+      digest.update(new Uint8Array(piece));
+    }
+    return digest.hex();
+  } finally {
+    digest.free();
+  }
+}
+
 /** A decoded part of an address; one with invalid escapes as it is. */
 export function decoded(text: string): string {
   try {

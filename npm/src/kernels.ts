@@ -25,13 +25,13 @@ export interface DeviceTensor {
   [Symbol.dispose](): void;
 }
 
-/** A {@link DeviceTensor} with `keep: true`, else an array. */
-type Result<Options> = Promise<Options extends { keep: true } ? DeviceTensor : Float32Array>;
-
 /** Whether the result stays on the device. */
-interface Keep {
-  keep?: boolean;
+interface Keep<K extends boolean> {
+  keep?: K;
 }
+
+/** A {@link DeviceTensor} with `keep: true`, else an array. */
+type Result<K extends boolean> = Promise<K extends true ? DeviceTensor : Float32Array>;
 
 /** A tensor in a worker. */
 class WorkerTensor implements DeviceTensor {
@@ -113,38 +113,39 @@ export class Kernels extends WorkerObject {
     const mine = copied("tensor", "data", data);
     const isWhole = shape.length > 0 && shape.every((n) => Number.isInteger(n) && n > 0);
     ensureOperand(isWhole && shape.reduce((product, n) => product * n, 1) === mine.length,
-      "tensor", "shape", `positive whole numbers whose product is ${mine.length}, the length of \`data\``, `[${shape.join(", ")}]`);
+      "tensor", "shape", `positive whole numbers whose product is ${mine.length}, the length of \`data\``,
+      `[${shape.join(", ")}]`);
     const args = { data: mine, shape: [...shape] };
     const { kept } = await this.call("keepTensor", args, { transfer: [mine.buffer] });
     return new WorkerTensor(this, kept, args.shape);
   }
 
   /** `a` `[m, k]` times `b` `[k, n]`: `[m, n]`. */
-  matmul<O extends Keep = {}>(
-    a: KernelOperand, b: KernelOperand, m: number, n: number, k: number, options?: O,
-  ): Result<O> {
+  matmul<K extends boolean = false>(
+    a: KernelOperand, b: KernelOperand, m: number, n: number, k: number, options?: Keep<K>,
+  ): Result<K> {
     return this.#run("matmul", { a, b }, { m, n, k }, options);
   }
 
   /** `weight * x / sqrt(mean(x²) + eps)`, row by row; `x` is `[rows, weight.length]`. */
-  rmsNorm<O extends Keep = {}>(x: KernelOperand, weight: KernelOperand, eps = 1e-5, options?: O): Result<O> {
+  rmsNorm<K extends boolean = false>(x: KernelOperand, weight: KernelOperand, eps = 1e-5, options?: Keep<K>): Result<K> {
     return this.#run("rmsNorm", { x, weight }, { eps }, options);
   }
 
   /** `weight * (x - mean(x)) / sqrt(variance(x) + eps) + bias`, row by row; `x` is `[rows, weight.length]`. */
-  layerNorm<O extends Keep = {}>(
-    x: KernelOperand, weight: KernelOperand, bias: KernelOperand, eps = 1e-5, options?: O,
-  ): Result<O> {
+  layerNorm<K extends boolean = false>(
+    x: KernelOperand, weight: KernelOperand, bias: KernelOperand, eps = 1e-5, options?: Keep<K>,
+  ): Result<K> {
     return this.#run("layerNorm", { x, weight, bias }, { eps }, options);
   }
 
   /** Softmax of each row; `x` is `[rows, columns]`. */
-  softmax<O extends Keep = {}>(x: KernelOperand, columns: number, options?: O): Result<O> {
+  softmax<K extends boolean = false>(x: KernelOperand, columns: number, options?: Keep<K>): Result<K> {
     return this.#run("softmax", { x }, { columns }, options);
   }
 
   /** Rotates each head by angles of its position; `x` is `[tokens, nHeads * headDim]`. */
-  rope<O extends RopeOptions & Keep>(x: KernelOperand, options: O): Result<O> {
+  rope<K extends boolean = false>(x: KernelOperand, options: RopeOptions & Keep<K>): Result<K> {
     const { nHeads, headDim, firstPos = 0, theta = 10000, style = "interleaved" } = options;
     return this.#run("rope", { x }, { nHeads, headDim, firstPos, theta, style }, options);
   }
@@ -153,18 +154,20 @@ export class Kernels extends WorkerObject {
    * Causal attention. `q` is `[T, nHeads * headDim]`, `k` and `v` are `[S, nKvHeads * headDim]`; the last of the `T`
    * queries attends to all `S` keys, each query before it to one key less.
    */
-  attention<O extends AttentionOptions & Keep>(
-    q: KernelOperand, k: KernelOperand, v: KernelOperand, options: O,
-  ): Result<O> {
+  attention<K extends boolean = false>(
+    q: KernelOperand, k: KernelOperand, v: KernelOperand, options: AttentionOptions & Keep<K>,
+  ): Result<K> {
     const { nHeads, nKvHeads = nHeads, headDim } = options;
     return this.#run("attention", { q, k, v }, { nHeads, nKvHeads, headDim }, options);
   }
 
-  async #run<K extends keyof KernelCalls, O extends Keep>(
-    kernel: K, operands: Record<keyof KernelCalls[K]["args"]["operands"], KernelOperand>, settings: KernelCalls[K]["args"]["options"],
-    given: O = {} as O,
-  ): Result<O> {
-    const { keep = false } = known<Keep>(kernel, given);
+  async #run<Name extends keyof KernelCalls, K extends boolean>(
+    kernel: Name,
+    operands: Record<keyof KernelCalls[Name]["args"]["operands"], KernelOperand>,
+    settings: KernelCalls[Name]["args"]["options"],
+    given: Keep<K> = {},
+  ): Result<K> {
+    const { keep = false } = known<Keep<K>>(kernel, given);
     const transfer: ArrayBuffer[] = [];
     const send = ([name, operand]: [string, KernelOperand]): [string, Operand] => {
       if (operand instanceof WorkerTensor) {
@@ -175,9 +178,9 @@ export class Kernels extends WorkerObject {
       return [name, mine];
     };
     const sent = Object.fromEntries(Object.entries<KernelOperand>(operands).map(send));
-    const args = { operands: sent, options: settings, keep } as KernelCalls[K]["args"];
+    const args = { operands: sent, options: settings, keep } as KernelCalls[Name]["args"];
     const result = await this.call(kernel, args, { transfer });
-    return ("kept" in result ? new WorkerTensor(this, result.kept, result.shape) : result) as Awaited<Result<O>>;
+    return ("kept" in result ? new WorkerTensor(this, result.kept, result.shape) : result) as Awaited<Result<K>>;
   }
 }
 

@@ -4,7 +4,7 @@ import type { Connection } from "./connection.js";
 import { ensure } from "./errors.js";
 import { defined } from "./helpers.js";
 import type { CommonLoadOptions } from "./load-options.js";
-import { type Parts } from "./loaded.js";
+import type { Parts } from "./loaded.js";
 import type { Calls, CommonRequest, LoadName, SourceSpec } from "./protocol.js";
 import { canShare, SharedConnection } from "./shared.js";
 import type { DeviceInfo } from "./types.js";

@@ -39,7 +39,8 @@ export function forget(model: () => Model): void {
 
 /** A generation's constraint and parser, or `undefined` without any. `endIds` may end the text. */
 export async function outputParserOf(
-  model: () => Model, { constraint, tools, toolChoice, parallel = true, reads, mayThink }: OutputRequest, prompt: Prompt, ids: Uint32Array, endIds: Uint32Array, signal: AbortSignal,
+  model: () => Model, { constraint, tools, toolChoice, parallel = true, reads, mayThink }: OutputRequest, prompt: Prompt,
+  ids: Uint32Array, endIds: Uint32Array, signal: AbortSignal,
 ): Promise<OutputParser | undefined> {
   if (constraint === undefined && !reads) {
     return undefined;
@@ -48,7 +49,7 @@ export async function outputParserOf(
     await orAborted(start(), signal);
   } catch (error) {
     signal.throwIfAborted();
-    throw new TilewrightError("network", `the module for constraints and answers could not be started: ${messageOf(error)}`, { cause: error });
+    throw new TilewrightError("network", `the module for constraints and output parsing could not be started: ${messageOf(error)}`, { cause: error });
   }
   return guarded(() => {
     const words = wordsOf(model);
@@ -169,7 +170,7 @@ export class OutputParser implements TokenGuide {
   /** Throws if another generation has stopped the module. */
   #check(): void {
     ensure(this.#life === life,
-      "constraint", "constraint: the module that reads it was stopped by another text, and this text cannot go on without it");
+      "constraint", "constraint: its module was stopped by another generation, and this one cannot continue");
   }
 
   #keepingFailure<T>(work: () => T): T {

@@ -1,7 +1,7 @@
 /** Sessions in the browser's storage: the KV cache of a sequence, by digest of the model and the tokens. */
 
 import { codeOf, ensure } from "./errors.js";
-import { sha256Of } from "./helpers.js";
+import { hexOf, sha256Of, type Digest } from "./helpers.js";
 import { attempt, openFolder, storeIfAny, type Store, type StoredFile, type StoredRecord } from "./store.js";
 import type { KeptSession } from "./types.js";
 
@@ -25,15 +25,6 @@ export interface SessionContent {
   next(): Promise<Uint8Array | undefined>;
   free(): void;
 }
-
-/** An incremental SHA-256. */
-interface Digest {
-  update(bytes: Uint8Array): void;
-  hex(): string;
-  free(): void;
-}
-
-export type NewDigest = () => Digest;
 
 /** A stored session that a prompt can continue. */
 export interface FoundSession {
@@ -112,7 +103,7 @@ export class Sessions {
    * @throws {@link TilewrightError}: `quota` if it does not fit by itself, `storage` if the storage fails or another
    * tab is writing it.
    */
-  async save(model: string, tokens: Uint32Array, begin: () => SessionContent, maxBytes: number, newDigest: NewDigest): Promise<KeptSession> {
+  async save(model: string, tokens: Uint32Array, begin: () => SessionContent, maxBytes: number, newDigest: () => Digest): Promise<KeptSession> {
     let content = begin();
     try {
       const size = content.size();
@@ -166,7 +157,7 @@ export class Sessions {
    * Damaged ones are deleted, and `onDamaged` is called.
    */
   async find(
-    model: string, ids: Uint32Array, nKnown: number, { mostTokens, mostBack }: SessionLimits, newDigest: NewDigest, onDamaged: () => void,
+    model: string, ids: Uint32Array, nKnown: number, { mostTokens, mostBack }: SessionLimits, newDigest: () => Digest, onDamaged: () => void,
   ): Promise<FoundSession | undefined> {
     if (ids.length - nKnown <= FEW) {
       return undefined;
@@ -186,7 +177,7 @@ export class Sessions {
   }
 
   /** Opens one to read it, unless another tab is writing it or has deleted it, or it is damaged. */
-  async #open(record: SessionRecord, newDigest: NewDigest, onDamaged: () => void): Promise<FoundSession | undefined> {
+  async #open(record: SessionRecord, newDigest: () => Digest, onDamaged: () => void): Promise<FoundSession | undefined> {
     const file = await this.store.claimIfFree(record.url);
     if (file === undefined) {
       return undefined;
@@ -199,13 +190,13 @@ export class Sessions {
         return undefined;
       }
       const bytes = await file.bytes(whole).catch(() => undefined);
-      if (bytes !== undefined && await digestOfBlob(bytes, newDigest()) === whole.sha256) {
+      if (bytes !== undefined && await hexOf(bytes, newDigest()) === whole.sha256) {
         record.date = Date.now();
         // If this fails, it is only deleted sooner.
         await file.renew(record.date).catch(() => {});
         found = {
           size: bytes.size,
-          read: (offset) => readBlob(bytes, offset),
+          read: async (offset) => new Uint8Array(await bytes.slice(offset, offset + CHUNK_BYTES).arrayBuffer()),
           close: file.release,
           drop: async () => {
             file.release();
@@ -328,21 +319,4 @@ function isOf({ url }: StoredRecord, model: string): boolean {
 function partsOf(url: string): { model: string; id: string } {
   const [model = "", id = ""] = url.slice(SCHEME.length).split("/");
   return { model, id };
-}
-
-async function readBlob(blob: Blob, offset: number): Promise<Uint8Array> {
-  return new Uint8Array(await blob.slice(offset, offset + CHUNK_BYTES).arrayBuffer());
-}
-
-async function digestOfBlob(blob: Blob, digest: Digest): Promise<string | undefined> {
-  try {
-    for (let offset = 0; offset < blob.size; offset += CHUNK_BYTES) {
-      digest.update(await readBlob(blob, offset));
-    }
-    return digest.hex();
-  } catch {
-    return undefined;
-  } finally {
-    digest.free();
-  }
 }

@@ -4,7 +4,7 @@ import { askVersion, A_WEB_PAGE, describeImpostor, differs, Download, WebPage, t
 import { codeOf, ensure, type ErrorCode, messageOf, TilewrightError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
 import { GitDigest } from "./git.js";
-import { defined } from "./helpers.js";
+import { defined, hexOf } from "./helpers.js";
 import { importHidden } from "./platform.js";
 import type { FileSpec, PathSpec, Pins, SourceSpec, UrlSpec } from "./protocol.js";
 import type { Store, StoredFile, StoredRecord, StoreWriter } from "./store.js";
@@ -17,8 +17,6 @@ const CHUNK_BYTES = 1 << 20;
 const FLUSH_BYTES = 16 << 20;
 /** Most bytes of a file that is read as a whole: more than any vocabulary needs. */
 const SMALL_FILE_BYTES = 256 << 20;
-/** Bytes of a stored copy that are verified at a time: about a millisecond of work. */
-const VERIFY_BYTES = 256 << 10;
 /** Milliseconds until a folder's missing files are requested again. */
 const ABSENT_MS = 24 * 60 * 60 * 1000;
 
@@ -550,22 +548,9 @@ export class StoredCopy {
 
   /** Compares its digest, and awaits `turn` before each piece. A copy that was replaced can be unreadable. */
   async check(turn: () => Promise<void>): Promise<"good" | "damaged" | "unreadable"> {
-    const digest = this.newDigest();
-    try {
-      for (let offset = 0; offset < this.bytes.size; offset += VERIFY_BYTES) {
-        await turn();
-        let piece: ArrayBuffer;
-        try {
-          piece = await this.bytes.slice(offset, offset + VERIFY_BYTES).arrayBuffer();
-        } catch {
-          return "unreadable";
-        }
-        digest.update(new Uint8Array(piece));
-      }
-      return this.record.sha256 === undefined || digest.hex() === this.record.sha256 ? "good" : "damaged";
-    } finally {
-      digest.free();
-    }
+    const { sha256 } = this.record;
+    const found = await hexOf(this.bytes, this.newDigest(), turn);
+    return found === undefined ? "unreadable" : sha256 === undefined || found === sha256 ? "good" : "damaged";
   }
 
   /** Deletes it, unless it was replaced. Throws `storage` while another tab loads it. */

@@ -124,7 +124,7 @@ export class Store {
   async setModel({ source, endpoint, files }: ModelRecord): Promise<void> {
     const model = { source, ...defined({ endpoint }), files: files.map(storedAddress) };
     const key = await modelKey(model);
-    const release = await lockIfFree(key, "exclusive");
+    const release = await lock(key, "exclusive", { wait: false });
     // Otherwise another tab is storing the same.
     if (release !== undefined) {
       try {
@@ -159,34 +159,28 @@ export class Store {
   }
 
   /** Claims a download: shared to read a complete one, exclusive to write; `undefined` if another tab holds it. */
-  async claim(url: string, mode: "shared" | "exclusive", signal?: AbortSignal): Promise<StoredFile | undefined> {
-    const key = await sha256Of(storedAddress(url));
-    return this.#open(url, key, await lock(key, mode, signal));
+  async claim(url: string, mode: "shared" | "exclusive", signal?: AbortSignal, wait = true): Promise<StoredFile | undefined> {
+    const address = storedAddress(url);
+    const key = await sha256Of(address);
+    const release = await lock(key, mode, { signal, wait });
+    try {
+      return release && await StoredFile.open(this.backend, key, address, release);
+    } catch (error) {
+      release?.();
+      throw error;
+    }
   }
 
   /** The same to read, without waiting. */
-  async claimIfFree(url: string): Promise<StoredFile | undefined> {
-    const key = await sha256Of(storedAddress(url));
-    return this.#open(url, key, await lockIfFree(key, "shared"));
-  }
-
-  async #open(url: string, key: string, release: (() => void) | undefined): Promise<StoredFile | undefined> {
-    if (release === undefined) {
-      return undefined;
-    }
-    try {
-      return await StoredFile.open(this.backend, key, storedAddress(url), release);
-    } catch (error) {
-      release();
-      throw error;
-    }
+  claimIfFree(url: string): Promise<StoredFile | undefined> {
+    return this.claim(url, "shared", undefined, false);
   }
 
   /** Deletes interrupted downloads and bytes without a record, unless a tab is writing them. */
   async sweep(): Promise<void> {
     for (const slot of await this.backend.keys()) {
       const isLeft = async (): Promise<boolean> => (await this.backend.readRecord(slot))?.complete !== true;
-      const release = await isLeft() ? await lockIfFree(slot.replace(SECOND, ""), "exclusive") : undefined;
+      const release = await isLeft() ? await lock(slot.replace(SECOND, ""), "exclusive", { wait: false }) : undefined;
       try {
         if (release !== undefined && await isLeft()) {
           await this.backend.remove(slot);
@@ -371,39 +365,31 @@ export function storedAddress(url: string): string {
   return address.href;
 }
 
-/** Takes a lock; `undefined` if that takes too long. Without Web Locks, exclusive file handles must suffice. */
-async function lock(key: string, mode: "shared" | "exclusive", signal?: AbortSignal): Promise<(() => void) | undefined> {
+/**
+ * Takes a lock; `undefined` if another holds it for long, or with `wait: false` at all. Without Web Locks, exclusive
+ * file handles must suffice.
+ */
+async function lock(
+  key: string, mode: "shared" | "exclusive", { signal, wait = true }: { signal?: AbortSignal | undefined; wait?: boolean } = {},
+): Promise<(() => void) | undefined> {
   if (globalThis.navigator?.locks === undefined) {
     return () => {};
   }
-  const patience = AbortSignal.timeout(PATIENCE_MS);
+  const patience = wait ? AbortSignal.timeout(PATIENCE_MS) : undefined;
+  const options = patience === undefined ? { mode, ifAvailable: true }
+    : { mode, signal: signal === undefined ? patience : AbortSignal.any([signal, patience]) };
   try {
     return await new Promise((resolve, reject) => {
-      const options = { mode, signal: signal === undefined ? patience : AbortSignal.any([signal, patience]) };
-      navigator.locks.request(`${FOLDER}/${key}`, options, () => new Promise<void>((release) => resolve(release))).catch(reject);
+      navigator.locks.request(`${FOLDER}/${key}`, options, (lock) =>
+        lock === null ? resolve(undefined) : new Promise<void>((release) => resolve(release))).catch(reject);
     });
   } catch (error) {
     signal?.throwIfAborted();
-    if (patience.aborted) {
+    if (patience?.aborted === true) {
       return undefined;
     }
     throw error;
   }
-}
-
-/** The same without waiting. */
-async function lockIfFree(key: string, mode: "shared" | "exclusive"): Promise<(() => void) | undefined> {
-  if (globalThis.navigator?.locks === undefined) {
-    return () => {};
-  }
-  return new Promise((resolve, reject) => {
-    navigator.locks.request(`${FOLDER}/${key}`, { mode, ifAvailable: true }, (lock) => {
-      if (lock === null) {
-        return resolve(undefined);
-      }
-      return new Promise<void>((release) => resolve(release));
-    }).catch(reject);
-  });
 }
 
 function parseRecord(text: string): StoredRecord | undefined {

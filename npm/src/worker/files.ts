@@ -18,7 +18,7 @@ export type FilesRequest = Pick<LoadRequest, "source" | "cache" | "ownFetch">;
 export type Asked = Pick<CallContext<CallName>, "caller" | "signal">;
 
 /** How files are opened. */
-export interface Opening extends Pick<OpenContext, "mustKeep" | "peek"> {
+interface Opening extends Pick<OpenContext, "mustKeep" | "peek"> {
   /** Names of optional files of a folder. */
   extras?: readonly string[];
   /** Receives the stored copies that are read. */
