@@ -196,9 +196,9 @@ fn unanswerable_chat_requests_are_refused() {
     let regex = GenerateOptions { constraint: Some(Constraint::Regex("a".into())), ..required.options.clone() };
     for (says, request) in [
         ("no tools", ChatRequest { tools: Vec::new(), ..required.clone() }),
-        ("no room", ChatRequest { prefill: Some("Well".into()), ..required.clone() }),
-        ("no room", ChatRequest { enforce_calls: false, ..required.clone() }),
-        ("no room", ChatRequest { options: regex, ..required }),
+        ("rule one out", ChatRequest { prefill: Some("Well".into()), ..required.clone() }),
+        ("rule one out", ChatRequest { enforce_calls: false, ..required.clone() }),
+        ("rule one out", ChatRequest { options: regex, ..required }),
     ] {
         let error = chat.prepare(&request).unwrap_err();
         assert!(matches!(error, Error::Option { option: "tool_choice", .. }), "{error}");
