@@ -240,7 +240,7 @@ fn draft_tokens_do_not_change_cli_output_and_are_counted() {
     // The text ends before anything repeats.
     let said = text(&tilewright(&[&args[..7], &["1", "--prompt-lookup", "7"]].concat()).stderr);
     assert!(said.contains("no draft tokens"), "{said}");
-    fails(&[&args[..7], &["1", "--mtp", "3"]].concat(), 2, &["mtp_tokens", "without a head"]);
+    fails(&[&args[..7], &["1", "--mtp", "3"]].concat(), 2, &["mtp_tokens", "MTP head"]);
     fails(&["run", BUILTIN, "--device", "cpu", "--prompt-lookup", "7"], 2, &["prompt_lookup", "temperature 0"]);
     fails(&["run", BUILTIN, "--device", "cpu", "--draft", BUILTIN], 2, &["draft", "temperature 0"]);
 }
@@ -288,7 +288,7 @@ fn constrained_output_matches_its_schema_or_grammar() {
     fails(&[&run[..], &["--json-schema", "missing.json"]].concat(), 1, &["missing.json"]);
     fails(&[&run[..], &["--regex", "("]].concat(), 2, &["regex", "unclosed group"]);
     fails(&[&run[..], &["--regex", "a", "--json-object"]].concat(), 2, &["--regex", "--json-object"]);
-    fails(&[&run[..], &["--regex", "a", "--temperature", "0", "--prompt-lookup", "3"]].concat(), 2, &["constrained"]);
+    fails(&[&run[..], &["--regex", "a", "--temperature", "0", "--prompt-lookup", "3"]].concat(), 2, &["constraint"]);
 }
 
 #[test]

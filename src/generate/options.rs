@@ -227,7 +227,7 @@ impl GenerateOptions {
         }
         let expected = match is_greedy {
             true => format!("0 to {most}"),
-            false => "0: speculation requires greedy decoding without penalties, biases, constraint or logprobs".into(),
+            false => "0: speculation requires greedy decoding (temperature 0) without penalties, biases, constraint or logprobs".into(),
         };
         Err(Error::Option { option, expected, found: n.to_string() })
     }

@@ -492,7 +492,7 @@ fn unsupported_rerankers_and_inputs_are_refused_by_name() {
     for (name, from, to, named) in [
         ("bert-reranker", r#""0": "LABEL_0""#, r#""0": "A", "1": "B""#, "num_labels"),
         ("bert-reranker", "torch.nn.modules.linear.Identity", "torch.nn.Softmax", "`Softmax`"),
-        ("bert-reranker", "BertForSequenceClassification", "BertModel", "without a head"),
+        ("bert-reranker", "BertForSequenceClassification", "BertModel", "without a scoring head"),
         ("modernbert-reranker", r#""mean""#, r#""max""#, "classifier_pooling"),
     ] {
         let mut files = files(name);

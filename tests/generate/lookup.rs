@@ -283,7 +283,7 @@ fn prompt_lookup_without_greedy_sampling_is_refused() {
         GenerateOptions { repeat_penalty: 1.1, ..endless(5) },
         GenerateOptions { temperature: 0.5, ..endless(5) },
     ] {
-        assert!(refused(looking_up(1, options)).contains("speculation requires greedy decoding"));
+        assert!(refused(looking_up(1, options)).contains("speculation requires greedy decoding (temperature 0)"));
     }
     // A penalty over no tokens has no effect.
     let none = GenerateOptions { repeat_penalty: 1.1, repeat_last_n: 0, ..endless(5) };
@@ -374,5 +374,5 @@ fn incompatible_draft_models_are_refused() {
     assert!(refused(&other, 4, endless(5)).contains("a vocabulary of 1024 tokens"));
     assert!(refused(&model, 0, endless(5)).contains("1 or more"));
     assert!(refused(&model, 8, endless(5)).contains("0 to 7"));
-    assert!(refused(&model, 4, GenerateOptions::default()).contains("speculation requires greedy decoding"));
+    assert!(refused(&model, 4, GenerateOptions::default()).contains("speculation requires greedy decoding (temperature 0)"));
 }
