@@ -601,7 +601,7 @@ fn generation_options_keep_their_meaning_when_constrained() {
     let guessing = GenerateOptions { prompt_lookup: 4, ..options(regex("a")) };
     let error = session.generate(PROMPT, &guessing).err().unwrap();
     assert!(
-        matches!(&error, Error::Option { option: "prompt_lookup", .. }) && error.to_string().contains("constrained"),
+        matches!(&error, Error::Option { option: "prompt_lookup", .. }) && error.to_string().contains("constraint"),
         "{error}"
     );
     let mut draft = model.session().unwrap();

@@ -66,7 +66,7 @@ pub fn all() -> Vec<(Constraint, &'static str)> {
         schema(deep, "depth"),
         schema(json!({"enum": many(100_000, |i| (i.to_string(), json!(format!("value {i}")))).1}), "number of values"),
         schema(json!({"enum": many(1_000_000, |i| (i.to_string(), json!(i))).1}), "number of values"),
-        schema(json!({"const": "x".repeat(1 << 20)}), "bytes of texts"),
+        schema(json!({"const": "x".repeat(1 << 20)}), "bytes of strings"),
         schema(json!({"properties": many(4000, |i| (format!("p{i}"), json!(true))).0}), "squares of property counts"),
         schema(
             json!({"required": many(9000, |i| (i.to_string(), json!(i.to_string()))).1}),

@@ -163,7 +163,7 @@ fn malformed_gbnf_is_refused_with_its_line() {
         ("root ::= x\nx ::= y \"a\"\ny ::= \"b\"? x", "line", "left recursion"),
         ("root ::= root \"a\" | \"a\"", "line 1", "left recursion"),
         ("root ::= (\"\" | \"a\")* root", "line 1", "left recursion"),
-        ("root ::= \"a\"\nroot ::= \"b\"", "line 2", "again, of line 1"),
+        ("root ::= \"a\"\nroot ::= \"b\"", "line 2", "defined in line 1"),
         ("root ::= \"a", "line 1", "expected `\"`"),
         ("root ::= [a", "line 1", "expected `]`"),
         ("root ::= [z-a]", "line 1", "behind 'z'"),
