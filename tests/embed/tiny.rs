@@ -537,7 +537,7 @@ fn unsupported_rerankers_and_inputs_are_refused_by_name() {
     let error = Reranker::load(&device, folder("bert-reranker"), options).err().unwrap();
     assert!(error.to_string().contains("max_tokens"), "{error}");
     let error = Reranker::load(&device, folder("nomic"), RerankOptions::default()).err().unwrap();
-    assert!(error.to_string().contains("without a head"), "{error}");
+    assert!(error.to_string().contains("without a scoring head"), "{error}");
 }
 
 /// The files of a model, `config.json` first.

@@ -166,7 +166,7 @@ fn malformed_gbnf_is_refused_with_its_line() {
         ("root ::= \"a\"\nroot ::= \"b\"", "line 2", "defined in line 1"),
         ("root ::= \"a", "line 1", "expected `\"`"),
         ("root ::= [a", "line 1", "expected `]`"),
-        ("root ::= [z-a]", "line 1", "behind 'z'"),
+        ("root ::= [z-a]", "line 1", "not before 'z'"),
         ("root ::= []", "line 1", "an empty class"),
         ("root ::= (\"a\"\n | \"b\"", "line 2", "expected `)`"),
         ("root ::= \"a\" )", "line 1", "a part of a rule"),
