@@ -652,8 +652,5 @@ fn kv_cache_shrinks_to_the_available_memory() {
     }
     assert_eq!((engine.stats().n_recoveries, engine.stats().n_pages), (1, all / 4));
     assert_eq!(breaker.stats(Instant::now()).n_losses(), 1);
-    assert!(
-        notices.iter().any(|notice| notice.contains(&format!("now holds {} tokens", 64 * all / 4))),
-        "{notices:?}"
-    );
+    assert!(notices.iter().any(|notice| notice.contains(&format!("now holds {} tokens", 64 * all / 4))), "{notices:?}");
 }

@@ -813,7 +813,7 @@ fn hostile_adapters_are_refused_by_name() {
             gguf("llama", 1.0, &[("blk.0.attn_output_norm.weight".into(), vec![64], vec![1.0; 64])]),
         ),
         ("blk.0.ffn_down.weight", of("blk.0.ffn_down.weight")),
-        ("is alone", gguf("llama", 1.0, &factors("blk.0.attn_q.weight")[..1])),
+        ("without its pair", gguf("llama", 1.0, &factors("blk.0.attn_q.weight")[..1])),
         ("tensors", gguf("llama", 1.0, &[])),
         ("", file[..file.len() / 2].to_vec()),
         ("", file[..60].to_vec()),

@@ -374,5 +374,7 @@ fn incompatible_draft_models_are_refused() {
     assert!(refused(&other, 4, endless(5)).contains("a vocabulary of 1024 tokens"));
     assert!(refused(&model, 0, endless(5)).contains("1 or more"));
     assert!(refused(&model, 8, endless(5)).contains("0 to 7"));
-    assert!(refused(&model, 4, GenerateOptions::default()).contains("speculation requires greedy decoding (temperature 0)"));
+    assert!(
+        refused(&model, 4, GenerateOptions::default()).contains("speculation requires greedy decoding (temperature 0)")
+    );
 }
