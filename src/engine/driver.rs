@@ -758,11 +758,11 @@ impl Driver {
             sequence.verified(n_verified, n_drafts);
             let mut n_accepted_here = 0;
             let mut is_over = false;
-            for row in first_draft - 1..first_draft + n_verified {
+            for (row, &id) in chosen.iter().enumerate().take(first_draft + n_verified).skip(first_draft - 1) {
                 n_generated += 1;
                 n_accepted_here = row + 1 - first_draft;
                 let logits = logits.get(row * vocab_size..(row + 1) * vocab_size);
-                let accepted = match (broken.remove(&slot), chosen[row]) {
+                let accepted = match (broken.remove(&slot), id) {
                     (Some(error), _) => Err(error),
                     (None, NON_FINITE) => Err(Error::NonFinite { pos: sequence.ids().len() as u32 }),
                     (None, id) => sequence.accept(id, logits, context_length),
