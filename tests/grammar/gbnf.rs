@@ -180,7 +180,7 @@ fn malformed_gbnf_is_refused_with_its_line() {
         ("root ::= \"\\ud800\"", "line 1", "digits"),
         ("root = \"a\"", "line 1", "`::=`"),
         ("root ::= <a b>", "line 1", "a token"),
-        (&groups, "line 1", "100 groups"),
+        (&groups, "line 1", "100 nested groups"),
         (&format!("root ::= r0\n{chain}r900 ::= r0"), "line", "left recursion"),
         (&format!("root ::= r0\n{doubled}r40 ::= \"x\""), "gbnf", "at most 20000"),
         (&"root ::= \"a\"\n".repeat(2000), "gbnf: bytes", "at most"),

@@ -460,7 +460,7 @@ fn importance_matrix_must_fit_its_tensor_or_experts() {
     options.overwrite = true;
     let message = quantized(&input, &output, &options).unwrap_err().to_string();
     assert!(
-        message.contains("importance matrix of `blk.0.ffn_down_exps.weight` is 512, expected 768 numbers"),
+        message.contains("importance matrix of `blk.0.ffn_down_exps.weight` is 512, expected 768 values"),
         "{message}"
     );
 }
