@@ -61,7 +61,7 @@ struct Binding {
     dtype: &'static str,
 }
 
-/// What a kernel is told: a uniform struct.
+/// A kernel's params: a uniform struct.
 #[derive(Clone, Default, PartialEq)]
 struct Params {
     /// Its name in Rust.
@@ -95,7 +95,7 @@ struct Kernel {
 /// Values of constants by file, a kernel's name or a fragment's, and by name. `None`: shaders differ in it.
 type Constants = BTreeMap<String, BTreeMap<String, Option<u32>>>;
 
-/// All that is linked.
+/// Everything linked so far.
 #[derive(Default)]
 struct Linked {
     kernels: BTreeMap<String, Kernel>,
@@ -461,7 +461,7 @@ impl Display for Params {
     }
 }
 
-/// The type in Rust whose bytes are a member's, and how many they are; an error says what has none.
+/// The Rust type with a member's layout and its size in bytes; an error names the unsupported type.
 fn rust_type(module: &naga::Module, ty: naga::Handle<naga::Type>) -> Result<(String, u32), String> {
     let of_scalar = |scalar: naga::Scalar| match scalar {
         naga::Scalar::U32 => Ok("u32"),
@@ -544,7 +544,7 @@ fn params(kernels: &BTreeMap<String, Kernel>) -> String {
         }
         of.push(kernel);
     }
-    let mut out = String::from("/// What kernels are told, as their shaders have it.\npub(crate) mod params {\n");
+    let mut out = String::from("/// Params of kernels, as declared in their shaders.\npub(crate) mod params {\n");
     for (name, (params, of)) in structs {
         let members: String = params.members.iter().map(|(name, ty)| format!("        pub {name}: {ty},\n")).collect();
         let _ = writeln!(
@@ -560,7 +560,7 @@ fn params(kernels: &BTreeMap<String, Kernel>) -> String {
 /// The Rust source of the constants, in a module for each file.
 fn constants(constants: &Constants) -> String {
     let mut out = String::from(
-        "/// Constants of shaders and fragments, of which the host needs some.\n#[allow(dead_code)]\n\
+        "/// Constants of shaders and fragments; the host uses some of them.\n#[allow(dead_code)]\n\
          pub(crate) mod constants {\n",
     );
     for (file, constants) in constants {

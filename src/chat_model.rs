@@ -213,7 +213,7 @@ impl ChatModel {
             }
         }
         let list = |list: &Vec<Json>| (!list.is_empty()).then(|| list.clone());
-        let told = ChatOptions {
+        let template_options = ChatOptions {
             continue_final_message: prefill.is_some(),
             tools: list(&request.tools),
             documents: list(&request.documents),
@@ -222,7 +222,7 @@ impl ChatModel {
             now: request.now.or_else(now),
             ..ChatOptions::default()
         };
-        let mut ids = template.encode(&self.tokenizer, &messages, &told)?;
+        let mut ids = template.encode(&self.tokenizer, &messages, &template_options)?;
         // A prefill is read as the answer's beginning, not as the prompt's end.
         let mut end = String::new();
         if prefill.is_none() {

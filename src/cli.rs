@@ -7,7 +7,6 @@ mod chat;
 #[cfg(feature = "grammar")]
 mod constrain;
 mod embed;
-mod guess;
 mod hub;
 mod info;
 mod inspect;
@@ -22,6 +21,7 @@ mod run;
 #[cfg(feature = "serve")]
 mod serve;
 mod several;
+mod speculation;
 mod tokenize;
 mod tune;
 

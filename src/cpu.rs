@@ -1,5 +1,5 @@
-//! The CPU executor: the same recordings, each kernel by its twin in plain Rust. The twin is also what a kernel means:
-//! GPU results are compared with it.
+//! The CPU executor: runs the same recordings, each kernel in plain Rust. These reference kernels define what a kernel
+//! means: GPU results are compared with theirs.
 
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -222,7 +222,8 @@ impl<'a> Call<'a> {
         read_params(self.params)
     }
 
-    /// The value of an override of the shader. Those that twins ask for begin as 0, or every recording has them.
+    /// The value of a shader override, 0 if the recording does not set it. Overrides that kernels here read default to 0
+    /// in the shader, or every recording sets them (`COMBINE`).
     pub fn constant(&self, name: &str) -> u32 {
         let found = self.constants.iter().find(|(known, _)| *known == name);
         found.map_or(0, |&(_, value)| value as u32)
@@ -238,15 +239,15 @@ impl<'a> Call<'a> {
         let n = self.operands.len();
         match (&mut self.operands[..]).try_into() {
             Ok(operands) => operands,
-            Err(_) => unreachable!("a twin takes {N} operands and its shader has {n}"),
+            Err(_) => unreachable!("a kernel takes {N} operands and its shader has {n}"),
         }
     }
 }
 
-type Twin = fn(Call<'_>);
+type CpuKernel = fn(Call<'_>);
 
-/// The twin of a kernel.
-fn twin(kernel: Id) -> Option<Twin> {
+/// The CPU reference kernel of a shader.
+fn cpu_kernel(kernel: Id) -> Option<CpuKernel> {
     Some(match kernel {
         Id::Add => activation::add,
         #[cfg(feature = "lora")]
@@ -381,10 +382,10 @@ impl Cpu {
         })
     }
 
-    /// Looks up the twins of a recording's steps, and how their operands lie in memory.
+    /// Finds the kernels of a recording's steps and their operands' places in memory.
     ///
     /// # Errors
-    /// [`Error::Operand`] if a kernel has no twin.
+    /// [`Error::Operand`] if a kernel has no CPU reference.
     pub fn prepare(&self, steps: &Arc<[Step]>) -> Result<PreparedSteps, Error> {
         let prepared = steps.iter().map(PreparedStep::new).collect::<Result<_, _>>()?;
         Ok(PreparedSteps(Arc::new((steps.clone(), prepared))))
@@ -441,7 +442,7 @@ impl PreparedSteps {
 
 /// What a step needs beside what was recorded.
 struct PreparedStep {
-    twin: Twin,
+    kernel: CpuKernel,
     /// The first operand in each memory: several operands may read the same, which is then locked once. A written one
     /// has no other reader, as the recorder checked.
     memories: Vec<usize>,
@@ -458,10 +459,10 @@ enum Guard<'a> {
 
 impl PreparedStep {
     fn new(step: &Step) -> Result<PreparedStep, Error> {
-        let twin = twin(step.kernel.id).ok_or_else(|| Error::Operand {
+        let kernel = cpu_kernel(step.kernel.id).ok_or_else(|| Error::Operand {
             kernel: step.kernel.name,
             operand: "device",
-            expected: "a kernel with a CPU twin".into(),
+            expected: "a kernel with a CPU reference".into(),
             found: "one without".into(),
         })?;
         let (mut memories, mut places) = (Vec::new(), Vec::with_capacity(step.operands.len()));
@@ -472,19 +473,19 @@ impl PreparedStep {
                 memories.push(i);
                 memories.len() - 1
             });
-            // Inputs keep the rounding to 16 bytes, for twins that read them as vectors; outputs end where the tensor
-            // does, for twins that write as many rows as there are.
+            // Inputs are rounded up to 16 bytes for kernels that read vectors. Outputs end with the tensor, for kernels
+            // that derive the number of rows from the length.
             let len_bytes = operand.len() * operand.dtype().size_bytes() as usize;
             let len = if binding.writes { len_bytes.div_ceil(4) } else { operand.size_bytes() as usize / 4 };
             places.push((place, len));
         }
         // Only a matrix that is no other operand is in panels.
         let panels = Panels::wanted(step).filter(|_| places.iter().filter(|(place, _)| *place == 0).count() == 1);
-        Ok(PreparedStep { twin, memories, places, panels })
+        Ok(PreparedStep { kernel, memories, places, panels })
     }
 
     fn run(&self, step: &Step, rounds: bool) -> Result<(), Error> {
-        let &PreparedStep { twin, ref memories, ref places, panels } = self;
+        let &PreparedStep { kernel, ref memories, ref places, panels } = self;
         let lock = |&first: &usize| {
             let memory: &Memory = step.operands[first].memory()?;
             Ok(match step.kernel.bindings[first].writes {
@@ -510,7 +511,7 @@ impl PreparedStep {
             }
         }
         let (params, constants, weight, products) = (&step.params, &step.constants, step.variant.weight, step.products);
-        twin(Call { params, constants, weight, rounds, products, panels, operands });
+        kernel(Call { params, constants, weight, rounds, products, panels, operands });
         Ok(())
     }
 }

@@ -40,7 +40,7 @@
 //! # Ok::<(), tilewright::Error>(())
 //! # }).unwrap();
 //! ```
-// Most native code compiles for WASM as well, whose module links only what it exports: dead code is a native matter.
+// Most native code also compiles for WASM, which links only its exports. Native builds report dead code.
 #![cfg_attr(target_arch = "wasm32", allow(dead_code, unused_imports))]
 #![deny(missing_docs)]
 // The compiler checks `Send` for a server's shared state through all types inside a device.

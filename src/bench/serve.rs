@@ -295,11 +295,11 @@ impl Client {
         let status = response.status().as_u16();
         let mut body = response.into_body();
         if status != 200 {
-            let told = body.read_to_string().unwrap_or_default();
+            let reply = body.read_to_string().unwrap_or_default();
             let seconds = start.elapsed().as_secs_f64();
             return match status {
                 429 => RequestOutcome::Refused { seconds },
-                _ => RequestOutcome::Failed(refusal(status, &told)),
+                _ => RequestOutcome::Failed(refusal(status, &reply)),
             };
         }
         let mut times = Vec::new();
@@ -359,9 +359,9 @@ fn failed(url: &str, message: &str) -> Error {
 }
 
 /// The message of an error response.
-fn refusal(status: u16, told: &str) -> String {
-    let told: Json = serde_json::from_str(told).unwrap_or_default();
-    let message = told["error"]["message"].as_str().or(told["error"].as_str()).unwrap_or("no reason given");
+fn refusal(status: u16, reply: &str) -> String {
+    let reply: Json = serde_json::from_str(reply).unwrap_or_default();
+    let message = reply["error"]["message"].as_str().or(reply["error"].as_str()).unwrap_or("no reason given");
     format!("status {status}: {message}")
 }
 
@@ -379,11 +379,11 @@ fn read_events(reader: impl BufRead, mut on_part: impl FnMut()) -> io::Result<Op
         if event["choices"][0]["text"].as_str().is_some_and(|text| !text.is_empty()) {
             on_part();
         }
-        let told = &event["usage"];
+        let reply = &event["usage"];
         if let (Some(prompt_tokens), Some(generated_tokens)) =
-            (told["prompt_tokens"].as_u64(), told["completion_tokens"].as_u64())
+            (reply["prompt_tokens"].as_u64(), reply["completion_tokens"].as_u64())
         {
-            let cached_tokens = told["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
+            let cached_tokens = reply["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
             usage = Some(ReportedUsage { prompt_tokens, cached_tokens, generated_tokens });
         }
     }
@@ -447,7 +447,7 @@ impl ServeRow {
                     sum.generated_tokens += usage.generated_tokens;
                 }
                 RequestOutcome::Refused { seconds } => refused.push(seconds),
-                RequestOutcome::Failed(message) => match failures.iter_mut().find(|(told, _)| *told == message) {
+                RequestOutcome::Failed(message) => match failures.iter_mut().find(|(reply, _)| *reply == message) {
                     Some((_, n)) => *n += 1,
                     None => failures.push((message, 1)),
                 },

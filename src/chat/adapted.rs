@@ -12,11 +12,11 @@ use super::{ChatOptions, Message, REASONING, date};
 
 /// A message with its text as a list of parts.
 pub fn in_parts(message: &Message) -> Message {
-    let mut told = message.clone();
+    let mut adapted = message.clone();
     if let Json::String(text) = &message.content {
-        told.content = json!([{"type": "text", "text": text}]);
+        adapted.content = json!([{"type": "text", "text": text}]);
     }
-    told
+    adapted
 }
 
 /// Whether any message has tool calls or is a tool's result.
@@ -40,7 +40,7 @@ fn calls_of(message: &Message) -> &[Json] {
 /// Rewrites calls for a template without tools: calls become assistant text, and results become user messages in
 /// turns.
 pub fn without_calls(messages: &[Message]) -> Vec<Message> {
-    let mut told: Vec<Message> = Vec::new();
+    let mut adapted: Vec<Message> = Vec::new();
     let mut answers_calls = false;
     for message in messages {
         let mut message = message.clone();
@@ -64,7 +64,7 @@ pub fn without_calls(messages: &[Message]) -> Vec<Message> {
         if is_result {
             message.role = "user".into();
             // Join consecutive results into one turn.
-            if let Some(last) = told.last_mut().filter(|_| answers_calls)
+            if let Some(last) = adapted.last_mut().filter(|_| answers_calls)
                 && let (Some(before), Some(text)) = (last.text(), message.text())
             {
                 last.content = format!("{before}\n{text}").into();
@@ -72,26 +72,26 @@ pub fn without_calls(messages: &[Message]) -> Vec<Message> {
             }
         }
         answers_calls = is_result;
-        told.push(message);
+        adapted.push(message);
     }
-    told
+    adapted
 }
 
 /// Splits messages into one call each, followed by its result.
 pub fn one_call_each(messages: &[Message]) -> Vec<Message> {
-    let mut told = Vec::new();
+    let mut adapted = Vec::new();
     let mut rest = messages.iter().peekable();
     while let Some(message) = rest.next() {
         let calls = calls_of(message);
         if calls.len() < 2 {
-            told.push(message.clone());
+            adapted.push(message.clone());
             continue;
         }
         let mut results: Vec<&Message> = iter::from_fn(|| rest.next_if(|message| message.role == "tool")).collect();
         for (at, call) in calls.iter().enumerate() {
             let mut one = if at == 0 { message.clone() } else { Message::new("assistant", "") };
             one.fields.insert("tool_calls".into(), json!([call]));
-            told.push(one);
+            adapted.push(one);
             let id = call.get("id").and_then(Json::as_str);
             // Results without ids follow the order of the calls.
             let is_own = |result: &&Message| match result.fields.get("tool_call_id").and_then(Json::as_str) {
@@ -99,19 +99,19 @@ pub fn one_call_each(messages: &[Message]) -> Vec<Message> {
                 None => true,
             };
             if let Some(own) = results.iter().position(is_own) {
-                told.push(results.remove(own).clone());
+                adapted.push(results.remove(own).clone());
             }
         }
-        told.extend(results.into_iter().cloned());
+        adapted.extend(results.into_iter().cloned());
     }
-    told
+    adapted
 }
 
 /// One call per message, and no text between reasoning and call: the text joins the reasoning, as in gpt-oss's
 /// template.
 pub fn simplified(messages: &[Message]) -> Vec<Message> {
-    let mut told = one_call_each(messages);
-    for message in told.iter_mut().filter(|message| !calls_of(message).is_empty()) {
+    let mut adapted = one_call_each(messages);
+    for message in adapted.iter_mut().filter(|message| !calls_of(message).is_empty()) {
         let thought = REASONING.iter().find_map(|name| message.fields.get(*name)?.as_str());
         let text = message.text().filter(|text| !text.is_empty());
         if let (Some(thought), Some(text)) = (thought.filter(|thought| !thought.is_empty()), text) {
@@ -123,7 +123,7 @@ pub fn simplified(messages: &[Message]) -> Vec<Message> {
             message.content = "".into();
         }
     }
-    told
+    adapted
 }
 
 /// Writes call arguments as JSON texts, for a template that concatenates them.
@@ -148,12 +148,12 @@ pub fn write_arguments(messages: &mut [Message]) {
 
 /// Options for a template that requires a list of tools, or has other names for it and the time: Firefunction's.
 pub fn options(options: &ChatOptions) -> ChatOptions {
-    let mut told = options.clone();
-    let tools = told.tools.get_or_insert_default();
+    let mut adapted = options.clone();
+    let tools = adapted.tools.get_or_insert_default();
     let functions = serde_json::to_string_pretty(tools).unwrap_or_default();
-    told.variables.entry("functions").or_insert_with(|| functions.into());
-    if let Some(date) = told.now.and_then(|now| date::format("%Y-%m-%d", now).ok()) {
-        told.variables.entry("datetime").or_insert_with(|| date.into());
+    adapted.variables.entry("functions").or_insert_with(|| functions.into());
+    if let Some(date) = adapted.now.and_then(|now| date::format("%Y-%m-%d", now).ok()) {
+        adapted.variables.entry("datetime").or_insert_with(|| date.into());
     }
-    told
+    adapted
 }

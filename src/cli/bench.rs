@@ -275,14 +275,14 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), CommandFailure> {
             "memory": model.plan(),
             "free_bytes": free_bytes,
             "pieces": pieces,
-            "timeline": timeline.as_ref().map(told),
+            "timeline": timeline.as_ref().map(to_json),
         });
         let Some((page, given)) = page.zip(given) else { return print_json(&value) };
         let (shapes, texts): (_, &[usize]) = match args.quick {
             true => (Shapes { dim: 512, n_prompt: 32, n_cached: 256 }, &[10]),
             false => (Shapes { dim: 2048, n_prompt: 128, n_cached: 1024 }, &[10, 50, 100]),
         };
-        let kernels = KernelBench::measure(&device, shapes, probes.clone(), texts, args.quick)?.told(&device);
+        let kernels = KernelBench::measure(&device, shapes, probes.clone(), texts, args.quick)?.to_json(&device);
         let memory = memory::usual(&device)?;
         return page.write(&[&[value, kernels, memory][..], &given].concat());
     }
@@ -326,7 +326,7 @@ impl KernelBench {
         Ok(KernelBench { shapes, probes, reads, rows, model, texts })
     }
 
-    fn told(&self, device: &Device) -> Value {
+    fn to_json(&self, device: &Device) -> Value {
         json!({
             "bench": "kernels",
             "device": device.info(),
@@ -346,7 +346,7 @@ fn bench_kernels(args: &KernelBenchArgs) -> Result<(), CommandFailure> {
     let probes = pollster::block_on(Probes::measure(&device))?;
     let measured = KernelBench::measure(&device, shapes, probes, &args.texts, false)?;
     if args.format.json {
-        return print_json(&measured.told(&device));
+        return print_json(&measured.to_json(&device));
     }
     let mut out = io::stdout().lock();
     if args.format.csv {
@@ -361,7 +361,7 @@ fn bench_kernels(args: &KernelBenchArgs) -> Result<(), CommandFailure> {
 }
 
 /// A pass over one token, dispatch by dispatch.
-fn told(timeline: &Timeline) -> Value {
+fn to_json(timeline: &Timeline) -> Value {
     let dispatch = |dispatch: &TimedDispatch| {
         json!({
             "kernel": dispatch.kernel,

@@ -14,9 +14,9 @@ use tilewright::grammar::ToolChoice;
 use tilewright::{ChatAnswer, ChatModel, ChatPrompt, ChatRequest, Error, Model, Recovery, Session};
 
 use super::answer::AnswerPrinter;
-use super::guess::{self, Draft};
 use super::lost::each_piece;
 use super::run::{ModelArgs, SamplingArgs};
+use super::speculation::{self, Draft};
 use super::{CommandFailure, MARK, read_list, read_text, save_pipeline_caches, tell_findings};
 
 /// Chat with a model, in the terminal or through a pipe.
@@ -39,7 +39,7 @@ pub struct ChatArgs {
     #[arg(long, value_parser = ChatTemplate::KNOWN, value_name = "NAME")]
     template: Option<String>,
     #[command(flatten)]
-    told: TemplateArgs,
+    template_args: TemplateArgs,
     /// Tool call format [default: detected from the chat template or the vocabulary].
     #[arg(long, value_parser = Format::ALL.map(Format::name), value_name = "NAME")]
     tool_format: Option<String>,
@@ -77,7 +77,7 @@ struct TemplateArgs {
 impl ChatArgs {
     /// The model and the draft model.
     pub fn models(&mut self) -> (Option<&mut PathBuf>, Option<&mut PathBuf>) {
-        (self.model.as_mut(), self.sampling.guess.draft.path.as_mut())
+        (self.model.as_mut(), self.sampling.speculation.draft.path.as_mut())
     }
 }
 
@@ -118,16 +118,16 @@ pub fn chat(args: &ChatArgs) -> Result<(), CommandFailure> {
     let options = args.sampling.options()?;
     options.check()?;
     #[cfg_attr(not(feature = "grammar"), expect(unused_mut))]
-    let mut request = ChatRequest { options, prefill: args.prefill.clone(), ..args.told.request()? };
+    let mut request = ChatRequest { options, prefill: args.prefill.clone(), ..args.template_args.request()? };
     let interrupt = Interrupt::install()?;
-    let mut recovery = args.device.recovery(args.model.as_deref(), &args.sampling.guess, None);
+    let mut recovery = args.device.recovery(args.model.as_deref(), &args.sampling.speculation, None);
     let session = recovery.load(&args.device.open()?)?.session()?;
     let model = chat_model(session.model(), args)?;
     #[cfg(feature = "grammar")]
-    if args.told.tools.is_some() {
-        args.calls.enforce(&mut request, &model, args.sampling.guess.is_asked_for())?;
+    if args.template_args.tools.is_some() {
+        args.calls.enforce(&mut request, &model, args.sampling.speculation.is_asked_for())?;
     }
-    let draft = args.sampling.guess.draft.load_session(session.model())?;
+    let draft = args.sampling.speculation.draft.load_session(session.model())?;
     let mut chat = Chat { session, draft, recovery, model, request, interrupt, system: None, messages: Vec::new() };
     if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
         chat.load(path)?;
@@ -389,7 +389,7 @@ impl Chat<'_> {
         let ChatPrompt { ids, options, mut reader } = self.model.prepare(&self.request())?;
         let mut generation = self.session.generate_from(&ids, &options)?;
         if let Some(draft) = &mut self.draft {
-            draft.guess_for(&mut generation)?;
+            draft.draft_for(&mut generation)?;
         }
         *self.interrupt.current() = Some(generation.cancel_handle());
         let mut answer = AnswerPrinter::new(io::stdout().lock());
@@ -418,9 +418,10 @@ impl Chat<'_> {
                 _ => "",
             };
             let is_asked_for = options.prompt_lookup > 0 || options.mtp_tokens > 0 || self.draft.is_some();
-            let guessed = guess::told(is_asked_for, speculation).map_or(String::new(), |told| format!("; {told}"));
+            let drafted =
+                speculation::summary(is_asked_for, speculation).map_or(String::new(), |summary| format!("; {summary}"));
             eprintln!(
-                "[prefill {} tokens, decode {} tokens, {:.1} tokens/s{guessed}{note}]",
+                "[prefill {} tokens, decode {} tokens, {:.1} tokens/s{drafted}{note}]",
                 prefill.tokens,
                 decode.tokens + 1,
                 decode.rate()

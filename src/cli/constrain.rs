@@ -74,8 +74,8 @@ impl CallArgs {
     /// Sets how a request's tool calls are enforced. They are not, with a notice, beside another constraint, a
     /// prefill or speculative decoding (an error with `--tool-choice`), or if the choice is `auto` and the call
     /// format unknown.
-    pub fn enforce(&self, request: &mut ChatRequest, chat: &ChatModel, guesses: bool) -> Result<(), Error> {
-        let is_bound = guesses || request.prefill.is_some() || request.options.constraint.is_some();
+    pub fn enforce(&self, request: &mut ChatRequest, chat: &ChatModel, drafts: bool) -> Result<(), Error> {
+        let is_bound = drafts || request.prefill.is_some() || request.options.constraint.is_some();
         let choice = self.tool_choice.clone().unwrap_or_default();
         if is_bound && self.tool_choice.is_some() {
             return Err(Error::Option {

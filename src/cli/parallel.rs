@@ -122,11 +122,11 @@ fn print(PromptLine { at, mut stream, seed }: PromptLine, as_json: bool) -> Resu
     if as_json {
         let stop_reason = stream.stop_reason().unwrap_or(StopReason::Cancelled);
         let logprobs = (!logprobs.is_empty()).then_some(logprobs);
-        let told = json!({
+        let line_json = json!({
             "line": at, "seed": seed, "text": text, "token_ids": token_ids, "logprobs": logprobs,
             "stop_reason": stop_reason, "usage": stream.usage(),
         });
-        writeln!(out, "{told}")?;
+        writeln!(out, "{line_json}")?;
     } else {
         writeln!(out, "{}{text}", if at == 0 { "" } else { "---\n" })?;
     }

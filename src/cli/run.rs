@@ -20,11 +20,11 @@ use tilewright::{ChatModel, ChatRequest};
 use tilewright::{Counters, Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
 use super::answer::AnswerPrinter;
-use super::guess::{self, DraftArgs, GuessArgs};
 use super::lora::LoraArgs;
 use super::lost::each_piece;
 use super::parallel::{self, ParallelArgs};
 use super::several::SeveralArgs;
+use super::speculation::{self, DraftArgs, SpeculationArgs};
 use super::{
     CommandFailure, DeviceArgs, parse_bytes, parse_device, print_json, read_text, save_pipeline_caches, show_bytes,
     tell_findings, text_of,
@@ -166,7 +166,7 @@ pub struct SamplingArgs {
     #[arg(long)]
     slide: bool,
     #[command(flatten)]
-    pub guess: GuessArgs,
+    pub speculation: SpeculationArgs,
     #[cfg(feature = "grammar")]
     #[command(flatten)]
     constraint: super::constrain::ConstraintArgs,
@@ -248,7 +248,7 @@ impl ToolArgs {
         model: &Model,
         prompt: &str,
         options: &mut GenerateOptions,
-        guesses: bool,
+        drafts: bool,
     ) -> Result<Option<AnswerReader>, Error> {
         let Some(path) = &self.tools else { return Ok(None) };
         let tools = super::read_list(path)?;
@@ -257,7 +257,7 @@ impl ToolArgs {
         if let Some(format) = self.tool_format.as_deref().and_then(Format::from_name) {
             chat = chat.with_format(format);
         }
-        self.calls.enforce(&mut request, &chat, guesses)?;
+        self.calls.enforce(&mut request, &chat, drafts)?;
         let (bound, reader) = chat.continue_text(prompt, &request)?;
         *options = bound;
         Ok(Some(reader))
@@ -267,7 +267,7 @@ impl ToolArgs {
 impl GenerateArgs {
     /// The draft model.
     pub fn draft(&mut self) -> Option<&mut PathBuf> {
-        self.sampling.guess.draft.path.as_mut()
+        self.sampling.speculation.draft.path.as_mut()
     }
 }
 
@@ -342,10 +342,10 @@ impl ModelArgs {
     pub fn recovery<'a>(
         &'a self,
         path: Option<&'a Path>,
-        guess: &GuessArgs,
+        speculation: &SpeculationArgs,
         draft: Option<&'a DraftArgs>,
     ) -> Recovery<'a, Model> {
-        let mtp_tokens = guess.mtp > 0;
+        let mtp_tokens = speculation.mtp > 0;
         // The notices of opening were printed the first time.
         let open = move || self.device.choose();
         let load = move |device: &Device| {
@@ -444,8 +444,8 @@ impl SamplingArgs {
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
             context_policy: if self.slide { ContextPolicy::Slide } else { ContextPolicy::Stop },
-            prompt_lookup: self.guess.prompt_lookup,
-            mtp_tokens: self.guess.mtp,
+            prompt_lookup: self.speculation.prompt_lookup,
+            mtp_tokens: self.speculation.mtp,
             #[cfg(feature = "grammar")]
             constraint: self.constraint.constraint()?,
             ..GenerateOptions::default()
@@ -466,16 +466,17 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), CommandFailur
         None => prompt(args)?,
     };
     let encoding = EncodeOptions { add_special: true, parse_special: args.parse_special };
-    let draft = &args.sampling.guess.draft;
+    let draft = &args.sampling.speculation.draft;
     let of_engine = args.parallel.parallel.map(|_| draft);
-    let mut recovery = args.model.recovery(path, &args.sampling.guess, of_engine);
+    let mut recovery = args.model.recovery(path, &args.sampling.speculation, of_engine);
     let model = recovery.load(&args.model.open()?)?;
     if let Some(n_at_once) = args.parallel.parallel {
         return parallel::run(&model, &mut recovery, (n_at_once, draft.n()), (&prompt, encoding), &options, args.json);
     }
     let mut session = model.session()?;
     #[cfg(all(feature = "chat", feature = "grammar"))]
-    let mut reader = args.tools.reader(session.model(), &prompt, &mut options, args.sampling.guess.is_asked_for())?;
+    let mut reader =
+        args.tools.reader(session.model(), &prompt, &mut options, args.sampling.speculation.is_asked_for())?;
     #[cfg(not(all(feature = "chat", feature = "grammar")))]
     let mut reader: Option<AnswerReader> = None;
     let mut draft = draft.load_session(session.model())?;
@@ -492,7 +493,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), CommandFailur
     }
     let mut generation = session.generate_from(&prompt_ids, &options)?;
     if let Some(draft) = &mut draft {
-        draft.guess_for(&mut generation)?;
+        draft.draft_for(&mut generation)?;
     }
     if args.profile {
         generation.enable_profile();
@@ -576,8 +577,8 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), CommandFailur
             eprintln!("{}", streamed(&streaming));
         }
     }
-    if let Some(told) = guess::told(args.sampling.guess.is_asked_for(), generation.speculation()) {
-        eprintln!("{told}");
+    if let Some(summary) = speculation::summary(args.sampling.speculation.is_asked_for(), generation.speculation()) {
+        eprintln!("{summary}");
     }
     Ok(())
 }

@@ -15,9 +15,9 @@ use tilewright::{
     Breaker, Device, DeviceChoice, EmbedOptions, Embedder, Error, LoadOptions, Model, Recovery, RerankOptions, Reranker,
 };
 
-use super::guess::DraftArgs;
 use super::lora::Lora;
 use super::run::{self, ModelArgs, with_loading_bar};
+use super::speculation::DraftArgs;
 use super::{CommandFailure, hub, parse_bytes, save_pipeline_caches, tell_findings};
 
 /// Name of the built-in model.

@@ -82,8 +82,8 @@ fn print_beams(
         false => model.tokenizer()?.decode(ids, true),
     };
     if as_json {
-        let told = beams.iter().map(|beam| Ok(json!({ "text": text(&beam.ids)?, "beam": beam })));
-        let beams = told.collect::<Result<Vec<Value>, Error>>()?;
+        let rows = beams.iter().map(|beam| Ok(json!({ "text": text(&beam.ids)?, "beam": beam })));
+        let beams = rows.collect::<Result<Vec<Value>, Error>>()?;
         return print_json(&json!({ "model": model.name(), "prompt_token_ids": prompt_ids, "beams": beams }));
     }
     let mut out = io::stdout().lock();

@@ -10,7 +10,7 @@ use tilewright::{Error, LoadOptions, Model, Session};
 use super::run::with_loading_bar;
 
 #[derive(Args)]
-pub struct GuessArgs {
+pub struct SpeculationArgs {
     /// Speculative decoding by prompt lookup: draft up to N (1-7) tokens per step; output is unchanged.
     ///
     /// Faster where the text repeats its prompt. Requires --temperature 0.
@@ -44,7 +44,7 @@ pub struct Draft {
     n: u32,
 }
 
-impl GuessArgs {
+impl SpeculationArgs {
     /// Whether speculative decoding is requested.
     pub fn is_asked_for(&self) -> bool {
         self.prompt_lookup > 0 || self.mtp > 0 || self.draft.path.is_some()
@@ -90,13 +90,13 @@ impl DraftArgs {
 
 impl Draft {
     /// Attaches the draft model to a generation.
-    pub fn guess_for<'s>(&'s mut self, generation: &mut Generation<'s>) -> Result<(), Error> {
+    pub fn draft_for<'s>(&'s mut self, generation: &mut Generation<'s>) -> Result<(), Error> {
         generation.draft_with(&mut self.session, self.n)
     }
 }
 
 /// A summary of draft tokens, if speculative decoding is requested.
-pub fn told(is_asked_for: bool, speculation: Speculation) -> Option<String> {
+pub fn summary(is_asked_for: bool, speculation: Speculation) -> Option<String> {
     let Speculation { drafted, accepted, passes } = speculation;
     is_asked_for.then(|| match passes {
         0 => "no draft tokens".into(),

@@ -252,16 +252,19 @@ impl Running {
     }
 
     /// Rows for these tokens from position `pos`.
-    fn rows_of<'a>(&self, pos: usize, ids: impl Iterator<Item = &'a u32>) -> impl Iterator<Item = StateRow> {
-        let (angles, slot, pages) = (self.sequence.angles(), self.slot, self.pages.clone());
+    fn rows_of<'a>(
+        &'a self,
+        pos: usize,
+        ids: impl Iterator<Item = &'a u32> + 'a,
+    ) -> impl Iterator<Item = StateRow> + 'a {
         (0..).zip(ids).map(move |(n_before, &token)| StateRow {
             pos: pos as u32 + n_before,
             n_tokens: 1,
             token,
-            angles,
-            slot,
+            angles: self.sequence.angles(),
+            slot: self.slot,
             n_before,
-            pages: pages.clone(),
+            pages: self.pages.clone(),
         })
     }
 

@@ -17,7 +17,7 @@ use crate::tokenizer::StreamDecoder;
 pub(crate) struct Completion {
     decoder: Option<StreamDecoder>,
     stop_filter: StopFilter,
-    held: PendingText,
+    pending_text: PendingText,
     eos_ids: HashSet<u32>,
     n_generated: usize,
     constraint: Option<Box<dyn TokenConstraint>>,
@@ -49,7 +49,7 @@ impl Completion {
         Completion {
             decoder,
             stop_filter: StopFilter::new(&options.stop),
-            held: PendingText::default(),
+            pending_text: PendingText::default(),
             eos_ids: options.end_ids(tokenizer).into_iter().collect(),
             n_generated: 0,
             constraint,
@@ -114,7 +114,7 @@ impl Completion {
         }
         // Padding ids beyond the tokenizer's vocabulary have no text.
         let mut text = self.decoder.as_mut().and_then(|decoder| decoder.push(id).ok()).unwrap_or_default();
-        self.held.decoded(text.len());
+        self.pending_text.decoded(text.len());
         let stopped;
         (text, stopped) = self.stop_filter.push(&text);
         if stopped {
@@ -131,7 +131,7 @@ impl Completion {
                 }
             }
         }
-        let held = self.held.given_out(text.len());
+        let held = self.pending_text.given_out(text.len());
         Ok(Decoded { piece: Piece { id, text, logprobs, held }, stop_reason, forced })
     }
 }

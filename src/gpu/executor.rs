@@ -134,9 +134,9 @@ impl Gpu {
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
             uncaptured.stray(error.to_string());
         }));
-        let (lost, told) = (fault.clone(), faults.clone());
+        let (lost, injected) = (fault.clone(), faults.clone());
         device.set_device_lost_callback(move |reason, message| {
-            if !told.is_untold() {
+            if !injected.is_untold() {
                 lost.lose(LossReason::Driver, format!("{reason:?}: {message}"));
             }
         });

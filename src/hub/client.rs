@@ -121,21 +121,21 @@ impl HubClient {
 
     /// A file's content from `start`, or all of it if the server ignores ranges.
     pub fn file(&self, url: &str, start: u64) -> Result<FileResponse, HubError> {
-        let mut told = FileProperties::default();
+        let mut properties = FileProperties::default();
         let response = self.follow(
             url,
             |at| self.step(at, Some(start).filter(|start| *start > 0)),
             |headers| {
                 let FileProperties { size, digest } = linked(headers);
-                told.size = told.size.or(size);
-                told.digest = told.digest.take().or(digest);
+                properties.size = properties.size.or(size);
+                properties.digest = properties.digest.take().or(digest);
             },
         )?;
         let range_start = match response.status().as_u16() {
             206 => Some(range_start(url, response.headers())?),
             _ => None,
         };
-        Ok(FileResponse { range_start, body: response.into_body(), said: told })
+        Ok(FileResponse { range_start, body: response.into_body(), said: properties })
     }
 
     /// Sends a request and follows redirects; `on_redirect` receives each redirect's headers.

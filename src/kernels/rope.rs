@@ -21,7 +21,7 @@ pub enum RopeStyle {
 }
 
 impl RopeStyle {
-    /// How kernels are told.
+    /// The value in kernels' params.
     fn code(self) -> u32 {
         match self {
             RopeStyle::Interleaved => 0,

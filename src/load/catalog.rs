@@ -40,7 +40,7 @@ struct CatalogEntry {
 
 impl CatalogEntry {
     /// Digest of the tensor from the hash of its bytes, scales first.
-    fn told(&self, mut bytes: Xxh64) -> u64 {
+    fn item_digest(&self, mut bytes: Xxh64) -> u64 {
         let TensorInfo { name, shape, block_type, .. } = &self.info;
         bytes.add(format!("{name} {block_type} {shape:?}").as_bytes());
         bytes.finish()
@@ -76,7 +76,7 @@ impl CatalogEntry {
 }
 
 impl CatalogEntry {
-    /// See [`CatalogEntry::told`]: from the files' bytes.
+    /// See [`CatalogEntry::item_digest`]: from the files' bytes.
     fn digest_of_files(&self, files: &[FileBytes]) -> u64 {
         const PIECE: usize = 4 << 20;
         let mut digest = Xxh64::new();
@@ -90,7 +90,7 @@ impl CatalogEntry {
                 files[file].let_go(first..first + piece.len());
             }
         }
-        self.told(digest)
+        self.item_digest(digest)
     }
 }
 
@@ -592,7 +592,7 @@ impl Feed {
         let first = (wanted.offset - tensor.offset) as usize;
         let piece = &data[first..first + n];
         #[cfg(not(target_arch = "wasm32"))]
-        match self.told_now().is_some() && n > ASIDE {
+        match self.digested_entry().is_some() && n > ASIDE {
             true => self.push_and_add(device, piece)?,
             false => self.push(device, piece)?,
         }
@@ -648,19 +648,19 @@ impl Feed {
     /// # Errors
     /// Errors of [`Device::write`].
     pub fn push(&mut self, device: &Device, bytes: &[u8]) -> Result<(), Error> {
-        let told = self.told_now();
-        if told.is_some() {
+        let entry = self.digested_entry();
+        if entry.is_some() {
             self.tensor_digest.add(bytes);
         }
         if self.put(device, bytes)? {
-            self.tell(told);
+            self.add_to_digest(entry);
         }
         Ok(())
     }
 
     /// As [`Feed::push`], hashing on another thread during the upload. Worthwhile for large pieces.
     fn push_and_add(&mut self, device: &Device, bytes: &[u8]) -> Result<(), Error> {
-        let told = self.told_now();
+        let entry = self.digested_entry();
         let mut digest = self.tensor_digest.clone();
         let (ended, digest) = std::thread::scope(|scope| {
             let adding = scope.spawn(move || {
@@ -674,22 +674,22 @@ impl Feed {
         })?;
         self.tensor_digest = digest;
         if ended {
-            self.tell(told);
+            self.add_to_digest(entry);
         }
         Ok(())
     }
 
     /// The current tensor, if it counts towards the digest.
-    fn told_now(&self) -> Option<usize> {
+    fn digested_entry(&self) -> Option<usize> {
         let is_told = self.digest.is_some() && self.items.get(self.at).is_some_and(|(entry, _)| entry.is_told);
         is_told.then_some(self.at)
     }
 
     /// Adds a complete tensor to the digest.
-    fn tell(&mut self, told: Option<usize>) {
+    fn add_to_digest(&mut self, entry: Option<usize>) {
         let bytes = std::mem::replace(&mut self.tensor_digest, Xxh64::new());
-        if let Some((entry, _)) = told.and_then(|at| self.items.get(at)) {
-            self.digest = self.digest.map(|digest| digest.wrapping_add(entry.told(bytes)));
+        if let Some((entry, _)) = entry.and_then(|at| self.items.get(at)) {
+            self.digest = self.digest.map(|digest| digest.wrapping_add(entry.item_digest(bytes)));
         }
     }
 

@@ -332,13 +332,13 @@ impl Answers {
         }
         self.usages[answer.index] = usage;
         let mut delta = Delta::default();
-        if let Some(told) = &piece.logprobs {
+        if let Some(logprobs) = &piece.logprobs {
             let tokenizer = self.decoder.model().tokenizer()?;
             let bytes = |id| tokenizer.token_bytes(id).unwrap_or_default().to_vec();
-            let top = told.top.iter().map(|&(id, logprob)| (bytes(id), logprob)).collect();
+            let top = logprobs.top.iter().map(|&(id, logprob)| (bytes(id), logprob)).collect();
             // The end token may complete the text, but is not one of its tokens.
             if !answer.end_ids.contains(&piece.id) {
-                answer.held.push_back(ScoredToken { bytes: bytes(piece.id), logprob: told.logprob, top });
+                answer.held.push_back(ScoredToken { bytes: bytes(piece.id), logprob: logprobs.logprob, top });
             }
             let n_certain = answer.held.len().saturating_sub(piece.held);
             delta.tokens.extend(answer.held.drain(..n_certain));

@@ -662,7 +662,7 @@ mod tests {
     /// However a head is split, and whatever precedes it.
     #[test]
     fn request_head_with_two_body_lengths_is_detected() {
-        let told = |text: &str, n: usize| {
+        let parsed = |text: &str, n: usize| {
             let mut heads = HeadScanner::new(1000);
             text.as_bytes().chunks(n).for_each(|piece| heads.read(piece));
             (heads.has_two_lengths, heads.is_over)
@@ -678,12 +678,12 @@ mod tests {
                 (format!("x-content-length: 5\r\n{coding}"), false, true),
             ] {
                 let head = format!("POST / HTTP/1.1\r\n{lines}\r\n");
-                assert_eq!(told(&head, n), (two, over), "{head}");
+                assert_eq!(parsed(&head, n), (two, over), "{head}");
                 // A body may look like a head.
                 let first = "POST / HTTP/1.1\r\ncontent-length: 10\r\n\r\n\r\n\r\na: b\r\n";
-                assert_eq!(told(&format!("{first}\r\n{head}"), n), (two, over), "{head} after another");
+                assert_eq!(parsed(&format!("{first}\r\n{head}"), n), (two, over), "{head} after another");
             }
-            assert!(told(&"a".repeat(2000), n).1);
+            assert!(parsed(&"a".repeat(2000), n).1);
         }
     }
 }

@@ -68,8 +68,8 @@ pub fn message_of(message: &Json, param: &str) -> Result<Message, ApiError> {
     }
     let calls = match fields.list("tool_calls", "a list of calls")? {
         Some(calls) => {
-            let told = |(at, call): (usize, &Json)| call_of(call, &format!("{param}.tool_calls[{at}]"));
-            Some(calls.iter().enumerate().map(told).collect::<Result<Vec<Json>, ApiError>>()?)
+            let converted = |(at, call): (usize, &Json)| call_of(call, &format!("{param}.tool_calls[{at}]"));
+            Some(calls.iter().enumerate().map(converted).collect::<Result<Vec<Json>, ApiError>>()?)
         }
         None => None,
     };
@@ -188,11 +188,11 @@ fn tool_of(function: Option<&Json>, param: &str) -> Result<Json, ApiError> {
     let fields = Fields::within(function, &path);
     fields.text("description")?;
     fields.object("parameters", "a schema")?;
-    let mut told = Map::new();
+    let mut converted = Map::new();
     for field in ["name", "description", "parameters"] {
-        told.extend(fields.get(field).map(|value| (field.to_owned(), value.clone())));
+        converted.extend(fields.get(field).map(|value| (field.to_owned(), value.clone())));
     }
-    Ok(json!({"type": "function", "function": told}))
+    Ok(json!({"type": "function", "function": converted}))
 }
 
 /// Whether the model may think, and the variables for its template.

@@ -157,14 +157,14 @@ pub async fn rerank(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
     // Equal scores keep the order of the documents.
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     ranked.truncate(top_n);
-    let told = |(index, score): (usize, f32)| {
-        let mut told = json!({"index": index, "relevance_score": score});
+    let result = |(index, score): (usize, f32)| {
+        let mut result = json!({"index": index, "relevance_score": score});
         if let Some(text) = documents.get(index).filter(|_| returns) {
-            told["document"] = json!({"text": text});
+            result["document"] = json!({"text": text});
         }
-        told
+        result
     };
-    let results: Vec<Json> = ranked.into_iter().map(told).collect();
+    let results: Vec<Json> = ranked.into_iter().map(result).collect();
     let usage = json!({"prompt_tokens": n, "total_tokens": n});
     Ok(Body(json!({"object": "list", "model": model, "results": results, "usage": usage})).into_response())
 }

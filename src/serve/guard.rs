@@ -152,27 +152,27 @@ impl Guard {
         if *method != Method::OPTIONS || !headers.contains_key(asked) {
             return None;
         }
-        let mut told = self.cors(headers);
-        if !told.is_empty() {
+        let mut cors_headers = self.cors(headers);
+        if !cors_headers.is_empty() {
             let wanted = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned().unwrap_or(USUAL_HEADERS);
-            told.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted);
-            told.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
-            told.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+            cors_headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted);
+            cors_headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+            cors_headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
         }
-        Some(told)
+        Some(cors_headers)
     }
 
     /// Headers that let a page of an allowed origin read a response.
     pub fn cors(&self, headers: &HeaderMap) -> HeaderMap {
-        let mut told = HeaderMap::new();
+        let mut cors_headers = HeaderMap::new();
         let origin = headers.get(header::ORIGIN);
         let named =
             origin.filter(|origin| origin.to_str().is_ok_and(|origin| self.is_named(&origin.to_ascii_lowercase())));
         if let Some(origin) = named {
-            told.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
-            told.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
-            told.insert(header::VARY, HeaderValue::from_name(HeaderName::from_static("origin")));
+            cors_headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
+            cors_headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
+            cors_headers.insert(header::VARY, HeaderValue::from_name(HeaderName::from_static("origin")));
         }
-        told
+        cors_headers
     }
 }

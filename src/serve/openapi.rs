@@ -39,21 +39,21 @@ pub fn document() -> Json {
             "4XX": {"$ref": "#/components/responses/Error"},
             "5XX": {"$ref": "#/components/responses/Error"},
         });
-        let mut told = json!({"summary": summary, "responses": answers});
+        let mut operation = json!({"summary": summary, "responses": answers});
         if !required.is_empty() {
             let schema = json!({"type": "object", "required": required});
-            told["requestBody"] = json!({"required": true, "content": {"application/json": {"schema": schema}}});
+            operation["requestBody"] = json!({"required": true, "content": {"application/json": {"schema": schema}}});
         }
         if path.contains("{name}") {
-            told["parameters"] =
+            operation["parameters"] =
                 json!([{"name": "name", "in": "path", "required": true, "schema": {"type": "string"}}]);
         }
         if path == "/health" {
-            told["security"] = json!([]);
-            told["responses"]["503"] = json!({"description": "A model's engine has stopped."});
+            operation["security"] = json!([]);
+            operation["responses"]["503"] = json!({"description": "A model's engine has stopped."});
         }
         let entry = paths.entry(path).or_insert_with(|| json!({}));
-        entry[method] = told;
+        entry[method] = operation;
     }
     let error = json!({
         "type": "object",

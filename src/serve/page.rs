@@ -105,8 +105,8 @@ impl StaticFiles {
         let (status, range) = match asked_for.and_then(|asked| range_of(asked, len)) {
             None => (StatusCode::OK, 0..len),
             Some(Some(range)) => {
-                let told = format!("bytes {}-{}/{len}", range.start, range.end - 1);
-                headers.insert(header::CONTENT_RANGE, HeaderValue::from_str(&told).ok()?);
+                let content_range = format!("bytes {}-{}/{len}", range.start, range.end - 1);
+                headers.insert(header::CONTENT_RANGE, HeaderValue::from_str(&content_range).ok()?);
                 (StatusCode::PARTIAL_CONTENT, range)
             }
             Some(None) => {

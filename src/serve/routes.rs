@@ -86,7 +86,7 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
     });
     let mut response = match (checked, preflight) {
         (Err(refusal), _) => refusal.into_response(),
-        (Ok(_), Some(told)) => (StatusCode::NO_CONTENT, told).into_response(),
+        (Ok(_), Some(reply)) => (StatusCode::NO_CONTENT, reply).into_response(),
         (Ok(cache_salt), None) => {
             request.extensions_mut().insert(RequestContext { at: since, trace, cache_salt });
             next.run(request).await
@@ -209,14 +209,14 @@ impl Drop for RequestMetrics {
         self.app.metrics.ended(&self.endpoint, time);
         if let Some(log) = &self.app.log {
             let status = self.status.unwrap_or(GONE);
-            let told = json!({
+            let reply = json!({
                 "time": super::app::now().as_secs(),
                 "method": self.method.as_str(),
                 "endpoint": self.endpoint,
                 "status": status,
                 "ms": time.as_millis() as u64,
             });
-            log(&told.to_string());
+            log(&reply.to_string());
         }
     }
 }
@@ -270,13 +270,13 @@ async fn other(State(app): State<Arc<App>>, request: Request) -> Response {
 
 fn model_json(entry: &ServedModel, adapter: Option<&str>) -> Json {
     let status = if entry.loaded().is_some() { "loaded" } else { "unloaded" };
-    let mut told =
+    let mut reply =
         json!({"id": entry.name(), "object": "model", "created": entry.created, "owned_by": "local", "status": status});
     if let Some(adapter) = adapter {
-        told["id"] = format!("{}:{adapter}", entry.name()).into();
-        told["parent"] = entry.name().into();
+        reply["id"] = format!("{}:{adapter}", entry.name()).into();
+        reply["parent"] = entry.name().into();
     }
-    told
+    reply
 }
 
 async fn list(State(app): State<Arc<App>>) -> Body<Json> {
@@ -323,7 +323,7 @@ async fn health(State(app): State<Arc<App>>) -> (StatusCode, Body<Json>) {
         (0, 1..) => (StatusCode::OK, "degraded"),
         (0, 0) => (StatusCode::OK, "ok"),
     };
-    let told = json!({
+    let reply = json!({
         "status": status,
         "models": entries.len(),
         "loaded": n_loaded,
@@ -331,7 +331,7 @@ async fn health(State(app): State<Arc<App>>) -> (StatusCode, Body<Json>) {
         "fallback": n_on_cpu,
         "device_lost": n_lost,
     });
-    (code, Body(told))
+    (code, Body(reply))
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {

@@ -52,8 +52,8 @@ impl Style {
         match self {
             Style::Data => [self.part(&body), self.end().unwrap_or_default()].concat().into(),
             Style::Named => {
-                let told = |field: &str| body.pointer(&format!("/error/{field}")).cloned().unwrap_or_default();
-                let (code, message, param) = (told("code"), told("message"), told("param"));
+                let field_of = |field: &str| body.pointer(&format!("/error/{field}")).cloned().unwrap_or_default();
+                let (code, message, param) = (field_of("code"), field_of("message"), field_of("param"));
                 self.part(&serde_json::json!({"type": "error", "code": code, "message": message, "param": param}))
             }
             Style::Lines => self.part(&serde_json::json!({"error": error.message})),
@@ -201,8 +201,8 @@ mod tests {
     fn event_stream_ends_after_an_error() {
         let error = ApiError::no_model("x");
         let text = |style: Style| String::from_utf8(style.failure(&error).to_vec()).unwrap();
-        let told = text(Style::Data);
-        assert!(told.starts_with("data: {\"error\"") && told.ends_with("}}\n\ndata: [DONE]\n\n"), "{told}");
+        let event = text(Style::Data);
+        assert!(event.starts_with("data: {\"error\"") && event.ends_with("}}\n\ndata: [DONE]\n\n"), "{event}");
         assert!(text(Style::Named).starts_with("event: error\n"));
         assert_eq!(text(Style::Lines).matches('\n').count(), 1);
     }

@@ -184,8 +184,8 @@ impl Telemetry {
 
 /// Describes this process.
 fn resource() -> Resource {
-    let told = Resource::builder().build();
-    let name = told.get_ref(&Key::from_static_str("service.name")).map(|name| name.as_str().into_owned());
+    let resource = Resource::builder().build();
+    let name = resource.get_ref(&Key::from_static_str("service.name")).map(|name| name.as_str().into_owned());
     let about = Resource::builder().with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
     match name {
         Some(name) if !name.starts_with("unknown_service") => about.build(),

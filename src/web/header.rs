@@ -83,12 +83,12 @@ impl Header {
         }
         let ParsedHeaders { outline, header } = self.read().map_err(to_js_error)?;
         let weights = |shares: Vec<WeightShare>| {
-            let told = |WeightShare { block_type, n_elements, size_bytes }| Weights {
+            let weights_of = |WeightShare { block_type, n_elements, size_bytes }| Weights {
                 r#type: block_type.to_string(),
                 parameters: n_elements.min(MAX_SAFE),
                 size_bytes: size_bytes.min(MAX_SAFE),
             };
-            shares.into_iter().map(told).collect()
+            shares.into_iter().map(weights_of).collect()
         };
         let licence = outline.licence.as_deref();
         let facts = match header {

@@ -273,10 +273,10 @@ pub(super) struct PieceSink {
 impl PieceSink {
     /// Sends a piece. Returns whether to continue.
     pub async fn tell(&self, model: &crate::Model, piece: Piece, is_last: bool) -> Result<bool, JsValue> {
-        let told = piece.logprobs.map(|logprobs| told(model, piece.id, &logprobs, piece.held));
-        let told = told.map_or(JsValue::UNDEFINED, JsValue::from);
+        let logprobs_json = piece.logprobs.map(|logprobs| logprobs_json(model, piece.id, &logprobs, piece.held));
+        let logprobs_json = logprobs_json.map_or(JsValue::UNDEFINED, JsValue::from);
         let (id, text) = (piece.id.into(), piece.text.into());
-        let answer = self.on_piece.call4(&JsValue::UNDEFINED, &id, &text, &is_last.into(), &told)?;
+        let answer = self.on_piece.call4(&JsValue::UNDEFINED, &id, &text, &is_last.into(), &logprobs_json)?;
         Ok(JsFuture::from(js_sys::Promise::resolve(&answer)).await?.is_truthy())
     }
 }
@@ -402,7 +402,7 @@ impl Session {
         let Ok(mut session) = self.session.try_borrow_mut() else { return Err(busy()) };
         let timeline = session.timeline().await.map_err(to_js_error)?;
         let micros = |time: Duration| time.as_secs_f64() * 1e6;
-        let told = |&TimedDispatch { kernel, variant, layer, grid, time }: &TimedDispatch| Dispatch {
+        let dispatch_of = |&TimedDispatch { kernel, variant, layer, grid, time }: &TimedDispatch| Dispatch {
             kernel,
             variant,
             layer,
@@ -413,7 +413,7 @@ impl Session {
             clock: timeline.clock,
             position: timeline.position,
             micros: micros(timeline.total()),
-            dispatches: timeline.dispatches.iter().map(told).collect(),
+            dispatches: timeline.dispatches.iter().map(dispatch_of).collect(),
         })
     }
 
@@ -438,7 +438,7 @@ fn busy() -> JsValue {
 }
 
 /// Log probabilities of a token and its alternatives as JSON. A model may have more logits than tokens.
-fn told(model: &crate::Model, id: u32, logprobs: &Logprobs, held: usize) -> String {
+fn logprobs_json(model: &crate::Model, id: u32, logprobs: &Logprobs, held: usize) -> String {
     #[derive(Serialize)]
     struct Token<'a> {
         id: u32,

@@ -357,16 +357,16 @@ impl AnswerReader {
     /// Adds a token and its text. Returns new parts as JSON: `{ text, thinking?, toolCalls?, problem? }`.
     pub fn push(&mut self, id: u32, text: &str) -> Result<String, JsValue> {
         let events = self.reader.push(id, text).map_err(to_js_error)?;
-        Ok(self.told(events))
+        Ok(self.output_json(events))
     }
 
     /// Ends the answer and returns the rest.
     pub fn finish(&mut self) -> String {
         let events = self.reader.finish();
-        self.told(events)
+        self.output_json(events)
     }
 
-    fn told(&mut self, events: Vec<Event>) -> String {
+    fn output_json(&mut self, events: Vec<Event>) -> String {
         let (mut text, mut thinking) = (String::new(), String::new());
         let (mut calls, mut problems) = (Vec::new(), Vec::new());
         for event in events {
@@ -384,17 +384,17 @@ impl AnswerReader {
                 Event::Open(_) => {}
             }
         }
-        let mut told = Map::new();
-        told.insert("text".into(), text.into());
+        let mut output_json = Map::new();
+        output_json.insert("text".into(), text.into());
         if !thinking.is_empty() {
-            told.insert("thinking".into(), thinking.into());
+            output_json.insert("thinking".into(), thinking.into());
         }
         if !calls.is_empty() {
-            told.insert("toolCalls".into(), calls.into());
+            output_json.insert("toolCalls".into(), calls.into());
         }
         if !problems.is_empty() {
-            told.insert("problem".into(), problems.join("; ").into());
+            output_json.insert("problem".into(), problems.join("; ").into());
         }
-        Json::Object(told).to_string()
+        Json::Object(output_json).to_string()
     }
 }

@@ -64,7 +64,7 @@ fn rows_of(device: &Device, weights: &[WeightType], options: &LoadOptions<'_>) -
     Ok(rows)
 }
 
-fn told(device: &Device, options: &LoadOptions<'_>, rows: &[MemoryRow]) -> Value {
+fn to_json(device: &Device, options: &LoadOptions<'_>, rows: &[MemoryRow]) -> Value {
     json!({
         "bench": "memory",
         "device": device.info(),
@@ -77,7 +77,7 @@ fn told(device: &Device, options: &LoadOptions<'_>, rows: &[MemoryRow]) -> Value
 /// The table with default arguments.
 pub fn usual(device: &Device) -> Result<Value, Error> {
     let options = LoadOptions { context_length: Some(USUAL_CTX), ..LoadOptions::default() };
-    Ok(told(device, &options, &rows_of(device, &USUAL_WEIGHTS, &options)?))
+    Ok(to_json(device, &options, &rows_of(device, &USUAL_WEIGHTS, &options)?))
 }
 
 pub fn bench(args: &MemoryBenchArgs) -> Result<(), CommandFailure> {
@@ -86,7 +86,7 @@ pub fn bench(args: &MemoryBenchArgs) -> Result<(), CommandFailure> {
     let options = LoadOptions { context_length: Some(args.ctx), kv_type, exact, ..LoadOptions::default() };
     let rows = rows_of(&device, &args.weights, &options)?;
     if args.format.json {
-        return print_json(&told(&device, &options, &rows));
+        return print_json(&to_json(&device, &options, &rows));
     }
     let mut out = io::stdout().lock();
     if args.format.csv {

@@ -180,9 +180,9 @@ impl Lane {
             Task::Scores { by, shard } => record_scores(mol, inputs, &mut rec, by, &mol.shards[shard], *batch)?,
             Task::Of { shard, columns } => {
                 let scores = rec.temporary("scores", &[*batch, columns])?;
-                let told = Tensor::temporary("ids", &[*batch, columns], DType::U32)?;
-                record_mixture(mol, inputs, &mut rec, &mol.shards[shard], MolScores::Of(&told), &scores)?;
-                ids = Some(told);
+                let candidate_ids = Tensor::temporary("ids", &[*batch, columns], DType::U32)?;
+                record_mixture(mol, inputs, &mut rec, &mol.shards[shard], MolScores::Of(&candidate_ids), &scores)?;
+                ids = Some(candidate_ids);
                 scores
             }
         };
