@@ -15,9 +15,10 @@
 //!
 //! A kernel's uniform is a struct in Rust as well, with the same members. `Params` of `by_head` is `ByHeadParams`
 //! there; a struct of any other name keeps it, and kernels may share it. Members whose names begin with `_` fill the
-//! struct up at its end and are left out. Constants of `u32` are there in a module for each file.
+//! struct up at its end and are left out. Constants of `u32` are there in a module for each file, names of overrides
+//! in one for all.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display, Write as _};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -101,6 +102,8 @@ struct Linked {
     kernels: BTreeMap<String, Kernel>,
     parts: Parts,
     constants: Constants,
+    /// Names of overrides.
+    overrides: BTreeSet<String>,
 }
 
 fn main() {
@@ -133,7 +136,7 @@ fn main() {
     let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets it"));
     let compiler = locked_compiler(&out).unwrap_or_else(|| written_by_compiler(&linked.kernels, &linked.parts));
     let compiler = format!("/// What compiles shaders for a driver.\npub const COMPILER: &str = {compiler:?};\n");
-    let mirrored = params(&linked.kernels) + &constants(&linked.constants);
+    let mirrored = params(&linked.kernels) + &constants(&linked.constants) + &overrides(&linked.overrides);
     let table = table(&linked.kernels, &linked.parts) + &compiler + &mirrored;
     fs::write(out.join("shaders.rs"), table).expect("OUT_DIR is writable");
 }
@@ -189,7 +192,11 @@ fn is_wasm() -> bool {
 }
 
 /// Links all variants of one file.
-fn link_file(dir: &Path, file: &Path, Linked { kernels, parts, constants }: &mut Linked) -> Result<(), String> {
+fn link_file(
+    dir: &Path,
+    file: &Path,
+    Linked { kernels, parts, constants, overrides }: &mut Linked,
+) -> Result<(), String> {
     let text = fs::read_to_string(file).map_err(|e| e.to_string())?;
     let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let (mut name, mut file_tier) = (stem.clone(), "t0".to_string());
@@ -266,6 +273,7 @@ fn link_file(dir: &Path, file: &Path, Linked { kernels, parts, constants }: &mut
                 *known = known.filter(|known| *known == value);
             }
         }
+        overrides.extend(described.overrides);
         let kernel = kernels.entry(name.clone()).or_default();
         if kernel.bindings.is_empty() {
             (kernel.bindings, kernel.params) = (described.bindings, described.params);
@@ -348,6 +356,8 @@ struct Described {
     workgroup_bytes: u32,
     /// Those of `u32`.
     constants: BTreeMap<String, u32>,
+    /// Names of overrides.
+    overrides: Vec<String>,
 }
 
 /// Parses and validates one linked source and reads off what the host must know.
@@ -421,7 +431,8 @@ fn describe(kernel: &str, tier: &str, source: &str) -> Result<Described, String>
         _ => None,
     };
     let constants = module.constants.iter().filter_map(|(_, constant)| value(constant)).collect();
-    Ok(Described { bindings, params, workgroup_bytes, constants })
+    let overrides = module.overrides.iter().filter_map(|(_, known)| known.name.clone()).collect();
+    Ok(Described { bindings, params, workgroup_bytes, constants, overrides })
 }
 
 impl Params {
@@ -555,6 +566,12 @@ fn params(kernels: &BTreeMap<String, Kernel>) -> String {
         );
     }
     out + "}\n"
+}
+
+/// The Rust source of the overrides' names, so that a misspelt one does not compile.
+fn overrides(names: &BTreeSet<String>) -> String {
+    let lines: String = names.iter().map(|name| format!("    pub const {name}: &str = {name:?};\n")).collect();
+    format!("/// Names of overrides.\n#[allow(dead_code)]\npub(crate) mod overrides {{\n{lines}}}\n")
 }
 
 /// The Rust source of the constants, in a module for each file.

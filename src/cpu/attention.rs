@@ -11,6 +11,7 @@ use super::{Call, threads};
 use crate::kernels::{KvType, QkNorm};
 use crate::shaders::constants::attention::{CAUSAL, OWN_KEYS, PACKED};
 use crate::shaders::constants::rotate;
+use crate::shaders::overrides;
 use crate::shaders::params::AttentionParams;
 
 impl AttentionParams {
@@ -75,7 +76,8 @@ impl AttentionParams {
 /// like any others.
 pub(crate) fn attention_decode(mut call: Call<'_>) {
     let params: AttentionParams = call.params();
-    let (cache, norm, has_sinks) = (Cache::of(&call), QkNorm::of(call.constant("NORM")), call.is("SINKS"));
+    let (cache, norm, has_sinks) =
+        (Cache::of(&call), QkNorm::of(call.constant(overrides::NORM)), call.is(overrides::SINKS));
     let [state, table, weight, qkv, sinks, k, v, y] = call.operands();
     // Those that it projects.
     let has_keys = params.flags & OWN_KEYS != 0;
@@ -117,7 +119,7 @@ pub(crate) fn attention_decode(mut call: Call<'_>) {
 /// Queries of several tokens, which are turned already, as their keys and values are.
 pub(crate) fn attention_prefill(mut call: Call<'_>) {
     let params: AttentionParams = call.params();
-    let (cache, has_sinks) = (Cache::of(&call), call.is("SINKS"));
+    let (cache, has_sinks) = (Cache::of(&call), call.is(overrides::SINKS));
     let [state, q, k, v, sinks, y] = call.operands();
     let sinks = has_sinks.then(|| sinks.get());
     attention(&params, cache, state.get(), q.get(), [k.get(), v.get()], sinks, y.get_mut());
@@ -132,7 +134,7 @@ struct Cache {
 
 impl Cache {
     fn of(call: &Call<'_>) -> Cache {
-        Cache { kind: KvType::of(call.weight).unwrap_or(KvType::F32), is_paged: call.is("PAGED") }
+        Cache { kind: KvType::of(call.weight).unwrap_or(KvType::F32), is_paged: call.is(overrides::PAGED) }
     }
 }
 

@@ -5,6 +5,7 @@ use super::Call;
 use super::block::Block;
 use super::linear::{Form, Product, activations, gated_by};
 use crate::shaders::constants::{expert_down, expert_gate_up, expert_rows, expert_sum, route};
+use crate::shaders::overrides;
 use crate::shaders::params::{
     ExpertDownParams, ExpertGateUpParams, ExpertMatmulParams, ExpertSumParams, ExpertTilesParams, RouteParams,
 };
@@ -65,8 +66,8 @@ fn gather(x: &[Block], n_blocks: usize, rows: impl Iterator<Item = usize>) -> Ve
 
 pub(crate) fn expert_gate_up(mut call: Call<'_>) {
     let params: ExpertGateUpParams = call.params();
-    let (has_norm, gate) = (call.is("NORM"), call.gate());
-    let (is_apart, is_ups) = (call.is("APART"), call.is("UPS"));
+    let (has_norm, gate) = (call.is(overrides::NORM), call.gate());
+    let (is_apart, is_ups) = (call.is(overrides::APART), call.is(overrides::UPS));
     let (weight, form) = (call.weight, Form::of(false, call.rounds, call.products));
     let [w, vector, x, routes, y] = call.operands();
     let (n_tokens, n_used, ffn_dim) = (params.n_tokens as usize, params.n_used as usize, params.ffn_dim as usize);

@@ -20,6 +20,7 @@ use crate::kernels::{Activation, Gate, Gelu, INVARIANT};
 use crate::recording::Products;
 use crate::shaders::constants::linear::{ACCUMULATE, BIAS};
 use crate::shaders::constants::linear_norm::SHIFT;
+use crate::shaders::overrides;
 use crate::shaders::params::{GateUpParams, LinearParams, SplitSumParams};
 
 /// From here on unpacking a panel once costs less than unpacking it again for each token.
@@ -28,7 +29,7 @@ const PANEL_TOKENS: usize = 12;
 impl Call<'_> {
     /// What is applied to sums, by the overrides of `shaders/shared/linear.wgsl`.
     fn activation(&self) -> Option<Activation> {
-        match (self.is("GELU"), self.is("GELU_TANH"), self.is("TANH")) {
+        match (self.is(overrides::GELU), self.is(overrides::GELU_TANH), self.is(overrides::TANH)) {
             (true, false, _) => Some(Activation::Gelu(Gelu::Exact)),
             (true, true, _) => Some(Activation::Gelu(Gelu::Tanh)),
             (false, _, true) => Some(Activation::Tanh),
@@ -39,7 +40,7 @@ impl Call<'_> {
     /// What is applied to gates, by the overrides of `shaders/shared/gated.wgsl`.
     pub(super) fn gate(&self) -> Gate {
         match self.activation() {
-            _ if self.is("CLAMPED") => Gate::Clamped,
+            _ if self.is(overrides::CLAMPED) => Gate::Clamped,
             Some(Activation::Gelu(form)) => Gate::Gelu(form),
             _ => Gate::Silu,
         }
@@ -48,7 +49,7 @@ impl Call<'_> {
 
 pub(crate) fn matmul(mut call: Call<'_>) {
     let params: LinearParams = call.params();
-    let (weight, panels, has_norm) = (call.weight, call.panels, call.is("NORM"));
+    let (weight, panels, has_norm) = (call.weight, call.panels, call.is(overrides::NORM));
     let form = Form::of(params.flags & INVARIANT != 0, call.rounds, call.products);
     let end = End { activation: call.activation(), adds: params.flags & ACCUMULATE != 0 };
     let [w, vector, x, y] = call.operands();
@@ -229,9 +230,9 @@ impl GateWay {
         GateWay {
             weight: call.weight,
             form: Form::of(false, call.rounds, call.products),
-            has_norm: call.is("NORM"),
+            has_norm: call.is(overrides::NORM),
             gate: call.gate(),
-            is_ups: call.is("UPS"),
+            is_ups: call.is(overrides::UPS),
         }
     }
 }

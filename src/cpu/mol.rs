@@ -8,6 +8,7 @@ use super::block::{Block, Packed};
 use super::simd::{self, Exp, Function, Instructions, Lanes, Numbers, WideWork};
 use super::{Call, threads};
 use crate::dtype::BLOCK;
+use crate::shaders::overrides;
 use crate::shaders::params::MolParams;
 
 /// Items side by side.
@@ -57,11 +58,11 @@ struct Way {
 impl Way {
     fn of(call: &Call<'_>) -> Way {
         Way {
-            combination: call.constant("COMBINE"),
-            activation: call.constant("ACT"),
-            is_aligned: call.is("ALIGNED"),
-            is_gathered: call.is("GATHERED"),
-            is_bound: call.is("BOUND"),
+            combination: call.constant(overrides::COMBINE),
+            activation: call.constant(overrides::ACT),
+            is_aligned: call.is(overrides::ALIGNED),
+            is_gathered: call.is(overrides::GATHERED),
+            is_bound: call.is(overrides::BOUND),
         }
     }
 }

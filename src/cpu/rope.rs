@@ -5,6 +5,7 @@ use super::norm::mean;
 use super::{Call, threads};
 use crate::kernels::{KvType, QkNorm};
 use crate::shaders::constants::rotate;
+use crate::shaders::overrides;
 use crate::shaders::params::{RopeKvParams, RopePackedParams, RopeParams};
 
 /// Operations for an element, roughly.
@@ -113,7 +114,7 @@ impl Turning<'_> {
 
 pub(crate) fn rope_kv(mut call: Call<'_>) {
     let params: RopeKvParams = call.params();
-    let (norm, is_paged) = (QkNorm::of(call.constant("NORM")), call.is("PAGED"));
+    let (norm, is_paged) = (QkNorm::of(call.constant(overrides::NORM)), call.is(overrides::PAGED));
     let kind = KvType::of(call.weight).unwrap_or(KvType::F32);
     let [state, table, weight, qkv, q, k, v] = call.operands();
     let (n_tokens, head_dim) = (params.n_tokens as usize, params.head_dim as usize);
@@ -160,7 +161,7 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
 
 pub(crate) fn rope_packed(mut call: Call<'_>) {
     let params: RopePackedParams = call.params();
-    let norm = QkNorm::of(call.constant("NORM"));
+    let norm = QkNorm::of(call.constant(overrides::NORM));
     let [tokens, table, weight, qkv] = call.operands();
     let (n_heads, n_kv_heads, head_dim) =
         (params.n_heads as usize, params.n_kv_heads as usize, params.head_dim as usize);
