@@ -506,7 +506,7 @@ fn unusable_tools_are_refused_by_name() {
     let every = FORMATS.to_vec();
     let raw = vec![Format::Xml, Format::Lfm2, Format::Gemma4];
     let cases: Vec<(Vec<Format>, Vec<Value>, Vec<&str>)> = vec![
-        (every.clone(), vec![named("a"), named("a")], vec!["`a`: name", "twice"]),
+        (every.clone(), vec![named("a"), named("a")], vec!["`a`: name", "duplicate"]),
         (every.clone(), vec![json!({"type": "function", "function": {}})], vec!["tool 0: name"]),
         (every.clone(), vec![named("")], vec!["tool 0: name"]),
         (every.clone(), vec![named("a\nb")], vec!["name", "'\\n'"]),
