@@ -1,7 +1,8 @@
 // `matmul` without workgroup memory or barriers: 16 x 8 outputs in the registers of one invocation. Software adapters
-// run workgroups one invocation after the other, where barriers cost more than reading x and w again. A load costs them
-// dozens of products and is about as dear for four elements as for one: hence many outputs and whole quads. On lavapipe
-// this took half the time of 4 x 8 outputs, and a quarter of that with x loaded by elements.
+// run the invocations of a workgroup one after the other, so barriers cost more than reading x and w again. A load
+// takes as long as dozens of multiplications, and about as long for four elements as for one: hence many outputs and
+// whole quads. On lavapipe this took half the time of 4 x 8 outputs, and a quarter of the time of loading x by
+// elements.
 //
 // Dispatch (tiles of 16 x 64 outputs, row after row, folded over x and y).
 #kernel matmul scalar

@@ -1,14 +1,14 @@
-// Penalties and biases of single tokens, in place. Of a token's logit, in this order:
+// Penalties and biases of single tokens, in place. A token's logit is changed in this order:
 //
-//   among the last `repeat_last_n` tokens: divided by the repetition penalty where positive, multiplied where negative, once
-//   per distinct token (Keskar et al. 2019, arXiv:1909.05858)
-//   among the tokens from `generated_from` on: less the presence penalty, and less the frequency penalty as often as it is
-//   there
-//   in the list of biases: plus its bias
+//   repetition penalty (Keskar et al. 2019, arXiv:1909.05858), if it is among the last `repeat_last_n` tokens: a
+//   positive logit is divided by it, a negative one multiplied, once per distinct token
+//   presence and frequency penalty, if it is among the tokens from `generated_from` on: subtracted, the latter once
+//   for each occurrence
+//   bias, if it is in the list of biases: added
 //
 // A workgroup has CHUNK ids to itself and a word for each in workgroup memory: how often the token was generated, and whether
-// it is recent. It walks all these tokens once. The work grows with their number, where comparing them with each other would
-// grow with its square.
+// it is recent. It walks all these tokens once, so the work is linear in their number; comparing them with each other
+// would be quadratic.
 //
 // Rows of logits have settings, biases and a row of the step state of their own, and `slot` says where a row's tokens are.
 //

@@ -5,9 +5,9 @@
 //! ```
 //!
 //! A request becomes the prompt, the generation options (with the constraint on tool calls and the stop conditions)
-//! and the output reader. Used by the server, the command line and programs, but not by the WASM modules, none of
-//! which has both templates and grammars. Holds the vocabulary and nothing on a device, so it outlives a reloaded
-//! model.
+//! and the output reader. Used by the server, the command line and users of the library, but not by the WASM modules,
+//! none of which has both templates and grammars. Holds the vocabulary and nothing on a device, so it outlives a
+//! reloaded model.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;

@@ -79,13 +79,13 @@ enum Command {
     /// The last column compares with two kernels measured on the same device in the same run: decoding with `scale`,
     /// which copies a large tensor, and prefill with an F32 `matmul`.
     ///
-    /// With `--report`, measures the device as a whole: memory and arithmetic probes, each kernel with its share of
-    /// them, and the model. `www/bench.html` writes the same report in a browser.
+    /// With `--report`, measures the device as a whole: memory and arithmetic probes, each kernel as a share of
+    /// their rates, and the model. `www/bench.html` writes the same report in a browser.
     Bench(Box<bench::BenchArgs>),
     /// Measure the matrix-product kernels for a model's shapes and save the fastest for later runs.
     ///
-    /// Each product takes 2 s at most. A kernel is chosen only if it is at least 5 % faster than every simpler one and
-    /// its results agree up to rounding. The choices apply to this version, adapter, driver and tier.
+    /// Each product is measured for up to 2 s. A kernel is chosen only if it is at least 5 % faster than every simpler
+    /// one and its results agree up to rounding. The choices apply to this version, adapter, driver and tier.
     Tune(tune::TuneArgs),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),

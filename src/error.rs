@@ -68,7 +68,7 @@ pub enum Error {
     },
 
     /// A file is well-formed but uses an unsupported feature.
-    #[error("{format}: {field} is {found}, which is not supported ({supported})")]
+    #[error("{format}: {field} is {found}, which is not supported (supported: {supported})")]
     Unsupported {
         /// File format or component.
         format: &'static str,

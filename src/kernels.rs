@@ -104,11 +104,12 @@ fn grid_parts(target: &Target, n_groups: u64, operations: u64) -> impl Iterator<
     })
 }
 
-/// What llvmpipe counts before it leaves an invocation's loops, all of them together and without a word; less a reserve.
+/// Maximum loop iterations of an invocation, over all its loops: llvmpipe silently leaves loops after 65,535
+/// of them. Less a reserve.
 const LOOP_ROUNDS: u32 = 65_535 - 4096;
 
-/// The target's tier for a kernel, or the baseline where one invocation of the `scalar` tier would go round its loops
-/// too often.
+/// The target's tier for a kernel, or the baseline where one invocation of the `scalar` tier would need too many loop
+/// iterations.
 fn tier_for(target: &Target, kernel: &Kernel, weight: Option<WeightType>, rounds: u64) -> Tier {
     match target.tier_for(kernel, weight) {
         Tier::Scalar if rounds > u64::from(LOOP_ROUNDS) => Tier::Baseline,

@@ -43,7 +43,7 @@
 // Most native code also compiles for WASM, which links only its exports. Native builds report dead code.
 #![cfg_attr(target_arch = "wasm32", allow(dead_code, unused_imports))]
 #![deny(missing_docs)]
-// The compiler checks `Send` for a server's shared state through all types inside a device.
+// Checking that a server's shared state is `Send` recurses through all types inside a device.
 #![cfg_attr(feature = "serve", recursion_limit = "256")]
 
 #[cfg(feature = "answer")]

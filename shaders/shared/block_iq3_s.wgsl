@@ -1,6 +1,9 @@
-// Weight blocks of IQ3_S and IQ3_XXS, whose codebooks were looked up: weight = unit scale * (2 scale + 1) * level. A super-block
-// of eight is eight vec4 of nibbles in the order of Q4_0, which count the odd numbers from -15 up to 15; its tail has the
-// f16 scale, an f16 in place of 15, and a word of eight 4-bit scales.
+// Weight blocks of IQ3_S and IQ3_XXS, whose codebooks were decoded during loading:
+//
+//     weight = unit scale * (2 scale + 1) * level
+//
+// A super-block of eight blocks has eight vec4 of nibbles in the order of Q4_0; a nibble n is the level 2n - 15. Its
+// tail has the f16 scale, the f16 magnitude that replaces 15, and a word of eight 4-bit scales.
 #import block_scale
 #import block_halves
 #import nibbles

@@ -30,7 +30,8 @@ fn norm_squares(row: u32, head: u32, lane: u32, lanes: u32) -> f32 {
     return sum;
 }
 
-// The factor of a head's norm but its weights, by the sum of all those squares. The rotation does not change it.
+// The factor that normalises a head, without the norm's weights, from the sum of its squares. Rotation does not
+// change it.
 fn norm_scale(head: u32, squares: f32) -> f32 {
     return 1.0 / sqrt(squares / f32(norm_len(head)) + params.eps);
 }

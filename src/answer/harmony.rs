@@ -1,8 +1,9 @@
-//! Headers of OpenAI's harmony, well-formed or not. <https://cookbook.openai.com/articles/openai-harmony>
+//! Message headers in OpenAI's harmony format, well-formed or not.
+//! <https://cookbook.openai.com/articles/openai-harmony>
 //!
-//! About one header in 25 is malformed. Accepted: a recipient before or after the channel, a missing `functions.`, a
-//! channel's name without its mark or joined to the next word, a missing `<|constrain|>`, a missing `<|end|>` of the
-//! previous message, an answer without any header.
+//! About one header in 25 that a model writes is malformed. Accepted: a recipient before or after the channel, a
+//! missing `functions.`, a channel's name without `<|channel|>` or joined to the next word, a missing `<|constrain|>`,
+//! a missing `<|end|>` of the previous message, an answer without any header.
 
 /// Real headers have up to 80 bytes.
 const MAX_BYTES: usize = 512;

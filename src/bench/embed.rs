@@ -1,4 +1,4 @@
-//! Benchmarks of a text encoder: its roofline, the fastest batch within limits, and the gain of its pipeline.
+//! Benchmarks of a text encoder: its roofline, the fastest batch within limits, and the gain from its pipeline.
 
 use std::ops::Range;
 use std::time::Instant;

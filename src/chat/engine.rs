@@ -1,7 +1,7 @@
 //! Runs a template over a conversation.
 //!
-//! Each statement and operand is a step, each operation pays for the bytes it touches, and the nesting depth is
-//! limited. Strings track their author throughout.
+//! Rendering has a budget: each statement and operand costs a step, and each operation costs the bytes it touches. The
+//! nesting depth is limited. All strings track which of their parts the user wrote, and which the template.
 
 use std::collections::HashMap;
 use std::rc::Rc;

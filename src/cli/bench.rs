@@ -40,14 +40,14 @@ pub struct BenchArgs {
 enum BenchCommand {
     /// Benchmark each kernel of a forward pass, and what the KV cache saves.
     ///
-    /// Operands have the shapes of a Llama model. Rates are in bytes for kernels that the probes show to be limited by
-    /// memory bandwidth, and in operations for the others.
+    /// Operands have the shapes of a Llama model. Rates are in bytes per second for kernels that the probes show to be
+    /// limited by memory bandwidth, and in operations per second for the others.
     Kernels(KernelBenchArgs),
     /// Benchmark a text encoder by batch size, and find the fastest batch within limits.
     ///
     /// Shows rate, latency and place on the device's roofline for each batch size, next to a prediction from the two
-    /// smallest ones. Then embeds all texts in one call, to show the share of encoding, the gain of more submissions
-    /// in flight, and the gain over loading the encoder for each text.
+    /// smallest ones. Then embeds all texts in one call, to show the share of tokenizing, the gain from more
+    /// submissions in flight, and the gain over loading the encoder for each text.
     Embed(EmbedBenchArgs),
     /// Benchmark mixtures of logits, and find shapes and searches within limits.
     ///

@@ -35,7 +35,7 @@ pub struct PullArgs {
 /// List downloaded models, including those of other programs that share the cache.
 #[derive(Args)]
 pub struct ListArgs {
-    /// List models that are known to run, with their addresses, instead; needs no network.
+    /// List models that are known to run, with their addresses, instead of downloaded ones; needs no network.
     #[arg(long)]
     available: bool,
     /// Print JSON.

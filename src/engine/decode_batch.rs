@@ -40,7 +40,7 @@ impl DecodeBatch {
         self.runs.iter().any(|run| run.slot == slot)
     }
 
-    /// Reads the tokens that the oldest pass chose, as [`InFlight::next`].
+    /// Reads the tokens that the oldest pass chose, like [`InFlight::next`]; empty if no pass is in flight.
     ///
     /// # Errors
     /// Those of the read.

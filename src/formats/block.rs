@@ -162,7 +162,8 @@ pub fn dequantize(block_type: BlockType, bytes: &[u8], out: &mut [f32]) -> Resul
                 format: "dequantize",
                 field: "block type".into(),
                 found: other.name().into(),
-                supported: "F32 F16 BF16, Q1_0 to Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS, TQ1_0 TQ2_0, MXFP4 NVFP4".into(),
+                supported: "F32, F16, BF16, Q1_0 to Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS, TQ1_0, TQ2_0, MXFP4, NVFP4"
+                    .into(),
             });
         }
     };

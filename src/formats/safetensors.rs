@@ -151,7 +151,7 @@ fn check_layout(tensors: &[TensorInfo], data_offset: u64, file_len: u64) -> Resu
         if tensor.offset != end {
             let what = if tensor.offset < end { "an overlap" } else { "a hole" };
             let field = format!("data of tensor `{}`", Shown(&tensor.name));
-            let expected = format!("{end} as the begin in data_offsets, the end of the previous data");
+            let expected = format!("a start of {end} in data_offsets, where the previous data ends");
             let offset = data_offset.saturating_add(tensor.offset);
             return Err(broken(field, offset, expected, format!("{}, {what}", tensor.offset)));
         }

@@ -48,8 +48,8 @@ const ENCODING_CACHE: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 pub struct LoadOptions<'a> {
     /// KV cache capacity in tokens: 1 up to the model's own limit. `None`: 4096, or that limit if it is lower.
     pub context_length: Option<u32>,
-    /// Where memory is known, use the longest context that fits rather than refuse the model: up to
-    /// `context_length`, or the model's own limit if that is `None`.
+    /// Where memory is known, halve the context until it fits rather than refuse the model, starting from
+    /// `context_length`, or from the model's own limit if that is `None`.
     pub fit_context: bool,
     /// Maximum bytes of weights, cache and activations together.
     pub memory_limit: Option<u64>,

@@ -7,8 +7,8 @@ use super::address::Address;
 use super::digest::Digest;
 use crate::error::HubError;
 
-/// Default quantisations, in order of preference: small ones first, but none that loses more than 1 % of a model's
-/// quality; then those that only a few repositories have.
+/// Default quantisations, in order of preference: 4-bit types first, then mostly by size. None loses more than 1 % of
+/// a model's quality.
 const USUAL: [&str; 16] = [
     "Q4_K_M",
     "Q4_K_S",

@@ -51,8 +51,8 @@ pub struct AttentionConfig {
     pub n_kv_heads: u32,
     /// D, size of a head: a multiple of 4 up to 512.
     pub head_dim: u32,
-    /// How far a query sees: only keys less than this away from it, so as many in front as the window says with its own.
-    /// `None`: all of them.
+    /// Sliding window: a query sees only keys at a distance below this, so a causal one sees this many keys, its own
+    /// included. `None`: no window.
     pub window: Option<u32>,
     /// Factor of the scores, usually `head_dim^-1/2`.
     pub scale: f32,
@@ -329,11 +329,12 @@ impl Way {
     }
 }
 
-/// Sequences packed one after the other, cut into tiles of rows that an invocation or workgroup takes together. A tile
-/// has rows of one sequence alone, counted from its start, so that nothing depends on what else is packed with it.
+/// Sequences packed one after the other, cut into tiles of rows that an invocation or workgroup processes together. A
+/// tile has rows of only one sequence, counted from the sequence's start, so that results do not depend on what else
+/// is packed with it.
 #[derive(Clone, Debug)]
 pub struct PackedTiles {
-    /// First row, end, first key and end of each tile, `[tiles, 4]`; those that are left over are empty.
+    /// First row, end of rows, first key and end of keys of each tile, `[tiles, 4]`; unused tiles are empty.
     table: Tensor,
     max_len: u32,
     share: u32,

@@ -55,7 +55,7 @@ pub struct Linear<'a> {
     pub bias: Option<&'a Tensor>,
     /// Normalises `x` first.
     pub norm: Option<Norm<'a>>,
-    /// Applied to the product with its bias, where it is written; where K is split, by `split_sum`.
+    /// Applied to the product plus bias as it is written, or by `split_sum` if K is split.
     pub activation: Option<Activation>,
     /// First column of `y` to write: several matrices can fill one `y` side by side.
     pub y_start: u32,

@@ -121,7 +121,7 @@ impl DeltaRule {
         2 * self.n_key_heads * self.key_dim + self.n_heads * self.value_dim
     }
 
-    /// Columns of queries, keys, values, the gates of the results, and two numbers for each head.
+    /// Columns of queries, keys, values and output gates, and of beta and alpha, one each per value head.
     pub fn inputs(&self) -> u32 {
         self.channels() + self.n_heads * (self.value_dim + 2)
     }

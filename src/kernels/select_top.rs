@@ -10,7 +10,7 @@ use crate::shaders::constants::top;
 use crate::shaders::params::{MergeTopParams, SelectTopParams};
 use crate::tensor::Tensor;
 
-/// Items that [`select_top`] keeps for each row at most: a list lies in workgroup memory while it changes.
+/// Maximum number of items that [`select_top`] keeps for each row: a list is in workgroup memory while it changes.
 pub const MAX_TOP: u32 = top::MAX_K;
 /// The id in places for which no item was found.
 pub const NO_ITEM: u32 = u32::MAX;

@@ -227,7 +227,7 @@ pub fn constraint_of(format: Option<&Json>, param: &str, schema: &str) -> Result
             found => Err(ApiError::invalid(format!("{param}{}", schema.replace('/', ".")), found, "a schema")),
         },
         _ => {
-            let expected = "of the type text, json_object or json_schema";
+            let expected = "an object with the type text, json_object or json_schema";
             Err(ApiError::invalid(param, Some(format), expected))
         }
     }

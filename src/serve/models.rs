@@ -225,7 +225,8 @@ impl ServedModel {
         Ok(loaded)
     }
 
-    /// A description for clients; `None` if its files cannot be read and it is not loaded. Reads files.
+    /// A description of the model for clients; `None` if it is not loaded and its files cannot be read. The first call
+    /// reads files.
     pub fn about(&self) -> Option<ModelDescription> {
         let of_files =
             || self.spec.describe.as_ref().and_then(|open| open().ok()).map(|file| ModelDescription::of_file(&file));

@@ -4,14 +4,14 @@ use serde_json::{Map, Value as Json, json};
 
 /// Method, path, summary, and required fields.
 pub const ENDPOINTS: [(&str, &str, &str, &[&str]); 19] = [
-    ("post", "/v1/chat/completions", "Answers a conversation, as OpenAI's Chat Completions", &["model", "messages"]),
-    ("post", "/v1/completions", "Continues texts, as OpenAI's Completions", &["model", "prompt"]),
-    ("post", "/v1/responses", "Answers an input, as OpenAI's Responses", &["model", "input"]),
-    ("post", "/v1/embeddings", "Computes embeddings, as OpenAI's Embeddings", &["model", "input"]),
+    ("post", "/v1/chat/completions", "Answers a conversation, like OpenAI's Chat Completions", &["model", "messages"]),
+    ("post", "/v1/completions", "Continues texts, like OpenAI's Completions", &["model", "prompt"]),
+    ("post", "/v1/responses", "Answers an input, like OpenAI's Responses", &["model", "input"]),
+    ("post", "/v1/embeddings", "Computes embeddings, like OpenAI's Embeddings", &["model", "input"]),
     (
         "post",
         "/v1/rerank",
-        "Ranks documents by a query, as Cohere's and Jina's Rerank",
+        "Ranks documents by a query, like Cohere's and Jina's Rerank",
         &["model", "query", "documents"],
     ),
     ("get", "/v1/models", "Lists the models", &[]),

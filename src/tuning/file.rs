@@ -120,7 +120,7 @@ fn sealed(text: &str) -> String {
 }
 
 /// Saves the device's tuning and self-test results to its file, if it has one, merged with other processes' results.
-/// `tuning` replaces the file's tuning, or the device's own if there is no file.
+/// Writes `tuning`; if that is `None`, keeps the file's tuning, or writes the device's own if there is no file.
 ///
 /// # Errors
 /// [`Error::Io`] if the file cannot be written.

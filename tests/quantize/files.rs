@@ -353,7 +353,7 @@ fn existing_output_file_is_not_overwritten() {
     quantized(&input, &output, &options).unwrap();
     open(&output);
     options.block_type = BlockType::IQ2_S;
-    assert!(refused(&output, &options).contains("type is IQ2_S, which is not supported (F32 F16 BF16"));
+    assert!(refused(&output, &options).contains("type is IQ2_S, which is not supported (supported: F32 F16 BF16"));
 }
 
 /// An importance matrix in both formats: sums over calls of `name`, with `counts` calls.

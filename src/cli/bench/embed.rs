@@ -172,7 +172,7 @@ fn print_batches(out: &mut impl Write, rows: &[EmbedRow]) -> io::Result<()> {
             show_bytes(row.memory_bytes),
         )?;
     }
-    writeln!(out, "Counts and bytes are per batch; texts are encoded again every time.")
+    writeln!(out, "Counts and bytes are per batch; texts are tokenized again every time.")
 }
 
 fn print_roofline(out: &mut impl Write, rows: &[EmbedRow]) -> io::Result<()> {

@@ -22,10 +22,10 @@ const QUERIES: usize = 32;
 
 #[derive(Args)]
 pub struct MolBenchArgs {
-    /// Items of the corpus; the default is the size of Amazon Books in the paper.
+    /// Number of items in the corpus; the default is the size of Amazon Books in the paper.
     #[arg(long, default_value_t = 695_762, value_parser = clap::value_parser!(u64).range(1..=1 << 31), value_name = "N")]
     items: u64,
-    /// Components of query and item.
+    /// Numbers of components per query and per item.
     #[arg(long, value_delimiter = ',', default_value = "4x4,8x4,8x8", value_parser = parse_components, value_name = "NxM,..")]
     components: Vec<[u32; 2]>,
     /// Dimensions of a component.
@@ -52,7 +52,7 @@ pub struct MolBenchArgs {
     /// Shapes to measure for each batch size.
     #[arg(long, default_value_t = 2, value_name = "N")]
     measured: usize,
-    /// Weights of a mixture (safetensors), to try searches of it among random items.
+    /// Weights of a mixture (safetensors), to try searching random items with it.
     #[arg(long, value_name = "FILE")]
     weights: Option<PathBuf>,
     /// Recall that a search must reach.

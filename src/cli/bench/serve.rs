@@ -46,7 +46,7 @@ pub struct ServeBenchArgs {
     /// Requests per second, sent at random times whether or not earlier ones are answered.
     #[arg(long, value_delimiter = ',', value_name = "R,..")]
     rate: Vec<f64>,
-    /// Requests for each load [default: 4 per client, at least 32].
+    /// Requests for each value of --concurrency or --rate [default: 4 per client, at least 32].
     #[arg(long, short = 'r', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     requests: Option<u32>,
     /// Approximate prompt length, in tokens.

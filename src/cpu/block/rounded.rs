@@ -35,9 +35,10 @@ struct RoundedEight {
     /// The halves of four blocks each.
     quants: [Halves<[i8; 64]>; 2],
     scales: [f32; EIGHT],
-    /// What the blocks add up to, or the first and the second halves, times what [`Offsets`] say.
+    /// The sum of each block, or of each half of one with [`Offsets::by_halves`]; without mins, times the offset of
+    /// the weights' quants.
     sums: [[f32; EIGHT]; 2],
-    /// What products of quants begin with, as above.
+    /// Start of each block's or half's integer dot product: minus the offset times the sum of its bytes.
     starts: [[i32; EIGHT]; 2],
 }
 

@@ -509,7 +509,7 @@ fn form_of(format: &str) -> Option<&'static str> {
 }
 
 /// A regular expression for whole texts that contain a match of a pattern, with `/` escaped for Lark; `None` if `^`
-/// or `$` is not at the end of an alternative.
+/// does not begin an alternative, or `$` does not end one.
 fn whole_texts(pattern: &str) -> Option<String> {
     let (mut alternatives, mut one) = (Vec::new(), String::new());
     let (mut depth, mut in_class, mut escapes) = (0, false, false);

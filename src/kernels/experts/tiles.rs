@@ -92,14 +92,14 @@ pub struct ExpertProduct<'a> {
 }
 
 impl ExpertProduct<'_> {
-    /// Records `y[slot] = x[..] wᵀ (+ bias)` by those experts that `w` has, a dispatch for each slab of `w`. Shader:
-    /// `shaders/expert_matmul.wgsl`.
+    /// Records `y[slot] = x[..] wᵀ (+ bias)` for the slots of the experts in `w`, with a dispatch for each slab of
+    /// `w`. Shader: `shaders/expert_matmul.wgsl`.
     ///
     /// # Shapes
     /// `x`: `[T, K]`, a row for each token, or `[slots, K]`; K a multiple of 4; `y`: `[slots, y_start + rows]` or wider.
     /// # Errors
-    /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] if K is no multiple of 4, an expert is cut, or the
-    /// scalar tier's loops cannot take so many columns.
+    /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] if K is not a multiple of 4, a slab ends within
+    /// an expert, or K is too long for the loops of the scalar tier.
     pub fn record(&self, rec: &mut Recorder, tiles: &ExpertTiles, x: &Tensor, y: &Tensor) -> Result<(), Error> {
         const KERNEL: &str = "expert_matmul";
         let (n_rows, dim) = (quads(KERNEL, x)?, self.w.cols());

@@ -28,7 +28,7 @@ pub fn mol_gate(
     c.expect_shape(kernel.name, "c", &[n_items, n_queries, pairs])?;
     y.expect_shape(kernel.name, "y", c.shape())?;
     if combination == Combination::GluSiluLn {
-        let expected = "Sum or GluSilu, which take each pair for itself".into();
+        let expected = "Sum or GluSilu, which need only one pair at a time".into();
         let found = format!("{combination:?}");
         return Err(Error::Operand { kernel: kernel.name, operand: "combination", expected, found });
     }
