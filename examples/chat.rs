@@ -12,7 +12,7 @@ fn main() -> Result<(), Error> {
         // The built-in model has no template. With one: `ChatModel::new(&model)?`.
         let chat = ChatModel::of(&model, ChatTemplate::known("alpaca"))?;
         let mut session = model.session()?;
-        let mut request = ChatRequest::new(vec![Message::new("user", "Tell me of a dragon.")]);
+        let mut request = ChatRequest::new(vec![Message::new("user", "Tell me about a dragon.")]);
         let answer = chat.answer(&mut session, &request).await?; // text, thinking, calls, stop_reason
         println!("{}", answer.text);
 

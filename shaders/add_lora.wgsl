@@ -1,8 +1,8 @@
-// What an adapter adds to the product of many tokens, which stands in y:
+// Adds what a LoRA adapter contributes to the product of many tokens, which is in y:
 //
 //     y[t, n] += sum over r of inner[t, r] * b[n, r]
 //
-// where in r stand the columns of inner that belong to row n of b (Hu et al. 2021, arXiv:2106.09685). An invocation has one n and
+// where r runs over the columns of inner that belong to row n of b (Hu et al. 2021, arXiv:2106.09685). An invocation has one n and
 // TOKENS tokens, so that it reads a row of b once for all of them; neighbours have neighbouring n.
 // Dispatch (outputs of TOKENS tokens folded over x and y).
 #import members

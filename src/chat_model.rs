@@ -39,7 +39,7 @@ use crate::tokenizer::{EncodeOptions, Tokenizer};
 /// let chat = ChatModel::of(&model, ChatTemplate::known("chatml"))?;
 /// let mut session = model.session()?;
 ///
-/// let mut request = ChatRequest::new(vec![Message::new("user", "Tell me of a dragon.")]);
+/// let mut request = ChatRequest::new(vec![Message::new("user", "Tell me about a dragon.")]);
 /// let answer = chat.answer(&mut session, &request).await?;
 /// println!("{} ({:?})", answer.text, answer.stop_reason);
 ///

@@ -129,7 +129,7 @@ impl Variant {
 #[derive(Debug)]
 pub struct Kernel {
     pub(crate) id: Id,
-    /// Name of the shader file, the entry point, the Rust module and the CPU twin.
+    /// Name of the shader file, the entry point, the Rust module and the CPU reference kernel.
     pub name: &'static str,
     /// Size of the params struct in bytes.
     pub params_size: u32,

@@ -94,7 +94,8 @@ fn assert_logits(got: &[Vec<f32>; 3], want: &[f32], tolerance: f32, what: &str) 
     off.into_iter().fold(0.0, f32::max)
 }
 
-/// Each adapter on each form of its model: a Llama GGUF file orders the rows of queries differently.
+/// Each adapter on each file format of its model: the GGUF file of a Llama has the rows of queries in another order
+/// than the Hugging Face folder.
 #[test]
 fn lora_logits_match_peft() {
     let cases: [(&str, &str, &[&str]); 8] = [

@@ -1,7 +1,7 @@
 // Makes rows of a cache; see `row_f16`. With `turn`.
 #import row_f16
 
-// Of an f16. Beyond it an infinity would make NaN of whole rows of attention, where this leaves the weights that it stands for.
+// The largest f16. Larger values are clamped to it, because an infinity would turn whole rows of attention into NaN.
 const LARGEST: f32 = 65504.0;
 
 fn pack_quad(head: Head, i: u32) -> vec2<u32> {

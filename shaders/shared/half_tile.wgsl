@@ -26,9 +26,9 @@ fn within(row: u32, n_rows: u32) -> u32 {
     return select(row, min(row, n_rows - 1u), GUARDED);
 }
 
-// What an invocation has read for a step and not yet staged: rounds of x, two quads each, and of w, four each. There is
-// room for the largest tile and subgroups of 16, or of 8 where matrices are smaller; with twice the DEPTH for no more rows
-// of either than there are invocations.
+// What an invocation has read for a step but not yet staged in workgroup memory: per round two quads of x and four of w.
+// The arrays suffice for the largest tile with subgroups of 16, or of 8 where matrices are smaller. With twice the DEPTH
+// they suffice if neither operand has more rows than there are invocations.
 struct Ahead { x: array<vec4<f16>, 16>, w: array<vec4<f16>, 16> }
 
 fn read_step(local: u32, m0: u32, n0: u32, q0: u32) -> Ahead {

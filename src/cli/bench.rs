@@ -52,9 +52,9 @@ enum BenchCommand {
     /// Benchmark mixtures of logits, and find shapes and searches within limits.
     ///
     /// First compares a mixture with the same in separate kernels and with a dot-product scan that reads as many
-    /// bytes, each next to its lower bound by the probes. Then predicts the time of shapes, the most expressive first,
-    /// and measures the first that fit the limits. With `--weights`, tries searches of that mixture with more and more
-    /// candidates until one reaches the recall.
+    /// bytes, each next to the lower bound that follows from the device's bandwidth and arithmetic. Then predicts the
+    /// time for different shapes of mixtures, the most expressive first, and measures the first that fit the limits.
+    /// With `--weights`, tries searches of that mixture with more and more candidates until one reaches the recall.
     Mol(MolBenchArgs),
     /// Show the memory that decoders of 1 to 70 billion weights would take on this device.
     ///

@@ -35,7 +35,7 @@ pub struct PullArgs {
 /// List downloaded models, including those of other programs that share the cache.
 #[derive(Args)]
 pub struct ListArgs {
-    /// List models that are known to run, with their addresses, instead of downloaded ones; needs no network.
+    /// List suggested models, with their addresses, instead of downloaded ones; needs no network.
     #[arg(long)]
     available: bool,
     /// Print JSON.
@@ -141,10 +141,7 @@ pub fn list(args: &ListArgs) -> Result<(), CommandFailure> {
         return print_json(&models.iter().map(object).collect());
     }
     if models.is_empty() {
-        eprintln!(
-            "no models in {}; `tilewright list --available` lists models that are known to run",
-            hub.cache().display()
-        );
+        eprintln!("no models in {}; `tilewright list --available` lists suggested models", hub.cache().display());
     }
     let addresses: Vec<String> = models.iter().map(|model| model.address.to_string()).collect();
     let width = addresses.iter().map(String::len).max().unwrap_or_default();

@@ -244,7 +244,7 @@ pub fn attention_next(
     let columns = if is_scalar { 1 } else { head_dim.div_ceil(COLUMNS) };
     let [x, y_groups, _] = fold(rec.target(), u64::from(groups) * u64::from(columns) * u64::from(n_tokens));
     let grid = [x, y_groups, if is_scalar { splits.div_ceil(8) } else { splits }];
-    // The CPU's twin stores those of all rows before it reads any.
+    // The CPU's kernel stores those of all rows before it reads any.
     let stores = state.has_runs() && has_keys && rec.target().is_gpu();
     let mut decode = |y: &Tensor| {
         let operands = [state.tensor(), &table, &weight, qkv, sinks.unwrap_or(qkv), &cached.k, &cached.v, y];

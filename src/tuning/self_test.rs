@@ -1,4 +1,4 @@
-//! The self-test: each pipeline that was recorded for a model, on small operands, compared with the CPU's twin. Drivers
+//! The self-test: each pipeline that was recorded for a model, on small operands, compared with the CPU's. Drivers
 //! miscompile shaders, some of them only with certain values of the overrides; a variant that computes wrongly is banned,
 //! and another takes its place before a result is given out.
 

@@ -214,7 +214,7 @@ fn print_roofline(out: &mut impl Write, rows: &[EmbedRow]) -> io::Result<()> {
             predicted(&|seconds| format!("{:.2}x", row.seconds / seconds)),
         )?;
     }
-    writeln!(out, "Predicted from the two batches with the fewest tokens; above 100% the weights fit in a cache.")
+    writeln!(out, "Predicted from the two batches with the fewest tokens; above 100%, the weights fit in a cache.")
 }
 
 fn print_parts(out: &mut impl Write, parts: &EmbedParts) -> io::Result<()> {

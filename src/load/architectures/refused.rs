@@ -7,7 +7,7 @@ use crate::error::Error;
 const MISSING: [(&[&str], &str); 15] = [
     (&["gemma3n", "gemma3n_text"], "several residual streams (AltUp) and sparse activations"),
     (&["falcon-h1", "falcon_h1"], "attention and a state-space model side by side in a layer"),
-    (&["nemotron_h", "nemotron_h_moe"], "layers that are a state-space model, attention or a feed-forward alone"),
+    (&["nemotron_h", "nemotron_h_moe"], "layers with only a state-space model, attention or a feed-forward"),
     (&["deepseek2", "deepseek_v2", "deepseek_v3", "kimi_k2"], "multi-head latent attention"),
     (&["glm4moe", "glm4_moe"], "a router that chooses groups of experts first"),
     (&["glm-dsa", "glm4_moe_lite", "glm_moe_dsa"], "multi-head latent attention"),
@@ -16,10 +16,10 @@ const MISSING: [(&[&str], &str); 15] = [
     (&["rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"], "linear attention of RWKV"),
     (&["qwen3next", "qwen3_next"], "gated delta rules whose projections are stored in groups"),
     (&["kimi-linear", "kimi_linear"], "Kimi delta attention"),
-    (&["llama4", "llama4_text"], "attention in chunks and experts every other layer"),
+    (&["llama4", "llama4_text"], "chunked attention, and experts in every other layer"),
     (&["t5", "t5encoder", "bart"], "cross-attention from the decoder to an encoder"),
-    (&["whisper", "qwen2_audio"], "sound"),
-    (&["qwen2vl", "qwen3vl", "mllama", "llava", "clip", "gemma4v"], "pictures"),
+    (&["whisper", "qwen2_audio"], "audio"),
+    (&["qwen2vl", "qwen3vl", "mllama", "llava", "clip", "gemma4v"], "images"),
 ];
 
 /// The error for an unsupported architecture `name` in `field`.
