@@ -173,23 +173,11 @@ export type Where = DeviceRequest | number;
 /** An operand of a kernel: an array, or the number of a tensor in the worker. */
 export type Operand = Float32Array | number;
 
-interface KernelCall<Operands extends string, Options> {
-  args: { operands: Record<Operands, Operand>; options: Options; keep: boolean };
-  event: never;
-  reply: Float32Array | KeptTensor;
-}
-
-export interface KernelCalls {
-  matmul: KernelCall<"a" | "b", { m: number; n: number; k: number }>;
-  rmsNorm: KernelCall<"x" | "weight", { eps: number }>;
-  layerNorm: KernelCall<"x" | "weight" | "bias", { eps: number }>;
-  softmax: KernelCall<"x", { columns: number }>;
-  rope: KernelCall<"x", { nHeads: number; headDim: number; firstPos: number; theta: number; style: "interleaved" | "halves" }>;
-  attention: KernelCall<"q" | "k" | "v", { nHeads: number; nKvHeads: number; headDim: number }>;
-}
+/** Kernels by the names of the engine's methods, which take the operands and then the settings. */
+export type KernelName = "matmul" | "rmsNorm" | "layerNorm" | "softmax" | "rope" | "attention";
 
 /** All calls of the worker: arguments, events and reply. */
-export interface Calls extends KernelCalls {
+export interface Calls {
   loadModel: { args: ModelRequest; event: never; reply: ModelInfo };
   loadEmbedder: { args: EmbedderRequest; event: never; reply: EmbedderInfo };
   loadReranker: { args: RerankerRequest; event: never; reply: RerankerInfo };
@@ -220,6 +208,7 @@ export interface Calls extends KernelCalls {
   devices: { args: Record<string, never>; event: never; reply: AvailableDevice[] };
   openDevice: { args: DeviceRequest; event: never; reply: DeviceInfo };
   bench: { args: { quick: boolean }; event: BenchProgress; reply: BenchReport };
+  runKernel: { args: { kernel: KernelName; operands: Operand[]; settings: (number | string)[]; keep: boolean }; event: never; reply: Float32Array | KeptTensor };
   keepTensor: { args: { data: Float32Array; shape: number[] }; event: never; reply: KeptTensor };
   readTensor: { args: { kept: number }; event: never; reply: Float32Array };
   freeTensor: { args: { kept: number }; event: never; reply: undefined };

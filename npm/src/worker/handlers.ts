@@ -4,7 +4,7 @@ import type { Calls } from "../protocol.js";
 import type { Index, Mol } from "../tilewright.js";
 import { freeHandle, Handle, handleOf, placeOf, readyHandle, register } from "./handles.js";
 import { inspect } from "./inspect.js";
-import { compute, DeviceHandle, measure } from "./kernels.js";
+import { DeviceHandle, measure } from "./kernels.js";
 import { embedderRecipe, modelRecipe, rerankerRecipe } from "./load.js";
 import { load, LoadedEmbedder, LoadedModel, LoadedReranker } from "./loaded-model.js";
 import { NOTHING, LoadedTextModel } from "./loaded-text-model.js";
@@ -75,14 +75,5 @@ export const handlers: Handlers = {
   endSave: on(IndexHandle, ({ saves }, { save }) => saves.free(save)),
   loadMol: making(loadMol),
   searchItems: on(MolHandle, ({ vectors }, { queries, k, method, users }) => vectors.search(queries, k, method, users)),
-  matmul: on(DeviceHandle, (on, { operands: { a, b }, options: { m, n, k }, keep }) => compute(on, [a, b], keep, (device, a, b) => device.matmul(a, b, m, n, k))),
-  rmsNorm: on(DeviceHandle, (on, { operands: { x, weight }, options: { eps }, keep }) =>
-    compute(on, [x, weight], keep, (device, x, weight) => device.rmsNorm(x, weight, eps))),
-  layerNorm: on(DeviceHandle, (on, { operands: { x, weight, bias }, options: { eps }, keep }) =>
-    compute(on, [x, weight, bias], keep, (device, x, weight, bias) => device.layerNorm(x, weight, bias, eps))),
-  softmax: on(DeviceHandle, (on, { operands: { x }, options: { columns }, keep }) => compute(on, [x], keep, (device, x) => device.softmax(x, columns))),
-  rope: on(DeviceHandle, (on, { operands: { x }, options: { nHeads, headDim, firstPos, theta, style }, keep }) =>
-    compute(on, [x], keep, (device, x) => device.rope(x, nHeads, headDim, firstPos, theta, style))),
-  attention: on(DeviceHandle, (on, { operands: { q, k, v }, options: { nHeads, nKvHeads, headDim }, keep }) =>
-    compute(on, [q, k, v], keep, (device, q, k, v) => device.attention(q, k, v, nHeads, nKvHeads, headDim))),
+  runKernel: on(DeviceHandle, (device, args) => device.compute(args)),
 };

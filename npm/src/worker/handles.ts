@@ -7,27 +7,15 @@ import type { Caller } from "./port.js";
 
 /** An object on a device. */
 export abstract class Handle {
-  #place: Place;
-
   /** `place` already counts this user. */
-  constructor(place: Place) {
-    this.#place = place;
-  }
-
-  get place(): Place {
-    return this.#place;
-  }
-
-  protected set place(place: Place) {
-    this.#place = place;
-  }
+  constructor(public place: Place) {}
 
   /** Frees the object, and its device after the last user. */
   free(): void {
     try {
       this.release();
     } finally {
-      this.#place.release();
+      this.place.release();
     }
   }
 
