@@ -15,7 +15,7 @@ export async function bench(options: BenchOptions = {}): Promise<BenchReport> {
   signal?.throwIfAborted();
   const { connection } = await openDevice(device);
   try {
-    return await connection.call("bench", { quick }, { signal, ...(onProgress === undefined ? {} : { onEvent: onProgress }) });
+    return await connection.call("bench", { quick }, { signal, onEvent: onProgress });
   } finally {
     void connection.close("the device was measured");
   }

@@ -11,7 +11,7 @@ export interface CallOptions<K extends CallName> {
   ending?: AbortSignal | undefined;
   /** Memory of the arguments that is moved instead of copied. */
   transfer?: ArrayBuffer[];
-  onEvent?: (event: Calls[K]["event"]) => void;
+  onEvent?: ((event: Calls[K]["event"]) => void) | undefined;
   /** An object that must not be collected during the call. */
   keeps?: object;
 }

@@ -3,13 +3,12 @@
 import type { Connection } from "./connection.js";
 import { ensure } from "./errors.js";
 import { isArrayOf } from "./given.js";
-import { defined } from "./helpers.js";
+import { callOnce, connectionFor, placeOf } from "./load.js";
 import { WorkerObject } from "./loaded.js";
 import { known } from "./options.js";
 import { finalizer } from "./platform.js";
 import type { KernelName, Operand } from "./protocol.js";
 import type { AttentionOptions, AvailableDevice, DeviceInfo, KernelOptions, RopeOptions } from "./types.js";
-import { WorkerConnection } from "./worker-connection.js";
 
 /** An operand of a kernel: an array, or a tensor on the device. */
 export type KernelOperand = Float32Array | DeviceTensor;
@@ -178,12 +177,11 @@ export class Kernels extends WorkerObject {
 
 /** Opens a device in a new worker. @internal */
 export async function openDevice(
-  { device = "auto", tier, subgroups = true, onNotice }: KernelOptions,
+  options: KernelOptions,
 ): Promise<{ connection: Connection; device: DeviceInfo }> {
-  const connection = await WorkerConnection.open();
-  connection.onNotice = onNotice;
+  const connection = await connectionFor(options);
   return connection.orClose("the device was not opened", async () =>
-    ({ connection, device: await connection.call("openDevice", { choice: device, subgroups, ...defined({ tier }) }) }));
+    ({ connection, device: await connection.call("openDevice", placeOf(options).device) }));
 }
 
 let shared: Promise<Kernels> | undefined;
@@ -235,11 +233,6 @@ export function attention(q: Float32Array, k: Float32Array, v: Float32Array, opt
 }
 
 /** Devices that could run a model here. The CPU is always the last one. */
-export async function devices(): Promise<AvailableDevice[]> {
-  const connection = await WorkerConnection.open();
-  try {
-    return await connection.call("devices", {});
-  } finally {
-    void connection.close("the devices are listed");
-  }
+export function devices(): Promise<AvailableDevice[]> {
+  return callOnce("devices", {});
 }

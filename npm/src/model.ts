@@ -7,9 +7,8 @@ import { chatSpec, completionSpec, Generation, type SendRequest } from "./genera
 import { isId } from "./given.js";
 import { defined } from "./helpers.js";
 import { isHubAddress } from "./hub.js";
-import { inspectModel } from "./inspect.js";
 import type { AdapterOptions, InspectOptions, LoadOptions, PrefetchOptions } from "./load-options.js";
-import { loadInto } from "./load.js";
+import { callOnce, loadInto } from "./load.js";
 import { Loaded } from "./loaded.js";
 import table from "./models.js";
 import { known } from "./options.js";
@@ -59,8 +58,17 @@ export class Model extends Loaded<ModelInfo> {
    * @throws {@link TilewrightError}, as a load does for broken or absent files, but not for unsupported ones; or the
    * reason of `options.signal`.
    */
-  static inspect(source: ModelSource, options: InspectOptions = {}): Promise<ModelReport> {
-    return inspectModel(source, options);
+  static async inspect(source: ModelSource, options: InspectOptions = {}): Promise<ModelReport> {
+    const given = known("Model.inspect", options);
+    const { contextLengths, contextLength, kvType, memoryLimit, device = "auto", cache = true, fetch } = given;
+    const wrong = contextLengths?.find((length) => !isId(length) || length === 0);
+    ensure(wrong === undefined, "option", `contextLengths has ${String(wrong)}, expected whole numbers from 1 on`);
+    ensure(device === "auto" || device === "gpu" || device === "cpu",
+      "option", `device is ${String(device)}, expected auto, gpu or cpu`);
+    return callOnce("inspect", {
+      source: await specOf(source, given.signal, given), cache, device, ownFetch: fetch !== undefined,
+      settings: defined({ contextLength, kvType, memoryLimit }), ...defined({ contextLengths: contextLengths && [...contextLengths] }),
+    }, given);
   }
 
   /**

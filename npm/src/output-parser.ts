@@ -2,34 +2,13 @@
 
 import { ensure, isTrap, messageOf, TilewrightError } from "./errors.js";
 import { orAborted } from "./helpers.js";
-import { wasmAt } from "./platform.js";
 import type { OutputRequest, Prompt } from "./protocol.js";
 import type { Model, TokenGuide } from "./tilewright.js";
-import init, { __wbg_reset_state as reset, Vocabulary, type AnswerReader, type Guide } from "./tilewright_text.js";
+import { __wbg_reset_state as reset, Vocabulary, type AnswerReader, type Guide } from "./tilewright_text.js";
 import type { GenerateResult, Piece, ToolCall } from "./types.js";
+import { textModule } from "./wasm.js";
 
-let started: Promise<void> | undefined;
-let isThere = false;
-let url: string | undefined;
 const vocabularies = new Map<() => Model, { of: Model; words: Vocabulary }>();
-
-/** Sets the module's address, if it is not beside the worker. */
-export function findAt(given: string | undefined): void {
-  url = given;
-}
-
-function start(): Promise<void> {
-  started ??= (async () => {
-    const other = await wasmAt(url, "tilewright_text_bg.wasm");
-    await (other === undefined ? init() : init({ module_or_path: other }));
-    isThere = true;
-  })();
-  started.catch(() => {
-    // The next use tries again.
-    started = undefined;
-  });
-  return started;
-}
 
 /** Frees a model's vocabulary. */
 export function forget(model: () => Model): void {
@@ -45,12 +24,7 @@ export async function outputParserOf(
   if (constraint === undefined && !reads) {
     return undefined;
   }
-  try {
-    await orAborted(start(), signal);
-  } catch (error) {
-    signal.throwIfAborted();
-    throw new TilewrightError("network", `the module for constraints and output parsing could not be started: ${messageOf(error)}`, { cause: error });
-  }
+  await orAborted(textModule.start(), signal);
   return guarded(() => {
     const words = wordsOf(model);
     if (!reads || prompt.kind !== "chat") {
@@ -182,9 +156,4 @@ export class OutputParser implements TokenGuide {
       throw error;
     }
   }
-}
-
-/** Memory of the module in bytes; 0 before its first use. */
-export async function memoryBytes(): Promise<number> {
-  return isThere ? (await init()).memory.buffer.byteLength : 0;
 }

@@ -10,11 +10,10 @@ import type { MadeVectors, Where } from "./protocol.js";
 
 /** Makes an object where the options say. */
 export async function makeIn<Info>(
-  { on, device, tier, subgroups, onNotice }: KeptOptions, make: (connection: Connection, where: Where) => Promise<MadeVectors<Info>>,
+  options: KeptOptions, make: (connection: Connection, where: Where) => Promise<MadeVectors<Info>>,
 ): Promise<Parts<Info>> {
-  const place = placeOf({ on, device, tier, subgroups });
-  const connection = await connectionFor(on);
-  connection.onNotice = onNotice;
+  const place = placeOf(options);
+  const connection = await connectionFor(options);
   return connection.orClose("nothing was made", async () => ({ connection, ...await make(connection, place.on ?? place.device) }));
 }
 

@@ -1,10 +1,9 @@
 /** The worker: owns the engine in WASM and its devices, and communicates by messages. */
 
 import { toWire } from "./errors.js";
-import { findAt as findTextAt } from "./output-parser.js";
 import { importHidden, isNode } from "./platform.js";
 import type { CallName, Calls, ToWorker } from "./protocol.js";
-import { findAt as findEngineAt } from "./wasm.js";
+import { engineModule, textModule } from "./wasm.js";
 import { handlers } from "./worker/handlers.js";
 import { findHandle } from "./worker/handles.js";
 import { Caller, connect, post, type Port } from "./worker/port.js";
@@ -23,8 +22,8 @@ function callerOf(target: number): Caller {
 function receive(message: ToWorker): void {
   switch (message.type) {
     case "files":
-      findEngineAt(message.wasm);
-      findTextAt(message.textWasm);
+      engineModule.url = message.wasm;
+      textModule.url = message.textWasm;
       break;
     case "abort":
     case "stop":

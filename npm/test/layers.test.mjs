@@ -67,7 +67,6 @@ const ORDER = [
   "shared",
   "load",
   "copies",
-  "inspect",
   "format",
   "generation",
   "engine",

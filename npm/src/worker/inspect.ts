@@ -8,7 +8,7 @@ import { CHAT_FILES, SENTENCE_FILES, TOKENIZER, type ModelFile } from "../source
 import { openStore, storedAddress } from "../store.js";
 import { Header, type Device, type PlanOptions } from "../tilewright.js";
 import type { MemoryForecast, ModelReport } from "../types.js";
-import { start } from "../wasm.js";
+import { engineModule } from "../wasm.js";
 import { describe, feed, withFiles, type Asked } from "./files.js";
 import { limitOf } from "./load.js";
 import { openPlace } from "./place.js";
@@ -19,7 +19,7 @@ const CONTEXTS = [512, 2048, 4096, 8192];
 const USUAL_CONTEXT = 4096;
 
 export async function inspect(request: InspectRequest, asked: Asked): Promise<ModelReport> {
-  await start();
+  await engineModule.start();
   return withFiles(request, asked, { extras: [...CHAT_FILES, ...SENTENCE_FILES], peek: true }, (files) => {
     const read = files.filter(({ name }) => name !== TOKENIZER);
     return using(new Header(read.map(describe)), async (header) => {

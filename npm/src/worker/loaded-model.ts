@@ -2,12 +2,11 @@
 
 import { codeOf, isTrap, messageOf, TilewrightError, toWire } from "../errors.js";
 import { cancelling } from "../helpers.js";
-import { memoryBytes } from "../output-parser.js";
 import type { LoadRequest } from "../protocol.js";
 import type { StoredCopy } from "../source.js";
 import type { Embedder, Reranker } from "../tilewright.js";
 import type { MemoryInfo } from "../types.js";
-import { start } from "../wasm.js";
+import { engineModule, textModule } from "../wasm.js";
 import { deleteDamaged } from "./files.js";
 import { Handle, register } from "./handles.js";
 import { loadAt, loadOnto, type Loadable, type Loaded, type Recipe } from "./load.js";
@@ -52,7 +51,7 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
   }
 
   async memory(): Promise<MemoryInfo> {
-    return { ...this.loaded.memory(), wasmHeapBytes: (await start()).buffer.byteLength + await memoryBytes() };
+    return { ...this.loaded.memory(), wasmHeapBytes: await engineModule.memoryBytes() + await textModule.memoryBytes() };
   }
 
   override bytes(): number {

@@ -5,7 +5,7 @@ import { inspectGpu, requestSubgroups } from "../gpu.js";
 import type { DeviceRequest } from "../protocol.js";
 import { Device, type Adapter } from "../tilewright.js";
 import type { AvailableDevice, DeviceInfo } from "../types.js";
-import { start } from "../wasm.js";
+import { engineModule } from "../wasm.js";
 import type { Caller } from "./port.js";
 
 /** Codes of errors after which another device may work. */
@@ -49,7 +49,7 @@ export class Place {
 /** Opens a device. With `auto`, the CPU replaces a GPU that fails. */
 export async function openPlace(request: DeviceRequest, caller: Caller): Promise<Place> {
   const { choice, tier, subgroups } = request;
-  await start();
+  await engineModule.start();
   if (choice === "cpu") {
     return new Place(await Device.open("cpu", undefined, tier), request);
   }
@@ -78,7 +78,6 @@ export async function openPlace(request: DeviceRequest, caller: Caller): Promise
 
 /** Opens the CPU as a fallback, for this reason. */
 export async function openCpu(request: DeviceRequest, reason: string, caller: Caller): Promise<Place> {
-  await start();
   const device = await Device.open("cpu", undefined);
   caller.notify("cpu_fallback", `running on the CPU: ${reason}`);
   return new Place(device, request, reason);

@@ -2,13 +2,13 @@
 
 import type { Calls } from "../protocol.js";
 import { CHAT_FILES, SENTENCE_FILES } from "../source.js";
-import { start } from "../wasm.js";
+import { engineModule } from "../wasm.js";
 import { finish, withCopies, withFiles, type Asked } from "./files.js";
 import { ProgressMeter } from "./progress.js";
 
 /** Stores all files of a model. */
 export async function prefetch(request: Calls["prefetch"]["args"], asked: Asked): Promise<undefined> {
-  await start();
+  await engineModule.start();
   await withCopies(asked, (copies) => {
     const meter = new ProgressMeter(asked.caller);
     // The kind of model is unknown.
