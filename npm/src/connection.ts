@@ -4,7 +4,6 @@ import type { Fetch } from "./fetching.js";
 import type { CallName, Calls, LoadName, Report } from "./protocol.js";
 import type { DeviceInfo, Notice, Progress } from "./types.js";
 
-/** Options of a call. */
 export interface CallOptions<K extends CallName> {
   signal?: AbortSignal | undefined;
   /** Asks the worker to reply soon with its result so far. */
@@ -50,7 +49,6 @@ export abstract class Connection {
     }
   }
 
-  /** Does `work`, and closes the connection if that fails. */
   async orClose<T>(reason: string, work: () => Promise<T>): Promise<T> {
     try {
       return await work();

@@ -1,15 +1,14 @@
 /** Models in the browser's storage: listing, prefetching and removing them. */
 
 import { TilewrightError } from "./errors.js";
-import { defined } from "./helpers.js";
+import { defined, sumOf } from "./helpers.js";
 import type { PrefetchOptions } from "./load-options.js";
 import { callOnce } from "./load.js";
 import { known } from "./options.js";
 import { keptAs, specOf } from "./spec.js";
-import { attempt, storeIfAny, type StoredRecord } from "./store.js";
+import { attempt, storeIfAny } from "./store.js";
 import type { CachedModel, ModelSource, RemoveOptions } from "./types.js";
 
-/** See {@link Model.cached}. */
 export async function cachedModels(): Promise<CachedModel[]> {
   const store = await storeIfAny();
   if (store === undefined) {
@@ -26,27 +25,20 @@ export async function cachedModels(): Promise<CachedModel[]> {
       return [];
     }
     sets.add(set);
-    return [{ source, ...defined({ endpoint }), ...totalOf(there, files.length), date }];
+    const isWhole = there.length === files.length;
+    const sizeBytes = isWhole ? sumOf(there.map(({ size, stored, complete }) => complete ? stored : size)) : undefined;
+    return [{
+      source, ...defined({ endpoint, sizeBytes }), date,
+      storedBytes: there.reduce((sum, { stored }) => sum + stored, 0), complete: isWhole && there.every(({ complete }) => complete),
+    }];
   });
   return found.sort((a, b) => b.date - a.date);
-}
-
-/** Sizes, from the records of a model's stored files. */
-function totalOf(there: readonly StoredRecord[], nFiles: number): Pick<CachedModel, "sizeBytes" | "storedBytes" | "complete"> {
-  const sizes = there.map(({ size, stored, complete }) => complete ? stored : size);
-  const sizeBytes = there.length < nFiles ? undefined : sizes.reduce((sum, size) => sum === undefined || size === undefined ? undefined : sum + size, 0);
-  return {
-    ...defined({ sizeBytes }),
-    storedBytes: there.reduce((sum, { stored }) => sum + stored, 0),
-    complete: there.length === nFiles && there.every(({ complete }) => complete),
-  };
 }
 
 function notAddresses(): TilewrightError {
   return new TilewrightError("option", "source has bytes or files, expected addresses that begin with https://, http:// or hf:");
 }
 
-/** See {@link Model.prefetch}. */
 export async function prefetchModel(source: ModelSource, options: PrefetchOptions = {}): Promise<void> {
   const given = known("Model.prefetch", options);
   const spec = await specOf(source, given.signal, given);
@@ -56,7 +48,6 @@ export async function prefetchModel(source: ModelSource, options: PrefetchOption
   await callOnce("prefetch", { source: spec, ownFetch: given.fetch !== undefined }, given);
 }
 
-/** See {@link Model.remove}. */
 export async function removeModel(source: ModelSource, options: RemoveOptions = {}): Promise<boolean> {
   const model = await keptAs(source, known("Model.remove", options));
   if (model === undefined) {

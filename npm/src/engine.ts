@@ -11,7 +11,6 @@ import type { ChatMessage, EngineChatOptions, EngineGenerateOptions, EngineOptio
 
 const MAX_QUEUED = 1000;
 
-/** Frees engines that were collected. */
 const collected = finalizer<{ connection: Connection; engine: number }>(({ connection, engine }) => {
   // The model may be gone, and its engines with it.
   connection.call("freeEngine", { engine }).catch(() => {});

@@ -98,7 +98,6 @@ export class TilewrightError extends Error {
   }
 }
 
-/** Throws unless the condition holds. */
 export function ensure(
   condition: unknown, code: ErrorCode, message: string, options: TilewrightErrorOptions = {},
 ): asserts condition {
@@ -116,7 +115,6 @@ export interface WireError {
   fatal: boolean;
 }
 
-/** Codes of the WASM engine's errors. */
 export const ENGINE_CODES: ReadonlySet<string> = new Set<ErrorCode>([
   "format", "unsupported", "config", "memory", "option", "constraint", "context_full", "busy", "stopped", "tokenizer", "template", "device_lost", "out_of_memory", "gpu",
   "adapter", "no_adapter", "limit", "non_finite", "truncated", "shape", "operand", "index",

@@ -3,7 +3,6 @@
 import { ensure, messageOf, TilewrightError } from "./errors.js";
 import type { ResponseFormat, ToolChoice } from "./types.js";
 
-/** Each format's other key, and the types of its value. */
 const KEYS = {
   json_object: undefined,
   json_schema: ["schema", ["object", "boolean"]],
@@ -36,7 +35,6 @@ export function constraintOf(format: ResponseFormat | undefined): string | undef
   return asJson("responseFormat", { type: format.type, [name]: value });
 }
 
-/** Validates a choice. */
 export function toolChoiceOf(choice: ToolChoice | undefined): Exclude<ToolChoice, object> | { name: string } {
   if (choice === undefined || choice === "auto" || choice === "none" || choice === "required") {
     return choice ?? "auto";

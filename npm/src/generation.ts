@@ -17,7 +17,6 @@ interface GenerationSpec {
   output: () => OutputRequest;
 }
 
-/** The continuation of a text or of tokens. */
 export function completionSpec(
   given: string | Uint32Array | readonly number[], { responseFormat, ...options }: GenerateOptions,
 ): GenerationSpec {
@@ -25,7 +24,6 @@ export function completionSpec(
   return { prompt, options, output: () => ({ ...defined({ constraint: constraintOf(responseFormat) }), reads: false, mayThink: false }) };
 }
 
-/** The reply to a conversation. */
 export function chatSpec(messages: readonly ChatMessage[], options: ChatOptions): GenerationSpec {
   const { tools, toolChoice, parallelToolCalls, thinking, responseFormat, documents, templateVariables, templateName, continueFinalMessage, ...generate } =
   options;
@@ -62,7 +60,6 @@ export class Generation implements AsyncIterable<Piece> {
   #usage: GenerationUsage = { promptTokens: 0, cachedTokens: 0, generatedTokens: 0, prefillSeconds: 0, decodeSeconds: 0 };
   #failure: { error: unknown } | undefined;
   #over = false;
-  /** Called for each new piece and at the end. */
   #wake: (() => void)[] = [];
 
   /** @internal */

@@ -1,6 +1,5 @@
 /** Git's digest of a file's content, which hubs report for files outside Git LFS. */
 
-/** The identity of a content. */
 export interface GitBlob {
   /** SHA-1 of Git's header and the content, in lower-case hexadecimal digits. */
   sha1: string;
@@ -39,7 +38,6 @@ export class GitDigest {
     }
   }
 
-  /** Ends the digest. */
   hex(): string {
     const n = this.#nBytes;
     const end = new Uint8Array((n % BLOCK_BYTES < 56 ? BLOCK_BYTES : 2 * BLOCK_BYTES) - n % BLOCK_BYTES);

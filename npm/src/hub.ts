@@ -4,14 +4,13 @@ import { httpError, LONGEST_WAIT_MS, retryAfter } from "./download.js";
 import { ensure, messageOf, TilewrightError } from "./errors.js";
 import { ownFetch, type Fetch } from "./fetching.js";
 import type { GitBlob } from "./git.js";
-import { defined } from "./helpers.js";
+import { defined, delay } from "./helpers.js";
 import type { FileSpec, SourceSpec } from "./protocol.js";
 import { CHAT_FILES, INDEX, NEEDED_FILES, OPTIONAL_FILES, SENTENCE_FILES } from "./source.js";
 import { openStore } from "./store.js";
 import type { HubOptions } from "./types.js";
 
 export const ENDPOINT = "https://huggingface.co";
-/** Waits before attempts. */
 const BACKOFF_MS = [500, 1000, 2000];
 /** A hub that is silent for this long counts as gone. */
 const SILENCE_MS = 30_000;
@@ -29,7 +28,6 @@ interface Address {
   revision: string;
 }
 
-/** The hub's list of a revision. */
 interface Listing {
   files: HubFile[];
   licence?: string;
@@ -92,7 +90,6 @@ function parse(text: string, revision: string | undefined): Address {
   return { text, repo: `${owner}/${repo}`, path: place, quant, revision: chosen };
 }
 
-/** Whether a path stays in its folder. */
 function isPlainPath(path: string): boolean {
   return path.length <= 1024 && path.split("/").every((part) => part !== "" && !/^\.+$/.test(part) && !/[\u0000-\u001f\\:]/.test(part));
 }
@@ -153,7 +150,7 @@ async function list(
     if (wait === undefined || wait > LONGEST_WAIT_MS) {
       throw error;
     }
-    await new Promise((resolve) => setTimeout(resolve, wait));
+    await delay(wait, signal);
   }
 }
 
@@ -163,7 +160,6 @@ const MEANINGS = {
   404: "there is no such repository or revision",
 };
 
-/** Validates the hub's list. */
 function listingOf(url: string, json: string): Listing {
   const wrong = (found: string): TilewrightError => new TilewrightError("format", `${url}: ${found}`);
   let listing: { siblings?: unknown; cardData?: { license?: unknown } | null; tags?: unknown } | null;
@@ -313,7 +309,6 @@ function normal(quant: string): string {
   return quant.toUpperCase().replace(/^FP(16|32)$/, "F$1");
 }
 
-/** The last part of a path. */
 function lastOf(path: string): string {
   return path.replace(/^.*\//, "");
 }

@@ -18,7 +18,6 @@ interface Keep<K extends boolean> {
   keep?: K;
 }
 
-/** A {@link DeviceTensor} with `keep: true`, else an array. */
 type Result<K extends boolean> = Promise<K extends true ? DeviceTensor : Float32Array>;
 
 /** Numbers on a device, for its kernels. They stay there until the tensor is freed. */
@@ -65,7 +64,6 @@ export class DeviceTensor {
   }
 }
 
-/** Frees tensors that were collected. */
 const collected = finalizer<() => void>((free) => free());
 
 function freeTensor(connection: Connection, kept: number): void {

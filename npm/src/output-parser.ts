@@ -10,7 +10,6 @@ import { textModule } from "./wasm.js";
 
 const vocabularies = new Map<() => Model, { of: Model; words: Vocabulary }>();
 
-/** Frees a model's vocabulary. */
 export function forget(model: () => Model): void {
   vocabularies.get(model)?.words.free();
   vocabularies.delete(model);

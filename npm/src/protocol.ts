@@ -65,7 +65,6 @@ export interface DeviceRequest {
   subgroups: boolean;
 }
 
-/** The common part of load requests. */
 export interface CommonRequest {
   source: SourceSpec;
   device: DeviceRequest;
@@ -74,7 +73,6 @@ export interface CommonRequest {
   cache: boolean;
   /** Whether stored copies are verified after the load. */
   verify: boolean;
-  /** Whether the caller has its own `fetch`. */
   ownFetch?: boolean;
 }
 
@@ -126,7 +124,6 @@ export type TemplateOptions = Omit<ChatOptions, keyof GenerateOptions | "toolCho
 export interface OutputRequest {
   /** JSON of a `ResponseFormat`. */
   constraint?: string;
-  /** JSON of the tools. */
   tools?: string;
   /** How calls are constrained; absent: not at all. */
   toolChoice?: "auto" | "none" | "required" | { name: string };
@@ -220,7 +217,6 @@ export interface Calls {
   searchVectors: { args: { queries: Float32Array; k: number; filter?: Uint32Array }; event: never; reply: Hit[][] };
   /** Begins to write the index as it is now. Replies with the number of the save. */
   beginSave: { args: Record<string, never>; event: never; reply: number };
-  /** The next piece, or `undefined` at the end. */
   savedPiece: { args: { save: number }; event: never; reply: Uint8Array | undefined };
   endSave: { args: { save: number }; event: never; reply: undefined };
   loadMol: { args: Pick<LoadRequest, "source" | "cache"> & { where: Where; storage?: VectorStorage }; event: never; reply: MadeVectors<MolInfo> };
@@ -229,7 +225,6 @@ export interface Calls {
 
 export type CallName = keyof Calls;
 
-/** Calls that load a model of some kind. */
 export type LoadName = "loadModel" | "loadEmbedder" | "loadReranker";
 
 /** Responses of a caller's own `fetch`. */
@@ -267,7 +262,6 @@ export type ToTarget =
   /** The target is gone. */
   | { type: "ended"; error: WireError };
 
-/** Reports on a target. */
 export type Report = Extract<ToTarget, { type: "notice" | "progress" | "device" }>;
 
 /** From the worker to the caller's thread. */

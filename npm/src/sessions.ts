@@ -3,6 +3,7 @@
 import { codeOf, ensure } from "./errors.js";
 import { hexOf, sha256Of, type Digest } from "./helpers.js";
 import { attempt, openFolder, storeIfAny, type Store, type StoredFile, type StoredRecord } from "./store.js";
+import type { Saving } from "./tilewright.js";
 import type { KeptSession } from "./types.js";
 
 const FOLDER = "tilewright-sessions";
@@ -10,21 +11,11 @@ const SCHEME = "tilewright-session:";
 /** Tokens that are computed faster than a stored session is read. */
 const FEW = 16;
 
-/** The record of a complete session. */
 type SessionRecord = StoredRecord & { tokens: number[] };
 
-/** Bytes per read. */
 const CHUNK_BYTES = 1 << 20;
 /** Channel on which tabs and workers report that the stored sessions changed. */
 const CHANNEL = "tilewright-sessions";
-
-/** A session's file, piece by piece. */
-export interface SessionContent {
-  size(): number;
-  /** The next bytes, or `undefined` at the end. */
-  next(): Promise<Uint8Array | undefined>;
-  free(): void;
-}
 
 /** A stored session that a prompt can continue. */
 export interface FoundSession {
@@ -74,7 +65,6 @@ export class Sessions {
 
   constructor(private readonly store: Store, private readonly onChange: () => void = () => {}) {}
 
-  /** Has the records read again. */
   forget(): void {
     this.#known = undefined;
   }
@@ -103,7 +93,7 @@ export class Sessions {
    * @throws {@link TilewrightError}: `quota` if it does not fit by itself, `storage` if the storage fails or another
    * tab is writing it.
    */
-  async save(model: string, tokens: Uint32Array, begin: () => SessionContent, maxBytes: number, newDigest: () => Digest): Promise<KeptSession> {
+  async save(model: string, tokens: Uint32Array, begin: () => Saving, maxBytes: number, newDigest: () => Digest): Promise<KeptSession> {
     let content = begin();
     try {
       const size = content.size();
@@ -123,22 +113,22 @@ export class Sessions {
         const begun = others.filter(isBegun);
         const dispensable = [...begun, ...others.filter((record) => !isBegun(record)).reverse()];
         let sum = others.reduce((sum, { stored }) => sum + stored, size);
-        while (sum > maxBytes && await this.#dropOne(dispensable, (stored) => sum -= stored)) {
-          // The condition deletes.
+        while (sum > maxBytes && dispensable.length > 0) {
+          sum -= await this.#dropFirst(dispensable);
         }
-        for (;;) {
+        for (let isStored = false; !isStored;) {
           try {
             const sha256 = await write(file, record, content, newDigest());
             await file.save({ ...record, stored: size, complete: true, sha256 });
-            break;
+            isStored = true;
           } catch (error) {
-            if (codeOf(error) !== "quota" || !await this.#dropOne(dispensable, () => undefined)) {
+            if (codeOf(error) !== "quota" || dispensable.length === 0) {
               await file.removePart();
               throw error;
             }
-            const again = begin();
+            await this.#dropFirst(dispensable);
             content.free();
-            content = again;
+            content = begin();
           }
         }
         await Promise.all(dispensable.filter((record) => begun.includes(record)).map(({ url }) => this.#delete(url).catch(() => false)));
@@ -178,7 +168,7 @@ export class Sessions {
 
   /** Opens one to read it, unless another tab is writing it or has deleted it, or it is damaged. */
   async #open(record: SessionRecord, newDigest: () => Digest, onDamaged: () => void): Promise<FoundSession | undefined> {
-    const file = await this.store.claimIfFree(record.url);
+    const file = await this.store.claim(record.url, "shared", undefined, false);
     if (file === undefined) {
       return undefined;
     }
@@ -220,17 +210,10 @@ export class Sessions {
     return this.#known.sort((a, b) => b.date - a.date);
   }
 
-  /** Deletes the first one and removes it from the list. Returns whether there was one. */
-  async #dropOne(records: SessionRecord[], onDropped: (stored: number) => void): Promise<boolean> {
+  /** Removes the first one from the list and deletes it, unless a tab is reading it. Returns the number of bytes. */
+  async #dropFirst(records: SessionRecord[]): Promise<number> {
     const record = records.shift();
-    if (record === undefined) {
-      return false;
-    }
-    // One that a tab is reading stays.
-    if (await this.#delete(record.url).catch(() => false)) {
-      onDropped(record.stored);
-    }
-    return true;
+    return record !== undefined && await this.#delete(record.url).catch(() => false) ? record.stored : 0;
   }
 
   async #delete(url: string): Promise<boolean> {
@@ -247,8 +230,7 @@ export class Sessions {
   }
 }
 
-/** Writes a session, and returns its SHA-256. */
-async function write(file: StoredFile, record: SessionRecord, content: SessionContent, digest: Digest): Promise<string> {
+async function write(file: StoredFile, record: SessionRecord, content: Saving, digest: Digest): Promise<string> {
   try {
     // The rest of an interrupted call is overwritten.
     const writer = await file.write(record);
@@ -303,7 +285,6 @@ export async function storing<T>(work: () => Promise<T>): Promise<T> {
   }
 }
 
-/** Length of the common prefix. */
 export function common(a: ArrayLike<number>, b: ArrayLike<number>): number {
   let n = 0;
   while (n < a.length && n < b.length && a[n] === b[n]) {

@@ -18,20 +18,16 @@ export const canShare = typeof BroadcastChannel !== "undefined" && globalThis.na
 /** Messages between tabs. */
 type Message =
   | { type: "hello"; from: string }
-  /** A tab has left. */
   | { type: "bye"; from: string }
   /** The leader has loaded. */
   | { type: "ready"; from: string; info: unknown; device: DeviceInfo }
   | { type: "report"; from: string; message: Report }
-  /** To the leader. */
   | { type: "call"; from: string; id: number; name: CallName; args: Calls[CallName]["args"] }
   | { type: "abort" | "stop"; from: string; id: number }
-  /** From the leader. */
   | { type: "event"; to: string; id: number; value: unknown }
   | { type: "reply"; to: string; id: number; value: unknown }
   | { type: "fail"; to: string; id: number; error: WireError };
 
-/** Types of the messages' fields. */
 const FIELDS: Readonly<Record<Message["type"], Readonly<Record<string, "string" | "number" | "object">>>> = {
   hello: { from: "string" },
   bye: { from: "string" },
@@ -71,7 +67,7 @@ interface Pending {
   readonly ending: AbortSignal | undefined;
   readonly pieces: Piece[];
   /** Pieces that will be repeated. */
-  nAgain: number;
+  nRepeated: number;
   resolve(value: unknown): void;
   reject(error: unknown): void;
   onEvent(value: unknown): void;
@@ -98,6 +94,7 @@ export class SharedConnection extends Connection {
   #ended: TilewrightError | undefined;
   /** Releases all locks. */
   readonly #gone = new AbortController();
+  readonly #left = new Promise<void>((resolve) => this.#gone.signal.addEventListener("abort", () => resolve()));
 
   sibling(): Connection {
     throw new TilewrightError("option", "`on` is shared with other tabs, expected something that is not");
@@ -115,7 +112,7 @@ export class SharedConnection extends Connection {
     const channel = new BroadcastChannel(topic);
     this.#channel = channel;
     channel.onmessage = ({ data }: MessageEvent<unknown>) => {
-      if (isMessage(data)) {
+      if (isMessage(data) && (!("to" in data) || data.to === this.#id)) {
         this.#receive(data);
       }
     };
@@ -143,15 +140,15 @@ export class SharedConnection extends Connection {
     this.#nextId += 1;
     const reply = new Promise<unknown>((resolve, reject) => {
       this.#pending.set(id, {
-        name, args, sentTo: undefined, stop: new AbortController(), ending, pieces: [], nAgain: 0, keeps, resolve, reject,
+        name, args, sentTo: undefined, stop: new AbortController(), ending, pieces: [], nRepeated: 0, keeps, resolve, reject,
         onEvent: (event) => onEvent?.(event as Calls[K]["event"]),
       });
     });
     const abort = (): void => {
       const pending = this.#settle(id);
       pending?.stop.abort();
-      this.#post({ type: "abort", from: this.#id, id });
       pending?.reject(signal?.reason);
+      this.#post({ type: "abort", from: this.#id, id });
     };
     const stop = (): void => this.#post({ type: "stop", from: this.#id, id });
     try {
@@ -196,7 +193,6 @@ export class SharedConnection extends Connection {
     this.#gone.abort();
   }
 
-  /** Loads, and leads until the end. */
   async #lead<K extends LoadName>(name: K, args: Calls[K]["args"]): Promise<void> {
     try {
       await this.#serve(name, args);
@@ -219,8 +215,7 @@ export class SharedConnection extends Connection {
     if (this.#fetch !== undefined) {
       connection.useFetch(this.#fetch);
     }
-    const over = new Promise<void>((resolve) => {
-      this.#gone.signal.addEventListener("abort", () => resolve(), { once: true });
+    const ended = new Promise<void>((resolve) => {
       connection.onEnd = (error) => {
         this.#end(error);
         resolve();
@@ -239,7 +234,7 @@ export class SharedConnection extends Connection {
       await connection.close("the model was not loaded");
       throw error;
     }
-    await over;
+    await Promise.race([this.#left, ended]);
   }
 
   #ready(leader: string, info: unknown): void {
@@ -261,7 +256,7 @@ export class SharedConnection extends Connection {
     }
     const { name, pieces } = pending;
     pending.sentTo = this.#leader;
-    pending.nAgain = pieces.length;
+    pending.nRepeated = pieces.length;
     const args = name === "generate" && pieces.length > 0 ? continued(pending.args as GenerateRequest, pieces) : pending.args;
     if (this.#local === undefined) {
       this.#post({ type: "call", from: this.#id, id, name, args });
@@ -282,8 +277,8 @@ export class SharedConnection extends Connection {
       return;
     }
     if (pending.name === "generate" && "id" in (value as GenerateEvent)) {
-      if (pending.nAgain > 0) {
-        pending.nAgain -= 1;
+      if (pending.nRepeated > 0) {
+        pending.nRepeated -= 1;
         return;
       }
       pending.pieces.push(value as Piece);
@@ -332,19 +327,13 @@ export class SharedConnection extends Connection {
         this.#clients.get(message.from)?.get(message.id)?.[message.type].abort();
         break;
       case "event":
-        if (message.to === this.#id) {
-          this.#event(message.id, message.value);
-        }
+        this.#event(message.id, message.value);
         break;
       case "reply":
-        if (message.to === this.#id) {
-          this.#settle(message.id)?.resolve(message.value);
-        }
+        this.#settle(message.id)?.resolve(message.value);
         break;
       case "fail":
-        if (message.to === this.#id) {
-          this.#settle(message.id)?.reject(fromWire(message.error));
-        }
+        this.#settle(message.id)?.reject(fromWire(message.error));
         break;
     }
   }
@@ -355,13 +344,12 @@ export class SharedConnection extends Connection {
     }
   }
 
-  /** Runs another tab's call. */
   async #run({ from, id, name, args }: Message & { type: "call" }): Promise<void> {
     if (this.#local === undefined || !CALLS.has(name)) {
       return;
     }
     this.#watch(from);
-    const { abort, stop } = { abort: new AbortController(), stop: new AbortController() };
+    const [abort, stop] = [new AbortController(), new AbortController()];
     this.#clients.get(from)?.set(id, { abort, stop });
     try {
       const value = await this.#local.call(name, args, {
@@ -401,10 +389,10 @@ export class SharedConnection extends Connection {
   /** Holds a lock until this tab leaves. */
   #holdLock(name: string): Promise<void> {
     return new Promise((resolve, reject) => {
-      navigator.locks.request(name, () => new Promise<void>((release) => {
-        this.#gone.signal.addEventListener("abort", () => release(), { once: true });
+      navigator.locks.request(name, () => {
         resolve();
-      })).catch((error: unknown) => reject(refused(error)));
+        return this.#left;
+      }).catch((error: unknown) => reject(refused(error)));
     });
   }
 }

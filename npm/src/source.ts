@@ -11,7 +11,6 @@ import type { Store, StoredFile, StoredRecord, StoreWriter } from "./store.js";
 import type { Sha256 } from "./tilewright.js";
 import type { Notice, Progress } from "./types.js";
 
-/** Bytes per read. */
 const CHUNK_BYTES = 1 << 20;
 /** Bytes between updates of a download's record. */
 const FLUSH_BYTES = 16 << 20;
@@ -54,11 +53,9 @@ export interface OpenContext {
   peek?: boolean;
   /** A file that cannot be stored is an error. */
   mustKeep?: boolean;
-  /** Replaces `fetch`. */
   fetch?: Fetch;
   newDigest(): Sha256;
   notify(notice: Notice): void;
-  /** Called when a file is read from a stored copy. */
   onCopy(copy: StoredCopy): void;
   /** Called when this many more bytes are stored. */
   onStored(bytes: number): void;
@@ -71,7 +68,6 @@ export interface OpenContext {
 const USELESS: ReadonlySet<ErrorCode> = new Set<ErrorCode>(
   ["format", "unsupported", "config", "tokenizer", "truncated", "not_a_model", "range", "digest", "storage", "non_finite"]);
 
-/** Whether an error makes its files useless. */
 export function isUseless(error: unknown): boolean {
   return USELESS.has(codeOf(error));
 }
@@ -184,7 +180,6 @@ export const NEEDED_FILES: readonly string[] = ["config.json", TOKENIZER];
 export const OPTIONAL_FILES: readonly string[] = ["tokenizer_config.json", "generation_config.json"];
 /** The chat template of newer folders. */
 export const CHAT_FILES: readonly string[] = ["chat_template.jinja"];
-/** Files of sentence-transformers. */
 export const SENTENCE_FILES: readonly string[] = [
   "modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json",
 ];
@@ -387,7 +382,6 @@ async function readBlob(name: string, blob: Blob, offset: number, length = CHUNK
   }
 }
 
-/** A file with a path, in Node and Deno. */
 class PathFile extends LocalFile {
   private constructor(spec: PathSpec, size: number, context: OpenContext, private readonly handle: import("node:fs/promises").FileHandle) {
     super(spec, size, context);
@@ -454,7 +448,6 @@ export class StoredCopy {
 /** A file on a server, and its stored part. */
 class UrlFile implements ModelFile {
   #download: Download | undefined;
-  /** The claim on the stored file. */
   #stored: StoredFile | undefined;
   #record: StoredRecord | undefined;
   /** The stored bytes when the file was opened. */

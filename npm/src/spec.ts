@@ -32,7 +32,6 @@ export async function keptAs(source: ModelSource, hub: HubOptions): Promise<Sour
   return givenOf(source, isHub ? undefined : await unpinned(source, undefined, hub, "model"), hub);
 }
 
-/** Validated digests, in lower case. */
 function pinsOf(sha256: SourceOptions["sha256"]): Pins | undefined {
   if (sha256 === undefined) {
     return undefined;

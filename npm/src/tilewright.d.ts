@@ -172,7 +172,6 @@ export class Session {
   headWeights(layer: number, head: number, lastQueries: number): Promise<Float32Array>;
   cancel(): void;
   tokens(): Uint32Array;
-  /** Tokens in the KV cache. */
   nCached(): number;
   saving(): Saving;
   /** Restores a saved session; `read` resolves to some bytes from an offset, to none at the end. */

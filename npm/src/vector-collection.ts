@@ -17,7 +17,6 @@ export async function makeIn<Info>(
   return connection.orClose("nothing was made", async () => ({ connection, ...await make(connection, place.on ?? place.device) }));
 }
 
-/** Vectors on a device. */
 export abstract class VectorCollection<Info extends { length: number }> extends WorkerObject {
   #info: Info;
 

@@ -99,7 +99,6 @@ export class Index extends VectorCollection<IndexInfo> {
     }
   }
 
-  /** Passes the pieces of the file to `take`, one at a time. */
   async #write(take: (piece: Uint8Array<ArrayBuffer>) => Promise<void>): Promise<void> {
     const save = await this.call("beginSave", {});
     try {

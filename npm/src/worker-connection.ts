@@ -8,7 +8,6 @@ import { cancelling } from "./helpers.js";
 import { besidePackage, importHidden, isNode } from "./platform.js";
 import type { CallName, Calls, FromWorker, LoadName, ToTarget, ToWorker } from "./protocol.js";
 
-/** A worker of the browser or a thread of Node. */
 interface Thread {
   post(message: ToWorker, transfer?: ArrayBuffer[]): void;
   terminate(): void;
@@ -49,7 +48,6 @@ export class WorkerConnection extends Connection {
     super();
   }
 
-  /** A connection to a new object in a new worker. */
   static async open(): Promise<WorkerConnection> {
     return (await WorkerHost.start()).connect();
   }
@@ -146,7 +144,6 @@ class WorkerHost {
     return host;
   }
 
-  /** A connection to a new object. */
   connect(): WorkerConnection {
     const connection = new WorkerConnection(this, this.#nextTarget);
     this.#nextTarget += 1;

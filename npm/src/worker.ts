@@ -38,7 +38,7 @@ function receive(message: ToWorker): void {
 }
 
 async function handle<K extends CallName>(id: number, target: number, name: K, args: Calls[K]["args"]): Promise<void> {
-  const { abort, stop } = { abort: new AbortController(), stop: new AbortController() };
+  const [abort, stop] = [new AbortController(), new AbortController()];
   const caller = callerOf(target);
   running.set(id, { abort, stop });
   try {

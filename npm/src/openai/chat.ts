@@ -120,7 +120,6 @@ export interface ChatCompletionChunk extends Head {
 
 const EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh"] as const;
 
-/** More tokens than any context holds. */
 const NO_LIMIT = 2 ** 31 - 1;
 
 const FIELDS: Fields<ChatCompletionRequest> = {
@@ -306,7 +305,6 @@ function joinParts(parts: { type: string; text?: string }[] | null | undefined, 
   }).join("");
 }
 
-/** Options of chats alone. */
 function ownOptions(request: ChatCompletionRequest): ChatOptions {
   const tools = request.tools?.map(toolOf) ?? [];
   return {

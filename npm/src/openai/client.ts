@@ -180,7 +180,6 @@ function refusal(status: number, message: string, code: string): Response {
   return failed(status, { error: { message, type: "invalid_request_error", param: null, code } });
 }
 
-/** A stream as server-sent events. */
 function eventsOf(stream: CompletionStream<unknown>, signal: AbortSignal): Response {
   const encoder = new TextEncoder();
   const event = (data: string): Uint8Array => encoder.encode(`data: ${data}\n\n`);

@@ -35,7 +35,6 @@ export function finishOf({ stopReason, toolCalls }: { stopReason: StopReason; to
   return toolCalls.length > 0 ? "tool_calls" : "stop";
 }
 
-/** The usage of each prompt's results. */
 export function usageOf(prompts: readonly (readonly GenerateResult[])[]): CompletionUsage {
   const sum = (numbers: number[]): number => numbers.reduce((sum, number) => sum + number, 0);
   // The choices of a prompt share it: the first one computes what the others find cached.
@@ -81,7 +80,6 @@ export async function* emitting<Chunk>(
   }
 }
 
-/** Runs a generation to its end: its text, its tokens and its result. */
 export async function collect(generation: Generation): Promise<End & { text: string }> {
   let text = "";
   const certain: Piece[] = [];

@@ -35,7 +35,6 @@ export interface SamplingFields {
   repeat_penalty?: number | null;
 }
 
-/** Seeds are exact up to here. */
 const MOST = Number.MAX_SAFE_INTEGER;
 
 /** Unsupported fields and values without effect. */
@@ -47,7 +46,6 @@ const NEUTRAL: Readonly<Record<string, (value: unknown) => boolean>> = {
 /** Checks the value of a field, which is not `null`. */
 type Check = (param: string, value: unknown) => void;
 
-/** The fields of a request with their checks. */
 export type Fields<Request> = Readonly<Record<keyof Request, Check>>;
 
 export const anything: Check = () => {};

@@ -14,14 +14,11 @@ import type { ProgressMeter } from "./progress.js";
 /** Files to read, and whether copies of them are stored. */
 export type FilesRequest = Pick<LoadRequest, "source" | "cache" | "ownFetch">;
 
-/** Who asks for files. */
 export type Asked = Pick<CallContext<CallName>, "caller" | "signal">;
 
-/** How files are opened. */
 interface Opening extends Pick<OpenContext, "mustKeep" | "peek"> {
   /** Names of optional files of a folder. */
   extras?: readonly string[];
-  /** Receives the stored copies that are read. */
   copies?: StoredCopy[];
   meter?: ProgressMeter;
 }
@@ -94,7 +91,6 @@ export async function feed(
   return current;
 }
 
-/** Reads the rest of all files. */
 export async function finish(files: readonly ModelFile[], signal: AbortSignal): Promise<void> {
   for (const file of files) {
     signal.throwIfAborted();
@@ -132,7 +128,6 @@ export class FilesAgain {
     }
   }
 
-  /** At most `length` bytes of a file from `offset` on. */
   readonly read = async (file: number, offset: number, length: number): Promise<Uint8Array | undefined> =>
     this.#files[file]?.bytes(offset, Math.min(length, READ_BYTES));
 

@@ -5,7 +5,6 @@ import type { DeviceRequest } from "../protocol.js";
 import { openPlace, type Place } from "./place.js";
 import type { Caller } from "./port.js";
 
-/** An object on a device. */
 export abstract class Handle {
   /** `place` already counts this user. */
   constructor(public place: Place) {}
@@ -25,7 +24,6 @@ export abstract class Handle {
   /** Resolves when calls can run. */
   async ready(): Promise<void> {}
 
-  /** Memory in use, in bytes. */
   bytes(): number {
     return 0;
   }

@@ -2,10 +2,10 @@
 
 import { codeOf, isTrap, messageOf } from "../errors.js";
 import { inspectGpu } from "../gpu.js";
-import { defined } from "../helpers.js";
+import { defined, sumOf } from "../helpers.js";
 import type { InspectRequest } from "../protocol.js";
 import { CHAT_FILES, SENTENCE_FILES, TOKENIZER, type ModelFile } from "../source.js";
-import { openStore, storedAddress } from "../store.js";
+import { freeBytes, openStore, storedAddress } from "../store.js";
 import { Header, type Device, type PlanOptions } from "../tilewright.js";
 import type { MemoryForecast, ModelReport } from "../types.js";
 import { engineModule } from "../wasm.js";
@@ -13,7 +13,6 @@ import { describe, feed, withFiles, type Asked } from "./files.js";
 import { limitOf } from "./load.js";
 import { openPlace } from "./place.js";
 
-/** Default context lengths to plan memory for. */
 const CONTEXTS = [512, 2048, 4096, 8192];
 /** Default context length, as in `model.rs`. */
 const USUAL_CONTEXT = 4096;
@@ -51,7 +50,7 @@ async function report(header: Header, request: InspectRequest, files: ModelFile[
   const { name, architecture, licence, maxContextLength, chatTemplate, weights, problem, kind } = header.facts();
   // Servers that compress a file do not announce its size, but all of it has arrived.
   const sized = files.map((file) => ({ name: file.name, size: file.size ?? (file.name === TOKENIZER ? undefined : file.arrived) }));
-  const sizeBytes = sized.reduce<number | undefined>((sum, { size }) => sum === undefined || size === undefined ? undefined : sum + size, 0);
+  const sizeBytes = sumOf(sized.map(({ size }) => size));
   const named = { name, architecture, licence: licence ?? request.source.licence ?? null, maxContextLength, problem };
   const result: ModelReport = {
     kind,
@@ -153,9 +152,8 @@ async function storageFor(files: ModelFile[], sizeBytes: number | undefined): Pr
     const records = await (await openStore()).list();
     const kept = new Map(records.map(({ url, stored }) => [url, stored]));
     const stored = files.reduce((sum, { url }) => sum + (url === undefined ? 0 : kept.get(storedAddress(url)) ?? 0), 0);
-    const { quota, usage } = await navigator.storage.estimate();
     const missing = (sizeBytes ?? 0) - stored;
-    const room = quota === undefined || usage === undefined ? Infinity : Math.max(0, quota - usage);
+    const room = await freeBytes();
     return missing <= room || `${missing} bytes are to be stored, and the browser has room for ${room}`;
   } catch (error) {
     return messageOf(error);

@@ -21,7 +21,6 @@ export type Loadable = Model | Embedder | Reranker;
 /** Objects that are streamed from files. */
 type Streamed = Loadable | Index | Mol;
 
-/** How an object is streamed. */
 export interface Streaming<T extends Streamed> {
   request: FilesRequest & Pick<LoadRequest, "settings">;
   /** Names of optional files of its folder. */
@@ -96,7 +95,6 @@ export function limitOf({ settings }: Pick<LoadRequest, "settings">, device: Dev
   return others === 0 ? settings.memoryLimit : Math.max(0, Math.min(settings.memoryLimit ?? Infinity, HEAP_BYTES - others));
 }
 
-/** Streams files into a device. */
 export async function loadOnto<T extends Streamed>(device: Device, recipe: Streaming<T>, asked: Asked): Promise<Omit<Loaded<T>, "place">> {
   const result = await withCopies(asked, (copies) => loadOnce(device, recipe, asked, copies));
   if (recipe.streams?.(result.loaded) === true) {
@@ -184,13 +182,10 @@ async function tune(loader: Loader<Model>, { name, tier }: DeviceInfo, anew: boo
   }
 }
 
-/** A loaded object, and its device. */
 export interface Loaded<T extends Streamed> {
   place: Place;
   loaded: T;
-  /** Bytes of the model's files. */
   fileBytes: number;
-  /** The stored copies that it was loaded from. */
   copies: StoredCopy[];
   /** Files to read weights from during passes. */
   again: FilesAgain | undefined;

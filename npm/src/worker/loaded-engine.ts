@@ -10,7 +10,6 @@ import { nextTask, type CallContext } from "./port.js";
 /** Loads the model again after its device was lost. */
 type Reload = (lost: unknown, signal: AbortSignal) => Promise<Model>;
 
-/** An engine, and the loop that runs it. */
 export class LoadedEngine {
   readonly #make: () => Engine;
   #engine: Engine | undefined;
@@ -21,7 +20,6 @@ export class LoadedEngine {
     this.#running();
   }
 
-  /** Runs a request to its end. */
   async generate(
     ids: Uint32Array, options: GenerationOptions, parser: OutputParser | undefined, { signal, ending }: CallContext<"generateWith">,
     onBegin: (cachedTokens: number) => void, onPiece: (id: number, text: string, isLast: boolean, logprobs?: string) => void,

@@ -14,7 +14,6 @@ import { GPU_FAILURES, openCpu } from "./place.js";
 import type { Caller } from "./port.js";
 import { idle, inTurn, loading } from "./turns.js";
 
-/** A loaded object on its device. */
 export abstract class LoadedModel<T extends Loadable> extends Handle {
   readonly #fileBytes: number;
   protected loaded: T;
@@ -22,7 +21,6 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
   #again: Loaded<T>["again"];
   /** Objects of lost devices that may still be in use. */
   protected lost: { free(): void }[] = [];
-  /** Pending during a reload. */
   #reloading: Promise<void> = Promise.resolve();
   /** False during a reload, and after one that failed. */
   #isThere = true;

@@ -15,7 +15,6 @@ import { nextTask, type CallContext } from "./port.js";
 import { Registry } from "./registry.js";
 import { inTurn } from "./turns.js";
 
-/** A model, its session and its engines. */
 export class LoadedTextModel extends LoadedModel<Model> {
   #session: Session | undefined;
   readonly #engines = new Registry<LoadedEngine>("engine");
@@ -27,19 +26,16 @@ export class LoadedTextModel extends LoadedModel<Model> {
     return this.loaded;
   }
 
-  /** Generates in the model's session. */
   generate(request: Calls["generate"]["args"], context: CallContext<"generate">): Promise<GenerateResult> {
     return this.#prepared(request, context, (prepared) => this.retrying(context.signal, () => this.#run(prepared, context)));
   }
 
-  /** Generates in an engine. */
   async generateWith({ engine: number, ...request }: Calls["generateWith"]["args"], context: CallContext<"generateWith">): Promise<GenerateResult> {
     const engine = this.engine(number);
     return this.#prepared(request, context, ({ ids, options, parser, onBegin, onPiece }) =>
       engine.generate(ids, options, parser, context, onBegin, onPiece));
   }
 
-  /** Makes an engine and returns its number. */
   makeEngine(settings: EngineOptions, target: number): number {
     let its = this.loaded;
     return this.#engines.put(new LoadedEngine(this.#current, settings, (lost, signal) => inTurn(target, signal, async () => {
@@ -82,7 +78,6 @@ export class LoadedTextModel extends LoadedModel<Model> {
     return this.#session;
   }
 
-  /** Stores the session. */
   async saveSession({ maxBytes }: Calls["saveSession"]["args"]): Promise<KeptSession> {
     const session = this.#session;
     ensure(session !== undefined && session.nCached() !== 0,
@@ -239,7 +234,6 @@ export const NOTHING: GenerateResult = {
   decodeSeconds: 0, thinking: "", toolCalls: [],
 };
 
-/** Codes of errors that make a session useless. */
 const USELESS: ReadonlySet<ErrorCode> = new Set(["format", "unsupported", "truncated", "context_full", "shape", "operand"]);
 
 const decoder = new TextDecoder("utf-8", { ignoreBOM: true });

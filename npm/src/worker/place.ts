@@ -76,7 +76,6 @@ export async function openPlace(request: DeviceRequest, caller: Caller): Promise
   return new Place(device, request);
 }
 
-/** Opens the CPU as a fallback, for this reason. */
 export async function openCpu(request: DeviceRequest, reason: string, caller: Caller): Promise<Place> {
   const device = await Device.open("cpu", undefined);
   caller.notify("cpu_fallback", `running on the CPU: ${reason}`);

@@ -6,7 +6,6 @@ import { engineModule } from "../wasm.js";
 import { finish, withCopies, withFiles, type Asked } from "./files.js";
 import { ProgressMeter } from "./progress.js";
 
-/** Stores all files of a model. */
 export async function prefetch(request: Calls["prefetch"]["args"], asked: Asked): Promise<undefined> {
   await engineModule.start();
   await withCopies(asked, (copies) => {

@@ -1,5 +1,7 @@
 /** Calls on one target run in turn; targets do not wait for each other. */
 
+import { delay } from "../helpers.js";
+
 const queues = new Map<number | "loads", Promise<unknown>>();
 
 /** Runs an action after the earlier ones of its target. */
@@ -47,9 +49,8 @@ export async function counted<T>(call: () => Promise<T>): Promise<T> {
   }
 }
 
-/** Resolves when no call runs. */
 export async function idle(): Promise<void> {
   while (nCalls > 0) {
-    await new Promise((resolve) => setTimeout(resolve, IDLE_MS));
+    await delay(IDLE_MS);
   }
 }

@@ -11,7 +11,6 @@ import type { Place } from "./place.js";
 import type { CallContext } from "./port.js";
 import { Registry } from "./registry.js";
 
-/** Vectors on a device. */
 export abstract class VectorsHandle<T extends Index | Mol> extends Handle {
   constructor(place: Place, readonly vectors: T) {
     super(place);
