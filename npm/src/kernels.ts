@@ -1,5 +1,6 @@
-/** The engine's kernels on arrays and device tensors, all row-major. They run in a worker. */
+/** The engine's kernels on arrays and device tensors, all row-major, and their benchmark. They run in a worker. */
 
+import type { BenchOptions, BenchReport } from "./bench-types.js";
 import type { Connection } from "./connection.js";
 import { ensure } from "./errors.js";
 import { isArrayOf } from "./given.js";
@@ -99,7 +100,10 @@ export class Kernels extends WorkerObject {
 
   /** Opens a device in a worker of its own. */
   static async open(options: KernelOptions = {}): Promise<Kernels> {
-    return new Kernels(await openDevice(known("Kernels.open", options)));
+    known("Kernels.open", options);
+    const connection = await connectionFor(options);
+    return connection.orClose("the device was not opened", async () =>
+      new Kernels({ connection, device: await connection.call("openDevice", placeOf(options).device) }));
   }
 
   /** Copies numbers to the device, where they stay; `shape` is in row-major order. */
@@ -173,15 +177,6 @@ export class Kernels extends WorkerObject {
   }
 }
 
-/** Opens a device in a new worker. @internal */
-export async function openDevice(
-  options: KernelOptions,
-): Promise<{ connection: Connection; device: DeviceInfo }> {
-  const connection = await connectionFor(options);
-  return connection.orClose("the device was not opened", async () =>
-    ({ connection, device: await connection.call("openDevice", placeOf(options).device) }));
-}
-
 let shared: Promise<Kernels> | undefined;
 
 /** The device of the functions below. After a failure the next call opens another. */
@@ -233,4 +228,21 @@ export function attention(q: Float32Array, k: Float32Array, v: Float32Array, opt
 /** Devices that could run a model here. The CPU is always the last one. */
 export function devices(): Promise<AvailableDevice[]> {
   return callOnce("devices", {});
+}
+
+/**
+ * Measures a device in a worker of its own: some seconds on a GPU, up to a minute on a software adapter. Sizes adapt
+ * to the device, so that no dispatch takes over 100 ms.
+ *
+ * @throws {@link TilewrightError}, or the reason of `options.signal`; TypeError for an unknown option.
+ */
+export async function bench(options: BenchOptions = {}): Promise<BenchReport> {
+  const { quick = false, signal, onProgress, ...device } = known("bench", options);
+  signal?.throwIfAborted();
+  const kernels = await Kernels.open(device);
+  try {
+    return await kernels.call("bench", { quick }, { signal, onEvent: onProgress });
+  } finally {
+    kernels.free();
+  }
 }

@@ -127,8 +127,9 @@ export class Sessions {
               throw error;
             }
             await this.#dropFirst(dispensable);
+            const again = begin();
             content.free();
-            content = begin();
+            content = again;
           }
         }
         await Promise.all(dispensable.filter((record) => begun.includes(record)).map(({ url }) => this.#delete(url).catch(() => false)));

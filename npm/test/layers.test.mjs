@@ -49,7 +49,6 @@ const ORDER = [
   "worker/registry",
   "worker/progress",
   "worker/files",
-  "worker/prefetch",
   "worker/place",
   "worker/handles",
   "worker/load",
@@ -75,10 +74,7 @@ const ORDER = [
   "embedder",
   "reranker",
   "kernels",
-  "bench",
-  "vector-collection",
-  "vector-index",
-  "mol",
+  "vectors",
 
   // The same in the shape of OpenAI's API.
   "openai/errors",

@@ -176,7 +176,10 @@ test("one that another tab is writing is passed over for the next best, without 
   assert.equal(await find(), 1);
   const claim = store.claim.bind(store);
   // As Web Locks answer.
-  store.claim = async (url, ...how) => url.endsWith(best.id) ? undefined : claim(url, ...how);
+  store.claim = async (url, mode, signal, wait) => {
+    assert.equal(wait, false);
+    return url.endsWith(best.id) ? undefined : claim(url, mode, signal, wait);
+  };
   assert.equal(await find(), 2);
 });
 

@@ -2,14 +2,15 @@
 
 import { codeOf, ensure, messageOf, TilewrightError } from "../errors.js";
 import { isNode } from "../platform.js";
-import type { CallName, LoadRequest } from "../protocol.js";
+import type { CallName, Calls, LoadRequest } from "../protocol.js";
 import {
-  damaged, isUseless, openFiles, readAll, type StoredCopy, type ModelFile, type OpenContext,
+  CHAT_FILES, damaged, isUseless, openFiles, readAll, SENTENCE_FILES, type StoredCopy, type ModelFile, type OpenContext,
 } from "../source.js";
 import { openStore, type Store } from "../store.js";
 import { Sha256, type FileInfo } from "../tilewright.js";
+import { engineModule } from "../wasm.js";
 import type { CallContext, Caller } from "./port.js";
-import type { ProgressMeter } from "./progress.js";
+import { ProgressMeter } from "./progress.js";
 
 /** Files to read, and whether copies of them are stored. */
 export type FilesRequest = Pick<LoadRequest, "source" | "cache" | "ownFetch">;
@@ -207,4 +208,19 @@ async function openStoreIfAny({ source }: FilesRequest, caller: Caller): Promise
     caller.notify("not_cached", `the model will not be kept for the next time: ${messageOf(error)}`);
     return undefined;
   }
+}
+
+/** Stores all files of a model, for a later load. */
+export async function prefetch(request: Calls["prefetch"]["args"], asked: Asked): Promise<undefined> {
+  await engineModule.start();
+  await withCopies(asked, (copies) => {
+    const meter = new ProgressMeter(asked.caller);
+    // The kind of model is unknown.
+    const opening = { extras: [...CHAT_FILES, ...SENTENCE_FILES], copies, meter, mustKeep: true };
+    return withFiles({ ...request, cache: true }, asked, opening, async (files) => {
+      await finish(files, asked.signal);
+      meter.report(files.at(-1)?.phase ?? "download", true);
+    });
+  });
+  return undefined;
 }

@@ -2,6 +2,7 @@
 
 import type { Calls } from "../protocol.js";
 import type { Index, Mol } from "../tilewright.js";
+import { prefetch } from "./files.js";
 import { freeHandle, Handle, handleOf, placeOf, readyHandle, register } from "./handles.js";
 import { inspect } from "./inspect.js";
 import { DeviceHandle, measure } from "./kernels.js";
@@ -10,7 +11,6 @@ import { load, LoadedEmbedder, LoadedModel, LoadedReranker } from "./loaded-mode
 import { NOTHING, LoadedTextModel } from "./loaded-text-model.js";
 import { listDevices } from "./place.js";
 import type { CallContext, Handler, Handlers } from "./port.js";
-import { prefetch } from "./prefetch.js";
 import { forgetTurns, inTurn, inTurnUnless } from "./turns.js";
 import { createIndex, IndexHandle, loadIndex, loadMol, MolHandle, VectorsHandle } from "./vectors.js";
 
