@@ -28,7 +28,10 @@ export abstract class Connection {
   /** Uses this function for the target's requests. */
   abstract useFetch(fetch: Fetch): void;
   /** Has the worker load the object. */
-  abstract load<K extends LoadName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]>;
+  load<K extends LoadName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+    return this.call(name, args, options);
+  }
+
   /** Calls the worker. An abort rejects at once with the signal's reason; the worker stops as soon as it can. */
   abstract call<K extends CallName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]>;
   /** Frees the target, and ends the worker if it has no other. Pending calls are rejected with `disposed`. */

@@ -1,5 +1,7 @@
 /** Small functions that several modules need. */
 
+import { isTrap } from "./errors.js";
+
 /** Without the properties that are `undefined`. */
 export function defined<T extends object>(options: T): { [K in keyof T]?: Exclude<T[K], undefined> } {
   return Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined)) as T;
@@ -40,6 +42,18 @@ export async function cancelling<T>(
     return await work();
   } finally {
     signal?.removeEventListener("abort", cancel);
+  }
+}
+
+/** Does `work`, and frees the object if that fails, unless WASM trapped: it may still be borrowed. */
+export async function orFree<T>(object: { free(): void }, work: () => Promise<T>): Promise<T> {
+  try {
+    return await work();
+  } catch (error) {
+    if (!isTrap(error)) {
+      object.free();
+    }
+    throw error;
   }
 }
 

@@ -71,7 +71,7 @@ export async function hubSpec(
   const { files, licence } = await list(address, endpoint, { headers, base, ...defined({ fetch: options.fetch }) }, wanted, signal);
   const given = Object.keys(headers).length === 0 ? {} : { headers };
   const specs = choose(files, address, wanted).map(({ path, name, sha256, git }): FileSpec =>
-    ({ kind: "url", name, url: base + encodePath(path), ...given, ...defined({ sha256, git }) }));
+    ({ kind: "url", name, url: base + path.split("/").map(encodeURIComponent).join("/"), ...given, ...defined({ sha256, git }) }));
   const name = specs.length > 1 ? lastOf(address.repo) : undefined;
   return { kind: "files", files: specs, ...defined({ name, licence }) };
 }
@@ -143,9 +143,14 @@ async function list(
       }
       error = new TilewrightError("network", `${url} could not be fetched (${messageOf(cause)})`, { cause });
     }
-    const kept = failures === 0 ? await keptFiles(base) : [];
-    if (kept.length > 0 && isEnough(kept, address, wanted)) {
-      return { files: kept };
+    if (failures === 0) {
+      const kept = await keptFiles(base);
+      try {
+        choose(kept, address, wanted);
+        return { files: kept };
+      } catch {
+        // They are not a whole model.
+      }
     }
     if (wait === undefined || wait > LONGEST_WAIT_MS) {
       throw error;
@@ -206,14 +211,6 @@ async function keptFiles(base: string): Promise<HubFile[]> {
   }
 }
 
-function isEnough(files: HubFile[], address: Address, wanted: Wanted): boolean {
-  try {
-    return choose(files, address, wanted).length > 0;
-  } catch {
-    return false;
-  }
-}
-
 /** A model in one GGUF file, or in all shards in order. */
 interface Gguf {
   quant: string | undefined;
@@ -260,17 +257,15 @@ function choose(files: HubFile[], address: Address, what: Wanted): (HubFile & { 
     }
     return one.files.map(last);
   }
-  const at = (name: string): HubFile | undefined => below.find((file) => file.path === root + name);
-  const present = (names: readonly string[]): (HubFile & { name: string })[] => names.flatMap((name) => {
-    const file = at(name);
-    return file === undefined ? [] : [{ ...file, name }];
-  });
-  const weights = at(INDEX) === undefined ? ["model.safetensors"]
-    : below.map((file) => file.path.slice(root.length)).filter((name) => /^[^/]+-\d{5}-of-\d{5}\.safetensors$/.test(name)).sort();
-  const chosen = present([...NEEDED_FILES, ...OPTIONAL_FILES, ...CHAT_FILES, ...SENTENCE_FILES, INDEX, ...weights]);
-  if (!NEEDED_FILES.every((name) => at(name) !== undefined) || weights.length === 0 || !weights.every((name) => at(name) !== undefined)) {
+  const byName = new Map(below.map((file) => [file.path.slice(root.length), file]));
+  const weights = !byName.has(INDEX) ? ["model.safetensors"] : [...byName.keys()].filter((name) => /^[^/]+-\d{5}-of-\d{5}\.safetensors$/.test(name)).sort();
+  if (weights.length === 0 || ![...NEEDED_FILES, ...weights].every((name) => byName.has(name))) {
     throw wrong(`neither a GGUF file nor ${NEEDED_FILES.join(", ")} with safetensors`, (below.length === 0 ? files : below).map((file) => file.path));
   }
+  const chosen = [...NEEDED_FILES, ...OPTIONAL_FILES, ...CHAT_FILES, ...SENTENCE_FILES, INDEX, ...weights].flatMap((name) => {
+    const file = byName.get(name);
+    return file === undefined ? [] : [{ ...file, name }];
+  });
   if (quant !== undefined) {
     throw wrong(`${quant} of a GGUF file is wanted, the model is in safetensors`, chosen.map((file) => file.path));
   }
@@ -311,8 +306,4 @@ function normal(quant: string): string {
 
 function lastOf(path: string): string {
   return path.replace(/^.*\//, "");
-}
-
-function encodePath(path: string): string {
-  return path.split("/").map(encodeURIComponent).join("/");
 }

@@ -104,7 +104,7 @@ export class SharedConnection extends Connection {
     this.#fetch = fetch;
   }
 
-  async load<K extends LoadName>(name: K, args: Calls[K]["args"], { signal }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+  override async load<K extends LoadName>(name: K, args: Calls[K]["args"], { signal }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
     const topic = `tilewright/shared/${await sha256Of(JSON.stringify([name, args]))}`;
     signal?.throwIfAborted();
     await this.#holdLock(tabLock(this.#id));

@@ -6,7 +6,7 @@ import { ensure, fromWire, messageOf, TilewrightError } from "./errors.js";
 import { FetchServer, type Fetch } from "./fetching.js";
 import { cancelling } from "./helpers.js";
 import { besidePackage, importHidden, isNode } from "./platform.js";
-import type { CallName, Calls, FromWorker, LoadName, ToTarget, ToWorker } from "./protocol.js";
+import type { CallName, Calls, FromWorker, ToTarget, ToWorker } from "./protocol.js";
 
 interface Thread {
   post(message: ToWorker, transfer?: ArrayBuffer[]): void;
@@ -58,10 +58,6 @@ export class WorkerConnection extends Connection {
 
   useFetch(fetch: Fetch): void {
     this.#fetching = new FetchServer(fetch, (message) => this.host.post({ ...message, target: this.target }));
-  }
-
-  load<K extends LoadName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
-    return this.call(name, args, options);
   }
 
   async call<K extends CallName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
@@ -132,7 +128,7 @@ class WorkerHost {
       host.#ready = resolve;
       host.#pending.set(-1, { target: -1, resolve: () => resolve(), reject, onEvent: undefined });
     });
-    host.#thread = await startThread({
+    host.#thread = await (isNode ? startNodeThread : startWorker)({
       onMessage: (message) => host.#receive(message),
       onFailure: (reason) => host.#end(new TilewrightError("worker_crashed", reason)),
     });
@@ -278,29 +274,30 @@ class WorkerHost {
   }
 }
 
-async function startThread(events: ThreadEvents): Promise<Thread> {
-  return isNode ? startNodeThread(events) : startWorker(events);
-}
-
 function startWorker({ onMessage, onFailure }: ThreadEvents): Thread {
   ensure(typeof Worker !== "undefined",
     "unsupported_platform", "the engine needs Web Workers, and there are none here");
-  const other = fileUrls().workerUrl ?? foreignWorker();
-  const blob = other !== undefined && isForeign(other) ? blobImporting(other) : undefined;
+  // In a bundle, the bundler places the worker.
+  const beside = besidePackage("worker.js").href;
+  const other = fileUrls().workerUrl ?? (isForeign(beside) ? beside : undefined);
+  // A module of the page's own origin that imports the other one.
+  const blob = other !== undefined && isForeign(other)
+    ? URL.createObjectURL(new Blob([`import ${JSON.stringify(other)};`], { type: "text/javascript" })) : undefined;
+  const revoke = (): void => blob === undefined ? undefined : URL.revokeObjectURL(blob);
   let worker: Worker;
   try {
     // Bundlers look for exactly this expression.
     worker = other === undefined ? new Worker(new URL("./worker.js", import.meta.url), { type: "module" }) : new Worker(blob ?? other, { type: "module" });
   } catch (error) {
-    revoke(blob);
+    revoke();
     throw new TilewrightError("unsupported_platform", `the engine's worker cannot be started: ${messageOf(error)}`, { cause: error });
   }
-  worker.addEventListener("message", () => revoke(blob), { once: true });
+  worker.addEventListener("message", revoke, { once: true });
   worker.addEventListener("message", (event) => onMessage(event.data as FromWorker));
   worker.addEventListener("messageerror", () => onFailure("a message from the engine could not be read"));
   worker.addEventListener("error", (event) => {
     event.preventDefault();
-    revoke(blob);
+    revoke();
     onFailure(event.message ? `the worker with the engine failed: ${event.message}` : unloadable(other, blob));
   });
   return { post: (message, transfer = []) => worker.postMessage(message, transfer), terminate: () => worker.terminate(), keepAlive: () => {} };
@@ -309,23 +306,6 @@ function startWorker({ onMessage, onFailure }: ThreadEvents): Thread {
 /** Whether browsers refuse a worker of this address, because of its origin. Deno never does. */
 function isForeign(url: string): boolean {
   return !("Deno" in globalThis) && /^https?:/.test(url) && new URL(url).origin !== globalThis.origin;
-}
-
-/** The worker beside the package, if that is of another origin. In a bundle, the bundler places the worker. */
-function foreignWorker(): string | undefined {
-  const url = besidePackage("worker.js").href;
-  return isForeign(url) ? url : undefined;
-}
-
-/** A module of the page's own origin that imports another one. */
-function blobImporting(url: string): string {
-  return URL.createObjectURL(new Blob([`import ${JSON.stringify(url)};`], { type: "text/javascript" }));
-}
-
-function revoke(blob: string | undefined): void {
-  if (blob !== undefined) {
-    URL.revokeObjectURL(blob);
-  }
 }
 
 function unloadable(url: string | undefined, blob: string | undefined): string {

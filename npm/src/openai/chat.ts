@@ -8,7 +8,7 @@ import {
 } from "./common.js";
 import { ensureValid, invalid, unsupported } from "./errors.js";
 import {
-  anything, checkFields, flag, optionsOf, SAMPLING_FIELDS, samplingOf, whole, type Fields, type SamplingFields,
+  anything, checked, flag, optionsOf, SAMPLING_FIELDS, samplingOf, whole, type Fields, type Present, type SamplingFields,
 } from "./request.js";
 
 /** A message of a request. */
@@ -157,17 +157,16 @@ export function createChatCompletion(
   model: Model, request: ChatCompletionRequest, options?: RequestOptions,
 ): Promise<ChatCompletion | CompletionStream<ChatCompletionChunk>>;
 export async function createChatCompletion(
-  model: Model, request: ChatCompletionRequest, options: RequestOptions = {},
+  model: Model, given: ChatCompletionRequest, options: RequestOptions = {},
 ): Promise<ChatCompletion | CompletionStream<ChatCompletionChunk>> {
-  const given = optionsOf("createChatCompletion", options);
-  checkFields(request, FIELDS);
+  optionsOf("createChatCompletion", options);
+  const request = checked(given, FIELDS);
   const { logprobs, top_logprobs: top } = request;
   ensureValid(Array.isArray(request.messages), "messages", request.messages, "a list of messages");
-  ensureValid(top === undefined || top === null || logprobs === true,
-    "top_logprobs", top, "none unless logprobs is true");
+  ensureValid(top === undefined || logprobs === true, "top_logprobs", top, "none unless logprobs is true");
   const messages = request.messages.map(messageOf);
   const own = ownOptions(request);
-  const each = samplingOf(request, given, request.max_completion_tokens ?? request.max_tokens ?? NO_LIMIT)
+  const each = samplingOf(request, options, request.max_completion_tokens ?? request.max_tokens ?? NO_LIMIT)
     .map((sampling): ChatOptions => ({ ...sampling, ...own }));
   const head = headOf("chatcmpl", request.model ?? model.info.name);
   return request.stream === true
@@ -305,21 +304,16 @@ function joinParts(parts: { type: string; text?: string }[] | null | undefined, 
   }).join("");
 }
 
-function ownOptions(request: ChatCompletionRequest): ChatOptions {
+function ownOptions(request: Present<ChatCompletionRequest>): ChatOptions {
+  const { logprobs, top_logprobs: top = 0, tool_choice: toolChoice, parallel_tool_calls: parallelToolCalls, reasoning_effort: effort } = request;
   const tools = request.tools?.map(toolOf) ?? [];
   return {
-    logprobs: request.logprobs === true ? request.top_logprobs ?? 0 : undefined,
-    responseFormat: formatOf(request.response_format ?? undefined),
-    ...effortOf(request.reasoning_effort ?? undefined),
+    logprobs: logprobs === true ? top : undefined,
+    responseFormat: formatOf(request.response_format),
+    ...(effort === "none" ? { thinking: false } : effort === undefined ? {} : { templateVariables: { reasoning_effort: effort } }),
     // Without tools, only a required call matters: it is refused.
-    ...(tools.length === 0 ? asksForCall(request.tool_choice) : {
-      tools, toolChoice: request.tool_choice ?? undefined, parallelToolCalls: request.parallel_tool_calls ?? undefined,
-    }),
+    ...(tools.length > 0 ? { tools, toolChoice, parallelToolCalls } : toolChoice === "auto" || toolChoice === "none" ? {} : { toolChoice }),
   };
-}
-
-function effortOf(effort: (typeof EFFORTS)[number] | undefined): Pick<ChatOptions, "thinking" | "templateVariables"> {
-  return effort === undefined ? {} : effort === "none" ? { thinking: false } : { templateVariables: { reasoning_effort: effort } };
 }
 
 /** A tool in the templates' form. Calls are always valid by its parameters, so `strict` is dropped. */
@@ -332,11 +326,7 @@ function toolOf(tool: ChatCompletionTool, at: number): ChatCompletionTool {
   return { type: "function", function: function_ };
 }
 
-function asksForCall(choice: ChatCompletionRequest["tool_choice"]): Pick<ChatOptions, "toolChoice"> {
-  return choice === undefined || choice === null || choice === "auto" || choice === "none" ? {} : { toolChoice: choice };
-}
-
-function formatOf(format: NonNullable<ChatCompletionRequest["response_format"]> | undefined): ResponseFormat | undefined {
+function formatOf(format: Present<ChatCompletionRequest>["response_format"]): ResponseFormat | undefined {
   if (format === undefined || format.type === "text" || format.type === "json_object") {
     return format;
   }

@@ -8,7 +8,7 @@ import {
 } from "./common.js";
 import { invalid, unsupported } from "./errors.js";
 import {
-  anything, checkFields, flag, optionsOf, SAMPLING_FIELDS, samplingOf, whole, type Fields, type SamplingFields,
+  anything, checked, flag, optionsOf, SAMPLING_FIELDS, samplingOf, whole, type Fields, type SamplingFields,
 } from "./request.js";
 
 /** A text, or its tokens by the model's own ids. */
@@ -50,17 +50,16 @@ const FIELDS: Fields<CompletionRequest> = {
 
 /** Completes texts with the given model, whatever the request names. */
 export async function createCompletion(
-  model: Model, request: CompletionRequest, options: RequestOptions = {},
+  model: Model, given: CompletionRequest, options: RequestOptions = {},
 ): Promise<Completion | CompletionStream<Completion>> {
-  const given = optionsOf("completions.create", options);
-  checkFields(request, FIELDS);
+  optionsOf("completions.create", options);
+  const request = checked(given, FIELDS);
   const { echo, logprobs } = request;
-  if (echo === true && typeof logprobs === "number") {
+  if (echo === true && logprobs !== undefined) {
     throw unsupported("logprobs", "logprobs with echo are not supported");
   }
   const prompts = promptsOf(request.prompt);
-  const each = samplingOf(request, given, request.max_tokens ?? 16)
-    .map((sampling): GenerateOptions => ({ ...sampling, logprobs: logprobs ?? undefined }));
+  const each = samplingOf(request, options, request.max_tokens ?? 16).map((sampling) => ({ ...sampling, logprobs }));
   const head = headOf("cmpl", request.model);
   return request.stream === true
     ? CompletionStream.begin((ending) => chunksOf(model, prompts, each, head, echo === true, request.stream_options?.include_usage === true, ending))

@@ -1,7 +1,7 @@
 /** How models, encoders and rerankers are loaded. */
 
 import { codeOf, ensure, isTrap, messageOf, TilewrightError } from "../errors.js";
-import { defined } from "../helpers.js";
+import { defined, orFree } from "../helpers.js";
 import { PEFT_FILES, type DeviceRequest, type EmbedderRequest, type LoadRequest, type ModelRequest, type RerankerRequest } from "../protocol.js";
 import { CHAT_FILES, SENTENCE_FILES, type StoredCopy, type ModelFile } from "../source.js";
 import { Loader, type Device, type Embedder, type FileInfo, type Index, type Model, type Mol, type ReadFile, type Reranker } from "../tilewright.js";
@@ -98,12 +98,7 @@ export function limitOf({ settings }: Pick<LoadRequest, "settings">, device: Dev
 export async function loadOnto<T extends Streamed>(device: Device, recipe: Streaming<T>, asked: Asked): Promise<Omit<Loaded<T>, "place">> {
   const result = await withCopies(asked, (copies) => loadOnce(device, recipe, asked, copies));
   if (recipe.streams?.(result.loaded) === true) {
-    try {
-      await result.again?.open();
-    } catch (error) {
-      result.loaded.free();
-      throw error;
-    }
+    await orFree(result.loaded, async () => result.again?.open());
   }
   return result;
 }
@@ -117,9 +112,8 @@ async function loadOnce<T extends Streamed>(
   const load = async (files: ModelFile[]): Promise<Omit<Loaded<T>, "place">> => {
     const again = files.every((file) => file.isLocal) ? new FilesAgain(request, extras, caller, files) : undefined;
     const limit = limitOf(request, device, caller.target);
-    let loader: Loader<T> | undefined = recipe.begin(device, files.map(describe), limit, again?.read);
-    let loaded: T;
-    try {
+    const loader = recipe.begin(device, files.map(describe), limit, again?.read);
+    await orFree(loader, async () => {
       if (request.source.name !== undefined) {
         loader.setFolder(request.source.name);
       }
@@ -128,24 +122,10 @@ async function loadOnce<T extends Streamed>(
       meter.report(last?.phase ?? "file", true);
       meter.report("prepare", true);
       await recipe.prepare?.(loader, device, caller);
-      const finishing = loader;
-      // The engine owns the loader from here on, even if this fails.
-      loader = undefined;
-      loaded = await finishing.finish();
-    } catch (error) {
-      if (!isTrap(error)) {
-        loader?.free();
-      }
-      throw error;
-    }
-    try {
-      await recipe.complete?.(loaded, asked, copies);
-    } catch (error) {
-      if (!isTrap(error)) {
-        loaded.free();
-      }
-      throw error;
-    }
+    });
+    // The engine owns the loader from here on, even if this fails.
+    const loaded = await loader.finish();
+    await orFree(loaded, async () => recipe.complete?.(loaded, asked, copies));
     return { loaded, fileBytes: files.reduce((sum, file) => sum + file.arrived, 0), copies, again };
   };
   await recipe.expect?.(asked);
