@@ -127,22 +127,9 @@ export function codeOf(error: unknown): ErrorCode {
   if (isTrap(error)) {
     return "worker_crashed";
   }
-  if (error instanceof Error) {
-    if (error.name === "AbortError") {
-      return "aborted";
-    }
-    if (error.name === "QuotaExceededError") {
-      return "quota";
-    }
-    const code = (error as { code?: unknown }).code;
-    if (code === "io") {
-      return "storage";
-    }
-    if (typeof code === "string" && ENGINE_CODES.has(code)) {
-      return code as ErrorCode;
-    }
-  }
-  return "internal";
+  const { name, code } = error instanceof Error ? error as Error & { code?: string } : { name: "", code: undefined };
+  const ofName: ErrorCode | undefined = name === "AbortError" ? "aborted" : name === "QuotaExceededError" ? "quota" : undefined;
+  return ofName ?? (code === "io" ? "storage" : code !== undefined && ENGINE_CODES.has(code) ? code as ErrorCode : "internal");
 }
 
 export function messageOf(error: unknown): string {

@@ -82,28 +82,24 @@ function guarded<T>(work: () => T): T {
 
 /** A generation's constraint, and the parser of its output. */
 export class OutputParser implements TokenGuide {
-  readonly #guide: Guide | undefined;
   readonly #life = life;
   readonly #toolCalls: ToolCall[] = [];
   #thinking = "";
   /** The original error, which the engine does not pass on. */
   failure: unknown;
 
-  constructor(guide: Guide | undefined, private readonly reader: AnswerReader | undefined) {
-    this.#guide = guide;
-  }
+  constructor(private readonly constraint: Guide | undefined, private readonly reader: AnswerReader | undefined) {}
 
-  /** The constraint, if there is one. */
   get guide(): TokenGuide | undefined {
-    return this.#guide === undefined ? undefined : this;
+    return this.constraint && this;
   }
 
   allowed(): Uint32Array {
-    return this.#keepingFailure(() => this.#guide?.allowed() ?? new Uint32Array());
+    return this.#keepingFailure(() => this.constraint?.allowed() ?? new Uint32Array());
   }
 
   accept(id: number): Uint32Array | undefined {
-    return this.#keepingFailure(() => this.#guide?.accept(id));
+    return this.#keepingFailure(() => this.constraint?.accept(id));
   }
 
   /** Parses a token's text. */
@@ -135,7 +131,7 @@ export class OutputParser implements TokenGuide {
 
   free(): void {
     if (this.#life === life) {
-      this.#guide?.free();
+      this.constraint?.free();
       this.reader?.free();
     }
   }

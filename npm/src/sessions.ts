@@ -2,7 +2,7 @@
 
 import { codeOf, ensure } from "./errors.js";
 import { hexOf, sha256Of, type Digest } from "./helpers.js";
-import { attempt, openFolder, storeIfAny, type Store, type StoredFile, type StoredRecord } from "./store.js";
+import { attempt, openFolder, withStore, type Store, type StoredFile, type StoredRecord } from "./store.js";
 import type { Saving } from "./tilewright.js";
 import type { KeptSession } from "./types.js";
 
@@ -257,29 +257,28 @@ async function write(file: StoredFile, record: SessionRecord, content: Saving, d
 export const sessions = {
   /** All of them, the latest use first. */
   async list(): Promise<KeptSession[]> {
-    return attempting(async (kept) => await kept?.list() ?? []);
+    return withSessions(async (kept) => await kept?.list() ?? []);
   },
 
   /** Deletes one. Resolves to whether it existed. */
   async delete(id: string): Promise<boolean> {
-    return attempting(async (kept) => await kept?.delete(id) ?? false);
+    return withSessions(async (kept) => await kept?.delete(id) ?? false);
   },
 
   /** Deletes all of them. */
   async clear(): Promise<void> {
-    return attempting(async (kept) => kept?.clear());
+    return withSessions(async (kept) => kept?.clear());
   },
 };
 
-async function attempting<T>(work: (stored: Sessions | undefined) => Promise<T>): Promise<T> {
-  const store = await storeIfAny(FOLDER);
-  return attempt(work(store && new Sessions(store, notifyOthers)));
+function withSessions<T>(work: (stored: Sessions | undefined) => Promise<T>): Promise<T> {
+  return withStore((store) => work(store && new Sessions(store, notifyOthers)), FOLDER);
 }
 
 /** Uses the opened storage. After an error it is opened anew: the user may have deleted it. */
 export async function storing<T>(work: () => Promise<T>): Promise<T> {
   try {
-    return await attempt(work());
+    return await attempt(work);
   } catch (error) {
     opened = undefined;
     throw error;

@@ -112,15 +112,8 @@ export class Store {
   async setModel({ source, endpoint, files }: ModelRecord): Promise<void> {
     const model = { source, ...defined({ endpoint }), files: files.map(storedAddress) };
     const key = await modelKey(model);
-    const release = await lock(key, "exclusive", { wait: false });
-    // Otherwise another tab is storing the same.
-    if (release !== undefined) {
-      try {
-        await this.backend.writeRecord(key, { url: key, stored: 0, complete: false, date: Date.now(), model });
-      } finally {
-        release();
-      }
-    }
+    // Unless another tab is storing the same.
+    await locked(key, false, () => this.backend.writeRecord(key, { url: key, stored: 0, complete: false, date: Date.now(), model }));
   }
 
   /** Deletes a model's record, but not its files. */
@@ -162,13 +155,8 @@ export class Store {
   async sweep(): Promise<void> {
     for (const slot of await this.backend.keys()) {
       const isLeft = async (): Promise<boolean> => (await this.backend.readRecord(slot))?.complete !== true;
-      const release = await isLeft() ? await lock(slot.replace(SECOND, ""), "exclusive", { wait: false }) : undefined;
-      try {
-        if (release !== undefined && await isLeft()) {
-          await this.backend.remove(slot);
-        }
-      } finally {
-        release?.();
+      if (await isLeft()) {
+        await locked(slot.replace(SECOND, ""), false, async () => await isLeft() ? this.backend.remove(slot) : undefined);
       }
     }
   }
@@ -185,19 +173,16 @@ export class Store {
   }
 
   async #deleteKey(key: string): Promise<boolean> {
-    const release = await lock(key, "exclusive");
-    ensure(release !== undefined,
-      "storage", "this file is in use, here or in another tab: it is being loaded, or a model reads weights from it; it can be deleted after that");
-    try {
-      let existed = false;
+    const existed = await locked(key, true, async () => {
+      const records = await Promise.all(slotsOf(key).map((slot) => this.backend.readRecord(slot)));
       for (const slot of slotsOf(key)) {
-        existed = (await this.backend.readRecord(slot)) !== undefined || existed;
         await this.backend.remove(slot);
       }
-      return existed;
-    } finally {
-      release();
-    }
+      return records.some((record) => record !== undefined);
+    });
+    ensure(existed !== undefined,
+      "storage", "this file is in use, here or in another tab: it is being loaded, or a model reads weights from it; it can be deleted after that");
+    return existed;
   }
 }
 
@@ -359,6 +344,16 @@ async function lock(
       return undefined;
     }
     throw error;
+  }
+}
+
+/** Does `work` with an exclusive lock; `undefined` without one. */
+async function locked<T>(key: string, wait: boolean, work: () => Promise<T>): Promise<T | undefined> {
+  const release = await lock(key, "exclusive", { wait });
+  try {
+    return release && await work();
+  } finally {
+    release?.();
   }
 }
 
@@ -592,22 +587,23 @@ function address(key: string, part: string | number): string {
   return `${location.origin}/${FOLDER}/${key}/${part}`;
 }
 
-/** The storage of this name, or `undefined` where there is none. */
-export async function storeIfAny(folder = FOLDER): Promise<Store | undefined> {
+/** Does `work` with the storage of this name, or without one where there is none. */
+export async function withStore<T>(work: (store: Store | undefined) => Promise<T>, folder = FOLDER): Promise<T> {
+  let store: Store | undefined;
   try {
-    return await openFolder(folder, folder === FOLDER);
+    store = await openFolder(folder, folder === FOLDER);
   } catch (error) {
     if (codeOf(error) !== "storage") {
       throw error;
     }
-    return undefined;
   }
+  return attempt(() => work(store));
 }
 
 /** Turns the browser's own errors into the package's. */
-export async function attempt<T>(work: Promise<T>): Promise<T> {
+export async function attempt<T>(work: () => Promise<T>): Promise<T> {
   try {
-    return await work;
+    return await work();
   } catch (error) {
     const code = codeOf(error);
     if (error instanceof TilewrightError || (code !== "internal" && code !== "quota")) {

@@ -643,13 +643,11 @@ export interface EmbedderSettings {
 }
 
 /** Use of a reranker. Defaults: as the model's files say. */
-export interface RerankerSettings {
+export interface RerankerSettings extends Pick<EmbedderSettings, "maxBatchTokens"> {
   /** Tokens to which a query with a document is cut, special tokens included: the longer text first. */
   maxTokens?: number;
   /** Whether a score is the sigmoid of the model's logit, 0 to 1, rather than the logit itself. */
   sigmoid?: boolean;
-  /** Tokens per batch. Default: as of {@link EmbedderSettings}. */
-  maxBatchTokens?: number;
 }
 
 /** Similarity of vectors: cosine or dot product. */

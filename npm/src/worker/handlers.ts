@@ -42,10 +42,10 @@ export const handlers: Handlers = {
   saveSession: on(LoadedTextModel, (model, args) => model.saveSession(args)),
   timeline: on(LoadedTextModel, (model) => model.timeline()),
   headWeights: on(LoadedTextModel, (model, args) => model.headWeights(args)),
-  tokenize: async ({ text, addSpecial }, { target }) => (await readyHandle(target, LoadedTextModel)).model.tokenize(text, addSpecial),
-  detokenize: async ({ ids }, { target }) => (await readyHandle(target, LoadedTextModel)).model.detokenize(ids),
+  tokenize: async ({ text, addSpecial }, { target }) => (await readyHandle(target, LoadedTextModel)).loaded.tokenize(text, addSpecial),
+  detokenize: async ({ ids }, { target }) => (await readyHandle(target, LoadedTextModel)).loaded.detokenize(ids),
   embed: on(LoadedEmbedder, (embedder, { texts, prompt }, { signal, emit }) => embedder.run(signal, (it) => it.embed(texts, prompt, emit))),
-  encode: async ({ text, prompt }, { target }) => (await readyHandle(target, LoadedEmbedder)).encoder.encode(text, prompt),
+  encode: async ({ text, prompt }, { target }) => (await readyHandle(target, LoadedEmbedder)).loaded.encode(text, prompt),
   rerank: on(LoadedReranker, (reranker, { query, documents, topK }, { signal, emit }) =>
     reranker.run(signal, (it) => it.rerank(query, documents, topK, emit))),
   memory: async (_, { target }) => (await readyHandle(target, LoadedModel)).memory(),

@@ -14,7 +14,7 @@ export abstract class Handle {
     try {
       this.release();
     } finally {
-      this.place.release();
+      this.place.free();
     }
   }
 

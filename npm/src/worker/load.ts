@@ -185,7 +185,7 @@ export async function loadAt<T extends Loadable>(recipe: Recipe<T>, where: Devic
           throw error;
         }
         const next = (await place.next(caller)).use();
-        place.release();
+        place.free();
         place = next;
         return load();
       });
@@ -195,7 +195,7 @@ export async function loadAt<T extends Loadable>(recipe: Recipe<T>, where: Devic
       }
       const failure = `the GPU failed while the model was loaded (${messageOf(error)})`;
       const cpu = await openCpu(place.request, failure, caller);
-      place.release();
+      place.free();
       place = cpu.use();
       try {
         return await load();
@@ -207,7 +207,7 @@ export async function loadAt<T extends Loadable>(recipe: Recipe<T>, where: Devic
     }
   } catch (error) {
     if (!isTrap(error)) {
-      place.release();
+      place.free();
     }
     throw error;
   }

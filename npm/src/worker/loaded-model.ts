@@ -2,7 +2,6 @@
 
 import { codeOf, isTrap, messageOf, TilewrightError, toWire } from "../errors.js";
 import { cancelling } from "../helpers.js";
-import type { LoadRequest } from "../protocol.js";
 import type { StoredCopy } from "../source.js";
 import type { Embedder, Reranker } from "../tilewright.js";
 import type { MemoryInfo } from "../types.js";
@@ -12,11 +11,11 @@ import { Handle, register } from "./handles.js";
 import { loadAt, loadOnto, type Loadable, type Loaded, type Recipe } from "./load.js";
 import { GPU_FAILURES, openCpu } from "./place.js";
 import type { Caller } from "./port.js";
-import { idle, inTurn, loading } from "./turns.js";
+import { idle, inTurn } from "./turns.js";
 
 export abstract class LoadedModel<T extends Loadable> extends Handle {
   readonly #fileBytes: number;
-  protected loaded: T;
+  loaded: T;
   /** Files to read weights from during passes. */
   #again: Loaded<T>["again"];
   /** Objects of lost devices that may still be in use. */
@@ -27,17 +26,13 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
   readonly #freed = new AbortController();
 
   constructor(
-    private readonly recipe: Recipe<T>, protected readonly caller: Caller, { place, loaded, fileBytes, again }: Loaded<T>,
+    protected readonly recipe: Recipe<T>, protected readonly caller: Caller, { place, loaded, fileBytes, again }: Loaded<T>,
   ) {
     super(place);
     this.loaded = loaded;
     this.#fileBytes = fileBytes;
     this.#again = again;
     caller.send({ type: "device", device: place.info() });
-  }
-
-  protected get request(): LoadRequest {
-    return this.recipe.request;
   }
 
   override ready(): Promise<void> {
@@ -136,7 +131,7 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
       const why = `the GPU was lost and could not be opened again (${messageOf(error)})`;
       again = await loadAt(this.recipe, await openCpu(old.request, why, this.caller), asked);
     }
-    this.lost.push({ free: () => old.release() });
+    this.lost.push(old);
     this.place = again.place;
     this.#readFrom(again);
     const device = again.place.info();
@@ -164,10 +159,6 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
 
 /** An encoder or a reranker. Its results depend on the texts alone, so a lost call is repeated. */
 abstract class LoadedEncoder<T extends Embedder | Reranker> extends LoadedModel<T> {
-  get encoder(): T {
-    return this.loaded;
-  }
-
   /** The result of `work`, which is `undefined` after a cancellation. */
   run<R>(signal: AbortSignal, work: (loaded: T) => Promise<R | undefined>): Promise<R> {
     return this.retrying(signal, async () => {
@@ -185,14 +176,17 @@ export class LoadedEmbedder extends LoadedEncoder<Embedder> {}
 
 export class LoadedReranker extends LoadedEncoder<Reranker> {}
 
-/** Loads onto a new device or the one that the request names. Resolves to the facts of what was loaded. */
+/**
+ * Loads onto a new device or the one that the request names, after earlier loads, whose memory is then known. Resolves
+ * to the facts of what was loaded.
+ */
 export function load<T extends Loadable, R extends LoadedModel<T>>(
   kind: new (recipe: Recipe<T>, caller: Caller, loaded: Loaded<T>) => R,
   recipe: Recipe<T>,
   asked: { caller: Caller; signal: AbortSignal },
 ): Promise<ReturnType<R["info"]>> {
   const { caller, signal } = asked;
-  return inTurn(caller.target, signal, () => loading(signal, async () => {
+  return inTurn(caller.target, signal, () => inTurn("loads", signal, async () => {
     const parts = await loadAt(recipe, recipe.request.on ?? recipe.request.device, asked);
     const model = register(caller.target, new kind(recipe, caller, parts));
     if (recipe.request.verify) {

@@ -22,10 +22,6 @@ export class LoadedTextModel extends LoadedModel<Model> {
   /** The model, also after it was loaded again. */
   readonly #current = (): Model => this.loaded;
 
-  get model(): Model {
-    return this.loaded;
-  }
-
   generate(request: Calls["generate"]["args"], context: CallContext<"generate">): Promise<GenerateResult> {
     return this.#prepared(request, context, (prepared) => this.retrying(context.signal, () => this.#run(prepared, context)));
   }
@@ -85,7 +81,7 @@ export class LoadedTextModel extends LoadedModel<Model> {
     const digest = this.loaded.digest();
     ensure(digest !== undefined,
       "option", "saveSession needs a model all of whose weights are in memory; this one reads some from its files");
-    ensure(this.request.cache,
+    ensure(this.recipe.request.cache,
       "option", "saveSession needs the browser's storage, and the model was loaded with `cache: false`");
     return storing(async () => {
       const kept = await openSessions(true);
@@ -97,7 +93,7 @@ export class LoadedTextModel extends LoadedModel<Model> {
 
   /** Restores a stored session that has more of the prompt than the current one. */
   async #reopen(session: Session, ids: Uint32Array): Promise<void> {
-    if (!this.request.cache) {
+    if (!this.recipe.request.cache) {
       return;
     }
     const dropped = (why: string): void => this.caller.notify("session_dropped", `a kept session is not used: ${why}`);

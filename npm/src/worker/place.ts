@@ -25,7 +25,8 @@ export class Place {
     return this;
   }
 
-  release(): void {
+  /** Leaves the device to its other users. */
+  free(): void {
     this.#users -= 1;
     if (this.#users === 0) {
       this.#isFree = true;

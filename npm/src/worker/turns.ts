@@ -14,11 +14,6 @@ export function inTurn<T>(target: number | "loads", signal: AbortSignal, action:
   return turn;
 }
 
-/** Loads after earlier loads, whose memory is then known. */
-export function loading<T>(signal: AbortSignal, load: () => Promise<T>): Promise<T> {
-  return inTurn("loads", signal, load);
-}
-
 /** The same, but resolves to `nothing` if `ending` aborts before the turn. */
 export function inTurnUnless<T>(target: number, signal: AbortSignal, ending: AbortSignal, nothing: T, action: () => T | Promise<T>): Promise<T> {
   return new Promise((resolve, reject) => {

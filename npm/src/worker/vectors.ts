@@ -1,6 +1,7 @@
 /** Indices and mixtures of logits on a device. */
 
 import { ensure } from "../errors.js";
+import { orFree } from "../helpers.js";
 import type { Calls } from "../protocol.js";
 import { Index, Loader, type FileInfo, type Mol, type Saving } from "../tilewright.js";
 import type { IndexInfo, MolInfo } from "../types.js";
@@ -47,14 +48,7 @@ async function make<T extends IndexHandle | MolHandle>(
   { target, caller }: Pick<CallContext<"createIndex">, "target" | "caller">, where: Calls["createIndex"]["args"]["where"], work: (place: Place) => Promise<T>,
 ): Promise<{ info: ReturnType<T["info"]>; device: ReturnType<Place["info"]> }> {
   const place = await placeOf(where, caller);
-  let made: T;
-  try {
-    made = await work(place);
-  } catch (error) {
-    place.release();
-    throw error;
-  }
-  register(target, made);
+  const made = register(target, await orFree(place, () => work(place)));
   return { info: made.info() as ReturnType<T["info"]>, device: place.info() };
 }
 
