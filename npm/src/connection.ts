@@ -21,6 +21,8 @@ export abstract class Connection {
   abstract readonly target: number;
   onNotice: ((notice: Notice) => void) | undefined;
   onDevice: ((device: DeviceInfo) => void) | undefined;
+  /** The object's device, once it is known. */
+  device: DeviceInfo | undefined;
   onProgress: ((progress: Progress) => void) | undefined;
 
   /** A connection to another object of the same worker, which can share its device. */
@@ -37,7 +39,6 @@ export abstract class Connection {
   /** Frees the target, and ends the worker if it has no other. Pending calls are rejected with `disposed`. */
   abstract close(reason: string): Promise<void>;
 
-  /** Passes a report to its callback. */
   deliver(message: Report): void {
     switch (message.type) {
       case "notice":
@@ -47,6 +48,7 @@ export abstract class Connection {
         this.onProgress?.(message.progress);
         break;
       case "device":
+        this.device = message.device;
         this.onDevice?.(message.device);
         break;
     }

@@ -12,7 +12,6 @@ export interface FileVersion {
 
 export interface Asking {
   headers?: Record<string, string>;
-  /** Replaces `fetch`. */
   fetch?: Fetch;
 }
 

@@ -9,7 +9,7 @@ import { WorkerObject } from "./loaded.js";
 import { known } from "./options.js";
 import { finalizer } from "./platform.js";
 import type { KernelName, Operand } from "./protocol.js";
-import type { AttentionOptions, AvailableDevice, DeviceInfo, KernelOptions, RopeOptions } from "./types.js";
+import type { AttentionOptions, AvailableDevice, KernelOptions, RopeOptions } from "./types.js";
 
 /** An operand of a kernel: an array, or a tensor on the device. */
 export type KernelOperand = Float32Array | DeviceTensor;
@@ -94,16 +94,18 @@ function copied(kernel: string, operand: string, data: unknown): Float32Array<Ar
  */
 export class Kernels extends WorkerObject {
   /** @internal */
-  constructor(parts: { connection: Connection; device: DeviceInfo }) {
-    super(parts, "the kernels were freed");
+  constructor({ connection }: { connection: Connection }) {
+    super(connection, "the kernels were freed");
   }
 
   /** Opens a device in a worker of its own. */
   static async open(options: KernelOptions = {}): Promise<Kernels> {
     known("Kernels.open", options);
     const connection = await connectionFor(options);
-    return connection.orClose("the device was not opened", async () =>
-      new Kernels({ connection, device: await connection.call("openDevice", placeOf(options).device) }));
+    return connection.orClose("the device was not opened", async () => {
+      connection.device = await connection.call("openDevice", placeOf(options).device);
+      return new Kernels({ connection });
+    });
   }
 
   /** Copies numbers to the device, where they stay; `shape` is in row-major order. */

@@ -7,7 +7,6 @@ import type { CommonLoadOptions, KeptOptions } from "./load-options.js";
 import type { Parts } from "./loaded.js";
 import type { Calls, CommonRequest, LoadName, SourceSpec } from "./protocol.js";
 import { canShare, SharedConnection } from "./shared.js";
-import type { DeviceInfo } from "./types.js";
 import { WorkerConnection } from "./worker-connection.js";
 
 type ConnectionOptions = Pick<CommonLoadOptions, "on" | "fetch" | "onProgress" | "onNotice">;
@@ -28,15 +27,8 @@ export async function loadInto<K extends LoadName>(
     onNotice?.({ code: "not_shared", message: "this page cannot share a model with other tabs, which needs https; it has one of its own" });
   }
   const connection = await connectionFor(options, shared && canShare);
-  let current: DeviceInfo | undefined;
-  connection.onDevice = (info) => {
-    current = info;
-  };
-  return connection.orClose("the model was not loaded", async () => {
-    const info = await connection.load(call, { ...common, ...own } as Calls[K]["args"], { signal });
-    ensure(current !== undefined, "internal", "the engine did not say which device it runs on");
-    return { connection, info, device: current };
-  });
+  return connection.orClose("the model was not loaded", async () =>
+    ({ connection, info: await connection.load(call, { ...common, ...own } as Calls[K]["args"], { signal }) }));
 }
 
 /** Makes one call in the worker of `on`, or in a new one. */

@@ -80,7 +80,6 @@ function guarded<T>(work: () => T): T {
   }
 }
 
-/** A generation's constraint, and the parser of its output. */
 export class OutputParser implements TokenGuide {
   readonly #life = life;
   readonly #toolCalls: ToolCall[] = [];
@@ -102,7 +101,6 @@ export class OutputParser implements TokenGuide {
     return this.#keepingFailure(() => this.constraint?.accept(id));
   }
 
-  /** Parses a token's text. */
   piece(id: number, text: string, isLast: boolean): Piece {
     const reader = this.reader;
     if (reader === undefined) {

@@ -76,8 +76,8 @@ export interface CommonRequest {
   ownFetch?: boolean;
 }
 
-export interface LoadRequest extends CommonRequest {
-  settings: CommonSettings;
+export interface LoadRequest<Settings = object> extends CommonRequest {
+  settings: Settings & { memoryLimit?: number };
 }
 
 export interface InspectRequest extends Pick<CommonRequest, "source" | "cache" | "ownFetch"> {
@@ -89,29 +89,23 @@ export interface InspectRequest extends Pick<CommonRequest, "source" | "cache" |
 /** The files in which PEFT saves an adapter: its configuration and its weights. */
 export const PEFT_FILES = ["adapter_config.json", "adapter_model.safetensors"] as const;
 
-export interface ModelRequest extends LoadRequest {
+export interface ModelRequest extends LoadRequest<ModelSettings> {
   /** Whether to measure the model's kernels. */
   tune: boolean;
-  settings: ModelSettings;
   adapter?: { source: SourceSpec; scale: number };
 }
 
-export interface EmbedderRequest extends LoadRequest {
-  settings: CommonSettings & EmbedderSettings;
-}
+export type EmbedderRequest = LoadRequest<EmbedderSettings>;
 
-export interface RerankerRequest extends LoadRequest {
-  settings: CommonSettings & RerankerSettings;
-}
+export type RerankerRequest = LoadRequest<RerankerSettings>;
 
-interface CommonSettings {
+export interface ModelSettings {
   memoryLimit?: number;
-}
-export interface ModelSettings extends CommonSettings {
   contextLength?: number;
   fitContext?: boolean;
   kvType?: KvType;
 }
+
 /** A prompt: text, tokens, or a conversation for the model's template. */
 export type Prompt =
   | { kind: "text"; text: string }

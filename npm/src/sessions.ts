@@ -69,12 +69,10 @@ export class Sessions {
     this.#known = undefined;
   }
 
-  /** All of them, the latest use first. */
   async list(): Promise<KeptSession[]> {
     return (await this.#records()).map(({ url, tokens, stored, date }) => ({ ...partsOf(url), nTokens: tokens.length, sizeBytes: stored, date }));
   }
 
-  /** Deletes one. Returns whether it existed. */
   async delete(id: string): Promise<boolean> {
     const record = (await this.#records()).find(({ url }) => partsOf(url).id === id);
     return record !== undefined && this.#delete(record.url);

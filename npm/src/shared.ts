@@ -15,7 +15,6 @@ import { WorkerConnection } from "./worker-connection.js";
 /** Whether tabs can share models here. */
 export const canShare = typeof BroadcastChannel !== "undefined" && globalThis.navigator?.locks !== undefined && "document" in globalThis;
 
-/** Messages between tabs. */
 type Message =
   | { type: "hello"; from: string }
   | { type: "bye"; from: string }
@@ -28,18 +27,13 @@ type Message =
   | { type: "reply"; to: string; id: number; value: unknown }
   | { type: "fail"; to: string; id: number; error: WireError };
 
-const FIELDS: Readonly<Record<Message["type"], Readonly<Record<string, "string" | "number" | "object">>>> = {
-  hello: { from: "string" },
-  bye: { from: "string" },
-  ready: { from: "string", info: "object", device: "object" },
-  report: { from: "string", message: "object" },
-  call: { from: "string", id: "number", name: "string", args: "object" },
-  abort: { from: "string", id: "number" },
-  stop: { from: "string", id: "number" },
-  event: { to: "string", id: "number" },
-  reply: { to: "string", id: "number" },
-  fail: { to: "string", id: "number", error: "object" },
+const FIELDS: Readonly<Record<Message["type"], readonly string[]>> = {
+  hello: ["from"], bye: ["from"], ready: ["from", "info", "device"], report: ["from", "message"], call: ["from", "id", "name", "args"],
+  abort: ["from", "id"], stop: ["from", "id"], event: ["to", "id"], reply: ["to", "id"], fail: ["to", "id", "error"],
 };
+
+/** Types of fields that are no objects. */
+const TYPES: Readonly<Record<string, string>> = { from: "string", to: "string", id: "number", name: "string" };
 
 /** Validates a message: any page of the site can write to the channel, such as one of an older version. */
 function isMessage(data: unknown): data is Message {
@@ -49,7 +43,7 @@ function isMessage(data: unknown): data is Message {
   const message = data as Record<string, unknown>;
   const { type } = message;
   return typeof type === "string" && Object.hasOwn(FIELDS, type)
-    && Object.entries(FIELDS[type as Message["type"]]).every(([field, kind]) => typeof message[field] === kind && message[field] !== null);
+    && FIELDS[type as Message["type"]].every((field) => typeof message[field] === (TYPES[field] ?? "object") && message[field] !== null);
 }
 
 const CALLS: ReadonlySet<CallName> = new Set<CallName>([
@@ -84,7 +78,6 @@ export class SharedConnection extends Connection {
   #leader: string | undefined;
   /** The worker's connection, if this tab leads. */
   #local: WorkerConnection | undefined;
-  #device: DeviceInfo | undefined;
   #info: unknown;
   #loaded: { resolve(info: unknown): void; reject(error: unknown): void } | undefined;
   readonly #pending = new Map<number, Pending>();
@@ -206,7 +199,7 @@ export class SharedConnection extends Connection {
     const isNext = this.#info !== undefined;
     const connection = await WorkerConnection.open();
     const report = (message: Report): void => {
-      this.#deliver(message);
+      this.deliver(message);
       this.#post({ type: "report", from: this.#id, message });
     };
     connection.onNotice = (notice) => report({ type: "notice", notice });
@@ -292,13 +285,6 @@ export class SharedConnection extends Connection {
     return pending;
   }
 
-  #deliver(message: Report): void {
-    if (message.type === "device") {
-      this.#device = message.device;
-    }
-    this.deliver(message);
-  }
-
   #receive(message: Message): void {
     switch (message.type) {
       case "hello":
@@ -309,7 +295,7 @@ export class SharedConnection extends Connection {
         this.#forget(message.from);
         break;
       case "ready":
-        this.#deliver({ type: "device", device: message.device });
+        this.deliver({ type: "device", device: message.device });
         if (message.from !== this.#leader) {
           // A new leader needs to know its clients.
           this.#post({ type: "hello", from: this.#id });
@@ -317,7 +303,7 @@ export class SharedConnection extends Connection {
         this.#ready(message.from, message.info);
         break;
       case "report":
-        this.#deliver(message.message);
+        this.deliver(message.message);
         break;
       case "call":
         void this.#run(message);
@@ -339,8 +325,8 @@ export class SharedConnection extends Connection {
   }
 
   #announce(): void {
-    if (this.#local !== undefined && this.#device !== undefined) {
-      this.#post({ type: "ready", from: this.#id, info: this.#info, device: this.#device });
+    if (this.#local !== undefined && this.device !== undefined) {
+      this.#post({ type: "ready", from: this.#id, info: this.#info, device: this.device });
     }
   }
 

@@ -818,12 +818,9 @@ export interface RopeOptions {
 }
 
 /** Heads of {@link attention}. */
-export interface AttentionOptions {
-  nHeads: number;
+export interface AttentionOptions extends Pick<RopeOptions, "nHeads" | "headDim"> {
   /** Heads of keys and values, a divisor of `nHeads`. Default `nHeads`. */
   nKvHeads?: number;
-  /** Length of a head. */
-  headDim: number;
 }
 
 /** Addresses of the package's files. Relative ones are relative to the page. */

@@ -14,19 +14,23 @@ import { specOf } from "./spec.js";
 import type { EmbedderInfo, FileSource, Hit, IndexInfo, MolInfo, MolSearchOptions, SearchOptions } from "./types.js";
 
 /** Makes an object where the options say. */
-export async function makeIn<Info>(
+async function makeIn<Info>(
   options: KeptOptions, make: (connection: Connection, where: Where) => Promise<MadeVectors<Info>>,
 ): Promise<Parts<Info>> {
   const place = placeOf(options);
   const connection = await connectionFor(options);
-  return connection.orClose("nothing was made", async () => ({ connection, ...await make(connection, place.on ?? place.device) }));
+  return connection.orClose("nothing was made", async () => {
+    const { info, device } = await make(connection, place.on ?? place.device);
+    connection.device = device;
+    return { connection, info };
+  });
 }
 
 export abstract class VectorCollection<Info extends { length: number }> extends WorkerObject {
   #info: Info;
 
   protected constructor(parts: Parts<Info>, freed: string) {
-    super(parts, freed);
+    super(parts.connection, freed);
     this.#info = parts.info;
   }
 

@@ -64,12 +64,8 @@ export interface ChatCompletionRequest extends SamplingFields {
 }
 
 /** A token and its log-probability. */
-export interface ChatCompletionTokenLogprob {
+export interface ChatCompletionTokenLogprob extends Pick<TokenLogprob, "logprob" | "bytes"> {
   token: string;
-  /** Natural logarithm of its probability. */
-  logprob: number;
-  /** Its text in UTF-8: a token may be a part of a character. */
-  bytes: number[];
 }
 
 /** The tokens of a choice, thinking and calls included, without the token or stop text that ends it. */

@@ -18,7 +18,6 @@ export type FilesRequest = Pick<LoadRequest, "source" | "cache" | "ownFetch">;
 export type Asked = Pick<CallContext<CallName>, "caller" | "signal">;
 
 interface Opening extends Pick<OpenContext, "mustKeep" | "peek"> {
-  /** Names of optional files of a folder. */
   extras?: readonly string[];
   copies?: StoredCopy[];
   meter?: ProgressMeter;

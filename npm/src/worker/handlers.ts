@@ -37,8 +37,8 @@ export const handlers: Handlers = {
   makeEngine: on(LoadedTextModel, (model, args, { target }) => model.makeEngine(args, target)),
   // Requests wait for a lost device in the engine.
   generateWith: async (args, context) => (await readyHandle(context.target, LoadedTextModel)).generateWith(args, context),
-  engineStats: async ({ engine }, { target }) => (await readyHandle(target, LoadedTextModel)).engine(engine).stats(),
-  freeEngine: ({ engine }, { target }) => handleOf(target, LoadedTextModel).freeEngine(engine),
+  engineStats: async ({ engine }, { target }) => (await readyHandle(target, LoadedTextModel)).engines.get(engine).stats(),
+  freeEngine: ({ engine }, { target }) => handleOf(target, LoadedTextModel).engines.free(engine),
   saveSession: on(LoadedTextModel, (model, args) => model.saveSession(args)),
   timeline: on(LoadedTextModel, (model) => model.timeline()),
   headWeights: on(LoadedTextModel, (model, args) => model.headWeights(args)),

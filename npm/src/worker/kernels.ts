@@ -76,17 +76,6 @@ export async function measure(
     emit({ ...row, done, total });
   };
   const head = JSON.parse(await device.bench(half, quick, onRow)) as Pick<BenchReport, "schema" | "tilewright" | "device" | "settings">;
-  return {
-    schema: head.schema,
-    tilewright: head.tilewright,
-    source: "web",
-    unix_time: Math.floor(Date.now() / 1000),
-    host: { os: null, arch: null, browser: globalThis.navigator?.userAgent ?? null },
-    device: head.device,
-    adapter: adapter?.described ?? null,
-    settings: head.settings,
-    probes,
-    kernels: rows,
-    models: [],
-  };
+  const host = { os: null, arch: null, browser: globalThis.navigator?.userAgent ?? null };
+  return { ...head, source: "web", unix_time: Math.floor(Date.now() / 1000), host, adapter: adapter?.described ?? null, probes, kernels: rows, models: [] };
 }

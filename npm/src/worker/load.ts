@@ -1,6 +1,6 @@
 /** How models, encoders and rerankers are loaded. */
 
-import { codeOf, ensure, isTrap, messageOf, TilewrightError } from "../errors.js";
+import { codeOf, ensure, messageOf, TilewrightError } from "../errors.js";
 import { defined, orFree } from "../helpers.js";
 import { PEFT_FILES, type DeviceRequest, type EmbedderRequest, type LoadRequest, type ModelRequest, type RerankerRequest } from "../protocol.js";
 import { CHAT_FILES, SENTENCE_FILES, type StoredCopy, type ModelFile } from "../source.js";
@@ -23,7 +23,6 @@ type Streamed = Loadable | Index | Mol;
 
 export interface Streaming<T extends Streamed> {
   request: FilesRequest & Pick<LoadRequest, "settings">;
-  /** Names of optional files of its folder. */
   extras: readonly string[];
   /** Checks before anything is read. */
   expect?(asked: Asked): Promise<void>;
@@ -175,7 +174,7 @@ export interface Loaded<T extends Streamed> {
 export async function loadAt<T extends Loadable>(recipe: Recipe<T>, where: DeviceRequest | number | Place, asked: Asked): Promise<Loaded<T>> {
   const { caller, signal } = asked;
   let place = where instanceof Place ? where.use() : await placeOf(where, caller);
-  try {
+  return orFree({ free: () => place.free() }, async () => {
     signal.throwIfAborted();
     const load = async (): Promise<Loaded<T>> => ({ place, ...await loadOnto(place.device, recipe, asked) });
     try {
@@ -205,10 +204,5 @@ export async function loadAt<T extends Loadable>(recipe: Recipe<T>, where: Devic
           : second;
       }
     }
-  } catch (error) {
-    if (!isTrap(error)) {
-      place.free();
-    }
-    throw error;
-  }
+  });
 }

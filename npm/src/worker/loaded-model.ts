@@ -16,7 +16,6 @@ import { idle, inTurn } from "./turns.js";
 export abstract class LoadedModel<T extends Loadable> extends Handle {
   readonly #fileBytes: number;
   loaded: T;
-  /** Files to read weights from during passes. */
   #again: Loaded<T>["again"];
   /** Objects of lost devices that may still be in use. */
   protected lost: { free(): void }[] = [];

@@ -17,7 +17,7 @@ import { inTurn } from "./turns.js";
 
 export class LoadedTextModel extends LoadedModel<Model> {
   #session: Session | undefined;
-  readonly #engines = new Registry<LoadedEngine>("engine");
+  readonly engines = new Registry<LoadedEngine>("engine");
 
   /** The model, also after it was loaded again. */
   readonly #current = (): Model => this.loaded;
@@ -27,14 +27,14 @@ export class LoadedTextModel extends LoadedModel<Model> {
   }
 
   async generateWith({ engine: number, ...request }: Calls["generateWith"]["args"], context: CallContext<"generateWith">): Promise<GenerateResult> {
-    const engine = this.engine(number);
+    const engine = this.engines.get(number);
     return this.#prepared(request, context, ({ ids, options, parser, onBegin, onPiece }) =>
       engine.generate(ids, options, parser, context, onBegin, onPiece));
   }
 
   makeEngine(settings: EngineOptions, target: number): number {
     let its = this.loaded;
-    return this.#engines.put(new LoadedEngine(this.#current, settings, (lost, signal) => inTurn(target, signal, async () => {
+    return this.engines.put(new LoadedEngine(this.#current, settings, (lost, signal) => inTurn(target, signal, async () => {
       // The session or another engine may have loaded it again already.
       if (its === this.loaded) {
         this.replace(await this.rebuild(lost, signal));
@@ -43,17 +43,6 @@ export class LoadedTextModel extends LoadedModel<Model> {
       its = this.loaded;
       return its;
     })));
-  }
-
-  engine(number: number): LoadedEngine {
-    const engine = this.#engines.find(number);
-    ensure(engine !== undefined, "disposed", "the engine was freed");
-    return engine;
-  }
-
-  freeEngine(number: number): undefined {
-    this.engine(number);
-    return this.#engines.free(number);
   }
 
   timeline(): Promise<Timeline> {
@@ -125,16 +114,16 @@ export class LoadedTextModel extends LoadedModel<Model> {
   }
 
   override bytes(): number {
-    return super.bytes() + this.#engines.all().reduce((sum, engine) => sum + engine.bytes(), 0);
+    return super.bytes() + this.engines.all().reduce((sum, engine) => sum + engine.bytes(), 0);
   }
 
   protected override release(): void {
-    this.#engines.clear();
+    this.engines.clear();
     super.release();
   }
 
   protected override freeLoaded(): void {
-    this.#engines.all().forEach((engine) => engine.leave());
+    this.engines.all().forEach((engine) => engine.leave());
     this.#session?.free();
     this.#session = undefined;
     forget(this.#current);

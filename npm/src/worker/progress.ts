@@ -5,7 +5,6 @@ import type { ModelFile } from "../source.js";
 import type { Progress } from "../types.js";
 import type { Caller } from "./port.js";
 
-/** Milliseconds between two reports of progress. */
 const REPORT_MS = 100;
 /** Milliseconds over which the rate is measured. */
 const RATE_MS = 3000;

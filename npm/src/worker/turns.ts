@@ -30,7 +30,6 @@ export function forgetTurns(target: number): void {
   queues.delete(target);
 }
 
-/** Milliseconds between checks whether the worker is idle. */
 const IDLE_MS = 50;
 
 let nCalls = 0;
