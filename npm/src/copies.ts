@@ -1,6 +1,6 @@
 /** Models in the browser's storage: listing, prefetching and removing them. */
 
-import { TilewrightError } from "./errors.js";
+import { ensure } from "./errors.js";
 import { defined, sumOf } from "./helpers.js";
 import type { PrefetchOptions } from "./load-options.js";
 import { callOnce } from "./load.js";
@@ -31,24 +31,18 @@ export function cachedModels(): Promise<CachedModel[]> {
   });
 }
 
-function notAddresses(): TilewrightError {
-  return new TilewrightError("option", "source has bytes or files, expected addresses that begin with https://, http:// or hf:");
-}
+const NO_ADDRESS = "source has bytes or files, expected addresses that begin with https://, http:// or hf:";
 
 export async function prefetchModel(source: ModelSource, options: PrefetchOptions = {}): Promise<void> {
   const given = known("Model.prefetch", options);
   const spec = await specOf(source, given.signal, given);
-  if (spec.given === undefined) {
-    throw notAddresses();
-  }
+  ensure(spec.given !== undefined, "option", NO_ADDRESS);
   await callOnce("prefetch", { source: spec, ownFetch: given.fetch !== undefined }, given);
 }
 
 export async function removeModel(source: ModelSource, options: RemoveOptions = {}): Promise<boolean> {
   const model = await keptAs(source, known("Model.remove", options));
-  if (model === undefined) {
-    throw notAddresses();
-  }
+  ensure(model !== undefined, "option", NO_ADDRESS);
   return withStore(async (store) => {
     const models = await store?.models() ?? [];
     const isIt = (one: { source: string | string[]; endpoint?: string }): boolean =>

@@ -74,9 +74,7 @@ export class FetchServer {
   }
 
   close(): void {
-    for (const id of [...this.#requests.keys()]) {
-      this.#end(id);
-    }
+    this.#requests.forEach((_, id) => this.#end(id));
   }
 
   async #begin({ id, url, method, headers }: FetchFromWorker & { type: "fetch" }): Promise<void> {

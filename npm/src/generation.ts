@@ -140,9 +140,7 @@ export class Generation implements AsyncIterable<Piece> {
   }
 
   #wakeAll(): void {
-    for (const wake of this.#wake.splice(0)) {
-      wake();
-    }
+    this.#wake.splice(0).forEach((wake) => wake());
   }
 }
 

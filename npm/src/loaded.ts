@@ -38,8 +38,8 @@ export abstract class WorkerObject {
    * Destroys the GPU device, as a driver's reset would. For tests of what happens then: the next work of a model opens
    * another device and loads the model again. Does nothing on the CPU.
    */
-  async destroyDevice(): Promise<void> {
-    await this.call("destroyDevice", {});
+  destroyDevice(): Promise<void> {
+    return this.call("destroyDevice", {});
   }
 
   /** Frees it, and its device and worker after their last use. Pending and later calls reject with `disposed`. */

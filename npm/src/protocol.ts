@@ -5,10 +5,9 @@ import type { WireError } from "./errors.js";
 import type { GitBlob } from "./git.js";
 import type { ModelRecord } from "./store.js";
 import type {
-  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderSettings,
-  EngineOptions, EngineStats, GenerateOptions,
-  GenerateResult, HeadOptions, HeadWeights, Hit, IndexInfo, KeptSession, KvType, MemoryInfo, ModelInfo, ModelReport, MolInfo, MolMethod, Notice,
-  Piece, Progress, PromptOptions, Ranked, RerankerInfo, RerankerSettings, Tier, Timeline, VectorStorage,
+  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderSettings, EngineOptions, EngineStats,
+  GenerateOptions, GenerateResult, HeadOptions, HeadWeights, Hit, IndexInfo, KeptSession, KvType, MemoryInfo, ModelInfo, ModelReport, MolInfo,
+  MolMethod, Notice, Piece, Progress, PromptOptions, Ranked, RerankerInfo, RerankerSettings, Tier, Timeline, VectorStorage,
 } from "./types.js";
 
 /** One file of a model, with its address made absolute. */
@@ -174,13 +173,13 @@ export interface Calls {
   loadReranker: { args: RerankerRequest; event: never; reply: RerankerInfo };
   inspect: { args: InspectRequest; event: never; reply: ModelReport };
   /** Stores a model's files without loading it. Reports progress as a load does. */
-  prefetch: { args: Pick<CommonRequest, "source" | "ownFetch">; event: never; reply: undefined };
+  prefetch: { args: Pick<CommonRequest, "source" | "ownFetch">; event: never; reply: void };
   generate: { args: GenerateRequest; event: GenerateEvent; reply: GenerateResult };
   makeEngine: { args: EngineOptions; event: never; reply: number };
   /** Requests of an engine do not wait for each other. */
   generateWith: { args: GenerateRequest & { engine: number }; event: GenerateEvent; reply: GenerateResult };
   engineStats: { args: { engine: number }; event: never; reply: EngineStats };
-  freeEngine: { args: { engine: number }; event: never; reply: undefined };
+  freeEngine: { args: { engine: number }; event: never; reply: void };
   saveSession: { args: { maxBytes: number }; event: never; reply: KeptSession };
   timeline: { args: Record<string, never>; event: never; reply: Timeline };
   headWeights: { args: Required<HeadOptions>; event: never; reply: HeadWeights };
@@ -193,16 +192,16 @@ export interface Calls {
   rerank: { args: { query: string; documents: string[]; topK?: number }; event: number; reply: Ranked[] };
   memory: { args: Record<string, never>; event: never; reply: MemoryInfo };
   counters: { args: Record<string, never>; event: never; reply: Counters };
-  destroyDevice: { args: Record<string, never>; event: never; reply: undefined };
+  destroyDevice: { args: Record<string, never>; event: never; reply: void };
   /** Frees the target, and its device after the last user. */
-  close: { args: Record<string, never>; event: never; reply: undefined };
+  close: { args: Record<string, never>; event: never; reply: void };
   devices: { args: Record<string, never>; event: never; reply: AvailableDevice[] };
   openDevice: { args: DeviceRequest; event: never; reply: DeviceInfo };
   bench: { args: { quick: boolean }; event: BenchProgress; reply: BenchReport };
   runKernel: { args: { kernel: KernelName; operands: Operand[]; settings: (number | string)[]; keep: boolean }; event: never; reply: Float32Array | KeptTensor };
   keepTensor: { args: { data: Float32Array; shape: number[] }; event: never; reply: KeptTensor };
   readTensor: { args: { kept: number }; event: never; reply: Float32Array };
-  freeTensor: { args: { kept: number }; event: never; reply: undefined };
+  freeTensor: { args: { kept: number }; event: never; reply: void };
   createIndex: { args: { where: Where; settings: IndexSettings }; event: never; reply: MadeVectors<IndexInfo> };
   loadIndex: { args: Pick<LoadRequest, "source" | "cache"> & { where: Where; expected?: ExpectedModel }; event: never; reply: MadeVectors<IndexInfo> };
   /** Of an index or a mixture. */
@@ -212,7 +211,7 @@ export interface Calls {
   /** Begins to write the index as it is now. Replies with the number of the save. */
   beginSave: { args: Record<string, never>; event: never; reply: number };
   savedPiece: { args: { save: number }; event: never; reply: Uint8Array | undefined };
-  endSave: { args: { save: number }; event: never; reply: undefined };
+  endSave: { args: { save: number }; event: never; reply: void };
   loadMol: { args: Pick<LoadRequest, "source" | "cache"> & { where: Where; storage?: VectorStorage }; event: never; reply: MadeVectors<MolInfo> };
   searchItems: { args: { queries: Float32Array; k: number; method?: MolMethod; users?: Uint32Array }; event: never; reply: Hit[][] };
 }

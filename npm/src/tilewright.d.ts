@@ -4,9 +4,8 @@ import type {
   EmbedderRequest, ExpectedModel, GenerateRequest, IndexSettings, ModelSettings, RerankerRequest,
 } from "./protocol.js";
 import type {
-  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EngineOptions, EngineStats, GenerateResult, Hit,
-  IndexInfo, KvType, MemoryInfo, ModelInfo, ModelReport,
-  MolInfo, MolMethod, Ranked, RerankerInfo, Tier, Timeline, VectorStorage, WeightShare,
+  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EngineOptions, EngineStats, GenerateResult, Hit, IndexInfo, KvType,
+  MemoryInfo, ModelInfo, ModelReport, MolInfo, MolMethod, Ranked, RerankerInfo, Tier, Timeline, VectorStorage,
 } from "./types.js";
 
 export type Adapter = Omit<AvailableDevice, "choice">;

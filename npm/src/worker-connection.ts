@@ -40,7 +40,6 @@ export class WorkerConnection extends Connection {
   /** Called once when the worker or the target is gone. */
   onEnd: ((error: TilewrightError) => void) | undefined;
   #fetching: FetchServer | undefined;
-  /** Why it ended. */
   #ended: TilewrightError | undefined;
 
   /** @internal */
@@ -114,26 +113,22 @@ class WorkerHost {
   #nextTarget = 0;
   readonly #pending = new Map<number, Pending>();
   #nextId = 0;
-  /** Why it ended. */
   #ended: TilewrightError | undefined;
   readonly #watch = new AbortController();
-  #ready: (() => void) | undefined;
   #storedBytes = 0;
 
   private constructor() {}
 
   static async start(): Promise<WorkerHost> {
     const host = new WorkerHost();
-    const ready = new Promise<void>((resolve, reject) => {
-      host.#ready = resolve;
-      host.#pending.set(-1, { target: -1, resolve: () => resolve(), reject, onEvent: undefined });
+    const ready = new Promise<unknown>((resolve, reject) => {
+      host.#pending.set(-1, { target: -1, resolve, reject, onEvent: undefined });
     });
     host.#thread = await (isNode ? startNodeThread : startWorker)({
       onMessage: (message) => host.#receive(message),
       onFailure: (reason) => host.#end(new TilewrightError("worker_crashed", reason)),
     });
     await ready;
-    host.#pending.delete(-1);
     const { wasmUrl, textWasmUrl } = fileUrls();
     host.#thread.post({ type: "files", wasm: wasmUrl, textWasm: textWasmUrl });
     host.#thread.keepAlive(false);
@@ -211,7 +206,7 @@ class WorkerHost {
         if (message.lock !== undefined) {
           this.#watchLock(message.lock);
         }
-        this.#ready?.();
+        this.#settle(-1)?.resolve(undefined);
         break;
       case "event":
         this.#pending.get(message.id)?.onEvent?.(message.value);
@@ -266,11 +261,8 @@ class WorkerHost {
     this.#watch.abort();
     this.#connections.forEach((connection) => connection.end(error));
     this.#thread?.terminate();
-    const waiting = [...this.#pending.values()];
+    this.#pending.forEach(({ reject }) => reject(this.#ended));
     this.#pending.clear();
-    for (const { reject } of waiting) {
-      reject(this.#ended);
-    }
   }
 }
 

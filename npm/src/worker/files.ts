@@ -210,9 +210,9 @@ async function openStoreIfAny({ source }: FilesRequest, caller: Caller): Promise
 }
 
 /** Stores all files of a model, for a later load. */
-export async function prefetch(request: Calls["prefetch"]["args"], asked: Asked): Promise<undefined> {
+export async function prefetch(request: Calls["prefetch"]["args"], asked: Asked): Promise<void> {
   await engineModule.start();
-  await withCopies(asked, (copies) => {
+  return withCopies(asked, (copies) => {
     const meter = new ProgressMeter(asked.caller);
     // The kind of model is unknown.
     const opening = { extras: [...CHAT_FILES, ...SENTENCE_FILES], copies, meter, mustKeep: true };
@@ -221,5 +221,4 @@ export async function prefetch(request: Calls["prefetch"]["args"], asked: Asked)
       meter.report(files.at(-1)?.phase ?? "download", true);
     });
   });
-  return undefined;
 }

@@ -50,14 +50,10 @@ export const handlers: Handlers = {
     reranker.run(signal, (it) => it.rerank(query, documents, topK, emit))),
   memory: async (_, { target }) => (await readyHandle(target, LoadedModel)).memory(),
   counters: (_, { target }) => handleOf(target, Handle).place.device.counters(),
-  destroyDevice(_, { target }) {
-    handleOf(target, Handle).place.device.destroy();
-    return undefined;
-  },
+  destroyDevice: (_, { target }) => handleOf(target, Handle).place.device.destroy(),
   close: (_, { target, signal }) => inTurn(target, signal, () => {
     freeHandle(target);
     forgetTurns(target);
-    return undefined;
   }),
   devices: listDevices,
   openDevice: making(async (request, { target, caller }) => register(target, new DeviceHandle(await placeOf(request, caller))).place.info()),

@@ -90,9 +90,7 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
   }
 
   protected freeLost(): void {
-    for (const object of this.lost.splice(0)) {
-      object.free();
-    }
+    this.lost.splice(0).forEach((object) => object.free());
   }
 
   /** Does `work`. If it loses the device, loads the model onto another and does it once more. */

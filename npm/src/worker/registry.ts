@@ -24,7 +24,7 @@ export class Registry<T extends { free(): void }> {
     return object;
   }
 
-  free(id: number): undefined {
+  free(id: number): void {
     this.get(id).free();
     this.#objects.delete(id);
   }
