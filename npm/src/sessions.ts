@@ -36,9 +36,7 @@ export interface SessionLimits {
 let opened: Sessions | undefined;
 let listening: BroadcastChannel | undefined;
 
-/** The stored sessions; `undefined` if there are none and `make` is false. Throws `storage` if there cannot be any. */
-export function openSessions(make: true): Promise<Sessions>;
-export function openSessions(make: boolean): Promise<Sessions | undefined>;
+/** The stored sessions; `undefined` if there are none and `make` is false. Throws `storage` if there cannot be any. @internal */
 export async function openSessions(make: boolean): Promise<Sessions | undefined> {
   if (opened === undefined) {
     const store = await openFolder(FOLDER, make);
@@ -59,7 +57,7 @@ function notifyOthers(): void {
   }
 }
 
-/** The stored sessions of all models. */
+/** The stored sessions of all models. @internal */
 export class Sessions {
   #known: SessionRecord[] | undefined;
 

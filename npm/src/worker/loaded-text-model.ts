@@ -76,6 +76,7 @@ export class LoadedTextModel extends LoadedModel<Model> {
       const kept = await openSessions(true);
       // Tokens without cached keys are left out.
       const tokens = session.tokens().subarray(0, session.nCached());
+      ensure(kept !== undefined, "storage", "the browser made no storage for sessions");
       return kept.save(digest, tokens, () => session.saving(), maxBytes, () => new Sha256());
     });
   }
