@@ -7,7 +7,7 @@ import type { DeviceInfo, Notice, Progress } from "./types.js";
 export interface CallOptions<K extends CallName> {
   signal?: AbortSignal | undefined;
   /** Asks the worker to reply soon with its result so far. */
-  ending?: AbortSignal | undefined;
+  stopSignal?: AbortSignal | undefined;
   /** Memory of the arguments that is moved instead of copied. */
   transfer?: ArrayBuffer[];
   onEvent?: ((event: Calls[K]["event"]) => void) | undefined;

@@ -10,12 +10,12 @@ export interface FileVersion {
   lastModified?: string;
 }
 
-export interface Asking {
+export interface RequestSettings {
   headers?: Record<string, string>;
   fetch?: Fetch;
 }
 
-export interface DownloadOptions extends Asking {
+export interface DownloadOptions extends RequestSettings {
   signal: AbortSignal;
   httpCache: RequestCache;
   /** Only requests the file's version; the first read opens the connection. */
@@ -88,7 +88,7 @@ export class Download {
   }
 
   async #begin(again: boolean): Promise<this> {
-    await this.#retrying(() => this.options.lazily === true ? this.#ask() : this.#connect(again));
+    await this.#retrying(() => this.options.lazily === true ? this.#checkVersion() : this.#connect(again));
     return this;
   }
 
@@ -203,7 +203,7 @@ export class Download {
     }
   }
 
-  async #ask(): Promise<void> {
+  async #checkVersion(): Promise<void> {
     const found = await requestVersion(this.url, this.options.signal, this.options);
     if (differs(this.version, found)) {
       throw new Changed();
@@ -267,9 +267,9 @@ export class Download {
 }
 
 /** A file's version on the server, or `undefined` without a response. */
-export async function askVersion(url: string, signal: AbortSignal, asking: Asking = {}): Promise<FileVersion | undefined> {
+export async function fetchVersion(url: string, signal: AbortSignal, settings: RequestSettings = {}): Promise<FileVersion | undefined> {
   try {
-    return await requestVersion(url, AbortSignal.any([signal, AbortSignal.timeout(5000)]), asking);
+    return await requestVersion(url, AbortSignal.any([signal, AbortSignal.timeout(5000)]), settings);
   } catch {
     signal.throwIfAborted();
     return undefined;
@@ -277,9 +277,9 @@ export async function askVersion(url: string, signal: AbortSignal, asking: Askin
 }
 
 /** A file's version on the server. Throws as opening the file would. */
-async function requestVersion(url: string, signal: AbortSignal, asking: Asking): Promise<FileVersion> {
+async function requestVersion(url: string, signal: AbortSignal, settings: RequestSettings): Promise<FileVersion> {
   const ask = async ({ headers, ...init }: { method?: string; headers?: Record<string, string> }): Promise<Response> => {
-    const response = await (asking.fetch ?? ownFetch)(url, { ...init, headers: { ...asking.headers, ...headers }, cache: "no-store", signal: AbortSignal.any([signal, AbortSignal.timeout(SILENCE_MS)]) });
+    const response = await (settings.fetch ?? ownFetch)(url, { ...init, headers: { ...settings.headers, ...headers }, cache: "no-store", signal: AbortSignal.any([signal, AbortSignal.timeout(SILENCE_MS)]) });
     // A server that ignores ranges sends the whole file.
     response.body?.cancel().catch(() => {});
     return response;

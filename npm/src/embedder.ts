@@ -1,7 +1,7 @@
 /** Encoders. */
 
 import { Embeddings } from "./embeddings.js";
-import { textOf, textsOf } from "./given.js";
+import { textOf, textsOf } from "./arguments.js";
 import { defined } from "./helpers.js";
 import type { EmbedderOptions } from "./load-options.js";
 import { loadInto } from "./load.js";

@@ -1,6 +1,6 @@
 /** Models on a hub: `hf:owner/repo[/path][:quantisation][@revision]`. */
 
-import { httpError, LONGEST_WAIT_MS, retryAfter } from "./download.js";
+import { httpError, LONGEST_WAIT_MS, retryAfter, type RequestSettings } from "./download.js";
 import { ensure, messageOf, TilewrightError } from "./errors.js";
 import { ownFetch, type Fetch } from "./fetching.js";
 import type { GitBlob } from "./git.js";
@@ -16,7 +16,7 @@ const BACKOFF_MS = [500, 1000, 2000];
 const SILENCE_MS = 30_000;
 
 /** Default quantisations, in order of preference. As in the command line. */
-const USUAL = [
+const PREFERRED_QUANTS = [
   "Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_0", "IQ4_XS", "IQ4_NL", "Q4_1", "UD-Q4_K_XL", "Q5_K_M", "Q5_K_S", "Q6_K", "MXFP4", "Q8_0", "BF16", "F16", "F32",
 ];
 
@@ -43,13 +43,6 @@ interface HubFile {
 
 /** What an address names: a model, or a single safetensors file. */
 export type Wanted = "model" | "file";
-
-interface Asking {
-  headers: Record<string, string>;
-  /** Common beginning of the files' addresses. */
-  base: string;
-  fetch?: Fetch;
-}
 
 export function isHubAddress(text: string): boolean {
   return text.startsWith("hf:");
@@ -118,7 +111,7 @@ function headersOf({ headers, token }: HubOptions): Record<string, string> {
 
 /** The files of a revision: from the hub, or the stored ones if it does not respond. */
 async function list(
-  address: Address, endpoint: string, { headers, base, fetch = ownFetch }: Asking, wanted: Wanted, signal: AbortSignal | undefined,
+  address: Address, endpoint: string, { headers, base, fetch = ownFetch }: RequestSettings & { base: string }, wanted: Wanted, signal: AbortSignal | undefined,
 ): Promise<Listing> {
   const url = `${endpoint}/api/models/${address.repo}/revision/${encodeURIComponent(address.revision)}?blobs=true`;
   for (let failures = 0; ; failures += 1) {
@@ -247,13 +240,13 @@ function choose(files: HubFile[], address: Address, what: Wanted): (HubFile & { 
   const models = ggufs(below, false);
   if (models.length > 0) {
     const of = (name: string): Gguf[] => models.filter((model) => model.quant === name);
-    const found = quant !== undefined ? of(normal(quant))
-      : models.length === 1 ? models : USUAL.map(of).find((some) => some.length > 0) ?? [];
+    const found = quant !== undefined ? of(normalized(quant))
+      : models.length === 1 ? models : PREFERRED_QUANTS.map(of).find((some) => some.length > 0) ?? [];
     const [one] = found;
     if (one === undefined || found.length > 1) {
       const label = (model: Gguf): string => model.quant !== undefined && of(model.quant).length === 1 ? model.quant : model.files[0]?.path ?? "";
       throw one !== undefined ? wrong("several files would do, so the address has to name one by its path", found.map(label))
-        : wrong(quant === undefined ? "the quantisation has to be named" : `no ${normal(quant)}`, models.map(label));
+        : wrong(quant === undefined ? "the quantisation has to be named" : `no ${normalized(quant)}`, models.map(label));
     }
     return one.files.map(last);
   }
@@ -297,10 +290,10 @@ function quantOf(stem: string): string | undefined {
   const parts = lastOf(stem).split(/[-.]/);
   const at = parts.findLastIndex((part) => /^(q\d|q\d+_\w*|i?q\d+_\w+|iq\d\w*|tq\d\w*|bf16|fp?16|fp?32|mxfp4\w*|nvfp4\w*)$/i.test(part));
   const part = parts[at];
-  return part === undefined ? undefined : normal(`${parts[at - 1]?.toLowerCase() === "ud" ? "UD-" : ""}${part}`);
+  return part === undefined ? undefined : normalized(`${parts[at - 1]?.toLowerCase() === "ud" ? "UD-" : ""}${part}`);
 }
 
-function normal(quant: string): string {
+function normalized(quant: string): string {
   return quant.toUpperCase().replace(/^FP(16|32)$/, "F$1");
 }
 

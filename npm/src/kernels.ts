@@ -3,7 +3,7 @@
 import type { BenchOptions, BenchReport } from "./bench-types.js";
 import type { Connection } from "./connection.js";
 import { ensure } from "./errors.js";
-import { isArrayOf } from "./given.js";
+import { isArrayOf } from "./arguments.js";
 import { callOnce, connectionFor, placeOf } from "./load.js";
 import { WorkerObject } from "./loaded.js";
 import { known } from "./options.js";

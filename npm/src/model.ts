@@ -1,10 +1,10 @@
 /** Language models. */
 
-import { cachedModels, prefetchModel, removeModel } from "./copies.js";
+import { cachedModels, prefetchModel, removeModel } from "./stored-models.js";
 import { Engine } from "./engine.js";
 import { ensure } from "./errors.js";
 import { chatSpec, completionSpec, Generation, type SendRequest } from "./generation.js";
-import { isId } from "./given.js";
+import { isId } from "./arguments.js";
 import { defined } from "./helpers.js";
 import { isHubAddress } from "./hub.js";
 import type { AdapterOptions, InspectOptions, LoadOptions, PrefetchOptions } from "./load-options.js";

@@ -8,36 +8,36 @@ import { __wbg_reset_state as reset, Vocabulary, type AnswerReader, type Guide }
 import type { GenerateResult, Piece, ToolCall } from "./types.js";
 import { textModule } from "./wasm.js";
 
-const vocabularies = new Map<() => Model, { of: Model; words: Vocabulary }>();
+const vocabularies = new Map<() => Model, { of: Model; vocabulary: Vocabulary }>();
 
 export function forget(model: () => Model): void {
-  vocabularies.get(model)?.words.free();
+  vocabularies.get(model)?.vocabulary.free();
   vocabularies.delete(model);
 }
 
 /** A generation's constraint and parser, or `undefined` without any. `endIds` may end the text. */
 export async function outputParserOf(
-  model: () => Model, { constraint, tools, toolChoice, parallel = true, reads, mayThink }: OutputRequest, prompt: Prompt,
+  model: () => Model, { constraint, tools, toolChoice, parallel = true, isParsed, mayThink }: OutputRequest, prompt: Prompt,
   ids: Uint32Array, endIds: Uint32Array, signal: AbortSignal,
 ): Promise<OutputParser | undefined> {
-  if (constraint === undefined && !reads) {
+  if (constraint === undefined && !isParsed) {
     return undefined;
   }
   await orAborted(textModule.start(), signal);
   return guarded(() => {
-    const words = wordsOf(model);
-    if (!reads || prompt.kind !== "chat") {
-      return new OutputParser(words.guide(constraint ?? "", endIds), undefined);
+    const vocabulary = vocabularyOf(model);
+    if (!isParsed || prompt.kind !== "chat") {
+      return new OutputParser(vocabulary.guide(constraint ?? "", endIds), undefined);
     }
     const { messages, templateOptions } = prompt;
     const begun = templateOptions.continueFinalMessage === true ? messages.at(-1)?.content : undefined;
     const given = typeof begun === "string" ? begun : undefined;
-    const reader = words.answerReader(model().templates(), tools, ids, given, messages.length * 100);
+    const reader = vocabulary.answerReader(model().templates(), tools, ids, given, messages.length * 100);
     try {
-      const guide = constraint !== undefined ? words.answerGuide(constraint, endIds, reader, mayThink)
+      const guide = constraint !== undefined ? vocabulary.answerGuide(constraint, endIds, reader, mayThink)
         : tools === undefined || toolChoice === undefined ? undefined
-        : typeof toolChoice === "string" ? words.toolGuide(reader, toolChoice, undefined, parallel, mayThink, endIds)
-        : words.toolGuide(reader, "auto", toolChoice.name, parallel, mayThink, endIds);
+        : typeof toolChoice === "string" ? vocabulary.toolGuide(reader, toolChoice, undefined, parallel, mayThink, endIds)
+        : vocabulary.toolGuide(reader, "auto", toolChoice.name, parallel, mayThink, endIds);
       return new OutputParser(guide, reader);
     } catch (error) {
       if (!isTrap(error)) {
@@ -49,21 +49,21 @@ export async function outputParserOf(
 }
 
 /** The vocabulary of a model. Guides outlive a lost model, and then use the one that was loaded again. */
-function wordsOf(model: () => Model): Vocabulary {
+function vocabularyOf(model: () => Model): Vocabulary {
   const of = model();
   const known = vocabularies.get(model);
   if (known?.of === of) {
-    return known.words;
+    return known.vocabulary;
   }
   forget(model);
   const encodeWithin = (text: string): Uint32Array | undefined => model().encodeWithin(text);
-  const words = new Vocabulary(of.tokens(), of.tokenBytes(), of.endIds(), of.info().vocabSize, encodeWithin);
-  vocabularies.set(model, { of, words });
-  return words;
+  const vocabulary = new Vocabulary(of.tokens(), of.tokenBytes(), of.endIds(), of.info().vocabSize, encodeWithin);
+  vocabularies.set(model, { of, vocabulary });
+  return vocabulary;
 }
 
 /** Number of resets of the module. */
-let life = 0;
+let nResets = 0;
 
 /** Uses the module. If that stops it, such as by a stack overflow, the module is reset, and the error thrown. */
 function guarded<T>(work: () => T): T {
@@ -73,7 +73,7 @@ function guarded<T>(work: () => T): T {
     if (!isTrap(error)) {
       throw error;
     }
-    life += 1;
+    nResets += 1;
     vocabularies.clear();
     reset();
     throw new TilewrightError("constraint", `constraint: too complex for the module that reads it, which stopped: ${messageOf(error)}`, { cause: error });
@@ -81,7 +81,7 @@ function guarded<T>(work: () => T): T {
 }
 
 export class OutputParser implements TokenGuide {
-  readonly #life = life;
+  readonly #nResets = nResets;
   readonly #toolCalls: ToolCall[] = [];
   #thinking = "";
   /** The original error, which the engine does not pass on. */
@@ -128,7 +128,7 @@ export class OutputParser implements TokenGuide {
   }
 
   free(): void {
-    if (this.#life === life) {
+    if (this.#nResets === nResets) {
       this.constraint?.free();
       this.reader?.free();
     }
@@ -136,7 +136,7 @@ export class OutputParser implements TokenGuide {
 
   /** Throws if another generation has stopped the module. */
   #check(): void {
-    ensure(this.#life === life,
+    ensure(this.#nResets === nResets,
       "constraint", "constraint: its module was stopped by another generation, and this one cannot continue");
   }
 

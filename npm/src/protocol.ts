@@ -123,7 +123,7 @@ export interface OutputRequest {
   /** Whether constrained output may have several calls. */
   parallel?: boolean;
   /** Whether the output is parsed. */
-  reads: boolean;
+  isParsed: boolean;
   /** Whether thinking may precede constrained output. */
   mayThink: boolean;
 }

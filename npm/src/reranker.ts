@@ -1,7 +1,7 @@
 /** Rerankers. */
 
 import { ensure } from "./errors.js";
-import { isId, textOf, textsOf } from "./given.js";
+import { isId, textOf, textsOf } from "./arguments.js";
 import { defined } from "./helpers.js";
 import type { RerankerOptions } from "./load-options.js";
 import { loadInto } from "./load.js";

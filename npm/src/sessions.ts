@@ -9,7 +9,7 @@ import type { KeptSession } from "./types.js";
 const FOLDER = "tilewright-sessions";
 const SCHEME = "tilewright-session:";
 /** Tokens that are computed faster than a stored session is read. */
-const FEW = 16;
+const MIN_SAVED_TOKENS = 16;
 
 type SessionRecord = StoredRecord & { tokens: number[] };
 
@@ -94,23 +94,23 @@ export class Sessions {
     try {
       const size = content.size();
       ensure(size <= maxBytes,
-        "quota", `a session of ${size} bytes is to be kept, expected at most ${maxBytes} (maxBytes)`);
+        "quota", `a session of ${size} bytes is to be stored, expected at most ${maxBytes} (maxBytes)`);
       const id = await sha256Of(`${model} ${tokens.join(" ")}`);
       const url = `${SCHEME}${model}/${id}`;
       const file = await this.store.claim(url, "exclusive");
-      ensure(file !== undefined, "storage", "this session is being kept by another tab");
+      ensure(file !== undefined, "storage", "another tab is storing this session");
       const record: SessionRecord = { url, size, stored: 0, complete: false, date: Date.now(), tokens: [...tokens] };
       try {
         await this.store.sweep();
         this.forget();
         const others = (await this.#records()).filter((record) => record.url !== url);
-        const isBegun = (record: SessionRecord): boolean => isOf(record, model) && common(record.tokens, tokens) === record.tokens.length;
+        const isPrefix = (record: SessionRecord): boolean => isOf(record, model) && commonPrefix(record.tokens, tokens) === record.tokens.length;
         // In the order of deletion.
-        const begun = others.filter(isBegun);
-        const dispensable = [...begun, ...others.filter((record) => !isBegun(record)).reverse()];
+        const prefixes = others.filter(isPrefix);
+        const deletable = [...prefixes, ...others.filter((record) => !isPrefix(record)).reverse()];
         let sum = others.reduce((sum, { stored }) => sum + stored, size);
-        while (sum > maxBytes && dispensable.length > 0) {
-          sum -= await this.#dropFirst(dispensable);
+        while (sum > maxBytes && deletable.length > 0) {
+          sum -= await this.#dropFirst(deletable);
         }
         for (let isStored = false; !isStored;) {
           try {
@@ -118,17 +118,17 @@ export class Sessions {
             await file.save({ ...record, stored: size, complete: true, sha256 });
             isStored = true;
           } catch (error) {
-            if (codeOf(error) !== "quota" || dispensable.length === 0) {
+            if (codeOf(error) !== "quota" || deletable.length === 0) {
               await file.removePart();
               throw error;
             }
-            await this.#dropFirst(dispensable);
+            await this.#dropFirst(deletable);
             const again = begin();
             content.free();
             content = again;
           }
         }
-        await Promise.all(dispensable.filter((record) => begun.includes(record)).map(({ url }) => this.#delete(url).catch(() => false)));
+        await Promise.all(deletable.filter((record) => prefixes.includes(record)).map(({ url }) => this.#delete(url).catch(() => false)));
       } finally {
         file.release();
         this.#changed();
@@ -146,12 +146,12 @@ export class Sessions {
   async find(
     model: string, ids: Uint32Array, nKnown: number, { mostTokens, mostBack }: SessionLimits, newDigest: () => Digest, onDamaged: () => void,
   ): Promise<FoundSession | undefined> {
-    if (ids.length - nKnown <= FEW) {
+    if (ids.length - nKnown <= MIN_SAVED_TOKENS) {
       return undefined;
     }
-    const gain = ({ tokens }: SessionRecord): number => Math.min(common(tokens, ids), ids.length - 1) - nKnown;
+    const gain = ({ tokens }: SessionRecord): number => Math.min(commonPrefix(tokens, ids), ids.length - 1) - nKnown;
     const fits = (record: SessionRecord): boolean => isOf(record, model) && record.tokens.length <= mostTokens
-      && record.tokens.length - common(record.tokens, ids) <= mostBack
+      && record.tokens.length - commonPrefix(record.tokens, ids) <= mostBack
       // All of it is read, even if only a part is used.
       && gain(record) > 0 && gain(record) * 4 >= record.tokens.length;
     for (const record of (await this.#records()).filter(fits).sort((a, b) => gain(b) - gain(a))) {
@@ -281,7 +281,7 @@ export async function storing<T>(work: () => Promise<T>): Promise<T> {
   }
 }
 
-export function common(a: ArrayLike<number>, b: ArrayLike<number>): number {
+export function commonPrefix(a: ArrayLike<number>, b: ArrayLike<number>): number {
   let n = 0;
   while (n < a.length && n < b.length && a[n] === b[n]) {
     n += 1;

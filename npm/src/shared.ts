@@ -58,7 +58,7 @@ interface Pending {
   /** Stops it if it runs here. */
   readonly stop: AbortController;
   /** Aborted when the caller wants the result so far. */
-  readonly ending: AbortSignal | undefined;
+  readonly stopSignal: AbortSignal | undefined;
   readonly pieces: Piece[];
   /** Pieces that will be repeated. */
   nRepeated: number;
@@ -123,7 +123,7 @@ export class SharedConnection extends Connection {
   }
 
   async call<K extends CallName>(
-    name: K, args: Calls[K]["args"], { signal, ending, onEvent, keeps }: CallOptions<K> = {},
+    name: K, args: Calls[K]["args"], { signal, stopSignal, onEvent, keeps }: CallOptions<K> = {},
   ): Promise<Calls[K]["reply"]> {
     signal?.throwIfAborted();
     if (this.#ended !== undefined) {
@@ -133,7 +133,7 @@ export class SharedConnection extends Connection {
     this.#nextId += 1;
     const reply = new Promise<unknown>((resolve, reject) => {
       this.#pending.set(id, {
-        name, args, sentTo: undefined, stop: new AbortController(), ending, pieces: [], nRepeated: 0, keeps, resolve, reject,
+        name, args, sentTo: undefined, stop: new AbortController(), stopSignal, pieces: [], nRepeated: 0, keeps, resolve, reject,
         onEvent: (event) => onEvent?.(event as Calls[K]["event"]),
       });
     });
@@ -150,7 +150,7 @@ export class SharedConnection extends Connection {
       // The arguments cannot be cloned.
       this.#settle(id)?.reject(error);
     }
-    return await cancelling(signal, abort, () => cancelling(ending, stop, () => reply)) as Calls[K]["reply"];
+    return await cancelling(signal, abort, () => cancelling(stopSignal, stop, () => reply)) as Calls[K]["reply"];
   }
 
   async close(reason: string): Promise<void> {
@@ -253,12 +253,12 @@ export class SharedConnection extends Connection {
     const args = name === "generate" && pieces.length > 0 ? continued(pending.args as GenerateRequest, pieces) : pending.args;
     if (this.#local === undefined) {
       this.#post({ type: "call", from: this.#id, id, name, args });
-      if (pending.ending?.aborted === true) {
+      if (pending.stopSignal?.aborted === true) {
         this.#post({ type: "stop", from: this.#id, id });
       }
       return;
     }
-    this.#local.call(name, args, { signal: pending.stop.signal, ending: pending.ending, onEvent: (value) => this.#event(id, value) }).then(
+    this.#local.call(name, args, { signal: pending.stop.signal, stopSignal: pending.stopSignal, onEvent: (value) => this.#event(id, value) }).then(
       (value) => this.#settle(id)?.resolve(value),
       (error: unknown) => this.#settle(id)?.reject(error),
     );
@@ -339,7 +339,7 @@ export class SharedConnection extends Connection {
     this.#clients.get(from)?.set(id, { abort, stop });
     try {
       const value = await this.#local.call(name, args, {
-        signal: abort.signal, ending: stop.signal, onEvent: (value) => this.#post({ type: "event", to: from, id, value }),
+        signal: abort.signal, stopSignal: stop.signal, onEvent: (value) => this.#post({ type: "event", to: from, id, value }),
       });
       this.#post({ type: "reply", to: from, id, value });
     } catch (error) {

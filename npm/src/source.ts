@@ -1,6 +1,6 @@
 /** A model's files as byte streams: from addresses, blobs or paths. */
 
-import { askVersion, A_WEB_PAGE, describeImpostor, differs, Download, WebPage, type DownloadOptions } from "./download.js";
+import { fetchVersion, A_WEB_PAGE, describeImpostor, differs, Download, WebPage, type DownloadOptions } from "./download.js";
 import { codeOf, ensure, type ErrorCode, messageOf, TilewrightError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
 import { GitDigest } from "./git.js";
@@ -434,7 +434,7 @@ export class StoredCopy {
   async delete(signal: AbortSignal): Promise<void> {
     const owned = await this.store.claim(this.url, "exclusive", signal);
     ensure(owned !== undefined,
-      "storage", `the kept copy of ${this.url} is damaged, and another tab is loading it; try again after that`);
+      "storage", `the stored copy of ${this.url} is damaged, and another tab is loading it; try again after that`);
     try {
       if (owned.whole?.date === this.record.date) {
         await owned.removeWhole();
@@ -559,7 +559,7 @@ class UrlFile implements ModelFile {
     const sha256 = this.#digest?.hex();
     if (sha256 !== undefined && this.spec.sha256 !== undefined && sha256 !== this.spec.sha256) {
       throw this.#isComplete
-        ? new TilewrightError("storage", `the kept copy of ${this.url} is damaged: its SHA-256 is ${sha256}, expected ${this.spec.sha256}`)
+        ? new TilewrightError("storage", `the stored copy of ${this.url} is damaged: its SHA-256 is ${sha256}, expected ${this.spec.sha256}`)
         : otherDigest(this.url, sha256, this.spec.sha256);
     }
     if (this.#isComplete) {
@@ -640,7 +640,7 @@ class UrlFile implements ModelFile {
         if (mustKeep === true) {
           throw new TilewrightError("storage", `${this.url} is being loaded elsewhere, here or in another tab; it can be fetched after that`);
         }
-        notify({ code: "not_cached", message: `${this.url} is being loaded in another tab as well; this tab does not keep its copy` });
+        notify({ code: "not_cached", message: `${this.url} is being loaded in another tab as well; this tab stores no copy` });
         return;
       }
       const { part } = this.#stored;
@@ -670,14 +670,14 @@ class UrlFile implements ModelFile {
   /** Asks the server whether a copy is current. Without a response, it counts as current. */
   async #isCurrent(record: StoredRecord): Promise<boolean> {
     const known = this.spec.sha256 !== undefined && record.sha256 !== undefined;
-    const version = known ? {} : await askVersion(this.url, this.context.signal, this.#downloadOptions);
+    const version = known ? {} : await fetchVersion(this.url, this.context.signal, this.#downloadOptions);
     if (version === undefined) {
-      this.context.notify({ code: "not_revalidated", message: `${this.url} could not be checked for a newer version; the kept copy is used` });
+      this.context.notify({ code: "not_revalidated", message: `${this.url} could not be checked for a newer version; the stored copy is used` });
       return true;
     }
     const current = known ? record.sha256 === this.spec.sha256 : !differs(record, version);
     if (!current) {
-      this.context.notify({ code: "cache_outdated", message: `${this.url} is newer on the server than the kept copy; it is downloaded again` });
+      this.context.notify({ code: "cache_outdated", message: `${this.url} is newer on the server than the stored copy; it is downloaded again` });
     }
     return current;
   }
@@ -804,11 +804,11 @@ class UrlFile implements ModelFile {
         await this.#drop();
       }
       throw error instanceof TilewrightError ? error
-        : new TilewrightError(isFull ? "quota" : "storage", `${this.url} cannot be kept: ${messageOf(error)}`, { cause: error });
+        : new TilewrightError(isFull ? "quota" : "storage", `${this.url} cannot be stored: ${messageOf(error)}`, { cause: error });
     }
     const why = isFull ? `the browser's storage for this page is full (${messageOf(error)})`
       : `the browser's storage failed (${messageOf(error)})`;
-    this.context.notify({ code: "not_cached", message: `${this.url} will not be kept for the next time: ${why}` });
+    this.context.notify({ code: "not_cached", message: `${this.url} will not be stored for the next time: ${why}` });
     if (this.#position < this.#kept.size) {
       // No stored byte was returned yet, so the download can start anew.
       this.#kept = new Blob();
@@ -828,7 +828,7 @@ class UrlFile implements ModelFile {
       owned = await this.context.store?.claim(this.url, "exclusive");
       await owned?.removePart();
     } catch (error) {
-      this.context.notify({ code: "not_cached", message: `what was kept of ${this.url} could not be deleted (${messageOf(error)})` });
+      this.context.notify({ code: "not_cached", message: `the stored part of ${this.url} could not be deleted (${messageOf(error)})` });
     } finally {
       owned?.release();
     }
@@ -836,7 +836,7 @@ class UrlFile implements ModelFile {
 }
 
 export function damaged(url: string, why: string): Notice {
-  return { code: "cache_damaged", message: `the kept copy of ${url} is damaged (${why}); it is downloaded again` };
+  return { code: "cache_damaged", message: `the stored copy of ${url} is damaged (${why}); it is downloaded again` };
 }
 
 function join(pieces: Uint8Array[], length: number): Uint8Array {

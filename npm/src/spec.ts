@@ -2,7 +2,7 @@
 
 import { ensure, messageOf, TilewrightError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
-import { isArrayOf } from "./given.js";
+import { isArrayOf } from "./arguments.js";
 import { decoded, defined, orAborted } from "./helpers.js";
 import { ENDPOINT, endpointOf, hubSpec, isHubAddress, type Wanted } from "./hub.js";
 import { hasPaths } from "./platform.js";

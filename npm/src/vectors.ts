@@ -3,7 +3,7 @@
 import type { Connection } from "./connection.js";
 import type { Embeddings } from "./embeddings.js";
 import { ensure } from "./errors.js";
-import { idsOf, isId, vectorsOf } from "./given.js";
+import { idsOf, isId, vectorsOf } from "./arguments.js";
 import { defined } from "./helpers.js";
 import type { IndexOptions, KeptOptions, LoadIndexOptions, MolOptions } from "./load-options.js";
 import { connectionFor, placeOf } from "./load.js";

@@ -18,7 +18,8 @@ class WasmModule {
       await (this.#started ??= wasmAt(this.url, this.file).then((other) => other === undefined ? this.init() : this.init({ module_or_path: other })));
     } catch (error) {
       this.#started = undefined;
-      throw new TilewrightError("network", `${this.what}, expected as ${this.url ?? `${this.file} beside worker.js`}, could not be started: ${messageOf(error)}`, { cause: error });
+      const place = this.url ?? `${this.file} beside worker.js`;
+      throw new TilewrightError("network", `${this.what}, expected as ${place}, could not be started: ${messageOf(error)}`, { cause: error });
     }
   }
 

@@ -147,7 +147,7 @@ class WorkerHost {
   }
 
   async call<K extends CallName>(
-    target: number, name: K, args: Calls[K]["args"], { signal, ending, transfer, onEvent, keeps }: CallOptions<K>,
+    target: number, name: K, args: Calls[K]["args"], { signal, stopSignal, transfer, onEvent, keeps }: CallOptions<K>,
   ): Promise<Calls[K]["reply"]> {
     signal?.throwIfAborted();
     if (this.#ended !== undefined) {
@@ -169,10 +169,10 @@ class WorkerHost {
       }
     };
     const stop = (): void => this.post({ type: "stop", id });
-    if (ending?.aborted === true) {
+    if (stopSignal?.aborted === true) {
       stop();
     }
-    return await cancelling(signal, abort, () => cancelling(ending, stop, () => reply)) as Calls[K]["reply"];
+    return await cancelling(signal, abort, () => cancelling(stopSignal, stop, () => reply)) as Calls[K]["reply"];
   }
 
   /** Frees a target, and ends the worker if it has no other. */

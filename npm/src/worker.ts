@@ -43,7 +43,7 @@ async function handle<K extends CallName>(id: number, target: number, name: K, a
   running.set(id, { abort, stop });
   try {
     const emit = (value: Calls[K]["event"]): void => post({ type: "event", id, value });
-    const value = await handlers[name](args, { target, caller, signal: abort.signal, ending: stop.signal, emit });
+    const value = await handlers[name](args, { target, caller, signal: abort.signal, stopSignal: stop.signal, emit });
     for (const notice of findHandle(target)?.place.device.takeNotices() ?? []) {
       caller.notify("shader_replaced", notice);
     }

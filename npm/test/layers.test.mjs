@@ -35,7 +35,7 @@ const ORDER = [
   "download",
   "source",
   "embeddings",
-  "given",
+  "arguments",
   "hub",
   "spec",
 
@@ -65,7 +65,7 @@ const ORDER = [
   "worker-connection",
   "shared",
   "load",
-  "copies",
+  "stored-models",
   "format",
   "generation",
   "engine",

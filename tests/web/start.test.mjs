@@ -262,7 +262,7 @@ test("a kept file that was cut in half is told of, and what else is kept stays",
   await page.goto(`${server.origin}/www/`);
   await ready(page);
   const told = `${await page.innerText("#notice")} ${await page.innerText("#error")}`;
-  assert.match(told, /^The kept copy of .* is damaged .* it is downloaded again\./);
+  assert.match(told, /^The stored copy of .* is damaged .* it is downloaded again\./);
   await page.locator(`#cache-list li[title="${other}"]`).waitFor();
   assert.deepEqual(page.problems, []);
 });

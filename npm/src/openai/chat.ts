@@ -166,7 +166,7 @@ export async function createChatCompletion(
     .map((sampling): ChatOptions => ({ ...sampling, ...own }));
   const head = headOf("chatcmpl", request.model ?? model.info.name);
   return request.stream === true
-    ? CompletionStream.begin((ending) => chunksOf(model, messages, each, head, request.stream_options?.include_usage === true, ending))
+    ? CompletionStream.begin((stopSignal) => chunksOf(model, messages, each, head, request.stream_options?.include_usage === true, stopSignal))
     : complete(model, messages, each, head);
 }
 
@@ -191,14 +191,14 @@ async function complete(model: Model, messages: ChatMessage[], each: ChatOptions
 }
 
 async function* chunksOf(
-  model: Model, messages: ChatMessage[], each: ChatOptions[], head: Head, withUsage: boolean, ending: AbortSignal,
+  model: Model, messages: ChatMessage[], each: ChatOptions[], head: Head, withUsage: boolean, stopSignal: AbortSignal,
 ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
   const chunk = (choices: ChatCompletionChunk["choices"]): ChatCompletionChunk =>
     ({ ...head, object: "chat.completion.chunk", choices, ...(withUsage ? { usage: null } : {}) });
   const results: GenerateResult[] = [];
   const ids = new CallIds(messages.length);
   for (const [index, options] of each.entries()) {
-    if (ending.aborted) {
+    if (stopSignal.aborted) {
       return;
     }
     const delta = (part: ChatCompletionDelta, finish: FinishReason | null, tokens: readonly Piece[] = []): ChatCompletionChunk =>
@@ -225,7 +225,7 @@ async function* chunksOf(
         nCalls += toolCalls.length;
       }
     };
-    const { result, tokens } = yield* emitting(model.chat(messages, options), parts, ending);
+    const { result, tokens } = yield* emitting(model.chat(messages, options), parts, stopSignal);
     yield* parts({}, tokens);
     yield delta({}, finishOf(result));
     results.push(result);

@@ -90,7 +90,11 @@ export function createClient(options: ClientOptions): Client {
   const chatModel = (request: Named): Model => findKind(request, isChat, "is an encoder and cannot generate text");
   const encoder = (request: Named): Embedder => findKind(request, isEncoder, "is not an encoder and cannot compute embeddings");
   const calls: Omit<Client, "fetch"> = {
-    chat: { completions: { create: (async (request, options) => createChatCompletion(chatModel(request), request, options)) as Client["chat"]["completions"]["create"] } },
+    chat: {
+      completions: {
+        create: (async (request, options) => createChatCompletion(chatModel(request), request, options)) as Client["chat"]["completions"]["create"],
+      },
+    },
     completions: { create: (async (request, options) => createCompletion(chatModel(request), request, options)) as Client["completions"]["create"] },
     embeddings: { create: async (request, options) => createEmbeddings(encoder(request), request, options) },
     models: {

@@ -1,6 +1,6 @@
 /** OpenAI's text completions. */
 
-import { isId } from "../given.js";
+import { isId } from "../arguments.js";
 import type { Model } from "../model.js";
 import type { GenerateOptions, GenerateResult, Piece, RequestOptions } from "../types.js";
 import {
@@ -62,7 +62,7 @@ export async function createCompletion(
   const each = samplingOf(request, options, request.max_tokens ?? 16).map((sampling) => ({ ...sampling, logprobs }));
   const head = headOf("cmpl", request.model);
   return request.stream === true
-    ? CompletionStream.begin((ending) => chunksOf(model, prompts, each, head, echo === true, request.stream_options?.include_usage === true, ending))
+    ? CompletionStream.begin((stopSignal) => chunksOf(model, prompts, each, head, echo === true, request.stream_options?.include_usage === true, stopSignal))
     : complete(model, prompts, each, head, echo === true);
 }
 
@@ -84,7 +84,7 @@ async function complete(model: Model, prompts: Prompt[], each: GenerateOptions[]
 }
 
 async function* chunksOf(
-  model: Model, prompts: Prompt[], each: GenerateOptions[], head: Head, echo: boolean, withUsage: boolean, ending: AbortSignal,
+  model: Model, prompts: Prompt[], each: GenerateOptions[], head: Head, echo: boolean, withUsage: boolean, stopSignal: AbortSignal,
 ): AsyncGenerator<Completion, void, undefined> {
   const chunk = (choices: Completion["choices"]): Completion =>
     ({ ...head, object: "text_completion", choices, ...(withUsage ? { usage: null } : {}) });
@@ -92,7 +92,7 @@ async function* chunksOf(
   for (const [at, prompt] of prompts.entries()) {
     const own: GenerateResult[] = [];
     for (const [nth, options] of each.entries()) {
-      if (ending.aborted) {
+      if (stopSignal.aborted) {
         return;
       }
       const offsets = new Offsets();
@@ -106,7 +106,7 @@ async function* chunksOf(
         const text = begin + piece.text;
         begin = "";
         return text !== "" || certain.length > 0 ? [part(text, null, certain)] : [];
-      }, ending);
+      }, stopSignal);
       yield part(begin, endOf(result), tokens);
       own.push(result);
     }

@@ -8,7 +8,7 @@ import { inspect } from "./inspect.js";
 import { DeviceHandle, measure } from "./kernels.js";
 import { embedderRecipe, modelRecipe, rerankerRecipe } from "./load.js";
 import { load, LoadedEmbedder, LoadedModel, LoadedReranker } from "./loaded-model.js";
-import { NOTHING, LoadedTextModel } from "./loaded-text-model.js";
+import { CANCELLED, LoadedTextModel } from "./loaded-text-model.js";
 import { listDevices } from "./place.js";
 import type { CallContext, Handler, Handlers } from "./port.js";
 import { forgetTurns, inTurn, inTurnUnless } from "./turns.js";
@@ -33,7 +33,7 @@ export const handlers: Handlers = {
   inspect: making(inspect),
   prefetch: making(prefetch),
   generate: (args, context) =>
-    inTurnUnless(context.target, context.signal, context.ending, NOTHING, () => handleOf(context.target, LoadedTextModel).generate(args, context)),
+    inTurnUnless(context.target, context.signal, context.stopSignal, CANCELLED, () => handleOf(context.target, LoadedTextModel).generate(args, context)),
   makeEngine: on(LoadedTextModel, (model, args, { target }) => model.makeEngine(args, target)),
   // Requests wait for a lost device in the engine.
   generateWith: async (args, context) => (await readyHandle(context.target, LoadedTextModel)).generateWith(args, context),

@@ -9,7 +9,7 @@ import { freeBytes, openStore, storedAddress } from "../store.js";
 import { Header, type Device, type PlanOptions } from "../tilewright.js";
 import type { MemoryForecast, ModelReport } from "../types.js";
 import { engineModule } from "../wasm.js";
-import { describe, feed, withFiles, type Asked } from "./files.js";
+import { describe, feed, withFiles, type Requester } from "./files.js";
 import { limitOf } from "./load.js";
 import { openPlace } from "./place.js";
 
@@ -17,16 +17,16 @@ const CONTEXTS = [512, 2048, 4096, 8192];
 /** Default context length, as in `model.rs`. */
 const USUAL_CONTEXT = 4096;
 
-export async function inspect(request: InspectRequest, asked: Asked): Promise<ModelReport> {
+export async function inspect(request: InspectRequest, requester: Requester): Promise<ModelReport> {
   await engineModule.start();
-  return withFiles(request, asked, { extras: [...CHAT_FILES, ...SENTENCE_FILES], peek: true }, (files) => {
+  return withFiles(request, requester, { extras: [...CHAT_FILES, ...SENTENCE_FILES], peek: true }, (files) => {
     const read = files.filter(({ name }) => name !== TOKENIZER);
     return using(new Header(read.map(describe)), async (header) => {
       if (request.source.name !== undefined) {
         header.setFolder(request.source.name);
       }
-      await feed(header, read, asked.signal);
-      return report(header, request, files, asked);
+      await feed(header, read, requester.signal);
+      return report(header, request, files, requester);
     });
   });
 }
@@ -46,7 +46,7 @@ async function using<T extends { free(): void }, R>(it: T, use: (it: T) => R | P
   }
 }
 
-async function report(header: Header, request: InspectRequest, files: ModelFile[], asked: Asked): Promise<ModelReport> {
+async function report(header: Header, request: InspectRequest, files: ModelFile[], requester: Requester): Promise<ModelReport> {
   const { name, architecture, licence, maxContextLength, chatTemplate, weights, problem, kind } = header.facts();
   // Servers that compress a file do not announce its size, but all of it has arrived.
   const sized = files.map((file) => ({ name: file.name, size: file.size ?? (file.name === TOKENIZER ? undefined : file.arrived) }));
@@ -64,16 +64,16 @@ async function report(header: Header, request: InspectRequest, files: ModelFile[
     ...Object.fromEntries(Object.entries(named).filter(([, value]) => value !== null)),
   };
   for (const choice of request.device === "auto" ? ["gpu", "cpu"] as const : [request.device]) {
-    asked.signal.throwIfAborted();
+    requester.signal.throwIfAborted();
     const missing = problem ?? (choice === "gpu" ? await whyNoGpu(request) : undefined);
     if (missing !== undefined) {
       result.fits[choice] = missing;
       continue;
     }
     try {
-      const { device } = await openPlace({ choice, subgroups: true }, asked.caller);
+      const { device } = await openPlace({ choice, subgroups: true }, requester.caller);
       const readsAgain = files.every((file) => file.isLocal);
-      const { memory, fits } = await using(device, () => forecast(header, device, result, request, readsAgain, asked));
+      const { memory, fits } = await using(device, () => forecast(header, device, result, request, readsAgain, requester));
       result.fits[choice] = fits;
       if (memory !== undefined) {
         result.memory[choice] = memory;
@@ -101,7 +101,7 @@ async function whyNoGpu({ device }: InspectRequest): Promise<string | undefined>
 /** Memory of a model on a device, and whether it fits. */
 function forecast(
   header: Header, device: Device, { kind, maxContextLength = USUAL_CONTEXT, ...found }: ModelReport, request: InspectRequest, readsAgain: boolean,
-  { caller }: Asked,
+  { caller }: Requester,
 ): { memory?: MemoryForecast; fits: true | string } {
   const { contextLength, kvType } = request.settings;
   const memoryLimit = limitOf(request, device, caller.target);

@@ -8,7 +8,7 @@ import { Loader, type Device, type Embedder, type FileInfo, type Index, type Mod
 import { readTuning, tuningKey, writeTuning } from "../tuning.js";
 import type { DeviceInfo } from "../types.js";
 import {
-  describe, feed, FilesAgain, finish, withContents, withCopies, withFiles, type Asked, type FilesRequest,
+  describe, feed, ReopenedFiles, finish, withContents, withCopies, withFiles, type Requester, type FilesRequest,
 } from "./files.js";
 import { bytesOfOthers, placeOf } from "./handles.js";
 import { GPU_FAILURES, openCpu, Place } from "./place.js";
@@ -25,12 +25,12 @@ export interface Streaming<T extends Streamed> {
   request: FilesRequest & Pick<LoadRequest, "settings">;
   extras: readonly string[];
   /** Checks before anything is read. */
-  expect?(asked: Asked): Promise<void>;
+  expect?(requester: Requester): Promise<void>;
   begin(device: Device, files: FileInfo[], memoryLimit: number | undefined, read: ReadFile | undefined): Loader<T>;
   /** Runs when all bytes have arrived. */
   prepare?(loader: Loader<T>, device: Device, caller: Caller): Promise<void>;
   /** Adds to the loaded object, and checks it. `copies`: the stored copies that it was read from. */
-  complete?(loaded: T, asked: Asked, copies: StoredCopy[]): Promise<void>;
+  complete?(loaded: T, requester: Requester, copies: StoredCopy[]): Promise<void>;
   /** Whether its passes read weights from the files. */
   streams?(loaded: T): boolean;
 }
@@ -44,9 +44,9 @@ export function modelRecipe(request: ModelRequest): Recipe<Model> {
   return {
     request,
     extras: CHAT_FILES,
-    expect: async (asked) => {
+    expect: async (requester) => {
       // The adapter is read after the model, so a missing one should fail first.
-      await (adapter && withFiles(adapter, asked, { peek: true }, () => {}));
+      await (adapter && withFiles(adapter, requester, { peek: true }, () => {}));
     },
     begin: (device, files, memoryLimit, read) => Loader.model(device, files, limited(request.settings, memoryLimit), read),
     prepare: async (loader, device, caller) => {
@@ -54,13 +54,13 @@ export function modelRecipe(request: ModelRequest): Recipe<Model> {
         await tune(loader, device.info(), request.tune, caller);
       }
     },
-    complete: async (model, asked) => {
+    complete: async (model, requester) => {
       const streamedBytes = model.streamedBytes();
       if (streamedBytes !== undefined) {
         const what = streamedBytes === 0 ? "the rows of its tokens" : `${(streamedBytes / 1e9).toPrecision(2)} GB`;
-        asked.caller.notify("weights_in_files", `memory has no room for all weights; each pass reads ${what} from the model's files`);
+        requester.caller.notify("weights_in_files", `memory has no room for all weights; each pass reads ${what} from the model's files`);
       }
-      await (adapter && useAdapter(model, adapter, asked));
+      await (adapter && useAdapter(model, adapter, requester));
     },
     streams: (model) => model.streamedBytes() !== undefined,
   };
@@ -94,8 +94,8 @@ export function limitOf({ settings }: Pick<LoadRequest, "settings">, device: Dev
   return others === 0 ? settings.memoryLimit : Math.max(0, Math.min(settings.memoryLimit ?? Infinity, HEAP_BYTES - others));
 }
 
-export async function loadOnto<T extends Streamed>(device: Device, recipe: Streaming<T>, asked: Asked): Promise<Omit<Loaded<T>, "place">> {
-  const result = await withCopies(asked, (copies) => loadOnce(device, recipe, asked, copies));
+export async function loadOnto<T extends Streamed>(device: Device, recipe: Streaming<T>, requester: Requester): Promise<Omit<Loaded<T>, "place">> {
+  const result = await withCopies(requester, (copies) => loadOnce(device, recipe, requester, copies));
   if (recipe.streams?.(result.loaded) === true) {
     await orFree(result.loaded, async () => result.again?.open());
   }
@@ -103,13 +103,13 @@ export async function loadOnto<T extends Streamed>(device: Device, recipe: Strea
 }
 
 async function loadOnce<T extends Streamed>(
-  device: Device, recipe: Streaming<T>, asked: Asked, copies: StoredCopy[],
+  device: Device, recipe: Streaming<T>, requester: Requester, copies: StoredCopy[],
 ): Promise<Omit<Loaded<T>, "place">> {
   const { request, extras } = recipe;
-  const { caller, signal } = asked;
+  const { caller, signal } = requester;
   const meter = new ProgressMeter(caller);
   const load = async (files: ModelFile[]): Promise<Omit<Loaded<T>, "place">> => {
-    const again = files.every((file) => file.isLocal) ? new FilesAgain(request, extras, caller, files) : undefined;
+    const again = files.every((file) => file.isLocal) ? new ReopenedFiles(request, extras, caller, files) : undefined;
     const limit = limitOf(request, device, caller.target);
     const loader = recipe.begin(device, files.map(describe), limit, again?.read);
     await orFree(loader, async () => {
@@ -124,17 +124,17 @@ async function loadOnce<T extends Streamed>(
     });
     // The engine owns the loader from here on, even if this fails.
     const loaded = await loader.finish();
-    await orFree(loaded, async () => recipe.complete?.(loaded, asked, copies));
+    await orFree(loaded, async () => recipe.complete?.(loaded, requester, copies));
     return { loaded, fileBytes: files.reduce((sum, file) => sum + file.arrived, 0), copies, again };
   };
-  await recipe.expect?.(asked);
-  return withFiles(request, asked, { extras, copies, meter }, load);
+  await recipe.expect?.(requester);
+  return withFiles(request, requester, { extras, copies, meter }, load);
 }
 
 async function useAdapter(
-  model: Model, { scale, ...request }: FilesRequest & { scale: number }, asked: Asked,
+  model: Model, { scale, ...request }: FilesRequest & { scale: number }, requester: Requester,
 ): Promise<void> {
-  await withContents(request, asked, (files) => {
+  await withContents(request, requester, (files) => {
     const config = files.find(({ name }) => name === PEFT_FILES[0]);
     const [weights, ...others] = files.filter((file) => file !== config);
     ensure(weights !== undefined && others.length === 0,
@@ -156,7 +156,7 @@ async function tune(loader: Loader<Model>, { name, tier }: DeviceInfo, anew: boo
     try {
       await writeTuning(key, tuned);
     } catch (error) {
-      caller.notify("tuning_ignored", `what was measured on ${name} is not kept for the next time: ${messageOf(error)}`);
+      caller.notify("tuning_ignored", `what was measured on ${name} is not stored for the next time: ${messageOf(error)}`);
     }
   }
 }
@@ -167,16 +167,16 @@ export interface Loaded<T extends Streamed> {
   fileBytes: number;
   copies: StoredCopy[];
   /** Files to read weights from during passes. */
-  again: FilesAgain | undefined;
+  again: ReopenedFiles | undefined;
 }
 
 /** Loads onto an open device or a new one. Unless a GPU is demanded, the CPU replaces one that fails. */
-export async function loadAt<T extends Loadable>(recipe: Recipe<T>, where: DeviceRequest | number | Place, asked: Asked): Promise<Loaded<T>> {
-  const { caller, signal } = asked;
+export async function loadAt<T extends Loadable>(recipe: Recipe<T>, where: DeviceRequest | number | Place, requester: Requester): Promise<Loaded<T>> {
+  const { caller, signal } = requester;
   let place = where instanceof Place ? where.use() : await placeOf(where, caller);
   return orFree({ free: () => place.free() }, async () => {
     signal.throwIfAborted();
-    const load = async (): Promise<Loaded<T>> => ({ place, ...await loadOnto(place.device, recipe, asked) });
+    const load = async (): Promise<Loaded<T>> => ({ place, ...await loadOnto(place.device, recipe, requester) });
     try {
       return await load().catch(async (error: unknown) => {
         // An open device may have been lost unnoticed.

@@ -21,12 +21,12 @@ export class LoadedEngine {
   }
 
   async generate(
-    ids: Uint32Array, options: GenerationOptions, parser: OutputParser | undefined, { signal, ending }: CallContext<"generateWith">,
+    ids: Uint32Array, options: GenerationOptions, parser: OutputParser | undefined, { signal, stopSignal }: CallContext<"generateWith">,
     onBegin: (cachedTokens: number) => void, onPiece: (id: number, text: string, isLast: boolean, logprobs?: string) => void,
   ): Promise<EngineOutcome> {
     this.#freed.signal.throwIfAborted();
     const sequence = this.#running().submit(ids, options, parser?.guide);
-    const anyEnd = AbortSignal.any([signal, ending, this.#freed.signal]);
+    const anyEnd = AbortSignal.any([signal, stopSignal, this.#freed.signal]);
     const cancel = (): void => sequence.cancel();
     if (anyEnd.aborted) {
       cancel();

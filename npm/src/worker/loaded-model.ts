@@ -117,16 +117,16 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
   /** Loads the model onto the successor of its lost device, which all its models share. */
   protected async rebuild(lost: unknown, signal: AbortSignal): Promise<T> {
     const old = this.place;
-    const asked = { caller: this.caller, signal };
+    const requester = { caller: this.caller, signal };
     let again: Loaded<T>;
     try {
-      again = await loadAt(this.recipe, await old.next(this.caller), asked);
+      again = await loadAt(this.recipe, await old.next(this.caller), requester);
     } catch (error) {
       if (old.request.choice !== "gpu" || !GPU_FAILURES.has(codeOf(error))) {
         throw error;
       }
       const why = `the GPU was lost and could not be opened again (${messageOf(error)})`;
-      again = await loadAt(this.recipe, await openCpu(old.request, why, this.caller), asked);
+      again = await loadAt(this.recipe, await openCpu(old.request, why, this.caller), requester);
     }
     this.lost.push(old);
     this.place = again.place;
@@ -180,11 +180,11 @@ export class LoadedReranker extends LoadedEncoder<Reranker> {}
 export function load<T extends Loadable, R extends LoadedModel<T>>(
   kind: new (recipe: Recipe<T>, caller: Caller, loaded: Loaded<T>) => R,
   recipe: Recipe<T>,
-  asked: { caller: Caller; signal: AbortSignal },
+  requester: { caller: Caller; signal: AbortSignal },
 ): Promise<ReturnType<R["info"]>> {
-  const { caller, signal } = asked;
+  const { caller, signal } = requester;
   return inTurn(caller.target, signal, () => inTurn("loads", signal, async () => {
-    const parts = await loadAt(recipe, recipe.request.on ?? recipe.request.device, asked);
+    const parts = await loadAt(recipe, recipe.request.on ?? recipe.request.device, requester);
     const model = register(caller.target, new kind(recipe, caller, parts));
     if (recipe.request.verify) {
       void model.verify(parts.copies);

@@ -4,7 +4,7 @@ import { codeOf, ensure, type ErrorCode, isTrap, messageOf } from "../errors.js"
 import { cancelling, defined } from "../helpers.js";
 import { forget, outputParserOf, type OutputParser } from "../output-parser.js";
 import type { Calls, GenerateRequest, Prompt } from "../protocol.js";
-import { common, openSessions, storing, type FoundSession } from "../sessions.js";
+import { commonPrefix, openSessions, storing, type FoundSession } from "../sessions.js";
 import { Sha256, type EngineOutcome, type GenerationOptions, type Model, type Session } from "../tilewright.js";
 import type {
   EngineOptions, GenerateResult, HeadWeights, KeptSession, MemoryInfo, Piece, Timeline, TokenLogprob,
@@ -66,7 +66,7 @@ export class LoadedTextModel extends LoadedModel<Model> {
   async saveSession({ maxBytes }: Calls["saveSession"]["args"]): Promise<KeptSession> {
     const session = this.#session;
     ensure(session !== undefined && session.nCached() !== 0,
-      "option", "saveSession keeps what was generated, and nothing was so far");
+      "option", "saveSession stores what was generated, and nothing was so far");
     const digest = this.loaded.digest();
     ensure(digest !== undefined,
       "option", "saveSession needs a model all of whose weights are in memory; this one reads some from its files");
@@ -86,11 +86,11 @@ export class LoadedTextModel extends LoadedModel<Model> {
     if (!this.recipe.request.cache) {
       return;
     }
-    const dropped = (why: string): void => this.caller.notify("session_dropped", `a kept session is not used: ${why}`);
+    const dropped = (why: string): void => this.caller.notify("session_dropped", `a stored session is not used: ${why}`);
     let found: FoundSession | undefined;
     try {
       const kept = await openSessions(false).catch(() => undefined);
-      const nKnown = Math.min(common(session.tokens(), ids), session.nCached());
+      const nKnown = Math.min(commonPrefix(session.tokens(), ids), session.nCached());
       const limits = { mostTokens: this.loaded.info().contextLength, mostBack: this.loaded.mostBack() ?? Infinity };
       const damaged = (): void => dropped("its SHA-256 is another one");
       const digest = this.loaded.digest();
@@ -132,13 +132,13 @@ export class LoadedTextModel extends LoadedModel<Model> {
   }
 
   async #run(
-    { ids, options, parser, onBegin, onPiece }: Prepared, { signal, ending }: CallContext<"generate">,
+    { ids, options, parser, onBegin, onPiece }: Prepared, { signal, stopSignal }: CallContext<"generate">,
   ): Promise<EngineOutcome> {
     const session = this.#session ??= this.loaded.session();
     await this.#reopen(session, ids);
     signal.throwIfAborted();
     const cancel = (): void => session.cancel();
-    const eitherEnd = AbortSignal.any([signal, ending]);
+    const eitherEnd = AbortSignal.any([signal, stopSignal]);
     const begin = (cachedTokens: number): void => {
       onBegin(cachedTokens);
       if (eitherEnd.aborted) {
@@ -215,7 +215,7 @@ interface Prepared {
 }
 
 /** The result of a generation that was stopped before its turn. */
-export const NOTHING: GenerateResult = {
+export const CANCELLED: GenerateResult = {
   stopReason: "cancelled", promptTokens: 0, cachedTokens: 0, generatedTokens: 0, draftedTokens: 0, acceptedTokens: 0, prefillSeconds: 0,
   decodeSeconds: 0, thinking: "", toolCalls: [],
 };

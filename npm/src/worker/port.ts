@@ -41,7 +41,7 @@ export interface CallContext<K extends CallName> {
   caller: Caller;
   signal: AbortSignal;
   /** Aborted when the caller wants the result so far. */
-  ending: AbortSignal;
+  stopSignal: AbortSignal;
   emit(value: Calls[K]["event"]): void;
 }
 

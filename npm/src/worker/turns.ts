@@ -14,14 +14,14 @@ export function inTurn<T>(target: number | "loads", signal: AbortSignal, action:
   return turn;
 }
 
-/** The same, but resolves to `nothing` if `ending` aborts before the turn. */
-export function inTurnUnless<T>(target: number, signal: AbortSignal, ending: AbortSignal, nothing: T, action: () => T | Promise<T>): Promise<T> {
+/** The same, but resolves to `nothing` if `stopSignal` aborts before the turn. */
+export function inTurnUnless<T>(target: number, signal: AbortSignal, stopSignal: AbortSignal, nothing: T, action: () => T | Promise<T>): Promise<T> {
   return new Promise((resolve, reject) => {
     const leave = (): void => resolve(nothing);
-    ending.addEventListener("abort", leave, { once: true });
+    stopSignal.addEventListener("abort", leave, { once: true });
     inTurn(target, signal, () => {
-      ending.removeEventListener("abort", leave);
-      return ending.aborted ? nothing : action();
+      stopSignal.removeEventListener("abort", leave);
+      return stopSignal.aborted ? nothing : action();
     }).then(resolve, reject);
   });
 }

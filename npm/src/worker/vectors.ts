@@ -66,8 +66,8 @@ function fromFile<T extends Index | Mol>(request: FilesRequest, begin: (size: nu
         "option", `source has ${others.length + 1} files, expected one`);
       return begin(file.size);
     },
-    complete: async (made, asked, copies) => {
-      await checkCopies(copies, asked);
+    complete: async (made, requester, copies) => {
+      await checkCopies(copies, requester);
       check(made);
     },
   };
