@@ -19,7 +19,7 @@ export interface BenchProgress {
 }
 
 /** Times and rates of one run. */
-export interface BenchRates {
+interface BenchRates {
   /** Label of the shader variant, such as `matvec.Q4_0.t2`. */
   kernel: string;
   seconds: number;

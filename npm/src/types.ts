@@ -577,7 +577,7 @@ export interface TokenizeOptions {
 }
 
 /** Facts about anything that is loaded from a model's files. */
-export interface FileFacts {
+interface FileFacts {
   /** From a GGUF file, or the name of a Hugging Face folder. */
   name: string;
   architecture: string;
