@@ -152,10 +152,7 @@ export type IndexSettings = Pick<IndexInfo, "dims"> & Partial<Pick<IndexInfo, "m
 /** The required model of an index. */
 export type ExpectedModel = { model: string; dims?: number; pooling?: string };
 
-export interface MadeVectors<Info> {
-  info: Info;
-  device: DeviceInfo;
-}
+export type MadeVectors<Info> = { info: Info; device: DeviceInfo };
 
 /** A device to open, or the target whose device to share. */
 export type Where = DeviceRequest | number;

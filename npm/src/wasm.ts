@@ -8,14 +8,20 @@ import initText from "./tilewright_text.js";
 class WasmModule {
   /** Its address, if it is not beside the worker. */
   url: string | undefined;
-  #started: Promise<unknown> | undefined;
+  #started: Promise<void> | undefined;
+  #isThere = false;
 
   constructor(private readonly what: string, private readonly file: string, private readonly init: typeof initEngine) {}
 
   /** Starts it once. After a failure the next use tries again. */
   async start(): Promise<void> {
+    this.#started ??= (async () => {
+      const other = await wasmAt(this.url, this.file);
+      await (other === undefined ? this.init() : this.init({ module_or_path: other }));
+      this.#isThere = true;
+    })();
     try {
-      await (this.#started ??= wasmAt(this.url, this.file).then((other) => other === undefined ? this.init() : this.init({ module_or_path: other })));
+      await this.#started;
     } catch (error) {
       this.#started = undefined;
       const place = this.url ?? `${this.file} beside worker.js`;
@@ -25,7 +31,7 @@ class WasmModule {
 
   /** Bytes of its memory; 0 before its first use. */
   async memoryBytes(): Promise<number> {
-    return this.#started === undefined ? 0 : (await this.start(), await this.init()).memory.buffer.byteLength;
+    return this.#isThere ? (await this.init()).memory.buffer.byteLength : 0;
   }
 }
 

@@ -7,7 +7,7 @@ import {
   CHAT_FILES, damaged, isUseless, openFiles, readAll, SENTENCE_FILES, type StoredCopy, type ModelFile, type OpenContext,
 } from "../source.js";
 import { openStore, type Store } from "../store.js";
-import { Sha256, type FileInfo } from "../tilewright.js";
+import { Sha256, type FileInfo, type Header, type Loader } from "../tilewright.js";
 import { engineModule } from "../wasm.js";
 import type { CallContext, Caller } from "./port.js";
 import { ProgressMeter } from "./progress.js";
@@ -61,11 +61,7 @@ export async function withFiles<R>(
 }
 
 /** A reader of files that chooses what to read next. */
-interface Reader {
-  want(): { file: number; offset: number } | undefined;
-  push(bytes: Uint8Array): void | Promise<void>;
-  end(): void;
-}
+type Reader = Pick<Header | Loader<unknown>, "want" | "push" | "end">;
 
 /** Passes a reader the bytes that it wants. Returns the file that was read last. */
 export async function feed(
