@@ -1,13 +1,11 @@
 /** The types of `bench`: its options, its rows and its report. */
 
-import type { KernelOptions } from "./types.js";
+import type { KernelOptions, RequestOptions } from "./types.js";
 
 /** Options of {@link bench}. */
-export interface BenchOptions extends KernelOptions {
+export interface BenchOptions extends KernelOptions, RequestOptions {
   /** Measures one weight type instead of four, and each thing for a shorter time. Default `false`. */
   quick?: boolean;
-  /** Rejects with the signal's reason at once. */
-  signal?: AbortSignal | undefined;
   /** Called for each measured probe and kernel. */
   onProgress?: ((progress: BenchProgress) => void) | undefined;
 }
@@ -20,37 +18,30 @@ export interface BenchProgress {
   kernel?: BenchKernel;
 }
 
-/** One repeated operation of an idle device. */
-export interface BenchProbe {
-  /** `copy`, `read`, `read_strided`, `read_random`, `reduce`, `fma_f32`, `fma_f16`; natively also `matrix_f16`. */
-  probe: string;
-  /** Label of the shader variant. */
+/** Times and rates of one run. */
+interface BenchRates {
+  /** Label of the shader variant, such as `matvec.Q4_0.t2`. */
   kernel: string;
-  /** Of one run. */
   seconds: number;
-  /** Read and written. */
+  /** Read and written; of a kernel each operand once. */
   bytes: number;
-  /** Multiplications and additions. */
+  /** Multiplications and additions; of a kernel those of matrix products. */
   flop: number;
   bytes_per_second: number;
   flop_per_second: number;
 }
 
+/** One repeated operation of an idle device. */
+export interface BenchProbe extends BenchRates {
+  /** `copy`, `read`, `read_strided`, `read_random`, `reduce`, `fma_f32`, `fma_f16`; natively also `matrix_f16`. */
+  probe: string;
+}
+
 /** A kernel of a forward pass. */
-export interface BenchKernel {
-  /** Label of the shader variant, such as `matvec.Q4_0.t2`. */
-  kernel: string;
+export interface BenchKernel extends BenchRates {
   /** What it computes in the forward pass, such as `qkv`. */
   operation: string;
   n_tokens: number;
-  /** Of one run. */
-  seconds: number;
-  /** Each operand once. */
-  bytes: number;
-  /** Multiplications and additions of matrix products. */
-  flop: number;
-  bytes_per_second: number;
-  flop_per_second: number;
   /** Its bytes per second by those of the probe `copy`; above 1 where a cache holds the operands. */
   copy_share: number;
   /** Its operations per second by those of the probe `fma_f32`; above 1 where it multiplies in half precision. */

@@ -1,6 +1,6 @@
 /** Access to the stored downloads. */
 
-import { attempt, storeIfAny } from "./store.js";
+import { withStore } from "./store.js";
 import type { CacheEntry } from "./types.js";
 
 /**
@@ -10,9 +10,7 @@ import type { CacheEntry } from "./types.js";
 export const cache = {
   /** All downloads, the newest first. The next load continues those with `complete: false`. */
   async list(): Promise<CacheEntry[]> {
-    const store = await storeIfAny();
-    const records = await attempt(store?.list() ?? Promise.resolve([]));
-    return records.map(({ lastModified: _, ...entry }) => entry);
+    return withStore(async (store) => (await store?.list() ?? []).map(({ lastModified: _, ...entry }) => entry));
   },
 
   /**
@@ -21,10 +19,9 @@ export const cache = {
    * @throws {@link TilewrightError} `storage` while the file is being loaded, here or in another tab.
    */
   async delete(url: string | URL): Promise<boolean> {
-    const store = await storeIfAny();
     const absolute = new URL(url, (globalThis as { document?: { baseURI: string } }).document?.baseURI ?? globalThis.location?.href);
     absolute.hash = "";
-    return attempt(store?.delete(absolute.href) ?? Promise.resolve(false));
+    return withStore(async (store) => await store?.delete(absolute.href) ?? false);
   },
 
   /**
@@ -33,7 +30,6 @@ export const cache = {
    * @throws {@link TilewrightError} `storage` while one of them is being loaded, here or in another tab.
    */
   async clear(): Promise<void> {
-    const store = await storeIfAny();
-    await attempt(store?.clear() ?? Promise.resolve());
+    await withStore(async (store) => store?.clear());
   },
 };

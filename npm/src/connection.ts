@@ -4,14 +4,13 @@ import type { Fetch } from "./fetching.js";
 import type { CallName, Calls, LoadName, Report } from "./protocol.js";
 import type { DeviceInfo, Notice, Progress } from "./types.js";
 
-/** Options of a call. */
 export interface CallOptions<K extends CallName> {
   signal?: AbortSignal | undefined;
   /** Asks the worker to reply soon with its result so far. */
-  ending?: AbortSignal | undefined;
+  stopSignal?: AbortSignal | undefined;
   /** Memory of the arguments that is moved instead of copied. */
   transfer?: ArrayBuffer[];
-  onEvent?: (event: Calls[K]["event"]) => void;
+  onEvent?: ((event: Calls[K]["event"]) => void) | undefined;
   /** An object that must not be collected during the call. */
   keeps?: object;
 }
@@ -22,6 +21,8 @@ export abstract class Connection {
   abstract readonly target: number;
   onNotice: ((notice: Notice) => void) | undefined;
   onDevice: ((device: DeviceInfo) => void) | undefined;
+  /** The object's device, once it is known. */
+  device: DeviceInfo | undefined;
   onProgress: ((progress: Progress) => void) | undefined;
 
   /** A connection to another object of the same worker, which can share its device. */
@@ -29,13 +30,15 @@ export abstract class Connection {
   /** Uses this function for the target's requests. */
   abstract useFetch(fetch: Fetch): void;
   /** Has the worker load the object. */
-  abstract load<K extends LoadName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]>;
+  load<K extends LoadName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+    return this.call(name, args, options);
+  }
+
   /** Calls the worker. An abort rejects at once with the signal's reason; the worker stops as soon as it can. */
   abstract call<K extends CallName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]>;
   /** Frees the target, and ends the worker if it has no other. Pending calls are rejected with `disposed`. */
   abstract close(reason: string): Promise<void>;
 
-  /** Passes a report to its callback. */
   deliver(message: Report): void {
     switch (message.type) {
       case "notice":
@@ -45,12 +48,12 @@ export abstract class Connection {
         this.onProgress?.(message.progress);
         break;
       case "device":
+        this.device = message.device;
         this.onDevice?.(message.device);
         break;
     }
   }
 
-  /** Does `work`, and closes the connection if that fails. */
   async orClose<T>(reason: string, work: () => Promise<T>): Promise<T> {
     try {
       return await work();

@@ -2,24 +2,21 @@
 
 import { ensure, messageOf, TilewrightError } from "./errors.js";
 import { ownFetch, type Fetch } from "./fetching.js";
-import { defined } from "./helpers.js";
+import { defined, delay } from "./helpers.js";
 
-/** Identifies a version of a file. */
 export interface FileVersion {
   size?: number;
   etag?: string;
   lastModified?: string;
 }
 
-export interface Asking {
+export interface RequestSettings {
   headers?: Record<string, string>;
-  /** Replaces `fetch`. */
   fetch?: Fetch;
 }
 
-export interface DownloadOptions extends Asking {
+export interface DownloadOptions extends RequestSettings {
   signal: AbortSignal;
-  /** Use of the browser's HTTP cache. */
   httpCache: RequestCache;
   /** Only requests the file's version; the first read opens the connection. */
   lazily?: boolean;
@@ -37,17 +34,12 @@ const SILENCE_MS = 30_000;
 export const LONGEST_WAIT_MS = 60_000;
 /** Bytes of the first and of the largest piece. */
 const PIECE_BYTES = { first: 64 << 10, largest: 1 << 20 };
-/** Transient status codes. */
 const TRANSIENT = new Set([408, 425, 429, 500, 502, 503, 504]);
 
-/** A failure after which to retry. */
-class Broken extends Error {
-  /** Milliseconds to wait, as the server asks. */
-  readonly asked: number | undefined;
-
-  constructor(readonly final: TilewrightError, asked?: number) {
+class RetryableError extends Error {
+  /** `waitMs`: how long to wait, as the server asks. */
+  constructor(readonly final: TilewrightError, readonly waitMs?: number) {
     super(final.message);
-    this.asked = asked;
   }
 }
 
@@ -65,7 +57,6 @@ export class Download {
   version: FileVersion = {};
   /** Offset of the next bytes. */
   position = 0;
-  /** Consecutive attempts without progress. */
   #failures = 0;
   #body: ReadableStreamDefaultReader<Uint8Array> | undefined;
   /** Bytes to skip, from a server that ignores ranges. */
@@ -77,7 +68,7 @@ export class Download {
 
   private constructor(private readonly url: string, private readonly options: DownloadOptions) {}
 
-  static async open(url: string, options: DownloadOptions): Promise<Download> {
+  static open(url: string, options: DownloadOptions): Promise<Download> {
     return new Download(url, options).#begin(false);
   }
 
@@ -97,7 +88,7 @@ export class Download {
   }
 
   async #begin(again: boolean): Promise<this> {
-    await this.#retrying(() => this.options.lazily === true ? this.#ask() : this.#connect(again));
+    await this.#retrying(() => this.options.lazily === true ? this.#checkVersion() : this.#connect(again));
     return this;
   }
 
@@ -140,11 +131,11 @@ export class Download {
       } catch (error) {
         this.close();
         this.options.signal.throwIfAborted();
-        if (!(error instanceof Broken)) {
+        if (!(error instanceof RetryableError)) {
           throw error;
         }
         const usual = BACKOFF_MS[this.#failures];
-        const wait = error.asked ?? usual;
+        const wait = error.waitMs ?? usual;
         this.#failures += 1;
         if (usual === undefined || wait === undefined || wait > LONGEST_WAIT_MS) {
           throw error.final;
@@ -172,7 +163,7 @@ export class Download {
       const chunk = await this.#readBody();
       if (chunk === undefined) {
         if (size !== undefined && this.position < size) {
-          throw new Broken(new TilewrightError("truncated", `${this.url} ended after ${this.position} of ${size} bytes`));
+          throw new RetryableError(new TilewrightError("truncated", `${this.url} ended after ${this.position} of ${size} bytes`));
         }
         // Without an announced size, the end of the body is the end of the file.
         this.version.size = this.position;
@@ -199,11 +190,10 @@ export class Download {
     try {
       return (await this.#unlessSilent(async () => this.#body?.read()))?.value;
     } catch (error) {
-      throw new Broken(broken(this.url, error));
+      throw new RetryableError(broken(this.url, error));
     }
   }
 
-  /** Does `work`, and aborts the connection if that takes too long. */
   async #unlessSilent<T>(work: () => Promise<T>): Promise<T> {
     const silence = setTimeout(() => this.#connection.abort(), SILENCE_MS);
     try {
@@ -213,7 +203,7 @@ export class Download {
     }
   }
 
-  async #ask(): Promise<void> {
+  async #checkVersion(): Promise<void> {
     const found = await requestVersion(this.url, this.options.signal, this.options);
     if (differs(this.version, found)) {
       throw new Changed();
@@ -271,15 +261,15 @@ export class Download {
     try {
       return await this.#unlessSilent(() => fetch(this.url, { headers, signal, cache }));
     } catch (error) {
-      throw again ? new Broken(broken(this.url, error)) : unreachable(this.url, error);
+      throw again ? new RetryableError(broken(this.url, error)) : unreachable(this.url, error);
     }
   }
 }
 
 /** A file's version on the server, or `undefined` without a response. */
-export async function askVersion(url: string, signal: AbortSignal, asking: Asking = {}): Promise<FileVersion | undefined> {
+export async function fetchVersion(url: string, signal: AbortSignal, settings: RequestSettings = {}): Promise<FileVersion | undefined> {
   try {
-    return await requestVersion(url, AbortSignal.any([signal, AbortSignal.timeout(5000)]), asking);
+    return await requestVersion(url, AbortSignal.any([signal, AbortSignal.timeout(5000)]), settings);
   } catch {
     signal.throwIfAborted();
     return undefined;
@@ -287,9 +277,9 @@ export async function askVersion(url: string, signal: AbortSignal, asking: Askin
 }
 
 /** A file's version on the server. Throws as opening the file would. */
-async function requestVersion(url: string, signal: AbortSignal, asking: Asking): Promise<FileVersion> {
+async function requestVersion(url: string, signal: AbortSignal, settings: RequestSettings): Promise<FileVersion> {
   const ask = async ({ headers, ...init }: { method?: string; headers?: Record<string, string> }): Promise<Response> => {
-    const response = await (asking.fetch ?? ownFetch)(url, { ...init, headers: { ...asking.headers, ...headers }, cache: "no-store", signal: AbortSignal.any([signal, AbortSignal.timeout(SILENCE_MS)]) });
+    const response = await (settings.fetch ?? ownFetch)(url, { ...init, headers: { ...settings.headers, ...headers }, cache: "no-store", signal: AbortSignal.any([signal, AbortSignal.timeout(SILENCE_MS)]) });
     // A server that ignores ranges sends the whole file.
     response.body?.cancel().catch(() => {});
     return response;
@@ -326,11 +316,10 @@ export function retryAfter(response: Response): number | undefined {
   return seconds === undefined ? undefined : seconds * 1000;
 }
 
-/** Throws for an error or a web page. */
 function checkResponse(url: string, response: Response): void {
   if (!response.ok) {
     const error = httpError(url, response.status, "the server", MEANINGS);
-    throw TRANSIENT.has(response.status) ? new Broken(error, retryAfter(response)) : error;
+    throw TRANSIENT.has(response.status) ? new RetryableError(error, retryAfter(response)) : error;
   }
   if (/^(text\/html|application\/xhtml)/.test(response.headers.get("content-type") ?? "")) {
     throw new WebPage(url);
@@ -394,7 +383,6 @@ function crossesOrigin(url: string): boolean {
   return own !== undefined && new URL(url).origin !== own;
 }
 
-/** The error for an established connection. */
 function broken(url: string, cause: unknown): TilewrightError {
   return new TilewrightError("network", `the connection to ${url} broke (${messageOf(cause)})`, { cause });
 }
@@ -412,25 +400,10 @@ const MEANINGS = {
   404: "there is no such file", 410: "there is no such file",
 };
 
-/** The error for a response with an error status. */
 export function httpError(
   url: string, status: number, who: string, meanings: Readonly<Record<number, string>>,
 ): TilewrightError {
   const meaning = meanings[status]
     ?? (status === 429 ? `${who} asks for fewer requests` : status >= 500 ? `${who} has a problem` : `${who} refuses`);
   return new TilewrightError("http", `${url} could not be fetched: ${meaning} (HTTP status ${status})`, { status });
-}
-
-function delay(milliseconds: number, signal: AbortSignal): Promise<void> {
-  return new Promise((resolve, reject) => {
-    const timer = setTimeout(() => {
-      signal.removeEventListener("abort", stop);
-      resolve();
-    }, milliseconds);
-    const stop = (): void => {
-      clearTimeout(timer);
-      reject(signal.reason);
-    };
-    signal.addEventListener("abort", stop, { once: true });
-  });
 }

@@ -1,7 +1,7 @@
 /** Encoders. */
 
 import { Embeddings } from "./embeddings.js";
-import { textOf, textsOf } from "./given.js";
+import { textOf, textsOf } from "./arguments.js";
 import { defined } from "./helpers.js";
 import type { EmbedderOptions } from "./load-options.js";
 import { loadInto } from "./load.js";
@@ -46,7 +46,7 @@ export class Embedder extends Loaded<EmbedderInfo> {
   async embed(given: string | readonly string[], options: EmbedOptions = {}): Promise<Float32Array | Embeddings> {
     const { prompt, signal, onProgress } = known("embed", options);
     const texts = typeof given === "string" ? [given] : textsOf("texts", given, "a text or ");
-    const vectors = await this.call("embed", { texts, ...defined({ prompt }) }, { signal, ...progressOf(texts, onProgress) });
+    const vectors = await this.call("embed", { texts, ...defined({ prompt }) }, { signal, onEvent: progressOf(texts, onProgress) });
     return typeof given === "string" ? vectors : new Embeddings(vectors, this.info.dims);
   }
 

@@ -9,9 +9,6 @@ import { finalizer } from "./platform.js";
 import { SharedConnection } from "./shared.js";
 import type { ChatMessage, EngineChatOptions, EngineGenerateOptions, EngineOptions, EngineStats, ModelInfo } from "./types.js";
 
-const MAX_QUEUED = 1000;
-
-/** Frees engines that were collected. */
 const collected = finalizer<{ connection: Connection; engine: number }>(({ connection, engine }) => {
   // The model may be gone, and its engines with it.
   connection.call("freeEngine", { engine }).catch(() => {});
@@ -42,7 +39,7 @@ export class Engine {
   }
 
   /** @internal */
-  static async of(model: Loaded<ModelInfo>, { maxQueued = MAX_QUEUED, ...options }: EngineOptions): Promise<Engine> {
+  static async of(model: Loaded<ModelInfo>, { maxQueued = 1000, ...options }: EngineOptions): Promise<Engine> {
     ensure(!(model.connection instanceof SharedConnection),
       "option", "the model is shared with other tabs, and an engine is not, expected a model without `shared`");
     return new Engine(model, await model.call("makeEngine", { maxQueued, ...options }));

@@ -64,7 +64,7 @@ export type ErrorCode =
   | "aborted"
   /** The worker with the engine is gone. */
   | "worker_crashed"
-  /** A GPU was demanded, and there is none. */
+  /** A GPU was requested, but there is none. */
   | "webgpu_unavailable"
   /** A client has no model of the requested name. */
   | "model_not_found"
@@ -98,7 +98,6 @@ export class TilewrightError extends Error {
   }
 }
 
-/** Throws unless the condition holds. */
 export function ensure(
   condition: unknown, code: ErrorCode, message: string, options: TilewrightErrorOptions = {},
 ): asserts condition {
@@ -116,7 +115,6 @@ export interface WireError {
   fatal: boolean;
 }
 
-/** Codes of the WASM engine's errors. */
 export const ENGINE_CODES: ReadonlySet<string> = new Set<ErrorCode>([
   "format", "unsupported", "config", "memory", "option", "constraint", "context_full", "busy", "stopped", "tokenizer", "template", "device_lost", "out_of_memory", "gpu",
   "adapter", "no_adapter", "limit", "non_finite", "truncated", "shape", "operand", "index",
@@ -129,22 +127,9 @@ export function codeOf(error: unknown): ErrorCode {
   if (isTrap(error)) {
     return "worker_crashed";
   }
-  if (error instanceof Error) {
-    if (error.name === "AbortError") {
-      return "aborted";
-    }
-    if (error.name === "QuotaExceededError") {
-      return "quota";
-    }
-    const code = (error as { code?: unknown }).code;
-    if (code === "io") {
-      return "storage";
-    }
-    if (typeof code === "string" && ENGINE_CODES.has(code)) {
-      return code as ErrorCode;
-    }
-  }
-  return "internal";
+  const { name, code } = error instanceof Error ? error as Error & { code?: string } : { name: "", code: undefined };
+  const ofName: ErrorCode | undefined = name === "AbortError" ? "aborted" : name === "QuotaExceededError" ? "quota" : undefined;
+  return ofName ?? (code === "io" ? "storage" : code !== undefined && ENGINE_CODES.has(code) ? code as ErrorCode : "internal");
 }
 
 export function messageOf(error: unknown): string {

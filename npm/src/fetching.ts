@@ -74,9 +74,7 @@ export class FetchServer {
   }
 
   close(): void {
-    for (const id of [...this.#requests.keys()]) {
-      this.#end(id);
-    }
+    this.#requests.forEach((_, id) => this.#end(id));
   }
 
   async #begin({ id, url, method, headers }: FetchFromWorker & { type: "fetch" }): Promise<void> {
@@ -125,93 +123,68 @@ export class FetchServer {
   }
 }
 
-/** A request that waits for its response, or for more of it. */
-interface Waiting {
-  onResponse(message: FetchToWorker & { type: "fetched" }): void;
-  onPart(bytes: Uint8Array | undefined): void;
-  onFailure(error: Error): void;
-}
-
 /** The worker's end: sends requests. */
 export class FetchClient {
-  readonly #waiting = new Map<number, Waiting>();
+  /** Requests that wait for a message, by number. */
+  readonly #waiting = new Map<number, { resolve(message: FetchToWorker): void; reject(error: unknown): void }>();
   #nextId = 0;
 
   constructor(private readonly post: (message: FetchFromWorker) => void) {}
 
   /** `fetch` with method, headers and signal. */
-  readonly fetch: Fetch = (url, { method = "GET", headers, signal } = {}) => new Promise((resolve, reject) => {
+  readonly fetch: Fetch = async (url, { method = "GET", headers: given, signal } = {}) => {
     signal?.throwIfAborted();
     const id = this.#nextId;
     this.#nextId += 1;
-    let part: { resolve(): void; reject(error: unknown): void } | undefined;
-    let stream: ReadableStreamDefaultController<Uint8Array> | undefined;
-    const forget = (): void => {
+    const abort = (): void => {
+      this.post({ type: "fetchEnd", id });
+      this.#waiting.get(id)?.reject(signal?.reason);
+      over();
+    };
+    const over = (): void => {
       this.#waiting.delete(id);
       signal?.removeEventListener("abort", abort);
     };
-    const fail = (error: unknown): void => {
-      forget();
-      reject(error);
-      stream?.error(error);
-      part?.reject(error);
-    };
-    const abort = (): void => {
-      this.post({ type: "fetchEnd", id });
-      fail(signal?.reason);
-    };
     signal?.addEventListener("abort", abort, { once: true });
-    this.#waiting.set(id, {
-      onResponse: ({ status, headers: given, hasBody }) => {
-        if (!hasBody) {
-          forget();
+    const ask = async <Type extends FetchToWorker["type"]>(message: FetchFromWorker): Promise<FetchToWorker & { type: Type }> => {
+      try {
+        signal?.throwIfAborted();
+        const reply = await new Promise<FetchToWorker>((resolve, reject) => {
+          this.#waiting.set(id, { resolve, reject });
+          this.post(message);
+        });
+        if (reply.type === "fetchFailed") {
+          throw new TypeError(reply.message);
         }
-        const body = hasBody ? new ReadableStream<Uint8Array>({
-          start: (controller) => {
-            stream = controller;
-          },
-          pull: () => new Promise<void>((more, broken) => {
-            part = { resolve: more, reject: broken };
-            this.post({ type: "fetchMore", id });
-          }),
-          cancel: () => {
-            forget();
-            this.post({ type: "fetchEnd", id });
-          },
-        }, { highWaterMark: 0 }) : null;
-        try {
-          resolve(new Response(body, { status, headers: given }));
-        } catch (error) {
-          // Such as the status 0 of an opaque response.
-          fail(error);
-        }
-      },
-      onPart: (bytes) => {
+        return reply as FetchToWorker & { type: Type };
+      } catch (error) {
+        over();
+        throw error;
+      }
+    };
+    const { status, headers, hasBody } = await ask<"fetched">({ type: "fetch", id, url, method, headers: Object.fromEntries(new Headers(given)) });
+    if (!hasBody) {
+      over();
+      return new Response(null, { status, headers });
+    }
+    return new Response(new ReadableStream<Uint8Array>({
+      pull: async (controller) => {
+        const { bytes } = await ask<"fetchedPart">({ type: "fetchMore", id });
         if (bytes === undefined) {
-          forget();
-          stream?.close();
+          over();
+          controller.close();
         } else {
-          stream?.enqueue(bytes);
+          controller.enqueue(bytes);
         }
-        part?.resolve();
       },
-      onFailure: fail,
-    });
-    this.post({ type: "fetch", id, url, method, headers: Object.fromEntries(new Headers(headers)) });
-  });
+      cancel: () => {
+        over();
+        this.post({ type: "fetchEnd", id });
+      },
+    }, { highWaterMark: 0 }), { status, headers });
+  };
 
   receive(message: FetchToWorker): void {
-    const waiting = this.#waiting.get(message.id);
-    switch (message.type) {
-      case "fetched":
-        waiting?.onResponse(message);
-        break;
-      case "fetchedPart":
-        waiting?.onPart(message.bytes);
-        break;
-      case "fetchFailed":
-        waiting?.onFailure(new TypeError(message.message));
-        break;
-    }
+    this.#waiting.get(message.id)?.resolve(message);
   }
 }

@@ -3,7 +3,6 @@
 import { ensure, messageOf, TilewrightError } from "./errors.js";
 import type { ResponseFormat, ToolChoice } from "./types.js";
 
-/** Each format's other key, and the types of its value. */
 const KEYS = {
   json_object: undefined,
   json_schema: ["schema", ["object", "boolean"]],
@@ -23,7 +22,7 @@ export function constraintOf(format: ResponseFormat | undefined): string | undef
   }
   if (typeof format !== "object" || format === null || !Object.hasOwn(KEYS, format.type)) {
     const types = ["text", ...Object.keys(KEYS)].map((type) => `{ type: "${type}" }`).join(", ");
-    throw new TilewrightError("option", `responseFormat is none that is known, expected ${types}`);
+    throw new TilewrightError("option", `responseFormat is unknown, expected ${types}`);
   }
   const key = KEYS[format.type];
   if (key === undefined) {
@@ -36,14 +35,13 @@ export function constraintOf(format: ResponseFormat | undefined): string | undef
   return asJson("responseFormat", { type: format.type, [name]: value });
 }
 
-/** Validates a choice. */
 export function toolChoiceOf(choice: ToolChoice | undefined): Exclude<ToolChoice, object> | { name: string } {
   if (choice === undefined || choice === "auto" || choice === "none" || choice === "required") {
     return choice ?? "auto";
   }
   const name: unknown = choice?.function?.name;
   ensure(typeof name === "string",
-    "option", 'toolChoice is none that is known, expected "auto", "none", "required" or { type: "function", function: { name } }');
+    "option", 'toolChoice is unknown, expected "auto", "none", "required" or { type: "function", function: { name } }');
   return { name };
 }
 

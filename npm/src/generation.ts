@@ -3,7 +3,7 @@
 import type { CallOptions } from "./connection.js";
 import { ensure, TilewrightError } from "./errors.js";
 import { asJson, constraintOf, toolChoiceOf } from "./format.js";
-import { isId } from "./given.js";
+import { isId } from "./arguments.js";
 import { defined } from "./helpers.js";
 import type { OutputRequest, GenerateEvent, GenerateRequest, Prompt } from "./protocol.js";
 import type { ChatMessage, ChatOptions, GenerateOptions, GenerateResult, GenerationUsage, Piece } from "./types.js";
@@ -17,15 +17,13 @@ interface GenerationSpec {
   output: () => OutputRequest;
 }
 
-/** The continuation of a text or of tokens. */
 export function completionSpec(
   given: string | Uint32Array | readonly number[], { responseFormat, ...options }: GenerateOptions,
 ): GenerationSpec {
   const prompt: Prompt = typeof given === "string" ? { kind: "text", text: given } : { kind: "tokens", ids: Uint32Array.from(given) };
-  return { prompt, options, output: () => ({ ...defined({ constraint: constraintOf(responseFormat) }), reads: false, mayThink: false }) };
+  return { prompt, options, output: () => ({ ...defined({ constraint: constraintOf(responseFormat) }), isParsed: false, mayThink: false }) };
 }
 
-/** The reply to a conversation. */
 export function chatSpec(messages: readonly ChatMessage[], options: ChatOptions): GenerationSpec {
   const { tools, toolChoice, parallelToolCalls, thinking, responseFormat, documents, templateVariables, templateName, continueFinalMessage, ...generate } =
   options;
@@ -40,10 +38,10 @@ export function chatSpec(messages: readonly ChatMessage[], options: ChatOptions)
       "option", "toolChoice asks for a call, and there are no tools");
     const isBound = constraint !== undefined || continueFinalMessage === true;
     ensure(!isBound || choice === "auto" || choice === "none",
-      "option", "toolChoice asks for a call, and a responseFormat or the final message leaves no room for it");
+      "option", "toolChoice requires a call, which responseFormat and continueFinalMessage rule out");
     return {
       ...defined({ constraint, tools: some, toolChoice: isBound ? undefined : choice, parallel: parallelToolCalls }),
-      reads: constraint !== undefined || thinking !== undefined || toolChoice !== undefined || some !== undefined,
+      isParsed: constraint !== undefined || thinking !== undefined || toolChoice !== undefined || some !== undefined,
       mayThink: thinking !== false,
     };
   } };
@@ -58,11 +56,10 @@ export function chatSpec(messages: readonly ChatMessage[], options: ChatOptions)
 export class Generation implements AsyncIterable<Piece> {
   readonly result: Promise<GenerateResult>;
   readonly #pieces: Piece[] = [];
-  readonly #ending = new AbortController();
+  readonly #stopSignal = new AbortController();
   #usage: GenerationUsage = { promptTokens: 0, cachedTokens: 0, generatedTokens: 0, prefillSeconds: 0, decodeSeconds: 0 };
   #failure: { error: unknown } | undefined;
   #over = false;
-  /** Called for each new piece and at the end. */
   #wake: (() => void)[] = [];
 
   /** @internal */
@@ -91,7 +88,7 @@ export class Generation implements AsyncIterable<Piece> {
       prompt,
       options: { temperature: 0, seed: randomSeed(), ...defined(options), ...defined({ logitBias: biasesOf(logitBias) }) },
       output: output(),
-    }, { signal, ending: this.#ending.signal, onEvent }))();
+    }, { signal, stopSignal: this.#stopSignal.signal, onEvent }))();
     this.result.then(({ promptTokens, cachedTokens, generatedTokens, prefillSeconds, decodeSeconds }) => {
       this.#usage = { promptTokens, cachedTokens, generatedTokens, prefillSeconds, decodeSeconds };
     }, (error: unknown) => {
@@ -107,7 +104,7 @@ export class Generation implements AsyncIterable<Piece> {
    * reason `cancelled`. A queued generation ends without any text.
    */
   stop(): void {
-    this.#ending.abort();
+    this.#stopSignal.abort();
   }
 
   /** The numbers so far, also after an abort or an error; finally those of `result`. */
@@ -143,9 +140,7 @@ export class Generation implements AsyncIterable<Piece> {
   }
 
   #wakeAll(): void {
-    for (const wake of this.#wake.splice(0)) {
-      wake();
-    }
+    this.#wake.splice(0).forEach((wake) => wake());
   }
 }
 

@@ -1,6 +1,5 @@
 /** Git's digest of a file's content, which hubs report for files outside Git LFS. */
 
-/** The identity of a content. */
 export interface GitBlob {
   /** SHA-1 of Git's header and the content, in lower-case hexadecimal digits. */
   sha1: string;
@@ -27,11 +26,11 @@ export class GitDigest {
       const filled = this.#nBytes % BLOCK_BYTES;
       const n = Math.min(BLOCK_BYTES - filled, bytes.length - at);
       if (n === BLOCK_BYTES) {
-        this.#stir(bytes, at);
+        this.#compress(bytes, at);
       } else {
         this.#rest.set(bytes.subarray(at, at + n), filled);
         if (filled + n === BLOCK_BYTES) {
-          this.#stir(this.#rest, 0);
+          this.#compress(this.#rest, 0);
         }
       }
       at += n;
@@ -39,7 +38,6 @@ export class GitDigest {
     }
   }
 
-  /** Ends the digest. */
   hex(): string {
     const n = this.#nBytes;
     const end = new Uint8Array((n % BLOCK_BYTES < 56 ? BLOCK_BYTES : 2 * BLOCK_BYTES) - n % BLOCK_BYTES);
@@ -50,13 +48,13 @@ export class GitDigest {
   }
 
   /** FIPS 180-4, 6.1.2. */
-  #stir(bytes: Uint8Array, at: number): void {
+  #compress(bytes: Uint8Array, at: number): void {
     const words = this.#words;
     const view = new DataView(bytes.buffer, bytes.byteOffset + at, BLOCK_BYTES);
-    const turned = (word: number, by: number): number => (word << by) | (word >>> (32 - by));
+    const rotateLeft = (word: number, by: number): number => (word << by) | (word >>> (32 - by));
     const word = (t: number): number => words[t] as number;
     for (let t = 0; t < 80; t += 1) {
-      words[t] = t < 16 ? view.getUint32(4 * t) : turned(word(t - 3) ^ word(t - 8) ^ word(t - 14) ^ word(t - 16), 1);
+      words[t] = t < 16 ? view.getUint32(4 * t) : rotateLeft(word(t - 3) ^ word(t - 8) ^ word(t - 14) ^ word(t - 16), 1);
     }
     const state = this.#state;
     let [a = 0, b = 0, c = 0, d = 0, e = 0] = state;
@@ -65,8 +63,8 @@ export class GitDigest {
         : t < 40 ? (b ^ c ^ d) + 0x6ed9eba1
         : t < 60 ? ((b & c) | (b & d) | (c & d)) + 0x8f1bbcdc
         : (b ^ c ^ d) + 0xca62c1d6;
-      const next = (turned(a, 5) + mixed + e + word(t)) | 0;
-      [e, d, c, b, a] = [d, c, turned(b, 30), a, next];
+      const next = (rotateLeft(a, 5) + mixed + e + word(t)) | 0;
+      [e, d, c, b, a] = [d, c, rotateLeft(b, 30), a, next];
     }
     [a, b, c, d, e].forEach((sum, i) => {
       state[i] = (state[i] as number) + sum;

@@ -5,21 +5,6 @@ import { messageOf } from "./errors.js";
 import { importHidden, isNode } from "./platform.js";
 import type { Adapter } from "./tilewright.js";
 
-/** Parts of WebGPU that TypeScript's libraries lack. */
-interface GpuAdapter {
-  readonly features: ReadonlySet<string>;
-  readonly info?: { vendor?: string; architecture?: string; device?: string; description?: string; isFallbackAdapter?: boolean };
-  readonly isFallbackAdapter?: boolean;
-  readonly limits: object;
-}
-interface Gpu {
-  requestAdapter(options?: { powerPreference?: "high-performance" }): Promise<GpuAdapter | null>;
-}
-type DeviceDescriptor = { requiredFeatures?: Iterable<string> } | undefined;
-interface AdapterPrototype {
-  requestDevice(this: GpuAdapter, descriptor?: DeviceDescriptor): Promise<unknown>;
-}
-
 /** Names of adapters that compute on the CPU. */
 const SOFTWARE = /swiftshader|llvmpipe|lavapipe|softpipe|basic render|\bwarp\b/i;
 
@@ -29,11 +14,11 @@ export type GpuReport = { adapter: Adapter; described: BenchAdapter } | { adapte
 /** Requests an adapter. Never throws: errors are reasons. */
 export async function inspectGpu(): Promise<GpuReport> {
   const missing = isNode ? await installDawn() : undefined;
-  const gpu = (globalThis.navigator as { gpu?: Gpu } | undefined)?.gpu;
+  const gpu = (globalThis.navigator as Partial<WorkerNavigator> | undefined)?.gpu;
   if (gpu === undefined || gpu === null) {
     return { reason: missing ?? "this browser has no WebGPU, or the page is not served over https" };
   }
-  let adapter: GpuAdapter | null;
+  let adapter: GPUAdapter | null;
   try {
     adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
   } catch (error) {
@@ -42,9 +27,9 @@ export async function inspectGpu(): Promise<GpuReport> {
   if (adapter === null) {
     return { reason: "WebGPU is there but found no adapter; the GPU or its driver may be blocked" };
   }
-  const { vendor = "", architecture = "", device = "", description = "", isFallbackAdapter } = adapter.info ?? {};
+  const { vendor = "", architecture = "", device = "", description = "", isFallbackAdapter } = (adapter.info ?? {}) as Partial<GPUAdapterInfo>;
   const words = [vendor, architecture, device, description];
-  const isSoftware = Boolean(isFallbackAdapter ?? adapter.isFallbackAdapter) || words.some((word) => SOFTWARE.test(word));
+  const isSoftware = Boolean(isFallbackAdapter ?? (adapter as { isFallbackAdapter?: boolean }).isFallbackAdapter) || words.some((word) => SOFTWARE.test(word));
   return {
     adapter: {
       name: description || [vendor, architecture || device].filter((word) => word !== "").join(" ") || "unnamed adapter",
@@ -62,10 +47,10 @@ export async function inspectGpu(): Promise<GpuReport> {
 }
 
 /** An adapter's limits, which are getters of its prototype. */
-function limitsOf({ limits }: GpuAdapter): Record<string, number> {
+function limitsOf({ limits }: GPUAdapter): Record<string, number> {
   const found: Record<string, number> = {};
   for (const name in limits) {
-    const value = (limits as Record<string, unknown>)[name];
+    const value: unknown = limits[name as keyof GPUSupportedLimits];
     if (typeof value === "number") {
       found[name] = value;
     }
@@ -73,14 +58,14 @@ function limitsOf({ limits }: GpuAdapter): Record<string, number> {
   return found;
 }
 
-let wrapped: AdapterPrototype["requestDevice"] | undefined;
+let wrapped: GPUAdapter["requestDevice"] | undefined;
 
 /**
  * Gives every opened device the feature `subgroups` if its adapter has it. wgpu 30 cannot request it
  * (gfx-rs/wgpu#10146); remove this when it can.
  */
 export function requestSubgroups(wanted: boolean): void {
-  const prototype = (globalThis as { GPUAdapter?: { prototype: AdapterPrototype } }).GPUAdapter?.prototype;
+  const prototype = (globalThis as Partial<typeof globalThis>).GPUAdapter?.prototype;
   if (prototype === undefined) {
     return;
   }
@@ -104,10 +89,10 @@ export function requestSubgroups(wanted: boolean): void {
  * Gives Node the globals that wgpu needs, with Dawn behind `navigator.gpu`. Returns why that is not possible, if so.
  */
 async function installDawn(): Promise<string | undefined> {
-  if ((globalThis.navigator as { gpu?: Gpu } | undefined)?.gpu !== undefined) {
+  if ((globalThis.navigator as Partial<WorkerNavigator> | undefined)?.gpu !== undefined) {
     return undefined;
   }
-  let dawn: { create(options: string[]): Gpu; globals: object };
+  let dawn: { create(options: string[]): GPU; globals: object };
   try {
     dawn = await importHidden("webgpu");
   } catch (error) {

@@ -1,5 +1,7 @@
 /** Small functions that several modules need. */
 
+import { isTrap } from "./errors.js";
+
 /** Without the properties that are `undefined`. */
 export function defined<T extends object>(options: T): { [K in keyof T]?: Exclude<T[K], undefined> } {
   return Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined)) as T;
@@ -17,6 +19,20 @@ export function orAborted<T>(work: Promise<T>, signal: AbortSignal | undefined):
   });
 }
 
+/** Resolves after a time, or rejects when the signal aborts. */
+export function delay(milliseconds: number, signal?: AbortSignal): Promise<void> {
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const over = new Promise<void>((resolve) => {
+    timer = setTimeout(resolve, milliseconds);
+  });
+  return orAborted(over, signal).finally(() => clearTimeout(timer));
+}
+
+/** The sum of sizes; `undefined` unless all are known. */
+export function sumOf(sizes: readonly (number | undefined)[]): number | undefined {
+  return sizes.reduce<number | undefined>((sum, size) => sum === undefined || size === undefined ? undefined : sum + size, 0);
+}
+
 /** Does `work`, and calls `cancel` if the signal aborts meanwhile. */
 export async function cancelling<T>(
   signal: AbortSignal | undefined, cancel: () => void, work: () => Promise<T>,
@@ -29,7 +45,18 @@ export async function cancelling<T>(
   }
 }
 
-/** SHA-256 of a text, in hexadecimal digits. */
+/** Does `work`, and frees the object if that fails, unless WASM trapped: it may still be borrowed. */
+export async function orFree<T>(object: { free(): void }, work: () => Promise<T>): Promise<T> {
+  try {
+    return await work();
+  } catch (error) {
+    if (!isTrap(error)) {
+      object.free();
+    }
+    throw error;
+  }
+}
+
 export async function sha256Of(text: string): Promise<string> {
   const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(text));
   return Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, "0")).join("");

@@ -1,23 +1,22 @@
 /** Models on a hub: `hf:owner/repo[/path][:quantisation][@revision]`. */
 
-import { httpError, LONGEST_WAIT_MS, retryAfter } from "./download.js";
+import { httpError, LONGEST_WAIT_MS, retryAfter, type RequestSettings } from "./download.js";
 import { ensure, messageOf, TilewrightError } from "./errors.js";
 import { ownFetch, type Fetch } from "./fetching.js";
 import type { GitBlob } from "./git.js";
-import { defined } from "./helpers.js";
+import { defined, delay } from "./helpers.js";
 import type { FileSpec, SourceSpec } from "./protocol.js";
 import { CHAT_FILES, INDEX, NEEDED_FILES, OPTIONAL_FILES, SENTENCE_FILES } from "./source.js";
 import { openStore } from "./store.js";
 import type { HubOptions } from "./types.js";
 
 export const ENDPOINT = "https://huggingface.co";
-/** Waits before attempts. */
 const BACKOFF_MS = [500, 1000, 2000];
 /** A hub that is silent for this long counts as gone. */
 const SILENCE_MS = 30_000;
 
 /** Default quantisations, in order of preference. As in the command line. */
-const USUAL = [
+const PREFERRED_QUANTS = [
   "Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_0", "IQ4_XS", "IQ4_NL", "Q4_1", "UD-Q4_K_XL", "Q5_K_M", "Q5_K_S", "Q6_K", "MXFP4", "Q8_0", "BF16", "F16", "F32",
 ];
 
@@ -29,7 +28,6 @@ interface Address {
   revision: string;
 }
 
-/** The hub's list of a revision. */
 interface Listing {
   files: HubFile[];
   licence?: string;
@@ -45,13 +43,6 @@ interface HubFile {
 
 /** What an address names: a model, or a single safetensors file. */
 export type Wanted = "model" | "file";
-
-interface Asking {
-  headers: Record<string, string>;
-  /** Common beginning of the files' addresses. */
-  base: string;
-  fetch?: Fetch;
-}
 
 export function isHubAddress(text: string): boolean {
   return text.startsWith("hf:");
@@ -73,7 +64,7 @@ export async function hubSpec(
   const { files, licence } = await list(address, endpoint, { headers, base, ...defined({ fetch: options.fetch }) }, wanted, signal);
   const given = Object.keys(headers).length === 0 ? {} : { headers };
   const specs = choose(files, address, wanted).map(({ path, name, sha256, git }): FileSpec =>
-    ({ kind: "url", name, url: base + encodePath(path), ...given, ...defined({ sha256, git }) }));
+    ({ kind: "url", name, url: base + path.split("/").map(encodeURIComponent).join("/"), ...given, ...defined({ sha256, git }) }));
   const name = specs.length > 1 ? lastOf(address.repo) : undefined;
   return { kind: "files", files: specs, ...defined({ name, licence }) };
 }
@@ -92,7 +83,6 @@ function parse(text: string, revision: string | undefined): Address {
   return { text, repo: `${owner}/${repo}`, path: place, quant, revision: chosen };
 }
 
-/** Whether a path stays in its folder. */
 function isPlainPath(path: string): boolean {
   return path.length <= 1024 && path.split("/").every((part) => part !== "" && !/^\.+$/.test(part) && !/[\u0000-\u001f\\:]/.test(part));
 }
@@ -121,7 +111,7 @@ function headersOf({ headers, token }: HubOptions): Record<string, string> {
 
 /** The files of a revision: from the hub, or the stored ones if it does not respond. */
 async function list(
-  address: Address, endpoint: string, { headers, base, fetch = ownFetch }: Asking, wanted: Wanted, signal: AbortSignal | undefined,
+  address: Address, endpoint: string, { headers, base, fetch = ownFetch }: RequestSettings & { base: string }, wanted: Wanted, signal: AbortSignal | undefined,
 ): Promise<Listing> {
   const url = `${endpoint}/api/models/${address.repo}/revision/${encodeURIComponent(address.revision)}?blobs=true`;
   for (let failures = 0; ; failures += 1) {
@@ -146,14 +136,19 @@ async function list(
       }
       error = new TilewrightError("network", `${url} could not be fetched (${messageOf(cause)})`, { cause });
     }
-    const kept = failures === 0 ? await keptFiles(base) : [];
-    if (kept.length > 0 && isEnough(kept, address, wanted)) {
-      return { files: kept };
+    if (failures === 0) {
+      const kept = await keptFiles(base);
+      try {
+        choose(kept, address, wanted);
+        return { files: kept };
+      } catch {
+        // They are not a whole model.
+      }
     }
     if (wait === undefined || wait > LONGEST_WAIT_MS) {
       throw error;
     }
-    await new Promise((resolve) => setTimeout(resolve, wait));
+    await delay(wait, signal);
   }
 }
 
@@ -163,7 +158,6 @@ const MEANINGS = {
   404: "there is no such repository or revision",
 };
 
-/** Validates the hub's list. */
 function listingOf(url: string, json: string): Listing {
   const wrong = (found: string): TilewrightError => new TilewrightError("format", `${url}: ${found}`);
   let listing: { siblings?: unknown; cardData?: { license?: unknown } | null; tags?: unknown } | null;
@@ -210,14 +204,6 @@ async function keptFiles(base: string): Promise<HubFile[]> {
   }
 }
 
-function isEnough(files: HubFile[], address: Address, wanted: Wanted): boolean {
-  try {
-    return choose(files, address, wanted).length > 0;
-  } catch {
-    return false;
-  }
-}
-
 /** A model in one GGUF file, or in all shards in order. */
 interface Gguf {
   quant: string | undefined;
@@ -254,27 +240,25 @@ function choose(files: HubFile[], address: Address, what: Wanted): (HubFile & { 
   const models = ggufs(below, false);
   if (models.length > 0) {
     const of = (name: string): Gguf[] => models.filter((model) => model.quant === name);
-    const found = quant !== undefined ? of(normal(quant))
-      : models.length === 1 ? models : USUAL.map(of).find((some) => some.length > 0) ?? [];
+    const found = quant !== undefined ? of(normalized(quant))
+      : models.length === 1 ? models : PREFERRED_QUANTS.map(of).find((some) => some.length > 0) ?? [];
     const [one] = found;
     if (one === undefined || found.length > 1) {
       const label = (model: Gguf): string => model.quant !== undefined && of(model.quant).length === 1 ? model.quant : model.files[0]?.path ?? "";
       throw one !== undefined ? wrong("several files would do, so the address has to name one by its path", found.map(label))
-        : wrong(quant === undefined ? "the quantisation has to be named" : `no ${normal(quant)}`, models.map(label));
+        : wrong(quant === undefined ? "the quantisation has to be named" : `no ${normalized(quant)}`, models.map(label));
     }
     return one.files.map(last);
   }
-  const at = (name: string): HubFile | undefined => below.find((file) => file.path === root + name);
-  const present = (names: readonly string[]): (HubFile & { name: string })[] => names.flatMap((name) => {
-    const file = at(name);
-    return file === undefined ? [] : [{ ...file, name }];
-  });
-  const weights = at(INDEX) === undefined ? ["model.safetensors"]
-    : below.map((file) => file.path.slice(root.length)).filter((name) => /^[^/]+-\d{5}-of-\d{5}\.safetensors$/.test(name)).sort();
-  const chosen = present([...NEEDED_FILES, ...OPTIONAL_FILES, ...CHAT_FILES, ...SENTENCE_FILES, INDEX, ...weights]);
-  if (!NEEDED_FILES.every((name) => at(name) !== undefined) || weights.length === 0 || !weights.every((name) => at(name) !== undefined)) {
+  const byName = new Map(below.map((file) => [file.path.slice(root.length), file]));
+  const weights = !byName.has(INDEX) ? ["model.safetensors"] : [...byName.keys()].filter((name) => /^[^/]+-\d{5}-of-\d{5}\.safetensors$/.test(name)).sort();
+  if (weights.length === 0 || ![...NEEDED_FILES, ...weights].every((name) => byName.has(name))) {
     throw wrong(`neither a GGUF file nor ${NEEDED_FILES.join(", ")} with safetensors`, (below.length === 0 ? files : below).map((file) => file.path));
   }
+  const chosen = [...NEEDED_FILES, ...OPTIONAL_FILES, ...CHAT_FILES, ...SENTENCE_FILES, INDEX, ...weights].flatMap((name) => {
+    const file = byName.get(name);
+    return file === undefined ? [] : [{ ...file, name }];
+  });
   if (quant !== undefined) {
     throw wrong(`${quant} of a GGUF file is wanted, the model is in safetensors`, chosen.map((file) => file.path));
   }
@@ -306,18 +290,13 @@ function quantOf(stem: string): string | undefined {
   const parts = lastOf(stem).split(/[-.]/);
   const at = parts.findLastIndex((part) => /^(q\d|q\d+_\w*|i?q\d+_\w+|iq\d\w*|tq\d\w*|bf16|fp?16|fp?32|mxfp4\w*|nvfp4\w*)$/i.test(part));
   const part = parts[at];
-  return part === undefined ? undefined : normal(`${parts[at - 1]?.toLowerCase() === "ud" ? "UD-" : ""}${part}`);
+  return part === undefined ? undefined : normalized(`${parts[at - 1]?.toLowerCase() === "ud" ? "UD-" : ""}${part}`);
 }
 
-function normal(quant: string): string {
+function normalized(quant: string): string {
   return quant.toUpperCase().replace(/^FP(16|32)$/, "F$1");
 }
 
-/** The last part of a path. */
 function lastOf(path: string): string {
   return path.replace(/^.*\//, "");
-}
-
-function encodePath(path: string): string {
-  return path.split("/").map(encodeURIComponent).join("/");
 }

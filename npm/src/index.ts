@@ -3,19 +3,16 @@
 // Users need not have it among the `lib` of their own.
 /// <reference lib="esnext.disposable" preserve="true" />
 
-export { bench } from "./bench.js";
 export type * from "./bench-types.js";
 export { cache } from "./cache.js";
 export { configure } from "./configure.js";
 export { Embedder } from "./embedder.js";
 export { Embeddings } from "./embeddings.js";
 export { TilewrightError, type ErrorCode } from "./errors.js";
-export { Index } from "./vector-index.js";
-export { attention, devices, Kernels, layerNorm, matmul, rmsNorm, rope, softmax, type DeviceTensor, type KernelOperand } from "./kernels.js";
+export { attention, bench, devices, Kernels, layerNorm, matmul, rmsNorm, rope, softmax, type DeviceTensor, type KernelOperand } from "./kernels.js";
 export { Generation } from "./generation.js";
 export type * from "./load-options.js";
 export { Model } from "./model.js";
-export { Mol } from "./mol.js";
 export { type CompletionStream, type CompletionUsage, type FinishReason } from "./openai/common.js";
 export {
   createChatCompletion, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionDelta, type ChatCompletionLogprobs,
@@ -31,3 +28,4 @@ export { Reranker } from "./reranker.js";
 export { sessions } from "./sessions.js";
 export { Engine } from "./engine.js";
 export type * from "./types.js";
+export { Index, Mol } from "./vectors.js";

@@ -1,64 +1,60 @@
-/** The engine's kernels on arrays and device tensors, all row-major. They run in a worker. */
+/** The engine's kernels on arrays and device tensors, all row-major, and their benchmark. They run in a worker. */
 
+import type { BenchOptions, BenchReport } from "./bench-types.js";
 import type { Connection } from "./connection.js";
 import { ensure } from "./errors.js";
-import { isArrayOf } from "./given.js";
-import { defined } from "./helpers.js";
+import { isArrayOf } from "./arguments.js";
+import { callOnce, connectionFor, placeOf } from "./load.js";
 import { WorkerObject } from "./loaded.js";
 import { known } from "./options.js";
 import { finalizer } from "./platform.js";
-import type { KernelCalls, Operand } from "./protocol.js";
-import type { AttentionOptions, AvailableDevice, DeviceInfo, KernelOptions, RopeOptions } from "./types.js";
-import { WorkerConnection } from "./worker-connection.js";
+import type { KernelName, Operand } from "./protocol.js";
+import type { AttentionOptions, AvailableDevice, KernelOptions, RopeOptions } from "./types.js";
 
 /** An operand of a kernel: an array, or a tensor on the device. */
 export type KernelOperand = Float32Array | DeviceTensor;
-
-/** Numbers on a device, for its kernels. They stay there until the tensor is freed. */
-export interface DeviceTensor {
-  /** Dimensions, the last one contiguous. */
-  readonly shape: readonly number[];
-  /** The numbers, as a new array. */
-  read(): Promise<Float32Array>;
-  /** Frees the memory, after earlier calls. */
-  free(): void;
-  [Symbol.dispose](): void;
-}
 
 /** Whether the result stays on the device. */
 interface Keep<K extends boolean> {
   keep?: K;
 }
 
-/** A {@link DeviceTensor} with `keep: true`, else an array. */
 type Result<K extends boolean> = Promise<K extends true ? DeviceTensor : Float32Array>;
 
-/** A tensor in a worker. */
-class WorkerTensor implements DeviceTensor {
+/** Numbers on a device, for its kernels. They stay there until the tensor is freed. */
+export class DeviceTensor {
+  readonly #kernels: Kernels;
   /** Its number in the worker, until it is freed. */
   #id: number | undefined;
+  /** Dimensions, the last one contiguous. */
+  readonly shape: readonly number[];
 
-  constructor(private readonly kernels: Kernels, id: number, readonly shape: readonly number[]) {
+  /** @internal */
+  constructor(kernels: Kernels, id: number, shape: readonly number[]) {
+    this.#kernels = kernels;
     this.#id = id;
+    this.shape = shape;
     const { connection } = kernels;
     collected.register(this, () => freeTensor(connection, id), this);
   }
 
-  /** Its number on this device. Throws if it has none there. */
+  /** Its number on this device. Throws if it has none there. @internal */
   idOn(kernels: Kernels, kernel: string, operand: string): number {
     const found = this.#id === undefined ? "a tensor that was freed" : "a tensor of another device";
-    ensureOperand(this.#id !== undefined && this.kernels === kernels,
+    ensureOperand(this.#id !== undefined && this.#kernels === kernels,
       kernel, operand, "a tensor of this device", found);
     return this.#id;
   }
 
+  /** The numbers, as a new array. */
   async read(): Promise<Float32Array> {
-    return this.kernels.call("readTensor", { kept: this.idOn(this.kernels, "read", "tensor") });
+    return this.#kernels.call("readTensor", { kept: this.idOn(this.#kernels, "read", "tensor") });
   }
 
+  /** Frees the memory, after earlier calls. */
   free(): void {
     if (this.#id !== undefined) {
-      freeTensor(this.kernels.connection, this.#id);
+      freeTensor(this.#kernels.connection, this.#id);
       this.#id = undefined;
       collected.unregister(this);
     }
@@ -69,7 +65,6 @@ class WorkerTensor implements DeviceTensor {
   }
 }
 
-/** Frees tensors that were collected. */
 const collected = finalizer<() => void>((free) => free());
 
 function freeTensor(connection: Connection, kept: number): void {
@@ -99,13 +94,18 @@ function copied(kernel: string, operand: string, data: unknown): Float32Array<Ar
  */
 export class Kernels extends WorkerObject {
   /** @internal */
-  constructor(parts: { connection: Connection; device: DeviceInfo }) {
-    super(parts, "the kernels were freed");
+  constructor({ connection }: { connection: Connection }) {
+    super(connection, "the kernels were freed");
   }
 
   /** Opens a device in a worker of its own. */
   static async open(options: KernelOptions = {}): Promise<Kernels> {
-    return new Kernels(await openDevice(known("Kernels.open", options)));
+    known("Kernels.open", options);
+    const connection = await connectionFor(options);
+    return connection.orClose("the device was not opened", async () => {
+      connection.device = await connection.call("openDevice", placeOf(options).device);
+      return new Kernels({ connection });
+    });
   }
 
   /** Copies numbers to the device, where they stay; `shape` is in row-major order. */
@@ -117,37 +117,37 @@ export class Kernels extends WorkerObject {
       `[${shape.join(", ")}]`);
     const args = { data: mine, shape: [...shape] };
     const { kept } = await this.call("keepTensor", args, { transfer: [mine.buffer] });
-    return new WorkerTensor(this, kept, args.shape);
+    return new DeviceTensor(this, kept, args.shape);
   }
 
   /** `a` `[m, k]` times `b` `[k, n]`: `[m, n]`. */
   matmul<K extends boolean = false>(
     a: KernelOperand, b: KernelOperand, m: number, n: number, k: number, options?: Keep<K>,
   ): Result<K> {
-    return this.#run("matmul", { a, b }, { m, n, k }, options);
+    return this.#run("matmul", { a, b }, [m, n, k], options);
   }
 
   /** `weight * x / sqrt(mean(x²) + eps)`, row by row; `x` is `[rows, weight.length]`. */
   rmsNorm<K extends boolean = false>(x: KernelOperand, weight: KernelOperand, eps = 1e-5, options?: Keep<K>): Result<K> {
-    return this.#run("rmsNorm", { x, weight }, { eps }, options);
+    return this.#run("rmsNorm", { x, weight }, [eps], options);
   }
 
   /** `weight * (x - mean(x)) / sqrt(variance(x) + eps) + bias`, row by row; `x` is `[rows, weight.length]`. */
   layerNorm<K extends boolean = false>(
     x: KernelOperand, weight: KernelOperand, bias: KernelOperand, eps = 1e-5, options?: Keep<K>,
   ): Result<K> {
-    return this.#run("layerNorm", { x, weight, bias }, { eps }, options);
+    return this.#run("layerNorm", { x, weight, bias }, [eps], options);
   }
 
   /** Softmax of each row; `x` is `[rows, columns]`. */
   softmax<K extends boolean = false>(x: KernelOperand, columns: number, options?: Keep<K>): Result<K> {
-    return this.#run("softmax", { x }, { columns }, options);
+    return this.#run("softmax", { x }, [columns], options);
   }
 
   /** Rotates each head by angles of its position; `x` is `[tokens, nHeads * headDim]`. */
   rope<K extends boolean = false>(x: KernelOperand, options: RopeOptions & Keep<K>): Result<K> {
     const { nHeads, headDim, firstPos = 0, theta = 10000, style = "interleaved" } = options;
-    return this.#run("rope", { x }, { nHeads, headDim, firstPos, theta, style }, options);
+    return this.#run("rope", { x }, [nHeads, headDim, firstPos, theta, style], options);
   }
 
   /**
@@ -158,40 +158,25 @@ export class Kernels extends WorkerObject {
     q: KernelOperand, k: KernelOperand, v: KernelOperand, options: AttentionOptions & Keep<K>,
   ): Result<K> {
     const { nHeads, nKvHeads = nHeads, headDim } = options;
-    return this.#run("attention", { q, k, v }, { nHeads, nKvHeads, headDim }, options);
+    return this.#run("attention", { q, k, v }, [nHeads, nKvHeads, headDim], options);
   }
 
-  async #run<Name extends keyof KernelCalls, K extends boolean>(
-    kernel: Name,
-    operands: Record<keyof KernelCalls[Name]["args"]["operands"], KernelOperand>,
-    settings: KernelCalls[Name]["args"]["options"],
-    given: Keep<K> = {},
+  async #run<K extends boolean>(
+    kernel: KernelName, operands: Record<string, KernelOperand>, settings: (number | string)[], given: Keep<K> = {},
   ): Result<K> {
     const { keep = false } = known<Keep<K>>(kernel, given);
     const transfer: ArrayBuffer[] = [];
-    const send = ([name, operand]: [string, KernelOperand]): [string, Operand] => {
-      if (operand instanceof WorkerTensor) {
-        return [name, operand.idOn(this, kernel, name)];
+    const sent = Object.entries(operands).map(([name, operand]): Operand => {
+      if (operand instanceof DeviceTensor) {
+        return operand.idOn(this, kernel, name);
       }
       const mine = copied(kernel, name, operand);
       transfer.push(mine.buffer);
-      return [name, mine];
-    };
-    const sent = Object.fromEntries(Object.entries<KernelOperand>(operands).map(send));
-    const args = { operands: sent, options: settings, keep } as KernelCalls[Name]["args"];
-    const result = await this.call(kernel, args, { transfer });
-    return ("kept" in result ? new WorkerTensor(this, result.kept, result.shape) : result) as Awaited<Result<K>>;
+      return mine;
+    });
+    const result = await this.call("runKernel", { kernel, operands: sent, settings, keep }, { transfer });
+    return ("kept" in result ? new DeviceTensor(this, result.kept, result.shape) : result) as Awaited<Result<K>>;
   }
-}
-
-/** Opens a device in a new worker. @internal */
-export async function openDevice(
-  { device = "auto", tier, subgroups = true, onNotice }: KernelOptions,
-): Promise<{ connection: Connection; device: DeviceInfo }> {
-  const connection = await WorkerConnection.open();
-  connection.onNotice = onNotice;
-  return connection.orClose("the device was not opened", async () =>
-    ({ connection, device: await connection.call("openDevice", { choice: device, subgroups, ...defined({ tier }) }) }));
 }
 
 let shared: Promise<Kernels> | undefined;
@@ -243,11 +228,23 @@ export function attention(q: Float32Array, k: Float32Array, v: Float32Array, opt
 }
 
 /** Devices that could run a model here. The CPU is always the last one. */
-export async function devices(): Promise<AvailableDevice[]> {
-  const connection = await WorkerConnection.open();
+export function devices(): Promise<AvailableDevice[]> {
+  return callOnce("devices", {});
+}
+
+/**
+ * Measures a device in a worker of its own: some seconds on a GPU, up to a minute on a software adapter. Sizes adapt
+ * to the device, so that no dispatch takes over 100 ms.
+ *
+ * @throws {@link TilewrightError}, or the reason of `options.signal`; TypeError for an unknown option.
+ */
+export async function bench(options: BenchOptions = {}): Promise<BenchReport> {
+  const { quick = false, signal, onProgress, ...device } = known("bench", options);
+  signal?.throwIfAborted();
+  const kernels = await Kernels.open(device);
   try {
-    return await connection.call("devices", {});
+    return await kernels.call("bench", { quick }, { signal, onEvent: onProgress });
   } finally {
-    void connection.close("the devices are listed");
+    kernels.free();
   }
 }

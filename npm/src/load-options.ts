@@ -2,9 +2,8 @@
 
 import type { Loaded } from "./loaded.js";
 import type {
-  DeviceChoice, EmbedderInfo, EmbedderSettings, HubOptions, KernelOptions, KvType, Metric, ModelInfo, ModelSource,
-  Progress, RerankerInfo,
-  RerankerSettings, SourceOptions, VectorStorage,
+  DeviceChoice, EmbedderInfo, EmbedderSettings, HubOptions, KernelOptions, KvType, Metric, ModelInfo, ModelSource, Progress, RequestOptions,
+  RerankerInfo, RerankerSettings, SourceOptions, VectorStorage,
 } from "./types.js";
 
 /** A {@link Model}, an {@link Embedder} or a {@link Reranker}. */
@@ -16,7 +15,7 @@ export interface CommonLoadOptions extends SourceOptions, KernelOptions {
   fetch?: (url: string, init?: RequestInit) => Promise<Response>;
   /**
    * Called about ten times a second while bytes arrive, and at the end of each phase; also when the model is loaded
-   * again because of a lost device or a damaged stored copy.
+   * again because of a lost device or a damaged cached copy.
    */
   onProgress?: (progress: Progress) => void;
   /** Aborts the load and frees its memory. Downloaded bytes stay for the next load if `cache` is on. */
@@ -75,16 +74,11 @@ export interface AdapterOptions extends SourceOptions {
   scale?: number;
 }
 
-/** Options of {@link Model.prefetch}. */
-export interface PrefetchOptions extends SourceOptions, Pick<CommonLoadOptions, "fetch" | "onProgress" | "onNotice"> {
-  /** Aborts the download. The next one continues it. */
-  signal?: AbortSignal | undefined;
-}
+/** Options of {@link Model.prefetch}. After an abort, the next download continues it. */
+export interface PrefetchOptions extends SourceOptions, RequestOptions, Pick<CommonLoadOptions, "fetch" | "onProgress" | "onNotice"> {}
 
 /** Options of {@link Model.inspect}. */
-export interface InspectOptions extends HubOptions, Pick<CommonLoadOptions, "fetch" | "memoryLimit" | "cache">, Pick<LoadOptions, "kvType"> {
-  /** Rejects with the signal's reason. */
-  signal?: AbortSignal | undefined;
+export interface InspectOptions extends HubOptions, RequestOptions, Pick<LoadOptions, "fetch" | "memoryLimit" | "cache" | "kvType"> {
   /** A loaded object: its worker reads the headers, and on the CPU the model must fit beside it. */
   on?: AnyLoaded | undefined;
   /** The device to plan memory for. Default `auto`: the GPU, if there is one, and the CPU. */

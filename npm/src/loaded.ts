@@ -1,9 +1,10 @@
 /** Objects of a worker, as callers hold them. */
 
 import type { CallOptions, Connection } from "./connection.js";
+import { ensure } from "./errors.js";
 import { finalizer } from "./platform.js";
 import type { CallName, Calls } from "./protocol.js";
-import type { Counters, DeviceInfo, MemoryInfo, TextsProgress } from "./types.js";
+import type { Counters, DeviceInfo, MemoryInfo, TextsOptions } from "./types.js";
 
 /** Frees objects that were collected. */
 const collected = finalizer<Connection>((connection) => void connection.close("nobody refers to it any more"));
@@ -12,24 +13,20 @@ const collected = finalizer<Connection>((connection) => void connection.close("n
 export abstract class WorkerObject {
   /** @internal */
   readonly connection: Connection;
-  readonly #state: { device: DeviceInfo };
   readonly #freed: string;
 
-  protected constructor({ connection, device }: { connection: Connection; device: DeviceInfo }, freed: string) {
+  protected constructor(connection: Connection, freed: string) {
+    // The connection outlives this object, so it must not refer to it.
     this.connection = connection;
     this.#freed = freed;
-    const state = { device };
-    this.#state = state;
-    // The connection outlives this object, so it must not refer to it.
-    connection.onDevice = (current) => {
-      state.device = current;
-    };
     collected.register(this, connection);
   }
 
   /** Its device, which changes if that is lost and a model is loaded onto another. */
   get device(): DeviceInfo {
-    return this.#state.device;
+    const { device } = this.connection;
+    ensure(device !== undefined, "internal", "the engine did not say which device it runs on");
+    return device;
   }
 
   /** Counters of the device. */
@@ -41,8 +38,8 @@ export abstract class WorkerObject {
    * Destroys the GPU device, as a driver's reset would. For tests of what happens then: the next work of a model opens
    * another device and loads the model again. Does nothing on the CPU.
    */
-  async destroyDevice(): Promise<void> {
-    await this.call("destroyDevice", {});
+  destroyDevice(): Promise<void> {
+    return this.call("destroyDevice", {});
   }
 
   /** Frees it, and its device and worker after their last use. Pending and later calls reject with `disposed`. */
@@ -69,7 +66,6 @@ export abstract class WorkerObject {
 export interface Parts<Info> {
   connection: Connection;
   info: Info;
-  device: DeviceInfo;
 }
 
 /** A loaded model, encoder or reranker. */
@@ -77,9 +73,9 @@ export abstract class Loaded<Info> extends WorkerObject {
   /** Facts from the model's files. */
   readonly info: Info;
 
-  protected constructor(parts: Parts<Info>) {
-    super(parts, "the model was freed");
-    this.info = parts.info;
+  protected constructor({ connection, info }: Parts<Info>) {
+    super(connection, "the model was freed");
+    this.info = info;
   }
 
   /** Memory of the model. */
@@ -88,10 +84,8 @@ export abstract class Loaded<Info> extends WorkerObject {
   }
 }
 
-/** Options of a call that reports how many texts are finished. */
-export function progressOf(
-  texts: readonly string[], onProgress: ((progress: TextsProgress) => void) | undefined,
-): { onEvent?: (done: number) => void } {
-  return onProgress === undefined ? {} : { onEvent: (done) => onProgress({ done, total: texts.length }) };
+/** A callback for the number of finished texts. */
+export function progressOf(texts: readonly string[], onProgress: TextsOptions["onProgress"]): ((done: number) => void) | undefined {
+  return onProgress && ((done) => onProgress({ done, total: texts.length }));
 }
 

@@ -1,15 +1,14 @@
 /** Language models. */
 
-import { cachedModels, prefetchModel, removeModel } from "./copies.js";
+import { cachedModels, prefetchModel, removeModel } from "./stored-models.js";
 import { Engine } from "./engine.js";
 import { ensure } from "./errors.js";
 import { chatSpec, completionSpec, Generation, type SendRequest } from "./generation.js";
-import { isId } from "./given.js";
+import { isId } from "./arguments.js";
 import { defined } from "./helpers.js";
 import { isHubAddress } from "./hub.js";
-import { inspectModel } from "./inspect.js";
 import type { AdapterOptions, InspectOptions, LoadOptions, PrefetchOptions } from "./load-options.js";
-import { loadInto } from "./load.js";
+import { callOnce, loadInto } from "./load.js";
 import { Loaded } from "./loaded.js";
 import table from "./models.js";
 import { known } from "./options.js";
@@ -46,7 +45,7 @@ export class Model extends Loaded<ModelInfo> {
     return Model.#load(await specOf(source, given.signal, given), given);
   }
 
-  /** Models that are known to run, with addresses for `Model.load` or, with the use `embed`, `Embedder.load`. */
+  /** Suggested models, with addresses for `Model.load` or, with the use `embed`, `Embedder.load`. */
   static list(): KnownModel[] {
     return table.models.map(({ size_bytes: sizeBytes, cache_bytes_per_token: cacheBytesPerToken, max_context_length: maxContextLength, ...model }) =>
       ({ ...model, sizeBytes, cacheBytesPerToken, maxContextLength }));
@@ -59,8 +58,17 @@ export class Model extends Loaded<ModelInfo> {
    * @throws {@link TilewrightError}, as a load does for broken or absent files, but not for unsupported ones; or the
    * reason of `options.signal`.
    */
-  static inspect(source: ModelSource, options: InspectOptions = {}): Promise<ModelReport> {
-    return inspectModel(source, options);
+  static async inspect(source: ModelSource, options: InspectOptions = {}): Promise<ModelReport> {
+    const given = known("Model.inspect", options);
+    const { contextLengths, contextLength, kvType, memoryLimit, device = "auto", cache = true, fetch } = given;
+    const wrong = contextLengths?.find((length) => !isId(length) || length === 0);
+    ensure(wrong === undefined, "option", `contextLengths has ${String(wrong)}, expected whole numbers from 1 on`);
+    ensure(device === "auto" || device === "gpu" || device === "cpu",
+      "option", `device is ${String(device)}, expected auto, gpu or cpu`);
+    return callOnce("inspect", {
+      source: await specOf(source, given.signal, given), cache, device, ownFetch: fetch !== undefined,
+      settings: defined({ contextLength, kvType, memoryLimit }), ...defined({ contextLengths: contextLengths && [...contextLengths] }),
+    }, given);
   }
 
   /**
@@ -139,7 +147,7 @@ export class Model extends Loaded<ModelInfo> {
 
   /**
    * Stores the KV cache of the latest sequence in the browser. Later prompts of the same model on this origin that
-   * begin alike continue from there, with the same text. `sessions` lists and deletes stored sessions.
+   * begin alike continue from there, with the same text. `sessions` lists and deletes saved sessions.
    *
    * @throws {@link TilewrightError}: `storage` without a storage, as in Node and in Deno without `--location`; `quota`
    * without room; `option` if nothing was generated, or with `cache: false`.

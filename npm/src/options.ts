@@ -131,17 +131,17 @@ const SYNONYMS: Readonly<Record<string, string>> = {
 
 /** The likely name: another engine's word for it, or the closest one, ignoring case and separators. */
 function nearest(given: string, names: readonly string[]): string | undefined {
-  const plain = plainly(given);
+  const plain = normalized(given);
   const synonym = SYNONYMS[plain];
   if (synonym !== undefined && names.includes(synonym)) {
     return synonym;
   }
-  const [best] = names.map((name) => ({ name, slips: distance(plain, plainly(name)) })).sort((a, b) => a.slips - b.slips);
+  const [best] = names.map((name) => ({ name, edits: distance(plain, normalized(name)) })).sort((a, b) => a.edits - b.edits);
   // At most a third of the letters may be wrong.
-  return best !== undefined && best.slips <= Math.floor(Math.max(plain.length, best.name.length) / 3) ? best.name : undefined;
+  return best !== undefined && best.edits <= Math.floor(Math.max(plain.length, best.name.length) / 3) ? best.name : undefined;
 }
 
-function plainly(name: string): string {
+function normalized(name: string): string {
   return name.replace(/[^a-z0-9]/gi, "").toLowerCase();
 }
 

@@ -2,69 +2,42 @@
 
 import { ensure, isTrap, messageOf, TilewrightError } from "./errors.js";
 import { orAborted } from "./helpers.js";
-import { wasmAt } from "./platform.js";
 import type { OutputRequest, Prompt } from "./protocol.js";
 import type { Model, TokenGuide } from "./tilewright.js";
-import init, { __wbg_reset_state as reset, Vocabulary, type AnswerReader, type Guide } from "./tilewright_text.js";
+import { __wbg_reset_state as reset, Vocabulary, type AnswerReader, type Guide } from "./tilewright_text.js";
 import type { GenerateResult, Piece, ToolCall } from "./types.js";
+import { textModule } from "./wasm.js";
 
-let started: Promise<void> | undefined;
-let isThere = false;
-let url: string | undefined;
-const vocabularies = new Map<() => Model, { of: Model; words: Vocabulary }>();
+const vocabularies = new Map<() => Model, { of: Model; vocabulary: Vocabulary }>();
 
-/** Sets the module's address, if it is not beside the worker. */
-export function findAt(given: string | undefined): void {
-  url = given;
-}
-
-function start(): Promise<void> {
-  started ??= (async () => {
-    const other = await wasmAt(url, "tilewright_text_bg.wasm");
-    await (other === undefined ? init() : init({ module_or_path: other }));
-    isThere = true;
-  })();
-  started.catch(() => {
-    // The next use tries again.
-    started = undefined;
-  });
-  return started;
-}
-
-/** Frees a model's vocabulary. */
 export function forget(model: () => Model): void {
-  vocabularies.get(model)?.words.free();
+  vocabularies.get(model)?.vocabulary.free();
   vocabularies.delete(model);
 }
 
 /** A generation's constraint and parser, or `undefined` without any. `endIds` may end the text. */
 export async function outputParserOf(
-  model: () => Model, { constraint, tools, toolChoice, parallel = true, reads, mayThink }: OutputRequest, prompt: Prompt,
+  model: () => Model, { constraint, tools, toolChoice, parallel = true, isParsed, mayThink }: OutputRequest, prompt: Prompt,
   ids: Uint32Array, endIds: Uint32Array, signal: AbortSignal,
 ): Promise<OutputParser | undefined> {
-  if (constraint === undefined && !reads) {
+  if (constraint === undefined && !isParsed) {
     return undefined;
   }
-  try {
-    await orAborted(start(), signal);
-  } catch (error) {
-    signal.throwIfAborted();
-    throw new TilewrightError("network", `the module for constraints and output parsing could not be started: ${messageOf(error)}`, { cause: error });
-  }
+  await orAborted(textModule.start(), signal);
   return guarded(() => {
-    const words = wordsOf(model);
-    if (!reads || prompt.kind !== "chat") {
-      return new OutputParser(words.guide(constraint ?? "", endIds), undefined);
+    const vocabulary = vocabularyOf(model);
+    if (!isParsed || prompt.kind !== "chat") {
+      return new OutputParser(vocabulary.guide(constraint ?? "", endIds), undefined);
     }
     const { messages, templateOptions } = prompt;
     const begun = templateOptions.continueFinalMessage === true ? messages.at(-1)?.content : undefined;
     const given = typeof begun === "string" ? begun : undefined;
-    const reader = words.answerReader(model().templates(), tools, ids, given, messages.length * 100);
+    const reader = vocabulary.answerReader(model().templates(), tools, ids, given, messages.length * 100);
     try {
-      const guide = constraint !== undefined ? words.answerGuide(constraint, endIds, reader, mayThink)
+      const guide = constraint !== undefined ? vocabulary.answerGuide(constraint, endIds, reader, mayThink)
         : tools === undefined || toolChoice === undefined ? undefined
-        : typeof toolChoice === "string" ? words.toolGuide(reader, toolChoice, undefined, parallel, mayThink, endIds)
-        : words.toolGuide(reader, "auto", toolChoice.name, parallel, mayThink, endIds);
+        : typeof toolChoice === "string" ? vocabulary.toolGuide(reader, toolChoice, undefined, parallel, mayThink, endIds)
+        : vocabulary.toolGuide(reader, "auto", toolChoice.name, parallel, mayThink, endIds);
       return new OutputParser(guide, reader);
     } catch (error) {
       if (!isTrap(error)) {
@@ -76,21 +49,21 @@ export async function outputParserOf(
 }
 
 /** The vocabulary of a model. Guides outlive a lost model, and then use the one that was loaded again. */
-function wordsOf(model: () => Model): Vocabulary {
+function vocabularyOf(model: () => Model): Vocabulary {
   const of = model();
   const known = vocabularies.get(model);
   if (known?.of === of) {
-    return known.words;
+    return known.vocabulary;
   }
   forget(model);
   const encodeWithin = (text: string): Uint32Array | undefined => model().encodeWithin(text);
-  const words = new Vocabulary(of.tokens(), of.tokenBytes(), of.endIds(), of.info().vocabSize, encodeWithin);
-  vocabularies.set(model, { of, words });
-  return words;
+  const vocabulary = new Vocabulary(of.tokens(), of.tokenBytes(), of.endIds(), of.info().vocabSize, encodeWithin);
+  vocabularies.set(model, { of, vocabulary });
+  return vocabulary;
 }
 
 /** Number of resets of the module. */
-let life = 0;
+let nResets = 0;
 
 /** Uses the module. If that stops it, such as by a stack overflow, the module is reset, and the error thrown. */
 function guarded<T>(work: () => T): T {
@@ -100,40 +73,34 @@ function guarded<T>(work: () => T): T {
     if (!isTrap(error)) {
       throw error;
     }
-    life += 1;
+    nResets += 1;
     vocabularies.clear();
     reset();
     throw new TilewrightError("constraint", `constraint: too complex for the module that reads it, which stopped: ${messageOf(error)}`, { cause: error });
   }
 }
 
-/** A generation's constraint, and the parser of its output. */
 export class OutputParser implements TokenGuide {
-  readonly #guide: Guide | undefined;
-  readonly #life = life;
+  readonly #nResets = nResets;
   readonly #toolCalls: ToolCall[] = [];
   #thinking = "";
   /** The original error, which the engine does not pass on. */
   failure: unknown;
 
-  constructor(guide: Guide | undefined, private readonly reader: AnswerReader | undefined) {
-    this.#guide = guide;
-  }
+  constructor(private readonly constraint: Guide | undefined, private readonly reader: AnswerReader | undefined) {}
 
-  /** The constraint, if there is one. */
   get guide(): TokenGuide | undefined {
-    return this.#guide === undefined ? undefined : this;
+    return this.constraint && this;
   }
 
   allowed(): Uint32Array {
-    return this.#keepingFailure(() => this.#guide?.allowed() ?? new Uint32Array());
+    return this.#keepingFailure(() => this.constraint?.allowed() ?? new Uint32Array());
   }
 
   accept(id: number): Uint32Array | undefined {
-    return this.#keepingFailure(() => this.#guide?.accept(id));
+    return this.#keepingFailure(() => this.constraint?.accept(id));
   }
 
-  /** Parses a token's text. */
   piece(id: number, text: string, isLast: boolean): Piece {
     const reader = this.reader;
     if (reader === undefined) {
@@ -161,15 +128,15 @@ export class OutputParser implements TokenGuide {
   }
 
   free(): void {
-    if (this.#life === life) {
-      this.#guide?.free();
+    if (this.#nResets === nResets) {
+      this.constraint?.free();
       this.reader?.free();
     }
   }
 
   /** Throws if another generation has stopped the module. */
   #check(): void {
-    ensure(this.#life === life,
+    ensure(this.#nResets === nResets,
       "constraint", "constraint: its module was stopped by another generation, and this one cannot continue");
   }
 
@@ -182,9 +149,4 @@ export class OutputParser implements TokenGuide {
       throw error;
     }
   }
-}
-
-/** Memory of the module in bytes; 0 before its first use. */
-export async function memoryBytes(): Promise<number> {
-  return isThere ? (await init()).memory.buffer.byteLength : 0;
 }

@@ -5,10 +5,9 @@ import type { WireError } from "./errors.js";
 import type { GitBlob } from "./git.js";
 import type { ModelRecord } from "./store.js";
 import type {
-  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderSettings,
-  EngineOptions, EngineStats, GenerateOptions,
-  GenerateResult, HeadOptions, HeadWeights, Hit, IndexInfo, KeptSession, KvType, MemoryInfo, ModelInfo, ModelReport, MolInfo, MolMethod, Notice,
-  Piece, Progress, PromptOptions, Ranked, RerankerInfo, RerankerSettings, Tier, Timeline, VectorStorage,
+  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderSettings, EngineOptions, EngineStats,
+  GenerateOptions, GenerateResult, HeadOptions, HeadWeights, Hit, IndexInfo, KeptSession, KvType, MemoryInfo, ModelInfo, ModelReport, MolInfo,
+  MolMethod, Notice, Piece, Progress, PromptOptions, Ranked, RerankerInfo, RerankerSettings, Tier, Timeline, VectorStorage,
 } from "./types.js";
 
 /** One file of a model, with its address made absolute. */
@@ -65,7 +64,6 @@ export interface DeviceRequest {
   subgroups: boolean;
 }
 
-/** The common part of load requests. */
 export interface CommonRequest {
   source: SourceSpec;
   device: DeviceRequest;
@@ -74,12 +72,11 @@ export interface CommonRequest {
   cache: boolean;
   /** Whether stored copies are verified after the load. */
   verify: boolean;
-  /** Whether the caller has its own `fetch`. */
   ownFetch?: boolean;
 }
 
-export interface LoadRequest extends CommonRequest {
-  settings: CommonSettings;
+export interface LoadRequest<Settings = object> extends CommonRequest {
+  settings: Settings & { memoryLimit?: number };
 }
 
 export interface InspectRequest extends Pick<CommonRequest, "source" | "cache" | "ownFetch"> {
@@ -91,29 +88,23 @@ export interface InspectRequest extends Pick<CommonRequest, "source" | "cache" |
 /** The files in which PEFT saves an adapter: its configuration and its weights. */
 export const PEFT_FILES = ["adapter_config.json", "adapter_model.safetensors"] as const;
 
-export interface ModelRequest extends LoadRequest {
+export interface ModelRequest extends LoadRequest<ModelSettings> {
   /** Whether to measure the model's kernels. */
   tune: boolean;
-  settings: ModelSettings;
   adapter?: { source: SourceSpec; scale: number };
 }
 
-export interface EmbedderRequest extends LoadRequest {
-  settings: CommonSettings & EmbedderSettings;
-}
+export type EmbedderRequest = LoadRequest<EmbedderSettings>;
 
-export interface RerankerRequest extends LoadRequest {
-  settings: CommonSettings & RerankerSettings;
-}
+export type RerankerRequest = LoadRequest<RerankerSettings>;
 
-interface CommonSettings {
+export interface ModelSettings {
   memoryLimit?: number;
-}
-export interface ModelSettings extends CommonSettings {
   contextLength?: number;
   fitContext?: boolean;
   kvType?: KvType;
 }
+
 /** A prompt: text, tokens, or a conversation for the model's template. */
 export type Prompt =
   | { kind: "text"; text: string }
@@ -126,14 +117,13 @@ export type TemplateOptions = Omit<ChatOptions, keyof GenerateOptions | "toolCho
 export interface OutputRequest {
   /** JSON of a `ResponseFormat`. */
   constraint?: string;
-  /** JSON of the tools. */
   tools?: string;
   /** How calls are constrained; absent: not at all. */
   toolChoice?: "auto" | "none" | "required" | { name: string };
   /** Whether constrained output may have several calls. */
   parallel?: boolean;
   /** Whether the output is parsed. */
-  reads: boolean;
+  isParsed: boolean;
   /** Whether thinking may precede constrained output. */
   mayThink: boolean;
 }
@@ -162,10 +152,7 @@ export type IndexSettings = Pick<IndexInfo, "dims"> & Partial<Pick<IndexInfo, "m
 /** The required model of an index. */
 export type ExpectedModel = { model: string; dims?: number; pooling?: string };
 
-export interface MadeVectors<Info> {
-  info: Info;
-  device: DeviceInfo;
-}
+export type MadeVectors<Info> = { info: Info; device: DeviceInfo };
 
 /** A device to open, or the target whose device to share. */
 export type Where = DeviceRequest | number;
@@ -173,35 +160,23 @@ export type Where = DeviceRequest | number;
 /** An operand of a kernel: an array, or the number of a tensor in the worker. */
 export type Operand = Float32Array | number;
 
-interface KernelCall<Operands extends string, Options> {
-  args: { operands: Record<Operands, Operand>; options: Options; keep: boolean };
-  event: never;
-  reply: Float32Array | KeptTensor;
-}
-
-export interface KernelCalls {
-  matmul: KernelCall<"a" | "b", { m: number; n: number; k: number }>;
-  rmsNorm: KernelCall<"x" | "weight", { eps: number }>;
-  layerNorm: KernelCall<"x" | "weight" | "bias", { eps: number }>;
-  softmax: KernelCall<"x", { columns: number }>;
-  rope: KernelCall<"x", { nHeads: number; headDim: number; firstPos: number; theta: number; style: "interleaved" | "halves" }>;
-  attention: KernelCall<"q" | "k" | "v", { nHeads: number; nKvHeads: number; headDim: number }>;
-}
+/** Kernels by the names of the engine's methods, which take the operands and then the settings. */
+export type KernelName = "matmul" | "rmsNorm" | "layerNorm" | "softmax" | "rope" | "attention";
 
 /** All calls of the worker: arguments, events and reply. */
-export interface Calls extends KernelCalls {
+export interface Calls {
   loadModel: { args: ModelRequest; event: never; reply: ModelInfo };
   loadEmbedder: { args: EmbedderRequest; event: never; reply: EmbedderInfo };
   loadReranker: { args: RerankerRequest; event: never; reply: RerankerInfo };
   inspect: { args: InspectRequest; event: never; reply: ModelReport };
   /** Stores a model's files without loading it. Reports progress as a load does. */
-  prefetch: { args: Pick<CommonRequest, "source" | "ownFetch">; event: never; reply: undefined };
+  prefetch: { args: Pick<CommonRequest, "source" | "ownFetch">; event: never; reply: void };
   generate: { args: GenerateRequest; event: GenerateEvent; reply: GenerateResult };
   makeEngine: { args: EngineOptions; event: never; reply: number };
   /** Requests of an engine do not wait for each other. */
   generateWith: { args: GenerateRequest & { engine: number }; event: GenerateEvent; reply: GenerateResult };
   engineStats: { args: { engine: number }; event: never; reply: EngineStats };
-  freeEngine: { args: { engine: number }; event: never; reply: undefined };
+  freeEngine: { args: { engine: number }; event: never; reply: void };
   saveSession: { args: { maxBytes: number }; event: never; reply: KeptSession };
   timeline: { args: Record<string, never>; event: never; reply: Timeline };
   headWeights: { args: Required<HeadOptions>; event: never; reply: HeadWeights };
@@ -214,15 +189,16 @@ export interface Calls extends KernelCalls {
   rerank: { args: { query: string; documents: string[]; topK?: number }; event: number; reply: Ranked[] };
   memory: { args: Record<string, never>; event: never; reply: MemoryInfo };
   counters: { args: Record<string, never>; event: never; reply: Counters };
-  destroyDevice: { args: Record<string, never>; event: never; reply: undefined };
+  destroyDevice: { args: Record<string, never>; event: never; reply: void };
   /** Frees the target, and its device after the last user. */
-  close: { args: Record<string, never>; event: never; reply: undefined };
+  close: { args: Record<string, never>; event: never; reply: void };
   devices: { args: Record<string, never>; event: never; reply: AvailableDevice[] };
   openDevice: { args: DeviceRequest; event: never; reply: DeviceInfo };
   bench: { args: { quick: boolean }; event: BenchProgress; reply: BenchReport };
+  runKernel: { args: { kernel: KernelName; operands: Operand[]; settings: (number | string)[]; keep: boolean }; event: never; reply: Float32Array | KeptTensor };
   keepTensor: { args: { data: Float32Array; shape: number[] }; event: never; reply: KeptTensor };
   readTensor: { args: { kept: number }; event: never; reply: Float32Array };
-  freeTensor: { args: { kept: number }; event: never; reply: undefined };
+  freeTensor: { args: { kept: number }; event: never; reply: void };
   createIndex: { args: { where: Where; settings: IndexSettings }; event: never; reply: MadeVectors<IndexInfo> };
   loadIndex: { args: Pick<LoadRequest, "source" | "cache"> & { where: Where; expected?: ExpectedModel }; event: never; reply: MadeVectors<IndexInfo> };
   /** Of an index or a mixture. */
@@ -231,16 +207,14 @@ export interface Calls extends KernelCalls {
   searchVectors: { args: { queries: Float32Array; k: number; filter?: Uint32Array }; event: never; reply: Hit[][] };
   /** Begins to write the index as it is now. Replies with the number of the save. */
   beginSave: { args: Record<string, never>; event: never; reply: number };
-  /** The next piece, or `undefined` at the end. */
   savedPiece: { args: { save: number }; event: never; reply: Uint8Array | undefined };
-  endSave: { args: { save: number }; event: never; reply: undefined };
+  endSave: { args: { save: number }; event: never; reply: void };
   loadMol: { args: Pick<LoadRequest, "source" | "cache"> & { where: Where; storage?: VectorStorage }; event: never; reply: MadeVectors<MolInfo> };
   searchItems: { args: { queries: Float32Array; k: number; method?: MolMethod; users?: Uint32Array }; event: never; reply: Hit[][] };
 }
 
 export type CallName = keyof Calls;
 
-/** Calls that load a model of some kind. */
 export type LoadName = "loadModel" | "loadEmbedder" | "loadReranker";
 
 /** Responses of a caller's own `fetch`. */
@@ -278,7 +252,6 @@ export type ToTarget =
   /** The target is gone. */
   | { type: "ended"; error: WireError };
 
-/** Reports on a target. */
 export type Report = Extract<ToTarget, { type: "notice" | "progress" | "device" }>;
 
 /** From the worker to the caller's thread. */

@@ -1,7 +1,7 @@
 /** Rerankers. */
 
 import { ensure } from "./errors.js";
-import { isId, textOf, textsOf } from "./given.js";
+import { isId, textOf, textsOf } from "./arguments.js";
 import { defined } from "./helpers.js";
 import type { RerankerOptions } from "./load-options.js";
 import { loadInto } from "./load.js";
@@ -40,6 +40,6 @@ export class Reranker extends Loaded<RerankerInfo> {
     const { topK, signal, onProgress } = known("rerank", options);
     ensure(topK === undefined || isId(topK), "option", `topK is ${topK}, expected a whole number`);
     const args = { query: textOf("query", query), documents: textsOf("documents", documents), ...defined({ topK }) };
-    return this.call("rerank", args, { signal, ...progressOf(args.documents, onProgress) });
+    return this.call("rerank", args, { signal, onEvent: progressOf(args.documents, onProgress) });
   }
 }

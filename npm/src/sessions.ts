@@ -2,31 +2,22 @@
 
 import { codeOf, ensure } from "./errors.js";
 import { hexOf, sha256Of, type Digest } from "./helpers.js";
-import { attempt, openFolder, storeIfAny, type Store, type StoredFile, type StoredRecord } from "./store.js";
+import { attempt, openFolder, withStore, type Store, type StoredFile, type StoredRecord } from "./store.js";
+import type { Saving } from "./tilewright.js";
 import type { KeptSession } from "./types.js";
 
 const FOLDER = "tilewright-sessions";
 const SCHEME = "tilewright-session:";
-/** Tokens that are computed faster than a stored session is read. */
-const FEW = 16;
+/** Tokens that are computed faster than a saved session is read. */
+const MIN_SAVED_TOKENS = 16;
 
-/** The record of a complete session. */
 type SessionRecord = StoredRecord & { tokens: number[] };
 
-/** Bytes per read. */
 const CHUNK_BYTES = 1 << 20;
-/** Channel on which tabs and workers report that the stored sessions changed. */
+/** Channel on which tabs and workers report that the saved sessions changed. */
 const CHANNEL = "tilewright-sessions";
 
-/** A session's file, piece by piece. */
-export interface SessionContent {
-  size(): number;
-  /** The next bytes, or `undefined` at the end. */
-  next(): Promise<Uint8Array | undefined>;
-  free(): void;
-}
-
-/** A stored session that a prompt can continue. */
+/** A saved session that a prompt can continue. */
 export interface FoundSession {
   size: number;
   /** Some bytes from an offset. */
@@ -45,9 +36,7 @@ export interface SessionLimits {
 let opened: Sessions | undefined;
 let listening: BroadcastChannel | undefined;
 
-/** The stored sessions; `undefined` if there are none and `make` is false. Throws `storage` if there cannot be any. */
-export function openSessions(make: true): Promise<Sessions>;
-export function openSessions(make: boolean): Promise<Sessions | undefined>;
+/** The saved sessions; `undefined` if there are none and `make` is false. Throws `storage` if there cannot be any. @internal */
 export async function openSessions(make: boolean): Promise<Sessions | undefined> {
   if (opened === undefined) {
     const store = await openFolder(FOLDER, make);
@@ -68,23 +57,20 @@ function notifyOthers(): void {
   }
 }
 
-/** The stored sessions of all models. */
+/** The saved sessions of all models. @internal */
 export class Sessions {
   #known: SessionRecord[] | undefined;
 
   constructor(private readonly store: Store, private readonly onChange: () => void = () => {}) {}
 
-  /** Has the records read again. */
   forget(): void {
     this.#known = undefined;
   }
 
-  /** All of them, the latest use first. */
   async list(): Promise<KeptSession[]> {
     return (await this.#records()).map(({ url, tokens, stored, date }) => ({ ...partsOf(url), nTokens: tokens.length, sizeBytes: stored, date }));
   }
 
-  /** Deletes one. Returns whether it existed. */
   async delete(id: string): Promise<boolean> {
     const record = (await this.#records()).find(({ url }) => partsOf(url).id === id);
     return record !== undefined && this.#delete(record.url);
@@ -103,45 +89,46 @@ export class Sessions {
    * @throws {@link TilewrightError}: `quota` if it does not fit by itself, `storage` if the storage fails or another
    * tab is writing it.
    */
-  async save(model: string, tokens: Uint32Array, begin: () => SessionContent, maxBytes: number, newDigest: () => Digest): Promise<KeptSession> {
+  async save(model: string, tokens: Uint32Array, begin: () => Saving, maxBytes: number, newDigest: () => Digest): Promise<KeptSession> {
     let content = begin();
     try {
       const size = content.size();
       ensure(size <= maxBytes,
-        "quota", `a session of ${size} bytes is to be kept, expected at most ${maxBytes} (maxBytes)`);
+        "quota", `a session of ${size} bytes is to be stored, expected at most ${maxBytes} (maxBytes)`);
       const id = await sha256Of(`${model} ${tokens.join(" ")}`);
       const url = `${SCHEME}${model}/${id}`;
       const file = await this.store.claim(url, "exclusive");
-      ensure(file !== undefined, "storage", "this session is being kept by another tab");
+      ensure(file !== undefined, "storage", "another tab is storing this session");
       const record: SessionRecord = { url, size, stored: 0, complete: false, date: Date.now(), tokens: [...tokens] };
       try {
         await this.store.sweep();
         this.forget();
         const others = (await this.#records()).filter((record) => record.url !== url);
-        const isBegun = (record: SessionRecord): boolean => isOf(record, model) && common(record.tokens, tokens) === record.tokens.length;
+        const isPrefix = (record: SessionRecord): boolean => isOf(record, model) && commonPrefix(record.tokens, tokens) === record.tokens.length;
         // In the order of deletion.
-        const begun = others.filter(isBegun);
-        const dispensable = [...begun, ...others.filter((record) => !isBegun(record)).reverse()];
+        const prefixes = others.filter(isPrefix);
+        const deletable = [...prefixes, ...others.filter((record) => !isPrefix(record)).reverse()];
         let sum = others.reduce((sum, { stored }) => sum + stored, size);
-        while (sum > maxBytes && await this.#dropOne(dispensable, (stored) => sum -= stored)) {
-          // The condition deletes.
+        while (sum > maxBytes && deletable.length > 0) {
+          sum -= await this.#dropFirst(deletable);
         }
-        for (;;) {
+        for (let isStored = false; !isStored;) {
           try {
             const sha256 = await write(file, record, content, newDigest());
             await file.save({ ...record, stored: size, complete: true, sha256 });
-            break;
+            isStored = true;
           } catch (error) {
-            if (codeOf(error) !== "quota" || !await this.#dropOne(dispensable, () => undefined)) {
+            if (codeOf(error) !== "quota" || deletable.length === 0) {
               await file.removePart();
               throw error;
             }
+            await this.#dropFirst(deletable);
             const again = begin();
             content.free();
             content = again;
           }
         }
-        await Promise.all(dispensable.filter((record) => begun.includes(record)).map(({ url }) => this.#delete(url).catch(() => false)));
+        await Promise.all(deletable.filter((record) => prefixes.includes(record)).map(({ url }) => this.#delete(url).catch(() => false)));
       } finally {
         file.release();
         this.#changed();
@@ -159,12 +146,12 @@ export class Sessions {
   async find(
     model: string, ids: Uint32Array, nKnown: number, { mostTokens, mostBack }: SessionLimits, newDigest: () => Digest, onDamaged: () => void,
   ): Promise<FoundSession | undefined> {
-    if (ids.length - nKnown <= FEW) {
+    if (ids.length - nKnown <= MIN_SAVED_TOKENS) {
       return undefined;
     }
-    const gain = ({ tokens }: SessionRecord): number => Math.min(common(tokens, ids), ids.length - 1) - nKnown;
+    const gain = ({ tokens }: SessionRecord): number => Math.min(commonPrefix(tokens, ids), ids.length - 1) - nKnown;
     const fits = (record: SessionRecord): boolean => isOf(record, model) && record.tokens.length <= mostTokens
-      && record.tokens.length - common(record.tokens, ids) <= mostBack
+      && record.tokens.length - commonPrefix(record.tokens, ids) <= mostBack
       // All of it is read, even if only a part is used.
       && gain(record) > 0 && gain(record) * 4 >= record.tokens.length;
     for (const record of (await this.#records()).filter(fits).sort((a, b) => gain(b) - gain(a))) {
@@ -178,7 +165,7 @@ export class Sessions {
 
   /** Opens one to read it, unless another tab is writing it or has deleted it, or it is damaged. */
   async #open(record: SessionRecord, newDigest: () => Digest, onDamaged: () => void): Promise<FoundSession | undefined> {
-    const file = await this.store.claimIfFree(record.url);
+    const file = await this.store.claim(record.url, "shared", undefined, false);
     if (file === undefined) {
       return undefined;
     }
@@ -220,17 +207,10 @@ export class Sessions {
     return this.#known.sort((a, b) => b.date - a.date);
   }
 
-  /** Deletes the first one and removes it from the list. Returns whether there was one. */
-  async #dropOne(records: SessionRecord[], onDropped: (stored: number) => void): Promise<boolean> {
+  /** Removes the first one from the list and deletes it, unless a tab is reading it. Returns the number of bytes. */
+  async #dropFirst(records: SessionRecord[]): Promise<number> {
     const record = records.shift();
-    if (record === undefined) {
-      return false;
-    }
-    // One that a tab is reading stays.
-    if (await this.#delete(record.url).catch(() => false)) {
-      onDropped(record.stored);
-    }
-    return true;
+    return record !== undefined && await this.#delete(record.url).catch(() => false) ? record.stored : 0;
   }
 
   async #delete(url: string): Promise<boolean> {
@@ -247,8 +227,7 @@ export class Sessions {
   }
 }
 
-/** Writes a session, and returns its SHA-256. */
-async function write(file: StoredFile, record: SessionRecord, content: SessionContent, digest: Digest): Promise<string> {
+async function write(file: StoredFile, record: SessionRecord, content: Saving, digest: Digest): Promise<string> {
   try {
     // The rest of an interrupted call is overwritten.
     const writer = await file.write(record);
@@ -274,37 +253,35 @@ async function write(file: StoredFile, record: SessionRecord, content: SessionCo
 export const sessions = {
   /** All of them, the latest use first. */
   async list(): Promise<KeptSession[]> {
-    return attempting(async (kept) => await kept?.list() ?? []);
+    return withSessions(async (kept) => await kept?.list() ?? []);
   },
 
   /** Deletes one. Resolves to whether it existed. */
   async delete(id: string): Promise<boolean> {
-    return attempting(async (kept) => await kept?.delete(id) ?? false);
+    return withSessions(async (kept) => await kept?.delete(id) ?? false);
   },
 
   /** Deletes all of them. */
   async clear(): Promise<void> {
-    return attempting(async (kept) => kept?.clear());
+    return withSessions(async (kept) => kept?.clear());
   },
 };
 
-async function attempting<T>(work: (stored: Sessions | undefined) => Promise<T>): Promise<T> {
-  const store = await storeIfAny(FOLDER);
-  return attempt(work(store && new Sessions(store, notifyOthers)));
+function withSessions<T>(work: (stored: Sessions | undefined) => Promise<T>): Promise<T> {
+  return withStore((store) => work(store && new Sessions(store, notifyOthers)), FOLDER);
 }
 
 /** Uses the opened storage. After an error it is opened anew: the user may have deleted it. */
 export async function storing<T>(work: () => Promise<T>): Promise<T> {
   try {
-    return await attempt(work());
+    return await attempt(work);
   } catch (error) {
     opened = undefined;
     throw error;
   }
 }
 
-/** Length of the common prefix. */
-export function common(a: ArrayLike<number>, b: ArrayLike<number>): number {
+export function commonPrefix(a: ArrayLike<number>, b: ArrayLike<number>): number {
   let n = 0;
   while (n < a.length && n < b.length && a[n] === b[n]) {
     n += 1;

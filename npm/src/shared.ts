@@ -15,35 +15,25 @@ import { WorkerConnection } from "./worker-connection.js";
 /** Whether tabs can share models here. */
 export const canShare = typeof BroadcastChannel !== "undefined" && globalThis.navigator?.locks !== undefined && "document" in globalThis;
 
-/** Messages between tabs. */
 type Message =
   | { type: "hello"; from: string }
-  /** A tab has left. */
   | { type: "bye"; from: string }
   /** The leader has loaded. */
   | { type: "ready"; from: string; info: unknown; device: DeviceInfo }
   | { type: "report"; from: string; message: Report }
-  /** To the leader. */
   | { type: "call"; from: string; id: number; name: CallName; args: Calls[CallName]["args"] }
   | { type: "abort" | "stop"; from: string; id: number }
-  /** From the leader. */
   | { type: "event"; to: string; id: number; value: unknown }
   | { type: "reply"; to: string; id: number; value: unknown }
   | { type: "fail"; to: string; id: number; error: WireError };
 
-/** Types of the messages' fields. */
-const FIELDS: Readonly<Record<Message["type"], Readonly<Record<string, "string" | "number" | "object">>>> = {
-  hello: { from: "string" },
-  bye: { from: "string" },
-  ready: { from: "string", info: "object", device: "object" },
-  report: { from: "string", message: "object" },
-  call: { from: "string", id: "number", name: "string", args: "object" },
-  abort: { from: "string", id: "number" },
-  stop: { from: "string", id: "number" },
-  event: { to: "string", id: "number" },
-  reply: { to: "string", id: "number" },
-  fail: { to: "string", id: "number", error: "object" },
+const FIELDS: Readonly<Record<Message["type"], readonly string[]>> = {
+  hello: ["from"], bye: ["from"], ready: ["from", "info", "device"], report: ["from", "message"], call: ["from", "id", "name", "args"],
+  abort: ["from", "id"], stop: ["from", "id"], event: ["to", "id"], reply: ["to", "id"], fail: ["to", "id", "error"],
 };
+
+/** Types of fields that are no objects. */
+const TYPES: Readonly<Record<string, string>> = { from: "string", to: "string", id: "number", name: "string" };
 
 /** Validates a message: any page of the site can write to the channel, such as one of an older version. */
 function isMessage(data: unknown): data is Message {
@@ -53,7 +43,7 @@ function isMessage(data: unknown): data is Message {
   const message = data as Record<string, unknown>;
   const { type } = message;
   return typeof type === "string" && Object.hasOwn(FIELDS, type)
-    && Object.entries(FIELDS[type as Message["type"]]).every(([field, kind]) => typeof message[field] === kind && message[field] !== null);
+    && FIELDS[type as Message["type"]].every((field) => typeof message[field] === (TYPES[field] ?? "object") && message[field] !== null);
 }
 
 const CALLS: ReadonlySet<CallName> = new Set<CallName>([
@@ -68,10 +58,10 @@ interface Pending {
   /** Stops it if it runs here. */
   readonly stop: AbortController;
   /** Aborted when the caller wants the result so far. */
-  readonly ending: AbortSignal | undefined;
+  readonly stopSignal: AbortSignal | undefined;
   readonly pieces: Piece[];
   /** Pieces that will be repeated. */
-  nAgain: number;
+  nRepeated: number;
   resolve(value: unknown): void;
   reject(error: unknown): void;
   onEvent(value: unknown): void;
@@ -88,7 +78,6 @@ export class SharedConnection extends Connection {
   #leader: string | undefined;
   /** The worker's connection, if this tab leads. */
   #local: WorkerConnection | undefined;
-  #device: DeviceInfo | undefined;
   #info: unknown;
   #loaded: { resolve(info: unknown): void; reject(error: unknown): void } | undefined;
   readonly #pending = new Map<number, Pending>();
@@ -98,6 +87,7 @@ export class SharedConnection extends Connection {
   #ended: TilewrightError | undefined;
   /** Releases all locks. */
   readonly #gone = new AbortController();
+  readonly #left = new Promise<void>((resolve) => this.#gone.signal.addEventListener("abort", () => resolve()));
 
   sibling(): Connection {
     throw new TilewrightError("option", "`on` is shared with other tabs, expected something that is not");
@@ -107,7 +97,7 @@ export class SharedConnection extends Connection {
     this.#fetch = fetch;
   }
 
-  async load<K extends LoadName>(name: K, args: Calls[K]["args"], { signal }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+  override async load<K extends LoadName>(name: K, args: Calls[K]["args"], { signal }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
     const topic = `tilewright/shared/${await sha256Of(JSON.stringify([name, args]))}`;
     signal?.throwIfAborted();
     await this.#holdLock(tabLock(this.#id));
@@ -115,7 +105,7 @@ export class SharedConnection extends Connection {
     const channel = new BroadcastChannel(topic);
     this.#channel = channel;
     channel.onmessage = ({ data }: MessageEvent<unknown>) => {
-      if (isMessage(data)) {
+      if (isMessage(data) && (!("to" in data) || data.to === this.#id)) {
         this.#receive(data);
       }
     };
@@ -133,7 +123,7 @@ export class SharedConnection extends Connection {
   }
 
   async call<K extends CallName>(
-    name: K, args: Calls[K]["args"], { signal, ending, onEvent, keeps }: CallOptions<K> = {},
+    name: K, args: Calls[K]["args"], { signal, stopSignal, onEvent, keeps }: CallOptions<K> = {},
   ): Promise<Calls[K]["reply"]> {
     signal?.throwIfAborted();
     if (this.#ended !== undefined) {
@@ -143,15 +133,15 @@ export class SharedConnection extends Connection {
     this.#nextId += 1;
     const reply = new Promise<unknown>((resolve, reject) => {
       this.#pending.set(id, {
-        name, args, sentTo: undefined, stop: new AbortController(), ending, pieces: [], nAgain: 0, keeps, resolve, reject,
+        name, args, sentTo: undefined, stop: new AbortController(), stopSignal, pieces: [], nRepeated: 0, keeps, resolve, reject,
         onEvent: (event) => onEvent?.(event as Calls[K]["event"]),
       });
     });
     const abort = (): void => {
       const pending = this.#settle(id);
       pending?.stop.abort();
-      this.#post({ type: "abort", from: this.#id, id });
       pending?.reject(signal?.reason);
+      this.#post({ type: "abort", from: this.#id, id });
     };
     const stop = (): void => this.#post({ type: "stop", from: this.#id, id });
     try {
@@ -160,7 +150,7 @@ export class SharedConnection extends Connection {
       // The arguments cannot be cloned.
       this.#settle(id)?.reject(error);
     }
-    return await cancelling(signal, abort, () => cancelling(ending, stop, () => reply)) as Calls[K]["reply"];
+    return await cancelling(signal, abort, () => cancelling(stopSignal, stop, () => reply)) as Calls[K]["reply"];
   }
 
   async close(reason: string): Promise<void> {
@@ -196,7 +186,6 @@ export class SharedConnection extends Connection {
     this.#gone.abort();
   }
 
-  /** Loads, and leads until the end. */
   async #lead<K extends LoadName>(name: K, args: Calls[K]["args"]): Promise<void> {
     try {
       await this.#serve(name, args);
@@ -210,7 +199,7 @@ export class SharedConnection extends Connection {
     const isNext = this.#info !== undefined;
     const connection = await WorkerConnection.open();
     const report = (message: Report): void => {
-      this.#deliver(message);
+      this.deliver(message);
       this.#post({ type: "report", from: this.#id, message });
     };
     connection.onNotice = (notice) => report({ type: "notice", notice });
@@ -219,8 +208,7 @@ export class SharedConnection extends Connection {
     if (this.#fetch !== undefined) {
       connection.useFetch(this.#fetch);
     }
-    const over = new Promise<void>((resolve) => {
-      this.#gone.signal.addEventListener("abort", () => resolve(), { once: true });
+    const ended = new Promise<void>((resolve) => {
       connection.onEnd = (error) => {
         this.#end(error);
         resolve();
@@ -239,7 +227,7 @@ export class SharedConnection extends Connection {
       await connection.close("the model was not loaded");
       throw error;
     }
-    await over;
+    await Promise.race([this.#left, ended]);
   }
 
   #ready(leader: string, info: unknown): void {
@@ -261,16 +249,16 @@ export class SharedConnection extends Connection {
     }
     const { name, pieces } = pending;
     pending.sentTo = this.#leader;
-    pending.nAgain = pieces.length;
+    pending.nRepeated = pieces.length;
     const args = name === "generate" && pieces.length > 0 ? continued(pending.args as GenerateRequest, pieces) : pending.args;
     if (this.#local === undefined) {
       this.#post({ type: "call", from: this.#id, id, name, args });
-      if (pending.ending?.aborted === true) {
+      if (pending.stopSignal?.aborted === true) {
         this.#post({ type: "stop", from: this.#id, id });
       }
       return;
     }
-    this.#local.call(name, args, { signal: pending.stop.signal, ending: pending.ending, onEvent: (value) => this.#event(id, value) }).then(
+    this.#local.call(name, args, { signal: pending.stop.signal, stopSignal: pending.stopSignal, onEvent: (value) => this.#event(id, value) }).then(
       (value) => this.#settle(id)?.resolve(value),
       (error: unknown) => this.#settle(id)?.reject(error),
     );
@@ -282,8 +270,8 @@ export class SharedConnection extends Connection {
       return;
     }
     if (pending.name === "generate" && "id" in (value as GenerateEvent)) {
-      if (pending.nAgain > 0) {
-        pending.nAgain -= 1;
+      if (pending.nRepeated > 0) {
+        pending.nRepeated -= 1;
         return;
       }
       pending.pieces.push(value as Piece);
@@ -297,13 +285,6 @@ export class SharedConnection extends Connection {
     return pending;
   }
 
-  #deliver(message: Report): void {
-    if (message.type === "device") {
-      this.#device = message.device;
-    }
-    this.deliver(message);
-  }
-
   #receive(message: Message): void {
     switch (message.type) {
       case "hello":
@@ -314,7 +295,7 @@ export class SharedConnection extends Connection {
         this.#forget(message.from);
         break;
       case "ready":
-        this.#deliver({ type: "device", device: message.device });
+        this.deliver({ type: "device", device: message.device });
         if (message.from !== this.#leader) {
           // A new leader needs to know its clients.
           this.#post({ type: "hello", from: this.#id });
@@ -322,7 +303,7 @@ export class SharedConnection extends Connection {
         this.#ready(message.from, message.info);
         break;
       case "report":
-        this.#deliver(message.message);
+        this.deliver(message.message);
         break;
       case "call":
         void this.#run(message);
@@ -332,40 +313,33 @@ export class SharedConnection extends Connection {
         this.#clients.get(message.from)?.get(message.id)?.[message.type].abort();
         break;
       case "event":
-        if (message.to === this.#id) {
-          this.#event(message.id, message.value);
-        }
+        this.#event(message.id, message.value);
         break;
       case "reply":
-        if (message.to === this.#id) {
-          this.#settle(message.id)?.resolve(message.value);
-        }
+        this.#settle(message.id)?.resolve(message.value);
         break;
       case "fail":
-        if (message.to === this.#id) {
-          this.#settle(message.id)?.reject(fromWire(message.error));
-        }
+        this.#settle(message.id)?.reject(fromWire(message.error));
         break;
     }
   }
 
   #announce(): void {
-    if (this.#local !== undefined && this.#device !== undefined) {
-      this.#post({ type: "ready", from: this.#id, info: this.#info, device: this.#device });
+    if (this.#local !== undefined && this.device !== undefined) {
+      this.#post({ type: "ready", from: this.#id, info: this.#info, device: this.device });
     }
   }
 
-  /** Runs another tab's call. */
   async #run({ from, id, name, args }: Message & { type: "call" }): Promise<void> {
     if (this.#local === undefined || !CALLS.has(name)) {
       return;
     }
     this.#watch(from);
-    const { abort, stop } = { abort: new AbortController(), stop: new AbortController() };
+    const [abort, stop] = [new AbortController(), new AbortController()];
     this.#clients.get(from)?.set(id, { abort, stop });
     try {
       const value = await this.#local.call(name, args, {
-        signal: abort.signal, ending: stop.signal, onEvent: (value) => this.#post({ type: "event", to: from, id, value }),
+        signal: abort.signal, stopSignal: stop.signal, onEvent: (value) => this.#post({ type: "event", to: from, id, value }),
       });
       this.#post({ type: "reply", to: from, id, value });
     } catch (error) {
@@ -401,10 +375,10 @@ export class SharedConnection extends Connection {
   /** Holds a lock until this tab leaves. */
   #holdLock(name: string): Promise<void> {
     return new Promise((resolve, reject) => {
-      navigator.locks.request(name, () => new Promise<void>((release) => {
-        this.#gone.signal.addEventListener("abort", () => release(), { once: true });
+      navigator.locks.request(name, () => {
         resolve();
-      })).catch((error: unknown) => reject(refused(error)));
+        return this.#left;
+      }).catch((error: unknown) => reject(refused(error)));
     });
   }
 }

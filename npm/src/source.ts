@@ -1,6 +1,6 @@
 /** A model's files as byte streams: from addresses, blobs or paths. */
 
-import { askVersion, A_WEB_PAGE, describeImpostor, differs, Download, WebPage, type Asking, type DownloadOptions, type FileVersion } from "./download.js";
+import { fetchVersion, A_WEB_PAGE, describeImpostor, differs, Download, WebPage, type DownloadOptions } from "./download.js";
 import { codeOf, ensure, type ErrorCode, messageOf, TilewrightError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
 import { GitDigest } from "./git.js";
@@ -11,7 +11,6 @@ import type { Store, StoredFile, StoredRecord, StoreWriter } from "./store.js";
 import type { Sha256 } from "./tilewright.js";
 import type { Notice, Progress } from "./types.js";
 
-/** Bytes per read. */
 const CHUNK_BYTES = 1 << 20;
 /** Bytes between updates of a download's record. */
 const FLUSH_BYTES = 16 << 20;
@@ -26,7 +25,7 @@ export interface ModelFile {
   /** Its address, if it can be stored. */
   readonly url?: string | undefined;
   readonly size: number | undefined;
-  /** Whether it is a complete stored copy. */
+  /** Whether it is a complete cached copy. */
   readonly isKept?: boolean;
   /** Whether it can be read again after the load: it is local, or a copy is stored. */
   readonly isLocal: boolean;
@@ -54,11 +53,9 @@ export interface OpenContext {
   peek?: boolean;
   /** A file that cannot be stored is an error. */
   mustKeep?: boolean;
-  /** Replaces `fetch`. */
   fetch?: Fetch;
   newDigest(): Sha256;
   notify(notice: Notice): void;
-  /** Called when a file is read from a stored copy. */
   onCopy(copy: StoredCopy): void;
   /** Called when this many more bytes are stored. */
   onStored(bytes: number): void;
@@ -71,57 +68,42 @@ export interface OpenContext {
 const USELESS: ReadonlySet<ErrorCode> = new Set<ErrorCode>(
   ["format", "unsupported", "config", "tokenizer", "truncated", "not_a_model", "range", "digest", "storage", "non_finite"]);
 
-/** Whether an error makes its files useless. */
 export function isUseless(error: unknown): boolean {
   return USELESS.has(codeOf(error));
 }
 
 /** Opens all files of a model, in order. Once one with an address is stored, the model's record lists them. */
 export async function openFiles(source: SourceSpec, context: OpenContext): Promise<ModelFile[]> {
-  const { given } = source;
+  const { given, pins } = source;
   const { store, peek } = context;
-  if (given === undefined || store === undefined || peek === true) {
-    return openThem(source, context);
-  }
   let isNoted = false;
   let files: ModelFile[] = [];
-  const note = async (): Promise<void> => {
-    if (!isNoted && files.length > 0) {
+  const onKept = async (): Promise<void> => {
+    if (given !== undefined && store !== undefined && peek !== true && !isNoted && files.length > 0) {
       isNoted = true;
       // A failure only loses which copies belong together.
       await store.setModel({ ...given, files: files.flatMap(({ url }) => url ?? []) }).catch(() => {});
     }
   };
-  files = await openThem(source, { ...context, onKept: note });
-  if (files.some(({ isKept }) => isKept === true)) {
-    await note();
-  }
-  return files;
-}
-
-async function openThem(source: SourceSpec, context: OpenContext): Promise<ModelFile[]> {
-  const { pins } = source;
+  const own = { ...context, onKept };
   switch (source.kind) {
     case "files":
-      return openAll(pinned(source.files, pins), context, "no-store");
+      files = await openAll(source.files, pins, own);
+      break;
     case "folder":
-      return openFolder(source.url, pins, context);
+      files = await openFolder(source.url, pins, own);
+      break;
     case "path":
-      return openAll(pinned(await filesAt(source.file, context), pins), context, "no-store");
+      files = await openAll(await filesAt(source.file, own), pins, own);
+      break;
     case "builtin":
       // The page's own file needs no second copy: the browser's HTTP cache has it.
-      return openAll(pinned([builtinSpec()], pins), { ...context, store: undefined }, "default");
+      files = await openAll([builtinSpec()], pins, { ...own, store: undefined }, "default");
   }
-}
-
-/** The files with the caller's digests. */
-function pinned(specs: FileSpec[], pins: Pins | undefined): FileSpec[] {
-  if (pins === undefined) {
-    return specs;
+  if (files.some(({ isKept }) => isKept === true)) {
+    await onKept();
   }
-  const names = specs.map(({ name }) => name);
-  const all = pinsOf(pins, names);
-  return specs.map((spec) => withPin(spec, all[spec.name]));
+  return files;
 }
 
 /** Digests by file name. A digest without a name needs a single file. */
@@ -153,8 +135,22 @@ function otherDigest(what: string, found: string, expected: string, who = "it ha
   return new TilewrightError("digest", `${what}: ${who} the SHA-256 ${found}, expected ${expected}`);
 }
 
-async function openAll(specs: FileSpec[], context: OpenContext, httpCache: RequestCache): Promise<ModelFile[]> {
-  return together(specs.map((spec) => openFile(spec, context, httpCache, specs.length > 1)));
+async function openAll(
+  given: FileSpec[], pins: Pins | undefined, context: OpenContext, httpCache: RequestCache = "no-store",
+): Promise<ModelFile[]> {
+  const sha256 = pins === undefined ? {} : pinsOf(pins, given.map(({ name }) => name));
+  return together(given.map(async (unpinned): Promise<ModelFile> => {
+    const spec = withPin(unpinned, sha256[unpinned.name]);
+    switch (spec.kind) {
+      case "url":
+        // Others may be read first, so it must hold no connection.
+        return UrlFile.open(spec, context, given.length > 1, httpCache);
+      case "blob":
+        return new BlobFile(spec, context);
+      case "path":
+        return PathFile.open(spec, context);
+    }
+  }));
 }
 
 /** Files that are opened concurrently, without absent ones. If one fails, all are closed. */
@@ -173,22 +169,6 @@ async function closeAll(files: ModelFile[], error: unknown): Promise<void> {
   await Promise.all(files.map((file) => file.close(isUseless(error))));
 }
 
-/** `isOneOfMany`: others may be read first, so it must hold no connection. */
-async function openFile(spec: FileSpec, context: OpenContext, httpCache: RequestCache, isOneOfMany: boolean): Promise<ModelFile> {
-  switch (spec.kind) {
-    case "url":
-      return UrlFile.open(spec, context, httpCache, isOneOfMany);
-    case "blob":
-      return checked(new BlobFile(spec.name, spec.blob), spec, context);
-    case "path":
-      return checked(await PathFile.open(spec), spec, context);
-  }
-}
-
-function checked(file: ModelFile, { sha256 }: FileSpec, { newDigest, peek }: OpenContext): ModelFile {
-  return sha256 === undefined || peek === true ? file : new PinnedFile(file, sha256, newDigest());
-}
-
 function builtinSpec(): FileSpec {
   const url = new URL("./stories.gguf", import.meta.url);
   return url.protocol === "file:" ? { kind: "path", name: "stories.gguf", path: url.href } : { kind: "url", name: "stories.gguf", url: url.href };
@@ -200,7 +180,6 @@ export const NEEDED_FILES: readonly string[] = ["config.json", TOKENIZER];
 export const OPTIONAL_FILES: readonly string[] = ["tokenizer_config.json", "generation_config.json"];
 /** The chat template of newer folders. */
 export const CHAT_FILES: readonly string[] = ["chat_template.jinja"];
-/** Files of sentence-transformers. */
 export const SENTENCE_FILES: readonly string[] = [
   "modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json",
 ];
@@ -229,15 +208,15 @@ async function openFolder(folder: string, pins: Pins | undefined, context: OpenC
   ensure(typeof pins !== "string",
     "option", "sha256 is one digest, and the source is a folder, expected an object of digests by the names of its files");
   const specOf = (name: string): UrlSpec => withPin({ name, url: new URL(name, folder).href }, pins?.[name]);
-  const openSmall = async (name: string): Promise<SmallFile> => SmallFile.open(await UrlFile.open(specOf(name), context, "no-store", false));
+  const openLazily = (name: string): Promise<UrlFile> => UrlFile.open(specOf(name), context, true);
+  const openSmall = async (name: string): Promise<UrlFile> => (await UrlFile.open(specOf(name), context, false)).readWhole();
   const remembered = await context.store?.absent(folder).catch(() => undefined);
-  const needed: Promise<ModelFile & { isKept: boolean }>[] = NEEDED_FILES.map((name) =>
-    // A vocabulary is large, and headers do not need it.
-    context.peek === true && name === TOKENIZER ? UrlFile.open(specOf(name), context, "no-store", true) : openSmall(name));
+  // A vocabulary is large, and headers do not need it.
+  const needed = NEEDED_FILES.map((name) => context.peek === true && name === TOKENIZER ? openLazily(name) : openSmall(name));
   const isUnchanged = Promise.all(needed).then((files) => files.every(({ isKept }) => isKept), () => false);
   const absent: string[] = [];
   let hasAsked = false;
-  const openOptional = async (name: string): Promise<SmallFile | undefined> => {
+  const openOptional = async (name: string): Promise<UrlFile | undefined> => {
     const wasAbsent = remembered?.names.has(name) === true;
     if (!wasAbsent || Date.now() - remembered.date > ABSENT_MS || !await isUnchanged) {
       try {
@@ -263,16 +242,10 @@ async function openFolder(folder: string, pins: Pins | undefined, context: OpenC
     }
     const index = files.find(({ name }) => name === INDEX);
     const shards = index === undefined ? ["model.safetensors"] : shardsOf(new TextDecoder().decode(await readAll(index)), `${folder}${INDEX}`);
-    const all = [...files, ...await together(shards.map((name) => UrlFile.open(specOf(name), context, "no-store", true)))];
     if (pins !== undefined) {
-      try {
-        pinsOf(pins, all.map(({ name }) => name));
-      } catch (error) {
-        await closeAll(all.slice(files.length), error);
-        throw error;
-      }
+      pinsOf(pins, [...files.map(({ name }) => name), ...shards]);
     }
-    return all;
+    return [...files, ...await together(shards.map(openLazily))];
   } catch (error) {
     await closeAll(files, error);
     throw error;
@@ -300,10 +273,19 @@ export async function readAll(file: ModelFile, limit = Infinity): Promise<Uint8A
 
 /** A file on the disk, or the files of a Hugging Face folder. */
 async function filesAt(file: PathSpec, { extras }: OpenContext): Promise<FileSpec[]> {
-  const { stat } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
+  const { access, readFile, stat } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
+  const { join: joinPath } = await importHidden<typeof import("node:path")>("node:path");
   try {
-    const path = await pathOf(file);
-    return (await stat(path)).isDirectory() ? await listDirectory(path, extras) : [file];
+    const folder = await pathOf(file);
+    if (!(await stat(folder)).isDirectory()) {
+      return [file];
+    }
+    const at = (name: string): string => joinPath(folder, name);
+    const optional = [...OPTIONAL_FILES, ...extras, INDEX];
+    const isThere = await Promise.all(optional.map((name) => access(at(name)).then(() => true, () => false)));
+    const names = [...NEEDED_FILES, ...optional.filter((_, i) => isThere[i])];
+    const shards = names.includes(INDEX) ? shardsOf(await readFile(at(INDEX), "utf8"), at(INDEX)) : ["model.safetensors"];
+    return [...names, ...shards].map((name) => ({ kind: "path", name, path: at(name) }));
   } catch (error) {
     throw error instanceof TilewrightError ? error : unreadable(file.path, error);
   }
@@ -312,23 +294,6 @@ async function filesAt(file: PathSpec, { extras }: OpenContext): Promise<FileSpe
 async function pathOf({ path }: PathSpec): Promise<string> {
   const { fileURLToPath } = await importHidden<typeof import("node:url")>("node:url");
   return path.startsWith("file:") ? fileURLToPath(path) : path;
-}
-
-async function listDirectory(folder: string, extras: readonly string[]): Promise<FileSpec[]> {
-  const { access, readFile } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
-  const { join: joinPath } = await importHidden<typeof import("node:path")>("node:path");
-  const at = (name: string): string => joinPath(folder, name);
-  const names = [...NEEDED_FILES];
-  let shards = ["model.safetensors"];
-  for (const name of [...OPTIONAL_FILES, ...extras, INDEX]) {
-    if (await access(at(name)).then(() => true, () => false)) {
-      names.push(name);
-    }
-  }
-  if (names.includes(INDEX)) {
-    shards = shardsOf(await readFile(at(INDEX), "utf8"), at(INDEX));
-  }
-  return [...names, ...shards].map((name) => ({ kind: "path", name, path: at(name) }));
 }
 
 /** Throws if a file does not begin like a model. */
@@ -340,42 +305,72 @@ function checkStart(name: string, bytes: Uint8Array): void {
   ensure(impostor === undefined, "not_a_model", `${name} holds ${impostor}, not a model file`);
 }
 
-/** A file of this machine. */
+/** A file of this machine. If a SHA-256 is required, all of it is read and compared. */
 abstract class LocalFile implements ModelFile {
+  readonly name: string;
   readonly isLocal = true;
   readonly phase = "file";
   arrived = 0;
+  readonly #sha256: string | undefined;
+  readonly #digest: Sha256 | undefined;
+  #digested = 0;
 
-  constructor(readonly name: string, readonly size: number) {}
+  constructor({ name, sha256 }: FileSpec, readonly size: number, { newDigest, peek }: OpenContext) {
+    this.name = name;
+    this.#sha256 = sha256;
+    this.#digest = sha256 === undefined || peek === true ? undefined : newDigest();
+  }
 
   abstract bytes(offset: number, length: number): Promise<Uint8Array>;
 
   async read(offset: number): Promise<Uint8Array | undefined> {
-    const bytes = await this.bytes(offset, CHUNK_BYTES);
-    if (offset === 0) {
-      checkStart(this.name, bytes);
-    }
-    this.arrived = Math.max(this.arrived, offset + bytes.length);
-    return bytes.length === 0 ? undefined : bytes;
+    // Bytes that the engine skips are part of the digest.
+    while (this.#digest !== undefined && this.#digested < offset && await this.#readChunk(this.#digested) !== undefined);
+    return this.#readChunk(offset);
   }
 
   async finish(): Promise<void> {
+    if (this.#digest !== undefined && this.#sha256 !== undefined) {
+      while (await this.#readChunk(this.#digested) !== undefined);
+      const found = this.#digest.hex();
+      if (found !== this.#sha256) {
+        throw otherDigest(this.name, found, this.#sha256);
+      }
+    }
     this.arrived = this.size;
   }
 
   pause(): void {}
 
-  async close(): Promise<void> {}
+  async close(): Promise<void> {
+    this.#digest?.free();
+  }
+
+  async #readChunk(offset: number): Promise<Uint8Array | undefined> {
+    const bytes = await this.bytes(offset, CHUNK_BYTES);
+    if (offset === 0) {
+      checkStart(this.name, bytes);
+    }
+    if (offset === this.#digested) {
+      this.#digest?.update(bytes);
+      this.#digested += bytes.length;
+    }
+    this.arrived = Math.max(this.arrived, offset + bytes.length);
+    return bytes.length === 0 ? undefined : bytes;
+  }
 }
 
 /** A file that the user picked. */
 class BlobFile extends LocalFile {
-  constructor(name: string, private readonly blob: Blob) {
-    super(name, blob.size);
+  readonly #blob: Blob;
+
+  constructor(spec: FileSpec & { kind: "blob" }, context: OpenContext) {
+    super(spec, spec.blob.size, context);
+    this.#blob = spec.blob;
   }
 
   bytes(offset: number, length: number): Promise<Uint8Array> {
-    return readBlob(this.name, this.blob, offset, length);
+    return readBlob(this.name, this.#blob, offset, length);
   }
 }
 
@@ -387,17 +382,16 @@ async function readBlob(name: string, blob: Blob, offset: number, length = CHUNK
   }
 }
 
-/** A file with a path, in Node and Deno. */
 class PathFile extends LocalFile {
-  private constructor(name: string, size: number, private readonly handle: import("node:fs/promises").FileHandle) {
-    super(name, size);
+  private constructor(spec: PathSpec, size: number, context: OpenContext, private readonly handle: import("node:fs/promises").FileHandle) {
+    super(spec, size, context);
   }
 
-  static async open(spec: PathSpec): Promise<PathFile> {
+  static async open(spec: PathSpec, context: OpenContext): Promise<PathFile> {
     const { open } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
     try {
       const handle = await open(await pathOf(spec));
-      return new PathFile(spec.name, (await handle.stat()).size, handle);
+      return new PathFile(spec, (await handle.stat()).size, context, handle);
     } catch (error) {
       throw unreadable(spec.path, error);
     }
@@ -413,125 +407,8 @@ class PathFile extends LocalFile {
   }
 
   override async close(): Promise<void> {
+    await super.close();
     await this.handle.close();
-  }
-}
-
-/** A file that adds to another one. */
-abstract class WrappedFile<T extends ModelFile> implements ModelFile {
-  constructor(protected readonly file: T) {}
-
-  get name(): string {
-    return this.file.name;
-  }
-
-  get url(): string | undefined {
-    return this.file.url;
-  }
-
-  get size(): number | undefined {
-    return this.file.size;
-  }
-
-  get isKept(): boolean {
-    return this.file.isKept === true;
-  }
-
-  get isLocal(): boolean {
-    return this.file.isLocal;
-  }
-
-  get phase(): Progress["phase"] {
-    return this.file.phase;
-  }
-
-  get arrived(): number {
-    return this.file.arrived;
-  }
-
-  abstract read(offset: number): Promise<Uint8Array | undefined>;
-
-  bytes(offset: number, length: number): Promise<Uint8Array> {
-    return this.file.bytes(offset, length);
-  }
-
-  finish(): Promise<void> {
-    return this.file.finish();
-  }
-
-  pause(): void {}
-
-  close(useless: boolean): Promise<void> {
-    return this.file.close(useless);
-  }
-}
-
-/** A local file whose digest is compared when all of it has been read. */
-class PinnedFile extends WrappedFile<ModelFile> {
-  #digested = 0;
-
-  constructor(file: ModelFile, private readonly expected: string, private readonly digest: Sha256) {
-    super(file);
-  }
-
-  async read(offset: number): Promise<Uint8Array | undefined> {
-    // Bytes that the engine skips are part of the digest.
-    while (this.#digested < offset && await this.#digestMore() !== undefined);
-    return offset === this.#digested ? this.#digestMore() : this.file.read(offset);
-  }
-
-  override async finish(): Promise<void> {
-    while (await this.#digestMore() !== undefined);
-    const found = this.digest.hex();
-    if (found !== this.expected) {
-      throw otherDigest(this.name, found, this.expected);
-    }
-    await this.file.finish();
-  }
-
-  override async close(useless: boolean): Promise<void> {
-    this.digest.free();
-    await this.file.close(useless);
-  }
-
-  async #digestMore(): Promise<Uint8Array | undefined> {
-    const bytes = await this.file.read(this.#digested);
-    if (bytes !== undefined) {
-      this.digest.update(bytes);
-      this.#digested += bytes.length;
-    }
-    return bytes;
-  }
-}
-
-/** A file that is read as a whole when it is opened, so that it needs no connection later. */
-class SmallFile extends WrappedFile<UrlFile> {
-  readonly #bytes: Uint8Array;
-
-  private constructor(file: UrlFile, bytes: Uint8Array) {
-    super(file);
-    this.#bytes = bytes;
-  }
-
-  static async open(file: UrlFile): Promise<SmallFile> {
-    try {
-      return new SmallFile(file, await readAll(file, SMALL_FILE_BYTES));
-    } catch (error) {
-      await file.close(isUseless(error));
-      throw error;
-    }
-  }
-
-  override get size(): number {
-    return this.#bytes.length;
-  }
-
-  async read(offset: number): Promise<Uint8Array | undefined> {
-    return offset < this.size ? this.#bytes.subarray(offset, offset + CHUNK_BYTES) : undefined;
-  }
-
-  override async bytes(offset: number, length: number): Promise<Uint8Array> {
-    return this.#bytes.subarray(offset, offset + length);
   }
 }
 
@@ -557,7 +434,7 @@ export class StoredCopy {
   async delete(signal: AbortSignal): Promise<void> {
     const owned = await this.store.claim(this.url, "exclusive", signal);
     ensure(owned !== undefined,
-      "storage", `the kept copy of ${this.url} is damaged, and another tab is loading it; try again after that`);
+      "storage", `the cached copy of ${this.url} is damaged, and another tab is loading it; try again after that`);
     try {
       if (owned.whole?.date === this.record.date) {
         await owned.removeWhole();
@@ -571,7 +448,6 @@ export class StoredCopy {
 /** A file on a server, and its stored part. */
 class UrlFile implements ModelFile {
   #download: Download | undefined;
-  /** The claim on the stored file. */
   #stored: StoredFile | undefined;
   #record: StoredRecord | undefined;
   /** The stored bytes when the file was opened. */
@@ -585,6 +461,8 @@ class UrlFile implements ModelFile {
   /** The latest chunk and its offset: after a header, the engine goes back into it. */
   #last: Uint8Array = new Uint8Array();
   #lastOffset = 0;
+  /** All bytes, after `readWhole`. */
+  #whole: Uint8Array | undefined;
   arrived = 0;
 
   private constructor(
@@ -592,7 +470,7 @@ class UrlFile implements ModelFile {
   ) {}
 
   /** `lazily`: only requests the file's version, and connects at the first read. */
-  static async open(spec: UrlSpec, context: OpenContext, httpCache: RequestCache, lazily: boolean): Promise<UrlFile> {
+  static async open(spec: UrlSpec, context: OpenContext, lazily: boolean, httpCache: RequestCache = "no-store"): Promise<UrlFile> {
     const file = new UrlFile(spec, context, httpCache);
     try {
       await file.#claim();
@@ -608,6 +486,17 @@ class UrlFile implements ModelFile {
       return file;
     } catch (error) {
       await file.close(false);
+      throw error;
+    }
+  }
+
+  /** Reads a small file now, so that it needs no connection later. */
+  async readWhole(): Promise<this> {
+    try {
+      this.#whole = await readAll(this, SMALL_FILE_BYTES);
+      return this;
+    } catch (error) {
+      await this.close(isUseless(error));
       throw error;
     }
   }
@@ -633,10 +522,13 @@ class UrlFile implements ModelFile {
   }
 
   get size(): number | undefined {
-    return this.#isComplete ? this.#kept.size : this.#download?.version.size;
+    return this.#whole?.length ?? (this.#isComplete ? this.#kept.size : this.#download?.version.size);
   }
 
   async read(offset: number): Promise<Uint8Array | undefined> {
+    if (this.#whole !== undefined) {
+      return offset < this.#whole.length ? this.#whole.subarray(offset, offset + CHUNK_BYTES) : undefined;
+    }
     if (offset >= this.#lastOffset && offset < this.#lastOffset + this.#last.length) {
       return this.#last.subarray(offset - this.#lastOffset);
     }
@@ -652,8 +544,8 @@ class UrlFile implements ModelFile {
     }
   }
 
-  bytes(offset: number, length: number): Promise<Uint8Array> {
-    return readBlob(this.url, this.#kept, offset, length);
+  async bytes(offset: number, length: number): Promise<Uint8Array> {
+    return this.#whole?.subarray(offset, offset + length) ?? readBlob(this.url, this.#kept, offset, length);
   }
 
   async finish(): Promise<void> {
@@ -662,13 +554,12 @@ class UrlFile implements ModelFile {
       return;
     }
     this.#position = Math.max(this.#position, this.#digested);
-    while ((await this.#readChunk()) !== undefined) {
-      // Each chunk is stored and digested as it is read.
-    }
+    // Each chunk is stored and digested as it is read.
+    while (await this.#readChunk() !== undefined);
     const sha256 = this.#digest?.hex();
     if (sha256 !== undefined && this.spec.sha256 !== undefined && sha256 !== this.spec.sha256) {
       throw this.#isComplete
-        ? new TilewrightError("storage", `the kept copy of ${this.url} is damaged: its SHA-256 is ${sha256}, expected ${this.spec.sha256}`)
+        ? new TilewrightError("storage", `the cached copy of ${this.url} is damaged: its SHA-256 is ${sha256}, expected ${this.spec.sha256}`)
         : otherDigest(this.url, sha256, this.spec.sha256);
     }
     if (this.#isComplete) {
@@ -716,18 +607,13 @@ class UrlFile implements ModelFile {
     return this.context.peek === true && !/\.(json|jinja)$/.test(this.name);
   }
 
-  get #asking(): Asking {
-    const { fetch } = this.context;
-    return defined({ fetch, headers: this.spec.headers });
-  }
-
   get #downloadOptions(): DownloadOptions {
-    const { signal, notify } = this.context;
+    const { fetch, signal, notify } = this.context;
     const onReconnect = (message: string): void => notify({ code: "reconnected", message });
-    return { ...this.#asking, signal, httpCache: this.httpCache, inPieces: this.#inPieces, onReconnect };
+    return { ...defined({ fetch, headers: this.spec.headers }), signal, httpCache: this.httpCache, inPieces: this.#inPieces, onReconnect };
   }
 
-  /** Claims the stored copy, if there is one. */
+  /** Claims the cached copy, if there is one. */
   async #claim(): Promise<void> {
     const { store, newDigest, notify, onCopy, signal, peek, mustKeep } = this.context;
     if (store === undefined) {
@@ -754,7 +640,7 @@ class UrlFile implements ModelFile {
         if (mustKeep === true) {
           throw new TilewrightError("storage", `${this.url} is being loaded elsewhere, here or in another tab; it can be fetched after that`);
         }
-        notify({ code: "not_cached", message: `${this.url} is being loaded in another tab as well; this tab does not keep its copy` });
+        notify({ code: "not_cached", message: `${this.url} is being loaded in another tab as well; this tab stores no copy` });
         return;
       }
       const { part } = this.#stored;
@@ -784,14 +670,14 @@ class UrlFile implements ModelFile {
   /** Asks the server whether a copy is current. Without a response, it counts as current. */
   async #isCurrent(record: StoredRecord): Promise<boolean> {
     const known = this.spec.sha256 !== undefined && record.sha256 !== undefined;
-    const version = known ? {} : await askVersion(this.url, this.context.signal, this.#asking);
+    const version = known ? {} : await fetchVersion(this.url, this.context.signal, this.#downloadOptions);
     if (version === undefined) {
-      this.context.notify({ code: "not_revalidated", message: `${this.url} could not be checked for a newer version; the kept copy is used` });
+      this.context.notify({ code: "not_revalidated", message: `${this.url} could not be checked for a newer version; the cached copy is used` });
       return true;
     }
     const current = known ? record.sha256 === this.spec.sha256 : !differs(record, version);
     if (!current) {
-      this.context.notify({ code: "cache_outdated", message: `${this.url} is newer on the server than the kept copy; it is downloaded again` });
+      this.context.notify({ code: "cache_outdated", message: `${this.url} is newer on the server than the cached copy; it is downloaded again` });
     }
     return current;
   }
@@ -801,9 +687,10 @@ class UrlFile implements ModelFile {
     if (this.#stored === undefined || this.#record === undefined) {
       return undefined;
     }
-    const download = await Download.resume(this.url, this.#kept.size, versionOf(this.#record), options);
+    const { size, etag, lastModified } = this.#record;
+    const download = await Download.resume(this.url, this.#kept.size, defined({ size, etag, lastModified }), options);
     if (download === undefined) {
-      this.context.notify({ code: "cache_outdated", message: `${this.url} was replaced since its download was interrupted; it begins anew` });
+      this.context.notify({ code: "cache_outdated", message: `${this.url} was replaced since its download was interrupted; the download starts over` });
       this.#kept = new Blob();
       this.#record = undefined;
     }
@@ -917,11 +804,11 @@ class UrlFile implements ModelFile {
         await this.#drop();
       }
       throw error instanceof TilewrightError ? error
-        : new TilewrightError(isFull ? "quota" : "storage", `${this.url} cannot be kept: ${messageOf(error)}`, { cause: error });
+        : new TilewrightError(isFull ? "quota" : "storage", `${this.url} cannot be stored: ${messageOf(error)}`, { cause: error });
     }
     const why = isFull ? `the browser's storage for this page is full (${messageOf(error)})`
       : `the browser's storage failed (${messageOf(error)})`;
-    this.context.notify({ code: "not_cached", message: `${this.url} will not be kept for the next time: ${why}` });
+    this.context.notify({ code: "not_cached", message: `${this.url} will not be cached: ${why}` });
     if (this.#position < this.#kept.size) {
       // No stored byte was returned yet, so the download can start anew.
       this.#kept = new Blob();
@@ -941,7 +828,7 @@ class UrlFile implements ModelFile {
       owned = await this.context.store?.claim(this.url, "exclusive");
       await owned?.removePart();
     } catch (error) {
-      this.context.notify({ code: "not_cached", message: `what was kept of ${this.url} could not be deleted (${messageOf(error)})` });
+      this.context.notify({ code: "not_cached", message: `the stored part of ${this.url} could not be deleted (${messageOf(error)})` });
     } finally {
       owned?.release();
     }
@@ -949,11 +836,7 @@ class UrlFile implements ModelFile {
 }
 
 export function damaged(url: string, why: string): Notice {
-  return { code: "cache_damaged", message: `the kept copy of ${url} is damaged (${why}); it is downloaded again` };
-}
-
-function versionOf({ size, etag, lastModified }: StoredRecord): FileVersion {
-  return defined({ size, etag, lastModified });
+  return { code: "cache_damaged", message: `the cached copy of ${url} is damaged (${why}); it is downloaded again` };
 }
 
 function join(pieces: Uint8Array[], length: number): Uint8Array {

@@ -2,7 +2,7 @@
 
 import { ensure, messageOf, TilewrightError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
-import { isArrayOf } from "./given.js";
+import { isArrayOf } from "./arguments.js";
 import { decoded, defined, orAborted } from "./helpers.js";
 import { ENDPOINT, endpointOf, hubSpec, isHubAddress, type Wanted } from "./hub.js";
 import { hasPaths } from "./platform.js";
@@ -32,7 +32,6 @@ export async function keptAs(source: ModelSource, hub: HubOptions): Promise<Sour
   return givenOf(source, isHub ? undefined : await unpinned(source, undefined, hub, "model"), hub);
 }
 
-/** Validated digests, in lower case. */
 function pinsOf(sha256: SourceOptions["sha256"]): Pins | undefined {
   if (sha256 === undefined) {
     return undefined;

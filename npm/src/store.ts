@@ -8,7 +8,7 @@
  */
 
 import { codeOf, ensure, messageOf, TilewrightError } from "./errors.js";
-import { defined, sha256Of } from "./helpers.js";
+import { defined, delay, sha256Of } from "./helpers.js";
 import type { CacheEntry } from "./types.js";
 
 /** The record of a download, of which the first `stored` bytes are on the disk. */
@@ -16,13 +16,11 @@ export type StoredRecord = CacheEntry & {
   lastModified?: string;
   /** Of a folder: names of its absent files. */
   absent?: string[];
-  /** Of a model. */
   model?: ModelRecord;
   /** Of a session: its tokens. */
   tokens?: number[];
 };
 
-/** The files of a model. */
 export interface ModelRecord {
   /** The source, with absolute addresses. */
   source: string | string[];
@@ -40,7 +38,6 @@ export interface StoreWriter {
   close(): void;
 }
 
-/** Storage of records and bytes. */
 interface Backend {
   keys(): Promise<string[]>;
   readRecord(key: string): Promise<StoredRecord | undefined>;
@@ -58,12 +55,10 @@ const READ_ATTEMPTS = 5;
 
 /** Opens the storage for downloads. Throws `storage` where there is none, as in some private windows. */
 export async function openStore(): Promise<Store> {
-  return openFolder(FOLDER, true);
+  return await openFolder(FOLDER, true) as Store;
 }
 
 /** Opens another storage; `undefined` if it is absent and `make` is false. Throws as {@link openStore}. */
-export function openFolder(folder: string, make: true): Promise<Store>;
-export function openFolder(folder: string, make: boolean): Promise<Store | undefined>;
 export async function openFolder(folder: string, make: boolean): Promise<Store | undefined> {
   ensure(globalThis.crypto?.subtle !== undefined,
     "storage", "the browser offers storage only to pages served over https");
@@ -97,21 +92,15 @@ function hasSyncHandles(): boolean {
 /** Milliseconds to wait for a lock: a stopping worker holds it until its files are closed. */
 const PATIENCE_MS = 1500;
 
-/** The storage, by address. */
 export class Store {
   constructor(private readonly backend: Backend) {}
 
   /** A record for each address, preferably of a complete copy; the newest first. */
   async list(): Promise<StoredRecord[]> {
     const records = (await this.#records()).filter(({ absent, model }) => absent === undefined && model === undefined);
-    records.sort((a, b) => Number(b.complete) - Number(a.complete) || b.date - a.date);
-    const byAddress = new Map<string, StoredRecord>();
-    for (const record of records) {
-      if (!byAddress.has(record.url)) {
-        byAddress.set(record.url, record);
-      }
-    }
-    return [...byAddress.values()].sort((a, b) => b.date - a.date);
+    records.sort((a, b) => Number(a.complete) - Number(b.complete) || a.date - b.date);
+    // Of several records of an address, the last one stays.
+    return [...new Map(records.map((record) => [record.url, record])).values()].sort((a, b) => b.date - a.date);
   }
 
   /** Records of models, the latest load first. */
@@ -120,19 +109,11 @@ export class Store {
     return found.sort((a, b) => b.date - a.date);
   }
 
-  /** Stores which files belong to a model. */
   async setModel({ source, endpoint, files }: ModelRecord): Promise<void> {
     const model = { source, ...defined({ endpoint }), files: files.map(storedAddress) };
     const key = await modelKey(model);
-    const release = await lock(key, "exclusive", { wait: false });
-    // Otherwise another tab is storing the same.
-    if (release !== undefined) {
-      try {
-        await this.backend.writeRecord(key, { url: key, stored: 0, complete: false, date: Date.now(), model });
-      } finally {
-        release();
-      }
-    }
+    // Unless another tab is storing the same.
+    await locked(key, false, () => this.backend.writeRecord(key, { url: key, stored: 0, complete: false, date: Date.now(), model }));
   }
 
   /** Deletes a model's record, but not its files. */
@@ -150,7 +131,6 @@ export class Store {
     return this.#deleteKey(await sha256Of(storedAddress(url)));
   }
 
-  /** Deletes all downloads. */
   async clear(): Promise<void> {
     const keys = (await this.backend.keys()).map((slot) => slot.replace(SECOND, ""));
     for (const key of new Set(keys)) {
@@ -171,22 +151,12 @@ export class Store {
     }
   }
 
-  /** The same to read, without waiting. */
-  claimIfFree(url: string): Promise<StoredFile | undefined> {
-    return this.claim(url, "shared", undefined, false);
-  }
-
   /** Deletes interrupted downloads and bytes without a record, unless a tab is writing them. */
   async sweep(): Promise<void> {
     for (const slot of await this.backend.keys()) {
       const isLeft = async (): Promise<boolean> => (await this.backend.readRecord(slot))?.complete !== true;
-      const release = await isLeft() ? await lock(slot.replace(SECOND, ""), "exclusive", { wait: false }) : undefined;
-      try {
-        if (release !== undefined && await isLeft()) {
-          await this.backend.remove(slot);
-        }
-      } finally {
-        release?.();
+      if (await isLeft()) {
+        await locked(slot.replace(SECOND, ""), false, async () => await isLeft() ? this.backend.remove(slot) : undefined);
       }
     }
   }
@@ -203,19 +173,16 @@ export class Store {
   }
 
   async #deleteKey(key: string): Promise<boolean> {
-    const release = await lock(key, "exclusive");
-    ensure(release !== undefined,
-      "storage", "this file is in use, here or in another tab: it is being loaded, or a model reads weights from it; it can be deleted after that");
-    try {
-      let existed = false;
+    const existed = await locked(key, true, async () => {
+      const records = await Promise.all(slotsOf(key).map((slot) => this.backend.readRecord(slot)));
       for (const slot of slotsOf(key)) {
-        existed = (await this.backend.readRecord(slot)) !== undefined || existed;
         await this.backend.remove(slot);
       }
-      return existed;
-    } finally {
-      release();
-    }
+      return records.some((record) => record !== undefined);
+    });
+    ensure(existed !== undefined,
+      "storage", "this file is in use, here or in another tab: it is being loaded, or a model reads weights from it; it can be deleted after that");
+    return existed;
   }
 }
 
@@ -230,36 +197,32 @@ function modelKey({ source, endpoint }: Omit<ModelRecord, "files">): Promise<str
   return sha256Of(JSON.stringify({ source, endpoint }));
 }
 
-/** A claimed download. */
 export class StoredFile {
   /** Slots of the complete copy and of the incomplete one. */
   readonly #wholeSlot: string;
   readonly #partSlot: string;
-  /** The record of the complete copy. */
   whole: StoredRecord | undefined;
-  /** The record of an interrupted download. */
   part: StoredRecord | undefined;
 
   private constructor(
     private readonly backend: Backend, readonly address: string, readonly release: () => void, whole: Slot, part: Slot,
   ) {
-    [this.#wholeSlot, this.whole] = [whole.name, whole.record];
-    [this.#partSlot, this.part] = [part.name, part.record];
+    this.#wholeSlot = whole.name;
+    this.#partSlot = part.name;
+    this.whole = whole.record?.complete === true ? whole.record : undefined;
+    this.part = part.record?.complete === true ? undefined : part.record;
   }
 
   /** @internal */
   static async open(backend: Backend, key: string, address: string, release: () => void): Promise<StoredFile> {
     const [first, second] = slotsOf(key);
     const slots = await Promise.all([first, second].map(async (name): Promise<Slot> => ({ name, record: await backend.readRecord(name) })));
-    // Of two complete copies, the newer replaced the other, which could not be deleted.
-    const rank = ({ record }: Slot): number => record?.complete === true ? record.date : -1;
+    // Of two complete copies, the newer replaced the other, which could not be deleted. Of two parts, the longer one counts.
+    const rank = ({ record }: Slot): number => record?.complete === true ? record.date : -1 - (record?.stored ?? 0);
     const [whole, part] = slots.sort((a, b) => rank(b) - rank(a)) as [Slot, Slot];
-    return rank(whole) >= 0
-      ? new StoredFile(backend, address, release, whole, part.record?.complete === true ? { name: part.name } : part)
-      : new StoredFile(backend, address, release, ...wherePartIs(whole, part));
+    return new StoredFile(backend, address, release, whole, part);
   }
 
-  /** The bytes of a record. */
   async bytes(record: StoredRecord): Promise<Blob> {
     const blob = await this.backend.readBytes(record === this.whole ? this.#wholeSlot : this.#partSlot);
     ensure(blob.size >= record.stored,
@@ -296,7 +259,6 @@ export class StoredFile {
     }
   }
 
-  /** Updates the date of the complete copy. */
   async renew(date: number): Promise<void> {
     if (this.whole !== undefined) {
       this.whole = { ...this.whole, date };
@@ -315,16 +277,9 @@ export class StoredFile {
   }
 }
 
-/** A place for a download, and its record. */
 interface Slot {
   name: string;
   record?: StoredRecord | undefined;
-}
-
-/** Two incomplete slots, the one with more bytes last. */
-function wherePartIs(a: Slot, b: Slot): [Slot, Slot] {
-  const [whole, part] = (a.record?.stored ?? 0) > (b.record?.stored ?? 0) ? [b, a] : [a, b];
-  return [{ name: whole.name }, part];
 }
 
 const SECOND = /-2$/;
@@ -334,7 +289,7 @@ function slotsOf(key: string): [string, string] {
 }
 
 /** Bytes of storage left for this origin, as the browser estimates. */
-async function freeBytes(): Promise<number> {
+export async function freeBytes(): Promise<number> {
   try {
     const { quota, usage } = await navigator.storage.estimate();
     return quota === undefined || usage === undefined ? Infinity : Math.max(0, quota - usage);
@@ -392,6 +347,16 @@ async function lock(
   }
 }
 
+/** Does `work` with an exclusive lock; `undefined` without one. */
+async function locked<T>(key: string, wait: boolean, work: () => Promise<T>): Promise<T | undefined> {
+  const release = await lock(key, "exclusive", { wait });
+  try {
+    return release && await work();
+  } finally {
+    release?.();
+  }
+}
+
 function parseRecord(text: string): StoredRecord | undefined {
   let record: Partial<StoredRecord> | null;
   try {
@@ -428,23 +393,18 @@ class FileBackend implements Backend {
   async readRecord(key: string): Promise<StoredRecord | undefined> {
     for (let attempt = 1; ; attempt += 1) {
       const file = await this.#find(`${key}.json`);
-      if (file === undefined) {
-        return undefined;
-      }
-      // A record that is being written may be unreadable for a moment.
-      let text: string | undefined;
       try {
-        text = await (await file.getFile()).text();
+        const record = file && parseRecord(await (await file.getFile()).text());
+        if (file === undefined || record !== undefined || attempt === READ_ATTEMPTS) {
+          return record;
+        }
       } catch (error) {
         if (attempt === READ_ATTEMPTS) {
           throw error;
         }
       }
-      const record = text === undefined ? undefined : parseRecord(text);
-      if (record !== undefined || attempt === READ_ATTEMPTS) {
-        return record;
-      }
-      await new Promise((resolve) => setTimeout(resolve, 20));
+      // A record that is being written may be unreadable for a moment.
+      await delay(20);
     }
   }
 
@@ -627,22 +587,23 @@ function address(key: string, part: string | number): string {
   return `${location.origin}/${FOLDER}/${key}/${part}`;
 }
 
-/** The storage of this name, or `undefined` where there is none. */
-export async function storeIfAny(folder = FOLDER): Promise<Store | undefined> {
+/** Does `work` with the storage of this name, or without one where there is none. */
+export async function withStore<T>(work: (store: Store | undefined) => Promise<T>, folder = FOLDER): Promise<T> {
+  let store: Store | undefined;
   try {
-    return await openFolder(folder, folder === FOLDER);
+    store = await openFolder(folder, folder === FOLDER);
   } catch (error) {
     if (codeOf(error) !== "storage") {
       throw error;
     }
-    return undefined;
   }
+  return attempt(() => work(store));
 }
 
 /** Turns the browser's own errors into the package's. */
-export async function attempt<T>(work: Promise<T>): Promise<T> {
+export async function attempt<T>(work: () => Promise<T>): Promise<T> {
   try {
-    return await work;
+    return await work();
   } catch (error) {
     const code = codeOf(error);
     if (error instanceof TilewrightError || (code !== "internal" && code !== "quota")) {

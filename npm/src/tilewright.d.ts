@@ -4,9 +4,8 @@ import type {
   EmbedderRequest, ExpectedModel, GenerateRequest, IndexSettings, ModelSettings, RerankerRequest,
 } from "./protocol.js";
 import type {
-  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EngineOptions, EngineStats, GenerateResult, Hit,
-  IndexInfo, KvType, MemoryInfo, ModelInfo, ModelReport,
-  MolInfo, MolMethod, Ranked, RerankerInfo, Tier, Timeline, VectorStorage, WeightShare,
+  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EngineOptions, EngineStats, GenerateResult, Hit, IndexInfo, KvType,
+  MemoryInfo, ModelInfo, ModelReport, MolInfo, MolMethod, Ranked, RerankerInfo, Tier, Timeline, VectorStorage,
 } from "./types.js";
 
 export type Adapter = Omit<AvailableDevice, "choice">;
@@ -70,15 +69,8 @@ export class Loader<Loaded> {
 }
 
 /** Facts from the headers; `null` if unknown. */
-export type HeaderFacts = {
-  kind: ModelReport["kind"];
-  name: string | null;
-  architecture: string | null;
-  licence: string | null;
-  maxContextLength: number | null;
-  chatTemplate: boolean;
-  weights: WeightShare[];
-  problem: string | null;
+export type HeaderFacts = Pick<ModelReport, "kind" | "weights"> & { chatTemplate: boolean } & {
+  [K in "name" | "architecture" | "licence" | "maxContextLength" | "problem"]: NonNullable<ModelReport[K]> | null;
 };
 
 /** The headers of a model's files; bytes are pushed as to a {@link Loader}. */
@@ -133,6 +125,11 @@ export interface TokenGuide {
   accept(id: number): Uint32Array | undefined;
 }
 
+/** Called first, with the number of cached ids. */
+export type OnBegin = (nCached: number) => void;
+/** Called for each token. `logprobs`: JSON of log-probabilities, if requested. Generation ends if it returns `false`. */
+export type OnPiece = (id: number, text: string, isLast: boolean, logprobs: string | undefined) => boolean | Promise<boolean>;
+
 export type EngineOutcome = Omit<GenerateResult, "thinking" | "toolCalls">;
 
 export class Engine {
@@ -149,9 +146,7 @@ export class Engine {
 
 export class Text {
   private constructor();
-  pieces(
-    onBegin: (cachedTokens: number) => void, onPiece: (id: number, text: string, isLast: boolean, logprobs: string | undefined) => boolean | Promise<boolean>,
-  ): Promise<EngineOutcome>;
+  pieces(onBegin: OnBegin, onPiece: OnPiece): Promise<EngineOutcome>;
   cancel(): void;
   free(): void;
 }
@@ -159,20 +154,13 @@ export class Text {
 export class Session {
   private constructor();
   generate(
-    ids: Uint32Array,
-    options: GenerationOptions,
-    guide: TokenGuide | undefined,
-    /** Called first, with the number of cached ids. */
-    onBegin: (nCached: number) => void,
-    /** `logprobs`: JSON of log-probabilities, if requested. */
-    onPiece: (id: number, text: string, isLast: boolean, logprobs: string | undefined) => Promise<boolean>,
+    ids: Uint32Array, options: GenerationOptions, guide: TokenGuide | undefined, onBegin: OnBegin, onPiece: OnPiece,
     onLost: (error: Error) => Promise<Model>,
-  ): Promise<Omit<GenerateResult, "thinking" | "toolCalls">>;
+  ): Promise<EngineOutcome>;
   timeline(): Promise<Timeline>;
   headWeights(layer: number, head: number, lastQueries: number): Promise<Float32Array>;
   cancel(): void;
   tokens(): Uint32Array;
-  /** Tokens in the KV cache. */
   nCached(): number;
   saving(): Saving;
   /** Restores a saved session; `read` resolves to some bytes from an offset, to none at the end. */

@@ -3,8 +3,8 @@
 const DATABASE = "tilewright";
 const STORE = "tunings";
 
-/** The name of a tuning. Browser versions differ in their shader compilers. */
 export function tuningKey(adapter: string, tier: string): string {
+  // Browser versions differ in their shader compilers.
   return [adapter, tier, globalThis.navigator?.userAgent ?? ""].join(" | ");
 }
 

@@ -111,11 +111,8 @@ export interface MemoryForecast {
 }
 
 /** Memory of a context, and the total with the weights. */
-export interface ContextMemory {
+export interface ContextMemory extends Pick<MemoryInfo, "cacheBytes" | "activationsBytes" | "totalBytes"> {
   contextLength: number;
-  cacheBytes: number;
-  activationsBytes: number;
-  totalBytes: number;
 }
 
 /** Options of {@link Model.remove}, for addresses of a hub: those of the load. */
@@ -222,7 +219,7 @@ export type NoticeCode =
   | "taken_over"
   /** A `shared` model belongs to this page alone: the browser offers no locks, as to pages without https. */
   | "not_shared"
-  /** A stored session is not used, and the prompt is computed. A damaged or useless one was deleted. */
+  /** A saved session is not used, and the prompt is computed. A damaged or useless one was deleted. */
   | "session_dropped";
 
 /** A decision that is no error. */
@@ -361,10 +358,8 @@ export type EngineGenerateOptions = Omit<GenerateOptions, "tokensPerSubmit">;
 export type EngineChatOptions = Omit<ChatOptions, "tokensPerSubmit">;
 
 /** Counters of an engine. */
-export interface EngineStats {
-  /** Queued requests. */
+export interface EngineStats extends Pick<GenerateResult, "cachedTokens" | "generatedTokens" | "draftedTokens" | "acceptedTokens"> {
   nQueued: number;
-  /** Running requests. */
   nRunning: number;
   /** Accepted requests. */
   nSubmitted: number;
@@ -379,13 +374,7 @@ export interface EngineStats {
   nPanics: number;
   /** Prompt tokens that were computed. */
   promptTokens: number;
-  /** Prompt tokens from the prefix cache. */
-  cachedTokens: number;
-  generatedTokens: number;
   nDecodePasses: number;
-  draftedTokens: number;
-  /** Draft tokens that were accepted. */
-  acceptedTokens: number;
   /** Decode passes submitted before the previous tokens were read. */
   nAheadPasses: number;
   /** Prefill passes. */
@@ -462,6 +451,7 @@ export type StopReason = "eos" | "complete" | "stop_text" | "max_tokens" | "cont
 export interface GenerationUsage {
   /** Tokens of the prompt, cached ones included. */
   promptTokens: number;
+  /** Prompt tokens that were not computed again. */
   cachedTokens: number;
   generatedTokens: number;
   /** Seconds to process the prompt. */
@@ -492,7 +482,7 @@ export interface ChatMessage {
   [field: string]: unknown;
 }
 
-/** A model that is known to run. */
+/** A suggested model. */
 export interface KnownModel {
   name: string;
   /** `hf:owner/repo:quantisation`. */
@@ -512,7 +502,7 @@ export interface KnownModel {
 
 /** Options of {@link Model.saveSession}. */
 export interface SaveSessionOptions {
-  /** Most bytes of all stored sessions. Default 1 GiB. */
+  /** Most bytes of all saved sessions. Default 1 GiB. */
   maxBytes?: number;
 }
 
@@ -586,43 +576,38 @@ export interface TokenizeOptions {
   addSpecial?: boolean;
 }
 
-/** Facts about a model. */
-export interface ModelInfo {
+/** Facts about anything that is loaded from a model's files. */
+interface FileFacts {
   /** From a GGUF file, or the name of a Hugging Face folder. */
   name: string;
   architecture: string;
-  /** Width of the residual stream. */
-  dim: number;
   nLayers: number;
   nHeads: number;
-  nKvHeads: number;
   vocabSize: number;
+  /** Types of the stored weights, such as `Q4_0`. */
+  weightTypes: string[];
+  fileBytes: number;
+}
+
+/** Facts about a model. */
+export interface ModelInfo extends FileFacts {
+  /** Width of the residual stream. */
+  dim: number;
+  nKvHeads: number;
   contextLength: number;
   /** Trained context length. */
   maxContextLength: number;
   kvType: KvType;
-  /** Types of the stored weights, such as `Q4_0`. */
-  weightTypes: string[];
-  fileBytes: number;
   /** Origin of the chat template: `file`, the name of a known one such as `chatml`, or `none` for a base model. */
   chatTemplate: string;
 }
 
 /** Facts about an encoder or a reranker. */
-export interface EncoderInfo {
-  /** From a GGUF file, or the name of a Hugging Face folder. */
-  name: string;
-  architecture: string;
-  nLayers: number;
-  nHeads: number;
-  vocabSize: number;
+export interface EncoderInfo extends FileFacts {
   /** Tokens to which a text (for a reranker a pair of them) is cut, special tokens included. */
   maxTokens: number;
   /** Tokens per batch. */
   maxBatchTokens: number;
-  /** Types of the stored weights, such as `F16`. */
-  weightTypes: string[];
-  fileBytes: number;
 }
 
 /** Facts about an encoder. */
@@ -658,13 +643,11 @@ export interface EmbedderSettings {
 }
 
 /** Use of a reranker. Defaults: as the model's files say. */
-export interface RerankerSettings {
+export interface RerankerSettings extends Pick<EmbedderSettings, "maxBatchTokens"> {
   /** Tokens to which a query with a document is cut, special tokens included: the longer text first. */
   maxTokens?: number;
   /** Whether a score is the sigmoid of the model's logit, 0 to 1, rather than the logit itself. */
   sigmoid?: boolean;
-  /** Tokens per batch. Default: as of {@link EmbedderSettings}. */
-  maxBatchTokens?: number;
 }
 
 /** Similarity of vectors: cosine or dot product. */
@@ -683,7 +666,7 @@ export interface IndexInfo {
   model?: string;
   /** That model's pooling. */
   pooling?: string;
-  /** Vectors that can be found. */
+  /** Vectors or items that can be found. */
   length: number;
   /** The next vector's id. Ids of deleted vectors are not reused. */
   nIds: number;
@@ -699,15 +682,13 @@ export interface Hit {
 }
 
 /** Options of {@link Index.search}. */
-export interface SearchOptions {
+export interface SearchOptions extends RequestOptions {
   /** Restricts the search to these ids. Default: all. */
   filter?: Iterable<number>;
-  /** Rejects with the signal's reason. */
-  signal?: AbortSignal | undefined;
 }
 
 /** Facts about a mixture of logits and its items. */
-export interface MolInfo {
+export interface MolInfo extends Pick<IndexInfo, "storage" | "length"> {
   /** Length of a query's vector. */
   queryDims: number;
   /** Length of an item's vector. */
@@ -716,11 +697,8 @@ export interface MolInfo {
   itemComponents: number;
   /** Length of a component. */
   componentDims: number;
-  storage: VectorStorage;
   /** The encoder of queries and items, if the file names one. */
   model?: string;
-  /** Items that can be found. */
-  length: number;
   /** Bytes that a search over all items reads. */
   sizeBytes: number;
 }
@@ -749,13 +727,11 @@ export type MolMethod =
   | { kind: "mips" };
 
 /** Options of {@link Mol.search}. */
-export interface MolSearchOptions {
+export interface MolSearchOptions extends RequestOptions {
   /** Default: `bruteForce` up to 100,000 items, then `highest` with 10,000 candidates. */
   method?: MolMethod;
   /** An id for each query, where the mixture has user components. */
   users?: Iterable<number>;
-  /** Rejects with the signal's reason. */
-  signal?: AbortSignal | undefined;
 }
 
 /** The device of a model. */
@@ -842,12 +818,9 @@ export interface RopeOptions {
 }
 
 /** Heads of {@link attention}. */
-export interface AttentionOptions {
-  nHeads: number;
+export interface AttentionOptions extends Pick<RopeOptions, "nHeads" | "headDim"> {
   /** Heads of keys and values, a divisor of `nHeads`. Default `nHeads`. */
   nKvHeads?: number;
-  /** Length of a head. */
-  headDim: number;
 }
 
 /** Addresses of the package's files. Relative ones are relative to the page. */
@@ -862,6 +835,6 @@ export interface ConfigureOptions {
 
 /** Options of a request beside its JSON. */
 export interface RequestOptions {
-  /** Aborts the work. */
+  /** Aborts the work: the call rejects with the signal's reason. */
   signal?: AbortSignal | undefined;
 }

@@ -1,27 +1,39 @@
-/** The engine's WASM module, started on first use. */
+/** The WASM modules: the engine, and constraints with output parsing. Each is started on first use. */
 
 import { messageOf, TilewrightError } from "./errors.js";
 import { wasmAt } from "./platform.js";
-import init from "./tilewright.js";
+import initEngine from "./tilewright.js";
+import initText from "./tilewright_text.js";
 
-let url: string | undefined;
-let started: Promise<WebAssembly.Memory> | undefined;
+class WasmModule {
+  /** Its address, if it is not beside the worker. */
+  url: string | undefined;
+  #started: Promise<void> | undefined;
+  #isThere = false;
 
-/** Sets the module's address, if it is not beside the worker. */
-export function findAt(given: string | undefined): void {
-  url = given;
-}
+  constructor(private readonly what: string, private readonly file: string, private readonly init: typeof initEngine) {}
 
-/** Starts the module once. Resolves to its memory. */
-export function start(): Promise<WebAssembly.Memory> {
-  started ??= (async () => {
+  /** Starts it once. After a failure the next use tries again. */
+  async start(): Promise<void> {
+    this.#started ??= (async () => {
+      const other = await wasmAt(this.url, this.file);
+      await (other === undefined ? this.init() : this.init({ module_or_path: other }));
+      this.#isThere = true;
+    })();
     try {
-      const other = await wasmAt(url, "tilewright_bg.wasm");
-      return (await (other === undefined ? init() : init({ module_or_path: other }))).memory;
+      await this.#started;
     } catch (error) {
-      const place = url === undefined ? "tilewright_bg.wasm beside worker.js" : url;
-      throw new TilewrightError("network", `the engine, expected as ${place}, could not be started: ${messageOf(error)}`, { cause: error });
+      this.#started = undefined;
+      const place = this.url ?? `${this.file} beside worker.js`;
+      throw new TilewrightError("network", `${this.what}, expected as ${place}, could not be started: ${messageOf(error)}`, { cause: error });
     }
-  })();
-  return started;
+  }
+
+  /** Bytes of its memory; 0 before its first use. */
+  async memoryBytes(): Promise<number> {
+    return this.#isThere ? (await this.init()).memory.buffer.byteLength : 0;
+  }
 }
+
+export const engineModule = new WasmModule("the engine", "tilewright_bg.wasm", initEngine);
+export const textModule = new WasmModule("the module for constraints and output parsing", "tilewright_text_bg.wasm", initText);

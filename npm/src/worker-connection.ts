@@ -6,9 +6,8 @@ import { ensure, fromWire, messageOf, TilewrightError } from "./errors.js";
 import { FetchServer, type Fetch } from "./fetching.js";
 import { cancelling } from "./helpers.js";
 import { besidePackage, importHidden, isNode } from "./platform.js";
-import type { CallName, Calls, FromWorker, LoadName, ToTarget, ToWorker } from "./protocol.js";
+import type { CallName, Calls, FromWorker, ToTarget, ToWorker } from "./protocol.js";
 
-/** A worker of the browser or a thread of Node. */
 interface Thread {
   post(message: ToWorker, transfer?: ArrayBuffer[]): void;
   terminate(): void;
@@ -41,7 +40,6 @@ export class WorkerConnection extends Connection {
   /** Called once when the worker or the target is gone. */
   onEnd: ((error: TilewrightError) => void) | undefined;
   #fetching: FetchServer | undefined;
-  /** Why it ended. */
   #ended: TilewrightError | undefined;
 
   /** @internal */
@@ -49,7 +47,6 @@ export class WorkerConnection extends Connection {
     super();
   }
 
-  /** A connection to a new object in a new worker. */
   static async open(): Promise<WorkerConnection> {
     return (await WorkerHost.start()).connect();
   }
@@ -60,10 +57,6 @@ export class WorkerConnection extends Connection {
 
   useFetch(fetch: Fetch): void {
     this.#fetching = new FetchServer(fetch, (message) => this.host.post({ ...message, target: this.target }));
-  }
-
-  load<K extends LoadName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
-    return this.call(name, args, options);
   }
 
   async call<K extends CallName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
@@ -120,33 +113,28 @@ class WorkerHost {
   #nextTarget = 0;
   readonly #pending = new Map<number, Pending>();
   #nextId = 0;
-  /** Why it ended. */
   #ended: TilewrightError | undefined;
   readonly #watch = new AbortController();
-  #ready: (() => void) | undefined;
   #storedBytes = 0;
 
   private constructor() {}
 
   static async start(): Promise<WorkerHost> {
     const host = new WorkerHost();
-    const ready = new Promise<void>((resolve, reject) => {
-      host.#ready = resolve;
-      host.#pending.set(-1, { target: -1, resolve: () => resolve(), reject, onEvent: undefined });
+    const ready = new Promise<unknown>((resolve, reject) => {
+      host.#pending.set(-1, { target: -1, resolve, reject, onEvent: undefined });
     });
-    host.#thread = await startThread({
+    host.#thread = await (isNode ? startNodeThread : startWorker)({
       onMessage: (message) => host.#receive(message),
       onFailure: (reason) => host.#end(new TilewrightError("worker_crashed", reason)),
     });
     await ready;
-    host.#pending.delete(-1);
     const { wasmUrl, textWasmUrl } = fileUrls();
     host.#thread.post({ type: "files", wasm: wasmUrl, textWasm: textWasmUrl });
     host.#thread.keepAlive(false);
     return host;
   }
 
-  /** A connection to a new object. */
   connect(): WorkerConnection {
     const connection = new WorkerConnection(this, this.#nextTarget);
     this.#nextTarget += 1;
@@ -159,7 +147,7 @@ class WorkerHost {
   }
 
   async call<K extends CallName>(
-    target: number, name: K, args: Calls[K]["args"], { signal, ending, transfer, onEvent, keeps }: CallOptions<K>,
+    target: number, name: K, args: Calls[K]["args"], { signal, stopSignal, transfer, onEvent, keeps }: CallOptions<K>,
   ): Promise<Calls[K]["reply"]> {
     signal?.throwIfAborted();
     if (this.#ended !== undefined) {
@@ -181,10 +169,10 @@ class WorkerHost {
       }
     };
     const stop = (): void => this.post({ type: "stop", id });
-    if (ending?.aborted === true) {
+    if (stopSignal?.aborted === true) {
       stop();
     }
-    return await cancelling(signal, abort, () => cancelling(ending, stop, () => reply)) as Calls[K]["reply"];
+    return await cancelling(signal, abort, () => cancelling(stopSignal, stop, () => reply)) as Calls[K]["reply"];
   }
 
   /** Frees a target, and ends the worker if it has no other. */
@@ -218,7 +206,7 @@ class WorkerHost {
         if (message.lock !== undefined) {
           this.#watchLock(message.lock);
         }
-        this.#ready?.();
+        this.#settle(-1)?.resolve(undefined);
         break;
       case "event":
         this.#pending.get(message.id)?.onEvent?.(message.value);
@@ -273,37 +261,35 @@ class WorkerHost {
     this.#watch.abort();
     this.#connections.forEach((connection) => connection.end(error));
     this.#thread?.terminate();
-    const waiting = [...this.#pending.values()];
+    this.#pending.forEach(({ reject }) => reject(this.#ended));
     this.#pending.clear();
-    for (const { reject } of waiting) {
-      reject(this.#ended);
-    }
   }
-}
-
-async function startThread(events: ThreadEvents): Promise<Thread> {
-  return isNode ? startNodeThread(events) : startWorker(events);
 }
 
 function startWorker({ onMessage, onFailure }: ThreadEvents): Thread {
   ensure(typeof Worker !== "undefined",
     "unsupported_platform", "the engine needs Web Workers, and there are none here");
-  const other = fileUrls().workerUrl ?? foreignWorker();
-  const blob = other !== undefined && isForeign(other) ? blobImporting(other) : undefined;
+  // In a bundle, the bundler places the worker.
+  const beside = besidePackage("worker.js").href;
+  const other = fileUrls().workerUrl ?? (isForeign(beside) ? beside : undefined);
+  // A module of the page's own origin that imports the other one.
+  const blob = other !== undefined && isForeign(other)
+    ? URL.createObjectURL(new Blob([`import ${JSON.stringify(other)};`], { type: "text/javascript" })) : undefined;
+  const revoke = (): void => blob === undefined ? undefined : URL.revokeObjectURL(blob);
   let worker: Worker;
   try {
     // Bundlers look for exactly this expression.
     worker = other === undefined ? new Worker(new URL("./worker.js", import.meta.url), { type: "module" }) : new Worker(blob ?? other, { type: "module" });
   } catch (error) {
-    revoke(blob);
+    revoke();
     throw new TilewrightError("unsupported_platform", `the engine's worker cannot be started: ${messageOf(error)}`, { cause: error });
   }
-  worker.addEventListener("message", () => revoke(blob), { once: true });
+  worker.addEventListener("message", revoke, { once: true });
   worker.addEventListener("message", (event) => onMessage(event.data as FromWorker));
   worker.addEventListener("messageerror", () => onFailure("a message from the engine could not be read"));
   worker.addEventListener("error", (event) => {
     event.preventDefault();
-    revoke(blob);
+    revoke();
     onFailure(event.message ? `the worker with the engine failed: ${event.message}` : unloadable(other, blob));
   });
   return { post: (message, transfer = []) => worker.postMessage(message, transfer), terminate: () => worker.terminate(), keepAlive: () => {} };
@@ -312,23 +298,6 @@ function startWorker({ onMessage, onFailure }: ThreadEvents): Thread {
 /** Whether browsers refuse a worker of this address, because of its origin. Deno never does. */
 function isForeign(url: string): boolean {
   return !("Deno" in globalThis) && /^https?:/.test(url) && new URL(url).origin !== globalThis.origin;
-}
-
-/** The worker beside the package, if that is of another origin. In a bundle, the bundler places the worker. */
-function foreignWorker(): string | undefined {
-  const url = besidePackage("worker.js").href;
-  return isForeign(url) ? url : undefined;
-}
-
-/** A module of the page's own origin that imports another one. */
-function blobImporting(url: string): string {
-  return URL.createObjectURL(new Blob([`import ${JSON.stringify(url)};`], { type: "text/javascript" }));
-}
-
-function revoke(blob: string | undefined): void {
-  if (blob !== undefined) {
-    URL.revokeObjectURL(blob);
-  }
 }
 
 function unloadable(url: string | undefined, blob: string | undefined): string {

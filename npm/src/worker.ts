@@ -1,10 +1,9 @@
 /** The worker: owns the engine in WASM and its devices, and communicates by messages. */
 
 import { toWire } from "./errors.js";
-import { findAt as findTextAt } from "./output-parser.js";
 import { importHidden, isNode } from "./platform.js";
 import type { CallName, Calls, ToWorker } from "./protocol.js";
-import { findAt as findEngineAt } from "./wasm.js";
+import { engineModule, textModule } from "./wasm.js";
 import { handlers } from "./worker/handlers.js";
 import { findHandle } from "./worker/handles.js";
 import { Caller, connect, post, type Port } from "./worker/port.js";
@@ -23,8 +22,8 @@ function callerOf(target: number): Caller {
 function receive(message: ToWorker): void {
   switch (message.type) {
     case "files":
-      findEngineAt(message.wasm);
-      findTextAt(message.textWasm);
+      engineModule.url = message.wasm;
+      textModule.url = message.textWasm;
       break;
     case "abort":
     case "stop":
@@ -39,12 +38,12 @@ function receive(message: ToWorker): void {
 }
 
 async function handle<K extends CallName>(id: number, target: number, name: K, args: Calls[K]["args"]): Promise<void> {
-  const { abort, stop } = { abort: new AbortController(), stop: new AbortController() };
+  const [abort, stop] = [new AbortController(), new AbortController()];
   const caller = callerOf(target);
   running.set(id, { abort, stop });
   try {
     const emit = (value: Calls[K]["event"]): void => post({ type: "event", id, value });
-    const value = await handlers[name](args, { target, caller, signal: abort.signal, ending: stop.signal, emit });
+    const value = await handlers[name](args, { target, caller, signal: abort.signal, stopSignal: stop.signal, emit });
     for (const notice of findHandle(target)?.place.device.takeNotices() ?? []) {
       caller.notify("shader_replaced", notice);
     }

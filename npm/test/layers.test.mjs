@@ -35,7 +35,7 @@ const ORDER = [
   "download",
   "source",
   "embeddings",
-  "given",
+  "arguments",
   "hub",
   "spec",
 
@@ -49,7 +49,6 @@ const ORDER = [
   "worker/registry",
   "worker/progress",
   "worker/files",
-  "worker/prefetch",
   "worker/place",
   "worker/handles",
   "worker/load",
@@ -66,8 +65,7 @@ const ORDER = [
   "worker-connection",
   "shared",
   "load",
-  "copies",
-  "inspect",
+  "stored-models",
   "format",
   "generation",
   "engine",
@@ -76,10 +74,7 @@ const ORDER = [
   "embedder",
   "reranker",
   "kernels",
-  "bench",
-  "vector-collection",
-  "vector-index",
-  "mol",
+  "vectors",
 
   // The same in the shape of OpenAI's API.
   "openai/errors",

@@ -8,7 +8,7 @@ import {
 } from "./common.js";
 import { ensureValid, invalid, unsupported } from "./errors.js";
 import {
-  anything, checkFields, flag, optionsOf, SAMPLING_FIELDS, samplingOf, whole, type Fields, type SamplingFields,
+  anything, checked, flag, optionsOf, SAMPLING_FIELDS, samplingOf, whole, type Fields, type Present, type SamplingFields,
 } from "./request.js";
 
 /** A message of a request. */
@@ -64,12 +64,8 @@ export interface ChatCompletionRequest extends SamplingFields {
 }
 
 /** A token and its log-probability. */
-export interface ChatCompletionTokenLogprob {
+export interface ChatCompletionTokenLogprob extends Pick<TokenLogprob, "logprob" | "bytes"> {
   token: string;
-  /** Natural logarithm of its probability. */
-  logprob: number;
-  /** Its text in UTF-8: a token may be a part of a character. */
-  bytes: number[];
 }
 
 /** The tokens of a choice, thinking and calls included, without the token or stop text that ends it. */
@@ -120,7 +116,6 @@ export interface ChatCompletionChunk extends Head {
 
 const EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh"] as const;
 
-/** More tokens than any context holds. */
 const NO_LIMIT = 2 ** 31 - 1;
 
 const FIELDS: Fields<ChatCompletionRequest> = {
@@ -158,21 +153,20 @@ export function createChatCompletion(
   model: Model, request: ChatCompletionRequest, options?: RequestOptions,
 ): Promise<ChatCompletion | CompletionStream<ChatCompletionChunk>>;
 export async function createChatCompletion(
-  model: Model, request: ChatCompletionRequest, options: RequestOptions = {},
+  model: Model, given: ChatCompletionRequest, options: RequestOptions = {},
 ): Promise<ChatCompletion | CompletionStream<ChatCompletionChunk>> {
-  const given = optionsOf("createChatCompletion", options);
-  checkFields(request, FIELDS);
+  optionsOf("createChatCompletion", options);
+  const request = checked(given, FIELDS);
   const { logprobs, top_logprobs: top } = request;
   ensureValid(Array.isArray(request.messages), "messages", request.messages, "a list of messages");
-  ensureValid(top === undefined || top === null || logprobs === true,
-    "top_logprobs", top, "none unless logprobs is true");
+  ensureValid(top === undefined || logprobs === true, "top_logprobs", top, "none unless logprobs is true");
   const messages = request.messages.map(messageOf);
   const own = ownOptions(request);
-  const each = samplingOf(request, given, request.max_completion_tokens ?? request.max_tokens ?? NO_LIMIT)
+  const each = samplingOf(request, options, request.max_completion_tokens ?? request.max_tokens ?? NO_LIMIT)
     .map((sampling): ChatOptions => ({ ...sampling, ...own }));
   const head = headOf("chatcmpl", request.model ?? model.info.name);
   return request.stream === true
-    ? CompletionStream.begin((ending) => chunksOf(model, messages, each, head, request.stream_options?.include_usage === true, ending))
+    ? CompletionStream.begin((stopSignal) => chunksOf(model, messages, each, head, request.stream_options?.include_usage === true, stopSignal))
     : complete(model, messages, each, head);
 }
 
@@ -197,14 +191,14 @@ async function complete(model: Model, messages: ChatMessage[], each: ChatOptions
 }
 
 async function* chunksOf(
-  model: Model, messages: ChatMessage[], each: ChatOptions[], head: Head, withUsage: boolean, ending: AbortSignal,
+  model: Model, messages: ChatMessage[], each: ChatOptions[], head: Head, withUsage: boolean, stopSignal: AbortSignal,
 ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
   const chunk = (choices: ChatCompletionChunk["choices"]): ChatCompletionChunk =>
     ({ ...head, object: "chat.completion.chunk", choices, ...(withUsage ? { usage: null } : {}) });
   const results: GenerateResult[] = [];
   const ids = new CallIds(messages.length);
   for (const [index, options] of each.entries()) {
-    if (ending.aborted) {
+    if (stopSignal.aborted) {
       return;
     }
     const delta = (part: ChatCompletionDelta, finish: FinishReason | null, tokens: readonly Piece[] = []): ChatCompletionChunk =>
@@ -231,7 +225,7 @@ async function* chunksOf(
         nCalls += toolCalls.length;
       }
     };
-    const { result, tokens } = yield* emitting(model.chat(messages, options), parts, ending);
+    const { result, tokens } = yield* emitting(model.chat(messages, options), parts, stopSignal);
     yield* parts({}, tokens);
     yield delta({}, finishOf(result));
     results.push(result);
@@ -306,22 +300,16 @@ function joinParts(parts: { type: string; text?: string }[] | null | undefined, 
   }).join("");
 }
 
-/** Options of chats alone. */
-function ownOptions(request: ChatCompletionRequest): ChatOptions {
+function ownOptions(request: Present<ChatCompletionRequest>): ChatOptions {
+  const { logprobs, top_logprobs: top = 0, tool_choice: toolChoice, parallel_tool_calls: parallelToolCalls, reasoning_effort: effort } = request;
   const tools = request.tools?.map(toolOf) ?? [];
   return {
-    logprobs: request.logprobs === true ? request.top_logprobs ?? 0 : undefined,
-    responseFormat: formatOf(request.response_format ?? undefined),
-    ...effortOf(request.reasoning_effort ?? undefined),
+    logprobs: logprobs === true ? top : undefined,
+    responseFormat: formatOf(request.response_format),
+    ...(effort === "none" ? { thinking: false } : effort === undefined ? {} : { templateVariables: { reasoning_effort: effort } }),
     // Without tools, only a required call matters: it is refused.
-    ...(tools.length === 0 ? asksForCall(request.tool_choice) : {
-      tools, toolChoice: request.tool_choice ?? undefined, parallelToolCalls: request.parallel_tool_calls ?? undefined,
-    }),
+    ...(tools.length > 0 ? { tools, toolChoice, parallelToolCalls } : toolChoice === "auto" || toolChoice === "none" ? {} : { toolChoice }),
   };
-}
-
-function effortOf(effort: (typeof EFFORTS)[number] | undefined): Pick<ChatOptions, "thinking" | "templateVariables"> {
-  return effort === undefined ? {} : effort === "none" ? { thinking: false } : { templateVariables: { reasoning_effort: effort } };
 }
 
 /** A tool in the templates' form. Calls are always valid by its parameters, so `strict` is dropped. */
@@ -334,11 +322,7 @@ function toolOf(tool: ChatCompletionTool, at: number): ChatCompletionTool {
   return { type: "function", function: function_ };
 }
 
-function asksForCall(choice: ChatCompletionRequest["tool_choice"]): Pick<ChatOptions, "toolChoice"> {
-  return choice === undefined || choice === null || choice === "auto" || choice === "none" ? {} : { toolChoice: choice };
-}
-
-function formatOf(format: NonNullable<ChatCompletionRequest["response_format"]> | undefined): ResponseFormat | undefined {
+function formatOf(format: Present<ChatCompletionRequest>["response_format"]): ResponseFormat | undefined {
   if (format === undefined || format.type === "text" || format.type === "json_object") {
     return format;
   }

@@ -25,20 +25,17 @@ export interface ModelEntry {
 
 export type ClientChatRequest = ChatCompletionRequest & { model: string };
 
+/** Responds at once or, with `stream: true`, by chunks. */
+export interface Create<Request, Response, Chunk> {
+  (request: Request & { stream: true }, options?: RequestOptions): Promise<CompletionStream<Chunk>>;
+  (request: Request & { stream?: false | null }, options?: RequestOptions): Promise<Response>;
+  (request: Request, options?: RequestOptions): Promise<Response | CompletionStream<Chunk>>;
+}
+
 /** A client of {@link createClient}. Errors are {@link TilewrightError}s, `model_not_found` for an unknown model. */
 export interface Client {
-  chat: {
-    completions: {
-      create(request: ClientChatRequest & { stream: true }, options?: RequestOptions): Promise<CompletionStream<ChatCompletionChunk>>;
-      create(request: ClientChatRequest & { stream?: false | null }, options?: RequestOptions): Promise<ChatCompletion>;
-      create(request: ClientChatRequest, options?: RequestOptions): Promise<ChatCompletion | CompletionStream<ChatCompletionChunk>>;
-    };
-  };
-  completions: {
-    create(request: CompletionRequest & { stream: true }, options?: RequestOptions): Promise<CompletionStream<Completion>>;
-    create(request: CompletionRequest & { stream?: false | null }, options?: RequestOptions): Promise<Completion>;
-    create(request: CompletionRequest, options?: RequestOptions): Promise<Completion | CompletionStream<Completion>>;
-  };
+  chat: { completions: { create: Create<ClientChatRequest, ChatCompletion, ChatCompletionChunk> } };
+  completions: { create: Create<CompletionRequest, Completion, Completion> };
   embeddings: { create(request: EmbeddingRequest, options?: RequestOptions): Promise<EmbeddingResponse> };
   models: {
     list(): Promise<{ object: "list"; data: ModelEntry[] }>;
@@ -95,14 +92,10 @@ export function createClient(options: ClientOptions): Client {
   const calls: Omit<Client, "fetch"> = {
     chat: {
       completions: {
-        create: (async (request: ClientChatRequest, options?: RequestOptions) =>
-          createChatCompletion(chatModel(request), request, options)) as Client["chat"]["completions"]["create"],
+        create: (async (request, options) => createChatCompletion(chatModel(request), request, options)) as Client["chat"]["completions"]["create"],
       },
     },
-    completions: {
-      create: (async (request: CompletionRequest, options?: RequestOptions) =>
-        createCompletion(chatModel(request), request, options)) as Client["completions"]["create"],
-    },
+    completions: { create: (async (request, options) => createCompletion(chatModel(request), request, options)) as Client["completions"]["create"] },
     embeddings: { create: async (request, options) => createEmbeddings(encoder(request), request, options) },
     models: {
       list: async () => ({ object: "list", data: Object.keys(models).map(entryOf) }),
@@ -180,7 +173,6 @@ function refusal(status: number, message: string, code: string): Response {
   return failed(status, { error: { message, type: "invalid_request_error", param: null, code } });
 }
 
-/** A stream as server-sent events. */
 function eventsOf(stream: CompletionStream<unknown>, signal: AbortSignal): Response {
   const encoder = new TextEncoder();
   const event = (data: string): Uint8Array => encoder.encode(`data: ${data}\n\n`);

@@ -35,7 +35,6 @@ export function finishOf({ stopReason, toolCalls }: { stopReason: StopReason; to
   return toolCalls.length > 0 ? "tool_calls" : "stop";
 }
 
-/** The usage of each prompt's results. */
 export function usageOf(prompts: readonly (readonly GenerateResult[])[]): CompletionUsage {
   const sum = (numbers: number[]): number => numbers.reduce((sum, number) => sum + number, 0);
   // The choices of a prompt share it: the first one computes what the others find cached.
@@ -57,14 +56,14 @@ interface End {
 
 /**
  * Runs a generation, and yields what `emit` makes of each piece and of the tokens whose text is certain by then, so
- * that the tokens of a stop text never appear. Without the token that ends the text. `ending` stops it.
+ * that the tokens of a stop text never appear. Without the token that ends the text. `stopSignal` stops it.
  */
 export async function* emitting<Chunk>(
-  generation: Generation, emit: (piece: Piece, tokens: Piece[]) => Iterable<Chunk>, ending?: AbortSignal,
+  generation: Generation, emit: (piece: Piece, tokens: Piece[]) => Iterable<Chunk>, stopSignal?: AbortSignal,
 ): AsyncGenerator<Chunk, End, undefined> {
   const stop = (): void => generation.stop();
-  ending?.addEventListener("abort", stop, { once: true });
-  if (ending?.aborted === true) {
+  stopSignal?.addEventListener("abort", stop, { once: true });
+  if (stopSignal?.aborted === true) {
     stop();
   }
   const waiting: Piece[] = [];
@@ -77,11 +76,10 @@ export async function* emitting<Chunk>(
     const isCut = result.stopReason === "stop_text" || result.stopReason === "cancelled";
     return { result, tokens: isCut ? [] : result.stopReason === "eos" ? waiting.slice(0, -1) : waiting };
   } finally {
-    ending?.removeEventListener("abort", stop);
+    stopSignal?.removeEventListener("abort", stop);
   }
 }
 
-/** Runs a generation to its end: its text, its tokens and its result. */
 export async function collect(generation: Generation): Promise<End & { text: string }> {
   let text = "";
   const certain: Piece[] = [];
@@ -102,12 +100,12 @@ export class CompletionStream<Chunk> implements AsyncIterableIterator<Chunk, voi
   readonly #chunks: AsyncGenerator<Chunk, void, undefined>;
   #first: IteratorResult<Chunk, void> | undefined;
 
-  private constructor(chunksOf: (ending: AbortSignal) => AsyncGenerator<Chunk, void, undefined>) {
+  private constructor(chunksOf: (stopSignal: AbortSignal) => AsyncGenerator<Chunk, void, undefined>) {
     this.#chunks = chunksOf(this.controller.signal);
   }
 
   /** Resolves with the first chunk, so that it rejects for a bad request. */
-  static async begin<Chunk>(chunksOf: (ending: AbortSignal) => AsyncGenerator<Chunk, void, undefined>): Promise<CompletionStream<Chunk>> {
+  static async begin<Chunk>(chunksOf: (stopSignal: AbortSignal) => AsyncGenerator<Chunk, void, undefined>): Promise<CompletionStream<Chunk>> {
     const stream = new CompletionStream(chunksOf);
     stream.#first = await stream.#chunks.next();
     return stream;

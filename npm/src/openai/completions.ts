@@ -1,6 +1,6 @@
 /** OpenAI's text completions. */
 
-import { isId } from "../given.js";
+import { isId } from "../arguments.js";
 import type { Model } from "../model.js";
 import type { GenerateOptions, GenerateResult, Piece, RequestOptions } from "../types.js";
 import {
@@ -8,7 +8,7 @@ import {
 } from "./common.js";
 import { invalid, unsupported } from "./errors.js";
 import {
-  anything, checkFields, flag, optionsOf, SAMPLING_FIELDS, samplingOf, whole, type Fields, type SamplingFields,
+  anything, checked, flag, optionsOf, SAMPLING_FIELDS, samplingOf, whole, type Fields, type SamplingFields,
 } from "./request.js";
 
 /** A text, or its tokens by the model's own ids. */
@@ -50,20 +50,19 @@ const FIELDS: Fields<CompletionRequest> = {
 
 /** Completes texts with the given model, whatever the request names. */
 export async function createCompletion(
-  model: Model, request: CompletionRequest, options: RequestOptions = {},
+  model: Model, given: CompletionRequest, options: RequestOptions = {},
 ): Promise<Completion | CompletionStream<Completion>> {
-  const given = optionsOf("completions.create", options);
-  checkFields(request, FIELDS);
+  optionsOf("completions.create", options);
+  const request = checked(given, FIELDS);
   const { echo, logprobs } = request;
-  if (echo === true && typeof logprobs === "number") {
+  if (echo === true && logprobs !== undefined) {
     throw unsupported("logprobs", "logprobs with echo are not supported");
   }
   const prompts = promptsOf(request.prompt);
-  const each = samplingOf(request, given, request.max_tokens ?? 16)
-    .map((sampling): GenerateOptions => ({ ...sampling, logprobs: logprobs ?? undefined }));
+  const each = samplingOf(request, options, request.max_tokens ?? 16).map((sampling) => ({ ...sampling, logprobs }));
   const head = headOf("cmpl", request.model);
   return request.stream === true
-    ? CompletionStream.begin((ending) => chunksOf(model, prompts, each, head, echo === true, request.stream_options?.include_usage === true, ending))
+    ? CompletionStream.begin((stopSignal) => chunksOf(model, prompts, each, head, echo === true, request.stream_options?.include_usage === true, stopSignal))
     : complete(model, prompts, each, head, echo === true);
 }
 
@@ -85,7 +84,7 @@ async function complete(model: Model, prompts: Prompt[], each: GenerateOptions[]
 }
 
 async function* chunksOf(
-  model: Model, prompts: Prompt[], each: GenerateOptions[], head: Head, echo: boolean, withUsage: boolean, ending: AbortSignal,
+  model: Model, prompts: Prompt[], each: GenerateOptions[], head: Head, echo: boolean, withUsage: boolean, stopSignal: AbortSignal,
 ): AsyncGenerator<Completion, void, undefined> {
   const chunk = (choices: Completion["choices"]): Completion =>
     ({ ...head, object: "text_completion", choices, ...(withUsage ? { usage: null } : {}) });
@@ -93,7 +92,7 @@ async function* chunksOf(
   for (const [at, prompt] of prompts.entries()) {
     const own: GenerateResult[] = [];
     for (const [nth, options] of each.entries()) {
-      if (ending.aborted) {
+      if (stopSignal.aborted) {
         return;
       }
       const offsets = new Offsets();
@@ -107,7 +106,7 @@ async function* chunksOf(
         const text = begin + piece.text;
         begin = "";
         return text !== "" || certain.length > 0 ? [part(text, null, certain)] : [];
-      }, ending);
+      }, stopSignal);
       yield part(begin, endOf(result), tokens);
       own.push(result);
     }

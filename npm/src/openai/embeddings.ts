@@ -3,7 +3,7 @@
 import type { Embedder } from "../embedder.js";
 import type { RequestOptions } from "../types.js";
 import { ensureValid, unsupported } from "./errors.js";
-import { anything, checkFields, optionsOf, whole, type Fields } from "./request.js";
+import { anything, checked, optionsOf, whole, type Fields } from "./request.js";
 
 /** A request. The API's other fields are the error `unsupported`, unless they are `null`. */
 export interface EmbeddingRequest {
@@ -35,11 +35,11 @@ const FIELDS: Fields<EmbeddingRequest> = {
 const MOST_TEXTS = 2048;
 
 /** Embeds texts with the given model, whatever the request names. */
-export async function createEmbeddings(embedder: Embedder, request: EmbeddingRequest, options: RequestOptions = {}): Promise<EmbeddingResponse> {
+export async function createEmbeddings(embedder: Embedder, given: EmbeddingRequest, options: RequestOptions = {}): Promise<EmbeddingResponse> {
   const { signal } = optionsOf("embeddings.create", options);
-  checkFields(request, FIELDS);
+  const request = checked(given, FIELDS);
   const { input, encoding_format: format, dimensions } = request;
-  if (dimensions !== undefined && dimensions !== null && dimensions !== embedder.info.dims) {
+  if (dimensions !== undefined && dimensions !== embedder.info.dims) {
     const { name, dims } = embedder.info;
     throw unsupported("dimensions", `dimensions is ${dimensions}, but vectors of ${name} have ${dims} and cannot be truncated`);
   }

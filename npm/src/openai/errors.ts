@@ -6,7 +6,6 @@ export function invalid(param: string, found: unknown, expected: string): Tilewr
   return new TilewrightError("option", `${param} is ${shown(found)}, expected ${expected}`, { param });
 }
 
-/** Throws for a value unless the condition holds. */
 export function ensureValid(condition: unknown, param: string, found: unknown, expected: string): asserts condition {
   if (!condition) {
     throw invalid(param, found, expected);
@@ -43,7 +42,6 @@ const NAMES: { readonly [Code in ErrorCode]?: string } = {
   option: "invalid_value", unsupported: "unsupported_value", context_full: "context_length_exceeded",
 };
 
-/** An error in the API's form. */
 export function errorResponse(error: unknown): { status: number; body: ErrorBody } {
   const code = codeOf(error);
   const status = STATUSES[code] ?? 500;

@@ -35,9 +35,6 @@ export interface SamplingFields {
   repeat_penalty?: number | null;
 }
 
-/** Seeds are exact up to here. */
-const MOST = Number.MAX_SAFE_INTEGER;
-
 /** Unsupported fields and values without effect. */
 const NEUTRAL: Readonly<Record<string, (value: unknown) => boolean>> = {
   store: (value) => value === false,
@@ -47,7 +44,6 @@ const NEUTRAL: Readonly<Record<string, (value: unknown) => boolean>> = {
 /** Checks the value of a field, which is not `null`. */
 type Check = (param: string, value: unknown) => void;
 
-/** The fields of a request with their checks. */
 export type Fields<Request> = Readonly<Record<keyof Request, Check>>;
 
 export const anything: Check = () => {};
@@ -96,42 +92,36 @@ export const SAMPLING_FIELDS: Fields<SamplingFields> = {
   top_k: whole(0, 2 ** 32 - 1), min_p: between(0, 1), repeat_penalty: anything,
 };
 
-/** Throws `option` for anything but a valid request, and `unsupported` for unsupported fields. */
-export function checkFields(request: object, fields: Readonly<Record<string, Check>>): void {
+/** A request without its `null`s. */
+export type Present<Request> = { [K in keyof Request]: Exclude<Request[K], null> };
+
+/** Checks a request. Throws `option` for anything but a valid one, and `unsupported` for unsupported fields. */
+export function checked<Request extends object>(request: Request, fields: Readonly<Record<string, Check>>): Present<Request> {
   ensure(typeof request === "object" && request !== null && !Array.isArray(request),
     "option", "the request is no object");
-  for (const [field, value] of Object.entries(request)) {
-    if (value === undefined || value === null) {
-      continue;
-    }
+  const given = Object.entries(request).filter(([, value]) => value !== undefined && value !== null);
+  for (const [field, value] of given) {
     const check = Object.hasOwn(fields, field) ? fields[field] : undefined;
     if (check === undefined && NEUTRAL[field]?.(value) !== true) {
       throw unsupported(field, `${field} is not supported`);
     }
     check?.(field, value);
   }
+  return Object.fromEntries(given) as Present<Request>;
 }
 
 /** Options of each choice's generation: they differ in the seed. */
-export function samplingOf(request: SamplingFields, options: RequestOptions, maxTokens: number): GenerateOptions[] {
-  const { stop, seed, n } = request;
-  if (seed !== undefined && seed !== null) {
-    whole(0, MOST + 1 - (n ?? 1))("seed", seed);
+export function samplingOf(request: Present<SamplingFields>, { signal }: RequestOptions, maxTokens: number): GenerateOptions[] {
+  const { stop, seed, n = 1, temperature = 1 } = request;
+  if (seed !== undefined) {
+    whole(0, Number.MAX_SAFE_INTEGER + 1 - n)("seed", seed);
   }
   const common: GenerateOptions = {
-    signal: options.signal,
-    maxTokens,
-    temperature: request.temperature ?? 1,
-    topP: request.top_p ?? undefined,
-    topK: request.top_k ?? undefined,
-    minP: request.min_p ?? undefined,
-    stop: typeof stop === "string" ? [stop] : stop ?? undefined,
-    repeatPenalty: request.repeat_penalty ?? undefined,
-    presencePenalty: request.presence_penalty ?? undefined,
-    frequencyPenalty: request.frequency_penalty ?? undefined,
-    logitBias: request.logit_bias ?? undefined,
+    signal, maxTokens, temperature, topP: request.top_p, topK: request.top_k, minP: request.min_p, stop: typeof stop === "string" ? [stop] : stop,
+    repeatPenalty: request.repeat_penalty, presencePenalty: request.presence_penalty, frequencyPenalty: request.frequency_penalty,
+    logitBias: request.logit_bias,
   };
-  return Array.from({ length: n ?? 1 }, (_, at) => ({ ...common, seed: seed === undefined || seed === null ? undefined : seed + at }));
+  return Array.from({ length: n }, (_, at) => ({ ...common, seed: seed === undefined ? undefined : seed + at }));
 }
 
 export function optionsOf(call: "createChatCompletion" | "completions.create" | "embeddings.create", options: RequestOptions): RequestOptions {

@@ -2,32 +2,29 @@
 
 import { codeOf, ensure, messageOf, TilewrightError } from "../errors.js";
 import { isNode } from "../platform.js";
-import type { CallName, LoadRequest } from "../protocol.js";
+import type { CallName, Calls, LoadRequest } from "../protocol.js";
 import {
-  damaged, isUseless, openFiles, readAll, type StoredCopy, type ModelFile, type OpenContext,
+  CHAT_FILES, damaged, isUseless, openFiles, readAll, SENTENCE_FILES, type StoredCopy, type ModelFile, type OpenContext,
 } from "../source.js";
 import { openStore, type Store } from "../store.js";
-import { Sha256, type FileInfo } from "../tilewright.js";
+import { Sha256, type FileInfo, type Header, type Loader } from "../tilewright.js";
+import { engineModule } from "../wasm.js";
 import type { CallContext, Caller } from "./port.js";
-import type { ProgressMeter } from "./progress.js";
+import { ProgressMeter } from "./progress.js";
 
 /** Files to read, and whether copies of them are stored. */
 export type FilesRequest = Pick<LoadRequest, "source" | "cache" | "ownFetch">;
 
-/** Who asks for files. */
-export type Asked = Pick<CallContext<CallName>, "caller" | "signal">;
+export type Requester = Pick<CallContext<CallName>, "caller" | "signal">;
 
-/** How files are opened. */
 interface Opening extends Pick<OpenContext, "mustKeep" | "peek"> {
-  /** Names of optional files of a folder. */
   extras?: readonly string[];
-  /** Receives the stored copies that are read. */
   copies?: StoredCopy[];
   meter?: ProgressMeter;
 }
 
 async function open(
-  request: FilesRequest, { caller, signal }: Asked, { extras = [], copies, meter, ...manner }: Opening,
+  request: FilesRequest, { caller, signal }: Requester, { extras = [], copies, meter, ...manner }: Opening,
 ): Promise<ModelFile[]> {
   return openFiles(request.source, {
     signal, extras, ...manner,
@@ -44,9 +41,9 @@ async function open(
 
 /** Opens files for `work`, and closes them after it. */
 export async function withFiles<R>(
-  request: FilesRequest, asked: Asked, opening: Opening, work: (files: ModelFile[]) => R | Promise<R>,
+  request: FilesRequest, requester: Requester, opening: Opening, work: (files: ModelFile[]) => R | Promise<R>,
 ): Promise<R> {
-  const files = await open(request, asked, opening);
+  const files = await open(request, requester, opening);
   const { meter, peek } = opening;
   let useless = false;
   try {
@@ -64,11 +61,7 @@ export async function withFiles<R>(
 }
 
 /** A reader of files that chooses what to read next. */
-interface Reader {
-  want(): { file: number; offset: number } | undefined;
-  push(bytes: Uint8Array): void | Promise<void>;
-  end(): void;
-}
+type Reader = Pick<Header | Loader<unknown>, "want" | "push" | "end">;
 
 /** Passes a reader the bytes that it wants. Returns the file that was read last. */
 export async function feed(
@@ -94,7 +87,6 @@ export async function feed(
   return current;
 }
 
-/** Reads the rest of all files. */
 export async function finish(files: readonly ModelFile[], signal: AbortSignal): Promise<void> {
   for (const file of files) {
     signal.throwIfAborted();
@@ -106,7 +98,7 @@ export async function finish(files: readonly ModelFile[], signal: AbortSignal): 
 const READ_BYTES = 4 << 20;
 
 /** A model's files, reopened to read weights that do not fit in memory. Open stored copies cannot be deleted. */
-export class FilesAgain {
+export class ReopenedFiles {
   readonly #request: FilesRequest;
   readonly #freed = new AbortController();
   #files: readonly ModelFile[] = [];
@@ -121,8 +113,8 @@ export class FilesAgain {
 
   /** Opens the files, after the last write to the stored copies. */
   async open(): Promise<void> {
-    const asked = { caller: this.caller, signal: this.#freed.signal };
-    this.#files = await open(this.#request, asked, { extras: this.extras, peek: true });
+    const requester = { caller: this.caller, signal: this.#freed.signal };
+    this.#files = await open(this.#request, requester, { extras: this.extras, peek: true });
     const isSame = ({ name, size, url, isKept }: ModelFile, i: number): boolean =>
       name === this.loaded[i]?.name && size === this.loaded[i]?.size && (url === undefined || isKept === true);
     const changed = this.#files.find((file, i) => !isSame(file, i));
@@ -132,7 +124,6 @@ export class FilesAgain {
     }
   }
 
-  /** At most `length` bytes of a file from `offset` on. */
   readonly read = async (file: number, offset: number, length: number): Promise<Uint8Array | undefined> =>
     this.#files[file]?.bytes(offset, Math.min(length, READ_BYTES));
 
@@ -148,13 +139,13 @@ export function describe({ name, size }: ModelFile): FileInfo {
 }
 
 /** Calls `work` with a list for the copies that it reads. If a damaged copy fails it, deletes that and retries. */
-export async function withCopies<R>(asked: Asked, work: (copies: StoredCopy[]) => Promise<R>): Promise<R> {
+export async function withCopies<R>(requester: Requester, work: (copies: StoredCopy[]) => Promise<R>): Promise<R> {
   const copies: StoredCopy[] = [];
   try {
     return await work(copies);
   } catch (error) {
     // An unsupported file was readable.
-    if (!isUseless(error) || codeOf(error) === "unsupported" || !await deleteDamaged(copies, asked, async () => asked.signal.throwIfAborted(), true)) {
+    if (!isUseless(error) || codeOf(error) === "unsupported" || !await deleteDamaged(copies, requester, async () => requester.signal.throwIfAborted(), true)) {
       throw error;
     }
     return await work([]);
@@ -163,30 +154,30 @@ export async function withCopies<R>(asked: Asked, work: (copies: StoredCopy[]) =
 
 /** Calls `work` with the contents of small files. Copies are checked first, because `work` cannot be undone. */
 export function withContents<R>(
-  request: FilesRequest, asked: Asked, work: (files: { name: string; bytes: Uint8Array }[]) => R,
+  request: FilesRequest, requester: Requester, work: (files: { name: string; bytes: Uint8Array }[]) => R,
 ): Promise<R> {
-  return withCopies(asked, (copies) => withFiles(request, asked, { copies }, async (files) => {
+  return withCopies(requester, (copies) => withFiles(request, requester, { copies }, async (files) => {
     const contents: { name: string; bytes: Uint8Array }[] = [];
     for (const file of files) {
       contents.push({ name: file.name, bytes: await readAll(file) });
       await file.finish();
     }
-    await checkCopies(copies, asked);
+    await checkCopies(copies, requester);
     return work(contents);
   }));
 }
 
 /** Throws `storage` if a copy differs from the download. */
-export async function checkCopies(copies: StoredCopy[], { signal }: Asked): Promise<void> {
+export async function checkCopies(copies: StoredCopy[], { signal }: Requester): Promise<void> {
   for (const copy of copies) {
     ensure(await copy.check(async () => signal.throwIfAborted()) === "good",
-      "storage", `the kept copy of ${copy.url} is damaged`);
+      "storage", `the cached copy of ${copy.url} is damaged`);
   }
 }
 
 /** Deletes copies that differ from their downloads. Returns whether there were any. */
 export async function deleteDamaged(
-  copies: StoredCopy[], { caller, signal }: Asked, turn: () => Promise<void>, unreadable: boolean,
+  copies: StoredCopy[], { caller, signal }: Requester, turn: () => Promise<void>, unreadable: boolean,
 ): Promise<boolean> {
   let found = false;
   for (const copy of copies) {
@@ -209,7 +200,21 @@ async function openStoreIfAny({ source }: FilesRequest, caller: Caller): Promise
   try {
     return await openStore();
   } catch (error) {
-    caller.notify("not_cached", `the model will not be kept for the next time: ${messageOf(error)}`);
+    caller.notify("not_cached", `the model will not be cached: ${messageOf(error)}`);
     return undefined;
   }
+}
+
+/** Stores all files of a model, for a later load. */
+export async function prefetch(request: Calls["prefetch"]["args"], requester: Requester): Promise<void> {
+  await engineModule.start();
+  return withCopies(requester, (copies) => {
+    const meter = new ProgressMeter(requester.caller);
+    // The kind of model is unknown.
+    const opening = { extras: [...CHAT_FILES, ...SENTENCE_FILES], copies, meter, mustKeep: true };
+    return withFiles({ ...request, cache: true }, requester, opening, async (files) => {
+      await finish(files, requester.signal);
+      meter.report(files.at(-1)?.phase ?? "download", true);
+    });
+  });
 }

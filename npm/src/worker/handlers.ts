@@ -2,15 +2,15 @@
 
 import type { Calls } from "../protocol.js";
 import type { Index, Mol } from "../tilewright.js";
+import { prefetch } from "./files.js";
 import { freeHandle, Handle, handleOf, placeOf, readyHandle, register } from "./handles.js";
 import { inspect } from "./inspect.js";
-import { compute, DeviceHandle, measure } from "./kernels.js";
+import { DeviceHandle, measure } from "./kernels.js";
 import { embedderRecipe, modelRecipe, rerankerRecipe } from "./load.js";
 import { load, LoadedEmbedder, LoadedModel, LoadedReranker } from "./loaded-model.js";
-import { NOTHING, LoadedTextModel } from "./loaded-text-model.js";
+import { CANCELLED, LoadedTextModel } from "./loaded-text-model.js";
 import { listDevices } from "./place.js";
 import type { CallContext, Handler, Handlers } from "./port.js";
-import { prefetch } from "./prefetch.js";
 import { forgetTurns, inTurn, inTurnUnless } from "./turns.js";
 import { createIndex, IndexHandle, loadIndex, loadMol, MolHandle, VectorsHandle } from "./vectors.js";
 
@@ -33,31 +33,27 @@ export const handlers: Handlers = {
   inspect: making(inspect),
   prefetch: making(prefetch),
   generate: (args, context) =>
-    inTurnUnless(context.target, context.signal, context.ending, NOTHING, () => handleOf(context.target, LoadedTextModel).generate(args, context)),
+    inTurnUnless(context.target, context.signal, context.stopSignal, CANCELLED, () => handleOf(context.target, LoadedTextModel).generate(args, context)),
   makeEngine: on(LoadedTextModel, (model, args, { target }) => model.makeEngine(args, target)),
   // Requests wait for a lost device in the engine.
   generateWith: async (args, context) => (await readyHandle(context.target, LoadedTextModel)).generateWith(args, context),
-  engineStats: async ({ engine }, { target }) => (await readyHandle(target, LoadedTextModel)).engine(engine).stats(),
-  freeEngine: ({ engine }, { target }) => handleOf(target, LoadedTextModel).freeEngine(engine),
+  engineStats: async ({ engine }, { target }) => (await readyHandle(target, LoadedTextModel)).engines.get(engine).stats(),
+  freeEngine: ({ engine }, { target }) => handleOf(target, LoadedTextModel).engines.free(engine),
   saveSession: on(LoadedTextModel, (model, args) => model.saveSession(args)),
   timeline: on(LoadedTextModel, (model) => model.timeline()),
   headWeights: on(LoadedTextModel, (model, args) => model.headWeights(args)),
-  tokenize: async ({ text, addSpecial }, { target }) => (await readyHandle(target, LoadedTextModel)).model.tokenize(text, addSpecial),
-  detokenize: async ({ ids }, { target }) => (await readyHandle(target, LoadedTextModel)).model.detokenize(ids),
+  tokenize: async ({ text, addSpecial }, { target }) => (await readyHandle(target, LoadedTextModel)).loaded.tokenize(text, addSpecial),
+  detokenize: async ({ ids }, { target }) => (await readyHandle(target, LoadedTextModel)).loaded.detokenize(ids),
   embed: on(LoadedEmbedder, (embedder, { texts, prompt }, { signal, emit }) => embedder.run(signal, (it) => it.embed(texts, prompt, emit))),
-  encode: async ({ text, prompt }, { target }) => (await readyHandle(target, LoadedEmbedder)).encoder.encode(text, prompt),
+  encode: async ({ text, prompt }, { target }) => (await readyHandle(target, LoadedEmbedder)).loaded.encode(text, prompt),
   rerank: on(LoadedReranker, (reranker, { query, documents, topK }, { signal, emit }) =>
     reranker.run(signal, (it) => it.rerank(query, documents, topK, emit))),
   memory: async (_, { target }) => (await readyHandle(target, LoadedModel)).memory(),
   counters: (_, { target }) => handleOf(target, Handle).place.device.counters(),
-  destroyDevice(_, { target }) {
-    handleOf(target, Handle).place.device.destroy();
-    return undefined;
-  },
+  destroyDevice: (_, { target }) => handleOf(target, Handle).place.device.destroy(),
   close: (_, { target, signal }) => inTurn(target, signal, () => {
     freeHandle(target);
     forgetTurns(target);
-    return undefined;
   }),
   devices: listDevices,
   openDevice: making(async (request, { target, caller }) => register(target, new DeviceHandle(await placeOf(request, caller))).place.info()),
@@ -75,14 +71,5 @@ export const handlers: Handlers = {
   endSave: on(IndexHandle, ({ saves }, { save }) => saves.free(save)),
   loadMol: making(loadMol),
   searchItems: on(MolHandle, ({ vectors }, { queries, k, method, users }) => vectors.search(queries, k, method, users)),
-  matmul: on(DeviceHandle, (on, { operands: { a, b }, options: { m, n, k }, keep }) => compute(on, [a, b], keep, (device, a, b) => device.matmul(a, b, m, n, k))),
-  rmsNorm: on(DeviceHandle, (on, { operands: { x, weight }, options: { eps }, keep }) =>
-    compute(on, [x, weight], keep, (device, x, weight) => device.rmsNorm(x, weight, eps))),
-  layerNorm: on(DeviceHandle, (on, { operands: { x, weight, bias }, options: { eps }, keep }) =>
-    compute(on, [x, weight, bias], keep, (device, x, weight, bias) => device.layerNorm(x, weight, bias, eps))),
-  softmax: on(DeviceHandle, (on, { operands: { x }, options: { columns }, keep }) => compute(on, [x], keep, (device, x) => device.softmax(x, columns))),
-  rope: on(DeviceHandle, (on, { operands: { x }, options: { nHeads, headDim, firstPos, theta, style }, keep }) =>
-    compute(on, [x], keep, (device, x) => device.rope(x, nHeads, headDim, firstPos, theta, style))),
-  attention: on(DeviceHandle, (on, { operands: { q, k, v }, options: { nHeads, nKvHeads, headDim }, keep }) =>
-    compute(on, [q, k, v], keep, (device, q, k, v) => device.attention(q, k, v, nHeads, nKvHeads, headDim))),
+  runKernel: on(DeviceHandle, (device, args) => device.compute(args)),
 };

@@ -5,29 +5,16 @@ import type { DeviceRequest } from "../protocol.js";
 import { openPlace, type Place } from "./place.js";
 import type { Caller } from "./port.js";
 
-/** An object on a device. */
 export abstract class Handle {
-  #place: Place;
-
   /** `place` already counts this user. */
-  constructor(place: Place) {
-    this.#place = place;
-  }
-
-  get place(): Place {
-    return this.#place;
-  }
-
-  protected set place(place: Place) {
-    this.#place = place;
-  }
+  constructor(public place: Place) {}
 
   /** Frees the object, and its device after the last user. */
   free(): void {
     try {
       this.release();
     } finally {
-      this.#place.release();
+      this.place.free();
     }
   }
 
@@ -37,7 +24,6 @@ export abstract class Handle {
   /** Resolves when calls can run. */
   async ready(): Promise<void> {}
 
-  /** Memory in use, in bytes. */
   bytes(): number {
     return 0;
   }

@@ -2,32 +2,31 @@
 
 import { codeOf, isTrap, messageOf } from "../errors.js";
 import { inspectGpu } from "../gpu.js";
-import { defined } from "../helpers.js";
+import { defined, sumOf } from "../helpers.js";
 import type { InspectRequest } from "../protocol.js";
 import { CHAT_FILES, SENTENCE_FILES, TOKENIZER, type ModelFile } from "../source.js";
-import { openStore, storedAddress } from "../store.js";
+import { freeBytes, openStore, storedAddress } from "../store.js";
 import { Header, type Device, type PlanOptions } from "../tilewright.js";
 import type { MemoryForecast, ModelReport } from "../types.js";
-import { start } from "../wasm.js";
-import { describe, feed, withFiles, type Asked } from "./files.js";
+import { engineModule } from "../wasm.js";
+import { describe, feed, withFiles, type Requester } from "./files.js";
 import { limitOf } from "./load.js";
 import { openPlace } from "./place.js";
 
-/** Default context lengths to plan memory for. */
 const CONTEXTS = [512, 2048, 4096, 8192];
 /** Default context length, as in `model.rs`. */
 const USUAL_CONTEXT = 4096;
 
-export async function inspect(request: InspectRequest, asked: Asked): Promise<ModelReport> {
-  await start();
-  return withFiles(request, asked, { extras: [...CHAT_FILES, ...SENTENCE_FILES], peek: true }, (files) => {
+export async function inspect(request: InspectRequest, requester: Requester): Promise<ModelReport> {
+  await engineModule.start();
+  return withFiles(request, requester, { extras: [...CHAT_FILES, ...SENTENCE_FILES], peek: true }, (files) => {
     const read = files.filter(({ name }) => name !== TOKENIZER);
     return using(new Header(read.map(describe)), async (header) => {
       if (request.source.name !== undefined) {
         header.setFolder(request.source.name);
       }
-      await feed(header, read, asked.signal);
-      return report(header, request, files, asked);
+      await feed(header, read, requester.signal);
+      return report(header, request, files, requester);
     });
   });
 }
@@ -47,11 +46,11 @@ async function using<T extends { free(): void }, R>(it: T, use: (it: T) => R | P
   }
 }
 
-async function report(header: Header, request: InspectRequest, files: ModelFile[], asked: Asked): Promise<ModelReport> {
+async function report(header: Header, request: InspectRequest, files: ModelFile[], requester: Requester): Promise<ModelReport> {
   const { name, architecture, licence, maxContextLength, chatTemplate, weights, problem, kind } = header.facts();
   // Servers that compress a file do not announce its size, but all of it has arrived.
   const sized = files.map((file) => ({ name: file.name, size: file.size ?? (file.name === TOKENIZER ? undefined : file.arrived) }));
-  const sizeBytes = sized.reduce<number | undefined>((sum, { size }) => sum === undefined || size === undefined ? undefined : sum + size, 0);
+  const sizeBytes = sumOf(sized.map(({ size }) => size));
   const named = { name, architecture, licence: licence ?? request.source.licence ?? null, maxContextLength, problem };
   const result: ModelReport = {
     kind,
@@ -65,16 +64,16 @@ async function report(header: Header, request: InspectRequest, files: ModelFile[
     ...Object.fromEntries(Object.entries(named).filter(([, value]) => value !== null)),
   };
   for (const choice of request.device === "auto" ? ["gpu", "cpu"] as const : [request.device]) {
-    asked.signal.throwIfAborted();
+    requester.signal.throwIfAborted();
     const missing = problem ?? (choice === "gpu" ? await whyNoGpu(request) : undefined);
     if (missing !== undefined) {
       result.fits[choice] = missing;
       continue;
     }
     try {
-      const { device } = await openPlace({ choice, subgroups: true }, asked.caller);
+      const { device } = await openPlace({ choice, subgroups: true }, requester.caller);
       const readsAgain = files.every((file) => file.isLocal);
-      const { memory, fits } = await using(device, () => forecast(header, device, result, request, readsAgain, asked));
+      const { memory, fits } = await using(device, () => forecast(header, device, result, request, readsAgain, requester));
       result.fits[choice] = fits;
       if (memory !== undefined) {
         result.memory[choice] = memory;
@@ -102,7 +101,7 @@ async function whyNoGpu({ device }: InspectRequest): Promise<string | undefined>
 /** Memory of a model on a device, and whether it fits. */
 function forecast(
   header: Header, device: Device, { kind, maxContextLength = USUAL_CONTEXT, ...found }: ModelReport, request: InspectRequest, readsAgain: boolean,
-  { caller }: Asked,
+  { caller }: Requester,
 ): { memory?: MemoryForecast; fits: true | string } {
   const { contextLength, kvType } = request.settings;
   const memoryLimit = limitOf(request, device, caller.target);
@@ -153,9 +152,8 @@ async function storageFor(files: ModelFile[], sizeBytes: number | undefined): Pr
     const records = await (await openStore()).list();
     const kept = new Map(records.map(({ url, stored }) => [url, stored]));
     const stored = files.reduce((sum, { url }) => sum + (url === undefined ? 0 : kept.get(storedAddress(url)) ?? 0), 0);
-    const { quota, usage } = await navigator.storage.estimate();
     const missing = (sizeBytes ?? 0) - stored;
-    const room = quota === undefined || usage === undefined ? Infinity : Math.max(0, quota - usage);
+    const room = await freeBytes();
     return missing <= room || `${missing} bytes are to be stored, and the browser has room for ${room}`;
   } catch (error) {
     return messageOf(error);

@@ -3,7 +3,7 @@
 import type { BenchKernel, BenchProbe, BenchProgress, BenchReport } from "../bench-types.js";
 import { isTrap } from "../errors.js";
 import { inspectGpu } from "../gpu.js";
-import type { Calls, KeptTensor, Operand } from "../protocol.js";
+import type { Calls, KeptTensor } from "../protocol.js";
 import { Device, type DeviceTensor } from "../tilewright.js";
 import { Handle } from "./handles.js";
 import { Registry } from "./registry.js";
@@ -12,53 +12,50 @@ export class DeviceHandle extends Handle {
   readonly tensors = new Registry<DeviceTensor>("tensor");
 
   async keep({ data, shape }: Calls["keepTensor"]["args"]): Promise<KeptTensor> {
-    return stored(this.tensors, await this.place.device.upload(data, Uint32Array.from(shape)));
+    return this.#put(await this.place.device.upload(data, Uint32Array.from(shape)));
+  }
+
+  /** Runs a kernel on tensors and numbers, and keeps or reads its result. */
+  async compute({ kernel, operands, settings, keep }: Calls["runKernel"]["args"]): Promise<Float32Array | KeptTensor> {
+    const { device } = this.place;
+    let ours: DeviceTensor[] = [];
+    try {
+      const tensors: DeviceTensor[] = [];
+      for (const operand of operands) {
+        if (typeof operand === "number") {
+          tensors.push(this.tensors.get(operand));
+        } else {
+          const tensor = await device.upload(operand);
+          ours.push(tensor);
+          tensors.push(tensor);
+        }
+      }
+      const run = device[kernel] as (...operands: (DeviceTensor | number | string)[]) => DeviceTensor;
+      const result = run.call(device, ...tensors, ...settings);
+      ours.push(result);
+      if (!keep) {
+        return await result.read();
+      }
+      result.compute();
+      // The caller owns it now.
+      ours.pop();
+      return this.#put(result);
+    } catch (error) {
+      if (isTrap(error)) {
+        ours = [];
+      }
+      throw error;
+    } finally {
+      ours.forEach((tensor) => tensor.free());
+    }
   }
 
   protected override release(): void {
     this.tensors.clear();
   }
-}
 
-function stored(tensors: Registry<DeviceTensor>, tensor: DeviceTensor): KeptTensor {
-  return { kept: tensors.put(tensor), shape: [...tensor.shape()] };
-}
-
-/** Runs a kernel on tensors and numbers, and keeps or reads its result. */
-export async function compute<const Operands extends readonly Operand[]>(
-  { place: { device }, tensors }: DeviceHandle,
-  operands: Operands,
-  keep: boolean,
-  kernel: (device: Device, ...tensors: { [I in keyof Operands]: DeviceTensor }) => DeviceTensor,
-): Promise<Float32Array | KeptTensor> {
-  let ours: DeviceTensor[] = [];
-  try {
-    const operandTensors: DeviceTensor[] = [];
-    for (const operand of operands) {
-      if (typeof operand === "number") {
-        operandTensors.push(tensors.get(operand));
-      } else {
-        const tensor = await device.upload(operand);
-        ours.push(tensor);
-        operandTensors.push(tensor);
-      }
-    }
-    const result = kernel(device, ...operandTensors as { [I in keyof Operands]: DeviceTensor });
-    ours.push(result);
-    if (!keep) {
-      return await result.read();
-    }
-    result.compute();
-    // The caller owns it now.
-    ours.pop();
-    return stored(tensors, result);
-  } catch (error) {
-    if (isTrap(error)) {
-      ours = [];
-    }
-    throw error;
-  } finally {
-    ours.forEach((tensor) => tensor.free());
+  #put(tensor: DeviceTensor): KeptTensor {
+    return { kept: this.tensors.put(tensor), shape: [...tensor.shape()] };
   }
 }
 
@@ -79,17 +76,6 @@ export async function measure(
     emit({ ...row, done, total });
   };
   const head = JSON.parse(await device.bench(half, quick, onRow)) as Pick<BenchReport, "schema" | "tilewright" | "device" | "settings">;
-  return {
-    schema: head.schema,
-    tilewright: head.tilewright,
-    source: "web",
-    unix_time: Math.floor(Date.now() / 1000),
-    host: { os: null, arch: null, browser: globalThis.navigator?.userAgent ?? null },
-    device: head.device,
-    adapter: adapter?.described ?? null,
-    settings: head.settings,
-    probes,
-    kernels: rows,
-    models: [],
-  };
+  const host = { os: null, arch: null, browser: globalThis.navigator?.userAgent ?? null };
+  return { ...head, source: "web", unix_time: Math.floor(Date.now() / 1000), host, adapter: adapter?.described ?? null, probes, kernels: rows, models: [] };
 }

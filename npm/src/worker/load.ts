@@ -1,14 +1,14 @@
 /** How models, encoders and rerankers are loaded. */
 
-import { codeOf, ensure, isTrap, messageOf, TilewrightError } from "../errors.js";
-import { defined } from "../helpers.js";
+import { codeOf, ensure, messageOf, TilewrightError } from "../errors.js";
+import { defined, orFree } from "../helpers.js";
 import { PEFT_FILES, type DeviceRequest, type EmbedderRequest, type LoadRequest, type ModelRequest, type RerankerRequest } from "../protocol.js";
 import { CHAT_FILES, SENTENCE_FILES, type StoredCopy, type ModelFile } from "../source.js";
 import { Loader, type Device, type Embedder, type FileInfo, type Index, type Model, type Mol, type ReadFile, type Reranker } from "../tilewright.js";
 import { readTuning, tuningKey, writeTuning } from "../tuning.js";
 import type { DeviceInfo } from "../types.js";
 import {
-  describe, feed, FilesAgain, finish, withContents, withCopies, withFiles, type Asked, type FilesRequest,
+  describe, feed, ReopenedFiles, finish, withContents, withCopies, withFiles, type Requester, type FilesRequest,
 } from "./files.js";
 import { bytesOfOthers, placeOf } from "./handles.js";
 import { GPU_FAILURES, openCpu, Place } from "./place.js";
@@ -21,18 +21,16 @@ export type Loadable = Model | Embedder | Reranker;
 /** Objects that are streamed from files. */
 type Streamed = Loadable | Index | Mol;
 
-/** How an object is streamed. */
 export interface Streaming<T extends Streamed> {
   request: FilesRequest & Pick<LoadRequest, "settings">;
-  /** Names of optional files of its folder. */
   extras: readonly string[];
   /** Checks before anything is read. */
-  expect?(asked: Asked): Promise<void>;
+  expect?(requester: Requester): Promise<void>;
   begin(device: Device, files: FileInfo[], memoryLimit: number | undefined, read: ReadFile | undefined): Loader<T>;
   /** Runs when all bytes have arrived. */
   prepare?(loader: Loader<T>, device: Device, caller: Caller): Promise<void>;
   /** Adds to the loaded object, and checks it. `copies`: the stored copies that it was read from. */
-  complete?(loaded: T, asked: Asked, copies: StoredCopy[]): Promise<void>;
+  complete?(loaded: T, requester: Requester, copies: StoredCopy[]): Promise<void>;
   /** Whether its passes read weights from the files. */
   streams?(loaded: T): boolean;
 }
@@ -46,9 +44,9 @@ export function modelRecipe(request: ModelRequest): Recipe<Model> {
   return {
     request,
     extras: CHAT_FILES,
-    expect: async (asked) => {
+    expect: async (requester) => {
       // The adapter is read after the model, so a missing one should fail first.
-      await (adapter && withFiles(adapter, asked, { peek: true }, () => {}));
+      await (adapter && withFiles(adapter, requester, { peek: true }, () => {}));
     },
     begin: (device, files, memoryLimit, read) => Loader.model(device, files, limited(request.settings, memoryLimit), read),
     prepare: async (loader, device, caller) => {
@@ -56,13 +54,13 @@ export function modelRecipe(request: ModelRequest): Recipe<Model> {
         await tune(loader, device.info(), request.tune, caller);
       }
     },
-    complete: async (model, asked) => {
+    complete: async (model, requester) => {
       const streamedBytes = model.streamedBytes();
       if (streamedBytes !== undefined) {
         const what = streamedBytes === 0 ? "the rows of its tokens" : `${(streamedBytes / 1e9).toPrecision(2)} GB`;
-        asked.caller.notify("weights_in_files", `memory has no room for all weights; each pass reads ${what} from the model's files`);
+        requester.caller.notify("weights_in_files", `memory has no room for all weights; each pass reads ${what} from the model's files`);
       }
-      await (adapter && useAdapter(model, adapter, asked));
+      await (adapter && useAdapter(model, adapter, requester));
     },
     streams: (model) => model.streamedBytes() !== undefined,
   };
@@ -96,32 +94,25 @@ export function limitOf({ settings }: Pick<LoadRequest, "settings">, device: Dev
   return others === 0 ? settings.memoryLimit : Math.max(0, Math.min(settings.memoryLimit ?? Infinity, HEAP_BYTES - others));
 }
 
-/** Streams files into a device. */
-export async function loadOnto<T extends Streamed>(device: Device, recipe: Streaming<T>, asked: Asked): Promise<Omit<Loaded<T>, "place">> {
-  const result = await withCopies(asked, (copies) => loadOnce(device, recipe, asked, copies));
+export async function loadOnto<T extends Streamed>(device: Device, recipe: Streaming<T>, requester: Requester): Promise<Omit<Loaded<T>, "place">> {
+  const result = await withCopies(requester, (copies) => loadOnce(device, recipe, requester, copies));
   if (recipe.streams?.(result.loaded) === true) {
-    try {
-      await result.again?.open();
-    } catch (error) {
-      result.loaded.free();
-      throw error;
-    }
+    await orFree(result.loaded, async () => result.again?.open());
   }
   return result;
 }
 
 async function loadOnce<T extends Streamed>(
-  device: Device, recipe: Streaming<T>, asked: Asked, copies: StoredCopy[],
+  device: Device, recipe: Streaming<T>, requester: Requester, copies: StoredCopy[],
 ): Promise<Omit<Loaded<T>, "place">> {
   const { request, extras } = recipe;
-  const { caller, signal } = asked;
+  const { caller, signal } = requester;
   const meter = new ProgressMeter(caller);
   const load = async (files: ModelFile[]): Promise<Omit<Loaded<T>, "place">> => {
-    const again = files.every((file) => file.isLocal) ? new FilesAgain(request, extras, caller, files) : undefined;
+    const again = files.every((file) => file.isLocal) ? new ReopenedFiles(request, extras, caller, files) : undefined;
     const limit = limitOf(request, device, caller.target);
-    let loader: Loader<T> | undefined = recipe.begin(device, files.map(describe), limit, again?.read);
-    let loaded: T;
-    try {
+    const loader = recipe.begin(device, files.map(describe), limit, again?.read);
+    await orFree(loader, async () => {
       if (request.source.name !== undefined) {
         loader.setFolder(request.source.name);
       }
@@ -130,34 +121,20 @@ async function loadOnce<T extends Streamed>(
       meter.report(last?.phase ?? "file", true);
       meter.report("prepare", true);
       await recipe.prepare?.(loader, device, caller);
-      const finishing = loader;
-      // The engine owns the loader from here on, even if this fails.
-      loader = undefined;
-      loaded = await finishing.finish();
-    } catch (error) {
-      if (!isTrap(error)) {
-        loader?.free();
-      }
-      throw error;
-    }
-    try {
-      await recipe.complete?.(loaded, asked, copies);
-    } catch (error) {
-      if (!isTrap(error)) {
-        loaded.free();
-      }
-      throw error;
-    }
+    });
+    // The engine owns the loader from here on, even if this fails.
+    const loaded = await loader.finish();
+    await orFree(loaded, async () => recipe.complete?.(loaded, requester, copies));
     return { loaded, fileBytes: files.reduce((sum, file) => sum + file.arrived, 0), copies, again };
   };
-  await recipe.expect?.(asked);
-  return withFiles(request, asked, { extras, copies, meter }, load);
+  await recipe.expect?.(requester);
+  return withFiles(request, requester, { extras, copies, meter }, load);
 }
 
 async function useAdapter(
-  model: Model, { scale, ...request }: FilesRequest & { scale: number }, asked: Asked,
+  model: Model, { scale, ...request }: FilesRequest & { scale: number }, requester: Requester,
 ): Promise<void> {
-  await withContents(request, asked, (files) => {
+  await withContents(request, requester, (files) => {
     const config = files.find(({ name }) => name === PEFT_FILES[0]);
     const [weights, ...others] = files.filter((file) => file !== config);
     ensure(weights !== undefined && others.length === 0,
@@ -172,37 +149,34 @@ async function tune(loader: Loader<Model>, { name, tier }: DeviceInfo, anew: boo
   const stored = await readTuning(key);
   const why = stored === undefined ? undefined : loader.useTuning(stored);
   if (why !== undefined) {
-    caller.notify("tuning_ignored", `what was measured on ${name} before is not used: ${why}`);
+    caller.notify("tuning_ignored", `the tuned choices for ${name} are not used: ${why}`);
   }
   if (anew) {
     const tuned = await loader.tune();
     try {
       await writeTuning(key, tuned);
     } catch (error) {
-      caller.notify("tuning_ignored", `what was measured on ${name} is not kept for the next time: ${messageOf(error)}`);
+      caller.notify("tuning_ignored", `the tuned choices for ${name} were not saved: ${messageOf(error)}`);
     }
   }
 }
 
-/** A loaded object, and its device. */
 export interface Loaded<T extends Streamed> {
   place: Place;
   loaded: T;
-  /** Bytes of the model's files. */
   fileBytes: number;
-  /** The stored copies that it was loaded from. */
   copies: StoredCopy[];
   /** Files to read weights from during passes. */
-  again: FilesAgain | undefined;
+  again: ReopenedFiles | undefined;
 }
 
 /** Loads onto an open device or a new one. Unless a GPU is demanded, the CPU replaces one that fails. */
-export async function loadAt<T extends Loadable>(recipe: Recipe<T>, where: DeviceRequest | number | Place, asked: Asked): Promise<Loaded<T>> {
-  const { caller, signal } = asked;
+export async function loadAt<T extends Loadable>(recipe: Recipe<T>, where: DeviceRequest | number | Place, requester: Requester): Promise<Loaded<T>> {
+  const { caller, signal } = requester;
   let place = where instanceof Place ? where.use() : await placeOf(where, caller);
-  try {
+  return orFree({ free: () => place.free() }, async () => {
     signal.throwIfAborted();
-    const load = async (): Promise<Loaded<T>> => ({ place, ...await loadOnto(place.device, recipe, asked) });
+    const load = async (): Promise<Loaded<T>> => ({ place, ...await loadOnto(place.device, recipe, requester) });
     try {
       return await load().catch(async (error: unknown) => {
         // An open device may have been lost unnoticed.
@@ -210,7 +184,7 @@ export async function loadAt<T extends Loadable>(recipe: Recipe<T>, where: Devic
           throw error;
         }
         const next = (await place.next(caller)).use();
-        place.release();
+        place.free();
         place = next;
         return load();
       });
@@ -220,7 +194,7 @@ export async function loadAt<T extends Loadable>(recipe: Recipe<T>, where: Devic
       }
       const failure = `the GPU failed while the model was loaded (${messageOf(error)})`;
       const cpu = await openCpu(place.request, failure, caller);
-      place.release();
+      place.free();
       place = cpu.use();
       try {
         return await load();
@@ -230,10 +204,5 @@ export async function loadAt<T extends Loadable>(recipe: Recipe<T>, where: Devic
           : second;
       }
     }
-  } catch (error) {
-    if (!isTrap(error)) {
-      place.release();
-    }
-    throw error;
-  }
+  });
 }

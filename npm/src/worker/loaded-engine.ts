@@ -10,7 +10,6 @@ import { nextTask, type CallContext } from "./port.js";
 /** Loads the model again after its device was lost. */
 type Reload = (lost: unknown, signal: AbortSignal) => Promise<Model>;
 
-/** An engine, and the loop that runs it. */
 export class LoadedEngine {
   readonly #make: () => Engine;
   #engine: Engine | undefined;
@@ -21,14 +20,13 @@ export class LoadedEngine {
     this.#running();
   }
 
-  /** Runs a request to its end. */
   async generate(
-    ids: Uint32Array, options: GenerationOptions, parser: OutputParser | undefined, { signal, ending }: CallContext<"generateWith">,
+    ids: Uint32Array, options: GenerationOptions, parser: OutputParser | undefined, { signal, stopSignal }: CallContext<"generateWith">,
     onBegin: (cachedTokens: number) => void, onPiece: (id: number, text: string, isLast: boolean, logprobs?: string) => void,
   ): Promise<EngineOutcome> {
     this.#freed.signal.throwIfAborted();
     const sequence = this.#running().submit(ids, options, parser?.guide);
-    const anyEnd = AbortSignal.any([signal, ending, this.#freed.signal]);
+    const anyEnd = AbortSignal.any([signal, stopSignal, this.#freed.signal]);
     const cancel = (): void => sequence.cancel();
     if (anyEnd.aborted) {
       cancel();

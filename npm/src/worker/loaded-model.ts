@@ -2,45 +2,36 @@
 
 import { codeOf, isTrap, messageOf, TilewrightError, toWire } from "../errors.js";
 import { cancelling } from "../helpers.js";
-import { memoryBytes } from "../output-parser.js";
-import type { LoadRequest } from "../protocol.js";
 import type { StoredCopy } from "../source.js";
 import type { Embedder, Reranker } from "../tilewright.js";
 import type { MemoryInfo } from "../types.js";
-import { start } from "../wasm.js";
+import { engineModule, textModule } from "../wasm.js";
 import { deleteDamaged } from "./files.js";
 import { Handle, register } from "./handles.js";
 import { loadAt, loadOnto, type Loadable, type Loaded, type Recipe } from "./load.js";
 import { GPU_FAILURES, openCpu } from "./place.js";
 import type { Caller } from "./port.js";
-import { idle, inTurn, loading } from "./turns.js";
+import { idle, inTurn } from "./turns.js";
 
-/** A loaded object on its device. */
 export abstract class LoadedModel<T extends Loadable> extends Handle {
   readonly #fileBytes: number;
-  protected loaded: T;
-  /** Files to read weights from during passes. */
+  loaded: T;
   #again: Loaded<T>["again"];
   /** Objects of lost devices that may still be in use. */
   protected lost: { free(): void }[] = [];
-  /** Pending during a reload. */
   #reloading: Promise<void> = Promise.resolve();
   /** False during a reload, and after one that failed. */
   #isThere = true;
   readonly #freed = new AbortController();
 
   constructor(
-    private readonly recipe: Recipe<T>, protected readonly caller: Caller, { place, loaded, fileBytes, again }: Loaded<T>,
+    protected readonly recipe: Recipe<T>, protected readonly caller: Caller, { place, loaded, fileBytes, again }: Loaded<T>,
   ) {
     super(place);
     this.loaded = loaded;
     this.#fileBytes = fileBytes;
     this.#again = again;
     caller.send({ type: "device", device: place.info() });
-  }
-
-  protected get request(): LoadRequest {
-    return this.recipe.request;
   }
 
   override ready(): Promise<void> {
@@ -52,7 +43,7 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
   }
 
   async memory(): Promise<MemoryInfo> {
-    return { ...this.loaded.memory(), wasmHeapBytes: (await start()).buffer.byteLength + await memoryBytes() };
+    return { ...this.loaded.memory(), wasmHeapBytes: await engineModule.memoryBytes() + await textModule.memoryBytes() };
   }
 
   override bytes(): number {
@@ -99,9 +90,7 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
   }
 
   protected freeLost(): void {
-    for (const object of this.lost.splice(0)) {
-      object.free();
-    }
+    this.lost.splice(0).forEach((object) => object.free());
   }
 
   /** Does `work`. If it loses the device, loads the model onto another and does it once more. */
@@ -128,18 +117,18 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
   /** Loads the model onto the successor of its lost device, which all its models share. */
   protected async rebuild(lost: unknown, signal: AbortSignal): Promise<T> {
     const old = this.place;
-    const asked = { caller: this.caller, signal };
+    const requester = { caller: this.caller, signal };
     let again: Loaded<T>;
     try {
-      again = await loadAt(this.recipe, await old.next(this.caller), asked);
+      again = await loadAt(this.recipe, await old.next(this.caller), requester);
     } catch (error) {
       if (old.request.choice !== "gpu" || !GPU_FAILURES.has(codeOf(error))) {
         throw error;
       }
       const why = `the GPU was lost and could not be opened again (${messageOf(error)})`;
-      again = await loadAt(this.recipe, await openCpu(old.request, why, this.caller), asked);
+      again = await loadAt(this.recipe, await openCpu(old.request, why, this.caller), requester);
     }
-    this.lost.push({ free: () => old.release() });
+    this.lost.push(old);
     this.place = again.place;
     this.#readFrom(again);
     const device = again.place.info();
@@ -167,10 +156,6 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
 
 /** An encoder or a reranker. Its results depend on the texts alone, so a lost call is repeated. */
 abstract class LoadedEncoder<T extends Embedder | Reranker> extends LoadedModel<T> {
-  get encoder(): T {
-    return this.loaded;
-  }
-
   /** The result of `work`, which is `undefined` after a cancellation. */
   run<R>(signal: AbortSignal, work: (loaded: T) => Promise<R | undefined>): Promise<R> {
     return this.retrying(signal, async () => {
@@ -188,15 +173,18 @@ export class LoadedEmbedder extends LoadedEncoder<Embedder> {}
 
 export class LoadedReranker extends LoadedEncoder<Reranker> {}
 
-/** Loads onto a new device or the one that the request names. Resolves to the facts of what was loaded. */
+/**
+ * Loads onto a new device or the one that the request names, after earlier loads, whose memory is then known. Resolves
+ * to the facts of what was loaded.
+ */
 export function load<T extends Loadable, R extends LoadedModel<T>>(
   kind: new (recipe: Recipe<T>, caller: Caller, loaded: Loaded<T>) => R,
   recipe: Recipe<T>,
-  asked: { caller: Caller; signal: AbortSignal },
+  requester: { caller: Caller; signal: AbortSignal },
 ): Promise<ReturnType<R["info"]>> {
-  const { caller, signal } = asked;
-  return inTurn(caller.target, signal, () => loading(signal, async () => {
-    const parts = await loadAt(recipe, recipe.request.on ?? recipe.request.device, asked);
+  const { caller, signal } = requester;
+  return inTurn(caller.target, signal, () => inTurn("loads", signal, async () => {
+    const parts = await loadAt(recipe, recipe.request.on ?? recipe.request.device, requester);
     const model = register(caller.target, new kind(recipe, caller, parts));
     if (recipe.request.verify) {
       void model.verify(parts.copies);

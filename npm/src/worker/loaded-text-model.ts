@@ -4,7 +4,7 @@ import { codeOf, ensure, type ErrorCode, isTrap, messageOf } from "../errors.js"
 import { cancelling, defined } from "../helpers.js";
 import { forget, outputParserOf, type OutputParser } from "../output-parser.js";
 import type { Calls, GenerateRequest, Prompt } from "../protocol.js";
-import { common, openSessions, storing, type FoundSession } from "../sessions.js";
+import { commonPrefix, openSessions, storing, type FoundSession } from "../sessions.js";
 import { Sha256, type EngineOutcome, type GenerationOptions, type Model, type Session } from "../tilewright.js";
 import type {
   EngineOptions, GenerateResult, HeadWeights, KeptSession, MemoryInfo, Piece, Timeline, TokenLogprob,
@@ -15,34 +15,26 @@ import { nextTask, type CallContext } from "./port.js";
 import { Registry } from "./registry.js";
 import { inTurn } from "./turns.js";
 
-/** A model, its session and its engines. */
 export class LoadedTextModel extends LoadedModel<Model> {
   #session: Session | undefined;
-  readonly #engines = new Registry<LoadedEngine>("engine");
+  readonly engines = new Registry<LoadedEngine>("engine");
 
   /** The model, also after it was loaded again. */
   readonly #current = (): Model => this.loaded;
 
-  get model(): Model {
-    return this.loaded;
-  }
-
-  /** Generates in the model's session. */
   generate(request: Calls["generate"]["args"], context: CallContext<"generate">): Promise<GenerateResult> {
     return this.#prepared(request, context, (prepared) => this.retrying(context.signal, () => this.#run(prepared, context)));
   }
 
-  /** Generates in an engine. */
   async generateWith({ engine: number, ...request }: Calls["generateWith"]["args"], context: CallContext<"generateWith">): Promise<GenerateResult> {
-    const engine = this.engine(number);
+    const engine = this.engines.get(number);
     return this.#prepared(request, context, ({ ids, options, parser, onBegin, onPiece }) =>
       engine.generate(ids, options, parser, context, onBegin, onPiece));
   }
 
-  /** Makes an engine and returns its number. */
   makeEngine(settings: EngineOptions, target: number): number {
     let its = this.loaded;
-    return this.#engines.put(new LoadedEngine(this.#current, settings, (lost, signal) => inTurn(target, signal, async () => {
+    return this.engines.put(new LoadedEngine(this.#current, settings, (lost, signal) => inTurn(target, signal, async () => {
       // The session or another engine may have loaded it again already.
       if (its === this.loaded) {
         this.replace(await this.rebuild(lost, signal));
@@ -51,17 +43,6 @@ export class LoadedTextModel extends LoadedModel<Model> {
       its = this.loaded;
       return its;
     })));
-  }
-
-  engine(number: number): LoadedEngine {
-    const engine = this.#engines.find(number);
-    ensure(engine !== undefined, "disposed", "the engine was freed");
-    return engine;
-  }
-
-  freeEngine(number: number): undefined {
-    this.engine(number);
-    return this.#engines.free(number);
   }
 
   timeline(): Promise<Timeline> {
@@ -82,34 +63,34 @@ export class LoadedTextModel extends LoadedModel<Model> {
     return this.#session;
   }
 
-  /** Stores the session. */
   async saveSession({ maxBytes }: Calls["saveSession"]["args"]): Promise<KeptSession> {
     const session = this.#session;
     ensure(session !== undefined && session.nCached() !== 0,
-      "option", "saveSession keeps what was generated, and nothing was so far");
+      "option", "saveSession stores what was generated, and nothing was so far");
     const digest = this.loaded.digest();
     ensure(digest !== undefined,
       "option", "saveSession needs a model all of whose weights are in memory; this one reads some from its files");
-    ensure(this.request.cache,
+    ensure(this.recipe.request.cache,
       "option", "saveSession needs the browser's storage, and the model was loaded with `cache: false`");
     return storing(async () => {
       const kept = await openSessions(true);
       // Tokens without cached keys are left out.
       const tokens = session.tokens().subarray(0, session.nCached());
+      ensure(kept !== undefined, "storage", "the browser made no storage for sessions");
       return kept.save(digest, tokens, () => session.saving(), maxBytes, () => new Sha256());
     });
   }
 
-  /** Restores a stored session that has more of the prompt than the current one. */
+  /** Restores a saved session that has more of the prompt than the current one. */
   async #reopen(session: Session, ids: Uint32Array): Promise<void> {
-    if (!this.request.cache) {
+    if (!this.recipe.request.cache) {
       return;
     }
-    const dropped = (why: string): void => this.caller.notify("session_dropped", `a kept session is not used: ${why}`);
+    const dropped = (why: string): void => this.caller.notify("session_dropped", `a saved session is not used: ${why}`);
     let found: FoundSession | undefined;
     try {
       const kept = await openSessions(false).catch(() => undefined);
-      const nKnown = Math.min(common(session.tokens(), ids), session.nCached());
+      const nKnown = Math.min(commonPrefix(session.tokens(), ids), session.nCached());
       const limits = { mostTokens: this.loaded.info().contextLength, mostBack: this.loaded.mostBack() ?? Infinity };
       const damaged = (): void => dropped("its SHA-256 is another one");
       const digest = this.loaded.digest();
@@ -134,16 +115,16 @@ export class LoadedTextModel extends LoadedModel<Model> {
   }
 
   override bytes(): number {
-    return super.bytes() + this.#engines.all().reduce((sum, engine) => sum + engine.bytes(), 0);
+    return super.bytes() + this.engines.all().reduce((sum, engine) => sum + engine.bytes(), 0);
   }
 
   protected override release(): void {
-    this.#engines.clear();
+    this.engines.clear();
     super.release();
   }
 
   protected override freeLoaded(): void {
-    this.#engines.all().forEach((engine) => engine.leave());
+    this.engines.all().forEach((engine) => engine.leave());
     this.#session?.free();
     this.#session = undefined;
     forget(this.#current);
@@ -151,13 +132,13 @@ export class LoadedTextModel extends LoadedModel<Model> {
   }
 
   async #run(
-    { ids, options, parser, onBegin, onPiece }: Prepared, { signal, ending }: CallContext<"generate">,
+    { ids, options, parser, onBegin, onPiece }: Prepared, { signal, stopSignal }: CallContext<"generate">,
   ): Promise<EngineOutcome> {
     const session = this.#session ??= this.loaded.session();
     await this.#reopen(session, ids);
     signal.throwIfAborted();
     const cancel = (): void => session.cancel();
-    const eitherEnd = AbortSignal.any([signal, ending]);
+    const eitherEnd = AbortSignal.any([signal, stopSignal]);
     const begin = (cachedTokens: number): void => {
       onBegin(cachedTokens);
       if (eitherEnd.aborted) {
@@ -234,12 +215,11 @@ interface Prepared {
 }
 
 /** The result of a generation that was stopped before its turn. */
-export const NOTHING: GenerateResult = {
+export const CANCELLED: GenerateResult = {
   stopReason: "cancelled", promptTokens: 0, cachedTokens: 0, generatedTokens: 0, draftedTokens: 0, acceptedTokens: 0, prefillSeconds: 0,
   decodeSeconds: 0, thinking: "", toolCalls: [],
 };
 
-/** Codes of errors that make a session useless. */
 const USELESS: ReadonlySet<ErrorCode> = new Set(["format", "unsupported", "truncated", "context_full", "shape", "operand"]);
 
 const decoder = new TextDecoder("utf-8", { ignoreBOM: true });

@@ -5,7 +5,7 @@ import { inspectGpu, requestSubgroups } from "../gpu.js";
 import type { DeviceRequest } from "../protocol.js";
 import { Device, type Adapter } from "../tilewright.js";
 import type { AvailableDevice, DeviceInfo } from "../types.js";
-import { start } from "../wasm.js";
+import { engineModule } from "../wasm.js";
 import type { Caller } from "./port.js";
 
 /** Codes of errors after which another device may work. */
@@ -25,7 +25,8 @@ export class Place {
     return this;
   }
 
-  release(): void {
+  /** Leaves the device to its other users. */
+  free(): void {
     this.#users -= 1;
     if (this.#users === 0) {
       this.#isFree = true;
@@ -49,13 +50,13 @@ export class Place {
 /** Opens a device. With `auto`, the CPU replaces a GPU that fails. */
 export async function openPlace(request: DeviceRequest, caller: Caller): Promise<Place> {
   const { choice, tier, subgroups } = request;
-  await start();
+  await engineModule.start();
   if (choice === "cpu") {
     return new Place(await Device.open("cpu", undefined, tier), request);
   }
   const report = await inspectGpu();
   if (report.adapter === undefined) {
-    ensure(choice !== "gpu", "webgpu_unavailable", `a GPU was demanded, and there is none: ${report.reason}`);
+    ensure(choice !== "gpu", "webgpu_unavailable", `a GPU was requested, but there is none: ${report.reason}`);
     return openCpu(request, report.reason, caller);
   }
   requestSubgroups(subgroups);
@@ -76,9 +77,7 @@ export async function openPlace(request: DeviceRequest, caller: Caller): Promise
   return new Place(device, request);
 }
 
-/** Opens the CPU as a fallback, for this reason. */
 export async function openCpu(request: DeviceRequest, reason: string, caller: Caller): Promise<Place> {
-  await start();
   const device = await Device.open("cpu", undefined);
   caller.notify("cpu_fallback", `running on the CPU: ${reason}`);
   return new Place(device, request, reason);

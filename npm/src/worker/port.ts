@@ -2,7 +2,7 @@
 
 import { FetchClient } from "../fetching.js";
 import { isNode } from "../platform.js";
-import type { CallName, Calls, FetchToWorker, FromWorker, ToTarget, ToWorker } from "../protocol.js";
+import type { CallName, Calls, FromWorker, ToTarget, ToWorker } from "../protocol.js";
 import type { NoticeCode } from "../types.js";
 
 /** `self` in a browser, the parent port in Node. */
@@ -22,11 +22,9 @@ export function post(message: FromWorker, transfer: Transferable[] = []): void {
 }
 
 /** The owner of a target: receives reports, and may have its own `fetch` for files. */
-export class Caller {
-  readonly #fetching: FetchClient;
-
+export class Caller extends FetchClient {
   constructor(readonly target: number) {
-    this.#fetching = new FetchClient((message) => post({ ...message, target }));
+    super((message) => post({ ...message, target }));
   }
 
   send(message: ToTarget): void {
@@ -36,15 +34,6 @@ export class Caller {
   notify(code: NoticeCode, message: string): void {
     this.send({ type: "notice", notice: { code, message } });
   }
-
-  /** The caller's own `fetch`. */
-  get fetch(): FetchClient["fetch"] {
-    return this.#fetching.fetch;
-  }
-
-  receive(message: FetchToWorker): void {
-    this.#fetching.receive(message);
-  }
 }
 
 export interface CallContext<K extends CallName> {
@@ -52,7 +41,7 @@ export interface CallContext<K extends CallName> {
   caller: Caller;
   signal: AbortSignal;
   /** Aborted when the caller wants the result so far. */
-  ending: AbortSignal;
+  stopSignal: AbortSignal;
   emit(value: Calls[K]["event"]): void;
 }
 

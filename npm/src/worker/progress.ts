@@ -1,15 +1,14 @@
 /** Progress of a load. */
 
+import { sumOf } from "../helpers.js";
 import type { ModelFile } from "../source.js";
 import type { Progress } from "../types.js";
 import type { Caller } from "./port.js";
 
-/** Milliseconds between two reports of progress. */
 const REPORT_MS = 100;
 /** Milliseconds over which the rate is measured. */
 const RATE_MS = 3000;
 
-/** Reports the bytes that arrive, at limited intervals. */
 export class ProgressMeter {
   files: ModelFile[] = [];
   readonly #samples: { time: number; loaded: number }[] = [];
@@ -24,8 +23,7 @@ export class ProgressMeter {
     }
     this.#reported = time;
     const loaded = this.files.reduce((sum, file) => sum + file.arrived, 0);
-    const total = this.files.reduce<number | undefined>(
-      (sum, { size }) => sum === undefined || size === undefined ? undefined : sum + size, 0);
+    const total = sumOf(this.files.map(({ size }) => size));
     this.#samples.push({ time, loaded });
     while (this.#samples.length > 2 && time - (this.#samples[0]?.time ?? time) > RATE_MS) {
       this.#samples.shift();

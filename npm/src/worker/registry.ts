@@ -18,17 +18,13 @@ export class Registry<T extends { free(): void }> {
     return [...this.#objects.values()];
   }
 
-  find(id: number): T | undefined {
-    return this.#objects.get(id);
-  }
-
   get(id: number): T {
-    const object = this.find(id);
-    ensure(object !== undefined, "internal", `there is no ${this.what} ${id}`);
+    const object = this.#objects.get(id);
+    ensure(object !== undefined, "disposed", `the ${this.what} was freed`);
     return object;
   }
 
-  free(id: number): undefined {
+  free(id: number): void {
     this.get(id).free();
     this.#objects.delete(id);
   }

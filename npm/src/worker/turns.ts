@@ -1,5 +1,7 @@
 /** Calls on one target run in turn; targets do not wait for each other. */
 
+import { delay } from "../helpers.js";
+
 const queues = new Map<number | "loads", Promise<unknown>>();
 
 /** Runs an action after the earlier ones of its target. */
@@ -12,19 +14,14 @@ export function inTurn<T>(target: number | "loads", signal: AbortSignal, action:
   return turn;
 }
 
-/** Loads after earlier loads, whose memory is then known. */
-export function loading<T>(signal: AbortSignal, load: () => Promise<T>): Promise<T> {
-  return inTurn("loads", signal, load);
-}
-
-/** The same, but resolves to `nothing` if `ending` aborts before the turn. */
-export function inTurnUnless<T>(target: number, signal: AbortSignal, ending: AbortSignal, nothing: T, action: () => T | Promise<T>): Promise<T> {
+/** The same, but resolves to `nothing` if `stopSignal` aborts before the turn. */
+export function inTurnUnless<T>(target: number, signal: AbortSignal, stopSignal: AbortSignal, nothing: T, action: () => T | Promise<T>): Promise<T> {
   return new Promise((resolve, reject) => {
     const leave = (): void => resolve(nothing);
-    ending.addEventListener("abort", leave, { once: true });
+    stopSignal.addEventListener("abort", leave, { once: true });
     inTurn(target, signal, () => {
-      ending.removeEventListener("abort", leave);
-      return ending.aborted ? nothing : action();
+      stopSignal.removeEventListener("abort", leave);
+      return stopSignal.aborted ? nothing : action();
     }).then(resolve, reject);
   });
 }
@@ -33,7 +30,6 @@ export function forgetTurns(target: number): void {
   queues.delete(target);
 }
 
-/** Milliseconds between checks whether the worker is idle. */
 const IDLE_MS = 50;
 
 let nCalls = 0;
@@ -47,9 +43,8 @@ export async function counted<T>(call: () => Promise<T>): Promise<T> {
   }
 }
 
-/** Resolves when no call runs. */
 export async function idle(): Promise<void> {
   while (nCalls > 0) {
-    await new Promise((resolve) => setTimeout(resolve, IDLE_MS));
+    await delay(IDLE_MS);
   }
 }

@@ -1,6 +1,7 @@
 /** Indices and mixtures of logits on a device. */
 
 import { ensure } from "../errors.js";
+import { orFree } from "../helpers.js";
 import type { Calls } from "../protocol.js";
 import { Index, Loader, type FileInfo, type Mol, type Saving } from "../tilewright.js";
 import type { IndexInfo, MolInfo } from "../types.js";
@@ -11,7 +12,6 @@ import type { Place } from "./place.js";
 import type { CallContext } from "./port.js";
 import { Registry } from "./registry.js";
 
-/** Vectors on a device. */
 export abstract class VectorsHandle<T extends Index | Mol> extends Handle {
   constructor(place: Place, readonly vectors: T) {
     super(place);
@@ -48,14 +48,7 @@ async function make<T extends IndexHandle | MolHandle>(
   { target, caller }: Pick<CallContext<"createIndex">, "target" | "caller">, where: Calls["createIndex"]["args"]["where"], work: (place: Place) => Promise<T>,
 ): Promise<{ info: ReturnType<T["info"]>; device: ReturnType<Place["info"]> }> {
   const place = await placeOf(where, caller);
-  let made: T;
-  try {
-    made = await work(place);
-  } catch (error) {
-    place.release();
-    throw error;
-  }
-  register(target, made);
+  const made = register(target, await orFree(place, () => work(place)));
   return { info: made.info() as ReturnType<T["info"]>, device: place.info() };
 }
 
@@ -73,8 +66,8 @@ function fromFile<T extends Index | Mol>(request: FilesRequest, begin: (size: nu
         "option", `source has ${others.length + 1} files, expected one`);
       return begin(file.size);
     },
-    complete: async (made, asked, copies) => {
-      await checkCopies(copies, asked);
+    complete: async (made, requester, copies) => {
+      await checkCopies(copies, requester);
       check(made);
     },
   };
