@@ -640,7 +640,7 @@ class UrlFile implements ModelFile {
         if (mustKeep === true) {
           throw new TilewrightError("storage", `${this.url} is being loaded elsewhere, here or in another tab; it can be fetched after that`);
         }
-        notify({ code: "not_cached", message: `${this.url} is being loaded in another tab as well; this tab stores no copy` });
+        notify({ code: "not_cached", message: `${this.url} is being loaded in another tab as well; this tab does not cache it` });
         return;
       }
       const { part } = this.#stored;
