@@ -29,7 +29,7 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 /// Where shaders are: those of the library, and those that only benches use.
 const FOLDERS: [&str; 2] = ["shaders", "benches/shaders"];
 
-/// Kernels of the benches that a page measures with; the WASM module goes without the others.
+/// Kernels of the benches that a page measures with; the WASM module goes without the variants of the others.
 const BROWSER_PROBES: [&str; 4] = ["probe_copy", "probe_fma", "probe_read", "probe_reduce"];
 
 /// What WebGPU guarantees without asking for more; every baseline variant must fit.
@@ -116,10 +116,6 @@ fn main() {
         files.extend(entries.map(|entry| entry.expect("readable").path()));
     }
     files.retain(|path| path.extension().is_some_and(|ext| ext == "wgsl"));
-    if is_wasm() {
-        let is_probe = |path: &PathBuf| BROWSER_PROBES.iter().any(|name| path.ends_with(format!("{name}.wgsl")));
-        files.retain(|path| path.starts_with(root.join(FOLDERS[0])) || is_probe(path));
-    }
     if env::var("CARGO_FEATURE_LORA").is_err() {
         files.retain(|path| !path.to_string_lossy().ends_with(OF_ADAPTERS));
     }
@@ -233,8 +229,9 @@ fn link_file(
             .collect();
     }
     let is_native = |pick: &Vec<(String, String)>| pick.iter().any(|(tag, _)| NATIVE_TIERS.contains(&tag.as_str()));
-    // A kernel of such tiers alone has no variants there, but is known all the same.
-    let is_left_out = is_wasm() && picks.iter().all(is_native);
+    let is_native_bench = file.parent() != Some(dir) && !BROWSER_PROBES.contains(&stem.as_str());
+    // Such a kernel, or one of these tiers alone, has no variants there, but is known all the same.
+    let is_left_out = is_wasm() && (is_native_bench || picks.iter().all(is_native));
     if is_wasm() && !is_left_out {
         picks.retain(|pick| !is_native(pick));
     }

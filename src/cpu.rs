@@ -12,6 +12,7 @@ use crate::counters::LiveCounters;
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::gpu::Faults;
+use crate::platform::{self, IS_BROWSER, Threads};
 use crate::recording::{Products, Recording, Step};
 use crate::shaders::{Id, read_params};
 use crate::tensor::{Tensor, WordCopy};
@@ -30,7 +31,6 @@ mod linear;
 mod lora;
 mod matmul_plain;
 mod mol;
-#[cfg(not(target_arch = "wasm32"))]
 mod mol_parts;
 mod norm;
 mod panels;
@@ -48,8 +48,8 @@ mod whole_sequences;
 use panels::Panels;
 pub(crate) use panels::take_halves;
 pub(crate) use simd::bytes::has_byte_dots;
-use threads::Threads;
 pub(crate) use threads::for_each_chunk;
+use threads::run_on;
 
 /// Memory of a tensor, in 4-byte words.
 #[derive(Debug)]
@@ -301,17 +301,15 @@ fn cpu_kernel(kernel: Id) -> Option<CpuKernel> {
         Id::Softmax => softmax::softmax,
         Id::SplitSum => linear::split_sum,
         Id::Swiglu => activation::swiglu,
-        #[cfg(not(target_arch = "wasm32"))]
+        // The WASM module has no shaders of these.
+        Id::MatmulNaive | Id::MolGate | Id::ProbeMatrix | Id::WeightedSum if IS_BROWSER => return None,
         Id::MatmulNaive => linear::matmul,
-        #[cfg(not(target_arch = "wasm32"))]
         Id::MolGate => mol_parts::mol_gate,
         Id::ProbeCopy => probe::probe_copy,
         Id::ProbeFma => probe::probe_fma,
-        #[cfg(not(target_arch = "wasm32"))]
         Id::ProbeMatrix => probe::probe_matrix,
         Id::ProbeRead => probe::probe_read,
         Id::ProbeReduce => probe::probe_reduce,
-        #[cfg(not(target_arch = "wasm32"))]
         Id::WeightedSum => mol_parts::weighted_sum,
         // In half precision, which no recording for the CPU has.
         Id::AttentionHalf | Id::HalfRows | Id::MatmulHalf => return None,
@@ -320,10 +318,7 @@ fn cpu_kernel(kernel: Id) -> Option<CpuKernel> {
 
 /// Number of threads that kernels use.
 pub(crate) fn threads() -> usize {
-    #[cfg(not(target_arch = "wasm32"))]
-    return rayon::current_num_threads();
-    #[cfg(target_arch = "wasm32")]
-    return 1;
+    platform::n_pool_threads()
 }
 
 #[derive(Debug)]
@@ -399,7 +394,7 @@ impl Cpu {
             faults.run();
             own.iter(which).try_for_each(|(step, prepared)| prepared.run(step, rounds))
         };
-        self.threads.run(run_all)??;
+        run_on(&self.threads, run_all)??;
         self.counters.dispatches.add(n_steps as u64);
         self.counters.submits.add(1);
         Ok(())
@@ -412,7 +407,7 @@ impl Cpu {
             let start = Instant::now();
             prepared.run(step, rounds).map(|()| start.elapsed())
         };
-        let times = self.threads.run(move || own.iter(0..n_steps).map(timed).collect::<Result<_, _>>())??;
+        let times = run_on(&self.threads, move || own.iter(0..n_steps).map(timed).collect::<Result<_, _>>())??;
         self.counters.dispatches.add(n_steps as u64);
         self.counters.submits.add(1);
         Ok(times)

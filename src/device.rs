@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::gpu::{AdapterKind, AdapterReport, Faults, Gpu, Power, ReadFuture, Setup};
 use crate::loss::LossReason;
 use crate::matrix::Matrix;
+use crate::platform::IS_BROWSER;
 use crate::recording::{Recorder, Recording};
 use crate::shaders::Tier;
 use crate::target::{Target, TargetKind, TargetLimits, Tuning};
@@ -274,7 +275,7 @@ impl Device {
         match self.0.target.kind() {
             TargetKind::Cpu => crate::memory::of_host(),
             // In a browser, a software adapter does not use the module's memory.
-            TargetKind::SoftwareGpu if !cfg!(target_arch = "wasm32") => crate::memory::of_host(),
+            TargetKind::SoftwareGpu if !IS_BROWSER => crate::memory::of_host(),
             TargetKind::SoftwareGpu | TargetKind::Gpu => None,
         }
     }
@@ -537,10 +538,9 @@ impl Device {
     }
 
     /// Compiles the recordings' pipelines in parallel on a real GPU. A software adapter would compile on the cores
-    /// that it runs on, so there pipelines are compiled at first use.
-    #[cfg(not(target_arch = "wasm32"))]
+    /// that it runs on, and a browser has one thread, so there pipelines are compiled at first use.
     pub(crate) fn compile<'a>(&self, recordings: impl IntoIterator<Item = &'a Recording>) {
-        if let (Executor::Gpu(gpu), true) = (&*self.0.executor, self.is_real_gpu()) {
+        if let (Executor::Gpu(gpu), true) = (&*self.0.executor, self.is_real_gpu() && !IS_BROWSER) {
             gpu.compile(recordings.into_iter().flat_map(|recording| recording.steps.iter()));
         }
     }

@@ -9,7 +9,6 @@
 //! one queue.
 
 mod decode_batch;
-#[cfg(not(target_arch = "wasm32"))]
 mod draft_model;
 mod drafter;
 mod driver;
@@ -20,7 +19,6 @@ mod queue;
 mod running;
 mod stage;
 mod stream;
-#[cfg(not(target_arch = "wasm32"))]
 mod watchdog;
 mod watched;
 

@@ -6,11 +6,11 @@
 use std::path::Path;
 use std::path::PathBuf;
 
-#[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
+#[cfg(feature = "hub")]
 mod hub;
 
 use crate::loss::LossReason;
-#[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
+#[cfg(feature = "hub")]
 pub use hub::HubError;
 
 /// The library's error type.
@@ -275,7 +275,7 @@ pub enum Error {
     },
 
     /// A model cannot be obtained from a hub.
-    #[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
+    #[cfg(feature = "hub")]
     #[error(transparent)]
     Hub(#[from] HubError),
 
@@ -372,7 +372,7 @@ impl Error {
             Error::NonFinite { .. } => "non_finite",
             Error::Index { .. } => "index",
             Error::Io { .. } => "io",
-            #[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
+            #[cfg(feature = "hub")]
             Error::Hub(_) => "hub",
             Error::InFile { source, .. } | Error::InRecord { source, .. } => source.code(),
         }

@@ -22,7 +22,6 @@ mod pace;
 mod part;
 mod passes;
 mod pending_text;
-#[cfg(not(target_arch = "wasm32"))]
 mod pipeline;
 mod saved;
 mod sequence;
@@ -51,7 +50,6 @@ pub(crate) use pace::Pace;
 pub use passes::PASS_SIZES;
 pub(crate) use passes::record_pass;
 pub(crate) use passes::rows_for;
-#[cfg(not(target_arch = "wasm32"))]
 pub use pipeline::DeviceLayers;
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 pub(crate) use saved::SessionLoader;

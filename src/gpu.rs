@@ -22,5 +22,5 @@ pub use faults::{Call, Effect, Faults};
 pub(crate) use pipeline::checked;
 pub(crate) use readback::ReadFuture;
 
-#[cfg(all(test, not(target_arch = "wasm32")))]
+#[cfg(test)]
 mod tests;

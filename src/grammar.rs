@@ -42,6 +42,7 @@ use toktrie::{INVALID_TOKEN, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, 
 
 use crate::error::Error;
 use crate::kernels::mask_words;
+use crate::platform::IS_BROWSER;
 use crate::tokenizer::{TokenType, Tokenizer};
 #[cfg(feature = "answer")]
 pub use tools::{ToolChoice, ToolGrammar, ToolRules};
@@ -253,11 +254,8 @@ impl Grammars {
             });
             (matcher, reason)
         };
-        #[cfg(not(target_arch = "wasm32"))]
-        let (matcher, reason) = COMPILERS.compile_on_thread(field, read)?;
-        // WASM has no threads here: on stack overflow the module ends, and its owner creates another.
-        #[cfg(target_arch = "wasm32")]
-        let (matcher, reason) = read();
+        // Without a thread, on stack overflow the module ends, and its owner creates another.
+        let (matcher, reason) = if IS_BROWSER { read() } else { COMPILERS.compile_on_thread(field, read)? };
         if let Some((field, reason)) = reason {
             return Err(unusable(&field, "an enforceable constraint", reason));
         }
@@ -539,7 +537,7 @@ impl TokenizerEnv for GuidanceTokenizer {
     }
 }
 
-#[cfg(all(test, not(target_arch = "wasm32")))]
+#[cfg(test)]
 mod tests {
     use std::sync::mpsc;
 

@@ -25,6 +25,8 @@ mod scaling;
 mod shards;
 mod unread;
 mod vocab;
+#[cfg_attr(target_arch = "wasm32", path = "load/weight_files/browser.rs")]
+mod weight_files;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -41,11 +43,8 @@ pub(crate) use catalog::TableRows;
 pub(crate) use catalog::{Feed, Widened};
 pub use chat::ChatSource;
 pub use file::FileBytes;
-#[cfg(all(target_arch = "wasm32", feature = "web"))]
-pub(crate) use file::ReadFile;
-pub(crate) use file::WeightFiles;
 pub(crate) use huggingface::config_of_json;
-#[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
+#[cfg(feature = "hub")]
 pub(crate) use huggingface::{CONFIG, INDEX, TEXTS};
 pub use loader::Loader;
 #[cfg(feature = "lora")]
@@ -58,10 +57,11 @@ pub(crate) use placement::{
     ExpertSizes, InFile, LayerSizes, Needs, Placement, PlacementOptions, SLOTS, Share, Sizes, slot_sizes,
 };
 pub use reader::{FileName, Head, HeaderReader};
-#[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
+#[cfg(feature = "hub")]
 pub(crate) use shards::{numbered, stem};
 pub(crate) use unread::MTP;
 pub use vocab::vocab_from_gguf;
+pub(crate) use weight_files::*;
 
 /// A model's properties from its files' headers: everything except the weights.
 pub struct ModelHeader {
@@ -244,7 +244,6 @@ fn other_kind(architecture: &str, kind: &str, supported: &str) -> Error {
 ///
 /// # Errors
 /// As [`ModelFile::open`] for a folder; [`Error::InFile`] naming the invalid part of a GGUF file's vocabulary.
-#[cfg(not(target_arch = "wasm32"))]
 pub fn tokenizer(path: impl AsRef<Path>) -> Result<Tokenizer, Error> {
     let path = path.as_ref();
     if is_of_folder(path) {
@@ -277,7 +276,6 @@ impl ModelFile {
     ///
     /// # Errors
     /// [`Error::InFile`] naming the file and its invalid part, [`Error::Io`] if it cannot be read.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn open(path: impl AsRef<Path>) -> Result<ModelFile, Error> {
         let path = path.as_ref();
         if is_of_folder(path) {

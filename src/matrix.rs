@@ -26,11 +26,9 @@ mod unit;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-#[cfg(not(target_arch = "wasm32"))]
-use rayon::prelude::*;
-
 use crate::dtype::{BLOCK, DType, WeightType};
 use crate::error::Error;
+use crate::platform::{IS_BROWSER, for_each_item};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor, TensorWriter};
 
@@ -212,8 +210,7 @@ impl Matrix {
     fn pack<'a>(&self, rows: impl Iterator<Item = &'a [u8]>, units: &mut [u32], tails: &mut [u16]) {
         /// Words that one core packs before other cores would have started.
         const FEW_WORDS: usize = 1 << 14;
-        #[cfg(not(target_arch = "wasm32"))]
-        let are_few = units.len() <= FEW_WORDS;
+        let are_few = IS_BROWSER || units.len() <= FEW_WORDS;
         let (n_units, n_tail) = (self.units() as usize, self.units() as usize * self.weight.tail_len());
         let mut tails = tails;
         let places = units.chunks_exact_mut(n_units * (self.weight.unit_bytes() / 4)).map(|units| {
@@ -223,11 +220,7 @@ impl Matrix {
         });
         let pack = |(row, (units, tail))| unit::pack_row(self.weight, row, units, tail);
         let rows = rows.zip(places);
-        #[cfg(not(target_arch = "wasm32"))]
-        if !are_few {
-            return rows.collect::<Vec<_>>().into_par_iter().for_each(pack);
-        }
-        rows.for_each(pack);
+        if are_few { rows.for_each(pack) } else { for_each_item(rows, pack) }
     }
 
     /// Number of rows, N.

@@ -3,6 +3,8 @@
 //! Unknown memory is no reason to refuse a model. WebGPU cannot query GPU memory, and this module does not ask
 //! native drivers; on a GPU, running out of memory is therefore an error of the device during loading.
 
+use crate::platform::ADDRESSABLE_BYTES;
+
 /// Bytes that the process can still allocate: available memory, including reclaimable caches, plus free swap, at
 /// most the container's limit. `None` if the system does not report it.
 #[cfg(target_os = "linux")]
@@ -12,17 +14,9 @@ pub(crate) fn of_host() -> Option<u64> {
     available(&meminfo, container.as_deref())
 }
 
-/// Memory for a model with 32-bit addresses. The rest is for the program, file headers, and bytes in transit.
-#[cfg(target_arch = "wasm32")]
+#[cfg(not(target_os = "linux"))]
 pub(crate) fn of_host() -> Option<u64> {
-    const ALL: u64 = 1 << 32;
-    const OTHERS: u64 = 256 << 20;
-    Some(ALL - OTHERS)
-}
-
-#[cfg(not(any(target_os = "linux", target_arch = "wasm32")))]
-pub(crate) fn of_host() -> Option<u64> {
-    None
+    ADDRESSABLE_BYTES
 }
 
 /// Parses `/proc/meminfo` and the control group's `memory.max`, a number of bytes or `max`. The group's current
@@ -39,7 +33,7 @@ fn available(meminfo: &str, container: Option<&str>) -> Option<u64> {
 }
 
 /// Whether [`of_host`] is a hard limit, as with 32-bit addresses; a system might still free memory.
-const IS_FIXED: bool = cfg!(target_arch = "wasm32");
+const IS_FIXED: bool = ADDRESSABLE_BYTES.is_some();
 
 /// A memory limit for a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

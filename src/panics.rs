@@ -7,13 +7,16 @@ use std::pin::pin;
 use std::task::Poll;
 
 use crate::error::Error;
+use crate::platform::IS_BROWSER;
 
 /// Runs `work`. After a panic, the caller must discard state that `work` may have half changed.
 ///
 /// # Errors
 /// [`Error::Panic`] if `work` panics. Never on the web, where a panic aborts the module.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn caught<T>(context: &str, work: impl FnOnce() -> T) -> Result<T, Error> {
+    if IS_BROWSER {
+        return Ok(work());
+    }
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         // The payloads of `panic!` with and without arguments.
         let texts = (panic.downcast_ref::<String>().map(String::as_str), panic.downcast_ref::<&str>().copied());
@@ -21,11 +24,6 @@ pub(crate) fn caught<T>(context: &str, work: impl FnOnce() -> T) -> Result<T, Er
         let_go(panic);
         Error::Panic { context: context.into(), message }
     })
-}
-
-#[cfg(target_arch = "wasm32")]
-pub(crate) fn caught<T>(_: &str, work: impl FnOnce() -> T) -> Result<T, Error> {
-    Ok(work())
 }
 
 /// As [`caught`], for a future.

@@ -6,6 +6,7 @@ use std::ops::Deref;
 use bytemuck::Pod;
 
 use crate::dtype::{DType, WeightType};
+use crate::platform::IS_BROWSER;
 
 /// What a shader variant asks of the adapter. Every kernel has a baseline variant, but for those in half precision, in whose
 /// place `matmul` and `attention_prefill` stand; the others replace it where the device's tier says so and they exist.
@@ -121,7 +122,7 @@ impl Variant {
 
     /// The source for the platform that this is compiled for.
     pub(crate) fn target_source(&self) -> String {
-        if cfg!(target_arch = "wasm32") { self.browser_source() } else { self.source() }
+        if IS_BROWSER { self.browser_source() } else { self.source() }
     }
 }
 

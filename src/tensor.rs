@@ -3,12 +3,12 @@
 //! A tensor is *declared* first and *allocated* later, so that a [`MemoryPlan`](crate::MemoryPlan) can be computed
 //! before any allocation, and a recording's temporaries can share memory.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use crate::dtype::DType;
 use crate::error::Error;
+use crate::platform::{AnyAttached, Attachable};
 
 /// Purpose of memory; the memory plan has a sum per role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,23 +23,7 @@ pub enum Role {
 
 /// An executor's private data, attached once to a block or a recording.
 #[derive(Default)]
-pub(crate) struct Attached(OnceLock<Box<Anything>>);
-
-#[cfg(not(target_arch = "wasm32"))]
-type Anything = dyn Any + Send + Sync;
-// In a browser, an executor's handles stay on their thread.
-#[cfg(target_arch = "wasm32")]
-type Anything = dyn Any;
-
-/// Types that can be attached.
-#[cfg(not(target_arch = "wasm32"))]
-pub(crate) trait Attachable: Any + Send + Sync {}
-#[cfg(not(target_arch = "wasm32"))]
-impl<T: Any + Send + Sync> Attachable for T {}
-#[cfg(target_arch = "wasm32")]
-pub(crate) trait Attachable: Any {}
-#[cfg(target_arch = "wasm32")]
-impl<T: Any> Attachable for T {}
+pub(crate) struct Attached(OnceLock<Box<AnyAttached>>);
 
 impl Attached {
     /// Whether nothing is attached yet.

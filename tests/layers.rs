@@ -9,8 +9,8 @@ const ORDER: [&str; 43] = [
     "counted",
     "counters",
     "loss",
-    "memory",
     "platform",
+    "memory",
     "sort",
     "xxh64",
     // Errors and files.

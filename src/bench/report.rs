@@ -11,8 +11,8 @@ use crate::error::Error;
 use crate::kernels::microbench::{
     FmaRounds, PROBE_FMA_FLOP, PROBE_READS, ReadOrder, probe_copy, probe_fma, probe_read, probe_reduce,
 };
-#[cfg(not(target_arch = "wasm32"))]
 use crate::kernels::microbench::{probe_matrix, probe_matrix_size};
+use crate::platform::IS_BROWSER;
 use crate::recording::{Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::operands::words;
@@ -119,7 +119,6 @@ pub struct OtherTiers<'a> {
     /// With `shader-f16`.
     pub half: Option<&'a Device>,
     /// With cooperative matrices.
-    #[cfg(not(target_arch = "wasm32"))]
     pub matrices: Option<&'a Device>,
 }
 
@@ -148,7 +147,6 @@ pub async fn measure(
         (ProbeKind::Fma, device),
     ];
     kinds.extend(others.half.map(|half| (ProbeKind::FmaHalf, half)));
-    #[cfg(not(target_arch = "wasm32"))]
     kinds.extend(others.matrices.map(|matrices| (ProbeKind::Matrix, matrices)));
 
     let total = kinds.len() + BenchPlan { shapes: &shapes(0.0), weights, cold_bytes: 0, long_flop: 0, effort }.n_rows();
@@ -183,7 +181,7 @@ pub async fn measure(
 /// Distinct operands, as seconds of copying.
 const COLD_SECONDS: f64 = 0.004;
 /// Exceeds the caches of large GPUs. In a page, operands are created in WASM memory.
-const MAX_COLD_BYTES: u64 = if cfg!(target_arch = "wasm32") { 1 << 27 } else { 1 << 29 };
+const MAX_COLD_BYTES: u64 = if IS_BROWSER { 1 << 27 } else { 1 << 29 };
 /// Total work of a kernel's copies, as seconds of the probe `fma_f32`.
 const LONG_SECONDS: f64 = 0.02;
 
@@ -230,7 +228,6 @@ enum ProbeKind {
     Reduce,
     Fma,
     FmaHalf,
-    #[cfg(not(target_arch = "wasm32"))]
     Matrix,
 }
 
@@ -244,7 +241,6 @@ impl ProbeKind {
             ProbeKind::Reduce => "reduce",
             ProbeKind::Fma => "fma_f32",
             ProbeKind::FmaHalf => "fma_f16",
-            #[cfg(not(target_arch = "wasm32"))]
             ProbeKind::Matrix => "matrix_f16",
         }
     }
@@ -265,7 +261,6 @@ impl ProbeKind {
     fn sizes(self) -> [u32; 2] {
         match self {
             ProbeKind::Fma | ProbeKind::FmaHalf => [1 << 10, 1 << 20],
-            #[cfg(not(target_arch = "wasm32"))]
             ProbeKind::Matrix => [1 << 6, 1 << 14],
             // 256 MiB exceed any cache.
             _ => [1 << 18, 1 << 26],
@@ -317,14 +312,12 @@ impl Operands {
     /// Operands for `size` words read or elements written.
     #[inline(never)]
     fn new(device: &Device, kind: ProbeKind, size: u32) -> Result<Operands, Error> {
-        #[cfg(not(target_arch = "wasm32"))]
         if kind == ProbeKind::Matrix {
             let side = probe_matrix_size(&device.target());
             let x = device.upload("x", &[6, side, side], &vec![1.0f32; 6 * (side * side) as usize])?;
             let y = Tensor::declare("y", Role::Activations, &[size, 2, 4, side, side], DType::F32)?;
             return Ok(Operands { x, y });
         }
-        let _ = device;
         let dtype = if kind.is_float() { DType::F32 } else { DType::U32 };
         let n_out = match kind {
             ProbeKind::Read | ProbeKind::ReadStrided | ProbeKind::ReadRandom => size / PROBE_READS,
@@ -358,7 +351,6 @@ impl Operands {
         let written = y.size_bytes();
         let flop = match kind {
             ProbeKind::Fma | ProbeKind::FmaHalf => y.len() as u64 * u64::from(FMA.rounds) * PROBE_FMA_FLOP,
-            #[cfg(not(target_arch = "wasm32"))]
             ProbeKind::Matrix => {
                 let side = u64::from(probe_matrix_size(rec.target()));
                 y.len() as u64 * 2 * side * u64::from(MATRIX_ROUNDS)
@@ -372,7 +364,6 @@ impl Operands {
             ProbeKind::ReadRandom => probe_read(rec, x, y, ReadOrder::Scattered)?,
             ProbeKind::Reduce => probe_reduce(rec, x, y)?,
             ProbeKind::Fma | ProbeKind::FmaHalf => probe_fma(rec, FMA, y)?,
-            #[cfg(not(target_arch = "wasm32"))]
             ProbeKind::Matrix => probe_matrix(rec, x, y, MATRIX_ROUNDS)?,
         }
         Ok([if kind.reads() { x.size_bytes() + written } else { written }, flop])

@@ -8,6 +8,7 @@ pub(super) use self::rounded::{PANEL_ROWS, Panel, Rounded};
 use super::simd::{self, BlockWork, Sums, Vector, Wide, widen_f16};
 use crate::dtype::{BLOCK, WeightType};
 use crate::formats::block::{FP4_DOUBLED, IQ4_LEVELS as IQ4_FLOATS, half_scale};
+use crate::platform::IS_BROWSER;
 
 /// Activations that meet one block of weights.
 pub(super) type Block = [f32; BLOCK];
@@ -678,7 +679,7 @@ impl<F: Format> BlockWork for RowDots<'_, F> {
     #[inline(always)]
     fn run_blocks<W: Wide>(self) {
         /// Tokens that meet a block while it is in registers. One on the web, where the code's size counts.
-        const T: usize = if cfg!(target_arch = "wasm32") { 1 } else { 4 };
+        const T: usize = if IS_BROWSER { 1 } else { 4 };
         let (n_tokens, n_units) = (self.x.len() / self.n_blocks, self.n_blocks / F::BLOCKS);
         let n_rows = self.sums.len() / n_tokens;
         let x = |t: usize| &self.x[t * self.n_blocks..][..self.n_blocks];

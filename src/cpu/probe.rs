@@ -3,7 +3,6 @@
 use super::simd::{self, Lanes, WideWork};
 use super::{Call, threads};
 use crate::kernels::microbench::{PROBE_NUMBERS, PROBE_READS};
-#[cfg(not(target_arch = "wasm32"))]
 use crate::shaders::params::ProbeMatrixParams;
 use crate::shaders::params::{ProbeCopyParams, ProbeFmaParams, ProbeReadParams, ProbeReduceParams};
 
@@ -123,7 +122,6 @@ impl Fma<'_> {
     }
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn probe_matrix(mut call: Call<'_>) {
     let params: ProbeMatrixParams = call.params();
     let [x, y] = call.operands();

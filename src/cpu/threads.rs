@@ -1,81 +1,23 @@
 //! Work shared out over the processor's threads; on the web there is one.
 
-use std::io;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{OnceLock, mpsc};
 
 use crate::error::Error;
+use crate::platform::{self, IS_BROWSER, MaybeSend, Threads};
 
 /// Operations below which a kernel stays on the calling thread: waking the others takes longer than this work.
 const PARALLEL_OPS: usize = 1 << 16;
 
-/// The threads of one device; on the web, where there are none, the caller's.
+/// Does the work on one of a device's threads.
 ///
-/// They run kernels and nothing else, and a caller waits for them without doing other work meanwhile. In a pool that callers
-/// share, as rayon's global one, a caller that waits would take up another caller's work, which needs the executor that the
-/// first one has: it would wait for itself.
-#[derive(Debug)]
-pub(super) struct Threads {
-    #[cfg(not(target_arch = "wasm32"))]
-    pool: OnceLock<rayon::ThreadPool>,
-    /// As many as the pool has in which the device was opened: rayon's global one, `RAYON_NUM_THREADS`, or a caller's own.
-    #[cfg(not(target_arch = "wasm32"))]
-    n: usize,
-}
-
-#[cfg(not(target_arch = "wasm32"))]
-impl Threads {
-    pub fn new() -> Threads {
-        Threads { pool: OnceLock::new(), n: rayon::current_num_threads() }
-    }
-
-    /// Does the work on one of the threads, which shares chunks out to the others. Begun elsewhere, each kernel would put
-    /// its chunks into their queue, wake them and go to sleep: about forty times as many switches of threads in decoding.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if the system gives no threads.
-    pub fn run<R: Send + 'static>(&self, work: impl FnOnce() -> R + Send + 'static) -> Result<R, Error> {
-        let (done, wait) = mpsc::sync_channel(1);
-        self.pool()?.spawn(move || {
-            // A send fails where the caller is gone, and then nobody wants to know.
-            let _ = done.send(catch_unwind(AssertUnwindSafe(work)));
-        });
-        match wait.recv() {
-            Ok(Ok(result)) => Ok(result),
-            Ok(Err(panic)) => resume_unwind(panic),
-            Err(error) => Err(no_threads(io::Error::other(error))),
-        }
-    }
-
-    fn pool(&self) -> Result<&rayon::ThreadPool, Error> {
-        if let Some(pool) = self.pool.get() {
-            return Ok(pool);
-        }
-        let builder = rayon::ThreadPoolBuilder::new().num_threads(self.n).thread_name(|i| format!("tilewright {i}"));
-        let pool = builder.build().map_err(|error| no_threads(io::Error::other(error)))?;
-        Ok(self.pool.get_or_init(|| pool))
-    }
-}
-
-fn no_threads(source: io::Error) -> Error {
-    Error::Io { path: "threads of the CPU".into(), source }
-}
-
-#[cfg(target_arch = "wasm32")]
-impl Threads {
-    pub fn new() -> Threads {
-        Threads {}
-    }
-
-    /// Does the work.
-    ///
-    /// # Errors
-    /// None.
-    pub fn run<R>(&self, work: impl FnOnce() -> R) -> Result<R, Error> {
-        Ok(work())
-    }
+/// # Errors
+/// [`Error::Io`] if the system gives no threads.
+pub(super) fn run_on<R: MaybeSend + 'static>(
+    threads: &Threads,
+    work: impl FnOnce() -> R + MaybeSend + 'static,
+) -> Result<R, Error> {
+    threads.run(work).map_err(|source| Error::Io { path: "threads of the CPU".into(), source })
 }
 
 /// Calls `work(i, chunk)` for each run of `chunk_len` elements of `y`, the last one perhaps shorter; on several threads
@@ -86,28 +28,10 @@ pub(crate) fn for_each_chunk<T: Send>(
     ops: usize,
     work: impl Fn(usize, &mut [T]) + Sync + Send,
 ) {
-    #[cfg(not(target_arch = "wasm32"))]
-    if ops >= PARALLEL_OPS && y.len() > chunk_len {
-        return share_chunks(y, chunk_len, &work);
+    if !IS_BROWSER && ops >= PARALLEL_OPS && y.len() > chunk_len {
+        return platform::for_each_chunk(y, chunk_len, &work);
     }
-    #[cfg(target_arch = "wasm32")]
-    let _ = (ops, PARALLEL_OPS);
     y.chunks_mut(chunk_len).enumerate().for_each(|(i, chunk)| work(i, chunk));
-}
-
-/// Shares chunks out over the threads. Takes the work by reference, as [`share_numbers`] does, so that rayon's part of it is
-/// compiled once and not for each kernel.
-#[cfg(not(target_arch = "wasm32"))]
-fn share_chunks<T: Send>(y: &mut [T], chunk_len: usize, work: &(dyn Fn(usize, &mut [T]) + Sync)) {
-    use rayon::prelude::*;
-    y.par_chunks_mut(chunk_len).enumerate().for_each(|(i, chunk)| work(i, chunk));
-}
-
-/// Shares the numbers below `n` out over the threads. Each piece of them gets a worker of its own.
-#[cfg(not(target_arch = "wasm32"))]
-fn share_numbers<'a>(n: usize, worker: &(dyn Fn() -> Box<dyn FnMut(usize) + 'a> + Sync)) {
-    use rayon::prelude::*;
-    (0..n).into_par_iter().for_each_init(worker, |worker, i| worker(i));
 }
 
 /// Some columns of some rows of a matrix, which no other thread has.
@@ -160,16 +84,13 @@ pub(super) fn for_each_tile<S: Default>(
         let first = unsafe { matrix.0.add(row * stride + range.start + column) };
         Tile { first, stride, rows, columns, matrix: PhantomData }
     };
-    #[cfg(not(target_arch = "wasm32"))]
-    if ops >= PARALLEL_OPS && down * across > 1 {
+    if !IS_BROWSER && ops >= PARALLEL_OPS && down * across > 1 {
         let (work, tile) = (&work, &tile);
-        return share_numbers(down * across, &|| {
+        return platform::for_each_number(down * across, &|| {
             let mut scratch = S::default();
             Box::new(move |i| work(&mut scratch, tile(i)))
         });
     }
-    #[cfg(target_arch = "wasm32")]
-    let _ = (ops, PARALLEL_OPS);
     let mut scratch = S::default();
     (0..down * across).for_each(|i| work(&mut scratch, tile(i)));
 }

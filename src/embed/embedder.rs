@@ -68,7 +68,6 @@ impl Embedder {
     ///
     /// # Errors
     /// Those of [`ModelFile::open`] and [`Embedder::from_file`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn load(device: &Device, path: impl AsRef<Path>, options: EmbedOptions<'_>) -> Result<Embedder, Error> {
         let path = path.as_ref();
         Embedder::from_file(device, ModelFile::open(path)?, options).map_err(|e| e.in_model_file(path))

@@ -58,7 +58,6 @@ impl Reranker {
     ///
     /// # Errors
     /// Those of [`ModelFile::open`] and [`Reranker::from_file`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn load(device: &Device, path: impl AsRef<Path>, options: RerankOptions<'_>) -> Result<Reranker, Error> {
         let path = path.as_ref();
         Reranker::from_file(device, ModelFile::open(path)?, options).map_err(|e| e.in_model_file(path))

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-#[cfg(not(target_arch = "wasm32"))]
 use super::draft_model::DraftModel;
 use super::options::EngineOptions;
 use super::pages::Pages;
@@ -12,12 +11,12 @@ use crate::error::Error;
 use crate::generate::Model;
 use crate::kernels::StateRow;
 use crate::model::Ending;
+use crate::platform::{IS_BROWSER, unless_browser};
 use crate::recording::MemoryPlan;
 
 /// The draft model and the MTP head; prompt lookup needs no state.
 #[derive(Default)]
 pub(super) struct Drafter {
-    #[cfg(not(target_arch = "wasm32"))]
     draft: Option<DraftModel>,
     /// The MTP head's next input: the position of each row of the last pass and the token after it.
     mtp_rows: Vec<StateRow>,
@@ -28,32 +27,20 @@ impl Drafter {
     ///
     /// # Errors
     /// Those of [`DraftModel::of`].
-    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
     pub fn of(model: &Model, options: &EngineOptions) -> Result<Drafter, Error> {
-        Ok(Drafter {
-            #[cfg(not(target_arch = "wasm32"))]
-            draft: DraftModel::of(model, options)?,
-            mtp_rows: Vec::new(),
-        })
+        Ok(Drafter { draft: DraftModel::of(model, options)?, mtp_rows: Vec::new() })
     }
 
     /// Memory of the draft model.
     pub fn plan(&self) -> MemoryPlan {
-        #[cfg(not(target_arch = "wasm32"))]
-        let plan = self.draft.as_ref().map_or(MemoryPlan::default(), DraftModel::plan);
-        #[cfg(target_arch = "wasm32")]
-        let plan = MemoryPlan::default();
-        plan
+        self.draft.as_ref().map_or(MemoryPlan::default(), DraftModel::plan)
     }
 
     /// Whether the draft model or the MTP head drafts for any of these sequences. Both need the previous token, so
     /// no pass can run ahead.
     pub fn needs_tokens(&self, running: &[Running], passes: &Passes) -> bool {
         let uses_mtp = passes.has_mtp() && running.iter().any(Running::uses_mtp);
-        #[cfg(not(target_arch = "wasm32"))]
         let has_draft = self.draft.is_some() && running.len() < passes.n_rows() as usize;
-        #[cfg(target_arch = "wasm32")]
-        let has_draft = false;
         uses_mtp || (has_draft && running.iter().any(Running::may_be_drafted))
     }
 
@@ -145,8 +132,7 @@ impl Drafter {
         while drafts.iter().map(Vec::len).sum::<usize>() > room {
             drafts.iter_mut().max_by_key(|drafts| drafts.len()).map(Vec::pop);
         }
-        #[cfg(not(target_arch = "wasm32"))]
-        if let Some(draft) = &mut self.draft {
+        if let Some(draft) = self.draft.as_mut().filter(|_| !IS_BROWSER) {
             let room = room - drafts.iter().map(Vec::len).sum::<usize>();
             let undrafted = ready.iter().map(|&i| &running[i]).zip(&mut drafts);
             // The prompt's last pass chooses the first token.
@@ -158,7 +144,8 @@ impl Drafter {
                 ((sequence.slot, sequence.ids(), sequence.max_drafts(model)), drafts)
             };
             let (texts, places): (Vec<_>, Vec<&mut Vec<u32>>) = undrafted.filter(is_undrafted).map(text).unzip();
-            for (place, ids) in places.into_iter().zip(draft.draft(&texts, room).await?) {
+            let found = unless_browser(|| draft.draft(&texts, room), || Ok(Vec::new())).await?;
+            for (place, ids) in places.into_iter().zip(found) {
                 *place = ids;
             }
         }

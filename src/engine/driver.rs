@@ -13,7 +13,6 @@ use super::passes::{DecodeForm, EngineSizes, Passes};
 use super::queue::{EngineShared, EngineState, EngineStats, QueuedRequest};
 use super::running::Running;
 use super::stream::ResponseSender;
-#[cfg(not(target_arch = "wasm32"))]
 use super::watchdog::Watchdog;
 use crate::device::Device;
 use crate::error::Error;
@@ -22,7 +21,7 @@ use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow, mask_words};
 use crate::loss::LossReason;
 use crate::model::{Drawing, Sampler};
 use crate::panics::{caught, caught_in};
-use crate::platform::pause;
+use crate::platform::{IS_BROWSER, MaybeSend, pause, spawn, unless_browser, while_looking};
 use crate::recording::MemoryPlan;
 use crate::recovery::Recovery;
 
@@ -49,7 +48,6 @@ pub struct Driver {
     n_generated: u64,
     /// Why the driver has stopped.
     stopped: Option<String>,
-    #[cfg(not(target_arch = "wasm32"))]
     watchdog: Option<Watchdog>,
 }
 
@@ -93,8 +91,7 @@ impl Driver {
             batch: DecodeBatch::default(),
             n_generated: 0,
             stopped: None,
-            #[cfg(not(target_arch = "wasm32"))]
-            watchdog: options.step_limit.map(Watchdog::begin).transpose()?,
+            watchdog: options.step_limit.filter(|_| !IS_BROWSER).map(Watchdog::begin).transpose()?,
         };
         driver.publish_devices();
         driver.update(|_| {});
@@ -129,10 +126,8 @@ impl Driver {
     }
 
     /// Runs the driver on its own thread.
-    #[cfg(not(target_arch = "wasm32"))]
-    pub(super) fn spawn(self, run: impl FnOnce(Driver) + Send + 'static) -> Result<(), Error> {
-        let thread = std::thread::Builder::new().name("tilewright engine".into());
-        let spawned = thread.spawn(move || run(self));
+    pub(super) fn spawn(self, run: impl FnOnce(Driver) + MaybeSend + 'static) -> Result<(), Error> {
+        let spawned = spawn("tilewright engine", move || run(self));
         spawned.map(drop).map_err(|source| Error::Io { path: "a thread".into(), source })
     }
 
@@ -323,8 +318,7 @@ impl Driver {
     /// Computes a step and catches panics. After a panic the device state must be discarded.
     async fn caught_compute(&mut self) -> Result<(), Error> {
         let computed = caught_in("computing a step", self.watched_compute()).await.flatten();
-        #[cfg(not(target_arch = "wasm32"))]
-        if let (Err(Error::Panic { .. }), Some(watchdog)) = (&computed, &self.watchdog) {
+        if let (Err(Error::Panic { .. }), Some(watchdog)) = (&computed, self.watchdog()) {
             watchdog.step_ends();
         }
         computed
@@ -335,21 +329,20 @@ impl Driver {
     }
 
     /// Computes a step under the watchdog.
-    #[cfg(not(target_arch = "wasm32"))]
     async fn watched_compute(&mut self) -> Result<(), Error> {
-        if let Some(watchdog) = &self.watchdog {
+        if let Some(watchdog) = self.watchdog() {
             watchdog.step_begins(self.model.devices().cloned().collect());
         }
         let computed = self.compute().await;
-        if self.watchdog.as_ref().is_some_and(Watchdog::step_ends) {
+        if self.watchdog().is_some_and(Watchdog::step_ends) {
             self.update(|stats| stats.n_slow_steps += 1);
         }
         computed
     }
 
-    #[cfg(target_arch = "wasm32")]
-    async fn watched_compute(&mut self) -> Result<(), Error> {
-        self.compute().await
+    /// A browser has none.
+    fn watchdog(&self) -> Option<&Watchdog> {
+        self.watchdog.as_ref().filter(|_| !IS_BROWSER)
     }
 
     /// Fails all sequences: the first with `error`, the others with a copy of its message.
@@ -561,10 +554,9 @@ impl Driver {
         sequence.take_pages(n_tokens, pages)?;
         let row = sequence.row(ids.len() as u32);
         passes.compute_prompt((model, adapted), row.clone(), &ids).await?;
-        #[cfg(not(target_arch = "wasm32"))]
         if passes.has_mtp() {
             let next_ids = sequence.next_ids(row.pos as usize, ids.len());
-            passes.mtp_follow(model, row, next_ids).await?;
+            unless_browser(|| passes.mtp_follow(model, row, next_ids), || Ok(())).await?;
         }
         sequence.computed_prompt(ids.len(), pages);
         keep_states(passes, pages, sequence)?;
@@ -578,13 +570,9 @@ impl Driver {
     /// Submits a decode pass over the ready sequences and their draft tokens.
     async fn submit_rows(&mut self) -> Result<(), Error> {
         let model = self.model.clone();
-        #[cfg(not(target_arch = "wasm32"))]
-        let of_head = {
-            let Driver { drafter, passes, running, pages, .. } = self;
-            drafter.draft_by_mtp(&model, passes, running, pages).await?
-        };
-        #[cfg(target_arch = "wasm32")]
-        let of_head = HashMap::new();
+        let Driver { drafter, passes, running, pages, .. } = self;
+        let drafts = unless_browser(|| drafter.draft_by_mtp(&model, passes, running, pages), || Ok(HashMap::new()));
+        let of_head = drafts.await?;
         self.keep_running(|sequence, pages| sequence.choose_angles(&model, pages));
         let Driver { running, batch, .. } = self;
         let mut ready: Vec<usize> = (0..running.len()).filter(|&i| running[i].is_ready()).collect();
@@ -811,28 +799,10 @@ fn copy_of(error: &Error) -> Error {
 }
 
 /// Runs long work while another thread ends waiting requests that are cancelled or past their deadline.
-#[cfg(not(target_arch = "wasm32"))]
 fn while_expiring_requests<T>(shared: &EngineShared, driver: usize, work: impl FnOnce() -> T) -> T {
-    use std::sync::mpsc::{RecvTimeoutError, channel};
-    const PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
-    std::thread::scope(|scope| {
-        let (working, is_over) = channel::<()>();
-        let look = move || {
-            while is_over.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
-                drop_waiting(shared, driver);
-            }
-        };
-        // Without a thread they end after the work.
-        let _ = std::thread::Builder::new().name("tilewright deadlines".into()).spawn_scoped(scope, look);
-        let worked = work();
-        drop(working);
-        worked
-    })
-}
-
-#[cfg(target_arch = "wasm32")]
-fn while_expiring_requests<T>(_: &EngineShared, _: usize, work: impl FnOnce() -> T) -> T {
-    work()
+    const INTERVAL: std::time::Duration = std::time::Duration::from_millis(50);
+    // Without a thread they end after the work.
+    while_looking("tilewright deadlines", INTERVAL, || drop_waiting(shared, driver), work)
 }
 
 /// Why a sequence must end: cancelled or past its deadline.

@@ -9,6 +9,7 @@ use crate::generate::{Adapted, Model, rows_for};
 use crate::kernels::StateRow;
 use crate::model::Ending;
 use crate::model::PassTensors;
+use crate::platform::IS_BROWSER;
 use crate::recording::MemoryPlan;
 
 /// All stages use the same page numbers, slots and rows. The host copies the activations of a pass from each stage
@@ -219,7 +220,7 @@ impl Passes {
 
     /// Whether the MTP head drafts; never in browsers.
     pub fn has_mtp(&self) -> bool {
-        cfg!(not(target_arch = "wasm32")) && self.sizes.mtp
+        !IS_BROWSER && self.sizes.mtp
     }
 
     /// Runs the MTP head over the prefill chunk of `row`. `next_ids`: the token after each of the chunk's tokens.

@@ -11,6 +11,7 @@ use crate::counters::Counters;
 use crate::device::Device;
 use crate::error::Error;
 use crate::generate::{Completion, ContextPolicy, Model, TokenConstraint, slide, token_constraint};
+use crate::platform::block_on;
 use crate::recording::MemoryPlan;
 use crate::recovery::Recovery;
 
@@ -374,10 +375,9 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::new`]; [`Error::Io`] if the thread cannot start.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn spawn(model: &Model, options: &EngineOptions) -> Result<Engine, Error> {
         let (engine, driver) = Engine::new(model, options)?;
-        driver.spawn(|mut driver| pollster::block_on(driver.run()))?;
+        driver.spawn(|mut driver| block_on(driver.run()))?;
         Ok(engine)
     }
 
@@ -386,7 +386,6 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::over`]; [`Error::Io`] if a thread cannot start.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn spawn_with<R>(models: Vec<(Model, R)>, options: &EngineOptions) -> Result<Engine, Error>
     where
         R: FnOnce() -> Recovery<'static, Model> + Send + 'static,
@@ -394,7 +393,7 @@ impl Engine {
         let (models, recoveries): (Vec<Model>, Vec<R>) = models.into_iter().unzip();
         let (engine, drivers) = Engine::over(&models, options)?;
         for (driver, recovery) in drivers.into_iter().zip(recoveries) {
-            driver.spawn(|mut driver| pollster::block_on(driver.run_with(&mut recovery())))?;
+            driver.spawn(|mut driver| block_on(driver.run_with(&mut recovery())))?;
         }
         Ok(engine)
     }

@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::generate::Adapted;
 use crate::kernels::{KvType, PAGE, StepState};
 use crate::model::{Ending, KvCache, LayerCache, PassTensors, Sampler, Transformer};
+use crate::platform::IS_BROWSER;
 use crate::recording::{MemoryPlan, Products, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor, WordCopy};
 use crate::tuning::self_test;
@@ -181,7 +182,7 @@ impl Stage {
         const PART: u64 = 16;
         const MAX_BYTES: u64 = 64 << 20;
         // A browser reports failed allocations later.
-        if !self.device.is_gpu() || cfg!(target_arch = "wasm32") {
+        if !self.device.is_gpu() || IS_BROWSER {
             return Ok(());
         }
         self.recordings.values().try_for_each(|recording| self.device.allocate_for(recording))?;

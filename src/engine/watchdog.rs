@@ -7,6 +7,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::loss::LossReason;
 use crate::panics::caught;
+use crate::platform::spawn;
 
 /// Dropping the watchdog ends its thread.
 pub(super) struct Watchdog(Arc<WatchdogShared>);
@@ -60,7 +61,7 @@ impl Watchdog {
     pub fn begin(limit: Duration) -> Result<Watchdog, Error> {
         let watch = Arc::new(WatchdogShared { limit, state: Mutex::default(), changed: Condvar::new() });
         let of_thread = watch.clone();
-        let spawned = std::thread::Builder::new().name("tilewright watchdog".into()).spawn(move || {
+        let spawned = spawn("tilewright watchdog", move || {
             // Giving up a device may panic; keep watching the next steps.
             while caught("watching steps", || of_thread.run()).is_err() {}
         });

@@ -74,7 +74,6 @@ impl Model {
     ///
     /// # Errors
     /// Those of [`AdapterFile::open`] and [`Model::add_adapter`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn load_adapter(&self, path: impl AsRef<Path>, scale: f32) -> Result<Adapter, Error> {
         let path = path.as_ref();
         self.add_adapter(&AdapterFile::open(path)?, scale).map_err(|error| error.in_model_file(path))

@@ -24,8 +24,7 @@ use crate::error::Error;
 use crate::load::{Catalog, ExpertSizes, Feed, LayerSizes, SLOTS, Share, WeightFiles, slot_sizes};
 use crate::matrix::Matrix;
 use crate::model::{Destination, ExpertWeights, Experts, ModelConfig, Transformer, Weights, layer_of};
-#[cfg(not(target_arch = "wasm32"))]
-use crate::platform::spawn;
+use crate::platform::{IS_BROWSER, block_on, spawn};
 use crate::recording::Recording;
 use crate::tensor::{MemoryBlock, Role, Tensor};
 
@@ -161,7 +160,7 @@ impl LayerReader {
         let (start, (layer, feed)) = (Instant::now(), &self.layers[i]);
         let read = match &self.kept {
             Some(kept) => kept.read_layer(*layer as u32, device, &self.files).await,
-            None => read(feed.clone(), device, &self.files).await,
+            None => feed.clone().read_again(device, &self.files).await,
         };
         self.reading_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         self.n_read.fetch_add(1, Ordering::Relaxed);
@@ -170,28 +169,7 @@ impl LayerReader {
     }
 }
 
-/// Reads a layer when a pass waits for it.
-#[cfg(target_arch = "wasm32")]
-struct ReadAhead {
-    reader: Arc<LayerReader>,
-    device: Device,
-}
-
-#[cfg(target_arch = "wasm32")]
-impl ReadAhead {
-    fn start(reader: &Arc<LayerReader>, device: &Device) -> Result<ReadAhead, Error> {
-        Ok(ReadAhead { reader: reader.clone(), device: device.clone() })
-    }
-
-    async fn wait_for(&self, i: usize) -> Result<(), Error> {
-        self.reader.read(i, &self.device).await
-    }
-
-    fn release(&self, _: usize) {}
-}
-
-/// A read-ahead thread.
-#[cfg(not(target_arch = "wasm32"))]
+/// A read-ahead thread. In a browser there is none.
 struct ReadAhead {
     /// Sends the slots that may be overwritten. Dropping it ends the thread.
     free: Option<Sender<usize>>,
@@ -200,7 +178,6 @@ struct ReadAhead {
     thread: Option<JoinHandle<()>>,
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 impl ReadAhead {
     /// Starts a thread that reads the layers in a cycle as slots become free.
     fn start(reader: &Arc<LayerReader>, device: &Device) -> Result<ReadAhead, Error> {
@@ -208,7 +185,7 @@ impl ReadAhead {
         let ready = Arc::new(Mailbox::new([]));
         let sender = LayerSender(ready.clone());
         let (reader, device) = (reader.clone(), device.clone());
-        let read_all = async move {
+        let read_all = move || {
             let mut is_free = [true; SLOTS];
             for i in (0..reader.layers.len()).cycle() {
                 while !is_free[i % SLOTS] {
@@ -218,7 +195,7 @@ impl ReadAhead {
                     }
                 }
                 is_free[i % SLOTS] = false;
-                let read = reader.read(i, &device).await;
+                let read = block_on(reader.read(i, &device));
                 let failed = read.is_err();
                 sender.0.put(read.map(|()| i));
                 if failed {
@@ -244,7 +221,6 @@ impl ReadAhead {
     }
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 impl Drop for ReadAhead {
     /// Joins the thread, so that two never write to the same slots.
     fn drop(&mut self) {
@@ -348,16 +324,6 @@ impl DiskOffload {
     ///
     /// # Errors
     /// As [`ExpertCache::fill`].
-    #[cfg(not(target_arch = "wasm32"))]
-    pub fn fill(&self, device: &Device) -> Result<(), Error> {
-        self.reader.kept.as_ref().map_or(Ok(()), |kept| kept.fill(device, &self.reader.files))
-    }
-
-    /// Reads the resident weights of offloaded layers.
-    ///
-    /// # Errors
-    /// As [`ExpertCache::fill`].
-    #[cfg(target_arch = "wasm32")]
     pub async fn fill(&self, device: &Device) -> Result<(), Error> {
         match &self.reader.kept {
             Some(kept) => kept.fill(device, &self.reader.files).await,
@@ -366,9 +332,8 @@ impl DiskOffload {
     }
 
     /// The offloaded tensors' share of the model digest. Reads them completely.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn digest(&self) -> u64 {
-        let digests = self.reader.layers.iter().map(|(_, feed)| feed.digest_of_files(&self.reader.files));
+        let digests = self.reader.layers.iter().map(|(_, feed)| self.reader.files.digest(feed));
         digests.fold(0, u64::wrapping_add)
     }
 
@@ -412,9 +377,10 @@ impl DiskOffload {
         device.prepare(recording)?;
         // A failed or dropped pass leaves no lane.
         let read_ahead = match turn.read_ahead.take() {
-            Some(read_ahead) => read_ahead,
-            None => ReadAhead::start(&self.reader, device)?,
+            None if !IS_BROWSER => Some(ReadAhead::start(&self.reader, device)?),
+            known => known,
         };
+        let ahead = read_ahead.as_ref().filter(|_| !IS_BROWSER);
         let mut done = 0;
         for (layer, steps) in recording.layers() {
             let Some(i) = position(layer) else { continue };
@@ -422,30 +388,21 @@ impl DiskOffload {
                 device.run_steps(recording, done..steps.start)?;
             }
             let start = Instant::now();
-            read_ahead.wait_for(i).await?;
+            match ahead {
+                Some(ahead) => ahead.wait_for(i).await?,
+                None => self.reader.read(i, device).await?,
+            }
             self.waiting_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
             device.run_steps(recording, steps.clone())?;
             // Later writes to the slot are queued after these steps.
-            read_ahead.release(i);
+            if let Some(ahead) = ahead {
+                ahead.release(i);
+            }
             done = steps.end;
         }
-        turn.read_ahead = Some(read_ahead);
+        turn.read_ahead = read_ahead;
         Ok((done, turn))
     }
-}
-
-/// Reads a whole feed and returns its bytes, with bounded uploads in flight.
-pub(super) async fn read(mut feed: Feed, device: &Device, files: &WeightFiles) -> Result<u64, Error> {
-    const MAX_IN_FLIGHT: u64 = 32 << 20;
-    let mut in_flight = 0;
-    while feed.take_again(device, files).await? {
-        in_flight += feed.take_uploaded();
-        if in_flight >= MAX_IN_FLIGHT {
-            device.drained().await?;
-            in_flight = 0;
-        }
-    }
-    Ok(feed.progress().0)
 }
 
 /// Whether a destination is one of these tensors.

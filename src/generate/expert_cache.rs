@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use web_time::Instant;
 
-use super::disk_offload::read;
 use crate::device::Device;
 use crate::error::Error;
 use crate::load::{Catalog, Feed, WeightFiles};
@@ -179,23 +178,11 @@ impl ExpertCache {
     ///
     /// # Errors
     /// Those of reading.
-    #[cfg(target_arch = "wasm32")]
     pub async fn fill(&self, device: &Device, files: &WeightFiles) -> Result<(), Error> {
         for CachedLayer { experts, .. } in &self.layers {
-            read(Feed::new(&self.catalog, experts.shared()), device, files).await?;
+            files.feed_all(Feed::new(&self.catalog, experts.shared()), device).await?;
         }
         Ok(())
-    }
-
-    /// Reads the shared experts, blocking.
-    ///
-    /// # Errors
-    /// Those of [`Feed::take_all`].
-    #[cfg(not(target_arch = "wasm32"))]
-    pub fn fill(&self, device: &Device, files: &WeightFiles) -> Result<(), Error> {
-        self.layers.iter().try_for_each(|CachedLayer { experts, .. }| {
-            Feed::new(&self.catalog, experts.shared()).take_all(device, files, None)
-        })
     }
 
     /// The cache's statistics.
@@ -261,11 +248,10 @@ impl ExpertCache {
         };
         let feed = |&(expert, slot): &(u32, u32)| Feed::of_expert(&self.catalog, experts.parts(expert, slot));
         let feeds = room.iter().map(feed).collect::<Result<Vec<Feed>, Error>>()?;
-        #[cfg(not(target_arch = "wasm32"))]
-        feeds.iter().for_each(|feed| feed.announce(files));
+        feeds.iter().for_each(|feed| files.announce(feed));
         for (&(expert, slot), feed) in room.iter().zip(feeds) {
             // Passes submitted with the slot's previous expert run before this write.
-            let read_bytes = read(feed, device, files).await?;
+            let read_bytes = feed.read_again(device, files).await?;
             self.read_bytes.fetch_add(read_bytes, Ordering::Relaxed);
             layer.slots().put(expert, slot);
         }
@@ -303,7 +289,7 @@ impl ExpertCache {
         let mut read_bytes = 0;
         for expert in missing {
             let feed = Feed::of_expert(&self.catalog, layer.experts.parts_of_all(expert))?;
-            read_bytes += read(feed, device, files).await?;
+            read_bytes += feed.read_again(device, files).await?;
         }
         Ok(read_bytes)
     }

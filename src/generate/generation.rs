@@ -20,6 +20,7 @@ use super::stats::{Profile, Speculation, Stats};
 use crate::error::Error;
 use crate::kernels::{NON_FINITE, StepState};
 use crate::model::Ending;
+use crate::platform::{IS_BROWSER, unless_browser};
 
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -344,12 +345,12 @@ impl<'s> Generation<'s> {
         let room = self.session.n_positions().saturating_sub(self.session.tokens().len());
         let n = wanted.min(room);
         let mut ids = look_up(self.session.tokens(), n.min(self.options.prompt_lookup as usize));
-        #[cfg(not(target_arch = "wasm32"))]
-        if self.options.mtp_tokens > 0 {
+        if !IS_BROWSER && self.options.mtp_tokens > 0 {
             // The MTP head must follow the other drafts, too.
             let most = if ids.is_empty() { n.min(self.options.mtp_tokens as usize) } else { 0 };
             let most = if most > 0 { self.session.room_for_drafts(most) } else { 0 };
-            ids.extend(self.session.mtp_drafts(most).await?);
+            let drafts = unless_browser(|| self.session.mtp_drafts(most), || Ok(Vec::new())).await?;
+            ids.extend(drafts);
         }
         // The prompt's last pass chooses the first token.
         if let (true, Some((draft, most))) = (ids.is_empty() && self.completion.n_generated() > 0, &mut self.draft) {

@@ -84,7 +84,6 @@ impl Loader<Model> {
     pub async fn finish(self) -> Result<Model, Error> {
         let digest = self.digest();
         let (model, device) = self.loaded()?;
-        #[cfg(target_arch = "wasm32")]
         model.fill().await?;
         let model = model.complete(device, digest)?;
         model.device().drained().await?;

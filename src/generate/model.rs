@@ -6,7 +6,6 @@ use std::path::Path;
 use std::sync::Arc;
 #[cfg(feature = "lora")]
 use std::sync::Mutex;
-#[cfg(any(feature = "grammar", not(target_arch = "wasm32")))]
 use std::sync::OnceLock;
 
 use super::Session;
@@ -16,7 +15,6 @@ use super::disk_offload::{DiskOffload, Streaming};
 use super::disk_tables::DiskTables;
 use super::part::ModelPart;
 use super::passes::{PASS_SIZES, RecordedPasses, SessionLimits};
-#[cfg(not(target_arch = "wasm32"))]
 use super::pipeline::{self, DeviceLayers, PipelineStages, StagePasses};
 use crate::device::{Device, Pending};
 use crate::dtype::DType;
@@ -30,6 +28,7 @@ use crate::load::{
 };
 use crate::memory::Limit;
 use crate::model::{Block, KvCache, ModelConfig, PassTensors, Transformer, Weights};
+use crate::platform::{IS_BROWSER, block_on};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
@@ -72,7 +71,6 @@ pub struct LoadOptions<'a> {
     pub gpu_layers: Option<u32>,
     /// Further devices that compute layers, in order, before the model's own and after the layers that `gpu_layers`
     /// leaves to the CPU. The memory of each holds its layers. Requires complete files.
-    #[cfg(not(target_arch = "wasm32"))]
     pub layers_on: Vec<DeviceLayers>,
     /// Load the MTP head, if the files have a known one (Qwen3.5), for
     /// [`GenerateOptions::mtp_tokens`](super::GenerateOptions::mtp_tokens). It takes about as much memory as a layer
@@ -108,7 +106,6 @@ pub struct Model {
     #[cfg(feature = "lora")]
     adapters: Arc<[(String, Adapter)]>,
     /// Draft model of an engine.
-    #[cfg(not(target_arch = "wasm32"))]
     draft: Option<Arc<Model>>,
 }
 
@@ -132,10 +129,8 @@ pub(super) struct ModelInner {
     /// Disk offload of embedding tables.
     tables: Option<DiskTables>,
     /// Pipeline stages on other devices, before this one.
-    #[cfg(not(target_arch = "wasm32"))]
     stages: Arc<PipelineStages>,
     /// Digest of the weights on disk, computed on first use.
-    #[cfg(not(target_arch = "wasm32"))]
     digest_in_file: OnceLock<u64>,
     /// Loaded adapters, which share the model's memory limit.
     #[cfg(feature = "lora")]
@@ -179,7 +174,6 @@ impl Model {
     ///
     /// # Errors
     /// Those of [`ModelFile::open`] and [`Model::from_file`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn load(device: &Device, path: impl AsRef<Path>, options: LoadOptions<'_>) -> Result<Model, Error> {
         let path = path.as_ref();
         Model::from_file(device, ModelFile::open(path)?, options).map_err(|e| e.in_model_file(path))
@@ -202,16 +196,13 @@ impl Model {
     pub fn from_file(device: &Device, file: ModelFile, options: LoadOptions<'_>) -> Result<Model, Error> {
         let ModelFile { header, files } = file;
         let files = Arc::new(files);
-        #[cfg(not(target_arch = "wasm32"))]
-        let (model, mut feed) = Model::declare(device, header, Some(&files), &options)?;
-        #[cfg(target_arch = "wasm32")]
-        let (model, mut feed) = Model::declare(device, header, None, &options)?;
+        let (model, mut feed) = Model::declare(device, header, WeightFiles::whole(&files).as_ref(), &options)?;
         let test = RecordedPasses::test_usual(&model.device, model.transformer(), model.room);
         while_testing(test, || feed.take_all(device, &files, options.progress))?;
         let digest = feed.digest();
-        #[cfg(not(target_arch = "wasm32"))]
-        model.inner.streamed.as_ref().map_or(Ok(()), |streamed| streamed.fill(device))?;
-        #[cfg(not(target_arch = "wasm32"))]
+        if !IS_BROWSER {
+            block_on(model.fill())?;
+        }
         let digest = digest.wrapping_add(model.inner.stages.fill(&files, model.room)?);
         model.complete(device.clone(), digest)
     }
@@ -237,9 +228,7 @@ impl Model {
         let room = checked_room(&target, config.max_seq_len, limit.is_some(), options)?;
         let part = ModelPart::declare(target, &config, &catalog, room)?;
         check_read(&catalog, &part.weights, &config, leaves_out)?;
-        #[cfg(not(target_arch = "wasm32"))]
         let before = pipeline::before(&device, &config, options, files.is_some())?;
-        #[cfg(not(target_arch = "wasm32"))]
         let part = part.of_layers(before.iter().map(|layers| layers.n_layers).sum()..config.n_layers());
         let asked = PlacementOptions {
             context_length: room.context_length,
@@ -260,7 +249,6 @@ impl Model {
             Some(streamed) => streamed.resident(&transformer, &catalog),
             None => Feed::digesting(&catalog, transformer.destinations(), |_| true),
         };
-        #[cfg(not(target_arch = "wasm32"))]
         let stages = {
             let declare = |fetches_rows| {
                 let shared = pipeline::StageSettings { catalog: &catalog, room, exact: options.exact, fetches_rows };
@@ -273,10 +261,7 @@ impl Model {
             }
         };
         let tables = files.and_then(|files| {
-            #[cfg(not(target_arch = "wasm32"))]
             let first = stages.parts().next().map_or(&transformer, |(_, part)| part);
-            #[cfg(target_arch = "wasm32")]
-            let first = &transformer;
             DiskTables::of(first, &transformer, &catalog, files, placement.in_file.fitting_context)
         });
         let encodings = match tokenizer {
@@ -295,9 +280,7 @@ impl Model {
             tokens_per_submit,
             streamed,
             tables,
-            #[cfg(not(target_arch = "wasm32"))]
             stages: Arc::new(stages),
-            #[cfg(not(target_arch = "wasm32"))]
             digest_in_file: OnceLock::new(),
             #[cfg(feature = "lora")]
             adapters: Mutex::default(),
@@ -315,7 +298,6 @@ impl Model {
             adapter: None,
             #[cfg(feature = "lora")]
             adapters: Arc::default(),
-            #[cfg(not(target_arch = "wasm32"))]
             draft: None,
         };
         Ok((model, feed))
@@ -330,7 +312,6 @@ impl Model {
     }
 
     /// With disk offload: reads the resident weights of offloaded layers.
-    #[cfg(target_arch = "wasm32")]
     pub(super) async fn fill(&self) -> Result<(), Error> {
         match &self.inner.streamed {
             Some(streamed) => streamed.fill(&self.device).await,
@@ -427,7 +408,6 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::session`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn placement(&self) -> Result<Vec<Placed>, Error> {
         let others = self.inner.stages.parts().zip(self.inner.stages.plans(self.room)?);
         let others =
@@ -437,7 +417,6 @@ impl Model {
     }
 
     /// A session's passes on other devices.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(super) fn stage_passes(&self) -> Result<StagePasses, Error> {
         StagePasses::declare(&self.inner.stages, self.room)
     }
@@ -454,10 +433,7 @@ impl Model {
 
     /// The pipeline stages before this device, in order.
     pub(crate) fn parts_before(&self) -> impl Iterator<Item = (&Device, &Transformer)> {
-        #[cfg(not(target_arch = "wasm32"))]
-        return self.inner.stages.parts();
-        #[cfg(target_arch = "wasm32")]
-        std::iter::empty()
+        self.inner.stages.parts()
     }
 
     /// All devices that compute layers, in order; the model's own is last.
@@ -466,11 +442,8 @@ impl Model {
     }
 
     /// Refuses plans beyond the memory of the devices before this one, where known: one plan each, in order.
-    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
     pub(crate) fn check_fits_before(&self, plans: impl Iterator<Item = MemoryPlan>) -> Result<(), Error> {
-        #[cfg(not(target_arch = "wasm32"))]
-        self.inner.stages.check_plans(plans)?;
-        Ok(())
+        self.inner.stages.check_plans(plans)
     }
 
     /// Refuses an operation that needs all layers on this device.
@@ -506,7 +479,6 @@ impl Model {
         if self.inner.streamed.is_some() || self.inner.tables.is_some() {
             return false;
         }
-        #[cfg(not(target_arch = "wasm32"))]
         if !self.inner.stages.is_empty() {
             return false;
         }
@@ -571,7 +543,6 @@ impl Model {
         config.blocks.truncate(config.n_layers() as usize);
         config.n_mtp = 0;
         let digest = self.digest.wrapping_add(Xxh64::of(format!("{config:?}").as_bytes()));
-        #[cfg(not(target_arch = "wasm32"))]
         let digest = digest.wrapping_add(*self.inner.digest_in_file.get_or_init(|| {
             let ModelInner { streamed, tables, .. } = &*self.inner;
             let of_tables = tables.as_ref().map_or(0, DiskTables::digest);
@@ -730,11 +701,9 @@ impl Model {
 
     #[cold]
     fn unknown_adapter(&self, name: &str) -> Error {
-        // Browsers have no named adapters.
-        #[cfg(target_arch = "wasm32")]
-        let expected = "none".into();
-        #[cfg(not(target_arch = "wasm32"))]
         let expected = match self.adapter_names().map(|name| format!("`{name}`")).collect::<Vec<_>>() {
+            // A browser has no named adapters.
+            _ if IS_BROWSER => "none".into(),
             none if none.is_empty() => "none: the model has no adapters".into(),
             known => known.join(" or "),
         };
@@ -765,7 +734,6 @@ impl Model {
     /// rolled back.
     ///
     /// [`EngineOptions::draft_tokens`]: crate::engine::EngineOptions::draft_tokens
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn with_draft(&self, draft: &Model) -> Result<Model, Error> {
         let refused = |expected, found| Err(Error::Operand { kernel: "model", operand: "draft", expected, found });
         let [own, other] = [self, draft].map(|model| model.config().vocab_size);
@@ -779,9 +747,8 @@ impl Model {
     }
 
     /// The draft model for engines.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn draft(&self) -> Option<&Model> {
-        self.draft.as_deref()
+        self.draft.as_deref().filter(|_| !IS_BROWSER)
     }
 
     /// Runs `ids` in one pass and returns all logits and the residual stream after each block.
@@ -828,7 +795,6 @@ impl Model {
         let (recording, logits, of_mtp, hidden) = record_tested(device, record, |(recording, ..)| recording).await?;
         let angles = self.transformer().angles(n_tokens);
         device.write(&io.tokens, 0, ids)?;
-        #[cfg(not(target_arch = "wasm32"))]
         self.fetch_rows(device, &io, 0, ids).await?;
         io.state.set_turned(device, 0, n_tokens, angles)?;
         if let Some(mtp) = &io.mtp {
@@ -889,7 +855,6 @@ impl Model {
         let base = Model { adapter: None, ..self.clone() };
         let mut plan = RecordedPasses::declare(&self.device.target(), base.transformer(), self.room)?.plan();
         plan.weights_bytes = plan.weights_bytes.saturating_add(self.adapters_bytes()).saturating_add(size_bytes);
-        #[cfg(not(target_arch = "wasm32"))]
         if self.inner.streamed.is_some() {
             let hint = "disk offload leaves no memory for adapters; load the model with a lower memory limit";
             return self.check_fits(&plan, hint);

@@ -11,6 +11,7 @@ use super::session::Session;
 use crate::error::Error;
 use crate::kernels::StepState;
 use crate::model::Ending;
+use crate::platform::unless_browser;
 
 /// Ranges are positions of the sequence.
 #[derive(Clone, Debug, Default)]
@@ -61,18 +62,13 @@ impl MtpHead {
     }
 }
 
-#[cfg(target_arch = "wasm32")]
 impl Session {
-    /// Browsers load no MTP head.
+    /// Runs the head over the rows of the last pass. Browsers load no head.
     pub(super) async fn follow(&mut self) -> Result<(), Error> {
-        Ok(())
+        unless_browser(|| self.run_head(), || Ok(())).await
     }
-}
 
-#[cfg(not(target_arch = "wasm32"))]
-impl Session {
-    /// Runs the head over the rows of the last pass.
-    pub(super) async fn follow(&mut self) -> Result<(), Error> {
+    async fn run_head(&mut self) -> Result<(), Error> {
         match self.mtp_size(Ending::MtpFollow).await? {
             Some((size, n_rows)) => self.model.run(self.passes.get(size, Ending::MtpFollow)?, n_rows).await,
             None => Ok(()),

@@ -264,7 +264,6 @@ impl RecordedPasses {
 
     /// As [`RecordedPasses::test`], for all recorded passes.
     async fn test_all(&mut self, device: &Device, transformer: &Transformer) -> Result<(), Error> {
-        #[cfg(not(target_arch = "wasm32"))]
         device.compile(self.recordings.values());
         let all: Vec<(Ending, u32)> = self.recordings.keys().copied().collect();
         for (ending, size) in all {

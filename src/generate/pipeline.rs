@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::load::{Catalog, Feed, FileBytes, layers_before};
 use crate::memory::Limit;
 use crate::model::{Ending, KvCache, ModelConfig, Transformer};
+use crate::platform::IS_BROWSER;
 use crate::recording::MemoryPlan;
 use crate::tuning::while_testing;
 
@@ -36,6 +37,9 @@ pub(super) fn before(
     options: &LoadOptions<'_>,
     is_whole_file: bool,
 ) -> Result<Vec<DeviceLayers>, Error> {
+    if IS_BROWSER {
+        return Ok(Vec::new());
+    }
     let LoadOptions { gpu_layers, layers_on, .. } = options;
     match (is_whole_file, layers_on.len()) {
         (true, _) => {}
@@ -93,6 +97,9 @@ impl PipelineStages {
         last: &Transformer,
         shared: StageSettings<'_>,
     ) -> Result<PipelineStages, Error> {
+        if IS_BROWSER {
+            return Ok(PipelineStages(Vec::new()));
+        }
         let mut stages: Vec<PipelineStage> = Vec::with_capacity(all.len());
         let mut end = last.layers().start;
         // Each stage knows what later ones read.
@@ -108,12 +115,17 @@ impl PipelineStages {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.all().is_empty()
+    }
+
+    /// Browsers have none.
+    fn all(&self) -> &[PipelineStage] {
+        if IS_BROWSER { &[] } else { &self.0 }
     }
 
     /// Devices and their parts of the model, in order.
     pub fn parts(&self) -> impl Iterator<Item = (&Device, &Transformer)> {
-        self.0.iter().map(|front| (&front.device, &front.transformer))
+        self.all().iter().map(|front| (&front.device, &front.transformer))
     }
 
     /// Loads the stages and returns the digest of the tensors that the model's own device does not read.
@@ -121,7 +133,7 @@ impl PipelineStages {
     /// # Errors
     /// Those of [`Feed::take_all`].
     pub fn fill(&self, files: &[FileBytes], room: SessionLimits) -> Result<u64, Error> {
-        self.0.iter().try_fold(0, |digest: u64, front| Ok(digest.wrapping_add(front.fill(files, room)?)))
+        self.all().iter().try_fold(0, |digest: u64, front| Ok(digest.wrapping_add(front.fill(files, room)?)))
     }
 
     /// Refuses plans beyond the devices' memory, where known: one plan each, in order.
@@ -129,7 +141,7 @@ impl PipelineStages {
     /// # Errors
     /// [`Error::Memory`].
     pub fn check_plans(&self, plans: impl Iterator<Item = MemoryPlan>) -> Result<(), Error> {
-        self.0.iter().zip(plans).try_for_each(|(front, plan)| match front.limit {
+        self.all().iter().zip(plans).try_for_each(|(front, plan)| match front.limit {
             Some(limit) if plan.total_bytes() > limit.bytes => {
                 let hint = format!("put fewer layers on {}", front.device.info().name);
                 Err(plan.refused(limit.bytes, limit.explained(hint)))
@@ -146,7 +158,7 @@ impl PipelineStages {
         let plan = |front: &PipelineStage| {
             Ok(RecordedPasses::declare(&front.device.target(), &front.transformer, room)?.plan())
         };
-        self.0.iter().map(plan).collect()
+        self.all().iter().map(plan).collect()
     }
 }
 

@@ -47,7 +47,6 @@ impl Session {
     ///
     /// # Errors
     /// [`Error::Io`] if the file cannot be opened; else as [`Session::restore_bytes`], naming the file.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<String, Error> {
         let path = path.as_ref();
         let bytes = crate::load::FileBytes::map(path)?;

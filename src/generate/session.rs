@@ -9,14 +9,13 @@ use super::mtp::MtpHead;
 use super::options::{ContextPolicy, GenerateOptions};
 use super::pace::Pace;
 use super::passes::RecordedPasses;
-#[cfg(not(target_arch = "wasm32"))]
 use super::pipeline::StagePasses;
 use super::sequence::Sequence;
 use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::kernels::Sampling;
 use crate::model::{Ending, KvCache, VERIFIED_ROWS};
-use crate::platform::pause;
+use crate::platform::{pause, unless_browser};
 use crate::recording::{MemoryPlan, Recording};
 use crate::tokenizer::EncodeOptions;
 
@@ -28,7 +27,6 @@ pub struct Session {
     pub(super) pace: Pace,
     pub(super) mtp: MtpHead,
     /// Pipeline stages on other devices.
-    #[cfg(not(target_arch = "wasm32"))]
     stages: StagePasses,
 }
 
@@ -54,17 +52,13 @@ impl Session {
             sequence,
             pace: Pace::default(),
             mtp: MtpHead::default(),
-            #[cfg(not(target_arch = "wasm32"))]
             stages: model.stage_passes()?,
         })
     }
 
     /// The KV caches and their devices, in layer order.
     pub(super) fn caches(&self) -> impl Iterator<Item = (&KvCache, &Device)> {
-        #[cfg(not(target_arch = "wasm32"))]
         let stages = self.stages.caches();
-        #[cfg(target_arch = "wasm32")]
-        let stages = std::iter::empty();
         stages.chain([(&self.passes.cache, self.model.device())])
     }
 
@@ -280,10 +274,7 @@ impl Session {
         #[cfg(feature = "lora")]
         self.check_adapter_of(model)?;
         let passes = RecordedPasses::declare(&model.device().target(), model.transformer(), model.room())?;
-        #[cfg(not(target_arch = "wasm32"))]
-        {
-            self.stages = model.stage_passes()?;
-        }
+        self.stages = model.stage_passes()?;
         self.passes = passes;
         #[cfg(feature = "lora")]
         self.passes.begin_with(model.adapter_id());
@@ -396,18 +387,14 @@ impl Session {
 
     /// The host's part of a pass over these tokens: uploads rows of embedding tables on disk, and runs the pipeline
     /// stages on other devices.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(super) async fn run_host_part(&mut self, position: usize, ids: &[u32], size: u32) -> Result<(), Error> {
         let angles = self.sequence.angles();
-        match self.stages.compute(ids, position, size, angles, self.model.row_tables()).await? {
+        let Session { stages, model, .. } = self;
+        let tables = model.row_tables();
+        match unless_browser(|| stages.compute(ids, position, size, angles, tables), || Ok(None)).await? {
             Some(rows) => self.model.device().write(&self.passes.io.stream, 0, &rows),
             None => self.model.fetch_rows(self.model.device(), &self.passes.io, position, ids).await,
         }
-    }
-
-    #[cfg(target_arch = "wasm32")]
-    pub(super) async fn run_host_part(&mut self, position: usize, ids: &[u32], _: u32) -> Result<(), Error> {
-        self.model.fetch_rows(self.model.device(), &self.passes.io, position, ids).await
     }
 
     /// As [`Session::feed`], up to the first choice of a token.

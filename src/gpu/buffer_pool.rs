@@ -9,6 +9,7 @@ use super::faults::Faults;
 use super::outcome::{Failure, Fault, Outcome, scoped};
 use super::polling::poll;
 use crate::counters::LiveCounters;
+use crate::platform::IS_BROWSER;
 use crate::recording::size_class;
 
 /// Maximum bytes of idle buffers in the pool; beyond that, buffers are freed.
@@ -20,7 +21,6 @@ pub(crate) struct BufferPool {
     /// Bytes of buffers in use or idle.
     allocated_bytes: AtomicU64,
     counters: Arc<LiveCounters>,
-    #[cfg(not(target_arch = "wasm32"))]
     fault: Fault,
     faults: Faults,
 }
@@ -44,16 +44,8 @@ fn still_unknown(outcome: Option<Outcome>) -> Result<Option<Outcome>, Failure> {
 }
 
 impl BufferPool {
-    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
     pub fn new(counters: Arc<LiveCounters>, fault: Fault, faults: Faults) -> Arc<Self> {
-        Arc::new(BufferPool {
-            idle: Mutex::default(),
-            allocated_bytes: AtomicU64::new(0),
-            counters,
-            #[cfg(not(target_arch = "wasm32"))]
-            fault,
-            faults,
-        })
+        Arc::new(BufferPool { idle: Mutex::default(), allocated_bytes: AtomicU64::new(0), counters, fault, faults })
     }
 
     /// A buffer of at least `size_bytes`, from the pool or new.
@@ -79,8 +71,9 @@ impl BufferPool {
         let (mut buffer, mut outcome) = self.create(device, &descriptor);
         if matches!(outcome, Err(Failure::OutOfMemory { .. })) && self.clear() > 0 {
             // Idle buffers may hold the missing memory. Polling releases those that the GPU has finished using.
-            #[cfg(not(target_arch = "wasm32"))]
-            let _ = poll(device, &self.fault, &self.faults, wgpu::PollType::Poll);
+            if !IS_BROWSER {
+                let _ = poll(device, &self.fault, &self.faults, wgpu::PollType::Poll);
+            }
             (buffer, outcome) = self.create(device, &descriptor);
         }
         let outcome = outcome?;
@@ -185,7 +178,7 @@ impl Drop for PooledBuffer {
 /// GPU, which prevents two batches in flight. In a browser, dropping frees nothing until garbage collection, so the
 /// buffer is destroyed. Not tested: wgpu does not report whether a thread waits, so a test would depend on timing.
 pub(super) fn free(buffer: wgpu::Buffer) {
-    if cfg!(target_arch = "wasm32") {
+    if IS_BROWSER {
         buffer.destroy();
     }
 }

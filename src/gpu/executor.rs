@@ -22,6 +22,7 @@ use super::signal::{SignalFuture, complete};
 use crate::counters::LiveCounters;
 use crate::error::Error;
 use crate::loss::LossReason;
+use crate::platform::{IS_BROWSER, n_cores, on_threads};
 use crate::recording::{Recording, Step};
 use crate::shaders::Tier;
 use crate::tensor::{Tensor, WordCopy};
@@ -96,7 +97,7 @@ impl Gpu {
                 Tier::Baseline | Tier::Scalar => (wgpu::Features::empty(), "", true),
                 Tier::F16 => (wgpu::Features::SHADER_F16, "feature shader-f16", true),
                 // In a browser, the page's shim enables subgroups without wgpu's knowledge.
-                Tier::Subgroups if cfg!(target_arch = "wasm32") => {
+                Tier::Subgroups if IS_BROWSER => {
                     (wgpu::Features::empty(), "feature subgroups", report.subgroups.is_some())
                 }
                 Tier::Subgroups => (wgpu::Features::SUBGROUP, "feature subgroups", true),
@@ -184,8 +185,7 @@ impl Gpu {
     /// The error of a failed operation. A lost device refuses everything, so its loss takes precedence.
     fn explained(&self, context: &str, failure: Failure) -> Error {
         // A destroyed device reports its loss only after its work is done.
-        #[cfg(not(target_arch = "wasm32"))]
-        {
+        if !IS_BROWSER {
             let how = wgpu::PollType::Wait { submission_index: None, timeout: Some(Duration::from_secs(1)) };
             let _ = poll(&self.device, &self.fault, &self.faults, how);
         }
@@ -349,19 +349,13 @@ impl Gpu {
     }
 
     /// Compiles steps' pipelines, one thread per core. Errors are reported at first use.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn compile<'a>(&self, steps: impl IntoIterator<Item = &'a Step>) {
         let mut known = HashSet::new();
         let steps: Vec<&Step> = steps.into_iter().filter(|step| known.insert(step.pipeline())).collect();
         let next = AtomicUsize::new(0);
-        let n_threads = std::thread::available_parallelism().map_or(1, usize::from).min(steps.len());
-        std::thread::scope(|scope| {
-            for _ in 0..n_threads {
-                scope.spawn(|| {
-                    while let Some(step) = steps.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        let _ = self.pipelines.get(&self.device, step);
-                    }
-                });
+        on_threads(n_cores().min(steps.len()), || {
+            while let Some(step) = steps.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let _ = self.pipelines.get(&self.device, step);
             }
         });
     }

@@ -5,7 +5,6 @@
 //! error, which names the operation that caused it.
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Weak;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
@@ -13,6 +12,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use super::signal::{Signal, complete};
 use crate::error::Error;
 use crate::loss::LossReason;
+use crate::platform::{BoxFuture, IS_BROWSER};
 
 /// Why an operation failed. Unlike [`Error`], it is `Clone`, because it may be reported several times.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,11 +36,7 @@ impl Failure {
 }
 
 /// Resolves to the failure, or `None` on success.
-#[cfg(not(target_arch = "wasm32"))]
-pub(crate) type FailureCheck = Pin<Box<dyn Future<Output = Option<Failure>> + Send>>;
-/// Resolves to the failure, or `None` on success.
-#[cfg(target_arch = "wasm32")]
-pub(crate) type FailureCheck = Pin<Box<dyn Future<Output = Option<Failure>>>>;
+pub(crate) type FailureCheck = BoxFuture<Option<Failure>>;
 
 /// An operation's outcome, possibly unknown yet. Clones share it; dropping a clone loses nothing.
 #[derive(Clone, Debug)]
@@ -235,7 +231,6 @@ struct Reported {
     lost: Option<(LossReason, String)>,
     stray: Option<String>,
     /// Signals to complete when the device is lost.
-    #[cfg(not(target_arch = "wasm32"))]
     waiting: Vec<Weak<Mutex<Signal>>>,
 }
 
@@ -244,8 +239,8 @@ impl Fault {
     pub fn lose(&self, reason: LossReason, message: String) {
         let mut reported = lock(&self.0);
         reported.lost.get_or_insert((reason, message));
-        #[cfg(not(target_arch = "wasm32"))]
-        {
+        // Nothing waits in a browser.
+        if !IS_BROWSER {
             let waiting = std::mem::take(&mut reported.waiting);
             drop(reported);
             waiting.iter().filter_map(Weak::upgrade).for_each(|signal| self.tell(&signal));
@@ -253,7 +248,6 @@ impl Fault {
     }
 
     /// Completes a signal if the device is lost, now or later.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn tell(&self, signal: &Arc<Mutex<Signal>>) {
         let mut reported = lock(&self.0);
         if reported.lost.is_none() {
@@ -301,6 +295,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -11,6 +11,7 @@ use super::faults::Faults;
 use super::outcome::{Failure, Outcome, Scopes};
 use crate::counters::LiveCounters;
 use crate::error::Error;
+use crate::platform::IS_BROWSER;
 use crate::recording::{PipelineKey, Step};
 use crate::shaders::Kernel;
 
@@ -120,16 +121,9 @@ impl Pipelines {
     }
 
     /// Writes the cache to disk.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn save(&self) -> Result<(), Error> {
-        let Some((cache, path)) = &self.cache else { return Ok(()) };
+        let Some((cache, path)) = self.cache.as_ref().filter(|_| !IS_BROWSER) else { return Ok(()) };
         cache.get_data().map_or(Ok(()), |data| crate::cache::write_checked(path, &data))
-    }
-
-    /// A browser has no files.
-    #[cfg(target_arch = "wasm32")]
-    pub fn save(&self) -> Result<(), Error> {
-        Ok(())
     }
 }
 
@@ -161,13 +155,10 @@ fn disk_cache(
     info: &wgpu::AdapterInfo,
     folder: Option<&Path>,
 ) -> Option<(wgpu::PipelineCache, PathBuf)> {
-    let folder = folder.filter(|_| device.features().contains(wgpu::Features::PIPELINE_CACHE))?;
+    let folder = folder.filter(|_| !IS_BROWSER && device.features().contains(wgpu::Features::PIPELINE_CACHE))?;
     let path = folder.join(format!("{}.pipelines", wgpu::util::pipeline_cache_key(info)?));
     // wgpu checks header, device and driver, but the rest has no digest.
-    #[cfg(not(target_arch = "wasm32"))]
     let data = crate::cache::read_checked(&path);
-    #[cfg(target_arch = "wasm32")]
-    let data: Option<Vec<u8>> = None;
     // SAFETY: the bytes are exactly what `save` wrote for this adapter; wgpu falls back to an empty cache if the
     // adapter or driver differs.
     let cache = unsafe {

@@ -14,6 +14,7 @@ use crate::counters::LiveCounters;
 use crate::error::Error;
 use crate::loss::LossReason;
 use crate::panics::caught;
+use crate::platform::{IS_BROWSER, spawn};
 
 /// A staging buffer and, until its first use, its allocation's outcome if not known yet.
 type StagingBuffer = (wgpu::Buffer, Option<Outcome>);
@@ -182,19 +183,15 @@ impl Mapped {
 /// so without a thread.
 #[derive(Debug)]
 pub(crate) struct Poller {
-    /// `None` during drop.
-    #[cfg(not(target_arch = "wasm32"))]
+    /// `None` during drop and in a browser.
     requests: Option<std::sync::mpsc::Sender<(wgpu::SubmissionIndex, Arc<Mutex<Signal>>)>>,
-    #[cfg(not(target_arch = "wasm32"))]
     thread: Option<std::thread::JoinHandle<()>>,
-    #[cfg(not(target_arch = "wasm32"))]
     fault: Fault,
 }
 
 /// Longer than any driver's watchdog: a device this slow will not answer.
 const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(120);
 
-#[cfg(not(target_arch = "wasm32"))]
 impl Poller {
     /// Tests pass another `timeout` than the default.
     pub fn new(
@@ -204,6 +201,9 @@ impl Poller {
         timeout: Option<std::time::Duration>,
         faults: Faults,
     ) -> Self {
+        if IS_BROWSER {
+            return Poller { requests: None, thread: None, fault };
+        }
         let (requests, received) = std::sync::mpsc::channel::<(wgpu::SubmissionIndex, Arc<Mutex<Signal>>)>();
         let (device, queue, timeout) = (device.clone(), queue.clone(), timeout.unwrap_or(TIMEOUT));
         let of_thread = fault.clone();
@@ -234,16 +234,20 @@ impl Poller {
             }
         };
         // If this thread died, reads would wait forever.
-        let thread = std::thread::spawn(move || {
+        let thread = spawn("tilewright poller", move || {
             if let Err(panic) = caught("waiting for the device", || work(&of_thread)) {
                 of_thread.lose(LossReason::Driver, panic.to_string());
             }
         });
-        Poller { requests: Some(requests), thread: Some(thread), fault }
+        let lose = |error: std::io::Error| fault.lose(LossReason::Driver, format!("no thread waits for it: {error}"));
+        Poller { requests: Some(requests), thread: thread.map_err(lose).ok(), fault }
     }
 
     /// Completes the signal at once if the device is lost; otherwise the callback completes it.
     pub fn wait_for(&self, index: wgpu::SubmissionIndex, signal: Arc<Mutex<Signal>>) {
+        if IS_BROWSER {
+            return;
+        }
         self.fault.tell(&signal);
         let is_taken = self.requests.as_ref().is_some_and(|requests| requests.send((index, signal)).is_ok());
         if !is_taken {
@@ -269,11 +273,13 @@ fn serve<I>(
     }
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 impl Drop for Poller {
     /// Joins the thread: otherwise it could drop the device while the process unloads the driver, which crashes some
     /// drivers. A thread that hangs in a lost device's driver is not joined.
     fn drop(&mut self) {
+        if IS_BROWSER {
+            return;
+        }
         drop(self.requests.take());
         if self.fault.lost() == Some(LossReason::SlowStep) {
             return;
@@ -284,16 +290,7 @@ impl Drop for Poller {
     }
 }
 
-#[cfg(target_arch = "wasm32")]
-impl Poller {
-    pub fn new(_: &wgpu::Device, _: &wgpu::Queue, _: Fault, _: Option<std::time::Duration>, _: Faults) -> Self {
-        Poller {}
-    }
-
-    pub fn wait_for(&self, _index: wgpu::SubmissionIndex, _signal: Arc<Mutex<Signal>>) {}
-}
-
-#[cfg(all(test, not(target_arch = "wasm32")))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::task::Waker;

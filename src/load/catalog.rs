@@ -8,7 +8,6 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::ScopedJoinHandle;
 
 use super::gguf::FACTORS;
 use super::{FileBytes, WeightFiles, WeightShare, mxfp4};
@@ -18,6 +17,7 @@ use crate::error::Error;
 use crate::formats::{BlockType, TensorInfo, block};
 use crate::matrix::{Matrix, TailEdges, file_row_bytes};
 use crate::model::{Destination, ExpertPart, RowPlaces, SourceTensor, WeightSource, layer_of};
+use crate::platform::{IS_BROWSER, on_threads};
 use crate::xxh64::Xxh64;
 
 /// Tensors by GGUF name, with their locations.
@@ -375,16 +375,9 @@ impl TableRows {
         let row_bytes = (info.size_bytes / self.len()) as usize;
         // Two rows may share a word of tails.
         let mut rows = vec![0; numbers.len().next_multiple_of(2) * row_bytes];
-        #[cfg(not(target_arch = "wasm32"))]
-        let table = info.bytes(&files[*file])?;
         for (row, &number) in rows.chunks_exact_mut(row_bytes).zip(numbers) {
-            #[cfg(not(target_arch = "wasm32"))]
-            if let Some(found) = table.chunks_exact(row_bytes).nth(number as usize) {
-                row.copy_from_slice(found);
-            }
-            #[cfg(target_arch = "wasm32")]
             if u64::from(number) < self.len() {
-                files.read_exact(*file, info.offset + u64::from(number) * row_bytes as u64, row).await?;
+                files.copy(*file, info, u64::from(number) * row_bytes as u64, row).await?;
             }
         }
         write_plain(device, info, to, RowPlaces::from(0), 0, &rows, &mut TailEdges::default())?;
@@ -494,7 +487,6 @@ impl Feed {
     }
 
     /// The digest after a complete upload; reads everything with several threads.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn digest_of_files(&self, files: &[FileBytes]) -> u64 {
         const THREADS: usize = 4;
         let n_taken = AtomicUsize::new(0);
@@ -505,11 +497,7 @@ impl Feed {
             }
             sum
         };
-        std::thread::scope(|scope| {
-            let others: Vec<_> = (1..THREADS.min(self.items.len())).map(|_| scope.spawn(take)).collect();
-            let join = |other: ScopedJoinHandle<'_, u64>| other.join().unwrap_or_else(|panic| resume_unwind(panic));
-            others.into_iter().map(join).fold(take(), u64::wrapping_add)
-        })
+        on_threads(THREADS.min(self.items.len()), take).into_iter().fold(0, u64::wrapping_add)
     }
 
     /// The next bytes needed; `None` at the end.
@@ -591,32 +579,29 @@ impl Feed {
         let n = wanted.len.min(PIECE) as usize;
         let first = (wanted.offset - tensor.offset) as usize;
         let piece = &data[first..first + n];
-        #[cfg(not(target_arch = "wasm32"))]
-        match self.digested_entry().is_some() && n > ASIDE {
+        match !IS_BROWSER && self.digested_entry().is_some() && n > ASIDE {
             true => self.push_and_add(device, piece)?,
             false => self.push(device, piece)?,
         }
-        #[cfg(target_arch = "wasm32")]
-        self.push(device, piece)?;
         file.let_go(wanted.offset as usize..wanted.offset as usize + n);
         Ok(true)
     }
 
-    /// Uploads the next bytes of files that are read again. Returns whether there were any.
+    /// Uploads everything from files that are read again, with bounded uploads in flight. Returns its bytes.
     ///
     /// # Errors
     /// Errors of reading; as [`Feed::take_all`].
-    pub async fn take_again(&mut self, device: &Device, files: &WeightFiles) -> Result<bool, Error> {
-        #[cfg(not(target_arch = "wasm32"))]
-        return self.take_piece(device, files);
-        #[cfg(target_arch = "wasm32")]
-        match self.wanted() {
-            Some(NeededRange { file, offset, len }) => {
-                let bytes = files.read(file, offset, len).await?;
-                self.take(device, file, offset, &bytes).map(|()| true)
+    pub async fn read_again(mut self, device: &Device, files: &WeightFiles) -> Result<u64, Error> {
+        const MAX_IN_FLIGHT: u64 = 32 << 20;
+        let mut in_flight = 0;
+        while files.feed(&mut self, device).await? {
+            in_flight += self.take_uploaded();
+            if in_flight >= MAX_IN_FLIGHT {
+                device.drained().await?;
+                in_flight = 0;
             }
-            None => Ok(false),
         }
+        Ok(self.fed_bytes)
     }
 
     /// Uploads the needed part of a file's bytes, which begin at `start`; skips gaps between tensors.

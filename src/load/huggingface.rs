@@ -226,7 +226,6 @@ fn unknown(tensor: &TensorInfo) -> Error {
 }
 
 /// Opens a folder, or one `.safetensors` file with the `config.json` beside it.
-#[cfg(not(target_arch = "wasm32"))]
 pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
     // The folder of the file, or of the link's target: the first with a configuration.
     let folder_of = |path: &Path| {

@@ -113,7 +113,6 @@ impl AdapterFile {
     ///
     /// # Errors
     /// [`Error::InFile`] naming the file and its invalid part, [`Error::Io`] if it cannot be read.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn open(path: impl AsRef<Path>) -> Result<AdapterFile, Error> {
         let path = path.as_ref();
         if !super::is_of_folder(path) {

@@ -16,6 +16,7 @@ use crate::kernels::{
 use crate::load::ModelFile;
 use crate::matrix::Matrix;
 use crate::model::Weights;
+use crate::platform::{IS_BROWSER, unless_browser};
 use crate::recording::{Recording, Workspace};
 use crate::shaders::{Id, Kernel, Tier};
 use crate::target::{Bucket, Choice, Tuning};
@@ -32,7 +33,7 @@ const GAIN: f64 = 0.05;
 
 /// Total bytes of a matrix's copies, read in turn so that caches help no more than in a model. A page has less time
 /// to create them.
-const COLD_BYTES: u64 = if cfg!(target_arch = "wasm32") { 8 << 20 } else { 32 << 20 };
+const COLD_BYTES: u64 = if IS_BROWSER { 8 << 20 } else { 32 << 20 };
 const MAX_COPIES: u64 = 16;
 /// Rows beyond these bytes of a matrix are left out: the measurement is long enough.
 const MAX_BYTES: u64 = 2 * COLD_BYTES;
@@ -171,18 +172,12 @@ impl TuningCandidate {
     }
 
     /// Seconds of a run, by the device's clock if it has one. Browsers round theirs to 0.1 ms.
-    #[cfg(not(target_arch = "wasm32"))]
     async fn run(&self) -> Result<f64, Error> {
-        match self.device.run_profiled(&self.recording).await {
-            Ok(times) => Ok(times.iter().map(|(_, time)| time.as_secs_f64()).sum()),
-            Err(Error::Limit { .. }) => self.run_by_wall_clock().await,
+        match unless_browser(|| self.device.run_profiled(&self.recording), || Ok(Vec::new())).await {
+            Ok(times) if !times.is_empty() => Ok(times.iter().map(|(_, time)| time.as_secs_f64()).sum()),
+            Ok(_) | Err(Error::Limit { .. }) => self.run_by_wall_clock().await,
             Err(error) => Err(error),
         }
-    }
-
-    #[cfg(target_arch = "wasm32")]
-    async fn run(&self) -> Result<f64, Error> {
-        self.run_by_wall_clock().await
     }
 
     /// Seconds per run of several in a row, to reduce the share of waiting.

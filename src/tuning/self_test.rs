@@ -20,7 +20,7 @@ use crate::kernels::{
 };
 #[cfg(feature = "lora")]
 use crate::kernels::{LowRank, add_lora, gate_up_lora, matvec_lora, up_gated_lora};
-use crate::platform::MaybeSend;
+use crate::platform::{IS_BROWSER, MaybeSend, while_computing};
 use crate::recording::{PipelineKey, Recorder, Recording, Step, Workspace};
 use crate::shaders::{self, Kernel, Tier, Variant};
 use crate::target::{Choice, Tuning};
@@ -52,17 +52,7 @@ pub(crate) fn while_testing(
     test: impl Future<Output = Result<(), Error>> + MaybeSend,
     work: impl FnOnce() -> Result<(), Error>,
 ) -> Result<(), Error> {
-    #[cfg(not(target_arch = "wasm32"))]
-    return std::thread::scope(|scope| {
-        let tested = scope.spawn(|| pollster::block_on(test));
-        work()?;
-        tested.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    });
-    #[cfg(target_arch = "wasm32")]
-    {
-        drop(test);
-        work()
-    }
+    while_computing(test, work)
 }
 
 /// Tests the pipelines of a recording that have not been tested on this driver. If one computes wrongly its variant is
@@ -95,8 +85,7 @@ pub(crate) async fn self_test(device: &Device, recording: &Recording) -> Result<
     }
     if is_any {
         device.free_unused();
-        #[cfg(not(target_arch = "wasm32"))]
-        if let Err(error) = super::write(device, None) {
+        if !IS_BROWSER && let Err(error) = super::write(device, None) {
             tested.note(format!("the self-test's outcome was not saved: {error}"));
         }
     }

@@ -5,7 +5,6 @@ use crate::kernels::fold;
 use crate::recording::Recorder;
 use crate::shaders;
 use crate::shaders::constants::probe_read;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::shaders::params::ProbeMatrixParams;
 use crate::shaders::params::{ProbeCopyParams, ProbeFmaParams, ProbeReadParams, ProbeReduceParams};
 use crate::tensor::Tensor;
@@ -124,7 +123,6 @@ pub fn probe_fma(rec: &mut Recorder, what: FmaRounds, y: &Tensor) -> Result<(), 
 }
 
 /// Side of the matrices of [`probe_matrix`] on a target: that of its tier, or 8 where it has none.
-#[cfg(not(target_arch = "wasm32"))]
 pub fn probe_matrix_size(target: &crate::Target) -> u32 {
     target.tier_for(&shaders::PROBE_MATRIX, None).matrix_size().unwrap_or(8)
 }
@@ -138,7 +136,6 @@ pub fn probe_matrix_size(target: &crate::Target) -> u32 {
 /// # Errors
 /// [`Error::Shape`] if `x` or `y` has other matrices, [`Error::Operand`] if G is no multiple of four, or if there are more
 /// than 4096 rounds.
-#[cfg(not(target_arch = "wasm32"))]
 pub fn probe_matrix(rec: &mut Recorder, x: &Tensor, y: &Tensor, rounds: u32) -> Result<(), Error> {
     /// Sixteen products a round in the baseline, within what llvmpipe walks.
     const MAX_ROUNDS: u32 = 1 << 12;

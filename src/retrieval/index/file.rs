@@ -63,7 +63,6 @@ impl Index {
     ///
     /// # Errors
     /// [`Error::Io`] if the file cannot be opened; else as [`Index::from_bytes`], with the file's name.
-    #[cfg(not(target_arch = "wasm32"))]
     pub async fn load(device: &Device, path: impl AsRef<Path>) -> Result<Index, Error> {
         let path = path.as_ref();
         let bytes = crate::load::FileBytes::map(path)?;
