@@ -13,7 +13,7 @@ use crate::error::Error;
 /// # Errors
 /// [`Error::Panic`] if `work` panics. Never on the web, where a panic aborts the module.
 #[cfg(not(target_arch = "wasm32"))]
-pub(crate) fn caught<T>(context: &str, work: impl FnOnce() -> T) -> Result<T, Error> {
+pub fn caught<T>(context: &str, work: impl FnOnce() -> T) -> Result<T, Error> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         // The payloads of `panic!` with and without arguments.
         let texts = (panic.downcast_ref::<String>().map(String::as_str), panic.downcast_ref::<&str>().copied());
@@ -23,8 +23,12 @@ pub(crate) fn caught<T>(context: &str, work: impl FnOnce() -> T) -> Result<T, Er
     })
 }
 
+/// Runs `work`, a panic of which ends the module.
+///
+/// # Errors
+/// None.
 #[cfg(target_arch = "wasm32")]
-pub(crate) fn caught<T>(_: &str, work: impl FnOnce() -> T) -> Result<T, Error> {
+pub fn caught<T>(_: &str, work: impl FnOnce() -> T) -> Result<T, Error> {
     Ok(work())
 }
 
