@@ -60,7 +60,7 @@ class Workflows(unittest.TestCase):
             ("pages.yml", "deploy"): {"pages": "write", "id-token": "write"},
             ("release.yml", "archives"): attested,
             ("release.yml", "draft"): {"contents": "write"},
-            ("release.yml", "publish-crate"): {"id-token": "write"},
+            ("release.yml", "publish-crates"): {"id-token": "write"},
             ("release.yml", "publish-package"): {"id-token": "write"},
             ("release.yml", "publish-image"): {**attested, "packages": "write"},
             ("release.yml", "publish-release"): {"contents": "write"},
@@ -89,7 +89,8 @@ class Workflows(unittest.TestCase):
                 for name in re.findall(r"(?<![\w./])(?:scripts|\.ci)/[\w.-]+", step.get("run", "")):
                     self.assertTrue((ROOT / name).is_file(), f"{key}: {name}")
                 for name in re.findall(r"--test ([\w-]+)", step.get("run", "")):
-                    self.assertTrue((ROOT / f"tests/{name}.rs").is_file() or (ROOT / f"tests/{name}/main.rs").is_file(), f"{key}: {name}")
+                    files = (f"tests/{name}.rs", f"tests/{name}/main.rs", f"crates/cli/tests/{name}.rs")
+                    self.assertTrue(any((ROOT / file).is_file() for file in files), f"{key}: {name}")
 
     def test_other_systems_test_all_features(self):
         job = self.jobs["ci.yml", "other-systems"]
@@ -112,16 +113,15 @@ class Workflows(unittest.TestCase):
         self.assertEqual(self.release["draft"]["if"], "github.ref_type == 'tag'")
 
     def test_binstall_finds_the_archive_of_every_target(self):
-        crate = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]
+        crate = tomllib.loads((ROOT / "crates/cli/Cargo.toml").read_text())["package"]
         binstall, archives = crate["metadata"]["binstall"], script("release-archive")
-        self.assertEqual(crate["repository"] + "/releases/download/v1.2.3/", binstall["pkg-url"].split("{ name }")[0]
-                         .replace("{ repo }", crate["repository"]).replace("{ version }", "1.2.3"))
+        self.assertEqual(binstall["pkg-url"].split("tilewright-")[0], "{ repo }/releases/download/v{ version }/")
         targets = [entry["target"] for entry in self.release["archives"]["strategy"]["matrix"]["include"]]
         self.assertEqual(sorted(targets), sorted(set(targets)))
         self.assertEqual({target.split("-", 1)[1] for target in targets}, {"unknown-linux-gnu", "apple-darwin", "pc-windows-msvc"})
         for target in targets:
             form = binstall.get("overrides", {}).get(target, binstall)["pkg-fmt"]
-            values = {"name": "tilewright", "version": "1.2.3", "target": target, "bin": "tilewright",
+            values = {"version": "1.2.3", "target": target, "bin": "tilewright",
                       "archive-suffix": {"tgz": ".tar.gz", "zip": ".zip"}[form], "binary-ext": ".exe" if "windows" in target else ""}
             filled = [re.sub(r"\{ ([\w-]+) \}", lambda found: values[found[1]], template)
                       for template in (binstall["pkg-url"].split("v{ version }/")[1], binstall["bin-dir"])]
@@ -133,12 +133,12 @@ class Workflows(unittest.TestCase):
 class Release(unittest.TestCase):
     """scripts/check-release sees each place that says something else."""
 
-    FILES = ["Cargo.toml", "Cargo.lock", "CHANGELOG.md", "Containerfile", "npm/package.json", "npm/package-lock.json", "npm/wasm/Cargo.toml",
-             "npm/wasm-text/Cargo.toml", ".github/actions/rust/action.yml", ".github/workflows/ci.yml"]
+    FILES = ["Cargo.toml", "Cargo.lock", "CHANGELOG.md", "Containerfile", "npm/package.json", "npm/package-lock.json",
+             ".github/actions/rust/action.yml", ".github/workflows/ci.yml"]
 
     def setUp(self):
         self.check = script("check-release")
-        self.version = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]["version"]
+        self.version = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
         self.copy = Path(scratch.name)
@@ -156,9 +156,8 @@ class Release(unittest.TestCase):
 
     def test_a_place_that_says_something_else_is_named(self):
         own = f'"{self.version}"'
-        edits = [("npm/package.json", own, '"9.9.9"'), ("npm/package-lock.json", own, '"9.9.9"'), ("npm/wasm/Cargo.toml", own, '"9.9.9"'),
-                 ("npm/wasm-text/Cargo.toml", 'rust-version = "', 'rust-version = "9'), ("npm/package.json", "/issues", "/bugs"),
-                 ("npm/package.json", "git+https://", "git+ssh://"), (".github/workflows/ci.yml", 'toolchain: "', 'toolchain: "9'),
+        edits = [("npm/package.json", own, '"9.9.9"'), ("npm/package-lock.json", own, '"9.9.9"'), ("npm/package.json", "/issues", "/bugs"),
+                 ("Cargo.toml", f'path = ".", version = {own}', 'path = ".", version = "9.9.9"'), ("npm/package.json", "git+https://", "git+ssh://"), (".github/workflows/ci.yml", 'toolchain: "', 'toolchain: "9'),
                  ("Containerfile", "library/rust:1.", "library/rust:9."), ("Cargo.toml", own, '"9.9.9"')]
         for name, old, new in edits:
             shutil.copy(ROOT / name, self.copy / name)

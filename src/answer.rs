@@ -76,8 +76,8 @@ impl ToolCall {
     }
 }
 
-/// An id from a call's number: nine letters and digits, as Mistral's templates require.
-pub(crate) fn call_id(number: usize) -> String {
+/// An id from a call's number in the conversation: nine letters and digits, as Mistral's templates require.
+pub fn call_id(number: usize) -> String {
     format!("call{:05}", number % 100_000)
 }
 
@@ -296,8 +296,7 @@ impl AnswerReader {
     }
 
     /// Whether reasoning is open.
-    #[cfg(any(feature = "serve", all(target_arch = "wasm32", feature = "web-text")))]
-    pub(crate) fn is_thinking(&self) -> bool {
+    pub fn is_thinking(&self) -> bool {
         matches!(self.state, State::Thinking | State::ThoughtName(_))
     }
 

@@ -3,7 +3,7 @@
 //! Rates are those of a session, a single sequence, by the host's clock, as users see them. [`Roofline`] computes
 //! the minimum bytes and operations per token. [`Probes`] measures the device in the same run with one kernel that
 //! only moves bytes and one that only multiplies. [`kernels`] does the same for each kernel, [`embed`] for text
-//! encoders, [`mol`] for mixtures of logits, `serve` for a server under load. A [`report`] has all of it for one
+//! encoders, [`mol`] for mixtures of logits. A [`report`] has all of it for one
 //! device, in a format for exchange.
 
 pub mod embed;
@@ -12,8 +12,6 @@ pub mod kernels;
 pub mod mol;
 pub mod predict;
 pub mod report;
-#[cfg(feature = "serve")]
-pub mod serve;
 pub mod shapes;
 
 use web_time::Instant;
@@ -556,7 +554,7 @@ fn token_ids(vocab_size: u32, n: usize) -> Vec<u32> {
 }
 
 /// Seeded numbers in [0, 1).
-fn fractions(seed: u64) -> impl Iterator<Item = f32> {
+pub fn fractions(seed: u64) -> impl Iterator<Item = f32> {
     let mut state = seed;
     std::iter::repeat_with(move || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -461,8 +461,7 @@ fn render_once(
 }
 
 /// Seconds since 1970 UTC in RFC 3339 format.
-#[cfg(feature = "serve")]
-pub(crate) fn date_time(now: i64) -> String {
+pub fn date_time(now: i64) -> String {
     date::format("%Y-%m-%dT%H:%M:%SZ", now).unwrap_or_default()
 }
 

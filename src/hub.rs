@@ -46,6 +46,9 @@ use self::patience::Patience;
 use crate::error::Error;
 use crate::formats::safetensors::ShardIndex;
 
+/// Models that are known to run, as JSON: names, addresses, sizes.
+pub const KNOWN_MODELS: &str = include_str!("../assets/models.json");
+
 /// A hub with its cache.
 pub struct Hub {
     client: HubClient,

@@ -43,8 +43,6 @@
 // Most native code also compiles for WASM, which links only its exports. Native builds report dead code.
 #![cfg_attr(target_arch = "wasm32", allow(dead_code, unused_imports))]
 #![deny(missing_docs)]
-// Checking that a server's shared state is `Send` recurses through all types inside a device.
-#![cfg_attr(feature = "serve", recursion_limit = "256")]
 
 #[cfg(feature = "answer")]
 pub mod answer;
@@ -82,8 +80,6 @@ mod recording;
 mod recovery;
 pub mod retrieval;
 mod saving;
-#[cfg(all(feature = "serve", not(target_arch = "wasm32")))]
-pub mod serve;
 pub mod shaders;
 mod sort;
 mod target;
@@ -95,6 +91,7 @@ pub mod tuning;
 pub mod web;
 mod xxh64;
 
+// For the program, which replaces files as the library does.
 #[doc(hidden)]
 pub use cache::write as replace_file;
 #[cfg(all(feature = "answer", feature = "chat"))]
@@ -115,6 +112,9 @@ pub use gpu::{AdapterKind, AdapterReport, Power};
 pub use gpu::{Call, Effect, Faults};
 pub use loss::LossReason;
 pub use matrix::{Matrix, file_row_bytes};
+// For the server, whose errors of panics are the library's.
+#[doc(hidden)]
+pub use panics::caught;
 pub use recording::{Dispatch, MemoryPlan, Products, Recorder, Recording, Workspace};
 pub use recovery::{Breaker, BreakerOptions, BreakerStats, Circuit, Recovery};
 pub use saving::Saving;

@@ -13,7 +13,7 @@ use crate::platform::IS_BROWSER;
 ///
 /// # Errors
 /// [`Error::Panic`] if `work` panics. Never on the web, where a panic aborts the module.
-pub(crate) fn caught<T>(context: &str, work: impl FnOnce() -> T) -> Result<T, Error> {
+pub fn caught<T>(context: &str, work: impl FnOnce() -> T) -> Result<T, Error> {
     if IS_BROWSER {
         return Ok(work());
     }

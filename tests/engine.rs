@@ -622,7 +622,7 @@ fn repeating(model: &Model, n: usize) -> Vec<(usize, Request)> {
 /// The built-in model with a LoRA adapter that changes it strongly.
 fn wrong_draft(model: &Model) -> Model {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("wrong-draft.gguf");
-    std::fs::write(&path, crate::lora::of_stories(7)).unwrap();
+    std::fs::write(&path, crate::files::adapter_of_stories(7)).unwrap();
     let adapter = model.load_adapter(&path, 20.0).unwrap();
     model.with_adapter(Some(&adapter)).unwrap()
 }

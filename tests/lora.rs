@@ -1,6 +1,6 @@
 //! LoRA adapters: logits against PEFT's and merged weights, switching, cost, hostile files.
 
-use crate::common;
+use crate::{common, files};
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -10,8 +10,6 @@ use std::time::Instant;
 use common::{References, Rng, block_on, largest_difference, shared};
 use serde_json::{Value, json};
 use tilewright::engine::{Engine, EngineOptions, Request, Stream};
-use tilewright::formats::gguf::Value as Key;
-use tilewright::formats::gguf_writer::GgufHeader;
 use tilewright::formats::{BlockType, Gguf, Safetensors, TensorInfo, block};
 use tilewright::kernels::KvType;
 use tilewright::load::AdapterFile;
@@ -300,7 +298,7 @@ fn lora_on_quantised_weights_matches_merged_f32_weights() {
             factors.push((format!("{}.lora_b", info.name), vec![rows, R as u64], own.b));
         }
         std::fs::write(&merged, &file).unwrap();
-        let adapter = AdapterFile::from_gguf_bytes(gguf(name, ALPHA, &factors)).unwrap();
+        let adapter = AdapterFile::from_gguf_bytes(files::adapter(name, ALPHA, &factors)).unwrap();
         let ids: Vec<u32> = (0..14).map(|_| 3 + rng.below(290) as u32).collect();
         for device in devices() {
             let base = load(&device, &packed);
@@ -310,49 +308,6 @@ fn lora_on_quantised_weights_matches_merged_f32_weights() {
             assert_logits(&got, &want[0], TOLERANCE, &format!("{name} in {block_type} on {}", of(&device)));
         }
     }
-}
-
-/// A random adapter for the built-in model, strong enough to change its output.
-#[cfg(feature = "serve")]
-pub fn of_stories(seed: u64) -> Vec<u8> {
-    let mut rng = Rng::new(seed);
-    let mut random = |n: u64| (0..n).map(|_| rng.uniform() as f32).collect::<Vec<f32>>();
-    let factors: Vec<_> = (0..5)
-        .flat_map(|layer| {
-            let name = format!("blk.{layer}.ffn_down.weight");
-            let (rank, [n_rows, n_columns]) = (2, [128, 384]);
-            [
-                (format!("{name}.lora_a"), vec![rank, n_columns], random(rank * n_columns)),
-                (format!("{name}.lora_b"), vec![n_rows, rank], random(n_rows * rank)),
-            ]
-        })
-        .collect();
-    gguf("llama", 1.0, &factors)
-}
-
-/// An adapter in a GGUF file.
-fn gguf(architecture: &str, alpha: f32, tensors: &[(String, Vec<u64>, Vec<f32>)]) -> Vec<u8> {
-    let keys = [("general.type", "adapter"), ("general.architecture", architecture), ("adapter.type", "lora")];
-    gguf_with(&keys, Some(alpha), tensors)
-}
-
-fn gguf_with(keys: &[(&str, &str)], alpha: Option<f32>, tensors: &[(String, Vec<u64>, Vec<f32>)]) -> Vec<u8> {
-    let mut header = GgufHeader::new(32);
-    for (key, text) in keys {
-        header.set(key, Key::Str(text)).unwrap();
-    }
-    if let Some(alpha) = alpha {
-        header.set("adapter.lora.alpha", Key::F32(alpha)).unwrap();
-    }
-    for (name, shape, _) in tensors {
-        header.add_tensor(name, shape, BlockType::F32).unwrap();
-    }
-    let mut file = header.to_bytes();
-    for (.., values) in tensors {
-        file.extend_from_slice(bytemuck::cast_slice(values));
-        file.resize(file.len().next_multiple_of(32), 0);
-    }
-    file
 }
 
 fn greedy(session: &mut tilewright::Session, ids: &[u32]) -> Vec<u32> {
@@ -785,9 +740,9 @@ fn hostile_adapters_are_refused_by_name() {
     let with_key = |at: usize, text: &'static str| {
         let mut keys = keys;
         keys[at].1 = text;
-        gguf_with(&keys, Some(1.0), &factors("blk.0.attn_q.weight"))
+        files::adapter_with(&keys, Some(1.0), &factors("blk.0.attn_q.weight"))
     };
-    let of = |name: &str| gguf("llama", 1.0, &factors(name));
+    let of = |name: &str| files::adapter("llama", 1.0, &factors(name));
     let model_file = std::fs::read(tiny("llama3-rope/model-f16.gguf")).unwrap();
     let swapped = factors("blk.0.attn_q.weight").map(|(name, shape, values)| {
         (name.replace("lora_a", "lora_c").replace("lora_b", "lora_a").replace("lora_c", "lora_b"), shape, values)
@@ -796,10 +751,10 @@ fn hostile_adapters_are_refused_by_name() {
         ("general.type", with_key(0, "model")),
         ("general.type", model_file),
         ("general.architecture", with_key(1, "qwen2")),
-        ("general.architecture", gguf_with(&[keys[0], keys[2]], Some(1.0), &factors("blk.0.attn_q.weight"))),
+        ("general.architecture", files::adapter_with(&[keys[0], keys[2]], Some(1.0), &factors("blk.0.attn_q.weight"))),
         ("adapter.type", with_key(2, "control_vector")),
-        ("adapter.lora.alpha", gguf("llama", f32::NAN, &factors("blk.0.attn_q.weight"))),
-        ("adapter.lora.alpha", gguf("llama", f32::INFINITY, &factors("blk.0.attn_q.weight"))),
+        ("adapter.lora.alpha", files::adapter("llama", f32::NAN, &factors("blk.0.attn_q.weight"))),
+        ("adapter.lora.alpha", files::adapter("llama", f32::INFINITY, &factors("blk.0.attn_q.weight"))),
         ("blk.9.attn_q.weight", of("blk.9.attn_q.weight")),
         ("blk.01.attn_q.weight", of("blk.01.attn_q.weight")),
         ("blk.0.attn_q.lora_a", of("blk.0.attn_q")),
@@ -808,14 +763,14 @@ fn hostile_adapters_are_refused_by_name() {
         ("output.weight", of("output.weight")),
         ("blk.0.ffn_gate_exps.weight", of("blk.0.ffn_gate_exps.weight")),
         ("blk.0.attn_q.weight.lora_a.weight", of("blk.0.attn_q.weight.lora_a.weight")),
-        ("blk.0.attn_q.weight.lora_b", gguf("llama", 1.0, &swapped)),
+        ("blk.0.attn_q.weight.lora_b", files::adapter("llama", 1.0, &swapped)),
         (
             "blk.0.attn_output_norm",
-            gguf("llama", 1.0, &[("blk.0.attn_output_norm.weight".into(), vec![64], vec![1.0; 64])]),
+            files::adapter("llama", 1.0, &[("blk.0.attn_output_norm.weight".into(), vec![64], vec![1.0; 64])]),
         ),
         ("blk.0.ffn_down.weight", of("blk.0.ffn_down.weight")),
-        ("without its pair", gguf("llama", 1.0, &factors("blk.0.attn_q.weight")[..1])),
-        ("tensors", gguf("llama", 1.0, &[])),
+        ("without its pair", files::adapter("llama", 1.0, &factors("blk.0.attn_q.weight")[..1])),
+        ("tensors", files::adapter("llama", 1.0, &[])),
         ("", file[..file.len() / 2].to_vec()),
         ("", file[..60].to_vec()),
     ];
@@ -829,50 +784,4 @@ fn hostile_adapters_are_refused_by_name() {
         let error = model.load_adapter(&path, 1.0).err().unwrap().to_string();
         assert!(error.contains("llama3-rope") || error.contains("nothing") || error.contains("README"), "{error}");
     }
-}
-
-/// The command line uses an adapter in `run` and `bench`.
-#[test]
-fn run_and_bench_accept_a_lora_adapter() {
-    let run = |args: &[&str]| {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tilewright"));
-        let model = tiny("llama3-rope");
-        command.args(args).arg(&model).args(["--device", "cpu", "--exact", "--kv-type", "f32"]);
-        command.env("TILEWRIGHT_CACHE_DIR", "");
-        let output = command.output().unwrap();
-        (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
-    };
-    let ids = "20,21,22,23,24,25,26,27,28,29,30,31,32";
-    let tokens = |lora: &[&str]| {
-        let (code, out, err) =
-            run(&[&["run", "--prompt-ids", ids, "--temperature", "0", "-n", "12", "--ignore-eos", "--json"], lora]
-                .concat());
-        assert_eq!(code, Some(0), "{err}");
-        let json: Value = serde_json::from_str(&out).unwrap();
-        json["token_ids"]
-            .as_array()
-            .unwrap_or_else(|| panic!("{out}"))
-            .iter()
-            .map(|id| id.as_u64().unwrap() as u32)
-            .collect::<Vec<_>>()
-    };
-    let model = load(&common::cpu(), &tiny("llama3-rope"));
-    let want = |scale: f32| {
-        let adapter = model.load_adapter(adapter("llama3-rope"), scale).unwrap();
-        greedy(&mut model.with_adapter(Some(&adapter)).unwrap().session().unwrap(), &(20..33).collect::<Vec<u32>>())
-    };
-    let path = adapter("llama3-rope.gguf");
-    let path = path.to_str().unwrap();
-    assert_eq!(tokens(&["--lora", path]), want(1.0));
-    assert_eq!(tokens(&["--lora", &format!("{path}:0.25")]), want(0.25));
-    assert_eq!(
-        tokens(&["--lora", &format!("{path}:0")]),
-        greedy(&mut model.session().unwrap(), &(20..33).collect::<Vec<u32>>())
-    );
-    let (code, _, err) = run(&["run", "--prompt-ids", ids, "--lora", adapter("qwen2").to_str().unwrap()]);
-    assert_eq!(code, Some(1), "{err}");
-    assert!(err.contains("adapter: base_model.model.model.layers.0") && err.contains("expected"), "{err}");
-    let (code, out, err) = run(&["bench", "-p", "8", "-n", "2", "--repetitions", "1", "--lora", path]);
-    assert_eq!(code, Some(0), "{err}");
-    assert!(out.contains("tg2"), "{out}");
 }

@@ -2,8 +2,6 @@
 
 #[path = "quantize/blocks.rs"]
 mod blocks;
-#[path = "quantize/command.rs"]
-mod command;
 use crate::common;
 #[path = "quantize/files.rs"]
 mod files;

@@ -108,6 +108,11 @@ impl Format {
         matches!(self, Format::Llama3 | Format::Json)
     }
 
+    /// Whether an answer in this format may have reasoning.
+    pub fn can_think(self) -> bool {
+        self == Format::Harmony || self.marks().iter().any(|(_, mark)| *mark == Mark::ThinkOpen)
+    }
+
     /// The marks of the format.
     pub(crate) fn marks(self) -> &'static [(&'static str, Mark)] {
         const THINK: [(&str, Mark); 2] = [("<think>", Mark::ThinkOpen), ("</think>", Mark::ThinkClose)];

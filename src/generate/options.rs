@@ -199,8 +199,9 @@ impl GenerateOptions {
         false
     }
 
-    /// All end tokens.
-    pub(crate) fn end_ids(&self, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
+    /// The tokens that end a text: the tokenizer's and [`GenerateOptions::stop_ids`]. None with
+    /// [`GenerateOptions::ignore_eos`].
+    pub fn end_ids(&self, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
         match self.ignore_eos {
             true => Vec::new(),
             false => tokenizer.iter().flat_map(|t| t.eos_ids()).chain(&self.stop_ids).copied().collect(),

@@ -270,10 +270,16 @@ pub fn skip_part(reason: impl std::fmt::Display) {
     println!("left out: {reason}");
 }
 
+/// The repository, also in tests of a package below it.
+pub fn repository() -> &'static Path {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.ancestors().find(|folder| folder.join("tests/data").is_dir()).unwrap_or(package)
+}
+
 /// Folders of test data; the first with a file wins: committed files, files fetched by `scripts/test-data`, and
 /// `TILEWRIGHT_DATA` (default: `../shared/data` beside the repository).
 pub fn data_roots() -> Vec<PathBuf> {
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let repository = repository();
     let named = std::env::var_os("TILEWRIGHT_DATA").map(PathBuf::from);
     let roots = [
         repository.join("tests/data"),

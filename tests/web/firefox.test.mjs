@@ -16,7 +16,7 @@ lane("Firefox", { missing: missingFirefox, open: browserPlace(openFirefox), devi
  */
 function serveConformance() {
   const command = "environment=$(scripts/wasm-toolchain) && eval \"$environment\" && "
-    + "exec cargo test --locked --profile web --target wasm32-unknown-unknown --no-default-features --features web --test kernels";
+    + "exec cargo test --locked --profile web --target wasm32-unknown-unknown -p tilewright --no-default-features --features web --test kernels";
   const environment = {
     ...process.env, NO_HEADLESS: "1", WASM_BINDGEN_TEST_ADDRESS: "127.0.0.1:0",
     CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUNNER: "wasm-bindgen-test-runner",

@@ -1,0 +1,454 @@
+//! `tilewright chat`: a conversation on the terminal or from a pipe.
+
+use std::io::{self, BufRead, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use clap::Args;
+use serde_json::Value as Json;
+use tilewright::answer::Format;
+use tilewright::chat::{ChatTemplate, Message};
+use tilewright::generate::{CancelHandle, StopReason};
+use tilewright::grammar::ToolChoice;
+use tilewright::{ChatAnswer, ChatModel, ChatPrompt, ChatRequest, Error, Model, Recovery, Session};
+
+use super::answer::AnswerPrinter;
+use super::lost::each_piece;
+use super::run::{ModelArgs, SamplingArgs};
+use super::speculation::{self, Draft};
+use super::{CommandFailure, MARK, read_list, read_text, save_pipeline_caches, tell_findings};
+
+/// Chat with a model, in the terminal or through a pipe.
+///
+/// Each line is a message. A backslash at the end continues it on the next line, and lines between two lines of `"""`
+/// are one message. `/help` lists the commands. From a pipe, lines are read the same way, and only the answers are
+/// printed.
+#[derive(Args)]
+pub struct ChatArgs {
+    /// Model: GGUF file, Hugging Face folder, or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    device: ModelArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// System message.
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Built-in chat template to use instead of the model's own.
+    #[arg(long, value_parser = ChatTemplate::KNOWN, value_name = "NAME")]
+    template: Option<String>,
+    #[command(flatten)]
+    template_args: TemplateArgs,
+    /// Tool call format [default: detected from the chat template or the vocabulary].
+    #[arg(long, value_parser = Format::ALL.map(Format::name), value_name = "NAME")]
+    tool_format: Option<String>,
+    #[command(flatten)]
+    calls: super::constrain::CallArgs,
+    /// Session file: resume its conversation and KV cache if it exists, and write it at the end.
+    ///
+    /// Written at `/quit` or the end of the input, not at Ctrl-C or after an error. `/save` and `/load` do the same at
+    /// any time.
+    #[arg(long, value_name = "FILE")]
+    session: Option<PathBuf>,
+    /// Text that each answer starts with.
+    #[arg(long, value_name = "TEXT")]
+    prefill: Option<String>,
+}
+
+/// Template inputs besides the messages.
+#[derive(Args)]
+struct TemplateArgs {
+    /// JSON file with a list of tools the model may call: {"type": "function", "function": {...}}.
+    #[arg(long, value_name = "FILE")]
+    tools: Option<PathBuf>,
+    /// JSON file with a list of documents to answer from, such as {"title": "...", "text": "..."}.
+    #[arg(long, value_name = "FILE")]
+    documents: Option<PathBuf>,
+    /// Chat template variable, such as enable_thinking=false or reasoning_effort=high; repeatable.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
+    template_var: Vec<(String, Json)>,
+    /// Chat template to use if the model has several [default: tool_use with --tools, else default].
+    #[arg(long, value_name = "NAME", conflicts_with = "template")]
+    template_name: Option<String>,
+}
+
+impl ChatArgs {
+    /// The model and the draft model.
+    pub fn models(&mut self) -> (Option<&mut PathBuf>, Option<&mut PathBuf>) {
+        (self.model.as_mut(), self.sampling.speculation.draft.path.as_mut())
+    }
+}
+
+impl TemplateArgs {
+    fn request(&self) -> Result<ChatRequest, Error> {
+        let list = |path: &Option<PathBuf>| path.as_deref().map_or(Ok(Vec::new()), read_list);
+        Ok(ChatRequest {
+            tools: list(&self.tools)?,
+            documents: list(&self.documents)?,
+            variables: self.template_var.iter().cloned().collect(),
+            template: self.template_name.clone(),
+            ..ChatRequest::new(Vec::new())
+        })
+    }
+}
+
+/// Parses the name and the value of a variable: JSON, else text.
+fn parse_variable(given: &str) -> Result<(String, Json), String> {
+    let (name, value) = given.split_once('=').ok_or("expected NAME=VALUE")?;
+    Ok((name.to_owned(), serde_json::from_str(value).unwrap_or_else(|_| Json::from(value))))
+}
+
+const HELP: &str = "\
+/clear         forget the conversation, except the system message
+/system TEXT   set the system message; without TEXT, remove it
+/regen         answer the last message again
+/history       print the conversation
+/tools         list the tools from --tools
+/result TEXT   give the result of a tool call; with several calls, one after the other
+/save FILE     save the conversation and its KV cache; only the conversation, as JSON, if FILE ends in .json
+/load FILE     load what /save wrote
+/quit          quit
+//TEXT         send a message that starts with a slash
+Ctrl-C stops the answer, or quits if there is none. A backslash at the end of a line continues the message; lines
+between two lines of \"\"\" are one message.";
+
+pub fn chat(args: &ChatArgs) -> Result<(), CommandFailure> {
+    let options = args.sampling.options()?;
+    options.check()?;
+    let mut request = ChatRequest { options, prefill: args.prefill.clone(), ..args.template_args.request()? };
+    let interrupt = Interrupt::install()?;
+    let mut recovery = args.device.recovery(args.model.as_deref(), &args.sampling.speculation, None);
+    let session = recovery.load(&args.device.open()?)?.session()?;
+    let model = chat_model(session.model(), args)?;
+    if args.template_args.tools.is_some() {
+        args.calls.enforce(&mut request, &model, args.sampling.speculation.is_asked_for())?;
+    }
+    let draft = args.sampling.speculation.draft.load_session(session.model())?;
+    let mut chat = Chat { session, draft, recovery, model, request, interrupt, system: None, messages: Vec::new() };
+    if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
+        chat.load(path)?;
+    }
+    if let Some(system) = &args.system {
+        chat.set_system(system);
+    }
+    let talks = io::stdin().is_terminal();
+    if talks {
+        let model = chat.session.model();
+        eprintln!("{} on {}; /help lists the commands", model.name(), model.device().info().name);
+    }
+    let mut lines = io::stdin().lock();
+    let mut is_first = true;
+    while let Some(line) = read_message(&mut lines, talks)? {
+        let line = if std::mem::take(&mut is_first) { line.strip_prefix(MARK).unwrap_or(&line) } else { &line };
+        match chat.obey(line) {
+            Ok(true) => {}
+            Ok(false) => break,
+            // At a terminal the user can try again; a script must not continue after an error.
+            Err(CommandFailure::Error(error)) if talks => eprintln!("error: {error}"),
+            Err(failure) => return Err(failure),
+        }
+    }
+    if let Some(path) = &args.session {
+        chat.save(path)?;
+    }
+    let model = chat.session.model();
+    model.devices().for_each(tell_findings);
+    save_pipeline_caches(model.devices());
+    Ok(())
+}
+
+/// The model with the requested template, the file's own, or the built-in one for its vocabulary.
+fn chat_model(model: &Model, args: &ChatArgs) -> Result<ChatModel, Error> {
+    let found = match &args.template {
+        Some(name) => ChatTemplate::known(name),
+        None => ChatTemplate::for_model(model.chat_source(), model.tokenizer()?),
+    };
+    for error in found.iter().flat_map(ChatTemplate::unreadable) {
+        eprintln!("warning: {}: {error}; --template selects a built-in template", model.name());
+    }
+    let template = found.ok_or_else(|| Error::Template {
+        field: "chat template".into(),
+        expected: format!(
+            "one in the model's file; models without one are made for `tilewright run`. To chat anyway, choose a \
+             built-in template with --template: {}",
+            ChatTemplate::KNOWN.join(", ")
+        ),
+        found: "missing".into(),
+    })?;
+    let chat = ChatModel::of(model, Some(template))?;
+    Ok(match args.tool_format.as_deref().and_then(Format::from_name) {
+        Some(format) => chat.with_format(format),
+        None => chat,
+    })
+}
+
+/// The next message or command; `None` at the end of the input.
+fn read_message(lines: &mut impl BufRead, talks: bool) -> Result<Option<String>, CommandFailure> {
+    let mut message = String::new();
+    loop {
+        if talks {
+            eprint!("{}", if message.is_empty() { "> " } else { ". " });
+        }
+        let mut line = String::new();
+        let n_bytes = lines.read_line(&mut line).map_err(|source| Error::Io { path: "stdin".into(), source })?;
+        let line = line.trim_end_matches(['\r', '\n']);
+        if line.trim() == "\"\"\"" && message.is_empty() {
+            return block(lines, talks).map(Some);
+        }
+        let (line, continues) = line.strip_suffix('\\').map_or((line, false), |line| (line, true));
+        message += line;
+        if n_bytes == 0 && message.is_empty() {
+            return Ok(None);
+        }
+        if n_bytes == 0 || !continues {
+            return Ok(Some(message));
+        }
+        message += "\n";
+    }
+}
+
+/// Lines up to a line of three quotes, or the end of the input.
+fn block(lines: &mut impl BufRead, talks: bool) -> Result<String, CommandFailure> {
+    let mut message = String::new();
+    loop {
+        if talks {
+            eprint!(". ");
+        }
+        let mut line = String::new();
+        let n_bytes = lines.read_line(&mut line).map_err(|source| Error::Io { path: "stdin".into(), source })?;
+        if n_bytes == 0 || line.trim() == "\"\"\"" {
+            message.truncate(message.trim_end_matches(['\r', '\n']).len());
+            return Ok(message);
+        }
+        message += &line;
+    }
+}
+
+/// Ctrl-C: cancels the answer in progress, or ends the program if there is none.
+#[derive(Clone)]
+struct Interrupt(Arc<Mutex<Option<CancelHandle>>>);
+
+impl Interrupt {
+    fn install() -> Result<Self, Error> {
+        let interrupt = Interrupt(Arc::default());
+        let of_handler = interrupt.clone();
+        let handler = move || match of_handler.current().take() {
+            Some(answer) => answer.cancel(),
+            // The exit code of shells for a program that Ctrl-C ended.
+            None => std::process::exit(130),
+        };
+        let failed = |error: ctrlc::Error| Error::Io { path: "Ctrl-C".into(), source: io::Error::other(error) };
+        ctrlc::set_handler(handler).map_err(failed)?;
+        Ok(interrupt)
+    }
+
+    fn current(&self) -> std::sync::MutexGuard<'_, Option<CancelHandle>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A conversation in progress.
+struct Chat<'a> {
+    session: Session,
+    draft: Option<Draft>,
+    recovery: Recovery<'a, Model>,
+    model: ChatModel,
+    /// The request of each answer, without messages.
+    request: ChatRequest,
+    interrupt: Interrupt,
+    system: Option<Message>,
+    messages: Vec<Message>,
+}
+
+impl Chat<'_> {
+    /// Runs a command or answers a message. Returns `false` at the end of the conversation.
+    fn obey(&mut self, line: &str) -> Result<bool, CommandFailure> {
+        let (command, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        match command {
+            "/quit" | "/exit" => return Ok(false),
+            "/help" => eprintln!("{HELP}"),
+            "/clear" => self.messages.clear(),
+            "/system" => self.set_system(rest.trim()),
+            "/history" => self.print_history(),
+            "/tools" => self.print_tools(),
+            "/result" => self.take_result(rest.trim())?,
+            "/save" => self.save(Path::new(rest.trim()))?,
+            "/load" => self.load(Path::new(rest.trim()))?,
+            "/regen" => {
+                let before = self.messages.len();
+                let is_answer = |message: &Message| message.role == "assistant";
+                let answer = self.messages.pop_if(|message| is_answer(message));
+                if self.messages.is_empty() {
+                    eprintln!("no message to answer");
+                    return Ok(true);
+                }
+                // The same seed would give the same answer.
+                self.request.options.seed = self.request.options.seed.wrapping_add(1);
+                let result = self.answer();
+                if self.messages.len() < before {
+                    self.messages.extend(answer);
+                }
+                result?;
+            }
+            _ if line.trim().is_empty() => {}
+            _ if command.starts_with('/') && !command.starts_with("//") => {
+                eprintln!("no command {command}; /help lists all commands, and // starts a message with a slash");
+            }
+            _ => {
+                let text = if line.starts_with("//") { line.get(1..).unwrap_or_default() } else { line };
+                self.messages.push(Message::new("user", text));
+                let result = self.answer();
+                if result.is_err() {
+                    // An unanswered message is not part of the conversation.
+                    self.messages.pop_if(|message| message.role == "user");
+                }
+                result?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn set_system(&mut self, text: &str) {
+        self.system = (!text.is_empty()).then(|| Message::new("system", text));
+    }
+
+    fn print_history(&self) {
+        for message in self.conversation() {
+            eprintln!("{}: {}", message.role, message.text().unwrap_or_default());
+            let calls = message.fields.get("tool_calls").and_then(Json::as_array).into_iter().flatten();
+            for call in calls.filter_map(|call| call.get("function")) {
+                let text = |key: &str| call.get(key).map_or(String::new(), Json::to_string);
+                eprintln!("call {} {}", text("name").trim_matches('"'), text("arguments"));
+            }
+        }
+        if self.conversation().is_empty() {
+            eprintln!("the conversation is empty");
+        }
+    }
+
+    fn print_tools(&self) {
+        let tools = &self.request.tools;
+        for tool in tools.iter().map(|tool| tool.get("function").unwrap_or(tool)) {
+            let text = |key: &str| tool.get(key).and_then(Json::as_str).unwrap_or_default();
+            eprintln!("{:<14} {}", text("name"), text("description").lines().next().unwrap_or_default());
+        }
+        if tools.is_empty() {
+            eprintln!("no tools; --tools FILE sets them");
+        }
+    }
+
+    /// Adds the result of the next tool call of the last answer. After the last call, the model continues.
+    fn take_result(&mut self, result: &str) -> Result<(), CommandFailure> {
+        let n_given = self.messages.iter().rev().take_while(|message| message.role == "tool").count();
+        let before = self.messages.len() - n_given;
+        let asking = before.checked_sub(1).and_then(|at| self.messages.get(at));
+        let calls = asking.and_then(|message| message.fields.get("tool_calls")).and_then(Json::as_array);
+        let Some(call) = calls.and_then(|calls| calls.get(n_given)) else {
+            eprintln!("no call to answer");
+            return Ok(());
+        };
+        let is_last = calls.is_some_and(|calls| n_given + 1 == calls.len());
+        let mut message = Message::new("tool", result);
+        let fields = [("tool_call_id", call.get("id")), ("name", call.pointer("/function/name"))];
+        for (name, value) in fields {
+            message.fields.extend(value.map(|value| (name.to_owned(), value.clone())));
+        }
+        self.messages.push(message);
+        let answered = if is_last { self.answer() } else { Ok(()) };
+        if answered.is_err() {
+            self.messages.pop();
+        }
+        answered
+    }
+
+    fn conversation(&self) -> Vec<Message> {
+        self.system.iter().chain(&self.messages).cloned().collect()
+    }
+
+    /// The request for the next answer.
+    fn request(&self) -> ChatRequest {
+        let mut request = ChatRequest { messages: self.conversation(), ..self.request.clone() };
+        if request.messages.last().is_some_and(|message| message.role == "tool")
+            && request.tool_choice != ToolChoice::None
+        {
+            // The model may answer from a tool's result without another call.
+            request.tool_choice = ToolChoice::Auto;
+        }
+        request
+    }
+
+    /// Answers the last message and prints the answer while it streams. Tokens in the session's KV cache are not
+    /// computed again.
+    fn answer(&mut self) -> Result<(), CommandFailure> {
+        let ChatPrompt { ids, options, mut reader } = self.model.prepare(&self.request())?;
+        let mut generation = self.session.generate_from(&ids, &options)?;
+        if let Some(draft) = &mut self.draft {
+            draft.draft_for(&mut generation)?;
+        }
+        *self.interrupt.current() = Some(generation.cancel_handle());
+        let mut answer = AnswerPrinter::new(io::stdout().lock());
+        // Prints the prefill.
+        answer.take(reader.push_text(""))?;
+        let mut ended =
+            each_piece(&mut generation, &mut self.recovery, |piece| answer.take(reader.push(piece.id, &piece.text)?));
+        if !matches!(ended, Err(CommandFailure::StdoutClosed)) {
+            // Text that the reader held back belongs to the answer, even if it was interrupted.
+            ended = answer.take(reader.finish()).and(ended);
+        }
+        *self.interrupt.current() = None;
+        let (reason, prefill, decode) = (generation.stop_reason(), generation.prefill(), generation.decode());
+        let speculation = generation.speculation();
+        if !matches!(ended, Err(CommandFailure::StdoutClosed)) {
+            answer.end(ended.is_err())?;
+        }
+        ended?;
+        let AnswerPrinter { text, thought: thinking, calls, .. } = answer;
+        let answer = ChatAnswer { text, thinking, calls, stop_reason: reason.unwrap_or(StopReason::Cancelled) };
+        self.messages.push(answer.into_message(self.messages.len()));
+        if io::stderr().is_terminal() {
+            let note = match reason {
+                Some(StopReason::MaxTokens) => "; stopped at --max-tokens",
+                Some(StopReason::ContextFull) => "; the context is full, /clear empties it",
+                _ => "",
+            };
+            let is_asked_for = options.prompt_lookup > 0 || options.mtp_tokens > 0 || self.draft.is_some();
+            let drafted =
+                speculation::summary(is_asked_for, speculation).map_or(String::new(), |summary| format!("; {summary}"));
+            eprintln!(
+                "[prefill {} tokens, decode {} tokens, {:.1} tokens/s{drafted}{note}]",
+                prefill.tokens,
+                decode.tokens + 1,
+                decode.rate()
+            );
+        }
+        Ok(())
+    }
+
+    fn save(&self, path: &Path) -> Result<(), Error> {
+        let json = format!("{:#}\n", serde_json::json!(self.conversation()));
+        if is_json(path) {
+            return tilewright::replace_file(path, json.as_bytes());
+        }
+        pollster::block_on(self.session.save(path, &json))
+    }
+
+    fn load(&mut self, path: &Path) -> Result<(), Error> {
+        let json = match is_json(path) {
+            true => read_text(path)?,
+            false => self.session.load(path)?,
+        };
+        let mut messages: Vec<Message> = serde_json::from_str(&json).map_err(|error| {
+            let (field, expected) = ("conversation".into(), "a JSON list of messages".into());
+            Error::Template { field, expected, found: error.to_string() }.in_file(path)
+        })?;
+        let is_system = messages.first().is_some_and(|message| message.role == "system");
+        self.system = is_system.then(|| messages.remove(0));
+        self.messages = messages;
+        Ok(())
+    }
+}
+
+/// Whether a file holds only the conversation, as JSON.
+fn is_json(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"))
+}

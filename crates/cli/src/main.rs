@@ -1,0 +1,410 @@
+//! The command line, a thin layer over the library: arguments, exit codes and output conventions. Results go to stdout,
+//! everything else to stderr.
+
+mod answer;
+mod bench;
+mod chat;
+mod constrain;
+mod embed;
+mod hub;
+mod info;
+mod inspect;
+mod lora;
+mod lost;
+mod manual;
+mod parallel;
+mod quantize;
+mod quiet;
+mod rerank;
+mod run;
+#[cfg(feature = "serve")]
+mod serve;
+mod several;
+mod speculation;
+mod tokenize;
+mod tune;
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::str::FromStr;
+
+use clap::{Parser, Subcommand};
+#[cfg(feature = "serve")]
+use tilewright::AdapterReport;
+use tilewright::hub::HubError;
+use tilewright::{Device, DeviceChoice, Error, Power, Tier};
+
+/// Run language models on any GPU through WebGPU, or on the CPU.
+///
+/// Without a subcommand, generates a story with the built-in model.
+#[derive(Parser)]
+#[command(name = "tilewright", version, args_conflicts_with_subcommands = true)]
+#[command(after_help = "Exit codes: 0 success, 1 runtime error, 2 invalid command line.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    story: run::GenerateArgs,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Generate text from a prompt, with a model file or the built-in model.
+    Run(run::RunArgs),
+    Chat(chat::ChatArgs),
+    #[cfg(feature = "serve")]
+    Serve(Box<serve::ServeArgs>),
+    Embed(embed::EmbedArgs),
+    Rerank(rerank::RerankArgs),
+    Pull(hub::PullArgs),
+    List(hub::ListArgs),
+    Rm(hub::RmArgs),
+    /// Show adapters with their features and limits, and the device that would be used.
+    Info(info::InfoArgs),
+    /// Print the token ids of a text.
+    Tokenize(tokenize::TokenizeArgs),
+    /// Show metadata, tensors and memory plan of a model file.
+    Inspect(inspect::InspectArgs),
+    Quantize(quantize::QuantizeArgs),
+    /// Benchmark a model: prefill and decode speed, next to what the device can reach.
+    ///
+    /// Tests are named as in llama-bench: `pp512` is a prompt of 512 tokens, `tg128` generates 128 tokens one after
+    /// the other, `@ d1024` starts from a context of 1024 tokens, and `b32` runs prefill in passes of 32 tokens
+    /// instead of the usual size. Rates are the median of the repetitions, with the lowest and the highest. All tests
+    /// run a single sequence.
+    ///
+    /// The last column compares with two kernels measured on the same device in the same run: decoding with `scale`,
+    /// which copies a large tensor, and prefill with an F32 `matmul`.
+    ///
+    /// With `--report`, measures the device as a whole: memory and arithmetic probes, each kernel as a share of
+    /// their rates, and the model. `www/bench.html` writes the same report in a browser.
+    Bench(Box<bench::BenchArgs>),
+    /// Measure the matrix-product kernels for a model's shapes and save the fastest for later runs.
+    ///
+    /// Each product is measured for up to 2 s. A kernel is chosen only if it is at least 5 % faster than every simpler
+    /// one and its results agree up to rounding. The choices apply to this version, adapter, driver and tier.
+    Tune(tune::TuneArgs),
+    Completions(manual::CompletionsArgs),
+    Man(manual::ManArgs),
+}
+
+impl Cli {
+    /// The model arguments: files, folders or addresses. `embed` and `rerank` resolve their own, to report errors by
+    /// their exit codes and logs.
+    fn models(&mut self) -> Vec<&mut PathBuf> {
+        let (model, draft) = match &mut self.command {
+            None => (None, self.story.draft()),
+            Some(Command::Run(args)) => (args.model.as_mut(), args.generate.draft()),
+            Some(Command::Chat(args)) => args.models(),
+            Some(Command::Tokenize(args)) => (args.model.as_mut(), None),
+            Some(Command::Inspect(args)) => (args.file.as_mut(), None),
+            Some(Command::Quantize(args)) => (Some(&mut args.input), None),
+            Some(Command::Bench(args)) => (args.model(), None),
+            Some(Command::Tune(args)) => (args.model.as_mut(), None),
+            Some(Command::Embed(_) | Command::Rerank(_) | Command::Info(_)) => (None, None),
+            Some(Command::Pull(_) | Command::List(_) | Command::Rm(_)) => (None, None),
+            Some(Command::Completions(_) | Command::Man(_)) => (None, None),
+            // `serve` resolves its models itself.
+            #[cfg(feature = "serve")]
+            Some(Command::Serve(_)) => (None, None),
+        };
+        model.into_iter().chain(draft).collect()
+    }
+}
+
+/// Why a command ended early.
+enum CommandFailure {
+    /// An error to report.
+    Error(Error),
+    /// The reader closed stdout. This counts as success.
+    StdoutClosed,
+}
+
+impl From<Error> for CommandFailure {
+    fn from(error: Error) -> Self {
+        CommandFailure::Error(error)
+    }
+}
+
+impl From<io::Error> for CommandFailure {
+    fn from(source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::BrokenPipe => CommandFailure::StdoutClosed,
+            _ => CommandFailure::Error(Error::Io { path: "stdout".into(), source }),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let mut cli = Cli::parse();
+    let mut tell = |notice: &str| eprintln!("notice: {notice}");
+    let localised = cli.models().into_iter().try_for_each(|model| hub::localise(model, &mut tell));
+    if let Err(error) = localised {
+        return ended(Err(error.into()));
+    }
+    ended(match cli.command {
+        None => run::run(None, &cli.story),
+        Some(Command::Run(args)) => run::run(args.model.as_deref(), &args.generate),
+        Some(Command::Chat(args)) => chat::chat(&args),
+        #[cfg(feature = "serve")]
+        Some(Command::Serve(args)) => serve::serve(*args),
+        // These two have more exit codes, for the programs that start them.
+        Some(Command::Embed(args)) => return embed::embed(args),
+        Some(Command::Rerank(args)) => return rerank::rerank(args),
+        Some(Command::Pull(args)) => hub::pull(&args),
+        Some(Command::List(args)) => hub::list(&args),
+        Some(Command::Rm(args)) => hub::rm(&args),
+        Some(Command::Info(args)) => info::info(&args),
+        Some(Command::Tokenize(args)) => tokenize::tokenize(&args),
+        Some(Command::Inspect(args)) => inspect::inspect(&args),
+        Some(Command::Quantize(args)) => quantize::quantize(&args),
+        Some(Command::Bench(args)) => bench::bench(*args),
+        Some(Command::Tune(args)) => tune::tune(&args),
+        Some(Command::Completions(args)) => manual::completions(&args),
+        Some(Command::Man(args)) => manual::man(&args),
+    })
+}
+
+/// Reports a command's error, if any, and returns the exit code.
+fn ended(result: Result<(), CommandFailure>) -> ExitCode {
+    match result {
+        Ok(()) | Err(CommandFailure::StdoutClosed) => ExitCode::SUCCESS,
+        // An invalid value is a usage error, also if the library detects it.
+        Err(CommandFailure::Error(error))
+            if matches!(error.code(), "option" | "constraint")
+                || matches!(error, Error::Hub(HubError::Address { .. })) =>
+        {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+        Err(CommandFailure::Error(error)) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Which device to use.
+#[derive(clap::Args)]
+struct DeviceArgs {
+    /// Device: `auto`, `cpu`, `gpu`, or part of an adapter's name.
+    ///
+    /// `auto` picks a hardware GPU (discrete before integrated before virtual, Vulkan or Metal before DirectX), or the
+    /// CPU if there is none. `serve` also accepts `all` for every hardware GPU, or a list such as `0,1,cpu` of names
+    /// and of numbers from `tilewright info`.
+    #[arg(long, default_value = "auto", env = "TILEWRIGHT_DEVICE", value_name = "DEVICE")]
+    device: DeviceChoice,
+    /// GPU adapter, overriding --device: `pci:0000:3b:00.0`, a number from `tilewright info`, or part of its name.
+    #[arg(long, value_parser = parse_adapter, env = "TILEWRIGHT_ADAPTER", value_name = "ADAPTER")]
+    adapter: Option<DeviceChoice>,
+    /// GPU that `--device auto` prefers: `high` for discrete, `low` for integrated, which saves power.
+    #[arg(long, value_parser = parse_power, default_value = "high", env = "TILEWRIGHT_POWER", value_name = "POWER")]
+    power: Power,
+    /// Show GPU driver output while a device is opened.
+    #[arg(long)]
+    verbose: bool,
+    /// Shader tier; `f16`, `matrix8` and `matrix16` round operands [default: the best for the adapter].
+    #[arg(long, value_parser = parse_tier, env = "TILEWRIGHT_TIER", value_name = "TIER")]
+    tier: Option<Tier>,
+}
+
+impl DeviceArgs {
+    /// Opens the device and prints its notices.
+    fn open(&self) -> Result<Device, Error> {
+        self.open_one(&self.choice())
+    }
+
+    fn open_one(&self, choice: &DeviceChoice) -> Result<Device, Error> {
+        let device = self.choose_one(choice)?;
+        device.info().notices.iter().for_each(|notice| eprintln!("notice: {notice}"));
+        Ok(device)
+    }
+
+    /// Opens the device without printing its notices.
+    fn choose(&self) -> Result<Device, Error> {
+        self.choose_one(&self.choice())
+    }
+
+    fn choose_one(&self, choice: &DeviceChoice) -> Result<Device, Error> {
+        self.quietly(|| pollster::block_on(Device::open(choice, self.tier)))
+    }
+
+    fn choice(&self) -> DeviceChoice {
+        match (&self.adapter, &self.device, self.power) {
+            (Some(adapter), _, _) => adapter.clone(),
+            (None, DeviceChoice::Auto, Power::Low) => DeviceChoice::LowPower,
+            (None, device, _) => device.clone(),
+        }
+    }
+
+    /// The selected devices: for `all`, every hardware GPU, or `auto` without one; for a list, its entries, unless an
+    /// adapter's name contains the text.
+    #[cfg(feature = "serve")]
+    fn choices(&self) -> Result<Vec<DeviceChoice>, Error> {
+        let DeviceChoice::Named(text) = self.choice() else { return Ok(vec![self.choice()]) };
+        let adapters = self.quietly(|| pollster::block_on(Device::adapters()));
+        let is_name = |adapter: &AdapterReport| adapter.name.to_lowercase().contains(&text.to_lowercase());
+        if adapters.iter().any(is_name) || !(text == "all" || text.contains(',')) {
+            return Ok(vec![DeviceChoice::Named(text)]);
+        }
+        let one = |name: &str| {
+            parse_device(name).map_err(|expected| {
+                let found = format!("`{name}`");
+                Error::Option { option: "device", expected, found }
+            })
+        };
+        let found: Vec<DeviceChoice> = match text.as_str() {
+            "all" => (0..adapters.len()).filter(|&i| !adapters[i].is_software).map(DeviceChoice::Number).collect(),
+            list => list.split(',').map(str::trim).map(one).collect::<Result<_, _>>()?,
+        };
+        Ok(if found.is_empty() { vec![DeviceChoice::Auto] } else { found })
+    }
+
+    /// Calls `run`, suppressing what drivers print to stderr unless `--verbose` is given.
+    fn quietly<T>(&self, run: impl FnOnce() -> T) -> T {
+        if self.verbose { run() } else { quiet::quietly(run) }
+    }
+}
+
+/// Prints the self-test's notices since the last call.
+fn tell_findings(device: &Device) {
+    device.take_notices().iter().for_each(|notice| eprintln!("notice: {notice}"));
+}
+
+/// Saves the pipeline cache of each device, so that the next start compiles nothing.
+fn save_pipeline_caches<'a>(devices: impl IntoIterator<Item = &'a Device>) {
+    for error in devices.into_iter().filter_map(|device| device.save_pipeline_cache().err()) {
+        eprintln!("warning: the pipeline cache was not saved: {error}");
+    }
+}
+
+/// Parses one device of a list.
+fn parse_device(name: &str) -> Result<DeviceChoice, String> {
+    match name {
+        "auto" | "cpu" | "gpu" => Ok(DeviceChoice::from_str(name).unwrap_or_default()),
+        name => parse_adapter(name),
+    }
+}
+
+fn parse_adapter(text: &str) -> Result<DeviceChoice, String> {
+    match (text.strip_prefix("pci:"), text.parse()) {
+        (Some(address), _) => {
+            DeviceChoice::pci(address).ok_or("expected domain:bus:device.function, such as 0000:3b:00.0".into())
+        }
+        (None, Ok(number)) => Ok(DeviceChoice::Number(number)),
+        (None, Err(_)) => Ok(DeviceChoice::Named(text.into())),
+    }
+}
+
+fn parse_power(text: &str) -> Result<Power, String> {
+    match text {
+        "low" => Ok(Power::Low),
+        "high" => Ok(Power::High),
+        _ => Err("expected low or high".into()),
+    }
+}
+
+fn parse_tier(text: &str) -> Result<Tier, String> {
+    let names = Tier::ALL.map(Tier::name).join(", ");
+    Tier::ALL.into_iter().find(|tier| tier.name() == text).ok_or(format!("expected one of {names}"))
+}
+
+/// A number of bytes: plain, or with K, M, G (powers of 1024), as in `512M`, `1.5GiB`.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let factor = match unit.trim().to_ascii_lowercase().trim_end_matches("ib").trim_end_matches('b') {
+        "" => 1.0,
+        "k" => 1024.0,
+        "m" => 1024.0 * 1024.0,
+        "g" => 1024.0 * 1024.0 * 1024.0,
+        _ => return Err(format!("unknown unit `{unit}`, expected K, M or G")),
+    };
+    let number: f64 = number.parse().map_err(|_| "expected a number of bytes, such as 512M".to_string())?;
+    Ok((number * factor) as u64)
+}
+
+/// Formats a number of bytes, such as `1.50 GiB`.
+fn show_bytes(bytes: u64) -> String {
+    let mib = bytes as f64 / (1 << 20) as f64;
+    match mib {
+        1024.0.. => format!("{:.2} GiB", mib / 1024.0),
+        1.0.. => format!("{mib:.1} MiB"),
+        _ => format!("{:.1} KiB", bytes as f64 / 1024.0),
+    }
+}
+
+/// The byte order mark, which is not part of the text.
+const MARK: char = '\u{feff}';
+
+/// The text of a file, without a byte order mark.
+///
+/// # Errors
+/// [`Error::Io`] if the file cannot be read or is not UTF-8.
+fn read_text(path: &Path) -> Result<String, Error> {
+    text_of(path, std::fs::read_to_string(path))
+}
+
+/// Text read from a file or stdin, without the byte order mark that editors and PowerShell write.
+fn text_of(path: &Path, read: io::Result<String>) -> Result<String, Error> {
+    let mut text = read.map_err(|source| Error::Io { path: path.into(), source })?;
+    if text.starts_with(MARK) {
+        text.drain(..MARK.len_utf8());
+    }
+    Ok(text)
+}
+
+/// Reads a JSON list of objects.
+fn read_list(path: &Path) -> Result<Vec<serde_json::Value>, Error> {
+    let text = read_text(path)?;
+    let objects = |list: &Vec<serde_json::Value>| list.iter().all(serde_json::Value::is_object);
+    let parsed = serde_json::from_str(&text).map_err(|error| error.to_string());
+    parsed.and_then(|list| if objects(&list) { Ok(list) } else { Err("a list with non-objects".into()) }).map_err(
+        |found| {
+            let (field, expected) = (path.display().to_string(), "a JSON list of objects".into());
+            Error::Template { field, expected, found }
+        },
+    )
+}
+
+/// Prints one JSON value to stdout.
+fn print_json(value: &serde_json::Value) -> Result<(), CommandFailure> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{value:#}")?;
+    Ok(out.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clap_definition_passes_its_debug_assertions() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn adapter_argument_is_parsed_in_all_spellings() {
+        let address = DeviceChoice::Pci("0000:3b:00.0".into());
+        for text in ["pci:0000:3b:00.0", "pci:00000000:3B:00.0", "pci:3b:0.0"] {
+            assert_eq!(parse_adapter(text), Ok(address.clone()), "{text}");
+        }
+        for text in ["pci:", "pci:3b", "pci:3b:00", "pci:0:0:3b:00.0", "pci:3g:00.0", "pci:3b:00.0.0"] {
+            assert!(parse_adapter(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_adapter("1"), Ok(DeviceChoice::Number(1)));
+        assert_eq!(parse_adapter("llvmpipe"), Ok(DeviceChoice::Named("llvmpipe".into())));
+    }
+
+    #[test]
+    fn byte_size_argument_is_parsed_in_all_spellings() {
+        for (text, bytes) in [("17", 17), ("2K", 2048), ("1.5GiB", 3 << 29), ("512mb", 512 << 20), ("3 M", 3 << 20)] {
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "M", "1T", "1..2", "-1"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+}

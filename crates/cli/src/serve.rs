@@ -1,0 +1,623 @@
+//! `tilewright serve`: models behind HTTP.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use tilewright::chat::ChatTemplate;
+use tilewright::engine::{Engine, EngineOptions};
+use tilewright::load::{ModelFile, ModelShape};
+use tilewright::{
+    Breaker, Device, DeviceChoice, EmbedOptions, Embedder, Error, LoadOptions, Model, Recovery, RerankOptions, Reranker,
+};
+use tilewright_serve::{Decoder, KeepOptions, Limits, Loaded, ModelSpec, Server, ServerOptions, size_of_files};
+
+use super::lora::Lora;
+use super::run::{self, ModelArgs, with_loading_bar};
+use super::speculation::DraftArgs;
+use super::{CommandFailure, hub, parse_bytes, save_pipeline_caches, tell_findings};
+
+/// Name of the built-in model.
+const BUILTIN: &str = "stories";
+
+const EXAMPLES: &str = "\
+Examples:
+  tilewright serve model.gguf                          model `model` at http://127.0.0.1:8080/v1
+  tilewright serve chat=qwen.gguf embed=hf:sentence-transformers/all-MiniLM-L6-v2
+  tilewright serve --template chatml                   the built-in model, as `stories`
+  tilewright serve model.gguf --host 0.0.0.0 --api-key-file key --tls-cert cert.pem --tls-key key.pem
+  tilewright serve a.gguf b.gguf c.gguf --max-loaded 1 --idle-timeout 300
+  tilewright serve model.gguf --device all             spread requests over all GPUs
+
+  curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{\"model\": \"model\", \"stream\": true, \"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'
+
+Exit codes: 0 clean shutdown, 1 runtime error, 2 invalid command line.";
+
+/// Serve models over HTTP: OpenAI's API under /v1, Ollama's under /api.
+///
+/// Language models answer chat and completion requests, encoders make embeddings, cross-encoders rerank. Listens on
+/// localhost by default; --host with another address requires an API key. Web pages can call the server only from
+/// origins listed with --cors. Request contents are never logged. SIGINT and SIGTERM drain running requests.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub struct ServeArgs {
+    /// Models to serve, optionally as NAME=MODEL (default name: the file's) [default: the built-in model].
+    ///
+    /// Each is a GGUF file, a Hugging Face folder, or an address hf:OWNER/REPO[:QUANTISATION].
+    #[arg(value_name = "[NAME=]MODEL")]
+    models: Vec<String>,
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1", env = "TILEWRIGHT_HOST", value_name = "ADDRESS")]
+    host: IpAddr,
+    /// Port to listen on; 0 picks a free one.
+    #[arg(long, default_value_t = 8080, env = "TILEWRIGHT_PORT", value_name = "PORT")]
+    port: u16,
+    /// API key that requests must send as `Authorization: Bearer KEY`; repeatable.
+    ///
+    /// Other users of this machine can see command lines: prefer the environment variable or --api-key-file.
+    #[arg(long, env = "TILEWRIGHT_API_KEY", hide_env_values = true, value_name = "KEY")]
+    api_key: Vec<String>,
+    /// File with API keys, one per line; repeatable.
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Vec<PathBuf>,
+    /// Additional server name to accept in the `Host` header; repeatable.
+    #[arg(long, value_name = "NAME")]
+    allow_host: Vec<String>,
+    /// Origin whose web pages may call the server, such as https://example.org; repeatable.
+    #[arg(long, value_name = "ORIGIN")]
+    cors: Vec<String>,
+    /// TLS certificate chain, in PEM.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Private key of the TLS certificate, in PEM.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Folder of static files to serve without authentication, such as the demo page.
+    #[arg(long, value_name = "DIR")]
+    page: Option<PathBuf>,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    limits: LimitArgs,
+    /// Serve a LoRA adapter as model MODEL:NAME, scaled by SCALE [default: 1]; repeatable.
+    ///
+    /// MODEL can be left out if the server has one model.
+    #[arg(long, value_name = "[MODEL:]NAME=FILE[:SCALE]")]
+    lora_adapter: Vec<ServedAdapter>,
+    #[command(flatten)]
+    draft: DraftArgs,
+    /// Built-in chat template for models whose files have none.
+    #[arg(long, value_parser = ChatTemplate::KNOWN, value_name = "NAME")]
+    template: Option<String>,
+    /// Shut down when stdin closes, as it does when the parent process ends.
+    #[arg(long)]
+    end_with_stdin: bool,
+    /// Log each request to stderr as a JSON line: time, method, endpoint, status, milliseconds.
+    #[arg(long)]
+    log_requests: bool,
+    /// OpenTelemetry collector for request traces, by OTLP over HTTP, such as http://localhost:4318.
+    ///
+    /// Traces hold times and token counts, no text. OTEL_SERVICE_NAME and OTEL_TRACES_SAMPLER set the service name and
+    /// the sampling.
+    #[cfg(feature = "telemetry")]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    otlp_endpoint: Option<String>,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+/// A LoRA adapter, and the name under which requests choose it.
+#[derive(Clone, Debug, PartialEq)]
+struct ServedAdapter {
+    model: Option<String>,
+    name: String,
+    lora: Lora,
+}
+
+impl FromStr for ServedAdapter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ServedAdapter, String> {
+        let (names, file) = text.split_once('=').ok_or("expected NAME=FILE")?;
+        let (model, name) = match names.rsplit_once(':') {
+            Some((model, name)) => (Some(model.to_owned()), name),
+            None => (None, names),
+        };
+        if name.is_empty() || model.as_deref() == Some("") {
+            return Err("expected a name before `=`".into());
+        }
+        Ok(ServedAdapter { model, name: name.into(), lora: file.parse()? })
+    }
+}
+
+/// Batching, caching and loading of models.
+#[derive(Args)]
+struct EngineArgs {
+    /// Maximum batch size: sequences that a model computes at a time.
+    #[arg(long, value_name = "N", default_value_t = EngineOptions::default().max_sequences)]
+    parallel: u32,
+    /// Maximum requests waiting per model; more are refused with status 429 [default: twice --parallel].
+    #[arg(long, value_name = "N")]
+    queue: Option<usize>,
+    /// KV cache size per model, in tokens [default: whatever fits].
+    ///
+    /// The default is the context length times --parallel, halved until it fits on the GPU. If a given size does not
+    /// fit, the server does not start.
+    #[arg(long, value_name = "N")]
+    cache_tokens: Option<u32>,
+    /// Seconds after which a GPU that hangs in a step counts as lost [default: no limit].
+    ///
+    /// Allow for the first steps, which compile shaders and can take seconds.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    step_limit: Option<u64>,
+    /// Disable prefix caching.
+    #[arg(long)]
+    no_prefix_cache: bool,
+    /// Host memory per model for evicted prefix-cache pages, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 0, conflicts_with = "no_prefix_cache")]
+    host_cache: u64,
+    /// Speculative decoding by prompt lookup: draft up to N (1-7) tokens per step; output is unchanged.
+    ///
+    /// Applies to requests at temperature 0, without penalties or constraints. Requests can also ask for it with
+    /// `prompt_lookup`.
+    #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
+    prompt_lookup: u32,
+    /// Speculative decoding by the model's MTP head: draft up to N (1-7) tokens per step; output is unchanged.
+    ///
+    /// Applies to the same requests as --prompt-lookup. For Qwen3.5, whose head takes about as much memory as a layer.
+    #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
+    mtp: u32,
+    /// Maximum number of loaded models; the least recently used is unloaded first [default: all].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    max_loaded: Option<u16>,
+    /// Unload a model after this many seconds without requests [default: never].
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    idle_timeout: Option<u64>,
+    /// Load each model at its first request instead of at startup.
+    #[arg(long)]
+    lazy: bool,
+}
+
+/// Limits on clients.
+#[derive(Args)]
+struct LimitArgs {
+    /// Maximum number of tokens per answer [default: up to the context length].
+    #[arg(long, short = 'n', value_name = "N")]
+    max_tokens: Option<usize>,
+    /// Time limit per answer, in seconds; it is cut off there.
+    #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    answer_time: u64,
+    /// Maximum size of a request body, such as 8M.
+    #[arg(long, default_value = "8M", value_parser = parse_some_bytes, value_name = "BYTES")]
+    max_body: u64,
+    /// Maximum size of all request bodies together; more get status 429 [default: 8 times --max-body].
+    ///
+    /// The first 64 KiB of each body do not count.
+    #[arg(long, value_parser = parse_some_bytes, value_name = "BYTES")]
+    max_bodies: Option<u64>,
+    /// Maximum open connections; the longest-idle one is closed to admit a new one.
+    #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    max_connections: u16,
+    /// Shutdown grace period, in seconds.
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    drain: u64,
+}
+
+/// As [`parse_bytes`], but refuses 0.
+fn parse_some_bytes(text: &str) -> Result<u64, String> {
+    match parse_bytes(text)? {
+        0 => Err("expected 1 byte or more".into()),
+        bytes => Ok(bytes),
+    }
+}
+
+/// Loads models. Each device is opened once, and again after a loss.
+pub struct ModelLoader {
+    args: ModelArgs,
+    engine: EngineOptions,
+    template: Option<String>,
+    adapters: Vec<ServedAdapter>,
+    draft: Option<DraftArgs>,
+    /// Devices of the engines, then those of `--layers-on`.
+    places: Vec<SharedDevice>,
+    n_engines: usize,
+    /// Notices held back until the server listens; then `None`.
+    held: Mutex<Option<Vec<String>>>,
+}
+
+/// A device that models share.
+struct SharedDevice {
+    choice: DeviceChoice,
+    device: Mutex<Option<Device>>,
+}
+
+impl SharedDevice {
+    fn device(&self, args: &ModelArgs) -> Result<Device, Error> {
+        let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*device {
+            Some(device) if !device.is_lost() => Ok(device.clone()),
+            _ => Ok(device.insert(args.open_one(&self.choice)?).clone()),
+        }
+    }
+}
+
+impl ModelLoader {
+    /// Loads models with these options, without LoRA adapters or a draft model.
+    pub fn new(args: ModelArgs, engine: EngineOptions, template: Option<String>) -> Result<Arc<ModelLoader>, Error> {
+        ModelLoader::with(args, engine, template, (Vec::new(), None))
+    }
+
+    fn with(
+        args: ModelArgs,
+        engine: EngineOptions,
+        template: Option<String>,
+        (adapters, draft): (Vec<ServedAdapter>, Option<DraftArgs>),
+    ) -> Result<Arc<ModelLoader>, Error> {
+        let mut choices = args.devices()?;
+        let n_engines = choices.len();
+        choices.extend(args.layers_on().map(Clone::clone));
+        let places = choices.into_iter().map(|choice| SharedDevice { choice, device: Mutex::default() }).collect();
+        let held = Mutex::new(Some(Vec::new()));
+        Ok(Arc::new(ModelLoader { args, engine, template, adapters, draft, places, n_engines, held }))
+    }
+
+    /// The model given as `[NAME=]MODEL`, or the built-in one.
+    pub fn spec(self: &Arc<Self>, given: Option<&str>) -> Result<ModelSpec, Error> {
+        let (name, path) = match given {
+            Some(given) => named(given).map(|(name, path)| (name, Some(path)))?,
+            None => (BUILTIN.into(), None),
+        };
+        let size = path.as_deref().map_or(ModelFile::BUILTIN.len() as u64, size_of_files);
+        let breakers: Vec<Arc<Breaker>> = (0..self.n_engines).map(|_| Arc::default()).collect();
+        let (loader, of_load, of_spec) = (self.clone(), breakers.clone(), name.clone());
+        let of_header = path.clone();
+        let open = move || match &of_header {
+            Some(path) => ModelFile::open(path),
+            None => ModelFile::builtin(),
+        };
+        let is_gguf =
+            path.as_ref().is_none_or(|path| path.extension().is_some_and(|own| own.eq_ignore_ascii_case("gguf")));
+        let adapters = self.adapters_of(&name).map(|adapter| adapter.name.clone()).collect();
+        let spec = ModelSpec::new(name, size, move || loader.load(&of_spec, path.as_deref(), &of_load));
+        Ok(spec.with_files(is_gguf, open).with_breakers(breakers).with_adapters(adapters))
+    }
+
+    /// The LoRA adapters of a model.
+    fn adapters_of(&self, model: &str) -> impl Iterator<Item = &ServedAdapter> {
+        self.adapters.iter().filter(move |adapter| adapter.model.as_deref().is_none_or(|own| own == model))
+    }
+
+    /// The first device, which is opened if necessary.
+    pub fn device(&self) -> Result<Device, Error> {
+        self.open(0)
+    }
+
+    /// Loads a decoder on every device, an encoder on the first. An open breaker replaces its device by the CPU.
+    fn load(self: &Arc<Self>, name: &str, path: Option<&Path>, breakers: &[Arc<Breaker>]) -> Result<Loaded, Error> {
+        let mut models = Vec::new();
+        for (i, breaker) in breakers.iter().enumerate() {
+            let loader = self.clone();
+            let mut recovery =
+                Recovery::new(move || loader.open(i), |device| self.load_onto(name, path, device), report)
+                    .with_breaker(breaker.clone());
+            let loaded = match breaker.admits(Instant::now()) {
+                true => recovery.load(&self.open(i)?)?,
+                false => recovery.load(&Device::cpu())?,
+            };
+            match loaded {
+                Loading::Encoder(loaded) => return Ok(loaded),
+                Loading::Decoder(model) => models.push((model, self.recovery(name, path, i, breaker))),
+            }
+        }
+        let engine = Engine::spawn_with(models, &self.engine)?;
+        self.report(format!("KV cache of `{name}`: {} tokens", engine.stats().cache_tokens));
+        Ok(Loaded::Decoder(Arc::new(Decoder::of(engine, self.template.as_deref())?)))
+    }
+
+    /// Prints a notice, but not before the server's address.
+    fn report(&self, notice: String) {
+        match &mut *self.held.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(held) => held.push(notice),
+            None => report(&notice),
+        }
+    }
+
+    /// Prints the notices held back.
+    fn tell_held(&self) {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        held.into_iter().flatten().for_each(|notice| report(&notice));
+    }
+
+    /// The `i`-th device.
+    fn open(&self, i: usize) -> Result<Device, Error> {
+        self.places[i].device(&self.args)
+    }
+
+    fn load_onto(&self, name: &str, path: Option<&Path>, device: &Device) -> Result<Loading, Error> {
+        let shape = path.map(ModelFile::open).transpose()?.map(|file| file.header.shape);
+        let memory_limit = self.args.options().memory_limit;
+        if let (Some(ModelShape::Encoder(_)), Some(adapter)) = (&shape, self.adapters_of(name).next()) {
+            let (expected, found) = ("a model that generates text".into(), format!("`{name}:{}`", adapter.name));
+            return Err(Error::Option { option: "lora_adapter", expected, found });
+        }
+        let loaded = match (shape, path) {
+            (Some(ModelShape::Encoder(shape)), Some(path)) if shape.scoring.is_some() => {
+                let load = |progress: &mut dyn FnMut(u64, u64)| {
+                    let options = RerankOptions { progress: Some(progress), memory_limit, ..RerankOptions::default() };
+                    Reranker::load(device, path, options)
+                };
+                Loading::Encoder(Loaded::Reranker(with_loading_bar(load)?))
+            }
+            (Some(ModelShape::Encoder(_)), Some(path)) => {
+                let load = |progress: &mut dyn FnMut(u64, u64)| {
+                    let options = EmbedOptions { progress: Some(progress), memory_limit, ..EmbedOptions::default() };
+                    Embedder::load(device, path, options)
+                };
+                Loading::Encoder(Loaded::Embedder(with_loading_bar(load)?))
+            }
+            _ => Loading::Decoder(self.load_decoder(name, path, device)?),
+        };
+        tell_findings(device);
+        match &loaded {
+            Loading::Decoder(model) => save_pipeline_caches(model.devices()),
+            Loading::Encoder(_) => save_pipeline_caches([device]),
+        }
+        Ok(loaded)
+    }
+
+    fn load_decoder(&self, name: &str, path: Option<&Path>, device: &Device) -> Result<Model, Error> {
+        let open = |choice: &DeviceChoice| match self.places.iter().find(|place| place.choice == *choice) {
+            Some(place) => place.device(&self.args),
+            None => self.args.open_one(choice),
+        };
+        let layers_on = self.args.open_layers_on(device, open)?;
+        let model = self.args.adapted(run::load(
+            path,
+            device,
+            LoadOptions { layers_on, mtp_tokens: self.engine.mtp_tokens > 0, ..self.args.options() },
+        )?)?;
+        let adapters = self.adapters_of(name).map(|adapter| Ok((adapter.name.clone(), adapter.lora.load(&model)?)));
+        let model = model.with_adapters(adapters.collect::<Result<Vec<_>, Error>>()?)?;
+        match &self.draft {
+            Some(draft) => draft.load_with(model),
+            None => Ok(model),
+        }
+    }
+
+    /// Returns a function that makes a model's [`Recovery`] in the engine's thread.
+    fn recovery(
+        self: &Arc<Self>,
+        name: &str,
+        path: Option<&Path>,
+        i: usize,
+        breaker: &Arc<Breaker>,
+    ) -> impl FnOnce() -> Recovery<'static, Model> + Send + use<> {
+        let (name, path, breaker) = (name.to_owned(), path.map(Path::to_path_buf), breaker.clone());
+        let (opens, loads) = (self.clone(), self.clone());
+        move || {
+            let load = move |device: &Device| loads.load_decoder(&name, path.as_deref(), device);
+            Recovery::new(move || opens.open(i), load, report).with_breaker(breaker)
+        }
+    }
+}
+
+/// A loaded model, before its engine starts.
+enum Loading {
+    Encoder(Loaded),
+    Decoder(Model),
+}
+
+fn report(notice: &str) {
+    eprintln!("notice: {notice}");
+}
+
+/// Parses `[NAME=]MODEL` into a name and a local path.
+fn named(given: &str) -> Result<(String, PathBuf), Error> {
+    let (name, model) = match given.split_once('=') {
+        // A path may contain `=` too.
+        Some((name, model)) if !name.is_empty() && !name.contains(['/', '\\', ':']) => (Some(name), model),
+        _ => (None, given),
+    };
+    let mut path = PathBuf::from(model);
+    hub::localise(&mut path, &mut |notice| eprintln!("notice: {notice}"))?;
+    let name = match name {
+        Some(name) => name.to_owned(),
+        None if model.starts_with("hf:") => model.trim_start_matches("hf:").to_owned(),
+        // A path such as `.` has a name only when made absolute.
+        None => path
+            .canonicalize()
+            .unwrap_or_else(|_| path.clone())
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into(),
+    };
+    if !path.exists() {
+        let source = std::io::Error::from(std::io::ErrorKind::NotFound);
+        return Err(Error::Io { path, source });
+    }
+    Ok((name, path))
+}
+
+/// API keys from arguments and files.
+fn keys(given: Vec<String>, files: &[PathBuf]) -> Result<Vec<String>, Error> {
+    let mut keys = given;
+    for path in files {
+        let text = super::read_text(path)?;
+        let before = keys.len();
+        keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
+        if keys.len() == before {
+            let (expected, found) = ("a file with a key".into(), format!("{} without a key", path.display()));
+            return Err(Error::Option { option: "api_key_file", expected, found });
+        }
+    }
+    Ok(keys)
+}
+
+pub fn serve(args: ServeArgs) -> Result<(), CommandFailure> {
+    let ServeArgs { models, host, port, allow_host, cors, tls_cert, tls_key, page, .. } = args;
+    let api_keys = keys(args.api_key, &args.api_key_file)?;
+    let EngineArgs {
+        parallel,
+        queue,
+        cache_tokens,
+        no_prefix_cache,
+        host_cache,
+        max_loaded,
+        idle_timeout,
+        lazy,
+        step_limit,
+        prompt_lookup,
+        mtp,
+    } = args.engine;
+    let mut draft = args.draft;
+    if let Some(path) = &mut draft.path {
+        hub::localise(path, &mut |notice| eprintln!("notice: {notice}"))?;
+    }
+    let engine = EngineOptions {
+        max_sequences: parallel,
+        max_queued: queue.unwrap_or(2 * parallel as usize),
+        cache_tokens,
+        prefix_cache: !no_prefix_cache,
+        host_cache_bytes: host_cache.saturating_mul(1 << 20),
+        step_limit: step_limit.map(Duration::from_secs),
+        prompt_lookup,
+        draft_tokens: draft.n(),
+        mtp_tokens: mtp,
+    };
+    engine.check()?;
+    let adapters = args.lora_adapter.clone();
+    let loader = ModelLoader::with(args.model, engine, args.template, (args.lora_adapter, Some(draft)))?;
+    let mut specs: Vec<ModelSpec> =
+        models.iter().map(|given| loader.spec(Some(given))).collect::<Result<_, Error>>()?;
+    if specs.is_empty() {
+        specs.push(loader.spec(None)?);
+    }
+    let is_there = |name: &str| specs.iter().any(|spec| spec.name() == name);
+    for ServedAdapter { model, name, .. } in adapters {
+        let (expected, found) = match model {
+            None if specs.len() > 1 => ("MODEL:NAME=FILE, since there are several models", name),
+            Some(model) if !is_there(&model) => ("MODEL:NAME=FILE with a model that is served", model),
+            _ => continue,
+        };
+        return Err(
+            Error::Option { option: "lora_adapter", expected: expected.into(), found: format!("`{found}`") }.into()
+        );
+    }
+    let names: Vec<String> = specs.iter().map(|spec| format!("`{}`", spec.name())).collect();
+    let LimitArgs { max_tokens, answer_time, max_body, max_bodies, max_connections, drain } = args.limits;
+    let limits = Limits {
+        body_bytes: max_body.try_into().unwrap_or(usize::MAX),
+        bodies_bytes: max_bodies.unwrap_or(max_body.saturating_mul(8)).try_into().unwrap_or(usize::MAX),
+        connections: usize::from(max_connections),
+        max_tokens,
+        answer_time: Duration::from_secs(answer_time),
+        drain: Duration::from_secs(drain),
+        ..Limits::default()
+    };
+    let keep =
+        KeepOptions { max_loaded: max_loaded.map(usize::from), idle: idle_timeout.map(Duration::from_secs), lazy };
+    let options = ServerOptions {
+        limits,
+        keep,
+        api_keys,
+        hosts: allow_host,
+        origins: cors,
+        page,
+        tls: tls_cert.zip(tls_key),
+        report: Some(Arc::new(|line: &str| eprintln!("error: {line}"))),
+        log: args.log_requests.then(|| Arc::new(|line: &str| eprintln!("{line}")) as _),
+        // By the OpenTelemetry specification, an empty variable is the same as none.
+        #[cfg(feature = "telemetry")]
+        otlp_endpoint: args.otlp_endpoint.filter(|endpoint| !endpoint.is_empty()),
+    };
+    let scheme = if options.tls.is_some() { "https" } else { "http" };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|source| Error::Io { path: "threads".into(), source })?;
+    let server = Server::bind(SocketAddr::new(host, port), specs, options)?;
+    eprintln!("serving {} at {scheme}://{}", names.join(", "), server.address());
+    loader.tell_held();
+    let served = runtime.block_on(server.run(ending(args.end_with_stdin)));
+    // Drops answers that outlast the grace period.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    Ok(served?)
+}
+
+/// Returns at a signal, or at the end of stdin if `with_stdin`. A second signal ends the program at once.
+async fn ending(with_stdin: bool) {
+    tokio::select! {
+        () = signalled() => {}
+        () = input_ended(), if with_stdin => {}
+    }
+    eprintln!("shutting down: waiting for running requests; a second signal stops them");
+    tokio::spawn(async {
+        signalled().await;
+        // The exit code of shells for a program that Ctrl-C ended.
+        std::process::exit(130);
+    });
+}
+
+async fn input_ended() {
+    let (sender, ended) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        // A read error counts as the end.
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        let _ = sender.send(());
+    });
+    let _ = ended.await;
+}
+
+#[cfg(unix)]
+async fn signalled() {
+    use tokio::signal::unix::{SignalKind, signal};
+    match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
+        (Ok(mut interrupt), Ok(mut terminate)) => {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        }
+        // Without signal handlers, the server runs until it is killed.
+        _ => std::future::pending().await,
+    }
+}
+
+#[cfg(not(unix))]
+async fn signalled() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn api_keys_are_read_from_arguments_and_files() {
+        let file = std::env::temp_dir().join(format!("tilewright-keys-{}", std::process::id()));
+        // With a byte order mark and CRLF, as on Windows.
+        std::fs::write(&file, "\u{feff}one\r\n\r\n two \r\n").unwrap();
+        assert_eq!(keys(vec!["zero".into()], std::slice::from_ref(&file)).unwrap(), ["zero", "one", "two"]);
+        std::fs::write(&file, "\u{feff}three\r\nfour").unwrap();
+        assert_eq!(keys(Vec::new(), std::slice::from_ref(&file)).unwrap(), ["three", "four"]);
+        std::fs::write(&file, "\n").unwrap();
+        assert_eq!(keys(Vec::new(), std::slice::from_ref(&file)).unwrap_err().code(), "option");
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(keys(Vec::new(), &[file]).unwrap_err().code(), "io");
+    }
+
+    #[test]
+    fn model_name_is_the_given_one_or_that_of_its_file() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/stories.gguf");
+        let name = |given: &str| named(given).map(|(name, path)| (name, path.exists())).unwrap();
+        assert_eq!(name(file), ("stories".into(), true));
+        assert_eq!(name(&format!("tale={file}")), ("tale".into(), true));
+        assert_eq!(name(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/minilm")), ("minilm".into(), true));
+        assert_eq!(named("tale=none.gguf").unwrap_err().code(), "io");
+    }
+}

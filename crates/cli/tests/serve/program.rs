@@ -1,0 +1,274 @@
+//! The command line as a user types it.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value as Json, json};
+use tilewright::load::ModelFile;
+use tilewright::{Device, GenerateOptions, LoadOptions, Model};
+
+use super::client::{done, get, post};
+use super::common;
+
+pub struct Program {
+    pub address: SocketAddr,
+    /// Output before it served.
+    before: String,
+    child: Child,
+    stderr: BufReader<std::process::ChildStderr>,
+}
+
+impl Program {
+    /// Starts a server and waits for its address.
+    pub fn start(mut command: Command) -> Program {
+        let mut child = command.spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let (mut before, mut line) = (String::new(), String::new());
+        while stderr.read_line(&mut line).unwrap() > 0 && !line.starts_with("serving ") {
+            eprint!("{line}");
+            before += &line;
+            line.clear();
+        }
+        let address = line.trim().rsplit_once("http://").filter(|_| line.starts_with("serving "));
+        let address = address.unwrap_or_else(|| panic!("{line}")).1.parse().unwrap();
+        Program { address, before, child, stderr }
+    }
+
+    /// Ends it with a signal and returns its output. Windows has no signal for a single process.
+    pub fn end(mut self) -> String {
+        if cfg!(windows) {
+            drop(self.child.stdin.take());
+        } else {
+            assert!(Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap().success());
+        }
+        assert!(self.child.wait().unwrap().success());
+        let mut log = String::new();
+        self.stderr.read_to_string(&mut log).unwrap();
+        log
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+    }
+}
+
+pub fn command(args: &[&str]) -> Command {
+    let mut command = command_of(&[&["serve"], args].concat());
+    if cfg!(windows) {
+        command.arg("--end-with-stdin").stdin(Stdio::piped());
+    }
+    command
+}
+
+/// The program on the CPU, without a cache.
+pub fn command_of(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env("TILEWRIGHT_CACHE_DIR", "").env("TILEWRIGHT_DEVICE", "cpu").env_remove("TILEWRIGHT_API_KEY");
+    command.env_remove("OTEL_EXPORTER_OTLP_ENDPOINT");
+    command
+}
+
+#[test]
+fn serve_ends_at_a_signal_and_logs_no_message_content() {
+    let program =
+        Program::start(command(&["--port", "0", "--template", "chatml", "--log-requests", "--parallel", "2"]));
+    let address = program.address;
+    let asked =
+        json!({"model": "stories", "messages": [{"role": "user", "content": "a secret word"}], "max_tokens": 8});
+    let answer = done(address, "/v1/chat/completions", asked).json();
+    let text = answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    assert_eq!(get(address, "/v1/models").json()["data"][0]["id"], json!("stories"));
+    let log = program.end();
+    let told: Vec<Json> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    assert_eq!((&told[0]["endpoint"], &told[0]["status"]), (&json!("/v1/chat/completions"), &json!(200)), "{log}");
+    assert_eq!(told.len(), 2, "{log}");
+    assert!(!log.contains("secret") && !log.contains(&text), "{log}");
+}
+
+/// Editors query a model before they use it, which must not load it.
+#[test]
+fn lazy_model_is_described_before_it_is_loaded() {
+    let program = Program::start(command(&["--port", "0", "--lazy"]));
+    let shown = done(program.address, "/api/show", json!({"model": "stories"})).json();
+    let (info, details) = (&shown["model_info"], &shown["details"]);
+    assert_eq!(
+        (&info["general.architecture"], &info["llama.context_length"]),
+        (&json!("llama"), &json!(512)),
+        "{shown}"
+    );
+    assert!(info["general.parameter_count"].as_u64().unwrap() > 500_000, "{shown}");
+    assert!(details["parameter_size"].as_str().unwrap().ends_with(['K', 'M']), "{shown}");
+    assert!(!details["quantization_level"].as_str().unwrap().is_empty(), "{shown}");
+    let tags = get(program.address, "/api/tags").json();
+    assert_eq!(
+        (&tags["models"][0]["details"], &tags["models"][0]["size"]),
+        (details, &json!(ModelFile::BUILTIN.len()))
+    );
+    assert_eq!(get(program.address, "/health").json()["loaded"], json!(0));
+}
+
+/// LoRA adapters are named after their model. Requests with different ones run in one batch, and each equals the
+/// library's output.
+#[test]
+fn request_model_name_selects_a_lora_adapter() {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("served-adapters");
+    std::fs::create_dir_all(&folder).unwrap();
+    let paths = [1, 2].map(|seed| {
+        let path = folder.join(format!("{seed}.gguf"));
+        std::fs::write(&path, crate::files::adapter_of_stories(seed)).unwrap();
+        path.to_str().unwrap().to_owned()
+    });
+    let adapters = [format!("one={}", paths[0]), format!("stories:two={}:0.5", paths[1])];
+    let args = ["--port", "0", "--exact", "--lora-adapter", &adapters[0], "--lora-adapter", &adapters[1]];
+    let program = Program::start(command(&args));
+    let address = program.address;
+    let models = get(address, "/v1/models").json();
+    let ids: Vec<&str> = models["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["stories", "stories:one", "stories:two"]);
+    assert_eq!(models["data"][2]["parent"], json!("stories"));
+    assert_eq!(get(address, "/v1/models/stories:one").json()["id"], json!("stories:one"));
+
+    let options = LoadOptions { exact: true, ..LoadOptions::default() };
+    let model = Model::from_file(&Device::cpu(), ModelFile::builtin().unwrap(), options).unwrap();
+    let prompt = "Once upon a time there was a dragon.";
+    let told = |adapter: Option<(&str, f32)>| {
+        let adapter = adapter.map(|(path, scale)| model.load_adapter(path, scale).unwrap());
+        let mut session = model.with_adapter(adapter.as_ref()).unwrap().session().unwrap();
+        let options = GenerateOptions::greedy(16);
+        common::collect(&mut session.generate(prompt, &options).unwrap()).1
+    };
+    let want = [told(None), told(Some((&paths[0], 1.0))), told(Some((&paths[1], 0.5)))];
+    assert!(want[0] != want[1] && want[1] != want[2] && want[0] != want[2], "{want:?}");
+    let said = |name: &str| {
+        let asked = json!({"model": name, "prompt": prompt, "max_tokens": 16, "temperature": 0});
+        let answer = done(address, "/v1/completions", asked).json();
+        assert_eq!(answer["model"], json!(name));
+        answer["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..6)
+            .map(|i| scope.spawn(move || (i % 3, said(["stories", "stories:one", "stories:two"][i % 3]))))
+            .collect();
+        for thread in threads {
+            let (i, text) = thread.join().unwrap();
+            assert_eq!(text, want[i], "{i}");
+        }
+    });
+    let asked = json!({"model": "stories:three", "prompt": "x", "max_tokens": 1});
+    let refused = post(address, "/v1/completions", &asked);
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (404, &json!("model_not_found")));
+    // An encoder has none.
+    let nomic = super::server::encoder_path("nomic");
+    let output = command(&["--port", "0", nomic.to_str().unwrap(), "--lora-adapter", &adapters[0]]).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("`nomic:one`"), "{error}");
+}
+
+/// Concurrent completions are the same with speculative decoding, by prompt lookup and by a draft model, and with disk
+/// offload.
+#[test]
+fn draft_tokens_and_offload_do_not_change_answers() {
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("served-stories.gguf");
+    std::fs::write(&path, ModelFile::BUILTIN).unwrap();
+    let path = path.to_str().unwrap();
+    let prompts = ["Once upon a time there was a dragon.", "One day", "The cat and the dog", "She said"];
+    let run = |args: &[&str], more: Json| {
+        let usual = ["--port", "0", "--exact", "--parallel", "4", "--ctx", "256"];
+        let program = Program::start(command(&[&usual, args, &[path]].concat()));
+        let address = program.address;
+        let said = |prompt: &str| {
+            let mut asked =
+                json!({"model": "served-stories", "prompt": prompt.repeat(3), "max_tokens": 48, "temperature": 0});
+            asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            done(address, "/v1/completions", asked).json()["choices"][0]["text"].as_str().unwrap().to_owned()
+        };
+        let texts: Vec<String> = std::thread::scope(|scope| {
+            let threads: Vec<_> = prompts.iter().map(|prompt| scope.spawn(|| said(prompt))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let measures = get(address, "/metrics").text();
+        let count = |name: &str| {
+            let line = measures.lines().find(|line| line.starts_with(&format!("tilewright_engine_{name}_total")));
+            line.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).unwrap_or_else(|| panic!("{measures}"))
+        };
+        let counts = ["drafted_tokens", "accepted_tokens", "decode_passes"].map(count);
+        (texts, counts, program.before.clone())
+    };
+    let (want, [drafted, _, n_passes], _) = run(&[], json!({}));
+    assert_eq!(drafted, 0);
+    let (texts, [drafted, accepted, with_draft], _) = run(&["--draft", path, "--draft-tokens", "3"], json!({}));
+    assert_eq!(texts, want);
+    assert!(2 * accepted > drafted && with_draft < n_passes, "{accepted} of {drafted}, {with_draft} of {n_passes}");
+    for (args, more) in [(vec!["--prompt-lookup", "5"], json!({})), (vec![], json!({"prompt_lookup": 5}))] {
+        let (texts, [drafted, ..], _) = run(&args, more);
+        assert_eq!(texts, want);
+        assert!(drafted > 0);
+    }
+    // Less than the model and one sequence need.
+    let options = LoadOptions { context_length: Some(256), exact: true, ..LoadOptions::default() };
+    let plan = Model::plan_file(&Device::cpu().target(), &ModelFile::builtin().unwrap(), &options).unwrap();
+    let limit = (plan.total_bytes() * 885 / 1000).to_string();
+    let (texts, _, told) = run(&["--memory-limit", &limit], json!({}));
+    assert_eq!(texts, want);
+    assert!(told.contains("from the file"), "{told}");
+}
+
+#[test]
+fn serve_ends_when_its_stdin_closes() {
+    let mut command = command_of(&["serve", "--port", "0", "--end-with-stdin"]);
+    command.stdin(Stdio::piped());
+    let mut program = Program::start(command);
+    drop(program.child.stdin.take().unwrap());
+    assert!(program.child.wait().unwrap().success());
+}
+
+#[test]
+fn unsafe_or_missing_options_end_serve_with_an_error() {
+    let cases: [(&[&str], i32, &str); 9] = [
+        (&["--port", "0", "--device", "cpu,pci:7"], 2, "device"),
+        (&["--host", "0.0.0.0", "--port", "0"], 2, "api_key"),
+        (&["--port", "0", "--parallel", "0"], 2, "max_sequences"),
+        (&["--port", "0", "--cors", "*"], 2, "cors"),
+        (&["--port", "0", "--max-body", "8M", "--max-bodies", "4M"], 2, "max_bodies"),
+        (&["--port", "0", "--tls-cert", "cert.pem"], 2, "--tls-key"),
+        (&["--port", "0", "none.gguf"], 1, "none.gguf"),
+        (&["--port", "0", "--page", "/does/not/exist"], 1, "/does/not/exist"),
+        (&["--port", "99999"], 2, "99999"),
+    ];
+    for (args, code, says) in cases {
+        let output = command(args).output().unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {message}");
+        assert!(
+            message.contains(says) && output.stdout.is_empty() && !message.contains("panicked"),
+            "{args:?}: {message}"
+        );
+    }
+}
+
+/// `--device` with a list: one engine over both, with metrics for each.
+#[test]
+fn serve_uses_several_devices_together() {
+    if super::common::gpu(None).is_none() {
+        return;
+    }
+    let program = Program::start(command(&["--port", "0", "--device", "cpu, gpu", "--parallel", "2"]));
+    let address = program.address;
+    let asked = json!({"model": "stories", "prompt": "Once", "max_tokens": 8, "temperature": 0});
+    let asking: Vec<_> = (0..6)
+        .map(|_| {
+            let asked = asked.clone();
+            std::thread::spawn(move || done(address, "/v1/completions", asked).json()["choices"][0]["text"].clone())
+        })
+        .collect();
+    let texts: Vec<Json> = asking.into_iter().map(|thread| thread.join().unwrap()).collect();
+    assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+    let measures = get(address, "/metrics").text();
+    let of_devices = measures.lines().filter(|line| line.starts_with("tilewright_device_finished_total{"));
+    let finished: Vec<u64> = of_devices.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
+    assert_eq!((finished.len(), finished.iter().sum::<u64>()), (2, 6), "{measures}");
+}

@@ -1,0 +1,289 @@
+//! Chat templates end to end: those of published models, unparsable ones, and answers returned in the next request's
+//! history.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value as Json, json};
+use tilewright::answer::{AnswerReader, Event, Format};
+use tilewright::chat::{ChatOptions, ChatTemplate, Message};
+use tilewright::engine::EngineOptions;
+use tilewright::load::ModelFile;
+use tilewright::{Device, GenerateOptions, LoadOptions, Model};
+use tilewright_serve::{Decoder, Loaded, ModelSpec, ServerOptions};
+
+use super::client::{Answer, done, post};
+use super::common;
+use super::program::{Program, command, command_of};
+use super::scripted::{self, Says};
+use super::server::{Running, start};
+
+/// Marks of the families, and end of text.
+const SPECIAL: [&str; 21] = [
+    "<|im_start|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<think>",
+    "</think>",
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|call|>",
+    "<|return|>",
+    "<|end|>",
+    "[INST]",
+    "[/INST]",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|python_tag|>",
+    "<|im_end|>",
+];
+
+const N_POSITIONS: usize = 8 << 10;
+
+fn model(template: &str, says: &Says) -> Model {
+    let file = scripted::gguf(template, &SPECIAL, says, N_POSITIONS);
+    let options = LoadOptions { context_length: Some(N_POSITIONS as u32), ..LoadOptions::default() };
+    Model::from_file(&Device::cpu(), ModelFile::from_gguf_bytes(file).unwrap(), options).unwrap()
+}
+
+fn spec(name: &str, model: Model) -> ModelSpec {
+    let options = EngineOptions { max_sequences: 1, ..EngineOptions::default() };
+    ModelSpec::new(name, 0, move || Ok(Loaded::Decoder(Arc::new(Decoder::new(&model, &options, None)?))))
+}
+
+/// Names and sources of the templates of published models.
+fn published() -> Vec<(String, String)> {
+    let Some(folder) = common::find_data(Path::new("chat-templates")) else {
+        common::skip("no test data `chat-templates`: scripts/test-data fetches it");
+        return Vec::new();
+    };
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|end| end == "jinja")).collect();
+    files.sort();
+    let named = |path: &PathBuf| {
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        (name, std::fs::read_to_string(path).unwrap())
+    };
+    files.iter().map(named).collect()
+}
+
+fn tools() -> Json {
+    let x = json!({"type": "integer", "description": "a number"});
+    let parameters = json!({"type": "object", "properties": {"x": x}, "required": ["x"]});
+    json!([{"type": "function", "function": {"name": "t", "description": "d", "parameters": parameters}}])
+}
+
+/// An answer's text, including reasoning.
+fn said(answer: &Json) -> String {
+    let message = &answer["choices"][0]["message"];
+    let text = |key: &str| message[key].as_str().unwrap_or_default().to_owned();
+    text("reasoning_content") + &text("content")
+}
+
+#[test]
+fn every_published_template_loads_and_answers() {
+    const N: usize = 2;
+    let mut wrong = Vec::new();
+    for (name, source) in published() {
+        let model = model(&source, &Says::Always(b'k'));
+        let server = start(vec![spec("x", model.clone())], ServerOptions::default());
+        // As users of the library do.
+        let tokenizer = model.tokenizer().unwrap();
+        let template = ChatTemplate::for_model(model.chat_source(), tokenizer).unwrap();
+        assert_eq!(template.unreadable().count(), 0, "{name}");
+        let now = ChatOptions { now: Some(1_700_000_000), ..ChatOptions::default() };
+        let ids = template.encode(tokenizer, &[Message::new("user", "zebra")], &now);
+        match ids {
+            Ok(ids) => {
+                if !tokenizer.decode(&ids, false).unwrap().contains("zebra") {
+                    wrong.push(format!("{name}: the question is missing"));
+                }
+                // Long ones are slow, and the server is tested as well.
+                if ids.len() < 200 {
+                    let mut session = model.session().unwrap();
+                    let options = GenerateOptions { max_tokens: N, ..GenerateOptions::greedy(0) };
+                    let (_, text, _) = common::collect(&mut session.generate_from(&ids, &options).unwrap());
+                    if text != "k".repeat(N) {
+                        wrong.push(format!("{name}: {text}"));
+                    }
+                }
+            }
+            Err(error) => wrong.push(format!("{name}: {error}")),
+        }
+        let asked = json!({"model": "x", "messages": [{"role": "user", "content": "hi"}], "max_tokens": N});
+        let called =
+            json!({"id": "call00100", "type": "function", "function": {"name": "t", "arguments": "{\"x\":3}"}});
+        let history = json!([
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "Calling.", "reasoning_content": "I think.", "tool_calls": [called]},
+            {"role": "tool", "tool_call_id": "call00100", "content": "5"},
+        ]);
+        let with_tools = json!({"model": "x", "messages": history, "tools": tools(), "max_tokens": 1});
+        let answer = post(server.address, "/v1/chat/completions", &asked);
+        if answer.status != 200 || said(&answer.json()) != "k".repeat(N) {
+            wrong.push(format!("{name}: {}", answer.text()));
+        }
+        // With tools, the format prompts for headers.
+        let answer = post(server.address, "/v1/chat/completions", &with_tools);
+        if answer.status != 200 {
+            wrong.push(format!("{name}: {}", answer.text()));
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// A server with a model of scripted output after a request's prompt, and its response.
+fn scripted(template: &str, says: &str, mut asked: Json) -> (Running, Answer) {
+    // The same vocabulary, to count the prompt's tokens.
+    let counting = start(vec![spec("x", model(template, &Says::Behind(1, "")))], ServerOptions::default());
+    let n_asked = asked["max_tokens"].take();
+    asked["max_tokens"] = 1.into();
+    let usage = done(counting.address, "/v1/chat/completions", asked.clone()).json()["usage"].clone();
+    asked["max_tokens"] = n_asked;
+    let n_before = usage["prompt_tokens"].as_u64().unwrap() as usize;
+    let server = start(vec![spec("x", model(template, &Says::Behind(n_before, says)))], ServerOptions::default());
+    let answer = done(server.address, "/v1/chat/completions", asked);
+    (server, answer)
+}
+
+/// The server's answer, with a tool's result, forms the next request.
+#[test]
+fn server_answers_are_accepted_as_history() {
+    let templates = published();
+    for (name, says) in [
+        (
+            "openai-gpt-oss-120b",
+            "<|channel|>analysis<|message|>I think.<|end|><|start|>assistant<|channel|>commentary<|message|>Calling.<|end|>\
+             <|start|>assistant<|channel|>commentary to=functions.t <|constrain|>json<|message|>{\"x\": 3}",
+        ),
+        (
+            "Qwen-Qwen3-0.6B",
+            "<think>I think.</think>Calling.<tool_call>\n{\"name\": \"t\", \"arguments\": {\"x\": 3}}\n</tool_call>",
+        ),
+        (
+            "meta-llama-Llama-3.1-8B-Instruct",
+            "{\"name\": \"t\", \"parameters\": {\"x\": 3}}; {\"name\": \"t\", \"parameters\": {\"x\": 4}}",
+        ),
+    ] {
+        let Some((_, template)) = templates.iter().find(|(own, _)| own == name) else { continue };
+        let question = json!({"role": "user", "content": "hi"});
+        let asked =
+            json!({"model": "x", "messages": [question], "tools": tools(), "max_tokens": 120, "temperature": 0});
+        let (server, answer) = scripted(template, says, asked.clone());
+        let message = answer.json()["choices"][0]["message"].clone();
+        let calls = message["tool_calls"].as_array().unwrap_or_else(|| panic!("{name}: {}", answer.text()));
+        let mut messages = vec![question, message.clone()];
+        for call in calls {
+            messages.push(json!({"role": "tool", "tool_call_id": call["id"], "content": "five"}));
+        }
+        let mut next = asked;
+        next["messages"] = messages.into();
+        next["max_tokens"] = 1.into();
+        let answer = post(server.address, "/v1/chat/completions", &next);
+        assert_eq!(answer.status, 200, "{name}: {}", answer.text());
+    }
+}
+
+/// Arguments that clients leave empty.
+#[test]
+fn empty_arguments_render_like_an_empty_object() {
+    let template = "{% for m in messages %}{{ m.role }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}\
+                    {% endfor %}{% endfor %}";
+    let server = start(vec![spec("x", model(template, &Says::Always(b'k')))], ServerOptions::default());
+    let asked = |arguments: &str| {
+        let call = json!({"id": "a", "type": "function", "function": {"name": "t", "arguments": arguments}});
+        let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "a", "content": "5"}]);
+        done(server.address, "/v1/chat/completions", json!({"model": "x", "messages": messages, "max_tokens": 1}))
+            .json()
+    };
+    assert_eq!(asked("")["usage"], asked("{}")["usage"]);
+    assert_eq!(asked(" \n")["usage"], asked("{}")["usage"]);
+}
+
+#[test]
+fn unreadable_template_does_not_stop_the_server() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let report = told.clone();
+    let report: tilewright_serve::LogSink = Arc::new(move |line: &str| report.lock().unwrap().push(line.to_owned()));
+    let good = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    let specs = vec![
+        spec("broken", model("\n{% endfor %}", &Says::Always(b'k'))),
+        spec("good", model(good, &Says::Always(b'k'))),
+    ];
+    let server = start(specs, ServerOptions { report: Some(report), ..ServerOptions::default() });
+    let told = told.lock().unwrap().clone();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].starts_with("broken: conversations are refused: ") && told[0].contains("`default`"), "{told:?}");
+    let asked = |model: &str| json!({"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2});
+    let refused = post(server.address, "/v1/chat/completions", &asked("broken"));
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &json!("template")), "{}", refused.text());
+    assert!(refused.text().contains("line 2"), "{}", refused.text());
+    assert_eq!(said(&done(server.address, "/v1/chat/completions", asked("good")).json()), "kk");
+    let text = json!({"model": "broken", "prompt": "hi", "max_tokens": 2});
+    assert_eq!(done(server.address, "/v1/completions", text).json()["choices"][0]["text"], json!("kk"));
+}
+
+/// The programs `serve` and `chat`, with files.
+#[test]
+fn serve_and_chat_accept_any_template() {
+    let file = |name: &str, template: &str| {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("template-{name}.gguf"));
+        std::fs::write(&path, scripted::gguf(template, &SPECIAL, &Says::Always(b'k'), 2048)).unwrap();
+        path.into_os_string().into_string().unwrap()
+    };
+    let usual = "{{ bos_token + strftime_now('%d') }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}";
+    let (good, broken) = (file("good", usual), file("broken", "{% if %}"));
+    let mut serve = command(&["--port", "0", &format!("good={good}"), &format!("broken={broken}")]);
+    serve.stdin(std::process::Stdio::null());
+    let program = Program::start(serve);
+    let asked = |model: &str| json!({"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2});
+    assert_eq!(said(&done(program.address, "/v1/chat/completions", asked("good")).json()), "kk");
+    assert_eq!(post(program.address, "/v1/chat/completions", &asked("broken")).status, 400);
+    assert_eq!(
+        done(program.address, "/v1/completions", json!({"model": "broken", "prompt": "a", "max_tokens": 2})).status,
+        200
+    );
+    program.end();
+    for (model, more, code, says) in
+        [(&good, &[][..], 0, ""), (&broken, &[], 1, "`default`: syntax"), (&broken, &["--template", "chatml"], 0, "")]
+    {
+        let mut chat = command_of(&[&["chat", "-n", "2", model.as_str()], more].concat());
+        let mut child = chat.stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let _ = std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"hi\n");
+        let output = child.wait_with_output().unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{told}");
+        assert!(told.contains(says), "{told}");
+        assert_eq!(output.stdout, if code == 0 { &b"kk\n"[..] } else { b"" });
+    }
+}
+
+/// An answer without a header omits the header that the prompt began.
+#[test]
+fn prompt_header_is_not_part_of_an_answer() {
+    let template = "{# <|channel|> <|call|> #}{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>\
+                    {% endfor %}<|start|>assistant";
+    let asked =
+        json!({"model": "x", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 30, "temperature": 0});
+    for says in ["Hello there.", "final answer.", "<|channel|>commentary oops", "<|message|>Hello"] {
+        let (server, answer) = scripted(template, says, asked.clone());
+        let text = said(&answer.json());
+        assert!(!text.contains("<|start|>") && !text.contains("assistant"), "{says}: {text}");
+        assert_eq!(text, says.strip_prefix("<|message|>").unwrap_or(says));
+        let mut streamed = asked.clone();
+        streamed["stream"] = true.into();
+        let events = done(server.address, "/v1/chat/completions", streamed).events();
+        let parts = events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str());
+        assert_eq!(parts.collect::<String>(), text);
+    }
+    let mut reader = AnswerReader::new(Format::Harmony).after_prompt("<|start|>assistant");
+    let mut events = reader.push_text(" to=functions.t<|message|>{oops");
+    events.extend(reader.finish());
+    assert!(matches!(&events[..], [Event::NotACall { text, .. }, ..] if text.starts_with(" to=")), "{events:?}");
+}

@@ -1,0 +1,144 @@
+//! Descriptions of models for clients, whether loaded or not.
+
+use serde_json::{Map, Value as Json, json};
+use tilewright::answer::Format;
+use tilewright::load::{ModelFile, ModelShape, WeightShare};
+use tilewright::model::ModelConfig;
+
+use super::models::Loaded;
+
+/// A description of a model.
+#[derive(Clone, Debug)]
+pub struct ModelDescription {
+    name: String,
+    config: ModelConfig,
+    /// Its capabilities, as Ollama names them.
+    capabilities: Vec<&'static str>,
+    /// Parameter count, and the type of most parameters.
+    n_parameters: Option<u64>,
+    block_type: String,
+    template: String,
+}
+
+impl ModelDescription {
+    /// Describes a model by its files' headers.
+    pub fn of_file(file: &ModelFile) -> ModelDescription {
+        let header = &file.header;
+        let shares = header.catalog.shares();
+        let source = header.chat.templates.first().map(|(_, source)| source.clone()).unwrap_or_default();
+        let (config, capabilities) = match &header.shape {
+            ModelShape::Decoder(config) => {
+                let has_token = |name: &str| header.tokenizer.as_ref().is_ok_and(|own| own.special_id(name).is_some());
+                let format = Format::detect(&source, has_token);
+                (config.clone(), capabilities(&source, format))
+            }
+            ModelShape::Encoder(shape) => {
+                let capability = if shape.scoring.is_some() { "rerank" } else { "embedding" };
+                (shape.config.clone(), vec![capability])
+            }
+        };
+        ModelDescription {
+            name: header.name.clone(),
+            config,
+            capabilities,
+            n_parameters: Some(shares.iter().fold(0, |sum: u64, share| sum.saturating_add(share.n_elements))),
+            block_type: shares.first().map(|WeightShare { block_type, .. }| block_type.to_string()).unwrap_or_default(),
+            template: source,
+        }
+    }
+
+    /// Describes a loaded model whose files are unknown.
+    pub fn of_loaded(loaded: &Loaded) -> ModelDescription {
+        let (name, config, types) = match loaded {
+            Loaded::Decoder(decoder) => {
+                (decoder.model().name(), decoder.model().config(), decoder.model().block_types())
+            }
+            Loaded::Embedder(embedder) => (embedder.name(), embedder.config(), embedder.block_types()),
+            Loaded::Reranker(reranker) => (reranker.name(), reranker.config(), reranker.block_types()),
+        };
+        let mut about = ModelDescription {
+            name: name.to_owned(),
+            config: config.clone(),
+            capabilities: Vec::new(),
+            n_parameters: None,
+            block_type: types.first().map(ToString::to_string).unwrap_or_default(),
+            template: String::new(),
+        };
+        about.add_loaded(loaded);
+        about
+    }
+
+    /// Adds what only a loaded model has: its template may be a built-in one.
+    pub fn add_loaded(&mut self, loaded: &Loaded) {
+        self.capabilities = match loaded {
+            Loaded::Decoder(decoder) => {
+                let templates = &decoder.model().chat_source().templates;
+                self.template = templates.first().map(|(_, source)| source.clone()).unwrap_or_default();
+                let has_template = decoder.chat.template().is_ok();
+                capabilities(if has_template { "built in" } else { "" }, decoder.chat.format())
+            }
+            Loaded::Embedder(_) => vec!["embedding"],
+            Loaded::Reranker(_) => vec!["rerank"],
+        };
+    }
+
+    /// Ollama's `details`.
+    pub fn details(&self, format: &str) -> Json {
+        let family = &self.config.architecture;
+        json!({
+            "parent_model": "", "format": format, "family": family, "families": [family],
+            "parameter_size": self.n_parameters.map(human).unwrap_or_default(),
+            "quantization_level": self.block_type,
+        })
+    }
+
+    /// Ollama's answer to `/api/show`, with GGUF's metadata names. `context_length` is the server's, if the model is
+    /// loaded.
+    pub fn shown(&self, format: &str, context_length: Option<u32>) -> Json {
+        let ModelDescription { config, .. } = self;
+        let architecture = &config.architecture;
+        let mut info = Map::new();
+        info.insert("general.architecture".into(), architecture.as_str().into());
+        info.insert("general.basename".into(), self.name.as_str().into());
+        info.insert("general.name".into(), self.name.as_str().into());
+        if let Some(n) = self.n_parameters {
+            info.insert("general.parameter_count".into(), n.into());
+        }
+        let attention = config.blocks.iter().map(|block| &block.attention).find(|attention| attention.n_heads > 0);
+        let mut add = |name: &str, value: u32| info.insert(format!("{architecture}.{name}"), value.into());
+        add("context_length", context_length.unwrap_or(config.max_seq_len));
+        add("embedding_length", config.dim);
+        add("block_count", config.n_layers());
+        add("vocab_size", config.vocab_size);
+        if let Some(attention) = attention {
+            add("attention.head_count", attention.n_heads);
+            add("attention.head_count_kv", attention.n_kv_heads);
+            add("attention.key_length", attention.head_dim);
+        }
+        json!({
+            "license": "", "modelfile": "", "parameters": "", "template": self.template,
+            "details": self.details(format),
+            "model_info": info,
+            "capabilities": self.capabilities,
+        })
+    }
+}
+
+fn capabilities(template: &str, format: Format) -> Vec<&'static str> {
+    let mut all = vec!["completion"];
+    if !template.is_empty() && format != Format::Plain {
+        all.push("tools");
+        all.extend(format.can_think().then_some("thinking"));
+    }
+    all
+}
+
+/// A number of parameters in Ollama's format, such as 1.2B.
+fn human(n: u64) -> String {
+    match n {
+        0..1_000 => n.to_string(),
+        1_000..1_000_000 => format!("{:.2}K", n as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.2}M", n as f64 / 1e6),
+        _ => format!("{:.1}B", n as f64 / 1e9),
+    }
+}

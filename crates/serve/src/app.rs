@@ -1,0 +1,448 @@
+//! Shared state of all endpoints, and parsing of requests.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use axum::http::{HeaderMap, StatusCode, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde_json::{Map, Value as Json};
+use tilewright::engine::Usage;
+use tilewright::{Error, caught};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use super::LogSink;
+use super::answers::{Answers, PreparedPrompt};
+use super::connections::AtWork;
+use super::conversation::Conversation;
+use super::embeddings::Vectors;
+use super::errors::ApiError;
+use super::fields::Fields;
+use super::guard::Guard;
+use super::limits::Limits;
+use super::metrics::Metrics;
+use super::models::{Decoder, Lease, Loaded, Models};
+use super::page::StaticFiles;
+use super::telemetry::{Telemetry, TraceContext};
+
+/// Bodies below this size are parsed in place, which costs less than a thread. Each body may have this many bytes
+/// regardless of others, so that usual requests always succeed.
+const SMALL_BODY: usize = 64 << 10;
+
+/// Upper bound of a JSON value's memory without its text: as a member of an object, with its name.
+const VALUE_BYTES: usize = 128;
+
+/// The server.
+pub struct App {
+    pub models: Models,
+    pub limits: Limits,
+    pub guard: Guard,
+    pub metrics: Arc<Metrics>,
+    pub page: Option<StaticFiles>,
+    /// Receives each request's method, endpoint, status and duration, never its content.
+    pub log: Option<LogSink>,
+    /// Sends traces of requests.
+    pub telemetry: Telemetry,
+    /// Permits for threads that parse large bodies and make prompts.
+    pub preparing: Arc<Semaphore>,
+    /// The part of those for work that can take seconds (grammars, long prompts); the rest stay free for others.
+    pub slow: Arc<Semaphore>,
+    /// Bytes still available for bodies and what is parsed from them.
+    pub bodies: Arc<Semaphore>,
+}
+
+/// Whether a prompt of this size may take long to encode.
+pub fn is_long(n_bytes: usize) -> bool {
+    n_bytes > 64 << 10
+}
+
+impl App {
+    /// Runs work that grows with the request on a blocking thread; bounded concurrency.
+    ///
+    /// # Errors
+    /// Errors of the work.
+    pub async fn prepare<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let permit = self.preparing.clone().acquire_owned().await;
+        let work = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            work()
+        });
+        work.await.unwrap_or_else(|_| Err(broken()))
+    }
+
+    /// Generates answers to a conversation.
+    ///
+    /// # Errors
+    /// Errors of [`Models::get`], [`Conversation::prepare`] and [`Answers::begin`].
+    pub async fn converse(
+        &self,
+        model: &str,
+        conversation: Conversation,
+        since: &RequestContext,
+    ) -> Result<Answers, ApiError> {
+        let lease = self.models.get(model).await?;
+        self.answer_conversation(lease, since, conversation).await
+    }
+
+    /// [`App::converse`] with a leased model.
+    ///
+    /// # Errors
+    /// Errors of [`Conversation::prepare`] and [`Answers::begin`].
+    pub async fn answer_conversation(
+        &self,
+        lease: Lease,
+        since: &RequestContext,
+        conversation: Conversation,
+    ) -> Result<Answers, ApiError> {
+        let is_slow = conversation.has_grammar() || is_long(conversation.prompt_bytes());
+        self.answer(lease, since, is_slow, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await
+    }
+
+    /// Generates answers to prompts made on a thread, unless the queue is already full: under overload, making
+    /// prompts would slow the running requests. `is_slow` says whether making them parses a grammar or encodes a
+    /// prompt that [`is_long`].
+    ///
+    /// # Errors
+    /// `busy` if the queue is full; errors of the prompts and of [`Answers::begin`].
+    pub async fn answer(
+        &self,
+        lease: Lease,
+        since: &RequestContext,
+        is_slow: bool,
+        asks: impl FnOnce(&Decoder) -> Result<Vec<PreparedPrompt>, ApiError> + Send + 'static,
+    ) -> Result<Answers, ApiError> {
+        let decoder = lease.decoder()?;
+        if let Err(error) = decoder.engine.expect_room() {
+            let error = ApiError::from(error);
+            since.trace.operation(lease.entry.name(), 1).failed(error.code);
+            return Err(error);
+        }
+        let (metrics, since, deadline) = (self.metrics.clone(), since.clone(), since.at + self.limits.answer_time);
+        let turn = match is_slow {
+            true => Some(self.slow.clone().acquire_owned().await),
+            false => None,
+        };
+        let work = move || {
+            let _turn = turn;
+            Answers::begin(lease, metrics, asks(&decoder)?, &since, deadline)
+        };
+        self.prepare(work).await
+    }
+
+    /// Runs an encoder on a thread, in parts, to stop early when the client disconnects. Concatenates the parts'
+    /// results. If the device is lost, reloads the encoder and repeats the part.
+    ///
+    /// # Errors
+    /// `busy` if the queue is full; errors of the work.
+    pub async fn compute(
+        &self,
+        lease: Lease,
+        trace: &TraceContext,
+        part: impl FnMut(&Loaded, usize) -> Option<Result<Vectors, Error>> + Send + 'static,
+    ) -> Result<Vec<Vectors>, ApiError> {
+        let mut operation = trace.operation(lease.entry.name(), 1);
+        let mut queued = operation.queued(0);
+        let done = self.compute_in_turn(lease, || queued.end(Usage::default(), None), part).await;
+        match &done {
+            Ok(parts) => {
+                let prompt_tokens = || parts.iter().map(|(_, n)| n).sum();
+                operation.used(|| Usage { prompt_tokens: prompt_tokens(), ..Usage::default() });
+                operation.done();
+            }
+            Err(error) => operation.failed(error.code),
+        }
+        done
+    }
+
+    async fn compute_in_turn(
+        &self,
+        mut lease: Lease,
+        begins: impl FnOnce(),
+        mut part: impl FnMut(&Loaded, usize) -> Option<Result<Vectors, Error>> + Send + 'static,
+    ) -> Result<Vec<Vectors>, ApiError> {
+        let entry = lease.entry.clone();
+        let Ok(_room) = entry.batches.try_acquire() else {
+            return Err(Error::Busy { n_waiting: self.limits.batches }.into());
+        };
+        let turn = entry.computing.clone().acquire_owned().await;
+        begins();
+        let wanted = CancelOnDrop(Arc::new(AtomicBool::new(true)));
+        let is_wanted = wanted.0.clone();
+        let work = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            let mut done = Vec::new();
+            while is_wanted.load(Ordering::Relaxed) {
+                match caught("computing", || part(&lease.loaded, done.len())) {
+                    Ok(Some(Ok(result))) => done.push(result),
+                    // Repeat this part after a reload.
+                    Ok(Some(Err(error))) | Err(error) => lease.reload(error)?,
+                    Ok(None) => break,
+                }
+            }
+            Ok(done)
+        });
+        work.await.unwrap_or_else(|_| Err(broken()))
+    }
+}
+
+impl App {
+    /// Reserves bytes of the shared limit until the request holds `n_bytes`; the first [`SMALL_BODY`] are free.
+    fn hold(&self, held: &mut Option<OwnedSemaphorePermit>, n_bytes: usize) -> Result<(), ApiError> {
+        // A request above the whole limit needs all of it.
+        let n_bytes = n_bytes.saturating_sub(SMALL_BODY).min(self.limits.bodies_bytes);
+        let n_held = held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let n_more = u32::try_from(n_bytes.saturating_sub(n_held)).unwrap_or(u32::MAX);
+        if n_more == 0 {
+            return Ok(());
+        }
+        let more = self.bodies.clone().try_acquire_many_owned(n_more).map_err(|_| {
+            let message = "the server's memory for request bodies is in use; retry later";
+            ApiError::refusal(StatusCode::TOO_MANY_REQUESTS, "busy", message)
+        })?;
+        match held {
+            Some(held) => held.merge(more),
+            None => *held = Some(more),
+        }
+        Ok(())
+    }
+
+    /// Reads a body and reserves its bytes.
+    async fn read(&self, body: Body) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
+        let most = self.limits.body_bytes;
+        let mut body = Limited::new(body, most);
+        let mut read = Vec::new();
+        let mut held: Option<OwnedSemaphorePermit> = None;
+        let all = async {
+            while let Some(frame) = body.frame().await {
+                let frame = match frame {
+                    Ok(frame) => frame,
+                    Err(error) if error.is::<LengthLimitError>() => return Err(too_large(most)),
+                    Err(_) => {
+                        let message = "the request's body ended early";
+                        return Err(ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_body", message));
+                    }
+                };
+                let Some(data) = frame.data_ref() else { continue };
+                self.hold(&mut held, read.len() + data.len())?;
+                read.extend_from_slice(data);
+            }
+            // Check the number of values before parsing.
+            let n_values = values_of(&read);
+            if n_values > self.limits.values {
+                let expected = format!("at most {}", self.limits.values);
+                let message = format!("the request has {n_values} JSON values, expected {expected}");
+                return Err(ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_value", message));
+            }
+            self.hold(&mut held, read.len() + n_values * VALUE_BYTES)
+        };
+        match timeout(self.limits.body_time, all).await {
+            Ok(all) => all?,
+            Err(_) => {
+                let message = "the request's body did not arrive in time";
+                return Err(ApiError::refusal(StatusCode::REQUEST_TIMEOUT, "request_timeout", message));
+            }
+        }
+        Ok((read, held))
+    }
+}
+
+/// Set while the client waits.
+struct CancelOnDrop(Arc<AtomicBool>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+fn broken() -> ApiError {
+    ApiError::refusal(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the server failed to handle this request")
+}
+
+/// A request's start time, trace and cache salt.
+#[derive(Clone)]
+pub struct RequestContext {
+    pub at: Instant,
+    pub trace: TraceContext,
+    /// See [`Request::cache_salt`](tilewright::engine::Request::cache_salt): API key and field of that name.
+    pub cache_salt: Option<String>,
+}
+
+impl RequestContext {
+    /// Maximum length of the field, in bytes.
+    const MAX_SALT_BYTES: usize = 256;
+
+    fn salted(mut self, request: &Json) -> Result<RequestContext, ApiError> {
+        let Some(fields) = Fields::of(request).ok().filter(|fields| fields.get("cache_salt").is_some()) else {
+            return Ok(self);
+        };
+        match fields.text("cache_salt")? {
+            Some(salt) if (1..=Self::MAX_SALT_BYTES).contains(&salt.len()) => {
+                // Keys are hexadecimal digests, so no two pairs of key and field give the same salt.
+                self.cache_salt = Some(format!("{} {salt}", self.cache_salt.unwrap_or_default()));
+                Ok(self)
+            }
+            _ => Err(fields.wrong("cache_salt", &format!("a text of 1 to {} bytes", Self::MAX_SALT_BYTES))),
+        }
+    }
+}
+
+/// A request's JSON.
+pub struct ApiRequest {
+    pub json: Json,
+    pub since: RequestContext,
+    /// The bytes it reserved.
+    _held: Option<OwnedSemaphorePermit>,
+}
+
+impl ApiRequest {
+    /// The fields.
+    ///
+    /// # Errors
+    /// If the request is not an object.
+    pub fn fields(&self) -> Result<Fields<'_>, ApiError> {
+        Fields::of(&self.json)
+    }
+}
+
+impl FromRequest<Arc<App>> for ApiRequest {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<ApiRequest, ApiError> {
+        let since = request.extensions().get().cloned();
+        let since = since.unwrap_or_else(|| RequestContext {
+            at: Instant::now(),
+            trace: TraceContext::default(),
+            cache_salt: None,
+        });
+        check_headers(request.headers(), request.uri().path().starts_with("/v1/"), app.limits.body_bytes)?;
+        let awaits_body = request.extensions().get::<Arc<AtWork>>().cloned().map(AtWork::awaits_body);
+        let (body, held) = app.read(request.into_body()).await?;
+        drop(awaits_body);
+        let parse = |body: &[u8]| {
+            // A byte order mark is not part of the text.
+            let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
+            serde_json::from_slice(body).map_err(|error| {
+                let message = format!("the request is not valid JSON: {error}");
+                ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_json", message)
+            })
+        };
+        let json = match body.len() {
+            ..SMALL_BODY => parse(&body),
+            _ => app.prepare(move || parse(&body)).await,
+        };
+        let json = json?;
+        Ok(ApiRequest { since: since.salted(&json)?, json, _held: held })
+    }
+}
+
+/// Refuses a body by its headers.
+fn check_headers(headers: &HeaderMap, is_typed: bool, most: usize) -> Result<(), ApiError> {
+    let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("unreadable"));
+    let media = |message: String| {
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        Err(ApiError::refusal(status, "unsupported_media_type", message))
+    };
+    if let Some(kind) = text(header::CONTENT_TYPE)
+        && is_typed
+        && !kind.trim_start().to_ascii_lowercase().starts_with("application/json")
+    {
+        let kind: String = kind.chars().take(60).collect();
+        return media(format!("the request is {kind}, expected application/json"));
+    }
+    if let Some(encoding) = text(header::CONTENT_ENCODING)
+        && encoding != "identity"
+    {
+        return media("the request is compressed, expected no Content-Encoding".into());
+    }
+    match text(header::CONTENT_LENGTH).and_then(|length| length.parse::<u64>().ok()) {
+        Some(length) if length > most as u64 => Err(too_large(most)),
+        _ => Ok(()),
+    }
+}
+
+/// Counts a text's JSON values without parsing it, with one too many for each empty list or object. For invalid JSON
+/// the count is arbitrary.
+fn values_of(text: &[u8]) -> usize {
+    let (mut n, mut in_string, mut is_escaped) = (1, false, false);
+    for byte in text {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = in_string,
+            b'"' => in_string = !in_string,
+            b',' | b'[' | b'{' if !in_string => n += 1,
+            _ => {}
+        }
+    }
+    n
+}
+
+fn too_large(most: usize) -> ApiError {
+    let message = format!("the request has more than {most} bytes");
+    ApiError::refusal(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+}
+
+/// An answer's id, time and model.
+pub struct AnswerMetadata {
+    pub id: String,
+    /// Seconds since 1970.
+    pub created: u64,
+    pub model: String,
+}
+
+impl AnswerMetadata {
+    /// A head with a new id.
+    pub fn new(kind: &str, model: &str) -> AnswerMetadata {
+        let random = || super::sampling::random();
+        AnswerMetadata {
+            id: format!("{kind}-{:014x}{:014x}", random(), random()),
+            created: now().as_secs(),
+            model: model.to_owned(),
+        }
+    }
+
+    /// The first fields of an object.
+    pub fn object(&self, kind: &str) -> Map<String, Json> {
+        let AnswerMetadata { id, created, model } = self;
+        let fields: [(&str, Json); 4] = [
+            ("id", id.as_str().into()),
+            ("object", kind.into()),
+            ("created", (*created).into()),
+            ("model", model.as_str().into()),
+        ];
+        fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+/// The time since 1970.
+pub fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Compares the count with the parsed values.
+    #[test]
+    fn json_values_are_counted_before_parsing() {
+        fn n_read(value: &Json) -> usize {
+            match value {
+                Json::Array(list) => 1 + list.iter().map(n_read).sum::<usize>(),
+                Json::Object(object) => 1 + object.values().map(n_read).sum::<usize>(),
+                _ => 1,
+            }
+        }
+        for text in ["1", "[1, 2, [3, {}]]", r#"{"a": [{"b,[{": "\\"}, "\",["], "c": {"d": null}}"#, " [[[[1]]]] "] {
+            let read: Json = serde_json::from_str(text).unwrap();
+            let n_empty = text.matches("{}").count();
+            assert_eq!(values_of(text.as_bytes()), n_read(&read) + n_empty, "{text}");
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Checks a conversation and its constraint, and makes the prompt.
+
+use std::sync::Arc;
+
+use axum::http::{HeaderName, HeaderValue};
+use axum::response::Response;
+use serde_json::{Map, Value as Json, json};
+use tilewright::chat::Message;
+use tilewright::grammar::Constraint;
+use tilewright::{ChatPrompt, ChatRequest};
+
+use super::answers::{AnswerOptions, PreparedPrompt};
+use super::errors::ApiError;
+use super::fields::Fields;
+use super::limits::Limits;
+use super::models::Decoder;
+
+/// Reasoning efforts; `none` disables thinking.
+pub const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+
+/// A request and its answers' seeds.
+pub struct Conversation {
+    pub request: ChatRequest,
+    pub seeds: Vec<u64>,
+}
+
+impl Conversation {
+    /// Whether answers are constrained by a grammar, which must be parsed.
+    pub fn has_grammar(&self) -> bool {
+        self.request.options.constraint.is_some() || !self.request.tools.is_empty()
+    }
+
+    /// Approximate size of the prompt's text.
+    pub fn prompt_bytes(&self) -> usize {
+        // Added by a template around a message.
+        const AROUND: usize = 64;
+        let bytes = |message: &Message| AROUND + message.text().map_or(0, str::len);
+        self.request.messages.iter().map(bytes).sum()
+    }
+
+    /// Makes the prompt and its constraint. The time grows with the conversation.
+    ///
+    /// # Errors
+    /// Errors of [`ChatModel::prepare`](tilewright::ChatModel::prepare).
+    pub fn prepare(self, decoder: &Decoder) -> Result<PreparedPrompt, ApiError> {
+        let ChatPrompt { ids, options, reader } = decoder.chat.prepare(&self.request)?;
+        Ok(PreparedPrompt {
+            ids,
+            choices: Arc::new(AnswerOptions { options, seeds: self.seeds }),
+            reader: Some(reader),
+        })
+    }
+}
+
+/// Converts a message from OpenAI's format to the templates'.
+///
+/// # Errors
+/// Errors naming a field.
+pub fn message_of(message: &Json, param: &str) -> Result<Message, ApiError> {
+    let object = message.as_object().ok_or_else(|| ApiError::invalid(param, Some(message), "an object with a role"))?;
+    let path = format!("{param}.");
+    let fields = Fields::within(object, &path);
+    let role = fields.some_text("role")?;
+    for field in ["function_call", "audio"] {
+        if fields.get(field).is_some() {
+            return Err(ApiError::unsupported(fields.name(field), format!("{} is not supported", fields.name(field))));
+        }
+    }
+    let calls = match fields.list("tool_calls", "a list of calls")? {
+        Some(calls) => {
+            let converted = |(at, call): (usize, &Json)| call_of(call, &format!("{param}.tool_calls[{at}]"));
+            Some(calls.iter().enumerate().map(converted).collect::<Result<Vec<Json>, ApiError>>()?)
+        }
+        None => None,
+    };
+    let content = match fields.get("content") {
+        Some(Json::String(text)) => text.clone(),
+        None if calls.is_some() || fields.get("reasoning_content").is_some() => String::new(),
+        Some(Json::Array(parts)) => joined(parts, &fields.name("content"), &["text"])?,
+        _ => return Err(fields.wrong("content", "a text or a list of texts")),
+    };
+    let mut message = Message::new(if role == "developer" { "system" } else { role }, content);
+    if let Some(calls) = calls.filter(|calls| !calls.is_empty()) {
+        message.fields.insert("tool_calls".into(), calls.into());
+    }
+    for field in ["tool_call_id", "name", "reasoning_content"] {
+        if let Some(text) = fields.text(field)? {
+            message.fields.insert(field.into(), text.into());
+        }
+    }
+    Ok(message)
+}
+
+/// Joins content parts of these types.
+pub fn joined(parts: &[Json], param: &str, types: &[&str]) -> Result<String, ApiError> {
+    let mut text = String::new();
+    for (at, part) in parts.iter().enumerate() {
+        let kind = part.get("type").and_then(Json::as_str).unwrap_or("unknown");
+        match part.get("text").and_then(Json::as_str).filter(|_| types.contains(&kind)) {
+            Some(part) => text += part,
+            None => {
+                let kind: String = kind.chars().take(60).collect();
+                let param = format!("{param}[{at}]");
+                return Err(ApiError::unsupported(
+                    &param,
+                    format!("{param} has the type {kind}; only text is supported"),
+                ));
+            }
+        }
+    }
+    Ok(text)
+}
+
+/// A call of an earlier answer. Templates expect arguments as an object.
+fn call_of(call: &Json, param: &str) -> Result<Json, ApiError> {
+    let name = call.pointer("/function/name").and_then(Json::as_str);
+    let name = name.ok_or_else(|| ApiError::invalid(param, Some(call), "a call of a function"))?;
+    let given = call.pointer("/function/arguments");
+    let arguments = arguments_of(given, &format!("{param}.function.arguments"))?;
+    let id = call.get("id").cloned().unwrap_or_default();
+    Ok(json!({"type": "function", "id": id, "function": {"name": name, "arguments": arguments}}))
+}
+
+/// A call's arguments: JSON in a string. An empty string means none, as many clients write it.
+pub fn arguments_of(given: Option<&Json>, param: &str) -> Result<Json, ApiError> {
+    let parsed = given.and_then(Json::as_str).and_then(|text| match text.trim() {
+        "" => Some(json!({})),
+        text => serde_json::from_str(text).ok(),
+    });
+    parsed.ok_or_else(|| ApiError::invalid(param, given, "JSON"))
+}
+
+/// The request's tools in the templates' format, and notices about ignored tools of unsupported types. `function`
+/// returns a tool's function and its path in the tool.
+///
+/// # Errors
+/// Errors naming a field; `unsupported_value` if there are tools, but none is a function.
+pub fn tools_of<'a>(
+    fields: Fields<'a>,
+    limits: &Limits,
+    function: impl Fn(&'a Json) -> (Option<&'a Json>, &'static str),
+) -> Result<(Vec<Json>, Vec<String>), ApiError> {
+    let given = fields.list("tools", "a list of tools")?.unwrap_or_default();
+    if given.len() > limits.tools {
+        return Err(fields.wrong("tools", &format!("a list of at most {} tools", limits.tools)));
+    }
+    let (mut tools, mut notices) = (Vec::new(), Vec::new());
+    for (at, tool) in given.iter().enumerate() {
+        let param = format!("tools[{at}]");
+        let kind = tool.get("type").and_then(Json::as_str);
+        if kind.is_some_and(|kind| kind != "function") || !tool.is_object() {
+            notices.push(format!("{param} is not a function; only functions are supported"));
+            continue;
+        }
+        let (function, place) = function(tool);
+        tools.push(tool_of(function, &format!("{param}{place}"))?);
+    }
+    match notices.first().filter(|_| tools.is_empty()) {
+        Some(notice) => {
+            let (param, _) = notice.split_once(' ').unwrap_or_default();
+            Err(ApiError::unsupported(param, notice.as_str()))
+        }
+        None => Ok((tools, notices)),
+    }
+}
+
+/// The response header that lists ignored parts of the request.
+const NOTICE: HeaderName = HeaderName::from_static("x-tilewright-notice");
+
+/// Adds the notices to a response.
+pub fn with_notices(mut response: Response, notices: &[String]) -> Response {
+    for notice in notices {
+        // Notices contain none of the request's own text.
+        if let Ok(notice) = HeaderValue::from_str(&format!("{notice}; it was ignored")) {
+            response.headers_mut().append(NOTICE, notice);
+        }
+    }
+    response
+}
+
+/// A tool in the templates' format, from its `function`. Calls match its parameters whether it is `strict` or not.
+fn tool_of(function: Option<&Json>, param: &str) -> Result<Json, ApiError> {
+    let name = function.and_then(|function| function.get("name"));
+    let (Some(function), Some(_)) = (function.and_then(Json::as_object), name.and_then(Json::as_str)) else {
+        return Err(ApiError::invalid(format!("{param}.name"), name, "a text"));
+    };
+    let path = format!("{param}.");
+    let fields = Fields::within(function, &path);
+    fields.text("description")?;
+    fields.object("parameters", "a schema")?;
+    let mut converted = Map::new();
+    for field in ["name", "description", "parameters"] {
+        converted.extend(fields.get(field).map(|value| (field.to_owned(), value.clone())));
+    }
+    Ok(json!({"type": "function", "function": converted}))
+}
+
+/// Whether the model may think, and the variables for its template.
+pub fn effort_of(fields: Fields<'_>, field: &str) -> Result<(Option<bool>, Map<String, Json>), ApiError> {
+    let mut variables = Map::new();
+    Ok(match fields.text(field)? {
+        None => (None, variables),
+        Some("none") => (Some(false), variables),
+        Some(effort) if EFFORTS.contains(&effort) => {
+            variables.insert("reasoning_effort".into(), effort.into());
+            (None, variables)
+        }
+        Some(_) => return Err(fields.wrong(field, &EFFORTS.join(", "))),
+    })
+}
+
+/// The constraint of a response format in OpenAI's shape. `schema` is the path to the schema in the type
+/// `json_schema`.
+pub fn constraint_of(format: Option<&Json>, param: &str, schema: &str) -> Result<Option<Constraint>, ApiError> {
+    let Some(format) = format else { return Ok(None) };
+    match format.get("type").and_then(Json::as_str) {
+        Some("text") => Ok(None),
+        Some("json_object") => match format.get("schema").filter(|schema| !schema.is_null()) {
+            None => Ok(Some(Constraint::JsonObject)),
+            // As in llama.cpp's server.
+            Some(Json::Object(schema)) if schema.is_empty() => Ok(Some(Constraint::JsonObject)),
+            Some(schema) if schema.is_object() => Ok(Some(Constraint::JsonSchema(schema.clone()))),
+            found => Err(ApiError::invalid(format!("{param}.schema"), found, "a schema")),
+        },
+        Some("json_schema") => match format.pointer(schema) {
+            Some(schema) if schema.is_object() => Ok(Some(Constraint::JsonSchema(schema.clone()))),
+            found => Err(ApiError::invalid(format!("{param}{}", schema.replace('/', ".")), found, "a schema")),
+        },
+        _ => {
+            let expected = "an object with the type text, json_object or json_schema";
+            Err(ApiError::invalid(param, Some(format), expected))
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! HTTP server for models, with OpenAI's and Ollama's interfaces.
+//!
+//! ```text
+//! connection --limits--> guard (host, origin, key) --> endpoint: check fields and queue, make prompt --> engine
+//!                                                                          client <-- parts <-- answers
+//! ```
+//! Requests are checked in this order, so that unauthorised ones cost as little as possible. A client that
+//! disconnects drops its answers, which cancels them in the engine. Request contents are never logged.
+//!
+//! - **Order of checks.** `Host` and `Origin` come before the key, the key before the body. DNS rebinding puts the
+//!   attacking page's name into `Host`, so a host must be `localhost`, an address of this machine, or an allowed
+//!   name. Keys are compared as digests, in constant time.
+//! - **Connections** (`connections.rs`) use hyper directly, because `axum::serve` cannot limit the time for headers.
+//!   HTTP/1.1 only. At the limit, the connection idle for longest (at least 200 ms) is closed; busy ones are left
+//!   alone. Bodies share a memory limit that exempts the first 64 KiB of each.
+//! - **Fields** are read one by one (`fields.rs`), so that an error names the field and unknown fields can be
+//!   refused. Parsing, templates and tokenizing run on as many threads as there are processors; grammars get half of
+//!   them.
+//! - **Back pressure.** The engine is asked for room (`Engine::expect_room`) before a prompt is made: under overload,
+//!   most prompts would be made for nothing.
+//! - **Answers** (`answers.rs`, `sse.rs`). The body owns the answer's task: a client that disconnects drops the body,
+//!   which drops the engine's stream and cancels the sequence. The status waits for the first part, so an early error
+//!   has its own status; after `keep_alive` without a part, a comment line starts the answer.
+//! - **Models** (`models.rs`) are looked up by name; a name never becomes part of a path. Breakers belong to the
+//!   model's entry and outlive the loaded model. Static files are those present at the start.
+//! - **Traces** (`telemetry.rs`) are recorded where metrics are; the engine does not know them.
+#![deny(missing_docs)]
+// Checking that a server's shared state is `Send` recurses through all types inside a device.
+#![recursion_limit = "256"]
+
+mod about;
+mod answers;
+mod app;
+pub mod bench;
+mod chat;
+mod completions;
+mod connections;
+mod conversation;
+mod embeddings;
+mod errors;
+mod fields;
+mod guard;
+mod limits;
+mod metrics;
+mod models;
+mod ollama;
+mod openapi;
+mod page;
+mod responses;
+mod routes;
+mod sampling;
+mod sse;
+#[cfg(feature = "telemetry")]
+mod telemetry;
+#[cfg(not(feature = "telemetry"))]
+#[path = "no_telemetry.rs"]
+mod telemetry;
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use axum::Router;
+use tilewright::Error;
+use tokio::sync::Semaphore;
+
+pub use limits::Limits;
+pub use models::{Decoder, KeepOptions, Load, Loaded, ModelSpec};
+
+use app::App;
+use connections::{Connections, Tls};
+use guard::Guard;
+use metrics::Metrics;
+use models::Models;
+use page::StaticFiles;
+use telemetry::Telemetry;
+
+/// Receives a line of output.
+pub type LogSink = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// A server's options, other than its address and models.
+#[derive(Clone, Default)]
+pub struct ServerOptions {
+    /// Limits on requests.
+    pub limits: Limits,
+    /// How models are kept.
+    pub keep: KeepOptions,
+    /// API keys, one of which each request must have. Without keys, only loopback addresses are allowed.
+    pub api_keys: Vec<String>,
+    /// The server's further host names, beside `localhost` and addresses.
+    pub hosts: Vec<String>,
+    /// Origins whose pages may use the server, such as `https://example.org`.
+    pub origins: Vec<String>,
+    /// A folder of static files, served without a key.
+    pub page: Option<PathBuf>,
+    /// The certificate and key files for TLS, in PEM.
+    pub tls: Option<(PathBuf, PathBuf)>,
+    /// Receives errors that clients do not see.
+    pub report: Option<LogSink>,
+    /// Receives a line for each request: time, endpoint, status and duration.
+    pub log: Option<LogSink>,
+    /// The address of an OpenTelemetry collector, such as `http://localhost:4318`. Each request's trace is sent there
+    /// by OTLP over HTTP. OpenTelemetry's environment variables, such as `OTEL_SERVICE_NAME`, set the rest.
+    #[cfg(feature = "telemetry")]
+    pub otlp_endpoint: Option<String>,
+}
+
+/// A server bound to its address that accepts no connections yet.
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    router: Router,
+    connections: Connections,
+    telemetry: Telemetry,
+}
+
+impl Server {
+    /// Binds the address, and loads the models unless [`KeepOptions::lazy`].
+    ///
+    /// # Errors
+    /// [`Error::Option`] for conflicting options; [`Error::Io`] if the address or a file is not available; or a
+    /// loading error.
+    pub fn bind(address: SocketAddr, models: Vec<ModelSpec>, options: ServerOptions) -> Result<Server, Error> {
+        #[cfg(feature = "telemetry")]
+        let (otlp_endpoint, has_tls) = (options.otlp_endpoint.clone(), options.tls.is_some());
+        let ServerOptions { limits, keep, api_keys, hosts, origins, page, tls, report, log, .. } = options;
+        if limits.bodies_bytes < limits.body_bytes {
+            let (expected, found) =
+                (format!("at least {}, the limit of one body", limits.body_bytes), limits.bodies_bytes);
+            return Err(Error::Option { option: "max_bodies", expected, found: found.to_string() });
+        }
+        let guard = Guard::new(address, &hosts, &origins, &api_keys, tls.is_some())?;
+        let failed = |source| Error::Io { path: address.to_string().into(), source };
+        let listener = TcpListener::bind(address).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let tls = tls.map(|(certificates, key)| Tls::open(certificates, key)).transpose()?.map(Arc::new);
+        let report = report.unwrap_or_else(|| Arc::new(|_: &str| ()));
+        #[cfg(feature = "telemetry")]
+        let telemetry =
+            otlp_endpoint.map(|endpoint| Telemetry::open(&endpoint, has_tls, &report)).transpose()?.unwrap_or_default();
+        #[cfg(not(feature = "telemetry"))]
+        let telemetry = Telemetry;
+        let models = Models::new(models, keep, limits.batches, report.clone())?;
+        models.preload()?;
+        let n_preparing = std::thread::available_parallelism().map_or(2, usize::from).max(2);
+        let preparing = Arc::new(Semaphore::new(n_preparing));
+        let slow = Arc::new(Semaphore::new(n_preparing / 2));
+        let page = page.as_deref().map(StaticFiles::open).transpose()?;
+        let bodies = Arc::new(Semaphore::new(limits.bodies_bytes.min(Semaphore::MAX_PERMITS)));
+        let metrics = Arc::new(Metrics::new(&telemetry));
+        let app = Arc::new(App {
+            models,
+            limits,
+            guard,
+            metrics,
+            page,
+            log,
+            telemetry: telemetry.clone(),
+            preparing,
+            slow,
+            bodies,
+        });
+        let router = routes::router(app.clone());
+        let connections = Connections {
+            limits: app.limits.clone(),
+            metrics: app.metrics.clone(),
+            tls,
+            report,
+            sweep: Arc::new(move || app.models.sweep()),
+        };
+        Ok(Server { listener, address, router, connections, telemetry })
+    }
+
+    /// The bound address, with the port that the system chose if 0 was requested.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves on a Tokio runtime until `end` resolves, and then until running answers finish or `drain` has passed.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the listener fails.
+    pub async fn run(self, end: impl Future<Output = ()>) -> Result<(), Error> {
+        let Server { listener, address, router, connections, telemetry } = self;
+        let lost = |source| Error::Io { path: address.to_string().into(), source };
+        let served = connections.run(listener, router, end).await.map_err(lost);
+        telemetry.end().await;
+        served
+    }
+}
+
+/// Size of a model file, or of all files in a folder.
+pub fn size_of_files(path: &Path) -> u64 {
+    let size = |path: &Path| std::fs::metadata(path).map_or(0, |about| if about.is_file() { about.len() } else { 0 });
+    match std::fs::read_dir(path) {
+        Ok(entries) => entries.flatten().map(|entry| size(&entry.path())).sum(),
+        Err(_) => size(path),
+    }
+}

@@ -1,0 +1,575 @@
+//! The server's models: loaded on demand, unloaded when idle.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::http::StatusCode;
+use tilewright::chat::ChatTemplate;
+use tilewright::embed::{Embedder, Reranker};
+use tilewright::engine::{DeviceStats, Engine, EngineOptions, EngineState, EngineStats};
+use tilewright::generate::Model;
+use tilewright::load::ModelFile;
+use tilewright::{Breaker, BreakerStats, ChatModel, Counters, Device, Error, LossReason, MemoryPlan, caught};
+use tokio::sync::{Mutex as AsyncMutex, Semaphore};
+
+use super::LogSink;
+use super::about::ModelDescription;
+use super::errors::ApiError;
+
+/// A generative model and its engine.
+pub struct Decoder {
+    /// Runs the model.
+    pub engine: Engine,
+    /// Its chat format. Without a template it only supports text completion.
+    pub chat: ChatModel,
+}
+
+impl Decoder {
+    /// Starts an engine for a model. `template` names a built-in one, for a model without its own. If the model's own
+    /// template is invalid, conversations are refused; text completion still works.
+    ///
+    /// # Errors
+    /// Errors of [`Engine::spawn`], and a model without a tokenizer.
+    pub fn new(model: &Model, options: &EngineOptions, template: Option<&str>) -> Result<Decoder, Error> {
+        Decoder::of(Engine::spawn(model, options)?, template)
+    }
+
+    /// Uses a running engine, such as one from [`Engine::spawn_with`].
+    ///
+    /// # Errors
+    /// A model without a tokenizer.
+    pub fn of(engine: Engine, template: Option<&str>) -> Result<Decoder, Error> {
+        let model = engine.model();
+        let own = ChatTemplate::for_model(model.chat_source(), model.tokenizer()?);
+        let chat = ChatModel::of(model, own.or_else(|| ChatTemplate::known(template?)))?;
+        Ok(Decoder { engine, chat })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        self.engine.model()
+    }
+}
+
+/// A loaded model.
+#[derive(Clone)]
+pub enum Loaded {
+    /// Generates text.
+    Decoder(Arc<Decoder>),
+    /// Computes embeddings.
+    Embedder(Embedder),
+    /// Scores documents.
+    Reranker(Reranker),
+}
+
+impl Loaded {
+    /// Its kind, for messages.
+    fn kind(&self) -> &'static str {
+        match self {
+            Loaded::Decoder(_) => "a generative model",
+            Loaded::Embedder(_) => "an embedding model",
+            Loaded::Reranker(_) => "a reranker",
+        }
+    }
+
+    /// The embedding model, if it is one.
+    pub fn embedder(&self) -> Option<&Embedder> {
+        match self {
+            Loaded::Embedder(embedder) => Some(embedder),
+            _ => None,
+        }
+    }
+
+    /// The reranker, if it is one.
+    pub fn reranker(&self) -> Option<&Reranker> {
+        match self {
+            Loaded::Reranker(reranker) => Some(reranker),
+            _ => None,
+        }
+    }
+
+    /// Bytes of memory by kind.
+    pub fn plan(&self) -> Option<MemoryPlan> {
+        match self {
+            Loaded::Decoder(decoder) => Some(decoder.engine.plan()),
+            Loaded::Embedder(embedder) => embedder.plan().ok(),
+            Loaded::Reranker(reranker) => reranker.plan().ok(),
+        }
+    }
+}
+
+/// Opens a model's files to read their headers.
+type Describe = dyn Fn() -> Result<ModelFile, Error> + Send + Sync;
+
+/// Loads a model.
+pub type Load = dyn Fn() -> Result<Loaded, Error> + Send + Sync;
+
+/// A model that a server offers.
+pub struct ModelSpec {
+    name: String,
+    size_bytes: u64,
+    load: Box<Load>,
+    /// Reads the headers, at most once.
+    describe: Option<Box<Describe>>,
+    about: OnceLock<Option<ModelDescription>>,
+    is_gguf: bool,
+    breakers: Vec<Arc<Breaker>>,
+    adapters: Vec<String>,
+}
+
+impl ModelSpec {
+    /// A model with the name that requests use in `model`, and the size of its files. `load` runs on a thread of its
+    /// own each time the model is loaded.
+    pub fn new(
+        name: impl Into<String>,
+        size_bytes: u64,
+        load: impl Fn() -> Result<Loaded, Error> + Send + Sync + 'static,
+    ) -> ModelSpec {
+        ModelSpec {
+            name: name.into(),
+            size_bytes,
+            load: Box::new(load),
+            describe: None,
+            about: OnceLock::new(),
+            is_gguf: true,
+            breakers: vec![Arc::default()],
+            adapters: Vec::new(),
+        }
+    }
+
+    /// Names the model's LoRA adapters ([`Model::with_adapters`]); requests select one with `model:adapter`.
+    pub fn with_adapters(self, adapters: Vec<String>) -> ModelSpec {
+        ModelSpec { adapters, ..self }
+    }
+
+    /// Sets how to open its files, which describe the model to clients before it is loaded.
+    pub fn with_files(
+        self,
+        is_gguf: bool,
+        open: impl Fn() -> Result<ModelFile, Error> + Send + Sync + 'static,
+    ) -> ModelSpec {
+        ModelSpec { describe: Some(Box::new(open)), is_gguf, ..self }
+    }
+
+    /// Sets the breakers that count lost devices: those of the model's [`Recovery`](tilewright::Recovery), one per device.
+    /// For an encoder the server counts losses with the first one; `load` must ask [`Breaker::admits`].
+    pub fn with_breakers(self, breakers: Vec<Arc<Breaker>>) -> ModelSpec {
+        ModelSpec { breakers, ..self }
+    }
+
+    /// The name that requests use.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// When models are loaded and unloaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeepOptions {
+    /// Maximum number of loaded models; the least recently used one is unloaded. `None`: all.
+    pub max_loaded: Option<usize>,
+    /// Unloads a model idle for this long; `None`: never.
+    pub idle: Option<Duration>,
+    /// Loads each model at its first request.
+    pub lazy: bool,
+}
+
+/// A model, loaded or not.
+pub struct ServedModel {
+    pub spec: ModelSpec,
+    /// Start of the server, in seconds since 1970.
+    pub created: u64,
+    /// Locked while loading, so that concurrent requests load the model once.
+    slot: Arc<AsyncMutex<()>>,
+    state: Mutex<ModelState>,
+    n_users: AtomicUsize,
+    /// Permits for encoder requests, queued or running.
+    pub batches: Arc<Semaphore>,
+    /// Permits for running encoder requests.
+    pub computing: Arc<Semaphore>,
+}
+
+struct ModelState {
+    loaded: Option<Loaded>,
+    /// How many times it was loaded.
+    n_loads: u64,
+    used: Instant,
+    /// How long to keep it after its last use, if a client set that; an inner `None` is forever.
+    keep: Option<Option<Duration>>,
+}
+
+impl ServedModel {
+    fn state(&self) -> std::sync::MutexGuard<'_, ModelState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The loaded model, if any.
+    pub fn loaded(&self) -> Option<Loaded> {
+        self.state().loaded.clone()
+    }
+
+    /// Loads the model. The caller holds `slot`.
+    fn load(&self) -> Result<Loaded, Error> {
+        let loaded = (self.spec.load)()?;
+        let mut state = self.state();
+        (state.loaded, state.used) = (Some(loaded.clone()), Instant::now());
+        state.n_loads += 1;
+        Ok(loaded)
+    }
+
+    /// A description of the model for clients; `None` if it is not loaded and its files cannot be read. The first call
+    /// reads files.
+    pub fn about(&self) -> Option<ModelDescription> {
+        let of_files =
+            || self.spec.describe.as_ref().and_then(|open| open().ok()).map(|file| ModelDescription::of_file(&file));
+        let of_files = self.spec.about.get_or_init(of_files).clone();
+        match (of_files, self.loaded()) {
+            (Some(mut about), Some(loaded)) => {
+                about.add_loaded(&loaded);
+                Some(about)
+            }
+            (about, loaded) => about.or_else(|| loaded.as_ref().map(ModelDescription::of_loaded)),
+        }
+    }
+
+    /// The name that requests use.
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// Its LoRA adapters.
+    pub fn adapters(&self) -> &[String] {
+        &self.spec.adapters
+    }
+
+    /// Whether its files are known to be GGUF.
+    pub fn is_gguf(&self) -> bool {
+        self.spec.is_gguf
+    }
+
+    /// Size of its files.
+    pub fn size_bytes(&self) -> u64 {
+        self.spec.size_bytes
+    }
+
+    /// Statistics of its engine.
+    pub fn stats(&self) -> Option<EngineStats> {
+        match self.loaded()? {
+            Loaded::Decoder(decoder) => Some(decoder.engine.stats()),
+            _ => None,
+        }
+    }
+
+    /// State of its engine, or of the one that would be loaded.
+    pub fn engine_state(&self) -> EngineState {
+        match self.loaded() {
+            Some(Loaded::Decoder(decoder)) => decoder.engine.state(),
+            _ => EngineState::Running,
+        }
+    }
+
+    /// Statistics of each device of its engine.
+    pub fn devices(&self) -> Vec<DeviceStats> {
+        match self.loaded() {
+            Some(Loaded::Decoder(decoder)) => decoder.engine.devices(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Counters of its devices.
+    pub fn counters(&self) -> Option<Counters> {
+        Some(match self.loaded()? {
+            Loaded::Decoder(decoder) => {
+                let devices = decoder.engine.devices();
+                devices.iter().fold(Counters::default(), |sum, device| sum + device.counters)
+            }
+            Loaded::Embedder(embedder) => embedder.device().counters(),
+            Loaded::Reranker(reranker) => reranker.device().counters(),
+        })
+    }
+
+    /// Counts of lost GPUs, and whether the CPU replaces one.
+    pub fn losses(&self) -> BreakerStats {
+        let now = Instant::now();
+        let stats = self.spec.breakers.iter().map(|breaker| breaker.stats(now));
+        stats.fold(BreakerStats::default(), |sum, stats| sum + stats)
+    }
+
+    fn breaker(&self) -> Option<&Breaker> {
+        self.spec.breakers.first().map(Arc::as_ref)
+    }
+
+    /// Unloads it once no request uses it.
+    pub fn unload(&self) {
+        self.state().loaded = None;
+    }
+
+    /// Sets how long to keep it after its last use, overriding the server's option.
+    pub fn keep_for(&self, keep: Option<Duration>) {
+        self.state().keep = Some(keep);
+    }
+}
+
+/// A model in use, which is not unloaded as idle.
+pub struct Lease {
+    pub entry: Arc<ServedModel>,
+    pub loaded: Loaded,
+    /// The requested LoRA adapter.
+    pub adapter: Option<String>,
+    /// See [`ModelState::n_loads`].
+    load: u64,
+    /// How many times this request reloaded it.
+    n_reloads: usize,
+}
+
+impl Lease {
+    fn of((entry, adapter): (&Arc<ServedModel>, Option<&str>), loaded: Loaded) -> Lease {
+        entry.n_users.fetch_add(1, Ordering::Relaxed);
+        let mut state = entry.state();
+        state.used = Instant::now();
+        let load = state.n_loads;
+        drop(state);
+        Lease { entry: entry.clone(), loaded, adapter: adapter.map(str::to_owned), load, n_reloads: 0 }
+    }
+
+    /// Unloads the model after an error that a reload may fix.
+    pub fn note(&self, error: &Error) {
+        if error.code() == "device_lost" {
+            self.entry.unload();
+        }
+    }
+
+    /// Reloads an encoder after an error, if its device was lost and a reload may help. Blocks. A panic would recur
+    /// with the same work, so then the next request reloads it.
+    ///
+    /// # Errors
+    /// `error` itself if it is not a lost device; loading errors.
+    pub fn reload(&mut self, error: Error) -> Result<(), Error> {
+        let Some(reason) = error.loss() else { return Err(error) };
+        if reason == LossReason::Panic {
+            if let Some(breaker) = self.entry.breaker().filter(|_| self.entry.state().n_loads == self.load) {
+                breaker.lost(reason, Instant::now());
+            }
+            // The panic may have left the device in any state.
+            let device = self.loaded.embedder().map(Embedder::device).or(self.loaded.reranker().map(Reranker::device));
+            let _ = caught("giving a device up", || device.map(Device::destroy));
+            self.entry.unload();
+            return Err(error);
+        }
+        self.n_reloads += 1;
+        // By then it runs on the CPU, if `load` asks the breaker.
+        let Some(breaker) = self.entry.breaker().filter(|breaker| self.n_reloads <= breaker.options().losses) else {
+            self.note(&error);
+            return Err(error);
+        };
+        let loading = self.entry.slot.clone().blocking_lock_owned();
+        // Another request may have reloaded it.
+        let loaded = match self.entry.loaded() {
+            Some(loaded) if self.entry.state().n_loads != self.load => loaded,
+            _ => {
+                breaker.lost(reason, Instant::now());
+                self.entry.unload();
+                self.entry.load()?
+            }
+        };
+        drop(loading);
+        (self.loaded, self.load) = (loaded, self.entry.state().n_loads);
+        Ok(())
+    }
+
+    /// The generative model.
+    ///
+    /// # Errors
+    /// If it is another kind of model.
+    pub fn decoder(&self) -> Result<Arc<Decoder>, ApiError> {
+        match &self.loaded {
+            Loaded::Decoder(decoder) => Ok(decoder.clone()),
+            _ => Err(self.wrong_kind("cannot generate text")),
+        }
+    }
+
+    /// The embedding model.
+    ///
+    /// # Errors
+    /// If it is another kind of model.
+    pub fn embedder(&self) -> Result<Embedder, ApiError> {
+        self.loaded.embedder().cloned().ok_or_else(|| self.wrong_kind("cannot compute embeddings"))
+    }
+
+    /// The reranker.
+    ///
+    /// # Errors
+    /// If it is another kind of model.
+    pub fn reranker(&self) -> Result<Reranker, ApiError> {
+        self.loaded.reranker().cloned().ok_or_else(|| self.wrong_kind("cannot score documents"))
+    }
+
+    fn wrong_kind(&self, lacks: &str) -> ApiError {
+        let message = format!("{} is {} and {lacks}", self.entry.name(), self.loaded.kind());
+        ApiError { message, ..ApiError::invalid("model", None, "") }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let is_last = self.entry.n_users.fetch_sub(1, Ordering::Relaxed) == 1;
+        let mut state = self.entry.state();
+        state.used = Instant::now();
+        if is_last && state.keep == Some(Some(Duration::ZERO)) {
+            state.loaded = None;
+        }
+    }
+}
+
+/// Reports invalid chat templates: the model loads, but refuses conversations.
+fn report_templates(name: &str, loaded: &Loaded, report: &LogSink) {
+    if let Loaded::Decoder(decoder) = loaded {
+        let unreadable = decoder.chat.template().into_iter().flat_map(ChatTemplate::unreadable);
+        unreadable.for_each(|error| report(&format!("{name}: conversations are refused: {error}")));
+    }
+}
+
+/// All models of a server.
+pub struct Models {
+    pub entries: Vec<Arc<ServedModel>>,
+    keep: KeepOptions,
+    /// Locked while a model is unloaded to make room for another.
+    room: Arc<AsyncMutex<()>>,
+    /// Receives errors that clients do not see.
+    report: LogSink,
+}
+
+impl Models {
+    pub fn new(specs: Vec<ModelSpec>, keep: KeepOptions, batches: usize, report: LogSink) -> Result<Models, Error> {
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let mut entries: Vec<Arc<ServedModel>> = Vec::new();
+        for spec in specs {
+            if entries.iter().any(|entry| entry.name() == spec.name) {
+                let (expected, found) = ("unique names".into(), format!("`{}` twice", spec.name));
+                return Err(Error::Option { option: "models", expected, found });
+            }
+            entries.push(Arc::new(ServedModel {
+                spec,
+                created,
+                slot: Arc::default(),
+                state: Mutex::new(ModelState { loaded: None, n_loads: 0, used: Instant::now(), keep: None }),
+                n_users: AtomicUsize::new(0),
+                batches: Arc::new(Semaphore::new(batches)),
+                computing: Arc::new(Semaphore::new(1)),
+            }));
+        }
+        Ok(Models { entries, keep, room: Arc::default(), report })
+    }
+
+    /// Loads models at the start.
+    ///
+    /// # Errors
+    /// Errors of loading.
+    pub fn preload(&self) -> Result<(), Error> {
+        let n = if self.keep.lazy { 0 } else { self.keep.max_loaded.unwrap_or(self.entries.len()) };
+        for entry in self.entries.iter().take(n) {
+            report_templates(entry.name(), &entry.load()?, &self.report);
+        }
+        Ok(())
+    }
+
+    /// Finds a model by name. Ollama's clients may append `:latest`.
+    ///
+    /// # Errors
+    /// `model_not_found`.
+    pub fn find(&self, name: &str) -> Result<&Arc<ServedModel>, ApiError> {
+        let named = |name: &str| self.entries.iter().find(|entry| entry.name() == name);
+        let found = named(name).or_else(|| named(name.strip_suffix(":latest")?));
+        found.ok_or_else(|| ApiError::no_model(name))
+    }
+
+    /// Finds a model by its name, or by `model:adapter` with the adapter.
+    ///
+    /// # Errors
+    /// `model_not_found`.
+    pub fn find_adapted<'a>(&'a self, name: &'a str) -> Result<(&'a Arc<ServedModel>, Option<&'a str>), ApiError> {
+        let adapted = |entry: &'a Arc<ServedModel>| {
+            let adapter = name.strip_prefix(entry.name())?.strip_prefix(':')?;
+            entry.adapters().iter().any(|known| known == adapter).then_some((entry, Some(adapter)))
+        };
+        self.find(name).map(|entry| (entry, None)).or_else(|error| self.entries.iter().find_map(adapted).ok_or(error))
+    }
+
+    /// Finds a model and loads it if necessary.
+    ///
+    /// # Errors
+    /// `model_not_found`; `busy` if all loaded models are in use; loading errors.
+    pub async fn get(&self, name: &str) -> Result<Lease, ApiError> {
+        let found = self.find_adapted(name)?;
+        let entry = found.0;
+        if let Some(Loaded::Embedder(_) | Loaded::Reranker(_)) = entry.loaded()
+            && entry.breaker().is_some_and(|breaker| breaker.is_due(Instant::now()))
+        {
+            // Reloading tries the GPU again. A decoder's recovery does that itself.
+            entry.unload();
+        }
+        if let Some(loaded) = entry.loaded() {
+            return Ok(Lease::of(found, loaded));
+        }
+        let loading = entry.slot.clone().lock_owned().await;
+        // Another request may have loaded it.
+        if let Some(loaded) = entry.loaded() {
+            return Ok(Lease::of(found, loaded));
+        }
+        let room = match self.keep.max_loaded {
+            Some(most) => {
+                let room = self.room.clone().lock_owned().await;
+                self.make_room(most)?;
+                Some(room)
+            }
+            None => None,
+        };
+        let (of_thread, report) = (entry.clone(), self.report.clone());
+        // Finishes even if the client disconnects, so that the next request need not load again.
+        let load = move || {
+            let _held = (loading, room);
+            let loaded = of_thread.load()?;
+            report_templates(of_thread.name(), &loaded, &report);
+            Ok(loaded)
+        };
+        let loaded = tokio::task::spawn_blocking(load).await;
+        let loaded = loaded
+            .unwrap_or_else(|panic| Err(Error::Gpu { context: "loading a model".into(), message: panic.to_string() }));
+        let loaded = loaded.map_err(|error| {
+            (self.report)(&format!("{}: {error}", entry.name()));
+            // A broken model file is not the request's fault.
+            let status = StatusCode::INTERNAL_SERVER_ERROR;
+            ApiError { status, param: None, ..ApiError::from(error) }
+        })?;
+        Ok(Lease::of(found, loaded))
+    }
+
+    /// Unloads the least recently used models until another may be loaded.
+    fn make_room(&self, most: usize) -> Result<(), ApiError> {
+        loop {
+            let loaded: Vec<_> = self.entries.iter().filter(|entry| entry.loaded().is_some()).collect();
+            if loaded.len() < most {
+                return Ok(());
+            }
+            let idle = loaded.into_iter().filter(|entry| entry.n_users.load(Ordering::Relaxed) == 0);
+            let Some(oldest) = idle.min_by_key(|entry| entry.state().used) else {
+                let message = format!("all {most} models that the server may load are in use");
+                return Err(ApiError::refusal(StatusCode::TOO_MANY_REQUESTS, "busy", message));
+            };
+            oldest.unload();
+        }
+    }
+
+    /// Unloads models that were idle for too long.
+    pub fn sweep(&self) {
+        for entry in &self.entries {
+            let mut state = entry.state();
+            let keep = state.keep.unwrap_or(self.keep.idle);
+            let is_idle = entry.n_users.load(Ordering::Relaxed) == 0;
+            if is_idle && keep.is_some_and(|keep| state.used.elapsed() >= keep) {
+                state.loaded = None;
+            }
+        }
+    }
+}

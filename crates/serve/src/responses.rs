@@ -1,0 +1,446 @@
+//! `/v1/responses`.
+
+use std::sync::Arc;
+
+use axum::Json as Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value as Json, json};
+use tilewright::ChatRequest;
+use tilewright::answer::ToolCall;
+use tilewright::chat::Message;
+use tilewright::generate::GenerateOptions;
+use tilewright::grammar::ToolChoice;
+
+use super::answers::{AnswerEvent, AnswerOptions, Answers, CallIds, Delta, End, RequestUsage};
+use super::app::{AnswerMetadata, ApiRequest, App};
+use super::chat::tokens_json;
+use super::conversation::{Conversation, arguments_of, constraint_of, effort_of, joined, tools_of, with_notices};
+use super::errors::ApiError;
+use super::fields::Fields;
+use super::limits::Limits;
+use super::sampling::RequestSampling;
+use super::sse::{Disconnected, PartSender, Style, streamed};
+
+const FIELDS: &[&str] = &[
+    "model",
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "temperature",
+    "top_p",
+    "top_logprobs",
+    "stream",
+    "stream_options",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning",
+    "text",
+    "include",
+    "user",
+    "cache_salt",
+];
+
+/// Supported values of `include`. Clients that store no answers ask for the second one, which has no effect here.
+const INCLUDED: [&str; 2] = ["message.output_text.logprobs", "reasoning.encrypted_content"];
+
+/// Answers an input.
+pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
+    let fields = asked.fields()?;
+    fields.only(&[FIELDS])?;
+    let model = fields.some_text("model")?.to_owned();
+    let sampling = RequestSampling::read(fields, &app.limits, &["max_output_tokens"], None)?;
+    let (conversation, notices) = conversation_of(fields, &sampling, &app.limits)?;
+    let ids = CallIds::new(conversation.request.messages.len());
+    let has_logprobs = conversation.request.options.logprobs.is_some();
+    let or = |field: &str, usual: Json| fields.get(field).cloned().unwrap_or(usual);
+    let echoed = json!({
+        "instructions": fields.get("instructions"),
+        "max_output_tokens": fields.get("max_output_tokens"),
+        "metadata": or("metadata", json!({})),
+        "parallel_tool_calls": or("parallel_tool_calls", true.into()),
+        "previous_response_id": null,
+        "reasoning": or("reasoning", json!({"effort": null, "summary": null})),
+        "store": false,
+        "temperature": or("temperature", 1.0.into()),
+        "text": or("text", json!({"format": {"type": "text"}})),
+        "tool_choice": or("tool_choice", "auto".into()),
+        "tools": functions_of(fields),
+        // From the decimal digits: an f32 widened to f64 would be 0.949999988.
+        "top_p": or("top_p", GenerateOptions::default().top_p.to_string().parse().unwrap_or(Json::Null)),
+        "truncation": "disabled",
+    });
+    let answers = app.converse(&model, conversation, &asked.since).await?;
+    let formatter =
+        ResponseFormatter { head: AnswerMetadata::new("resp", &model), echoed, ids, has_logprobs, items: Vec::new() };
+    let response = match sampling.streams {
+        true => {
+            let work = move |parts| ResponseStreamer { formatter, parts, n_sent: 0, open: None }.run(answers);
+            streamed(Style::Named, app.limits.keep_alive, work).await
+        }
+        false => formatter.whole(answers, app.limits.answer_bytes).await,
+    };
+    Ok(with_notices(response?, &notices))
+}
+
+/// The request's function tools, which are the supported ones.
+fn functions_of(fields: Fields<'_>) -> Json {
+    let tools = fields.get("tools").and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
+    tools.iter().filter(|tool| tool["type"] == "function").cloned().collect()
+}
+
+fn conversation_of(
+    fields: Fields<'_>,
+    sampling: &RequestSampling,
+    limits: &Limits,
+) -> Result<(Conversation, Vec<String>), ApiError> {
+    let mut messages = Vec::new();
+    if let Some(instructions) = fields.text("instructions")? {
+        messages.push(Message::new("system", instructions));
+    }
+    match fields.get("input") {
+        Some(Json::String(text)) => messages.push(Message::new("user", text.as_str())),
+        Some(Json::Array(items)) if !items.is_empty() => {
+            for (at, item) in items.iter().enumerate() {
+                add(&mut messages, item, &format!("input[{at}]"))?;
+            }
+        }
+        _ => return Err(fields.wrong("input", "a text or a list of items")),
+    }
+    let included = fields.list("include", "a list of names")?.unwrap_or_default();
+    if let Some(other) = included.iter().find(|name| !INCLUDED.iter().any(|known| *name == known)) {
+        return Err(ApiError::invalid("include", Some(other), &INCLUDED.join(" or ")));
+    }
+    let has_logprobs = included.iter().any(|name| *name == INCLUDED[0]);
+    let top = fields.whole("top_logprobs", 0, 20)?;
+    let AnswerOptions { options, seeds } = sampling.choices.clone();
+    let logprobs = (has_logprobs || top.is_some_and(|n| n > 0)).then_some(top.unwrap_or(0) as u32);
+    let (tools, notices) = tools_of(fields, limits, |tool| (Some(tool), ""))?;
+    let choice =
+        fields.get("tool_choice").map(|choice| match choice.as_str().or_else(|| choice.get("name")?.as_str()) {
+            Some("auto") if choice.is_string() => Ok(ToolChoice::Auto),
+            Some("none") if choice.is_string() => Ok(ToolChoice::None),
+            Some("required") if choice.is_string() => Ok(ToolChoice::Required),
+            Some(name) if choice.is_object() => Ok(ToolChoice::Tool(name.to_owned())),
+            _ => Err(fields.wrong("tool_choice", r#""auto", "none", "required" or { type: "function", name }"#)),
+        });
+    let (thinking, variables) = match fields.object("reasoning", "an object")? {
+        Some(reasoning) => effort_of(Fields::within(reasoning, "reasoning."), "effort")?,
+        None => (None, Map::new()),
+    };
+    let format = fields.object("text", "an object with a format")?.and_then(|text| text.get("format"));
+    let request = ChatRequest {
+        tools,
+        tool_choice: choice.transpose()?.unwrap_or_default(),
+        parallel_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
+        thinking,
+        variables,
+        options: GenerateOptions {
+            logprobs,
+            constraint: constraint_of(format.filter(|format| !format.is_null()), "text.format", "/schema")?,
+            ..options
+        },
+        ..ChatRequest::new(messages)
+    };
+    Ok((Conversation { request, seeds }, notices))
+}
+
+/// Adds an input item to the messages. Calls and reasoning join the adjacent assistant message.
+fn add(messages: &mut Vec<Message>, item: &Json, param: &str) -> Result<(), ApiError> {
+    let expected = "a message, function_call, function_call_output or reasoning";
+    let object = item.as_object().ok_or_else(|| ApiError::invalid(param, Some(item), expected))?;
+    let path = format!("{param}.");
+    let fields = Fields::within(object, &path);
+    let content = |field: &str| match fields.get(field) {
+        Some(Json::String(text)) => Ok(text.clone()),
+        Some(Json::Array(parts)) => joined(parts, &fields.name(field), &["input_text", "output_text", "text"]),
+        _ => Err(fields.wrong(field, "a text or a list of texts")),
+    };
+    match fields.text("type")?.unwrap_or("message") {
+        "message" => {
+            let role = fields.some_text("role")?;
+            let text = content("content")?;
+            let follows = role == "assistant"
+                && messages.last().is_some_and(|last| {
+                    last.role == role && last.text() == Some("") && !last.fields.contains_key("tool_calls")
+                });
+            match messages.last_mut().filter(|_| follows) {
+                // The text after the reasoning.
+                Some(last) => last.content = text.into(),
+                None => messages.push(Message::new(if role == "developer" { "system" } else { role }, text)),
+            }
+        }
+        "function_call" => {
+            let name = fields.some_text("name")?;
+            let id = fields.some_text("call_id")?;
+            let arguments = arguments_of(fields.get("arguments"), &fields.name("arguments"))?;
+            let call = json!({"type": "function", "id": id, "function": {"name": name, "arguments": arguments}});
+            if messages.last().is_none_or(|last| last.role != "assistant") {
+                messages.push(Message::new("assistant", ""));
+            }
+            if let Some(last) = messages.last_mut() {
+                match last.fields.entry("tool_calls").or_insert_with(|| json!([])) {
+                    Json::Array(calls) => calls.push(call),
+                    other => *other = json!([call]),
+                }
+            }
+        }
+        "function_call_output" => {
+            let mut message = Message::new("tool", content("output")?);
+            message.fields.insert("tool_call_id".into(), fields.some_text("call_id")?.into());
+            messages.push(message);
+        }
+        "reasoning" => {
+            let parts = fields.list("content", "a list of texts")?.unwrap_or_default();
+            let mut message = Message::new("assistant", "");
+            message.fields.insert(
+                "reasoning_content".into(),
+                joined(parts, &fields.name("content"), &["reasoning_text"])?.into(),
+            );
+            messages.push(message);
+        }
+        _ => return Err(fields.wrong("type", expected)),
+    }
+    Ok(())
+}
+
+/// Formats the answer.
+struct ResponseFormatter {
+    head: AnswerMetadata,
+    /// Request fields that the response repeats.
+    echoed: Json,
+    ids: CallIds,
+    has_logprobs: bool,
+    /// Complete items.
+    items: Vec<Json>,
+}
+
+impl ResponseFormatter {
+    /// The response object in its current state.
+    fn object(&self, status: &str, end: Option<End>, usage: Option<RequestUsage>) -> Json {
+        let cut = end.filter(End::is_cut).map(|_| json!({"reason": "max_output_tokens"}));
+        let mut body = json!({
+            "id": self.head.id,
+            "object": "response",
+            "created_at": self.head.created,
+            "status": status,
+            "error": null,
+            "incomplete_details": cut,
+            "model": self.head.model,
+            "output": self.items,
+            "usage": usage.map(|RequestUsage { tokens: usage, reasoning_tokens }| json!({
+                "input_tokens": usage.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+                "output_tokens": usage.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            })),
+        });
+        if let (Some(body), Some(echoed)) = (body.as_object_mut(), self.echoed.as_object()) {
+            body.extend(echoed.clone());
+        }
+        body
+    }
+
+    fn id(&self, kind: &str) -> String {
+        format!("{kind}_{}_{}", self.head.id.trim_start_matches("resp-"), self.items.len())
+    }
+
+    fn reasoning(&self, text: &str) -> Json {
+        let content = if text.is_empty() { json!([]) } else { json!([{"type": "reasoning_text", "text": text}]) };
+        json!({"id": self.id("rs"), "type": "reasoning", "summary": [], "content": content})
+    }
+
+    fn text_part(&self, delta: &Delta) -> Json {
+        let logprobs = if self.has_logprobs { tokens_json(&delta.tokens) } else { Vec::new() };
+        json!({"type": "output_text", "text": delta.text, "annotations": [], "logprobs": logprobs})
+    }
+
+    fn message(&self, status: &str, content: Json) -> Json {
+        json!({"id": self.id("msg"), "type": "message", "role": "assistant", "status": status, "content": content})
+    }
+
+    fn call(&mut self, call: &ToolCall) -> Json {
+        let arguments = Json::Object(call.arguments.clone()).to_string();
+        let call_id = self.ids.of(call);
+        let id = self.id("fc");
+        json!({"id": id, "type": "function_call", "status": "completed", "call_id": call_id, "name": call.name, "arguments": arguments})
+    }
+
+    async fn whole(mut self, mut answers: Answers, most: usize) -> Result<Response, ApiError> {
+        let (delta, end) = answers.collect(most).await?.pop().unzip();
+        let delta = delta.unwrap_or_default();
+        let status = if end.is_some_and(|end: End| end.is_cut()) { "incomplete" } else { "completed" };
+        if !delta.thinking.is_empty() {
+            self.items.push(self.reasoning(&delta.thinking));
+        }
+        if !delta.text.is_empty() || delta.calls.is_empty() {
+            self.items.push(self.message(status, json!([self.text_part(&delta)])));
+        }
+        for call in &delta.calls {
+            let item = self.call(call);
+            self.items.push(item);
+        }
+        Ok(Body(self.object(status, end, Some(answers.usage()))).into_response())
+    }
+}
+
+/// The part of an open item sent so far.
+struct Open {
+    is_thought: bool,
+    so_far: Delta,
+}
+
+/// Sends an answer as events.
+struct ResponseStreamer {
+    formatter: ResponseFormatter,
+    parts: PartSender,
+    n_sent: usize,
+    open: Option<Open>,
+}
+
+impl ResponseStreamer {
+    async fn run(mut self, mut answers: Answers) -> Result<PartSender, Disconnected> {
+        // Sends nothing before the first token, so that an invalid request gets its own status.
+        let mut begun = false;
+        let mut end = None;
+        while let Some(event) = answers.next().await {
+            let delta = match event {
+                Ok(AnswerEvent::Delta(_, delta)) => delta,
+                Ok(AnswerEvent::End(_, ended)) => {
+                    end = Some(ended);
+                    Delta::default()
+                }
+                Err(error) => {
+                    self.parts.fail(error).await?;
+                    return Err(Disconnected);
+                }
+            };
+            if !std::mem::replace(&mut begun, true) {
+                let object = self.formatter.object("in_progress", None, None);
+                self.send("response.created", json!({"response": object})).await?;
+                self.send("response.in_progress", json!({"response": object})).await?;
+            }
+            if !delta.thinking.is_empty() {
+                self.add(true, Delta { thinking: delta.thinking, ..Delta::default() }).await?;
+            }
+            if !delta.text.is_empty()
+                || (!delta.tokens.is_empty() && self.open.as_ref().is_some_and(|open| !open.is_thought))
+            {
+                self.add(false, Delta { text: delta.text, tokens: delta.tokens, ..Delta::default() }).await?;
+            }
+            for call in &delta.calls {
+                self.close("completed").await?;
+                self.call(call).await?;
+            }
+        }
+        let status = if end.is_some_and(|end| end.is_cut()) { "incomplete" } else { "completed" };
+        if self.open.is_none() && self.formatter.items.is_empty() {
+            self.add(false, Delta::default()).await?;
+        }
+        self.close(status).await?;
+        let object = self.formatter.object(status, end, Some(answers.usage()));
+        self.send(&format!("response.{status}"), json!({"response": object})).await?;
+        Ok(self.parts)
+    }
+
+    async fn send(&mut self, kind: &str, fields: Json) -> Result<(), Disconnected> {
+        let mut event = json!({"type": kind, "sequence_number": self.n_sent});
+        if let (Some(event), Json::Object(fields)) = (event.as_object_mut(), fields) {
+            event.extend(fields);
+        }
+        self.n_sent += 1;
+        self.parts.send(event).await
+    }
+
+    /// Adds to the open reasoning or text item, or closes it and starts one of the other kind.
+    async fn add(&mut self, is_thought: bool, delta: Delta) -> Result<(), Disconnected> {
+        if self.open.as_ref().is_none_or(|open| open.is_thought != is_thought) {
+            self.close("completed").await?;
+            let at = self.formatter.items.len();
+            let (item, part) = match is_thought {
+                true => (self.formatter.reasoning(""), json!({"type": "reasoning_text", "text": ""})),
+                false => {
+                    (self.formatter.message("in_progress", json!([])), self.formatter.text_part(&Delta::default()))
+                }
+            };
+            let id = item["id"].clone();
+            self.send("response.output_item.added", json!({"output_index": at, "item": item})).await?;
+            let added = json!({"item_id": id, "output_index": at, "content_index": 0, "part": part});
+            self.send("response.content_part.added", added).await?;
+            self.open = Some(Open { is_thought, so_far: Delta::default() });
+        }
+        let at = self.formatter.items.len();
+        let mut event = json!({"output_index": at, "content_index": 0});
+        let kind = match is_thought {
+            true => {
+                event["item_id"] = self.formatter.id("rs").into();
+                event["delta"] = delta.thinking.as_str().into();
+                "response.reasoning_text.delta"
+            }
+            false => {
+                event["item_id"] = self.formatter.id("msg").into();
+                event["delta"] = delta.text.as_str().into();
+                event["logprobs"] =
+                    if self.formatter.has_logprobs { tokens_json(&delta.tokens).into() } else { json!([]) };
+                "response.output_text.delta"
+            }
+        };
+        if let Some(Open { so_far, .. }) = &mut self.open {
+            so_far.thinking += &delta.thinking;
+            so_far.text += &delta.text;
+            so_far.tokens.extend(delta.tokens);
+        }
+        self.send(kind, event).await
+    }
+
+    /// Completes the open item.
+    async fn close(&mut self, status: &str) -> Result<(), Disconnected> {
+        let Some(Open { is_thought, so_far }) = self.open.take() else { return Ok(()) };
+        let at = self.formatter.items.len();
+        let (item, part, kind) = match is_thought {
+            true => {
+                let item = self.formatter.reasoning(&so_far.thinking);
+                (item, json!({"type": "reasoning_text", "text": so_far.thinking}), "response.reasoning_text.done")
+            }
+            false => {
+                let part = self.formatter.text_part(&so_far);
+                (self.formatter.message(status, json!([part])), part, "response.output_text.done")
+            }
+        };
+        let place = json!({"item_id": item["id"], "output_index": at, "content_index": 0});
+        let with = |name: &str, value: &Json| {
+            let mut event = place.clone();
+            event[name] = value.clone();
+            event
+        };
+        let mut done = with("text", &part["text"]);
+        if let Some(logprobs) = part.get("logprobs") {
+            done["logprobs"] = logprobs.clone();
+        }
+        self.send(kind, done).await?;
+        self.send("response.content_part.done", with("part", &part)).await?;
+        self.send("response.output_item.done", json!({"output_index": at, "item": item})).await?;
+        self.formatter.items.push(item);
+        Ok(())
+    }
+
+    /// Sends a whole call.
+    async fn call(&mut self, call: &ToolCall) -> Result<(), Disconnected> {
+        let at = self.formatter.items.len();
+        let item = self.formatter.call(call);
+        let mut added = item.clone();
+        added["status"] = "in_progress".into();
+        added["arguments"] = "".into();
+        let (id, arguments) = (item["id"].clone(), item["arguments"].clone());
+        self.send("response.output_item.added", json!({"output_index": at, "item": added})).await?;
+        let delta = json!({"item_id": id, "output_index": at, "delta": arguments});
+        self.send("response.function_call_arguments.delta", delta).await?;
+        let done = json!({"item_id": id, "output_index": at, "name": item["name"], "arguments": arguments});
+        self.send("response.function_call_arguments.done", done).await?;
+        self.send("response.output_item.done", json!({"output_index": at, "item": item})).await?;
+        self.formatter.items.push(item);
+        Ok(())
+    }
+}

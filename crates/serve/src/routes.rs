@@ -1,0 +1,340 @@
+//! Routes, and the middleware around each request.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use axum::Json as Body;
+use axum::Router;
+use axum::body::{Body as AnyBody, Bytes, HttpBody as _};
+use axum::extract::{MatchedPath, Path, Request, State};
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use http_body_util::BodyExt;
+use hyper::body::{Frame, SizeHint};
+use serde_json::{Value as Json, json};
+use tilewright::engine::EngineState;
+use tilewright::{BreakerStats, Circuit};
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+
+use super::app::{App, RequestContext};
+use super::connections::{AtWork, Framing};
+use super::errors::ApiError;
+use super::models::ServedModel;
+use super::telemetry::ServerSpan;
+use super::{chat, completions, embeddings, ollama, openapi, responses};
+
+/// The endpoint of unknown paths in metrics.
+const OTHER: &str = "other";
+
+/// Paths without a key: health checks, and public files.
+const OPEN: [&str; 2] = ["/health", OTHER];
+
+/// All endpoints.
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/rerank", post(embeddings::rerank))
+        .route("/v1/models", get(list))
+        .route("/v1/models/{*name}", get(retrieve).post(load))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/embed", post(ollama::embed))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::loaded))
+        .route("/api/show", post(ollama::show))
+        .route("/api/version", get(ollama::version))
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .route("/openapi.json", get(async || Body(openapi::document())))
+        .method_not_allowed_fallback(wrong_method)
+        .fallback(other)
+        .layer(from_fn_with_state(app.clone(), middleware))
+        .with_state(app)
+}
+
+/// Checks access, and measures and logs the request.
+async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let since = Instant::now();
+    let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let span = app.telemetry.request(&request, route.as_deref());
+    let trace = span.trace();
+    let endpoint = route.unwrap_or_else(|| OTHER.into());
+    let is_ollama = request.uri().path().starts_with("/api/");
+    let framed = check_framing(&request);
+    let is_coded = request.headers().contains_key(header::TRANSFER_ENCODING);
+    if !request.headers().contains_key(header::EXPECT) {
+        let time = app.limits.body_time;
+        request = request.map(|body| AnyBody::new(DrainBody { body, time, is_over: false }));
+    }
+    let at_work = request.extensions().get().cloned();
+    let method = request.method().clone();
+    let watch = RequestMetrics { app: app.clone(), endpoint, method, since, status: None, span, _at_work: at_work };
+    let cors = app.guard.cors(request.headers());
+    let checked = framed.and_then(|()| app.guard.check_source(request.uri(), request.headers()));
+    let preflight = app.guard.preflight(request.method(), request.headers());
+    let checked = checked.and_then(|()| match OPEN.contains(&watch.endpoint.as_str()) || preflight.is_some() {
+        true => Ok(None),
+        false => app.guard.check_key(request.headers()),
+    });
+    let mut response = match (checked, preflight) {
+        (Err(refusal), _) => refusal.into_response(),
+        (Ok(_), Some(reply)) => (StatusCode::NO_CONTENT, reply).into_response(),
+        (Ok(cache_salt), None) => {
+            request.extensions_mut().insert(RequestContext { at: since, trace, cache_salt });
+            next.run(request).await
+        }
+    };
+    let code = response.extensions().get::<ApiError>().map(|error| error.code);
+    if is_ollama && let Some(error) = response.extensions().get::<ApiError>() {
+        response = (error.status, response.headers().clone(), Body(json!({"error": error.message}))).into_response();
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+    }
+    response.headers_mut().extend(cors);
+    if is_coded {
+        // What follows such a body is not scanned; see `Framing`.
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    watch.answered(response, code)
+}
+
+/// Refuses a body that is not plainly chunked, and one with two lengths: another reader, such as a proxy, may take
+/// part of it for the next request.
+fn check_framing(request: &Request) -> Result<(), ApiError> {
+    let refused = |message: &str| Err(ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_framing", message));
+    let mut codings = request.headers().get_all(header::TRANSFER_ENCODING).iter();
+    let Some(coding) = codings.next() else { return Ok(()) };
+    if request.extensions().get().is_some_and(|framing: &Framing| framing.has_two_lengths) {
+        return refused("the request has both Content-Length and Transfer-Encoding, expected one of them");
+    }
+    match coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") && codings.next().is_none() {
+        true => Ok(()),
+        false => refused("the request's Transfer-Encoding is not supported, expected chunked"),
+    }
+}
+
+/// Maximum bytes of an unused body that are read.
+const MAX_UNWANTED: usize = 64 << 20;
+
+/// A request's body. The unread rest is read and dropped, so that the client gets the early answer: closing a
+/// connection with unread bytes discards it.
+struct DrainBody {
+    body: AnyBody,
+    /// Timeout for the rest.
+    time: Duration,
+    is_over: bool,
+}
+
+impl hyper::body::Body for DrainBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        self.is_over |= matches!(frame, Poll::Ready(None | Some(Err(_))));
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for DrainBody {
+    fn drop(&mut self) {
+        if self.is_over || self.body.is_end_stream() {
+            return;
+        }
+        let (mut body, time) = (std::mem::take(&mut self.body), self.time);
+        let rest = async move {
+            let mut n_read = 0;
+            while let Some(Ok(frame)) = body.frame().await {
+                n_read += frame.data_ref().map_or(0, Bytes::len);
+                if n_read > MAX_UNWANTED {
+                    break;
+                }
+            }
+        };
+        // The runtime may have ended at shutdown.
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(timeout(time, rest));
+        }
+    }
+}
+
+/// Measures and traces a request until its answer is sent or its client disconnects.
+struct RequestMetrics {
+    app: Arc<App>,
+    endpoint: String,
+    method: Method,
+    since: Instant,
+    status: Option<u16>,
+    span: ServerSpan,
+    _at_work: Option<Arc<AtWork>>,
+}
+
+impl RequestMetrics {
+    fn answered(mut self, response: Response, code: Option<&'static str>) -> Response {
+        let status = response.status().as_u16();
+        self.status = Some(status);
+        self.app.metrics.answered(&self.endpoint, status);
+        self.span.answered(status, code);
+        response.map(|body| AnyBody::new(MeasuredBody { body, _watch: self }))
+    }
+}
+
+impl Drop for RequestMetrics {
+    fn drop(&mut self) {
+        /// The usual code for a client that disconnected early.
+        const GONE: u16 = 499;
+        let time = self.since.elapsed();
+        if self.status.is_none() {
+            self.app.metrics.answered(&self.endpoint, GONE);
+            self.span.gone();
+        }
+        self.app.metrics.ended(&self.endpoint, time);
+        if let Some(log) = &self.app.log {
+            let status = self.status.unwrap_or(GONE);
+            let reply = json!({
+                "time": super::app::now().as_secs(),
+                "method": self.method.as_str(),
+                "endpoint": self.endpoint,
+                "status": status,
+                "ms": time.as_millis() as u64,
+            });
+            log(&reply.to_string());
+        }
+    }
+}
+
+/// A measured body.
+struct MeasuredBody {
+    body: AnyBody,
+    _watch: RequestMetrics,
+}
+
+impl hyper::body::Body for MeasuredBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+async fn wrong_method(method: Method, path: MatchedPath) -> ApiError {
+    let message = format!("{} does not accept {method}", path.as_str());
+    ApiError::refusal(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}
+
+/// Static files, the response that Ollama's clients expect at the root, or an error.
+async fn other(State(app): State<Arc<App>>, request: Request) -> Response {
+    let (reads, path) = (matches!(*request.method(), Method::GET | Method::HEAD), request.uri().path());
+    if let Some(page) = app.page.as_ref().filter(|_| reads)
+        && let Some(file) = page.get(request.method(), path, request.headers()).await
+    {
+        return file;
+    }
+    if reads && path == "/" {
+        // Clients compare this text.
+        return "Ollama is running".into_response();
+    }
+    let message = format!("nothing answers {} at this path", request.method());
+    ApiError::refusal(StatusCode::NOT_FOUND, "unknown_url", message).into_response()
+}
+
+fn model_json(entry: &ServedModel, adapter: Option<&str>) -> Json {
+    let status = if entry.loaded().is_some() { "loaded" } else { "unloaded" };
+    let mut reply =
+        json!({"id": entry.name(), "object": "model", "created": entry.created, "owned_by": "local", "status": status});
+    if let Some(adapter) = adapter {
+        reply["id"] = format!("{}:{adapter}", entry.name()).into();
+        reply["parent"] = entry.name().into();
+    }
+    reply
+}
+
+async fn list(State(app): State<Arc<App>>) -> Body<Json> {
+    let all = app.models.entries.iter().flat_map(|entry| {
+        let adapters = entry.adapters().iter().map(|adapter| Some(adapter.as_str()));
+        std::iter::once(None).chain(adapters).map(|adapter| model_json(entry, adapter))
+    });
+    let data: Vec<Json> = all.collect();
+    Body(json!({"object": "list", "data": data}))
+}
+
+async fn retrieve(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Body<Json>, ApiError> {
+    let (entry, adapter) = app.models.find_adapted(&name)?;
+    Ok(Body(model_json(entry, adapter)))
+}
+
+/// `/v1/models/NAME/load` and `/unload`.
+async fn load(State(app): State<Arc<App>>, Path(path): Path<String>) -> Result<Body<Json>, ApiError> {
+    let entry = match path.rsplit_once('/') {
+        Some((name, "load")) => app.models.get(name).await?.entry.clone(),
+        Some((name, "unload")) => {
+            let entry = app.models.find(name)?;
+            entry.unload();
+            entry.clone()
+        }
+        _ => {
+            let message = "a model accepts GET, and POST at /load and /unload";
+            return Err(ApiError::refusal(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message));
+        }
+    };
+    Ok(Body(model_json(&entry, None)))
+}
+
+/// Status 503 if a model's engine has stopped: probes only check the status.
+async fn health(State(app): State<Arc<App>>) -> (StatusCode, Body<Json>) {
+    let entries = &app.models.entries;
+    let n_loaded = entries.iter().filter(|entry| entry.loaded().is_some()).count();
+    let losses: Vec<BreakerStats> = entries.iter().map(|entry| entry.losses()).collect();
+    let n_on_cpu = losses.iter().filter(|stats| stats.circuit == Circuit::Open).count();
+    let n_lost: u64 = losses.iter().map(BreakerStats::n_losses).sum();
+    let n_down = entries.iter().filter(|entry| entry.engine_state() != EngineState::Running).count();
+    let (code, status) = match (n_down, n_on_cpu) {
+        (1.., _) => (StatusCode::SERVICE_UNAVAILABLE, "down"),
+        (0, 1..) => (StatusCode::OK, "degraded"),
+        (0, 0) => (StatusCode::OK, "ok"),
+    };
+    let reply = json!({
+        "status": status,
+        "models": entries.len(),
+        "loaded": n_loaded,
+        "down": n_down,
+        "fallback": n_on_cpu,
+        "device_lost": n_lost,
+    });
+    (code, Body(reply))
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+    ([(header::CONTENT_TYPE, kind)], app.metrics.text(&app.models)).into_response()
+}
