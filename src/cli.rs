@@ -10,6 +10,8 @@ mod embed;
 mod hub;
 mod info;
 mod inspect;
+#[cfg(feature = "chat")]
+mod line_editor;
 mod lora;
 mod lost;
 mod manual;
@@ -24,6 +26,7 @@ mod several;
 mod speculation;
 mod tokenize;
 mod tune;
+mod word_wrap;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -147,8 +150,8 @@ pub fn main() -> ExitCode {
         return ended(Err(error.into()));
     }
     ended(match cli.command {
-        None => run::run(None, &cli.story),
-        Some(Command::Run(args)) => run::run(args.model.as_deref(), &args.generate),
+        None => run::run(None, None, &cli.story),
+        Some(Command::Run(args)) => run::run(args.model.as_deref(), args.text.as_deref(), &args.generate),
         #[cfg(feature = "chat")]
         Some(Command::Chat(args)) => chat::chat(&args),
         #[cfg(feature = "serve")]
