@@ -191,6 +191,7 @@ fn known_templates_match_model_documentation() {
             "alpaca",
             "Be brief.\n\n### Instruction:\n Hi \n\n### Response:\nHello</s>\n\n### Instruction:\nBye\n\n### Response:\n",
         ),
+        ("plain", "<s>Be brief.\n Hi \nHello\nBye"),
     ];
     assert_eq!(expected.map(|(name, _)| name), ChatTemplate::KNOWN);
     for (name, text) in expected {

@@ -33,7 +33,7 @@ pub const MARKERS: [(&str, &[&str]); 7] = [
     ("mistral-v3", &["[INST]", "[/INST]"]),
 ];
 
-pub const TEMPLATES: [KnownTemplate; 11] = [
+pub const TEMPLATES: [KnownTemplate; 12] = [
     // Qwen, Yi, Hermes, SmolLM and many others.
     KnownTemplate {
         name: "chatml",
@@ -205,5 +205,17 @@ completes the request.') -%}
         bos: "<s>",
         eos: "</s>",
         stop_texts: &["### Instruction:"],
+    },
+    // For models that were never trained on conversations: they continue the text of all messages.
+    KnownTemplate {
+        name: "plain",
+        source: "\
+{{- bos_token -}}
+{%- for message in messages -%}
+{{- message.content + ('' if loop.last else '\\n') -}}
+{%- endfor -%}",
+        bos: "<s>",
+        eos: "</s>",
+        stop_texts: &[],
     },
 ];

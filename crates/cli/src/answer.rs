@@ -6,10 +6,13 @@ use serde_json::Value as Json;
 use tilewright::answer::{Event, ToolCall};
 
 use super::CommandFailure;
+use super::word_wrap::WordWrap;
 
 /// The printer, and the answer so far.
 pub struct AnswerPrinter<W> {
     out: W,
+    /// At a terminal.
+    wrap: Option<WordWrap>,
     /// Whether thinking is dimmed by escape codes: on a terminal, unless `NO_COLOR` is set.
     dims: bool,
     in_thought: bool,
@@ -22,9 +25,11 @@ pub struct AnswerPrinter<W> {
 
 impl<W: Write> AnswerPrinter<W> {
     pub fn new(out: W) -> Self {
-        let dims = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        let is_terminal = io::stdout().is_terminal();
+        let wrap = is_terminal.then(WordWrap::default);
+        let dims = is_terminal && std::env::var_os("NO_COLOR").is_none();
         let (thought, text, calls) = (String::new(), String::new(), Vec::new());
-        AnswerPrinter { out, dims, in_thought: false, at_line_start: false, thought, text, calls }
+        AnswerPrinter { out, wrap, dims, in_thought: false, at_line_start: false, thought, text, calls }
     }
 
     /// Prints events. Without dimming, thinking is printed between `<think>` and `</think>`, whatever marks the model
@@ -35,23 +40,23 @@ impl<W: Write> AnswerPrinter<W> {
                 Event::Thinking(text) => {
                     if !self.in_thought {
                         self.in_thought = true;
-                        write!(self.out, "{}", if self.dims { "\x1b[2m" } else { "<think>\n" })?;
+                        self.mark("\x1b[2m", "<think>\n")?;
                     }
-                    write!(self.out, "{text}")?;
+                    self.print(&text)?;
                     self.thought += &text;
                 }
                 Event::Text(text) | Event::NotACall { text, .. } => {
                     self.end_thought()?;
-                    write!(self.out, "{text}")?;
+                    self.print(&text)?;
                     self.at_line_start = text.ends_with('\n');
                     self.text += &text;
                 }
                 Event::Call(call) => {
                     self.end_thought()?;
                     if !self.at_line_start && !self.text.is_empty() {
-                        writeln!(self.out)?;
+                        self.print("\n")?;
                     }
-                    writeln!(self.out, "call {} {}", call.name, Json::Object(call.arguments.clone()))?;
+                    self.print(&format!("call {} {}\n", call.name, Json::Object(call.arguments.clone())))?;
                     self.at_line_start = true;
                     self.calls.push(call);
                 }
@@ -62,14 +67,31 @@ impl<W: Write> AnswerPrinter<W> {
     }
 
     /// Prints plain text.
-    pub fn write(&mut self, text: std::fmt::Arguments<'_>) -> Result<(), CommandFailure> {
-        self.out.write_fmt(text)?;
+    pub fn write(&mut self, text: &str) -> Result<(), CommandFailure> {
+        self.print(text)?;
         Ok(self.out.flush()?)
+    }
+
+    fn print(&mut self, text: &str) -> io::Result<()> {
+        match &mut self.wrap {
+            // The user may have resized the terminal since the last piece.
+            Some(wrap) => {
+                let (_, width) = console::Term::stdout().size_checked().unwrap_or((0, u16::MAX));
+                self.out.write_all(wrap.wrap(text, width.into()).as_bytes())
+            }
+            None => self.out.write_all(text.as_bytes()),
+        }
+    }
+
+    /// Prints an escape code, or a mark without dimming.
+    fn mark(&mut self, code: &str, mark: &str) -> io::Result<()> {
+        if self.dims { self.out.write_all(code.as_bytes()) } else { self.print(mark) }
     }
 
     fn end_thought(&mut self) -> Result<(), CommandFailure> {
         if std::mem::take(&mut self.in_thought) {
-            write!(self.out, "{}", if self.dims { "\x1b[0m\n\n" } else { "\n</think>\n\n" })?;
+            self.mark("\x1b[0m", "\n</think>")?;
+            self.print("\n\n")?;
             self.at_line_start = true;
         }
         Ok(())

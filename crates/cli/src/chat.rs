@@ -1,4 +1,4 @@
-//! `tilewright chat`: a conversation on the terminal or from a pipe.
+//! `tilewright chat`: a conversation at the terminal or from a pipe, or one answer.
 
 use std::io::{self, BufRead, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -13,20 +13,32 @@ use tilewright::grammar::ToolChoice;
 use tilewright::{ChatAnswer, ChatModel, ChatPrompt, ChatRequest, Error, Model, Recovery, Session};
 
 use super::answer::AnswerPrinter;
+use super::line_editor::{LineEditor, is_complete, unfolded};
 use super::lost::each_piece;
-use super::run::{ModelArgs, SamplingArgs};
+use super::run::{ModelArgs, SamplingArgs, after_pipe, rate_text};
 use super::speculation::{self, Draft};
 use super::{CommandFailure, MARK, read_list, read_text, save_pipeline_caches, tell_findings};
 
 /// Chat with a model, in the terminal or through a pipe.
 ///
-/// Each line is a message. A backslash at the end continues it on the next line, and lines between two lines of `"""`
-/// are one message. `/help` lists the commands. From a pipe, lines are read the same way, and only the answers are
-/// printed.
+/// At a terminal, each line is a message: a backslash at the end continues it on the next line, lines between two lines
+/// of `"""` are one message, and so is a paste. `/help` lists the commands. Messages are kept in a history file
+/// (TILEWRIGHT_HISTORY; empty: none).
+///
+/// A PROMPT, the text from a pipe, or both together are one message: its answer is printed, and the chat ends.
 #[derive(Args)]
 pub struct ChatArgs {
     /// Model: GGUF file, Hugging Face folder, or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
     model: Option<PathBuf>,
+    /// Message to answer, after the text from a pipe, if any.
+    #[arg(value_name = "PROMPT", conflicts_with = "prompt")]
+    message: Option<String>,
+    /// Same as PROMPT, for the built-in model.
+    #[arg(long, short, value_name = "PROMPT")]
+    prompt: Option<String>,
+    /// Read each line from a pipe as a message or command, like at a terminal.
+    #[arg(long, conflicts_with_all = ["message", "prompt"])]
+    lines: bool,
     #[command(flatten)]
     device: ModelArgs,
     #[command(flatten)]
@@ -109,8 +121,8 @@ const HELP: &str = "\
 /load FILE     load what /save wrote
 /quit          quit
 //TEXT         send a message that starts with a slash
-Ctrl-C stops the answer, or quits if there is none. A backslash at the end of a line continues the message; lines
-between two lines of \"\"\" are one message.";
+Ctrl-C stops an answer or clears the line; Ctrl-D quits. A backslash at the end of a line continues the message; lines
+between two lines of \"\"\" are one message. Up and Down step through earlier messages, Ctrl-R searches them.";
 
 pub fn chat(args: &ChatArgs) -> Result<(), CommandFailure> {
     let options = args.sampling.options()?;
@@ -131,21 +143,17 @@ pub fn chat(args: &ChatArgs) -> Result<(), CommandFailure> {
     if let Some(system) = &args.system {
         chat.set_system(system);
     }
-    let talks = io::stdin().is_terminal();
-    if talks {
-        let model = chat.session.model();
-        eprintln!("{} on {}; /help lists the commands", model.name(), model.device().info().name);
-    }
-    let mut lines = io::stdin().lock();
-    let mut is_first = true;
-    while let Some(line) = read_message(&mut lines, talks)? {
-        let line = if std::mem::take(&mut is_first) { line.strip_prefix(MARK).unwrap_or(&line) } else { &line };
-        match chat.obey(line) {
-            Ok(true) => {}
-            Ok(false) => break,
-            // At a terminal the user can try again; a script must not continue after an error.
-            Err(CommandFailure::Error(error)) if talks => eprintln!("error: {error}"),
-            Err(failure) => return Err(failure),
+    let prompt = args.message.as_deref().or(args.prompt.as_deref());
+    match (args.lines, prompt.is_none() && io::stdin().is_terminal()) {
+        (true, _) => chat.follow_lines(io::stdin().lock())?,
+        (false, true) => chat.converse()?,
+        (false, false) => {
+            let message = after_pipe(prompt)?.ok_or_else(|| Error::Template {
+                field: "message".into(),
+                expected: "a PROMPT or text from a pipe".into(),
+                found: "empty".into(),
+            })?;
+            chat.send(&message)?;
         }
     }
     if let Some(path) = &args.session {
@@ -166,62 +174,31 @@ fn chat_model(model: &Model, args: &ChatArgs) -> Result<ChatModel, Error> {
     for error in found.iter().flat_map(ChatTemplate::unreadable) {
         eprintln!("warning: {}: {error}; --template selects a built-in template", model.name());
     }
-    let template = found.ok_or_else(|| Error::Template {
-        field: "chat template".into(),
-        expected: format!(
-            "one in the model's file; models without one are made for `tilewright run`. To chat anyway, choose a \
-             built-in template with --template: {}",
+    let template = found.or_else(|| {
+        eprintln!(
+            "notice: {} has no chat template and continues the text of the messages; --template selects one of {}",
+            model.name(),
             ChatTemplate::KNOWN.join(", ")
-        ),
-        found: "missing".into(),
-    })?;
-    let chat = ChatModel::of(model, Some(template))?;
+        );
+        ChatTemplate::known("plain")
+    });
+    let chat = ChatModel::of(model, template)?;
     Ok(match args.tool_format.as_deref().and_then(Format::from_name) {
         Some(format) => chat.with_format(format),
         None => chat,
     })
 }
 
-/// The next message or command; `None` at the end of the input.
-fn read_message(lines: &mut impl BufRead, talks: bool) -> Result<Option<String>, CommandFailure> {
-    let mut message = String::new();
-    loop {
-        if talks {
-            eprint!("{}", if message.is_empty() { "> " } else { ". " });
+/// The next message or command of a pipe; `None` at its end.
+fn read_message(lines: &mut impl BufRead) -> Result<Option<String>, CommandFailure> {
+    let (mut message, mut is_read) = (String::new(), false);
+    while lines.read_line(&mut message).map_err(|source| Error::Io { path: "stdin".into(), source })? > 0 {
+        is_read = true;
+        if is_complete(message.trim_end_matches(['\r', '\n'])) {
+            break;
         }
-        let mut line = String::new();
-        let n_bytes = lines.read_line(&mut line).map_err(|source| Error::Io { path: "stdin".into(), source })?;
-        let line = line.trim_end_matches(['\r', '\n']);
-        if line.trim() == "\"\"\"" && message.is_empty() {
-            return block(lines, talks).map(Some);
-        }
-        let (line, continues) = line.strip_suffix('\\').map_or((line, false), |line| (line, true));
-        message += line;
-        if n_bytes == 0 && message.is_empty() {
-            return Ok(None);
-        }
-        if n_bytes == 0 || !continues {
-            return Ok(Some(message));
-        }
-        message += "\n";
     }
-}
-
-/// Lines up to a line of three quotes, or the end of the input.
-fn block(lines: &mut impl BufRead, talks: bool) -> Result<String, CommandFailure> {
-    let mut message = String::new();
-    loop {
-        if talks {
-            eprint!(". ");
-        }
-        let mut line = String::new();
-        let n_bytes = lines.read_line(&mut line).map_err(|source| Error::Io { path: "stdin".into(), source })?;
-        if n_bytes == 0 || line.trim() == "\"\"\"" {
-            message.truncate(message.trim_end_matches(['\r', '\n']).len());
-            return Ok(message);
-        }
-        message += &line;
-    }
+    Ok(is_read.then(|| unfolded(message.trim_end_matches(['\r', '\n']))))
 }
 
 /// Ctrl-C: cancels the answer in progress, or ends the program if there is none.
@@ -261,19 +238,70 @@ struct Chat<'a> {
 }
 
 impl Chat<'_> {
+    /// Answers what the user types until `/quit` or Ctrl-D. After an error the user can try again.
+    fn converse(&mut self) -> Result<(), CommandFailure> {
+        let model = self.session.model();
+        eprintln!("{} on {}; /help lists the commands", model.name(), model.device().info().name);
+        let mut editor = LineEditor::open()?;
+        while let Some(line) = editor.read()? {
+            match self.obey(&line) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(CommandFailure::Error(error)) => eprintln!("error: {error}"),
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers the lines of a pipe. A script must not continue after an error.
+    fn follow_lines(&mut self, mut lines: impl BufRead) -> Result<(), CommandFailure> {
+        let mut is_first = true;
+        while let Some(line) = read_message(&mut lines)? {
+            let line = if std::mem::take(&mut is_first) { line.strip_prefix(MARK).unwrap_or(&line) } else { &line };
+            if !self.obey(line)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers a message. Without an answer it is not part of the conversation.
+    fn send(&mut self, text: &str) -> Result<(), CommandFailure> {
+        self.messages.push(Message::new("user", text));
+        let result = self.answer();
+        if result.is_err() {
+            self.messages.pop_if(|message| message.role == "user");
+        }
+        result
+    }
+
     /// Runs a command or answers a message. Returns `false` at the end of the conversation.
     fn obey(&mut self, line: &str) -> Result<bool, CommandFailure> {
         let (command, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         match command {
-            "/quit" | "/exit" => return Ok(false),
-            "/help" => eprintln!("{HELP}"),
-            "/clear" => self.messages.clear(),
-            "/system" => self.set_system(rest.trim()),
+            "/quit" | "/exit" | "/bye" => return Ok(false),
+            "/help" | "/?" => eprintln!("{HELP}"),
+            "/clear" => {
+                self.messages.clear();
+                eprintln!("the conversation is empty");
+            }
+            "/system" => {
+                self.set_system(rest.trim());
+                eprintln!("{}", if self.system.is_some() { "system message set" } else { "no system message" });
+            }
             "/history" => self.print_history(),
             "/tools" => self.print_tools(),
             "/result" => self.take_result(rest.trim())?,
-            "/save" => self.save(Path::new(rest.trim()))?,
-            "/load" => self.load(Path::new(rest.trim()))?,
+            "/save" | "/load" if rest.trim().is_empty() => eprintln!("{command} needs the name of a file"),
+            "/save" => {
+                self.save(Path::new(rest.trim()))?;
+                eprintln!("saved {} messages to {}", self.messages.len(), rest.trim());
+            }
+            "/load" => {
+                self.load(Path::new(rest.trim()))?;
+                eprintln!("loaded {} messages from {}", self.messages.len(), rest.trim());
+            }
             "/regen" => {
                 let before = self.messages.len();
                 let is_answer = |message: &Message| message.role == "assistant";
@@ -295,14 +323,7 @@ impl Chat<'_> {
                 eprintln!("no command {command}; /help lists all commands, and // starts a message with a slash");
             }
             _ => {
-                let text = if line.starts_with("//") { line.get(1..).unwrap_or_default() } else { line };
-                self.messages.push(Message::new("user", text));
-                let result = self.answer();
-                if result.is_err() {
-                    // An unanswered message is not part of the conversation.
-                    self.messages.pop_if(|message| message.role == "user");
-                }
-                result?;
+                self.send(if line.starts_with("//") { line.get(1..).unwrap_or_default() } else { line })?;
             }
         }
         Ok(true)
@@ -414,12 +435,8 @@ impl Chat<'_> {
             let is_asked_for = options.prompt_lookup > 0 || options.mtp_tokens > 0 || self.draft.is_some();
             let drafted =
                 speculation::summary(is_asked_for, speculation).map_or(String::new(), |summary| format!("; {summary}"));
-            eprintln!(
-                "[prefill {} tokens, decode {} tokens, {:.1} tokens/s{drafted}{note}]",
-                prefill.tokens,
-                decode.tokens + 1,
-                decode.rate()
-            );
+            let decoded = rate_text(decode.tokens + 1, decode);
+            eprintln!("[prefill {} tokens, decode {decoded}{drafted}{note}]", prefill.tokens);
         }
         Ok(())
     }

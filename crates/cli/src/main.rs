@@ -9,6 +9,7 @@ mod embed;
 mod hub;
 mod info;
 mod inspect;
+mod line_editor;
 mod lora;
 mod lost;
 mod manual;
@@ -23,6 +24,7 @@ mod several;
 mod speculation;
 mod tokenize;
 mod tune;
+mod word_wrap;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -144,8 +146,8 @@ fn main() -> ExitCode {
         return ended(Err(error.into()));
     }
     ended(match cli.command {
-        None => run::run(None, &cli.story),
-        Some(Command::Run(args)) => run::run(args.model.as_deref(), &args.generate),
+        None => run::run(None, None, &cli.story),
+        Some(Command::Run(args)) => run::run(args.model.as_deref(), args.text.as_deref(), &args.generate),
         Some(Command::Chat(args)) => chat::chat(&args),
         #[cfg(feature = "serve")]
         Some(Command::Serve(args)) => serve::serve(*args),

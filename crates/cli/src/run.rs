@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use tilewright::answer::Format;
 use tilewright::answer::{AnswerReader, ToolCall};
+use tilewright::chat::ChatTemplate;
 use tilewright::generate::{ContextPolicy, DeviceLayers, ExpertCacheStats, Generation, Stats, StopReason, Streaming};
 use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
@@ -32,6 +33,9 @@ use super::{
 pub struct RunArgs {
     /// Model: GGUF file, Hugging Face folder, or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
     pub model: Option<PathBuf>,
+    /// Text to continue, after the text from a pipe, if any.
+    #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "prompt_file", "prompt_ids"])]
+    pub text: Option<String>,
     #[command(flatten)]
     pub generate: GenerateArgs,
 }
@@ -175,9 +179,9 @@ pub struct GenerateArgs {
     model: ModelArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// Text to continue.
-    #[arg(long, short, default_value = "Once upon a time", conflicts_with = "prompt_file")]
-    prompt: String,
+    /// Text to continue [default: the text from a pipe, or "Once upon a time"].
+    #[arg(long, short, conflicts_with = "prompt_file")]
+    prompt: Option<String>,
     /// File with the text to continue; `-` is stdin.
     #[arg(long, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
@@ -446,7 +450,8 @@ impl SamplingArgs {
     }
 }
 
-pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), CommandFailure> {
+/// `text`: the prompt given without a flag.
+pub fn run(path: Option<&Path>, text: Option<&str>, args: &GenerateArgs) -> Result<(), CommandFailure> {
     let mut options = GenerateOptions {
         tokens_per_submit: args.tokens_per_submit,
         logprobs: args.logprobs,
@@ -455,7 +460,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), CommandFailur
     options.check()?;
     let prompt = match args.prompt_ids {
         Some(_) => String::new(),
-        None => prompt(args)?,
+        None => prompt(args, text)?,
     };
     let encoding = EncodeOptions { add_special: true, parse_special: args.parse_special };
     let draft = &args.sampling.speculation.draft;
@@ -465,6 +470,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), CommandFailur
     if let Some(n_at_once) = args.parallel.parallel {
         return parallel::run(&model, &mut recovery, (n_at_once, draft.n()), (&prompt, encoding), &options, args.json);
     }
+    tell_template(&model, args);
     let mut session = model.session()?;
     let mut reader =
         args.tools.reader(session.model(), &prompt, &mut options, args.sampling.speculation.is_asked_for())?;
@@ -488,9 +494,8 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), CommandFailur
         generation.enable_profile();
     }
     let mut out: Box<dyn Write> = if args.json { Box::new(io::sink()) } else { Box::new(io::stdout().lock()) };
-    write!(out, "{prompt}")?;
-    out.flush()?;
     let mut answer = AnswerPrinter::new(&mut out);
+    answer.write(&prompt)?;
     let (mut text, mut token_ids, mut logprobs) = (String::new(), Vec::new(), Vec::new());
     let mut ended = each_piece(&mut generation, &mut recovery, |piece| {
         token_ids.push(piece.id);
@@ -498,8 +503,8 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), CommandFailur
         text += &piece.text;
         match (&mut reader, &args.prompt_ids) {
             (Some(reader), _) => answer.take(reader.push(piece.id, &piece.text)?),
-            (None, Some(_)) => answer.write(format_args!("{}{}", if token_ids.len() > 1 { "," } else { "" }, piece.id)),
-            (None, None) => answer.write(format_args!("{}", piece.text)),
+            (None, Some(_)) => answer.write(&format!("{}{}", if token_ids.len() > 1 { "," } else { "" }, piece.id)),
+            (None, None) => answer.write(&piece.text),
         }
     });
     if let Some(reader) = &mut reader
@@ -583,12 +588,35 @@ fn clock_seed() -> u64 {
     now.map_or(0, |since| u64::from(since.subsec_nanos()) % 1_000_000)
 }
 
-fn prompt(args: &GenerateArgs) -> Result<String, Error> {
-    let Some(path) = &args.prompt_file else { return Ok(args.prompt.clone()) };
-    if path.as_os_str() == "-" {
-        return text_of(path, io::read_to_string(io::stdin()));
+fn prompt(args: &GenerateArgs, text: Option<&str>) -> Result<String, Error> {
+    match (&args.prompt_file, &args.prompt) {
+        (Some(path), _) if path.as_os_str() == "-" => text_of(path, io::read_to_string(io::stdin())),
+        (Some(path), _) => read_text(path),
+        (None, Some(prompt)) => Ok(prompt.clone()),
+        (None, None) => Ok(after_pipe(text)?.unwrap_or_else(|| "Once upon a time".into())),
     }
-    read_text(path)
+}
+
+/// The text from a pipe, then `text`; `None` if both are empty.
+pub fn after_pipe(text: Option<&str>) -> Result<Option<String>, Error> {
+    let mut all = match io::stdin().is_terminal() {
+        true => String::new(),
+        false => text_of(Path::new("stdin"), io::read_to_string(io::stdin()))?,
+    };
+    // The newline at the end of a pipe is not part of the text.
+    all.truncate(all.strip_suffix('\n').map_or(all.len(), |all| all.strip_suffix('\r').unwrap_or(all).len()));
+    let parts = [all.as_str(), text.unwrap_or_default()];
+    let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    Ok((!parts.is_empty()).then(|| parts.join("\n")))
+}
+
+/// Says that a model is made for conversations, which `run` does not format as such.
+fn tell_template(model: &Model, args: &GenerateArgs) {
+    let formats = args.parse_special || args.prompt_ids.is_some() || args.json;
+    let has_template = |tokenizer| ChatTemplate::for_model(model.chat_source(), tokenizer).is_some();
+    if !formats && model.tokenizer().is_ok_and(has_template) {
+        eprintln!("notice: {} is made for conversations: `tilewright chat` uses its chat template", model.name());
+    }
 }
 
 fn summary(device: &Device, options: &GenerateOptions, reason: StopReason, prefill: Stats, decode: Stats) {
@@ -601,11 +629,19 @@ fn summary(device: &Device, options: &GenerateOptions, reason: StopReason, prefi
         StopReason::Cancelled => "cancelled",
         StopReason::Deadline => "deadline",
     };
-    let rate = |name: &str, stats: Stats| format!("{name} {} tokens, {:.1} tokens/s", stats.tokens, stats.rate());
+    let rate = |name: &str, stats: Stats| format!("{name} {}", rate_text(stats.tokens, stats));
     let seed = if options.temperature > 0.0 { format!("; seed {}", options.seed) } else { String::new() };
     eprintln!("\n{}; {}; {reason}{seed}", rate("prefill", prefill), rate("decode", decode));
     let info = device.info();
     eprintln!("on {} ({}): {}", info.name, info.backend, info.reason);
+}
+
+/// A number of tokens, with their rate if there are enough of them for one.
+pub fn rate_text(n_tokens: usize, stats: Stats) -> String {
+    /// Fewer may take no time: they were computed before they were asked for.
+    const ENOUGH: usize = 8;
+    let tokens = if n_tokens == 1 { "1 token".into() } else { format!("{n_tokens} tokens") };
+    if stats.tokens < ENOUGH { tokens } else { format!("{tokens}, {:.1} tokens/s", stats.rate()) }
 }
 
 /// Summary of disk offload.

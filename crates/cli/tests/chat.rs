@@ -9,7 +9,11 @@ use serde_json::Value;
 
 fn chat(args: &[&str], input: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
-    command.args([&["chat", "--device", "cpu", "-n", "12", "--seed", "3"], args].concat());
+    command.args([&["chat", "--device", "cpu", "-n", "12", "--seed", "3", "--lines"], args].concat());
+    run(command, input)
+}
+
+fn run(mut command: Command, input: &str) -> Output {
     command.env("TILEWRIGHT_CACHE_DIR", "").env_remove("TILEWRIGHT_DEVICE");
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // A command that ends early does not read its stdin.
@@ -64,14 +68,38 @@ fn saved(name: &str, lines: &str) -> (Value, Output) {
     (serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap(), output)
 }
 
+/// `chat` without `--lines`, greedy, with the built-in model.
+fn chat_once(args: &[&str], input: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+    command.args([&["chat", "--device", "cpu", "-n", "12", "--temperature", "0"], args].concat());
+    run(command, input)
+}
+
 #[test]
-fn chat_with_a_model_without_template_is_refused() {
-    let output = chat(&[], "hello\n");
+fn model_without_a_template_continues_the_messages_with_a_notice() {
+    let output = chat_once(&["-p", "The cat"], "");
     let message = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{message}");
-    assert!(message.contains("tilewright run") && message.contains("--template: chatml, llama2"), "{message}");
-    assert!(output.stdout.is_empty());
+    assert!(output.status.success(), "{message}");
+    assert!(message.contains("has no chat template") && message.contains("one of chatml, llama2"), "{message}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), continuation("The cat") + "\n");
     assert_eq!(chat(&["--template", "nope"], "").status.code(), Some(2));
+}
+
+#[test]
+fn prompt_and_pipe_are_one_message() {
+    let answer = |args: &[&str], input: &str| {
+        let output = chat_once(args, input);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(answer(&[], "The cat\nsat\n"), continuation("The cat\nsat") + "\n");
+    assert_eq!(answer(&["-p", "And a dog"], "The cat\r\n"), continuation("The cat\nAnd a dog") + "\n");
+    // A message is not a command.
+    assert_eq!(answer(&["--prompt", "/help"], ""), continuation("/help") + "\n");
+    let output = chat_once(&[], "");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("message is empty, expected a PROMPT"));
+    assert_eq!(chat_once(&["--lines", "-p", "x"], "").status.code(), Some(2));
 }
 
 #[test]

@@ -199,7 +199,7 @@ fn byte_order_mark_in_input_files_is_ignored() {
     // Within the text it is a character.
     assert_ne!(told(&from_stdin, "Li\u{feff}ly"), told(&from_stdin, "Lily"));
 
-    let chat = ["chat", BUILTIN, "--device", "cpu", "--template", "chatml", "--seed", "2", "-n", "5"];
+    let chat = ["chat", BUILTIN, "--lines", "--device", "cpu", "--template", "chatml", "--seed", "2", "-n", "5"];
     assert_eq!(told(&chat, "\u{feff}Hello\nAgain\n"), told(&chat, "Hello\nAgain\n"));
     let [plain, with_mark] = marked("talk.json", "[{\"role\": \"user\", \"content\": \"Hello\"}]");
     let goes_on = |path: &str| told(&[&chat[..], &["--session", path]].concat(), "");
@@ -270,7 +270,7 @@ fn constrained_output_matches_its_schema_or_grammar() {
     let written = run(&["--grammar", grammar.to_str().unwrap()]);
     assert!(pairs.is_match(&written), "{written}");
     // Constraints apply to chat answers from their first character.
-    let args = ["chat", BUILTIN, "--device", "cpu", "--template", "chatml", "--regex", "(one|two)!"];
+    let args = ["chat", BUILTIN, "--lines", "--device", "cpu", "--template", "chatml", "--regex", "(one|two)!"];
     let mut child = command(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"Count.\nGo on.\n").unwrap();
     let answers = text(&child.wait_with_output().unwrap().stdout);
@@ -333,6 +333,7 @@ fn tool_choice_flag_enforces_valid_calls() {
 
     let chat = [
         "chat",
+        "--lines",
         BUILTIN,
         "--device",
         "cpu",
@@ -1034,7 +1035,7 @@ fn device_loss_does_not_change_printed_output() {
     let run = ["run", BUILTIN, "--temperature", "0", "-n", "24"];
     let sampled = ["run", BUILTIN, "--seed", "3", "-n", "24"];
     let split = ["run", BUILTIN, "--temperature", "0", "-n", "24", "--layers-on", "gpu=1", "--layers-on", "cpu=1"];
-    let chat = ["chat", BUILTIN, "--template", "chatml", "--temperature", "0", "-n", "8"];
+    let chat = ["chat", BUILTIN, "--lines", "--template", "chatml", "--temperature", "0", "-n", "8"];
     let embed = ["embed", &nomic, "--batch-size", "2"];
     let rerank = ["rerank", &bert, "--query", "where is the cat"];
     // Steps are pieces of an answer, or attempts of a batch.
@@ -1087,7 +1088,7 @@ fn session_file_saves_recomputation() {
 
     let talk = |exact: &[&str], path: &str, lines: &str| {
         let input = std::fs::File::open(file("session_chat.txt", lines.as_bytes())).unwrap();
-        let chat = ["chat", BUILTIN, "--template", "chatml", "-n", "8"];
+        let chat = ["chat", BUILTIN, "--lines", "--template", "chatml", "-n", "8"];
         let output = command(&[&chat, exact, &device[..], &[path]].concat()).stdin(input).output().unwrap();
         assert!(output.status.success(), "{}", text(&output.stderr));
         text(&output.stdout)

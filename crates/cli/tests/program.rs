@@ -22,3 +22,5 @@ mod lora;
 mod quantize;
 #[cfg(feature = "serve")]
 mod serve;
+#[cfg(target_os = "linux")]
+mod terminal;

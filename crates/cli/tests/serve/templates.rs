@@ -253,7 +253,7 @@ fn serve_and_chat_accept_any_template() {
     for (model, more, code, says) in
         [(&good, &[][..], 0, ""), (&broken, &[], 1, "`default`: syntax"), (&broken, &["--template", "chatml"], 0, "")]
     {
-        let mut chat = command_of(&[&["chat", "-n", "2", model.as_str()], more].concat());
+        let mut chat = command_of(&[&["chat", "--lines", "-n", "2", model.as_str()], more].concat());
         let mut child = chat.stdin(std::process::Stdio::piped()).spawn().unwrap();
         let _ = std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"hi\n");
         let output = child.wait_with_output().unwrap();
