@@ -14,7 +14,7 @@ use super::fields::Fields;
 use super::sampling::{self, RequestSampling};
 use super::sse::{Disconnected, PartSender, Style, streamed};
 use crate::error::Error;
-use crate::generate::Model;
+use crate::generate::{GenerateOptions, Model};
 use crate::tokenizer::EncodeOptions;
 
 const FIELDS: &[&str] = &["prompt", "max_completion_tokens", "max_tokens", "echo", "logprobs", "best_of"];
@@ -64,7 +64,7 @@ pub fn raw(model: &Model, text: &str) -> Result<Vec<u32>, Error> {
 /// Continues texts.
 pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
-    fields.only(&[sampling::FIELDS, FIELDS])?;
+    fields.only(&[sampling::FIELDS, &GenerateOptions::NUMBERS.map(|number| number.name), FIELDS])?;
     let model = fields.some_text("model")?.to_owned();
     let RequestSampling { mut choices, streams, with_usage } =
         RequestSampling::read(fields, &app.limits, &["max_completion_tokens", "max_tokens"], Some(USUAL_TOKENS))?;
