@@ -1,12 +1,16 @@
 /** The common part of chat and text requests: fields, ranges, and options for the model. */
 
 import { ensure } from "../errors.js";
+import { BOUNDS, type SamplingNumbers } from "../options.generated.js";
 import { known } from "../options.js";
 import type { GenerateOptions, RequestOptions } from "../types.js";
 import { ensureValid, unsupported } from "./errors.js";
 
+/** Those that OpenAI's API lacks: see {@link GenerateOptions}. */
+type OwnFields = Partial<Record<"top_k" | "min_p" | "repeat_penalty" | "repeat_last_n", number | null>>;
+
 /** Sampling fields. `null` is as absent. */
-export interface SamplingFields {
+export interface SamplingFields extends OwnFields {
   /** 0 to 2. Default 1, as in OpenAI's API. The other sampling options have the defaults of {@link GenerateOptions}. */
   temperature?: number | null;
   /** 0 to 1. */
@@ -27,12 +31,6 @@ export interface SamplingFields {
   stream_options?: { include_usage?: boolean; include_obfuscation?: false } | null;
   /** Ignored. */
   user?: string | null;
-  /** Not in OpenAI's API: see {@link GenerateOptions}. */
-  top_k?: number | null;
-  /** Not in OpenAI's API: see {@link GenerateOptions}. */
-  min_p?: number | null;
-  /** Not in OpenAI's API: see {@link GenerateOptions}. */
-  repeat_penalty?: number | null;
 }
 
 /** Seeds are exact up to here. */
@@ -91,9 +89,10 @@ const streamOptions: Check = (param, value) => {
 
 /** The ranges of OpenAI's API, which are within the engine's. */
 export const SAMPLING_FIELDS: Fields<SamplingFields> = {
-  temperature: between(0, 2), top_p: between(0, 1), stop: stopTexts, seed: anything, presence_penalty: between(-2, 2),
+  temperature: between(0, 2), top_p: between(...BOUNDS.topP), stop: stopTexts, seed: anything, presence_penalty: between(-2, 2),
   frequency_penalty: between(-2, 2), logit_bias: biases, n: whole(1, 128), stream: flag, stream_options: streamOptions, user: anything,
-  top_k: whole(0, 2 ** 32 - 1), min_p: between(0, 1), repeat_penalty: anything,
+  top_k: whole(...BOUNDS.topK), min_p: between(...BOUNDS.minP), repeat_penalty: between(...BOUNDS.repeatPenalty),
+  repeat_last_n: whole(...BOUNDS.repeatLastN),
 };
 
 /** Throws `option` for anything but a valid request, and `unsupported` for unsupported fields. */
@@ -118,17 +117,14 @@ export function samplingOf(request: SamplingFields, options: RequestOptions, max
   if (seed !== undefined && seed !== null) {
     whole(0, MOST + 1 - (n ?? 1))("seed", seed);
   }
+  const snake = (name: string): string => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+  const numbers = Object.keys(BOUNDS).map((name) => [name, request[snake(name) as keyof SamplingFields] ?? undefined]);
   const common: GenerateOptions = {
+    ...Object.fromEntries(numbers) as SamplingNumbers,
     signal: options.signal,
     maxTokens,
     temperature: request.temperature ?? 1,
-    topP: request.top_p ?? undefined,
-    topK: request.top_k ?? undefined,
-    minP: request.min_p ?? undefined,
     stop: typeof stop === "string" ? [stop] : stop ?? undefined,
-    repeatPenalty: request.repeat_penalty ?? undefined,
-    presencePenalty: request.presence_penalty ?? undefined,
-    frequencyPenalty: request.frequency_penalty ?? undefined,
     logitBias: request.logit_bias ?? undefined,
   };
   return Array.from({ length: n ?? 1 }, (_, at) => ({ ...common, seed: seed === undefined || seed === null ? undefined : seed + at }));
