@@ -86,7 +86,7 @@ export class Generation implements AsyncIterable<Piece> {
     // Errors of the request are the generation's.
     this.result = (async () => send({
       prompt,
-      options: { temperature: 0, seed: randomSeed(), ...defined(options), ...defined({ logitBias: biasesOf(logitBias) }) },
+      options: { temperature: 0, seed: randomSeed(), ...defined(options, [undefined, null]), ...defined({ logitBias: biasesOf(logitBias) }) },
       output: output(),
     }, { signal, stopSignal: this.#stopSignal.signal, onEvent }))();
     this.result.then(({ promptTokens, cachedTokens, generatedTokens, prefillSeconds, decodeSeconds }) => {

@@ -2,9 +2,9 @@
 
 import { isTrap } from "./errors.js";
 
-/** Without the properties that are `undefined`. */
-export function defined<T extends object>(options: T): { [K in keyof T]?: Exclude<T[K], undefined> } {
-  return Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined)) as T;
+/** Without the properties that are `undefined`, or one of `absent`. */
+export function defined<T extends object>(options: T, absent: readonly unknown[] = [undefined]): { [K in keyof T]?: Exclude<T[K], undefined> } {
+  return Object.fromEntries(Object.entries(options).filter(([, value]) => !absent.includes(value))) as T;
 }
 
 /** Settles as `work` does, or rejects when the signal aborts. */

@@ -1,6 +1,7 @@
 /** The names of all options, and the error for any other. */
 
 import type { BenchOptions } from "./bench-types.js";
+import { BOUNDS } from "./options.generated.js";
 import type {
   AdapterOptions, CommonLoadOptions, EmbedderOptions, IndexOptions, InspectOptions, KeptOptions, LoadIndexOptions, LoadOptions, MolOptions,
   PrefetchOptions, RerankerOptions,
@@ -12,7 +13,7 @@ import type {
 } from "./types.js";
 
 /** Exactly the names that a type declares: the compiler refuses one too many and one too few. */
-type Names<Options> = Readonly<Record<keyof Options, true>>;
+type Names<Options> = Readonly<Record<keyof Options, true | readonly number[]>>;
 
 const TEXTS: Names<TextsOptions> = { signal: true, onProgress: true };
 const PROMPT: Names<PromptOptions> = { prompt: true };
@@ -24,8 +25,8 @@ const LOAD: Names<CommonLoadOptions> = {
   ...DEVICE, ...SOURCE, fetch: true, on: true, shared: true, onProgress: true, signal: true, cache: true, verify: true, memoryLimit: true,
 };
 const ENGINE_GENERATE: Names<EngineGenerateOptions> = {
-  signal: true, maxTokens: true, temperature: true, topK: true, topP: true, minP: true, repeatPenalty: true, repeatLastN: true,
-  presencePenalty: true, frequencyPenalty: true, logitBias: true, logprobs: true, seed: true, stop: true, ignoreEos: true, slide: true, responseFormat: true, promptLookup: true,
+  ...BOUNDS, signal: true, maxTokens: true, logitBias: true, logprobs: true, seed: true, stop: true, ignoreEos: true, slide: true,
+  responseFormat: true, promptLookup: true,
 };
 const GENERATE: Names<GenerateOptions> = { ...ENGINE_GENERATE, tokensPerSubmit: true };
 const CHAT: Names<Omit<ChatOptions, keyof GenerateOptions>> = {

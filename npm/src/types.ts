@@ -1,5 +1,7 @@
 /** Public types; options of loads are in `load-options.ts`. All sizes are bytes and all times seconds. */
 
+import type { SamplingNumbers } from "./options.generated.js";
+
 /** One file of a model: an address, a path (Node and Deno), a picked file, its bytes, or an unread `Response`. */
 export type FileSource = string | URL | Blob | ArrayBuffer | Uint8Array | Response;
 
@@ -230,27 +232,11 @@ export interface Notice {
 }
 
 /** Options of {@link Model.generate} and {@link Model.chat}. The defaults are greedy and reproducible. */
-export interface GenerateOptions {
+export interface GenerateOptions extends SamplingNumbers {
   /** Aborts the generation: iteration throws the signal's reason. {@link Generation.stop} ends it without an error. */
   signal?: AbortSignal | undefined;
   /** Most tokens to generate. Default 256. */
   maxTokens?: number | undefined;
-  /** Divides the logits before sampling: lower is more predictable, 0 is greedy. Up to 100. Default 0. */
-  temperature?: number | undefined;
-  /** Samples from the `topK` likeliest tokens; 0: all. Needs a `temperature` above 0, as the next two. Default 40. */
-  topK?: number | undefined;
-  /** Samples from the most likely tokens that together have this probability; 1 for all. Default 0.95. */
-  topP?: number | undefined;
-  /** Samples from the tokens with at least this share of the highest probability; 0 for all. Default 0.05. */
-  minP?: number | undefined;
-  /** Makes recent tokens less likely; 1 changes nothing. Default 1. */
-  repeatPenalty?: number | undefined;
-  /** Tokens that count as recent. Default 64. */
-  repeatLastN?: number | undefined;
-  /** Subtracted once from the logits of generated tokens: -100 to 100 (in OpenAI's API -2 to 2). Default 0. */
-  presencePenalty?: number | undefined;
-  /** Subtracted from the logits of generated tokens for each occurrence. Range as of `presencePenalty`. Default 0. */
-  frequencyPenalty?: number | undefined;
   /** Added to logits, by token id: -1000 to 1000. -100 all but forbids a token, 100 all but forces it. */
   logitBias?: Readonly<Record<number, number>> | undefined;
   /**

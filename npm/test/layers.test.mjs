@@ -11,6 +11,7 @@ const ORDER = [
   "errors",
   "helpers",
   "platform",
+  "options.generated",
   "types",
   "bench-types",
 

@@ -110,6 +110,8 @@ test("values out of range are errors that name the field, before the model is as
   for (const n of [0, -1, 1.5, 129, "2"]) await refused({ n }, /n is .*, expected a whole number from 1 to 128/);
   await refused({ presence_penalty: 2.1 }, /presence_penalty is 2.1, expected a number from -2 to 2/);
   await refused({ frequency_penalty: "1" }, /frequency_penalty is "1"/);
+  await refused({ repeat_penalty: 101 }, /repeat_penalty is 101, expected a number from 0 to 100/);
+  await refused({ repeat_last_n: 0.5 }, /repeat_last_n is 0.5, expected a whole number from 0 to 4294967295/);
   await refused({ logprobs: true, top_logprobs: 21 }, /top_logprobs is 21/);
   await refused({ top_logprobs: 2 }, /top_logprobs is 2, expected none unless logprobs is true/);
   await refused({ logprobs: 3 }, /logprobs is 3/);

@@ -11,7 +11,7 @@ import { known, OPTIONS } from "../build/options.js";
 function declared(type) {
   const [, how, base, listed] = /^(Omit|Pick)<(\w+), ([^>]*)>$/.exec(type) ?? [];
   if (how !== undefined) return declared(base).filter((option) => listed.includes(`"${option}"`) === (how === "Pick"));
-  for (const file of ["types", "load-options", "bench-types", "openai/client"]) {
+  for (const file of ["types", "options.generated", "load-options", "bench-types", "openai/client"]) {
     const text = readFileSync(new URL(`../build/${file}.d.ts`, import.meta.url), "utf8");
     const [, alias] = new RegExp(`export type ${type} = ([^;]*);`).exec(text) ?? [];
     if (alias !== undefined) return declared(alias);

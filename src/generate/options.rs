@@ -21,98 +21,143 @@ pub enum ContextPolicy {
     Slide,
 }
 
-/// Sampling and stop options.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GenerateOptions {
+/// Calls `$declare!` with the numeric sampling options, which every interface has: documentation, which is also that of
+/// the command line and the npm package, name, type, default, placeholder in `--help`, least and greatest value, range
+/// in words, and a further condition.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! sampling_numbers {
+    ($declare:ident $($others:tt)*) => {
+        $declare! {
+            // Below a thousandth, quotients of logits could overflow, and sampling is greedy anyway.
+            /// Sampling temperature; 0 always takes the most likely token.
+            temperature: f32 = 0.8, "T", [0.0, 100.0, "0, or 0.001 to 100", |t| t == 0.0 || t >= 0.001];
+            /// Sample from the K most likely tokens; 0 disables.
+            top_k: u32 = 40, "K", [0, u32::MAX, "0 or more"];
+            /// Sample from the most likely tokens whose probabilities add up to P; 1 disables.
+            top_p: f32 = 0.95, "P", [0.0, 1.0, "above 0 to 1", |p| p > 0.0];
+            /// Sample from tokens with at least P times the highest probability; 0 disables.
+            min_p: f32 = 0.05, "P", [0.0, 1.0, "0 to 1"];
+            /// Divide positive and multiply negative logits of recent tokens by X; 1 disables.
+            repeat_penalty: f32 = 1.0, "X", [0.0, 100.0, "above 0 to 100", |x| x > 0.0];
+            /// Number of latest tokens that the repetition penalty covers.
+            repeat_last_n: u32 = 64, "N", [0, u32::MAX, "0 or more"];
+            /// Subtract X from the logit of every token generated before; 0 disables.
+            presence_penalty: f32 = 0.0, "X", [-100.0, 100.0, "-100 to 100"];
+            /// Subtract X from a token's logit for each time it was generated before; 0 disables.
+            frequency_penalty: f32 = 0.0, "X", [-100.0, 100.0, "-100 to 100"];
+            $($others)*
+        }
+    };
+}
+
+/// A numeric sampling option.
+pub struct SamplingNumber {
+    /// Field of [`GenerateOptions`], and name in requests.
+    pub name: &'static str,
+    /// Whether it is an integer.
+    pub is_whole: bool,
+    /// Least and greatest value; [`GenerateOptions::check`] is stricter near 0.
+    pub bounds: [f64; 2],
+    pub set: fn(&mut GenerateOptions, f64),
+}
+
+/// Declares the options with their defaults and ranges. Those without a range are no plain numbers, or depend on others.
+macro_rules! declare {
+    ($(
+        $(#[doc = $doc:literal])* $(#[cfg($cfg:meta)])? $(#[serde($serde:meta)])?
+        $name:ident: $type:ty = $default:expr
+        $(, $value:literal, [$least:expr, $most:expr, $range:literal $(, $holds:expr)?])?
+        $(, within [$values:expr, $words:literal])?;
+    )*) => {
+        /// Sampling and stop options.
+        #[derive(Clone, Debug, PartialEq)]
+        #[cfg_attr(target_arch = "wasm32", derive(serde::Deserialize), serde(default, rename_all = "camelCase"))]
+        pub struct GenerateOptions {$(
+            $(#[doc = $doc])*
+            #[doc = concat!(" Default: `", stringify!($default), "`.")]
+            $(#[doc = concat!(" Range: ", $range, ".")])?
+            $(#[doc = concat!(" Range: ", $words, ".")])?
+            $(#[cfg($cfg)])?
+            $(#[cfg_attr(target_arch = "wasm32", serde($serde))])?
+            pub $name: $type,
+        )*}
+
+        impl Default for GenerateOptions {
+            fn default() -> Self {
+                GenerateOptions { $($(#[cfg($cfg)])? $name: $default,)* }
+            }
+        }
+
+        impl GenerateOptions {
+            /// The numeric sampling options.
+            #[doc(hidden)]
+            pub const NUMBERS: [SamplingNumber; 8] = [$($(SamplingNumber {
+                name: stringify!($name),
+                is_whole: 0.5 as $type as f32 == 0.0,
+                bounds: [$least as f64, $most as f64],
+                set: |options, value| options.$name = value as $type,
+            },)?)*];
+
+            fn check_ranges(&self) -> Result<(), Error> {
+                $($(if !($least..=$most).contains(&self.$name) $(|| !($holds)(self.$name))? {
+                    return refused(stringify!($name), $range, self.$name);
+                })?
+                $(if let Some(n) = self.$name.filter(|n| !($values).contains(n)) {
+                    return refused(stringify!($name), $words, n);
+                })?)*
+                Ok(())
+            }
+        }
+    };
+}
+
+sampling_numbers! { declare
     /// Maximum number of generated tokens.
-    pub max_tokens: usize,
-    /// Divides the logits before sampling; 0 is greedy. 0 to 100.
-    pub temperature: f32,
-    /// Samples from the k most likely tokens; 0 is off.
-    pub top_k: u32,
-    /// Samples from the most likely tokens whose probabilities sum to this; 1 is off. Above 0 to 1.
-    pub top_p: f32,
-    /// Samples from tokens with at least this fraction of the highest probability; 0 is off. 0 to 1.
-    pub min_p: f32,
-    /// Divides positive and multiplies negative logits of recent tokens; 1 is off. Above 0 to 100.
-    pub repeat_penalty: f32,
-    /// Number of latest tokens that `repeat_penalty` covers.
-    pub repeat_last_n: u32,
-    /// Subtracted from the logits of tokens generated before; 0 is off. -100 to 100; OpenAI's API allows -2 to 2.
-    pub presence_penalty: f32,
-    /// Subtracted once per earlier occurrence among the generated tokens; 0 is off. Range as `presence_penalty`.
-    pub frequency_penalty: f32,
+    max_tokens: usize = 256;
     /// Biases added to the logits, by token id: -1000 to 1000, up to [`Sampling::MAX_BIASES`]. -100 all but bans a
     /// token.
-    pub logit_bias: BTreeMap<u32, f32>,
-    /// Report each token's log probability and this many most likely tokens, 0 to
-    /// [`GenerateOptions::MAX_LOGPROBS`]; see [`Piece::logprobs`](super::Piece::logprobs). Passes then never run
-    /// ahead. Excludes drafts.
-    pub logprobs: Option<u32>,
+    #[serde(skip)]
+    logit_bias: BTreeMap<u32, f32> = BTreeMap::new();
+    /// Report each token's log probability and this many most likely tokens; see
+    /// [`Piece::logprobs`](super::Piece::logprobs). Passes then never run ahead. Excludes drafts.
+    logprobs: Option<u32> = None, within [0..=GenerateOptions::MAX_LOGPROBS, "at most 100"];
     /// Sampling seed: the same seed, options, model and device generate the same text.
-    pub seed: u64,
+    seed: u64 = 0;
     /// Stop strings, excluded from the output. Up to [`GenerateOptions::MAX_STOPS`] of up to
     /// [`GenerateOptions::MAX_STOP_BYTES`] each. The first complete one counts; of several that end together, the
     /// longest.
-    pub stop: Vec<String>,
+    stop: Vec<String> = Vec::new();
     /// End tokens besides the model's, such as the one that ends a chat turn.
-    pub stop_ids: Vec<u32>,
+    stop_ids: Vec<u32> = Vec::new();
     /// Whether to continue past end tokens, including `stop_ids`.
-    pub ignore_eos: bool,
+    ignore_eos: bool = false;
     /// What to do when the context is full.
-    pub context_policy: ContextPolicy,
-    /// Tokens per GPU submission, 1 to 16: more take less time each but arrive in bursts. Output is unchanged.
+    #[serde(skip)]
+    context_policy: ContextPolicy = ContextPolicy::Stop;
+    /// Tokens per GPU submission: more take less time each but arrive in bursts. Output is unchanged.
     /// `None`: [`Model::tokens_per_submit`](super::Model::tokens_per_submit). The CPU computes one at a time.
-    pub tokens_per_submit: Option<u32>,
+    tokens_per_submit: Option<u32> = None, within [1..=16, "1 to 16"];
     /// Maximum draft tokens by prompt lookup, 0 to [`GenerateOptions::MAX_DRAFT_TOKENS`]; 0 is off. One pass
     /// verifies the tokens that followed an earlier occurrence of the latest ones and keeps those that the model
     /// would choose: faster if the output repeats much of the prompt. Requires greedy decoding without penalties,
     /// biases, constraint or logprobs. Passes never run ahead. Ignored while kernels are profiled.
-    pub prompt_lookup: u32,
+    prompt_lookup: u32 = 0;
     /// Maximum draft tokens by the MTP head, 0 to [`GenerateOptions::MAX_DRAFT_TOKENS`]; 0 is off. Needs
     /// [`LoadOptions::mtp_tokens`](super::LoadOptions::mtp_tokens). Verified as those of `prompt_lookup`, which take
     /// precedence, under the same conditions.
-    pub mtp_tokens: u32,
-    /// GPU submissions in flight, including the one being read, 1 to 8. Output is unchanged. `None`: 2 to 8, as
+    mtp_tokens: u32 = 0;
+    /// GPU submissions in flight, including the one being read. Output is unchanged. `None`: 2 to 8, as
     /// measured to keep the GPU busy; recurrent models have room for fewer. The CPU has one.
-    pub submits_in_flight: Option<u32>,
+    submits_in_flight: Option<u32> = None, within [1..=8, "1 to 8"];
     /// Constraint on the text. Forbidden tokens are never chosen. End tokens are allowed where the text is complete;
     /// where nothing may follow, the generation ends with [`StopReason::Complete`](super::StopReason::Complete). A
     /// stop string, a full context or `max_tokens` may end the text before it is complete. Passes never run ahead,
     /// whatever `tokens_per_submit` and `submits_in_flight` say; one pass computes all forced tokens. Excludes
     /// drafts.
     #[cfg(feature = "grammar")]
-    pub constraint: Option<Constraint>,
-}
-
-impl Default for GenerateOptions {
-    /// 256 tokens, temperature 0.8, top-k 40, top-p 0.95, min-p 0.05, no penalty, seed 0.
-    fn default() -> Self {
-        GenerateOptions {
-            max_tokens: 256,
-            temperature: 0.8,
-            top_k: 40,
-            top_p: 0.95,
-            min_p: 0.05,
-            repeat_penalty: 1.0,
-            repeat_last_n: 64,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            logit_bias: BTreeMap::new(),
-            logprobs: None,
-            seed: 0,
-            stop: Vec::new(),
-            stop_ids: Vec::new(),
-            ignore_eos: false,
-            context_policy: ContextPolicy::Stop,
-            tokens_per_submit: None,
-            submits_in_flight: None,
-            prompt_lookup: 0,
-            mtp_tokens: 0,
-            #[cfg(feature = "grammar")]
-            constraint: None,
-        }
-    }
+    #[serde(skip)]
+    constraint: Option<Constraint> = None;
 }
 
 impl GenerateOptions {
@@ -138,55 +183,25 @@ impl GenerateOptions {
     /// # Errors
     /// [`Error::Option`] naming the option.
     pub fn check(&self) -> Result<(), Error> {
-        let check = |option, ok: bool, expected: &str, found: f32| match ok {
-            true => Ok(()),
-            false => Err(Error::Option { option, expected: expected.into(), found: found.to_string() }),
-        };
-        let t = self.temperature;
-        // Below a thousandth, quotients of logits could overflow, and sampling is greedy anyway.
-        check("temperature", t == 0.0 || (0.001..=100.0).contains(&t), "0, or 0.001 to 100", t)?;
-        check("top_p", self.top_p > 0.0 && self.top_p <= 1.0, "above 0 to 1", self.top_p)?;
-        check("min_p", (0.0..=1.0).contains(&self.min_p), "0 to 1", self.min_p)?;
-        let penalty = self.repeat_penalty;
-        check("repeat_penalty", penalty > 0.0 && penalty <= 100.0, "above 0 to 100", penalty)?;
-        for (option, penalty) in
-            [("presence_penalty", self.presence_penalty), ("frequency_penalty", self.frequency_penalty)]
-        {
-            check(option, (-100.0..=100.0).contains(&penalty), "-100 to 100", penalty)?;
-        }
+        self.check_ranges()?;
         for (id, &bias) in &self.logit_bias {
-            let expected = format!("-1000 to 1000 for token {id}");
-            check("logit_bias", (-1000.0..=1000.0).contains(&bias), &expected, bias)?;
+            if !(-1000.0..=1000.0).contains(&bias) {
+                return refused("logit_bias", format!("-1000 to 1000 for token {id}"), bias);
+            }
         }
         if self.logit_bias.len() > Sampling::MAX_BIASES as usize {
-            let expected = format!("at most {} tokens", Sampling::MAX_BIASES);
-            return Err(Error::Option { option: "logit_bias", expected, found: self.logit_bias.len().to_string() });
-        }
-        if let Some(n) = self.logprobs.filter(|&n| n > Self::MAX_LOGPROBS) {
-            let expected = format!("at most {}", Self::MAX_LOGPROBS);
-            return Err(Error::Option { option: "logprobs", expected, found: n.to_string() });
-        }
-        for (option, n, most) in
-            [("tokens_per_submit", self.tokens_per_submit, 16), ("submits_in_flight", self.submits_in_flight, 8)]
-        {
-            if let Some(found) = n.filter(|n| !(1..=most).contains(n)) {
-                let (expected, found) = (format!("1 to {most}"), found.to_string());
-                return Err(Error::Option { option, expected, found });
-            }
+            return refused("logit_bias", format!("at most {} tokens", Sampling::MAX_BIASES), self.logit_bias.len());
         }
         for (option, n) in self.drafts() {
             self.check_drafts(option, n, self.has_constraint())?;
         }
-        self.check_stops()
-    }
-
-    fn check_stops(&self) -> Result<(), Error> {
-        let refusal = |expected, found| Err(Error::Option { option: "stop", expected, found });
         if self.stop.len() > Self::MAX_STOPS {
-            return refusal(format!("at most {} strings", Self::MAX_STOPS), self.stop.len().to_string());
+            return refused("stop", format!("at most {} strings", Self::MAX_STOPS), self.stop.len());
         }
         match self.stop.iter().map(String::len).find(|len| !(1..=Self::MAX_STOP_BYTES).contains(len)) {
-            Some(len) => refusal(format!("strings of 1 to {} bytes", Self::MAX_STOP_BYTES), format!("one of {len}")),
+            Some(len) => {
+                refused("stop", format!("strings of 1 to {} bytes", Self::MAX_STOP_BYTES), format!("one of {len}"))
+            }
             None => Ok(()),
         }
     }
@@ -230,16 +245,13 @@ impl GenerateOptions {
             true => format!("0 to {most}"),
             false => "0: speculation requires greedy decoding (temperature 0) without penalties, biases, constraint or logprobs".into(),
         };
-        Err(Error::Option { option, expected, found: n.to_string() })
+        refused(option, expected, n)
     }
 
     /// Refuses biases of unknown tokens.
     pub(crate) fn check_biases(&self, vocab_size: u32) -> Result<(), Error> {
         match self.logit_bias.last_key_value() {
-            Some((&id, _)) if id >= vocab_size => {
-                let expected = format!("token ids below {vocab_size}");
-                Err(Error::Option { option: "logit_bias", expected, found: id.to_string() })
-            }
+            Some((id, _)) if *id >= vocab_size => refused("logit_bias", format!("token ids below {vocab_size}"), id),
             _ => Ok(()),
         }
     }
@@ -265,4 +277,8 @@ impl GenerateOptions {
             n_biases: self.logit_bias.len() as u32,
         }
     }
+}
+
+fn refused(option: &'static str, expected: impl Into<String>, found: impl ToString) -> Result<(), Error> {
+    Err(Error::Option { option, expected: expected.into(), found: found.to_string() })
 }

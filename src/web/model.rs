@@ -460,54 +460,21 @@ fn logprobs_json(model: &crate::Model, id: u32, logprobs: &Logprobs, held: usize
 
 /// Deserialises generation options with defaults, and the tokens at the start.
 pub(super) fn read_options(value: JsValue) -> Result<(GenerateOptions, Vec<u32>), JsValue> {
+    /// What is no field of [`GenerateOptions`], or has another form.
     #[derive(Deserialize, Default)]
     #[serde(rename_all = "camelCase", default)]
-    struct Options {
-        max_tokens: Option<usize>,
-        temperature: Option<f32>,
-        top_k: Option<u32>,
-        top_p: Option<f32>,
-        min_p: Option<f32>,
-        repeat_penalty: Option<f32>,
-        repeat_last_n: Option<u32>,
-        presence_penalty: Option<f32>,
-        frequency_penalty: Option<f32>,
-        logit_bias: Option<Vec<(u32, f32)>>,
-        logprobs: Option<u32>,
-        seed: Option<u64>,
-        stop: Option<Vec<String>>,
-        stop_ids: Option<Vec<u32>>,
-        ignore_eos: Option<bool>,
-        slide: Option<bool>,
-        tokens_per_submit: Option<u32>,
-        prompt_lookup: Option<u32>,
+    struct Others {
+        logit_bias: Vec<(u32, f32)>,
+        slide: bool,
         replay: Vec<u32>,
     }
-    let given: Option<Options> = from_js("options", value)?;
-    let (given, default) = (given.unwrap_or_default(), GenerateOptions::default());
+    let options: Option<GenerateOptions> = from_js("options", value.clone())?;
+    let others: Option<Others> = from_js("options", value)?;
+    let (mut options, others) = (options.unwrap_or_default(), others.unwrap_or_default());
     // `collect` would sort first, which costs 5 KB of code.
-    let mut logit_bias = default.logit_bias.clone();
-    logit_bias.extend(given.logit_bias.into_iter().flatten());
-    let options = GenerateOptions {
-        max_tokens: given.max_tokens.unwrap_or(default.max_tokens),
-        temperature: given.temperature.unwrap_or(default.temperature),
-        top_k: given.top_k.unwrap_or(default.top_k),
-        top_p: given.top_p.unwrap_or(default.top_p),
-        min_p: given.min_p.unwrap_or(default.min_p),
-        repeat_penalty: given.repeat_penalty.unwrap_or(default.repeat_penalty),
-        repeat_last_n: given.repeat_last_n.unwrap_or(default.repeat_last_n),
-        presence_penalty: given.presence_penalty.unwrap_or(default.presence_penalty),
-        frequency_penalty: given.frequency_penalty.unwrap_or(default.frequency_penalty),
-        logit_bias,
-        logprobs: given.logprobs,
-        seed: given.seed.unwrap_or(default.seed),
-        stop: given.stop.unwrap_or_default(),
-        stop_ids: given.stop_ids.unwrap_or_default(),
-        ignore_eos: given.ignore_eos.unwrap_or(default.ignore_eos),
-        context_policy: if given.slide == Some(true) { ContextPolicy::Slide } else { ContextPolicy::Stop },
-        tokens_per_submit: given.tokens_per_submit,
-        prompt_lookup: given.prompt_lookup.unwrap_or(0),
-        ..default
-    };
-    Ok((options, given.replay))
+    options.logit_bias.extend(others.logit_bias);
+    if others.slide {
+        options.context_policy = ContextPolicy::Slide;
+    }
+    Ok((options, others.replay))
 }

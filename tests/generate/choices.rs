@@ -76,15 +76,25 @@ fn penalties_and_biases_match_their_formulas() {
 fn options_out_of_range_are_refused() {
     let many = (0..1025).map(|id| (id, 1.0)).collect();
     let cases = [
-        (GenerateOptions { presence_penalty: 100.5, ..endless(1) }, "presence_penalty"),
-        (GenerateOptions { frequency_penalty: f32::NAN, ..endless(1) }, "frequency_penalty"),
-        (GenerateOptions { logit_bias: BTreeMap::from([(3, f32::INFINITY)]), ..endless(1) }, "logit_bias"),
-        (GenerateOptions { logit_bias: many, ..endless(1) }, "logit_bias"),
-        (GenerateOptions { logprobs: Some(101), ..endless(1) }, "logprobs"),
-        (GenerateOptions { logprobs: Some(1), prompt_lookup: 2, ..endless(1) }, "prompt_lookup"),
+        (GenerateOptions { temperature: 0.0005, ..endless(1) }, "temperature: 0.0005", "0, or 0.001 to 100"),
+        (GenerateOptions { top_p: 0.0, ..endless(1) }, "top_p: 0", "above 0 to 1"),
+        (GenerateOptions { min_p: 1.5, ..endless(1) }, "min_p: 1.5", "0 to 1"),
+        (GenerateOptions { presence_penalty: 100.5, ..endless(1) }, "presence_penalty: 100.5", "-100 to 100"),
+        (GenerateOptions { frequency_penalty: f32::NAN, ..endless(1) }, "frequency_penalty: NaN", "-100 to 100"),
+        (
+            GenerateOptions { logit_bias: BTreeMap::from([(3, f32::INFINITY)]), ..endless(1) },
+            "logit_bias: inf",
+            "-1000",
+        ),
+        (GenerateOptions { logit_bias: many, ..endless(1) }, "logit_bias: 1025", "at most 1024"),
+        (GenerateOptions { logprobs: Some(101), ..endless(1) }, "logprobs: 101", "at most 100"),
+        (GenerateOptions { logprobs: Some(1), prompt_lookup: 2, ..endless(1) }, "prompt_lookup: 2", "0: speculation"),
     ];
-    for (options, name) in cases {
-        assert!(matches!(options.check(), Err(Error::Option { option, .. }) if option == name), "{name}");
+    for (options, found, expected) in cases {
+        let error = options.check().unwrap_err();
+        assert_eq!(error.code(), "option");
+        let begin = format!("option {found} is out of range, expected {expected}");
+        assert!(error.to_string().starts_with(&begin), "{error}");
     }
     let model = builtin(&common::cpu(), None);
     for options in

@@ -125,33 +125,33 @@ pub struct PrecisionArgs {
     pub exact: bool,
 }
 
+macro_rules! number_args {
+    ($($(#[$doc:meta])* $name:ident: $type:ty = $default:literal, $value:literal, $range:tt;)*) => {
+        #[derive(Args)]
+        struct NumberArgs {$(
+            $(#[$doc])*
+            #[arg(long, default_value_t = $default, value_name = $value, allow_negative_numbers = true)]
+            $name: $type,
+        )*}
+
+        impl NumberArgs {
+            fn options(&self) -> GenerateOptions {
+                GenerateOptions { $($name: self.$name,)* ..GenerateOptions::default() }
+            }
+        }
+    };
+}
+
+tilewright::sampling_numbers! { number_args }
+
 /// Sampling and stopping.
 #[derive(Args)]
 pub struct SamplingArgs {
     /// Maximum number of tokens to generate.
-    #[arg(long, short = 'n', default_value_t = 256, value_name = "N")]
+    #[arg(long, short = 'n', default_value_t = GenerateOptions::default().max_tokens, value_name = "N")]
     max_tokens: usize,
-    /// Sampling temperature; 0 always takes the most likely token.
-    #[arg(long, default_value_t = 0.8, value_name = "T")]
-    temperature: f32,
-    /// Sample from the K most likely tokens; 0 disables.
-    #[arg(long, default_value_t = 40, value_name = "K")]
-    top_k: u32,
-    /// Sample from the most likely tokens whose probabilities add up to P; 1 disables.
-    #[arg(long, default_value_t = 0.95, value_name = "P")]
-    top_p: f32,
-    /// Sample from tokens with at least P times the highest probability; 0 disables.
-    #[arg(long, default_value_t = 0.05, value_name = "P")]
-    min_p: f32,
-    /// Repetition penalty on the last 64 tokens; 1 disables.
-    #[arg(long, default_value_t = 1.0, value_name = "X")]
-    repeat_penalty: f32,
-    /// Subtract X from the logit of every token generated before; 0 disables.
-    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
-    presence_penalty: f32,
-    /// Subtract X from a token's logit for each time it was generated before; 0 disables.
-    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
-    frequency_penalty: f32,
+    #[command(flatten)]
+    numbers: NumberArgs,
     /// Add X to the logit of token ID, such as 15043=-100; repeatable.
     #[arg(long, value_name = "ID=X", value_parser = bias)]
     logit_bias: Vec<(u32, f32)>,
@@ -430,13 +430,6 @@ impl SamplingArgs {
     pub fn options(&self) -> Result<GenerateOptions, Error> {
         Ok(GenerateOptions {
             max_tokens: self.max_tokens,
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repeat_penalty: self.repeat_penalty,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
             logit_bias: self.logit_bias.iter().copied().collect(),
             seed: self.seed.unwrap_or_else(clock_seed),
             stop: self.stop.clone(),
@@ -445,7 +438,7 @@ impl SamplingArgs {
             prompt_lookup: self.speculation.prompt_lookup,
             mtp_tokens: self.speculation.mtp,
             constraint: self.constraint.constraint()?,
-            ..GenerateOptions::default()
+            ..self.numbers.options()
         })
     }
 }

@@ -220,6 +220,7 @@ fn generation_flags_take_effect() {
     assert_eq!(ids(&["--temperature", "0", "--tokens-per-submit", "4"]), greedy);
     assert_eq!(ids(&["--temperature", "0", "--kv-type", "f32"]), greedy);
     assert_ne!(ids(&["--temperature", "0", "--repeat-penalty", "5"]), greedy);
+    assert_eq!(ids(&["--temperature", "0", "--repeat-penalty", "5", "--repeat-last-n", "0"]), greedy);
     assert_ne!(ids(&["--temperature", "3", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--seed", "3"]), greedy);
 }
 
@@ -858,7 +859,7 @@ fn embedding_table_is_offloaded_under_a_memory_limit() {
 fn errors_are_one_sentence_and_an_exit_code() {
     fails(&["--no-such-flag"], 2, &["--no-such-flag"]);
     fails(&["run", "--temperature", "hot"], 2, &["--temperature"]);
-    fails(&["--device", "cpu", "--temperature=-1"], 2, &["temperature"]);
+    fails(&["--device", "cpu", "--temperature", "-1"], 2, &["temperature", "0, or 0.001 to 100"]);
     fails(&["--device", "cpu", "--ctx", "100000"], 2, &["context_length", "100000"]);
     fails(&["--ctx", "lots"], 2, &["--ctx", "auto"]);
     fails(&["--kv-type", "f8"], 2, &["--kv-type", "f32, f16, q8_0"]);

@@ -22,7 +22,7 @@ use super::embeddings::vectors_of;
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::models::{Lease, Loaded, ServedModel};
-use super::sampling::{random, stops};
+use super::sampling::{numbers, random, stops};
 use super::sse::{Disconnected, PartSender, Style, streamed};
 
 /// The Ollama version with these endpoints. Editors refuse servers below 0.6.4, other clients below 0.5.
@@ -48,20 +48,8 @@ const OF_DEVICES: &[&str] = &[
     "numa",
 ];
 
-/// Supported options.
-const OPTIONS: &[&str] = &[
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "stop",
-    "num_predict",
-    "repeat_penalty",
-    "repeat_last_n",
-    "presence_penalty",
-    "frequency_penalty",
-];
+/// Supported options, besides [`GenerateOptions::NUMBERS`].
+const OPTIONS: &[&str] = &["seed", "stop", "num_predict"];
 
 /// The common fields.
 struct CommonFields {
@@ -118,29 +106,22 @@ fn options_of(fields: Fields<'_>, app: &App) -> Result<GenerateOptions, ApiError
     let none = Map::new();
     let given = fields.object("options", "an object")?.unwrap_or(&none);
     let given = Fields::within(given, "options.");
-    given.only(&[OF_DEVICES, OPTIONS])?;
-    let usual = GenerateOptions::default();
-    let number = |field, least, most, usual: f32| {
-        Ok::<f32, ApiError>(given.number(field, least, most)?.map_or(usual, |number| number as f32))
-    };
+    given.only(&[OF_DEVICES, OPTIONS, &GenerateOptions::NUMBERS.map(|number| number.name)])?;
+    let mut options = GenerateOptions::default();
+    numbers(given, &[("repeat_last_n", [-1.0, f64::from(i32::MAX)])], &mut options)?;
+    // -1: the whole context.
+    if given.get("repeat_last_n").and_then(Json::as_f64).is_some_and(|n| n < 0.0) {
+        options.repeat_last_n = i32::MAX as u32;
+    }
     let limit = app.limits.max_tokens.unwrap_or(i32::MAX as usize);
     // -1: no limit; -2: until the context is full.
     let n = given.number("num_predict", -2.0, f64::from(i32::MAX))?.filter(|&n| n >= 0.0);
-    let last_n = given.number("repeat_last_n", -1.0, f64::from(i32::MAX))?;
     let options = GenerateOptions {
         max_tokens: n.map_or(limit, |n| (n as usize).min(limit)),
-        temperature: number("temperature", 0.0, 100.0, usual.temperature)?,
-        top_k: given.whole("top_k", 0, u64::from(u32::MAX))?.map_or(usual.top_k, |k| k as u32),
-        top_p: number("top_p", 0.0, 1.0, usual.top_p)?,
-        min_p: number("min_p", 0.0, 1.0, usual.min_p)?,
-        repeat_penalty: number("repeat_penalty", 0.0, 100.0, usual.repeat_penalty)?,
-        repeat_last_n: last_n.map_or(usual.repeat_last_n, |n| if n < 0.0 { i32::MAX as u32 } else { n as u32 }),
-        presence_penalty: number("presence_penalty", -100.0, 100.0, 0.0)?,
-        frequency_penalty: number("frequency_penalty", -100.0, 100.0, 0.0)?,
         // -1 requests a random seed.
         seed: given.seed("seed")?.filter(|&seed| seed != u64::MAX).unwrap_or_else(random),
         stop: stops(given, "stop", &app.limits)?,
-        ..usual
+        ..options
     };
     options.check()?;
     Ok(options)

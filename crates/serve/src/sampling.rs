@@ -11,26 +11,13 @@ use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
 
-/// Fields that [`RequestSampling::read`] reads.
-pub const FIELDS: &[&str] = &[
-    "model",
-    "temperature",
-    "top_p",
-    "stop",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "n",
-    "stream",
-    "stream_options",
-    "user",
-    "top_k",
-    "min_p",
-    "repeat_penalty",
-    "prompt_lookup",
-    "cache_salt",
-];
+/// Fields that [`RequestSampling::read`] reads, besides [`GenerateOptions::NUMBERS`].
+pub const FIELDS: &[&str] =
+    &["model", "stop", "seed", "logit_bias", "n", "stream", "stream_options", "user", "prompt_lookup", "cache_salt"];
+
+/// Bounds of OpenAI's API that are narrower than ours.
+const OPENAI_BOUNDS: &[(&str, [f64; 2])] =
+    &[("temperature", [0.0, 2.0]), ("presence_penalty", [-2.0, 2.0]), ("frequency_penalty", [-2.0, 2.0])];
 
 /// More tokens than fit in any context.
 const NO_LIMIT: u64 = (1 << 31) - 1;
@@ -63,24 +50,15 @@ impl RequestSampling {
                 return Err(ApiError::invalid(fields.name(name), Some(&found.into()), &expected));
             }
         }
-        let usual_options = GenerateOptions::default();
-        let number = |field, least, most, usual: f32| {
-            Ok::<f32, ApiError>(fields.number(field, least, most)?.map_or(usual, |number| number as f32))
-        };
+        let mut options = GenerateOptions { temperature: 1.0, ..GenerateOptions::default() };
+        numbers(fields, OPENAI_BOUNDS, &mut options)?;
         let options = GenerateOptions {
             max_tokens: asked.or(usual).unwrap_or(NO_LIMIT).min(limit) as usize,
-            temperature: number("temperature", 0.0, 2.0, 1.0)?,
-            top_p: number("top_p", 0.0, 1.0, usual_options.top_p)?,
-            top_k: fields.whole("top_k", 0, u64::from(u32::MAX))?.map_or(usual_options.top_k, |k| k as u32),
-            min_p: number("min_p", 0.0, 1.0, usual_options.min_p)?,
-            repeat_penalty: number("repeat_penalty", 0.0, 100.0, usual_options.repeat_penalty)?,
-            presence_penalty: number("presence_penalty", -2.0, 2.0, 0.0)?,
-            frequency_penalty: number("frequency_penalty", -2.0, 2.0, 0.0)?,
             logit_bias: biases(fields)?,
             prompt_lookup: fields.whole("prompt_lookup", 0, u64::from(GenerateOptions::MAX_DRAFT_TOKENS))?.unwrap_or(0)
                 as u32,
             stop: stops(fields, "stop", limits)?,
-            ..usual_options
+            ..options
         };
         options.check()?;
         fields.text("user")?;
@@ -100,6 +78,21 @@ impl RequestSampling {
         let seeds = (0..n).map(|at| seed.map_or_else(random, |seed| seed.wrapping_add(at))).collect();
         Ok(RequestSampling { choices: AnswerOptions { options, seeds }, streams, with_usage })
     }
+}
+
+/// Reads the numeric sampling options. `own`: bounds that differ from ours.
+pub fn numbers(fields: Fields<'_>, own: &[(&str, [f64; 2])], options: &mut GenerateOptions) -> Result<(), ApiError> {
+    for number in &GenerateOptions::NUMBERS {
+        let [least, most] = own.iter().find(|(name, _)| *name == number.name).map_or(number.bounds, |(_, own)| *own);
+        let given = match number.is_whole && least >= 0.0 {
+            true => fields.whole(number.name, least as u64, most as u64)?.map(|n| n as f64),
+            false => fields.number(number.name, least, most)?,
+        };
+        if let Some(given) = given {
+            (number.set)(options, given);
+        }
+    }
+    Ok(())
 }
 
 /// A random seed.

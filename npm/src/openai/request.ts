@@ -1,12 +1,16 @@
 /** The common part of chat and text requests: fields, ranges, and options for the model. */
 
 import { ensure } from "../errors.js";
+import { BOUNDS, type SamplingNumbers } from "../options.generated.js";
 import { known } from "../options.js";
 import type { GenerateOptions, RequestOptions } from "../types.js";
 import { ensureValid, unsupported } from "./errors.js";
 
+/** Those that OpenAI's API lacks: see {@link GenerateOptions}. */
+type OwnFields = Partial<Record<"top_k" | "min_p" | "repeat_penalty" | "repeat_last_n", number | null>>;
+
 /** Sampling fields. `null` is as absent. */
-export interface SamplingFields {
+export interface SamplingFields extends OwnFields {
   /** 0 to 2. Default 1, as in OpenAI's API. The other sampling options have the defaults of {@link GenerateOptions}. */
   temperature?: number | null;
   /** 0 to 1. */
@@ -27,12 +31,6 @@ export interface SamplingFields {
   stream_options?: { include_usage?: boolean; include_obfuscation?: false } | null;
   /** Ignored. */
   user?: string | null;
-  /** Not in OpenAI's API: see {@link GenerateOptions}. */
-  top_k?: number | null;
-  /** Not in OpenAI's API: see {@link GenerateOptions}. */
-  min_p?: number | null;
-  /** Not in OpenAI's API: see {@link GenerateOptions}. */
-  repeat_penalty?: number | null;
 }
 
 /** Unsupported fields and values without effect. */
@@ -87,9 +85,10 @@ const streamOptions: Check = (param, value) => {
 
 /** The ranges of OpenAI's API, which are within the engine's. */
 export const SAMPLING_FIELDS: Fields<SamplingFields> = {
-  temperature: between(0, 2), top_p: between(0, 1), stop: stopTexts, seed: anything, presence_penalty: between(-2, 2),
+  temperature: between(0, 2), top_p: between(...BOUNDS.topP), stop: stopTexts, seed: anything, presence_penalty: between(-2, 2),
   frequency_penalty: between(-2, 2), logit_bias: biases, n: whole(1, 128), stream: flag, stream_options: streamOptions, user: anything,
-  top_k: whole(0, 2 ** 32 - 1), min_p: between(0, 1), repeat_penalty: anything,
+  top_k: whole(...BOUNDS.topK), min_p: between(...BOUNDS.minP), repeat_penalty: between(...BOUNDS.repeatPenalty),
+  repeat_last_n: whole(...BOUNDS.repeatLastN),
 };
 
 /** A request without its `null`s. */
@@ -116,10 +115,11 @@ export function samplingOf(request: Present<SamplingFields>, { signal }: Request
   if (seed !== undefined) {
     whole(0, Number.MAX_SAFE_INTEGER + 1 - n)("seed", seed);
   }
+  const snake = (name: string): string => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+  const numbers = Object.keys(BOUNDS).map((name) => [name, request[snake(name) as keyof SamplingFields]]);
   const common: GenerateOptions = {
-    signal, maxTokens, temperature, topP: request.top_p, topK: request.top_k, minP: request.min_p, stop: typeof stop === "string" ? [stop] : stop,
-    repeatPenalty: request.repeat_penalty, presencePenalty: request.presence_penalty, frequencyPenalty: request.frequency_penalty,
-    logitBias: request.logit_bias,
+    ...Object.fromEntries(numbers) as SamplingNumbers,
+    signal, maxTokens, temperature, stop: typeof stop === "string" ? [stop] : stop, logitBias: request.logit_bias,
   };
   return Array.from({ length: n }, (_, at) => ({ ...common, seed: seed === undefined ? undefined : seed + at }));
 }

@@ -38,6 +38,7 @@ fn invalid_chat_fields_are_refused_by_name() {
         ("top_p", json!(0), json!("top_p"), "above 0"),
         ("top_k", json!(1u64 << 63), json!("top_k"), "whole number"),
         ("min_p", json!(-1), json!("min_p"), "from 0 to 1"),
+        ("repeat_last_n", json!(-1), json!("repeat_last_n"), "a whole number from 0 to 4294967295"),
         ("seed", json!(1.5), json!("seed"), "whole number"),
         ("seed", json!(1e30), json!("seed"), "2^63"),
         ("seed", json!("7"), json!("seed"), "whole number"),
