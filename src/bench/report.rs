@@ -12,7 +12,7 @@ use crate::kernels::microbench::{
     FmaRounds, PROBE_FMA_FLOP, PROBE_READS, ReadOrder, probe_copy, probe_fma, probe_read, probe_reduce,
 };
 use crate::kernels::microbench::{probe_matrix, probe_matrix_size};
-use crate::platform::IS_BROWSER;
+use crate::platform::{IS_BROWSER, Native, native};
 use crate::recording::{Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::operands::words;
@@ -147,7 +147,9 @@ pub async fn measure(
         (ProbeKind::Fma, device),
     ];
     kinds.extend(others.half.map(|half| (ProbeKind::FmaHalf, half)));
-    kinds.extend(others.matrices.map(|matrices| (ProbeKind::Matrix, matrices)));
+    kinds.extend(
+        others.matrices.filter(|_| !IS_BROWSER).map(|matrices| (ProbeKind::Matrix(native(Matrices)), matrices)),
+    );
 
     let total = kinds.len() + BenchPlan { shapes: &shapes(0.0), weights, cold_bytes: 0, long_flop: 0, effort }.n_rows();
     let mut found = Measurements {
@@ -220,6 +222,9 @@ impl RatedKernel {
 }
 
 #[derive(Clone, Copy, PartialEq)]
+struct Matrices;
+
+#[derive(Clone, Copy, PartialEq)]
 enum ProbeKind {
     Copy,
     Read,
@@ -228,7 +233,7 @@ enum ProbeKind {
     Reduce,
     Fma,
     FmaHalf,
-    Matrix,
+    Matrix(Native<Matrices>),
 }
 
 impl ProbeKind {
@@ -241,7 +246,7 @@ impl ProbeKind {
             ProbeKind::Reduce => "reduce",
             ProbeKind::Fma => "fma_f32",
             ProbeKind::FmaHalf => "fma_f16",
-            ProbeKind::Matrix => "matrix_f16",
+            ProbeKind::Matrix(_) => "matrix_f16",
         }
     }
 
@@ -261,7 +266,7 @@ impl ProbeKind {
     fn sizes(self) -> [u32; 2] {
         match self {
             ProbeKind::Fma | ProbeKind::FmaHalf => [1 << 10, 1 << 20],
-            ProbeKind::Matrix => [1 << 6, 1 << 14],
+            ProbeKind::Matrix(_) => [1 << 6, 1 << 14],
             // 256 MiB exceed any cache.
             _ => [1 << 18, 1 << 26],
         }
@@ -312,7 +317,7 @@ impl Operands {
     /// Operands for `size` words read or elements written.
     #[inline(never)]
     fn new(device: &Device, kind: ProbeKind, size: u32) -> Result<Operands, Error> {
-        if kind == ProbeKind::Matrix {
+        if matches!(kind, ProbeKind::Matrix(_)) {
             let side = probe_matrix_size(&device.target());
             let x = device.upload("x", &[6, side, side], &vec![1.0f32; 6 * (side * side) as usize])?;
             let y = Tensor::declare("y", Role::Activations, &[size, 2, 4, side, side], DType::F32)?;
@@ -351,7 +356,7 @@ impl Operands {
         let written = y.size_bytes();
         let flop = match kind {
             ProbeKind::Fma | ProbeKind::FmaHalf => y.len() as u64 * u64::from(FMA.rounds) * PROBE_FMA_FLOP,
-            ProbeKind::Matrix => {
+            ProbeKind::Matrix(_) => {
                 let side = u64::from(probe_matrix_size(rec.target()));
                 y.len() as u64 * 2 * side * u64::from(MATRIX_ROUNDS)
             }
@@ -364,7 +369,7 @@ impl Operands {
             ProbeKind::ReadRandom => probe_read(rec, x, y, ReadOrder::Scattered)?,
             ProbeKind::Reduce => probe_reduce(rec, x, y)?,
             ProbeKind::Fma | ProbeKind::FmaHalf => probe_fma(rec, FMA, y)?,
-            ProbeKind::Matrix => probe_matrix(rec, x, y, MATRIX_ROUNDS)?,
+            ProbeKind::Matrix(_) => probe_matrix(rec, x, y, MATRIX_ROUNDS)?,
         }
         Ok([if kind.reads() { x.size_bytes() + written } else { written }, flop])
     }

@@ -11,13 +11,13 @@ use crate::error::Error;
 use crate::generate::Model;
 use crate::kernels::StateRow;
 use crate::model::Ending;
-use crate::platform::{IS_BROWSER, unless_browser};
+use crate::platform::{Native, native, unless_browser};
 use crate::recording::MemoryPlan;
 
 /// The draft model and the MTP head; prompt lookup needs no state.
 #[derive(Default)]
 pub(super) struct Drafter {
-    draft: Option<DraftModel>,
+    draft: Option<Native<DraftModel>>,
     /// The MTP head's next input: the position of each row of the last pass and the token after it.
     mtp_rows: Vec<StateRow>,
 }
@@ -28,12 +28,12 @@ impl Drafter {
     /// # Errors
     /// Those of [`DraftModel::of`].
     pub fn of(model: &Model, options: &EngineOptions) -> Result<Drafter, Error> {
-        Ok(Drafter { draft: DraftModel::of(model, options)?, mtp_rows: Vec::new() })
+        Ok(Drafter { draft: DraftModel::of(model, options)?.map(native), mtp_rows: Vec::new() })
     }
 
     /// Memory of the draft model.
     pub fn plan(&self) -> MemoryPlan {
-        self.draft.as_ref().map_or(MemoryPlan::default(), DraftModel::plan)
+        self.draft.as_ref().map_or(MemoryPlan::default(), |draft| draft.plan())
     }
 
     /// Whether the draft model or the MTP head drafts for any of these sequences. Both need the previous token, so
@@ -132,7 +132,7 @@ impl Drafter {
         while drafts.iter().map(Vec::len).sum::<usize>() > room {
             drafts.iter_mut().max_by_key(|drafts| drafts.len()).map(Vec::pop);
         }
-        if let Some(draft) = self.draft.as_mut().filter(|_| !IS_BROWSER) {
+        if let Some(draft) = &mut self.draft {
             let room = room - drafts.iter().map(Vec::len).sum::<usize>();
             let undrafted = ready.iter().map(|&i| &running[i]).zip(&mut drafts);
             // The prompt's last pass chooses the first token.

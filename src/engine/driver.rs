@@ -21,7 +21,7 @@ use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow, mask_words};
 use crate::loss::LossReason;
 use crate::model::{Drawing, Sampler};
 use crate::panics::{caught, caught_in};
-use crate::platform::{IS_BROWSER, MaybeSend, pause, spawn, unless_browser, while_looking};
+use crate::platform::{IS_BROWSER, MaybeSend, Native, native, pause, spawn, unless_browser, while_looking};
 use crate::recording::MemoryPlan;
 use crate::recovery::Recovery;
 
@@ -48,7 +48,7 @@ pub struct Driver {
     n_generated: u64,
     /// Why the driver has stopped.
     stopped: Option<String>,
-    watchdog: Option<Watchdog>,
+    watchdog: Option<Native<Watchdog>>,
 }
 
 impl Drop for Driver {
@@ -91,7 +91,7 @@ impl Driver {
             batch: DecodeBatch::default(),
             n_generated: 0,
             stopped: None,
-            watchdog: options.step_limit.filter(|_| !IS_BROWSER).map(Watchdog::begin).transpose()?,
+            watchdog: options.step_limit.filter(|_| !IS_BROWSER).map(Watchdog::begin).transpose()?.map(native),
         };
         driver.publish_devices();
         driver.update(|_| {});
@@ -318,7 +318,7 @@ impl Driver {
     /// Computes a step and catches panics. After a panic the device state must be discarded.
     async fn caught_compute(&mut self) -> Result<(), Error> {
         let computed = caught_in("computing a step", self.watched_compute()).await.flatten();
-        if let (Err(Error::Panic { .. }), Some(watchdog)) = (&computed, self.watchdog()) {
+        if let (Err(Error::Panic { .. }), Some(watchdog)) = (&computed, &self.watchdog) {
             watchdog.step_ends();
         }
         computed
@@ -330,19 +330,14 @@ impl Driver {
 
     /// Computes a step under the watchdog.
     async fn watched_compute(&mut self) -> Result<(), Error> {
-        if let Some(watchdog) = self.watchdog() {
+        if let Some(watchdog) = &self.watchdog {
             watchdog.step_begins(self.model.devices().cloned().collect());
         }
         let computed = self.compute().await;
-        if self.watchdog().is_some_and(Watchdog::step_ends) {
+        if self.watchdog.as_ref().is_some_and(|watchdog| watchdog.step_ends()) {
             self.update(|stats| stats.n_slow_steps += 1);
         }
         computed
-    }
-
-    /// A browser has none.
-    fn watchdog(&self) -> Option<&Watchdog> {
-        self.watchdog.as_ref().filter(|_| !IS_BROWSER)
     }
 
     /// Fails all sequences: the first with `error`, the others with a copy of its message.

@@ -24,7 +24,7 @@ use crate::error::Error;
 use crate::load::{Catalog, ExpertSizes, Feed, LayerSizes, SLOTS, Share, WeightFiles, slot_sizes};
 use crate::matrix::Matrix;
 use crate::model::{Destination, ExpertWeights, Experts, ModelConfig, Transformer, Weights, layer_of};
-use crate::platform::{IS_BROWSER, block_on, spawn};
+use crate::platform::{IS_BROWSER, Native, block_on, native, spawn};
 use crate::recording::Recording;
 use crate::tensor::{MemoryBlock, Role, Tensor};
 
@@ -135,7 +135,7 @@ pub(super) struct DiskOffload {
     /// Tensors read for each layer.
     tensors: Vec<Vec<Tensor>>,
     /// Held by a pass to its end: one pass at a time uses the slots.
-    read_ahead: Mailbox<Option<ReadAhead>>,
+    read_ahead: Mailbox<Option<Native<ReadAhead>>>,
     plan: Streaming,
     waiting_ns: AtomicU64,
 }
@@ -231,9 +231,9 @@ impl Drop for ReadAhead {
 
 /// A pass's exclusive use of the slots.
 pub(super) struct SlotGuard<'a> {
-    return_to: &'a Mailbox<Option<ReadAhead>>,
+    return_to: &'a Mailbox<Option<Native<ReadAhead>>>,
     /// Left to the next pass; `None` makes that one start a new lane.
-    read_ahead: Option<ReadAhead>,
+    read_ahead: Option<Native<ReadAhead>>,
 }
 
 impl Drop for SlotGuard<'_> {
@@ -377,10 +377,10 @@ impl DiskOffload {
         device.prepare(recording)?;
         // A failed or dropped pass leaves no lane.
         let read_ahead = match turn.read_ahead.take() {
-            None if !IS_BROWSER => Some(ReadAhead::start(&self.reader, device)?),
+            None if !IS_BROWSER => Some(native(ReadAhead::start(&self.reader, device)?)),
             known => known,
         };
-        let ahead = read_ahead.as_ref().filter(|_| !IS_BROWSER);
+        let ahead = read_ahead.as_ref();
         let mut done = 0;
         for (layer, steps) in recording.layers() {
             let Some(i) = position(layer) else { continue };

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::load::{Catalog, Feed, FileBytes, layers_before};
 use crate::memory::Limit;
 use crate::model::{Ending, KvCache, ModelConfig, Transformer};
-use crate::platform::IS_BROWSER;
+use crate::platform::{IS_BROWSER, Native, native};
 use crate::recording::MemoryPlan;
 use crate::tuning::while_testing;
 
@@ -65,7 +65,7 @@ pub(super) fn before(
 }
 
 /// The pipeline stages before the model's own device.
-pub(super) struct PipelineStages(Vec<PipelineStage>);
+pub(super) struct PipelineStages(Vec<Native<PipelineStage>>);
 
 /// A stage's layers; the first stage includes the embedding.
 struct PipelineStage {
@@ -100,14 +100,14 @@ impl PipelineStages {
         if IS_BROWSER {
             return Ok(PipelineStages(Vec::new()));
         }
-        let mut stages: Vec<PipelineStage> = Vec::with_capacity(all.len());
+        let mut stages: Vec<Native<PipelineStage>> = Vec::with_capacity(all.len());
         let mut end = last.layers().start;
         // Each stage knows what later ones read.
         for DeviceLayers { device, n_layers } in all.iter().rev() {
             let start = end - n_layers;
             let later = stages.iter().map(|front| &front.transformer).chain([last]);
             let front = PipelineStage::declare(device, start..end, later, (&last.config, shared))?;
-            stages.push(front);
+            stages.push(native(front));
             end = start;
         }
         stages.reverse();
@@ -119,7 +119,7 @@ impl PipelineStages {
     }
 
     /// Browsers have none.
-    fn all(&self) -> &[PipelineStage] {
+    fn all(&self) -> &[Native<PipelineStage>] {
         if IS_BROWSER { &[] } else { &self.0 }
     }
 
@@ -155,7 +155,7 @@ impl PipelineStages {
     /// # Errors
     /// Errors of [`RecordedPasses::declare`].
     pub fn plans(&self, room: SessionLimits) -> Result<Vec<MemoryPlan>, Error> {
-        let plan = |front: &PipelineStage| {
+        let plan = |front: &Native<PipelineStage>| {
             Ok(RecordedPasses::declare(&front.device.target(), &front.transformer, room)?.plan())
         };
         self.all().iter().map(plan).collect()
@@ -191,13 +191,13 @@ impl PipelineStage {
 /// A session's passes on the devices before the model's own.
 pub(super) struct StagePasses {
     stages: Arc<PipelineStages>,
-    passes: Vec<RecordedPasses>,
+    passes: Vec<Native<RecordedPasses>>,
 }
 
 impl StagePasses {
     pub fn declare(stages: &Arc<PipelineStages>, room: SessionLimits) -> Result<StagePasses, Error> {
         let passes = |(device, transformer): (&Device, &Transformer)| {
-            RecordedPasses::declare(&device.target(), transformer, room)
+            RecordedPasses::declare(&device.target(), transformer, room).map(native)
         };
         let passes = stages.parts().map(passes).collect::<Result<_, Error>>()?;
         Ok(StagePasses { stages: stages.clone(), passes })

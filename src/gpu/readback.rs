@@ -14,7 +14,7 @@ use crate::counters::LiveCounters;
 use crate::error::Error;
 use crate::loss::LossReason;
 use crate::panics::caught;
-use crate::platform::{IS_BROWSER, spawn};
+use crate::platform::{IS_BROWSER, Native, join, native, spawn};
 
 /// A staging buffer and, until its first use, its allocation's outcome if not known yet.
 type StagingBuffer = (wgpu::Buffer, Option<Outcome>);
@@ -179,13 +179,16 @@ impl Mapped {
     }
 }
 
+/// A submission to wait for, and the signal of its read.
+type PollRequest = (wgpu::SubmissionIndex, Arc<Mutex<Signal>>);
+
 /// Waits for submissions on a separate thread, which fires the callbacks of reads. In a browser, the event loop does
 /// so without a thread.
 #[derive(Debug)]
 pub(crate) struct Poller {
-    /// `None` during drop and in a browser.
-    requests: Option<std::sync::mpsc::Sender<(wgpu::SubmissionIndex, Arc<Mutex<Signal>>)>>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    /// `None` during drop.
+    requests: Option<Native<std::sync::mpsc::Sender<PollRequest>>>,
+    thread: Option<Native<std::thread::JoinHandle<()>>>,
     fault: Fault,
 }
 
@@ -204,7 +207,7 @@ impl Poller {
         if IS_BROWSER {
             return Poller { requests: None, thread: None, fault };
         }
-        let (requests, received) = std::sync::mpsc::channel::<(wgpu::SubmissionIndex, Arc<Mutex<Signal>>)>();
+        let (requests, received) = std::sync::mpsc::channel::<PollRequest>();
         let (device, queue, timeout) = (device.clone(), queue.clone(), timeout.unwrap_or(TIMEOUT));
         let of_thread = fault.clone();
         let work = move |fault: &Fault| {
@@ -240,7 +243,7 @@ impl Poller {
             }
         });
         let lose = |error: std::io::Error| fault.lose(LossReason::Driver, format!("no thread waits for it: {error}"));
-        Poller { requests: Some(requests), thread: thread.map_err(lose).ok(), fault }
+        Poller { requests: Some(native(requests)), thread: thread.map(native).map_err(lose).ok(), fault }
     }
 
     /// Completes the signal at once if the device is lost; otherwise the callback completes it.
@@ -285,7 +288,7 @@ impl Drop for Poller {
             return;
         }
         if let Some(thread) = self.thread.take().filter(|t| t.thread().id() != std::thread::current().id()) {
-            let _ = thread.join();
+            let _ = join(thread);
         }
     }
 }

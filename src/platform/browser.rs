@@ -1,8 +1,11 @@
 //! Browsers, without threads and files. See `native.rs` for the functions.
 
 use std::any::Any;
+use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::io::{Error, ErrorKind, Result as IoResult};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -20,6 +23,27 @@ impl<T> MaybeSend for T {}
 pub(crate) trait MaybeSync {}
 impl<T> MaybeSync for T {}
 
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Native<T>(Infallible, PhantomData<T>);
+
+impl<T> Deref for Native<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        match self.0 {}
+    }
+}
+
+impl<T> DerefMut for Native<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        match self.0 {}
+    }
+}
+
+pub(crate) fn native<T>(_: T) -> Native<T> {
+    unreachable!("browsers have none")
+}
+
 pub(crate) type AnyAttached = dyn Any;
 
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -28,7 +52,7 @@ pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 #[derive(Debug)]
 pub enum FileMap {}
 
-impl std::ops::Deref for FileMap {
+impl Deref for FileMap {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -42,6 +66,10 @@ pub(crate) fn map(_: &std::fs::File) -> IoResult<FileMap> {
 
 pub(crate) fn spawn(_: &str, _: impl FnOnce() + 'static) -> IoResult<JoinHandle<()>> {
     Err(Error::from(ErrorKind::Unsupported))
+}
+
+pub(crate) fn join(thread: Native<JoinHandle<()>>) -> std::thread::Result<()> {
+    match thread.0 {}
 }
 
 pub(crate) fn block_on<T>(_: impl Future<Output = T>) -> T {

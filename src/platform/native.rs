@@ -27,6 +27,14 @@ impl<T: Send> MaybeSend for T {}
 pub(crate) trait MaybeSync: Sync {}
 impl<T: Sync> MaybeSync for T {}
 
+/// What a browser has no values of, and hence no code for.
+pub(crate) type Native<T> = T;
+
+/// A value for [`Native`]. Never call this in a browser.
+pub(crate) fn native<T>(value: T) -> Native<T> {
+    value
+}
+
 /// Any value of [`Attachable`](super::Attachable).
 pub(crate) type AnyAttached = dyn Any + Send + Sync;
 
@@ -52,6 +60,11 @@ pub(crate) fn map(file: &std::fs::File) -> io::Result<FileMap> {
 /// If the system cannot create a thread; always in a browser.
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     thread::Builder::new().name(name.into()).spawn(work)
+}
+
+/// Waits for a thread.
+pub(crate) fn join(thread: Native<JoinHandle<()>>) -> thread::Result<()> {
+    thread.join()
 }
 
 /// Waits for a future. Never call this in a browser.
