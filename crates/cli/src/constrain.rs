@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use tilewright::Error;
 use tilewright::answer::Format;
-use tilewright::grammar::Constraint;
-use tilewright::grammar::ToolChoice;
+use tilewright::grammar::{Constraint, ToolChoice};
 use tilewright::{ChatModel, ChatRequest};
 
 use super::read_text;

@@ -8,14 +8,14 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use tilewright::answer::Format;
-use tilewright::answer::{AnswerReader, ToolCall};
+use tilewright::answer::{AnswerReader, Format, ToolCall};
 use tilewright::generate::{ContextPolicy, DeviceLayers, ExpertCacheStats, Generation, Stats, StopReason, Streaming};
 use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
 use tilewright::tokenizer::EncodeOptions;
-use tilewright::{ChatModel, ChatRequest};
-use tilewright::{Counters, Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery};
+use tilewright::{
+    ChatModel, ChatRequest, Counters, Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery,
+};
 
 use super::answer::AnswerPrinter;
 use super::lora::LoraArgs;
