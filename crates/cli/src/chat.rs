@@ -148,10 +148,9 @@ pub fn chat(args: &ChatArgs) -> Result<(), CommandFailure> {
         (true, _) => chat.follow_lines(io::stdin().lock())?,
         (false, true) => chat.converse()?,
         (false, false) => {
-            let message = after_pipe(prompt)?.ok_or_else(|| Error::Template {
-                field: "message".into(),
-                expected: "a PROMPT or text from a pipe".into(),
-                found: "empty".into(),
+            let message = after_pipe(prompt)?.ok_or_else(|| Error::Io {
+                path: "stdin".into(),
+                source: io::Error::new(io::ErrorKind::UnexpectedEof, "no text, expected a message there or as PROMPT"),
             })?;
             chat.send(&message)?;
         }

@@ -98,7 +98,9 @@ fn prompt_and_pipe_are_one_message() {
     assert_eq!(answer(&["--prompt", "/help"], ""), continuation("/help") + "\n");
     let output = chat_once(&[], "");
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8(output.stderr).unwrap().contains("message is empty, expected a PROMPT"));
+    assert!(
+        String::from_utf8(output.stderr).unwrap().contains("stdin: no text, expected a message there or as PROMPT")
+    );
     assert_eq!(chat_once(&["--lines", "-p", "x"], "").status.code(), Some(2));
 }
 

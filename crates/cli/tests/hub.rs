@@ -78,7 +78,7 @@ fn commands_accept_hub_addresses() {
     succeeds(&[&["run", GGUF, "--draft", GGUF][..], &ids].concat());
     assert!(succeeds(&["inspect", GGUF, "--device", "cpu"]).0.contains("general.architecture"));
     succeeds(&["tokenize", "a story", "--model", GGUF]);
-    succeeds(&["chat", GGUF, "--device", "cpu", "--template", "chatml"]);
+    succeeds(&["chat", GGUF, "hi", "--device", "cpu", "--template", "chatml", "-n", "2"]);
     succeeds(&["bench", GGUF, "--device", "cpu", "-p", "8", "-n", "0", "-r", "1", "--json"]);
     let quantised = home.join("out.gguf");
     succeeds(&["quantize", GGUF, quantised.to_str().unwrap(), "--type", "Q4_0"]);
