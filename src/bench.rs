@@ -114,7 +114,7 @@ impl Roofline {
     pub fn new(transformer: &Transformer, cache: &KvCache) -> Roofline {
         let (config, weights) = (&transformer.config, &transformer.weights);
         let bytes = |tensor: &Tensor| tensor.size_bytes();
-        let is_tied = weights.destinations().all(|(name, _)| name != "output.weight");
+        let is_tied = weights.tensor_slots().all(|(name, _)| name != "output.weight");
         // A pass reads one row per token of these tables.
         let per_layer = weights.per_layer.iter().map(|per_layer| &per_layer.token_embd);
         let tables = per_layer.chain((!is_tied).then_some(&weights.token_embd));

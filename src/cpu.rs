@@ -13,7 +13,7 @@ use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::gpu::Faults;
 use crate::platform::{self, IS_BROWSER, Threads};
-use crate::recording::{Products, Recording, Step};
+use crate::recording::{BatchInvariance, Recording, Step};
 use crate::shaders::{Id, read_params};
 use crate::tensor::{Tensor, WordCopy};
 
@@ -211,7 +211,7 @@ pub(crate) struct Call<'a> {
     /// Whether activations that meet quantised weights may be rounded.
     pub rounds: bool,
     /// How products with few rows and with many are told apart.
-    pub products: Products,
+    pub products: BatchInvariance,
     /// The order of the first operand's weights, if its rows do not come one after the other.
     pub panels: Option<Panels>,
     pub operands: Vec<Operand<'a>>,
@@ -505,7 +505,8 @@ impl PreparedStep {
                 }),
             }
         }
-        let (params, constants, weight, products) = (&step.params, &step.constants, step.variant.weight, step.products);
+        let (params, constants, weight, products) =
+            (&step.params, &step.constants, step.variant.weight, step.batch_invariance);
         kernel(Call { params, constants, weight, rounds, products, panels, operands });
         Ok(())
     }

@@ -55,10 +55,10 @@ pub use rope::{
 pub use sample::{NON_FINITE, Sampling, mask_logits, penalize, sample};
 pub use select_top::{MAX_TOP, NO_ITEM, TopStrip, merge_top, select_top, top_splits};
 pub use softmax::softmax;
-pub use state::{PAGE, StateRow, StepState, advance, last_row};
+pub use state::{BatchRow, PAGE, StepState, advance, last_row};
 
 pub(crate) use attention::MAX_HEAD_DIM;
-pub(crate) use linear::Way;
+pub(crate) use linear::DispatchPlan;
 pub(crate) use linear::{INVARIANT, fold_norm, folds_norm, suits_few};
 pub(crate) use linear::{is_sound, usual};
 pub(crate) use linear_norm::fuses_norm;

@@ -115,7 +115,7 @@ pub use matrix::{Matrix, file_row_bytes};
 // For the server, whose errors of panics are the library's.
 #[doc(hidden)]
 pub use panics::caught;
-pub use recording::{Dispatch, MemoryPlan, Products, Recorder, Recording, Workspace};
+pub use recording::{BatchInvariance, Dispatch, MemoryPlan, Recorder, Recording, Workspace};
 pub use recovery::{Breaker, BreakerOptions, BreakerStats, Circuit, Recovery};
 pub use saving::Saving;
 pub use shaders::Tier;

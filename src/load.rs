@@ -4,7 +4,6 @@
 //! it turns GGUF metadata or a `config.json` into a [`ModelShape`], and maps tensors to GGUF's names.
 
 mod architectures;
-mod catalog;
 mod chat;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod convert;
@@ -23,6 +22,7 @@ mod placement;
 mod reader;
 mod scaling;
 mod shards;
+mod tensor_index;
 mod unread;
 mod vocab;
 #[cfg_attr(target_arch = "wasm32", path = "load/weight_files/browser.rs")]
@@ -38,9 +38,6 @@ use crate::kernels::Pooling;
 use crate::model::{Block, ModelConfig, ScoreConfig};
 use crate::tokenizer::Tokenizer;
 
-pub use catalog::Catalog;
-pub(crate) use catalog::TableRows;
-pub(crate) use catalog::{Feed, Widened};
 pub use chat::ChatSource;
 pub use file::FileBytes;
 pub(crate) use huggingface::config_of_json;
@@ -59,6 +56,9 @@ pub(crate) use placement::{
 pub use reader::{FileName, Head, HeaderReader};
 #[cfg(feature = "hub")]
 pub(crate) use shards::{numbered, stem};
+pub(crate) use tensor_index::TableRows;
+pub use tensor_index::TensorIndex;
+pub(crate) use tensor_index::{WeightUploader, Widened};
 pub(crate) use unread::MTP;
 pub use vocab::vocab_from_gguf;
 pub(crate) use weight_files::*;
@@ -74,7 +74,7 @@ pub struct ModelHeader {
     /// Its chat templates.
     pub chat: ChatSource,
     /// Its tensors.
-    pub catalog: Catalog,
+    pub tensor_index: TensorIndex,
     /// The block of the MTP head, if the files have one; appended to [`ModelConfig::blocks`] when the head is used.
     pub mtp: Option<Block>,
     /// Parts in the files that are ignored, such as a vision tower.
@@ -94,14 +94,14 @@ impl ModelHeader {
     pub(crate) fn for_plan(&self) -> ModelHeader {
         let tokenizer =
             Err(Error::Tokenizer { field: "model".into(), expected: "a tokenizer".into(), found: "left out".into() });
-        let ModelHeader { name, shape, catalog, mtp, .. } = self;
-        let (name, shape, catalog) = (name.clone(), shape.clone(), catalog.clone());
+        let ModelHeader { name, shape, tensor_index, mtp, .. } = self;
+        let (name, shape, tensor_index) = (name.clone(), shape.clone(), tensor_index.clone());
         ModelHeader {
             name,
             shape,
             tokenizer,
             chat: ChatSource::default(),
-            catalog,
+            tensor_index,
             mtp: mtp.clone(),
             unread: Vec::new(),
         }

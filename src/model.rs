@@ -28,5 +28,5 @@ pub use lora::FactorPlaces;
 pub use mtp::{MtpTensors, MtpWeights};
 pub use per_layer::{PerLayerHalf, PerLayerWeights};
 pub(crate) use stack::layer_of;
-pub use stack::{Destination, RowPlaces, SourceTensor, Stack, WeightSource};
+pub use stack::{RowPlaces, SourceTensor, Stack, TensorSlot, WeightSource};
 pub use weights::{BlockWeights, HalfNorms, NormWeights, Weights};

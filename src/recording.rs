@@ -17,19 +17,19 @@ use crate::shaders::{Kernel, KernelOf, Tier, Variant};
 use crate::target::Target;
 use crate::tensor::{Attached, MemoryBlock, Role, Tensor, TensorStorage};
 
-/// How products with few rows and with many are told apart. A row's result is then the same whatever number of rows it has beside
-/// it, which matters where texts must not depend on what is computed together with them.
+/// Whether a row's result may depend on how many rows are computed with it: matrix products choose their kernel by the
+/// number of rows. Engines turn this off, so that a text is the same to the bit in any batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Products {
-    /// By the number of rows, whatever is fastest.
+pub enum BatchInvariance {
+    /// The fastest kernel for the number of rows.
     #[default]
-    Usual,
-    /// As with few rows, so many side by side, however many there are.
+    Off,
+    /// The kernel for few rows, whatever their number.
     Few {
-        /// Rows that meet a weight together at most.
+        /// Maximum number of rows that are multiplied by a weight at once.
         columns: u32,
     },
-    /// As with many rows, however few there are.
+    /// The kernel for many rows, whatever their number.
     Many,
 }
 
@@ -47,8 +47,8 @@ pub(crate) struct Step {
     pub grid: [u32; 3],
     /// The layer that it belongs to, if it does to one.
     pub layer: Option<u32>,
-    /// For the CPU, which chooses by the number of rows as well.
-    pub products: Products,
+    /// For the CPU, which also chooses by the number of rows.
+    pub batch_invariance: BatchInvariance,
 }
 
 impl Step {
@@ -80,7 +80,7 @@ pub struct Recorder {
     steps: Vec<Step>,
     /// The layer that the next steps belong to.
     layer: Option<u32>,
-    products: Products,
+    batch_invariance: BatchInvariance,
     choices: Vec<Choice>,
 }
 
@@ -97,17 +97,17 @@ pub(crate) struct Choice {
 impl Recorder {
     /// An empty recorder; the target decides which shader variants are recorded and what limits hold.
     pub fn new(target: Target) -> Recorder {
-        Recorder { target, steps: Vec::new(), layer: None, products: Products::Usual, choices: Vec::new() }
+        Recorder { target, steps: Vec::new(), layer: None, batch_invariance: BatchInvariance::Off, choices: Vec::new() }
     }
 
     /// The same, for products that are taken like this.
-    pub fn with_products(self, products: Products) -> Recorder {
-        Recorder { products, ..self }
+    pub fn with_batch_invariance(self, batch_invariance: BatchInvariance) -> Recorder {
+        Recorder { batch_invariance, ..self }
     }
 
     /// How products are taken.
-    pub(crate) fn products(&self) -> Products {
-        self.products
+    pub(crate) fn batch_invariance(&self) -> BatchInvariance {
+        self.batch_invariance
     }
 
     /// The target recorded for.
@@ -234,7 +234,7 @@ impl Recorder {
             operands: operands.iter().map(|&o| o.clone()).collect(),
             grid,
             layer: self.layer,
-            products: self.products,
+            batch_invariance: self.batch_invariance,
         });
         Ok(())
     }

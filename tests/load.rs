@@ -1251,7 +1251,7 @@ fn outline_describes_files_that_cannot_be_loaded() {
     let (known, header) = outline(&file);
     assert_eq!(known.licence.as_deref(), Some("mit"));
     assert_eq!((known.architecture.as_deref(), known.content), (Some("llama"), None));
-    assert_eq!(known.weights, header.unwrap().catalog.shares());
+    assert_eq!(known.weights, header.unwrap().tensor_index.shares());
     let n: u64 = known.weights.iter().map(|share| share.n_elements).sum();
     let size: u64 = known.weights.iter().map(|share| share.size_bytes).sum();
     assert!(n > 0 && known.weights.is_sorted_by_key(|share| std::cmp::Reverse(share.size_bytes)));

@@ -17,7 +17,7 @@ use super::simd::{self, Function, Instructions, Lanes, Numbers, WideWork};
 use super::threads::{self, Tile};
 use crate::dtype::{BLOCK, WeightType};
 use crate::kernels::{Activation, Gate, Gelu, INVARIANT};
-use crate::recording::Products;
+use crate::recording::BatchInvariance;
 use crate::shaders::constants::linear::{ACCUMULATE, BIAS};
 use crate::shaders::constants::linear_norm::SHIFT;
 use crate::shaders::overrides;
@@ -50,7 +50,7 @@ impl Call<'_> {
 pub(crate) fn matmul(mut call: Call<'_>) {
     let params: LinearParams = call.params();
     let (weight, panels, has_norm) = (call.weight, call.panels, call.is(overrides::NORM));
-    let form = Form::of(params.flags & INVARIANT != 0, call.rounds, call.products);
+    let form = ProductMode::of(params.flags & INVARIANT != 0, call.rounds, call.products);
     let end = End { activation: call.activation(), adds: params.flags & ACCUMULATE != 0 };
     let [w, vector, x, y] = call.operands();
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
@@ -170,7 +170,7 @@ impl Function for Same {
 pub(crate) fn linear_norm(mut call: Call<'_>) {
     let params: LinearParams = call.params();
     let (format, panels) = (call.weight, call.panels);
-    let form = Form::of(params.flags & INVARIANT != 0, call.rounds, call.products);
+    let form = ProductMode::of(params.flags & INVARIANT != 0, call.rounds, call.products);
     let [w, vector, x, weight, shift, y] = call.operands();
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
@@ -219,7 +219,7 @@ pub(crate) fn gate_up(mut call: Call<'_>) {
 /// How `gate_up` is taken.
 pub(super) struct GateWay {
     weight: Option<WeightType>,
-    form: Form,
+    form: ProductMode,
     has_norm: bool,
     gate: Gate,
     pub is_ups: bool,
@@ -229,7 +229,7 @@ impl GateWay {
     pub fn of(call: &Call<'_>) -> GateWay {
         GateWay {
             weight: call.weight,
-            form: Form::of(false, call.rounds, call.products),
+            form: ProductMode::of(false, call.rounds, call.products),
             has_norm: call.is(overrides::NORM),
             gate: call.gate(),
             is_ups: call.is(overrides::UPS),
@@ -297,35 +297,35 @@ pub(super) fn activations<'a>(
 
 /// How a product may be computed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Form {
+pub(super) struct ProductMode {
     /// Whether activations are rounded where that is faster.
     rounds: bool,
     /// How many tokens count as few.
-    products: Products,
+    products: BatchInvariance,
 }
 
-impl Form {
-    pub fn of(is_invariant: bool, rounds: bool, products: Products) -> Form {
+impl ProductMode {
+    pub fn of(is_invariant: bool, rounds: bool, products: BatchInvariance) -> ProductMode {
         match is_invariant {
             // Exact.
-            true => Form { rounds: false, products: Products::Many },
-            false => Form { rounds, products },
+            true => ProductMode { rounds: false, products: BatchInvariance::Many },
+            false => ProductMode { rounds, products },
         }
     }
 
     /// Whether weights are multiplied as they are unpacked, in registers.
     fn in_registers(self, n_tokens: usize) -> bool {
         match self.products {
-            Products::Usual => n_tokens < PANEL_TOKENS,
-            Products::Few { .. } => true,
-            Products::Many => false,
+            BatchInvariance::Off => n_tokens < PANEL_TOKENS,
+            BatchInvariance::Few { .. } => true,
+            BatchInvariance::Many => false,
         }
     }
 }
 
 /// `x wᵀ`, where `x` is `[n_tokens, n_blocks]` blocks and `w` packed `[n_out, n_blocks]`.
 pub(super) struct Product<'a> {
-    pub form: Form,
+    pub form: ProductMode,
     pub w: &'a [u32],
     pub w_scales: u32,
     /// How the rows of `w` are ordered, if not one after the other.

@@ -9,7 +9,7 @@ use super::place::Second;
 use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::formats::BlockType;
-use crate::load::{Feed, ModelHeader, Widened};
+use crate::load::{ModelHeader, WeightUploader, Widened};
 use crate::memory::Limit;
 use crate::model::{ModelConfig, Transformer, Weights};
 use crate::platform::pause;
@@ -68,10 +68,10 @@ impl Batcher {
         header: ModelHeader,
         limits: &EncoderLimits,
         head: impl FnOnce(&ModelHeader) -> Result<OutputHead, Error>,
-    ) -> Result<(Batcher, Feed), Error> {
+    ) -> Result<(Batcher, WeightUploader), Error> {
         let head = head(&header)?;
         header.note_vocabulary(device);
-        let ModelHeader { name, shape, tokenizer, catalog, .. } = header;
+        let ModelHeader { name, shape, tokenizer, tensor_index, .. } = header;
         let shape = shape.encoder()?;
         let config = shape.config.clone();
         let limit = config.max_seq_len;
@@ -90,16 +90,16 @@ impl Batcher {
         }
 
         let weights = match device.is_gpu() {
-            true => Weights::declare(&device.target(), &config, &catalog)?,
-            false => Weights::declare(&device.target(), &config, &Widened(&catalog))?,
+            true => Weights::declare(&device.target(), &config, &tensor_index)?,
+            false => Weights::declare(&device.target(), &config, &Widened(&tensor_index))?,
         };
         let of_head = match &head {
             OutputHead::Vector { .. } => None,
             OutputHead::Score(head) => Some(head),
         };
-        let read = || weights.destinations().chain(of_head.into_iter().flat_map(|head| head.destinations()));
-        catalog.check_read(read().map(|(name, _)| name))?;
-        let feed = Feed::new(&catalog, read());
+        let read = || weights.tensor_slots().chain(of_head.into_iter().flat_map(|head| head.tensor_slots()));
+        tensor_index.check_read(read().map(|(name, _)| name))?;
+        let feed = WeightUploader::new(&tensor_index, read());
         let encoder = Transformer::declare(config, weights, limit)?;
         let passes = Arc::new(EncoderPasses::new(device, encoder, head, max_tokens));
         let batcher = Batcher {
@@ -108,7 +108,7 @@ impl Batcher {
             passes,
             second: None,
             reader,
-            block_types: catalog.block_types(),
+            block_types: tensor_index.block_types(),
             max_tokens,
             max_batch_tokens,
             in_flight,

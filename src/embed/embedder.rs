@@ -14,7 +14,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::formats::BlockType;
 use crate::kernels::Pooling;
-use crate::load::{EncoderShape, Feed, FileName, Loader, ModelFile, ModelHeader};
+use crate::load::{EncoderShape, FileName, Loader, ModelFile, ModelHeader, WeightUploader};
 use crate::model::ModelConfig;
 use crate::recording::MemoryPlan;
 use crate::tokenizer::EncodingCache;
@@ -108,7 +108,11 @@ impl Embedder {
     }
 
     /// Declares an encoder whose weights the feed will upload. Allocates nothing.
-    fn declare(device: &Device, header: ModelHeader, options: EmbedOptions<'_>) -> Result<(Embedder, Feed), Error> {
+    fn declare(
+        device: &Device,
+        header: ModelHeader,
+        options: EmbedOptions<'_>,
+    ) -> Result<(Embedder, WeightUploader), Error> {
         let EncoderShape { pooling, normalize, prompts, default_prompt, .. } = header.shape.encoder()?.clone();
         let pooling = options.pooling.or(pooling).ok_or_else(|| Error::Unsupported {
             format: "model",

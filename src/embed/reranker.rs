@@ -8,7 +8,7 @@ use super::batcher::{Batcher, EncoderLimits, Item};
 use crate::device::Device;
 use crate::error::Error;
 use crate::formats::BlockType;
-use crate::load::{Feed, FileName, Loader, ModelFile, ModelHeader};
+use crate::load::{FileName, Loader, ModelFile, ModelHeader, WeightUploader};
 use crate::model::{ModelConfig, ScoreHead};
 use crate::recording::MemoryPlan;
 use crate::tuning::while_testing;
@@ -101,7 +101,11 @@ impl Reranker {
     }
 
     /// Declares a cross-encoder whose weights the feed will upload. Allocates nothing.
-    fn declare(device: &Device, header: ModelHeader, options: RerankOptions<'_>) -> Result<(Reranker, Feed), Error> {
+    fn declare(
+        device: &Device,
+        header: ModelHeader,
+        options: RerankOptions<'_>,
+    ) -> Result<(Reranker, WeightUploader), Error> {
         let RerankOptions { max_tokens, max_batch_tokens, in_flight, memory_limit, .. } = options;
         let limits = EncoderLimits { max_tokens, max_batch_tokens, in_flight, memory_limit };
         let scoring = header.shape.scoring()?.clone();
@@ -112,7 +116,7 @@ impl Reranker {
                 &device.target(),
                 config,
                 scoring.head,
-                &header.catalog,
+                &header.tensor_index,
             )?)))
         })?;
         Ok((Reranker(Arc::new(RerankerInner { batcher, sigmoid: options.sigmoid.unwrap_or(sigmoid) })), feed))

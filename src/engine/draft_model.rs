@@ -7,7 +7,7 @@ use super::options::EngineOptions;
 use super::passes::{DecodeForm, EngineSizes, Passes};
 use crate::error::Error;
 use crate::generate::Model;
-use crate::kernels::{PAGE, StateRow};
+use crate::kernels::{BatchRow, PAGE};
 use crate::recording::MemoryPlan;
 
 pub(super) struct DraftModel {
@@ -25,7 +25,7 @@ pub(super) struct DraftModel {
 struct KnownPrefix {
     ids: Vec<u32>,
     /// RoPE table row of position 0.
-    angles: u32,
+    rope_offset: u32,
 }
 
 /// A sequence's slot, its tokens and its maximum number of draft tokens.
@@ -86,7 +86,7 @@ impl DraftModel {
         let mut drafts = vec![Vec::new(); texts.len()];
         let n = self.n.min(room.checked_div(texts.len()).unwrap_or(0));
         let end =
-            |len: usize| self.model.transformer().angles_end(len as u32).min(self.model.context_length()) as usize;
+            |len: usize| self.model.transformer().rope_offset_end(len as u32).min(self.model.context_length()) as usize;
         let fits = |&(_, &(_, ids, most)): &(usize, &Undrafted<'_>)| most > 0 && ids.len() + n <= end(ids.len());
         let chosen: Vec<(usize, &Undrafted<'_>)> = texts.iter().enumerate().filter(fits).collect();
         if n == 0 || chosen.is_empty() {
@@ -132,11 +132,11 @@ impl DraftModel {
 
     /// Prefills the uncached tokens of a sequence, all but the last.
     async fn follow(&mut self, slot: u32, ids: &[u32]) -> Result<(), Error> {
-        let angles = self.model.transformer().angles(ids.len() as u32);
+        let rope_offset = self.model.transformer().rope_offset(ids.len() as u32);
         let known = &mut self.known[slot as usize - 1];
         let common = known.ids.iter().zip(ids).take_while(|(known, id)| known == id).count();
-        let mut n = if known.angles == angles { common.min(ids.len() - 1) } else { 0 };
-        known.angles = angles;
+        let mut n = if known.rope_offset == rope_offset { common.min(ids.len() - 1) } else { 0 };
+        known.rope_offset = rope_offset;
         known.ids.truncate(n);
         while n < ids.len() - 1 {
             let part = (ids.len() - 1 - n).min(self.passes.max_pass() as usize);
@@ -150,13 +150,13 @@ impl DraftModel {
     }
 
     /// The batch row of a pass over `n_tokens` tokens of a sequence from position `pos`.
-    fn row(&self, slot: u32, ids: &[u32], pos: usize, n_tokens: u32) -> StateRow {
+    fn row(&self, slot: u32, ids: &[u32], pos: usize, n_tokens: u32) -> BatchRow {
         let first = 1 + (slot - 1) * self.pages_each;
-        StateRow {
+        BatchRow {
             pos: pos as u32,
             n_tokens,
             token: ids[pos],
-            angles: self.model.transformer().angles(ids.len() as u32),
+            rope_offset: self.model.transformer().rope_offset(ids.len() as u32),
             slot,
             n_before: 0,
             pages: (first..first + self.pages_each).collect(),

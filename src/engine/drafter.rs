@@ -9,7 +9,7 @@ use super::passes::Passes;
 use super::running::Running;
 use crate::error::Error;
 use crate::generate::Model;
-use crate::kernels::StateRow;
+use crate::kernels::BatchRow;
 use crate::model::Ending;
 use crate::platform::{Native, native, unless_browser};
 use crate::recording::MemoryPlan;
@@ -19,7 +19,7 @@ use crate::recording::MemoryPlan;
 pub(super) struct Drafter {
     draft: Option<Native<DraftModel>>,
     /// The MTP head's next input: the position of each row of the last pass and the token after it.
-    mtp_rows: Vec<StateRow>,
+    mtp_rows: Vec<BatchRow>,
 }
 
 impl Drafter {
@@ -50,8 +50,8 @@ impl Drafter {
     }
 
     /// Adds a sequence's rows, from row `first` of the pass, each with the token after it.
-    pub fn add_mtp_rows(&mut self, first: usize, rows: impl Iterator<Item = StateRow>) {
-        self.mtp_rows.resize_with(first, StateRow::default);
+    pub fn add_mtp_rows(&mut self, first: usize, rows: impl Iterator<Item = BatchRow>) {
+        self.mtp_rows.resize_with(first, BatchRow::default);
         self.mtp_rows.extend(rows);
     }
 
@@ -78,7 +78,7 @@ impl Drafter {
                 |sequence: &&mut Running| sequence.slot == row.slot && sequence.is_ready() && sequence.uses_mtp();
             let Some(sequence) = running.iter_mut().find(is_of) else {
                 // The sequence has ended or is being recomputed.
-                *row = StateRow::default();
+                *row = BatchRow::default();
                 continue;
             };
             let n = sequence.max_drafts(model).min(sequence.request.options.mtp_tokens as usize);
@@ -91,14 +91,14 @@ impl Drafter {
         let mut ending = Ending::MtpDraft;
         while !last.is_empty() {
             let chosen = passes.mtp_draft(rows.clone(), ending).await?;
-            let idle = vec![StateRow::default(); rows.len()];
+            let idle = vec![BatchRow::default(); rows.len()];
             let before = std::mem::replace(&mut rows, idle);
             last.retain(|&(slot, at, n)| {
                 let (id, known) = (chosen[at], drafts.entry(slot).or_default());
                 // Non-finite logits choose no token.
                 if known.len() < n && id < vocab_size {
                     known.push(id);
-                    rows[at] = StateRow { pos: before[at].pos + 1, token: id, n_before: 0, ..before[at].clone() };
+                    rows[at] = BatchRow { pos: before[at].pos + 1, token: id, n_before: 0, ..before[at].clone() };
                 }
                 known.len() < n && id < vocab_size
             });

@@ -17,7 +17,7 @@ use super::watchdog::Watchdog;
 use crate::device::Device;
 use crate::error::Error;
 use crate::generate::{Model, StopReason, verify_drafts};
-use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow, mask_words};
+use crate::kernels::{BatchRow, NON_FINITE, PAGE, Sampling, mask_words};
 use crate::loss::LossReason;
 use crate::model::{Drawing, Sampler};
 use crate::panics::{caught, caught_in};
@@ -568,7 +568,7 @@ impl Driver {
         let Driver { drafter, passes, running, pages, .. } = self;
         let drafts = unless_browser(|| drafter.draft_by_mtp(&model, passes, running, pages), || Ok(HashMap::new()));
         let of_head = drafts.await?;
-        self.keep_running(|sequence, pages| sequence.choose_angles(&model, pages));
+        self.keep_running(|sequence, pages| sequence.choose_rope_offset(&model, pages));
         let Driver { running, batch, .. } = self;
         let mut ready: Vec<usize> = (0..running.len()).filter(|&i| running[i].is_ready()).collect();
         if ready.is_empty() {
@@ -656,7 +656,7 @@ impl Driver {
             device.write(&passes.rows().sampling, 0, bytemuck::cast_slice::<_, u32>(&settings))?;
         }
         let form = DecodeForm { sampler, has_runs: n_rows > ready.len() };
-        let ids = rows.iter().map(|row: &StateRow| row.token).collect();
+        let ids = rows.iter().map(|row: &BatchRow| row.token).collect();
         let DecodeBatch { in_flight, mut pace, .. } = std::mem::take(&mut self.batch);
         pace.pause();
         self.batch = DecodeBatch { runs, ids, form, adapter, broken, in_flight, pace };

@@ -46,7 +46,7 @@ impl After {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct PrefixKey {
     /// RoPE table row of position 0.
-    pub angles: u32,
+    pub rope_offset: u32,
     /// [`Request::cache_salt`](super::Request::cache_salt).
     pub salt: Option<Arc<str>>,
     /// [`Request::adapter`](super::Request::adapter).
@@ -539,7 +539,7 @@ mod tests {
         let mut pages = Pages::new(4, true, None, 0);
         let ids = tokens(P, 1);
         let (held, _) = run(&mut pages, &ids);
-        assert_eq!(pages.acquire_prefix(&PrefixKey { angles: 7, ..plain() }, &ids), CachedPrefix::default());
+        assert_eq!(pages.acquire_prefix(&PrefixKey { rope_offset: 7, ..plain() }, &ids), CachedPrefix::default());
         assert_eq!(pages.acquire_prefix(&plain(), &ids).pages, held);
     }
 

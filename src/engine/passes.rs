@@ -6,7 +6,7 @@ use super::stage::{Pass, Stage};
 use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::generate::{Adapted, Model, rows_for};
-use crate::kernels::StateRow;
+use crate::kernels::BatchRow;
 use crate::model::Ending;
 use crate::model::PassTensors;
 use crate::platform::IS_BROWSER;
@@ -73,21 +73,21 @@ impl Passes {
     ///
     /// # Errors
     /// Those of writing to the devices and of reading embedding rows from disk.
-    pub async fn set_rows(&self, model: &Model, rows: Vec<StateRow>) -> Result<(), Error> {
+    pub async fn set_rows(&self, model: &Model, rows: Vec<BatchRow>) -> Result<(), Error> {
         let rows = padded(rows);
         self.fetch_rows(model, &rows).await?;
         self.stages().try_for_each(|stage| stage.rows.state.set_rows(&stage.device, &rows))
     }
 
     /// With embedding tables on disk: uploads the rows' embeddings and their indices to the first device.
-    async fn fetch_rows(&self, model: &Model, rows: &[StateRow]) -> Result<(), Error> {
+    async fn fetch_rows(&self, model: &Model, rows: &[BatchRow]) -> Result<(), Error> {
         let first = self.first();
         let Some(state) = &first.rows.fetched_state else { return Ok(()) };
         let n = rows.first().map_or(0, |row| row.n_tokens as usize);
         let ids: Vec<u32> = rows.iter().take(n).map(|row| row.token).collect();
         model.fetch_rows(&first.device, &first.rows, 0, &ids).await?;
         let numbers = model.fetched_numbers(&ids).into_iter();
-        let rows = numbers.zip(rows).map(|(token, row)| StateRow { token, pages: Vec::new(), ..row.clone() });
+        let rows = numbers.zip(rows).map(|(token, row)| BatchRow { token, pages: Vec::new(), ..row.clone() });
         state.set_rows(&first.device, &rows.collect::<Vec<_>>())
     }
 
@@ -173,7 +173,7 @@ impl Passes {
     pub async fn compute_prompt(
         &mut self,
         (model, adapted): (&Model, Adapted<'_>),
-        row: StateRow,
+        row: BatchRow,
         ids: &[u32],
     ) -> Result<(), Error> {
         let size = rows_for(ids.len() as u32).min(self.sizes.max_pass);
@@ -227,7 +227,7 @@ impl Passes {
     ///
     /// # Errors
     /// As [`Passes::compute_prompt`].
-    pub async fn mtp_follow(&mut self, model: &Model, row: StateRow, next_ids: &[u32]) -> Result<(), Error> {
+    pub async fn mtp_follow(&mut self, model: &Model, row: BatchRow, next_ids: &[u32]) -> Result<(), Error> {
         let stage = &mut self.last;
         let Some(mtp) = &stage.prompt.mtp else { return Ok(()) };
         stage.device.write(mtp.tokens(), row.pos as usize, next_ids)?;
@@ -241,7 +241,7 @@ impl Passes {
     ///
     /// # Errors
     /// As [`Passes::compute_prompt`].
-    pub async fn mtp_draft(&mut self, rows: Vec<StateRow>, ending: Ending) -> Result<Vec<u32>, Error> {
+    pub async fn mtp_draft(&mut self, rows: Vec<BatchRow>, ending: Ending) -> Result<Vec<u32>, Error> {
         let stage = &mut self.last;
         let Some(mtp) = &stage.rows.mtp else { return Ok(Vec::new()) };
         let rows = padded(rows);
@@ -254,9 +254,9 @@ impl Passes {
 
 /// Pads the rows to a power of two. The first row holds the number of real rows; the others write to the padding
 /// page and state.
-fn padded(mut rows: Vec<StateRow>) -> Vec<StateRow> {
+fn padded(mut rows: Vec<BatchRow>) -> Vec<BatchRow> {
     let n = rows.len();
-    rows.resize(n.next_power_of_two(), StateRow::default());
+    rows.resize(n.next_power_of_two(), BatchRow::default());
     if let Some(first) = rows.first_mut() {
         first.n_tokens = n as u32;
     }

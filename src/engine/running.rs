@@ -6,7 +6,7 @@ use super::queue::{QueuedRequest, RequestProgress};
 use super::stream::ResponseSender;
 use crate::error::Error;
 use crate::generate::{Completion, ContextPolicy, Decoded, Model, Sequence, StopReason, look_up};
-use crate::kernels::{PAGE, Sampling, StateRow};
+use crate::kernels::{BatchRow, PAGE, Sampling};
 use crate::model::Sampler;
 
 pub(super) struct Running {
@@ -49,9 +49,9 @@ impl Running {
             RequestProgress::New(_) => request.options.max_tokens,
             RequestProgress::Preempted(completion) => completion.n_left(&request.options),
         };
-        let angles = model.transformer().angles(request.ids.len() as u32);
+        let rope_offset = model.transformer().rope_offset(request.ids.len() as u32);
         let [salt, adapter] = [&request.cache_salt, &request.adapter].map(|text| text.as_deref().map(Into::into));
-        let beginning = PrefixKey { angles, salt, adapter };
+        let beginning = PrefixKey { rope_offset, salt, adapter };
         // The last token is always computed: its logits choose the next one.
         let CachedPrefix { pages: held, copy, on_host } =
             pages.acquire_prefix(&beginning, &request.ids[..request.ids.len() - 1]);
@@ -70,7 +70,7 @@ impl Running {
                 RequestProgress::Preempted(completion) => *completion,
             },
             n_prompt: ids.len() - 1,
-            sequence: Sequence::begun(model.config().is_recurrent(), ids, n_cached, angles),
+            sequence: Sequence::begun(model.config().is_recurrent(), ids, n_cached, rope_offset),
             n_listed: Some(held.len()),
             pages: held,
             n_reserved,
@@ -146,7 +146,7 @@ impl Running {
             && (self.request.options.prompt_lookup == 0 || !self.may_be_drafted())
             && n < self.completion.n_left(&self.request.options)
             && len <= model.context_length() as usize
-            && model.transformer().angles(len as u32) == self.sequence.angles()
+            && model.transformer().rope_offset(len as u32) == self.sequence.rope_offset()
     }
 
     /// Takes the pages for the next `n` tokens.
@@ -186,7 +186,7 @@ impl Running {
     /// Maximum number of draft tokens: drafts must not move its end, and no pages are reserved beyond it.
     pub fn max_drafts(&self, model: &Model) -> usize {
         let n_tokens = self.ids().len();
-        let end = model.transformer().angles_end(n_tokens as u32).min(model.context_length());
+        let end = model.transformer().rope_offset_end(n_tokens as u32).min(model.context_length());
         let n_left = self.completion.n_left(&self.request.options).saturating_sub(1);
         n_left.min((end as usize).saturating_sub(n_tokens))
     }
@@ -198,7 +198,7 @@ impl Running {
 
     /// The MTP head's input after the first `n` rows of a pass from position `pos`: their positions with the next
     /// tokens.
-    pub fn mtp_rows(&self, pos: usize, n: usize) -> impl Iterator<Item = StateRow> + '_ {
+    pub fn mtp_rows(&self, pos: usize, n: usize) -> impl Iterator<Item = BatchRow> + '_ {
         self.rows_of(pos, self.next_ids(pos, n).iter())
     }
 
@@ -217,9 +217,9 @@ impl Running {
     }
 
     /// The batch row of a pass over its next `n_tokens` tokens.
-    pub fn row(&self, n_tokens: u32) -> StateRow {
+    pub fn row(&self, n_tokens: u32) -> BatchRow {
         let first = self.rows(&[]).next().unwrap_or_default();
-        StateRow { n_tokens, ..first }
+        BatchRow { n_tokens, ..first }
     }
 
     /// Tokens of the next prefill chunk, at most `most`; with `copies`, chunks end at a page boundary where states
@@ -247,7 +247,7 @@ impl Running {
     }
 
     /// Rows for the uncached tokens and these draft tokens.
-    pub fn rows<'a>(&'a self, drafts: &'a [u32]) -> impl Iterator<Item = StateRow> + 'a {
+    pub fn rows<'a>(&'a self, drafts: &'a [u32]) -> impl Iterator<Item = BatchRow> + 'a {
         self.rows_of(self.n_cached(), self.sequence.uncached().iter().chain(drafts))
     }
 
@@ -256,12 +256,12 @@ impl Running {
         &'a self,
         pos: usize,
         ids: impl Iterator<Item = &'a u32> + 'a,
-    ) -> impl Iterator<Item = StateRow> + 'a {
-        (0..).zip(ids).map(move |(n_before, &token)| StateRow {
+    ) -> impl Iterator<Item = BatchRow> + 'a {
+        (0..).zip(ids).map(move |(n_before, &token)| BatchRow {
             pos: pos as u32 + n_before,
             n_tokens: 1,
             token,
-            angles: self.sequence.angles(),
+            rope_offset: self.sequence.rope_offset(),
             slot: self.slot,
             n_before,
             pages: self.pages.clone(),
@@ -298,12 +298,12 @@ impl Running {
 
     /// Recomputes the sequence if its length needs another RoPE table row. False if too few pages are free, as
     /// [`Running::begin_anew`].
-    pub fn choose_angles(&mut self, model: &Model, pages: &mut Pages) -> bool {
-        let angles = model.transformer().angles(self.ids().len() as u32);
-        if !self.sequence.turn_by(angles) {
+    pub fn choose_rope_offset(&mut self, model: &Model, pages: &mut Pages) -> bool {
+        let rope_offset = model.transformer().rope_offset(self.ids().len() as u32);
+        if !self.sequence.set_rope_offset(rope_offset) {
             return true;
         }
-        self.beginning.angles = angles;
+        self.beginning.rope_offset = rope_offset;
         self.begin_anew(pages)
     }
 

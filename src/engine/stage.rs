@@ -10,7 +10,7 @@ use crate::generate::Adapted;
 use crate::kernels::{KvType, PAGE, StepState};
 use crate::model::{Ending, KvCache, LayerCache, PassTensors, Sampler, Transformer};
 use crate::platform::IS_BROWSER;
-use crate::recording::{MemoryPlan, Products, Recorder, Recording, Workspace};
+use crate::recording::{BatchInvariance, MemoryPlan, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor, WordCopy};
 use crate::tuning::self_test;
 
@@ -320,10 +320,10 @@ impl Stage {
     /// for many rows and decoding those for few, so that a row's result does not depend on the batch.
     fn record(&mut self, adapted: Option<Adapted<'_>>, pass: Pass) -> Result<(), Error> {
         let EngineSizes { n_rows: most_rows, max_pass, .. } = self.sizes;
-        let few = Products::Few { columns: most_rows.min(8) };
+        let few = BatchInvariance::Few { columns: most_rows.min(8) };
         let with_runs;
         let (io, products, n_rows, ending) = match pass {
-            Pass::Prompt(n_rows) => (&self.prompt, Products::Many, n_rows, Ending::Cache),
+            Pass::Prompt(n_rows) => (&self.prompt, BatchInvariance::Many, n_rows, Ending::Cache),
             Pass::Decode(n_rows, DecodeForm { sampler, has_runs: false }) => {
                 (&self.rows, few, n_rows, Ending::Sample(sampler))
             }
@@ -331,10 +331,10 @@ impl Stage {
                 with_runs = PassTensors { state: self.rows.state.with_runs(), ..self.rows.clone() };
                 (&with_runs, few, n_rows, Ending::Sample(sampler))
             }
-            Pass::MtpFollow(n_rows) => (&self.prompt, Products::Many, n_rows, Ending::MtpFollow),
+            Pass::MtpFollow(n_rows) => (&self.prompt, BatchInvariance::Many, n_rows, Ending::MtpFollow),
             Pass::MtpDraft(n_rows, ending) => (&self.rows, few, n_rows, ending),
         };
-        let mut rec = Recorder::new(self.device.target()).with_products(products);
+        let mut rec = Recorder::new(self.device.target()).with_batch_invariance(products);
         let transformer = adapted.map_or(&self.transformer, |adapted| adapted.transformer);
         transformer.record_pass(&mut rec, &self.cache, io, n_rows, ending)?;
         let is_largest = pass == Pass::Prompt(max_pass) || pass == Pass::Decode(most_rows, DecodeForm::default());

@@ -21,9 +21,9 @@ use super::expert_cache::{ExpertCache, ExpertCacheStats};
 use super::mailbox::Mailbox;
 use crate::device::Device;
 use crate::error::Error;
-use crate::load::{Catalog, ExpertSizes, Feed, LayerSizes, SLOTS, Share, WeightFiles, slot_sizes};
+use crate::load::{ExpertSizes, LayerSizes, SLOTS, Share, TensorIndex, WeightFiles, WeightUploader, slot_sizes};
 use crate::matrix::Matrix;
-use crate::model::{Destination, ExpertWeights, Experts, ModelConfig, Transformer, Weights, layer_of};
+use crate::model::{ExpertWeights, Experts, ModelConfig, TensorSlot, Transformer, Weights, layer_of};
 use crate::platform::{IS_BROWSER, Native, block_on, native, spawn};
 use crate::recording::Recording;
 use crate::tensor::{MemoryBlock, Role, Tensor};
@@ -89,8 +89,8 @@ impl Streaming {
 /// Matrices of each layer.
 fn matrices(weights: &Weights) -> Vec<Vec<Tensor>> {
     let mut layers: Vec<Vec<Tensor>> = vec![Vec::new(); weights.blocks.len()];
-    for (name, place) in weights.destinations() {
-        let (Some(layer), Destination::Rows { matrix, .. }) = (layer_of(name), place) else { continue };
+    for (name, place) in weights.tensor_slots() {
+        let (Some(layer), TensorSlot::Rows { matrix, .. }) = (layer_of(name), place) else { continue };
         let Some(known) = layers.get_mut(layer as usize) else { continue };
         for slab in matrix.slabs() {
             if !known.iter().any(|tensor| tensor.is_same(&slab.words)) {
@@ -142,7 +142,7 @@ pub(super) struct DiskOffload {
 
 struct LayerReader {
     /// Layer numbers and feeds, in order.
-    layers: Vec<(usize, Feed)>,
+    layers: Vec<(usize, WeightUploader)>,
     files: WeightFiles,
     /// Reads single experts for passes over a few tokens.
     kept: Option<ExpertCache>,
@@ -259,7 +259,7 @@ impl DiskOffload {
     /// Assigns slots to the offloaded matrices of newly declared weights. `fitting_context`: for the report.
     pub fn new(
         transformer: &Transformer,
-        catalog: &Catalog,
+        tensor_index: &TensorIndex,
         files: WeightFiles,
         share: &Share,
         fitting_context: Option<u32>,
@@ -274,7 +274,7 @@ impl DiskOffload {
             Share::Experts { .. } => {
                 let blocks = transformer.weights.blocks.iter().enumerate().take(end as usize).skip(start as usize);
                 let experts = blocks.filter_map(|(l, block)| Some((l, of_experts(block.experts.as_ref()?))));
-                (experts.collect(), Some(ExpertCache::new(transformer, catalog)))
+                (experts.collect(), Some(ExpertCache::new(transformer, tensor_index)))
             }
         };
         let of_layers: Vec<Vec<u64>> = streamed.iter().map(|(_, tensors)| sizes(tensors)).collect();
@@ -287,8 +287,8 @@ impl DiskOffload {
             by_size.iter().zip(slot).for_each(|(tensor, block)| tensor.storage.place(block));
         }
         let feed = |tensors: &[Tensor]| {
-            let of_layer = transformer.destinations().filter(|(_, place)| fills(place, tensors));
-            Feed::new(catalog, of_layer)
+            let of_layer = transformer.tensor_slots().filter(|(_, place)| fills(place, tensors));
+            WeightUploader::new(tensor_index, of_layer)
         };
         let plan = Streaming {
             n_streamed: streamed.len(),
@@ -314,10 +314,10 @@ impl DiskOffload {
     }
 
     /// A feed of the resident weights.
-    pub fn resident(&self, transformer: &Transformer, catalog: &Catalog) -> Feed {
-        let is_streamed = |place: &Destination| self.tensors.iter().any(|tensors| fills(place, tensors));
-        let resident = transformer.destinations().filter(|(_, place)| !is_streamed(place));
-        Feed::digesting(catalog, resident, |_| true)
+    pub fn resident(&self, transformer: &Transformer, tensor_index: &TensorIndex) -> WeightUploader {
+        let is_streamed = |place: &TensorSlot| self.tensors.iter().any(|tensors| fills(place, tensors));
+        let resident = transformer.tensor_slots().filter(|(_, place)| !is_streamed(place));
+        WeightUploader::digesting(tensor_index, resident, |_| true)
     }
 
     /// Reads the resident weights of offloaded layers.
@@ -406,7 +406,7 @@ impl DiskOffload {
 }
 
 /// Whether a destination is one of these tensors.
-fn fills(place: &Destination, tensors: &[Tensor]) -> bool {
-    let Destination::Rows { matrix, .. } = place else { return false };
+fn fills(place: &TensorSlot, tensors: &[Tensor]) -> bool {
+    let TensorSlot::Rows { matrix, .. } = place else { return false };
     matrix.slabs().iter().any(|slab| tensors.iter().any(|tensor| tensor.is_same(&slab.words)))
 }

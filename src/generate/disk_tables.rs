@@ -12,12 +12,12 @@ use web_time::Instant;
 use super::disk_offload::Streaming;
 use crate::device::Device;
 use crate::error::Error;
-use crate::load::{Catalog, Feed, TableRows, WeightFiles};
+use crate::load::{TableRows, TensorIndex, WeightFiles, WeightUploader};
 use crate::model::{FetchedRows, PassTensors, Transformer};
 
 /// Moves the embedding tables of a part to disk, if the file stores their rows one by one.
-pub(super) fn in_file(transformer: Transformer, catalog: &Catalog) -> Transformer {
-    let are_readable = transformer.row_tables().all(|(name, _)| catalog.table_rows(name).is_some());
+pub(super) fn in_file(transformer: Transformer, tensor_index: &TensorIndex) -> Transformer {
+    let are_readable = transformer.row_tables().all(|(name, _)| tensor_index.table_rows(name).is_some());
     if are_readable { transformer.fetching_rows() } else { transformer }
 }
 
@@ -26,7 +26,7 @@ pub(super) struct DiskTables {
     tables: Vec<(&'static str, TableRows)>,
     files: WeightFiles,
     /// Tensors that no device holds.
-    feed: Feed,
+    feed: WeightUploader,
     size_bytes: u64,
     fitting_context: Option<u32>,
     n_read: AtomicU64,
@@ -39,19 +39,19 @@ impl DiskTables {
     pub fn of(
         part: &Transformer,
         resident: &Transformer,
-        catalog: &Catalog,
+        tensor_index: &TensorIndex,
         files: &WeightFiles,
         fitting_context: Option<u32>,
     ) -> Option<DiskTables> {
         let tables: Vec<_> =
-            part.fetched_tables().filter_map(|(name, _)| Some((name, catalog.table_rows(name)?))).collect();
+            part.fetched_tables().filter_map(|(name, _)| Some((name, tensor_index.table_rows(name)?))).collect();
         if tables.is_empty() {
             return None;
         }
         let is_unread = |name: &str| {
-            tables.iter().any(|(table, _)| *table == name) && !resident.destinations().any(|(known, _)| known == name)
+            tables.iter().any(|(table, _)| *table == name) && !resident.tensor_slots().any(|(known, _)| known == name)
         };
-        let feed = Feed::new(catalog, part.weights.destinations().filter(|(name, _)| is_unread(name)));
+        let feed = WeightUploader::new(tensor_index, part.weights.tensor_slots().filter(|(name, _)| is_unread(name)));
         let slabs = part.fetched_tables().flat_map(|(_, matrix)| matrix.tensors());
         let size_bytes = slabs.map(|words| words.size_bytes()).sum();
         Some(DiskTables {

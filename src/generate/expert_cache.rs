@@ -14,7 +14,7 @@ use web_time::Instant;
 
 use crate::device::Device;
 use crate::error::Error;
-use crate::load::{Catalog, Feed, WeightFiles};
+use crate::load::{TensorIndex, WeightFiles, WeightUploader};
 use crate::model::{CachedExperts, Transformer};
 use crate::recording::Recording;
 use crate::tensor::Tensor;
@@ -122,7 +122,7 @@ impl Slots {
 
 /// Reads experts into their slots.
 pub(super) struct ExpertCache {
-    catalog: Catalog,
+    tensor_index: TensorIndex,
     layers: Vec<CachedLayer>,
     n_chosen: AtomicU64,
     n_found: AtomicU64,
@@ -146,7 +146,7 @@ impl CachedLayer {
 
 impl ExpertCache {
     /// The expert cache of weights with expert slots.
-    pub fn new(transformer: &Transformer, catalog: &Catalog) -> ExpertCache {
+    pub fn new(transformer: &Transformer, tensor_index: &TensorIndex) -> ExpertCache {
         let blocks =
             transformer.layers().zip(transformer.weights.blocks.iter().skip(transformer.layers().start as usize));
         let layers = blocks.filter_map(|(number, block)| {
@@ -155,7 +155,7 @@ impl ExpertCache {
             Some(CachedLayer { number, experts, slots })
         });
         ExpertCache {
-            catalog: catalog.clone(),
+            tensor_index: tensor_index.clone(),
             layers: layers.collect(),
             n_chosen: AtomicU64::new(0),
             n_found: AtomicU64::new(0),
@@ -180,7 +180,7 @@ impl ExpertCache {
     /// Those of reading.
     pub async fn fill(&self, device: &Device, files: &WeightFiles) -> Result<(), Error> {
         for CachedLayer { experts, .. } in &self.layers {
-            files.feed_all(Feed::new(&self.catalog, experts.shared()), device).await?;
+            files.feed_all(WeightUploader::new(&self.tensor_index, experts.shared()), device).await?;
         }
         Ok(())
     }
@@ -246,8 +246,9 @@ impl ExpertCache {
             let n_found = chosen.iter().filter(|&&expert| slots.slot_of(expert).is_some()).count();
             (n_found, slots.assign_slots(&chosen).ok_or_else(too_many)?)
         };
-        let feed = |&(expert, slot): &(u32, u32)| Feed::of_expert(&self.catalog, experts.parts(expert, slot));
-        let feeds = room.iter().map(feed).collect::<Result<Vec<Feed>, Error>>()?;
+        let feed =
+            |&(expert, slot): &(u32, u32)| WeightUploader::of_expert(&self.tensor_index, experts.parts(expert, slot));
+        let feeds = room.iter().map(feed).collect::<Result<Vec<WeightUploader>, Error>>()?;
         feeds.iter().for_each(|feed| files.announce(feed));
         for (&(expert, slot), feed) in room.iter().zip(feeds) {
             // Passes submitted with the slot's previous expert run before this write.
@@ -288,7 +289,7 @@ impl ExpertCache {
         };
         let mut read_bytes = 0;
         for expert in missing {
-            let feed = Feed::of_expert(&self.catalog, layer.experts.parts_of_all(expert))?;
+            let feed = WeightUploader::of_expert(&self.tensor_index, layer.experts.parts_of_all(expert))?;
             read_bytes += feed.read_again(device, files).await?;
         }
         Ok(read_bytes)

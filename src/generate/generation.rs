@@ -261,7 +261,7 @@ impl<'s> Generation<'s> {
         }
         let start = Instant::now();
         if self.read.is_empty() && self.in_flight.is_empty() {
-            self.session.choose_angles();
+            self.session.choose_rope_offset();
             if let Some(allowed) = self.completion.allowed()? {
                 self.session.allow(allowed)?;
             }

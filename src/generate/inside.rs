@@ -180,7 +180,7 @@ impl Session {
 
     /// Caches all tokens but the last `n`, which the next passes compute.
     async fn cache_all_but(&mut self, n: usize) -> Result<(), Error> {
-        self.choose_angles();
+        self.choose_rope_offset();
         self.sequence.uncache_last(n);
         let Session { model, passes, sequence, .. } = self;
         model.device().write(&passes.io.tokens, sequence.n_cached(), sequence.uncached())?;

@@ -24,7 +24,8 @@ use crate::formats::BlockType;
 use crate::grammar::Grammars;
 use crate::kernels::KvType;
 use crate::load::{
-    Catalog, ChatSource, Feed, MTP, ModelFile, ModelHeader, Needs, Placement, PlacementOptions, WeightFiles,
+    ChatSource, MTP, ModelFile, ModelHeader, Needs, Placement, PlacementOptions, TensorIndex, WeightFiles,
+    WeightUploader,
 };
 use crate::memory::Limit;
 use crate::model::{Block, KvCache, ModelConfig, PassTensors, Transformer, Weights};
@@ -214,9 +215,9 @@ impl Model {
         header: ModelHeader,
         files: Option<&WeightFiles>,
         options: &LoadOptions<'_>,
-    ) -> Result<(Model, Feed), Error> {
+    ) -> Result<(Model, WeightUploader), Error> {
         header.note_vocabulary(device);
-        let ModelHeader { name, shape, tokenizer, chat, catalog, mtp, mut unread } = header;
+        let ModelHeader { name, shape, tokenizer, chat, tensor_index, mtp, mut unread } = header;
         let leaves_out = mtp.is_some() && !options.mtp_tokens;
         if leaves_out {
             unread.push(MTP);
@@ -226,8 +227,8 @@ impl Model {
         let device = device.for_model(options.exact);
         let target = device.target();
         let room = checked_room(&target, config.max_seq_len, limit.is_some(), options)?;
-        let part = ModelPart::declare(target, &config, &catalog, room)?;
-        check_read(&catalog, &part.weights, &config, leaves_out)?;
+        let part = ModelPart::declare(target, &config, &tensor_index, room)?;
+        check_read(&tensor_index, &part.weights, &config, leaves_out)?;
         let before = pipeline::before(&device, &config, options, files.is_some())?;
         let part = part.of_layers(before.iter().map(|layers| layers.n_layers).sum()..config.n_layers());
         let asked = PlacementOptions {
@@ -246,12 +247,13 @@ impl Model {
             device.tested().note(format!("text-only: ignoring the model's {} weights", unread.join(", ")));
         }
         let feed = match &streamed {
-            Some(streamed) => streamed.resident(&transformer, &catalog),
-            None => Feed::digesting(&catalog, transformer.destinations(), |_| true),
+            Some(streamed) => streamed.resident(&transformer, &tensor_index),
+            None => WeightUploader::digesting(&tensor_index, transformer.tensor_slots(), |_| true),
         };
         let stages = {
             let declare = |fetches_rows| {
-                let shared = pipeline::StageSettings { catalog: &catalog, room, exact: options.exact, fetches_rows };
+                let shared =
+                    pipeline::StageSettings { tensor_index: &tensor_index, room, exact: options.exact, fetches_rows };
                 let stages = PipelineStages::declare(&before, &transformer, shared)?;
                 stages.check_plans(stages.plans(room)?.into_iter()).map(|()| stages)
             };
@@ -262,7 +264,7 @@ impl Model {
         };
         let tables = files.and_then(|files| {
             let first = stages.parts().next().map_or(&transformer, |(_, part)| part);
-            DiskTables::of(first, &transformer, &catalog, files, placement.in_file.fitting_context)
+            DiskTables::of(first, &transformer, &tensor_index, files, placement.in_file.fitting_context)
         });
         let encodings = match tokenizer {
             Ok(tokenizer) => Ok(EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE)),
@@ -270,7 +272,7 @@ impl Model {
         };
         let weights_bytes = transformer.weights.tensors().map(Tensor::size_bytes).sum();
         let tokens_per_submit = tokens_per_submit(device.is_real_gpu(), weights_bytes);
-        let block_types = catalog.block_types();
+        let block_types = tensor_index.block_types();
         let inner = ModelInner {
             name,
             transformer,
@@ -324,12 +326,12 @@ impl Model {
     /// # Errors
     /// [`Error::Config`] if a weight is missing or its shape disagrees with the configuration.
     pub fn plan_file(target: &Target, file: &ModelFile, options: &LoadOptions<'_>) -> Result<MemoryPlan, Error> {
-        let ModelHeader { shape, catalog, mtp, .. } = &file.header;
+        let ModelHeader { shape, tensor_index, mtp, .. } = &file.header;
         let leaves_out = mtp.is_some() && !options.mtp_tokens;
         let config = with_mtp(shape.decoder()?.clone(), mtp.clone(), options);
         let room = checked_room(target, config.max_seq_len, false, options)?;
-        let part = ModelPart::declare(target.clone(), &config, catalog, room)?;
-        check_read(catalog, &part.weights, &config, leaves_out)?;
+        let part = ModelPart::declare(target.clone(), &config, tensor_index, room)?;
+        check_read(tensor_index, &part.weights, &config, leaves_out)?;
         part.plan(room.context_length, options.stream_rows)
     }
 
@@ -793,13 +795,13 @@ impl Model {
             Ok((rec.finish(&mut Workspace::default()), logits, mtp, hidden))
         };
         let (recording, logits, of_mtp, hidden) = record_tested(device, record, |(recording, ..)| recording).await?;
-        let angles = self.transformer().angles(n_tokens);
+        let rope_offset = self.transformer().rope_offset(n_tokens);
         device.write(&io.tokens, 0, ids)?;
         self.fetch_rows(device, &io, 0, ids).await?;
-        io.state.set_turned(device, 0, n_tokens, angles)?;
+        io.state.set_with_rope(device, 0, n_tokens, rope_offset)?;
         if let Some(mtp) = &io.mtp {
             device.write(mtp.tokens(), 0, ids.get(1..).unwrap_or_default())?;
-            mtp.state().set_turned(device, 0, n_tokens - 1, angles)?;
+            mtp.state().set_with_rope(device, 0, n_tokens - 1, rope_offset)?;
         }
         self.run(&recording, ids.len()).await?;
         let mut trace = Trace { logits: device.read(&logits).await?, hidden: Vec::new(), mtp: None };
@@ -884,11 +886,16 @@ fn with_mtp(mut config: ModelConfig, mtp: Option<Block>, options: &LoadOptions<'
 }
 
 /// Refuses tensors that no pass reads, except those of an unused MTP head.
-fn check_read(catalog: &Catalog, weights: &Weights, config: &ModelConfig, leaves_out: bool) -> Result<(), Error> {
+fn check_read(
+    tensor_index: &TensorIndex,
+    weights: &Weights,
+    config: &ModelConfig,
+    leaves_out: bool,
+) -> Result<(), Error> {
     let unread = config.unread();
-    let read = weights.destinations().map(|(name, _)| name).chain(unread.iter().map(String::as_str));
-    let left_out = leaves_out.then(|| catalog.of_layers_from(config.n_layers()));
-    catalog.check_read(read.chain(left_out.into_iter().flatten()))
+    let read = weights.tensor_slots().map(|(name, _)| name).chain(unread.iter().map(String::as_str));
+    let left_out = leaves_out.then(|| tensor_index.of_layers_from(config.n_layers()));
+    tensor_index.check_read(read.chain(left_out.into_iter().flatten()))
 }
 
 /// A session's limits from the options.

@@ -6,7 +6,7 @@ use super::disk_offload::{DiskOffload, layer_sizes};
 use super::disk_tables;
 use super::passes::{RecordedPasses, SessionLimits};
 use crate::error::Error;
-use crate::load::{Catalog, Feed, InFile, Needs, Placement, Share, Sizes, WeightFiles};
+use crate::load::{InFile, Needs, Placement, Share, Sizes, TensorIndex, WeightFiles, WeightUploader};
 use crate::model::{ExpertWeights, ModelConfig, Transformer, Weights};
 use crate::recording::MemoryPlan;
 use crate::target::Target;
@@ -15,7 +15,7 @@ use crate::target::Target;
 pub(super) struct ModelPart<'a> {
     target: Target,
     config: &'a ModelConfig,
-    catalog: &'a Catalog,
+    tensor_index: &'a TensorIndex,
     /// Session limits; the placement decides the context length.
     room: SessionLimits,
     layers: Range<u32>,
@@ -31,11 +31,11 @@ impl<'a> ModelPart<'a> {
     pub fn declare(
         target: Target,
         config: &'a ModelConfig,
-        catalog: &'a Catalog,
+        tensor_index: &'a TensorIndex,
         room: SessionLimits,
     ) -> Result<ModelPart<'a>, Error> {
-        let weights = Weights::declare(&target, config, catalog)?;
-        Ok(ModelPart { target, config, catalog, room, layers: 0..config.n_layers(), weights })
+        let weights = Weights::declare(&target, config, tensor_index)?;
+        Ok(ModelPart { target, config, tensor_index, room, layers: 0..config.n_layers(), weights })
     }
 
     /// Restricts the part to some layers.
@@ -60,7 +60,7 @@ impl<'a> ModelPart<'a> {
         let all = Transformer::declare(self.config.clone(), weights, context_length)?;
         let transformer = all.part(self.layers.clone());
         if tables_in_file {
-            return Ok(disk_tables::in_file(transformer, self.catalog));
+            return Ok(disk_tables::in_file(transformer, self.tensor_index));
         }
         Ok(transformer)
     }
@@ -68,10 +68,11 @@ impl<'a> ModelPart<'a> {
     /// Whether experts can share slots and are stored consecutively in the file.
     fn may_keep_experts(&self) -> bool {
         let mut weights = self.weights.clone();
-        let kept = weights.cache_experts(&self.target, self.config, self.catalog, self.layers.clone(), 1);
+        let kept = weights.cache_experts(&self.target, self.config, self.tensor_index, self.layers.clone(), 1);
         let is_apart = |experts: &ExpertWeights| match experts.kept() {
             Some(kept) => {
-                experts.can_be_cached(kept.n_experts()) && Feed::of_expert(self.catalog, kept.parts(0, 0)).is_ok()
+                experts.can_be_cached(kept.n_experts())
+                    && WeightUploader::of_expert(self.tensor_index, kept.parts(0, 0)).is_ok()
             }
             None => true,
         };
@@ -97,12 +98,12 @@ impl<'a> ModelPart<'a> {
             return Ok((self.transformer(*context_length, *tables)?, *plan, None));
         };
         // Planning has placed the tensors of `self.weights`.
-        let mut weights = Weights::declare(&self.target, self.config, self.catalog)?;
+        let mut weights = Weights::declare(&self.target, self.config, self.tensor_index)?;
         if let Share::Experts { n_slots } = share {
-            weights.cache_experts(&self.target, self.config, self.catalog, self.layers.clone(), *n_slots)?;
+            weights.cache_experts(&self.target, self.config, self.tensor_index, self.layers.clone(), *n_slots)?;
         }
         let transformer = self.transformer_of(weights, *context_length, *tables)?;
-        let streamed = DiskOffload::new(&transformer, self.catalog, files.clone(), share, *fitting_context);
+        let streamed = DiskOffload::new(&transformer, self.tensor_index, files.clone(), share, *fitting_context);
         let plan = self.plan_of(&transformer, *context_length)?;
         Ok((transformer, plan, Some(streamed)))
     }

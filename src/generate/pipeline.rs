@@ -10,7 +10,7 @@ use super::part::ModelPart;
 use super::passes::{RecordedPasses, SessionLimits};
 use crate::device::Device;
 use crate::error::Error;
-use crate::load::{Catalog, Feed, FileBytes, layers_before};
+use crate::load::{FileBytes, TensorIndex, WeightUploader, layers_before};
 use crate::memory::Limit;
 use crate::model::{Ending, KvCache, ModelConfig, Transformer};
 use crate::platform::{IS_BROWSER, Native, native};
@@ -72,7 +72,7 @@ struct PipelineStage {
     device: Device,
     transformer: Transformer,
     /// Tensors that no later stage reads as well.
-    feed: Feed,
+    feed: WeightUploader,
     /// Free memory of the device before loading, if known.
     limit: Option<Limit>,
 }
@@ -80,7 +80,7 @@ struct PipelineStage {
 /// Settings common to all stages.
 #[derive(Clone, Copy)]
 pub(super) struct StageSettings<'a> {
-    pub catalog: &'a Catalog,
+    pub tensor_index: &'a TensorIndex,
     pub room: SessionLimits,
     pub exact: bool,
     /// Whether embedding tables stay on disk.
@@ -169,13 +169,13 @@ impl PipelineStage {
         later: impl Iterator<Item = &'a Transformer> + Clone,
         (config, shared): (&ModelConfig, StageSettings<'_>),
     ) -> Result<PipelineStage, Error> {
-        let StageSettings { catalog, room, exact, fetches_rows } = shared;
+        let StageSettings { tensor_index, room, exact, fetches_rows } = shared;
         let limit = Limit::of(None, device.available_bytes());
         let device = device.for_model(exact);
-        let part = ModelPart::declare(device.target(), config, catalog, room)?.of_layers(layers);
+        let part = ModelPart::declare(device.target(), config, tensor_index, room)?.of_layers(layers);
         let transformer = part.transformer(room.context_length, fetches_rows)?;
-        let is_of_others = |name: &str| later.clone().any(|part| part.destinations().any(|(known, _)| known == name));
-        let feed = Feed::digesting(catalog, transformer.destinations(), |name| !is_of_others(name));
+        let is_of_others = |name: &str| later.clone().any(|part| part.tensor_slots().any(|(known, _)| known == name));
+        let feed = WeightUploader::digesting(tensor_index, transformer.tensor_slots(), |name| !is_of_others(name));
         Ok(PipelineStage { device, transformer, feed, limit })
     }
 
@@ -218,7 +218,7 @@ impl StagePasses {
         ids: &[u32],
         position: usize,
         size: u32,
-        angles: u32,
+        rope_offset: u32,
         tables: Option<&DiskTables>,
     ) -> Result<Option<Vec<u32>>, Error> {
         let mut left: Option<Vec<u32>> = None;
@@ -234,7 +234,7 @@ impl StagePasses {
                     }
                 }
             }
-            io.state.set_turned(device, position as u32, ids.len() as u32, angles)?;
+            io.state.set_with_rope(device, position as u32, ids.len() as u32, rope_offset)?;
             left = Some(device.run_and_read(pass, &io.stream.first_rows(size)?)?.await?);
         }
         Ok(left)

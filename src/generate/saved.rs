@@ -79,7 +79,7 @@ impl Session {
         let sequence = self.sequence.at_rest();
         let (ids, cached) = (sequence.ids(), sequence.cached());
         let (label, digest, name) = (OwnFile::label(FORMAT), self.model.shown_digest(), self.model.name());
-        let [n_cached, angles] = [cached.n.to_string(), cached.angles.to_string()];
+        let [n_cached, rope_offset] = [cached.n.to_string(), cached.rope_offset.to_string()];
         let metadata = [
             ("format", label.as_str()),
             ("version", VERSION),
@@ -87,7 +87,7 @@ impl Session {
             ("name", name),
             ("kv_type", self.model.kv_type().name()),
             ("cached", n_cached.as_str()),
-            ("angles", angles.as_str()),
+            ("rope_offset", rope_offset.as_str()),
             ("note", note),
         ];
         let mut entries = vec![("tokens".to_string(), BlockType::U32, vec![ids.len() as u64])];
@@ -349,7 +349,7 @@ impl SavedHeader {
             return Err(own.wrong("model", expected, found));
         }
         own.expect("kv_type", model.kv_type().name())?;
-        let (n, angles) = (number("cached")? as usize, number("angles")?);
+        let (n, rope_offset) = (number("cached")? as usize, number("rope_offset")?);
         let one_row = |shape: &[u64]| (shape.len() != 1).then(|| "of one dimension".into());
         let n_ids = own.tensor("tokens", BlockType::U32, one_row)?.n_elements() as usize;
         let capacity = session.passes.capacity();
@@ -390,7 +390,7 @@ impl SavedHeader {
         // Earlier keys are missing: no pass may start where it would see them.
         let written = if first_of_all > 0 { n.max(first_of_all + slots_of_ring) } else { n };
         let note = own.header.text("note").unwrap_or_default().to_string();
-        Ok(SavedHeader { own, cached: CachedTokens { n, angles, states, written }, parts, note })
+        Ok(SavedHeader { own, cached: CachedTokens { n, rope_offset, states, written }, parts, note })
     }
 }
 

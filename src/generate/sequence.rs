@@ -42,7 +42,7 @@ pub(crate) struct Sequence {
     /// Verified draft tokens that are not kept yet; their keys are cached.
     n_verified: usize,
     /// RoPE table row of position 0 in the cached keys.
-    angles: u32,
+    rope_offset: u32,
     /// Positions after which the device has recurrent states, by slot. `None` for a model without recurrent layers.
     states: Option<[usize; N_STATES]>,
     /// The sliding-window layers' ring, if any.
@@ -57,7 +57,7 @@ pub(crate) struct CachedTokens {
     /// Number of leading tokens with keys and values or states.
     pub n: usize,
     /// RoPE table row of position 0.
-    pub angles: u32,
+    pub rope_offset: u32,
     /// Positions after which there are states, for recurrent models.
     pub states: Option<[usize; N_STATES]>,
     /// End of the written positions.
@@ -71,8 +71,8 @@ impl Sequence {
     }
 
     /// A sequence whose first `n_cached` tokens are in shared pages with this RoPE table row.
-    pub fn begun(is_recurrent: bool, ids: Vec<u32>, n_cached: usize, angles: u32) -> Sequence {
-        let mut sequence = Sequence { ids, angles, ..Sequence::new(is_recurrent, None) };
+    pub fn begun(is_recurrent: bool, ids: Vec<u32>, n_cached: usize, rope_offset: u32) -> Sequence {
+        let mut sequence = Sequence { ids, rope_offset, ..Sequence::new(is_recurrent, None) };
         sequence.submitted(n_cached, n_cached);
         sequence
     }
@@ -173,16 +173,16 @@ impl Sequence {
     }
 
     /// RoPE table row of position 0 in the cached keys.
-    pub fn angles(&self) -> u32 {
-        self.angles
+    pub fn rope_offset(&self) -> u32 {
+        self.rope_offset
     }
 
     /// Switches to another RoPE table row, which discards the cache. Returns whether it changed.
-    pub fn turn_by(&mut self, angles: u32) -> bool {
-        let others = angles != self.angles;
+    pub fn set_rope_offset(&mut self, rope_offset: u32) -> bool {
+        let others = rope_offset != self.rope_offset;
         if others {
             self.forget_cache();
-            self.angles = angles;
+            self.rope_offset = rope_offset;
         }
         others
     }
@@ -259,14 +259,14 @@ impl Sequence {
 
     /// Cache contents for a sequence without passes in flight.
     pub fn cached(&self) -> CachedTokens {
-        let &Sequence { n_cached: n, angles, states, written, .. } = self;
-        CachedTokens { n, angles, states, written }
+        let &Sequence { n_cached: n, rope_offset, states, written, .. } = self;
+        CachedTokens { n, rope_offset, states, written }
     }
 
     /// Replaces the sequence by one with these cache contents.
     pub fn restore(&mut self, ids: Vec<u32>, cached: CachedTokens) {
-        let CachedTokens { n, angles, states, written } = cached;
-        *self = Sequence { ids, n_cached: n, angles, states, ring: self.ring, written, ..Sequence::default() };
+        let CachedTokens { n, rope_offset, states, written } = cached;
+        *self = Sequence { ids, n_cached: n, rope_offset, states, ring: self.ring, written, ..Sequence::default() };
         // A cache without a ring would let passes start where they see keys it never received.
         if self.ring.is_none() && written > n {
             self.forget_cache();

@@ -307,9 +307,9 @@ impl Session {
     }
 
     /// Discards the cache if a sequence of this length needs another RoPE table row.
-    pub(super) fn choose_angles(&mut self) {
-        let angles = self.model.transformer().angles(self.tokens().len() as u32);
-        if self.sequence.turn_by(angles) {
+    pub(super) fn choose_rope_offset(&mut self) {
+        let rope_offset = self.model.transformer().rope_offset(self.tokens().len() as u32);
+        if self.sequence.set_rope_offset(rope_offset) {
             self.mtp.forget();
         }
     }
@@ -317,7 +317,7 @@ impl Session {
     /// Positions that passes can use before the next prefill: the cache's, or fewer if a longer sequence needs
     /// another RoPE table row.
     pub(super) fn n_positions(&self) -> usize {
-        let end = self.model.transformer().angles_end(self.tokens().len() as u32);
+        let end = self.model.transformer().rope_offset_end(self.tokens().len() as u32);
         self.passes.capacity().min(end as usize)
     }
 
@@ -334,7 +334,7 @@ impl Session {
     ) -> Result<Option<(usize, Pending)>, Error> {
         let model = self.model.clone();
         let device = model.device();
-        self.choose_angles();
+        self.choose_rope_offset();
         self.sequence.uncache_last(1);
         let n_fed = self.sequence.uncached().len();
         device.write(&self.passes.io.tokens, self.sequence.n_cached(), self.sequence.uncached())?;
@@ -365,7 +365,12 @@ impl Session {
         self.passes.test(model.device(), model.transformer(), size, ending).await?;
         let position = self.sequence.n_cached();
         self.run_host_part(position, &ids, size).await?;
-        self.passes.io.state.set_turned(model.device(), position as u32, n_tokens as u32, self.sequence.angles())
+        self.passes.io.state.set_with_rope(
+            model.device(),
+            position as u32,
+            n_tokens as u32,
+            self.sequence.rope_offset(),
+        )
     }
 
     /// Records a submitted pass of `size` rows over the next `n_tokens` tokens.
@@ -388,10 +393,10 @@ impl Session {
     /// The host's part of a pass over these tokens: uploads rows of embedding tables on disk, and runs the pipeline
     /// stages on other devices.
     pub(super) async fn run_host_part(&mut self, position: usize, ids: &[u32], size: u32) -> Result<(), Error> {
-        let angles = self.sequence.angles();
+        let rope_offset = self.sequence.rope_offset();
         let Session { stages, model, .. } = self;
         let tables = model.row_tables();
-        match unless_browser(|| stages.compute(ids, position, size, angles, tables), || Ok(None)).await? {
+        match unless_browser(|| stages.compute(ids, position, size, rope_offset, tables), || Ok(None)).await? {
             Some(rows) => self.model.device().write(&self.passes.io.stream, 0, &rows),
             None => self.model.fetch_rows(self.model.device(), &self.passes.io, position, ids).await,
         }
@@ -450,7 +455,7 @@ impl Session {
         self.passes.test(device, model.transformer(), size, Ending::Verify).await?;
         let io = &self.passes.io;
         device.write(&io.tokens, position, &ids)?;
-        io.state.set_turned(device, position as u32, ids.len() as u32, self.sequence.angles())?;
+        io.state.set_with_rope(device, position as u32, ids.len() as u32, self.sequence.rope_offset())?;
         self.run_host_part(position, &ids, size).await?;
         let pass = self.passes.get(size, Ending::Verify)?;
         let pending = model.run_and_read(pass, ids.len(), &self.passes.io.verified, 1).await?;

@@ -151,11 +151,11 @@ pub fn attention(
         sinks.expect_shape("attention", "sinks", &[n_heads])?;
     }
     let n_rows = n_tokens * config.share(); // of a key/value head
-    let way = Way::half(rec.target(), cached.kind, head_dim).unwrap_or_else(|| {
-        let way = Way::prefill(rec.target(), cached.kind, slots.min(cached.capacity), head_dim);
+    let way = AttentionPlan::half(rec.target(), cached.kind, head_dim).unwrap_or_else(|| {
+        let way = AttentionPlan::prefill(rec.target(), cached.kind, slots.min(cached.capacity), head_dim);
         match way.tier {
             // Eight if there are enough for all invocations of two workgroups.
-            Tier::Scalar if n_rows / SCALAR_ROWS * n_kv_heads < 16 => Way { tile_rows: n_rows.min(4), ..way },
+            Tier::Scalar if n_rows / SCALAR_ROWS * n_kv_heads < 16 => AttentionPlan { tile_rows: n_rows.min(4), ..way },
             _ => way,
         }
     });
@@ -268,7 +268,7 @@ pub fn attention_next(
 
 /// How attention of many rows is taken.
 #[derive(Clone, Copy, Debug)]
-struct Way {
+struct AttentionPlan {
     kernel: &'static KernelOf<AttentionParams>,
     tier: Tier,
     kind: KvType,
@@ -276,25 +276,30 @@ struct Way {
     tile_rows: u32,
 }
 
-impl Way {
+impl AttentionPlan {
     /// By `attention_prefill`, for queries that see up to so many keys: more than one invocation of the `scalar` tier walks
     /// take the baseline.
-    fn prefill(target: &Target, kind: KvType, n_keys: u32, head_dim: u32) -> Way {
+    fn prefill(target: &Target, kind: KvType, n_keys: u32, head_dim: u32) -> AttentionPlan {
         let kernel = &shaders::ATTENTION_PREFILL;
         let tier = match target.tier_for(kernel, Some(kind.variant())) {
             Tier::Scalar if n_keys > scalar_part(head_dim, 0) => Tier::Baseline,
             tier => tier,
         };
-        Way { kernel, tier, kind, tile_rows: if tier == Tier::Scalar { SCALAR_ROWS } else { TILE_ROWS } }
+        AttentionPlan { kernel, tier, kind, tile_rows: if tier == Tier::Scalar { SCALAR_ROWS } else { TILE_ROWS } }
     }
 
     /// By `attention_half`, if the target rounds to half precision by matrices and the shader has room for such heads.
-    fn half(target: &Target, kind: KvType, head_dim: u32) -> Option<Way> {
+    fn half(target: &Target, kind: KvType, head_dim: u32) -> Option<AttentionPlan> {
         let kernel = &shaders::ATTENTION_HALF;
         let tier = target.tier_for(kernel, Some(kind.variant()));
         let fits = head_dim.is_multiple_of(16) && head_dim <= MAX_HALF_DIM;
         let has_room = (16..=64).contains(&target.limits().max_subgroup);
-        (tier.matrix_size().is_some() && fits && has_room).then_some(Way { kernel, tier, kind, tile_rows: HALF_ROWS })
+        (tier.matrix_size().is_some() && fits && has_room).then_some(AttentionPlan {
+            kernel,
+            tier,
+            kind,
+            tile_rows: HALF_ROWS,
+        })
     }
 
     /// Records it for queries that see at most so many keys each.
@@ -338,7 +343,7 @@ pub struct PackedTiles {
     table: Tensor,
     max_len: u32,
     share: u32,
-    way: Way,
+    way: AttentionPlan,
 }
 
 impl PackedTiles {
@@ -352,7 +357,7 @@ impl PackedTiles {
         [n_tokens, max_sequences, max_len]: [u32; 3],
     ) -> Result<PackedTiles, Error> {
         config.check()?;
-        let way = Way::prefill(target, KvType::F32, max_len, config.head_dim);
+        let way = AttentionPlan::prefill(target, KvType::F32, max_len, config.head_dim);
         // Each sequence may leave a tile unfilled.
         let n_tiles = (n_tokens * config.share()).div_ceil(way.tile_rows) + max_sequences;
         let table = Tensor::declare("tiles", Role::Activations, &[n_tiles, 4], DType::U32)?;

@@ -7,7 +7,7 @@ mod tiles;
 
 pub use tiles::{ExpertProduct, ExpertTiles, expert_sum};
 
-use super::linear::{Lanes, Norm, operations, quads, set, vector};
+use super::linear::{MatvecPlan, Norm, operations, quads, set, vector};
 use super::{Gate, GridPart, fold, grid_parts};
 use crate::error::Error;
 use crate::matrix::{Matrix, Slab};
@@ -148,7 +148,7 @@ impl ExpertGateUp<'_> {
         expect_biases(KERNEL, self.bias, 2 * ffn_dim)?;
         let vector = vector(KERNEL, self.norm, self.bias, dim)?;
         let (is_apart, is_ups) = (self.rows != ExpertRows::Both, self.rows == ExpertRows::Ups);
-        let lanes = Lanes::new(rec, &shaders::EXPERT_GATE_UP, self.w, 1);
+        let lanes = MatvecPlan::new(rec, &shaders::EXPERT_GATE_UP, self.w, 1);
         let kinds = [(is_apart, ("APART", 1.0)), (is_ups, ("UPS", 1.0))];
         let kinds = kinds.into_iter().filter(|(is_set, _)| *is_set).map(|(_, constant)| constant);
         let constants: Vec<_> = lanes
@@ -216,7 +216,7 @@ impl ExpertDown<'_> {
         routes.expect_shape(KERNEL, "routes", &[n_tokens, n_used, 2])?;
         x.expect_shape(KERNEL, "x", &[n_tokens * n_used, dim])?;
         expect_biases(KERNEL, self.bias, n_out)?;
-        let lanes = Lanes::new(rec, &shaders::EXPERT_DOWN, self.w, 1);
+        let lanes = MatvecPlan::new(rec, &shaders::EXPERT_DOWN, self.w, 1);
         let (constants, n_groups) = (lanes.constants(false), lanes.groups(n_out));
         for (i, slab) in self.w.slabs().iter().enumerate() {
             let experts = Experts::of(KERNEL, slab, self.first_expert, n_out)?;

@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 
-use super::linear::{Lanes, Norm, operations, quads, vector};
+use super::linear::{MatvecPlan, Norm, operations, quads, vector};
 use super::{Gate, GridPart, grid_parts};
 use crate::error::Error;
 use crate::matrix::Matrix;
@@ -56,7 +56,7 @@ fn record(
     y: &Tensor,
 ) -> Result<(), Error> {
     let n_tokens = quads("gate_up", x)?;
-    let lanes = Lanes::new(rec, &shaders::GATE_UP, w, n_tokens);
+    let lanes = MatvecPlan::new(rec, &shaders::GATE_UP, w, n_tokens);
     record_gate_up(rec, &shaders::GATE_UP, &lanes, (w, is_ups), norm, gate, (x, &[]), y, |params| params)
 }
 
@@ -65,7 +65,7 @@ fn record(
 pub(super) fn record_gate_up<P: Pod>(
     rec: &mut Recorder,
     kernel: &'static KernelOf<P>,
-    lanes: &Lanes,
+    lanes: &MatvecPlan,
     (w, is_ups): (&Matrix, bool),
     norm: Option<Norm<'_>>,
     gate: Gate,

@@ -21,7 +21,7 @@ use super::{Activation, Gelu, Input, LOOP_ROUNDS, grid_parts, rms_norm, tier_for
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::matrix::Matrix;
-use crate::recording::{Products, Recorder};
+use crate::recording::{BatchInvariance, Recorder};
 use crate::shaders::constants::linear::{ACCUMULATE, BIAS};
 use crate::shaders::constants::linear_norm::SHIFT;
 use crate::shaders::params::LinearParams;
@@ -134,7 +134,7 @@ impl<'a> Linear<'a> {
     pub(crate) fn dispatch(
         &self,
         rec: &mut Recorder,
-        way: &Way,
+        way: &DispatchPlan,
         inputs: &[&Tensor],
         y: &Tensor,
         grid: impl Fn(u32) -> (u64, u32),
@@ -146,13 +146,13 @@ impl<'a> Linear<'a> {
     pub(super) fn dispatch_with<P: Pod>(
         &self,
         rec: &mut Recorder,
-        way: &Way<P>,
+        way: &DispatchPlan<P>,
         inputs: &[&Tensor],
         y: &Tensor,
         grid: impl Fn(u32) -> (u64, u32),
         with: impl Fn(LinearParams) -> P,
     ) -> Result<(), Error> {
-        let Way { tier, kernel, constants, n_splits } = way;
+        let DispatchPlan { tier, kernel, constants, n_splits } = way;
         let x = inputs[0];
         let ([n_tokens, dim], [_, y_stride]) = (x.dims2(kernel.name, "x")?, y.dims2(kernel.name, "y")?);
         self.check(kernel, n_tokens.saturating_mul(*n_splits), y)?;
@@ -195,7 +195,7 @@ impl<'a> Linear<'a> {
 }
 
 /// How a product is taken.
-pub(crate) struct Way<P: 'static = LinearParams> {
+pub(crate) struct DispatchPlan<P: 'static = LinearParams> {
     pub tier: Tier,
     pub kernel: &'static KernelOf<P>,
     pub constants: Vec<(&'static str, f64)>,
@@ -237,11 +237,11 @@ fn rounds(w: &Matrix) -> u64 {
 /// both a norm and a bias.
 pub fn matvec(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Result<(), Error> {
     let n_tokens = quads("matvec", x)?;
-    let lanes = Lanes::new(rec, &shaders::MATVEC, linear.w, n_tokens);
+    let lanes = MatvecPlan::new(rec, &shaders::MATVEC, linear.w, n_tokens);
     let (tier, constants) = (lanes.tier, lanes.constants(linear.norm.is_some()));
     let grid = |rows: u32| (lanes.groups(rows), lanes.parts(n_tokens));
     x.expect_shape("matvec", "x", &[n_tokens, linear.w.cols()])?;
-    linear.dispatch(rec, &Way { tier, kernel: &shaders::MATVEC, constants, n_splits: 1 }, &[x], y, grid)
+    linear.dispatch(rec, &DispatchPlan { tier, kernel: &shaders::MATVEC, constants, n_splits: 1 }, &[x], y, grid)
 }
 
 /// Invocations that share rows at most.
@@ -259,7 +259,7 @@ const LEAST_LANES: u32 = 8;
 const BUSY: u32 = 65_536;
 
 /// How a product with a few tokens is shared out.
-pub(super) struct Lanes {
+pub(super) struct MatvecPlan {
     pub tier: Tier,
     /// Invocations that share four rows of the matrix.
     n: u32,
@@ -269,16 +269,16 @@ pub(super) struct Lanes {
     ragged: bool,
 }
 
-impl Lanes {
+impl MatvecPlan {
     /// How `kernel` takes the product of so many tokens with `w`: the fewest columns that cover them. Each of the
     /// invocations that share rows ends with the sums of one column, so there are no fewer of them. In the `scalar` tier
     /// there is one column: an invocation that adds up all of K by itself would add up several one product at a time.
-    pub fn new(rec: &Recorder, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> Lanes {
-        Lanes::as_of(rec, kernel, kernel, w, n_tokens)
+    pub fn new(rec: &Recorder, kernel: &Kernel, w: &Matrix, n_tokens: u32) -> MatvecPlan {
+        MatvecPlan::as_of(rec, kernel, kernel, w, n_tokens)
     }
 
     /// As [`Lanes::new`], by what was measured of another kernel, `like`, where nothing was of this one.
-    pub fn as_of(rec: &Recorder, kernel: &Kernel, like: &Kernel, w: &Matrix, n_tokens: u32) -> Lanes {
+    pub fn as_of(rec: &Recorder, kernel: &Kernel, like: &Kernel, w: &Matrix, n_tokens: u32) -> MatvecPlan {
         let target = rec.target();
         let known = [kernel, like].into_iter().find_map(|of| {
             let choice = target.tuning().choice(Bucket::of(of, w.weight(), [w.tuned_rows(), w.blocks(), 1]));
@@ -286,13 +286,13 @@ impl Lanes {
         });
         let Choice { tier, size } = known.unwrap_or_else(|| usual(target, kernel, w, 1));
         let ragged = !w.is_whole_blocks();
-        let most_columns = match rec.products() {
-            Products::Few { columns } => columns,
+        let most_columns = match rec.batch_invariance() {
+            BatchInvariance::Few { columns } => columns,
             _ => n_tokens,
         };
         match (tier, most_columns.clamp(1, MAX_COLUMNS).next_power_of_two()) {
-            (Tier::Scalar, _) => Lanes { tier, n: 1, columns: 1, ragged },
-            (_, columns) => Lanes { tier, n: size.max(columns), columns, ragged },
+            (Tier::Scalar, _) => MatvecPlan { tier, n: 1, columns: 1, ragged },
+            (_, columns) => MatvecPlan { tier, n: size.max(columns), columns, ragged },
         }
     }
 
@@ -439,11 +439,11 @@ pub(crate) fn suits_few(rec: &Recorder, x: &Tensor) -> bool {
 /// tokens where they fill its smallest tile, with matrices of 8 x 8, and in the `scalar` tier, whose `matvec` reads weights
 /// again for each token.
 pub(super) fn are_few(rec: &Recorder, [n_tokens, dim]: [u32; 2]) -> bool {
-    let most = match (rec.products(), rec.target().tier()) {
-        (Products::Few { .. }, _) => u32::MAX,
-        (Products::Many, _) => 0,
-        (Products::Usual, Tier::Matrix8 | Tier::Scalar) => MAX_COLUMNS - 1,
-        (Products::Usual, _) => MAX_COLUMNS,
+    let most = match (rec.batch_invariance(), rec.target().tier()) {
+        (BatchInvariance::Few { .. }, _) => u32::MAX,
+        (BatchInvariance::Many, _) => 0,
+        (BatchInvariance::Off, Tier::Matrix8 | Tier::Scalar) => MAX_COLUMNS - 1,
+        (BatchInvariance::Off, _) => MAX_COLUMNS,
     };
     n_tokens <= most && dim.is_multiple_of(4)
 }

@@ -2,7 +2,7 @@
 //! `a x` is one of the usual ones; here are the kernels that go on with it.
 
 use super::gate_up::record_gate_up;
-use super::linear::{Lanes, Way};
+use super::linear::{DispatchPlan, MatvecPlan};
 use super::{Gate, Linear, Norm, fold};
 use crate::dtype::DType;
 use crate::error::Error;
@@ -78,8 +78,8 @@ pub fn matvec_lora(rec: &mut Recorder, linear: &Linear, low: &LowRank, x: &Tenso
         return Err(Error::Operand { kernel: kernel.name, operand: "activation", expected, found });
     }
     x.expect_shape(kernel.name, "x", &[n_tokens, linear.w.cols()])?;
-    let lanes = Lanes::as_of(rec, kernel, &shaders::MATVEC, linear.w, n_tokens);
-    let way = Way { tier: lanes.tier, kernel, constants: lanes.constants(linear.norm.is_some()), n_splits: 1 };
+    let lanes = MatvecPlan::as_of(rec, kernel, &shaders::MATVEC, linear.w, n_tokens);
+    let way = DispatchPlan { tier: lanes.tier, kernel, constants: lanes.constants(linear.norm.is_some()), n_splits: 1 };
     let grid = |rows: u32| (lanes.groups(rows), lanes.parts(n_tokens));
     let params = |linear| {
         let LinearParams { n_tokens, n_out, dim, blocks, w_scales, y_start, y_stride, .. } = linear;
@@ -153,7 +153,7 @@ fn record(
     let [n_tokens, _] = x.dims2(kernel.name, "x")?;
     let (rank, members) = low.checked(kernel.name, n_tokens)?;
     low.expect_rows(kernel.name, if is_ups { w.rows().saturating_mul(2) } else { w.rows() })?;
-    let lanes = Lanes::as_of(rec, kernel, &shaders::GATE_UP, w, n_tokens);
+    let lanes = MatvecPlan::as_of(rec, kernel, &shaders::GATE_UP, w, n_tokens);
     let params = |gate_up| {
         let GateUpParams { n_tokens, ffn_dim, dim, blocks, w_scales, eps, first_group } = gate_up;
         GateUpLoraParams { n_tokens, ffn_dim, dim, blocks, w_scales, eps, first_group, members, rank }

@@ -16,12 +16,12 @@
 //! every other variable takes a multiple of 16 bytes (NVIDIA places small ones first). In the native tiers workgroup
 //! memory is not zeroed, so kernels write before they read.
 
-use super::linear::{Way, activated, operations, set, tuned, vector};
+use super::linear::{DispatchPlan, activated, operations, set, tuned, vector};
 use super::{Activation, Input, Linear, check_loop, fold, grid_parts};
 use crate::dtype::{BLOCK, WeightType};
 use crate::error::Error;
 use crate::matrix::Matrix;
-use crate::recording::{Products, Recorder};
+use crate::recording::{BatchInvariance, Recorder};
 use crate::shaders::constants::linear::{ACCUMULATE, BIAS};
 use crate::shaders::params::{LinearParams, MatmulPlainParams, SplitSumParams};
 use crate::shaders::{self, Id, Kernel, KernelOf, Tier};
@@ -213,7 +213,7 @@ impl ProductPlan {
     fn record(&self, rec: &mut Recorder, linear: &Linear, input: &mut Input<'_>, y: &Tensor) -> Result<(), Error> {
         let &ProductPlan { kernel, tier, n_splits, .. } = self;
         let [m, _] = input.dims(kernel.name)?;
-        let way = Way { tier, kernel, constants: self.constants.clone(), n_splits };
+        let way = DispatchPlan { tier, kernel, constants: self.constants.clone(), n_splits };
         let grid = |rows| (self.tile().n_tiles(m, rows), n_splits);
         if kernel.id == Id::MatmulHalf {
             let half = input.half(rec)?;
@@ -250,7 +250,7 @@ pub(crate) fn matmul_input(
     let [m, dim] = input.dims("matmul")?;
     let [_, y_stride] = y.dims2("matmul", "y")?;
     // Sums in one order cannot be split.
-    let is_invariant = linear.batch_invariant || rec.products() != Products::Usual;
+    let is_invariant = linear.batch_invariant || rec.batch_invariance() != BatchInvariance::Off;
     let plan = ProductPlan::new(rec.target(), &Linear { batch_invariant: is_invariant, ..*linear }, m, y_stride);
     let kernel = plan.kernel;
     input.expect_dim(kernel.name, linear.w.cols())?;

@@ -32,7 +32,7 @@ pub struct StepState {
 
 /// What a row of the state says of a sequence that shares a cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StateRow {
+pub struct BatchRow {
     /// Position of the pass's first token.
     pub pos: u32,
     /// Tokens of the pass. Of the first row of several: how many rows count.
@@ -40,7 +40,7 @@ pub struct StateRow {
     /// The token at `pos`.
     pub token: u32,
     /// The row of the tables of angles that position 0 has.
-    pub angles: u32,
+    pub rope_offset: u32,
     /// The sequence's place among states and among tokens.
     pub slot: u32,
     /// Rows before this one that are of the same sequence, in turn: [`StepState::with_runs`].
@@ -77,11 +77,11 @@ impl StepState {
     ///
     /// # Errors
     /// Errors of [`TensorWriter::write_words`].
-    pub fn set_rows(&self, device: &dyn TensorWriter, rows: &[StateRow]) -> Result<(), Error> {
+    pub fn set_rows(&self, device: &dyn TensorWriter, rows: &[BatchRow]) -> Result<(), Error> {
         let stride = (Self::ROW_HEAD + self.n_pages) as usize;
         let mut words = vec![0; rows.len() * stride];
         for (words, row) in words.chunks_exact_mut(stride).zip(rows) {
-            words[..6].copy_from_slice(&[row.pos, row.n_tokens, row.token, row.angles, row.slot, row.n_before]);
+            words[..6].copy_from_slice(&[row.pos, row.n_tokens, row.token, row.rope_offset, row.slot, row.n_before]);
             words[Self::ROW_HEAD as usize..].iter_mut().zip(&row.pages).for_each(|(word, page)| *word = *page);
         }
         device.write_words(&self.words, 0, &words)
@@ -152,7 +152,7 @@ impl StepState {
     /// # Errors
     /// Errors of [`TensorWriter::write_words`].
     pub fn set(&self, device: &dyn TensorWriter, pos: u32, n_tokens: u32) -> Result<(), Error> {
-        self.set_turned(device, pos, n_tokens, 0)
+        self.set_with_rope(device, pos, n_tokens, 0)
     }
 
     /// As [`StepState::set`], with the row of angles that position 0 has, see
@@ -160,8 +160,14 @@ impl StepState {
     ///
     /// # Errors
     /// Errors of [`TensorWriter::write_words`].
-    pub fn set_turned(&self, device: &dyn TensorWriter, pos: u32, n_tokens: u32, angles: u32) -> Result<(), Error> {
-        device.write_words(&self.words, 0, &[pos, n_tokens, 0, angles])
+    pub fn set_with_rope(
+        &self,
+        device: &dyn TensorWriter,
+        pos: u32,
+        n_tokens: u32,
+        rope_offset: u32,
+    ) -> Result<(), Error> {
+        device.write_words(&self.words, 0, &[pos, n_tokens, 0, rope_offset])
     }
 
     /// The words; [`StepState::tokens`] takes them apart after a read.

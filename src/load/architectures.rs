@@ -26,9 +26,9 @@ mod smollm3;
 
 pub(super) use refused::refused;
 
-use super::catalog::{Catalog, FileLayout};
 use super::keys::{Key, Keys};
 use super::scaling;
+use super::tensor_index::{FileLayout, TensorIndex};
 use crate::error::Error;
 use crate::kernels::{ExpertScore, Gate, Gelu, RopeConfig, RopeScaling, RopeStyle, Router};
 use crate::model::{
@@ -171,8 +171,8 @@ impl Architecture {
     }
 
     /// The MTP head's block, if the catalog has a head that fits this configuration.
-    pub fn mtp_block(&self, config: &ModelConfig, catalog: &Catalog) -> Option<Block> {
-        catalog.find(&format!("blk.{}.nextn.eh_proj.weight", config.n_layers())).filter(|_| self.mtp)?;
+    pub fn mtp_block(&self, config: &ModelConfig, tensor_index: &TensorIndex) -> Option<Block> {
+        tensor_index.find(&format!("blk.{}.nextn.eh_proj.weight", config.n_layers())).filter(|_| self.mtp)?;
         config.blocks.iter().rfind(|block| block.recurrence.is_none()).cloned()
     }
 

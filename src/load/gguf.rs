@@ -1,8 +1,8 @@
 //! GGUF files.
 
 use super::architectures::{Architecture, MTP_LAYERS, refused};
-use super::catalog::{Catalog, check_type, floats};
 use super::keys::{KeySource, Keys};
+use super::tensor_index::{TensorIndex, check_type, floats};
 use super::unread::MTP;
 use super::{ChatSource, ModelHeader, ModelShape, gguf_encoder, vocab_from_gguf};
 use crate::error::Error;
@@ -35,7 +35,7 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
     let Some(first) = shards.first() else { return Err(missing("split.count")) };
     let (architecture, name_of_it) = architecture(&first.metadata)?;
     let n_heads = first.metadata.get_u32(&format!("{name_of_it}.attention.head_count")).ok().flatten().unwrap_or(1);
-    let mut catalog = Catalog::default();
+    let mut tensor_index = TensorIndex::default();
     let wrong = |field: &str, expected: String, found: String| Error::Config { field: field.into(), expected, found };
     for (file, gguf) in shards.iter().enumerate() {
         let count = n_shards(gguf)?;
@@ -50,26 +50,26 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
         for tensor in &gguf.tensors {
             check_type("gguf", tensor)?;
             let name = architecture.usual_name(&tensor.name);
-            if catalog.find(&name).is_some() {
+            if tensor_index.find(&name).is_some() {
                 let name = tensor.name.escape_debug().to_string();
                 return Err(wrong(&name, "a unique tensor".into(), "a duplicate".into()));
             }
             let stored = (architecture.gguf_stored)(&name, n_heads);
-            catalog.insert(name, file, tensor.clone(), stored);
+            tensor_index.insert(name, file, tensor.clone(), stored);
         }
     }
     let metadata = &first.metadata;
-    let shape = shape(metadata, (architecture, name_of_it), &catalog, config_data)?;
+    let shape = shape(metadata, (architecture, name_of_it), &tensor_index, config_data)?;
     let mut unread = Vec::new();
     let mtp = metadata.get_u32(&format!("{name_of_it}.{}", MTP_LAYERS.0))?;
     let block = match mtp {
-        Some(1) => architecture.mtp_block(shape.config(), &catalog),
+        Some(1) => architecture.mtp_block(shape.config(), &tensor_index),
         _ => None,
     };
     if block.is_some() {
-        catalog.leave_untold(shape.config().n_layers());
+        tensor_index.leave_untold(shape.config().n_layers());
     }
-    if block.is_none() && mtp.is_some_and(|n| n > 0) && catalog.drop_layers(shape.config().n_layers()) {
+    if block.is_none() && mtp.is_some_and(|n| n > 0) && tensor_index.drop_layers(shape.config().n_layers()) {
         unread.push(MTP);
     }
     let vocab_size = shape.config().vocab_size;
@@ -85,7 +85,7 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
     }
     let chat = ChatSource::of_gguf(metadata, tokenizer.as_ref().ok())?;
     let name = metadata.get_str("general.name")?.unwrap_or(name).to_owned();
-    Ok(ModelHeader { name, shape, tokenizer, chat, catalog, mtp: block, unread })
+    Ok(ModelHeader { name, shape, tokenizer, chat, tensor_index, mtp: block, unread })
 }
 
 /// A file's architecture, with its name there.
@@ -99,10 +99,11 @@ fn architecture(metadata: &Metadata) -> Result<(&'static Architecture, &str), Er
 fn shape(
     metadata: &Metadata,
     (architecture, name): (&Architecture, &str),
-    catalog: &Catalog,
+    tensor_index: &TensorIndex,
     config_data: &ConfigData,
 ) -> Result<ModelShape, Error> {
-    let keys = Keys::new(KeySource::Gguf(metadata, catalog, config_data), name, gguf_encoder::embeds(name, metadata)?);
+    let keys =
+        Keys::new(KeySource::Gguf(metadata, tensor_index, config_data), name, gguf_encoder::embeds(name, metadata)?);
     let config = architecture.config(&keys)?;
     let shape = match config.has_head {
         true => ModelShape::Decoder(config),
@@ -114,12 +115,12 @@ fn shape(
 
 /// The RoPE frequency factors of this name, one for each of `n` pairs, if the file has them.
 pub(super) fn factors(
-    catalog: &Catalog,
+    tensor_index: &TensorIndex,
     config_data: &ConfigData,
     name: &str,
     n: u32,
 ) -> Result<Option<Vec<f32>>, Error> {
-    let Some((_, tensor)) = catalog.find(name) else { return Ok(None) };
+    let Some((_, tensor)) = tensor_index.find(name) else { return Ok(None) };
     let refused = |expected: String, found: String| Error::Config { field: name.into(), expected, found };
     // Checked before reading, so that an oversized tensor is not read.
     let expected = [u64::from(n)];

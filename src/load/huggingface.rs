@@ -4,9 +4,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
 use super::architectures::{Architecture, MTP_LAYERS, refused};
-use super::catalog::{Catalog, FileLayout, check_type};
 use super::keys::{Key, KeySource, Keys};
 use super::shards;
+use super::tensor_index::{FileLayout, TensorIndex, check_type};
 use super::unread::{self, MTP};
 use super::{ChatSource, ModelHeader, ModelShape, encoder, mxfp4};
 use super::{FileBytes, ModelFile};
@@ -120,15 +120,15 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
     let keys = Keys::new(KeySource::Json(&json), &model_type, embeds);
     let config = architecture.config(&keys).map_err(in_file(CONFIG))?;
     let n_heads = config.blocks.first().map_or(1, |block| block.attention.n_heads);
-    let (mut catalog, unread) = catalog(architecture, &config, n_heads, weights)?;
+    let (mut tensor_index, unread) = tensor_index(architecture, &config, n_heads, weights)?;
     let mut unread: Vec<&'static str> = unread.into_iter().collect();
-    let mtp = architecture.mtp_block(&config, &catalog);
+    let mtp = architecture.mtp_block(&config, &tensor_index);
     if mtp.is_some() {
-        catalog.leave_untold(config.n_layers());
+        tensor_index.leave_untold(config.n_layers());
     }
     if mtp.is_none()
         && keys.u32(MTP_LAYERS).map_err(in_file(CONFIG))?.is_some_and(|n| n > 0)
-        && catalog.drop_layers(config.n_layers())
+        && tensor_index.drop_layers(config.n_layers())
     {
         unread.push(MTP);
     }
@@ -139,7 +139,7 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
         false => ModelShape::Encoder(encoder::shape(config, &json, texts)?),
     };
     keys.check_read().map_err(in_file(CONFIG))?;
-    if !is_tied && catalog.describe("output.weight").is_none() {
+    if !is_tied && tensor_index.describe("output.weight").is_none() {
         return Err(missing("lm_head.weight"));
     }
     let tokenizer_config = match &texts.tokenizer_config {
@@ -156,7 +156,7 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
         Tokenizer::from_json(bytes, &config).map_err(in_file(TOKENIZER))
     });
     let (name, chat) = (name.to_owned(), ChatSource::of_folder(texts));
-    Ok(ModelHeader { name, shape, tokenizer, chat, catalog, mtp, unread })
+    Ok(ModelHeader { name, shape, tokenizer, chat, tensor_index, mtp, unread })
 }
 
 /// The text part of a multimodal configuration. The listed keys are inherited from the top level.
@@ -165,13 +165,13 @@ fn text_part(json: ConfigJson) -> Result<ConfigJson, Error> {
 }
 
 /// The tensors of the weight files under GGUF's names, and the ignored parts.
-fn catalog(
+fn tensor_index(
     architecture: &Architecture,
     config: &ModelConfig,
     n_heads: u32,
     weights: &[(String, Safetensors)],
-) -> Result<(Catalog, BTreeSet<&'static str>), Error> {
-    let (mut catalog, mut unread) = (Catalog::default(), BTreeSet::new());
+) -> Result<(TensorIndex, BTreeSet<&'static str>), Error> {
+    let (mut tensor_index, mut unread) = (TensorIndex::default(), BTreeSet::new());
     let all = || weights.iter().enumerate().flat_map(|(i, (_, header))| header.tensors.iter().map(move |t| (i, t)));
     // An MTP head without `fc`, or with unknown tensors, is ignored.
     let mtp_name = |name: &str| architecture.mtp_name(name, config.n_layers());
@@ -203,17 +203,17 @@ fn catalog(
         check_type("safetensors", tensor).map_err(in_file)?;
         let stored = (architecture.stored)(&name, n_heads);
         match name.strip_suffix(".ffn_gate_up_shexp.weight") {
-            Some(layer) => catalog.insert_halves(layer, ["ffn_gate_shexp", "ffn_up_shexp"], file, tensor),
-            None => catalog.insert(name, file, tensor.clone(), stored),
+            Some(layer) => tensor_index.insert_halves(layer, ["ffn_gate_shexp", "ffn_up_shexp"], file, tensor),
+            None => tensor_index.insert(name, file, tensor.clone(), stored),
         }
     }
     for (name, stem, file, blocks) in halves {
         let in_file = |error: Error| error.in_file(&weights[file].0);
         let scales = scales.remove(stem).ok_or_else(|| in_file(missing(&format!("{stem}_scales"))))?;
         let paired = (architecture.stored)(&name, n_heads) == FileLayout::ExpertsTransposed { paired: true };
-        catalog.insert_scaled(name, (file, blocks), (scales.0, scales.1.clone()), paired).map_err(in_file)?;
+        tensor_index.insert_scaled(name, (file, blocks), (scales.0, scales.1.clone()), paired).map_err(in_file)?;
     }
-    Ok((catalog, unread))
+    Ok((tensor_index, unread))
 }
 
 /// The error for an unknown tensor.

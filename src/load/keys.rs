@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use super::catalog::Catalog;
 use super::gguf::{self, ConfigData};
 use super::huggingface::missing;
+use super::tensor_index::TensorIndex;
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::gguf::{Metadata, Value};
@@ -20,7 +20,7 @@ pub(super) struct Key(pub &'static str, pub &'static str);
 #[derive(Clone, Copy)]
 pub(super) enum KeySource<'a> {
     /// A GGUF file's metadata, tensors, and configuration tensors' data.
-    Gguf(&'a Metadata, &'a Catalog, &'a ConfigData),
+    Gguf(&'a Metadata, &'a TensorIndex, &'a ConfigData),
     /// A `config.json`.
     Json(&'a ConfigJson),
 }
@@ -45,8 +45,8 @@ impl<'a> Keys<'a> {
     /// # Errors
     /// [`Error::Config`] if it is missing.
     pub fn rows(&self, tensor: &str) -> Result<u32, Error> {
-        let KeySource::Gguf(_, catalog, _) = self.source else { return Err(missing(tensor)) };
-        let rows = catalog.describe(tensor).and_then(|tensor| u32::try_from(*tensor.shape.first()?).ok());
+        let KeySource::Gguf(_, tensor_index, _) = self.source else { return Err(missing(tensor)) };
+        let rows = tensor_index.describe(tensor).and_then(|tensor| u32::try_from(*tensor.shape.first()?).ok());
         rows.ok_or_else(|| missing(tensor))
     }
 
@@ -201,7 +201,9 @@ impl<'a> Keys<'a> {
     /// [`Error::Config`] for another number of factors, or factors that are not finite and above 0.
     pub fn factors(&self, tensor: &str, key: Key, n: u32) -> Result<Option<Vec<f32>>, Error> {
         let (field, found) = match self.source {
-            KeySource::Gguf(_, catalog, data) => (tensor.to_owned(), gguf::factors(catalog, data, tensor, n)?),
+            KeySource::Gguf(_, tensor_index, data) => {
+                (tensor.to_owned(), gguf::factors(tensor_index, data, tensor, n)?)
+            }
             KeySource::Json(_) => (self.name(key), self.find(key, |_, _| Ok(None), ConfigJson::get_f32_array)?),
         };
         let refused = |expected: String, found: String| Err(Error::Config { field, expected, found });

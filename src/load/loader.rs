@@ -1,7 +1,7 @@
 //! Loads models incrementally from arriving bytes, as over a network.
 
-use super::catalog::NeededRange;
-use super::{Feed, FileName, Head, HeaderReader, ModelHeader};
+use super::tensor_index::NeededRange;
+use super::{FileName, Head, HeaderReader, ModelHeader, WeightUploader};
 use crate::device::Device;
 use crate::error::Error;
 use crate::platform::MaybeSend;
@@ -22,9 +22,9 @@ pub struct Loader<T> {
 
 /// Declares the model from its header and the numbers of its weight files.
 #[cfg(not(target_arch = "wasm32"))]
-type Declare<T> = Box<dyn FnOnce(&Device, ModelHeader, &[usize]) -> Result<(T, Feed), Error> + Send>;
+type Declare<T> = Box<dyn FnOnce(&Device, ModelHeader, &[usize]) -> Result<(T, WeightUploader), Error> + Send>;
 #[cfg(target_arch = "wasm32")]
-type Declare<T> = Box<dyn FnOnce(&Device, ModelHeader, &[usize]) -> Result<(T, Feed), Error>>;
+type Declare<T> = Box<dyn FnOnce(&Device, ModelHeader, &[usize]) -> Result<(T, WeightUploader), Error>>;
 
 enum LoadStage<T> {
     Header(Box<HeaderReader>, Declare<T>),
@@ -35,7 +35,7 @@ enum LoadStage<T> {
 
 struct WeightUpload<T> {
     declared: T,
-    feed: Feed,
+    feed: WeightUploader,
     heads: Vec<Head>,
 }
 
@@ -47,7 +47,7 @@ impl<T> Loader<T> {
     pub(crate) fn new(
         device: &Device,
         files: Vec<FileName>,
-        declare: impl FnOnce(&Device, ModelHeader, &[usize]) -> Result<(T, Feed), Error> + MaybeSend + 'static,
+        declare: impl FnOnce(&Device, ModelHeader, &[usize]) -> Result<(T, WeightUploader), Error> + MaybeSend + 'static,
     ) -> Result<Loader<T>, Error> {
         let stage = LoadStage::Header(Box::new(HeaderReader::new(files.clone())?), Box::new(declare));
         Ok(Loader { device: device.clone(), files, stage, in_flight_bytes: 0 })

@@ -20,8 +20,8 @@ use std::path::Path;
 
 use super::FileBytes;
 use super::architectures::Architecture;
-use super::catalog::{FileLayout, check_type, floats};
 use super::huggingface::missing;
+use super::tensor_index::{FileLayout, check_type, floats};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::gguf::Gguf;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Feed, FileBytes};
+use super::{FileBytes, WeightUploader};
 use crate::device::Device;
 use crate::error::Error;
 use crate::formats::TensorInfo;
@@ -31,7 +31,7 @@ impl WeightFiles {
     ///
     /// # Errors
     /// Errors of reading; as [`Feed::take_all`].
-    pub async fn feed(&self, feed: &mut Feed, device: &Device) -> Result<bool, Error> {
+    pub async fn feed(&self, feed: &mut WeightUploader, device: &Device) -> Result<bool, Error> {
         feed.take_piece(device, &self.0)
     }
 
@@ -39,17 +39,17 @@ impl WeightFiles {
     ///
     /// # Errors
     /// Errors of reading; as [`Feed::take_all`].
-    pub async fn feed_all(&self, mut feed: Feed, device: &Device) -> Result<(), Error> {
+    pub async fn feed_all(&self, mut feed: WeightUploader, device: &Device) -> Result<(), Error> {
         feed.take_all(device, &self.0, None)
     }
 
     /// Announces that a feed is read next.
-    pub fn announce(&self, feed: &Feed) {
+    pub fn announce(&self, feed: &WeightUploader) {
         feed.announce(&self.0);
     }
 
     /// The digest of a feed after its upload. Reads everything; 0 in a browser.
-    pub fn digest(&self, feed: &Feed) -> u64 {
+    pub fn digest(&self, feed: &WeightUploader) -> u64 {
         feed.digest_of_files(&self.0)
     }
 }

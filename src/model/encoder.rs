@@ -3,7 +3,7 @@
 
 use super::config::{ModelConfig, config_error};
 use super::forward::{Flow, Transformer};
-use super::stack::{Destination, RowPlaces, Stack, WeightSource};
+use super::stack::{RowPlaces, Stack, TensorSlot, WeightSource};
 use super::weights::NormWeights;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -106,11 +106,11 @@ impl ScoreHead {
     }
 
     /// Destinations of the source tensors, by name.
-    pub fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
+    pub fn tensor_slots(&self) -> impl Iterator<Item = (&str, TensorSlot)> {
         let norm = self.norm.iter().flat_map(NormWeights::tensors);
         let norm = norm
-            .map(|tensor| (tensor.label(), Destination::Values { tensor: tensor.clone(), places: RowPlaces::from(0) }));
-        norm.chain([&self.dense, &self.output].into_iter().flat_map(Stack::destinations))
+            .map(|tensor| (tensor.label(), TensorSlot::Values { tensor: tensor.clone(), places: RowPlaces::from(0) }));
+        norm.chain([&self.dense, &self.output].into_iter().flat_map(Stack::tensor_slots))
     }
 
     /// All tensors.

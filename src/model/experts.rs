@@ -6,7 +6,7 @@ pub(crate) use cached::{CachedExperts, ExpertPart};
 
 use super::block::{Between, Experts, SharedExpert};
 use super::forward::Transformer;
-use super::stack::{Destination, Joined, RowPlaces, Stack, WeightSource, describe, table};
+use super::stack::{Joined, RowPlaces, Stack, TensorSlot, WeightSource, describe, table};
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::kernels::{
@@ -154,9 +154,9 @@ impl ExpertWeights {
     }
 
     /// Destinations of all tensors but the router's.
-    pub(super) fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
-        let rows = self.matrices.parts().flat_map(ExpertMatrix::destinations);
-        rows.chain(self.up_bias.iter().chain(&self.down_bias).flat_map(Joined::destinations))
+    pub(super) fn tensor_slots(&self) -> impl Iterator<Item = (&str, TensorSlot)> {
+        let rows = self.matrices.parts().flat_map(ExpertMatrix::tensor_slots);
+        rows.chain(self.up_bias.iter().chain(&self.down_bias).flat_map(Joined::tensor_slots))
     }
 }
 
@@ -334,8 +334,8 @@ impl ExpertMatrix {
         Ok(ExpertMatrix { first_expert, rows, matrix, members })
     }
 
-    fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
-        let to = |places: &RowPlaces| Destination::Rows { matrix: self.matrix.clone(), places: *places };
+    fn tensor_slots(&self) -> impl Iterator<Item = (&str, TensorSlot)> {
+        let to = |places: &RowPlaces| TensorSlot::Rows { matrix: self.matrix.clone(), places: *places };
         self.members.iter().map(move |(name, places)| (name.as_str(), to(places)))
     }
 }

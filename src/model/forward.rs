@@ -8,7 +8,7 @@ use super::decoder::{FetchedRows, PassTensors};
 use super::encoder::BatchTensors;
 use super::kv_cache::{KvCache, LayerCache};
 use super::per_layer::PerLayerWeights;
-use super::stack::{Destination, Stack, layer_of};
+use super::stack::{Stack, TensorSlot, layer_of};
 use super::weights::{BlockWeights, HalfNorms, NormWeights, RecurrenceWeights, TOKEN_EMBD, Weights};
 use crate::dtype::DType;
 use crate::error::Error;
@@ -18,7 +18,7 @@ use crate::kernels::{
     rope_packed, rope_table, scale, sigmoid_gate, suits_few, up_gated,
 };
 use crate::matrix::Matrix;
-use crate::recording::{Products, Recorder};
+use crate::recording::{BatchInvariance, Recorder};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor, TensorWriter};
 
@@ -113,8 +113,8 @@ impl Transformer {
     }
 
     /// Destinations of the source tensors that its passes read, by name.
-    pub fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
-        self.weights.destinations().filter(|(name, _)| self.reads(name))
+    pub fn tensor_slots(&self) -> impl Iterator<Item = (&str, TensorSlot)> {
+        self.weights.tensor_slots().filter(|(name, _)| self.reads(name))
     }
 
     /// Embedding tables that can stay on disk: the per-layer embeddings, and the token embedding unless this part
@@ -192,12 +192,12 @@ impl Transformer {
     }
 
     /// The RoPE table row of position 0 in a sequence of `n_tokens` tokens; see [`RopeConfig::first_row`].
-    pub fn angles(&self, n_tokens: u32) -> u32 {
+    pub fn rope_offset(&self, n_tokens: u32) -> u32 {
         self.config.ropes.iter().map(|rope| rope.first_row(n_tokens, self.n_pos)).max().unwrap_or(0)
     }
 
     /// The length up to which a sequence of `n_tokens` keeps its RoPE table row.
-    pub fn angles_end(&self, n_tokens: u32) -> u32 {
+    pub fn rope_offset_end(&self, n_tokens: u32) -> u32 {
         let ends = self.config.ropes.iter().filter_map(|rope| match rope.scaling {
             RopeScaling::Long { original_max_seq_len, .. } => Some(original_max_seq_len),
             _ => None,
@@ -279,7 +279,9 @@ impl Transformer {
                 self.record_product(rec, flow, &weights.attn_qkv, weights.attn_norms.before.as_ref(), h, &qkv)?;
                 let (heads, sinks) = (self.heads(l), weights.attn_sinks.as_ref());
                 let asked = io.queries.as_ref().filter(|(layer, _)| *layer == l);
-                if io.state.is_batch() || (n_tokens == 1 && asked.is_none() && rec.products() != Products::Many) {
+                if io.state.is_batch()
+                    || (n_tokens == 1 && asked.is_none() && rec.batch_invariance() != BatchInvariance::Many)
+                {
                     attention_next(rec, &io.state, &kernel, &heads, sinks, &qkv, cached, &mixed)?; // [T, H D]
                 } else {
                     let q = match asked {

@@ -15,7 +15,7 @@ use super::config::ModelConfig;
 use super::decoder::{Ending, PassTensors};
 use super::forward::{Flow, Transformer};
 use super::kv_cache::KvCache;
-use super::stack::{Destination, RowPlaces, WeightSource, describe};
+use super::stack::{RowPlaces, TensorSlot, WeightSource, describe};
 use super::weights::NormWeights;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -75,10 +75,10 @@ impl MtpWeights {
     }
 
     /// Destination of `nextn.eh_proj`, whose rows are cut in two.
-    pub(super) fn destination(&self) -> (&str, Destination) {
+    pub(super) fn destination(&self) -> (&str, TensorSlot) {
         let [of_embd, of_hidden] = &self.projs;
         let places = RowPlaces::slices(0, of_embd.rows(), of_embd.cols());
-        (&self.proj_name, Destination::Rows { matrix: of_embd.above(of_hidden), places })
+        (&self.proj_name, TensorSlot::Rows { matrix: of_embd.above(of_hidden), places })
     }
 }
 

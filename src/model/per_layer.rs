@@ -4,7 +4,7 @@
 use super::config::{ModelConfig, PerLayer};
 use super::decoder::PassTensors;
 use super::forward::Transformer;
-use super::stack::{Destination, RowPlaces, Stack, WeightSource, describe, table};
+use super::stack::{RowPlaces, Stack, TensorSlot, WeightSource, describe, table};
 use super::weights::NormWeights;
 use crate::error::Error;
 use crate::kernels::{Activation, Embedding, Gelu, add_rms_norm, multiply};
@@ -43,8 +43,8 @@ impl PerLayerWeights {
     }
 
     /// Destination of the table's rows.
-    pub(super) fn destination(&self) -> (&str, Destination) {
-        (Self::TABLE, Destination::Rows { matrix: self.token_embd.clone(), places: RowPlaces::from(0) })
+    pub(super) fn destination(&self) -> (&str, TensorSlot) {
+        (Self::TABLE, TensorSlot::Rows { matrix: self.token_embd.clone(), places: RowPlaces::from(0) })
     }
 }
 

@@ -30,7 +30,7 @@ pub(crate) fn layer_of(name: &str) -> Option<u32> {
 
 /// Destination of a source tensor's data.
 #[derive(Clone, Debug)]
-pub enum Destination {
+pub enum TensorSlot {
     /// Rows of a matrix.
     Rows {
         /// The matrix, of the rows' [`WeightType`].
@@ -153,8 +153,8 @@ impl Joined {
         &self.tensor
     }
 
-    pub fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
-        let to = |places: &RowPlaces| Destination::Values { tensor: self.tensor.clone(), places: *places };
+    pub fn tensor_slots(&self) -> impl Iterator<Item = (&str, TensorSlot)> {
+        let to = |places: &RowPlaces| TensorSlot::Values { tensor: self.tensor.clone(), places: *places };
         self.members.iter().map(move |(name, places)| (name.as_str(), to(places)))
     }
 }
@@ -321,13 +321,13 @@ impl Stack {
         self.parts.iter().flat_map(|part| part.matrix.tensors()).chain(biases)
     }
 
-    pub(super) fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
+    pub(super) fn tensor_slots(&self) -> impl Iterator<Item = (&str, TensorSlot)> {
         let rows = self.parts.iter().flat_map(|part| {
             starts(&part.members).map(|(name, first)| {
-                (name, Destination::Rows { matrix: part.matrix.clone(), places: RowPlaces::from(first) })
+                (name, TensorSlot::Rows { matrix: part.matrix.clone(), places: RowPlaces::from(first) })
             })
         });
-        rows.chain(self.bias.iter().flat_map(Joined::destinations))
+        rows.chain(self.bias.iter().flat_map(Joined::tensor_slots))
     }
 }
 

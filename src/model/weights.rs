@@ -5,7 +5,7 @@ use super::config::{ModelConfig, NormKind};
 use super::experts::ExpertWeights;
 use super::mtp::MtpWeights;
 use super::per_layer::{PerLayerHalf, PerLayerWeights};
-use super::stack::{Destination, Joined, RowPlaces, Stack, WeightSource, describe, table};
+use super::stack::{Joined, RowPlaces, Stack, TensorSlot, WeightSource, describe, table};
 use crate::error::Error;
 use crate::kernels::{LayerNorm, Linear, Norm, QkNorm};
 use crate::matrix::Matrix;
@@ -418,15 +418,15 @@ impl Weights {
     }
 
     /// Destinations of the source tensors, by name.
-    pub fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
+    pub fn tensor_slots(&self) -> impl Iterator<Item = (&str, TensorSlot)> {
         let tables = self.tables();
         let tables = tables
-            .map(|tensor| (tensor.label(), Destination::Values { tensor: tensor.clone(), places: RowPlaces::from(0) }));
-        let embd = Destination::Rows { matrix: self.token_embd.clone(), places: RowPlaces::from(0) };
+            .map(|tensor| (tensor.label(), TensorSlot::Values { tensor: tensor.clone(), places: RowPlaces::from(0) }));
+        let embd = TensorSlot::Rows { matrix: self.token_embd.clone(), places: RowPlaces::from(0) };
         tables
-            .chain(self.joined().flat_map(Joined::destinations))
-            .chain(self.stacks().flat_map(Stack::destinations))
-            .chain(self.experts().flat_map(ExpertWeights::destinations))
+            .chain(self.joined().flat_map(Joined::tensor_slots))
+            .chain(self.stacks().flat_map(Stack::tensor_slots))
+            .chain(self.experts().flat_map(ExpertWeights::tensor_slots))
             .chain([(TOKEN_EMBD, embd)])
             .chain(self.per_layer.iter().map(PerLayerWeights::destination))
             .chain(self.mtp.iter().map(MtpWeights::destination))

@@ -87,7 +87,7 @@ pub async fn tune(device: &Device, model: &ModelFile) -> Result<(Tuning, Vec<Tun
             found: "cpu".into(),
         });
     }
-    let weights = Weights::declare(&device.target(), model.header.shape.decoder()?, &model.header.catalog)?;
+    let weights = Weights::declare(&device.target(), model.header.shape.decoder()?, &model.header.tensor_index)?;
     tune_products(device, &weights, |_| BUDGET).await
 }
 

@@ -9,11 +9,11 @@ use crate::device::Device;
 use crate::dtype::{BLOCK, DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{
-    Activation, AttentionConfig, CachedKeys, Combination, DeltaRule, Embedding, ExpertDown, ExpertGateUp,
+    Activation, AttentionConfig, BatchRow, CachedKeys, Combination, DeltaRule, Embedding, ExpertDown, ExpertGateUp,
     ExpertProduct, ExpertRows, ExpertScore, ExpertTiles, Gate, Gelu, Heads, Input, KvType, LayerNorm, Linear, MAX_PAST,
     MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, N_STATES, Norm, PAGE, PackedTiles,
     Pairing, Pooling, QkNorm, RopeConfig, RopeStyle, Router, Sampling, SelectiveScan, SharedExperts, ShortConv,
-    StateRow, StepState, TopStrip, add, advance, argmax, attention, attention_next, attention_packed, embed, embed_sum,
+    StepState, TopStrip, add, advance, argmax, attention, attention_next, attention_packed, embed, embed_sum,
     expert_sum, gate_up, gated, geglu, gelu, last_row, layer_norm, linear_norm, mask_logits, matmul, matvec, merge_top,
     mol, penalize, pool, rms_norm, rope, rope_kv, rope_packed, rope_table, route, sample, scale, select_top,
     sigmoid_gate, silu, softmax, split_sum, up_gated,
@@ -121,17 +121,17 @@ async fn test(device: &Device, step: &Step, pipeline: PipelineKey) -> Result<boo
     Ok(false)
 }
 
-type Record = fn(&mut Recorder, &Form<'_>) -> Result<Vec<Tensor>, Error>;
+type Record = fn(&mut Recorder, &CheckInputs<'_>) -> Result<Vec<Tensor>, Error>;
 
 /// What decides which pipeline a kernel becomes.
-struct Form<'a> {
+struct CheckInputs<'a> {
     /// Where it runs, with the tensors.
     device: &'a Device,
     weight: WeightType,
     constants: &'a [(&'static str, f64)],
 }
 
-impl Form<'_> {
+impl CheckInputs<'_> {
     fn get(&self, name: &str) -> Option<u32> {
         self.constants.iter().find(|(known, _)| *known == name).map(|&(_, value)| value as u32)
     }
@@ -187,7 +187,7 @@ impl Form<'_> {
         }
         let shared = StepState::declare_shared(None, slots / PAGE)?;
         let pages = (0..slots / PAGE).rev().collect();
-        shared.set_rows(self.device, &[StateRow { pos, n_tokens, pages, ..StateRow::default() }])?;
+        shared.set_rows(self.device, &[BatchRow { pos, n_tokens, pages, ..BatchRow::default() }])?;
         Ok(shared)
     }
 
@@ -212,7 +212,7 @@ impl Form<'_> {
 /// Kernels on small operands, among whose pipelines is the one to be tested.
 struct Check<'a> {
     record: Record,
-    form: Form<'a>,
+    form: CheckInputs<'a>,
     recording: Recording,
     outputs: Vec<Tensor>,
 }
@@ -224,7 +224,7 @@ impl Check<'_> {
             return Ok(None);
         };
         let Variant { tier, weight, .. } = *step.variant;
-        let form = Form { device, weight: weight.unwrap_or(WeightType::F32), constants: &step.constants };
+        let form = CheckInputs { device, weight: weight.unwrap_or(WeightType::F32), constants: &step.constants };
         let tile = form.tile().map(|[rows, _]| rows);
         let size = form.get("LANES").or(tile).or(form.get("QUERIES")).unwrap_or(1);
         // Of the variants of the kernel this one alone.
@@ -243,7 +243,7 @@ impl Check<'_> {
     async fn outcome(&self, device: &Device) -> Result<Result<(), String>, Error> {
         let cpu = Device::cpu();
         let mut rec = cpu.recorder();
-        let tensors = (self.record)(&mut rec, &Form { device: &cpu, ..self.form })?;
+        let tensors = (self.record)(&mut rec, &CheckInputs { device: &cpu, ..self.form })?;
         let want = self.outputs(&cpu, &rec.finish(&mut Workspace::default()), &tensors).await?;
         match self.outputs(device, &self.recording, &self.outputs).await {
             Ok(got) => Ok(got.iter().zip(&want).try_for_each(|(got, want)| compare(got, want))),
@@ -426,7 +426,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
         advance(rec, &state, &ids, &tokens)?;
         let (many, rows) = (form.device.upload("ids", &[4], &[5u32, 6, 7, 8])?, StepState::declare_shared(Some(4), 1)?);
         let all = form.device.upload("tokens", &[4, 8], &[9u32; 32])?;
-        let row = |i: u32| StateRow { pos: 2 * i, n_tokens: 3, token: 1, slot: 3 - i, ..StateRow::default() };
+        let row = |i: u32| BatchRow { pos: 2 * i, n_tokens: 3, token: 1, slot: 3 - i, ..BatchRow::default() };
         rows.set_rows(form.device, &[0, 1, 2, 3].map(row))?;
         advance(rec, &rows, &many, &all)?;
         Ok(vec![state.tensor().clone(), tokens, rows.tensor().clone(), all])
@@ -643,7 +643,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
 ];
 
 /// A product by tiles, and one whose K is split.
-fn product(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
+fn product(rec: &mut Recorder, form: &CheckInputs<'_>) -> Result<Vec<Tensor>, Error> {
     // Whole tiles have no guards.
     let [m, n] = match form.tile() {
         Some(tile) if !form.is("GUARDED") => tile,
@@ -714,7 +714,7 @@ fn sampling(device: &Device, settings: Sampling) -> Result<Tensor, Error> {
 
 /// The norm in front of a product, if the pipeline has it.
 #[inline(never)]
-fn norm<'a>(form: &Form<'_>, weight: &'a Tensor) -> Option<Norm<'a>> {
+fn norm<'a>(form: &CheckInputs<'_>, weight: &'a Tensor) -> Option<Norm<'a>> {
     form.is("NORM").then_some(Norm { weight, eps: 1e-5 })
 }
 
@@ -725,7 +725,7 @@ fn config([n_heads, n_kv_heads, head_dim]: [u32; 3]) -> AttentionConfig {
 #[inline(never)]
 fn attend(
     rec: &mut Recorder,
-    form: &Form<'_>,
+    form: &CheckInputs<'_>,
     n_tokens: u32,
     config: &AttentionConfig,
     cached: &CachedKeys,
@@ -741,7 +741,7 @@ fn attend(
 #[inline(never)]
 fn attend_packed(
     rec: &mut Recorder,
-    form: &Form<'_>,
+    form: &CheckInputs<'_>,
     config: &AttentionConfig,
     lengths: &[u32],
 ) -> Result<Tensor, Error> {
@@ -757,7 +757,7 @@ fn attend_packed(
 }
 
 /// One token, with a cache that is cut into parts and with one that is not.
-fn decode(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
+fn decode(rec: &mut Recorder, form: &CheckInputs<'_>) -> Result<Vec<Tensor>, Error> {
     let rows = form.get("ROWS").unwrap_or(2);
     let config = config([2 * rows, 2, form.get("HEAD_DIM").unwrap_or(32)]);
     let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = config;
@@ -781,7 +781,7 @@ fn decode(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
         let state = match form.is("PAGED") {
             true => {
                 let state = StepState::declare_shared(Some(2), slots / PAGE)?;
-                let row = |pos, pages: Vec<u32>| StateRow { pos, n_tokens: 1, pages, ..StateRow::default() };
+                let row = |pos, pages: Vec<u32>| BatchRow { pos, n_tokens: 1, pages, ..BatchRow::default() };
                 let last = slots / PAGE - 1;
                 let pages: Vec<u32> = (0..last).rev().collect();
                 let second = if runs { row(pos + 1, pages.clone()) } else { row(30, vec![last]) };
@@ -798,14 +798,14 @@ fn decode(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
 }
 
 /// The highest of more logits than a workgroup has.
-fn choose(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
+fn choose(rec: &mut Recorder, form: &CheckInputs<'_>) -> Result<Vec<Tensor>, Error> {
     let ids = form.device.upload("ids", &[1], &[0u32])?;
     argmax(rec, &input(form.device, &[1, 5000])?, &ids)?;
     Ok(vec![ids])
 }
 
 /// A draw from the parts of a vocabulary.
-fn draw(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
+fn draw(rec: &mut Recorder, form: &CheckInputs<'_>) -> Result<Vec<Tensor>, Error> {
     // A draw among one: which token it is depends on no rounding.
     let sampling = sampling(form.device, Sampling { top_k: 1, ..SAMPLING })?;
     let ids = form.device.upload("ids", &[1], &[0u32])?;
@@ -814,7 +814,7 @@ fn draw(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
 }
 
 /// The best of two strips of scores.
-fn best(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
+fn best(rec: &mut Recorder, form: &CheckInputs<'_>) -> Result<Vec<Tensor>, Error> {
     let lists = form.device.upload("lists", &[2, 2, 8, 2], &[0u32; 64])?;
     let best = form.device.upload("best", &[2, 8, 2], &[0u32; 32])?;
     for (first_id, n_cols) in [(0, 600), (600, 300)] {
@@ -826,20 +826,20 @@ fn best(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
 }
 
 /// Two query heads and one for keys and values, normalised as the overrides say.
-fn heads<'a>(form: &Form<'_>, table: &'a Tensor, weight: &'a Tensor) -> Heads<'a> {
+fn heads<'a>(form: &CheckInputs<'_>, table: &'a Tensor, weight: &'a Tensor) -> Heads<'a> {
     let norm = QkNorm::of(form.get("NORM").unwrap_or(0));
     let (rope, norm) = (Some((&ROPE, table)), norm.map(|norm| (norm, weight, 1e-5)));
     Heads { n_heads: 2, n_kv_heads: 1, head_dim: 16, first_column: 0, rope, norm }
 }
 
 /// The weights of those heads' norms.
-fn head_norms(form: &Form<'_>) -> Result<Tensor, Error> {
+fn head_norms(form: &CheckInputs<'_>) -> Result<Tensor, Error> {
     let is_whole = QkNorm::of(form.get("NORM").unwrap_or(0)) == Some(QkNorm::Whole);
     input(form.device, &[if is_whole { 48 } else { 32 }])
 }
 
 /// A mixture of logits of the form that the overrides say, for as many queries as an invocation takes side by side.
-fn mixture(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
+fn mixture(rec: &mut Recorder, form: &CheckInputs<'_>) -> Result<Vec<Tensor>, Error> {
     const HIDDEN: usize = 12;
     const ITEMS: u32 = 70;
     let [n4, blocks, queries] = ["N4", "BLOCKS", "QUERIES"].map(|name| form.get(name).unwrap_or(1));

@@ -108,7 +108,7 @@ impl Header {
                     .into(),
                 ),
                 chat_template: has_template(header),
-                weights: weights(header.catalog.shares()),
+                weights: weights(header.tensor_index.shares()),
                 licence,
                 problem: None,
             },

@@ -212,8 +212,8 @@ fn layers_on_several_devices_give_equal_tokens() {
                 && !between.device.is_gpu()
             {
                 let allocated = cpu.counters().bytes_allocated - before;
-                let angles = 4 * 64 * u64::from(model.config().blocks[0].attention.head_dim);
-                let most = between.plan.weights_bytes + 2 * angles;
+                let rope_offset = 4 * 64 * u64::from(model.config().blocks[0].attention.head_dim);
+                let most = between.plan.weights_bytes + 2 * rope_offset;
                 assert!(allocated <= most, "{context}: {allocated} bytes, {most} at most");
             }
             let of_cpu = n - split.0.unwrap_or(n);

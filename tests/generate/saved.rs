@@ -87,12 +87,12 @@ fn foreign_session_file_is_refused_and_changes_nothing() {
     let bytes = block_on(story(&model, 20).to_bytes("note")).unwrap();
     let cases: [(Vec<u8>, &str, &str); 12] = [
         (with(&bytes, "tilewright session", "tilewright index"), "format", "`tilewright session`"),
-        (with(&bytes, "\"version\":\"2\"", "\"version\":\"1\""), "version", "(version 2)"),
+        (with(&bytes, "\"version\":\"2\"", "\"version\":\"1\""), "version", "(supported: version 2)"),
         (with(&bytes, "\"model\":\"", "\"model\":\"f"), "model", "the weights of `tilewright stories`"),
         (with(&bytes, "\"kv_type\":\"f16\"", "\"kv_type\":\"q8_0\""), "kv_type", "f16"),
         (with(&bytes, "\"cached\":\"", "\"cached\":\"9"), "cached", "at most the"),
         (with(&bytes, "\"cached\":\"", "\"cached\":\"-"), "cached", "a number below 2^32"),
-        (with(&bytes, "\"angles\"", "\"angels\""), "angles", "a text in __metadata__"),
+        (with(&bytes, "\"rope_offset\"", "\"angels\""), "rope_offset", "a text in __metadata__"),
         (with(&bytes, "\"cache.1.v\"", "\"cache.9.v\""), "cache.1.v", "a tensor"),
         (
             with(&bytes, "\"cache.0.k\":{\"dtype\":\"U32\"", "\"cache.0.k\":{\"dtype\":\"F32\""),

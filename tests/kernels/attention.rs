@@ -6,7 +6,7 @@ use tilewright::kernels::{self, AttentionConfig, Heads, KvType, PackedTiles, QkN
 #[cfg(not(target_arch = "wasm32"))]
 use tilewright::{
     DType, Device, Role, Tensor, Tier, Workspace,
-    kernels::{CachedKeys, PAGE, RopeConfig, StateRow, StepState, rope_table},
+    kernels::{BatchRow, CachedKeys, PAGE, RopeConfig, StepState, rope_table},
 };
 
 #[cfg(not(target_arch = "wasm32"))]
@@ -616,8 +616,8 @@ fn in_pages(
     // The first sequence has the odd pages, the other one the even ones, in descending order.
     let pages = |odd: u32| (0..n_pages).rev().map(|page| 2 * page + 1 + odd).collect::<Vec<u32>>();
     let first = n_pages * PAGE - PAGE - 2;
-    let row = |pos, odd| StateRow { pos, n_tokens: 1, pages: pages(odd), ..StateRow::default() };
-    let all: Vec<StateRow> = [row(40, 1)].into_iter().chain((first..first + 5).map(|pos| row(pos, 0))).collect();
+    let row = |pos, odd| BatchRow { pos, n_tokens: 1, pages: pages(odd), ..BatchRow::default() };
+    let all: Vec<BatchRow> = [row(40, 1)].into_iter().chain((first..first + 5).map(|pos| row(pos, 0))).collect();
     let mut y = Vec::new();
     for (i, rows) in all.chunks(if side_by_side { all.len() } else { 1 }).enumerate() {
         let n = rows.len() as u32;

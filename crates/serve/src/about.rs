@@ -24,7 +24,7 @@ impl ModelDescription {
     /// Describes a model by its files' headers.
     pub fn of_file(file: &ModelFile) -> ModelDescription {
         let header = &file.header;
-        let shares = header.catalog.shares();
+        let shares = header.tensor_index.shares();
         let source = header.chat.templates.first().map(|(_, source)| source.clone()).unwrap_or_default();
         let (config, capabilities) = match &header.shape {
             ModelShape::Decoder(config) => {

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::kernels::linear::{operations, quads, set};
 use crate::kernels::{MAX_EXPERTS, MAX_SHARED, check_loop, fold, grid_parts};
 use crate::matrix::Matrix;
-use crate::recording::{Products, Recorder};
+use crate::recording::{BatchInvariance, Recorder};
 use crate::shaders::constants::expert_rows::BIAS;
 use crate::shaders::constants::expert_sum::ACCUMULATE;
 use crate::shaders::constants::expert_tiles;
@@ -34,7 +34,8 @@ impl ExpertTiles {
         // 32 experts of width 256 for a model of 512 were 0.6 times as fast by tiles with 4 rows of each, 1.1 with 8 and
         // 1.7 with 16. On GPUs, where a product for each reads all weights once more, half as many are enough.
         let fewest = if target.tier() == Tier::Scalar { 8 } else { 4 };
-        target.is_gpu() && (rec.products() == Products::Many || n_slots >= n_experts.saturating_mul(fewest))
+        target.is_gpu()
+            && (rec.batch_invariance() == BatchInvariance::Many || n_slots >= n_experts.saturating_mul(fewest))
     }
 
     /// Records the order of the slots that `routes` has, and their tiles. Shader: `shaders/expert_tiles.wgsl`.

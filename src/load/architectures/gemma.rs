@@ -4,8 +4,8 @@ use super::llama::LLAMA;
 use super::{Architecture, FINAL_SOFT_CAP, HEADS, WIDTH, WINDOW, add_local_rope, sliding};
 use crate::error::Error;
 use crate::kernels::{Gate, Gelu, QkNorm, RopeStyle};
-use crate::load::catalog::FileLayout;
 use crate::load::keys::{Key, Keys};
+use crate::load::tensor_index::FileLayout;
 use crate::model::{Between, ModelConfig, NormPlace};
 
 pub(super) const GEMMA: Architecture = Architecture {

@@ -5,9 +5,9 @@ use super::gemma::{GEMMA, SANDWICH};
 use super::{Architecture, FINAL_SOFT_CAP, WINDOW, add_local_rope, sliding};
 use crate::error::Error;
 use crate::kernels::QkNorm;
-use crate::load::catalog::FileLayout;
 use crate::load::keys::{Key, Keys};
 use crate::load::scaling;
+use crate::load::tensor_index::FileLayout;
 use crate::model::{Block, MAX_DIM, ModelConfig, NormPlace, PerLayer};
 
 pub(super) const GEMMA4: Architecture = Architecture {

@@ -2,8 +2,8 @@
 
 use super::Architecture;
 use super::llama::LLAMA;
-use crate::load::catalog::FileLayout;
 use crate::load::keys::Key;
+use crate::load::tensor_index::FileLayout;
 use crate::model::{NormKind, PositionTable};
 
 pub(super) const GPT2: Architecture = Architecture {

@@ -3,8 +3,8 @@
 use super::Architecture;
 use super::llama::LLAMA;
 use crate::kernels::RopeStyle;
-use crate::load::catalog::FileLayout;
 use crate::load::keys::Key;
+use crate::load::tensor_index::FileLayout;
 use crate::model::NormKind;
 
 pub(super) const GPT_NEOX: Architecture = Architecture {

@@ -4,8 +4,8 @@
 use super::llama::LLAMA;
 use super::{Architecture, SHARES, WINDOW, mixture, sliding};
 use crate::kernels::{Gate, RopeScaling, RopeStyle};
-use crate::load::catalog::FileLayout;
 use crate::load::keys::Key;
+use crate::load::tensor_index::FileLayout;
 use crate::model::Between;
 
 pub(super) const GPT_OSS: Architecture = Architecture {

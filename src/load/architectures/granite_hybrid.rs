@@ -6,8 +6,8 @@ use super::{Architecture, SHARES, WIDTH, listed_layers, mixture};
 use crate::error::Error;
 use crate::formats::text::FLOAT;
 use crate::kernels::SelectiveScan;
-use crate::load::catalog::FileLayout;
 use crate::load::keys::{Key, Keys};
+use crate::load::tensor_index::FileLayout;
 use crate::model::{ModelConfig, Recurrence, SharedExpert};
 
 pub(super) const GRANITE_MOE: Architecture = Architecture {

@@ -3,7 +3,7 @@
 
 use super::{Architecture, RMS_EPS, SHARES, WINDOW, mixture};
 use crate::kernels::RopeStyle;
-use crate::load::catalog::FileLayout;
+use crate::load::tensor_index::FileLayout;
 
 pub(super) const LLAMA: Architecture = Architecture {
     gguf: "llama",

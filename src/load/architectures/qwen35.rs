@@ -4,8 +4,8 @@ use super::llama::LLAMA;
 use super::{Architecture, SHARES, listed_layers, mixture};
 use crate::error::Error;
 use crate::kernels::{DeltaRule, QkNorm, RopeStyle};
-use crate::load::catalog::FileLayout;
 use crate::load::keys::{Key, Keys};
+use crate::load::tensor_index::FileLayout;
 use crate::model::{ModelConfig, Recurrence, SharedExpert};
 
 pub(super) const QWEN35: Architecture = Architecture {

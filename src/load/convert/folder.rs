@@ -14,8 +14,8 @@ use crate::formats::gguf_writer::GgufHeader;
 use crate::formats::{BlockType, TensorInfo};
 use crate::kernels::{RopeScaling, RopeStyle, rope_table};
 use crate::load::architectures::Architecture;
-use crate::load::catalog::FileLayout;
 use crate::load::huggingface::{CONFIG, read};
+use crate::load::tensor_index::FileLayout;
 use crate::load::{FileBytes, ModelFile, ModelShape, gguf};
 use crate::model::{ModelConfig, WeightSource};
 
@@ -81,13 +81,13 @@ pub(super) fn plan(input: &Path, options: &QuantizeOptions) -> Result<ConvertPla
         let (stored, order) = (FileLayout::AsRead, Order::Same);
         plan.tensors.push(PlannedTensor { written, file, source, stored, order, adds_one: false });
     }
-    let mut entries: Vec<_> = model.catalog.entries().collect();
+    let mut entries: Vec<_> = model.tensor_index.entries().collect();
     entries.sort_by_key(|&(_, file, source, _)| (file, source.offset));
     for (name, file, source, stored) in entries {
         if name == "output.weight" && tied {
             continue;
         }
-        let shape = model.catalog.describe(name).map(|tensor| tensor.shape).unwrap_or_default();
+        let shape = model.tensor_index.describe(name).map(|tensor| tensor.shape).unwrap_or_default();
         let to = target(name, &shape, options.block_type).unwrap_or(BlockType::F32);
         let written = written(&mut plan.header, name, &shape, source.block_type, to, options).map_err(in_folder)?;
         let is_rotated = [".attn_q.", ".attn_k."].iter().any(|part| name.contains(part));

@@ -14,7 +14,7 @@ use super::FileBytes;
 use crate::error::Error;
 use crate::formats::gguf::Gguf;
 use crate::formats::{BlockType, TensorInfo};
-use crate::load::catalog::floats;
+use crate::load::tensor_index::floats;
 
 const FORMAT: &str = "imatrix";
 

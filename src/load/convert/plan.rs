@@ -8,7 +8,7 @@ use crate::formats::gguf::{Gguf, Value};
 use crate::formats::gguf_writer::GgufHeader;
 use crate::formats::{BlockType, TensorInfo};
 use crate::load::FileBytes;
-use crate::load::catalog::{FileLayout, check_type};
+use crate::load::tensor_index::{FileLayout, check_type};
 use crate::load::{gguf, is_of_folder, shards};
 
 /// Plan of an output file.

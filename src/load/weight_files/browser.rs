@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::device::Device;
 use crate::error::Error;
 use crate::formats::TensorInfo;
-use crate::load::catalog::NeededRange;
-use crate::load::{Feed, FileBytes};
+use crate::load::tensor_index::NeededRange;
+use crate::load::{FileBytes, WeightUploader};
 
 /// Reads part of a file: its number in the loader, an offset, and the maximum length.
 pub(crate) type ReadFile = Rc<dyn Fn(usize, u64, u64) -> Pin<Box<dyn Future<Output = Result<Vec<u8>, Error>>>>>;
@@ -40,19 +40,19 @@ impl WeightFiles {
         Ok(())
     }
 
-    pub async fn feed(&self, feed: &mut Feed, device: &Device) -> Result<bool, Error> {
+    pub async fn feed(&self, feed: &mut WeightUploader, device: &Device) -> Result<bool, Error> {
         let Some(NeededRange { file, offset, len }) = feed.wanted() else { return Ok(false) };
         let bytes = self.read(file, offset, len).await?;
         feed.take(device, file, offset, &bytes).map(|()| true)
     }
 
-    pub async fn feed_all(&self, feed: Feed, device: &Device) -> Result<(), Error> {
+    pub async fn feed_all(&self, feed: WeightUploader, device: &Device) -> Result<(), Error> {
         feed.read_again(device, self).await.map(drop)
     }
 
-    pub fn announce(&self, _: &Feed) {}
+    pub fn announce(&self, _: &WeightUploader) {}
 
-    pub fn digest(&self, _: &Feed) -> u64 {
+    pub fn digest(&self, _: &WeightUploader) -> u64 {
         0
     }
 

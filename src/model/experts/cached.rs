@@ -6,7 +6,7 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::model::block::Experts;
-use crate::model::stack::{Destination, RowPlaces, WeightSource};
+use crate::model::stack::{RowPlaces, TensorSlot, WeightSource};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor, WordCopy};
 
@@ -35,7 +35,7 @@ pub(crate) struct ExpertPart {
     pub name: String,
     /// Which of how many experts in the tensor; `None` if it has one.
     pub share: Option<[u32; 2]>,
-    pub place: Destination,
+    pub place: TensorSlot,
 }
 
 impl ExpertWeights {
@@ -99,10 +99,10 @@ impl ExpertWeights {
             None => Ok(None),
         };
         let members = |of_all: &Option<super::Joined>| {
-            let of_all = of_all.iter().flat_map(super::Joined::destinations);
+            let of_all = of_all.iter().flat_map(super::Joined::tensor_slots);
             let values = of_all.filter_map(|(name, place)| match place {
-                Destination::Values { places, .. } => Some((name.to_owned(), places)),
-                Destination::Rows { .. } => None,
+                TensorSlot::Values { places, .. } => Some((name.to_owned(), places)),
+                TensorSlot::Rows { .. } => None,
             });
             values.collect::<Vec<_>>()
         };
@@ -161,7 +161,7 @@ impl CachedExperts {
             parts.extend(members.iter().map(|(name, places)| ExpertPart {
                 name: name.clone(),
                 share: Some([expert, self.n_experts]),
-                place: Destination::Values {
+                place: TensorSlot::Values {
                     tensor: tensor.clone(),
                     places: RowPlaces::from(slot * of_each + places.first),
                 },
@@ -184,7 +184,7 @@ impl CachedExperts {
         let to = |matrix: &Matrix, (name, places)| ExpertPart {
             name,
             share,
-            place: Destination::Rows { matrix: matrix.clone(), places },
+            place: TensorSlot::Rows { matrix: matrix.clone(), places },
         };
         let mut parts = Vec::new();
         if let Some(tensors) = tensors {
@@ -227,13 +227,13 @@ impl CachedExperts {
     }
 
     /// Destinations of the shared experts.
-    pub fn shared(&self) -> impl Iterator<Item = (&str, Destination)> {
+    pub fn shared(&self) -> impl Iterator<Item = (&str, TensorSlot)> {
         self.matrices.parts().flat_map(|part| {
-            let is_shared = |place: &Destination| match place {
-                Destination::Rows { places, .. } => part.first_expert + places.first / part.rows >= self.n_slots,
-                Destination::Values { .. } => false,
+            let is_shared = |place: &TensorSlot| match place {
+                TensorSlot::Rows { places, .. } => part.first_expert + places.first / part.rows >= self.n_slots,
+                TensorSlot::Values { .. } => false,
             };
-            part.destinations().filter(move |(_, place)| is_shared(place))
+            part.tensor_slots().filter(move |(_, place)| is_shared(place))
         })
     }
 }

@@ -16,13 +16,13 @@ use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::formats::{BlockType, TensorInfo, block};
 use crate::matrix::{Matrix, TailEdges, file_row_bytes};
-use crate::model::{Destination, ExpertPart, RowPlaces, SourceTensor, WeightSource, layer_of};
+use crate::model::{ExpertPart, RowPlaces, SourceTensor, TensorSlot, WeightSource, layer_of};
 use crate::platform::{IS_BROWSER, on_threads};
 use crate::xxh64::Xxh64;
 
 /// Tensors by GGUF name, with their locations.
 #[derive(Clone, Debug, Default)]
-pub struct Catalog {
+pub struct TensorIndex {
     tensors: HashMap<String, CatalogEntry>,
 }
 
@@ -161,7 +161,7 @@ impl FileLayout {
     }
 }
 
-impl Catalog {
+impl TensorIndex {
     /// Adds a tensor of file number `file` under its GGUF name.
     pub(super) fn insert(&mut self, name: String, file: usize, info: TensorInfo, stored: FileLayout) {
         self.tensors.insert(name, CatalogEntry { file, info, stored, scales: None, is_told: true });
@@ -278,7 +278,7 @@ impl Catalog {
     }
 }
 
-impl WeightSource for Catalog {
+impl WeightSource for TensorIndex {
     fn describe(&self, name: &str) -> Option<SourceTensor> {
         let CatalogEntry { info, stored, .. } = self.tensors.get(name)?;
         let mut shape = info.shape.clone();
@@ -312,7 +312,7 @@ impl WeightSource for Catalog {
 /// A catalog for the CPU: declares F16 and BF16 matrices as F32 unless its kernels read them directly. Widening in
 /// each pass would take as long as the products of a few dozen tokens. Embedding tables stay as they are: a pass
 /// reads few of their rows.
-pub(crate) struct Widened<'a>(pub &'a Catalog);
+pub(crate) struct Widened<'a>(pub &'a TensorIndex);
 
 impl WeightSource for Widened<'_> {
     fn describe(&self, name: &str) -> Option<SourceTensor> {
@@ -399,9 +399,9 @@ pub(crate) struct NeededRange {
 /// Uploads weights from files to a device: accepts the bytes of all tensors in file order in pieces of any size, and
 /// writes whole rows.
 #[derive(Clone)]
-pub(crate) struct Feed {
+pub(crate) struct WeightUploader {
     /// Tensors in file order, with scales before their quants.
-    items: Vec<(CatalogEntry, Destination)>,
+    items: Vec<(CatalogEntry, TensorSlot)>,
     /// Scales of the current tensor received so far; all precede its blocks.
     scales: Vec<u8>,
     /// The current tensor, and its bytes received so far.
@@ -419,34 +419,37 @@ pub(crate) struct Feed {
     tensor_digest: Xxh64,
 }
 
-impl Feed {
+impl WeightUploader {
     /// A feed of all declared tensors.
-    pub fn new<'a>(catalog: &Catalog, destinations: impl Iterator<Item = (&'a str, Destination)>) -> Feed {
+    pub fn new<'a>(
+        tensor_index: &TensorIndex,
+        tensor_slots: impl Iterator<Item = (&'a str, TensorSlot)>,
+    ) -> WeightUploader {
         // Weights were declared from this catalog, so all are found.
-        let found = destinations.filter_map(|(name, place)| Some((catalog.tensors.get(name)?.clone(), place)));
-        Feed::of(found.collect())
+        let found = tensor_slots.filter_map(|(name, place)| Some((tensor_index.tensors.get(name)?.clone(), place)));
+        WeightUploader::of(found.collect())
     }
 
     /// As [`Feed::new`], with a [`Feed::digest`] of the tensors that `is_told` selects.
     pub fn digesting<'a>(
-        catalog: &Catalog,
-        destinations: impl Iterator<Item = (&'a str, Destination)>,
+        tensor_index: &TensorIndex,
+        tensor_slots: impl Iterator<Item = (&'a str, TensorSlot)>,
         is_told: impl Fn(&str) -> bool,
-    ) -> Feed {
-        let found = destinations.filter_map(|(name, place)| {
-            let entry = catalog.tensors.get(name)?;
+    ) -> WeightUploader {
+        let found = tensor_slots.filter_map(|(name, place)| {
+            let entry = tensor_index.tensors.get(name)?;
             Some((CatalogEntry { is_told: entry.is_told && is_told(name), ..entry.clone() }, place))
         });
-        Feed { digest: Some(0), ..Feed::of(found.collect()) }
+        WeightUploader { digest: Some(0), ..WeightUploader::of(found.collect()) }
     }
 
     /// A feed of one expert's parts.
     ///
     /// # Errors
     /// [`Error::Config`] naming a tensor that does not store its experts contiguously.
-    pub fn of_expert(catalog: &Catalog, parts: Vec<ExpertPart>) -> Result<Feed, Error> {
+    pub fn of_expert(tensor_index: &TensorIndex, parts: Vec<ExpertPart>) -> Result<WeightUploader, Error> {
         let item = |ExpertPart { name, share, place }: ExpertPart| {
-            let entry = catalog.tensors.get(&name);
+            let entry = tensor_index.tensors.get(&name);
             let found = entry.map_or("missing".into(), |entry| format!("of shape {:?}", entry.info.shape));
             let entry = match share {
                 Some(share) => entry.and_then(|entry| entry.of_expert(share)),
@@ -457,15 +460,15 @@ impl Feed {
                 None => Err(Error::Config { field: name, expected: "contiguous experts".into(), found }),
             }
         };
-        Ok(Feed::of(parts.into_iter().map(item).collect::<Result<_, _>>()?))
+        Ok(WeightUploader::of(parts.into_iter().map(item).collect::<Result<_, _>>()?))
     }
 
-    fn of(mut items: Vec<(CatalogEntry, Destination)>) -> Feed {
+    fn of(mut items: Vec<(CatalogEntry, TensorSlot)>) -> WeightUploader {
         crate::sort::by_key(&mut items, |(entry, _)| (entry.file, entry.info.offset));
         let scales_bytes = |entry: &CatalogEntry| entry.scales.as_ref().map_or(0, |(_, scales)| scales.size_bytes);
         let total_bytes = items.iter().map(|(entry, _)| entry.info.size_bytes + scales_bytes(entry)).sum();
         let edges = TailEdges::default();
-        Feed {
+        WeightUploader {
             items,
             scales: Vec::new(),
             at: 0,
@@ -542,10 +545,10 @@ impl Feed {
             // Allocates everything before first use, so that the system can use large pages across neighbours.
             for (_, place) in &self.items {
                 match place {
-                    Destination::Rows { matrix, .. } => {
+                    TensorSlot::Rows { matrix, .. } => {
                         matrix.slabs().iter().try_for_each(|slab| device.allocate(&slab.words))?;
                     }
-                    Destination::Values { tensor, .. } => device.allocate(tensor)?,
+                    TensorSlot::Values { tensor, .. } => device.allocate(tensor)?,
                 }
             }
         }
@@ -693,7 +696,7 @@ impl Feed {
         let row_bytes = match place {
             // An expert's rows, to be reordered.
             _ if entry.scales.is_some() => (info.size_bytes / info.shape.first().copied().unwrap_or(1)) as usize,
-            Destination::Rows { .. } if matches!(entry.stored, FileLayout::AsRead | FileLayout::LessOne) => {
+            TensorSlot::Rows { .. } if matches!(entry.stored, FileLayout::AsRead | FileLayout::LessOne) => {
                 (info.size_bytes / n_rows(info)) as usize
             }
             // The whole tensor at once.
@@ -746,7 +749,7 @@ fn repacked<'a>(entry: &CatalogEntry, first_row: u32, bytes: &'a [u8], scales: &
 fn write_rows(
     device: &Device,
     CatalogEntry { info, stored, .. }: &CatalogEntry,
-    place: &Destination,
+    place: &TensorSlot,
     first_row: u32,
     bytes: &[u8],
     edges: &mut TailEdges,
@@ -754,7 +757,7 @@ fn write_rows(
     let ordered = stored.ordered(info, bytes);
     let bytes = ordered.as_deref().unwrap_or(bytes);
     match place {
-        Destination::Values { tensor, places } => {
+        TensorSlot::Values { tensor, places } => {
             let mut values = dequantized(info, bytes)?;
             match stored {
                 FileLayout::LessOne => values.iter_mut().for_each(|value| *value += 1.0),
@@ -769,7 +772,7 @@ fn write_rows(
             }
             Ok(size_of_val(&values[..]) as u64)
         }
-        Destination::Rows { matrix, places } => match places.slice {
+        TensorSlot::Rows { matrix, places } => match places.slice {
             None => write_plain(device, info, matrix, *places, first_row, bytes, edges),
             Some(columns) => {
                 let mut written = 0;
@@ -844,10 +847,10 @@ fn slices(info: &TensorInfo, matrix: &Matrix, bytes: &[u8], columns: u32) -> Res
 fn write_gaps(
     device: &Device,
     CatalogEntry { info, .. }: &CatalogEntry,
-    place: &Destination,
+    place: &TensorSlot,
     edges: &mut TailEdges,
 ) -> Result<u64, Error> {
-    let Destination::Rows { matrix, places } = place else { return Ok(0) };
+    let TensorSlot::Rows { matrix, places } = place else { return Ok(0) };
     let row_bytes = file_row_bytes(matrix.weight(), matrix.cols() as usize);
     let mut written = 0;
     for (first, n) in places.gaps(n_rows(info) as u32) {
@@ -879,10 +882,12 @@ mod tests {
         let tensor = Tensor::declare("w", Role::Weights, &[1024], DType::F32).unwrap();
         let info =
             TensorInfo { name: "w".into(), shape: vec![1024], block_type: BlockType::F16, offset: 0, size_bytes: 2048 };
-        let mut catalog = Catalog::default();
-        catalog.insert("w".into(), 0, info, FileLayout::AsRead);
-        let mut feed =
-            Feed::new(&catalog, [("w", Destination::Values { tensor, places: RowPlaces::from(0) })].into_iter());
+        let mut tensor_index = TensorIndex::default();
+        tensor_index.insert("w".into(), 0, info, FileLayout::AsRead);
+        let mut feed = WeightUploader::new(
+            &tensor_index,
+            [("w", TensorSlot::Values { tensor, places: RowPlaces::from(0) })].into_iter(),
+        );
         let before = device.counters();
         for (piece, uploaded) in [(1000, 0), (1048, 4096)] {
             feed.push(&device, &vec![0; piece]).unwrap();
