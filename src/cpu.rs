@@ -88,12 +88,12 @@ impl Words {
         const MANY: usize = 1 << 18;
         #[cfg(target_os = "linux")]
         if let Some(pages) = (4 * len >= MANY).then(|| memmap2::MmapMut::map_anon(4 * len)).and_then(Result::ok) {
-            // Without large pages it goes on with small ones.
+            // Without large pages, small ones do.
             let _ = pages.advise(memmap2::Advice::HugePage);
             return Words::Pages(pages);
         }
         let all = vec![0; len + Words::LINE - 1];
-        // Never more than the words that are to spare, also where it cannot be told.
+        // Never more than the spare words, even if the offset is unknown.
         let first = all.as_ptr().align_offset(4 * Words::LINE).min(Words::LINE - 1);
         Words::Few { all, first, len }
     }
@@ -210,7 +210,7 @@ pub(crate) struct Call<'a> {
     pub weight: Option<WeightType>,
     /// Whether activations that meet quantised weights may be rounded.
     pub rounds: bool,
-    /// How products with few rows and with many are told apart.
+    /// Whether a row's result may depend on the number of rows.
     pub products: BatchInvariance,
     /// The order of the first operand's weights, if its rows do not come one after the other.
     pub panels: Option<Panels>,

@@ -516,7 +516,11 @@ fn unusable_tools_are_refused_by_name() {
         (every.clone(), with(json!({"type": "string"})), vec!["`bad`: parameters.type"]),
         (every.clone(), with(json!([])), vec!["`bad`: parameters"]),
         (every.clone(), of(nested), vec!["`bad`: parameters", "depth"]),
-        (every.clone(), with(json!({"type": "object", "properties": many})), vec!["`bad`: parameters", "property counts"]),
+        (
+            every.clone(),
+            with(json!({"type": "object", "properties": many})),
+            vec!["`bad`: parameters", "property counts"],
+        ),
         (every.clone(), of(json!({"type": "integer", "multipleOf": 1_000_003})), vec!["`bad`", "multipleOf"]),
         (every.clone(), of(json!({"type": "string", "pattern": "(a{1000}){1000}"})), vec!["`bad`", "pattern"]),
         (

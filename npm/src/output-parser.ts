@@ -3,7 +3,7 @@
 import { ensure, isTrap, messageOf, TilewrightError } from "./errors.js";
 import { orAborted } from "./helpers.js";
 import type { OutputRequest, Prompt } from "./protocol.js";
-import type { Model, TokenGuide } from "./tilewright.js";
+import type { Model, TokenConstraint } from "./tilewright.js";
 import { __wbg_reset_state as reset, Vocabulary, type AnswerReader, type Guide } from "./tilewright_text.js";
 import type { GenerateResult, Piece, ToolCall } from "./types.js";
 import { textModule } from "./wasm.js";
@@ -80,7 +80,7 @@ function guarded<T>(work: () => T): T {
   }
 }
 
-export class OutputParser implements TokenGuide {
+export class OutputParser implements TokenConstraint {
   readonly #nResets = nResets;
   readonly #toolCalls: ToolCall[] = [];
   #thinking = "";
@@ -89,7 +89,7 @@ export class OutputParser implements TokenGuide {
 
   constructor(private readonly constraint: Guide | undefined, private readonly reader: AnswerReader | undefined) {}
 
-  get guide(): TokenGuide | undefined {
+  get guide(): TokenConstraint | undefined {
     return this.constraint && this;
   }
 

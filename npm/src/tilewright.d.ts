@@ -119,7 +119,7 @@ export class Model {
 }
 
 /** A constraint: a bit for each allowed token. */
-export interface TokenGuide {
+export interface TokenConstraint {
   allowed(): Uint32Array;
   /** Returns the tokens that must follow, or `undefined` if the text is complete. */
   accept(id: number): Uint32Array | undefined;
@@ -138,7 +138,7 @@ export class Engine {
   run(onTurn: () => Promise<void>): Promise<unknown>;
   resume(model: Model): void;
   fail(): void;
-  submit(ids: Uint32Array, options: GenerationOptions, guide: TokenGuide | undefined): Text;
+  submit(ids: Uint32Array, options: GenerationOptions, guide: TokenConstraint | undefined): Text;
   memory(): Omit<MemoryInfo, "wasmHeapBytes">;
   stats(): Omit<EngineStats, "busySeconds"> & { busyMicros: number };
   free(): void;
@@ -154,7 +154,7 @@ export class Text {
 export class Session {
   private constructor();
   generate(
-    ids: Uint32Array, options: GenerationOptions, guide: TokenGuide | undefined, onBegin: OnBegin, onPiece: OnPiece,
+    ids: Uint32Array, options: GenerationOptions, guide: TokenConstraint | undefined, onBegin: OnBegin, onPiece: OnPiece,
     onLost: (error: Error) => Promise<Model>,
   ): Promise<EngineOutcome>;
   timeline(): Promise<Timeline>;

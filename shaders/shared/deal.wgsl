@@ -1,6 +1,6 @@
-// LANES neighbouring invocations work the same rows of w for COLUMNS tokens. Each has a part of all their sums; they deal
-// these out, so that each goes on with one token's, of which SHARES invocations then have parts for `lanes_sum` to add: the
-// first of each SHARES gets the sum, and all invocations must call it.
+// LANES neighbouring invocations multiply the same rows of w with COLUMNS tokens, and each has a partial sum for every
+// token. They exchange these, so that each continues with one token, for which SHARES invocations have partial sums.
+// `lanes_sum` adds them: the first of each SHARES gets the sum, and all invocations must call it.
 
 override LANES: u32 = 64u;  // a power of two, 1 to WG
 override COLUMNS: u32 = 1u; // 1, 2, 4 or 8, and at most LANES
@@ -15,7 +15,7 @@ fn lanes_barrier() {
     workgroupBarrier();
 }
 
-// The column that an invocation goes on with.
+// The column with which an invocation continues.
 fn lanes_column(local: u32) -> u32 {
     if (COLUMNS == 1u) {
         return 0u;

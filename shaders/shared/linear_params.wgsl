@@ -1,4 +1,4 @@
-// What `matmul`, `matvec` and their kin are told; `LinearParams` in Rust as well.
+// Params of `matmul`, `matvec` and their variants, as `LinearParams` in Rust.
 
 struct LinearParams {
     n_tokens: u32, n_out: u32, dim: u32, blocks: u32, // M, N, K

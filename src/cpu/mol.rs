@@ -13,15 +13,15 @@ use crate::shaders::params::MolParams;
 
 /// Items side by side.
 const LANES: usize = 16;
-/// Items that are told for a query and that a thread takes at a time.
-const TOLD: usize = 8 * LANES;
+/// Items that a thread scores at a time.
+const BATCH: usize = 8 * LANES;
 
 /// One number of each item.
 type Row = [f32; LANES];
 
 pub(crate) fn mol(mut call: Call<'_>) {
     let params: MolParams = call.params();
-    let (weight, way) = (call.weight, Way::of(&call));
+    let (weight, way) = (call.weight, ScorePlan::of(&call));
     let [w, item_gates, queries, query_gates, gate, ids, scores] = call.operands();
     let (n, dim) = (params.query_components as usize, params.quads as usize * 4);
     let queries = &queries.get::<f32>()[..params.n_queries as usize * n * dim];
@@ -47,7 +47,7 @@ pub(crate) fn mol(mut call: Call<'_>) {
 
 /// What the overrides of `shaders/mol.wgsl` say.
 #[derive(Clone, Copy)]
-struct Way {
+struct ScorePlan {
     combination: u32,
     activation: u32,
     is_aligned: bool,
@@ -55,9 +55,9 @@ struct Way {
     is_bound: bool,
 }
 
-impl Way {
-    fn of(call: &Call<'_>) -> Way {
-        Way {
+impl ScorePlan {
+    fn of(call: &Call<'_>) -> ScorePlan {
+        ScorePlan {
             combination: call.constant(overrides::COMBINE),
             activation: call.constant(overrides::ACT),
             is_aligned: call.is(overrides::ALIGNED),
@@ -123,7 +123,7 @@ fn fours(rows: &[f32], k: usize) -> Vec<f32> {
 
 struct Mol<'a> {
     params: MolParams,
-    way: Way,
+    way: ScorePlan,
     item_gates: &'a [f32],
     /// `[queries, N, D]`; the components of each in fours unless they are aligned.
     queries: Vec<f32>,
@@ -140,20 +140,29 @@ fn score(mol: &Mol<'_>, unpack: UnpackEach<'_>, ids: &[u32], scores: &mut [f32])
     let ops = n_queries * n_scores * (params.pairs * (params.quads * 4 + 2 * params.hidden)) as usize;
     let scores = &mut scores[..n_queries * n_scores];
     if mol.way.is_gathered {
-        threads::for_each_tile(scores, n_scores, 0..n_scores, [1, TOLD], ops, |panel: &mut Option<Panel>, mut tile| {
-            let panel = panel.get_or_insert_with(|| Panel::new(params));
-            let (query, columns) = (tile.rows.start, tile.columns.clone());
-            let ids = &ids[query * n_scores..][columns];
-            for scores in tile.rows_mut() {
-                for (scores, ids) in scores.chunks_mut(LANES).zip(ids.chunks(LANES)) {
-                    // A number that is no item's stands for the first item, and its score is dropped.
-                    let item = |lane: usize| ids.get(lane).map_or(0, |&id| id as usize % params.n_items as usize);
-                    panel.load(mol, unpack, item);
-                    let lanes = scores.iter_mut().zip(ids).zip(panel.scores(mol, query));
-                    lanes.filter(|((_, id), _)| **id < params.n_items).for_each(|((score, _), found)| *score = found);
+        threads::for_each_tile(
+            scores,
+            n_scores,
+            0..n_scores,
+            [1, BATCH],
+            ops,
+            |panel: &mut Option<Panel>, mut tile| {
+                let panel = panel.get_or_insert_with(|| Panel::new(params));
+                let (query, columns) = (tile.rows.start, tile.columns.clone());
+                let ids = &ids[query * n_scores..][columns];
+                for scores in tile.rows_mut() {
+                    for (scores, ids) in scores.chunks_mut(LANES).zip(ids.chunks(LANES)) {
+                        // A number that is no item's stands for the first item, and its score is dropped.
+                        let item = |lane: usize| ids.get(lane).map_or(0, |&id| id as usize % params.n_items as usize);
+                        panel.load(mol, unpack, item);
+                        let lanes = scores.iter_mut().zip(ids).zip(panel.scores(mol, query));
+                        lanes
+                            .filter(|((_, id), _)| **id < params.n_items)
+                            .for_each(|((score, _), found)| *score = found);
+                    }
                 }
-            }
-        });
+            },
+        );
         return;
     }
     let shape = [n_queries, LANES];
@@ -251,7 +260,7 @@ impl Scores<'_, '_> {
     #[inline(always)]
     fn score<const LEN: usize, L: Lanes<LEN>, const V: usize, const FOURS: usize, const SETS: usize>(&mut self) -> Row {
         let Scores { panel, mol: Mol { params, way, queries, query_gates, gate, .. }, query, .. } = self;
-        let &Way { combination, activation, is_aligned, is_bound, .. } = way;
+        let &ScorePlan { combination, activation, is_aligned, is_bound, .. } = way;
         let (n, m) = (params.query_components as usize, params.item_components as usize);
         let (dim, columns) = (params.quads as usize * 4, params.item_quads as usize * 4);
         let query_gates = &query_gates[*query * columns..][..columns];

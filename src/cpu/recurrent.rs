@@ -110,7 +110,7 @@ struct Head<'a> {
 }
 
 impl Head<'_> {
-    /// Takes a token: the matrix goes on and `out` is what it gives.
+    /// Updates the matrix by a token and writes the token's result to `out`.
     fn step(&self, t: usize, matrix: &mut [f32], out: &mut [f32]) {
         let params = self.params;
         let (n_heads, key_dim, value_dim) =

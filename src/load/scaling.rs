@@ -40,8 +40,8 @@ pub(super) const ORIGINAL: Key = Key(
 /// The RoPE scaling of all layers, or of the global-attention layers.
 pub(super) fn read(keys: &Keys<'_>, rot_dims: u32, max_seq_len: u32) -> Result<RopeScaling, Error> {
     // Marks duplicates as read. Unscaled models state the original context as well.
-    for twin in [key!("type"), key!("rope_theta"), ORIGINAL] {
-        keys.says(twin);
+    for key in [key!("type"), key!("rope_theta"), ORIGINAL] {
+        keys.says(key);
     }
     if let Some(factors) = keys.factors("rope_freqs.weight", NONE, rot_dims / 2)? {
         return Ok(RopeScaling::Factors(factors));
