@@ -141,7 +141,7 @@ impl<T> Loader<T> {
         }
     }
 
-    /// See [`Feed::digest`]; zero before the headers are read.
+    /// See [`WeightUploader::digest`]; zero before the headers are read.
     pub(crate) fn digest(&self) -> u64 {
         match &self.stage {
             LoadStage::Weights(weights) => weights.feed.digest(),

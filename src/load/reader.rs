@@ -204,7 +204,7 @@ impl HeaderReader {
         }
     }
 
-    /// The model's header, and the heads of its weight files in the catalog's order.
+    /// The model's header, and the heads of its weight files in the tensor index's order.
     ///
     /// # Errors
     /// [`Error::Format`], [`Error::Unsupported`] or [`Error::Config`]; also if bytes are still wanted.

@@ -35,7 +35,7 @@ struct CatalogEntry {
     /// The tensor with its scales and that tensor's file number; see [`mxfp4`].
     scales: Option<(usize, TensorInfo)>,
     /// Whether it counts towards the weights' digest.
-    is_told: bool,
+    is_selected: bool,
 }
 
 impl CatalogEntry {
@@ -164,7 +164,7 @@ impl FileLayout {
 impl TensorIndex {
     /// Adds a tensor of file number `file` under its GGUF name.
     pub(super) fn insert(&mut self, name: String, file: usize, info: TensorInfo, stored: FileLayout) {
-        self.tensors.insert(name, CatalogEntry { file, info, stored, scales: None, is_told: true });
+        self.tensors.insert(name, CatalogEntry { file, info, stored, scales: None, is_selected: true });
     }
 
     /// Adds a tensor with the rows of two of a layer's tensors, half each.
@@ -198,7 +198,7 @@ impl TensorIndex {
     ) -> Result<(), Error> {
         let info = mxfp4::joined(&blocks.name, blocks, &scales.1)?;
         let stored = if paired { FileLayout::Paired } else { FileLayout::AsRead };
-        self.tensors.insert(name, CatalogEntry { file, info, stored, scales: Some(scales), is_told: true });
+        self.tensors.insert(name, CatalogEntry { file, info, stored, scales: Some(scales), is_selected: true });
         Ok(())
     }
 
@@ -224,7 +224,7 @@ impl TensorIndex {
     /// Excludes layers from `first` on from the digest: an optional head, without which sessions stay compatible.
     pub(super) fn leave_untold(&mut self, first: u32) {
         let of_head = |name: &str| layer_of(name).is_some_and(|layer| layer >= first);
-        self.tensors.iter_mut().filter(|(name, _)| of_head(name)).for_each(|(_, entry)| entry.is_told = false);
+        self.tensors.iter_mut().filter(|(name, _)| of_head(name)).for_each(|(_, entry)| entry.is_selected = false);
     }
 
     /// A tensor's file number and location.
@@ -412,7 +412,7 @@ pub(crate) struct WeightUploader {
     edges: TailEdges,
     fed_bytes: u64,
     total_bytes: u64,
-    /// Bytes written to the device since [`Feed::take_uploaded`].
+    /// Bytes written to the device since [`WeightUploader::take_uploaded`].
     uploaded_bytes: u64,
     /// Digest of the complete tensors, if wanted; then that of the current one.
     digest: Option<u64>,
@@ -430,15 +430,15 @@ impl WeightUploader {
         WeightUploader::of(found.collect())
     }
 
-    /// As [`Feed::new`], with a [`Feed::digest`] of the tensors that `is_told` selects.
+    /// As [`WeightUploader::new`], with a [`WeightUploader::digest`] of the tensors that `is_selected` selects.
     pub fn digesting<'a>(
         tensor_index: &TensorIndex,
         tensor_slots: impl Iterator<Item = (&'a str, TensorSlot)>,
-        is_told: impl Fn(&str) -> bool,
+        is_selected: impl Fn(&str) -> bool,
     ) -> WeightUploader {
         let found = tensor_slots.filter_map(|(name, place)| {
             let entry = tensor_index.tensors.get(name)?;
-            Some((CatalogEntry { is_told: entry.is_told && is_told(name), ..entry.clone() }, place))
+            Some((CatalogEntry { is_selected: entry.is_selected && is_selected(name), ..entry.clone() }, place))
         });
         WeightUploader { digest: Some(0), ..WeightUploader::of(found.collect()) }
     }
@@ -484,7 +484,7 @@ impl WeightUploader {
     }
 
     /// Hash of the weights received: names, types, shapes and bytes of all tensors, independent of order and files. 0
-    /// unless made by [`Feed::digesting`].
+    /// unless made by [`WeightUploader::digesting`].
     pub fn digest(&self) -> u64 {
         self.digest.unwrap_or_default()
     }
@@ -496,7 +496,7 @@ impl WeightUploader {
         let take = || {
             let mut sum = 0u64;
             while let Some((entry, _)) = self.items.get(n_taken.fetch_add(1, Ordering::Relaxed)) {
-                sum = sum.wrapping_add(if entry.is_told { entry.digest_of_files(files) } else { 0 });
+                sum = sum.wrapping_add(if entry.is_selected { entry.digest_of_files(files) } else { 0 });
             }
             sum
         };
@@ -571,7 +571,7 @@ impl WeightUploader {
     /// Uploads the next bytes of complete files. Returns whether there were any.
     ///
     /// # Errors
-    /// As [`Feed::take_all`].
+    /// As [`WeightUploader::take_all`].
     pub fn take_piece(&mut self, device: &Device, files: &[FileBytes]) -> Result<bool, Error> {
         const PIECE: u64 = 4 << 20;
         /// Fewer bytes are hashed faster than a thread starts.
@@ -593,7 +593,7 @@ impl WeightUploader {
     /// Uploads everything from files that are read again, with bounded uploads in flight. Returns its bytes.
     ///
     /// # Errors
-    /// Errors of reading; as [`Feed::take_all`].
+    /// Errors of reading; as [`WeightUploader::take_all`].
     pub async fn read_again(mut self, device: &Device, files: &WeightFiles) -> Result<u64, Error> {
         const MAX_IN_FLIGHT: u64 = 32 << 20;
         let mut in_flight = 0;
@@ -610,7 +610,7 @@ impl WeightUploader {
     /// Uploads the needed part of a file's bytes, which begin at `start`; skips gaps between tensors.
     ///
     /// # Errors
-    /// As [`Feed::push`].
+    /// As [`WeightUploader::push`].
     pub fn take(&mut self, device: &Device, file: usize, start: u64, bytes: &[u8]) -> Result<(), Error> {
         while let Some(wanted) = self.wanted().filter(|wanted| wanted.file == file) {
             let skip = wanted.offset.checked_sub(start).and_then(|skip| usize::try_from(skip).ok());
@@ -646,7 +646,7 @@ impl WeightUploader {
         Ok(())
     }
 
-    /// As [`Feed::push`], hashing on another thread during the upload. Worthwhile for large pieces.
+    /// As [`WeightUploader::push`], hashing on another thread during the upload. Worthwhile for large pieces.
     fn push_and_add(&mut self, device: &Device, bytes: &[u8]) -> Result<(), Error> {
         let entry = self.digested_entry();
         let mut digest = self.tensor_digest.clone();
@@ -669,8 +669,8 @@ impl WeightUploader {
 
     /// The current tensor, if it counts towards the digest.
     fn digested_entry(&self) -> Option<usize> {
-        let is_told = self.digest.is_some() && self.items.get(self.at).is_some_and(|(entry, _)| entry.is_told);
-        is_told.then_some(self.at)
+        let is_selected = self.digest.is_some() && self.items.get(self.at).is_some_and(|(entry, _)| entry.is_selected);
+        is_selected.then_some(self.at)
     }
 
     /// Adds a complete tensor to the digest.

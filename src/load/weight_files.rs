@@ -1,4 +1,4 @@
-//! Weight files that are read again during inference, by their numbers in the catalog. Natively they are mapped, and
+//! Weight files that are read again during inference, by their numbers in the tensor index. Natively they are mapped, and
 //! reading blocks.
 
 use std::sync::Arc;
@@ -27,28 +27,28 @@ impl WeightFiles {
         Ok(())
     }
 
-    /// Uploads the next bytes of a feed. Returns whether there were any.
+    /// Uploads the next bytes of an upload. Returns whether there were any.
     ///
     /// # Errors
-    /// Errors of reading; as [`Feed::take_all`].
+    /// Errors of reading; as [`WeightUploader::take_all`].
     pub async fn feed(&self, feed: &mut WeightUploader, device: &Device) -> Result<bool, Error> {
         feed.take_piece(device, &self.0)
     }
 
-    /// Uploads a feed of resident weights.
+    /// Uploads resident weights.
     ///
     /// # Errors
-    /// Errors of reading; as [`Feed::take_all`].
+    /// Errors of reading; as [`WeightUploader::take_all`].
     pub async fn feed_all(&self, mut feed: WeightUploader, device: &Device) -> Result<(), Error> {
         feed.take_all(device, &self.0, None)
     }
 
-    /// Announces that a feed is read next.
+    /// Announces that an upload reads next.
     pub fn announce(&self, feed: &WeightUploader) {
         feed.announce(&self.0);
     }
 
-    /// The digest of a feed after its upload. Reads everything; 0 in a browser.
+    /// The digest of an upload at its end. Reads everything; 0 in a browser.
     pub fn digest(&self, feed: &WeightUploader) -> u64 {
         feed.digest_of_files(&self.0)
     }
