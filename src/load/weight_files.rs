@@ -1,5 +1,5 @@
-//! Weight files that are read again during inference, by their numbers in the tensor index. Natively they are mapped, and
-//! reading blocks.
+//! Weight files that are read again during inference, by their numbers in the tensor index. Natively they are mapped,
+//! and reading blocks.
 
 use std::sync::Arc;
 
