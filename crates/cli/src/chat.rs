@@ -13,7 +13,7 @@ use tilewright::grammar::ToolChoice;
 use tilewright::{ChatAnswer, ChatModel, ChatPrompt, ChatRequest, Error, Model, Recovery, Session};
 
 use super::answer::AnswerPrinter;
-use super::line_editor::{LineEditor, is_complete, unfolded};
+use super::line_editor::{LineEditor, is_complete, is_quotes, unfolded};
 use super::lost::each_piece;
 use super::run::{ModelArgs, SamplingArgs, after_pipe, rate_text};
 use super::speculation::{self, Draft};
@@ -190,14 +190,30 @@ fn chat_model(model: &Model, args: &ChatArgs) -> Result<ChatModel, Error> {
 
 /// The next message or command of a pipe; `None` at its end.
 fn read_message(lines: &mut impl BufRead) -> Result<Option<String>, CommandFailure> {
-    let (mut message, mut is_read) = (String::new(), false);
-    while lines.read_line(&mut message).map_err(|source| Error::Io { path: "stdin".into(), source })? > 0 {
-        is_read = true;
-        if is_complete(message.trim_end_matches(['\r', '\n'])) {
-            break;
+    let mut message = String::new();
+    // Whether it is between quotes, after its first line.
+    let mut is_quoted = None;
+    loop {
+        let mut line = String::new();
+        if lines.read_line(&mut line).map_err(|source| Error::Io { path: "stdin".into(), source })? == 0 {
+            return Ok(is_quoted.map(|_| unfolded(&(message + "\n"))));
         }
+        let line = line.strip_suffix('\n').unwrap_or(&line);
+        let line = line.strip_suffix('\r').unwrap_or(line);
+        let is_last = match is_quoted {
+            None => is_complete(line),
+            Some(true) => is_quotes(line),
+            Some(false) => !line.ends_with('\\'),
+        };
+        if is_quoted.is_some() {
+            message.push('\n');
+        }
+        message += line;
+        if is_last {
+            return Ok(Some(unfolded(&message)));
+        }
+        is_quoted.get_or_insert_with(|| is_quotes(line));
     }
-    Ok(is_read.then(|| unfolded(message.trim_end_matches(['\r', '\n']))))
 }
 
 /// Ctrl-C: cancels the answer in progress, or ends the program if there is none.
@@ -467,4 +483,19 @@ impl Chat<'_> {
 /// Whether a file holds only the conversation, as JSON.
 fn is_json(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_a_pipe_are_joined_to_messages() {
+        let text = "one\r\ntwo\\\n\n\"\"\"\nthree\\\n\n\"\"\"\n\nfour\\";
+        let (mut lines, mut messages) = (text.as_bytes(), Vec::new());
+        while let Ok(Some(message)) = read_message(&mut lines) {
+            messages.push(message);
+        }
+        assert_eq!(messages, ["one", "two\n", "three\\\n", "", "four\n"]);
+    }
 }

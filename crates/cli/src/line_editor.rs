@@ -19,6 +19,7 @@ const QUOTES: &str = "\"\"\"";
 /// Entries of the history.
 const MAX_HISTORY: usize = 1000;
 
+/// The editor and its history.
 pub struct LineEditor {
     editor: Editor<MessageHelper, FileHistory>,
     history: Option<PathBuf>,
@@ -126,7 +127,8 @@ pub fn is_complete(text: &str) -> bool {
     }
 }
 
-fn is_quotes(line: &str) -> bool {
+/// Whether a line opens or closes a message of several lines.
+pub fn is_quotes(line: &str) -> bool {
     line.trim() == QUOTES
 }
 
