@@ -35,7 +35,7 @@ const FIELDS: &[&str] = &[
 /// Answers a conversation.
 pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
-    fields.only(&[sampling::FIELDS, &GenerateOptions::NUMBERS.map(|number| number.name), FIELDS])?;
+    fields.only(&[sampling::FIELDS, &sampling::number_names(), FIELDS])?;
     let model = fields.some_text("model")?.to_owned();
     let sampling = RequestSampling::read(fields, &app.limits, &["max_completion_tokens", "max_tokens"], None)?;
     let (conversation, notices) = conversation_of(fields, &sampling, &app.limits)?;

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value as Json, json};
 use tilewright::Error;
-use tilewright::generate::{GenerateOptions, Model};
+use tilewright::generate::Model;
 use tilewright::tokenizer::EncodeOptions;
 
 use super::answers::{AnswerEvent, AnswerOptions, Answers, End, PreparedPrompt, ScoredToken, usage_json};
@@ -64,7 +64,7 @@ pub fn raw(model: &Model, text: &str) -> Result<Vec<u32>, Error> {
 /// Continues texts.
 pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
-    fields.only(&[sampling::FIELDS, &GenerateOptions::NUMBERS.map(|number| number.name), FIELDS])?;
+    fields.only(&[sampling::FIELDS, &sampling::number_names(), FIELDS])?;
     let model = fields.some_text("model")?.to_owned();
     let RequestSampling { mut choices, streams, with_usage } =
         RequestSampling::read(fields, &app.limits, &["max_completion_tokens", "max_tokens"], Some(USUAL_TOKENS))?;

@@ -22,7 +22,7 @@ use super::embeddings::vectors_of;
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::models::{Lease, Loaded, ServedModel};
-use super::sampling::{numbers, random, stops};
+use super::sampling::{number_names, numbers, random, stops};
 use super::sse::{Disconnected, PartSender, Style, streamed};
 
 /// The Ollama version with these endpoints. Editors refuse servers below 0.6.4, other clients below 0.5.
@@ -106,7 +106,7 @@ fn options_of(fields: Fields<'_>, app: &App) -> Result<GenerateOptions, ApiError
     let none = Map::new();
     let given = fields.object("options", "an object")?.unwrap_or(&none);
     let given = Fields::within(given, "options.");
-    given.only(&[OF_DEVICES, OPTIONS, &GenerateOptions::NUMBERS.map(|number| number.name)])?;
+    given.only(&[OF_DEVICES, OPTIONS, &number_names()])?;
     let mut options = GenerateOptions::default();
     numbers(given, &[("repeat_last_n", [-1.0, f64::from(i32::MAX)])], &mut options)?;
     // -1: the whole context.

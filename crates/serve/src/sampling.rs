@@ -80,6 +80,11 @@ impl RequestSampling {
     }
 }
 
+/// Names of the numeric sampling options.
+pub fn number_names() -> [&'static str; GenerateOptions::NUMBERS.len()] {
+    GenerateOptions::NUMBERS.map(|number| number.name)
+}
+
 /// Reads the numeric sampling options. `own`: bounds that differ from ours.
 pub fn numbers(fields: Fields<'_>, own: &[(&str, [f64; 2])], options: &mut GenerateOptions) -> Result<(), ApiError> {
     for number in &GenerateOptions::NUMBERS {
