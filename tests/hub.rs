@@ -12,19 +12,9 @@ use std::time::Duration;
 
 use common::Rng;
 use serde_json::{Value, json};
-use server::{COMMIT, Reply, Request, Server, listing, part, sha256};
+use server::{COMMIT, GGUF, REPO, Reply, Request, Server, cache, listing, part, sha256};
 use tilewright::Error;
 use tilewright::hub::{Address, Event, Hub, HubError, HubOptions};
-
-const REPO: &str = "owner/name";
-const GGUF: &str = "hf:owner/name:Q8_0";
-
-/// A cache in this test's own, empty folder.
-fn cache(test: &str) -> PathBuf {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("hub").join(test);
-    let _ = fs::remove_dir_all(&folder);
-    folder
-}
 
 fn options(server: &Server, cache: &Path) -> HubOptions {
     HubOptions { endpoint: server.endpoint.clone(), cache: cache.into(), token: None, is_offline: false }

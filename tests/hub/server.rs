@@ -1,15 +1,26 @@
 //! A hub for tests: serves the real hub's addresses from memory, and records requests.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 use serde_json::{Value, json};
 use sha1::Digest;
 
+pub const REPO: &str = "owner/name";
+pub const GGUF: &str = "hf:owner/name:Q8_0";
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// A cache in this test's own, empty folder.
+pub fn cache(test: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("hub").join(test);
+    let _ = fs::remove_dir_all(&folder);
+    folder
+}
 
 /// A received request.
 #[derive(Clone, Debug)]

@@ -5,21 +5,11 @@
 pub mod server;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use server::{COMMIT, Reply, Server, sha256};
-
-const REPO: &str = "owner/name";
-const GGUF: &str = "hf:owner/name:Q8_0";
-
-/// A cache in this test's own, empty folder.
-fn cache(test: &str) -> PathBuf {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("hub").join(test);
-    let _ = fs::remove_dir_all(&folder);
-    folder
-}
+use server::{COMMIT, GGUF, REPO, Reply, Server, cache, sha256};
 
 /// The program with this hub, this cache and no other environment.
 fn tilewright(server: &Server, home: &Path, args: &[&str]) -> Output {
