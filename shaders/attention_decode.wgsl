@@ -62,7 +62,7 @@ fn attention_decode(
     }
     let own = rows_of(token);
     let pos = state[own.state + POS];
-    let angles = state[own.state + ANGLES];
+    let angles = state[own.state + ROPE_OFFSET];
     let keys = part_range(group.z, pos);
     let is_first = group.z == 0u;
     if (keys.x >= keys.y && !is_first) {

@@ -44,7 +44,7 @@ fn own_head(n: u32, tile: Tile) -> Head {
     if (NORM != 0u && (n < params.n_heads + params.n_kv_heads || NORM == NORM_VALUES)) {
         scale = norm_scale(n, norm_squares(row, n, 0u, 1u));
     }
-    return head_at(row, n, scale, state[tile.state + POS], state[tile.state + ANGLES]);
+    return head_at(row, n, scale, state[tile.state + POS], state[tile.state + ROPE_OFFSET]);
 }
 
 @compute @workgroup_size(WG)

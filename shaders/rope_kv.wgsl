@@ -55,7 +55,7 @@ fn rope_kv(
         return;
     }
     let pos = state[POS] + t;
-    let head = head_at(row, n, scale, pos, state[ANGLES]);
+    let head = head_at(row, n, scale, pos, state[ROPE_OFFSET]);
     if (n < params.n_heads) {
         let quads = params.head_dim / 4u;
         for (var i = lane; i < quads; i += LANES) {

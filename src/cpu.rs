@@ -210,8 +210,7 @@ pub(crate) struct Call<'a> {
     pub weight: Option<WeightType>,
     /// Whether activations that meet quantised weights may be rounded.
     pub rounds: bool,
-    /// Whether a row's result may depend on the number of rows.
-    pub products: BatchInvariance,
+    pub batch_invariance: BatchInvariance,
     /// The order of the first operand's weights, if its rows do not come one after the other.
     pub panels: Option<Panels>,
     pub operands: Vec<Operand<'a>>,
@@ -505,9 +504,9 @@ impl PreparedStep {
                 }),
             }
         }
-        let (params, constants, weight, products) =
-            (&step.params, &step.constants, step.variant.weight, step.batch_invariance);
-        kernel(Call { params, constants, weight, rounds, products, panels, operands });
+        let Step { params, constants, variant, batch_invariance, .. } = step;
+        let (weight, batch_invariance) = (variant.weight, *batch_invariance);
+        kernel(Call { params, constants, weight, rounds, batch_invariance, panels, operands });
         Ok(())
     }
 }

@@ -17,8 +17,9 @@ use crate::shaders::{Kernel, KernelOf, Tier, Variant};
 use crate::target::Target;
 use crate::tensor::{Attached, MemoryBlock, Role, Tensor, TensorStorage};
 
-/// Whether a row's result may depend on how many rows are computed with it: matrix products choose their kernel by the
-/// number of rows. Engines turn this off, so that a text is the same to the bit in any batch.
+/// Whether a row's result is independent of the number of rows that are computed with it. Matrix products have kernels
+/// for few rows and for many, whose results differ in their bits; an engine fixes the choice, so that a text is
+/// bit-identical in any batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BatchInvariance {
     /// The fastest kernel for the number of rows.

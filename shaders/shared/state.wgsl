@@ -2,7 +2,7 @@
 const POS: u32 = 0u;      // absolute position of this pass's first token
 const N_TOKENS: u32 = 1u; // tokens in this pass
 const TOKEN: u32 = 2u;    // token chosen last
-const ANGLES: u32 = 3u;   // row of the table of angles that position 0 has
+const ROPE_OFFSET: u32 = 3u;   // row of the table of angles that position 0 has
 // Where several sequences share a cache:
 const SLOT: u32 = 4u;     // the sequence's place among states and among tokens
 const N_BEFORE: u32 = 5u; // rows before this one that are of the same sequence, in turn

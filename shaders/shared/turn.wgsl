@@ -8,9 +8,9 @@ struct Head {
     angles: u32, // its row of the table
 }
 
-// A head of a token at `pos`, in a sequence whose position 0 has the row `first_angles`.
-fn head_at(row: u32, head: u32, scale: f32, pos: u32, first_angles: u32) -> Head {
-    let angles = first_angles + pos;
+// A head of a token at `pos`, in a sequence whose position 0 has the row `rope_offset`.
+fn head_at(row: u32, head: u32, scale: f32, pos: u32, rope_offset: u32) -> Head {
+    let angles = rope_offset + pos;
     return Head(row, head, scale, select(angles, angles + params.query_row, head < params.n_heads));
 }
 

@@ -203,7 +203,7 @@ mod tests {
                 constants: &[],
                 weight: None,
                 rounds: false,
-                products: Default::default(),
+                batch_invariance: Default::default(),
                 panels: None,
                 operands: vec![
                     Operand::Read(bytemuck::cast_slice(&x)),

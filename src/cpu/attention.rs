@@ -93,8 +93,8 @@ pub(crate) fn attention_decode(mut call: Call<'_>) {
     let mut keys = vec![0.0; n_kv_heads * head_dim];
     let mut q = vec![0.0; n_tokens * n_heads * head_dim];
     for (t, q) in q.chunks_exact_mut(n_heads * head_dim).enumerate() {
-        let &[pos, _, _, first_angles, ..] = &state[params.state_row(t)..] else { return };
-        let (pos, angles) = (pos as usize, (pos + first_angles) as usize);
+        let &[pos, _, _, rope_offset, ..] = &state[params.state_row(t)..] else { return };
+        let (pos, angles) = (pos as usize, (pos + rope_offset) as usize);
         let first = 4 * (params.query_start as usize + t * params.query_stride as usize);
         let row = &qkv.get::<f32>()[first..][..(n_heads + 2 * n_kv_heads) * head_dim];
         for (head, to) in q.chunks_exact_mut(head_dim).chain(keys.chunks_exact_mut(head_dim)).enumerate() {

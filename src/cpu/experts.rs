@@ -68,7 +68,7 @@ pub(crate) fn expert_gate_up(mut call: Call<'_>) {
     let params: ExpertGateUpParams = call.params();
     let (has_norm, gate) = (call.is(overrides::NORM), call.gate());
     let (is_apart, is_ups) = (call.is(overrides::APART), call.is(overrides::UPS));
-    let (weight, form) = (call.weight, ProductMode::of(false, call.rounds, call.products));
+    let (weight, form) = (call.weight, ProductMode::of(false, call.rounds, call.batch_invariance));
     let [w, vector, x, routes, y] = call.operands();
     let (n_tokens, n_used, ffn_dim) = (params.n_tokens as usize, params.n_used as usize, params.ffn_dim as usize);
     let (dim, n_blocks) = (params.dim as usize, params.blocks as usize);
@@ -115,7 +115,7 @@ pub(crate) fn expert_gate_up(mut call: Call<'_>) {
 
 pub(crate) fn expert_down(mut call: Call<'_>) {
     let params: ExpertDownParams = call.params();
-    let (weight, form) = (call.weight, ProductMode::of(false, call.rounds, call.products));
+    let (weight, form) = (call.weight, ProductMode::of(false, call.rounds, call.batch_invariance));
     let [w, bias, x, routes, y] = call.operands();
     let (n_tokens, n_used, n_out) = (params.n_tokens as usize, params.n_used as usize, params.n_out as usize);
     let (dim, n_blocks) = (params.dim as usize, params.blocks as usize);
@@ -195,7 +195,7 @@ pub(crate) fn expert_tiles(mut call: Call<'_>) {
 
 pub(crate) fn expert_matmul(mut call: Call<'_>) {
     let params: ExpertMatmulParams = call.params();
-    let (weight, form) = (call.weight, ProductMode::of(false, call.rounds, call.products));
+    let (weight, form) = (call.weight, ProductMode::of(false, call.rounds, call.batch_invariance));
     let [w, bias, x, slots, tiles, y] = call.operands();
     let (n_used, n_out) = (params.n_used as usize, params.n_out as usize);
     let (dim, n_blocks) = (params.dim as usize, params.blocks as usize);

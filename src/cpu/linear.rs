@@ -50,7 +50,7 @@ impl Call<'_> {
 pub(crate) fn matmul(mut call: Call<'_>) {
     let params: LinearParams = call.params();
     let (weight, panels, has_norm) = (call.weight, call.panels, call.is(overrides::NORM));
-    let form = ProductMode::of(params.flags & INVARIANT != 0, call.rounds, call.products);
+    let form = ProductMode::of(params.flags & INVARIANT != 0, call.rounds, call.batch_invariance);
     let end = End { activation: call.activation(), adds: params.flags & ACCUMULATE != 0 };
     let [w, vector, x, y] = call.operands();
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
@@ -170,7 +170,7 @@ impl Function for Same {
 pub(crate) fn linear_norm(mut call: Call<'_>) {
     let params: LinearParams = call.params();
     let (format, panels) = (call.weight, call.panels);
-    let form = ProductMode::of(params.flags & INVARIANT != 0, call.rounds, call.products);
+    let form = ProductMode::of(params.flags & INVARIANT != 0, call.rounds, call.batch_invariance);
     let [w, vector, x, weight, shift, y] = call.operands();
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
@@ -211,13 +211,13 @@ pub(crate) fn split_sum(mut call: Call<'_>) {
 
 pub(crate) fn gate_up(mut call: Call<'_>) {
     let params: GateUpParams = call.params();
-    let way = GateWay::of(&call);
+    let plan = GatePlan::of(&call);
     let [w, vector, x, y] = call.operands();
-    gate_up_with(params, &way, (w.get(), vector.get(), x.get(), y.get_mut()), |_, _| ());
+    gate_up_with(params, &plan, (w.get(), vector.get(), x.get(), y.get_mut()), |_, _| ());
 }
 
 /// How `gate_up` is taken.
-pub(super) struct GateWay {
+pub(super) struct GatePlan {
     weight: Option<WeightType>,
     form: ProductMode,
     has_norm: bool,
@@ -225,11 +225,11 @@ pub(super) struct GateWay {
     pub is_ups: bool,
 }
 
-impl GateWay {
-    pub fn of(call: &Call<'_>) -> GateWay {
-        GateWay {
+impl GatePlan {
+    pub fn of(call: &Call<'_>) -> GatePlan {
+        GatePlan {
             weight: call.weight,
-            form: ProductMode::of(false, call.rounds, call.products),
+            form: ProductMode::of(false, call.rounds, call.batch_invariance),
             has_norm: call.is(overrides::NORM),
             gate: call.gate(),
             is_ups: call.is(overrides::UPS),
@@ -240,7 +240,7 @@ impl GateWay {
 /// As [`gate_up`]; `change` is given the products with all rows of `w`, and how many these are, before they are multiplied.
 pub(super) fn gate_up_with(
     params: GateUpParams,
-    &GateWay { weight, form, has_norm, gate: kind, is_ups }: &GateWay,
+    &GatePlan { weight, form, has_norm, gate: kind, is_ups }: &GatePlan,
     (w, vector, x, y): (&[u32], &[f32], &[f32], &mut [f32]),
     change: impl FnOnce(&mut [f32], usize),
 ) {
@@ -300,22 +300,21 @@ pub(super) fn activations<'a>(
 pub(super) struct ProductMode {
     /// Whether activations are rounded where that is faster.
     rounds: bool,
-    /// How many tokens count as few.
-    products: BatchInvariance,
+    batch_invariance: BatchInvariance,
 }
 
 impl ProductMode {
-    pub fn of(is_invariant: bool, rounds: bool, products: BatchInvariance) -> ProductMode {
+    pub fn of(is_invariant: bool, rounds: bool, batch_invariance: BatchInvariance) -> ProductMode {
         match is_invariant {
             // Exact.
-            true => ProductMode { rounds: false, products: BatchInvariance::Many },
-            false => ProductMode { rounds, products },
+            true => ProductMode { rounds: false, batch_invariance: BatchInvariance::Many },
+            false => ProductMode { rounds, batch_invariance },
         }
     }
 
     /// Whether weights are multiplied as they are unpacked, in registers.
     fn in_registers(self, n_tokens: usize) -> bool {
-        match self.products {
+        match self.batch_invariance {
             BatchInvariance::Off => n_tokens < PANEL_TOKENS,
             BatchInvariance::Few { .. } => true,
             BatchInvariance::Many => false,
@@ -532,7 +531,7 @@ mod tests {
                 constants: &[],
                 weight: Some(WeightType::F16),
                 rounds: false,
-                products: Default::default(),
+                batch_invariance: Default::default(),
                 panels: None,
                 operands: vec![
                     Operand::Read(&words),

@@ -1,6 +1,6 @@
 //! `matvec_lora`, `gate_up_lora` and `add_lora`: products with what an adapter adds.
 
-use super::linear::{self, GateWay};
+use super::linear::{self, GatePlan};
 use super::{Call, Operand, threads};
 use crate::shaders::params::{AddLoraParams, GateUpLoraParams, GateUpParams, LinearParams, MatvecLoraParams};
 
@@ -66,7 +66,8 @@ pub(crate) fn matvec_lora(mut call: Call<'_>) {
         split_blocks,
         first_group,
     };
-    let (constants, weight, rounds, products) = (call.constants, call.weight, call.rounds, call.products);
+    let (constants, weight, rounds, batch_invariance) =
+        (call.constants, call.weight, call.rounds, call.batch_invariance);
     let [w, vector, x, inner, b, y] = call.operands();
     let y = y.get_mut::<f32>();
     linear::matmul(Call {
@@ -74,7 +75,7 @@ pub(crate) fn matvec_lora(mut call: Call<'_>) {
         constants,
         weight,
         rounds,
-        products,
+        batch_invariance,
         panels: None,
         operands: vec![
             Operand::Read(w.get()),
@@ -91,12 +92,12 @@ pub(crate) fn matvec_lora(mut call: Call<'_>) {
 pub(crate) fn gate_up_lora(mut call: Call<'_>) {
     let GateUpLoraParams { n_tokens, ffn_dim, dim, blocks, w_scales, eps, first_group, members, rank } = call.params();
     let params = GateUpParams { n_tokens, ffn_dim, dim, blocks, w_scales, eps, first_group };
-    let way = GateWay::of(&call);
+    let plan = GatePlan::of(&call);
     let [w, vector, x, inner, b, y] = call.operands();
     let low = LowRank::new(inner, b, members, rank);
-    let first = if way.is_ups { ffn_dim as usize } else { 0 };
+    let first = if plan.is_ups { ffn_dim as usize } else { 0 };
     let operands = (w.get(), vector.get(), x.get(), y.get_mut());
-    linear::gate_up_with(params, &way, operands, |sums, n_out| {
+    linear::gate_up_with(params, &plan, operands, |sums, n_out| {
         low.add_to(sums, n_out, [0, n_out], first);
     });
 }

@@ -14,27 +14,27 @@ use crate::shaders::params::MolParams;
 /// Items side by side.
 const LANES: usize = 16;
 /// Items that a thread scores at a time.
-const BATCH: usize = 8 * LANES;
+const TILE: usize = 8 * LANES;
 
 /// One number of each item.
 type Row = [f32; LANES];
 
 pub(crate) fn mol(mut call: Call<'_>) {
     let params: MolParams = call.params();
-    let (weight, way) = (call.weight, ScorePlan::of(&call));
+    let (weight, plan) = (call.weight, ScorePlan::of(&call));
     let [w, item_gates, queries, query_gates, gate, ids, scores] = call.operands();
     let (n, dim) = (params.query_components as usize, params.quads as usize * 4);
     let queries = &queries.get::<f32>()[..params.n_queries as usize * n * dim];
     let mol = Mol {
         params,
-        way,
+        plan,
         item_gates: item_gates.get(),
-        queries: match way.is_aligned {
+        queries: match plan.is_aligned {
             true => queries.to_vec(),
             false => queries.chunks_exact(n * dim).flat_map(|rows| fours(rows, dim)).collect(),
         },
         query_gates: query_gates.get(),
-        gate: Gate::new(&params, way.is_aligned, gate.get()),
+        gate: Gate::new(&params, plan.is_aligned, gate.get()),
     };
     let w = Packed::new(weight, w.get(), params.w_scales);
     let unpack = |first: &[usize], weights: &mut [Block]| {
@@ -123,7 +123,7 @@ fn fours(rows: &[f32], k: usize) -> Vec<f32> {
 
 struct Mol<'a> {
     params: MolParams,
-    way: ScorePlan,
+    plan: ScorePlan,
     item_gates: &'a [f32],
     /// `[queries, N, D]`; the components of each in fours unless they are aligned.
     queries: Vec<f32>,
@@ -139,30 +139,21 @@ fn score(mol: &Mol<'_>, unpack: UnpackEach<'_>, ids: &[u32], scores: &mut [f32])
     let (n_queries, n_scores) = (params.n_queries as usize, params.n_scores as usize);
     let ops = n_queries * n_scores * (params.pairs * (params.quads * 4 + 2 * params.hidden)) as usize;
     let scores = &mut scores[..n_queries * n_scores];
-    if mol.way.is_gathered {
-        threads::for_each_tile(
-            scores,
-            n_scores,
-            0..n_scores,
-            [1, BATCH],
-            ops,
-            |panel: &mut Option<Panel>, mut tile| {
-                let panel = panel.get_or_insert_with(|| Panel::new(params));
-                let (query, columns) = (tile.rows.start, tile.columns.clone());
-                let ids = &ids[query * n_scores..][columns];
-                for scores in tile.rows_mut() {
-                    for (scores, ids) in scores.chunks_mut(LANES).zip(ids.chunks(LANES)) {
-                        // A number that is no item's stands for the first item, and its score is dropped.
-                        let item = |lane: usize| ids.get(lane).map_or(0, |&id| id as usize % params.n_items as usize);
-                        panel.load(mol, unpack, item);
-                        let lanes = scores.iter_mut().zip(ids).zip(panel.scores(mol, query));
-                        lanes
-                            .filter(|((_, id), _)| **id < params.n_items)
-                            .for_each(|((score, _), found)| *score = found);
-                    }
+    if mol.plan.is_gathered {
+        threads::for_each_tile(scores, n_scores, 0..n_scores, [1, TILE], ops, |panel: &mut Option<Panel>, mut tile| {
+            let panel = panel.get_or_insert_with(|| Panel::new(params));
+            let (query, columns) = (tile.rows.start, tile.columns.clone());
+            let ids = &ids[query * n_scores..][columns];
+            for scores in tile.rows_mut() {
+                for (scores, ids) in scores.chunks_mut(LANES).zip(ids.chunks(LANES)) {
+                    // A number that is no item's stands for the first item, and its score is dropped.
+                    let item = |lane: usize| ids.get(lane).map_or(0, |&id| id as usize % params.n_items as usize);
+                    panel.load(mol, unpack, item);
+                    let lanes = scores.iter_mut().zip(ids).zip(panel.scores(mol, query));
+                    lanes.filter(|((_, id), _)| **id < params.n_items).for_each(|((score, _), found)| *score = found);
                 }
-            },
-        );
+            }
+        });
         return;
     }
     let shape = [n_queries, LANES];
@@ -259,8 +250,8 @@ impl Scores<'_, '_> {
     /// components and `SETS` of the items'.
     #[inline(always)]
     fn score<const LEN: usize, L: Lanes<LEN>, const V: usize, const FOURS: usize, const SETS: usize>(&mut self) -> Row {
-        let Scores { panel, mol: Mol { params, way, queries, query_gates, gate, .. }, query, .. } = self;
-        let &ScorePlan { combination, activation, is_aligned, is_bound, .. } = way;
+        let Scores { panel, mol: Mol { params, plan, queries, query_gates, gate, .. }, query, .. } = self;
+        let &ScorePlan { combination, activation, is_aligned, is_bound, .. } = plan;
         let (n, m) = (params.query_components as usize, params.item_components as usize);
         let (dim, columns) = (params.quads as usize * 4, params.item_quads as usize * 4);
         let query_gates = &query_gates[*query * columns..][..columns];

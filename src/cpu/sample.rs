@@ -338,7 +338,7 @@ mod tests {
             constants: &[],
             weight: None,
             rounds: false,
-            products: Default::default(),
+            batch_invariance: Default::default(),
             panels: None,
             operands: vec![
                 Operand::Read(bytemuck::cast_slice(&[sampling])),
@@ -351,7 +351,7 @@ mod tests {
             constants: &[],
             weight: None,
             rounds: false,
-            products: Default::default(),
+            batch_invariance: Default::default(),
             panels: None,
             operands: vec![
                 Operand::Read(bytemuck::cast_slice(&[sampling])),
@@ -373,7 +373,7 @@ mod tests {
             constants: &[],
             weight: None,
             rounds: false,
-            products: Default::default(),
+            batch_invariance: Default::default(),
             panels: None,
             operands: vec![Operand::Read(bytemuck::cast_slice(logits)), Operand::Write(&mut best)],
         });
@@ -382,7 +382,7 @@ mod tests {
             constants: &[],
             weight: None,
             rounds: false,
-            products: Default::default(),
+            batch_invariance: Default::default(),
             panels: None,
             operands: vec![Operand::Read(&best), Operand::Write(&mut ids)],
         });

@@ -48,7 +48,7 @@ mod tests {
             constants: &[],
             weight: None,
             rounds: false,
-            products: Default::default(),
+            batch_invariance: Default::default(),
             panels: None,
             operands: vec![Operand::Read(bytemuck::cast_slice(&x)), Operand::Write(bytemuck::cast_slice_mut(&mut y))],
         });

@@ -322,7 +322,7 @@ impl Stage {
         let EngineSizes { n_rows: most_rows, max_pass, .. } = self.sizes;
         let few = BatchInvariance::Few { columns: most_rows.min(8) };
         let with_runs;
-        let (io, products, n_rows, ending) = match pass {
+        let (io, batch_invariance, n_rows, ending) = match pass {
             Pass::Prompt(n_rows) => (&self.prompt, BatchInvariance::Many, n_rows, Ending::Cache),
             Pass::Decode(n_rows, DecodeForm { sampler, has_runs: false }) => {
                 (&self.rows, few, n_rows, Ending::Sample(sampler))
@@ -334,7 +334,7 @@ impl Stage {
             Pass::MtpFollow(n_rows) => (&self.prompt, BatchInvariance::Many, n_rows, Ending::MtpFollow),
             Pass::MtpDraft(n_rows, ending) => (&self.rows, few, n_rows, ending),
         };
-        let mut rec = Recorder::new(self.device.target()).with_batch_invariance(products);
+        let mut rec = Recorder::new(self.device.target()).with_batch_invariance(batch_invariance);
         let transformer = adapted.map_or(&self.transformer, |adapted| adapted.transformer);
         transformer.record_pass(&mut rec, &self.cache, io, n_rows, ending)?;
         let is_largest = pass == Pass::Prompt(max_pass) || pass == Pass::Decode(most_rows, DecodeForm::default());

@@ -151,23 +151,25 @@ pub fn attention(
         sinks.expect_shape("attention", "sinks", &[n_heads])?;
     }
     let n_rows = n_tokens * config.share(); // of a key/value head
-    let way = AttentionPlan::half(rec.target(), cached.kind, head_dim).unwrap_or_else(|| {
-        let way = AttentionPlan::prefill(rec.target(), cached.kind, slots.min(cached.capacity), head_dim);
-        match way.tier {
+    let plan = AttentionPlan::half(rec.target(), cached.kind, head_dim).unwrap_or_else(|| {
+        let plan = AttentionPlan::prefill(rec.target(), cached.kind, slots.min(cached.capacity), head_dim);
+        match plan.tier {
             // Eight if there are enough for all invocations of two workgroups.
-            Tier::Scalar if n_rows / SCALAR_ROWS * n_kv_heads < 16 => AttentionPlan { tile_rows: n_rows.min(4), ..way },
-            _ => way,
+            Tier::Scalar if n_rows / SCALAR_ROWS * n_kv_heads < 16 => {
+                AttentionPlan { tile_rows: n_rows.min(4), ..plan }
+            }
+            _ => plan,
         }
     });
     let params = AttentionParams {
         flags: config.flags(),
-        n_tiles: n_rows.div_ceil(way.tile_rows),
+        n_tiles: n_rows.div_ceil(plan.tile_rows),
         ..config.params(n_tokens, cached.kind, [slots, cached.capacity])
     };
     // Sinks that are not there are never read; queries are at hand. All keys, as if the cache were full.
     let operands = [state.tensor(), q, &cached.k, &cached.v, sinks.unwrap_or(q), y];
     let constants: Vec<_> = sink_constant(sinks).into_iter().chain(state.constant()).collect();
-    way.record(rec, params, slots.min(cached.capacity), &constants, &operands)
+    plan.record(rec, params, slots.min(cached.capacity), &constants, &operands)
 }
 
 fn sink_constant(sinks: Option<&Tensor>) -> Option<(&'static str, f64)> {
@@ -343,7 +345,7 @@ pub struct PackedTiles {
     table: Tensor,
     max_len: u32,
     share: u32,
-    way: AttentionPlan,
+    plan: AttentionPlan,
 }
 
 impl PackedTiles {
@@ -357,11 +359,11 @@ impl PackedTiles {
         [n_tokens, max_sequences, max_len]: [u32; 3],
     ) -> Result<PackedTiles, Error> {
         config.check()?;
-        let way = AttentionPlan::prefill(target, KvType::F32, max_len, config.head_dim);
+        let plan = AttentionPlan::prefill(target, KvType::F32, max_len, config.head_dim);
         // Each sequence may leave a tile unfilled.
-        let n_tiles = (n_tokens * config.share()).div_ceil(way.tile_rows) + max_sequences;
+        let n_tiles = (n_tokens * config.share()).div_ceil(plan.tile_rows) + max_sequences;
         let table = Tensor::declare("tiles", Role::Activations, &[n_tiles, 4], DType::U32)?;
-        Ok(PackedTiles { table, max_len, share: config.share(), way })
+        Ok(PackedTiles { table, max_len, share: config.share(), plan })
     }
 
     /// The table, `[tiles, 4]` of U32.
@@ -374,7 +376,7 @@ impl PackedTiles {
     /// # Errors
     /// [`Error::Operand`] if a sequence is longer than declared, or all of them take more tiles.
     pub fn of(&self, lengths: &[u32]) -> Result<Vec<u32>, Error> {
-        let n_rows = self.way.tile_rows;
+        let n_rows = self.plan.tile_rows;
         let mut table = Vec::with_capacity(self.table.len());
         let mut first_token = 0;
         for &len in lengths {
@@ -431,7 +433,7 @@ pub fn attention_packed(
         ..config.params(n_tokens, KvType::F32, [n_tokens; 2])
     };
     let words = qkv.words();
-    tiles.way.record(rec, params, tiles.max_len, &[], &[&tiles.table, qkv, &words, &words, qkv, y])
+    tiles.plan.record(rec, params, tiles.max_len, &[], &[&tiles.table, qkv, &words, &words, qkv, y])
 }
 
 /// Rows of a tile of `attention_prefill`, [`TILE_ROWS`], for the `scalar` tier.

@@ -134,25 +134,25 @@ impl<'a> Linear<'a> {
     pub(crate) fn dispatch(
         &self,
         rec: &mut Recorder,
-        way: &DispatchPlan,
+        plan: &DispatchPlan,
         inputs: &[&Tensor],
         y: &Tensor,
         grid: impl Fn(u32) -> (u64, u32),
     ) -> Result<(), Error> {
-        self.dispatch_with(rec, way, inputs, y, grid, |params| params)
+        self.dispatch_with(rec, plan, inputs, y, grid, |params| params)
     }
 
     /// As [`Linear::dispatch`], of a kernel whose params have something after these.
     pub(super) fn dispatch_with<P: Pod>(
         &self,
         rec: &mut Recorder,
-        way: &DispatchPlan<P>,
+        plan: &DispatchPlan<P>,
         inputs: &[&Tensor],
         y: &Tensor,
         grid: impl Fn(u32) -> (u64, u32),
         with: impl Fn(LinearParams) -> P,
     ) -> Result<(), Error> {
-        let DispatchPlan { tier, kernel, constants, n_splits } = way;
+        let DispatchPlan { tier, kernel, constants, n_splits } = plan;
         let x = inputs[0];
         let ([n_tokens, dim], [_, y_stride]) = (x.dims2(kernel.name, "x")?, y.dims2(kernel.name, "y")?);
         self.check(kernel, n_tokens.saturating_mul(*n_splits), y)?;

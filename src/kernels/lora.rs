@@ -79,7 +79,8 @@ pub fn matvec_lora(rec: &mut Recorder, linear: &Linear, low: &LowRank, x: &Tenso
     }
     x.expect_shape(kernel.name, "x", &[n_tokens, linear.w.cols()])?;
     let lanes = MatvecPlan::as_of(rec, kernel, &shaders::MATVEC, linear.w, n_tokens);
-    let way = DispatchPlan { tier: lanes.tier, kernel, constants: lanes.constants(linear.norm.is_some()), n_splits: 1 };
+    let plan =
+        DispatchPlan { tier: lanes.tier, kernel, constants: lanes.constants(linear.norm.is_some()), n_splits: 1 };
     let grid = |rows: u32| (lanes.groups(rows), lanes.parts(n_tokens));
     let params = |linear| {
         let LinearParams { n_tokens, n_out, dim, blocks, w_scales, y_start, y_stride, .. } = linear;
@@ -100,7 +101,7 @@ pub fn matvec_lora(rec: &mut Recorder, linear: &Linear, low: &LowRank, x: &Tenso
             members,
         }
     };
-    linear.dispatch_with(rec, &way, &[x, low.inner, low.b], y, grid, params)
+    linear.dispatch_with(rec, &plan, &[x, low.inner, low.b], y, grid, params)
 }
 
 /// Records [`gate_up`](fn@super::gate_up) with low-rank addends of gates and ups. Shader: `shaders/gate_up_lora.wgsl`.

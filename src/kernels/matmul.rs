@@ -213,14 +213,14 @@ impl ProductPlan {
     fn record(&self, rec: &mut Recorder, linear: &Linear, input: &mut Input<'_>, y: &Tensor) -> Result<(), Error> {
         let &ProductPlan { kernel, tier, n_splits, .. } = self;
         let [m, _] = input.dims(kernel.name)?;
-        let way = DispatchPlan { tier, kernel, constants: self.constants.clone(), n_splits };
+        let plan = DispatchPlan { tier, kernel, constants: self.constants.clone(), n_splits };
         let grid = |rows| (self.tile().n_tiles(m, rows), n_splits);
         if kernel.id == Id::MatmulHalf {
             let half = input.half(rec)?;
-            linear.dispatch(rec, &way, &[&half.rows, &half.inverse], y, grid)
+            linear.dispatch(rec, &plan, &[&half.rows, &half.inverse], y, grid)
         } else {
             let x = input.rows(rec)?;
-            linear.dispatch(rec, &way, &[&x], y, grid)
+            linear.dispatch(rec, &plan, &[&x], y, grid)
         }
     }
 }

@@ -12,8 +12,8 @@ use crate::tensor::{Role, Tensor, TensorWriter};
 /// Positions of a page of cached keys, where sequences share a cache.
 pub const PAGE: u32 = state::PAGE;
 
-/// Position and number of tokens of the current pass, the token chosen last, and the row of the tables of angles that
-/// position 0 has. Four words: `pos`, `n_tokens`, `token`, `angles`; `shaders/shared/state.wgsl` names them.
+/// Position and number of tokens of the current pass, the token chosen last, and the RoPE table's row for position 0.
+/// Four words: `pos`, `n_tokens`, `token`, `rope_offset`; `shaders/shared/state.wgsl` names them.
 ///
 /// Where several sequences share a cache, there is such a row for each token of a pass, or one for a pass over tokens of one of
 /// them, and it also says where the sequence's keys and states are.
@@ -39,7 +39,7 @@ pub struct BatchRow {
     pub n_tokens: u32,
     /// The token at `pos`.
     pub token: u32,
-    /// The row of the tables of angles that position 0 has.
+    /// The RoPE table's row for position 0.
     pub rope_offset: u32,
     /// The sequence's place among states and among tokens.
     pub slot: u32,
@@ -155,7 +155,7 @@ impl StepState {
         self.set_with_rope(device, pos, n_tokens, 0)
     }
 
-    /// As [`StepState::set`], with the row of angles that position 0 has, see
+    /// As [`StepState::set`], with the RoPE table's row for position 0, see
     /// [`RopeConfig::first_row`](super::RopeConfig::first_row).
     ///
     /// # Errors

@@ -23,11 +23,11 @@ use crate::xxh64::Xxh64;
 /// Tensors by GGUF name, with their locations.
 #[derive(Clone, Debug, Default)]
 pub struct TensorIndex {
-    tensors: HashMap<String, CatalogEntry>,
+    tensors: HashMap<String, IndexEntry>,
 }
 
 #[derive(Clone, Debug)]
-struct CatalogEntry {
+struct IndexEntry {
     /// Number of its file.
     file: usize,
     info: TensorInfo,
@@ -38,7 +38,7 @@ struct CatalogEntry {
     is_selected: bool,
 }
 
-impl CatalogEntry {
+impl IndexEntry {
     /// Digest of the tensor from the hash of its bytes, scales first.
     fn item_digest(&self, mut bytes: Xxh64) -> u64 {
         let TensorInfo { name, shape, block_type, .. } = &self.info;
@@ -53,11 +53,9 @@ impl CatalogEntry {
             _ => None,
         })
     }
-}
 
-impl CatalogEntry {
     /// Its part for expert `i` of `n`, if the file stores experts contiguously.
-    fn of_expert(&self, [i, n]: [u32; 2]) -> Option<CatalogEntry> {
+    fn of_expert(&self, [i, n]: [u32; 2]) -> Option<IndexEntry> {
         let [i, n] = [i, n].map(u64::from);
         let cut = |info: &TensorInfo| {
             let mut part = info.clone();
@@ -71,12 +69,10 @@ impl CatalogEntry {
             Some((file, scales)) => Some((*file, cut(scales)?)),
             None => None,
         };
-        Some(CatalogEntry { info: cut(&self.info)?, scales, ..self.clone() })
+        Some(IndexEntry { info: cut(&self.info)?, scales, ..self.clone() })
     }
-}
 
-impl CatalogEntry {
-    /// See [`CatalogEntry::item_digest`]: from the files' bytes.
+    /// See [`IndexEntry::item_digest`]: from the files' bytes.
     fn digest_of_files(&self, files: &[FileBytes]) -> u64 {
         const PIECE: usize = 4 << 20;
         let mut digest = Xxh64::new();
@@ -164,7 +160,7 @@ impl FileLayout {
 impl TensorIndex {
     /// Adds a tensor of file number `file` under its GGUF name.
     pub(super) fn insert(&mut self, name: String, file: usize, info: TensorInfo, stored: FileLayout) {
-        self.tensors.insert(name, CatalogEntry { file, info, stored, scales: None, is_selected: true });
+        self.tensors.insert(name, IndexEntry { file, info, stored, scales: None, is_selected: true });
     }
 
     /// Adds a tensor with the rows of two of a layer's tensors, half each.
@@ -198,7 +194,7 @@ impl TensorIndex {
     ) -> Result<(), Error> {
         let info = mxfp4::joined(&blocks.name, blocks, &scales.1)?;
         let stored = if paired { FileLayout::Paired } else { FileLayout::AsRead };
-        self.tensors.insert(name, CatalogEntry { file, info, stored, scales: Some(scales), is_selected: true });
+        self.tensors.insert(name, IndexEntry { file, info, stored, scales: Some(scales), is_selected: true });
         Ok(())
     }
 
@@ -280,7 +276,7 @@ impl TensorIndex {
 
 impl WeightSource for TensorIndex {
     fn describe(&self, name: &str) -> Option<SourceTensor> {
-        let CatalogEntry { info, stored, .. } = self.tensors.get(name)?;
+        let IndexEntry { info, stored, .. } = self.tensors.get(name)?;
         let mut shape = info.shape.clone();
         match (stored, &mut shape[..]) {
             (FileLayout::Transposed, shape) => shape.reverse(),
@@ -355,7 +351,7 @@ pub(super) fn floats(tensor: &TensorInfo, data: &[u8]) -> Result<Vec<f32>, Error
 /// Rows of a table that stays on disk.
 #[derive(Clone, Debug)]
 pub(crate) struct TableRows {
-    entry: CatalogEntry,
+    entry: IndexEntry,
 }
 
 impl TableRows {
@@ -371,7 +367,7 @@ impl TableRows {
     /// [`Error::Format`] if the table is past its file's end; [`Error::Operand`] for more rows than the matrix has;
     /// errors of [`Device::write`].
     pub async fn write(&self, device: &Device, files: &WeightFiles, numbers: &[u32], to: &Matrix) -> Result<(), Error> {
-        let CatalogEntry { file, info, .. } = &self.entry;
+        let IndexEntry { file, info, .. } = &self.entry;
         let row_bytes = (info.size_bytes / self.len()) as usize;
         // Two rows may share a word of tails.
         let mut rows = vec![0; numbers.len().next_multiple_of(2) * row_bytes];
@@ -401,7 +397,7 @@ pub(crate) struct NeededRange {
 #[derive(Clone)]
 pub(crate) struct WeightUploader {
     /// Tensors in file order, with scales before their quants.
-    items: Vec<(CatalogEntry, TensorSlot)>,
+    items: Vec<(IndexEntry, TensorSlot)>,
     /// Scales of the current tensor received so far; all precede its blocks.
     scales: Vec<u8>,
     /// The current tensor, and its bytes received so far.
@@ -438,7 +434,7 @@ impl WeightUploader {
     ) -> WeightUploader {
         let found = tensor_slots.filter_map(|(name, place)| {
             let entry = tensor_index.tensors.get(name)?;
-            Some((CatalogEntry { is_selected: entry.is_selected && is_selected(name), ..entry.clone() }, place))
+            Some((IndexEntry { is_selected: entry.is_selected && is_selected(name), ..entry.clone() }, place))
         });
         WeightUploader { digest: Some(0), ..WeightUploader::of(found.collect()) }
     }
@@ -463,9 +459,9 @@ impl WeightUploader {
         Ok(WeightUploader::of(parts.into_iter().map(item).collect::<Result<_, _>>()?))
     }
 
-    fn of(mut items: Vec<(CatalogEntry, TensorSlot)>) -> WeightUploader {
+    fn of(mut items: Vec<(IndexEntry, TensorSlot)>) -> WeightUploader {
         crate::sort::by_key(&mut items, |(entry, _)| (entry.file, entry.info.offset));
-        let scales_bytes = |entry: &CatalogEntry| entry.scales.as_ref().map_or(0, |(_, scales)| scales.size_bytes);
+        let scales_bytes = |entry: &IndexEntry| entry.scales.as_ref().map_or(0, |(_, scales)| scales.size_bytes);
         let total_bytes = items.iter().map(|(entry, _)| entry.info.size_bytes + scales_bytes(entry)).sum();
         let edges = TailEdges::default();
         WeightUploader {
@@ -738,7 +734,7 @@ impl WeightUploader {
 }
 
 /// Rows from `first_row` on in GGUF's layout: joins quants and scales.
-fn repacked<'a>(entry: &CatalogEntry, first_row: u32, bytes: &'a [u8], scales: &[u8]) -> Cow<'a, [u8]> {
+fn repacked<'a>(entry: &IndexEntry, first_row: u32, bytes: &'a [u8], scales: &[u8]) -> Cow<'a, [u8]> {
     let Some([rows, groups]) = entry.groups() else { return Cow::Borrowed(bytes) };
     let first = first_row as usize * groups;
     let of_rows = &scales[first..first + bytes.len() / mxfp4::GROUP];
@@ -748,7 +744,7 @@ fn repacked<'a>(entry: &CatalogEntry, first_row: u32, bytes: &'a [u8], scales: &
 /// Writes whole rows of a tensor, expanded to F32 if no kernel reads their type. Returns the bytes written.
 fn write_rows(
     device: &Device,
-    CatalogEntry { info, stored, .. }: &CatalogEntry,
+    IndexEntry { info, stored, .. }: &IndexEntry,
     place: &TensorSlot,
     first_row: u32,
     bytes: &[u8],
@@ -846,7 +842,7 @@ fn slices(info: &TensorInfo, matrix: &Matrix, bytes: &[u8], columns: u32) -> Res
 /// Zeroes the gaps in a tensor's destination.
 fn write_gaps(
     device: &Device,
-    CatalogEntry { info, .. }: &CatalogEntry,
+    IndexEntry { info, .. }: &IndexEntry,
     place: &TensorSlot,
     edges: &mut TailEdges,
 ) -> Result<u64, Error> {
