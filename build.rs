@@ -328,11 +328,11 @@ fn constant_names(text: &str) -> Vec<String> {
 }
 
 impl Parts {
-    /// The number of a text, which is added if it is new. Comments and indentation would be shipped in every binary; line
+    /// The number of a text, which is added if it is new. A WASM module has no use for comments and indentation; line
     /// breaks stay, so that messages still point at a line.
     fn number(&mut self, text: &str) -> usize {
-        let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim());
-        let text: String = lines.flat_map(|line| [line, "\n"]).collect();
+        let short = |line: &str| line.split("//").next().unwrap_or_default().trim().to_owned() + "\n";
+        let text = if is_wasm() { text.lines().map(short).collect() } else { text.to_owned() };
         self.texts.iter().position(|known| *known == text).unwrap_or_else(|| {
             self.texts.push(text);
             self.texts.len() - 1

@@ -194,8 +194,18 @@ impl Device {
         let counters = Arc::new(LiveCounters::default());
         // A requested tier applies to models too.
         let tiers = setup.tier.map_or([report.tier, report.rounding_tier], |tier| [tier, tier]);
-        let [tier, rounding_tier] = tiers;
         let gpu = Gpu::open(report, &tiers, setup, counters.clone()).await?;
+        Ok(Device::of_gpu(gpu, report, tiers, reason, counters))
+    }
+
+    /// The device of an open adapter, with its tier, and the tier of models that may round.
+    pub(crate) fn of_gpu(
+        gpu: Gpu,
+        report: &AdapterReport,
+        [tier, rounding_tier]: [Tier; 2],
+        reason: String,
+        counters: Arc<LiveCounters>,
+    ) -> Device {
         let info = DeviceInfo {
             name: report.name.clone(),
             backend: report.backend.clone(),
@@ -206,7 +216,15 @@ impl Device {
         };
         let target = report.target_within(tier, &gpu.limits());
         let rounding = if rounding_tier == tier { Rounding::Never } else { Rounding::OfModels(rounding_tier) };
-        Ok(Device::new(Executor::Gpu(Box::new(gpu)), info, target, counters, rounding))
+        Device::new(Executor::Gpu(Box::new(gpu)), info, target, counters, rounding)
+    }
+
+    /// The GPU executor, if kernels run on an adapter.
+    pub(crate) fn gpu(&self) -> Option<&Gpu> {
+        match &*self.0.executor {
+            Executor::Gpu(gpu) => Some(gpu),
+            Executor::Cpu(_) => None,
+        }
     }
 
     fn new(

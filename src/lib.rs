@@ -67,6 +67,8 @@ mod gpu;
 pub mod grammar;
 #[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
 pub mod hub;
+#[cfg(not(target_arch = "wasm32"))]
+mod interop;
 pub mod kernels;
 pub mod load;
 mod loss;
@@ -110,6 +112,8 @@ pub use gpu::{AdapterKind, AdapterReport, Power};
 #[cfg(feature = "fault-injection")]
 #[doc(hidden)]
 pub use gpu::{Call, Effect, Faults};
+#[cfg(not(target_arch = "wasm32"))]
+pub use interop::{BUFFER_USAGES, wgpu};
 pub use loss::LossReason;
 pub use matrix::{Matrix, file_row_bytes};
 // For the server, whose errors of panics are the library's.

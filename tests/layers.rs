@@ -35,6 +35,7 @@ const ORDER: [&str; 40] = [
     "cpu",
     "tested",
     "device",
+    "interop",
     "recovery",
     "saving",
     // Models.

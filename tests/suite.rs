@@ -24,6 +24,7 @@ mod fuzz;
 mod generate;
 mod grammar;
 mod hub;
+mod interop;
 mod layers;
 mod lora;
 #[path = "matrices/main.rs"]

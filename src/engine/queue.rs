@@ -313,13 +313,19 @@ impl EngineShared {
 pub struct Engine {
     model: Model,
     plan: MemoryPlan,
+    max_sequences: usize,
     shared: Arc<EngineShared>,
 }
 
 impl Clone for Engine {
     fn clone(&self) -> Engine {
         self.shared.state.with(|state| state.n_handles += 1);
-        Engine { model: self.model.clone(), plan: self.plan, shared: self.shared.clone() }
+        Engine {
+            model: self.model.clone(),
+            plan: self.plan,
+            max_sequences: self.max_sequences,
+            shared: self.shared.clone(),
+        }
     }
 }
 
@@ -368,7 +374,8 @@ impl Engine {
             plan = plan + driver.plan();
             drivers.push(driver);
         }
-        Ok((Engine { model: model.clone(), plan, shared }, drivers))
+        let max_sequences = options.max_sequences as usize * models.len();
+        Ok((Engine { model: model.clone(), plan, max_sequences, shared }, drivers))
     }
 
     /// As [`Engine::new`], with the driver on its own thread.
@@ -406,6 +413,11 @@ impl Engine {
     /// The model.
     pub fn model(&self) -> &Model {
         &self.model
+    }
+
+    /// Maximum number of sequences that are computed at a time, on all devices together.
+    pub fn max_sequences(&self) -> usize {
+        self.max_sequences
     }
 
     /// Queues a request.

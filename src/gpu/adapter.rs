@@ -298,7 +298,13 @@ fn matrices(adapter: &wgpu::Adapter) -> Vec<u32> {
 }
 
 fn report(adapter: wgpu::Adapter) -> AdapterReport {
-    let (info, features, limits) = (adapter.get_info(), adapter.features(), adapter.limits());
+    let able = (adapter.features(), adapter.limits());
+    report_within(adapter, able)
+}
+
+/// A report of an adapter whose device has these features and limits only.
+pub fn report_within(adapter: wgpu::Adapter, (features, limits): (wgpu::Features, wgpu::Limits)) -> AdapterReport {
+    let info = adapter.get_info();
     let is_software = info.device_type == wgpu::DeviceType::Cpu;
     let (has_f16, has_subgroups) =
         (features.contains(wgpu::Features::SHADER_F16), features.contains(wgpu::Features::SUBGROUP));

@@ -59,7 +59,7 @@ impl BufferPool {
         let class = if size_bytes <= 1 << 20 { size_class(size_bytes) } else { size_bytes.next_multiple_of(256) };
         if let Some((buffer, outcome)) = self.reuse(class) {
             self.counters.pool_hits.add(1);
-            return Ok(PooledBuffer { buffer, outcome, pool: self.clone() });
+            return Ok(PooledBuffer { buffer, outcome, pool: Some(self.clone()) });
         }
         self.counters.pool_misses.add(1);
         let descriptor = wgpu::BufferDescriptor {
@@ -80,7 +80,7 @@ impl BufferPool {
         self.counters.buffers_created.add(1);
         self.counters.bytes_allocated.add(class);
         self.allocated_bytes.fetch_add(class, Ordering::Relaxed);
-        Ok(PooledBuffer { buffer, outcome, pool: self.clone() })
+        Ok(PooledBuffer { buffer, outcome, pool: Some(self.clone()) })
     }
 
     /// An idle buffer of a size. Drops buffers whose allocation turned out to have failed.
@@ -152,15 +152,24 @@ pub(crate) struct PooledBuffer {
     pub buffer: wgpu::Buffer,
     /// The allocation's outcome if not known at once.
     pub outcome: Option<Outcome>,
-    pool: Arc<BufferPool>,
+    /// `None` for a buffer of the caller's, which is not reused.
+    pool: Option<Arc<BufferPool>>,
+}
+
+impl PooledBuffer {
+    /// A buffer of the caller's.
+    pub fn foreign(buffer: wgpu::Buffer) -> PooledBuffer {
+        PooledBuffer { buffer, outcome: None, pool: None }
+    }
 }
 
 impl Drop for PooledBuffer {
     fn drop(&mut self) {
+        let Some(pool) = &self.pool else { return };
         let size = self.buffer.size();
         // A failed buffer is never reused. If the outcome is unknown, the next user gets it.
         let outcome = still_unknown(self.outcome.take());
-        let mut idle = self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = pool.idle.lock().unwrap_or_else(PoisonError::into_inner);
         match outcome {
             Ok(outcome) if idle.total_bytes + size <= MAX_IDLE_BYTES => {
                 idle.total_bytes += size;
@@ -168,7 +177,7 @@ impl Drop for PooledBuffer {
             }
             _ => {
                 drop(idle);
-                self.pool.give_up(self.buffer.clone());
+                pool.give_up(self.buffer.clone());
             }
         }
     }

@@ -135,15 +135,26 @@ impl Gpu {
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
             uncaptured.stray(error.to_string());
         }));
+        Ok(Gpu::over(report, (device, queue), setup, (counters, fault)))
+    }
+
+    /// Uses an open device. Takes its callback for losses.
+    pub fn over(
+        report: &AdapterReport,
+        (device, queue): (wgpu::Device, wgpu::Queue),
+        setup: Setup<'_>,
+        (counters, fault): (Arc<LiveCounters>, Fault),
+    ) -> Gpu {
+        let faults = setup.faults();
         let (lost, injected) = (fault.clone(), faults.clone());
         device.set_device_lost_callback(move |reason, message| {
             if !injected.is_untold() {
                 lost.lose(LossReason::Driver, format!("{reason:?}: {message}"));
             }
         });
-        Ok(Gpu {
+        Gpu {
             pool: BufferPool::new(counters.clone(), fault.clone(), faults.clone()),
-            pipelines: Pipelines::new(&device, &adapter.get_info(), setup, counters.clone()),
+            pipelines: Pipelines::new(&device, &report.adapter.get_info(), setup, counters.clone()),
             staging: Staging::new(counters.clone()),
             poller: Poller::new(&device, &queue, fault.clone(), setup.timeout, faults.clone()),
             staged_bytes: AtomicUsize::new(0),
@@ -154,7 +165,7 @@ impl Gpu {
             device,
             queue,
             faults,
-        })
+        }
     }
 
     pub fn allocate(&self, label: &str, size_bytes: u64) -> Result<PooledBuffer, Error> {

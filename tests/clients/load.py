@@ -105,7 +105,7 @@ class Server:
     async def __aenter__(self):
         self.log = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(self.command, stderr=self.log, env=os.environ | {"TILEWRIGHT_CACHE_DIR": ""})
-        while not (found := re.search(r"at (http://127\.0\.0\.1:(\d+))", self.said())):
+        while not ("\nready\n" in self.said() and (found := re.search(r"at (http://127\.0\.0\.1:(\d+))", self.said()))):
             assert self.process.poll() is None, self.said()
             await asyncio.sleep(0.05)
         self.url, self.port = found[1], int(found[2])
@@ -123,8 +123,8 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
-        # What it says is where it listens, and that it ends.
-        unexpected = [line for line in self.said().splitlines() if not line.startswith(("serving ", "shutting down: ", "notice: "))]
+        usual = ("serving ", "APIs: ", "access: ", "model `", "ready", "refused ", "shutting down: ", "notice: ")
+        unexpected = [line for line in self.said().splitlines() if not line.startswith(usual)]
         if kind is None:
             assert code is None and ended == 0 and not unexpected, (code, ended, unexpected[:20])
 

@@ -9,10 +9,13 @@ mod embed;
 mod hub;
 mod info;
 mod inspect;
+mod kernels;
 mod line_editor;
 mod lora;
 mod lost;
 mod manual;
+#[cfg(not(feature = "serve"))]
+mod no_serve;
 mod parallel;
 mod quantize;
 mod quiet;
@@ -57,6 +60,8 @@ enum Command {
     Chat(chat::ChatArgs),
     #[cfg(feature = "serve")]
     Serve(Box<serve::ServeArgs>),
+    #[cfg(not(feature = "serve"))]
+    Serve(no_serve::ServeArgs),
     Embed(embed::EmbedArgs),
     Rerank(rerank::RerankArgs),
     Pull(hub::PullArgs),
@@ -87,6 +92,7 @@ enum Command {
     /// Each product is measured for up to 2 s. A kernel is chosen only if it is at least 5 % faster than every simpler
     /// one and its results agree up to rounding. The choices apply to this version, adapter, driver and tier.
     Tune(tune::TuneArgs),
+    Kernels(kernels::KernelsArgs),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
 }
@@ -108,8 +114,7 @@ impl Cli {
             Some(Command::Pull(_) | Command::List(_) | Command::Rm(_)) => (None, None),
             Some(Command::Completions(_) | Command::Man(_)) => (None, None),
             // `serve` resolves its models itself.
-            #[cfg(feature = "serve")]
-            Some(Command::Serve(_)) => (None, None),
+            Some(Command::Serve(_) | Command::Kernels(_)) => (None, None),
         };
         model.into_iter().chain(draft).collect()
     }
@@ -151,6 +156,8 @@ fn main() -> ExitCode {
         Some(Command::Chat(args)) => chat::chat(&args),
         #[cfg(feature = "serve")]
         Some(Command::Serve(args)) => serve::serve(*args),
+        #[cfg(not(feature = "serve"))]
+        Some(Command::Serve(_)) => no_serve::serve(),
         // These two have more exit codes, for the programs that start them.
         Some(Command::Embed(args)) => return embed::embed(args),
         Some(Command::Rerank(args)) => return rerank::rerank(args),
@@ -163,6 +170,7 @@ fn main() -> ExitCode {
         Some(Command::Quantize(args)) => quantize::quantize(&args),
         Some(Command::Bench(args)) => bench::bench(*args),
         Some(Command::Tune(args)) => tune::tune(&args),
+        Some(Command::Kernels(args)) => kernels::kernels(&args),
         Some(Command::Completions(args)) => manual::completions(&args),
         Some(Command::Man(args)) => manual::man(&args),
     })

@@ -1,6 +1,6 @@
 //! `tilewright serve`: models behind HTTP.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -50,9 +50,9 @@ pub struct ServeArgs {
     /// Each is a GGUF file, a Hugging Face folder, or an address hf:OWNER/REPO[:QUANTISATION].
     #[arg(value_name = "[NAME=]MODEL")]
     models: Vec<String>,
-    /// Address to listen on.
+    /// Address to listen on, or a name of one, such as localhost.
     #[arg(long, default_value = "127.0.0.1", env = "TILEWRIGHT_HOST", value_name = "ADDRESS")]
-    host: IpAddr,
+    host: String,
     /// Port to listen on; 0 picks a free one.
     #[arg(long, default_value_t = 8080, env = "TILEWRIGHT_PORT", value_name = "PORT")]
     port: u16,
@@ -61,13 +61,16 @@ pub struct ServeArgs {
     /// Other users of this machine can see command lines: prefer the environment variable or --api-key-file.
     #[arg(long, env = "TILEWRIGHT_API_KEY", hide_env_values = true, value_name = "KEY")]
     api_key: Vec<String>,
-    /// File with API keys, one per line; repeatable.
+    /// File with API keys, one per line; read again when it changes, and at SIGHUP; repeatable.
     #[arg(long, value_name = "FILE")]
     api_key_file: Vec<PathBuf>,
-    /// Additional server name to accept in the `Host` header; repeatable.
+    /// Allow requests without an API key from other machines; for private networks.
+    #[arg(long, conflicts_with_all = ["api_key", "api_key_file"])]
+    no_api_key: bool,
+    /// Additional server name to accept in the `Host` header: a name, *.example.org, or *; repeatable.
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
-    /// Origin whose web pages may call the server, such as https://example.org; repeatable.
+    /// Origin whose web pages may call the server: https://example.org, http://localhost:*, or *; repeatable.
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
     /// TLS certificate chain, in PEM.
@@ -96,7 +99,7 @@ pub struct ServeArgs {
     /// Shut down when stdin closes, as it does when the parent process ends.
     #[arg(long)]
     end_with_stdin: bool,
-    /// Log each request to stderr as a JSON line: time, method, endpoint, status, milliseconds.
+    /// Log each request to stderr as a JSON line: id, path, model, status, tokens, times.
     #[arg(long)]
     log_requests: bool,
     /// OpenTelemetry collector for request traces, by OTLP over HTTP, such as http://localhost:4318.
@@ -225,8 +228,6 @@ pub struct ModelLoader {
     /// Devices of the engines, then those of `--layers-on`.
     places: Vec<SharedDevice>,
     n_engines: usize,
-    /// Notices held back until the server listens; then `None`.
-    held: Mutex<Option<Vec<String>>>,
 }
 
 /// A device that models share.
@@ -261,8 +262,7 @@ impl ModelLoader {
         let n_engines = choices.len();
         choices.extend(args.layers_on().map(Clone::clone));
         let places = choices.into_iter().map(|choice| SharedDevice { choice, device: Mutex::default() }).collect();
-        let held = Mutex::new(Some(Vec::new()));
-        Ok(Arc::new(ModelLoader { args, engine, template, adapters, draft, places, n_engines, held }))
+        Ok(Arc::new(ModelLoader { args, engine, template, adapters, draft, places, n_engines }))
     }
 
     /// The model given as `[NAME=]MODEL`, or the built-in one.
@@ -314,22 +314,7 @@ impl ModelLoader {
             }
         }
         let engine = Engine::spawn_with(models, &self.engine)?;
-        self.report(format!("KV cache of `{name}`: {} tokens", engine.stats().cache_tokens));
         Ok(Loaded::Decoder(Arc::new(Decoder::of(engine, self.template.as_deref())?)))
-    }
-
-    /// Prints a notice, but not before the server's address.
-    fn report(&self, notice: String) {
-        match &mut *self.held.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(held) => held.push(notice),
-            None => report(&notice),
-        }
-    }
-
-    /// Prints the notices held back.
-    fn tell_held(&self) {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
-        held.into_iter().flatten().for_each(|notice| report(&notice));
     }
 
     /// The `i`-th device.
@@ -443,24 +428,9 @@ fn named(given: &str) -> Result<(String, PathBuf), Error> {
     Ok((name, path))
 }
 
-/// API keys from arguments and files.
-fn keys(given: Vec<String>, files: &[PathBuf]) -> Result<Vec<String>, Error> {
-    let mut keys = given;
-    for path in files {
-        let text = super::read_text(path)?;
-        let before = keys.len();
-        keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
-        if keys.len() == before {
-            let (expected, found) = ("a file with a key".into(), format!("{} without a key", path.display()));
-            return Err(Error::Option { option: "api_key_file", expected, found });
-        }
-    }
-    Ok(keys)
-}
-
 pub fn serve(args: ServeArgs) -> Result<(), CommandFailure> {
-    let ServeArgs { models, host, port, allow_host, cors, tls_cert, tls_key, page, .. } = args;
-    let api_keys = keys(args.api_key, &args.api_key_file)?;
+    let ServeArgs { models, host, port, allow_host, cors, tls_cert, tls_key, page, no_api_key, .. } = args;
+    let address = address_of(&host, port)?;
     let EngineArgs {
         parallel,
         queue,
@@ -524,28 +494,80 @@ pub fn serve(args: ServeArgs) -> Result<(), CommandFailure> {
     let options = ServerOptions {
         limits,
         keep,
-        api_keys,
+        api_keys: args.api_key,
+        api_key_files: args.api_key_file,
+        is_open: no_api_key,
         hosts: allow_host,
         origins: cors,
         page,
         tls: tls_cert.zip(tls_key),
         report: Some(Arc::new(|line: &str| eprintln!("error: {line}"))),
+        events: Some(Arc::new(|line: &str| eprintln!("{line}"))),
         log: args.log_requests.then(|| Arc::new(|line: &str| eprintln!("{line}")) as _),
         // By the OpenTelemetry specification, an empty variable is the same as none.
         #[cfg(feature = "telemetry")]
         otlp_endpoint: args.otlp_endpoint.filter(|endpoint| !endpoint.is_empty()),
     };
-    let scheme = if options.tls.is_some() { "https" } else { "http" };
+    let has_tls = options.tls.is_some();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|source| Error::Io { path: "threads".into(), source })?;
-    let server = Server::bind(SocketAddr::new(host, port), specs, options)?;
-    eprintln!("serving {} at {scheme}://{}", names.join(", "), server.address());
-    loader.tell_held();
-    let served = runtime.block_on(server.run(ending(args.end_with_stdin)));
+    let server = Server::bind(address, specs, options)?;
+    announce(&server, &names, has_tls);
+    let reload = server.reload();
+    let served = runtime.block_on(async {
+        let reloading = tokio::spawn(reload_at_hangup(reload));
+        let served = server.run(ending(args.end_with_stdin)).await;
+        reloading.abort();
+        served
+    });
     // Drops answers that outlast the grace period.
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(served?)
 }
+
+/// The address of a name or number to listen on.
+fn address_of(host: &str, port: u16) -> Result<SocketAddr, Error> {
+    let plain = host.trim_start_matches('[').trim_end_matches(']');
+    let found = match plain.parse::<IpAddr>() {
+        Ok(address) => Ok(Some(SocketAddr::new(address, port))),
+        Err(_) => (plain, port).to_socket_addrs().map(|mut all| all.next()),
+    };
+    found.ok().flatten().ok_or_else(|| Error::Option {
+        option: "host",
+        expected: "an address of this machine such as 127.0.0.1 or 0.0.0.0, or a name of one".into(),
+        found: format!("`{host}`"),
+    })
+}
+
+/// Says where the server listens, who may use it, and which interfaces it has.
+fn announce(server: &Server, names: &[String], has_tls: bool) {
+    let (address, scheme) = (server.address(), if has_tls { "https" } else { "http" });
+    eprintln!("serving {} at {scheme}://{address}", names.join(", "));
+    eprintln!("APIs: OpenAI at /v1, Ollama at /api; /health, /metrics, /openapi.json");
+    let keys = match server.n_keys() {
+        0 => "no API key".into(),
+        1 => "1 API key".into(),
+        n => format!("{n} API keys"),
+    };
+    let reach = if address.ip().is_loopback() { "this machine only" } else { "any machine that reaches this address" };
+    eprintln!("access: {reach}, {keys}, {}", if has_tls { "TLS" } else { "no TLS" });
+    if server.n_keys() == 0 && !address.ip().is_loopback() {
+        eprintln!("warning: anyone who reaches this address can use the server (--no-api-key)");
+    }
+}
+
+/// Reads key and certificate files again at each SIGHUP.
+#[cfg(unix)]
+async fn reload_at_hangup(reload: impl Fn()) {
+    use tokio::signal::unix::{SignalKind, signal};
+    let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
+    while hangup.recv().await.is_some() {
+        reload();
+    }
+}
+
+#[cfg(not(unix))]
+async fn reload_at_hangup(_: impl Fn()) {}
 
 /// Returns at a signal, or at the end of stdin if `with_stdin`. A second signal ends the program at once.
 async fn ending(with_stdin: bool) {
@@ -596,20 +618,6 @@ async fn signalled() {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn api_keys_are_read_from_arguments_and_files() {
-        let file = std::env::temp_dir().join(format!("tilewright-keys-{}", std::process::id()));
-        // With a byte order mark and CRLF, as on Windows.
-        std::fs::write(&file, "\u{feff}one\r\n\r\n two \r\n").unwrap();
-        assert_eq!(keys(vec!["zero".into()], std::slice::from_ref(&file)).unwrap(), ["zero", "one", "two"]);
-        std::fs::write(&file, "\u{feff}three\r\nfour").unwrap();
-        assert_eq!(keys(Vec::new(), std::slice::from_ref(&file)).unwrap(), ["three", "four"]);
-        std::fs::write(&file, "\n").unwrap();
-        assert_eq!(keys(Vec::new(), std::slice::from_ref(&file)).unwrap_err().code(), "option");
-        std::fs::remove_file(&file).unwrap();
-        assert_eq!(keys(Vec::new(), &[file]).unwrap_err().code(), "io");
-    }
 
     #[test]
     fn model_name_is_the_given_one_or_that_of_its_file() {

@@ -82,6 +82,22 @@ impl ModelDescription {
         };
     }
 
+    /// Maximum number of tokens of a sequence.
+    pub fn context_length(&self) -> u32 {
+        self.config.max_seq_len
+    }
+
+    /// Sizes under llama-server's names.
+    pub fn meta(&self, size_bytes: u64) -> Json {
+        json!({
+            "n_ctx_train": self.config.max_seq_len,
+            "n_embd": self.config.dim,
+            "n_params": self.n_parameters,
+            "n_vocab": self.config.vocab_size,
+            "size": size_bytes,
+        })
+    }
+
     /// Ollama's `details`.
     pub fn details(&self, format: &str) -> Json {
         let family = &self.config.architecture;

@@ -17,6 +17,7 @@ use super::app::RequestContext;
 use super::errors::ApiError;
 use super::metrics::Metrics;
 use super::models::{Decoder, Lease};
+use super::request_log::SharedRecord;
 use super::telemetry::{Operation, Stages};
 
 /// Delay before a request's next answer is submitted again when the queue is full.
@@ -169,6 +170,7 @@ pub struct Answers {
     n_reasoning: usize,
     /// The trace of all answers.
     operation: Operation,
+    record: SharedRecord,
 }
 
 impl Answers {
@@ -210,7 +212,9 @@ impl Answers {
             usages: vec![Usage::default(); n],
             n_reasoning: 0,
             operation,
+            record: since.record.clone(),
         };
+        answers.record.answered_by(answers.lease.entry.name());
         match answers.submit(false) {
             Ok(()) => Ok(answers),
             Err(error) => Err(answers.failed(error)),
@@ -327,6 +331,7 @@ impl Answers {
                 answer.stages.first_token(usage);
                 if self.usages.iter().all(|usage| usage.completion_tokens == 0) {
                     self.operation.first_token(now - self.since);
+                    self.record.first_token(now - self.since);
                 }
             }
         }
@@ -427,7 +432,9 @@ impl Drop for Answers {
             self.usages[answer.index] = usage;
             answer.stages.end(usage, None);
         }
-        self.operation.used(|| self.usage().tokens);
+        let usage = self.usage().tokens;
+        self.record.used(usage);
+        self.operation.used(|| usage);
     }
 }
 
@@ -478,6 +485,7 @@ pub fn usage_json(RequestUsage { tokens: usage, reasoning_tokens }: RequestUsage
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Sinks;
     use crate::models::{KeepOptions, Loaded, ModelSpec, Models};
     use crate::telemetry::{Telemetry, TraceContext};
     use tilewright::Device;
@@ -492,7 +500,7 @@ mod tests {
         let (engine, _driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
         let decoder = Arc::new(Decoder::of(engine, Some("chatml")).unwrap());
         let story = ModelSpec::new("story", 1, move || Ok(Loaded::Decoder(decoder.clone())));
-        let models = Models::new(vec![story], KeepOptions::default(), 1, Arc::new(|_| ())).unwrap();
+        let models = Models::new(vec![story], KeepOptions::default(), 1, Sinks::default()).unwrap();
         models.preload().unwrap();
         let lease = pollster::block_on(models.get("story")).ok().unwrap();
 
@@ -501,7 +509,12 @@ mod tests {
         let tools = vec![json!({"type": "function", "function": {"name": "f", "description": "x".repeat(1 << 20)}})];
         let reader = Some(AnswerReader::new(Format::Hermes).with_tools(&tools));
         let ask = PreparedPrompt { ids: vec![1; 100], choices: choices.clone(), reader };
-        let since = RequestContext { at: Instant::now(), trace: TraceContext::default(), cache_salt: None };
+        let since = RequestContext {
+            at: Instant::now(),
+            trace: TraceContext::default(),
+            cache_salt: None,
+            record: SharedRecord::default(),
+        };
         let metrics = Arc::new(Metrics::new(&Telemetry::default()));
         let deadline = Instant::now() + Duration::from_secs(60);
         let answers = Answers::begin(lease, metrics, vec![ask], &since, deadline).ok().unwrap();

@@ -14,7 +14,6 @@ use tilewright::{Error, caught};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use super::LogSink;
 use super::answers::{Answers, PreparedPrompt};
 use super::connections::AtWork;
 use super::conversation::Conversation;
@@ -26,7 +25,9 @@ use super::limits::Limits;
 use super::metrics::Metrics;
 use super::models::{Decoder, Lease, Loaded, Models};
 use super::page::StaticFiles;
+use super::request_log::{Refusals, SharedRecord};
 use super::telemetry::{Telemetry, TraceContext};
+use super::{LogSink, Sinks};
 
 /// Bodies below this size are parsed in place, which costs less than a thread. Each body may have this many bytes
 /// regardless of others, so that usual requests always succeed.
@@ -42,8 +43,11 @@ pub struct App {
     pub guard: Guard,
     pub metrics: Arc<Metrics>,
     pub page: Option<StaticFiles>,
-    /// Receives each request's method, endpoint, status and duration, never its content.
+    /// Receives a line for each request, never its content.
     pub log: Option<LogSink>,
+    pub sinks: Sinks,
+    /// Reports refused requests.
+    pub refusals: Refusals,
     /// Sends traces of requests.
     pub telemetry: Telemetry,
     /// Permits for threads that parse large bodies and make prompts.
@@ -143,16 +147,19 @@ impl App {
     pub async fn compute(
         &self,
         lease: Lease,
-        trace: &TraceContext,
+        since: &RequestContext,
         part: impl FnMut(&Loaded, usize) -> Option<Result<Vectors, Error>> + Send + 'static,
     ) -> Result<Vec<Vectors>, ApiError> {
-        let mut operation = trace.operation(lease.entry.name(), 1);
+        since.record.answered_by(lease.entry.name());
+        let mut operation = since.trace.operation(lease.entry.name(), 1);
         let mut queued = operation.queued(0);
         let done = self.compute_in_turn(lease, || queued.end(Usage::default(), None), part).await;
         match &done {
             Ok(parts) => {
-                let prompt_tokens = || parts.iter().map(|(_, n)| n).sum();
-                operation.used(|| Usage { prompt_tokens: prompt_tokens(), ..Usage::default() });
+                let prompt_tokens = parts.iter().map(|(_, n)| n).sum();
+                let usage = Usage { prompt_tokens, ..Usage::default() };
+                since.record.used(usage);
+                operation.used(|| usage);
                 operation.done();
             }
             Err(error) => operation.failed(error.code),
@@ -265,13 +272,14 @@ fn broken() -> ApiError {
     ApiError::refusal(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the server failed to handle this request")
 }
 
-/// A request's start time, trace and cache salt.
+/// A request's start time, trace, cache salt and record.
 #[derive(Clone)]
 pub struct RequestContext {
     pub at: Instant,
     pub trace: TraceContext,
     /// See [`Request::cache_salt`](tilewright::engine::Request::cache_salt): API key and field of that name.
     pub cache_salt: Option<String>,
+    pub record: SharedRecord,
 }
 
 impl RequestContext {
@@ -320,6 +328,7 @@ impl FromRequest<Arc<App>> for ApiRequest {
             at: Instant::now(),
             trace: TraceContext::default(),
             cache_salt: None,
+            record: SharedRecord::default(),
         });
         check_headers(request.headers(), request.uri().path().starts_with("/v1/"), app.limits.body_bytes)?;
         let awaits_body = request.extensions().get::<Arc<AtWork>>().cloned().map(AtWork::awaits_body);

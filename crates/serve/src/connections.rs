@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::TcpListener as StdListener;
+use std::net::{IpAddr, TcpListener as StdListener};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Request;
@@ -27,7 +27,8 @@ use tokio::sync::{AcquireError, Notify, OwnedSemaphorePermit, Semaphore, oneshot
 use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use super::LogSink;
+use super::Sinks;
+use super::files::{FileVersion, versions};
 use super::limits::Limits;
 use super::metrics::Metrics;
 
@@ -47,11 +48,8 @@ const MAX_UNSENT: usize = 128 << 10;
 pub struct Tls {
     certificates: PathBuf,
     key: PathBuf,
-    current: Mutex<(TlsAcceptor, Version)>,
+    current: Mutex<(TlsAcceptor, Vec<FileVersion>)>,
 }
-
-/// Modification time and length of both files.
-type Version = [Option<(SystemTime, u64)>; 2];
 
 impl Tls {
     /// Reads the certificates and their key.
@@ -60,7 +58,7 @@ impl Tls {
     /// [`Error::Option`] naming the unusable file.
     pub fn open(certificates: PathBuf, key: PathBuf) -> Result<Tls, Error> {
         // Before reading, so that a later change is noticed.
-        let version = version(&certificates, &key);
+        let version = versions([&certificates, &key]);
         let acceptor = read(&certificates, &key)?;
         Ok(Tls { certificates, key, current: Mutex::new((acceptor, version)) })
     }
@@ -71,8 +69,8 @@ impl Tls {
 
     /// Reloads changed files. On an error the earlier certificate stays in use until the files change again: one of
     /// the two may have been written first.
-    fn refresh(&self, report: &LogSink) {
-        let version = version(&self.certificates, &self.key);
+    pub fn refresh(&self, sinks: &Sinks) {
+        let version = versions([&self.certificates, &self.key]);
         if self.current.lock().unwrap_or_else(PoisonError::into_inner).1 == version {
             return;
         }
@@ -80,17 +78,13 @@ impl Tls {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         current.1 = version;
         match read {
-            Ok(acceptor) => current.0 = acceptor,
-            Err(error) => report(&format!("the previous certificate stays in use: {error}")),
+            Ok(acceptor) => {
+                current.0 = acceptor;
+                (sinks.events)("the TLS certificate was read again");
+            }
+            Err(error) => (sinks.report)(&format!("the previous certificate stays in use: {error}")),
         }
     }
-}
-
-fn version(certificates: &Path, key: &Path) -> Version {
-    [certificates, key].map(|path| {
-        let about = std::fs::metadata(path).ok()?;
-        Some((about.modified().ok()?, about.len()))
-    })
 }
 
 fn read(certificates: &Path, key: &Path) -> Result<TlsAcceptor, Error> {
@@ -122,9 +116,7 @@ pub struct Connections {
     pub limits: Limits,
     pub metrics: Arc<Metrics>,
     pub tls: Option<Arc<Tls>>,
-    /// Receives errors that clients do not see.
-    pub report: LogSink,
-    /// Called regularly to unload idle models.
+    /// Called every second: unloads idle models, reads changed files again.
     pub sweep: Arc<dyn Fn() + Send + Sync>,
 }
 
@@ -133,16 +125,13 @@ impl Connections {
     pub async fn run(self, listener: StdListener, router: Router, end: impl Future<Output = ()>) -> io::Result<()> {
         let listener = TcpListener::from_std(listener)?;
         let drain = self.limits.drain;
-        let (sweep, tls, report) = (self.sweep.clone(), self.tls.clone(), self.report.clone());
+        let sweep = self.sweep.clone();
         let sweeper = tokio::spawn(async move {
             let mut clock = interval(SWEEP);
             clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 clock.tick().await;
                 sweep();
-                if let Some(tls) = &tls {
-                    tls.refresh(&report);
-                }
             }
         });
         let (stop, stopped) = oneshot::channel();
@@ -170,19 +159,19 @@ impl Connections {
         loop {
             // If all are busy, one connection waits here and further ones in the system's backlog.
             let taken = async {
-                let (stream, _) = listener.accept().await?;
+                let (stream, peer) = listener.accept().await?;
                 let room = tokio::select! {
                     biased;
                     room = permits.clone().acquire_owned() => room,
                     room = idle.make_room(&permits) => room,
                 };
-                Ok::<_, io::Error>((stream, room))
+                Ok::<_, io::Error>((stream, peer.ip(), room))
             };
             let taken = tokio::select! {
                 taken = taken => taken,
                 _ = &mut stopped => return graceful,
             };
-            let Ok((stream, room)) = taken else {
+            let Ok((stream, peer, room)) = taken else {
                 sleep(PAUSE).await;
                 continue;
             };
@@ -195,11 +184,11 @@ impl Connections {
                 let _ = stream.set_nodelay(true);
                 let served = async {
                     match &this.tls {
-                        None => this.serve(stream, router, watcher, &entry).await,
+                        None => this.serve(stream, peer, router, watcher, &entry).await,
                         Some(tls) => {
                             let accepted = tls.acceptor().accept(stream);
                             if let Ok(Ok(stream)) = timeout(this.limits.header_time, accepted).await {
-                                this.serve(stream, router, watcher, &entry).await;
+                                this.serve(stream, peer, router, watcher, &entry).await;
                             }
                         }
                     }
@@ -216,6 +205,7 @@ impl Connections {
     async fn serve(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
+        peer: IpAddr,
         router: Router,
         watcher: Watcher,
         entry: &Arc<IdleEntry>,
@@ -227,6 +217,7 @@ impl Connections {
             request.extensions_mut().insert(Arc::new(AtWork::new(entry)));
             let has_two_lengths = heads.lock().unwrap_or_else(PoisonError::into_inner).has_two_lengths;
             request.extensions_mut().insert(Framing { has_two_lengths });
+            request.extensions_mut().insert(Peer(peer));
             service.call(request)
         });
         let stream = TimeoutStream {
@@ -386,6 +377,10 @@ impl Drop for AwaitsBody {
     }
 }
 
+/// The address that a request comes from.
+#[derive(Clone, Copy)]
+pub struct Peer(pub IpAddr);
+
 /// Framing of a request that its parsed headers no longer show.
 #[derive(Clone, Copy)]
 pub struct Framing {
@@ -535,15 +530,17 @@ mod tests {
     use crate::telemetry::Telemetry;
     use axum::body::{Body, Bytes};
     use hyper::body::Frame;
+    use std::net::Ipv4Addr;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::net::TcpStream;
+
+    const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
     fn connections() -> Connections {
         Connections {
             limits: Limits::default(),
             metrics: Arc::new(Metrics::new(&Telemetry::default())),
             tls: None,
-            report: Arc::new(|_| ()),
             sweep: Arc::new(|| ()),
         }
     }
@@ -571,7 +568,7 @@ mod tests {
         let router = Router::new().fallback(async || Body::from(vec![0; LEN]));
         let graceful = GracefulShutdown::new();
         let watcher = graceful.watcher();
-        let serving = tokio::spawn(async move { connections.serve(stream, router, watcher, &entry).await });
+        let serving = tokio::spawn(async move { connections.serve(stream, LOOPBACK, router, watcher, &entry).await });
 
         client.writable().await.unwrap();
         let request = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n";
@@ -649,7 +646,7 @@ mod tests {
         let graceful = GracefulShutdown::new();
         let (connections, watcher) = (connections(), graceful.watcher());
         let stuck = Stuck { request: b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n", room: 50_000 };
-        let serving = tokio::spawn(async move { connections.serve(stuck, router, watcher, &entry).await });
+        let serving = tokio::spawn(async move { connections.serve(stuck, LOOPBACK, router, watcher, &entry).await });
         until(|| n_taken.load(Ordering::Relaxed) > 50_000).await;
         for _ in 0..100 {
             tokio::task::yield_now().await;

@@ -11,10 +11,9 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 use tilewright::Error;
 
-use super::app::{ApiRequest, App};
+use super::app::{ApiRequest, App, RequestContext};
 use super::errors::ApiError;
 use super::models::{Lease, Loaded};
-use super::telemetry::TraceContext;
 
 /// Texts computed between checks whether the client still waits.
 const PART: usize = 64;
@@ -29,7 +28,7 @@ pub type Vectors = (Vec<f32>, usize);
 pub async fn vectors_of(
     app: &App,
     lease: Lease,
-    trace: &TraceContext,
+    since: &RequestContext,
     texts: Vec<String>,
 ) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
     let dims = lease.embedder()?.dims() as usize;
@@ -46,7 +45,7 @@ pub async fn vectors_of(
         };
         Some(compute())
     };
-    let parts = app.compute(lease, trace, part).await?;
+    let parts = app.compute(lease, since, part).await?;
     let n_tokens = parts.iter().map(|(_, n)| n).sum();
     let vectors = parts.iter().flat_map(|(numbers, _)| numbers.chunks(dims).map(<[f32]>::to_vec)).collect();
     Ok((vectors, n_tokens))
@@ -105,7 +104,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
         let message = format!("dimensions is {dimensions}, but vectors of {model} have {dims} and cannot be truncated");
         return Err(ApiError::unsupported("dimensions", message));
     }
-    let (vectors, n) = vectors_of(&app, lease, &asked.since.trace, texts).await?;
+    let (vectors, n) = vectors_of(&app, lease, &asked.since, texts).await?;
     let data = vectors.iter().enumerate().map(|(index, vector)| {
         let embedding = match as_base64 {
             true => {
@@ -151,7 +150,7 @@ pub async fn rerank(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
         };
         Some(compute())
     };
-    let parts = app.compute(lease, &asked.since.trace, part).await?;
+    let parts = app.compute(lease, &asked.since, part).await?;
     let n: usize = parts.iter().map(|(_, n)| n).sum();
     let mut ranked: Vec<(usize, f32)> = parts.into_iter().flat_map(|(scores, _)| scores).enumerate().collect();
     // Equal scores keep the order of the documents.

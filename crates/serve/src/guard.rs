@@ -1,6 +1,8 @@
 //! Access control: hosts and origins that other sites' pages cannot forge, and API keys.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
@@ -9,6 +11,8 @@ use subtle::{Choice, ConstantTimeEq};
 use tilewright::Error;
 
 use super::errors::ApiError;
+use super::files::{FileVersion, versions};
+use super::{ServerOptions, Sinks};
 
 /// This machine's name.
 const LOCAL: &str = "localhost";
@@ -17,7 +21,23 @@ const LOCAL: &str = "localhost";
 const USUAL_HEADERS: HeaderValue = HeaderValue::from_static("authorization, content-type");
 
 /// Response headers that a page may read.
-const EXPOSED: &str = "retry-after, x-should-retry, x-tilewright-notice";
+const EXPOSED: &str = "retry-after, x-request-id, x-should-retry, x-tilewright-notice";
+
+/// Allows every host or origin.
+const ANY: &str = "*";
+
+/// The end of an origin that allows every port.
+const ANY_PORT: &str = ":*";
+
+/// Characters of a refused name in a message.
+const MAX_NAME: usize = 100;
+
+fn refused(option: &'static str, expected: &str, found: String) -> Error {
+    Error::Option { option, expected: expected.into(), found }
+}
+
+/// Digest of a key.
+type KeyDigest = [u8; 32];
 
 /// Checks requests before any other work.
 ///
@@ -28,49 +48,90 @@ pub struct Guard {
     is_local: bool,
     hosts: Vec<String>,
     origins: Vec<String>,
-    /// Digests of the keys.
-    keys: Vec<[u8; 32]>,
+    /// Keys that were given themselves.
+    given_keys: Vec<String>,
+    key_files: Vec<PathBuf>,
+    keys: RwLock<KeyRing>,
     scheme: &'static str,
+}
+
+/// The keys in use, and the versions of the files that they are from.
+struct KeyRing {
+    digests: Vec<KeyDigest>,
+    versions: Vec<FileVersion>,
 }
 
 impl Guard {
     /// # Errors
-    /// [`Error::Option`] for a missing key on an address that others reach, an empty key, or an invalid origin.
-    pub fn new(
-        address: SocketAddr,
-        hosts: &[String],
-        origins: &[String],
-        keys: &[String],
-        has_tls: bool,
-    ) -> Result<Guard, Error> {
+    /// [`Error::Option`] for a missing key on an address that others reach, an empty key, a key file without a key, or
+    /// an invalid host or origin; [`Error::Io`] for a key file that cannot be read.
+    pub fn new(address: SocketAddr, options: &ServerOptions) -> Result<Guard, Error> {
+        let ServerOptions { api_keys, api_key_files, hosts, origins, is_open, tls, .. } = options;
         let is_local = address.ip().is_loopback();
-        let refused =
-            |option, expected: &str, found: String| Error::Option { option, expected: expected.into(), found };
-        if keys.is_empty() && !is_local {
-            let expected = "a key, since other machines reach this address";
+        let keys = KeyRing::read(api_keys, api_key_files)?;
+        if keys.digests.is_empty() && !is_local && !is_open {
+            let expected = "a key, since other machines reach this address, or --no-api-key on a private network";
             return Err(refused("api_key", expected, format!("none for {address}")));
         }
-        if keys.iter().any(|key| key.trim().is_empty()) {
-            return Err(refused("api_key", "a key", "an empty one".into()));
-        }
-        for origin in origins {
-            let uri: Option<Uri> = origin.parse().ok();
-            let is_origin = uri.is_some_and(|uri| {
-                let has_scheme = matches!(uri.scheme_str(), Some("http" | "https"));
-                has_scheme && uri.authority().is_some() && !origin.ends_with('/') && matches!(uri.path(), "" | "/")
-            });
-            if !is_origin {
-                return Err(refused("cors", "an origin such as https://example.org", origin.clone()));
+        for host in hosts {
+            let name = host.strip_prefix("*.").unwrap_or(host);
+            let is_name = host == ANY || (!name.contains(['*', '/', '@']) && name.parse::<Authority>().is_ok());
+            if !is_name {
+                let expected = "a name without a port such as chat.example.org, *.example.org, or *";
+                return Err(refused("allow_host", expected, format!("`{host}`")));
             }
         }
-        let digest = |key: &String| Sha256::digest(key.as_bytes()).into();
+        for origin in origins {
+            let plain = origin.strip_suffix(ANY_PORT).unwrap_or(origin);
+            let uri: Option<Uri> = plain.parse().ok();
+            let is_origin = uri.is_some_and(|uri| {
+                let has_scheme = matches!(uri.scheme_str(), Some("http" | "https"));
+                let has_host = uri.authority().is_some_and(|authority| !authority.as_str().contains('*'));
+                has_scheme && has_host && !plain.ends_with('/') && matches!(uri.path(), "" | "/")
+            });
+            if !is_origin && origin != ANY {
+                let expected = "an origin such as https://example.org, http://localhost:* for any port, or *";
+                return Err(refused("cors", expected, format!("`{origin}`")));
+            }
+        }
         Ok(Guard {
             is_local,
             hosts: hosts.iter().map(|host| host.to_ascii_lowercase()).collect(),
             origins: origins.iter().map(|origin| origin.to_ascii_lowercase()).collect(),
-            keys: keys.iter().map(digest).collect(),
-            scheme: if has_tls { "https" } else { "http" },
+            given_keys: api_keys.clone(),
+            key_files: api_key_files.clone(),
+            keys: RwLock::new(keys),
+            scheme: if tls.is_some() { "https" } else { "http" },
         })
+    }
+
+    /// Number of keys.
+    pub fn n_keys(&self) -> usize {
+        self.keys().digests.len()
+    }
+
+    fn keys(&self) -> RwLockReadGuard<'_, KeyRing> {
+        self.keys.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads changed key files again. On an error the earlier keys stay in use until the files change again.
+    pub fn refresh(&self, sinks: &Sinks) {
+        let versions = versions(&self.key_files);
+        if self.keys().versions == versions {
+            return;
+        }
+        let read = KeyRing::read(&self.given_keys, &self.key_files);
+        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        match read {
+            Ok(read) => {
+                *keys = read;
+                (sinks.events)(&format!("API keys were read again: {} in use", keys.digests.len()));
+            }
+            Err(error) => {
+                keys.versions = versions;
+                (sinks.report)(&format!("the previous API keys stay in use: {error}"));
+            }
+        }
     }
 
     /// Refuses a foreign host, and an origin that is neither the server nor allowed.
@@ -91,15 +152,19 @@ impl Guard {
         };
         // The request line may also name a host.
         if uri.authority().is_some_and(|of_line| *of_line != host) || !self.is_own(host.host()) {
-            let message = "this host is not allowed; the server's operator can allow it with --allow-host";
-            return Err(forbidden("host_not_allowed", message.into()));
+            let name: String = host.host().chars().take(MAX_NAME).collect();
+            let message =
+                format!("the host `{name}` is not allowed; the server's operator can add --allow-host {name}");
+            return Err(forbidden("host_not_allowed", message));
         }
         let own = format!("{}://{host}", self.scheme).to_ascii_lowercase();
         for origin in headers.get_all(header::ORIGIN) {
             let origin = origin.to_str().unwrap_or("null").to_ascii_lowercase();
             if origin != own && !self.is_named(&origin) {
-                let message = "this origin is not allowed; the server's operator can allow it with --cors";
-                return Err(forbidden("origin_not_allowed", message.into()));
+                let origin: String = origin.chars().take(MAX_NAME).collect();
+                let message =
+                    format!("the origin `{origin}` is not allowed; the server's operator can add --cors {origin}");
+                return Err(forbidden("origin_not_allowed", message));
             }
         }
         Ok(())
@@ -110,13 +175,26 @@ impl Guard {
         let address: Option<IpAddr> = host.trim_start_matches('[').trim_end_matches(']').parse().ok();
         match address {
             // An address is not a name, so it cannot be rebound.
-            Some(address) => address.is_loopback() || !self.is_local || self.hosts.contains(&host),
-            None => host == LOCAL || self.hosts.contains(&host),
+            Some(address) => address.is_loopback() || !self.is_local || self.is_allowed(&host),
+            None => host == LOCAL || self.is_allowed(&host),
         }
     }
 
+    fn is_allowed(&self, host: &str) -> bool {
+        self.hosts.iter().any(|allowed| match allowed.strip_prefix('*') {
+            // `*`, or `*.example.org` for each name below it.
+            Some(end) => host.strip_suffix(end).is_some_and(|begin| !begin.is_empty()),
+            None => allowed == host,
+        })
+    }
+
     fn is_named(&self, origin: &str) -> bool {
-        self.origins.iter().any(|named| named == origin)
+        self.origins.iter().any(|named| match named.strip_suffix(ANY_PORT) {
+            Some(begin) => origin.strip_prefix(begin).is_some_and(|port| {
+                port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok())
+            }),
+            None => named == ANY || named == origin,
+        })
     }
 
     /// Refuses a request without a valid key, if there are keys. Returns an identifier of the key that does not
@@ -125,7 +203,8 @@ impl Guard {
     /// # Errors
     /// `invalid_api_key`.
     pub fn check_key(&self, headers: &HeaderMap) -> Result<Option<String>, ApiError> {
-        if self.keys.is_empty() {
+        let keys = self.keys();
+        if keys.digests.is_empty() {
             return Ok(None);
         }
         let given = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
@@ -135,8 +214,8 @@ impl Guard {
             _ => &[],
         };
         // Digests have one length and all are compared, so that timing reveals nothing about the keys.
-        let given: [u8; 32] = Sha256::digest(key).into();
-        let is_right = self.keys.iter().fold(Choice::from(0), |found, own| found | own.ct_eq(&given));
+        let given: KeyDigest = Sha256::digest(key).into();
+        let is_right = keys.digests.iter().fold(Choice::from(0), |found, own| found | own.ct_eq(&given));
         match bool::from(is_right) {
             true => Ok(Some(given.iter().map(|byte| format!("{byte:02x}")).collect())),
             false => {
@@ -174,5 +253,55 @@ impl Guard {
             cors_headers.insert(header::VARY, HeaderValue::from_name(HeaderName::from_static("origin")));
         }
         cors_headers
+    }
+}
+
+impl KeyRing {
+    fn read(given: &[String], files: &[PathBuf]) -> Result<KeyRing, Error> {
+        // Before reading, so that a later change is noticed.
+        let versions = versions(files);
+        if given.iter().any(|key| key.trim().is_empty()) {
+            return Err(refused("api_key", "a key", "an empty one".into()));
+        }
+        let mut keys = given.to_vec();
+        for file in files {
+            keys.extend(keys_of(file)?);
+        }
+        let digests = keys.iter().map(|key| Sha256::digest(key.as_bytes()).into()).collect();
+        Ok(KeyRing { digests, versions })
+    }
+}
+
+/// The keys of a file, one per line.
+fn keys_of(path: &Path) -> Result<Vec<String>, Error> {
+    let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
+    // Without the byte order mark that editors on Windows write.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+    let keys: Vec<String> = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
+    match keys.is_empty() {
+        true => Err(refused("api_key_file", "a file with a key", format!("{} without a key", path.display()))),
+        false => Ok(keys),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn api_keys_are_read_from_arguments_and_files() {
+        let file = std::env::temp_dir().join(format!("tilewright-keys-{}", std::process::id()));
+        let keys = |given: &[String]| {
+            let ring = KeyRing::read(given, std::slice::from_ref(&file));
+            ring.map(|ring| ring.digests)
+        };
+        let digests = |keys: &[&str]| keys.iter().map(|key| Sha256::digest(key).into()).collect::<Vec<KeyDigest>>();
+        // With a byte order mark and CRLF, as on Windows.
+        std::fs::write(&file, "\u{feff}one\r\n\r\n two \r\n").unwrap();
+        assert_eq!(keys(&["zero".into()]).unwrap(), digests(&["zero", "one", "two"]));
+        std::fs::write(&file, "\n").unwrap();
+        assert_eq!(keys(&[]).unwrap_err().code(), "option");
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(keys(&[]).unwrap_err().code(), "io");
     }
 }

@@ -39,6 +39,7 @@ mod conversation;
 mod embeddings;
 mod errors;
 mod fields;
+mod files;
 mod guard;
 mod limits;
 mod metrics;
@@ -46,6 +47,7 @@ mod models;
 mod ollama;
 mod openapi;
 mod page;
+mod request_log;
 mod responses;
 mod routes;
 mod sampling;
@@ -73,6 +75,7 @@ use guard::Guard;
 use metrics::Metrics;
 use models::Models;
 use page::StaticFiles;
+use request_log::Refusals;
 use telemetry::Telemetry;
 
 /// Receives a line of output.
@@ -87,9 +90,13 @@ pub struct ServerOptions {
     pub keep: KeepOptions,
     /// API keys, one of which each request must have. Without keys, only loopback addresses are allowed.
     pub api_keys: Vec<String>,
-    /// The server's further host names, beside `localhost` and addresses.
+    /// Files with API keys, one per line. They are read again when they change.
+    pub api_key_files: Vec<PathBuf>,
+    /// Allows requests without a key from other machines.
+    pub is_open: bool,
+    /// The server's further host names, beside `localhost` and addresses: `chat.example.org`, `*.example.org`, `*`.
     pub hosts: Vec<String>,
-    /// Origins whose pages may use the server, such as `https://example.org`.
+    /// Origins whose pages may use the server: `https://example.org`, `http://localhost:*`, `*`.
     pub origins: Vec<String>,
     /// A folder of static files, served without a key.
     pub page: Option<PathBuf>,
@@ -97,12 +104,30 @@ pub struct ServerOptions {
     pub tls: Option<(PathBuf, PathBuf)>,
     /// Receives errors that clients do not see.
     pub report: Option<LogSink>,
-    /// Receives a line for each request: time, endpoint, status and duration.
+    /// Receives a line for each model that is loaded or unloaded, for readiness, and for refused requests.
+    pub events: Option<LogSink>,
+    /// Receives a JSON line for each request.
     pub log: Option<LogSink>,
     /// The address of an OpenTelemetry collector, such as `http://localhost:4318`. Each request's trace is sent there
     /// by OTLP over HTTP. OpenTelemetry's environment variables, such as `OTEL_SERVICE_NAME`, set the rest.
     #[cfg(feature = "telemetry")]
     pub otlp_endpoint: Option<String>,
+}
+
+/// Where the server's lines of output go.
+#[derive(Clone)]
+struct Sinks {
+    /// Errors that clients do not see.
+    report: LogSink,
+    /// Models that are loaded or unloaded, readiness, refused requests.
+    events: LogSink,
+}
+
+impl Default for Sinks {
+    /// Prints nothing.
+    fn default() -> Self {
+        Sinks { report: Arc::new(|_| ()), events: Arc::new(|_| ()) }
+    }
 }
 
 /// A server bound to its address that accepts no connections yet.
@@ -111,38 +136,47 @@ pub struct Server {
     address: SocketAddr,
     router: Router,
     connections: Connections,
+    /// Loads the models. Hides the type of the server's state: that it is `Send` takes the compiler too many steps for
+    /// crates with the usual `recursion_limit`.
+    preload: Arc<dyn Fn() -> Result<(), Error> + Send + Sync>,
+    n_keys: usize,
+    events: LogSink,
     telemetry: Telemetry,
 }
 
 impl Server {
-    /// Binds the address, and loads the models unless [`KeepOptions::lazy`].
+    /// Binds the address. No model is loaded yet.
     ///
     /// # Errors
-    /// [`Error::Option`] for conflicting options; [`Error::Io`] if the address or a file is not available; or a
-    /// loading error.
+    /// [`Error::Option`] for conflicting options; [`Error::Io`] if the address or a file is not available.
     pub fn bind(address: SocketAddr, models: Vec<ModelSpec>, options: ServerOptions) -> Result<Server, Error> {
         #[cfg(feature = "telemetry")]
         let (otlp_endpoint, has_tls) = (options.otlp_endpoint.clone(), options.tls.is_some());
-        let ServerOptions { limits, keep, api_keys, hosts, origins, page, tls, report, log, .. } = options;
+        let silent = Sinks::default();
+        let sinks = Sinks {
+            report: options.report.clone().unwrap_or(silent.report),
+            events: options.events.clone().unwrap_or(silent.events),
+        };
+        let guard = Guard::new(address, &options)?;
+        let ServerOptions { limits, keep, page, tls, log, .. } = options;
         if limits.bodies_bytes < limits.body_bytes {
             let (expected, found) =
                 (format!("at least {}, the limit of one body", limits.body_bytes), limits.bodies_bytes);
             return Err(Error::Option { option: "max_bodies", expected, found: found.to_string() });
         }
-        let guard = Guard::new(address, &hosts, &origins, &api_keys, tls.is_some())?;
         let failed = |source| Error::Io { path: address.to_string().into(), source };
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let tls = tls.map(|(certificates, key)| Tls::open(certificates, key)).transpose()?.map(Arc::new);
-        let report = report.unwrap_or_else(|| Arc::new(|_: &str| ()));
         #[cfg(feature = "telemetry")]
-        let telemetry =
-            otlp_endpoint.map(|endpoint| Telemetry::open(&endpoint, has_tls, &report)).transpose()?.unwrap_or_default();
+        let telemetry = otlp_endpoint
+            .map(|endpoint| Telemetry::open(&endpoint, has_tls, &sinks.report))
+            .transpose()?
+            .unwrap_or_default();
         #[cfg(not(feature = "telemetry"))]
         let telemetry = Telemetry;
-        let models = Models::new(models, keep, limits.batches, report.clone())?;
-        models.preload()?;
+        let models = Models::new(models, keep, limits.batches, sinks.clone())?;
         let n_preparing = std::thread::available_parallelism().map_or(2, usize::from).max(2);
         let preparing = Arc::new(Semaphore::new(n_preparing));
         let slow = Arc::new(Semaphore::new(n_preparing / 2));
@@ -160,16 +194,28 @@ impl Server {
             preparing,
             slow,
             bodies,
+            refusals: Refusals::new(sinks.events.clone()),
+            sinks: sinks.clone(),
         });
         let router = routes::router(app.clone());
+        let events = sinks.events.clone();
+        let (of_sweep, of_reload) = (app.clone(), tls.clone());
         let connections = Connections {
             limits: app.limits.clone(),
             metrics: app.metrics.clone(),
             tls,
-            report,
-            sweep: Arc::new(move || app.models.sweep()),
+            sweep: Arc::new(move || {
+                of_sweep.models.sweep();
+                of_sweep.refusals.flush();
+                of_sweep.guard.refresh(&sinks);
+                if let Some(tls) = &of_reload {
+                    tls.refresh(&sinks);
+                }
+            }),
         };
-        Ok(Server { listener, address, router, connections, telemetry })
+        let n_keys = app.guard.n_keys();
+        let preload = Arc::new(move || app.models.preload());
+        Ok(Server { listener, address, router, connections, preload, n_keys, events, telemetry })
     }
 
     /// The bound address, with the port that the system chose if 0 was requested.
@@ -177,16 +223,52 @@ impl Server {
         self.address
     }
 
-    /// Serves on a Tokio runtime until `end` resolves, and then until running answers finish or `drain` has passed.
+    /// Number of API keys.
+    pub fn n_keys(&self) -> usize {
+        self.n_keys
+    }
+
+    /// A function that reads changed key and certificate files again at once, as [`Server::run`] does every second.
+    pub fn reload(&self) -> impl Fn() + Send + Sync + 'static {
+        let sweep = self.connections.sweep.clone();
+        move || sweep()
+    }
+
+    /// Loads the models that [`Server::run`] would load. Blocks.
     ///
     /// # Errors
-    /// [`Error::Io`] if the listener fails.
+    /// A loading error, if no model can be loaded.
+    pub fn load(&self) -> Result<(), Error> {
+        (self.preload)()
+    }
+
+    /// Serves on a Tokio runtime until `end` resolves, and then until running answers finish or `drain` has passed.
+    /// Meanwhile loads the models, unless [`KeepOptions::lazy`]: until then `/health` has status 503, and requests for a
+    /// model wait. Key and certificate files are read again when they change.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the listener fails; a loading error, if no model can be loaded.
     pub async fn run(self, end: impl Future<Output = ()>) -> Result<(), Error> {
-        let Server { listener, address, router, connections, telemetry } = self;
+        let Server { listener, address, router, connections, preload, events, telemetry, .. } = self;
         let lost = |source| Error::Io { path: address.to_string().into(), source };
+        let loading = tokio::task::spawn_blocking(move || preload());
+        let mut failure = None;
+        let end = async {
+            tokio::pin!(end);
+            tokio::select! {
+                () = &mut end => {}
+                loaded = loading => match loaded {
+                    Ok(Err(error)) => failure = Some(error),
+                    _ => {
+                        events("ready");
+                        end.await;
+                    }
+                }
+            }
+        };
         let served = connections.run(listener, router, end).await.map_err(lost);
         telemetry.end().await;
-        served
+        failure.map_or(served, Err)
     }
 }
 

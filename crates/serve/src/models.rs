@@ -1,6 +1,6 @@
 //! The server's models: loaded on demand, unloaded when idle.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -13,7 +13,7 @@ use tilewright::load::ModelFile;
 use tilewright::{Breaker, BreakerStats, ChatModel, Counters, Device, Error, LossReason, MemoryPlan, caught};
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
-use super::LogSink;
+use super::Sinks;
 use super::about::ModelDescription;
 use super::errors::ApiError;
 
@@ -89,6 +89,54 @@ impl Loaded {
         }
     }
 
+    /// Its devices.
+    pub fn devices(&self) -> Vec<&Device> {
+        match self {
+            Loaded::Decoder(decoder) => decoder.model().devices().collect(),
+            Loaded::Embedder(embedder) => vec![embedder.device()],
+            Loaded::Reranker(reranker) => vec![reranker.device()],
+        }
+    }
+
+    /// Maximum number of tokens of a sequence.
+    pub fn context_length(&self) -> u32 {
+        match self {
+            Loaded::Decoder(decoder) => decoder.model().context_length(),
+            Loaded::Embedder(embedder) => embedder.config().max_seq_len,
+            Loaded::Reranker(reranker) => reranker.config().max_seq_len,
+        }
+    }
+
+    /// What it is, where it runs and what memory it takes, for the operator.
+    fn summary(&self) -> String {
+        let size = match self {
+            Loaded::Decoder(decoder) => {
+                let (context, stats) = (self.context_length(), decoder.engine.stats());
+                let parallel = decoder.engine.max_sequences();
+                format!("context {context}, {parallel} sequences at a time, KV cache of {} tokens", stats.cache_tokens)
+            }
+            Loaded::Embedder(embedder) => {
+                format!("embeddings of {} numbers, up to {} tokens", embedder.dims(), self.context_length())
+            }
+            Loaded::Reranker(_) => format!("reranker, up to {} tokens", self.context_length()),
+        };
+        let plan = self.plan().map(|plan| {
+            let parts =
+                [("weights", plan.weights_bytes), ("cache", plan.cache_bytes), ("working", plan.activations_bytes)];
+            let parts = parts.map(|(name, bytes)| format!("{} {name}", show_mib(bytes)));
+            format!("; memory {}", parts.join(" + "))
+        });
+        let devices: Vec<String> = self
+            .devices()
+            .into_iter()
+            .map(|device| {
+                let info = device.info();
+                format!("{} ({}): {}", info.name, info.backend, info.reason)
+            })
+            .collect();
+        format!("{size}{}; on {}", plan.unwrap_or_default(), devices.join(" and "))
+    }
+
     /// Bytes of memory by kind.
     pub fn plan(&self) -> Option<MemoryPlan> {
         match self {
@@ -97,6 +145,11 @@ impl Loaded {
             Loaded::Reranker(reranker) => reranker.plan().ok(),
         }
     }
+}
+
+/// A size in MiB.
+fn show_mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
 
 /// Opens a model's files to read their headers.
@@ -192,6 +245,10 @@ pub struct ServedModel {
 
 struct ModelState {
     loaded: Option<Loaded>,
+    /// Whether a load is running.
+    is_loading: bool,
+    /// Why the last load failed.
+    failure: Option<String>,
     /// How many times it was loaded.
     n_loads: u64,
     used: Instant,
@@ -211,11 +268,39 @@ impl ServedModel {
 
     /// Loads the model. The caller holds `slot`.
     fn load(&self) -> Result<Loaded, Error> {
-        let loaded = (self.spec.load)()?;
+        self.state().is_loading = true;
+        let loaded = caught("loading a model", || (self.spec.load)()).flatten();
         let mut state = self.state();
+        state.is_loading = false;
+        state.failure = loaded.as_ref().err().map(ToString::to_string);
+        let loaded = loaded?;
         (state.loaded, state.used) = (Some(loaded.clone()), Instant::now());
         state.n_loads += 1;
         Ok(loaded)
+    }
+
+    /// Loads the model and announces it. The caller holds `slot`.
+    fn load_and_announce(&self, sinks: &Sinks) -> Result<Loaded, Error> {
+        let since = Instant::now();
+        let loaded = self.load()?;
+        let name = self.name();
+        (sinks.events)(&format!("model `{name}`: {} ({:.1} s)", loaded.summary(), since.elapsed().as_secs_f64()));
+        if let Loaded::Decoder(decoder) = &loaded {
+            let unreadable = decoder.chat.template().into_iter().flat_map(ChatTemplate::unreadable);
+            unreadable.for_each(|error| (sinks.report)(&format!("{name}: conversations are refused: {error}")));
+        }
+        Ok(loaded)
+    }
+
+    /// `loaded`, `loading`, `failed` or `unloaded`.
+    pub fn status(&self) -> &'static str {
+        let state = self.state();
+        match (&state.loaded, state.is_loading, &state.failure) {
+            (Some(_), ..) => "loaded",
+            (None, true, _) => "loading",
+            (None, false, Some(_)) => "failed",
+            (None, false, None) => "unloaded",
+        }
     }
 
     /// A description of the model for clients; `None` if it is not loaded and its files cannot be read. The first call
@@ -422,26 +507,19 @@ impl Drop for Lease {
     }
 }
 
-/// Reports invalid chat templates: the model loads, but refuses conversations.
-fn report_templates(name: &str, loaded: &Loaded, report: &LogSink) {
-    if let Loaded::Decoder(decoder) = loaded {
-        let unreadable = decoder.chat.template().into_iter().flat_map(ChatTemplate::unreadable);
-        unreadable.for_each(|error| report(&format!("{name}: conversations are refused: {error}")));
-    }
-}
-
 /// All models of a server.
 pub struct Models {
     pub entries: Vec<Arc<ServedModel>>,
     keep: KeepOptions,
     /// Locked while a model is unloaded to make room for another.
     room: Arc<AsyncMutex<()>>,
-    /// Receives errors that clients do not see.
-    report: LogSink,
+    sinks: Sinks,
+    /// Whether the models to load at the start are loaded, or have failed.
+    is_ready: AtomicBool,
 }
 
 impl Models {
-    pub fn new(specs: Vec<ModelSpec>, keep: KeepOptions, batches: usize, report: LogSink) -> Result<Models, Error> {
+    pub fn new(specs: Vec<ModelSpec>, keep: KeepOptions, batches: usize, sinks: Sinks) -> Result<Models, Error> {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let mut entries: Vec<Arc<ServedModel>> = Vec::new();
         for spec in specs {
@@ -453,25 +531,50 @@ impl Models {
                 spec,
                 created,
                 slot: Arc::default(),
-                state: Mutex::new(ModelState { loaded: None, n_loads: 0, used: Instant::now(), keep: None }),
+                state: Mutex::new(ModelState {
+                    loaded: None,
+                    is_loading: false,
+                    failure: None,
+                    n_loads: 0,
+                    used: Instant::now(),
+                    keep: None,
+                }),
                 n_users: AtomicUsize::new(0),
                 batches: Arc::new(Semaphore::new(batches)),
                 computing: Arc::new(Semaphore::new(1)),
             }));
         }
-        Ok(Models { entries, keep, room: Arc::default(), report })
+        Ok(Models { entries, keep, room: Arc::default(), sinks, is_ready: AtomicBool::new(false) })
     }
 
-    /// Loads models at the start.
+    /// Loads models at the start; blocks. Requests for a model wait until it is loaded. A model that fails does not
+    /// affect the others, and a request for it tries again.
     ///
     /// # Errors
-    /// Errors of loading.
+    /// The first loading error, if no model could be loaded.
     pub fn preload(&self) -> Result<(), Error> {
         let n = if self.keep.lazy { 0 } else { self.keep.max_loaded.unwrap_or(self.entries.len()) };
+        let (mut failed, mut n_failed) = (None, 0);
         for entry in self.entries.iter().take(n) {
-            report_templates(entry.name(), &entry.load()?, &self.report);
+            let _loading = entry.slot.blocking_lock();
+            if entry.loaded().is_some() {
+                continue;
+            }
+            if let Err(error) = entry.load_and_announce(&self.sinks) {
+                n_failed += 1;
+                if n_failed < n.min(self.entries.len()) {
+                    (self.sinks.report)(&format!("{}: {error}", entry.name()));
+                }
+                failed.get_or_insert(error);
+            }
         }
-        Ok(())
+        self.is_ready.store(true, Ordering::Release);
+        failed.filter(|_| n_failed == n.min(self.entries.len())).map_or(Ok(()), Err)
+    }
+
+    /// Whether the models to load at the start are loaded, or have failed.
+    pub fn is_ready(&self) -> bool {
+        self.is_ready.load(Ordering::Acquire)
     }
 
     /// Finds a model by name. Ollama's clients may append `:latest`.
@@ -525,19 +628,17 @@ impl Models {
             }
             None => None,
         };
-        let (of_thread, report) = (entry.clone(), self.report.clone());
+        let (of_thread, sinks) = (entry.clone(), self.sinks.clone());
         // Finishes even if the client disconnects, so that the next request need not load again.
         let load = move || {
             let _held = (loading, room);
-            let loaded = of_thread.load()?;
-            report_templates(of_thread.name(), &loaded, &report);
-            Ok(loaded)
+            of_thread.load_and_announce(&sinks)
         };
         let loaded = tokio::task::spawn_blocking(load).await;
         let loaded = loaded
             .unwrap_or_else(|panic| Err(Error::Gpu { context: "loading a model".into(), message: panic.to_string() }));
         let loaded = loaded.map_err(|error| {
-            (self.report)(&format!("{}: {error}", entry.name()));
+            (self.sinks.report)(&format!("{}: {error}", entry.name()));
             // A broken model file is not the request's fault.
             let status = StatusCode::INTERNAL_SERVER_ERROR;
             ApiError { status, param: None, ..ApiError::from(error) }
@@ -568,7 +669,11 @@ impl Models {
             let keep = state.keep.unwrap_or(self.keep.idle);
             let is_idle = entry.n_users.load(Ordering::Relaxed) == 0;
             if is_idle && keep.is_some_and(|keep| state.used.elapsed() >= keep) {
-                state.loaded = None;
+                let was_loaded = state.loaded.take().is_some();
+                drop(state);
+                if was_loaded {
+                    (self.sinks.events)(&format!("model `{}`: unloaded, idle", entry.name()));
+                }
             }
         }
     }

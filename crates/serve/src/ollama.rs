@@ -437,7 +437,7 @@ pub async fn embed(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Res
         lease.entry.keep_for(keep);
     }
     let load = asked.since.at.elapsed();
-    let (vectors, n) = vectors_of(&app, lease, &asked.since.trace, texts).await?;
+    let (vectors, n) = vectors_of(&app, lease, &asked.since, texts).await?;
     let total_duration = asked.since.at.elapsed().as_nanos() as u64;
     let load_duration = load.as_nanos() as u64;
     let body = EmbedResponse { model, embeddings: vectors, total_duration, load_duration, prompt_eval_count: n };

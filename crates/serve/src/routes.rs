@@ -9,7 +9,7 @@ use axum::Json as Body;
 use axum::Router;
 use axum::body::{Body as AnyBody, Bytes, HttpBody as _};
 use axum::extract::{MatchedPath, Path, Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -17,16 +17,20 @@ use http_body_util::BodyExt;
 use hyper::body::{Frame, SizeHint};
 use serde_json::{Value as Json, json};
 use tilewright::engine::EngineState;
-use tilewright::{BreakerStats, Circuit};
+use tilewright::{BreakerStats, Circuit, Device};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::app::{App, RequestContext};
-use super::connections::{AtWork, Framing};
+use super::connections::{AtWork, Framing, Peer};
 use super::errors::ApiError;
-use super::models::ServedModel;
+use super::models::{Loaded, ServedModel};
+use super::request_log::{RequestRecord, SharedRecord, request_id};
 use super::telemetry::ServerSpan;
 use super::{chat, completions, embeddings, ollama, openapi, responses};
+
+/// Names a request in its response and in logs.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// The endpoint of unknown paths in metrics.
 const OTHER: &str = "other";
@@ -76,7 +80,21 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
     }
     let at_work = request.extensions().get().cloned();
     let method = request.method().clone();
-    let watch = RequestMetrics { app: app.clone(), endpoint, method, since, status: None, span, _at_work: at_work };
+    let given = request.headers().get(&REQUEST_ID).and_then(|id| id.to_str().ok());
+    let peer = request.extensions().get().map(|&Peer(peer)| peer);
+    let record = Arc::new(RequestRecord::new(request_id(given), peer));
+    let watch = RequestMetrics {
+        app: app.clone(),
+        endpoint,
+        method,
+        path: request.uri().path().to_owned(),
+        since,
+        status: None,
+        code: None,
+        record: record.clone(),
+        span,
+        _at_work: at_work,
+    };
     let cors = app.guard.cors(request.headers());
     let checked = framed.and_then(|()| app.guard.check_source(request.uri(), request.headers()));
     let preflight = app.guard.preflight(request.method(), request.headers());
@@ -88,16 +106,22 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
         (Err(refusal), _) => refusal.into_response(),
         (Ok(_), Some(reply)) => (StatusCode::NO_CONTENT, reply).into_response(),
         (Ok(cache_salt), None) => {
-            request.extensions_mut().insert(RequestContext { at: since, trace, cache_salt });
+            request.extensions_mut().insert(RequestContext { at: since, trace, cache_salt, record: record.clone() });
             next.run(request).await
         }
     };
-    let code = response.extensions().get::<ApiError>().map(|error| error.code);
+    let code = response.extensions().get::<ApiError>().map(|error| {
+        app.refusals.refused(&record, error);
+        error.code
+    });
     if is_ollama && let Some(error) = response.extensions().get::<ApiError>() {
         response = (error.status, response.headers().clone(), Body(json!({"error": error.message}))).into_response();
         response.headers_mut().remove(header::CONTENT_LENGTH);
     }
     response.headers_mut().extend(cors);
+    if let Ok(id) = HeaderValue::from_str(&record.id) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
     if is_coded {
         // What follows such a body is not scanned; see `Framing`.
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -181,8 +205,11 @@ struct RequestMetrics {
     app: Arc<App>,
     endpoint: String,
     method: Method,
+    path: String,
     since: Instant,
     status: Option<u16>,
+    code: Option<&'static str>,
+    record: SharedRecord,
     span: ServerSpan,
     _at_work: Option<Arc<AtWork>>,
 }
@@ -190,7 +217,7 @@ struct RequestMetrics {
 impl RequestMetrics {
     fn answered(mut self, response: Response, code: Option<&'static str>) -> Response {
         let status = response.status().as_u16();
-        self.status = Some(status);
+        (self.status, self.code) = (Some(status), code);
         self.app.metrics.answered(&self.endpoint, status);
         self.span.answered(status, code);
         response.map(|body| AnyBody::new(MeasuredBody { body, _watch: self }))
@@ -209,14 +236,7 @@ impl Drop for RequestMetrics {
         self.app.metrics.ended(&self.endpoint, time);
         if let Some(log) = &self.app.log {
             let status = self.status.unwrap_or(GONE);
-            let reply = json!({
-                "time": super::app::now().as_secs(),
-                "method": self.method.as_str(),
-                "endpoint": self.endpoint,
-                "status": status,
-                "ms": time.as_millis() as u64,
-            });
-            log(&reply.to_string());
+            log(&self.record.line(self.method.as_str(), &self.path, status, self.code, time));
         }
     }
 }
@@ -268,10 +288,27 @@ async fn other(State(app): State<Arc<App>>, request: Request) -> Response {
     ApiError::refusal(StatusCode::NOT_FOUND, "unknown_url", message).into_response()
 }
 
+fn device_json(device: &Device) -> Json {
+    let info = device.info();
+    json!({"name": info.name, "backend": info.backend, "driver": info.driver, "reason": info.reason})
+}
+
 fn model_json(entry: &ServedModel, adapter: Option<&str>) -> Json {
-    let status = if entry.loaded().is_some() { "loaded" } else { "unloaded" };
-    let mut reply =
-        json!({"id": entry.name(), "object": "model", "created": entry.created, "owned_by": "local", "status": status});
+    let mut reply = json!({
+        "id": entry.name(), "object": "model", "created": entry.created, "owned_by": "local", "status": entry.status(),
+    });
+    if let Some(about) = entry.about() {
+        reply["max_model_len"] = entry.loaded().map_or(about.context_length(), |loaded| loaded.context_length()).into();
+        reply["meta"] = about.meta(entry.size_bytes());
+    }
+    if let Some(loaded) = entry.loaded() {
+        reply["devices"] = loaded.devices().into_iter().map(device_json).collect();
+        reply["memory"] = json!(loaded.plan());
+        if let Loaded::Decoder(decoder) = &loaded {
+            reply["parallel"] = decoder.engine.max_sequences().into();
+            reply["cache_tokens"] = decoder.engine.stats().cache_tokens.into();
+        }
+    }
     if let Some(adapter) = adapter {
         reply["id"] = format!("{}:{adapter}", entry.name()).into();
         reply["parent"] = entry.name().into();
@@ -310,7 +347,7 @@ async fn load(State(app): State<Arc<App>>, Path(path): Path<String>) -> Result<B
     Ok(Body(model_json(&entry, None)))
 }
 
-/// Status 503 if a model's engine has stopped: probes only check the status.
+/// Status 503 while models are loaded at the start, and if a model's engine has stopped: probes only check the status.
 async fn health(State(app): State<Arc<App>>) -> (StatusCode, Body<Json>) {
     let entries = &app.models.entries;
     let n_loaded = entries.iter().filter(|entry| entry.loaded().is_some()).count();
@@ -318,13 +355,26 @@ async fn health(State(app): State<Arc<App>>) -> (StatusCode, Body<Json>) {
     let n_on_cpu = losses.iter().filter(|stats| stats.circuit == Circuit::Open).count();
     let n_lost: u64 = losses.iter().map(BreakerStats::n_losses).sum();
     let n_down = entries.iter().filter(|entry| entry.engine_state() != EngineState::Running).count();
-    let (code, status) = match (n_down, n_on_cpu) {
-        (1.., _) => (StatusCode::SERVICE_UNAVAILABLE, "down"),
-        (0, 1..) => (StatusCode::OK, "degraded"),
-        (0, 0) => (StatusCode::OK, "ok"),
+    let n_failed = entries.iter().filter(|entry| entry.status() == "failed").count();
+    let (code, status) = match (app.models.is_ready(), n_down, n_on_cpu + n_failed) {
+        (false, ..) => (StatusCode::SERVICE_UNAVAILABLE, "loading"),
+        (true, 1.., _) => (StatusCode::SERVICE_UNAVAILABLE, "down"),
+        (true, 0, 1..) => (StatusCode::OK, "degraded"),
+        (true, 0, 0) => (StatusCode::OK, "ok"),
     };
+    let mut devices: Vec<Json> = Vec::new();
+    for loaded in entries.iter().filter_map(|entry| entry.loaded()) {
+        for device in loaded.devices().into_iter().map(device_json) {
+            if !devices.contains(&device) {
+                devices.push(device);
+            }
+        }
+    }
     let reply = json!({
         "status": status,
+        "version": env!("CARGO_PKG_VERSION"),
+        "devices": devices,
+        "failed": n_failed,
         "models": entries.len(),
         "loaded": n_loaded,
         "down": n_down,

@@ -165,6 +165,7 @@ impl OwnServer {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let runtime = runtime.map_err(|source| Error::Io { path: "threads".into(), source })?;
         let server = Server::bind(SocketAddr::from(([127, 0, 0, 1], 0)), vec![spec], options)?;
+        server.load()?;
         let device = json!(loader.device()?.info());
         let address = server.address();
         let (end, ended) = oneshot::channel();

@@ -11,7 +11,7 @@ use tilewright_serve::{Decoder, Loaded, ModelSpec, ServerOptions};
 
 use super::client::{Connection, done, get, request};
 use super::common;
-use super::server::{Running, encoder_path, start};
+use super::server::{Running, encoder_path, load_story, start, start_loading};
 
 /// The opened GPU, reopened after a loss.
 #[derive(Clone, Default)]
@@ -210,4 +210,31 @@ fn panic_ends_its_answer_and_shows_in_health_probes() {
     }
     assert_eq!((health(), up()), ((503, json!("down")), 0));
     assert_eq!(measure("panics"), 3);
+}
+
+/// The server answers at once: probes see that it is loading, and requests wait.
+#[test]
+fn server_answers_while_a_model_is_loaded() {
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let released = std::sync::Mutex::new(released);
+    let slow = ModelSpec::new("slow", 1, move || {
+        let _ = released.lock().unwrap().recv();
+        load_story(&EngineOptions { max_sequences: 1, ..EngineOptions::default() }, None)
+    });
+    let server = start_loading(vec![slow], ServerOptions::default());
+    let address = server.address;
+    let health = get(address, "/health");
+    assert_eq!((health.status, &health.json()["status"]), (503, &json!("loading")));
+    // The load may not have begun.
+    while get(address, "/v1/models/slow").json()["status"] != json!("loading") {
+        std::thread::yield_now();
+    }
+    let asking = std::thread::spawn(move || {
+        done(address, "/v1/completions", json!({"model": "slow", "prompt": "Once", "max_tokens": 1}))
+    });
+    release.send(()).unwrap();
+    asking.join().unwrap();
+    while get(address, "/health").status != 200 {
+        std::thread::yield_now();
+    }
 }

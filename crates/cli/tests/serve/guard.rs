@@ -136,6 +136,65 @@ fn prefixes_are_shared_only_within_one_api_key_and_salt() {
 }
 
 #[test]
+fn patterns_allow_hosts_and_origins() {
+    let server = own(|_, options| {
+        options.hosts = vec!["*.example.org".into()];
+        options.origins = vec!["http://localhost:*".into(), "https://app.example:*".into()];
+    });
+    let status = |name: &str, value: &str| send(server.address, "GET", "/v1/models", &[(name, value)], b"").status;
+    for (host, want) in
+        [("a.example.org", 200), ("a.B.example.org:80", 200), ("example.org", 403), ("xexample.org", 403)]
+    {
+        assert_eq!(status("host", host), want, "{host}");
+    }
+    for (origin, want) in [
+        ("http://localhost:3000", 200),
+        ("http://localhost", 200),
+        ("https://app.example:8443", 200),
+        ("https://localhost:3000", 403),
+        ("http://localhost.evil.example", 403),
+        ("http://localhost:3000.evil.example", 403),
+    ] {
+        assert_eq!(status("origin", origin), want, "{origin}");
+    }
+    let any = own(|_, options| {
+        options.hosts = vec!["*".into()];
+        options.origins = vec!["*".into()];
+    });
+    let answer = send(any.address, "GET", "/health", &[("host", "any"), ("origin", "http://any.example")], b"");
+    assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, Some("http://any.example")));
+}
+
+/// A changed key file takes effect without a restart, and an empty one changes nothing.
+#[test]
+fn changed_key_files_are_reloaded() {
+    let file = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("serve-keys");
+    std::fs::write(&file, "first\n").unwrap();
+    let told = Arc::new(std::sync::Mutex::new(String::new()));
+    let server = own(|_, options| {
+        let told = told.clone();
+        options.api_key_files = vec![file.clone()];
+        options.report = Some(Arc::new(move |line: &str| *told.lock().unwrap() += line));
+    });
+    let status = |key: &str| {
+        let key = format!("Bearer {key}");
+        send(server.address, "GET", "/v1/models", &[("authorization", &key)], b"").status
+    };
+    assert_eq!((status("first"), status("second one")), (200, 401));
+    std::fs::write(&file, "\n").unwrap();
+    while told.lock().unwrap().is_empty() {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert!(told.lock().unwrap().contains("api_key_file"));
+    assert_eq!(status("first"), 200);
+    std::fs::write(&file, "second one\n").unwrap();
+    while status("second one") != 200 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert_eq!(status("first"), 401);
+}
+
+#[test]
 fn unsafe_server_options_are_refused() {
     let bind = |address: &str, options: ServerOptions| match Server::bind(address.parse().unwrap(), Vec::new(), options)
     {
@@ -150,9 +209,21 @@ fn unsafe_server_options_are_refused() {
     assert!(bind("[::]:0", keys(&[])).contains("api_key"));
     assert!(bind("127.0.0.1:0", keys(&[" "])).contains("api_key"));
     assert_eq!(bind("0.0.0.0:0", keys(&["key"])), "none");
-    for origin in ["*", "example.org", "https://example.org/", "https://example.org/path", "ftp://example.org"] {
+    assert_eq!(bind("0.0.0.0:0", ServerOptions { is_open: true, ..ServerOptions::default() }), "none");
+    for origin in [
+        "http://*",
+        "https://*.example.org",
+        "example.org",
+        "https://example.org/",
+        "https://example.org/path",
+        "ftp://a",
+    ] {
         let options = ServerOptions { origins: vec![origin.into()], ..ServerOptions::default() };
         assert!(bind("127.0.0.1:0", options).contains("cors"), "{origin}");
+    }
+    for host in ["", "a*", "*.", "*.*.example", "http://example.org", "example.org/", "a b"] {
+        let options = ServerOptions { hosts: vec![host.into()], ..ServerOptions::default() };
+        assert!(bind("127.0.0.1:0", options).contains("allow_host"), "{host}");
     }
     let tls = Some((format!("{DATA}/client.rs").into(), format!("{DATA}/key.pem").into()));
     assert!(bind("127.0.0.1:0", ServerOptions { tls, ..ServerOptions::default() }).contains("tls_cert"));

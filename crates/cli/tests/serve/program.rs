@@ -8,30 +8,31 @@ use serde_json::{Value as Json, json};
 use tilewright::load::ModelFile;
 use tilewright::{Device, GenerateOptions, LoadOptions, Model};
 
-use super::client::{done, get, post};
+use super::client::{done, get, post, send};
 use super::common;
 
 pub struct Program {
     pub address: SocketAddr,
-    /// Output before it served.
+    /// Output before it was ready.
     before: String,
     child: Child,
     stderr: BufReader<std::process::ChildStderr>,
 }
 
 impl Program {
-    /// Starts a server and waits for its address.
+    /// Starts a server and waits until it is ready.
     pub fn start(mut command: Command) -> Program {
         let mut child = command.spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let (mut before, mut line) = (String::new(), String::new());
-        while stderr.read_line(&mut line).unwrap() > 0 && !line.starts_with("serving ") {
+        while stderr.read_line(&mut line).unwrap() > 0 && line != "ready\n" {
             eprint!("{line}");
             before += &line;
             line.clear();
         }
-        let address = line.trim().rsplit_once("http://").filter(|_| line.starts_with("serving "));
-        let address = address.unwrap_or_else(|| panic!("{line}")).1.parse().unwrap();
+        let address =
+            before.lines().find(|line| line.starts_with("serving ")).and_then(|line| line.split_once("http://"));
+        let address = address.unwrap_or_else(|| panic!("{before}")).1.parse().unwrap();
         Program { address, before, child, stderr }
     }
 
@@ -80,13 +81,65 @@ fn serve_ends_at_a_signal_and_logs_no_message_content() {
     let asked =
         json!({"model": "stories", "messages": [{"role": "user", "content": "a secret word"}], "max_tokens": 8});
     let answer = done(address, "/v1/chat/completions", asked).json();
+    let named = send(address, "GET", "/v1/models", &[("x-request-id", "mine")], b"");
+    assert_eq!(named.header("x-request-id"), Some("mine"));
+    assert_eq!(get(address, "/none").status, 404);
     let text = answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
-    assert_eq!(get(address, "/v1/models").json()["data"][0]["id"], json!("stories"));
+    assert_eq!(named.json()["data"][0]["id"], json!("stories"));
     let log = program.end();
     let told: Vec<Json> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    assert_eq!((&told[0]["endpoint"], &told[0]["status"]), (&json!("/v1/chat/completions"), &json!(200)), "{log}");
-    assert_eq!(told.len(), 2, "{log}");
+    let (first, usage) = (&told[0], &answer["usage"]);
+    assert_eq!((&first["path"], &first["status"]), (&json!("/v1/chat/completions"), &json!(200)), "{log}");
+    assert_eq!((&first["model"], &first["client"]), (&json!("stories"), &json!("127.0.0.1")), "{log}");
+    for name in ["prompt_tokens", "completion_tokens"] {
+        assert_eq!(first[name], usage[name], "{log}");
+    }
+    assert!(first["id"].as_str().unwrap().starts_with("req_") && first["first_token_ms"].is_u64(), "{log}");
+    assert_eq!(told.len(), 3, "{log}");
+    assert_eq!((&told[2]["error"], &told[2]["path"]), (&json!("unknown_url"), &json!("/none")), "{log}");
     assert!(!log.contains("secret") && !log.contains(&text), "{log}");
+}
+
+#[test]
+fn serve_says_what_it_runs_on() {
+    let program = Program::start(command(&["--port", "0", "--host", "localhost", "--parallel", "3", "--ctx", "256"]));
+    let said = &program.before;
+    for part in [
+        "access: this machine only, no API key, no TLS",
+        "model `stories`: context 256, 3 sequences at a time, KV cache of 768 tokens; memory ",
+        "(cpu): ",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    let health = get(program.address, "/health").json();
+    assert_eq!((&health["status"], &health["devices"][0]["backend"]), (&json!("ok"), &json!("cpu")), "{health}");
+    assert!(health["devices"][0]["reason"].is_string() && health["version"].is_string(), "{health}");
+    let model = get(program.address, "/v1/models/stories").json();
+    let want = [("max_model_len", json!(256)), ("parallel", json!(3)), ("cache_tokens", json!(768))];
+    for (name, value) in want {
+        assert_eq!(model[name], value, "{model}");
+    }
+    assert_eq!((&model["meta"]["n_ctx_train"], &model["status"]), (&json!(512), &json!("loaded")), "{model}");
+    assert!(model["memory"]["weightsBytes"].as_u64().unwrap() > 100_000, "{model}");
+}
+
+/// A model that cannot be loaded ends the server only if it is the only one.
+#[test]
+fn damaged_model_does_not_end_the_others() {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let [good, bad] = ["served-good.gguf", "served-bad.gguf"].map(|name| folder.join(name).display().to_string());
+    std::fs::write(&good, ModelFile::BUILTIN).unwrap();
+    std::fs::write(&bad, &ModelFile::BUILTIN[..ModelFile::BUILTIN.len() / 2]).unwrap();
+    let program = Program::start(command(&["--port", "0", &bad, &good]));
+    assert!(program.before.contains("error: served-bad: "), "{}", program.before);
+    let health = get(program.address, "/health").json();
+    assert_eq!((&health["status"], &health["failed"]), (&json!("degraded"), &json!(1)), "{health}");
+    done(program.address, "/v1/completions", json!({"model": "served-good", "prompt": "Once", "max_tokens": 1}));
+    let refused = post(program.address, "/v1/completions", &json!({"model": "served-bad", "prompt": "Once"}));
+    assert_eq!(refused.status, 500);
+    let output = command(&["--port", "0", &bad]).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && error.contains("error: "), "{error}");
 }
 
 /// Editors query a model before they use it, which must not load it.
@@ -228,11 +281,12 @@ fn serve_ends_when_its_stdin_closes() {
 
 #[test]
 fn unsafe_or_missing_options_end_serve_with_an_error() {
-    let cases: [(&[&str], i32, &str); 9] = [
+    let cases: [(&[&str], i32, &str); 10] = [
         (&["--port", "0", "--device", "cpu,pci:7"], 2, "device"),
-        (&["--host", "0.0.0.0", "--port", "0"], 2, "api_key"),
+        (&["--host", "0.0.0.0", "--port", "0"], 2, "--no-api-key"),
+        (&["--host", "no such host", "--port", "0"], 2, "no such host"),
         (&["--port", "0", "--parallel", "0"], 2, "max_sequences"),
-        (&["--port", "0", "--cors", "*"], 2, "cors"),
+        (&["--port", "0", "--cors", "https://*.org"], 2, "cors"),
         (&["--port", "0", "--max-body", "8M", "--max-bodies", "4M"], 2, "max_bodies"),
         (&["--port", "0", "--tls-cert", "cert.pem"], 2, "--tls-key"),
         (&["--port", "0", "none.gguf"], 1, "none.gguf"),

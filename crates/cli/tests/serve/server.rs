@@ -35,8 +35,19 @@ impl Drop for Running {
     }
 }
 
+/// Starts a server whose models are loaded.
 pub fn start(models: Vec<ModelSpec>, options: ServerOptions) -> Running {
     let server = Server::bind("127.0.0.1:0".parse().unwrap(), models, options).unwrap();
+    server.load().unwrap();
+    run(server)
+}
+
+/// Starts a server that loads its models meanwhile.
+pub fn start_loading(models: Vec<ModelSpec>, options: ServerOptions) -> Running {
+    run(Server::bind("127.0.0.1:0".parse().unwrap(), models, options).unwrap())
+}
+
+fn run(server: Server) -> Running {
     let address = server.address();
     let (end, ended) = oneshot::channel();
     let thread = std::thread::spawn(move || {

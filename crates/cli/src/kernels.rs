@@ -1,0 +1,134 @@
+//! `tilewright kernels`: the compute shaders as WGSL files.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+use tilewright::shaders::{self, Kernel, Variant};
+use tilewright::{Error, Tier, WeightType};
+
+use super::{CommandFailure, parse_tier};
+
+/// List the compute kernels, or write them as WGSL files.
+#[derive(Args)]
+pub struct KernelsArgs {
+    #[command(subcommand)]
+    command: KernelsCommand,
+}
+
+#[derive(Subcommand)]
+enum KernelsCommand {
+    /// List all kernels with their variants and storage bindings.
+    List,
+    /// Write linked WGSL, with comments that give shapes, and `kernels.json` with the bindings.
+    ///
+    /// Each file is one variant, named after kernel, weight type and tier, and needs no other file. Binding 0 is the
+    /// uniform `params`. A file without overrides is a complete shader; `override` values have their defaults in it.
+    Export(ExportArgs),
+}
+
+#[derive(Args)]
+struct ExportArgs {
+    /// Folder for the files; `-` prints one variant to stdout.
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    /// Only this kernel, such as rms_norm.
+    #[arg(long, value_name = "NAME")]
+    kernel: Option<String>,
+    /// Only variants for this weight type, such as Q4_0.
+    #[arg(long, value_parser = parse_weight, value_name = "TYPE")]
+    weight: Option<WeightType>,
+    /// Only variants of this tier.
+    #[arg(long, value_parser = parse_tier, value_name = "TIER")]
+    tier: Option<Tier>,
+}
+
+fn parse_weight(text: &str) -> Result<WeightType, String> {
+    let names = || WeightType::ALL.map(WeightType::name).join(", ");
+    let is_named = |weight: &WeightType| weight.name().eq_ignore_ascii_case(text);
+    WeightType::ALL.into_iter().find(is_named).ok_or_else(|| format!("expected one of {}", names()))
+}
+
+pub fn kernels(args: &KernelsArgs) -> Result<(), CommandFailure> {
+    match &args.command {
+        KernelsCommand::List => list(),
+        KernelsCommand::Export(args) => export(args),
+    }
+}
+
+fn list() -> Result<(), CommandFailure> {
+    let mut out = io::stdout().lock();
+    for kernel in shaders::ALL {
+        let bindings: Vec<&str> = kernel.bindings.iter().map(|binding| binding.name).collect();
+        writeln!(out, "{:<26} {:>3} variants  {}", kernel.name, kernel.variants.len(), bindings.join(", "))?;
+    }
+    Ok(out.flush()?)
+}
+
+fn export(args: &ExportArgs) -> Result<(), CommandFailure> {
+    let chosen: Vec<(&Kernel, Vec<&Variant>)> = shaders::ALL
+        .iter()
+        .filter(|kernel| args.kernel.as_deref().is_none_or(|name| name == kernel.name))
+        .map(|kernel| {
+            let is_wanted = |variant: &&Variant| {
+                args.tier.is_none_or(|tier| tier == variant.tier)
+                    && args.weight.is_none_or(|weight| Some(weight.layout()) == variant.weight)
+            };
+            (&**kernel, kernel.variants.iter().filter(is_wanted).collect())
+        })
+        .filter(|(_, variants): &(_, Vec<_>)| !variants.is_empty())
+        .collect();
+    let variants: Vec<&Variant> = chosen.iter().flat_map(|(_, variants)| variants.iter().copied()).collect();
+    let refused = |expected: String, found: String| Error::Option { option: "kernel", expected, found };
+    if variants.is_empty() {
+        let found = args.kernel.clone().unwrap_or_else(|| "none".into());
+        return Err(refused("a kernel of `tilewright kernels list` with such a variant".into(), found).into());
+    }
+    if args.folder == Path::new("-") {
+        let [variant] = variants[..] else {
+            let labels: Vec<&str> = variants.iter().take(8).map(|variant| variant.label).collect();
+            let found = format!("{} variants: {}", variants.len(), labels.join(", "));
+            return Err(refused("one variant, by --kernel, --weight and --tier".into(), found).into());
+        };
+        let mut out = io::stdout().lock();
+        out.write_all(variant.source().as_bytes())?;
+        return Ok(out.flush()?);
+    }
+    write_files(&args.folder, &chosen)?;
+    eprintln!("wrote {} shaders and kernels.json to {}", variants.len(), args.folder.display());
+    Ok(())
+}
+
+fn write_files(folder: &Path, chosen: &[(&Kernel, Vec<&Variant>)]) -> Result<(), Error> {
+    let write = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).map_err(|source| Error::Io { path, source })
+    };
+    std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.into(), source })?;
+    let mut table = Vec::new();
+    for (kernel, variants) in chosen {
+        for variant in variants {
+            write(&format!("{}.wgsl", variant.label), &variant.source())?;
+        }
+        let bindings = kernel.bindings.iter().enumerate().map(|(at, binding)| {
+            json!({"binding": at + 1, "name": binding.name, "writes": binding.writes, "elements": format!("{:?}", binding.dtype).to_lowercase()})
+        });
+        let variants = variants.iter().map(|variant| {
+            json!({
+                "file": format!("{}.wgsl", variant.label),
+                "tier": variant.tier.name(),
+                "weight": variant.weight.map(|weight| weight.to_string()),
+                "workgroup_bytes": variant.workgroup_bytes,
+            })
+        });
+        table.push(json!({
+            "entry_point": kernel.name,
+            "params_bytes": kernel.params_size,
+            "bindings": bindings.collect::<Vec<_>>(),
+            "variants": variants.collect::<Vec<_>>(),
+        }));
+    }
+    let text = serde_json::to_string_pretty(&table).unwrap_or_default();
+    write("kernels.json", &(text + "\n"))
+}
