@@ -517,6 +517,11 @@ impl Engine {
         };
         self.shared.state.with(|state| state.drivers.iter().map(unread).collect())
     }
+
+    /// The devices in use, such as the CPU after a fallback.
+    pub fn devices_in_use(&self) -> Vec<Device> {
+        self.shared.state.with(|state| state.drivers.iter().flat_map(|driver| driver.devices.clone()).collect())
+    }
 }
 
 fn no_model() -> Error {

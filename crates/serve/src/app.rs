@@ -14,6 +14,7 @@ use tilewright::{Error, caught};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
+use super::LogSink;
 use super::answers::{Answers, PreparedPrompt};
 use super::connections::AtWork;
 use super::conversation::Conversation;
@@ -27,7 +28,6 @@ use super::models::{Decoder, Lease, Loaded, Models};
 use super::page::StaticFiles;
 use super::request_log::{Refusals, SharedRecord};
 use super::telemetry::{Telemetry, TraceContext};
-use super::{LogSink, Sinks};
 
 /// Bodies below this size are parsed in place, which costs less than a thread. Each body may have this many bytes
 /// regardless of others, so that usual requests always succeed.
@@ -45,7 +45,6 @@ pub struct App {
     pub page: Option<StaticFiles>,
     /// Receives a line for each request, never its content.
     pub log: Option<LogSink>,
-    pub sinks: Sinks,
     /// Reports refused requests.
     pub refusals: Refusals,
     /// Sends traces of requests.

@@ -195,7 +195,6 @@ impl Server {
             slow,
             bodies,
             refusals: Refusals::new(sinks.events.clone()),
-            sinks: sinks.clone(),
         });
         let router = routes::router(app.clone());
         let events = sinks.events.clone();

@@ -89,12 +89,12 @@ impl Loaded {
         }
     }
 
-    /// Its devices.
-    pub fn devices(&self) -> Vec<&Device> {
+    /// The devices in use.
+    pub fn devices(&self) -> Vec<Device> {
         match self {
-            Loaded::Decoder(decoder) => decoder.model().devices().collect(),
-            Loaded::Embedder(embedder) => vec![embedder.device()],
-            Loaded::Reranker(reranker) => vec![reranker.device()],
+            Loaded::Decoder(decoder) => decoder.engine.devices_in_use(),
+            Loaded::Embedder(embedder) => vec![embedder.device().clone()],
+            Loaded::Reranker(reranker) => vec![reranker.device().clone()],
         }
     }
 
@@ -284,7 +284,8 @@ impl ServedModel {
         let since = Instant::now();
         let loaded = self.load()?;
         let name = self.name();
-        (sinks.events)(&format!("model `{name}`: {} ({:.1} s)", loaded.summary(), since.elapsed().as_secs_f64()));
+        let seconds = since.elapsed().as_secs_f64();
+        (sinks.events)(&format!("model `{name}`: {}; loaded in {seconds:.1} s", loaded.summary()));
         if let Loaded::Decoder(decoder) = &loaded {
             let unreadable = decoder.chat.template().into_iter().flat_map(ChatTemplate::unreadable);
             unreadable.for_each(|error| (sinks.report)(&format!("{name}: conversations are refused: {error}")));

@@ -302,7 +302,7 @@ fn model_json(entry: &ServedModel, adapter: Option<&str>) -> Json {
         reply["meta"] = about.meta(entry.size_bytes());
     }
     if let Some(loaded) = entry.loaded() {
-        reply["devices"] = loaded.devices().into_iter().map(device_json).collect();
+        reply["devices"] = loaded.devices().iter().map(device_json).collect();
         reply["memory"] = json!(loaded.plan());
         if let Loaded::Decoder(decoder) = &loaded {
             reply["parallel"] = decoder.engine.max_sequences().into();
@@ -364,7 +364,7 @@ async fn health(State(app): State<Arc<App>>) -> (StatusCode, Body<Json>) {
     };
     let mut devices: Vec<Json> = Vec::new();
     for loaded in entries.iter().filter_map(|entry| entry.loaded()) {
-        for device in loaded.devices().into_iter().map(device_json) {
+        for device in loaded.devices().iter().map(device_json) {
             if !devices.contains(&device) {
                 devices.push(device);
             }

@@ -120,7 +120,7 @@ fn serve_says_what_it_runs_on() {
         assert_eq!(model[name], value, "{model}");
     }
     assert_eq!((&model["meta"]["n_ctx_train"], &model["status"]), (&json!(512), &json!("loaded")), "{model}");
-    assert!(model["memory"]["weightsBytes"].as_u64().unwrap() > 100_000, "{model}");
+    assert!(model["memory"]["weights_bytes"].as_u64().unwrap() > 100_000, "{model}");
 }
 
 /// A model that cannot be loaded ends the server only if it is the only one.
