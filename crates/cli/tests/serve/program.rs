@@ -36,6 +36,12 @@ impl Program {
         Program { address, before, child, stderr }
     }
 
+    /// Its process id.
+    #[cfg(unix)]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Ends it with a signal and returns its output. Windows has no signal for a single process.
     pub fn end(mut self) -> String {
         if cfg!(windows) {
