@@ -79,7 +79,7 @@ pub struct ServeArgs {
     /// Private key of the TLS certificate, in PEM.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Folder of static files to serve without authentication, such as the demo page.
+    /// Folder of static files to serve without authentication [default: the demo page, if the build includes it].
     #[arg(long, value_name = "DIR")]
     page: Option<PathBuf>,
     #[command(flatten)]

@@ -98,7 +98,7 @@ pub struct ServerOptions {
     pub hosts: Vec<String>,
     /// Origins whose pages may use the server: `https://example.org`, `http://localhost:*`, `*`.
     pub origins: Vec<String>,
-    /// A folder of static files, served without a key.
+    /// A folder of static files, served without a key. If absent, the demo page, if the build has included it.
     pub page: Option<PathBuf>,
     /// The certificate and key files for TLS, in PEM.
     pub tls: Option<(PathBuf, PathBuf)>,
@@ -180,7 +180,7 @@ impl Server {
         let n_preparing = std::thread::available_parallelism().map_or(2, usize::from).max(2);
         let preparing = Arc::new(Semaphore::new(n_preparing));
         let slow = Arc::new(Semaphore::new(n_preparing / 2));
-        let page = page.as_deref().map(StaticFiles::open).transpose()?;
+        let page = page.as_deref().map(StaticFiles::open).transpose()?.or_else(StaticFiles::included);
         let bodies = Arc::new(Semaphore::new(limits.bodies_bytes.min(Semaphore::MAX_PERMITS)));
         let metrics = Arc::new(Metrics::new(&telemetry));
         let app = Arc::new(App {

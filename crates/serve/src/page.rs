@@ -1,4 +1,4 @@
-//! Static files of a folder, such as the demo page.
+//! Static files: those of a folder, or the demo page that the build has included.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,6 +13,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
+use sha2::{Digest, Sha256};
 use tilewright::Error;
 use tokio::task::{JoinHandle, spawn_blocking};
 
@@ -33,8 +34,17 @@ const HEADERS: [(&str, &str); 6] = [
     ("accept-ranges", "bytes"),
 ];
 
+include!(concat!(env!("OUT_DIR"), "/page.rs"));
+
 /// The files present at the start, by URL path. No other path is looked up, so no URL leads out of the folder.
-pub struct StaticFiles(HashMap<String, PathBuf>);
+pub struct StaticFiles(HashMap<String, StaticFile>);
+
+#[derive(Clone)]
+enum StaticFile {
+    OnDisk(PathBuf),
+    /// Part of the program.
+    Included(&'static str, &'static [u8]),
+}
 
 impl StaticFiles {
     /// # Errors
@@ -54,10 +64,11 @@ impl StaticFiles {
                 match std::fs::metadata(entry.path()) {
                     Ok(about) if about.is_dir() => folders.push((entry.path(), format!("{address}{name}/"))),
                     Ok(about) if about.is_file() => {
+                        let file = StaticFile::OnDisk(entry.path());
                         if name == "index.html" {
-                            files.insert(address.clone(), entry.path());
+                            files.insert(address.clone(), file.clone());
                         }
-                        files.insert(format!("{address}{name}"), entry.path());
+                        files.insert(format!("{address}{name}"), file);
                     }
                     _ => {}
                 }
@@ -70,21 +81,32 @@ impl StaticFiles {
         Ok(StaticFiles(files))
     }
 
+    /// The demo page, if the build has included it: see `build.rs`.
+    pub fn included() -> Option<StaticFiles> {
+        (!INCLUDED.is_empty()).then(|| StaticFiles::of(INCLUDED))
+    }
+
+    /// Whether the files are part of the program.
+    pub fn is_included(&self) -> bool {
+        self.0.values().all(|file| matches!(file, StaticFile::Included(..)))
+    }
+
+    fn of(files: &[(&'static str, &'static [u8])]) -> StaticFiles {
+        let mut all: HashMap<String, StaticFile> = HashMap::new();
+        for &(path, bytes) in files {
+            if let Some(folder) = path.strip_suffix("index.html") {
+                all.insert(folder.into(), StaticFile::Included(path, bytes));
+            }
+            all.insert(path.into(), StaticFile::Included(path, bytes));
+        }
+        StaticFiles(all)
+    }
+
     /// The file at a path, if any: all of it, the requested range, or 304 if unchanged (RFC 9110, 13 and 14). It is
     /// read while it is sent.
     pub async fn get(&self, method: &Method, path: &str, asked: &HeaderMap) -> Option<Response> {
-        let path = self.0.get(path)?.clone();
-        let kind = type_of(&path);
-        let opened = spawn_blocking(move || {
-            let file = File::open(path)?;
-            let about = file.metadata()?;
-            Ok::<_, io::Error>((file, about))
-        });
-        let (file, about) = opened.await.ok()?.ok()?;
-        let len = about.len();
-        // A rewritten file has another time or length.
-        let time = about.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
-        let tag = format!("\"{len:x}-{:x}\"", time.as_nanos());
+        let opened = self.0.get(path)?.clone().open().await?;
+        let (kind, len, tag) = (opened.kind, opened.len, opened.tag);
         let says = |name| asked.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
 
         let mut response = Response::new(Body::empty());
@@ -117,10 +139,57 @@ impl StaticFiles {
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(range.end - range.start));
         *response.status_mut() = status;
         if *method == Method::GET {
-            *response.body_mut() =
-                Body::new(FilePieces { left: range.end - range.start, at: range.start, next: NextRead::File(file) });
+            *response.body_mut() = match opened.content {
+                Content::File(file) => {
+                    let left = range.end - range.start;
+                    Body::new(FilePieces { left, at: range.start, next: NextRead::File(file) })
+                }
+                Content::Bytes(bytes) => Bytes::from_static(&bytes[range.start as usize..range.end as usize]).into(),
+            };
         }
         Some(response)
+    }
+}
+
+/// A file that is ready to be sent.
+struct OpenedFile {
+    kind: &'static str,
+    len: u64,
+    /// Its `ETag`.
+    tag: String,
+    content: Content,
+}
+
+enum Content {
+    File(File),
+    Bytes(&'static [u8]),
+}
+
+impl StaticFile {
+    /// `None` if it is gone.
+    async fn open(self) -> Option<OpenedFile> {
+        let path = match self {
+            StaticFile::OnDisk(path) => path,
+            StaticFile::Included(path, bytes) => {
+                let digest = Sha256::digest(bytes);
+                let tag =
+                    format!("\"{}\"", digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>());
+                let (kind, len) = (type_of(Path::new(path)), bytes.len() as u64);
+                return Some(OpenedFile { kind, len, tag, content: Content::Bytes(bytes) });
+            }
+        };
+        let kind = type_of(&path);
+        let opened = spawn_blocking(move || {
+            let file = File::open(path)?;
+            let about = file.metadata()?;
+            Ok::<_, io::Error>((file, about))
+        });
+        let (file, about) = opened.await.ok()?.ok()?;
+        let len = about.len();
+        // A rewritten file has another time or length.
+        let time = about.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+        let tag = format!("\"{len:x}-{:x}\"", time.as_nanos());
+        Some(OpenedFile { kind, len, tag, content: Content::File(file) })
     }
 }
 
@@ -256,6 +325,32 @@ mod tests {
             assert_eq!(range_of(asked, 10), range, "{asked}");
         }
         assert_eq!(range_of("bytes=0-", 0), Some(None));
+    }
+
+    #[tokio::test]
+    async fn included_files_are_served_as_those_of_a_folder() {
+        use http_body_util::BodyExt;
+
+        let page = StaticFiles::of(&[("/index.html", b"<p>"), ("/a/index.html", b"a"), ("/b.js", b"0123")]);
+        for (path, kind, text) in [
+            ("/", "text/html; charset=utf-8", "<p>"),
+            ("/index.html", "text/html; charset=utf-8", "<p>"),
+            ("/a/", "text/html; charset=utf-8", "a"),
+            ("/b.js", "text/javascript; charset=utf-8", "0123"),
+        ] {
+            let response = page.get(&Method::GET, path, &HeaderMap::new()).await.unwrap();
+            assert_eq!(response.headers()[header::CONTENT_TYPE], kind, "{path}");
+            assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), text, "{path}");
+        }
+        assert!(page.get(&Method::GET, "/a", &HeaderMap::new()).await.is_none());
+        let asked = HeaderMap::from_iter([(header::RANGE, HeaderValue::from_static("bytes=1-2"))]);
+        let part = page.get(&Method::GET, "/b.js", &asked).await.unwrap();
+        assert_eq!(part.status(), StatusCode::PARTIAL_CONTENT);
+        let tag = part.headers()[header::ETAG].clone();
+        assert_eq!(part.into_body().collect().await.unwrap().to_bytes(), "12");
+        let asked = HeaderMap::from_iter([(header::IF_NONE_MATCH, tag)]);
+        let same = page.get(&Method::GET, "/b.js", &asked).await.unwrap();
+        assert_eq!(same.status(), StatusCode::NOT_MODIFIED);
     }
 
     /// Reads no more than was taken, whatever the file's length.

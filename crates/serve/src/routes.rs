@@ -25,6 +25,7 @@ use super::app::{App, RequestContext};
 use super::connections::{AtWork, Framing, Peer};
 use super::errors::ApiError;
 use super::models::{Loaded, ServedModel};
+use super::page::StaticFiles;
 use super::request_log::{RequestRecord, SharedRecord, request_id};
 use super::telemetry::ServerSpan;
 use super::{chat, completions, embeddings, ollama, openapi, responses};
@@ -275,7 +276,15 @@ async fn wrong_method(method: Method, path: MatchedPath) -> ApiError {
 /// Static files, the response that Ollama's clients expect at the root, or an error.
 async fn other(State(app): State<Arc<App>>, request: Request) -> Response {
     let (reads, path) = (matches!(*request.method(), Method::GET | Method::HEAD), request.uri().path());
-    if let Some(page) = app.page.as_ref().filter(|_| reads)
+    // Ollama's clients expect the text below, unless the operator has put a page there.
+    let wants_page = path != "/"
+        || !app.page.as_ref().is_some_and(StaticFiles::is_included)
+        || request
+            .headers()
+            .get_all(header::ACCEPT)
+            .iter()
+            .any(|kinds| kinds.to_str().is_ok_and(|kinds| kinds.contains("text/html")));
+    if let Some(page) = app.page.as_ref().filter(|_| reads && wants_page)
         && let Some(file) = page.get(request.method(), path, request.headers()).await
     {
         return file;

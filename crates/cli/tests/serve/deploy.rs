@@ -93,7 +93,15 @@ fn systemd_unit_starts_reloads_and_stops_a_server() {
     // A signal that is not handled would have ended it.
     assert_guarded(&program, "localhost");
     let seconds = |key: &str, text: &str| -> u32 {
-        text.split(key).nth(1).unwrap().trim_start_matches([' ', '=']).split_whitespace().next().unwrap().parse().unwrap()
+        text.split(key)
+            .nth(1)
+            .unwrap()
+            .trim_start_matches([' ', '='])
+            .split_whitespace()
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap()
     };
     assert!(seconds("TimeoutStopSec", &unit) > seconds("--drain", &unit));
     program.end();
