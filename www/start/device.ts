@@ -7,7 +7,6 @@ import { recall, remember } from "./storage.js";
 /** What some browsers have, and the DOM's types lack. */
 interface Hints {
   deviceMemory?: number;
-  connection?: { downlink?: number };
   userAgentData?: { mobile?: boolean };
   gpu?: { requestAdapter(): Promise<{ limits: { maxBufferSize: number } } | null> };
 }
@@ -18,7 +17,7 @@ const TELLING_BYTES = 4e6;
 
 /** What the browser tells. The GPU is asked only where it says nothing of its memory. */
 export async function toldHere(): Promise<Told> {
-  const { deviceMemory, connection, userAgentData, gpu } = navigator as Navigator & Hints;
+  const { deviceMemory, userAgentData, gpu } = navigator as Navigator & Hints;
   const limits = deviceMemory === undefined ? (await gpu?.requestAdapter().catch(() => null))?.limits : undefined;
   const rate = recall(RATE_KEY);
   return {
@@ -26,7 +25,6 @@ export async function toldHere(): Promise<Told> {
     isPhone: userAgentData?.mobile ?? /Mobi|Android|iPhone|iPad/.test(navigator.userAgent),
     maxBufferBytes: limits?.maxBufferSize,
     measuredRate: typeof rate === "number" && rate > 0 && Number.isFinite(rate) ? rate : undefined,
-    lineRate: connection?.downlink === undefined ? undefined : connection.downlink * 1e6 / 8,
   };
 }
 

@@ -43,11 +43,8 @@ export function showFirstDevice({ name, backend, reason }: DeviceInfo): void {
 }
 
 function card({ model: { name, address, sizeBytes, licence }, fits, why, seconds }: Offer, stored: boolean): HTMLElement {
-  const [about, how] = seconds === undefined ? [] : [roughly(seconds.value), seconds.from];
   const time = stored ? "stored on this device"
-    : about === undefined ? undefined
-    : how === "measured" ? `about ${about} at the rate of your last download`
-    : how === "line" ? `about ${about} to load` : `at most ${about} to load`;
+    : seconds === undefined ? undefined : `about ${roughly(seconds)} at the rate of your last download`;
   const button = make(
     "button",
     { type: "button", className: "wide start-model" },

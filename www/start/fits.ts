@@ -1,4 +1,5 @@
 // Which models to offer to a device, and what can be said of each before it is fetched. No DOM in here.
+// Times to load come from a measured download alone: what browsers guess of a connection is off by a factor of ten.
 import type { KnownModel } from "../tilewright/index.js";
 
 /** What a browser tells of the device and its line. What it does not tell is missing. */
@@ -10,8 +11,6 @@ export interface Told {
   maxBufferBytes?: number | undefined;
   /** Bytes per second of the last large download of this page. */
   measuredRate?: number | undefined;
-  /** What the browser takes the line's rate for, in bytes per second. */
-  lineRate?: number | undefined;
 }
 
 export type Fit = "yes" | "no" | "unknown";
@@ -23,7 +22,8 @@ export interface Offer {
   fits: Fit;
   /** Why it fits or not. */
   why: string;
-  seconds?: { value: number; from: "measured" | "line" | "lineAtLeast" };
+  /** To download it, at the rate of the last large download. */
+  seconds?: number;
 }
 
 /** Tokens of a context that is not chosen. */
@@ -34,8 +34,6 @@ const SHARE = 0.5;
 const LITTLE_BYTES = 1e9;
 /** A GPU whose buffers are smaller has little memory. */
 const SMALL_BUFFER_BYTES = 2 ** 30;
-/** Browsers tell of no faster line than this. */
-const LINE_CAP = 10e6 / 8;
 const N_OFFERS = 3;
 
 const gigabytes = (bytes: number): string => `${(bytes / 1e9).toFixed(1)} GB`;
@@ -57,11 +55,8 @@ function offerOf(model: KnownModel, told: Told): Offer {
     no: `may be too large: ${needs}, and ${has}`,
     unknown: `${needs}; this browser does not say how much there is`,
   }[fits];
-  const { measuredRate, lineRate } = told;
-  const rate = measuredRate ?? lineRate;
-  if (rate === undefined || rate <= 0) return { model, needsBytes, fits, why };
-  const from = measuredRate !== undefined ? "measured" : rate >= LINE_CAP ? "lineAtLeast" : "line";
-  return { model, needsBytes, fits, why, seconds: { value: model.sizeBytes / rate, from } };
+  const rate = told.measuredRate;
+  return { model, needsBytes, fits, why, ...(rate === undefined ? {} : { seconds: model.sizeBytes / rate }) };
 }
 
 /** Three models for a device: of those that fit the smallest, one from the middle and the largest; then the smallest that do not. */
