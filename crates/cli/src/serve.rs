@@ -93,6 +93,14 @@ pub struct ServeArgs {
     /// Built-in chat template for models whose files have none.
     #[arg(long, value_parser = ChatTemplate::KNOWN, value_name = "NAME")]
     template: Option<String>,
+    /// Chat template variable for requests without `chat_template_kwargs`, such as enable_thinking=false; repeatable.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = super::chat::parse_variable)]
+    template_var: Vec<(String, serde_json::Value)>,
+    /// Ignore unknown and unsupported fields of requests with a warning, instead of refusing them.
+    ///
+    /// Each field is reported once on stderr; the header `x-tilewright-ignored` of an answer lists its ignored fields.
+    #[arg(long)]
+    lenient: bool,
     /// Shut down when stdin closes, as it does when the parent process ends.
     #[arg(long)]
     end_with_stdin: bool,
@@ -527,9 +535,12 @@ pub fn serve(args: ServeArgs) -> Result<(), CommandFailure> {
         api_keys,
         hosts: allow_host,
         origins: cors,
+        lenient: args.lenient,
+        template_variables: args.template_var.into_iter().collect(),
         page,
         tls: tls_cert.zip(tls_key),
         report: Some(Arc::new(|line: &str| eprintln!("error: {line}"))),
+        notice: Some(Arc::new(report)),
         log: args.log_requests.then(|| Arc::new(|line: &str| eprintln!("{line}")) as _),
         // By the OpenTelemetry specification, an empty variable is the same as none.
         #[cfg(feature = "telemetry")]

@@ -1,7 +1,8 @@
 //! Shared state of all endpoints, and parsing of requests.
 
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
@@ -20,12 +21,13 @@ use super::connections::AtWork;
 use super::conversation::Conversation;
 use super::embeddings::Vectors;
 use super::errors::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, IgnoredFields};
 use super::guard::Guard;
 use super::limits::Limits;
 use super::metrics::Metrics;
 use super::models::{Decoder, Lease, Loaded, Models};
 use super::page::StaticFiles;
+use super::stored::StoredResponses;
 use super::telemetry::{Telemetry, TraceContext};
 
 /// Bodies below this size are parsed in place, which costs less than a thread. Each body may have this many bytes
@@ -44,6 +46,16 @@ pub struct App {
     pub page: Option<StaticFiles>,
     /// Receives each request's method, endpoint, status and duration, never its content.
     pub log: Option<LogSink>,
+    /// Receives what was ignored in requests, once each.
+    pub notice: LogSink,
+    /// What was reported once for all requests.
+    pub said: Mutex<HashSet<String>>,
+    /// Whether fields without support are ignored with a warning instead of being refused.
+    pub is_lenient: bool,
+    /// Template variables of requests that do not set them.
+    pub variables: Map<String, Json>,
+    /// Responses that later requests can continue.
+    pub responses: StoredResponses,
     /// Sends traces of requests.
     pub telemetry: Telemetry,
     /// Permits for threads that parse large bodies and make prompts.
@@ -60,6 +72,22 @@ pub fn is_long(n_bytes: usize) -> bool {
 }
 
 impl App {
+    /// Reports a line, but only once.
+    pub fn report_once(&self, line: String) {
+        /// Clients choose a part of the lines.
+        const MOST: usize = 1000;
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.len() < MOST && !said.contains(&line) {
+            (self.notice)(&line);
+            said.insert(line);
+        }
+    }
+
+    /// Reports ignored parts of requests to this endpoint.
+    pub fn report_notices(&self, endpoint: &str, notices: &[String]) {
+        notices.iter().for_each(|notice| self.report_once(format!("{endpoint}: {notice}; it was ignored")));
+    }
+
     /// Runs work that grows with the request on a blocking thread; bounded concurrency.
     ///
     /// # Errors
@@ -98,8 +126,9 @@ impl App {
         &self,
         lease: Lease,
         since: &RequestContext,
-        conversation: Conversation,
+        mut conversation: Conversation,
     ) -> Result<Answers, ApiError> {
+        conversation.add_variables(&self.variables);
         let is_slow = conversation.has_grammar() || is_long(conversation.prompt_bytes());
         self.answer(lease, since, is_slow, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await
     }
@@ -265,21 +294,53 @@ fn broken() -> ApiError {
     ApiError::refusal(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the server failed to handle this request")
 }
 
-/// A request's start time, trace and cache salt.
+/// How the engine runs a request, and what it reports.
+#[derive(Clone, Copy, Debug)]
+pub struct RunOptions {
+    /// Higher priorities start first.
+    pub priority: i32,
+    /// Whether the prompt's cached beginning is used.
+    pub reads_cache: bool,
+    /// Whether answers have the ids of their tokens.
+    pub reports_ids: bool,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        RunOptions { priority: 0, reads_cache: true, reports_ids: false }
+    }
+}
+
+/// What is known of a request besides its body.
 #[derive(Clone)]
 pub struct RequestContext {
     pub at: Instant,
     pub trace: TraceContext,
+    /// Identifies the API key without revealing it.
+    pub key: Option<String>,
     /// See [`Request::cache_salt`](tilewright::engine::Request::cache_salt): API key and field of that name.
     pub cache_salt: Option<String>,
+    /// Fields that were ignored, on a lenient server.
+    pub ignored: Option<Arc<IgnoredFields>>,
+    pub run: RunOptions,
 }
 
 impl RequestContext {
+    /// The context of a request that arrived now or before, with this key's identifier.
+    pub fn new(at: Instant, trace: TraceContext, key: Option<String>) -> RequestContext {
+        RequestContext { at, trace, cache_salt: key.clone(), key, ignored: None, run: RunOptions::default() }
+    }
+
+    /// The same with other options.
+    pub fn with(&self, run: RunOptions) -> RequestContext {
+        RequestContext { run, ..self.clone() }
+    }
+
     /// Maximum length of the field, in bytes.
     const MAX_SALT_BYTES: usize = 256;
 
     fn salted(mut self, request: &Json) -> Result<RequestContext, ApiError> {
-        let Some(fields) = Fields::of(request).ok().filter(|fields| fields.get("cache_salt").is_some()) else {
+        let Some(fields) = Fields::of(request, None).ok().filter(|fields| fields.get("cache_salt").is_some()) else {
             return Ok(self);
         };
         match fields.text("cache_salt")? {
@@ -307,7 +368,7 @@ impl ApiRequest {
     /// # Errors
     /// If the request is not an object.
     pub fn fields(&self) -> Result<Fields<'_>, ApiError> {
-        Fields::of(&self.json)
+        Fields::of(&self.json, self.since.ignored.as_deref())
     }
 }
 
@@ -316,11 +377,7 @@ impl FromRequest<Arc<App>> for ApiRequest {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<ApiRequest, ApiError> {
         let since = request.extensions().get().cloned();
-        let since = since.unwrap_or_else(|| RequestContext {
-            at: Instant::now(),
-            trace: TraceContext::default(),
-            cache_salt: None,
-        });
+        let since = since.unwrap_or_else(|| RequestContext::new(Instant::now(), TraceContext::default(), None));
         check_headers(request.headers(), request.uri().path().starts_with("/v1/"), app.limits.body_bytes)?;
         let awaits_body = request.extensions().get::<Arc<AtWork>>().cloned().map(AtWork::awaits_body);
         let (body, held) = app.read(request.into_body()).await?;

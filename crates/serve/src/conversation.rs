@@ -30,6 +30,20 @@ impl Conversation {
         self.request.options.constraint.is_some() || !self.request.tools.is_empty()
     }
 
+    /// Sets template variables that the request leaves open. `enable_thinking` also decides whether the model may
+    /// think.
+    pub fn add_variables(&mut self, usual: &Map<String, Json>) {
+        let variables = &mut self.request.variables;
+        for (name, value) in usual {
+            let is_open = name != "enable_thinking" || self.request.thinking.is_none();
+            if is_open && !variables.contains_key(name) {
+                variables.insert(name.clone(), value.clone());
+            }
+        }
+        let thinks = ["enable_thinking", "thinking"].iter().find_map(|name| variables.get(*name)?.as_bool());
+        self.request.thinking = self.request.thinking.or(thinks);
+    }
+
     /// Approximate size of the prompt's text.
     pub fn prompt_bytes(&self) -> usize {
         // Added by a template around a message.
@@ -134,7 +148,7 @@ pub fn arguments_of(given: Option<&Json>, param: &str) -> Result<Json, ApiError>
 /// returns a tool's function and its path in the tool.
 ///
 /// # Errors
-/// Errors naming a field; `unsupported_value` if there are tools, but none is a function.
+/// Errors naming a field.
 pub fn tools_of<'a>(
     fields: Fields<'a>,
     limits: &Limits,
@@ -155,13 +169,7 @@ pub fn tools_of<'a>(
         let (function, place) = function(tool);
         tools.push(tool_of(function, &format!("{param}{place}"))?);
     }
-    match notices.first().filter(|_| tools.is_empty()) {
-        Some(notice) => {
-            let (param, _) = notice.split_once(' ').unwrap_or_default();
-            Err(ApiError::unsupported(param, notice.as_str()))
-        }
-        None => Ok((tools, notices)),
-    }
+    Ok((tools, notices))
 }
 
 /// The response header that lists ignored parts of the request.

@@ -13,8 +13,8 @@
 //! - **Connections** (`connections.rs`) use hyper directly, because `axum::serve` cannot limit the time for headers.
 //!   HTTP/1.1 only. At the limit, the connection idle for longest (at least 200 ms) is closed; busy ones are left
 //!   alone. Bodies share a memory limit that exempts the first 64 KiB of each.
-//! - **Fields** are read one by one (`fields.rs`), so that an error names the field and unknown fields can be
-//!   refused. Parsing, templates and tokenizing run on as many threads as there are processors; grammars get half of
+//! - **Fields** are rows of a table (`schema.rs`), by which requests are checked and `/openapi.json` is made. They are
+//!   read one by one (`fields.rs`), so that an error names the field. Parsing, templates and tokenizing run on as many threads as there are processors; grammars get half of
 //!   them.
 //! - **Back pressure.** The engine is asked for room (`Engine::expect_room`) before a prompt is made: under overload,
 //!   most prompts would be made for nothing.
@@ -35,9 +35,11 @@ pub mod bench;
 mod chat;
 mod completions;
 mod connections;
+mod constraints;
 mod conversation;
 mod embeddings;
 mod errors;
+mod extras;
 mod fields;
 mod guard;
 mod limits;
@@ -49,7 +51,9 @@ mod page;
 mod responses;
 mod routes;
 mod sampling;
+mod schema;
 mod sse;
+mod stored;
 #[cfg(feature = "telemetry")]
 mod telemetry;
 #[cfg(not(feature = "telemetry"))]
@@ -58,7 +62,7 @@ mod telemetry;
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use tilewright::Error;
@@ -73,6 +77,7 @@ use guard::Guard;
 use metrics::Metrics;
 use models::Models;
 use page::StaticFiles;
+use stored::StoredResponses;
 use telemetry::Telemetry;
 
 /// Receives a line of output.
@@ -91,12 +96,18 @@ pub struct ServerOptions {
     pub hosts: Vec<String>,
     /// Origins whose pages may use the server, such as `https://example.org`.
     pub origins: Vec<String>,
+    /// Whether fields and values without support are ignored with a warning instead of being refused.
+    pub lenient: bool,
+    /// Variables of chat templates, for requests that do not set them.
+    pub template_variables: serde_json::Map<String, serde_json::Value>,
     /// A folder of static files, served without a key.
     pub page: Option<PathBuf>,
     /// The certificate and key files for TLS, in PEM.
     pub tls: Option<(PathBuf, PathBuf)>,
     /// Receives errors that clients do not see.
     pub report: Option<LogSink>,
+    /// Receives what was ignored in requests, once each.
+    pub notice: Option<LogSink>,
     /// Receives a line for each request: time, endpoint, status and duration.
     pub log: Option<LogSink>,
     /// The address of an OpenTelemetry collector, such as `http://localhost:4318`. Each request's trace is sent there
@@ -124,6 +135,8 @@ impl Server {
         #[cfg(feature = "telemetry")]
         let (otlp_endpoint, has_tls) = (options.otlp_endpoint.clone(), options.tls.is_some());
         let ServerOptions { limits, keep, api_keys, hosts, origins, page, tls, report, log, .. } = options;
+        let (is_lenient, variables) = (options.lenient, options.template_variables);
+        let notice = options.notice.unwrap_or_else(|| Arc::new(|_: &str| ()));
         if limits.bodies_bytes < limits.body_bytes {
             let (expected, found) =
                 (format!("at least {}, the limit of one body", limits.body_bytes), limits.bodies_bytes);
@@ -151,6 +164,11 @@ impl Server {
         let metrics = Arc::new(Metrics::new(&telemetry));
         let app = Arc::new(App {
             models,
+            responses: StoredResponses::new(limits.stored_bytes),
+            notice,
+            said: Mutex::default(),
+            is_lenient,
+            variables,
             limits,
             guard,
             metrics,

@@ -16,6 +16,7 @@ use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use super::LogSink;
 use super::about::ModelDescription;
 use super::errors::ApiError;
+use super::fields::Fields;
 
 /// A generative model and its engine.
 pub struct Decoder {
@@ -481,7 +482,28 @@ impl Models {
     pub fn find(&self, name: &str) -> Result<&Arc<ServedModel>, ApiError> {
         let named = |name: &str| self.entries.iter().find(|entry| entry.name() == name);
         let found = named(name).or_else(|| named(name.strip_suffix(":latest")?));
-        found.ok_or_else(|| ApiError::no_model(name))
+        found.ok_or_else(|| ApiError::no_model(name, &self.names()))
+    }
+
+    /// The model that a request names, or the only one.
+    ///
+    /// # Errors
+    /// `invalid_value` if the field is no text, or missing and there are several models.
+    pub fn named(&self, fields: Fields<'_>) -> Result<String, ApiError> {
+        match (fields.text("model")?, self.entries.as_slice()) {
+            (Some(name), _) => Ok(name.to_owned()),
+            (None, [only]) => Ok(only.name().to_owned()),
+            (None, _) => Err(fields.wrong("model", &format!("one of {}", self.names()))),
+        }
+    }
+
+    /// The names of the models, for a message.
+    fn names(&self) -> String {
+        const MOST: usize = 20;
+        let names = self.entries.iter().take(MOST).map(|entry| format!("`{}`", entry.name()));
+        let others = self.entries.len().saturating_sub(MOST);
+        let others = (others > 0).then(|| format!("{others} others at /v1/models"));
+        names.chain(others).collect::<Vec<_>>().join(", ")
     }
 
     /// Finds a model by its name, or by `model:adapter` with the adapter.

@@ -22,7 +22,8 @@ use super::embeddings::vectors_of;
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::models::{Lease, Loaded, ServedModel};
-use super::sampling::{number_names, numbers, random, stops};
+use super::sampling::{OwnBounds, number_rows, numbers, random, seed_of, stops};
+use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
 use super::sse::{Disconnected, PartSender, Style, streamed};
 
 /// The Ollama version with these endpoints. Editors refuse servers below 0.6.4, other clients below 0.5.
@@ -31,25 +32,140 @@ const OLLAMA: &str = "0.12.6";
 /// Seconds until a permanently loaded model expires: a hundred years.
 const FOR_EVER: i64 = 100 * 365 * 86_400;
 
-/// Fields of both `/api/generate` and `/api/chat`.
-const COMMON: &[&str] = &["model", "stream", "format", "options", "keep_alive", "think"];
+const MODEL: Field = required("model", Kind::Text, "Name of the model.");
+const KEEP_ALIVE: Field = field(
+    "keep_alive",
+    Kind::Other(&["string", "number"], "a number of seconds or a time such as 5m"),
+    "the server's",
+    "How long to keep the model loaded; negative: for ever.",
+);
 
-/// Options about devices, which the server's operator sets: ignored.
-const OF_DEVICES: &[&str] = &[
-    "num_ctx",
-    "num_gpu",
-    "num_thread",
-    "num_batch",
-    "num_keep",
-    "main_gpu",
-    "use_mmap",
-    "use_mlock",
-    "low_vram",
-    "numa",
+/// Fields of both `/api/generate` and `/api/chat`.
+const COMMON: &[Field] = &[
+    MODEL,
+    field("stream", Kind::Flag, "true", "Send the answer in parts, one JSON object per line."),
+    field("format", Kind::Other(&["string", "object"], "\"json\" or a schema"), "", "JSON, or JSON by a schema."),
+    field("options", Kind::Object(OPTIONS), "{}", "Sampling options."),
+    KEEP_ALIVE,
+    field(
+        "think",
+        Kind::Other(&["boolean", "string"], "true, false, low, medium or high"),
+        "the template's",
+        "Whether, and how much, the model may think.",
+    ),
+    neutral("logprobs", &[Neutral::False], "Log probabilities are not reported."),
+    neutral("top_logprobs", &[Neutral::Number(0.0)], "Log probabilities are not reported."),
+    neutral("truncate", &[Neutral::AnyFlag], "A prompt that is too long is refused."),
+    neutral("shift", &[Neutral::AnyFlag], "A full context ends the answer."),
 ];
 
-/// Supported options, besides [`GenerateOptions::NUMBERS`].
-const OPTIONS: &[&str] = &["seed", "stop", "num_predict"];
+/// `/api/generate`.
+pub const GENERATE: Endpoint = Endpoint::post(
+    "/api/generate",
+    "Continues or answers a text, as Ollama's",
+    &[
+        COMMON,
+        &[
+            field("prompt", Kind::Text, "\"\"", "The text; without one, the model is loaded."),
+            field("system", Kind::Text, "\"\"", "The system message."),
+            field("raw", Kind::Flag, "false", "Use no template."),
+            neutral("suffix", &[Neutral::Empty], "Nothing can follow the answer."),
+            neutral("template", &[Neutral::Empty], "The model's template is used."),
+            neutral("context", &[Neutral::Empty], "Prompts are cached by their text."),
+            neutral("images", &[Neutral::Empty], "Only text is supported."),
+        ],
+    ],
+);
+
+/// `/api/chat`.
+pub const CHAT: Endpoint = Endpoint::post(
+    "/api/chat",
+    "Answers a conversation, as Ollama's",
+    &[
+        COMMON,
+        &[
+            field(
+                "messages",
+                Kind::Other(&["array"], "a list of messages"),
+                "[]",
+                "The conversation; without one, the model is loaded.",
+            ),
+            field("tools", Kind::Other(&["array"], "a list of tools"), "[]", "Functions that the model may call."),
+        ],
+    ],
+);
+
+/// `/api/embed`.
+pub const EMBED: Endpoint = Endpoint::post(
+    "/api/embed",
+    "Computes embeddings, as Ollama's",
+    &[&[
+        MODEL,
+        required("input", Kind::Other(&["string", "array"], "a text or a list of texts"), "The texts."),
+        field("truncate", Kind::Flag, "true", "Cut texts that are too long, instead of refusing them."),
+        field("options", Kind::Other(&["object"], "an object"), "", "Ignored."),
+        KEEP_ALIVE,
+        field("dimensions", Kind::Whole(1, u32::MAX as i64), "", "Width of the vectors: the model's own."),
+    ]],
+);
+
+/// `/api/show`.
+pub const SHOW: Endpoint = Endpoint::post(
+    "/api/show",
+    "Shows a model, as Ollama's",
+    &[&[
+        field("model", Kind::Text, "", "Name of the model."),
+        field("name", Kind::Text, "", "The same, as older clients write it."),
+        field("verbose", Kind::Flag, "false", "Ignored."),
+    ]],
+);
+
+/// Bounds that differ from ours.
+const OWN_BOUNDS: &[OwnBounds] = &[("repeat_last_n", [-1.0, i32::MAX as f64])];
+
+/// Fields of `options`, and the numbers. Those about devices are the operator's: ignored.
+const OPTIONS: &[&[Field]] = &[
+    &number_rows(OWN_BOUNDS, "0.8"),
+    &[
+        field(
+            "num_predict",
+            Kind::Whole(-2, i32::MAX as i64),
+            "-1",
+            "Maximum number of generated tokens; negative: up to the context.",
+        ),
+        field(
+            "seed",
+            Kind::Other(&["integer"], "a whole number from -2^63 to 2^63"),
+            "-1",
+            "Sampling seed; -1 draws one.",
+        ),
+        field(
+            "stop",
+            Kind::Other(&["string", "array"], "a text or a list of texts"),
+            "[]",
+            "Texts that end the answer.",
+        ),
+        neutral("mirostat", &[Neutral::Number(0.0)], "No Mirostat."),
+        neutral("mirostat_tau", &[Neutral::AnyNumber], "No Mirostat."),
+        neutral("mirostat_eta", &[Neutral::AnyNumber], "No Mirostat."),
+        neutral("tfs_z", &[Neutral::Number(1.0)], "No tail-free sampling."),
+        neutral("typical_p", &[Neutral::Number(1.0)], "No locally typical sampling."),
+        neutral("penalize_newline", &[Neutral::AnyFlag], "Penalties cover all tokens."),
+        neutral("vocab_only", &[Neutral::False], "The operator decides."),
+        neutral("logits_all", &[Neutral::False], "The operator decides."),
+        neutral("f16_kv", &[Neutral::AnyFlag], "The operator decides."),
+        neutral("num_ctx", &[Neutral::AnyNumber], "The operator decides."),
+        neutral("num_gpu", &[Neutral::AnyNumber], "The operator decides."),
+        neutral("num_thread", &[Neutral::AnyNumber], "The operator decides."),
+        neutral("num_batch", &[Neutral::AnyNumber], "The operator decides."),
+        neutral("num_keep", &[Neutral::AnyNumber], "The operator decides."),
+        neutral("main_gpu", &[Neutral::AnyNumber], "The operator decides."),
+        neutral("use_mmap", &[Neutral::AnyFlag], "The operator decides."),
+        neutral("use_mlock", &[Neutral::AnyFlag], "The operator decides."),
+        neutral("low_vram", &[Neutral::AnyFlag], "The operator decides."),
+        neutral("numa", &[Neutral::AnyFlag], "The operator decides."),
+    ],
+];
 
 /// The common fields.
 struct CommonFields {
@@ -105,21 +221,15 @@ impl CommonFields {
 fn options_of(fields: Fields<'_>, app: &App) -> Result<GenerateOptions, ApiError> {
     let none = Map::new();
     let given = fields.object("options", "an object")?.unwrap_or(&none);
-    let given = Fields::within(given, "options.");
-    given.only(&[OF_DEVICES, OPTIONS, &number_names()])?;
+    let given = fields.inside(given, "options.");
     let mut options = GenerateOptions::default();
-    numbers(given, &[("repeat_last_n", [-1.0, f64::from(i32::MAX)])], &mut options)?;
-    // -1: the whole context.
-    if given.get("repeat_last_n").and_then(Json::as_f64).is_some_and(|n| n < 0.0) {
-        options.repeat_last_n = i32::MAX as u32;
-    }
+    numbers(given, &mut options);
     let limit = app.limits.max_tokens.unwrap_or(i32::MAX as usize);
     // -1: no limit; -2: until the context is full.
-    let n = given.number("num_predict", -2.0, f64::from(i32::MAX))?.filter(|&n| n >= 0.0);
+    let n = given.checked_whole("num_predict").filter(|&n| n >= 0);
     let options = GenerateOptions {
         max_tokens: n.map_or(limit, |n| (n as usize).min(limit)),
-        // -1 requests a random seed.
-        seed: given.seed("seed")?.filter(|&seed| seed != u64::MAX).unwrap_or_else(random),
+        seed: seed_of(given)?.unwrap_or_else(random),
         stop: stops(given, "stop", &app.limits)?,
         ..options
     };
@@ -177,7 +287,7 @@ fn seconds_of(text: &str) -> Option<f64> {
 /// `/api/generate`.
 pub async fn generate(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
-    fields.only(&[COMMON, &["prompt", "system", "raw"]])?;
+    fields.check(GENERATE.fields)?;
     let common = CommonFields::read(fields, &app)?;
     let prompt = fields.text("prompt")?.unwrap_or_default().to_owned();
     let system = fields.text("system")?.unwrap_or_default().to_owned();
@@ -218,7 +328,7 @@ pub async fn generate(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<
 /// `/api/chat`.
 pub async fn chat(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
-    fields.only(&[COMMON, &["messages", "tools"]])?;
+    fields.check(CHAT.fields)?;
     let common = CommonFields::read(fields, &app)?;
     let given = fields.list("messages", "a list of messages")?.unwrap_or_default();
     if given.is_empty() {
@@ -400,7 +510,7 @@ struct EmbedResponse<'a> {
 /// `/api/embed`.
 pub async fn embed(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
-    fields.only(&[&["model", "input", "truncate", "options", "keep_alive", "dimensions"]])?;
+    fields.check(EMBED.fields)?;
     let model = fields.some_text("model")?;
     let texts = fields.texts("input", app.limits.texts)?;
     let texts =
@@ -495,7 +605,7 @@ pub async fn loaded(State(app): State<Arc<App>>) -> Result<Body<Json>, ApiError>
 pub async fn show(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     // Older clients send `name`.
-    fields.only(&[&["model", "name", "verbose"]])?;
+    fields.check(SHOW.fields)?;
     let name = match fields.text("model")? {
         Some(name) => name,
         None => fields.some_text("name").map_err(|_| fields.wrong("model", "a text"))?,

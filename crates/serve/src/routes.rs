@@ -9,7 +9,7 @@ use axum::Json as Body;
 use axum::Router;
 use axum::body::{Body as AnyBody, Bytes, HttpBody as _};
 use axum::extract::{MatchedPath, Path, Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -87,9 +87,13 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
     let mut response = match (checked, preflight) {
         (Err(refusal), _) => refusal.into_response(),
         (Ok(_), Some(reply)) => (StatusCode::NO_CONTENT, reply).into_response(),
-        (Ok(cache_salt), None) => {
-            request.extensions_mut().insert(RequestContext { at: since, trace, cache_salt });
-            next.run(request).await
+        (Ok(key), None) => {
+            let ignored = app.is_lenient.then(Arc::default);
+            let context = RequestContext { ignored: ignored.clone(), ..RequestContext::new(since, trace, key) };
+            request.extensions_mut().insert(context);
+            let response = next.run(request).await;
+            let names = ignored.map(|ignored| ignored.names()).unwrap_or_default();
+            with_ignored(&app, &watch.endpoint, response, &names)
         }
     };
     let code = response.extensions().get::<ApiError>().map(|error| error.code);
@@ -104,6 +108,26 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
     }
     watch.answered(response, code)
 }
+
+/// Tells the client and the operator which fields a lenient server has ignored.
+fn with_ignored(app: &App, endpoint: &str, mut response: Response, names: &[String]) -> Response {
+    if names.is_empty() {
+        return response;
+    }
+    for name in names {
+        app.report_once(format!("{endpoint}: the field {name:?} of a request is not supported and was ignored"));
+    }
+    // A header has one line of visible letters.
+    let plain = |letter: char| if letter.is_ascii_graphic() && letter != ',' { letter } else { '?' };
+    let names: Vec<String> = names.iter().map(|name| name.chars().map(plain).collect()).collect();
+    if let Ok(value) = HeaderValue::from_str(&names.join(", ")) {
+        response.headers_mut().insert(IGNORED, value);
+    }
+    response
+}
+
+/// The response header that lists ignored fields.
+const IGNORED: HeaderName = HeaderName::from_static("x-tilewright-ignored");
 
 /// Refuses a body that is not plainly chunked, and one with two lengths: another reader, such as a proxy, may take
 /// part of it for the next request.
