@@ -8,6 +8,8 @@ mod abuse;
 mod bench;
 #[path = "serve/client.rs"]
 pub mod client;
+#[path = "serve/compatible.rs"]
+mod compatible;
 #[path = "serve/endpoints.rs"]
 mod endpoints;
 #[path = "serve/errors.rs"]

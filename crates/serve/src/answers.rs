@@ -422,7 +422,7 @@ impl Answers {
             let bytes = |id| tokenizer.token_bytes(id).unwrap_or_default().to_vec();
             let top = logprobs.top.iter().map(|&(id, logprob)| (bytes(id), logprob)).collect();
             // The end token may complete the text, but is not one of its tokens.
-            if !answer.end_ids.contains(&piece.id) {
+            if self.run.reports_ends || !answer.end_ids.contains(&piece.id) {
                 answer.held.push_back(ScoredToken { bytes: bytes(piece.id), logprob: logprobs.logprob, top });
             }
             let n_certain = answer.held.len().saturating_sub(piece.held);

@@ -157,9 +157,12 @@ impl App {
             true => Some(self.slow.clone().acquire_owned().await),
             false => None,
         };
+        let most = self.limits.answer_bytes;
         let work = move || {
             let _turn = turn;
-            Answers::begin(lease, metrics, asks(&decoder)?, &since, deadline)
+            let asks = asks(&decoder)?;
+            check_reported(&asks, most)?;
+            Answers::begin(lease, metrics, asks, &since, deadline)
         };
         self.prepare(work).await
     }
@@ -281,6 +284,26 @@ impl App {
     }
 }
 
+/// Refuses log probabilities of prompts that take more memory than an answer.
+fn check_reported(asks: &[PreparedPrompt], most: usize) -> Result<(), ApiError> {
+    /// Of a token, or one of the most likely ones, as JSON.
+    const EACH: usize = 512;
+    let n_bytes = asks.iter().map(|ask| match ask.choices.options.prompt_logprobs {
+        Some(n_top) => ask.ids.len() * (n_top as usize + 2) * EACH * ask.choices.seeds.len(),
+        None => 0,
+    });
+    match n_bytes.sum::<usize>() > most {
+        true => {
+            let message = format!(
+                "the log probabilities of all prompts take more than the {most} bytes of an answer; ask for fewer, or \
+                 send fewer prompts at a time"
+            );
+            Err(ApiError { message, ..ApiError::invalid("logprobs", None, "") })
+        }
+        false => Ok(()),
+    }
+}
+
 /// Set while the client waits.
 struct CancelOnDrop(Arc<AtomicBool>);
 
@@ -303,11 +326,13 @@ pub struct RunOptions {
     pub reads_cache: bool,
     /// Whether answers have the ids of their tokens.
     pub reports_ids: bool,
+    /// Whether the token that ended an answer is among those with log probabilities.
+    pub reports_ends: bool,
 }
 
 impl Default for RunOptions {
     fn default() -> Self {
-        RunOptions { priority: 0, reads_cache: true, reports_ids: false }
+        RunOptions { priority: 0, reads_cache: true, reports_ids: false, reports_ends: false }
     }
 }
 

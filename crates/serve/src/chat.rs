@@ -62,6 +62,7 @@ const FIELDS: &[Field] = &[
         "false",
         "Continue the last message, of the assistant, instead of starting an answer.",
     ),
+    neutral("best_of", &[Neutral::Number(1.0)], "All generated answers are returned."),
     neutral("echo", &[Neutral::False], "The answer has no text of the conversation."),
     neutral("add_special_tokens", &[Neutral::False], "The template adds special tokens."),
     neutral("chat_template", &[Neutral::Empty], "The model's template is used; see `serve --template`."),

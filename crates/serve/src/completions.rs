@@ -42,6 +42,7 @@ const FIELDS: &[Field] = &[
         "Add the log probability of each token, and of this many most likely tokens.",
     ),
     field("add_special_tokens", Kind::Flag, "true", "Put the model's special tokens, such as BOS, around a text."),
+    field("best_of", Kind::Other(&["integer"], "the value of n"), "n", "All generated answers are returned."),
     neutral("suffix", &[Neutral::Empty], "Nothing can follow the answer."),
 ];
 
@@ -97,6 +98,9 @@ pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
     let RequestSampling { mut choices, streams, extras, run } =
         RequestSampling::read(fields, &app.limits, MAX_TOKENS, Some(USUAL_TOKENS))?;
     let n_each = choices.seeds.len();
+    if fields.checked_whole("best_of").is_some_and(|n| n != n_each as i64) {
+        return Err(ApiError::unsupported("best_of", "best_of must equal n: all generated answers are returned"));
+    }
     let logprobs = fields.checked_whole("logprobs").map(|n| n as u32);
     let echo = fields.checked_flag("echo").unwrap_or(false);
     let options = &mut choices.options;
@@ -119,17 +123,11 @@ pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
     let echoed = if echo { prompts.clone() } else { Vec::new() };
     let lease = app.models.get(&model).await?;
     let decoder = lease.decoder()?;
-    let (choices, most) = (Arc::new(choices), app.limits.answer_bytes);
+    let choices = Arc::new(choices);
     let asks = move |decoder: &super::models::Decoder| {
-        let n_top = choices.options.prompt_logprobs;
-        let mut n_bytes = 0;
         let ask = |prompt: PromptInput| {
             let ids = prompt.ids(decoder.model(), add_special)?;
-            n_bytes += n_top.map_or(0, |n| reported_bytes(ids.len(), n, n_each));
-            match n_bytes > most {
-                true => Err(too_much_to_report(most)),
-                false => Ok(PreparedPrompt { ids, choices: choices.clone(), reader: None }),
-            }
+            Ok(PreparedPrompt { ids, choices: choices.clone(), reader: None })
         };
         prompts.into_iter().map(ask).collect::<Result<Vec<_>, ApiError>>()
     };
@@ -143,20 +141,6 @@ pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
         true => streamed(Style::Data, app.limits.keep_alive, move |parts| formatter.stream(answers, parts)).await,
         false => formatter.whole(answers, app.limits.answer_bytes).await,
     }
-}
-
-/// Approximate memory of the log probabilities of a prompt's tokens as JSON, in all answers.
-fn reported_bytes(n_tokens: usize, n_top: u32, n_answers: usize) -> usize {
-    const EACH: usize = 128;
-    n_tokens.saturating_mul(n_top as usize + 2).saturating_mul(EACH).saturating_mul(n_answers)
-}
-
-fn too_much_to_report(most: usize) -> ApiError {
-    let message = format!(
-        "the log probabilities of all prompts take more than the {most} bytes of an answer; ask for fewer, or send \
-         fewer prompts at a time"
-    );
-    ApiError { message, ..ApiError::invalid("logprobs", None, "") }
 }
 
 /// A text, a list of token ids, or a list of those.

@@ -99,7 +99,6 @@ pub const FIELDS: &[Field] = &[
         "Prompts are cached in memory.",
     ),
     neutral("service_tier", &[Neutral::Text("auto"), Neutral::Text("default")], "There is one tier."),
-    neutral("best_of", &[Neutral::Number(1.0)], "All generated answers are returned."),
     neutral("use_beam_search", &[Neutral::False], "No beam search."),
     neutral("length_penalty", &[Neutral::Number(1.0)], "No beam search."),
     neutral("early_stopping", &[Neutral::False], "No beam search."),
@@ -128,7 +127,7 @@ pub const FIELDS: &[Field] = &[
 
 /// Fields about what answers report, and their number.
 pub const REPORTS: &[Field] = &[
-    field("n", Kind::Whole(1, 1 << 20), "1", "Number of answers to each prompt."),
+    field("n", Kind::Other(&["integer"], "a whole number above 0"), "1", "Number of answers to each prompt."),
     field("timings_per_token", Kind::Flag, "false", "Add llama.cpp's `timings`; in a stream, to each part."),
     field(
         "return_token_ids",
@@ -293,6 +292,8 @@ impl RequestSampling {
                     .map_or(0, |n| n.saturating_neg().min(i32::MAX.into()) as i32),
                 reads_cache: fields.checked_flag("cache_prompt").unwrap_or(true),
                 reports_ids: token_ids,
+                // Clients that score a prompt expect one generated token after it (lm-eval drops the last).
+                reports_ends: fields.checked_flag("echo").unwrap_or(false),
             },
         })
     }
