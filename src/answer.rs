@@ -297,6 +297,13 @@ impl AnswerReader {
         self
     }
 
+    /// Leaves the given start out of the events, so that they are only of generated text.
+    pub fn without_given(mut self) -> Self {
+        self.events.clear();
+        self.space.clear();
+        self
+    }
+
     /// The answer's format.
     pub fn format(&self) -> Format {
         self.format

@@ -67,7 +67,6 @@ const FIELDS: &[Field] = &[
     neutral("add_special_tokens", &[Neutral::False], "The template adds special tokens."),
     neutral("chat_template", &[Neutral::Empty], "The model's template is used; see `serve --template`."),
     neutral("mm_processor_kwargs", &[Neutral::Empty], "Only text is supported."),
-    neutral("modalities", &[Neutral::Only("text")], "Only text is supported."),
     neutral("verbosity", &[Neutral::Text("medium")], "The model decides."),
     neutral("store", &[Neutral::False], "Chat completions are not stored."),
     neutral(

@@ -43,6 +43,7 @@ const FIELDS: &[Field] = &[
     ),
     field("add_special_tokens", Kind::Flag, "true", "Put the model's special tokens, such as BOS, around a text."),
     field("best_of", Kind::Other(&["integer"], "the value of n"), "n", "All generated answers are returned."),
+    neutral("store", &[Neutral::False], "Completions are not stored."),
     neutral("suffix", &[Neutral::Empty], "Nothing can follow the answer."),
 ];
 

@@ -61,7 +61,8 @@ impl Conversation {
         Ok(PreparedPrompt {
             ids,
             choices: Arc::new(AnswerOptions { options, seeds: self.seeds }),
-            reader: Some(reader),
+            // The client has the beginning of the answer.
+            reader: Some(reader.without_given()),
         })
     }
 }

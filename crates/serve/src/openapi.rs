@@ -80,3 +80,26 @@ pub fn document() -> Json {
         "security": [{}, {"key": []}],
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::super::schema::{Field, Kind};
+    use super::*;
+
+    fn check(path: &str, rows: &[&[Field]]) {
+        let mut names = HashSet::new();
+        for row in rows.iter().copied().flatten() {
+            assert!(names.insert(row.name), "{path} has two fields {}", row.name);
+            if let Kind::Object(nested) = row.kind {
+                check(path, nested);
+            }
+        }
+    }
+
+    #[test]
+    fn fields_of_an_endpoint_have_different_names() {
+        ENDPOINTS.iter().for_each(|endpoint| check(endpoint.path, endpoint.fields));
+    }
+}

@@ -87,6 +87,7 @@ pub const FIELDS: &[Field] = &[
         "Separates the prefix cache: only requests with the same text share cached prompts.",
     ),
     field("no_stop_trim", Kind::Flag, "false", "SGLang's `include_stop_str_in_output`."),
+    neutral("modalities", &[Neutral::Only("text")], "Only text is supported."),
     neutral("user", &[Neutral::AnyText], "Ignored."),
     neutral("request_id", &[Neutral::AnyText], "Ignored."),
     neutral("rid", &[Neutral::AnyText], "Ignored."),

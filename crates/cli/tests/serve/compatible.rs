@@ -323,16 +323,23 @@ fn template_variables_and_final_messages_reach_the_prompt() {
         let ids: Vec<u32> = serde_json::from_value(told["prompt_token_ids"].clone()).unwrap();
         model.tokenizer().unwrap().decode(&ids, true).unwrap()
     };
-    assert_eq!(prompt(json!({})).trim(), "true Rome [a>");
+    assert_eq!(prompt(json!({})).trim(), "True Rome [a>");
     let own = json!({"chat_template_kwargs": {"enable_thinking": false, "city": "Bonn"}});
-    assert_eq!(prompt(own).trim(), "false Bonn [a>");
-    assert_eq!(prompt(json!({"reasoning_effort": "none"})).trim(), "false Rome [a>");
-    assert_eq!(prompt(json!({"add_generation_prompt": false})).trim(), "true Rome [a");
+    assert_eq!(prompt(own).trim(), "False Bonn [a>");
+    assert_eq!(prompt(json!({"reasoning_effort": "none"})).trim(), "False Rome [a>");
+    assert_eq!(prompt(json!({"add_generation_prompt": false})).trim(), "True Rome [a");
     let begun = json!({
         "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "I th"}],
         "continue_final_message": true, "add_generation_prompt": false,
     });
-    assert_eq!(prompt(begun).trim(), "true Rome [a][I th");
+    assert_eq!(prompt(begun.clone()).trim(), "True Rome [a][I th");
+    // The answer is what follows.
+    let asked = with(&begun, json!({"max_tokens": 8, "temperature": 0, "return_token_ids": true}));
+    let choice = done(server.address, "/v1/chat/completions", asked).json()["choices"][0].clone();
+    let ids: Vec<u32> = serde_json::from_value(choice["token_ids"].clone()).unwrap();
+    let mut decoder = model.tokenizer().unwrap().decoder().continuing();
+    let text: String = ids.iter().map(|&id| decoder.push(id).unwrap()).collect();
+    assert_eq!(choice["message"]["content"], json!(text));
     std::fs::remove_file(path).unwrap();
 }
 
@@ -350,7 +357,7 @@ fn unknown_fields_name_the_nearest_one_or_are_ignored_by_a_lenient_server() {
             post(shared(), "/v1/completions", &with(&with(&base, json!({"model": "story"})), json!({field: value})));
         let error = error.json()["error"].clone();
         assert_eq!((&error["param"], &error["code"]), (&json!(field), &json!("unsupported_value")));
-        assert!(error["message"].as_str().unwrap().ends_with(near), "{error}");
+        assert!(error["message"].as_str().unwrap().contains(near), "{error}");
     }
     let notices: Arc<Mutex<Vec<String>>> = Arc::default();
     let kept = notices.clone();
@@ -424,7 +431,7 @@ fn openapi_document_describes_the_fields_of_requests() {
         assert_eq!(schema(path)["properties"][field][name], value, "{path} {field}");
     }
     assert_eq!(schema("/v1/chat/completions")["required"], json!(["messages"]));
-    // Every row has a description, and no endpoint the same field twice.
+    // Every row has a description.
     for (path, methods) in document["paths"].as_object().unwrap() {
         let Some(properties) = methods["post"].pointer("/requestBody/content/application~1json/schema/properties")
         else {

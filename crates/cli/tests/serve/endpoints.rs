@@ -196,8 +196,8 @@ fn seed_accepts_any_64_bit_integer() {
     let two = done(shared(), "/v1/completions", two).json();
     assert_eq!((&two["choices"][0]["text"], &two["choices"][1]["text"]), (&drawn(u64::MAX - 1), &drawn(u64::MAX)));
     // -1 draws a seed, as in llama.cpp's server.
-    let drawn: Vec<Json> = (0..4).map(|_| text(json!(-1))).collect();
-    assert!(drawn.iter().any(|text| *text != drawn[0]), "{drawn:?}");
+    let random: Vec<Json> = (0..4).map(|_| text(json!(-1))).collect();
+    assert!(random.iter().any(|text| *text != random[0]), "{random:?}");
     let ollama = |seed: Json| {
         let options = json!({"seed": seed, "num_predict": 12, "temperature": 1.0});
         let asked = json!({"model": "plain", "prompt": PROMPT, "raw": true, "stream": false, "options": options});
