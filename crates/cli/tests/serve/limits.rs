@@ -285,8 +285,10 @@ fn likeliest_tokens() {
     let mut body = chat("logprobs", json!(true));
     body["top_logprobs"] = 21.into();
     refused("/v1/chat/completions", body, "invalid_value", json!("top_logprobs"), "0 to 20");
-    let body = json!({"model": "story", "prompt": "A", "logprobs": 6});
-    refused("/v1/completions", body, "invalid_value", json!("logprobs"), "0 to 5");
+    for field in ["logprobs", "prompt_logprobs"] {
+        let body = json!({"model": "story", "prompt": "A", field: 21});
+        refused("/v1/completions", body, "invalid_value", json!(field), "0 to 20");
+    }
 }
 
 fn tools() {
