@@ -223,7 +223,6 @@ impl ChatModel {
             variables,
             template: request.template.clone(),
             now: request.now.or_else(now),
-            ..ChatOptions::default()
         };
         let mut ids = template.encode(&self.tokenizer, &messages, &template_options)?;
         // A prefill is read as the answer's beginning, not as the prompt's end.

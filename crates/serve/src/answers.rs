@@ -264,7 +264,7 @@ impl Answers {
             let PendingAnswer { index, ref ask, seed } = *next;
             let options = &ask.choices.options;
             // Answers to the same prompt share its log probabilities.
-            let prompt_logprobs = options.prompt_logprobs.filter(|_| index % self.n_each == 0);
+            let prompt_logprobs = options.prompt_logprobs.filter(|_| index.is_multiple_of(self.n_each));
             let options = GenerateOptions { seed, prompt_logprobs, ..options.clone() };
             let tokenizer = self.decoder.model().tokenizer()?;
             let end_ids = options.end_ids(Some(tokenizer));
@@ -508,7 +508,7 @@ impl Answers {
 /// Takes the log probabilities of a prompt from its first answer.
 fn report_prompt(prompts: &mut [PromptReport], n_each: usize, answer: &RunningAnswer) {
     if let Some(prompt) = prompts.get_mut(answer.index / n_each)
-        && answer.index % n_each == 0
+        && answer.index.is_multiple_of(n_each)
     {
         prompt.logprobs.extend(answer.stream.prompt_logprobs());
     }
