@@ -20,6 +20,8 @@ mod faults;
 mod guard;
 #[path = "serve/limits.rs"]
 mod limits;
+#[path = "serve/ollama.rs"]
+mod ollama;
 #[path = "serve/program.rs"]
 mod program;
 #[path = "serve/server.rs"]

@@ -91,7 +91,8 @@ impl Delta {
         self.thinking.len() + self.text.len() + calls + tokens.sum::<usize>() + 16 * self.ids.len()
     }
 
-    fn is_empty(&self) -> bool {
+    /// Whether it has nothing.
+    pub fn is_empty(&self) -> bool {
         let has_tokens = !self.tokens.is_empty() || !self.ids.is_empty();
         self.thinking.is_empty() && self.text.is_empty() && self.calls.is_empty() && !has_tokens
     }
@@ -292,6 +293,11 @@ impl Answers {
             });
         }
         Ok(())
+    }
+
+    /// When the first token arrived.
+    pub fn first(&self) -> Option<Instant> {
+        self.times.first
     }
 
     /// Tokens of all prompts and answers so far.
@@ -588,7 +594,7 @@ mod tests {
         let (engine, _driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
         let decoder = Arc::new(Decoder::of(engine, Some("chatml")).unwrap());
         let story = ModelSpec::new("story", 1, move || Ok(Loaded::Decoder(decoder.clone())));
-        let models = Models::new(vec![story], KeepOptions::default(), 1, Arc::new(|_| ())).unwrap();
+        let models = Models::new(vec![story], KeepOptions::default(), 1, None, Arc::new(|_| ())).unwrap();
         models.preload().unwrap();
         let lease = pollster::block_on(models.get("story")).ok().unwrap();
 

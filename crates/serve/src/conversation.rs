@@ -173,16 +173,18 @@ pub fn tools_of<'a>(
     Ok((tools, notices))
 }
 
-/// The response header that lists ignored parts of the request.
+/// The response header that lists ignored or changed parts of the request.
 const NOTICE: HeaderName = HeaderName::from_static("x-tilewright-notice");
 
 /// Adds the notices to a response.
-pub fn with_notices(mut response: Response, notices: &[String]) -> Response {
-    for notice in notices {
-        // Notices contain none of the request's own text.
-        if let Ok(notice) = HeaderValue::from_str(&format!("{notice}; it was ignored")) {
-            response.headers_mut().append(NOTICE, notice);
-        }
+pub fn with_notices(response: Response, notices: &[String]) -> Response {
+    notices.iter().fold(response, |response, notice| with_notice(response, &format!("{notice}; it was ignored")))
+}
+
+/// Adds a notice, which has none of the request's own text, to a response.
+pub fn with_notice(mut response: Response, notice: &str) -> Response {
+    if let Ok(notice) = HeaderValue::from_str(notice) {
+        response.headers_mut().append(NOTICE, notice);
     }
     response
 }

@@ -69,7 +69,7 @@ use tilewright::Error;
 use tokio::sync::Semaphore;
 
 pub use limits::Limits;
-pub use models::{Decoder, KeepOptions, Load, Loaded, ModelSpec};
+pub use models::{Decoder, Fetch, KeepOptions, Load, Loaded, ModelSpec};
 
 use app::App;
 use connections::{Connections, Tls};
@@ -104,6 +104,8 @@ pub struct ServerOptions {
     pub page: Option<PathBuf>,
     /// The certificate and key files for TLS, in PEM.
     pub tls: Option<(PathBuf, PathBuf)>,
+    /// Fetches models for clients, which may then also name and delete models; `None`: they may not change the models.
+    pub fetch: Option<Arc<Fetch>>,
     /// Receives errors that clients do not see.
     pub report: Option<LogSink>,
     /// Receives what was ignored in requests, once each.
@@ -134,7 +136,7 @@ impl Server {
     pub fn bind(address: SocketAddr, models: Vec<ModelSpec>, options: ServerOptions) -> Result<Server, Error> {
         #[cfg(feature = "telemetry")]
         let (otlp_endpoint, has_tls) = (options.otlp_endpoint.clone(), options.tls.is_some());
-        let ServerOptions { limits, keep, api_keys, hosts, origins, page, tls, report, log, .. } = options;
+        let ServerOptions { limits, keep, api_keys, hosts, origins, page, tls, fetch, report, log, .. } = options;
         let (is_lenient, variables) = (options.lenient, options.template_variables);
         let notice = options.notice.unwrap_or_else(|| Arc::new(|_: &str| ()));
         if limits.bodies_bytes < limits.body_bytes {
@@ -154,7 +156,7 @@ impl Server {
             otlp_endpoint.map(|endpoint| Telemetry::open(&endpoint, has_tls, &report)).transpose()?.unwrap_or_default();
         #[cfg(not(feature = "telemetry"))]
         let telemetry = Telemetry;
-        let models = Models::new(models, keep, limits.batches, report.clone())?;
+        let models = Models::new(models, keep, limits.batches, fetch, report.clone())?;
         models.preload()?;
         let n_preparing = std::thread::available_parallelism().map_or(2, usize::from).max(2);
         let preparing = Arc::new(Semaphore::new(n_preparing));

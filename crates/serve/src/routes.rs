@@ -44,13 +44,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/rerank", post(embeddings::rerank))
         .route("/v1/models", get(list))
         .route("/v1/models/{*name}", get(retrieve).post(load))
-        .route("/api/generate", post(ollama::generate))
-        .route("/api/chat", post(ollama::chat))
-        .route("/api/embed", post(ollama::embed))
-        .route("/api/tags", get(ollama::tags))
-        .route("/api/ps", get(ollama::loaded))
-        .route("/api/show", post(ollama::show))
-        .route("/api/version", get(ollama::version))
+        .merge(ollama::routes())
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(async || Body(openapi::document())))
@@ -292,29 +286,33 @@ async fn other(State(app): State<Arc<App>>, request: Request) -> Response {
     ApiError::refusal(StatusCode::NOT_FOUND, "unknown_url", message).into_response()
 }
 
-fn model_json(entry: &ServedModel, adapter: Option<&str>) -> Json {
+fn model_json(name: &str, entry: &ServedModel, adapter: Option<&str>) -> Json {
     let status = if entry.loaded().is_some() { "loaded" } else { "unloaded" };
     let mut reply =
-        json!({"id": entry.name(), "object": "model", "created": entry.created, "owned_by": "local", "status": status});
+        json!({"id": name, "object": "model", "created": entry.created, "owned_by": "local", "status": status});
     if let Some(adapter) = adapter {
-        reply["id"] = format!("{}:{adapter}", entry.name()).into();
-        reply["parent"] = entry.name().into();
+        reply["id"] = format!("{name}:{adapter}").into();
+        reply["parent"] = name.into();
     }
     reply
 }
 
 async fn list(State(app): State<Arc<App>>) -> Body<Json> {
-    let all = app.models.entries.iter().flat_map(|entry| {
-        let adapters = entry.adapters().iter().map(|adapter| Some(adapter.as_str()));
-        std::iter::once(None).chain(adapters).map(|adapter| model_json(entry, adapter))
-    });
-    let data: Vec<Json> = all.collect();
+    let mut data = Vec::new();
+    for (name, entry) in app.models.listed() {
+        data.push(model_json(&name, &entry, None));
+        // Adapters have the name of the model itself only.
+        let adapters = entry.adapters().iter().filter(|_| name == entry.name());
+        data.extend(adapters.map(|adapter| model_json(&name, &entry, Some(adapter))));
+    }
     Body(json!({"object": "list", "data": data}))
 }
 
 async fn retrieve(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Body<Json>, ApiError> {
     let (entry, adapter) = app.models.find_adapted(&name)?;
-    Ok(Body(model_json(entry, adapter)))
+    let is_alias = adapter.is_none() && app.models.listed().iter().any(|(known, _)| *known == name);
+    let own = if is_alias { &name } else { entry.name() };
+    Ok(Body(model_json(own, &entry, adapter.as_deref())))
 }
 
 /// `/v1/models/NAME/load` and `/unload`.
@@ -324,19 +322,19 @@ async fn load(State(app): State<Arc<App>>, Path(path): Path<String>) -> Result<B
         Some((name, "unload")) => {
             let entry = app.models.find(name)?;
             entry.unload();
-            entry.clone()
+            entry
         }
         _ => {
             let message = "a model accepts GET, and POST at /load and /unload";
             return Err(ApiError::refusal(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message));
         }
     };
-    Ok(Body(model_json(&entry, None)))
+    Ok(Body(model_json(entry.name(), &entry, None)))
 }
 
 /// Status 503 if a model's engine has stopped: probes only check the status.
 async fn health(State(app): State<Arc<App>>) -> (StatusCode, Body<Json>) {
-    let entries = &app.models.entries;
+    let entries = app.models.entries();
     let n_loaded = entries.iter().filter(|entry| entry.loaded().is_some()).count();
     let losses: Vec<BreakerStats> = entries.iter().map(|entry| entry.losses()).collect();
     let n_on_cpu = losses.iter().filter(|stats| stats.circuit == Circuit::Open).count();

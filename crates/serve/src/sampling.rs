@@ -358,6 +358,22 @@ pub fn numbers(fields: Fields<'_>, options: &mut GenerateOptions) {
     }
 }
 
+/// Rows with another default of one.
+pub const fn with_default<const N: usize>(
+    mut rows: [Field; N],
+    name: &'static str,
+    default: &'static str,
+) -> [Field; N] {
+    let mut at = 0;
+    while at < N {
+        if is_same(rows[at].name, name) {
+            rows[at].default = default;
+        }
+        at += 1;
+    }
+    rows
+}
+
 /// A list of token ids.
 pub fn ids_of(fields: Fields<'_>, field: &str) -> Result<Vec<u32>, ApiError> {
     let id = |id: &Json| whole_of(id).and_then(|id| u32::try_from(id).ok());

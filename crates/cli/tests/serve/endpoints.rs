@@ -199,7 +199,8 @@ fn seed_accepts_any_64_bit_integer() {
     let random: Vec<Json> = (0..4).map(|_| text(json!(-1))).collect();
     assert!(random.iter().any(|text| *text != random[0]), "{random:?}");
     let ollama = |seed: Json| {
-        let options = json!({"seed": seed, "num_predict": 12, "temperature": 1.0});
+        // Its defaults of `top_p` and `min_p` differ from ours.
+        let options = json!({"seed": seed, "num_predict": 12, "temperature": 1.0, "top_p": 0.95, "min_p": 0.05});
         let asked = json!({"model": "plain", "prompt": PROMPT, "raw": true, "stream": false, "options": options});
         done(shared(), "/api/generate", asked).json()["response"].clone()
     };

@@ -389,7 +389,7 @@ fn invalid_fields_of_other_endpoints_are_refused() {
         json!({"model": "story", "messages": [{"role": "user", "content": "Hi"}], "options": {"num_predict": 1}});
     for (field, value) in [
         ("options", json!({"temperature": "hot"})),
-        ("options", json!({"mirostat": 2})),
+        ("options", json!({"typical_p": 0.5})),
         ("format", json!("yaml")),
         ("keep_alive", json!("soon")),
         ("think", json!("much")),
