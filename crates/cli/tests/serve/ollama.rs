@@ -29,14 +29,16 @@ fn requests_of_ollamas_command_line_are_answered() {
     // `ollama list` and `ollama ps` print twelve characters of the digest.
     let tags = get(shared(), "/api/tags").json();
     let ps = get(shared(), "/api/ps").json();
-    for model in [&tags["models"][0], &ps["models"][0]] {
+    // Models that expire later come first.
+    let running = ps["models"].as_array().unwrap().iter().find(|model| model["name"] == "story").unwrap();
+    for model in [&tags["models"][0], running] {
         assert_eq!(model["digest"], tags["models"][0]["digest"]);
         assert!(model["digest"].as_str().unwrap().len() >= 12 && model["details"]["family"].is_string(), "{model}");
         assert_eq!(model["details"]["context_length"], json!(512));
     }
-    let (size, vram) = (&ps["models"][0]["size"], &ps["models"][0]["size_vram"]);
+    let (size, vram) = (&running["size"], &running["size_vram"]);
     assert!(size.as_u64().unwrap() > 1 << 20 && *vram == json!(0), "{ps}");
-    assert_eq!(ps["models"][0]["context_length"], json!(512));
+    assert_eq!(running["context_length"], json!(512));
     // `ollama show -v` and `ollama run`.
     let asked = json!({"model": "", "system": "", "template": "", "verbose": true, "options": null, "name": "story"});
     let shown = done(shared(), "/api/show", asked).json();
@@ -173,6 +175,17 @@ fn ollama_context_continues_a_conversation() {
     let asked = json!({"model": "story", "prompt": ids, "max_tokens": 6, "temperature": 0});
     let text = done(shared(), "/v1/completions", asked).json()["choices"][0]["text"].clone();
     assert_eq!(second["response"].as_str().unwrap().trim(), text.as_str().unwrap().trim());
+}
+
+#[test]
+fn last_message_of_ollamas_assistant_is_continued() {
+    let messages = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Once upon"}]);
+    let mut asked = json!({"model": "story", "messages": messages, "max_tokens": 6, "temperature": 0});
+    asked["continue_final_message"] = true.into();
+    let want = done(shared(), "/v1/chat/completions", asked).json()["choices"][0]["message"]["content"].clone();
+    let options = json!({"num_predict": 6, "temperature": 0});
+    let asked = json!({"model": "story", "messages": messages, "options": options, "stream": false});
+    assert_eq!(done(shared(), "/api/chat", asked).json()["message"]["content"], want);
 }
 
 /// As in Ollama, a conversation that is too long loses its oldest turns, but not its system message.

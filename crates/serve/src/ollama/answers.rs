@@ -145,7 +145,12 @@ pub async fn chat(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Resp
         return only_load(&app, &common, OllamaEndpoint::Chat).await;
     }
     let parse = |(at, message): (usize, &Json)| chat_message(message, &format!("messages[{at}]"));
-    let messages = given.iter().enumerate().map(parse).collect::<Result<Vec<_>, ApiError>>()?;
+    let mut messages = given.iter().enumerate().map(parse).collect::<Result<Vec<_>, ApiError>>()?;
+    // The model continues a last message of its own.
+    let is_begun = |last: &mut Message| {
+        last.role == "assistant" && last.fields.is_empty() && last.text().is_some_and(|text| !text.is_empty())
+    };
+    let prefill = messages.pop_if(is_begun).and_then(|last| last.text().map(str::to_owned));
     let (tools, ignored) = tools_of(fields, &app.limits, |tool| (tool.get("function"), ".function"))?;
     let begun = Instant::now();
     let lease = common.lease(&app).await?;
@@ -154,7 +159,7 @@ pub async fn chat(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Resp
     let mut formatter = OllamaFormatter::new(model, OllamaEndpoint::Chat, asked.since.at, load);
     formatter.has_logprobs = request.options.logprobs.is_some();
     formatter.calls = CallIds::new(messages.len());
-    let mut conversation = one_answer(ChatRequest { messages, tools, ..request });
+    let mut conversation = one_answer(ChatRequest { messages, tools, prefill, ..request });
     conversation.add_variables(&app.variables);
     let is_slow = conversation.has_grammar() || is_long(conversation.prompt_bytes());
     let limit = ContextLimit { n_ctx, truncates };
