@@ -258,6 +258,13 @@ impl AnswerReader {
         self
     }
 
+    /// Expects the names of special tokens in the text of pieces
+    /// ([`GenerateOptions::skip_special_tokens`](crate::GenerateOptions::skip_special_tokens) is false).
+    pub fn with_special(mut self) -> Self {
+        self.tokens = self.tokens.map(|tokens| MarkTokens { decoder: tokens.decoder.with_special(), ..tokens });
+        self
+    }
+
     /// Sets the text before the answer: templates may end with the mark that opens reasoning, or with a harmony
     /// header.
     pub fn after_prompt(mut self, prompt: &str) -> Self {
@@ -287,6 +294,13 @@ impl AnswerReader {
     pub fn begun_with(mut self, text: &str) -> Self {
         self.by_token = false;
         self.text(text);
+        self
+    }
+
+    /// Leaves the given start out of the events, so that they are only of generated text.
+    pub fn without_given(mut self) -> Self {
+        self.events.clear();
+        self.space.clear();
         self
     }
 

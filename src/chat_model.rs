@@ -95,6 +95,8 @@ pub struct ChatRequest {
     pub template: Option<String>,
     /// Seconds since 1970 UTC, for templates that mention the date; `None`: now.
     pub now: Option<i64>,
+    /// Whether the prompt ends with the start of the assistant's answer.
+    pub add_generation_prompt: bool,
     /// Beginning of the answer, which the model continues.
     pub prefill: Option<String>,
     /// Sampling and stop options. A constraint applies to the answer's text and disables thinking.
@@ -214,13 +216,13 @@ impl ChatModel {
         }
         let list = |list: &Vec<Json>| (!list.is_empty()).then(|| list.clone());
         let template_options = ChatOptions {
+            add_generation_prompt: request.add_generation_prompt,
             continue_final_message: prefill.is_some(),
             tools: list(&request.tools),
             documents: list(&request.documents),
             variables,
             template: request.template.clone(),
             now: request.now.or_else(now),
-            ..ChatOptions::default()
         };
         let mut ids = template.encode(&self.tokenizer, &messages, &template_options)?;
         // A prefill is read as the answer's beginning, not as the prompt's end.
@@ -233,8 +235,10 @@ impl ChatModel {
             }
         }
         let (mut options, reader) = self.continue_text(&end, request)?;
-        options.stop_ids.extend(&self.stop_ids);
-        options.stop.extend(template.stop_texts().iter().map(|&text| text.to_owned()));
+        if !options.ignore_eos {
+            options.stop_ids.extend(&self.stop_ids);
+            options.stop.extend(template.stop_texts().iter().map(|&text| text.to_owned()));
+        }
         Ok(ChatPrompt { ids, options, reader: reader.begun_with(prefill.as_deref().unwrap_or_default()) })
     }
 
@@ -247,6 +251,7 @@ impl ChatModel {
         let mut options = request.options.clone();
         self.bind(prompt, request, &mut options)?;
         let reader = AnswerReader::for_tokenizer(self.format, &self.tokenizer).with_tools(&request.tools);
+        let reader = if options.skip_special_tokens { reader } else { reader.with_special() };
         Ok((options, reader.after_prompt(prompt)))
     }
 
@@ -352,6 +357,7 @@ impl ChatRequest {
             variables: Map::new(),
             template: None,
             now: None,
+            add_generation_prompt: true,
             prefill: None,
             options: GenerateOptions::default(),
         }

@@ -39,7 +39,7 @@ pub use expert_cache::ExpertCacheStats;
 pub use generation::{CancelHandle, Generation, Piece, StopReason};
 pub(crate) use in_flight::InFlight;
 pub use inside::{HeadWeights, TimedDispatch, Timeline};
-pub use logprobs::Logprobs;
+pub use logprobs::{Logprobs, PromptLogprobs};
 pub(crate) use lookup::{look_up, verify_drafts};
 pub(crate) use model::Adapted;
 pub use model::Placed;

@@ -142,7 +142,7 @@ impl DraftModel {
             let part = (ids.len() - 1 - n).min(self.passes.max_pass() as usize);
             let row = self.row(slot, ids, n, part as u32);
             let adapted = self.model.adapted_by(None)?;
-            self.passes.compute_prompt((&self.model, adapted), row, &ids[n..n + part]).await?;
+            self.passes.compute_prompt((&self.model, adapted), row, &ids[n..n + part], false).await?;
             self.known[slot as usize - 1].ids.extend(&ids[n..n + part]);
             n += part;
         }

@@ -9,14 +9,14 @@ use super::decode_batch::{DecodeBatch, SequenceRows};
 use super::drafter::Drafter;
 use super::options::EngineOptions;
 use super::pages::Pages;
-use super::passes::{DecodeForm, EngineSizes, Passes};
+use super::passes::{DecodeForm, EngineSizes, Passes, SCORED_ROWS};
 use super::queue::{EngineShared, EngineState, EngineStats, QueuedRequest};
 use super::running::Running;
 use super::stream::ResponseSender;
 use super::watchdog::Watchdog;
 use crate::device::Device;
 use crate::error::Error;
-use crate::generate::{Model, StopReason, verify_drafts};
+use crate::generate::{Model, PromptLogprobs, StopReason, verify_drafts};
 use crate::kernels::{BatchRow, NON_FINITE, PAGE, Sampling, mask_words};
 use crate::loss::LossReason;
 use crate::model::{Drawing, Sampler};
@@ -408,6 +408,7 @@ impl Driver {
         if self.batch.in_flight.is_empty() {
             self.admit().await?;
             self.compute_prompt().await?;
+            self.end_done();
             self.submit_rows().await?;
         }
         self.run_ahead().await?;
@@ -428,6 +429,13 @@ impl Driver {
                 Some(reason) => self.end(i, reason),
                 None => i += 1,
             }
+        }
+    }
+
+    /// Ends sequences that generate nothing, once their prompt is computed.
+    fn end_done(&mut self) {
+        while let Some(i) = self.running.iter().position(Running::is_done) {
+            self.end(i, StopReason::MaxTokens);
         }
     }
 
@@ -457,7 +465,7 @@ impl Driver {
                 self.update(|stats| stats.n_failed += 1);
                 continue;
             }
-            if waiting.request.options.max_tokens == 0 {
+            if waiting.request.options.max_tokens == 0 && waiting.request.options.prompt_logprobs.is_none() {
                 waiting.response.begin(waiting.request.ids.len(), 0);
                 waiting.response.end(StopReason::MaxTokens);
                 self.update(|stats| stats.n_finished += 1);
@@ -540,6 +548,8 @@ impl Driver {
         let most =
             if others_wait { MAX_PREFILL_WHILE_DECODING.min(self.passes.max_pass()) } else { self.passes.max_pass() };
         let Some(at) = self.running.iter().position(|sequence| !sequence.is_ready()) else { return Ok(()) };
+        let n_top = self.running[at].scores_prompt();
+        let most = if n_top.is_some() { most.min(SCORED_ROWS) } else { most };
         let n_tokens = self.running[at].next_len(most as usize, n_copies(&self.model, &self.options).is_some());
         self.make_free(self.running[at].pages_for(n_tokens)).await?;
         let Driver { model, passes, pages, running, .. } = self;
@@ -548,7 +558,13 @@ impl Driver {
         let ids = sequence.next_tokens(n_tokens).to_vec();
         sequence.take_pages(n_tokens, pages)?;
         let row = sequence.row(ids.len() as u32);
-        passes.compute_prompt((model, adapted), row.clone(), &ids).await?;
+        let logits = passes.compute_prompt((model, adapted), row.clone(), &ids, n_top.is_some()).await?;
+        if let Some(n_top) = n_top {
+            let rows = logits.chunks_exact(model.config().vocab_size as usize);
+            let next = sequence.next_ids(row.pos as usize, ids.len());
+            let scored = rows.zip(next).map(|(row, &id)| PromptLogprobs::of(row, id, n_top));
+            sequence.response.prompt_logprobs(row.pos as usize, scored);
+        }
         if passes.has_mtp() {
             let next_ids = sequence.next_ids(row.pos as usize, ids.len());
             unless_browser(|| passes.mtp_follow(model, row, next_ids), || Ok(())).await?;

@@ -118,13 +118,15 @@ pub struct Request {
     /// Sampling and stop options. `tokens_per_submit` and `submits_in_flight` are ignored.
     pub options: GenerateOptions,
     /// Higher priorities start first; equal ones in order of arrival.
-    pub priority: i8,
+    pub priority: i32,
     /// When the request ends, finished or not, with [`StopReason::Deadline`](crate::generate::StopReason::Deadline).
     pub deadline: Option<Instant>,
     /// Isolates the prefix cache: only requests with the same salt share pages, so that
     /// [`Usage::cached_tokens`](super::Usage::cached_tokens) and timing reveal nothing about other requests. At most
     /// [`Request::MAX_SALT_BYTES`]. `None`: shared by all requests without a salt.
     pub cache_salt: Option<String>,
+    /// Whether the prompt's cached beginning is used; otherwise all of it is computed.
+    pub reads_cache: bool,
     /// LoRA adapter, by its name in [`Model::with_adapters`](crate::Model::with_adapters). A pass uses one adapter,
     /// so requests with different adapters take turns.
     pub adapter: Option<String>,
@@ -134,9 +136,9 @@ impl Request {
     /// Maximum length of a salt in bytes.
     pub const MAX_SALT_BYTES: usize = 1024;
 
-    /// A request with priority 0 and no deadline, salt or adapter.
+    /// A request with priority 0 that reads the prefix cache, without a deadline, salt or adapter.
     pub fn new(ids: Vec<u32>, options: GenerateOptions) -> Request {
-        Request { ids, options, priority: 0, deadline: None, cache_salt: None, adapter: None }
+        Request { ids, options, priority: 0, deadline: None, cache_salt: None, reads_cache: true, adapter: None }
     }
 
     /// Refuses unsupported options.

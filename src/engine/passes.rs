@@ -1,7 +1,7 @@
 //! An engine's pipeline stages, one on each device that computes layers of the model.
 
 use super::pages::{HostPage, PageId};
-pub(super) use super::stage::{DecodeForm, EngineSizes};
+pub(super) use super::stage::{DecodeForm, EngineSizes, SCORED_ROWS};
 use super::stage::{Pass, Stage};
 use crate::device::{Device, Pending};
 use crate::error::Error;
@@ -166,7 +166,8 @@ impl Passes {
         self.sizes.max_pass
     }
 
-    /// Computes a prefill chunk for the sequence of `row`. Models with several stages have no adapters.
+    /// Computes a prefill chunk for the sequence of `row`, of at most [`SCORED_ROWS`] tokens if `with_logits`; then
+    /// returns the logits of each. Models with several stages have no adapters.
     ///
     /// # Errors
     /// Those of recording, of the self-test, and of the devices.
@@ -175,7 +176,8 @@ impl Passes {
         (model, adapted): (&Model, Adapted<'_>),
         row: BatchRow,
         ids: &[u32],
-    ) -> Result<(), Error> {
+        with_logits: bool,
+    ) -> Result<Vec<f32>, Error> {
         let size = rows_for(ids.len() as u32).min(self.sizes.max_pass);
         let (position, rows) = (row.pos as usize, [row]);
         for stage in self.stages() {
@@ -190,7 +192,16 @@ impl Passes {
             left = Some(device.run_and_read(stage.pass(None, Pass::Prompt(size)).await?, &stream)?.await?);
         }
         take_left(&self.last.device, &self.last.prompt, left)?;
-        model.run(self.last.pass(Some(adapted), Pass::Prompt(size)).await?, ids.len()).await
+        if !with_logits {
+            model.run(self.last.pass(Some(adapted), Pass::Prompt(size)).await?, ids.len()).await?;
+            return Ok(Vec::new());
+        }
+        let pass = Pass::ScoredPrompt(size);
+        self.last.pass(Some(adapted), pass).await?;
+        let logits = self.last.scored.as_ref().unwrap_or(&self.last.prompt).logits.first_rows(size)?;
+        let recording = self.last.pass(Some(adapted), pass).await?;
+        let words = model.run_and_read(recording, ids.len(), &logits, 1).await?.await?;
+        Ok(bytemuck::cast_vec(words))
     }
 
     /// Submits a decode pass over the first `n` of the set rows and reads the tokens that it chooses.

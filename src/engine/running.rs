@@ -53,8 +53,11 @@ impl Running {
         let [salt, adapter] = [&request.cache_salt, &request.adapter].map(|text| text.as_deref().map(Into::into));
         let beginning = PrefixKey { rope_offset, salt, adapter };
         // The last token is always computed: its logits choose the next one.
-        let CachedPrefix { pages: held, copy, on_host } =
-            pages.acquire_prefix(&beginning, &request.ids[..request.ids.len() - 1]);
+        let n_read = match request.reads_cache && request.options.prompt_logprobs.is_none() {
+            true => request.ids.len() - 1,
+            false => 0,
+        };
+        let CachedPrefix { pages: held, copy, on_host } = pages.acquire_prefix(&beginning, &request.ids[..n_read]);
         let most = request.ids.len().saturating_add(n_left).min(model.context_length() as usize);
         let most_pages = most.div_ceil(PAGE as usize);
         let n_reserved = most_pages.saturating_sub(held.len());
@@ -119,6 +122,17 @@ impl Running {
     /// The next `n` uncached tokens.
     pub fn next_tokens(&self, n: usize) -> &[u32] {
         &self.sequence.uncached()[..n]
+    }
+
+    /// The number of most likely tokens to report with each prompt token, while they are computed for the first time.
+    pub fn scores_prompt(&self) -> Option<usize> {
+        let n = self.request.options.prompt_logprobs.filter(|_| !self.has_generated());
+        n.map(|n| n as usize)
+    }
+
+    /// Whether it was to generate nothing and its prompt is computed.
+    pub fn is_done(&self) -> bool {
+        self.request.options.max_tokens == 0 && self.is_ready()
     }
 
     /// Reports the start to the stream, unless the sequence was preempted after its first token.

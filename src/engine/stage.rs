@@ -44,6 +44,8 @@ pub(super) struct EngineSizes {
 pub(super) enum Pass {
     /// A prefill chunk of this many rows.
     Prompt(u32),
+    /// The same with the logits of all rows, at most [`SCORED_ROWS`].
+    ScoredPrompt(u32),
     /// A decode pass of this many rows.
     Decode(u32, DecodeForm),
     /// The MTP head's prefill after a prefill chunk of this many rows.
@@ -51,6 +53,9 @@ pub(super) enum Pass {
     /// The MTP head's draft after a decode pass of this many rows, with this ending.
     MtpDraft(u32, Ending),
 }
+
+/// Maximum rows of a prefill chunk with logits: they take the memory of so many vocabularies.
+pub(super) const SCORED_ROWS: u32 = 32;
 
 /// Variants of decode passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -74,6 +79,8 @@ pub(super) struct Stage {
     pub rows: PassTensors,
     /// Of prefill chunks.
     pub prompt: PassTensors,
+    /// The same with logits of [`SCORED_ROWS`] rows, once a request has asked for them.
+    pub scored: Option<PassTensors>,
     /// Recurrent states of all sequences, and copies of some.
     states: Vec<(Tensor, Tensor)>,
     /// Staging buffer for moving a page or states to host memory and back.
@@ -143,6 +150,7 @@ impl Stage {
             staging: None,
             rows: PassTensors { fetched: fetched_rows, fetched_state, ..rows },
             prompt: PassTensors { fetched: fetched(max_pass)?, ..prompt },
+            scored: None,
             workspace: Workspace::default(),
             sizes,
             recordings: HashMap::new(),
@@ -321,9 +329,17 @@ impl Stage {
     fn record(&mut self, adapted: Option<Adapted<'_>>, pass: Pass) -> Result<(), Error> {
         let EngineSizes { n_rows: most_rows, max_pass, .. } = self.sizes;
         let few = BatchInvariance::Few { columns: most_rows.min(8) };
-        let with_runs;
+        let (with_runs, scored);
         let (io, batch_invariance, n_rows, ending) = match pass {
             Pass::Prompt(n_rows) => (&self.prompt, BatchInvariance::Many, n_rows, Ending::Cache),
+            Pass::ScoredPrompt(n_rows) => {
+                scored = match &self.scored {
+                    Some(io) => io.clone(),
+                    None => self.prompt.with_logits(&self.transformer.config, SCORED_ROWS)?,
+                };
+                self.scored = Some(scored.clone());
+                (&scored, BatchInvariance::Many, n_rows, Ending::AllLogits)
+            }
             Pass::Decode(n_rows, DecodeForm { sampler, has_runs: false }) => {
                 (&self.rows, few, n_rows, Ending::Sample(sampler))
             }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::watched::Watched;
 use crate::error::Error;
-use crate::generate::{Piece, StopReason};
+use crate::generate::{Piece, PromptLogprobs, StopReason};
 
 /// Token counts of a request so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -27,6 +27,8 @@ pub struct Usage {
 #[derive(Default)]
 struct Unread {
     pieces: VecDeque<Result<Piece, Error>>,
+    /// Of the prompt's tokens from the second on.
+    prompt_logprobs: Vec<PromptLogprobs>,
     usage: Usage,
     /// Whether the driver has ended the stream.
     is_over: bool,
@@ -85,6 +87,13 @@ impl Stream {
         self.0.unread.with(|unread| unread.usage)
     }
 
+    /// Takes the log probabilities of the prompt's tokens from the second on, if
+    /// [`GenerateOptions::prompt_logprobs`](field@crate::GenerateOptions::prompt_logprobs) is set. They are complete
+    /// once there is a piece, or the completion has ended.
+    pub fn prompt_logprobs(&self) -> Vec<PromptLogprobs> {
+        self.0.unread.with(|unread| std::mem::take(&mut unread.prompt_logprobs))
+    }
+
     /// A handle that cancels the request.
     pub fn handle(&self) -> StreamHandle {
         StreamHandle(self.0.clone())
@@ -112,6 +121,15 @@ impl ResponseSender {
     /// Reports the prompt's length and how many of its tokens are cached.
     pub fn begin(&self, prompt_tokens: usize, cached_tokens: usize) {
         self.0.unread.change(|unread| unread.usage = Usage { prompt_tokens, cached_tokens, ..unread.usage });
+    }
+
+    /// Sets the log probabilities of prompt tokens, the first of which has this number of others before it.
+    pub fn prompt_logprobs(&self, n_before: usize, logprobs: impl Iterator<Item = PromptLogprobs>) {
+        self.0.unread.with(|unread| {
+            // A prompt is computed again after a lost device.
+            unread.prompt_logprobs.truncate(n_before);
+            unread.prompt_logprobs.extend(logprobs);
+        });
     }
 
     /// Adds to the counts of drafted and accepted tokens.

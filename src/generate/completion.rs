@@ -10,7 +10,7 @@ use super::options::{ContextPolicy, GenerateOptions};
 use super::pending_text::PendingText;
 use super::stop::StopFilter;
 use crate::error::Error;
-use crate::kernels::Sampling;
+use crate::kernels::{Sampling, mask_words};
 use crate::tokenizer::StreamDecoder;
 
 /// State of a completion that the next token changes.
@@ -21,6 +21,11 @@ pub(crate) struct Completion {
     eos_ids: HashSet<u32>,
     n_generated: usize,
     constraint: Option<Box<dyn TokenConstraint>>,
+    /// Number of tokens before which no end token is allowed.
+    min_tokens: usize,
+    /// Bitmask of the allowed next tokens while end tokens are forbidden.
+    without_ends: Vec<u32>,
+    vocab_size: u32,
 }
 
 /// The result of accepting a token.
@@ -44,20 +49,30 @@ impl Completion {
         let decoder = tokenizer.map(|tokenizer| {
             // A constraint covers the whole text, including a leading space.
             let begins_text = constraint.is_none() && before.iter().all(|&id| tokenizer.is_control(id));
-            if begins_text { tokenizer.decoder() } else { tokenizer.decoder().continuing() }
+            let decoder = if begins_text { tokenizer.decoder() } else { tokenizer.decoder().continuing() };
+            if options.skip_special_tokens { decoder } else { decoder.with_special() }
         });
         Completion {
             decoder,
-            stop_filter: StopFilter::new(&options.stop),
+            stop_filter: StopFilter::new(&options.stop, options.include_stop),
             pending_text: PendingText::default(),
             eos_ids: options.end_ids(tokenizer).into_iter().collect(),
             n_generated: 0,
             constraint,
+            min_tokens: options.min_tokens,
+            without_ends: Vec::new(),
+            vocab_size: model.config().vocab_size,
         }
     }
 
+    /// Whether some tokens may be forbidden now.
     pub fn is_constrained(&self) -> bool {
-        self.constraint.is_some()
+        self.constraint.is_some() || self.forbids_ends()
+    }
+
+    /// Whether end tokens are forbidden because too few tokens are generated.
+    fn forbids_ends(&self) -> bool {
+        self.n_generated < self.min_tokens && !self.eos_ids.is_empty()
     }
 
     /// Bitmask of the allowed next tokens, or `None` if all are.
@@ -65,7 +80,27 @@ impl Completion {
     /// # Errors
     /// [`Error::Constraint`] if no token is allowed.
     pub fn allowed(&mut self) -> Result<Option<&[u32]>, Error> {
-        self.constraint.as_mut().map(|constraint| constraint.allowed()).transpose()
+        let forbids_ends = self.forbids_ends();
+        let allowed = self.constraint.as_mut().map(|constraint| constraint.allowed()).transpose()?;
+        if !forbids_ends {
+            return Ok(allowed);
+        }
+        let mask = &mut self.without_ends;
+        mask.clear();
+        match allowed {
+            Some(allowed) => mask.extend_from_slice(allowed),
+            None => mask.resize(mask_words(self.vocab_size) as usize, u32::MAX),
+        }
+        for &id in &self.eos_ids {
+            if let Some(word) = mask.get_mut(id as usize / 32) {
+                *word &= !(1 << (id % 32));
+            }
+        }
+        match allowed {
+            // The constraint allows nothing but the end.
+            Some(allowed) if mask.iter().all(|&word| word == 0) => Ok(Some(allowed)),
+            _ => Ok(Some(mask)),
+        }
     }
 
     /// Number of generated tokens.
@@ -113,10 +148,14 @@ impl Completion {
             }
         }
         // Padding ids beyond the tokenizer's vocabulary have no text.
-        let mut text = self.decoder.as_mut().and_then(|decoder| decoder.push(id).ok()).unwrap_or_default();
+        let has_text = options.include_stop || stop_reason != Some(StopReason::Eos);
+        let decoder = self.decoder.as_mut().filter(|_| has_text);
+        let mut text = decoder.and_then(|decoder| decoder.push(id).ok()).unwrap_or_default();
         self.pending_text.decoded(text.len());
-        let stopped;
-        (text, stopped) = self.stop_filter.push(&text);
+        let mut stopped = false;
+        if self.n_generated > self.min_tokens {
+            (text, stopped) = self.stop_filter.push(&text);
+        }
         if stopped {
             stop_reason = Some(StopReason::StopText);
         } else {
@@ -124,10 +163,15 @@ impl Completion {
             stop_reason = stop_reason.or(limit);
             if stop_reason.is_some() {
                 let rest = self.decoder.as_mut().map(StreamDecoder::finish).unwrap_or_default();
-                let (rest, stopped) = self.stop_filter.push(&rest);
-                text += &rest;
-                if !stopped {
-                    text += &self.stop_filter.finish();
+                match self.n_generated > self.min_tokens {
+                    true => {
+                        let (rest, stopped) = self.stop_filter.push(&rest);
+                        text += &rest;
+                        if !stopped {
+                            text += &self.stop_filter.finish();
+                        }
+                    }
+                    false => text += &rest,
                 }
             }
         }

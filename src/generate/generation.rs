@@ -261,6 +261,7 @@ impl<'s> Generation<'s> {
         }
         let start = Instant::now();
         if self.read.is_empty() && self.in_flight.is_empty() {
+            self.choose_ending().await?;
             self.session.choose_rope_offset();
             if let Some(allowed) = self.completion.allowed()? {
                 self.session.allow(allowed)?;
@@ -315,6 +316,17 @@ impl<'s> Generation<'s> {
         }
         self.session.sequence.keep(id);
         self.piece(id).map(Some)
+    }
+
+    /// Samples without a bitmask once no token is forbidden any more. Requires that no pass is in flight.
+    async fn choose_ending(&mut self) -> Result<(), Error> {
+        let ending = Ending::Sample(self.options.sampler(self.completion.is_constrained()));
+        if ending != self.ending {
+            let Session { model, passes, .. } = &mut *self.session;
+            passes.test(model.device(), model.transformer(), 1, ending).await?;
+            self.ending = ending;
+        }
+        Ok(())
     }
 
     /// Prefills the uncached tokens and chooses the next one. Returns the number of tokens, or `None` if cancelled.

@@ -10,6 +10,25 @@ pub struct Logprobs {
     pub top: Vec<(u32, f32)>,
 }
 
+/// The log probability of a prompt token, given the tokens before it.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct PromptLogprobs {
+    /// Token id.
+    pub id: u32,
+    /// Its log probability, and the most likely tokens.
+    pub logprobs: Logprobs,
+    /// Its rank among all tokens: 1 for the most likely one.
+    pub rank: usize,
+}
+
+impl PromptLogprobs {
+    pub(crate) fn of(logits: &[f32], id: u32, n: usize) -> PromptLogprobs {
+        let own = logits.get(id as usize).copied().unwrap_or(f32::MIN);
+        let rank = 1 + logits.iter().filter(|&&logit| logit > own).count();
+        PromptLogprobs { id, logprobs: Logprobs::of(logits, id, n), rank }
+    }
+}
+
 impl Logprobs {
     pub(crate) fn of(logits: &[f32], id: u32, n: usize) -> Logprobs {
         let normalizer = log_sum_exp(logits);

@@ -59,6 +59,8 @@ pub struct SamplingNumber {
     pub is_whole: bool,
     /// Least and greatest value; [`GenerateOptions::check`] is stricter near 0.
     pub bounds: [f64; 2],
+    /// The default, as in Rust.
+    pub default: &'static str,
     pub set: fn(&mut GenerateOptions, f64),
 }
 
@@ -96,8 +98,14 @@ macro_rules! declare {
                 name: stringify!($name),
                 is_whole: 0.5 as $type as f32 == 0.0,
                 bounds: [$least as f64, $most as f64],
+                default: stringify!($default),
                 set: |options, value| options.$name = value as $type,
             },)?)*];
+
+            /// The documentation of each option, after a space.
+            #[doc(hidden)]
+            pub const DOCS: &[(&str, &str)] =
+                &[$($(#[cfg($cfg)])? (stringify!($name), concat!($($doc),*)),)*];
 
             fn check_ranges(&self) -> Result<(), Error> {
                 $($(if !($least..=$most).contains(&self.$name) $(|| !($holds)(self.$name))? {
@@ -119,19 +127,33 @@ sampling_numbers! { declare
     /// token.
     #[serde(skip)]
     logit_bias: BTreeMap<u32, f32> = BTreeMap::new();
+    /// Number of generated tokens before which no end token can be chosen and no stop string counts; at most
+    /// `max_tokens`. A constraint that allows nothing but the end takes precedence. Excludes drafts.
+    #[serde(skip)]
+    min_tokens: usize = 0;
     /// Report each token's log probability and this many most likely tokens; see
     /// [`Piece::logprobs`](super::Piece::logprobs). Passes then never run ahead. Excludes drafts.
     logprobs: Option<u32> = None, within [0..=GenerateOptions::MAX_LOGPROBS, "at most 100"];
+    /// In an engine: report the log probability of each prompt token and this many most likely tokens; see
+    /// [`Stream::prompt_logprobs`](crate::engine::Stream::prompt_logprobs). The prompt's cached beginning is not used.
+    #[serde(skip)]
+    prompt_logprobs: Option<u32> = None, within [0..=GenerateOptions::MAX_LOGPROBS, "at most 100"];
     /// Sampling seed: the same seed, options, model and device generate the same text.
     seed: u64 = 0;
-    /// Stop strings, excluded from the output. Up to [`GenerateOptions::MAX_STOPS`] of up to
+    /// Stop strings, excluded from the output unless `include_stop` is set. Up to [`GenerateOptions::MAX_STOPS`] of up to
     /// [`GenerateOptions::MAX_STOP_BYTES`] each. The first complete one counts; of several that end together, the
     /// longest.
     stop: Vec<String> = Vec::new();
     /// End tokens besides the model's, such as the one that ends a chat turn.
     stop_ids: Vec<u32> = Vec::new();
-    /// Whether to continue past end tokens, including `stop_ids`.
+    /// Whether the output includes the stop string, or the text of the end token, that ended it.
+    #[serde(skip)]
+    include_stop: bool = false;
+    /// Whether to continue past the model's end tokens. Those of `stop_ids` still end the text.
     ignore_eos: bool = false;
+    /// Whether special tokens have no text; otherwise their names are part of the output.
+    #[serde(skip)]
+    skip_special_tokens: bool = true;
     /// What to do when the context is full.
     #[serde(skip)]
     context_policy: ContextPolicy = ContextPolicy::Stop;
@@ -184,6 +206,9 @@ impl GenerateOptions {
     /// [`Error::Option`] naming the option.
     pub fn check(&self) -> Result<(), Error> {
         self.check_ranges()?;
+        if self.min_tokens > self.max_tokens {
+            return refused("min_tokens", format!("at most max_tokens, {}", self.max_tokens), self.min_tokens);
+        }
         for (id, &bias) in &self.logit_bias {
             if !(-1000.0..=1000.0).contains(&bias) {
                 return refused("logit_bias", format!("-1000 to 1000 for token {id}"), bias);
@@ -214,13 +239,11 @@ impl GenerateOptions {
         false
     }
 
-    /// The tokens that end a text: the tokenizer's and [`GenerateOptions::stop_ids`]. None with
-    /// [`GenerateOptions::ignore_eos`].
+    /// The tokens that end a text: [`GenerateOptions::stop_ids`], and the tokenizer's unless
+    /// [`GenerateOptions::ignore_eos`] is set.
     pub fn end_ids(&self, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
-        match self.ignore_eos {
-            true => Vec::new(),
-            false => tokenizer.iter().flat_map(|t| t.eos_ids()).chain(&self.stop_ids).copied().collect(),
-        }
+        let own = tokenizer.filter(|_| !self.ignore_eos).into_iter().flat_map(|tokenizer| tokenizer.eos_ids());
+        own.chain(&self.stop_ids).copied().collect()
     }
 
     /// How a pass chooses a token, with a bitmask if there is a constraint.
@@ -236,14 +259,14 @@ impl GenerateOptions {
     /// Refuses more drafts than a pass verifies, and any unless decoding is plainly greedy.
     pub(super) fn check_drafts(&self, option: &'static str, n: u32, is_constrained: bool) -> Result<(), Error> {
         let is_greedy = self.sampler(is_constrained) == Sampler::default();
-        let is_greedy = is_greedy && self.logprobs.is_none();
+        let is_greedy = is_greedy && self.logprobs.is_none() && self.min_tokens == 0;
         let most = if is_greedy { Self::MAX_DRAFT_TOKENS } else { 0 };
         if n <= most {
             return Ok(());
         }
         let expected = match is_greedy {
             true => format!("0 to {most}"),
-            false => "0: speculation requires greedy decoding (temperature 0) without penalties, biases, constraint or logprobs".into(),
+            false => "0: speculation requires greedy decoding (temperature 0) without penalties, biases, constraint, logprobs or min_tokens".into(),
         };
         refused(option, expected, n)
     }

@@ -8,11 +8,14 @@
 pub(super) struct StopFilter {
     stops: Vec<Stop>,
     held: String,
+    /// Whether the stop string itself passes, too.
+    includes_stop: bool,
 }
 
 impl StopFilter {
-    pub fn new(stops: &[String]) -> Self {
-        StopFilter { stops: stops.iter().map(|stop| Stop::new(stop)).collect(), held: String::new() }
+    pub fn new(stops: &[String], includes_stop: bool) -> Self {
+        let stops = stops.iter().map(|stop| Stop::new(stop)).collect();
+        StopFilter { stops, held: String::new(), includes_stop }
     }
 
     /// Adds text. Returns the text to emit, and whether a stop string was reached.
@@ -22,7 +25,8 @@ impl StopFilter {
         for (at, byte) in text.bytes().enumerate() {
             let ended = self.stops.iter_mut().filter_map(|stop| stop.push(byte).then_some(stop.text.len())).max();
             if let Some(len) = ended {
-                self.held.truncate(n_held + at + 1 - len);
+                let n_left_out = if self.includes_stop { 0 } else { len };
+                self.held.truncate(n_held + at + 1 - n_left_out);
                 return (self.finish(), true);
             }
         }
@@ -90,7 +94,11 @@ mod tests {
     use super::*;
 
     fn run(stops: &[&str], pieces: &[&str]) -> (String, bool) {
-        let mut filter = StopFilter::new(&stops.iter().map(|s| s.to_string()).collect::<Vec<_>>());
+        run_with(stops, pieces, false)
+    }
+
+    fn run_with(stops: &[&str], pieces: &[&str], includes_stop: bool) -> (String, bool) {
+        let mut filter = StopFilter::new(&stops.iter().map(|s| s.to_string()).collect::<Vec<_>>(), includes_stop);
         let mut out = String::new();
         for piece in pieces {
             let (text, stopped) = filter.push(piece);
@@ -106,7 +114,9 @@ mod tests {
     fn text_is_cut_at_the_first_stop_text_however_split() {
         for cut in 0..=11 {
             let text = "one END two";
-            assert_eq!(run(&["END", "two"], &[&text[..cut], &text[cut..]]), ("one ".into(), true), "cut at {cut}");
+            let pieces = [&text[..cut], &text[cut..]];
+            assert_eq!(run(&["END", "two"], &pieces), ("one ".into(), true), "cut at {cut}");
+            assert_eq!(run_with(&["END", "two"], &pieces, true), ("one END".into(), true), "cut at {cut}");
         }
         // One inside the other, and one that ends with the other.
         for cut in 0..=4 {
@@ -117,7 +127,7 @@ mod tests {
 
     #[test]
     fn partial_stop_text_is_held_back_then_emitted() {
-        let mut filter = StopFilter::new(&["abc".into()]);
+        let mut filter = StopFilter::new(&["abc".into()], false);
         assert_eq!(filter.push("xab"), ("x".into(), false));
         assert_eq!(filter.push("abd"), ("ababd".into(), false));
         assert_eq!(filter.push("é a"), ("é ".into(), false));
@@ -141,7 +151,7 @@ mod tests {
         };
         for stops in [&["abaab"][..], &["aab", "ba"], &["éaéé", "aéa"], &["bbbb", "abb"]] {
             for n in 0..3usize.pow(7) {
-                let mut filter = StopFilter::new(&stops.iter().map(|stop| stop.to_string()).collect::<Vec<_>>());
+                let mut filter = StopFilter::new(&stops.iter().map(|stop| stop.to_string()).collect::<Vec<_>>(), false);
                 let (mut so_far, mut out) = (String::new(), String::new());
                 for letter in text_of(n, 7) {
                     so_far += letter;
@@ -168,7 +178,7 @@ mod tests {
         for len in [10, 100_000] {
             let stops =
                 [["a".repeat(len), "b".into()].concat(), ["ab".repeat(len / 2), "c".into()].concat(), "q".repeat(len)];
-            let mut filter = StopFilter::new(&stops);
+            let mut filter = StopFilter::new(&stops, false);
             let made: usize = filter.stops.iter().map(|stop| stop.n_compared).sum();
             assert!(made <= 2 * stops.iter().map(String::len).sum::<usize>(), "{made} for stops of {len}");
             let text = ["a".repeat(1000), "ab".repeat(1000), "x".repeat(1000)].concat();

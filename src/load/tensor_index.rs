@@ -233,7 +233,8 @@ impl TensorIndex {
         self.tensors.iter().map(|(name, entry)| (name.as_str(), entry.file, &entry.info, entry.stored))
     }
 
-    pub(super) fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+    /// The tensors, in no order.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         self.tensors.values().map(|entry| &entry.info)
     }
 

@@ -107,6 +107,16 @@ impl PassTensors {
         })
     }
 
+    /// The same tensors with room for the logits of `n_rows` tokens.
+    ///
+    /// # Errors
+    /// As [`PassTensors::declare`].
+    pub(crate) fn with_logits(&self, config: &ModelConfig, n_rows: u32) -> Result<PassTensors, Error> {
+        let shape = [n_rows, config.vocab_size];
+        let logits = Tensor::declare("logits", Role::Activations, &shape, DType::F32)?;
+        Ok(PassTensors { logits, ..self.clone() })
+    }
+
     /// Declares tensors for prefill chunks of up to `max_pass` tokens of a sequence with up to `n_pages` pages.
     ///
     /// # Errors
@@ -151,6 +161,8 @@ pub enum Ending {
     Cache,
     /// Logits of the last token.
     Logits,
+    /// Logits of every token; [`PassTensors::logits`] has as many rows as the pass.
+    AllLogits,
     /// The most likely token after each row of a pass of [`VERIFIED_ROWS`]; the state is unchanged.
     Verify,
     /// A token after each sequence's last row, which becomes the next pass's input.
@@ -296,6 +308,9 @@ impl Transformer {
             let logits = rec.temporary("logits", &[n_tokens, self.config.vocab_size])?;
             self.record_head(rec, &h, &logits)?; // [T, V]
             return argmax(rec, &logits, &io.verified); // [T]
+        }
+        if ending == Ending::AllLogits {
+            return self.record_head(rec, &h, &io.logits.first_rows(n_tokens)?); // [T, V]
         }
         // [R, C]: each row of a batch is the last one of its sequence.
         let last = if io.state.is_batch() { h } else { self.record_last(rec, &io.state, h)? };

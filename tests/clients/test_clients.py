@@ -7,12 +7,14 @@ import json
 import os
 import unittest
 import urllib.request
+from array import array
 
 import httpx
 import ollama
 import openai
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
+from langchain_ollama import ChatOllama, OllamaEmbeddings
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from pydantic import BaseModel, Field
@@ -97,7 +99,8 @@ class OpenAI(unittest.TestCase):
         # The client asks for base64 by itself.
         vectors = self.client.embeddings.create(model="nomic", input=["a dragon", "the sun"])
         plain = self.client.embeddings.create(model="nomic", input="the sun", encoding_format="float")
-        self.assertEqual(vectors.data[1].embedding, plain.data[0].embedding)
+        # Text and base64 state the same 32-bit numbers.
+        self.assertEqual(array("f", vectors.data[1].embedding), array("f", plain.data[0].embedding))
         self.assertEqual([model.id for model in self.client.models.list()], ["story", "nomic", "bert"])
         self.assertEqual(self.client.models.retrieve("nomic").id, "nomic")
 
@@ -142,12 +145,33 @@ class Ollama(unittest.TestCase):
         call = {"function": {"name": "sun", "arguments": {"day": 1, "place": "Rome"}}}
         conversation = [*MESSAGES, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "tool_name": "sun", "content": "Yes."}]
         self.assertTrue(self.client.chat(model="story", messages=conversation, tools=[TOOL], options=options).done)
+        self.assertTrue(self.client.generate(model="story", prompt="", keep_alive=-1).done)
+        scored = self.client.generate(model="story", prompt="Once", options=options, logprobs=True, top_logprobs=2)
+        self.assertEqual([len(token.top_logprobs) for token in scored.logprobs], [2] * 12)
+        after = self.client.generate(model="story", prompt="Twice", context=scored.context, options=options)
+        self.assertGreater(after.prompt_eval_count, len(scored.context))
 
     def test_vectors_and_models(self):
         self.assertEqual(len(self.client.embed(model="nomic", input=["a", "b"]).embeddings), 2)
         self.assertEqual([model.model for model in self.client.list().models], ["story", "nomic", "bert"])
         self.assertIn("completion", self.client.show("story").capabilities)
         self.assertEqual({model.model for model in self.client.ps().models}, {"story", "nomic", "bert"})
+        [vector] = self.client.embed(model="nomic", input="a").embeddings
+        self.assertEqual(self.client.embeddings(model="nomic", prompt="a").embedding, vector)
+        self.assertEqual(len(self.client.embed(model="nomic", input="a", dimensions=8).embeddings[0]), 8)
+
+    def test_models_are_pulled_named_and_deleted(self):
+        model = "hf.co/owner/name:Q8_0"
+        parts = list(self.client.pull(model, stream=True))
+        self.assertEqual((parts[0].status, parts[-1].status), ("pulling manifest", "success"))
+        self.assertEqual(parts[-4].completed, parts[-4].total)
+        self.assertEqual(self.client.pull(model).status, "success")
+        self.assertEqual(self.client.copy(model, "a-tale").status, "success")
+        self.assertEqual([model.model for model in self.client.list().models][-2:], [model, "a-tale"])
+        self.assertTrue(self.client.generate(model="a-tale", prompt="Once", raw=True, options={"num_predict": 3}).done)
+        self.assertEqual([self.client.delete(name).status for name in ("a-tale", model)], ["success"] * 2)
+        for refused in (lambda: self.client.create("x", from_="story"), lambda: self.client.push("story"), lambda: self.client.delete("story")):
+            self.assertRaises(ollama.ResponseError, refused)
 
     def test_errors(self):
         with self.assertRaises(ollama.ResponseError) as refused:
@@ -189,6 +213,22 @@ class LangChain(unittest.TestCase):
     def test_vectors(self):
         vectors = OpenAIEmbeddings(base_url=f"{SERVER}/v1", api_key=KEY, model="nomic", check_embedding_ctx_length=False)
         self.assertEqual(len(vectors.embed_documents(["a", "b"])), 2)
+
+
+class LangChainOllama(unittest.TestCase):
+    def setUp(self):
+        self.more = dict(base_url=SERVER, client_kwargs={"headers": {"authorization": f"Bearer {KEY}"}})
+
+    def test_chats(self):
+        chat = ChatOllama(model="story", temperature=0, num_predict=12, num_ctx=4096, validate_model_on_init=True, **self.more)
+        whole = chat.invoke("A dragon")
+        self.assertEqual("".join(part.content for part in chat.stream("A dragon")), whole.content)
+        self.assertEqual(whole.usage_metadata["output_tokens"], 12)
+        formed = ChatOllama(model="story", seed=3, reasoning=False, **self.more).with_structured_output(Place)
+        self.assertIsInstance(formed.invoke("A dragon"), Place)
+
+    def test_vectors(self):
+        self.assertEqual(len(OllamaEmbeddings(model="nomic", **self.more).embed_documents(["a", "b"])), 2)
 
 
 class Others(unittest.TestCase):

@@ -105,7 +105,7 @@ impl TemplateArgs {
 }
 
 /// Parses the name and the value of a variable: JSON, else text.
-fn parse_variable(given: &str) -> Result<(String, Json), String> {
+pub fn parse_variable(given: &str) -> Result<(String, Json), String> {
     let (name, value) = given.split_once('=').ok_or("expected NAME=VALUE")?;
     Ok((name.to_owned(), serde_json::from_str(value).unwrap_or_else(|_| Json::from(value))))
 }

@@ -86,6 +86,29 @@ pub fn localise(model: &mut PathBuf, tell: &mut dyn FnMut(&str)) -> Result<(), E
     Ok(())
 }
 
+/// Parses an address as this program or Ollama spells it, such as `hf.co/owner/repo:quantisation`.
+///
+/// # Errors
+/// [`HubError::Address`].
+#[cfg(feature = "serve")]
+pub fn address_of(name: &str) -> Result<Address, Error> {
+    let host = name.strip_prefix("https://").unwrap_or(name);
+    let rest = ["hf.co/", "huggingface.co/"].iter().find_map(|host_of| host.strip_prefix(host_of));
+    Ok(match rest {
+        Some(rest) => format!("hf:{rest}").parse()?,
+        None => name.parse()?,
+    })
+}
+
+/// Deletes a downloaded model.
+///
+/// # Errors
+/// Those of [`Hub::remove`].
+#[cfg(feature = "serve")]
+pub fn delete(address: &Address) -> Result<(), Error> {
+    Hub::from_env()?.remove(address).map(drop)
+}
+
 pub fn pull(args: &PullArgs) -> Result<(), CommandFailure> {
     if args.verify {
         verify(args.address.as_ref())?;

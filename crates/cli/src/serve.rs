@@ -4,11 +4,12 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
 use tilewright::chat::ChatTemplate;
 use tilewright::engine::{Engine, EngineOptions};
+use tilewright::hub::{Address, Event, Hub};
 use tilewright::load::{ModelFile, ModelShape};
 use tilewright::{
     Breaker, Device, DeviceChoice, EmbedOptions, Embedder, Error, LoadOptions, Model, Recovery, RerankOptions, Reranker,
@@ -96,6 +97,14 @@ pub struct ServeArgs {
     /// Built-in chat template for models whose files have none.
     #[arg(long, value_parser = ChatTemplate::KNOWN, value_name = "NAME")]
     template: Option<String>,
+    /// Chat template variable for requests without `chat_template_kwargs`, such as enable_thinking=false; repeatable.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = super::chat::parse_variable)]
+    template_var: Vec<(String, serde_json::Value)>,
+    /// Ignore unknown and unsupported fields of requests with a warning, instead of refusing them.
+    ///
+    /// Each field is reported once on stderr; the header `x-tilewright-ignored` of an answer lists its ignored fields.
+    #[arg(long)]
+    lenient: bool,
     /// Shut down when stdin closes, as it does when the parent process ends.
     #[arg(long)]
     end_with_stdin: bool,
@@ -174,6 +183,12 @@ struct EngineArgs {
     /// Applies to the same requests as --prompt-lookup. For Qwen3.5, whose head takes about as much memory as a layer.
     #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
     mtp: u32,
+    /// Let clients pull, name and delete models through Ollama's API: /api/pull, /api/copy, /api/delete.
+    ///
+    /// A pulled model stays in the cache that all programs share, and is served until the server ends. Models given as
+    /// files cannot be deleted.
+    #[arg(long)]
+    allow_model_changes: bool,
     /// Maximum number of loaded models; the least recently used is unloaded first [default: all].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_loaded: Option<u16>,
@@ -267,10 +282,31 @@ impl ModelLoader {
 
     /// The model given as `[NAME=]MODEL`, or the built-in one.
     pub fn spec(self: &Arc<Self>, given: Option<&str>) -> Result<ModelSpec, Error> {
-        let (name, path) = match given {
-            Some(given) => named(given).map(|(name, path)| (name, Some(path)))?,
-            None => (BUILTIN.into(), None),
-        };
+        let Some(given) = given else { return Ok(self.spec_of(BUILTIN.into(), None)) };
+        let (name, path) = named(given)?;
+        let spec = self.spec_of(name, Some(path));
+        let model = given.split_once('=').map_or(given, |(_, model)| model);
+        Ok(match model.parse::<Address>() {
+            Ok(address) => spec.with_delete(move || hub::delete(&address)),
+            Err(_) => spec,
+        })
+    }
+
+    /// The model that a client asks for by an address, which is downloaded if necessary.
+    fn fetch(self: &Arc<Self>, name: &str, progress: &mut dyn FnMut(u64, u64)) -> Result<ModelSpec, Error> {
+        let name = name.strip_suffix(":latest").unwrap_or(name);
+        let address = hub::address_of(name)?;
+        let path = Hub::from_env()?.fetch(&address, &mut |event| {
+            if let Event::Progress { done_bytes, total_bytes } = event {
+                progress(done_bytes, total_bytes);
+            }
+        })?;
+        // Refuses what is no model before it is listed.
+        ModelFile::open(&path)?;
+        Ok(self.spec_of(name.into(), Some(path)).with_delete(move || hub::delete(&address)))
+    }
+
+    fn spec_of(self: &Arc<Self>, name: String, path: Option<PathBuf>) -> ModelSpec {
         let size = path.as_deref().map_or(ModelFile::BUILTIN.len() as u64, size_of_files);
         let breakers: Vec<Arc<Breaker>> = (0..self.n_engines).map(|_| Arc::default()).collect();
         let (loader, of_load, of_spec) = (self.clone(), breakers.clone(), name.clone());
@@ -282,8 +318,9 @@ impl ModelLoader {
         let is_gguf =
             path.as_ref().is_none_or(|path| path.extension().is_some_and(|own| own.eq_ignore_ascii_case("gguf")));
         let adapters = self.adapters_of(&name).map(|adapter| adapter.name.clone()).collect();
+        let (digest, modified) = path.as_deref().map_or((None, None), origin_of);
         let spec = ModelSpec::new(name, size, move || loader.load(&of_spec, path.as_deref(), &of_load));
-        Ok(spec.with_files(is_gguf, open).with_breakers(breakers).with_adapters(adapters))
+        spec.with_files(is_gguf, open).with_breakers(breakers).with_adapters(adapters).with_origin(digest, modified)
     }
 
     /// The LoRA adapters of a model.
@@ -390,6 +427,16 @@ impl ModelLoader {
     }
 }
 
+/// The SHA-256 digest of a file, if it is in the hub's cache, whose files have theirs as names, and when it was last
+/// modified.
+fn origin_of(path: &Path) -> (Option<String>, Option<SystemTime>) {
+    let is_digest = |name: &String| name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let stored = path.canonicalize().ok();
+    let name = stored.and_then(|stored| Some(stored.file_name()?.to_str()?.to_owned()));
+    let modified = std::fs::metadata(path).and_then(|about| about.modified());
+    (name.filter(is_digest), modified.ok())
+}
+
 /// A loaded model, before its engine starts.
 enum Loading {
     Encoder(Loaded),
@@ -440,6 +487,7 @@ pub fn serve(args: ServeArgs) -> Result<(), CommandFailure> {
         max_loaded,
         idle_timeout,
         lazy,
+        allow_model_changes,
         step_limit,
         prompt_lookup,
         mtp,
@@ -499,8 +547,14 @@ pub fn serve(args: ServeArgs) -> Result<(), CommandFailure> {
         is_open: no_api_key,
         hosts: allow_host,
         origins: cors,
+        lenient: args.lenient,
+        template_variables: args.template_var.into_iter().collect(),
         page,
         tls: tls_cert.zip(tls_key),
+        fetch: allow_model_changes.then(|| {
+            let loader = loader.clone();
+            Arc::new(move |name: &str, progress: &mut dyn FnMut(u64, u64)| loader.fetch(name, progress)) as _
+        }),
         report: Some(Arc::new(|line: &str| eprintln!("error: {line}"))),
         events: Some(Arc::new(|line: &str| eprintln!("{line}"))),
         log: args.log_requests.then(|| Arc::new(|line: &str| eprintln!("{line}")) as _),

@@ -8,6 +8,8 @@ mod abuse;
 mod bench;
 #[path = "serve/client.rs"]
 pub mod client;
+#[path = "serve/compatible.rs"]
+mod compatible;
 #[path = "serve/deploy.rs"]
 mod deploy;
 #[path = "serve/endpoints.rs"]
@@ -20,6 +22,8 @@ mod faults;
 mod guard;
 #[path = "serve/limits.rs"]
 mod limits;
+#[path = "serve/ollama.rs"]
+mod ollama;
 #[path = "serve/program.rs"]
 mod program;
 #[path = "serve/server.rs"]

@@ -98,6 +98,11 @@ impl ModelDescription {
         })
     }
 
+    /// Its capabilities, as Ollama names them.
+    pub fn capabilities(&self) -> Vec<&'static str> {
+        self.capabilities.clone()
+    }
+
     /// Ollama's `details`.
     pub fn details(&self, format: &str) -> Json {
         let family = &self.config.architecture;
@@ -105,12 +110,13 @@ impl ModelDescription {
             "parent_model": "", "format": format, "family": family, "families": [family],
             "parameter_size": self.n_parameters.map(human).unwrap_or_default(),
             "quantization_level": self.block_type,
+            "context_length": self.config.max_seq_len, "embedding_length": self.config.dim,
         })
     }
 
-    /// Ollama's answer to `/api/show`, with GGUF's metadata names. `context_length` is the server's, if the model is
-    /// loaded.
-    pub fn shown(&self, format: &str, context_length: Option<u32>) -> Json {
+    /// Ollama's answer to `/api/show` about the model of that name, with GGUF's metadata names. `context_length` is the
+    /// server's, if the model is loaded.
+    pub fn shown(&self, name: &str, format: &str, context_length: Option<u32>) -> Json {
         let ModelDescription { config, .. } = self;
         let architecture = &config.architecture;
         let mut info = Map::new();
@@ -131,8 +137,12 @@ impl ModelDescription {
             add("attention.head_count_kv", attention.n_kv_heads);
             add("attention.key_length", attention.head_dim);
         }
+        let mut modelfile = format!("FROM {name}\n");
+        if !self.template.is_empty() {
+            modelfile += &format!("TEMPLATE \"\"\"{}\"\"\"\n", self.template);
+        }
         json!({
-            "license": "", "modelfile": "", "parameters": "", "template": self.template,
+            "license": "", "modelfile": modelfile, "parameters": "", "template": self.template,
             "details": self.details(format),
             "model_info": info,
             "capabilities": self.capabilities,

@@ -11,9 +11,10 @@ use serde_json::{Value as Json, json};
 use tilewright::Error;
 use tilewright::answer::{AnswerReader, Event, ToolCall, call_id};
 use tilewright::engine::{Request, Stream, Usage};
-use tilewright::generate::{GenerateOptions, Piece, StopReason};
+use tilewright::generate::{GenerateOptions, Piece, PromptLogprobs, StopReason};
+use tilewright::tokenizer::Tokenizer;
 
-use super::app::RequestContext;
+use super::app::{RequestContext, RunOptions};
 use super::errors::ApiError;
 use super::metrics::Metrics;
 use super::models::{Decoder, Lease};
@@ -61,6 +62,8 @@ pub struct Delta {
     pub calls: Vec<ToolCall>,
     /// Tokens whose text is final, if requested. Tokens of a stop string are never sent.
     pub tokens: Vec<ScoredToken>,
+    /// Ids of all generated tokens, if requested.
+    pub ids: Vec<u32>,
 }
 
 impl Delta {
@@ -86,11 +89,13 @@ impl Delta {
             .tokens
             .iter()
             .map(|token| of_token(&token.bytes) + token.top.iter().map(|(bytes, _)| of_token(bytes)).sum::<usize>());
-        self.thinking.len() + self.text.len() + calls + tokens.sum::<usize>()
+        self.thinking.len() + self.text.len() + calls + tokens.sum::<usize>() + 16 * self.ids.len()
     }
 
-    fn is_empty(&self) -> bool {
-        self.thinking.is_empty() && self.text.is_empty() && self.calls.is_empty() && self.tokens.is_empty()
+    /// Whether it has nothing.
+    pub fn is_empty(&self) -> bool {
+        let has_tokens = !self.tokens.is_empty() || !self.ids.is_empty();
+        self.thinking.is_empty() && self.text.is_empty() && self.calls.is_empty() && !has_tokens
     }
 }
 
@@ -153,6 +158,21 @@ pub struct RequestUsage {
     pub reasoning_tokens: usize,
 }
 
+/// What was asked of a prompt: its tokens, and their log probabilities from the second on.
+#[derive(Clone, Debug, Default)]
+pub struct PromptReport {
+    pub ids: Vec<u32>,
+    pub logprobs: Vec<PromptLogprobs>,
+}
+
+/// When the first prompt began to be computed, and the first and latest token arrived.
+#[derive(Clone, Copy, Debug, Default)]
+struct AnswerTimes {
+    begun: Option<Instant>,
+    first: Option<Instant>,
+    latest: Option<Instant>,
+}
+
 /// The answers of a request. Dropping them cancels those in progress.
 pub struct Answers {
     lease: Lease,
@@ -160,7 +180,11 @@ pub struct Answers {
     metrics: Arc<Metrics>,
     since: Instant,
     cache_salt: Option<String>,
+    run: RunOptions,
     deadline: Instant,
+    /// By prompt, if requested.
+    prompts: Vec<PromptReport>,
+    times: AnswerTimes,
     waiting: VecDeque<PendingAnswer>,
     running: Vec<RunningAnswer>,
     events: VecDeque<AnswerEvent>,
@@ -188,7 +212,11 @@ impl Answers {
         let decoder = lease.decoder()?;
         let n_each = asks.first().map_or(1, |ask| ask.choices.seeds.len());
         let mut waiting = VecDeque::new();
+        let mut prompts = Vec::new();
         for ask in asks {
+            if since.run.reports_ids || ask.choices.options.prompt_logprobs.is_some() {
+                prompts.push(PromptReport { ids: ask.ids.clone(), logprobs: Vec::new() });
+            }
             // Check every prompt now: only the first is submitted here.
             decoder.model().check_prompt(&ask.ids)?;
             let ask = Arc::new(ask);
@@ -204,7 +232,10 @@ impl Answers {
             metrics,
             since: since.at,
             cache_salt: since.cache_salt.clone(),
+            run: since.run,
             deadline,
+            prompts,
+            times: AnswerTimes::default(),
             waiting,
             running: Vec::new(),
             events: VecDeque::new(),
@@ -236,12 +267,17 @@ impl Answers {
                 return Ok(());
             }
             let PendingAnswer { index, ref ask, seed } = *next;
-            let options = GenerateOptions { seed, ..ask.choices.options.clone() };
+            let options = &ask.choices.options;
+            // Answers to the same prompt share its log probabilities.
+            let prompt_logprobs = options.prompt_logprobs.filter(|_| index.is_multiple_of(self.n_each));
+            let options = GenerateOptions { seed, prompt_logprobs, ..options.clone() };
             let tokenizer = self.decoder.model().tokenizer()?;
             let end_ids = options.end_ids(Some(tokenizer));
             let (deadline, cache_salt) = (Some(self.deadline), self.cache_salt.clone());
             let adapter = self.lease.adapter.clone();
-            let request = Request { deadline, cache_salt, adapter, ..Request::new(ask.ids.clone(), options) };
+            let RunOptions { priority, reads_cache, .. } = self.run;
+            let request = Request::new(ask.ids.clone(), options);
+            let request = Request { deadline, cache_salt, adapter, priority, reads_cache, ..request };
             let stream = match self.decoder.engine.submit(request) {
                 Err(Error::Busy { .. }) if may_wait => return Ok(()),
                 stream => stream?,
@@ -263,6 +299,11 @@ impl Answers {
         Ok(())
     }
 
+    /// When the first token arrived.
+    pub fn first(&self) -> Option<Instant> {
+        self.times.first
+    }
+
     /// Tokens of all prompts and answers so far.
     pub fn usage(&self) -> RequestUsage {
         let mut sum = Usage::default();
@@ -275,6 +316,46 @@ impl Answers {
             sum.completion_tokens += usage.completion_tokens;
         }
         RequestUsage { tokens: sum, reasoning_tokens: self.n_reasoning }
+    }
+
+    /// What was asked of the prompt of this answer, if anything; log probabilities come before its first event.
+    pub fn prompt(&self, index: usize) -> Option<&PromptReport> {
+        self.prompts.get(index / self.n_each)
+    }
+
+    /// The model's vocabulary.
+    ///
+    /// # Errors
+    /// Those of [`Model::tokenizer`](tilewright::generate::Model::tokenizer).
+    pub fn tokenizer(&self) -> Result<&Tokenizer, Error> {
+        self.decoder.model().tokenizer()
+    }
+
+    /// llama.cpp's `timings` of all answers so far.
+    pub fn timings(&self) -> Json {
+        let usage = self.usage().tokens;
+        let AnswerTimes { begun, first, latest } = self.times;
+        let between = |from: Option<Instant>, to: Option<Instant>| match (from, to) {
+            (Some(from), Some(to)) => to.saturating_duration_since(from).as_secs_f64() * 1e3,
+            _ => 0.0,
+        };
+        let now = Some(Instant::now());
+        let n_prompt = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
+        let (prompt_ms, predicted_ms) = (between(begun, first.or(now)), between(first, latest));
+        // Nothing can be said of a single token's rate.
+        let over = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
+        let (n_prompt, n) = (n_prompt as f64, usage.completion_tokens as f64);
+        json!({
+            "cache_n": usage.cached_tokens,
+            "prompt_n": n_prompt as u64,
+            "prompt_ms": prompt_ms,
+            "prompt_per_token_ms": over(prompt_ms, n_prompt),
+            "prompt_per_second": over(1e3 * n_prompt, prompt_ms),
+            "predicted_n": n as u64,
+            "predicted_ms": predicted_ms,
+            "predicted_per_token_ms": over(predicted_ms, n),
+            "predicted_per_second": over(1e3 * n, predicted_ms),
+        })
     }
 
     /// The next event; `None` when all answers have ended.
@@ -297,7 +378,7 @@ impl Answers {
                 tokio::time::sleep(PAUSE).await;
                 continue;
             }
-            let running = &mut self.running;
+            let (running, begun) = (&mut self.running, &mut self.times.begun);
             let (at, piece) = poll_fn(|context| {
                 for (at, answer) in running.iter_mut().enumerate() {
                     if let Poll::Ready(piece) = pin!(answer.stream.next()).poll(context) {
@@ -305,6 +386,9 @@ impl Answers {
                     }
                     // The engine also wakes this task when the prompt starts.
                     answer.stages.look(|| answer.stream.usage());
+                    if begun.is_none() && answer.stream.usage().prompt_tokens > 0 {
+                        *begun = Some(Instant::now());
+                    }
                 }
                 Poll::Pending
             })
@@ -336,13 +420,20 @@ impl Answers {
             }
         }
         self.usages[answer.index] = usage;
+        self.times.begun.get_or_insert(self.since);
+        self.times.first.get_or_insert(now);
+        self.times.latest = Some(now);
+        report_prompt(&mut self.prompts, self.n_each, answer);
         let mut delta = Delta::default();
+        if self.run.reports_ids {
+            delta.ids.push(piece.id);
+        }
         if let Some(logprobs) = &piece.logprobs {
             let tokenizer = self.decoder.model().tokenizer()?;
             let bytes = |id| tokenizer.token_bytes(id).unwrap_or_default().to_vec();
             let top = logprobs.top.iter().map(|&(id, logprob)| (bytes(id), logprob)).collect();
             // The end token may complete the text, but is not one of its tokens.
-            if !answer.end_ids.contains(&piece.id) {
+            if self.run.reports_ends || !answer.end_ids.contains(&piece.id) {
                 answer.held.push_back(ScoredToken { bytes: bytes(piece.id), logprob: logprobs.logprob, top });
             }
             let n_certain = answer.held.len().saturating_sub(piece.held);
@@ -370,6 +461,7 @@ impl Answers {
         };
         let usage = answer.stream.usage();
         self.usages[answer.index] = usage;
+        report_prompt(&mut self.prompts, self.n_each, &answer);
         self.metrics.used(self.lease.entry.name(), usage);
         let mut delta = Delta::default();
         if let Some(reader) = &mut answer.reader {
@@ -407,6 +499,7 @@ impl Answers {
                     all.text += &delta.text;
                     all.calls.extend(delta.calls);
                     all.tokens.extend(delta.tokens);
+                    all.ids.extend(delta.ids);
                 }
                 AnswerEvent::End(index, end) => whole[index].1 = Some(end),
             }
@@ -420,6 +513,15 @@ impl Answers {
             }
         }
         Ok(whole.into_iter().filter_map(|(delta, end)| Some((delta, end?))).collect())
+    }
+}
+
+/// Takes the log probabilities of a prompt from its first answer.
+fn report_prompt(prompts: &mut [PromptReport], n_each: usize, answer: &RunningAnswer) {
+    if let Some(prompt) = prompts.get_mut(answer.index / n_each)
+        && answer.index.is_multiple_of(n_each)
+    {
+        prompt.logprobs.extend(answer.stream.prompt_logprobs());
     }
 }
 
@@ -500,7 +602,7 @@ mod tests {
         let (engine, _driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
         let decoder = Arc::new(Decoder::of(engine, Some("chatml")).unwrap());
         let story = ModelSpec::new("story", 1, move || Ok(Loaded::Decoder(decoder.clone())));
-        let models = Models::new(vec![story], KeepOptions::default(), 1, Sinks::default()).unwrap();
+        let models = Models::new(vec![story], KeepOptions::default(), 1, None, Sinks::default()).unwrap();
         models.preload().unwrap();
         let lease = pollster::block_on(models.get("story")).ok().unwrap();
 
@@ -509,12 +611,7 @@ mod tests {
         let tools = vec![json!({"type": "function", "function": {"name": "f", "description": "x".repeat(1 << 20)}})];
         let reader = Some(AnswerReader::new(Format::Hermes).with_tools(&tools));
         let ask = PreparedPrompt { ids: vec![1; 100], choices: choices.clone(), reader };
-        let since = RequestContext {
-            at: Instant::now(),
-            trace: TraceContext::default(),
-            cache_salt: None,
-            record: SharedRecord::default(),
-        };
+        let since = RequestContext::new(Instant::now(), TraceContext::default(), None, SharedRecord::default());
         let metrics = Arc::new(Metrics::new(&Telemetry::default()));
         let deadline = Instant::now() + Duration::from_secs(60);
         let answers = Answers::begin(lease, metrics, vec![ask], &since, deadline).ok().unwrap();

@@ -1,7 +1,8 @@
 //! Shared state of all endpoints, and parsing of requests.
 
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
@@ -20,13 +21,14 @@ use super::connections::AtWork;
 use super::conversation::Conversation;
 use super::embeddings::Vectors;
 use super::errors::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, IgnoredFields};
 use super::guard::Guard;
 use super::limits::Limits;
 use super::metrics::Metrics;
 use super::models::{Decoder, Lease, Loaded, Models};
 use super::page::StaticFiles;
 use super::request_log::{Refusals, SharedRecord};
+use super::stored::StoredResponses;
 use super::telemetry::{Telemetry, TraceContext};
 
 /// Bodies below this size are parsed in place, which costs less than a thread. Each body may have this many bytes
@@ -47,6 +49,16 @@ pub struct App {
     pub log: Option<LogSink>,
     /// Reports refused requests.
     pub refusals: Refusals,
+    /// Receives what was ignored in requests, once each.
+    pub events: LogSink,
+    /// What was reported once for all requests.
+    pub said: Mutex<HashSet<String>>,
+    /// Whether fields without support are ignored with a warning instead of being refused.
+    pub is_lenient: bool,
+    /// Template variables of requests that do not set them.
+    pub variables: Map<String, Json>,
+    /// Responses that later requests can continue.
+    pub responses: StoredResponses,
     /// Sends traces of requests.
     pub telemetry: Telemetry,
     /// Permits for threads that parse large bodies and make prompts.
@@ -63,6 +75,22 @@ pub fn is_long(n_bytes: usize) -> bool {
 }
 
 impl App {
+    /// Reports a line, but only once.
+    pub fn report_once(&self, line: String) {
+        /// Clients choose a part of the lines.
+        const MOST: usize = 1000;
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.len() < MOST && !said.contains(&line) {
+            (self.events)(&format!("notice: {line}"));
+            said.insert(line);
+        }
+    }
+
+    /// Reports ignored parts of requests to this endpoint.
+    pub fn report_notices(&self, endpoint: &str, notices: &[String]) {
+        notices.iter().for_each(|notice| self.report_once(format!("{endpoint}: {notice}; it was ignored")));
+    }
+
     /// Runs work that grows with the request on a blocking thread; bounded concurrency.
     ///
     /// # Errors
@@ -101,8 +129,9 @@ impl App {
         &self,
         lease: Lease,
         since: &RequestContext,
-        conversation: Conversation,
+        mut conversation: Conversation,
     ) -> Result<Answers, ApiError> {
+        conversation.add_variables(&self.variables);
         let is_slow = conversation.has_grammar() || is_long(conversation.prompt_bytes());
         self.answer(lease, since, is_slow, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await
     }
@@ -131,9 +160,12 @@ impl App {
             true => Some(self.slow.clone().acquire_owned().await),
             false => None,
         };
+        let most = self.limits.answer_bytes;
         let work = move || {
             let _turn = turn;
-            Answers::begin(lease, metrics, asks(&decoder)?, &since, deadline)
+            let asks = asks(&decoder)?;
+            check_reported(&asks, most)?;
+            Answers::begin(lease, metrics, asks, &since, deadline)
         };
         self.prepare(work).await
     }
@@ -258,6 +290,26 @@ impl App {
     }
 }
 
+/// Refuses log probabilities of prompts that take more memory than an answer.
+fn check_reported(asks: &[PreparedPrompt], most: usize) -> Result<(), ApiError> {
+    /// Of a token, or one of the most likely ones, as JSON.
+    const EACH: usize = 512;
+    let n_bytes = asks.iter().map(|ask| match ask.choices.options.prompt_logprobs {
+        Some(n_top) => ask.ids.len() * (n_top as usize + 2) * EACH * ask.choices.seeds.len(),
+        None => 0,
+    });
+    match n_bytes.sum::<usize>() > most {
+        true => {
+            let message = format!(
+                "the log probabilities of all prompts take more than the {most} bytes of an answer; ask for fewer, or \
+                 send fewer prompts at a time"
+            );
+            Err(ApiError { message, ..ApiError::invalid("logprobs", None, "") })
+        }
+        false => Ok(()),
+    }
+}
+
 /// Set while the client waits.
 struct CancelOnDrop(Arc<AtomicBool>);
 
@@ -271,22 +323,56 @@ fn broken() -> ApiError {
     ApiError::refusal(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the server failed to handle this request")
 }
 
-/// A request's start time, trace, cache salt and record.
+/// How the engine runs a request, and what it reports.
+#[derive(Clone, Copy, Debug)]
+pub struct RunOptions {
+    /// Higher priorities start first.
+    pub priority: i32,
+    /// Whether the prompt's cached beginning is used.
+    pub reads_cache: bool,
+    /// Whether answers have the ids of their tokens.
+    pub reports_ids: bool,
+    /// Whether the token that ended an answer is among those with log probabilities.
+    pub reports_ends: bool,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        RunOptions { priority: 0, reads_cache: true, reports_ids: false, reports_ends: false }
+    }
+}
+
+/// What is known of a request besides its body.
 #[derive(Clone)]
 pub struct RequestContext {
     pub at: Instant,
     pub trace: TraceContext,
+    /// Identifies the API key without revealing it.
+    pub key: Option<String>,
     /// See [`Request::cache_salt`](tilewright::engine::Request::cache_salt): API key and field of that name.
     pub cache_salt: Option<String>,
     pub record: SharedRecord,
+    /// Fields that were ignored, on a lenient server.
+    pub ignored: Option<Arc<IgnoredFields>>,
+    pub run: RunOptions,
 }
 
 impl RequestContext {
+    /// The context of a request that arrived now or before, with this key's identifier.
+    pub fn new(at: Instant, trace: TraceContext, key: Option<String>, record: SharedRecord) -> RequestContext {
+        RequestContext { at, trace, cache_salt: key.clone(), key, record, ignored: None, run: RunOptions::default() }
+    }
+
+    /// The same with other options.
+    pub fn with(&self, run: RunOptions) -> RequestContext {
+        RequestContext { run, ..self.clone() }
+    }
+
     /// Maximum length of the field, in bytes.
     const MAX_SALT_BYTES: usize = 256;
 
     fn salted(mut self, request: &Json) -> Result<RequestContext, ApiError> {
-        let Some(fields) = Fields::of(request).ok().filter(|fields| fields.get("cache_salt").is_some()) else {
+        let Some(fields) = Fields::of(request, None).ok().filter(|fields| fields.get("cache_salt").is_some()) else {
             return Ok(self);
         };
         match fields.text("cache_salt")? {
@@ -314,7 +400,7 @@ impl ApiRequest {
     /// # Errors
     /// If the request is not an object.
     pub fn fields(&self) -> Result<Fields<'_>, ApiError> {
-        Fields::of(&self.json)
+        Fields::of(&self.json, self.since.ignored.as_deref())
     }
 }
 
@@ -323,11 +409,8 @@ impl FromRequest<Arc<App>> for ApiRequest {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<ApiRequest, ApiError> {
         let since = request.extensions().get().cloned();
-        let since = since.unwrap_or_else(|| RequestContext {
-            at: Instant::now(),
-            trace: TraceContext::default(),
-            cache_salt: None,
-            record: SharedRecord::default(),
+        let since = since.unwrap_or_else(|| {
+            RequestContext::new(Instant::now(), TraceContext::default(), None, SharedRecord::default())
         });
         check_headers(request.headers(), request.uri().path().starts_with("/v1/"), app.limits.body_bytes)?;
         let awaits_body = request.extensions().get::<Arc<AtWork>>().cloned().map(AtWork::awaits_body);

@@ -1,5 +1,6 @@
 //! `/v1/completions`: text completion without a chat template.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::Json as Body;
@@ -7,17 +8,46 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value as Json, json};
 use tilewright::Error;
-use tilewright::generate::Model;
-use tilewright::tokenizer::EncodeOptions;
+use tilewright::generate::{Model, PromptLogprobs};
+use tilewright::tokenizer::{EncodeOptions, Tokenizer};
 
-use super::answers::{AnswerEvent, AnswerOptions, Answers, End, PreparedPrompt, ScoredToken, usage_json};
+use super::answers::{AnswerEvent, Answers, Delta, End, PreparedPrompt, PromptReport, ScoredToken, usage_json};
 use super::app::{AnswerMetadata, ApiRequest, App, is_long};
+use super::chat::MAX_TOKENS;
+use super::constraints::{self, constraint};
 use super::errors::ApiError;
+use super::extras::Extras;
 use super::fields::Fields;
-use super::sampling::{self, RequestSampling};
+use super::sampling::{self, RequestSampling, max_tokens_row};
+use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
 use super::sse::{Disconnected, PartSender, Style, streamed};
 
-const FIELDS: &[&str] = &["prompt", "max_completion_tokens", "max_tokens", "echo", "logprobs", "best_of"];
+/// `/v1/completions`.
+pub const ENDPOINT: Endpoint = Endpoint::post(
+    "/v1/completions",
+    "Continues texts, like OpenAI's Completions",
+    &[FIELDS, sampling::FIELDS, sampling::NUMBERS, sampling::REPORTS, constraints::FIELDS],
+);
+
+const FIELDS: &[Field] = &[
+    required("prompt", Kind::Other(&["string", "array"], PROMPTS), "The text, or its tokens."),
+    max_tokens_row("max_completion_tokens", "16"),
+    max_tokens_row("max_tokens", "16"),
+    max_tokens_row("n_predict", "16"),
+    field("echo", Kind::Flag, "false", "Begin the answer with the prompt, with its log probabilities too."),
+    field(
+        "logprobs",
+        Kind::Whole(0, sampling::MAX_LOGPROBS),
+        "",
+        "Add the log probability of each token, and of this many most likely tokens.",
+    ),
+    field("add_special_tokens", Kind::Flag, "true", "Put the model's special tokens, such as BOS, around a text."),
+    field("best_of", Kind::Other(&["integer"], "the value of n"), "n", "All generated answers are returned."),
+    neutral("store", &[Neutral::False], "Completions are not stored."),
+    neutral("suffix", &[Neutral::Empty], "Nothing can follow the answer."),
+];
+
+const PROMPTS: &str = "a text, a list of token ids, or a list of those";
 
 /// The default token limit, as in OpenAI's interface.
 const USUAL_TOKENS: u64 = 16;
@@ -30,9 +60,9 @@ enum PromptInput {
 }
 
 impl PromptInput {
-    fn ids(&self, model: &Model) -> Result<Vec<u32>, Error> {
+    fn ids(&self, model: &Model, add_special: bool) -> Result<Vec<u32>, Error> {
         match self {
-            PromptInput::Text(text) => raw(model, text),
+            PromptInput::Text(text) => model.encode_with(text, EncodeOptions { add_special, parse_special: true }),
             PromptInput::Ids(ids) => Ok(ids.clone()),
         }
     }
@@ -64,56 +94,52 @@ pub fn raw(model: &Model, text: &str) -> Result<Vec<u32>, Error> {
 /// Continues texts.
 pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
-    fields.only(&[sampling::FIELDS, &sampling::number_names(), FIELDS])?;
-    let model = fields.some_text("model")?.to_owned();
-    let RequestSampling { mut choices, streams, with_usage } =
-        RequestSampling::read(fields, &app.limits, &["max_completion_tokens", "max_tokens"], Some(USUAL_TOKENS))?;
+    fields.check(ENDPOINT.fields)?;
+    let model = app.models.named(fields)?;
+    let RequestSampling { mut choices, streams, extras, run } =
+        RequestSampling::read(fields, &app.limits, MAX_TOKENS, Some(USUAL_TOKENS))?;
     let n_each = choices.seeds.len();
-    if fields.whole("best_of", 1, app.limits.choices as u64)?.is_some_and(|n| n != n_each as u64) {
+    if fields.checked_whole("best_of").is_some_and(|n| n != n_each as i64) {
         return Err(ApiError::unsupported("best_of", "best_of must equal n: all generated answers are returned"));
     }
-    let logprobs = fields.whole("logprobs", 0, 5)?;
-    let echo = fields.flag("echo")?.unwrap_or(false);
-    if echo && logprobs.is_some() {
-        return Err(ApiError::unsupported("logprobs", "logprobs with echo are not supported"));
-    }
-    choices.options.logprobs = logprobs.map(|n| n as u32);
+    let logprobs = fields.checked_whole("logprobs").map(|n| n as u32);
+    let echo = fields.checked_flag("echo").unwrap_or(false);
+    let options = &mut choices.options;
+    options.logprobs = logprobs;
+    // Both report the prompt; the one that wants more tokens decides.
+    options.prompt_logprobs = options.prompt_logprobs.max(logprobs.filter(|_| echo));
+    options.constraint = constraint(fields)?;
+    let add_special = fields.checked_flag("add_special_tokens").unwrap_or(true);
     let prompts = prompts_of(fields)?;
     if prompts.len() * n_each > app.limits.choices {
         let expected = format!("at most {} answers to all prompts", app.limits.choices);
         return Err(fields.wrong("prompt", &expected));
     }
-    let n_prompts = prompts.len();
-    let is_slow = is_long(prompts.iter().map(PromptInput::len).sum());
+    let is_slow = options.constraint.is_some() || is_long(prompts.iter().map(PromptInput::len).sum());
     let n_echoed = prompts.iter().map(PromptInput::len).sum::<usize>().saturating_mul(n_each);
     if echo && n_echoed > app.limits.echo_bytes {
         let expected = format!("false for prompts of more than {} bytes in all answers", app.limits.echo_bytes);
         return Err(fields.wrong("echo", &expected));
     }
-    let echoed = echo.then(|| prompts.clone());
+    let echoed = if echo { prompts.clone() } else { Vec::new() };
     let lease = app.models.get(&model).await?;
     let decoder = lease.decoder()?;
-    let choices: Arc<AnswerOptions> = Arc::new(choices);
+    let choices = Arc::new(choices);
     let asks = move |decoder: &super::models::Decoder| {
         let ask = |prompt: PromptInput| {
-            Ok(PreparedPrompt { ids: prompt.ids(decoder.model())?, choices: choices.clone(), reader: None })
+            let ids = prompt.ids(decoder.model(), add_special)?;
+            Ok(PreparedPrompt { ids, choices: choices.clone(), reader: None })
         };
         prompts.into_iter().map(ask).collect::<Result<Vec<_>, ApiError>>()
     };
-    let answers = app.answer(lease, &asked.since, is_slow, asks).await?;
+    let answers = app.answer(lease, &asked.since.with(run), is_slow, asks).await?;
     // The text before each answer.
-    let begins = match echoed {
-        Some(prompts) => prompts.iter().map(|prompt| prompt.text(decoder.model())).collect::<Result<Vec<_>, _>>()?,
-        None => vec![String::new(); n_prompts],
-    };
+    let begins = echoed.iter().map(|prompt| prompt.text(decoder.model())).collect::<Result<Vec<_>, _>>()?;
     let begins: Vec<String> = begins.into_iter().flat_map(|begin| vec![begin; n_each]).collect();
-    let formatter =
-        CompletionFormatter { head: AnswerMetadata::new("cmpl", &model), has_logprobs: logprobs.is_some(), begins };
+    let head = AnswerMetadata::new("cmpl", &model);
+    let formatter = CompletionFormatter { head, extras, n_top: logprobs, echo, begins };
     match streams {
-        true => {
-            streamed(Style::Data, app.limits.keep_alive, move |parts| formatter.stream(answers, parts, with_usage))
-                .await
-        }
+        true => streamed(Style::Data, app.limits.keep_alive, move |parts| formatter.stream(answers, parts)).await,
         false => formatter.whole(answers, app.limits.answer_bytes).await,
     }
 }
@@ -133,13 +159,17 @@ fn prompts_of(fields: Fields<'_>) -> Result<Vec<PromptInput>, ApiError> {
             list.iter().map(one).collect()
         })
     });
-    all.ok_or_else(|| fields.wrong("prompt", "a text, a list of token ids, or a list of those"))
+    all.ok_or_else(|| fields.wrong("prompt", PROMPTS))
 }
 
 /// Formats answers.
 struct CompletionFormatter {
     head: AnswerMetadata,
-    has_logprobs: bool,
+    extras: Extras,
+    /// Number of most likely tokens to report with each token.
+    n_top: Option<u32>,
+    /// Whether answers begin with their prompts, and the texts of these.
+    echo: bool,
     begins: Vec<String>,
 }
 
@@ -149,56 +179,170 @@ fn finish_of(end: &End) -> &'static str {
 }
 
 impl CompletionFormatter {
+    /// The text and the tokens before an answer, once.
+    fn begin(&mut self, index: usize, answers: &Answers, list: &mut TokenList) -> Result<String, ApiError> {
+        let text = self.begins.get_mut(index).map(std::mem::take).unwrap_or_default();
+        if let (true, Some(n_top), Some(prompt)) = (self.echo, self.n_top, answers.prompt(index)) {
+            list.add_prompt(prompt, n_top as usize, answers.tokenizer()?)?;
+        }
+        list.offsets.n_units = text.encode_utf16().count();
+        Ok(text)
+    }
+
     async fn whole(mut self, mut answers: Answers, most: usize) -> Result<Response, ApiError> {
         let mut choices = Vec::new();
         for (index, (delta, end)) in answers.collect(most).await?.into_iter().enumerate() {
-            let text = self.begins.get_mut(index).map(std::mem::take).unwrap_or_default() + &delta.text;
-            let logprobs =
-                if self.has_logprobs { TextOffsets::default().logprobs_of(&delta.tokens) } else { Json::Null };
-            choices.push(json!({"index": index, "text": text, "finish_reason": finish_of(&end), "logprobs": logprobs}));
+            let mut list = TokenList::default();
+            let text = self.begin(index, &answers, &mut list)? + &delta.text;
+            list.add(&delta.tokens);
+            let logprobs = if self.n_top.is_some() { list.json() } else { Json::Null };
+            let mut choice = json!({
+                "index": index, "text": text, "finish_reason": finish_of(&end), "logprobs": logprobs,
+            });
+            if self.extras.token_ids {
+                choice["token_ids"] = delta.ids.into();
+            }
+            if let (Some(choice), Some(prompt)) = (choice.as_object_mut(), answers.prompt(index)) {
+                choice.extend(self.extras.of_prompt(prompt, answers.tokenizer()?)?);
+            }
+            choices.push(choice);
         }
         let mut body = self.head.object("text_completion");
         body.insert("choices".into(), choices.into());
         body.insert("usage".into(), usage_json(answers.usage()));
+        self.extras.add_timings(&mut body, &answers);
         Ok(Body(Json::Object(body)).into_response())
     }
 
-    async fn stream(
-        mut self,
-        mut answers: Answers,
-        parts: PartSender,
-        with_usage: bool,
-    ) -> Result<PartSender, Disconnected> {
-        let mut offsets: Vec<TextOffsets> = self.begins.iter().map(|_| TextOffsets::default()).collect();
+    async fn stream(mut self, mut answers: Answers, parts: PartSender) -> Result<PartSender, Disconnected> {
+        // Per answer: the offsets of the tokens to come, once begun.
+        let mut begun: HashMap<usize, TextOffsets> = HashMap::new();
         while let Some(event) = answers.next().await {
-            let (index, text, tokens, finish) = match event {
-                Ok(AnswerEvent::Delta(index, delta)) => (index, delta.text, delta.tokens, None),
-                Ok(AnswerEvent::End(index, end)) => (index, String::new(), Vec::new(), Some(finish_of(&end))),
+            let part = event.and_then(|event| {
+                let (index, delta, finish) = match event {
+                    AnswerEvent::Delta(index, delta) => (index, delta, None),
+                    AnswerEvent::End(index, end) => (index, Delta::default(), Some(finish_of(&end))),
+                };
+                self.part(index, delta, finish, &answers, &mut begun)
+            });
+            match part {
+                Ok(part) => parts.send(part).await?,
                 Err(error) => {
                     parts.fail(error).await?;
                     return Err(Disconnected);
                 }
-            };
-            let text = self.begins.get_mut(index).map(std::mem::take).unwrap_or_default() + &text;
-            let logprobs = match (self.has_logprobs && !tokens.is_empty(), offsets.get_mut(index)) {
-                (true, Some(offsets)) => offsets.logprobs_of(&tokens),
-                _ => Json::Null,
-            };
-            let choice = json!({"index": index, "text": text, "finish_reason": finish, "logprobs": logprobs});
-            parts.send(Json::Object(self.chunk(json!([choice]), with_usage.then_some(Json::Null)))).await?;
+            }
         }
-        if with_usage {
-            let usage = usage_json(answers.usage());
-            parts.send(Json::Object(self.chunk(json!([]), Some(usage)))).await?;
+        if self.extras.usage {
+            let mut body = self.chunk(json!([]), &answers);
+            body.insert("usage".into(), usage_json(answers.usage()));
+            parts.send(Json::Object(body)).await?;
         }
         Ok(parts)
     }
 
-    fn chunk(&self, choices: Json, usage: Option<Json>) -> Map<String, Json> {
+    fn part(
+        &mut self,
+        index: usize,
+        delta: Delta,
+        finish: Option<&str>,
+        answers: &Answers,
+        begun: &mut HashMap<usize, TextOffsets>,
+    ) -> Result<Json, ApiError> {
+        let (mut list, mut text) = (TokenList::default(), String::new());
+        let is_first = match begun.remove(&index) {
+            Some(offsets) => {
+                list.offsets = offsets;
+                false
+            }
+            None => {
+                text = self.begin(index, answers, &mut list)?;
+                true
+            }
+        };
+        list.add(&delta.tokens);
+        let has_tokens = self.n_top.is_some() && !list.texts.is_empty();
+        let logprobs = if has_tokens { list.json() } else { Json::Null };
+        begun.insert(index, list.offsets);
+        let mut choice =
+            json!({"index": index, "text": text + &delta.text, "finish_reason": finish, "logprobs": logprobs});
+        if self.extras.token_ids {
+            choice["token_ids"] = delta.ids.into();
+            if let Some(prompt) = answers.prompt(index).filter(|_| is_first) {
+                choice["prompt_token_ids"] = json!(prompt.ids);
+            }
+        }
+        Ok(Json::Object(self.chunk(json!([choice]), answers)))
+    }
+
+    fn chunk(&self, choices: Json, answers: &Answers) -> Map<String, Json> {
         let mut body = self.head.object("text_completion");
         body.insert("choices".into(), choices);
-        body.extend(usage.map(|usage| ("usage".to_owned(), usage)));
+        self.extras.add(&mut body, answers);
         body
+    }
+}
+
+/// Tokens with their log probabilities, in the shape of OpenAI's older interface.
+#[derive(Default)]
+struct TokenList {
+    texts: Vec<String>,
+    /// `None` for the first token of a prompt.
+    logprobs: Vec<Option<f32>>,
+    tops: Vec<Option<Map<String, Json>>>,
+    places: Vec<usize>,
+    offsets: TextOffsets,
+}
+
+impl TokenList {
+    /// The most likely tokens, and the token itself.
+    fn push(&mut self, text: String, logprob: f32, top: impl Iterator<Item = (String, f32)>) {
+        let own = [(text.clone(), logprob)];
+        self.tops.push(Some(top.chain(own).map(|(text, logprob)| (text, logprob.into())).collect()));
+        self.texts.push(text);
+        self.logprobs.push(Some(logprob));
+    }
+
+    /// Adds generated tokens.
+    fn add(&mut self, tokens: &[ScoredToken]) {
+        for token in tokens {
+            let top = token.top.iter().map(|(bytes, logprob)| (ScoredToken::text(bytes), *logprob));
+            self.push(ScoredToken::text(&token.bytes), token.logprob, top);
+            self.places.push(self.offsets.n_units);
+            self.offsets.add(&token.bytes);
+        }
+    }
+
+    /// Adds a prompt's tokens.
+    fn add_prompt(&mut self, prompt: &PromptReport, n_top: usize, tokenizer: &Tokenizer) -> Result<(), Error> {
+        let text = |id: u32| Ok::<_, Error>(ScoredToken::text(tokenizer.token_bytes(id)?));
+        let mut decoder = tokenizer.decoder();
+        for (at, &id) in prompt.ids.iter().enumerate() {
+            match at.checked_sub(1).and_then(|at| prompt.logprobs.get(at)) {
+                Some(PromptLogprobs { logprobs, .. }) => {
+                    let top = logprobs.top.iter().take(n_top).map(|&(id, logprob)| Ok((text(id)?, logprob)));
+                    let top = top.collect::<Result<Vec<_>, Error>>()?;
+                    self.push(text(id)?, logprobs.logprob, top.into_iter());
+                }
+                None => {
+                    self.texts.push(text(id)?);
+                    self.logprobs.push(None);
+                    self.tops.push(None);
+                }
+            }
+            self.places.push(self.offsets.n_units);
+            self.offsets.n_units += decoder.push(id)?.encode_utf16().count();
+        }
+        Ok(())
+    }
+
+    fn json(&mut self) -> Json {
+        json!({
+            "tokens": std::mem::take(&mut self.texts),
+            "token_logprobs": std::mem::take(&mut self.logprobs),
+            "top_logprobs": std::mem::take(&mut self.tops),
+            "text_offset": std::mem::take(&mut self.places),
+        })
     }
 }
 
@@ -211,20 +355,6 @@ struct TextOffsets {
 }
 
 impl TextOffsets {
-    fn logprobs_of(&mut self, tokens: &[ScoredToken]) -> Json {
-        let (mut texts, mut logprobs, mut tops, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for token in tokens {
-            texts.push(ScoredToken::text(&token.bytes));
-            logprobs.push(token.logprob);
-            let top: Map<String, Json> =
-                token.top.iter().map(|(bytes, logprob)| (ScoredToken::text(bytes), (*logprob).into())).collect();
-            tops.push(top);
-            offsets.push(self.n_units);
-            self.add(&token.bytes);
-        }
-        json!({"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets})
-    }
-
     fn add(&mut self, bytes: &[u8]) {
         self.begun.extend_from_slice(bytes);
         let mut rest = self.begun.as_slice();
@@ -260,9 +390,8 @@ mod tests {
         let tokens = [&b"a"[..], &[0xf0, 0x9f], &[0x98, 0x80], b"\xffb", "é".as_bytes(), b"c"];
         let tokens: Vec<ScoredToken> =
             tokens.iter().map(|bytes| ScoredToken { bytes: bytes.to_vec(), logprob: 0.0, top: Vec::new() }).collect();
-        let mut offsets = TextOffsets::default();
-        let (begin, end) = tokens.split_at(2);
-        assert_eq!(offsets.logprobs_of(begin)["text_offset"], json!([0, 1]));
-        assert_eq!(offsets.logprobs_of(end)["text_offset"], json!([1, 3, 5, 6]));
+        let mut list = TokenList::default();
+        list.add(&tokens);
+        assert_eq!(list.json()["text_offset"], json!([0, 1, 1, 3, 5, 6]));
     }
 }

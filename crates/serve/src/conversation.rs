@@ -30,6 +30,20 @@ impl Conversation {
         self.request.options.constraint.is_some() || !self.request.tools.is_empty()
     }
 
+    /// Sets template variables that the request leaves open. `enable_thinking` also decides whether the model may
+    /// think.
+    pub fn add_variables(&mut self, usual: &Map<String, Json>) {
+        let variables = &mut self.request.variables;
+        for (name, value) in usual {
+            let is_open = name != "enable_thinking" || self.request.thinking.is_none();
+            if is_open && !variables.contains_key(name) {
+                variables.insert(name.clone(), value.clone());
+            }
+        }
+        let thinks = ["enable_thinking", "thinking"].iter().find_map(|name| variables.get(*name)?.as_bool());
+        self.request.thinking = self.request.thinking.or(thinks);
+    }
+
     /// Approximate size of the prompt's text.
     pub fn prompt_bytes(&self) -> usize {
         // Added by a template around a message.
@@ -47,7 +61,8 @@ impl Conversation {
         Ok(PreparedPrompt {
             ids,
             choices: Arc::new(AnswerOptions { options, seeds: self.seeds }),
-            reader: Some(reader),
+            // The client has the beginning of the answer.
+            reader: Some(reader.without_given()),
         })
     }
 }
@@ -134,7 +149,7 @@ pub fn arguments_of(given: Option<&Json>, param: &str) -> Result<Json, ApiError>
 /// returns a tool's function and its path in the tool.
 ///
 /// # Errors
-/// Errors naming a field; `unsupported_value` if there are tools, but none is a function.
+/// Errors naming a field.
 pub fn tools_of<'a>(
     fields: Fields<'a>,
     limits: &Limits,
@@ -155,25 +170,21 @@ pub fn tools_of<'a>(
         let (function, place) = function(tool);
         tools.push(tool_of(function, &format!("{param}{place}"))?);
     }
-    match notices.first().filter(|_| tools.is_empty()) {
-        Some(notice) => {
-            let (param, _) = notice.split_once(' ').unwrap_or_default();
-            Err(ApiError::unsupported(param, notice.as_str()))
-        }
-        None => Ok((tools, notices)),
-    }
+    Ok((tools, notices))
 }
 
-/// The response header that lists ignored parts of the request.
+/// The response header that lists ignored or changed parts of the request.
 const NOTICE: HeaderName = HeaderName::from_static("x-tilewright-notice");
 
 /// Adds the notices to a response.
-pub fn with_notices(mut response: Response, notices: &[String]) -> Response {
-    for notice in notices {
-        // Notices contain none of the request's own text.
-        if let Ok(notice) = HeaderValue::from_str(&format!("{notice}; it was ignored")) {
-            response.headers_mut().append(NOTICE, notice);
-        }
+pub fn with_notices(response: Response, notices: &[String]) -> Response {
+    notices.iter().fold(response, |response, notice| with_notice(response, &format!("{notice}; it was ignored")))
+}
+
+/// Adds a notice, which has none of the request's own text, to a response.
+pub fn with_notice(mut response: Response, notice: &str) -> Response {
+    if let Ok(notice) = HeaderValue::from_str(notice) {
+        response.headers_mut().append(NOTICE, notice);
     }
     response
 }

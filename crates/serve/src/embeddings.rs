@@ -14,12 +14,41 @@ use tilewright::Error;
 use super::app::{ApiRequest, App, RequestContext};
 use super::errors::ApiError;
 use super::models::{Lease, Loaded};
+use super::sampling::MODEL;
+use super::schema::{Endpoint, Kind, Neutral, field, neutral, required};
 
 /// Texts computed between checks whether the client still waits.
 const PART: usize = 64;
 
 /// Concatenated vectors of a part, and its number of tokens.
 pub type Vectors = (Vec<f32>, usize);
+
+/// `/v1/embeddings`.
+pub const EMBEDDINGS: Endpoint = Endpoint::post(
+    "/v1/embeddings",
+    "Computes embeddings, like OpenAI's Embeddings",
+    &[&[
+        MODEL,
+        required("input", Kind::Other(&["string", "array"], "a text or a list of texts"), "The texts."),
+        field("encoding_format", Kind::OneOf(&["float", "base64"]), "\"float\"", "How vectors are written."),
+        field("dimensions", Kind::Whole(1, (1 << 31) - 1), "", "Width of the vectors: the model's own."),
+        neutral("user", &[Neutral::AnyText], "Ignored."),
+    ]],
+);
+
+/// `/v1/rerank`.
+pub const RERANK: Endpoint = Endpoint::post(
+    "/v1/rerank",
+    "Ranks documents by a query, like Cohere's and Jina's Rerank",
+    &[&[
+        MODEL,
+        required("query", Kind::Text, "The query."),
+        required("documents", Kind::Other(&["array"], "a list of texts, or of objects with a text"), "The documents."),
+        field("top_n", Kind::Whole(1, (1 << 31) - 1), "all", "Number of results."),
+        field("return_documents", Kind::Flag, "false", "Add the documents to the results."),
+        neutral("user", &[Neutral::AnyText], "Ignored."),
+    ]],
+);
 
 /// Computes embeddings.
 ///
@@ -77,8 +106,8 @@ enum EncodedVector<'a> {
 /// `/v1/embeddings`.
 pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
-    fields.only(&[&["model", "input", "encoding_format", "dimensions", "user"]])?;
-    let model = fields.some_text("model")?;
+    fields.check(EMBEDDINGS.fields)?;
+    let model = &app.models.named(fields)?;
     let as_base64 = match fields.text("encoding_format")? {
         None | Some("float") => false,
         Some("base64") => true,
@@ -123,8 +152,8 @@ pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
 /// `/v1/rerank`, in the shape common to Cohere's and Jina's interfaces.
 pub async fn rerank(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
-    fields.only(&[&["model", "query", "documents", "top_n", "return_documents", "user"]])?;
-    let model = fields.some_text("model")?;
+    fields.check(RERANK.fields)?;
+    let model = &app.models.named(fields)?;
     let query = fields.some_text("query")?.to_owned();
     let most = app.limits.texts;
     let expected = format!("a list of 1 to {most} texts, or of objects with a text");

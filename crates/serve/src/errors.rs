@@ -41,9 +41,9 @@ impl ApiError {
         ApiError { status: StatusCode::BAD_REQUEST, code: "unsupported_value", message, param }
     }
 
-    /// An unknown model.
-    pub fn no_model(name: &str) -> ApiError {
-        let message = format!("there is no model {}", shown(Some(&name.into())));
+    /// An unknown model. `served`: the models that there are.
+    pub fn no_model(name: &str, served: &str) -> ApiError {
+        let message = format!("there is no model {}; this server has {served}", shown(Some(&name.into())));
         ApiError { status: StatusCode::NOT_FOUND, code: "model_not_found", message, param: Some("model".into()) }
     }
 
@@ -116,7 +116,7 @@ impl IntoResponse for ApiError {
 }
 
 /// A value, shortened for a message.
-fn shown(value: Option<&Json>) -> String {
+pub fn shown(value: Option<&Json>) -> String {
     let Some(value) = value else { return "missing".into() };
     let json = match value {
         // Avoid serialising a long string for its beginning.

@@ -1,11 +1,25 @@
 //! Reads a request's fields, checking type and range. `null` counts as missing.
 
+use std::sync::{Mutex, PoisonError};
+
 use serde_json::{Map, Value as Json};
 
 use super::errors::ApiError;
+use super::schema::whole_of;
 
 /// The largest integer that is exact in every language.
 const MAX_EXACT: u64 = (1 << 53) - 1;
+
+/// Names of fields that a lenient server ignores instead of refusing them.
+#[derive(Debug, Default)]
+pub struct IgnoredFields(Mutex<Vec<String>>);
+
+impl IgnoredFields {
+    /// The names, in the order of the request.
+    pub fn names(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
 
 /// An object of a request.
 #[derive(Clone, Copy)]
@@ -13,43 +27,58 @@ pub struct Fields<'a> {
     object: &'a Map<String, Json>,
     /// The object's path in errors, with a trailing dot; empty for the request itself.
     path: &'a str,
+    /// Set on a lenient server.
+    ignored: Option<&'a IgnoredFields>,
 }
 
 impl<'a> Fields<'a> {
-    /// The request's top-level fields.
+    /// The request's top-level fields. `ignored`: set on a lenient server.
     ///
     /// # Errors
     /// If it is not an object.
-    pub fn of(request: &'a Json) -> Result<Fields<'a>, ApiError> {
+    pub fn of(request: &'a Json, ignored: Option<&'a IgnoredFields>) -> Result<Fields<'a>, ApiError> {
         let object = request
             .as_object()
             .ok_or_else(|| ApiError { param: None, ..ApiError::invalid("the request", Some(request), "an object") })?;
-        Ok(Fields { object, path: "" })
+        Ok(Fields { object, path: "", ignored })
+    }
+
+    /// Fields of an object that no table checks.
+    pub fn within(object: &'a Map<String, Json>, path: &'a str) -> Fields<'a> {
+        Fields { object, path, ignored: None }
     }
 
     /// Fields of a nested object.
-    pub fn within(object: &'a Map<String, Json>, path: &'a str) -> Fields<'a> {
-        Fields { object, path }
+    pub fn inside<'b>(&self, object: &'b Map<String, Json>, path: &'b str) -> Fields<'b>
+    where
+        'a: 'b,
+    {
+        Fields { object, path, ignored: self.ignored }
+    }
+
+    /// All fields that are not `null`.
+    pub fn entries(&self) -> impl Iterator<Item = (&'a str, &'a Json)> {
+        self.object.iter().filter(|(_, value)| !value.is_null()).map(|(name, value)| (name.as_str(), value))
+    }
+
+    /// Notes a field as ignored on a lenient server; otherwise refuses it by its shortened name.
+    ///
+    /// # Errors
+    /// That of `refusal`.
+    pub fn ignore_or(&self, field: &str, refusal: impl FnOnce(String) -> ApiError) -> Result<(), ApiError> {
+        let name = self.name(&field.chars().take(60).collect::<String>());
+        match self.ignored {
+            Some(IgnoredFields(names)) => {
+                names.lock().unwrap_or_else(PoisonError::into_inner).push(name);
+                Ok(())
+            }
+            None => Err(refusal(name)),
+        }
     }
 
     /// A field's name in errors.
     pub fn name(&self, field: &str) -> String {
         format!("{}{field}", self.path)
-    }
-
-    /// Refuses fields that are not in `known`, unless their value asks for nothing.
-    ///
-    /// # Errors
-    /// `unsupported_value` naming the field.
-    pub fn only(&self, known: &[&[&str]]) -> Result<(), ApiError> {
-        for (field, value) in self.object {
-            let is_known = known.iter().any(|names| names.contains(&field.as_str()));
-            if !is_known && !value.is_null() && !is_neutral(field, value) {
-                let name = self.name(&field.chars().take(60).collect::<String>());
-                return Err(ApiError::unsupported(&name, format!("{name} is not supported")));
-            }
-        }
-        Ok(())
     }
 
     /// A field's value.
@@ -72,10 +101,19 @@ impl<'a> Fields<'a> {
         read(value).map(Some).ok_or_else(|| self.wrong(field, expected))
     }
 
-    /// A number within these bounds.
-    pub fn number(&self, field: &str, least: f64, most: f64) -> Result<Option<f64>, ApiError> {
-        let expected = format!("a number from {least} to {most}");
-        self.read(field, &expected, |value| value.as_f64().filter(|number| (least..=most).contains(number)))
+    /// A number of a checked field.
+    pub fn checked_number(&self, field: &str) -> Option<f64> {
+        self.get(field).and_then(Json::as_f64)
+    }
+
+    /// An integer of a checked field.
+    pub fn checked_whole(&self, field: &str) -> Option<i64> {
+        self.get(field).and_then(whole_of)
+    }
+
+    /// `true` or `false` of a checked field.
+    pub fn checked_flag(&self, field: &str) -> Option<bool> {
+        self.get(field).and_then(Json::as_bool)
     }
 
     /// An integer within these bounds; a fraction of zero is allowed.
@@ -133,51 +171,5 @@ impl<'a> Fields<'a> {
             Json::Array(list) if (1..=most).contains(&list.len()) => list.iter().map(Json::as_str).collect(),
             _ => None,
         })
-    }
-}
-
-/// Whether an unknown field has no effect: it has the default value of OpenAI's or Ollama's API, or is the client's
-/// own metadata.
-fn is_neutral(field: &str, value: &Json) -> bool {
-    let is_empty = || match value {
-        Json::String(text) => text.is_empty(),
-        Json::Array(list) => list.is_empty(),
-        Json::Object(object) => object.is_empty(),
-        _ => false,
-    };
-    match field {
-        "store" | "background" | "vocab_only" | "logits_all" => value == false,
-        // Ollama's default: no list of the most likely tokens.
-        "logprobs" => value == false,
-        "top_logprobs" => value == 0,
-        "service_tier" => value == "auto" || value == "default",
-        // Overlong prompts are always refused, never truncated.
-        "truncation" => value == "disabled" || value == "auto",
-        "truncate" | "shift" => value.is_boolean(),
-        "modalities" => value.as_array().is_some_and(|list| list.iter().all(|kind| kind == "text")),
-        "verbosity" => value == "medium",
-        // As many answers as are returned.
-        "best_of" => value == 1,
-        "prompt_cache_retention" => value == "in_memory" || value == "in-memory",
-        "function_call" => value == "none" || value == "auto",
-        // Limits built-in tools, which this server does not have.
-        "max_tool_calls" => value.as_u64().is_some_and(|n| n > 0),
-        // Ollama's disabled samplers.
-        "mirostat" => value == 0,
-        "mirostat_tau" | "mirostat_eta" => value.is_number(),
-        "tfs_z" | "typical_p" => value.as_f64() == Some(1.0),
-        "penalize_newline" | "f16_kv" => value.is_boolean(),
-        // Client metadata.
-        "metadata" => value.is_object(),
-        "prompt_cache_key" | "safety_identifier" => value.is_string(),
-        "functions"
-        | "suffix"
-        | "previous_response_id"
-        | "context_management"
-        | "images"
-        | "context"
-        | "system"
-        | "template" => is_empty(),
-        _ => false,
     }
 }

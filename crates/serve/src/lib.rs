@@ -13,8 +13,8 @@
 //! - **Connections** (`connections.rs`) use hyper directly, because `axum::serve` cannot limit the time for headers.
 //!   HTTP/1.1 only. At the limit, the connection idle for longest (at least 200 ms) is closed; busy ones are left
 //!   alone. Bodies share a memory limit that exempts the first 64 KiB of each.
-//! - **Fields** are read one by one (`fields.rs`), so that an error names the field and unknown fields can be
-//!   refused. Parsing, templates and tokenizing run on as many threads as there are processors; grammars get half of
+//! - **Fields** are rows of a table (`schema.rs`), by which requests are checked and `/openapi.json` is made. They are
+//!   read one by one (`fields.rs`), so that an error names the field. Parsing, templates and tokenizing run on as many threads as there are processors; grammars get half of
 //!   them.
 //! - **Back pressure.** The engine is asked for room (`Engine::expect_room`) before a prompt is made: under overload,
 //!   most prompts would be made for nothing.
@@ -35,9 +35,11 @@ pub mod bench;
 mod chat;
 mod completions;
 mod connections;
+mod constraints;
 mod conversation;
 mod embeddings;
 mod errors;
+mod extras;
 mod fields;
 mod files;
 mod guard;
@@ -51,7 +53,9 @@ mod request_log;
 mod responses;
 mod routes;
 mod sampling;
+mod schema;
 mod sse;
+mod stored;
 #[cfg(feature = "telemetry")]
 mod telemetry;
 #[cfg(not(feature = "telemetry"))]
@@ -60,14 +64,14 @@ mod telemetry;
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use tilewright::Error;
 use tokio::sync::Semaphore;
 
 pub use limits::Limits;
-pub use models::{Decoder, KeepOptions, Load, Loaded, ModelSpec};
+pub use models::{Decoder, Fetch, KeepOptions, Load, Loaded, ModelSpec};
 
 use app::App;
 use connections::{Connections, Tls};
@@ -76,6 +80,7 @@ use metrics::Metrics;
 use models::Models;
 use page::StaticFiles;
 use request_log::Refusals;
+use stored::StoredResponses;
 use telemetry::Telemetry;
 
 /// Receives a line of output.
@@ -98,13 +103,20 @@ pub struct ServerOptions {
     pub hosts: Vec<String>,
     /// Origins whose pages may use the server: `https://example.org`, `http://localhost:*`, `*`.
     pub origins: Vec<String>,
+    /// Whether fields and values without support are ignored with a warning instead of being refused.
+    pub lenient: bool,
+    /// Variables of chat templates, for requests that do not set them.
+    pub template_variables: serde_json::Map<String, serde_json::Value>,
     /// A folder of static files, served without a key. If absent, the demo page, if the build has included it.
     pub page: Option<PathBuf>,
     /// The certificate and key files for TLS, in PEM.
     pub tls: Option<(PathBuf, PathBuf)>,
+    /// Fetches models for clients, which may then also name and delete models; `None`: they may not change the models.
+    pub fetch: Option<Arc<Fetch>>,
     /// Receives errors that clients do not see.
     pub report: Option<LogSink>,
-    /// Receives a line for each model that is loaded or unloaded, for readiness, and for refused requests.
+    /// Receives a line for each model that is loaded or unloaded, for readiness, for refused requests, and for what was
+    /// ignored in requests.
     pub events: Option<LogSink>,
     /// Receives a JSON line for each request.
     pub log: Option<LogSink>,
@@ -158,7 +170,8 @@ impl Server {
             events: options.events.clone().unwrap_or(silent.events),
         };
         let guard = Guard::new(address, &options)?;
-        let ServerOptions { limits, keep, page, tls, log, .. } = options;
+        let ServerOptions { limits, keep, page, tls, fetch, log, .. } = options;
+        let (is_lenient, variables) = (options.lenient, options.template_variables);
         if limits.bodies_bytes < limits.body_bytes {
             let (expected, found) =
                 (format!("at least {}, the limit of one body", limits.body_bytes), limits.bodies_bytes);
@@ -176,7 +189,7 @@ impl Server {
             .unwrap_or_default();
         #[cfg(not(feature = "telemetry"))]
         let telemetry = Telemetry;
-        let models = Models::new(models, keep, limits.batches, sinks.clone())?;
+        let models = Models::new(models, keep, limits.batches, fetch, sinks.clone())?;
         let n_preparing = std::thread::available_parallelism().map_or(2, usize::from).max(2);
         let preparing = Arc::new(Semaphore::new(n_preparing));
         let slow = Arc::new(Semaphore::new(n_preparing / 2));
@@ -185,6 +198,11 @@ impl Server {
         let metrics = Arc::new(Metrics::new(&telemetry));
         let app = Arc::new(App {
             models,
+            responses: StoredResponses::new(limits.stored_bytes),
+            events: sinks.events.clone(),
+            said: Mutex::default(),
+            is_lenient,
+            variables,
             limits,
             guard,
             metrics,

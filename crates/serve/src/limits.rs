@@ -35,6 +35,8 @@ pub struct Limits {
     /// Maximum memory of an answer that is not streamed, including its tokens' log probabilities. The answer is cut
     /// off there.
     pub answer_bytes: usize,
+    /// Maximum memory of stored responses, which `previous_response_id` continues.
+    pub stored_bytes: usize,
     /// Maximum tools of a request.
     pub tools: usize,
     /// Maximum stop strings of a request.
@@ -67,6 +69,7 @@ impl Default for Limits {
             choices: 128,
             echo_bytes: 8 << 20,
             answer_bytes: 256 << 20,
+            stored_bytes: 64 << 20,
             tools: 512,
             stops: 64,
             texts: 2048,

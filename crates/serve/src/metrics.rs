@@ -249,7 +249,11 @@ impl Metrics {
 
     /// All metrics as text.
     pub fn text(&self, models: &Models) -> String {
-        for entry in &models.entries {
+        // Models may be deleted.
+        self.loaded.clear();
+        self.up.clear();
+        self.memory.clear();
+        for entry in &models.entries() {
             let labels = of_model(entry.name());
             let plan = entry.loaded().map(|loaded| loaded.plan());
             self.loaded.get_or_create(&labels).set(i64::from(plan.is_some()));

@@ -1,21 +1,25 @@
 //! The server's models: loaded on demand, unloaded when idle.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
+use serde_json::{Value as Json, json};
+use sha2::{Digest, Sha256};
 use tilewright::chat::ChatTemplate;
 use tilewright::embed::{Embedder, Reranker};
 use tilewright::engine::{DeviceStats, Engine, EngineOptions, EngineState, EngineStats};
+use tilewright::formats::TensorInfo;
 use tilewright::generate::Model;
 use tilewright::load::ModelFile;
-use tilewright::{Breaker, BreakerStats, ChatModel, Counters, Device, Error, LossReason, MemoryPlan, caught};
+use tilewright::{Breaker, BreakerStats, ChatModel, Circuit, Counters, Device, Error, LossReason, MemoryPlan, caught};
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
 use super::Sinks;
 use super::about::ModelDescription;
 use super::errors::ApiError;
+use super::fields::Fields;
 
 /// A generative model and its engine.
 pub struct Decoder {
@@ -158,6 +162,13 @@ type Describe = dyn Fn() -> Result<ModelFile, Error> + Send + Sync;
 /// Loads a model.
 pub type Load = dyn Fn() -> Result<Loaded, Error> + Send + Sync;
 
+/// Fetches the model of the name that a client asks for, such as from a hub, and reports the bytes done and in total.
+/// Blocks. Clients see errors of the hub.
+pub type Fetch = dyn Fn(&str, &mut dyn FnMut(u64, u64)) -> Result<ModelSpec, Error> + Send + Sync;
+
+/// Deletes a model's files.
+type Delete = dyn Fn() -> Result<(), Error> + Send + Sync;
+
 /// A model that a server offers.
 pub struct ModelSpec {
     name: String,
@@ -169,6 +180,9 @@ pub struct ModelSpec {
     is_gguf: bool,
     breakers: Vec<Arc<Breaker>>,
     adapters: Vec<String>,
+    digest: Option<String>,
+    modified: Option<SystemTime>,
+    delete: Option<Box<Delete>>,
 }
 
 impl ModelSpec {
@@ -188,6 +202,9 @@ impl ModelSpec {
             is_gguf: true,
             breakers: vec![Arc::default()],
             adapters: Vec::new(),
+            digest: None,
+            modified: None,
+            delete: None,
         }
     }
 
@@ -209,6 +226,19 @@ impl ModelSpec {
     /// For an encoder the server counts losses with the first one; `load` must ask [`Breaker::admits`].
     pub fn with_breakers(self, breakers: Vec<Arc<Breaker>>) -> ModelSpec {
         ModelSpec { breakers, ..self }
+    }
+
+    /// Sets what clients are told of its files: their SHA-256 digest in hexadecimal digits, and when they were last
+    /// modified. Without a digest, clients get one of name and size.
+    pub fn with_origin(self, digest: Option<String>, modified: Option<SystemTime>) -> ModelSpec {
+        ModelSpec { digest, modified, ..self }
+    }
+
+    /// Lets clients delete its files, if the server lets them change its models ([`ServerOptions::fetch`]).
+    ///
+    /// [`ServerOptions::fetch`]: super::ServerOptions::fetch
+    pub fn with_delete(self, delete: impl Fn() -> Result<(), Error> + Send + Sync + 'static) -> ModelSpec {
+        ModelSpec { delete: Some(Box::new(delete)), ..self }
     }
 
     /// The name that requests use.
@@ -319,6 +349,19 @@ impl ServedModel {
         }
     }
 
+    /// Its tensors in Ollama's format: name, type and shape; none if its files cannot be read. Reads files.
+    pub fn tensors(&self) -> Vec<Json> {
+        let Some(Ok(file)) = self.spec.describe.as_ref().map(|open| open()) else { return Vec::new() };
+        let mut tensors: Vec<&TensorInfo> = file.header.tensor_index.tensors().collect();
+        tensors.sort_by(|a, b| a.name.cmp(&b.name));
+        let tensor = |info: &TensorInfo| {
+            // GGUF states the fastest dimension first.
+            let shape: Vec<u64> = info.shape.iter().rev().copied().collect();
+            json!({"name": info.name, "type": info.block_type.to_string(), "shape": shape})
+        };
+        tensors.into_iter().map(tensor).collect()
+    }
+
     /// The name that requests use.
     pub fn name(&self) -> &str {
         &self.spec.name
@@ -337,6 +380,34 @@ impl ServedModel {
     /// Size of its files.
     pub fn size_bytes(&self) -> u64 {
         self.spec.size_bytes
+    }
+
+    /// SHA-256 digest of its files, or else of its name and size, in hexadecimal digits.
+    pub fn digest(&self) -> String {
+        let derived = || {
+            let digest = Sha256::digest(format!("{} {}", self.name(), self.size_bytes()));
+            digest.iter().map(|byte| format!("{byte:02x}")).collect()
+        };
+        self.spec.digest.clone().unwrap_or_else(derived)
+    }
+
+    /// When its files were last modified, or else the start of the server, in seconds since 1970.
+    pub fn modified(&self) -> u64 {
+        let modified = self.spec.modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        modified.map_or(self.created, |since| since.as_secs())
+    }
+
+    /// Whether clients may delete its files.
+    pub fn can_delete(&self) -> bool {
+        self.spec.delete.is_some()
+    }
+
+    /// Deletes its files.
+    ///
+    /// # Errors
+    /// Errors of the deletion.
+    pub fn delete(&self) -> Result<(), Error> {
+        self.spec.delete.as_ref().map_or(Ok(()), |delete| delete())
     }
 
     /// Statistics of its engine.
@@ -361,6 +432,19 @@ impl ServedModel {
             Some(Loaded::Decoder(decoder)) => decoder.engine.devices(),
             _ => Vec::new(),
         }
+    }
+
+    /// Bytes of its memory that are on GPUs, at most `total`; none while the CPU replaces its GPU.
+    pub fn gpu_bytes(&self, total: u64) -> u64 {
+        let on_gpu = |device: &Device| if device.is_gpu() { device.used_bytes() } else { 0 };
+        let used = match self.loaded() {
+            _ if self.losses().circuit == Circuit::Open => 0,
+            Some(Loaded::Decoder(decoder)) => decoder.model().devices().map(on_gpu).sum(),
+            Some(Loaded::Embedder(embedder)) => on_gpu(embedder.device()),
+            Some(Loaded::Reranker(reranker)) => on_gpu(reranker.device()),
+            None => 0,
+        };
+        used.min(total)
     }
 
     /// Counters of its devices.
@@ -410,13 +494,13 @@ pub struct Lease {
 }
 
 impl Lease {
-    fn of((entry, adapter): (&Arc<ServedModel>, Option<&str>), loaded: Loaded) -> Lease {
+    fn of(entry: Arc<ServedModel>, adapter: Option<String>, loaded: Loaded) -> Lease {
         entry.n_users.fetch_add(1, Ordering::Relaxed);
         let mut state = entry.state();
         state.used = Instant::now();
         let load = state.n_loads;
         drop(state);
-        Lease { entry: entry.clone(), loaded, adapter: adapter.map(str::to_owned), load, n_reloads: 0 }
+        Lease { entry, loaded, adapter, load, n_reloads: 0 }
     }
 
     /// Unloads the model after an error that a reload may fix.
@@ -510,8 +594,13 @@ impl Drop for Lease {
 
 /// All models of a server.
 pub struct Models {
-    pub entries: Vec<Arc<ServedModel>>,
+    list: RwLock<ModelList>,
     keep: KeepOptions,
+    batches: usize,
+    /// Adds models; `None`: clients may not change the models.
+    fetch: Option<Arc<Fetch>>,
+    /// Permits for fetching models.
+    pub fetching: Arc<Semaphore>,
     /// Locked while a model is unloaded to make room for another.
     room: Arc<AsyncMutex<()>>,
     sinks: Sinks,
@@ -519,33 +608,175 @@ pub struct Models {
     is_ready: AtomicBool,
 }
 
+/// The models, and further names of them.
+#[derive(Default)]
+struct ModelList {
+    entries: Vec<Arc<ServedModel>>,
+    aliases: Vec<(String, Arc<ServedModel>)>,
+}
+
+impl ModelList {
+    /// The model of a name, which need not have Ollama's `:latest`.
+    fn find(&self, name: &str) -> Option<&Arc<ServedModel>> {
+        let alias = |name: &str| self.aliases.iter().find(|(alias, _)| alias == name).map(|(_, entry)| entry);
+        let named = |name: &str| self.entries.iter().find(|entry| entry.name() == name).or_else(|| alias(name));
+        named(name).or_else(|| named(name.strip_suffix(LATEST)?))
+    }
+}
+
+/// Models that are fetched at a time.
+const MAX_FETCHES: usize = 4;
+
+/// What Ollama's clients append to names without a tag.
+const LATEST: &str = ":latest";
+
 impl Models {
-    pub fn new(specs: Vec<ModelSpec>, keep: KeepOptions, batches: usize, sinks: Sinks) -> Result<Models, Error> {
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let mut entries: Vec<Arc<ServedModel>> = Vec::new();
+    pub fn new(
+        specs: Vec<ModelSpec>,
+        keep: KeepOptions,
+        batches: usize,
+        fetch: Option<Arc<Fetch>>,
+        sinks: Sinks,
+    ) -> Result<Models, Error> {
+        let (list, room, fetching) = (RwLock::default(), Arc::default(), Arc::new(Semaphore::new(MAX_FETCHES)));
+        let is_ready = AtomicBool::new(false);
+        let models = Models { list, keep, batches, fetch, fetching, room, sinks, is_ready };
         for spec in specs {
-            if entries.iter().any(|entry| entry.name() == spec.name) {
+            if models.entries().iter().any(|entry| entry.name() == spec.name) {
                 let (expected, found) = ("unique names".into(), format!("`{}` twice", spec.name));
                 return Err(Error::Option { option: "models", expected, found });
             }
-            entries.push(Arc::new(ServedModel {
-                spec,
-                created,
-                slot: Arc::default(),
-                state: Mutex::new(ModelState {
-                    loaded: None,
-                    is_loading: false,
-                    failure: None,
-                    n_loads: 0,
-                    used: Instant::now(),
-                    keep: None,
-                }),
-                n_users: AtomicUsize::new(0),
-                batches: Arc::new(Semaphore::new(batches)),
-                computing: Arc::new(Semaphore::new(1)),
-            }));
+            models.add(spec);
         }
-        Ok(Models { entries, keep, room: Arc::default(), sinks, is_ready: AtomicBool::new(false) })
+        Ok(models)
+    }
+
+    fn list(&self) -> std::sync::RwLockReadGuard<'_, ModelList> {
+        self.list.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut ModelList) -> T) -> T {
+        change(&mut self.list.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The models.
+    pub fn entries(&self) -> Vec<Arc<ServedModel>> {
+        self.list().entries.clone()
+    }
+
+    /// The models with their names; after them, those that have further names.
+    pub fn listed(&self) -> Vec<(String, Arc<ServedModel>)> {
+        let list = self.list();
+        let own = list.entries.iter().map(|entry| (entry.name().to_owned(), entry.clone()));
+        own.chain(list.aliases.iter().cloned()).collect()
+    }
+
+    /// Adds a model, in place of one of the same name unless that has the same known digest. Requests in progress keep
+    /// the model that they have.
+    pub fn add(&self, spec: ModelSpec) {
+        let is_same = |entry: &Arc<ServedModel>| {
+            entry.name() == spec.name && spec.digest.is_some() && entry.spec.digest == spec.digest
+        };
+        if self.entries().iter().any(is_same) {
+            return;
+        }
+        let entry = Arc::new(ServedModel {
+            spec,
+            created: super::app::now().as_secs(),
+            slot: Arc::default(),
+            state: Mutex::new(ModelState {
+                loaded: None,
+                is_loading: false,
+                failure: None,
+                n_loads: 0,
+                used: Instant::now(),
+                keep: None,
+            }),
+            n_users: AtomicUsize::new(0),
+            batches: Arc::new(Semaphore::new(self.batches)),
+            computing: Arc::new(Semaphore::new(1)),
+        });
+        self.change(|list| {
+            let same = list.entries.iter_mut().find(|other| other.name() == entry.name());
+            list.aliases.iter_mut().filter(|(_, of)| of.name() == entry.name()).for_each(|(_, of)| *of = entry.clone());
+            list.aliases.retain(|(alias, _)| alias != entry.name());
+            match same {
+                Some(same) => *same = entry,
+                None => list.entries.push(entry),
+            }
+        });
+    }
+
+    /// Gives a model a further name.
+    ///
+    /// # Errors
+    /// `model_not_found`; `name_in_use` if another model has the name.
+    pub fn copy(&self, source: &str, name: &str) -> Result<(), ApiError> {
+        let name = name.strip_suffix(LATEST).unwrap_or(name);
+        let entry = self.find(source)?;
+        self.change(|list| match list.find(name) {
+            Some(other) if Arc::ptr_eq(other, &entry) => Ok(()),
+            Some(_) => {
+                let message = format!("destination is {name}, the name of another model: delete that first");
+                Err(ApiError::refusal(StatusCode::CONFLICT, "name_in_use", message))
+            }
+            None => {
+                list.aliases.push((name.to_owned(), entry));
+                Ok(())
+            }
+        })
+    }
+
+    /// Removes a name. Returns its model if this was its only name.
+    ///
+    /// # Errors
+    /// `model_not_found`; `name_in_use` if the model has further names; `forbidden` if clients may not delete it.
+    pub fn remove(&self, name: &str) -> Result<Option<Arc<ServedModel>>, ApiError> {
+        let entry = self.find(name)?;
+        let is_name = |known: &str| known == name || Some(known) == name.strip_suffix(LATEST);
+        self.change(|list| {
+            let n_aliases = list.aliases.len();
+            if !is_name(entry.name()) {
+                list.aliases.retain(|(alias, _)| !is_name(alias));
+            }
+            if list.aliases.len() < n_aliases {
+                return Ok(None);
+            }
+            if let Some((alias, _)) = list.aliases.iter().find(|(_, of)| Arc::ptr_eq(of, &entry)) {
+                let message = format!("{name} is also served as {alias}: delete that name first");
+                return Err(ApiError::refusal(StatusCode::CONFLICT, "name_in_use", message));
+            }
+            if !entry.can_delete() {
+                let message = format!("{name} is a file of the server's command line, which clients cannot delete");
+                return Err(ApiError::refusal(StatusCode::FORBIDDEN, "forbidden", message));
+            }
+            list.entries.retain(|other| !Arc::ptr_eq(other, &entry));
+            Ok(Some(entry))
+        })
+    }
+
+    /// The function that fetches models for clients.
+    ///
+    /// # Errors
+    /// `forbidden` if clients may not change the models.
+    pub fn fetch(&self) -> Result<&Arc<Fetch>, ApiError> {
+        self.fetch.as_ref().ok_or_else(|| {
+            let message = "clients may not change the models of this server; `serve --allow-model-changes` lets them";
+            ApiError::refusal(StatusCode::FORBIDDEN, "forbidden", message)
+        })
+    }
+
+    /// How long a model stays loaded if no request uses it; `None`: for ever.
+    pub fn time_left(&self, entry: &ServedModel) -> Option<Duration> {
+        let state = entry.state();
+        let keep = state.keep.unwrap_or(self.keep.idle)?;
+        let is_used = entry.n_users.load(Ordering::Relaxed) > 0;
+        Some(if is_used { keep } else { keep.saturating_sub(state.used.elapsed()) })
+    }
+
+    /// Reports an error that clients do not see.
+    pub fn report(&self, line: &str) {
+        (self.sinks.report)(line);
     }
 
     /// Loads models at the start; blocks. Requests for a model wait until it is loaded. A model that fails does not
@@ -554,23 +785,24 @@ impl Models {
     /// # Errors
     /// The first loading error, if no model could be loaded.
     pub fn preload(&self) -> Result<(), Error> {
-        let n = if self.keep.lazy { 0 } else { self.keep.max_loaded.unwrap_or(self.entries.len()) };
+        let entries = self.entries();
+        let n = if self.keep.lazy { 0 } else { self.keep.max_loaded.unwrap_or(usize::MAX).min(entries.len()) };
         let (mut failed, mut n_failed) = (None, 0);
-        for entry in self.entries.iter().take(n) {
+        for entry in &entries[..n] {
             let _loading = entry.slot.blocking_lock();
             if entry.loaded().is_some() {
                 continue;
             }
             if let Err(error) = entry.load_and_announce(&self.sinks) {
                 n_failed += 1;
-                if n_failed < n.min(self.entries.len()) {
+                if n_failed < n {
                     (self.sinks.report)(&format!("{}: {error}", entry.name()));
                 }
                 failed.get_or_insert(error);
             }
         }
         self.is_ready.store(true, Ordering::Release);
-        failed.filter(|_| n_failed == n.min(self.entries.len())).map_or(Ok(()), Err)
+        failed.filter(|_| n_failed == n).map_or(Ok(()), Err)
     }
 
     /// Whether the models to load at the start are loaded, or have failed.
@@ -582,22 +814,43 @@ impl Models {
     ///
     /// # Errors
     /// `model_not_found`.
-    pub fn find(&self, name: &str) -> Result<&Arc<ServedModel>, ApiError> {
-        let named = |name: &str| self.entries.iter().find(|entry| entry.name() == name);
-        let found = named(name).or_else(|| named(name.strip_suffix(":latest")?));
-        found.ok_or_else(|| ApiError::no_model(name))
+    pub fn find(&self, name: &str) -> Result<Arc<ServedModel>, ApiError> {
+        self.list().find(name).cloned().ok_or_else(|| ApiError::no_model(name, &self.names()))
+    }
+
+    /// The model that a request names, or the only one.
+    ///
+    /// # Errors
+    /// `invalid_value` if the field is no text, or missing and there are several models.
+    pub fn named(&self, fields: Fields<'_>) -> Result<String, ApiError> {
+        match (fields.text("model")?, self.entries().as_slice()) {
+            (Some(name), _) => Ok(name.to_owned()),
+            (None, [only]) => Ok(only.name().to_owned()),
+            (None, _) => Err(fields.wrong("model", &format!("one of {}", self.names()))),
+        }
+    }
+
+    /// The names of the models, for a message.
+    fn names(&self) -> String {
+        const MOST: usize = 20;
+        let listed = self.listed();
+        let names = listed.iter().take(MOST).map(|(name, _)| format!("`{name}`"));
+        let others = listed.len().saturating_sub(MOST);
+        let others = (others > 0).then(|| format!("{others} others at /v1/models"));
+        names.chain(others).collect::<Vec<_>>().join(", ")
     }
 
     /// Finds a model by its name, or by `model:adapter` with the adapter.
     ///
     /// # Errors
     /// `model_not_found`.
-    pub fn find_adapted<'a>(&'a self, name: &'a str) -> Result<(&'a Arc<ServedModel>, Option<&'a str>), ApiError> {
-        let adapted = |entry: &'a Arc<ServedModel>| {
-            let adapter = name.strip_prefix(entry.name())?.strip_prefix(':')?;
-            entry.adapters().iter().any(|known| known == adapter).then_some((entry, Some(adapter)))
+    pub fn find_adapted(&self, name: &str) -> Result<(Arc<ServedModel>, Option<String>), ApiError> {
+        let adapted = |entry: Arc<ServedModel>| {
+            let adapter = name.strip_prefix(entry.name())?.strip_prefix(':')?.to_owned();
+            entry.adapters().contains(&adapter).then_some((entry, Some(adapter)))
         };
-        self.find(name).map(|entry| (entry, None)).or_else(|error| self.entries.iter().find_map(adapted).ok_or(error))
+        let found = self.find(name).map(|entry| (entry, None));
+        found.or_else(|error| self.entries().into_iter().find_map(adapted).ok_or(error))
     }
 
     /// Finds a model and loads it if necessary.
@@ -605,8 +858,7 @@ impl Models {
     /// # Errors
     /// `model_not_found`; `busy` if all loaded models are in use; loading errors.
     pub async fn get(&self, name: &str) -> Result<Lease, ApiError> {
-        let found = self.find_adapted(name)?;
-        let entry = found.0;
+        let (entry, adapter) = self.find_adapted(name)?;
         if let Some(Loaded::Embedder(_) | Loaded::Reranker(_)) = entry.loaded()
             && entry.breaker().is_some_and(|breaker| breaker.is_due(Instant::now()))
         {
@@ -614,12 +866,12 @@ impl Models {
             entry.unload();
         }
         if let Some(loaded) = entry.loaded() {
-            return Ok(Lease::of(found, loaded));
+            return Ok(Lease::of(entry, adapter, loaded));
         }
         let loading = entry.slot.clone().lock_owned().await;
         // Another request may have loaded it.
         if let Some(loaded) = entry.loaded() {
-            return Ok(Lease::of(found, loaded));
+            return Ok(Lease::of(entry, adapter, loaded));
         }
         let room = match self.keep.max_loaded {
             Some(most) => {
@@ -644,13 +896,13 @@ impl Models {
             let status = StatusCode::INTERNAL_SERVER_ERROR;
             ApiError { status, param: None, ..ApiError::from(error) }
         })?;
-        Ok(Lease::of(found, loaded))
+        Ok(Lease::of(entry, adapter, loaded))
     }
 
     /// Unloads the least recently used models until another may be loaded.
     fn make_room(&self, most: usize) -> Result<(), ApiError> {
         loop {
-            let loaded: Vec<_> = self.entries.iter().filter(|entry| entry.loaded().is_some()).collect();
+            let loaded: Vec<_> = self.entries().into_iter().filter(|entry| entry.loaded().is_some()).collect();
             if loaded.len() < most {
                 return Ok(());
             }
@@ -665,7 +917,7 @@ impl Models {
 
     /// Unloads models that were idle for too long.
     pub fn sweep(&self) {
-        for entry in &self.entries {
+        for entry in self.entries() {
             let mut state = entry.state();
             let keep = state.keep.unwrap_or(self.keep.idle);
             let is_idle = entry.n_users.load(Ordering::Relaxed) == 0;

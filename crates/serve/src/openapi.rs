@@ -1,47 +1,52 @@
-//! The OpenAPI document of the server. For fields, see the named interface.
+//! The OpenAPI document of the server.
 
 use serde_json::{Map, Value as Json, json};
 
-/// Method, path, summary, and required fields.
-pub const ENDPOINTS: [(&str, &str, &str, &[&str]); 19] = [
-    ("post", "/v1/chat/completions", "Answers a conversation, like OpenAI's Chat Completions", &["model", "messages"]),
-    ("post", "/v1/completions", "Continues texts, like OpenAI's Completions", &["model", "prompt"]),
-    ("post", "/v1/responses", "Answers an input, like OpenAI's Responses", &["model", "input"]),
-    ("post", "/v1/embeddings", "Computes embeddings, like OpenAI's Embeddings", &["model", "input"]),
-    (
-        "post",
-        "/v1/rerank",
-        "Ranks documents by a query, like Cohere's and Jina's Rerank",
-        &["model", "query", "documents"],
-    ),
-    ("get", "/v1/models", "Lists the models", &[]),
-    ("get", "/v1/models/{name}", "A model", &[]),
-    ("post", "/v1/models/{name}/load", "Loads a model", &[]),
-    ("post", "/v1/models/{name}/unload", "Unloads a model once its requests are done", &[]),
-    ("post", "/api/generate", "Continues or answers a text, as Ollama's", &["model"]),
-    ("post", "/api/chat", "Answers a conversation, as Ollama's", &["model"]),
-    ("post", "/api/embed", "Computes embeddings, as Ollama's", &["model", "input"]),
-    ("get", "/api/tags", "Lists the models, as Ollama's", &[]),
-    ("get", "/api/ps", "Lists the loaded models, as Ollama's", &[]),
-    ("post", "/api/show", "Shows a model, as Ollama's", &["model"]),
-    ("get", "/api/version", "The server's version", &[]),
-    ("get", "/health", "Whether the server is up; needs no key", &[]),
-    ("get", "/metrics", "Metrics in Prometheus's text format", &[]),
-    ("get", "/openapi.json", "This document", &[]),
+use super::schema::{Endpoint, object_schema};
+use super::{chat, completions, embeddings, ollama, responses};
+
+/// All endpoints.
+pub const ENDPOINTS: &[&Endpoint] = &[
+    &chat::ENDPOINT,
+    &completions::ENDPOINT,
+    &responses::ENDPOINT,
+    &embeddings::EMBEDDINGS,
+    &embeddings::RERANK,
+    &Endpoint::get("/v1/models", "Lists the models"),
+    &Endpoint::get("/v1/models/{name}", "A model"),
+    &Endpoint::post("/v1/models/{name}/load", "Loads a model", &[]),
+    &Endpoint::post("/v1/models/{name}/unload", "Unloads a model once its requests are done", &[]),
+    &ollama::GENERATE,
+    &ollama::CHAT,
+    &ollama::EMBED,
+    &ollama::EMBEDDINGS,
+    &Endpoint::get("/api/tags", "Lists the models, as Ollama's"),
+    &Endpoint::get("/api/ps", "Lists the loaded models, as Ollama's"),
+    &ollama::SHOW,
+    &ollama::PULL,
+    &ollama::COPY,
+    &ollama::DELETE,
+    &Endpoint::post("/api/create", "Always refused: models are files of the server", &[]),
+    &Endpoint::post("/api/push", "Always refused: there is no registry", &[]),
+    &Endpoint::post("/api/blobs/{name}", "Always refused, as /api/create", &[]),
+    &Endpoint::get("/api/version", "The version of Ollama whose API this is, and the server's own"),
+    &Endpoint::get("/health", "Whether the server is up; needs no key"),
+    &Endpoint::get("/metrics", "Metrics in Prometheus's text format"),
+    &Endpoint::get("/openapi.json", "This document"),
 ];
 
 /// The OpenAPI document.
 pub fn document() -> Json {
     let mut paths = Map::new();
-    for (method, path, summary, required) in ENDPOINTS {
+    for &&Endpoint { method, path, summary, fields } in ENDPOINTS {
         let answers = json!({
             "200": {"description": "Done."},
             "4XX": {"$ref": "#/components/responses/Error"},
             "5XX": {"$ref": "#/components/responses/Error"},
         });
         let mut operation = json!({"summary": summary, "responses": answers});
-        if !required.is_empty() {
-            let schema = json!({"type": "object", "required": required});
+        if !fields.is_empty() {
+            let schema = object_schema(fields);
             operation["requestBody"] = json!({"required": true, "content": {"application/json": {"schema": schema}}});
         }
         if path.contains("{name}") {
@@ -81,4 +86,27 @@ pub fn document() -> Json {
         },
         "security": [{}, {"key": []}],
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::super::schema::{Field, Kind};
+    use super::*;
+
+    fn check(path: &str, rows: &[&[Field]]) {
+        let mut names = HashSet::new();
+        for row in rows.iter().copied().flatten() {
+            assert!(names.insert(row.name), "{path} has two fields {}", row.name);
+            if let Kind::Object(nested) = row.kind {
+                check(path, nested);
+            }
+        }
+    }
+
+    #[test]
+    fn fields_of_an_endpoint_have_different_names() {
+        ENDPOINTS.iter().for_each(|endpoint| check(endpoint.path, endpoint.fields));
+    }
 }

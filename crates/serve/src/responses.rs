@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::Json as Body;
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value as Json, json};
 use tilewright::ChatRequest;
@@ -13,34 +14,69 @@ use tilewright::generate::GenerateOptions;
 use tilewright::grammar::ToolChoice;
 
 use super::answers::{AnswerEvent, AnswerOptions, Answers, CallIds, Delta, End, RequestUsage};
-use super::app::{AnswerMetadata, ApiRequest, App};
+use super::app::{AnswerMetadata, ApiRequest, App, RequestContext};
 use super::chat::tokens_json;
-use super::conversation::{Conversation, arguments_of, constraint_of, effort_of, joined, tools_of, with_notices};
+use super::conversation::{
+    Conversation, EFFORTS, arguments_of, constraint_of, effort_of, joined, tools_of, with_notices,
+};
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
-use super::sampling::RequestSampling;
+use super::sampling::{self, RequestSampling, max_tokens_row};
+use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
 use super::sse::{Disconnected, PartSender, Style, streamed};
+use super::stored::Items;
 
-const FIELDS: &[&str] = &[
-    "model",
-    "input",
-    "instructions",
-    "max_output_tokens",
-    "temperature",
-    "top_p",
-    "top_logprobs",
-    "stream",
-    "stream_options",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "reasoning",
-    "text",
-    "include",
-    "user",
-    "cache_salt",
+/// `/v1/responses`.
+pub const ENDPOINT: Endpoint = Endpoint::post(
+    "/v1/responses",
+    "Answers an input, like OpenAI's Responses",
+    &[FIELDS, sampling::FIELDS, sampling::NUMBERS],
+);
+
+const FIELDS: &[Field] = &[
+    required("input", Kind::Other(&["string", "array"], "a text or a list of items"), "The input."),
+    field("instructions", Kind::Text, "", "The system message."),
+    field(
+        "previous_response_id",
+        Kind::Text,
+        "",
+        "A stored response, whose input and output come before this input; its instructions do not.",
+    ),
+    field("store", Kind::Flag, "true", "Keep the response in memory for `previous_response_id`."),
+    max_tokens_row("max_output_tokens", "-1"),
+    field("top_logprobs", Kind::Whole(0, sampling::MAX_LOGPROBS), "0", "Number of most likely tokens with each token."),
+    field("include", Kind::Other(&["array"], "a list of names"), "[]", "`message.output_text.logprobs` adds them."),
+    field("tools", Kind::Other(&["array"], "a list of tools"), "[]", "Functions; other tools are left out."),
+    field("tool_choice", Kind::Other(&["string", "object"], CHOICES), "\"auto\"", "Whether and what the answer calls."),
+    field("parallel_tool_calls", Kind::Flag, "true", "Whether the answer may have several calls."),
+    field("reasoning", Kind::Object(&[REASONING]), "", "How much the model thinks."),
+    field("text", Kind::Object(&[TEXT]), "", "The format of the answer."),
+    neutral("background", &[Neutral::False], "Responses are answered at once."),
+    neutral("context_management", &[Neutral::Empty], "The conversation is not changed."),
+    neutral("max_tool_calls", &[Neutral::AnyNumber], "There are no built-in tools."),
+    neutral("truncation", &[Neutral::Text("disabled"), Neutral::Text("auto")], "An input that is too long is refused."),
 ];
+
+/// Fields of `reasoning`.
+const REASONING: &[Field] = &[
+    field("effort", Kind::OneOf(&EFFORTS), "the template's", "`none` disables thinking; others are for the template."),
+    neutral("summary", &[Neutral::AnyText], "Thoughts are not summarised."),
+    neutral("generate_summary", &[Neutral::AnyText], "Thoughts are not summarised."),
+];
+
+/// Fields of `text`.
+const TEXT: &[Field] = &[
+    field(
+        "format",
+        Kind::Other(&["object"], "an object with the type text, json_object or json_schema"),
+        r#"{"type": "text"}"#,
+        "JSON, by a schema or any.",
+    ),
+    neutral("verbosity", &[Neutral::Text("medium")], "The model decides."),
+];
+
+const CHOICES: &str = r#""auto", "none", "required" or { type: "function", name }"#;
 
 /// Supported values of `include`. Clients that store no answers ask for the second one, which has no effect here.
 const INCLUDED: [&str; 2] = ["message.output_text.logprobs", "reasoning.encrypted_content"];
@@ -48,32 +84,20 @@ const INCLUDED: [&str; 2] = ["message.output_text.logprobs", "reasoning.encrypte
 /// Answers an input.
 pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
-    fields.only(&[FIELDS])?;
-    let model = fields.some_text("model")?.to_owned();
+    fields.check(ENDPOINT.fields)?;
+    let model = app.models.named(fields)?;
     let sampling = RequestSampling::read(fields, &app.limits, &["max_output_tokens"], None)?;
-    let (conversation, notices) = conversation_of(fields, &sampling, &app.limits)?;
+    let context = context_of(&app, fields, &asked.since)?;
+    let (conversation, notices) = conversation_of(fields, &context, &sampling, &app.limits)?;
     let ids = CallIds::new(conversation.request.messages.len());
     let has_logprobs = conversation.request.options.logprobs.is_some();
-    let or = |field: &str, usual: Json| fields.get(field).cloned().unwrap_or(usual);
-    let echoed = json!({
-        "instructions": fields.get("instructions"),
-        "max_output_tokens": fields.get("max_output_tokens"),
-        "metadata": or("metadata", json!({})),
-        "parallel_tool_calls": or("parallel_tool_calls", true.into()),
-        "previous_response_id": null,
-        "reasoning": or("reasoning", json!({"effort": null, "summary": null})),
-        "store": false,
-        "temperature": or("temperature", 1.0.into()),
-        "text": or("text", json!({"format": {"type": "text"}})),
-        "tool_choice": or("tool_choice", "auto".into()),
-        "tools": functions_of(fields),
-        // From the decimal digits: an f32 widened to f64 would be 0.949999988.
-        "top_p": or("top_p", GenerateOptions::default().top_p.to_string().parse().unwrap_or(Json::Null)),
-        "truncation": "disabled",
-    });
-    let answers = app.converse(&model, conversation, &asked.since).await?;
-    let formatter =
-        ResponseFormatter { head: AnswerMetadata::new("resp", &model), echoed, ids, has_logprobs, items: Vec::new() };
+    let head = AnswerMetadata::new("resp", &model);
+    let stores = fields.checked_flag("store").unwrap_or(true);
+    let storage =
+        stores.then(|| Storage { app: app.clone(), key: asked.since.key.clone(), input: items_of(fields, &context) });
+    let echoed = echoed(fields, stores);
+    let answers = app.converse(&model, conversation, &asked.since.with(sampling.run)).await?;
+    let formatter = ResponseFormatter { head, echoed, ids, has_logprobs, items: Vec::new(), storage };
     let response = match sampling.streams {
         true => {
             let work = move |parts| ResponseStreamer { formatter, parts, n_sent: 0, open: None }.run(answers);
@@ -81,7 +105,56 @@ pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
         }
         false => formatter.whole(answers, app.limits.answer_bytes).await,
     };
+    app.report_notices(ENDPOINT.path, &notices);
     Ok(with_notices(response?, &notices))
+}
+
+/// The conversation up to the previous response; empty without one.
+///
+/// # Errors
+/// 404 `previous_response_not_found`.
+fn context_of(app: &App, fields: Fields<'_>, since: &RequestContext) -> Result<Items, ApiError> {
+    let Some(id) = fields.text("previous_response_id")?.filter(|id| !id.is_empty()) else {
+        return Ok(Items::default());
+    };
+    app.responses.get(&since.key, id).ok_or_else(|| {
+        let name = "previous_response_id";
+        let expected = "a response that this server has stored and still keeps; otherwise send the whole conversation";
+        let (status, code) = (StatusCode::NOT_FOUND, "previous_response_not_found");
+        ApiError { status, code, ..ApiError::invalid(name, fields.get(name), expected) }
+    })
+}
+
+/// The conversation up to this request's input, without instructions.
+fn items_of(fields: Fields<'_>, context: &Items) -> Vec<Json> {
+    let mut items = context.to_vec();
+    match fields.get("input") {
+        Some(Json::Array(input)) => items.extend(input.iter().cloned()),
+        Some(text) => items.push(json!({"role": "user", "content": text})),
+        None => {}
+    }
+    items
+}
+
+/// Request fields that the response repeats.
+fn echoed(fields: Fields<'_>, stores: bool) -> Json {
+    let or = |field: &str, usual: Json| fields.get(field).cloned().unwrap_or(usual);
+    json!({
+        "instructions": fields.get("instructions"),
+        "max_output_tokens": fields.get("max_output_tokens"),
+        "metadata": or("metadata", json!({})),
+        "parallel_tool_calls": or("parallel_tool_calls", true.into()),
+        "previous_response_id": fields.get("previous_response_id"),
+        "reasoning": or("reasoning", json!({"effort": null, "summary": null})),
+        "store": stores,
+        "temperature": or("temperature", 1.0.into()),
+        "text": or("text", json!({"format": {"type": "text"}})),
+        "tool_choice": or("tool_choice", "auto".into()),
+        "tools": functions_of(fields),
+        // From the decimal digits: an f32 widened to f64 would be 0.949999988.
+        "top_p": or("top_p", GenerateOptions::default().top_p.to_string().parse().unwrap_or(Json::Null)),
+        "truncation": or("truncation", "disabled".into()),
+    })
 }
 
 /// The request's function tools, which are the supported ones.
@@ -92,12 +165,16 @@ fn functions_of(fields: Fields<'_>) -> Json {
 
 fn conversation_of(
     fields: Fields<'_>,
+    context: &Items,
     sampling: &RequestSampling,
     limits: &Limits,
 ) -> Result<(Conversation, Vec<String>), ApiError> {
     let mut messages = Vec::new();
     if let Some(instructions) = fields.text("instructions")? {
         messages.push(Message::new("system", instructions));
+    }
+    for (at, item) in context.iter().enumerate() {
+        add(&mut messages, item, &format!("previous_response_id[{at}]"))?;
     }
     match fields.get("input") {
         Some(Json::String(text)) => messages.push(Message::new("user", text.as_str())),
@@ -108,12 +185,12 @@ fn conversation_of(
         }
         _ => return Err(fields.wrong("input", "a text or a list of items")),
     }
-    let included = fields.list("include", "a list of names")?.unwrap_or_default();
+    let included = fields.get("include").and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
     if let Some(other) = included.iter().find(|name| !INCLUDED.iter().any(|known| *name == known)) {
         return Err(ApiError::invalid("include", Some(other), &INCLUDED.join(" or ")));
     }
     let has_logprobs = included.iter().any(|name| *name == INCLUDED[0]);
-    let top = fields.whole("top_logprobs", 0, 20)?;
+    let top = fields.checked_whole("top_logprobs");
     let AnswerOptions { options, seeds } = sampling.choices.clone();
     let logprobs = (has_logprobs || top.is_some_and(|n| n > 0)).then_some(top.unwrap_or(0) as u32);
     let (tools, notices) = tools_of(fields, limits, |tool| (Some(tool), ""))?;
@@ -123,17 +200,17 @@ fn conversation_of(
             Some("none") if choice.is_string() => Ok(ToolChoice::None),
             Some("required") if choice.is_string() => Ok(ToolChoice::Required),
             Some(name) if choice.is_object() => Ok(ToolChoice::Tool(name.to_owned())),
-            _ => Err(fields.wrong("tool_choice", r#""auto", "none", "required" or { type: "function", name }"#)),
+            _ => Err(fields.wrong("tool_choice", CHOICES)),
         });
-    let (thinking, variables) = match fields.object("reasoning", "an object")? {
-        Some(reasoning) => effort_of(Fields::within(reasoning, "reasoning."), "effort")?,
+    let (thinking, variables) = match fields.get("reasoning").and_then(Json::as_object) {
+        Some(reasoning) => effort_of(fields.inside(reasoning, "reasoning."), "effort")?,
         None => (None, Map::new()),
     };
-    let format = fields.object("text", "an object with a format")?.and_then(|text| text.get("format"));
+    let format = fields.get("text").and_then(|text| text.get("format"));
     let request = ChatRequest {
         tools,
         tool_choice: choice.transpose()?.unwrap_or_default(),
-        parallel_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
+        parallel_calls: fields.checked_flag("parallel_tool_calls").unwrap_or(true),
         thinking,
         variables,
         options: GenerateOptions {
@@ -214,6 +291,15 @@ struct ResponseFormatter {
     has_logprobs: bool,
     /// Complete items.
     items: Vec<Json>,
+    /// Set if the response is to be stored.
+    storage: Option<Storage>,
+}
+
+/// Where a response is stored, and the conversation before it.
+struct Storage {
+    app: Arc<App>,
+    key: Option<String>,
+    input: Vec<Json>,
 }
 
 impl ResponseFormatter {
@@ -241,6 +327,14 @@ impl ResponseFormatter {
             body.extend(echoed.clone());
         }
         body
+    }
+
+    /// Stores the conversation with all complete items.
+    fn store(&mut self) {
+        if let Some(Storage { app, key, mut input }) = self.storage.take() {
+            input.extend(self.items.iter().cloned());
+            app.responses.put(key, self.head.id.clone(), input);
+        }
     }
 
     fn id(&self, kind: &str) -> String {
@@ -282,6 +376,7 @@ impl ResponseFormatter {
             let item = self.call(call);
             self.items.push(item);
         }
+        self.store();
         Ok(Body(self.object(status, end, Some(answers.usage()))).into_response())
     }
 }
@@ -340,6 +435,7 @@ impl ResponseStreamer {
             self.add(false, Delta::default()).await?;
         }
         self.close(status).await?;
+        self.formatter.store();
         let object = self.formatter.object(status, end, Some(answers.usage()));
         self.send(&format!("response.{status}"), json!({"response": object})).await?;
         Ok(self.parts)

@@ -49,13 +49,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/rerank", post(embeddings::rerank))
         .route("/v1/models", get(list))
         .route("/v1/models/{*name}", get(retrieve).post(load))
-        .route("/api/generate", post(ollama::generate))
-        .route("/api/chat", post(ollama::chat))
-        .route("/api/embed", post(ollama::embed))
-        .route("/api/tags", get(ollama::tags))
-        .route("/api/ps", get(ollama::loaded))
-        .route("/api/show", post(ollama::show))
-        .route("/api/version", get(ollama::version))
+        .merge(ollama::routes())
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(async || Body(openapi::document())))
@@ -106,9 +100,14 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
     let mut response = match (checked, preflight) {
         (Err(refusal), _) => refusal.into_response(),
         (Ok(_), Some(reply)) => (StatusCode::NO_CONTENT, reply).into_response(),
-        (Ok(cache_salt), None) => {
-            request.extensions_mut().insert(RequestContext { at: since, trace, cache_salt, record: record.clone() });
-            next.run(request).await
+        (Ok(key), None) => {
+            let ignored = app.is_lenient.then(Arc::default);
+            let context =
+                RequestContext { ignored: ignored.clone(), ..RequestContext::new(since, trace, key, record.clone()) };
+            request.extensions_mut().insert(context);
+            let response = next.run(request).await;
+            let names = ignored.map(|ignored| ignored.names()).unwrap_or_default();
+            with_ignored(&app, &watch.endpoint, response, &names)
         }
     };
     let code = response.extensions().get::<ApiError>().map(|error| {
@@ -129,6 +128,26 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
     }
     watch.answered(response, code)
 }
+
+/// Tells the client and the operator which fields a lenient server has ignored.
+fn with_ignored(app: &App, endpoint: &str, mut response: Response, names: &[String]) -> Response {
+    if names.is_empty() {
+        return response;
+    }
+    for name in names {
+        app.report_once(format!("{endpoint}: the field {name:?} of a request is not supported and was ignored"));
+    }
+    // A header has one line of visible letters.
+    let plain = |letter: char| if letter.is_ascii_graphic() && letter != ',' { letter } else { '?' };
+    let names: Vec<String> = names.iter().map(|name| name.chars().map(plain).collect()).collect();
+    if let Ok(value) = HeaderValue::from_str(&names.join(", ")) {
+        response.headers_mut().insert(IGNORED, value);
+    }
+    response
+}
+
+/// The response header that lists ignored fields.
+const IGNORED: HeaderName = HeaderName::from_static("x-tilewright-ignored");
 
 /// Refuses a body that is not plainly chunked, and one with two lengths: another reader, such as a proxy, may take
 /// part of it for the next request.
@@ -302,9 +321,9 @@ fn device_json(device: &Device) -> Json {
     json!({"name": info.name, "backend": info.backend, "driver": info.driver, "reason": info.reason})
 }
 
-fn model_json(entry: &ServedModel, adapter: Option<&str>) -> Json {
+fn model_json(name: &str, entry: &ServedModel, adapter: Option<&str>) -> Json {
     let mut reply = json!({
-        "id": entry.name(), "object": "model", "created": entry.created, "owned_by": "local", "status": entry.status(),
+        "id": name, "object": "model", "created": entry.created, "owned_by": "local", "status": entry.status(),
     });
     if let Some(about) = entry.about() {
         reply["max_model_len"] = entry.loaded().map_or(about.context_length(), |loaded| loaded.context_length()).into();
@@ -319,24 +338,28 @@ fn model_json(entry: &ServedModel, adapter: Option<&str>) -> Json {
         }
     }
     if let Some(adapter) = adapter {
-        reply["id"] = format!("{}:{adapter}", entry.name()).into();
-        reply["parent"] = entry.name().into();
+        reply["id"] = format!("{name}:{adapter}").into();
+        reply["parent"] = name.into();
     }
     reply
 }
 
 async fn list(State(app): State<Arc<App>>) -> Body<Json> {
-    let all = app.models.entries.iter().flat_map(|entry| {
-        let adapters = entry.adapters().iter().map(|adapter| Some(adapter.as_str()));
-        std::iter::once(None).chain(adapters).map(|adapter| model_json(entry, adapter))
-    });
-    let data: Vec<Json> = all.collect();
+    let mut data = Vec::new();
+    for (name, entry) in app.models.listed() {
+        data.push(model_json(&name, &entry, None));
+        // Adapters have the name of the model itself only.
+        let adapters = entry.adapters().iter().filter(|_| name == entry.name());
+        data.extend(adapters.map(|adapter| model_json(&name, &entry, Some(adapter))));
+    }
     Body(json!({"object": "list", "data": data}))
 }
 
 async fn retrieve(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Body<Json>, ApiError> {
     let (entry, adapter) = app.models.find_adapted(&name)?;
-    Ok(Body(model_json(entry, adapter)))
+    let is_alias = adapter.is_none() && app.models.listed().iter().any(|(known, _)| *known == name);
+    let own = if is_alias { &name } else { entry.name() };
+    Ok(Body(model_json(own, &entry, adapter.as_deref())))
 }
 
 /// `/v1/models/NAME/load` and `/unload`.
@@ -346,19 +369,19 @@ async fn load(State(app): State<Arc<App>>, Path(path): Path<String>) -> Result<B
         Some((name, "unload")) => {
             let entry = app.models.find(name)?;
             entry.unload();
-            entry.clone()
+            entry
         }
         _ => {
             let message = "a model accepts GET, and POST at /load and /unload";
             return Err(ApiError::refusal(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message));
         }
     };
-    Ok(Body(model_json(&entry, None)))
+    Ok(Body(model_json(entry.name(), &entry, None)))
 }
 
 /// Status 503 while models are loaded at the start, and if a model's engine has stopped: probes only check the status.
 async fn health(State(app): State<Arc<App>>) -> (StatusCode, Body<Json>) {
-    let entries = &app.models.entries;
+    let entries = app.models.entries();
     let n_loaded = entries.iter().filter(|entry| entry.loaded().is_some()).count();
     let losses: Vec<BreakerStats> = entries.iter().map(|entry| entry.losses()).collect();
     let n_on_cpu = losses.iter().filter(|stats| stats.circuit == Circuit::Open).count();

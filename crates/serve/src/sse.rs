@@ -199,7 +199,7 @@ mod tests {
     /// Clients wait for the end, even after an error.
     #[test]
     fn event_stream_ends_after_an_error() {
-        let error = ApiError::no_model("x");
+        let error = ApiError::no_model("x", "`y`");
         let text = |style: Style| String::from_utf8(style.failure(&error).to_vec()).unwrap();
         let event = text(Style::Data);
         assert!(event.starts_with("data: {\"error\"") && event.ends_with("}}\n\ndata: [DONE]\n\n"), "{event}");

@@ -200,6 +200,9 @@ export class LoadedTextModel extends LoadedModel<Model> {
 
   /** Options that also stop at the end of the assistant's turn. */
   #endingTurns(options: GenerationOptions): GenerationOptions {
+    if (options.ignoreEos === true) {
+      return options;
+    }
     const { ids, texts } = this.loaded.chatStops();
     return { ...options, stopIds: ids, stop: [...(options.stop ?? []), ...texts] };
   }

@@ -1,5 +1,6 @@
 //! Endpoint responses against the library.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -9,7 +10,7 @@ use serde_json::{Value as Json, json};
 use tilewright::chat::{ChatOptions, ChatTemplate, Message};
 use tilewright::engine::EngineOptions;
 use tilewright::tokenizer::EncodeOptions;
-use tilewright::{ChatModel, ChatRequest, Device, GenerateOptions, LoadOptions, Model};
+use tilewright::{ChatModel, ChatRequest, Device, Error, GenerateOptions, LoadOptions, Model};
 use tilewright_serve::{Decoder, KeepOptions, Loaded, ModelSpec, ServerOptions};
 
 use super::client::{done, get, post, send};
@@ -179,7 +180,7 @@ fn seed_accepts_any_64_bit_integer() {
     let drawn = |seed: u64| json!(told(false, &drawn(seed)).0);
     // Bounds of the range in OpenAI's specification, and neighbours that are equal in 53 bits.
     for (seed, own) in [
-        (json!(-1), -1i64 as u64),
+        (json!(-3), -3i64 as u64),
         (json!(i64::MIN), i64::MIN as u64),
         (json!(i64::MAX), i64::MAX as u64),
         (json!(-9223372036854776000.0), i64::MIN as u64),
@@ -191,11 +192,15 @@ fn seed_accepts_any_64_bit_integer() {
     }
     let near: Vec<Json> = (0..4).map(|more| text(json!((1u64 << 60) + more))).collect();
     assert!(near.iter().any(|text| *text != near[0]), "{near:?}");
-    let two = json!({"model": "plain", "prompt": PROMPT, "max_tokens": 12, "seed": -1, "n": 2});
+    let two = json!({"model": "plain", "prompt": PROMPT, "max_tokens": 12, "seed": -2, "n": 2});
     let two = done(shared(), "/v1/completions", two).json();
-    assert_eq!((&two["choices"][0]["text"], &two["choices"][1]["text"]), (&drawn(u64::MAX), &drawn(0)));
+    assert_eq!((&two["choices"][0]["text"], &two["choices"][1]["text"]), (&drawn(u64::MAX - 1), &drawn(u64::MAX)));
+    // -1 draws a seed, as in llama.cpp's server.
+    let random: Vec<Json> = (0..4).map(|_| text(json!(-1))).collect();
+    assert!(random.iter().any(|text| *text != random[0]), "{random:?}");
     let ollama = |seed: Json| {
-        let options = json!({"seed": seed, "num_predict": 12, "temperature": 1.0});
+        // Its defaults of `top_p` and `min_p` differ from ours.
+        let options = json!({"seed": seed, "num_predict": 12, "temperature": 1.0, "top_p": 0.95, "min_p": 0.05});
         let asked = json!({"model": "plain", "prompt": PROMPT, "raw": true, "stream": false, "options": options});
         done(shared(), "/api/generate", asked).json()["response"].clone()
     };
@@ -273,8 +278,11 @@ fn unsupported_tool_types_are_ignored_with_a_notice() {
     assert!(
         done(shared(), "/v1/chat/completions", asked).header("x-tilewright-notice").unwrap().starts_with("tools[1] ")
     );
-    let asked = json!({"model": "story", "input": PROMPT, "tools": [{"type": "web_search"}]});
-    assert_eq!(post(shared(), "/v1/responses", &asked).json()["error"]["param"], json!("tools[0]"));
+    // Without a supported tool, the request is answered without tools.
+    let asked = json!({"model": "story", "input": PROMPT, "max_output_tokens": 4, "tools": [{"type": "local_shell"}]});
+    let answer = done(shared(), "/v1/responses", asked);
+    assert!(answer.header("x-tilewright-notice").unwrap().starts_with("tools[0] "));
+    assert_eq!(answer.json()["tools"], json!([]));
 }
 
 /// Calls without arguments in the form that clients return.
@@ -398,7 +406,7 @@ fn tool_calls_and_answers_follow_their_schemas() {
 }
 
 /// The built-in model with a chat template, added before all other keys.
-fn with_template(template: &str) -> Vec<u8> {
+pub fn with_template(template: &str) -> Vec<u8> {
     const KEY: &str = "tokenizer.chat_template";
     const BEFORE_KEYS: usize = 24;
     // Pads with a comment, so that tensors stay aligned.
@@ -412,16 +420,19 @@ fn with_template(template: &str) -> Vec<u8> {
     [&head[..16], &n_keys.to_le_bytes(), &key, rest].concat()
 }
 
+/// A model's file, loaded.
+pub fn load_file(path: &Path) -> Result<Loaded, Error> {
+    let model = Model::load(&Device::cpu(), path, LoadOptions::default())?;
+    Ok(Loaded::Decoder(Arc::new(Decoder::new(&model, &EngineOptions::default(), None)?)))
+}
+
 /// Reasoning opened by the prompt and never closed: all tokens count as reasoning.
 #[test]
 fn thinking_tokens_are_counted_in_the_usage() {
     let path = std::env::temp_dir().join(format!("tilewright-thinks-{}.gguf", std::process::id()));
     std::fs::write(&path, with_template("{{ messages[0].content }}<think>")).unwrap();
     let file = path.clone();
-    let thinker = ModelSpec::new("thinker", 1 << 20, move || {
-        let model = Model::load(&Device::cpu(), &file, LoadOptions::default())?;
-        Ok(Loaded::Decoder(Arc::new(Decoder::new(&model, &EngineOptions::default(), None)?)))
-    });
+    let thinker = ModelSpec::new("thinker", 1 << 20, move || load_file(&file));
     let server = start(vec![thinker], ServerOptions::default());
     let asked = json!({"model": "thinker", "messages": messages(), "max_tokens": 12, "logit_bias": {"2": -100}});
     let whole = done(server.address, "/v1/chat/completions", asked).json();

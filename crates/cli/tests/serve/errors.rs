@@ -38,13 +38,23 @@ fn invalid_chat_fields_are_refused_by_name() {
         ("top_p", json!(0), json!("top_p"), "above 0"),
         ("top_k", json!(1u64 << 63), json!("top_k"), "whole number"),
         ("min_p", json!(-1), json!("min_p"), "from 0 to 1"),
-        ("repeat_last_n", json!(-1), json!("repeat_last_n"), "a whole number from 0 to 4294967295"),
+        ("repeat_last_n", json!(-2), json!("repeat_last_n"), "a whole number from -1 to 4294967295"),
+        ("repetition_penalty", json!(101), json!("repetition_penalty"), "from 0 to 100"),
         ("seed", json!(1.5), json!("seed"), "whole number"),
         ("seed", json!(1e30), json!("seed"), "2^63"),
         ("seed", json!("7"), json!("seed"), "whole number"),
         ("presence_penalty", json!(3), json!("presence_penalty"), "-2 to 2"),
         ("frequency_penalty", json!(1e300), json!("frequency_penalty"), "-2 to 2"),
-        ("max_tokens", json!(-1), json!("max_tokens"), "whole number"),
+        ("max_tokens", json!(-2), json!("max_tokens"), "whole number"),
+        ("n_predict", json!(0.5), json!("n_predict"), "whole number"),
+        ("min_tokens", json!(2), json!("min_tokens"), "at most max_tokens, 1"),
+        ("stop_token_ids", json!([1, "a"]), json!("stop_token_ids"), "token ids"),
+        ("prompt_logprobs", json!(-1), json!("prompt_logprobs"), "from 0 to 20"),
+        ("structured_outputs", json!({"regex": 5}), json!("structured_outputs.regex"), "a text"),
+        ("structured_outputs", json!({"choice": []}), json!("structured_outputs.choice"), "one text or more"),
+        ("guided_json", json!("{"), json!("guided_json"), "a JSON schema"),
+        ("chat_template_kwargs", json!("thinks"), json!("chat_template_kwargs"), "template variables"),
+        ("continue_final_message", json!(true), json!("continue_final_message"), "the assistant's"),
         ("max_completion_tokens", json!("many"), json!("max_completion_tokens"), "whole number"),
         ("stop", json!([""]), json!("stop"), "none of them empty"),
         ("stop", json!(vec!["x"; 100_000]), json!("stop"), "a list of 100000"),
@@ -55,7 +65,9 @@ fn invalid_chat_fields_are_refused_by_name() {
         ("cache_salt", json!("s".repeat(257)), json!("cache_salt"), "1 to 256 bytes"),
         ("logit_bias", json!({"01": 1}), json!("logit_bias"), "\"01\""),
         ("logit_bias", json!({"5": 101}), json!("logit_bias[\"5\"]"), "-100 to 100"),
-        ("logit_bias", json!([1]), json!("logit_bias"), "an object"),
+        ("logit_bias", json!([1]), json!("logit_bias[0]"), "a token's id and a bias"),
+        ("logit_bias", json!([[5, true]]), json!("logit_bias[0]"), "a token's id and a bias"),
+        ("logit_bias", json!("5"), json!("logit_bias"), "a list of pairs"),
         (
             "logit_bias",
             (0..100_000).map(|id| (id.to_string(), json!(1))).collect::<serde_json::Map<_, _>>().into(),
@@ -89,7 +101,7 @@ fn invalid_chat_fields_are_refused_by_name() {
         ("response_format", json!({"type": "yaml"}), json!("response_format"), "json_schema"),
         ("response_format", json!({"type": "json_schema"}), json!("response_format.json_schema.schema"), "a schema"),
         ("model", json!(5), json!("model"), "a text"),
-        ("model", Json::Null, json!("model"), "a text"),
+        ("model", Json::Null, json!("model"), "one of `story`, `plain`, `nomic`, `bert`"),
     ];
     for (field, value, param, says) in values {
         is_refused("/v1/chat/completions", with(&base, field, value), 400, "invalid_value", param, says);
@@ -97,7 +109,9 @@ fn invalid_chat_fields_are_refused_by_name() {
     let unsupported = [
         ("audio", json!({}), json!("audio")),
         ("store", json!(true), json!("store")),
-        ("tools", json!([{"type": "web_search"}]), json!("tools[0]")),
+        ("typical_p", json!(0.5), json!("typical_p")),
+        ("use_beam_search", json!(true), json!("use_beam_search")),
+        ("structured_outputs", json!({"structural_tag": "{}"}), json!("structured_outputs.structural_tag")),
         ("messages", json!([{"role": "user", "content": [{"type": "image_url"}]}]), json!("messages[0].content[0]")),
         ("stream_options", json!({"include_obfuscation": true}), json!("stream_options.include_obfuscation")),
     ];
@@ -109,7 +123,7 @@ fn invalid_chat_fields_are_refused_by_name() {
         let refused = |field, value, status, code, param: Json, says| {
             is_refused("/v1/chat/completions", with(&base, field, value), status, code, param, says);
         };
-        refused("model", json!("none"), 404, "model_not_found", json!("model"), "\"none\"");
+        refused("model", json!("none"), 404, "model_not_found", json!("model"), "\"none\"; this server has `story`, ");
         refused("model", json!("../../etc/passwd"), 404, "model_not_found", json!("model"), "no model");
         refused("model", json!("plain"), 400, "template", Json::Null, "missing");
         refused("model", json!("nomic"), 400, "invalid_value", json!("model"), "cannot generate text");
@@ -153,8 +167,37 @@ fn fields_with_neutral_values_change_nothing() {
         ("stream", json!(false)),
         ("stream_options", json!({"include_usage": false, "include_obfuscation": false})),
         ("user", json!("a")),
+        ("cache_prompt", json!(true)),
+        ("dry_multiplier", json!(0.0)),
+        ("dynatemp_range", json!(0)),
+        ("guided_grammar", Json::Null),
+        ("ignore_eos", json!(true)),
+        ("include_stop_str_in_output", json!(false)),
+        ("length_penalty", json!(1.0)),
+        ("logit_bias", json!([])),
+        ("max_tokens", json!(-1)),
+        ("min_tokens", json!(2)),
+        ("mirostat", json!(0)),
+        ("priority", json!(-7)),
+        ("repetition_penalty", json!(1.0)),
+        ("return_token_ids", json!(true)),
+        ("seed", json!(-1)),
+        ("skip_special_tokens", json!(true)),
+        ("stop_token_ids", json!([])),
+        ("stream_options", json!({"include_usage": true, "continuous_usage_stats": true})),
+        ("structured_outputs", json!({})),
+        ("tfs_z", json!(1)),
+        ("timings_per_token", json!(true)),
+        ("top_k", json!(-1)),
+        ("top_n_sigma", json!(-1)),
+        ("typical_p", json!(1.0)),
+        ("use_beam_search", json!(false)),
+        ("xtc_probability", json!(0)),
     ];
     let of_chat = [
+        ("add_generation_prompt", json!(true)),
+        ("chat_template_kwargs", json!({"enable_thinking": false})),
+        ("continue_final_message", json!(false)),
         ("audio", Json::Null),
         ("best_of", json!(1)),
         ("function_call", json!("auto")),
@@ -240,9 +283,9 @@ fn fields_with_neutral_values_change_nothing() {
             assert_eq!(text(&answer.json()), alone, "{path} {field}: {value}");
         }
     };
-    let chat = json!({"model": "story", "messages": messages, "max_tokens": 2, "temperature": 0});
+    let chat = json!({"model": "story", "messages": messages, "max_completion_tokens": 2, "temperature": 0});
     alike("/v1/chat/completions", &chat, of_both.iter().chain(&of_chat).cloned().collect());
-    let prompt = json!({"model": "story", "prompt": "Hi", "max_tokens": 2, "temperature": 0});
+    let prompt = json!({"model": "story", "prompt": "Hi", "max_completion_tokens": 2, "temperature": 0});
     alike("/v1/completions", &prompt, of_both.iter().chain(&of_text).cloned().collect());
     let input = json!({"model": "story", "input": "Hi", "max_output_tokens": 2, "temperature": 0});
     alike("/v1/responses", &input, of_responses.to_vec());
@@ -258,7 +301,6 @@ fn fields_with_neutral_values_change_nothing() {
         ("/v1/chat/completions", &chat, "modalities", json!(["text", "audio"])),
         ("/v1/chat/completions", &chat, "verbosity", json!("low")),
         ("/v1/chat/completions", &chat, "functions", json!([{"name": "f"}])),
-        ("/v1/responses", &input, "previous_response_id", json!("x")),
     ] {
         is_refused(path, with(base, field, value), 400, "unsupported_value", json!(field), field);
     }
@@ -272,7 +314,7 @@ fn invalid_fields_of_other_endpoints_are_refused() {
         ("prompt", json!([1, -1]), "prompt"),
         ("prompt", json!([["a"], 5]), "prompt"),
         ("prompt", json!(vec!["A"; 129]), "prompt"),
-        ("logprobs", json!(6), "logprobs"),
+        ("logprobs", json!(21), "logprobs"),
         ("echo", json!("yes"), "echo"),
     ];
     for (field, value, param) in values {
@@ -302,10 +344,10 @@ fn invalid_fields_of_other_endpoints_are_refused() {
     is_refused(
         "/v1/responses",
         with(&input, "previous_response_id", json!("x")),
-        400,
-        "unsupported_value",
+        404,
+        "previous_response_not_found",
         json!("previous_response_id"),
-        "support",
+        "\"x\"",
     );
 
     let texts = json!({"model": "nomic", "input": "A"});
@@ -347,7 +389,7 @@ fn invalid_fields_of_other_endpoints_are_refused() {
         json!({"model": "story", "messages": [{"role": "user", "content": "Hi"}], "options": {"num_predict": 1}});
     for (field, value) in [
         ("options", json!({"temperature": "hot"})),
-        ("options", json!({"mirostat": 2})),
+        ("options", json!({"typical_p": 0.5})),
         ("format", json!("yaml")),
         ("keep_alive", json!("soon")),
         ("think", json!("much")),

@@ -48,6 +48,9 @@ const TESTS: &[(&str, Test)] = &[
     ("biases", Here(biases)),
     ("draft tokens", Here(guessed_tokens)),
     ("likeliest tokens", Here(likeliest_tokens)),
+    ("stop tokens", Here(stop_tokens)),
+    ("log probabilities of prompts", Here(log_probabilities_of_prompts)),
+    ("stored responses", Unit("crates/serve/src/stored.rs", "fn least_recently_used_responses_are_dropped_by_size")),
     ("tools", Here(tools)),
     ("echoed bytes", Here(echoed_bytes)),
     ("texts", Here(texts)),
@@ -133,6 +136,8 @@ fn default_limits_match_the_document() {
     says("tools", limits.tools.to_string());
     says("echoed bytes", bytes(limits.echo_bytes));
     says("answer bytes", bytes(limits.answer_bytes));
+    says("log probabilities of prompts", bytes(limits.answer_bytes));
+    says("stored responses", bytes(limits.stored_bytes));
     says("texts", limits.texts.to_string());
     says("batches", limits.batches.to_string());
     for (name, time) in [
@@ -161,6 +166,30 @@ fn chat(field: &str, value: Json) -> Json {
     let mut body = json!({"model": "story", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1});
     body[field] = value;
     body
+}
+
+fn stop_tokens() {
+    done(shared(), "/v1/chat/completions", chat("stop_token_ids", json!(vec![5; 1024])));
+    let expected = "a list of at most 1024 token ids";
+    refused(
+        "/v1/chat/completions",
+        chat("stop_token_ids", json!(vec![5; 1025])),
+        "invalid_value",
+        json!("stop_token_ids"),
+        expected,
+    );
+}
+
+fn log_probabilities_of_prompts() {
+    let server = own(|_, options| options.limits = Limits { answer_bytes: 1 << 20, ..Limits::default() });
+    // Tokens, times likely tokens and two more, times bytes.
+    let ask = |n: usize| {
+        let asked = json!({"prompt": vec![5; n], "echo": true, "logprobs": 6, "max_tokens": 0});
+        post(server.address, "/v1/completions", &asked)
+    };
+    assert_eq!(ask(256).status, 200);
+    let told = ask(257);
+    assert_eq!((told.status, &told.json()["error"]["param"]), (400, &json!("logprobs")), "{told:?}");
 }
 
 /// A client that sends too much before reading sees the reason; one that never stops is disconnected.
@@ -256,8 +285,10 @@ fn likeliest_tokens() {
     let mut body = chat("logprobs", json!(true));
     body["top_logprobs"] = 21.into();
     refused("/v1/chat/completions", body, "invalid_value", json!("top_logprobs"), "0 to 20");
-    let body = json!({"model": "story", "prompt": "A", "logprobs": 6});
-    refused("/v1/completions", body, "invalid_value", json!("logprobs"), "0 to 5");
+    for field in ["logprobs", "prompt_logprobs"] {
+        let body = json!({"model": "story", "prompt": "A", field: 21});
+        refused("/v1/completions", body, "invalid_value", json!(field), "0 to 20");
+    }
 }
 
 fn tools() {
