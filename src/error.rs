@@ -58,9 +58,11 @@ pub enum Error {
         found: String,
     },
 
-    /// A file is shorter than its header requires.
-    #[error("the file ends after {found_bytes} bytes, at least {needed_bytes} are needed")]
+    /// A file is shorter than its header requires, such as after an interrupted download.
+    #[error("the file ends after {found_bytes} bytes, but {part} needs at least {needed_bytes}: download it again")]
     Truncated {
+        /// The part of the file that is incomplete, such as a tensor.
+        part: String,
         /// Bytes required by the header or a tensor.
         needed_bytes: u64,
         /// Bytes in the file.
@@ -126,7 +128,7 @@ pub enum Error {
     },
 
     /// A sampling or generation option is out of range.
-    #[error("option {option}: {found} is out of range, expected {expected}")]
+    #[error("option {option} is {found}, expected {expected}")]
     Option {
         /// The option's name.
         option: &'static str,
@@ -308,7 +310,8 @@ impl Error {
     }
 
     /// Adds the model file's name, unless the error is not the file's fault.
-    pub(crate) fn in_model_file(self, path: &Path) -> Self {
+    #[doc(hidden)]
+    pub fn in_model_file(self, path: &Path) -> Self {
         match self {
             Error::Memory { .. }
             | Error::Option { .. }

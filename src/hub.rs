@@ -258,10 +258,15 @@ impl Hub {
                 self.client.endpoint()
             )));
         }
-        let listing = match self.list_files(address, cached.is_ok()) {
+        let mut on_wait = |error: &HubError| on_event(Event::Notice(&format!("{error}; trying again")));
+        let listing = match self.list_files(address, cached.is_ok(), &mut on_wait) {
             Err(Error::Hub(error)) if error.is_passing() && cached.is_ok() => {
                 on_event(Event::Notice(&format!("{error}; using the cached copy")));
                 return cached;
+            }
+            Err(Error::Hub(HubError::Connection { message, .. })) => {
+                let (endpoint, address) = (self.client.endpoint().to_owned(), address.to_string());
+                return Err(HubError::Unreachable { endpoint, address, message, cache: self.cache.clone() }.into());
             }
             listing => listing?,
         };
@@ -347,7 +352,9 @@ impl Hub {
         let repo = Repo::new(&self.cache, name);
         let listed = |commit: &str| match self.is_offline {
             true => Vec::new(),
-            false => self.list_files(&of_commit(name, commit), true).map_or(Vec::new(), |listing| listing.files),
+            false => {
+                self.list_files(&of_commit(name, commit), true, &mut |_| {}).map_or(Vec::new(), |listing| listing.files)
+            }
         };
         let (contents, mut unknown) = repo.contents(listed)?;
         verified.unknown.append(&mut unknown);
@@ -377,7 +384,7 @@ impl Hub {
             let found = format!("{path} was damaged and has been removed");
             return Err(HubError::Offline { address: address.to_string(), found, cache: self.cache.clone() }.into());
         }
-        let listing = self.list_files(&address, false)?;
+        let listing = self.list_files(&address, false, &mut |_| {})?;
         let wanted: Vec<RepoFile> = listing.files.iter().filter(|file| file.path == path).cloned().collect();
         if wanted.is_empty() {
             let (wanted, available) = (format!("no {path}"), Vec::new());
@@ -427,8 +434,13 @@ impl Hub {
         repo.remove(&chosen)
     }
 
-    /// Lists a revision's files; tries once if `is_dispensable`.
-    fn list_files(&self, address: &Address, is_dispensable: bool) -> Result<Listing, Error> {
+    /// Lists a revision's files; tries once if `is_dispensable`. `on_wait` receives the error before the second attempt.
+    fn list_files(
+        &self,
+        address: &Address,
+        is_dispensable: bool,
+        on_wait: &mut dyn FnMut(&HubError),
+    ) -> Result<Listing, Error> {
         let url = self.client.list_url(&address.repo, address.revision());
         let mut patience = match is_dispensable {
             true => Patience::none(&*self.sleep),
@@ -437,7 +449,7 @@ impl Hub {
         loop {
             match self.client.list(&url) {
                 Ok(json) => return Ok(read_listing(&url, &json)?),
-                Err(error) => patience.wait(error, 0)?,
+                Err(error) => patience.wait_saying(error, 0, on_wait)?,
             }
         }
     }

@@ -20,6 +20,7 @@ mod mxfp4;
 mod outline;
 mod placement;
 mod reader;
+mod refused;
 mod scaling;
 mod shards;
 mod tensor_index;
@@ -33,7 +34,6 @@ use std::path::Path;
 
 use crate::device::Device;
 use crate::error::Error;
-use crate::formats::gguf::Gguf;
 use crate::kernels::Pooling;
 use crate::model::{Block, ModelConfig, ScoreConfig};
 use crate::tokenizer::Tokenizer;
@@ -54,6 +54,7 @@ pub(crate) use placement::{
     ExpertSizes, InFile, LayerSizes, Needs, Placement, PlacementOptions, SLOTS, Share, Sizes, slot_sizes,
 };
 pub use reader::{FileName, Head, HeaderReader};
+use refused::parse_gguf;
 #[cfg(feature = "hub")]
 pub(crate) use shards::{numbered, stem};
 pub(crate) use tensor_index::TableRows;
@@ -249,7 +250,7 @@ pub fn tokenizer(path: impl AsRef<Path>) -> Result<Tokenizer, Error> {
     if is_of_folder(path) {
         return huggingface::open(path)?.header.tokenizer.map_err(|e| e.in_file(path));
     }
-    let read = || vocab_from_gguf(&parse(&FileBytes::map(path)?)?.metadata).and_then(Tokenizer::from_vocab);
+    let read = || vocab_from_gguf(&parse_gguf(&FileBytes::map(path)?)?.metadata).and_then(Tokenizer::from_vocab);
     read().map_err(|e| e.in_file(path))
 }
 
@@ -284,7 +285,7 @@ impl ModelFile {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let open = || {
             let file = FileBytes::map(path)?;
-            let files = match gguf::n_shards(&parse(&file)?)? {
+            let files = match gguf::n_shards(&parse_gguf(&file)?)? {
                 1 => vec![file],
                 n => shards::paths(path, n)?.iter().map(|path| FileBytes::map(path)).collect::<Result<_, _>>()?,
             };
@@ -302,7 +303,7 @@ impl ModelFile {
     }
 
     fn from_shards(name: &str, files: Vec<FileBytes>) -> Result<ModelFile, Error> {
-        let shards = files.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+        let shards = files.iter().map(|file| parse_gguf(file)).collect::<Result<Vec<_>, _>>()?;
         let config_data = gguf::config_tensors(&shards)
             .map(|(file, tensor)| Ok((tensor.name.clone(), tensor.bytes(&files[file])?.to_vec())))
             .collect::<Result<_, Error>>()?;
@@ -327,8 +328,4 @@ impl ModelFile {
     pub fn size_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.len() as u64).sum()
     }
-}
-
-fn parse(file: &FileBytes) -> Result<Gguf, Error> {
-    Gguf::parse(file, file.len() as u64)
 }

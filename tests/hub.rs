@@ -361,7 +361,7 @@ fn offline_mode_uses_the_cache_alone() {
     }
     let nowhere = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..options(&server, &cache) };
     let nowhere = Hub::new(nowhere).unwrap().with_sleep(|_| {});
-    assert!(matches!(refused(fetch(&nowhere, GGUF)), HubError::Connection { .. }));
+    assert!(matches!(refused(fetch(&nowhere, GGUF)), HubError::Unreachable { .. }));
     assert!(server.take_requests().is_empty());
 
     let path = fetch(&hub(&server, &cache), GGUF).unwrap();

@@ -89,6 +89,23 @@ pub enum HubError {
         message: String,
     },
 
+    /// The hub does not answer, and the model is not in the cache.
+    #[error(
+        "{endpoint} does not answer ({message}), and {address} is not in {}: check the network and HTTPS_PROXY, or \
+         give the path of a copy",
+        cache.display()
+    )]
+    Unreachable {
+        /// The hub.
+        endpoint: String,
+        /// The model's address.
+        address: String,
+        /// What happened.
+        message: String,
+        /// The cache folder.
+        cache: PathBuf,
+    },
+
     /// A request that cannot be made, such as with an untrusted certificate or an invalid proxy.
     #[error("{url}: {message}")]
     Request {
@@ -170,7 +187,7 @@ impl HubError {
     /// Whether the same request may succeed later.
     pub fn is_passing(&self) -> bool {
         match self {
-            HubError::TooManyRequests { .. } | HubError::Connection { .. } => true,
+            HubError::TooManyRequests { .. } | HubError::Connection { .. } | HubError::Unreachable { .. } => true,
             HubError::Status { status, .. } => matches!(status, 408 | 500..=599),
             _ => false,
         }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Parsed, Safetensors, TensorInfo};
+use super::{Parsed, Safetensors, Shown, TensorInfo};
 use crate::error::Error;
 
 /// Consumer of a file's data.
@@ -105,7 +105,8 @@ impl Arriving {
         match (&self.head, self.wanted.front(), self.wanted()) {
             (Some(head), ..) => Safetensors::parse(head, head.len() as u64).map(drop),
             (None, Some(tensor), Some(at)) => {
-                Err(Error::Truncated { needed_bytes: tensor.range().end, found_bytes: at })
+                let (part, needed_bytes) = (format!("tensor `{}`", Shown(&tensor.name)), tensor.range().end);
+                Err(Error::Truncated { part, needed_bytes, found_bytes: at })
             }
             _ => Ok(()),
         }

@@ -588,9 +588,9 @@ impl Model {
     /// [`Error::Tokenizer`] if the file has no supported one.
     pub fn encodings(&self) -> Result<&EncodingCache, Error> {
         self.inner.encodings.as_ref().map_err(|reason| Error::Tokenizer {
-            field: "model".into(),
-            expected: "a tokenizer".into(),
-            found: format!("none: {reason}"),
+            field: "the model".into(),
+            expected: "a tokenizer in its file or folder".into(),
+            found: format!("without one ({reason})"),
         })
     }
 

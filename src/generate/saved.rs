@@ -273,7 +273,7 @@ impl Restoring<'_> {
     fn finish(self) -> Result<String, Error> {
         let Restoring { session, ids, checked } = self;
         let Some(SavedHeader { cached, note, .. }) = checked else {
-            return Err(Error::Truncated { needed_bytes: 1, found_bytes: 0 });
+            return Err(Error::Truncated { part: "its header".into(), needed_bytes: 1, found_bytes: 0 });
         };
         // Passes also read earlier tokens, for penalties.
         session.model.device().write(&session.passes.io.tokens, 0, &ids)?;

@@ -36,6 +36,11 @@ impl<'a> Patience<'a> {
     /// # Errors
     /// The attempt's error, if it is permanent or was the last attempt.
     pub fn wait(&mut self, error: HubError, bytes: u64) -> Result<(), Error> {
+        self.wait_saying(error, bytes, &mut |_| {})
+    }
+
+    /// As [`Patience::wait`]; `say` receives the error before the first wait.
+    pub fn wait_saying(&mut self, error: HubError, bytes: u64, say: &mut dyn FnMut(&HubError)) -> Result<(), Error> {
         self.n_tries = if bytes >= PROGRESS_BYTES { 1 } else { self.n_tries + 1 };
         let asked = match &error {
             HubError::TooManyRequests { retry_after, .. } => *retry_after,
@@ -44,6 +49,9 @@ impl<'a> Patience<'a> {
         let wait = asked.unwrap_or(FIRST_WAIT * 2u32.saturating_pow(self.n_tries - 1));
         if !error.is_passing() || self.n_tries >= self.max_tries || wait > LONGEST_WAIT {
             return Err(error.into());
+        }
+        if self.n_tries == 1 {
+            say(&error);
         }
         (self.sleep)(wait);
         Ok(())

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::architectures::{Architecture, MTP_LAYERS, refused};
 use super::keys::{Key, KeySource, Keys};
+use super::refused::parse_safetensors;
 use super::shards;
 use super::tensor_index::{FileLayout, TensorIndex, check_type};
 use super::unread::{self, MTP};
@@ -248,12 +249,15 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
     let chosen = chosen.then_some(path);
     let chosen = chosen.and_then(|path| path.file_name()).map(|name| name.to_string_lossy());
     let names = weight_files(&texts, chosen.as_deref()).map_err(|e| e.in_folder(folder))?;
+    if texts.config.is_none() && !names.iter().any(|name| folder.join(name).exists()) {
+        return Err(no_model(folder)?);
+    }
     let mut files = Vec::new();
     let mut weights = Vec::new();
     for name in names {
         let path = folder.join(&name);
         let bytes = FileBytes::map(&path)?;
-        let header = Safetensors::parse(&bytes, bytes.len() as u64).map_err(|e| e.in_file(&path))?;
+        let header = parse_safetensors(&bytes).map_err(|e| e.in_file(&path))?;
         weights.push((name, header));
         files.push(bytes);
     }
@@ -265,6 +269,22 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
     let mut header = header(&name_of(folder), &texts, &weights).map_err(|e| e.in_folder(folder))?;
     header.tokenizer = header.tokenizer.map_err(|e| e.in_folder(folder));
     Ok(ModelFile { header, files })
+}
+
+/// The error for a folder without a configuration and weights.
+fn no_model(folder: &Path) -> Result<Error, Error> {
+    let io = |source| Error::Io { path: folder.into(), source };
+    let mut models = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(io)? {
+        let name = entry.map_err(io)?.file_name().to_string_lossy().into_owned();
+        models.extend(name.to_lowercase().ends_with(".gguf").then_some(name));
+    }
+    models.sort();
+    let expected = match models.is_empty() {
+        true => "a folder with config.json and model.safetensors, or a GGUF file".into(),
+        false => format!("the path of one of the GGUF files in this folder: {}", models.join(", ")),
+    };
+    Ok(Error::Config { field: CONFIG.into(), expected, found: "missing".into() }.in_file(folder))
 }
 
 /// The folder's name, or the repository's for a snapshot in a hub's cache.

@@ -121,7 +121,8 @@ impl<T> Loader<T> {
             LoadStage::Header(reader, _) => reader.end(),
             LoadStage::Weights(weights) => match (weights.wanted(), weights.feed.wanted()) {
                 (Some((file, offset)), Some(wanted)) => {
-                    let error = Error::Truncated { needed_bytes: offset + wanted.len, found_bytes: offset };
+                    let (part, needed_bytes) = ("a tensor".into(), offset + wanted.len);
+                    let error = Error::Truncated { part, needed_bytes, found_bytes: offset };
                     Err(error.in_file(&self.files[file].name))
                 }
                 _ => Ok(()),

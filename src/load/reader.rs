@@ -315,8 +315,9 @@ impl HeaderReader {
 
     fn truncated(&self, part: usize) -> Error {
         let FetchedPart { file, bytes, .. } = &self.parts[part];
-        let error =
-            Error::Truncated { needed_bytes: self.needed.max(bytes.len() as u64 + 1), found_bytes: bytes.len() as u64 };
+        let found_bytes = bytes.len() as u64;
+        let (part, needed_bytes) = ("its header".into(), self.needed.max(found_bytes + 1));
+        let error = Error::Truncated { part, needed_bytes, found_bytes };
         error.in_file(&file.name)
     }
 }

@@ -248,7 +248,7 @@ everywhere(
     assert.deepEqual(plain[1], nomic.texts[0].ids);
     assert.deepEqual(chosen, ["search query : ", named.query[0], plain[0]]);
     assert.deepEqual(refused.map(([code]) => code), ["option", "option"]);
-    assert.match(refused[0][1], /prompt: title is out of range, expected document, query/);
+    assert.match(refused[0][1], /prompt is title, expected document, query/);
   },
   (place) => ({
     source: published(place, "nomic", nomic.files),

@@ -73,6 +73,9 @@ enum BenchCommand {
 struct ModelBenchArgs {
     /// Model: GGUF file, Hugging Face folder, or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
     model: Option<PathBuf>,
+    /// The same, as a flag.
+    #[arg(long = "model", short, conflicts_with = "model", value_name = "MODEL")]
+    named: Option<PathBuf>,
     /// Prompt lengths to measure, in tokens; 0 for none.
     #[arg(long, short = 'p', value_delimiter = ',', default_value = "512", value_name = "N,..")]
     n_prompt: Vec<usize>,
@@ -168,7 +171,7 @@ impl BenchArgs {
     /// The model that is measured.
     pub fn model(&mut self) -> Option<&mut PathBuf> {
         match &mut self.command {
-            None => self.model.model.as_mut(),
+            None => self.model.model.as_mut().or(self.model.named.as_mut()),
             Some(BenchCommand::Embed(args)) => Some(&mut args.model),
             Some(BenchCommand::Kernels(_) | BenchCommand::Memory(_) | BenchCommand::Mol(_)) => None,
             // `bench serve` resolves its model itself.
@@ -231,7 +234,13 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), CommandFailure> {
     let free_bytes = if device.is_gpu() { None } else { bench::free_bytes() };
     let PrecisionArgs { kv_type, exact } = args.precision;
     let options = LoadOptions { context_length: Some(context), kv_type, exact, ..LoadOptions::default() };
-    let model = args.lora.added_to(load(args.model.as_deref(), &device, options)?)?;
+    let loaded = load(args.model.as_deref().or(args.named.as_deref()), &device, options).map_err(|error| match error {
+        Error::Option { option: "context_length", expected, found } => {
+            Error::Option { option: "n_prompt, n_gen, depth", expected: format!("{expected} together"), found }
+        }
+        other => other,
+    });
+    let model = args.lora.added_to(loaded?)?;
     let measured = args.report.as_ref().map(|_| report::measure(&device, args.quick)).transpose()?;
     let probes = match &measured {
         Some(measured) => measured.probes(),
@@ -407,19 +416,21 @@ fn print_reads(out: &mut impl Write, reads: &Reads) -> io::Result<()> {
 fn print_rows(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
     writeln!(
         out,
-        "\n{:<16} {:>30} {:>10} {:>8} {:>9} {:>7} {:>11} {:>16}",
-        "test", "tokens/s (lowest to highest)", "dispatches", "submits", "uploaded", "read", "least bytes", "of probe"
+        "\n{:<15} {:>25} {:>8} {:>7} {:>8} {:>6} {:>10} {:>14}",
+        "test", "tokens/s (low to high)", "dispatch", "submits", "uploaded", "read", "bytes", "of probe"
     )?;
     for row in rows {
         let rate = row.tokens_per_second;
-        let rate = format!("{:.1} ({:.1} to {:.1})", rate.median, rate.lowest, rate.highest);
+        // Wide rates need no tenths.
+        let digits = if rate.highest < 1000.0 { 1 } else { 0 };
+        let rate = format!("{:.digits$} ({:.digits$} to {:.digits$})", rate.median, rate.lowest, rate.highest);
         let share = match row.phase {
-            Phase::Prefill => format!("{:.1}% of FLOP/s", 100.0 * row.flop_share),
-            Phase::Decode => format!("{:.1}% of copy", 100.0 * row.bandwidth_share),
+            Phase::Prefill => format!("{:.0}% of FLOP/s", 100.0 * row.flop_share),
+            Phase::Decode => format!("{:.0}% of copy", 100.0 * row.bandwidth_share),
         };
         writeln!(
             out,
-            "{:<16} {rate:>30} {:>10.2} {:>8.3} {:>9.1} {:>7.2} {:>11} {share:>16}",
+            "{:<15} {rate:>25} {:>8.2} {:>7.3} {:>8.1} {:>6.2} {:>10} {share:>14}",
             row.test,
             row.dispatches_per_token,
             row.submits_per_token,
@@ -428,7 +439,7 @@ fn print_rows(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
             show_bytes(row.bytes_per_token as u64),
         )?;
     }
-    writeln!(out, "\nCounts and bytes are per token; `least bytes` is the minimum for weights and KV cache.")
+    writeln!(out, "\nDispatches, submissions and bytes are per token; `bytes` is the least for weights and KV cache.")
 }
 
 fn print_kernels(out: &mut impl Write, rows: &[KernelRow], probes: &Probes) -> io::Result<()> {

@@ -13,11 +13,15 @@ use tilewright::grammar::ToolChoice;
 use tilewright::{ChatAnswer, ChatModel, ChatPrompt, ChatRequest, Error, Model, Recovery, Session};
 
 use super::answer::AnswerPrinter;
+use super::failure::describe;
 use super::line_editor::{LineEditor, is_complete, is_quotes, unfolded};
 use super::lost::each_piece;
+use super::messages::{self, Level, notice, summary, warning};
 use super::run::{ModelArgs, SamplingArgs, after_pipe, rate_text};
 use super::speculation::{self, Draft};
-use super::{CommandFailure, MARK, read_list, read_text, save_pipeline_caches, tell_findings};
+use super::{
+    CommandFailure, MARK, check_folder, command_line, read_list, read_text, save_pipeline_caches, tell_findings,
+};
 
 /// Chat with a model, in the terminal or through a pipe.
 ///
@@ -30,10 +34,13 @@ use super::{CommandFailure, MARK, read_list, read_text, save_pipeline_caches, te
 pub struct ChatArgs {
     /// Model: GGUF file, Hugging Face folder, or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
     model: Option<PathBuf>,
+    /// The same, as a flag; the word beside it is the prompt.
+    #[arg(long = "model", short, value_name = "MODEL")]
+    named: Option<PathBuf>,
     /// Message to answer, after the text from a pipe, if any.
     #[arg(value_name = "PROMPT", conflicts_with = "prompt")]
     message: Option<String>,
-    /// Same as PROMPT, for the built-in model.
+    /// Message to answer, as a flag.
     #[arg(long, short, value_name = "PROMPT")]
     prompt: Option<String>,
     /// Read each line from a pipe as a message or command, like at a terminal.
@@ -85,6 +92,14 @@ struct TemplateArgs {
 }
 
 impl ChatArgs {
+    /// Puts `--model` in the place of the model.
+    ///
+    /// # Errors
+    /// A message, if there are two models or prompts.
+    pub fn join(&mut self) -> Result<(), String> {
+        command_line::join(&mut self.model, self.named.take(), &mut self.message, self.prompt.is_some() || self.lines)
+    }
+
     /// The model and the draft model.
     pub fn models(&mut self) -> (Option<&mut PathBuf>, Option<&mut PathBuf>) {
         (self.model.as_mut(), self.sampling.speculation.draft.path.as_mut())
@@ -127,6 +142,7 @@ between two lines of \"\"\" are one message. Up and Down step through earlier me
 pub fn chat(args: &ChatArgs) -> Result<(), CommandFailure> {
     let options = args.sampling.options()?;
     options.check()?;
+    check_folder(args.session.as_deref())?;
     let mut request = ChatRequest { options, prefill: args.prefill.clone(), ..args.template_args.request()? };
     let interrupt = Interrupt::install()?;
     let mut recovery = args.device.recovery(args.model.as_deref(), &args.sampling.speculation, None);
@@ -171,11 +187,11 @@ fn chat_model(model: &Model, args: &ChatArgs) -> Result<ChatModel, Error> {
         None => ChatTemplate::for_model(model.chat_source(), model.tokenizer()?),
     };
     for error in found.iter().flat_map(ChatTemplate::unreadable) {
-        eprintln!("warning: {}: {error}; --template selects a built-in template", model.name());
+        warning!("{}: {error}; --template selects a built-in template", model.name());
     }
     let template = found.or_else(|| {
-        eprintln!(
-            "notice: {} has no chat template and continues the text of the messages; --template selects one of {}",
+        notice!(
+            "{} has no chat template and continues the text of the messages; --template selects one of {}",
             model.name(),
             ChatTemplate::KNOWN.join(", ")
         );
@@ -256,13 +272,13 @@ impl Chat<'_> {
     /// Answers what the user types until `/quit` or Ctrl-D. After an error the user can try again.
     fn converse(&mut self) -> Result<(), CommandFailure> {
         let model = self.session.model();
-        eprintln!("{} on {}; /help lists the commands", model.name(), model.device().info().name);
+        summary!("{} on {}; /help lists the commands", model.name(), model.device().info().name);
         let mut editor = LineEditor::open()?;
         while let Some(line) = editor.read()? {
             match self.obey(&line) {
                 Ok(true) => {}
                 Ok(false) => break,
-                Err(CommandFailure::Error(error)) => eprintln!("error: {error}"),
+                Err(CommandFailure::Error(error)) => eprintln!("error: {}", describe(&error)),
                 Err(failure) => return Err(failure),
             }
         }
@@ -441,10 +457,12 @@ impl Chat<'_> {
         let AnswerPrinter { text, thought: thinking, calls, .. } = answer;
         let answer = ChatAnswer { text, thinking, calls, stop_reason: reason.unwrap_or(StopReason::Cancelled) };
         self.messages.push(answer.into_message(self.messages.len()));
-        if io::stderr().is_terminal() {
+        if io::stderr().is_terminal() && messages::are_shown(Level::Info) {
             let note = match reason {
                 Some(StopReason::MaxTokens) => "; stopped at --max-tokens",
-                Some(StopReason::ContextFull) => "; the context is full, /clear empties it",
+                Some(StopReason::ContextFull) => {
+                    "; the context is full: /clear empties it, --slide drops its older half"
+                }
                 _ => "",
             };
             let is_asked_for = options.prompt_lookup > 0 || options.mtp_tokens > 0 || self.draft.is_some();
@@ -457,6 +475,7 @@ impl Chat<'_> {
     }
 
     fn save(&self, path: &Path) -> Result<(), Error> {
+        check_folder(Some(path))?;
         let json = format!("{:#}\n", serde_json::json!(self.conversation()));
         if is_json(path) {
             return tilewright::replace_file(path, json.as_bytes());

@@ -8,6 +8,7 @@ use tilewright::answer::Format;
 use tilewright::grammar::{Constraint, ToolChoice};
 use tilewright::{ChatModel, ChatRequest};
 
+use super::messages::notice;
 use super::read_text;
 
 #[derive(Args)]
@@ -74,13 +75,13 @@ impl CallArgs {
         if is_bound && self.tool_choice.is_some() {
             return Err(Error::Option {
                 option: "tool_choice",
-                expected: "none of these".into(),
-                found: "a constraint, prefill or speculative decoding beside it".into(),
+                expected: "no constraint, --prefill or speculative decoding beside it".into(),
+                found: "given".into(),
             });
         }
         if is_bound || (chat.format() == Format::Plain && choice == ToolChoice::Auto) {
-            eprintln!(
-                "notice: tool calls are not enforced: {}",
+            notice!(
+                "tool calls are not enforced: {}",
                 match is_bound {
                     true => "there is another constraint, a prefill or speculative decoding",
                     false => "the model's tool call format is unknown; set it with --tool-format",

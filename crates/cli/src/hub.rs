@@ -11,7 +11,8 @@ use serde_json::json;
 use tilewright::Error;
 use tilewright::hub::{Address, Damaged, Event, Hub, KNOWN_MODELS, Verified};
 
-use super::{CommandFailure, print_json, show_bytes};
+use super::messages::{self, Level, notice};
+use super::{CommandFailure, model_names, print_json, show_bytes};
 
 /// Download or update a model and print its path.
 ///
@@ -61,9 +62,9 @@ struct ModelTable {
 
 /// A model that is known to run.
 #[derive(Deserialize, Serialize)]
-struct KnownModel {
-    name: String,
-    address: String,
+pub struct KnownModel {
+    pub name: String,
+    pub address: String,
     /// `chat` or `embed`.
     r#use: String,
     quantisation: Option<String>,
@@ -78,10 +79,14 @@ struct KnownModel {
 /// to `tell`.
 ///
 /// # Errors
-/// Those of [`Hub::fetch`].
+/// Those of [`Hub::fetch`]; [`Error::Io`] for a path that does not exist, with a hint at what to type instead.
 pub fn localise(model: &mut PathBuf, tell: &mut dyn FnMut(&str)) -> Result<(), Error> {
     if let Some(text) = model.to_str().filter(|text| Address::is_meant_by(text)) {
         *model = fetch(&text.parse()?, tell)?;
+    } else if let Ok(false) = model.try_exists() {
+        let hint = model_names::hint(&model.to_string_lossy(), &available()?);
+        let source = io::Error::new(io::ErrorKind::NotFound, format!("no such file or folder; {hint}"));
+        return Err(Error::Io { path: model.clone(), source });
     }
     Ok(())
 }
@@ -114,7 +119,7 @@ pub fn pull(args: &PullArgs) -> Result<(), CommandFailure> {
         verify(args.address.as_ref())?;
     }
     let Some(address) = &args.address else { return Ok(()) };
-    let path = fetch(address, &mut |notice| eprintln!("notice: {notice}"))?;
+    let path = fetch(address, &mut |text| notice!("{text}"))?;
     let mut out = io::stdout().lock();
     writeln!(out, "{}", path.display())?;
     Ok(out.flush()?)
@@ -127,19 +132,19 @@ fn verify(address: Option<&Address>) -> Result<(), CommandFailure> {
     bar.finish_and_clear();
     let Verified { n_files, size_bytes, damaged, unknown } = verified?;
     for path in &unknown {
-        eprintln!("notice: no digest is known for {}; it is not verified", path.display());
+        notice!("no digest is known for {}; it is not verified", path.display());
     }
     let mut failed = None;
     for Damaged { repo, path, digests: [expected, found], files, restored } in damaged {
         let files: Vec<&str> = files.iter().map(|(_, path)| path.as_str()).collect();
         let (files, path) = (files.join(", "), path.display());
-        eprintln!("notice: {files} of {repo} was damaged: {path} had the digest {found}, expected {expected}");
+        notice!("{files} of {repo} was damaged: {path} had the digest {found}, expected {expected}");
         match restored {
-            Ok(()) => eprintln!("notice: {files} of {repo} was downloaded again"),
+            Ok(()) => notice!("{files} of {repo} was downloaded again"),
             Err(error) => failed = Some(error),
         }
     }
-    eprintln!("notice: {n_files} files verified, {}", show_bytes(size_bytes));
+    notice!("{n_files} files verified, {}", show_bytes(size_bytes));
     failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
@@ -190,7 +195,7 @@ fn list_available(as_json: bool) -> Result<(), CommandFailure> {
 }
 
 /// The table of models that are known to run.
-fn available() -> Result<Vec<KnownModel>, Error> {
+pub fn available() -> Result<Vec<KnownModel>, Error> {
     let table: ModelTable = serde_json::from_str(KNOWN_MODELS).map_err(|error| Error::Format {
         format: "json",
         field: "assets/models.json".into(),
@@ -231,7 +236,8 @@ fn fetch(address: &Address, tell: &mut dyn FnMut(&str)) -> Result<PathBuf, Error
 }
 
 fn progress_bar() -> ProgressBar {
-    let bar = if io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
+    let is_shown = io::stderr().is_terminal() && messages::are_shown(Level::Info);
+    let bar = if is_shown { ProgressBar::new(0) } else { ProgressBar::hidden() };
     if let Ok(style) = ProgressStyle::with_template("{bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}") {
         bar.set_style(style);
     }
@@ -294,10 +300,12 @@ mod tests {
 
     #[test]
     fn path_without_hub_prefix_is_left_unchanged() {
-        for path in ["model.gguf", "./hf:a/b", "folder/"] {
-            let mut model = PathBuf::from(path);
-            localise(&mut model, &mut |_| {}).unwrap();
-            assert_eq!(model, PathBuf::from(path));
+        let mut model = PathBuf::from("Cargo.toml");
+        localise(&mut model, &mut |_| {}).unwrap();
+        assert_eq!(model, PathBuf::from("Cargo.toml"));
+        for path in ["model.gguf", "./hf:a/b", "no_folder/"] {
+            let error = localise(&mut PathBuf::from(path), &mut |_| {}).unwrap_err();
+            assert!(error.to_string().starts_with(&format!("{path}: no such file or folder; ")), "{error}");
         }
         let error = localise(&mut PathBuf::from("hf:a"), &mut |_| {}).unwrap_err();
         assert!(error.to_string().contains("`hf:a` is not a model address"), "{error}");

@@ -11,7 +11,7 @@ use tilewright::formats::safetensors::Safetensors;
 use tilewright::load::{FileBytes, ModelFile, ModelShape};
 use tilewright::{Embedder, Error, LoadOptions, MemoryPlan, Model, Reranker};
 
-use super::run::PrecisionArgs;
+use super::run::{PrecisionArgs, within_limit};
 use super::{CommandFailure, DeviceArgs, print_json, show_bytes};
 
 #[derive(Args)]
@@ -51,9 +51,13 @@ pub fn inspect(args: &InspectArgs) -> Result<(), CommandFailure> {
     // A file that cannot be run is still shown, with the error in place of the plan.
     let device = args.device.open()?;
     let PrecisionArgs { kv_type, exact } = args.precision;
-    let options = LoadOptions { context_length: args.ctx, kv_type, exact, ..LoadOptions::default() };
+    let options = LoadOptions { kv_type, exact, ..LoadOptions::default() };
     let plan = file.and_then(|file| match &file.header.shape {
-        ModelShape::Decoder(_) => Model::plan_file(&device.model_target(options.exact), &file, &options),
+        ModelShape::Decoder(config) => {
+            let context_length = args.ctx.map(|asked| within_limit(asked, config.max_seq_len));
+            let options = LoadOptions { context_length, ..options };
+            Model::plan_file(&device.model_target(options.exact), &file, &options)
+        }
         ModelShape::Encoder(shape) if shape.scoring.is_some() => Reranker::plan_file(&device, file),
         ModelShape::Encoder(_) => Embedder::plan_file(&device, file),
     });
@@ -134,7 +138,8 @@ fn read(path: &Path) -> Result<FileSummary, Error> {
     }
     let bytes = FileBytes::map(path)?;
     if !is_safetensors(path) {
-        return gguf(&bytes).map_err(|e| e.in_file(path));
+        // Opening the model tells more, such as that the file is cut off.
+        return gguf(&bytes).map_err(|error| ModelFile::open(path).err().unwrap_or_else(|| error.in_file(path)));
     }
     let file = Safetensors::parse(&bytes, bytes.len() as u64).map_err(|e| e.in_file(path))?;
     let metadata = file.metadata.into_iter().map(|(key, value)| (key, value.into())).collect();

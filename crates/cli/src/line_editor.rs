@@ -13,6 +13,8 @@ use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Editor, Helper};
 use tilewright::Error;
 
+use super::messages::warning;
+
 /// What opens and closes a message of several lines, on lines of its own.
 const QUOTES: &str = "\"\"\"";
 
@@ -40,7 +42,7 @@ impl LineEditor {
         if let Some(path) = history.as_deref().filter(|path| path.exists())
             && let Err(error) = editor.load_history(path)
         {
-            eprintln!("warning: {}: the history was not read: {error}", path.display());
+            warning!("{}: the history was not read: {error}", path.display());
         }
         Ok(LineEditor { editor, history })
     }
@@ -71,7 +73,7 @@ impl LineEditor {
         let Some(path) = &self.history else { return };
         let made = path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(ReadlineError::Io);
         if let Err(error) = made.and_then(|()| self.editor.append_history(path)) {
-            eprintln!("warning: {}: the history is not saved: {error}", path.display());
+            warning!("{}: the history is not saved: {error}", path.display());
             self.history = None;
         }
     }

@@ -4,8 +4,12 @@
 mod answer;
 mod bench;
 mod chat;
+mod command_line;
 mod constrain;
 mod embed;
+mod environment;
+mod failure;
+mod help;
 mod hub;
 mod info;
 mod inspect;
@@ -14,9 +18,14 @@ mod line_editor;
 mod lora;
 mod lost;
 mod manual;
+mod messages;
+mod model_names;
+mod nearest;
 #[cfg(not(feature = "serve"))]
 mod no_serve;
 mod parallel;
+#[cfg(feature = "serve")]
+mod ps;
 mod quantize;
 mod quiet;
 mod rerank;
@@ -27,9 +36,11 @@ mod several;
 mod speculation;
 mod tokenize;
 mod tune;
+mod version;
 mod word_wrap;
 
 use std::io::{self, Write};
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -37,20 +48,28 @@ use std::str::FromStr;
 use clap::{Parser, Subcommand};
 #[cfg(feature = "serve")]
 use tilewright::AdapterReport;
-use tilewright::hub::HubError;
 use tilewright::{Device, DeviceChoice, Error, Power, Tier};
 
+use failure::{CommandFailure, ended};
+use messages::{Level, MessageArgs, debug, notice, warning};
+
+const USAGE: &str = "tilewright [MODEL] [PROMPT] [OPTIONS]\n       tilewright <COMMAND> [OPTIONS]";
+
+const AFTER_HELP: &str = "\
+Without a command, runs the model: a conversation as in `chat` if it has a chat template, else as in `run`, with their
+options. Without a model, the built-in one tells a story. `tilewright COMMAND --help` explains a command.
+
+Exit codes: 0 success, 1 runtime error, 2 invalid command line.";
+
 /// Run language models on any GPU through WebGPU, or on the CPU.
-///
-/// Without a subcommand, generates a story with the built-in model.
 #[derive(Parser)]
-#[command(name = "tilewright", version, args_conflicts_with_subcommands = true)]
-#[command(after_help = "Exit codes: 0 success, 1 runtime error, 2 invalid command line.")]
+#[command(name = "tilewright", version, override_usage = USAGE, after_help = AFTER_HELP)]
+#[command(subcommand_required = true)]
 struct Cli {
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Command,
     #[command(flatten)]
-    story: run::GenerateArgs,
+    messages: MessageArgs,
 }
 
 #[derive(Subcommand)]
@@ -62,9 +81,12 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     #[cfg(not(feature = "serve"))]
     Serve(no_serve::ServeArgs),
+    #[cfg(feature = "serve")]
+    Ps(ps::PsArgs),
     Embed(embed::EmbedArgs),
     Rerank(rerank::RerankArgs),
     Pull(hub::PullArgs),
+    #[command(visible_alias = "ls")]
     List(hub::ListArgs),
     Rm(hub::RmArgs),
     /// Show adapters with their features and limits, and the device that would be used.
@@ -72,6 +94,7 @@ enum Command {
     /// Print the token ids of a text.
     Tokenize(tokenize::TokenizeArgs),
     /// Show metadata, tensors and memory plan of a model file.
+    #[command(visible_alias = "show")]
     Inspect(inspect::InspectArgs),
     Quantize(quantize::QuantizeArgs),
     /// Benchmark a model: prefill and decode speed, next to what the device can reach.
@@ -93,6 +116,7 @@ enum Command {
     /// one and its results agree up to rounding. The choices apply to this version, adapter, driver and tier.
     Tune(tune::TuneArgs),
     Kernels(kernels::KernelsArgs),
+    Version(version::VersionArgs),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
 }
@@ -102,97 +126,83 @@ impl Cli {
     /// their exit codes and logs.
     fn models(&mut self) -> Vec<&mut PathBuf> {
         let (model, draft) = match &mut self.command {
-            None => (None, self.story.draft()),
-            Some(Command::Run(args)) => (args.model.as_mut(), args.generate.draft()),
-            Some(Command::Chat(args)) => args.models(),
-            Some(Command::Tokenize(args)) => (args.model.as_mut(), None),
-            Some(Command::Inspect(args)) => (args.file.as_mut(), None),
-            Some(Command::Quantize(args)) => (Some(&mut args.input), None),
-            Some(Command::Bench(args)) => (args.model(), None),
-            Some(Command::Tune(args)) => (args.model.as_mut(), None),
-            Some(Command::Embed(_) | Command::Rerank(_) | Command::Info(_)) => (None, None),
-            Some(Command::Pull(_) | Command::List(_) | Command::Rm(_)) => (None, None),
-            Some(Command::Completions(_) | Command::Man(_)) => (None, None),
+            Command::Run(args) => (args.model.as_mut(), args.generate.draft()),
+            Command::Chat(args) => args.models(),
+            Command::Tokenize(args) => (args.model.as_mut(), None),
+            Command::Inspect(args) => (args.file.as_mut(), None),
+            Command::Quantize(args) => (Some(&mut args.input), None),
+            Command::Bench(args) => (args.model(), None),
+            Command::Tune(args) => (args.model.as_mut(), None),
+            Command::Embed(_) | Command::Rerank(_) | Command::Info(_) | Command::Version(_) => (None, None),
+            Command::Pull(_) | Command::List(_) | Command::Rm(_) => (None, None),
+            Command::Completions(_) | Command::Man(_) => (None, None),
             // `serve` resolves its models itself.
-            Some(Command::Serve(_) | Command::Kernels(_)) => (None, None),
+            Command::Serve(_) | Command::Kernels(_) => (None, None),
+            #[cfg(feature = "serve")]
+            Command::Ps(_) => (None, None),
         };
         model.into_iter().chain(draft).collect()
     }
-}
 
-/// Why a command ended early.
-enum CommandFailure {
-    /// An error to report.
-    Error(Error),
-    /// The reader closed stdout. This counts as success.
-    StdoutClosed,
-}
-
-impl From<Error> for CommandFailure {
-    fn from(error: Error) -> Self {
-        CommandFailure::Error(error)
-    }
-}
-
-impl From<io::Error> for CommandFailure {
-    fn from(source: io::Error) -> Self {
-        match source.kind() {
-            io::ErrorKind::BrokenPipe => CommandFailure::StdoutClosed,
-            _ => CommandFailure::Error(Error::Io { path: "stdout".into(), source }),
+    /// The model of `run` and `chat`.
+    fn model(&mut self) -> Option<&mut PathBuf> {
+        match &mut self.command {
+            Command::Run(args) => args.model.as_mut(),
+            Command::Chat(args) => args.models().0,
+            _ => None,
         }
+    }
+
+    /// The command line with `--model` in its place.
+    ///
+    /// # Errors
+    /// A message, if there are two models or prompts.
+    fn joined(mut self) -> Result<Cli, String> {
+        match &mut self.command {
+            Command::Run(args) => args.join()?,
+            Command::Chat(args) => args.join()?,
+            _ => {}
+        }
+        Ok(self)
     }
 }
 
 fn main() -> ExitCode {
-    let mut cli = Cli::parse();
-    let mut tell = |notice: &str| eprintln!("notice: {notice}");
+    let mut cli = match command_line::parse() {
+        Ok(cli) => cli,
+        Err(error) => return ended(Err(error.into())),
+    };
+    let mut tell = |text: &str| notice!("{text}");
     let localised = cli.models().into_iter().try_for_each(|model| hub::localise(model, &mut tell));
     if let Err(error) = localised {
         return ended(Err(error.into()));
     }
     ended(match cli.command {
-        None => run::run(None, None, &cli.story),
-        Some(Command::Run(args)) => run::run(args.model.as_deref(), args.text.as_deref(), &args.generate),
-        Some(Command::Chat(args)) => chat::chat(&args),
+        Command::Run(args) => run::run(args.model.as_deref(), args.text.as_deref(), &args.generate),
+        Command::Chat(args) => chat::chat(&args),
         #[cfg(feature = "serve")]
-        Some(Command::Serve(args)) => serve::serve(*args),
+        Command::Serve(args) => serve::serve(*args),
         #[cfg(not(feature = "serve"))]
-        Some(Command::Serve(_)) => no_serve::serve(),
+        Command::Serve(_) => no_serve::serve(),
+        #[cfg(feature = "serve")]
+        Command::Ps(args) => ps::ps(&args),
         // These two have more exit codes, for the programs that start them.
-        Some(Command::Embed(args)) => return embed::embed(args),
-        Some(Command::Rerank(args)) => return rerank::rerank(args),
-        Some(Command::Pull(args)) => hub::pull(&args),
-        Some(Command::List(args)) => hub::list(&args),
-        Some(Command::Rm(args)) => hub::rm(&args),
-        Some(Command::Info(args)) => info::info(&args),
-        Some(Command::Tokenize(args)) => tokenize::tokenize(&args),
-        Some(Command::Inspect(args)) => inspect::inspect(&args),
-        Some(Command::Quantize(args)) => quantize::quantize(&args),
-        Some(Command::Bench(args)) => bench::bench(*args),
-        Some(Command::Tune(args)) => tune::tune(&args),
-        Some(Command::Kernels(args)) => kernels::kernels(&args),
-        Some(Command::Completions(args)) => manual::completions(&args),
-        Some(Command::Man(args)) => manual::man(&args),
+        Command::Embed(args) => return embed::embed(args),
+        Command::Rerank(args) => return rerank::rerank(args),
+        Command::Pull(args) => hub::pull(&args),
+        Command::List(args) => hub::list(&args),
+        Command::Rm(args) => hub::rm(&args),
+        Command::Info(args) => info::info(&args),
+        Command::Tokenize(args) => tokenize::tokenize(&args),
+        Command::Inspect(args) => inspect::inspect(&args),
+        Command::Quantize(args) => quantize::quantize(&args),
+        Command::Bench(args) => bench::bench(*args),
+        Command::Tune(args) => tune::tune(&args),
+        Command::Kernels(args) => kernels::kernels(&args),
+        Command::Version(args) => version::version(&args),
+        Command::Completions(args) => manual::completions(&args),
+        Command::Man(args) => manual::man(&args),
     })
-}
-
-/// Reports a command's error, if any, and returns the exit code.
-fn ended(result: Result<(), CommandFailure>) -> ExitCode {
-    match result {
-        Ok(()) | Err(CommandFailure::StdoutClosed) => ExitCode::SUCCESS,
-        // An invalid value is a usage error, also if the library detects it.
-        Err(CommandFailure::Error(error))
-            if matches!(error.code(), "option" | "constraint")
-                || matches!(error, Error::Hub(HubError::Address { .. })) =>
-        {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-        Err(CommandFailure::Error(error)) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
 }
 
 /// Which device to use.
@@ -211,9 +221,9 @@ struct DeviceArgs {
     /// GPU that `--device auto` prefers: `high` for discrete, `low` for integrated, which saves power.
     #[arg(long, value_parser = parse_power, default_value = "high", env = "TILEWRIGHT_POWER", value_name = "POWER")]
     power: Power,
-    /// Show GPU driver output while a device is opened.
-    #[arg(long)]
-    verbose: bool,
+    /// Threads on the CPU [default: RAYON_NUM_THREADS, else as many as affinity and the control group's quota allow].
+    #[arg(long, short, value_parser = parse_threads, env = "TILEWRIGHT_THREADS", value_name = "N")]
+    threads: Option<NonZeroUsize>,
     /// Shader tier; `f16`, `matrix8` and `matrix16` round operands [default: the best for the adapter].
     #[arg(long, value_parser = parse_tier, env = "TILEWRIGHT_TIER", value_name = "TIER")]
     tier: Option<Tier>,
@@ -227,7 +237,9 @@ impl DeviceArgs {
 
     fn open_one(&self, choice: &DeviceChoice) -> Result<Device, Error> {
         let device = self.choose_one(choice)?;
-        device.info().notices.iter().for_each(|notice| eprintln!("notice: {notice}"));
+        device.info().notices.iter().for_each(|text| notice!("{text}"));
+        let info = device.info();
+        debug!("device {} ({}): {}", info.name, info.backend, info.reason);
         Ok(device)
     }
 
@@ -237,6 +249,9 @@ impl DeviceArgs {
     }
 
     fn choose_one(&self, choice: &DeviceChoice) -> Result<Device, Error> {
+        if let Some(n) = self.threads {
+            tilewright::set_threads(n)?;
+        }
         self.quietly(|| pollster::block_on(Device::open(choice, self.tier)))
     }
 
@@ -271,21 +286,21 @@ impl DeviceArgs {
         Ok(if found.is_empty() { vec![DeviceChoice::Auto] } else { found })
     }
 
-    /// Calls `run`, suppressing what drivers print to stderr unless `--verbose` is given.
+    /// Calls `run`, suppressing what drivers print to stderr, unless all messages are printed.
     fn quietly<T>(&self, run: impl FnOnce() -> T) -> T {
-        if self.verbose { run() } else { quiet::quietly(run) }
+        if messages::are_shown(Level::Debug) { run() } else { quiet::quietly(run) }
     }
 }
 
 /// Prints the self-test's notices since the last call.
 fn tell_findings(device: &Device) {
-    device.take_notices().iter().for_each(|notice| eprintln!("notice: {notice}"));
+    device.take_notices().iter().for_each(|text| notice!("{text}"));
 }
 
 /// Saves the pipeline cache of each device, so that the next start compiles nothing.
 fn save_pipeline_caches<'a>(devices: impl IntoIterator<Item = &'a Device>) {
     for error in devices.into_iter().filter_map(|device| device.save_pipeline_cache().err()) {
-        eprintln!("warning: the pipeline cache was not saved: {error}");
+        warning!("the pipeline cache was not saved: {error}");
     }
 }
 
@@ -320,6 +335,12 @@ fn parse_tier(text: &str) -> Result<Tier, String> {
     Tier::ALL.into_iter().find(|tier| tier.name() == text).ok_or(format!("expected one of {names}"))
 }
 
+fn parse_threads(text: &str) -> Result<NonZeroUsize, String> {
+    const MOST: usize = 1024;
+    let n = text.parse().ok().filter(|n: &NonZeroUsize| n.get() <= MOST);
+    n.ok_or(format!("expected 1 to {MOST}"))
+}
+
 /// A number of bytes: plain, or with K, M, G (powers of 1024), as in `512M`, `1.5GiB`.
 fn parse_bytes(text: &str) -> Result<u64, String> {
     let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -342,6 +363,19 @@ fn show_bytes(bytes: u64) -> String {
         1024.0.. => format!("{:.2} GiB", mib / 1024.0),
         1.0.. => format!("{mib:.1} MiB"),
         _ => format!("{:.1} KiB", bytes as f64 / 1024.0),
+    }
+}
+
+/// Refuses a session file in a folder that does not exist, before anything is computed for it.
+fn check_folder(session: Option<&Path>) -> Result<(), Error> {
+    let folder = session.and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
+    match (session, folder) {
+        (Some(file), Some(folder)) if !folder.is_dir() => Err(Error::Option {
+            option: "session",
+            expected: "a file in a folder that exists".into(),
+            found: format!("`{}`", file.display()),
+        }),
+        _ => Ok(()),
     }
 }
 
@@ -391,8 +425,7 @@ mod tests {
 
     #[test]
     fn clap_definition_passes_its_debug_assertions() {
-        use clap::CommandFactory;
-        Cli::command().debug_assert();
+        command_line::command(&[]).debug_assert();
     }
 
     #[test]

@@ -4,12 +4,13 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory};
+use clap::Args;
 use clap_complete::Shell;
 use clap_mangen::Man;
 use tilewright::Error;
 
-use super::{Cli, CommandFailure};
+use super::CommandFailure;
+use super::command_line::command;
 
 /// Print a shell completion script.
 #[derive(Args)]
@@ -35,7 +36,7 @@ pub struct ManArgs {
 }
 
 pub fn completions(args: &CompletionsArgs) -> Result<(), CommandFailure> {
-    let mut command = Cli::command();
+    let mut command = command(&[]);
     let name = command.get_name().to_string();
     // In memory first: clap_complete panics if a write fails, such as to a closed pipe.
     let mut script = Vec::new();
@@ -45,7 +46,7 @@ pub fn completions(args: &CompletionsArgs) -> Result<(), CommandFailure> {
 
 pub fn man(args: &ManArgs) -> Result<(), CommandFailure> {
     // `help` has no page.
-    let command = Cli::command().disable_help_subcommand(true);
+    let command = command(&[]).disable_help_subcommand(true);
     let Some(folder) = &args.dir else {
         let mut page = Vec::new();
         Man::new(command).render(&mut page)?;

@@ -12,6 +12,7 @@ use tilewright::tokenizer::EncodeOptions;
 use tilewright::{Error, GenerateOptions, Model, Recovery};
 
 use super::CommandFailure;
+use super::messages::summary;
 
 /// Options for a single completion.
 const OF_ONE: &[&str] = &["profile", "session", "count", "beams", "tokens_per_submit", "tools"];
@@ -33,20 +34,22 @@ pub struct ParallelArgs {
 }
 
 /// The completion of a line.
-struct PromptLine {
+struct PromptLine<'a> {
     at: usize,
+    /// The text to print before the completion.
+    prompt: &'a str,
     stream: Stream,
     seed: u64,
 }
 
-/// Continues the lines of `prompts` and prints the texts in order.
+/// Continues the lines of `prompts` and prints the texts in order: as JSON lines, or as text with or without the prompts.
 pub fn run(
     model: &Model,
     recovery: &mut Recovery<'_, Model>,
     (n_at_once, draft_tokens): (u32, u32),
     prompts: (&str, EncodeOptions),
     options: &GenerateOptions,
-    as_json: bool,
+    shows: (bool, bool),
 ) -> Result<(), CommandFailure> {
     let engine_options = EngineOptions {
         max_sequences: n_at_once,
@@ -61,14 +64,14 @@ pub fn run(
     let stats = std::thread::scope(|scope| {
         // Another thread prints, so that neither waits for the other.
         let printer = scope.spawn(move || {
-            let printed = print_all(&engine, prompts, options, as_json);
+            let printed = print_all(&engine, prompts, options, shows);
             printed.map(|()| engine.stats())
         });
         pollster::block_on(driver.run_with(recovery));
         printer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })?;
     let seconds = start.elapsed().as_secs_f64();
-    eprintln!(
+    summary!(
         "\n{} texts; {} prompt tokens computed, {} cached; {} tokens generated, {:.1} tokens/s",
         stats.n_finished,
         stats.prompt_tokens,
@@ -83,9 +86,9 @@ fn print_all(
     engine: &Engine,
     (prompts, encoding): (&str, EncodeOptions),
     options: &GenerateOptions,
-    as_json: bool,
+    (as_json, shows_prompt): (bool, bool),
 ) -> Result<(), CommandFailure> {
-    let mut waiting: VecDeque<PromptLine> = VecDeque::new();
+    let mut waiting: VecDeque<PromptLine<'_>> = VecDeque::new();
     for (at, prompt) in prompts.lines().enumerate() {
         let ids = engine.model().encode_with(prompt, encoding)?;
         let seed = options.seed.wrapping_add(at as u64);
@@ -97,12 +100,13 @@ fn print_all(
                 submitted => break submitted?,
             }
         };
-        waiting.push_back(PromptLine { at, stream, seed });
+        let prompt = if shows_prompt { prompt } else { "" };
+        waiting.push_back(PromptLine { at, prompt, stream, seed });
     }
     waiting.into_iter().try_for_each(|line| print(line, as_json))
 }
 
-fn print(PromptLine { at, mut stream, seed }: PromptLine, as_json: bool) -> Result<(), CommandFailure> {
+fn print(PromptLine { at, prompt, mut stream, seed }: PromptLine<'_>, as_json: bool) -> Result<(), CommandFailure> {
     let (mut text, mut token_ids, mut logprobs) = (String::new(), Vec::new(), Vec::new());
     while let Some(piece) = pollster::block_on(stream.next()) {
         let piece = piece?;
@@ -120,7 +124,7 @@ fn print(PromptLine { at, mut stream, seed }: PromptLine, as_json: bool) -> Resu
         });
         writeln!(out, "{line_json}")?;
     } else {
-        writeln!(out, "{}{text}", if at == 0 { "" } else { "---\n" })?;
+        writeln!(out, "{}{prompt}{text}", if at == 0 { "" } else { "---\n" })?;
     }
     Ok(out.flush()?)
 }

@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -21,18 +21,22 @@ use tilewright::{
 use super::answer::AnswerPrinter;
 use super::lora::LoraArgs;
 use super::lost::each_piece;
+use super::messages::{self, Level, debug, notice, summary, warning};
 use super::parallel::{self, ParallelArgs};
-use super::several::SeveralArgs;
+use super::several::{Output, SeveralArgs};
 use super::speculation::{self, DraftArgs, SpeculationArgs};
 use super::{
-    CommandFailure, DeviceArgs, parse_bytes, parse_device, print_json, read_text, save_pipeline_caches, show_bytes,
-    tell_findings, text_of,
+    CommandFailure, DeviceArgs, check_folder, command_line, parse_bytes, parse_device, print_json, read_text,
+    save_pipeline_caches, show_bytes, tell_findings, text_of,
 };
 
 #[derive(Args)]
 pub struct RunArgs {
     /// Model: GGUF file, Hugging Face folder, or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
     pub model: Option<PathBuf>,
+    /// The same, as a flag; the word beside it is the prompt.
+    #[arg(long = "model", short, value_name = "MODEL")]
+    named: Option<PathBuf>,
     /// Text to continue, after the text from a pipe, if any.
     #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "prompt_file", "prompt_ids"])]
     pub text: Option<String>,
@@ -40,13 +44,27 @@ pub struct RunArgs {
     pub generate: GenerateArgs,
 }
 
+impl RunArgs {
+    /// Puts `--model` in the place of the model.
+    ///
+    /// # Errors
+    /// A message, if there are two models or prompts.
+    pub fn join(&mut self) -> Result<(), String> {
+        let GenerateArgs { prompt, prompt_file, prompt_ids, .. } = &self.generate;
+        let has_prompt = prompt.is_some() || prompt_file.is_some() || prompt_ids.is_some();
+        command_line::join(&mut self.model, self.named.take(), &mut self.text, has_prompt)
+    }
+}
+
 /// A model and where it runs.
 #[derive(Args)]
 pub struct ModelArgs {
     #[command(flatten)]
     device: DeviceArgs,
-    /// Context length in tokens, or `auto` for the longest that fits in memory [default: the model's, at most 4096].
-    #[arg(long, value_name = "N|auto")]
+    /// Context length: N tokens, 0 for the model's, `auto` for what fits in memory [default: the model's, at most 4096].
+    ///
+    /// More than the model's context is reduced to it, with a warning.
+    #[arg(long, short, alias = "ctx-size", value_name = "N|auto")]
     ctx: Option<Ctx>,
     /// Memory limit, such as 512M or 2G; what does not fit is offloaded to disk [default: free memory, if known].
     ///
@@ -54,9 +72,10 @@ pub struct ModelArgs {
     /// --stream-rows), then experts or layers. A model that does not fit even so is refused.
     #[arg(long, value_parser = parse_bytes, env = "TILEWRIGHT_MEMORY_LIMIT", value_name = "BYTES")]
     memory_limit: Option<u64>,
-    /// CPU offload: run only the last N layers and the head on the GPU, the others on the CPU [default: all on the
-    /// GPU].
-    #[arg(long, value_name = "N")]
+    /// Run the last N layers on the GPU (-ngl), the others on the CPU; 0 is --device cpu [default: all].
+    ///
+    /// More layers than the model has are all of them.
+    #[arg(long, alias = "n-gpu-layers", value_parser = gpu_layers, value_name = "N|all")]
     gpu_layers: Option<u32>,
     /// Run N layers on another device, before those of --device; repeatable, in layer order.
     ///
@@ -80,7 +99,17 @@ pub struct ModelArgs {
 enum Ctx {
     /// The longest that fits.
     Auto,
+    /// The model's.
+    Whole,
     Of(u32),
+}
+
+/// Parses a number of layers, as llama.cpp does.
+fn gpu_layers(text: &str) -> Result<u32, String> {
+    match text {
+        "all" => Ok(u32::MAX),
+        n => n.parse().map_err(|_| "expected a number of layers, or `all`".into()),
+    }
 }
 
 impl FromStr for Ctx {
@@ -89,6 +118,7 @@ impl FromStr for Ctx {
     fn from_str(text: &str) -> Result<Ctx, String> {
         match text {
             "auto" => Ok(Ctx::Auto),
+            "0" => Ok(Ctx::Whole),
             n => n.parse().map(Ctx::Of).map_err(|error| format!("`{n}`: {error}; expected a number or `auto`")),
         }
     }
@@ -147,8 +177,16 @@ tilewright::sampling_numbers! { number_args }
 /// Sampling and stopping.
 #[derive(Args)]
 pub struct SamplingArgs {
-    /// Maximum number of tokens to generate.
-    #[arg(long, short = 'n', default_value_t = GenerateOptions::default().max_tokens, value_name = "N")]
+    /// Maximum number of tokens to generate; -1: until the context is full.
+    #[arg(
+        long,
+        short = 'n',
+        aliases = ["n-predict", "predict"],
+        default_value = "256",
+        value_parser = max_tokens,
+        allow_negative_numbers = true,
+        value_name = "N"
+    )]
     max_tokens: usize,
     #[command(flatten)]
     numbers: NumberArgs,
@@ -156,7 +194,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "ID=X", value_parser = bias)]
     logit_bias: Vec<(u32, f32)>,
     /// Sampling seed [default: from the clock, printed in the summary].
-    #[arg(long)]
+    #[arg(long, short, value_name = "N")]
     seed: Option<u64>,
     /// Stop at this text; repeatable.
     #[arg(long, value_name = "TEXT")]
@@ -180,10 +218,10 @@ pub struct GenerateArgs {
     #[command(flatten)]
     sampling: SamplingArgs,
     /// Text to continue [default: the text from a pipe, or "Once upon a time"].
-    #[arg(long, short, conflicts_with = "prompt_file")]
+    #[arg(long, short, conflicts_with = "prompt_file", value_name = "PROMPT")]
     prompt: Option<String>,
     /// File with the text to continue; `-` is stdin.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, short = 'f', alias = "file", value_name = "FILE")]
     prompt_file: Option<PathBuf>,
     /// Token ids to continue, such as 1,5,9; prints token ids and needs no tokenizer.
     #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with_all = ["prompt", "prompt_file"])]
@@ -191,6 +229,9 @@ pub struct GenerateArgs {
     /// Recognise control tokens such as <|im_start|> in the prompt; by default they are plain text.
     #[arg(long, conflicts_with = "prompt_ids")]
     parse_special: bool,
+    /// Print only what the model generates, without the prompt.
+    #[arg(long)]
+    no_display_prompt: bool,
     /// Session file: resume from its KV cache if it exists, and write it at the end.
     ///
     /// A prompt that starts with the saved text computes only the rest.
@@ -214,6 +255,14 @@ pub struct GenerateArgs {
     /// Print one JSON object at the end instead of text.
     #[arg(long)]
     json: bool,
+}
+
+/// Parses a number of tokens. As in llama.cpp, -1 and -2 stand for no limit, except the context's.
+fn max_tokens(text: &str) -> Result<usize, String> {
+    match text {
+        "-1" | "-2" => Ok(usize::MAX),
+        n => n.parse().map_err(|_| "expected a number of tokens, or -1".into()),
+    }
 }
 
 /// Parses a token id and its logit bias.
@@ -271,7 +320,12 @@ impl GenerateArgs {
 
 impl ModelArgs {
     pub fn open(&self) -> Result<Device, Error> {
-        self.device.open()
+        self.device.open_one(&self.choice())
+    }
+
+    /// The selected device; without layers on the GPU, the CPU.
+    fn choice(&self) -> DeviceChoice {
+        if self.gpu_layers == Some(0) { DeviceChoice::Cpu } else { self.device.choice() }
     }
 
     /// The selected devices, for commands that can use several.
@@ -280,7 +334,7 @@ impl ModelArgs {
     /// # Errors
     /// [`Error::Option`] for an invalid name.
     pub fn devices(&self) -> Result<Vec<DeviceChoice>, Error> {
-        self.device.choices()
+        if self.gpu_layers == Some(0) { Ok(vec![DeviceChoice::Cpu]) } else { self.device.choices() }
     }
 
     /// Opens one of these devices.
@@ -292,12 +346,16 @@ impl ModelArgs {
     /// Options for loading the model, without layers on further devices.
     pub fn options(&self) -> LoadOptions<'static> {
         LoadOptions {
-            context_length: self.ctx.and_then(|ctx| if let Ctx::Of(n) = ctx { Some(n) } else { None }),
+            context_length: match self.ctx {
+                None | Some(Ctx::Auto) => None,
+                Some(Ctx::Whole) => Some(WHOLE_CONTEXT),
+                Some(Ctx::Of(n)) => Some(n),
+            },
             fit_context: matches!(self.ctx, Some(Ctx::Auto)),
             memory_limit: self.memory_limit,
             stream_layers: true,
             stream_rows: self.stream_rows,
-            gpu_layers: self.gpu_layers,
+            gpu_layers: self.gpu_layers.filter(|&n| n > 0),
             kv_type: self.precision.kv_type,
             exact: self.precision.exact,
             ..LoadOptions::default()
@@ -322,9 +380,10 @@ impl ModelArgs {
                 |layers: &LayersOn| Ok(DeviceLayers { device: open(&layers.device)?, n_layers: layers.n_layers });
             return self.layers_on.iter().map(opened).collect();
         }
-        let asked = [("--gpu-layers", self.gpu_layers.is_some()), ("--layers-on", !self.layers_on.is_empty())];
+        let asked =
+            [("--gpu-layers", self.gpu_layers.is_some_and(|n| n > 0)), ("--layers-on", !self.layers_on.is_empty())];
         for (option, _) in asked.into_iter().filter(|(_, is_asked)| *is_asked) {
-            eprintln!("notice: there is no GPU for {option}; the CPU computes all layers");
+            notice!("there is no GPU for {option}; the CPU computes all layers");
         }
         Ok(Vec::new())
     }
@@ -345,13 +404,13 @@ impl ModelArgs {
     ) -> Recovery<'a, Model> {
         let mtp_tokens = speculation.mtp > 0;
         // The notices of opening were printed the first time.
-        let open = move || self.device.choose();
+        let open = move || self.device.choose_one(&self.choice());
         let load = move |device: &Device| {
             let layers_on = self.open_layers_on(device, |choice| self.device.open_one(choice))?;
             let options = LoadOptions { mtp_tokens, layers_on, ..self.options() };
-            let model = load(path, device, options)?;
+            let model = load_reduced(path, device, options)?;
             if self.stream_rows && model.streaming().is_none_or(|streaming| streaming.tables_bytes == 0) {
-                eprintln!("notice: --stream-rows has no effect: the model has no table that can be read by row");
+                notice!("--stream-rows has no effect: the model has no table that can be read by row");
             }
             let model = self.lora.added_to(model)?;
             match draft {
@@ -359,21 +418,65 @@ impl ModelArgs {
                 None => Ok(model),
             }
         };
-        Recovery::new(open, load, |notice| eprintln!("notice: {notice}"))
+        Recovery::new(open, load, |text| notice!("{text}"))
     }
+}
+
+/// A context length that stands for the model's own, without a warning.
+const WHOLE_CONTEXT: u32 = u32::MAX;
+
+/// A context length within the model's limit, with a warning if it is reduced.
+pub fn within_limit(asked: u32, limit: u32) -> u32 {
+    if asked > limit && asked != WHOLE_CONTEXT {
+        warning!("a context of {asked} tokens is more than the model's {limit}, which is used instead");
+    }
+    asked.min(limit)
 }
 
 /// Loads a model (without a path, the built-in one), with a progress bar on a terminal.
 pub fn load(path: Option<&Path>, device: &Device, options: LoadOptions<'_>) -> Result<Model, Error> {
+    load_with(path, device, |_| options)
+}
+
+/// As [`load`]; a context that is longer than the model's is reduced to it, with a warning.
+pub fn load_reduced(path: Option<&Path>, device: &Device, options: LoadOptions<'_>) -> Result<Model, Error> {
+    load_with(path, device, |limit| LoadOptions {
+        context_length: options.context_length.map(|asked| within_limit(asked, limit)),
+        ..options
+    })
+}
+
+/// `options` receives the model's longest context.
+fn load_with<'a>(
+    path: Option<&Path>,
+    device: &Device,
+    options: impl FnOnce(u32) -> LoadOptions<'a>,
+) -> Result<Model, Error> {
+    let start = Instant::now();
     let loaded = with_loading_bar(|progress| {
-        let options = LoadOptions { progress: Some(progress), ..options };
+        let file = match path {
+            Some(path) => ModelFile::open(path)?,
+            None => ModelFile::builtin()?,
+        };
+        let options = options(file.header.shape.config().max_seq_len);
+        let loaded = Model::from_file(device, file, LoadOptions { progress: Some(progress), ..options });
         match path {
-            Some(path) => Model::load(device, path, options),
-            None => Model::from_file(device, ModelFile::builtin()?, options),
+            Some(path) => loaded.map_err(|error| error.in_model_file(path)),
+            None => loaded,
         }
     });
     tell_findings(device);
     if let Ok(model) = &loaded {
+        let seconds = start.elapsed().as_secs_f64();
+        let plan = model.plan();
+        debug!(
+            "{} loaded in {seconds:.2} s: weights {}, context of {} tokens {}, activations {}",
+            model.name(),
+            show_bytes(plan.weights_bytes),
+            model.context_length(),
+            show_bytes(plan.cache_bytes),
+            show_bytes(plan.activations_bytes)
+        );
         model.devices().for_each(tell_findings);
         if let Some(streaming) = model.streaming() {
             tell_streaming(&streaming);
@@ -388,19 +491,19 @@ fn tell_streaming(streaming: &Streaming) {
     let hint = fitting_context.map_or(String::new(), |n| format!("; with --ctx {n} all of it would fit in memory"));
     if tables_bytes > 0 {
         let hint = if n_streamed == 0 { hint.as_str() } else { "" };
-        eprintln!(
-            "notice: embedding tables of {} are not loaded; each pass reads the rows of its tokens from the file{hint}",
+        notice!(
+            "embedding tables of {} are not loaded; each pass reads the rows of its tokens from the file{hint}",
             show_bytes(tables_bytes)
         );
     }
     let bytes = show_bytes(streamed_bytes);
     match experts {
-        Some(ExpertCacheStats { n_experts, n_kept, .. }) => eprintln!(
-            "notice: {n_kept} of {n_experts} experts fit in memory; others are read from the file when a token selects \
+        Some(ExpertCacheStats { n_experts, n_kept, .. }) => notice!(
+            "{n_kept} of {n_experts} experts fit in memory; others are read from the file when a token selects \
              them, and long passes read all of these, {bytes}{hint}",
         ),
-        None if n_streamed > 0 => eprintln!(
-            "notice: {} of {n_layers} layers fit in memory; each pass reads the other {n_streamed} from the file, \
+        None if n_streamed > 0 => notice!(
+            "{} of {n_layers} layers fit in memory; each pass reads the other {n_streamed} from the file, \
              {bytes}{hint}",
             n_layers - n_streamed,
         ),
@@ -410,7 +513,7 @@ fn tell_streaming(streaming: &Streaming) {
 
 /// Calls `load` with a progress bar for the bytes of weights, shown only on a terminal.
 pub fn with_loading_bar<T>(load: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T) -> T {
-    let bar = match io::stderr().is_terminal() {
+    let bar = match io::stderr().is_terminal() && messages::are_shown(Level::Info) {
         true => ProgressBar::new(0),
         false => ProgressBar::hidden(),
     };
@@ -451,6 +554,7 @@ pub fn run(path: Option<&Path>, text: Option<&str>, args: &GenerateArgs) -> Resu
         ..args.sampling.options()?
     };
     options.check()?;
+    check_folder(args.session.as_deref())?;
     let prompt = match args.prompt_ids {
         Some(_) => String::new(),
         None => prompt(args, text)?,
@@ -461,7 +565,8 @@ pub fn run(path: Option<&Path>, text: Option<&str>, args: &GenerateArgs) -> Resu
     let mut recovery = args.model.recovery(path, &args.sampling.speculation, of_engine);
     let model = recovery.load(&args.model.open()?)?;
     if let Some(n_at_once) = args.parallel.parallel {
-        return parallel::run(&model, &mut recovery, (n_at_once, draft.n()), (&prompt, encoding), &options, args.json);
+        let shows = (args.json, !args.no_display_prompt);
+        return parallel::run(&model, &mut recovery, (n_at_once, draft.n()), (&prompt, encoding), &options, shows);
     }
     tell_template(&model, args);
     let mut session = model.session()?;
@@ -476,7 +581,9 @@ pub fn run(path: Option<&Path>, text: Option<&str>, args: &GenerateArgs) -> Resu
     if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
         session.load(path)?;
     }
-    if args.several.print(&mut session, &prompt_ids, &options, (args.json, args.prompt_ids.is_some()))? {
+    let shown_prompt = if args.no_display_prompt { "" } else { &prompt };
+    let output = Output { json: args.json, ids: args.prompt_ids.is_some(), prompt: shown_prompt };
+    if args.several.print(&mut session, &prompt_ids, &options, &output)? {
         return Ok(());
     }
     let mut generation = session.generate_from(&prompt_ids, &options)?;
@@ -488,7 +595,7 @@ pub fn run(path: Option<&Path>, text: Option<&str>, args: &GenerateArgs) -> Resu
     }
     let mut out: Box<dyn Write> = if args.json { Box::new(io::sink()) } else { Box::new(io::stdout().lock()) };
     let mut answer = AnswerPrinter::new(&mut out);
-    answer.write(&prompt)?;
+    answer.write(shown_prompt)?;
     let (mut text, mut token_ids, mut logprobs) = (String::new(), Vec::new(), Vec::new());
     let mut ended = each_piece(&mut generation, &mut recovery, |piece| {
         token_ids.push(piece.id);
@@ -558,14 +665,14 @@ pub fn run(path: Option<&Path>, text: Option<&str>, args: &GenerateArgs) -> Resu
     if let Some(streaming) = model.streaming() {
         if streaming.tables_bytes > 0 {
             let Streaming { n_rows_read, reading_rows, .. } = streaming;
-            eprintln!("{n_rows_read} embedding rows read in {:.3} s", reading_rows.as_secs_f64());
+            summary!("{n_rows_read} embedding rows read in {:.3} s", reading_rows.as_secs_f64());
         }
         if streaming.n_streamed > 0 {
-            eprintln!("{}", streamed(&streaming));
+            summary!("{}", streamed(&streaming));
         }
     }
     if let Some(summary) = speculation::summary(args.sampling.speculation.is_asked_for(), generation.speculation()) {
-        eprintln!("{summary}");
+        summary!("{summary}");
     }
     Ok(())
 }
@@ -608,7 +715,7 @@ fn tell_template(model: &Model, args: &GenerateArgs) {
     let formats = args.parse_special || args.prompt_ids.is_some() || args.json;
     let has_template = |tokenizer| ChatTemplate::for_model(model.chat_source(), tokenizer).is_some();
     if !formats && model.tokenizer().is_ok_and(has_template) {
-        eprintln!("notice: {} is made for conversations: `tilewright chat` uses its chat template", model.name());
+        notice!("{} is made for conversations: `tilewright chat` uses its chat template", model.name());
     }
 }
 
@@ -624,9 +731,9 @@ fn summary(device: &Device, options: &GenerateOptions, reason: StopReason, prefi
     };
     let rate = |name: &str, stats: Stats| format!("{name} {}", rate_text(stats.tokens, stats));
     let seed = if options.temperature > 0.0 { format!("; seed {}", options.seed) } else { String::new() };
-    eprintln!("\n{}; {}; {reason}{seed}", rate("prefill", prefill), rate("decode", decode));
+    summary!("\n{}; {}; {reason}{seed}", rate("prefill", prefill), rate("decode", decode));
     let info = device.info();
-    eprintln!("on {} ({}): {}", info.name, info.backend, info.reason);
+    summary!("on {} ({}): {}", info.name, info.backend, info.reason);
 }
 
 /// A number of tokens, with their rate if there are enough of them for one.

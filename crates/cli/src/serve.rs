@@ -17,6 +17,7 @@ use tilewright::{
 use tilewright_serve::{Decoder, KeepOptions, Limits, Loaded, ModelSpec, Server, ServerOptions, size_of_files};
 
 use super::lora::Lora;
+use super::messages::notice;
 use super::run::{self, ModelArgs, with_loading_bar};
 use super::speculation::DraftArgs;
 use super::{CommandFailure, hub, parse_bytes, save_pipeline_caches, tell_findings};
@@ -397,7 +398,7 @@ impl ModelLoader {
             None => self.args.open_one(choice),
         };
         let layers_on = self.args.open_layers_on(device, open)?;
-        let model = self.args.adapted(run::load(
+        let model = self.args.adapted(run::load_reduced(
             path,
             device,
             LoadOptions { layers_on, mtp_tokens: self.engine.mtp_tokens > 0, ..self.args.options() },
@@ -444,7 +445,7 @@ enum Loading {
 }
 
 fn report(notice: &str) {
-    eprintln!("notice: {notice}");
+    notice!("{notice}");
 }
 
 /// Parses `[NAME=]MODEL` into a name and a local path.
@@ -455,7 +456,7 @@ fn named(given: &str) -> Result<(String, PathBuf), Error> {
         _ => (None, given),
     };
     let mut path = PathBuf::from(model);
-    hub::localise(&mut path, &mut |notice| eprintln!("notice: {notice}"))?;
+    hub::localise(&mut path, &mut |text| notice!("{text}"))?;
     let name = match name {
         Some(name) => name.to_owned(),
         None if model.starts_with("hf:") => model.trim_start_matches("hf:").to_owned(),
@@ -494,7 +495,7 @@ pub fn serve(args: ServeArgs) -> Result<(), CommandFailure> {
     } = args.engine;
     let mut draft = args.draft;
     if let Some(path) = &mut draft.path {
-        hub::localise(path, &mut |notice| eprintln!("notice: {notice}"))?;
+        hub::localise(path, &mut |text| notice!("{text}"))?;
     }
     let engine = EngineOptions {
         max_sequences: parallel,

@@ -42,6 +42,16 @@ pub struct SeveralArgs {
     count: Option<u64>,
 }
 
+/// How completions are printed.
+pub struct Output<'a> {
+    /// As one JSON object.
+    pub json: bool,
+    /// Token ids instead of text.
+    pub ids: bool,
+    /// Text before each completion.
+    pub prompt: &'a str,
+}
+
 impl SeveralArgs {
     /// Prints the completions, or their token ids, and returns `true` if several are requested.
     pub fn print(
@@ -49,11 +59,11 @@ impl SeveralArgs {
         session: &mut Session,
         prompt_ids: &[u32],
         options: &GenerateOptions,
-        (as_json, as_ids): (bool, bool),
+        output: &Output<'_>,
     ) -> Result<bool, CommandFailure> {
         match (self.beams, self.count) {
-            (Some(width), _) => print_beams(session, prompt_ids, options, width, (as_json, as_ids))?,
-            (None, Some(count)) => print_drawn(session, prompt_ids, options, count, (as_json, as_ids))?,
+            (Some(width), _) => print_beams(session, prompt_ids, options, width, output)?,
+            (None, Some(count)) => print_drawn(session, prompt_ids, options, count, output)?,
             (None, None) => return Ok(false),
         }
         Ok(true)
@@ -65,7 +75,7 @@ fn print_beams(
     prompt_ids: &[u32],
     options: &GenerateOptions,
     width: usize,
-    (as_json, as_ids): (bool, bool),
+    output: &Output<'_>,
 ) -> Result<(), CommandFailure> {
     refuse_constraint(options)?;
     let model = session.model();
@@ -77,18 +87,19 @@ fn print_beams(
         ..BeamOptions::default()
     };
     let beams = pollster::block_on(model.beam_search(prompt_ids, &beam))?;
-    let text = |ids: &[u32]| match as_ids {
+    let text = |ids: &[u32]| match output.ids {
         true => Ok(shown(ids)),
         false => model.tokenizer()?.decode(ids, true),
     };
-    if as_json {
+    if output.json {
         let rows = beams.iter().map(|beam| Ok(json!({ "text": text(&beam.ids)?, "beam": beam })));
         let beams = rows.collect::<Result<Vec<Value>, Error>>()?;
         return print_json(&json!({ "model": model.name(), "prompt_token_ids": prompt_ids, "beams": beams }));
     }
     let mut out = io::stdout().lock();
     for beam in beams {
-        writeln!(out, "{:.4}\t{}", beam.score, text(&beam.ids)?.escape_debug())?;
+        let text = output.prompt.to_owned() + &text(&beam.ids)?;
+        writeln!(out, "{:.4}\t{}", beam.score, text.escape_debug())?;
     }
     Ok(())
 }
@@ -112,7 +123,7 @@ fn print_drawn(
     prompt_ids: &[u32],
     options: &GenerateOptions,
     count: u64,
-    (as_json, as_ids): (bool, bool),
+    output: &Output<'_>,
 ) -> Result<(), CommandFailure> {
     let mut texts = Vec::new();
     for i in 0..count {
@@ -125,7 +136,7 @@ fn print_drawn(
             token_ids.push(piece.id);
         }
         let stop_reason = generation.stop_reason().unwrap_or(StopReason::Cancelled);
-        if as_json {
+        if output.json {
             let prefill = generation.prefill();
             texts.push(json!({
                 "seed": options.seed,
@@ -136,11 +147,11 @@ fn print_drawn(
             }));
         } else {
             let mut out = io::stdout().lock();
-            let text = if as_ids { shown(&token_ids) } else { text };
-            writeln!(out, "{}{text}\n", if i == 0 { "" } else { "---\n" })?;
+            let text = if output.ids { shown(&token_ids) } else { text };
+            writeln!(out, "{}{}{text}\n", if i == 0 { "" } else { "---\n" }, output.prompt)?;
         }
     }
-    match as_json {
+    match output.json {
         true => print_json(&json!({ "model": session.model().name(), "prompt_token_ids": prompt_ids, "texts": texts })),
         false => Ok(()),
     }

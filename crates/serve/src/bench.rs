@@ -167,6 +167,29 @@ struct ReportedUsage {
     generated_tokens: u64,
 }
 
+/// Status and body of an answer to `GET`.
+///
+/// # Errors
+/// [`Error::Io`] with the URL if there is no answer.
+pub fn get(url: &str, api_key: Option<&str>) -> Result<(u16, String), Error> {
+    let config = Agent::config_builder()
+        .http_status_as_error(false)
+        .proxy(None)
+        .timeout_connect(Some(Duration::from_secs(5)))
+        .timeout_per_read(Some(Duration::from_secs(30)));
+    get_by(&config.build().into(), url, api_key)
+}
+
+fn get_by(agent: &Agent, url: &str, api_key: Option<&str>) -> Result<(u16, String), Error> {
+    let mut request = agent.get(url);
+    if let Some(key) = api_key {
+        request = request.header(AUTHORIZATION, format!("Bearer {key}"));
+    }
+    let mut response = request.call().map_err(|error| failed(url, &error.to_string()))?;
+    let text = response.body_mut().read_to_string().map_err(|error| failed(url, &error.to_string()))?;
+    Ok((response.status().as_u16(), text))
+}
+
 /// A client of one endpoint.
 pub struct Client {
     agent: Agent,
@@ -318,13 +341,7 @@ impl Client {
     }
 
     fn get(&self, url: &str) -> Result<(u16, String), Error> {
-        let mut request = self.agent.get(url);
-        if let Some(key) = &self.target.api_key {
-            request = request.header(AUTHORIZATION, format!("Bearer {key}"));
-        }
-        let mut response = request.call().map_err(|error| failed(url, &error.to_string()))?;
-        let text = response.body_mut().read_to_string().map_err(|error| failed(url, &error.to_string()))?;
-        Ok((response.status().as_u16(), text))
+        get_by(&self.agent, url, self.target.api_key.as_deref())
     }
 
     fn first_model(&self) -> Result<String, Error> {

@@ -63,7 +63,7 @@ impl WeightFiles {
     async fn read(&self, file: usize, offset: u64, len: u64) -> Result<Vec<u8>, Error> {
         let bytes = (self.read)(self.numbers[file], offset, len).await?;
         match bytes.is_empty() {
-            true => Err(Error::Truncated { needed_bytes: offset + 1, found_bytes: offset }),
+            true => Err(Error::Truncated { part: "a tensor".into(), needed_bytes: offset + 1, found_bytes: offset }),
             false => Ok(bytes),
         }
     }

@@ -203,7 +203,7 @@ impl IndexLoader {
         self.arriving.end()?;
         match self.filling.begun {
             Some(begun) => begun.finish(),
-            None => Err(Error::Truncated { needed_bytes: 1, found_bytes: 0 }),
+            None => Err(Error::Truncated { part: "its header".into(), needed_bytes: 1, found_bytes: 0 }),
         }
     }
 }

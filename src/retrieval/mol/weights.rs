@@ -231,7 +231,7 @@ impl ArrivedFile {
     fn weights(self) -> Result<MolWeights, Error> {
         match self.0 {
             Some(file) => file.weights(),
-            None => Err(Error::Truncated { needed_bytes: 1, found_bytes: 0 }),
+            None => Err(Error::Truncated { part: "its header".into(), needed_bytes: 1, found_bytes: 0 }),
         }
     }
 }

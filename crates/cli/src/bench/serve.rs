@@ -41,7 +41,7 @@ pub struct ServeBenchArgs {
     #[arg(long, env = "TILEWRIGHT_API_KEY", hide_env_values = true, value_name = "KEY")]
     api_key: Option<String>,
     /// Numbers of concurrent clients, each waiting for its answer [default: 1,8,32,128 without --rate].
-    #[arg(long, short = 'c', value_delimiter = ',', value_name = "N,..")]
+    #[arg(long, value_delimiter = ',', value_name = "N,..")]
     concurrency: Vec<usize>,
     /// Requests per second, sent at random times whether or not earlier ones are answered.
     #[arg(long, value_delimiter = ',', value_name = "R,..")]

@@ -6,6 +6,8 @@ use std::path::Path;
 use tilewright::Error;
 use tilewright::hub::HubError;
 
+use super::super::failure::describe;
+
 /// Help text for [`EmbedError::code`].
 pub const EXIT_CODES: &str = "\
 Exit codes: 0 success, also if stdout was closed; 1 runtime error; 2 invalid command line; 3 the model cannot be \
@@ -20,10 +22,10 @@ pub enum EmbedError {
     #[error("{0}")]
     Usage(String),
     /// The model cannot be loaded.
-    #[error("{0}")]
+    #[error("{}", describe(.0))]
     Model(Error),
     /// Runtime error.
-    #[error(transparent)]
+    #[error("{}", describe(.0))]
     Work(#[from] Error),
     /// The input as a whole is invalid.
     #[error("{input}: {fault}")]

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tilewright::{Device, DeviceInfo};
 
 use super::super::hub;
+use super::super::messages::{self, Level};
 use super::error::EmbedError;
 
 /// Format of the log.
@@ -20,6 +21,14 @@ pub struct Log {
 impl Log {
     /// Logs one message. JSON lines also get the entries of the object `fields`.
     pub fn say(self, level: &str, message: &str, fields: Value) {
+        let needed = match level {
+            "error" => Level::Error,
+            "warning" => Level::Warn,
+            _ => Level::Info,
+        };
+        if !messages::are_shown(needed) {
+            return;
+        }
         if !self.json {
             return eprintln!("{level}: {message}");
         }
@@ -86,7 +95,7 @@ pub struct ProgressLog {
 
 impl ProgressLog {
     pub fn new(log: Log, is_forced: bool) -> ProgressLog {
-        let rewrites = io::stderr().is_terminal() && !log.json;
+        let rewrites = io::stderr().is_terminal() && !log.json && messages::are_shown(Level::Info);
         let every = match (rewrites, is_forced) {
             (true, _) => Some(Duration::from_millis(200)),
             (false, true) => Some(Duration::from_secs(10)),

@@ -1,0 +1,107 @@
+//! Messages on stderr, by level. Results go to stdout, and errors are always printed; everything else goes through this
+//! module.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use clap::{ArgAction, Args};
+
+/// What is printed: the messages of a level and of those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Why the command failed.
+    Error,
+    /// What was not done, though the command goes on.
+    Warn,
+    /// What the user may not expect, progress and summaries.
+    Info,
+    /// What the program chooses, and what GPU drivers print.
+    Debug,
+}
+
+const LEVELS: [(&str, Level); 4] =
+    [("error", Level::Error), ("warn", Level::Warn), ("info", Level::Info), ("debug", Level::Debug)];
+
+/// The environment variable that sets the level.
+pub const VARIABLE: &str = "TILEWRIGHT_LOG";
+
+static LEVEL: AtomicU8 = AtomicU8::new(Level::Info as u8);
+
+/// How much is printed beside the result.
+#[derive(Args)]
+pub struct MessageArgs {
+    /// Print nothing but the result and errors.
+    #[arg(long, short, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Print the program's choices and GPU driver output too; as TILEWRIGHT_LOG=debug.
+    ///
+    /// TILEWRIGHT_LOG is `error` (as --quiet), `warn`, `info` (default: notices, progress and summaries) or `debug`.
+    #[arg(long, short, global = true, action = ArgAction::Count)]
+    verbose: u8,
+}
+
+impl MessageArgs {
+    /// Sets the level: that of the flags, else that of the variable.
+    pub fn apply(&self) {
+        let variable = std::env::var_os(VARIABLE).unwrap_or_default();
+        let named = LEVELS.into_iter().find(|(name, _)| variable.eq_ignore_ascii_case(name));
+        let level = match (self.quiet, self.verbose, named) {
+            (true, ..) => Level::Error,
+            (_, 1.., _) => Level::Debug,
+            (_, _, Some((_, level))) => level,
+            (_, _, None) => Level::Info,
+        };
+        LEVEL.store(level as u8, Ordering::Relaxed);
+    }
+}
+
+/// Warns of a variable that is not the name of a level.
+pub fn check_variable() {
+    let variable = std::env::var_os(VARIABLE).unwrap_or_default();
+    if !variable.is_empty() && !LEVELS.iter().any(|(name, _)| variable.eq_ignore_ascii_case(name)) {
+        let names = LEVELS.map(|(name, _)| name).join(", ");
+        warning!("{VARIABLE} is `{}`, expected one of {names}", variable.display());
+    }
+}
+
+/// Whether messages of a level are printed.
+pub fn are_shown(level: Level) -> bool {
+    level as u8 <= LEVEL.load(Ordering::Relaxed)
+}
+
+/// Prints a warning: something was not done, and the command goes on.
+macro_rules! warning {
+    ($($text:tt)*) => {
+        if $crate::messages::are_shown($crate::messages::Level::Warn) {
+            eprintln!("warning: {}", format_args!($($text)*));
+        }
+    };
+}
+
+/// Prints a notice: something that the user may not expect.
+macro_rules! notice {
+    ($($text:tt)*) => {
+        if $crate::messages::are_shown($crate::messages::Level::Info) {
+            eprintln!("notice: {}", format_args!($($text)*));
+        }
+    };
+}
+
+/// Prints a line of a summary.
+macro_rules! summary {
+    ($($text:tt)*) => {
+        if $crate::messages::are_shown($crate::messages::Level::Info) {
+            eprintln!($($text)*);
+        }
+    };
+}
+
+/// Prints what the program chooses.
+macro_rules! debug {
+    ($($text:tt)*) => {
+        if $crate::messages::are_shown($crate::messages::Level::Debug) {
+            eprintln!("debug: {}", format_args!($($text)*));
+        }
+    };
+}
+
+pub(crate) use {debug, notice, summary, warning};

@@ -1,0 +1,107 @@
+//! Hints for models that are neither a file nor an address.
+
+use std::path::Path;
+
+use tilewright::hub::Address;
+
+use super::hub::KnownModel;
+
+/// Hosts of the hub, in links and in names that ollama accepts.
+const HOSTS: [&str; 3] = ["huggingface.co/", "www.huggingface.co/", "hf.co/"];
+
+/// Whether a first argument means a model, not a subcommand.
+pub fn is_model(word: &str) -> bool {
+    Path::new(word).exists()
+        || word.contains(['/', '\\'])
+        || Address::is_meant_by(word)
+        || word.to_ascii_lowercase().ends_with(".gguf")
+}
+
+/// What to do about a model that does not exist.
+pub fn hint(name: &str, known: &[KnownModel]) -> String {
+    match address(name, known) {
+        Some(address) => format!("did you mean `{address}`? `tilewright list --available` lists other models"),
+        None if name.contains("://") => "download it, and give the path of the file".into(),
+        None if is_path(name) => "expected a GGUF file, a Hugging Face folder, or hf:OWNER/REPO".into(),
+        None => "expected a file, a folder or hf:OWNER/REPO; `tilewright list --available` lists models".into(),
+    }
+}
+
+/// The address that a name or link stands for.
+pub fn address(name: &str, known: &[KnownModel]) -> Option<String> {
+    let bare = name.strip_prefix("https://").or_else(|| name.strip_prefix("http://")).unwrap_or(name);
+    if let Some(path) = HOSTS.iter().find_map(|host| bare.strip_prefix(host)) {
+        return of_link(path);
+    }
+    if name.contains("://") || is_path(name) {
+        return None;
+    }
+    match name.split('/').count() {
+        1 => of_name(name, known),
+        2 => valid(format!("hf:{name}")),
+        _ => None,
+    }
+}
+
+/// Whether a name can only be that of a file.
+fn is_path(name: &str) -> bool {
+    name.starts_with(['/', '.', '~', '\\']) || name.to_ascii_lowercase().ends_with(".gguf") || name.contains('\\')
+}
+
+/// The address of a link without its host: `OWNER/REPO`, or with `/blob/REVISION/PATH` or the like behind it.
+fn of_link(path: &str) -> Option<String> {
+    let path = path.split(['?', '#']).next()?.trim_end_matches('/');
+    let parts: Vec<&str> = path.splitn(5, '/').collect();
+    let (repo, rest) = (parts.get(..2)?.join("/"), &parts[2..]);
+    let revision = |name: &str| if name == "main" { String::new() } else { format!("@{name}") };
+    match rest {
+        [] => valid(format!("hf:{repo}")),
+        ["tree", name] => valid(format!("hf:{repo}{}", revision(name))),
+        ["resolve" | "blob" | "tree", name, file] => valid(format!("hf:{repo}/{file}{}", revision(name))),
+        _ => None,
+    }
+}
+
+fn valid(address: String) -> Option<String> {
+    address.parse::<Address>().is_ok().then_some(address)
+}
+
+/// The first known model whose name contains this one, as `llama3.2` or `qwen3:0.6b` in ollama's registry.
+fn of_name(name: &str, known: &[KnownModel]) -> Option<String> {
+    let plain = |text: &str| text.to_lowercase().replace(|c: char| !c.is_ascii_alphanumeric(), "");
+    let wanted = plain(name.strip_suffix(":latest").unwrap_or(name));
+    let is_it = |model: &&KnownModel| plain(&model.name).contains(&wanted) || plain(&model.address).contains(&wanted);
+    if wanted.len() < 4 { None } else { known.iter().find(is_it).map(|model| model.address.clone()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hub::available;
+
+    #[test]
+    fn names_of_other_programs_lead_to_addresses() {
+        let known = available().unwrap();
+        for (name, want) in [
+            ("llama3.2", Some("hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")),
+            ("llama3.2:3b", Some("hf:bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M")),
+            ("qwen3:0.6b", Some("hf:Qwen/Qwen3-0.6B-GGUF:Q8_0")),
+            ("gemma3:latest", Some("hf:ggml-org/gemma-3-1b-it-GGUF:Q4_K_M")),
+            ("all-minilm", Some("hf:sentence-transformers/all-MiniLM-L6-v2")),
+            ("Qwen/Qwen3-0.6B-GGUF", Some("hf:Qwen/Qwen3-0.6B-GGUF")),
+            ("Qwen/Qwen3-0.6B-GGUF:Q8_0", Some("hf:Qwen/Qwen3-0.6B-GGUF:Q8_0")),
+            ("hf.co/a/b:Q4_0", Some("hf:a/b:Q4_0")),
+            ("https://huggingface.co/a/b", Some("hf:a/b")),
+            ("https://huggingface.co/a/b/tree/main", Some("hf:a/b")),
+            ("https://huggingface.co/a/b/resolve/main/c-Q4_0.gguf?download=true", Some("hf:a/b/c-Q4_0.gguf")),
+            ("https://huggingface.co/a/b/blob/v1/c/d.gguf", Some("hf:a/b/c/d.gguf@v1")),
+            ("https://example.org/a/b.gguf", None),
+            ("./a/b", None),
+            ("models/b.gguf", None),
+            ("rnu", None),
+            ("nothing-known", None),
+        ] {
+            assert_eq!(address(name, &known).as_deref(), want, "{name}");
+        }
+    }
+}
