@@ -361,7 +361,10 @@ fn offline_mode_uses_the_cache_alone() {
     }
     let nowhere = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..options(&server, &cache) };
     let nowhere = Hub::new(nowhere).unwrap().with_sleep(|_| {});
-    assert!(matches!(refused(fetch(&nowhere, GGUF)), HubError::Unreachable { .. }));
+    let mut notices = Vec::new();
+    let fetched = nowhere.fetch(&GGUF.parse().unwrap(), &mut |event| notices.push(format!("{event:?}")));
+    assert!(matches!(refused(fetched), HubError::Unreachable { .. }));
+    assert!(notices.len() == 1 && notices[0].contains("trying again"), "{notices:?}");
     assert!(server.take_requests().is_empty());
 
     let path = fetch(&hub(&server, &cache), GGUF).unwrap();

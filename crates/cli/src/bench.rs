@@ -74,7 +74,7 @@ struct ModelBenchArgs {
     /// Model: GGUF file, Hugging Face folder, or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
     model: Option<PathBuf>,
     /// The same, as a flag.
-    #[arg(long = "model", short, conflicts_with = "model", value_name = "MODEL")]
+    #[arg(long = "model", short = 'm', conflicts_with = "model", value_name = "MODEL")]
     named: Option<PathBuf>,
     /// Prompt lengths to measure, in tokens; 0 for none.
     #[arg(long, short = 'p', value_delimiter = ',', default_value = "512", value_name = "N,..")]

@@ -32,10 +32,12 @@ use super::{
 /// A PROMPT, the text from a pipe, or both together are one message: its answer is printed, and the chat ends.
 #[derive(Args)]
 pub struct ChatArgs {
-    /// Model: GGUF file, Hugging Face folder, or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
+    /// Model: GGUF file, folder or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
+    ///
+    /// A folder is one of Hugging Face, with config.json and safetensors.
     model: Option<PathBuf>,
     /// The same, as a flag; the word beside it is the prompt.
-    #[arg(long = "model", short, value_name = "MODEL")]
+    #[arg(long = "model", short = 'm', value_name = "MODEL")]
     named: Option<PathBuf>,
     /// Message to answer, after the text from a pipe, if any.
     #[arg(value_name = "PROMPT", conflicts_with = "prompt")]
@@ -63,9 +65,9 @@ pub struct ChatArgs {
     tool_format: Option<String>,
     #[command(flatten)]
     calls: super::constrain::CallArgs,
-    /// Session file: resume its conversation and KV cache if it exists, and write it at the end.
+    /// Session file: resume from it if it exists, and write it at the end.
     ///
-    /// Written at `/quit` or the end of the input, not at Ctrl-C or after an error. `/save` and `/load` do the same at
+    /// It holds the conversation and its KV cache. Written at `/quit` or the end of the input, not at Ctrl-C or after an error. `/save` and `/load` do the same at
     /// any time.
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
@@ -77,7 +79,9 @@ pub struct ChatArgs {
 /// Template inputs besides the messages.
 #[derive(Args)]
 struct TemplateArgs {
-    /// JSON file with a list of tools the model may call: {"type": "function", "function": {...}}.
+    /// JSON file with a list of tools that the model may call.
+    ///
+    /// Each is {"type": "function", "function": {...}}.
     #[arg(long, value_name = "FILE")]
     tools: Option<PathBuf>,
     /// JSON file with a list of documents to answer from, such as {"title": "...", "text": "..."}.

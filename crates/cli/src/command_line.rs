@@ -16,12 +16,11 @@ use super::model_names::{self, is_model};
 use super::{Cli, environment, help, hub};
 
 /// Flags of llama.cpp with several letters behind one dash, which `clap` would read as several flags.
-const OF_LLAMA: [(&str, &str); 4] =
-    [("-ngl", "--gpu-layers"), ("-sys", "--system"), ("-ctk", "--kv-type"), ("-ctv", "--kv-type")];
+const OF_LLAMA: [(&str, &str); 2] = [("-ngl", "--gpu-layers"), ("-sys", "--system")];
 
 /// The program's command line, for these words.
 pub fn command(words: &[OsString]) -> Command {
-    let command = help::arranged(Cli::command());
+    let command = help::arranged(Cli::command(), words.iter().any(|word| word == "-h"));
     match command.find_subcommand("serve") {
         Some(_) => command.mut_subcommand("serve", |serve| environment::add_variables(serve, words)),
         None => command,

@@ -14,18 +14,20 @@ use super::read_text;
 #[derive(Args)]
 #[group(multiple = false)]
 pub struct ConstraintArgs {
-    /// Constrain the output to a JSON Schema: a file, or the schema itself, starting with {.
+    /// Constrain the output to a JSON Schema, in a file or as text.
+    ///
+    /// A text starts with {.
     #[arg(long, value_name = "FILE|SCHEMA")]
     json_schema: Option<String>,
     /// Constrain the output to a JSON object of any content.
     #[arg(long)]
     json_object: bool,
-    /// Constrain the whole output to a regular expression, such as "yes|no".
+    /// Constrain the output to a regular expression, such as "yes|no".
     #[arg(long, value_name = "PATTERN")]
     regex: Option<String>,
-    /// Constrain the output to the grammar in this file: GBNF or llguidance's Lark syntax.
+    /// Constrain the output to a grammar in GBNF or Lark syntax.
     ///
-    /// A file with a rule `root ::=` is read as llama.cpp's GBNF. `--max-tokens` can still cut the text short.
+    /// Lark's syntax is that of llguidance. A file with a rule `root ::=` is read as llama.cpp's GBNF. `--max-tokens` can still cut the text short.
     #[arg(long, value_name = "FILE")]
     grammar: Option<PathBuf>,
 }

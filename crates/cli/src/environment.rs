@@ -12,7 +12,7 @@ use super::nearest::nearest;
 const PREFIX: &str = "TILEWRIGHT_";
 
 /// Variables that are not those of a flag, the tests' among them.
-const OTHERS: [&str; 18] = [
+const OTHERS: [&str; 17] = [
     "TILEWRIGHT_BENCH",
     "TILEWRIGHT_CACHE_DIR",
     "TILEWRIGHT_CASE",
@@ -29,7 +29,6 @@ const OTHERS: [&str; 18] = [
     "TILEWRIGHT_ROUNDS",
     "TILEWRIGHT_SCREENSHOTS",
     "TILEWRIGHT_SEED",
-    "TILEWRIGHT_THREADS",
     "TILEWRIGHT_WARP",
 ];
 
@@ -121,8 +120,7 @@ mod tests {
         for arg in serve.get_arguments().filter(|arg| arg.get_long().is_some_and(|long| long != "help")) {
             let name = arg.get_env().unwrap_or_else(|| panic!("{arg} has no variable")).to_str().unwrap();
             assert!(seen.insert(name.to_owned()), "{name} is used twice");
-            let is_shared = name == "TILEWRIGHT_THREADS";
-            assert!(is_shared || !OTHERS.contains(&name), "{name} means something else");
+            assert!(!OTHERS.contains(&name), "{name} means something else");
         }
         for name in ["TILEWRIGHT_CTX", "TILEWRIGHT_PARALLEL", "TILEWRIGHT_LAZY", "TILEWRIGHT_CORS", "TILEWRIGHT_TIER"] {
             assert!(seen.contains(name), "{name}");

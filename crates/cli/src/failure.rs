@@ -45,10 +45,11 @@ pub fn ended(result: Result<(), CommandFailure>) -> ExitCode {
 }
 
 /// Options of the library whose flags have other names.
-const FLAGS: [(&str, &str); 7] = [
+const FLAGS: [(&str, &str); 8] = [
     ("context_length", "ctx"),
     ("host_cache_bytes", "host-cache"),
     ("max_sequences", "parallel"),
+    ("models", "model"),
     ("mtp_tokens", "mtp"),
     ("n_queries", "batch"),
     ("output_tokens", "n-gen"),

@@ -8,11 +8,11 @@ const COMMANDS: [(&str, &[&str]); 6] = [
     ("Serve", &["serve", "ps"]),
     ("Embed and rank", &["embed", "rerank"]),
     ("Models", &["pull", "list", "rm", "inspect", "tokenize", "detokenize", "quantize", "imatrix", "split", "merge"]),
-    ("Devices, speed and quality", &["info", "bench", "tune", "perplexity"]),
+    ("Devices, speed and quality", &["info", "bench", "tune", "kernels", "perplexity"]),
     ("This program", &["version", "completions", "man"]),
 ];
 
-/// Flags of `run` and `chat` by heading, in order; `-h` leaves out those after the bar. The first group has no heading.
+/// Flags of `run` and `chat` by heading, in order: those of `-h`, then those that it leaves out. The first have no heading.
 const FLAGS: [(&str, &[&str], &[&str]); 8] = [
     (
         "",
@@ -28,10 +28,11 @@ const FLAGS: [(&str, &[&str], &[&str]); 8] = [
             "threads",
             "json",
             "quiet",
+            "verbose",
         ],
         &[],
     ),
-    ("Model", &["lora", "template"], &["template-name", "template-var"]),
+    ("Model", &[], &["lora", "template", "template-name", "template-var"]),
     (
         "Prompt",
         &["prompt-file", "session", "lines"],
@@ -39,8 +40,8 @@ const FLAGS: [(&str, &[&str], &[&str]); 8] = [
     ),
     (
         "Sampling",
-        &["top-k", "top-p", "min-p", "repeat-penalty", "stop", "ignore-eos"],
-        &["repeat-last-n", "presence-penalty", "frequency-penalty", "logit-bias"],
+        &["top-k", "top-p", "min-p", "repeat-penalty", "stop"],
+        &["ignore-eos", "repeat-last-n", "presence-penalty", "frequency-penalty", "logit-bias"],
     ),
     (
         "Output",
@@ -49,23 +50,28 @@ const FLAGS: [(&str, &[&str], &[&str]); 8] = [
     ),
     (
         "Speed and memory",
-        &["gpu-layers", "memory-limit", "kv-type", "draft", "slide"],
-        &["draft-tokens", "prompt-lookup", "mtp", "exact", "layers-on", "stream-rows", "tokens-per-submit"],
+        &["gpu-layers", "memory-limit", "kv-type", "slide"],
+        &["draft", "draft-tokens", "prompt-lookup", "mtp", "exact", "layers-on", "stream-rows", "tokens-per-submit"],
     ),
-    ("Device", &["adapter"], &["power", "tier"]),
-    ("Advanced", &["verbose"], &["profile"]),
+    ("Device", &[], &["adapter", "power", "tier"]),
+    ("Advanced", &[], &["profile"]),
 ];
 
 /// A note at the end of `-h`.
 const MORE: &str = "`--help` explains all flags, `-h` the common ones.";
 
-/// The command line in order.
-pub fn arranged(command: Command) -> Command {
+/// The command line in order. `is_short`: for `-h`, which names no variables and aliases.
+pub fn arranged(command: Command, is_short: bool) -> Command {
+    let placed = |arg| placed(arg).hide_env(is_short);
     // Without a width, `-h` has a line for each flag. The terminal wraps what is longer.
     let command = command.term_width(0).mut_args(placed);
-    let command = ["run", "chat"]
-        .into_iter()
-        .fold(command, |command, name| command.mut_subcommand(name, |below| below.mut_args(placed).after_help(MORE)));
+    let command = ["run", "chat"].into_iter().fold(command, |command, name| {
+        command.mut_subcommand(name, |below| {
+            // The flags of `sampling_numbers!` have no aliases of their own.
+            let alias = |arg: Arg| if is_short { arg.alias("temp") } else { arg.visible_alias("temp") };
+            below.mut_args(placed).mut_arg("temperature", alias).after_help(MORE).after_long_help("")
+        })
+    });
     let page = page(&command);
     command.help_template(page)
 }
@@ -129,7 +135,7 @@ mod tests {
     fn every_subcommand_is_listed_under_a_heading() {
         let mut command = command(&[]);
         let help = command.render_help().to_string();
-        for below in command.get_subcommands() {
+        for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
             assert!(help.contains(&format!("\n  {} ", below.get_name())), "{} in {help}", below.get_name());
         }
         assert!(!help.contains("Others:"), "{help}");
@@ -137,7 +143,7 @@ mod tests {
 
     #[test]
     fn short_help_of_run_fits_one_screen() {
-        let mut command = command(&[]);
+        let mut command = command(&["-h".into()]);
         for name in ["run", "chat"] {
             let help = command.find_subcommand_mut(name).unwrap().render_help().to_string();
             let n_lines: usize = help.lines().map(|line| line.chars().count().div_ceil(100).max(1)).sum();

@@ -12,7 +12,7 @@ use tilewright::Error;
 use tilewright::hub::{Address, Damaged, Event, Hub, KNOWN_MODELS, Verified};
 
 use super::messages::{self, Level, notice};
-use super::{CommandFailure, model_names, print_json, show_bytes};
+use super::{CommandFailure, counted, model_names, print_json, show_bytes};
 
 /// Download or update a model and print its path.
 ///
@@ -144,7 +144,7 @@ fn verify(address: Option<&Address>) -> Result<(), CommandFailure> {
             Err(error) => failed = Some(error),
         }
     }
-    notice!("{n_files} files verified, {}", show_bytes(size_bytes));
+    notice!("{} verified, {}", counted(n_files as u64, "file"), show_bytes(size_bytes));
     failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
@@ -221,7 +221,7 @@ fn fetch(address: &Address, tell: &mut dyn FnMut(&str)) -> Result<PathBuf, Error
     let fetched = hub.fetch(address, &mut |event| match event {
         Event::Begin { n_files, total_bytes } => {
             is_begun = true;
-            let files = if n_files == 1 { "1 file".into() } else { format!("{n_files} files") };
+            let files = counted(n_files as u64, "file");
             tell(&format!("downloading {address}: {files}, {}", show_bytes(total_bytes)));
         }
         Event::Notice(notice) => tell(notice),

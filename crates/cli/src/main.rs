@@ -221,7 +221,9 @@ struct DeviceArgs {
     /// GPU that `--device auto` prefers: `high` for discrete, `low` for integrated, which saves power.
     #[arg(long, value_parser = parse_power, default_value = "high", env = "TILEWRIGHT_POWER", value_name = "POWER")]
     power: Power,
-    /// Threads on the CPU [default: RAYON_NUM_THREADS, else as many as affinity and the control group's quota allow].
+    /// Threads on the CPU [default: as many as the process may use].
+    ///
+    /// CPU affinity and the quota of a container's control group count. RAYON_NUM_THREADS sets the default.
     #[arg(long, short, value_parser = parse_threads, env = "TILEWRIGHT_THREADS", value_name = "N")]
     threads: Option<NonZeroUsize>,
     /// Shader tier; `f16`, `matrix8` and `matrix16` round operands [default: the best for the adapter].
@@ -354,6 +356,11 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
     };
     let number: f64 = number.parse().map_err(|_| "expected a number of bytes, such as 512M".to_string())?;
     Ok((number * factor) as u64)
+}
+
+/// A number of things, such as `1 file`.
+fn counted(n: u64, noun: &str) -> String {
+    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
 }
 
 /// Formats a number of bytes, such as `1.50 GiB`.

@@ -32,10 +32,12 @@ use super::{
 
 #[derive(Args)]
 pub struct RunArgs {
-    /// Model: GGUF file, Hugging Face folder, or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
+    /// Model: GGUF file, folder or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
+    ///
+    /// A folder is one of Hugging Face, with config.json and safetensors.
     pub model: Option<PathBuf>,
     /// The same, as a flag; the word beside it is the prompt.
-    #[arg(long = "model", short, value_name = "MODEL")]
+    #[arg(long = "model", short = 'm', value_name = "MODEL")]
     named: Option<PathBuf>,
     /// Text to continue, after the text from a pipe, if any.
     #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "prompt_file", "prompt_ids"])]
@@ -61,20 +63,21 @@ impl RunArgs {
 pub struct ModelArgs {
     #[command(flatten)]
     device: DeviceArgs,
-    /// Context length: N tokens, 0 for the model's, `auto` for what fits in memory [default: the model's, at most 4096].
+    /// Context length; 0: the model's; `auto`: what fits [default: up to 4096].
     ///
-    /// More than the model's context is reduced to it, with a warning.
+    /// In tokens. The default is the model's length, at most 4096. `auto` is the longest that fits in memory, where
+    /// that is known. More than the model's is reduced to it, with a warning.
     #[arg(long, short, alias = "ctx-size", value_name = "N|auto")]
     ctx: Option<Ctx>,
-    /// Memory limit, such as 512M or 2G; what does not fit is offloaded to disk [default: free memory, if known].
+    /// Memory limit, such as 512M or 2G; what does not fit is read from disk.
     ///
-    /// Offloaded weights are read from the file again in every pass: first rows of embedding tables (see
+    /// The default is free memory, if known. Offloaded weights are read from the file again in every pass: first rows of embedding tables (see
     /// --stream-rows), then experts or layers. A model that does not fit even so is refused.
     #[arg(long, value_parser = parse_bytes, env = "TILEWRIGHT_MEMORY_LIMIT", value_name = "BYTES")]
     memory_limit: Option<u64>,
-    /// Run the last N layers on the GPU (-ngl), the others on the CPU; 0 is --device cpu [default: all].
+    /// Run only the last N layers on the GPU; -ngl [default: all].
     ///
-    /// More layers than the model has are all of them.
+    /// The CPU runs the others; 0 is the same as --device cpu. More layers than the model has are all of them.
     #[arg(long, alias = "n-gpu-layers", value_parser = gpu_layers, value_name = "N|all")]
     gpu_layers: Option<u32>,
     /// Run N layers on another device, before those of --device; repeatable, in layer order.
@@ -182,7 +185,7 @@ pub struct SamplingArgs {
         long,
         short = 'n',
         aliases = ["n-predict", "predict"],
-        default_value = "256",
+        default_value_t = GenerateOptions::default().max_tokens,
         value_parser = max_tokens,
         allow_negative_numbers = true,
         value_name = "N"
@@ -202,7 +205,7 @@ pub struct SamplingArgs {
     /// Continue past end-of-text tokens.
     #[arg(long)]
     ignore_eos: bool,
-    /// When the context is full, drop its older half and continue instead of stopping.
+    /// When the context is full, drop its older half and continue.
     #[arg(long)]
     slide: bool,
     #[command(flatten)]
@@ -232,9 +235,9 @@ pub struct GenerateArgs {
     /// Print only what the model generates, without the prompt.
     #[arg(long)]
     no_display_prompt: bool,
-    /// Session file: resume from its KV cache if it exists, and write it at the end.
+    /// Session file: resume from it if it exists, and write it at the end.
     ///
-    /// A prompt that starts with the saved text computes only the rest.
+    /// It holds the KV cache. A prompt that starts with the saved text computes only the rest.
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
     /// Tokens computed per GPU submission, 1 to 16 [default: by model and device].
@@ -275,9 +278,9 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
 /// Tools whose calls are enforced. They are not added to the prompt, which must describe them itself.
 #[derive(Args)]
 struct ToolArgs {
-    /// JSON file with a list of tools the model may call: {"type": "function", "function": {...}}.
+    /// JSON file with a list of tools that the model may call.
     ///
-    /// The text is then read as an answer and printed as in `chat`: thinking set apart, each call on a line of its
+    /// Each is {"type": "function", "function": {...}}. The text is then read as an answer and printed as in `chat`: thinking set apart, each call on a line of its
     /// own.
     #[arg(long, value_name = "FILE", conflicts_with = "prompt_ids")]
     tools: Option<PathBuf>,

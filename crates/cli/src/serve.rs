@@ -52,6 +52,9 @@ pub struct ServeArgs {
     /// Each is a GGUF file, a Hugging Face folder, or an address hf:OWNER/REPO[:QUANTISATION].
     #[arg(value_name = "[NAME=]MODEL")]
     models: Vec<String>,
+    /// The same, as a flag; repeatable.
+    #[arg(long = "model", short = 'm', value_name = "[NAME=]MODEL")]
+    named: Vec<String>,
     /// Address to listen on, or a name of one, such as localhost.
     #[arg(long, default_value = "127.0.0.1", env = "TILEWRIGHT_HOST", value_name = "ADDRESS")]
     host: String,
@@ -512,7 +515,7 @@ pub fn serve(args: ServeArgs) -> Result<(), CommandFailure> {
     let adapters = args.lora_adapter.clone();
     let loader = ModelLoader::with(args.model, engine, args.template, (args.lora_adapter, Some(draft)))?;
     let mut specs: Vec<ModelSpec> =
-        models.iter().map(|given| loader.spec(Some(given))).collect::<Result<_, Error>>()?;
+        models.iter().chain(&args.named).map(|given| loader.spec(Some(given))).collect::<Result<_, Error>>()?;
     if specs.is_empty() {
         specs.push(loader.spec(None)?);
     }

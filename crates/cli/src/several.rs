@@ -32,7 +32,9 @@ pub struct SeveralArgs {
     /// Print the N best texts of a beam search, best first, each after its mean log-probability per token.
     #[arg(long, value_name = "N", conflicts_with_all = OF_DRAWS)]
     beams: Option<usize>,
-    /// Generate N texts from the prompt, with the seed, seed + 1 and so on; prefill runs once.
+    /// Generate N texts from the prompt, with the seed, seed + 1 and so on.
+    ///
+    /// Prefill runs once.
     #[arg(
         long,
         value_name = "N",

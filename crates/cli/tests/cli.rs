@@ -1,6 +1,6 @@
 //! The command line as a user types it: output, exit codes, messages.
 
-use crate::common;
+use crate::{common, files};
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -82,10 +82,12 @@ fn completions_and_man_pages_cover_all_commands_and_flags() {
         text(&output.stdout)
     };
     let help = told(&["--help"]);
-    let listed = help.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
-    let commands: Vec<&str> = listed.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).collect();
-    let commands: Vec<&str> = commands.into_iter().filter(|name| !["", "help"].contains(name)).collect();
-    assert!(commands.contains(&"run") && commands.contains(&"man"), "{help}");
+    let listed = help.split("\nOptions:\n").next().unwrap();
+    let listed = listed.lines().filter(|line| !line.contains("tilewright <COMMAND>"));
+    let commands: Vec<&str> = listed.filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).collect();
+    assert!(["run", "man", "version"].iter().all(|name| commands.contains(name)), "{help}");
+    // Flags of commands are explained there.
+    assert!(help.contains("\nModels:\n") && !help.contains("--temperature"), "{help}");
 
     let shells = ["bash", "elvish", "fish", "powershell", "zsh"].map(|shell| (shell, told(&["completions", shell])));
     // Words of some subcommands only, and global ones.
@@ -240,8 +242,12 @@ fn draft_tokens_do_not_change_cli_output_and_are_counted() {
     // The text ends before anything repeats.
     let said = text(&tilewright(&[&args[..7], &["1", "--prompt-lookup", "7"]].concat()).stderr);
     assert!(said.contains("no draft tokens"), "{said}");
-    fails(&[&args[..7], &["1", "--mtp", "3"]].concat(), 2, &["mtp_tokens", "MTP head"]);
-    fails(&["run", BUILTIN, "--device", "cpu", "--prompt-lookup", "7"], 2, &["prompt_lookup", "temperature 0"]);
+    fails(&[&args[..7], &["1", "--mtp", "3"]].concat(), 2, &["error: --mtp is 3", "MTP head"]);
+    fails(
+        &["run", BUILTIN, "--device", "cpu", "--prompt-lookup", "7"],
+        2,
+        &["error: --prompt-lookup is 7", "temperature 0"],
+    );
     fails(&["run", BUILTIN, "--device", "cpu", "--draft", BUILTIN], 2, &["draft", "temperature 0"]);
 }
 
@@ -362,7 +368,7 @@ fn tool_choice_flag_enforces_valid_calls() {
     fails(&["run", BUILTIN, "--device", "cpu", "--tools", bad.to_str().unwrap()], 2, &["`a`: name"]);
     let run = ["run", BUILTIN, "--device", "cpu", "--tools", tools];
     fails(&[&run[..], &["--tool-choice", "no_such"]].concat(), 2, &["tools: choice", "no_such"]);
-    fails(&[&run[..], &["--tool-choice", "auto", "--regex", "a"]].concat(), 2, &["tool_choice"]);
+    fails(&[&run[..], &["--tool-choice", "auto", "--regex", "a"]].concat(), 2, &["error: --tool-choice is given"]);
     fails(&["run", BUILTIN, "--tool-choice", "auto"], 2, &["--tools"]);
     fails(&["run", BUILTIN, "--tools", "missing.json"], 1, &["missing.json"]);
 }
@@ -551,7 +557,7 @@ fn bench_memory_lists_model_sizes_by_weight_type() {
     let table = text(&tilewright(&["bench", "memory", "--device", "cpu"]).stdout);
     assert!(table.contains("one session of 4096 tokens") && table.contains("Llama-3.1-70B    F32"), "{table}");
     fails(&["bench", "memory", "--weights", "q9"], 2, &["F32, F16"]);
-    fails(&["bench", "memory", "--device", "cpu", "--ctx", "0"], 2, &["context_length"]);
+    fails(&["bench", "memory", "--device", "cpu", "--ctx", "0"], 2, &["error: --ctx is 0"]);
 }
 
 #[test]
@@ -680,7 +686,7 @@ fn bench_mol_plans_mixture_of_logits_shapes() {
     fails(&["bench", "mol", "--components", "8x"], 2, &["8x4"]);
     fails(&["bench", "mol", "--components", "9x9"], 2, &["64"]);
     fails(&["bench", "mol", "--storage", "q4_0"], 2, &["f32, f16 or q8_0"]);
-    fails(&["bench", "mol", "--batch", "33"], 2, &["n_queries", "1 to 32"]);
+    fails(&["bench", "mol", "--batch", "33"], 2, &["error: --batch is 33, expected 1 to 32"]);
 }
 
 #[test]
@@ -776,7 +782,7 @@ fn bench_measures_a_text_encoder() {
     let bad = |args: &[&str], code, expected: &[&str]| fails(&[&tiny[..7], args].concat(), code, expected);
     bad(&["-b", "5"], 2, &["batch", "1 to 4"]);
     bad(&["-b", "0"], 2, &["batch", "1 to 4"]);
-    bad(&["-r", "0"], 2, &["repetitions", "at least 1"]);
+    bad(&["-r", "0"], 2, &["error: -r is 0, expected at least 1"]);
     bad(&["--in-flight", "9"], 2, &["--in-flight", "9"]);
     bad(&["--max-ms=-1"], 2, &["--max-ms", "milliseconds above 0"]);
     bad(&["--max-ms", "nan"], 2, &["--max-ms", "milliseconds above 0"]);
@@ -859,42 +865,53 @@ fn embedding_table_is_offloaded_under_a_memory_limit() {
 fn errors_are_one_sentence_and_an_exit_code() {
     fails(&["--no-such-flag"], 2, &["--no-such-flag"]);
     fails(&["run", "--temperature", "hot"], 2, &["--temperature"]);
-    fails(&["--device", "cpu", "--temperature", "-1"], 2, &["temperature", "0, or 0.001 to 100"]);
-    fails(&["--device", "cpu", "--ctx", "100000"], 2, &["context_length", "100000"]);
+    fails(&["--device", "cpu", "--temp", "-1"], 2, &["error: --temp is -1, expected 0, or 0.001 to 100"]);
     fails(&["--ctx", "lots"], 2, &["--ctx", "auto"]);
     fails(&["--kv-type", "f8"], 2, &["--kv-type", "f32, f16, q8_0"]);
     fails(&["--tier", "t9"], 2, &["--tier"]);
     fails(&["--memory-limit", "much"], 2, &["--memory-limit"]);
     fails(&["--prompt", "a", "--prompt-file", "b"], 2, &["--prompt-file"]);
     fails(&["--device", "no such gpu"], 1, &["no such gpu"]);
-    fails(&["bench", "-r", "0"], 2, &["repetitions", "at least 1"]);
-    fails(&["bench", "-p", "0", "-n", "0"], 2, &["n_prompt, n_gen"]);
+    fails(&["bench", "-r", "0"], 2, &["error: -r is 0, expected at least 1"]);
+    fails(&["bench", "-p", "0", "-n", "0"], 2, &["error: -p and -n are 0"]);
     fails(&["bench", "-p", "many"], 2, &["-p"]);
     fails(&["bench", "-b", "7"], 2, &["--batch-size", "[1, 8, 32, 128, 512]"]);
     fails(&["bench", "--batch-size", "8,many"], 2, &["--batch-size", "many"]);
-    fails(&["bench", "--tokens-per-submit", "17"], 2, &["tokens_per_submit", "1 to 16", "17"]);
-    fails(&["--tokens-per-submit", "0"], 2, &["tokens_per_submit", "1 to 16"]);
+    fails(&["bench", "--tokens-per-submit", "17"], 2, &["error: --tokens-per-submit is 17, expected 1 to 16"]);
+    fails(&["--tokens-per-submit", "0"], 2, &["--tokens-per-submit is 0", "1 to 16"]);
     fails(&["bench", "--json", "--csv"], 2, &["--csv"]);
-    fails(&["bench", "--device", "cpu", "-d", "1000000"], 2, &["context_length", "1000512"]);
+    fails(
+        &["bench", "--device", "cpu", "-d", "1000000"],
+        2,
+        &["error: --n-prompt and --n-gen and -d are 1000512, expected 1 to the model's 512 together"],
+    );
     fails(&["bench", "/no/such/model.gguf"], 1, &["/no/such/model.gguf"]);
     fails(&["bench", "kernels", "--dim", "100"], 2, &["dim", "multiple of 64"]);
-    fails(&["bench", "kernels", "-p", "1"], 2, &["n_prompt", "2 to 4096"]);
+    fails(&["bench", "kernels", "-p", "1"], 2, &["error: -p is 1, expected 2 to 4096"]);
     fails(&["tune", "--device", "cpu"], 2, &["device", "a GPU"]);
     fails(&["tune", "--model", "/no/such/model.gguf"], 1, &["/no/such/model.gguf"]);
     fails(&["run", "/no/such/model.gguf"], 1, &["/no/such/model.gguf"]);
     fails(&["--prompt-file", "/no/such/prompt"], 1, &["/no/such/prompt"]);
     fails(&["--device", "cpu", "--memory-limit", "1M"], 1, &["memory", "limit"]);
-    fails(&["--device", "cpu", "--ctx", "4", "--prompt", "a long prompt that does not fit"], 1, &["context full"]);
+    fails(
+        &["--device", "cpu", "--ctx", "4", "--prompt", "a long prompt that does not fit"],
+        1,
+        &["context full", "--slide", "--ctx"],
+    );
 
     let model = std::fs::read(BUILTIN).unwrap();
     let run = |path: &Path, expected: &[&str]| {
         let path = path.to_str().unwrap();
         fails(&["run", path, "--device", "cpu"], 1, &[&[path], expected].concat());
     };
-    run(&file("empty.gguf", b""), &["gguf", "byte 0"]);
+    run(&file("empty.gguf", b""), &["the file ends after 0 bytes"]);
+    run(&file("pointer.gguf", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"), &["git lfs pull"]);
     run(&file("text.gguf", b"this is no model at all, just some text"), &["gguf", "magic"]);
-    run(&file("cut.gguf", &model[..5000]), &["gguf", "byte"]);
-    run(&file("cut_data.gguf", &model[..model.len() - 5000]), &["gguf", "byte"]);
+    run(
+        &file("cut.gguf", &model[..5000]),
+        &["the file ends after 5000 bytes, but its header needs", "download it again"],
+    );
+    run(&file("cut_data.gguf", &model[..model.len() - 5000]), &["but tensor `", "download it again"]);
     let renamed = String::from_utf8_lossy(b"llama.block_count").into_owned();
     let at = model.windows(renamed.len()).position(|w| w == renamed.as_bytes()).unwrap();
     let mut other = model.clone();
@@ -1159,4 +1176,145 @@ fn oversized_context_is_refused_with_one_that_fits() {
     // 45 GB.
     let args = [&args[..], &["--kv-type", "f32"]].concat();
     fails(&args, 1, &["memory: ", "a context of ", "available memory"]);
+}
+
+/// A model in the first place is run: with a chat template as a message of `chat`, else as the beginning of a text.
+#[test]
+fn model_in_place_of_a_command_is_run() {
+    let told = |args: &[&str]| {
+        let output = tilewright(&[args, &["--device", "cpu", "-n", "8", "--temp", "0"]].concat());
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        (text(&output.stdout), text(&output.stderr))
+    };
+    let (story, summary) = told(&["run", BUILTIN, "The cat"]);
+    assert!(story.starts_with("The cat") && summary.contains("prefill"), "{story}{summary}");
+    for args in [
+        &[BUILTIN, "The cat"][..],
+        &["-m", BUILTIN, "The cat"],
+        &["run", "The cat", "--model", BUILTIN],
+        &["-v", BUILTIN, "-p", "The cat", "-c", "0", "-t", "1", "-ngl", "99"],
+    ] {
+        assert_eq!(told(args).0, story, "{args:?}");
+    }
+    let (quiet, nothing) = told(&["-q", BUILTIN, "The cat", "--no-display-prompt"]);
+    assert_eq!(("The cat".to_owned() + &quiet, nothing), (story.clone(), String::new()));
+    assert!(told(&["--verbose", BUILTIN, "-p", "The cat"]).1.contains("debug: device CPU"));
+
+    let path = file("chats.gguf", &files::with_templates("The {{ messages[0].content }}", &[]));
+    let path = path.to_str().unwrap();
+    let (answer, _) = told(&[path, "cat"]);
+    assert_eq!(answer, told(&["chat", path, "cat"]).0);
+    assert!(!answer.starts_with("The cat") && story.contains(answer.trim()), "{answer}, {story}");
+    // A flag of `run` alone.
+    assert_eq!(told(&[path, "The cat", "--parse-special"]).0, story);
+
+    fails(&["run", BUILTIN, "-m", BUILTIN], 2, &["the model is given twice"]);
+    fails(&["run", "-m", BUILTIN, "one", "-p", "two"], 2, &["the prompt is given twice"]);
+    fails(&["tokenise"], 2, &["unrecognized subcommand 'tokenise'", "similar subcommand exists: 'tokenize'"]);
+    fails(&["llama3.2"], 2, &["unrecognized subcommand", "tilewright hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"]);
+}
+
+/// A longer context than the model's is reduced, and `-n -1` fills it.
+#[test]
+fn context_is_at_most_the_models_and_can_be_filled() {
+    let output = tilewright(&["--device", "cpu", "-c", "100000", "-n", "-1", "--ignore-eos", "--temp", "0", "--json"]);
+    let warning = "warning: a context of 100000 tokens is more than the model's 512, which is used instead";
+    assert_eq!(text(&output.stderr).lines().next(), Some(warning));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["stop_reason"], "context_full");
+    let n_tokens = json["prompt_token_ids"].as_array().unwrap().len() + json["token_ids"].as_array().unwrap().len();
+    assert!((512..=513).contains(&n_tokens), "{n_tokens}");
+    let plan = json_of(&["show", BUILTIN, "--device", "cpu", "-q", "--ctx", "100000", "--json"]);
+    assert!(plan["error"].is_null(), "{plan}");
+}
+
+/// Several completions begin with the prompt, as a single one does.
+#[test]
+fn several_completions_are_printed_with_their_prompts() {
+    let path = file("prompts.txt", b"The cat\nThe dog\n");
+    let path = path.to_str().unwrap();
+    for (args, prompts) in [
+        (&["-p", "The cat", "--count", "2"][..], ["The cat", "---\nThe cat"]),
+        (&["-p", "The cat", "--beams", "2", "--temp", "0"], ["\tThe cat", "\tThe cat"]),
+        (&["--parallel", "2", "-f", path], ["The cat", "---\nThe dog"]),
+    ] {
+        let args = [args, &["-n", "3", "--device", "cpu"]].concat();
+        let told = text(&tilewright(&args).stdout);
+        assert_eq!(told.matches("The ").count(), 2, "{args:?}: {told}");
+        assert!(prompts.iter().all(|prompt| told.contains(prompt)), "{args:?}: {told}");
+        let bare = text(&tilewright(&[&args[..], &["--no-display-prompt"]].concat()).stdout);
+        assert_eq!(bare, told.replace("The cat", "").replace("The dog", ""), "{args:?}");
+    }
+}
+
+#[test]
+fn models_of_other_names_lead_to_what_works() {
+    for (args, expected) in [
+        (&["run", "llama3.2:3b"][..], "`hf:bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M`"),
+        (&["chat", "Qwen/Qwen3-0.6B-GGUF"], "`hf:Qwen/Qwen3-0.6B-GGUF`"),
+        (&["Qwen/Qwen3-0.6B-GGUF"], "`hf:Qwen/Qwen3-0.6B-GGUF`"),
+        (&["bench", "https://huggingface.co/a/b/resolve/main/c.gguf"], "`hf:a/b/c.gguf`"),
+        (&["inspect", "https://example.org/c.gguf"], "download it"),
+        (&["run", "nothing.gguf"], "no such file or folder; expected a GGUF file"),
+    ] {
+        fails(args, 1, &[expected]);
+    }
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("cli-several");
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in ["b-Q8_0.gguf", "a-Q4_0.gguf"] {
+        std::fs::copy(BUILTIN, folder.join(name)).unwrap();
+    }
+    fails(&["run", folder.to_str().unwrap()], 1, &["config.json is missing", "this folder: a-Q4_0.gguf, b-Q8_0.gguf"]);
+    let encoder = |name: &str| format!("{}/../../tests/data/encoders/{name}", env!("CARGO_MANIFEST_DIR"));
+    for (args, model, command) in [
+        (&["run"][..], "nomic", "embed"),
+        (&["chat"], "nomic/model.gguf", "embed"),
+        (&["bench"], "nomic", "bench embed"),
+        (&["run"], "bert-reranker", "rerank"),
+    ] {
+        let model = encoder(model);
+        let args = [args, &[&model, "--device", "cpu"]].concat();
+        fails(&args, 1, &[&model, "encoder", &format!("use `tilewright {command}`")]);
+    }
+    fails(&["embed", BUILTIN, "--device", "cpu"], 3, &["a language model", "use `tilewright run`"]);
+}
+
+#[test]
+fn environment_variables_and_threads_are_checked() {
+    let told = |args: &[&str], variables: &[(&str, &str)]| {
+        let output = command(args).stdin(Stdio::null()).envs(variables.iter().copied()).output().unwrap();
+        (output.status.code(), text(&output.stderr))
+    };
+    let (code, message) = told(&["version"], &[("TILEWRIGHT_PARALEL", "3"), ("RAYON_NUM_THREADS", "abc")]);
+    assert_eq!(code, Some(0));
+    let begin = "notice: the environment variable TILEWRIGHT_PARALEL is not known";
+    let hint = if cfg!(feature = "serve") { "; did you mean TILEWRIGHT_PARALLEL?" } else { "" };
+    assert!(message.lines().any(|line| line == format!("{begin}{hint}")), "{message}");
+    assert!(message.contains("RAYON_NUM_THREADS is `abc`, expected a number"), "{message}");
+    // What Kubernetes sets for a service.
+    let links = [("TILEWRIGHT_PORT", "tcp://10.0.0.1:8080"), ("TILEWRIGHT_SERVICE_HOST", "10.0.0.1")];
+    assert_eq!(told(&["version"], &links), (Some(0), String::new()));
+    assert_eq!(told(&["-q", "version"], &[("TILEWRIGHT_X", "1")]), (Some(0), String::new()));
+    let (_, message) = told(&["version"], &[("TILEWRIGHT_LOG", "loud")]);
+    assert!(message.contains("TILEWRIGHT_LOG is `loud`, expected one of error, warn, info, debug"), "{message}");
+
+    fails(&["info", "-t", "0"], 2, &["'--threads <N>'", "expected 1 to 1024"]);
+    for (args, variables) in [(&["info", "-t", "3"][..], &[][..]), (&["info"], &[("TILEWRIGHT_THREADS", "3")])] {
+        let args = [args, &["--device", "cpu"]].concat();
+        let output = command(&args).envs(variables.iter().copied()).output().unwrap();
+        assert!(text(&output.stdout).contains("CPU, 3 threads"), "{}", text(&output.stdout));
+    }
+    if cfg!(feature = "serve") {
+        for (name, value, expected) in [
+            ("TILEWRIGHT_PARALLEL", "0", "error: TILEWRIGHT_PARALLEL is 0, expected 1 to 64"),
+            ("TILEWRIGHT_PORT", "none", "invalid value 'none' for '--port"),
+            ("TILEWRIGHT_LAZY", "maybe", "invalid value 'maybe' for '--lazy'"),
+        ] {
+            let (code, message) = told(&["serve", "--device", "cpu"], &[(name, value)]);
+            assert!(code == Some(2) && message.contains(expected), "{name}: {message}");
+        }
+    }
+    let missing = format!("{}/no_folder/x.session", env!("CARGO_TARGET_TMPDIR"));
+    fails(&["run", "--session", &missing], 2, &["error: --session is `", "a file in a folder that exists"]);
+    assert!(!Path::new(&missing).parent().unwrap().exists());
 }

@@ -87,7 +87,7 @@ fn commands_accept_hub_addresses() {
     assert!(serde_json::from_str::<Value>(&available).unwrap()[0]["size_bytes"].is_u64());
 
     let (printed, said) = succeeds(&["pull", "--verify"]);
-    assert!(printed.is_empty() && said.contains("notice: 1 files verified, 1.2 MiB"), "{printed}{said}");
+    assert!(printed.is_empty() && said.contains("notice: 1 file verified, 1.2 MiB"), "{printed}{said}");
     let mut damaged = stories.clone();
     damaged[200_000] ^= 1;
     fs::write(fs::canonicalize(&path).unwrap(), &damaged).unwrap();

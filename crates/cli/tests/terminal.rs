@@ -9,6 +9,8 @@ use std::time::Duration;
 use nix::pty::{Winsize, openpty};
 use serde_json::Value;
 
+use crate::files;
+
 /// A program that shows nothing for this long has failed.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -24,12 +26,17 @@ struct Terminal {
 impl Terminal {
     /// A chat with the built-in model, whose answers have three tokens, with a history file of this name.
     fn open(name: &str) -> Terminal {
+        Terminal::run(name, &["chat"])
+    }
+
+    /// The program with these words.
+    fn run(name: &str, words: &[&str]) -> Terminal {
         let size = Winsize { ws_row: 24, ws_col: 60, ws_xpixel: 0, ws_ypixel: 0 };
         let pty = openpty(Some(&size), None).unwrap();
         let end = || Stdio::from(pty.slave.try_clone().unwrap());
         // A session of its own, so that `/dev/tty` is this terminal.
         let mut command = Command::new("setsid");
-        command.args(["--ctty", env!("CARGO_BIN_EXE_tilewright"), "chat", "--device", "cpu", "-n", "3"]);
+        command.args(["--ctty", env!("CARGO_BIN_EXE_tilewright")]).args(words).args(["--device", "cpu", "-n", "3"]);
         let file = |ending: &str| format!("{}/terminal_{name}{ending}", env!("CARGO_TARGET_TMPDIR"));
         command.env("TERM", "xterm").env("TILEWRIGHT_HISTORY", file("")).env("TILEWRIGHT_CACHE_DIR", "");
         let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
@@ -137,9 +144,20 @@ fn invalid_utf8_and_a_too_long_paste_lose_no_messages() {
     // Longer than the context.
     let paste = "word ".repeat(20_000);
     terminal.keys(format!("\x1b[200~{paste}\x1b[201~\r"));
-    terminal.wait("error: ");
+    terminal.wait("error: context full: ");
+    terminal.wait("/clear empties it");
     terminal.wait("> ");
     terminal.send("last\r");
     assert_eq!(terminal.messages(), ["first", "last"]);
+    terminal.leave();
+}
+
+#[test]
+fn model_with_a_template_converses_without_a_command() {
+    let path = format!("{}/terminal_model.gguf", env!("CARGO_TARGET_TMPDIR"));
+    std::fs::write(&path, files::with_templates("{{ messages[0].content }}", &[])).unwrap();
+    let mut terminal = Terminal::run("model", &["-m", &path]);
+    terminal.send("hello\r");
+    assert_eq!(terminal.messages(), ["hello"]);
     terminal.leave();
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tilewright::{Device, DeviceInfo};
 
-use super::super::hub;
 use super::super::messages::{self, Level};
+use super::super::{counted, hub};
 use super::error::EmbedError;
 
 /// Format of the log.
@@ -111,7 +111,7 @@ impl ProgressLog {
         }
         self.shown = Instant::now();
         let rate = n_records as f64 / self.start.elapsed().as_secs_f64();
-        let message = format!("{n_records} records, {rate:.0} records/s");
+        let message = format!("{}, {rate:.0} records/s", counted(n_records, "record"));
         match self.rewrites {
             true => eprint!("\r{message}\x1b[K"),
             false => self.log.say("info", &message, json!({ "records": n_records, "records_per_second": rate })),
@@ -125,7 +125,8 @@ impl ProgressLog {
         }
         let seconds = self.start.elapsed().as_secs_f64();
         let rate = n_records as f64 / seconds.max(1e-9);
-        let message = format!("{n_records} records, {n_skipped} skipped, {seconds:.1} s, {rate:.0} records/s");
+        let records = counted(n_records, "record");
+        let message = format!("{records}, {n_skipped} skipped, {seconds:.1} s, {rate:.0} records/s");
         let fields =
             json!({ "records": n_records, "skipped": n_skipped, "seconds": seconds, "records_per_second": rate });
         self.log.say("done", &message, fields);

@@ -148,6 +148,35 @@ fn damaged_model_does_not_end_the_others() {
     assert!(output.status.code() == Some(1) && error.contains("error: "), "{error}");
 }
 
+/// A repeatable flag is a list in its variable; `ps` asks the server for the models that it has loaded.
+#[test]
+fn variables_set_flags_and_ps_lists_loaded_models() {
+    let mut command = command(&["--port", "0"]);
+    command.env("TILEWRIGHT_CTX", "128").env("TILEWRIGHT_ALLOW_HOST", "one.example,two.example");
+    let program = Program::start({
+        command.env("TILEWRIGHT_LOG_REQUESTS", "1");
+        command
+    });
+    let port = program.address.port().to_string();
+    let told = |args: &[&str]| {
+        let output = command_of(&[&["ps", "--port", &port], args].concat()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let table = told(&["--host", "0.0.0.0"]);
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert!(rows.len() == 2 && rows[0][..3] == ["NAME", "SIZE", "CONTEXT"], "{table}");
+    assert!(rows[1][0].starts_with("stories") && rows[1].contains(&"128"), "{table}");
+    let json: Json = serde_json::from_str(&told(&["--json"])).unwrap();
+    assert_eq!(json["models"].as_array().unwrap().len(), 1);
+    let asked = |host: &str| send(program.address, "GET", "/v1/models", &[("host", host)], &[]).status;
+    assert_eq!((asked("two.example"), asked("three.example")), (200, 403));
+    assert!(program.end().contains("\"status\":403"));
+    let output = command_of(&["ps", "--port", "1"]).output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && message.contains("is `tilewright serve` running there?"), "{message}");
+}
+
 /// Editors query a model before they use it, which must not load it.
 #[test]
 fn lazy_model_is_described_before_it_is_loaded() {
