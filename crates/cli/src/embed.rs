@@ -22,9 +22,9 @@ use tilewright::embed::Place;
 use tilewright::kernels::Pooling;
 use tilewright::{Device, EmbedOptions, Embedder, Error, Recovery};
 
-use super::DeviceArgs;
 use super::lost::TestLosses;
 use super::run::with_loading_bar;
+use super::{DeviceArgs, hub};
 use error::{EXIT_CODES, EmbedError};
 use input::{InputFormat, InputSource};
 use job::{Job, OnError, Skipped};
@@ -195,6 +195,7 @@ impl EmbedArgs {
     }
 
     fn load_onto(&self, device: &Device) -> Result<Embedder, Error> {
+        hub::check(&self.model)?;
         let load = |device: &Device, second: Option<Embedder>| {
             with_loading_bar(|progress| {
                 let options = EmbedOptions {

@@ -28,7 +28,6 @@ const FLAGS: [(&str, &[&str], &[&str]); 8] = [
             "threads",
             "json",
             "quiet",
-            "verbose",
         ],
         &[],
     ),
@@ -40,13 +39,23 @@ const FLAGS: [(&str, &[&str], &[&str]); 8] = [
     ),
     (
         "Sampling",
-        &["top-k", "top-p", "min-p", "repeat-penalty", "stop"],
-        &["ignore-eos", "repeat-last-n", "presence-penalty", "frequency-penalty", "logit-bias"],
+        &["top-k", "top-p", "min-p", "stop"],
+        &["repeat-penalty", "repeat-last-n", "presence-penalty", "frequency-penalty", "logit-bias", "ignore-eos"],
     ),
     (
         "Output",
-        &["json-schema", "regex", "grammar", "tools", "count"],
-        &["json-object", "tool-choice", "tool-format", "single-call", "no-thinking", "beams", "parallel", "logprobs"],
+        &["json-schema", "regex", "grammar", "tools"],
+        &[
+            "json-object",
+            "tool-choice",
+            "tool-format",
+            "single-call",
+            "no-thinking",
+            "count",
+            "beams",
+            "parallel",
+            "logprobs",
+        ],
     ),
     (
         "Speed and memory",
@@ -54,7 +63,7 @@ const FLAGS: [(&str, &[&str], &[&str]); 8] = [
         &["draft", "draft-tokens", "prompt-lookup", "mtp", "exact", "layers-on", "stream-rows", "tokens-per-submit"],
     ),
     ("Device", &[], &["adapter", "power", "tier"]),
-    ("Advanced", &[], &["profile"]),
+    ("Advanced", &[], &["verbose", "profile"]),
 ];
 
 /// A note at the end of `-h`.
@@ -144,6 +153,8 @@ mod tests {
     #[test]
     fn short_help_of_run_fits_one_screen() {
         let mut command = command(&["-h".into()]);
+        // Adds the global flags.
+        command.build();
         for name in ["run", "chat"] {
             let help = command.find_subcommand_mut(name).unwrap().render_help().to_string();
             let n_lines: usize = help.lines().map(|line| line.chars().count().div_ceil(100).max(1)).sum();

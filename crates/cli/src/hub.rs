@@ -1,7 +1,7 @@
 //! Models by address: `hf:owner/repo` wherever a command takes a model, and `tilewright pull`, `list` and `rm`.
 
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
@@ -75,18 +75,23 @@ pub struct KnownModel {
     licence: String,
 }
 
-/// Replaces an `hf:` address by its local file or folder, downloading it if necessary; other paths stay. Notices go
-/// to `tell`.
+/// Replaces an `hf:` address by its local file or folder, downloading it if necessary; other paths must exist. Notices
+/// go to `tell`.
 ///
 /// # Errors
-/// Those of [`Hub::fetch`]; [`Error::Io`] for a path that does not exist, with a hint at what to type instead.
+/// Those of [`Hub::fetch`] and [`check`].
 pub fn localise(model: &mut PathBuf, tell: &mut dyn FnMut(&str)) -> Result<(), Error> {
+    download(model, tell)?;
+    check(model)
+}
+
+/// As [`localise`], but other paths may be missing.
+///
+/// # Errors
+/// Those of [`Hub::fetch`].
+pub fn download(model: &mut PathBuf, tell: &mut dyn FnMut(&str)) -> Result<(), Error> {
     if let Some(text) = model.to_str().filter(|text| Address::is_meant_by(text)) {
         *model = fetch(&text.parse()?, tell)?;
-    } else if let Ok(false) = model.try_exists() {
-        let hint = model_names::hint(&model.to_string_lossy(), &available()?);
-        let source = io::Error::new(io::ErrorKind::NotFound, format!("no such file or folder; {hint}"));
-        return Err(Error::Io { path: model.clone(), source });
     }
     Ok(())
 }
@@ -112,6 +117,19 @@ pub fn address_of(name: &str) -> Result<Address, Error> {
 #[cfg(feature = "serve")]
 pub fn delete(address: &Address) -> Result<(), Error> {
     Hub::from_env()?.remove(address).map(drop)
+}
+
+/// Refuses a model that does not exist.
+///
+/// # Errors
+/// [`Error::Io`], with a hint at what to type instead.
+pub fn check(model: &Path) -> Result<(), Error> {
+    if !matches!(model.try_exists(), Ok(false)) {
+        return Ok(());
+    }
+    let hint = model_names::hint(&model.to_string_lossy(), &available()?);
+    let source = io::Error::new(io::ErrorKind::NotFound, format!("no such file or folder; {hint}"));
+    Err(Error::Io { path: model.into(), source })
 }
 
 pub fn pull(args: &PullArgs) -> Result<(), CommandFailure> {

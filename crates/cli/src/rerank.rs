@@ -8,7 +8,6 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use tilewright::{Device, Error, Recovery, RerankOptions, Reranker};
 
-use super::DeviceArgs;
 use super::embed::error::{EXIT_CODES, EmbedError};
 use super::embed::input::{InputFormat, InputSource};
 use super::embed::job::{OnError, of_texts};
@@ -16,6 +15,7 @@ use super::embed::log::Log;
 use super::embed::rows::Records;
 use super::lost::TestLosses;
 use super::run::with_loading_bar;
+use super::{DeviceArgs, hub};
 
 /// Rank texts by how well they answer a query, with a cross-encoder.
 ///
@@ -146,6 +146,7 @@ impl RerankArgs {
     }
 
     fn load(&self, device: &Device) -> Result<Reranker, Error> {
+        hub::check(&self.model)?;
         let reranker = with_loading_bar(|progress| {
             let options = RerankOptions {
                 max_tokens: self.max_tokens,

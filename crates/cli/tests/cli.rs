@@ -790,7 +790,7 @@ fn bench_measures_a_text_encoder() {
     fails(&["bench", "embed", model, "--texts", empty.to_str().unwrap()], 2, &["texts", "a line with text"]);
     fails(&["bench", "embed", model, "--texts", "/no/such.txt"], 1, &["/no/such.txt"]);
     fails(&["bench", "embed", "/no/such/encoder", "--device", "cpu"], 1, &["/no/such/encoder"]);
-    fails(&["bench", "embed", BUILTIN, "--device", "cpu"], 1, &["a decoder"]);
+    fails(&["bench", "embed", BUILTIN, "--device", "cpu"], 1, &["a language model"]);
 }
 
 #[test]
@@ -986,8 +986,8 @@ fn layers_on_flag_places_layers_on_named_devices() {
     for (wrong, code, words) in [
         ("gpu", 2, ["gpu", "such as 1=12"]),
         ("gpu=x", 2, ["gpu=x", "such as 1=12"]),
-        ("gpu=5", 2, ["layers_on", "1 to 4 of the 5 layers"]),
-        ("gpu=0", 2, ["layers_on", "1 to 4 of the 5 layers"]),
+        ("gpu=5", 2, ["--layers-on is", "1 to 4 of the 5 layers"]),
+        ("gpu=0", 2, ["--layers-on is", "1 to 4 of the 5 layers"]),
         ("no-such-adapter=1", 1, ["no adapter", "no-such-adapter"]),
     ] {
         fails(&["run", BUILTIN, "--device", "gpu", "--layers-on", wrong], code, &words);
@@ -1234,9 +1234,9 @@ fn several_completions_are_printed_with_their_prompts() {
     let path = file("prompts.txt", b"The cat\nThe dog\n");
     let path = path.to_str().unwrap();
     for (args, prompts) in [
-        (&["-p", "The cat", "--count", "2"][..], ["The cat", "---\nThe cat"]),
-        (&["-p", "The cat", "--beams", "2", "--temp", "0"], ["\tThe cat", "\tThe cat"]),
-        (&["--parallel", "2", "-f", path], ["The cat", "---\nThe dog"]),
+        (&["-p", "The cat", "--count", "2", "--seed", "5"][..], ["The cat", "---\nThe cat"]),
+        (&["-p", "The cat", "--beams", "2"], ["\tThe cat", "\tThe cat"]),
+        (&["--parallel", "2", "-f", path, "--seed", "5"], ["The cat", "---\nThe dog"]),
     ] {
         let args = [args, &["-n", "3", "--device", "cpu"]].concat();
         let told = text(&tilewright(&args).stdout);

@@ -39,9 +39,9 @@ impl Log {
         eprintln!("{line}");
     }
 
-    /// Replaces a model's address by its local file or folder.
+    /// Replaces a model's address by its local file or folder; other paths are checked when they are loaded.
     pub fn localise(self, model: &mut PathBuf) -> Result<(), EmbedError> {
-        hub::localise(model, &mut |notice| self.say("notice", notice, json!({}))).map_err(EmbedError::Model)
+        hub::download(model, &mut |notice| self.say("notice", notice, json!({}))).map_err(EmbedError::Model)
     }
 
     /// Logs the notices of opening the device.
