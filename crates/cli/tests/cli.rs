@@ -780,8 +780,8 @@ fn bench_measures_a_text_encoder() {
     assert!(none.contains("no batch fits the limits") && !none.contains("in flight"), "{none}");
 
     let bad = |args: &[&str], code, expected: &[&str]| fails(&[&tiny[..7], args].concat(), code, expected);
-    bad(&["-b", "5"], 2, &["batch", "1 to 4"]);
-    bad(&["-b", "0"], 2, &["batch", "1 to 4"]);
+    bad(&["-b", "5"], 2, &["error: -b is 5", "1 to 4"]);
+    bad(&["-b", "0"], 2, &["error: -b is 0", "1 to 4"]);
     bad(&["-r", "0"], 2, &["error: -r is 0, expected at least 1"]);
     bad(&["--in-flight", "9"], 2, &["--in-flight", "9"]);
     bad(&["--max-ms=-1"], 2, &["--max-ms", "milliseconds above 0"]);
