@@ -20,7 +20,8 @@ use super::messages::{self, Level, notice, summary, warning};
 use super::run::{ModelArgs, SamplingArgs, after_pipe, rate_text};
 use super::speculation::{self, Draft};
 use super::{
-    CommandFailure, MARK, check_folder, command_line, read_list, read_text, save_pipeline_caches, tell_findings,
+    CommandFailure, MARK, check_session, command_line, has_folder, read_list, read_text, save_pipeline_caches,
+    tell_findings,
 };
 
 /// Chat with a model, in the terminal or through a pipe.
@@ -67,8 +68,8 @@ pub struct ChatArgs {
     calls: super::constrain::CallArgs,
     /// Session file: resume from it if it exists, and write it at the end.
     ///
-    /// It holds the conversation and its KV cache. Written at `/quit` or the end of the input, not at Ctrl-C or after an error. `/save` and `/load` do the same at
-    /// any time.
+    /// It holds the conversation and its KV cache. Written at `/quit` or the end of the input, not at Ctrl-C or after
+    /// an error. `/save` and `/load` do the same at any time.
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
     /// Text that each answer starts with.
@@ -101,7 +102,11 @@ impl ChatArgs {
     /// # Errors
     /// A message, if there are two models or prompts.
     pub fn join(&mut self) -> Result<(), String> {
-        command_line::join(&mut self.model, self.named.take(), &mut self.message, self.prompt.is_some() || self.lines)
+        command_line::join(&mut self.model, self.named.take(), &mut self.message, self.prompt.is_some())?;
+        match &self.message {
+            Some(message) if self.lines => Err(format!("--lines reads the messages from stdin, beside `{message}`")),
+            _ => Ok(()),
+        }
     }
 
     /// The model and the draft model.
@@ -146,7 +151,7 @@ between two lines of \"\"\" are one message. Up and Down step through earlier me
 pub fn chat(args: &ChatArgs) -> Result<(), CommandFailure> {
     let options = args.sampling.options()?;
     options.check()?;
-    check_folder(args.session.as_deref())?;
+    check_session(args.session.as_deref())?;
     let mut request = ChatRequest { options, prefill: args.prefill.clone(), ..args.template_args.request()? };
     let interrupt = Interrupt::install()?;
     let mut recovery = args.device.recovery(args.model.as_deref(), &args.sampling.speculation, None);
@@ -479,7 +484,10 @@ impl Chat<'_> {
     }
 
     fn save(&self, path: &Path) -> Result<(), Error> {
-        check_folder(Some(path))?;
+        if !has_folder(path) {
+            let source = io::Error::new(io::ErrorKind::NotFound, "the folder does not exist");
+            return Err(Error::Io { path: path.into(), source });
+        }
         let json = format!("{:#}\n", serde_json::json!(self.conversation()));
         if is_json(path) {
             return tilewright::replace_file(path, json.as_bytes());

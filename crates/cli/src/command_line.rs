@@ -62,7 +62,8 @@ impl Parsed {
     }
 }
 
-/// The words, with llama.cpp's flags in place of those of [`OF_LLAMA`], and `-hf OWNER/REPO` as `--model hf:OWNER/REPO`.
+/// The words, with llama.cpp's flags in place of those of [`OF_LLAMA`], and `-hf OWNER/REPO` as `--model
+/// hf:OWNER/REPO`.
 fn plain(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let (mut plain, mut is_open, mut is_address) = (Vec::new(), true, false);
     for word in words {

@@ -27,7 +27,8 @@ pub struct ConstraintArgs {
     regex: Option<String>,
     /// Constrain the output to a grammar in GBNF or Lark syntax.
     ///
-    /// Lark's syntax is that of llguidance. A file with a rule `root ::=` is read as llama.cpp's GBNF. `--max-tokens` can still cut the text short.
+    /// Lark's syntax is that of llguidance. A file with a rule `root ::=` is read as llama.cpp's GBNF. `--max-tokens`
+    /// can still cut the text short.
     #[arg(long, value_name = "FILE")]
     grammar: Option<PathBuf>,
 }

@@ -12,7 +12,8 @@ const COMMANDS: [(&str, &[&str]); 6] = [
     ("This program", &["version", "completions", "man"]),
 ];
 
-/// Flags of `run` and `chat` by heading, in order: those of `-h`, then those that it leaves out. The first have no heading.
+/// Flags of `run` and `chat` by heading, in order: those of `-h`, then those that it leaves out. The first have no
+/// heading.
 const FLAGS: [(&str, &[&str], &[&str]); 8] = [
     (
         "",

@@ -374,16 +374,20 @@ fn show_bytes(bytes: u64) -> String {
 }
 
 /// Refuses a session file in a folder that does not exist, before anything is computed for it.
-fn check_folder(session: Option<&Path>) -> Result<(), Error> {
-    let folder = session.and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
-    match (session, folder) {
-        (Some(file), Some(folder)) if !folder.is_dir() => Err(Error::Option {
+fn check_session(session: Option<&Path>) -> Result<(), Error> {
+    match session.filter(|file| !has_folder(file)) {
+        None => Ok(()),
+        Some(file) => Err(Error::Option {
             option: "session",
             expected: "a file in a folder that exists".into(),
             found: format!("`{}`", file.display()),
         }),
-        _ => Ok(()),
     }
+}
+
+/// Whether the folder of a file exists.
+fn has_folder(file: &Path) -> bool {
+    file.parent().is_none_or(|folder| folder.as_os_str().is_empty() || folder.is_dir())
 }
 
 /// The byte order mark, which is not part of the text.

@@ -42,7 +42,8 @@ struct PromptLine<'a> {
     seed: u64,
 }
 
-/// Continues the lines of `prompts` and prints the texts in order: as JSON lines, or as text with or without the prompts.
+/// Continues the lines of `prompts` and prints the texts in order: as JSON lines, or as text with or without the
+/// prompts.
 pub fn run(
     model: &Model,
     recovery: &mut Recovery<'_, Model>,

@@ -26,7 +26,7 @@ use super::parallel::{self, ParallelArgs};
 use super::several::{Output, SeveralArgs};
 use super::speculation::{self, DraftArgs, SpeculationArgs};
 use super::{
-    CommandFailure, DeviceArgs, check_folder, command_line, parse_bytes, parse_device, print_json, read_text,
+    CommandFailure, DeviceArgs, check_session, command_line, parse_bytes, parse_device, print_json, read_text,
     save_pipeline_caches, show_bytes, tell_findings, text_of,
 };
 
@@ -71,8 +71,8 @@ pub struct ModelArgs {
     ctx: Option<Ctx>,
     /// Memory limit, such as 512M or 2G; what does not fit is read from disk.
     ///
-    /// The default is free memory, if known. Offloaded weights are read from the file again in every pass: first rows of embedding tables (see
-    /// --stream-rows), then experts or layers. A model that does not fit even so is refused.
+    /// The default is free memory, if known. Offloaded weights are read from the file again in every pass: first rows
+    /// of embedding tables (see --stream-rows), then experts or layers. A model that does not fit even so is refused.
     #[arg(long, value_parser = parse_bytes, env = "TILEWRIGHT_MEMORY_LIMIT", value_name = "BYTES")]
     memory_limit: Option<u64>,
     /// Run only the last N layers on the GPU; -ngl [default: all].
@@ -280,8 +280,8 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
 struct ToolArgs {
     /// JSON file with a list of tools that the model may call.
     ///
-    /// Each is {"type": "function", "function": {...}}. The text is then read as an answer and printed as in `chat`: thinking set apart, each call on a line of its
-    /// own.
+    /// Each is {"type": "function", "function": {...}}. The text is then read as an answer and printed as in `chat`:
+    /// thinking set apart, each call on a line of its own.
     #[arg(long, value_name = "FILE", conflicts_with = "prompt_ids")]
     tools: Option<PathBuf>,
     /// Tool call format [default: detected from the chat template or the vocabulary].
@@ -557,7 +557,7 @@ pub fn run(path: Option<&Path>, text: Option<&str>, args: &GenerateArgs) -> Resu
         ..args.sampling.options()?
     };
     options.check()?;
-    check_folder(args.session.as_deref())?;
+    check_session(args.session.as_deref())?;
     let prompt = match args.prompt_ids {
         Some(_) => String::new(),
         None => prompt(args, text)?,

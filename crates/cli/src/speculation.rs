@@ -30,7 +30,8 @@ pub struct SpeculationArgs {
 pub struct DraftArgs {
     /// Speculative decoding with a smaller draft model; output is unchanged.
     ///
-    /// It has the same vocabulary. A file, folder or address. Applies at temperature 0, without penalties or constraints.
+    /// It has the same vocabulary. A file, folder or address. Applies at temperature 0, without penalties or
+    /// constraints.
     #[arg(long = "draft", id = "draft", value_name = "MODEL")]
     pub path: Option<PathBuf>,
     /// Draft tokens per step with --draft, 1 to 7.

@@ -85,7 +85,7 @@ fn bench_serve_measures_a_server_it_starts() {
     );
     let wrong: [(&[&str], &str); 3] = [
         (&["bench", "serve", "--rate", "0"], "rate"),
-        (&["bench", "serve", "--parallel", "0"], "max_sequences"),
+        (&["bench", "serve", "--parallel", "0"], "--parallel is 0"),
         (&["bench", "serve", "--prices", "none.json"], "none.json"),
     ];
     for (args, says) in wrong {
