@@ -107,7 +107,7 @@ fn page(command: &Command) -> String {
         command.get_subcommands().map(Command::get_name).filter(|name| *name != "help" && !is_grouped(name)).collect();
     let groups = COMMANDS.iter().copied().chain([("Others", others.as_slice())]);
     let mut page = "{about-with-newline}\n{usage-heading} {usage}\n".to_owned();
-    for (heading, names) in groups.filter(|(_, names)| names.iter().any(|name| listed(name))) {
+    for (heading, names) in groups.filter(|(_, names)| names.iter().any(listed)) {
         page += &format!("\n{heading}:\n");
         for below in names.iter().filter_map(|name| command.find_subcommand(name)) {
             let about = below.get_about().map_or(String::new(), ToString::to_string);
