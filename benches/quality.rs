@@ -181,7 +181,7 @@ fn stories() -> Vec<String> {
     const N_STORIES: u64 = 16;
     let model = Model::builtin(&Device::cpu()).expect("the built-in model loads");
     let story = |seed| {
-        let options = GenerateOptions { max_tokens: 300, temperature: 0.8, seed, ..Default::default() };
+        let options = GenerateOptions { max_tokens: 300, temperature: 0.8, seed: Some(seed), ..Default::default() };
         let mut session = model.session().expect("the session fits");
         let beginning = "Once upon a time";
         let mut generation = session.generate(beginning, &options).expect("options are in range");

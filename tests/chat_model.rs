@@ -160,7 +160,7 @@ fn constraint_applies_after_the_prompts_thinking_or_header() {
 fn tool_choice_decides_whether_tools_are_called() {
     let model = Model::builtin(&common::cpu()).unwrap();
     let chat = ChatModel::of(&model, ChatTemplate::known("chatml")).unwrap().with_format(Format::Hermes);
-    let options = GenerateOptions { temperature: 1.0, seed: 4, ..GenerateOptions::greedy(100) };
+    let options = GenerateOptions { temperature: 1.0, seed: Some(4), ..GenerateOptions::greedy(100) };
     let request = ChatRequest { tools: tools(), parallel_calls: false, thinking: Some(false), ..asked(options) };
     let choose = |tool_choice: ToolChoice| ChatRequest { tool_choice, ..request.clone() };
     let answer = |request: &ChatRequest| block_on(chat.answer(&mut model.session().unwrap(), request)).unwrap();

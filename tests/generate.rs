@@ -244,7 +244,7 @@ fn in_fours(options: GenerateOptions) -> GenerateOptions {
 
 #[test]
 fn output_does_not_depend_on_tokens_per_submit() {
-    let sampled = GenerateOptions { max_tokens: 45, repeat_penalty: 1.1, seed: 5, ..GenerateOptions::default() };
+    let sampled = GenerateOptions { max_tokens: 45, repeat_penalty: 1.1, seed: Some(5), ..GenerateOptions::default() };
     let stopped = GenerateOptions { stop: vec!["One".into()], ..endless(60) };
     let slid = GenerateOptions { context_policy: ContextPolicy::Slide, ..sampled.clone() };
     let cases = [
@@ -648,7 +648,7 @@ fn seed_determines_the_sampled_output() {
     for device in executors() {
         let model = builtin(&device, None);
         let tell = |seed| {
-            let options = GenerateOptions { seed, max_tokens: 40, ..GenerateOptions::default() };
+            let options = GenerateOptions { seed: Some(seed), max_tokens: 40, ..GenerateOptions::default() };
             collect(model.session().unwrap().generate("Once upon a time", &options).unwrap()).1
         };
         assert_eq!(tell(7), tell(7));
@@ -821,7 +821,7 @@ fn missing_device_is_an_error_but_auto_always_opens() {
 
 #[test]
 fn generation_resumes_on_a_new_device_after_loss() {
-    let options = GenerateOptions { max_tokens: 40, repeat_penalty: 1.1, seed: 5, ..GenerateOptions::default() };
+    let options = GenerateOptions { max_tokens: 40, repeat_penalty: 1.1, seed: Some(5), ..GenerateOptions::default() };
     for options in [GenerateOptions::greedy(40), options.clone(), in_fours(options)] {
         let Some(device) = common::gpu(None) else { return };
         let undisturbed: Vec<Piece> = {
@@ -857,7 +857,7 @@ fn generation_resumes_on_a_new_device_after_loss() {
 
 #[test]
 fn replayed_generation_continues_with_equal_pieces() {
-    let drawn = GenerateOptions { max_tokens: 30, seed: 5, temperature: 1.0, ..GenerateOptions::default() };
+    let drawn = GenerateOptions { max_tokens: 30, seed: Some(5), temperature: 1.0, ..GenerateOptions::default() };
     let cases = [
         GenerateOptions::greedy(30),
         GenerateOptions { repeat_penalty: 1.2, frequency_penalty: 0.3, presence_penalty: 0.2, ..drawn.clone() },

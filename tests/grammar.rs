@@ -41,7 +41,7 @@ fn options(constraint: Constraint) -> GenerateOptions {
 
 /// The same with sampling from all tokens.
 fn drawn(constraint: Constraint, seed: u64) -> GenerateOptions {
-    GenerateOptions { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed, ..options(constraint) }
+    GenerateOptions { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: Some(seed), ..options(constraint) }
 }
 
 fn schema(text: &str) -> Constraint {

@@ -392,7 +392,7 @@ fn model_without_tool_training_makes_valid_calls() {
                 top_k: 0,
                 top_p: 1.0,
                 min_p: 0.0,
-                seed: seed as u64,
+                seed: Some(seed as u64),
                 ..GenerateOptions::greedy(0)
             };
             let mut session = model.session().unwrap();

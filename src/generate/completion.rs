@@ -11,6 +11,7 @@ use super::pending_text::PendingText;
 use super::stop::StopFilter;
 use crate::error::Error;
 use crate::kernels::{Sampling, mask_words};
+use crate::platform::random_seed;
 use crate::tokenizer::StreamDecoder;
 
 /// State of a completion that the next token changes.
@@ -20,6 +21,7 @@ pub(crate) struct Completion {
     pending_text: PendingText,
     eos_ids: HashSet<u32>,
     n_generated: usize,
+    seed: u64,
     constraint: Option<Box<dyn TokenConstraint>>,
     /// Number of tokens before which no end token is allowed.
     min_tokens: usize,
@@ -58,6 +60,7 @@ impl Completion {
             pending_text: PendingText::default(),
             eos_ids: options.end_ids(tokenizer).into_iter().collect(),
             n_generated: 0,
+            seed: options.seed.unwrap_or_else(random_seed),
             constraint,
             min_tokens: options.min_tokens,
             without_ends: Vec::new(),
@@ -115,7 +118,13 @@ impl Completion {
 
     /// Sampling parameters of the next token, in a sequence of `n_tokens`.
     pub fn sampling(&self, options: &GenerateOptions, n_tokens: usize) -> Sampling {
-        options.sampling(n_tokens.saturating_sub(self.n_generated) as u32)
+        let seed = [self.seed as u32, (self.seed >> 32) as u32];
+        Sampling { seed, ..options.sampling(n_tokens.saturating_sub(self.n_generated) as u32) }
+    }
+
+    /// The sampling seed: the given or the random one.
+    pub fn seed(&self) -> u64 {
+        self.seed
     }
 
     /// Accepts a token, with which the sequence has `n_tokens` of at most `capacity`. `logits`: those it was chosen

@@ -183,6 +183,11 @@ impl<'s> Generation<'s> {
         self.speculation
     }
 
+    /// The sampling seed, with which [`GenerateOptions::seed`] repeats the text.
+    pub fn seed(&self) -> u64 {
+        self.completion.seed()
+    }
+
     /// Ends the generation: [`Generation::next`] returns `None` from now on.
     pub fn cancel(&mut self) {
         self.stop_reason.get_or_insert(StopReason::Cancelled);

@@ -138,8 +138,8 @@ sampling_numbers! { declare
     /// [`Stream::prompt_logprobs`](crate::engine::Stream::prompt_logprobs). The prompt's cached beginning is not used.
     #[serde(skip)]
     prompt_logprobs: Option<u32> = None, within [0..=GenerateOptions::MAX_LOGPROBS, "at most 100"];
-    /// Sampling seed: the same seed, options, model and device generate the same text.
-    seed: u64 = 0;
+    /// Sampling seed: the same seed, options, model and device generate the same text. `None`: a random one.
+    seed: Option<u64> = None;
     /// Stop strings, excluded from the output unless `include_stop` is set. Up to [`GenerateOptions::MAX_STOPS`] of up to
     /// [`GenerateOptions::MAX_STOP_BYTES`] each. The first complete one counts; of several that end together, the
     /// longest.
@@ -284,14 +284,14 @@ impl GenerateOptions {
         self.logit_bias.iter().flat_map(|(&id, bias)| [id, bias.to_bits()]).collect()
     }
 
-    /// The kernels' sampling parameters, for a completion that starts at position `generated_from`.
+    /// The kernels' sampling parameters without the seed, for a completion that starts at position `generated_from`.
     pub(crate) fn sampling(&self, generated_from: u32) -> Sampling {
         Sampling {
             temperature: self.temperature,
             top_k: self.top_k,
             top_p: self.top_p,
             min_p: self.min_p,
-            seed: [self.seed as u32, (self.seed >> 32) as u32],
+            seed: [0; 2],
             repeat_penalty: self.repeat_penalty,
             repeat_last_n: self.repeat_last_n,
             presence_penalty: self.presence_penalty,

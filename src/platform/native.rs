@@ -213,3 +213,9 @@ pub(crate) fn for_each_item<T: Send>(items: impl Iterator<Item = T>, work: impl 
 
 /// Yields to a browser's event loop during long work; does nothing elsewhere.
 pub(crate) async fn pause() {}
+
+/// A seed that differs from call to call.
+pub(crate) fn random_seed() -> u64 {
+    // Each state has new random keys.
+    std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0)
+}

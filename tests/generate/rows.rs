@@ -299,7 +299,7 @@ fn session_operations_are_equal_with_fetched_rows() {
                     texts.push(collect(session.generate_ids(&ids, &options).unwrap()).0);
                     session
                 };
-                run(GenerateOptions { temperature: 0.9, seed: 3, repeat_penalty: 1.2, ..endless(20) });
+                run(GenerateOptions { temperature: 0.9, seed: Some(3), repeat_penalty: 1.2, ..endless(20) });
                 run(GenerateOptions { logprobs: Some(3), ..endless(9) });
                 run(GenerateOptions { prompt_lookup: 4, ..endless(30) });
                 // Past the end of the context, after which its latter half is recomputed.

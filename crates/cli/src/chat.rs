@@ -351,7 +351,8 @@ impl Chat<'_> {
                     return Ok(true);
                 }
                 // The same seed would give the same answer.
-                self.request.options.seed = self.request.options.seed.wrapping_add(1);
+                let seed = &mut self.request.options.seed;
+                *seed = seed.map(|seed| seed.wrapping_add(1));
                 let result = self.answer();
                 if self.messages.len() < before {
                     self.messages.extend(answer);

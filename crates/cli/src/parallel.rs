@@ -92,8 +92,8 @@ fn print_all(
     let mut waiting: VecDeque<PromptLine<'_>> = VecDeque::new();
     for (at, prompt) in prompts.lines().enumerate() {
         let ids = engine.model().encode_with(prompt, encoding)?;
-        let seed = options.seed.wrapping_add(at as u64);
-        let request = Request::new(ids, GenerateOptions { seed, ..options.clone() });
+        let seed = options.seed.unwrap_or_default().wrapping_add(at as u64);
+        let request = Request::new(ids, GenerateOptions { seed: Some(seed), ..options.clone() });
         let stream = loop {
             match engine.submit(request.clone()) {
                 // The queue has room once the first text has ended.

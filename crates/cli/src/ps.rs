@@ -27,10 +27,14 @@ pub struct PsArgs {
     /// Print the server's JSON.
     #[arg(long)]
     json: bool,
+    /// Print the server's health, and fail unless it is ready: for container health checks. Needs no key.
+    #[arg(long)]
+    health: bool,
 }
 
 pub fn ps(args: &PsArgs) -> Result<(), CommandFailure> {
-    let url = format!("{}/api/ps", base(&args.host, args.port));
+    let path = if args.health { "/health" } else { "/api/ps" };
+    let url = format!("{}{path}", base(&args.host, args.port));
     let (status, body) = get(&url, args.api_key.as_deref()).map_err(|error| match error {
         Error::Io { path, source } => {
             let hint = "is `tilewright serve` running there? --host and --port name the server";
@@ -40,6 +44,12 @@ pub fn ps(args: &PsArgs) -> Result<(), CommandFailure> {
     })?;
     let failed = |message: String| Error::Io { path: Path::new(&url).into(), source: io::Error::other(message) };
     let parsed: Option<Value> = serde_json::from_str(&body).ok();
+    if args.health {
+        let Some(health) = parsed.filter(|_| status == 200) else {
+            return Err(failed(format!("status {status}, expected 200: {}", body.trim())).into());
+        };
+        return print_json(&health);
+    }
     let models = parsed.as_ref().and_then(|body| body.get("models")?.as_array());
     let (Some(models), 200) = (models, status) else {
         let key = if status == 401 { "; --api-key or TILEWRIGHT_API_KEY gives the key" } else { "" };

@@ -537,7 +537,7 @@ impl SamplingArgs {
         Ok(GenerateOptions {
             max_tokens: self.max_tokens,
             logit_bias: self.logit_bias.iter().copied().collect(),
-            seed: self.seed.unwrap_or_else(clock_seed),
+            seed: Some(self.seed.unwrap_or_else(clock_seed)),
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
             context_policy: if self.slide { ContextPolicy::Slide } else { ContextPolicy::Stop },
@@ -733,7 +733,7 @@ fn summary(device: &Device, options: &GenerateOptions, reason: StopReason, prefi
         StopReason::Deadline => "deadline",
     };
     let rate = |name: &str, stats: Stats| format!("{name} {}", rate_text(stats.tokens, stats));
-    let seed = if options.temperature > 0.0 { format!("; seed {}", options.seed) } else { String::new() };
+    let seed = if options.temperature > 0.0 { format!("; seed {}", options.seed.unwrap_or_default()) } else { String::new() };
     summary!("\n{}; {}; {reason}{seed}", rate("prefill", prefill), rate("decode", decode));
     let info = device.info();
     summary!("on {} ({}): {}", info.name, info.backend, info.reason);

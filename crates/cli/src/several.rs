@@ -129,7 +129,7 @@ fn print_drawn(
 ) -> Result<(), CommandFailure> {
     let mut texts = Vec::new();
     for i in 0..count {
-        let options = GenerateOptions { seed: options.seed.wrapping_add(i), ..options.clone() };
+        let options = GenerateOptions { seed: options.seed.map(|seed| seed.wrapping_add(i)), ..options.clone() };
         let mut generation = session.generate_from(prompt_ids, &options)?;
         let (mut text, mut token_ids) = (String::new(), Vec::new());
         while let Some(piece) = pollster::block_on(generation.next()) {

@@ -270,7 +270,7 @@ impl Answers {
             let options = &ask.choices.options;
             // Answers to the same prompt share its log probabilities.
             let prompt_logprobs = options.prompt_logprobs.filter(|_| index.is_multiple_of(self.n_each));
-            let options = GenerateOptions { seed, prompt_logprobs, ..options.clone() };
+            let options = GenerateOptions { seed: Some(seed), prompt_logprobs, ..options.clone() };
             let tokenizer = self.decoder.model().tokenizer()?;
             let end_ids = options.end_ids(Some(tokenizer));
             let (deadline, cache_salt) = (Some(self.deadline), self.cache_salt.clone());

@@ -71,10 +71,21 @@ fn kubernetes_files_start_a_guarded_server() {
     }
 }
 
+/// The container's health check succeeds once the server is ready, and fails without a server.
 #[test]
 fn compose_file_starts_a_guarded_server() {
+    let file = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Containerfile")).unwrap();
+    let check = words(&file.replace("HEALTHCHECK", "\nHEALTHCHECK").replace("CMD [\"tilewright\", \"ps\"", "check: [\"ps\""), "check");
+    assert_eq!(check, ["ps", "--health"]);
+    let healthy = |port: u16| {
+        let port = port.to_string();
+        let output = super::program::command_of(&["ps", "--health", "--port", &port]).output().unwrap();
+        output.status.success() && String::from_utf8(output.stdout).unwrap().contains("\"ok\"")
+    };
+    assert!(!healthy(9));
     let program = start(&words(&example("compose/compose.yaml"), "command"));
     assert_guarded(&program, "tilewright:8080");
+    assert!(healthy(program.address.port()));
 }
 
 /// Also the reload of changed keys, and the stop.

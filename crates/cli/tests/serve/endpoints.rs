@@ -41,7 +41,7 @@ fn told(is_chat: bool, options: &GenerateOptions) -> (String, Vec<u32>) {
 }
 
 fn drawn(seed: u64) -> GenerateOptions {
-    GenerateOptions { max_tokens: 12, temperature: 1.0, seed, ..GenerateOptions::default() }
+    GenerateOptions { max_tokens: 12, temperature: 1.0, seed: Some(seed), ..GenerateOptions::default() }
 }
 
 #[test]

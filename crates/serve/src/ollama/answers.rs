@@ -19,7 +19,7 @@ use super::super::completions::raw;
 use super::super::conversation::{Conversation, message_of, tools_of, with_notice, with_notices};
 use super::super::errors::ApiError;
 use super::super::models::Decoder;
-use super::super::sampling::ids_of;
+use super::super::sampling::{ids_of, random};
 use super::super::schema::{Endpoint, Kind, Neutral, field, neutral};
 use super::super::sse::{Disconnected, PartSender, Style, streamed};
 use super::options::{COMMON, CommonFields};
@@ -270,7 +270,7 @@ fn turns_of(messages: &[Message]) -> Vec<usize> {
 
 /// Ollama returns one answer per request.
 fn one_answer(request: ChatRequest) -> Conversation {
-    Conversation { seeds: vec![request.options.seed], request }
+    Conversation { seeds: vec![request.options.seed.unwrap_or_else(random)], request }
 }
 
 /// Converts Ollama's message: calls have object arguments; reasoning and tool names have other keys; roles may have

@@ -11,7 +11,7 @@ use super::super::app::App;
 use super::super::errors::ApiError;
 use super::super::fields::Fields;
 use super::super::models::Lease;
-use super::super::sampling::{OwnBounds, number_rows, numbers, random, seed_of, stops, with_default};
+use super::super::sampling::{OwnBounds, number_rows, numbers, seed_of, stops, with_default};
 use super::super::schema::{Field, Kind, Neutral, field, neutral, required};
 
 /// The model's name.
@@ -241,7 +241,7 @@ impl RequestOptions {
         let n = given.checked_whole("num_predict").filter(|&n| n >= 0);
         let options = GenerateOptions {
             max_tokens: n.map_or(limit, |n| (n as usize).min(limit)),
-            seed: seed_of(given)?.unwrap_or_else(random),
+            seed: seed_of(given)?,
             stop: stops(given, "stop", &app.limits)?,
             ..options
         };
