@@ -528,6 +528,6 @@ fn malformed_otlp_endpoint_is_refused() {
     for endpoint in ["localhost", "localhost:4318", "ftp://localhost", "http://"] {
         let output = command(&["--port", "0", "--otlp-endpoint", endpoint]).output().unwrap();
         let message = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.code() == Some(2) && message.contains("otlp_endpoint"), "{endpoint}: {message}");
+        assert!(output.status.code() == Some(2) && message.contains("--otlp-endpoint"), "{endpoint}: {message}");
     }
 }
