@@ -166,8 +166,16 @@ impl Passes {
         self.sizes.max_pass
     }
 
+    /// Allocates what prefill chunks with logits need.
+    ///
+    /// # Errors
+    /// As [`Stage::allocate_logits`].
+    pub async fn allocate_logits(&mut self, adapted: Adapted<'_>) -> Result<(), Error> {
+        self.last.allocate_logits(Some(adapted)).await
+    }
+
     /// Computes a prefill chunk for the sequence of `row`, of at most [`SCORED_ROWS`] tokens if `with_logits`; then
-    /// returns the logits of each. Models with several stages have no adapters.
+    /// returns the logits of each. Requires [`Passes::allocate_logits`]. Models with several stages have no adapters.
     ///
     /// # Errors
     /// Those of recording, of the self-test, and of the devices.
@@ -197,7 +205,6 @@ impl Passes {
             return Ok(Vec::new());
         }
         let pass = Pass::ScoredPrompt(size);
-        self.last.pass(Some(adapted), pass).await?;
         let logits = self.last.scored.as_ref().unwrap_or(&self.last.prompt).logits.first_rows(size)?;
         let recording = self.last.pass(Some(adapted), pass).await?;
         let words = model.run_and_read(recording, ids.len(), &logits, 1).await?.await?;

@@ -205,6 +205,20 @@ impl Stage {
         Ok(())
     }
 
+    /// Allocates what prefill chunks with logits need, on a GPU.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if it does not fit; the device is unchanged. Those of [`Stage::pass`].
+    pub async fn allocate_logits(&mut self, adapted: Option<Adapted<'_>>) -> Result<(), Error> {
+        let pass = Pass::ScoredPrompt(SCORED_ROWS.min(self.sizes.max_pass));
+        self.pass(adapted, pass).await?;
+        if !self.device.is_gpu() || IS_BROWSER {
+            return Ok(());
+        }
+        self.scored.iter().try_for_each(|io| self.device.allocate(&io.logits))?;
+        self.device.allocate_for(&self.recordings[&(number(adapted), pass)])
+    }
+
     /// Copies the states of a sequence to a copy.
     ///
     /// # Errors

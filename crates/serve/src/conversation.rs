@@ -18,6 +18,9 @@ use super::models::Decoder;
 /// Reasoning efforts; `none` disables thinking.
 pub const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
 
+/// Template variables that say whether the model may think.
+const THINKING: [&str; 2] = ["enable_thinking", "thinking"];
+
 /// A request and its answers' seeds.
 pub struct Conversation {
     pub request: ChatRequest,
@@ -30,17 +33,17 @@ impl Conversation {
         self.request.options.constraint.is_some() || !self.request.tools.is_empty()
     }
 
-    /// Sets template variables that the request leaves open. `enable_thinking` also decides whether the model may
+    /// Sets template variables that the request leaves open. Those of thinking also decide whether the model may
     /// think.
     pub fn add_variables(&mut self, usual: &Map<String, Json>) {
         let variables = &mut self.request.variables;
         for (name, value) in usual {
-            let is_open = name != "enable_thinking" || self.request.thinking.is_none();
+            let is_open = !THINKING.contains(&name.as_str()) || self.request.thinking.is_none();
             if is_open && !variables.contains_key(name) {
                 variables.insert(name.clone(), value.clone());
             }
         }
-        let thinks = ["enable_thinking", "thinking"].iter().find_map(|name| variables.get(*name)?.as_bool());
+        let thinks = THINKING.iter().find_map(|name| variables.get(*name)?.as_bool());
         self.request.thinking = self.request.thinking.or(thinks);
     }
 
