@@ -298,12 +298,12 @@ impl Embedder {
         self.inner.batcher.encode_truncated(&self.prompted(text), truncation)
     }
 
-    /// Refuses tokens that this encoder cannot compute.
+    /// Whether [`Embedder::encode`] truncates this text.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] for no tokens, too many, or one outside the vocabulary.
-    pub fn check_tokens(&self, tokens: &Tokens) -> Result<(), Error> {
-        self.inner.batcher.check(tokens)
+    /// [`Error::Tokenizer`] if the text cannot be encoded.
+    pub fn is_cut(&self, text: &str) -> Result<bool, Error> {
+        Ok(self.encode_truncated(text, Truncation::default())?.1 > self.max_tokens() as usize)
     }
 
     fn prompted<'a>(&self, text: &'a str) -> Cow<'a, str> {

@@ -17,14 +17,14 @@ use super::client::{done, get, post, send};
 use super::common::{block_on, collect};
 use super::server::{embedder, load_story, own, reranker, shared, start};
 
-const PROMPT: &str = "Once upon a time there was a dragon.";
+pub const PROMPT: &str = "Once upon a time there was a dragon.";
 
 fn messages() -> Json {
     json!([{"role": "user", "content": PROMPT}])
 }
 
 /// The model's output without a server: text and tokens.
-fn told(is_chat: bool, options: &GenerateOptions) -> (String, Vec<u32>) {
+pub fn told(is_chat: bool, options: &GenerateOptions) -> (String, Vec<u32>) {
     let model = Model::builtin(&Device::cpu()).unwrap();
     let ids = match is_chat {
         true => {
