@@ -125,7 +125,7 @@ fn messages_match_the_model_whole_and_streamed() {
 const SPECIAL: [&str; 5] = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>"];
 
 /// A template in Qwen's format.
-const TEMPLATE: &str = "{# <tool_call> <think> #}{% for m in messages %}{{ m.role }}:{{ m.reasoning_content }}{{ m.content }}\
+const TEMPLATE: &str = "{# <tool_call> <think> \"arguments\" #}{% for m in messages %}{{ m.role }}:{{ m.reasoning_content }}{{ m.content }}\
                         {% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %};\
                         {% endfor %}A:";
 
@@ -199,9 +199,10 @@ fn required_calls_and_formats_follow_their_schemas() {
         let schema = json!({"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
             "additionalProperties": false});
         let tools = json!([{"type": "custom", "name": "weather", "input_schema": schema, "cache_control": {"type": "ephemeral"}}]);
-        let asked = json!({"model": "story", "messages": messages, "tools": tools, "tool_choice": choice, "max_tokens": 100, "seed": 1});
+        let asked = json!({"model": "story", "messages": messages, "tools": tools, "tool_choice": choice, "max_tokens": 200, "seed": 1});
         let answer = done(shared(), "/v1/messages", asked).json();
-        let call = answer["content"].as_array().unwrap().iter().find(|block| block["type"] == "tool_use").unwrap();
+        let call = answer["content"].as_array().unwrap().iter().find(|block| block["type"] == "tool_use");
+        let call = call.unwrap_or_else(|| panic!("{answer}"));
         assert!(["Rome", "Oslo"].contains(&call["input"]["city"].as_str().unwrap()), "{answer}");
     }
     let format = json!({"type": "json_schema", "schema": {"enum": ["Rome", "Oslo"]}});

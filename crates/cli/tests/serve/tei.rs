@@ -121,17 +121,22 @@ fn tei_endpoints_match_the_encoders() {
     }
 
     let query = "Where does the sun shine?";
-    let want = block_on(reranker().unwrap().rank(query, &TEXTS)).unwrap();
+    let own = reranker().unwrap();
+    let (want, logits) = (block_on(own.rank(query, &TEXTS)).unwrap(), block_on(own.logits(query, &TEXTS)).unwrap());
+    assert!(!own.has_sigmoid());
     let asked = json!({"query": query, "texts": TEXTS, "return_text": true});
     let ranks = done(shared(), "/rerank", asked.clone()).json();
     let mut raw = asked;
     raw["raw_scores"] = true.into();
-    let logits = done(shared(), "/rerank", raw).json();
-    for ((rank, logit), want) in ranks.as_array().unwrap().iter().zip(logits.as_array().unwrap()).zip(&want) {
-        let score = rank["score"].as_f64().unwrap() as f32;
-        assert_eq!((&rank["index"], score, &rank["text"]), (&json!(want.index), want.score, &json!(TEXTS[want.index])));
-        let logit = logit["score"].as_f64().unwrap();
-        assert!((1.0 / (1.0 + (-logit).exp()) - f64::from(score)).abs() < 1e-6);
+    let raw = done(shared(), "/rerank", raw).json();
+    for ((rank, raw), want) in ranks.as_array().unwrap().iter().zip(raw.as_array().unwrap()).zip(&want) {
+        let logit = logits[want.index];
+        let [score, raw_score] = [rank, raw].map(|rank| rank["score"].as_f64().unwrap() as f32);
+        assert_eq!(
+            (&rank["index"], &raw["index"], &rank["text"]),
+            (&json!(want.index), &json!(want.index), &json!(TEXTS[want.index]))
+        );
+        assert!(raw_score == logit && (score - 1.0 / (1.0 + (-logit).exp())).abs() < 1e-6, "{rank} {logit}");
     }
     let cohere = done(shared(), "/rerank", json!({"query": query, "documents": TEXTS})).json();
     assert_eq!(cohere["results"][0]["index"], json!(want[0].index));
