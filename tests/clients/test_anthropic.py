@@ -33,7 +33,7 @@ class Messages(unittest.TestCase):
         self.addCleanup(self.client.close)
 
     def test_whole_and_streamed(self):
-        asked = dict(model="story", messages=MESSAGES, system=[{"type": "text", "text": "Tell."}], max_tokens=12, temperature=0)
+        asked = dict(model="story", messages=MESSAGES, system=[{"type": "text", "text": "Tell."}], max_tokens=12, extra_body={"temperature": 0})
         whole = self.client.messages.create(**asked, metadata={"user_id": "x"})
         self.assertEqual((whole.stop_reason, whole.usage.output_tokens), ("max_tokens", 12))
         with self.client.messages.stream(**asked) as stream:
@@ -48,7 +48,7 @@ class Messages(unittest.TestCase):
         self.assertEqual((stopped.stop_reason, stopped.stop_sequence), ("stop_sequence", stop))
 
     def test_tools(self):
-        asked = dict(model="story", tools=[TOOL], max_tokens=200, thinking={"type": "disabled"})
+        asked = dict(model="story", tools=[TOOL], max_tokens=200, thinking={"type": "disabled"}, extra_body={"seed": 3})
         choice = {"type": "any", "disable_parallel_tool_use": True}
         with self.client.messages.stream(**asked, messages=MESSAGES, tool_choice=choice) as stream:
             answer = stream.get_final_message()
@@ -63,7 +63,7 @@ class Messages(unittest.TestCase):
         self.assertEqual(beta.stop_reason, "tool_use")
 
     def test_schemas_and_models(self):
-        parsed = self.client.messages.parse(model="story", messages=MESSAGES, max_tokens=50, output_format=Place)
+        parsed = self.client.messages.parse(model="story", messages=MESSAGES, max_tokens=200, output_format=Place, extra_body={"seed": 3})
         self.assertIsInstance(parsed.parsed_output, Place)
         self.assertEqual([model.id for model in self.client.models.list()], ["story", "nomic", "bert"])
         self.assertEqual(self.client.models.retrieve("story").display_name, "story")
@@ -71,7 +71,7 @@ class Messages(unittest.TestCase):
     def test_errors_have_their_classes(self):
         create = self.client.messages.create
         with self.assertRaises(anthropic.NotFoundError) as refused:
-            create(model="claude-sonnet-4-5", messages=MESSAGES, max_tokens=1)
+            create(model="claude-unknown", messages=MESSAGES, max_tokens=1)
         self.assertEqual(refused.exception.body["error"]["type"], "not_found_error")
         self.assertTrue(refused.exception.request_id)
         with self.assertRaises(anthropic.BadRequestError):

@@ -145,7 +145,7 @@ fn weather() -> Json {
 
 #[test]
 fn thoughts_and_calls_are_blocks() {
-    let counting = scripted_server(&Says::Always(b'k'));
+    let counting = scripted_server(&Says::Behind(1, "k"));
     // Without the model's name, since there is one.
     let mut asked = json!({"messages": [{"role": "user", "content": "hi"}], "tools": weather(), "max_tokens": 100,
         "temperature": 0, "thinking": {"type": "enabled", "budget_tokens": 50}});
@@ -193,9 +193,10 @@ fn thoughts_and_calls_are_blocks() {
 #[test]
 fn required_calls_and_formats_follow_their_schemas() {
     let messages = json!([{"role": "user", "content": PROMPT}]);
-    for choice in
-        [json!({"type": "any", "disable_parallel_tool_use": true}), json!({"type": "tool", "name": "weather"})]
-    {
+    for choice in [
+        json!({"type": "any", "disable_parallel_tool_use": true}),
+        json!({"type": "tool", "name": "weather", "disable_parallel_tool_use": true}),
+    ] {
         let schema = json!({"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
             "additionalProperties": false});
         let tools = json!([{"type": "custom", "name": "weather", "input_schema": schema, "cache_control": {"type": "ephemeral"}}]);
