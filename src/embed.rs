@@ -26,8 +26,8 @@ use crate::counted::CountedCache;
 /// Cached vectors, keyed by the text with its prompt.
 pub type VectorCache = CountedCache<Box<str>, Arc<[f32]>>;
 
-/// The first `n_kept` elements of each vector of `dims`, scaled to length 1 if `normalizes`. Only vectors of models that
-/// are trained for it keep their quality (Matryoshka representations, <https://arxiv.org/abs/2205.13147>).
+/// The first `n_kept` elements of each vector of `dims`, scaled to length 1 if `normalizes`. Only vectors of models
+/// that are trained for it keep their quality (Matryoshka representations, <https://arxiv.org/abs/2205.13147>).
 pub fn shortened(vectors: &[f32], dims: usize, n_kept: usize, normalizes: bool) -> Vec<f32> {
     let mut all = Vec::with_capacity(vectors.len() / dims.max(1) * n_kept.min(dims));
     for vector in vectors.chunks_exact(dims.max(1)) {

@@ -556,8 +556,8 @@ impl Gap {
         self.prefix.len() + self.suffix.len() + self.begun.len() + files
     }
 
-    /// The prompt: other files in the format of repositories if the model knows it, then the file with the gap. Names of
-    /// control tokens in the code are plain text.
+    /// The prompt: other files in the format of repositories if the model knows it, then the file with the gap. Names
+    /// of control tokens in the code are plain text.
     fn ids(&self, tokens: &FimTokens, tokenizer: &Tokenizer) -> Result<Vec<u32>, ApiError> {
         let mut ids = tokenizer.encode("", true)?;
         ids.truncate(usize::from(ids.first().is_some_and(|&first| Some(first) == tokenizer.bos_id())));
