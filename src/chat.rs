@@ -308,6 +308,19 @@ impl ChatTemplate {
         self.render_with(messages, options, None)
     }
 
+    /// As [`ChatTemplate::render`], with the special tokens of a vocabulary.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn render_for(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        options: &ChatOptions,
+    ) -> Result<Rendered, Error> {
+        self.render_with(messages, options, Some(tokenizer))
+    }
+
     /// The token ids of a conversation, with the tokens that the vocabulary puts before a text. Nothing in a message,
     /// role, tool, document or variable becomes a control token.
     ///

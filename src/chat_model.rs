@@ -144,6 +144,32 @@ pub struct ChatStream<'s> {
     is_over: bool,
 }
 
+/// A request's messages with its prefill, and the other inputs of the template.
+fn template_inputs(request: &ChatRequest) -> (Cow<'_, [Message]>, ChatOptions) {
+    let ChatRequest { messages, prefill, .. } = request;
+    let messages: Cow<'_, [Message]> = match prefill {
+        Some(begun) => Cow::from([messages.as_slice(), &[Message::new("assistant", begun.as_str())]].concat()),
+        None => Cow::from(messages),
+    };
+    let mut variables = request.variables.clone();
+    if let Some(thinks) = request.thinking {
+        for name in ["enable_thinking", "thinking"] {
+            variables.entry(name).or_insert_with(|| thinks.into());
+        }
+    }
+    let list = |list: &Vec<Json>| (!list.is_empty()).then(|| list.clone());
+    let options = ChatOptions {
+        add_generation_prompt: request.add_generation_prompt,
+        continue_final_message: prefill.is_some(),
+        tools: list(&request.tools),
+        documents: list(&request.documents),
+        variables,
+        template: request.template.clone(),
+        now: request.now.or_else(now),
+    };
+    (messages, options)
+}
+
 impl ChatModel {
     /// Uses the template of the model's files, or the known one for its vocabulary.
     ///
@@ -203,27 +229,8 @@ impl ChatModel {
     /// of [`Tokenizer::encode`].
     pub fn prepare(&self, request: &ChatRequest) -> Result<ChatPrompt, Error> {
         let template = self.template()?;
-        let ChatRequest { messages, prefill, .. } = request;
-        let messages: Cow<'_, [Message]> = match prefill {
-            Some(begun) => Cow::from([messages.as_slice(), &[Message::new("assistant", begun.as_str())]].concat()),
-            None => Cow::from(messages),
-        };
-        let mut variables = request.variables.clone();
-        if let Some(thinks) = request.thinking {
-            for name in ["enable_thinking", "thinking"] {
-                variables.entry(name).or_insert_with(|| thinks.into());
-            }
-        }
-        let list = |list: &Vec<Json>| (!list.is_empty()).then(|| list.clone());
-        let template_options = ChatOptions {
-            add_generation_prompt: request.add_generation_prompt,
-            continue_final_message: prefill.is_some(),
-            tools: list(&request.tools),
-            documents: list(&request.documents),
-            variables,
-            template: request.template.clone(),
-            now: request.now.or_else(now),
-        };
+        let prefill = &request.prefill;
+        let (messages, template_options) = template_inputs(request);
         let mut ids = template.encode(&self.tokenizer, &messages, &template_options)?;
         // A prefill is read as the answer's beginning, not as the prompt's end.
         let mut end = String::new();
@@ -240,6 +247,15 @@ impl ChatModel {
             options.stop.extend(template.stop_texts().iter().map(|&text| text.to_owned()));
         }
         Ok(ChatPrompt { ids, options, reader: reader.begun_with(prefill.as_deref().unwrap_or_default()) })
+    }
+
+    /// The text of a conversation's prompt, as the template writes it.
+    ///
+    /// # Errors
+    /// [`Error::Template`] without a template, or if it refuses the messages.
+    pub fn prompt_text(&self, request: &ChatRequest) -> Result<String, Error> {
+        let (messages, options) = template_inputs(request);
+        Ok(self.template()?.render_for(&self.tokenizer, &messages, &options)?.text().to_owned())
     }
 
     /// The options and reader for an answer to a prompt without a template. `prompt`: its text, or the end of it.

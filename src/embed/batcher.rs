@@ -27,6 +27,25 @@ pub(super) struct EncoderLimits {
     pub memory_limit: Option<u64>,
 }
 
+/// How a text that is too long is truncated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Truncation {
+    /// Maximum tokens, including special tokens; `None`: the encoder's.
+    pub max_tokens: Option<u32>,
+    /// The side that is dropped.
+    pub side: TruncationSide,
+}
+
+/// The side of a text that truncation drops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TruncationSide {
+    /// The beginning.
+    Left,
+    /// The end.
+    #[default]
+    Right,
+}
+
 /// An encoder on a device that computes one row of numbers per text.
 pub(super) struct Batcher {
     pub device: Device,
@@ -168,19 +187,31 @@ impl Batcher {
 
     /// Encodes a text with its special tokens, truncated to `max_tokens`.
     pub fn encode(&self, text: &str) -> Result<Tokens, Error> {
-        let TextEncoder { encodings, prefix, suffix, .. } = self.reader()?;
-        let inner = encodings.encode(text, EncodeOptions::default())?;
-        let room = self.max_tokens as usize - prefix.len() - suffix.len();
-        let tokens = Tokens::from([prefix, &inner[..inner.len().min(room)], suffix].concat());
-        self.check(&tokens)?;
-        Ok(tokens)
+        Ok(self.encode_truncated(text, Truncation::default())?.0)
     }
 
-    /// Whether [`Batcher::encode`] truncates this text.
-    pub fn is_cut(&self, text: &str) -> Result<bool, Error> {
+    /// Encodes a text with its special tokens. Also returns their number before truncation.
+    pub fn encode_truncated(&self, text: &str, truncation: Truncation) -> Result<(Tokens, usize), Error> {
         let TextEncoder { encodings, prefix, suffix, .. } = self.reader()?;
+        let n_special = prefix.len() + suffix.len();
+        let least = n_special.max(1) as u32;
+        let most = checked("max_tokens", truncation.max_tokens.unwrap_or(self.max_tokens), least..=self.max_tokens)?;
         let inner = encodings.encode(text, EncodeOptions::default())?;
-        Ok(inner.len() > self.max_tokens as usize - prefix.len() - suffix.len())
+        let n_kept = inner.len().min(most as usize - n_special);
+        let kept = match truncation.side {
+            TruncationSide::Right => &inner[..n_kept],
+            TruncationSide::Left => &inner[inner.len() - n_kept..],
+        };
+        let tokens = Tokens::from([prefix, kept, suffix].concat());
+        self.check(&tokens)?;
+        Ok((tokens, inner.len() + n_special))
+    }
+
+    /// Number of tokens of a pair before truncation.
+    pub fn pair_len(&self, a: &str, b: &str) -> Result<usize, Error> {
+        let reader = self.reader()?;
+        let len = |text| Ok::<usize, Error>(reader.encodings.encode(text, EncodeOptions::default())?.len());
+        Ok(reader.pair()?.len() + len(a)? + len(b)?)
     }
 
     /// Encodes a pair of texts with its special tokens. If it exceeds `max_tokens`, the longer text is truncated

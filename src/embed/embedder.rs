@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::VectorCache;
 use super::batch::{OutputHead, Tokens};
-use super::batcher::{Batcher, EncoderLimits, Item};
+use super::batcher::{Batcher, EncoderLimits, Item, Truncation};
 use super::place::{Place, Second};
 use crate::device::Device;
 use crate::error::Error;
@@ -289,12 +289,21 @@ impl Embedder {
         self.inner.batcher.encode(&self.prompted(text))
     }
 
+    /// As [`Embedder::encode`] with another truncation. Also returns the number of tokens before truncation.
+    ///
+    /// # Errors
+    /// As [`Embedder::encode`]; [`Error::Option`] for a `max_tokens` that leaves no room beside the special tokens, or
+    /// is more than [`Embedder::max_tokens`].
+    pub fn encode_truncated(&self, text: &str, truncation: Truncation) -> Result<(Tokens, usize), Error> {
+        self.inner.batcher.encode_truncated(&self.prompted(text), truncation)
+    }
+
     /// Whether [`Embedder::encode`] truncates this text.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the text cannot be encoded.
     pub fn is_cut(&self, text: &str) -> Result<bool, Error> {
-        self.inner.batcher.is_cut(&self.prompted(text))
+        Ok(self.encode_truncated(text, Truncation::default())?.1 > self.max_tokens() as usize)
     }
 
     fn prompted<'a>(&self, text: &'a str) -> Cow<'a, str> {

@@ -11,6 +11,7 @@ use crate::formats::BlockType;
 use crate::load::{FileName, Loader, ModelFile, ModelHeader, WeightUploader};
 use crate::model::{ModelConfig, ScoreHead};
 use crate::recording::MemoryPlan;
+use crate::tokenizer::EncodingCache;
 use crate::tuning::while_testing;
 
 /// Options for loading and running a cross-encoder.
@@ -181,6 +182,30 @@ impl Reranker {
         self.0.batcher.encode_pair(query, document)
     }
 
+    /// Number of tokens of a pair before truncation.
+    ///
+    /// # Errors
+    /// As [`Reranker::encode`].
+    pub fn pair_len(&self, query: &str, document: &str) -> Result<usize, Error> {
+        self.0.batcher.pair_len(query, document)
+    }
+
+    /// The tokenizer with its cache.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if the model has no usable tokenizer.
+    pub fn encodings(&self) -> Result<&EncodingCache, Error> {
+        self.0.batcher.encodings()
+    }
+
+    /// The logits of documents for a query, in the documents' order: scores before any sigmoid.
+    ///
+    /// # Errors
+    /// As [`Reranker::score_pairs`].
+    pub async fn logits<S: AsRef<str>>(&self, query: &str, documents: &[S]) -> Result<Vec<f32>, Error> {
+        self.pair_logits(&pairs(query, documents), &mut |_| ()).await
+    }
+
     /// The scores of documents for a query, in the documents' order.
     ///
     /// # Errors
@@ -229,13 +254,21 @@ impl Reranker {
         pairs: &[(A, B)],
         progress: &mut dyn FnMut(usize),
     ) -> Result<Vec<f32>, Error> {
+        let logits = self.pair_logits(pairs, progress).await?;
+        Ok(logits.into_iter().map(|logit| self.score_of(logit)).collect())
+    }
+
+    async fn pair_logits<A: AsRef<str>, B: AsRef<str>>(
+        &self,
+        pairs: &[(A, B)],
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Vec<f32>, Error> {
         let RerankerInner { batcher, .. } = &*self.0;
         let item = |i: usize| {
             let (a, b) = &pairs[i];
             batcher.encode_pair(a.as_ref(), b.as_ref()).map(Item::Tokens)
         };
-        let logits = batcher.rows(pairs.len(), item, progress).await?;
-        Ok(logits.into_iter().map(|logit| self.score_of(logit)).collect())
+        batcher.rows(pairs.len(), item, progress).await
     }
 
     fn score_of(&self, logit: f32) -> f32 {

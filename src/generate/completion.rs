@@ -161,22 +161,22 @@ impl Completion {
         let decoder = self.decoder.as_mut().filter(|_| has_text);
         let mut text = decoder.and_then(|decoder| decoder.push(id).ok()).unwrap_or_default();
         self.pending_text.decoded(text.len());
-        let mut stopped = false;
+        let mut stop = None;
         if self.n_generated > self.min_tokens {
-            (text, stopped) = self.stop_filter.push(&text);
+            (text, stop) = self.stop_filter.push(&text);
         }
-        if stopped {
+        if stop.is_some() {
             stop_reason = Some(StopReason::StopText);
         } else {
             let limit = if is_last { Some(StopReason::MaxTokens) } else { is_full.then_some(StopReason::ContextFull) };
             stop_reason = stop_reason.or(limit);
             if stop_reason.is_some() {
-                let rest = self.decoder.as_mut().map(StreamDecoder::finish).unwrap_or_default();
+                let mut rest = self.decoder.as_mut().map(StreamDecoder::finish).unwrap_or_default();
                 match self.n_generated > self.min_tokens {
                     true => {
-                        let (rest, stopped) = self.stop_filter.push(&rest);
+                        (rest, stop) = self.stop_filter.push(&rest);
                         text += &rest;
-                        if !stopped {
+                        if stop.is_none() {
                             text += &self.stop_filter.finish();
                         }
                     }
@@ -185,6 +185,6 @@ impl Completion {
             }
         }
         let held = self.pending_text.given_out(text.len());
-        Ok(Decoded { piece: Piece { id, text, logprobs, held }, stop_reason, forced })
+        Ok(Decoded { piece: Piece { id, text, logprobs, held, stop }, stop_reason, forced })
     }
 }

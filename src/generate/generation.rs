@@ -54,6 +54,9 @@ pub struct Piece {
     /// How many of the latest tokens, this one included, have no emitted text yet: their characters are incomplete
     /// or may begin a stop string. After [`StopReason::StopText`] these are the stop string's tokens.
     pub held: usize,
+    /// The stop string that this token completes: an index into
+    /// [`GenerateOptions::stop`](field@GenerateOptions::stop).
+    pub stop: Option<usize>,
 }
 
 /// Cancels a generation, also from another thread; the token in progress is the last.

@@ -3,6 +3,8 @@
 //! Each stop string tracks how many of its bytes the text so far ends with, as in Knuth, Morris and Pratt: a token's
 //! cost depends on its bytes and the number of stop strings, never on their length.
 
+use std::cmp::Reverse;
+
 /// Passes text through up to the first complete stop string; of several that end together, the longest counts.
 #[derive(Debug, Default)]
 pub(super) struct StopFilter {
@@ -18,21 +20,23 @@ impl StopFilter {
         StopFilter { stops, held: String::new(), includes_stop }
     }
 
-    /// Adds text. Returns the text to emit, and whether a stop string was reached.
-    pub fn push(&mut self, text: &str) -> (String, bool) {
+    /// Adds text. Returns the text to emit, and the index of the stop string that was reached.
+    pub fn push(&mut self, text: &str) -> (String, Option<usize>) {
         let n_held = self.held.len();
         self.held.push_str(text);
         for (at, byte) in text.bytes().enumerate() {
-            let ended = self.stops.iter_mut().filter_map(|stop| stop.push(byte).then_some(stop.text.len())).max();
-            if let Some(len) = ended {
+            // Equal lengths mean equal strings: the first one counts.
+            let stops = self.stops.iter_mut().enumerate();
+            let ended = stops.filter_map(|(i, stop)| stop.push(byte).then_some((stop.text.len(), Reverse(i)))).max();
+            if let Some((len, Reverse(stop))) = ended {
                 let n_left_out = if self.includes_stop { 0 } else { len };
                 self.held.truncate(n_held + at + 1 - n_left_out);
-                return (self.finish(), true);
+                return (self.finish(), Some(stop));
             }
         }
         // A match begins and ends at character boundaries.
         let n_kept = self.stops.iter().map(|stop| stop.n_matched).max().unwrap_or(0);
-        (self.held.drain(..self.held.len() - n_kept).collect(), false)
+        (self.held.drain(..self.held.len() - n_kept).collect(), None)
     }
 
     /// The held text, at the end of the stream.
@@ -93,21 +97,22 @@ impl Stop {
 mod tests {
     use super::*;
 
-    fn run(stops: &[&str], pieces: &[&str]) -> (String, bool) {
+    /// The text before the first stop string, and its index.
+    fn run(stops: &[&str], pieces: &[&str]) -> (String, Option<usize>) {
         run_with(stops, pieces, false)
     }
 
-    fn run_with(stops: &[&str], pieces: &[&str], includes_stop: bool) -> (String, bool) {
+    fn run_with(stops: &[&str], pieces: &[&str], includes_stop: bool) -> (String, Option<usize>) {
         let mut filter = StopFilter::new(&stops.iter().map(|s| s.to_string()).collect::<Vec<_>>(), includes_stop);
         let mut out = String::new();
         for piece in pieces {
             let (text, stopped) = filter.push(piece);
             out += &text;
-            if stopped {
-                return (out, true);
+            if stopped.is_some() {
+                return (out, stopped);
             }
         }
-        (out + &filter.finish(), false)
+        (out + &filter.finish(), None)
     }
 
     #[test]
@@ -115,30 +120,34 @@ mod tests {
         for cut in 0..=11 {
             let text = "one END two";
             let pieces = [&text[..cut], &text[cut..]];
-            assert_eq!(run(&["END", "two"], &pieces), ("one ".into(), true), "cut at {cut}");
-            assert_eq!(run_with(&["END", "two"], &pieces, true), ("one END".into(), true), "cut at {cut}");
+            assert_eq!(run(&["END", "two"], &pieces), ("one ".into(), Some(0)), "cut at {cut}");
+            assert_eq!(run_with(&["END", "two"], &pieces, true), ("one END".into(), Some(0)), "cut at {cut}");
         }
         // One inside the other, and one that ends with the other.
         for cut in 0..=4 {
-            assert_eq!(run(&["abcd", "bc"], &[&"abcd"[..cut], &"abcd"[cut..]]), ("a".into(), true), "cut at {cut}");
-            assert_eq!(run(&["cd", "bcd"], &[&"abcd"[..cut], &"abcd"[cut..]]), ("a".into(), true), "cut at {cut}");
+            assert_eq!(run(&["abcd", "bc"], &[&"abcd"[..cut], &"abcd"[cut..]]), ("a".into(), Some(1)), "cut at {cut}");
+            assert_eq!(
+                run(&["cd", "bcd", "bcd"], &[&"abcd"[..cut], &"abcd"[cut..]]),
+                ("a".into(), Some(1)),
+                "cut at {cut}"
+            );
         }
     }
 
     #[test]
     fn partial_stop_text_is_held_back_then_emitted() {
         let mut filter = StopFilter::new(&["abc".into()], false);
-        assert_eq!(filter.push("xab"), ("x".into(), false));
-        assert_eq!(filter.push("abd"), ("ababd".into(), false));
-        assert_eq!(filter.push("é a"), ("é ".into(), false));
+        assert_eq!(filter.push("xab"), ("x".into(), None));
+        assert_eq!(filter.push("abd"), ("ababd".into(), None));
+        assert_eq!(filter.push("é a"), ("é ".into(), None));
         assert_eq!(filter.finish(), "a");
     }
 
     #[test]
     fn multibyte_characters_are_not_split() {
-        assert_eq!(run(&["é!"], &["caf", "é", " é", "! rest"]), ("café ".into(), true));
+        assert_eq!(run(&["é!"], &["caf", "é", " é", "! rest"]), ("café ".into(), Some(0)));
         // The last byte of one character and the first two of the next begin no stop string.
-        assert_eq!(run(&["é€"], &["éé", "€"]), ("é".into(), true));
+        assert_eq!(run(&["é€"], &["éé", "€"]), ("é".into(), Some(0)));
     }
 
     /// Compared with a search for every stop string and prefix, over all texts of a few letters.
@@ -158,7 +167,7 @@ mod tests {
                     let (text, stopped) = filter.push(letter);
                     out += &text;
                     let longest = stops.iter().filter(|stop| so_far.ends_with(**stop)).map(|stop| stop.len()).max();
-                    assert_eq!(stopped, longest.is_some(), "{so_far}");
+                    assert_eq!(stopped.map(|at| stops[at].len()), longest, "{so_far}");
                     if let Some(longest) = longest {
                         assert_eq!(out, so_far[..so_far.len() - longest]);
                         break;

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use clap::Args;
 use clap::builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser};
 use serde_json::json;
-use tilewright::embed::Place;
+use tilewright::embed::{Place, shortened};
 use tilewright::kernels::Pooling;
 use tilewright::{Device, EmbedOptions, Embedder, Error, Recovery};
 
@@ -72,6 +72,11 @@ pub struct EmbedArgs {
     /// Truncate texts to N tokens [default: as the model specifies].
     #[arg(long, env = "TILEWRIGHT_EMBED_MAX_TOKENS", value_name = "N")]
     max_tokens: Option<u32>,
+    /// Keep the first N elements of each embedding [default: all].
+    ///
+    /// They are normalised again. Only embeddings of models trained for it (Matryoshka) keep their quality.
+    #[arg(long, env = "TILEWRIGHT_EMBED_DIMENSIONS", value_name = "N")]
+    dimensions: Option<std::num::NonZeroU32>,
     /// How token vectors are pooled [default: as the model specifies].
     #[arg(long, value_parser = pooling(), env = "TILEWRIGHT_EMBED_POOLING", value_name = "POOLING")]
     pooling: Option<Pooling>,
@@ -124,7 +129,15 @@ impl EmbedArgs {
             batch_size: self.batch_size.get() as usize,
         };
         let metadata = metadata(&embedder);
-        let dims = embedder.dims();
+        let all_dims = embedder.dims();
+        let dims = self.dimensions.map_or(all_dims, std::num::NonZeroU32::get);
+        if dims > all_dims {
+            let message =
+                format!("--dimensions is {dims}, expected 1 to {all_dims}, the size of the model's embeddings");
+            return Err(EmbedError::Usage(message));
+        }
+        let shortens = dims < all_dims;
+        let normalizes = embedder.normalizes();
         let input = source.open()?;
         let input = if format.is_tabular() { tables::tabled(input, &self.column)? } else { input };
         let output =
@@ -141,7 +154,11 @@ impl EmbedArgs {
         job.run(input, output, |texts, progress| {
             recovery.retry(&mut embedder, |embedder| {
                 test.step(embedder.device());
-                pollster::block_on(embedder.embed_with(texts, progress))
+                let vectors = pollster::block_on(embedder.embed_with(texts, progress))?;
+                Ok(match shortens {
+                    true => shortened(&vectors, all_dims as usize, dims as usize, normalizes),
+                    false => vectors,
+                })
             })
         })?;
         for place in embedder.places() {

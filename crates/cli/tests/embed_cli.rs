@@ -233,6 +233,26 @@ fn exit_codes_distinguish_error_kinds() {
 }
 
 #[test]
+fn embeddings_are_shortened_to_dimensions() {
+    let folder = common::repository().join("tests/data/encoders/nomic");
+    let model = folder.to_str().unwrap();
+    let vector = |args: &[&str]| {
+        let output = run(command(&[&[model, "-", "--io", "jsonl"], args].concat()), b"{\"text\":\"a dragon\"}\n");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let vector = lines(&output.stdout)[0]["embedding"].clone();
+        vector.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<f64>>()
+    };
+    let (whole, short) = (vector(&[]), vector(&["--dimensions", "8"]));
+    let length = whole[..8].iter().map(|x| x * x).sum::<f64>().sqrt();
+    assert_eq!(short.len(), 8);
+    assert!(short.iter().zip(&whole).all(|(a, b)| (a - b / length).abs() < 1e-6), "{short:?} {whole:?}");
+    let more = (whole.len() + 1).to_string();
+    let refused = run(command(&[model, "-", "--dimensions", &more]), b"");
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(text(&refused.stderr).contains(&format!("--dimensions is {more}, expected 1 to {}", whole.len())));
+}
+
+#[test]
 fn rerank_sorts_records_by_cross_encoder_score() {
     let folder = common::repository().join("tests/data/encoders/bert-reranker");
     let model = folder.to_str().unwrap();

@@ -4,6 +4,8 @@ use crate::{common, scripted};
 
 #[path = "serve/abuse.rs"]
 mod abuse;
+#[path = "serve/anthropic.rs"]
+mod anthropic;
 #[path = "serve/bench.rs"]
 mod bench;
 #[path = "serve/client.rs"]
@@ -22,6 +24,8 @@ mod faults;
 mod guard;
 #[path = "serve/limits.rs"]
 mod limits;
+#[path = "serve/llama.rs"]
+mod llama;
 #[path = "serve/ollama.rs"]
 mod ollama;
 #[path = "serve/program.rs"]
@@ -30,6 +34,8 @@ mod program;
 pub mod server;
 #[path = "serve/streams.rs"]
 mod streams;
+#[path = "serve/tei.rs"]
+mod tei;
 #[cfg(feature = "telemetry")]
 #[path = "serve/telemetry.rs"]
 mod telemetry;

@@ -68,6 +68,11 @@ impl ModelDescription {
         about
     }
 
+    /// Whether it has a capability, as Ollama names it.
+    pub fn can(&self, capability: &str) -> bool {
+        self.capabilities.contains(&capability)
+    }
+
     /// Adds what only a loaded model has: its template may be a built-in one.
     pub fn add_loaded(&mut self, loaded: &Loaded) {
         self.capabilities = match loaded {

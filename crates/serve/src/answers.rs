@@ -42,9 +42,11 @@ pub struct PreparedPrompt {
 /// A token and its log probability.
 #[derive(Clone, Debug)]
 pub struct ScoredToken {
+    pub id: u32,
     pub bytes: Vec<u8>,
     pub logprob: f32,
-    pub top: Vec<(Vec<u8>, f32)>,
+    /// The most likely tokens: ids, bytes and log probabilities.
+    pub top: Vec<(u32, Vec<u8>, f32)>,
 }
 
 impl ScoredToken {
@@ -88,7 +90,7 @@ impl Delta {
         let tokens = self
             .tokens
             .iter()
-            .map(|token| of_token(&token.bytes) + token.top.iter().map(|(bytes, _)| of_token(bytes)).sum::<usize>());
+            .map(|token| of_token(&token.bytes) + token.top.iter().map(|(_, bytes, _)| of_token(bytes)).sum::<usize>());
         self.thinking.len() + self.text.len() + calls + tokens.sum::<usize>() + 16 * self.ids.len()
     }
 
@@ -103,6 +105,8 @@ impl Delta {
 #[derive(Clone, Copy, Debug)]
 pub struct End {
     pub reason: StopReason,
+    /// The stop string that ended it: an index into the options' list.
+    pub stop: Option<usize>,
     pub has_calls: bool,
     pub usage: Usage,
 }
@@ -145,6 +149,8 @@ struct RunningAnswer {
     end_ids: Vec<u32>,
     /// Tokens whose text is not sent yet.
     held: VecDeque<ScoredToken>,
+    /// The reached stop string.
+    stop: Option<usize>,
     has_calls: bool,
     latest: Option<Instant>,
     stages: Stages,
@@ -291,6 +297,7 @@ impl Answers {
                 reader,
                 end_ids,
                 held,
+                stop: None,
                 has_calls: false,
                 latest: None,
                 stages,
@@ -358,6 +365,11 @@ impl Answers {
         })
     }
 
+    /// Token counts of the answer with that index so far.
+    pub fn usage_of(&self, index: usize) -> Usage {
+        self.usages.get(index).copied().unwrap_or_default()
+    }
+
     /// The next event; `None` when all answers have ended.
     ///
     /// # Errors
@@ -420,6 +432,7 @@ impl Answers {
             }
         }
         self.usages[answer.index] = usage;
+        answer.stop = piece.stop;
         self.times.begun.get_or_insert(self.since);
         self.times.first.get_or_insert(now);
         self.times.latest = Some(now);
@@ -431,10 +444,11 @@ impl Answers {
         if let Some(logprobs) = &piece.logprobs {
             let tokenizer = self.decoder.model().tokenizer()?;
             let bytes = |id| tokenizer.token_bytes(id).unwrap_or_default().to_vec();
-            let top = logprobs.top.iter().map(|&(id, logprob)| (bytes(id), logprob)).collect();
+            let top = logprobs.top.iter().map(|&(id, logprob)| (id, bytes(id), logprob)).collect();
             // The end token may complete the text, but is not one of its tokens.
             if self.run.reports_ends || !answer.end_ids.contains(&piece.id) {
-                answer.held.push_back(ScoredToken { bytes: bytes(piece.id), logprob: logprobs.logprob, top });
+                let (id, bytes) = (piece.id, bytes(piece.id));
+                answer.held.push_back(ScoredToken { id, bytes, logprob: logprobs.logprob, top });
             }
             let n_certain = answer.held.len().saturating_sub(piece.held);
             delta.tokens.extend(answer.held.drain(..n_certain));
@@ -476,7 +490,7 @@ impl Answers {
         if !delta.is_empty() {
             self.events.push_back(AnswerEvent::Delta(answer.index, delta));
         }
-        let end = End { reason, has_calls, usage };
+        let end = End { reason, stop: answer.stop, has_calls, usage };
         answer.stages.end(usage, Some(end.finish()));
         self.operation.finished(answer.index, end.finish());
         self.events.push_back(AnswerEvent::End(answer.index, end));
@@ -506,7 +520,8 @@ impl Answers {
             if n_bytes > most {
                 for (index, (delta, end)) in whole.iter_mut().enumerate() {
                     let has_calls = !delta.calls.is_empty();
-                    end.get_or_insert(End { reason: StopReason::MaxTokens, has_calls, usage: self.usages[index] });
+                    let usage = self.usages[index];
+                    end.get_or_insert(End { reason: StopReason::MaxTokens, stop: None, has_calls, usage });
                 }
                 self.operation.done();
                 break;

@@ -156,18 +156,33 @@ impl App {
             return Err(error);
         }
         let (metrics, since, deadline) = (self.metrics.clone(), since.clone(), since.at + self.limits.answer_time);
-        let turn = match is_slow {
-            true => Some(self.slow.clone().acquire_owned().await),
-            false => None,
-        };
         let most = self.limits.answer_bytes;
         let work = move || {
-            let _turn = turn;
             let asks = asks(&decoder)?;
             check_reported(&asks, most)?;
             Answers::begin(lease, metrics, asks, &since, deadline)
         };
-        self.prepare(work).await
+        self.prepare_in_turn(is_slow, work).await
+    }
+
+    /// As [`App::prepare`]; slow work also waits for its own turn, so that quick work finds a thread.
+    ///
+    /// # Errors
+    /// Errors of the work.
+    pub async fn prepare_in_turn<T: Send + 'static>(
+        &self,
+        is_slow: bool,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let turn = match is_slow {
+            true => Some(self.slow.clone().acquire_owned().await),
+            false => None,
+        };
+        self.prepare(move || {
+            let _turn = turn;
+            work()
+        })
+        .await
     }
 
     /// Runs an encoder on a thread, in parts, to stop early when the client disconnects. Concatenates the parts'
@@ -490,12 +505,7 @@ pub struct AnswerMetadata {
 impl AnswerMetadata {
     /// A head with a new id.
     pub fn new(kind: &str, model: &str) -> AnswerMetadata {
-        let random = || super::sampling::random();
-        AnswerMetadata {
-            id: format!("{kind}-{:014x}{:014x}", random(), random()),
-            created: now().as_secs(),
-            model: model.to_owned(),
-        }
+        AnswerMetadata { id: new_id(&format!("{kind}-")), created: now().as_secs(), model: model.to_owned() }
     }
 
     /// The first fields of an object.
@@ -509,6 +519,11 @@ impl AnswerMetadata {
         ];
         fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
+}
+
+/// A new id with this beginning.
+pub fn new_id(prefix: &str) -> String {
+    format!("{prefix}{:014x}{:014x}", super::sampling::random(), super::sampling::random())
 }
 
 /// The time since 1970.

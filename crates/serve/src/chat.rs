@@ -27,7 +27,7 @@ use super::sse::{Disconnected, PartSender, Style, streamed};
 pub const ENDPOINT: Endpoint = Endpoint::post(
     "/v1/chat/completions",
     "Answers a conversation, like OpenAI's Chat Completions",
-    &[FIELDS, TOOLS, sampling::FIELDS, sampling::NUMBERS, sampling::REPORTS, constraints::FIELDS],
+    &[FIELDS, TOOLS, sampling::FIELDS, sampling::NUMBERS, sampling::REPORTS, sampling::NO_PROBS, constraints::FIELDS],
 );
 
 const FIELDS: &[Field] = &[
@@ -304,7 +304,7 @@ pub fn tokens_json(tokens: &[ScoredToken]) -> Vec<Json> {
         |bytes: &[u8], logprob: f32| json!({"token": ScoredToken::text(bytes), "logprob": logprob, "bytes": bytes});
     let of_token = |token: &ScoredToken| {
         let mut json = token_json(&token.bytes, token.logprob);
-        json["top_logprobs"] = token.top.iter().map(|(bytes, logprob)| token_json(bytes, *logprob)).collect();
+        json["top_logprobs"] = token.top.iter().map(|(_, bytes, logprob)| token_json(bytes, *logprob)).collect();
         json
     };
     tokens.iter().map(of_token).collect()

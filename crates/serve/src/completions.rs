@@ -26,7 +26,7 @@ use super::sse::{Disconnected, PartSender, Style, streamed};
 pub const ENDPOINT: Endpoint = Endpoint::post(
     "/v1/completions",
     "Continues texts, like OpenAI's Completions",
-    &[FIELDS, sampling::FIELDS, sampling::NUMBERS, sampling::REPORTS, constraints::FIELDS],
+    &[FIELDS, sampling::FIELDS, sampling::NUMBERS, sampling::REPORTS, sampling::NO_PROBS, constraints::FIELDS],
 );
 
 const FIELDS: &[Field] = &[
@@ -306,7 +306,7 @@ impl TokenList {
     /// Adds generated tokens.
     fn add(&mut self, tokens: &[ScoredToken]) {
         for token in tokens {
-            let top = token.top.iter().map(|(bytes, logprob)| (ScoredToken::text(bytes), *logprob));
+            let top = token.top.iter().map(|(_, bytes, logprob)| (ScoredToken::text(bytes), *logprob));
             self.push(ScoredToken::text(&token.bytes), token.logprob, top);
             self.places.push(self.offsets.n_units);
             self.offsets.add(&token.bytes);
@@ -388,8 +388,10 @@ mod tests {
     #[test]
     fn text_offsets_count_utf_16_units_of_split_characters() {
         let tokens = [&b"a"[..], &[0xf0, 0x9f], &[0x98, 0x80], b"\xffb", "é".as_bytes(), b"c"];
-        let tokens: Vec<ScoredToken> =
-            tokens.iter().map(|bytes| ScoredToken { bytes: bytes.to_vec(), logprob: 0.0, top: Vec::new() }).collect();
+        let tokens: Vec<ScoredToken> = tokens
+            .iter()
+            .map(|bytes| ScoredToken { id: 0, bytes: bytes.to_vec(), logprob: 0.0, top: Vec::new() })
+            .collect();
         let mut list = TokenList::default();
         list.add(&tokens);
         assert_eq!(list.json()["text_offset"], json!([0, 1, 1, 3, 5, 6]));

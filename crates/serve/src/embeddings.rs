@@ -1,4 +1,4 @@
-//! `/v1/embeddings` and `/v1/rerank`.
+//! `/v1/embeddings` and `/v1/rerank`, and what the APIs of other servers for embeddings share with them.
 
 use std::sync::Arc;
 
@@ -10,18 +10,15 @@ use base64::prelude::BASE64_STANDARD;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 use tilewright::Error;
+use tilewright::embed::{Embedder, Reranker, Tokens, Truncation, TruncationSide, shortened};
 
 use super::app::{ApiRequest, App, RequestContext};
+use super::conversation::with_notice;
 use super::errors::ApiError;
-use super::models::{Lease, Loaded};
+use super::fields::Fields;
+use super::models::{Lease, Loaded, Task};
 use super::sampling::MODEL;
-use super::schema::{Endpoint, Kind, Neutral, field, neutral, required};
-
-/// Texts computed between checks whether the client still waits.
-const PART: usize = 64;
-
-/// Concatenated vectors of a part, and its number of tokens.
-pub type Vectors = (Vec<f32>, usize);
+use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
 
 /// `/v1/embeddings`.
 pub const EMBEDDINGS: Endpoint = Endpoint::post(
@@ -29,55 +26,250 @@ pub const EMBEDDINGS: Endpoint = Endpoint::post(
     "Computes embeddings, like OpenAI's Embeddings",
     &[&[
         MODEL,
-        required("input", Kind::Other(&["string", "array"], "a text or a list of texts"), "The texts."),
+        required("input", Kind::Other(&["string", "array"], INPUT), "Texts, or token ids of the model's vocabulary."),
         field("encoding_format", Kind::OneOf(&["float", "base64"]), "\"float\"", "How vectors are written."),
-        field("dimensions", Kind::Whole(1, (1 << 31) - 1), "", "Width of the vectors: the model's own."),
+        DIMENSIONS,
+        field(
+            "truncate",
+            Kind::Other(&["boolean", "string"], TRUNCATE),
+            "false",
+            "Cut the end of a text that is too long, or its beginning (`START`), instead of refusing it.",
+        ),
+        field(
+            "truncate_prompt_tokens",
+            Kind::Whole(-1, i32::MAX as i64),
+            "",
+            "Cut texts to this many tokens; -1: to the model's limit.",
+        ),
+        field("truncation_side", Kind::OneOf(&["left", "right"]), "\"right\"", "The side that is cut."),
         neutral("user", &[Neutral::AnyText], "Ignored."),
     ]],
+);
+
+/// The row of the vectors' size.
+pub const DIMENSIONS: Field = field(
+    "dimensions",
+    Kind::Whole(1, u32::MAX as i64),
+    "the model's",
+    "Elements to keep of each vector, which is then normalised again. Only vectors of models trained for it \
+     (Matryoshka) keep their quality.",
 );
 
 /// `/v1/rerank`.
 pub const RERANK: Endpoint = Endpoint::post(
     "/v1/rerank",
     "Ranks documents by a query, like Cohere's and Jina's Rerank",
-    &[&[
-        MODEL,
-        required("query", Kind::Text, "The query."),
-        required("documents", Kind::Other(&["array"], "a list of texts, or of objects with a text"), "The documents."),
-        field("top_n", Kind::Whole(1, (1 << 31) - 1), "all", "Number of results."),
-        field("return_documents", Kind::Flag, "false", "Add the documents to the results."),
-        neutral("user", &[Neutral::AnyText], "Ignored."),
-    ]],
+    &[&[MODEL, required("query", Kind::Text, "The query.")], DOCUMENT_OPTIONS],
 );
 
-/// Computes embeddings.
-///
-/// # Errors
-/// Errors of [`App::compute`].
-pub async fn vectors_of(
-    app: &App,
-    lease: Lease,
-    since: &RequestContext,
-    texts: Vec<String>,
-) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
-    let dims = lease.embedder()?.dims() as usize;
-    let part = move |loaded: &Loaded, at: usize| {
-        let embedder = loaded.embedder()?;
-        let texts = texts.get(at * PART..).filter(|rest| !rest.is_empty())?;
-        let texts = texts.get(..PART).unwrap_or(texts);
-        let compute = || {
-            let mut n_tokens = 0;
-            for text in texts {
-                n_tokens += embedder.encode(text)?.ids.len();
-            }
-            Ok::<Vectors, Error>((pollster::block_on(embedder.embed(texts))?, n_tokens))
+/// Fields about the documents of `/v1/rerank`.
+pub const DOCUMENT_OPTIONS: &[Field] = &[
+    field("documents", Kind::Other(&["array"], "a list of texts, or of objects with a text"), "", "The documents."),
+    field("top_n", Kind::Whole(1, i32::MAX as i64), "all", "Number of results."),
+    field("return_documents", Kind::Flag, "false", "Add the documents to the results."),
+    neutral("user", &[Neutral::AnyText], "Ignored."),
+];
+
+const INPUT: &str = "a text, a list of texts, a list of token ids, or a list of those";
+const TRUNCATE: &str = r#"true, false, "NONE", "START" or "END""#;
+
+/// Texts computed between checks whether the client still waits.
+const PART: usize = 64;
+
+/// Concatenated rows of a part, and its number of tokens.
+pub type Vectors = (Vec<f32>, usize);
+
+/// A text, or tokens as the model reads them, special ones included.
+#[derive(Clone, Debug, PartialEq)]
+pub enum EmbedInput {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+/// The inputs of a request, and whether it was a list of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EmbedInputs {
+    pub field: &'static str,
+    pub list: Vec<EmbedInput>,
+    pub is_list: bool,
+}
+
+impl EmbedInputs {
+    /// Reads a text, a list of token ids, or a list of those, at most `most`.
+    ///
+    /// # Errors
+    /// `invalid_value` naming the field.
+    pub fn read(fields: Fields<'_>, field: &'static str, most: usize) -> Result<EmbedInputs, ApiError> {
+        let id = |id: &Json| id.as_u64().and_then(|id| u32::try_from(id).ok());
+        let one = |input: &Json| match input {
+            Json::String(text) => Some(EmbedInput::Text(text.clone())),
+            Json::Array(ids) if !ids.is_empty() => ids.iter().map(id).collect::<Option<_>>().map(EmbedInput::Ids),
+            _ => None,
         };
-        Some(compute())
+        let given = fields.get(field);
+        if let Some(only) = given.and_then(one) {
+            return Ok(EmbedInputs { field, list: vec![only], is_list: false });
+        }
+        let list = given.and_then(Json::as_array).filter(|list| (1..=most).contains(&list.len()));
+        match list.and_then(|list| list.iter().map(one).collect()) {
+            Some(list) => Ok(EmbedInputs { field, list, is_list: true }),
+            None => {
+                Err(fields.wrong(field, &format!("a text, a list of token ids, or a list of 1 to {most} of those")))
+            }
+        }
+    }
+
+    /// The path of an input in errors.
+    fn path(&self, at: usize) -> String {
+        if self.is_list { format!("{}[{at}]", self.field) } else { self.field.to_owned() }
+    }
+}
+
+/// Vectors to compute.
+pub struct EmbedJob {
+    pub inputs: EmbedInputs,
+    /// How inputs that are too long are truncated; `None`: they are refused.
+    pub truncation: Option<Truncation>,
+    /// Elements to keep of each vector.
+    pub dimensions: Option<u64>,
+    /// Whether vectors have length 1; default: as the model specifies.
+    pub normalize: Option<bool>,
+    /// Name of the model's prompt to put before texts, instead of its default one.
+    pub prompt: Option<String>,
+}
+
+impl EmbedJob {
+    /// Embeds inputs as the model specifies.
+    pub fn new(inputs: EmbedInputs, truncation: Option<Truncation>) -> EmbedJob {
+        EmbedJob { inputs, truncation, dimensions: None, normalize: None, prompt: None }
+    }
+
+    /// Embeds texts and truncates those that are too long.
+    pub fn of_texts(texts: Vec<String>) -> EmbedJob {
+        let list = texts.into_iter().map(EmbedInput::Text).collect();
+        EmbedJob::new(EmbedInputs { field: "input", list, is_list: true }, Some(Truncation::default()))
+    }
+
+    /// The vectors and the number of tokens.
+    ///
+    /// # Errors
+    /// `context_length_exceeded` naming an input that is too long; `invalid_value`; errors of [`App::compute`].
+    pub async fn run(
+        self,
+        app: &App,
+        lease: Lease,
+        since: &RequestContext,
+    ) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
+        let mut embedder = lease.embedder()?;
+        if let Some(name) = &self.prompt {
+            embedder = embedder.with_prompt(Some(name)).map_err(|error| ApiError::of_option(error, "prompt_name"))?;
+        }
+        let dims = embedder.dims() as usize;
+        let n_kept = self.dimensions.map_or(dims, |n| usize::try_from(n).unwrap_or(usize::MAX));
+        if n_kept > dims {
+            let expected = format!("1 to {dims}, the size of the model's vectors");
+            return Err(ApiError::invalid("dimensions", Some(&n_kept.into()), &expected));
+        }
+        let is_normal = embedder.normalizes();
+        if is_normal && self.normalize == Some(false) {
+            let message = "normalize is false, but this model normalises its vectors itself; leave normalize out";
+            return Err(ApiError::unsupported("normalize", message));
+        }
+        let normalizes = self.normalize.unwrap_or(is_normal) && (!is_normal || n_kept < dims);
+        lease.expect_batch(app.limits.batches)?;
+        let tokens = app.prepare(move || self.encoded(&embedder)).await?;
+        let part = move |loaded: &Loaded, at: usize| {
+            let embedder = loaded.embedder()?;
+            let texts = tokens.get(at * PART..).filter(|rest| !rest.is_empty())?;
+            let texts = texts.get(..PART).unwrap_or(texts);
+            let n_tokens = texts.iter().map(|text| text.ids.len()).sum();
+            Some(pollster::block_on(embedder.embed_tokens(texts)).map(|vectors| (vectors, n_tokens)))
+        };
+        let parts = app.compute(lease, since, part).await?;
+        let n_tokens = parts.iter().map(|(_, n)| n).sum();
+        let rows = |(numbers, _): &Vectors| {
+            let numbers = shortened(numbers, dims, n_kept, normalizes);
+            numbers.chunks(n_kept).map(<[f32]>::to_vec).collect::<Vec<_>>()
+        };
+        let vectors = parts.iter().flat_map(rows).collect();
+        Ok((vectors, n_tokens))
+    }
+
+    /// The inputs' tokens.
+    fn encoded(self, embedder: &Embedder) -> Result<Vec<Tokens>, ApiError> {
+        let most = embedder.max_tokens();
+        let asked = self.truncation.and_then(|truncation| truncation.max_tokens);
+        if let Some(asked) = asked.filter(|&asked| asked > most) {
+            let expected = format!("at most {most}, the model's limit");
+            return Err(ApiError::invalid("truncate_prompt_tokens", Some(&asked.into()), &expected));
+        }
+        let encode = |(at, input): (usize, &EmbedInput)| {
+            let (tokens, n) = match input {
+                EmbedInput::Text(text) => embedder
+                    .encode_truncated(text, self.truncation.unwrap_or_default())
+                    .map_err(|error| ApiError::of_option(error, "truncate_prompt_tokens"))?,
+                EmbedInput::Ids(ids) => {
+                    self.check_ids(at, ids, embedder)?;
+                    (truncated(ids, asked.unwrap_or(most) as usize, self.truncation), ids.len())
+                }
+            };
+            match self.truncation.is_none() && n > most as usize {
+                true => Err(too_long(&self.inputs.path(at), n, most)),
+                false => Ok(tokens),
+            }
+        };
+        self.inputs.list.iter().enumerate().map(encode).collect()
+    }
+
+    fn check_ids(&self, at: usize, ids: &[u32], embedder: &Embedder) -> Result<(), ApiError> {
+        let vocab_size = embedder.config().vocab_size;
+        let Some((i, &id)) = ids.iter().enumerate().find(|(_, id)| **id >= vocab_size) else { return Ok(()) };
+        let param = format!("{}[{i}]", self.inputs.path(at));
+        let expected = format!(
+            "a token id of the model, below {vocab_size}; clients that count tokens for OpenAI's models must send texts"
+        );
+        Err(ApiError::invalid(param, Some(&id.into()), &expected))
+    }
+}
+
+/// A list of token ids, truncated to `most`.
+fn truncated(ids: &[u32], most: usize, truncation: Option<Truncation>) -> Tokens {
+    let n = ids.len().min(most);
+    let kept = match truncation.unwrap_or_default().side {
+        TruncationSide::Right => ids.get(..n),
+        TruncationSide::Left => ids.get(ids.len() - n..),
     };
-    let parts = app.compute(lease, since, part).await?;
-    let n_tokens = parts.iter().map(|(_, n)| n).sum();
-    let vectors = parts.iter().flat_map(|(numbers, _)| numbers.chunks(dims).map(<[f32]>::to_vec)).collect();
-    Ok((vectors, n_tokens))
+    Tokens::from(kept.unwrap_or_default().to_vec())
+}
+
+/// The refusal of an input that is too long.
+fn too_long(param: &str, n: usize, most: u32) -> ApiError {
+    let message = format!(
+        "{param} has {n} tokens, but the model reads at most {most}; shorten it, or send \"truncate\": true to cut it off"
+    );
+    ApiError { code: "context_length_exceeded", message, ..ApiError::invalid(param, None, "") }
+}
+
+/// How `/v1/embeddings` truncates: by `truncate`, as Ollama's and NVIDIA's clients send it, or by vLLM's fields.
+fn truncation_of(fields: Fields<'_>) -> Result<Option<Truncation>, ApiError> {
+    let left = || Truncation { side: TruncationSide::Left, ..Truncation::default() };
+    let upper = fields.get("truncate").and_then(Json::as_str).map(str::to_ascii_uppercase);
+    let truncation = match (fields.get("truncate"), upper.as_deref()) {
+        (None | Some(Json::Bool(false)), _) | (_, Some("NONE")) => None,
+        (Some(Json::Bool(true)), _) | (_, Some("END")) => Some(Truncation::default()),
+        (_, Some("START")) => Some(left()),
+        _ => return Err(fields.wrong("truncate", TRUNCATE)),
+    };
+    let max_tokens = match fields.checked_whole("truncate_prompt_tokens") {
+        None => return Ok(truncation),
+        Some(0) => return Err(fields.wrong("truncate_prompt_tokens", "1 or more, or -1 for the model's limit")),
+        Some(n) => u32::try_from(n).ok(),
+    };
+    let side = match fields.text("truncation_side")? {
+        Some("left") => TruncationSide::Left,
+        _ => truncation.map_or(TruncationSide::Right, |truncation| truncation.side),
+    };
+    Ok(Some(Truncation { max_tokens, side }))
 }
 
 /// An answer serialised from the numbers themselves: JSON values would take eighteen times the memory.
@@ -107,33 +299,15 @@ enum EncodedVector<'a> {
 pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.check(EMBEDDINGS.fields)?;
-    let model = &app.models.named(fields)?;
-    let as_base64 = match fields.text("encoding_format")? {
-        None | Some("float") => false,
-        Some("base64") => true,
-        Some(_) => return Err(fields.wrong("encoding_format", r#""float" or "base64""#)),
+    let as_base64 = fields.text("encoding_format")? == Some("base64");
+    let inputs = EmbedInputs::read(fields, "input", app.limits.texts)?;
+    let job = EmbedJob {
+        dimensions: fields.whole("dimensions", 1, u64::from(u32::MAX))?,
+        ..EmbedJob::new(inputs, truncation_of(fields)?)
     };
-    fields.text("user")?;
-    let is_of_ids = |input: &Json| {
-        input
-            .as_array()
-            .is_some_and(|list| !list.is_empty() && list.iter().all(|one| one.is_number() || one.is_array()))
-    };
-    if fields.get("input").is_some_and(is_of_ids) {
-        return Err(ApiError::unsupported("input", "input has token ids; only texts are supported"));
-    }
-    let texts = fields.texts("input", app.limits.texts)?;
-    let texts =
-        texts.ok_or_else(|| fields.wrong("input", &format!("a text or a list of 1 to {} texts", app.limits.texts)))?;
-    let texts: Vec<String> = texts.into_iter().map(str::to_owned).collect();
-    let dimensions = fields.whole("dimensions", 1, (1 << 31) - 1)?;
-    let lease = app.models.get(model).await?;
-    let dims = u64::from(lease.embedder()?.dims());
-    if let Some(dimensions) = dimensions.filter(|&dimensions| dimensions != dims) {
-        let message = format!("dimensions is {dimensions}, but vectors of {model} have {dims} and cannot be truncated");
-        return Err(ApiError::unsupported("dimensions", message));
-    }
-    let (vectors, n) = vectors_of(&app, lease, &asked.since, texts).await?;
+    let model = app.models.name_for(fields.text("model")?, Task::Embed).await?;
+    let lease = app.models.get(&model).await?;
+    let (vectors, n) = job.run(&app, lease, &asked.since).await?;
     let data = vectors.iter().enumerate().map(|(index, vector)| {
         let embedding = match as_base64 {
             true => {
@@ -146,14 +320,93 @@ pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
     });
     let data = data.collect();
     let usage = json!({"prompt_tokens": n, "total_tokens": n});
-    Ok(Body(EmbeddingResponse { object: "list", data, model, usage }).into_response())
+    Ok(Body(EmbeddingResponse { object: "list", data, model: &model, usage }).into_response())
 }
 
-/// `/v1/rerank`, in the shape common to Cohere's and Jina's interfaces.
+/// Which numbers a reranker's documents get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScoreKind {
+    /// As the model specifies.
+    Model,
+    Logit,
+    Sigmoid,
+}
+
+/// Documents to rank.
+pub struct RerankJob {
+    pub query: String,
+    /// The field of the documents in errors.
+    pub field: &'static str,
+    pub documents: Arc<Vec<String>>,
+    /// Whether pairs that are too long are truncated; otherwise they are refused.
+    pub truncates: bool,
+    pub scores: ScoreKind,
+}
+
+/// Ranked documents.
+pub struct Ranking {
+    /// Indices and scores, by descending score. Equal ones keep the order of the documents.
+    pub ranked: Vec<(usize, f32)>,
+    pub n_tokens: usize,
+    /// How many documents were truncated.
+    pub n_truncated: usize,
+}
+
+impl RerankJob {
+    /// Scores and sorts the documents.
+    ///
+    /// # Errors
+    /// `context_length_exceeded` naming a document that is too long; errors of [`App::compute`].
+    pub async fn run(self, app: &App, lease: Lease, since: &RequestContext) -> Result<Ranking, ApiError> {
+        let reranker = lease.reranker()?;
+        lease.expect_batch(app.limits.batches)?;
+        let RerankJob { query, documents, scores, .. } = &self;
+        let (query, documents, scores) = (query.clone(), documents.clone(), *scores);
+        let lengths = app.prepare(move || self.lengths(&reranker)).await?;
+        let most = lease.reranker()?.max_tokens() as usize;
+        let n_truncated = lengths.iter().filter(|&&n| n > most).count();
+        let n_tokens = lengths.iter().map(|&n| n.min(most)).sum();
+        let part = move |loaded: &Loaded, at: usize| {
+            let reranker = loaded.reranker()?;
+            let texts = documents.get(at * PART..).filter(|rest| !rest.is_empty())?;
+            let texts = texts.get(..PART).unwrap_or(texts);
+            Some(scored(reranker, &query, texts, scores).map(|scores| (scores, 0)))
+        };
+        let parts = app.compute(lease, since, part).await?;
+        let mut ranked: Vec<(usize, f32)> = parts.into_iter().flat_map(|(scores, _)| scores).enumerate().collect();
+        ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        Ok(Ranking { ranked, n_tokens, n_truncated })
+    }
+
+    /// Tokens of each pair before truncation.
+    fn lengths(&self, reranker: &Reranker) -> Result<Vec<usize>, ApiError> {
+        let most = reranker.max_tokens();
+        let length = |(at, document): (usize, &String)| {
+            let n = reranker.pair_len(&self.query, document)?;
+            match self.truncates || n <= most as usize {
+                true => Ok(n),
+                false => Err(too_long(&format!("{}[{at}] with the query", self.field), n, most)),
+            }
+        };
+        self.documents.iter().enumerate().map(length).collect()
+    }
+}
+
+fn scored(reranker: &Reranker, query: &str, texts: &[String], scores: ScoreKind) -> Result<Vec<f32>, Error> {
+    match scores {
+        ScoreKind::Logit => pollster::block_on(reranker.logits(query, texts)),
+        ScoreKind::Sigmoid if !reranker.has_sigmoid() => {
+            let logits = pollster::block_on(reranker.logits(query, texts))?;
+            Ok(logits.into_iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect())
+        }
+        ScoreKind::Model | ScoreKind::Sigmoid => pollster::block_on(reranker.score(query, texts)),
+    }
+}
+
+/// `/v1/rerank`, in the format common to Cohere's and Jina's APIs.
 pub async fn rerank(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.check(RERANK.fields)?;
-    let model = &app.models.named(fields)?;
     let query = fields.some_text("query")?.to_owned();
     let most = app.limits.texts;
     let expected = format!("a list of 1 to {most} texts, or of objects with a text");
@@ -161,30 +414,19 @@ pub async fn rerank(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
     let text = |one: &Json| Some(one.as_str().or_else(|| one.get("text")?.as_str())?.to_owned());
     let documents: Option<Vec<String>> = given.and_then(|list| list.iter().map(text).collect());
     let documents = Arc::new(documents.ok_or_else(|| fields.wrong("documents", &expected))?);
-    let top_n = fields.whole("top_n", 1, (1 << 31) - 1)?.map_or(usize::MAX, |n| n as usize);
+    let top_n = fields.whole("top_n", 1, i32::MAX as u64)?.map_or(usize::MAX, |n| n as usize);
     let returns = fields.flag("return_documents")?.unwrap_or(false);
-    let lease = app.models.get(model).await?;
-    lease.reranker()?;
-    let of_thread = documents.clone();
-    let part = move |loaded: &Loaded, at: usize| {
-        let reranker = loaded.reranker()?;
-        let texts = of_thread.get(at * PART..).filter(|rest| !rest.is_empty())?;
-        let texts = texts.get(..PART).unwrap_or(texts);
-        let compute = || {
-            let mut n_tokens = 0;
-            for text in texts {
-                n_tokens += reranker.encode(&query, text)?.ids.len();
-            }
-            Ok::<Vectors, Error>((pollster::block_on(reranker.score(&query, texts))?, n_tokens))
-        };
-        Some(compute())
+    let model = app.models.name_for(fields.text("model")?, Task::Rerank).await?;
+    let lease = app.models.get(&model).await?;
+    let job = RerankJob {
+        query,
+        field: "documents",
+        documents: documents.clone(),
+        // As in Cohere's and Jina's APIs.
+        truncates: true,
+        scores: ScoreKind::Model,
     };
-    let parts = app.compute(lease, &asked.since, part).await?;
-    let n: usize = parts.iter().map(|(_, n)| n).sum();
-    let mut ranked: Vec<(usize, f32)> = parts.into_iter().flat_map(|(scores, _)| scores).enumerate().collect();
-    // Equal scores keep the order of the documents.
-    ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    ranked.truncate(top_n);
+    let Ranking { ranked, n_tokens, n_truncated } = job.run(&app, lease, &asked.since).await?;
     let result = |(index, score): (usize, f32)| {
         let mut result = json!({"index": index, "relevance_score": score});
         if let Some(text) = documents.get(index).filter(|_| returns) {
@@ -192,7 +434,16 @@ pub async fn rerank(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
         }
         result
     };
-    let results: Vec<Json> = ranked.into_iter().map(result).collect();
-    let usage = json!({"prompt_tokens": n, "total_tokens": n});
-    Ok(Body(json!({"object": "list", "model": model, "results": results, "usage": usage})).into_response())
+    let results: Vec<Json> = ranked.into_iter().take(top_n).map(result).collect();
+    let usage = json!({"prompt_tokens": n_tokens, "total_tokens": n_tokens});
+    let body = json!({"object": "list", "model": model, "results": results, "usage": usage});
+    let response = Body(body).into_response();
+    if n_truncated == 0 {
+        return Ok(response);
+    }
+    let n = documents.len();
+    Ok(with_notice(
+        response,
+        &format!("{n_truncated} of {n} documents are longer than the model reads and were cut off"),
+    ))
 }

@@ -1,4 +1,4 @@
-//! Errors in OpenAI's format.
+//! Errors, and their format in each API.
 
 use axum::Json as Body;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
@@ -47,12 +47,23 @@ impl ApiError {
         ApiError { status: StatusCode::NOT_FOUND, code: "model_not_found", message, param: Some("model".into()) }
     }
 
+    /// An error of the library, with the name that the request has for its option.
+    pub fn of_option(error: Error, field: &str) -> ApiError {
+        match &error {
+            Error::Option { expected, found, .. } => {
+                let message = format!("{field} is {found}, expected {expected}");
+                ApiError { message, ..ApiError::invalid(field, None, "") }
+            }
+            _ => error.into(),
+        }
+    }
+
     /// Whether it is the server's fault.
     fn is_ours(&self) -> bool {
         self.status.is_server_error()
     }
 
-    /// The response body.
+    /// The response body in OpenAI's format.
     pub fn body(&self) -> Json {
         let ApiError { code, message, param, .. } = self;
         let kind = match self.status {
@@ -62,6 +73,85 @@ impl ApiError {
             _ => "invalid_request_error",
         };
         json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    }
+}
+
+/// The API in whose format an error is reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorFormat {
+    OpenAi,
+    Ollama,
+    Anthropic,
+    LlamaCpp,
+    Tei,
+}
+
+impl ErrorFormat {
+    /// The format for a path.
+    pub fn of(path: &str) -> ErrorFormat {
+        match path {
+            "/completion" | "/completions" | "/tokenize" | "/detokenize" | "/apply-template" | "/infill" | "/props"
+            | "/slots" => ErrorFormat::LlamaCpp,
+            "/embed" | "/embed_all" | "/embed_sparse" | "/predict" | "/info" => ErrorFormat::Tei,
+            _ if path.starts_with("/api/") => ErrorFormat::Ollama,
+            _ if path.starts_with("/v1/messages") => ErrorFormat::Anthropic,
+            _ => ErrorFormat::OpenAi,
+        }
+    }
+
+    /// The status of an error.
+    pub fn status(self, error: &ApiError) -> StatusCode {
+        match (self, error.status, error.code) {
+            (ErrorFormat::Tei, StatusCode::BAD_REQUEST, "context_length_exceeded") => StatusCode::PAYLOAD_TOO_LARGE,
+            (ErrorFormat::Tei, StatusCode::BAD_REQUEST, _) => StatusCode::UNPROCESSABLE_ENTITY,
+            _ => error.status,
+        }
+    }
+
+    /// The body of an error. `request_id` is in Anthropic's.
+    pub fn body(self, error: &ApiError, request_id: Option<&str>) -> Json {
+        let message = &error.message;
+        match self {
+            ErrorFormat::OpenAi => error.body(),
+            ErrorFormat::Ollama => json!({"error": message}),
+            ErrorFormat::Anthropic => {
+                let kind = match error.status {
+                    StatusCode::UNAUTHORIZED => "authentication_error",
+                    StatusCode::FORBIDDEN => "permission_error",
+                    StatusCode::NOT_FOUND => "not_found_error",
+                    StatusCode::REQUEST_TIMEOUT => "timeout_error",
+                    StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+                    StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+                    StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+                    _ if error.is_ours() => "api_error",
+                    _ => "invalid_request_error",
+                };
+                json!({"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id})
+            }
+            ErrorFormat::LlamaCpp => {
+                let kind = match (error.status, error.code) {
+                    (_, "context_length_exceeded") => "exceed_context_size_error",
+                    (StatusCode::UNAUTHORIZED, _) => "authentication_error",
+                    (StatusCode::FORBIDDEN, _) => "permission_error",
+                    (StatusCode::NOT_FOUND, _) => "not_found_error",
+                    (StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE, _) => "unavailable_error",
+                    _ if error.is_ours() => "server_error",
+                    _ => "invalid_request_error",
+                };
+                json!({"error": {"code": error.status.as_u16(), "message": message, "type": kind}})
+            }
+            ErrorFormat::Tei => {
+                let kind = match (error.status, error.code) {
+                    (StatusCode::TOO_MANY_REQUESTS, _) => "Overloaded",
+                    (StatusCode::SERVICE_UNAVAILABLE, _) => "Unhealthy",
+                    (StatusCode::FAILED_DEPENDENCY, _) => "Backend",
+                    (_, "tokenizer") => "Tokenizer",
+                    _ if error.is_ours() => "Backend",
+                    _ => "Validation",
+                };
+                json!({"error": message, "error_type": kind})
+            }
+        }
     }
 }
 

@@ -18,7 +18,10 @@ use super::{ServerOptions, Sinks};
 const LOCAL: &str = "localhost";
 
 /// Allowed request headers for preflights that name none.
-const USUAL_HEADERS: HeaderValue = HeaderValue::from_static("authorization, content-type");
+const USUAL_HEADERS: HeaderValue = HeaderValue::from_static("authorization, content-type, x-api-key");
+
+/// The header in which Anthropic's clients send a key.
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Response headers that a page may read.
 const EXPOSED: &str = "retry-after, x-request-id, x-should-retry, x-tilewright-notice";
@@ -197,8 +200,8 @@ impl Guard {
         })
     }
 
-    /// Refuses a request without a valid key, if there are keys. Returns an identifier of the key that does not
-    /// reveal it.
+    /// Refuses a request without a valid key, if there are keys: `Authorization: Bearer KEY` or `x-api-key: KEY`.
+    /// Returns an identifier of the key that does not reveal it.
     ///
     /// # Errors
     /// `invalid_api_key`.
@@ -207,22 +210,23 @@ impl Guard {
         if keys.digests.is_empty() {
             return Ok(None);
         }
-        let given = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
+        let bytes = |name: &HeaderName| headers.get(name).map(HeaderValue::as_bytes).unwrap_or_default();
         let scheme = b"bearer ";
-        let key = match given.split_at_checked(scheme.len()) {
+        let bearer = match bytes(&header::AUTHORIZATION).split_at_checked(scheme.len()) {
             Some((begin, key)) if begin.eq_ignore_ascii_case(scheme) => key,
             _ => &[],
         };
-        // Digests have one length and all are compared, so that timing reveals nothing about the keys.
-        let given: KeyDigest = Sha256::digest(key).into();
-        let is_right = keys.digests.iter().fold(Choice::from(0), |found, own| found | own.ct_eq(&given));
-        match bool::from(is_right) {
-            true => Ok(Some(given.iter().map(|byte| format!("{byte:02x}")).collect())),
-            false => {
-                let message = "the request has no valid key; send it as `Authorization: Bearer KEY`";
-                Err(ApiError::refusal(StatusCode::UNAUTHORIZED, "invalid_api_key", message))
+        // Clients that have two keys, such as one of a cloud service, send both.
+        for key in [bearer, bytes(&X_API_KEY)] {
+            // Digests have one length and all are compared, so that timing reveals nothing about the keys.
+            let given: KeyDigest = Sha256::digest(key).into();
+            let is_right = keys.digests.iter().fold(Choice::from(0), |found, own| found | own.ct_eq(&given));
+            if bool::from(is_right) {
+                return Ok(Some(given.iter().map(|byte| format!("{byte:02x}")).collect()));
             }
         }
+        let message = "the request has no valid key; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`";
+        Err(ApiError::refusal(StatusCode::UNAUTHORIZED, "invalid_api_key", message))
     }
 
     /// Response headers for a preflight from an allowed origin; `None` for other requests.

@@ -1,4 +1,4 @@
-//! HTTP server for models, with OpenAI's and Ollama's interfaces.
+//! HTTP server for models, with the APIs of OpenAI, Anthropic, Ollama, llama.cpp and TEI.
 //!
 //! ```text
 //! connection --limits--> guard (host, origin, key) --> endpoint: check fields and queue, make prompt --> engine
@@ -30,6 +30,7 @@
 
 mod about;
 mod answers;
+mod anthropic;
 mod app;
 pub mod bench;
 mod chat;
@@ -44,6 +45,7 @@ mod fields;
 mod files;
 mod guard;
 mod limits;
+mod llama;
 mod metrics;
 mod models;
 mod ollama;
@@ -56,6 +58,7 @@ mod sampling;
 mod schema;
 mod sse;
 mod stored;
+mod tei;
 #[cfg(feature = "telemetry")]
 mod telemetry;
 #[cfg(not(feature = "telemetry"))]

@@ -13,6 +13,7 @@ use tilewright::engine::{DeviceStats, Engine, EngineOptions, EngineState, Engine
 use tilewright::formats::TensorInfo;
 use tilewright::generate::Model;
 use tilewright::load::ModelFile;
+use tilewright::tokenizer::Tokenizer;
 use tilewright::{Breaker, BreakerStats, ChatModel, Circuit, Counters, Device, Error, LossReason, MemoryPlan, caught};
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
@@ -20,6 +21,42 @@ use super::Sinks;
 use super::about::ModelDescription;
 use super::errors::ApiError;
 use super::fields::Fields;
+
+/// What an endpoint needs a model for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    Generate,
+    Embed,
+    Rerank,
+    /// Embeddings or reranking.
+    Encode,
+    /// Any model.
+    Any,
+}
+
+impl Task {
+    /// The capabilities that suit it, as Ollama names them.
+    fn capabilities(self) -> &'static [&'static str] {
+        match self {
+            Task::Generate => &["completion"],
+            Task::Embed => &["embedding"],
+            Task::Rerank => &["rerank"],
+            Task::Encode => &["embedding", "rerank"],
+            Task::Any => &["completion", "embedding", "rerank"],
+        }
+    }
+
+    /// What models without it lack, in words.
+    fn lack(self) -> &'static str {
+        match self {
+            Task::Generate => "generates text",
+            Task::Embed => "computes embeddings",
+            Task::Rerank => "scores documents",
+            Task::Encode => "is an encoder",
+            Task::Any => "is known",
+        }
+    }
+}
 
 /// A generative model and its engine.
 pub struct Decoder {
@@ -139,6 +176,18 @@ impl Loaded {
             })
             .collect();
         format!("{size}{}; on {}", plan.unwrap_or_default(), devices.join(" and "))
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if the model has no usable tokenizer.
+    pub fn tokenizer(&self) -> Result<&Tokenizer, Error> {
+        match self {
+            Loaded::Decoder(decoder) => decoder.model().tokenizer(),
+            Loaded::Embedder(embedder) => Ok(embedder.encodings()?.tokenizer()),
+            Loaded::Reranker(reranker) => Ok(reranker.encodings()?.tokenizer()),
+        }
     }
 
     /// Bytes of memory by kind.
@@ -575,7 +624,19 @@ impl Lease {
         self.loaded.reranker().cloned().ok_or_else(|| self.wrong_kind("cannot score documents"))
     }
 
-    fn wrong_kind(&self, lacks: &str) -> ApiError {
+    /// Refuses an encoder's request before its texts are encoded, if `most` are queued or running.
+    ///
+    /// # Errors
+    /// `busy`.
+    pub fn expect_batch(&self, most: usize) -> Result<(), ApiError> {
+        match self.entry.batches.available_permits() {
+            0 => Err(Error::Busy { n_waiting: most }.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The refusal of a model of another kind.
+    pub fn wrong_kind(&self, lacks: &str) -> ApiError {
         let message = format!("{} is {} and {lacks}", self.entry.name(), self.loaded.kind());
         ApiError { message, ..ApiError::invalid("model", None, "") }
     }
@@ -851,6 +912,35 @@ impl Models {
         };
         let found = self.find(name).map(|entry| (entry, None));
         found.or_else(|error| self.entries().into_iter().find_map(adapted).ok_or(error))
+    }
+
+    /// The name of a request's model: `named`, or without one the only model that can do the task.
+    ///
+    /// # Errors
+    /// `invalid_value` naming the models if there are none or several.
+    pub async fn name_for(&self, named: Option<&str>, task: Task) -> Result<String, ApiError> {
+        if let Some(name) = named {
+            return Ok(name.to_owned());
+        }
+        let entries = self.entries();
+        // Reads the headers of models that are not loaded.
+        let able = move || {
+            let can = |about: &ModelDescription| task.capabilities().iter().any(|capability| about.can(capability));
+            let able = entries.iter().filter(|entry| entry.about().as_ref().is_none_or(can));
+            able.map(|entry| entry.name().to_owned()).collect::<Vec<_>>()
+        };
+        let mut able = tokio::task::spawn_blocking(able).await.unwrap_or_default();
+        match (able.pop(), able.is_empty()) {
+            (Some(only), true) => Ok(only),
+            (Some(last), false) => {
+                able.push(last);
+                Err(ApiError::invalid("model", None, &format!("one of `{}`", able.join("`, `"))))
+            }
+            (None, _) => {
+                let message = format!("model is missing, and no served model {}", task.lack());
+                Err(ApiError { message, ..ApiError::invalid("model", None, "") })
+            }
+        }
     }
 
     /// Finds a model and loads it if necessary.

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::schema::{Endpoint, object_schema};
-use super::{chat, completions, embeddings, ollama, responses};
+use super::{anthropic, chat, completions, embeddings, llama, ollama, responses, tei};
 
 /// All endpoints.
 pub const ENDPOINTS: &[&Endpoint] = &[
@@ -12,6 +12,10 @@ pub const ENDPOINTS: &[&Endpoint] = &[
     &responses::ENDPOINT,
     &embeddings::EMBEDDINGS,
     &embeddings::RERANK,
+    &Endpoint { path: "/v1/reranking", ..embeddings::RERANK },
+    &Endpoint { path: "/reranking", ..embeddings::RERANK },
+    &anthropic::MESSAGES,
+    &anthropic::COUNT_TOKENS,
     &Endpoint::get("/v1/models", "Lists the models"),
     &Endpoint::get("/v1/models/{name}", "A model"),
     &Endpoint::post("/v1/models/{name}/load", "Loads a model", &[]),
@@ -30,6 +34,17 @@ pub const ENDPOINTS: &[&Endpoint] = &[
     &Endpoint::post("/api/push", "Always refused: there is no registry", &[]),
     &Endpoint::post("/api/blobs/{name}", "Always refused, as /api/create", &[]),
     &Endpoint::get("/api/version", "The version of Ollama whose API this is, and the server's own"),
+    &llama::COMPLETION,
+    &Endpoint { path: "/completions", ..llama::COMPLETION },
+    &llama::INFILL,
+    &llama::TOKENIZE,
+    &llama::DETOKENIZE,
+    &llama::APPLY_TEMPLATE,
+    &Endpoint::get("/props", "The properties of a model, like llama.cpp's"),
+    &Endpoint::get("/slots", "The sequences that run at once, like llama.cpp's"),
+    &tei::EMBED,
+    &tei::RERANK,
+    &Endpoint::get("/info", "Describes an encoder, like TEI's"),
     &Endpoint::get("/health", "Whether the server is up; needs no key"),
     &Endpoint::get("/metrics", "Metrics in Prometheus's text format"),
     &Endpoint::get("/openapi.json", "This document"),
@@ -78,13 +93,16 @@ pub fn document() -> Json {
         "components": {
             "responses": {
                 "Error": {
-                    "description": "An error in OpenAI's format; paths under /api have a string in `error`, as Ollama's.",
+                    "description": "An error in OpenAI's format; paths of other APIs have the formats of those.",
                     "content": {"application/json": {"schema": body}},
                 },
             },
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
-        "security": [{}, {"key": []}],
+        "security": [{}, {"key": []}, {"x-api-key": []}],
     })
 }
 

@@ -31,7 +31,7 @@ use super::stored::Items;
 pub const ENDPOINT: Endpoint = Endpoint::post(
     "/v1/responses",
     "Answers an input, like OpenAI's Responses",
-    &[FIELDS, sampling::FIELDS, sampling::NUMBERS],
+    &[FIELDS, sampling::FIELDS, sampling::NUMBERS, sampling::NO_PROBS],
 );
 
 const FIELDS: &[Field] = &[

@@ -9,7 +9,7 @@ use axum::Json as Body;
 use axum::Router;
 use axum::body::{Body as AnyBody, Bytes, HttpBody as _};
 use axum::extract::{MatchedPath, Path, Request, State};
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -21,14 +21,14 @@ use tilewright::{BreakerStats, Circuit, Device};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::app::{App, RequestContext};
+use super::app::{ApiRequest, App, RequestContext};
 use super::connections::{AtWork, Framing, Peer};
-use super::errors::ApiError;
+use super::errors::{ApiError, ErrorFormat};
 use super::models::{Loaded, ServedModel};
 use super::page::StaticFiles;
 use super::request_log::{RequestRecord, SharedRecord, request_id};
 use super::telemetry::ServerSpan;
-use super::{chat, completions, embeddings, ollama, openapi, responses};
+use super::{anthropic, chat, completions, embeddings, llama, ollama, openapi, responses, tei};
 
 /// Names a request in its response and in logs.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -39,6 +39,12 @@ const OTHER: &str = "other";
 /// Paths without a key: health checks, and public files.
 const OPEN: [&str; 2] = ["/health", OTHER];
 
+/// The header that Anthropic's clients send with each request.
+const ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
+
+/// The header in which they expect the request's id.
+const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+
 /// All endpoints.
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
@@ -47,9 +53,27 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/responses", post(responses::create))
         .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/rerank", post(embeddings::rerank))
+        .route("/v1/reranking", post(embeddings::rerank))
+        .route("/reranking", post(embeddings::rerank))
+        .route("/rerank", post(rerank))
+        .route("/v1/messages", post(anthropic::create))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/models", get(list))
         .route("/v1/models/{*name}", get(retrieve).post(load))
         .merge(ollama::routes())
+        .route("/completion", post(llama::create))
+        .route("/completions", post(llama::create))
+        .route("/infill", post(llama::infill))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(llama::detokenize))
+        .route("/apply-template", post(llama::apply_template))
+        .route("/props", get(llama::props))
+        .route("/slots", get(llama::slots))
+        .route("/embed", post(tei::embed))
+        .route("/embed_all", post(tei::refuse))
+        .route("/embed_sparse", post(tei::refuse))
+        .route("/predict", post(tei::refuse))
+        .route("/info", get(tei::info))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(async || Body(openapi::document())))
@@ -66,7 +90,8 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
     let span = app.telemetry.request(&request, route.as_deref());
     let trace = span.trace();
     let endpoint = route.unwrap_or_else(|| OTHER.into());
-    let is_ollama = request.uri().path().starts_with("/api/");
+    let is_anthropic = request.headers().contains_key(ANTHROPIC_VERSION);
+    let format = if is_anthropic { ErrorFormat::Anthropic } else { ErrorFormat::of(request.uri().path()) };
     let framed = check_framing(&request);
     let is_coded = request.headers().contains_key(header::TRANSFER_ENCODING);
     if !request.headers().contains_key(header::EXPECT) {
@@ -114,10 +139,7 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
         app.refusals.refused(&record, error);
         error.code
     });
-    if is_ollama && let Some(error) = response.extensions().get::<ApiError>() {
-        response = (error.status, response.headers().clone(), Body(json!({"error": error.message}))).into_response();
-        response.headers_mut().remove(header::CONTENT_LENGTH);
-    }
+    response = formatted(response, format, &record.id);
     response.headers_mut().extend(cors);
     if let Ok(id) = HeaderValue::from_str(&record.id) {
         response.headers_mut().insert(REQUEST_ID, id);
@@ -148,6 +170,68 @@ fn with_ignored(app: &App, endpoint: &str, mut response: Response, names: &[Stri
 
 /// The response header that lists ignored fields.
 const IGNORED: HeaderName = HeaderName::from_static("x-tilewright-ignored");
+
+/// Writes an error in the format of the request's API, unless the endpoint chose another. Anthropic's clients read the
+/// request's id from a header.
+fn formatted(mut response: Response, format: ErrorFormat, id: &str) -> Response {
+    let format = response.extensions().get().copied().unwrap_or(format);
+    if let Some(error) = response.extensions().get::<ApiError>().filter(|_| format != ErrorFormat::OpenAi) {
+        let body = Body(format.body(error, Some(id)));
+        response = (format.status(error), response.headers().clone(), body).into_response();
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+    }
+    if format == ErrorFormat::Anthropic
+        && let Ok(id) = HeaderValue::from_str(id)
+    {
+        response.headers_mut().insert(ANTHROPIC_REQUEST_ID, id);
+    }
+    response
+}
+
+/// Errors of `result` in this format.
+fn in_format(result: Result<Response, ApiError>, format: ErrorFormat) -> Response {
+    let mut response = result.into_response();
+    response.extensions_mut().insert(format);
+    response
+}
+
+/// `/rerank`: TEI's with `texts`, otherwise that of Cohere, Jina and llama.cpp.
+async fn rerank(State(app): State<Arc<App>>, asked: ApiRequest) -> Response {
+    let has = |field: &str| asked.fields().is_ok_and(|fields| fields.get(field).is_some());
+    match (has("texts"), has("documents")) {
+        (true, _) => in_format(tei::rerank(&app, &asked).await, ErrorFormat::Tei),
+        (false, false) => ApiError::invalid("texts or documents", None, "a list of texts").into_response(),
+        (false, true) => embeddings::rerank(State(app), asked).await.into_response(),
+    }
+}
+
+/// `/tokenize`: TEI's with `inputs`, otherwise llama.cpp's.
+async fn tokenize(State(app): State<Arc<App>>, asked: ApiRequest) -> Response {
+    let is_tei = asked.fields().is_ok_and(|fields| fields.get("inputs").is_some());
+    match is_tei {
+        true => in_format(tei::tokenize(&app, &asked).await, ErrorFormat::Tei),
+        false => llama::tokenize(&app, &asked).await.into_response(),
+    }
+}
+
+/// The first value of this name in a URL's query.
+pub fn query_value(uri: &Uri, name: &str) -> Option<String> {
+    let pairs = uri.query().unwrap_or_default().split('&');
+    let value = pairs.filter_map(|pair| pair.split_once('=')).find(|(own, _)| *own == name)?.1;
+    let mut bytes = Vec::with_capacity(value.len());
+    let mut rest = value.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let digits = [rest.next()?, rest.next()?];
+                u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?
+            }
+            other => other,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
 
 /// Refuses a body that is not plainly chunked, and one with two lengths: another reader, such as a proxy, may take
 /// part of it for the next request.
@@ -344,22 +428,36 @@ fn model_json(name: &str, entry: &ServedModel, adapter: Option<&str>) -> Json {
     reply
 }
 
-async fn list(State(app): State<Arc<App>>) -> Body<Json> {
+async fn list(State(app): State<Arc<App>>, headers: HeaderMap) -> Body<Json> {
+    let is_anthropic = headers.contains_key(ANTHROPIC_VERSION);
+    let model = if is_anthropic { anthropic::model_json } else { model_json };
     let mut data = Vec::new();
     for (name, entry) in app.models.listed() {
-        data.push(model_json(&name, &entry, None));
+        data.push(model(&name, &entry, None));
         // Adapters have the name of the model itself only.
         let adapters = entry.adapters().iter().filter(|_| name == entry.name());
-        data.extend(adapters.map(|adapter| model_json(&name, &entry, Some(adapter))));
+        data.extend(adapters.map(|adapter| model(&name, &entry, Some(adapter))));
     }
-    Body(json!({"object": "list", "data": data}))
+    let id = |model: Option<&Json>| model.map(|model| model["id"].clone());
+    match is_anthropic {
+        true => {
+            let [first, last] = [id(data.first()), id(data.last())];
+            Body(json!({"data": data, "has_more": false, "first_id": first, "last_id": last}))
+        }
+        false => Body(json!({"object": "list", "data": data})),
+    }
 }
 
-async fn retrieve(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Body<Json>, ApiError> {
+async fn retrieve(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+) -> Result<Body<Json>, ApiError> {
     let (entry, adapter) = app.models.find_adapted(&name)?;
     let is_alias = adapter.is_none() && app.models.listed().iter().any(|(known, _)| *known == name);
     let own = if is_alias { &name } else { entry.name() };
-    Ok(Body(model_json(own, &entry, adapter.as_deref())))
+    let model = if headers.contains_key(ANTHROPIC_VERSION) { anthropic::model_json } else { model_json };
+    Ok(Body(model(own, &entry, adapter.as_deref())))
 }
 
 /// `/v1/models/NAME/load` and `/unload`.

@@ -118,13 +118,15 @@ pub const FIELDS: &[Field] = &[
     neutral("dry_penalty_last_n", &[Neutral::AnyNumber], "No DRY penalty."),
     neutral("dynatemp_range", &[Neutral::Number(0.0)], "No dynamic temperature."),
     neutral("dynatemp_exponent", &[Neutral::AnyNumber], "No dynamic temperature."),
-    neutral("n_probs", &[Neutral::Number(0.0)], "Use `logprobs`."),
     neutral("min_keep", &[Neutral::Number(0.0), Neutral::Number(1.0)], "Sampling keeps one token or more."),
     neutral("n_keep", &[Neutral::AnyNumber], "A prompt is never shifted."),
-    neutral("id_slot", &[Neutral::Number(-1.0)], "Slots are chosen by the server."),
+    neutral("id_slot", &[Neutral::AnyNumber], "Slots are chosen by the server."),
     neutral("spaces_between_special_tokens", &[Neutral::AnyFlag], "The tokenizer decides."),
     neutral("truncate_prompt_tokens", &[Neutral::Number(-1.0)], "A prompt that is too long is refused."),
 ];
+
+/// A field of llama.cpp's API that others lack.
+pub const NO_PROBS: &[Field] = &[neutral("n_probs", &[Neutral::Number(0.0)], "Use `logprobs`.")];
 
 /// Fields about what answers report, and their number.
 pub const REPORTS: &[Field] = &[

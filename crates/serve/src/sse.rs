@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 
-use super::errors::ApiError;
+use super::errors::{ApiError, ErrorFormat};
 
 /// Parts buffered for a slow client. Further output waits in the engine's stream.
 const MAX_WAITING: usize = 16;
@@ -25,6 +25,10 @@ pub enum Style {
     Data,
     /// `event: TYPE`, and `data: JSON` with the same type in `type`.
     Named,
+    /// As `Named`, in Anthropic's API.
+    Messages,
+    /// `data: JSON` without a mark at the end, in llama.cpp's API.
+    Completion,
     /// A line of JSON.
     Lines,
 }
@@ -32,14 +36,14 @@ pub enum Style {
 impl Style {
     fn content_type(self) -> HeaderValue {
         HeaderValue::from_static(match self {
-            Style::Data | Style::Named => "text/event-stream",
+            Style::Data | Style::Named | Style::Messages | Style::Completion => "text/event-stream",
             Style::Lines => "application/x-ndjson",
         })
     }
 
     fn part(self, json: &Json) -> Bytes {
         match (self, json.get("type").and_then(Json::as_str)) {
-            (Style::Named, Some(kind)) => format!("event: {kind}\ndata: {json}\n\n"),
+            (Style::Named | Style::Messages, Some(kind)) => format!("event: {kind}\ndata: {json}\n\n"),
             (Style::Lines, _) => format!("{json}\n"),
             _ => format!("data: {json}\n\n"),
         }
@@ -56,7 +60,9 @@ impl Style {
                 let (code, message, param) = (field_of("code"), field_of("message"), field_of("param"));
                 self.part(&serde_json::json!({"type": "error", "code": code, "message": message, "param": param}))
             }
-            Style::Lines => self.part(&serde_json::json!({"error": error.message})),
+            Style::Messages => self.part(&ErrorFormat::Anthropic.body(error, None)),
+            Style::Completion => self.part(&ErrorFormat::LlamaCpp.body(error, None)),
+            Style::Lines => self.part(&ErrorFormat::Ollama.body(error, None)),
         }
     }
 
@@ -64,9 +70,13 @@ impl Style {
         matches!(self, Style::Data).then(|| Bytes::from_static(b"data: [DONE]\n\n"))
     }
 
-    /// A comment, so that clients do not time out.
+    /// A part without content, so that clients do not time out.
     fn keep_alive(self) -> Option<Bytes> {
-        (!matches!(self, Style::Lines)).then(|| Bytes::from_static(b": alive\n\n"))
+        match self {
+            Style::Data | Style::Named | Style::Completion => Some(Bytes::from_static(b": alive\n\n")),
+            Style::Messages => Some(self.part(&serde_json::json!({"type": "ping"}))),
+            Style::Lines => None,
+        }
     }
 }
 
@@ -204,6 +214,8 @@ mod tests {
         let event = text(Style::Data);
         assert!(event.starts_with("data: {\"error\"") && event.ends_with("}}\n\ndata: [DONE]\n\n"), "{event}");
         assert!(text(Style::Named).starts_with("event: error\n"));
+        assert!(text(Style::Messages).starts_with("event: error\ndata: {\"type\":\"error\",\"error\":{"));
+        assert!(text(Style::Completion).starts_with("data: {\"error\":{\"code\":404,"));
         assert_eq!(text(Style::Lines).matches('\n').count(), 1);
     }
 }

@@ -11,7 +11,7 @@ use tilewright::embed::Embedder;
 
 use super::super::app::{ApiRequest, App};
 use super::super::conversation::with_notice;
-use super::super::embeddings::vectors_of;
+use super::super::embeddings::EmbedJob;
 use super::super::errors::ApiError;
 use super::super::fields::Fields;
 use super::super::models::Lease;
@@ -31,7 +31,7 @@ pub const EMBED: Endpoint = Endpoint::post(
             "The texts; without one, the model is loaded.",
         ),
         field("truncate", Kind::Flag, "true", "Cut texts that are too long, instead of refusing them."),
-        field("dimensions", Kind::Whole(0, u32::MAX as i64), "0", "Width of the vectors; 0: the model's own."),
+        field("dimensions", Kind::Whole(0, u32::MAX as i64), "0", "Elements to keep of each vector; 0: all."),
         OPTIONS,
         KEEP_ALIVE,
     ]],
@@ -131,13 +131,13 @@ pub async fn embed(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Res
         return Err(ApiError { message, ..ApiError::invalid("input", None, "") });
     }
     let texts = Arc::try_unwrap(shared).unwrap_or_else(|shared| shared.to_vec());
-    let (mut vectors, n) = match texts.is_empty() {
+    let (vectors, n) = match texts.is_empty() {
         true => (Vec::new(), 0),
-        false => vectors_of(&app, lease, &asked.since, texts).await?,
+        false => {
+            let dimensions = dimensions.map(|n| n as u64);
+            EmbedJob { dimensions, ..EmbedJob::of_texts(texts) }.run(&app, lease, &asked.since).await?
+        }
     };
-    if let Some(dimensions) = dimensions {
-        vectors.iter_mut().for_each(|vector| shorten(vector, dimensions as usize));
-    }
     let total_duration = asked.since.at.elapsed().as_nanos() as u64;
     let load_duration = load.as_nanos() as u64;
     let body = EmbedResponse { model, embeddings: vectors, total_duration, load_duration, prompt_eval_count: n };
@@ -146,16 +146,6 @@ pub async fn embed(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Res
         Some(at) => with_notice(response, &format!("input[{at}] was cut to the model's {max_tokens} tokens")),
         None => response,
     })
-}
-
-/// Keeps the first numbers of a vector and scales it to unit length, as for Matryoshka embeddings.
-fn shorten(vector: &mut Vec<f32>, dims: usize) {
-    if dims >= vector.len() {
-        return;
-    }
-    vector.truncate(dims);
-    let norm = vector.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-12);
-    vector.iter_mut().for_each(|x| *x /= norm);
 }
 
 /// Answers `/api/embeddings`.
@@ -167,20 +157,6 @@ pub async fn embedding(State(app): State<Arc<App>>, asked: ApiRequest) -> Result
     if text.is_empty() {
         return Ok(Body(json!({"embedding": []})).into_response());
     }
-    let (mut vectors, _) = vectors_of(&app, lease, &asked.since, vec![text]).await?;
+    let (mut vectors, _) = EmbedJob::of_texts(vec![text]).run(&app, lease, &asked.since).await?;
     Ok(Body(EmbeddingResponse { embedding: vectors.pop().unwrap_or_default() }).into_response())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shortened_vector_has_unit_length() {
-        let mut vector = vec![3.0, 4.0, 5.0];
-        shorten(&mut vector, 3);
-        assert_eq!(vector, [3.0, 4.0, 5.0]);
-        shorten(&mut vector, 2);
-        assert_eq!(vector, [0.6, 0.8]);
-    }
 }

@@ -1,0 +1,217 @@
+//! The API of Hugging Face's Text Embeddings Inference (TEI): `/embed`, `/rerank`, `/tokenize` and `/info`.
+
+use std::sync::Arc;
+
+use axum::Json as Body;
+use axum::extract::{MatchedPath, State};
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value as Json, json};
+use tilewright::embed::{Truncation, TruncationSide};
+use tilewright::formats::BlockType;
+use tilewright::tokenizer::{EncodeOptions, Tokenizer};
+
+use super::app::{ApiRequest, App};
+use super::embeddings::{DIMENSIONS, DOCUMENT_OPTIONS, EmbedInputs, EmbedJob, Ranking, RerankJob, ScoreKind};
+use super::errors::ApiError;
+use super::fields::Fields;
+use super::models::{Lease, Loaded, Task};
+use super::routes::query_value;
+use super::sampling::MODEL;
+use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
+
+/// `/embed`.
+pub const EMBED: Endpoint = Endpoint::post("/embed", "Computes embeddings, like Hugging Face's TEI", &[EMBED_FIELDS]);
+
+/// `/rerank`.
+pub const RERANK: Endpoint = Endpoint::post(
+    "/rerank",
+    "Ranks `texts` by a query, like TEI, or `documents`, like /v1/rerank",
+    &[RANK_FIELDS, DOCUMENT_OPTIONS],
+);
+
+const EMBED_FIELDS: &[Field] = &[
+    MODEL,
+    required("inputs", Kind::Other(&["string", "array"], INPUT), "Texts, or token ids of the model's own vocabulary."),
+    field("truncate", Kind::Flag, "false", "Whether a text that is too long is cut off; otherwise it is refused."),
+    field("truncation_direction", Kind::OneOf(SIDES), "\"Right\"", "The side that is cut off."),
+    field("normalize", Kind::Flag, "true", "Whether vectors have length 1. Models that normalise refuse `false`."),
+    DIMENSIONS,
+    field("prompt_name", Kind::Text, "the model's", "Name of the model's prompt to put before each text."),
+];
+
+/// Fields of `/rerank` with `texts`.
+const RANK_FIELDS: &[Field] = &[
+    MODEL,
+    required("query", Kind::Text, "The query."),
+    field("texts", Kind::Other(&["array"], "a list of texts"), "", "The texts to rank."),
+    field("raw_scores", Kind::Flag, "false", "Whether scores are logits instead of numbers from 0 to 1."),
+    field("return_text", Kind::Flag, "false", "Whether results have the texts."),
+    field("truncate", Kind::Flag, "false", "Whether a text that is too long is cut off; otherwise it is refused."),
+    neutral("truncation_direction", &[Neutral::Text("Right"), Neutral::Text("right")], "Only the end is cut off."),
+];
+
+/// Fields of `/tokenize` with `inputs`.
+pub const INPUTS: &[Field] = &[
+    field("inputs", Kind::Other(&["string", "array"], "a text or a list of texts"), "", "The texts."),
+    field("add_special_tokens", Kind::Flag, "true", "Whether to add the model's special tokens."),
+    field("prompt_name", Kind::Text, "", "Name of the model's prompt to put before each text."),
+];
+
+const INPUT: &str = "a text, a list of texts, a list of token ids, or a list of those";
+const SIDES: &[&str] = &["Left", "Right", "left", "right"];
+
+/// `/embed`.
+pub async fn embed(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
+    let fields = asked.fields()?;
+    fields.check(EMBED.fields)?;
+    let side = match fields.text("truncation_direction")? {
+        Some("Left" | "left") => TruncationSide::Left,
+        _ => TruncationSide::Right,
+    };
+    let truncates = fields.flag("truncate")?.unwrap_or(false);
+    let inputs = EmbedInputs::read(fields, "inputs", app.limits.texts)?;
+    let job = EmbedJob {
+        dimensions: fields.whole("dimensions", 1, u64::from(u32::MAX))?,
+        normalize: Some(fields.flag("normalize")?.unwrap_or(true)),
+        prompt: fields.text("prompt_name")?.map(str::to_owned),
+        ..EmbedJob::new(inputs, truncates.then_some(Truncation { max_tokens: None, side }))
+    };
+    let lease = lease(&app, fields, Task::Embed).await?;
+    lease.embedder().map_err(of_model)?;
+    let (vectors, _) = job.run(&app, lease, &asked.since).await?;
+    Ok(Body(vectors).into_response())
+}
+
+/// `/rerank` with `texts`.
+pub async fn rerank(app: &App, asked: &ApiRequest) -> Result<Response, ApiError> {
+    let fields = asked.fields()?;
+    fields.check(&[RANK_FIELDS])?;
+    let most = app.limits.texts;
+    let expected = format!("a list of 1 to {most} texts");
+    let texts = fields.list("texts", &expected)?.filter(|list| (1..=most).contains(&list.len()));
+    let text = |one: &Json| one.as_str().map(str::to_owned);
+    let texts: Option<Vec<String>> = texts.and_then(|list| list.iter().map(text).collect());
+    let texts = Arc::new(texts.ok_or_else(|| fields.wrong("texts", &expected))?);
+    let is_raw = fields.flag("raw_scores")?.unwrap_or(false);
+    let job = RerankJob {
+        query: fields.some_text("query")?.to_owned(),
+        field: "texts",
+        documents: texts.clone(),
+        truncates: fields.flag("truncate")?.unwrap_or(false),
+        scores: if is_raw { ScoreKind::Logit } else { ScoreKind::Sigmoid },
+    };
+    let returns = fields.flag("return_text")?.unwrap_or(false);
+    let lease = lease(app, fields, Task::Rerank).await?;
+    lease.reranker().map_err(of_model)?;
+    let Ranking { ranked, .. } = job.run(app, lease, &asked.since).await?;
+    let rank = |(index, score): (usize, f32)| {
+        let mut rank = json!({"index": index, "score": score});
+        if let Some(text) = texts.get(index).filter(|_| returns) {
+            rank["text"] = text.as_str().into();
+        }
+        rank
+    };
+    Ok(Body(ranked.into_iter().map(rank).collect::<Json>()).into_response())
+}
+
+/// `/tokenize` with `inputs`. Tokens have no offsets: normalisers change the text.
+pub async fn tokenize(app: &App, asked: &ApiRequest) -> Result<Response, ApiError> {
+    let fields = asked.fields()?;
+    fields.check(&[&[MODEL], INPUTS])?;
+    let most = app.limits.texts;
+    let texts = fields.texts("inputs", most)?;
+    let texts = texts.ok_or_else(|| fields.wrong("inputs", &format!("a text or a list of 1 to {most} texts")))?;
+    let mut texts: Vec<String> = texts.into_iter().map(str::to_owned).collect();
+    let add_special = fields.flag("add_special_tokens")?.unwrap_or(true);
+    let lease = lease(app, fields, Task::Any).await?;
+    if let Some(name) = fields.text("prompt_name")? {
+        let embedder = lease.embedder().map_err(of_model)?.with_prompt(Some(name));
+        let embedder = embedder.map_err(|error| ApiError::of_option(error, "prompt_name"))?;
+        texts.iter_mut().for_each(|text| text.insert_str(0, embedder.prompt()));
+    }
+    let loaded = lease.loaded.clone();
+    let tokens = app.prepare(move || {
+        let tokenizer = loaded.tokenizer()?;
+        let of_text = |text: &String| {
+            let ids = tokenizer.encode_with(text, EncodeOptions { add_special, parse_special: false })?;
+            ids.into_iter().map(|id| token_of(tokenizer, id)).collect()
+        };
+        texts.iter().map(of_text).collect::<Result<Vec<Vec<Json>>, ApiError>>()
+    });
+    Ok(Body(tokens.await?).into_response())
+}
+
+fn token_of(tokenizer: &Tokenizer, id: u32) -> Result<Json, ApiError> {
+    let text = String::from_utf8_lossy(tokenizer.token_bytes(id)?);
+    Ok(json!({"id": id, "text": text, "special": tokenizer.is_control(id), "start": null, "stop": null}))
+}
+
+/// `GET /info`, for the model in the query or the only encoder.
+pub async fn info(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, ApiError> {
+    let model = app.models.name_for(query_value(&uri, "model").as_deref(), Task::Encode).await?;
+    let lease = app.models.get(&model).await?;
+    let (kind, types, max_tokens, batch_tokens) = match &lease.loaded {
+        Loaded::Embedder(embedder) => (
+            json!({"embedding": {"pooling": embedder.pooling().name()}}),
+            embedder.block_types(),
+            embedder.max_tokens(),
+            embedder.max_batch_tokens(),
+        ),
+        Loaded::Reranker(reranker) => (
+            json!({"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}),
+            reranker.block_types(),
+            reranker.max_tokens(),
+            reranker.max_batch_tokens(),
+        ),
+        Loaded::Decoder(_) => return Err(of_model(lease.wrong_kind("encodes no texts"))),
+    };
+    Ok(Body(json!({
+        "model_id": model,
+        "model_sha": null,
+        "model_dtype": types.first().map_or_else(String::new, dtype_of),
+        "model_type": kind,
+        "max_concurrent_requests": app.limits.batches,
+        "max_input_length": max_tokens,
+        "max_batch_tokens": batch_tokens,
+        "max_batch_requests": null,
+        "max_client_batch_size": app.limits.texts,
+        "auto_truncate": false,
+        "tokenization_workers": std::thread::available_parallelism().map_or(1, usize::from),
+        "version": env!("CARGO_PKG_VERSION"),
+        "sha": null,
+        "docker_label": null,
+    }))
+    .into_response())
+}
+
+/// A weight type in TEI's words.
+fn dtype_of(kind: &BlockType) -> String {
+    match kind.to_string().as_str() {
+        "F32" => "float32".into(),
+        "F16" => "float16".into(),
+        "BF16" => "bfloat16".into(),
+        other => other.to_lowercase(),
+    }
+}
+
+/// Endpoints of TEI that this server has no models for.
+pub async fn refuse(path: MatchedPath) -> ApiError {
+    let (lacks, instead) = match path.as_str() {
+        "/embed_all" => ("vectors of single tokens", "/embed returns one vector for each text"),
+        "/embed_sparse" => ("sparse vectors", "/embed returns dense ones"),
+        _ => ("classes of texts", "/rerank scores texts by a query"),
+    };
+    let message = format!("{} is not supported: this server computes no {lacks}; {instead}", path.as_str());
+    ApiError::refusal(StatusCode::FAILED_DEPENDENCY, "unsupported_value", message)
+}
+
+async fn lease(app: &App, fields: Fields<'_>, task: Task) -> Result<Lease, ApiError> {
+    let model = app.models.name_for(fields.text("model")?, task).await?;
+    app.models.get(&model).await
+}
+
+/// TEI reports a model of another kind as a failed dependency.
+fn of_model(error: ApiError) -> ApiError {
+    ApiError { status: StatusCode::FAILED_DEPENDENCY, ..error }
+}
