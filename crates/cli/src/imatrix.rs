@@ -10,7 +10,8 @@ use tilewright::generate::perplexity::TextWindows;
 use tilewright::load::names_in_file;
 use tilewright::{Error, LoadOptions};
 
-use super::perplexity::{text_or_stdin, with_ctx};
+use super::messages::notice;
+use super::perplexity::text_or_stdin;
 use super::run::load;
 use super::{CommandFailure, DeviceArgs, print_json, progress, save_pipeline_caches};
 
@@ -53,7 +54,7 @@ pub fn imatrix(args: &ImatrixArgs) -> Result<(), CommandFailure> {
     let text = text_or_stdin(&args.file)?;
     let device = args.device.open()?;
     let options = LoadOptions { context_length: Some(args.ctx), exact: true, ..LoadOptions::default() };
-    let model = load(Some(&args.model), &device, options).map_err(with_ctx)?;
+    let model = load(Some(&args.model), &device, options)?;
     let most = args.chunks.map(|chunks| chunks.get() as usize);
     let mut run = ImportanceRun::new(&model, TextWindows::new(&model, &text, args.ctx as usize, most)?)?;
     let bar = progress::bar(run.windows().len() as u64, "{bar:32} {pos}/{len} windows, {percent} %, {eta} left");
@@ -86,6 +87,6 @@ pub fn imatrix(args: &ImatrixArgs) -> Result<(), CommandFailure> {
 fn tell(sums: &ImportanceSums) {
     let (n_without, n) = sums.experts_without_inputs();
     if n_without > 0 {
-        eprintln!("notice: {n_without} of {n} matrices had no inputs: no token chose their expert; use a longer text");
+        notice!("{n_without} of {n} matrices had no inputs: no token chose their expert; use a longer text");
     }
 }

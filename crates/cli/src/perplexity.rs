@@ -68,7 +68,7 @@ pub fn perplexity(args: &PerplexityArgs) -> Result<(), CommandFailure> {
         exact: args.precision.exact,
         ..LoadOptions::default()
     };
-    let model = args.lora.added_to(load(args.model.as_deref(), &device, options).map_err(with_ctx)?)?;
+    let model = args.lora.added_to(load(args.model.as_deref(), &device, options)?)?;
     let mut run = match (reference, text) {
         (Some(reference), _) => PerplexityRun::compared(&model, reference)?,
         (None, text) => args.over(&model, &text.unwrap_or_default())?,
@@ -97,14 +97,6 @@ pub fn text_or_stdin(path: &Path) -> Result<String, Error> {
     match path.as_os_str() == "-" {
         true => text_of(Path::new("stdin"), io::read_to_string(io::stdin())),
         false => read_text(path),
-    }
-}
-
-/// Names the flag in the error of a window that the model cannot hold.
-pub fn with_ctx(error: Error) -> Error {
-    match error {
-        Error::Option { option: "context_length", expected, found } => Error::Option { option: "ctx", expected, found },
-        other => other,
     }
 }
 

@@ -11,6 +11,7 @@ use tilewright::formats::BlockType;
 use tilewright::formats::quantize::QUANTIZABLE;
 use tilewright::load::convert::{ImportanceMatrix, QuantizeOptions, QuantizeReport, Recipe, quantize_file};
 
+use super::messages::notice;
 use super::{CommandFailure, print_json, progress, show_bytes};
 
 /// Convert a model to a GGUF file with its matrices in other types.
@@ -103,23 +104,21 @@ fn tell(report: &QuantizeReport, has_importance: bool) {
     if let Some(first) = fell_back.first() {
         let n = fell_back.len();
         let row = first.shape.last().copied().unwrap_or_default();
-        eprintln!(
-            "notice: {n} tensors have rows that are not a whole number of blocks and get another type, such as `{}` \
+        notice!(
+            "{n} tensors have rows that are not a whole number of blocks and get another type, such as `{}` \
              with rows of {row}: {}",
-            first.name, first.to
+            first.name,
+            first.to
         );
     }
     let again = report.tensors.iter().find(|tensor| tensor.from != tensor.to && tensor.from.block_len() > 1);
     if let Some(tensor) = again {
-        eprintln!(
-            "notice: `{}` and others were already quantised, to {}, and lost precision twice",
-            tensor.name, tensor.from
-        );
+        notice!("`{}` and others were already quantised, to {}, and lost precision twice", tensor.name, tensor.from);
     }
     if has_importance {
         let weighable = report.tensors.iter().filter(|tensor| tensor.to.block_len() > 1 && tensor.from != tensor.to);
         let (n, n_weighted) = (weighable.count(), report.tensors.iter().filter(|tensor| tensor.weighted).count());
-        eprintln!("notice: the importance matrix was used for {n_weighted} of {n} matrices");
+        notice!("the importance matrix was used for {n_weighted} of {n} matrices");
     }
 }
 

@@ -218,7 +218,10 @@ fn ranges(file: &Gguf, options: &SplitOptions) -> Result<Vec<Range<usize>>, Erro
         }
         SplitLimit::Tensors(_) => {}
     }
-    let mut ranges = if options.keys_apart { vec![0..0] } else { Vec::new() };
+    let mut ranges = Vec::new();
+    if options.keys_apart {
+        ranges.push(0..0);
+    }
     let (mut start, mut bytes) = (0, 0);
     for (i, tensor) in tensors.iter().enumerate() {
         let is_full = match options.limit {
