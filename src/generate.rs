@@ -9,6 +9,8 @@ mod disk_offload;
 mod disk_tables;
 mod expert_cache;
 mod generation;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod importance;
 mod in_flight;
 mod inside;
 mod loader;
@@ -22,8 +24,11 @@ mod pace;
 mod part;
 mod passes;
 mod pending_text;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod perplexity;
 mod pipeline;
 mod saved;
+mod scoring;
 mod sequence;
 mod session;
 mod stats;
@@ -53,6 +58,7 @@ pub(crate) use passes::rows_for;
 pub use pipeline::DeviceLayers;
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 pub(crate) use saved::SessionLoader;
+pub use scoring::LogitRows;
 pub(crate) use sequence::{Sequence, slide};
 pub use session::{Session, Snapshot};
 pub use stats::{Speculation, Stats};

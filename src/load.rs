@@ -29,7 +29,7 @@ mod vocab;
 #[cfg_attr(target_arch = "wasm32", path = "load/weight_files/browser.rs")]
 mod weight_files;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use crate::device::Device;
@@ -107,6 +107,20 @@ impl ModelHeader {
             unread: Vec::new(),
         }
     }
+}
+
+/// Names in a GGUF file of tensors whose usual names, by which [`Model`](crate::Model)s know them, are others.
+///
+/// # Errors
+/// As [`ModelFile::open`].
+#[cfg(not(target_arch = "wasm32"))]
+pub fn names_in_file(path: &Path) -> Result<HashMap<String, String>, Error> {
+    if is_of_folder(path) {
+        return Ok(HashMap::new());
+    }
+    let file = ModelFile::open(path)?;
+    let names = file.header.tensor_index.entries().map(|(name, _, info, _)| (name.to_owned(), info.name.clone()));
+    Ok(names.filter(|(name, in_file)| name != in_file).collect())
 }
 
 /// Shape of a model by kind.

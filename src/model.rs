@@ -20,7 +20,7 @@ pub use config::{ModelConfig, NormKind, PerLayer, PositionTable};
 pub use decoder::{Drawing, Ending, FetchedRows, PassTensors, Sampler, VERIFIED_ROWS};
 pub use encoder::{BatchSize, BatchTensors, ScoreConfig, ScoreHead};
 pub use experts::ExpertWeights;
-pub(crate) use experts::{CachedExperts, ExpertPart};
+pub(crate) use experts::{CachedExperts, ExpertMatrix, ExpertPart};
 pub use forward::{Tap, Transformer};
 pub use kv_cache::{KvCache, LayerCache, Ring};
 #[cfg(feature = "lora")]

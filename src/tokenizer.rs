@@ -337,7 +337,6 @@ impl Tokenizer {
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
-    #[cfg(feature = "chat")]
     pub(crate) fn adds_bos(&self) -> Result<bool, Error> {
         let first = match &self.encoder {
             Encoder::Own(own) => own.around.prefix.first().copied(),

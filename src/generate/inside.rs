@@ -179,7 +179,7 @@ impl Session {
     }
 
     /// Caches all tokens but the last `n`, which the next passes compute.
-    async fn cache_all_but(&mut self, n: usize) -> Result<(), Error> {
+    pub(super) async fn cache_all_but(&mut self, n: usize) -> Result<(), Error> {
         self.choose_rope_offset();
         self.sequence.uncache_last(n);
         let Session { model, passes, sequence, .. } = self;

@@ -6,8 +6,8 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::KvType;
-use crate::model::{Drawing, Ending, KvCache, PassTensors, Sampler, Transformer};
-use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
+use crate::model::{Drawing, Ending, KvCache, PassTensors, Sampler, Transformer, VERIFIED_ROWS};
+use crate::recording::{BatchInvariance, MemoryPlan, Recorder, Recording, Workspace};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 use crate::tuning::{record_tested, self_test};
@@ -55,10 +55,19 @@ pub(crate) fn record_pass(
     Ok(rec.finish(&mut Workspace::default()))
 }
 
+/// Rows of the largest pass of up to `max_pass` rows, a power of two, whose logits take 64 MiB at most.
+fn scored_rows(vocab_size: u32, max_pass: u32) -> u32 {
+    const MOST_BYTES: u32 = 64 << 20;
+    let most = (MOST_BYTES / 4 / vocab_size.max(1)).clamp(VERIFIED_ROWS, PASS_SIZES[PASS_SIZES.len() - 1]);
+    (1 << most.ilog2()).min(max_pass)
+}
+
 /// A session's tensors and its recorded passes.
 pub(super) struct RecordedPasses {
     pub cache: KvCache,
     pub io: PassTensors,
+    /// The same with room for the logits of many tokens, for passes that end with [`Ending::AllLogits`].
+    pub scoring: PassTensors,
     workspace: Workspace,
     /// The [`PASS_SIZES`] recorded at once.
     sizes: &'static [u32],
@@ -93,10 +102,12 @@ impl RecordedPasses {
             true => io.with_mtp(config, kv_type, context_length, PASS_SIZES[last])?,
             false => io,
         };
+        let scoring = io.with_logits(config, scored_rows(config.vocab_size, PASS_SIZES[last]))?;
         let (workspace, recordings) = (Workspace::default(), HashMap::new());
         let mut passes = RecordedPasses {
             cache,
             io,
+            scoring,
             workspace,
             sizes,
             recordings,
@@ -177,7 +188,8 @@ impl RecordedPasses {
         let ending = if transformer.is_last() { ending } else { Ending::Cache };
         if !self.recordings.contains_key(&(ending, size)) {
             let mut rec = Recorder::new(target.clone());
-            transformer.record_pass(&mut rec, &self.cache, &self.io, size, ending)?;
+            let io = if ending == Ending::AllLogits { &self.scoring } else { &self.io };
+            transformer.record_pass(&mut rec, &self.cache, io, size, ending)?;
             let recording = match self.sizes.contains(&size) {
                 true => rec.finish(&mut self.workspace),
                 false => rec.finish_within(&mut self.workspace),
@@ -242,6 +254,25 @@ impl RecordedPasses {
             Ok(rec.finish_within(&mut self.workspace))
         };
         Ok((record_tested(device, record, |recording| recording).await?, queries))
+    }
+
+    /// Records a pass that fills the cache, with products of the kernels for many rows, whose inputs are tensors of
+    /// their own: norms and activations are not folded in.
+    ///
+    /// # Errors
+    /// As [`RecordedPasses::test`].
+    pub async fn record_unfolded(
+        &mut self,
+        device: &Device,
+        transformer: &Transformer,
+        size: u32,
+    ) -> Result<Recording, Error> {
+        let record = || {
+            let mut rec = Recorder::new(device.target()).with_batch_invariance(BatchInvariance::Many);
+            transformer.record_pass(&mut rec, &self.cache, &self.io, size, Ending::Cache)?;
+            Ok(rec.finish_within(&mut self.workspace))
+        };
+        record_tested(device, record, |recording| recording).await
     }
 
     /// Runs the self-test on the greedy passes of a model, before any session exists.

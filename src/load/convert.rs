@@ -3,12 +3,14 @@
 //! ```text
 //! GGUF file or folder -> Plan: keys, tensors with their types -> header -> tensor after tensor, a few rows at a time
 //! ```
-//! The rules are those of llama.cpp's quantiser (`src/llama-quant.cpp`) with `--pure`: all matrices get the same
-//! type, except those with rows that are not a whole number of blocks.
+//! The rules are those of llama.cpp's quantiser: a [`Recipe`] gives each matrix a type by its role and layer, or all
+//! matrices get the same one, as with `--pure`. Rows that are not a whole number of blocks get another.
 
 mod folder;
 mod importance;
 mod plan;
+mod recipe;
+mod split;
 mod vocab;
 
 use std::fs::{File, OpenOptions};
@@ -24,13 +26,17 @@ use crate::formats::quantize::{QUANTIZABLE, quantize_row};
 use crate::formats::{BlockType, TensorInfo};
 pub use importance::ImportanceMatrix;
 use plan::{ConvertPlan, PlannedTensor};
+pub use recipe::Recipe;
+pub use split::{Shard, SplitLimit, SplitOptions, merge_files, split_file};
 
 /// Options of [`quantize_file`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct QuantizeOptions {
-    /// Type of the matrices, one of [`QUANTIZABLE`].
+    /// Type of all matrices, one of [`QUANTIZABLE`].
     pub block_type: BlockType,
+    /// A recipe in place of one type for all matrices.
+    pub recipe: Option<Recipe>,
     /// Importance of each matrix column.
     pub importance: Option<ImportanceMatrix>,
     /// Whether to replace an existing file.
@@ -40,7 +46,12 @@ pub struct QuantizeOptions {
 impl QuantizeOptions {
     /// All matrices of this type, no importance matrix, no replacing.
     pub fn new(block_type: BlockType) -> QuantizeOptions {
-        QuantizeOptions { block_type, importance: None, overwrite: false }
+        QuantizeOptions { block_type, recipe: None, importance: None, overwrite: false }
+    }
+
+    /// Matrices of the types that a recipe chooses, no importance matrix, no replacing.
+    pub fn of(recipe: Recipe) -> QuantizeOptions {
+        QuantizeOptions { recipe: Some(recipe), ..QuantizeOptions::new(recipe.block_type()) }
     }
 }
 
@@ -57,7 +68,8 @@ pub struct WrittenTensor {
     pub to: BlockType,
     /// Size in the output.
     pub size_bytes: u64,
-    /// Whether its rows are not a whole number of blocks of the requested type, so that a fallback type was used.
+    /// Whether its rows are not a whole number of blocks of the type that it should get, so that a fallback type was
+    /// used.
     pub fell_back: bool,
     /// Whether the importance matrix was used.
     pub weighted: bool,
@@ -93,13 +105,15 @@ impl QuantizeReport {
 ///
 /// `input` is a GGUF file of any architecture (the first shard stands for all), or a Hugging Face folder.
 /// One-dimensional tensors, norms and a few small matrices keep their type; all keys stay except those that describe
-/// the type. The output is written under a temporary name beside `output` and renamed when complete. Only some rows
+/// the type. The tensors of a GGUF file are written in llama.cpp's order: those outside layers, then layer by layer,
+/// each by name. The output is written under a temporary name beside `output` and renamed when complete. Only some rows
 /// at a time are in memory. `progress` receives the current tensor, the bytes read so far and their total.
 ///
 /// # Errors
 /// [`Error::Io`] if a file cannot be read or written, or already exists; [`Error::InFile`] naming the input and the
 /// tensor at fault: non-finite values or values too large for the type, types without a decoder;
-/// [`Error::Unsupported`] for a type that is not [`QUANTIZABLE`].
+/// [`Error::Unsupported`] for a type that is not [`QUANTIZABLE`], and for [`Recipe::Q2_K_S`] without the importances
+/// that it needs.
 pub fn quantize_file(
     input: &Path,
     output: &Path,
@@ -114,12 +128,7 @@ pub fn quantize_file(
             supported: QUANTIZABLE.map(BlockType::name).join(" "),
         });
     }
-    let is_input = output.exists() && input.canonicalize().ok() == output.canonicalize().ok();
-    if output.exists() && (is_input || !options.overwrite) {
-        let what = if is_input { "is the input, which is never replaced" } else { "exists already" };
-        let source = io::Error::new(io::ErrorKind::AlreadyExists, what);
-        return Err(Error::Io { path: output.into(), source });
-    }
+    check_output(output, &[input], options.overwrite)?;
     let plan = ConvertPlan::of(input, options)?;
     let header = plan.header.to_bytes();
     let mut out = OutputFile::beside(output)?;
@@ -131,16 +140,25 @@ pub fn quantize_file(
         let name = &tensor.written.name;
         progress(name, done, total);
         write_tensor(&plan, tensor, options, &mut out, &mut |bytes| progress(name, done + bytes, total))?;
-        let padding = plan.header.padding(tensor.written.size_bytes);
-        out.write(&[0; 4096][..padding.min(4096)])?;
-        for _ in 0..padding.saturating_sub(4096) {
-            out.write(&[0])?;
-        }
+        out.pad(plan.header.padding(tensor.written.size_bytes))?;
         done += tensor.source.size_bytes;
     }
     let written_bytes = out.finish()?;
     let tensors = plan.tensors.into_iter().map(|tensor| tensor.written).collect();
     Ok(QuantizeReport { tensors, source_bytes, written_bytes })
+}
+
+/// Refuses an output that is one of the inputs, and one that exists unless it may be overwritten.
+fn check_output(output: &Path, inputs: &[&Path], overwrite: bool) -> Result<(), Error> {
+    let place = output.canonicalize().ok();
+    let is_input = place.is_some() && inputs.iter().any(|input| input.canonicalize().ok() == place);
+    let what = match (is_input, output.exists() && !overwrite) {
+        (true, _) => "is the input, which is never replaced",
+        (false, true) => "exists already",
+        (false, false) => return Ok(()),
+    };
+    let source = io::Error::new(io::ErrorKind::AlreadyExists, what);
+    Err(Error::Io { path: output.into(), source })
 }
 
 /// Writes a tensor's data, some rows at a time.
@@ -246,6 +264,15 @@ impl OutputFile {
         let Some(file) = &mut self.file else { return Ok(()) };
         file.write_all(bytes).map_err(|source| Error::Io { path: self.partial.clone(), source })?;
         self.written_bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Writes zeros.
+    fn pad(&mut self, n: usize) -> Result<(), Error> {
+        const ZEROS: [u8; 4096] = [0; 4096];
+        for first in (0..n).step_by(ZEROS.len()) {
+            self.write(&ZEROS[..ZEROS.len().min(n - first)])?;
+        }
         Ok(())
     }
 

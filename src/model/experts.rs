@@ -43,12 +43,13 @@ struct Matrices {
 
 /// Matrices of consecutive experts with one weight type.
 #[derive(Clone, Debug)]
-struct ExpertMatrix {
-    first_expert: u32,
+pub(crate) struct ExpertMatrix {
+    pub first_expert: u32,
     /// Rows of an expert.
-    rows: u32,
-    matrix: Matrix,
-    members: Vec<(String, RowPlaces)>,
+    pub rows: u32,
+    pub matrix: Matrix,
+    /// Source tensors and the positions of their rows.
+    pub members: Vec<(String, RowPlaces)>,
 }
 
 /// Gates, ups or both of consecutive experts.
@@ -141,6 +142,11 @@ impl ExpertWeights {
         let (up, down): (Vec<_>, Vec<_>) =
             (up.iter().map(|up| &up.part.matrix).collect(), down.iter().map(|part| &part.matrix).collect());
         [up.into_iter(), down.into_iter()]
+    }
+
+    /// Matrices of gates and ups, and of downs, with their experts and source tensors.
+    pub(crate) fn expert_parts(&self) -> impl Iterator<Item = &ExpertMatrix> {
+        self.matrices.parts()
     }
 
     fn biases(&self) -> [Option<&Tensor>; 2] {

@@ -287,6 +287,11 @@ impl Stack {
         })
     }
 
+    /// Matrices from top to bottom, each with its source tensors and their rows.
+    pub(super) fn parts(&self) -> impl Iterator<Item = (&Matrix, &[(String, u32)])> {
+        self.parts.iter().map(|part| (&part.matrix, part.members.as_slice()))
+    }
+
     /// Names and rows of the source tensors, from top to bottom.
     #[cfg(feature = "lora")]
     pub(super) fn members(&self) -> impl Iterator<Item = (&str, u32)> {

@@ -464,6 +464,11 @@ impl Weights {
         }
     }
 
+    /// All matrices but embeddings and experts, each with its source tensors and their rows.
+    pub(crate) fn dense_parts(&self) -> impl Iterator<Item = (&Matrix, &[(String, u32)])> {
+        self.stacks().flat_map(Stack::parts)
+    }
+
     /// Matrices of a decode pass with their kernels.
     pub(crate) fn products(&self) -> impl Iterator<Item = (&'static Kernel, &Matrix)> {
         let head = self.output.iter().flat_map(|output| of_stack(&shaders::MATVEC, output));

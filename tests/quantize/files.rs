@@ -223,15 +223,16 @@ fn rows_that_are_no_whole_blocks_use_a_fallback_type() {
         let report = quantized(&input, &output, &QuantizeOptions::new(wanted)).unwrap();
         let types: Vec<_> = open(&output).1.tensors.iter().map(|tensor| tensor.block_type).collect();
         let f32 = BlockType::F32;
-        assert_eq!(types, [fallback, BlockType::F16, f32, f32, f32, f32, wanted, f32], "{wanted}");
+        // In llama.cpp's order: the table, then the layer's tensors by name.
+        assert_eq!(types, [f32, BlockType::F16, f32, f32, fallback, f32, wanted, f32], "{wanted}");
         let fell_back: Vec<_> = report.tensors.iter().map(|tensor| tensor.fell_back).collect();
-        assert_eq!(fell_back, [fallback != wanted, true, false, false, false, false, false, false], "{wanted}");
+        assert_eq!(fell_back, [false, true, false, false, fallback != wanted, false, false, false], "{wanted}");
     }
     // Floats have no blocks.
     quantized(&input, &folder.join("bf16.gguf"), &QuantizeOptions::new(BlockType::BF16)).unwrap();
     let types: Vec<_> = open(&folder.join("bf16.gguf")).1.tensors.iter().map(|tensor| tensor.block_type).collect();
     let (f32, bf16) = (BlockType::F32, BlockType::BF16);
-    assert_eq!(types, [bf16, bf16, f32, f32, f32, f32, bf16, f32]);
+    assert_eq!(types, [f32, bf16, f32, f32, bf16, f32, bf16, f32]);
 }
 
 /// A file's shards become one file without the shard keys; a missing shard is named.

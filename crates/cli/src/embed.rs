@@ -12,6 +12,7 @@ mod tables;
 mod tests;
 
 use std::collections::HashMap;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -26,12 +27,14 @@ use super::lost::TestLosses;
 use super::run::with_loading_bar;
 use super::{DeviceArgs, hub};
 use error::{EXIT_CODES, EmbedError};
-use input::{InputFormat, InputSource};
+use input::{InputFormat, InputSource, ReadProgress};
 use job::{Job, OnError, Skipped};
 use log::{Log, ProgressLog};
 use output::{OutputFormat, OutputTarget};
 
-/// Embed the texts of a file or stream.
+/// Embed a text, or the texts of a file or stream.
+///
+/// A single text gives its vector as a JSON array: `tilewright embed MODEL "a quiet river"`.
 ///
 /// Records keep their order and their other columns; a null text gets a null vector. The output file appears only when
 /// it is complete.
@@ -43,7 +46,9 @@ use output::{OutputFormat, OutputTarget};
 pub struct EmbedArgs {
     /// Text encoder: Hugging Face folder, GGUF file, or address hf:OWNER/REPO.
     model: PathBuf,
-    /// File with the texts; `-` is stdin.
+    /// File with the texts, or a single text; `-` is stdin.
+    ///
+    /// An argument is a text if no such file exists and it is not written like a path, with an extension or a slash.
     #[arg(default_value = "-")]
     input: PathBuf,
     /// Output file; `-` is stdout.
@@ -120,9 +125,15 @@ pub fn embed(mut args: EmbedArgs) -> ExitCode {
 
 impl EmbedArgs {
     fn run(&self, log: Log) -> Result<(), EmbedError> {
-        let format = self.check()?;
+        let text = self.input.to_str().filter(|_| input::is_text(&self.input, self.io));
+        let format = self.check(text.is_some())?;
         let (mut embedder, mut recovery) = self.load(log)?;
+        if let (Some(text), "-", None) = (text, self.output.to_str().unwrap_or_default(), self.format) {
+            return self.one(text, &mut embedder, &mut recovery);
+        }
+        let read = ReadProgress::default();
         let source = InputSource {
+            read: read.clone(),
             path: &self.input,
             format: self.io,
             column: &self.column,
@@ -138,7 +149,10 @@ impl EmbedArgs {
         }
         let shortens = dims < all_dims;
         let normalizes = embedder.normalizes();
-        let input = source.open()?;
+        let input = match text {
+            Some(text) => input::one_text(text, &self.column),
+            None => source.open()?,
+        };
         let input = if format.is_tabular() { tables::tabled(input, &self.column)? } else { input };
         let output =
             OutputTarget { path: &self.output, format, column: &self.out_column, dims, metadata }.open(&input)?;
@@ -147,7 +161,7 @@ impl EmbedArgs {
             on_error: self.on_error,
             has_nulls: format.has_nulls(),
             log,
-            progress: ProgressLog::new(log, self.progress),
+            progress: ProgressLog::new(log, self.progress).of(read),
             skipped: Skipped::create(self.errors.as_deref())?,
         };
         let mut test = TestLosses::from_env();
@@ -173,10 +187,23 @@ impl EmbedArgs {
         Ok(())
     }
 
+    /// Prints the vector of one text as a JSON array.
+    fn one(
+        &self,
+        text: &str,
+        embedder: &mut Embedder,
+        recovery: &mut Recovery<'_, Embedder>,
+    ) -> Result<(), EmbedError> {
+        let vector = recovery.retry(embedder, |embedder| pollster::block_on(embedder.embed(&[text])))?;
+        let line =
+            serde_json::to_string(&vector).map_err(|error| EmbedError::write(&self.output, io::Error::from(error)))?;
+        writeln!(io::stdout(), "{line}").map_err(|error| EmbedError::write(&self.output, error))
+    }
+
     /// The output format. Fails if flags contradict each other.
-    fn check(&self) -> Result<OutputFormat, EmbedError> {
+    fn check(&self, is_text: bool) -> Result<OutputFormat, EmbedError> {
         let usage = |message: &str| Err(EmbedError::Usage(message.into()));
-        let io = self.io.of(&self.input)?;
+        let io = if is_text { InputFormat::Text } else { self.io.of(&self.input)? };
         let format = self.format.map_or_else(|| OutputFormat::of(&self.output, io), Ok)?.available(&self.output)?;
         if format == OutputFormat::Npy && self.output.as_os_str() == "-" {
             return usage("npy cannot be written to stdout, it needs a file: --output FILE");

@@ -11,6 +11,7 @@ mod environment;
 mod failure;
 mod help;
 mod hub;
+mod imatrix;
 mod info;
 mod inspect;
 mod kernels;
@@ -24,6 +25,8 @@ mod nearest;
 #[cfg(not(feature = "serve"))]
 mod no_serve;
 mod parallel;
+mod perplexity;
+mod progress;
 #[cfg(feature = "serve")]
 mod ps;
 mod quantize;
@@ -34,6 +37,7 @@ mod run;
 mod serve;
 mod several;
 mod speculation;
+mod split;
 mod tokenize;
 mod tune;
 mod version;
@@ -91,12 +95,16 @@ enum Command {
     Rm(hub::RmArgs),
     /// Show adapters with their features and limits, and the device that would be used.
     Info(info::InfoArgs),
-    /// Print the token ids of a text.
     Tokenize(tokenize::TokenizeArgs),
+    Detokenize(tokenize::DetokenizeArgs),
     /// Show metadata, tensors and memory plan of a model file.
     #[command(visible_alias = "show")]
     Inspect(inspect::InspectArgs),
     Quantize(quantize::QuantizeArgs),
+    Split(split::SplitArgs),
+    Merge(split::MergeArgs),
+    Perplexity(perplexity::PerplexityArgs),
+    Imatrix(imatrix::ImatrixArgs),
     /// Benchmark a model: prefill and decode speed, next to what the device can reach.
     ///
     /// Tests are named as in llama-bench: `pp512` is a prompt of 512 tokens, `tg128` generates 128 tokens one after
@@ -129,6 +137,11 @@ impl Cli {
             Command::Run(args) => (args.model.as_mut(), args.generate.draft()),
             Command::Chat(args) => args.models(),
             Command::Tokenize(args) => (args.model.as_mut(), None),
+            Command::Detokenize(args) => (args.model_path(), None),
+            Command::Perplexity(args) => (args.model.as_mut(), None),
+            Command::Imatrix(args) => (Some(&mut args.model), None),
+            Command::Split(args) => (Some(&mut args.input), None),
+            Command::Merge(_) => (None, None),
             Command::Inspect(args) => (args.file.as_mut(), None),
             Command::Quantize(args) => (Some(&mut args.input), None),
             Command::Bench(args) => (args.model(), None),
@@ -194,8 +207,13 @@ fn main() -> ExitCode {
         Command::Rm(args) => hub::rm(&args),
         Command::Info(args) => info::info(&args),
         Command::Tokenize(args) => tokenize::tokenize(&args),
+        Command::Detokenize(args) => tokenize::detokenize(&args),
         Command::Inspect(args) => inspect::inspect(&args),
         Command::Quantize(args) => quantize::quantize(&args),
+        Command::Split(args) => split::split(&args),
+        Command::Merge(args) => split::merge(&args),
+        Command::Perplexity(args) => perplexity::perplexity(&args),
+        Command::Imatrix(args) => imatrix::imatrix(&args),
         Command::Bench(args) => bench::bench(*args),
         Command::Tune(args) => tune::tune(&args),
         Command::Kernels(args) => kernels::kernels(&args),

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use tilewright::{Device, Error, Recovery, RerankOptions, Reranker};
 
 use super::embed::error::{EXIT_CODES, EmbedError};
-use super::embed::input::{InputFormat, InputSource};
+use super::embed::input::{InputFormat, InputSource, ReadProgress};
 use super::embed::job::{OnError, of_texts};
 use super::embed::log::Log;
 use super::embed::rows::Records;
@@ -94,7 +94,13 @@ impl RerankArgs {
                 pollster::block_on(reranker.score(&self.query, texts))
             })
         };
-        let source = InputSource { path: &self.input, format: self.io, column: &self.column, batch_size: 1024 };
+        let source = InputSource {
+            path: &self.input,
+            format: self.io,
+            column: &self.column,
+            batch_size: 1024,
+            read: ReadProgress::default(),
+        };
         let input = source.open()?;
         let mut best: Vec<Scored> = Vec::new();
         for rows in input.batches {

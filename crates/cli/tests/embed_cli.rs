@@ -293,3 +293,25 @@ fn rerank_sorts_records_by_cross_encoder_score() {
     let encoder = run(tilewright("rerank", &["/nowhere", "--query", "a"]), b"");
     assert_eq!(encoder.status.code(), Some(3), "{}", text(&encoder.stderr));
 }
+
+#[test]
+fn one_text_gives_one_vector_as_json() {
+    let Some(model) = minilm() else { return };
+    let printed = |args: &[&str], stdin: &str| {
+        let output = run(command(args), stdin.as_bytes());
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        text(&output.stdout).to_owned()
+    };
+    let vector: Value = serde_json::from_str(&printed(&[&model, "a quiet river"], "")).unwrap();
+    assert_eq!(vector.as_array().map(Vec::len), Some(DIMS));
+    let line = printed(&[&model], "a quiet river\n");
+    assert_eq!(lines(line.as_bytes())[0]["embedding"], vector);
+    let file = scratch("one.jsonl", b"");
+    printed(&[&model, "a quiet river", "-o", file.to_str().unwrap()], "");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), line);
+    // A file that is missing is no text.
+    for (argument, message) in [("nowhere.txt", "nowhere.txt: "), ("no/where", "set --io to text")] {
+        let output = run(command(&[&model, argument]), b"");
+        assert!(!output.status.success() && text(&output.stderr).contains(message), "{}", text(&output.stderr));
+    }
+}

@@ -20,7 +20,10 @@ mod fuzz;
 mod hub;
 mod lora;
 mod quantize;
+mod recipes;
+mod scoring;
 #[cfg(feature = "serve")]
 mod serve;
 #[cfg(target_os = "linux")]
 mod terminal;
+mod tools;

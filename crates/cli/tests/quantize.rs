@@ -60,7 +60,7 @@ fn quantize_command_writes_a_working_file_of_each_type() {
         let name = block_type.name();
         let output = folder.join(format!("{name}.gguf"));
         let path = output.to_str().unwrap();
-        let (report, _) = json(&["quantize", BUILTIN, path, "--type", &name.to_lowercase(), "--json"]);
+        let (report, _) = json(&["quantize", BUILTIN, path, "--pure", "--type", &name.to_lowercase(), "--json"]);
         assert_eq!(report["type"], name);
         assert_eq!(report["written_bytes"], std::fs::metadata(&output).unwrap().len());
         let got = run(&output);
@@ -71,7 +71,7 @@ fn quantize_command_writes_a_working_file_of_each_type() {
         }
         assert!(got.len() > 20, "{name}: {got}");
         let random = folder.join(format!("random-{name}.gguf"));
-        let (_, said) = json(&["quantize", RANDOM, random.to_str().unwrap(), "--type", name, "--json"]);
+        let (_, said) = json(&["quantize", RANDOM, random.to_str().unwrap(), name, "--pure", "--json"]);
         assert!(!said.contains("already quantised"), "{said}");
         let (seen, _) = json(&["inspect", random.to_str().unwrap(), "--device", "cpu", "--json"]);
         assert_eq!(seen["error"], Value::Null, "{name}");
@@ -88,6 +88,10 @@ fn quantize_command_prints_a_report_and_keeps_old_files() {
     assert!(printed.status.success(), "{stderr}");
     assert!(stdout.starts_with("Q4_0") && stdout.contains("q4_0.gguf: ") && stdout.contains(" MiB\n"), "{stdout}");
     assert!(stdout.contains("F32"), "norms keep their type: {stdout}");
+    let recipe = folder.join("recipe").with_extension("gguf");
+    let (report, _) = json(&["quantize", BUILTIN, recipe.to_str().unwrap(), "q4_k", "--json"]);
+    assert_eq!((&report["type"], &report["pure"]), (&"Q4_K_M".into(), &false.into()));
+    std::fs::remove_file(recipe).unwrap();
     // The file exists now.
     let again = tilewright(&["quantize", BUILTIN, path, "--type", "Q8_0"]);
     assert_eq!(again.status.code(), Some(1));
@@ -112,6 +116,8 @@ fn invalid_quantize_arguments_are_refused() {
     };
     fails(&["quantize", BUILTIN, path, "--type", "Q9_0"], 2, "expected one of F32, F16, BF16, Q8_0");
     fails(&["quantize", BUILTIN, path], 2, "--type <TYPE>");
+    fails(&["quantize", BUILTIN, path, "Q8_0", "--type", "Q8_0"], 2, "cannot be used with");
+    fails(&["quantize", BUILTIN, path, "MXFP4"], 2, "--type is MXFP4, expected a recipe, such as MXFP4_MOE");
     fails(&["quantize", "nowhere.gguf", path, "--type", "Q8_0"], 1, "nowhere.gguf: ");
     fails(&["quantize", BUILTIN, path, "--type", "Q8_0", "--imatrix", RANDOM], 1, "model-f16.gguf: imatrix: tensors");
     let nowhere = folder.join("no").join("out.gguf");

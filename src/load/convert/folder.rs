@@ -5,7 +5,8 @@
 
 use std::path::Path;
 
-use super::plan::{ConvertPlan, PlannedTensor, set_type, target, written};
+use super::plan::{ConvertPlan, PlannedTensor, Target, Targets, set_type, written};
+use super::recipe::ModelTraits;
 use super::{Order, QuantizeOptions, vocab};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
@@ -73,7 +74,14 @@ pub(super) fn plan(input: &Path, options: &QuantizeOptions) -> Result<ConvertPla
         let (name, shape) = (ROPE_FREQS.to_owned(), vec![found.len() as u64]);
         let size_bytes = data.len() as u64;
         let source = TensorInfo { name, shape, block_type: BlockType::F32, offset: 0, size_bytes };
-        let written = written(&mut plan.header, ROPE_FREQS, &source.shape, BlockType::F32, BlockType::F32, options)?;
+        let written = written(
+            &mut plan.header,
+            ROPE_FREQS,
+            &source.shape,
+            BlockType::F32,
+            Target::plain(BlockType::F32),
+            options,
+        )?;
         let file = plan.files.len();
         factors.push((ROPE_FREQS.to_owned(), data.clone()));
         plan.files.push(FileBytes::Owned(data));
@@ -83,13 +91,14 @@ pub(super) fn plan(input: &Path, options: &QuantizeOptions) -> Result<ConvertPla
     }
     let mut entries: Vec<_> = model.tensor_index.entries().collect();
     entries.sort_by_key(|&(_, file, source, _)| (file, source.offset));
-    for (name, file, source, stored) in entries {
-        if name == "output.weight" && tied {
-            continue;
-        }
-        let shape = model.tensor_index.describe(name).map(|tensor| tensor.shape).unwrap_or_default();
-        let to = target(name, &shape, options.block_type).unwrap_or(BlockType::F32);
-        let written = written(&mut plan.header, name, &shape, source.block_type, to, options).map_err(in_folder)?;
+    entries.retain(|&(name, ..)| name != "output.weight" || !tied);
+    let shape_of = |name: &str| model.tensor_index.describe(name).map(|tensor| tensor.shape).unwrap_or_default();
+    let shapes: Vec<Vec<u64>> = entries.iter().map(|&(name, ..)| shape_of(name)).collect();
+    let described = entries.iter().zip(&shapes).map(|(&(name, ..), shape)| (name, shape.as_slice()));
+    let targets = Targets::new(options, &ModelTraits::of_config(architecture.gguf, config), described);
+    for ((name, file, source, stored), shape) in entries.into_iter().zip(&shapes) {
+        let target = targets.get(name, shape).unwrap_or(Target::plain(BlockType::F32));
+        let written = written(&mut plan.header, name, shape, source.block_type, target, options).map_err(in_folder)?;
         let is_rotated = [".attn_q.", ".attn_k."].iter().any(|part| name.contains(part));
         let order = if is_rotated { order } else { Order::Same };
         let adds_one = stored == FileLayout::LessOne;

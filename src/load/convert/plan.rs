@@ -1,7 +1,9 @@
 //! The plan of an output file: keys, and tensors with their types.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use super::recipe::{self, ModelTraits, Recipe};
 use super::{Order, QuantizeOptions, WrittenTensor, folder, is_float, map};
 use crate::error::Error;
 use crate::formats::gguf::{Gguf, Value};
@@ -51,6 +53,47 @@ impl ConvertPlan {
 
     /// Merges all shards of a GGUF file.
     fn of_gguf(input: &Path, options: &QuantizeOptions) -> Result<ConvertPlan, Error> {
+        let Shards { paths, files, headers: shards } = Shards::read(input)?;
+        let Some(first) = shards.first() else { return Err(gguf::missing("split.count")) };
+        let mut header = GgufHeader::new(first.alignment);
+        // These two keys come last, as in llama.cpp.
+        let replaced = ["general.quantization_version", "general.file_type"];
+        for (key, value) in first.metadata.iter() {
+            if !replaced.contains(&key) && !key.starts_with("split.") {
+                header.set(key, value)?;
+            }
+        }
+        set_type(&mut header, options)?;
+        let mut sources: Vec<(usize, &TensorInfo)> =
+            shards.iter().enumerate().flat_map(|(file, shard)| sources(file, shard)).collect();
+        sources.sort_by(|(_, a), (_, b)| recipe::by_layer(&a.name, &b.name));
+        let described = sources.iter().map(|(_, source)| (source.name.as_str(), source.shape.as_slice()));
+        let targets = Targets::new(options, &ModelTraits::of_gguf(first), described);
+        let mut tensors = Vec::new();
+        for (file, source) in sources {
+            let kept = source.block_type;
+            let target = targets.get(&source.name, &source.shape).unwrap_or(Target::plain(kept));
+            if target.to != kept || is_float(target.to) {
+                check_type("gguf", source)?;
+            }
+            let written = written(&mut header, &source.name, as_written(&source.shape), kept, target, options)?;
+            let (source, stored, order) = (source.clone(), FileLayout::AsRead, Order::Same);
+            tensors.push(PlannedTensor { written, file, source, stored, order, adds_one: false });
+        }
+        Ok(ConvertPlan { header, tensors, files, paths })
+    }
+}
+
+/// A GGUF file, or all shards of one.
+pub(super) struct Shards {
+    pub paths: Vec<PathBuf>,
+    pub files: Vec<FileBytes>,
+    pub headers: Vec<Gguf>,
+}
+
+impl Shards {
+    /// Reads the headers of a file and, if it is a shard, of the others.
+    pub fn read(input: &Path) -> Result<Shards, Error> {
         let read = |path: &Path| {
             let (found, file) = map(path)?;
             let shard = Gguf::parse(&file, file.len() as u64).map_err(|error| error.in_file(path))?;
@@ -62,32 +105,65 @@ impl ConvertPlan {
             n => shards::paths(input, n)?.iter().map(|path| read(path)).collect::<Result<_, _>>()?,
         };
         let (paths, read): (Vec<_>, Vec<_>) = all.into_iter().unzip();
-        let (files, shards): (Vec<_>, Vec<_>) = read.into_iter().unzip();
-        let Some(first) = shards.first() else { return Err(gguf::missing("split.count")) };
-        let mut header = GgufHeader::new(first.alignment);
-        // These two keys come last, as in llama.cpp.
-        let replaced = ["general.quantization_version", "general.file_type"];
-        for (key, value) in first.metadata.iter() {
-            if !replaced.contains(&key) && !key.starts_with("split.") {
-                header.set(key, value)?;
+        let (files, headers) = read.into_iter().unzip();
+        Ok(Shards { paths, files, headers })
+    }
+}
+
+/// A shape as llama.cpp writes it: a matrix of one row is a vector.
+fn as_written(shape: &[u64]) -> &[u64] {
+    let first = shape.iter().position(|&dimension| dimension != 1).unwrap_or(shape.len().saturating_sub(1));
+    &shape[first..]
+}
+
+/// The tensors of a shard, with its number.
+fn sources(file: usize, shard: &Gguf) -> impl Iterator<Item = (usize, &TensorInfo)> {
+    shard.tensors.iter().map(move |tensor| (file, tensor))
+}
+
+/// The type of an output tensor.
+#[derive(Clone, Copy)]
+pub(super) struct Target {
+    pub to: BlockType,
+    /// Whether another type was wanted, whose blocks do not fit its rows.
+    fell_back: bool,
+}
+
+impl Target {
+    /// A type that was wanted.
+    pub fn plain(to: BlockType) -> Target {
+        Target { to, fell_back: false }
+    }
+}
+
+/// The types of the output's matrices.
+pub(super) struct Targets(HashMap<String, BlockType>);
+
+impl Targets {
+    /// Chooses types for the matrices among these tensors, given by name and shape.
+    pub fn new<'t>(
+        options: &QuantizeOptions,
+        traits: &ModelTraits,
+        tensors: impl Iterator<Item = (&'t str, &'t [u64])>,
+    ) -> Targets {
+        let owned = |(name, block_type): (&str, BlockType)| (name.to_owned(), block_type);
+        Targets(match options.recipe {
+            Some(recipe) => {
+                let chosen = recipe::types(recipe, traits, options.importance.is_some(), tensors);
+                chosen.into_iter().map(owned).collect()
             }
-        }
-        set_type(&mut header, options)?;
-        let mut tensors = Vec::new();
-        for (file, shard) in shards.iter().enumerate() {
-            for source in &shard.tensors {
-                let kept = source.block_type;
-                let target = target(&source.name, &source.shape, options.block_type);
-                let to = target.unwrap_or(kept);
-                if to != kept || is_float(to) {
-                    check_type("gguf", source)?;
-                }
-                let written = written(&mut header, &source.name, &source.shape, kept, to, options)?;
-                let (source, stored, order) = (source.clone(), FileLayout::AsRead, Order::Same);
-                tensors.push(PlannedTensor { written, file, source, stored, order, adds_one: false });
+            None => {
+                let matrices = tensors.filter(|(name, shape)| is_quantized(name, shape));
+                matrices.map(|(name, _)| owned((name, options.block_type))).collect()
             }
-        }
-        Ok(ConvertPlan { header, tensors, files, paths })
+        })
+    }
+
+    /// The type of a matrix; `None` if the tensor keeps its own.
+    pub fn get(&self, name: &str, shape: &[u64]) -> Option<Target> {
+        let wanted = *self.0.get(name)?;
+        let to = fitting(shape, wanted);
+        Some(Target { to, fell_back: to != wanted })
     }
 }
 
@@ -97,7 +173,7 @@ pub(super) fn written(
     name: &str,
     shape: &[u64],
     from: BlockType,
-    to: BlockType,
+    Target { to, fell_back }: Target,
     options: &QuantizeOptions,
 ) -> Result<WrittenTensor, Error> {
     let size_bytes = header.add_tensor(name, shape, to)?;
@@ -119,14 +195,25 @@ pub(super) fn written(
             });
         }
     };
-    let fell_back = to != from && to != options.block_type && options.block_type.block_len() > 1 && shape.len() > 1;
+    // As in llama.cpp, which refuses this as well.
+    let is_layer = !["token_embd.weight", "per_layer_token_embd.weight", "output.weight"].contains(&name);
+    if options.recipe == Some(Recipe::Q2_K_S) && to == BlockType::Q2_K && from != to && is_layer && !weighted {
+        return Err(Error::Unsupported {
+            format: "quantize",
+            field: format!("type of `{}`", name.escape_debug()),
+            found: "Q2_K without importances, of recipe Q2_K_S".into(),
+            supported: "an importance matrix with this tensor, or Q2_K".into(),
+        });
+    }
+    let fell_back = fell_back && to != from;
     Ok(WrittenTensor { name: name.into(), shape: shape.into(), from, to, size_bytes, fell_back, weighted })
 }
 
 /// Sets the keys of the quantisation type.
 pub(super) fn set_type(header: &mut GgufHeader, options: &QuantizeOptions) -> Result<(), Error> {
     header.set("general.quantization_version", Value::U32(2))?;
-    header.set("general.file_type", Value::U32(file_type(options.block_type)))?;
+    let number = options.recipe.map_or_else(|| file_type(options.block_type), Recipe::file_type);
+    header.set("general.file_type", Value::U32(number))?;
     if let Some(importance) = &options.importance {
         header.set("quantize.imatrix.file", Value::Str(importance.file_name()))?;
         header.set("quantize.imatrix.entries_count", Value::U32(importance.len() as u32))?;
@@ -156,14 +243,11 @@ fn file_type(block_type: BlockType) -> u32 {
     }
 }
 
-/// The output type of a tensor for the requested type `wanted`; `None` if it keeps its own.
-pub(super) fn target(name: &str, shape: &[u64], wanted: BlockType) -> Option<BlockType> {
+/// The wanted type, or another one if rows of this shape are not a whole number of its blocks.
+fn fitting(shape: &[u64], wanted: BlockType) -> BlockType {
     let has_blocks = |block_type: BlockType| shape.last().is_some_and(|row| row.is_multiple_of(block_type.block_len()));
-    if !is_quantized(name, shape) {
-        return None;
-    }
     let fallback = match wanted {
-        _ if has_blocks(wanted) => return Some(wanted),
+        _ if has_blocks(wanted) => return wanted,
         BlockType::Q2_K | BlockType::Q3_K => BlockType::Q4_0,
         BlockType::Q4_K => BlockType::Q5_0,
         BlockType::Q5_K => BlockType::Q5_1,
@@ -171,12 +255,12 @@ pub(super) fn target(name: &str, shape: &[u64], wanted: BlockType) -> Option<Blo
         BlockType::IQ4_XS => BlockType::IQ4_NL,
         other => other,
     };
-    Some(if has_blocks(fallback) { fallback } else { BlockType::F16 })
+    if has_blocks(fallback) { fallback } else { BlockType::F16 }
 }
 
 /// Whether a tensor is a matrix to quantise. Excludes small control tensors (norms, routers, positions, convolutions)
 /// and the exceptions that llama.cpp makes for other architectures.
-fn is_quantized(name: &str, shape: &[u64]) -> bool {
+pub(super) fn is_quantized(name: &str, shape: &[u64]) -> bool {
     const KEPT: [&str; 35] = [
         "_norm.weight",
         "ffn_gate_inp.weight",

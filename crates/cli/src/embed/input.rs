@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use clap::ValueEnum;
 use serde_json::{Map, Value};
@@ -53,7 +55,10 @@ impl InputFormat {
             "arrows" => InputFormat::ArrowStream,
             "arrow" | "feather" => InputFormat::ArrowFile,
             "parquet" => InputFormat::Parquet,
-            _ => return Err(EmbedError::Usage(format!("{}: unknown extension; set --io", path.display()))),
+            _ => {
+                let message = "unknown extension; set --io to text, jsonl, csv, arrow-file or parquet";
+                return Err(EmbedError::Usage(format!("{}: {message}", path.display())));
+            }
         };
         match format {
             InputFormat::Auto | InputFormat::Text | InputFormat::Jsonl => Ok(format),
@@ -85,6 +90,89 @@ pub struct InputSource<'a> {
     pub column: &'a str,
     /// Records per batch, unless the input has batches of its own.
     pub batch_size: usize,
+    /// Counts what is read.
+    pub read: ReadProgress,
+}
+
+/// How much of a file has been read, shared with the thread that reads it.
+#[derive(Clone, Default)]
+pub struct ReadProgress(Arc<ReadCounts>);
+
+#[derive(Default)]
+struct ReadCounts {
+    /// Of the file; 0 if unknown.
+    size_bytes: AtomicU64,
+    bytes: AtomicU64,
+    records: AtomicU64,
+}
+
+/// The number of all records of an input.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum TotalRecords {
+    /// The input was read to its end.
+    Known(u64),
+    /// By the bytes per record so far.
+    Estimated(u64),
+}
+
+impl ReadProgress {
+    /// Counts records that were read.
+    pub fn add_records(&self, n: usize) {
+        self.0.records.fetch_add(n as u64, Relaxed);
+    }
+
+    /// The number of all records; `None` for a pipe, and for files that are not read from beginning to end.
+    pub fn total(&self) -> Option<TotalRecords> {
+        let [size, bytes, records] =
+            [&self.0.size_bytes, &self.0.bytes, &self.0.records].map(|count| count.load(Relaxed));
+        match records {
+            0 => None,
+            _ if size == 0 || bytes == 0 => None,
+            _ if bytes >= size => Some(TotalRecords::Known(records)),
+            _ => Some(TotalRecords::Estimated((records as f64 * size as f64 / bytes as f64) as u64)),
+        }
+    }
+}
+
+/// A reader that counts the bytes taken from it.
+struct Counted<R> {
+    reader: R,
+    read: ReadProgress,
+}
+
+impl<R: BufRead> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.reader.read(buffer)?;
+        self.read.0.bytes.fetch_add(n as u64, Relaxed);
+        Ok(n)
+    }
+}
+
+impl<R: BufRead> BufRead for Counted<R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.reader.fill_buf()
+    }
+
+    fn consume(&mut self, n: usize) {
+        self.read.0.bytes.fetch_add(n as u64, Relaxed);
+        self.reader.consume(n);
+    }
+}
+
+/// Whether an input argument is a text rather than a file: no such file exists, and it is not written like a path.
+pub fn is_text(input: &Path, format: InputFormat) -> bool {
+    let Some(text) = input.to_str() else { return false };
+    let is_path = |text: &str| {
+        InputFormat::Auto.of(input).is_ok() || text.contains(['/', '\\']) && !text.contains(char::is_whitespace)
+    };
+    format == InputFormat::Auto && text != "-" && !text.trim().is_empty() && !input.exists() && !is_path(text)
+}
+
+/// An input of one text.
+pub fn one_text(text: &str, column: &str) -> InputRecords {
+    let object = Map::from_iter([(column.to_string(), Value::String(text.into()))]);
+    let records = Records { first_record: 1, cells: Cells::Objects(vec![object]), bad: Vec::new() };
+    InputRecords { name: "the text".into(), columns: None, batches: Box::new(std::iter::once(Ok(records))) }
 }
 
 impl InputSource<'_> {
@@ -108,7 +196,13 @@ impl InputSource<'_> {
     pub fn reader(&self) -> Result<Box<dyn BufRead + Send>, EmbedError> {
         match self.path.to_str() {
             Some("-") => Ok(Box::new(BufReader::new(io::stdin()))),
-            _ => Ok(Box::new(BufReader::new(self.file()?))),
+            _ => {
+                let file = self.file()?;
+                let size_bytes =
+                    file.metadata().map_or(0, |metadata| if metadata.is_file() { metadata.len() } else { 0 });
+                self.read.0.size_bytes.store(size_bytes, Relaxed);
+                Ok(Box::new(Counted { reader: BufReader::new(file), read: self.read.clone() }))
+            }
         }
     }
 

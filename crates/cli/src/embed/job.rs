@@ -85,8 +85,10 @@ impl Job<'_> {
         let (name, batches) = (input.name, input.batches);
         let (to_model, from_input) = mpsc::sync_channel(AHEAD);
         // Not joined if the job ends early: it may be blocked on stdin.
+        let read = self.progress.read().clone();
         let reader = thread::spawn(move || {
             for rows in batches {
+                read.add_records(rows.as_ref().map_or(0, Records::len));
                 let is_last = rows.is_err();
                 if to_model.send(rows).is_err() || is_last {
                     break;

@@ -11,6 +11,7 @@ use tilewright::{Device, DeviceInfo};
 use super::super::messages::{self, Level};
 use super::super::{counted, hub};
 use super::error::EmbedError;
+use super::input::{ReadProgress, TotalRecords};
 
 /// Format of the log.
 #[derive(Clone, Copy)]
@@ -91,6 +92,7 @@ pub struct ProgressLog {
     rewrites: bool,
     start: Instant,
     shown: Instant,
+    read: ReadProgress,
 }
 
 impl ProgressLog {
@@ -101,7 +103,24 @@ impl ProgressLog {
             (false, true) => Some(Duration::from_secs(10)),
             (false, false) => None,
         };
-        ProgressLog { log, every, rewrites, start: Instant::now(), shown: Instant::now() }
+        ProgressLog {
+            log,
+            every,
+            rewrites,
+            start: Instant::now(),
+            shown: Instant::now(),
+            read: ReadProgress::default(),
+        }
+    }
+
+    /// The same with a share of the input and the time left, of an input that is read like this.
+    pub fn of(self, read: ReadProgress) -> ProgressLog {
+        ProgressLog { read, ..self }
+    }
+
+    /// What is read of the input.
+    pub fn read(&self) -> &ReadProgress {
+        &self.read
     }
 
     /// Shows progress, if an update is due.
@@ -111,10 +130,29 @@ impl ProgressLog {
         }
         self.shown = Instant::now();
         let rate = n_records as f64 / self.start.elapsed().as_secs_f64();
-        let message = format!("{}, {rate:.0} records/s", counted(n_records, "record"));
+        let mut fields = json!({ "records": n_records, "records_per_second": rate });
+        let message = match self.read.total() {
+            None => format!("{}, {rate:.0} records/s", counted(n_records, "record")),
+            Some(total) => {
+                let (total, about) = match total {
+                    TotalRecords::Known(total) => (total, ""),
+                    TotalRecords::Estimated(total) => (total, "about "),
+                };
+                let percent = 100.0 * n_records as f64 / total.max(n_records).max(1) as f64;
+                let seconds = total.saturating_sub(n_records) as f64 / rate.max(1e-9);
+                fields["total_records"] = total.into();
+                fields["percent"] = percent.into();
+                fields["seconds_left"] = seconds.into();
+                let left = time_left(seconds);
+                format!(
+                    "{n_records} of {about}{}, {percent:.0} %, {rate:.0} records/s, {left} left",
+                    counted(total, "record")
+                )
+            }
+        };
         match self.rewrites {
             true => eprint!("\r{message}\x1b[K"),
-            false => self.log.say("info", &message, json!({ "records": n_records, "records_per_second": rate })),
+            false => self.log.say("info", &message, fields),
         }
     }
 
@@ -130,5 +168,14 @@ impl ProgressLog {
         let fields =
             json!({ "records": n_records, "skipped": n_skipped, "seconds": seconds, "records_per_second": rate });
         self.log.say("done", &message, fields);
+    }
+}
+
+/// A duration in the two largest units, such as `1 h 5 min`.
+fn time_left(seconds: f64) -> String {
+    match seconds as u64 {
+        seconds @ ..60 => format!("{seconds} s"),
+        seconds @ 60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        seconds => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
     }
 }

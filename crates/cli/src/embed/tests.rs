@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tilewright::Error;
 
 use super::error::EmbedError;
-use super::input::{InputFormat, InputRecords, InputSource};
+use super::input::{self, InputFormat, InputRecords, InputSource, ReadProgress, TotalRecords};
 use super::job::{Job, OnError, Skipped};
 use super::log::{Log, ProgressLog};
 use super::output::{OutputFormat, OutputTarget};
@@ -87,8 +87,13 @@ impl<'a> FileJob<'a> {
         embed: impl FnMut(&[&str], &mut dyn FnMut(usize)) -> Result<Vec<f32>, Error>,
     ) -> Result<(), EmbedError> {
         let format = OutputFormat::of(self.output, InputFormat::Auto)?;
-        let source =
-            InputSource { path: self.input, format: InputFormat::Auto, column: "text", batch_size: self.batch_size };
+        let source = InputSource {
+            path: self.input,
+            format: InputFormat::Auto,
+            column: "text",
+            batch_size: self.batch_size,
+            read: ReadProgress::default(),
+        };
         let input = source.open()?;
         let input = if format.is_tabular() { tables::tabled(input, "text")? } else { input };
         let metadata = HashMap::from([("tilewright.model".to_string(), "stand-in".to_string())]);
@@ -310,7 +315,8 @@ struct TestCli {
 
 #[test]
 fn conflicting_embed_flags_are_refused() {
-    let check = |args: &str| TestCli::parse_from(["embed", "model"].into_iter().chain(args.split(' '))).embed.check();
+    let check =
+        |args: &str| TestCli::parse_from(["embed", "model"].into_iter().chain(args.split(' '))).embed.check(false);
     for (args, format) in [
         ("-", OutputFormat::Jsonl),
         ("in.txt -o out.npy --on-error skip --errors e.jsonl", OutputFormat::Npy),
@@ -344,4 +350,24 @@ fn conflicting_embed_flags_are_refused() {
         let error = check(args).unwrap_err();
         assert!(error.to_string().contains(message) && error.code() == 2, "{args}: {error}");
     }
+}
+
+#[test]
+fn number_of_records_is_estimated_until_the_file_is_read() {
+    let scratch = ScratchFolder::new("total");
+    let file = scratch.written("in.txt", "ten bytes\n".repeat(50));
+    let read = ReadProgress::default();
+    let (column, read_by) = ("text", read.clone());
+    let source = InputSource { path: &file, format: InputFormat::Auto, column, batch_size: 20, read: read_by };
+    let mut batches = source.open().unwrap().batches;
+    assert_eq!(read.total(), None);
+    for expected in [TotalRecords::Estimated(50), TotalRecords::Estimated(50), TotalRecords::Known(50)] {
+        read.add_records(batches.next().unwrap().unwrap().len());
+        assert_eq!(read.total(), Some(expected));
+    }
+    let texts = [("a quiet river", true), ("river", true), ("river.txt", false), ("a/river", false), ("-", false)];
+    for (argument, is_text) in texts {
+        assert_eq!(input::is_text(Path::new(argument), InputFormat::Auto), is_text, "{argument}");
+    }
+    assert!(!input::is_text(&file, InputFormat::Auto) && !input::is_text(Path::new("river"), InputFormat::Jsonl));
 }

@@ -12,7 +12,7 @@ use arrow_schema::{ArrowError, DataType, Schema, SchemaRef};
 use serde_json::{Value, json};
 
 use super::super::error::EmbedError;
-use super::super::input::{InputFormat, InputSource};
+use super::super::input::{InputFormat, InputSource, ReadProgress};
 use super::super::tests::{
     BadCase, DIMS, FileJob, ScratchFolder, bad_lines, each_bad_record_is_named_or_skipped, lines, vector,
 };
@@ -134,7 +134,13 @@ fn jsonl_column_types_are_inferred_from_the_first_batch() {
 #[test]
 fn text_column_of_numbers_is_refused() {
     let input = fixture("utf8.arrows");
-    let source = InputSource { path: &input, format: InputFormat::ArrowStream, column: "id", batch_size: 1 };
+    let source = InputSource {
+        path: &input,
+        format: InputFormat::ArrowStream,
+        column: "id",
+        batch_size: 1,
+        read: ReadProgress::default(),
+    };
     let Err(error) = source.open() else { panic!("numbers were taken for texts") };
     assert!(error.to_string().ends_with("column `id` is Int64, expected text"), "{error}");
 }
