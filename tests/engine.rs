@@ -128,7 +128,8 @@ fn sequence_is_bit_equal_alone_and_in_any_batch() {
                 .into_iter()
                 .enumerate()
                 .map(|(i, ids)| {
-                    let sampled = GenerateOptions { temperature: 0.9, top_k: 30, seed: Some(i as u64), ..greedy(6 + i) };
+                    let sampled =
+                        GenerateOptions { temperature: 0.9, top_k: 30, seed: Some(i as u64), ..greedy(6 + i) };
                     let penalised = GenerateOptions { repeat_penalty: 1.3, presence_penalty: 0.4, ..greedy(6 + i) };
                     let biased = GenerateOptions { logit_bias: [(ids[0], 3.0)].into(), ..sampled.clone() };
                     let options = [greedy(6 + i), sampled, penalised, biased][i % 4].clone();
@@ -170,7 +171,8 @@ fn passes_submitted_ahead_do_not_change_output() {
                 .enumerate()
                 .map(|(i, ids)| {
                     let max_tokens = 20 + 13 * i;
-                    let sampled = GenerateOptions { temperature: 0.9, top_k: 30, seed: Some(i as u64), ..greedy(max_tokens) };
+                    let sampled =
+                        GenerateOptions { temperature: 0.9, top_k: 30, seed: Some(i as u64), ..greedy(max_tokens) };
                     let penalised = GenerateOptions { repeat_penalty: 1.3, frequency_penalty: 0.4, ..sampled.clone() };
                     Request::new(ids, [greedy(max_tokens), sampled, penalised][i % 3].clone())
                 })

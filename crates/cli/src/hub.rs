@@ -102,12 +102,7 @@ pub fn download(model: &mut PathBuf, tell: &mut dyn FnMut(&str)) -> Result<(), E
 /// [`HubError::Address`].
 #[cfg(feature = "serve")]
 pub fn address_of(name: &str) -> Result<Address, Error> {
-    let host = name.strip_prefix("https://").unwrap_or(name);
-    let rest = ["hf.co/", "huggingface.co/"].iter().find_map(|host_of| host.strip_prefix(host_of));
-    Ok(match rest {
-        Some(rest) => format!("hf:{rest}").parse()?,
-        None => name.parse()?,
-    })
+    Ok(model_names::address(name, &[]).unwrap_or_else(|| name.to_owned()).parse()?)
 }
 
 /// Deletes a downloaded model.

@@ -733,7 +733,8 @@ fn summary(device: &Device, options: &GenerateOptions, reason: StopReason, prefi
         StopReason::Deadline => "deadline",
     };
     let rate = |name: &str, stats: Stats| format!("{name} {}", rate_text(stats.tokens, stats));
-    let seed = if options.temperature > 0.0 { format!("; seed {}", options.seed.unwrap_or_default()) } else { String::new() };
+    let seed =
+        if options.temperature > 0.0 { format!("; seed {}", options.seed.unwrap_or_default()) } else { String::new() };
     summary!("\n{}; {}; {reason}{seed}", rate("prefill", prefill), rate("decode", decode));
     let info = device.info();
     summary!("on {} ({}): {}", info.name, info.backend, info.reason);

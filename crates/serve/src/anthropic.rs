@@ -20,7 +20,7 @@ use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
 use super::models::{ServedModel, Task};
-use super::sampling::{MODEL, numbers, random, seed_of, stops};
+use super::sampling::{MODEL, numbers, seed_of, stops};
 use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
 use super::sse::{Disconnected, PartSender, Style, streamed};
 
@@ -151,7 +151,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
         hides_thinking,
         model,
     };
-    let conversation = Conversation { seeds: vec![request.options.seed], request };
+    let conversation = Conversation::with_one_answer(request);
     let answers = app.converse(&formatter.model, conversation, &asked.since).await?;
     let response = match streams {
         true => {
@@ -198,7 +198,7 @@ fn options_of(fields: Fields<'_>, limits: &Limits) -> Result<GenerateOptions, Ap
     numbers(fields, &mut options);
     let options = GenerateOptions {
         max_tokens: max_tokens as usize,
-        seed: seed_of(fields)?.unwrap_or_else(random),
+        seed: seed_of(fields)?,
         stop: stops(fields, "stop_sequences", limits)?,
         ..options
     };

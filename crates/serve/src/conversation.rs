@@ -14,6 +14,7 @@ use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
 use super::models::Decoder;
+use super::sampling::random;
 
 /// Reasoning efforts; `none` disables thinking.
 pub const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
@@ -28,6 +29,11 @@ pub struct Conversation {
 }
 
 impl Conversation {
+    /// A request for one answer.
+    pub fn with_one_answer(request: ChatRequest) -> Conversation {
+        Conversation { seeds: vec![request.options.seed.unwrap_or_else(random)], request }
+    }
+
     /// Whether answers are constrained by a grammar, which must be parsed.
     pub fn has_grammar(&self) -> bool {
         self.request.options.constraint.is_some() || !self.request.tools.is_empty()

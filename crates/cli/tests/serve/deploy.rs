@@ -75,7 +75,10 @@ fn kubernetes_files_start_a_guarded_server() {
 #[test]
 fn compose_file_starts_a_guarded_server() {
     let file = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Containerfile")).unwrap();
-    let check = words(&file.replace("HEALTHCHECK", "\nHEALTHCHECK").replace("CMD [\"tilewright\", \"ps\"", "check: [\"ps\""), "check");
+    let check = words(
+        &file.replace("HEALTHCHECK", "\nHEALTHCHECK").replace("CMD [\"tilewright\", \"ps\"", "check: [\"ps\""),
+        "check",
+    );
     assert_eq!(check, ["ps", "--health"]);
     let healthy = |port: u16| {
         let port = port.to_string();

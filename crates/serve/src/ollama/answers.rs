@@ -19,7 +19,7 @@ use super::super::completions::raw;
 use super::super::conversation::{Conversation, message_of, tools_of, with_notice, with_notices};
 use super::super::errors::ApiError;
 use super::super::models::Decoder;
-use super::super::sampling::{ids_of, random};
+use super::super::sampling::ids_of;
 use super::super::schema::{Endpoint, Kind, Neutral, field, neutral};
 use super::super::sse::{Disconnected, PartSender, Style, streamed};
 use super::options::{COMMON, CommonFields};
@@ -96,7 +96,7 @@ pub async fn generate(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<
     formatter.has_context = !is_raw;
     let system = (!system.is_empty()).then(|| Message::new("system", system));
     let messages = system.into_iter().chain([Message::new("user", prompt.as_str())]).collect();
-    let mut conversation = one_answer(ChatRequest { messages, ..request });
+    let mut conversation = Conversation::with_one_answer(ChatRequest { messages, ..request });
     conversation.add_variables(&app.variables);
     let is_slow = conversation.has_grammar() || is_long(conversation.prompt_bytes());
     let limit = ContextLimit { n_ctx, truncates: false };
@@ -159,7 +159,7 @@ pub async fn chat(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Resp
     let mut formatter = OllamaFormatter::new(model, OllamaEndpoint::Chat, asked.since.at, load);
     formatter.has_logprobs = request.options.logprobs.is_some();
     formatter.calls = CallIds::new(messages.len());
-    let mut conversation = one_answer(ChatRequest { messages, tools, prefill, ..request });
+    let mut conversation = Conversation::with_one_answer(ChatRequest { messages, tools, prefill, ..request });
     conversation.add_variables(&app.variables);
     let is_slow = conversation.has_grammar() || is_long(conversation.prompt_bytes());
     let limit = ContextLimit { n_ctx, truncates };
@@ -266,11 +266,6 @@ impl ContextLimit {
 fn turns_of(messages: &[Message]) -> Vec<usize> {
     let is_user = |(at, message): (usize, &Message)| (message.role == "user").then_some(at);
     messages.iter().enumerate().filter_map(is_user).skip(1).collect()
-}
-
-/// Ollama returns one answer per request.
-fn one_answer(request: ChatRequest) -> Conversation {
-    Conversation { seeds: vec![request.options.seed.unwrap_or_else(random)], request }
 }
 
 /// Converts Ollama's message: calls have object arguments; reasoning and tool names have other keys; roles may have
