@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Modules of `src/`, lowest first.
-const ORDER: [&str; 40] = [
+const ORDER: [&str; 41] = [
     // Independent.
     "counted",
     "counters",
