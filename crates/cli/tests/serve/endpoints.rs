@@ -625,7 +625,7 @@ fn ollama_endpoints_match_the_model() {
     let long = "a word ".repeat(embedder().unwrap().max_tokens() as usize);
     let refused = embed(&long, false);
     assert_eq!((refused.status, embed(&long, true).status), (400, 200));
-    assert!(refused.json()["error"].as_str().unwrap().starts_with("input has "));
+    assert!(refused.json()["error"].as_str().unwrap().contains("input[0]"));
     assert_eq!(get(shared(), "/api/ps").json()["models"].as_array().unwrap().len(), 4);
     let missing = post(shared(), "/api/chat", &json!({"model": "none", "messages": messages()}));
     assert_eq!((missing.status, missing.json()["error"].is_string()), (404, true));
