@@ -613,7 +613,7 @@ fn unsupported_engine_requests_are_refused_by_name() {
 fn repeating(model: &Model, n: usize) -> Vec<(usize, Request)> {
     let request = |i: usize| {
         let ids = ids(10 + 7 * i, i as u64, model).repeat(4);
-        let drawn = GenerateOptions { temperature: 0.9, top_k: 30, ..greedy(20) };
+        let drawn = GenerateOptions { temperature: 0.9, top_k: 30, seed: Some(0), ..greedy(20) };
         let penalised = GenerateOptions { repeat_penalty: 1.3, ..greedy(20) };
         let options = if i % 4 == 2 { [drawn, penalised][i / 4 % 2].clone() } else { greedy(70 - i) };
         (2 * i, Request::new(ids, options))

@@ -109,7 +109,8 @@ fn logprobs_match_the_softmax_of_the_logits() {
     for device in executors() {
         let model = builtin(&device, None);
         let (plain, ..) = collect(model.session().unwrap().generate_ids(&PROMPT, &endless(16)).unwrap());
-        let drawn = GenerateOptions { temperature: 1.3, seed: Some(5), ignore_eos: true, ..GenerateOptions::greedy(16) };
+        let drawn =
+            GenerateOptions { temperature: 1.3, seed: Some(5), ignore_eos: true, ..GenerateOptions::greedy(16) };
         for (options, n) in [(endless(16), 5), (endless(16), 0), (drawn, 3)] {
             let options = GenerateOptions { logprobs: Some(n), ..options };
             let mut session = model.session().unwrap();

@@ -75,7 +75,8 @@ mod tests {
     #[test]
     fn generation_survives_three_device_losses_then_uses_the_cpu() {
         let Some(device) = gpu() else { return };
-        let options = GenerateOptions { max_tokens: 40, repeat_penalty: 1.1, seed: Some(5), ..GenerateOptions::default() };
+        let options =
+            GenerateOptions { max_tokens: 40, repeat_penalty: 1.1, seed: Some(5), ..GenerateOptions::default() };
         let mut session = Model::builtin(&device).unwrap().session().unwrap();
         let mut generation = session.generate("Once upon a time", &options).unwrap();
         let undisturbed: Vec<Piece> =
