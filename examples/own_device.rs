@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         queue.submit([encoder.finish()]);
         staging.slice(..).map_async(wgpu::MapMode::Read, |mapped| mapped.unwrap());
         own.poll(wgpu::PollType::wait_indefinitely())?;
-        let bytes = staging.slice(..).get_mapped_range().to_vec();
+        let bytes = staging.slice(..).get_mapped_range()?.to_vec();
         let numbers: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
         println!("on {}: {numbers:.3?}", device.info().name);
         Ok(())

@@ -57,6 +57,21 @@ pub(crate) fn digest(bytes: &[u8]) -> String {
     format!("{:016x}", Xxh64::of(bytes))
 }
 
+/// The path of the file that is replaced when `path` is written: behind links.
+///
+/// # Errors
+/// [`Error::Io`] for what is not a file, such as a device.
+pub(crate) fn replaced(path: &Path) -> Result<PathBuf, Error> {
+    let followed = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    match std::fs::metadata(&followed) {
+        Ok(about) if !about.is_file() => {
+            let source = std::io::Error::other("this is not a regular file, so it is not replaced");
+            Err(Error::Io { path: path.to_path_buf(), source })
+        }
+        _ => Ok(followed),
+    }
+}
+
 /// A temporary file that will replace another.
 pub(crate) struct Replacement {
     path: PathBuf,
@@ -69,6 +84,7 @@ impl Replacement {
     pub fn begin(path: &Path) -> Result<Replacement, Error> {
         static WRITTEN: AtomicU32 = AtomicU32::new(0);
         let io = |source| Error::Io { path: path.to_path_buf(), source };
+        let path = &replaced(path)?;
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(io)?;
         }

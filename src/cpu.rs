@@ -50,6 +50,8 @@ pub(crate) use panels::take_halves;
 pub(crate) use simd::bytes::has_byte_dots;
 pub(crate) use threads::for_each_chunk;
 use threads::run_on;
+#[cfg(not(target_arch = "wasm32"))]
+pub use threads::set_threads;
 
 /// Memory of a tensor, in 4-byte words.
 #[derive(Debug)]

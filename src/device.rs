@@ -66,6 +66,8 @@ impl std::str::FromStr for DeviceChoice {
             "auto" => DeviceChoice::Auto,
             "cpu" => DeviceChoice::Cpu,
             "gpu" => DeviceChoice::Gpu,
+            // An empty variable is as good as none.
+            "" => DeviceChoice::Auto,
             name => DeviceChoice::Named(name.to_string()),
         })
     }

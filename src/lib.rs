@@ -99,6 +99,8 @@ pub use cache::write as replace_file;
 #[cfg(all(feature = "answer", feature = "chat"))]
 pub use chat_model::{ChatAnswer, ChatModel, ChatPieces, ChatPrompt, ChatRequest, ChatStream};
 pub use counters::Counters;
+#[cfg(not(target_arch = "wasm32"))]
+pub use cpu::set_threads;
 pub use device::{Clock, Device, DeviceChoice, DeviceInfo, Pending};
 pub use dtype::{BLOCK, DType, WeightType};
 pub use embed::{EmbedOptions, Embedder, RerankOptions, Reranker};
@@ -119,8 +121,6 @@ pub use matrix::{Matrix, file_row_bytes};
 // For the server, whose errors of panics are the library's.
 #[doc(hidden)]
 pub use panics::caught;
-#[cfg(not(target_arch = "wasm32"))]
-pub use platform::set_threads;
 pub use recording::{BatchInvariance, Dispatch, MemoryPlan, Recorder, Recording, Workspace};
 pub use recovery::{Breaker, BreakerOptions, BreakerStats, Circuit, Recovery};
 pub use saving::Saving;

@@ -5,8 +5,6 @@
 #[cfg_attr(not(target_arch = "wasm32"), path = "platform/native.rs")]
 mod system;
 
-#[cfg(not(target_arch = "wasm32"))]
-pub use system::set_threads;
 pub(crate) use system::*;
 
 /// Values that any thread may share; in a browser, where a device stays on its thread, all values.

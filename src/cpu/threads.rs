@@ -9,6 +9,23 @@ use crate::platform::{self, IS_BROWSER, MaybeSend, Threads};
 /// Operations below which a kernel stays on the calling thread: waking the others takes longer than this work.
 const PARALLEL_OPS: usize = 1 << 16;
 
+/// Sets the number of threads of devices that are opened from now on, and of everything else in this process that
+/// shares work out. Without a call they are `RAYON_NUM_THREADS`, else as many as the process may use: on Linux, that
+/// respects CPU affinity and the CPU quota of the control group.
+///
+/// # Errors
+/// [`Error::Option`] if the process already has another number of threads.
+#[cfg(not(target_arch = "wasm32"))]
+pub fn set_threads(n: std::num::NonZeroUsize) -> Result<(), Error> {
+    match platform::set_threads(n) {
+        found if found == n.get() => Ok(()),
+        found => {
+            let expected = format!("{found}, the number of threads that already run");
+            Err(Error::Option { option: "threads", expected, found: n.to_string() })
+        }
+    }
+}
+
 /// Does the work on one of a device's threads.
 ///
 /// # Errors

@@ -39,7 +39,7 @@ macro_rules! sampling_numbers {
             /// Sample from tokens with at least P times the highest probability; 0 disables.
             min_p: f32 = 0.05, "P", [0.0, 1.0, "0 to 1"];
             /// Divide positive and multiply negative logits of recent tokens by X; 1 disables.
-            repeat_penalty: f32 = 1.0, "X", [0.0, 100.0, "above 0 to 100", |x| x > 0.0];
+            repeat_penalty: f32 = 1.0, "X", [0.0, 100.0, "0.01 to 100", |x| x >= 0.01];
             /// Number of latest tokens that the repetition penalty covers.
             repeat_last_n: u32 = 64, "N", [0, u32::MAX, "0 or more"];
             /// Subtract X from the logit of every token generated before; 0 disables.

@@ -248,6 +248,7 @@ struct OutputFile {
 impl OutputFile {
     /// Opens a temporary file in the folder of `path`.
     fn beside(path: &Path) -> Result<OutputFile, Error> {
+        let path = &crate::cache::replaced(path)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let partial = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
         let opened = OpenOptions::new().write(true).create_new(true).open(&partial);

@@ -12,8 +12,6 @@ use std::time::Duration;
 
 use rayon::prelude::*;
 
-use crate::error::Error;
-
 /// Whether this is a browser, which has no threads and no files. A constant: code for others is not linked there,
 /// except what an `async` function awaits, see [`unless_browser`].
 pub(crate) const IS_BROWSER: bool = false;
@@ -172,22 +170,11 @@ impl Threads {
     }
 }
 
-/// Sets the number of threads of devices that are opened from now on, and of everything else in this process that
-/// shares work out. Without a call they are `RAYON_NUM_THREADS`, else as many as the process may use: on Linux, that
-/// respects CPU affinity and the CPU quota of the control group.
-///
-/// # Errors
-/// [`Error::Option`] if the process already has another number of threads.
-pub fn set_threads(n: NonZeroUsize) -> Result<(), Error> {
-    let built = rayon::ThreadPoolBuilder::new().num_threads(n.get()).build_global();
-    let found = rayon::current_num_threads();
-    match built {
-        Err(_) if found != n.get() => {
-            let expected = format!("{found}, the number of threads that already run");
-            Err(Error::Option { option: "threads", expected, found: n.to_string() })
-        }
-        _ => Ok(()),
-    }
+/// Sets the number of threads in the pools from now on. Returns the number that the process has: another one if its
+/// threads already run.
+pub(crate) fn set_threads(n: NonZeroUsize) -> usize {
+    let _ = rayon::ThreadPoolBuilder::new().num_threads(n.get()).build_global();
+    rayon::current_num_threads()
 }
 
 /// Number of threads in the current pool, which the following functions use.

@@ -24,7 +24,9 @@ pub fn emulated(label: &str, subgroup: u32, arrays: &[(&str, &str, u32)]) -> Str
         1 => ("vec4<f32>", "f32", "dot(a, b)"),
         _ => ("mat2x4<f32>", "vec2<f32>", "a * b"),
     };
-    let mut source = variant.source();
+    let source = variant.source();
+    // Comments may name operations.
+    let mut source: String = source.lines().flat_map(|line| [line.split("//").next().unwrap_or(line), "\n"]).collect();
     for (from, to) in [
         ("enable wgpu_cooperative_matrix;".into(), String::new()),
         (format!("const SIZE: u32 = {size}u;"), format!("const SIZE: u32 = {SIZE}u;")),

@@ -16,7 +16,7 @@ use super::answer::AnswerPrinter;
 use super::failure::describe;
 use super::line_editor::{LineEditor, is_complete, is_quotes, unfolded};
 use super::lost::each_piece;
-use super::messages::{self, Level, notice, summary, warning};
+use super::messages::{self, Level};
 use super::run::{ModelArgs, SamplingArgs, after_pipe, rate_text};
 use super::speculation::{self, Draft};
 use super::{
@@ -287,7 +287,7 @@ impl Chat<'_> {
             match self.obey(&line) {
                 Ok(true) => {}
                 Ok(false) => break,
-                Err(CommandFailure::Error(error)) => eprintln!("error: {}", describe(&error)),
+                Err(CommandFailure::Error(error)) => say!("error: {}", describe(&error)),
                 Err(failure) => return Err(failure),
             }
         }
@@ -321,33 +321,33 @@ impl Chat<'_> {
         let (command, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         match command {
             "/quit" | "/exit" | "/bye" => return Ok(false),
-            "/help" | "/?" => eprintln!("{HELP}"),
+            "/help" | "/?" => say!("{HELP}"),
             "/clear" => {
                 self.messages.clear();
-                eprintln!("the conversation is empty");
+                say!("the conversation is empty");
             }
             "/system" => {
                 self.set_system(rest.trim());
-                eprintln!("{}", if self.system.is_some() { "system message set" } else { "no system message" });
+                say!("{}", if self.system.is_some() { "system message set" } else { "no system message" });
             }
             "/history" => self.print_history(),
             "/tools" => self.print_tools(),
             "/result" => self.take_result(rest.trim())?,
-            "/save" | "/load" if rest.trim().is_empty() => eprintln!("{command} needs the name of a file"),
+            "/save" | "/load" if rest.trim().is_empty() => say!("{command} needs the name of a file"),
             "/save" => {
                 self.save(Path::new(rest.trim()))?;
-                eprintln!("saved {} messages to {}", self.messages.len(), rest.trim());
+                say!("saved {} messages to {}", self.messages.len(), rest.trim());
             }
             "/load" => {
                 self.load(Path::new(rest.trim()))?;
-                eprintln!("loaded {} messages from {}", self.messages.len(), rest.trim());
+                say!("loaded {} messages from {}", self.messages.len(), rest.trim());
             }
             "/regen" => {
                 let before = self.messages.len();
                 let is_answer = |message: &Message| message.role == "assistant";
                 let answer = self.messages.pop_if(|message| is_answer(message));
                 if self.messages.is_empty() {
-                    eprintln!("no message to answer");
+                    say!("no message to answer");
                     return Ok(true);
                 }
                 // The same seed would give the same answer.
@@ -361,7 +361,7 @@ impl Chat<'_> {
             }
             _ if line.trim().is_empty() => {}
             _ if command.starts_with('/') && !command.starts_with("//") => {
-                eprintln!("no command {command}; /help lists all commands, and // starts a message with a slash");
+                say!("no command {command}; /help lists all commands, and // starts a message with a slash");
             }
             _ => {
                 self.send(if line.starts_with("//") { line.get(1..).unwrap_or_default() } else { line })?;
@@ -376,15 +376,15 @@ impl Chat<'_> {
 
     fn print_history(&self) {
         for message in self.conversation() {
-            eprintln!("{}: {}", message.role, message.text().unwrap_or_default());
+            say!("{}: {}", message.role, message.text().unwrap_or_default());
             let calls = message.fields.get("tool_calls").and_then(Json::as_array).into_iter().flatten();
             for call in calls.filter_map(|call| call.get("function")) {
                 let text = |key: &str| call.get(key).map_or(String::new(), Json::to_string);
-                eprintln!("call {} {}", text("name").trim_matches('"'), text("arguments"));
+                say!("call {} {}", text("name").trim_matches('"'), text("arguments"));
             }
         }
         if self.conversation().is_empty() {
-            eprintln!("the conversation is empty");
+            say!("the conversation is empty");
         }
     }
 
@@ -392,10 +392,10 @@ impl Chat<'_> {
         let tools = &self.request.tools;
         for tool in tools.iter().map(|tool| tool.get("function").unwrap_or(tool)) {
             let text = |key: &str| tool.get(key).and_then(Json::as_str).unwrap_or_default();
-            eprintln!("{:<14} {}", text("name"), text("description").lines().next().unwrap_or_default());
+            say!("{:<14} {}", text("name"), text("description").lines().next().unwrap_or_default());
         }
         if tools.is_empty() {
-            eprintln!("no tools; --tools FILE sets them");
+            say!("no tools; --tools FILE sets them");
         }
     }
 
@@ -406,7 +406,7 @@ impl Chat<'_> {
         let asking = before.checked_sub(1).and_then(|at| self.messages.get(at));
         let calls = asking.and_then(|message| message.fields.get("tool_calls")).and_then(Json::as_array);
         let Some(call) = calls.and_then(|calls| calls.get(n_given)) else {
-            eprintln!("no call to answer");
+            say!("no call to answer");
             return Ok(());
         };
         let is_last = calls.is_some_and(|calls| n_given + 1 == calls.len());
@@ -479,7 +479,7 @@ impl Chat<'_> {
             let drafted =
                 speculation::summary(is_asked_for, speculation).map_or(String::new(), |summary| format!("; {summary}"));
             let decoded = rate_text(decode.tokens + 1, decode);
-            eprintln!("[prefill {} tokens, decode {decoded}{drafted}{note}]", prefill.tokens);
+            say!("[prefill {} tokens, decode {decoded}{drafted}{note}]", prefill.tokens);
         }
         Ok(())
     }

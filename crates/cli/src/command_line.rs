@@ -11,7 +11,6 @@ use tilewright::chat::ChatTemplate;
 use tilewright::load::ModelFile;
 
 use super::failure::{self, Typed};
-use super::messages::notice;
 use super::model_names::{self, is_model};
 use super::{Cli, environment, help, hub};
 

@@ -8,7 +8,6 @@ use tilewright::answer::Format;
 use tilewright::grammar::{Constraint, ToolChoice};
 use tilewright::{ChatModel, ChatRequest};
 
-use super::messages::notice;
 use super::read_text;
 
 #[derive(Args)]

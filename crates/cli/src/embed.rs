@@ -140,13 +140,7 @@ impl EmbedArgs {
             batch_size: self.batch_size.get() as usize,
         };
         let metadata = metadata(&embedder);
-        let all_dims = embedder.dims();
-        let dims = self.dimensions.map_or(all_dims, std::num::NonZeroU32::get);
-        if dims > all_dims {
-            let message =
-                format!("--dimensions is {dims}, expected 1 to {all_dims}, the size of the model's embeddings");
-            return Err(EmbedError::Usage(message));
-        }
+        let (all_dims, dims) = self.dims(&embedder)?;
         let shortens = dims < all_dims;
         let normalizes = embedder.normalizes();
         let input = match text {
@@ -194,10 +188,27 @@ impl EmbedArgs {
         embedder: &mut Embedder,
         recovery: &mut Recovery<'_, Embedder>,
     ) -> Result<(), EmbedError> {
-        let vector = recovery.retry(embedder, |embedder| pollster::block_on(embedder.embed(&[text])))?;
+        let (all_dims, dims) = self.dims(embedder)?;
+        let mut vector = recovery.retry(embedder, |embedder| pollster::block_on(embedder.embed(&[text])))?;
+        if dims < all_dims {
+            vector = shortened(&vector, all_dims as usize, dims as usize, embedder.normalizes());
+        }
         let line =
             serde_json::to_string(&vector).map_err(|error| EmbedError::write(&self.output, io::Error::from(error)))?;
         writeln!(io::stdout(), "{line}").map_err(|error| EmbedError::write(&self.output, error))
+    }
+
+    /// The size of the model's vectors, and of those that are written.
+    fn dims(&self, embedder: &Embedder) -> Result<(u32, u32), EmbedError> {
+        let all_dims = embedder.dims();
+        let dims = self.dimensions.map_or(all_dims, std::num::NonZeroU32::get);
+        match dims > all_dims {
+            true => {
+                let expected = format!("1 to {all_dims}, the size of the model's embeddings");
+                Err(EmbedError::Usage(format!("--dimensions is {dims}, expected {expected}")))
+            }
+            false => Ok((all_dims, dims)),
+        }
     }
 
     /// The output format. Fails if flags contradict each other.

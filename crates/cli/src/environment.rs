@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use clap::builder::{BoolishValueParser, Resettable};
 use clap::{Arg, ArgAction, Command};
 
-use super::messages::{self, notice};
+use super::messages;
 use super::nearest::nearest;
 
 const PREFIX: &str = "TILEWRIGHT_";

@@ -37,7 +37,7 @@ impl From<io::Error> for CommandFailure {
 /// Reports a command's error, if any, and returns the exit code.
 pub fn ended(result: Result<(), CommandFailure>) -> ExitCode {
     let Err(CommandFailure::Error(error)) = result else { return ExitCode::SUCCESS };
-    eprintln!("error: {}", describe(&error));
+    say!("error: {}", describe(&error));
     // An invalid value is a usage error, also if the library detects it.
     let is_usage =
         matches!(error.code(), "option" | "constraint") || matches!(error, Error::Hub(HubError::Address { .. }));

@@ -11,7 +11,7 @@ use serde_json::json;
 use tilewright::Error;
 use tilewright::hub::{Address, Damaged, Event, Hub, KNOWN_MODELS, Verified};
 
-use super::messages::{self, Level, notice};
+use super::messages::{self, Level};
 use super::{CommandFailure, counted, model_names, print_json, show_bytes};
 
 /// Download or update a model and print its path.
@@ -179,7 +179,7 @@ pub fn list(args: &ListArgs) -> Result<(), CommandFailure> {
         return print_json(&models.iter().map(object).collect());
     }
     if models.is_empty() {
-        eprintln!("no models in {}; `tilewright list --available` lists suggested models", hub.cache().display());
+        say!("no models in {}; `tilewright list --available` lists suggested models", hub.cache().display());
     }
     let addresses: Vec<String> = models.iter().map(|model| model.address.to_string()).collect();
     let width = addresses.iter().map(String::len).max().unwrap_or_default();

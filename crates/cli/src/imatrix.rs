@@ -10,7 +10,6 @@ use tilewright::generate::perplexity::TextWindows;
 use tilewright::load::names_in_file;
 use tilewright::{Error, LoadOptions};
 
-use super::messages::notice;
 use super::perplexity::text_or_stdin;
 use super::run::load;
 use super::{CommandFailure, DeviceArgs, print_json, progress, save_pipeline_caches};

@@ -96,8 +96,14 @@ fn export(args: &ExportArgs) -> Result<(), CommandFailure> {
         return Ok(out.flush()?);
     }
     write_files(&args.folder, &chosen)?;
-    eprintln!("wrote {} shaders and kernels.json to {}", variants.len(), args.folder.display());
+    say!("wrote {} shaders and kernels.json to {}", variants.len(), args.folder.display());
     Ok(())
+}
+
+/// A variant's file: kernel, weight type and tier.
+fn file_of(variant: &Variant) -> String {
+    let kernel = variant.label.rsplit_once('.').map_or(variant.label, |(kernel, _)| kernel);
+    format!("{kernel}.{}.wgsl", variant.tier.name())
 }
 
 fn write_files(folder: &Path, chosen: &[(&Kernel, Vec<&Variant>)]) -> Result<(), Error> {
@@ -109,14 +115,14 @@ fn write_files(folder: &Path, chosen: &[(&Kernel, Vec<&Variant>)]) -> Result<(),
     let mut table = Vec::new();
     for (kernel, variants) in chosen {
         for variant in variants {
-            write(&format!("{}.wgsl", variant.label), &variant.source())?;
+            write(&file_of(variant), &variant.source())?;
         }
         let bindings = kernel.bindings.iter().enumerate().map(|(at, binding)| {
             json!({"binding": at + 1, "name": binding.name, "writes": binding.writes, "elements": format!("{:?}", binding.dtype).to_lowercase()})
         });
         let variants = variants.iter().map(|variant| {
             json!({
-                "file": format!("{}.wgsl", variant.label),
+                "file": file_of(variant),
                 "tier": variant.tier.name(),
                 "weight": variant.weight.map(|weight| weight.to_string()),
                 "workgroup_bytes": variant.workgroup_bytes,

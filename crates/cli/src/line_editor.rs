@@ -13,8 +13,6 @@ use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Editor, Helper};
 use tilewright::Error;
 
-use super::messages::warning;
-
 /// What opens and closes a message of several lines, on lines of its own.
 const QUOTES: &str = "\"\"\"";
 
@@ -58,10 +56,10 @@ impl LineEditor {
                     self.save_history();
                     return Ok(Some(unfolded(&line)));
                 }
-                Err(ReadlineError::Interrupted) => eprintln!("Ctrl-D or /quit ends the chat"),
+                Err(ReadlineError::Interrupted) => say!("Ctrl-D or /quit ends the chat"),
                 Err(ReadlineError::Eof) => return Ok(None),
                 Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
-                    eprintln!("error: the input is not UTF-8");
+                    say!("error: the input is not UTF-8");
                 }
                 Err(error) => return Err(failed(error)),
             }

@@ -1,6 +1,9 @@
 //! The command line, a thin layer over the library: arguments, exit codes and output conventions. Results go to stdout,
 //! everything else to stderr.
 
+#[macro_use]
+mod messages;
+
 mod answer;
 mod bench;
 mod chat;
@@ -19,7 +22,6 @@ mod line_editor;
 mod lora;
 mod lost;
 mod manual;
-mod messages;
 mod model_names;
 mod nearest;
 #[cfg(not(feature = "serve"))]
@@ -55,7 +57,7 @@ use tilewright::AdapterReport;
 use tilewright::{Device, DeviceChoice, Error, Power, Tier};
 
 use failure::{CommandFailure, ended};
-use messages::{Level, MessageArgs, debug, notice, warning};
+use messages::{Level, MessageArgs};
 
 const USAGE: &str = "tilewright [MODEL] [PROMPT] [OPTIONS]\n       tilewright <COMMAND> [OPTIONS]";
 

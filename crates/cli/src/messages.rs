@@ -5,6 +5,58 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use clap::{ArgAction, Args};
 
+/// Prints a line to stderr. Unlike `eprintln!`, does not panic if stderr is gone, such as a closed terminal.
+macro_rules! say {
+    ($($text:tt)*) => {{
+        use ::std::io::Write as _;
+        let _ = writeln!(::std::io::stderr().lock(), $($text)*);
+    }};
+}
+
+/// As `say!`, without the end of the line.
+macro_rules! say_part {
+    ($($text:tt)*) => {{
+        use ::std::io::Write as _;
+        let _ = write!(::std::io::stderr().lock(), $($text)*);
+    }};
+}
+
+/// Prints a warning: something was not done, and the command goes on.
+macro_rules! warning {
+    ($($text:tt)*) => {
+        if $crate::messages::are_shown($crate::messages::Level::Warn) {
+            say!("warning: {}", format_args!($($text)*));
+        }
+    };
+}
+
+/// Prints a notice: something that the user may not expect.
+macro_rules! notice {
+    ($($text:tt)*) => {
+        if $crate::messages::are_shown($crate::messages::Level::Info) {
+            say!("notice: {}", format_args!($($text)*));
+        }
+    };
+}
+
+/// Prints a line of a summary.
+macro_rules! summary {
+    ($($text:tt)*) => {
+        if $crate::messages::are_shown($crate::messages::Level::Info) {
+            say!($($text)*);
+        }
+    };
+}
+
+/// Prints what the program chooses.
+macro_rules! debug {
+    ($($text:tt)*) => {
+        if $crate::messages::are_shown($crate::messages::Level::Debug) {
+            say!("debug: {}", format_args!($($text)*));
+        }
+    };
+}
+
 /// What is printed: the messages of a level and of those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -29,7 +81,7 @@ static LEVEL: AtomicU8 = AtomicU8::new(Level::Info as u8);
 /// How much is printed beside the result.
 #[derive(Args)]
 pub struct MessageArgs {
-    /// Print nothing but the result and errors.
+    /// Print the result and errors only.
     #[arg(long, short, global = true, conflicts_with = "verbose")]
     quiet: bool,
     /// Print the program's choices and GPU driver output too; as TILEWRIGHT_LOG=debug.
@@ -67,41 +119,3 @@ pub fn check_variable() {
 pub fn are_shown(level: Level) -> bool {
     level as u8 <= LEVEL.load(Ordering::Relaxed)
 }
-
-/// Prints a warning: something was not done, and the command goes on.
-macro_rules! warning {
-    ($($text:tt)*) => {
-        if $crate::messages::are_shown($crate::messages::Level::Warn) {
-            eprintln!("warning: {}", format_args!($($text)*));
-        }
-    };
-}
-
-/// Prints a notice: something that the user may not expect.
-macro_rules! notice {
-    ($($text:tt)*) => {
-        if $crate::messages::are_shown($crate::messages::Level::Info) {
-            eprintln!("notice: {}", format_args!($($text)*));
-        }
-    };
-}
-
-/// Prints a line of a summary.
-macro_rules! summary {
-    ($($text:tt)*) => {
-        if $crate::messages::are_shown($crate::messages::Level::Info) {
-            eprintln!($($text)*);
-        }
-    };
-}
-
-/// Prints what the program chooses.
-macro_rules! debug {
-    ($($text:tt)*) => {
-        if $crate::messages::are_shown($crate::messages::Level::Debug) {
-            eprintln!("debug: {}", format_args!($($text)*));
-        }
-    };
-}
-
-pub(crate) use {debug, notice, summary, warning};

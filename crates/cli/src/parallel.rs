@@ -12,7 +12,6 @@ use tilewright::tokenizer::EncodeOptions;
 use tilewright::{Error, GenerateOptions, Model, Recovery};
 
 use super::CommandFailure;
-use super::messages::summary;
 
 /// Options for a single completion.
 const OF_ONE: &[&str] = &["profile", "session", "count", "beams", "tokens_per_submit", "tools"];

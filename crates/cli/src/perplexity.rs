@@ -57,6 +57,7 @@ pub struct PerplexityArgs {
 
 pub fn perplexity(args: &PerplexityArgs) -> Result<(), CommandFailure> {
     let reference = args.kl.as_ref().map(ReferenceLogprobs::open).transpose()?;
+    args.check_saved()?;
     let text = args.file.as_deref().map(text_or_stdin).transpose()?;
     let n_ctx = reference.as_ref().map_or(args.ctx, |reference| reference.windows().n_ctx() as u32);
     let device = args.device.open()?;
@@ -82,6 +83,21 @@ pub fn perplexity(args: &PerplexityArgs) -> Result<(), CommandFailure> {
 }
 
 impl PerplexityArgs {
+    /// Refuses to write over the model or the text.
+    fn check_saved(&self) -> Result<(), Error> {
+        let real = |path: &PathBuf| path.canonicalize().ok();
+        let Some(saved) = self.kl_save.as_ref().and_then(real) else { return Ok(()) };
+        let inputs = [&self.model, &self.file];
+        match inputs.into_iter().flatten().filter_map(real).any(|input| input == saved) {
+            true => Err(Error::Option {
+                option: "kl_save",
+                expected: "a file other than the model and the text".into(),
+                found: format!("`{}`", saved.display()),
+            }),
+            false => Ok(()),
+        }
+    }
+
     fn over(&self, model: &Model, text: &str) -> Result<PerplexityRun, Error> {
         let most = self.chunks.map(|chunks| chunks.get() as usize);
         let run = PerplexityRun::new(model, TextWindows::new(model, text, self.ctx as usize, most)?)?;

@@ -59,7 +59,7 @@ pub fn ps(args: &PsArgs) -> Result<(), CommandFailure> {
         return print_json(&parsed.unwrap_or_default());
     }
     if models.is_empty() {
-        eprintln!("no model is loaded at {url}");
+        say!("no model is loaded at {url}");
         return Ok(());
     }
     let rows: Vec<[String; 4]> = models.iter().map(row).collect();

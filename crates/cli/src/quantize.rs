@@ -11,7 +11,6 @@ use tilewright::formats::BlockType;
 use tilewright::formats::quantize::QUANTIZABLE;
 use tilewright::load::convert::{ImportanceMatrix, QuantizeOptions, QuantizeReport, Recipe, quantize_file};
 
-use super::messages::notice;
 use super::{CommandFailure, print_json, progress, show_bytes};
 
 /// Convert a model to a GGUF file with its matrices in other types.

@@ -21,7 +21,7 @@ use tilewright::{
 use super::answer::AnswerPrinter;
 use super::lora::LoraArgs;
 use super::lost::each_piece;
-use super::messages::{self, Level, debug, notice, summary, warning};
+use super::messages::{self, Level};
 use super::parallel::{self, ParallelArgs};
 use super::several::{Output, SeveralArgs};
 use super::speculation::{self, DraftArgs, SpeculationArgs};
@@ -773,14 +773,14 @@ fn streamed(streaming: &Streaming) -> String {
 fn print_profile(generation: &Generation<'_>) {
     let rows = generation.profile();
     let total: Duration = rows.iter().map(|(_, _, time)| *time).sum();
-    eprintln!("\n{:<28} {:>8} {:>12} {:>10} {:>7}", "kernel", "calls", "total ms", "us/call", "share");
+    say!("\n{:<28} {:>8} {:>12} {:>10} {:>7}", "kernel", "calls", "total ms", "us/call", "share");
     for (label, calls, time) in rows {
         let us_per_call = time.as_secs_f64() * 1e6 / calls as f64;
         let share = 100.0 * time.as_secs_f64() / total.as_secs_f64().max(1e-12);
-        eprintln!("{label:<28} {calls:>8} {:>12.2} {us_per_call:>10.1} {share:>6.1}%", time.as_secs_f64() * 1e3);
+        say!("{label:<28} {calls:>8} {:>12.2} {us_per_call:>10.1} {share:>6.1}%", time.as_secs_f64() * 1e3);
     }
     let plan = generation.session().plan();
-    eprintln!(
+    say!(
         "memory: weights {}, cache {}, activations {}",
         show_bytes(plan.weights_bytes),
         show_bytes(plan.cache_bytes),

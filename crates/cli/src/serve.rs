@@ -1,5 +1,6 @@
 //! `tilewright serve`: models behind HTTP.
 
+use std::io::IsTerminal;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -17,7 +18,6 @@ use tilewright::{
 use tilewright_serve::{Decoder, KeepOptions, Limits, Loaded, ModelSpec, Server, ServerOptions, size_of_files};
 
 use super::lora::Lora;
-use super::messages::notice;
 use super::run::{self, ModelArgs, with_loading_bar};
 use super::speculation::DraftArgs;
 use super::{CommandFailure, hub, parse_bytes, save_pipeline_caches, tell_findings};
@@ -559,9 +559,9 @@ pub fn serve(args: ServeArgs) -> Result<(), CommandFailure> {
             let loader = loader.clone();
             Arc::new(move |name: &str, progress: &mut dyn FnMut(u64, u64)| loader.fetch(name, progress)) as _
         }),
-        report: Some(Arc::new(|line: &str| eprintln!("error: {line}"))),
-        events: Some(Arc::new(|line: &str| eprintln!("{line}"))),
-        log: args.log_requests.then(|| Arc::new(|line: &str| eprintln!("{line}")) as _),
+        report: Some(Arc::new(|line: &str| say!("error: {}", one_line(line)))),
+        events: Some(Arc::new(|line: &str| say!("{}", one_line(line)))),
+        log: args.log_requests.then(|| Arc::new(|line: &str| say!("{line}")) as _),
         // By the OpenTelemetry specification, an empty variable is the same as none.
         #[cfg(feature = "telemetry")]
         otlp_endpoint: args.otlp_endpoint.filter(|endpoint| !endpoint.is_empty()),
@@ -583,6 +583,13 @@ pub fn serve(args: ServeArgs) -> Result<(), CommandFailure> {
     Ok(served?)
 }
 
+/// A line of output without control characters, which clients could send, of a limited length.
+fn one_line(line: &str) -> String {
+    /// Characters of a line.
+    const MAX: usize = 2000;
+    line.chars().take(MAX).map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect()
+}
+
 /// The address of a name or number to listen on.
 fn address_of(host: &str, port: u16) -> Result<SocketAddr, Error> {
     let plain = host.trim_start_matches('[').trim_end_matches(']');
@@ -600,24 +607,27 @@ fn address_of(host: &str, port: u16) -> Result<SocketAddr, Error> {
 /// Says where the server listens, who may use it, and which interfaces it has.
 fn announce(server: &Server, names: &[String], has_tls: bool) {
     let (address, scheme) = (server.address(), if has_tls { "https" } else { "http" });
-    eprintln!("serving {} at {scheme}://{address}", names.join(", "));
-    eprintln!("APIs: OpenAI at /v1, Ollama at /api; /health, /metrics, /openapi.json");
+    say!("serving {} at {scheme}://{address}", names.join(", "));
+    say!("APIs: OpenAI and Anthropic at /v1, Ollama at /api, llama.cpp and TEI at /; /health, /metrics, /openapi.json");
     let keys = match server.n_keys() {
         0 => "no API key".into(),
         1 => "1 API key".into(),
         n => format!("{n} API keys"),
     };
     let reach = if address.ip().is_loopback() { "this machine only" } else { "any machine that reaches this address" };
-    eprintln!("access: {reach}, {keys}, {}", if has_tls { "TLS" } else { "no TLS" });
+    say!("access: {reach}, {keys}, {}", if has_tls { "TLS" } else { "no TLS" });
     if server.n_keys() == 0 && !address.ip().is_loopback() {
-        eprintln!("warning: anyone who reaches this address can use the server (--no-api-key)");
+        say!("warning: anyone who reaches this address can use the server (--no-api-key)");
     }
 }
 
-/// Reads key and certificate files again at each SIGHUP.
+/// Reads key and certificate files again at each SIGHUP, unless that is the end of the terminal.
 #[cfg(unix)]
 async fn reload_at_hangup(reload: impl Fn()) {
     use tokio::signal::unix::{SignalKind, signal};
+    if is_at_terminal() {
+        return;
+    }
     let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
     while hangup.recv().await.is_some() {
         reload();
@@ -627,13 +637,19 @@ async fn reload_at_hangup(reload: impl Fn()) {
 #[cfg(not(unix))]
 async fn reload_at_hangup(_: impl Fn()) {}
 
+/// Whether a terminal controls the program. It then ends at the terminal's SIGHUP.
+#[cfg(unix)]
+fn is_at_terminal() -> bool {
+    std::io::stderr().is_terminal()
+}
+
 /// Returns at a signal, or at the end of stdin if `with_stdin`. A second signal ends the program at once.
 async fn ending(with_stdin: bool) {
     tokio::select! {
         () = signalled() => {}
         () = input_ended(), if with_stdin => {}
     }
-    eprintln!("shutting down: waiting for running requests; a second signal stops them");
+    say!("shutting down: waiting for running requests; a second signal stops them");
     tokio::spawn(async {
         signalled().await;
         // The exit code of shells for a program that Ctrl-C ended.

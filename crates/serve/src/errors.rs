@@ -175,6 +175,11 @@ impl From<Error> for ApiError {
             "io" | "format" | "truncated" | "config" | "hub" => {
                 "the model cannot be loaded; the server's log says why".into()
             }
+            "template" if matches!(&error, Error::Template { found, .. } if found == "missing") => {
+                "the model has no chat template, so it only continues texts, as /v1/completions does; the server's \
+                 operator can choose a template with --template NAME"
+                    .into()
+            }
             // A panic's message may contain text of other requests.
             "panic" | "stopped" => "the model failed; the server's log says why".into(),
             _ => error.to_string(),

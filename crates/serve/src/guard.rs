@@ -24,7 +24,7 @@ const USUAL_HEADERS: HeaderValue = HeaderValue::from_static("authorization, cont
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Response headers that a page may read.
-const EXPOSED: &str = "retry-after, x-request-id, x-should-retry, x-tilewright-notice";
+const EXPOSED: &str = "retry-after, x-request-id, x-should-retry, x-tilewright-ignored, x-tilewright-notice";
 
 /// Allows every host or origin.
 const ANY: &str = "*";
@@ -239,7 +239,8 @@ impl Guard {
         if !cors_headers.is_empty() {
             let wanted = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned().unwrap_or(USUAL_HEADERS);
             cors_headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted);
-            cors_headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+            cors_headers
+                .insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, HEAD, POST, DELETE"));
             cors_headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
         }
         Some(cors_headers)
@@ -276,12 +277,13 @@ impl KeyRing {
     }
 }
 
-/// The keys of a file, one per line.
+/// The keys of a file, one per line. Lines that begin with `#` are comments.
 fn keys_of(path: &Path) -> Result<Vec<String>, Error> {
     let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
     // Without the byte order mark that editors on Windows write.
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
-    let keys: Vec<String> = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
+    let is_key = |line: &&str| !line.is_empty() && !line.starts_with('#');
+    let keys: Vec<String> = text.lines().map(str::trim).filter(is_key).map(str::to_owned).collect();
     match keys.is_empty() {
         true => Err(refused("api_key_file", "a file with a key", format!("{} without a key", path.display()))),
         false => Ok(keys),
@@ -301,7 +303,7 @@ mod tests {
         };
         let digests = |keys: &[&str]| keys.iter().map(|key| Sha256::digest(key).into()).collect::<Vec<KeyDigest>>();
         // With a byte order mark and CRLF, as on Windows.
-        std::fs::write(&file, "\u{feff}one\r\n\r\n two \r\n").unwrap();
+        std::fs::write(&file, "\u{feff}one\r\n# old\r\n\r\n two \r\n").unwrap();
         assert_eq!(keys(&["zero".into()]).unwrap(), digests(&["zero", "one", "two"]));
         std::fs::write(&file, "\n").unwrap();
         assert_eq!(keys(&[]).unwrap_err().code(), "option");

@@ -143,7 +143,7 @@ impl Loaded {
     pub fn context_length(&self) -> u32 {
         match self {
             Loaded::Decoder(decoder) => decoder.model().context_length(),
-            Loaded::Embedder(embedder) => embedder.config().max_seq_len,
+            Loaded::Embedder(embedder) => embedder.max_tokens(),
             Loaded::Reranker(reranker) => reranker.config().max_seq_len,
         }
     }
@@ -154,7 +154,10 @@ impl Loaded {
             Loaded::Decoder(decoder) => {
                 let (context, stats) = (self.context_length(), decoder.engine.stats());
                 let parallel = decoder.engine.max_sequences();
-                format!("context {context}, {parallel} sequences at a time, KV cache of {} tokens", stats.cache_tokens)
+                let chats = decoder.chat.template().is_ok();
+                let chat = if chats { "" } else { ", no chat template (--template NAME chooses one)" };
+                let cache = stats.cache_tokens;
+                format!("context {context}, {parallel} sequences at a time, KV cache of {cache} tokens{chat}")
             }
             Loaded::Embedder(embedder) => {
                 format!("embeddings of {} numbers, up to {} tokens", embedder.dims(), self.context_length())
@@ -926,7 +929,11 @@ impl Models {
         // Reads the headers of models that are not loaded.
         let able = move || {
             let can = |about: &ModelDescription| task.capabilities().iter().any(|capability| about.can(capability));
-            let able = entries.iter().filter(|entry| entry.about().as_ref().is_none_or(can));
+            let is_able = |entry: &&Arc<ServedModel>| match entry.about() {
+                Some(about) => can(&about),
+                None => entry.status() != "failed",
+            };
+            let able = entries.iter().filter(is_able);
             able.map(|entry| entry.name().to_owned()).collect::<Vec<_>>()
         };
         let mut able = tokio::task::spawn_blocking(able).await.unwrap_or_default();

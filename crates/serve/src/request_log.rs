@@ -91,6 +91,22 @@ fn shortened(path: &str) -> &str {
     &path[..end.unwrap_or(0)]
 }
 
+/// The name of a field without the places in lists.
+fn plain_name(param: &str) -> String {
+    let mut depth = 0;
+    let mut name = String::new();
+    for letter in shortened(param).chars() {
+        match letter {
+            '[' => depth += 1,
+            ']' => depth -= 1,
+            _ if depth > 0 => {}
+            letter if letter.is_ascii_alphanumeric() || "._".contains(letter) => name.push(letter),
+            _ => return "a field".into(),
+        }
+    }
+    name
+}
+
 /// Reports why requests are refused: each kind at once, then how many more there were.
 pub struct Refusals {
     events: LogSink,
@@ -102,15 +118,15 @@ impl Refusals {
         Refusals { events, kinds: Mutex::default() }
     }
 
-    /// Reports a refused request. Messages that may quote a request are left out.
+    /// Reports a refused request. Messages that may quote a request are left out, and so are names of unknown fields.
     pub fn refused(&self, record: &RequestRecord, error: &ApiError) {
         let ApiError { status, code, message, param } = error;
         let is_safe = status.is_server_error()
             || matches!(*status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS);
         let why = match (is_safe, param) {
             (true, _) => message.clone(),
-            (false, Some(param)) => format!("at `{}`", shortened(param)),
-            (false, None) => String::new(),
+            (false, Some(param)) if *code == "invalid_value" => format!("at `{}`", plain_name(param)),
+            (false, _) => String::new(),
         };
         let kind = format!("{} {code} {why}", status.as_u16());
         let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
@@ -118,9 +134,10 @@ impl Refusals {
             *more += 1;
             return;
         }
-        if kinds.len() < MAX_KINDS {
-            kinds.insert(kind.clone(), (Instant::now(), 0));
+        if kinds.len() >= MAX_KINDS {
+            return;
         }
+        kinds.insert(kind.clone(), (Instant::now(), 0));
         drop(kinds);
         let from = record.peer.map(|peer| format!(" from {peer}")).unwrap_or_default();
         (self.events)(&format!("refused {}{from}: {}", record.id, kind.trim_end()));
@@ -160,7 +177,9 @@ mod tests {
         let sink = lines.clone();
         let refusals = Refusals::new(Arc::new(move |line: &str| sink.lock().unwrap().push(line.into())));
         let record = RequestRecord::new("one".into(), None);
-        let secret = ApiError::invalid("messages", Some(&"a secret".into()), "a list");
+        let secret = ApiError::invalid("messages[3].role", Some(&"a secret".into()), "a list");
+        let unknown = ApiError::unsupported("a secret\nname", "a secret");
+        refusals.refused(&record, &unknown);
         for _ in 0..3 {
             refusals.refused(&record, &secret);
         }
@@ -168,12 +187,16 @@ mod tests {
         refusals.flush();
         assert_eq!(
             *lines.lock().unwrap(),
-            ["refused one: 400 invalid_value at `messages`", "refused one: 403 host_not_allowed the host `x`"]
+            [
+                "refused one: 400 unsupported_value",
+                "refused one: 400 invalid_value at `messages.role`",
+                "refused one: 403 host_not_allowed the host `x`"
+            ]
         );
         let ago = Instant::now().checked_sub(INTERVAL).unwrap();
         refusals.kinds.lock().unwrap().values_mut().for_each(|(since, _)| *since = ago);
         refusals.flush();
-        assert_eq!(lines.lock().unwrap()[2..], ["refused 2 more: 400 invalid_value at `messages`"]);
+        assert_eq!(lines.lock().unwrap()[3..], ["refused 2 more: 400 invalid_value at `messages.role`"]);
     }
 
     #[test]

@@ -33,6 +33,9 @@ use super::{anthropic, chat, completions, embeddings, llama, ollama, openapi, re
 /// Names a request in its response and in logs.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// Characters of an unknown path in the error.
+const MAX_SHOWN_PATH: usize = 100;
+
 /// The endpoint of unknown paths in metrics.
 const OTHER: &str = "other";
 
@@ -156,17 +159,21 @@ fn with_ignored(app: &App, endpoint: &str, mut response: Response, names: &[Stri
     if names.is_empty() {
         return response;
     }
-    for name in names {
+    for name in names.iter().take(MAX_IGNORED) {
         app.report_once(format!("{endpoint}: the field {name:?} of a request is not supported and was ignored"));
     }
     // A header has one line of visible letters.
     let plain = |letter: char| if letter.is_ascii_graphic() && letter != ',' { letter } else { '?' };
-    let names: Vec<String> = names.iter().map(|name| name.chars().map(plain).collect()).collect();
+    let short = |name: &String| name.chars().take(MAX_SHOWN_PATH).map(plain).collect();
+    let names: Vec<String> = names.iter().take(MAX_IGNORED).map(short).collect();
     if let Ok(value) = HeaderValue::from_str(&names.join(", ")) {
         response.headers_mut().insert(IGNORED, value);
     }
     response
 }
+
+/// Ignored fields that a response and the log name.
+const MAX_IGNORED: usize = 16;
 
 /// The response header that lists ignored fields.
 const IGNORED: HeaderName = HeaderName::from_static("x-tilewright-ignored");
@@ -396,7 +403,8 @@ async fn other(State(app): State<Arc<App>>, request: Request) -> Response {
         // Clients compare this text.
         return "Ollama is running".into_response();
     }
-    let message = format!("nothing answers {} at this path", request.method());
+    let path: String = path.chars().take(MAX_SHOWN_PATH).collect();
+    let message = format!("there is no endpoint {} {path}", request.method());
     ApiError::refusal(StatusCode::NOT_FOUND, "unknown_url", message).into_response()
 }
 

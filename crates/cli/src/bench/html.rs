@@ -79,7 +79,7 @@ impl HtmlPage {
             found: "a page without a Content-Security-Policy".into(),
         })?;
         fs::write(&self.to, html).map_err(io(&self.to))?;
-        eprintln!("wrote {}", self.to.display());
+        say!("wrote {}", self.to.display());
         Ok(())
     }
 

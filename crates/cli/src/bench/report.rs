@@ -57,11 +57,11 @@ pub fn measure(device: &Device, quick: bool) -> Result<Measurements, CommandFail
     let shows = io::stderr().is_terminal();
     let measured = pollster::block_on(report::measure(device, others, quick, &mut |_, done, total| {
         if shows {
-            eprint!("\rmeasured {done} of {total}");
+            say_part!("\rmeasured {done} of {total}");
         }
     }));
     if shows {
-        eprintln!();
+        say!();
     }
     Ok(measured?)
 }

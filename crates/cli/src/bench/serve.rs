@@ -160,7 +160,7 @@ impl OwnServer {
         let loader = ModelLoader::new(args, engine.clone(), None)?;
         let spec = loader.spec(model)?;
         let limits = Limits { connections: 2 * tilewright_serve::bench::MAX_CONCURRENT, ..Limits::default() };
-        let report: tilewright_serve::LogSink = std::sync::Arc::new(|line: &str| eprintln!("error: {line}"));
+        let report: tilewright_serve::LogSink = std::sync::Arc::new(|line: &str| say!("error: {line}"));
         let options = ServerOptions { limits, report: Some(report), ..ServerOptions::default() };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let runtime = runtime.map_err(|source| Error::Io { path: "threads".into(), source })?;
@@ -171,7 +171,7 @@ impl OwnServer {
         let (end, ended) = oneshot::channel();
         let thread = std::thread::spawn(move || {
             if let Err(error) = runtime.block_on(server.run(async { drop(ended.await) })) {
-                eprintln!("error: {error}");
+                say!("error: {error}");
             }
             runtime.shutdown_background();
         });

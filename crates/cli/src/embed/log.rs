@@ -31,13 +31,13 @@ impl Log {
             return;
         }
         if !self.json {
-            return eprintln!("{level}: {message}");
+            return say!("{level}: {message}");
         }
         let mut line = json!({ "level": level, "message": message });
         if let (Value::Object(line), Value::Object(fields)) = (&mut line, fields) {
             line.extend(fields);
         }
-        eprintln!("{line}");
+        say!("{line}");
     }
 
     /// Replaces a model's address by its local file or folder; other paths are checked when they are loaded.
@@ -151,7 +151,7 @@ impl ProgressLog {
             }
         };
         match self.rewrites {
-            true => eprint!("\r{message}\x1b[K"),
+            true => say_part!("\r{message}\x1b[K"),
             false => self.log.say("info", &message, fields),
         }
     }
@@ -159,7 +159,7 @@ impl ProgressLog {
     /// Logs the totals.
     pub fn finish(self, n_records: u64, n_skipped: u64) {
         if self.rewrites {
-            eprint!("\r\x1b[K");
+            say_part!("\r\x1b[K");
         }
         let seconds = self.start.elapsed().as_secs_f64();
         let rate = n_records as f64 / seconds.max(1e-9);
