@@ -10,7 +10,7 @@ export interface SamplingNumbers {
   topP?: number | undefined;
   /** Sample from tokens with at least P times the highest probability; 0 disables. Range: 0 to 1. Default 0.05. */
   minP?: number | undefined;
-  /** Divide positive and multiply negative logits of recent tokens by X; 1 disables. Range: above 0 to 100. Default 1. */
+  /** Divide positive and multiply negative logits of recent tokens by X; 1 disables. Range: 0.01 to 100. Default 1. */
   repeatPenalty?: number | undefined;
   /** Number of latest tokens that the repetition penalty covers. Range: 0 or more. Default 64. */
   repeatLastN?: number | undefined;

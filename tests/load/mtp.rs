@@ -409,7 +409,7 @@ fn mtp_drafts_do_not_change_engine_output() {
                 .enumerate()
                 .map(|(at, ids)| {
                     let greedy = GenerateOptions { ignore_eos: true, logprobs: Some(2), ..GenerateOptions::greedy(40) };
-                    let drawn = GenerateOptions { temperature: 1.0, ..greedy.clone() };
+                    let drawn = GenerateOptions { temperature: 1.0, seed: Some(0), ..greedy.clone() };
                     Request::new(ids.clone(), if at == 3 { drawn } else { greedy })
                 })
                 .collect();

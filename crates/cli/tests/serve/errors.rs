@@ -125,7 +125,7 @@ fn invalid_chat_fields_are_refused_by_name() {
         };
         refused("model", json!("none"), 404, "model_not_found", json!("model"), "\"none\"; this server has `story`, ");
         refused("model", json!("../../etc/passwd"), 404, "model_not_found", json!("model"), "no model");
-        refused("model", json!("plain"), 400, "template", Json::Null, "missing");
+        refused("model", json!("plain"), 400, "template", Json::Null, "no chat template");
         refused("model", json!("nomic"), 400, "invalid_value", json!("model"), "cannot generate text");
         // More than the context, reporting both numbers; also as a single word.
         refused(
