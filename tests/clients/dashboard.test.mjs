@@ -81,5 +81,5 @@ test("a report is one file, and only its own script runs", { timeout: 240_000 },
   const refused = await open(pathToFileURL(changed).href);
   assert.notEqual(await refused.title(), "changed");
   assert.ok(refused.problems.some((problem) => /script-src/.test(problem)), refused.problems);
-  await assert.rejects(run("bench", "--html", join(folder, "page.html"), "--page", folder), /option page: .* expected the folder that scripts\/build-web makes/);
+  await assert.rejects(run("bench", "--html", join(folder, "page.html"), "--page", folder), /--page is .* expected the folder that scripts\/build-web makes/);
 });
