@@ -123,6 +123,19 @@ fn paste_and_continued_lines_are_one_message() {
     terminal.leave();
 }
 
+/// As without bracketed paste: the lines arrive before the program asks for them.
+#[test]
+fn lines_typed_ahead_are_messages_of_their_own() {
+    let mut terminal = Terminal::fresh("ahead");
+    terminal.send("one\rtwo\rthree\r");
+    for _ in 0..2 {
+        terminal.wait("[prefill ");
+        terminal.wait("> ");
+    }
+    assert_eq!(terminal.messages(), ["one", "two", "three"]);
+    terminal.leave();
+}
+
 #[test]
 fn ctrl_c_clears_the_line() {
     let mut terminal = Terminal::fresh("cleared");
