@@ -748,7 +748,6 @@ impl Device {
 
     /// Bytes of GPU buffers in use.
     #[doc(hidden)]
-    #[cfg(feature = "fault-injection")]
     pub fn used_bytes(&self) -> u64 {
         match &*self.0.executor {
             Executor::Gpu(gpu) => gpu.used_bytes(),

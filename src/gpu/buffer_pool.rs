@@ -131,7 +131,6 @@ impl BufferPool {
     }
 
     /// Bytes of buffers in use.
-    #[cfg(feature = "fault-injection")]
     pub fn used_bytes(&self) -> u64 {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         self.allocated_bytes.load(Ordering::Relaxed) - idle.total_bytes

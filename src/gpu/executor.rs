@@ -248,7 +248,6 @@ impl Gpu {
     }
 
     /// Bytes of buffers in use.
-    #[cfg(feature = "fault-injection")]
     pub fn used_bytes(&self) -> u64 {
         self.pool.used_bytes()
     }
