@@ -59,12 +59,26 @@ fn to_js_error(error: Error) -> JsValue {
     as_js_error(&error)
 }
 
-/// Like [`to_js_error`], for an error that is still needed.
+/// Like [`to_js_error`], for an error that is still needed. An option is named as in JavaScript.
 fn as_js_error(error: &Error) -> JsValue {
-    let js = js_sys::Error::new(&error.to_string());
+    let mut message = error.to_string();
+    if let Error::Option { option, .. } = error {
+        message = message.replacen(option, &camel_case(option), 1);
+    }
+    let js = js_sys::Error::new(&message);
     // Setting a property of a new object never fails.
     let _ = js_sys::Reflect::set(&js, &"code".into(), &error.code().into());
     js.into()
+}
+
+/// `context_length` as `contextLength`.
+fn camel_case(name: &str) -> String {
+    let mut parts = name.split('_');
+    let first = parts.next().unwrap_or_default().to_string();
+    parts.fold(first, |name, part| {
+        let (initial, rest) = part.split_at(part.len().min(1));
+        name + &initial.to_ascii_uppercase() + rest
+    })
 }
 
 /// A plain JavaScript object.
