@@ -62,7 +62,7 @@ fn attention_decode(
     }
     let own = rows_of(token);
     let pos = state[own.state + POS];
-    let angles = state[own.state + ROPE_OFFSET];
+    let rope_offset = state[own.state + ROPE_OFFSET];
     let keys = part_range(group.z, pos);
     let is_first = group.z == 0u;
     if (keys.x >= keys.y && !is_first) {
@@ -85,7 +85,7 @@ fn attention_decode(
     }
     for (var r = 0u; r < ROWS; r++) {
         for (var i = local; i < quads; i += WG) {
-            quads_of_rows[r * stride + i] = head_quad(head_at(row, query[r], scale[r], pos, angles), i);
+            quads_of_rows[r * stride + i] = head_quad(head_at(row, query[r], scale[r], pos, rope_offset), i);
         }
     }
     workgroupBarrier();
@@ -111,8 +111,8 @@ fn attention_decode(
             let all = workgroup_sum(local, squares);
             own_scale = vec2<f32>(norm_scale(of_key, all.x), norm_scale(of_value, all.y));
         }
-        let key = head_at(row, of_key, own_scale.x, pos, angles);
-        let value = head_at(row, of_value, own_scale.y, pos, angles);
+        let key = head_at(row, of_key, own_scale.x, pos, rope_offset);
+        let value = head_at(row, of_value, own_scale.y, pos, rope_offset);
         let at = slot_at(own, kv_head, pos);
         if (STORE != HAS_STORED && first_row == 0u && part == 0u && pos < params.capacity) {
             for (var u = local; u < row_units(); u += WG) {

@@ -308,19 +308,6 @@ impl ChatTemplate {
         self.render_with(messages, options, None)
     }
 
-    /// As [`ChatTemplate::render`], with the special tokens of a vocabulary.
-    ///
-    /// # Errors
-    /// As [`ChatTemplate::render`].
-    pub fn render_for(
-        &self,
-        tokenizer: &Tokenizer,
-        messages: &[Message],
-        options: &ChatOptions,
-    ) -> Result<Rendered, Error> {
-        self.render_with(messages, options, Some(tokenizer))
-    }
-
     /// The token ids of a conversation, with the tokens that the vocabulary puts before a text. Nothing in a message,
     /// role, tool, document or variable becomes a control token.
     ///
@@ -373,7 +360,7 @@ impl ChatTemplate {
 
     /// Renders a conversation. If the template fails, also tries equivalent forms ([`adapted`]); if these fail too,
     /// returns the first error.
-    fn render_with(
+    pub(crate) fn render_with(
         &self,
         messages: &[Message],
         options: &ChatOptions,

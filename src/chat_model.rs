@@ -255,7 +255,7 @@ impl ChatModel {
     /// [`Error::Template`] without a template, or if it refuses the messages.
     pub fn prompt_text(&self, request: &ChatRequest) -> Result<String, Error> {
         let (messages, options) = template_inputs(request);
-        Ok(self.template()?.render_for(&self.tokenizer, &messages, &options)?.text().to_owned())
+        Ok(self.template()?.render_with(&messages, &options, Some(&self.tokenizer))?.text().to_owned())
     }
 
     /// The options and reader for an answer to a prompt without a template. `prompt`: its text, or the end of it.

@@ -63,11 +63,10 @@ impl std::str::FromStr for DeviceChoice {
     type Err = std::convert::Infallible;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(match text {
-            "auto" => DeviceChoice::Auto,
+            // An empty variable is as good as none.
+            "auto" | "" => DeviceChoice::Auto,
             "cpu" => DeviceChoice::Cpu,
             "gpu" => DeviceChoice::Gpu,
-            // An empty variable is as good as none.
-            "" => DeviceChoice::Auto,
             name => DeviceChoice::Named(name.to_string()),
         })
     }
@@ -219,14 +218,6 @@ impl Device {
         let target = report.target_within(tier, &gpu.limits());
         let rounding = if rounding_tier == tier { Rounding::Never } else { Rounding::OfModels(rounding_tier) };
         Device::new(Executor::Gpu(Box::new(gpu)), info, target, counters, rounding)
-    }
-
-    /// The GPU executor, if kernels run on an adapter.
-    pub(crate) fn gpu(&self) -> Option<&Gpu> {
-        match &*self.0.executor {
-            Executor::Gpu(gpu) => Some(gpu),
-            Executor::Cpu(_) => None,
-        }
     }
 
     fn new(

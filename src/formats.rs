@@ -140,7 +140,7 @@ fn hash(hasher: &RandomState, name: &str) -> u32 {
 }
 
 /// Displays a file's name in a message: at most 128 characters, with control characters escaped.
-struct Shown<'a>(&'a str);
+pub(crate) struct Shown<'a>(pub &'a str);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

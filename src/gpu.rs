@@ -17,6 +17,8 @@ pub use adapter::{AdapterKind, AdapterReport, Power};
 #[cfg(target_arch = "wasm32")]
 pub use adapter::{BrowserAdapter, browser_adapter};
 #[cfg(not(target_arch = "wasm32"))]
+pub use buffer_pool::BUFFER_USAGES;
+#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use buffer_pool::PooledBuffer;
 pub(crate) use executor::{Gpu, Setup};
 #[cfg(not(feature = "fault-injection"))]

@@ -8,18 +8,19 @@ use crate::counters::LiveCounters;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
+pub use crate::gpu::BUFFER_USAGES;
 use crate::gpu::{Fault, Gpu, PooledBuffer, Setup, report_within};
 use crate::tensor::{Role, Tensor};
-
-/// Usages that a tensor's buffer needs.
-pub const BUFFER_USAGES: wgpu::BufferUsages =
-    wgpu::BufferUsages::STORAGE.union(wgpu::BufferUsages::COPY_SRC).union(wgpu::BufferUsages::COPY_DST);
 
 fn refused(operand: &'static str, expected: impl Into<String>, found: impl Into<String>) -> Error {
     Error::Operand { kernel: "wgpu", operand, expected: expected.into(), found: found.into() }
 }
 
 impl Device {
+    fn expect_gpu(&self) -> Result<(), Error> {
+        if self.is_gpu() { Ok(()) } else { Err(refused("device", "a GPU", "the CPU")) }
+    }
+
     /// Uses a wgpu device of the caller's. Kernels run on `queue`, so they see earlier submissions, and later ones see
     /// their results. The shader tier is the best that the device's features allow: request
     /// [`SUBGROUP`](wgpu::Features::SUBGROUP) and [`SHADER_F16`](wgpu::Features::SHADER_F16) for the faster ones, and
@@ -35,30 +36,15 @@ impl Device {
         let (features, limits) = (device.features(), device.limits());
         let report = report_within(adapter.clone(), (features, limits.clone()));
         let usual = wgpu::Limits::default();
-        for (limit, expected, found) in [
-            (
-                "maxStorageBuffersPerShaderStage",
-                usual.max_storage_buffers_per_shader_stage,
-                limits.max_storage_buffers_per_shader_stage,
-            ),
-            (
-                "maxComputeWorkgroupStorageSize",
-                usual.max_compute_workgroup_storage_size,
-                limits.max_compute_workgroup_storage_size,
-            ),
-            (
-                "maxComputeInvocationsPerWorkgroup",
-                usual.max_compute_invocations_per_workgroup,
-                limits.max_compute_invocations_per_workgroup,
-            ),
-            (
-                "maxComputeWorkgroupsPerDimension",
-                usual.max_compute_workgroups_per_dimension,
-                limits.max_compute_workgroups_per_dimension,
-            ),
-        ] {
+        let needed: [(&'static str, fn(&wgpu::Limits) -> u32); 4] = [
+            ("maxStorageBuffersPerShaderStage", |limits| limits.max_storage_buffers_per_shader_stage),
+            ("maxComputeWorkgroupStorageSize", |limits| limits.max_compute_workgroup_storage_size),
+            ("maxComputeInvocationsPerWorkgroup", |limits| limits.max_compute_invocations_per_workgroup),
+            ("maxComputeWorkgroupsPerDimension", |limits| limits.max_compute_workgroups_per_dimension),
+        ];
+        for (limit, of) in needed {
+            let (expected, found) = (of(&usual).into(), of(&limits).into());
             if found < expected {
-                let (expected, found) = (expected.into(), found.into());
                 return Err(Error::Limit { adapter: report.name, limit, expected, found });
             }
         }
@@ -75,9 +61,7 @@ impl Device {
     /// [`Error::Operand`] if the device is the CPU, the buffer is smaller than the tensor (rounded up to 16 bytes) or
     /// lacks one of [`BUFFER_USAGES`]; errors of [`Tensor::declare`].
     pub fn tensor_of(&self, buffer: &wgpu::Buffer, shape: &[u32], dtype: DType) -> Result<Tensor, Error> {
-        if self.gpu().is_none() {
-            return Err(refused("device", "a GPU", "the CPU"));
-        }
+        self.expect_gpu()?;
         if !buffer.usage().contains(BUFFER_USAGES) {
             return Err(refused("buffer", format!("usages {BUFFER_USAGES:?}"), format!("{:?}", buffer.usage())));
         }
@@ -86,9 +70,9 @@ impl Device {
             let expected = format!("at least {} bytes, for {shape:?} rounded up to 16", tensor.size_bytes());
             return Err(refused("buffer", expected, buffer.size().to_string()));
         }
-        if let Some(block) = tensor.storage.block() {
-            block.memory.attach(PooledBuffer::foreign(buffer.clone()));
-        }
+        let block =
+            tensor.storage.block().ok_or_else(|| refused("tensor", "one with its own memory", "a temporary"))?;
+        block.memory.attach(PooledBuffer::foreign(buffer.clone()));
         Ok(tensor)
     }
 
@@ -99,9 +83,7 @@ impl Device {
     /// # Errors
     /// [`Error::Operand`] if the device is the CPU; errors of [`Device::allocate`].
     pub fn buffer_of(&self, tensor: &Tensor) -> Result<wgpu::Buffer, Error> {
-        if self.gpu().is_none() {
-            return Err(refused("device", "a GPU", "the CPU"));
-        }
+        self.expect_gpu()?;
         self.allocate(tensor)?;
         Ok(tensor.memory::<PooledBuffer>()?.buffer.clone())
     }

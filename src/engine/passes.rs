@@ -205,7 +205,7 @@ impl Passes {
             return Ok(Vec::new());
         }
         let pass = Pass::ScoredPrompt(size);
-        let logits = self.last.scored.as_ref().unwrap_or(&self.last.prompt).logits.first_rows(size)?;
+        let logits = self.last.scored.logits.first_rows(size)?;
         let recording = self.last.pass(Some(adapted), pass).await?;
         let words = model.run_and_read(recording, ids.len(), &logits, 1).await?.await?;
         Ok(bytemuck::cast_vec(words))

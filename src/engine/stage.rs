@@ -79,8 +79,8 @@ pub(super) struct Stage {
     pub rows: PassTensors,
     /// Of prefill chunks.
     pub prompt: PassTensors,
-    /// The same with logits of [`SCORED_ROWS`] rows, once a request has asked for them.
-    pub scored: Option<PassTensors>,
+    /// The same with logits of [`SCORED_ROWS`] rows.
+    pub scored: PassTensors,
     /// Recurrent states of all sequences, and copies of some.
     states: Vec<(Tensor, Tensor)>,
     /// Staging buffer for moving a page or states to host memory and back.
@@ -141,6 +141,7 @@ impl Stage {
             rows = rows.with_mtp_over(config, cache, n_rows)?;
             prompt = prompt.with_mtp_over(config, cache, max_pass)?;
         }
+        let prompt = PassTensors { fetched: fetched(max_pass)?, ..prompt };
         let mut stage = Stage {
             device: device.clone(),
             transformer: transformer.clone(),
@@ -149,8 +150,8 @@ impl Stage {
             states,
             staging: None,
             rows: PassTensors { fetched: fetched_rows, fetched_state, ..rows },
-            prompt: PassTensors { fetched: fetched(max_pass)?, ..prompt },
-            scored: None,
+            scored: prompt.with_logits(config, SCORED_ROWS)?,
+            prompt,
             workspace: Workspace::default(),
             sizes,
             recordings: HashMap::new(),
@@ -215,7 +216,7 @@ impl Stage {
         if !self.device.is_gpu() || IS_BROWSER {
             return Ok(());
         }
-        self.scored.iter().try_for_each(|io| self.device.allocate(&io.logits))?;
+        self.device.allocate(&self.scored.logits)?;
         self.device.allocate_for(&self.recordings[&(number(adapted), pass)])
     }
 
@@ -343,17 +344,10 @@ impl Stage {
     fn record(&mut self, adapted: Option<Adapted<'_>>, pass: Pass) -> Result<(), Error> {
         let EngineSizes { n_rows: most_rows, max_pass, .. } = self.sizes;
         let few = BatchInvariance::Few { columns: most_rows.min(8) };
-        let (with_runs, scored);
+        let with_runs;
         let (io, batch_invariance, n_rows, ending) = match pass {
             Pass::Prompt(n_rows) => (&self.prompt, BatchInvariance::Many, n_rows, Ending::Cache),
-            Pass::ScoredPrompt(n_rows) => {
-                scored = match &self.scored {
-                    Some(io) => io.clone(),
-                    None => self.prompt.with_logits(&self.transformer.config, SCORED_ROWS)?,
-                };
-                self.scored = Some(scored.clone());
-                (&scored, BatchInvariance::Many, n_rows, Ending::AllLogits)
-            }
+            Pass::ScoredPrompt(n_rows) => (&self.scored, BatchInvariance::Many, n_rows, Ending::AllLogits),
             Pass::Decode(n_rows, DecodeForm { sampler, has_runs: false }) => {
                 (&self.rows, few, n_rows, Ending::Sample(sampler))
             }

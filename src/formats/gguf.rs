@@ -28,7 +28,8 @@ const MAX_NESTING: usize = 4;
 const MIN_KEY_VALUE_BYTES: u64 = 8 + 1 + 4 + 1;
 /// Name length, a byte of name, rank, one dimension, type, offset.
 const MIN_TENSOR_INFO_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
-const DEFAULT_ALIGNMENT: u32 = 32;
+/// Alignment of a file that does not state it.
+pub(crate) const DEFAULT_ALIGNMENT: u32 = 32;
 /// The specification requires a multiple of 8, ggml a power of two; no page is larger than 2 MiB.
 const ALIGNMENTS: std::ops::RangeInclusive<u32> = 8..=2 << 20;
 

@@ -14,7 +14,7 @@ use crate::cache;
 use crate::device::Device;
 use crate::error::Error;
 use crate::formats::BlockType;
-use crate::formats::gguf::{Value, ValueType};
+use crate::formats::gguf::{DEFAULT_ALIGNMENT, Value, ValueType};
 use crate::formats::gguf_writer::GgufHeader;
 use crate::matrix::Matrix;
 use crate::model::{Ending, ExpertMatrix, RowPlaces, SharedExpert, Transformer};
@@ -161,7 +161,7 @@ impl ImportanceSums {
     /// # Errors
     /// [`Error::Io`] if the file cannot be written, [`Error::Format`] for a tensor's name that GGUF cannot hold.
     pub fn write(&self, path: &Path, dataset: &str) -> Result<(), Error> {
-        let mut header = GgufHeader::new(32);
+        let mut header = GgufHeader::new(DEFAULT_ALIGNMENT);
         header.set("general.type", Value::Str("imatrix"))?;
         header.set_array("imatrix.datasets", ValueType::String, [Value::Str(dataset)].into_iter())?;
         header.set("imatrix.chunk_count", Value::U32(self.n_windows as u32))?;
@@ -297,7 +297,10 @@ impl Inputs {
                     let n_used = routes.shape()[1] as usize;
                     inputs.add_routed(&rows, &chosen[..2 * n_tokens * n_used], x.shape()[0] as usize, routes);
                 }
-                (MatrixKind::Experts { .. }, None) => {}
+                (MatrixKind::Experts { .. }, None) => {
+                    let (expected, found) = ("the experts of each token".into(), "none".into());
+                    return Err(Error::Operand { kernel: "imatrix", operand: "routes", expected, found });
+                }
             }
         }
         device.run_steps(recording, done..recording.n_dispatches())
@@ -367,7 +370,8 @@ impl MatrixInputs {
 /// The name of all experts' tensor and the expert, of the tensor of one: `blk.0.ffn_up_exps.3.weight`.
 fn of_expert(name: &str) -> Option<(String, u32)> {
     let (all, expert) = name.strip_suffix(".weight")?.rsplit_once('.')?;
-    Some((format!("{}.weight", all.strip_suffix("_exps").map(|_| all)?), expert.parse().ok()?))
+    let expert = expert.parse().ok().filter(|_| all.ends_with("_exps"))?;
+    Some((format!("{all}.weight"), expert))
 }
 
 /// Address of a tensor's storage.

@@ -247,7 +247,8 @@ impl PerplexityRun {
         Ok(Some(self.perplexity()))
     }
 
-    fn perplexity(&self) -> Perplexity {
+    /// The perplexity of the windows scored so far.
+    pub fn perplexity(&self) -> Perplexity {
         let nll = self.likelihood.estimate();
         let value = nll.value.exp();
         let perplexity = Estimate { value, error: nll.error * value };

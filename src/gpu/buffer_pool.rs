@@ -15,6 +15,10 @@ use crate::recording::size_class;
 /// Maximum bytes of idle buffers in the pool; beyond that, buffers are freed.
 const MAX_IDLE_BYTES: u64 = 256 << 20;
 
+/// Usages of a tensor's buffer.
+pub const BUFFER_USAGES: wgpu::BufferUsages =
+    wgpu::BufferUsages::STORAGE.union(wgpu::BufferUsages::COPY_SRC).union(wgpu::BufferUsages::COPY_DST);
+
 #[derive(Debug)]
 pub(crate) struct BufferPool {
     idle: Mutex<IdleBuffers>,
@@ -62,12 +66,8 @@ impl BufferPool {
             return Ok(PooledBuffer { buffer, outcome, pool: Some(self.clone()) });
         }
         self.counters.pool_misses.add(1);
-        let descriptor = wgpu::BufferDescriptor {
-            label: Some(label),
-            size: class,
-            usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
-            mapped_at_creation: false,
-        };
+        let descriptor =
+            wgpu::BufferDescriptor { label: Some(label), size: class, usage: BUFFER_USAGES, mapped_at_creation: false };
         let (mut buffer, mut outcome) = self.create(device, &descriptor);
         if matches!(outcome, Err(Failure::OutOfMemory { .. })) && self.clear() > 0 {
             // Idle buffers may hold the missing memory. Polling releases those that the GPU has finished using.

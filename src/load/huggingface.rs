@@ -250,7 +250,7 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
     let chosen = chosen.and_then(|path| path.file_name()).map(|name| name.to_string_lossy());
     let names = weight_files(&texts, chosen.as_deref()).map_err(|e| e.in_folder(folder))?;
     if texts.config.is_none() && !names.iter().any(|name| folder.join(name).exists()) {
-        return Err(no_model(folder)?);
+        return Err(no_model(folder));
     }
     let mut files = Vec::new();
     let mut weights = Vec::new();
@@ -272,19 +272,22 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
 }
 
 /// The error for a folder without a configuration and weights.
-fn no_model(folder: &Path) -> Result<Error, Error> {
-    let io = |source| Error::Io { path: folder.into(), source };
-    let mut models = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(io)? {
-        let name = entry.map_err(io)?.file_name().to_string_lossy().into_owned();
-        models.extend(name.to_lowercase().ends_with(".gguf").then_some(name));
-    }
+fn no_model(folder: &Path) -> Error {
+    let names = || -> std::io::Result<Vec<String>> {
+        let name = |entry: std::io::Result<std::fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
+        std::fs::read_dir(folder)?.map(name).collect()
+    };
+    let mut models = match names() {
+        Ok(names) => names,
+        Err(source) => return Error::Io { path: folder.into(), source },
+    };
+    models.retain(|name| name.to_lowercase().ends_with(".gguf"));
     models.sort();
     let expected = match models.is_empty() {
         true => "a folder with config.json and model.safetensors, or a GGUF file".into(),
         false => format!("the path of one of the GGUF files in this folder: {}", models.join(", ")),
     };
-    Ok(Error::Config { field: CONFIG.into(), expected, found: "missing".into() }.in_file(folder))
+    Error::Config { field: CONFIG.into(), expected, found: "missing".into() }.in_file(folder)
 }
 
 /// The folder's name, or the repository's for a snapshot in a hub's cache.

@@ -4,7 +4,7 @@
 use crate::error::Error;
 use crate::formats::gguf::Gguf;
 use crate::formats::safetensors::Safetensors;
-use crate::formats::{Parsed, TensorInfo, UNKNOWN_LEN};
+use crate::formats::{Parsed, Shown, TensorInfo, UNKNOWN_LEN};
 
 /// First line of a [Git LFS pointer](https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
 const LFS: &[u8] = b"version https://git-lfs";
@@ -53,7 +53,7 @@ fn reason<H>(
         Parsed::Complete(header) => {
             let tensors = tensors(header);
             let cut = tensors.iter().find(|tensor| tensor.range().end > found_bytes)?;
-            (format!("tensor `{}`", cut.name), cut.range().end)
+            (format!("tensor `{}`", Shown(&cut.name)), cut.range().end)
         }
     };
     Some(Error::Truncated { part, needed_bytes, found_bytes })

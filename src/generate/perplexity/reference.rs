@@ -106,8 +106,10 @@ impl ReferenceLogprobs {
         let file_len = file.metadata().map_err(io)?.len();
         let mut file = BufReader::with_capacity(1 << 20, file);
         let mut header = [0; HEADER_BYTES as usize];
-        let read = file.read_exact(&mut header);
-        if read.is_err() || !header.starts_with(MAGIC) {
+        if file_len >= HEADER_BYTES {
+            file.read_exact(&mut header).map_err(io)?;
+        }
+        if !header.starts_with(MAGIC) {
             let found = String::from_utf8_lossy(&header[..8]).escape_debug().to_string();
             return Err(wrong("magic", 0, "`_logits_`, of recorded predictions", format!("`{found}`")).in_file(path));
         }
@@ -123,7 +125,8 @@ impl ReferenceLogprobs {
         let expected = (row_bytes(vocab_size as usize) as u64).checked_mul(n_rows);
         let expected = expected.and_then(|bytes| bytes.checked_add(HEADER_BYTES + tokens_bytes));
         if expected != Some(file_len) {
-            let what = format!("{} bytes for {n_windows} windows of {n_ctx} tokens", expected.unwrap_or(u64::MAX));
+            let bytes = expected.map_or_else(|| "more bytes than a file has".into(), |bytes| format!("{bytes} bytes"));
+            let what = format!("{bytes} for {n_windows} windows of {n_ctx} tokens");
             return Err(
                 wrong("length", 0, &what, format!("{file_len} bytes: the file is cut off or damaged")).in_file(path)
             );

@@ -10,7 +10,7 @@ use super::recipe::ModelTraits;
 use super::{Order, QuantizeOptions, vocab};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
-use crate::formats::gguf::{Gguf, Value, ValueType};
+use crate::formats::gguf::{DEFAULT_ALIGNMENT, Gguf, Value, ValueType};
 use crate::formats::gguf_writer::GgufHeader;
 use crate::formats::{BlockType, TensorInfo};
 use crate::kernels::{RopeScaling, RopeStyle, rope_table};
@@ -53,7 +53,7 @@ pub(super) fn plan(input: &Path, options: &QuantizeOptions) -> Result<ConvertPla
         }
     };
 
-    let mut header = GgufHeader::new(32);
+    let mut header = GgufHeader::new(DEFAULT_ALIGNMENT);
     set_keys(&mut header, architecture.gguf, &model.name, config)?;
     match vocab::of_folder(folder, &model.tokenizer, config.vocab_size).map_err(in_folder)? {
         Some(vocab) => vocab::set(&mut header, &vocab)?,

@@ -10,6 +10,7 @@ use crate::formats::gguf::{Gguf, Value};
 use crate::formats::gguf_writer::GgufHeader;
 use crate::formats::{BlockType, TensorInfo};
 use crate::load::FileBytes;
+use crate::load::refused::parse_gguf;
 use crate::load::tensor_index::{FileLayout, check_type};
 use crate::load::{gguf, is_of_folder, shards};
 
@@ -96,7 +97,7 @@ impl Shards {
     pub fn read(input: &Path) -> Result<Shards, Error> {
         let read = |path: &Path| {
             let (found, file) = map(path)?;
-            let shard = Gguf::parse(&file, file.len() as u64).map_err(|error| error.in_file(path))?;
+            let shard = parse_gguf(&file).map_err(|error| error.in_file(path))?;
             Ok::<_, Error>((found, (file, shard)))
         };
         let one = read(input)?;
@@ -221,26 +222,10 @@ pub(super) fn set_type(header: &mut GgufHeader, options: &QuantizeOptions) -> Re
     Ok(())
 }
 
-/// `general.file_type` for matrices of this type: `llama.h`'s number (`enum llama_ftype`) of its smallest mixture.
+/// `general.file_type` for matrices of this type alone: the smallest number of a recipe with this type.
 fn file_type(block_type: BlockType) -> u32 {
-    match block_type {
-        BlockType::F16 => 1,
-        BlockType::Q4_0 => 2,
-        BlockType::Q4_1 => 3,
-        BlockType::Q8_0 => 7,
-        BlockType::Q5_0 => 8,
-        BlockType::Q5_1 => 9,
-        BlockType::Q2_K => 10,
-        BlockType::Q3_K => 11,
-        BlockType::Q4_K => 14,
-        BlockType::Q5_K => 16,
-        BlockType::Q6_K => 18,
-        BlockType::IQ4_NL => 25,
-        BlockType::IQ4_XS => 30,
-        BlockType::BF16 => 32,
-        BlockType::MXFP4 => 38,
-        _ => 0,
-    }
+    let of_type = Recipe::ALL.into_iter().filter(|recipe| recipe.block_type() == block_type);
+    of_type.map(Recipe::file_type).min().unwrap_or(0)
 }
 
 /// The wanted type, or another one if rows of this shape are not a whole number of its blocks.

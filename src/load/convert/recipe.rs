@@ -13,108 +13,56 @@ use crate::formats::BlockType;
 use crate::formats::gguf::{Gguf, Value};
 use crate::model::ModelConfig;
 
-/// A mixture of types for the matrices of a model, named as in llama.cpp. `S`, `M` and `L` are small, medium and
-/// large: the larger, the more matrices get more bits than the recipe's usual type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(non_camel_case_types, missing_docs, reason = "names in llama.cpp")]
-pub enum Recipe {
-    F32,
-    F16,
-    BF16,
-    Q8_0,
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q2_K_S,
-    Q2_K,
-    Q3_K_S,
-    Q3_K_M,
-    Q3_K_L,
-    Q4_K_S,
-    Q4_K_M,
-    Q5_K_S,
-    Q5_K_M,
-    Q6_K,
-    IQ4_NL,
-    IQ4_XS,
-    MXFP4_MOE,
+macro_rules! recipes {
+    ($($name:ident, $block_type:ident, $number:literal;)*) => {
+        /// A mixture of types for the matrices of a model, named as in llama.cpp. `S`, `M` and `L` are small, medium and
+        /// large: the larger, the more matrices get more bits than the recipe's usual type.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[expect(non_camel_case_types, missing_docs, reason = "names in llama.cpp")]
+        pub enum Recipe {
+            $($name,)*
+        }
+
+        impl Recipe {
+            /// All recipes.
+            pub const ALL: [Recipe; [$($number),*].len()] = [$(Recipe::$name),*];
+
+            /// The type of most matrices.
+            pub fn block_type(self) -> BlockType {
+                match self { $(Recipe::$name => BlockType::$block_type,)* }
+            }
+
+            /// `general.file_type`: the number in `enum llama_ftype` of `llama.h`.
+            pub(super) fn file_type(self) -> u32 {
+                match self { $(Recipe::$name => $number,)* }
+            }
+        }
+    };
 }
 
-impl Recipe {
-    /// All recipes.
-    pub const ALL: [Recipe; 21] = [
-        Recipe::F32,
-        Recipe::F16,
-        Recipe::BF16,
-        Recipe::Q8_0,
-        Recipe::Q4_0,
-        Recipe::Q4_1,
-        Recipe::Q5_0,
-        Recipe::Q5_1,
-        Recipe::Q2_K_S,
-        Recipe::Q2_K,
-        Recipe::Q3_K_S,
-        Recipe::Q3_K_M,
-        Recipe::Q3_K_L,
-        Recipe::Q4_K_S,
-        Recipe::Q4_K_M,
-        Recipe::Q5_K_S,
-        Recipe::Q5_K_M,
-        Recipe::Q6_K,
-        Recipe::IQ4_NL,
-        Recipe::IQ4_XS,
-        Recipe::MXFP4_MOE,
-    ];
-
-    /// The type of most matrices.
-    pub fn block_type(self) -> BlockType {
-        match self {
-            Recipe::F32 => BlockType::F32,
-            Recipe::F16 => BlockType::F16,
-            Recipe::BF16 => BlockType::BF16,
-            Recipe::Q8_0 => BlockType::Q8_0,
-            Recipe::Q4_0 => BlockType::Q4_0,
-            Recipe::Q4_1 => BlockType::Q4_1,
-            Recipe::Q5_0 => BlockType::Q5_0,
-            Recipe::Q5_1 => BlockType::Q5_1,
-            Recipe::Q2_K_S | Recipe::Q2_K => BlockType::Q2_K,
-            Recipe::Q3_K_S | Recipe::Q3_K_M | Recipe::Q3_K_L => BlockType::Q3_K,
-            Recipe::Q4_K_S | Recipe::Q4_K_M => BlockType::Q4_K,
-            Recipe::Q5_K_S | Recipe::Q5_K_M => BlockType::Q5_K,
-            Recipe::Q6_K => BlockType::Q6_K,
-            Recipe::IQ4_NL => BlockType::IQ4_NL,
-            Recipe::IQ4_XS => BlockType::IQ4_XS,
-            Recipe::MXFP4_MOE => BlockType::MXFP4,
-        }
-    }
-
-    /// `general.file_type`: the number in `enum llama_ftype` of `llama.h`.
-    pub(super) fn file_type(self) -> u32 {
-        match self {
-            Recipe::F32 => 0,
-            Recipe::F16 => 1,
-            Recipe::Q4_0 => 2,
-            Recipe::Q4_1 => 3,
-            Recipe::Q8_0 => 7,
-            Recipe::Q5_0 => 8,
-            Recipe::Q5_1 => 9,
-            Recipe::Q2_K => 10,
-            Recipe::Q3_K_S => 11,
-            Recipe::Q3_K_M => 12,
-            Recipe::Q3_K_L => 13,
-            Recipe::Q4_K_S => 14,
-            Recipe::Q4_K_M => 15,
-            Recipe::Q5_K_S => 16,
-            Recipe::Q5_K_M => 17,
-            Recipe::Q6_K => 18,
-            Recipe::Q2_K_S => 21,
-            Recipe::IQ4_NL => 25,
-            Recipe::IQ4_XS => 30,
-            Recipe::BF16 => 32,
-            Recipe::MXFP4_MOE => 38,
-        }
-    }
+// Name, type of most matrices, and number in files.
+recipes! {
+    F32, F32, 0;
+    F16, F16, 1;
+    BF16, BF16, 32;
+    Q8_0, Q8_0, 7;
+    Q4_0, Q4_0, 2;
+    Q4_1, Q4_1, 3;
+    Q5_0, Q5_0, 8;
+    Q5_1, Q5_1, 9;
+    Q2_K_S, Q2_K, 21;
+    Q2_K, Q2_K, 10;
+    Q3_K_S, Q3_K, 11;
+    Q3_K_M, Q3_K, 12;
+    Q3_K_L, Q3_K, 13;
+    Q4_K_S, Q4_K, 14;
+    Q4_K_M, Q4_K, 15;
+    Q5_K_S, Q5_K, 16;
+    Q5_K_M, Q5_K, 17;
+    Q6_K, Q6_K, 18;
+    IQ4_NL, IQ4_NL, 25;
+    IQ4_XS, IQ4_XS, 30;
+    MXFP4_MOE, MXFP4, 38;
 }
 
 impl fmt::Display for Recipe {
@@ -128,11 +76,12 @@ impl FromStr for Recipe {
 
     /// Parses a name in any case. `Q3_K`, `Q4_K` and `Q5_K` are the medium recipes, as in llama.cpp.
     fn from_str(text: &str) -> Result<Recipe, String> {
-        let name = match text.to_ascii_uppercase().as_str() {
-            "Q3_K" => "Q3_K_M".to_owned(),
-            "Q4_K" => "Q4_K_M".to_owned(),
-            "Q5_K" => "Q5_K_M".to_owned(),
-            other => other.to_owned(),
+        let upper = text.to_ascii_uppercase();
+        let name = match upper.as_str() {
+            "Q3_K" => "Q3_K_M",
+            "Q4_K" => "Q4_K_M",
+            "Q5_K" => "Q5_K_M",
+            other => other,
         };
         Recipe::ALL
             .into_iter()

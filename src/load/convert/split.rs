@@ -12,7 +12,7 @@ use super::plan::Shards;
 use super::{OutputFile, check_output};
 use crate::error::Error;
 use crate::formats::TensorInfo;
-use crate::formats::gguf::{Gguf, Value};
+use crate::formats::gguf::{DEFAULT_ALIGNMENT, Gguf, Value};
 use crate::formats::gguf_writer::GgufHeader;
 use crate::load::gguf;
 
@@ -200,9 +200,6 @@ impl ShardPlan {
         (0..).zip(ranges).map(plan).collect()
     }
 }
-
-/// Alignment of a file that does not state it.
-const DEFAULT_ALIGNMENT: u32 = 32;
 
 /// The tensors of each shard.
 fn ranges(file: &Gguf, options: &SplitOptions) -> Result<Vec<Range<usize>>, Error> {
