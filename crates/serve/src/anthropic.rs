@@ -15,7 +15,7 @@ use tilewright::grammar::{Constraint, ToolChoice};
 
 use super::answers::{AnswerEvent, Answers, CallIds, Delta, End, RequestUsage};
 use super::app::{ApiRequest, App, is_long, new_id};
-use super::conversation::{Conversation, constraint_of, with_notices};
+use super::conversation::{Conversation, constraint_of, given_tools, prefill_of};
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
@@ -160,8 +160,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
         }
         false => formatter.whole(answers, app.limits.answer_bytes).await,
     };
-    app.report_notices(MESSAGES.path, &notices);
-    Ok(with_notices(response?, &notices))
+    Ok(app.noticed(MESSAGES.path, response?, &notices))
 }
 
 /// `/v1/messages/count_tokens`.
@@ -171,14 +170,13 @@ pub async fn count_tokens(State(app): State<Arc<App>>, asked: ApiRequest) -> Res
     let MessagesRequest { mut request, notices, .. } = MessagesRequest::read(fields, &app.limits)?;
     // Calls and formats change the answer, not the prompt.
     (request.enforce_calls, request.tool_choice) = (false, ToolChoice::Auto);
-    let model = app.models.name_for(fields.text("model")?, Task::Generate).await?;
-    let lease = app.models.get(&model).await?;
+    let lease = app.models.get_for(fields.text("model")?, Task::Generate).await?;
     let decoder = lease.decoder()?;
     let conversation = Conversation { seeds: Vec::new(), request };
     let is_slow = is_long(conversation.prompt_bytes());
     let prompt = app.prepare_in_turn(is_slow, move || conversation.prepare(&decoder)).await?;
     let response = Body(json!({"input_tokens": prompt.ids.len()})).into_response();
-    Ok(with_notices(response, &notices))
+    Ok(app.noticed(COUNT_TOKENS.path, response, &notices))
 }
 
 /// A model in Anthropic's list of models.
@@ -374,22 +372,10 @@ fn result_of(block: &Json, param: &str) -> Result<Message, ApiError> {
     Ok(message)
 }
 
-/// Takes the beginning of the answer out of the messages: the last one, if it is a text of the assistant.
-fn prefill_of(messages: &mut Vec<Message>) -> Option<String> {
-    let begins = |last: &mut Message| {
-        last.role == "assistant" && last.fields.is_empty() && last.text().is_some_and(|text| !text.is_empty())
-    };
-    messages.pop_if(begins)?.text().map(str::to_owned)
-}
-
 /// The tools in the templates' format, and notices about ignored ones.
 fn tools_of(fields: Fields<'_>, limits: &Limits) -> Result<(Vec<Json>, Vec<String>), ApiError> {
-    let given = fields.list("tools", "a list of tools")?.unwrap_or_default();
-    if given.len() > limits.tools {
-        return Err(fields.wrong("tools", &format!("a list of at most {} tools", limits.tools)));
-    }
     let (mut tools, mut notices) = (Vec::new(), Vec::new());
-    for (at, tool) in given.iter().enumerate() {
+    for (at, tool) in given_tools(fields, limits)?.iter().enumerate() {
         let param = format!("tools[{at}]");
         let object = tool.as_object().ok_or_else(|| ApiError::invalid(&param, Some(tool), "a tool"))?;
         let path = format!("{param}.");
@@ -564,15 +550,11 @@ impl MessageStreamer {
         let mut begun = false;
         let mut end = None;
         while let Some(event) = answers.next().await {
-            let delta = match event {
-                Ok(AnswerEvent::Delta(_, delta)) => delta,
-                Ok(AnswerEvent::End(_, ended)) => {
+            let delta = match self.parts.checked(event).await? {
+                AnswerEvent::Delta(_, delta) => delta,
+                AnswerEvent::End(_, ended) => {
                     end = Some(ended);
                     Delta::default()
-                }
-                Err(error) => {
-                    self.parts.fail(error).await?;
-                    return Err(Disconnected);
                 }
             };
             // Sends nothing before the first token, so that an invalid request gets its own status.

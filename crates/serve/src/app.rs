@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::Response;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::{Map, Value as Json};
 use tilewright::engine::Usage;
@@ -18,7 +19,7 @@ use tokio::time::timeout;
 use super::LogSink;
 use super::answers::{Answers, PreparedPrompt};
 use super::connections::AtWork;
-use super::conversation::Conversation;
+use super::conversation::{Conversation, with_notices};
 use super::embeddings::Vectors;
 use super::errors::ApiError;
 use super::fields::{Fields, IgnoredFields};
@@ -84,6 +85,12 @@ impl App {
             (self.events)(&format!("notice: {line}"));
             said.insert(line);
         }
+    }
+
+    /// Reports ignored parts of a request to this endpoint, to the operator and in the response.
+    pub fn noticed(&self, endpoint: &str, response: Response, notices: &[String]) -> Response {
+        self.report_notices(endpoint, notices);
+        with_notices(response, notices)
     }
 
     /// Reports ignored parts of requests to this endpoint.
@@ -334,7 +341,7 @@ impl Drop for CancelOnDrop {
     }
 }
 
-fn broken() -> ApiError {
+pub fn broken() -> ApiError {
     ApiError::refusal(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the server failed to handle this request")
 }
 

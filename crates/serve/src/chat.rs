@@ -14,7 +14,7 @@ use tilewright::grammar::ToolChoice;
 use super::answers::{AnswerEvent, AnswerOptions, Answers, CallIds, Delta, ScoredToken, usage_json};
 use super::app::{AnswerMetadata, ApiRequest, App};
 use super::constraints::{self, constraint};
-use super::conversation::{Conversation, EFFORTS, effort_of, message_of, tools_of, with_notices};
+use super::conversation::{Conversation, EFFORTS, effort_of, message_of, tools_of};
 use super::errors::ApiError;
 use super::extras::Extras;
 use super::fields::Fields;
@@ -46,16 +46,11 @@ const FIELDS: &[Field] = &[
         "reasoning_effort",
         Kind::OneOf(&EFFORTS),
         "the template's",
-        "`none` disables thinking; others are a variable of the template.",
+        "`none` disables thinking; other values are the template's `reasoning_effort`.",
     ),
-    field(
-        "chat_template_kwargs",
-        Kind::Other(&["object"], "an object of template variables"),
-        "{}",
-        "Variables of the chat template, such as `enable_thinking`.",
-    ),
+    TEMPLATE_VARIABLES,
     field("documents", Kind::Other(&["array"], "a list of documents"), "[]", "Documents for the template."),
-    field("add_generation_prompt", Kind::Flag, "true", "End the prompt with the start of the assistant's answer."),
+    ADD_GENERATION_PROMPT,
     field(
         "continue_final_message",
         Kind::Flag,
@@ -78,6 +73,18 @@ const FIELDS: &[Field] = &[
     neutral("include_reasoning", &[Neutral::True], "Thoughts are `reasoning_content`."),
     neutral("stream_reasoning", &[Neutral::True], "Thoughts are streamed."),
 ];
+
+/// Variables of the chat template.
+pub const TEMPLATE_VARIABLES: Field = field(
+    "chat_template_kwargs",
+    Kind::Other(&["object"], "an object of template variables"),
+    "{}",
+    "Variables of the chat template, such as `enable_thinking`.",
+);
+
+/// Whether the prompt ends with the start of an answer.
+pub const ADD_GENERATION_PROMPT: Field =
+    field("add_generation_prompt", Kind::Flag, "true", "End the prompt with the start of the assistant's answer.");
 
 /// Tools.
 const TOOLS: &[Field] = &[
@@ -111,8 +118,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
         true => streamed(Style::Data, app.limits.keep_alive, move |parts| formatter.stream(answers, parts)).await,
         false => formatter.whole(answers, app.limits.answer_bytes).await,
     };
-    app.report_notices(ENDPOINT.path, &notices);
-    Ok(with_notices(response?, &notices))
+    Ok(app.noticed(ENDPOINT.path, response?, &notices))
 }
 
 fn conversation_of(
@@ -227,14 +233,7 @@ impl ChatFormatter {
         // Per answer: `Some` once begun, with its number of calls.
         let mut begun: Vec<Option<usize>> = Vec::new();
         while let Some(event) = answers.next().await {
-            let event = match event {
-                Ok(event) => event,
-                Err(error) => {
-                    parts.fail(error).await?;
-                    return Err(Disconnected);
-                }
-            };
-            let (index, delta, finish) = match event {
+            let (index, delta, finish) = match parts.checked(event).await? {
                 AnswerEvent::Delta(index, delta) => (index, delta, None),
                 AnswerEvent::End(index, end) => (index, Delta::default(), Some(end.finish())),
             };

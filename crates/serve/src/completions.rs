@@ -225,13 +225,7 @@ impl CompletionFormatter {
                 };
                 self.part(index, delta, finish, &answers, &mut begun)
             });
-            match part {
-                Ok(part) => parts.send(part).await?,
-                Err(error) => {
-                    parts.fail(error).await?;
-                    return Err(Disconnected);
-                }
-            }
+            parts.send(parts.checked(part).await?).await?;
         }
         if self.extras.usage {
             let mut body = self.chunk(json!([]), &answers);

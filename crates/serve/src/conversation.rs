@@ -115,6 +115,14 @@ pub fn message_of(message: &Json, param: &str) -> Result<Message, ApiError> {
     Ok(message)
 }
 
+/// Takes the beginning of the answer out of the messages: the last one, if it is a text of the assistant.
+pub fn prefill_of(messages: &mut Vec<Message>) -> Option<String> {
+    let begins = |last: &mut Message| {
+        last.role == "assistant" && last.fields.is_empty() && last.text().is_some_and(|text| !text.is_empty())
+    };
+    messages.pop_if(begins)?.text().map(str::to_owned)
+}
+
 /// Joins content parts of these types.
 pub fn joined(parts: &[Json], param: &str, types: &[&str]) -> Result<String, ApiError> {
     let mut text = String::new();
@@ -154,6 +162,18 @@ pub fn arguments_of(given: Option<&Json>, param: &str) -> Result<Json, ApiError>
     parsed.ok_or_else(|| ApiError::invalid(param, given, "JSON"))
 }
 
+/// The request's tools as they were sent.
+///
+/// # Errors
+/// `invalid_value` if they are no list, or too many.
+pub fn given_tools<'a>(fields: Fields<'a>, limits: &Limits) -> Result<&'a [Json], ApiError> {
+    let given = fields.list("tools", "a list of tools")?.unwrap_or_default();
+    match given.len() > limits.tools {
+        true => Err(fields.wrong("tools", &format!("a list of at most {} tools", limits.tools))),
+        false => Ok(given),
+    }
+}
+
 /// The request's tools in the templates' format, and notices about ignored tools of unsupported types. `function`
 /// returns a tool's function and its path in the tool.
 ///
@@ -164,12 +184,8 @@ pub fn tools_of<'a>(
     limits: &Limits,
     function: impl Fn(&'a Json) -> (Option<&'a Json>, &'static str),
 ) -> Result<(Vec<Json>, Vec<String>), ApiError> {
-    let given = fields.list("tools", "a list of tools")?.unwrap_or_default();
-    if given.len() > limits.tools {
-        return Err(fields.wrong("tools", &format!("a list of at most {} tools", limits.tools)));
-    }
     let (mut tools, mut notices) = (Vec::new(), Vec::new());
-    for (at, tool) in given.iter().enumerate() {
+    for (at, tool) in given_tools(fields, limits)?.iter().enumerate() {
         let param = format!("tools[{at}]");
         let kind = tool.get("type").and_then(Json::as_str);
         if kind.is_some_and(|kind| kind != "function") || !tool.is_object() {

@@ -210,6 +210,11 @@ impl IntoResponse for ApiError {
     }
 }
 
+/// A digest in hexadecimal digits.
+pub fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// A value, shortened for a message.
 pub fn shown(value: Option<&Json>) -> String {
     let Some(value) = value else { return "missing".into() };

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 use tilewright::Error;
 
-use super::errors::ApiError;
+use super::errors::{ApiError, hex};
 use super::files::{FileVersion, versions};
 use super::{ServerOptions, Sinks};
 
@@ -222,7 +222,7 @@ impl Guard {
             let given: KeyDigest = Sha256::digest(key).into();
             let is_right = keys.digests.iter().fold(Choice::from(0), |found, own| found | own.ct_eq(&given));
             if bool::from(is_right) {
-                return Ok(Some(given.iter().map(|byte| format!("{byte:02x}")).collect()));
+                return Ok(Some(hex(&given)));
             }
         }
         let message = "the request has no valid key; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`";

@@ -15,6 +15,7 @@ use tilewright::tokenizer::{EncodeOptions, Tokenizer};
 
 use super::answers::{AnswerEvent, AnswerOptions, Answers, Delta, End, PreparedPrompt, ScoredToken};
 use super::app::{ApiRequest, App, is_long};
+use super::chat::{ADD_GENERATION_PROMPT, TEMPLATE_VARIABLES};
 use super::completions::raw;
 use super::constraints::{self, constraint};
 use super::conversation::{message_of, tools_of};
@@ -64,13 +65,8 @@ pub const APPLY_TEMPLATE: Endpoint = Endpoint::post(
         MODEL,
         required("messages", Kind::Other(&["array"], "a list of messages"), "As in /v1/chat/completions."),
         field("tools", Kind::Other(&["array"], "a list of tools"), "[]", "As in /v1/chat/completions."),
-        field(
-            "chat_template_kwargs",
-            Kind::Other(&["object"], "an object of template variables"),
-            "{}",
-            "Variables of the chat template, such as `enable_thinking`.",
-        ),
-        field("add_generation_prompt", Kind::Flag, "true", "End the prompt with the start of the assistant's answer."),
+        TEMPLATE_VARIABLES,
+        ADD_GENERATION_PROMPT,
     ]],
 );
 
@@ -303,7 +299,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
     fields.check(COMPLETION.fields)?;
     let request = CompletionRequest::read(fields, &app.limits)?;
     let prompts = prompts_of(fields, app.limits.choices)?;
-    let lease = lease(&app, fields).await?;
+    let lease = app.models.get_for(fields.text("model")?, Task::Generate).await?;
     let is_slow = is_long(prompts.iter().map(n_bytes).sum());
     let ids = move |decoder: &Decoder| prompts.iter().map(|prompt| ids_of(prompt, decoder.model())).collect();
     complete(&app, asked, lease, request, is_slow, ids).await
@@ -315,7 +311,7 @@ pub async fn infill(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
     fields.check(INFILL.fields)?;
     let mut request = CompletionRequest::read(fields, &app.limits)?;
     let gap = Gap::read(fields)?;
-    let lease = lease(&app, fields).await?;
+    let lease = app.models.get_for(fields.text("model")?, Task::Generate).await?;
     let Some(tokens) = FimTokens::of(lease.decoder()?.model().tokenizer()?) else {
         let message = format!(
             "{} has no tokens to fill a gap (FIM tokens); send the code before it to /completion",
@@ -327,11 +323,6 @@ pub async fn infill(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
     let is_slow = is_long(gap.n_bytes());
     let ids = move |decoder: &Decoder| Ok(vec![gap.ids(&tokens, decoder.model().tokenizer()?)?]);
     complete(&app, asked, lease, request, is_slow, ids).await
-}
-
-async fn lease(app: &App, fields: Fields<'_>) -> Result<Lease, ApiError> {
-    let model = app.models.name_for(fields.text("model")?, Task::Generate).await?;
-    app.models.get(&model).await
 }
 
 /// Completes prompts.
@@ -445,13 +436,8 @@ impl CompletionFormatter {
 
     async fn stream(mut self, mut answers: Answers, parts: PartSender) -> Result<PartSender, Disconnected> {
         while let Some(event) = answers.next().await {
-            match event.and_then(|event| self.event(event, &answers)) {
-                Ok(part) => parts.send(part).await?,
-                Err(error) => {
-                    parts.fail(error).await?;
-                    return Err(Disconnected);
-                }
-            }
+            let part = event.and_then(|event| self.event(event, &answers));
+            parts.send(parts.checked(part).await?).await?;
         }
         Ok(parts)
     }
@@ -598,8 +584,7 @@ pub async fn tokenize(app: &App, asked: &ApiRequest) -> Result<Response, ApiErro
         parse_special: fields.flag("parse_special")?.unwrap_or(true),
     };
     let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
-    let model = app.models.name_for(fields.text("model")?, Task::Any).await?;
-    let lease = app.models.get(&model).await?;
+    let lease = app.models.get_for(fields.text("model")?, Task::Any).await?;
     let loaded = lease.loaded.clone();
     let tokens = app.prepare_in_turn(is_long(content.len()), move || {
         let tokenizer = loaded.tokenizer()?;
@@ -627,8 +612,7 @@ pub async fn detokenize(State(app): State<Arc<App>>, asked: ApiRequest) -> Resul
     let id = |id: &Json| id.as_u64().and_then(|id| u32::try_from(id).ok());
     let ids: Option<Vec<u32>> = given.iter().map(id).collect();
     let ids = ids.ok_or_else(|| fields.wrong("tokens", IDS))?;
-    let model = app.models.name_for(fields.text("model")?, Task::Any).await?;
-    let lease = app.models.get(&model).await?;
+    let lease = app.models.get_for(fields.text("model")?, Task::Any).await?;
     let loaded = lease.loaded.clone();
     let text = app.prepare(move || Ok(loaded.tokenizer()?.decode(&ids, false)?)).await?;
     Ok(Body(json!({"content": text})).into_response())
@@ -644,7 +628,7 @@ pub async fn apply_template(State(app): State<Arc<App>>, asked: ApiRequest) -> R
     let messages = given.iter().enumerate().map(parse).collect::<Result<Vec<_>, ApiError>>()?;
     let (tools, _) = tools_of(fields, &app.limits, |tool| (tool.get("function"), ".function"))?;
     let variables = fields.object("chat_template_kwargs", "an object")?.cloned().unwrap_or_default();
-    let lease = lease(&app, fields).await?;
+    let lease = app.models.get_for(fields.text("model")?, Task::Generate).await?;
     let decoder = lease.decoder()?;
     let add_generation_prompt = fields.checked_flag("add_generation_prompt").unwrap_or(true);
     let request = ChatRequest { tools, variables, add_generation_prompt, ..ChatRequest::new(messages) };
@@ -701,8 +685,7 @@ pub async fn slots(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Ap
 }
 
 async fn queried(app: &App, uri: &Uri) -> Result<Arc<Decoder>, ApiError> {
-    let model = app.models.name_for(query_value(uri, "model").as_deref(), Task::Generate).await?;
-    app.models.get(&model).await?.decoder()
+    app.models.get_for(query_value(uri, "model").as_deref(), Task::Generate).await?.decoder()
 }
 
 #[cfg(test)]

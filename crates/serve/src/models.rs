@@ -19,7 +19,8 @@ use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
 use super::Sinks;
 use super::about::ModelDescription;
-use super::errors::ApiError;
+use super::app::broken;
+use super::errors::{ApiError, hex};
 use super::fields::Fields;
 
 /// What an endpoint needs a model for.
@@ -46,14 +47,14 @@ impl Task {
         }
     }
 
-    /// What models without it lack, in words.
-    fn lack(self) -> &'static str {
+    /// What a suitable model does, in words.
+    fn deed(self) -> &'static str {
         match self {
             Task::Generate => "generates text",
             Task::Embed => "computes embeddings",
             Task::Rerank => "scores documents",
             Task::Encode => "is an encoder",
-            Task::Any => "is known",
+            Task::Any => "has a tokenizer",
         }
     }
 }
@@ -144,7 +145,7 @@ impl Loaded {
         match self {
             Loaded::Decoder(decoder) => decoder.model().context_length(),
             Loaded::Embedder(embedder) => embedder.max_tokens(),
-            Loaded::Reranker(reranker) => reranker.config().max_seq_len,
+            Loaded::Reranker(reranker) => reranker.max_tokens(),
         }
     }
 
@@ -299,7 +300,7 @@ impl ModelSpec {
     }
 }
 
-/// When models are loaded and unloaded.
+/// When models are loaded, and unloaded because they are idle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeepOptions {
     /// Maximum number of loaded models; the least recently used one is unloaded. `None`: all.
@@ -436,10 +437,7 @@ impl ServedModel {
 
     /// SHA-256 digest of its files, or else of its name and size, in hexadecimal digits.
     pub fn digest(&self) -> String {
-        let derived = || {
-            let digest = Sha256::digest(format!("{} {}", self.name(), self.size_bytes()));
-            digest.iter().map(|byte| format!("{byte:02x}")).collect()
-        };
+        let derived = || hex(&Sha256::digest(format!("{} {}", self.name(), self.size_bytes())));
         self.spec.digest.clone().unwrap_or_else(derived)
     }
 
@@ -847,7 +845,7 @@ impl Models {
     /// affect the others, and a request for it tries again.
     ///
     /// # Errors
-    /// The first loading error, if no model could be loaded.
+    /// The last loading error, if no model could be loaded; the others are reported.
     pub fn preload(&self) -> Result<(), Error> {
         let entries = self.entries();
         let n = if self.keep.lazy { 0 } else { self.keep.max_loaded.unwrap_or(usize::MAX).min(entries.len()) };
@@ -862,7 +860,7 @@ impl Models {
                 if n_failed < n {
                     (self.sinks.report)(&format!("{}: {error}", entry.name()));
                 }
-                failed.get_or_insert(error);
+                failed = Some(error);
             }
         }
         self.is_ready.store(true, Ordering::Release);
@@ -913,8 +911,9 @@ impl Models {
             let adapter = name.strip_prefix(entry.name())?.strip_prefix(':')?.to_owned();
             entry.adapters().contains(&adapter).then_some((entry, Some(adapter)))
         };
-        let found = self.find(name).map(|entry| (entry, None));
-        found.or_else(|error| self.entries().into_iter().find_map(adapted).ok_or(error))
+        let own = self.list().find(name).cloned();
+        let found = own.map(|entry| (entry, None)).or_else(|| self.entries().into_iter().find_map(adapted));
+        found.ok_or_else(|| ApiError::no_model(name, &self.names()))
     }
 
     /// The name of a request's model: `named`, or without one the only model that can do the task.
@@ -936,7 +935,7 @@ impl Models {
             let able = entries.iter().filter(is_able);
             able.map(|entry| entry.name().to_owned()).collect::<Vec<_>>()
         };
-        let mut able = tokio::task::spawn_blocking(able).await.unwrap_or_default();
+        let mut able = tokio::task::spawn_blocking(able).await.map_err(|_| broken())?;
         match (able.pop(), able.is_empty()) {
             (Some(only), true) => Ok(only),
             (Some(last), false) => {
@@ -944,10 +943,19 @@ impl Models {
                 Err(ApiError::invalid("model", None, &format!("one of `{}`", able.join("`, `"))))
             }
             (None, _) => {
-                let message = format!("model is missing, and no served model {}", task.lack());
+                let message = format!("model is missing, and no served model {}", task.deed());
                 Err(ApiError { message, ..ApiError::invalid("model", None, "") })
             }
         }
+    }
+
+    /// Loads the model of [`Models::name_for`] if necessary.
+    ///
+    /// # Errors
+    /// Errors of [`Models::name_for`] and [`Models::get`].
+    pub async fn get_for(&self, named: Option<&str>, task: Task) -> Result<Lease, ApiError> {
+        let name = self.name_for(named, task).await?;
+        self.get(&name).await
     }
 
     /// Finds a model and loads it if necessary.

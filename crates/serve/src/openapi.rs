@@ -70,7 +70,8 @@ pub fn document() -> Json {
         }
         if path == "/health" {
             operation["security"] = json!([]);
-            operation["responses"]["503"] = json!({"description": "A model's engine has stopped."});
+            operation["responses"]["503"] =
+                json!({"description": "Models are being loaded, or a model's engine has stopped."});
         }
         let entry = paths.entry(path).or_insert_with(|| json!({}));
         entry[method] = operation;

@@ -17,6 +17,8 @@ use sha2::{Digest, Sha256};
 use tilewright::Error;
 use tokio::task::{JoinHandle, spawn_blocking};
 
+use super::errors::hex;
+
 /// Maximum number of files and folders.
 const MAX_FILES: usize = 10_000;
 
@@ -172,8 +174,7 @@ impl StaticFile {
             StaticFile::OnDisk(path) => path,
             StaticFile::Included(path, bytes) => {
                 let digest = Sha256::digest(bytes);
-                let tag =
-                    format!("\"{}\"", digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>());
+                let tag = format!("\"{}\"", hex(&digest[..16]));
                 let (kind, len) = (type_of(Path::new(path)), bytes.len() as u64);
                 return Some(OpenedFile { kind, len, tag, content: Content::Bytes(bytes) });
             }

@@ -16,9 +16,7 @@ use tilewright::grammar::ToolChoice;
 use super::answers::{AnswerEvent, AnswerOptions, Answers, CallIds, Delta, End, RequestUsage};
 use super::app::{AnswerMetadata, ApiRequest, App, RequestContext};
 use super::chat::tokens_json;
-use super::conversation::{
-    Conversation, EFFORTS, arguments_of, constraint_of, effort_of, joined, tools_of, with_notices,
-};
+use super::conversation::{Conversation, EFFORTS, arguments_of, constraint_of, effort_of, joined, tools_of};
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
@@ -105,8 +103,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
         }
         false => formatter.whole(answers, app.limits.answer_bytes).await,
     };
-    app.report_notices(ENDPOINT.path, &notices);
-    Ok(with_notices(response?, &notices))
+    Ok(app.noticed(ENDPOINT.path, response?, &notices))
 }
 
 /// The conversation up to the previous response; empty without one.
@@ -401,15 +398,11 @@ impl ResponseStreamer {
         let mut begun = false;
         let mut end = None;
         while let Some(event) = answers.next().await {
-            let delta = match event {
-                Ok(AnswerEvent::Delta(_, delta)) => delta,
-                Ok(AnswerEvent::End(_, ended)) => {
+            let delta = match self.parts.checked(event).await? {
+                AnswerEvent::Delta(_, delta) => delta,
+                AnswerEvent::End(_, ended) => {
                     end = Some(ended);
                     Delta::default()
-                }
-                Err(error) => {
-                    self.parts.fail(error).await?;
-                    return Err(Disconnected);
                 }
             };
             if !std::mem::replace(&mut begun, true) {

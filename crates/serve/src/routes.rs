@@ -436,24 +436,30 @@ fn model_json(name: &str, entry: &ServedModel, adapter: Option<&str>) -> Json {
     reply
 }
 
-async fn list(State(app): State<Arc<App>>, headers: HeaderMap) -> Body<Json> {
+async fn list(State(app): State<Arc<App>>, headers: HeaderMap) -> Result<Body<Json>, ApiError> {
     let is_anthropic = headers.contains_key(ANTHROPIC_VERSION);
     let model = if is_anthropic { anthropic::model_json } else { model_json };
-    let mut data = Vec::new();
-    for (name, entry) in app.models.listed() {
-        data.push(model(&name, &entry, None));
-        // Adapters have the name of the model itself only.
-        let adapters = entry.adapters().iter().filter(|_| name == entry.name());
-        data.extend(adapters.map(|adapter| model(&name, &entry, Some(adapter))));
-    }
+    let of = app.clone();
+    // Descriptions are read from files.
+    let data = app.prepare(move || {
+        let mut data = Vec::new();
+        for (name, entry) in of.models.listed() {
+            data.push(model(&name, &entry, None));
+            // Adapters have the name of the model itself only.
+            let adapters = entry.adapters().iter().filter(|_| name == entry.name());
+            data.extend(adapters.map(|adapter| model(&name, &entry, Some(adapter))));
+        }
+        Ok(data)
+    });
+    let data = data.await?;
     let id = |model: Option<&Json>| model.map(|model| model["id"].clone());
-    match is_anthropic {
+    Ok(match is_anthropic {
         true => {
             let [first, last] = [id(data.first()), id(data.last())];
             Body(json!({"data": data, "has_more": false, "first_id": first, "last_id": last}))
         }
         false => Body(json!({"object": "list", "data": data})),
-    }
+    })
 }
 
 async fn retrieve(
@@ -463,9 +469,9 @@ async fn retrieve(
 ) -> Result<Body<Json>, ApiError> {
     let (entry, adapter) = app.models.find_adapted(&name)?;
     let is_alias = adapter.is_none() && app.models.listed().iter().any(|(known, _)| *known == name);
-    let own = if is_alias { &name } else { entry.name() };
+    let own = if is_alias { name } else { entry.name().to_owned() };
     let model = if headers.contains_key(ANTHROPIC_VERSION) { anthropic::model_json } else { model_json };
-    Ok(Body(model(own, &entry, adapter.as_deref())))
+    Ok(Body(app.prepare(move || Ok(model(&own, &entry, adapter.as_deref()))).await?))
 }
 
 /// `/v1/models/NAME/load` and `/unload`.
@@ -482,7 +488,7 @@ async fn load(State(app): State<Arc<App>>, Path(path): Path<String>) -> Result<B
             return Err(ApiError::refusal(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message));
         }
     };
-    Ok(Body(model_json(entry.name(), &entry, None)))
+    Ok(Body(app.prepare(move || Ok(model_json(entry.name(), &entry, None))).await?))
 }
 
 /// Status 503 while models are loaded at the start, and if a model's engine has stopped: probes only check the status.

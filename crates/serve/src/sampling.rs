@@ -93,7 +93,11 @@ pub const FIELDS: &[Field] = &[
     neutral("rid", &[Neutral::AnyText], "Ignored."),
     neutral("metadata", &[Neutral::AnyObject], "Ignored."),
     neutral("safety_identifier", &[Neutral::AnyText], "Ignored."),
-    neutral("prompt_cache_key", &[Neutral::AnyText], "Ignored: all requests share cached prompts."),
+    neutral(
+        "prompt_cache_key",
+        &[Neutral::AnyText],
+        "Ignored: requests with the same API key and `cache_salt` share cached prompts.",
+    ),
     neutral(
         "prompt_cache_retention",
         &[Neutral::Text("in_memory"), Neutral::Text("in-memory")],
@@ -207,7 +211,7 @@ const fn doc_of(name: &str) -> &'static str {
         }
         at += 1;
     }
-    ""
+    panic!("a number without documentation")
 }
 
 const fn bounds_of(name: &str, usual: [f64; 2], own: &[OwnBounds]) -> [f64; 2] {

@@ -5,6 +5,7 @@
 //! other endpoints. [`openapi::ENDPOINTS`](super::openapi) lists them all.
 
 use serde_json::{Map, Value as Json, json};
+use strsim::generic_levenshtein;
 
 use super::errors::{ApiError, shown};
 use super::fields::Fields;
@@ -295,7 +296,7 @@ impl Field {
 fn unknown<'r>(shown_name: &str, name: &str, rows: impl Iterator<Item = &'r Field>) -> ApiError {
     let plain = plain(name);
     let supported = rows.filter(|row| !matches!(row.kind, Kind::Only(_)));
-    let near = supported.map(|row| (distance(&plain, &self::plain(row.name)), row.name)).min();
+    let near = supported.map(|row| (generic_levenshtein(&plain, &self::plain(row.name)), row.name)).min();
     // A third of the letters may be wrong.
     let near = near.filter(|(distance, _)| 3 * distance <= plain.len());
     let hint = match near {
@@ -309,18 +310,4 @@ fn unknown<'r>(shown_name: &str, name: &str, rows: impl Iterator<Item = &'r Fiel
 fn plain(name: &str) -> Vec<u8> {
     let letters = name.bytes().filter(|byte| !matches!(byte, b'_' | b'-' | b'.'));
     letters.take(60).map(|byte| byte.to_ascii_lowercase()).collect()
-}
-
-/// The number of insertions, deletions and replacements between two names (Levenshtein).
-fn distance(a: &[u8], b: &[u8]) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.iter().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }

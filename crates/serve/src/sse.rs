@@ -86,7 +86,7 @@ pub struct PartSender {
     sender: mpsc::Sender<Result<Bytes, ApiError>>,
 }
 
-/// The client disconnected.
+/// The stream is over: the client disconnected, or was sent an error.
 pub struct Disconnected;
 
 impl PartSender {
@@ -102,8 +102,22 @@ impl PartSender {
     ///
     /// # Errors
     /// [`Disconnected`].
-    pub async fn fail(&self, error: ApiError) -> Result<(), Disconnected> {
+    async fn fail(&self, error: ApiError) -> Result<(), Disconnected> {
         self.sender.send(Err(error)).await.map_err(|_| Disconnected)
+    }
+
+    /// The value of a result; an error is sent as the last part, and ends the work.
+    ///
+    /// # Errors
+    /// [`Disconnected`], which here means that there is nothing more to send.
+    pub async fn checked<T>(&self, result: Result<T, ApiError>) -> Result<T, Disconnected> {
+        match result {
+            Ok(value) => Ok(value),
+            Err(error) => {
+                self.fail(error).await?;
+                Err(Disconnected)
+            }
+        }
     }
 
     async fn finish(&self) -> Result<(), Disconnected> {

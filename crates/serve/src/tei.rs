@@ -14,8 +14,7 @@ use tilewright::tokenizer::{EncodeOptions, Tokenizer};
 use super::app::{ApiRequest, App};
 use super::embeddings::{DIMENSIONS, DOCUMENT_OPTIONS, EmbedInputs, EmbedJob, Ranking, RerankJob, ScoreKind};
 use super::errors::ApiError;
-use super::fields::Fields;
-use super::models::{Lease, Loaded, Task};
+use super::models::{Loaded, Task};
 use super::routes::query_value;
 use super::sampling::MODEL;
 use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
@@ -77,7 +76,7 @@ pub async fn embed(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Res
         prompt: fields.text("prompt_name")?.map(str::to_owned),
         ..EmbedJob::new(inputs, truncates.then_some(Truncation { max_tokens: None, side }))
     };
-    let lease = lease(&app, fields, Task::Embed).await?;
+    let lease = app.models.get_for(fields.text("model")?, Task::Embed).await?;
     lease.embedder().map_err(of_model)?;
     let (vectors, _) = job.run(&app, lease, &asked.since).await?;
     Ok(Body(vectors).into_response())
@@ -102,7 +101,7 @@ pub async fn rerank(app: &App, asked: &ApiRequest) -> Result<Response, ApiError>
         scores: if is_raw { ScoreKind::Logit } else { ScoreKind::Sigmoid },
     };
     let returns = fields.flag("return_text")?.unwrap_or(false);
-    let lease = lease(app, fields, Task::Rerank).await?;
+    let lease = app.models.get_for(fields.text("model")?, Task::Rerank).await?;
     lease.reranker().map_err(of_model)?;
     let Ranking { ranked, .. } = job.run(app, lease, &asked.since).await?;
     let rank = |(index, score): (usize, f32)| {
@@ -124,7 +123,7 @@ pub async fn tokenize(app: &App, asked: &ApiRequest) -> Result<Response, ApiErro
     let texts = texts.ok_or_else(|| fields.wrong("inputs", &format!("a text or a list of 1 to {most} texts")))?;
     let mut texts: Vec<String> = texts.into_iter().map(str::to_owned).collect();
     let add_special = fields.flag("add_special_tokens")?.unwrap_or(true);
-    let lease = lease(app, fields, Task::Any).await?;
+    let lease = app.models.get_for(fields.text("model")?, Task::Any).await?;
     if let Some(name) = fields.text("prompt_name")? {
         let embedder = lease.embedder().map_err(of_model)?.with_prompt(Some(name));
         let embedder = embedder.map_err(|error| ApiError::of_option(error, "prompt_name"))?;
@@ -204,11 +203,6 @@ pub async fn refuse(path: MatchedPath) -> ApiError {
     };
     let message = format!("{} is not supported: this server computes no {lacks}; {instead}", path.as_str());
     ApiError::refusal(StatusCode::FAILED_DEPENDENCY, "unsupported_value", message)
-}
-
-async fn lease(app: &App, fields: Fields<'_>, task: Task) -> Result<Lease, ApiError> {
-    let model = app.models.name_for(fields.text("model")?, task).await?;
-    app.models.get(&model).await
 }
 
 /// TEI reports a model of another kind as a failed dependency.

@@ -16,7 +16,7 @@ use super::super::answers::{AnswerEvent, AnswerOptions, Answers, CallIds, Delta,
 use super::super::app::{ApiRequest, App, RunOptions, is_long};
 use super::super::chat::tokens_json;
 use super::super::completions::raw;
-use super::super::conversation::{Conversation, message_of, tools_of, with_notice, with_notices};
+use super::super::conversation::{Conversation, message_of, prefill_of, tools_of, with_notice, with_notices};
 use super::super::errors::ApiError;
 use super::super::models::Decoder;
 use super::super::sampling::ids_of;
@@ -146,11 +146,7 @@ pub async fn chat(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Resp
     }
     let parse = |(at, message): (usize, &Json)| chat_message(message, &format!("messages[{at}]"));
     let mut messages = given.iter().enumerate().map(parse).collect::<Result<Vec<_>, ApiError>>()?;
-    // The model continues a last message of its own.
-    let is_begun = |last: &mut Message| {
-        last.role == "assistant" && last.fields.is_empty() && last.text().is_some_and(|text| !text.is_empty())
-    };
-    let prefill = messages.pop_if(is_begun).and_then(|last| last.text().map(str::to_owned));
+    let prefill = prefill_of(&mut messages);
     let (tools, ignored) = tools_of(fields, &app.limits, |tool| (tool.get("function"), ".function"))?;
     let begun = Instant::now();
     let lease = common.lease(&app).await?;
@@ -173,7 +169,7 @@ pub async fn chat(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Resp
     };
     let answers = app.answer(lease, &asked.since, is_slow, ask).await?;
     let response = formatter.respond(&app, answers, streams).await?;
-    let response = with_notices(with_notices(response, &ignored), &notices);
+    let response = with_notices(app.noticed(CHAT.path, response, &ignored), &notices);
     Ok(match left_out.get() {
         None | Some(0) => response,
         Some(n) => {
@@ -418,18 +414,14 @@ impl OllamaFormatter {
     async fn stream(mut self, mut answers: Answers, parts: PartSender) -> Result<PartSender, Disconnected> {
         let mut ids = Vec::new();
         while let Some(event) = answers.next().await {
-            match event {
-                Ok(AnswerEvent::Delta(_, mut delta)) => {
+            match parts.checked(event).await? {
+                AnswerEvent::Delta(_, mut delta) => {
                     ids.append(&mut delta.ids);
                     if !delta.is_empty() {
                         parts.send(self.part(delta)).await?;
                     }
                 }
-                Ok(AnswerEvent::End(_, end)) => parts.send(self.end(Delta::default(), &end, &answers, &ids)).await?,
-                Err(error) => {
-                    parts.fail(error).await?;
-                    return Err(Disconnected);
-                }
+                AnswerEvent::End(_, end) => parts.send(self.end(Delta::default(), &end, &answers, &ids)).await?,
             }
         }
         Ok(parts)

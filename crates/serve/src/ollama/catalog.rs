@@ -74,12 +74,7 @@ pub async fn loaded(State(app): State<Arc<App>>) -> Result<Body<Json>, ApiError>
             body["size"] = size.into();
             body["size_vram"] = entry.gpu_bytes(size).into();
             body["expires_at"] = time_of(now().saturating_add(left).as_secs()).into();
-            body["context_length"] = match &loaded {
-                Loaded::Decoder(decoder) => decoder.model().context_length(),
-                Loaded::Embedder(embedder) => embedder.max_tokens(),
-                Loaded::Reranker(reranker) => reranker.config().max_seq_len,
-            }
-            .into();
+            body["context_length"] = loaded.context_length().into();
             Some((left, body))
         };
         let mut models: Vec<_> = of.models.listed().into_iter().filter_map(describe).collect();

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::super::app::{ApiRequest, App};
-use super::super::errors::ApiError;
+use super::super::errors::{ApiError, hex};
 use super::super::models::Fetch;
 use super::super::schema::{Endpoint, Kind, Neutral, field, neutral, required};
 use super::super::sse::{Disconnected, PartSender, Style, streamed};
@@ -101,7 +101,7 @@ impl Download {
             let message = "as many models are being pulled as the server pulls at a time; retry later";
             ApiError::refusal(StatusCode::TOO_MANY_REQUESTS, "busy", message)
         })?;
-        let digest: String = Sha256::digest(&name).iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest = hex(&Sha256::digest(&name));
         let (sender, progress) = watch::channel((0, 0));
         let app = app.clone();
         let work = tokio::task::spawn_blocking(move || {
@@ -148,10 +148,7 @@ async fn report(download: Option<Download>, parts: PartSender) -> Result<PartSen
             parts.send(json!({"status": status, "digest": digest, "total": total, "completed": done})).await?;
             tokio::time::sleep(PAUSE).await;
         }
-        if let Err(error) = download.end().await {
-            parts.fail(error).await?;
-            return Err(Disconnected);
-        }
+        parts.checked(download.end().await).await?;
         parts.send(status("verifying sha256 digest")).await?;
         parts.send(status("writing manifest")).await?;
     }

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Value as Json, json};
-use tilewright::embed::Embedder;
+use tilewright::embed::{Embedder, Truncation};
 
 use super::super::app::{ApiRequest, App};
 use super::super::conversation::with_notice;
@@ -93,11 +93,8 @@ fn texts_of(fields: Fields<'_>, app: &App) -> Result<Vec<String>, ApiError> {
 /// The index of the first text with more tokens than `most`, which the model may take. Takes as long as encoding.
 fn first_cut(embedder: &Embedder, texts: &[String], most: u32) -> Result<Option<usize>, ApiError> {
     for (at, text) in texts.iter().enumerate() {
-        let is_cut = match most < embedder.max_tokens() {
-            true => embedder.encode(text)?.ids.len() > most as usize,
-            false => embedder.is_cut(text)?,
-        };
-        if is_cut {
+        let (_, n_tokens) = embedder.encode_truncated(text, Truncation::default())?;
+        if n_tokens > most.min(embedder.max_tokens()) as usize {
             return Ok(Some(at));
         }
     }
