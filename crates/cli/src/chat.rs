@@ -16,12 +16,11 @@ use super::answer::AnswerPrinter;
 use super::failure::describe;
 use super::line_editor::{LineEditor, is_complete, is_quotes, unfolded};
 use super::lost::each_piece;
-use super::messages::{self, Level};
 use super::run::{ModelArgs, SamplingArgs, after_pipe, rate_text};
 use super::speculation::{self, Draft};
 use super::{
-    CommandFailure, MARK, check_session, command_line, has_folder, read_list, read_text, save_pipeline_caches,
-    tell_findings,
+    CommandFailure, MARK, check_session, command_line, has_folder, progress, read_list, read_text,
+    save_pipeline_caches, tell_findings,
 };
 
 /// Chat with a model, in the terminal or through a pipe.
@@ -467,7 +466,7 @@ impl Chat<'_> {
         let AnswerPrinter { text, thought: thinking, calls, .. } = answer;
         let answer = ChatAnswer { text, thinking, calls, stop_reason: reason.unwrap_or(StopReason::Cancelled) };
         self.messages.push(answer.into_message(self.messages.len()));
-        if io::stderr().is_terminal() && messages::are_shown(Level::Info) {
+        if progress::is_shown() {
             let note = match reason {
                 Some(StopReason::MaxTokens) => "; stopped at --max-tokens",
                 Some(StopReason::ContextFull) => {

@@ -20,10 +20,8 @@ const OF_LLAMA: [(&str, &str); 2] = [("-ngl", "--gpu-layers"), ("-sys", "--syste
 /// The program's command line, for these words.
 pub fn command(words: &[OsString]) -> Command {
     let command = help::arranged(Cli::command(), words.iter().any(|word| word == "-h"));
-    match command.find_subcommand("serve") {
-        Some(_) => command.mut_subcommand("serve", |serve| environment::add_variables(serve, words)),
-        None => command,
-    }
+    let command = command.mut_subcommand("serve", |serve| environment::add_variables(serve, words));
+    environment::without_links(command)
 }
 
 /// Parses the words of this process. Ends it after `--help` and an invalid command line.

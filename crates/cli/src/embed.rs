@@ -129,7 +129,9 @@ impl EmbedArgs {
         let format = self.check(text.is_some())?;
         let (mut embedder, mut recovery) = self.load(log)?;
         if let (Some(text), "-", None) = (text, self.output.to_str().unwrap_or_default(), self.format) {
-            return self.one(text, &mut embedder, &mut recovery);
+            self.one(text, &mut embedder, &mut recovery)?;
+            log.saved(&embedder);
+            return Ok(());
         }
         let read = ReadProgress::default();
         let source = InputSource {
@@ -175,9 +177,7 @@ impl EmbedArgs {
             let fields = json!({ "tokens": n_tokens, "texts": n_texts, "place": place, "seconds": seconds });
             log.say("info", &format!("batches of up to {n_tokens} tokens and {n_texts} texts: {place}"), fields);
         }
-        log.findings(embedder.device());
-        log.unsaved("pipeline cache", embedder.device().save_pipeline_cache());
-        log.unsaved("tuning", embedder.save_places());
+        log.saved(&embedder);
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use std::ffi::{OsStr, OsString};
 use clap::builder::{BoolishValueParser, Resettable};
 use clap::{Arg, ArgAction, Command};
 
+use super::failure::is_typed;
 use super::messages;
 use super::nearest::nearest;
 
@@ -43,14 +44,22 @@ pub fn add_variables(serve: Command, words: &[OsString]) -> Command {
             // clap keeps names as long as the program runs.
             None => arg.env(&*Box::leak(variable(&long).into_boxed_str())),
         };
-        let Some(value) = arg.get_env().and_then(std::env::var_os) else { return truth(arg) };
-        if is_link(&value) {
-            return arg.env(Resettable::Reset);
+        if arg.get_env().and_then(std::env::var_os).is_none() {
+            return truth(arg);
         }
         // Only in a variable: values on the command line may contain commas.
-        let is_list = matches!(arg.get_action(), ArgAction::Append) && !is_given(words, &long);
+        let is_list = matches!(arg.get_action(), ArgAction::Append) && !is_given(words, &arg);
         if is_list { arg.value_delimiter(',') } else { truth(arg) }
     })
+}
+
+/// Ignores variables that are addresses of Kubernetes' services.
+pub fn without_links(command: Command) -> Command {
+    let without_link = |arg: Arg| match arg.get_env().and_then(std::env::var_os) {
+        Some(value) if is_link(&value) => arg.env(Resettable::Reset),
+        _ => arg,
+    };
+    command.mut_args(without_link).mut_subcommands(without_links)
 }
 
 /// The variable of a flag.
@@ -58,7 +67,7 @@ fn variable(long: &str) -> String {
     PREFIX.to_owned() + &long.replace('-', "_").to_uppercase()
 }
 
-/// A variable without a value of its own, such as `1`, `true`, `yes` or `off`.
+/// Lets the variable of a switch be `1`, `true`, `yes`, `off` and the like.
 fn truth(arg: Arg) -> Arg {
     match arg.get_action() {
         ArgAction::SetTrue => arg.value_parser(BoolishValueParser::new()),
@@ -66,11 +75,10 @@ fn truth(arg: Arg) -> Arg {
     }
 }
 
-fn is_given(words: &[OsString], long: &str) -> bool {
-    words.iter().filter_map(|word| word.to_str()?.strip_prefix("--")).any(|word| {
-        let name = word.split('=').next().unwrap_or_default();
-        name == long
-    })
+/// Whether the words have a value of the flag.
+fn is_given(words: &[OsString], arg: &Arg) -> bool {
+    let spellings = [arg.get_long().map(|long| format!("--{long}")), arg.get_short().map(|short| format!("-{short}"))];
+    spellings.iter().flatten().any(|spelling| is_typed(spelling, words.iter().filter_map(|word| word.to_str())))
 }
 
 /// Whether a value is what Kubernetes puts into all containers for a service of this name: an address of it.
@@ -130,6 +138,7 @@ mod tests {
     #[test]
     fn service_links_are_told_from_ports() {
         assert!(is_link(OsStr::new("tcp://10.0.0.1:8080")) && !is_link(OsStr::new("8080")));
-        assert!(is_given(&["--cors=a".into()], "cors") && !is_given(&["--cors-x".into(), "cors".into()], "cors"));
+        let cors = Arg::new("cors").long("cors");
+        assert!(is_given(&["--cors=a".into()], &cors) && !is_given(&["--cors-x".into(), "cors".into()], &cors));
     }
 }

@@ -91,20 +91,23 @@ impl Typed {
         let aliases = arg.get_all_aliases().unwrap_or_default();
         let spellings = [&*long].into_iter().chain(aliases).map(|name| format!("--{name}"));
         let mut spellings = spellings.chain(arg.get_short().map(|short| format!("-{short}")));
-        let is_typed = |spelling: &String| {
-            let is_it = |word: &String| match word.strip_prefix(spelling.as_str()) {
-                // A short flag may be followed by its value.
-                Some(rest) => rest.is_empty() || rest.starts_with('=') || !spelling.starts_with("--"),
-                None => false,
-            };
-            self.words.iter().take_while(|word| *word != "--").any(is_it)
-        };
+        let is_typed = |spelling: &String| is_typed(spelling, self.words.iter().map(String::as_str));
         let variable = || {
             let name = arg.get_env().filter(|name| std::env::var_os(name).is_some());
             name.map(|name| name.to_string_lossy().into_owned())
         };
         spellings.find(is_typed).or_else(variable).or(Some(format!("--{long}")))
     }
+}
+
+/// Whether a flag is among the words, as `--flag`, `--flag=VALUE`, `-f` or `-fVALUE`.
+pub fn is_typed<'w>(spelling: &str, words: impl IntoIterator<Item = &'w str>) -> bool {
+    let is_it = |word: &str| match word.strip_prefix(spelling) {
+        // A short flag may be followed by its value.
+        Some(rest) => rest.is_empty() || rest.starts_with('=') || !spelling.starts_with("--"),
+        None => false,
+    };
+    words.into_iter().take_while(|word| *word != "--").any(is_it)
 }
 
 /// The message of an error, with flags in place of the library's options, and what to do next.

@@ -2,7 +2,7 @@
 
 use clap::{Arg, Command};
 
-/// Subcommands by heading. Those that a build lacks are left out, and those that are not listed come last.
+/// Subcommands by heading. Those that a build lacks are left out.
 const COMMANDS: [(&str, &[&str]); 6] = [
     ("Generate text", &["run", "chat"]),
     ("Serve", &["serve", "ps"]),
@@ -102,12 +102,8 @@ fn placed(arg: Arg) -> Arg {
 fn page(command: &Command) -> String {
     let listed = |name: &&str| command.find_subcommand(name).is_some();
     let width = command.get_subcommands().map(|below| below.get_name().len()).max().unwrap_or_default();
-    let is_grouped = |name: &str| COMMANDS.iter().any(|(_, names)| names.contains(&name));
-    let others: Vec<&str> =
-        command.get_subcommands().map(Command::get_name).filter(|name| *name != "help" && !is_grouped(name)).collect();
-    let groups = COMMANDS.iter().copied().chain([("Others", others.as_slice())]);
     let mut page = "{about-with-newline}\n{usage-heading} {usage}\n".to_owned();
-    for (heading, names) in groups.filter(|(_, names)| names.iter().any(listed)) {
+    for (heading, names) in COMMANDS.into_iter().filter(|(_, names)| names.iter().any(listed)) {
         page += &format!("\n{heading}:\n");
         for below in names.iter().filter_map(|name| command.find_subcommand(name)) {
             let about = below.get_about().map_or(String::new(), ToString::to_string);

@@ -1,18 +1,17 @@
 //! Models by address: `hf:owner/repo` wherever a command takes a model, and `tilewright pull`, `list` and `rm`.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tilewright::Error;
 use tilewright::hub::{Address, Damaged, Event, Hub, KNOWN_MODELS, Verified};
 
-use super::messages::{self, Level};
-use super::{CommandFailure, counted, model_names, print_json, show_bytes};
+use super::{CommandFailure, counted, model_names, print_json, progress, show_bytes};
 
 /// Download or update a model and print its path.
 ///
@@ -140,7 +139,7 @@ pub fn pull(args: &PullArgs) -> Result<(), CommandFailure> {
 
 /// Verifies cached files and reports damaged ones. Fails if one cannot be downloaded again.
 fn verify(address: Option<&Address>) -> Result<(), CommandFailure> {
-    let bar = progress_bar();
+    let bar = progress::bar(0, "{bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
     let verified = Hub::from_env()?.verify(address, &mut |event| show(&bar, event));
     bar.finish_and_clear();
     let Verified { n_files, size_bytes, damaged, unknown } = verified?;
@@ -229,7 +228,7 @@ pub fn rm(args: &RmArgs) -> Result<(), CommandFailure> {
 /// Fetches a model, with a notice before and after a download, and a progress bar if stderr is a terminal.
 fn fetch(address: &Address, tell: &mut dyn FnMut(&str)) -> Result<PathBuf, Error> {
     let hub = Hub::from_env()?;
-    let bar = progress_bar();
+    let bar = progress::bar(0, "{bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
     let mut is_begun = false;
     let fetched = hub.fetch(address, &mut |event| match event {
         Event::Begin { n_files, total_bytes } => {
@@ -246,15 +245,6 @@ fn fetch(address: &Address, tell: &mut dyn FnMut(&str)) -> Result<PathBuf, Error
         tell(&format!("downloaded to {}", path.display()));
     }
     Ok(path)
-}
-
-fn progress_bar() -> ProgressBar {
-    let is_shown = io::stderr().is_terminal() && messages::are_shown(Level::Info);
-    let bar = if is_shown { ProgressBar::new(0) } else { ProgressBar::hidden() };
-    if let Ok(style) = ProgressStyle::with_template("{bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}") {
-        bar.set_style(style);
-    }
-    bar
 }
 
 fn show(bar: &ProgressBar, event: Event<'_>) {

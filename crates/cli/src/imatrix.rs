@@ -5,14 +5,15 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
+use tilewright::LoadOptions;
 use tilewright::generate::importance::{ImportanceRun, ImportanceSums};
 use tilewright::generate::perplexity::TextWindows;
 use tilewright::load::names_in_file;
-use tilewright::{Error, LoadOptions};
 
-use super::perplexity::text_or_stdin;
 use super::run::load;
-use super::{CommandFailure, DeviceArgs, print_json, progress, save_pipeline_caches};
+use super::{
+    CommandFailure, DeviceArgs, check_output, counted, print_json, progress, save_pipeline_caches, text_or_stdin,
+};
 
 /// Measure an importance matrix for `quantize --imatrix`, as llama-imatrix does.
 ///
@@ -46,10 +47,7 @@ pub struct ImatrixArgs {
 }
 
 pub fn imatrix(args: &ImatrixArgs) -> Result<(), CommandFailure> {
-    if args.output.exists() && !args.force {
-        let source = io::Error::new(io::ErrorKind::AlreadyExists, "exists already; --force overwrites it");
-        return Err(Error::Io { path: args.output.clone(), source }.into());
-    }
+    check_output("output", &args.output, &[&args.model, &args.file], args.force)?;
     let text = text_or_stdin(&args.file)?;
     let device = args.device.open()?;
     let options = LoadOptions { context_length: Some(args.ctx), exact: true, ..LoadOptions::default() };
@@ -65,7 +63,7 @@ pub fn imatrix(args: &ImatrixArgs) -> Result<(), CommandFailure> {
     let names = names_in_file(&args.model)?;
     let sums = run.sums().renamed(|name| names.get(name).cloned());
     sums.write(&args.output, &args.file.to_string_lossy())?;
-    tell(&sums);
+    report_unreached(&sums);
     let (n_windows, n_tensors) = (run.windows().len(), sums.entries().count());
     if args.json {
         return print_json(&json!({
@@ -78,12 +76,13 @@ pub fn imatrix(args: &ImatrixArgs) -> Result<(), CommandFailure> {
         }));
     }
     let mut out = io::stdout().lock();
-    writeln!(out, "{}: {n_tensors} tensors over {n_windows} windows of {} tokens", args.output.display(), args.ctx)?;
+    let [tensors, windows] = [(n_tensors, "tensor"), (n_windows, "window")].map(|(n, noun)| counted(n as u64, noun));
+    writeln!(out, "{}: {tensors} over {windows} of {} tokens", args.output.display(), args.ctx)?;
     Ok(out.flush()?)
 }
 
 /// Reports experts that the text never reached.
-fn tell(sums: &ImportanceSums) {
+fn report_unreached(sums: &ImportanceSums) {
     let (n_without, n) = sums.experts_without_inputs();
     if n_without > 0 {
         notice!("{n_without} of {n} matrices had no inputs: no token chose their expert; use a longer text");

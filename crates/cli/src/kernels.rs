@@ -82,7 +82,7 @@ fn export(args: &ExportArgs) -> Result<(), CommandFailure> {
     let variants: Vec<&Variant> = chosen.iter().flat_map(|(_, variants)| variants.iter().copied()).collect();
     let refused = |expected: String, found: String| Error::Option { option: "kernel", expected, found };
     if variants.is_empty() {
-        let found = args.kernel.clone().unwrap_or_else(|| "none".into());
+        let found = args.kernel.clone().unwrap_or_else(|| "none with this --weight and --tier".into());
         return Err(refused("a kernel of `tilewright kernels list` with such a variant".into(), found).into());
     }
     if args.folder == Path::new("-") {
@@ -135,6 +135,5 @@ fn write_files(folder: &Path, chosen: &[(&Kernel, Vec<&Variant>)]) -> Result<(),
             "variants": variants.collect::<Vec<_>>(),
         }));
     }
-    let text = serde_json::to_string_pretty(&table).unwrap_or_default();
-    write("kernels.json", &(text + "\n"))
+    write("kernels.json", &format!("{:#}\n", serde_json::Value::from(table)))
 }

@@ -139,7 +139,7 @@ impl Cli {
             Command::Run(args) => (args.model.as_mut(), args.generate.draft()),
             Command::Chat(args) => args.models(),
             Command::Tokenize(args) => (args.model.as_mut(), None),
-            Command::Detokenize(args) => (args.model_path(), None),
+            Command::Detokenize(args) => (args.model.as_mut(), None),
             Command::Perplexity(args) => (args.model.as_mut(), None),
             Command::Imatrix(args) => (Some(&mut args.model), None),
             Command::Split(args) => (Some(&mut args.input), None),
@@ -176,6 +176,7 @@ impl Cli {
         match &mut self.command {
             Command::Run(args) => args.join()?,
             Command::Chat(args) => args.join()?,
+            Command::Detokenize(args) => args.join(),
             _ => {}
         }
         Ok(self)
@@ -378,6 +379,26 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
     Ok((number * factor) as u64)
 }
 
+/// Refuses to write over an existing file without `--force`, and over an input in any case.
+///
+/// # Errors
+/// [`Error::Io`], [`Error::Option`].
+fn check_output(option: &'static str, output: &Path, inputs: &[&Path], force: bool) -> Result<(), Error> {
+    if output.exists() && !force {
+        let source = io::Error::new(io::ErrorKind::AlreadyExists, "exists already; --force overwrites it");
+        return Err(Error::Io { path: output.into(), source });
+    }
+    let Ok(real) = output.canonicalize() else { return Ok(()) };
+    match inputs.iter().any(|input| input.canonicalize().is_ok_and(|input| input == real)) {
+        true => {
+            let (expected, found) =
+                ("a file other than the model and the text".into(), format!("`{}`", real.display()));
+            Err(Error::Option { option, expected, found })
+        }
+        false => Ok(()),
+    }
+}
+
 /// A number of things, such as `1 file`.
 fn counted(n: u64, noun: &str) -> String {
     if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
@@ -419,6 +440,14 @@ const MARK: char = '\u{feff}';
 /// [`Error::Io`] if the file cannot be read or is not UTF-8.
 fn read_text(path: &Path) -> Result<String, Error> {
     text_of(path, std::fs::read_to_string(path))
+}
+
+/// The text of a file, or of stdin for `-`.
+fn text_or_stdin(path: &Path) -> Result<String, Error> {
+    match path.as_os_str() == "-" {
+        true => text_of(Path::new("stdin"), io::read_to_string(io::stdin())),
+        false => read_text(path),
+    }
 }
 
 /// Text read from a file or stdin, without the byte order mark that editors and PowerShell write.

@@ -57,7 +57,7 @@ macro_rules! debug {
     };
 }
 
-/// What is printed: the messages of a level and of those before it.
+/// Severity of a message. A level prints its own messages and more severe ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Why the command failed.

@@ -21,7 +21,9 @@ pub fn is_model(word: &str) -> bool {
 pub fn hint(name: &str, known: &[KnownModel]) -> String {
     match address(name, known) {
         Some(address) => format!("did you mean `{address}`? `tilewright list --available` lists other models"),
-        None if name.contains(' ') => "a prompt for the built-in model follows -p: the model comes first".into(),
+        None if name.contains(' ') => {
+            "the first argument is the model; to give the built-in model a prompt, use -p PROMPT".into()
+        }
         None if name.contains("://") => "download it, and give the path of the file".into(),
         None if is_path(name) => "expected a GGUF file, a Hugging Face folder, or hf:OWNER/REPO".into(),
         None => "expected a file, a folder or hf:OWNER/REPO; `tilewright list --available` lists models".into(),

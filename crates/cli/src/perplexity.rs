@@ -12,7 +12,9 @@ use tilewright::{Error, LoadOptions, Model};
 
 use super::lora::LoraArgs;
 use super::run::{PrecisionArgs, load};
-use super::{CommandFailure, DeviceArgs, parse_bytes, print_json, progress, read_text, save_pipeline_caches, text_of};
+use super::{
+    CommandFailure, DeviceArgs, check_output, parse_bytes, print_json, progress, save_pipeline_caches, text_or_stdin,
+};
 
 /// Measure how well a model predicts a text: its perplexity, computed as by llama-perplexity.
 ///
@@ -57,7 +59,10 @@ pub struct PerplexityArgs {
 
 pub fn perplexity(args: &PerplexityArgs) -> Result<(), CommandFailure> {
     let reference = args.kl.as_ref().map(ReferenceLogprobs::open).transpose()?;
-    args.check_saved()?;
+    if let Some(saved) = &args.kl_save {
+        let inputs: Vec<&Path> = [&args.model, &args.file].into_iter().flatten().map(PathBuf::as_path).collect();
+        check_output("kl_save", saved, &inputs, true)?;
+    }
     let text = args.file.as_deref().map(text_or_stdin).transpose()?;
     let n_ctx = reference.as_ref().map_or(args.ctx, |reference| reference.windows().n_ctx() as u32);
     let device = args.device.open()?;
@@ -83,21 +88,6 @@ pub fn perplexity(args: &PerplexityArgs) -> Result<(), CommandFailure> {
 }
 
 impl PerplexityArgs {
-    /// Refuses to write over the model or the text.
-    fn check_saved(&self) -> Result<(), Error> {
-        let real = |path: &PathBuf| path.canonicalize().ok();
-        let Some(saved) = self.kl_save.as_ref().and_then(real) else { return Ok(()) };
-        let inputs = [&self.model, &self.file];
-        match inputs.into_iter().flatten().filter_map(real).any(|input| input == saved) {
-            true => Err(Error::Option {
-                option: "kl_save",
-                expected: "a file other than the model and the text".into(),
-                found: format!("`{}`", saved.display()),
-            }),
-            false => Ok(()),
-        }
-    }
-
     fn over(&self, model: &Model, text: &str) -> Result<PerplexityRun, Error> {
         let most = self.chunks.map(|chunks| chunks.get() as usize);
         let run = PerplexityRun::new(model, TextWindows::new(model, text, self.ctx as usize, most)?)?;
@@ -108,30 +98,16 @@ impl PerplexityArgs {
     }
 }
 
-/// The text of a file, or of stdin for `-`.
-pub fn text_or_stdin(path: &Path) -> Result<String, Error> {
-    match path.as_os_str() == "-" {
-        true => text_of(Path::new("stdin"), io::read_to_string(io::stdin())),
-        false => read_text(path),
-    }
-}
-
 /// Scores all windows, with a bar that shows the perplexity so far.
 fn measure(run: &mut PerplexityRun) -> Result<Perplexity, Error> {
     let template = "{bar:32} {pos}/{len} windows, {percent} %, {eta} left, perplexity {msg}";
     let bar = progress::bar(run.windows().len() as u64, template);
-    let mut last = None;
     while let Some(so_far) = pollster::block_on(run.next_window())? {
         bar.set_position(so_far.windows as u64);
         bar.set_message(format!("{:.4}", so_far.perplexity.value));
-        last = Some(so_far);
     }
     bar.finish_and_clear();
-    last.ok_or_else(|| Error::Tokenizer {
-        field: "text".into(),
-        expected: "at least one window".into(),
-        found: "none".into(),
-    })
+    Ok(run.perplexity())
 }
 
 fn as_json(model: &Model, run: &PerplexityRun, found: &Perplexity) -> serde_json::Value {

@@ -11,7 +11,7 @@ use tilewright::formats::BlockType;
 use tilewright::formats::quantize::QUANTIZABLE;
 use tilewright::load::convert::{ImportanceMatrix, QuantizeOptions, QuantizeReport, Recipe, quantize_file};
 
-use super::{CommandFailure, print_json, progress, show_bytes};
+use super::{CommandFailure, check_output, print_json, progress, show_bytes};
 
 /// Convert a model to a GGUF file with its matrices in other types.
 ///
@@ -44,7 +44,7 @@ pub struct QuantizeArgs {
     /// Q3_K, Q4_K and Q5_K mean Q3_K_M, Q4_K_M and Q5_K_M. MXFP4 needs --pure.
     #[arg(value_name = "TYPE")]
     type_name: Option<TypeName>,
-    /// The same as a flag.
+    /// The same, as a flag.
     #[arg(long = "type", value_name = "TYPE")]
     type_flag: Option<TypeName>,
     /// Give all matrices the same type: for a recipe, the type of most of its matrices.
@@ -64,11 +64,8 @@ pub struct QuantizeArgs {
 }
 
 pub fn quantize(args: &QuantizeArgs) -> Result<(), CommandFailure> {
-    if args.output.exists() && !args.force {
-        // Before anything is read. The library checks this too, but its message does not mention `--force`.
-        let source = io::Error::new(io::ErrorKind::AlreadyExists, "exists already; --force overwrites it");
-        return Err(Error::Io { path: args.output.clone(), source }.into());
-    }
+    // Before anything is read. The library checks this too, but its message does not mention `--force`.
+    check_output("output", &args.output, &[], args.force)?;
     let mut options = args.options()?;
     options.overwrite = args.force;
     options.importance = args.imatrix.as_ref().map(ImportanceMatrix::open).transpose()?;

@@ -6,7 +6,6 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use tilewright::answer::{AnswerReader, Format, ToolCall};
 use tilewright::chat::ChatTemplate;
@@ -21,13 +20,12 @@ use tilewright::{
 use super::answer::AnswerPrinter;
 use super::lora::LoraArgs;
 use super::lost::each_piece;
-use super::messages::{self, Level};
 use super::parallel::{self, ParallelArgs};
 use super::several::{Output, SeveralArgs};
 use super::speculation::{self, DraftArgs, SpeculationArgs};
 use super::{
-    CommandFailure, DeviceArgs, check_session, command_line, parse_bytes, parse_device, print_json, read_text,
-    save_pipeline_caches, show_bytes, tell_findings, text_of,
+    CommandFailure, DeviceArgs, check_session, command_line, parse_bytes, parse_device, print_json, progress,
+    save_pipeline_caches, show_bytes, tell_findings, text_of, text_or_stdin,
 };
 
 #[derive(Args)]
@@ -516,13 +514,7 @@ fn tell_streaming(streaming: &Streaming) {
 
 /// Calls `load` with a progress bar for the bytes of weights, shown only on a terminal.
 pub fn with_loading_bar<T>(load: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T) -> T {
-    let bar = match io::stderr().is_terminal() && messages::are_shown(Level::Info) {
-        true => ProgressBar::new(0),
-        false => ProgressBar::hidden(),
-    };
-    if let Ok(style) = ProgressStyle::with_template("loading {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}") {
-        bar.set_style(style);
-    }
+    let bar = progress::bar(0, "loading {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
     let loaded = load(&mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
@@ -693,8 +685,7 @@ fn clock_seed() -> u64 {
 
 fn prompt(args: &GenerateArgs, text: Option<&str>) -> Result<String, Error> {
     match (&args.prompt_file, &args.prompt) {
-        (Some(path), _) if path.as_os_str() == "-" => text_of(path, io::read_to_string(io::stdin())),
-        (Some(path), _) => read_text(path),
+        (Some(path), _) => text_or_stdin(path),
         (None, Some(prompt)) => Ok(prompt.clone()),
         (None, None) => Ok(after_pipe(text)?.unwrap_or_else(|| "Once upon a time".into())),
     }

@@ -1,6 +1,5 @@
 //! `tilewright serve`: models behind HTTP.
 
-use std::io::IsTerminal;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -300,10 +299,10 @@ impl ModelLoader {
     fn fetch(self: &Arc<Self>, name: &str, progress: &mut dyn FnMut(u64, u64)) -> Result<ModelSpec, Error> {
         let name = name.strip_suffix(":latest").unwrap_or(name);
         let address = hub::address_of(name)?;
-        let path = Hub::from_env()?.fetch(&address, &mut |event| {
-            if let Event::Progress { done_bytes, total_bytes } = event {
-                progress(done_bytes, total_bytes);
-            }
+        let path = Hub::from_env()?.fetch(&address, &mut |event| match event {
+            Event::Progress { done_bytes, total_bytes } => progress(done_bytes, total_bytes),
+            Event::Notice(text) => notice!("{text}"),
+            Event::Begin { .. } | Event::End => {}
         })?;
         // Refuses what is no model before it is listed.
         ModelFile::open(&path)?;
@@ -472,16 +471,12 @@ fn named(given: &str) -> Result<(String, PathBuf), Error> {
             .to_string_lossy()
             .into(),
     };
-    if !path.exists() {
-        let source = std::io::Error::from(std::io::ErrorKind::NotFound);
-        return Err(Error::Io { path, source });
-    }
     Ok((name, path))
 }
 
 pub fn serve(args: ServeArgs) -> Result<(), CommandFailure> {
     let ServeArgs { models, host, port, allow_host, cors, tls_cert, tls_key, page, no_api_key, .. } = args;
-    let address = address_of(&host, port)?;
+    let address = socket_address(&host, port)?;
     let EngineArgs {
         parallel,
         queue,
@@ -591,7 +586,7 @@ fn one_line(line: &str) -> String {
 }
 
 /// The address of a name or number to listen on.
-fn address_of(host: &str, port: u16) -> Result<SocketAddr, Error> {
+fn socket_address(host: &str, port: u16) -> Result<SocketAddr, Error> {
     let plain = host.trim_start_matches('[').trim_end_matches(']');
     let found = match plain.parse::<IpAddr>() {
         Ok(address) => Ok(Some(SocketAddr::new(address, port))),
@@ -608,16 +603,17 @@ fn address_of(host: &str, port: u16) -> Result<SocketAddr, Error> {
 fn announce(server: &Server, names: &[String], has_tls: bool) {
     let (address, scheme) = (server.address(), if has_tls { "https" } else { "http" });
     say!("serving {} at {scheme}://{address}", names.join(", "));
-    say!("APIs: OpenAI and Anthropic at /v1, Ollama at /api, llama.cpp and TEI at /; /health, /metrics, /openapi.json");
+    summary!(
+        "APIs: OpenAI and Anthropic at /v1, Ollama at /api, llama.cpp and TEI at /; /health, /metrics, /openapi.json"
+    );
     let keys = match server.n_keys() {
         0 => "no API key".into(),
-        1 => "1 API key".into(),
-        n => format!("{n} API keys"),
+        n => super::counted(n as u64, "API key"),
     };
     let reach = if address.ip().is_loopback() { "this machine only" } else { "any machine that reaches this address" };
-    say!("access: {reach}, {keys}, {}", if has_tls { "TLS" } else { "no TLS" });
+    summary!("access: {reach}, {keys}, {}", if has_tls { "TLS" } else { "no TLS" });
     if server.n_keys() == 0 && !address.ip().is_loopback() {
-        say!("warning: anyone who reaches this address can use the server (--no-api-key)");
+        warning!("anyone who reaches this address can use the server (--no-api-key)");
     }
 }
 
@@ -640,7 +636,7 @@ async fn reload_at_hangup(_: impl Fn()) {}
 /// Whether a terminal controls the program. It then ends at the terminal's SIGHUP.
 #[cfg(unix)]
 fn is_at_terminal() -> bool {
-    std::io::stderr().is_terminal()
+    std::io::IsTerminal::is_terminal(&std::io::stderr())
 }
 
 /// Returns at a signal, or at the end of stdin if `with_stdin`. A second signal ends the program at once.
@@ -649,7 +645,7 @@ async fn ending(with_stdin: bool) {
         () = signalled() => {}
         () = input_ended(), if with_stdin => {}
     }
-    say!("shutting down: waiting for running requests; a second signal stops them");
+    summary!("shutting down: waiting for running requests; a second signal stops them");
     tokio::spawn(async {
         signalled().await;
         // The exit code of shells for a program that Ctrl-C ended.

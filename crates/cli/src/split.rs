@@ -8,7 +8,7 @@ use serde_json::json;
 use tilewright::Error;
 use tilewright::load::convert::{Shard, SplitLimit, SplitOptions, merge_files, split_file};
 
-use super::{CommandFailure, print_json, progress, show_bytes};
+use super::{CommandFailure, counted, print_json, progress, show_bytes};
 
 const TEMPLATE: &str = "{bar:32} {percent} % of {total_bytes}, {bytes_per_sec}, {eta} left";
 
@@ -120,7 +120,7 @@ fn as_json(shard: &Shard) -> serde_json::Value {
 fn print(shards: &[Shard]) -> Result<(), CommandFailure> {
     let mut out = io::stdout().lock();
     for Shard { path, n_tensors, size_bytes } in shards {
-        writeln!(out, "{}: {n_tensors} tensors, {}", path.display(), show_bytes(*size_bytes))?;
+        writeln!(out, "{}: {}, {}", path.display(), counted(*n_tensors as u64, "tensor"), show_bytes(*size_bytes))?;
     }
     Ok(out.flush()?)
 }

@@ -83,13 +83,12 @@ impl TokenizeArgs {
 /// The first argument may be a model: a GGUF file, a model folder or an address hf:OWNER/REPO.
 #[derive(Args)]
 pub struct DetokenizeArgs {
-    /// [MODEL] and token ids, separated by spaces or commas; without ids they are read from stdin [default: the
-    /// built-in model].
+    /// Token ids, separated by spaces or commas, after an optional model; without ids, read from stdin.
     #[arg(value_name = "IDS")]
     words: Vec<String>,
-    /// GGUF file (model or vocabulary), model folder, or address hf:OWNER/REPO.
+    /// GGUF file (model or vocabulary), model folder, or address hf:OWNER/REPO [default: the built-in model].
     #[arg(long, short)]
-    model: Option<PathBuf>,
+    pub model: Option<PathBuf>,
     /// Leave out control tokens such as <|im_start|>; by default they appear by name.
     #[arg(long)]
     no_special: bool,
@@ -99,12 +98,11 @@ pub struct DetokenizeArgs {
 }
 
 impl DetokenizeArgs {
-    /// The model argument. A first word that is no list of ids becomes one.
-    pub fn model_path(&mut self) -> Option<&mut PathBuf> {
+    /// Makes a first word that is no list of ids the model.
+    pub fn join(&mut self) {
         if self.model.is_none() && self.words.first().is_some_and(|word| parse_ids(word).is_err()) {
             self.model = Some(self.words.remove(0).into());
         }
-        self.model.as_mut()
     }
 }
 

@@ -1,7 +1,7 @@
 //! `tilewright bench --report`: the same report as `www/bench.html`.
 
 use std::fs;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,7 +10,7 @@ use tilewright::bench::Row;
 use tilewright::bench::report::{self, Measurements, OtherTiers, ReportDevice, SCHEMA};
 use tilewright::{AdapterReport, Device, DeviceChoice, Error, Model, Tier};
 
-use super::super::{CommandFailure, print_json};
+use super::super::{CommandFailure, print_json, progress};
 
 /// Refuses to overwrite a file that is not a report, before anything is measured.
 pub fn check(path: &Path) -> Result<(), CommandFailure> {
@@ -54,7 +54,7 @@ pub fn measure(device: &Device, quick: bool) -> Result<Measurements, CommandFail
     let has_size = |tier: &Tier| tier.matrix_size() == matrices;
     let matrices = matrices.and_then(|_| Tier::ALL.into_iter().find(has_size)).and_then(open);
     let others = OtherTiers { half: half.as_ref(), matrices: matrices.as_ref() };
-    let shows = io::stderr().is_terminal();
+    let shows = progress::is_shown();
     let measured = pollster::block_on(report::measure(device, others, quick, &mut |_, done, total| {
         if shows {
             say_part!("\rmeasured {done} of {total}");

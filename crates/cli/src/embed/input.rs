@@ -162,10 +162,10 @@ impl<R: BufRead> BufRead for Counted<R> {
 /// Whether an input argument is a text rather than a file: no such file exists, and it is not written like a path.
 pub fn is_text(input: &Path, format: InputFormat) -> bool {
     let Some(text) = input.to_str() else { return false };
-    let is_path = |text: &str| {
-        InputFormat::Auto.of(input).is_ok() || text.contains(['/', '\\']) && !text.contains(char::is_whitespace)
-    };
-    format == InputFormat::Auto && text != "-" && !text.trim().is_empty() && !input.exists() && !is_path(text)
+    let has_extension = input.extension().is_some_and(|extension| !extension.is_empty());
+    let is_path = InputFormat::Auto.of(input).is_ok()
+        || !text.contains(char::is_whitespace) && (has_extension || text.contains(['/', '\\']));
+    format == InputFormat::Auto && text != "-" && !text.trim().is_empty() && !input.exists() && !is_path
 }
 
 /// An input of one text.

@@ -1,15 +1,14 @@
 //! Log of `tilewright embed` and `rerank` on stderr: text or JSON lines.
 
-use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tilewright::{Device, DeviceInfo};
+use tilewright::{Device, DeviceInfo, Embedder};
 
 use super::super::messages::{self, Level};
-use super::super::{counted, hub};
+use super::super::{counted, hub, progress};
 use super::error::EmbedError;
 use super::input::{ReadProgress, TotalRecords};
 
@@ -59,6 +58,13 @@ impl Log {
         }
     }
 
+    /// Logs the self-test's notices, and saves what the next process can use.
+    pub fn saved(self, embedder: &Embedder) {
+        self.findings(embedder.device());
+        self.unsaved("pipeline cache", embedder.device().save_pipeline_cache());
+        self.unsaved("tuning", embedder.save_places());
+    }
+
     /// Warns if something could not be saved for the next process.
     pub fn unsaved(self, what: &str, saved: Result<(), tilewright::Error>) {
         if let Err(error) = saved {
@@ -97,7 +103,7 @@ pub struct ProgressLog {
 
 impl ProgressLog {
     pub fn new(log: Log, is_forced: bool) -> ProgressLog {
-        let rewrites = io::stderr().is_terminal() && !log.json && messages::are_shown(Level::Info);
+        let rewrites = progress::is_shown() && !log.json;
         let every = match (rewrites, is_forced) {
             (true, _) => Some(Duration::from_millis(200)),
             (false, true) => Some(Duration::from_secs(10)),
@@ -113,7 +119,7 @@ impl ProgressLog {
         }
     }
 
-    /// The same with a share of the input and the time left, of an input that is read like this.
+    /// Also shows the share of the input that is done, and the time left.
     pub fn of(self, read: ReadProgress) -> ProgressLog {
         ProgressLog { read, ..self }
     }
