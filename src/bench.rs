@@ -10,7 +10,6 @@ pub mod embed;
 pub mod kernels;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod mol;
-pub mod predict;
 pub mod report;
 pub mod shapes;
 

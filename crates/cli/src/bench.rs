@@ -4,7 +4,6 @@ mod embed;
 mod html;
 mod memory;
 mod mol;
-mod predict;
 mod report;
 #[cfg(feature = "serve")]
 mod serve;
@@ -105,7 +104,7 @@ struct ModelBenchArgs {
     #[arg(group = "whole")]
     report: Option<PathBuf>,
     /// Measure the kernels too, and write a self-contained HTML page with charts.
-    #[arg(long, value_name = "FILE", group = "whole", conflicts_with_all = ["json", "csv", "predict"])]
+    #[arg(long, value_name = "FILE", group = "whole", conflicts_with_all = ["json", "csv"])]
     html: Option<PathBuf>,
     /// Output of other benches, or of `tune`, with --json, to add to the --html page.
     #[arg(long, value_delimiter = ',', value_name = "FILE,..", requires = "html")]
@@ -116,11 +115,6 @@ struct ModelBenchArgs {
     /// With --report or --html, measure less: smaller shapes or a single weight type, and for a shorter time.
     #[arg(long, requires = "whole")]
     quick: bool,
-    /// Predict the speed of well-known models on another GPU from its specifications; nothing is measured.
-    ///
-    /// `list` prints the GPUs that are known.
-    #[arg(long, value_name = "GPU", conflicts_with_all = ["model", "csv", "report"])]
-    predict: Option<String>,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -183,10 +177,7 @@ impl BenchArgs {
 
 pub fn bench(args: BenchArgs) -> Result<(), CommandFailure> {
     match args.command {
-        None => match &args.model.predict {
-            Some(gpu) => predict::bench(gpu, args.model.format.json),
-            None => bench_model(&args.model),
-        },
+        None => bench_model(&args.model),
         Some(BenchCommand::Kernels(args)) => bench_kernels(&args),
         Some(BenchCommand::Embed(args)) => embed::bench(&args),
         Some(BenchCommand::Memory(args)) => memory::bench(&args),

@@ -603,28 +603,6 @@ fn bench_counts_submissions_of_several_tokens_each() {
 }
 
 #[test]
-fn bench_prediction_for_an_absent_gpu_is_marked_as_such() {
-    let value = json_of(&["bench", "--predict", "rtx 4090", "--json"]);
-    assert_eq!((&value["prediction"], value["gpu"]["name"].as_str()), (&Value::Bool(true), Some("RTX 4090")));
-    let passes = value["passes"].as_array().unwrap();
-    // Four decoders with one token, a few, a prompt and the end of a long one, and an encoder.
-    assert_eq!(passes.len(), 17, "{value}");
-    for pass in passes {
-        let [seconds, bytes] = ["seconds", "bytes"].map(|field| {
-            pass["dispatches"].as_array().unwrap().iter().map(|row| row[field].as_f64().unwrap()).sum::<f64>()
-        });
-        assert!((seconds / pass["seconds"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{pass}");
-        let share = bytes / seconds / value["gpu"]["memory_rate"].as_f64().unwrap();
-        assert!((share / pass["memory_share"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{pass}");
-    }
-    let table = text(&tilewright(&["bench", "--predict", "h100"]).stdout);
-    assert!(table.starts_with("PREDICTION for H100 SXM, where nothing was measured"), "{table}");
-    assert_eq!(text(&tilewright(&["bench", "--predict", "list"]).stdout).lines().count(), 8);
-    let unknown = tilewright(&["bench", "--predict", "rtx 9090"]);
-    assert!(!unknown.status.success() && text(&unknown.stderr).contains("RTX 4090"), "{unknown:?}");
-}
-
-#[test]
 fn bench_measures_kernels() {
     let tiny = ["bench", "kernels", "--device", "cpu", "--dim", "64", "-p", "16", "-d", "8", "--texts", "4"];
     let value = json_of(&[&tiny[..], &["--json"]].concat());
