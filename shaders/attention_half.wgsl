@@ -575,8 +575,9 @@ fn attention_half(
     }
     let has_place = tile.first + row_of(local) < tile.end;
     let first_quad = place_of_query.x * (HEAD_DIM / 4u);
-    finish(local, sums.near, 0u, 1.0 / sum, first_quad, has_place);
+    let per_sum = select(0.0, 1.0 / sum, sum > 0.0); // padding rows may see no key
+    finish(local, sums.near, 0u, per_sum, first_quad, has_place);
     if (COLUMNS > 8u) {
-        finish(local, sums.far, 8u, 1.0 / sum, first_quad, has_place);
+        finish(local, sums.far, 8u, per_sum, first_quad, has_place);
     }
 }

@@ -13,7 +13,7 @@ use bytemuck::Pod;
 
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
-use crate::shaders::{Kernel, KernelOf, Tier, Variant};
+use crate::shaders::{Kernel, KernelOf, Tier, Variant, overrides};
 use crate::target::Target;
 use crate::tensor::{Attached, MemoryBlock, Role, Tensor, TensorStorage};
 
@@ -227,10 +227,14 @@ impl Recorder {
                 });
             }
         }
+        let mut constants = constants.to_vec();
+        if self.target.limits().converts_slowly && variant.has_override(overrides::BY_BITS) {
+            constants.push((overrides::BY_BITS, 1.0));
+        }
         self.steps.push(Step {
             kernel,
             variant,
-            constants: constants.to_vec(),
+            constants,
             params,
             operands: operands.iter().map(|&o| o.clone()).collect(),
             grid,

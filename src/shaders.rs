@@ -104,6 +104,12 @@ impl Variant {
         self.parts.iter().map(|&part| PARTS[usize::from(part)]).collect()
     }
 
+    /// Whether the source declares this override.
+    pub(crate) fn has_override(&self, name: &str) -> bool {
+        let declares = |line: &str| line.strip_prefix("override ").is_some_and(|rest| rest.starts_with(name));
+        self.parts.iter().any(|&part| PARTS[usize::from(part)].lines().any(declares))
+    }
+
     /// The source as browsers want it: they require a directive for subgroups, which naga refuses.
     pub fn browser_source(&self) -> String {
         match self.tier {

@@ -33,8 +33,12 @@ pub struct TargetLimits {
     /// Floating-point operations of a product or of attention per dispatch if nothing was measured, see
     /// [`Target::max_dispatch_operations`].
     pub max_dispatch_operations: u64,
+    /// Invocations in the smallest subgroup; 0 without subgroups.
+    pub min_subgroup: u32,
     /// Invocations in the largest subgroup; 0 without subgroups.
     pub max_subgroup: u32,
+    /// Whether conversions of integers to floats are far slower than sums, so that shaders do without.
+    pub converts_slowly: bool,
     /// Bytes of workgroup memory.
     pub max_workgroup_bytes: u32,
     /// Default maximum of splits along K that occupy the device with one product; 1 for few cores.
@@ -66,7 +70,9 @@ impl Target {
             max_workgroups: u32::MAX,
             max_binding_bytes: u64::MAX,
             max_dispatch_operations: u64::MAX,
+            min_subgroup: 0,
             max_subgroup: 0,
+            converts_slowly: false,
             max_workgroup_bytes: u32::MAX,
             max_splits: 1,
             params_stride: 0,
@@ -107,6 +113,12 @@ impl Target {
     /// Tier of the shader variants.
     pub fn tier(&self) -> Tier {
         self.tier
+    }
+
+    /// Whether products of sixteen rows and more are faster by the kernels for many rows, which unpack each weight once
+    /// for a whole tile. GPUs need the tiles in half precision for that.
+    pub(crate) fn suits_many(&self) -> bool {
+        self.kind == TargetKind::Cpu || self.tier.rounds_to_half()
     }
 
     /// Limits of recordings.
@@ -167,7 +179,9 @@ mod tests {
             max_workgroups: 65_535,
             max_binding_bytes: 1 << 30,
             max_dispatch_operations: 1 << 34,
+            min_subgroup: 0,
             max_subgroup: 0,
+            converts_slowly: false,
             max_workgroup_bytes: 16 << 10,
             max_splits: 8,
             params_stride: 256,

@@ -7,6 +7,7 @@
 #import block_scale
 #import block_halves
 #import nibbles
+#import bytes
 
 struct Block { scales: vec2<f32>, words: vec4<u32>, outermost: f32 }
 
@@ -18,6 +19,6 @@ fn block_at(block: u32) -> Block {
 }
 
 fn quants(b: Block, quad: u32) -> vec4<f32> {
-    let levels = 2.0 * vec4<f32>(unpack4xU8(nibbles_of(b.words, quad))) - 15.0;
+    let levels = 2.0 * bytes(nibbles_of(b.words, quad), 0.0) - 15.0;
     return select(levels, sign(levels) * b.outermost, abs(levels) == vec4<f32>(15.0));
 }

@@ -2,6 +2,7 @@
 // that of weight 4 j + i.
 #import block_scale
 #import block_halves
+#import bytes
 
 struct Block { scales: vec2<f32>, word: u32 }
 
@@ -10,5 +11,5 @@ fn block_at(block: u32) -> Block {
 }
 
 fn quants(b: Block, quad: u32) -> vec4<f32> {
-    return 2.0 * vec4<f32>(unpack4xU8((b.word >> quad) & 0x01010101u)) - 1.0;
+    return 2.0 * bytes((b.word >> quad) & 0x01010101u, 0.0) - 1.0;
 }

@@ -2,6 +2,7 @@
 #import block_scale
 #import block_halves
 #import two_bits
+#import bytes
 
 struct Block { scales: vec2<f32>, words: vec2<u32> }
 
@@ -11,5 +12,5 @@ fn block_at(block: u32) -> Block {
 }
 
 fn quants(b: Block, quad: u32) -> vec4<f32> {
-    return vec4<f32>(unpack4xU8(two_bits(b.words, quad))) - 1.0;
+    return bytes(two_bits(b.words, quad), 1.0);
 }

@@ -4,6 +4,7 @@
 #import block_scale
 #import block_halves
 #import two_bits
+#import bytes
 
 struct Block { scales: vec2<f32>, words: vec2<u32>, scale: vec2<f32>, min: vec2<f32> }
 
@@ -22,5 +23,5 @@ fn block_at(block: u32) -> Block {
 }
 
 fn quants(b: Block, quad: u32) -> vec4<f32> {
-    return b.scale[quad >> 2u] * vec4<f32>(unpack4xU8(two_bits(b.words, quad))) - b.min[quad >> 2u];
+    return b.scale[quad >> 2u] * bytes(two_bits(b.words, quad), 0.0) - b.min[quad >> 2u];
 }

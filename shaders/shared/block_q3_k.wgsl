@@ -1,5 +1,6 @@
 // Weight blocks of Q3_K: weight = unit scale * (scale - 32) * (quant - 4).
 #import three_bits
+#import bytes
 
 fn block_at(block: u32) -> Block {
     var b = three_bits_at(block);
@@ -8,5 +9,5 @@ fn block_at(block: u32) -> Block {
 }
 
 fn quants(b: Block, quad: u32) -> vec4<f32> {
-    return vec4<f32>(unpack4xU8(two_bits(b.words, quad) | (third_bits(b, quad) << 2u))) - 4.0;
+    return bytes(two_bits(b.words, quad) | (third_bits(b, quad) << 2u), 4.0);
 }

@@ -2,6 +2,7 @@
 #import block_scale
 #import block_halves
 #import nibbles
+#import bytes
 
 struct Block { scales: vec2<f32>, words: vec4<u32>, scale: f32, min: f32 }
 
@@ -11,5 +12,5 @@ fn block_at(block: u32) -> Block {
 }
 
 fn quants(b: Block, quad: u32) -> vec4<f32> {
-    return b.scale * vec4<f32>(unpack4xU8(nibbles_of(b.words, quad))) + b.min;
+    return b.scale * bytes(nibbles_of(b.words, quad), 0.0) + b.min;
 }

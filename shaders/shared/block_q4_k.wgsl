@@ -1,10 +1,11 @@
 // Weight blocks of Q4_K: weight = scale * quant - min. A super-block of eight is nine vec4: scales and mins, then 32
 // nibbles for each block in the order of Q4_0.
 #import scale_and_min
+#import bytes
 
 // The low nibbles of four bytes as weights.
 fn weights(word: u32, scale: vec2<f32>) -> vec4<f32> {
-    return scale.x * vec4<f32>(unpack4xU8(word & 0x0f0f0f0fu)) - scale.y;
+    return scale.x * bytes(word & 0x0f0f0f0fu, 0.0) - scale.y;
 }
 
 // Weights 4 * quad .. 4 * quad + 4 of a block.

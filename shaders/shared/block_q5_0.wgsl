@@ -3,6 +3,7 @@
 #import block_scale
 #import block_halves
 #import nibbles
+#import bytes
 
 struct Block { scales: vec2<f32>, words: vec4<u32>, fifths: u32 }
 
@@ -15,5 +16,5 @@ fn block_at(block: u32) -> Block {
 }
 
 fn quants(b: Block, quad: u32) -> vec4<f32> {
-    return vec4<f32>(unpack4xU8(nibbles_of(b.words, quad) | (((b.fifths >> quad) & 0x01010101u) << 4u))) - 16.0;
+    return bytes(nibbles_of(b.words, quad) | (((b.fifths >> quad) & 0x01010101u) << 4u), 16.0);
 }

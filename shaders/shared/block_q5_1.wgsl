@@ -3,6 +3,7 @@
 #import block_scale
 #import block_halves
 #import nibbles
+#import bytes
 
 struct Block { scales: vec2<f32>, words: vec4<u32>, fifths: u32, scale: f32, min: f32 }
 
@@ -13,5 +14,5 @@ fn block_at(block: u32) -> Block {
 
 fn quants(b: Block, quad: u32) -> vec4<f32> {
     let five = nibbles_of(b.words, quad) | (((b.fifths >> quad) & 0x01010101u) << 4u);
-    return b.scale * vec4<f32>(unpack4xU8(five)) + b.min;
+    return b.scale * bytes(five, 0.0) + b.min;
 }

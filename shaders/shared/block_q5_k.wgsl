@@ -2,11 +2,12 @@
 // fifth bits for each block, then 32 nibbles for each in the order of Q4_0. Fifth bit j of byte i is that of weight
 // 4 j + i.
 #import scale_and_min
+#import bytes
 
 // Weights of the low nibbles and lowest fifth bits of four bytes.
 fn weights(nibbles: u32, fifths: u32, scale: vec2<f32>) -> vec4<f32> {
     let quants = (nibbles & 0x0f0f0f0fu) | ((fifths & 0x01010101u) << 4u);
-    return scale.x * vec4<f32>(unpack4xU8(quants)) - scale.y;
+    return scale.x * bytes(quants, 0.0) - scale.y;
 }
 
 // Weights 4 * quad .. 4 * quad + 4 of a block.

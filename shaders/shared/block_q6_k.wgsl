@@ -2,15 +2,16 @@
 // eight is thirteen vec4: sixteen signed scales, two words of upper bits for each block, then 32 nibbles for each in the
 // order of Q4_0. Quads of weights take turns with the two words; quad q has bits 2 (q / 2) of each byte.
 #import block_scale
+#import bytes
 
 // The quants of four low nibbles and lowest upper bits of four bytes, less 32.
 fn quants(nibbles: u32, uppers: u32) -> vec4<f32> {
-    return vec4<f32>(unpack4xU8((nibbles & 0x0f0f0f0fu) | ((uppers & 0x03030303u) << 4u))) - 32.0;
+    return bytes((nibbles & 0x0f0f0f0fu) | ((uppers & 0x03030303u) << 4u), 32.0);
 }
 
 // The scales of both halves of block `at` of a super-block.
 fn half_scales(unit: u32, at: u32) -> vec2<f32> {
-    let four = vec4<f32>(unpack4xI8(w[unit * 13u][at >> 1u]));
+    let four = signed_bytes(w[unit * 13u][at >> 1u]);
     return unit_scale(unit) * select(four.xy, four.zw, (at & 1u) == 1u);
 }
 

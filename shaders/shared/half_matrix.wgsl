@@ -1,10 +1,12 @@
 // Tiles whose operands are staged in half precision, by cooperative matrices of SIZE x SIZE: four subgroups, ACROSS of them
 // side by side, with up to 4 x 4 matrices each.
 //
-// SUBGROUP is the size of the largest subgroup that the adapter makes. Where it makes smaller ones, several have the same
-// part of the tile and compute the same. What differs between subgroups is where they read and write, never which way they
-// take: cooperative operations must be reached by all invocations.
+// SUBGROUP is the size of the largest subgroup that the adapter makes, MIN_SUBGROUP of the smallest. Where it makes smaller
+// ones, several have the same part of the tile and compute the same; they must not add to y directly. What differs between
+// subgroups is where they read and write, never which way they take: cooperative operations must be reached by all
+// invocations.
 
+override MIN_SUBGROUP: u32 = 32u;
 override SUBGROUP: u32 = 32u;
 override ACROSS: u32 = 2u;
 override WG: u32 = 4u * SUBGROUP;
@@ -145,7 +147,8 @@ fn put_products(local: u32, m0: u32, n0: u32, products: Products) {
     let first = vec2<u32>(m0, n0) + part(local);
     let m = first.x;
     let n = first.y;
-    let is_plain = !GUARDED && !GELU && !TANH && (params.flags & BIAS) == 0u;
+    let adds_once = MIN_SUBGROUP == SUBGROUP || (params.flags & ACCUMULATE) == 0u;
+    let is_plain = adds_once && !GUARDED && !GELU && !TANH && (params.flags & BIAS) == 0u;
     if (is_plain && !is_scaled(local, m0)) {
         store_sums(m, n, products.a);
         if (HIGH > 1u) {

@@ -1,6 +1,7 @@
 enable f16;
 // Reads cached keys and values in half precision; see `row_q8_0`. Numbers beyond its range become its largest.
 #import row_q8_0
+#import bytes
 struct Halves { near: vec4<f16>, far: vec4<f16> }
 
 const LARGEST_SCALE: f32 = 65504.0 / 127.0;
@@ -9,8 +10,8 @@ fn halves_of(unit: vec4<u32>, scale: u32, i: u32) -> Halves {
     let words = select(unit.xy, unit.zw, (i & 1u) == 1u);
     let factor = min(bitcast<f32>(scale), LARGEST_SCALE);
     return Halves(
-        vec4<f16>(factor * vec4<f32>(unpack4xI8(words.x))),
-        vec4<f16>(factor * vec4<f32>(unpack4xI8(words.y))),
+        vec4<f16>(factor * signed_bytes(words.x)),
+        vec4<f16>(factor * signed_bytes(words.y)),
     );
 }
 

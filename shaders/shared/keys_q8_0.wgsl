@@ -1,8 +1,9 @@
 // Reads cached keys and values; see `row_q8_0`.
 #import row_q8_0
+#import bytes
 
 fn quad_of(unit: vec4<u32>, scales: vec4<u32>, i: u32) -> vec4<f32> {
-    return bitcast<f32>(scales[(i / 8u) & 3u]) * vec4<f32>(unpack4xI8(unit[i & 3u]));
+    return bitcast<f32>(scales[(i / 8u) & 3u]) * signed_bytes(unit[i & 3u]);
 }
 
 // Quad `i` of the key whose row begins at unit `at`.

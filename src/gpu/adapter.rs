@@ -130,6 +130,12 @@ impl AdapterReport {
         format!("{:#06x}", self.adapter.get_info().vendor)
     }
 
+    /// Whether NVIDIA made the GPU. Browsers report a name alone.
+    fn is_of_nvidia(&self) -> bool {
+        const NVIDIA: u32 = 0x10de;
+        self.adapter.get_info().vendor == NVIDIA || self.name.to_ascii_lowercase().contains("nvidia")
+    }
+
     /// WebGPU features that kernels use or could use; `cooperative-matrix` is wgpu's.
     pub fn features(&self) -> Vec<&'static str> {
         let known = [
@@ -173,7 +179,9 @@ impl AdapterReport {
                 AdapterKind::Discrete => 1 << 38,
                 _ => 1 << 34,
             },
+            min_subgroup: self.subgroups.map_or(0, |[min, _]| min),
             max_subgroup: self.subgroups.map_or(0, |[_, max]| max),
+            converts_slowly: self.is_of_nvidia(),
             max_workgroup_bytes: limits.max_compute_workgroup_storage_size,
             max_splits: if self.is_software { 1 } else { 8 },
             params_stride: params_stride(limits),

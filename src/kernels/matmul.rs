@@ -25,7 +25,7 @@ use crate::recording::{BatchInvariance, Recorder};
 use crate::shaders::constants::linear::{ACCUMULATE, BIAS};
 use crate::shaders::params::{LinearParams, MatmulPlainParams, SplitSumParams};
 use crate::shaders::{self, Id, Kernel, KernelOf, Tier};
-use crate::target::{Choice, Target};
+use crate::target::{Choice, Target, TargetLimits};
 use crate::tensor::Tensor;
 
 /// The part of `y` that a workgroup makes.
@@ -84,7 +84,8 @@ impl Tile {
         };
         constants.push(("GUARDED", u32::from(!is_exact)));
         if tier.matrix_size().is_some() {
-            constants.extend([("SUBGROUP", target.limits().max_subgroup), ("ACROSS", self.across)]);
+            let TargetLimits { min_subgroup, max_subgroup, .. } = target.limits();
+            constants.extend([("MIN_SUBGROUP", min_subgroup), ("SUBGROUP", max_subgroup), ("ACROSS", self.across)]);
             constants.push(("DEPTH", self.depth(target, tier, blocks)));
         }
         constants.into_iter().map(|(name, value)| (name, f64::from(value))).collect()

@@ -1,7 +1,8 @@
 //! Test cases and their execution: surrounds operands with a pattern, records, runs, reads back and checks.
 
 use tilewright::kernels::StepState;
-use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, WeightType, Workspace};
+use tilewright::shaders::Tier;
+use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Target, TargetLimits, Tensor, WeightType, Workspace};
 
 use crate::common::{Expected, compare};
 use crate::inputs::{Inputs, Source};
@@ -263,9 +264,20 @@ async fn snapshot(device: &Device, bound: &Bound) -> Result<Vec<Vec<u32>>, Error
 pub fn recorded(device: &Device, job: &Job) -> Result<(Bound, Recorder), Error> {
     let slots: Result<Vec<Slot>, Error> = job.operands.iter().map(|operand| place(device, operand)).collect();
     let bound = Bound { slots: slots?, device: device.clone() };
-    let mut rec = device.recorder();
+    let mut rec = Recorder::new(target(device));
     (job.record)(&mut rec, &bound)?;
     Ok((bound, rec))
+}
+
+/// The device's target; in the tier `subgroups` with shaders that do without conversions, as on NVIDIA's GPUs.
+fn target(device: &Device) -> Target {
+    let target = device.target();
+    match device.tier() {
+        Tier::Subgroups => {
+            Target::new(target.kind(), Tier::Subgroups, TargetLimits { converts_slowly: true, ..target.limits() })
+        }
+        _ => target,
+    }
 }
 
 /// Runs a job `rounds` times; each must give the same bits. Returns the largest normalised mean squared error.
