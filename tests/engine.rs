@@ -157,6 +157,34 @@ fn sequence_is_bit_equal_alone_and_in_any_batch() {
     }
 }
 
+/// From 16 rows on, a sequence has the same bits beside however many others, but not those of few rows, unless the
+/// engine is deterministic.
+#[test]
+fn bits_depend_on_the_class_of_row_counts_unless_deterministic() {
+    for device in [Some(common::cpu()), common::gpu(Some(Tier::F16))].into_iter().flatten() {
+        for name in ["llama3-rope", "granite-moe", "qwen35"] {
+            let model = tiny(&device, name);
+            let all = prompts(&model, 24, 5);
+            // The last one joins when the others decode, and ends before them.
+            let last_of = |n_others: usize, deterministic: bool| {
+                let options = EngineOptions { max_sequences: 24, deterministic, ..EngineOptions::default() };
+                let others = all[1..=n_others].iter().map(|ids| {
+                    (0, Request::new(ids.clone(), GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(90) }))
+                });
+                let last = (60, Request::new(all[0].clone(), greedy(6)));
+                together(&model, &options, &others.chain([last]).collect::<Vec<_>>()).0.pop().unwrap().pieces
+            };
+            let [alone, beside_15, beside_23] = [0, 15, 23].map(|n| last_of(n, false));
+            let at = device.info().name.clone();
+            assert_eq!(beside_15, beside_23, "{name} on {at}");
+            assert_ne!(beside_15, alone, "{name} on {at}: few rows have products of their own");
+            for n in [0, 7, 15, 23] {
+                assert_eq!(last_of(n, true), alone, "{name} on {at}, deterministic beside {n}");
+            }
+        }
+    }
+}
+
 /// On a GPU, decode passes are submitted ahead of reading the previous tokens. Completions equal those that read each
 /// token first, as requests for log-probabilities do: across page boundaries, with recurrent states, unpredictable
 /// ends, joins and cancellations. If all ends are known, no pass is wasted.

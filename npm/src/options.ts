@@ -50,7 +50,7 @@ export const OPTIONS = {
   "adapter": { ...SOURCE, source: true, scale: true } satisfies Names<AdapterOptions>,
   "generate": GENERATE,
   "chat": { ...GENERATE, ...CHAT } satisfies Names<ChatOptions>,
-  "Model.engine": { maxSequences: true, maxQueued: true, cacheTokens: true, prefixCache: true } satisfies Names<EngineOptions>,
+  "Model.engine": { maxSequences: true, maxQueued: true, cacheTokens: true, deterministic: true, prefixCache: true } satisfies Names<EngineOptions>,
   "Engine.generate": ENGINE_GENERATE,
   "Engine.chat": { ...ENGINE_GENERATE, ...CHAT } satisfies Names<EngineChatOptions>,
   "saveSession": { maxBytes: true } satisfies Names<SaveSessionOptions>,

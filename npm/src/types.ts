@@ -335,6 +335,11 @@ export interface EngineOptions {
   cacheTokens?: number | undefined;
   /** Whether sequences share the cache of common prefixes. Default `true`. */
   prefixCache?: boolean | undefined;
+  /**
+   * Whether a sequence's output must not depend on the sequences beside it. Otherwise decode passes of 16 and more rows
+   * may add in another order than those of 8 and fewer, which is faster. Default `false`.
+   */
+  deterministic?: boolean | undefined;
 }
 
 /** Options of {@link Engine.generate}: those of {@link Model.generate} but for `tokensPerSubmit`. */

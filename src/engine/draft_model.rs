@@ -3,6 +3,7 @@
 //! Each of the engine's sequences has a slot with pages for a full context, so drafting never waits for pages.
 //! Drafting first prefills the tokens that a slot lacks, then decodes greedily for all sequences together.
 
+use super::decode_batch::decode_rows;
 use super::options::EngineOptions;
 use super::passes::{DecodeForm, EngineSizes, Passes};
 use crate::error::Error;
@@ -42,7 +43,7 @@ impl DraftModel {
         let pages_each = draft.context_length().div_ceil(PAGE);
         let sizes = EngineSizes {
             n_sequences,
-            n_rows: n_sequences.next_power_of_two(),
+            n_rows: decode_rows(n_sequences),
             n_states: 1,
             n_pages: n_sequences.saturating_mul(pages_each).saturating_add(1),
             pages_each,
@@ -51,6 +52,7 @@ impl DraftModel {
             max_pass: draft.max_pass(),
             kv_type: draft.kv_type(),
             mtp: false,
+            many: false,
         };
         let passes = Passes::declare(draft, sizes)?;
         passes.allocate(false)?;
@@ -101,7 +103,7 @@ impl DraftModel {
         for pass in 0..n {
             // The device feeds its own tokens back, unless the host takes part in each pass.
             if pass == 0 || !self.model.runs_ahead() {
-                self.passes.set_rows(&self.model, rows.clone()).await?;
+                self.passes.set_rows(&self.model, rows.clone(), DecodeForm::default()).await?;
             }
             let adapted = self.model.adapted_by(None)?;
             let pending =

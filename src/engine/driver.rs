@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use web_time::Instant;
 
-use super::decode_batch::{DecodeBatch, SequenceRows};
+use super::decode_batch::{DecodeBatch, MANY_ROWS, SequenceRows, uses_many};
 use super::drafter::Drafter;
 use super::options::EngineOptions;
 use super::pages::Pages;
@@ -624,13 +624,15 @@ impl Driver {
         let Driver { model, passes, pages, running, .. } = self;
         let n_drafts: usize = drafts.iter().map(Vec::len).sum();
         let n_rows = ready.iter().map(|&i| running[i].n_rows()).sum::<usize>() + n_drafts;
+        let many = passes.has_many() && uses_many(n_rows, self.batch.form.many);
+        let form = DecodeForm { has_runs: n_rows > ready.len(), many, ..DecodeForm::default() };
         let sampler = Sampler {
             penalize: ready.iter().any(|&i| running[i].penalizes()),
             mask: ready.iter().any(|&i| running[i].is_constrained()),
             draw: match ready.iter().filter(|&&i| running[i].draws()).count() {
                 0 => Drawing::None,
                 // Idle and draft rows do not sample.
-                n if n.is_power_of_two() && n == n_rows => Drawing::All,
+                n if n == n_rows && form.rows(n as u32) == n as u32 => Drawing::All,
                 _ => Drawing::Some,
             },
         };
@@ -682,12 +684,12 @@ impl Driver {
         if sampler.draw != Drawing::None || sampler.penalize {
             device.write(&passes.rows().sampling, 0, bytemuck::cast_slice::<_, u32>(&settings))?;
         }
-        let form = DecodeForm { sampler, has_runs: n_rows > ready.len() };
+        let form = DecodeForm { sampler, ..form };
         let ids = rows.iter().map(|row: &BatchRow| row.token).collect();
         let DecodeBatch { in_flight, mut pace, .. } = std::mem::take(&mut self.batch);
         pace.pause();
         self.batch = DecodeBatch { runs, ids, form, adapter, broken, in_flight, pace };
-        passes.set_rows(model, rows).await?;
+        passes.set_rows(model, rows, form).await?;
         self.update(|stats| stats.drafted_tokens += n_drafts as u64);
         self.submit_pass(Running::submitted_rows).await
     }
@@ -899,6 +901,9 @@ fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32, beside: 
         max_pass,
         kv_type,
         mtp: options.mtp_tokens > 0 && model.config().n_mtp > 0,
+        many: !options.deterministic
+            && n_rows >= MANY_ROWS
+            && model.devices().all(|device| device.target().suits_many()),
     };
     let asked = options.cache_tokens.map(|tokens| tokens.div_ceil(PAGE).max(pages_each));
     let mut n_pages = asked.unwrap_or(n_sequences.saturating_mul(pages_each)).min(most);

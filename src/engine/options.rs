@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use web_time::Instant;
 
+use super::decode_batch::decode_rows;
 use crate::error::Error;
 use crate::generate::{GenerateOptions, Model};
 use crate::kernels::N_STATES;
@@ -34,14 +35,17 @@ pub struct EngineOptions {
     /// Draft tokens by the MTP head, if it was loaded ([`LoadOptions::mtp_tokens`](crate::LoadOptions::mtp_tokens)),
     /// where prompt lookup finds none. 0 disables the head for all requests: it has no memory.
     pub mtp_tokens: u32,
+    /// Whether a sequence's output must not depend on the sequences beside it. Otherwise products of decode passes with
+    /// 16 and more rows may use other kernels than those with 8 and fewer, which is faster, but adds in another order.
+    pub deterministic: bool,
     /// Time limit of a step; the first steps compile shaders, which takes seconds on some devices. A GPU that
     /// exceeds it is treated as lost; for the CPU the step is only counted. `None`: no limit. Ignored in browsers.
     pub step_limit: Option<Duration>,
 }
 
 impl Default for EngineOptions {
-    /// 16 sequences, 32 queued requests, a cache as large as fits, a prefix cache without CPU offload, no step
-    /// limit.
+    /// 16 sequences, 32 queued requests, a cache as large as fits, a prefix cache without CPU offload, products by
+    /// number of rows, no step limit.
     fn default() -> Self {
         EngineOptions {
             max_sequences: 16,
@@ -52,6 +56,7 @@ impl Default for EngineOptions {
             prompt_lookup: 0,
             draft_tokens: 0,
             mtp_tokens: 0,
+            deterministic: false,
             step_limit: None,
         }
     }
@@ -63,7 +68,7 @@ impl EngineOptions {
 
     /// Maximum number of rows of a pass.
     pub(super) fn rows(&self) -> u32 {
-        self.max_sequences.max(1 + self.drafts()).next_power_of_two()
+        decode_rows(self.max_sequences.max(1 + self.drafts()))
     }
 
     /// Recurrent states per sequence: a wrong draft is rolled back to the state before it.

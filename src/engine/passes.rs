@@ -7,8 +7,7 @@ use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::generate::{Adapted, Model, rows_for};
 use crate::kernels::BatchRow;
-use crate::model::Ending;
-use crate::model::PassTensors;
+use crate::model::{Ending, PassTensors, Sampler};
 use crate::platform::IS_BROWSER;
 use crate::recording::MemoryPlan;
 
@@ -73,8 +72,8 @@ impl Passes {
     ///
     /// # Errors
     /// Those of writing to the devices and of reading embedding rows from disk.
-    pub async fn set_rows(&self, model: &Model, rows: Vec<BatchRow>) -> Result<(), Error> {
-        let rows = padded(rows);
+    pub async fn set_rows(&self, model: &Model, rows: Vec<BatchRow>, form: DecodeForm) -> Result<(), Error> {
+        let rows = padded(rows, form);
         self.fetch_rows(model, &rows).await?;
         self.stages().try_for_each(|stage| stage.rows.state.set_rows(&stage.device, &rows))
     }
@@ -156,6 +155,11 @@ impl Passes {
         self.sizes.n_rows
     }
 
+    /// Whether decode passes of many rows use the products of prefill.
+    pub fn has_many(&self) -> bool {
+        self.sizes.many
+    }
+
     /// Recurrent states per sequence.
     pub fn n_states(&self) -> u32 {
         self.sizes.n_states
@@ -221,12 +225,12 @@ impl Passes {
         n: u32,
         form: DecodeForm,
     ) -> Result<Pending, Error> {
-        let n_rows = n.next_power_of_two();
+        let n_rows = form.rows(n);
         let mut left = None;
         for stage in &mut self.before {
             let (device, stream) = (stage.device.clone(), stage.rows.stream.first_rows(n_rows)?);
             take_left(&device, &stage.rows, left)?;
-            let form = DecodeForm { has_runs: form.has_runs, ..DecodeForm::default() };
+            let form = DecodeForm { sampler: Sampler::default(), ..form };
             left = Some(device.run_and_read(stage.pass(None, Pass::Decode(n_rows, form)).await?, &stream)?.await?);
         }
         take_left(&self.last.device, &self.last.rows, left)?;
@@ -262,7 +266,7 @@ impl Passes {
     pub async fn mtp_draft(&mut self, rows: Vec<BatchRow>, ending: Ending) -> Result<Vec<u32>, Error> {
         let stage = &mut self.last;
         let Some(mtp) = &stage.rows.mtp else { return Ok(Vec::new()) };
-        let rows = padded(rows);
+        let rows = padded(rows, DecodeForm::default());
         let n_rows = rows.len() as u32;
         mtp.state().set_rows(&stage.device, &rows)?;
         let (device, chosen) = (stage.device.clone(), stage.rows.chosen.clone());
@@ -270,11 +274,11 @@ impl Passes {
     }
 }
 
-/// Pads the rows to a power of two. The first row holds the number of real rows; the others write to the padding
+/// Pads the rows to those of the pass. The first row holds the number of real rows; the others write to the padding
 /// page and state.
-fn padded(mut rows: Vec<BatchRow>) -> Vec<BatchRow> {
+fn padded(mut rows: Vec<BatchRow>, form: DecodeForm) -> Vec<BatchRow> {
     let n = rows.len();
-    rows.resize(n.next_power_of_two(), BatchRow::default());
+    rows.resize(form.rows(n as u32) as usize, BatchRow::default());
     if let Some(first) = rows.first_mut() {
         first.n_tokens = n as u32;
     }

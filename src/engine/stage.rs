@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::decode_batch::{MANY_ROWS, decode_rows};
 use super::pages::PageId;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -37,6 +38,8 @@ pub(super) struct EngineSizes {
     pub kv_type: KvType,
     /// Whether the MTP head drafts.
     pub mtp: bool,
+    /// Whether decode passes of many rows use the products of prefill.
+    pub many: bool,
 }
 
 /// A recorded pass.
@@ -63,6 +66,15 @@ pub(super) struct DecodeForm {
     pub sampler: Sampler,
     /// Whether consecutive rows may belong to one sequence: [`StepState::with_runs`].
     pub has_runs: bool,
+    /// Whether products are those of prefill.
+    pub many: bool,
+}
+
+impl DecodeForm {
+    /// Rows of a pass for `n` rows.
+    pub fn rows(self, n: u32) -> u32 {
+        if self.many { decode_rows(n).max(MANY_ROWS) } else { decode_rows(n) }
+    }
 }
 
 /// A tensor, its first word and a number of words.
@@ -108,6 +120,7 @@ impl Stage {
             max_pass,
             kv_type,
             mtp,
+            many,
         } = sizes;
         let config = &transformer.config;
         // State slot 0 is padding, like page 0.
@@ -164,7 +177,9 @@ impl Stage {
         }
         let of_mtp = [Pass::MtpFollow(max_pass), Pass::MtpDraft(n_rows, Ending::MtpDraft)];
         let of_mtp = of_mtp.into_iter().filter(|_| stage.mtp.is_some());
-        let all = [Pass::Prompt(max_pass), Pass::Decode(n_rows, DecodeForm::default())].into_iter().chain(of_mtp);
+        let decode = |many| Pass::Decode(n_rows, DecodeForm { many, ..DecodeForm::default() });
+        let of_many = many.then(|| decode(true));
+        let all = [Pass::Prompt(max_pass), decode(false)].into_iter().chain(of_many).chain(of_mtp);
         all.collect::<Vec<_>>().into_iter().try_for_each(|pass| stage.record(None, pass))?;
         Ok(stage)
     }
@@ -340,20 +355,19 @@ impl Stage {
     }
 
     /// Records a pass with the stage's weights or an adapter's. Batch invariance: prefill always uses the kernels
-    /// for many rows and decoding those for few, so that a row's result does not depend on the batch.
+    /// for many rows and decoding those for few, or from some number of rows on the same, so that a row's result
+    /// depends on nothing else of the batch.
     fn record(&mut self, adapted: Option<Adapted<'_>>, pass: Pass) -> Result<(), Error> {
         let EngineSizes { n_rows: most_rows, max_pass, .. } = self.sizes;
         let few = BatchInvariance::Few { columns: most_rows.min(8) };
-        let with_runs;
+        let with_state;
         let (io, batch_invariance, n_rows, ending) = match pass {
             Pass::Prompt(n_rows) => (&self.prompt, BatchInvariance::Many, n_rows, Ending::Cache),
             Pass::ScoredPrompt(n_rows) => (&self.scored, BatchInvariance::Many, n_rows, Ending::AllLogits),
-            Pass::Decode(n_rows, DecodeForm { sampler, has_runs: false }) => {
-                (&self.rows, few, n_rows, Ending::Sample(sampler))
-            }
-            Pass::Decode(n_rows, DecodeForm { sampler, has_runs: true }) => {
-                with_runs = PassTensors { state: self.rows.state.with_runs(), ..self.rows.clone() };
-                (&with_runs, few, n_rows, Ending::Sample(sampler))
+            Pass::Decode(n_rows, DecodeForm { sampler, has_runs, many }) => {
+                let state = if has_runs { self.rows.state.with_runs() } else { self.rows.state.clone() };
+                with_state = PassTensors { state, ..self.rows.clone() };
+                (&with_state, if many { BatchInvariance::Many } else { few }, n_rows, Ending::Sample(sampler))
             }
             Pass::MtpFollow(n_rows) => (&self.prompt, BatchInvariance::Many, n_rows, Ending::MtpFollow),
             Pass::MtpDraft(n_rows, ending) => (&self.rows, few, n_rows, ending),
@@ -361,7 +375,13 @@ impl Stage {
         let mut rec = Recorder::new(self.device.target()).with_batch_invariance(batch_invariance);
         let transformer = adapted.map_or(&self.transformer, |adapted| adapted.transformer);
         transformer.record_pass(&mut rec, &self.cache, io, n_rows, ending)?;
-        let is_largest = pass == Pass::Prompt(max_pass) || pass == Pass::Decode(most_rows, DecodeForm::default());
+        let is_largest = match pass {
+            Pass::Prompt(n_rows) => n_rows == max_pass,
+            Pass::Decode(n_rows, form) => {
+                n_rows == most_rows && form == DecodeForm { many: form.many, ..Default::default() }
+            }
+            _ => false,
+        };
         let recording = match is_largest {
             true => rec.finish(&mut self.workspace),
             false => rec.finish_within(&mut self.workspace),

@@ -24,7 +24,8 @@ pub struct Engine {
 
 #[wasm_bindgen]
 impl Engine {
-    /// For a model; `options`: `{ maxSequences?, maxQueued?, cacheTokens?, prefixCache? }`, see [`EngineOptions`].
+    /// For a model; `options`: `{ maxSequences?, maxQueued?, cacheTokens?, prefixCache?, deterministic? }`,
+    /// see [`EngineOptions`].
     #[wasm_bindgen(constructor)]
     pub fn new(model: &Model, options: JsValue) -> Result<Engine, JsValue> {
         #[derive(Deserialize, Default)]
@@ -34,6 +35,7 @@ impl Engine {
             max_queued: Option<usize>,
             cache_tokens: Option<u32>,
             prefix_cache: Option<bool>,
+            deterministic: bool,
         }
         let given: Options = from_js("options", options)?;
         let default = EngineOptions::default();
@@ -42,6 +44,7 @@ impl Engine {
             max_queued: given.max_queued.unwrap_or(default.max_queued),
             cache_tokens: given.cache_tokens,
             prefix_cache: given.prefix_cache.unwrap_or(default.prefix_cache),
+            deterministic: given.deterministic,
             ..default
         };
         let (engine, driver) = engine::Engine::new(model.inner(), &options).map_err(to_js_error)?;

@@ -169,6 +169,11 @@ struct EngineArgs {
     /// Allow for the first steps, which compile shaders and can take seconds.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     step_limit: Option<u64>,
+    /// Make output independent of the requests beside it, which is slower with 16 and more at once.
+    ///
+    /// Without it, passes of 16 and more rows may add in another order than those of 8 and fewer.
+    #[arg(long)]
+    deterministic: bool,
     /// Disable prefix caching.
     #[arg(long)]
     no_prefix_cache: bool,
@@ -481,6 +486,7 @@ pub fn serve(args: ServeArgs) -> Result<(), CommandFailure> {
         parallel,
         queue,
         cache_tokens,
+        deterministic,
         no_prefix_cache,
         host_cache,
         max_loaded,
@@ -500,6 +506,7 @@ pub fn serve(args: ServeArgs) -> Result<(), CommandFailure> {
         max_queued: queue.unwrap_or(2 * parallel as usize),
         cache_tokens,
         prefix_cache: !no_prefix_cache,
+        deterministic,
         host_cache_bytes: host_cache.saturating_mul(1 << 20),
         step_limit: step_limit.map(Duration::from_secs),
         prompt_lookup,
