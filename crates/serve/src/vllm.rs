@@ -33,7 +33,8 @@ pub async fn tokenize(app: &App, asked: &ApiRequest) -> Result<Response, ApiErro
     let prompt = fields.some_text("prompt")?.to_owned();
     let add_special = fields.flag("add_special_tokens")?.unwrap_or(true);
     let has_texts = fields.flag("return_token_strs")?.unwrap_or(false);
-    let lease = app.models.get_for(fields.text("model")?, Task::Any).await?;
+    // A name may be that of an encoder.
+    let lease = app.models.get_for(fields.text("model")?, Task::Generate).await?;
     let loaded = lease.loaded.clone();
     let n_context = loaded.context_length();
     let tokens = app.prepare_in_turn(is_long(prompt.len()), move || {
