@@ -13,8 +13,8 @@
 //!
 //! - A template never fails the loading of a model: one that is invalid or refuses a conversation is an error when
 //!   used.
-//! - If a template fails, equivalent forms are tried (`adapted.rs`): one call per message, text as part of the
-//!   reasoning, arguments as text, an empty list of tools, calls as text.
+//! - If a template fails, equivalent forms are tried (`adapted.rs`): later system messages as text of the user, one
+//!   call per message, text as part of the reasoning, arguments as text, an empty list of tools, calls as text.
 //! - The tokens that end an answer come from a trial rendering with two messages.
 //!
 //! No general engine gives both guarantees. minijinja limits steps and recursion but not sizes, and a string doubles
@@ -382,7 +382,18 @@ impl ChatTemplate {
             }
             false => render_once(template, messages, options, &special),
         };
-        let text = match render(&messages, options) {
+        let mut first = render(&messages, options);
+        if adapted::has_late_system(&messages) {
+            let is_wrong = match &first {
+                Ok(text) => adapted::loses_late_system(&messages, &text.text),
+                Err((_, retry)) => matches!(retry, Retry::Adapted),
+            };
+            if is_wrong {
+                messages = adapted::with_one_system(&messages).into();
+                first = render(&messages, options).or(first);
+            }
+        }
+        let text = match first {
             Ok(text) if !named.knows_tools && adapted::is_lost(&messages, &text.text) => {
                 render(&adapted::without_calls(&messages), options).unwrap_or(text)
             }

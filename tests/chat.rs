@@ -278,6 +278,34 @@ fn folder_chat_templates_are_read_from_several_files() {
 }
 
 #[test]
+fn later_system_messages_are_text_of_the_user_if_the_template_has_no_place_for_them() {
+    let of = |turns: &[(&str, &str)]| turns.iter().map(|(role, text)| Message::new(*role, *text)).collect::<Vec<_>>();
+    // As in Claude Code's requests; the second as clients send that build a system prompt from parts.
+    let late = of(&[
+        ("system", "Be brief."),
+        ("user", "Hi"),
+        ("system", "Agents: x"),
+        ("assistant", "Yo"),
+        ("system", "Now"),
+        ("user", "Bye"),
+    ]);
+    let twice = of(&[("system", "Be brief."), ("system", "Be kind."), ("user", "Hi")]);
+    let each = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}WRONG{% endif %}[{{ m.role }}:{{ m.content }}]{% endfor %}";
+    let refuses = each.replace("WRONG", "{{ raise_exception('System message must be at the beginning.') }}");
+    let drops = "{% for m in messages %}{% if m.role != 'system' or loop.first %}[{{ m.role }}:{{ m.content }}]{% endif %}{% endfor %}";
+    for source in [refuses.as_str(), drops] {
+        assert_eq!(
+            render(source, &late).unwrap(),
+            "[system:Be brief.][user:Hi\n\nAgents: x][assistant:Yo][user:Now\n\nBye]"
+        );
+        assert_eq!(render(source, &twice).unwrap(), "[system:Be brief.\n\nBe kind.][user:Hi]");
+    }
+    // A template that has a place for them renders them as they are.
+    let keeps = render(&each.replace("WRONG", ""), &late).unwrap();
+    assert!(keeps.contains("[user:Hi][system:Agents: x][assistant:Yo]"), "{keeps}");
+}
+
+#[test]
 fn message_that_cannot_be_continued_is_refused() {
     let options = ChatOptions { continue_final_message: true, ..ChatOptions::default() };
     let fails = |source: &str, messages: &[Message]| {

@@ -595,8 +595,8 @@ export class Chat {
     const intro = make("div", { className: "intro" });
     if (!this.model) {
       intro.append(
-        make("h3", {}, "No model is loaded"),
-        make("p", {}, "The story model is built in and is there at once. Files and addresses are under “Model and settings”."),
+        make("h3", {}, "Talk to a model"),
+        make("p", {}, "It runs on this device, and what you write stays here. The story model is built in and is there at once; files and addresses are under “Model and settings”."),
       );
       const story = make("button", { type: "button", className: "chip" }, "Load the story model");
       story.addEventListener("click", () => byId("model-builtin").click());

@@ -11,7 +11,7 @@ const MODULE_FOLDER = /^\d+_[A-Z]\w*$/;
 
 /** Connects every way to choose a model with `choose`; texts that are dropped go to `read`. */
 export function startPicker(choose: (choice: ModelChoice) => void, read: (texts: File[]) => void): void {
-  byId("model-builtin").addEventListener("click", () => choose(BUILTIN));
+  for (const id of ["model-builtin", "inside-intro-builtin"]) byId(id).addEventListener("click", () => choose(BUILTIN));
   for (const id of ["model-hub", "search-intro-hub"]) byId(id).addEventListener("click", () => choose(MINILM));
 
   const chooseFiles = (files: File[]): void => {

@@ -33,6 +33,45 @@ pub fn is_lost(messages: &[Message], rendered: &str) -> bool {
     has_all("user") && !has_all("tool")
 }
 
+/// Whether a system message is not the first message.
+pub fn has_late_system(messages: &[Message]) -> bool {
+    messages.iter().skip(1).any(|message| message.role == "system")
+}
+
+/// Whether the template dropped a system message that is not the first message.
+pub fn loses_late_system(messages: &[Message], rendered: &str) -> bool {
+    let mut late = messages.iter().skip(1).filter(|message| message.role == "system").filter_map(Message::text);
+    !late.all(|text| rendered.contains(text.trim()))
+}
+
+/// Rewrites a conversation for a template whose only system message is the first: those directly after it join it,
+/// and later ones, which Claude Code sends, become text of the user. They keep their place, so that the prompt before
+/// them stays the same and cached.
+pub fn with_one_system(messages: &[Message]) -> Vec<Message> {
+    let mut adapted: Vec<Message> = Vec::new();
+    let mut follows_late = false;
+    for message in messages {
+        let mut message = message.clone();
+        let is_late = message.role == "system" && adapted.iter().any(|before| before.role != "system");
+        if is_late {
+            message.role = "user".into();
+        }
+        let joins = is_late || follows_late || message.role == "system";
+        // Join neighbours of one author: many templates require users and assistants to alternate.
+        if let Some(last) = adapted.last_mut().filter(|last| joins && last.role == message.role)
+            && let (Some(before), Some(text)) = (last.text(), message.text())
+        {
+            last.content = format!("{before}\n\n{text}").into();
+            last.fields.extend(message.fields);
+            follows_late |= is_late;
+            continue;
+        }
+        follows_late = is_late;
+        adapted.push(message);
+    }
+    adapted
+}
+
 fn calls_of(message: &Message) -> &[Json] {
     message.fields.get("tool_calls").and_then(Json::as_array).map_or(&[], Vec::as_slice)
 }

@@ -284,6 +284,38 @@ test("the manifest and its icons make the page installable", limited, async () =
   assert.deepEqual(installabilityErrors.map(({ errorId }) => errorId).filter((id) => id !== "in-incognito"), []);
 });
 
+test("each view says what it is for, and what to do, before a model is loaded", limited, async () => {
+  const page = await open();
+  await ready(page);
+  const [chat, search, inside] = ["#output .intro", "#search-intro", "#inside-intro"].map((intro) => page.locator(intro));
+  const memory = page.locator("#inside-memory");
+  // A load that takes long leaves them readable, without what cannot be chosen meanwhile.
+  await page.fill("#model-url", server.url("assets/stories.gguf", { fault: "slow", rate: 50_000 }));
+  await page.click("#model-url-load");
+  await page.waitForFunction(() => document.documentElement.dataset.state === "loading");
+  assert.ok(await chat.isHidden(), "a short load shows nothing that goes at once");
+  await chat.getByText("Talk to a model").waitFor();
+  assert.ok(await page.locator("#start").isHidden());
+  await page.click("#tab-search");
+  await search.getByText("Search by meaning").waitFor();
+  assert.ok(await page.locator("#search-intro-hub").isVisible());
+  await page.click("#tab-inside");
+  await inside.getByText("Load a model, and ask it something in the chat").waitFor();
+  assert.ok(await page.locator("#inside-intro-builtin").isHidden() && await memory.isHidden());
+  await page.click("#tab-kernels");
+  assert.ok(await page.getByText("This runs small probes").isVisible() && await page.locator("#bench-run").isVisible());
+  await page.click("#tab-chat");
+  await page.click("#cancel-load");
+  await page.waitForFunction(() => document.documentElement.dataset.state === "empty");
+  assert.ok(await chat.getByRole("button", { name: "Load the story model" }).isVisible() && await page.locator("#start").isVisible());
+  await page.click("#tab-inside");
+  await page.click("#inside-intro-builtin");
+  await ready(page);
+  await memory.locator("dt").first().waitFor();
+  assert.ok(await inside.isHidden());
+  assert.deepEqual(page.problems, []);
+});
+
 test("the first load without a model is 1.5 MB at most, and the second module is not part of it", limited, async (t) => {
   const sent = new Map();
   // As a static host sends it: gzipped.

@@ -2,6 +2,7 @@
 //
 //     #inside-tokens     a .token for each, [data-id]; #inside-token has the likeliest ones of that which is pointed at or focused
 //     #inside-memory     a row for each kind
+//     #inside-intro      what the view is for, instead of its sections: while there is neither a model nor an answer
 //
 // Device and model are beside them, by status.ts.
 import type { DeviceInfo, MemoryInfo, Model, ModelInfo, Piece, TokenLogprob } from "../tilewright/index.js";
@@ -99,6 +100,7 @@ draw.now();
 /** Shows what a model takes; undefined: there is none. */
 export async function showInside(model: Model | undefined): Promise<void> {
   draw.now();
+  byId("inside-intro").hidden = model !== undefined || recorded().length > 0;
   showTimeline(byId("inside-timeline"), model);
   showAttention(byId("inside-attention"), model);
   const memory = await model?.memory();

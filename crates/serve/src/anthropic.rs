@@ -16,7 +16,7 @@ use tilewright::grammar::{Constraint, ToolChoice};
 use super::answers::{AnswerEvent, Answers, CallIds, Delta, End, RequestUsage};
 use super::app::{ApiRequest, App, is_long, new_id};
 use super::conversation::{Conversation, constraint_of, given_tools, prefill_of};
-use super::errors::ApiError;
+use super::errors::{ApiError, NO_THREADS};
 use super::fields::Fields;
 use super::limits::Limits;
 use super::models::{ServedModel, Task};
@@ -127,6 +127,10 @@ const FORMAT: &str = r#"an object with the type "json_schema" and a schema"#;
 /// keep all of them out of the prefix cache, and says nothing to a model.
 const BILLING: &str = "x-anthropic-billing-header:";
 
+/// Stands for a tool's result that the model cannot read. Claude Code reads pictures without knowing the model; if they
+/// were refused, so would each later request be that repeats the conversation.
+const UNREADABLE: &str = "Error: this result is not a text, and the model reads only text.";
+
 /// What a request asks for.
 struct MessagesRequest {
     /// Without sampling options.
@@ -138,6 +142,7 @@ struct MessagesRequest {
 /// `/v1/messages`.
 pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
+    refuse_thread(fields)?;
     fields.check(MESSAGES.fields)?;
     let MessagesRequest { mut request, notices, hides_thinking } = MessagesRequest::read(fields, &app.limits)?;
     request.options = GenerateOptions { constraint: request.options.constraint, ..options_of(fields, &app.limits)? };
@@ -184,6 +189,16 @@ pub fn model_json(name: &str, entry: &ServedModel, adapter: Option<&str>) -> Jso
     let name = adapter.map_or_else(|| name.to_owned(), |adapter| format!("{name}:{adapter}"));
     let created = date_time(i64::try_from(entry.created).unwrap_or_default());
     json!({"type": "model", "id": name, "display_name": name, "created_at": created})
+}
+
+/// Refuses a thread, a conversation that Anthropic's servers store. By the error's code, its clients send all messages
+/// instead.
+fn refuse_thread(fields: Fields<'_>) -> Result<(), ApiError> {
+    if fields.get("thread").is_none() {
+        return Ok(());
+    }
+    let message = "thread is not supported: this server stores no conversations; leave it out and send all messages";
+    Err(ApiError { code: NO_THREADS, ..ApiError::unsupported("thread", message) })
 }
 
 fn options_of(fields: Fields<'_>, limits: &Limits) -> Result<GenerateOptions, ApiError> {
@@ -265,6 +280,16 @@ fn blocks_of<'a>(content: &'a Json, param: &str) -> Result<Cow<'a, [Json]>, ApiE
 
 fn kind_of(block: &Json) -> String {
     block.get("type").and_then(Json::as_str).unwrap_or("without a type").chars().take(60).collect()
+}
+
+/// Whether a block is a picture, or a document in another format than text.
+fn is_unreadable(block: &Json) -> bool {
+    let source = || block.pointer("/source/type").and_then(Json::as_str);
+    match kind_of(block).as_str() {
+        "image" => true,
+        "document" => matches!(source(), Some("base64" | "url" | "file")),
+        _ => false,
+    }
 }
 
 /// The text of a block that must have one.
@@ -363,7 +388,10 @@ fn result_of(block: &Json, param: &str) -> Result<Message, ApiError> {
         Some(content) => blocks_of(content, &fields.name("content"))?,
         None => Cow::default(),
     };
-    let text = |(at, block): (usize, &Json)| text_of(block, &format!("{}[{at}]", fields.name("content")));
+    let text = |(at, block): (usize, &Json)| match is_unreadable(block) {
+        true => Ok(UNREADABLE.to_owned()),
+        false => text_of(block, &format!("{}[{at}]", fields.name("content"))),
+    };
     let text = blocks.iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?.join("\n");
     // Templates have no place for the flag.
     let fails = fields.flag("is_error")? == Some(true) && !text.to_lowercase().contains("error");

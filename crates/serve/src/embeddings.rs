@@ -65,10 +65,14 @@ pub const RERANK: Endpoint = Endpoint::post(
 /// Fields about the documents of `/v1/rerank`.
 pub const DOCUMENT_OPTIONS: &[Field] = &[
     field("documents", Kind::Other(&["array"], "a list of texts, or of objects with a text"), "", "The documents."),
-    field("top_n", Kind::Whole(1, i32::MAX as i64), "all", "Number of results."),
+    TOP_N,
     field("return_documents", Kind::Flag, "false", "Add the documents to the results."),
+    neutral("truncate_prompt_tokens", &[Neutral::Number(-1.0)], "Documents are cut to the model's limit."),
     neutral("user", &[Neutral::AnyText], "Ignored."),
 ];
+
+/// The row of the number of results.
+pub const TOP_N: Field = field("top_n", Kind::Whole(1, i32::MAX as i64), "all", "Number of results.");
 
 const INPUT: &str = "a text, a list of texts, a list of token ids, or a list of those";
 const TRUNCATE: &str = r#"true, false, "NONE", "START" or "END""#;
@@ -403,6 +407,11 @@ fn scored(reranker: &Reranker, query: &str, texts: &[String], scores: ScoreKind)
     }
 }
 
+/// The number of results that a request asks for.
+pub fn top_n(fields: Fields<'_>) -> Result<usize, ApiError> {
+    Ok(fields.whole("top_n", 1, i32::MAX as u64)?.map_or(usize::MAX, |n| n as usize))
+}
+
 /// `/v1/rerank`, in the format common to Cohere's and Jina's APIs.
 pub async fn rerank(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
@@ -414,7 +423,7 @@ pub async fn rerank(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
     let text = |one: &Json| Some(one.as_str().or_else(|| one.get("text")?.as_str())?.to_owned());
     let documents: Option<Vec<String>> = given.and_then(|list| list.iter().map(text).collect());
     let documents = Arc::new(documents.ok_or_else(|| fields.wrong("documents", &expected))?);
-    let top_n = fields.whole("top_n", 1, i32::MAX as u64)?.map_or(usize::MAX, |n| n as usize);
+    let top_n = top_n(fields)?;
     let returns = fields.flag("return_documents")?.unwrap_or(false);
     let model = app.models.name_for(fields.text("model")?, Task::Rerank).await?;
     let lease = app.models.get(&model).await?;

@@ -9,6 +9,9 @@ use tilewright::Error;
 /// Seconds after which a client may retry if the server was busy.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
+/// The code of a request for a thread in Anthropic's API. Its clients find it in the error's details.
+pub const NO_THREADS: &str = "thread_unsupported_request";
+
 /// Length of a value in a message, in characters.
 const MAX_SHOWN: usize = 60;
 
@@ -126,7 +129,12 @@ impl ErrorFormat {
                     _ if error.is_ours() => "api_error",
                     _ => "invalid_request_error",
                 };
-                json!({"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id})
+                let mut body =
+                    json!({"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id});
+                if error.code == NO_THREADS {
+                    body["error"]["details"] = json!({"error_code": error.code, "unsupported": ["thread"]});
+                }
+                body
             }
             ErrorFormat::LlamaCpp => {
                 let kind = match (error.status, error.code) {

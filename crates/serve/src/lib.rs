@@ -64,6 +64,7 @@ mod telemetry;
 #[cfg(not(feature = "telemetry"))]
 #[path = "no_telemetry.rs"]
 mod telemetry;
+mod vllm;
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};

@@ -27,7 +27,7 @@ use super::routes::query_value;
 use super::sampling::{self, MODEL, RequestSampling, max_tokens_row, number_rows, random};
 use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
 use super::sse::{Disconnected, PartSender, Style, streamed};
-use super::tei;
+use super::{tei, vllm};
 
 /// `/completion`.
 pub const COMPLETION: Endpoint = Endpoint::post(
@@ -43,17 +43,17 @@ pub const INFILL: Endpoint = Endpoint::post(
     &[GAP, OWN, NUMBERS, sampling::FIELDS, constraints::FIELDS],
 );
 
-/// `/tokenize`, with the fields of two APIs.
+/// `/tokenize`, with the fields of three APIs.
 pub const TOKENIZE: Endpoint = Endpoint::post(
     "/tokenize",
-    "Tokens of `content`, like llama.cpp, or of `inputs`, like TEI",
-    &[&[MODEL], CONTENT, tei::INPUTS],
+    "Tokens of `content`, like llama.cpp, of `prompt`, like vLLM, or of `inputs`, like TEI",
+    &[&[MODEL], CONTENT, vllm::PROMPT, tei::INPUTS],
 );
 
 /// `/detokenize`.
 pub const DETOKENIZE: Endpoint = Endpoint::post(
     "/detokenize",
-    "The text of tokens, like llama.cpp's",
+    "The text of tokens, like llama.cpp's and vLLM's",
     &[&[MODEL, required("tokens", Kind::Other(&["array"], IDS), "Token ids.")]],
 );
 
@@ -615,7 +615,8 @@ pub async fn detokenize(State(app): State<Arc<App>>, asked: ApiRequest) -> Resul
     let lease = app.models.get_for(fields.text("model")?, Task::Any).await?;
     let loaded = lease.loaded.clone();
     let text = app.prepare(move || Ok(loaded.tokenizer()?.decode(&ids, false)?)).await?;
-    Ok(Body(json!({"content": text})).into_response())
+    // llama.cpp's and vLLM's requests are equal.
+    Ok(Body(json!({"content": text, "prompt": text})).into_response())
 }
 
 /// `/apply-template`.
@@ -636,16 +637,34 @@ pub async fn apply_template(State(app): State<Arc<App>>, asked: ApiRequest) -> R
     Ok(Body(json!({"prompt": prompt})).into_response())
 }
 
+/// A model's chat template, and the texts of the tokens that begin and end a text.
+pub struct TokenizerNames<'m> {
+    pub template: Option<&'m str>,
+    pub bos: Option<String>,
+    pub eos: Option<String>,
+}
+
+impl TokenizerNames<'_> {
+    /// Those of a model.
+    ///
+    /// # Errors
+    /// Those of [`Model::tokenizer`].
+    pub fn of(model: &Model) -> Result<TokenizerNames<'_>, ApiError> {
+        let tokenizer = model.tokenizer()?;
+        let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_bytes(id).ok()).map(ScoredToken::text);
+        Ok(TokenizerNames {
+            template: model.chat_source().templates.first().map(|(_, source)| source.as_str()),
+            bos: text(tokenizer.bos_id()),
+            eos: text(tokenizer.eos_ids().first().copied()),
+        })
+    }
+}
+
 /// `GET /props`, for the model in the query or the only one.
 pub async fn props(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, ApiError> {
     let decoder = queried(&app, &uri).await?;
     let model = decoder.model();
-    let source = model.chat_source().templates.first().map(|(_, source)| source.as_str());
-    let text = |id: Option<u32>| {
-        let bytes = id.zip(model.tokenizer().ok()).and_then(|(id, tokenizer)| tokenizer.token_bytes(id).ok());
-        bytes.map(ScoredToken::text).unwrap_or_default()
-    };
-    let tokenizer = model.tokenizer()?;
+    let names = TokenizerNames::of(model)?;
     let defaults = GenerateOptions { max_tokens: usize::MAX, ..GenerateOptions::default() };
     Ok(Body(json!({
         "default_generation_settings": {
@@ -656,9 +675,9 @@ pub async fn props(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Ap
         "model_alias": model.name(),
         "model_path": model.name(),
         "modalities": {"vision": false, "audio": false},
-        "chat_template": source.unwrap_or_default(),
-        "bos_token": text(tokenizer.bos_id()),
-        "eos_token": text(tokenizer.eos_ids().first().copied()),
+        "chat_template": names.template.unwrap_or_default(),
+        "bos_token": names.bos.unwrap_or_default(),
+        "eos_token": names.eos.unwrap_or_default(),
         "build_info": concat!("tilewright ", env!("CARGO_PKG_VERSION")),
         "is_sleeping": false,
     }))
@@ -684,7 +703,8 @@ pub async fn slots(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Ap
     Ok(Body((0..n_slots).map(slot).collect::<Json>()).into_response())
 }
 
-async fn queried(app: &App, uri: &Uri) -> Result<Arc<Decoder>, ApiError> {
+/// The model in a URL's query, or the only one.
+pub async fn queried(app: &App, uri: &Uri) -> Result<Arc<Decoder>, ApiError> {
     app.models.get_for(query_value(uri, "model").as_deref(), Task::Generate).await?.decoder()
 }
 

@@ -28,7 +28,7 @@ use super::models::{Loaded, ServedModel};
 use super::page::StaticFiles;
 use super::request_log::{RequestRecord, SharedRecord, request_id};
 use super::telemetry::ServerSpan;
-use super::{anthropic, chat, completions, embeddings, llama, ollama, openapi, responses, tei};
+use super::{anthropic, chat, completions, embeddings, llama, ollama, openapi, responses, tei, vllm};
 
 /// Names a request in its response and in logs.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -56,6 +56,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/responses", post(responses::create))
         .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/rerank", post(embeddings::rerank))
+        .route("/v2/rerank", post(embeddings::rerank))
         .route("/v1/reranking", post(embeddings::rerank))
         .route("/reranking", post(embeddings::rerank))
         .route("/rerank", post(rerank))
@@ -69,6 +70,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/infill", post(llama::infill))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(llama::detokenize))
+        .route("/tokenizer_info", get(vllm::tokenizer_info))
         .route("/apply-template", post(llama::apply_template))
         .route("/props", get(llama::props))
         .route("/slots", get(llama::slots))
@@ -212,12 +214,13 @@ async fn rerank(State(app): State<Arc<App>>, asked: ApiRequest) -> Response {
     }
 }
 
-/// `/tokenize`: TEI's with `inputs`, otherwise llama.cpp's.
+/// `/tokenize`: TEI's with `inputs`, vLLM's with `prompt`, otherwise llama.cpp's.
 async fn tokenize(State(app): State<Arc<App>>, asked: ApiRequest) -> Response {
-    let is_tei = asked.fields().is_ok_and(|fields| fields.get("inputs").is_some());
-    match is_tei {
-        true => in_format(tei::tokenize(&app, &asked).await, ErrorFormat::Tei),
-        false => llama::tokenize(&app, &asked).await.into_response(),
+    let has = |field: &str| asked.fields().is_ok_and(|fields| fields.get(field).is_some());
+    match (has("inputs"), has("prompt")) {
+        (true, _) => in_format(tei::tokenize(&app, &asked).await, ErrorFormat::Tei),
+        (false, true) => in_format(vllm::tokenize(&app, &asked).await, ErrorFormat::OpenAi),
+        (false, false) => llama::tokenize(&app, &asked).await.into_response(),
     }
 }
 

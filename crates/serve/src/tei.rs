@@ -12,7 +12,9 @@ use tilewright::formats::BlockType;
 use tilewright::tokenizer::{EncodeOptions, Tokenizer};
 
 use super::app::{ApiRequest, App};
-use super::embeddings::{DIMENSIONS, DOCUMENT_OPTIONS, EmbedInputs, EmbedJob, Ranking, RerankJob, ScoreKind};
+use super::embeddings::{
+    DIMENSIONS, DOCUMENT_OPTIONS, EmbedInputs, EmbedJob, Ranking, RerankJob, ScoreKind, TOP_N, top_n,
+};
 use super::errors::ApiError;
 use super::models::{Loaded, Task};
 use super::routes::query_value;
@@ -53,9 +55,13 @@ const RANK_FIELDS: &[Field] = &[
 /// Fields of `/tokenize` with `inputs`.
 pub const INPUTS: &[Field] = &[
     field("inputs", Kind::Other(&["string", "array"], "a text or a list of texts"), "", "The texts."),
-    field("add_special_tokens", Kind::Flag, "true", "Whether to add the model's special tokens."),
+    ADD_SPECIAL_TOKENS,
     field("prompt_name", Kind::Text, "", "Name of the model's prompt to put before each text."),
 ];
+
+/// The row of special tokens in TEI's and vLLM's requests.
+pub const ADD_SPECIAL_TOKENS: Field =
+    field("add_special_tokens", Kind::Flag, "true", "Whether to add the model's special tokens.");
 
 const INPUT: &str = "a text, a list of texts, a list of token ids, or a list of those";
 const SIDES: &[&str] = &["Left", "Right", "left", "right"];
@@ -85,7 +91,8 @@ pub async fn embed(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Res
 /// `/rerank` with `texts`.
 pub async fn rerank(app: &App, asked: &ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
-    fields.check(&[RANK_FIELDS])?;
+    // LiteLLM sends `top_n`.
+    fields.check(&[RANK_FIELDS, &[TOP_N]])?;
     let most = app.limits.texts;
     let expected = format!("a list of 1 to {most} texts");
     let texts = fields.list("texts", &expected)?.filter(|list| (1..=most).contains(&list.len()));
@@ -101,6 +108,7 @@ pub async fn rerank(app: &App, asked: &ApiRequest) -> Result<Response, ApiError>
         scores: if is_raw { ScoreKind::Logit } else { ScoreKind::Sigmoid },
     };
     let returns = fields.flag("return_text")?.unwrap_or(false);
+    let top_n = top_n(fields)?;
     let lease = app.models.get_for(fields.text("model")?, Task::Rerank).await?;
     lease.reranker().map_err(of_model)?;
     let Ranking { ranked, .. } = job.run(app, lease, &asked.since).await?;
@@ -111,7 +119,7 @@ pub async fn rerank(app: &App, asked: &ApiRequest) -> Result<Response, ApiError>
         }
         rank
     };
-    Ok(Body(ranked.into_iter().map(rank).collect::<Json>()).into_response())
+    Ok(Body(ranked.into_iter().take(top_n).map(rank).collect::<Json>()).into_response())
 }
 
 /// `/tokenize` with `inputs`. Tokens have no offsets: normalisers change the text.

@@ -184,6 +184,13 @@ fn thoughts_and_calls_are_blocks() {
     let n = done(counting.address, "/v1/messages/count_tokens", asked.clone()).json();
     let prompt = "user:hi;assistant:hmLook.weather{\"city\": \"Rome\"};tool:sun;user:So?;A:";
     assert_eq!(n["input_tokens"], json!(prompt.len()));
+    // A picture as a result, as of Claude Code's tool Read.
+    let mut pictured = asked.clone();
+    let source = json!({"type": "base64", "media_type": "image/png", "data": "AA=="});
+    pictured["messages"][2]["content"][0]["content"] = json!([{"type": "image", "source": source}]);
+    let n = done(counting.address, "/v1/messages/count_tokens", pictured).json();
+    let unreadable = "Error: this result is not a text, and the model reads only text.";
+    assert_eq!(n["input_tokens"], json!(prompt.replace("sun", unreadable).len()));
     let server = scripted_server(&Says::Behind(prompt.len(), "Sunny."));
     let next = done(server.address, "/v1/messages", asked).json();
     assert_eq!(next["content"], json!([{"type": "text", "text": "Sunny."}]));
@@ -242,6 +249,7 @@ fn errors_have_anthropics_format() {
         (with("messages", json!([{"role": "tool", "content": "a"}])), 400, "invalid_request_error", "messages[0].role"),
         (with("tools", json!([{"name": "f"}])), 400, "invalid_request_error", "tools[0].input_schema is missing"),
         (with("tool_choice", "auto".into()), 400, "invalid_request_error", "tool_choice is \"auto\""),
+        (with("thread", json!({"type": "create"})), 400, "invalid_request_error", "thread is not supported"),
         (with("stop_sequence", json!(["a"])), 400, "invalid_request_error", "did you mean `stop_sequences`?"),
         (with("model", "claude-opus-4-6".into()), 404, "not_found_error", "this server has `story`, `plain`"),
         (with("model", "nomic".into()), 400, "invalid_request_error", "nomic is an embedding model"),
@@ -257,6 +265,9 @@ fn errors_have_anthropics_format() {
             assert_eq!(body["request_id"].as_str(), answer.header("request-id"), "{answer:?}");
         }
     }
+    // By this, Anthropic's clients send all messages instead of a thread.
+    let error = post(shared(), "/v1/messages", &with("thread", json!({"type": "create"}))).json()["error"].clone();
+    assert_eq!(error["details"], json!({"error_code": "thread_unsupported_request", "unsupported": ["thread"]}));
     // As Anthropic's clients send a key, and ask for models.
     let server = own(|_, options| options.api_keys = vec!["a key".into()]);
     let models = |headers: &[(&str, &str)]| send(server.address, "GET", "/v1/models", headers, b"");
@@ -301,7 +312,7 @@ fn claude_code_is_answered_from_the_prefix_cache() {
         let content = json!([{"type": "text", "text": "<system-reminder>x</system-reminder>"}, {"type": "text", "text": "hi", "cache_control": cached}]);
         let asked = json!({
             "model": "story", "max_tokens": 4, "temperature": 1, "stream": true, "system": system, "tools": tools,
-            "messages": [{"role": "user", "content": content}],
+            "messages": [{"role": "user", "content": content}, {"role": "system", "content": "Agents: none."}],
             "metadata": {"user_id": "user_x_account__session_y"},
             "thinking": {"type": "adaptive"}, "output_config": {"effort": "high"},
             "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},

@@ -542,8 +542,11 @@ fn embeddings_and_rerank_scores_match_the_encoders() {
     // More than one batch.
     let documents: Vec<String> = (0..70).map(|at| format!("{} {at}", texts[at % 3])).collect();
     let want = block_on(reranker().unwrap().rank("Where does the sun shine?", &documents)).unwrap();
-    let asked = json!({"model": "bert", "query": "Where does the sun shine?", "documents": documents, "top_n": 5, "return_documents": true});
-    let answer = done(shared(), "/v1/rerank", asked).json();
+    let mut asked = json!({"model": "bert", "query": "Where does the sun shine?", "documents": documents, "top_n": 5, "return_documents": true});
+    let answer = done(shared(), "/v1/rerank", asked.clone()).json();
+    // As Cohere's clients and `vllm bench serve` ask.
+    asked["truncate_prompt_tokens"] = json!(-1);
+    assert_eq!(done(shared(), "/v2/rerank", asked).json()["results"], answer["results"]);
     let results = answer["results"].as_array().unwrap();
     assert_eq!(results.len(), 5);
     for (got, want) in results.iter().zip(want) {

@@ -138,6 +138,23 @@ fn tokens_templates_and_properties_are_the_models() {
     assert_eq!(content.as_str().unwrap().trim_start(), "A dragon.");
     assert_eq!(post(server.address, "/detokenize", &json!({"tokens": [1 << 30]})).status, 400);
 
+    // vLLM's, by which lm-eval tokenizes.
+    let info = get(server.address, "/tokenizer_info").json();
+    assert_eq!((&info["bos_token"], &info["eos_token"]), (&json!("<s>"), &json!("</s>")), "{info}");
+    for add_special in [true, false] {
+        let options = EncodeOptions { add_special, parse_special: true };
+        let ids = model.tokenizer().unwrap().encode_with(text, options).unwrap();
+        let asked = json!({"prompt": text, "add_special_tokens": add_special, "return_token_strs": true});
+        let told = done(server.address, "/tokenize", asked).json();
+        assert_eq!(
+            (&told["tokens"], &told["count"], &told["max_model_len"]),
+            (&json!(ids), &json!(ids.len()), &json!(512))
+        );
+        assert_eq!(told["token_strs"].as_array().unwrap().len(), ids.len());
+        let decoded = done(server.address, "/detokenize", json!({"tokens": ids})).json();
+        assert_eq!(decoded["prompt"], decoded["content"]);
+    }
+
     let messages = json!([{"role": "user", "content": "hi"}]);
     let applied = done(server.address, "/apply-template", json!({"messages": messages})).json();
     assert_eq!(applied["prompt"], json!("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"));

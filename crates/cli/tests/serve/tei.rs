@@ -138,6 +138,8 @@ fn tei_endpoints_match_the_encoders() {
         );
         assert!(raw_score == logit && (score - 1.0 / (1.0 + (-logit).exp())).abs() < 1e-6, "{rank} {logit}");
     }
+    let best = done(shared(), "/rerank", json!({"query": query, "texts": TEXTS, "top_n": 1})).json();
+    assert_eq!((best.as_array().unwrap().len(), &best[0]["index"]), (1, &json!(want[0].index)));
     let cohere = done(shared(), "/rerank", json!({"query": query, "documents": TEXTS})).json();
     assert_eq!(cohere["results"][0]["index"], json!(want[0].index));
 
