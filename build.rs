@@ -68,8 +68,17 @@ struct Params {
     /// Its name in Rust.
     name: String,
     size: u32,
-    /// Names and types, in Rust's words.
-    members: Vec<(String, String)>,
+    members: Vec<Member>,
+}
+
+/// A field of a kernel's params.
+#[derive(Clone, PartialEq)]
+struct Member {
+    name: String,
+    /// Its type in Rust, and in WGSL.
+    rust_type: String,
+    wgsl_type: String,
+    offset: u32,
 }
 
 struct Variant {
@@ -453,9 +462,10 @@ impl Params {
                 let offset = member.offset;
                 return Err(format!("`params.{name}` is at byte {offset}, expected {end}: gaps belong to the end"));
             }
-            let (ty, size) = rust_type(module, member.ty).map_err(|found| format!("`params.{name}` is {found}"))?;
+            let types = types(module, member.ty).map_err(|found| format!("`params.{name}` is {found}"))?;
+            let (rust_type, wgsl_type, size) = types;
             end += size;
-            params.members.push((name, ty));
+            params.members.push(Member { name, rust_type, wgsl_type, offset: member.offset });
         }
         Ok(params)
     }
@@ -464,13 +474,14 @@ impl Params {
 impl Display for Params {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Params { name, size, members } = self;
-        let members: Vec<String> = members.iter().map(|(name, ty)| format!("{name}: {ty}")).collect();
+        let members: Vec<String> =
+            members.iter().map(|Member { name, rust_type, .. }| format!("{name}: {rust_type}")).collect();
         write!(f, "{name} {{ {} }} of {size} bytes", members.join(", "))
     }
 }
 
-/// The Rust type with a member's layout and its size in bytes; an error names the unsupported type.
-fn rust_type(module: &naga::Module, ty: naga::Handle<naga::Type>) -> Result<(String, u32), String> {
+/// The Rust type with a member's layout, its type in WGSL and its size in bytes; an error names the unsupported type.
+fn types(module: &naga::Module, ty: naga::Handle<naga::Type>) -> Result<(String, String, u32), String> {
     let of_scalar = |scalar: naga::Scalar| match scalar {
         naga::Scalar::U32 => Ok("u32"),
         naga::Scalar::I32 => Ok("i32"),
@@ -478,14 +489,16 @@ fn rust_type(module: &naga::Module, ty: naga::Handle<naga::Type>) -> Result<(Str
         other => Err(format!("of {other:?}")),
     };
     match module.types[ty].inner {
-        naga::TypeInner::Scalar(scalar) => Ok((of_scalar(scalar)?.into(), 4)),
+        naga::TypeInner::Scalar(scalar) => Ok((of_scalar(scalar)?.into(), of_scalar(scalar)?.into(), 4)),
         naga::TypeInner::Vector { size, scalar } => {
-            let n = size as u32;
-            Ok((format!("[{}; {n}]", of_scalar(scalar)?), 4 * n))
+            let (of, n) = (of_scalar(scalar)?, size as u32);
+            Ok((format!("[{of}; {n}]"), format!("vec{n}<{of}>"), 4 * n))
         }
-        naga::TypeInner::Array { base, size: naga::ArraySize::Constant(n), stride } => match rust_type(module, base)? {
-            (of, size) if size == stride => Ok((format!("[{of}; {n}]"), n.get() * stride)),
-            (of, _) => Err(format!("an array of {of}, {stride} bytes apart")),
+        naga::TypeInner::Array { base, size: naga::ArraySize::Constant(n), stride } => match types(module, base)? {
+            (rust, wgsl, size) if size == stride => {
+                Ok((format!("[{rust}; {n}]"), format!("array<{wgsl}, {n}>"), n.get() * stride))
+            }
+            (rust, ..) => Err(format!("an array of {rust}, {stride} bytes apart")),
         },
         ref other => Err(format!("of {other:?}")),
     }
@@ -554,7 +567,8 @@ fn params(kernels: &BTreeMap<String, Kernel>) -> String {
     }
     let mut out = String::from("/// Params of kernels, as declared in their shaders.\npub(crate) mod params {\n");
     for (name, (params, of)) in structs {
-        let members: String = params.members.iter().map(|(name, ty)| format!("        pub {name}: {ty},\n")).collect();
+        let member = |Member { name, rust_type, .. }: &Member| format!("        pub {name}: {rust_type},\n");
+        let members: String = params.members.iter().map(member).collect();
         let _ = writeln!(
             out,
             "    /// Params of `{}`.\n    #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]\n    \
@@ -600,6 +614,10 @@ fn table(kernels: &BTreeMap<String, Kernel>, parts: &Parts) -> String {
                 binding.name, binding.writes, binding.dtype
             );
         }
+        let field = |Member { name, wgsl_type, offset, .. }: &Member| {
+            format!("ParamField {{ name: {name:?}, wgsl_type: {wgsl_type:?}, offset_bytes: {offset} }}, ")
+        };
+        let fields: String = kernel.params.members.iter().map(field).collect();
         let mut variants = String::new();
         for v in &kernel.variants {
             let tier = match v.tier.as_str() {
@@ -626,7 +644,7 @@ fn table(kernels: &BTreeMap<String, Kernel>, parts: &Parts) -> String {
             out,
             "/// `{name}`, see the shader of that name.\n\
              pub static {}: KernelOf<params::{}> = KernelOf::new(Kernel {{\n    id: Id::{},\n    name: {name:?},\n    \
-             params_size: {},\n    bindings: &[{bindings}],\n    variants: &[{variants}\n    ],\n}});",
+             params_size: {},\n    params: if IS_BROWSER {{ &[] }} else {{ &[{fields}] }},\n    bindings: &[{bindings}],\n    variants: &[{variants}\n    ],\n}});",
             name.to_uppercase(),
             kernel.params.name,
             camel_case(name),

@@ -89,9 +89,16 @@ pub enum Constraint {
     /// An answer with well-formed tool calls that are valid by the tools' schemas; see [`Constraint::tools`].
     #[cfg(feature = "answer")]
     Tools(ToolGrammar),
+    /// A constraint whose errors call it by this name, such as the field of a request, instead of by its kind.
+    Named(String, Box<Constraint>),
 }
 
 impl Constraint {
+    /// The constraint under this name in errors.
+    pub fn named(self, name: impl Into<String>) -> Constraint {
+        Constraint::Named(name.into(), Box::new(self))
+    }
+
     /// Parses a JSON schema.
     ///
     /// # Errors
@@ -110,7 +117,7 @@ impl Constraint {
     }
 
     /// Its name in errors.
-    fn field(&self) -> &'static str {
+    fn field(&self) -> &str {
         match self {
             Constraint::JsonObject => "json_object",
             Constraint::JsonSchema(_) => "json_schema",
@@ -119,6 +126,7 @@ impl Constraint {
             Constraint::Gbnf(_) => "gbnf",
             #[cfg(feature = "answer")]
             Constraint::Tools(_) => "tools",
+            Constraint::Named(name, _) => name,
         }
     }
 
@@ -127,6 +135,7 @@ impl Constraint {
         match self {
             #[cfg(feature = "answer")]
             Constraint::Tools(grammar) => grammar.parts(),
+            Constraint::Named(_, constraint) => constraint.parts(),
             _ => Vec::new(),
         }
     }
@@ -166,6 +175,7 @@ impl Constraint {
             // Checked in [`Constraint::tools`].
             #[cfg(feature = "answer")]
             Constraint::Tools(grammar) => Ok(TopLevelGrammar::from_lark(grammar.lark.clone())),
+            Constraint::Named(name, constraint) => return constraint.grammar().map_err(|error| renamed(error, name)),
         };
         checked.map_err(|excess| Error::Constraint {
             field: format!("{}: {}", self.field(), excess.of),
@@ -175,18 +185,39 @@ impl Constraint {
     }
 }
 
+/// An error of a constraint, with `name` in place of its kind.
+fn renamed(error: Error, name: &str) -> Error {
+    match error {
+        Error::Constraint { field, expected, found } => {
+            let part = field.split_once(": ").map_or(String::new(), |(_, part)| format!(": {part}"));
+            Error::Constraint { field: name.to_owned() + &part, expected, found }
+        }
+        other => other,
+    }
+}
+
 /// [`Error::Constraint`] with a reason.
 fn unusable(field: &str, expected: &str, reason: impl Display) -> Error {
     let reason = reason.to_string();
     // Text after an angle bracket is llguidance's internal state.
     let reason = reason.split("\n<").next().unwrap_or_default().trim();
+    let reason = of_pattern(reason).unwrap_or_else(|| reason.into());
     // The subject is first, the reason last: keep both.
     let (n, last) = (reason.chars().count(), 200);
     let shown: String = match n > 2 * last {
         true => reason.chars().take(last).chain(" ... ".chars()).chain(reason.chars().skip(n - last)).collect(),
-        false => reason.into(),
+        false => reason,
     };
     Error::Constraint { field: field.into(), expected: expected.into(), found: format!("unusable ({shown})") }
+}
+
+/// The reason of an invalid pattern in one line, without the grammar that it was put into.
+fn of_pattern(reason: &str) -> Option<String> {
+    // Where a pattern is in the grammar made from it alone.
+    let reason = reason.strip_prefix("at 1(8): ").unwrap_or(reason);
+    let (pattern, lines) = reason.split_once(" (in regex): regex parse error:")?;
+    let reason = lines.lines().find_map(|line| line.trim().strip_prefix("error: "))?;
+    Some(format!("{pattern}: {reason}"))
 }
 
 /// A vocabulary prepared for constraints. For a large vocabulary this takes up to a second and a few dozen MB; a
@@ -236,26 +267,26 @@ impl Grammars {
     /// Starts matching a text against `constraint`. `end_ids` are the tokens that may end it once complete.
     ///
     /// # Errors
-    /// [`Error::Constraint`] naming the kind of constraint, with llguidance's reason, if it is invalid,
+    /// [`Error::Constraint`] naming the constraint or its kind, with llguidance's reason, if it is invalid,
     /// contradictory, unenforceable or too large; if no token can start its text or it has a dead end; if too many
     /// complex ones are still compiling.
     pub fn begin(self: &Arc<Self>, constraint: &Constraint, end_ids: &[u32]) -> Result<Guide, Error> {
-        let (field, grammar) = (constraint.field(), constraint.grammar()?);
-        let parts = constraint.parts();
+        let (field, grammar) = (constraint.field().to_owned(), constraint.grammar()?);
+        let (parts, kind) = (constraint.parts(), field.clone());
         let this = Arc::clone(self);
         let read = move || {
             let (matcher, reason) = this.read(grammar);
             // Find the part that is unusable.
             let reason = reason.map(|reason| {
                 let of_part = |(name, grammar): (String, TopLevelGrammar)| {
-                    Some((format!("{field}: {name}"), this.read(grammar).1?))
+                    Some((format!("{kind}: {name}"), this.read(grammar).1?))
                 };
-                parts.into_iter().find_map(of_part).unwrap_or((field.into(), reason))
+                parts.into_iter().find_map(of_part).unwrap_or((kind.clone(), reason))
             });
             (matcher, reason)
         };
         // Without a thread, on stack overflow the module ends, and its owner creates another.
-        let (matcher, reason) = if IS_BROWSER { read() } else { COMPILERS.compile_on_thread(field, read)? };
+        let (matcher, reason) = if IS_BROWSER { read() } else { COMPILERS.compile_on_thread(&field, read)? };
         if let Some((field, reason)) = reason {
             return Err(unusable(&field, "an enforceable constraint", reason));
         }
@@ -356,7 +387,7 @@ impl Compilers {
     /// Runs recursive work on a thread with a large stack.
     fn compile_on_thread<T: Send + 'static>(
         &'static self,
-        field: &'static str,
+        field: &str,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
         let slot = self.begin(field)?;
@@ -407,7 +438,7 @@ pub enum Next {
 /// The state of a text that must match a constraint.
 pub struct Guide {
     matcher: Matcher,
-    field: &'static str,
+    field: String,
     vocab_size: u32,
     end_ids: Vec<u32>,
     /// The allowed tokens, once computed.
@@ -434,12 +465,12 @@ impl Guide {
 
     fn compute_allowed(&mut self) -> Result<Vec<u32>, Error> {
         let expected = "a constraint that this vocabulary can match";
-        let is_complete = self.matcher.is_accepting().map_err(|error| unusable(self.field, expected, error))?;
+        let is_complete = self.matcher.is_accepting().map_err(|error| unusable(&self.field, expected, error))?;
         let mask = match self.matcher.compute_mask() {
             Ok(mask) => mask.as_slice().to_vec(),
             // No text may follow, but the end may.
             Err(_) if is_complete => Vec::new(),
-            Err(error) => return Err(unusable(self.field, expected, error)),
+            Err(error) => return Err(unusable(&self.field, expected, error)),
         };
         let mut allowed = mask;
         allowed.resize(mask_words(self.vocab_size) as usize, 0);
@@ -452,7 +483,7 @@ impl Guide {
         }
         match allowed.iter().all(|&word| word == 0) {
             false => Ok(allowed),
-            true => Err(unusable(self.field, expected, "no token can follow")),
+            true => Err(unusable(&self.field, expected, "no token can follow")),
         }
     }
 
@@ -463,7 +494,7 @@ impl Guide {
     pub fn accept(&mut self, id: u32) -> Result<Next, Error> {
         self.allowed = None;
         let consumed = self.matcher.consume_token(id);
-        consumed.map_err(|error| unusable(self.field, "a constraint that the text matches", error))?;
+        consumed.map_err(|error| unusable(&self.field, "a constraint that the text matches", error))?;
         if self.matcher.is_stopped() {
             return Ok(Next::Complete);
         }

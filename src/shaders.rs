@@ -83,6 +83,17 @@ pub struct Binding {
     pub dtype: DType,
 }
 
+/// A field of a kernel's uniform struct `params`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParamField {
+    /// Name in the shader.
+    pub name: &'static str,
+    /// Type in WGSL, such as `u32` or `array<vec4<u32>, 2>`.
+    pub wgsl_type: &'static str,
+    /// Byte offset in the struct.
+    pub offset_bytes: u32,
+}
+
 /// One linked shader.
 #[derive(Debug)]
 pub struct Variant {
@@ -140,6 +151,8 @@ pub struct Kernel {
     pub name: &'static str,
     /// Size of the params struct in bytes.
     pub params_size: u32,
+    /// Its fields, without those that only fill it up. None in a browser, where nothing reads them.
+    pub params: &'static [ParamField],
     /// Storage bindings in order.
     pub bindings: &'static [Binding],
     /// All variants.

@@ -658,7 +658,7 @@ impl Model {
         }
         Err(Error::Option {
             option: "mtp_tokens",
-            expected: "0 without a loaded MTP head".into(),
+            expected: "0: the model has no MTP head, or was loaded without it".into(),
             found: mtp_tokens.to_string(),
         })
     }

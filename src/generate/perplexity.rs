@@ -37,8 +37,8 @@ impl TextWindows {
     /// Cuts a text into windows of `n_ctx` tokens, at most `max_windows` of them, and drops the rest.
     ///
     /// # Errors
-    /// [`Error::Option`] for a window of fewer than [`TextWindows::SHORTEST`] tokens or more than the model's sessions
-    /// hold; [`Error::Tokenizer`] if the text has less than a window, or without a tokenizer.
+    /// [`Error::Option`] for a window of fewer than [`TextWindows::SHORTEST`] tokens, or more than the text has or the
+    /// model's sessions hold; [`Error::Tokenizer`] without a tokenizer.
     pub fn new(model: &Model, text: &str, n_ctx: usize, max_windows: Option<usize>) -> Result<TextWindows, Error> {
         TextWindows::of_tokens(model, model.encode(text)?, n_ctx, max_windows)
     }
@@ -56,11 +56,8 @@ impl TextWindows {
         check_window(model, n_ctx)?;
         let n_windows = (ids.len() / n_ctx).min(max_windows.unwrap_or(usize::MAX));
         if n_windows == 0 {
-            return Err(Error::Tokenizer {
-                field: "text".into(),
-                expected: format!("at least one window of {n_ctx} tokens"),
-                found: format!("{} tokens; use a longer text or a shorter window", ids.len()),
-            });
+            let expected = format!("at most the text's {} tokens: a shorter window or a longer text", ids.len());
+            return Err(Error::Option { option: "n_ctx", expected, found: n_ctx.to_string() });
         }
         ids.truncate(n_windows * n_ctx);
         Ok(TextWindows { ids, n_ctx })

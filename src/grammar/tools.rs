@@ -144,10 +144,18 @@ impl Constraint {
             ToolChoice::Tool(name) => {
                 tools.retain(|tool| tool.name == *name);
                 if tools.is_empty() {
-                    return Err(refused("choice", "auto, required, none or the name of a tool", format!("`{name}`")));
+                    let expected = "auto, required, none or the name of a tool".into();
+                    return Err(Error::Constraint {
+                        field: "tool_choice".into(),
+                        expected,
+                        found: format!("`{name}`"),
+                    });
                 }
             }
-            ToolChoice::Required if tools.is_empty() => return Err(refused("choice", "a tool to call", "no tools")),
+            ToolChoice::Required if tools.is_empty() => {
+                let (expected, found) = ("auto or none without tools".into(), "required".into());
+                return Err(Error::Constraint { field: "tool_choice".into(), expected, found });
+            }
             _ => {}
         }
         let mut answer = AnswerGrammar { format, tokenizer, parallel: rules.parallel, lark: Lark::default() };
@@ -189,7 +197,7 @@ fn read(tools: &[Value], format: Format) -> Result<Vec<Tool>, Error> {
     for (at, tool) in tools.iter().enumerate() {
         let tool = tool.get("function").unwrap_or(tool);
         let name = tool.get("name").and_then(Value::as_str).filter(|name| !name.is_empty());
-        let name = name.ok_or_else(|| refused(format!("tool {at}: name"), "a text", "none"))?;
+        let name = name.ok_or_else(|| refused(format!("tool {at}: name"), "a text", "missing"))?;
         if let Some(c) = name.chars().find(|&c| !carries(format, c)) {
             return Err(refused(
                 format!("`{name}`: name"),

@@ -148,17 +148,19 @@ pub fn quantize_file(
     Ok(QuantizeReport { tensors, source_bytes, written_bytes })
 }
 
-/// Refuses an output that is one of the inputs, and one that exists unless it may be overwritten.
+/// Refuses an output that is one of the inputs, one that exists unless it may be overwritten, and one in a folder that
+/// does not exist.
 fn check_output(output: &Path, inputs: &[&Path], overwrite: bool) -> Result<(), Error> {
     let place = output.canonicalize().ok();
     let is_input = place.is_some() && inputs.iter().any(|input| input.canonicalize().ok() == place);
-    let what = match (is_input, output.exists() && !overwrite) {
-        (true, _) => "is the input, which is never replaced",
-        (false, true) => "exists already",
+    let has_folder = output.parent().is_none_or(|folder| folder.as_os_str().is_empty() || folder.is_dir());
+    let (kind, what) = match (is_input, output.exists() && !overwrite) {
+        (true, _) => (io::ErrorKind::InvalidInput, "is the input, which is never replaced"),
+        (false, true) => (io::ErrorKind::AlreadyExists, "exists already"),
+        (false, false) if !has_folder => (io::ErrorKind::NotFound, "the folder does not exist"),
         (false, false) => return Ok(()),
     };
-    let source = io::Error::new(io::ErrorKind::AlreadyExists, what);
-    Err(Error::Io { path: output.into(), source })
+    Err(Error::Io { path: output.into(), source: io::Error::new(kind, what) })
 }
 
 /// Writes a tensor's data, some rows at a time.

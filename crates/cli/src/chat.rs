@@ -19,7 +19,7 @@ use super::lost::each_piece;
 use super::run::{ModelArgs, SamplingArgs, after_pipe, rate_text};
 use super::speculation::{self, Draft};
 use super::{
-    CommandFailure, MARK, check_session, command_line, has_folder, progress, read_list, read_text,
+    CommandFailure, MARK, check_session, command_line, has_folder, invalid, progress, read_list, read_text,
     save_pipeline_caches, tell_findings,
 };
 
@@ -500,10 +500,8 @@ impl Chat<'_> {
             true => read_text(path)?,
             false => self.session.load(path)?,
         };
-        let mut messages: Vec<Message> = serde_json::from_str(&json).map_err(|error| {
-            let (field, expected) = ("conversation".into(), "a JSON list of messages".into());
-            Error::Template { field, expected, found: error.to_string() }.in_file(path)
-        })?;
+        let mut messages: Vec<Message> = serde_json::from_str(&json)
+            .map_err(|error| invalid(path, &error.to_string(), "a conversation, which is a JSON list of messages"))?;
         let is_system = messages.first().is_some_and(|message| message.role == "system");
         self.system = is_system.then(|| messages.remove(0));
         self.messages = messages;

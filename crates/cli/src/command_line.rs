@@ -1,11 +1,13 @@
 //! From the words that the user typed to [`Cli`]: what `clap` parses, flags with a single dash and several letters, and
 //! a model in place of a subcommand.
 
+use std::error::Error as StdError;
 use std::ffi::{OsStr, OsString};
+use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
 use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{ArgMatches, Command, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches};
 use tilewright::Error;
 use tilewright::chat::ChatTemplate;
 use tilewright::load::ModelFile;
@@ -21,7 +23,14 @@ const OF_LLAMA: [(&str, &str); 2] = [("-ngl", "--gpu-layers"), ("-sys", "--syste
 pub fn command(words: &[OsString]) -> Command {
     let command = help::arranged(Cli::command(), words.iter().any(|word| word == "-h"));
     let command = command.mut_subcommand("serve", |serve| environment::add_variables(serve, words));
-    environment::without_links(command)
+    with_negative_numbers(environment::without_links(command))
+}
+
+/// Lets a negative number be a flag's value, whose error then names the flag.
+fn with_negative_numbers(command: Command) -> Command {
+    let is_valued = |arg: &Arg| arg.get_long().is_some() && arg.get_action().takes_values();
+    let command = command.mut_args(|arg| if is_valued(&arg) { arg.allow_negative_numbers(true) } else { arg });
+    command.mut_subcommands(with_negative_numbers)
 }
 
 /// Parses the words of this process. Ends it after `--help` and an invalid command line.
@@ -31,11 +40,12 @@ pub fn command(words: &[OsString]) -> Command {
 pub fn parse() -> Result<Cli, Error> {
     let words = plain(std::env::args_os());
     let command = command(&words);
+    let words = subcommand_first(&command, words);
     let (parsed, model) = match first(&command, &words) {
         First::Command => (Parsed::new(&command, words), Ok(None)),
         First::Model(at) => implied(&command, &words, at),
     };
-    let matches = parsed.matches.unwrap_or_else(|error| with_hint(error).exit());
+    let matches = parsed.matches.unwrap_or_else(|error| with_hint(error, &command).exit());
     let cli = Cli::from_arg_matches(&matches).map(Cli::joined).unwrap_or_else(|error| error.exit());
     failure::remember(Typed::new(&command, &matches, &parsed.words));
     let mut cli = cli.unwrap_or_else(|conflict| command.clone().error(ErrorKind::ArgumentConflict, conflict).exit());
@@ -75,6 +85,42 @@ fn plain(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
         is_address = is_open && word == "-hf";
     }
     plain
+}
+
+/// The words with the subcommand first, where only flags precede it.
+fn subcommand_first(command: &Command, mut words: Vec<OsString>) -> Vec<OsString> {
+    let is_after_flags = |at: &usize| {
+        let below = words[*at].to_str().and_then(|word| command.find_subcommand(word));
+        below.is_some_and(|below| are_flags(command, below, &words[1..*at]))
+    };
+    if let Some(at) = (2..words.len()).find(is_after_flags) {
+        words[1..=at].rotate_right(1);
+    }
+    words
+}
+
+/// Whether words are flags, those of `below` or of another command, with their values.
+fn are_flags(command: &Command, below: &Command, words: &[OsString]) -> bool {
+    let known =
+        || [below].into_iter().chain(command.get_subcommands()).chain([command]).flat_map(Command::get_arguments);
+    let mut words = words.iter().map(|word| word.to_string_lossy());
+    while let Some(word) = words.next() {
+        let Some(name) = word.strip_prefix('-').filter(|name| !["", "-", "V", "-version"].contains(name)) else {
+            return false;
+        };
+        let (arg, has_value) = match name.strip_prefix('-') {
+            Some(long) => {
+                let (long, value) = long.split_once('=').map_or((long, None), |(long, value)| (long, Some(value)));
+                let is_alias = |arg: &Arg| arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&long));
+                (known().find(|arg| arg.get_long() == Some(long) || is_alias(arg)), value.is_some())
+            }
+            None => (known().find(|arg| arg.get_short() == name.chars().next()), name.chars().count() > 1),
+        };
+        if !has_value && arg.is_some_and(|arg| arg.get_action().takes_values()) && words.next().is_none() {
+            return false;
+        }
+    }
+    true
 }
 
 /// What the command line begins with.
@@ -140,15 +186,73 @@ fn converses(model: &Path) -> bool {
     header.tokenizer.as_ref().is_ok_and(|tokenizer| ChatTemplate::for_model(&header.chat, tokenizer).is_some())
 }
 
-/// An unknown subcommand may have been meant as a model.
-fn with_hint(mut error: clap::Error) -> clap::Error {
-    let word = match (error.kind(), error.get(ContextKind::InvalidSubcommand)) {
-        (ErrorKind::InvalidSubcommand, Some(ContextValue::String(word))) => word.clone(),
-        _ => return error,
+/// An error with what is right, or what to do next.
+fn with_hint(error: clap::Error, command: &Command) -> clap::Error {
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        _ => None,
     };
+    match (error.kind(), context(ContextKind::InvalidSubcommand), context(ContextKind::InvalidArg)) {
+        (ErrorKind::InvalidSubcommand, Some(word), _) => with_model_hint(error, &word),
+        (ErrorKind::UnknownArgument, _, Some(flag)) => with_owner(error, &flag, command),
+        (ErrorKind::ValueValidation, _, Some(flag)) => {
+            let value = context(ContextKind::InvalidValue).unwrap_or_default();
+            let Some(reason) = StdError::source(&error).map(|reason| reason_of(reason, &value)) else { return error };
+            let message =
+                format!("invalid value '{value}' for '{flag}': {reason}\n\nFor more information, try '--help'.\n");
+            clap::Error::raw(error.kind(), message)
+        }
+        _ => error,
+    }
+}
+
+/// Why a value is refused, without the words of Rust's parsers.
+fn reason_of(reason: &(dyn StdError + 'static), value: &str) -> String {
+    let text = reason.to_string();
+    if let Some(Error::Option { expected, .. }) = reason.downcast_ref() {
+        return format!("expected {expected}");
+    }
+    if reason.is::<ParseFloatError>() {
+        return "expected a number".into();
+    }
+    if let Some(error) = reason.downcast_ref::<ParseIntError>() {
+        return match error.kind() {
+            IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => "expected a number nearer to 0".into(),
+            IntErrorKind::Zero => "expected 1 or more".into(),
+            _ if value.parse::<i128>().is_ok() => "expected 0 or more".into(),
+            _ => "expected a whole number".into(),
+        };
+    }
+    let range = text.split_once(" is not in ").and_then(|(_, range)| range.split_once(".."));
+    let Some((least, most)) = range.map(|(least, most)| (least, most.trim_start_matches('='))) else {
+        return text.strip_prefix(&format!("`{value}`: ")).unwrap_or(&text).to_owned();
+    };
+    // A type's maximum is a limit only to larger numbers.
+    let is_limit = most
+        .parse()
+        .is_ok_and(|most: i128| most < u32::MAX.into() || value.parse().is_ok_and(|value: i128| value > most));
+    if is_limit { format!("expected {least} to {most}") } else { format!("expected {least} or more") }
+}
+
+/// Names the commands that have a flag which this one does not know.
+fn with_owner(mut error: clap::Error, flag: &str, command: &Command) -> clap::Error {
+    let long = flag.trim_start_matches("--");
+    let has =
+        |below: &&Command| flag.starts_with("--") && below.get_arguments().any(|arg| arg.get_long() == Some(long));
+    let names: Vec<String> =
+        command.get_subcommands().filter(has).map(|below| format!("`{}`", below.get_name())).collect();
+    if !names.is_empty() {
+        let hint = format!("{flag} is a flag of {}", names.join(", "));
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
+    }
+    error
+}
+
+/// An unknown subcommand may have been meant as a model.
+fn with_model_hint(mut error: clap::Error, word: &str) -> clap::Error {
     if error.get(ContextKind::SuggestedSubcommand).is_none() {
         let known = hub::available().unwrap_or_default();
-        let hint = match model_names::address(&word, &known) {
+        let hint = match model_names::address(word, &known) {
             Some(address) => format!("to run a model: `tilewright {address}`"),
             None => "a model is a file, a folder or hf:OWNER/REPO; `tilewright list --available` lists some".into(),
         };
@@ -197,6 +301,64 @@ mod tests {
         };
         assert_eq!(read("run -ngl 99 -sys x -- -ngl"), "run --gpu-layers 99 --system x -- -ngl");
         assert_eq!(read("-hf a/b:Q4_0 -n 3"), "--model hf:a/b:Q4_0 -n 3");
+    }
+
+    #[test]
+    fn flags_before_a_subcommand_are_moved_after_it() {
+        let command = command(&[]);
+        for (text, want) in [
+            ("--device cpu run a.gguf", "run --device cpu a.gguf"),
+            ("-m a.gguf -c 64 chat hello", "chat -m a.gguf -c 64 hello"),
+            ("-q --temp=0 --json -n5 run", "run -q --temp=0 --json -n5"),
+            ("--ctx-size 9 bench serve", "bench --ctx-size 9 serve"),
+            ("--json ls", "ls --json"),
+            ("--no-such-flag list", "list --no-such-flag"),
+            ("--help run", "run --help"),
+            // Not commands: a value, a prompt, the words after `--`.
+            ("-p run", "-p run"),
+            ("--prompt run --seed 1", "--prompt run --seed 1"),
+            ("a.gguf run", "a.gguf run"),
+            ("-- run", "-- run"),
+            ("-V run", "-V run"),
+            ("run --json list", "run --json list"),
+        ] {
+            assert_eq!(subcommand_first(&command, words(text)), words(want), "{text}");
+        }
+    }
+
+    #[test]
+    fn invalid_command_lines_say_what_is_right() {
+        for (text, want) in [
+            ("run -c -1", "invalid value '-1' for '--ctx <N|auto>': expected a number of tokens, 0 (the model's) or"),
+            ("run --ctx 1.5", "expected a number of tokens"),
+            ("run --seed x", "'--seed <N>': expected a whole number, 0 or more, or -1"),
+            ("run --top-k -1", "invalid value '-1' for '--top-k <K>': expected 0 or more"),
+            ("run --temp hot", "'--temperature <T>': expected a number\n"),
+            ("run --kv-type q4", "'--kv-type <TYPE>': expected f32, f16, q8_0"),
+            ("run --prompt-ids 1,x", "invalid value 'x' for '--prompt-ids <IDS>': expected a whole number"),
+            ("run --layers-on cpu", "'--layers-on <DEVICE=N>': expected a device and a number of layers"),
+            ("run --parallel 0", "'--parallel <N>': expected 1 to 64"),
+            ("run --count 0", "'--count <N>': expected 1 or more"),
+            ("perplexity -f a -c 2", "'--ctx <N>': expected 4 or more"),
+            ("perplexity -f a --chunks 0", "'--chunks <N>': expected 1 or more"),
+            ("bench -r -2", "invalid value '-2' for '--repetitions <"),
+            ("serve --port x", "'--port <PORT>': expected a whole number"),
+            ("serve --port 99999", "'--port <PORT>': expected 0 to 65535"),
+            ("serve --queue -1", "'--queue <N>': expected 0 or more"),
+            ("serve --max-body 0", "expected 1 byte or more"),
+            ("serve --max-body 5T", "unknown unit `T`, expected K, M or G"),
+            ("serve --cache-tokens 999999999999", "'--cache-tokens <N>': expected 0 to 4294967295"),
+            ("run --host a", "--host is a flag of `ps`, `serve`"),
+            ("embed a --query b", "--query is a flag of `rerank`"),
+            ("run --temprature 1", "a similar argument exists: '--temperature'"),
+        ] {
+            let words = words(text);
+            let command = command(&words);
+            let error = with_hint(command.clone().try_get_matches_from(&words).unwrap_err(), &command);
+            let told = error.render().to_string();
+            assert!(error.exit_code() == 2 && told.starts_with("error: ") && told.contains(want), "{text}: {told}");
+            assert!(!told.contains("digit found") && told.ends_with("try '--help'.\n"), "{text}: {told}");
+        }
     }
 
     #[test]

@@ -38,10 +38,7 @@ impl ConstraintArgs {
             ConstraintArgs { json_schema: Some(schema), .. } if schema.trim_start().starts_with('{') => {
                 Constraint::json_schema(schema)?
             }
-            ConstraintArgs { json_schema: Some(file), .. } => {
-                let path = Path::new(file);
-                Constraint::json_schema(&read_text(path)?).map_err(|error| error.in_file(path))?
-            }
+            ConstraintArgs { json_schema: Some(file), .. } => Constraint::json_schema(&read_text(Path::new(file))?)?,
             ConstraintArgs { json_object: true, .. } => Constraint::JsonObject,
             ConstraintArgs { regex: Some(pattern), .. } => Constraint::Regex(pattern.clone()),
             ConstraintArgs { grammar: Some(path), .. } => Constraint::grammar_of(read_text(path)?),

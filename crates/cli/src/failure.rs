@@ -1,6 +1,6 @@
 //! Why a command fails, in terms of what the user typed.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
@@ -45,15 +45,19 @@ pub fn ended(result: Result<(), CommandFailure>) -> ExitCode {
 }
 
 /// Options of the library whose flags have other names.
-const FLAGS: [(&str, &str); 8] = [
+const FLAGS: [(&str, &str); 12] = [
     ("context_length", "ctx"),
+    ("gbnf", "grammar"),
     ("host_cache_bytes", "host-cache"),
+    ("lark", "grammar"),
     ("max_sequences", "parallel"),
     ("models", "model"),
     ("mtp_tokens", "mtp"),
+    ("n_ctx", "ctx"),
     ("n_queries", "batch"),
     ("output_tokens", "n-gen"),
     ("prompt_tokens", "n-prompt"),
+    ("width", "beams"),
 ];
 
 /// The command line that this process runs.
@@ -61,6 +65,8 @@ pub struct Typed {
     command: String,
     words: Vec<String>,
     flags: Vec<Arg>,
+    /// The values of each flag, by the flag's name.
+    values: Vec<(String, Vec<OsString>)>,
 }
 
 static TYPED: OnceLock<Typed> = OnceLock::new();
@@ -80,7 +86,36 @@ impl Typed {
             (below, matches) = (found, inner);
         }
         let words = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-        Typed { command: names.join(" "), words, flags: below.get_arguments().cloned().collect() }
+        let values = |arg: &Arg| {
+            let values = matches.try_get_raw(arg.get_id().as_str()).ok().flatten()?;
+            Some((arg.get_long()?.to_owned(), values.map(OsStr::to_os_string).collect()))
+        };
+        let values = below.get_arguments().filter_map(values).collect();
+        Typed { command: names.join(" "), words, flags: below.get_arguments().cloned().collect(), values }
+    }
+
+    /// Whether the command has this flag.
+    fn has(&self, long: &str) -> bool {
+        self.flags.iter().any(|arg| arg.get_long() == Some(long))
+    }
+
+    /// The flag whose value is this path, also with the name before it or the scale behind it.
+    fn flag_of(&self, path: &Path) -> Option<String> {
+        let path = path.to_str().filter(|path| !path.is_empty())?;
+        self.flag_with(|_, value| {
+            let is_it = |value: &str| {
+                value.strip_prefix(path).is_some_and(|behind| behind.is_empty() || behind.starts_with(':'))
+            };
+            value
+                .to_str()
+                .is_some_and(|value| is_it(value) || value.split_once('=').is_some_and(|(_, file)| is_it(file)))
+        })
+    }
+
+    /// The flag whose name and value satisfy `is_it`, as the user wrote it.
+    fn flag_with(&self, is_it: impl Fn(&str, &OsStr) -> bool) -> Option<String> {
+        let (long, _) = self.values.iter().find(|(long, values)| values.iter().any(|value| is_it(long, value)))?;
+        self.flag(long)
     }
 
     /// A flag or variable for an option of the library, as the user wrote it; `None` if the command has no such flag.
@@ -96,7 +131,9 @@ impl Typed {
             let name = arg.get_env().filter(|name| std::env::var_os(name).is_some());
             name.map(|name| name.to_string_lossy().into_owned())
         };
-        spellings.find(is_typed).or_else(variable).or(Some(format!("--{long}")))
+        // Models are usually given without a flag.
+        let usual = || if option == "models" { "MODEL".into() } else { format!("--{long}") };
+        Some(spellings.find(is_typed).or_else(variable).unwrap_or_else(usual))
     }
 }
 
@@ -118,12 +155,14 @@ pub fn describe(error: &Error) -> String {
 
 fn describe_for(error: &Error, typed: Option<&Typed>) -> String {
     let command = typed.map_or("", |typed| typed.command.as_str());
+    let flag = |name: &str| typed.and_then(|typed| typed.flag(name));
     match error {
         Error::Option { option, expected, found } => {
-            let flag = |name: &str| typed.and_then(|typed| typed.flag(name));
             let flags: Option<Vec<String>> = option.split(", ").map(flag).collect();
-            match flags {
-                Some(flags) if flags.len() > 1 => format!("{} are {found}, expected {expected}", flags.join(" and ")),
+            match flags.as_deref() {
+                Some([first @ .., last]) if !first.is_empty() => {
+                    format!("{} and {last} are {found}, expected {expected}", first.join(", "))
+                }
                 Some(flags) => format!("{} is {found}, expected {expected}", flags.concat()),
                 // A variable of another program.
                 None if option.chars().all(|c| c.is_ascii_uppercase() || c == '_') => {
@@ -132,40 +171,88 @@ fn describe_for(error: &Error, typed: Option<&Typed>) -> String {
                 None => error.to_string(),
             }
         }
+        Error::Constraint { field, expected, found } => {
+            let (kind, part) =
+                field.split_once(": ").map_or((&**field, String::new()), |(kind, part)| (kind, format!(": {part}")));
+            match flag(kind) {
+                Some(flag) => format!("{flag}{part} is {found}, expected {expected}"),
+                None => error.to_string(),
+            }
+        }
+        Error::Tokenizer { field, expected, found } if field == "prompt" => match flag("prompt_ids") {
+            Some(flag) => format!("{flag} has {found}, expected {expected}"),
+            None => error.to_string(),
+        },
+        Error::NoAdapter { wanted, available } => {
+            let is_of = |long: &str, value: &OsStr| {
+                ["adapter", "device", "layers-on"].contains(&long) && value.to_string_lossy().contains(wanted.as_str())
+            };
+            let flag = typed.and_then(|typed| typed.flag_with(is_of)).unwrap_or_else(|| "--device".into());
+            format!(
+                "{flag} is `{wanted}`, which no adapter matches, expected cpu, or a number or part of a name from \
+                 `tilewright info`; available: {available}"
+            )
+        }
+        Error::Memory { .. } => match flag("memory_limit") {
+            Some(flag) => format!("{error}; {flag} sets the limit"),
+            None => error.to_string(),
+        },
+        Error::Io { path, source } => {
+            let has = |long| typed.is_some_and(|typed| typed.has(long));
+            let hint = match source.kind() {
+                io::ErrorKind::AlreadyExists if has("force") => "; --force overwrites it",
+                io::ErrorKind::AddrInUse if has("port") => "; --port chooses another one",
+                _ => "",
+            };
+            format!("{}: {source}{hint}", named_path(path, typed))
+        }
         Error::ContextFull { .. } => match command {
             "chat" => format!("{error}; /clear empties it, --slide drops its older half, --ctx sets its length"),
             "run" => format!("{error}; --slide drops its older half, --ctx sets its length"),
             _ => error.to_string(),
         },
-        Error::InFile { path, source } => match other_kind(path, source, command) {
+        Error::InFile { path, source } => match other_kind(path, source, typed) {
             Some(message) => message,
-            None => format!("{}: {}", path.display(), describe_for(source, typed)),
+            None => format!("{}: {}", named_path(path, typed), describe_for(source, typed)),
         },
         other => other.to_string(),
     }
 }
 
-/// The message for a model of another kind than the command runs.
-fn other_kind(path: &Path, error: &Error, command: &str) -> Option<String> {
+/// A path, after the flag whose value it is.
+fn named_path(path: &Path, typed: Option<&Typed>) -> String {
+    let shown = path.display().to_string();
+    match typed.and_then(|typed| typed.flag_of(path)) {
+        Some(flag) => format!("{flag} {shown}"),
+        None => shown,
+    }
+}
+
+/// The message for a model of another kind than the command, or the flag, takes.
+fn other_kind(path: &Path, error: &Error, typed: Option<&Typed>) -> Option<String> {
     // The header is read again, but only for the model's own errors.
     let Error::Unsupported { format: "model", .. } = error else { return None };
+    let command = typed.map_or("", |typed| typed.command.as_str());
     let shape = ModelFile::open(path).ok()?.header.shape;
-    let (kind, use_for) = match (shape, command) {
-        (ModelShape::Decoder(_), "rerank" | "embed" | "bench embed") => {
-            ("a language model, which continues texts", ["run", "chat", "bench"])
-        }
-        (ModelShape::Encoder(shape), "rerank") if shape.scoring.is_none() => {
-            ("an encoder without a head that scores pairs", ["embed", "embed", "embed"])
-        }
-        (ModelShape::Encoder(shape), "run" | "chat" | "bench" | "tune") => match shape.scoring {
-            Some(_) => ("a cross-encoder, which scores pairs of texts", ["rerank", "rerank", "rerank"]),
-            None => ("an encoder, which turns texts into vectors", ["embed", "embed", "bench embed"]),
-        },
+    let kind = match &shape {
+        ModelShape::Decoder(_) => "a language model, which continues texts",
+        ModelShape::Encoder(shape) if shape.scoring.is_some() => "a cross-encoder, which scores pairs of texts",
+        ModelShape::Encoder(_) if command == "rerank" => "an encoder without a head that scores pairs",
+        ModelShape::Encoder(_) => "an encoder, which turns texts into vectors",
+    };
+    let shown = named_path(path, typed);
+    if shown.starts_with("--draft ") {
+        return Some(format!("{shown} is {kind}, expected a smaller language model with the same vocabulary"));
+    }
+    let other = match (&shape, command) {
+        (ModelShape::Decoder(_), "rerank" | "embed") => "run",
+        (ModelShape::Decoder(_), "bench embed") => "bench",
+        (ModelShape::Encoder(shape), "run" | "chat" | "bench" | "tune") if shape.scoring.is_some() => "rerank",
+        (ModelShape::Encoder(_), "bench") => "bench embed",
+        (ModelShape::Encoder(shape), "run" | "chat" | "tune" | "rerank") if shape.scoring.is_none() => "embed",
         _ => return None,
     };
-    let [other, ..] = use_for;
-    let other = if command.starts_with("bench") { use_for[2] } else { other };
-    Some(format!("{} is {kind}: use `tilewright {other}`", path.display()))
+    Some(format!("{shown} is {kind}: use `tilewright {other}`"))
 }
 
 #[cfg(test)]
@@ -199,6 +286,43 @@ mod tests {
         assert_eq!(told("bench", "n_prompt, n_gen"), "--n-prompt and --n-gen are 0, expected 1 or more");
         assert_eq!(told("list", "HF_HOME"), "HF_HOME is 0, expected 1 or more");
         assert_eq!(told("list", "top_k"), "option top_k is 0, expected 1 or more");
+        assert_eq!(told("serve a b", "models"), "MODEL is 0, expected 1 or more");
+    }
+
+    #[test]
+    fn errors_name_the_flag_as_the_user_wrote_it() {
+        let constraint =
+            |field: &str| Error::Constraint { field: field.into(), expected: "a name".into(), found: "missing".into() };
+        let no_adapter = |wanted: &str| Error::NoAdapter { wanted: wanted.into(), available: "none".into() };
+        let io = |path: &str, kind: io::ErrorKind| Error::Io { path: path.into(), source: io::Error::new(kind, "odd") };
+        let odd = |path: &str| io(path, io::ErrorKind::Other);
+        let exists = |path: &str| io(path, io::ErrorKind::AlreadyExists);
+        let inside = |path: &str| constraint("gbnf").in_file(path);
+        for (text, error, want) in [
+            ("run --regex (", constraint("regex"), "--regex is missing, expected a name"),
+            ("run --grammar a", constraint("gbnf: line 3"), "--grammar: line 3 is missing, expected a name"),
+            ("run --grammar a", constraint("lark"), "--grammar is missing, expected a name"),
+            ("run --tools a", constraint("tools: tool 0: name"), "--tools: tool 0: name is missing, expected a name"),
+            ("run --tools a --tool-choice b", constraint("tool_choice"), "--tool-choice is missing, expected a name"),
+            ("list", constraint("regex"), "constraint: regex is missing, expected a name"),
+            ("run --device x7", no_adapter("x7"), "--device is `x7`, which no adapter matches"),
+            ("run --adapter x7", no_adapter("x7"), "--adapter is `x7`, which"),
+            ("run --layers-on 9=2 --ctx 9", no_adapter("9"), "--layers-on is `9`, which"),
+            ("run -f a.txt", odd("a.txt"), "-f a.txt: odd"),
+            ("run --file=a.txt", odd("a.txt"), "--file a.txt: odd"),
+            ("run --lora a:0.5", odd("a"), "--lora a: odd"),
+            ("serve --lora-adapter m:x=a.gguf:2", odd("a.gguf"), "--lora-adapter a.gguf: odd"),
+            ("run a.txt", odd("a.txt"), "a.txt: odd"),
+            ("run -f a.txt", odd("b.txt"), "b.txt: odd"),
+            ("run -f a", inside("a"), "-f a: --grammar is missing, expected a name"),
+            ("merge a b", exists("b"), "b: odd; --force overwrites it"),
+            ("imatrix a -f b -o c", exists("c"), "-o c: odd; --force overwrites it"),
+            ("run --session c", exists("c"), "--session c: odd"),
+            ("serve", io("127.0.0.1:8080", io::ErrorKind::AddrInUse), "127.0.0.1:8080: odd; --port chooses another"),
+        ] {
+            let told = describe_for(&error, Some(&typed(text)));
+            assert!(told.starts_with(want), "{text}: {told}");
+        }
     }
 
     #[test]

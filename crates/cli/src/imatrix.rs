@@ -7,9 +7,9 @@ use clap::Args;
 use serde_json::json;
 use tilewright::LoadOptions;
 use tilewright::generate::importance::{ImportanceRun, ImportanceSums};
-use tilewright::generate::perplexity::TextWindows;
 use tilewright::load::names_in_file;
 
+use super::perplexity::WindowArgs;
 use super::run::load;
 use super::{
     CommandFailure, DeviceArgs, check_output, counted, print_json, progress, save_pipeline_caches, text_or_stdin,
@@ -30,12 +30,8 @@ pub struct ImatrixArgs {
     /// GGUF file to write.
     #[arg(long, short, default_value = "imatrix.gguf", value_name = "OUT")]
     output: PathBuf,
-    /// Tokens per window.
-    #[arg(long, short, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(4..))]
-    ctx: u32,
-    /// Use only the first N windows.
-    #[arg(long, value_name = "N")]
-    chunks: Option<std::num::NonZeroU32>,
+    #[command(flatten)]
+    windows: WindowArgs,
     /// Overwrite OUT if it exists.
     #[arg(long)]
     force: bool,
@@ -50,10 +46,9 @@ pub fn imatrix(args: &ImatrixArgs) -> Result<(), CommandFailure> {
     check_output("output", &args.output, &[&args.model, &args.file], args.force)?;
     let text = text_or_stdin(&args.file)?;
     let device = args.device.open()?;
-    let options = LoadOptions { context_length: Some(args.ctx), exact: true, ..LoadOptions::default() };
+    let options = LoadOptions { context_length: Some(args.windows.ctx), exact: true, ..LoadOptions::default() };
     let model = load(Some(&args.model), &device, options)?;
-    let most = args.chunks.map(|chunks| chunks.get() as usize);
-    let mut run = ImportanceRun::new(&model, TextWindows::new(&model, &text, args.ctx as usize, most)?)?;
+    let mut run = ImportanceRun::new(&model, args.windows.of(&model, &text)?)?;
     let bar = progress::bar(run.windows().len() as u64, "{bar:32} {pos}/{len} windows, {percent} %, {eta} left");
     while let Some(n_done) = pollster::block_on(run.next_window())? {
         bar.set_position(n_done as u64);
@@ -70,14 +65,14 @@ pub fn imatrix(args: &ImatrixArgs) -> Result<(), CommandFailure> {
             "file": args.output,
             "model": model.name(),
             "device": device.info().name,
-            "ctx": args.ctx,
+            "ctx": args.windows.ctx,
             "windows": n_windows,
             "tensors": n_tensors,
         }));
     }
     let mut out = io::stdout().lock();
     let [tensors, windows] = [(n_tensors, "tensor"), (n_windows, "window")].map(|(n, noun)| counted(n as u64, noun));
-    writeln!(out, "{}: {tensors} over {windows} of {} tokens", args.output.display(), args.ctx)?;
+    writeln!(out, "{}: {tensors} over {windows} of {} tokens", args.output.display(), args.windows.ctx)?;
     Ok(out.flush()?)
 }
 

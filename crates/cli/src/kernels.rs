@@ -8,6 +8,7 @@ use serde_json::json;
 use tilewright::shaders::{self, Kernel, Variant};
 use tilewright::{Error, Tier, WeightType};
 
+use super::nearest::nearest;
 use super::{CommandFailure, parse_tier};
 
 /// List the compute kernels, or write them as WGSL files.
@@ -21,10 +22,11 @@ pub struct KernelsArgs {
 enum KernelsCommand {
     /// List all kernels with their variants and storage bindings.
     List,
-    /// Write linked WGSL, with comments that give shapes, and `kernels.json` with the bindings.
+    /// Write linked WGSL, with comments that give shapes, and `kernels.json` with the bindings and params.
     ///
     /// Each file is one variant, named after kernel, weight type and tier, and needs no other file. Binding 0 is the
-    /// uniform `params`. A file without overrides is a complete shader; `override` values have their defaults in it.
+    /// uniform struct `params`; kernels.json has the name, type and byte offset of each field. A file without overrides
+    /// is a complete shader; `override` values have their defaults in it.
     Export(ExportArgs),
 }
 
@@ -80,17 +82,11 @@ fn export(args: &ExportArgs) -> Result<(), CommandFailure> {
         .filter(|(_, variants): &(_, Vec<_>)| !variants.is_empty())
         .collect();
     let variants: Vec<&Variant> = chosen.iter().flat_map(|(_, variants)| variants.iter().copied()).collect();
-    let refused = |expected: String, found: String| Error::Option { option: "kernel", expected, found };
     if variants.is_empty() {
-        let found = args.kernel.clone().unwrap_or_else(|| "none with this --weight and --tier".into());
-        return Err(refused("a kernel of `tilewright kernels list` with such a variant".into(), found).into());
+        return Err(args.without_variant().into());
     }
     if args.folder == Path::new("-") {
-        let [variant] = variants[..] else {
-            let labels: Vec<&str> = variants.iter().take(8).map(|variant| variant.label).collect();
-            let found = format!("{} variants: {}", variants.len(), labels.join(", "));
-            return Err(refused("one variant, by --kernel, --weight and --tier".into(), found).into());
-        };
+        let [variant] = variants[..] else { return Err(args.with_several(&variants).into()) };
         let mut out = io::stdout().lock();
         out.write_all(variant.source().as_bytes())?;
         return Ok(out.flush()?);
@@ -98,6 +94,50 @@ fn export(args: &ExportArgs) -> Result<(), CommandFailure> {
     write_files(&args.folder, &chosen)?;
     say!("wrote {} shaders and kernels.json to {}", variants.len(), args.folder.display());
     Ok(())
+}
+
+impl ExportArgs {
+    /// The error of a kernel that does not exist, or has no such variant.
+    fn without_variant(&self) -> Error {
+        let known = shaders::ALL.iter().find(|kernel| self.kernel.as_deref() == Some(kernel.name));
+        match (known, &self.kernel) {
+            (None, Some(name)) => {
+                let near = nearest(name, shaders::ALL.iter().map(|kernel| kernel.name));
+                let near = near.map_or(String::new(), |near| format!(", such as {near}"));
+                let expected = format!("a kernel of `tilewright kernels list`{near}");
+                Error::Option { option: "kernel", expected, found: format!("`{name}`") }
+            }
+            (kernel, _) => {
+                let of_kernel = kernel.map_or("of some kernel".into(), |kernel| labels(kernel.variants.iter()));
+                let (option, found) = match (self.weight, self.tier) {
+                    (Some(weight), Some(tier)) => ("weight, tier", format!("{} and {}", weight.name(), tier.name())),
+                    (Some(weight), None) => ("weight", weight.name().to_owned()),
+                    (None, tier) => ("tier", tier.map_or(String::new(), |tier| tier.name().to_owned())),
+                };
+                Error::Option { option, expected: format!("one of the variants {of_kernel}"), found }
+            }
+        }
+    }
+
+    /// The error of `-` with several variants.
+    fn with_several(&self, variants: &[&Variant]) -> Error {
+        let found = match &self.kernel {
+            Some(name) => format!("`{name}` with {} variants ({})", variants.len(), labels(variants.iter().copied())),
+            None => "missing".into(),
+        };
+        let expected = "one variant for `-`, by --kernel, --weight and --tier".into();
+        Error::Option { option: "kernel", expected, found }
+    }
+}
+
+/// The first labels of variants.
+fn labels<'v>(variants: impl Iterator<Item = &'v Variant>) -> String {
+    const MOST: usize = 8;
+    let mut labels: Vec<&str> = variants.take(MOST + 1).map(|variant| variant.label).collect();
+    if labels.len() > MOST {
+        labels[MOST] = "...";
+    }
+    labels.join(", ")
 }
 
 /// A variant's file: kernel, weight type and tier.
@@ -118,8 +158,13 @@ fn write_files(folder: &Path, chosen: &[(&Kernel, Vec<&Variant>)]) -> Result<(),
             write(&file_of(variant), &variant.source())?;
         }
         let bindings = kernel.bindings.iter().enumerate().map(|(at, binding)| {
-            json!({"binding": at + 1, "name": binding.name, "writes": binding.writes, "elements": format!("{:?}", binding.dtype).to_lowercase()})
+            let elements = format!("{:?}", binding.dtype).to_lowercase();
+            json!({"binding": at + 1, "name": binding.name, "writes": binding.writes, "elements": elements})
         });
+        let params = kernel
+            .params
+            .iter()
+            .map(|field| json!({"name": field.name, "type": field.wgsl_type, "offset": field.offset_bytes}));
         let variants = variants.iter().map(|variant| {
             json!({
                 "file": file_of(variant),
@@ -131,6 +176,7 @@ fn write_files(folder: &Path, chosen: &[(&Kernel, Vec<&Variant>)]) -> Result<(),
         table.push(json!({
             "entry_point": kernel.name,
             "params_bytes": kernel.params_size,
+            "params": params.collect::<Vec<_>>(),
             "bindings": bindings.collect::<Vec<_>>(),
             "variants": variants.collect::<Vec<_>>(),
         }));

@@ -366,26 +366,43 @@ fn parse_threads(text: &str) -> Result<NonZeroUsize, String> {
 
 /// A number of bytes: plain, or with K, M, G (powers of 1024), as in `512M`, `1.5GiB`.
 fn parse_bytes(text: &str) -> Result<u64, String> {
-    let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(unit_at);
-    let factor = match unit.trim().to_ascii_lowercase().trim_end_matches("ib").trim_end_matches('b') {
-        "" => 1.0,
-        "k" => 1024.0,
-        "m" => 1024.0 * 1024.0,
-        "g" => 1024.0 * 1024.0 * 1024.0,
-        _ => return Err(format!("unknown unit `{unit}`, expected K, M or G")),
-    };
-    let number: f64 = number.parse().map_err(|_| "expected a number of bytes, such as 512M".to_string())?;
-    Ok((number * factor) as u64)
+    bytes_of(text, 1024.0)
 }
 
-/// Refuses to write over an existing file without `--force`, and over an input in any case.
+/// A number of bytes above 0, with K, M or G for powers of `step`.
+fn bytes_above_0(text: &str, step: f64) -> Result<u64, String> {
+    match bytes_of(text, step)? {
+        0 => Err("expected 1 byte or more".into()),
+        bytes => Ok(bytes),
+    }
+}
+
+/// A number of bytes with K, M or G for powers of `step`; KiB, MiB and GiB are always powers of 1024.
+fn bytes_of(text: &str, step: f64) -> Result<u64, String> {
+    let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let Ok(number) = number.parse::<f64>() else { return Err("expected a number of bytes, such as 512M".into()) };
+    let lower = unit.trim().to_ascii_lowercase();
+    let (letter, step) = match lower.strip_suffix("ib") {
+        Some(letter) => (letter, 1024.0),
+        None => (lower.strip_suffix('b').unwrap_or(&lower), step),
+    };
+    let power = ["", "k", "m", "g"].iter().position(|known| *known == letter);
+    let power = power.ok_or_else(|| format!("unknown unit `{}`, expected K, M or G", unit.trim()))?;
+    Ok((number * step.powi(power as i32)) as u64)
+}
+
+/// Refuses to write over an existing file without `--force`, over an input in any case, and into a missing folder.
 ///
 /// # Errors
 /// [`Error::Io`], [`Error::Option`].
 fn check_output(option: &'static str, output: &Path, inputs: &[&Path], force: bool) -> Result<(), Error> {
     if output.exists() && !force {
-        let source = io::Error::new(io::ErrorKind::AlreadyExists, "exists already; --force overwrites it");
+        let source = io::Error::new(io::ErrorKind::AlreadyExists, "exists already");
+        return Err(Error::Io { path: output.into(), source });
+    }
+    if !has_folder(output) {
+        let source = io::Error::new(io::ErrorKind::NotFound, "the folder does not exist");
         return Err(Error::Io { path: output.into(), source });
     }
     let Ok(real) = output.canonicalize() else { return Ok(()) };
@@ -464,12 +481,15 @@ fn read_list(path: &Path) -> Result<Vec<serde_json::Value>, Error> {
     let text = read_text(path)?;
     let objects = |list: &Vec<serde_json::Value>| list.iter().all(serde_json::Value::is_object);
     let parsed = serde_json::from_str(&text).map_err(|error| error.to_string());
-    parsed.and_then(|list| if objects(&list) { Ok(list) } else { Err("a list with non-objects".into()) }).map_err(
-        |found| {
-            let (field, expected) = (path.display().to_string(), "a JSON list of objects".into());
-            Error::Template { field, expected, found }
-        },
-    )
+    parsed
+        .and_then(|list| if objects(&list) { Ok(list) } else { Err("an item is not an object".into()) })
+        .map_err(|reason| invalid(path, &reason, "a JSON list of objects"))
+}
+
+/// The error of a file's content.
+fn invalid(path: &Path, reason: &str, expected: &str) -> Error {
+    let source = io::Error::new(io::ErrorKind::InvalidData, format!("{reason}; expected {expected}"));
+    Error::Io { path: path.into(), source }
 }
 
 /// Prints one JSON value to stdout.
@@ -506,8 +526,13 @@ mod tests {
         for (text, bytes) in [("17", 17), ("2K", 2048), ("1.5GiB", 3 << 29), ("512mb", 512 << 20), ("3 M", 3 << 20)] {
             assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
         }
-        for text in ["", "M", "1T", "1..2", "-1"] {
-            assert!(parse_bytes(text).is_err(), "{text}");
+        let by_1000 = [("2G", 2_000_000_000), ("500M", 500_000_000), ("1.5kb", 1500), ("1GiB", 1 << 30), ("7", 7)];
+        for (text, bytes) in by_1000 {
+            assert_eq!(bytes_above_0(text, 1000.0), Ok(bytes), "{text}");
         }
+        for text in ["", "M", "1T", "1..2", "-1", "x", "1 kx"] {
+            assert!(parse_bytes(text).is_err() && bytes_above_0(text, 1000.0).is_err(), "{text}");
+        }
+        assert!(parse_bytes("0") == Ok(0) && bytes_above_0("0", 1000.0).is_err());
     }
 }

@@ -1,6 +1,7 @@
 //! `tilewright perplexity`: how well a model predicts a text, and how far its predictions are from another model's.
 
 use std::io::{self, Write};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -31,12 +32,8 @@ pub struct PerplexityArgs {
     /// Text file; `-` is stdin.
     #[arg(long, short, value_name = "FILE", required_unless_present = "kl")]
     file: Option<PathBuf>,
-    /// Tokens per window.
-    #[arg(long, short, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(4..))]
-    ctx: u32,
-    /// Use only the first N windows.
-    #[arg(long, value_name = "N")]
-    chunks: Option<std::num::NonZeroU32>,
+    #[command(flatten)]
+    windows: WindowArgs,
     /// Write all predictions to a file, for --kl.
     #[arg(long, value_name = "FILE", conflicts_with = "kl")]
     kl_save: Option<PathBuf>,
@@ -57,6 +54,27 @@ pub struct PerplexityArgs {
     json: bool,
 }
 
+/// How a text is cut into windows.
+#[derive(Args)]
+pub struct WindowArgs {
+    /// Tokens per window.
+    #[arg(long, short, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(4..))]
+    pub ctx: u32,
+    /// Use only the first N windows.
+    #[arg(long, value_name = "N")]
+    chunks: Option<NonZeroU32>,
+}
+
+impl WindowArgs {
+    /// The windows of a text.
+    ///
+    /// # Errors
+    /// Those of [`TextWindows::new`].
+    pub fn of(&self, model: &Model, text: &str) -> Result<TextWindows, Error> {
+        TextWindows::new(model, text, self.ctx as usize, self.chunks.map(|chunks| chunks.get() as usize))
+    }
+}
+
 pub fn perplexity(args: &PerplexityArgs) -> Result<(), CommandFailure> {
     let reference = args.kl.as_ref().map(ReferenceLogprobs::open).transpose()?;
     if let Some(saved) = &args.kl_save {
@@ -64,7 +82,7 @@ pub fn perplexity(args: &PerplexityArgs) -> Result<(), CommandFailure> {
         check_output("kl_save", saved, &inputs, true)?;
     }
     let text = args.file.as_deref().map(text_or_stdin).transpose()?;
-    let n_ctx = reference.as_ref().map_or(args.ctx, |reference| reference.windows().n_ctx() as u32);
+    let n_ctx = reference.as_ref().map_or(args.windows.ctx, |reference| reference.windows().n_ctx() as u32);
     let device = args.device.open()?;
     let options = LoadOptions {
         context_length: Some(n_ctx),
@@ -89,8 +107,7 @@ pub fn perplexity(args: &PerplexityArgs) -> Result<(), CommandFailure> {
 
 impl PerplexityArgs {
     fn over(&self, model: &Model, text: &str) -> Result<PerplexityRun, Error> {
-        let most = self.chunks.map(|chunks| chunks.get() as usize);
-        let run = PerplexityRun::new(model, TextWindows::new(model, text, self.ctx as usize, most)?)?;
+        let run = PerplexityRun::new(model, self.windows.of(model, text)?)?;
         match &self.kl_save {
             Some(path) => run.recorded(path),
             None => Ok(run),

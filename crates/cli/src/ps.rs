@@ -1,12 +1,13 @@
 //! `tilewright ps`: the models that a running server has loaded.
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
+use clap::builder::BoolishValueParser;
 use serde_json::Value;
 use tilewright::Error;
-use tilewright_serve::bench::get;
+use tilewright_serve::bench::{Trust, get};
 
 use super::{CommandFailure, print_json, show_bytes};
 
@@ -21,6 +22,12 @@ pub struct PsArgs {
     /// Its port; a URL may name it instead.
     #[arg(long, default_value = "8080", env = "TILEWRIGHT_PORT", value_name = "PORT")]
     port: u16,
+    /// Certificates of the authorities to trust, in PEM, or the server's own; implies https.
+    #[arg(long, env = "TILEWRIGHT_CACERT", value_name = "FILE", conflicts_with = "insecure")]
+    cacert: Option<PathBuf>,
+    /// Accept any TLS certificate; implies https. For a server on this machine.
+    #[arg(long, short = 'k', env = "TILEWRIGHT_INSECURE", value_parser = BoolishValueParser::new())]
+    insecure: bool,
     /// API key of the server.
     #[arg(long, env = "TILEWRIGHT_API_KEY", hide_env_values = true, value_name = "KEY")]
     api_key: Option<String>,
@@ -34,14 +41,14 @@ pub struct PsArgs {
 
 pub fn ps(args: &PsArgs) -> Result<(), CommandFailure> {
     let path = if args.health { "/health" } else { "/api/ps" };
-    let url = format!("{}{path}", base(&args.host, args.port));
-    let (status, body) = get(&url, args.api_key.as_deref()).map_err(|error| match error {
-        Error::Io { path, source } => {
-            let hint = "is `tilewright serve` running there? --host and --port name the server";
-            Error::Io { path, source: io::Error::other(format!("{source}; {hint}")) }
-        }
-        other => other,
-    })?;
+    let trust = match (&args.cacert, args.insecure) {
+        (Some(file), _) => Trust::File(file.clone()),
+        (None, true) => Trust::All,
+        (None, false) => Trust::Public,
+    };
+    let scheme = if matches!(trust, Trust::Public) { "http" } else { "https" };
+    let url = format!("{}{path}", base(scheme, &args.host, args.port));
+    let (status, body) = get(&url, args.api_key.as_deref(), &trust).map_err(|error| with_hint(error, &url))?;
     let failed = |message: String| Error::Io { path: Path::new(&url).into(), source: io::Error::other(message) };
     let parsed: Option<Value> = serde_json::from_str(&body).ok();
     if args.health {
@@ -74,14 +81,28 @@ pub fn ps(args: &PsArgs) -> Result<(), CommandFailure> {
     Ok(out.flush()?)
 }
 
-fn base(host: &str, port: u16) -> String {
+/// An error of the connection, with what may be the cause.
+fn with_hint(error: Error, url: &str) -> Error {
+    let (path, reason) = match error {
+        Error::Io { path, source } if path.as_os_str() == url => (path, source.to_string()),
+        other => return other,
+    };
+    let hint = match reason.contains("certificate") {
+        true => "--cacert FILE names the authority's certificate, -k accepts any",
+        false => "is `tilewright serve` running there? --host and --port name the server, -k or --cacert one with TLS",
+    };
+    Error::Io { path, source: io::Error::other(format!("{reason}; {hint}")) }
+}
+
+/// The address of a server; that of a URL is its own.
+fn base(scheme: &str, host: &str, port: u16) -> String {
     match host {
         // What a server listens on; a client needs an address.
-        "0.0.0.0" => format!("http://127.0.0.1:{port}"),
-        "::" => format!("http://[::1]:{port}"),
+        "0.0.0.0" => format!("{scheme}://127.0.0.1:{port}"),
+        "::" => format!("{scheme}://[::1]:{port}"),
         url if url.contains("://") => url.trim_end_matches('/').to_owned(),
-        address if address.contains(':') && !address.starts_with('[') => format!("http://[{address}]:{port}"),
-        name => format!("http://{name}:{port}"),
+        address if address.contains(':') && !address.starts_with('[') => format!("{scheme}://[{address}]:{port}"),
+        name => format!("{scheme}://{name}:{port}"),
     }
 }
 
@@ -108,7 +129,9 @@ mod tests {
             ("gpu-box", "http://gpu-box:8080"),
             ("https://example.org:8443/", "https://example.org:8443"),
         ] {
-            assert_eq!(base(host, 8080), want, "{host}");
+            assert_eq!(base("http", host, 8080), want, "{host}");
+            let with_tls = if host.contains("://") { want.to_owned() } else { want.replace("http://", "https://") };
+            assert_eq!(base("https", host, 8080), with_tls, "{host}");
         }
     }
 }

@@ -11,7 +11,7 @@ use tilewright::formats::BlockType;
 use tilewright::formats::quantize::QUANTIZABLE;
 use tilewright::load::convert::{ImportanceMatrix, QuantizeOptions, QuantizeReport, Recipe, quantize_file};
 
-use super::{CommandFailure, check_output, print_json, progress, show_bytes};
+use super::{CommandFailure, print_json, progress, show_bytes};
 
 /// Convert a model to a GGUF file with its matrices in other types.
 ///
@@ -64,8 +64,6 @@ pub struct QuantizeArgs {
 }
 
 pub fn quantize(args: &QuantizeArgs) -> Result<(), CommandFailure> {
-    // Before anything is read. The library checks this too, but its message does not mention `--force`.
-    check_output("output", &args.output, &[], args.force)?;
     let mut options = args.options()?;
     options.overwrite = args.force;
     options.importance = args.imatrix.as_ref().map(ImportanceMatrix::open).transpose()?;

@@ -120,7 +120,7 @@ impl FromStr for Ctx {
         match text {
             "auto" => Ok(Ctx::Auto),
             "0" => Ok(Ctx::Whole),
-            n => n.parse().map(Ctx::Of).map_err(|error| format!("`{n}`: {error}; expected a number or `auto`")),
+            n => n.parse().map(Ctx::Of).map_err(|_| "expected a number of tokens, 0 (the model's) or `auto`".into()),
         }
     }
 }
@@ -194,8 +194,8 @@ pub struct SamplingArgs {
     /// Add X to the logit of token ID, such as 15043=-100; repeatable.
     #[arg(long, value_name = "ID=X", value_parser = bias)]
     logit_bias: Vec<(u32, f32)>,
-    /// Sampling seed [default: from the clock, printed in the summary].
-    #[arg(long, short, value_name = "N")]
+    /// Sampling seed; -1: from the clock, printed in the summary [default: -1].
+    #[arg(long, short, value_parser = seed, value_name = "N")]
     seed: Option<u64>,
     /// Stop at this text; repeatable.
     #[arg(long, value_name = "TEXT")]
@@ -263,6 +263,14 @@ fn max_tokens(text: &str) -> Result<usize, String> {
     match text {
         "-1" | "-2" => Ok(usize::MAX),
         n => n.parse().map_err(|_| "expected a number of tokens, or -1".into()),
+    }
+}
+
+/// Parses a seed. As in llama.cpp, -1 stands for another one each time.
+fn seed(text: &str) -> Result<u64, String> {
+    match text {
+        "-1" => Ok(clock_seed()),
+        n => n.parse().map_err(|_| "expected a whole number, 0 or more, or -1".into()),
     }
 }
 
@@ -403,13 +411,18 @@ impl ModelArgs {
         speculation: &SpeculationArgs,
         draft: Option<&'a DraftArgs>,
     ) -> Recovery<'a, Model> {
-        let mtp_tokens = speculation.mtp > 0;
+        let mtp = speculation.mtp;
         // The notices of opening were printed the first time.
         let open = move || self.device.choose_one(&self.choice());
         let load = move |device: &Device| {
             let layers_on = self.open_layers_on(device, |choice| self.device.open_one(choice))?;
-            let options = LoadOptions { mtp_tokens, layers_on, ..self.options() };
+            let options = LoadOptions { mtp_tokens: mtp > 0, layers_on, ..self.options() };
             let model = load_reduced(path, device, options)?;
+            if mtp > 0 && model.config().n_mtp == 0 {
+                let found = format!("{mtp}, but {} has no MTP head", model.name());
+                let expected = "0; --draft MODEL and --prompt-lookup N work with any model".into();
+                return Err(Error::Option { option: "mtp_tokens", expected, found });
+            }
             if self.stream_rows && model.streaming().is_none_or(|streaming| streaming.tables_bytes == 0) {
                 notice!("--stream-rows has no effect: the model has no table that can be read by row");
             }

@@ -19,7 +19,7 @@ use tilewright_serve::{Decoder, KeepOptions, Limits, Loaded, ModelSpec, Server, 
 use super::lora::Lora;
 use super::run::{self, ModelArgs, with_loading_bar};
 use super::speculation::DraftArgs;
-use super::{CommandFailure, hub, parse_bytes, save_pipeline_caches, tell_findings};
+use super::{CommandFailure, bytes_above_0, hub, save_pipeline_caches, tell_findings};
 
 /// Name of the built-in model.
 const BUILTIN: &str = "stories";
@@ -233,12 +233,8 @@ struct LimitArgs {
     drain: u64,
 }
 
-/// As [`parse_bytes`], but refuses 0.
 fn parse_some_bytes(text: &str) -> Result<u64, String> {
-    match parse_bytes(text)? {
-        0 => Err("expected 1 byte or more".into()),
-        bytes => Ok(bytes),
-    }
+    bytes_above_0(text, 1024.0)
 }
 
 /// Loads models. Each device is opened once, and again after a loss.
@@ -291,9 +287,8 @@ impl ModelLoader {
     /// The model given as `[NAME=]MODEL`, or the built-in one.
     pub fn spec(self: &Arc<Self>, given: Option<&str>) -> Result<ModelSpec, Error> {
         let Some(given) = given else { return Ok(self.spec_of(BUILTIN.into(), None)) };
-        let (name, path) = named(given)?;
+        let NamedModel { name, model, path } = NamedModel::read(given)?;
         let spec = self.spec_of(name, Some(path));
-        let model = given.split_once('=').map_or(given, |(_, model)| model);
         Ok(match model.parse::<Address>() {
             Ok(address) => spec.with_delete(move || hub::delete(&address)),
             Err(_) => spec,
@@ -334,6 +329,11 @@ impl ModelLoader {
     /// The LoRA adapters of a model.
     fn adapters_of(&self, model: &str) -> impl Iterator<Item = &ServedAdapter> {
         self.adapters.iter().filter(move |adapter| adapter.model.as_deref().is_none_or(|own| own == model))
+    }
+
+    /// The devices of engines, which are opened if necessary.
+    fn devices(&self) -> Result<Vec<Device>, Error> {
+        (0..self.n_engines).map(|i| self.open(i)).collect()
     }
 
     /// The first device, which is opened if necessary.
@@ -410,6 +410,9 @@ impl ModelLoader {
             device,
             LoadOptions { layers_on, mtp_tokens: self.engine.mtp_tokens > 0, ..self.args.options() },
         )?)?;
+        if self.engine.mtp_tokens > 0 && model.config().n_mtp == 0 {
+            warning!("--mtp has no effect on `{name}`, which has no MTP head");
+        }
         let adapters = self.adapters_of(name).map(|adapter| Ok((adapter.name.clone(), adapter.lora.load(&model)?)));
         let model = model.with_adapters(adapters.collect::<Result<Vec<_>, Error>>()?)?;
         match &self.draft {
@@ -455,28 +458,38 @@ fn report(notice: &str) {
     notice!("{notice}");
 }
 
-/// Parses `[NAME=]MODEL` into a name and a local path.
-fn named(given: &str) -> Result<(String, PathBuf), Error> {
-    let (name, model) = match given.split_once('=') {
-        // A path may contain `=` too.
-        Some((name, model)) if !name.is_empty() && !name.contains(['/', '\\', ':']) => (Some(name), model),
-        _ => (None, given),
-    };
-    let mut path = PathBuf::from(model);
-    hub::localise(&mut path, &mut |text| notice!("{text}"))?;
-    let name = match name {
-        Some(name) => name.to_owned(),
-        None if model.starts_with("hf:") => model.trim_start_matches("hf:").to_owned(),
-        // A path such as `.` has a name only when made absolute.
-        None => path
-            .canonicalize()
-            .unwrap_or_else(|_| path.clone())
-            .file_stem()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into(),
-    };
-    Ok((name, path))
+/// `[NAME=]MODEL`.
+#[derive(Debug)]
+struct NamedModel<'g> {
+    name: String,
+    model: &'g str,
+    /// Where the model is on this machine.
+    path: PathBuf,
+}
+
+impl NamedModel<'_> {
+    fn read(given: &str) -> Result<NamedModel<'_>, Error> {
+        let (name, model) = match given.split_once('=') {
+            // A path may contain `=` too.
+            Some((name, model)) if !name.is_empty() && !name.contains(['/', '\\', ':']) => (Some(name), model),
+            _ => (None, given),
+        };
+        let mut path = PathBuf::from(model);
+        hub::localise(&mut path, &mut |text| notice!("{text}"))?;
+        let name = match name {
+            Some(name) => name.to_owned(),
+            None if model.starts_with("hf:") => model.trim_start_matches("hf:").to_owned(),
+            // A path such as `.` has a name only when made absolute.
+            None => path
+                .canonicalize()
+                .unwrap_or_else(|_| path.clone())
+                .file_stem()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into(),
+        };
+        Ok(NamedModel { name, model, path })
+    }
 }
 
 pub fn serve(args: ServeArgs) -> Result<(), CommandFailure> {
@@ -569,10 +582,15 @@ pub fn serve(args: ServeArgs) -> Result<(), CommandFailure> {
         otlp_endpoint: args.otlp_endpoint.filter(|endpoint| !endpoint.is_empty()),
     };
     let has_tls = options.tls.is_some();
+    // Models that are loaded later name their devices then.
+    let devices = if lazy { loader.devices()? } else { Vec::new() };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|source| Error::Io { path: "threads".into(), source })?;
     let server = Server::bind(address, specs, options)?;
     announce(&server, &names, has_tls);
+    for info in devices.iter().map(Device::info) {
+        summary!("device: {} ({}): {}", info.name, info.backend, info.reason);
+    }
     let reload = server.reload();
     let served = runtime.block_on(async {
         let reloading = tokio::spawn(reload_at_hangup(reload));
@@ -699,10 +717,15 @@ mod tests {
     #[test]
     fn model_name_is_the_given_one_or_that_of_its_file() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/stories.gguf");
-        let name = |given: &str| named(given).map(|(name, path)| (name, path.exists())).unwrap();
-        assert_eq!(name(file), ("stories".into(), true));
-        assert_eq!(name(&format!("tale={file}")), ("tale".into(), true));
-        assert_eq!(name(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/minilm")), ("minilm".into(), true));
-        assert_eq!(named("tale=none.gguf").unwrap_err().code(), "io");
+        let minilm = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/minilm");
+        for (given, name, model) in
+            [(file, "stories", file), (&*format!("tale={file}"), "tale", file), (minilm, "minilm", minilm)]
+        {
+            let read = NamedModel::read(given).unwrap();
+            assert_eq!((&*read.name, read.model, read.path.exists()), (name, model, true), "{given}");
+        }
+        for given in ["tale=none.gguf", "/tale=none.gguf", "=none.gguf"] {
+            assert_eq!(NamedModel::read(given).unwrap_err().code(), "io", "{given}");
+        }
     }
 }

@@ -62,7 +62,8 @@ impl DraftArgs {
     pub fn load(&self, model: &Model) -> Result<Option<Model>, Error> {
         let Some(path) = &self.path else { return Ok(None) };
         let file = ModelFile::open(path)?;
-        let context_length = file.header.shape.decoder()?.max_seq_len.min(model.context_length());
+        let decoder = file.header.shape.decoder().map_err(|error| error.in_model_file(path))?;
+        let context_length = decoder.max_seq_len.min(model.context_length());
         with_loading_bar(|progress| {
             let options = LoadOptions {
                 context_length: Some(context_length),
@@ -70,7 +71,7 @@ impl DraftArgs {
                 progress: Some(progress),
                 ..LoadOptions::default()
             };
-            Model::from_file(model.device(), file, options)
+            Model::from_file(model.device(), file, options).map_err(|error| error.in_model_file(path))
         })
         .map(Some)
     }

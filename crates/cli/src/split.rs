@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
-use tilewright::Error;
 use tilewright::load::convert::{Shard, SplitLimit, SplitOptions, merge_files, split_file};
 
-use super::{CommandFailure, counted, print_json, progress, show_bytes};
+use super::{CommandFailure, bytes_above_0, counted, print_json, progress, show_bytes};
 
 const TEMPLATE: &str = "{bar:32} {percent} % of {total_bytes}, {bytes_per_sec}, {eta} left";
 
@@ -57,7 +56,7 @@ pub fn split(args: &SplitArgs) -> Result<(), CommandFailure> {
         bar.set_position(done);
     });
     bar.finish_and_clear();
-    let shards = shards.map_err(force_hint)?;
+    let shards = shards?;
     if args.json {
         return print_json(&json!({ "shards": shards.iter().map(as_json).collect::<Vec<_>>() }));
     }
@@ -88,21 +87,10 @@ pub fn merge(args: &MergeArgs) -> Result<(), CommandFailure> {
         bar.set_position(done);
     });
     bar.finish_and_clear();
-    let merged = merged.map_err(force_hint)?;
+    let merged = merged?;
     match args.json {
         true => print_json(&as_json(&merged)),
         false => print(&[merged]),
-    }
-}
-
-/// Adds `--force` to the error of a file that exists.
-fn force_hint(error: Error) -> Error {
-    match error {
-        Error::Io { path, source } if source.to_string() == "exists already" => {
-            let source = io::Error::new(source.kind(), "exists already; --force overwrites it");
-            Error::Io { path, source }
-        }
-        other => other,
     }
 }
 
@@ -125,39 +113,7 @@ fn print(shards: &[Shard]) -> Result<(), CommandFailure> {
     Ok(out.flush()?)
 }
 
-/// A number of bytes with K, M or G for powers of 1000, or KiB, MiB, GiB for powers of 1024.
+/// As in gguf-split, in powers of 1000.
 fn parse_size(text: &str) -> Result<u64, String> {
-    let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(unit_at);
-    let factor = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1.0,
-        "k" | "kb" => 1e3,
-        "m" | "mb" => 1e6,
-        "g" | "gb" => 1e9,
-        "kib" => 1024.0,
-        "mib" => 1048576.0,
-        "gib" => 1073741824.0,
-        _ => return Err(format!("unknown unit `{unit}`; expected K, M or G")),
-    };
-    match number.parse::<f64>() {
-        Ok(number) if number * factor >= 1.0 => Ok((number * factor) as u64),
-        _ => Err("expected a size above 0, such as 2G".into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::parse_size;
-
-    #[test]
-    fn shard_size_is_parsed_in_powers_of_1000_unless_binary() {
-        for (text, bytes) in
-            [("2G", 2_000_000_000), ("500M", 500_000_000), ("1.5kb", 1500), ("1GiB", 1 << 30), ("7", 7)]
-        {
-            assert_eq!(parse_size(text), Ok(bytes), "{text}");
-        }
-        for text in ["", "G", "0", "-1G", "1T", "1..2G"] {
-            assert!(parse_size(text).is_err(), "{text}");
-        }
-    }
+    bytes_above_0(text, 1000.0)
 }

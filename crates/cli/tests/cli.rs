@@ -134,7 +134,7 @@ fn driver_messages_do_not_reach_stderr() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
         command.args(args).env("TILEWRIGHT_CACHE_DIR", "").env_remove("XDG_RUNTIME_DIR").stdin(Stdio::null());
         let message = text(&command.output().unwrap().stderr);
-        let ours = |line: &str| ["notice: ", "error: device: no adapter matches"].iter().any(|o| line.starts_with(o));
+        let ours = |line: &str| ["notice: ", "error: --device is `gpu`"].iter().any(|o| line.starts_with(o));
         assert!(message.lines().all(ours), "{args:?}: {message}");
     }
 }
@@ -287,11 +287,11 @@ fn constrained_output_matches_its_schema_or_grammar() {
     fails(
         &[&run[..], &["--json-schema", r#"{"type": "integer", "minimum": 2, "maximum": 1}"#]].concat(),
         2,
-        &["json_schema", "minimum"],
+        &["--json-schema is unusable", "minimum"],
     );
-    fails(&[&run[..], &["--json-schema", "{"]].concat(), 2, &["json_schema", "EOF"]);
+    fails(&[&run[..], &["--json-schema", "{"]].concat(), 2, &["--json-schema", "EOF"]);
     fails(&[&run[..], &["--json-schema", "missing.json"]].concat(), 1, &["missing.json"]);
-    fails(&[&run[..], &["--regex", "("]].concat(), 2, &["regex", "unclosed group"]);
+    fails(&[&run[..], &["--regex", "("]].concat(), 2, &["--regex", "unclosed group"]);
     fails(&[&run[..], &["--regex", "a", "--json-object"]].concat(), 2, &["--regex", "--json-object"]);
     fails(&[&run[..], &["--regex", "a", "--temperature", "0", "--prompt-lookup", "3"]].concat(), 2, &["constraint"]);
 }
@@ -367,7 +367,7 @@ fn tool_choice_flag_enforces_valid_calls() {
     let bad = file("same.json", br#"[{"name": "a"}, {"name": "a"}]"#);
     fails(&["run", BUILTIN, "--device", "cpu", "--tools", bad.to_str().unwrap()], 2, &["`a`: name"]);
     let run = ["run", BUILTIN, "--device", "cpu", "--tools", tools];
-    fails(&[&run[..], &["--tool-choice", "no_such"]].concat(), 2, &["tools: choice", "no_such"]);
+    fails(&[&run[..], &["--tool-choice", "no_such"]].concat(), 2, &["--tool-choice is `no_such`"]);
     fails(&[&run[..], &["--tool-choice", "auto", "--regex", "a"]].concat(), 2, &["error: --tool-choice is given"]);
     fails(&["run", BUILTIN, "--tool-choice", "auto"], 2, &["--tools"]);
     fails(&["run", BUILTIN, "--tools", "missing.json"], 1, &["missing.json"]);
@@ -861,7 +861,7 @@ fn errors_are_one_sentence_and_an_exit_code() {
     fails(
         &["bench", "--device", "cpu", "-d", "1000000"],
         2,
-        &["error: --n-prompt and --n-gen and -d are 1000512, expected 1 to the model's 512 together"],
+        &["error: --n-prompt, --n-gen and -d are 1000512, expected 1 to the model's 512 together"],
     );
     fails(&["bench", "/no/such/model.gguf"], 1, &["/no/such/model.gguf"]);
     fails(&["bench", "kernels", "--dim", "100"], 2, &["dim", "multiple of 64"]);
@@ -900,6 +900,108 @@ fn errors_are_one_sentence_and_an_exit_code() {
     other[at..at + 9].copy_from_slice(b"outpux_no");
     run(&file("other_norm.gguf", &other), &["output_norm.weight", "missing"]);
     run(&file("wrong.safetensors", b"\xff\xff\xff\xff\xff\xff\xff\xff"), &[]);
+}
+
+/// What was typed, what was found, what is right, and where it helps, what to do next.
+#[test]
+fn errors_name_flags_and_what_is_right() {
+    let list = file("list.json", b"[{\"type\": \"function\"}, 5]");
+    let tools = file("tools.json", b"[{\"type\": \"function\"}]");
+    let (list, tools) = (list.to_str().unwrap(), tools.to_str().unwrap());
+    let out = file("exists.gguf", b"");
+    let out = out.to_str().unwrap();
+    let cases: &[(&str, i32, &[&str])] = &[
+        ("run --ctx -1", 2, &["invalid value '-1' for '--ctx <N|auto>': expected a number of tokens"]),
+        ("run --mtp 2 --temp 0", 2, &["--mtp is 2, but tilewright stories has no MTP head, expected 0; --draft MODEL"]),
+        ("chat --mtp 2 --temp 0 --template chatml", 2, &["--mtp is 2, but", "has no MTP head, expected 0"]),
+        ("run --beams 99", 2, &["--beams is 99, expected 1 to 32"]),
+        ("run --json-schema {", 2, &["--json-schema is unusable (EOF while parsing", "expected a schema in JSON"]),
+        ("run --json-schema {\"type\":\"odd\"}", 2, &["--json-schema is unusable (Invalid type: odd), expected"]),
+        ("run --regex (", 2, &["--regex is unusable (invalid regex \"(\": unclosed group), expected"]),
+        ("run --grammar nofile", 1, &["--grammar nofile: "]),
+        ("run --tools LIST", 1, &["--tools ", "list.json: an item is not an object; expected a JSON list of objects"]),
+        ("run --tools TOOLS", 2, &["--tools: tool 0: name is missing, expected a text"]),
+        ("run --prompt-ids 99999", 1, &["--prompt-ids has the id 99999, expected token ids below 1024"]),
+        ("run -f nofile", 1, &["-f nofile: "]),
+        ("run --session LIST", 1, &["--session ", "list.json: safetensors"]),
+        ("run --draft ENCODER --temp 0", 1, &["--draft ", "is an encoder, which turns texts into vectors, expected a"]),
+        ("run --memory-limit 1", 1, &["the limit is 1", "; --memory-limit sets the limit"]),
+        ("quantize BUILTIN /none/x.gguf --type Q4_0", 1, &["/none/x.gguf: the folder does not exist"]),
+        ("quantize BUILTIN OUT --type Q4_0", 1, &["exists.gguf: exists already; --force overwrites it"]),
+        ("split BUILTIN /none/x", 1, &["/none/x-00001-of-", "the folder does not exist"]),
+        ("merge BUILTIN OUT", 1, &["split.count is missing (a whole model), expected a shard"]),
+        ("imatrix BUILTIN -f TOOLS -o /none/x", 1, &["-o /none/x: the folder does not exist"]),
+        ("imatrix BUILTIN -f TOOLS -o OUT", 1, &["-o ", "exists already; --force overwrites it"]),
+        ("perplexity BUILTIN -f TOOLS -c 100", 2, &["-c is 100, expected at most the text's ", "a longer text"]),
+        ("perplexity BUILTIN --kl TOOLS", 1, &["--kl ", "tools.json: predictions: magic"]),
+        (
+            "kernels export -",
+            2,
+            &["--kernel is missing, expected one variant for `-`, by --kernel, --weight and --tier"],
+        ),
+        ("kernels export - --kernel matvec", 2, &["--kernel is `matvec` with ", " variants (matvec.F32.t0, ", "..."]),
+        ("kernels export - --kernel matvek", 2, &["--kernel is `matvek`, expected a kernel of", ", such as matvec"]),
+        ("kernels export - --kernel add --weight Q4_0", 2, &["--weight is Q4_0, expected one of the variants add.t0"]),
+        ("--device cpu -c 64 list --available", 2, &["unexpected argument '--device' found"]),
+    ];
+    for (words, code, expected) in cases {
+        let word = |word: &'static str| match word {
+            "LIST" => list.to_owned(),
+            "TOOLS" => tools.to_owned(),
+            "OUT" => out.to_owned(),
+            "BUILTIN" => BUILTIN.to_owned(),
+            "ENCODER" => concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/encoders/nomic").to_owned(),
+            word => word.to_owned(),
+        };
+        let words: Vec<String> = words.split_whitespace().map(word).collect();
+        let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
+        if ["run", "chat", "perplexity"].contains(&words[0]) {
+            words.extend(["--device", "cpu"]);
+        }
+        fails(&words, *code, expected);
+    }
+    let first = tilewright(&["--device", "cpu", "--temp", "0", "-n", "4", "run"]);
+    let last = tilewright(&["run", "--device", "cpu", "--temp", "0", "-n", "4", "--seed", "-1"]);
+    assert!(first.status.success() && first.stdout == last.stdout, "{}", text(&first.stderr));
+}
+
+/// The fields of `params` are those of the struct in the exported shader, with offsets by their sizes.
+#[test]
+fn exported_kernels_list_the_fields_of_their_params() {
+    let folder = file("kernels", b"").with_extension("d");
+    assert!(tilewright(&["kernels", "export", folder.to_str().unwrap(), "--tier", "baseline"]).status.success());
+    let table: Value = serde_json::from_slice(&std::fs::read(folder.join("kernels.json")).unwrap()).unwrap();
+    let mut n_fields = 0;
+    for kernel in table.as_array().unwrap() {
+        let name = kernel["variants"][0]["file"].as_str().unwrap();
+        let source = std::fs::read_to_string(folder.join(name)).unwrap();
+        let plain: String = source.lines().map(|line| line.split("//").next().unwrap()).collect();
+        let (_, of_params) = plain.split_once("var<uniform> params: ").unwrap();
+        let (_, body) = plain.split_once(&format!("struct {} {{", of_params.split(';').next().unwrap())).unwrap();
+        let mut end = 0;
+        let mut fields = Vec::new();
+        // No type but an array has a comma followed by a letter and a colon.
+        for field in body.split('}').next().unwrap().split(',').filter(|field| field.contains(':')) {
+            let (field, kind) = field.split_once(':').unwrap();
+            if !field.trim().starts_with('_') {
+                fields.push((field.trim(), end, kind.trim()));
+                end += match kind.trim() {
+                    "u32" | "i32" | "f32" => 4,
+                    "vec2<u32>" | "vec2<f32>" => 8,
+                    _ => 16,
+                };
+            }
+        }
+        let listed = kernel["params"].as_array().unwrap();
+        assert_eq!(listed.len(), fields.len(), "{name}: {listed:?}, {fields:?}");
+        for (listed, (field, offset, kind)) in listed.iter().zip(fields) {
+            n_fields += 1;
+            assert_eq!((&listed["name"], &listed["offset"]), (&field.into(), &offset.into()), "{name}");
+            assert!(listed["type"].as_str().unwrap().starts_with(kind), "{name}: {listed}, {kind}");
+        }
+        assert!(end <= kernel["params_bytes"].as_u64().unwrap(), "{name}");
+    }
+    assert!(n_fields > 100, "{n_fields}");
 }
 
 /// Without a vocabulary, ids are both input and output: those of the references.

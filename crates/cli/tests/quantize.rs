@@ -121,6 +121,10 @@ fn invalid_quantize_arguments_are_refused() {
     fails(&["quantize", "nowhere.gguf", path, "--type", "Q8_0"], 1, "nowhere.gguf: ");
     fails(&["quantize", BUILTIN, path, "--type", "Q8_0", "--imatrix", RANDOM], 1, "model-f16.gguf: imatrix: tensors");
     let nowhere = folder.join("no").join("out.gguf");
-    fails(&["quantize", BUILTIN, nowhere.to_str().unwrap(), "--type", "Q8_0"], 1, ".out.gguf.");
+    fails(
+        &["quantize", BUILTIN, nowhere.to_str().unwrap(), "--type", "Q8_0"],
+        1,
+        "out.gguf: the folder does not exist",
+    );
     assert!(!output.exists());
 }

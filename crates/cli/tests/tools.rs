@@ -78,8 +78,8 @@ fn perplexity_equals_that_of_llama_cpp() {
     fails(&["perplexity", BUILTIN], 2, "--file <FILE>");
     let story = folder.join("story.txt");
     std::fs::write(&story, STORY).unwrap();
-    fails(&["perplexity", BUILTIN, "-f", path(&story)], 1, "at least one window of 512 tokens");
-    fails(&["perplexity", BUILTIN, "-f", path(&story), "-c", "2"], 2, "2 is not in 4..");
+    fails(&["perplexity", BUILTIN, "-f", path(&story)], 2, "--ctx is 512, expected at most the text's ");
+    fails(&["perplexity", BUILTIN, "-f", path(&story), "-c", "2"], 2, "expected 4 or more");
     fails(&["perplexity", BUILTIN, "-f", path(&story), "-c", "100000"], 2, "-c is 100000, expected 1 to");
 }
 

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use serde_json::{Value as Json, json};
 use tilewright::Error;
 use ureq::Agent;
 use ureq::http::header::AUTHORIZATION;
+use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 
 use tilewright::bench::{Percentiles, fractions};
 
@@ -167,12 +169,47 @@ struct ReportedUsage {
     generated_tokens: u64,
 }
 
+/// Which TLS certificates a client trusts.
+#[derive(Clone, Debug, Default)]
+pub enum Trust {
+    /// Those of public authorities.
+    #[default]
+    Public,
+    /// Those of the authorities in this PEM file, which may also hold the server's own certificate.
+    File(PathBuf),
+    /// All, whoever issued them and for whatever name.
+    All,
+}
+
+impl Trust {
+    fn config(&self) -> Result<TlsConfig, Error> {
+        let config = TlsConfig::builder();
+        Ok(match self {
+            Trust::Public => config.build(),
+            Trust::All => config.disable_verification(true).build(),
+            Trust::File(path) => config.root_certs(RootCerts::new_with_certs(&certificates(path)?)).build(),
+        })
+    }
+}
+
+/// The certificates of a PEM file.
+fn certificates(path: &Path) -> Result<Vec<Certificate<'static>>, Error> {
+    let failed = |source| Error::Io { path: path.into(), source };
+    let refused = |reason: String| failed(io::Error::new(io::ErrorKind::InvalidData, reason));
+    let items = parse_pem(&std::fs::read(path).map_err(failed)?).collect::<Result<Vec<_>, _>>();
+    let items = items.map_err(|error| refused(format!("{error}, expected certificates in PEM")))?;
+    let certificate = |item| if let PemItem::Certificate(certificate) = item { Some(certificate) } else { None };
+    let found: Vec<_> = items.into_iter().filter_map(certificate).collect();
+    if found.is_empty() { Err(refused("no certificate in it, expected one in PEM".into())) } else { Ok(found) }
+}
+
 /// Status and body of an answer to `GET`.
 ///
 /// # Errors
-/// [`Error::Io`] with the URL if there is no answer.
-pub fn get(url: &str, api_key: Option<&str>) -> Result<(u16, String), Error> {
+/// [`Error::Io`] with the URL if there is no answer, or with the file of `trust`.
+pub fn get(url: &str, api_key: Option<&str>, trust: &Trust) -> Result<(u16, String), Error> {
     let config = Agent::config_builder()
+        .tls_config(trust.config()?)
         .http_status_as_error(false)
         .proxy(None)
         .timeout_connect(Some(Duration::from_secs(5)))
@@ -185,7 +222,10 @@ fn get_by(agent: &Agent, url: &str, api_key: Option<&str>) -> Result<(u16, Strin
     if let Some(key) = api_key {
         request = request.header(AUTHORIZATION, format!("Bearer {key}"));
     }
-    let mut response = request.call().map_err(|error| failed(url, &error.to_string()))?;
+    let mut response = request.call().map_err(|error| match error {
+        ureq::Error::Io(error) => failed(url, &error.to_string()),
+        error => failed(url, &error.to_string()),
+    })?;
     let text = response.body_mut().read_to_string().map_err(|error| failed(url, &error.to_string()))?;
     Ok((response.status().as_u16(), text))
 }

@@ -18,7 +18,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tilewright::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -88,24 +88,31 @@ impl Tls {
 }
 
 fn read(certificates: &Path, key: &Path) -> Result<TlsAcceptor, Error> {
-    let refused = |option, path: &Path, found: &dyn std::fmt::Display| Error::Option {
+    let refused = |option, path: &Path, reason: &dyn std::fmt::Display, expected: &str| Error::Option {
         option,
-        expected: "a file in PEM".into(),
-        found: format!("{}: {found}", path.display()),
+        expected: expected.into(),
+        found: format!("`{}` ({reason})", path.display()),
     };
-    let bytes = |option, path: &Path| {
-        let bytes = std::fs::read(path).map_err(|error| refused(option, path, &error))?;
+    let bytes = |path: &Path| {
+        let bytes = std::fs::read(path).map_err(|source| Error::Io { path: path.into(), source })?;
         // Ignore a byte order mark.
         Ok::<_, Error>(bytes.strip_prefix(b"\xef\xbb\xbf").map(<[u8]>::to_vec).unwrap_or(bytes))
     };
-    let chain = CertificateDer::pem_slice_iter(&bytes("tls_cert", certificates)?).collect::<Result<Vec<_>, _>>();
-    let chain = chain.map_err(|error| refused("tls_cert", certificates, &error))?;
-    let own =
-        PrivateKeyDer::from_pem_slice(&bytes("tls_key", key)?).map_err(|error| refused("tls_key", key, &error))?;
+    let (of_chain, of_key) = ("a certificate chain in PEM", "a private key in PEM, without a password");
+    let chain = CertificateDer::pem_slice_iter(&bytes(certificates)?).collect::<Result<Vec<_>, _>>();
+    let chain = chain.map_err(|error| refused("tls_cert", certificates, &error, of_chain))?;
+    if chain.is_empty() {
+        return Err(refused("tls_cert", certificates, &"no certificate in it", of_chain));
+    }
+    let own = PrivateKeyDer::from_pem_slice(&bytes(key)?).map_err(|error| match error {
+        pem::Error::NoItemsFound => refused("tls_key", key, &"no private key in it", of_key),
+        error => refused("tls_key", key, &error, of_key),
+    })?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let config = config.and_then(|config| config.with_no_client_auth().with_single_cert(chain, own));
-    let mut config = config.map_err(|error| refused("tls_cert", certificates, &error))?;
+    let expected = "a certificate chain that fits the private key";
+    let mut config = config.map_err(|error| refused("tls_cert", certificates, &error, expected))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }

@@ -60,7 +60,7 @@ const NAMES: &[(&str, &str)] = &[
     ("grammar", "grammar"),
 ];
 
-/// The constraint of checked fields.
+/// The constraint of checked fields, named after its field.
 ///
 /// # Errors
 /// `invalid_value` for more than one; errors naming a field.
@@ -80,7 +80,7 @@ pub fn constraint(fields: Fields<'_>) -> Result<Option<Constraint>, ApiError> {
                 let message = format!("{other} and {name} both constrain the answer, expected one of them");
                 return Err(ApiError { message, ..ApiError::invalid(name, None, "") });
             }
-            None => found = Some((name, constraint)),
+            None => found = Some((name.clone(), constraint.named(name))),
         }
     }
     Ok(found.map(|(_, constraint)| constraint))

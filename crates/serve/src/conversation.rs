@@ -245,26 +245,27 @@ pub fn effort_of(fields: Fields<'_>, field: &str) -> Result<(Option<bool>, Map<S
     })
 }
 
-/// The constraint of a response format in OpenAI's shape. `schema` is the path to the schema in the type
-/// `json_schema`.
+/// The constraint of a response format in OpenAI's shape, named after its field. `schema` is the path to the schema in
+/// the type `json_schema`.
 pub fn constraint_of(format: Option<&Json>, param: &str, schema: &str) -> Result<Option<Constraint>, ApiError> {
     let Some(format) = format else { return Ok(None) };
-    match format.get("type").and_then(Json::as_str) {
-        Some("text") => Ok(None),
+    let of_schema = |found: Option<&Json>, path: &str| match found {
+        Some(schema) if schema.is_object() => Ok(Constraint::JsonSchema(schema.clone())),
+        found => Err(ApiError::invalid(format!("{param}{}", path.replace('/', ".")), found, "a schema")),
+    };
+    let constraint = match format.get("type").and_then(Json::as_str) {
+        Some("text") => return Ok(None),
         Some("json_object") => match format.get("schema").filter(|schema| !schema.is_null()) {
-            None => Ok(Some(Constraint::JsonObject)),
+            None => Constraint::JsonObject,
             // As in llama.cpp's server.
-            Some(Json::Object(schema)) if schema.is_empty() => Ok(Some(Constraint::JsonObject)),
-            Some(schema) if schema.is_object() => Ok(Some(Constraint::JsonSchema(schema.clone()))),
-            found => Err(ApiError::invalid(format!("{param}.schema"), found, "a schema")),
+            Some(Json::Object(schema)) if schema.is_empty() => Constraint::JsonObject,
+            found => of_schema(found, "/schema")?,
         },
-        Some("json_schema") => match format.pointer(schema) {
-            Some(schema) if schema.is_object() => Ok(Some(Constraint::JsonSchema(schema.clone()))),
-            found => Err(ApiError::invalid(format!("{param}{}", schema.replace('/', ".")), found, "a schema")),
-        },
+        Some("json_schema") => of_schema(format.pointer(schema), schema)?,
         _ => {
             let expected = "an object with the type text, json_object or json_schema";
-            Err(ApiError::invalid(param, Some(format), expected))
+            return Err(ApiError::invalid(param, Some(format), expected));
         }
-    }
+    };
+    Ok(Some(constraint.named(param)))
 }

@@ -167,6 +167,8 @@ impl From<Error> for ApiError {
     fn from(error: Error) -> Self {
         let param = match &error {
             Error::Option { option, .. } => Some((*option).to_owned()),
+            // What precedes a colon is the name of the constraint, which is that of the field.
+            Error::Constraint { field, .. } => field.split(": ").next().map(str::to_owned),
             _ => None,
         };
         let (status, code) = match error.code() {
@@ -190,7 +192,10 @@ impl From<Error> for ApiError {
             }
             // A panic's message may contain text of other requests.
             "panic" | "stopped" => "the model failed; the server's log says why".into(),
-            _ => error.to_string(),
+            _ => match error {
+                Error::Constraint { field, expected, found } => format!("{field} is {found}, expected {expected}"),
+                other => other.to_string(),
+            },
         };
         ApiError { status, code, message, param }
     }

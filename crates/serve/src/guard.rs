@@ -73,8 +73,9 @@ impl Guard {
         let is_local = address.ip().is_loopback();
         let keys = KeyRing::read(api_keys, api_key_files)?;
         if keys.digests.is_empty() && !is_local && !is_open {
-            let expected = "a key, since other machines reach this address, or --no-api-key on a private network";
-            return Err(refused("api_key", expected, format!("none for {address}")));
+            let expected =
+                format!("a key, since other machines can reach {address}; --no-api-key allows requests without one");
+            return Err(refused("api_key", &expected, "missing".into()));
         }
         for host in hosts {
             let name = host.strip_prefix("*.").unwrap_or(host);
@@ -266,7 +267,7 @@ impl KeyRing {
         // Before reading, so that a later change is noticed.
         let versions = versions(files);
         if given.iter().any(|key| key.trim().is_empty()) {
-            return Err(refused("api_key", "a key", "an empty one".into()));
+            return Err(refused("api_key", "a key", "empty".into()));
         }
         let mut keys = given.to_vec();
         for file in files {
@@ -285,7 +286,7 @@ fn keys_of(path: &Path) -> Result<Vec<String>, Error> {
     let is_key = |line: &&str| !line.is_empty() && !line.starts_with('#');
     let keys: Vec<String> = text.lines().map(str::trim).filter(is_key).map(str::to_owned).collect();
     match keys.is_empty() {
-        true => Err(refused("api_key_file", "a file with a key", format!("{} without a key", path.display()))),
+        true => Err(refused("api_key_file", "a file with a key", format!("`{}` without a key", path.display()))),
         false => Ok(keys),
     }
 }

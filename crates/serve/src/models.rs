@@ -705,8 +705,8 @@ impl Models {
         let models = Models { list, keep, batches, fetch, fetching, room, sinks, is_ready };
         for spec in specs {
             if models.entries().iter().any(|entry| entry.name() == spec.name) {
-                let (expected, found) = ("unique names".into(), format!("`{}` twice", spec.name));
-                return Err(Error::Option { option: "models", expected, found });
+                let expected = "names that differ: NAME=MODEL gives a model another one".into();
+                return Err(Error::Option { option: "models", expected, found: format!("`{}` twice", spec.name) });
             }
             models.add(spec);
         }

@@ -113,7 +113,7 @@ pub fn merge_files(
 ) -> Result<Shard, Error> {
     let Shards { paths, files, headers } = Shards::read(input)?;
     let Some(first) = headers.first().filter(|_| headers.len() > 1) else {
-        return Err(wrong("split.count", "a shard, one of several files", "a whole model").in_file(input));
+        return Err(wrong("split.count", "a shard, one of several files", "missing (a whole model)").in_file(input));
     };
     let inputs: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
     check_output(output, &inputs, overwrite)?;

@@ -139,10 +139,55 @@ fn invalid_chat_fields_are_refused_by_name() {
         let word = json!([{"role": "user", "content": "a".repeat(1 << 16)}]);
         refused("messages", word, 400, "context_length_exceeded", Json::Null, "holds 512");
         let schema = json!({"type": "json_schema", "json_schema": {"schema": {"not": {}}}});
-        refused("response_format", schema, 400, "constraint", Json::Null, "json_schema");
+        refused("response_format", schema, 400, "constraint", json!("response_format"), "response_format is unusable");
         let choice = json!({"type": "function", "function": {"name": "moon"}});
         let tools = with(&base, "tools", tool(json!({"name": "sun"})));
-        is_refused("/v1/chat/completions", with(&tools, "tool_choice", choice), 400, "constraint", Json::Null, "moon");
+        let param = json!("tool_choice");
+        is_refused("/v1/chat/completions", with(&tools, "tool_choice", choice), 400, "constraint", param, "moon");
+        let odd = tool(json!({"name": "sun", "parameters": {"type": "odd"}}));
+        refused("tools", odd, 400, "constraint", json!("tools"), "tools: `sun`: ");
+    }
+}
+
+/// Under each API's names.
+#[test]
+fn unusable_constraints_are_refused_by_their_fields() {
+    let odd = json!({"type": "odd"});
+    let format = json!({"type": "json_schema", "schema": odd, "name": "a"});
+    let chat = json!({"model": "story", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1});
+    let prompt = json!({"model": "plain", "prompt": "A", "max_tokens": 1});
+    let cases = [
+        ("response_format", json!({"type": "json_object", "schema": odd}), "response_format is unusable"),
+        ("structured_outputs", json!({"regex": "("}), "structured_outputs.regex is unusable"),
+        ("structured_outputs", json!({"grammar": "root ::= \"a"}), "structured_outputs.grammar: line 1 is"),
+        ("guided_json", odd.clone(), "guided_json is unusable"),
+        ("guided_regex", json!("("), "guided_regex is unusable"),
+        ("guided_grammar", json!("start: ("), "guided_grammar is unusable"),
+        ("regex", json!("("), "regex is unusable"),
+        ("ebnf", json!("root ::= x"), "ebnf: line 1 is `x`"),
+        ("json_schema", odd.clone(), "json_schema is unusable"),
+        ("grammar", json!("root ::= \"a"), "grammar: line 1 is"),
+    ];
+    for (field, value, says) in cases {
+        let param = json!(says.split([':', ' ']).next());
+        for (path, base) in [("/v1/chat/completions", &chat), ("/v1/completions", &prompt)] {
+            is_refused(path, with(base, field, value.clone()), 400, "constraint", param.clone(), says);
+        }
+    }
+    let input = json!({"model": "story", "input": "Hi", "max_output_tokens": 1, "text": {"format": format}});
+    is_refused("/v1/responses", input, 400, "constraint", json!("text.format"), "text.format is unusable");
+    let of_llama = json!({"model": "plain", "prompt": "A", "n_predict": 1, "grammar": "root ::= x"});
+    let of_anthropic = with(&chat, "output_config", json!({"format": format}));
+    let of_ollama = json!({"model": "story", "prompt": "A", "format": odd});
+    for (path, body, says) in [
+        ("/completion", of_llama, "grammar: line 1 is `x`, expected a defined rule"),
+        ("/v1/messages", of_anthropic, "output_config.format is unusable"),
+        ("/api/generate", of_ollama, "format is unusable"),
+    ] {
+        let answer = post(shared(), path, &body);
+        let told = answer.text();
+        assert!(answer.status == 400 && told.contains(says), "{path}: {} {told}", answer.status);
+        assert!(!told.contains("constraint: "), "{path}: {told}");
     }
 }
 

@@ -30,8 +30,7 @@ impl Program {
             before += &line;
             line.clear();
         }
-        let address =
-            before.lines().find(|line| line.starts_with("serving ")).and_then(|line| line.split_once("http://"));
+        let address = before.lines().find(|line| line.starts_with("serving ")).and_then(|line| line.split_once("://"));
         let address = address.unwrap_or_else(|| panic!("{before}")).1.parse().unwrap();
         Program { address, before, child, stderr }
     }
@@ -177,10 +176,47 @@ fn variables_set_flags_and_ps_lists_loaded_models() {
     assert!(output.status.code() == Some(1) && message.contains("is `tilewright serve` running there?"), "{message}");
 }
 
+/// With a private authority, or a certificate of its own; `--host` is a name, an address or a URL.
+#[test]
+fn ps_trusts_a_given_certificate_or_any() {
+    let certificate = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve/cert.pem");
+    let key = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve/key.pem");
+    let other = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve/renewed.pem");
+    let program = Program::start(command(&["--port", "0", "--lazy", "--tls-cert", certificate, "--tls-key", key]));
+    let port = program.address.port().to_string();
+    let url = format!("https://localhost:{port}");
+    let asked = |args: &[&str]| {
+        let output = command_of(&[&["ps", "--health", "--port", &port], args].concat()).output().unwrap();
+        (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    };
+    for args in [
+        &["--cacert", certificate][..],
+        &["--insecure"],
+        &["-k", "--host", "0.0.0.0"],
+        &["--cacert", certificate, "--host", "localhost"],
+        &["--host", &url, "--cacert", certificate],
+    ] {
+        let (code, told) = asked(args);
+        assert!(code == Some(0) && told.contains("\"status\": \"ok\""), "{args:?}: {told}");
+    }
+    for (args, code, says) in [
+        (&["--host", &url][..], 1, "--cacert FILE names the authority's certificate, -k accepts any"),
+        (&["--cacert", other], 1, "--cacert FILE names"),
+        (&["--cacert", key], 1, "no certificate in it, expected one in PEM"),
+        (&["--cacert", "none.pem"], 1, "--cacert none.pem: "),
+        (&["--cacert", certificate, "-k"], 2, "cannot be used with"),
+        (&[], 1, "-k or --cacert one with TLS"),
+    ] {
+        let (found, told) = asked(args);
+        assert!(found == Some(code) && told.contains(says), "{args:?}: {told}");
+    }
+}
+
 /// Editors query a model before they use it, which must not load it.
 #[test]
 fn lazy_model_is_described_before_it_is_loaded() {
     let program = Program::start(command(&["--port", "0", "--lazy"]));
+    assert!(program.before.contains("\ndevice: CPU, ") && program.before.contains(" (cpu): "), "{}", program.before);
     let shown = done(program.address, "/api/show", json!({"model": "stories"})).json();
     let (info, details) = (&shown["model_info"], &shown["details"]);
     assert_eq!(
@@ -316,7 +352,25 @@ fn serve_ends_when_its_stdin_closes() {
 
 #[test]
 fn unsafe_or_missing_options_end_serve_with_an_error() {
-    let cases: [(&[&str], i32, &str); 10] = [
+    let pem = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve/cert.pem");
+    let cases: [(&[&str], i32, &str); 19] = [
+        (&["--port", "0", "--tls-cert", "none", "--tls-key", pem], 1, "error: --tls-cert none: "),
+        (&["--port", "0", "--tls-cert", pem, "--tls-key", pem], 2, "(no private key in it), expected a private key in"),
+        (&["--port", "0", "--api-key", ""], 2, "error: --api-key is empty, expected a key"),
+        (&["--port", "0", "--api-key-file", "none"], 1, "error: --api-key-file none: "),
+        (&["--port", "0", "a=none.gguf"], 1, "none.gguf: no such file or folder"),
+        (&["--port", "0", "--ctx", "-1"], 2, "invalid value '-1' for '--ctx <N|auto>': expected a number of tokens"),
+        (
+            &["--port", "0", "--lazy", "--device", "no such"],
+            1,
+            "error: --device is `no such`, which no adapter matches",
+        ),
+        (&["--port", "0", "--lora-adapter", "a=none"], 1, "error: --lora-adapter none: "),
+        (
+            &["--host", "0.0.0.0", "--port", "0"],
+            2,
+            "error: --api-key is missing, expected a key, since other machines can",
+        ),
         (&["--port", "0", "--device", "cpu,pci:7"], 2, "device"),
         (&["--host", "0.0.0.0", "--port", "0"], 2, "--no-api-key"),
         (&["--host", "no such host", "--port", "0"], 2, "no such host"),

@@ -166,6 +166,7 @@ impl CommonFields {
             Some(schema @ Json::Object(_)) => Some(Constraint::JsonSchema(schema.clone())),
             Some(_) => return Err(fields.wrong("format", r#""json" or a schema"#)),
         };
+        let constraint = constraint.map(|constraint| constraint.named("format"));
         let mut variables = Map::new();
         let thinking = match fields.get("think") {
             None => None,
