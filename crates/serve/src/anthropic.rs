@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value as Json, json};
 use tilewright::ChatRequest;
-use tilewright::answer::ToolCall;
+use tilewright::answer::CallPart;
 use tilewright::chat::{Message, date_time};
 use tilewright::generate::{GenerateOptions, StopReason};
 use tilewright::grammar::{Constraint, ToolChoice};
@@ -490,7 +490,7 @@ impl MessageFormatter {
         if whole { text.get(n..).unwrap_or_default().to_owned() } else { text }
     }
 
-    fn call(&mut self, call: &ToolCall, input: Json) -> Json {
+    fn call(&mut self, call: &CallPart, input: Json) -> Json {
         json!({"type": "tool_use", "id": self.ids.of(call), "name": call.name, "input": input})
     }
 
@@ -510,12 +510,51 @@ impl MessageFormatter {
         if !text.is_empty() || calls.is_empty() {
             content.push(json!({"type": "text", "text": text}));
         }
-        content.extend(calls.iter().map(|call| self.call(call, Json::Object(call.arguments.clone()))));
+        content.extend(calls.iter().map(|call| self.call(call, complete_values(&call.arguments))));
         body["content"] = content.into();
         let (reason, stop) = self.end(end);
         (body["stop_reason"], body["stop_sequence"]) = (reason.into(), stop.into());
         Ok(Body(body).into_response())
     }
+}
+
+/// The complete values of an object that may be cut off: what Anthropic's clients make of a stream's partial JSON.
+fn complete_values(object: &str) -> Json {
+    let (mut open, mut complete, mut before) = (Vec::new(), (0, Vec::new()), ' ');
+    // In a string: whether it is a key, and whether the next character is escaped.
+    let mut string: Option<(bool, bool)> = None;
+    for (at, c) in object.char_indices() {
+        match (&mut string, c) {
+            (Some((_, escaped)), _) if *escaped => *escaped = false,
+            (Some((_, escaped)), '\\') => *escaped = true,
+            (Some((is_key, _)), '"') => {
+                if !*is_key {
+                    complete = (at + 1, open.clone());
+                }
+                string = None;
+            }
+            (Some(_), _) => {}
+            (None, '"') => string = Some((open.last() == Some(&'}') && before != ':', false)),
+            (None, '{' | '[') => {
+                open.push(if c == '{' { '}' } else { ']' });
+                complete = (at + 1, open.clone());
+            }
+            (None, '}' | ']') => {
+                open.pop();
+                complete = (at + 1, open.clone());
+            }
+            // The end of a number or literal.
+            (None, ',') => complete = (at, open.clone()),
+            (None, _) => {}
+        }
+        before = c;
+    }
+    if string.is_none() && before.is_alphanumeric() {
+        complete = (object.len(), open);
+    }
+    let (n, open) = complete;
+    let text = object.get(..n).unwrap_or_default().chars().chain(open.into_iter().rev()).collect::<String>();
+    serde_json::from_str(&text).unwrap_or_else(|_| json!({}))
 }
 
 /// Token counts: cached tokens are not input tokens here.
@@ -534,6 +573,7 @@ fn usage_json(RequestUsage { tokens, reasoning_tokens }: RequestUsage) -> Json {
 enum Block {
     Thinking,
     Text,
+    Call,
 }
 
 /// Sends an answer as events.
@@ -591,28 +631,30 @@ impl MessageStreamer {
             self.send_delta(json!({"type": "text_delta", "text": text})).await?;
         }
         for call in &delta.calls {
-            self.close().await?;
-            let block = self.formatter.call(call, json!({}));
-            self.start(block).await?;
-            let input = Json::Object(call.arguments.clone()).to_string();
-            self.send_delta(json!({"type": "input_json_delta", "partial_json": input})).await?;
-            self.stop().await?;
+            if call.is_first {
+                let block = self.formatter.call(call, json!({}));
+                self.begin(Block::Call, block).await?;
+            }
+            if !call.arguments.is_empty() {
+                self.send_delta(json!({"type": "input_json_delta", "partial_json": call.arguments})).await?;
+            }
+            if call.is_last {
+                self.close().await?;
+            }
         }
         Ok(())
     }
 
-    /// Opens a block of this type, unless it is open.
+    /// Opens a block of thoughts or text, unless it is open.
     async fn open(&mut self, block: Block) -> Result<(), Disconnected> {
         if self.open == Some(block) {
             return Ok(());
         }
-        self.close().await?;
-        self.open = Some(block);
-        self.start(match block {
+        let empty = match block {
             Block::Thinking => json!({"type": "thinking", "thinking": "", "signature": ""}),
-            Block::Text => json!({"type": "text", "text": ""}),
-        })
-        .await
+            _ => json!({"type": "text", "text": ""}),
+        };
+        self.begin(block, empty).await
     }
 
     async fn close(&mut self) -> Result<(), Disconnected> {
@@ -622,7 +664,10 @@ impl MessageStreamer {
         }
     }
 
-    async fn start(&mut self, block: Json) -> Result<(), Disconnected> {
+    /// Closes the open block and starts this one.
+    async fn begin(&mut self, kind: Block, block: Json) -> Result<(), Disconnected> {
+        self.close().await?;
+        self.open = Some(kind);
         self.n_blocks += 1;
         let index = self.n_blocks - 1;
         self.parts.send(json!({"type": "content_block_start", "index": index, "content_block": block})).await
@@ -650,6 +695,26 @@ mod tests {
             without_billing("You are.\nx-anthropic-billing-header: cch=1;"),
             "You are.\nx-anthropic-billing-header: cch=1;"
         );
+    }
+
+    /// As `jiter` and `partial-json-parser`, which the official clients use, without incomplete strings.
+    #[test]
+    fn complete_values_of_a_cut_object_are_kept() {
+        let whole = r#"{"a":1,"b":["x\"}",{"c":true}],"d":{"e":"f"}}"#;
+        for (cut, expected) in [
+            ("", json!({})),
+            (r#"{"a"#, json!({})),
+            (r#"{"a":1"#, json!({"a": 1})),
+            (r#"{"a":1,"b"#, json!({"a": 1})),
+            (r#"{"a":1,"b":"#, json!({"a": 1})),
+            (r#"{"a":1,"b":["x\""#, json!({"a": 1, "b": []})),
+            (r#"{"a":1,"b":["x\"}""#, json!({"a": 1, "b": ["x\"}"]})),
+            (r#"{"a":1,"b":["x\"}",{"c":true"#, json!({"a": 1, "b": ["x\"}", {"c": true}]})),
+            (whole, serde_json::from_str(whole).unwrap()),
+        ] {
+            assert!(whole.starts_with(cut), "{cut}");
+            assert_eq!(complete_values(cut), expected, "{cut}");
+        }
     }
 
     #[test]

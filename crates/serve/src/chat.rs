@@ -258,8 +258,8 @@ impl ChatFormatter {
             if !delta.calls.is_empty() {
                 let calls = delta.calls.iter().map(|call| {
                     let mut body = self.ids.call_json(call);
-                    body["index"] = (*n_calls).into();
-                    *n_calls += 1;
+                    *n_calls += usize::from(call.is_first);
+                    body["index"] = n_calls.saturating_sub(1).into();
                     body
                 });
                 deltas.push((json!({"tool_calls": calls.collect::<Vec<_>>()}), logprobs.take()));

@@ -71,7 +71,7 @@ impl Conversation {
             ids,
             choices: Arc::new(AnswerOptions { options, seeds: self.seeds }),
             // The client has the beginning of the answer.
-            reader: Some(reader.without_given()),
+            reader: Some(reader.without_given().with_call_parts()),
         })
     }
 }

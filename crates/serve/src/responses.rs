@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value as Json, json};
 use tilewright::ChatRequest;
-use tilewright::answer::ToolCall;
+use tilewright::answer::CallPart;
 use tilewright::chat::Message;
 use tilewright::generate::GenerateOptions;
 use tilewright::grammar::ToolChoice;
@@ -329,7 +329,9 @@ impl ResponseFormatter {
     /// Stores the conversation with all complete items.
     fn store(&mut self) {
         if let Some(Storage { app, key, mut input }) = self.storage.take() {
-            input.extend(self.items.iter().cloned());
+            // A call that was cut off has no result, which would be required.
+            let is_cut = |item: &&Json| item["type"] == "function_call" && item["status"] == "incomplete";
+            input.extend(self.items.iter().filter(|item| !is_cut(item)).cloned());
             app.responses.put(key, self.head.id.clone(), input);
         }
     }
@@ -352,11 +354,15 @@ impl ResponseFormatter {
         json!({"id": self.id("msg"), "type": "message", "role": "assistant", "status": status, "content": content})
     }
 
-    fn call(&mut self, call: &ToolCall) -> Json {
-        let arguments = Json::Object(call.arguments.clone()).to_string();
-        let call_id = self.ids.of(call);
-        let id = self.id("fc");
-        json!({"id": id, "type": "function_call", "status": "completed", "call_id": call_id, "name": call.name, "arguments": arguments})
+    fn call(&mut self, call: &CallPart) -> Json {
+        json!({
+            "id": self.id("fc"),
+            "type": "function_call",
+            "status": if call.is_last { "completed" } else { "incomplete" },
+            "call_id": self.ids.of(call),
+            "name": call.name,
+            "arguments": call.arguments,
+        })
     }
 
     async fn whole(mut self, mut answers: Answers, most: usize) -> Result<Response, ApiError> {
@@ -379,9 +385,11 @@ impl ResponseFormatter {
 }
 
 /// The part of an open item sent so far.
-struct Open {
-    is_thought: bool,
-    so_far: Delta,
+enum Open {
+    Thought(Delta),
+    Text(Delta),
+    /// The item.
+    Call(Json),
 }
 
 /// Sends an answer as events.
@@ -413,14 +421,11 @@ impl ResponseStreamer {
             if !delta.thinking.is_empty() {
                 self.add(true, Delta { thinking: delta.thinking, ..Delta::default() }).await?;
             }
-            if !delta.text.is_empty()
-                || (!delta.tokens.is_empty() && self.open.as_ref().is_some_and(|open| !open.is_thought))
-            {
+            if !delta.text.is_empty() || (!delta.tokens.is_empty() && matches!(self.open, Some(Open::Text(_)))) {
                 self.add(false, Delta { text: delta.text, tokens: delta.tokens, ..Delta::default() }).await?;
             }
-            for call in &delta.calls {
-                self.close("completed").await?;
-                self.call(call).await?;
+            for part in &delta.calls {
+                self.call(part).await?;
             }
         }
         let status = if end.is_some_and(|end| end.is_cut()) { "incomplete" } else { "completed" };
@@ -445,7 +450,12 @@ impl ResponseStreamer {
 
     /// Adds to the open reasoning or text item, or closes it and starts one of the other kind.
     async fn add(&mut self, is_thought: bool, delta: Delta) -> Result<(), Disconnected> {
-        if self.open.as_ref().is_none_or(|open| open.is_thought != is_thought) {
+        let is_open = match &self.open {
+            Some(Open::Thought(_)) => is_thought,
+            Some(Open::Text(_)) => !is_thought,
+            _ => false,
+        };
+        if !is_open {
             self.close("completed").await?;
             let at = self.formatter.items.len();
             let (item, part) = match is_thought {
@@ -458,7 +468,8 @@ impl ResponseStreamer {
             self.send("response.output_item.added", json!({"output_index": at, "item": item})).await?;
             let added = json!({"item_id": id, "output_index": at, "content_index": 0, "part": part});
             self.send("response.content_part.added", added).await?;
-            self.open = Some(Open { is_thought, so_far: Delta::default() });
+            let open = if is_thought { Open::Thought } else { Open::Text };
+            self.open = Some(open(Delta::default()));
         }
         let at = self.formatter.items.len();
         let mut event = json!({"output_index": at, "content_index": 0});
@@ -476,24 +487,23 @@ impl ResponseStreamer {
                 "response.output_text.delta"
             }
         };
-        if let Some(Open { so_far, .. }) = &mut self.open {
-            so_far.thinking += &delta.thinking;
-            so_far.text += &delta.text;
-            so_far.tokens.extend(delta.tokens);
+        if let Some(Open::Thought(so_far) | Open::Text(so_far)) = &mut self.open {
+            so_far.append(delta);
         }
         self.send(kind, event).await
     }
 
     /// Completes the open item.
     async fn close(&mut self, status: &str) -> Result<(), Disconnected> {
-        let Some(Open { is_thought, so_far }) = self.open.take() else { return Ok(()) };
         let at = self.formatter.items.len();
-        let (item, part, kind) = match is_thought {
-            true => {
+        let (item, part, kind) = match self.open.take() {
+            None => return Ok(()),
+            Some(Open::Call(item)) => return self.close_call(item).await,
+            Some(Open::Thought(so_far)) => {
                 let item = self.formatter.reasoning(&so_far.thinking);
                 (item, json!({"type": "reasoning_text", "text": so_far.thinking}), "response.reasoning_text.done")
             }
-            false => {
+            Some(Open::Text(so_far)) => {
                 let part = self.formatter.text_part(&so_far);
                 (self.formatter.message(status, json!([part])), part, "response.output_text.done")
             }
@@ -515,18 +525,35 @@ impl ResponseStreamer {
         Ok(())
     }
 
-    /// Sends a whole call.
-    async fn call(&mut self, call: &ToolCall) -> Result<(), Disconnected> {
+    /// Sends a part of a call.
+    async fn call(&mut self, part: &CallPart) -> Result<(), Disconnected> {
+        if part.is_first {
+            self.close("completed").await?;
+            let mut item = self.formatter.call(part);
+            (item["status"], item["arguments"]) = ("in_progress".into(), "".into());
+            let at = self.formatter.items.len();
+            self.send("response.output_item.added", json!({"output_index": at, "item": item})).await?;
+            item["status"] = "incomplete".into();
+            self.open = Some(Open::Call(item));
+        }
+        let Some(Open::Call(item)) = &mut self.open else { return Ok(()) };
+        let so_far = item["arguments"].as_str().unwrap_or_default().to_owned();
+        item["arguments"] = (so_far + &part.arguments).into();
+        let (id, at) = (item["id"].clone(), self.formatter.items.len());
+        if part.is_last {
+            item["status"] = "completed".into();
+        }
+        if !part.arguments.is_empty() {
+            let delta = json!({"item_id": id, "output_index": at, "delta": part.arguments});
+            self.send("response.function_call_arguments.delta", delta).await?;
+        }
+        if part.is_last { self.close("completed").await } else { Ok(()) }
+    }
+
+    async fn close_call(&mut self, item: Json) -> Result<(), Disconnected> {
         let at = self.formatter.items.len();
-        let item = self.formatter.call(call);
-        let mut added = item.clone();
-        added["status"] = "in_progress".into();
-        added["arguments"] = "".into();
-        let (id, arguments) = (item["id"].clone(), item["arguments"].clone());
-        self.send("response.output_item.added", json!({"output_index": at, "item": added})).await?;
-        let delta = json!({"item_id": id, "output_index": at, "delta": arguments});
-        self.send("response.function_call_arguments.delta", delta).await?;
-        let done = json!({"item_id": id, "output_index": at, "name": item["name"], "arguments": arguments});
+        let done =
+            json!({"item_id": item["id"], "output_index": at, "name": item["name"], "arguments": item["arguments"]});
         self.send("response.function_call_arguments.done", done).await?;
         self.send("response.output_item.done", json!({"output_index": at, "item": item})).await?;
         self.formatter.items.push(item);
