@@ -559,7 +559,9 @@ impl Driver {
             if others_wait { MAX_PREFILL_WHILE_DECODING.min(self.passes.max_pass()) } else { self.passes.max_pass() };
         let Some(at) = self.running.iter().position(|sequence| !sequence.is_ready()) else { return Ok(()) };
         let n_top = self.running[at].scores_prompt();
+        let mut most = most;
         if n_top.is_some() {
+            most = most.min(SCORED_ROWS);
             let adapted = self.model.adapted_by(self.running[at].request.adapter.as_deref())?;
             // Logits are no part of the planned memory, so only this request fails without room for them.
             match self.passes.allocate_logits(adapted).await {
@@ -570,7 +572,6 @@ impl Driver {
                 allocated => allocated?,
             }
         }
-        let most = if n_top.is_some() { most.min(SCORED_ROWS) } else { most };
         let n_tokens = self.running[at].next_len(most as usize, n_copies(&self.model, &self.options).is_some());
         self.make_free(self.running[at].pages_for(n_tokens)).await?;
         let Driver { model, passes, pages, running, .. } = self;
