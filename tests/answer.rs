@@ -905,11 +905,14 @@ fn call_parts_are_the_beginning_of_the_whole_calls() {
             let expected: Vec<(String, String)> = expected.collect();
             let complete = calls.iter().filter(|call| call.is_last);
             let complete: Vec<_> = complete.map(|call| (call.name.clone(), call.arguments.clone())).collect();
-            assert_eq!(complete, expected, "{format}, case {seed}: {text:?}");
             (n_calls, n_parts) = (n_calls + expected.len(), n_parts + n);
             if !problems(&plain).is_empty() {
+                // Calls of a list that does not end are complete as well.
+                let is_given = |call| complete.contains(call);
+                assert!(expected.iter().all(is_given), "{format}, case {seed}: {text:?}, {complete:?}");
                 continue;
             }
+            assert_eq!(complete, expected, "{format}, case {seed}: {text:?}");
             assert!(calls.iter().all(|call| call.is_last), "{format}, case {seed}: {text:?}");
             let texts = plain.into_iter().filter(|event| !matches!(event, Event::Call(_)));
             assert_eq!(simplified(&others), simplified(&texts.collect::<Vec<_>>()), "{format}, case {seed}: {text:?}");
