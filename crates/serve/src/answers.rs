@@ -455,6 +455,7 @@ impl Answers {
             None => {
                 self.metrics.first_token(model, now - self.since);
                 answer.stages.first_token(usage);
+                report_prompt(&mut self.prompts, self.n_each, answer);
                 if self.usages.iter().all(|usage| usage.completion_tokens == 0) {
                     self.operation.first_token(now - self.since);
                     self.record.first_token(now - self.since);
@@ -466,7 +467,6 @@ impl Answers {
         self.times.begun.get_or_insert(self.since);
         self.times.first.get_or_insert(now);
         self.times.latest = Some(now);
-        report_prompt(&mut self.prompts, self.n_each, answer);
         let mut delta = Delta::default();
         if self.run.reports_ids {
             delta.ids.push(piece.id);

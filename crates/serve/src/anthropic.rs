@@ -15,12 +15,13 @@ use tilewright::grammar::{Constraint, ToolChoice};
 
 use super::answers::{AnswerEvent, Answers, CallIds, Delta, End, RequestUsage};
 use super::app::{ApiRequest, App, is_long, new_id};
-use super::conversation::{Conversation, constraint_of, given_tools, prefill_of};
+use super::constraints;
+use super::conversation::{Conversation, checked_choice, constraint_of, given_tools, prefill_of};
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
 use super::models::{ServedModel, Task};
-use super::sampling::{MODEL, numbers, seed_of, stops};
+use super::sampling::{self, MODEL, SEED, max_tokens_of, numbers, row_of, seed_of, stops};
 use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
 use super::sse::{Disconnected, PartSender, Style, streamed};
 
@@ -28,7 +29,7 @@ use super::sse::{Disconnected, PartSender, Style, streamed};
 pub const MESSAGES: Endpoint = Endpoint::post(
     "/v1/messages",
     "Answers a conversation, like Anthropic's Messages",
-    &[CONVERSATION, LIMIT, OPTIONS],
+    &[CONVERSATION, &LIMIT, OPTIONS],
 );
 
 /// `/v1/messages/count_tokens`.
@@ -88,7 +89,11 @@ const CONVERSATION: &[Field] = &[
     neutral("workspace_id", &[Neutral::AnyText], "Ignored."),
 ];
 
-const LIMIT: &[Field] = &[required("max_tokens", Kind::Whole(1, i32::MAX as i64), "Maximum tokens of the answer.")];
+const LIMIT: [Field; 1] = [required("max_tokens", Kind::Whole(1, i32::MAX as i64), "Maximum tokens of the answer.")];
+
+/// The numbers of Anthropic's API.
+const NUMBERS: [Field; 3] =
+    [row_of(sampling::NUMBERS, "temperature"), row_of(sampling::NUMBERS, "top_k"), row_of(sampling::NUMBERS, "top_p")];
 
 const OPTIONS: &[Field] = &[
     field(
@@ -98,20 +103,10 @@ const OPTIONS: &[Field] = &[
         "Texts that end the answer and are not part of it.",
     ),
     field("stream", Kind::Flag, "false", "Send the answer as server-sent events."),
-    field("temperature", Kind::Number(0.0, 2.0), "1", "Sampling temperature; 0 always takes the most likely token."),
-    field("top_k", Kind::Whole(0, u32::MAX as i64), "40", "Sample from the K most likely tokens; 0 disables."),
-    field(
-        "top_p",
-        Kind::Number(0.0, 1.0),
-        "0.95",
-        "Sample from the most likely tokens whose probabilities add up to P; 1 disables.",
-    ),
-    field(
-        "seed",
-        Kind::Other(&["integer"], "a whole number from -2^63 to 2^63"),
-        "-1",
-        "Sampling seed; -1 draws one. Not in Anthropic's API.",
-    ),
+    NUMBERS[0],
+    NUMBERS[1],
+    NUMBERS[2],
+    SEED,
     field("cache_salt", Kind::Text, "", "Separates the prefix cache: only requests with the same text share it."),
     neutral("metadata", &[Neutral::AnyObject], "Ignored."),
     neutral("service_tier", &[Neutral::AnyText], "There is one tier."),
@@ -152,7 +147,8 @@ pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
         model,
     };
     let conversation = Conversation::with_one_answer(request);
-    let answers = app.converse(&formatter.model, conversation, &asked.since).await?;
+    let answers = app.converse(&formatter.model, conversation, &asked.since).await;
+    let answers = answers.map_err(|error| constraints::named(error, fields))?;
     let response = match streams {
         true => {
             let work = move |parts| MessageStreamer { formatter, parts, n_blocks: 0, open: None }.run(answers);
@@ -187,18 +183,11 @@ pub fn model_json(name: &str, entry: &ServedModel, adapter: Option<&str>) -> Jso
 }
 
 fn options_of(fields: Fields<'_>, limits: &Limits) -> Result<GenerateOptions, ApiError> {
-    let limit = limits.max_tokens.unwrap_or(i32::MAX as usize) as u64;
-    let max_tokens = fields.whole("max_tokens", 1, i32::MAX as u64)?.unwrap_or(limit);
-    if max_tokens > limit {
-        return Err(fields.wrong("max_tokens", &format!("at most {limit}, the server's limit")));
-    }
-    let mut options = GenerateOptions { temperature: 1.0, ..GenerateOptions::default() };
-    numbers(fields, &mut options);
     let options = GenerateOptions {
-        max_tokens: max_tokens as usize,
+        max_tokens: max_tokens_of(fields, limits, &LIMIT)?,
         seed: seed_of(fields)?,
         stop: stops(fields, "stop_sequences", limits)?,
-        ..options
+        ..numbers(fields, &NUMBERS)
     };
     options.check()?;
     Ok(options)
@@ -226,6 +215,7 @@ impl MessagesRequest {
         }
         let (tools, mut notices) = tools_of(fields, limits)?;
         let (tool_choice, parallel_calls) = choice_of(fields)?;
+        let tool_choice = checked_choice(fields, tool_choice, &tools)?;
         let (thinking, hides_thinking) = thinking_of(fields, &mut notices)?;
         if fields.get("context_management").and_then(Json::as_object).is_some_and(|asked| !asked.is_empty()) {
             notices.push("context_management is not supported".into());

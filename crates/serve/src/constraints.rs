@@ -86,6 +86,25 @@ pub fn constraint(fields: Fields<'_>) -> Result<Option<Constraint>, ApiError> {
     Ok(found.map(|(_, constraint)| constraint))
 }
 
+/// The error of a constraint that cannot be used, with its name in the request.
+pub fn named(error: ApiError, fields: Fields<'_>) -> ApiError {
+    let Some(reason) = error.message.strip_prefix("constraint: ") else { return error };
+    let (kind, reason) = reason.split_at(reason.find([':', ' ']).unwrap_or(reason.len()));
+    let nested = [("structured_outputs", "json"), ("structured_outputs", "regex"), ("structured_outputs", "choice")]
+        .into_iter()
+        .chain([("structured_outputs", "grammar"), ("text", "format"), ("output_config", "format")])
+        .filter(|(outer, inner)| fields.get(outer).and_then(|outer| outer.get(inner)).is_some_and(|one| !one.is_null()))
+        .map(|(outer, inner)| format!("{outer}.{inner}"));
+    let own = NAMES.iter().map(|(name, _)| *name).filter(|name| fields.get(name).is_some_and(|one| one != ""));
+    let formats = ["response_format", "output_format", "format"].into_iter().filter(|name| fields.get(name).is_some());
+    let param = match kind {
+        "tools" => Some(kind.to_owned()),
+        _ => own.map(str::to_owned).chain(nested).chain(formats.map(str::to_owned)).next(),
+    };
+    let message = format!("{}{reason}", param.as_deref().unwrap_or(kind));
+    ApiError { message, param, ..error }
+}
+
 fn one(fields: Fields<'_>, name: &str, kind: &str) -> Result<Option<Constraint>, ApiError> {
     let Some(value) = fields.get(name) else { return Ok(None) };
     Ok(match (kind, value) {

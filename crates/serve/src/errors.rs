@@ -157,12 +157,15 @@ impl ErrorFormat {
 
 impl From<Error> for ApiError {
     fn from(error: Error) -> Self {
-        let param = match &error {
-            Error::Option { option, .. } => Some((*option).to_owned()),
-            _ => None,
-        };
+        match &error {
+            &Error::Option { option, .. } => return ApiError::of_option(error, option),
+            Error::Tokenizer { field, expected, found } if field == "prompt" => {
+                let message = format!("prompt is {found}, expected {expected}");
+                return ApiError { message, ..ApiError::invalid("prompt", None, "") };
+            }
+            _ => {}
+        }
         let (status, code) = match error.code() {
-            "option" => (StatusCode::BAD_REQUEST, "invalid_value"),
             "unsupported" => (StatusCode::BAD_REQUEST, "unsupported_value"),
             "context_full" => (StatusCode::BAD_REQUEST, "context_length_exceeded"),
             code @ ("constraint" | "template" | "tokenizer" | "operand") => (StatusCode::BAD_REQUEST, code),
@@ -184,7 +187,7 @@ impl From<Error> for ApiError {
             "panic" | "stopped" => "the model failed; the server's log says why".into(),
             _ => error.to_string(),
         };
-        ApiError { status, code, message, param }
+        ApiError::refusal(status, code, message)
     }
 }
 

@@ -16,11 +16,15 @@ use tilewright::grammar::ToolChoice;
 use super::answers::{AnswerEvent, AnswerOptions, Answers, CallIds, Delta, End, RequestUsage};
 use super::app::{AnswerMetadata, ApiRequest, App, RequestContext};
 use super::chat::tokens_json;
-use super::conversation::{Conversation, EFFORTS, arguments_of, constraint_of, effort_of, joined, tools_of};
+use super::constraints;
+use super::conversation::{
+    Conversation, EFFORTS, arguments_of, checked_choice, constraint_of, effort_of, joined, tools_of,
+};
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
-use super::sampling::{self, RequestSampling, max_tokens_row};
+use super::models::Task;
+use super::sampling::{self, RequestSampling, max_tokens_rows};
 use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
 use super::sse::{Disconnected, PartSender, Style, streamed};
 use super::stored::Items;
@@ -29,8 +33,11 @@ use super::stored::Items;
 pub const ENDPOINT: Endpoint = Endpoint::post(
     "/v1/responses",
     "Answers an input, like OpenAI's Responses",
-    &[FIELDS, sampling::FIELDS, sampling::NUMBERS, sampling::NO_PROBS],
+    &[FIELDS, &MAX_TOKENS, sampling::FIELDS, sampling::NUMBERS, sampling::NO_PROBS],
 );
+
+/// The token limit.
+const MAX_TOKENS: [Field; 1] = max_tokens_rows(["max_output_tokens"], "-1");
 
 const FIELDS: &[Field] = &[
     required("input", Kind::Other(&["string", "array"], "a text or a list of items"), "The input."),
@@ -42,7 +49,6 @@ const FIELDS: &[Field] = &[
         "A stored response, whose input and output come before this input; its instructions do not.",
     ),
     field("store", Kind::Flag, "true", "Keep the response in memory for `previous_response_id`."),
-    max_tokens_row("max_output_tokens", "-1"),
     field("top_logprobs", Kind::Whole(0, sampling::MAX_LOGPROBS), "0", "Number of most likely tokens with each token."),
     field("include", Kind::Other(&["array"], "a list of names"), "[]", "`message.output_text.logprobs` adds them."),
     field("tools", Kind::Other(&["array"], "a list of tools"), "[]", "Functions; other tools are left out."),
@@ -83,18 +89,19 @@ const INCLUDED: [&str; 2] = ["message.output_text.logprobs", "reasoning.encrypte
 pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.check(ENDPOINT.fields)?;
-    let model = app.models.named(fields)?;
-    let sampling = RequestSampling::read(fields, &app.limits, &["max_output_tokens"], None)?;
+    let model = app.models.name_for(fields.text("model")?, Task::Generate).await?;
+    let sampling = RequestSampling::read(fields, &app.limits, &MAX_TOKENS, sampling::NUMBERS)?;
     let context = context_of(&app, fields, &asked.since)?;
     let (conversation, notices) = conversation_of(fields, &context, &sampling, &app.limits)?;
     let ids = CallIds::new(conversation.request.messages.len());
     let has_logprobs = conversation.request.options.logprobs.is_some();
-    let head = AnswerMetadata::new("resp", &model);
+    let head = AnswerMetadata::new("resp_", &model);
     let stores = fields.checked_flag("store").unwrap_or(true);
     let storage =
         stores.then(|| Storage { app: app.clone(), key: asked.since.key.clone(), input: items_of(fields, &context) });
     let echoed = echoed(fields, stores);
-    let answers = app.converse(&model, conversation, &asked.since.with(sampling.run)).await?;
+    let answers = app.converse(&model, conversation, &asked.since.with(sampling.run)).await;
+    let answers = answers.map_err(|error| constraints::named(error, fields))?;
     let formatter = ResponseFormatter { head, echoed, ids, has_logprobs, items: Vec::new(), storage };
     let response = match sampling.streams {
         true => {
@@ -123,11 +130,11 @@ fn context_of(app: &App, fields: Fields<'_>, since: &RequestContext) -> Result<I
 }
 
 /// The conversation up to this request's input, without instructions.
-fn items_of(fields: Fields<'_>, context: &Items) -> Vec<Json> {
-    let mut items = context.to_vec();
+fn items_of(fields: Fields<'_>, context: &Items) -> Items {
+    let mut items = context.clone();
     match fields.get("input") {
-        Some(Json::Array(input)) => items.extend(input.iter().cloned()),
-        Some(text) => items.push(json!({"role": "user", "content": text})),
+        Some(Json::Array(input)) => items.extend(input.iter().cloned().map(Arc::new)),
+        Some(text) => items.push(Arc::new(json!({"role": "user", "content": text}))),
         None => {}
     }
     items
@@ -199,6 +206,7 @@ fn conversation_of(
             Some(name) if choice.is_object() => Ok(ToolChoice::Tool(name.to_owned())),
             _ => Err(fields.wrong("tool_choice", CHOICES)),
         });
+    let tool_choice = checked_choice(fields, choice.transpose()?.unwrap_or_default(), &tools)?;
     let (thinking, variables) = match fields.get("reasoning").and_then(Json::as_object) {
         Some(reasoning) => effort_of(fields.inside(reasoning, "reasoning."), "effort")?,
         None => (None, Map::new()),
@@ -206,7 +214,7 @@ fn conversation_of(
     let format = fields.get("text").and_then(|text| text.get("format"));
     let request = ChatRequest {
         tools,
-        tool_choice: choice.transpose()?.unwrap_or_default(),
+        tool_choice,
         parallel_calls: fields.checked_flag("parallel_tool_calls").unwrap_or(true),
         thinking,
         variables,
@@ -296,7 +304,7 @@ struct ResponseFormatter {
 struct Storage {
     app: Arc<App>,
     key: Option<String>,
-    input: Vec<Json>,
+    input: Items,
 }
 
 impl ResponseFormatter {
@@ -331,13 +339,13 @@ impl ResponseFormatter {
         if let Some(Storage { app, key, mut input }) = self.storage.take() {
             // A call that was cut off has no result, which would be required.
             let is_cut = |item: &&Json| item["type"] == "function_call" && item["status"] == "incomplete";
-            input.extend(self.items.iter().filter(|item| !is_cut(item)).cloned());
+            input.extend(self.items.iter().filter(|item| !is_cut(item)).cloned().map(Arc::new));
             app.responses.put(key, self.head.id.clone(), input);
         }
     }
 
     fn id(&self, kind: &str) -> String {
-        format!("{kind}_{}_{}", self.head.id.trim_start_matches("resp-"), self.items.len())
+        format!("{kind}_{}_{}", self.head.id.trim_start_matches("resp_"), self.items.len())
     }
 
     fn reasoning(&self, text: &str) -> Json {

@@ -15,8 +15,9 @@ use tilewright::generate::StopReason;
 
 use super::super::answers::{AnswerEvent, AnswerOptions, Answers, CallIds, Delta, End, PreparedPrompt};
 use super::super::app::{ApiRequest, App, RunOptions, is_long};
-use super::super::chat::tokens_json;
+use super::super::chat::{TOOLS, tokens_json};
 use super::super::completions::raw;
+use super::super::constraints;
 use super::super::conversation::{Conversation, message_of, prefill_of, tools_of, with_notice, with_notices};
 use super::super::errors::ApiError;
 use super::super::models::Decoder;
@@ -62,7 +63,7 @@ pub const CHAT: Endpoint = Endpoint::post(
                 "[]",
                 "The conversation; without one, the model is loaded, or unloaded.",
             ),
-            field("tools", Kind::Other(&["array"], "a list of tools"), "[]", "Functions that the model may call."),
+            TOOLS,
         ],
     ],
 );
@@ -115,7 +116,7 @@ pub async fn generate(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<
         Ok(vec![prepared])
     };
     let since = asked.since.with(RunOptions { reports_ids: !is_raw, ..asked.since.run });
-    let answers = app.answer(lease, &since, is_slow, ask).await?;
+    let answers = app.answer(lease, &since, is_slow, ask).await.map_err(|error| constraints::named(error, fields))?;
     Ok(with_notices(formatter.respond(&app, answers, streams).await?, &notices))
 }
 
@@ -168,7 +169,8 @@ pub async fn chat(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Resp
         let _ = of_thread.set(n_left_out);
         Ok(vec![prepared])
     };
-    let answers = app.answer(lease, &asked.since, is_slow, ask).await?;
+    let answers = app.answer(lease, &asked.since, is_slow, ask).await;
+    let answers = answers.map_err(|error| constraints::named(error, fields))?;
     let response = formatter.respond(&app, answers, streams).await?;
     let response = with_notices(app.noticed(CHAT.path, response, &ignored), &notices);
     Ok(match left_out.get() {
