@@ -387,8 +387,8 @@ impl AnswerReader {
     /// As [`AnswerReader::finish`], for an answer that a limit cut off: leaves out a call whose name is incomplete.
     pub fn finish_cut(&mut self) -> Vec<Event> {
         if let State::Call(call) = &self.state
-            && !call.is_bare
             && !call.in_thought
+            && (!call.is_bare || self.types.as_ref().is_some_and(|types| call.names_one_of(types)))
         {
             self.begin_answer();
         }
@@ -775,7 +775,7 @@ impl AnswerReader {
     /// that the time stays linear.
     fn give_parts(&mut self) {
         let State::Call(call) = &mut self.state else { return };
-        let may_be_text = call.in_thought || (call.is_bare && !(call.raw.starts_with('{') && has_arguments(&call.raw)));
+        let may_be_text = call.in_thought || (call.is_bare && !has_arguments(&call.raw));
         if !self.by_parts || may_be_text || call.raw.len() < call.next_len {
             return;
         }
@@ -798,7 +798,9 @@ impl AnswerReader {
         match parsed {
             // An object that is a whole answer is a call only if it has all keys of a call.
             Ok(calls)
-                if call.is_bare && !(calls.iter().all(is_tool) && has_arguments(&call.raw) && !calls.is_empty()) =>
+                if call.is_bare
+                    && call.n_given.is_empty()
+                    && !(calls.iter().all(is_tool) && has_arguments(&call.raw) && !calls.is_empty()) =>
             {
                 self.answer(&call.raw);
             }
@@ -928,6 +930,16 @@ impl PartialCall {
         !KEYS
             .iter()
             .any(|key| key.starts_with(first) || first.strip_prefix(key).is_some_and(|rest| rest.starts_with('"')))
+    }
+
+    /// Whether an answer without a mark begins like a call of one of these tools.
+    fn names_one_of(&self, types: &Types) -> bool {
+        let begun = self.raw.trim_start_matches(['{', '[', ' ', '\n', '\t', '\r']).strip_prefix("\"name\"");
+        let Some(value) = begun.map(|rest| rest.trim_start_matches([':', ' ', '"'])) else { return false };
+        match value.split_once('"') {
+            Some((name, _)) => types.contains_key(name),
+            None => types.keys().any(|tool| tool.starts_with(value)),
+        }
     }
 
     fn is_empty_of_harmony(&self) -> bool {

@@ -101,6 +101,12 @@ impl Delta {
         self.ids.extend(next.ids);
     }
 
+    /// Takes the part that continues the call of the delta before, which comes before this delta's text.
+    pub fn take_continued(&mut self) -> Option<CallPart> {
+        let continues = self.calls.first().is_some_and(|part| !part.is_first);
+        continues.then(|| self.calls.remove(0))
+    }
+
     fn has_whole_calls(&self) -> bool {
         self.calls.iter().any(|call| call.is_last)
     }

@@ -607,7 +607,10 @@ impl MessageStreamer {
         Ok(self.parts)
     }
 
-    async fn delta(&mut self, delta: Delta) -> Result<(), Disconnected> {
+    async fn delta(&mut self, mut delta: Delta) -> Result<(), Disconnected> {
+        if let Some(part) = delta.take_continued() {
+            self.call(&part).await?;
+        }
         if !delta.thinking.is_empty() {
             self.open(Block::Thinking).await?;
             let thinking = self.formatter.thinking(delta.thinking);
@@ -620,19 +623,22 @@ impl MessageStreamer {
             self.open(Block::Text).await?;
             self.send_delta(json!({"type": "text_delta", "text": text})).await?;
         }
-        for call in &delta.calls {
-            if call.is_first {
-                let block = self.formatter.call(call, json!({}));
-                self.begin(Block::Call, block).await?;
-            }
-            if !call.arguments.is_empty() {
-                self.send_delta(json!({"type": "input_json_delta", "partial_json": call.arguments})).await?;
-            }
-            if call.is_last {
-                self.close().await?;
-            }
+        for part in &delta.calls {
+            self.call(part).await?;
         }
         Ok(())
+    }
+
+    /// Sends a part of a call.
+    async fn call(&mut self, part: &CallPart) -> Result<(), Disconnected> {
+        if part.is_first {
+            let block = self.formatter.call(part, json!({}));
+            self.begin(Block::Call, block).await?;
+        }
+        if !part.arguments.is_empty() {
+            self.send_delta(json!({"type": "input_json_delta", "partial_json": part.arguments})).await?;
+        }
+        if part.is_last { self.close().await } else { Ok(()) }
     }
 
     /// Opens a block of thoughts or text, unless it is open.

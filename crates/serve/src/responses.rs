@@ -414,7 +414,7 @@ impl ResponseStreamer {
         let mut begun = false;
         let mut end = None;
         while let Some(event) = answers.next().await {
-            let delta = match self.parts.checked(event).await? {
+            let mut delta = match self.parts.checked(event).await? {
                 AnswerEvent::Delta(_, delta) => delta,
                 AnswerEvent::End(_, ended) => {
                     end = Some(ended);
@@ -425,6 +425,9 @@ impl ResponseStreamer {
                 let object = self.formatter.object("in_progress", None, None);
                 self.send("response.created", json!({"response": object})).await?;
                 self.send("response.in_progress", json!({"response": object})).await?;
+            }
+            if let Some(part) = delta.take_continued() {
+                self.call(&part).await?;
             }
             if !delta.thinking.is_empty() {
                 self.add(true, Delta { thinking: delta.thinking, ..Delta::default() }).await?;
@@ -545,8 +548,9 @@ impl ResponseStreamer {
             self.open = Some(Open::Call(item));
         }
         let Some(Open::Call(item)) = &mut self.open else { return Ok(()) };
-        let so_far = item["arguments"].as_str().unwrap_or_default().to_owned();
-        item["arguments"] = (so_far + &part.arguments).into();
+        if let Json::String(so_far) = &mut item["arguments"] {
+            *so_far += &part.arguments;
+        }
         let (id, at) = (item["id"].clone(), self.formatter.items.len());
         if part.is_last {
             item["status"] = "completed".into();

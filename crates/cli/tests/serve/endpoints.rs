@@ -380,6 +380,18 @@ fn tool_calls_and_answers_follow_their_schemas() {
     let arguments = parts.iter().filter_map(|part| part["function"]["arguments"].as_str());
     assert_eq!(arguments.collect::<String>(), call["function"]["arguments"]);
 
+    // Cut off, also in a list of calls and before their arguments, no part of a call is text.
+    for (n, parallel) in [(34, false), (34, true), (12, false), (16, true)] {
+        let mut cut = asked.clone();
+        (cut["max_tokens"], cut["parallel_tool_calls"]) = (n.into(), parallel.into());
+        let choice = done(shared(), "/v1/chat/completions", cut).json()["choices"][0].clone();
+        assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("length"), &json!("")));
+        let function = &choice["message"]["tool_calls"][0]["function"];
+        assert_eq!(function["name"], if n == 34 { json!("sun") } else { Json::Null }, "{choice}");
+        let begins = function["arguments"].as_str().is_some_and(|text| text.starts_with("{\"day\":"));
+        assert_eq!(begins, n == 34, "{choice}");
+    }
+
     // The answer to the tool's result. Two calls in one conversation have distinct names.
     let mut conversation = messages();
     let result = json!({"role": "tool", "tool_call_id": call["id"], "content": "It does."});
