@@ -21,6 +21,7 @@
 //! - Values in `<parameter=...>` are untyped: the tool's schema says which are strings. Without a schema, JSON and
 //!   Python literals are values.
 
+mod begun;
 mod body;
 mod format;
 mod harmony;
@@ -32,6 +33,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::error::Error;
 use crate::tokenizer::{StreamDecoder, Tokenizer};
+use begun::{BegunCall, begun_calls};
 use body::{Scan, ScanStep};
 pub use format::Format;
 pub(crate) use format::Mark;
@@ -115,6 +117,8 @@ pub enum Event {
     Text(String),
     /// A complete call.
     Call(ToolCall),
+    /// More of a call, instead of the complete one: only [`AnswerReader::with_call_parts`].
+    CallPart(CallPart),
     /// A malformed call, exactly as written, marks included: show it as text.
     NotACall {
         /// Its whole text.
@@ -124,6 +128,21 @@ pub enum Event {
     },
     /// At the end: reasoning was not closed.
     Open(Problem),
+}
+
+/// A part of a call. The parts of a call follow each other; without its last one, the answer was cut off in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallPart {
+    /// The tool's name.
+    pub name: String,
+    /// The model's own id for the call, if it came before the arguments.
+    pub id: Option<String>,
+    /// More of the arguments, as JSON without white space.
+    pub arguments: String,
+    /// Whether it begins the call.
+    pub is_first: bool,
+    /// Whether the call is complete.
+    pub is_last: bool,
 }
 
 /// Parses an answer piece by piece.
@@ -149,6 +168,8 @@ pub struct AnswerReader {
     by_token: bool,
     /// Parameters of the request's tools; `None`: any tool.
     types: Option<Types>,
+    /// Whether calls are given in parts.
+    by_parts: bool,
     state: State,
     /// A possible start of a mark.
     held: String,
@@ -205,6 +226,10 @@ struct PartialCall {
     name: Option<String>,
     in_thought: bool,
     is_bare: bool,
+    /// Bytes of each call's arguments given as parts.
+    n_given: Vec<usize>,
+    /// The length at which it is parsed for the next part.
+    next_len: usize,
 }
 
 enum FoundMark {
@@ -227,6 +252,7 @@ impl AnswerReader {
             tokens: None,
             by_token: false,
             types: None,
+            by_parts: false,
             state,
             held: String::new(),
             space: String::new(),
@@ -255,6 +281,13 @@ impl AnswerReader {
     /// and a parameter that is a string in its schema stays a string.
     pub fn with_tools(mut self, tools: &[Json]) -> Self {
         self.types = Some(values::types_of(tools));
+        self
+    }
+
+    /// Emits calls as [`Event::CallPart`]s while they are generated. A call that is malformed after its first part
+    /// stays unfinished and is not emitted as text.
+    pub fn with_call_parts(mut self) -> Self {
+        self.by_parts = true;
         self
     }
 
@@ -349,6 +382,17 @@ impl AnswerReader {
         self.by_token = false;
         self.text(text);
         std::mem::take(&mut self.events)
+    }
+
+    /// As [`AnswerReader::finish`], for an answer that a limit cut off: leaves out a call whose name is incomplete.
+    pub fn finish_cut(&mut self) -> Vec<Event> {
+        if let State::Call(call) = &self.state
+            && !call.in_thought
+            && (!call.is_bare || self.types.as_ref().is_some_and(|types| call.names_one_of(types)))
+        {
+            self.begin_answer();
+        }
+        self.finish()
     }
 
     /// Ends the answer: returns held text and unclosed parts.
@@ -534,14 +578,12 @@ impl AnswerReader {
             (Mark::ThinkClose, _) => self.begin_answer(),
             (Mark::CallOpen | Mark::Function, state) => {
                 let is_function = mark == Mark::Function;
+                let scan = if is_function { Scan::function() } else { Scan::new(self.format) };
                 self.state = State::Call(Box::new(PartialCall {
                     lead: if is_function { String::new() } else { name.into() },
                     raw: if is_function { name.into() } else { String::new() },
-                    scan: if is_function { Scan::function() } else { Scan::new(self.format) },
-                    position,
-                    name: None,
                     in_thought: matches!(state, State::Thinking | State::ThoughtName(_)),
-                    is_bare: false,
+                    ..PartialCall::new(scan, position)
                 }));
             }
             (Mark::Silent | Mark::CallClose, _) => self.begin_answer(),
@@ -553,12 +595,8 @@ impl AnswerReader {
                     HarmonyChannel::Call(tool) => {
                         self.state = State::Call(Box::new(PartialCall {
                             lead: header.own().to_owned() + name,
-                            raw: String::new(),
-                            scan: Scan::new(self.format),
-                            position,
                             name: Some(tool),
-                            in_thought: false,
-                            is_bare: false,
+                            ..PartialCall::new(Scan::new(self.format), position)
                         }));
                     }
                 }
@@ -667,15 +705,8 @@ impl AnswerReader {
         }
         self.position += n_space;
         self.answer(text.get(..n_space).unwrap_or_default());
-        self.state = State::Call(Box::new(PartialCall {
-            lead: String::new(),
-            raw: String::new(),
-            scan: Scan::new(self.format),
-            position: self.position,
-            name: None,
-            in_thought: false,
-            is_bare: true,
-        }));
+        let call = PartialCall::new(Scan::new(self.format), self.position);
+        self.state = State::Call(Box::new(PartialCall { is_bare: true, ..call }));
         n_space
     }
 
@@ -736,11 +767,29 @@ impl AnswerReader {
                 }
             }
         }
+        self.give_parts();
         (text.len(), String::new())
     }
 
+    /// Emits what is new of an unfinished call. A large call is parsed only after it grew by a part of its size, so
+    /// that the time stays linear.
+    fn give_parts(&mut self) {
+        let State::Call(call) = &mut self.state else { return };
+        let may_be_text = call.in_thought || (call.is_bare && !has_arguments(&call.raw));
+        if !self.by_parts || may_be_text || call.raw.len() < call.next_len {
+            return;
+        }
+        call.next_len = call.raw.len() + 1 + call.raw.len() / 64;
+        let begun = begun_calls(self.format, &call.raw, self.types.as_ref(), call.name.as_deref());
+        let is_tool = |call: &BegunCall| self.types.as_ref().is_none_or(|types| types.contains_key(&call.name));
+        if !call.is_bare || begun.iter().all(is_tool) {
+            let parts = call.parts(begun);
+            self.events.extend(parts);
+        }
+    }
+
     /// Completes a call.
-    fn close_call(&mut self, call: PartialCall) {
+    fn close_call(&mut self, mut call: PartialCall) {
         let parsed = match &call.name {
             Some(name) => values_of_header(&call.raw, name),
             None => values::parse(self.format, &call.raw, self.types.as_ref()),
@@ -749,14 +798,31 @@ impl AnswerReader {
         match parsed {
             // An object that is a whole answer is a call only if it has all keys of a call.
             Ok(calls)
-                if call.is_bare && !(calls.iter().all(is_tool) && has_arguments(&call.raw) && !calls.is_empty()) =>
+                if call.is_bare
+                    && call.n_given.is_empty()
+                    && !(calls.iter().all(is_tool) && has_arguments(&call.raw) && !calls.is_empty()) =>
             {
                 self.answer(&call.raw);
             }
-            Err(_) if call.is_bare => self.answer(&call.raw),
+            Err(_) if call.is_bare && call.n_given.is_empty() => self.answer(&call.raw),
             Ok(calls) if !calls.is_empty() => {
                 self.begin_answer();
-                self.events.extend(calls.into_iter().map(Event::Call));
+                match self.by_parts {
+                    true => {
+                        let begun = begun_calls(self.format, &call.raw, self.types.as_ref(), call.name.as_deref());
+                        let whole = |(at, tool): (usize, ToolCall)| match begun.get(at).filter(|call| call.is_whole) {
+                            Some(call) => call.clone(),
+                            None => BegunCall {
+                                arguments: Json::Object(tool.arguments).to_string(),
+                                is_whole: true,
+                                ..BegunCall::new(&tool.name, tool.id)
+                            },
+                        };
+                        let parts = call.parts(calls.into_iter().enumerate().map(whole).collect());
+                        self.events.extend(parts);
+                    }
+                    false => self.events.extend(calls.into_iter().map(Event::Call)),
+                }
                 self.state = State::AfterCall(false);
             }
             Ok(_) => {
@@ -793,6 +859,10 @@ impl AnswerReader {
             return;
         }
         self.state = State::Answer;
+        // The client has it as an unfinished call.
+        if !call.n_given.is_empty() {
+            return self.begin_answer();
+        }
         if call.is_bare && !has_arguments(&text) {
             self.answer(&text);
             return;
@@ -812,6 +882,42 @@ impl AnswerReader {
 }
 
 impl PartialCall {
+    fn new(scan: Scan, position: usize) -> PartialCall {
+        PartialCall {
+            lead: String::new(),
+            raw: String::new(),
+            scan,
+            position,
+            name: None,
+            in_thought: false,
+            is_bare: false,
+            n_given: Vec::new(),
+            next_len: 0,
+        }
+    }
+
+    /// Its next parts: of the calls whose names are known, arguments that were not given before.
+    fn parts(&mut self, calls: Vec<BegunCall>) -> Vec<Event> {
+        let mut parts = Vec::new();
+        for (at, BegunCall { name, id, arguments, is_whole }) in calls.into_iter().enumerate() {
+            let is_first = at >= self.n_given.len();
+            if is_first {
+                self.n_given.push(0);
+            }
+            let n_given = self.n_given.get_mut(at);
+            let before =
+                n_given.map_or(0, |n| std::mem::replace(n, if is_whole { usize::MAX } else { arguments.len() }));
+            if before == usize::MAX {
+                continue;
+            }
+            let arguments = arguments.get(before..).unwrap_or_default().to_owned();
+            if is_first || is_whole || !arguments.is_empty() {
+                parts.push(Event::CallPart(CallPart { name, id, arguments, is_first, is_last: is_whole }));
+            }
+        }
+        parts
+    }
+
     /// Whether an answer without a mark can no longer be a call: its first key is unknown.
     fn is_hopeless(&self) -> bool {
         const KEYS: [&str; 6] = ["name", "arguments", "parameters", "type", "id", "function"];
@@ -824,6 +930,16 @@ impl PartialCall {
         !KEYS
             .iter()
             .any(|key| key.starts_with(first) || first.strip_prefix(key).is_some_and(|rest| rest.starts_with('"')))
+    }
+
+    /// Whether an answer without a mark begins like a call of one of these tools.
+    fn names_one_of(&self, types: &Types) -> bool {
+        let begun = self.raw.trim_start_matches(['{', '[', ' ', '\n', '\t', '\r']).strip_prefix("\"name\"");
+        let Some(value) = begun.map(|rest| rest.trim_start_matches([':', ' ', '"'])) else { return false };
+        match value.split_once('"') {
+            Some((name, _)) => types.contains_key(name),
+            None => types.keys().any(|tool| tool.starts_with(value)),
+        }
     }
 
     fn is_empty_of_harmony(&self) -> bool {

@@ -484,7 +484,8 @@ impl<'s> ChatStream<'s> {
                 Event::Thinking(more) => thinking += &more,
                 Event::Text(more) | Event::NotACall { text: more, .. } => text += &more,
                 Event::Call(call) => calls.push(call),
-                Event::Open(_) => {}
+                // Only of readers that give calls in parts.
+                Event::Open(_) | Event::CallPart(_) => {}
             }
         }
         let stop_reason = self.stop_reason().unwrap_or(StopReason::Cancelled);

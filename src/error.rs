@@ -59,7 +59,9 @@ pub enum Error {
     },
 
     /// A file is shorter than its header requires, such as after an interrupted download.
-    #[error("the file ends after {found_bytes} bytes, but {part} needs at least {needed_bytes}: download it again")]
+    #[error(
+        "the file ends after {found_bytes} bytes, but {part} needs at least {needed_bytes}: download or save it again"
+    )]
     Truncated {
         /// The part of the file that is incomplete, such as a tensor.
         part: String,

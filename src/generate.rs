@@ -38,7 +38,7 @@ mod stop;
 pub use adapter::Adapter;
 pub use beam::{Beam, BeamOptions};
 pub(crate) use completion::{Completion, Decoded};
-pub(crate) use constraint::{TokenConstraint, token_constraint};
+pub(crate) use constraint::{SequenceConstraint, TokenConstraint, token_constraint};
 pub use disk_offload::Streaming;
 pub use expert_cache::ExpertCacheStats;
 pub use generation::{CancelHandle, Generation, Piece, StopReason};

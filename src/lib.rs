@@ -121,6 +121,8 @@ pub use matrix::{Matrix, file_row_bytes};
 // For the server, whose errors of panics are the library's.
 #[doc(hidden)]
 pub use panics::caught;
+#[doc(hidden)]
+pub use platform::random_seed;
 pub use recording::{BatchInvariance, Dispatch, MemoryPlan, Recorder, Recording, Workspace};
 pub use recovery::{Breaker, BreakerOptions, BreakerStats, Circuit, Recovery};
 pub use saving::Saving;

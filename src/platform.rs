@@ -5,6 +5,7 @@
 #[cfg_attr(not(target_arch = "wasm32"), path = "platform/native.rs")]
 mod system;
 
+pub use system::random_seed;
 pub(crate) use system::*;
 
 /// Values that any thread may share; in a browser, where a device stays on its thread, all values.

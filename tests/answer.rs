@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
-use tilewright::answer::{AnswerReader, Event, Format, Problem, ToolCall};
+use tilewright::answer::{AnswerReader, CallPart, Event, Format, Problem, ToolCall};
 use tilewright::formats::Gguf;
 use tilewright::load::vocab_from_gguf;
 use tilewright::tokenizer::{EncodeOptions, TokenType, Tokenizer};
@@ -116,6 +116,7 @@ fn simplified(events: &[Event]) -> Vec<Expected> {
                 all.push(Expected::NotACall(text.clone(), Some(problem.position)));
             }
             (Event::Open(_), _) => all.push(Expected::Open),
+            (Event::CallPart(part), _) => panic!("{part:?}"),
         }
     }
     all
@@ -862,6 +863,82 @@ fn answer_events_do_not_depend_on_how_text_is_split() {
 }
 
 /// Output in the form of published models' templates, by file name.
+/// The calls of events in parts, joined, and the number of parts; the other events.
+fn joined(events: Vec<Event>) -> (Vec<CallPart>, usize, Vec<Event>) {
+    let (mut calls, mut n_parts, mut others): (Vec<CallPart>, _, _) = (Vec::new(), 0, Vec::new());
+    for event in events {
+        let Event::CallPart(part) = event else {
+            others.push(event);
+            continue;
+        };
+        n_parts += 1;
+        if part.is_first {
+            calls.push(part);
+            continue;
+        }
+        let call = calls.last_mut().unwrap();
+        assert!(call.name == part.name && !call.is_last, "{call:?}, {part:?}");
+        call.arguments += &part.arguments;
+        call.is_last = part.is_last;
+    }
+    (calls, n_parts, others)
+}
+
+/// Calls in parts are those of the parser of whole calls. In an answer that is cut off, they begin the same calls, and
+/// nothing of them is text.
+#[test]
+fn call_parts_are_the_beginning_of_the_whole_calls() {
+    for format in Format::ALL {
+        let (mut n_calls, mut n_parts, mut n_cut) = (0, 0, 0);
+        for seed in 0..N_CASES / 3 {
+            let case = case(seed * 31 + format as u64, format);
+            let (text, plain) = (case.whole(), whole(&case, format));
+            let new = || reader(&case, AnswerReader::new(format)).with_call_parts();
+            let (mut parts, mut events) = (new(), Vec::new());
+            text.chars().for_each(|c| events.extend(parts.push_text(c.encode_utf8(&mut [0; 4]))));
+            events.extend(parts.finish());
+            let (calls, n, others) = joined(events);
+            let expected = plain.iter().filter_map(|event| match event {
+                Event::Call(call) => Some((call.name.clone(), Value::Object(call.arguments.clone()).to_string())),
+                _ => None,
+            });
+            let expected: Vec<(String, String)> = expected.collect();
+            let complete = calls.iter().filter(|call| call.is_last);
+            let complete: Vec<_> = complete.map(|call| (call.name.clone(), call.arguments.clone())).collect();
+            (n_calls, n_parts) = (n_calls + expected.len(), n_parts + n);
+            if !problems(&plain).is_empty() {
+                // Calls of a list that does not end are complete as well.
+                let is_given = |call| complete.contains(call);
+                assert!(expected.iter().all(is_given), "{format}, case {seed}: {text:?}, {complete:?}");
+                continue;
+            }
+            assert_eq!(complete, expected, "{format}, case {seed}: {text:?}");
+            assert!(calls.iter().all(|call| call.is_last), "{format}, case {seed}: {text:?}");
+            let texts = plain.into_iter().filter(|event| !matches!(event, Event::Call(_)));
+            assert_eq!(simplified(&others), simplified(&texts.collect::<Vec<_>>()), "{format}, case {seed}: {text:?}");
+
+            for end in (0..text.len()).filter(|&end| text.is_char_boundary(end)).step_by(3) {
+                let mut cut = new();
+                let mut events = cut.push_text(&text[..end]);
+                events.extend(cut.finish_cut());
+                let (begun, _, others) = joined(events);
+                let begins = |(cut, whole): (&CallPart, &CallPart)| {
+                    let is_equal = cut.arguments == whole.arguments;
+                    cut.name == whole.name && whole.arguments.starts_with(&cut.arguments) && (is_equal || !cut.is_last)
+                };
+                assert!(begun.len() <= calls.len(), "{format}, case {seed}, {end}: {begun:?}");
+                assert!(begun.iter().zip(&calls).all(begins), "{format}, case {seed}, {end}: {begun:?}, {calls:?}");
+                let is_text = |event: &Event| matches!(event, Event::NotACall { .. });
+                let has_marks = !matches!(format, Format::Json | Format::Llama3 | Format::Harmony);
+                assert!(!(has_marks && others.iter().any(is_text)), "{format}, case {seed}, {end}: {others:?}");
+                n_cut += begun.iter().filter(|call| !call.is_last).count();
+            }
+        }
+        println!("{format}: {n_calls} calls in {n_parts} parts, {n_cut} cut off");
+        assert!(format == Format::Plain || (n_parts > 3 * n_calls && n_cut > 50), "{format}");
+    }
+}
+
 #[test]
 fn tool_format_is_detected_from_the_template() {
     let Some(folder) = common::find_data(Path::new("chat-templates")) else {
@@ -1185,6 +1262,13 @@ fn hostile_answers_hit_limits_in_linear_time() {
         found.iter().map(len).sum()
     };
     assert_eq!(n_bytes(found), long.len());
+    // In parts, which are parsed from the beginning of the call.
+    let mut reader = AnswerReader::new(Format::Hermes).with_call_parts();
+    reader.push_text("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"");
+    let found: Vec<Event> = (0..1 << 16).flat_map(|_| reader.push_text("xyzw")).collect();
+    let len = |event: &Event| if let Event::CallPart(part) = event { part.arguments.len() } else { 0 };
+    let n: usize = found.iter().map(len).sum();
+    assert!(n > 250_000 && (300..2000).contains(&found.len()), "{n} bytes in {} parts", found.len());
     for (format, begin) in [
         (Format::Hermes, "<tool_call>"),
         (Format::Xml, "<tool_call><function=a><"),

@@ -260,7 +260,7 @@ fn valid_calls(tools: &[Value], events: &[Event]) -> Result<Vec<ToolCall>, Strin
                 calls.push(call.clone());
             }
             Event::NotACall { problem, .. } | Event::Open(problem) => return Err(problem.to_string()),
-            Event::Thinking(_) | Event::Text(_) => {}
+            Event::Thinking(_) | Event::Text(_) | Event::CallPart(_) => {}
         }
     }
     Ok(calls)

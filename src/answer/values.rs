@@ -39,9 +39,7 @@ pub fn parse(format: Format, raw: &str, types: Option<&Types>) -> Result<Vec<Too
         }
         Format::Llama3 if !raw.starts_with('{') => {
             let mut reader = ValueParser::new(raw, ValueNotation::Python);
-            let mut call = reader.call()?;
-            call.name.truncate(call.name.strip_suffix(".call").map_or(call.name.len(), str::len));
-            Ok(vec![call])
+            reader.call().map(|call| vec![call])
         }
         Format::Gemma4 => {
             let (head, arguments) = raw.split_at(raw.find('{').unwrap_or(raw.len()));
@@ -113,29 +111,40 @@ fn xml(raw: &str, types: Option<&Types>) -> Result<ToolCall, Wrong> {
     let types = types.and_then(|types| types.get(name));
     let mut arguments = Map::new();
     while let Some((key, after)) = rest.trim_start().strip_prefix("<parameter=").and_then(|rest| rest.split_once('>')) {
-        let (at, end) = value_end(after).ok_or_else(|| wrong("`</parameter>`", after))?;
-        let (value, behind) = after.split_at(at);
-        rest = behind.strip_prefix("</parameter>").unwrap_or(behind);
-        let value = value.strip_prefix('\n').unwrap_or(value);
-        // A line break before this tag belongs to it; before the other two ends, to the value.
-        let value = if end == "</parameter>" { value.strip_suffix('\n').unwrap_or(value) } else { value };
         let of_type = types.and_then(|types| types.get(key));
-        let value = match of_type.and_then(Json::as_str) {
-            Some("string") => Json::from(value),
-            _ => match value.trim() {
-                // Some templates write Python's names, and so do their models.
-                "True" => Json::Bool(true),
-                "False" => Json::Bool(false),
-                "None" => Json::Null,
-                json => serde_json::from_str(json).unwrap_or_else(|_| Json::from(value)),
-            },
-        };
+        let (value, behind) = xml_value(after, of_type).ok_or_else(|| wrong("`</parameter>`", after))?;
+        rest = behind;
         arguments.insert(key.into(), value);
     }
     match rest.trim() {
         "</function>" => Ok(ToolCall { name: name.into(), arguments, id: None }),
         other => Err(wrong("`</function>`", other)),
     }
+}
+
+/// A parameter's value and the text behind it, if it ends.
+pub fn xml_value<'t>(after: &'t str, of_type: Option<&Json>) -> Option<(Json, &'t str)> {
+    let (at, end) = value_end(after)?;
+    let (value, behind) = after.split_at(at);
+    let value = value.strip_prefix('\n').unwrap_or(value);
+    // A line break before this tag belongs to it; before the other two ends, to the value.
+    let value = if end == "</parameter>" { value.strip_suffix('\n').unwrap_or(value) } else { value };
+    let value = match of_type.and_then(Json::as_str) {
+        Some("string") => Json::from(value),
+        _ => match value.trim() {
+            // Some templates write Python's names, and so do their models.
+            "True" => Json::Bool(true),
+            "False" => Json::Bool(false),
+            "None" => Json::Null,
+            json => serde_json::from_str(json).unwrap_or_else(|_| Json::from(value)),
+        },
+    };
+    Some((value, behind.strip_prefix("</parameter>").unwrap_or(behind)))
+}
+
+/// A function's name: Llama writes `NAME.call`.
+pub fn python_name(name: &str) -> &str {
+    name.strip_suffix(".call").unwrap_or(name)
 }
 
 /// A value's end, and the tag there.
@@ -157,7 +166,8 @@ fn wrong(expected: &str, found: &str) -> Wrong {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum ValueNotation {
+pub enum ValueNotation {
+    Json,
     /// Keys bare or in Gemma's quotes; strings in those or, as models also write, in plain ones.
     Gemma,
     /// Calls `f(a=1)` and literals. <https://docs.python.org/3/reference/lexical_analysis.html#literals>
@@ -165,18 +175,18 @@ enum ValueNotation {
 }
 
 /// Parses values from left to right. The scanner limited their depth.
-struct ValueParser<'t> {
-    rest: &'t str,
-    notation: ValueNotation,
+pub struct ValueParser<'t> {
+    pub rest: &'t str,
+    pub notation: ValueNotation,
 }
 
 impl<'t> ValueParser<'t> {
-    fn new(text: &'t str, notation: ValueNotation) -> Self {
+    pub fn new(text: &'t str, notation: ValueNotation) -> Self {
         ValueParser { rest: text, notation }
     }
 
     /// Skips white space, then `token` if it is next.
-    fn skip(&mut self, token: &str) -> bool {
+    pub fn skip(&mut self, token: &str) -> bool {
         self.rest = self.rest.trim_start();
         match self.rest.strip_prefix(token) {
             Some(rest) => {
@@ -187,7 +197,7 @@ impl<'t> ValueParser<'t> {
         }
     }
 
-    fn expect(&mut self, token: &str) -> Result<(), Wrong> {
+    pub fn expect(&mut self, token: &str) -> Result<(), Wrong> {
         match self.skip(token) {
             true => Ok(()),
             false => Err(wrong(&format!("`{token}`"), self.rest)),
@@ -217,7 +227,7 @@ impl<'t> ValueParser<'t> {
 
     /// `f(a=1)`
     fn call(&mut self) -> Result<ToolCall, Wrong> {
-        let name = self.word(&['(', ',', ']', '=', '"', '\'']).to_owned();
+        let name = python_name(self.word(&['(', ',', ']', '=', '"', '\''])).to_owned();
         self.expect("(")?;
         let mut arguments = Map::new();
         while !self.skip(")") {
@@ -238,7 +248,7 @@ impl<'t> ValueParser<'t> {
         }
     }
 
-    fn value(&mut self) -> Result<Json, Wrong> {
+    pub fn value(&mut self) -> Result<Json, Wrong> {
         if self.skip("{") {
             return self.object();
         }
@@ -292,11 +302,20 @@ impl<'t> ValueParser<'t> {
 
     /// A string, if one starts here.
     fn string(&mut self) -> Result<Option<String>, Wrong> {
+        let quote = if self.notation == ValueNotation::Gemma { GEMMA_QUOTE } else { "the end of a string" };
+        match self.string_part()? {
+            Some((text, false)) => Err(wrong(quote, &text)),
+            part => Ok(part.map(|(text, _)| text)),
+        }
+    }
+
+    /// A string, if one starts here, as far as the text goes, and whether it ends.
+    pub fn string_part(&mut self) -> Result<Option<(String, bool)>, Wrong> {
         if self.notation == ValueNotation::Gemma {
             if self.skip(GEMMA_QUOTE) {
-                let (text, rest) = self.rest.split_once(GEMMA_QUOTE).ok_or_else(|| wrong(GEMMA_QUOTE, self.rest))?;
-                self.rest = rest;
-                return Ok(Some(text.into()));
+                let (text, rest) = self.rest.split_once(GEMMA_QUOTE).map_or((self.rest, None), |(a, b)| (a, Some(b)));
+                self.rest = rest.unwrap_or_default();
+                return Ok(Some((text.into(), rest.is_some())));
             }
             if !self.rest.starts_with('"') {
                 return Ok(None);
@@ -310,13 +329,13 @@ impl<'t> ValueParser<'t> {
         while let Some(c) = chars.next() {
             if c == quote {
                 self.rest = chars.as_str();
-                return Ok(Some(text));
+                return Ok(Some((text, true)));
             }
             if c != '\\' {
                 text.push(c);
                 continue;
             }
-            let escaped = chars.next().ok_or_else(|| wrong("a character after `\\`", ""))?;
+            let Some(escaped) = chars.next() else { break };
             match escaped {
                 'n' => text.push('\n'),
                 't' => text.push('\t'),
@@ -331,12 +350,21 @@ impl<'t> ValueParser<'t> {
                         'u' => 4,
                         _ => 8,
                     };
+                    if chars.as_str().len() < n {
+                        break;
+                    }
                     let mut code = hex(&mut chars, n)?;
                     // JSON writes characters outside the basic plane as surrogate pairs.
-                    if (0xD800..0xDC00).contains(&code) && chars.as_str().starts_with("\\u") {
-                        chars.nth(1);
-                        let low = hex(&mut chars, 4)?;
-                        code = 0x10000 + ((code - 0xD800) << 10) + (low.wrapping_sub(0xDC00) & 0x3FF);
+                    if (0xD800..0xDC00).contains(&code) {
+                        let low = chars.as_str();
+                        if low.len() < 6 && (low.starts_with("\\u") || "\\u".starts_with(low)) {
+                            break;
+                        }
+                        if low.starts_with("\\u") {
+                            chars.nth(1);
+                            let low = hex(&mut chars, 4)?;
+                            code = 0x10000 + ((code - 0xD800) << 10) + (low.wrapping_sub(0xDC00) & 0x3FF);
+                        }
                     }
                     text.push(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER));
                 }
@@ -344,7 +372,8 @@ impl<'t> ValueParser<'t> {
                 other => text.extend(['\\', other]),
             }
         }
-        Err(wrong("the end of a string", &text))
+        self.rest = "";
+        Ok(Some((text, false)))
     }
 }
 

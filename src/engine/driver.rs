@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use web_time::Instant;
 
@@ -24,6 +25,12 @@ use crate::panics::{caught, caught_in};
 use crate::platform::{IS_BROWSER, MaybeSend, Native, native, pause, spawn, unless_browser, while_looking};
 use crate::recording::MemoryPlan;
 use crate::recovery::Recovery;
+
+/// How long a decode pass waits for the mask of a constraint, once for each mask; then its sequence joins a later pass.
+const MASK_GRACE: Duration = Duration::from_millis(1);
+
+/// How long a step waits for a mask that all sequences lack.
+const MASK_WAIT: Duration = Duration::from_millis(5);
 
 /// Maximum prefill tokens per step while other sequences decode.
 const MAX_PREFILL_WHILE_DECODING: u32 = 128;
@@ -480,6 +487,9 @@ impl Driver {
                         break;
                     }
                     sequence.send_begin();
+                    if let Some(constraint) = sequence.constraint() {
+                        constraint.begin_mask();
+                    }
                     let n_cached = sequence.n_cached() as u64;
                     self.running.push(sequence);
                     self.update(|stats| stats.cached_tokens += n_cached);
@@ -549,7 +559,9 @@ impl Driver {
             if others_wait { MAX_PREFILL_WHILE_DECODING.min(self.passes.max_pass()) } else { self.passes.max_pass() };
         let Some(at) = self.running.iter().position(|sequence| !sequence.is_ready()) else { return Ok(()) };
         let n_top = self.running[at].scores_prompt();
+        let mut most = most;
         if n_top.is_some() {
+            most = most.min(SCORED_ROWS);
             let adapted = self.model.adapted_by(self.running[at].request.adapter.as_deref())?;
             // Logits are no part of the planned memory, so only this request fails without room for them.
             match self.passes.allocate_logits(adapted).await {
@@ -560,7 +572,6 @@ impl Driver {
                 allocated => allocated?,
             }
         }
-        let most = if n_top.is_some() { most.min(SCORED_ROWS) } else { most };
         let n_tokens = self.running[at].next_len(most as usize, n_copies(&self.model, &self.options).is_some());
         self.make_free(self.running[at].pages_for(n_tokens)).await?;
         let Driver { model, passes, pages, running, .. } = self;
@@ -597,7 +608,8 @@ impl Driver {
         let of_head = drafts.await?;
         self.keep_running(|sequence, pages| sequence.choose_rope_offset(&model, pages));
         let Driver { running, batch, .. } = self;
-        let mut ready: Vec<usize> = (0..running.len()).filter(|&i| running[i].is_ready()).collect();
+        let ready: Vec<usize> = (0..running.len()).filter(|&i| running[i].is_ready()).collect();
+        let mut ready = with_masks(running, ready);
         if ready.is_empty() {
             return Ok(());
         }
@@ -786,6 +798,9 @@ impl Driver {
                 }
             }
             n_accepted += n_accepted_here as u64;
+            if let Some(constraint) = sequence.constraint().filter(|_| !is_over) {
+                constraint.begin_mask();
+            }
             if passes.has_mtp() && sequence.uses_mtp() && !is_over {
                 drafter.add_mtp_rows(first, sequence.mtp_rows(pos, n_rows + n_verified));
             }
@@ -812,6 +827,24 @@ impl Driver {
     }
 }
 
+/// The ready sequences whose masks are computed. The others join a later pass, so that they delay none; if all lack
+/// one, this waits a little for the first.
+fn with_masks(running: &mut [Running], ready: Vec<usize>) -> Vec<usize> {
+    let until = Instant::now() + MASK_GRACE;
+    let mut has_mask = |&i: &usize| {
+        let left = until.saturating_duration_since(Instant::now());
+        running[i].constraint().is_none_or(|constraint| constraint.has_mask(left))
+    };
+    let mut masked: Vec<usize> = ready.iter().copied().filter(&mut has_mask).collect();
+    if masked.is_empty()
+        && let Some(&first) = ready.first()
+        && running[first].constraint().is_none_or(|constraint| constraint.wait(MASK_WAIT))
+    {
+        masked.push(first);
+    }
+    masked
+}
+
 /// A copy of an error for another stream.
 fn copy_of(error: &Error) -> Error {
     match error {
@@ -824,7 +857,7 @@ fn copy_of(error: &Error) -> Error {
 
 /// Runs long work while another thread ends waiting requests that are cancelled or past their deadline.
 fn while_expiring_requests<T>(shared: &EngineShared, driver: usize, work: impl FnOnce() -> T) -> T {
-    const INTERVAL: std::time::Duration = std::time::Duration::from_millis(50);
+    const INTERVAL: Duration = Duration::from_millis(50);
     // Without a thread they end after the work.
     while_looking("tilewright deadlines", INTERVAL, || drop_waiting(shared, driver), work)
 }

@@ -435,7 +435,7 @@ impl Engine {
     }
 
     /// As [`Engine::submit`], with the caller's constraint.
-    #[cfg(all(target_arch = "wasm32", feature = "web"))]
+    #[cfg(any(test, all(target_arch = "wasm32", feature = "web")))]
     pub(crate) fn submit_constrained(
         &self,
         request: Request,

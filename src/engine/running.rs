@@ -5,7 +5,7 @@ use super::pages::{CachedPrefix, ContentId, PageId, Pages, PrefixKey};
 use super::queue::{QueuedRequest, RequestProgress};
 use super::stream::ResponseSender;
 use crate::error::Error;
-use crate::generate::{Completion, ContextPolicy, Decoded, Model, Sequence, StopReason, look_up};
+use crate::generate::{Completion, ContextPolicy, Decoded, Model, Sequence, SequenceConstraint, StopReason, look_up};
 use crate::kernels::{BatchRow, PAGE, Sampling};
 use crate::model::Sampler;
 
@@ -363,6 +363,11 @@ impl Running {
 
     pub fn is_constrained(&self) -> bool {
         self.completion.is_constrained()
+    }
+
+    /// Its constraint, whose mask may be computed by a thread.
+    pub fn constraint(&mut self) -> Option<&mut SequenceConstraint> {
+        self.completion.constraint()
     }
 
     /// Bitmask of the allowed next tokens, or `None` if all are.

@@ -4,7 +4,7 @@
 //! has a session; a beam that continues in two ways is copied on the device.
 
 use super::logprobs::{likeliest, log_sum_exp};
-use super::{Model, Session};
+use super::{GenerateOptions, Model, Session};
 use crate::error::Error;
 
 /// Options of a beam search.
@@ -17,9 +17,9 @@ pub struct BeamOptions {
     /// Exponent of the length by which log probabilities are divided: 0 prefers short completions, 1 compares means.
     /// 0 to 10.
     pub length_penalty: f32,
-    /// End tokens besides the model's.
+    /// End tokens besides the model's, also with `ignore_eos`.
     pub stop_ids: Vec<u32>,
-    /// Whether to continue past end tokens.
+    /// Whether to continue past the model's end tokens.
     pub ignore_eos: bool,
 }
 
@@ -82,8 +82,9 @@ impl Model {
     pub async fn beam_search(&self, prompt: &[u32], options: &BeamOptions) -> Result<Vec<Beam>, Error> {
         options.check()?;
         self.check_beams_fit(options.width as u64)?;
-        let mut end_ids = options.stop_ids.clone();
-        end_ids.extend(self.tokenizer().ok().into_iter().flat_map(|tokenizer| tokenizer.eos_ids()));
+        let BeamOptions { ignore_eos, ref stop_ids, .. } = *options;
+        let ends = GenerateOptions { ignore_eos, stop_ids: stop_ids.clone(), ..GenerateOptions::default() };
+        let end_ids = ends.end_ids(self.tokenizer().ok());
         let mut session = self.session()?;
         let room = (self.context_length() as usize).saturating_sub(prompt.len());
         let logits = session.logits(prompt).await?;
@@ -175,7 +176,6 @@ fn best_continuations(
     end_ids: &[u32],
     ended: &mut Vec<Beam>,
 ) -> Result<Vec<BeamCandidate>, Error> {
-    let is_end = |id: u32| !options.ignore_eos && end_ids.contains(&id);
     // Enough to fill the beams even if all end tokens are among the best.
     let n_each = options.width * (1 + end_ids.len());
     let mut all = Vec::new();
@@ -198,7 +198,7 @@ fn best_continuations(
         if chosen.len() == options.width {
             break;
         }
-        if !is_end(next.id) {
+        if !end_ids.contains(&next.id) {
             chosen.push(next);
         } else if rank < options.width {
             let ids: Vec<u32> = live[next.parent].ids.iter().copied().chain([next.id]).collect();

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::constraint::TokenConstraint;
+use super::constraint::{SequenceConstraint, TokenConstraint};
 use super::generation::{Piece, StopReason};
 use super::logprobs::Logprobs;
 use super::model::Model;
@@ -22,7 +22,7 @@ pub(crate) struct Completion {
     eos_ids: HashSet<u32>,
     n_generated: usize,
     seed: u64,
-    constraint: Option<Box<dyn TokenConstraint>>,
+    constraint: Option<SequenceConstraint>,
     /// Number of tokens before which no end token is allowed.
     min_tokens: usize,
     /// Bitmask of the allowed next tokens while end tokens are forbidden.
@@ -61,7 +61,7 @@ impl Completion {
             eos_ids: options.end_ids(tokenizer).into_iter().collect(),
             n_generated: 0,
             seed: options.seed.unwrap_or_else(random_seed),
-            constraint,
+            constraint: constraint.map(SequenceConstraint::new),
             min_tokens: options.min_tokens,
             without_ends: Vec::new(),
             vocab_size: model.config().vocab_size,
@@ -76,6 +76,11 @@ impl Completion {
     /// Whether end tokens are forbidden because too few tokens are generated.
     fn forbids_ends(&self) -> bool {
         self.n_generated < self.min_tokens && !self.eos_ids.is_empty()
+    }
+
+    /// Its constraint, whose mask may be computed by a thread.
+    pub fn constraint(&mut self) -> Option<&mut SequenceConstraint> {
+        self.constraint.as_mut()
     }
 
     /// Bitmask of the allowed next tokens, or `None` if all are.

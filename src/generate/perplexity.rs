@@ -237,7 +237,8 @@ impl PerplexityRun {
         session.logits_of_all(fed, first, &mut score).await?;
         self.n_done += 1;
         if self.n_done == self.windows.len()
-            && let Extra::Record(recorded) = &mut self.extra
+            && matches!(self.extra, Extra::Record(_))
+            && let Extra::Record(recorded) = std::mem::replace(&mut self.extra, Extra::Nothing)
         {
             recorded.finish()?;
         }

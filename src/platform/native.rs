@@ -202,7 +202,7 @@ pub(crate) fn for_each_item<T: Send>(items: impl Iterator<Item = T>, work: impl 
 pub(crate) async fn pause() {}
 
 /// A seed that differs from call to call.
-pub(crate) fn random_seed() -> u64 {
+pub fn random_seed() -> u64 {
     // Each state has new random keys.
     std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0)
 }

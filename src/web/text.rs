@@ -381,7 +381,7 @@ impl AnswerReader {
                     text += &more;
                     problems.push(problem.to_string());
                 }
-                Event::Open(_) => {}
+                Event::Open(_) | Event::CallPart(_) => {}
             }
         }
         let mut output_json = Map::new();

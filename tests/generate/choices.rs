@@ -188,11 +188,14 @@ fn beams_are_searched_on(device: &Device) {
     assert_eq!(one[0].ids, greedy);
     // A frequent token, so that beams end.
     let common_id = greedy[2];
-    for (width, max_tokens, length_penalty) in [(2, 6, 1.0), (3, 8, 0.0), (4, 5, 2.0), (8, 4, 1.0)] {
-        let mut end_ids = vec![common_id];
-        end_ids.extend(model.tokenizer().unwrap().eos_ids());
+    for (width, max_tokens, length_penalty, ignore_eos) in
+        [(2, 6, 1.0, false), (3, 8, 0.0, true), (4, 5, 2.0, false), (8, 4, 1.0, true)]
+    {
+        // Stop tokens end a text also where the model's own do not.
         let stop_ids = vec![common_id];
-        let options = BeamOptions { width, max_tokens, length_penalty, stop_ids, ..BeamOptions::default() };
+        let own = model.tokenizer().unwrap().eos_ids().iter().filter(|_| !ignore_eos);
+        let end_ids: Vec<u32> = stop_ids.iter().chain(own).copied().collect();
+        let options = BeamOptions { width, max_tokens, length_penalty, stop_ids, ignore_eos };
         let got = found(&options);
         let want = searched(&model, width, max_tokens, length_penalty.into(), &end_ids);
         assert_eq!(

@@ -60,7 +60,7 @@ impl<W: Write> AnswerPrinter<W> {
                     self.at_line_start = true;
                     self.calls.push(call);
                 }
-                Event::Open(_) => self.end_thought()?,
+                Event::Open(_) | Event::CallPart(_) => self.end_thought()?,
             }
         }
         Ok(self.out.flush()?)

@@ -887,9 +887,9 @@ fn errors_are_one_sentence_and_an_exit_code() {
     run(&file("text.gguf", b"this is no model at all, just some text"), &["gguf", "magic"]);
     run(
         &file("cut.gguf", &model[..5000]),
-        &["the file ends after 5000 bytes, but its header needs", "download it again"],
+        &["the file ends after 5000 bytes, but its header needs", "download or save it again"],
     );
-    run(&file("cut_data.gguf", &model[..model.len() - 5000]), &["but tensor `", "download it again"]);
+    run(&file("cut_data.gguf", &model[..model.len() - 5000]), &["but tensor `", "download or save it again"]);
     let renamed = String::from_utf8_lossy(b"llama.block_count").into_owned();
     let at = model.windows(renamed.len()).position(|w| w == renamed.as_bytes()).unwrap();
     let mut other = model.clone();

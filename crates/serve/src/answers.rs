@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value as Json, json};
 use tilewright::Error;
-use tilewright::answer::{AnswerReader, Event, ToolCall, call_id};
+use tilewright::answer::{AnswerReader, CallPart, Event, call_id};
 use tilewright::engine::{Request, Stream, Usage};
 use tilewright::generate::{GenerateOptions, Piece, PromptLogprobs, StopReason};
 use tilewright::tokenizer::Tokenizer;
@@ -61,7 +61,8 @@ impl ScoredToken {
 pub struct Delta {
     pub thinking: String,
     pub text: String,
-    pub calls: Vec<ToolCall>,
+    /// Parts of calls; those of one call are joined.
+    pub calls: Vec<CallPart>,
     /// Tokens whose text is final, if requested. Tokens of a stop string are never sent.
     pub tokens: Vec<ScoredToken>,
     /// Ids of all generated tokens, if requested.
@@ -74,10 +75,40 @@ impl Delta {
             match event {
                 Event::Thinking(text) => self.thinking += &text,
                 Event::Text(text) | Event::NotACall { text, .. } => self.text += &text,
-                Event::Call(call) => self.calls.push(call),
-                Event::Open(_) => {}
+                Event::CallPart(part) => self.add_call(part),
+                // Readers of requests give calls in parts.
+                Event::Call(_) | Event::Open(_) => {}
             }
         }
+    }
+
+    pub fn add_call(&mut self, part: CallPart) {
+        match self.calls.last_mut().filter(|_| !part.is_first) {
+            Some(call) => {
+                call.arguments += &part.arguments;
+                call.is_last = part.is_last;
+            }
+            None => self.calls.push(part),
+        }
+    }
+
+    /// Adds the next delta of the same answer.
+    pub fn append(&mut self, next: Delta) {
+        self.thinking += &next.thinking;
+        self.text += &next.text;
+        next.calls.into_iter().for_each(|part| self.add_call(part));
+        self.tokens.extend(next.tokens);
+        self.ids.extend(next.ids);
+    }
+
+    /// Takes the part that continues the call of the delta before, which comes before this delta's text.
+    pub fn take_continued(&mut self) -> Option<CallPart> {
+        let continues = self.calls.first().is_some_and(|part| !part.is_first);
+        continues.then(|| self.calls.remove(0))
+    }
+
+    fn has_whole_calls(&self) -> bool {
+        self.calls.iter().any(|call| call.is_last)
     }
 
     /// Approximate memory size as JSON.
@@ -86,7 +117,8 @@ impl Delta {
         fn of_token(bytes: &[u8]) -> usize {
             512 + 80 * bytes.len()
         }
-        let calls = self.calls.iter().map(|call| call.name.len() + 512).sum::<usize>();
+        let of_call = |call: &CallPart| call.arguments.len() + if call.is_first { call.name.len() + 512 } else { 0 };
+        let calls = self.calls.iter().map(of_call).sum::<usize>();
         let tokens = self
             .tokens
             .iter()
@@ -114,7 +146,7 @@ pub struct End {
 impl End {
     /// Whether it was cut off for lack of room or time.
     pub fn is_cut(&self) -> bool {
-        matches!(self.reason, StopReason::MaxTokens | StopReason::ContextFull | StopReason::Deadline)
+        is_cut(self.reason)
     }
 
     /// OpenAI's `finish_reason`.
@@ -125,6 +157,10 @@ impl End {
             (false, false) => "stop",
         }
     }
+}
+
+fn is_cut(reason: StopReason) -> bool {
+    matches!(reason, StopReason::MaxTokens | StopReason::ContextFull | StopReason::Deadline)
 }
 
 /// An event of the answer with that index.
@@ -425,6 +461,7 @@ impl Answers {
             None => {
                 self.metrics.first_token(model, now - self.since);
                 answer.stages.first_token(usage);
+                report_prompt(&mut self.prompts, self.n_each, answer);
                 if self.usages.iter().all(|usage| usage.completion_tokens == 0) {
                     self.operation.first_token(now - self.since);
                     self.record.first_token(now - self.since);
@@ -436,7 +473,6 @@ impl Answers {
         self.times.begun.get_or_insert(self.since);
         self.times.first.get_or_insert(now);
         self.times.latest = Some(now);
-        report_prompt(&mut self.prompts, self.n_each, answer);
         let mut delta = Delta::default();
         if self.run.reports_ids {
             delta.ids.push(piece.id);
@@ -461,7 +497,7 @@ impl Answers {
             }
             None => delta.text = piece.text,
         }
-        answer.has_calls |= !delta.calls.is_empty();
+        answer.has_calls |= delta.has_whole_calls();
         if !delta.is_empty() {
             self.events.push_back(AnswerEvent::Delta(answer.index, delta));
         }
@@ -479,14 +515,14 @@ impl Answers {
         self.metrics.used(self.lease.entry.name(), usage);
         let mut delta = Delta::default();
         if let Some(reader) = &mut answer.reader {
-            delta.add(reader.finish());
+            delta.add(if is_cut(reason) { reader.finish_cut() } else { reader.finish() });
         }
         match reason {
             // The held tokens are the stop string's.
             StopReason::StopText | StopReason::Cancelled => {}
             _ => delta.tokens.extend(answer.held.drain(..)),
         }
-        let has_calls = answer.has_calls || !delta.calls.is_empty();
+        let has_calls = answer.has_calls || delta.has_whole_calls();
         if !delta.is_empty() {
             self.events.push_back(AnswerEvent::Delta(answer.index, delta));
         }
@@ -508,18 +544,13 @@ impl Answers {
             match event? {
                 AnswerEvent::Delta(index, delta) => {
                     n_bytes += delta.size_bytes();
-                    let all = &mut whole[index].0;
-                    all.thinking += &delta.thinking;
-                    all.text += &delta.text;
-                    all.calls.extend(delta.calls);
-                    all.tokens.extend(delta.tokens);
-                    all.ids.extend(delta.ids);
+                    whole[index].0.append(delta);
                 }
                 AnswerEvent::End(index, end) => whole[index].1 = Some(end),
             }
             if n_bytes > most {
                 for (index, (delta, end)) in whole.iter_mut().enumerate() {
-                    let has_calls = !delta.calls.is_empty();
+                    let has_calls = delta.has_whole_calls();
                     let usage = self.usages[index];
                     end.get_or_insert(End { reason: StopReason::MaxTokens, stop: None, has_calls, usage });
                 }
@@ -568,7 +599,7 @@ impl CallIds {
     }
 
     /// The id of a call: the model's own if it is unique.
-    pub fn of(&mut self, call: &ToolCall) -> String {
+    pub fn of(&mut self, call: &CallPart) -> String {
         let mut id = call.id.clone();
         loop {
             let id = id.take().unwrap_or_else(|| {
@@ -581,10 +612,16 @@ impl CallIds {
         }
     }
 
-    /// A call in OpenAI's format.
-    pub fn call_json(&mut self, call: &ToolCall) -> Json {
-        let arguments = Json::Object(call.arguments.clone()).to_string();
-        json!({"id": self.of(call), "type": "function", "function": {"name": call.name, "arguments": arguments}})
+    /// A call in OpenAI's format, or a later part of one.
+    pub fn call_json(&mut self, call: &CallPart) -> Json {
+        match call.is_first {
+            true => json!({
+                "id": self.of(call),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }),
+            false => json!({"function": {"arguments": call.arguments}}),
+        }
     }
 }
 

@@ -8,19 +8,19 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value as Json, json};
 use tilewright::ChatRequest;
-use tilewright::answer::ToolCall;
+use tilewright::answer::CallPart;
 use tilewright::chat::{Message, date_time};
 use tilewright::generate::{GenerateOptions, StopReason};
 use tilewright::grammar::{Constraint, ToolChoice};
 
 use super::answers::{AnswerEvent, Answers, CallIds, Delta, End, RequestUsage};
 use super::app::{ApiRequest, App, is_long, new_id};
-use super::conversation::{Conversation, constraint_of, given_tools, prefill_of};
+use super::conversation::{Conversation, checked_choice, constraint_of, given_tools, prefill_of};
 use super::errors::{ApiError, NO_THREADS};
 use super::fields::Fields;
 use super::limits::Limits;
 use super::models::{ServedModel, Task};
-use super::sampling::{MODEL, numbers, seed_of, stops};
+use super::sampling::{self, MODEL, SEED, max_tokens_of, numbers, row_of, seed_of, stops};
 use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
 use super::sse::{Disconnected, PartSender, Style, streamed};
 
@@ -28,7 +28,7 @@ use super::sse::{Disconnected, PartSender, Style, streamed};
 pub const MESSAGES: Endpoint = Endpoint::post(
     "/v1/messages",
     "Answers a conversation, like Anthropic's Messages",
-    &[CONVERSATION, LIMIT, OPTIONS],
+    &[CONVERSATION, &LIMIT, OPTIONS],
 );
 
 /// `/v1/messages/count_tokens`.
@@ -88,7 +88,11 @@ const CONVERSATION: &[Field] = &[
     neutral("workspace_id", &[Neutral::AnyText], "Ignored."),
 ];
 
-const LIMIT: &[Field] = &[required("max_tokens", Kind::Whole(1, i32::MAX as i64), "Maximum tokens of the answer.")];
+const LIMIT: [Field; 1] = [required("max_tokens", Kind::Whole(1, i32::MAX as i64), "Maximum tokens of the answer.")];
+
+/// The numbers of Anthropic's API.
+const NUMBERS: [Field; 3] =
+    [row_of(sampling::NUMBERS, "temperature"), row_of(sampling::NUMBERS, "top_k"), row_of(sampling::NUMBERS, "top_p")];
 
 const OPTIONS: &[Field] = &[
     field(
@@ -98,20 +102,10 @@ const OPTIONS: &[Field] = &[
         "Texts that end the answer and are not part of it.",
     ),
     field("stream", Kind::Flag, "false", "Send the answer as server-sent events."),
-    field("temperature", Kind::Number(0.0, 2.0), "1", "Sampling temperature; 0 always takes the most likely token."),
-    field("top_k", Kind::Whole(0, u32::MAX as i64), "40", "Sample from the K most likely tokens; 0 disables."),
-    field(
-        "top_p",
-        Kind::Number(0.0, 1.0),
-        "0.95",
-        "Sample from the most likely tokens whose probabilities add up to P; 1 disables.",
-    ),
-    field(
-        "seed",
-        Kind::Other(&["integer"], "a whole number from -2^63 to 2^63"),
-        "-1",
-        "Sampling seed; -1 draws one. Not in Anthropic's API.",
-    ),
+    NUMBERS[0],
+    NUMBERS[1],
+    NUMBERS[2],
+    SEED,
     field("cache_salt", Kind::Text, "", "Separates the prefix cache: only requests with the same text share it."),
     neutral("metadata", &[Neutral::AnyObject], "Ignored."),
     neutral("service_tier", &[Neutral::AnyText], "There is one tier."),
@@ -202,18 +196,11 @@ fn refuse_thread(fields: Fields<'_>) -> Result<(), ApiError> {
 }
 
 fn options_of(fields: Fields<'_>, limits: &Limits) -> Result<GenerateOptions, ApiError> {
-    let limit = limits.max_tokens.unwrap_or(i32::MAX as usize) as u64;
-    let max_tokens = fields.whole("max_tokens", 1, i32::MAX as u64)?.unwrap_or(limit);
-    if max_tokens > limit {
-        return Err(fields.wrong("max_tokens", &format!("at most {limit}, the server's limit")));
-    }
-    let mut options = GenerateOptions { temperature: 1.0, ..GenerateOptions::default() };
-    numbers(fields, &mut options);
     let options = GenerateOptions {
-        max_tokens: max_tokens as usize,
+        max_tokens: max_tokens_of(fields, limits, &LIMIT)?,
         seed: seed_of(fields)?,
         stop: stops(fields, "stop_sequences", limits)?,
-        ..options
+        ..numbers(fields, &NUMBERS)
     };
     options.check()?;
     Ok(options)
@@ -241,6 +228,7 @@ impl MessagesRequest {
         }
         let (tools, mut notices) = tools_of(fields, limits)?;
         let (tool_choice, parallel_calls) = choice_of(fields)?;
+        let tool_choice = checked_choice(fields, tool_choice, &tools)?;
         let (thinking, hides_thinking) = thinking_of(fields, &mut notices)?;
         if fields.get("context_management").and_then(Json::as_object).is_some_and(|asked| !asked.is_empty()) {
             notices.push("context_management is not supported".into());
@@ -518,7 +506,7 @@ impl MessageFormatter {
         if whole { text.get(n..).unwrap_or_default().to_owned() } else { text }
     }
 
-    fn call(&mut self, call: &ToolCall, input: Json) -> Json {
+    fn call(&mut self, call: &CallPart, input: Json) -> Json {
         json!({"type": "tool_use", "id": self.ids.of(call), "name": call.name, "input": input})
     }
 
@@ -538,12 +526,51 @@ impl MessageFormatter {
         if !text.is_empty() || calls.is_empty() {
             content.push(json!({"type": "text", "text": text}));
         }
-        content.extend(calls.iter().map(|call| self.call(call, Json::Object(call.arguments.clone()))));
+        content.extend(calls.iter().map(|call| self.call(call, complete_values(&call.arguments))));
         body["content"] = content.into();
         let (reason, stop) = self.end(end);
         (body["stop_reason"], body["stop_sequence"]) = (reason.into(), stop.into());
         Ok(Body(body).into_response())
     }
+}
+
+/// The complete values of an object that may be cut off: what Anthropic's clients make of a stream's partial JSON.
+fn complete_values(object: &str) -> Json {
+    let (mut open, mut complete, mut before) = (Vec::new(), (0, Vec::new()), ' ');
+    // In a string: whether it is a key, and whether the next character is escaped.
+    let mut string: Option<(bool, bool)> = None;
+    for (at, c) in object.char_indices() {
+        match (&mut string, c) {
+            (Some((_, escaped)), _) if *escaped => *escaped = false,
+            (Some((_, escaped)), '\\') => *escaped = true,
+            (Some((is_key, _)), '"') => {
+                if !*is_key {
+                    complete = (at + 1, open.clone());
+                }
+                string = None;
+            }
+            (Some(_), _) => {}
+            (None, '"') => string = Some((open.last() == Some(&'}') && before != ':', false)),
+            (None, '{' | '[') => {
+                open.push(if c == '{' { '}' } else { ']' });
+                complete = (at + 1, open.clone());
+            }
+            (None, '}' | ']') => {
+                open.pop();
+                complete = (at + 1, open.clone());
+            }
+            // The end of a number or literal.
+            (None, ',') => complete = (at, open.clone()),
+            (None, _) => {}
+        }
+        before = c;
+    }
+    if string.is_none() && before.is_alphanumeric() {
+        complete = (object.len(), open);
+    }
+    let (n, open) = complete;
+    let text = object.get(..n).unwrap_or_default().chars().chain(open.into_iter().rev()).collect::<String>();
+    serde_json::from_str(&text).unwrap_or_else(|_| json!({}))
 }
 
 /// Token counts: cached tokens are not input tokens here.
@@ -562,6 +589,7 @@ fn usage_json(RequestUsage { tokens, reasoning_tokens }: RequestUsage) -> Json {
 enum Block {
     Thinking,
     Text,
+    Call,
 }
 
 /// Sends an answer as events.
@@ -605,7 +633,10 @@ impl MessageStreamer {
         Ok(self.parts)
     }
 
-    async fn delta(&mut self, delta: Delta) -> Result<(), Disconnected> {
+    async fn delta(&mut self, mut delta: Delta) -> Result<(), Disconnected> {
+        if let Some(part) = delta.take_continued() {
+            self.call(&part).await?;
+        }
         if !delta.thinking.is_empty() {
             self.open(Block::Thinking).await?;
             let thinking = self.formatter.thinking(delta.thinking);
@@ -618,29 +649,34 @@ impl MessageStreamer {
             self.open(Block::Text).await?;
             self.send_delta(json!({"type": "text_delta", "text": text})).await?;
         }
-        for call in &delta.calls {
-            self.close().await?;
-            let block = self.formatter.call(call, json!({}));
-            self.start(block).await?;
-            let input = Json::Object(call.arguments.clone()).to_string();
-            self.send_delta(json!({"type": "input_json_delta", "partial_json": input})).await?;
-            self.stop().await?;
+        for part in &delta.calls {
+            self.call(part).await?;
         }
         Ok(())
     }
 
-    /// Opens a block of this type, unless it is open.
+    /// Sends a part of a call.
+    async fn call(&mut self, part: &CallPart) -> Result<(), Disconnected> {
+        if part.is_first {
+            let block = self.formatter.call(part, json!({}));
+            self.begin(Block::Call, block).await?;
+        }
+        if !part.arguments.is_empty() {
+            self.send_delta(json!({"type": "input_json_delta", "partial_json": part.arguments})).await?;
+        }
+        if part.is_last { self.close().await } else { Ok(()) }
+    }
+
+    /// Opens a block of thoughts or text, unless it is open.
     async fn open(&mut self, block: Block) -> Result<(), Disconnected> {
         if self.open == Some(block) {
             return Ok(());
         }
-        self.close().await?;
-        self.open = Some(block);
-        self.start(match block {
+        let empty = match block {
             Block::Thinking => json!({"type": "thinking", "thinking": "", "signature": ""}),
-            Block::Text => json!({"type": "text", "text": ""}),
-        })
-        .await
+            _ => json!({"type": "text", "text": ""}),
+        };
+        self.begin(block, empty).await
     }
 
     async fn close(&mut self) -> Result<(), Disconnected> {
@@ -650,7 +686,10 @@ impl MessageStreamer {
         }
     }
 
-    async fn start(&mut self, block: Json) -> Result<(), Disconnected> {
+    /// Closes the open block and starts this one.
+    async fn begin(&mut self, kind: Block, block: Json) -> Result<(), Disconnected> {
+        self.close().await?;
+        self.open = Some(kind);
         self.n_blocks += 1;
         let index = self.n_blocks - 1;
         self.parts.send(json!({"type": "content_block_start", "index": index, "content_block": block})).await
@@ -678,6 +717,26 @@ mod tests {
             without_billing("You are.\nx-anthropic-billing-header: cch=1;"),
             "You are.\nx-anthropic-billing-header: cch=1;"
         );
+    }
+
+    /// As `jiter` and `partial-json-parser`, which the official clients use, without incomplete strings.
+    #[test]
+    fn complete_values_of_a_cut_object_are_kept() {
+        let whole = r#"{"a":1,"b":["x\"}",{"c":true}],"d":{"e":"f"}}"#;
+        for (cut, expected) in [
+            ("", json!({})),
+            (r#"{"a"#, json!({})),
+            (r#"{"a":1"#, json!({"a": 1})),
+            (r#"{"a":1,"b"#, json!({"a": 1})),
+            (r#"{"a":1,"b":"#, json!({"a": 1})),
+            (r#"{"a":1,"b":["x\""#, json!({"a": 1, "b": []})),
+            (r#"{"a":1,"b":["x\"}""#, json!({"a": 1, "b": ["x\"}"]})),
+            (r#"{"a":1,"b":["x\"}",{"c":true"#, json!({"a": 1, "b": ["x\"}", {"c": true}]})),
+            (whole, serde_json::from_str(whole).unwrap()),
+        ] {
+            assert!(whole.starts_with(cut), "{cut}");
+            assert_eq!(complete_values(cut), expected, "{cut}");
+        }
     }
 
     #[test]

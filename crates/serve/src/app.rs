@@ -12,7 +12,7 @@ use axum::response::Response;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::{Map, Value as Json};
 use tilewright::engine::Usage;
-use tilewright::{Error, caught};
+use tilewright::{Error, caught, random_seed};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
@@ -166,7 +166,7 @@ impl App {
         let most = self.limits.answer_bytes;
         let work = move || {
             let asks = asks(&decoder)?;
-            check_reported(&asks, most)?;
+            check_reported(&asks, most, since.run.reports_ends)?;
             Answers::begin(lease, metrics, asks, &since, deadline)
         };
         self.prepare_in_turn(is_slow, work).await
@@ -313,7 +313,7 @@ impl App {
 }
 
 /// Refuses log probabilities of prompts that take more memory than an answer.
-fn check_reported(asks: &[PreparedPrompt], most: usize) -> Result<(), ApiError> {
+fn check_reported(asks: &[PreparedPrompt], most: usize, echoes: bool) -> Result<(), ApiError> {
     /// Of a token, or one of the most likely ones, as JSON.
     const EACH: usize = 512;
     let n_bytes = asks.iter().map(|ask| match ask.choices.options.prompt_logprobs {
@@ -326,7 +326,9 @@ fn check_reported(asks: &[PreparedPrompt], most: usize) -> Result<(), ApiError> 
                 "the log probabilities of all prompts take more than the {most} bytes of an answer; ask for fewer, or \
                  send fewer prompts at a time"
             );
-            Err(ApiError { message, ..ApiError::invalid("logprobs", None, "") })
+            let is_echo = |ask: &PreparedPrompt| ask.choices.options.logprobs == ask.choices.options.prompt_logprobs;
+            let field = if echoes && asks.iter().any(is_echo) { "logprobs" } else { "prompt_logprobs" };
+            Err(ApiError { message, ..ApiError::invalid(field, None, "") })
         }
         false => Ok(()),
     }
@@ -510,9 +512,9 @@ pub struct AnswerMetadata {
 }
 
 impl AnswerMetadata {
-    /// A head with a new id.
-    pub fn new(kind: &str, model: &str) -> AnswerMetadata {
-        AnswerMetadata { id: new_id(&format!("{kind}-")), created: now().as_secs(), model: model.to_owned() }
+    /// A head with a new id, which begins with `prefix`.
+    pub fn new(prefix: &str, model: &str) -> AnswerMetadata {
+        AnswerMetadata { id: new_id(prefix), created: now().as_secs(), model: model.to_owned() }
     }
 
     /// The first fields of an object.
@@ -530,7 +532,7 @@ impl AnswerMetadata {
 
 /// A new id with this beginning.
 pub fn new_id(prefix: &str) -> String {
-    format!("{prefix}{:014x}{:014x}", super::sampling::random(), super::sampling::random())
+    format!("{prefix}{:016x}{:016x}", random_seed(), random_seed())
 }
 
 /// The time since 1970.

@@ -14,12 +14,13 @@ use tilewright::grammar::ToolChoice;
 use super::answers::{AnswerEvent, AnswerOptions, Answers, CallIds, Delta, ScoredToken, usage_json};
 use super::app::{AnswerMetadata, ApiRequest, App};
 use super::constraints::{self, constraint};
-use super::conversation::{Conversation, EFFORTS, effort_of, message_of, tools_of};
+use super::conversation::{Conversation, EFFORTS, checked_choice, effort_of, message_of, tools_of};
 use super::errors::ApiError;
 use super::extras::Extras;
 use super::fields::Fields;
 use super::limits::Limits;
-use super::sampling::{self, RequestSampling, max_tokens_row};
+use super::models::Task;
+use super::sampling::{self, RequestSampling, max_tokens_rows};
 use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
 use super::sse::{Disconnected, PartSender, Style, streamed};
 
@@ -27,14 +28,20 @@ use super::sse::{Disconnected, PartSender, Style, streamed};
 pub const ENDPOINT: Endpoint = Endpoint::post(
     "/v1/chat/completions",
     "Answers a conversation, like OpenAI's Chat Completions",
-    &[FIELDS, TOOLS, sampling::FIELDS, sampling::NUMBERS, sampling::REPORTS, sampling::NO_PROBS, constraints::FIELDS],
+    &[
+        FIELDS,
+        &MAX_TOKENS,
+        OF_TOOLS,
+        sampling::FIELDS,
+        sampling::NUMBERS,
+        sampling::REPORTS,
+        sampling::NO_PROBS,
+        constraints::FIELDS,
+    ],
 );
 
 const FIELDS: &[Field] = &[
     required("messages", Kind::Other(&["array"], "a list of messages"), "The conversation."),
-    max_tokens_row("max_completion_tokens", "-1"),
-    max_tokens_row("max_tokens", "-1"),
-    max_tokens_row("n_predict", "-1"),
     field("logprobs", Kind::Flag, "false", "Add the log probability of each token."),
     field(
         "top_logprobs",
@@ -86,9 +93,12 @@ pub const TEMPLATE_VARIABLES: Field = field(
 pub const ADD_GENERATION_PROMPT: Field =
     field("add_generation_prompt", Kind::Flag, "true", "End the prompt with the start of the assistant's answer.");
 
-/// Tools.
-const TOOLS: &[Field] = &[
-    field("tools", Kind::Other(&["array"], "a list of tools"), "[]", "Functions that the model may call."),
+/// The row of tools.
+pub const TOOLS: Field =
+    field("tools", Kind::Other(&["array"], "a list of tools"), "[]", "Functions that the model may call.");
+
+const OF_TOOLS: &[Field] = &[
+    TOOLS,
     field("tool_choice", Kind::Other(&["string", "object"], CHOICES), "\"auto\"", "Whether and what the answer calls."),
     field("parallel_tool_calls", Kind::Flag, "true", "Whether the answer may have several calls."),
     neutral("parse_tool_calls", &[Neutral::True], "Calls are parsed."),
@@ -98,21 +108,21 @@ const TOOLS: &[Field] = &[
 
 const CHOICES: &str = r#""auto", "none", "required" or { type: "function", function: { name } }"#;
 
-/// Names of the token limit, the first present one counts.
-pub const MAX_TOKENS: &[&str] = &["max_completion_tokens", "max_tokens", "n_predict"];
+/// The token limit.
+const MAX_TOKENS: [Field; 3] = max_tokens_rows(["max_completion_tokens", "max_tokens", "n_predict"], "-1");
 
 /// Answers a conversation.
 pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.check(ENDPOINT.fields)?;
-    let model = app.models.named(fields)?;
-    let sampling = RequestSampling::read(fields, &app.limits, MAX_TOKENS, None)?;
+    let model = app.models.name_for(fields.text("model")?, Task::Generate).await?;
+    let sampling = RequestSampling::read(fields, &app.limits, &MAX_TOKENS, sampling::NUMBERS)?;
     let (conversation, notices) = conversation_of(fields, &sampling, &app.limits)?;
     let n_messages = conversation.request.messages.len();
     let has_logprobs = conversation.request.options.logprobs.is_some();
     let extras = sampling.extras;
     let answers = app.converse(&model, conversation, &asked.since.with(sampling.run)).await?;
-    let head = AnswerMetadata::new("chatcmpl", &model);
+    let head = AnswerMetadata::new("chatcmpl-", &model);
     let formatter = ChatFormatter { head, has_logprobs, extras, ids: CallIds::new(n_messages) };
     let response = match sampling.streams {
         true => streamed(Style::Data, app.limits.keep_alive, move |parts| formatter.stream(answers, parts)).await,
@@ -150,6 +160,7 @@ fn conversation_of(
             None => Err(fields.wrong("tool_choice", CHOICES)),
         },
     });
+    let tool_choice = checked_choice(fields, choice.transpose()?.unwrap_or_default(), &tools)?;
     let (thinking, mut variables) = effort_of(fields, "reasoning_effort")?;
     let given = fields.get("chat_template_kwargs").and_then(Json::as_object);
     variables.extend(given.into_iter().flatten().map(|(name, value)| (name.clone(), value.clone())));
@@ -159,7 +170,7 @@ fn conversation_of(
         prefill,
         documents: documents.cloned().unwrap_or_default(),
         add_generation_prompt: fields.checked_flag("add_generation_prompt").unwrap_or(true),
-        tool_choice: choice.transpose()?.unwrap_or_default(),
+        tool_choice,
         parallel_calls: fields.checked_flag("parallel_tool_calls").unwrap_or(true),
         thinking,
         variables,
@@ -258,8 +269,8 @@ impl ChatFormatter {
             if !delta.calls.is_empty() {
                 let calls = delta.calls.iter().map(|call| {
                     let mut body = self.ids.call_json(call);
-                    body["index"] = (*n_calls).into();
-                    *n_calls += 1;
+                    *n_calls += usize::from(call.is_first);
+                    body["index"] = n_calls.saturating_sub(1).into();
                     body
                 });
                 deltas.push((json!({"tool_calls": calls.collect::<Vec<_>>()}), logprobs.take()));

@@ -13,27 +13,32 @@ use tilewright::tokenizer::{EncodeOptions, Tokenizer};
 
 use super::answers::{AnswerEvent, Answers, Delta, End, PreparedPrompt, PromptReport, ScoredToken, usage_json};
 use super::app::{AnswerMetadata, ApiRequest, App, is_long};
-use super::chat::MAX_TOKENS;
 use super::constraints::{self, constraint};
 use super::errors::ApiError;
 use super::extras::Extras;
 use super::fields::Fields;
-use super::sampling::{self, RequestSampling, max_tokens_row};
-use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
+use super::models::Task;
+use super::sampling::{self, RequestSampling, max_tokens_rows};
+use super::schema::{Endpoint, Field, Kind, Neutral, field, ids_of, neutral, required};
 use super::sse::{Disconnected, PartSender, Style, streamed};
 
 /// `/v1/completions`.
 pub const ENDPOINT: Endpoint = Endpoint::post(
     "/v1/completions",
     "Continues texts, like OpenAI's Completions",
-    &[FIELDS, sampling::FIELDS, sampling::NUMBERS, sampling::REPORTS, sampling::NO_PROBS, constraints::FIELDS],
+    &[
+        FIELDS,
+        &MAX_TOKENS,
+        sampling::FIELDS,
+        sampling::NUMBERS,
+        sampling::REPORTS,
+        sampling::NO_PROBS,
+        constraints::FIELDS,
+    ],
 );
 
 const FIELDS: &[Field] = &[
     required("prompt", Kind::Other(&["string", "array"], PROMPTS), "The text, or its tokens."),
-    max_tokens_row("max_completion_tokens", "16"),
-    max_tokens_row("max_tokens", "16"),
-    max_tokens_row("n_predict", "16"),
     field("echo", Kind::Flag, "false", "Begin the answer with the prompt, with its log probabilities too."),
     field(
         "logprobs",
@@ -49,8 +54,8 @@ const FIELDS: &[Field] = &[
 
 const PROMPTS: &str = "a text, a list of token ids, or a list of those";
 
-/// The default token limit, as in OpenAI's interface.
-const USUAL_TOKENS: u64 = 16;
+/// The token limit, with the default of OpenAI's interface.
+const MAX_TOKENS: [Field; 3] = max_tokens_rows(["max_completion_tokens", "max_tokens", "n_predict"], "16");
 
 /// A text, or token ids.
 #[derive(Clone)]
@@ -95,9 +100,9 @@ pub fn raw(model: &Model, text: &str) -> Result<Vec<u32>, Error> {
 pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.check(ENDPOINT.fields)?;
-    let model = app.models.named(fields)?;
+    let model = app.models.name_for(fields.text("model")?, Task::Generate).await?;
     let RequestSampling { mut choices, streams, extras, run } =
-        RequestSampling::read(fields, &app.limits, MAX_TOKENS, Some(USUAL_TOKENS))?;
+        RequestSampling::read(fields, &app.limits, &MAX_TOKENS, sampling::NUMBERS)?;
     let n_each = choices.seeds.len();
     if fields.checked_whole("best_of").is_some_and(|n| n != n_each as i64) {
         return Err(ApiError::unsupported("best_of", "best_of must equal n: all generated answers are returned"));
@@ -136,7 +141,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
     // The text before each answer.
     let begins = echoed.iter().map(|prompt| prompt.text(decoder.model())).collect::<Result<Vec<_>, _>>()?;
     let begins: Vec<String> = begins.into_iter().flat_map(|begin| vec![begin; n_each]).collect();
-    let head = AnswerMetadata::new("cmpl", &model);
+    let head = AnswerMetadata::new("cmpl-", &model);
     let formatter = CompletionFormatter { head, extras, n_top: logprobs, echo, begins };
     match streams {
         true => streamed(Style::Data, app.limits.keep_alive, move |parts| formatter.stream(answers, parts)).await,
@@ -146,10 +151,9 @@ pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
 
 /// A text, a list of token ids, or a list of those.
 fn prompts_of(fields: Fields<'_>) -> Result<Vec<PromptInput>, ApiError> {
-    let id = |id: &Json| id.as_u64().and_then(|id| u32::try_from(id).ok());
     let one = |prompt: &Json| match prompt {
         Json::String(text) => Some(PromptInput::Text(text.clone())),
-        Json::Array(ids) if !ids.is_empty() => Some(PromptInput::Ids(ids.iter().map(id).collect::<Option<Vec<_>>>()?)),
+        Json::Array(ids) if !ids.is_empty() => ids_of(ids).map(PromptInput::Ids),
         _ => None,
     };
     let given = fields.get("prompt");

@@ -6,7 +6,7 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use serde_json::{Map, Value as Json, json};
 use tilewright::chat::Message;
-use tilewright::grammar::Constraint;
+use tilewright::grammar::{Constraint, ToolChoice};
 use tilewright::{ChatPrompt, ChatRequest};
 
 use super::answers::{AnswerOptions, PreparedPrompt};
@@ -14,7 +14,7 @@ use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
 use super::models::Decoder;
-use super::sampling::random;
+use super::sampling::drawn_seed;
 
 /// Reasoning efforts; `none` disables thinking.
 pub const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
@@ -31,7 +31,7 @@ pub struct Conversation {
 impl Conversation {
     /// A request for one answer.
     pub fn with_one_answer(request: ChatRequest) -> Conversation {
-        Conversation { seeds: vec![request.options.seed.unwrap_or_else(random)], request }
+        Conversation { seeds: vec![request.options.seed.unwrap_or_else(drawn_seed)], request }
     }
 
     /// Whether answers are constrained by a grammar, which must be parsed.
@@ -71,7 +71,7 @@ impl Conversation {
             ids,
             choices: Arc::new(AnswerOptions { options, seeds: self.seeds }),
             // The client has the beginning of the answer.
-            reader: Some(reader.without_given()),
+            reader: Some(reader.without_given().with_call_parts()),
         })
     }
 }
@@ -196,6 +196,20 @@ pub fn tools_of<'a>(
         tools.push(tool_of(function, &format!("{param}{place}"))?);
     }
     Ok((tools, notices))
+}
+
+/// Refuses a choice that these tools cannot meet.
+pub fn checked_choice(fields: Fields<'_>, choice: ToolChoice, tools: &[Json]) -> Result<ToolChoice, ApiError> {
+    let names: Vec<&str> = tools.iter().filter_map(|tool| tool.pointer("/function/name")?.as_str()).collect();
+    match &choice {
+        ToolChoice::Required | ToolChoice::Tool(_) if names.is_empty() => {
+            Err(fields.wrong("tool_choice", "auto or none, since there are no tools"))
+        }
+        ToolChoice::Tool(name) if !names.contains(&name.as_str()) => {
+            Err(fields.wrong("tool_choice", "the name of one of the tools"))
+        }
+        _ => Ok(choice),
+    }
 }
 
 /// The response header that lists ignored or changed parts of the request.

@@ -18,7 +18,7 @@ use super::errors::ApiError;
 use super::fields::Fields;
 use super::models::{Lease, Loaded, Task};
 use super::sampling::MODEL;
-use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
+use super::schema::{Endpoint, Field, Kind, Neutral, field, ids_of, neutral, required};
 
 /// `/v1/embeddings`.
 pub const EMBEDDINGS: Endpoint = Endpoint::post(
@@ -104,10 +104,9 @@ impl EmbedInputs {
     /// # Errors
     /// `invalid_value` naming the field.
     pub fn read(fields: Fields<'_>, field: &'static str, most: usize) -> Result<EmbedInputs, ApiError> {
-        let id = |id: &Json| id.as_u64().and_then(|id| u32::try_from(id).ok());
         let one = |input: &Json| match input {
             Json::String(text) => Some(EmbedInput::Text(text.clone())),
-            Json::Array(ids) if !ids.is_empty() => ids.iter().map(id).collect::<Option<_>>().map(EmbedInput::Ids),
+            Json::Array(ids) if !ids.is_empty() => ids_of(ids).map(EmbedInput::Ids),
             _ => None,
         };
         let given = fields.get(field);
@@ -306,7 +305,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
     let as_base64 = fields.text("encoding_format")? == Some("base64");
     let inputs = EmbedInputs::read(fields, "input", app.limits.texts)?;
     let job = EmbedJob {
-        dimensions: fields.whole("dimensions", 1, u64::from(u32::MAX))?,
+        dimensions: fields.checked_whole("dimensions").map(|n| n as u64),
         ..EmbedJob::new(inputs, truncation_of(fields)?)
     };
     let model = app.models.name_for(fields.text("model")?, Task::Embed).await?;
@@ -408,8 +407,8 @@ fn scored(reranker: &Reranker, query: &str, texts: &[String], scores: ScoreKind)
 }
 
 /// The number of results that a request asks for.
-pub fn top_n(fields: Fields<'_>) -> Result<usize, ApiError> {
-    Ok(fields.whole("top_n", 1, i32::MAX as u64)?.map_or(usize::MAX, |n| n as usize))
+pub fn top_n(fields: Fields<'_>) -> usize {
+    fields.checked_whole("top_n").map_or(usize::MAX, |n| n as usize)
 }
 
 /// `/v1/rerank`, in the format common to Cohere's and Jina's APIs.
@@ -423,7 +422,7 @@ pub async fn rerank(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
     let text = |one: &Json| Some(one.as_str().or_else(|| one.get("text")?.as_str())?.to_owned());
     let documents: Option<Vec<String>> = given.and_then(|list| list.iter().map(text).collect());
     let documents = Arc::new(documents.ok_or_else(|| fields.wrong("documents", &expected))?);
-    let top_n = top_n(fields)?;
+    let top_n = top_n(fields);
     let returns = fields.flag("return_documents")?.unwrap_or(false);
     let model = app.models.name_for(fields.text("model")?, Task::Rerank).await?;
     let lease = app.models.get(&model).await?;

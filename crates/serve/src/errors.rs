@@ -165,17 +165,24 @@ impl ErrorFormat {
 
 impl From<Error> for ApiError {
     fn from(error: Error) -> Self {
-        let param = match &error {
-            Error::Option { option, .. } => Some((*option).to_owned()),
+        match &error {
+            &Error::Option { option, .. } => return ApiError::of_option(error, option),
             // What precedes a colon is the name of the constraint, which is that of the field.
-            Error::Constraint { field, .. } => field.split(": ").next().map(str::to_owned),
-            _ => None,
-        };
+            Error::Constraint { field, expected, found } => {
+                let message = format!("{field} is {found}, expected {expected}");
+                let param = field.split(": ").next().map(str::to_owned);
+                return ApiError { param, ..ApiError::refusal(StatusCode::BAD_REQUEST, "constraint", message) };
+            }
+            Error::Tokenizer { field, expected, found } if field == "prompt" => {
+                let message = format!("prompt is {found}, expected {expected}");
+                return ApiError { message, ..ApiError::invalid("prompt", None, "") };
+            }
+            _ => {}
+        }
         let (status, code) = match error.code() {
-            "option" => (StatusCode::BAD_REQUEST, "invalid_value"),
             "unsupported" => (StatusCode::BAD_REQUEST, "unsupported_value"),
             "context_full" => (StatusCode::BAD_REQUEST, "context_length_exceeded"),
-            code @ ("constraint" | "template" | "tokenizer" | "operand") => (StatusCode::BAD_REQUEST, code),
+            code @ ("template" | "tokenizer" | "operand") => (StatusCode::BAD_REQUEST, code),
             "busy" => (StatusCode::TOO_MANY_REQUESTS, "busy"),
             "stopped" => (StatusCode::SERVICE_UNAVAILABLE, "stopped"),
             code => (StatusCode::INTERNAL_SERVER_ERROR, code),
@@ -192,12 +199,9 @@ impl From<Error> for ApiError {
             }
             // A panic's message may contain text of other requests.
             "panic" | "stopped" => "the model failed; the server's log says why".into(),
-            _ => match error {
-                Error::Constraint { field, expected, found } => format!("{field} is {found}, expected {expected}"),
-                other => other.to_string(),
-            },
+            _ => error.to_string(),
         };
-        ApiError { status, code, message, param }
+        ApiError::refusal(status, code, message)
     }
 }
 

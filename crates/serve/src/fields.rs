@@ -7,9 +7,6 @@ use serde_json::{Map, Value as Json};
 use super::errors::ApiError;
 use super::schema::whole_of;
 
-/// The largest integer that is exact in every language.
-const MAX_EXACT: u64 = (1 << 53) - 1;
-
 /// Names of fields that a lenient server ignores instead of refusing them.
 #[derive(Debug, Default)]
 pub struct IgnoredFields(Mutex<Vec<String>>);
@@ -114,17 +111,6 @@ impl<'a> Fields<'a> {
     /// `true` or `false` of a checked field.
     pub fn checked_flag(&self, field: &str) -> Option<bool> {
         self.get(field).and_then(Json::as_bool)
-    }
-
-    /// An integer within these bounds; a fraction of zero is allowed.
-    pub fn whole(&self, field: &str, least: u64, most: u64) -> Result<Option<u64>, ApiError> {
-        let expected = format!("a whole number from {least} to {most}");
-        let read = |value: &Json| {
-            let exact = |number: &f64| number.fract() == 0.0 && (0.0..=MAX_EXACT as f64).contains(number);
-            let number = value.as_u64().or_else(|| value.as_f64().filter(exact).map(|number| number as u64));
-            number.filter(|number| (least..=most).contains(number))
-        };
-        self.read(field, &expected, read)
     }
 
     /// A seed: any 64-bit integer, signed or unsigned.

@@ -1,11 +1,11 @@
 //! llama.cpp's API: `/completion`, `/infill`, `/tokenize`, `/detokenize`, `/apply-template`, `/props` and `/slots`.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use axum::Json as Body;
-use axum::extract::State;
-use axum::http::{StatusCode, Uri};
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value as Json, json};
 use tilewright::ChatRequest;
@@ -15,7 +15,7 @@ use tilewright::tokenizer::{EncodeOptions, Tokenizer};
 
 use super::answers::{AnswerEvent, AnswerOptions, Answers, Delta, End, PreparedPrompt, ScoredToken};
 use super::app::{ApiRequest, App, is_long};
-use super::chat::{ADD_GENERATION_PROMPT, TEMPLATE_VARIABLES};
+use super::chat::{ADD_GENERATION_PROMPT, TEMPLATE_VARIABLES, TOOLS};
 use super::completions::raw;
 use super::constraints::{self, constraint};
 use super::conversation::{message_of, tools_of};
@@ -23,9 +23,9 @@ use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
 use super::models::{Decoder, Lease, Task};
-use super::routes::query_value;
-use super::sampling::{self, MODEL, RequestSampling, max_tokens_row, number_rows, random};
-use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
+use super::routes::Queried;
+use super::sampling::{self, MODEL, RequestSampling, drawn_seed, max_tokens_rows, number_rows};
+use super::schema::{self, Endpoint, Field, Kind, Neutral, field, id_of, neutral, required};
 use super::sse::{Disconnected, PartSender, Style, streamed};
 use super::{tei, vllm};
 
@@ -33,14 +33,14 @@ use super::{tei, vllm};
 pub const COMPLETION: Endpoint = Endpoint::post(
     "/completion",
     "Continues a text, like llama.cpp's",
-    &[PROMPT, OWN, NUMBERS, sampling::FIELDS, constraints::FIELDS],
+    &[PROMPT, OWN, &MAX_TOKENS, NUMBERS, sampling::FIELDS, constraints::FIELDS],
 );
 
 /// `/infill`.
 pub const INFILL: Endpoint = Endpoint::post(
     "/infill",
     "Fills a gap in a text, like llama.cpp's",
-    &[GAP, OWN, NUMBERS, sampling::FIELDS, constraints::FIELDS],
+    &[GAP, OWN, &MAX_TOKENS, NUMBERS, sampling::FIELDS, constraints::FIELDS],
 );
 
 /// `/tokenize`, with the fields of three APIs.
@@ -64,7 +64,7 @@ pub const APPLY_TEMPLATE: Endpoint = Endpoint::post(
     &[&[
         MODEL,
         required("messages", Kind::Other(&["array"], "a list of messages"), "As in /v1/chat/completions."),
-        field("tools", Kind::Other(&["array"], "a list of tools"), "[]", "As in /v1/chat/completions."),
+        TOOLS,
         TEMPLATE_VARIABLES,
         ADD_GENERATION_PROMPT,
     ]],
@@ -87,8 +87,6 @@ const GAP: &[Field] = &[
 
 /// Fields that other endpoints lack, or understand otherwise.
 const OWN: &[Field] = &[
-    max_tokens_row("n_predict", "-1"),
-    max_tokens_row("max_tokens", "-1"),
     field(
         "n_probs",
         Kind::Whole(0, GenerateOptions::MAX_LOGPROBS as i64),
@@ -114,6 +112,9 @@ const OWN: &[Field] = &[
     neutral("samplers", &[Neutral::Empty], "Samplers have one order."),
     neutral("lora", &[Neutral::Empty], "Name an adapter in `model`."),
 ];
+
+/// The token limit.
+const MAX_TOKENS: [Field; 2] = max_tokens_rows(["n_predict", "max_tokens"], "-1");
 
 /// The numbers, with llama.cpp's bounds.
 const NUMBERS: &[Field] =
@@ -143,7 +144,7 @@ type Prompt = Vec<PromptPart>;
 fn part_of(value: &Json) -> Option<PromptPart> {
     match value {
         Json::String(text) => Some(PromptPart::Text(text.clone())),
-        id => id.as_u64().and_then(|id| u32::try_from(id).ok()).map(PromptPart::Id),
+        id => id_of(id).map(PromptPart::Id),
     }
 }
 
@@ -210,17 +211,14 @@ struct CompletionRequest {
 
 impl CompletionRequest {
     fn read(fields: Fields<'_>, limits: &Limits) -> Result<CompletionRequest, ApiError> {
-        let mut sampling = RequestSampling::read(fields, limits, &["n_predict", "max_tokens"], None)?;
+        let mut sampling = RequestSampling::read(fields, limits, &MAX_TOKENS, NUMBERS)?;
         let n_probs = fields.checked_whole("n_probs").map_or(0, |n| n as u32);
         let options = &mut sampling.choices.options;
         (options.constraint, options.logprobs) = (constraint(fields)?, (n_probs > 0).then_some(n_probs));
-        if fields.get("temperature").is_none() {
-            options.temperature = GenerateOptions::default().temperature;
-        }
         options.check()?;
         // llama.cpp shows a seed that is to be drawn as this number, and clients send it back.
         if fields.checked_whole("seed") == Some(u32::MAX.into()) {
-            sampling.choices.seeds = vec![random()];
+            sampling.choices.seeds = vec![drawn_seed()];
         }
         let returns_tokens = sampling.streams || fields.checked_flag("return_tokens") == Some(true);
         // The last part has the prompt, as the text of its tokens.
@@ -608,10 +606,7 @@ fn piece_of(tokenizer: &Tokenizer, id: u32) -> Result<Json, ApiError> {
 pub async fn detokenize(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.check(DETOKENIZE.fields)?;
-    let given = fields.list("tokens", IDS)?.unwrap_or_default();
-    let id = |id: &Json| id.as_u64().and_then(|id| u32::try_from(id).ok());
-    let ids: Option<Vec<u32>> = given.iter().map(id).collect();
-    let ids = ids.ok_or_else(|| fields.wrong("tokens", IDS))?;
+    let ids = fields.list("tokens", IDS)?.and_then(schema::ids_of).ok_or_else(|| fields.wrong("tokens", IDS))?;
     let lease = app.models.get_for(fields.text("model")?, Task::Any).await?;
     let loaded = lease.loaded.clone();
     let text = app.prepare(move || Ok(loaded.tokenizer()?.decode(&ids, false)?)).await?;
@@ -661,8 +656,8 @@ impl TokenizerNames<'_> {
 }
 
 /// `GET /props`, for the model in the query or the only one.
-pub async fn props(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, ApiError> {
-    let decoder = queried(&app, &uri).await?;
+pub async fn props(State(app): State<Arc<App>>, Query(query): Queried) -> Result<Response, ApiError> {
+    let decoder = queried(&app, &query).await?;
     let model = decoder.model();
     let names = TokenizerNames::of(model)?;
     let defaults = GenerateOptions { max_tokens: usize::MAX, ..GenerateOptions::default() };
@@ -685,10 +680,10 @@ pub async fn props(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Ap
 }
 
 /// `GET /slots`: one for each sequence that may run at once.
-pub async fn slots(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, ApiError> {
-    let decoder = queried(&app, &uri).await?;
+pub async fn slots(State(app): State<Arc<App>>, Query(query): Queried) -> Result<Response, ApiError> {
+    let decoder = queried(&app, &query).await?;
     let (n_slots, n_running) = (decoder.engine.max_sequences(), decoder.engine.stats().n_running);
-    if n_running >= n_slots && query_value(&uri, "fail_on_no_slot").is_some_and(|value| value != "0") {
+    if n_running >= n_slots && query.get("fail_on_no_slot").is_some_and(|value| value != "0") {
         let message = format!("all {n_slots} slots are in use");
         return Err(ApiError::refusal(StatusCode::SERVICE_UNAVAILABLE, "busy", message));
     }
@@ -704,8 +699,8 @@ pub async fn slots(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Ap
 }
 
 /// The model in a URL's query, or the only one.
-pub async fn queried(app: &App, uri: &Uri) -> Result<Arc<Decoder>, ApiError> {
-    app.models.get_for(query_value(uri, "model").as_deref(), Task::Generate).await?.decoder()
+pub async fn queried(app: &App, query: &HashMap<String, String>) -> Result<Arc<Decoder>, ApiError> {
+    app.models.get_for(query.get("model").map(String::as_str), Task::Generate).await?.decoder()
 }
 
 #[cfg(test)]

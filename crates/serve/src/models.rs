@@ -21,7 +21,6 @@ use super::Sinks;
 use super::about::ModelDescription;
 use super::app::broken;
 use super::errors::{ApiError, hex};
-use super::fields::Fields;
 
 /// What an endpoint needs a model for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -878,18 +877,6 @@ impl Models {
     /// `model_not_found`.
     pub fn find(&self, name: &str) -> Result<Arc<ServedModel>, ApiError> {
         self.list().find(name).cloned().ok_or_else(|| ApiError::no_model(name, &self.names()))
-    }
-
-    /// The model that a request names, or the only one.
-    ///
-    /// # Errors
-    /// `invalid_value` if the field is no text, or missing and there are several models.
-    pub fn named(&self, fields: Fields<'_>) -> Result<String, ApiError> {
-        match (fields.text("model")?, self.entries().as_slice()) {
-            (Some(name), _) => Ok(name.to_owned()),
-            (None, [only]) => Ok(only.name().to_owned()),
-            (None, _) => Err(fields.wrong("model", &format!("one of {}", self.names()))),
-        }
     }
 
     /// The names of the models, for a message.

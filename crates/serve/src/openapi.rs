@@ -1,5 +1,7 @@
 //! The OpenAPI document of the server.
 
+use std::sync::LazyLock;
+
 use serde_json::{Map, Value as Json, json};
 
 use super::schema::{Endpoint, object_schema};
@@ -53,7 +55,9 @@ pub const ENDPOINTS: &[&Endpoint] = &[
 ];
 
 /// The OpenAPI document.
-pub fn document() -> Json {
+pub static DOCUMENT: LazyLock<Json> = LazyLock::new(document);
+
+fn document() -> Json {
     let mut paths = Map::new();
     for &&Endpoint { method, path, summary, fields } in ENDPOINTS {
         let answers = json!({

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use serde_json::{Value as Json, json};
 use tilewright::engine::Usage;
+use tilewright::random_seed;
 
 use super::LogSink;
 use super::errors::ApiError;
@@ -160,8 +161,7 @@ impl Refusals {
 /// A request's id: the client's if it is short and printable, else a new one.
 pub fn request_id(given: Option<&str>) -> String {
     let is_valid = |id: &&str| (1..=128).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic());
-    let random = super::sampling::random;
-    given.filter(is_valid).map_or_else(|| format!("req_{:014x}{:014x}", random(), random()), str::to_owned)
+    given.filter(is_valid).map_or_else(|| format!("req_{:016x}{:016x}", random_seed(), random_seed()), str::to_owned)
 }
 
 /// Shared by a request's endpoint and the middleware.

@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value as Json, json};
 use tilewright::ChatRequest;
-use tilewright::answer::ToolCall;
+use tilewright::answer::CallPart;
 use tilewright::chat::Message;
 use tilewright::generate::GenerateOptions;
 use tilewright::grammar::ToolChoice;
@@ -16,11 +16,14 @@ use tilewright::grammar::ToolChoice;
 use super::answers::{AnswerEvent, AnswerOptions, Answers, CallIds, Delta, End, RequestUsage};
 use super::app::{AnswerMetadata, ApiRequest, App, RequestContext};
 use super::chat::tokens_json;
-use super::conversation::{Conversation, EFFORTS, arguments_of, constraint_of, effort_of, joined, tools_of};
+use super::conversation::{
+    Conversation, EFFORTS, arguments_of, checked_choice, constraint_of, effort_of, joined, tools_of,
+};
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
-use super::sampling::{self, RequestSampling, max_tokens_row};
+use super::models::Task;
+use super::sampling::{self, RequestSampling, max_tokens_rows};
 use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
 use super::sse::{Disconnected, PartSender, Style, streamed};
 use super::stored::Items;
@@ -29,8 +32,11 @@ use super::stored::Items;
 pub const ENDPOINT: Endpoint = Endpoint::post(
     "/v1/responses",
     "Answers an input, like OpenAI's Responses",
-    &[FIELDS, sampling::FIELDS, sampling::NUMBERS, sampling::NO_PROBS],
+    &[FIELDS, &MAX_TOKENS, sampling::FIELDS, sampling::NUMBERS, sampling::NO_PROBS],
 );
+
+/// The token limit.
+const MAX_TOKENS: [Field; 1] = max_tokens_rows(["max_output_tokens"], "-1");
 
 const FIELDS: &[Field] = &[
     required("input", Kind::Other(&["string", "array"], "a text or a list of items"), "The input."),
@@ -42,7 +48,6 @@ const FIELDS: &[Field] = &[
         "A stored response, whose input and output come before this input; its instructions do not.",
     ),
     field("store", Kind::Flag, "true", "Keep the response in memory for `previous_response_id`."),
-    max_tokens_row("max_output_tokens", "-1"),
     field("top_logprobs", Kind::Whole(0, sampling::MAX_LOGPROBS), "0", "Number of most likely tokens with each token."),
     field("include", Kind::Other(&["array"], "a list of names"), "[]", "`message.output_text.logprobs` adds them."),
     field("tools", Kind::Other(&["array"], "a list of tools"), "[]", "Functions; other tools are left out."),
@@ -83,13 +88,13 @@ const INCLUDED: [&str; 2] = ["message.output_text.logprobs", "reasoning.encrypte
 pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.check(ENDPOINT.fields)?;
-    let model = app.models.named(fields)?;
-    let sampling = RequestSampling::read(fields, &app.limits, &["max_output_tokens"], None)?;
+    let model = app.models.name_for(fields.text("model")?, Task::Generate).await?;
+    let sampling = RequestSampling::read(fields, &app.limits, &MAX_TOKENS, sampling::NUMBERS)?;
     let context = context_of(&app, fields, &asked.since)?;
     let (conversation, notices) = conversation_of(fields, &context, &sampling, &app.limits)?;
     let ids = CallIds::new(conversation.request.messages.len());
     let has_logprobs = conversation.request.options.logprobs.is_some();
-    let head = AnswerMetadata::new("resp", &model);
+    let head = AnswerMetadata::new("resp_", &model);
     let stores = fields.checked_flag("store").unwrap_or(true);
     let storage =
         stores.then(|| Storage { app: app.clone(), key: asked.since.key.clone(), input: items_of(fields, &context) });
@@ -123,11 +128,11 @@ fn context_of(app: &App, fields: Fields<'_>, since: &RequestContext) -> Result<I
 }
 
 /// The conversation up to this request's input, without instructions.
-fn items_of(fields: Fields<'_>, context: &Items) -> Vec<Json> {
-    let mut items = context.to_vec();
+fn items_of(fields: Fields<'_>, context: &Items) -> Items {
+    let mut items = context.clone();
     match fields.get("input") {
-        Some(Json::Array(input)) => items.extend(input.iter().cloned()),
-        Some(text) => items.push(json!({"role": "user", "content": text})),
+        Some(Json::Array(input)) => items.extend(input.iter().cloned().map(Arc::new)),
+        Some(text) => items.push(Arc::new(json!({"role": "user", "content": text}))),
         None => {}
     }
     items
@@ -199,6 +204,7 @@ fn conversation_of(
             Some(name) if choice.is_object() => Ok(ToolChoice::Tool(name.to_owned())),
             _ => Err(fields.wrong("tool_choice", CHOICES)),
         });
+    let tool_choice = checked_choice(fields, choice.transpose()?.unwrap_or_default(), &tools)?;
     let (thinking, variables) = match fields.get("reasoning").and_then(Json::as_object) {
         Some(reasoning) => effort_of(fields.inside(reasoning, "reasoning."), "effort")?,
         None => (None, Map::new()),
@@ -206,7 +212,7 @@ fn conversation_of(
     let format = fields.get("text").and_then(|text| text.get("format"));
     let request = ChatRequest {
         tools,
-        tool_choice: choice.transpose()?.unwrap_or_default(),
+        tool_choice,
         parallel_calls: fields.checked_flag("parallel_tool_calls").unwrap_or(true),
         thinking,
         variables,
@@ -296,7 +302,7 @@ struct ResponseFormatter {
 struct Storage {
     app: Arc<App>,
     key: Option<String>,
-    input: Vec<Json>,
+    input: Items,
 }
 
 impl ResponseFormatter {
@@ -329,13 +335,15 @@ impl ResponseFormatter {
     /// Stores the conversation with all complete items.
     fn store(&mut self) {
         if let Some(Storage { app, key, mut input }) = self.storage.take() {
-            input.extend(self.items.iter().cloned());
+            // A call that was cut off has no result, which would be required.
+            let is_cut = |item: &&Json| item["type"] == "function_call" && item["status"] == "incomplete";
+            input.extend(self.items.iter().filter(|item| !is_cut(item)).cloned().map(Arc::new));
             app.responses.put(key, self.head.id.clone(), input);
         }
     }
 
     fn id(&self, kind: &str) -> String {
-        format!("{kind}_{}_{}", self.head.id.trim_start_matches("resp-"), self.items.len())
+        format!("{kind}_{}_{}", self.head.id.trim_start_matches("resp_"), self.items.len())
     }
 
     fn reasoning(&self, text: &str) -> Json {
@@ -352,11 +360,15 @@ impl ResponseFormatter {
         json!({"id": self.id("msg"), "type": "message", "role": "assistant", "status": status, "content": content})
     }
 
-    fn call(&mut self, call: &ToolCall) -> Json {
-        let arguments = Json::Object(call.arguments.clone()).to_string();
-        let call_id = self.ids.of(call);
-        let id = self.id("fc");
-        json!({"id": id, "type": "function_call", "status": "completed", "call_id": call_id, "name": call.name, "arguments": arguments})
+    fn call(&mut self, call: &CallPart) -> Json {
+        json!({
+            "id": self.id("fc"),
+            "type": "function_call",
+            "status": if call.is_last { "completed" } else { "incomplete" },
+            "call_id": self.ids.of(call),
+            "name": call.name,
+            "arguments": call.arguments,
+        })
     }
 
     async fn whole(mut self, mut answers: Answers, most: usize) -> Result<Response, ApiError> {
@@ -379,9 +391,11 @@ impl ResponseFormatter {
 }
 
 /// The part of an open item sent so far.
-struct Open {
-    is_thought: bool,
-    so_far: Delta,
+enum Open {
+    Thought(Delta),
+    Text(Delta),
+    /// The item.
+    Call(Json),
 }
 
 /// Sends an answer as events.
@@ -398,7 +412,7 @@ impl ResponseStreamer {
         let mut begun = false;
         let mut end = None;
         while let Some(event) = answers.next().await {
-            let delta = match self.parts.checked(event).await? {
+            let mut delta = match self.parts.checked(event).await? {
                 AnswerEvent::Delta(_, delta) => delta,
                 AnswerEvent::End(_, ended) => {
                     end = Some(ended);
@@ -410,17 +424,17 @@ impl ResponseStreamer {
                 self.send("response.created", json!({"response": object})).await?;
                 self.send("response.in_progress", json!({"response": object})).await?;
             }
+            if let Some(part) = delta.take_continued() {
+                self.call(&part).await?;
+            }
             if !delta.thinking.is_empty() {
                 self.add(true, Delta { thinking: delta.thinking, ..Delta::default() }).await?;
             }
-            if !delta.text.is_empty()
-                || (!delta.tokens.is_empty() && self.open.as_ref().is_some_and(|open| !open.is_thought))
-            {
+            if !delta.text.is_empty() || (!delta.tokens.is_empty() && matches!(self.open, Some(Open::Text(_)))) {
                 self.add(false, Delta { text: delta.text, tokens: delta.tokens, ..Delta::default() }).await?;
             }
-            for call in &delta.calls {
-                self.close("completed").await?;
-                self.call(call).await?;
+            for part in &delta.calls {
+                self.call(part).await?;
             }
         }
         let status = if end.is_some_and(|end| end.is_cut()) { "incomplete" } else { "completed" };
@@ -445,7 +459,12 @@ impl ResponseStreamer {
 
     /// Adds to the open reasoning or text item, or closes it and starts one of the other kind.
     async fn add(&mut self, is_thought: bool, delta: Delta) -> Result<(), Disconnected> {
-        if self.open.as_ref().is_none_or(|open| open.is_thought != is_thought) {
+        let is_open = match &self.open {
+            Some(Open::Thought(_)) => is_thought,
+            Some(Open::Text(_)) => !is_thought,
+            _ => false,
+        };
+        if !is_open {
             self.close("completed").await?;
             let at = self.formatter.items.len();
             let (item, part) = match is_thought {
@@ -458,7 +477,8 @@ impl ResponseStreamer {
             self.send("response.output_item.added", json!({"output_index": at, "item": item})).await?;
             let added = json!({"item_id": id, "output_index": at, "content_index": 0, "part": part});
             self.send("response.content_part.added", added).await?;
-            self.open = Some(Open { is_thought, so_far: Delta::default() });
+            let open = if is_thought { Open::Thought } else { Open::Text };
+            self.open = Some(open(Delta::default()));
         }
         let at = self.formatter.items.len();
         let mut event = json!({"output_index": at, "content_index": 0});
@@ -476,24 +496,23 @@ impl ResponseStreamer {
                 "response.output_text.delta"
             }
         };
-        if let Some(Open { so_far, .. }) = &mut self.open {
-            so_far.thinking += &delta.thinking;
-            so_far.text += &delta.text;
-            so_far.tokens.extend(delta.tokens);
+        if let Some(Open::Thought(so_far) | Open::Text(so_far)) = &mut self.open {
+            so_far.append(delta);
         }
         self.send(kind, event).await
     }
 
     /// Completes the open item.
     async fn close(&mut self, status: &str) -> Result<(), Disconnected> {
-        let Some(Open { is_thought, so_far }) = self.open.take() else { return Ok(()) };
         let at = self.formatter.items.len();
-        let (item, part, kind) = match is_thought {
-            true => {
+        let (item, part, kind) = match self.open.take() {
+            None => return Ok(()),
+            Some(Open::Call(item)) => return self.close_call(item).await,
+            Some(Open::Thought(so_far)) => {
                 let item = self.formatter.reasoning(&so_far.thinking);
                 (item, json!({"type": "reasoning_text", "text": so_far.thinking}), "response.reasoning_text.done")
             }
-            false => {
+            Some(Open::Text(so_far)) => {
                 let part = self.formatter.text_part(&so_far);
                 (self.formatter.message(status, json!([part])), part, "response.output_text.done")
             }
@@ -515,18 +534,36 @@ impl ResponseStreamer {
         Ok(())
     }
 
-    /// Sends a whole call.
-    async fn call(&mut self, call: &ToolCall) -> Result<(), Disconnected> {
+    /// Sends a part of a call.
+    async fn call(&mut self, part: &CallPart) -> Result<(), Disconnected> {
+        if part.is_first {
+            self.close("completed").await?;
+            let mut item = self.formatter.call(part);
+            (item["status"], item["arguments"]) = ("in_progress".into(), "".into());
+            let at = self.formatter.items.len();
+            self.send("response.output_item.added", json!({"output_index": at, "item": item})).await?;
+            item["status"] = "incomplete".into();
+            self.open = Some(Open::Call(item));
+        }
+        let Some(Open::Call(item)) = &mut self.open else { return Ok(()) };
+        if let Json::String(so_far) = &mut item["arguments"] {
+            *so_far += &part.arguments;
+        }
+        let (id, at) = (item["id"].clone(), self.formatter.items.len());
+        if part.is_last {
+            item["status"] = "completed".into();
+        }
+        if !part.arguments.is_empty() {
+            let delta = json!({"item_id": id, "output_index": at, "delta": part.arguments});
+            self.send("response.function_call_arguments.delta", delta).await?;
+        }
+        if part.is_last { self.close("completed").await } else { Ok(()) }
+    }
+
+    async fn close_call(&mut self, item: Json) -> Result<(), Disconnected> {
         let at = self.formatter.items.len();
-        let item = self.formatter.call(call);
-        let mut added = item.clone();
-        added["status"] = "in_progress".into();
-        added["arguments"] = "".into();
-        let (id, arguments) = (item["id"].clone(), item["arguments"].clone());
-        self.send("response.output_item.added", json!({"output_index": at, "item": added})).await?;
-        let delta = json!({"item_id": id, "output_index": at, "delta": arguments});
-        self.send("response.function_call_arguments.delta", delta).await?;
-        let done = json!({"item_id": id, "output_index": at, "name": item["name"], "arguments": arguments});
+        let done =
+            json!({"item_id": item["id"], "output_index": at, "name": item["name"], "arguments": item["arguments"]});
         self.send("response.function_call_arguments.done", done).await?;
         self.send("response.output_item.done", json!({"output_index": at, "item": item})).await?;
         self.formatter.items.push(item);

@@ -1,5 +1,6 @@
 //! Routes, and the middleware around each request.
 
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -8,8 +9,8 @@ use std::time::{Duration, Instant};
 use axum::Json as Body;
 use axum::Router;
 use axum::body::{Body as AnyBody, Bytes, HttpBody as _};
-use axum::extract::{MatchedPath, Path, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use axum::extract::{MatchedPath, Path, Query, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -81,7 +82,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/info", get(tei::info))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
-        .route("/openapi.json", get(async || Body(openapi::document())))
+        .route("/openapi.json", get(async || Body(&*openapi::DOCUMENT)))
         .method_not_allowed_fallback(wrong_method)
         .fallback(other)
         .layer(from_fn_with_state(app.clone(), middleware))
@@ -224,24 +225,8 @@ async fn tokenize(State(app): State<Arc<App>>, asked: ApiRequest) -> Response {
     }
 }
 
-/// The first value of this name in a URL's query.
-pub fn query_value(uri: &Uri, name: &str) -> Option<String> {
-    let pairs = uri.query().unwrap_or_default().split('&');
-    let value = pairs.filter_map(|pair| pair.split_once('=')).find(|(own, _)| *own == name)?.1;
-    let mut bytes = Vec::with_capacity(value.len());
-    let mut rest = value.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'+' => b' ',
-            b'%' => {
-                let digits = [rest.next()?, rest.next()?];
-                u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?
-            }
-            other => other,
-        });
-    }
-    String::from_utf8(bytes).ok()
-}
+/// The parameters in a URL.
+pub type Queried = Query<HashMap<String, String>>;
 
 /// Refuses a body that is not plainly chunked, and one with two lengths: another reader, such as a proxy, may take
 /// part of it for the next request.

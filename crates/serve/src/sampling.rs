@@ -1,10 +1,10 @@
 //! Fields of all endpoints that generate text: sampling, stop conditions, and how the answer is sent.
 
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, RandomState};
 
 use serde_json::Value as Json;
 use tilewright::generate::GenerateOptions;
+use tilewright::random_seed;
 
 use super::answers::AnswerOptions;
 use super::app::RunOptions;
@@ -12,11 +12,27 @@ use super::errors::ApiError;
 use super::extras::Extras;
 use super::fields::Fields;
 use super::limits::Limits;
-use super::schema::{Field, Kind, Neutral, field, neutral, whole_of};
+use super::schema::{self, Field, Kind, Neutral, field, id_of, neutral};
 
 /// The row of the model's name.
 pub const MODEL: Field =
-    field("model", Kind::Text, "the only model, if the server has one", "Name of the model, or `MODEL:ADAPTER`.");
+    field("model", Kind::Text, "the only model that can do it", "Name of the model, or `MODEL:ADAPTER`.");
+
+/// The row of the seed.
+pub const SEED: Field = field(
+    "seed",
+    Kind::Other(&["integer"], "a whole number from -2^63 to 2^63"),
+    "-1",
+    "Sampling seed; -1 draws one. Further answers add 1 each.",
+);
+
+/// The row of stop strings.
+pub const STOP: Field = field(
+    "stop",
+    Kind::Other(&["string", "array"], "a text or a list of texts"),
+    "[]",
+    "Texts that end the answer and are not part of it.",
+);
 
 /// The fields of all endpoints that generate text, besides the [`numbers`](number_rows) and the token limit.
 pub const FIELDS: &[Field] = &[
@@ -27,18 +43,8 @@ pub const FIELDS: &[Field] = &[
         "1",
         "vLLM's `repeat_penalty`: covers the whole context unless `repeat_last_n` is given.",
     ),
-    field(
-        "seed",
-        Kind::Other(&["integer"], "a whole number from -2^63 to 2^63"),
-        "-1",
-        "Sampling seed; -1 draws one. Further answers add 1 each.",
-    ),
-    field(
-        "stop",
-        Kind::Other(&["string", "array"], "a text or a list of texts"),
-        "[]",
-        "Texts that end the answer and are not part of it.",
-    ),
+    SEED,
+    STOP,
     field(
         "stop_token_ids",
         Kind::Other(&["array"], "a list of token ids"),
@@ -134,7 +140,7 @@ pub const NO_PROBS: &[Field] = &[neutral("n_probs", &[Neutral::Number(0.0)], "Us
 
 /// Fields about what answers report, and their number.
 pub const REPORTS: &[Field] = &[
-    field("n", Kind::Other(&["integer"], "a whole number above 0"), "1", "Number of answers to each prompt."),
+    field("n", Kind::Whole(1, i32::MAX as i64), "1", "Number of answers to each prompt."),
     field("timings_per_token", Kind::Flag, "false", "Add llama.cpp's `timings`; in a stream, to each part."),
     field(
         "return_token_ids",
@@ -165,9 +171,16 @@ const STREAM_OPTIONS: &[Field] = &[
 /// The numbers, with OpenAI's bounds.
 pub const NUMBERS: &[Field] = &number_rows(OPENAI_BOUNDS, "1");
 
-/// A row of the token limit.
-pub const fn max_tokens_row(name: &'static str, default: &'static str) -> Field {
-    field(name, Kind::Whole(-1, NO_LIMIT), default, "Maximum number of generated tokens; -1: up to the context.")
+/// Rows of the token limit under these names, of which the first present one counts.
+pub const fn max_tokens_rows<const N: usize>(names: [&'static str; N], default: &'static str) -> [Field; N] {
+    const DOC: &str = "Maximum number of generated tokens; -1: up to the context.";
+    let mut rows = [field("", Kind::Whole(-1, NO_LIMIT), default, DOC); N];
+    let mut at = 0;
+    while at < N {
+        rows[at].name = names[at];
+        at += 1;
+    }
+    rows
 }
 
 /// Bounds of another API that differ from ours, by the number's name.
@@ -201,6 +214,15 @@ pub const fn number_rows(own: &[OwnBounds], temperature: &'static str) -> [Field
         at += 1;
     }
     rows
+}
+
+/// The row of a name.
+pub const fn row_of(rows: &[Field], name: &str) -> Field {
+    let mut at = 0;
+    while !is_same(rows[at].name, name) {
+        at += 1;
+    }
+    rows[at]
 }
 
 const fn doc_of(name: &str) -> &'static str {
@@ -243,21 +265,22 @@ pub struct RequestSampling {
 }
 
 impl RequestSampling {
-    /// Reads checked fields. `max_tokens` names the fields for the token limit, the first present one counts; the
-    /// default is `usual`, or the available room.
+    /// Reads checked fields. `max_tokens` and `rows`: the endpoint's rows of the token limit and of the numbers.
     pub fn read(
         fields: Fields<'_>,
         limits: &Limits,
-        max_tokens: &[&str],
-        usual: Option<u64>,
+        max_tokens: &[Field],
+        rows: &[Field],
     ) -> Result<RequestSampling, ApiError> {
-        let n = fields.whole("n", 1, limits.choices as u64)?.unwrap_or(1);
+        let n = fields.checked_whole("n").unwrap_or(1) as u64;
+        if n > limits.choices as u64 {
+            return Err(fields.wrong("n", &format!("a whole number from 1 to {}", limits.choices)));
+        }
         let seed = seed_of(fields)?;
-        let mut options = GenerateOptions { temperature: 1.0, ..GenerateOptions::default() };
-        numbers(fields, &mut options);
+        let mut options = numbers(fields, rows);
         repetition_penalty(fields, &mut options)?;
         let options = GenerateOptions {
-            max_tokens: max_tokens_of(fields, limits, max_tokens, usual)?,
+            max_tokens: max_tokens_of(fields, limits, max_tokens)?,
             min_tokens: fields.checked_whole("min_tokens").map_or(0, |n| n as usize),
             logit_bias: biases(fields)?,
             prompt_lookup: fields.checked_whole("prompt_lookup").map_or(0, |n| n as u32),
@@ -282,7 +305,7 @@ impl RequestSampling {
         Ok(RequestSampling {
             choices: AnswerOptions {
                 options,
-                seeds: (0..n).map(|at| seed.map_or_else(random, |seed| seed.wrapping_add(at))).collect(),
+                seeds: (0..n).map(|at| seed.map_or_else(drawn_seed, |seed| seed.wrapping_add(at))).collect(),
             },
             streams,
             extras: Extras {
@@ -314,26 +337,28 @@ fn prompt_logprobs(fields: Fields<'_>) -> Result<Option<u32>, ApiError> {
     }
 }
 
-/// The token limit of the first present field; negative ones are no limit.
-fn max_tokens_of(fields: Fields<'_>, limits: &Limits, names: &[&str], usual: Option<u64>) -> Result<usize, ApiError> {
+/// The token limit: of the first present row, or its default. Negative ones are no limit.
+pub fn max_tokens_of(fields: Fields<'_>, limits: &Limits, rows: &[Field]) -> Result<usize, ApiError> {
     let limit = limits.max_tokens.map_or(NO_LIMIT, |most| most.try_into().unwrap_or(NO_LIMIT));
-    let mut asked = None;
-    for name in names {
-        let found = fields.checked_whole(name);
-        if let Some(found) = found.filter(|&found| found > limit) {
-            let expected = format!("at most {limit}, the server's limit");
-            return Err(ApiError::invalid(fields.name(name), Some(&found.into()), &expected));
-        }
-        asked = asked.or(found);
+    let given = || rows.iter().filter_map(|row| Some((row.name, fields.checked_whole(row.name)?)));
+    if let Some((name, found)) = given().find(|(_, found)| *found > limit) {
+        let expected = format!("at most {limit}, the server's limit");
+        return Err(ApiError::invalid(fields.name(name), Some(&found.into()), &expected));
     }
-    let usual = usual.and_then(|usual| i64::try_from(usual).ok()).unwrap_or(NO_LIMIT);
-    let n = asked.map_or(usual, |n| if n < 0 { NO_LIMIT } else { n });
-    Ok(n.min(limit) as usize)
+    let usual = || rows.first().and_then(|row| row.default.parse().ok());
+    let n = given().next().map(|(_, n)| n).or_else(usual).filter(|&n| n >= 0);
+    Ok(n.unwrap_or(NO_LIMIT).min(limit) as usize)
 }
 
 /// A seed; `None` if one is to be drawn.
 pub fn seed_of(fields: Fields<'_>) -> Result<Option<u64>, ApiError> {
     Ok(fields.seed("seed")?.filter(|&seed| seed != u64::MAX))
+}
+
+/// A random seed of 32 bits, which clients in JavaScript can send back. The largest one asks llama.cpp's server to draw
+/// one.
+pub fn drawn_seed() -> u64 {
+    random_seed() % u64::from(u32::MAX)
 }
 
 /// vLLM's name for `repeat_penalty`. There it covers the whole context.
@@ -349,19 +374,18 @@ fn repetition_penalty(fields: Fields<'_>, options: &mut GenerateOptions) -> Resu
     Ok(())
 }
 
-/// Reads the numeric sampling options of checked fields. -1 disables `top_k`, and is the whole context for
-/// `repeat_last_n`.
-pub fn numbers(fields: Fields<'_>, options: &mut GenerateOptions) {
+/// The numeric sampling options of checked fields; for those that are missing, the defaults of their rows. -1 disables
+/// `top_k`, and is the whole context for `repeat_last_n`.
+pub fn numbers(fields: Fields<'_>, rows: &[Field]) -> GenerateOptions {
+    let mut options = GenerateOptions::default();
     for number in &GenerateOptions::NUMBERS {
-        let given = match number.is_whole {
-            true => fields.checked_whole(number.name).map(|n| n as f64),
-            false => fields.checked_number(number.name),
-        };
-        if let Some(given) = given {
-            let is_all = number.name == "repeat_last_n" && given < 0.0;
-            (number.set)(options, if is_all { f64::from(i32::MAX) } else { given });
+        let Some(row) = rows.iter().find(|row| row.name == number.name) else { continue };
+        if let Some(value) = fields.checked_number(number.name).or_else(|| row.default.parse().ok()) {
+            let is_all = number.name == "repeat_last_n" && value < 0.0;
+            (number.set)(&mut options, if is_all { f64::from(i32::MAX) } else { value });
         }
     }
+    options
 }
 
 /// Rows with another default of one.
@@ -382,20 +406,14 @@ pub const fn with_default<const N: usize>(
 
 /// A list of token ids.
 pub fn ids_of(fields: Fields<'_>, field: &str) -> Result<Vec<u32>, ApiError> {
-    let id = |id: &Json| whole_of(id).and_then(|id| u32::try_from(id).ok());
     let ids = fields.get(field).and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
-    let ids: Option<Vec<u32>> = ids.iter().map(id).collect();
-    ids.filter(|ids| ids.len() <= MAX_IDS)
+    schema::ids_of(ids)
+        .filter(|ids| ids.len() <= MAX_IDS)
         .ok_or_else(|| fields.wrong(field, &format!("a list of at most {MAX_IDS} token ids")))
 }
 
 /// Maximum number of stop tokens.
 const MAX_IDS: usize = 1024;
-
-/// A random seed.
-pub fn random() -> u64 {
-    RandomState::new().hash_one(std::time::SystemTime::now())
-}
 
 /// Reads stop strings.
 pub fn stops(fields: Fields<'_>, field: &str, limits: &Limits) -> Result<Vec<String>, ApiError> {
@@ -443,7 +461,7 @@ fn bias_pair((at, pair): (usize, &Json)) -> Result<(u32, f32), ApiError> {
             Json::Bool(false) => BAN,
             bias => bias.as_f64().filter(|bias| bias.abs() <= 100.0)?,
         };
-        Some((u32::try_from(whole_of(id)?).ok()?, bias as f32))
+        Some((id_of(id)?, bias as f32))
     };
     let expected = "a token's id and a bias of -100 to 100, or false to ban the token";
     read().ok_or_else(|| ApiError::invalid(format!("logit_bias[{at}]"), Some(pair), expected))

@@ -172,6 +172,16 @@ pub fn whole_of(value: &Json) -> Option<i64> {
     value.as_i64().or_else(|| value.as_f64().filter(exact).map(|number| number as i64))
 }
 
+/// A list of token ids.
+pub fn ids_of(list: &[Json]) -> Option<Vec<u32>> {
+    list.iter().map(id_of).collect()
+}
+
+/// A token's id.
+pub fn id_of(value: &Json) -> Option<u32> {
+    whole_of(value).and_then(|id| u32::try_from(id).ok())
+}
+
 impl Kind {
     /// What is expected, in words.
     pub fn words(&self) -> String {

@@ -1,12 +1,12 @@
 //! Responses in memory, which later requests continue by `previous_response_id`.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::Value as Json;
 
 /// The conversation up to a response: all of its input and output items.
-pub type Items = Arc<Vec<Json>>;
+pub type Items = Vec<Arc<Json>>;
 
 /// The latest responses, by API key and id. The least recently used ones go first.
 pub struct StoredResponses {
@@ -17,8 +17,9 @@ pub struct StoredResponses {
 #[derive(Default)]
 struct State {
     entries: HashMap<Name, Entry>,
-    /// From the least to the most recently used.
-    order: VecDeque<Name>,
+    /// By the turn of their last use.
+    order: BTreeMap<u64, Name>,
+    n_turns: u64,
     n_bytes: usize,
 }
 
@@ -28,6 +29,16 @@ type Name = (Option<String>, String);
 struct Entry {
     items: Items,
     n_bytes: usize,
+    turn: u64,
+}
+
+impl State {
+    /// Makes an entry the most recently used one, and returns its turn.
+    fn use_now(&mut self, name: Name) -> u64 {
+        self.n_turns += 1;
+        self.order.insert(self.n_turns, name);
+        self.n_turns
+    }
 }
 
 impl StoredResponses {
@@ -37,33 +48,34 @@ impl StoredResponses {
     }
 
     /// Keeps a conversation. One that is larger than all memory for them is not kept.
-    pub fn put(&self, key: Option<String>, id: String, items: Vec<Json>) {
-        let n_bytes = id.len() + items.iter().map(size_of).sum::<usize>();
+    pub fn put(&self, key: Option<String>, id: String, items: Items) {
+        let n_bytes = id.len() + items.iter().map(|item| size_of(item)).sum::<usize>();
         if n_bytes > self.most_bytes {
             return;
         }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         while state.n_bytes + n_bytes > self.most_bytes
-            && let Some(oldest) = state.order.pop_front()
+            && let Some((_, oldest)) = state.order.pop_first()
         {
             let freed = state.entries.remove(&oldest).map_or(0, |entry| entry.n_bytes);
             state.n_bytes -= freed;
         }
         let name = (key, id);
         state.n_bytes += n_bytes;
-        state.order.push_back(name.clone());
-        state.entries.insert(name, Entry { items: Arc::new(items), n_bytes });
+        let turn = state.use_now(name.clone());
+        state.entries.insert(name, Entry { items, n_bytes, turn });
     }
 
     /// The conversation up to a response of this key.
     pub fn get(&self, key: &Option<String>, id: &str) -> Option<Items> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let name = (key.clone(), id.to_owned());
-        let items = state.entries.get(&name)?.items.clone();
-        let at = state.order.iter().position(|own| *own == name)?;
-        let used = state.order.remove(at)?;
-        state.order.push_back(used);
-        Some(items)
+        let before = state.entries.get(&name)?.turn;
+        state.order.remove(&before);
+        let turn = state.use_now(name.clone());
+        let entry = state.entries.get_mut(&name)?;
+        entry.turn = turn;
+        Some(entry.items.clone())
     }
 }
 
@@ -86,17 +98,17 @@ mod tests {
     #[test]
     fn least_recently_used_responses_are_dropped_by_size() {
         let key = Some("key".to_owned());
-        let item = |letter: &str| vec![Json::from(letter.repeat(1000))];
+        let item = |letter: &str| vec![Arc::new(Json::from(letter.repeat(1000)))];
         let stored = StoredResponses::new(3500);
         for id in ["a", "b", "c"] {
             stored.put(key.clone(), id.into(), item(id));
         }
-        assert_eq!(stored.get(&key, "a").as_deref(), Some(&item("a")));
+        assert_eq!(stored.get(&key, "a"), Some(item("a")));
         stored.put(key.clone(), "d".into(), item("d"));
         assert!(stored.get(&key, "b").is_none(), "the least recently used");
         assert!(["a", "c", "d"].iter().all(|id| stored.get(&key, id).is_some()));
         assert!(stored.get(&None, "a").is_none(), "of another key");
-        stored.put(key.clone(), "e".into(), vec![Json::from("e".repeat(4000))]);
+        stored.put(key.clone(), "e".into(), vec![Arc::new(Json::from("e".repeat(4000)))]);
         assert!(stored.get(&key, "e").is_none() && stored.get(&key, "d").is_some(), "too large");
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use axum::Json as Body;
-use axum::extract::{MatchedPath, State};
-use axum::http::{StatusCode, Uri};
+use axum::extract::{MatchedPath, Query, State};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value as Json, json};
 use tilewright::embed::{Truncation, TruncationSide};
@@ -17,7 +17,7 @@ use super::embeddings::{
 };
 use super::errors::ApiError;
 use super::models::{Loaded, Task};
-use super::routes::query_value;
+use super::routes::Queried;
 use super::sampling::MODEL;
 use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
 
@@ -77,7 +77,7 @@ pub async fn embed(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Res
     let truncates = fields.flag("truncate")?.unwrap_or(false);
     let inputs = EmbedInputs::read(fields, "inputs", app.limits.texts)?;
     let job = EmbedJob {
-        dimensions: fields.whole("dimensions", 1, u64::from(u32::MAX))?,
+        dimensions: fields.checked_whole("dimensions").map(|n| n as u64),
         normalize: Some(fields.flag("normalize")?.unwrap_or(true)),
         prompt: fields.text("prompt_name")?.map(str::to_owned),
         ..EmbedJob::new(inputs, truncates.then_some(Truncation { max_tokens: None, side }))
@@ -108,7 +108,7 @@ pub async fn rerank(app: &App, asked: &ApiRequest) -> Result<Response, ApiError>
         scores: if is_raw { ScoreKind::Logit } else { ScoreKind::Sigmoid },
     };
     let returns = fields.flag("return_text")?.unwrap_or(false);
-    let top_n = top_n(fields)?;
+    let top_n = top_n(fields);
     let lease = app.models.get_for(fields.text("model")?, Task::Rerank).await?;
     lease.reranker().map_err(of_model)?;
     let Ranking { ranked, .. } = job.run(app, lease, &asked.since).await?;
@@ -155,8 +155,8 @@ fn token_of(tokenizer: &Tokenizer, id: u32) -> Result<Json, ApiError> {
 }
 
 /// `GET /info`, for the model in the query or the only encoder.
-pub async fn info(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, ApiError> {
-    let model = app.models.name_for(query_value(&uri, "model").as_deref(), Task::Encode).await?;
+pub async fn info(State(app): State<Arc<App>>, Query(query): Queried) -> Result<Response, ApiError> {
+    let model = app.models.name_for(query.get("model").map(String::as_str), Task::Encode).await?;
     let lease = app.models.get(&model).await?;
     let (kind, types, max_tokens, batch_tokens) = match &lease.loaded {
         Loaded::Embedder(embedder) => (

@@ -4,8 +4,7 @@
 use std::sync::Arc;
 
 use axum::Json as Body;
-use axum::extract::State;
-use axum::http::Uri;
+use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use tilewright::Error;
@@ -16,6 +15,7 @@ use super::app::{ApiRequest, App, is_long};
 use super::errors::ApiError;
 use super::llama::{TokenizerNames, queried};
 use super::models::Task;
+use super::routes::Queried;
 use super::sampling::MODEL;
 use super::schema::{Field, Kind, field};
 use super::tei::ADD_SPECIAL_TOKENS;
@@ -50,8 +50,8 @@ pub async fn tokenize(app: &App, asked: &ApiRequest) -> Result<Response, ApiErro
 }
 
 /// `GET /tokenizer_info`, for the model in the query or the only one.
-pub async fn tokenizer_info(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, ApiError> {
-    let decoder = queried(&app, &uri).await?;
+pub async fn tokenizer_info(State(app): State<Arc<App>>, Query(query): Queried) -> Result<Response, ApiError> {
+    let decoder = queried(&app, &query).await?;
     let TokenizerNames { template, bos, eos } = TokenizerNames::of(decoder.model())?;
     let body = json!({
         "bos_token": bos,

@@ -10,10 +10,11 @@
 //! Log probabilities reach 16 below the highest; lower ones are stored as the lowest.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Write};
+use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use super::{TextWindows, log_sum_exp};
+use crate::cache::Replacement;
 use crate::error::Error;
 
 const MAGIC: &[u8; 8] = b"_logits_";
@@ -51,34 +52,24 @@ impl Packed {
     }
 }
 
-/// A file that is being written.
-pub(super) struct RecordedLogprobs {
-    path: PathBuf,
-    file: BufWriter<File>,
-}
+/// A file that is being written; at its path once it is finished.
+pub(super) struct RecordedLogprobs(Replacement);
 
 impl RecordedLogprobs {
     pub fn create(path: &Path, vocab_size: u32, windows: &TextWindows) -> Result<RecordedLogprobs, Error> {
-        let file = File::create(path).map_err(|source| Error::Io { path: path.into(), source })?;
-        let mut recorded = RecordedLogprobs { path: path.into(), file: BufWriter::with_capacity(1 << 20, file) };
+        let mut file = Replacement::begin(path)?;
         let numbers = [windows.n_ctx() as u32, vocab_size, windows.len() as u32];
-        recorded.put(MAGIC)?;
-        for number in numbers.iter().chain(&windows.ids) {
-            recorded.put(&number.to_le_bytes())?;
-        }
-        Ok(recorded)
-    }
-
-    fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.file.write_all(bytes).map_err(|source| Error::Io { path: self.path.clone(), source })
+        let numbers = numbers.iter().chain(&windows.ids).flat_map(|number| number.to_le_bytes());
+        file.write(&MAGIC.iter().copied().chain(numbers).collect::<Vec<u8>>())?;
+        Ok(RecordedLogprobs(file))
     }
 
     pub fn write(&mut self, row: &Packed) -> Result<(), Error> {
-        self.put(&row.bytes)
+        self.0.write(&row.bytes)
     }
 
-    pub fn finish(&mut self) -> Result<(), Error> {
-        self.file.flush().map_err(|source| Error::Io { path: self.path.clone(), source })
+    pub fn finish(self) -> Result<(), Error> {
+        self.0.finish()
     }
 }
 

@@ -28,7 +28,7 @@ fn events_of(answer: &Answer) -> Vec<Json> {
 /// The message that a client makes of events.
 fn message_of(events: &[Json]) -> Json {
     let mut message = events[0]["message"].clone();
-    let mut blocks: Vec<Json> = Vec::new();
+    let (mut blocks, mut input): (Vec<Json>, String) = (Vec::new(), String::new());
     for event in &events[1..] {
         let at = event["index"].as_u64().map(|at| at as usize);
         match event["type"].as_str().unwrap() {
@@ -42,7 +42,7 @@ fn message_of(events: &[Json]) -> Json {
                     "text_delta" => "text",
                     "thinking_delta" => "thinking",
                     "input_json_delta" => {
-                        block["input"] = serde_json::from_str(delta["partial_json"].as_str().unwrap()).unwrap();
+                        input += delta["partial_json"].as_str().unwrap();
                         continue;
                     }
                     other => panic!("{other}"),
@@ -54,6 +54,9 @@ fn message_of(events: &[Json]) -> Json {
                 message["stop_reason"] = event["delta"]["stop_reason"].clone();
                 message["stop_sequence"] = event["delta"]["stop_sequence"].clone();
                 message["usage"] = event["usage"].clone();
+            }
+            "content_block_stop" if !input.is_empty() => {
+                blocks[at.unwrap()]["input"] = serde_json::from_str(&std::mem::take(&mut input)).unwrap();
             }
             "content_block_stop" | "message_stop" => {}
             other => panic!("{other}"),

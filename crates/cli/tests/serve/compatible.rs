@@ -403,11 +403,11 @@ fn responses_continue_stored_ones_of_the_same_key() {
     let headers = [("content-type", "application/json"), ("authorization", "Bearer one-key-long")];
     let streamed =
         send(server.address, "POST", "/v1/responses", &headers, with(&base, third).to_string().as_bytes()).text();
-    let id = streamed.rsplit("\"id\":\"resp-").next().unwrap().split('"').next().unwrap().to_owned();
-    let fourth = json!({"previous_response_id": format!("resp-{id}"), "input": "End"});
+    let id = streamed.rsplit("\"id\":\"resp_").next().unwrap().split('"').next().unwrap().to_owned();
+    let fourth = json!({"previous_response_id": format!("resp_{id}"), "input": "End"});
     assert_eq!(ask("one-key-long", with(&base, fourth)).0, 200);
 
-    for (key, id) in [("two-key-long", &first["id"]), ("one-key-long", &told["id"]), ("one-key-long", &json!("resp-x"))]
+    for (key, id) in [("two-key-long", &first["id"]), ("one-key-long", &told["id"]), ("one-key-long", &json!("resp_x"))]
     {
         let (status, error) = ask(key, with(&base, json!({"previous_response_id": id, "input": "x"})));
         assert_eq!((status, &error["error"]["code"]), (404, &json!("previous_response_not_found")), "{error}");

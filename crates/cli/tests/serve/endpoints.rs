@@ -374,9 +374,23 @@ fn tool_calls_and_answers_follow_their_schemas() {
     let mut streamed = asked.clone();
     streamed["stream"] = true.into();
     let chunks = done(shared(), "/v1/chat/completions", streamed).events();
-    let calls: Vec<&Json> = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"].get("tool_calls")).collect();
-    assert_eq!((calls.len(), &calls[0][0]["index"]), (1, &json!(0)));
-    assert_eq!(calls[0][0]["function"], call["function"]);
+    let parts: Vec<&Json> =
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].get(0)).collect();
+    assert!(parts.iter().all(|part| part["index"] == 0) && parts[0]["function"]["name"] == "sun", "{chunks:?}");
+    let arguments = parts.iter().filter_map(|part| part["function"]["arguments"].as_str());
+    assert_eq!(arguments.collect::<String>(), call["function"]["arguments"]);
+
+    // Cut off, also in a list of calls and before their arguments, no part of a call is text.
+    for (n, parallel) in [(34, false), (34, true), (12, false), (16, true)] {
+        let mut cut = asked.clone();
+        (cut["max_tokens"], cut["parallel_tool_calls"]) = (n.into(), parallel.into());
+        let choice = done(shared(), "/v1/chat/completions", cut).json()["choices"][0].clone();
+        assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("length"), &json!("")));
+        let function = &choice["message"]["tool_calls"][0]["function"];
+        assert_eq!(function["name"], if n == 34 { json!("sun") } else { Json::Null }, "{choice}");
+        let begins = function["arguments"].as_str().is_some_and(|text| text.starts_with("{\"day\":"));
+        assert_eq!(begins, n == 34, "{choice}");
+    }
 
     // The answer to the tool's result. Two calls in one conversation have distinct names.
     let mut conversation = messages();

@@ -101,7 +101,7 @@ fn invalid_chat_fields_are_refused_by_name() {
         ("response_format", json!({"type": "yaml"}), json!("response_format"), "json_schema"),
         ("response_format", json!({"type": "json_schema"}), json!("response_format.json_schema.schema"), "a schema"),
         ("model", json!(5), json!("model"), "a text"),
-        ("model", Json::Null, json!("model"), "one of `story`, `plain`, `nomic`, `bert`"),
+        ("model", Json::Null, json!("model"), "one of `story`, `plain`"),
     ];
     for (field, value, param, says) in values {
         is_refused("/v1/chat/completions", with(&base, field, value), 400, "invalid_value", param, says);
@@ -143,9 +143,11 @@ fn invalid_chat_fields_are_refused_by_name() {
         let choice = json!({"type": "function", "function": {"name": "moon"}});
         let tools = with(&base, "tools", tool(json!({"name": "sun"})));
         let param = json!("tool_choice");
-        is_refused("/v1/chat/completions", with(&tools, "tool_choice", choice), 400, "constraint", param, "moon");
+        is_refused("/v1/chat/completions", with(&tools, "tool_choice", choice), 400, "invalid_value", param, "moon");
         let odd = tool(json!({"name": "sun", "parameters": {"type": "odd"}}));
         refused("tools", odd, 400, "constraint", json!("tools"), "tools: `sun`: ");
+        let wrong = tool(json!({"name": "sun", "parameters": {"properties": {"x": {"type": "strin"}}}}));
+        refused("tools", wrong, 400, "constraint", json!("tools"), "tools: `sun`: parameters");
     }
 }
 
@@ -365,7 +367,14 @@ fn invalid_fields_of_other_endpoints_are_refused() {
     for (field, value, param) in values {
         is_refused("/v1/completions", with(&text, field, value), 400, "invalid_value", json!(param), "expected");
     }
-    is_refused("/v1/completions", with(&text, "prompt", json!([4_000_000])), 400, "tokenizer", Json::Null, "4000000");
+    is_refused(
+        "/v1/completions",
+        with(&text, "prompt", json!([4_000_000])),
+        400,
+        "invalid_value",
+        json!("prompt"),
+        "prompt is the id 4000000",
+    );
     is_refused(
         "/v1/completions",
         with(&text, "suffix", json!("x")),

@@ -183,13 +183,15 @@ fn stop_tokens() {
 fn log_probabilities_of_prompts() {
     let server = own(|_, options| options.limits = Limits { answer_bytes: 1 << 20, ..Limits::default() });
     // Tokens, times likely tokens and two more, times bytes.
-    let ask = |n: usize| {
-        let asked = json!({"prompt": vec![5; n], "echo": true, "logprobs": 6, "max_tokens": 0});
-        post(server.address, "/v1/completions", &asked)
-    };
-    assert_eq!(ask(256).status, 200);
-    let told = ask(257);
-    assert_eq!((told.status, &told.json()["error"]["param"]), (400, &json!("logprobs")), "{told:?}");
+    for field in ["logprobs", "prompt_logprobs"] {
+        let ask = |n: usize| {
+            let asked = json!({"prompt": vec![5; n], "echo": true, field: 6, "max_tokens": 0});
+            post(server.address, "/v1/completions", &asked)
+        };
+        assert_eq!(ask(256).status, 200);
+        let told = ask(257);
+        assert_eq!((told.status, &told.json()["error"]["param"]), (400, &json!(field)), "{told:?}");
+    }
 }
 
 /// A client that sends too much before reading sees the reason; one that never stops is disconnected.

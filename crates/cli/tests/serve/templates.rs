@@ -189,6 +189,108 @@ fn server_answers_are_accepted_as_history() {
     }
 }
 
+/// Parts of a stream's calls, joined: the arguments, and in how many parts they came.
+fn streamed(parts: &[&str]) -> (String, usize) {
+    (parts.concat(), parts.iter().filter(|part| !part.is_empty()).count())
+}
+
+/// A call is streamed while it is generated. One that the token limit cuts off is unfinished in each API, as in OpenAI's
+/// and Anthropic's own; Ollama, whose calls are objects, leaves it out.
+#[test]
+fn call_cut_off_by_the_token_limit_is_an_unfinished_call() {
+    let says = "<tool_call>\n{\"name\": \"t\", \"arguments\": {\"x\": 3, \"y\": \"Rome, Oslo\"}}\n</tool_call>";
+    let template = "{# tools <tool_call> name \"arguments\" #}{% for m in messages %}{{ m.content }}{% endfor %}";
+    let server = start(vec![spec("x", model(template, &Says::Behind(2, says)))], ServerOptions::default());
+    let send = |path: &str, asked: Json| done(server.address, path, asked);
+    let schema = json!({"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "string"}},
+        "required": ["x", "y"]});
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    // Marks are one token, and so is each byte.
+    let n_cut = says.find(", Oslo").unwrap() + 1 - "<tool_call>".len();
+    let (begun, complete) = (r#"{"x":3,"y":"Rome"#, r#"{"x":3,"y":"Rome, Oslo"}"#);
+    for (n, arguments, is_whole) in [(n_cut, begun, false), (120, complete, true)] {
+        let function = json!({"name": "t", "parameters": schema});
+        let mut asked = json!({"model": "x", "messages": messages, "max_tokens": n, "temperature": 0,
+            "tools": [{"type": "function", "function": function}]});
+        let whole = send("/v1/chat/completions", asked.clone()).json()["choices"][0].clone();
+        let finish = if is_whole { "tool_calls" } else { "length" };
+        assert_eq!((&whole["finish_reason"], &whole["message"]["content"]), (&json!(finish), &json!("")));
+        let [call] = whole["message"]["tool_calls"].as_array().unwrap().as_slice() else { panic!("{whole}") };
+        assert_eq!(call["function"], json!({"name": "t", "arguments": arguments}));
+        asked["stream"] = true.into();
+        let events = send("/v1/chat/completions", asked).events();
+        let deltas: Vec<&Json> = events.iter().map(|event| &event["choices"][0]["delta"]).collect();
+        assert!(deltas.iter().all(|delta| delta["content"].as_str().unwrap_or_default().is_empty()), "{events:?}");
+        let parts: Vec<&Json> = deltas.iter().filter_map(|delta| delta["tool_calls"].get(0)).collect();
+        assert_eq!((&parts[0]["id"], &parts[0]["function"]["name"]), (&call["id"], &json!("t")));
+        assert!(parts.iter().all(|part| part["index"] == 0) && parts[1].get("id").is_none(), "{parts:?}");
+        let texts: Vec<&str> = parts.iter().filter_map(|part| part["function"]["arguments"].as_str()).collect();
+        assert!(streamed(&texts).0 == arguments && streamed(&texts).1 > 6, "{texts:?}");
+        assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], finish);
+
+        let function = json!({"type": "function", "name": "t", "parameters": schema});
+        let mut asked =
+            json!({"model": "x", "input": "hi", "max_output_tokens": n, "temperature": 0, "tools": [function]});
+        let response = send("/v1/responses", asked.clone()).json();
+        let status = if is_whole { "completed" } else { "incomplete" };
+        let is_call =
+            |item: &Json| item["type"] == "function_call" && item["status"] == status && item["arguments"] == arguments;
+        assert!(response["status"] == status && is_call(&response["output"][0]), "{response}");
+        let next = json!({"model": "x", "previous_response_id": response["id"], "input": "hi", "max_output_tokens": 1});
+        if !is_whole {
+            send("/v1/responses", next);
+        }
+        asked["stream"] = true.into();
+        let text = send("/v1/responses", asked).text();
+        let events: Vec<Json> =
+            text.lines().filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok()).collect();
+        let of = |kind: &'static str| events.iter().filter(move |event| event["type"] == kind);
+        let texts: Vec<&str> =
+            of("response.function_call_arguments.delta").filter_map(|event| event["delta"].as_str()).collect();
+        assert!(streamed(&texts).0 == arguments && streamed(&texts).1 > 6, "{texts:?}");
+        assert!(of("response.output_item.done").all(|event| is_call(&event["item"])), "{text}");
+        assert!(is_call(&events.last().unwrap()["response"]["output"][0]), "{text}");
+
+        let tool = json!({"name": "t", "input_schema": schema});
+        let mut asked = json!({"model": "x", "messages": messages, "max_tokens": n, "temperature": 0, "tools": [tool]});
+        let message = send("/v1/messages", asked.clone()).json();
+        let [block] = message["content"].as_array().unwrap().as_slice() else { panic!("{message}") };
+        // Without the incomplete text.
+        let input = if is_whole { json!({"x": 3, "y": "Rome, Oslo"}) } else { json!({"x": 3}) };
+        assert_eq!((&block["type"], &block["name"], &block["input"]), (&json!("tool_use"), &json!("t"), &input));
+        assert_eq!(message["stop_reason"], if is_whole { "tool_use" } else { "max_tokens" });
+        asked["stream"] = true.into();
+        let text = send("/v1/messages", asked).text();
+        let events: Vec<Json> =
+            text.lines().filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok()).collect();
+        let texts: Vec<&str> = events.iter().filter_map(|event| event["delta"]["partial_json"].as_str()).collect();
+        assert!(streamed(&texts).0 == arguments && streamed(&texts).1 > 6, "{texts:?}");
+        let kinds: Vec<&str> = events.iter().filter_map(|event| event["type"].as_str()).collect();
+        assert_eq!(kinds[kinds.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
+
+        let function = json!({"name": "t", "parameters": schema});
+        let mut asked = json!({"model": "x", "messages": messages, "stream": false,
+            "options": {"num_predict": n, "temperature": 0}, "tools": [{"type": "function", "function": function}]});
+        let answer = send("/api/chat", asked.clone()).json();
+        assert_eq!(answer["done_reason"], if is_whole { "stop" } else { "length" });
+        let calls = |lines: &[Json]| -> Vec<Json> {
+            let calls = lines.iter().filter_map(|line| line["message"]["tool_calls"].as_array());
+            calls.flatten().map(|call| call["function"]["arguments"].clone()).collect()
+        };
+        let expected: Vec<Json> = if is_whole { vec![input] } else { Vec::new() };
+        assert_eq!((calls(&[answer.clone()]), &answer["message"]["content"]), (expected.clone(), &json!("")));
+        asked["stream"] = true.into();
+        let lines = send("/api/chat", asked).lines();
+        assert_eq!((calls(&lines), lines.len()), (expected, if is_whole { 2 } else { 1 }));
+    }
+    // Cut off before the name, there is no call yet.
+    let function = json!({"name": "t", "parameters": schema});
+    let asked = json!({"model": "x", "messages": messages, "max_tokens": 6, "temperature": 0,
+        "tools": [{"type": "function", "function": function}]});
+    let message = send("/v1/chat/completions", asked).json()["choices"][0]["message"].clone();
+    assert!(message["content"] == "" && message.get("tool_calls").is_none(), "{message}");
+}
+
 /// Arguments that clients leave empty.
 #[test]
 fn empty_arguments_render_like_an_empty_object() {

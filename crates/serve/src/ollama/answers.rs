@@ -9,12 +9,13 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value as Json, json};
 use tilewright::ChatRequest;
+use tilewright::answer::CallPart;
 use tilewright::chat::Message;
 use tilewright::generate::StopReason;
 
 use super::super::answers::{AnswerEvent, AnswerOptions, Answers, CallIds, Delta, End, PreparedPrompt};
 use super::super::app::{ApiRequest, App, RunOptions, is_long};
-use super::super::chat::tokens_json;
+use super::super::chat::{TOOLS, tokens_json};
 use super::super::completions::raw;
 use super::super::conversation::{Conversation, message_of, prefill_of, tools_of, with_notice, with_notices};
 use super::super::errors::ApiError;
@@ -61,7 +62,7 @@ pub const CHAT: Endpoint = Endpoint::post(
                 "[]",
                 "The conversation; without one, the model is loaded, or unloaded.",
             ),
-            field("tools", Kind::Other(&["array"], "a list of tools"), "[]", "Functions that the model may call."),
+            TOOLS,
         ],
     ],
 );
@@ -327,6 +328,8 @@ struct OllamaFormatter {
     has_logprobs: bool,
     calls: CallIds,
     n_calls: usize,
+    /// Parts of an unfinished call: here calls are objects, and one that is cut off is left out, as in Ollama.
+    unfinished: Delta,
     /// Whether the answer ends with the tokens of prompt and answer.
     has_context: bool,
 }
@@ -334,7 +337,8 @@ struct OllamaFormatter {
 impl OllamaFormatter {
     fn new(model: String, shape: OllamaEndpoint, since: Instant, load: Duration) -> OllamaFormatter {
         let (has_logprobs, calls, n_calls, has_context) = (false, CallIds::new(0), 0, false);
-        OllamaFormatter { model, shape, since, load, has_logprobs, calls, n_calls, has_context }
+        let unfinished = Delta::default();
+        OllamaFormatter { model, shape, since, load, has_logprobs, calls, n_calls, unfinished, has_context }
     }
 
     async fn respond(self, app: &App, answers: Answers, streams: bool) -> Result<Response, ApiError> {
@@ -342,6 +346,12 @@ impl OllamaFormatter {
             true => streamed(Style::Lines, app.limits.keep_alive, move |parts| self.stream(answers, parts)).await,
             false => self.whole(answers, app.limits.answer_bytes).await,
         }
+    }
+
+    /// The calls that these parts complete.
+    fn whole_calls(&mut self, parts: Vec<CallPart>) -> Vec<CallPart> {
+        parts.into_iter().for_each(|part| self.unfinished.add_call(part));
+        self.unfinished.calls.extract_if(.., |call| call.is_last).collect()
     }
 
     fn part(&mut self, delta: Delta) -> Json {
@@ -372,8 +382,9 @@ impl OllamaFormatter {
         body
     }
 
-    fn call_json(&mut self, call: &tilewright::answer::ToolCall) -> Json {
-        let function = json!({"index": self.n_calls, "name": call.name, "arguments": call.arguments});
+    fn call_json(&mut self, call: &CallPart) -> Json {
+        let arguments: Json = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+        let function = json!({"index": self.n_calls, "name": call.name, "arguments": arguments});
         self.n_calls += 1;
         json!({"id": self.calls.of(call), "function": function})
     }
@@ -405,6 +416,7 @@ impl OllamaFormatter {
     async fn whole(mut self, mut answers: Answers, most: usize) -> Result<Response, ApiError> {
         let all = answers.collect(most).await?.pop();
         let body = all.map(|(mut delta, end)| {
+            delta.calls = self.whole_calls(delta.calls);
             let ids = std::mem::take(&mut delta.ids);
             self.end(delta, &end, &answers, &ids)
         });
@@ -417,6 +429,7 @@ impl OllamaFormatter {
             match parts.checked(event).await? {
                 AnswerEvent::Delta(_, mut delta) => {
                     ids.append(&mut delta.ids);
+                    delta.calls = self.whole_calls(delta.calls);
                     if !delta.is_empty() {
                         parts.send(self.part(delta)).await?;
                     }

@@ -11,7 +11,7 @@ use super::super::app::App;
 use super::super::errors::ApiError;
 use super::super::fields::Fields;
 use super::super::models::Lease;
-use super::super::sampling::{OwnBounds, number_rows, numbers, seed_of, stops, with_default};
+use super::super::sampling::{OwnBounds, SEED, STOP, number_rows, numbers, seed_of, stops, with_default};
 use super::super::schema::{Field, Kind, Neutral, field, neutral, required};
 
 /// The model's name.
@@ -76,18 +76,8 @@ const ROWS: &[&[Field]] = &[
             "0",
             "Tokens of the context that the request uses at most; a larger one than the server's changes nothing.",
         ),
-        field(
-            "seed",
-            Kind::Other(&["integer"], "a whole number from -2^63 to 2^63"),
-            "-1",
-            "Sampling seed; -1 draws one.",
-        ),
-        field(
-            "stop",
-            Kind::Other(&["string", "array"], "a text or a list of texts"),
-            "[]",
-            "Texts that end the answer.",
-        ),
+        SEED,
+        STOP,
         neutral("typical_p", &[Neutral::Number(1.0)], "No locally typical sampling."),
     ],
     &OF_OPERATOR,
@@ -234,9 +224,6 @@ impl RequestOptions {
         let none = Map::new();
         let given = fields.object("options", "an object")?.unwrap_or(&none);
         let given = fields.inside(given, "options.");
-        // As in `NUMBERS`.
-        let mut options = GenerateOptions { top_p: 0.9, min_p: 0.0, ..GenerateOptions::default() };
-        numbers(given, &mut options);
         let limit = app.limits.max_tokens.unwrap_or(i32::MAX as usize);
         // Below 0: until the context is full.
         let n = given.checked_whole("num_predict").filter(|&n| n >= 0);
@@ -244,7 +231,7 @@ impl RequestOptions {
             max_tokens: n.map_or(limit, |n| (n as usize).min(limit)),
             seed: seed_of(given)?,
             stop: stops(given, "stop", &app.limits)?,
-            ..options
+            ..numbers(given, &NUMBERS)
         };
         options.check()?;
         // 0: the server's.
