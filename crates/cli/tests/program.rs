@@ -10,7 +10,6 @@ mod files;
 #[path = "../../../tests/common/scripted.rs"]
 mod scripted;
 
-#[path = "../../../tests/answer.rs"]
 mod chat;
 mod cli;
 #[cfg(feature = "fault-injection")]
