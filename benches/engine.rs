@@ -4,7 +4,7 @@
 //!
 //! Each sequence has its own prompt and generates greedily: enough tokens for the first sequence to outlast the last
 //! prefill. The rate covers only steps that decode all sequences; it is the median of three runs. Ratios are to the
-//! first number of sequences in the same run.
+//! first number of sequences in the same run, and from 16 on to the same number with `deterministic`.
 
 use std::time::Instant;
 
@@ -32,9 +32,13 @@ fn main() -> Result<(), Error> {
     println!("session: {:.1} tokens/s", median(|| session(&model))?);
     let mut single = None;
     for n in counts {
-        let rate = median(|| engine(&model, n))?;
+        let rate = median(|| engine(&model, n, false))?;
         let ratio = rate / *single.get_or_insert(rate);
-        println!("{n:>3} sequences: {rate:>9.1} tokens/s, {ratio:>5.2}x");
+        print!("{n:>3} sequences: {rate:>9.1} tokens/s, {ratio:>5.2}x");
+        match n {
+            16.. => println!(", {:>5.2}x of deterministic", rate / median(|| engine(&model, n, true))?),
+            _ => println!(),
+        }
     }
     Ok(())
 }
@@ -63,8 +67,9 @@ fn session(model: &Model) -> Result<f64, Error> {
     Ok(generation.decode().rate())
 }
 
-fn engine(model: &Model, n: usize) -> Result<f64, Error> {
-    let engine_options = EngineOptions { max_sequences: n as u32, max_queued: n, ..EngineOptions::default() };
+fn engine(model: &Model, n: usize, deterministic: bool) -> Result<f64, Error> {
+    let (max_sequences, max_queued) = (n as u32, n);
+    let engine_options = EngineOptions { max_sequences, max_queued, deterministic, ..EngineOptions::default() };
     let (engine, mut driver) = Engine::new(model, &engine_options)?;
     let streams = (0..n).map(|i| engine.submit(Request::new(prompt(model, i), options(n))));
     let _streams = streams.collect::<Result<Vec<Stream>, Error>>()?;

@@ -278,7 +278,10 @@ fn call_cut_off_by_the_token_limit_is_an_unfinished_call() {
             calls.flatten().map(|call| call["function"]["arguments"].clone()).collect()
         };
         let expected: Vec<Json> = if is_whole { vec![input] } else { Vec::new() };
-        assert_eq!((calls(&[answer.clone()]), &answer["message"]["content"]), (expected.clone(), &json!("")));
+        assert_eq!(
+            (calls(std::slice::from_ref(&answer)), &answer["message"]["content"]),
+            (expected.clone(), &json!(""))
+        );
         asked["stream"] = true.into();
         let lines = send("/api/chat", asked).lines();
         assert_eq!((calls(&lines), lines.len()), (expected, if is_whole { 2 } else { 1 }));
