@@ -142,6 +142,7 @@ pub(crate) async fn pause() {
     let _ = wasm_bindgen_futures::JsFuture::from(promise).await;
 }
 
+/// A seed that differs from call to call.
 pub fn random_seed() -> u64 {
     // 53 random bits.
     (js_sys::Math::random() * 9_007_199_254_740_992.0) as u64
