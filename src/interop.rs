@@ -36,14 +36,16 @@ impl Device {
         let (features, limits) = (device.features(), device.limits());
         let report = report_within(adapter.clone(), (features, limits.clone()));
         let usual = wgpu::Limits::default();
-        let needed: [(&'static str, fn(&wgpu::Limits) -> u32); 4] = [
-            ("maxStorageBuffersPerShaderStage", |limits| limits.max_storage_buffers_per_shader_stage),
-            ("maxComputeWorkgroupStorageSize", |limits| limits.max_compute_workgroup_storage_size),
-            ("maxComputeInvocationsPerWorkgroup", |limits| limits.max_compute_invocations_per_workgroup),
-            ("maxComputeWorkgroupsPerDimension", |limits| limits.max_compute_workgroups_per_dimension),
-        ];
-        for (limit, of) in needed {
-            let (expected, found) = (of(&usual).into(), of(&limits).into());
+        let needed = |of: &wgpu::Limits| {
+            [
+                ("maxStorageBuffersPerShaderStage", of.max_storage_buffers_per_shader_stage),
+                ("maxComputeWorkgroupStorageSize", of.max_compute_workgroup_storage_size),
+                ("maxComputeInvocationsPerWorkgroup", of.max_compute_invocations_per_workgroup),
+                ("maxComputeWorkgroupsPerDimension", of.max_compute_workgroups_per_dimension),
+            ]
+        };
+        for ((limit, expected), (_, found)) in needed(&usual).into_iter().zip(needed(&limits)) {
+            let (expected, found) = (expected.into(), found.into());
             if found < expected {
                 return Err(Error::Limit { adapter: report.name, limit, expected, found });
             }
