@@ -157,10 +157,10 @@ fn sequence_is_bit_equal_alone_and_in_any_batch() {
     }
 }
 
-/// From 16 rows on, a sequence has the same bits beside however many others, but not those of few rows, unless the
+/// From 16 sequences on, one has the same bits beside however many others, but not those of few, unless the
 /// engine is deterministic.
 #[test]
-fn bits_depend_on_the_class_of_row_counts_unless_deterministic() {
+fn bits_depend_on_the_class_of_batch_sizes_unless_deterministic() {
     for device in [Some(common::cpu()), common::gpu(Some(Tier::F16))].into_iter().flatten() {
         for name in ["llama3-rope", "granite-moe", "qwen35"] {
             let model = tiny(&device, name);
@@ -177,7 +177,7 @@ fn bits_depend_on_the_class_of_row_counts_unless_deterministic() {
             let [alone, beside_15, beside_23] = [0, 15, 23].map(|n| last_of(n, false));
             let at = device.info().name.clone();
             assert_eq!(beside_15, beside_23, "{name} on {at}");
-            assert_ne!(beside_15, alone, "{name} on {at}: few rows have products of their own");
+            assert_ne!(beside_15, alone, "{name} on {at}: few sequences have products of their own");
             for n in [0, 7, 15, 23] {
                 assert_eq!(last_of(n, true), alone, "{name} on {at}, deterministic beside {n}");
             }

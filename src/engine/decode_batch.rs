@@ -6,22 +6,23 @@ use super::passes::DecodeForm;
 use crate::error::Error;
 use crate::generate::{InFlight, Pace};
 
-/// Rows from which decode passes may use the products of prefill, [`BatchInvariance::Many`].
+/// Sequences from which decode passes may use the products of prefill, [`BatchInvariance::Many`].
 ///
 /// [`BatchInvariance::Many`]: crate::recording::BatchInvariance::Many
-pub(super) const MANY_ROWS: u32 = 16;
+pub(super) const MANY: u32 = 16;
 
 /// Rows of a decode pass for `n` rows: 1, 2, 4 or a multiple of 8.
 pub(super) fn decode_rows(n: u32) -> u32 {
     if n <= 4 { n.next_power_of_two() } else { n.next_multiple_of(8) }
 }
 
-/// Whether a decode pass of `n` rows uses the products of prefill. Numbers in between keep what was `before`, so that
-/// one sequence that comes or goes does not change the others' sums in each pass.
+/// Whether a decode pass of `n` sequences uses the products of prefill; draft tokens do not count, so that they change
+/// no sums. Numbers in between keep what was `before`, so that one sequence that comes or goes does not change the
+/// others' sums in each pass.
 pub(super) fn uses_many(n: usize, before: bool) -> bool {
     match n as u32 {
         0..=8 => false,
-        MANY_ROWS.. => true,
+        MANY.. => true,
         _ => before,
     }
 }

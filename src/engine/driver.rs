@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use web_time::Instant;
 
-use super::decode_batch::{DecodeBatch, MANY_ROWS, SequenceRows, uses_many};
+use super::decode_batch::{DecodeBatch, MANY, SequenceRows, uses_many};
 use super::drafter::Drafter;
 use super::options::EngineOptions;
 use super::pages::Pages;
@@ -636,7 +636,7 @@ impl Driver {
         let Driver { model, passes, pages, running, .. } = self;
         let n_drafts: usize = drafts.iter().map(Vec::len).sum();
         let n_rows = ready.iter().map(|&i| running[i].n_rows()).sum::<usize>() + n_drafts;
-        let many = passes.has_many() && uses_many(n_rows, self.batch.form.many);
+        let many = passes.has_many() && uses_many(ready.len(), self.batch.form.many);
         let form = DecodeForm { has_runs: n_rows > ready.len(), many, ..DecodeForm::default() };
         let sampler = Sampler {
             penalize: ready.iter().any(|&i| running[i].penalizes()),
@@ -935,7 +935,7 @@ fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32, beside: 
         kv_type,
         mtp: options.mtp_tokens > 0 && model.config().n_mtp > 0,
         many: !options.deterministic
-            && n_rows >= MANY_ROWS
+            && n_sequences >= MANY
             && model.devices().all(|device| device.target().suits_many()),
     };
     let asked = options.cache_tokens.map(|tokens| tokens.div_ceil(PAGE).max(pages_each));

@@ -35,8 +35,8 @@ pub struct EngineOptions {
     /// Draft tokens by the MTP head, if it was loaded ([`LoadOptions::mtp_tokens`](crate::LoadOptions::mtp_tokens)),
     /// where prompt lookup finds none. 0 disables the head for all requests: it has no memory.
     pub mtp_tokens: u32,
-    /// Whether a sequence's output must not depend on the sequences beside it. Otherwise products of decode passes with
-    /// 16 and more rows may use other kernels than those with 8 and fewer, which is faster, but adds in another order.
+    /// Whether a sequence's output must not depend on the sequences beside it. Otherwise decode passes of 16 sequences
+    /// and more may use other products than those of 8 and fewer, which is faster, but adds in another order.
     pub deterministic: bool,
     /// Time limit of a step; the first steps compile shaders, which takes seconds on some devices. A GPU that
     /// exceeds it is treated as lost; for the CPU the step is only counted. `None`: no limit. Ignored in browsers.
@@ -45,7 +45,7 @@ pub struct EngineOptions {
 
 impl Default for EngineOptions {
     /// 16 sequences, 32 queued requests, a cache as large as fits, a prefix cache without CPU offload, products by
-    /// number of rows, no step limit.
+    /// number of sequences, no step limit.
     fn default() -> Self {
         EngineOptions {
             max_sequences: 16,

@@ -155,7 +155,7 @@ impl Passes {
         self.sizes.n_rows
     }
 
-    /// Whether decode passes of many rows use the products of prefill.
+    /// Whether decode passes of many sequences use the products of prefill.
     pub fn has_many(&self) -> bool {
         self.sizes.many
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::decode_batch::{MANY_ROWS, decode_rows};
+use super::decode_batch::{MANY, decode_rows};
 use super::pages::PageId;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -38,7 +38,7 @@ pub(super) struct EngineSizes {
     pub kv_type: KvType,
     /// Whether the MTP head drafts.
     pub mtp: bool,
-    /// Whether decode passes of many rows use the products of prefill.
+    /// Whether decode passes of many sequences use the products of prefill.
     pub many: bool,
 }
 
@@ -73,7 +73,7 @@ pub(super) struct DecodeForm {
 impl DecodeForm {
     /// Rows of a pass for `n` rows.
     pub fn rows(self, n: u32) -> u32 {
-        if self.many { decode_rows(n).max(MANY_ROWS) } else { decode_rows(n) }
+        if self.many { decode_rows(n).max(MANY) } else { decode_rows(n) }
     }
 }
 

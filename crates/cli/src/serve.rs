@@ -171,7 +171,7 @@ struct EngineArgs {
     step_limit: Option<u64>,
     /// Make output independent of the requests beside it, which is slower with 16 and more at once.
     ///
-    /// Without it, passes of 16 and more rows may add in another order than those of 8 and fewer.
+    /// Without it, passes of 16 sequences and more may add in another order than those of 8 and fewer.
     #[arg(long)]
     deterministic: bool,
     /// Disable prefix caching.
