@@ -577,7 +577,7 @@ fn unusable_tools_are_refused_by_name() {
     };
     let rules = |choice| ToolRules { choice, ..ToolRules::new(Format::Hermes) };
     refuses(&[named("a")], &rules(ToolChoice::Tool("b".into())), "`b`");
-    refuses(&[], &rules(ToolChoice::Required), "no tools");
+    refuses(&[], &rules(ToolChoice::Required), "without tools");
     refuses(&[named("a")], &ToolRules::new(Format::Plain), "plain");
     println!("refused within {longest:?}");
 }
