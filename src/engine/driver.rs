@@ -830,6 +830,9 @@ impl Driver {
 /// The ready sequences whose masks are computed. The others join a later pass, so that they delay none; if all lack
 /// one, this waits a little for the first.
 fn with_masks(running: &mut [Running], ready: Vec<usize>) -> Vec<usize> {
+    if IS_BROWSER {
+        return ready;
+    }
     let until = Instant::now() + MASK_GRACE;
     let mut has_mask = |&i: &usize| {
         let left = until.saturating_duration_since(Instant::now());

@@ -7,7 +7,7 @@ use super::model::Model;
 use super::options::GenerateOptions;
 use crate::error::Error;
 use crate::panics::caught;
-use crate::platform::{IS_BROWSER, MaybeSend, spawn};
+use crate::platform::{IS_BROWSER, MaybeSend, Native, native, spawn};
 
 /// Decides which tokens may come next. Implemented by [`grammar`](crate::grammar) and by callers.
 pub(crate) trait TokenConstraint: MaybeSend {
@@ -29,7 +29,7 @@ pub(crate) trait TokenConstraint: MaybeSend {
 pub(crate) struct SequenceConstraint {
     /// `None` while the thread has it.
     constraint: Option<Box<dyn TokenConstraint>>,
-    thread: Option<MaskThread>,
+    thread: Option<Native<MaskThread>>,
     /// Why the thread computed no mask.
     failed: Option<Error>,
     /// Whether the mask was not there in time, so that nothing waits for it again.
@@ -70,7 +70,7 @@ impl SequenceConstraint {
             return;
         }
         if self.thread.is_none() {
-            self.thread = MaskThread::begin().ok();
+            self.thread = MaskThread::begin().ok().map(native);
         }
         if let (Some(thread), Some(constraint)) = (&self.thread, self.constraint.take()) {
             self.is_late = false;
@@ -89,7 +89,7 @@ impl SequenceConstraint {
 
     /// As [`SequenceConstraint::has_mask`], but waits each time.
     pub fn wait(&mut self, most: Duration) -> bool {
-        let (None, Some(thread)) = (&self.constraint, &self.thread) else { return true };
+        let (None, Some(thread), false) = (&self.constraint, &self.thread, IS_BROWSER) else { return true };
         match thread.computed.recv_timeout(most) {
             Ok((constraint, failed)) => (self.constraint, self.failed) = (Some(constraint), failed),
             Err(RecvTimeoutError::Disconnected) => self.thread = None,
