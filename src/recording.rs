@@ -18,8 +18,8 @@ use crate::target::Target;
 use crate::tensor::{Attached, MemoryBlock, Role, Tensor, TensorStorage};
 
 /// Whether a row's result is independent of the number of rows that are computed with it. Matrix products have kernels
-/// for few rows and for many, whose results differ in their bits; an engine fixes the choice, so that a text is
-/// bit-identical in any batch.
+/// for few rows and for many, whose results differ in their bits; an engine chooses by the number of sequences, or once
+/// for all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BatchInvariance {
     /// The fastest kernel for the number of rows.

@@ -555,11 +555,12 @@ impl Driver {
     /// Computes the next prefill chunk of the oldest sequence in prefill.
     async fn compute_prompt(&mut self) -> Result<(), Error> {
         let others_wait = self.running.iter().any(Running::is_ready);
-        let most =
-            if others_wait { MAX_PREFILL_WHILE_DECODING.min(self.passes.max_pass()) } else { self.passes.max_pass() };
+        let mut most = self.passes.max_pass();
+        if others_wait {
+            most = most.min(MAX_PREFILL_WHILE_DECODING);
+        }
         let Some(at) = self.running.iter().position(|sequence| !sequence.is_ready()) else { return Ok(()) };
         let n_top = self.running[at].scores_prompt();
-        let mut most = most;
         if n_top.is_some() {
             most = most.min(SCORED_ROWS);
             let adapted = self.model.adapted_by(self.running[at].request.adapter.as_deref())?;

@@ -42,6 +42,14 @@ pub(super) struct EngineSizes {
     pub many: bool,
 }
 
+impl EngineSizes {
+    /// The largest passes: the temporaries of the others fit among theirs.
+    fn largest(self) -> impl Iterator<Item = Pass> {
+        let decode = move |many| Pass::Decode(self.n_rows, DecodeForm { many, ..DecodeForm::default() });
+        [Pass::Prompt(self.max_pass), decode(false)].into_iter().chain(self.many.then(|| decode(true)))
+    }
+}
+
 /// A recorded pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Pass {
@@ -120,7 +128,7 @@ impl Stage {
             max_pass,
             kv_type,
             mtp,
-            many,
+            ..
         } = sizes;
         let config = &transformer.config;
         // State slot 0 is padding, like page 0.
@@ -177,9 +185,7 @@ impl Stage {
         }
         let of_mtp = [Pass::MtpFollow(max_pass), Pass::MtpDraft(n_rows, Ending::MtpDraft)];
         let of_mtp = of_mtp.into_iter().filter(|_| stage.mtp.is_some());
-        let decode = |many| Pass::Decode(n_rows, DecodeForm { many, ..DecodeForm::default() });
-        let of_many = many.then(|| decode(true));
-        let all = [Pass::Prompt(max_pass), decode(false)].into_iter().chain(of_many).chain(of_mtp);
+        let all = sizes.largest().chain(of_mtp);
         all.collect::<Vec<_>>().into_iter().try_for_each(|pass| stage.record(None, pass))?;
         Ok(stage)
     }
@@ -355,11 +361,10 @@ impl Stage {
     }
 
     /// Records a pass with the stage's weights or an adapter's. Batch invariance: prefill always uses the kernels
-    /// for many rows and decoding those for few, or from some number of rows on the same, so that a row's result
-    /// depends on nothing else of the batch.
+    /// for many rows and decoding those for few, or with many sequences the same, so that a row's result depends on
+    /// nothing else of the batch.
     fn record(&mut self, adapted: Option<Adapted<'_>>, pass: Pass) -> Result<(), Error> {
-        let EngineSizes { n_rows: most_rows, max_pass, .. } = self.sizes;
-        let few = BatchInvariance::Few { columns: most_rows.min(8) };
+        let few = BatchInvariance::Few { columns: self.sizes.n_rows.min(8) };
         let with_state;
         let (io, batch_invariance, n_rows, ending) = match pass {
             Pass::Prompt(n_rows) => (&self.prompt, BatchInvariance::Many, n_rows, Ending::Cache),
@@ -375,13 +380,7 @@ impl Stage {
         let mut rec = Recorder::new(self.device.target()).with_batch_invariance(batch_invariance);
         let transformer = adapted.map_or(&self.transformer, |adapted| adapted.transformer);
         transformer.record_pass(&mut rec, &self.cache, io, n_rows, ending)?;
-        let is_largest = match pass {
-            Pass::Prompt(n_rows) => n_rows == max_pass,
-            Pass::Decode(n_rows, form) => {
-                n_rows == most_rows && form == DecodeForm { many: form.many, ..Default::default() }
-            }
-            _ => false,
-        };
+        let is_largest = self.sizes.largest().any(|largest| largest == pass);
         let recording = match is_largest {
             true => rec.finish(&mut self.workspace),
             false => rec.finish_within(&mut self.workspace),
