@@ -46,8 +46,8 @@ impl Task {
         }
     }
 
-    /// What a suitable model does, in words.
-    fn deed(self) -> &'static str {
+    /// The ability of a suitable model, in words.
+    fn ability(self) -> &'static str {
         match self {
             Task::Generate => "generates text",
             Task::Embed => "computes embeddings",
@@ -930,7 +930,7 @@ impl Models {
                 Err(ApiError::invalid("model", None, &format!("one of `{}`", able.join("`, `"))))
             }
             (None, _) => {
-                let message = format!("model is missing, and no served model {}", task.deed());
+                let message = format!("model is missing, and no served model {}", task.ability());
                 Err(ApiError { message, ..ApiError::invalid("model", None, "") })
             }
         }

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use serde_json::{Value as Json, json};
 use tilewright::engine::Usage;
-use tilewright::random_seed;
 
 use super::LogSink;
+use super::app::new_id;
 use super::errors::ApiError;
 
 /// Refusals of one kind are reported once in this time, the others counted.
@@ -161,7 +161,7 @@ impl Refusals {
 /// A request's id: the client's if it is short and printable, else a new one.
 pub fn request_id(given: Option<&str>) -> String {
     let is_valid = |id: &&str| (1..=128).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic());
-    given.filter(is_valid).map_or_else(|| format!("req_{:016x}{:016x}", random_seed(), random_seed()), str::to_owned)
+    given.filter(is_valid).map_or_else(|| new_id("req_"), str::to_owned)
 }
 
 /// Shared by a request's endpoint and the middleware.

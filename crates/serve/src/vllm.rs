@@ -1,4 +1,4 @@
-//! vLLM's API of tokens: `/tokenize` with `prompt`, and `/tokenizer_info`. lm-eval and `vllm bench serve` tokenize by
+//! vLLM's API of tokens: `/tokenize` with `prompt`, and `/tokenizer_info`. lm-eval and `vllm bench serve` use
 //! them.
 
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub async fn tokenize(app: &App, asked: &ApiRequest) -> Result<Response, ApiErro
     let prompt = fields.some_text("prompt")?.to_owned();
     let add_special = fields.flag("add_special_tokens")?.unwrap_or(true);
     let has_texts = fields.flag("return_token_strs")?.unwrap_or(false);
-    // A name may be that of an encoder.
+    // `model` may also name an encoder.
     let lease = app.models.get_for(fields.text("model")?, Task::Generate).await?;
     let loaded = lease.loaded.clone();
     let n_context = loaded.context_length();
