@@ -37,7 +37,7 @@ pub struct TargetLimits {
     pub min_subgroup: u32,
     /// Invocations in the largest subgroup; 0 without subgroups.
     pub max_subgroup: u32,
-    /// Whether conversions of integers to floats are far slower than sums, so that shaders do without.
+    /// Whether conversions of integers to floats are so much slower than sums that shaders do without.
     pub converts_slowly: bool,
     /// Bytes of workgroup memory.
     pub max_workgroup_bytes: u32,

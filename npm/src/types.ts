@@ -336,8 +336,8 @@ export interface EngineOptions {
   /** Whether sequences share the cache of common prefixes. Default `true`. */
   prefixCache?: boolean | undefined;
   /**
-   * Whether a sequence's output must not depend on the sequences beside it. Otherwise decode passes of 16 and more
-   * may add in another order than those of 8 and fewer, which is faster. Default `false`.
+   * Whether a sequence's output must not depend on the sequences beside it. Otherwise decode passes of 16 sequences
+   * and more may add in another order than those of 8 and fewer, which is faster. Default `false`.
    */
   deterministic?: boolean | undefined;
 }

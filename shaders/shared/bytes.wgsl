@@ -1,7 +1,7 @@
 // Bytes as numbers, exactly.
 
-// By bits: a byte in the lowest bits of the number 2^23 is added to it. Four bytes take five instructions more than with
-// conversions, but NVIDIA's GPUs begin conversions at an eighth of the rate of sums.
+// By bits: a byte in the lowest bits of the number 2^23 is added to it. On AMD's GPUs four bytes take up to six instructions
+// more than with conversions (RADV); NVIDIA's convert at a fraction of the rate of sums.
 override BY_BITS: bool = false;
 
 // The four bytes of a word, lowest first, less `less`, an integer up to 2^15.
