@@ -75,7 +75,7 @@ function check({ refused, timeline, nTimed, nStep, attention, first, after, unto
     }
   }
   const patterns = [
-    /^option: timeline is about what was generated/, /^option: attention is about/, /^option: .*layer/, /^option: .*head/, /^option: .*last_queries/, /^option: layer is -1/,
+    /^option: timeline is about what was generated/, /^option: attention is about/, /^option: .*layer/, /^option: .*head/, /^option: .*lastQueries/, /^option: layer is -1/,
     /^TypeError: Model\.attention: there is no option `heads`; did you mean `head`/,
   ];
   refused.forEach((message, at) => assert.match(message, patterns[at]));

@@ -143,11 +143,11 @@ export function lane(name, { missing, open, devices }) {
     assert.deepEqual(it.refused, [true, "option"]);
     assert.equal(it.together, it.text);
     assert.equal(it.tooMany[0], "option");
-    assert.match(it.tooMany[1], /tokens_per_submit/);
+    assert.match(it.tooMany[1], /tokensPerSubmit/);
     assert.ok(it.lookedUp.isSame && it.lookedUp.draftedTokens > 0, JSON.stringify(it.lookedUp));
     assert.ok(it.lookedUp.acceptedTokens <= it.lookedUp.draftedTokens && it.lookedUp.generatedTokens === 200);
     assert.equal(it.drawn[0], "option");
-    assert.match(it.drawn[1], /prompt_lookup/);
+    assert.match(it.drawn[1], /promptLookup/);
     assert.equal(it.freed, "disposed");
   });
 }

@@ -49,7 +49,12 @@ async function change([key, what]) {
     request.onsuccess = () => resolve(request.result);
     request.onerror = reject;
   });
-  const store = database.transaction("kept", "readwrite").objectStore("kept");
+  const transaction = database.transaction("kept", "readwrite");
+  const committed = new Promise((resolve, reject) => {
+    transaction.oncomplete = resolve;
+    transaction.onabort = reject;
+  });
+  const store = transaction.objectStore("kept");
   const read = (request) => new Promise((resolve, reject) => {
     request.onsuccess = () => resolve(request.result);
     request.onerror = reject;
@@ -59,6 +64,8 @@ async function change([key, what]) {
   if (what === "older") record.version = 0;
   if (what === "nonsense") await read(store.put({ version: 1, nTexts: "two", passages: [{ text: 5 }] }, key));
   else if (what !== undefined) await read(store.put(record, key));
+  // A page that is left before has not changed anything.
+  await committed;
   database.close();
   return record === undefined ? undefined : { version: record.version, nDone: record.nDone, nTexts: record.nTexts };
 }
