@@ -125,6 +125,7 @@ fn flash_attention(device: &Device) -> Result<Value, Error> {
         window: None,
         scale: 0.125,
         soft_cap: None,
+        values_from: None,
         causal: false,
     };
     let (q, k_columns) = (input(device, &[T, D])?, input(device, &[D, T])?);

@@ -209,7 +209,15 @@ fn rows(bench: &mut Bench, n_rows: u32, dim: u32) {
     if dim.is_multiple_of(128) && dim >= 512 {
         let n_kv_heads = dim / 512;
         let n_heads = dim / 128 - 2 * n_kv_heads;
-        let heads = Heads { n_heads, n_kv_heads, head_dim: 128, first_column: 0, rope: None, norm: None };
+        let heads = Heads {
+            n_heads,
+            n_kv_heads,
+            head_dim: 128,
+            keys_hold_values: false,
+            first_column: 0,
+            rope: None,
+            norm: None,
+        };
         bench.measure("rope_packed, norm alone", &size, Work::Bytes(4 * (2 * len / 4 * 3 + 256)), |device, rec| {
             let (weight, qkv) = (device.upload("weight", &[256], &common::uniform(256))?, x(device)?);
             let tokens = device.upload("tokens", &[n_rows, 3], &vec![0u32; 3 * n_rows as usize])?;
@@ -355,6 +363,7 @@ fn attentions(bench: &mut Bench, name: &str, kind: KvType, n_tokens: u32, n_cach
         window: None,
         scale: 0.125,
         soft_cap: None,
+        values_from: None,
         causal: true,
     };
     let (q_dim, capacity) = (config.n_heads * config.head_dim, n_cached + n_tokens);
@@ -375,7 +384,15 @@ fn attentions(bench: &mut Bench, name: &str, kind: KvType, n_tokens: u32, n_cach
             let qkv_dim = q_dim + 2 * config.n_kv_heads * config.head_dim;
             let qkv = device.upload("qkv", &[1, qkv_dim], &common::uniform(qkv_dim as usize))?;
             let (n_heads, n_kv_heads, head_dim) = (config.n_heads, config.n_kv_heads, config.head_dim);
-            let heads = Heads { n_heads, n_kv_heads, head_dim, first_column: 0, rope: None, norm: None };
+            let heads = Heads {
+                n_heads,
+                n_kv_heads,
+                head_dim,
+                keys_hold_values: false,
+                first_column: 0,
+                rope: None,
+                norm: None,
+            };
             attention_next(rec, &state, &config, &heads, None, &qkv, &cached, &y)?;
         } else {
             let q = device.upload("q", &[n_tokens, q_dim], &common::uniform((n_tokens * q_dim) as usize))?;
@@ -392,6 +409,7 @@ const ATTENTION: AttentionConfig = AttentionConfig {
     window: None,
     scale: 0.125,
     soft_cap: None,
+    values_from: None,
     causal: true,
 };
 
@@ -538,7 +556,7 @@ impl Layer {
 
     fn heads(&self) -> Heads<'_> {
         let rope = Some((&self.rope, &self.table));
-        Heads { n_heads: 16, n_kv_heads: 4, head_dim: 64, first_column: 0, rope, norm: None }
+        Heads { n_heads: 16, n_kv_heads: 4, head_dim: 64, keys_hold_values: false, first_column: 0, rope, norm: None }
     }
 
     fn record_gate_up(&self, rec: &mut Recorder, norm: Option<Norm<'_>>, x: &Tensor) -> Result<Tensor, Error> {

@@ -27,10 +27,10 @@
 @group(0) @binding(1) var<storage, read> state: array<u32>;       // step state
 @group(0) @binding(2) var<storage, read> table: array<vec2<f32>>; // [rows, rot_dims / 2] of (cos, sin); those of queries from `query_row` on
 @group(0) @binding(3) var<storage, read> weight: array<f32>;      // norms of queries and keys; any buffer without NORM
-@group(0) @binding(4) var<storage, read> qkv: array<vec4<f32>>;   // [T, 4 query_start + (H + 2 Hkv) D], D a multiple of 4 up to 512
+@group(0) @binding(4) var<storage, read> qkv: array<vec4<f32>>;   // [T, 4 query_start + (H + 2 Hkv) D], D a multiple of 4 up to 576
 @group(0) @binding(5) var<storage, read> sinks: array<f32>;       // [H]; any buffer without SINKS
 @group(0) @binding(6) var<storage, read_write> k: array<vec4<u32>>; // [Hkv, slots, row]
-@group(0) @binding(7) var<storage, read_write> v: array<vec4<u32>>; // [Hkv, slots, row]
+@group(0) @binding(7) var<storage, read_write> v: array<vec4<u32>>; // [Hkv, slots, row]; any buffer with VALUES_FROM
 @group(0) @binding(8) var<storage, read_write> y: array<vec4<f32>>; // [T, H, D], or parts [T, H, splits, D + 4]
 
 const WG: u32 = 64u;
@@ -41,6 +41,14 @@ const COLUMNS: u32 = 64u; // quads of the values
 var<workgroup> quads_of_rows: array<vec4<f32>, 256>; // queries side by side, then sums of slices
 var<workgroup> weights: array<vec4<f32>, WG>;
 
+// Quad `i` of the value whose row begins at unit `at`.
+fn cached_value(at: u32, i: u32) -> vec4<f32> {
+    if (VALUES_FROM > 0u) {
+        return key_quad(at, i + VALUES_FROM);
+    }
+    return value_quad(at, i);
+}
+
 @compute @workgroup_size(WG)
 fn attention_decode(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -49,7 +57,8 @@ fn attention_decode(
 ) {
     let kv_head = group_index(group, grid) % params.n_kv_heads;
     let quads = HEAD_DIM / 4u;
-    let n_columns = (quads + COLUMNS - 1u) / COLUMNS;
+    let of_value = quads - VALUES_FROM;
+    let n_columns = (of_value + COLUMNS - 1u) / COLUMNS;
     let part = group_index(group, grid) / params.n_kv_heads % n_columns * COLUMNS; // its first quad
     let fours = (params.n_heads / params.n_kv_heads + ROWS - 1u) / ROWS;
     let first_row = group_index(group, grid) / params.n_kv_heads / n_columns % fours * ROWS;
@@ -92,7 +101,7 @@ fn attention_decode(
 
     // For the scores an invocation takes one key of a tile. For the values it takes four columns, of every `slices`-th
     // key, so that small heads keep the whole workgroup busy; the slices are added up at the end.
-    let columns = min(COLUMNS, quads - part);
+    let columns = min(COLUMNS, of_value - part);
     let slices = WG / columns;
     let quad = part + local % columns;
     let slice = local / columns;
@@ -101,23 +110,25 @@ fn attention_decode(
     var acc = array<vec4<f32>, 4>();
     if (is_first && has_own()) {
         let of_key = params.n_heads + kv_head;
-        let of_value = of_key + params.n_kv_heads;
+        let value_head = of_key + params.n_kv_heads;
         var own_scale = vec2<f32>(1.0); // of the key and of the value
         if (NORM != 0u && STORE != HAS_STORED) {
             var squares = vec4<f32>(norm_squares(row, of_key, local, WG), 0.0, 0.0, 0.0);
             if (NORM == NORM_VALUES) {
-                squares.y = norm_squares(row, of_value, local, WG);
+                squares.y = norm_squares(row, value_head, local, WG);
             }
             let all = workgroup_sum(local, squares);
-            own_scale = vec2<f32>(norm_scale(of_key, all.x), norm_scale(of_value, all.y));
+            own_scale = vec2<f32>(norm_scale(of_key, all.x), norm_scale(value_head, all.y));
         }
         let key = head_at(row, of_key, own_scale.x, pos, rope_offset);
-        let value = head_at(row, of_value, own_scale.y, pos, rope_offset);
+        let value = head_at(row, value_head, own_scale.y, pos, rope_offset);
         let at = slot_at(own, kv_head, pos);
         if (STORE != HAS_STORED && first_row == 0u && part == 0u && pos < params.capacity) {
             for (var u = local; u < row_units(); u += WG) {
                 k[at + u] = row_unit(key, u);
-                v[at + u] = row_unit(value, u);
+                if (VALUES_FROM == 0u) {
+                    v[at + u] = row_unit(value, u);
+                }
             }
         }
         if (STORE == STORES_ONLY) {
@@ -143,7 +154,9 @@ fn attention_decode(
         if (slice == 0u) {
             var own_value = vec4<f32>();
             if (STORE == HAS_STORED) {
-                own_value = value_quad(at, quad);
+                own_value = cached_value(at, quad);
+            } else if (VALUES_FROM > 0u) {
+                own_value = cached_quad(key, quad + VALUES_FROM);
             } else {
                 own_value = cached_quad(value, quad);
             }
@@ -182,7 +195,7 @@ fn attention_decode(
             for (var first = slice; first <= last; first += 8u * slices) {
                 var values = array<vec4<f32>, 8>();
                 for (var i = 0u; i < 8u; i++) {
-                    values[i] = value_quad(slot_at(own, kv_head, start + min(first + i * slices, last)), quad);
+                    values[i] = cached_value(slot_at(own, kv_head, start + min(first + i * slices, last)), quad);
                 }
                 for (var i = 0u; i < 8u && first + i * slices <= last; i++) {
                     let share = weights[first + i * slices];
@@ -212,7 +225,7 @@ fn attention_decode(
                 y[start + part + local] = out / total[r];
             } else {
                 y[start + part + local] = out;
-                y[start + quads] = vec4<f32>(highest[r], total[r], 0.0, 0.0);
+                y[start + of_value] = vec4<f32>(highest[r], total[r], 0.0, 0.0);
             }
         }
     }

@@ -72,7 +72,9 @@ fn attention_decode(
         let value = own_head(params.n_heads + params.n_kv_heads + kv_head, tile);
         for (var u = 0u; u < row_units(); u++) {
             k[slot_at(tile, kv_head, pos) + u] = row_unit(key, u);
-            v[slot_at(tile, kv_head, pos) + u] = row_unit(value, u);
+            if (VALUES_FROM == 0u) {
+                v[slot_at(tile, kv_head, pos) + u] = row_unit(value, u);
+            }
         }
     }
     if (STORE == STORES_ONLY) {
@@ -115,8 +117,14 @@ fn add_own(rows: ptr<function, Rows>, tile: Tile, kv_head: u32) {
     let weight = exp(score - next);
     (*rows).sum = (*rows).sum * exp((*rows).highest - next) + weight;
     (*rows).highest = next;
-    for (var i = 0u; i < quads; i++) {
-        accumulate((*rows).out, i, vec4<f32>(), weighed(own_value_quad(value, at, i), weight));
+    for (var i = 0u; i < value_quads(); i++) {
+        var own = vec4<f32>();
+        if (VALUES_FROM > 0u) {
+            own = own_key_quad(key, at, i + VALUES_FROM);
+        } else {
+            own = own_value_quad(value, at, i);
+        }
+        accumulate((*rows).out, i, vec4<f32>(), weighed(own, weight));
     }
 }
 

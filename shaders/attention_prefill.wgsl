@@ -16,9 +16,9 @@
 
 @group(0) @binding(0) var<uniform> params: AttentionParams;
 @group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
-@group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;  // [T, H, D], D a multiple of 4 up to 512
+@group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;  // [T, H, D], D a multiple of 4 up to 576
 @group(0) @binding(3) var<storage, read> k: array<vec4<u32>>;  // [Hkv, slots, row]
-@group(0) @binding(4) var<storage, read> v: array<vec4<u32>>;  // [Hkv, slots, row]
+@group(0) @binding(4) var<storage, read> v: array<vec4<u32>>;  // [Hkv, slots, row]; any buffer with VALUES_FROM
 @group(0) @binding(5) var<storage, read> sinks: array<f32>;    // [H]; any buffer without SINKS
 @group(0) @binding(6) var<storage, read_write> y: array<vec4<f32>>; // [T, H, D]
 
@@ -34,6 +34,14 @@ var<workgroup> queries: array<vec4<f32>, TILE_ROWS * PART>;
 var<workgroup> staged: array<vec4<f32>, TILE_KEYS * STRIDE>; // keys, then values
 var<workgroup> weights: array<vec4<f32>, TILE_KEYS * 4u>;    // scores first; four rows of a key in each
 
+// Quad `i` of the value whose row begins at unit `at`.
+fn cached_value(at: u32, i: u32) -> vec4<f32> {
+    if (VALUES_FROM > 0u) {
+        return key_quad(at, i + VALUES_FROM);
+    }
+    return value_quad(at, i);
+}
+
 @compute @workgroup_size(WG)
 fn attention_prefill(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -43,7 +51,7 @@ fn attention_prefill(
     let quads = params.head_dim / 4u;
     let index = params.first_group + group_index(group, grid);
     let kv_head = index % params.n_kv_heads;
-    let n_columns = (PARTS + MOST - 1u) / MOST;
+    let n_columns = (value_quads() + PART * MOST - 1u) / (PART * MOST);
     let first_part = index / params.n_kv_heads % n_columns * MOST;
     let tile_index = index / params.n_kv_heads / n_columns;
     if (tile_index >= params.n_tiles) {
@@ -119,11 +127,11 @@ fn attention_prefill(
         var tile_sum = vec4<f32>();
         for (var part = 0u; part < min(PARTS, MOST); part++) {
             let start = (first_part + part) * PART;
-            let n = min(PART, quads - min(start, quads));
+            let n = min(PART, value_quads() - min(start, value_quads()));
             if (lane < n) {
                 for (var i = four; i < TILE_KEYS; i += 4u) {
                     let at = params.value_start + slot_at(tile, kv_head, min(s + i, keys.y - 1u));
-                    staged[i * STRIDE + lane] = value_quad(at, start + lane);
+                    staged[i * STRIDE + lane] = cached_value(at, start + lane);
                 }
             }
             workgroupBarrier();
@@ -148,8 +156,8 @@ fn attention_prefill(
     for (var part = 0u; part < min(PARTS, MOST); part++) {
         let quad = (first_part + part) * PART + lane;
         for (var r = 0u; r < 4u; r++) {
-            if (quad < quads && row + r < tile.end) {
-                y[query[r] * quads + quad] = acc[part][r] / sum[r];
+            if (quad < value_quads() && row + r < tile.end) {
+                y[query[r] * value_quads() + quad] = acc[part][r] / sum[r];
             }
         }
     }

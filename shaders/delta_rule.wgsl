@@ -4,7 +4,7 @@
 //     S = exp(a softplus(alpha[t] + dt)) S;   S += k[t] (beta[t] (v[t] - S^T k[t]))^T;   o = S^T q[t] / sqrt(Dk)
 //     y[t] = weight * o / sqrt(mean of o^2 + eps) * silu(z[t])
 //
-// with q and k of length 1 and beta = sigmoid. The matrix S before the pass is in one of `n_states` places that the
+// with q and k of length 1 and beta = beta_scale * sigmoid. The matrix S before the pass is in one of `n_states` places that the
 // sequence has, by its position, and the last one goes to another. Dispatch (heads of all sequences folded over x and y), one
 // workgroup per value head.
 #import reduce t0=reduce t2=reduce_subgroup
@@ -16,7 +16,7 @@
 struct Params {
     n_tokens: u32, n_key_heads: u32, n_heads: u32, key_dim: u32, // T, Hk, H, Dk
     value_dim: u32, n_states: u32, x_stride: u32, grouped: u32,  // Dv
-    eps: f32, row_words: u32, has_slots: u32, _pad: u32,
+    eps: f32, row_words: u32, has_slots: u32, beta_scale: f32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;      // step state
@@ -70,7 +70,7 @@ fn delta_rule(
         let key_scale = 1.0 / sqrt(workgroup_sum(local, squares.y) + LENGTH_EPS);
         let gates = t * params.x_stride + channels;
         let after_z = gates + params.n_heads * params.value_dim;
-        let beta = 1.0 / (1.0 + exp(min(-x[after_z + head], 88.0)));
+        let beta = params.beta_scale / (1.0 + exp(min(-x[after_z + head], 88.0)));
         let step = softplus(x[after_z + params.n_heads + head] + heads[params.n_heads + head]);
         let decay = exp(heads[head] * step);
         let begins = t == run.first && pos == 0u;

@@ -3,7 +3,7 @@
 //     qkv[t] = q heads | k heads | v heads
 //     q[t, h] = turn(..);   k[g, slot] = turn(..), v[g, slot] = ..,   slot = slot_of(pos + t)
 //
-// Without key heads there are queries alone, and the cache is not written.
+// Without key heads there are queries alone, and the cache is not written; without value heads, keys hold their values.
 //
 // Dispatch (heads of all tokens folded over x and y), LANES invocations per head; see `shared/heads.wgsl`,
 // `shared/turn.wgsl` and, for what a row of the cache is, `shared/row_f32.wgsl` and its like.
@@ -17,7 +17,7 @@
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
     rot_dims: u32, style: u32, capacity: u32, eps: f32,
-    query_row: u32, first: u32, slots: u32, _pad: u32,
+    query_row: u32, first: u32, slots: u32, n_value_heads: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;       // step state
@@ -26,7 +26,7 @@ struct Params {
 @group(0) @binding(4) var<storage, read> qkv: array<vec4<f32>>;   // [T, first + (H + 2 Hkv) D], first a multiple of 4
 @group(0) @binding(5) var<storage, read_write> q: array<vec4<f32>>; // [T, H, D], D a multiple of 4
 @group(0) @binding(6) var<storage, read_write> k: array<vec4<u32>>; // [Hkv, slots, row]
-@group(0) @binding(7) var<storage, read_write> v: array<vec4<u32>>; // [Hkv, slots, row]
+@group(0) @binding(7) var<storage, read_write> v: array<vec4<u32>>; // [Hkv, slots, row]; any buffer without value heads
 
 const WG: u32 = 64u;
 
@@ -38,7 +38,7 @@ fn rope_kv(
 ) {
     let id = group_index(group, grid) * (WG / LANES) + local / LANES; // over tokens and heads
     let lane = local % LANES;
-    let heads = params.n_heads + 2u * params.n_kv_heads;
+    let heads = params.n_heads + params.n_kv_heads + params.n_value_heads;
     let t = id / heads;
     let n = id % heads;
     let is_there = t < params.n_tokens;

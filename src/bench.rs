@@ -121,7 +121,7 @@ impl Roofline {
         let position_bytes = |l| match cache.layer(l) {
             // One row per head, of keys and of values.
             LayerCache::Keys(CachedKeys { k, v, .. }) => {
-                [k, v].map(|rows| bytes(rows) / u64::from(rows.shape()[1])).iter().sum()
+                [k].into_iter().chain(v).map(|rows| bytes(rows) / u64::from(rows.shape()[1])).sum()
             }
             LayerCache::State { .. } => 0,
         };
@@ -608,8 +608,10 @@ mod tests {
             rope: None,
             qk_norm: None,
             sinks: false,
-            gated: false,
+            gates: None,
             keys_of: None,
+            values_of_keys: false,
+            latent: None,
         };
         let block = Block {
             recurrence: None,

@@ -26,6 +26,7 @@ pub(crate) mod cached;
 mod dots;
 mod embed;
 mod experts;
+mod head_matmul;
 mod linear;
 #[cfg(feature = "lora")]
 mod lora;
@@ -277,6 +278,7 @@ fn cpu_kernel(kernel: Id) -> Option<CpuKernel> {
         Id::LastRow => embed::last_row,
         Id::LayerNorm => norm::layer_norm,
         Id::LinearNorm => linear::linear_norm,
+        Id::HeadMatmul => head_matmul::head_matmul,
         Id::Matmul => linear::matmul,
         Id::MatmulPlain => matmul_plain::matmul_plain,
         Id::MaskLogits => sample::mask_logits,

@@ -10,6 +10,7 @@ mod embed;
 mod experts;
 mod gate_up;
 mod half_rows;
+mod head_matmul;
 mod linear;
 mod linear_norm;
 #[cfg(feature = "lora")]
@@ -27,7 +28,7 @@ mod softmax;
 mod state;
 
 pub use activation::{
-    Activation, Gate, Gelu, add, gated, geglu, gelu, multiply, scale, sigmoid_gate, silu, soft_cap, swiglu,
+    Activation, Gate, Gates, Gelu, add, gated, geglu, gelu, multiply, scale, sigmoid_gate, silu, soft_cap, swiglu,
 };
 pub use argmax::{ARGMAX_CHUNK, argmax};
 pub use attention::{AttentionConfig, PackedTiles, attention, attention_next, attention_packed};
@@ -35,20 +36,21 @@ pub use by_head::by_head;
 pub use cached::{CachedKeys, KvType};
 pub use embed::{Embedding, embed, embed_sum};
 pub use experts::{
-    ExpertDown, ExpertGateUp, ExpertProduct, ExpertRows, ExpertScore, ExpertTiles, MAX_EXPERTS, MAX_SHARED, Router,
-    SharedExperts, expert_sum, route,
+    ExpertDown, ExpertGateUp, ExpertGroups, ExpertProduct, ExpertRows, ExpertScore, ExpertTiles, MAX_EXPERTS,
+    MAX_GROUPS, MAX_SHARED, Router, SharedExperts, expert_sum, route,
 };
 pub use gate_up::{gate_up, up_gated};
 pub use half_rows::{HalfRows, Input, half_gated, half_rows};
+pub use head_matmul::{HeadColumns, HeadMatrices, LatentKey};
 pub use linear::{Linear, Norm, matvec};
 pub use linear_norm::linear_norm;
 #[cfg(feature = "lora")]
 pub use lora::{LowRank, MAX_MEMBERS, add_lora, gate_up_lora, matvec_lora, up_gated_lora};
 pub use matmul::{matmul, matmul_plain, split_sum};
 pub use mol::{Combination, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Pairing, mol};
-pub use norm::{LayerNorm, add_rms_norm, layer_norm, rms_norm};
+pub use norm::{LayerNorm, add_rms_norm, layer_norm, rms_norm, rms_norm_columns};
 pub use pool::{Pooling, pool};
-pub use recurrent::{DeltaRule, MAX_PAST, N_STATES, SelectiveScan, ShortConv};
+pub use recurrent::{DeltaRule, MAX_TAPS, N_STATES, SelectiveScan, ShortConv};
 pub use rope::{
     Heads, QkNorm, QueryGrowth, RopeConfig, RopeScaling, RopeStyle, rope, rope_kv, rope_packed, rope_table,
 };

@@ -14,7 +14,9 @@ mod per_layer;
 mod stack;
 mod weights;
 
-pub use block::{Attention, Between, Block, Experts, FeedForward, NormPlace, Recurrence, SharedExpert};
+pub use block::{
+    Attention, Between, Block, Experts, FeedForward, Latent, NormPlace, OutputGates, Recurrence, SharedExpert,
+};
 pub(crate) use config::{MAX_CONTEXT, MAX_DIM, MAX_LAYERS};
 pub use config::{ModelConfig, NormKind, PerLayer, PositionTable};
 pub use decoder::{Drawing, Ending, FetchedRows, PassTensors, Sampler, VERIFIED_ROWS};

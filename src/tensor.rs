@@ -186,6 +186,18 @@ impl Tensor {
         Ok(Tensor { storage: self.storage.clone(), shape: shape.to_vec(), dtype: self.dtype })
     }
 
+    /// The first elements with other dimensions, in the same memory.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are fewer elements.
+    pub(crate) fn prefix(&self, shape: &[u32]) -> Result<Tensor, Error> {
+        let len = shape.iter().try_fold(1usize, |len, &d| len.checked_mul(d as usize));
+        if len.is_none_or(|len| len > self.len()) {
+            return Err(self.shape_error("prefix", "shape", shape));
+        }
+        Ok(Tensor { storage: self.storage.clone(), shape: shape.to_vec(), dtype: self.dtype })
+    }
+
     /// The first rows as a tensor in the same memory.
     ///
     /// # Errors

@@ -167,8 +167,17 @@ macro_rules! tiny_random_models {
 }
 
 tiny_random_models! {
+    deepseek_v2: "deepseek-v2",
     ernie4_5: "ernie4-5",
     exaone4: "exaone4",
+    gemma4_31b: "gemma4-31b",
+    gemma4_moe: "gemma4-moe",
+    glm4_moe: "glm4-moe",
+    glm4_moe_lite: "glm4-moe-lite",
+    lfm3: "lfm3",
+    olmo_hybrid: "olmo-hybrid",
+    qwen3_next: "qwen3-next",
+    seed_oss: "seed-oss",
     gemma: "gemma",
     gemma2: "gemma2",
     gemma3: "gemma3",

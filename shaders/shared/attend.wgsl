@@ -30,7 +30,7 @@ fn begin(row: u32, tile: Tile, kv_head: u32, keys: vec2<u32>, split: u32) -> Row
         rows.first[r] = seen.x;
         rows.end[r] = min(seen.y, keys.y);
         rows.out[r] = part_start(tile.token * params.n_heads + query[r], split);
-        for (var i = 0u; i < params.head_dim / 4u; i++) {
+        for (var i = 0u; i < value_quads(); i++) {
             y[rows.out[r] + i] = vec4<f32>();
         }
     }
@@ -110,7 +110,7 @@ fn accumulate(out: vec4<u32>, i: u32, factor: vec4<f32>, tile: mat4x4<f32>) {
 }
 
 fn finish(rows: Rows) {
-    let quads = params.head_dim / 4u;
+    let quads = value_quads();
     if (params.splits > 1u) {
         for (var r = 0u; r < min(ROWS, 4u); r++) {
             y[rows.out[r] + quads] = vec4<f32>(rows.highest[r], rows.sum[r], 0.0, 0.0);
@@ -146,6 +146,14 @@ struct Weighed {
     far: mat4x4<f32>,
 }
 
+// Quad `i` of the value whose row begins at unit `at`.
+fn cached_value(at: u32, i: u32) -> vec4<f32> {
+    if (VALUES_FROM > 0u) {
+        return key_quad(at, i + VALUES_FROM);
+    }
+    return value_quad(at, i);
+}
+
 // Adds quad `i` of TILE values.
 fn add_values(
     sums: ptr<function, Weighed>,
@@ -155,7 +163,7 @@ fn add_values(
     i: u32,
 ) {
     for (var j = 0u; j < TILE; j++) {
-        let value = value_quad(params.value_start + at[j], i);
+        let value = cached_value(params.value_start + at[j], i);
         (*sums).near += weighed(value, near[j]);
         if (ROWS > 4u) {
             (*sums).far += weighed(value, far[j]);
@@ -196,7 +204,7 @@ fn attend(near: ptr<function, Rows>, far: ptr<function, Rows>, has_far: bool, ti
         if (ROWS > 4u) {
             far_rescale = weigh(far, &far_early, &far_late, s);
         }
-        for (var i = 0u; i < quads; i++) {
+        for (var i = 0u; i < value_quads(); i++) {
             var sums = Weighed();
             add_values(&sums, near_early, far_early, early, i);
             add_values(&sums, near_late, far_late, late, i);

@@ -18,6 +18,14 @@ struct AttentionParams {
     row_words: u32, _pad0: u32, _pad1: u32, _pad2: u32,          // see `rows`
 }
 
+// Where keys hold their values, as latent ones do (DeepSeek-AI 2024, arXiv:2405.04434): the first quad of a key that is its
+// value's. 0: values are apart.
+override VALUES_FROM: u32 = 0u;
+
+fn value_quads() -> u32 {
+    return params.head_dim / 4u - VALUES_FROM;
+}
+
 // Stands for minus infinity, which WGSL cannot write.
 const LOWEST: f32 = -3.4028234e38;
 
@@ -142,6 +150,6 @@ fn scores(products: vec4<f32>) -> vec4<f32> {
 // Where a part of a query starts in the output, in quads; with a single part that is its row of the result. Queries are counted
 // from the first token's on.
 fn part_start(query: u32, split: u32) -> u32 {
-    let quads = params.head_dim / 4u;
+    let quads = value_quads();
     return select((query * params.splits + split) * (quads + 1u), query * quads, params.splits == 1u);
 }

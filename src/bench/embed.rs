@@ -491,8 +491,10 @@ mod tests {
             rope: None,
             qk_norm: None,
             sinks: false,
-            gated: false,
+            gates: None,
             keys_of: None,
+            values_of_keys: false,
+            latent: None,
         };
         let block = Block {
             recurrence: None,

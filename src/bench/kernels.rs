@@ -462,7 +462,15 @@ impl PassOperands<'_> {
         let (n_heads, n_kv_heads) = (self.shapes.n_heads(), self.shapes.n_kv_heads());
         let rotation = rotation();
         let rope = Some((&rotation, &self.angles));
-        let heads = Heads { n_heads, n_kv_heads, head_dim: HEAD_DIM, first_column: 0, rope, norm: None };
+        let heads = Heads {
+            n_heads,
+            n_kv_heads,
+            head_dim: HEAD_DIM,
+            keys_hold_values: false,
+            first_column: 0,
+            rope,
+            norm: None,
+        };
         let config = AttentionConfig {
             n_heads,
             n_kv_heads,
@@ -470,6 +478,7 @@ impl PassOperands<'_> {
             window: None,
             scale: 0.125,
             soft_cap: None,
+            values_from: None,
             causal: true,
         };
         let capacity = self.shapes.n_cached + self.n_tokens;

@@ -154,11 +154,11 @@ pub(crate) fn sigmoid_gate(mut call: Call<'_>) {
     let params: SigmoidGateParams = call.params();
     let [gates, y] = call.operands();
     let (dim, stride, start) = (params.dim as usize, params.gate_stride as usize, params.gate_start as usize);
-    let gates = gates.get::<f32>();
+    let (size, gates) = (params.size as usize, gates.get::<f32>());
     let len = params.n_rows as usize * dim;
     threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], dim, len * EXP_OPS, |t, y| {
         for (i, y) in y.iter_mut().enumerate() {
-            let gate = gates[t * stride + start + if params.one != 0 { 0 } else { i }];
+            let gate = gates[t * stride + start + i / size];
             *y *= if params.plain != 0 { gate } else { 1.0 / (1.0 + (-gate).exp()) };
         }
     });

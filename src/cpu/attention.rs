@@ -96,7 +96,8 @@ pub(crate) fn attention_decode(mut call: Call<'_>) {
         let &[pos, _, _, rope_offset, ..] = &state[params.state_row(t)..] else { return };
         let (pos, angles) = (pos as usize, (pos + rope_offset) as usize);
         let first = 4 * (params.query_start as usize + t * params.query_stride as usize);
-        let row = &qkv.get::<f32>()[first..][..(n_heads + 2 * n_kv_heads) * head_dim];
+        let n_value_heads = if cache.values_from > 0 { 0 } else { n_kv_heads };
+        let row = &qkv.get::<f32>()[first..][..(n_heads + n_kv_heads + n_value_heads) * head_dim];
         for (head, to) in q.chunks_exact_mut(head_dim).chain(keys.chunks_exact_mut(head_dim)).enumerate() {
             let angles = if head < n_heads { angles + params.query_row as usize } else { angles };
             turning.turn(angles, row, head, &mut scratch, to);
@@ -107,7 +108,9 @@ pub(crate) fn attention_decode(mut call: Call<'_>) {
             for (g, key) in keys.chunks_exact(head_dim).enumerate() {
                 let at = (g * slots + slot) * words;
                 write_row(cache.kind, key, &mut k.get_mut()[at..][..words]);
-                write_row(cache.kind, &turning.value(row, g), &mut v.get_mut()[at..][..words]);
+                if cache.values_from == 0 {
+                    write_row(cache.kind, &turning.value(row, g), &mut v.get_mut()[at..][..words]);
+                }
             }
         }
     }
@@ -130,18 +133,22 @@ pub(crate) fn attention_prefill(mut call: Call<'_>) {
 struct Cache {
     kind: KvType,
     is_paged: bool,
+    /// First element of a key that is its value's; 0 where values are apart.
+    values_from: usize,
 }
 
 impl Cache {
     fn of(call: &Call<'_>) -> Cache {
-        Cache { kind: KvType::of(call.weight).unwrap_or(KvType::F32), is_paged: call.is(overrides::PAGED) }
+        let kind = KvType::of(call.weight).unwrap_or(KvType::F32);
+        let values_from = 4 * call.constant(overrides::VALUES_FROM) as usize;
+        Cache { kind, is_paged: call.is(overrides::PAGED), values_from }
     }
 }
 
 /// Both forms: all keys at once, or in parts that are still to be merged.
 fn attention(
     params: &AttentionParams,
-    Cache { kind, is_paged }: Cache,
+    Cache { kind, is_paged, values_from }: Cache,
     state: &[u32],
     q: &[f32],
     [k, v]: [&[u32]; 2],
@@ -150,6 +157,8 @@ fn attention(
 ) {
     let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
     let (dim, splits) = (params.head_dim as usize, params.splits as usize);
+    let value_dim = dim - values_from;
+    let v = if values_from > 0 { k } else { v };
     let in_words = |units: u32| 4 * units as usize;
     let stride = in_words(params.key_stride);
     let visible: Vec<Range<usize>> = (0..params.n_tokens as usize).map(|t| params.visible(state, t)).collect();
@@ -159,8 +168,8 @@ fn attention(
         let y = &mut y[..n_queries * dim];
         return whole(params, &visible, [q, bytemuck::cast_slice(k), bytemuck::cast_slice(v)], y);
     }
-    let part_len = if splits > 1 { dim + 4 } else { dim };
-    let ops = 2 * n_heads * dim * visible.iter().map(Range::len).sum::<usize>();
+    let part_len = if splits > 1 { value_dim + 4 } else { value_dim };
+    let ops = n_heads * (dim + value_dim) * visible.iter().map(Range::len).sum::<usize>();
     threads::for_each_chunk(&mut y[..n_queries * splits * part_len], part_len, ops, |i, y| {
         let (query, split) = (i / splits, i % splits);
         let (t, h) = (query / n_heads, query % n_heads);
@@ -175,12 +184,12 @@ fn attention(
         let first = visible.start.max(part.start);
         let end = visible.end.min(part.end).max(first);
         let head = h * n_kv_heads / n_heads * in_words(params.head_stride);
-        let (y, last) = y.split_at_mut(dim);
+        let (y, last) = y.split_at_mut(value_dim);
         let q = &q[in_words(params.query_start) + t * in_words(params.query_stride) + h * dim..][..dim];
         let pages = params.pages(state, t, is_paged);
-        let rows = |words| HeadRows { words, kind, stride, dim, pages };
-        let k = rows(&k[in_words(params.key_start) + head..]);
-        let v = rows(&v[in_words(params.value_start) + head..]);
+        let rows = |words, skipped| HeadRows { words, kind, stride, dim, skipped, pages };
+        let k = rows(&k[in_words(params.key_start) + head..], 0);
+        let v = rows(&v[in_words(params.value_start) + head..], values_from);
         // A sink is what the softmax begins with, in one part.
         let sink = sinks.filter(|_| split == 0).map(|sinks| sinks[h]);
         let (mut highest, mut sum) = sink.map_or((f32::MIN, 0.0), |sink| (sink, 1.0));
@@ -196,7 +205,7 @@ fn attention(
             sum: &mut sum,
         };
         // Vectors of 512 bits only where they have no rest.
-        if dim.is_multiple_of(16) {
+        if dim.is_multiple_of(16) && values_from.is_multiple_of(16) {
             simd::run_wide(head)
         } else {
             simd::run(head)
@@ -278,6 +287,8 @@ struct HeadRows<'a> {
     kind: KvType,
     stride: usize,
     dim: usize,
+    /// Elements of a row before those that count.
+    skipped: usize,
     pages: Pages<'a>,
 }
 
@@ -286,7 +297,7 @@ impl<'a> HeadRows<'a> {
     #[inline(always)]
     fn tile(self, positions: Range<usize>) -> Tile<'a> {
         let words = &self.words[self.pages.slot(positions.start) * self.stride..];
-        Tile { words, stride: self.stride, dim: self.dim, n: positions.len() }
+        Tile { words, stride: self.stride, dim: self.dim, skipped: self.skipped, n: positions.len() }
     }
 }
 
@@ -296,6 +307,7 @@ struct Tile<'a> {
     words: &'a [u32],
     stride: usize,
     dim: usize,
+    skipped: usize,
     n: usize,
 }
 
@@ -456,7 +468,7 @@ fn add_rows<const LEN: usize, L: Lanes<LEN>, S: Stored>(weights: &[f32], v: Tile
     }
     let mut sums = [0.0; LEN];
     for (row, &weight) in weights.iter().enumerate() {
-        for (sum, v) in sums.iter_mut().zip(S::rest::<LEN>(v.row(row), v.dim, n_runs * LEN)) {
+        for (sum, v) in sums.iter_mut().zip(S::rest::<LEN>(v.row(row), v.dim, v.skipped + n_runs * LEN)) {
             *sum = weight.fma::<L>(v, *sum);
         }
     }
@@ -477,12 +489,13 @@ fn add_runs<const LEN: usize, L: Lanes<LEN>, S: Stored, const N: usize>(
 ) -> usize {
     let [mut even, mut odd] = [[L::splat(0.0); N]; 2];
     let (pairs, last) = weights.as_chunks::<2>();
+    let run = v.skipped / LEN + first;
     for (pair, weights) in pairs.iter().enumerate() {
-        add_row::<LEN, L, S, N>(weights[0], S::runs(v.row(2 * pair), v.dim, first, N), &mut even);
-        add_row::<LEN, L, S, N>(weights[1], S::runs(v.row(2 * pair + 1), v.dim, first, N), &mut odd);
+        add_row::<LEN, L, S, N>(weights[0], S::runs(v.row(2 * pair), v.dim, run, N), &mut even);
+        add_row::<LEN, L, S, N>(weights[1], S::runs(v.row(2 * pair + 1), v.dim, run, N), &mut odd);
     }
     if let [weight] = last {
-        add_row::<LEN, L, S, N>(*weight, S::runs(v.row(v.n - 1), v.dim, first, N), &mut even);
+        add_row::<LEN, L, S, N>(*weight, S::runs(v.row(v.n - 1), v.dim, run, N), &mut even);
     }
     let (one, rescale) = (L::splat(1.0), L::splat(rescale));
     for ((y, even), odd) in y[first..][..N].iter_mut().zip(even).zip(odd) {

@@ -13,11 +13,11 @@ use crate::sort;
 
 pub(crate) fn route(mut call: Call<'_>) {
     let params: RouteParams = call.params();
-    let [logits, bias, routes] = call.operands();
+    let [logits, bias, factors, routes] = call.operands();
     let (n_experts, n_used) = (params.n_experts as usize, params.n_used as usize);
     let n_slots = n_used + params.n_shared as usize;
     let is_gated = params.flags & route::GATED != 0;
-    let (logits, bias) = (logits.get::<f32>(), bias.get::<f32>());
+    let (logits, bias, factors) = (logits.get::<f32>(), bias.get::<f32>(), factors.get::<f32>());
     // Memory is padded, by less than a pair.
     let rows = routes.get_mut::<u32>().as_chunks_mut::<2>().0.chunks_exact_mut(n_slots);
     let logits = logits.chunks_exact(n_experts + usize::from(is_gated));
@@ -33,12 +33,24 @@ pub(crate) fn route(mut call: Call<'_>) {
         };
         let chosen_by = |e: usize| scores[e] + if params.flags & route::BIAS != 0 { bias[e] } else { 0.0 };
         // Among equals the lowest number comes first.
-        let order = sort::order(n_experts, &|a, b| chosen_by(b).total_cmp(&chosen_by(a)));
+        let mut order = sort::order(n_experts, &|a, b| chosen_by(b).total_cmp(&chosen_by(a)));
+        if params.n_groups > 1 {
+            let size = n_experts / params.n_groups as usize;
+            let score = |group: usize| {
+                let mut best = order.iter().filter(|&&e| e / size == group).map(|&e| chosen_by(e));
+                let first = best.next().unwrap_or(f32::MIN);
+                first + if params.flags & route::TOP_TWO != 0 { best.next().unwrap_or(0.0) } else { 0.0 }
+            };
+            let scores: Vec<f32> = (0..params.n_groups as usize).map(score).collect();
+            let best = sort::order(scores.len(), &|a, b| scores[b].total_cmp(&scores[a]));
+            order.retain(|&e| best[..params.n_groups_used as usize].contains(&(e / size)));
+        }
         let total: f32 = order[..n_used].iter().map(|&e| scores[e]).sum();
         let share = if params.flags & route::SHARES != 0 { params.scale / total } else { params.scale };
         let (chosen, shared) = routes.split_at_mut(n_used);
         for (route, &e) in chosen.iter_mut().zip(&order) {
-            *route = [e as u32, (share * scores[e]).to_bits()];
+            let factor = if params.flags & route::FACTORS != 0 { factors[e] } else { 1.0 };
+            *route = [e as u32, (share * scores[e] * factor).to_bits()];
         }
         let weight = gate.first().map_or(1.0, |&logit| sigmoid(logit));
         for (route, e) in shared.iter_mut().zip(params.n_experts..) {

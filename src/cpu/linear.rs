@@ -78,7 +78,7 @@ struct End {
 }
 
 /// Where a product goes: `y = (y +) act(product (+ bias))`, columns of rows from `start` on.
-struct OutputRows<'a> {
+pub(super) struct OutputRows<'a> {
     y: &'a mut [f32],
     start: usize,
     stride: usize,
@@ -87,6 +87,11 @@ struct OutputRows<'a> {
 }
 
 impl<'a> OutputRows<'a> {
+    /// The product alone, in columns from `start` on of rows of `stride`.
+    pub fn at(y: &'a mut [f32], [start, stride]: [usize; 2]) -> OutputRows<'a> {
+        OutputRows { y, start, stride, bias: None, end: End::default() }
+    }
+
     /// The product alone.
     fn plain(y: &'a mut [f32], n_out: usize) -> OutputRows<'a> {
         OutputRows { y, start: 0, stride: n_out, bias: None, end: End::default() }
@@ -354,7 +359,7 @@ impl Product<'_> {
         sums
     }
 
-    fn write(&self, weight: Option<WeightType>, to: OutputRows<'_>) {
+    pub fn write(&self, weight: Option<WeightType>, to: OutputRows<'_>) {
         /// Tokens whose sums stay in the second-level cache with a panel.
         const MAX_TOKENS: usize = 512;
         let &Product { form, w, w_scales, panels, first_row, x, n_tokens, n_out, n_blocks } = self;

@@ -3,7 +3,7 @@
 use super::{Call, threads};
 use crate::shaders::constants::layer_norm::BIAS;
 use crate::shaders::constants::rms_norm::{ACCUMULATE, FACTOR};
-use crate::shaders::params::NormParams;
+use crate::shaders::params::{NormParams, RmsNormParams};
 
 /// Operations for an element, roughly.
 pub(super) const OPS: usize = 8;
@@ -41,7 +41,7 @@ pub(super) fn layer_norm_row(row: &mut [f32], weight: &[f32], bias: Option<&[f32
 }
 
 pub(crate) fn rms_norm(mut call: Call<'_>) {
-    let params: NormParams = call.params();
+    let params: RmsNormParams = call.params();
     let [x, weight, factor, y] = call.operands();
     let (dim, len) = (params.dim as usize, params.n_tokens as usize * params.dim as usize);
     let (x, weight) = (x.get::<f32>(), &weight.get::<f32>()[..dim]);
@@ -49,7 +49,7 @@ pub(crate) fn rms_norm(mut call: Call<'_>) {
     let factor = if params.flags & FACTOR != 0 { factor.get::<f32>()[0] } else { 1.0 };
     threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], dim, len * OPS, |t, y| {
         let held = if adds { y.to_vec() } else { Vec::new() };
-        rms_norm_row(&x[t * dim..][..dim], weight, params.eps, y);
+        rms_norm_row(&x[t * params.stride as usize..][..dim], weight, params.eps, y);
         y.iter_mut().zip(held).for_each(|(y, held)| *y += held);
         if factor != 1.0 {
             y.iter_mut().for_each(|y| *y *= factor);

@@ -54,6 +54,7 @@ pub(crate) fn short_conv(mut call: Call<'_>) {
     let params: ShortConvParams = call.params();
     let [state, x, weight, bias, past, y] = call.operands();
     let (channels, taps) = (params.channels as usize, params.taps as usize);
+    let past_len = (taps - 1) * channels;
     let (stride, is_gated) = (params.x_stride as usize, params.flags & short_conv::GATED != 0);
     let (x, weight, bias) = (x.get::<f32>(), weight.get::<f32>(), bias.get::<f32>());
     let (past, y) = (past.get_mut::<f32>(), y.get_mut::<f32>());
@@ -61,10 +62,10 @@ pub(crate) fn short_conv(mut call: Call<'_>) {
         let y = &mut y[run.first * channels..][..run.n_rows * channels];
         let x = &x[run.first * stride..];
         let n = run.n;
-        // The three inputs before the pass, the oldest first, and then its own.
+        // The inputs before the pass, the oldest first, and then its own.
         let mut inputs = match run.pos {
-            0 => vec![0.0; 3 * channels],
-            pos => past[run.state(pos, params.n_states, 3 * channels)].to_vec(),
+            0 => vec![0.0; past_len],
+            pos => past[run.state(pos, params.n_states, past_len)].to_vec(),
         };
         for row in x[params.x_start as usize..].chunks(stride).take(n) {
             match is_gated {
@@ -72,7 +73,7 @@ pub(crate) fn short_conv(mut call: Call<'_>) {
                 false => inputs.extend(&row[..channels]),
             }
         }
-        past[run.state(run.pos + n as u32, params.n_states, 3 * channels)].copy_from_slice(&inputs[n * channels..]);
+        past[run.state(run.pos + n as u32, params.n_states, past_len)].copy_from_slice(&inputs[n * channels..]);
         let ops = 2 * taps * n * channels;
         threads::for_each_chunk(y, channels, ops, |t, y| {
             y.fill(0.0);
@@ -81,8 +82,7 @@ pub(crate) fn short_conv(mut call: Call<'_>) {
             }
             for (c, y) in y.iter_mut().enumerate() {
                 // In f64: what follows divides small outputs by their length, which makes rounding count.
-                let of_tap =
-                    |i: usize| f64::from(weight[c * taps + i]) * f64::from(inputs[(t + 4 - taps + i) * channels + c]);
+                let of_tap = |i: usize| f64::from(weight[c * taps + i]) * f64::from(inputs[(t + i) * channels + c]);
                 let sum: f64 = (0..taps).map(of_tap).sum();
                 let sum = sum + if params.flags & short_conv::BIAS != 0 { f64::from(bias[c]) } else { 0.0 };
                 *y = match is_gated {
@@ -132,7 +132,7 @@ impl Head<'_> {
         let value = &row[2 * keys + self.head * value_dim..][..value_dim];
         let gates = &self.x[t * params.x_stride as usize + channels..][..n_heads * (value_dim + 2)];
         let (z, rest) = gates.split_at(n_heads * value_dim);
-        let beta = (1.0 / (1.0 + (-f64::from(rest[self.head])).exp())) as f32;
+        let beta = (f64::from(params.beta_scale) / (1.0 + (-f64::from(rest[self.head])).exp())) as f32;
         let step = softplus(rest[n_heads + self.head] + self.heads[n_heads + self.head]);
         let decay = (f64::from(self.heads[self.head]) * step).exp() as f32;
 

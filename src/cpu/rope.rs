@@ -120,7 +120,8 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
     let (n_tokens, head_dim) = (params.n_tokens as usize, params.head_dim as usize);
     let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
     let (capacity, slots) = (params.capacity as usize, params.slots as usize);
-    let row_len = (n_heads + 2 * n_kv_heads) * head_dim;
+    let n_value_heads = params.n_value_heads as usize;
+    let row_len = (n_heads + n_kv_heads + n_value_heads) * head_dim;
     let rotation =
         Rotation { rot_dims: params.rot_dims as usize, halves: params.style == rotate::HALVES, table: table.get() };
     let weight = weight.get();
@@ -152,7 +153,7 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
             write_row(kind, &key, &mut k[pages.slot(pos + t) * words..][..words]);
         }
     });
-    threads::for_each_chunk(&mut v.get_mut()[..n_kv_heads * slots * words], slots * words, ops, |g, v| {
+    threads::for_each_chunk(&mut v.get_mut()[..n_value_heads * slots * words], slots * words, ops, |g, v| {
         for t in 0..n_cached {
             write_row(kind, &turning.value(row(t), g), &mut v[pages.slot(pos + t) * words..][..words]);
         }

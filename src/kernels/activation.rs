@@ -90,36 +90,49 @@ pub fn gated(rec: &mut Recorder, gate: Gate, gate_up: &Tensor, y: &Tensor) -> Re
     }
 }
 
-/// Records `y[t, i] *= sigmoid(gates[t, start + i])`; a single column of gates is that of whole rows.
-/// Shader: `shaders/sigmoid_gate.wgsl`.
-///
-/// # Shapes
-/// `gates`: `[T, 1]`, or `[T, start + C]` or wider; `y`: `[T, C]`.
-/// # Errors
-/// [`Error::Shape`] if `gates` disagrees with `y`.
-pub fn sigmoid_gate(rec: &mut Recorder, gates: &Tensor, start: u32, y: &Tensor) -> Result<(), Error> {
-    gate_rows(rec, gates, start, y, false)
+/// Gates among the columns of a projection, each of which is for a group of neighbouring elements of a row.
+#[derive(Clone, Copy, Debug)]
+pub struct Gates<'a> {
+    /// `[T, start + C / size]` or wider.
+    pub columns: &'a Tensor,
+    /// First column.
+    pub start: u32,
+    /// Elements of a group, a divisor of C: 1, a head's, or all.
+    pub size: u32,
 }
 
-/// Records `y[t, i] *= factors[t, start + i]`, otherwise as [`sigmoid_gate`].
+/// Records `y[t, i] *= sigmoid(gates[t, start + i / size])`. Shader: `shaders/sigmoid_gate.wgsl`.
 ///
 /// # Shapes
-/// `factors`: `[T, 1]`, or `[T, start + C]` or wider; `y`: `[T, C]`.
+/// `y`: `[T, C]`.
+/// # Errors
+/// [`Error::Shape`] if the gates disagree with `y`, [`Error::Operand`] if groups do not fill a row.
+pub fn sigmoid_gate(rec: &mut Recorder, gates: Gates<'_>, y: &Tensor) -> Result<(), Error> {
+    gate_rows(rec, gates, y, false)
+}
+
+/// Records `y[t, i] *= gates[t, start + i / size]`, otherwise as [`sigmoid_gate`].
+///
+/// # Shapes
+/// `y`: `[T, C]`.
 /// # Errors
 /// As [`sigmoid_gate`].
-pub fn multiply(rec: &mut Recorder, factors: &Tensor, start: u32, y: &Tensor) -> Result<(), Error> {
-    gate_rows(rec, factors, start, y, true)
+pub fn multiply(rec: &mut Recorder, gates: Gates<'_>, y: &Tensor) -> Result<(), Error> {
+    gate_rows(rec, gates, y, true)
 }
 
-fn gate_rows(rec: &mut Recorder, gates: &Tensor, start: u32, y: &Tensor, is_plain: bool) -> Result<(), Error> {
-    let ([n_rows, dim], [_, gate_stride]) = (y.dims2("sigmoid_gate", "y")?, gates.dims2("sigmoid_gate", "gates")?);
-    let is_one = gate_stride == 1;
-    let least = if is_one { 1 } else { start.saturating_add(dim) };
-    gates.expect_shape("sigmoid_gate", "gates", &[n_rows, gate_stride.max(least)])?;
-    let (one, plain) = (u32::from(is_one), u32::from(is_plain));
-    let params = SigmoidGateParams { n_rows, dim, gate_stride, gate_start: start, one, plain };
+fn gate_rows(rec: &mut Recorder, gates: Gates<'_>, y: &Tensor, is_plain: bool) -> Result<(), Error> {
+    let Gates { columns, start, size } = gates;
+    let ([n_rows, dim], [_, gate_stride]) = (y.dims2("sigmoid_gate", "y")?, columns.dims2("sigmoid_gate", "gates")?);
+    if size == 0 || !dim.is_multiple_of(size) {
+        let expected = format!("groups that fill rows of {dim}");
+        return Err(Error::Operand { kernel: "sigmoid_gate", operand: "size", expected, found: size.to_string() });
+    }
+    let least = start.saturating_add(dim / size);
+    columns.expect_shape("sigmoid_gate", "gates", &[n_rows, gate_stride.max(least)])?;
+    let params = SigmoidGateParams { n_rows, dim, gate_stride, gate_start: start, size, plain: u32::from(is_plain) };
     let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
-    rec.dispatch(&shaders::SIGMOID_GATE, None, &[], params, &[gates, y], grid)
+    rec.dispatch(&shaders::SIGMOID_GATE, None, &[], params, &[columns, y], grid)
 }
 
 fn by_silu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor, constants: &[(&'static str, f64)]) -> Result<(), Error> {

@@ -38,7 +38,9 @@ use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 
 /// The largest head.
-pub(crate) const MAX_HEAD_DIM: u32 = 512;
+pub(crate) const MAX_HEAD_DIM: u32 = 576;
+/// The largest head of the `scalar` tier's own kernel for a single token.
+const MAX_SCALAR_DIM: u32 = 512;
 /// Columns of the values that a workgroup has.
 const COLUMNS: u32 = 256;
 
@@ -49,8 +51,11 @@ pub struct AttentionConfig {
     pub n_heads: u32,
     /// Hkv, key/value heads.
     pub n_kv_heads: u32,
-    /// D, size of a head: a multiple of 4 up to 512.
+    /// D, size of a head: a multiple of 4 up to 576.
     pub head_dim: u32,
+    /// Where keys hold their values (multi-head latent attention, DeepSeek-AI 2024, arXiv:2405.04434): the first element of
+    /// a key that is its value's, a multiple of 8. `None`: values are apart, as large as keys.
+    pub values_from: Option<u32>,
     /// Sliding window: a query sees only keys at a distance below this, so a causal one sees this many keys, its own
     /// included. `None`: no window.
     pub window: Option<u32>,
@@ -71,6 +76,9 @@ impl AttentionConfig {
         }
         if n_heads == 0 || n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
             return Err(wrong("n_kv_heads", "a divisor of n_heads", &n_kv_heads));
+        }
+        if let Some(from) = self.values_from.filter(|from| *from == 0 || *from >= head_dim || !from.is_multiple_of(8)) {
+            return Err(wrong("values_from", &format!("a multiple of 8 within the head's {head_dim}"), &from));
         }
         if let Some(cap) = soft_cap.filter(|cap| !cap.is_normal() || *cap < 0.0) {
             return Err(wrong("soft_cap", "a positive number", &cap));
@@ -114,6 +122,16 @@ impl AttentionConfig {
         if self.causal { CAUSAL } else { 0 }
     }
 
+    /// Size of a value.
+    pub(crate) fn value_dim(&self) -> u32 {
+        self.head_dim - self.values_from.unwrap_or(0)
+    }
+
+    /// The override that says where keys hold their values.
+    fn values_constant(&self) -> Option<(&'static str, f64)> {
+        self.values_from.map(|from| ("VALUES_FROM", f64::from(from / 4)))
+    }
+
     /// Query heads that share a key/value head.
     fn share(&self) -> u32 {
         self.n_heads / self.n_kv_heads
@@ -145,13 +163,13 @@ pub fn attention(
     let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
     let [n_tokens, _] = q.dims2("attention", "q")?;
     q.expect_shape("attention", "q", &[n_tokens, n_heads * head_dim])?;
-    let slots = cached.slots("attention", n_kv_heads, head_dim)?;
-    y.expect_shape("attention", "y", &[n_tokens, n_heads * head_dim])?;
+    let slots = cached.slots("attention", config)?;
+    y.expect_shape("attention", "y", &[n_tokens, n_heads * config.value_dim()])?;
     if let Some(sinks) = sinks {
         sinks.expect_shape("attention", "sinks", &[n_heads])?;
     }
     let n_rows = n_tokens * config.share(); // of a key/value head
-    let plan = AttentionPlan::half(rec.target(), cached.kind, head_dim).unwrap_or_else(|| {
+    let plan = AttentionPlan::half(rec.target(), cached.kind, config).unwrap_or_else(|| {
         let plan = AttentionPlan::prefill(rec.target(), cached.kind, slots.min(cached.capacity), head_dim);
         match plan.tier {
             // Eight if there are enough for all invocations of two workgroups.
@@ -167,9 +185,10 @@ pub fn attention(
         ..config.params(n_tokens, cached.kind, [slots, cached.capacity])
     };
     // Sinks that are not there are never read; queries are at hand. All keys, as if the cache were full.
-    let operands = [state.tensor(), q, &cached.k, &cached.v, sinks.unwrap_or(q), y];
-    let constants: Vec<_> = sink_constant(sinks).into_iter().chain(state.constant()).collect();
-    plan.record(rec, params, slots.min(cached.capacity), &constants, &operands)
+    let operands = [state.tensor(), q, &cached.k, cached.v.as_ref().unwrap_or(&cached.k), sinks.unwrap_or(q), y];
+    let constants: Vec<_> =
+        sink_constant(sinks).into_iter().chain(state.constant()).chain(config.values_constant()).collect();
+    plan.record(rec, params, [slots.min(cached.capacity), config.value_dim()], &constants, &operands)
 }
 
 fn sink_constant(sinks: Option<&Tensor>) -> Option<(&'static str, f64)> {
@@ -202,19 +221,25 @@ pub fn attention_next(
     // Without keys of its own it sees those that another layer has cached, of the token too.
     let has_keys = heads.n_kv_heads > 0;
     let found = [heads.n_heads, if has_keys { heads.n_kv_heads } else { n_kv_heads }, heads.head_dim];
-    if found != [n_heads, n_kv_heads, head_dim] || !heads.first_column.is_multiple_of(4) {
+    let is_alike = found == [n_heads, n_kv_heads, head_dim] && heads.keys_hold_values == config.values_from.is_some();
+    if !is_alike || !heads.first_column.is_multiple_of(4) {
         let expected = format!("{:?} from a column that is a multiple of 4 on", [n_heads, n_kv_heads, head_dim]);
         return Err(wrong("heads", &expected, &format!("{found:?} from column {} on", heads.first_column)));
     }
     let [n_tokens, _] = if state.is_batch() { qkv.dims2("attention", "qkv")? } else { [1, 0] };
     qkv.expect_shape("attention", "qkv", &[n_tokens, heads.qkv_dim()])?;
-    let slots = cached.slots("attention", n_kv_heads, head_dim)?;
-    y.expect_shape("attention", "y", &[n_tokens, n_heads * head_dim])?;
+    let slots = cached.slots("attention", config)?;
+    let value_dim = config.value_dim();
+    y.expect_shape("attention", "y", &[n_tokens, n_heads * value_dim])?;
     if let Some(sinks) = sinks {
         sinks.expect_shape("attention", "sinks", &[n_heads])?;
     }
     let (kernel, variant) = (&shaders::ATTENTION_DECODE, Some(cached.kind.variant()));
-    let is_scalar = rec.target().tier_for(kernel, variant) == Tier::Scalar;
+    let tier = match rec.target().tier_for(kernel, variant) {
+        Tier::Scalar if head_dim > MAX_SCALAR_DIM => Tier::Baseline,
+        tier => tier,
+    };
+    let is_scalar = tier == Tier::Scalar;
     // Keys of one sequence at most.
     let n_keys = slots.min(cached.capacity);
     // Queries of a workgroup together have 1024 elements, those of an invocation of the `scalar` tier 512.
@@ -241,30 +266,35 @@ pub fn attention_next(
     };
     let with_dim = (!is_scalar).then_some(("HEAD_DIM", f64::from(head_dim)));
     let constants = [("ROWS", f64::from(rows)), heads.constant()].into_iter().chain(with_dim);
-    let constants: Vec<_> = constants.chain(sink_constant(sinks)).chain(state.constant()).collect();
+    let constants = constants.chain(sink_constant(sinks)).chain(state.constant());
+    let constants: Vec<_> = constants.chain(config.values_constant()).collect();
     let [table, weight] = heads.operands(rec)?;
-    let columns = if is_scalar { 1 } else { head_dim.div_ceil(COLUMNS) };
+    // Written by nobody where keys hold their values.
+    let absent = rec.temporary_words("absent", &[4])?;
+    let v = cached.v.as_ref().unwrap_or(&absent);
+    let columns = if is_scalar { 1 } else { value_dim.div_ceil(COLUMNS) };
     let [x, y_groups, _] = fold(rec.target(), u64::from(groups) * u64::from(columns) * u64::from(n_tokens));
     let grid = [x, y_groups, if is_scalar { splits.div_ceil(8) } else { splits }];
     // The CPU's kernel stores those of all rows before it reads any.
     let stores = state.has_runs() && has_keys && rec.target().is_gpu();
     let mut decode = |y: &Tensor| {
-        let operands = [state.tensor(), &table, &weight, qkv, sinks.unwrap_or(qkv), &cached.k, &cached.v, y];
+        let operands = [state.tensor(), &table, &weight, qkv, sinks.unwrap_or(qkv), &cached.k, v, y];
         if !stores {
-            return rec.dispatch(kernel, variant, &constants, params, &operands, grid);
+            return rec.dispatch_as(tier, kernel, variant, &constants, params, &operands, grid);
         }
         for (store, grid) in [(STORES_ONLY, [x, y_groups, 1]), (HAS_STORED, grid)] {
             let constants = [&constants[..], &[("STORE", f64::from(store))]].concat();
-            rec.dispatch(kernel, variant, &constants, params, &operands, grid)?;
+            rec.dispatch_as(tier, kernel, variant, &constants, params, &operands, grid)?;
         }
         Ok(())
     };
     if splits == 1 {
         return decode(y);
     }
-    let parts = Tensor::temporary("parts", &[n_tokens * n_heads, splits, head_dim + 4], DType::F32)?;
+    let parts = Tensor::temporary("parts", &[n_tokens * n_heads, splits, value_dim + 4], DType::F32)?;
     decode(&parts)?;
-    let grid = fold(rec.target(), u64::from(n_tokens * n_heads * (head_dim / 4)).div_ceil(64));
+    let params = AttentionParams { head_dim: value_dim, ..params };
+    let grid = fold(rec.target(), u64::from(n_tokens * n_heads * (value_dim / 4)).div_ceil(64));
     rec.dispatch(&shaders::ATTENTION_MERGE, None, &[], params, &[state.tensor(), &parts, y], grid)
 }
 
@@ -291,10 +321,11 @@ impl AttentionPlan {
     }
 
     /// By `attention_half`, if the target rounds to half precision by matrices and the shader has room for such heads.
-    fn half(target: &Target, kind: KvType, head_dim: u32) -> Option<AttentionPlan> {
+    fn half(target: &Target, kind: KvType, config: &AttentionConfig) -> Option<AttentionPlan> {
+        let head_dim = config.head_dim;
         let kernel = &shaders::ATTENTION_HALF;
         let tier = target.tier_for(kernel, Some(kind.variant()));
-        let fits = head_dim.is_multiple_of(16) && head_dim <= MAX_HALF_DIM;
+        let fits = head_dim.is_multiple_of(16) && head_dim <= MAX_HALF_DIM && config.values_from.is_none();
         let has_room = (16..=64).contains(&target.limits().max_subgroup);
         (tier.matrix_size().is_some() && fits && has_room).then_some(AttentionPlan {
             kernel,
@@ -304,18 +335,18 @@ impl AttentionPlan {
         })
     }
 
-    /// Records it for queries that see at most so many keys each.
+    /// Records it for queries that see at most so many keys each, with values of this size.
     fn record(
         self,
         rec: &mut Recorder,
         params: AttentionParams,
-        n_keys: u32,
+        [n_keys, value_dim]: [u32; 2],
         others: &[(&'static str, f64)],
         operands: &[&Tensor; 6],
     ) -> Result<(), Error> {
         let AttentionParams { n_tokens, n_heads, n_kv_heads, head_dim, n_tiles, .. } = params;
         let n_groups = u64::from(n_tiles) * u64::from(n_kv_heads);
-        let columns = head_dim.div_ceil(COLUMNS);
+        let columns = value_dim.div_ceil(COLUMNS);
         let (constants, n_groups) = match self.tier {
             Tier::Scalar => (vec![("ROWS", self.tile_rows)], n_groups.div_ceil(8)),
             tier if tier.matrix_size().is_some() => {
@@ -413,6 +444,9 @@ pub fn attention_packed(
     y: &Tensor,
 ) -> Result<(), Error> {
     config.check()?;
+    if let Some(from) = config.values_from {
+        return Err(wrong("values_from", "none: packed values are apart", &from));
+    }
     let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
     let [n_tokens, _] = y.dims2("attention", "y")?;
     y.expect_shape("attention", "y", &[n_tokens, n_heads * head_dim])?;
@@ -433,7 +467,7 @@ pub fn attention_packed(
         ..config.params(n_tokens, KvType::F32, [n_tokens; 2])
     };
     let words = qkv.words();
-    tiles.plan.record(rec, params, tiles.max_len, &[], &[&tiles.table, qkv, &words, &words, qkv, y])
+    tiles.plan.record(rec, params, [tiles.max_len, head_dim], &[], &[&tiles.table, qkv, &words, &words, qkv, y])
 }
 
 /// Rows of a tile of `attention_prefill`, [`TILE_ROWS`], for the `scalar` tier.

@@ -7,6 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::AttentionConfig;
 use crate::dtype::{BLOCK, DType, WeightType};
 use crate::error::Error;
 use crate::tensor::{Role, Tensor};
@@ -84,8 +85,8 @@ impl FromStr for KvType {
 pub struct CachedKeys {
     /// `[Hkv, slots, row]` of words, see [`KvType::row_words`].
     pub k: Tensor,
-    /// The same of values.
-    pub v: Tensor,
+    /// The same of values; `None` where keys hold them.
+    pub v: Option<Tensor>,
     /// What they are stored as.
     pub kind: KvType,
     /// Positions below this one are written and read; at least as many as slots.
@@ -100,19 +101,51 @@ impl CachedKeys {
     pub fn declare(
         label: &str,
         kind: KvType,
+        shape @ [n_kv_heads, slots, head_dim]: [u32; 3],
+        capacity: u32,
+    ) -> Result<CachedKeys, Error> {
+        let words = [n_kv_heads, slots, kind.row_words(head_dim)];
+        let v = Tensor::declare(format!("{label}.v"), Role::Cache, &words, DType::U32)?;
+        Ok(CachedKeys { v: Some(v), ..CachedKeys::declare_latent(label, kind, shape, capacity)? })
+    }
+
+    /// As [`CachedKeys::declare`], of keys that hold their values.
+    ///
+    /// # Errors
+    /// As [`CachedKeys::declare`].
+    pub fn declare_latent(
+        label: &str,
+        kind: KvType,
         [n_kv_heads, slots, head_dim]: [u32; 3],
         capacity: u32,
     ) -> Result<CachedKeys, Error> {
-        let shape = [n_kv_heads, slots, kind.row_words(head_dim)];
-        let declare = |name| Tensor::declare(format!("{label}.{name}"), Role::Cache, &shape, DType::U32);
-        Ok(CachedKeys { k: declare("k")?, v: declare("v")?, kind, capacity })
+        let words = [n_kv_heads, slots, kind.row_words(head_dim)];
+        let k = Tensor::declare(format!("{label}.k"), Role::Cache, &words, DType::U32)?;
+        Ok(CachedKeys { k, v: None, kind, capacity })
     }
 
-    /// Slots, once both tensors have the shape that heads of this size take.
-    pub(super) fn slots(&self, kernel: &'static str, n_kv_heads: u32, head_dim: u32) -> Result<u32, Error> {
+    /// Slots, once the tensors have the shape that the heads of an attention layer take.
+    pub(super) fn slots(&self, kernel: &'static str, config: &AttentionConfig) -> Result<u32, Error> {
+        self.slots_for(kernel, [config.n_kv_heads, config.head_dim], config.values_from.is_some())
+    }
+
+    /// As [`CachedKeys::slots`], by number and size of the heads.
+    pub(super) fn slots_for(
+        &self,
+        kernel: &'static str,
+        [n_kv_heads, head_dim]: [u32; 2],
+        keys_hold_values: bool,
+    ) -> Result<u32, Error> {
         let slots = self.k.shape().get(1).copied().unwrap_or(0).max(1);
         self.k.expect_shape(kernel, "k", &[n_kv_heads, slots, self.kind.row_words(head_dim)])?;
-        self.v.expect_shape(kernel, "v", self.k.shape())?;
+        match &self.v {
+            Some(v) => v.expect_shape(kernel, "v", self.k.shape())?,
+            None if keys_hold_values => {}
+            None => {
+                let expected = "values beside the keys".into();
+                return Err(Error::Operand { kernel, operand: "v", expected, found: "none".into() });
+            }
+        }
         Ok(slots)
     }
 }

@@ -19,6 +19,8 @@ use crate::tensor::Tensor;
 
 /// Most experts of a layer, and most that a token has.
 pub const MAX_EXPERTS: u32 = route::MOST;
+/// Most groups of experts.
+pub const MAX_GROUPS: u32 = route::MOST_GROUPS;
 /// Most experts that all tokens have.
 pub const MAX_SHARED: u32 = expert_tiles::MOST - MAX_EXPERTS;
 
@@ -40,6 +42,19 @@ pub struct Router {
     pub shares: bool,
     /// Factor of the weights.
     pub scale: f32,
+    /// Groups of experts that are chosen first, if any.
+    pub groups: Option<ExpertGroups>,
+}
+
+/// Groups of E / n experts each (DeepSeek-AI 2024, arXiv:2412.19437): a token's experts are from the best groups alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// How many there are, up to [`MAX_GROUPS`]; a divisor of E.
+    pub n: u32,
+    /// How many a token uses.
+    pub n_used: u32,
+    /// Whether a group counts by the sum of its two best experts' scores rather than by its best one's.
+    pub top_two: bool,
 }
 
 /// Experts that all tokens have: numbers from E on.
@@ -52,20 +67,20 @@ pub struct SharedExperts {
 }
 
 /// Records the choice of each token's experts: the numbers of the K with the highest scores, `bias` added for the choice
-/// alone, and their weights; then the `shared` ones. Shader: `shaders/route.wgsl`.
+/// alone, and their weights, times a factor of each expert; then the `shared` ones. Shader: `shaders/route.wgsl`.
 ///
 /// # Shapes
-/// `logits`: `[T, E]`, or `[T, E + 1]` where shared experts are gated; `bias`: `[E]`; `routes`: `[T, K + M, 2]` words, the
-/// expert and its weight's bits.
+/// `logits`: `[T, E]`, or `[T, E + 1]` where shared experts are gated; `bias`, `factors`: `[E]`; `routes`: `[T, K + M, 2]`
+/// words, the expert and its weight's bits.
 /// # Errors
-/// [`Error::Shape`] if the operands disagree, [`Error::Operand`] if E is above [`MAX_EXPERTS`], M above [`MAX_SHARED`] or K
-/// above E.
+/// [`Error::Shape`] if the operands disagree, [`Error::Operand`] if E is above [`MAX_EXPERTS`], M above [`MAX_SHARED`], K
+/// above the experts of the groups that a token uses, or these are no divisors.
 pub fn route(
     rec: &mut Recorder,
     router: &Router,
     shared: SharedExperts,
     logits: &Tensor,
-    bias: Option<&Tensor>,
+    [bias, factors]: [Option<&Tensor>; 2],
     routes: &Tensor,
 ) -> Result<(), Error> {
     let [n_tokens, n_logits] = logits.dims2("route", "logits")?;
@@ -81,22 +96,34 @@ pub fn route(
     if shared.n > MAX_SHARED {
         return operand("routes", format!("up to {MAX_SHARED} experts for all tokens"), shared.n);
     }
-    let n_used = n_slots.saturating_sub(shared.n);
-    if n_used == 0 || n_used > n_experts {
-        return operand("routes", format!("1 to {n_experts} experts for a token"), n_used);
+    let groups = router.groups.unwrap_or(ExpertGroups { n: 1, n_used: 1, top_two: false });
+    let size = n_experts.checked_div(groups.n).filter(|size| size * groups.n == n_experts && groups.n <= MAX_GROUPS);
+    let Some(size) = size.filter(|&size| size > 1 || !groups.top_two) else {
+        return operand("logits", format!("groups of equal size, up to {MAX_GROUPS}"), groups.n);
+    };
+    if groups.n_used == 0 || groups.n_used > groups.n {
+        return operand("logits", format!("1 to {} groups for a token", groups.n), groups.n_used);
     }
-    if let Some(bias) = bias {
-        bias.expect_shape("route", "bias", &[n_experts])?;
+    let (n_used, most) = (n_slots.saturating_sub(shared.n), size * groups.n_used);
+    if n_used == 0 || n_used > most {
+        return operand("routes", format!("1 to {most} experts for a token"), n_used);
+    }
+    for (name, vector) in [("bias", bias), ("factors", factors)] {
+        vector.map_or(Ok(()), |vector| vector.expect_shape("route", name, &[n_experts]))?;
     }
     let flags = set(&[
         (router.score == ExpertScore::Sigmoid, route::SIGMOID),
         (bias.is_some(), route::BIAS),
         (router.shares, route::SHARES),
         (shared.gated, route::GATED),
+        (factors.is_some(), route::FACTORS),
+        (groups.top_two, route::TOP_TWO),
     ]);
-    let params = RouteParams { n_tokens, n_experts, n_used, flags, scale: router.scale, n_shared: shared.n };
-    // A bias that is not there is never read; the logits are at hand.
-    let operands = [logits, bias.unwrap_or(logits), routes];
+    let (scale, n_shared) = (router.scale, shared.n);
+    let (n_groups, n_groups_used) = (groups.n, groups.n_used);
+    let params = RouteParams { n_tokens, n_experts, n_used, flags, scale, n_shared, n_groups, n_groups_used };
+    // A vector that is not there is never read; the logits are at hand.
+    let operands = [logits, bias.unwrap_or(logits), factors.unwrap_or(logits), routes];
     let grid = fold(rec.target(), n_tokens.into());
     rec.dispatch(&shaders::ROUTE, None, &[], params, &operands, grid)
 }

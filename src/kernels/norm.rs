@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
 use crate::shaders::constants::{layer_norm, rms_norm};
-use crate::shaders::params::NormParams;
+use crate::shaders::params::{NormParams, RmsNormParams};
 use crate::tensor::Tensor;
 
 /// Records `y = weight * x / sqrt(mean(x²) + eps)`, one token at a time. Shader: `shaders/rms_norm.wgsl`.
@@ -15,6 +15,17 @@ use crate::tensor::Tensor;
 /// # Errors
 /// [`Error::Shape`] if `weight` or `y` disagrees with `x`.
 pub fn rms_norm(rec: &mut Recorder, x: &Tensor, weight: &Tensor, y: &Tensor, eps: f32) -> Result<(), Error> {
+    y.expect_shape("rms_norm", "y", x.shape())?;
+    rms(rec, x, weight, None, y, eps, 0)
+}
+
+/// As [`rms_norm`], of the first columns of a wider `x`.
+///
+/// # Shapes
+/// `x`: `[T, C]` or wider; `y`: `[T, C]`.
+/// # Errors
+/// As [`rms_norm`].
+pub fn rms_norm_columns(rec: &mut Recorder, x: &Tensor, weight: &Tensor, y: &Tensor, eps: f32) -> Result<(), Error> {
     rms(rec, x, weight, None, y, eps, 0)
 }
 
@@ -32,6 +43,7 @@ pub fn add_rms_norm(
     y: &Tensor,
     eps: f32,
 ) -> Result<(), Error> {
+    y.expect_shape("rms_norm", "y", x.shape())?;
     rms(rec, x, weight, factor, y, eps, rms_norm::ACCUMULATE)
 }
 
@@ -44,14 +56,14 @@ fn rms(
     eps: f32,
     flags: u32,
 ) -> Result<(), Error> {
-    let [n_tokens, dim] = x.dims2("rms_norm", "x")?;
+    let ([n_tokens, stride], [_, dim]) = (x.dims2("rms_norm", "x")?, y.dims2("rms_norm", "y")?);
     weight.expect_shape("rms_norm", "weight", &[dim])?;
-    y.expect_shape("rms_norm", "y", &[n_tokens, dim])?;
+    y.expect_shape("rms_norm", "y", &[n_tokens, dim.min(stride)])?;
     let has_factor = match factor {
         Some(factor) => factor.expect_shape("rms_norm", "factor", &[1]).map(|()| rms_norm::FACTOR)?,
         None => 0,
     };
-    let params = NormParams { n_tokens, dim, eps, flags: flags | has_factor };
+    let params = RmsNormParams { n_tokens, dim, eps, flags: flags | has_factor, stride };
     let (tier, rows) = by_row(rec.target(), &shaders::RMS_NORM, dim);
     let grid = fold(rec.target(), n_tokens.div_ceil(rows).into());
     // A factor that is not there is never read; the weight is at hand.

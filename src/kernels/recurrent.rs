@@ -34,13 +34,13 @@ fn check_states(
     kept.expect_shape(kernel, operand, &[&[n], shape].concat())
 }
 
-/// Inputs before the pass that a convolution sees at most.
-pub const MAX_PAST: u32 = 3;
+/// Most taps of a convolution.
+pub const MAX_TAPS: u32 = short_conv::MOST;
 
 /// A causal convolution of each channel.
 #[derive(Clone, Copy, Debug)]
 pub struct ShortConv<'a> {
-    /// `[C, taps]`, up to four taps, the newest input's last.
+    /// `[C, taps]`, 2 to [`MAX_TAPS`] taps, the newest input's last.
     pub weight: &'a Tensor,
     /// `[C]`.
     pub bias: Option<&'a Tensor>,
@@ -56,9 +56,10 @@ impl ShortConv<'_> {
     /// Shader: `shaders/short_conv.wgsl`.
     ///
     /// # Shapes
-    /// `x`: `[T, 3 C]` if gated, else `[T, first + C]` or wider; `past`: `[N_STATES, 3, C]`, or `[sequences * states, 3, C]` where sequences share it; `y`: `[T, C]`.
+    /// `x`: `[T, 3 C]` if gated, else `[T, first + C]` or wider; `past`: `[N_STATES, taps - 1, C]`, or
+    /// `[sequences * states, taps - 1, C]` where sequences share it; `y`: `[T, C]`.
     /// # Errors
-    /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] for more than four taps.
+    /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] for another number of taps.
     pub fn record(
         &self,
         rec: &mut Recorder,
@@ -71,13 +72,13 @@ impl ShortConv<'_> {
         let ([n_tokens, channels], [_, x_stride]) = (y.dims2(KERNEL, "y")?, x.dims2(KERNEL, "x")?);
         let [_, taps] = self.weight.dims2(KERNEL, "weight")?;
         self.weight.expect_shape(KERNEL, "weight", &[channels, taps])?;
-        if taps == 0 || taps > MAX_PAST + 1 {
-            let expected = format!("1 to {} taps", MAX_PAST + 1);
+        if !(2..=MAX_TAPS).contains(&taps) {
+            let expected = format!("2 to {MAX_TAPS} taps");
             return Err(Error::Operand { kernel: KERNEL, operand: "weight", expected, found: taps.to_string() });
         }
         let least = if self.gated { 3 * channels } else { x_stride.max(self.first_column.saturating_add(channels)) };
         x.expect_shape(KERNEL, "x", &[n_tokens, least])?;
-        check_states(KERNEL, "past", state, past, &[MAX_PAST, channels])?;
+        check_states(KERNEL, "past", state, past, &[taps - 1, channels])?;
         if let Some(bias) = self.bias {
             bias.expect_shape(KERNEL, "bias", &[channels])?;
         }
@@ -101,7 +102,7 @@ impl ShortConv<'_> {
 }
 
 /// Shape of the gated delta rule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeltaRule {
     /// Hk, heads of queries and keys.
     pub n_key_heads: u32,
@@ -113,6 +114,8 @@ pub struct DeltaRule {
     pub value_dim: u32,
     /// Whether neighbouring value heads share a key head, rather than every Hk-th.
     pub grouped: bool,
+    /// Factor of beta: 2 where states may have negative eigenvalues, else 1.
+    pub beta_scale: f32,
 }
 
 impl DeltaRule {
@@ -144,7 +147,7 @@ impl DeltaRule {
         y: &Tensor,
     ) -> Result<(), Error> {
         const KERNEL: &str = "delta_rule";
-        let &DeltaRule { n_key_heads, n_heads, key_dim, value_dim, grouped } = self;
+        let &DeltaRule { n_key_heads, n_heads, key_dim, value_dim, grouped, beta_scale } = self;
         let wrong = |operand, expected: &str, found: u32| {
             Err(Error::Operand { kernel: KERNEL, operand, expected: expected.into(), found: found.to_string() })
         };
@@ -176,6 +179,7 @@ impl DeltaRule {
             eps,
             row_words: state.row_words(),
             has_slots: u32::from(state.is_shared()),
+            beta_scale,
         };
         let operands = [state.tensor(), qkv, x, heads, matrices, y];
         let grid = fold(rec.target(), u64::from(n_heads) * u64::from(n_sequences));

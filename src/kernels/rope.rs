@@ -288,6 +288,8 @@ pub struct Heads<'a> {
     pub n_kv_heads: u32,
     /// D, a multiple of 2.
     pub head_dim: u32,
+    /// Whether keys hold their values, so that no values are projected.
+    pub keys_hold_values: bool,
     /// Columns of a projection before those of the queries, which are something else's; 0 where heads are packed.
     pub first_column: u32,
     /// How queries and keys are rotated, and the table of angles, `[S, rot_dims / 2, 2]`. `None`: they are not.
@@ -300,7 +302,12 @@ pub struct Heads<'a> {
 impl Heads<'_> {
     /// Columns of queries, keys and values side by side.
     pub(super) fn qkv_dim(&self) -> u32 {
-        self.first_column + (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+        self.first_column + (self.n_heads + self.n_kv_heads + self.n_value_heads()) * self.head_dim
+    }
+
+    /// Heads of values.
+    fn n_value_heads(&self) -> u32 {
+        if self.keys_hold_values { 0 } else { self.n_kv_heads }
     }
 
     /// Refuses a table or weights that do not fit the heads.
@@ -390,7 +397,10 @@ pub fn rope_kv(
     let [n_tokens, _] = qkv.dims2("rope_kv", "qkv")?;
     qkv.expect_shape("rope_kv", "qkv", &[n_tokens, heads.qkv_dim()])?;
     q.expect_shape("rope_kv", "q", &[n_tokens, n_heads * head_dim])?;
-    let slots = if n_kv_heads > 0 { cached.slots("rope_kv", n_kv_heads, head_dim)? } else { 1 };
+    let slots = match n_kv_heads {
+        0 => 1,
+        n => cached.slots_for("rope_kv", [n, head_dim], heads.keys_hold_values)?,
+    };
     let params = RopeKvParams {
         n_tokens,
         n_heads,
@@ -403,11 +413,16 @@ pub fn rope_kv(
         query_row: heads.query_row(),
         first: heads.first_column,
         slots,
+        n_value_heads: heads.n_value_heads(),
     };
     let (kernel, variant) = (&shaders::ROPE_KV, Some(cached.kind.variant()));
     let [table, weight] = heads.operands(rec)?;
-    let grid = head_groups(rec, kernel, variant, u64::from(n_tokens) * u64::from(n_heads + 2 * n_kv_heads));
-    let operands = [state.tensor(), &table, &weight, qkv, q, &cached.k, &cached.v];
+    let n_all = u64::from(n_heads + n_kv_heads + heads.n_value_heads());
+    let grid = head_groups(rec, kernel, variant, u64::from(n_tokens) * n_all);
+    // Written by nobody where keys hold their values.
+    let absent = rec.temporary_words("absent", &[4])?;
+    let v = cached.v.as_ref().unwrap_or(&absent);
+    let operands = [state.tensor(), &table, &weight, qkv, q, &cached.k, v];
     let constants: Vec<_> = [heads.constant()].into_iter().chain(state.constant()).collect();
     rec.dispatch(kernel, variant, &constants, params, &operands, grid)
 }

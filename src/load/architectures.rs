@@ -3,10 +3,12 @@
 //! Each starts from Llama; [`Architecture::describe`] applies the differences.
 
 mod bert;
+mod deepseek;
 mod ernie;
 mod exaone4;
 mod gemma;
 mod gemma4;
+mod glm4_moe;
 mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
@@ -14,14 +16,18 @@ mod granite;
 mod granite_hybrid;
 mod hunyuan;
 mod lfm2;
+mod lfm3;
 mod llama;
 mod modern_bert;
 mod nomic_bert;
 mod olmo;
+mod olmo_hybrid;
 mod phi3;
 mod qwen;
 mod qwen35;
+mod qwen3_next;
 mod refused;
+mod seed_oss;
 mod smollm3;
 
 pub(super) use refused::refused;
@@ -30,9 +36,10 @@ use super::keys::{Key, Keys};
 use super::scaling;
 use super::tensor_index::{FileLayout, TensorIndex};
 use crate::error::Error;
-use crate::kernels::{ExpertScore, Gate, Gelu, RopeConfig, RopeScaling, RopeStyle, Router};
+use crate::kernels::{ExpertGroups, ExpertScore, Gate, Gelu, MAX_GROUPS, RopeConfig, RopeScaling, RopeStyle, Router};
 use crate::model::{
-    Attention, Between, Block, Experts, FeedForward, MAX_CONTEXT, MAX_DIM, MAX_LAYERS, ModelConfig, NormKind, NormPlace,
+    Attention, Between, Block, Experts, FeedForward, MAX_CONTEXT, MAX_DIM, MAX_LAYERS, ModelConfig, NormKind,
+    NormPlace, SharedExpert,
 };
 
 pub(super) struct Architecture {
@@ -48,10 +55,12 @@ pub(super) struct Architecture {
     /// GGUF names of tensors with their usual GGUF names, if they differ; names in layers start after the layer
     /// number.
     pub gguf_names: &'static [(&'static str, &'static str)],
-    /// The layout of a tensor in published checkpoints, by its GGUF name and the number of heads.
-    pub stored: fn(&str, u32) -> FileLayout,
+    /// The layout of a tensor in published checkpoints, by its GGUF name.
+    pub stored: fn(&str, &ModelConfig) -> FileLayout,
     /// The same for GGUF files.
-    pub gguf_stored: fn(&str, u32) -> FileLayout,
+    pub gguf_stored: fn(&str, &ModelConfig) -> FileLayout,
+    /// Renames a tensor of a published checkpoint, by its GGUF name, where that depends on the layer.
+    pub renamed: fn(String, &ModelConfig) -> String,
     /// Whether embedding and head are tied by default in a `config.json`.
     pub tied: bool,
     /// The key of the norms' epsilon, and the default of a `config.json`.
@@ -66,17 +75,26 @@ pub(super) struct Architecture {
     pub defaults: &'static str,
     /// Whether its MTP head is supported: Qwen3.5's, with a block like the attention layers'.
     pub mtp: bool,
+    /// Whether attention is latent: head sizes are then stated otherwise.
+    pub latent: bool,
     /// Applies the differences from Llama.
     pub describe: fn(&Keys<'_>, &mut ModelConfig) -> Result<(), Error>,
 }
 
-const ALL: [Architecture; 31] = [
+const ALL: [Architecture; 40] = [
     llama::LLAMA,
     llama::MISTRAL3,
     llama::MIXTRAL,
     qwen::QWEN2,
     qwen::QWEN3,
     qwen::QWEN3_MOE,
+    qwen::QWEN3_VL,
+    qwen::QWEN3_VL_MOE,
+    qwen3_next::QWEN3_NEXT,
+    seed_oss::SEED_OSS,
+    glm4_moe::GLM4_MOE,
+    deepseek::DEEPSEEK,
+    deepseek::GLM4_MOE_LITE,
     qwen35::QWEN35,
     qwen35::QWEN35_MOE,
     gemma::GEMMA,
@@ -91,9 +109,11 @@ const ALL: [Architecture; 31] = [
     olmo::OLMO2,
     olmo::OLMO3,
     olmo::OLMOE,
+    olmo_hybrid::OLMO_HYBRID,
     gpt_oss::GPT_OSS,
     lfm2::LFM2,
     lfm2::LFM2_MOE,
+    lfm3::LFM3,
     exaone4::EXAONE4,
     ernie::ERNIE4_5,
     hunyuan::HUNYUAN_DENSE,
@@ -118,8 +138,9 @@ impl Architecture {
     /// The GGUF name of a checkpoint's tensor `name`; `None` if it has none.
     pub fn gguf_name(&self, name: &str) -> Option<String> {
         // Prefixes of multimodal models' text parts first.
-        const PREFIXES: [&str; 9] = [
+        const PREFIXES: [&str; 10] = [
             "model.language_model.",
+            "model.text_model.",
             "language_model.model.",
             "language_model.",
             "model.",
@@ -183,10 +204,13 @@ impl Architecture {
                 Some((layer, rest)) => (format!("blk.{layer}."), rest),
                 None => (String::new(), name),
             };
-            // Some names have no suffix.
+            let find = |part: &str| self.gguf_names.iter().find(|(theirs, _)| *theirs == part).map(|(_, ours)| *ours);
+            // Some names have no suffix, or one of their own.
             let (stem, suffix) = rest.rsplit_once('.').unwrap_or((rest, "weight"));
-            let (_, ours) = self.gguf_names.iter().find(|(theirs, _)| *theirs == stem)?;
-            Some(format!("{before}{ours}.{suffix}"))
+            match find(rest) {
+                Some(ours) => Some(format!("{before}{ours}.weight")),
+                None => find(stem).map(|ours| format!("{before}{ours}.{suffix}")),
+            }
         };
         renamed().unwrap_or_else(|| name.to_owned())
     }
@@ -220,9 +244,10 @@ impl Architecture {
         let limited = |key: Key, max: u32| optional(key, max)?.ok_or_else(|| keys.missing(key));
         let (dim, n_layers, n_heads) = (limited(WIDTH, MAX_DIM)?, limited(LAYERS, MAX_LAYERS)?, keys.required(HEADS)?);
         let divided = (n_heads > 0 && dim.is_multiple_of(n_heads)).then(|| dim / n_heads);
-        let head_dim = optional(Key("attention.key_length", "head_dim"), MAX_DIM)?.or(divided);
+        let stated = optional(Key("attention.key_length", "head_dim"), MAX_DIM)?;
+        let head_dim = stated.or(divided).or(self.latent.then_some(8));
         let head_dim = head_dim.ok_or_else(|| keys.wrong(HEADS, format!("a divisor of the width {dim}"), n_heads))?;
-        if let Some(found) = keys.u32(VALUE_DIM)?.filter(|&found| found != head_dim) {
+        if let Some(found) = keys.u32(VALUE_DIM)?.filter(|&found| found != head_dim && !self.latent) {
             return Err(keys.unsupported(VALUE_DIM, found, &format!("that of keys, {head_dim}")));
         }
         const SHARE: Key = Key("", "rope_parameters.partial_rotary_factor|partial_rotary_factor");
@@ -249,8 +274,10 @@ impl Architecture {
             rope: Some(0),
             qk_norm: None,
             sinks: false,
-            gated: false,
+            gates: None,
             keys_of: None,
+            values_of_keys: false,
+            latent: None,
         };
         let widths = keys.each_u32(FFN_WIDTH, n_layers)?;
         let block = Block {
@@ -324,6 +351,11 @@ impl Architecture {
     }
 }
 
+/// Query heads of a model whose attention layers are alike.
+fn n_heads(config: &ModelConfig) -> u32 {
+    config.blocks.first().map_or(1, |block| block.attention.n_heads)
+}
+
 /// The activation of this name; `None` if unknown.
 pub(super) fn activation(name: &str) -> Option<Gate> {
     match name {
@@ -361,13 +393,68 @@ fn mixture(
     }
     for (_, block) in config.blocks.iter_mut().enumerate().filter(|(l, _)| has_experts(*l)) {
         block.feed_forward.dim = dim.unwrap_or(block.feed_forward.dim);
-        block.feed_forward.experts = Some(Experts { n, n_used, router, choice_bias: false, shared: None });
+        block.feed_forward.experts = Some(Experts { n, n_used, router, choice_bias: false, shared: None, dense: None });
     }
     Ok(())
 }
 
+/// As [`mixture`], with groups of experts and a shared expert as wide as several routed ones, after the first dense
+/// layers: DeepSeek (2024, arXiv:2405.04434) and models after it.
+fn mixture_after_dense(keys: &Keys<'_>, config: &mut ModelConfig, router: Router) -> Result<(), Error> {
+    let n_dense = Key("leading_dense_block_count", "first_k_dense_replace|num_dense_layers");
+    let n_dense = match listed_dense(keys, config.blocks.len())? {
+        Some(n_dense) => n_dense,
+        None => keys.u32(n_dense)?.unwrap_or(0) as usize,
+    };
+    let (all, used) = (Key("expert_group_count", "n_group"), Key("expert_group_used_count", "topk_group"));
+    let n_groups = [all, used].map(|key| keys.u32(key));
+    let groups = match n_groups {
+        [Ok(Some(n)), used_groups] if n > 1 => {
+            let n_experts = keys.u32(EXPERTS)?.unwrap_or(0);
+            if n > MAX_GROUPS || !n_experts.is_multiple_of(n) {
+                return Err(keys.wrong(all, format!("a divisor of the {n_experts} experts up to {MAX_GROUPS}"), n));
+            }
+            let n_used = used_groups?.unwrap_or(n);
+            if !(1..=n).contains(&n_used) {
+                return Err(keys.wrong(used, format!("1 to {n}"), n_used));
+            }
+            Some(ExpertGroups { n, n_used, top_two: router.score == ExpertScore::Sigmoid })
+        }
+        [all_groups, used_groups] => all_groups.and(used_groups).map(|_| None)?,
+    };
+    mixture(keys, config, Router { groups, ..router }, |l| l >= n_dense)?;
+    let n_shared = keys.u32(Key("expert_shared_count", "n_shared_experts"))?.unwrap_or(0);
+    for (l, block) in config.blocks.iter_mut().enumerate() {
+        let FeedForward { dim, experts, .. } = &mut block.feed_forward;
+        let Some(experts) = experts else { continue };
+        experts.choice_bias = match keys.is_gguf() {
+            true => keys.has(&format!("blk.{l}.exp_probs_b.bias")),
+            false => router.score == ExpertScore::Sigmoid,
+        };
+        experts.shared = match n_shared {
+            0 => None,
+            n => Some(SharedExpert { dim: dim.saturating_mul(n), gated: false }),
+        };
+    }
+    Ok(())
+}
+
+/// How many layers are dense where a `config.json` lists all.
+fn listed_dense(keys: &Keys<'_>, n_layers: usize) -> Result<Option<usize>, Error> {
+    let key = Key("", "mlp_layer_types");
+    let Some(kinds) = keys.strs(key)? else { return Ok(None) };
+    let n_dense = kinds.iter().take_while(|&&kind| kind == "dense").count();
+    match kinds.len() == n_layers && kinds[n_dense..].iter().all(|&kind| kind == "sparse") {
+        true => Ok(Some(n_dense)),
+        false => Err(keys.wrong(key, format!("dense layers, then sparse ones, {n_layers} in all"), kinds.join(", "))),
+    }
+}
+
 /// The usual router: weights are normalised over the selected experts.
-const SHARES: Router = Router { score: ExpertScore::Softmax, shares: true, scale: 1.0 };
+const SHARES: Router = Router { score: ExpertScore::Softmax, shares: true, scale: 1.0, groups: None };
+
+/// A router that scores each expert by itself.
+const SIGMOIDS: Router = Router { score: ExpertScore::Sigmoid, ..SHARES };
 
 /// Turns a decoder into an encoder, bidirectional unless `causal`.
 fn encoder(config: &mut ModelConfig, causal: bool) {
@@ -444,7 +531,7 @@ const THETA: Key = Key(
 const WINDOW: Key = Key("attention.sliding_window", "sliding_window");
 const FINAL_SOFT_CAP: Key = Key("final_logit_softcapping", "final_logit_softcapping");
 pub(super) const MTP_LAYERS: Key = Key("nextn_predict_layers", "num_nextn_predict_layers");
-const EXPERTS: Key = Key("expert_count", "num_local_experts|num_experts");
+const EXPERTS: Key = Key("expert_count", "num_local_experts|num_experts|n_routed_experts");
 const KV_HEADS: Key = Key("attention.head_count_kv", "num_key_value_heads");
 const VALUE_DIM: Key = Key("attention.value_length", "v_head_dim");
 const RMS_EPS: Key = Key("attention.layer_norm_rms_epsilon", "rms_norm_eps");

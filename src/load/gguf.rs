@@ -2,7 +2,7 @@
 
 use super::architectures::{Architecture, MTP_LAYERS, refused};
 use super::keys::{KeySource, Keys};
-use super::tensor_index::{TensorIndex, check_type, floats};
+use super::tensor_index::{FileLayout, TensorIndex, check_type, floats};
 use super::unread::MTP;
 use super::{ChatSource, ModelHeader, ModelShape, gguf_encoder, vocab_from_gguf};
 use crate::error::Error;
@@ -34,7 +34,6 @@ pub(super) fn config_tensors(shards: &[Gguf]) -> impl Iterator<Item = (usize, &T
 pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) -> Result<ModelHeader, Error> {
     let Some(first) = shards.first() else { return Err(missing("split.count")) };
     let (architecture, name_of_it) = architecture(&first.metadata)?;
-    let n_heads = first.metadata.get_u32(&format!("{name_of_it}.attention.head_count")).ok().flatten().unwrap_or(1);
     let mut tensor_index = TensorIndex::default();
     let wrong = |field: &str, expected: String, found: String| Error::Config { field: field.into(), expected, found };
     for (file, gguf) in shards.iter().enumerate() {
@@ -54,12 +53,12 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
                 let name = tensor.name.escape_debug().to_string();
                 return Err(wrong(&name, "a unique tensor".into(), "a duplicate".into()));
             }
-            let stored = (architecture.gguf_stored)(&name, n_heads);
-            tensor_index.insert(name, file, tensor.clone(), stored);
+            tensor_index.insert(name, file, tensor.clone(), FileLayout::AsRead);
         }
     }
     let metadata = &first.metadata;
     let shape = shape(metadata, (architecture, name_of_it), &tensor_index, config_data)?;
+    tensor_index.set_layouts(|name| (architecture.gguf_stored)(name, shape.config()));
     let mut unread = Vec::new();
     let mtp = metadata.get_u32(&format!("{name_of_it}.{}", MTP_LAYERS.0))?;
     let block = match mtp {

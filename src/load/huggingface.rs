@@ -120,8 +120,7 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
     let embeds = texts.modules.is_some() || texts.pooling.is_some();
     let keys = Keys::new(KeySource::Json(&json), &model_type, embeds);
     let config = architecture.config(&keys).map_err(in_file(CONFIG))?;
-    let n_heads = config.blocks.first().map_or(1, |block| block.attention.n_heads);
-    let (mut tensor_index, unread) = tensor_index(architecture, &config, n_heads, weights)?;
+    let (mut tensor_index, unread) = tensor_index(architecture, &config, weights)?;
     let mut unread: Vec<&'static str> = unread.into_iter().collect();
     let mtp = architecture.mtp_block(&config, &tensor_index);
     if mtp.is_some() {
@@ -169,7 +168,6 @@ fn text_part(json: ConfigJson) -> Result<ConfigJson, Error> {
 fn tensor_index(
     architecture: &Architecture,
     config: &ModelConfig,
-    n_heads: u32,
     weights: &[(String, Safetensors)],
 ) -> Result<(TensorIndex, BTreeSet<&'static str>), Error> {
     let (mut tensor_index, mut unread) = (TensorIndex::default(), BTreeSet::new());
@@ -202,7 +200,8 @@ fn tensor_index(
             continue;
         };
         check_type("safetensors", tensor).map_err(in_file)?;
-        let stored = (architecture.stored)(&name, n_heads);
+        let name = (architecture.renamed)(name, config);
+        let stored = (architecture.stored)(&name, config);
         match name.strip_suffix(".ffn_gate_up_shexp.weight") {
             Some(layer) => tensor_index.insert_halves(layer, ["ffn_gate_shexp", "ffn_up_shexp"], file, tensor),
             None => tensor_index.insert(name, file, tensor.clone(), stored),
@@ -211,7 +210,7 @@ fn tensor_index(
     for (name, stem, file, blocks) in halves {
         let in_file = |error: Error| error.in_file(&weights[file].0);
         let scales = scales.remove(stem).ok_or_else(|| in_file(missing(&format!("{stem}_scales"))))?;
-        let paired = (architecture.stored)(&name, n_heads) == FileLayout::ExpertsTransposed { paired: true };
+        let paired = (architecture.stored)(&name, config) == FileLayout::ExpertsTransposed { paired: true };
         tensor_index.insert_scaled(name, (file, blocks), (scales.0, scales.1.clone()), paired).map_err(in_file)?;
     }
     Ok((tensor_index, unread))

@@ -50,6 +50,11 @@ impl<'a> Keys<'a> {
         rows.ok_or_else(|| missing(tensor))
     }
 
+    /// Whether a GGUF file has this tensor.
+    pub fn has(&self, tensor: &str) -> bool {
+        matches!(self.source, KeySource::Gguf(_, tensor_index, _) if tensor_index.describe(tensor).is_some())
+    }
+
     /// Whether the model is in GGUF files.
     pub fn is_gguf(&self) -> bool {
         matches!(self.source, KeySource::Gguf(..))

@@ -253,7 +253,7 @@ impl AdapterFile {
             }
             let is_turned = name.ends_with(".attn_q.weight") || name.ends_with(".attn_k.weight");
             let heads = attention.filter(|_| is_turned && pairs != own_pairs).map(|own| (own.head_dim, own_pairs));
-            let stored = stored(&name, attention.map_or(1, |own| own.n_heads));
+            let stored = stored(&name, config);
             factors.push(LoraFactors { name, rank: rank as u32, file: self, pair, stored, heads });
         }
         Ok(factors)
@@ -275,7 +275,7 @@ impl LoraFactors<'_> {
     /// As [`LoraFactors::a`].
     pub fn b(&self, scale: f32) -> Result<Vec<f32>, Error> {
         let mut values = self.values(&self.pair.b)?;
-        if let FileLayout::ByHead { .. } = self.stored {
+        if let FileLayout::ByHead { .. } | FileLayout::Grouped { .. } = self.stored {
             let info = TensorInfo { block_type: BlockType::F32, ..self.pair.b.clone() };
             if let Some(ordered) = self.stored.ordered(&info, bytemuck::cast_slice(&values)) {
                 values = bytemuck::pod_collect_to_vec(&ordered);

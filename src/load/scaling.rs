@@ -157,6 +157,16 @@ fn yarn(keys: &Keys<'_>, factor: f64, original_max_seq_len: f64) -> Result<RopeS
     })
 }
 
+/// By how much YaRN grows queries and keys as a whole in latent attention: `mscale_all_dim`, of which GGUF has the tenth.
+pub(super) fn yarn_mscale(keys: &Keys<'_>, factor: f64) -> Result<f64, Error> {
+    let of_all = positive(keys, key!("yarn_log_multiplier", "mscale_all_dim"))?;
+    let of_all = of_all.map(|of_all| if keys.is_gguf() { of_all / 0.1 } else { of_all });
+    Ok(match of_all {
+        Some(of_all) if factor > 1.0 => 0.1 * of_all * factor.ln() + 1.0,
+        _ => 1.0,
+    })
+}
+
 /// A finite number above 0.
 fn positive(keys: &Keys<'_>, key: Key) -> Result<Option<f64>, Error> {
     match keys.f32(key)? {

@@ -91,7 +91,7 @@ impl IndexEntry {
 }
 
 /// The layout of a tensor in the file relative to the kernels'.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum FileLayout {
     /// The same.
     AsRead,
@@ -114,8 +114,18 @@ pub(super) enum FileLayout {
         /// Kinds of rows in the kernels' order.
         kinds: &'static [u32],
     },
+    /// Rows in groups, each with several kinds of rows: projections of Qwen3-Next. Kernels read all groups' rows of one
+    /// kind together.
+    Grouped {
+        /// Groups.
+        n: u32,
+        /// A group's rows of each kind.
+        rows: [u32; 4],
+    },
     /// The logarithm of the negated value: time constants.
     NegativeLog,
+    /// Values that are multiplied by a factor: the scale of Gemma 4's router.
+    Scaled(f32),
 }
 
 impl FileLayout {
@@ -123,7 +133,11 @@ impl FileLayout {
     pub(super) fn ordered(self, info: &TensorInfo, bytes: &[u8]) -> Option<Vec<u8>> {
         let rows = info.shape.first().copied().unwrap_or(1) as usize;
         match self {
-            FileLayout::AsRead | FileLayout::LessOne | FileLayout::NegativeLog | FileLayout::Paired => None,
+            FileLayout::AsRead
+            | FileLayout::LessOne
+            | FileLayout::NegativeLog
+            | FileLayout::Scaled(_)
+            | FileLayout::Paired => None,
             FileLayout::Transposed => {
                 let cols = info.shape.get(1).copied().unwrap_or(1) as usize;
                 let size = bytes.len() / (rows * cols);
@@ -146,6 +160,18 @@ impl FileLayout {
                 };
                 Some((0..n_experts * cols * rows).flat_map(at).copied().collect())
             }
+            FileLayout::Grouped { n, rows: of_group } => {
+                let height: usize = of_group.iter().map(|&rows| rows as usize).sum();
+                // A tensor of another shape is refused where it is declared.
+                let row_bytes = bytes.len().checked_div(height * n as usize).filter(|&n| n * rows == bytes.len())?;
+                let starts = of_group.iter().scan(0, |next, &rows| {
+                    let first = *next;
+                    *next += rows as usize;
+                    Some((first, rows as usize))
+                });
+                let places = starts.flat_map(|(first, rows)| (0..n as usize).map(move |i| (i * height + first, rows)));
+                Some(places.flat_map(|(row, rows)| &bytes[row * row_bytes..][..rows * row_bytes]).copied().collect())
+            }
             FileLayout::ByHead { n_heads, kinds } => {
                 // A head's rows of one kind are contiguous.
                 let (n_heads, n_kinds) = (n_heads as usize, kinds.len());
@@ -161,6 +187,11 @@ impl TensorIndex {
     /// Adds a tensor of file number `file` under its GGUF name.
     pub(super) fn insert(&mut self, name: String, file: usize, info: TensorInfo, stored: FileLayout) {
         self.tensors.insert(name, IndexEntry { file, info, stored, scales: None, is_selected: true });
+    }
+
+    /// Sets each tensor's layout by its GGUF name.
+    pub(super) fn set_layouts(&mut self, layout: impl Fn(&str) -> FileLayout) {
+        self.tensors.iter_mut().for_each(|(name, entry)| entry.stored = layout(name));
     }
 
     /// Adds a tensor with the rows of two of a layer's tensors, half each.
@@ -291,6 +322,12 @@ impl WeightSource for TensorIndex {
         // Per-head scalars are stored as columns; a norm of all heads is one row.
         if [".ssm_a.", ".ssm_d.", ".ssm_norm."].iter().any(|part| name.contains(part)) {
             shape = vec![shape.iter().product()];
+        }
+        // The matrices of all heads form one.
+        if let (true, [n_heads, rows, cols]) =
+            ([".attn_k_b.", ".attn_v_b."].iter().any(|part| name.contains(part)), &shape[..])
+        {
+            shape = vec![n_heads.saturating_mul(*rows), *cols];
         }
         // A matrix with one row.
         if let (true, [columns]) = (name.ends_with("ffn_gate_inp_shexp.weight"), &shape[..]) {
@@ -759,6 +796,7 @@ fn write_rows(
             match stored {
                 FileLayout::LessOne => values.iter_mut().for_each(|value| *value += 1.0),
                 FileLayout::NegativeLog => values.iter_mut().for_each(|value| *value = -value.exp()),
+                FileLayout::Scaled(factor) => values.iter_mut().for_each(|value| *value *= factor),
                 _ => {}
             }
             let mut rest = &values[..];
@@ -807,13 +845,18 @@ fn write_plain(
         _ => bytes,
     };
     let row_bytes = file_row_bytes(matrix.weight(), matrix.cols() as usize);
-    let mut rest = bytes;
-    for (place, n) in places.places(first_row, (bytes.len() / row_bytes) as u32) {
-        let (run, after) = rest.split_at(n as usize * row_bytes);
-        matrix.write_rows(device, place, run, edges)?;
-        rest = after;
+    let distances = [Some(0), places.copy].into_iter().flatten();
+    let mut written = 0;
+    for distance in distances {
+        let mut rest = bytes;
+        for (place, n) in places.places(first_row, (bytes.len() / row_bytes) as u32) {
+            let (run, after) = rest.split_at(n as usize * row_bytes);
+            matrix.write_rows(device, place + distance, run, edges)?;
+            rest = after;
+        }
+        written += bytes.len() as u64;
     }
-    Ok(bytes.len() as u64)
+    Ok(written)
 }
 
 /// Cuts rows into slices of `columns` columns, each as rows of the matrix, zero-padded.

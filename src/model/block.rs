@@ -61,7 +61,7 @@ pub struct SharedExpert {
 }
 
 /// A recurrent layer's token mixing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Recurrence {
     /// A gated convolution over the last inputs: LFM2.
     ShortConv {
@@ -74,6 +74,8 @@ pub enum Recurrence {
         rule: DeltaRule,
         /// Kernel size of the convolution: `ssm.conv_kernel`; `linear_conv_kernel_dim`.
         taps: u32,
+        /// Epsilon of its norm.
+        eps: f32,
     },
     /// A selective scan over convolved values, B and C: Mamba 2.
     Mamba2 {
@@ -152,10 +154,39 @@ pub struct Attention {
     pub qk_norm: Option<QkNorm>,
     /// Whether each head has an attention sink: a score without a value in the softmax.
     pub sinks: bool,
-    /// Whether a sigmoid gate, projected before the queries, scales the output.
-    pub gated: bool,
+    /// Sigmoid gates of the output, projected before the queries.
+    pub gates: Option<OutputGates>,
     /// An earlier layer whose keys and values this one shares.
     pub keys_of: Option<usize>,
+    /// Whether the keys' projection gives the values, too: Gemma 4's larger models. Norms and rotation of keys do not
+    /// apply to them.
+    pub values_of_keys: bool,
+    /// Multi-head latent attention, if it is that: then `n_kv_heads` is 1 and `head_dim` the cached size.
+    pub latent: Option<Latent>,
+}
+
+/// Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434). A token's keys and values of all heads are made of
+/// one latent. It is cached with one rotated part of the keys, and the matrices that would make keys of it are applied to
+/// the queries instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Latent {
+    /// Size of the latent: `attention.kv_lora_rank`; `kv_lora_rank`. The rest of `head_dim` is rotated.
+    pub kv_rank: u32,
+    /// Size of the queries' latent, if they have one: `attention.q_lora_rank`; `q_lora_rank`.
+    pub q_rank: Option<u32>,
+    /// Elements of a query that are not rotated: `qk_nope_head_dim`.
+    pub nope_dim: u32,
+    /// Size of a value: `attention.value_length_mla`; `v_head_dim`.
+    pub value_dim: u32,
+}
+
+/// Gates of an attention layer's output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputGates {
+    /// One for each element: Qwen3.5.
+    Elements,
+    /// One for each head: LFM3.
+    Heads,
 }
 
 /// A feed-forward.
@@ -175,6 +206,9 @@ pub struct FeedForward {
 pub struct Experts {
     /// E: `expert_count`; `num_experts`, `num_local_experts`.
     pub n: u32,
+    /// Width of a dense feed-forward beside the experts, if any: Gemma 4. Then either half has norms of its own, as the
+    /// router has, and each expert a factor.
+    pub dense: Option<u32>,
     /// K, experts per token: `expert_used_count`; `num_experts_per_tok`.
     pub n_used: u32,
     /// How the router chooses experts.
@@ -207,7 +241,29 @@ impl Attention {
 
     /// Columns of the gates, which come first.
     pub fn gate_dim(&self) -> u32 {
-        if self.gated { self.q_dim() } else { 0 }
+        match self.gates {
+            None => 0,
+            Some(OutputGates::Elements) => self.q_dim(),
+            Some(OutputGates::Heads) => self.n_heads,
+        }
+    }
+
+    /// Columns of the output, before its projection.
+    pub fn output_dim(&self) -> u32 {
+        self.latent.map_or(self.q_dim(), |latent| self.n_heads * latent.value_dim)
+    }
+
+    /// Where keys hold their values, the first element of a key that is its value's.
+    pub fn values_from(&self) -> Option<u32> {
+        self.latent.map(|latent| self.head_dim.saturating_sub(latent.kv_rank))
+    }
+
+    /// With latent attention, columns of the queries as they are projected, and of the products of the layer's input: the
+    /// queries or their latent, then the keys' latent and the part that is rotated.
+    pub fn latent_dims(&self, latent: &Latent) -> [u32; 2] {
+        let turned = self.head_dim.saturating_sub(latent.kv_rank);
+        let query_dim = self.n_heads * (latent.nope_dim + turned);
+        [query_dim, latent.q_rank.unwrap_or(query_dim) + self.head_dim]
     }
 
     /// Key/value heads that the layer projects itself.
@@ -217,7 +273,8 @@ impl Attention {
 
     /// Columns of gates, queries, and the layer's own keys and values, in this order.
     pub fn qkv_dim(&self) -> u32 {
-        self.gate_dim() + self.q_dim() + 2 * self.own_kv_heads() * self.head_dim
+        let n_kinds = if self.latent.is_some() { 1 } else { 2 };
+        self.gate_dim() + self.q_dim() + n_kinds * self.own_kv_heads() * self.head_dim
     }
 
     /// H, Hkv and D.
@@ -228,16 +285,31 @@ impl Attention {
     /// Parameters of the attention kernels.
     pub(crate) fn kernel(&self, causal: bool) -> AttentionConfig {
         let Attention { n_heads, n_kv_heads, head_dim, window, scale, soft_cap, .. } = *self;
-        AttentionConfig { n_heads, n_kv_heads, head_dim, window, scale, soft_cap, causal }
+        AttentionConfig {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            window,
+            scale,
+            soft_cap,
+            values_from: self.values_from(),
+            causal,
+        }
     }
 }
 
 impl FeedForward {
-    /// Rows of the first product: gates and ups together.
+    /// Width of its dense part, if it has one.
+    pub fn dense_dim(&self) -> Option<u32> {
+        self.experts.map_or(Some(self.dim), |experts| experts.dense)
+    }
+
+    /// Rows of the dense part's first product: gates and ups together.
     pub fn up_dim(&self) -> u32 {
+        let dim = self.dense_dim().unwrap_or(0);
         match self.between {
-            Between::Gelu(_) => self.dim,
-            Between::Gate(_) => 2 * self.dim,
+            Between::Gelu(_) => dim,
+            Between::Gate(_) => 2 * dim,
         }
     }
 }

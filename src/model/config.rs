@@ -1,8 +1,8 @@
 //! Model configuration, independent of the file format.
 
-use super::block::{Attention, Block, Experts, FeedForward, NormPlace, Recurrence};
+use super::block::{Attention, Block, Experts, FeedForward, Latent, NormPlace, Recurrence};
 use crate::error::Error;
-use crate::kernels::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_PAST, RopeConfig, SelectiveScan};
+use crate::kernels::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_TAPS, RopeConfig, SelectiveScan};
 
 /// Shape of a decoder or an encoder. Each field names its key in GGUF metadata (without the architecture prefix) and
 /// in `config.json`.
@@ -155,9 +155,8 @@ impl ModelConfig {
         }
         for (l, block) in self.blocks.iter().enumerate() {
             self.check_shared_keys(l, &block.attention)?;
-            let is_dense = block.feed_forward.experts.is_none() && block.ffn_norm.is_on_result();
-            if block.output_scale && !block.per_layer && !is_dense {
-                let expected = "a dense layer with a norm on its output".into();
+            if block.output_scale && !block.per_layer && !block.ffn_norm.is_on_result() {
+                let expected = "a layer with a norm on its output".into();
                 return Err(config_error("layer_output_scale (layer_scalar)", expected, format!("layer {l}")));
             }
         }
@@ -192,6 +191,9 @@ impl ModelConfig {
         in_range("attention.head_count (num_attention_heads)", n_heads, MAX_HEADS)?;
         in_range("attention.head_count_kv (num_key_value_heads)", n_kv_heads, MAX_HEADS)?;
         in_range("attention.key_length (head_dim)", head_dim, MAX_HEAD_DIM)?;
+        if let Some(latent) = &attention.latent {
+            check_latent(attention, latent)?;
+        }
         if !n_heads.is_multiple_of(n_kv_heads) {
             let expected = format!("a divisor of the {n_heads} query heads");
             return Err(config_error("attention.head_count_kv (num_key_value_heads)", expected, n_kv_heads));
@@ -226,9 +228,28 @@ pub(crate) const MAX_LAYERS: u32 = 1 << 12;
 pub(crate) const MAX_CONTEXT: u32 = 1 << 28;
 const MAX_HEADS: u32 = 1 << 12;
 
+fn check_latent(attention: &Attention, latent: &Latent) -> Result<(), Error> {
+    let sizes = [
+        ("attention.kv_lora_rank (kv_lora_rank)", latent.kv_rank, 4),
+        ("attention.q_lora_rank (q_lora_rank)", latent.q_rank.unwrap_or(4), 4),
+        ("attention.key_length_mla (qk_nope_head_dim)", latent.nope_dim, 4),
+        ("attention.value_length_mla (v_head_dim)", latent.value_dim, 4),
+        ("rope.dimension_count (qk_rope_head_dim)", attention.head_dim.saturating_sub(latent.kv_rank), 8),
+    ];
+    for (field, size, unit) in sizes {
+        in_range(field, size, MAX_DIM)?;
+        if !size.is_multiple_of(unit) {
+            return Err(config_error(field, format!("a multiple of {unit}"), size));
+        }
+    }
+    Ok(())
+}
+
 fn check_recurrence(recurrence: &Recurrence) -> Result<(), Error> {
-    let field = "shortconv.l_cache, ssm.conv_kernel (linear_conv_kernel_dim, mamba_d_conv)";
-    in_range(field, recurrence.taps(), MAX_PAST + 1)?;
+    let field = "shortconv.l_cache, ssm.conv_kernel (conv_L_cache, linear_conv_kernel_dim, mamba_d_conv)";
+    if !(2..=MAX_TAPS).contains(&recurrence.taps()) {
+        return Err(config_error(field, format!("2 to {MAX_TAPS}"), recurrence.taps()));
+    }
     let rule = match recurrence {
         Recurrence::ShortConv { .. } => return Ok(()),
         Recurrence::Mamba2 { scan, .. } => return check_scan(scan),
@@ -264,6 +285,9 @@ fn check_feed_forward(feed_forward: &FeedForward) -> Result<(), Error> {
     };
     let field = "expert_feed_forward_length (moe_intermediate_size)";
     in_range(field, feed_forward.dim, MAX_DIM)?;
+    if let Some(dim) = feed_forward.dense_dim() {
+        in_range("feed_forward_length (intermediate_size)", dim, MAX_DIM)?;
+    }
     if !feed_forward.dim.is_multiple_of(4) {
         return Err(config_error(field, "a multiple of 4".into(), feed_forward.dim));
     }

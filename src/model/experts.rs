@@ -5,13 +5,15 @@ mod cached;
 pub(crate) use cached::{CachedExperts, ExpertPart};
 
 use super::block::{Between, Experts, SharedExpert};
-use super::forward::Transformer;
+use super::config::ModelConfig;
+use super::forward::{Flow, Transformer};
 use super::stack::{Joined, RowPlaces, Stack, TensorSlot, WeightSource, describe, table};
+use super::weights::{HalfNorms, NormWeights};
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::kernels::{
-    ExpertDown, ExpertGateUp, ExpertProduct, ExpertRows, ExpertTiles, SharedExperts, expert_sum, fold_norm, gated,
-    route, suits_few,
+    ExpertDown, ExpertGateUp, ExpertProduct, ExpertRows, ExpertTiles, Norm, SharedExperts, expert_sum, fold_norm,
+    gated, route, suits_few,
 };
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -26,12 +28,53 @@ pub struct ExpertWeights {
     pub logits: Stack,
     /// Routing biases, `[E]`.
     pub(super) choice_bias: Option<Tensor>,
+    /// What experts beside a dense feed-forward have.
+    pub(super) beside: Option<BesideWeights>,
     shared: SharedExperts,
     matrices: Matrices,
     up_bias: Option<Joined>,
     down_bias: Option<Joined>,
     /// Expert cache for passes over a few tokens.
     kept: Option<CachedExperts>,
+}
+
+/// Vectors of experts beside a dense feed-forward. Both read the residual stream, each with a norm of its own, and their
+/// outputs are normalised before they are added: Gemma 4.
+#[derive(Clone, Debug)]
+pub(super) struct BesideWeights {
+    /// Norm of the router's input, `[C]`.
+    router_norm: Tensor,
+    /// Factors of the experts, `[E]`.
+    factors: Tensor,
+    /// Norm of the experts' input.
+    before: NormWeights,
+    /// Norm of the experts' output.
+    after: NormWeights,
+    /// Norm of the dense feed-forward's output.
+    dense_after: NormWeights,
+}
+
+impl BesideWeights {
+    fn declare(
+        source: &dyn WeightSource,
+        prefix: &str,
+        config: &ModelConfig,
+        n_experts: u32,
+    ) -> Result<BesideWeights, Error> {
+        let norm = |name: &str| NormWeights::declare(source, &format!("{prefix}{name}"), config);
+        Ok(BesideWeights {
+            router_norm: table(source, &format!("{prefix}ffn_gate_inp_scale.weight"), &[config.dim])?,
+            factors: table(source, &format!("{prefix}ffn_down_exps_scale.weight"), &[n_experts])?,
+            before: norm("pre_ffw_norm_2")?,
+            after: norm("post_ffw_norm_2")?,
+            dense_after: norm("post_ffw_norm_1")?,
+        })
+    }
+
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let norms = [&self.before, &self.after, &self.dense_after].into_iter().flat_map(NormWeights::tensors);
+        [&self.router_norm, &self.factors].into_iter().chain(norms)
+    }
 }
 
 /// Matrices of all experts.
@@ -86,9 +129,10 @@ impl ExpertWeights {
         target: &Target,
         source: &dyn WeightSource,
         prefix: &str,
-        experts: &Experts,
-        [dim, ffn_dim]: [u32; 2],
+        config: &ModelConfig,
+        (experts, ffn_dim): (&Experts, u32),
     ) -> Result<ExpertWeights, Error> {
+        let dim = config.dim;
         let mut tensors = routed(source, prefix, experts.n, [dim, ffn_dim]);
         let mut shared = SharedExperts::default();
         let mut logits = vec![("ffn_gate_inp", experts.n)];
@@ -127,6 +171,10 @@ impl ExpertWeights {
             choice_bias: match experts.choice_bias {
                 true => Some(table(source, &format!("{prefix}exp_probs_b.bias"), &[experts.n])?),
                 false => None,
+            },
+            beside: match experts.dense {
+                Some(_) => Some(BesideWeights::declare(source, prefix, config, experts.n)?),
+                None => None,
             },
             shared,
             matrices,
@@ -346,18 +394,67 @@ impl ExpertMatrix {
     }
 }
 
+/// Norms that a mixture applies to its input.
+#[derive(Clone, Copy)]
+struct InputNorms<'a> {
+    experts: Option<&'a NormWeights>,
+    /// That of the router, if it differs.
+    router: Option<&'a Tensor>,
+}
+
 impl Transformer {
-    /// Records a mixture of experts with the norms of its input and output: `[T, C]` to `[T, C]`.
+    /// Records a feed-forward with experts, with the norms of its input and output: `[T, C]` to `[T, C]`.
     pub(super) fn record_experts(
         &self,
         rec: &mut Recorder,
+        flow: Flow<'_>,
         l: usize,
-        (experts, weights): (&Experts, &ExpertWeights),
+        weights: &ExpertWeights,
         h: Tensor,
     ) -> Result<Tensor, Error> {
-        let (block, norms) = (&self.config.blocks[l], &self.weights.blocks[l].ffn_norms);
-        let Between::Gate(gate) = block.feed_forward.between else { return Err(unsupported("experts without gates")) };
-        let (ffn_dim, n_tokens) = (block.feed_forward.dim, h.shape()[0]);
+        let block = &self.config.blocks[l];
+        let (HalfNorms { before, after }, factor) = (&self.weights.blocks[l].ffn_norms, self.output_scale(l));
+        let (before, after) = (before.as_ref(), after.as_ref());
+        if let Some(beside) = &weights.beside {
+            let result = rec.temporary("result", h.shape())?;
+            let both = rec.temporary("both", h.shape())?;
+            let activated = self.record_activated(rec, flow, l, &h)?; // of [T, F]
+            self.weights.blocks[l].ffn_down.record_input(rec, &mut activated.input(), &result, false)?; // [T, C]
+            self.record_norm(rec, Some(&beside.dense_after), &result, &both)?;
+            let norms = InputNorms { experts: Some(&beside.before), router: Some(&beside.router_norm) };
+            self.record_mixture(rec, l, weights, norms, &h, (&result, false))?; // [T, C]
+            self.add_normed(rec, &beside.after, None, &result, &both)?;
+            let after = after.ok_or_else(|| unsupported("beside a dense half without a norm of the sum"))?;
+            return self.add_normed(rec, after, factor, &both, &h).map(|()| h);
+        }
+        let norms = InputNorms { experts: before, router: None };
+        match after.filter(|_| block.ffn_norm.is_on_result()) {
+            Some(norm) => {
+                let result = rec.temporary("result", h.shape())?;
+                self.record_mixture(rec, l, weights, norms, &h, (&result, false))?; // [T, C]
+                self.add_normed(rec, norm, factor, &result, &h).map(|()| h)
+            }
+            None => {
+                self.record_mixture(rec, l, weights, norms, &h, (&h, true))?; // [T, C]
+                self.normed(rec, after, &h)
+            }
+        }
+    }
+
+    /// Records the experts of `h` into a result, `[T, C]` each, or adds them to it.
+    fn record_mixture(
+        &self,
+        rec: &mut Recorder,
+        l: usize,
+        weights: &ExpertWeights,
+        norms: InputNorms<'_>,
+        h: &Tensor,
+        (result, accumulate): (&Tensor, bool),
+    ) -> Result<(), Error> {
+        let feed_forward = &self.config.blocks[l].feed_forward;
+        let Some(experts) = &feed_forward.experts else { return Err(unsupported("weights without experts")) };
+        let Between::Gate(gate) = feed_forward.between else { return Err(unsupported("experts without gates")) };
+        let (ffn_dim, n_tokens) = (feed_forward.dim, h.shape()[0]);
         let (matrices, [up_bias, down_bias]) = (&weights.matrices, weights.biases());
         // A few tokens may find all their experts in the cache.
         let kept = weights.kept.as_ref().filter(|kept| kept.suffices(n_tokens));
@@ -366,21 +463,26 @@ impl Transformer {
             None => (matrices, [up_bias, down_bias]),
         };
 
-        let (x, norm) = self.before(rec, norms.before.as_ref(), &h)?;
+        let (x, norm) = self.before(rec, norms.experts, h)?;
         let (x, norm) = fold_norm(rec, &x, norm, up_bias.is_some() || weights.logits.bias().is_some())?; // [T, C]
         let logits = rec.temporary("router", &[n_tokens, experts.n + u32::from(weights.shared.gated)])?;
-        weights.logits.record(rec, norm, &x, &logits, false)?; // [T, E]
+        match norms.router {
+            None => weights.logits.record(rec, norm, &x, &logits, false)?, // [T, E]
+            Some(weight) => {
+                let norm = Some(Norm { weight, eps: self.eps() });
+                let (x, norm) = fold_norm(rec, h, norm, weights.logits.bias().is_some())?; // [T, C]
+                weights.logits.record(rec, norm, &x, &logits, false)?; // [T, E]
+            }
+        }
         let n_used = experts.n_used + weights.shared.n;
         let routes = rec.temporary_words("routes", &[n_tokens, n_used, 2])?;
-        route(rec, &experts.router, weights.shared, &logits, weights.choice_bias.as_ref(), &routes)?; // [T, K]
+        let vectors = [weights.choice_bias.as_ref(), weights.beside.as_ref().map(|beside| &beside.factors)];
+        route(rec, &experts.router, weights.shared, &logits, vectors, &routes)?; // [T, K]
         if kept.is_some() {
             rec.end_choice(l as u32, &routes);
         }
 
-        let after = norms.after.as_ref();
-        let on_result = after.filter(|_| block.ffn_norm.is_on_result());
-        let result = if on_result.is_some() { rec.temporary("result", h.shape())? } else { h.clone() };
-        let (n_slots, n_experts, accumulate) = (n_tokens * n_used, experts.n + weights.shared.n, on_result.is_none());
+        let (n_slots, n_experts) = (n_tokens * n_used, experts.n + weights.shared.n);
         let activated = rec.temporary("activated", &[n_slots, ffn_dim])?;
         if !suits_few(rec, &x) && ExpertTiles::suit(rec, n_slots, n_experts) {
             let tiles = ExpertTiles::record(rec, &routes, n_experts)?;
@@ -397,23 +499,19 @@ impl Transformer {
                 let product = ExpertProduct { w, rows, first_expert, bias: down_bias, y_start: 0 };
                 product.record(rec, &tiles, &activated, &each)?; // [T K, C]
             }
-            expert_sum(rec, &each, &routes, accumulate, &result)?; // [T, C]
-        } else {
-            for UpPart { rows, part: ExpertMatrix { first_expert, matrix: w, .. } } in &matrices.up {
-                let (rows, first_expert) = (*rows, *first_expert);
-                let product = ExpertGateUp { w, rows, first_expert, bias: up_bias, norm, gate };
-                product.record(rec, &x, &routes, &activated)?; // [T K, F]
-            }
-            for (i, ExpertMatrix { first_expert, matrix: w, .. }) in matrices.down.iter().enumerate() {
-                let (first_expert, accumulate) = (*first_expert, accumulate || i > 0);
-                let product = ExpertDown { w, first_expert, bias: down_bias, accumulate };
-                product.record(rec, &activated, &routes, &result)?; // [T, C]
-            }
+            return expert_sum(rec, &each, &routes, accumulate, result); // [T, C]
         }
-        match on_result {
-            Some(norm) => self.add_normed(rec, norm, None, &result, &h).map(|()| h),
-            None => self.normed(rec, after, &h),
+        for UpPart { rows, part: ExpertMatrix { first_expert, matrix: w, .. } } in &matrices.up {
+            let (rows, first_expert) = (*rows, *first_expert);
+            let product = ExpertGateUp { w, rows, first_expert, bias: up_bias, norm, gate };
+            product.record(rec, &x, &routes, &activated)?; // [T K, F]
         }
+        for (i, ExpertMatrix { first_expert, matrix: w, .. }) in matrices.down.iter().enumerate() {
+            let (first_expert, accumulate) = (*first_expert, accumulate || i > 0);
+            let product = ExpertDown { w, first_expert, bias: down_bias, accumulate };
+            product.record(rec, &activated, &routes, result)?; // [T, C]
+        }
+        Ok(())
     }
 }
 

@@ -2,20 +2,21 @@
 
 use std::ops::Range;
 
-use super::block::{Between, NormPlace, Recurrence};
+use super::block::{Between, Latent, NormPlace, OutputGates, Recurrence};
 use super::config::{ModelConfig, NormKind};
 use super::decoder::{FetchedRows, PassTensors};
 use super::encoder::BatchTensors;
 use super::kv_cache::{KvCache, LayerCache};
 use super::per_layer::PerLayerWeights;
 use super::stack::{Stack, TensorSlot, layer_of};
-use super::weights::{BlockWeights, HalfNorms, NormWeights, RecurrenceWeights, TOKEN_EMBD, Weights};
+use super::weights::{BlockWeights, HalfNorms, LatentWeights, NormWeights, RecurrenceWeights, TOKEN_EMBD, Weights};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
-    Activation, Gate, Heads, Input, Linear, Norm, RopeConfig, RopeScaling, ShortConv, add_rms_norm, attention,
-    attention_next, attention_packed, fold_norm, fuses_norm, gate_up, gelu, layer_norm, linear_norm, rms_norm, rope_kv,
-    rope_packed, rope_table, scale, sigmoid_gate, suits_few, up_gated,
+    Activation, Gate, Gates, HeadColumns, HeadMatrices, Heads, Input, LatentKey, Linear, Norm, RopeConfig, RopeScaling,
+    ShortConv, add_rms_norm, attention, attention_next, attention_packed, fold_norm, fuses_norm, gate_up, gelu,
+    layer_norm, linear_norm, rms_norm, rms_norm_columns, rope_kv, rope_packed, rope_table, scale, sigmoid_gate,
+    suits_few, up_gated,
 };
 use crate::matrix::Matrix;
 use crate::recording::{BatchInvariance, Recorder};
@@ -59,7 +60,7 @@ struct HalfEnd<'a> {
 }
 
 /// The input of a feed-forward's second product.
-enum Activated {
+pub(super) enum Activated {
     /// `[T, F]`.
     Rows(Tensor),
     /// Gates and ups, `[T, 2 F]`; the product's kernel decides how to multiply them.
@@ -67,7 +68,7 @@ enum Activated {
 }
 
 impl Activated {
-    fn input(&self) -> Input<'_> {
+    pub(super) fn input(&self) -> Input<'_> {
         match self {
             Activated::Rows(x) => Input::new(x),
             Activated::Halves(up, gate) => Input::gated(up, *gate),
@@ -249,17 +250,22 @@ impl Transformer {
             HalfEnd { product: &weights.attn_output, place: block.attn_norm, norms: &weights.attn_norms, factor: None };
         let scanned = scanned.map(|weight| Norm { weight, eps: self.config.norm_eps });
         let h = self.record_end(rec, flow, &end, &mut Input::normed(&mixed, scanned), h)?; // [T, C]
-        if let (Some(experts), Some(of_experts)) = (&block.feed_forward.experts, &weights.experts) {
-            return self.record_experts(rec, l, (experts, of_experts), h); // [T, C]
+        if let Some(experts) = &weights.experts {
+            return self.record_experts(rec, flow, l, experts, h); // [T, C]
         }
         let activated = match beside {
             Some(activated) => activated,
             None => self.record_activated(rec, flow, l, &h)?, // of [T, F]
         };
-        // With a third half, the output scale follows it.
-        let factor = weights.output_scale.as_ref().filter(|_| weights.per_layer.is_none());
-        let end = HalfEnd { product: &weights.ffn_down, place: block.ffn_norm, norms: &weights.ffn_norms, factor };
+        let (product, norms, factor) = (&weights.ffn_down, &weights.ffn_norms, self.output_scale(l));
+        let end = HalfEnd { product, place: block.ffn_norm, norms, factor };
         self.record_end(rec, flow, &end, &mut activated.input(), h) // [T, C]
+    }
+
+    /// A layer's output scale, which the feed-forward's end applies unless a third half follows.
+    pub(super) fn output_scale(&self, l: usize) -> Option<&Tensor> {
+        let weights = &self.weights.blocks[l];
+        weights.output_scale.as_ref().filter(|_| weights.per_layer.is_none())
     }
 
     /// Records attention, or its replacement, without the output projection, and returns `[T, H D]`.
@@ -270,13 +276,18 @@ impl Transformer {
         }
         let kernel = attention_config.kernel(self.config.causal);
         let n_tokens = h.shape()[0];
-        let mixed = rec.temporary("mixed", &[n_tokens, attention_config.q_dim()])?;
+        let mixed = rec.temporary("mixed", &[n_tokens, attention_config.n_heads * kernel.value_dim()])?;
         let qkv_shape = [n_tokens, attention_config.qkv_dim()];
         match flow {
             Flow::Cached(io, cache) => {
                 let LayerCache::Keys(cached) = cache.layer(l) else { return Err(wrong_cache(l)) };
                 let qkv = rec.temporary("qkv", &qkv_shape)?;
-                self.record_product(rec, flow, &weights.attn_qkv, weights.attn_norms.before.as_ref(), h, &qkv)?;
+                match attention_config.latent.as_ref().zip(weights.latent.as_ref()) {
+                    Some(latent) => self.record_latent_heads(rec, flow, l, latent, h, &qkv)?, // [T, (H + 1) D]
+                    None => {
+                        self.record_product(rec, flow, &weights.attn_qkv, weights.attn_norms.before.as_ref(), h, &qkv)?
+                    }
+                }
                 let (heads, sinks) = (self.heads(l), weights.attn_sinks.as_ref());
                 let asked = io.queries.as_ref().filter(|(layer, _)| *layer == l);
                 if io.state.is_batch()
@@ -286,13 +297,17 @@ impl Transformer {
                 } else {
                     let q = match asked {
                         Some((_, q)) => q.clone(),
-                        None => rec.temporary("q", mixed.shape())?,
+                        None => rec.temporary("q", &[n_tokens, attention_config.q_dim()])?,
                     };
                     rope_kv(rec, &io.state, &heads, &qkv, &q, cached)?;
                     attention(rec, &io.state, &kernel, sinks, &q, cached, &mixed)?; // [T, H D]
                 }
-                if attention_config.gated {
-                    sigmoid_gate(rec, &qkv, 0, &mixed)?; // [T, H D]
+                if let Some(gates) = attention_config.gates {
+                    let size = if gates == OutputGates::Heads { attention_config.head_dim } else { 1 };
+                    sigmoid_gate(rec, Gates { columns: &qkv, start: 0, size }, &mixed)?; // [T, H D]
+                }
+                if let Some((latent, of_latent)) = attention_config.latent.as_ref().zip(weights.latent.as_ref()) {
+                    return self.record_latent_values(rec, l, (latent, of_latent), &mixed); // [T, H V]
                 }
             }
             Flow::Packed(io) => {
@@ -306,6 +321,69 @@ impl Transformer {
             }
         }
         Ok(mixed)
+    }
+
+    /// Records the queries and the key of latent attention, `[T, (H + 1) D]`.
+    fn record_latent_heads(
+        &self,
+        rec: &mut Recorder,
+        flow: Flow<'_>,
+        l: usize,
+        (latent, weights): (&Latent, &LatentWeights),
+        h: &Tensor,
+        heads: &Tensor,
+    ) -> Result<(), Error> {
+        let (attention, of_block) = (&self.config.blocks[l].attention, &self.weights.blocks[l]);
+        let (n_tokens, [query_dim, dim]) = (h.shape()[0], attention.latent_dims(latent));
+        let turned = attention.head_dim - latent.kv_rank;
+        let norm = |weight| Norm { weight, eps: self.config.norm_eps };
+        let down = rec.temporary("latents", &[n_tokens, dim])?;
+        self.record_product(rec, flow, &of_block.attn_qkv, of_block.attn_norms.before.as_ref(), h, &down)?;
+        let queries = match &weights.queries {
+            None => down.clone(),
+            Some((weight, product)) => {
+                let queries = rec.temporary("queries", &[n_tokens, query_dim])?;
+                let rank = dim - attention.head_dim;
+                if n_tokens == 1 {
+                    product.record(rec, Some(norm(weight)), &down.prefix(&[1, rank])?, &queries, false)?;
+                } else {
+                    let normed = rec.temporary("normed", &[n_tokens, rank])?;
+                    rms_norm_columns(rec, &down, weight, &normed, self.config.norm_eps)?; // [T, Rq]
+                    product.record(rec, None, &normed, &queries, false)?;
+                }
+                queries
+            }
+        };
+        let x = HeadColumns { columns: &queries, start: 0, stride: latent.nope_dim + turned };
+        let start = dim - attention.head_dim;
+        let key = LatentKey { columns: &down, start, n_turned: turned, norm: norm(&weights.kv_norm) };
+        let matrices = |w, rows: [u32; 2], transposed| {
+            let [n_out, dim] = rows;
+            HeadMatrices { w, n_heads: attention.n_heads, start: 0, n_out, dim, transposed }
+        };
+        let w = weights.keys.as_one().ok_or_else(|| wrong_latent(l))?;
+        matrices(w, [latent.kv_rank, latent.nope_dim], weights.values.is_none()).record(rec, x, Some(key), heads)
+    }
+
+    /// Records the values of latent attention, `[T, H V]`, from sums of latents, `[T, H L]`.
+    fn record_latent_values(
+        &self,
+        rec: &mut Recorder,
+        l: usize,
+        (latent, weights): (&Latent, &LatentWeights),
+        mixed: &Tensor,
+    ) -> Result<Tensor, Error> {
+        let n_heads = self.config.blocks[l].attention.n_heads;
+        let values = rec.temporary("values", &[mixed.shape()[0], n_heads * latent.value_dim])?;
+        let (stack, start) = match &weights.values {
+            Some(values) => (values, 0),
+            None => (&weights.keys, latent.nope_dim),
+        };
+        let w = stack.as_one().ok_or_else(|| wrong_latent(l))?;
+        let (n_out, dim) = (latent.value_dim, latent.kv_rank);
+        let x = HeadColumns { columns: mixed, start: 0, stride: latent.kv_rank };
+        HeadMatrices { w, n_heads, start, n_out, dim, transposed: false }.record(rec, x, None, &values)?;
+        Ok(values)
     }
 
     /// Records a recurrent layer's token mixing and returns `[T, K]`.
@@ -327,26 +405,30 @@ impl Transformer {
         let mixed = rec.temporary("mixed", &[n_tokens, recurrence.outputs(dim)])?;
         match recurrence {
             Recurrence::ShortConv { .. } => {
-                let conv =
-                    ShortConv { weight: &weights.conv, bias: weights.conv_bias.as_ref(), gated: true, first_column: 0 };
+                let conv = ShortConv {
+                    weight: weights.conv(),
+                    bias: weights.conv_bias.as_ref(),
+                    gated: true,
+                    first_column: 0,
+                };
                 conv.record(rec, &io.state, &inputs, past, &mixed)?; // [T, C]
             }
-            Recurrence::DeltaNet { rule, .. } => {
+            Recurrence::DeltaNet { rule, eps, .. } => {
                 let (Some(matrices), Some(heads)) = (matrices, weights.heads()) else { return Err(wrong_cache(l)) };
                 let qkv = rec.temporary("qkv", &[n_tokens, rule.channels()])?;
                 let conv = ShortConv {
-                    weight: &weights.conv,
+                    weight: weights.conv(),
                     bias: weights.conv_bias.as_ref(),
                     gated: false,
                     first_column: 0,
                 };
                 conv.record(rec, &io.state, &inputs, past, &qkv)?; // [T, channels]
-                rule.record(rec, &io.state, [&qkv, &inputs, heads], self.config.norm_eps, matrices, &mixed)?; // [T, H Dv]
+                rule.record(rec, &io.state, [&qkv, &inputs, heads], *eps, matrices, &mixed)?; // [T, H Dv]
             }
             Recurrence::Mamba2 { scan, .. } => {
                 let (Some(matrices), Some(heads)) = (matrices, weights.heads()) else { return Err(wrong_cache(l)) };
                 let vbc = rec.temporary("vbc", &[n_tokens, scan.channels()])?;
-                let (weight, bias) = (&weights.conv, weights.conv_bias.as_ref());
+                let (weight, bias) = (weights.conv(), weights.conv_bias.as_ref());
                 let conv = ShortConv { weight, bias, gated: false, first_column: scan.inner_dim() };
                 conv.record(rec, &io.state, &inputs, past, &vbc)?; // [T, channels]
                 scan.record(rec, &io.state, [&vbc, &inputs, heads], matrices, &mixed)?; // [T, H P]
@@ -363,6 +445,7 @@ impl Transformer {
             n_heads: attention.n_heads,
             n_kv_heads: attention.own_kv_heads(),
             head_dim: attention.head_dim,
+            keys_hold_values: attention.latent.is_some(),
             first_column: attention.gate_dim(),
             rope: attention.rope.and_then(|rope| Some((self.config.ropes.get(rope)?, self.ropes.get(rope)?))),
             norm: norm.map(|(norm, weight)| (norm, weight, self.config.norm_eps)),
@@ -370,11 +453,17 @@ impl Transformer {
     }
 
     /// Records a feed-forward up to the input of its second product, `[T, F]`, which it returns.
-    fn record_activated(&self, rec: &mut Recorder, flow: Flow<'_>, l: usize, h: &Tensor) -> Result<Activated, Error> {
+    pub(super) fn record_activated(
+        &self,
+        rec: &mut Recorder,
+        flow: Flow<'_>,
+        l: usize,
+        h: &Tensor,
+    ) -> Result<Activated, Error> {
         let (ffn, weights) = (&self.config.blocks[l].feed_forward, &self.weights.blocks[l]);
         let norm = weights.ffn_norms.before.as_ref();
         let n_tokens = h.shape()[0];
-        let activated = rec.temporary("activated", &[n_tokens, ffn.dim])?;
+        let activated = rec.temporary("activated", &[n_tokens, ffn.dense_dim().unwrap_or(ffn.dim)])?;
         let up = |rec: &mut Recorder| rec.temporary("up", &[n_tokens, ffn.up_dim()]);
         let for_few = weights.ffn_up.as_gate_up().filter(|_| suits_few(rec, h));
         match (ffn.between, flow, for_few) {
@@ -541,6 +630,16 @@ impl Transformer {
     /// Epsilon for the residual stream, which holds values divided by [`ModelConfig::residual_scale`].
     pub(super) fn eps(&self) -> f32 {
         self.config.norm_eps / (self.config.residual_scale * self.config.residual_scale)
+    }
+}
+
+/// A layer's matrices by head cannot be bound as one.
+fn wrong_latent(l: usize) -> Error {
+    Error::Unsupported {
+        format: "model",
+        field: format!("blk.{l}.attn_k_b, attn_v_b"),
+        found: "biases, or more bytes than a binding holds".into(),
+        supported: "plain matrices within a binding".into(),
     }
 }
 

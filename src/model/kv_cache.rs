@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{CachedKeys, KvType, MAX_PAST, N_STATES, PAGE};
+use crate::kernels::{CachedKeys, KvType, N_STATES, PAGE};
 use crate::model::{Block, ModelConfig};
 use crate::tensor::{Role, Tensor};
 
@@ -40,7 +40,7 @@ pub enum LayerCache {
     Keys(CachedKeys),
     /// Recurrent states, used in rotation.
     State {
-        /// Inputs of the convolution, `[N_STATES, 3, channels]`; in a shared cache, as many per sequence as
+        /// Inputs of the convolution, `[N_STATES, taps - 1, channels]`; in a shared cache, as many per sequence as
         /// [`StepState::with_states`](crate::kernels::StepState::with_states) says.
         past: Tensor,
         /// State matrices per head, `[N_STATES, H, Dk, Dv]`, if any.
@@ -61,7 +61,7 @@ impl LayerCache {
             |name: &str, shape: &[u32]| Tensor::declare(format!("cache.{l}.{name}"), Role::Cache, shape, DType::F32);
         Ok(match &block.recurrence {
             Some(recurrence) => LayerCache::State {
-                past: declare("past", &[n_states, MAX_PAST, recurrence.channels(config.dim)])?,
+                past: declare("past", &[n_states, recurrence.taps() - 1, recurrence.channels(config.dim)])?,
                 matrices: match recurrence.matrices() {
                     Some([n_heads, rows, cols]) => Some(declare("state", &[n_states, n_heads, rows, cols])?),
                     None => None,
@@ -69,7 +69,11 @@ impl LayerCache {
             },
             None => {
                 let shape = [block.attention.n_kv_heads, slots, block.attention.head_dim];
-                LayerCache::Keys(CachedKeys::declare(&format!("cache.{l}"), kind, shape, capacity)?)
+                let declare = match block.attention.latent {
+                    Some(_) => CachedKeys::declare_latent,
+                    None => CachedKeys::declare,
+                };
+                LayerCache::Keys(declare(&format!("cache.{l}"), kind, shape, capacity)?)
             }
         })
     }
@@ -77,7 +81,7 @@ impl LayerCache {
     /// Keys and values, or states.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let (first, second) = match self {
-            LayerCache::Keys(CachedKeys { k, v, .. }) => (k, Some(v)),
+            LayerCache::Keys(CachedKeys { k, v, .. }) => (k, v.as_ref()),
             LayerCache::State { past, matrices } => (past, matrices.as_ref()),
         };
         std::iter::once(first).chain(second)
@@ -198,7 +202,8 @@ impl KvCache {
         let layer = |layer: &LayerCache| {
             Ok(match layer {
                 LayerCache::Keys(cached) => {
-                    LayerCache::Keys(CachedKeys { k: like(&cached.k)?, v: like(&cached.v)?, ..cached.clone() })
+                    let v = cached.v.as_ref().map(like).transpose()?;
+                    LayerCache::Keys(CachedKeys { k: like(&cached.k)?, v, ..cached.clone() })
                 }
                 LayerCache::State { past, matrices } => {
                     LayerCache::State { past: like(past)?, matrices: matrices.as_ref().map(like).transpose()? }

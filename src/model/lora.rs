@@ -149,6 +149,7 @@ impl BlockWeights {
         let recurrence = config.blocks.get(l).and_then(|block| block.recurrence.as_ref());
         // Other recurrent layers have more than one row order in published files.
         let mixes = matches!(recurrence, None | Some(Recurrence::ShortConv { .. }));
+        let mixes = mixes && config.blocks.get(l).is_none_or(|block| block.attention.latent.is_none());
         let of_mixing = [&mut self.attn_qkv, &mut self.attn_output].into_iter().filter(move |_| mixes);
         of_mixing.chain([&mut self.ffn_up, &mut self.ffn_down])
     }

@@ -7,7 +7,7 @@ use super::forward::Transformer;
 use super::stack::{RowPlaces, Stack, TensorSlot, WeightSource, describe, table};
 use super::weights::NormWeights;
 use crate::error::Error;
-use crate::kernels::{Activation, Embedding, Gelu, add_rms_norm, multiply};
+use crate::kernels::{Activation, Embedding, Gates, Gelu, add_rms_norm, multiply};
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::target::Target;
@@ -115,7 +115,7 @@ impl Transformer {
         let dim = width / self.config.n_layers();
         let gate = rec.temporary("gate", &[n_tokens, dim])?;
         half.gate.record_activated(rec, h, Activation::Gelu(Gelu::Tanh), &gate)?; // [T, P]
-        multiply(rec, parts, l as u32 * dim, &gate)?;
+        multiply(rec, Gates { columns: parts, start: l as u32 * dim, size: 1 }, &gate)?;
         let result = rec.temporary("result", h.shape())?;
         half.proj.record(rec, None, &gate, &result, false)?; // [T, C]
         let norm = half.norm.rms(2.0 * self.config.norm_eps);

@@ -61,17 +61,19 @@ pub struct RowPlaces {
     /// Columns of a slice, where rows are cut into slices: the next slice of all rows starts `stride` positions (the
     /// tensor's rows) further. The last slice is zero-padded.
     pub slice: Option<u32>,
+    /// Distance to a second copy of all rows, where a matrix has them twice.
+    pub copy: Option<u32>,
 }
 
 impl RowPlaces {
     /// Consecutive positions.
     pub fn from(first: u32) -> RowPlaces {
-        RowPlaces { first, run: u32::MAX, stride: 0, height: 0, slice: None }
+        RowPlaces::runs(first, u32::MAX, 0, 0)
     }
 
     /// Runs of `run` rows, `stride` apart.
     pub fn runs(first: u32, run: u32, stride: u32, height: u32) -> RowPlaces {
-        RowPlaces { first, run, stride, height, slice: None }
+        RowPlaces { first, run, stride, height, slice: None, copy: None }
     }
 
     /// `rows` rows, cut into slices of `columns` columns.
@@ -149,6 +151,26 @@ impl Joined {
         Ok(Joined { tensor, members: members.into_iter().map(|(name, places, _)| (name, places)).collect() })
     }
 
+    /// Declares matrices of these names, on top of each other in a tensor of `rows` rows.
+    pub fn declare_rows(
+        source: &dyn WeightSource,
+        names: Vec<String>,
+        [rows, cols]: [u32; 2],
+    ) -> Result<Joined, Error> {
+        let (mut members, mut next) = (Vec::new(), 0);
+        let n = names.len();
+        for (i, name) in names.into_iter().enumerate() {
+            let own = source.describe(&name).and_then(|tensor| u32::try_from(*tensor.shape.first()?).ok());
+            // The last one has the rest.
+            let own = own.filter(|own| i + 1 < n && *own < rows - next).unwrap_or(rows - next);
+            describe(source, &name, &[own, cols])?;
+            members.push((name, RowPlaces::from(next * cols)));
+            next += own;
+        }
+        let label = members.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join("+");
+        Ok(Joined { tensor: Tensor::declare(label, Role::Weights, &[rows, cols], DType::F32)?, members })
+    }
+
     pub fn tensor(&self) -> &Tensor {
         &self.tensor
     }
@@ -160,7 +182,8 @@ impl Joined {
 }
 
 impl Stack {
-    /// Declares the matrices `names`, each `[rows, cols]`, and their biases, if any.
+    /// Declares the matrices `names`, each `[rows, cols]`, and their biases, if any. A name that follows itself stands
+    /// for a second copy of its rows.
     pub(super) fn declare(
         target: &Target,
         source: &dyn WeightSource,
@@ -328,9 +351,14 @@ impl Stack {
 
     pub(super) fn tensor_slots(&self) -> impl Iterator<Item = (&str, TensorSlot)> {
         let rows = self.parts.iter().flat_map(|part| {
-            starts(&part.members).map(|(name, first)| {
-                (name, TensorSlot::Rows { matrix: part.matrix.clone(), places: RowPlaces::from(first) })
-            })
+            let of_one = part.members.chunk_by(|(one, _), (next, _)| one == next);
+            let placed = of_one.scan(0, |next, of_one| {
+                let (first, rows) = (*next, of_one.first().map_or(0, |(_, rows)| *rows));
+                *next += n_rows(of_one);
+                let copy = (of_one.len() > 1).then_some(rows);
+                Some((of_one.first()?.0.as_str(), RowPlaces { copy, ..RowPlaces::from(first) }))
+            });
+            placed.map(|(name, places)| (name, TensorSlot::Rows { matrix: part.matrix.clone(), places }))
         });
         rows.chain(self.bias.iter().flat_map(Joined::tensor_slots))
     }

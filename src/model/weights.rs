@@ -1,8 +1,8 @@
 //! A model's weights on a device, by GGUF name.
 
-use super::block::{Attention, Block, NormPlace, Recurrence};
+use super::block::{Attention, Block, Latent, NormPlace, OutputGates, Recurrence};
 use super::config::{ModelConfig, NormKind};
-use super::experts::ExpertWeights;
+use super::experts::{BesideWeights, ExpertWeights};
 use super::mtp::MtpWeights;
 use super::per_layer::{PerLayerHalf, PerLayerWeights};
 use super::stack::{Joined, RowPlaces, Stack, TensorSlot, WeightSource, describe, table};
@@ -92,6 +92,8 @@ pub struct BlockWeights {
     pub attn_qkv: Stack,
     /// Vectors of a recurrent layer.
     pub recurrence: Option<RecurrenceWeights>,
+    /// Further weights of latent attention.
+    pub latent: Option<LatentWeights>,
     /// Norms of queries and of keys.
     qk_norm: Option<Joined>,
     /// Attention sinks, `[H]`.
@@ -100,9 +102,9 @@ pub struct BlockWeights {
     pub attn_output: Stack,
     /// Norms of the feed-forward.
     pub ffn_norms: HalfNorms,
-    /// `[F, C]`, or gate and up, `[2 F, C]`; empty with experts.
+    /// `[F, C]`, or gate and up, `[2 F, C]`; empty without a dense feed-forward.
     pub ffn_up: Stack,
-    /// `[C, F]`; empty with experts.
+    /// `[C, F]`; empty without a dense feed-forward.
     pub ffn_down: Stack,
     /// Mixture of experts.
     pub experts: Option<ExpertWeights>,
@@ -112,11 +114,67 @@ pub struct BlockWeights {
     pub output_scale: Option<Tensor>,
 }
 
+/// Weights of latent attention beside the products of the layer's input.
+#[derive(Clone, Debug)]
+pub struct LatentWeights {
+    /// Norm of the queries' latent, `[Rq]`, and their projection, `[H (N + R), Rq]`.
+    pub queries: Option<(Tensor, Stack)>,
+    /// Norm of the latent, `[L]`.
+    pub kv_norm: Tensor,
+    /// What makes keys of the latent, `[H L, N]` by head, and values, `[H V, L]`; or both, `[H (N + V), L]`, which then
+    /// stand one above the other for each head.
+    pub keys: Stack,
+    /// What makes values of the latent, if apart.
+    pub values: Option<Stack>,
+}
+
+impl LatentWeights {
+    fn declare(
+        target: &Target,
+        source: &dyn WeightSource,
+        prefix: &str,
+        attention: &Attention,
+        latent: &Latent,
+    ) -> Result<LatentWeights, Error> {
+        let &Latent { kv_rank, q_rank, nope_dim, value_dim } = latent;
+        let n_heads = attention.n_heads;
+        let stack = |name, rows, cols| Stack::declare(target, source, prefix, &[(name, rows)], cols);
+        let vector = |name: &str, len| table(source, &format!("{prefix}{name}.weight"), &[len]);
+        let is_joint = source.describe(&format!("{prefix}attn_kv_b.weight")).is_some();
+        Ok(LatentWeights {
+            queries: match q_rank {
+                Some(rank) => {
+                    let [query_dim, _] = attention.latent_dims(latent);
+                    Some((vector("attn_q_a_norm", rank)?, stack("attn_q_b", query_dim, rank)?))
+                }
+                None => None,
+            },
+            kv_norm: vector("attn_kv_a_norm", kv_rank)?,
+            keys: match is_joint {
+                true => stack("attn_kv_b", n_heads * (nope_dim + value_dim), kv_rank)?,
+                false => stack("attn_k_b", n_heads * kv_rank, nope_dim)?,
+            },
+            values: match is_joint {
+                true => None,
+                false => Some(stack("attn_v_b", n_heads * value_dim, kv_rank)?),
+            },
+        })
+    }
+
+    fn stacks(&self) -> impl Iterator<Item = &Stack> {
+        self.queries.iter().map(|(_, stack)| stack).chain([&self.keys]).chain(&self.values)
+    }
+
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.queries.iter().map(|(norm, _)| norm).chain([&self.kv_norm])
+    }
+}
+
 /// Vectors of a recurrent layer.
 #[derive(Clone, Debug)]
 pub struct RecurrenceWeights {
     /// Convolution, `[channels, taps]`.
-    pub conv: Tensor,
+    conv: Joined,
     /// Convolution, `[channels]`.
     pub conv_bias: Option<Tensor>,
     /// Per-head vectors. Delta rule: decays, time steps and norm weights, `[2 H + Dv]`; selective scan: decays, time
@@ -160,13 +218,22 @@ impl RecurrenceWeights {
             Recurrence::DeltaNet { .. } | Recurrence::ShortConv { .. } => None,
         };
         let channels = recurrence.channels(dim);
+        let parts = match source.describe(&format!("{prefix}{conv}_q.weight")) {
+            Some(_) => ["q", "k", "v"].map(|part| format!("{prefix}{conv}_{part}.weight")).into(),
+            None => vec![format!("{prefix}{conv}.weight")],
+        };
         let bias = format!("{prefix}{conv}.bias");
         let conv_bias = match source.describe(&bias) {
             Some(_) => Some(table(source, &bias, &[channels])?),
             None => None,
         };
-        let conv = table(source, &format!("{prefix}{conv}.weight"), &[channels, recurrence.taps()])?;
+        let conv = Joined::declare_rows(source, parts, [channels, recurrence.taps()])?;
         Ok(RecurrenceWeights { conv, conv_bias, heads, norm })
+    }
+
+    /// The convolution, `[channels, taps]`.
+    pub(super) fn conv(&self) -> &Tensor {
+        self.conv.tensor()
     }
 
     /// Per-head vectors of a delta rule or a selective scan.
@@ -175,7 +242,7 @@ impl RecurrenceWeights {
     }
 
     fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        std::iter::once(&self.conv).chain(&self.conv_bias).chain(&self.norm)
+        self.conv_bias.iter().chain(&self.norm)
     }
 }
 
@@ -197,8 +264,20 @@ impl BlockWeights {
         let (inputs, output) = match &block.recurrence {
             Some(Recurrence::DeltaNet { rule, .. }) => {
                 let (n, inner) = (rule.n_heads, rule.n_heads * rule.value_dim);
-                let inputs =
-                    vec![("attn_qkv", rule.channels()), ("attn_gate", inner), ("ssm_beta", n), ("ssm_alpha", n)];
+                let channels = rule.channels();
+                // Queries, keys, values and output gates; files may store some of them together.
+                let mut inputs = match (rows("attn_qkv"), rows("attn_gate")) {
+                    (Some(_), None) => vec![("attn_qkv", channels + inner)],
+                    (None, _) => {
+                        let keys = rule.n_key_heads * rule.key_dim;
+                        vec![("attn_q", keys), ("attn_k", keys), ("attn_v", inner), ("attn_gate", inner)]
+                    }
+                    _ => vec![("attn_qkv", channels), ("attn_gate", inner)],
+                };
+                match rows("ssm_ba") {
+                    Some(_) => inputs.push(("ssm_ba", 2 * n)),
+                    None => inputs.extend([("ssm_beta", n), ("ssm_alpha", n)]),
+                }
                 (inputs, ("ssm_out", inner))
             }
             Some(Recurrence::Mamba2 { scan, .. }) => (vec![("ssm_in", scan.inputs())], ("ssm_out", scan.inner_dim())),
@@ -206,14 +285,25 @@ impl BlockWeights {
                 (vec![("shortconv.in_proj", recurrence.inputs(dim))], ("shortconv.out_proj", dim))
             }
             // Head counts are only checked for attention layers.
+            None if attention.latent.is_some() => {
+                let queries = match attention.latent.and_then(|latent| latent.q_rank) {
+                    Some(rank) => ("attn_q_a", rank),
+                    None => ("attn_q", attention.latent.map_or(0, |latent| attention.latent_dims(&latent)[0])),
+                };
+                (vec![queries, ("attn_kv_a_mqa", attention.head_dim)], ("attn_output", attention.output_dim()))
+            }
             None => {
                 let (q_dim, kv_dim) = (attention.q_dim(), attention.kv_dim());
                 let mut inputs = match rows("attn_qkv") {
                     Some(_) => vec![("attn_qkv", attention.qkv_dim())],
+                    None if attention.gates == Some(OutputGates::Heads) => {
+                        vec![("attn_gate", attention.gate_dim()), ("attn_q", q_dim)]
+                    }
                     None => vec![("attn_q", attention.gate_dim() + q_dim)],
                 };
                 if rows("attn_qkv").is_none() && attention.keys_of.is_none() {
-                    inputs.extend([("attn_k", kv_dim), ("attn_v", kv_dim)]);
+                    let values = if attention.values_of_keys { "attn_k" } else { "attn_v" };
+                    inputs.extend([("attn_k", kv_dim), (values, kv_dim)]);
                 }
                 (inputs, ("attn_output", q_dim))
             }
@@ -222,23 +312,25 @@ impl BlockWeights {
             let names: Vec<(&str, u32)> = names.iter().map(|(name, rows)| (name.as_str(), *rows)).collect();
             Stack::declare(target, source, prefix, &names, cols)
         };
-        let (up, down, experts) = match &ffn.experts {
-            Some(experts) => {
-                (vec![], vec![], Some(ExpertWeights::declare(target, source, prefix, experts, [dim, ffn.dim])?))
-            }
-            None => {
+        let (up, down, ffn_dim) = match ffn.dense_dim() {
+            None => (vec![], vec![], 0),
+            Some(ffn_dim) => {
                 // The shared expert alone, without routed experts.
                 let suffix = match (rows("ffn_down"), rows("ffn_down_shexp")) {
                     (None, Some(_)) => "_shexp",
                     _ => "",
                 };
-                let up = dense_up(&rows, suffix, [ffn.dim, ffn.up_dim()]);
-                (up, vec![(format!("ffn_down{suffix}"), dim)], None)
+                let up = dense_up(&rows, suffix, [ffn_dim, ffn.up_dim()]);
+                (up, vec![(format!("ffn_down{suffix}"), dim)], ffn_dim)
             }
         };
         Ok(BlockWeights {
             attn_norms: norms(block.attn_norm, ["attn_norm", "post_attention_norm", "attn_output_norm"])?,
             attn_qkv: stack(&inputs, dim)?,
+            latent: match &attention.latent {
+                Some(latent) => Some(LatentWeights::declare(target, source, prefix, attention, latent)?),
+                None => None,
+            },
             qk_norm: match block.recurrence {
                 Some(_) => None,
                 None => qk_norm(source, prefix, attention)?,
@@ -254,8 +346,11 @@ impl BlockWeights {
             attn_output: stack(&[(output.0, dim)], output.1)?,
             ffn_norms: norms(block.ffn_norm, ["ffn_norm", "post_ffw_norm", "layer_output_norm"])?,
             ffn_up: owned(&up, dim)?,
-            ffn_down: owned(&down, ffn.dim)?,
-            experts,
+            ffn_down: owned(&down, ffn_dim)?,
+            experts: match &ffn.experts {
+                Some(experts) => Some(ExpertWeights::declare(target, source, prefix, config, (experts, ffn.dim))?),
+                None => None,
+            },
             per_layer: match config.per_layer.filter(|_| block.per_layer) {
                 Some(part) => Some(PerLayerHalf::declare(target, source, config, prefix, part.dim)?),
                 None => None,
@@ -276,18 +371,21 @@ impl BlockWeights {
         let router = self.experts.iter().map(|experts| &experts.logits);
         let per_layer = self.per_layer.iter().flat_map(|half| [&half.gate, &half.proj]);
         let halves = [&self.attn_qkv, &self.attn_output, &self.ffn_up, &self.ffn_down].into_iter();
-        halves.chain(router).chain(per_layer)
+        halves.chain(self.latent.iter().flat_map(LatentWeights::stacks)).chain(router).chain(per_layer)
     }
 
     /// F32 vectors with their own names.
     fn vectors(&self) -> impl Iterator<Item = &Tensor> {
         let recurrence = self.recurrence.iter().flat_map(RecurrenceWeights::tensors);
-        let choice_bias = self.experts.iter().filter_map(|experts| experts.choice_bias.as_ref());
+        let of_experts = self.experts.iter().flat_map(|experts| {
+            experts.choice_bias.iter().chain(experts.beside.iter().flat_map(BesideWeights::tensors))
+        });
         self.attn_norms
             .tensors()
             .chain(self.ffn_norms.tensors())
             .chain(&self.attn_sinks)
-            .chain(choice_bias)
+            .chain(self.latent.iter().flat_map(LatentWeights::tensors))
+            .chain(of_experts)
             .chain(recurrence)
             .chain(self.per_layer.iter().flat_map(|half| half.norm.tensors()))
             .chain(&self.output_scale)
@@ -403,8 +501,9 @@ impl Weights {
 
     fn joined(&self) -> impl Iterator<Item = &Joined> {
         self.blocks.iter().flat_map(|block| {
-            let heads = block.recurrence.iter().filter_map(|recurrence| recurrence.heads.as_ref());
-            block.qk_norm.iter().chain(heads)
+            let recurrence = block.recurrence.iter();
+            let recurrence = recurrence.flat_map(|recurrence| recurrence.heads.iter().chain([&recurrence.conv]));
+            block.qk_norm.iter().chain(recurrence)
         })
     }
 

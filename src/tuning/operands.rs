@@ -18,16 +18,29 @@ pub(crate) fn input(device: &Device, shape: &[u32]) -> Result<Tensor, Error> {
 /// Cached keys and values of numbers in [-1, 1).
 #[inline(never)]
 pub(crate) fn keys(device: &Device, kind: KvType, shape: [u32; 3]) -> Result<CachedKeys, Error> {
-    let [_, slots, head_dim] = shape;
-    let cached = CachedKeys::declare("cache", kind, shape, slots)?;
-    for tensor in [&cached.k, &cached.v] {
+    let cached = CachedKeys::declare("cache", kind, shape, shape[1])?;
+    fill(device, &cached, shape)?;
+    Ok(cached)
+}
+
+/// As [`keys`], of keys that hold their values.
+#[inline(never)]
+pub(crate) fn latent_keys(device: &Device, kind: KvType, shape: [u32; 3]) -> Result<CachedKeys, Error> {
+    let cached = CachedKeys::declare_latent("cache", kind, shape, shape[1])?;
+    fill(device, &cached, shape)?;
+    Ok(cached)
+}
+
+fn fill(device: &Device, cached: &CachedKeys, shape @ [.., head_dim]: [u32; 3]) -> Result<(), Error> {
+    let kind = cached.kind;
+    for tensor in [&cached.k].into_iter().chain(&cached.v) {
         let mut content = vec![0; tensor.len()];
         let heads = uniform(shape.iter().product::<u32>() as usize);
         let rows = content.chunks_exact_mut(kind.row_words(head_dim) as usize);
         rows.zip(heads.chunks_exact(head_dim as usize)).for_each(|(row, head)| write_row(kind, head, row));
         device.write(tensor, 0, &content)?;
     }
-    Ok(cached)
+    Ok(())
 }
 
 /// A matrix whose words are normal numbers whether read as floats, halves, scales or quants: subnormals and NaNs can

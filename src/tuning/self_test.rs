@@ -3,20 +3,20 @@
 //! and another takes its place before a result is given out.
 
 use super::compare;
-use super::operands::{input, keys, matrix, uniform};
+use super::operands::{input, keys, latent_keys, matrix, uniform};
 use crate::cpu::cached::{read_row, write_row};
 use crate::device::Device;
 use crate::dtype::{BLOCK, DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{
     Activation, AttentionConfig, BatchRow, CachedKeys, Combination, DeltaRule, Embedding, ExpertDown, ExpertGateUp,
-    ExpertProduct, ExpertRows, ExpertScore, ExpertTiles, Gate, Gelu, Heads, Input, KvType, LayerNorm, Linear, MAX_PAST,
-    MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, N_STATES, Norm, PAGE, PackedTiles,
-    Pairing, Pooling, QkNorm, RopeConfig, RopeStyle, Router, Sampling, SelectiveScan, SharedExperts, ShortConv,
-    StepState, TopStrip, add, advance, argmax, attention, attention_next, attention_packed, embed, embed_sum,
-    expert_sum, gate_up, gated, geglu, gelu, last_row, layer_norm, linear_norm, mask_logits, matmul, matvec, merge_top,
-    mol, penalize, pool, rms_norm, rope, rope_kv, rope_packed, rope_table, route, sample, scale, select_top,
-    sigmoid_gate, silu, softmax, split_sum, up_gated,
+    ExpertProduct, ExpertRows, ExpertScore, ExpertTiles, Gate, Gates, Gelu, HeadColumns, HeadMatrices, Heads, Input,
+    KvType, LatentKey, LayerNorm, Linear, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores,
+    N_STATES, Norm, PAGE, PackedTiles, Pairing, Pooling, QkNorm, RopeConfig, RopeStyle, Router, Sampling,
+    SelectiveScan, SharedExperts, ShortConv, StepState, TopStrip, add, advance, argmax, attention, attention_next,
+    attention_packed, embed, embed_sum, expert_sum, gate_up, gated, geglu, gelu, last_row, layer_norm, linear_norm,
+    mask_logits, matmul, matvec, merge_top, mol, penalize, pool, rms_norm, rope, rope_kv, rope_packed, rope_table,
+    route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum, up_gated,
 };
 #[cfg(feature = "lora")]
 use crate::kernels::{LowRank, add_lora, gate_up_lora, matvec_lora, up_gated_lora};
@@ -191,6 +191,21 @@ impl CheckInputs<'_> {
         Ok(shared)
     }
 
+    /// Attention of such heads, which are larger where keys hold values that would not fit.
+    fn config(&self, [n_heads, n_kv_heads, head_dim]: [u32; 3]) -> AttentionConfig {
+        let values_from = self.get("VALUES_FROM").filter(|&quads| quads > 0).map(|quads| 4 * quads);
+        let head_dim = head_dim.max(values_from.map_or(0, |from| from + 32));
+        AttentionConfig { values_from, ..config([n_heads, n_kv_heads, head_dim]) }
+    }
+
+    /// Cached keys, and values where they are apart.
+    fn keys(&self, shape: [u32; 3]) -> Result<CachedKeys, Error> {
+        match self.is("VALUES_FROM") {
+            true => latent_keys(self.device, self.kind(), shape),
+            false => keys(self.device, self.kind(), shape),
+        }
+    }
+
     fn gate(&self) -> Gate {
         match self.activation() {
             _ if self.is("CLAMPED") => Gate::Clamped,
@@ -352,7 +367,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
             &q,
             &cached,
         )?;
-        Ok(vec![q, cached.k, cached.v])
+        Ok([q, cached.k].into_iter().chain(cached.v).collect())
     }),
     (&shaders::ROPE_PACKED.kernel, |rec, form| {
         let table = form.device.upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
@@ -369,17 +384,36 @@ static CHECKS: &[(&Kernel, Record)] = &[
         let n_kv_heads = if form.get("ROWS") == Some(8) { 4 } else { 2 };
         let (n_tokens, share) = form.get("ROWS").filter(|&rows| rows < 4).map_or((16, 2), |rows| (1, rows));
         let head_dim = form.get("PARTS").map_or(32, |parts| 64 * parts);
-        let config = config([share * n_kv_heads, n_kv_heads, head_dim]);
-        let cached = keys(form.device, form.kind(), [n_kv_heads, form.slots(64), head_dim])?;
+        let config = form.config([share * n_kv_heads, n_kv_heads, head_dim]);
+        let cached = form.keys([n_kv_heads, form.slots(64), config.head_dim])?;
         let y = attend(rec, form, n_tokens, &config, &cached)?;
         // Packed sequences are of f32.
-        if form.is("SINKS") || form.is("PAGED") || form.kind() != KvType::F32 {
+        let is_latent = config.values_from.is_some();
+        if form.is("SINKS") || form.is("PAGED") || is_latent || form.kind() != KvType::F32 {
             return Ok(vec![y]);
         }
         match form.get("ROWS") {
             Some(..8) => Ok(vec![y]),
             _ => Ok(vec![y, attend_packed(rec, form, &config, &[10, 6])?]),
         }
+    }),
+    (&shaders::HEAD_MATMUL.kernel, |rec, form| {
+        let (is_transposed, is_latent) = (form.is("TRANSPOSED"), form.is("LATENT"));
+        let (n_heads, n_out, dim): (u32, u32, u32) = (2, 40, 32);
+        let [rows, cols] = if is_transposed { [dim, n_out] } else { [n_out, dim] };
+        // Whole super-blocks of any weight type.
+        let cols = cols.next_multiple_of(256);
+        let (n_out, dim) = if is_transposed { (cols, dim) } else { (n_out, cols) };
+        let w = matrix(form.device, form.weight, n_heads * (rows + 8), cols)?;
+        let n_turned = if is_latent { 8 } else { 0 };
+        let (columns, kv) = (input(form.device, &[3, 4 + n_heads * (dim + 8)])?, input(form.device, &[3, n_out + 16])?);
+        let norm_weight = input(form.device, &[n_out])?;
+        let norm = Norm { weight: &norm_weight, eps: 1e-5 };
+        let key = is_latent.then_some(LatentKey { columns: &kv, start: 4, n_turned, norm });
+        let y = blank(form.device, &[3, (n_heads + u32::from(is_latent)) * (n_turned + n_out)])?;
+        let matrices = HeadMatrices { w: &w, n_heads, start: 8, n_out, dim, transposed: is_transposed };
+        matrices.record(rec, HeadColumns { columns: &columns, start: 4, stride: dim + 8 }, key, &y)?;
+        Ok(vec![y])
     }),
     (&shaders::ATTENTION_HALF.kernel, |rec, form| {
         let head_dim = form.get("HEAD_DIM").unwrap_or(64);
@@ -504,7 +538,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
         Ok(vec![y])
     }),
     (&shaders::SHORT_CONV.kernel, |rec, form| {
-        let (weight, past) = (input(form.device, &[70, 3])?, input(form.device, &[N_STATES, MAX_PAST, 70])?);
+        let (weight, past) = (input(form.device, &[70, 3])?, input(form.device, &[N_STATES, 2, 70])?);
         let (x, y, plain) =
             (input(form.device, &[3, 210])?, blank(form.device, &[3, 70])?, blank(form.device, &[3, 70])?);
         let gated = ShortConv { weight: &weight, bias: None, gated: true, first_column: 0 };
@@ -519,7 +553,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
         Ok(vec![y, plain, past])
     }),
     (&shaders::DELTA_RULE.kernel, |rec, form| {
-        let rule = DeltaRule { n_key_heads: 1, n_heads: 2, key_dim: 20, value_dim: 12, grouped: true };
+        let rule = DeltaRule { n_key_heads: 1, n_heads: 2, key_dim: 20, value_dim: 12, grouped: true, beta_scale: 1.0 };
         let (qkv, x) = (input(form.device, &[3, rule.channels()])?, input(form.device, &[3, rule.inputs()])?);
         let (heads, y) = (input(form.device, &[16])?, blank(form.device, &[3, 24])?);
         let matrices = input(form.device, &[N_STATES, 2, 20, 12])?;
@@ -536,13 +570,13 @@ static CHECKS: &[(&Kernel, Record)] = &[
     }),
     (&shaders::SIGMOID_GATE.kernel, |rec, form| {
         let (gates, y) = (input(form.device, &[3, 50])?, input(form.device, &[3, 40])?);
-        sigmoid_gate(rec, &gates, 7, &y)?;
+        sigmoid_gate(rec, Gates { columns: &gates, start: 7, size: 1 }, &y)?;
         Ok(vec![y])
     }),
     (&shaders::ROUTE.kernel, |rec, form| {
         let routes = form.device.upload::<u32>("routes", &[3, 4, 2], &[0; 24])?;
-        let router = Router { score: ExpertScore::Softmax, shares: true, scale: 1.0 };
-        route(rec, &router, SharedExperts { n: 1, gated: true }, &input(form.device, &[3, 71])?, None, &routes)?;
+        let router = Router { score: ExpertScore::Softmax, shares: true, scale: 1.0, groups: None };
+        route(rec, &router, SharedExperts { n: 1, gated: true }, &input(form.device, &[3, 71])?, [None; 2], &routes)?;
         // Experts that are nearly as good may change places: only what their weights make of numbers is compared.
         let (w, x, y) = (
             matrix(form.device, WeightType::F32, 71 * 4, DIM)?,
@@ -719,7 +753,16 @@ fn norm<'a>(form: &CheckInputs<'_>, weight: &'a Tensor) -> Option<Norm<'a>> {
 }
 
 fn config([n_heads, n_kv_heads, head_dim]: [u32; 3]) -> AttentionConfig {
-    AttentionConfig { n_heads, n_kv_heads, head_dim, window: None, scale: 1.0, soft_cap: None, causal: true }
+    AttentionConfig {
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        window: None,
+        scale: 1.0,
+        soft_cap: None,
+        values_from: None,
+        causal: true,
+    }
 }
 
 #[inline(never)]
@@ -730,8 +773,8 @@ fn attend(
     config: &AttentionConfig,
     cached: &CachedKeys,
 ) -> Result<Tensor, Error> {
-    let shape = [n_tokens, config.n_heads * config.head_dim];
-    let (q, y) = (input(form.device, &shape)?, blank(form.device, &shape)?);
+    let q = input(form.device, &[n_tokens, config.n_heads * config.head_dim])?;
+    let y = blank(form.device, &[n_tokens, config.n_heads * config.value_dim()])?;
     let state = form.state(21, n_tokens, cached.k.shape()[1])?;
     let sinks = if form.is("SINKS") { Some(input(form.device, &[config.n_heads])?) } else { None };
     attention(rec, &state, config, sinks.as_ref(), &q, cached, &y)?;
@@ -759,7 +802,7 @@ fn attend_packed(
 /// One token, with a cache that is cut into parts and with one that is not.
 fn decode(rec: &mut Recorder, form: &CheckInputs<'_>) -> Result<Vec<Tensor>, Error> {
     let rows = form.get("ROWS").unwrap_or(2);
-    let config = config([2 * rows, 2, form.get("HEAD_DIM").unwrap_or(32)]);
+    let config = form.config([2 * rows, 2, form.get("HEAD_DIM").unwrap_or(32)]);
     let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = config;
     let table = form.device.upload("table", &[1200, 8, 2], &rope_table(&ROPE, 1200))?;
     let norm = QkNorm::of(form.get("NORM").unwrap_or(0));
@@ -769,15 +812,17 @@ fn decode(rec: &mut Recorder, form: &CheckInputs<'_>) -> Result<Vec<Tensor>, Err
     )?;
     let norm = norm.map(|norm| (norm, &weight, 1e-5));
     let rope = (head_dim >= ROPE.rot_dims).then_some((&ROPE, &table));
-    let heads = Heads { n_heads, n_kv_heads, head_dim, first_column: 0, rope, norm };
+    let keys_hold_values = config.values_from.is_some();
+    let heads = Heads { n_heads, n_kv_heads, head_dim, keys_hold_values, first_column: 0, rope, norm };
     // With pages two sequences, one of which has every page but the last; or two tokens of that one.
     let runs = form.get("STORE").is_some();
     let n_tokens = if form.is("PAGED") { 2 } else { 1 };
-    let qkv = input(form.device, &[n_tokens, (n_heads + 2 * n_kv_heads) * head_dim])?;
+    let n_kinds = if keys_hold_values { 1 } else { 2 };
+    let qkv = input(form.device, &[n_tokens, (n_heads + n_kinds * n_kv_heads) * head_dim])?;
     let sinks = if form.is("SINKS") { Some(input(form.device, &[n_heads])?) } else { None };
     let mut outputs = Vec::new();
     for (slots, pos) in [(1500, 1100), (100, 70)] {
-        let (slots, y) = (form.slots(slots), blank(form.device, &[n_tokens, n_heads * head_dim])?);
+        let (slots, y) = (form.slots(slots), blank(form.device, &[n_tokens, n_heads * config.value_dim()])?);
         let state = match form.is("PAGED") {
             true => {
                 let state = StepState::declare_shared(Some(2), slots / PAGE)?;
@@ -790,9 +835,9 @@ fn decode(rec: &mut Recorder, form: &CheckInputs<'_>) -> Result<Vec<Tensor>, Err
             }
             false => state(form.device, pos, 1)?,
         };
-        let cached = keys(form.device, form.kind(), [n_kv_heads, slots, head_dim])?;
+        let cached = form.keys([n_kv_heads, slots, head_dim])?;
         attention_next(rec, &state, &config, &heads, sinks.as_ref(), &qkv, &cached, &y)?;
-        outputs.extend([y, cached.k, cached.v]);
+        outputs.extend([y, cached.k].into_iter().chain(cached.v));
     }
     Ok(outputs)
 }
@@ -829,7 +874,7 @@ fn best(rec: &mut Recorder, form: &CheckInputs<'_>) -> Result<Vec<Tensor>, Error
 fn heads<'a>(form: &CheckInputs<'_>, table: &'a Tensor, weight: &'a Tensor) -> Heads<'a> {
     let norm = QkNorm::of(form.get("NORM").unwrap_or(0));
     let (rope, norm) = (Some((&ROPE, table)), norm.map(|norm| (norm, weight, 1e-5)));
-    Heads { n_heads: 2, n_kv_heads: 1, head_dim: 16, first_column: 0, rope, norm }
+    Heads { n_heads: 2, n_kv_heads: 1, head_dim: 16, keys_hold_values: false, first_column: 0, rope, norm }
 }
 
 /// The weights of those heads' norms.

@@ -157,10 +157,18 @@ impl Device {
             let state = StepState::declare()?;
             state.set(&self.0, first_pos, n_tokens)?;
             let scale = (head_dim as f32).sqrt().recip();
-            let config =
-                AttentionConfig { n_heads, n_kv_heads, head_dim, window: None, scale, soft_cap: None, causal: true };
+            let config = AttentionConfig {
+                n_heads,
+                n_kv_heads,
+                head_dim,
+                window: None,
+                scale,
+                soft_cap: None,
+                values_from: None,
+                causal: true,
+            };
             let (k, v) = (keys.words(), values.words());
-            let cached = CachedKeys { k, v, kind: KvType::F32, capacity: n_keys };
+            let cached = CachedKeys { k, v: Some(v), kind: KvType::F32, capacity: n_keys };
             kernels::attention(rec, &state, &config, None, &q, &cached, y)
         })
     }

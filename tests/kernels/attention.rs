@@ -370,7 +370,16 @@ fn packed(source: &mut Source, lengths: &'static [u32], [h, hkv, d, window]: [u3
         [0.0; 2],
     );
     let window = (window > 0).then_some(window);
-    let config = AttentionConfig { n_heads: h, n_kv_heads: hkv, head_dim: d, window, scale, soft_cap: None, causal };
+    let config = AttentionConfig {
+        n_heads: h,
+        n_kv_heads: hkv,
+        head_dim: d,
+        window,
+        scale,
+        soft_cap: None,
+        values_from: None,
+        causal,
+    };
     let operands = vec![
         Operand::floats("qkv", &[n_tokens, n_heads * d], qkv),
         Operand::close("y", &[n_tokens, h * d], want, 1e-9),
@@ -422,7 +431,16 @@ fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6], options
     let nmse = if off[1] > 0.0 { 1e-5 } else { 1e-9 };
     let (scale, want) = oracle([t, h, hkv, d], soft_cap, own_sinks, visible, query, key, value, off);
     let window = (window > 0).then_some(window);
-    let config = AttentionConfig { n_heads: h, n_kv_heads: hkv, head_dim: d, window, scale, soft_cap, causal };
+    let config = AttentionConfig {
+        n_heads: h,
+        n_kv_heads: hkv,
+        head_dim: d,
+        window,
+        scale,
+        soft_cap,
+        values_from: None,
+        causal,
+    };
     let shape = [hkv, slots, rows::words(kind, d)];
     let operands = vec![
         Operand::state(pos, n_real),
@@ -535,7 +553,16 @@ fn next(source: &mut Source, [_, h, hkv, d, pos, window]: [u32; 6], options: Opt
         Operand::close("y", &[1, h * d], want, nmse),
     ];
     let window = (window > 0).then_some(window);
-    let config = AttentionConfig { n_heads: h, n_kv_heads: hkv, head_dim: d, window, scale, soft_cap, causal: true };
+    let config = AttentionConfig {
+        n_heads: h,
+        n_kv_heads: hkv,
+        head_dim: d,
+        window,
+        scale,
+        soft_cap,
+        values_from: None,
+        causal: true,
+    };
     Job::new(operands, move |rec, bound| {
         let tensor = |i| bound.tensor(i);
         let rope = style.map(|style| angles.config(style));
@@ -543,6 +570,7 @@ fn next(source: &mut Source, [_, h, hkv, d, pos, window]: [u32; 6], options: Opt
             n_heads: h,
             n_kv_heads: own_hkv,
             head_dim: d,
+            keys_hold_values: false,
             first_column: before,
             rope: rope.as_ref().map(|rope| (rope, tensor(1))),
             norm: norm.map(|norm| (norm, tensor(2), crate::rope::EPS)),
@@ -599,19 +627,28 @@ fn in_pages(
         n_heads,
         n_kv_heads,
         head_dim,
+        keys_hold_values: false,
         first_column: 0,
         rope: Some((&rope, &table)),
         norm: norm.map(|norm| (norm, &weight, 1e-5)),
     };
-    let config =
-        AttentionConfig { n_heads, n_kv_heads, head_dim, window: None, scale: 0.2, soft_cap: None, causal: true };
+    let config = AttentionConfig {
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        window: None,
+        scale: 0.2,
+        soft_cap: None,
+        values_from: None,
+        causal: true,
+    };
     let mut cache = || {
         let floats = source.normal(n_kv_heads * slots * head_dim);
         let words = rows::pack(kind, &floats, head_dim);
         device.upload("cache", &[n_kv_heads, slots, rows::words(kind, head_dim)], &words).expect("the shape fits")
     };
     let (k, v) = (cache(), cache());
-    let cached = CachedKeys { k: k.clone(), v: v.clone(), kind, capacity: n_pages * PAGE };
+    let cached = CachedKeys { k: k.clone(), v: Some(v.clone()), kind, capacity: n_pages * PAGE };
     let qkv = source.normal(6 * heads_dim(&heads));
     // The first sequence has the odd pages, the other one the even ones, in descending order.
     let pages = |odd: u32| (0..n_pages).rev().map(|page| 2 * page + 1 + odd).collect::<Vec<u32>>();

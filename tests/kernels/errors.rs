@@ -25,7 +25,7 @@ fn element_type(name: &str) -> DType {
 
 /// Two tensors as a layer's F32 cache.
 fn cached(k: &Tensor, v: &Tensor) -> CachedKeys {
-    CachedKeys { k: k.clone(), v: v.clone(), kind: KvType::F32, capacity: 9 }
+    CachedKeys { k: k.clone(), v: Some(v.clone()), kind: KvType::F32, capacity: 9 }
 }
 
 fn check(
@@ -265,6 +265,7 @@ fn attention_kernels_refuse_wrong_shapes() {
         window: None,
         scale: 1.0,
         soft_cap: None,
+        values_from: None,
         causal: true,
     };
     let operands: [Operand; 4] = [
@@ -315,6 +316,7 @@ fn attention_from_projection_refuses_wrong_shapes() {
         window: None,
         scale: 1.0,
         soft_cap: None,
+        values_from: None,
         causal: true,
     };
     let rope = RopeConfig::new(6, 1e4, RopeStyle::Halves);
@@ -327,7 +329,15 @@ fn attention_from_projection_refuses_wrong_shapes() {
         ("v", &[2, 9, 8], &[2, 8, 8], "v"),
         ("y", &[1, 32], &[2, 32], "y"),
     ];
-    let heads = Heads { n_heads: 4, n_kv_heads: 2, head_dim: 8, first_column: 0, rope: None, norm: None };
+    let heads = Heads {
+        n_heads: 4,
+        n_kv_heads: 2,
+        head_dim: 8,
+        keys_hold_values: false,
+        first_column: 0,
+        rope: None,
+        norm: None,
+    };
     let run = |heads: Heads<'_>, rec: &mut Recorder, state: &StepState, t: &[Tensor]| {
         let (rope, norm) = (Some((&rope, &t[0])), Some((QkNorm::Heads, &t[1], 1e-5)));
         let heads = Heads { rope, norm, ..heads };
@@ -359,7 +369,15 @@ fn rope_kernels_refuse_wrong_shapes() {
         ("k", &[2, 9, 8], &[2, 72], "k"),
         ("v", &[2, 9, 8], &[2, 8, 9], "v"),
     ];
-    let heads = Heads { n_heads: 4, n_kv_heads: 2, head_dim: 8, first_column: 0, rope: None, norm: None };
+    let heads = Heads {
+        n_heads: 4,
+        n_kv_heads: 2,
+        head_dim: 8,
+        keys_hold_values: false,
+        first_column: 0,
+        rope: None,
+        norm: None,
+    };
     check("rope_kv", &rope_kv, |rec, state, t| {
         let rope = config(6);
         kernels::rope_kv(

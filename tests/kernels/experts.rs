@@ -3,8 +3,8 @@
 
 use tilewright::WeightType;
 use tilewright::kernels::{
-    self, ExpertDown, ExpertGateUp, ExpertProduct, ExpertRows, ExpertScore, ExpertTiles, Gate, Gelu, Norm, Router,
-    SharedExperts,
+    self, ExpertDown, ExpertGateUp, ExpertGroups, ExpertProduct, ExpertRows, ExpertScore, ExpertTiles, Gate, Gelu,
+    Norm, Router, SharedExperts,
 };
 
 use crate::common::Expected;
@@ -49,16 +49,28 @@ pub fn cases(cases: &mut Vec<Case>) {
     for inputs in Inputs::ALL {
         for (i, sizes @ [t, e, k]) in ROUTE.into_iter().enumerate() {
             let score = [ExpertScore::Softmax, ExpertScore::Sigmoid][i % 2];
-            let router = Router { score, shares: i % 3 != 1, scale: [1.0, 2.5][i % 2] };
-            let has_bias = i % 4 == 3;
+            let groups = match e {
+                60 => Some(ExpertGroups { n: 4, n_used: 2, top_two: false }),
+                64 => Some(ExpertGroups { n: 64, n_used: 7, top_two: false }),
+                128 => Some(ExpertGroups { n: 8, n_used: 4, top_two: true }),
+                1024 => Some(ExpertGroups { n: 16, n_used: 1, top_two: true }),
+                _ => None,
+            };
+            let router = Router { score, shares: i % 3 != 1, scale: [1.0, 2.5][i % 2], groups };
+            let vectors @ [has_bias, has_factors] = [i % 4 == 3, i % 3 == 2];
             let shared =
                 [(0, false), (1, true), (3, false), (2, true)].map(|(n, gated)| SharedExperts { n, gated })[i % 4];
             cases.push(Case {
                 kernel: "route",
-                variant: format!("{score:?}{}", if has_bias { "+bias" } else { "" }),
+                variant: format!(
+                    "{score:?}{}{}{}",
+                    if groups.is_some() { "+groups" } else { "" },
+                    if has_bias { "+bias" } else { "" },
+                    if has_factors { "+factors" } else { "" }
+                ),
                 sizes: format!("t={t},e={e},k={k},m={}", shared.n),
                 inputs,
-                build: Box::new(move |source| route(source, router, shared, has_bias, sizes)),
+                build: Box::new(move |source| route(source, router, shared, vectors, sizes)),
             });
         }
         for sizes @ [t, e, k] in TILES {
@@ -150,16 +162,23 @@ impl Way {
     }
 }
 
-fn route(source: &mut Source, router: Router, shared: SharedExperts, has_bias: bool, [t, e, k]: [u32; 3]) -> Job {
+fn route(
+    source: &mut Source,
+    router: Router,
+    shared: SharedExperts,
+    [has_bias, has_factors]: [bool; 2],
+    [t, e, k]: [u32; 3],
+) -> Job {
     let n_logits = e + u32::from(shared.gated);
-    let (logits, bias) = (source.rows(t, n_logits), source.normal(e));
+    let (logits, bias, factors) = (source.rows(t, n_logits), source.normal(e), source.normal(e));
     let own_bias = if has_bias { bias.clone() } else { vec![0.0; e as usize] };
+    let own_factors = if has_factors { factors.clone() } else { vec![1.0; e as usize] };
     let rows = logits.clone();
     let check = move |words: &[u32]| {
         let routes = words.chunks_exact(2 * (k + shared.n) as usize);
         for (t, (row, routes)) in rows.chunks_exact(n_logits as usize).zip(routes).enumerate() {
             let ((row, gate), (routes, beside)) = (row.split_at(e as usize), routes.split_at(2 * k as usize));
-            let chosen = check_route(router, row, &own_bias, routes);
+            let chosen = check_route(router, row, [&own_bias, &own_factors], routes);
             let all = chosen.and_then(|()| check_shared(e, gate, beside));
             all.map_err(|message| format!("token {t}: {message}"))?;
         }
@@ -167,10 +186,15 @@ fn route(source: &mut Source, router: Router, shared: SharedExperts, has_bias: b
     };
     let routes =
         Operand::exact_words("routes", &[t, k + shared.n, 2], Vec::new()).becomes(Want::Check(Box::new(check)));
-    let operands = vec![Operand::floats("logits", &[t, n_logits], logits), Operand::floats("bias", &[e], bias), routes];
+    let operands = vec![
+        Operand::floats("logits", &[t, n_logits], logits),
+        Operand::floats("bias", &[e], bias),
+        Operand::floats("factors", &[e], factors),
+        routes,
+    ];
     Job::new(operands, move |rec, bound| {
-        let bias = has_bias.then(|| bound.tensor(1));
-        kernels::route(rec, &router, shared, bound.tensor(0), bias, bound.tensor(2))
+        let vectors = [has_bias.then(|| bound.tensor(1)), has_factors.then(|| bound.tensor(2))];
+        kernels::route(rec, &router, shared, bound.tensor(0), vectors, bound.tensor(3))
     })
 }
 
@@ -191,7 +215,7 @@ fn check_shared(e: u32, gate: &[f32], routes: &[u32]) -> Result<(), String> {
 
 /// Checks pairs of an expert and its weight's bits against the definition in f64. Experts with scores tied within
 /// rounding may swap places.
-fn check_route(router: Router, logits: &[f32], bias: &[f32], routes: &[u32]) -> Result<(), String> {
+fn check_route(router: Router, logits: &[f32], [bias, factors]: [&[f32]; 2], routes: &[u32]) -> Result<(), String> {
     let logits: Vec<f64> = logits.iter().map(|&logit| f64::from(logit)).collect();
     let highest = logits.iter().copied().fold(f64::MIN, f64::max);
     let total: f64 = logits.iter().map(|logit| (logit - highest).exp()).sum();
@@ -200,7 +224,8 @@ fn check_route(router: Router, logits: &[f32], bias: &[f32], routes: &[u32]) -> 
         ExpertScore::Sigmoid => logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(),
     };
     let chosen_by: Vec<f64> = scores.iter().zip(bias).map(|(score, &bias)| score + f64::from(bias)).collect();
-    let mut sorted = chosen_by.clone();
+    let (allowed, has_tied_groups) = allowed_experts(router.groups, &chosen_by);
+    let mut sorted: Vec<f64> = allowed.iter().map(|&e| chosen_by[e]).collect();
     sorted.sort_by(|a, b| b.total_cmp(a));
     let close = |a: f64, b: f64| (a - b).abs() <= 3e-5 * a.abs().max(b.abs()) + 1e-7;
     let experts: Vec<usize> = routes.chunks_exact(2).map(|route| route[0] as usize).collect();
@@ -209,11 +234,11 @@ fn check_route(router: Router, logits: &[f32], bias: &[f32], routes: &[u32]) -> 
         if expert >= logits.len() || experts[..s].contains(&expert) {
             return Err(format!("expert {expert} is none, or is chosen twice"));
         }
-        if !close(chosen_by[expert], sorted[s]) {
+        if !has_tied_groups && !(allowed.contains(&expert) && close(chosen_by[expert], sorted[s])) {
             return Err(format!("expert {expert} of score {}, expected one of {}", chosen_by[expert], sorted[s]));
         }
         let share = if router.shares { f64::from(router.scale) / chosen } else { f64::from(router.scale) };
-        let (weight, want) = (f64::from(f32::from_bits(route[1])), share * scores[expert]);
+        let (weight, want) = (f64::from(f32::from_bits(route[1])), share * scores[expert] * f64::from(factors[expert]));
         // Shares of scores below the range of f32 are undefined.
         let is_told = !router.shares || chosen > 1e-30;
         if is_told && !close(weight, want) {
@@ -221,6 +246,23 @@ fn check_route(router: Router, logits: &[f32], bias: &[f32], routes: &[u32]) -> 
         }
     }
     Ok(())
+}
+
+/// The experts of the groups that a token uses, and whether another group is tied with one of them within rounding.
+fn allowed_experts(groups: Option<ExpertGroups>, chosen_by: &[f64]) -> (Vec<usize>, bool) {
+    let Some(groups) = groups else { return ((0..chosen_by.len()).collect(), false) };
+    let size = chosen_by.len() / groups.n as usize;
+    let score = |experts: &[f64]| {
+        let mut experts = experts.to_vec();
+        experts.sort_by(|a, b| b.total_cmp(a));
+        experts.iter().take(if groups.top_two { 2 } else { 1 }).sum::<f64>()
+    };
+    let mut scores: Vec<(f64, usize)> = chosen_by.chunks(size).map(score).zip(0..).collect();
+    scores.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let (used, others) = scores.split_at(groups.n_used as usize);
+    let last = used.last().map_or(0.0, |(score, _)| *score);
+    let is_tied = others.first().is_some_and(|(score, _)| (score - last).abs() <= 3e-5 * last.abs() + 1e-7);
+    (used.iter().flat_map(|(_, group)| group * size..(group + 1) * size).collect(), is_tied)
 }
 
 /// Distinct experts of each token, and their weights.

@@ -24,6 +24,7 @@ mod fold;
 mod fused;
 mod harness;
 mod inputs;
+mod latent;
 mod linear;
 #[cfg(feature = "lora")]
 mod lora;
@@ -86,6 +87,7 @@ fn all_cases() -> Vec<Case> {
     embed::cases(&mut cases);
     experts::cases(&mut cases);
     fused::cases(&mut cases);
+    latent::cases(&mut cases);
     linear::cases(&mut cases);
     #[cfg(feature = "lora")]
     lora::cases(&mut cases);

@@ -1,13 +1,13 @@
 //! Recurrent layers: `short_conv`, `delta_rule`, `selective_scan` and `sigmoid_gate`.
 
-use tilewright::kernels::{self, DeltaRule, MAX_PAST, N_STATES, SelectiveScan, ShortConv};
+use tilewright::kernels::{self, DeltaRule, Gates, N_STATES, SelectiveScan, ShortConv};
 
 use crate::harness::{Case, Job, Operand, Want};
 use crate::inputs::{Inputs, Source};
 
 /// T, C, taps, pos, tokens in the pass.
-const CONV: [[u32; 5]; 8] = [
-    [1, 1, 1, 0, 1],
+const CONV: [[u32; 5]; 10] = [
+    [1, 1, 2, 0, 1],
     [1, 3, 2, 1, 1],
     [5, 31, 3, 0, 5],
     [1, 64, 3, 3, 1],
@@ -15,6 +15,8 @@ const CONV: [[u32; 5]; 8] = [
     [8, 7, 4, 9, 5],
     [4, 130, 3, 4, 4],
     [33, 5, 4, 1, 33],
+    [3, 66, 7, 6, 2],
+    [11, 9, 8, 2, 11],
 ];
 
 /// T, Hk, H, Dk, Dv, pos, tokens in the pass.
@@ -40,8 +42,9 @@ const SCAN: [[u32; 7]; 8] = [
     [8, 1, 5, 256, 13, 6, 7],
 ];
 
-/// T, C, first column of the gates; 0 and a single column for whole rows.
-const GATE: [[u32; 3]; 5] = [[1, 1, 0], [3, 40, 7], [2, 257, 0], [5, 64, 100], [1, 1000, 3]];
+/// T, C, first column, elements of a gate.
+const GATE: [[u32; 4]; 6] =
+    [[1, 1, 0, 1], [3, 40, 7, 1], [2, 257, 0, 257], [5, 64, 100, 1], [1, 1000, 3, 1], [3, 96, 4, 24]];
 
 pub fn cases(cases: &mut Vec<Case>) {
     // These kernels divide by lengths and multiply repeatedly: other families say nothing about them.
@@ -76,12 +79,12 @@ pub fn cases(cases: &mut Vec<Case>) {
             build: Box::new(move |source| scan(source, sizes)),
         });
     }
-    for sizes @ [t, c, start] in GATE {
+    for sizes @ [t, c, start, size] in GATE {
         for is_plain in [false, true] {
             cases.push(Case {
                 kernel: "sigmoid_gate",
                 variant: if is_plain { "plain" } else { "sigmoid" }.into(),
-                sizes: format!("t={t},c={c},start={start}"),
+                sizes: format!("t={t},c={c},start={start},size={size}"),
                 inputs,
                 build: Box::new(move |source| gate(source, is_plain, sizes)),
             });
@@ -90,7 +93,7 @@ pub fn cases(cases: &mut Vec<Case>) {
 }
 
 /// Floats within this share of the largest expected one.
-fn close(want: Vec<f64>, share: f64) -> Want {
+pub fn close(want: Vec<f64>, share: f64) -> Want {
     let largest = want.iter().fold(1e-3f64, |largest, value| largest.max(value.abs()));
     Want::Check(Box::new(move |words: &[u32]| {
         for (i, (&word, &want)) in words.iter().zip(&want).enumerate() {
@@ -110,12 +113,13 @@ fn silu(x: f64) -> f64 {
 fn conv(source: &mut Source, gated: bool, has_bias: bool, [t, c, taps, pos, n]: [u32; 5]) -> Job {
     let (width, first) = if gated { (3 * c, 0) } else { (c + 5, 3) };
     let (x, weight, bias) = (source.rows(t, width), source.normal(c * taps), source.normal(c));
-    let past = source.normal(N_STATES * MAX_PAST * c);
+    let past = source.normal(N_STATES * (taps - 1) * c);
     let [t_len, c_len, n_len, taps_len, width_len, first_len] = [t, c, n, taps, width, first].map(|n| n as usize);
-    let slot = |position: u32| (position % N_STATES * MAX_PAST * c) as usize;
-    // Inputs of a channel, beginning with the three before the pass.
+    let slot = |position: u32| (position % N_STATES * (taps - 1) * c) as usize;
+    // Inputs of a channel, beginning with those before the pass.
     let inputs = |channel: usize| -> Vec<f64> {
-        let before = (0..3).map(|i| if pos == 0 { 0.0 } else { past[slot(pos) + i * c_len + channel] }.into());
+        let before =
+            (0..taps_len - 1).map(|i| if pos == 0 { 0.0 } else { past[slot(pos) + i * c_len + channel] }.into());
         let own = (0..n_len).map(|t| {
             let row = &x[t * width_len..];
             f64::from(row[first_len + channel]) * if gated { f64::from(row[2 * c_len + channel]) } else { 1.0 }
@@ -127,12 +131,12 @@ fn conv(source: &mut Source, gated: bool, has_bias: bool, [t, c, taps, pos, n]: 
     for channel in 0..c_len {
         let inputs = inputs(channel);
         for t in 0..n_len {
-            let taps = (0..taps_len).map(|i| f64::from(weight[channel * taps_len + i]) * inputs[t + 4 - taps_len + i]);
+            let taps = (0..taps_len).map(|i| f64::from(weight[channel * taps_len + i]) * inputs[t + i]);
             let sum = taps.sum::<f64>() + if has_bias { f64::from(bias[channel]) } else { 0.0 };
             let gate = if gated { f64::from(x[t * width_len + c_len + channel]) } else { 0.0 };
             want[t * c_len + channel] = if gated { sum * gate } else { silu(sum) };
         }
-        for i in 0..3 {
+        for i in 0..taps_len - 1 {
             after[slot(pos + n) + i * c_len + channel] = inputs[n_len + i];
         }
     }
@@ -141,7 +145,7 @@ fn conv(source: &mut Source, gated: bool, has_bias: bool, [t, c, taps, pos, n]: 
         Operand::floats("x", &[t, width], x),
         Operand::floats("weight", &[c, taps], weight),
         Operand::floats("bias", &[c], bias),
-        Operand::floats("past", &[N_STATES, MAX_PAST, c], past).becomes(close(after, 1e-6)),
+        Operand::floats("past", &[N_STATES, taps - 1, c], past).becomes(close(after, 1e-6)),
         Operand::close("y", &[t, c], Vec::new(), 0.0).becomes(close(want, 2e-6)),
     ];
     Job::new(operands, move |rec, bound| {
@@ -152,7 +156,8 @@ fn conv(source: &mut Source, gated: bool, has_bias: bool, [t, c, taps, pos, n]: 
 }
 
 fn delta(source: &mut Source, grouped: bool, [t, hk, h, dk, dv, pos, n]: [u32; 7]) -> Job {
-    let rule = DeltaRule { n_key_heads: hk, n_heads: h, key_dim: dk, value_dim: dv, grouped };
+    let beta_scale = if h == 4 { 2.0 } else { 1.0 };
+    let rule = DeltaRule { n_key_heads: hk, n_heads: h, key_dim: dk, value_dim: dv, grouped, beta_scale };
     let (qkv, x) = (source.rows(t, rule.channels()), source.rows(t, rule.inputs()));
     // Decays of a few per cent, as in models.
     let mut heads = source.normal(2 * h + dv);
@@ -179,7 +184,7 @@ fn delta(source: &mut Source, grouped: bool, [t, hk, h, dk, dv, pos, n]: [u32; 7
             let (q, k) = (unit(0), unit(keys));
             let gates: Vec<f64> = x[t * rule.inputs() as usize + channels..].iter().map(|&x| f64::from(x)).collect();
             let rest = &gates[h_len * dv_len..];
-            let beta = 1.0 / (1.0 + (-rest[head]).exp());
+            let beta = f64::from(beta_scale) / (1.0 + (-rest[head]).exp());
             let step = (rest[h_len + head] + f64::from(heads[h_len + head])).exp().ln_1p();
             let decay = (f64::from(heads[head]) * step).exp();
             state.iter_mut().for_each(|element| *element *= decay);
@@ -263,11 +268,11 @@ fn scan(source: &mut Source, [t, g, h, n_rows, p, pos, n]: [u32; 7]) -> Job {
     })
 }
 
-fn gate(source: &mut Source, is_plain: bool, [t, c, start]: [u32; 3]) -> Job {
-    let width = if start == 0 { 1 } else { start + c + 2 };
+fn gate(source: &mut Source, is_plain: bool, [t, c, start, size]: [u32; 4]) -> Job {
+    let width = start + c / size + if start > 0 { 2 } else { 0 };
     let (gates, y) = (source.rows(t, width), source.rows(t, c));
     let want = (0..t * c).map(|i| {
-        let (row, column) = (i / c, if width == 1 { 0 } else { start + i % c });
+        let (row, column) = (i / c, start + i % c / size);
         let gate = f64::from(gates[(row * width + column) as usize]);
         f64::from(y[i as usize]) * if is_plain { gate } else { 1.0 / (1.0 + (-gate).exp()) }
     });
@@ -275,5 +280,5 @@ fn gate(source: &mut Source, is_plain: bool, [t, c, start]: [u32; 3]) -> Job {
     let operands =
         vec![Operand::floats("gates", &[t, width], gates), Operand::floats("y", &[t, c], y).becomes(close(want, 1e-6))];
     let record = if is_plain { kernels::multiply } else { kernels::sigmoid_gate };
-    Job::new(operands, move |rec, bound| record(rec, bound.tensor(0), start, bound.tensor(1)))
+    Job::new(operands, move |rec, bound| record(rec, Gates { columns: bound.tensor(0), start, size }, bound.tensor(1)))
 }

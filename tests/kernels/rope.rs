@@ -327,7 +327,15 @@ fn rope_kv(
         let config = style.map(|style| angles.config(style));
         let rope = config.as_ref().map(|config| (config, tensor(1)));
         let norm = norm.map(|norm| (norm, tensor(2), EPS));
-        let heads = Heads { n_heads: h, n_kv_heads: hkv, head_dim: d, first_column: first, rope, norm };
+        let heads = Heads {
+            n_heads: h,
+            n_kv_heads: hkv,
+            head_dim: d,
+            keys_hold_values: false,
+            first_column: first,
+            rope,
+            norm,
+        };
         kernels::rope_kv(
             rec,
             bound.state(0),
@@ -384,7 +392,8 @@ fn rope_packed(
         let config = style.map(|style| config(style, rot));
         let rope = config.as_ref().map(|config| (config, bound.tensor(1)));
         let norm = norm.map(|norm| (norm, bound.tensor(2), EPS));
-        let heads = Heads { n_heads: h, n_kv_heads: hkv, head_dim: d, first_column: 0, rope, norm };
+        let heads =
+            Heads { n_heads: h, n_kv_heads: hkv, head_dim: d, keys_hold_values: false, first_column: 0, rope, norm };
         kernels::rope_packed(rec, &heads, bound.tensor(0), bound.tensor(3))
     })
 }

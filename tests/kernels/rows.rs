@@ -110,5 +110,5 @@ pub fn check(kind: KvType, want: Vec<Expected>, d: u32, before: Option<Vec<u32>>
 
 /// Both tensors as a layer's cache.
 pub fn cached(kind: KvType, [k, v]: [&Tensor; 2], capacity: u32) -> Result<CachedKeys, Error> {
-    Ok(CachedKeys { k: k.clone(), v: v.clone(), kind, capacity })
+    Ok(CachedKeys { k: k.clone(), v: Some(v.clone()), kind, capacity })
 }

@@ -142,8 +142,8 @@ everywhere(
   },
   ({ told, after }) => {
     const names = [
-      "presence_penalty", "frequency_penalty", "frequency_penalty", "logit_bias", "logit_bias", "logitBias", "logitBias", "logitBias", "logprobs",
-      "prompt_lookup", "prompt_lookup",
+      "presencePenalty", "frequencyPenalty", "frequencyPenalty", "logitBias", "logitBias", "logitBias", "logitBias", "logitBias", "logprobs",
+      "promptLookup", "promptLookup",
     ];
     assert.equal(told.length, names.length);
     for (const [at, name] of names.entries()) assert.match(told[at], new RegExp(`^option: .*${name}`));

@@ -95,6 +95,7 @@ fn ours(op: Op, device: &Device) -> Result<Contender> {
                 window: None,
                 scale: (head_dim as f32).powf(-0.5),
                 soft_cap: None,
+                values_from: None,
                 causal: true,
             };
             let len = heads * tokens * head_dim;

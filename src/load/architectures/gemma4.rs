@@ -1,8 +1,9 @@
 //! Gemma 4 (Google 2026): Gemma 3 with value norms, a head shape per layer type, KV sharing in the last layers,
-//! per-layer embeddings, and an output scale per layer.
+//! per-layer embeddings or experts beside the dense feed-forward, values from the keys' projection in the larger
+//! models' global layers, and an output scale per layer.
 
 use super::gemma::{GEMMA, SANDWICH};
-use super::{Architecture, FINAL_SOFT_CAP, WINDOW, add_local_rope, sliding};
+use super::{Architecture, EXPERTS, FINAL_SOFT_CAP, SHARES, WINDOW, add_local_rope, mixture, sliding};
 use crate::error::Error;
 use crate::kernels::QkNorm;
 use crate::load::keys::{Key, Keys};
@@ -24,8 +25,18 @@ pub(super) const GEMMA4: Architecture = Architecture {
         ("per_layer_projection", "proj"),
         ("post_per_layer_input_norm", "post_norm"),
         ("layer_scalar", "layer_output_scale"),
+        ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+        ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+        ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+        ("router.proj", "ffn_gate_inp"),
+        ("router.scale", "ffn_gate_inp_scale"),
+        ("router.per_expert_scale", "ffn_down_exps_scale"),
+        ("experts.gate_up_proj", "ffn_gate_up_exps"),
+        ("experts.down_proj", "ffn_down_exps"),
     ],
-    stored: |_, _| FileLayout::AsRead,
+    gguf_names: &[("ffn_gate_inp.scale", "ffn_gate_inp_scale"), ("ffn_down_exps.scale", "ffn_down_exps_scale")],
+    stored: router_scale,
+    gguf_stored: router_scale,
     describe: |keys, config| {
         (GEMMA.describe)(keys, config)?;
         refuse_unknown(keys)?;
@@ -33,26 +44,57 @@ pub(super) const GEMMA4: Architecture = Architecture {
         let is_local = sliding(keys, config, 6)?;
         layers(keys, config, &is_local)?;
         share_keys(keys, config, &is_local)?;
+        values_of_keys(keys, config, &is_local)?;
+        experts(keys, config)?;
         per_layer(keys, config)
     },
     ..GEMMA
 };
 
-/// Refuses features of the larger models: experts beside a feed-forward, keys as values, bidirectional attention.
+/// Router weights apply to a norm of length 1 rather than of mean square 1.
+fn router_scale(name: &str, config: &ModelConfig) -> FileLayout {
+    match name.ends_with(".ffn_gate_inp_scale.weight") {
+        true => FileLayout::Scaled((config.dim as f32).powf(-0.5)),
+        false => FileLayout::AsRead,
+    }
+}
+
+/// Refuses bidirectional attention.
 fn refuse_unknown(keys: &Keys<'_>) -> Result<(), Error> {
-    for name in ["enable_moe_block", "attention_k_eq_v"] {
-        keys.only_bool(Key("", name), false)?;
-    }
-    let experts = Key("expert_count", "num_experts");
-    if let Some(found) = keys.u32(experts)?.filter(|&n| n > 0) {
-        return Err(keys.unsupported(experts, found, "0, as in E2B and E4B"));
-    }
     let both_ways = Key("", "use_bidirectional_attention");
     match keys.str(both_ways)? {
         // For images only.
         None | Some("vision") => Ok(()),
         Some(found) => Err(keys.unsupported(both_ways, found, "vision")),
     }
+}
+
+/// The global layers whose values are the projected keys: a key of `config.json`, missing tensors in GGUF.
+fn values_of_keys(keys: &Keys<'_>, config: &mut ModelConfig, is_local: &[bool]) -> Result<(), Error> {
+    let stated = keys.bool(Key("", "attention_k_eq_v"))?.unwrap_or(false);
+    for (l, (block, &is_local)) in config.blocks.iter_mut().zip(is_local).enumerate() {
+        let is_missing = keys.is_gguf() && !keys.has(&format!("blk.{l}.attn_v.weight"));
+        block.attention.values_of_keys = !is_local && block.attention.keys_of.is_none() && (stated || is_missing);
+    }
+    Ok(())
+}
+
+/// The experts beside each layer's dense feed-forward, if there are any.
+fn experts(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
+    let switch = Key("", "enable_moe_block");
+    let is_on = keys.bool(switch)?;
+    let n = keys.u32(EXPERTS)?.unwrap_or(0);
+    match (is_on, n) {
+        (Some(false), 1..) => return Err(keys.unsupported(switch, false, &format!("true, for {n} experts"))),
+        (Some(true), 0) => return Err(keys.missing(EXPERTS)),
+        _ => {}
+    }
+    let dense: Vec<u32> = config.blocks.iter().map(|block| block.feed_forward.dim).collect();
+    mixture(keys, config, SHARES, |_| true)?;
+    for (block, dense) in config.blocks.iter_mut().zip(dense) {
+        block.feed_forward.experts.iter_mut().for_each(|experts| experts.dense = Some(dense));
+    }
+    Ok(())
 }
 
 /// Head shape and RoPE of each layer type. The generic keys mean the sliding-window layers in a `config.json`, the

@@ -1,7 +1,7 @@
 //! GPT-NeoX (Black et al. 2022, arXiv:2204.06745): parallel attention and feed-forward, partial RoPE.
 
-use super::Architecture;
 use super::llama::LLAMA;
+use super::{Architecture, n_heads};
 use crate::kernels::RopeStyle;
 use crate::load::keys::Key;
 use crate::load::tensor_index::FileLayout;
@@ -20,8 +20,8 @@ pub(super) const GPT_NEOX: Architecture = Architecture {
         ("mlp.dense_h_to_4h", "ffn_up"),
         ("mlp.dense_4h_to_h", "ffn_down"),
     ],
-    stored: |name, n_heads| match name.contains(".attn_qkv.") {
-        true => FileLayout::ByHead { n_heads, kinds: &[0, 1, 2] },
+    stored: |name, config| match name.contains(".attn_qkv.") {
+        true => FileLayout::ByHead { n_heads: n_heads(config), kinds: &[0, 1, 2] },
         false => FileLayout::AsRead,
     },
     eps: (Key("attention.layer_norm_epsilon", "layer_norm_eps"), Some(1e-5)),

@@ -1,9 +1,9 @@
 //! LFM2 (Liquid AI 2025, arXiv:2511.23404): short-convolution layers between attention layers; optional experts.
 
 use super::llama::LLAMA;
-use super::{Architecture, FFN_WIDTH, listed_layers, mixture};
+use super::{Architecture, FFN_WIDTH, SIGMOIDS, listed_layers, mixture_after_dense};
 use crate::error::Error;
-use crate::kernels::{ExpertScore, QkNorm, RopeStyle, Router};
+use crate::kernels::{QkNorm, RopeStyle};
 use crate::load::keys::{Key, Keys};
 use crate::model::{ModelConfig, Recurrence};
 
@@ -44,9 +44,7 @@ pub(super) const LFM2_MOE: Architecture = Architecture {
     gguf: "lfm2moe",
     json: &["lfm2_moe"],
     describe: |keys, config| {
-        let n_dense = keys.u32(Key("leading_dense_block_count", "num_dense_layers"))?.unwrap_or(0) as usize;
-        let router = Router { score: ExpertScore::Sigmoid, shares: true, scale: 1.0 };
-        mixture(keys, config, router, |l| l >= n_dense)?;
+        mixture_after_dense(keys, config, SIGMOIDS)?;
         let has_bias = keys.bool(Key("", "use_expert_bias"))?.unwrap_or(true);
         for experts in config.blocks.iter_mut().filter_map(|block| block.feed_forward.experts.as_mut()) {
             experts.choice_bias = has_bias;

@@ -13,6 +13,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     gguf_names: &[],
     stored: |_, _| FileLayout::AsRead,
     gguf_stored: |_, _| FileLayout::AsRead,
+    renamed: |name, _| name,
     tied: false,
     eps: (RMS_EPS, None),
     activation: "silu",
@@ -20,6 +21,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     ffn_widths: None,
     defaults: "{}",
     mtp: false,
+    latent: false,
     describe: |keys, config| {
         // Mixtral's GGUF files.
         if keys.is_gguf() {

@@ -6,6 +6,7 @@ use super::{Architecture, SHARES, WINDOW, encoder, listed_sliding, mixture};
 use crate::error::Error;
 use crate::kernels::{QkNorm, RopeStyle};
 use crate::load::keys::{Key, Keys};
+use crate::load::tensor_index::FileLayout;
 use crate::model::ModelConfig;
 
 pub(super) const QWEN2: Architecture =
@@ -36,6 +37,39 @@ pub(super) const QWEN3_MOE: Architecture = Architecture {
     },
     ..QWEN3
 };
+
+/// The text part of Qwen3-VL (2025, arXiv:2511.21631): Qwen3, since only images have multi-dimensional positions.
+pub(super) const QWEN3_VL: Architecture = Architecture {
+    gguf: "qwen3vl",
+    json: &["qwen3_vl", "qwen3_vl_text"],
+    describe: |keys, config| {
+        image_keys(keys);
+        (QWEN3.describe)(keys, config)
+    },
+    ..QWEN3
+};
+
+pub(super) const QWEN3_VL_MOE: Architecture = Architecture {
+    gguf: "qwen3vlmoe",
+    json: &["qwen3_vl_moe", "qwen3_vl_moe_text"],
+    describe: |keys, config| {
+        image_keys(keys);
+        (QWEN3_MOE.describe)(keys, config)
+    },
+    // Published experts are `[E, columns, rows]`.
+    stored: |name, _| match name.contains("_exps.") {
+        true => FileLayout::ExpertsTransposed { paired: false },
+        false => FileLayout::AsRead,
+    },
+    names: &[("mlp.experts.gate_up_proj", "ffn_gate_up_exps")],
+    ..QWEN3_MOE
+};
+
+/// Marks keys about images as read: positions in text are the same in all dimensions.
+pub(super) fn image_keys(keys: &Keys<'_>) {
+    keys.says(Key("rope.dimension_sections", "rope_parameters.mrope_section|rope_scaling.mrope_section"));
+    keys.says(Key("n_deepstack_layers", "rope_parameters.mrope_interleaved|rope_scaling.mrope_interleaved"));
+}
 
 /// The sliding window of the layers after the first few, if enabled. GGUF files have none.
 fn windows(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {

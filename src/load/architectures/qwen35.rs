@@ -1,12 +1,13 @@
 //! Qwen3.5 (2026): three gated delta rule layers per gated attention layer; optional experts.
 
 use super::llama::LLAMA;
-use super::{Architecture, SHARES, listed_layers, mixture};
+use super::qwen::image_keys;
+use super::{Architecture, SHARES, listed_layers, mixture, n_heads};
 use crate::error::Error;
 use crate::kernels::{DeltaRule, QkNorm, RopeStyle};
 use crate::load::keys::{Key, Keys};
 use crate::load::tensor_index::FileLayout;
-use crate::model::{ModelConfig, Recurrence, SharedExpert};
+use crate::model::{ModelConfig, OutputGates, Recurrence, SharedExpert};
 
 pub(super) const QWEN35: Architecture = Architecture {
     gguf: "qwen35",
@@ -29,20 +30,17 @@ pub(super) const QWEN35: Architecture = Architecture {
         ("mlp.experts.gate_up_proj", "ffn_gate_up_exps"),
     ],
     gguf_names: &[("post_attention_norm", "ffn_norm"), ("ssm_a", "ssm_a")],
-    stored: |name, n_heads| match name {
+    stored: |name, config| match name {
         // Published norm weights are offsets from 1, except the delta rule's.
         _ if name.ends_with("norm.weight") && !name.ends_with("ssm_norm.weight") => FileLayout::LessOne,
         _ if name.ends_with("ssm_a.weight") => FileLayout::NegativeLog,
-        _ => gates_first(name, n_heads),
+        _ => gates_first(name, config),
     },
     gguf_stored: gates_first,
     mtp: true,
     describe: |keys, config| {
         layers(keys, config)?;
-        // Only images have multi-dimensional positions.
-        let sections = Key("rope.dimension_sections", "rope_parameters.mrope_section|rope_scaling.mrope_section");
-        keys.says(sections);
-        keys.says(Key("", "rope_parameters.mrope_interleaved|rope_scaling.mrope_interleaved"));
+        image_keys(keys);
         Ok(())
     },
     ..LLAMA
@@ -63,9 +61,9 @@ pub(super) const QWEN35_MOE: Architecture = Architecture {
 };
 
 /// Files store a head's queries before its gates.
-fn gates_first(name: &str, n_heads: u32) -> FileLayout {
+fn gates_first(name: &str, config: &ModelConfig) -> FileLayout {
     match name.ends_with(".attn_q.weight") {
-        true => FileLayout::ByHead { n_heads, kinds: &[1, 0] },
+        true => FileLayout::ByHead { n_heads: n_heads(config), kinds: &[1, 0] },
         false => FileLayout::AsRead,
     }
 }
@@ -90,13 +88,15 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
         n_heads,
         key_dim: keys.required(Key("ssm.state_size", "linear_key_head_dim"))?,
         value_dim,
-        // The GGUF converter reorders the value heads.
-        grouped: !keys.is_gguf(),
+        // The GGUF converter reorders the value heads of Qwen3.5.
+        grouped: !keys.is_gguf() || keys.architecture == "qwen3next",
+        beta_scale: 1.0,
     };
     let taps = keys.required(Key("ssm.conv_kernel", "linear_conv_kernel_dim"))?;
+    let eps = config.norm_eps;
     for (block, attends) in config.blocks.iter_mut().zip(attends) {
-        block.recurrence = (!attends).then_some(Recurrence::DeltaNet { rule, taps });
-        block.attention.gated = true;
+        block.recurrence = (!attends).then_some(Recurrence::DeltaNet { rule, taps, eps });
+        block.attention.gates = Some(OutputGates::Elements);
         block.attention.qk_norm = Some(QkNorm::Heads);
     }
     Ok(())
