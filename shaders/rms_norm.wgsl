@@ -6,10 +6,10 @@
 #import reduce t0=reduce t2=reduce_subgroup
 #import fold
 
-struct RmsNormParams { n_tokens: u32, dim: u32, eps: f32, flags: u32, stride: u32, _pad0: u32, _pad1: u32, _pad2: u32 } // T, C
+struct RmsNormParams { n_tokens: u32, dim: u32, eps: f32, flags: u32, stride: u32, weight_rows: u32, _pad0: u32, _pad1: u32 } // T, C
 @group(0) @binding(0) var<uniform> params: RmsNormParams;
 @group(0) @binding(1) var<storage, read> x: array<f32>;       // [T, stride], of which C columns count
-@group(0) @binding(2) var<storage, read> weight: array<f32>;  // [C]
+@group(0) @binding(2) var<storage, read> weight: array<f32>;  // [weight_rows, C], in turns
 @group(0) @binding(3) var<storage, read> factor: array<f32>;  // [1]; any buffer without FACTOR
 @group(0) @binding(4) var<storage, read_write> y: array<f32>; // [T, C]
 
@@ -29,6 +29,7 @@ fn rms_norm(
     }
     let row = token * params.dim; // first element of this token
     let x_row = token * params.stride;
+    let weights = token % params.weight_rows * params.dim;
     // Each invocation squares every WG-th element of the row.
     var sum_sq = 0.0;
     for (var c = local; c < params.dim; c += WG) {
@@ -40,7 +41,7 @@ fn rms_norm(
         gain = factor[0];
     }
     for (var c = local; c < params.dim; c += WG) {
-        var value = x[x_row + c] * scale * weight[c];
+        var value = x[x_row + c] * scale * weight[weights + c];
         if ((params.flags & ACCUMULATE) != 0u) {
             value += y[row + c];
         }

@@ -5,10 +5,10 @@
 #kernel rms_norm scalar
 #import fold
 
-struct RmsNormParams { n_tokens: u32, dim: u32, eps: f32, flags: u32, stride: u32, _pad0: u32, _pad1: u32, _pad2: u32 } // T, C
+struct RmsNormParams { n_tokens: u32, dim: u32, eps: f32, flags: u32, stride: u32, weight_rows: u32, _pad0: u32, _pad1: u32 } // T, C
 @group(0) @binding(0) var<uniform> params: RmsNormParams;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;       // [T, stride], of which C columns count
-@group(0) @binding(2) var<storage, read> weight: array<vec4<f32>>;  // [C]
+@group(0) @binding(2) var<storage, read> weight: array<vec4<f32>>;  // [weight_rows, C], in turns
 @group(0) @binding(3) var<storage, read> factor: array<f32>;        // [1]; any buffer without FACTOR
 @group(0) @binding(4) var<storage, read_write> y: array<vec4<f32>>; // [T, C]
 
@@ -29,6 +29,7 @@ fn rms_norm(
     }
     let row = token * params.dim;
     let x_row = token * params.stride;
+    let weights = token % params.weight_rows * params.dim;
     let quads = select(0u, params.dim / 4u, params.dim % 4u == 0u && params.stride % 4u == 0u);
     let quad = row / 4u;
     let x_quad = x_row / 4u;
@@ -54,14 +55,14 @@ fn rms_norm(
     let adds = (params.flags & ACCUMULATE) != 0u;
     let kept = select(0u, quads, adds);
     for (var i = 0u; i < kept; i++) {
-        y[quad + i] = x[x_quad + i] * scale * weight[i] + y[quad + i] * gain;
+        y[quad + i] = x[x_quad + i] * scale * weight[weights / 4u + i] + y[quad + i] * gain;
     }
     for (var i = kept; i < quads; i++) {
-        y[quad + i] = x[x_quad + i] * scale * weight[i];
+        y[quad + i] = x[x_quad + i] * scale * weight[weights / 4u + i];
     }
     for (var c = quads * 4u; c < params.dim; c++) {
         let at = row + c;
-        let normed = x[(x_row + c) / 4u][(x_row + c) % 4u] * scale * weight[c / 4u][c % 4u];
+        let normed = x[(x_row + c) / 4u][(x_row + c) % 4u] * scale * weight[(weights + c) / 4u][(weights + c) % 4u];
         y[at / 4u][at % 4u] = normed + select(0.0, y[at / 4u][at % 4u] * gain, adds);
     }
 }

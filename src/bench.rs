@@ -22,7 +22,7 @@ use crate::generate::{GenerateOptions, Session};
 use crate::kernels::microbench::{PROBE_READS, ReadOrder, probe_read};
 use crate::kernels::{CachedKeys, Linear, matmul, scale};
 use crate::matrix::Matrix;
-use crate::model::{Attention, Block, KvCache, LayerCache, ModelConfig, Transformer};
+use crate::model::{Attention, Block, KvCache, ModelConfig, Transformer};
 use crate::recording::{Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::operands::{uniform, words};
@@ -118,13 +118,11 @@ impl Roofline {
         let per_layer = weights.per_layer.iter().map(|per_layer| &per_layer.token_embd);
         let tables = per_layer.chain((!is_tied).then_some(&weights.token_embd));
         let table_bytes: u64 = tables.flat_map(Matrix::tensors).map(bytes).sum();
-        let position_bytes = |l| match cache.layer(l) {
-            // One row per head, of keys and of values.
-            LayerCache::Keys(CachedKeys { k, v, .. }) => {
-                [k].into_iter().chain(v).map(|rows| bytes(rows) / u64::from(rows.shape()[1])).sum()
-            }
-            LayerCache::State { .. } => 0,
+        // One row per head, of keys and of values.
+        let of_position = |CachedKeys { k, v, .. }: &CachedKeys| {
+            [k].into_iter().chain(v).map(|rows| bytes(rows) / u64::from(rows.shape()[1])).sum()
         };
+        let position_bytes = |l| cache.keys(l).map_or(0, of_position);
         let layers = config.blocks.iter().enumerate();
         Roofline {
             weights_bytes: weights.tensors().map(bytes).sum::<u64>() - table_bytes,
@@ -615,6 +613,8 @@ mod tests {
         };
         let block = Block {
             recurrence: None,
+            attends_beside: false,
+            halves: Halves::Both,
             attention,
             feed_forward: FeedForward { dim: 8192, between: Between::Gate(Gate::Silu), experts: None },
             attn_norm: NormPlace::Before,

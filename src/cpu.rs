@@ -299,6 +299,7 @@ fn cpu_kernel(kernel: Id) -> Option<CpuKernel> {
         Id::Scale => activation::scale,
         Id::SelectTop => select_top::select_top,
         Id::ShortConv => recurrent::short_conv,
+        Id::SquaredRelu => activation::squared_relu,
         Id::SigmoidGate => activation::sigmoid_gate,
         Id::Silu => activation::silu,
         Id::Softmax => softmax::softmax,

@@ -28,7 +28,7 @@ mod softmax;
 mod state;
 
 pub use activation::{
-    Activation, Gate, Gates, Gelu, add, gated, geglu, gelu, multiply, scale, sigmoid_gate, silu, soft_cap, swiglu,
+    Activation, Gate, Gates, Gelu, add, gated, geglu, gelu, multiply, scale, sigmoid_gate, silu, soft_cap, squared_relu, swiglu,
 };
 pub use argmax::{ARGMAX_CHUNK, argmax};
 pub use attention::{AttentionConfig, PackedTiles, attention, attention_next, attention_packed};
@@ -48,7 +48,7 @@ pub use linear_norm::linear_norm;
 pub use lora::{LowRank, MAX_MEMBERS, add_lora, gate_up_lora, matvec_lora, up_gated_lora};
 pub use matmul::{matmul, matmul_plain, split_sum};
 pub use mol::{Combination, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Pairing, mol};
-pub use norm::{LayerNorm, add_rms_norm, layer_norm, rms_norm, rms_norm_columns};
+pub use norm::{LayerNorm, add_rms_norm, layer_norm, rms_norm, rms_norm_columns, rms_norm_groups};
 pub use pool::{Pooling, pool};
 pub use recurrent::{DeltaRule, MAX_TAPS, N_STATES, SelectiveScan, ShortConv};
 pub use rope::{

@@ -15,7 +15,7 @@ mod stack;
 mod weights;
 
 pub use block::{
-    Attention, Between, Block, Experts, FeedForward, Latent, NormPlace, OutputGates, Recurrence, SharedExpert,
+    Attention, Between, Block, Experts, FeedForward, Halves, Latent, NormPlace, OutputGates, Recurrence, SharedExpert,
 };
 pub(crate) use config::{MAX_CONTEXT, MAX_DIM, MAX_LAYERS};
 pub use config::{ModelConfig, NormKind, PerLayer, PositionTable};

@@ -154,6 +154,23 @@ fn check_tiny_caches(device: &Device, path: &Path, references: &References, what
     assert_eq!(LoadOptions::default().kv_type, KvType::F16);
 }
 
+/// The text part of models that also take pictures, by a prompt without one.
+#[test]
+fn text_of_picture_models_has_the_references_logits() {
+    let Some(data) = common::data(&["tiny-random-pictures"]) else { return };
+    for name in ["qwen3-vl", "smolvlm"] {
+        let folder = data.join("tiny-random-pictures").join(name);
+        let references = References::open(&folder.join("refs.safetensors"));
+        for path in [folder.clone(), folder.join("model-bf16.gguf")].into_iter().filter(|path| path.exists()) {
+            for device in executors() {
+                let trace = block_on(load(&device, &path).trace(&references.ids("3.ids"))).unwrap();
+                let difference = largest_difference(&trace.logits, &references.floats("3.logits"));
+                assert!(difference <= TINY_TOLERANCE, "{} on {}: {difference}", path.display(), device.info().name);
+            }
+        }
+    }
+}
+
 /// One model per set of features of an architecture; see the data folder's README.
 macro_rules! tiny_random_models {
     ($($test:ident: $folder:literal,)*) => {
@@ -170,6 +187,7 @@ tiny_random_models! {
     deepseek_v2: "deepseek-v2",
     ernie4_5: "ernie4-5",
     exaone4: "exaone4",
+    falcon_h1: "falcon-h1",
     gemma4_31b: "gemma4-31b",
     gemma4_moe: "gemma4-moe",
     glm4_moe: "glm4-moe",
@@ -196,6 +214,8 @@ tiny_random_models! {
     ministral3: "ministral3",
     mistral: "mistral-sliding",
     mixtral: "mixtral",
+    nemotron_h: "nemotron-h",
+    nemotron_h_moe: "nemotron-h-moe",
     olmo2: "olmo2",
     olmo3: "olmo3",
     olmoe: "olmoe",

@@ -4,7 +4,7 @@ use super::linear::gated_by;
 use super::simd::{self, Function, Instructions, Map, Numbers, exp, polynomial};
 use super::{Call, threads};
 use crate::shaders::params::{
-    AddParams, GegluParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams, SwigluParams,
+    AddParams, GegluParams, GeluParams, ScaleParams, SigmoidGateParams, SquaredReluParams, SiluParams, SwigluParams,
 };
 
 /// Elements that a thread takes at a time.
@@ -148,6 +148,14 @@ fn gated(mut call: Call<'_>, sizes: [u32; 2], row: impl Fn(&[f32], &[f32], &mut 
         let (gate, up) = gate_up[t * 2 * dim..][..2 * dim].split_at(dim);
         row(gate, up, y);
     });
+}
+
+pub(crate) fn squared_relu(mut call: Call<'_>) {
+    let params: SquaredReluParams = call.params();
+    let [x, y] = call.operands();
+    let len = params.len as usize;
+    let square = |x: f32| x.max(0.0) * x.max(0.0);
+    y.get_mut::<f32>()[..len].iter_mut().zip(x.get::<f32>()).for_each(|(y, &x)| *y = square(x));
 }
 
 pub(crate) fn sigmoid_gate(mut call: Call<'_>) {

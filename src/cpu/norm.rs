@@ -44,12 +44,13 @@ pub(crate) fn rms_norm(mut call: Call<'_>) {
     let params: RmsNormParams = call.params();
     let [x, weight, factor, y] = call.operands();
     let (dim, len) = (params.dim as usize, params.n_tokens as usize * params.dim as usize);
-    let (x, weight) = (x.get::<f32>(), &weight.get::<f32>()[..dim]);
+    let (x, weight) = (x.get::<f32>(), weight.get::<f32>());
+    let weight_of = |t: usize| &weight[t % params.weight_rows as usize * dim..][..dim];
     let adds = params.flags & ACCUMULATE != 0;
     let factor = if params.flags & FACTOR != 0 { factor.get::<f32>()[0] } else { 1.0 };
     threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], dim, len * OPS, |t, y| {
         let held = if adds { y.to_vec() } else { Vec::new() };
-        rms_norm_row(&x[t * params.stride as usize..][..dim], weight, params.eps, y);
+        rms_norm_row(&x[t * params.stride as usize..][..dim], weight_of(t), params.eps, y);
         y.iter_mut().zip(held).for_each(|(y, held)| *y += held);
         if factor != 1.0 {
             y.iter_mut().for_each(|y| *y *= factor);

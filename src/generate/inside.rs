@@ -10,7 +10,7 @@ use crate::cpu::cached::read_row;
 use crate::device::{Clock, Device};
 use crate::error::Error;
 use crate::kernels::{AttentionConfig, CachedKeys};
-use crate::model::{Ending, LayerCache};
+use crate::model::Ending;
 use crate::recording::Recording;
 use crate::tensor::Tensor;
 
@@ -137,8 +137,8 @@ impl Session {
         };
         let block =
             blocks.get(layer).ok_or_else(|| wrong("layer", format!("a layer below {}", blocks.len()), &layer))?;
-        let LayerCache::Keys(cached) = self.cache().layer(layer).clone() else {
-            return Err(wrong("layer", "a layer with keys: this one is recurrent".into(), &layer));
+        let Some(cached) = self.cache().keys(layer).cloned() else {
+            return Err(wrong("layer", "a layer with attention: this one has none".into(), &layer));
         };
         let config = block.attention.kernel(transformer.config.causal);
         if head >= config.n_heads as usize {

@@ -5,7 +5,7 @@ use super::linear::activated;
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders::params::{
-    AddParams, GegluParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams, SwigluParams,
+    AddParams, GegluParams, GeluParams, ScaleParams, SigmoidGateParams, SquaredReluParams, SiluParams, SwigluParams,
 };
 use crate::shaders::{self, Kernel};
 use crate::tensor::Tensor;
@@ -159,6 +159,18 @@ pub fn gelu(rec: &mut Recorder, x: &Tensor, y: &Tensor, form: Gelu) -> Result<()
     let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
     let params = GeluParams { len: y.len() as u32, tanh_form: u32::from(form == Gelu::Tanh) };
     rec.dispatch(&shaders::GELU, None, &[], params, &[x, y], grid)
+}
+
+/// Records `y = max(x, 0)²`. Shader: `shaders/squared_relu.wgsl`.
+///
+/// # Shapes
+/// `x`, `y`: any, the same.
+/// # Errors
+/// [`Error::Shape`] if `y` disagrees with `x`.
+pub fn squared_relu(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
+    y.expect_shape("squared_relu", "y", x.shape())?;
+    let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
+    rec.dispatch(&shaders::SQUARED_RELU, None, &[], SquaredReluParams { len: y.len() as u32 }, &[x, y], grid)
 }
 
 /// Records `y = silu(x)`. Shader: `shaders/silu.wgsl`.

@@ -19,6 +19,31 @@ pub fn rms_norm(rec: &mut Recorder, x: &Tensor, weight: &Tensor, y: &Tensor, eps
     rms(rec, x, weight, None, y, eps, 0)
 }
 
+/// As [`rms_norm`], of each group of neighbouring columns by itself.
+///
+/// # Shapes
+/// `x`, `y`: `[T, C]`; `weight`: `[C]`.
+/// # Errors
+/// As [`rms_norm`], and [`Error::Operand`] if groups do not fill a row.
+pub fn rms_norm_groups(
+    rec: &mut Recorder,
+    x: &Tensor,
+    weight: &Tensor,
+    n_groups: u32,
+    y: &Tensor,
+    eps: f32,
+) -> Result<(), Error> {
+    let [n_tokens, dim] = x.dims2("rms_norm", "x")?;
+    y.expect_shape("rms_norm", "y", x.shape())?;
+    weight.expect_shape("rms_norm", "weight", &[dim])?;
+    let Some(width) = dim.checked_div(n_groups).filter(|width| width * n_groups == dim) else {
+        let (expected, found) = (format!("a divisor of {dim}"), n_groups.to_string());
+        return Err(Error::Operand { kernel: "rms_norm", operand: "n_groups", expected, found });
+    };
+    let [x, y] = [x, y].map(|rows| rows.reshape(&[n_tokens * n_groups, width]));
+    rms(rec, &x?, &weight.reshape(&[n_groups, width])?, None, &y?, eps, 0)
+}
+
 /// As [`rms_norm`], of the first columns of a wider `x`.
 ///
 /// # Shapes
@@ -57,13 +82,15 @@ fn rms(
     flags: u32,
 ) -> Result<(), Error> {
     let ([n_tokens, stride], [_, dim]) = (x.dims2("rms_norm", "x")?, y.dims2("rms_norm", "y")?);
-    weight.expect_shape("rms_norm", "weight", &[dim])?;
+    let weight_rows = if let [rows, _] = *weight.shape() { rows } else { 1 };
+    let by_group = [weight_rows, dim];
+    weight.expect_shape("rms_norm", "weight", if weight.shape().len() == 2 { &by_group } else { &by_group[1..] })?;
     y.expect_shape("rms_norm", "y", &[n_tokens, dim.min(stride)])?;
     let has_factor = match factor {
         Some(factor) => factor.expect_shape("rms_norm", "factor", &[1]).map(|()| rms_norm::FACTOR)?,
         None => 0,
     };
-    let params = RmsNormParams { n_tokens, dim, eps, flags: flags | has_factor, stride };
+    let params = RmsNormParams { n_tokens, dim, eps, flags: flags | has_factor, stride, weight_rows };
     let (tier, rows) = by_row(rec.target(), &shaders::RMS_NORM, dim);
     let grid = fold(rec.target(), n_tokens.div_ceil(rows).into());
     // A factor that is not there is never read; the weight is at hand.

@@ -6,6 +6,7 @@ mod bert;
 mod deepseek;
 mod ernie;
 mod exaone4;
+mod falcon_h1;
 mod gemma;
 mod gemma4;
 mod glm4_moe;
@@ -19,6 +20,7 @@ mod lfm2;
 mod lfm3;
 mod llama;
 mod modern_bert;
+mod nemotron_h;
 mod nomic_bert;
 mod olmo;
 mod olmo_hybrid;
@@ -38,7 +40,7 @@ use super::tensor_index::{FileLayout, TensorIndex};
 use crate::error::Error;
 use crate::kernels::{ExpertGroups, ExpertScore, Gate, Gelu, MAX_GROUPS, RopeConfig, RopeScaling, RopeStyle, Router};
 use crate::model::{
-    Attention, Between, Block, Experts, FeedForward, MAX_CONTEXT, MAX_DIM, MAX_LAYERS, ModelConfig, NormKind,
+    Attention, Between, Block, Experts, FeedForward, Halves, MAX_CONTEXT, MAX_DIM, MAX_LAYERS, ModelConfig, NormKind,
     NormPlace, SharedExpert,
 };
 
@@ -73,6 +75,8 @@ pub(super) struct Architecture {
     pub ffn_widths: Option<u32>,
     /// Defaults from transformers that published configurations omit, as a JSON object.
     pub defaults: &'static str,
+    /// Factors of tensors of published checkpoints, by their GGUF names without the layer.
+    pub factors: fn(&Keys<'_>, &ModelConfig) -> Result<Vec<Factors>, Error>,
     /// Whether its MTP head is supported: Qwen3.5's, with a block like the attention layers'.
     pub mtp: bool,
     /// Whether attention is latent: head sizes are then stated otherwise.
@@ -81,7 +85,10 @@ pub(super) struct Architecture {
     pub describe: fn(&Keys<'_>, &mut ModelConfig) -> Result<(), Error>,
 }
 
-const ALL: [Architecture; 40] = [
+/// A tensor's name in its layer, and how many of its rows have which factor.
+pub(super) type Factors = (&'static str, Vec<(u32, f32)>);
+
+const ALL: [Architecture; 43] = [
     llama::LLAMA,
     llama::MISTRAL3,
     llama::MIXTRAL,
@@ -114,6 +121,9 @@ const ALL: [Architecture; 40] = [
     lfm2::LFM2,
     lfm2::LFM2_MOE,
     lfm3::LFM3,
+    nemotron_h::NEMOTRON_H,
+    nemotron_h::NEMOTRON_H_MOE,
+    falcon_h1::FALCON_H1,
     exaone4::EXAONE4,
     ernie::ERNIE4_5,
     hunyuan::HUNYUAN_DENSE,
@@ -138,7 +148,8 @@ impl Architecture {
     /// The GGUF name of a checkpoint's tensor `name`; `None` if it has none.
     pub fn gguf_name(&self, name: &str) -> Option<String> {
         // Prefixes of multimodal models' text parts first.
-        const PREFIXES: [&str; 10] = [
+        const PREFIXES: [&str; 11] = [
+            "backbone.",
             "model.language_model.",
             "model.text_model.",
             "language_model.model.",
@@ -242,7 +253,13 @@ impl Architecture {
             value => Ok(value),
         };
         let limited = |key: Key, max: u32| optional(key, max)?.ok_or_else(|| keys.missing(key));
-        let (dim, n_layers, n_heads) = (limited(WIDTH, MAX_DIM)?, limited(LAYERS, MAX_LAYERS)?, keys.required(HEADS)?);
+        // Some state the number of layers only by listing them.
+        let listed = keys.strs(Key("", "layers_block_type"))?.and_then(|listed| u32::try_from(listed.len()).ok());
+        let n_layers = match listed.filter(|n| (1..=MAX_LAYERS).contains(n)) {
+            Some(n) if keys.u32(LAYERS)?.is_none() => n,
+            _ => limited(LAYERS, MAX_LAYERS)?,
+        };
+        let (dim, n_heads) = (limited(WIDTH, MAX_DIM)?, keys.required(HEADS)?);
         let divided = (n_heads > 0 && dim.is_multiple_of(n_heads)).then(|| dim / n_heads);
         let stated = optional(Key("attention.key_length", "head_dim"), MAX_DIM)?;
         let head_dim = stated.or(divided).or(self.latent.then_some(8));
@@ -283,6 +300,8 @@ impl Architecture {
         let block = Block {
             attention,
             recurrence: None,
+            attends_beside: false,
+            halves: Halves::Both,
             feed_forward: FeedForward {
                 experts: None,
                 dim: match (widths.as_ref().and_then(|widths| widths.first()), self.ffn_widths) {
@@ -340,13 +359,16 @@ impl Architecture {
 
     /// The activation between the feed-forward's products.
     fn between(&self, keys: &Keys<'_>) -> Result<Between, Error> {
-        let key = Key("hidden_activation", "hidden_act|hidden_activation|activation_function");
+        let key = Key("hidden_activation", "hidden_act|hidden_activation|activation_function|mlp_hidden_act");
         let name = keys.str(key)?.unwrap_or(self.activation);
+        if name == "relu2" && !self.gated {
+            return Ok(Between::SquaredRelu);
+        }
         match (activation(name), self.gated) {
             (Some(gate), true) => Ok(Between::Gate(gate)),
             (Some(Gate::Gelu(form)), false) => Ok(Between::Gelu(form)),
             (_, true) => Err(keys.unsupported(key, name, "silu, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh")),
-            (_, false) => Err(keys.unsupported(key, name, "gelu, gelu_new, gelu_fast, gelu_pytorch_tanh")),
+            (_, false) => Err(keys.unsupported(key, name, "gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, relu2")),
         }
     }
 }

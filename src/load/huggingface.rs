@@ -121,6 +121,9 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
     let keys = Keys::new(KeySource::Json(&json), &model_type, embeds);
     let config = architecture.config(&keys).map_err(in_file(CONFIG))?;
     let (mut tensor_index, unread) = tensor_index(architecture, &config, weights)?;
+    for (name, groups) in (architecture.factors)(&keys, &config).map_err(in_file(CONFIG))? {
+        tensor_index.scale(name, &groups);
+    }
     let mut unread: Vec<&'static str> = unread.into_iter().collect();
     let mtp = architecture.mtp_block(&config, &tensor_index);
     if mtp.is_some() {

@@ -126,6 +126,13 @@ pub(super) enum FileLayout {
     NegativeLog,
     /// Values that are multiplied by a factor: the scale of Gemma 4's router.
     Scaled(f32),
+    /// Groups of rows that are multiplied by a factor each, as F32: Falcon-H1.
+    ScaledRows {
+        /// Rows of each group.
+        rows: [u32; 5],
+        /// Its factor.
+        factors: [f32; 5],
+    },
 }
 
 impl FileLayout {
@@ -137,6 +144,7 @@ impl FileLayout {
             | FileLayout::LessOne
             | FileLayout::NegativeLog
             | FileLayout::Scaled(_)
+            | FileLayout::ScaledRows { .. }
             | FileLayout::Paired => None,
             FileLayout::Transposed => {
                 let cols = info.shape.get(1).copied().unwrap_or(1) as usize;
@@ -192,6 +200,17 @@ impl TensorIndex {
     /// Sets each tensor's layout by its GGUF name.
     pub(super) fn set_layouts(&mut self, layout: impl Fn(&str) -> FileLayout) {
         self.tensors.iter_mut().for_each(|(name, entry)| entry.stored = layout(name));
+    }
+
+    /// Multiplies the rows of a tensor of each layer, up to five groups of them, by factors.
+    pub(super) fn scale(&mut self, name: &str, groups: &[(u32, f32)]) {
+        let (mut rows, mut factors) = ([0; 5], [1.0; 5]);
+        for ((row, factor), &(n, by)) in rows.iter_mut().zip(&mut factors).zip(groups) {
+            (*row, *factor) = (n, by);
+        }
+        let is_it = |found: &str| found.split_once('.').and_then(|(_, rest)| rest.split_once('.')).is_some_and(|(_, rest)| rest == name);
+        let found = self.tensors.iter_mut().filter(|(found, _)| is_it(found) && factors.iter().any(|&by| by != 1.0));
+        found.for_each(|(_, entry)| entry.stored = FileLayout::ScaledRows { rows, factors });
     }
 
     /// Adds a tensor with the rows of two of a layer's tensors, half each.
@@ -339,7 +358,12 @@ impl WeightSource for TensorIndex {
             let kept = shape.split_off(shape.len().saturating_sub(n_kept));
             shape = std::iter::once(shape.into_iter().product()).chain(kept).collect();
         }
-        Some(SourceTensor { weight: weight_type(info.block_type), shape })
+        let weight = match stored {
+            // Factors would be rounded away.
+            FileLayout::ScaledRows { .. } => WeightType::F32,
+            _ => weight_type(info.block_type),
+        };
+        Some(SourceTensor { weight, shape })
     }
 }
 
@@ -806,6 +830,19 @@ fn write_rows(
                 rest = after;
             }
             Ok(size_of_val(&values[..]) as u64)
+        }
+        TensorSlot::Rows { matrix, places } if matches!(stored, FileLayout::ScaledRows { .. }) => {
+            let FileLayout::ScaledRows { rows, factors } = stored else { return Ok(0) };
+            let mut values = dequantized(info, bytes)?;
+            let cols = matrix.cols() as usize;
+            let mut rest = &mut values[..];
+            for (&n, factor) in rows.iter().zip(factors) {
+                let (group, after) = rest.split_at_mut((n as usize * cols).min(rest.len()));
+                group.iter_mut().for_each(|value| *value *= factor);
+                rest = after;
+            }
+            let info = &TensorInfo { block_type: BlockType::F32, ..info.clone() };
+            write_plain(device, info, matrix, *places, first_row, bytemuck::cast_slice(&values), edges)
         }
         TensorSlot::Rows { matrix, places } => match places.slice {
             None => write_plain(device, info, matrix, *places, first_row, bytes, edges),

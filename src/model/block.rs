@@ -9,6 +9,10 @@ pub struct Block {
     pub attention: Attention,
     /// Replaces attention in a recurrent layer.
     pub recurrence: Option<Recurrence>,
+    /// Whether a recurrent layer has attention, too, beside its recurrence: Falcon-H1.
+    pub attends_beside: bool,
+    /// The halves that the layer has.
+    pub halves: Halves,
     /// Feed-forward.
     pub feed_forward: FeedForward,
     /// Position of attention's norms.
@@ -22,6 +26,34 @@ pub struct Block {
     pub output_scale: bool,
     /// Whether both halves read the same residual stream, as in GPT-NeoX, rather than one after the other.
     pub parallel: bool,
+}
+
+/// Halves of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Halves {
+    /// Token mixing, then a feed-forward.
+    Both,
+    /// Attention or a recurrence alone: Nemotron-H.
+    Mixing,
+    /// A feed-forward alone.
+    FeedForward,
+}
+
+impl Block {
+    /// Whether the layer has attention.
+    pub fn attends(&self) -> bool {
+        self.halves != Halves::FeedForward && (self.recurrence.is_none() || self.attends_beside)
+    }
+
+    /// Its recurrence, if it has one.
+    pub fn recurs(&self) -> Option<&Recurrence> {
+        self.recurrence.as_ref().filter(|_| self.halves != Halves::FeedForward)
+    }
+
+    /// Whether the layer has a feed-forward.
+    pub fn feeds_forward(&self) -> bool {
+        self.halves != Halves::Mixing
+    }
 }
 
 /// Position of a half's norms.
@@ -83,6 +115,8 @@ pub enum Recurrence {
         scan: SelectiveScan,
         /// Kernel size of the convolution: `ssm.conv_kernel`; `mamba_d_conv`.
         taps: u32,
+        /// Whether each group of heads is normalised at its end.
+        normed: bool,
     },
 }
 
@@ -224,6 +258,8 @@ pub struct Experts {
 pub enum Between {
     /// `gelu(up)`.
     Gelu(Gelu),
+    /// `max(up, 0)²`: Nemotron.
+    SquaredRelu,
     /// `act(gate) * up`.
     Gate(Gate),
 }
@@ -304,11 +340,16 @@ impl FeedForward {
         self.experts.map_or(Some(self.dim), |experts| experts.dense)
     }
 
+    /// Whether gates multiply its ups.
+    pub fn is_gated(&self) -> bool {
+        matches!(self.between, Between::Gate(_))
+    }
+
     /// Rows of the dense part's first product: gates and ups together.
     pub fn up_dim(&self) -> u32 {
         let dim = self.dense_dim().unwrap_or(0);
         match self.between {
-            Between::Gelu(_) => dim,
+            Between::Gelu(_) | Between::SquaredRelu => dim,
             Between::Gate(_) => 2 * dim,
         }
     }

@@ -82,7 +82,7 @@ pub struct PositionTable {
 impl ModelConfig {
     /// Whether any layer is recurrent, so that a sequence can only go back to positions with a saved state.
     pub fn is_recurrent(&self) -> bool {
-        self.blocks.iter().any(|block| block.recurrence.is_some())
+        self.blocks.iter().any(|block| block.recurs().is_some())
     }
 
     /// Names of tensors that files may have but no pass reads: keys and values of layers that share another's.
@@ -161,11 +161,13 @@ impl ModelConfig {
             }
         }
         self.blocks.iter().try_for_each(|block| {
-            match &block.recurrence {
-                Some(recurrence) => check_recurrence(recurrence)?,
-                None => self.check_attention(&block.attention)?,
+            if let Some(recurrence) = block.recurs() {
+                check_recurrence(recurrence)?;
             }
-            check_feed_forward(&block.feed_forward)
+            if block.attends() {
+                self.check_attention(&block.attention)?;
+            }
+            if block.feeds_forward() { check_feed_forward(&block.feed_forward) } else { Ok(()) }
         })
     }
 
@@ -175,7 +177,7 @@ impl ModelConfig {
         let has_such_keys = |block: &Block| {
             let Attention { n_kv_heads, head_dim, keys_of, .. } = block.attention;
             let is_alike = (n_kv_heads, head_dim) == (attention.n_kv_heads, attention.head_dim);
-            block.recurrence.is_none() && keys_of.is_none() && is_alike
+            block.attends() && keys_of.is_none() && is_alike
         };
         match self.blocks.get(of).is_some_and(|block| of < l && has_such_keys(block)) {
             true => Ok(()),
@@ -272,10 +274,12 @@ fn check_scan(scan: &SelectiveScan) -> Result<(), Error> {
     in_range("ssm.state_size (mamba_d_state)", scan.state_dim, 256)?;
     in_range("ssm.inner_size (mamba_expand)", scan.head_dim, 256)?;
     in_range("ssm.time_step_rank (mamba_n_heads)", scan.n_heads, MAX_HEADS)?;
-    // With more groups, each would be normalised separately.
     match scan.n_groups {
-        1 => Ok(()),
-        n => Err(config_error("ssm.group_count (mamba_n_groups)", "1".into(), n)),
+        n if n > 0 && scan.n_heads.is_multiple_of(n) => Ok(()),
+        n => {
+            let expected = format!("a divisor of the {} heads", scan.n_heads);
+            Err(config_error("ssm.group_count (mamba_n_groups)", expected, n))
+        }
     }
 }
 

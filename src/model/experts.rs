@@ -4,7 +4,7 @@ mod cached;
 
 pub(crate) use cached::{CachedExperts, ExpertPart};
 
-use super::block::{Between, Experts, SharedExpert};
+use super::block::{Between, Experts, FeedForward, SharedExpert};
 use super::config::ModelConfig;
 use super::forward::{Flow, Transformer};
 use super::stack::{Joined, RowPlaces, Stack, TensorSlot, WeightSource, describe, table};
@@ -12,8 +12,8 @@ use super::weights::{HalfNorms, NormWeights};
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::kernels::{
-    ExpertDown, ExpertGateUp, ExpertProduct, ExpertRows, ExpertTiles, Norm, SharedExperts, expert_sum, fold_norm,
-    gated, route, suits_few,
+    ExpertDown, ExpertGateUp, ExpertProduct, ExpertRows, ExpertTiles, Gate, Norm, SharedExperts, expert_sum, fold_norm,
+    gated, route, squared_relu, suits_few,
 };
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -120,7 +120,10 @@ struct Tensors {
 enum UpTensors {
     /// Gates, then ups, per expert.
     Joint(String),
+    /// Gates and ups.
     Apart(String, String),
+    /// Ups alone.
+    Plain(String),
 }
 
 impl ExpertWeights {
@@ -130,14 +133,15 @@ impl ExpertWeights {
         source: &dyn WeightSource,
         prefix: &str,
         config: &ModelConfig,
-        (experts, ffn_dim): (&Experts, u32),
+        (experts, feed_forward): (&Experts, &FeedForward),
     ) -> Result<ExpertWeights, Error> {
-        let dim = config.dim;
-        let mut tensors = routed(source, prefix, experts.n, [dim, ffn_dim]);
+        let (dim, ffn_dim) = (config.dim, feed_forward.dim);
+        let is_gated = feed_forward.is_gated();
+        let mut tensors = routed(source, prefix, experts.n, [dim, ffn_dim], is_gated);
         let mut shared = SharedExperts::default();
         let mut logits = vec![("ffn_gate_inp", experts.n)];
         if let Some(of) = &experts.shared {
-            let beside = cut(prefix, of, [dim, ffn_dim]);
+            let beside = cut(prefix, of, [dim, ffn_dim], is_gated);
             shared = SharedExperts { n: beside.n, gated: of.gated };
             tensors.push(beside);
             if of.gated {
@@ -232,7 +236,13 @@ impl Matrices {
 }
 
 /// Tensors of `n` experts of widths C and F; files store them together or one per expert.
-fn routed(source: &dyn WeightSource, prefix: &str, n: u32, [dim, ffn_dim]: [u32; 2]) -> Vec<Tensors> {
+fn routed(
+    source: &dyn WeightSource,
+    prefix: &str,
+    n: u32,
+    [dim, ffn_dim]: [u32; 2],
+    is_gated: bool,
+) -> Vec<Tensors> {
     let is_there = |name: &str| source.describe(&format!("{prefix}{name}.weight")).is_some();
     let name = |stem: &str, suffix: &str| format!("{prefix}{stem}{suffix}.weight");
     let tensors = |n: u32, suffix: &str| Tensors {
@@ -241,6 +251,7 @@ fn routed(source: &dyn WeightSource, prefix: &str, n: u32, [dim, ffn_dim]: [u32;
         rows: n * ffn_dim,
         up: match is_there(&format!("ffn_gate_up_exps{suffix}")) {
             true => UpTensors::Joint(name("ffn_gate_up_exps", suffix)),
+            false if !is_gated => UpTensors::Plain(name("ffn_up_exps", suffix)),
             false => UpTensors::Apart(name("ffn_gate_exps", suffix), name("ffn_up_exps", suffix)),
         },
         down: name("ffn_down_exps", suffix),
@@ -253,7 +264,7 @@ fn routed(source: &dyn WeightSource, prefix: &str, n: u32, [dim, ffn_dim]: [u32;
 }
 
 /// The shared expert as experts of width F, zero-padded to a whole number.
-fn cut(prefix: &str, of: &SharedExpert, [dim, ffn_dim]: [u32; 2]) -> Tensors {
+fn cut(prefix: &str, of: &SharedExpert, [dim, ffn_dim]: [u32; 2], is_gated: bool) -> Tensors {
     /// Columns that no quantised block crosses.
     const WHOLE: u32 = 256;
     let run = match ffn_dim {
@@ -266,7 +277,10 @@ fn cut(prefix: &str, of: &SharedExpert, [dim, ffn_dim]: [u32; 2]) -> Tensors {
         n: of.dim.div_ceil(run.max(1)),
         run,
         rows: of.dim,
-        up: UpTensors::Apart(name("ffn_gate_shexp"), name("ffn_up_shexp")),
+        up: match is_gated {
+            true => UpTensors::Apart(name("ffn_gate_shexp"), name("ffn_up_shexp")),
+            false => UpTensors::Plain(name("ffn_up_shexp")),
+        },
         down: name("ffn_down_shexp"),
         down_shape: [dim, of.dim],
     }
@@ -278,6 +292,7 @@ impl Tensors {
         let places = |first| RowPlaces::runs(first, self.run, of_each, ffn_dim);
         match (&self.up, rows) {
             (UpTensors::Joint(name), _) => vec![(name.clone(), RowPlaces::from(first))],
+            (UpTensors::Plain(up), _) => vec![(up.clone(), places(first))],
             (UpTensors::Apart(gate, up), ExpertRows::Both) => {
                 vec![(gate.clone(), places(first)), (up.clone(), places(first + ffn_dim))]
             }
@@ -326,18 +341,24 @@ fn up_parts(
     let types = |tensors: &Tensors| match &tensors.up {
         UpTensors::Joint(name) => {
             let weight = describe(source, name, &[2 * tensors.rows, dim])?.weight;
-            Ok((weight, weight))
+            Ok((Some(weight), weight))
+        }
+        UpTensors::Plain(up) => {
+            let weight = describe(source, up, &[tensors.rows, dim])?.weight;
+            Ok((None, weight))
         }
         UpTensors::Apart(gate, up) => {
             let weight = |name: &str| Ok::<_, Error>(describe(source, name, &[tensors.rows, dim])?.weight);
-            Ok((weight(gate)?, weight(up)?))
+            Ok((Some(weight(gate)?), weight(up)?))
         }
     };
     let mut parts = Vec::new();
     for (first_expert, (gate, up), group) in alike(tensors, types)? {
-        let kinds = match gate == up {
-            true => vec![(ExpertRows::Both, gate)],
-            false => vec![(ExpertRows::Gates, gate), (ExpertRows::Ups, up)],
+        let kinds = match gate {
+            // Without gates, ups are the rows that come first.
+            None => vec![(ExpertRows::Gates, up)],
+            Some(gate) if gate == up => vec![(ExpertRows::Both, gate)],
+            Some(gate) => vec![(ExpertRows::Gates, gate), (ExpertRows::Ups, up)],
         };
         for (rows, weight) in kinds {
             let of_each = if rows == ExpertRows::Both { 2 * ffn_dim } else { ffn_dim };
@@ -453,7 +474,11 @@ impl Transformer {
     ) -> Result<(), Error> {
         let feed_forward = &self.config.blocks[l].feed_forward;
         let Some(experts) = &feed_forward.experts else { return Err(unsupported("weights without experts")) };
-        let Between::Gate(gate) = feed_forward.between else { return Err(unsupported("experts without gates")) };
+        let gate = match feed_forward.between {
+            Between::Gate(gate) => Some(gate),
+            Between::SquaredRelu => None,
+            Between::Gelu(_) => return Err(unsupported("experts with GELU")),
+        };
         let (ffn_dim, n_tokens) = (feed_forward.dim, h.shape()[0]);
         let (matrices, [up_bias, down_bias]) = (&weights.matrices, weights.biases());
         // A few tokens may find all their experts in the cache.
@@ -486,14 +511,18 @@ impl Transformer {
         let activated = rec.temporary("activated", &[n_slots, ffn_dim])?;
         if !suits_few(rec, &x) && ExpertTiles::suit(rec, n_slots, n_experts) {
             let tiles = ExpertTiles::record(rec, &routes, n_experts)?;
-            let up = rec.temporary("up", &[n_slots, 2 * ffn_dim])?;
+            let n_kinds = if gate.is_some() { 2 } else { 1 };
+            let up = rec.temporary("up", &[n_slots, n_kinds * ffn_dim])?;
             for UpPart { rows: kind, part } in &matrices.up {
                 let &ExpertMatrix { first_expert, rows, matrix: ref w, .. } = part;
                 let y_start = if *kind == ExpertRows::Ups { ffn_dim } else { 0 };
                 let product = ExpertProduct { w, rows, first_expert, bias: up_bias, y_start };
                 product.record(rec, &tiles, &x, &up)?; // [T K, 2 F]
             }
-            gated(rec, gate, &up, &activated)?; // [T K, F]
+            match gate {
+                Some(gate) => gated(rec, gate, &up, &activated)?, // [T K, F]
+                None => squared_relu(rec, &up, &activated)?,      // [T K, F]
+            }
             let each = rec.temporary("each", &[n_slots, self.config.dim])?;
             for &ExpertMatrix { first_expert, rows, matrix: ref w, .. } in &matrices.down {
                 let product = ExpertProduct { w, rows, first_expert, bias: down_bias, y_start: 0 };
@@ -501,10 +530,14 @@ impl Transformer {
             }
             return expert_sum(rec, &each, &routes, accumulate, result); // [T, C]
         }
+        let up = if gate.is_some() { activated.clone() } else { rec.temporary("up", &[n_slots, ffn_dim])? };
         for UpPart { rows, part: ExpertMatrix { first_expert, matrix: w, .. } } in &matrices.up {
-            let (rows, first_expert) = (*rows, *first_expert);
+            let (rows, first_expert, gate) = (*rows, *first_expert, gate.unwrap_or(Gate::Silu));
             let product = ExpertGateUp { w, rows, first_expert, bias: up_bias, norm, gate };
-            product.record(rec, &x, &routes, &activated)?; // [T K, F]
+            product.record(rec, &x, &routes, &up)?; // [T K, F]
+        }
+        if gate.is_none() {
+            squared_relu(rec, &up, &activated)?; // [T K, F]
         }
         for (i, ExpertMatrix { first_expert, matrix: w, .. }) in matrices.down.iter().enumerate() {
             let (first_expert, accumulate) = (*first_expert, accumulate || i > 0);

@@ -6,16 +6,16 @@ use super::block::{Between, Latent, NormPlace, OutputGates, Recurrence};
 use super::config::{ModelConfig, NormKind};
 use super::decoder::{FetchedRows, PassTensors};
 use super::encoder::BatchTensors;
-use super::kv_cache::{KvCache, LayerCache};
+use super::kv_cache::KvCache;
 use super::per_layer::PerLayerWeights;
 use super::stack::{Stack, TensorSlot, layer_of};
-use super::weights::{BlockWeights, HalfNorms, LatentWeights, NormWeights, RecurrenceWeights, TOKEN_EMBD, Weights};
+use super::weights::{HalfNorms, LatentWeights, NormWeights, RecurrenceWeights, TOKEN_EMBD, Weights};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
     Activation, Gate, Gates, HeadColumns, HeadMatrices, Heads, Input, LatentKey, Linear, Norm, RopeConfig, RopeScaling,
     ShortConv, add_rms_norm, attention, attention_next, attention_packed, fold_norm, fuses_norm, gate_up, gelu,
-    layer_norm, linear_norm, rms_norm, rms_norm_columns, rope_kv, rope_packed, rope_table, scale, sigmoid_gate,
+    layer_norm, linear_norm, rms_norm, rms_norm_columns, rms_norm_groups, rope_kv, rope_packed, rope_table, scale, sigmoid_gate, squared_relu,
     suits_few, up_gated,
 };
 use crate::matrix::Matrix;
@@ -243,13 +243,29 @@ impl Transformer {
         h: Tensor,
     ) -> Result<Tensor, Error> {
         let (block, weights) = (&self.config.blocks[l], &self.weights.blocks[l]);
-        let mixed = self.record_attention(rec, flow, l, &h)?; // [T, H D]
+        // All that reads the stream, before anything is added to it.
+        let attended = if block.attends() { Some(self.record_attention(rec, flow, l, &h)?) } else { None }; // [T, H D]
+        let recurred = match &weights.recurrence {
+            Some(recurrence) => Some((recurrence, self.record_recurrence(rec, flow, l, recurrence, &h)?)), // [T, K]
+            None => None,
+        };
         let beside = if block.parallel { Some(self.record_activated(rec, flow, l, &h)?) } else { None }; // of [T, F]
-        let scanned = weights.recurrence.as_ref().and_then(|recurrence| recurrence.norm.as_ref());
-        let end =
-            HalfEnd { product: &weights.attn_output, place: block.attn_norm, norms: &weights.attn_norms, factor: None };
-        let scanned = scanned.map(|weight| Norm { weight, eps: self.config.norm_eps });
-        let h = self.record_end(rec, flow, &end, &mut Input::normed(&mixed, scanned), h)?; // [T, C]
+        let (place, norms) = (block.attn_norm, &weights.attn_norms);
+        let mut h = h;
+        if let Some(mixed) = attended {
+            let end = HalfEnd { product: &weights.attn_output, place, norms, factor: None };
+            h = self.record_end(rec, flow, &end, &mut Input::new(&mixed), h)?; // [T, C]
+        }
+        if let Some((recurrence, mixed)) = recurred {
+            // Norms of groups are taken already.
+            let scanned = recurrence.norm.as_ref().filter(|_| recurrence.n_norm_groups == 1);
+            let scanned = scanned.map(|weight| Norm { weight, eps: self.config.norm_eps });
+            let end = HalfEnd { product: &recurrence.output, place, norms, factor: None };
+            h = self.record_end(rec, flow, &end, &mut Input::normed(&mixed, scanned), h)?; // [T, C]
+        }
+        if !block.feeds_forward() {
+            return Ok(h);
+        }
         if let Some(experts) = &weights.experts {
             return self.record_experts(rec, flow, l, experts, h); // [T, C]
         }
@@ -268,19 +284,16 @@ impl Transformer {
         weights.output_scale.as_ref().filter(|_| weights.per_layer.is_none())
     }
 
-    /// Records attention, or its replacement, without the output projection, and returns `[T, H D]`.
+    /// Records attention without the output projection, and returns `[T, H D]`.
     fn record_attention(&self, rec: &mut Recorder, flow: Flow<'_>, l: usize, h: &Tensor) -> Result<Tensor, Error> {
         let (attention_config, weights) = (&self.config.blocks[l].attention, &self.weights.blocks[l]);
-        if let Some(recurrence) = &weights.recurrence {
-            return self.record_recurrence(rec, flow, l, recurrence, h);
-        }
         let kernel = attention_config.kernel(self.config.causal);
         let n_tokens = h.shape()[0];
         let mixed = rec.temporary("mixed", &[n_tokens, attention_config.n_heads * kernel.value_dim()])?;
         let qkv_shape = [n_tokens, attention_config.qkv_dim()];
         match flow {
             Flow::Cached(io, cache) => {
-                let LayerCache::Keys(cached) = cache.layer(l) else { return Err(wrong_cache(l)) };
+                let Some(cached) = cache.keys(l) else { return Err(wrong_cache(l)) };
                 let qkv = rec.temporary("qkv", &qkv_shape)?;
                 match attention_config.latent.as_ref().zip(weights.latent.as_ref()) {
                     Some(latent) => self.record_latent_heads(rec, flow, l, latent, h, &qkv)?, // [T, (H + 1) D]
@@ -398,10 +411,10 @@ impl Transformer {
         let (dim, n_tokens) = (self.config.dim, h.shape()[0]);
         let Some(recurrence) = &self.config.blocks[l].recurrence else { return Err(wrong_cache(l)) };
         let Flow::Cached(io, cache) = flow else { return Err(wrong_cache(l)) };
-        let LayerCache::State { past, matrices } = cache.layer(l) else { return Err(wrong_cache(l)) };
-        let BlockWeights { attn_qkv, attn_norms, .. } = &self.weights.blocks[l];
+        let Some((past, matrices)) = cache.states_of(l) else { return Err(wrong_cache(l)) };
+        let norm = self.weights.blocks[l].attn_norms.before.as_ref();
         let inputs = rec.temporary("inputs", &[n_tokens, recurrence.inputs(dim)])?;
-        self.record_product(rec, flow, attn_qkv, attn_norms.before.as_ref(), h, &inputs)?;
+        self.record_product(rec, flow, &weights.input, norm, h, &inputs)?;
         let mixed = rec.temporary("mixed", &[n_tokens, recurrence.outputs(dim)])?;
         match recurrence {
             Recurrence::ShortConv { .. } => {
@@ -432,6 +445,11 @@ impl Transformer {
                 let conv = ShortConv { weight, bias, gated: false, first_column: scan.inner_dim() };
                 conv.record(rec, &io.state, &inputs, past, &vbc)?; // [T, channels]
                 scan.record(rec, &io.state, [&vbc, &inputs, heads], matrices, &mixed)?; // [T, H P]
+                if let Some(weight) = weights.norm.as_ref().filter(|_| weights.n_norm_groups > 1) {
+                    let normed = rec.temporary("normed", mixed.shape())?;
+                    rms_norm_groups(rec, &mixed, weight, weights.n_norm_groups, &normed, self.config.norm_eps)?;
+                    return Ok(normed); // [T, H P]
+                }
             }
         }
         Ok(mixed)
@@ -487,6 +505,11 @@ impl Transformer {
                 let up = up(rec)?;
                 self.record_product(rec, flow, &weights.ffn_up, norm, h, &up)?; // [T, 2 F]
                 return Ok(Activated::Halves(up, gate));
+            }
+            (Between::SquaredRelu, ..) => {
+                let up = up(rec)?;
+                self.record_product(rec, flow, &weights.ffn_up, norm, h, &up)?; // [T, F]
+                squared_relu(rec, &up, &activated)?;
             }
             (Between::Gelu(form), Flow::Packed(_), _) => {
                 let x = self.normed(rec, norm, h)?;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{CachedKeys, KvType, N_STATES, PAGE};
-use crate::model::{Block, ModelConfig};
+use crate::model::{Block, ModelConfig, Recurrence};
 use crate::tensor::{Role, Tensor};
 
 /// Cache of all layers for up to `capacity` positions. The session knows which positions are valid: truncating and
@@ -15,10 +15,17 @@ pub struct KvCache {
     kept: Vec<LayerCache>,
     /// First layer.
     first: usize,
-    /// Index into `kept` for each layer, from the first one.
-    of: Vec<usize>,
+    /// Indices into `kept` for each layer, from the first one.
+    of: Vec<OfLayer>,
     capacity: u32,
     ring: Option<Ring>,
+}
+
+/// Which caches a layer uses.
+#[derive(Clone, Copy, Debug, Default)]
+struct OfLayer {
+    keys: Option<usize>,
+    states: Option<usize>,
 }
 
 /// Ring buffer of sliding-window layers: later positions reuse the slots of earlier ones.
@@ -49,32 +56,35 @@ pub enum LayerCache {
 }
 
 impl LayerCache {
-    /// Declares the cache of layer `l`: keys and values of this many slots and positions, or this many states.
-    fn declare(
-        config: &ModelConfig,
+    /// Declares keys and values of layer `l`, of this many slots and positions.
+    fn declare_keys(
         (l, block): (usize, &Block),
         kind: KvType,
         [slots, capacity]: [u32; 2],
+    ) -> Result<LayerCache, Error> {
+        let shape = [block.attention.n_kv_heads, slots, block.attention.head_dim];
+        let declare = match block.attention.latent {
+            Some(_) => CachedKeys::declare_latent,
+            None => CachedKeys::declare,
+        };
+        Ok(LayerCache::Keys(declare(&format!("cache.{l}"), kind, shape, capacity)?))
+    }
+
+    /// Declares this many states of layer `l`.
+    fn declare_states(
+        config: &ModelConfig,
+        l: usize,
+        recurrence: &Recurrence,
         n_states: u32,
     ) -> Result<LayerCache, Error> {
         let declare =
             |name: &str, shape: &[u32]| Tensor::declare(format!("cache.{l}.{name}"), Role::Cache, shape, DType::F32);
-        Ok(match &block.recurrence {
-            Some(recurrence) => LayerCache::State {
-                past: declare("past", &[n_states, recurrence.taps() - 1, recurrence.channels(config.dim)])?,
-                matrices: match recurrence.matrices() {
-                    Some([n_heads, rows, cols]) => Some(declare("state", &[n_states, n_heads, rows, cols])?),
-                    None => None,
-                },
+        Ok(LayerCache::State {
+            past: declare("past", &[n_states, recurrence.taps() - 1, recurrence.channels(config.dim)])?,
+            matrices: match recurrence.matrices() {
+                Some([n_heads, rows, cols]) => Some(declare("state", &[n_states, n_heads, rows, cols])?),
+                None => None,
             },
-            None => {
-                let shape = [block.attention.n_kv_heads, slots, block.attention.head_dim];
-                let declare = match block.attention.latent {
-                    Some(_) => CachedKeys::declare_latent,
-                    None => CachedKeys::declare,
-                };
-                LayerCache::Keys(declare(&format!("cache.{l}"), kind, shape, capacity)?)
-            }
         })
     }
 
@@ -114,12 +124,12 @@ impl KvCache {
             Some(window) => capacity.min((window - 1).saturating_add(back)),
             None => capacity,
         };
-        let with_keys = config.blocks.iter().filter(|block| block.recurrence.is_none());
+        let with_keys = config.blocks.iter().filter(|block| block.attends());
         let slots = with_keys.map(slots_of).min().filter(|&slots| slots < capacity);
         // The minimum over all layers, since they follow one sequence.
         let ring = slots.map(|slots| Ring { slots, back });
-        KvCache::of_layers(config, layers, capacity, ring, |(l, block)| {
-            LayerCache::declare(config, (l, block), kind, [slots_of(block), capacity], N_STATES)
+        KvCache::of_layers(config, layers, (capacity, ring), N_STATES, |(l, block)| {
+            LayerCache::declare_keys((l, block), kind, [slots_of(block), capacity])
         })
     }
 
@@ -135,29 +145,37 @@ impl KvCache {
         kind: KvType,
         [n_pages, n_slots, capacity]: [u32; 3],
     ) -> Result<KvCache, Error> {
-        let layer = |(l, block): (usize, &Block)| -> Result<LayerCache, Error> {
-            LayerCache::declare(config, (l, block), kind, [n_pages.saturating_mul(PAGE), capacity], n_slots)
-        };
-        KvCache::of_layers(config, layers, capacity, None, layer)
+        KvCache::of_layers(config, layers, (capacity, None), n_slots, |(l, block)| {
+            LayerCache::declare_keys((l, block), kind, [n_pages.saturating_mul(PAGE), capacity])
+        })
     }
 
-    /// Declares `layer`'s cache for each layer that does not share an earlier one's keys.
+    /// Declares states of each recurrent layer, and by `keys` the keys of each layer that does not share an earlier
+    /// one's.
     fn of_layers(
         config: &ModelConfig,
         layers: Range<u32>,
-        capacity: u32,
-        ring: Option<Ring>,
-        layer: impl Fn((usize, &Block)) -> Result<LayerCache, Error>,
+        (capacity, ring): (u32, Option<Ring>),
+        n_states: u32,
+        keys: impl Fn((usize, &Block)) -> Result<LayerCache, Error>,
     ) -> Result<KvCache, Error> {
         let first = layers.start as usize;
-        let (mut kept, mut of) = (Vec::new(), Vec::<usize>::new());
+        let (mut kept, mut of) = (Vec::new(), Vec::<OfLayer>::new());
         for (l, block) in config.blocks.iter().enumerate().take(layers.end as usize).skip(first) {
-            let earlier = block.attention.keys_of.and_then(|earlier| earlier.checked_sub(first));
-            let shared = earlier.and_then(|earlier| of.get(earlier).copied());
-            of.push(shared.unwrap_or(kept.len()));
-            if shared.is_none() {
-                kept.push(layer((l, block))?);
+            let mut own = OfLayer::default();
+            if block.attends() {
+                let earlier = block.attention.keys_of.and_then(|earlier| earlier.checked_sub(first));
+                own.keys = earlier.and_then(|earlier| of.get(earlier)?.keys);
+                if own.keys.is_none() {
+                    own.keys = Some(kept.len());
+                    kept.push(keys((l, block))?);
+                }
             }
+            if let Some(recurrence) = block.recurs() {
+                own.states = Some(kept.len());
+                kept.push(LayerCache::declare_states(config, l, recurrence, n_states)?);
+            }
+            of.push(own);
         }
         Ok(KvCache { kept, first, of, capacity, ring })
     }
@@ -172,14 +190,26 @@ impl KvCache {
         self.capacity
     }
 
-    /// A layer's cache, or that of the layer whose keys it shares.
-    pub fn layer(&self, layer_idx: usize) -> &LayerCache {
-        &self.kept[self.of[layer_idx - self.first]]
+    /// A layer's keys and values, or those of the layer whose keys it shares; `None` without attention.
+    pub fn keys(&self, layer_idx: usize) -> Option<&CachedKeys> {
+        match self.kept.get(self.of.get(layer_idx.checked_sub(self.first)?)?.keys?)? {
+            LayerCache::Keys(cached) => Some(cached),
+            LayerCache::State { .. } => None,
+        }
+    }
+
+    /// A recurrent layer's past inputs and state matrices.
+    pub fn states_of(&self, layer_idx: usize) -> Option<(&Tensor, Option<&Tensor>)> {
+        match self.kept.get(self.of.get(layer_idx.checked_sub(self.first)?)?.states?)? {
+            LayerCache::State { past, matrices } => Some((past, matrices.as_ref())),
+            LayerCache::Keys(_) => None,
+        }
     }
 
     /// Caches with the numbers of the layers that write them.
     pub fn kept(&self) -> impl Iterator<Item = (usize, &LayerCache)> {
-        let writer = |i: usize| self.first + self.of.iter().position(|&of| of == i).unwrap_or(i);
+        let uses = |of: &OfLayer, i| of.keys == Some(i) || of.states == Some(i);
+        let writer = move |i: usize| self.first + self.of.iter().position(|of| uses(of, i)).unwrap_or(i);
         self.kept.iter().enumerate().map(move |(i, layer)| (writer(i), layer))
     }
 

@@ -146,12 +146,14 @@ impl Stack {
 impl BlockWeights {
     /// Stacks that adapters can change: those of attention, and of a feed-forward without experts.
     fn adaptable(&mut self, config: &ModelConfig, l: usize) -> impl Iterator<Item = &mut Stack> {
-        let recurrence = config.blocks.get(l).and_then(|block| block.recurrence.as_ref());
+        let block = config.blocks.get(l);
         // Other recurrent layers have more than one row order in published files.
-        let mixes = matches!(recurrence, None | Some(Recurrence::ShortConv { .. }));
-        let mixes = mixes && config.blocks.get(l).is_none_or(|block| block.attention.latent.is_none());
-        let of_mixing = [&mut self.attn_qkv, &mut self.attn_output].into_iter().filter(move |_| mixes);
-        of_mixing.chain([&mut self.ffn_up, &mut self.ffn_down])
+        let recurs = block.is_some_and(|block| matches!(block.recurs(), Some(Recurrence::ShortConv { .. })));
+        let attends = block.is_none_or(|block| block.attention.latent.is_none() && block.recurrence.is_none());
+        let of_attention = [&mut self.attn_qkv, &mut self.attn_output].into_iter().filter(move |_| attends);
+        let of_recurrence = self.recurrence.iter_mut().filter(move |_| recurs);
+        let of_recurrence = of_recurrence.flat_map(|recurrence| [&mut recurrence.input, &mut recurrence.output]);
+        of_attention.chain(of_recurrence).chain([&mut self.ffn_up, &mut self.ffn_down])
     }
 }
 
@@ -190,10 +192,7 @@ impl Weights {
 
     /// Tensors of all deltas.
     pub fn addends(&self) -> impl Iterator<Item = &Tensor> {
-        let stacks = self
-            .blocks
-            .iter()
-            .flat_map(|block| [&block.attn_qkv, &block.attn_output, &block.ffn_up, &block.ffn_down].into_iter());
+        let stacks = self.blocks.iter().flat_map(BlockWeights::stacks);
         stacks.filter_map(|stack| stack.addends.as_ref()).flat_map(LoraDelta::tensors)
     }
 }

@@ -1,6 +1,6 @@
 //! A model's weights on a device, by GGUF name.
 
-use super::block::{Attention, Block, Latent, NormPlace, OutputGates, Recurrence};
+use super::block::{Attention, Block, Halves, Latent, NormPlace, OutputGates, Recurrence};
 use super::config::{ModelConfig, NormKind};
 use super::experts::{BesideWeights, ExpertWeights};
 use super::mtp::MtpWeights;
@@ -88,9 +88,9 @@ impl HalfNorms {
 pub struct BlockWeights {
     /// Norms of attention.
     pub attn_norms: HalfNorms,
-    /// Q, K and V, `[(H + 2 Hkv) D, C]`, or the input projection of a recurrent layer.
+    /// Q, K and V, `[(H + 2 Hkv) D, C]`; empty without attention.
     pub attn_qkv: Stack,
-    /// Vectors of a recurrent layer.
+    /// Recurrence.
     pub recurrence: Option<RecurrenceWeights>,
     /// Further weights of latent attention.
     pub latent: Option<LatentWeights>,
@@ -98,7 +98,7 @@ pub struct BlockWeights {
     qk_norm: Option<Joined>,
     /// Attention sinks, `[H]`.
     pub attn_sinks: Option<Tensor>,
-    /// Output projection, `[C, H D]`.
+    /// Output projection, `[C, H D]`; empty without attention.
     pub attn_output: Stack,
     /// Norms of the feed-forward.
     pub ffn_norms: HalfNorms,
@@ -170,9 +170,13 @@ impl LatentWeights {
     }
 }
 
-/// Vectors of a recurrent layer.
+/// Weights of a recurrence.
 #[derive(Clone, Debug)]
 pub struct RecurrenceWeights {
+    /// Input projection.
+    pub input: Stack,
+    /// Output projection.
+    pub output: Stack,
     /// Convolution, `[channels, taps]`.
     conv: Joined,
     /// Convolution, `[channels]`.
@@ -180,17 +184,45 @@ pub struct RecurrenceWeights {
     /// Per-head vectors. Delta rule: decays, time steps and norm weights, `[2 H + Dv]`; selective scan: decays, time
     /// steps and D, `[3 H]`.
     heads: Option<Joined>,
-    /// Norm of a selective scan's output, `[H P]`.
+    /// Norm of a selective scan's output, `[H P]`, if it has one.
     pub norm: Option<Tensor>,
+    /// Groups of heads that are normalised separately.
+    pub n_norm_groups: u32,
 }
 
 impl RecurrenceWeights {
     fn declare(
+        target: &Target,
         source: &dyn WeightSource,
         prefix: &str,
         recurrence: &Recurrence,
         dim: u32,
     ) -> Result<RecurrenceWeights, Error> {
+        let stack = |names: &[(&str, u32)], cols| Stack::declare(target, source, prefix, names, cols);
+        let rows = |name: &str| source.describe(&format!("{prefix}{name}.weight"));
+        let (inputs, output) = match recurrence {
+            Recurrence::DeltaNet { rule, .. } => {
+                let (n, inner, channels) = (rule.n_heads, rule.n_heads * rule.value_dim, rule.channels());
+                // Queries, keys, values and output gates; files may store some of them together.
+                let mut inputs = match (rows("attn_qkv"), rows("attn_gate")) {
+                    (Some(_), None) => vec![("attn_qkv", channels + inner)],
+                    (None, _) => {
+                        let keys = rule.n_key_heads * rule.key_dim;
+                        vec![("attn_q", keys), ("attn_k", keys), ("attn_v", inner), ("attn_gate", inner)]
+                    }
+                    _ => vec![("attn_qkv", channels), ("attn_gate", inner)],
+                };
+                match rows("ssm_ba") {
+                    Some(_) => inputs.push(("ssm_ba", 2 * n)),
+                    None => inputs.extend([("ssm_beta", n), ("ssm_alpha", n)]),
+                }
+                (inputs, "ssm_out")
+            }
+            Recurrence::Mamba2 { scan, .. } => (vec![("ssm_in", scan.inputs())], "ssm_out"),
+            Recurrence::ShortConv { .. } => {
+                (vec![("shortconv.in_proj", recurrence.inputs(dim))], "shortconv.out_proj")
+            }
+        };
         let conv = match recurrence {
             Recurrence::ShortConv { .. } => "shortconv.conv",
             Recurrence::DeltaNet { .. } | Recurrence::Mamba2 { .. } => "ssm_conv1d",
@@ -211,11 +243,11 @@ impl RecurrenceWeights {
             }
             Recurrence::ShortConv { .. } => None,
         };
-        let norm = match recurrence {
-            Recurrence::Mamba2 { scan, .. } => {
-                Some(table(source, &format!("{prefix}ssm_norm.weight"), &[scan.inner_dim()])?)
+        let (norm, n_norm_groups) = match recurrence {
+            Recurrence::Mamba2 { scan, normed: true, .. } => {
+                (Some(table(source, &format!("{prefix}ssm_norm.weight"), &[scan.inner_dim()])?), scan.n_groups)
             }
-            Recurrence::DeltaNet { .. } | Recurrence::ShortConv { .. } => None,
+            _ => (None, 1),
         };
         let channels = recurrence.channels(dim);
         let parts = match source.describe(&format!("{prefix}{conv}_q.weight")) {
@@ -228,7 +260,15 @@ impl RecurrenceWeights {
             None => None,
         };
         let conv = Joined::declare_rows(source, parts, [channels, recurrence.taps()])?;
-        Ok(RecurrenceWeights { conv, conv_bias, heads, norm })
+        Ok(RecurrenceWeights {
+            input: stack(&inputs, dim)?,
+            output: stack(&[(output, dim)], recurrence.outputs(dim))?,
+            conv,
+            conv_bias,
+            heads,
+            norm,
+            n_norm_groups,
+        })
     }
 
     /// The convolution, `[channels, taps]`.
@@ -261,36 +301,15 @@ impl BlockWeights {
             let described = source.describe(&format!("{prefix}{name}.weight"));
             described.and_then(|tensor| tensor.shape.first().copied())
         };
-        let (inputs, output) = match &block.recurrence {
-            Some(Recurrence::DeltaNet { rule, .. }) => {
-                let (n, inner) = (rule.n_heads, rule.n_heads * rule.value_dim);
-                let channels = rule.channels();
-                // Queries, keys, values and output gates; files may store some of them together.
-                let mut inputs = match (rows("attn_qkv"), rows("attn_gate")) {
-                    (Some(_), None) => vec![("attn_qkv", channels + inner)],
-                    (None, _) => {
-                        let keys = rule.n_key_heads * rule.key_dim;
-                        vec![("attn_q", keys), ("attn_k", keys), ("attn_v", inner), ("attn_gate", inner)]
-                    }
-                    _ => vec![("attn_qkv", channels), ("attn_gate", inner)],
-                };
-                match rows("ssm_ba") {
-                    Some(_) => inputs.push(("ssm_ba", 2 * n)),
-                    None => inputs.extend([("ssm_beta", n), ("ssm_alpha", n)]),
-                }
-                (inputs, ("ssm_out", inner))
-            }
-            Some(Recurrence::Mamba2 { scan, .. }) => (vec![("ssm_in", scan.inputs())], ("ssm_out", scan.inner_dim())),
-            Some(recurrence @ Recurrence::ShortConv { .. }) => {
-                (vec![("shortconv.in_proj", recurrence.inputs(dim))], ("shortconv.out_proj", dim))
-            }
-            // Head counts are only checked for attention layers.
-            None if attention.latent.is_some() => {
-                let queries = match attention.latent.and_then(|latent| latent.q_rank) {
+        // Head counts are only checked for attention layers.
+        let (inputs, output) = match attention.latent {
+            _ if !block.attends() => (vec![], None),
+            Some(latent) => {
+                let queries = match latent.q_rank {
                     Some(rank) => ("attn_q_a", rank),
-                    None => ("attn_q", attention.latent.map_or(0, |latent| attention.latent_dims(&latent)[0])),
+                    None => ("attn_q", attention.latent_dims(&latent)[0]),
                 };
-                (vec![queries, ("attn_kv_a_mqa", attention.head_dim)], ("attn_output", attention.output_dim()))
+                (vec![queries, ("attn_kv_a_mqa", attention.head_dim)], Some(attention.output_dim()))
             }
             None => {
                 let (q_dim, kv_dim) = (attention.q_dim(), attention.kv_dim());
@@ -305,14 +324,15 @@ impl BlockWeights {
                     let values = if attention.values_of_keys { "attn_k" } else { "attn_v" };
                     inputs.extend([("attn_k", kv_dim), (values, kv_dim)]);
                 }
-                (inputs, ("attn_output", q_dim))
+                (inputs, Some(q_dim))
             }
         };
+        let output_names: Vec<_> = output.iter().map(|_| ("attn_output", dim)).collect();
         let owned = |names: &[(String, u32)], cols| {
             let names: Vec<(&str, u32)> = names.iter().map(|(name, rows)| (name.as_str(), *rows)).collect();
             Stack::declare(target, source, prefix, &names, cols)
         };
-        let (up, down, ffn_dim) = match ffn.dense_dim() {
+        let (up, down, ffn_dim) = match ffn.dense_dim().filter(|_| block.feeds_forward()) {
             None => (vec![], vec![], 0),
             Some(ffn_dim) => {
                 // The shared expert alone, without routed experts.
@@ -325,30 +345,35 @@ impl BlockWeights {
             }
         };
         Ok(BlockWeights {
-            attn_norms: norms(block.attn_norm, ["attn_norm", "post_attention_norm", "attn_output_norm"])?,
+            attn_norms: match block.halves {
+                Halves::FeedForward => norms(NormPlace::Nowhere, [""; 3])?,
+                _ => norms(block.attn_norm, ["attn_norm", "post_attention_norm", "attn_output_norm"])?,
+            },
             attn_qkv: stack(&inputs, dim)?,
             latent: match &attention.latent {
                 Some(latent) => Some(LatentWeights::declare(target, source, prefix, attention, latent)?),
                 None => None,
             },
-            qk_norm: match block.recurrence {
-                Some(_) => None,
-                None => qk_norm(source, prefix, attention)?,
-            },
-            recurrence: match &block.recurrence {
-                Some(recurrence) => Some(RecurrenceWeights::declare(source, prefix, recurrence, dim)?),
+            qk_norm: if block.attends() { qk_norm(source, prefix, attention)? } else { None },
+            recurrence: match block.recurs() {
+                Some(recurrence) => Some(RecurrenceWeights::declare(target, source, prefix, recurrence, dim)?),
                 None => None,
             },
             attn_sinks: match attention.sinks {
                 true => Some(table(source, &format!("{prefix}attn_sinks.weight"), &[attention.n_heads])?),
                 false => None,
             },
-            attn_output: stack(&[(output.0, dim)], output.1)?,
-            ffn_norms: norms(block.ffn_norm, ["ffn_norm", "post_ffw_norm", "layer_output_norm"])?,
+            attn_output: stack(&output_names, output.unwrap_or(0))?,
+            ffn_norms: match block.halves {
+                Halves::Mixing => norms(NormPlace::Nowhere, [""; 3])?,
+                // A layer's only norm is called like that of attention.
+                Halves::FeedForward => norms(block.ffn_norm, ["attn_norm", "post_ffw_norm", "layer_output_norm"])?,
+                Halves::Both => norms(block.ffn_norm, ["ffn_norm", "post_ffw_norm", "layer_output_norm"])?,
+            },
             ffn_up: owned(&up, dim)?,
             ffn_down: owned(&down, ffn_dim)?,
-            experts: match &ffn.experts {
-                Some(experts) => Some(ExpertWeights::declare(target, source, prefix, config, (experts, ffn.dim))?),
+            experts: match ffn.experts.as_ref().filter(|_| block.feeds_forward()) {
+                Some(experts) => Some(ExpertWeights::declare(target, source, prefix, config, (experts, ffn))?),
                 None => None,
             },
             per_layer: match config.per_layer.filter(|_| block.per_layer) {
@@ -367,11 +392,13 @@ impl BlockWeights {
         self.qk_norm.as_ref().map(Joined::tensor)
     }
 
-    fn stacks(&self) -> impl Iterator<Item = &Stack> {
+    pub(super) fn stacks(&self) -> impl Iterator<Item = &Stack> {
         let router = self.experts.iter().map(|experts| &experts.logits);
         let per_layer = self.per_layer.iter().flat_map(|half| [&half.gate, &half.proj]);
         let halves = [&self.attn_qkv, &self.attn_output, &self.ffn_up, &self.ffn_down].into_iter();
-        halves.chain(self.latent.iter().flat_map(LatentWeights::stacks)).chain(router).chain(per_layer)
+        let recurrence = self.recurrence.iter().flat_map(|recurrence| [&recurrence.input, &recurrence.output]);
+        let latent = self.latent.iter().flat_map(LatentWeights::stacks);
+        halves.chain(recurrence).chain(latent).chain(router).chain(per_layer)
     }
 
     /// F32 vectors with their own names.
@@ -484,7 +511,8 @@ impl Weights {
             let weights = self.blocks.get_mut(l as usize).and_then(|weights| weights.experts.as_mut());
             if let (Some(experts), Some(weights)) = (&block.feed_forward.experts, weights) {
                 let dims = [config.dim, block.feed_forward.dim];
-                weights.keep(target, source, &format!("blk.{l}."), experts, dims, [n_slots, most_tokens])?;
+                let experts = (experts, dims, block.feed_forward.is_gated());
+                weights.keep(target, source, &format!("blk.{l}."), experts, [n_slots, most_tokens])?;
             }
         }
         Ok(())
@@ -587,7 +615,9 @@ impl Weights {
                     .chain(down.map(|w| (&shaders::EXPERT_DOWN.kernel, w)))
             });
             let per_layer = block.per_layer.iter().flat_map(|half| [&half.gate, &half.proj]);
+            let recurrence = block.recurrence.iter().flat_map(|recurrence| [&recurrence.input, &recurrence.output]);
             of_stack(&shaders::MATVEC, &block.attn_qkv)
+                .chain(recurrence.flat_map(|stack| of_stack(&shaders::MATVEC, stack)))
                 .chain(per_layer.flat_map(|stack| of_stack(&shaders::MATVEC, stack)))
                 .chain(of_stack(&shaders::MATVEC, &block.attn_output))
                 .chain(experts)

@@ -16,7 +16,7 @@ use crate::kernels::{
     SelectiveScan, SharedExperts, ShortConv, StepState, TopStrip, add, advance, argmax, attention, attention_next,
     attention_packed, embed, embed_sum, expert_sum, gate_up, gated, geglu, gelu, last_row, layer_norm, linear_norm,
     mask_logits, matmul, matvec, merge_top, mol, penalize, pool, rms_norm, rope, rope_kv, rope_packed, rope_table,
-    route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum, up_gated,
+    route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum, squared_relu, up_gated,
 };
 #[cfg(feature = "lora")]
 use crate::kernels::{LowRank, add_lora, gate_up_lora, matvec_lora, up_gated_lora};
@@ -567,6 +567,11 @@ static CHECKS: &[(&Kernel, Record)] = &[
         let matrices = input(form.device, &[N_STATES, 2, 20, 12])?;
         scan.record(rec, &state(form.device, 5, 3)?, [&vbc, &x, &heads], &matrices, &y)?;
         Ok(vec![y, matrices])
+    }),
+    (&shaders::SQUARED_RELU.kernel, |rec, form| {
+        let y = blank(form.device, &[1000])?;
+        squared_relu(rec, &input(form.device, &[1000])?, &y)?;
+        Ok(vec![y])
     }),
     (&shaders::SIGMOID_GATE.kernel, |rec, form| {
         let (gates, y) = (input(form.device, &[3, 50])?, input(form.device, &[3, 40])?);

@@ -1,9 +1,9 @@
 //! Features that distinguish architectures, each disabled in its own model: logits must then leave the references. A
 //! comparison that passes without a feature does not test it.
 
-use tilewright::kernels::{Gate, Gelu, QkNorm, RopeScaling, RopeStyle};
+use tilewright::kernels::{DeltaRule, ExpertScore, Gate, Gelu, QkNorm, RopeScaling, RopeStyle};
 use tilewright::load::{ModelFile, ModelShape};
-use tilewright::model::{Attention, Between, FeedForward, ModelConfig, Recurrence};
+use tilewright::model::{Attention, Between, Experts, FeedForward, ModelConfig, Recurrence};
 use tilewright::{LoadOptions, Model};
 
 use super::TINY_TOLERANCE;
@@ -18,6 +18,18 @@ fn attentions(config: &mut ModelConfig, change: impl Fn(&mut Attention)) {
 
 fn feed_forwards(config: &mut ModelConfig, change: impl Fn(&mut FeedForward)) {
     config.blocks.iter_mut().for_each(|block| change(&mut block.feed_forward));
+}
+
+fn experts(config: &mut ModelConfig, change: impl Fn(&mut Experts)) {
+    feed_forwards(config, |ffn| ffn.experts.iter_mut().for_each(&change));
+}
+
+fn delta_rules(config: &mut ModelConfig, change: impl Fn(&mut DeltaRule)) {
+    for block in &mut config.blocks {
+        if let Some(Recurrence::DeltaNet { rule, .. }) = &mut block.recurrence {
+            change(rule);
+        }
+    }
 }
 
 fn no_shares(config: &mut ModelConfig) {
@@ -54,6 +66,23 @@ const PAIRS: Feature = ("the pairs", |config| {
 });
 const POSITIONS: Feature = ("the lack of positions", |config| attentions(config, |attention| attention.rope = Some(0)));
 
+const OF_VALUES: Feature =
+    ("the norm of values", |config| attentions(config, |attention| attention.qk_norm = Some(QkNorm::Heads)));
+const LOGITS: Feature = ("the logits' factor", |config| config.logit_scale = 1.0);
+const SHARED_KEYS: Feature =
+    ("which heads share a key", |config| delta_rules(config, |rule| rule.grouped = !rule.grouped));
+const CHOICE: Feature = ("the routing biases", |config| experts(config, |experts| experts.choice_bias = false));
+const SCORES: Feature =
+    ("sigmoid scores", |config| experts(config, |experts| experts.router.score = ExpertScore::Softmax));
+const EXPERTS_SCALE: Feature = ("the experts' factor", |config| experts(config, |experts| experts.router.scale = 1.0));
+const TURNED: Feature = ("partial rotation", |config| {
+    let head_dim = config.blocks[0].attention.head_dim;
+    config.ropes.iter_mut().for_each(|rope| rope.rot_dims = head_dim);
+});
+const FORM: Feature = ("the squared ReLU", |config| {
+    feed_forwards(config, |ffn| ffn.between = Between::Gelu(Gelu::Exact));
+});
+
 const FAMILIES: &[(&str, &[Feature])] = &[
     ("ernie4-5", &[PAIRS]),
     ("exaone4", &[WINDOW, ONE_MORE, POSITIONS]),
@@ -69,7 +98,7 @@ const FAMILIES: &[(&str, &[Feature])] = &[
             SOFT_CAP,
             EMBEDDING,
             BEFORE,
-            ("the norm of values", |config| attentions(config, |attention| attention.qk_norm = Some(QkNorm::Heads))),
+            OF_VALUES,
             ("whose keys are read", |config| config.blocks[4].attention.keys_of = Some(1)),
             ("the form of GELU", |config| {
                 feed_forwards(config, |ffn| ffn.between = Between::Gate(Gate::Gelu(Gelu::Exact)));
@@ -98,7 +127,7 @@ const FAMILIES: &[(&str, &[Feature])] = &[
             POSITIONS,
             SHARES,
             ("the factor of what halves add", |config| config.residual_scale = 1.0),
-            ("the logits' factor", |config| config.logit_scale = 1.0),
+            LOGITS,
         ],
     ),
     ("granite-moe", &[SCALE, EMBEDDING, SHARES, PAIRS]),
@@ -125,17 +154,30 @@ const FAMILIES: &[(&str, &[Feature])] = &[
         ],
     ),
     ("olmoe", &[SHARES]),
+    ("deepseek-v2", &[SCALE, STRETCH, SHARES, PAIRS]),
+    ("falcon-h1", &[SCALE, EMBEDDING, LOGITS]),
+    ("gemma4-31b", &[WINDOW, ONE_MORE, SCALE, STRETCH, SOFT_CAP, OF_VALUES]),
+    ("gemma4-moe", &[WINDOW, SHARES, OF_VALUES]),
+    ("glm4-moe", &[SHARES, CHOICE, SCORES, EXPERTS_SCALE, BEFORE, TURNED]),
+    ("glm4-moe-lite", &[SHARES, CHOICE, SCORES, EXPERTS_SCALE, PAIRS]),
+    ("lfm3", &[WINDOW, ONE_MORE, STRETCH, BEFORE]),
+    ("nemotron-h", &[POSITIONS, FORM]),
+    ("nemotron-h-moe", &[POSITIONS, SHARES, CHOICE, SCORES, EXPERTS_SCALE]),
+    (
+        "olmo-hybrid",
+        &[
+            SHARED_KEYS,
+            ("negative eigenvalues", |config| {
+                delta_rules(config, |rule| rule.beta_scale = 1.0);
+            }),
+        ],
+    ),
+    ("qwen3-next", &[BEFORE, SHARED_KEYS, SHARES]),
     (
         "qwen35",
         &[
             BEFORE,
-            ("which heads share a key", |config| {
-                for block in &mut config.blocks {
-                    if let Some(Recurrence::DeltaNet { rule, .. }) = &mut block.recurrence {
-                        rule.grouped = !rule.grouped;
-                    }
-                }
-            }),
+            SHARED_KEYS,
         ],
     ),
 ];

@@ -95,14 +95,14 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     keys.says(Key("", "mamba_chunk_size"));
     check_time_steps(keys)?;
     for (block, attends) in config.blocks.iter_mut().zip(attends) {
-        block.recurrence = (!attends).then_some(Recurrence::Mamba2 { scan, taps });
+        block.recurrence = (!attends).then_some(Recurrence::Mamba2 { scan, taps, normed: true });
         block.attention.rope = block.attention.rope.filter(|_| rotates);
     }
     Ok(())
 }
 
 /// Refuses time-step limits, which no published model has.
-fn check_time_steps(keys: &Keys<'_>) -> Result<(), Error> {
+pub(super) fn check_time_steps(keys: &Keys<'_>) -> Result<(), Error> {
     let bounds = Key("", "time_step_limit");
     let Some(serde_json::Value::Array(found)) = keys.json(bounds) else { return Ok(()) };
     match &found[..] {

@@ -14,6 +14,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     stored: |_, _| FileLayout::AsRead,
     gguf_stored: |_, _| FileLayout::AsRead,
     renamed: |name, _| name,
+    factors: |_, _| Ok(Vec::new()),
     tied: false,
     eps: (RMS_EPS, None),
     activation: "silu",

@@ -4,10 +4,8 @@ use super::ALL;
 use crate::error::Error;
 
 /// Unsupported features of popular architectures, by their names in GGUF and `config.json`.
-const MISSING: [(&[&str], &str); 12] = [
+const MISSING: [(&[&str], &str); 10] = [
     (&["gemma3n", "gemma3n_text"], "several residual streams (AltUp) and sparse activations"),
-    (&["falcon-h1", "falcon_h1"], "attention and a state-space model side by side in a layer"),
-    (&["nemotron_h", "nemotron_h_moe"], "layers with only a state-space model, attention or a feed-forward"),
     (&["deepseek_v32", "deepseek_v4", "glm-dsa", "glm_moe_dsa"], "sparse attention, whose keys an indexer chooses"),
     (&["bitnet", "bitnet-b1.58"], "norms inside attention and feed-forward"),
     (&["mamba", "mamba2", "falcon_mamba", "jamba", "plamo2"], "layers with a state-space model in place of attention"),

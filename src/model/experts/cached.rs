@@ -70,18 +70,17 @@ impl ExpertWeights {
         target: &Target,
         source: &dyn WeightSource,
         prefix: &str,
-        experts: &Experts,
-        dims: [u32; 2],
+        (experts, dims, is_gated): (&Experts, [u32; 2], bool),
         [n_slots, most_tokens]: [u32; 2],
     ) -> Result<(), Error> {
-        let tensors = routed(source, prefix, experts.n, dims);
+        let tensors = routed(source, prefix, experts.n, dims, is_gated);
         let n_slots = n_slots.min(experts.n);
         // All experts have the same types, so the first ones stand for all.
         let mut in_slots: Vec<Tensors> = match &tensors[..] {
             [all] => vec![Tensors { n: n_slots, ..all.clone() }],
             each => each.iter().take(n_slots as usize).cloned().collect(),
         };
-        in_slots.extend(experts.shared.as_ref().map(|of| super::cut(prefix, of, dims)));
+        in_slots.extend(experts.shared.as_ref().map(|of| super::cut(prefix, of, dims, is_gated)));
         let mut matrices = Matrices::declare(target, source, &in_slots, dims)?;
         // Tuning measured the matrices of all experts.
         let all = &self.matrices;

@@ -1,0 +1,176 @@
+//! Nemotron-H (NVIDIA 2025, arXiv:2504.03624) and Nemotron 3 Nano: each layer is a Mamba 2 mixer, attention without RoPE,
+//! a feed-forward with squared ReLU, or experts with it.
+
+use super::granite_hybrid::check_time_steps;
+use super::llama::LLAMA;
+use super::{Architecture, SIGMOIDS, mixture};
+use crate::error::Error;
+use crate::kernels::{RopeStyle, SelectiveScan};
+use crate::load::keys::{Key, Keys};
+use crate::load::tensor_index::FileLayout;
+use crate::model::{Halves, ModelConfig, Recurrence, SharedExpert};
+
+pub(super) const NEMOTRON_H: Architecture = Architecture {
+    gguf: "nemotron_h",
+    json: &["nemotron_h"],
+    pairs: [RopeStyle::Halves; 2],
+    names: &[
+        ("embeddings", "token_embd"),
+        ("norm_f", "output_norm"),
+        ("norm", "attn_norm"),
+        ("mixer.in_proj", "ssm_in"),
+        ("mixer.conv1d", "ssm_conv1d"),
+        ("mixer.A_log", "ssm_a"),
+        ("mixer.D", "ssm_d"),
+        ("mixer.dt", "ssm_dt"),
+        ("mixer.norm", "ssm_norm"),
+        ("mixer.out_proj", "ssm_out"),
+        ("mixer.q_proj", "attn_q"),
+        ("mixer.k_proj", "attn_k"),
+        ("mixer.v_proj", "attn_v"),
+        ("mixer.o_proj", "attn_output"),
+        ("mixer.up_proj", "ffn_up"),
+        ("mixer.down_proj", "ffn_down"),
+        ("mixer.gate", "ffn_gate_inp"),
+        ("mixer.gate.e_score_correction", "exp_probs_b"),
+        ("mixer.experts.up_proj", "ffn_up_exps"),
+        ("mixer.experts.down_proj", "ffn_down_exps"),
+        ("mixer.shared_experts.up_proj", "ffn_up_shexp"),
+        ("mixer.shared_experts.down_proj", "ffn_down_shexp"),
+    ],
+    gguf_names: &[("ssm_a", "ssm_a"), ("ssm_d", "ssm_d")],
+    stored: |name, _| if name.ends_with("ssm_a.weight") { FileLayout::NegativeLog } else { FileLayout::AsRead },
+    eps: (Key("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"), None),
+    activation: "relu2",
+    gated: false,
+    describe: layers,
+    ..LLAMA
+};
+
+pub(super) const NEMOTRON_H_MOE: Architecture = Architecture { gguf: "nemotron_h_moe", json: &[], ..NEMOTRON_H };
+
+/// What a layer is.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Mamba,
+    Attention,
+    Dense,
+    Experts,
+}
+
+fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
+    let kinds = kinds(keys, config.blocks.len())?;
+    let scan = SelectiveScan {
+        n_groups: keys.required(Key("ssm.group_count", "n_groups"))?,
+        n_heads: keys.required(Key("ssm.time_step_rank", "mamba_num_heads"))?,
+        state_dim: keys.required(Key("ssm.state_size", "ssm_state_size"))?,
+        head_dim: 0,
+    };
+    let inner = keys.u32(Key("ssm.inner_size", ""))?.map(|inner| inner / scan.n_heads.max(1));
+    let head_dim = match inner {
+        Some(head_dim) => head_dim,
+        None => keys.required(Key("", "mamba_head_dim"))?,
+    };
+    let scan = SelectiveScan { head_dim, ..scan };
+    let taps = keys.required(Key("ssm.conv_kernel", "conv_kernel"))?;
+    ignore(keys)?;
+    check_time_steps(keys)?;
+    if kinds.contains(&Kind::Experts) {
+        mixture(keys, config, SIGMOIDS, |l| kinds[l] == Kind::Experts)?;
+        // Read with the router of other models.
+        ["n_group", "topk_group", "n_shared_experts"].map(|name| keys.says(Key("", name)))
+    } else {
+        // Published configurations of dense models state the experts of others.
+        let of_experts = ["n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"];
+        of_experts.into_iter().for_each(|name| _ = keys.says(Key("", name)));
+        ["routed_scaling_factor", "n_group", "topk_group"].map(|name| keys.says(Key("", name)))
+    };
+    for (l, (block, kind)) in config.blocks.iter_mut().zip(kinds).enumerate() {
+        block.attention.rope = None;
+        block.halves = if matches!(kind, Kind::Mamba | Kind::Attention) { Halves::Mixing } else { Halves::FeedForward };
+        block.recurrence = (kind == Kind::Mamba).then_some(Recurrence::Mamba2 { scan, taps, normed: true });
+        if let Some(experts) = &mut block.feed_forward.experts {
+            let shared = Key("expert_shared_feed_forward_length", "moe_shared_expert_intermediate_size");
+            experts.shared = keys.u32(shared)?.filter(|&dim| dim > 0).map(|dim| SharedExpert { dim, gated: false });
+            experts.choice_bias = !keys.is_gguf() || keys.has(&format!("blk.{l}.exp_probs_b.bias"));
+        }
+    }
+    Ok(())
+}
+
+/// The kinds of all layers: a list or a pattern of letters in `config.json`; in GGUF by the layer's tensors.
+fn kinds(keys: &Keys<'_>, n_layers: usize) -> Result<Vec<Kind>, Error> {
+    if keys.is_gguf() {
+        let has = |l: usize, name: &str| keys.has(&format!("blk.{l}.{name}.weight"));
+        let kind = |l| match (has(l, "ssm_in"), has(l, "attn_q"), has(l, "ffn_gate_inp")) {
+            (true, ..) => Kind::Mamba,
+            (_, true, _) => Kind::Attention,
+            (.., true) => Kind::Experts,
+            _ => Kind::Dense,
+        };
+        return Ok((0..n_layers).map(kind).collect());
+    }
+    let (list, pattern) = (Key("", "layers_block_type"), Key("", "hybrid_override_pattern"));
+    let kinds: Vec<Kind> = match (keys.strs(list)?, keys.str(pattern)?) {
+        (Some(names), _) => {
+            let kind = |name: &&str| match *name {
+                "linear_attention" | "mamba" => Ok(Kind::Mamba),
+                "full_attention" | "attention" => Ok(Kind::Attention),
+                "mlp" => Ok(Kind::Dense),
+                "moe" => Ok(Kind::Experts),
+                found => Err(keys.unsupported(list, found, "linear_attention, full_attention, mlp, moe")),
+            };
+            names.iter().map(kind).collect::<Result<_, _>>()?
+        }
+        (None, Some(letters)) => {
+            let kind = |letter| match letter {
+                'M' => Ok(Kind::Mamba),
+                '*' => Ok(Kind::Attention),
+                '-' => Ok(Kind::Dense),
+                'E' => Ok(Kind::Experts),
+                found => Err(keys.unsupported(pattern, found, "M, *, -, E")),
+            };
+            letters.chars().map(kind).collect::<Result<_, _>>()?
+        }
+        (None, None) => return Err(keys.missing(list)),
+    };
+    match kinds.len() == n_layers {
+        true => Ok(kinds),
+        false => Err(keys.wrong(list, format!("{n_layers}, one per layer"), kinds.len())),
+    }
+}
+
+/// Marks keys about training and other implementations as read, and refuses experts in a smaller width.
+fn ignore(keys: &Keys<'_>) -> Result<(), Error> {
+    let latent = Key("", "moe_latent_size");
+    if let Some(found) = keys.u32(latent)?.filter(|&size| size > 0) {
+        return Err(keys.unsupported(latent, found, "none: experts of the model's width"));
+    }
+    for name in [
+        "chunk_size",
+        "expand",
+        "mamba_ssm_cache_dtype",
+        "moe_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+        "moe_shared_expert_overlap",
+        "mtp_layers_block_type",
+        "mtp_hybrid_override_pattern",
+        "num_logits_to_keep",
+        "n_shared_experts",
+        "rescale_prenorm_residual",
+        "residual_in_fp32",
+        "sliding_window",
+        "time_step_floor",
+        "time_step_max",
+        "time_step_min",
+        "use_mamba_kernels",
+    ] {
+        keys.says(Key("", name));
+    }
+    for (key, known) in [(Key("", "mamba_hidden_act"), "silu")] {
+        if let Some(found) = keys.str(key)?.filter(|&found| found != known) {
+            return Err(keys.unsupported(key, found, known));
+        }
+    }
+    Ok(())
+}
