@@ -3,6 +3,7 @@
 //! Each starts from Llama; [`Architecture::describe`] applies the differences.
 
 mod bert;
+mod embedding_gemma;
 mod ernie;
 mod exaone4;
 mod gemma;
@@ -24,6 +25,7 @@ mod qwen35;
 mod refused;
 mod smollm3;
 
+pub(super) use embedding_gemma::projection;
 pub(super) use refused::refused;
 
 use super::keys::{Key, Keys};
@@ -70,7 +72,7 @@ pub(super) struct Architecture {
     pub describe: fn(&Keys<'_>, &mut ModelConfig) -> Result<(), Error>,
 }
 
-const ALL: [Architecture; 31] = [
+const ALL: [Architecture; 33] = [
     llama::LLAMA,
     llama::MISTRAL3,
     llama::MIXTRAL,
@@ -82,6 +84,8 @@ const ALL: [Architecture; 31] = [
     gemma::GEMMA,
     gemma::GEMMA2,
     gemma::GEMMA3,
+    embedding_gemma::EMBEDDING_GEMMA,
+    embedding_gemma::EMBEDDING_GEMMA2,
     gemma4::GEMMA4,
     phi3::PHI3,
     smollm3::SMOLLM3,

@@ -4,7 +4,7 @@ use super::ALL;
 use crate::error::Error;
 
 /// Unsupported features of popular architectures, by their names in GGUF and `config.json`.
-const MISSING: [(&[&str], &str); 15] = [
+const MISSING: [(&[&str], &str); 18] = [
     (&["gemma3n", "gemma3n_text"], "several residual streams (AltUp) and sparse activations"),
     (&["falcon-h1", "falcon_h1"], "attention and a state-space model side by side in a layer"),
     (&["nemotron_h", "nemotron_h_moe"], "layers with only a state-space model, attention or a feed-forward"),
@@ -19,6 +19,9 @@ const MISSING: [(&[&str], &str); 15] = [
     (&["llama4", "llama4_text"], "chunked attention, and experts in every other layer"),
     (&["t5", "t5encoder", "bart"], "cross-attention from the decoder to an encoder"),
     (&["whisper", "qwen2_audio"], "audio"),
+    (&["mpnet"], "attention scores with a bias by relative position"),
+    (&["nomic-bert-moe"], "experts in every second layer of an encoder"),
+    (&["jina-bert-v3", "jina_embeddings_v3"], "an adapter for each task inside an encoder"),
     (&["qwen2vl", "qwen3vl", "mllama", "llava", "clip", "gemma4v"], "images"),
 ];
 
