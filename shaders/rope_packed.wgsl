@@ -1,8 +1,9 @@
-// Queries and keys of packed sequences, normalised and rotated by their tokens' positions, in place; values stay:
+// Queries and keys of packed sequences, normalised and rotated by their tokens' positions, in place; values stay, or are
+// normalised without weights:
 //
 //     qkv[t] = q heads | k heads | v heads;   x[t, h] = turn(x[t, h]) for heads of q and k
 //
-// Dispatch (their heads folded over x and y), LANES invocations per head; see `shared/heads.wgsl` and
+// Dispatch (the heads that change folded over x and y), LANES invocations per head; see `shared/heads.wgsl` and
 // `shared/rotate.wgsl`.
 #import head_lanes t0=head_lanes scalar=head_lanes_alone
 #import heads
@@ -45,10 +46,11 @@ fn rope_packed(
     @builtin(num_workgroups) grid: vec3<u32>,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let id = group_index(group, grid) * (WG / LANES) + local / LANES; // over tokens and heads of queries and keys
+    let id = group_index(group, grid) * (WG / LANES) + local / LANES; // over tokens and their heads that change
     let turned_heads = params.n_heads + params.n_kv_heads;
-    let t = id / turned_heads;
-    let head = id % turned_heads;
+    let changed_heads = turned_heads + select(0u, params.n_kv_heads, NORM == NORM_VALUES);
+    let t = id / changed_heads;
+    let head = id % changed_heads;
     let is_there = t < params.n_tokens;
     let row = t * (turned_heads + params.n_kv_heads) * params.head_dim;
     var scale = 1.0;
@@ -60,6 +62,12 @@ fn rope_packed(
         scale = norm_scale(head, head_sum(local, squares));
     }
     if (!is_there) {
+        return;
+    }
+    if (head >= turned_heads) {
+        for (var i = local % LANES; i < params.head_dim; i += LANES) {
+            qkv[row + head * params.head_dim + i] *= scale;
+        }
         return;
     }
     for (var i = local % LANES; i < params.head_dim / 2u; i += LANES) {

@@ -115,7 +115,7 @@ impl Roofline {
         let bytes = |tensor: &Tensor| tensor.size_bytes();
         let is_tied = weights.tensor_slots().all(|(name, _)| name != "output.weight");
         // A pass reads one row per token of these tables.
-        let per_layer = weights.per_layer.iter().map(|per_layer| &per_layer.token_embd);
+        let per_layer = weights.per_layer.iter().filter_map(|per_layer| per_layer.token_embd.as_ref());
         let tables = per_layer.chain((!is_tied).then_some(&weights.token_embd));
         let table_bytes: u64 = tables.flat_map(Matrix::tensors).map(bytes).sum();
         // One row per head, of keys and of values.

@@ -10,6 +10,7 @@ mod batch;
 mod batcher;
 mod embedder;
 mod place;
+mod prompt;
 mod reranker;
 
 pub use batch::Tokens;

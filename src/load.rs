@@ -13,6 +13,7 @@ mod gguf;
 mod gguf_encoder;
 mod huggingface;
 mod keys;
+mod llm_reranker;
 mod loader;
 #[cfg(feature = "lora")]
 mod lora;
@@ -35,14 +36,15 @@ use std::path::Path;
 use crate::device::Device;
 use crate::error::Error;
 use crate::kernels::Pooling;
-use crate::model::{Block, ModelConfig, ScoreConfig};
+use crate::model::{Block, DenseConfig, ModelConfig, ScoreConfig};
 use crate::tokenizer::Tokenizer;
 
 pub use chat::ChatSource;
 pub use file::FileBytes;
 pub(crate) use huggingface::config_of_json;
 #[cfg(feature = "hub")]
-pub(crate) use huggingface::{CONFIG, INDEX, TEXTS};
+pub(crate) use huggingface::{CONFIG, DENSE_WEIGHTS, INDEX, TEXTS};
+pub use llm_reranker::RerankPrompt;
 pub use loader::Loader;
 #[cfg(feature = "lora")]
 pub use lora::AdapterFile;
@@ -83,8 +85,18 @@ pub struct ModelHeader {
 }
 
 impl ModelHeader {
-    /// Reports ignored parts of the vocabulary as notices of the device.
+    /// Reports ignored parts of the vocabulary, and missing parts of an encoder, as notices of the device.
     pub(crate) fn note_vocabulary(&self, device: &Device) {
+        if let ModelShape::Encoder(EncoderShape { config, dense, .. }) = &self.shape
+            && config.architecture == "gemma-embedding"
+            && dense.is_empty()
+        {
+            device.tested().note(
+                "the file lacks EmbeddingGemma's dense layers, so its vectors are llama.cpp's, not \
+                 sentence-transformers'"
+                    .into(),
+            );
+        }
         for notice in self.tokenizer.as_ref().map_or(&[][..], Tokenizer::notices) {
             device.tested().note(format!("vocabulary: {notice}"));
         }
@@ -143,6 +155,8 @@ pub struct EncoderShape {
     /// Whether embeddings are L2-normalised: a `Normalize` module in `modules.json`. Always true for GGUF files,
     /// which do not state it.
     pub normalize: bool,
+    /// Dense layers after pooling: `Dense` modules in `modules.json`; `dense_2.weight`, `dense_3.weight`.
+    pub dense: Vec<DenseConfig>,
     /// Texts are truncated to this many tokens: `sentence_bert_config.json`. Default: the longest sequence.
     pub max_tokens: u32,
     /// Prompts to prepend to texts, by name: `config_sentence_transformers.json`.
@@ -162,6 +176,8 @@ pub struct Scoring {
     pub n_labels: u32,
     /// The function applied to the logit: `sentence_transformers.activation_fn`.
     pub activation_fn: Option<String>,
+    /// The text around a pair, if the model is a language model; others have special tokens of the tokenizer.
+    pub prompt: Option<RerankPrompt>,
 }
 
 impl Scoring {
@@ -236,7 +252,11 @@ impl ModelShape {
     /// # Errors
     /// [`Error::Unsupported`] if the model is not a cross-encoder.
     pub fn scoring(&self) -> Result<&Scoring, Error> {
-        let EncoderShape { config, scoring, .. } = self.encoder()?;
+        let ModelShape::Encoder(EncoderShape { config, scoring, .. }) = self else {
+            let supported =
+                "rerankers; a Qwen3-Reranker's config.json may say \"classifier_from_token\": [\"no\", \"yes\"]";
+            return Err(other_kind(&self.config().architecture, "a decoder", supported));
+        };
         scoring.as_ref().ok_or_else(|| Error::Unsupported {
             format: "model",
             field: "pooling_type (architectures)".into(),

@@ -20,7 +20,7 @@ pub use block::{
 pub(crate) use config::{MAX_CONTEXT, MAX_DIM, MAX_LAYERS};
 pub use config::{ModelConfig, NormKind, PerLayer, PositionTable};
 pub use decoder::{Drawing, Ending, FetchedRows, PassTensors, Sampler, VERIFIED_ROWS};
-pub use encoder::{BatchSize, BatchTensors, ScoreConfig, ScoreHead};
+pub use encoder::{BatchSize, BatchTensors, DenseConfig, DenseLayer, ScoreConfig, ScoreHead};
 pub use experts::ExpertWeights;
 pub(crate) use experts::{CachedExperts, ExpertMatrix, ExpertPart};
 pub use forward::{Tap, Transformer};

@@ -1,6 +1,10 @@
 //! Text encoders: token ids, vectors and hidden states against references; batch invariance; invalid input.
 
 use crate::common;
+#[path = "embed/embedding_gemma.rs"]
+mod embedding_gemma;
+#[path = "embed/llm_reranker.rs"]
+mod llm_reranker;
 #[path = "embed/tiny.rs"]
 mod tiny;
 
@@ -186,7 +190,7 @@ fn encoder_loaded_in_pieces_gives_equal_vectors() {
     for (modules, wanted) in [
         (r#"[{ "type": "sentence_transformers.models.Transformer" }]"#, Ok(false)),
         (r#"[{ "type": "sentence_transformers.models.Normalize" }]"#, Ok(true)),
-        (r#"[{ "type": "sentence_transformers.models.Dense" }]"#, Err("models.Dense")),
+        (r#"[{ "type": "sentence_transformers.models.CNN" }]"#, Err("models.CNN")),
         (r#"[{}]"#, Err("missing")),
         (r#"{}"#, Err("modules.json")),
     ] {

@@ -1,6 +1,7 @@
 /** Encoders. */
 
 import { Embeddings } from "./embeddings.js";
+import { ensure } from "./errors.js";
 import { textOf, textsOf } from "./arguments.js";
 import { defined } from "./helpers.js";
 import type { EmbedderOptions } from "./load-options.js";
@@ -38,16 +39,19 @@ export class Embedder extends Loaded<EmbedderInfo> {
   /**
    * The vector of one text, which may be empty.
    *
-   * @throws {@link TilewrightError}, `option` for an unknown prompt; or the reason of `options.signal`.
+   * @throws {@link TilewrightError}, `option` for an unknown prompt or a wrong `dimensions`; or the reason of `options.signal`.
    */
   embed(text: string, options?: EmbedOptions): Promise<Float32Array>;
   /** The vectors of texts, in their order. */
   embed(texts: readonly string[], options?: EmbedOptions): Promise<Embeddings>;
   async embed(given: string | readonly string[], options: EmbedOptions = {}): Promise<Float32Array | Embeddings> {
-    const { prompt, signal, onProgress } = known("embed", options);
+    const { prompt, dimensions, signal, onProgress } = known("embed", options);
+    const most = this.info.dims;
+    ensure(dimensions === undefined || (Number.isInteger(dimensions) && dimensions >= 1 && dimensions <= most),
+      "option", `dimensions is ${dimensions}, expected 1 to ${most}, the size of the model's vectors`);
     const texts = typeof given === "string" ? [given] : textsOf("texts", given, "a text or ");
-    const vectors = await this.call("embed", { texts, ...defined({ prompt }) }, { signal, onEvent: progressOf(texts, onProgress) });
-    return typeof given === "string" ? vectors : new Embeddings(vectors, this.info.dims);
+    const vectors = await this.call("embed", { texts, ...defined({ prompt, dimensions }) }, { signal, onEvent: progressOf(texts, onProgress) });
+    return typeof given === "string" ? vectors : new Embeddings(vectors, dimensions ?? most);
   }
 
   /** Token ids of a text with its prompt and special tokens, cut to `info.maxTokens`. */

@@ -59,10 +59,10 @@ export const OPTIONS = {
   "Embedder.load": {
     ...LOAD, maxTokens: true, pooling: true, normalize: true, maxBatchTokens: true, cachedVectors: true,
   } satisfies Names<EmbedderOptions>,
-  "embed": { ...TEXTS, ...PROMPT } satisfies Names<EmbedOptions>,
+  "embed": { ...TEXTS, ...PROMPT, dimensions: true } satisfies Names<EmbedOptions>,
   "Embedder.tokenize": PROMPT,
   "Reranker.load": { ...LOAD, maxTokens: true, sigmoid: true, maxBatchTokens: true } satisfies Names<RerankerOptions>,
-  "rerank": { ...TEXTS, topK: true } satisfies Names<RerankOptions>,
+  "rerank": { ...TEXTS, topK: true, instruction: true } satisfies Names<RerankOptions>,
   "Index.create": { ...PLACE, model: true, dims: true, metric: true, storage: true } satisfies Names<IndexOptions>,
   "Index.load": { ...PLACE, ...HUB, model: true, cache: true, signal: true } satisfies Names<LoadIndexOptions>,
   "Index.search": { filter: true, signal: true } satisfies Names<SearchOptions>,

@@ -183,10 +183,10 @@ export interface Calls {
   tokenize: { args: { text: string; addSpecial: boolean }; event: never; reply: Uint32Array };
   detokenize: { args: { ids: Uint32Array }; event: never; reply: string };
   /** The vectors in one array. Events: the number of finished texts. */
-  embed: { args: { texts: string[] } & PromptOptions; event: number; reply: Float32Array };
+  embed: { args: { texts: string[]; dimensions?: number } & PromptOptions; event: number; reply: Float32Array };
   encode: { args: { text: string } & PromptOptions; event: never; reply: Uint32Array };
   /** Events: the number of finished documents. */
-  rerank: { args: { query: string; documents: string[]; topK?: number }; event: number; reply: Ranked[] };
+  rerank: { args: { query: string; documents: string[]; topK?: number; instruction?: string }; event: number; reply: Ranked[] };
   memory: { args: Record<string, never>; event: never; reply: MemoryInfo };
   counters: { args: Record<string, never>; event: never; reply: Counters };
   destroyDevice: { args: Record<string, never>; event: never; reply: void };

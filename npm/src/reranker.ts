@@ -25,7 +25,7 @@ import type { ModelSource, Ranked, RerankerInfo, RerankOptions } from "./types.j
  */
 export class Reranker extends Loaded<RerankerInfo> {
   /**
-   * Loads a reranker with one label from any source of a model.
+   * Loads a reranker, a cross-encoder with one label or Qwen3-Reranker, from any source of a model.
    *
    * @throws {@link TilewrightError}, `unsupported` for another kind of model; or the reason of `options.signal`.
    */
@@ -37,9 +37,10 @@ export class Reranker extends Loaded<RerankerInfo> {
 
   /** The documents by relevance, the best first; equal ones in the given order. */
   async rerank(query: string, documents: readonly string[], options: RerankOptions = {}): Promise<Ranked[]> {
-    const { topK, signal, onProgress } = known("rerank", options);
+    const { topK, instruction, signal, onProgress } = known("rerank", options);
     ensure(topK === undefined || isId(topK), "option", `topK is ${topK}, expected a whole number`);
-    const args = { query: textOf("query", query), documents: textsOf("documents", documents), ...defined({ topK }) };
+    const given = instruction === undefined ? undefined : textOf("instruction", instruction);
+    const args = { query: textOf("query", query), documents: textsOf("documents", documents), ...defined({ topK, instruction: given }) };
     return this.call("rerank", args, { signal, onEvent: progressOf(args.documents, onProgress) });
   }
 }

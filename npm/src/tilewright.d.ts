@@ -174,7 +174,9 @@ export class Embedder {
   memory(): Omit<MemoryInfo, "wasmHeapBytes">;
   encode(text: string, prompt?: string | null): Uint32Array;
   /** All vectors in one array, or `undefined` if cancelled. */
-  embed(texts: string[], prompt: string | null | undefined, onProgress: (done: number) => void): Promise<Float32Array | undefined>;
+  embed(
+    texts: string[], prompt: string | null | undefined, dimensions: number | undefined, onProgress: (done: number) => void,
+  ): Promise<Float32Array | undefined>;
   cancel(): void;
   free(): void;
 }
@@ -184,7 +186,9 @@ export class Reranker {
   info(): Omit<RerankerInfo, "fileBytes">;
   memory(): Omit<MemoryInfo, "wasmHeapBytes">;
   /** `undefined` if cancelled. */
-  rerank(query: string, documents: string[], topK: number | undefined, onProgress: (done: number) => void): Promise<Ranked[] | undefined>;
+  rerank(
+    query: string, documents: string[], topK: number | undefined, instruction: string | undefined, onProgress: (done: number) => void,
+  ): Promise<Ranked[] | undefined>;
   cancel(): void;
   free(): void;
 }

@@ -156,12 +156,20 @@ export interface PromptOptions {
 }
 
 /** Options of {@link Embedder.embed}. */
-export interface EmbedOptions extends TextsOptions, PromptOptions {}
+export interface EmbedOptions extends TextsOptions, PromptOptions {
+  /**
+   * Elements to keep of each vector, which is then normalised again if the model normalises vectors. Only vectors of
+   * models trained for it (Matryoshka), such as EmbeddingGemma, keep their quality. Default: `info.dims`.
+   */
+  dimensions?: number | undefined;
+}
 
 /** Options of {@link Reranker.rerank}. */
 export interface RerankOptions extends TextsOptions {
   /** Return only the best documents, at most this many. Default: all. */
   topK?: number | undefined;
+  /** What a document must do for the query, for rerankers with `info.instruction`, such as Qwen3-Reranker. Default: that. */
+  instruction?: string | undefined;
 }
 
 /** A document's rank. */
@@ -618,6 +626,8 @@ export interface EmbedderInfo extends EncoderInfo {
 export interface RerankerInfo extends EncoderInfo {
   /** Whether scores are sigmoids of logits. */
   sigmoid: boolean;
+  /** The default instruction of a language model such as Qwen3-Reranker; others take none. */
+  instruction?: string;
 }
 
 /** Use of an encoder. Defaults: as the model's files say. */

@@ -325,7 +325,7 @@ test("plain texts: prompts and choices in order, echo, offsets of tokens", async
 /** Its vectors are the numbers of letters, and its tokens letters. */
 const encoder = {
   info: { name: "fake", dims: 2 },
-  embed: async (texts) => texts.map((text) => Float32Array.of(text.length, 0.1)),
+  embed: async (texts, { dimensions = 2 }) => texts.map((text) => Float32Array.of(text.length, 0.1).slice(0, dimensions)),
   tokenize: async (text) => [...text],
 };
 
@@ -340,7 +340,9 @@ test("vectors as numbers and as bytes, with the tokens of all texts", async () =
   const { data: [{ embedding }] } = await embeddings.create({ model: "m", input: "abc", encoding_format: "base64", dimensions: 2 });
   assert.deepEqual([...new Float32Array(Uint8Array.from(Buffer.from(embedding, "base64")).buffer)], [3, third]);
   const refused = (extra, code, param) => assert.rejects(embeddings.create({ model: "m", input: "a", ...extra }), { code, param });
-  await refused({ dimensions: 1 }, "unsupported", "dimensions");
+  const short = await embeddings.create({ model: "m", input: "abc", dimensions: 1 });
+  assert.deepEqual(short.data[0].embedding, [3]);
+  await refused({ dimensions: 3 }, "option", "dimensions");
   await refused({ dimensions: "2" }, "option", "dimensions");
   await refused({ input: [1, 2] }, "unsupported", "input");
   await refused({ input: [[1], [2]] }, "unsupported", "input");

@@ -154,7 +154,7 @@ impl Shape {
         if is_decoder {
             return record_pass(target, &transformer, context_length, n_tokens, ending);
         }
-        let head = OutputHead::Vector { pooling: Pooling::Mean, normalize: true };
+        let head = OutputHead::Vector { pooling: Pooling::Mean, normalize: true, layers: Vec::new() };
         record_texts(target, &transformer, &head, BatchSize { n_tokens, n_sequences: 1 }, n_pos)
     }
 }

@@ -180,5 +180,11 @@ pub(crate) fn rope_packed(mut call: Call<'_>) {
         for (head, to) in row[..turned].chunks_exact_mut(head_dim).enumerate() {
             turning.turn(tokens[t][1] as usize, &plain, head, &mut scratch, to);
         }
+        if norm == Some(QkNorm::HeadsAndValues) {
+            for g in 0..n_kv_heads {
+                let value = turning.value(row, g);
+                row[turned + g * head_dim..][..head_dim].copy_from_slice(&value);
+            }
+        }
     });
 }

@@ -9,7 +9,7 @@ use crate::device::{Device, Pending};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::Pooling;
-use crate::model::{BatchSize, BatchTensors, ScoreHead, Transformer};
+use crate::model::{BatchSize, BatchTensors, DenseLayer, ScoreHead, TensorSlot, Transformer};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::sort;
 use crate::target::Target;
@@ -54,8 +54,13 @@ pub(super) fn batches(lengths: &[usize], max_tokens: usize) -> Vec<Vec<usize>> {
 #[derive(Clone, Debug)]
 pub(crate) enum OutputHead {
     /// A vector.
-    Vector { pooling: Pooling, normalize: bool },
-    /// A score.
+    Vector {
+        pooling: Pooling,
+        normalize: bool,
+        /// Dense layers between the two.
+        layers: Vec<DenseLayer>,
+    },
+    /// The logits of a score.
     Score(Box<ScoreHead>),
 }
 
@@ -63,9 +68,37 @@ impl OutputHead {
     /// Elements in a text's row.
     fn width(&self, encoder: &Transformer) -> u32 {
         match self {
-            OutputHead::Vector { .. } => encoder.config.dim,
-            OutputHead::Score(_) => 1,
+            OutputHead::Vector { layers, .. } => layers.last().map_or(encoder.config.dim, |layer| layer.config.outputs),
+            OutputHead::Score(head) => head.n_logits(),
         }
+    }
+
+    /// Its dense layers.
+    pub fn layers(&self) -> &[DenseLayer] {
+        match self {
+            OutputHead::Vector { layers, .. } => layers,
+            OutputHead::Score(_) => &[],
+        }
+    }
+
+    /// Destinations of its source tensors, by name.
+    pub fn tensor_slots(&self) -> impl Iterator<Item = (&str, TensorSlot)> {
+        let score = match self {
+            OutputHead::Vector { .. } => None,
+            OutputHead::Score(head) => Some(head),
+        };
+        let layers = self.layers().iter().flat_map(|layer| layer.tensor_slots());
+        layers.chain(score.into_iter().flat_map(|head| head.tensor_slots()))
+    }
+
+    /// All its tensors.
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let score = match self {
+            OutputHead::Vector { .. } => None,
+            OutputHead::Score(head) => Some(head),
+        };
+        let layers = self.layers().iter().flat_map(|layer| layer.tensors());
+        layers.chain(score.into_iter().flat_map(|head| head.tensors()))
     }
 }
 
@@ -88,6 +121,8 @@ struct RecordedBatch {
     io: BatchTensors,
     /// One row per text, `[B, width]`.
     rows: Tensor,
+    /// Each of them as a span of its own, `[B, 2]`, where dense layers come before a norm.
+    row_spans: Option<Tensor>,
     recording: Recording,
 }
 
@@ -155,7 +190,13 @@ impl EncoderPasses {
         spans.resize(pass.io.spans.len(), 0);
         self.device.write(&pass.io.tokens, 0, &tokens)?;
         self.device.write(&pass.io.spans, 0, &spans)?;
-        self.device.write(pass.io.tiles.tensor(), 0, &pass.io.tiles.of(&lengths)?)?;
+        if let Some(row_spans) = &pass.row_spans {
+            let spans: Vec<u32> = (0..size.n_sequences).flat_map(|row| [row, row + 1]).collect();
+            self.device.write(row_spans, 0, &spans)?;
+        }
+        for (_, tiles) in &pass.io.tiles {
+            self.device.write(tiles.tensor(), 0, &tiles.of(&lengths)?)?;
+        }
         self.device.run_and_read(&pass.recording, &pass.rows)
     }
 
@@ -167,10 +208,7 @@ impl EncoderPasses {
     /// Memory of the weights and one pass of this size. Allocates nothing.
     pub fn plan(&self, size: BatchSize) -> Result<MemoryPlan, Error> {
         let pass = self.record(size, &mut Workspace::default())?;
-        let mut others: Vec<&Tensor> = self.encoder.weights.tensors().collect();
-        if let OutputHead::Score(head) = &self.head {
-            others.extend(head.tensors());
-        }
+        let others: Vec<&Tensor> = self.encoder.weights.tensors().chain(self.head.tensors()).collect();
         Ok(MemoryPlan::of([&pass.recording], others))
     }
 
@@ -204,13 +242,21 @@ impl RecordedBatch {
         let rows = Tensor::declare("rows", Role::Activations, &[size.n_sequences, head.width(encoder)], DType::F32)?;
         let mut rec = Recorder::new(target.clone());
         let h = encoder.record_batch(&mut rec, &io)?;
-        match head {
-            &OutputHead::Vector { pooling, normalize } => {
-                encoder.record_pooling(&mut rec, &io, &h, (pooling, normalize), &rows)?;
+        let row_spans = match head.layers() {
+            [] => None,
+            _ => Some(Tensor::declare("row spans", Role::Activations, &[size.n_sequences, 2], DType::U32)?),
+        };
+        match (head, &row_spans) {
+            (OutputHead::Vector { pooling, normalize, layers }, Some(row_spans)) => {
+                let how = (*pooling, *normalize);
+                encoder.record_dense_pooling(&mut rec, &io, &h, how, (layers, row_spans), &rows)?;
             }
-            OutputHead::Score(head) => encoder.record_scores(&mut rec, &io, &h, head, &rows)?,
+            (OutputHead::Vector { pooling, normalize, .. }, None) => {
+                encoder.record_pooling(&mut rec, &io, &h, (*pooling, *normalize), &rows)?;
+            }
+            (OutputHead::Score(head), _) => encoder.record_scores(&mut rec, &io, &h, head, &rows)?,
         }
-        Ok(RecordedBatch { io, rows, recording: rec.finish(workspace) })
+        Ok(RecordedBatch { io, rows, row_spans, recording: rec.finish(workspace) })
     }
 }
 

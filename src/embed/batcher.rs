@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use super::batch::{EncoderPasses, OutputHead, Tokens, batches, size_for};
 use super::place::Second;
+use super::prompt::PairPrompt;
 use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::formats::BlockType;
-use crate::load::{ModelHeader, WeightUploader, Widened};
+use crate::load::{ModelHeader, RerankPrompt, WeightUploader, Widened};
 use crate::memory::Limit;
 use crate::model::{ModelConfig, Transformer, Weights};
 use crate::platform::pause;
@@ -66,8 +67,26 @@ struct TextEncoder {
     /// Special tokens around a single text.
     prefix: Vec<u32>,
     suffix: Vec<u32>,
-    /// Special tokens around a pair, or why the tokenizer has no pair template.
-    pair: Result<PairTemplate, String>,
+    /// What surrounds a pair, or why the tokenizer has no pair template.
+    pair: Result<PairFormat, String>,
+}
+
+/// What surrounds a pair of texts.
+enum PairFormat {
+    /// Special tokens.
+    Template(PairTemplate),
+    /// A prompt for a language model.
+    Prompt(Box<PairPrompt>),
+}
+
+impl PairFormat {
+    /// Number of tokens around the texts.
+    fn len(&self) -> usize {
+        match self {
+            PairFormat::Template(template) => template.len(),
+            PairFormat::Prompt(prompt) => prompt.len(),
+        }
+    }
 }
 
 /// A text's row if cached, else its tokens.
@@ -99,7 +118,9 @@ impl Batcher {
         let max_batch_tokens =
             checked("max_batch_tokens", limits.max_batch_tokens.unwrap_or(usual_batch), 16..=1 << 20)?;
         let in_flight = checked("in_flight", limits.in_flight.unwrap_or(2) as u32, 1..=8)? as usize;
-        let reader = tokenizer.and_then(TextEncoder::new).map_err(|error| error.to_string());
+        let prompt = shape.scoring.as_ref().and_then(|scoring| scoring.prompt.clone());
+        let reader = tokenizer.and_then(|tokenizer| TextEncoder::new(tokenizer, prompt));
+        let reader = reader.map_err(|error| error.to_string());
         if let Ok(reader) = &reader {
             let around = match head {
                 OutputHead::Vector { .. } => reader.prefix.len() + reader.suffix.len(),
@@ -112,11 +133,7 @@ impl Batcher {
             true => Weights::declare(&device.target(), &config, &tensor_index)?,
             false => Weights::declare(&device.target(), &config, &Widened(&tensor_index))?,
         };
-        let of_head = match &head {
-            OutputHead::Vector { .. } => None,
-            OutputHead::Score(head) => Some(head),
-        };
-        let read = || weights.tensor_slots().chain(of_head.into_iter().flat_map(|head| head.tensor_slots()));
+        let read = || weights.tensor_slots().chain(head.tensor_slots());
         tensor_index.check_read(read().map(|(name, _)| name))?;
         let feed = WeightUploader::new(&tensor_index, read());
         let encoder = Transformer::declare(config, weights, limit)?;
@@ -208,17 +225,29 @@ impl Batcher {
     }
 
     /// Number of tokens of a pair before truncation.
-    pub fn pair_len(&self, a: &str, b: &str) -> Result<usize, Error> {
+    pub fn pair_len(&self, [a, b]: [&str; 2], instruction: Option<&str>) -> Result<usize, Error> {
         let reader = self.reader()?;
+        if let PairFormat::Prompt(prompt) = reader.pair()? {
+            return Ok(prompt.encode(&reader.encodings, [a, b], instruction, 0)?.1);
+        }
         let len = |text| Ok::<usize, Error>(reader.encodings.encode(text, EncodeOptions::default())?.len());
         Ok(reader.pair()?.len() + len(a)? + len(b)?)
     }
 
-    /// Encodes a pair of texts with its special tokens. If it exceeds `max_tokens`, the longer text is truncated
-    /// first, then both.
-    pub fn encode_pair(&self, a: &str, b: &str) -> Result<Tokens, Error> {
+    /// Encodes a pair of texts with what surrounds it. If it exceeds `max_tokens`, the longer text is truncated
+    /// first, then both; in a prompt, the end of the second text, as Qwen3-Reranker's model card does.
+    pub fn encode_pair(&self, [a, b]: [&str; 2], instruction: Option<&str>) -> Result<Tokens, Error> {
         let reader = self.reader()?;
-        let (encodings, pair) = (&reader.encodings, reader.pair()?);
+        let encodings = &reader.encodings;
+        let pair = match reader.pair()? {
+            PairFormat::Template(template) => template,
+            PairFormat::Prompt(prompt) => {
+                let (ids, _) = prompt.encode(encodings, [a, b], instruction, self.max_tokens as usize)?;
+                let tokens = Tokens::from(ids);
+                self.check(&tokens)?;
+                return Ok(tokens);
+            }
+        };
         let [a, b] = [encodings.encode(a, EncodeOptions::default())?, encodings.encode(b, EncodeOptions::default())?];
         let room = self.max_tokens as usize - pair.len();
         let [len_a, len_b] = fit([a.len(), b.len()], room);
@@ -283,17 +312,22 @@ impl Batcher {
 }
 
 impl TextEncoder {
-    fn new(tokenizer: Tokenizer) -> Result<TextEncoder, Error> {
+    /// `prompt`: the text around pairs, instead of the tokenizer's special tokens.
+    fn new(tokenizer: Tokenizer, prompt: Option<RerankPrompt>) -> Result<TextEncoder, Error> {
         // Every vocabulary has a token for this text, and no normalizer removes it.
         let (inner, whole) = (tokenizer.encode("a", false)?, tokenizer.encode("a", true)?);
         let at = whole.windows(inner.len().max(1)).position(|window| window == inner).unwrap_or(0);
         let end = (at + inner.len()).min(whole.len());
         let (prefix, suffix) = (whole[..at].to_vec(), whole[end..].to_vec());
-        let pair = tokenizer.pair_template().map_err(|error| error.to_string());
+        let pair = match prompt {
+            Some(prompt) => PairPrompt::new(prompt, &tokenizer).map(|prompt| PairFormat::Prompt(Box::new(prompt))),
+            None => tokenizer.pair_template().map(PairFormat::Template),
+        };
+        let pair = pair.map_err(|error| error.to_string());
         Ok(TextEncoder { encodings: EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE), prefix, suffix, pair })
     }
 
-    fn pair(&self) -> Result<&PairTemplate, Error> {
+    fn pair(&self) -> Result<&PairFormat, Error> {
         self.pair.as_ref().map_err(|reason| Error::Tokenizer {
             field: "post_processor".into(),
             expected: "a template for pairs of texts".into(),

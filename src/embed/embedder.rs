@@ -6,16 +6,16 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::VectorCache;
 use super::batch::{OutputHead, Tokens};
 use super::batcher::{Batcher, EncoderLimits, Item, Truncation};
 use super::place::{Place, Second};
+use super::{VectorCache, shortened};
 use crate::device::Device;
 use crate::error::Error;
 use crate::formats::BlockType;
 use crate::kernels::Pooling;
 use crate::load::{EncoderShape, FileName, Loader, ModelFile, ModelHeader, WeightUploader};
-use crate::model::ModelConfig;
+use crate::model::{DenseConfig, DenseLayer, ModelConfig};
 use crate::recording::MemoryPlan;
 use crate::tokenizer::EncodingCache;
 use crate::tuning::while_testing;
@@ -53,6 +53,8 @@ pub struct Embedder {
     inner: Arc<EmbedderInner>,
     /// Text put before each input.
     prompt: Arc<str>,
+    /// Elements that are kept of each vector.
+    dims: u32,
 }
 
 struct EmbedderInner {
@@ -113,7 +115,8 @@ impl Embedder {
         header: ModelHeader,
         options: EmbedOptions<'_>,
     ) -> Result<(Embedder, WeightUploader), Error> {
-        let EncoderShape { pooling, normalize, prompts, default_prompt, .. } = header.shape.encoder()?.clone();
+        let shape = header.shape.encoder()?.clone();
+        let EncoderShape { pooling, normalize, dense, prompts, default_prompt, .. } = shape;
         let pooling = options.pooling.or(pooling).ok_or_else(|| Error::Unsupported {
             format: "model",
             field: "pooling_type".into(),
@@ -123,17 +126,19 @@ impl Embedder {
         let normalize = options.normalize.unwrap_or(normalize);
         let EmbedOptions { max_tokens, max_batch_tokens, in_flight, memory_limit, .. } = options;
         let limits = EncoderLimits { max_tokens, max_batch_tokens, in_flight, memory_limit };
-        let (mut batcher, feed) =
-            Batcher::declare(device, header, &limits, |_| Ok(OutputHead::Vector { pooling, normalize }))?;
+        let (mut batcher, feed) = Batcher::declare(device, header, &limits, |header| {
+            let layer = |&config: &DenseConfig| DenseLayer::declare(&device.target(), config, &header.tensor_index);
+            let layers = dense.iter().map(layer).collect::<Result<_, _>>()?;
+            Ok(OutputHead::Vector { pooling, normalize, layers })
+        })?;
         if let Some(second) = &options.second {
             batcher.second = Some(second.beside(&batcher)?);
         }
         let vectors = NonZeroUsize::new(options.cached_vectors).map(VectorCache::new);
         let prompt = default_prompt.and_then(|name| prompts.get(&name)).map_or("", String::as_str).into();
-        Ok((
-            Embedder { inner: Arc::new(EmbedderInner { batcher, pooling, normalize, prompts, vectors }), prompt },
-            feed,
-        ))
+        let dims = batcher.passes.width();
+        let inner = Arc::new(EmbedderInner { batcher, pooling, normalize, prompts, vectors });
+        Ok((Embedder { inner, prompt, dims }, feed))
     }
 
     /// The model's prompts by name: `prompts` of `config_sentence_transformers.json`.
@@ -160,7 +165,38 @@ impl Embedder {
                 Error::Option { option: "prompt", expected, found: name.into() }
             })?,
         };
-        Ok(Embedder { inner: self.inner.clone(), prompt: prompt.into() })
+        Ok(Embedder { prompt: prompt.into(), ..self.clone() })
+    }
+
+    /// The same encoder with vectors cut to their first `dims` elements, and normalised again if the model normalises
+    /// them; `None` for whole ones. Only vectors of models trained for it keep their quality (Matryoshka, Kusupati et
+    /// al. 2022, arXiv:2205.13147).
+    ///
+    /// # Errors
+    /// [`Error::Option`] for 0, or more elements than the model's vectors have.
+    pub fn with_dims(&self, dims: Option<u32>) -> Result<Embedder, Error> {
+        let most = self.width();
+        let dims = dims.unwrap_or(most);
+        match (1..=most).contains(&dims) {
+            true => Ok(Embedder { dims, ..self.clone() }),
+            false => {
+                let expected = format!("1 to {most}, the size of the model's vectors");
+                Err(Error::Option { option: "dimensions", expected, found: dims.to_string() })
+            }
+        }
+    }
+
+    /// Elements in a whole vector.
+    fn width(&self) -> u32 {
+        self.inner.batcher.passes.width()
+    }
+
+    /// Whole vectors cut to [`Embedder::dims`].
+    fn cut(&self, vectors: Vec<f32>) -> Vec<f32> {
+        match self.dims < self.width() {
+            true => shortened(&vectors, self.width() as usize, self.dims as usize, self.normalizes()),
+            false => vectors,
+        }
     }
 
     /// The device that holds the weights.
@@ -182,9 +218,9 @@ impl Embedder {
         self.inner.batcher.passes.encoder()
     }
 
-    /// C, elements in a vector.
+    /// Elements in a vector: C, those of the last dense layer after pooling, or fewer by [`Embedder::with_dims`].
     pub fn dims(&self) -> u32 {
-        self.config().dim
+        self.dims
     }
 
     /// Maximum tokens per text including special tokens; longer texts are truncated.
@@ -248,7 +284,14 @@ impl Embedder {
     fn beside(&self, first: &Batcher) -> Result<Second, Error> {
         let own = &self.inner.batcher;
         let says = |batcher: &Batcher| {
-            format!("{} of {} tokens, {:?}", batcher.name, batcher.max_tokens, batcher.passes.head())
+            let head = match batcher.passes.head() {
+                OutputHead::Vector { pooling, normalize, layers } => {
+                    let layers: Vec<_> = layers.iter().map(|layer| layer.config).collect();
+                    format!("{pooling:?}, normalised: {normalize}, {layers:?}")
+                }
+                head @ OutputHead::Score(_) => format!("{head:?}"),
+            };
+            format!("{} of {} tokens, {head}", batcher.name, batcher.max_tokens)
         };
         if own.config() == first.config() && says(own) == says(first) {
             return Ok(Second::new(own.passes.clone()));
@@ -339,10 +382,10 @@ impl Embedder {
         };
         let vectors = batcher.rows(texts.len(), item, progress).await?;
         if let Some(cache) = cache {
-            let rows = vectors.chunks_exact(self.dims() as usize);
+            let rows = vectors.chunks_exact(self.width() as usize);
             texts.iter().zip(rows).for_each(|(text, row)| cache.put(self.prompted(text.as_ref()).into(), row.into()));
         }
-        Ok(vectors)
+        Ok(self.cut(vectors))
     }
 
     /// The vectors of encoded texts in order, `[n, C]`.
@@ -353,7 +396,7 @@ impl Embedder {
     pub async fn embed_tokens(&self, texts: &[Tokens]) -> Result<Vec<f32>, Error> {
         let batcher = &self.inner.batcher;
         let item = |i: usize| batcher.check(&texts[i]).map(|()| Item::Tokens(texts[i].clone()));
-        batcher.rows(texts.len(), item, &mut |_| ()).await
+        Ok(self.cut(batcher.rows(texts.len(), item, &mut |_| ()).await?))
     }
 }
 

@@ -46,16 +46,22 @@ pub struct Ranked {
 ///
 /// On one device, a pair's score has the same bits in any batch, at any position.
 #[derive(Clone)]
-pub struct Reranker(Arc<RerankerInner>);
+pub struct Reranker {
+    inner: Arc<RerankerInner>,
+    /// The instruction in the prompt, if it has one.
+    instruction: Option<Arc<str>>,
+}
 
 struct RerankerInner {
     batcher: Batcher,
     sigmoid: bool,
+    /// The default instruction, if the model's prompt has one.
+    instruction: Option<Arc<str>>,
 }
 
 impl Reranker {
     /// Loads a Hugging Face folder of a `BertForSequenceClassification` (or its RoBERTa, XLM-RoBERTa or ModernBERT
-    /// counterpart) with one label, or a GGUF file with its whole head, see [`ModelFile::open`].
+    /// counterpart) with one label, or of Qwen3-Reranker, or a GGUF file with its whole head, see [`ModelFile::open`].
     ///
     /// # Errors
     /// Those of [`ModelFile::open`] and [`Reranker::from_file`].
@@ -73,7 +79,7 @@ impl Reranker {
         let ModelFile { header, files } = file;
         let RerankOptions { progress, .. } = options;
         let (reranker, mut feed) = Reranker::declare(device, header, RerankOptions { progress: None, ..options })?;
-        let batcher = &reranker.0.batcher;
+        let batcher = &reranker.inner.batcher;
         while_testing(batcher.test(), || feed.take_all(device, &files, progress))?;
         batcher.complete()?;
         Ok(reranker)
@@ -120,42 +126,65 @@ impl Reranker {
                 &header.tensor_index,
             )?)))
         })?;
-        Ok((Reranker(Arc::new(RerankerInner { batcher, sigmoid: options.sigmoid.unwrap_or(sigmoid) })), feed))
+        let sigmoid = options.sigmoid.unwrap_or(sigmoid);
+        let instruction: Option<Arc<str>> = scoring.prompt.and_then(|prompt| prompt.instruction).map(Arc::from);
+        let inner = Arc::new(RerankerInner { batcher, sigmoid, instruction: instruction.clone() });
+        Ok((Reranker { inner, instruction }, feed))
+    }
+
+    /// The instruction in the prompt of a language model, such as Qwen3-Reranker; `None` for other models.
+    pub fn instruction(&self) -> Option<&str> {
+        self.instruction.as_deref()
+    }
+
+    /// The same model with another instruction, which says what a document must do for the query; `None` for the
+    /// model's default.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if the model takes no instruction.
+    pub fn with_instruction(&self, instruction: Option<&str>) -> Result<Reranker, Error> {
+        let default = &self.inner.instruction;
+        if let (Some(found), None) = (instruction, default) {
+            let expected = "none: the model takes no instruction".into();
+            return Err(Error::Option { option: "instruction", expected, found: found.into() });
+        }
+        let instruction = instruction.map(Arc::from).or_else(|| default.clone());
+        Ok(Reranker { inner: self.inner.clone(), instruction })
     }
 
     /// The device that holds the weights.
     pub fn device(&self) -> &Device {
-        &self.0.batcher.device
+        &self.inner.batcher.device
     }
 
     /// The model's name.
     pub fn name(&self) -> &str {
-        &self.0.batcher.name
+        &self.inner.batcher.name
     }
 
     /// The encoder's configuration.
     pub fn config(&self) -> &ModelConfig {
-        self.0.batcher.config()
+        self.inner.batcher.config()
     }
 
     /// Maximum tokens per pair including special tokens; longer pairs are truncated.
     pub fn max_tokens(&self) -> u32 {
-        self.0.batcher.max_tokens
+        self.inner.batcher.max_tokens
     }
 
     /// Maximum tokens per batch.
     pub fn max_batch_tokens(&self) -> u32 {
-        self.0.batcher.max_batch_tokens
+        self.inner.batcher.max_batch_tokens
     }
 
     /// Block types of the file's weights, the one with most bytes first.
     pub fn block_types(&self) -> &[BlockType] {
-        &self.0.batcher.block_types
+        &self.inner.batcher.block_types
     }
 
     /// Whether scores are sigmoids of logits.
     pub fn has_sigmoid(&self) -> bool {
-        self.0.sigmoid
+        self.inner.sigmoid
     }
 
     /// Memory of the weights and a full batch.
@@ -163,7 +192,7 @@ impl Reranker {
     /// # Errors
     /// [`Error::Shape`] or [`Error::Operand`] if a batch is too large for the device.
     pub fn plan(&self) -> Result<MemoryPlan, Error> {
-        self.0.batcher.plan()
+        self.inner.batcher.plan()
     }
 
     /// Dispatches of a batch of `n_pairs` pairs with `n_tokens` tokens in total.
@@ -171,7 +200,7 @@ impl Reranker {
     /// # Errors
     /// As [`Reranker::plan`].
     pub fn n_dispatches(&self, n_tokens: u32, n_pairs: u32) -> Result<usize, Error> {
-        self.0.batcher.n_dispatches(n_tokens, n_pairs)
+        self.inner.batcher.n_dispatches(n_tokens, n_pairs)
     }
 
     /// Encodes a pair with its special tokens, truncated to [`Reranker::max_tokens`].
@@ -179,7 +208,7 @@ impl Reranker {
     /// # Errors
     /// [`Error::Tokenizer`] if a text cannot be encoded.
     pub fn encode(&self, query: &str, document: &str) -> Result<Tokens, Error> {
-        self.0.batcher.encode_pair(query, document)
+        self.inner.batcher.encode_pair([query, document], self.instruction())
     }
 
     /// Number of tokens of a pair before truncation.
@@ -187,7 +216,7 @@ impl Reranker {
     /// # Errors
     /// As [`Reranker::encode`].
     pub fn pair_len(&self, query: &str, document: &str) -> Result<usize, Error> {
-        self.0.batcher.pair_len(query, document)
+        self.inner.batcher.pair_len([query, document], self.instruction())
     }
 
     /// The tokenizer with its cache.
@@ -195,7 +224,7 @@ impl Reranker {
     /// # Errors
     /// [`Error::Tokenizer`] if the model has no usable tokenizer.
     pub fn encodings(&self) -> Result<&EncodingCache, Error> {
-        self.0.batcher.encodings()
+        self.inner.batcher.encodings()
     }
 
     /// The logits of documents for a query, in the documents' order: scores before any sigmoid.
@@ -263,16 +292,42 @@ impl Reranker {
         pairs: &[(A, B)],
         progress: &mut dyn FnMut(usize),
     ) -> Result<Vec<f32>, Error> {
-        let RerankerInner { batcher, .. } = &*self.0;
         let item = |i: usize| {
             let (a, b) = &pairs[i];
-            batcher.encode_pair(a.as_ref(), b.as_ref()).map(Item::Tokens)
+            self.encode(a.as_ref(), b.as_ref()).map(Item::Tokens)
         };
-        batcher.rows(pairs.len(), item, progress).await
+        self.logits_of(pairs.len(), item, progress).await
+    }
+
+    /// The logits of encoded pairs, in their order.
+    ///
+    /// # Errors
+    /// [`Error::InRecord`] with the index of a pair that has no tokens, too many or unknown ones; otherwise as
+    /// [`Reranker::score_pairs`].
+    pub async fn token_logits(&self, pairs: &[Tokens]) -> Result<Vec<f32>, Error> {
+        let batcher = &self.inner.batcher;
+        let item = |i: usize| batcher.check(&pairs[i]).map(|()| Item::Tokens(pairs[i].clone()));
+        self.logits_of(pairs.len(), item, &mut |_| ()).await
+    }
+
+    async fn logits_of(
+        &self,
+        n: usize,
+        item: impl FnMut(usize) -> Result<Item, Error>,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Vec<f32>, Error> {
+        let batcher = &self.inner.batcher;
+        let rows = batcher.rows(n, item, progress).await?;
+        let logit = |row: &[f32]| match *row {
+            // The softmax of two logits is the sigmoid of their difference.
+            [no, yes] => yes - no,
+            _ => row.iter().sum(),
+        };
+        Ok(rows.chunks_exact(batcher.passes.width() as usize).map(logit).collect())
     }
 
     fn score_of(&self, logit: f32) -> f32 {
-        if self.0.sigmoid { 1.0 / (1.0 + (-logit).exp()) } else { logit }
+        if self.inner.sigmoid { 1.0 / (1.0 + (-logit).exp()) } else { logit }
     }
 }
 
@@ -288,7 +343,7 @@ impl Loader<Reranker> {
     /// [`Error::Config`] if bytes are missing; errors of the device.
     pub async fn finish(self) -> Result<Reranker, Error> {
         let (reranker, device) = self.loaded()?;
-        reranker.0.batcher.complete()?;
+        reranker.inner.batcher.complete()?;
         device.drained().await?;
         Ok(reranker)
     }

@@ -60,7 +60,7 @@ impl ModelFiles {
 pub(super) struct Folder {
     /// Path with a trailing `/`; empty for the repository's root.
     pub prefix: String,
-    /// Configuration, tokenizer and templates.
+    /// Configuration, tokenizer and templates, and weights of dense layers after pooling.
     pub texts: Vec<RepoFile>,
     /// The shard index, if sharded.
     pub index: Option<RepoFile>,
@@ -218,7 +218,8 @@ pub(super) fn folder(files: &[RepoFile], root: &str) -> Option<Folder> {
     if weights.is_empty() || (index.is_none() && find(SINGLE).is_none()) {
         return None;
     }
-    let texts = crate::load::TEXTS.iter().filter(|name| **name != crate::load::INDEX).filter_map(|name| find(name));
+    let names = crate::load::TEXTS.iter().chain(&crate::load::DENSE_WEIGHTS);
+    let texts = names.filter(|name| **name != crate::load::INDEX).filter_map(|name| find(name));
     Some(Folder { prefix: root.into(), texts: texts.collect(), index, weights })
 }
 

@@ -428,13 +428,13 @@ pub fn rope_kv(
 }
 
 /// Records the norm and the rotation of packed queries and keys, where they stand, by their tokens' positions; values stay
-/// as they are. Shader: `shaders/rope_packed.wgsl`.
+/// as they are, unless they have a norm of their own. Shader: `shaders/rope_packed.wgsl`.
 ///
 /// # Shapes
 /// `tokens`: `[T, 3]`, id, position and type of each token; `qkv`: `[T, (H + 2 Hkv) D]`.
 /// # Errors
 /// [`Error::Shape`] if an operand disagrees with the heads, [`Error::Operand`] if these do not fit the rotation, or for
-/// [`QkNorm::Whole`], which cannot be taken in place, and [`QkNorm::HeadsAndValues`], which no encoder has.
+/// [`QkNorm::Whole`], which cannot be taken in place.
 pub fn rope_packed(rec: &mut Recorder, heads: &Heads<'_>, tokens: &Tensor, qkv: &Tensor) -> Result<(), Error> {
     let &Heads { n_heads, n_kv_heads, head_dim, .. } = heads;
     heads.check("rope_packed")?;
@@ -446,7 +446,7 @@ pub fn rope_packed(rec: &mut Recorder, heads: &Heads<'_>, tokens: &Tensor, qkv: 
             found: heads.first_column.to_string(),
         });
     }
-    if let Some((norm @ (QkNorm::Whole | QkNorm::HeadsAndValues), ..)) = heads.norm {
+    if let Some((norm @ QkNorm::Whole, ..)) = heads.norm {
         return Err(Error::Operand {
             kernel: "rope_packed",
             operand: "norm",
@@ -468,6 +468,11 @@ pub fn rope_packed(rec: &mut Recorder, heads: &Heads<'_>, tokens: &Tensor, qkv: 
     };
     let kernel = &shaders::ROPE_PACKED;
     let [table, weight] = heads.operands(rec)?;
-    let grid = head_groups(rec, kernel, None, u64::from(n_tokens) * u64::from(n_heads + n_kv_heads));
+    let normed_values = match heads.norm {
+        Some((QkNorm::HeadsAndValues, ..)) => n_kv_heads,
+        _ => 0,
+    };
+    let n_changed = n_heads + n_kv_heads + normed_values;
+    let grid = head_groups(rec, kernel, None, u64::from(n_tokens) * u64::from(n_changed));
     rec.dispatch(kernel, None, &[heads.constant()], params, &[tokens, &table, &weight, qkv], grid)
 }

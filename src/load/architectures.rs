@@ -4,6 +4,7 @@
 
 mod bert;
 mod deepseek;
+mod embedding_gemma;
 mod ernie;
 mod exaone4;
 mod falcon_h1;
@@ -32,6 +33,7 @@ mod refused;
 mod seed_oss;
 mod smollm3;
 
+pub(super) use embedding_gemma::projection;
 pub(super) use refused::refused;
 
 use super::keys::{Key, Keys};
@@ -88,7 +90,7 @@ pub(super) struct Architecture {
 /// A tensor's name in its layer, and how many of its rows have which factor.
 pub(super) type Factors = (&'static str, Vec<(u32, f32)>);
 
-const ALL: [Architecture; 43] = [
+const ALL: [Architecture; 45] = [
     llama::LLAMA,
     llama::MISTRAL3,
     llama::MIXTRAL,
@@ -107,6 +109,8 @@ const ALL: [Architecture; 43] = [
     gemma::GEMMA,
     gemma::GEMMA2,
     gemma::GEMMA3,
+    embedding_gemma::EMBEDDING_GEMMA,
+    embedding_gemma::EMBEDDING_GEMMA2,
     gemma4::GEMMA4,
     phi3::PHI3,
     smollm3::SMOLLM3,

@@ -4,21 +4,41 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::architectures::activation;
-use super::huggingface::{CONFIG, FolderTexts, MODULES, POOLING, PROMPTS, SENTENCE_CONFIG};
+use super::architectures::{self, activation};
+use super::huggingface::{
+    CONFIG, DENSE, DENSE_WEIGHTS, FolderTexts, MODULES, POOLING, PROMPTS, SENTENCE_CONFIG, missing,
+};
+use super::llm_reranker::{self, LogitSource};
 use super::{EncoderShape, Scoring};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::text::read_json;
 use crate::kernels::{Activation, Gate, Gelu, Pooling};
-use crate::model::{ModelConfig, ScoreConfig};
+use crate::model::{DenseConfig, MAX_DIM, ModelConfig, ScoreConfig};
 
-pub(super) fn shape(config: ModelConfig, json: &ConfigJson, texts: &FolderTexts) -> Result<EncoderShape, Error> {
+/// The shape of a folder's encoder. `logits`: of a reranker that is a language model.
+pub(super) fn shape(
+    config: ModelConfig,
+    json: &ConfigJson,
+    texts: &FolderTexts,
+    logits: Option<&LogitSource>,
+) -> Result<EncoderShape, Error> {
     let in_file = |file: &'static str| move |error: Error| error.in_file(file);
-    let scoring = scoring(json, &config.architecture).map_err(in_file(CONFIG))?;
     let parse = |file: &'static str, bytes: &Option<Vec<u8>>| match bytes {
         Some(bytes) => ConfigJson::parse(bytes).map(Some).map_err(in_file(file)),
         None => Ok(None),
+    };
+    let (prompts, default_prompt) = match parse(PROMPTS, &texts.prompts)? {
+        Some(json) => prompts(&json).map_err(in_file(PROMPTS))?,
+        None => Default::default(),
+    };
+    let scoring = match logits {
+        Some(logits) => {
+            let instruction = default_prompt.as_ref().and_then(|name| prompts.get(name)).map(String::as_str);
+            let classifier = classifier(json).map_err(in_file(CONFIG))?;
+            Some(llm_reranker::folder_scoring(logits, instruction, classifier))
+        }
+        None => scoring(json, &config.architecture).map_err(in_file(CONFIG))?,
     };
     let pooling = match parse(POOLING, &texts.pooling)? {
         Some(json) => Some(pooling(&json).map_err(in_file(POOLING))?),
@@ -26,25 +46,126 @@ pub(super) fn shape(config: ModelConfig, json: &ConfigJson, texts: &FolderTexts)
         // sentence-transformers' default for a plain checkpoint.
         None => Some(Pooling::Mean),
     };
-    let normalize = match &texts.modules {
-        Some(bytes) => has_normalize(bytes).map_err(in_file(MODULES))?,
-        None => true,
+    let modules = match &texts.modules {
+        Some(_) if logits.is_some() => Modules::default(),
+        Some(bytes) => Modules::read(bytes).map_err(in_file(MODULES))?,
+        None => Modules { normalize: true, n_dense: 0 },
     };
+    let mut dense: Vec<DenseConfig> = architectures::projection(&config, json)?.into_iter().collect();
+    for (i, (file, bytes)) in DENSE.into_iter().zip(&texts.dense).take(modules.n_dense).enumerate() {
+        let width = dense.last().map_or(config.dim, |layer| layer.outputs);
+        let read = || dense_layer(i, bytes.as_ref().ok_or_else(|| missing("file"))?, width);
+        dense.push(read().map_err(in_file(file))?);
+    }
     let max_tokens = match parse(SENTENCE_CONFIG, &texts.sentence_config)? {
         Some(json) => json.get_u32("max_seq_length").map_err(in_file(SENTENCE_CONFIG))?,
         None => None,
     };
-    let max_tokens = max_tokens.unwrap_or(u32::MAX).clamp(1, config.max_seq_len);
-    let (prompts, default_prompt) = match parse(PROMPTS, &texts.prompts)? {
-        Some(json) => prompts(&json).map_err(in_file(PROMPTS))?,
-        None => Default::default(),
+    let usual = if logits.is_some() { llm_reranker::max_tokens(u32::MAX) } else { u32::MAX };
+    let max_tokens = max_tokens.unwrap_or(usual).clamp(1, config.max_seq_len);
+    let normalize = modules.normalize;
+    Ok(EncoderShape { config, pooling, normalize, dense, max_tokens, prompts, default_prompt, scoring })
+}
+
+/// GGUF names of dense layers after pooling, in order.
+pub(super) const DENSE_NAMES: [&str; 2] = ["dense_2", "dense_3"];
+
+/// The GGUF name of a dense layer's tensor, by its file in the folder.
+pub(super) fn dense_tensor(file: &str, name: &str) -> Option<String> {
+    let i = DENSE_WEIGHTS.iter().position(|weights| *weights == file)?;
+    Some(format!("{}.{}", DENSE_NAMES[i], name.strip_prefix("linear.")?))
+}
+
+/// A dense layer after pooling, from its `config.json`. `width`: that of its input.
+fn dense_layer(i: usize, bytes: &[u8], width: u32) -> Result<DenseConfig, Error> {
+    let json = ConfigJson::parse(bytes)?;
+    let size = |key: &str| json.get_u32(key)?.ok_or_else(|| missing(key));
+    let (inputs, outputs) = (size("in_features")?, size("out_features")?);
+    if inputs != width {
+        return Err(wrong("in_features", &format!("{width}, the width of its input"), inputs));
+    }
+    if !(1..=MAX_DIM).contains(&outputs) {
+        return Err(wrong("out_features", &format!("1 to {MAX_DIM}"), outputs));
+    }
+    // sentence-transformers' default is the hyperbolic tangent.
+    let name = json.get_str("activation_function")?.unwrap_or("torch.nn.modules.activation.Tanh");
+    let activation = match name.rsplit('.').next().unwrap_or(name) {
+        "Identity" => None,
+        "Tanh" => Some(Activation::Tanh),
+        "GELU" => Some(Activation::Gelu(Gelu::Exact)),
+        _ => return Err(unsupported("activation_function", name, "Identity, Tanh, GELU")),
     };
-    Ok(EncoderShape { config, pooling, normalize, max_tokens, prompts, default_prompt, scoring })
+    for (key, known) in [("module_input_name", "sentence_embedding"), ("module_output_name", "sentence_embedding")] {
+        if let Some(found) = json.get_str(key)?.filter(|&found| found != known) {
+            return Err(unsupported(key, found, known));
+        }
+    }
+    let bias = json.get_bool("bias")?.unwrap_or(true);
+    Ok(DenseConfig { name: DENSE_NAMES[i], inputs, outputs, bias, activation })
+}
+
+/// What sentence-transformers' modules do after the encoder.
+#[derive(Default)]
+struct Modules {
+    /// Whether embeddings are L2-normalised.
+    normalize: bool,
+    /// Number of dense layers after pooling.
+    n_dense: usize,
+}
+
+impl Modules {
+    /// Reads `modules.json`. Refuses other modules, and another order than Transformer, Pooling, Dense, Normalize.
+    fn read(json: &[u8]) -> Result<Modules, Error> {
+        let listed: Vec<Value> = read_json(json).map_err(|e| wrong("modules", "a list of modules", e.message))?;
+        let mut modules = Modules::default();
+        let mut last = 0;
+        for module in &listed {
+            // The last component of a type names its function.
+            let kind = module["type"].as_str().unwrap_or("missing");
+            let place = match kind.rsplit('.').next().unwrap_or(kind) {
+                "Transformer" => 0,
+                "Pooling" => 1,
+                "Dense" => {
+                    modules.check_dense(module)?;
+                    modules.n_dense += 1;
+                    2
+                }
+                "Normalize" => {
+                    modules.normalize = true;
+                    3
+                }
+                _ => return Err(unknown_module("type", kind, "Transformer, Pooling, Dense, Normalize")),
+            };
+            if place < last {
+                return Err(unknown_module("type", kind, "Transformer, Pooling, Dense, Normalize in this order"));
+            }
+            last = place;
+        }
+        Ok(modules)
+    }
+
+    /// Refuses a further dense layer than the two that are read.
+    fn check_dense(&self, module: &Value) -> Result<(), Error> {
+        let path = module["path"].as_str().unwrap_or("missing");
+        match DENSE.get(self.n_dense).is_some_and(|file| file.strip_suffix("/config.json") == Some(path)) {
+            true => Ok(()),
+            false => Err(unknown_module("path", path, "2_Dense, then 3_Dense")),
+        }
+    }
+}
+
+fn unknown_module(field: &str, found: &str, supported: &str) -> Error {
+    Error::Unsupported {
+        format: "modules.json",
+        field: field.into(),
+        found: format!("`{}`", found.escape_debug()),
+        supported: supported.into(),
+    }
 }
 
 /// The head of BERT and RoBERTa: pooler or dense layer, then classifier.
 pub(super) const BERT_HEAD: ScoreConfig =
-    ScoreConfig { pooling: Pooling::Cls, activation: Activation::Tanh, norm: false };
+    ScoreConfig { pooling: Pooling::Cls, dense: Some(Activation::Tanh), norm: false, answers: false };
 
 /// The GELU variant under `key`.
 fn gelu(json: &ConfigJson, key: &str) -> Result<Gelu, Error> {
@@ -69,11 +190,18 @@ fn scoring(json: &ConfigJson, architecture: &str) -> Result<Option<Scoring>, Err
                 "mean" => Pooling::Mean,
                 other => return Err(unsupported("classifier_pooling", other, "cls, mean")),
             },
-            activation: Activation::Gelu(gelu(json, "classifier_activation")?),
+            dense: Some(Activation::Gelu(gelu(json, "classifier_activation")?)),
             norm: true,
+            answers: false,
         },
         _ => return Ok(None),
     };
+    let (n_labels, activation_fn) = classifier(json)?;
+    Ok(Some(Scoring { head, n_labels, activation_fn, prompt: None }))
+}
+
+/// The number of labels of a classifier, and the function applied to its logits, if stated.
+fn classifier(json: &ConfigJson) -> Result<(u32, Option<String>), Error> {
     let listed = || Ok::<_, Error>(json.get("id2label")?.and_then(|labels| Some(labels.as_object()?.len() as u32)));
     let n_labels = match json.get_u32("num_labels")? {
         Some(n) => n,
@@ -84,7 +212,7 @@ fn scoring(json: &ConfigJson, architecture: &str) -> Result<Option<Scoring>, Err
         Some(name) => Some(name),
         None => json.get_str("sbert_ce_default_activation_function")?,
     };
-    Ok(Some(Scoring { head, n_labels, activation_fn: activation_fn.map(str::to_owned) }))
+    Ok((n_labels, activation_fn.map(str::to_owned)))
 }
 
 /// Prompts by name, and the default prompt's name.
@@ -101,29 +229,6 @@ fn prompts(json: &ConfigJson) -> Result<(BTreeMap<String, String>, Option<String
         Some(name) => Err(wrong("default_prompt_name", "a name in `prompts`", name)),
         None => Ok((prompts, default.map(str::to_owned))),
     }
-}
-
-/// Whether the modules L2-normalise embeddings. Refuses unsupported modules.
-fn has_normalize(json: &[u8]) -> Result<bool, Error> {
-    let modules: Vec<Value> = read_json(json).map_err(|e| wrong("modules", "a list of modules", e.message))?;
-    let mut normalizes = false;
-    for module in &modules {
-        // The last component of a type names its function.
-        let kind = module["type"].as_str().unwrap_or("missing");
-        match kind.rsplit('.').next().unwrap_or(kind) {
-            "Normalize" => normalizes = true,
-            "Transformer" | "Pooling" => {}
-            _ => {
-                return Err(Error::Unsupported {
-                    format: "modules.json",
-                    field: "type".into(),
-                    found: format!("`{kind}`"),
-                    supported: "Transformer, Pooling, Normalize".into(),
-                });
-            }
-        }
-    }
-    Ok(normalizes)
 }
 
 /// The mode of sentence-transformers' pooling module.

@@ -4,7 +4,7 @@ use super::architectures::{Architecture, MTP_LAYERS, refused};
 use super::keys::{KeySource, Keys};
 use super::tensor_index::{FileLayout, TensorIndex, check_type, floats};
 use super::unread::MTP;
-use super::{ChatSource, ModelHeader, ModelShape, gguf_encoder, vocab_from_gguf};
+use super::{ChatSource, ModelHeader, ModelShape, gguf_encoder, llm_reranker, vocab_from_gguf};
 use crate::error::Error;
 use crate::formats::TensorInfo;
 use crate::formats::gguf::{Gguf, Metadata};
@@ -59,6 +59,10 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
     let metadata = &first.metadata;
     let shape = shape(metadata, (architecture, name_of_it), &tensor_index, config_data)?;
     tensor_index.set_layouts(|name| (architecture.gguf_stored)(name, shape.config()));
+    if shape.scoring().is_ok_and(|scoring| scoring.head.answers) {
+        let key = format!("{name_of_it}.{}", gguf_encoder::LABELS.0);
+        llm_reranker::add_gguf_rows(&mut tensor_index, metadata.get_str_array(&key)?, key)?;
+    }
     let mut unread = Vec::new();
     let mtp = metadata.get_u32(&format!("{name_of_it}.{}", MTP_LAYERS.0))?;
     let block = match mtp {
@@ -106,7 +110,7 @@ fn shape(
     let config = architecture.config(&keys)?;
     let shape = match config.has_head {
         true => ModelShape::Decoder(config),
-        false => ModelShape::Encoder(gguf_encoder::shape(config, &keys)?),
+        false => ModelShape::Encoder(gguf_encoder::shape(config, &keys, metadata)?),
     };
     keys.check_read()?;
     Ok(shape)

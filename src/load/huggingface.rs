@@ -9,7 +9,7 @@ use super::refused::parse_safetensors;
 use super::shards;
 use super::tensor_index::{FileLayout, TensorIndex, check_type};
 use super::unread::{self, MTP};
-use super::{ChatSource, ModelHeader, ModelShape, encoder, mxfp4};
+use super::{ChatSource, ModelHeader, ModelShape, encoder, llm_reranker, mxfp4};
 use super::{FileBytes, ModelFile};
 use crate::error::Error;
 use crate::formats::TensorInfo;
@@ -35,13 +35,17 @@ const RAG_TEMPLATE: &str = "additional_chat_templates/rag.jinja";
 /// Names of sentence-transformers' files.
 pub(super) const MODULES: &str = "modules.json";
 pub(super) const POOLING: &str = "1_Pooling/config.json";
+pub(super) const LOGIT_SCORE: &str = "1_LogitScore/config.json";
+pub(super) const DENSE: [&str; 2] = ["2_Dense/config.json", "3_Dense/config.json"];
+/// Names of the weight files beside those.
+pub(crate) const DENSE_WEIGHTS: [&str; 2] = ["2_Dense/model.safetensors", "3_Dense/model.safetensors"];
 pub(super) const SENTENCE_CONFIG: &str = "sentence_bert_config.json";
 pub(super) const PROMPTS: &str = "config_sentence_transformers.json";
 /// The shard index's name, optional.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// The small files of a folder.
-pub(crate) const TEXTS: [&str; 13] = [
+pub(crate) const TEXTS: [&str; 16] = [
     CONFIG,
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -53,6 +57,9 @@ pub(crate) const TEXTS: [&str; 13] = [
     INDEX,
     MODULES,
     POOLING,
+    LOGIT_SCORE,
+    DENSE[0],
+    DENSE[1],
     SENTENCE_CONFIG,
     PROMPTS,
 ];
@@ -71,6 +78,8 @@ pub(super) struct FolderTexts {
     pub index: Option<Vec<u8>>,
     pub modules: Option<Vec<u8>>,
     pub pooling: Option<Vec<u8>>,
+    pub logit_score: Option<Vec<u8>>,
+    pub dense: [Option<Vec<u8>>; 2],
     pub sentence_config: Option<Vec<u8>>,
     pub prompts: Option<Vec<u8>>,
 }
@@ -90,6 +99,9 @@ impl FolderTexts {
             INDEX => &mut self.index,
             MODULES => &mut self.modules,
             POOLING => &mut self.pooling,
+            LOGIT_SCORE => &mut self.logit_score,
+            _ if name == DENSE[0] => &mut self.dense[0],
+            _ if name == DENSE[1] => &mut self.dense[1],
             SENTENCE_CONFIG => &mut self.sentence_config,
             PROMPTS => &mut self.prompts,
             _ => return None,
@@ -117,10 +129,15 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
     let (architecture, model_type) = architecture(&json).map_err(in_file(CONFIG))?;
     let model_type = model_type.to_owned();
     let json = json.or_defaults(architecture.defaults).map_err(in_file(CONFIG))?;
-    let embeds = texts.modules.is_some() || texts.pooling.is_some();
+    let logits = llm_reranker::of_folder(name, &json, texts).map_err(in_file(CONFIG))?;
+    let embeds = texts.modules.is_some() || texts.pooling.is_some() || logits.is_some();
     let keys = Keys::new(KeySource::Json(&json), &model_type, embeds);
     let config = architecture.config(&keys).map_err(in_file(CONFIG))?;
-    let (mut tensor_index, unread) = tensor_index(architecture, &config, weights)?;
+    let further = |file: &str, name: &str| match encoder::dense_tensor(file, name) {
+        None => llm_reranker::tensor_name(logits.as_ref(), name),
+        dense => dense,
+    };
+    let (mut tensor_index, unread) = tensor_index(architecture, &config, weights, &further)?;
     for (name, groups) in (architecture.factors)(&keys, &config).map_err(in_file(CONFIG))? {
         tensor_index.scale(name, &groups);
     }
@@ -136,11 +153,15 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
         unread.push(MTP);
     }
     let tied = keys.bool(Key("", "tie_word_embeddings")).map_err(in_file(CONFIG))?;
-    let is_tied = !config.has_head || tied.unwrap_or(architecture.tied);
+    let ties = tied.unwrap_or(architecture.tied);
+    let is_tied = !config.has_head || ties;
     let shape = match config.has_head {
         true => ModelShape::Decoder(config),
-        false => ModelShape::Encoder(encoder::shape(config, &json, texts)?),
+        false => ModelShape::Encoder(encoder::shape(config, &json, texts, logits.as_ref())?),
     };
+    if logits.is_some() {
+        llm_reranker::read_overrides(&keys).map_err(in_file(CONFIG))?;
+    }
     keys.check_read().map_err(in_file(CONFIG))?;
     if !is_tied && tensor_index.describe("output.weight").is_none() {
         return Err(missing("lm_head.weight"));
@@ -159,6 +180,10 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
         Tokenizer::from_json(bytes, &config).map_err(in_file(TOKENIZER))
     });
     let (name, chat) = (name.to_owned(), ChatSource::of_folder(texts));
+    if let Some(logits) = &logits {
+        llm_reranker::check_template(&chat.templates)?;
+        llm_reranker::add_rows(&mut tensor_index, logits, ties, &tokenizer)?;
+    }
     Ok(ModelHeader { name, shape, tokenizer, chat, tensor_index, mtp, unread })
 }
 
@@ -167,11 +192,13 @@ fn text_part(json: ConfigJson) -> Result<ConfigJson, Error> {
     json.part("text_config", &["model_type", "tie_word_embeddings", "quantization_config"])
 }
 
-/// The tensors of the weight files under GGUF's names, and the ignored parts.
+/// The tensors of the weight files under GGUF's names, and the ignored parts. `further` names those that are not the
+/// architecture's.
 fn tensor_index(
     architecture: &Architecture,
     config: &ModelConfig,
     weights: &[(String, Safetensors)],
+    further: &dyn Fn(&str, &str) -> Option<String>,
 ) -> Result<(TensorIndex, BTreeSet<&'static str>), Error> {
     let (mut tensor_index, mut unread) = (TensorIndex::default(), BTreeSet::new());
     let all = || weights.iter().enumerate().flat_map(|(i, (_, header))| header.tensors.iter().map(move |t| (i, t)));
@@ -197,7 +224,8 @@ fn tensor_index(
             }
             continue;
         }
-        let Some(name) = architecture.gguf_name(&tensor.name).or_else(|| mtp_name(&tensor.name)) else {
+        let known = further(&weights[file].0, &tensor.name).or_else(|| architecture.gguf_name(&tensor.name));
+        let Some(name) = known.or_else(|| mtp_name(&tensor.name)) else {
             let part = unread::part(&tensor.name, !config.has_head).ok_or_else(|| in_file(unknown(tensor)))?;
             unread.extend((!part.is_empty()).then_some(part));
             continue;
@@ -303,17 +331,20 @@ fn name_of(folder: &Path) -> String {
 }
 
 /// The weight files: `chosen` alone, or all shards if the index lists `chosen` or nothing is chosen, or the only file
-/// of a folder without an index.
+/// of a folder without an index; then those of dense layers after pooling.
 pub(super) fn weight_files(texts: &FolderTexts, chosen: Option<&str>) -> Result<Vec<String>, Error> {
     let index = match &texts.index {
         Some(json) => Some(ShardIndex::parse(json).map_err(|e| e.in_file(INDEX))?),
         None => None,
     };
     let listed = index.filter(|index| chosen.is_none_or(|name| index.shards().iter().any(|shard| shard == name)));
-    Ok(match listed {
+    let mut names = match listed {
         Some(index) => index.shards().to_vec(),
         None => vec![chosen.unwrap_or("model.safetensors").to_owned()],
-    })
+    };
+    let dense = DENSE_WEIGHTS.iter().zip(&texts.dense).filter(|(_, config)| config.is_some());
+    names.extend(dense.map(|(name, _)| (*name).to_owned()));
+    Ok(names)
 }
 
 /// Checks each weight file against the index.

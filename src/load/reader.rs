@@ -248,7 +248,11 @@ impl HeaderReader {
             return Ok(());
         }
         let only = || {
-            let mut weights = self.parts.iter().filter(|part| part.file.name.ends_with(".safetensors"));
+            // Not those of a sentence-transformers module, in folders of their own.
+            let is_weights = |part: &&FetchedPart| {
+                part.file.name.ends_with(".safetensors") && !huggingface::DENSE_WEIGHTS.contains(&&*part.file.name)
+            };
+            let mut weights = self.parts.iter().filter(is_weights);
             weights.next().filter(|_| weights.next().is_none()).map(|part| part.file.name.as_str())
         };
         let chosen = if texts.index.is_none() { only() } else { None };

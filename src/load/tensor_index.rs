@@ -36,6 +36,8 @@ struct IndexEntry {
     scales: Option<(usize, TensorInfo)>,
     /// Whether it counts towards the weights' digest.
     is_selected: bool,
+    /// Whether it is a row of another tensor, which may be uploaded too.
+    is_row: bool,
 }
 
 impl IndexEntry {
@@ -52,6 +54,12 @@ impl IndexEntry {
             [_, rows, groups] => Some([rows as usize, groups as usize]),
             _ => None,
         })
+    }
+
+    /// Whether its bytes are among those of another tensor.
+    fn is_within(&self, of: &IndexEntry) -> bool {
+        let end = |info: &TensorInfo| info.offset.saturating_add(info.size_bytes);
+        self.file == of.file && self.info.offset >= of.info.offset && end(&self.info) <= end(&of.info)
     }
 
     /// Its part for expert `i` of `n`, if the file stores experts contiguously.
@@ -194,7 +202,34 @@ impl FileLayout {
 impl TensorIndex {
     /// Adds a tensor of file number `file` under its GGUF name.
     pub(super) fn insert(&mut self, name: String, file: usize, info: TensorInfo, stored: FileLayout) {
-        self.tensors.insert(name, IndexEntry { file, info, stored, scales: None, is_selected: true });
+        let entry = IndexEntry { file, info, stored, scales: None, is_selected: true, is_row: false };
+        self.tensors.insert(name, entry);
+    }
+
+    /// Adds row `row` of the matrix `of` as a matrix of its own.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the matrix if it is missing or has no such row.
+    pub(super) fn insert_row(&mut self, name: String, of: &str, row: u32) -> Result<(), Error> {
+        let found = self.tensors.get(of).filter(|entry| entry.stored == FileLayout::AsRead && entry.scales.is_none());
+        let cut = found.and_then(|entry| {
+            let [rows, columns] = entry.info.shape[..] else { return None };
+            let size_bytes = entry.info.size_bytes.checked_div(rows).filter(|_| u64::from(row) < rows)?;
+            let offset = entry.info.offset + u64::from(row) * size_bytes;
+            let info = TensorInfo { shape: vec![1, columns], offset, size_bytes, ..entry.info.clone() };
+            Some(IndexEntry { info, is_row: true, is_selected: false, ..entry.clone() })
+        });
+        match cut {
+            Some(entry) => {
+                self.tensors.insert(name, entry);
+                Ok(())
+            }
+            None => Err(Error::Config {
+                field: of.into(),
+                expected: format!("a matrix with a row {row}"),
+                found: found.map_or("missing".into(), |entry| format!("one of shape {:?}", entry.info.shape)),
+            }),
+        }
     }
 
     /// Sets each tensor's layout by its GGUF name.
@@ -244,7 +279,8 @@ impl TensorIndex {
     ) -> Result<(), Error> {
         let info = mxfp4::joined(&blocks.name, blocks, &scales.1)?;
         let stored = if paired { FileLayout::Paired } else { FileLayout::AsRead };
-        self.tensors.insert(name, IndexEntry { file, info, stored, scales: Some(scales), is_selected: true });
+        let entry = IndexEntry { file, info, stored, scales: Some(scales), is_selected: true, is_row: false };
+        self.tensors.insert(name, entry);
         Ok(())
     }
 
@@ -460,6 +496,8 @@ pub(crate) struct NeededRange {
 pub(crate) struct WeightUploader {
     /// Tensors in file order, with scales before their quants.
     items: Vec<(IndexEntry, TensorSlot)>,
+    /// Rows of a tensor that are uploaded to a second place with it, by the tensor's index.
+    rows: Vec<(usize, IndexEntry, TensorSlot)>,
     /// Scales of the current tensor received so far; all precede its blocks.
     scales: Vec<u8>,
     /// The current tensor, and its bytes received so far.
@@ -522,12 +560,23 @@ impl WeightUploader {
     }
 
     fn of(mut items: Vec<(IndexEntry, TensorSlot)>) -> WeightUploader {
-        crate::sort::by_key(&mut items, |(entry, _)| (entry.file, entry.info.offset));
+        crate::sort::by_key(&mut items, |(entry, _)| (entry.file, entry.info.offset, entry.is_row));
+        // Bytes are taken once.
+        let mut rows = Vec::new();
+        let mut whole: Vec<(IndexEntry, TensorSlot)> = Vec::with_capacity(items.len());
+        for (entry, slot) in items {
+            match whole.last() {
+                Some((of, _)) if entry.is_row && entry.is_within(of) => rows.push((whole.len() - 1, entry, slot)),
+                _ => whole.push((entry, slot)),
+            }
+        }
+        let items = whole;
         let scales_bytes = |entry: &IndexEntry| entry.scales.as_ref().map_or(0, |(_, scales)| scales.size_bytes);
         let total_bytes = items.iter().map(|(entry, _)| entry.info.size_bytes + scales_bytes(entry)).sum();
         let edges = TailEdges::default();
         WeightUploader {
             items,
+            rows,
             scales: Vec::new(),
             at: 0,
             done: 0,
@@ -601,7 +650,7 @@ impl WeightUploader {
         let progress = progress.unwrap_or(&mut ignore);
         if !device.is_gpu() {
             // Allocates everything before first use, so that the system can use large pages across neighbours.
-            for (_, place) in &self.items {
+            for place in self.items.iter().map(|(_, place)| place).chain(self.rows.iter().map(|(_, _, place)| place)) {
                 match place {
                     TensorSlot::Rows { matrix, .. } => {
                         matrix.slabs().iter().try_for_each(|slab| device.allocate(&slab.words))?;
@@ -768,6 +817,8 @@ impl WeightUploader {
             if self.partial_row.len() == row_bytes {
                 let rows = repacked(entry, first_row, &self.partial_row, &self.scales);
                 self.uploaded_bytes += write_rows(device, entry, place, first_row, &rows, &mut self.edges)?;
+                let copied = self.rows.iter().filter(|(of, ..)| *of == self.at);
+                self.uploaded_bytes += copy_rows(device, info, copied, first_row, &rows, &mut self.edges)?;
                 first_row += unit;
                 self.partial_row.clear();
             }
@@ -779,6 +830,8 @@ impl WeightUploader {
         for piece in rows.chunks(piece_rows * row_bytes) {
             let rows = repacked(entry, first_row, piece, &self.scales);
             self.uploaded_bytes += write_rows(device, entry, place, first_row, &rows, &mut self.edges)?;
+            let copied = self.rows.iter().filter(|(of, ..)| *of == self.at);
+            self.uploaded_bytes += copy_rows(device, info, copied, first_row, &rows, &mut self.edges)?;
             first_row += (piece.len() / row_bytes) as u32 * unit;
         }
         self.partial_row.extend_from_slice(rest);
@@ -856,6 +909,27 @@ fn write_rows(
             }
         },
     }
+}
+
+/// Writes those of `rows`, of the tensor `of`, that are among its rows from `first_row` on. Returns the bytes written.
+fn copy_rows<'a>(
+    device: &Device,
+    of: &TensorInfo,
+    rows: impl Iterator<Item = &'a (usize, IndexEntry, TensorSlot)>,
+    first_row: u32,
+    bytes: &[u8],
+    edges: &mut TailEdges,
+) -> Result<u64, Error> {
+    let mut written = 0;
+    for (_, entry, place) in rows {
+        let IndexEntry { info: TensorInfo { offset, size_bytes, .. }, .. } = entry;
+        let start = (offset - of.offset).checked_sub(u64::from(first_row) * size_bytes);
+        let range = start.map(|start| start as usize..(start + size_bytes) as usize);
+        if let Some(row) = range.and_then(|range| bytes.get(range)) {
+            written += write_rows(device, entry, place, 0, row, edges)?;
+        }
+    }
+    Ok(written)
 }
 
 /// All dimensions but the last.

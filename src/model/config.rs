@@ -68,7 +68,7 @@ pub enum NormKind {
 pub struct PerLayer {
     /// P, width of a layer's part: `embedding_length_per_layer_input`; `hidden_size_per_layer_input`.
     pub dim: u32,
-    /// Rows: those of `per_layer_token_embd.weight`; `vocab_size_per_layer_input`.
+    /// Rows: those of `per_layer_token_embd.weight`; `vocab_size_per_layer_input`. 0: no table, only the projection.
     pub vocab_size: u32,
 }
 
@@ -151,7 +151,7 @@ impl ModelConfig {
         }
         if let Some(PerLayer { dim, vocab_size }) = self.per_layer {
             in_range("embedding_length_per_layer_input (hidden_size_per_layer_input)", dim, MAX_DIM)?;
-            in_range("vocab_size_per_layer_input", vocab_size, 1 << 24)?;
+            in_range("vocab_size_per_layer_input", vocab_size.max(1), 1 << 24)?;
         }
         for (l, block) in self.blocks.iter().enumerate() {
             self.check_shared_keys(l, &block.attention)?;

@@ -1,26 +1,81 @@
 //! Forward pass of text encoders: BERT (Devlin et al. 2018, arXiv:1810.04805) and relatives, and decoders used as
 //! encoders. A batch packs sequences without padding.
 
+use super::block::{Attention, Block};
 use super::config::{ModelConfig, config_error};
 use super::forward::{Flow, Transformer};
 use super::stack::{RowPlaces, Stack, TensorSlot, WeightSource};
 use super::weights::NormWeights;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{Activation, Input, PackedTiles, Pooling, embed_sum, pool};
+use crate::kernels::{Activation, Input, PackedTiles, Pooling, embed_sum, pool, scale};
 use crate::recording::Recorder;
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 
-/// Scoring head: pooled row, dense product with activation, optional norm, and a row of weights.
+/// Scoring head: pooled row, dense product with activation, optional norm, and a row of weights, or two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScoreConfig {
     /// Pooling: `classifier.pooling_type`; `classifier_pooling`.
     pub pooling: Pooling,
-    /// Activation after the dense product: `classifier_activation`.
-    pub activation: Activation,
+    /// Activation after the dense product: `classifier_activation`. `None`: no dense product.
+    pub dense: Option<Activation>,
     /// Whether a norm follows the activation, as in ModernBERT.
     pub norm: bool,
+    /// Whether the model answers `no` or `yes`: a score is the difference of two logits, as in Qwen3-Reranker.
+    pub answers: bool,
+}
+
+/// A dense layer after pooling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DenseConfig {
+    /// Its tensors' name without the suffix.
+    pub name: &'static str,
+    /// Width of its input: `in_features`; `dense_2_feat_in`.
+    pub inputs: u32,
+    /// Width of its output: `out_features`; `dense_2_feat_out`.
+    pub outputs: u32,
+    /// Whether it has a bias.
+    pub bias: bool,
+    /// `activation_function`. `None`: none.
+    pub activation: Option<Activation>,
+}
+
+/// A dense layer after pooling, on a device.
+#[derive(Clone, Debug)]
+pub struct DenseLayer {
+    /// Configuration.
+    pub config: DenseConfig,
+    /// `[outputs, inputs]`.
+    pub product: Stack,
+}
+
+impl DenseLayer {
+    /// Declares the layer's tensors and checks their shapes.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the tensor that is missing, surplus or has the wrong shape.
+    pub fn declare(target: &Target, config: DenseConfig, source: &dyn WeightSource) -> Result<DenseLayer, Error> {
+        let DenseConfig { name, inputs, outputs, bias, .. } = config;
+        let product = Stack::declare(target, source, "", &[(name, outputs)], inputs)?;
+        match product.bias().is_some() == bias {
+            true => Ok(DenseLayer { config, product }),
+            false => {
+                let said = |is_there| String::from(if is_there { "a tensor" } else { "no such tensor" });
+                Err(config_error(&format!("{name}.bias"), said(bias), said(!bias)))
+            }
+        }
+    }
+
+    /// Destinations of the source tensors, by name.
+    pub fn tensor_slots(&self) -> impl Iterator<Item = (&str, TensorSlot)> {
+        self.product.tensor_slots()
+    }
+
+    /// All tensors.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.product.tensors()
+    }
 }
 
 /// Maximum size of a packed batch.
@@ -37,8 +92,8 @@ pub struct BatchSize {
 pub struct BatchTensors {
     /// Token id, position and token type of each token, `[T, 3]`, zero-padded.
     pub tokens: Tensor,
-    /// Attention tiles.
-    pub tiles: PackedTiles,
+    /// Attention tiles for each shape of heads: H, Hkv and D.
+    pub tiles: Vec<([u32; 3], PackedTiles)>,
     /// First and end row of each sequence, `[B, 2]`, zero-padded.
     pub spans: Tensor,
 }
@@ -55,23 +110,29 @@ impl BatchTensors {
         max_len: u32,
     ) -> Result<BatchTensors, Error> {
         let BatchSize { n_tokens, n_sequences } = size;
-        // All layers share one tile table, so their heads must be alike.
-        let heads = match config.blocks.as_slice() {
-            [first, rest @ ..] if rest.iter().all(|block| block.attention.heads() == first.attention.heads()) => {
-                first.attention.kernel(config.causal)
+        // Layers with heads of one shape share a table.
+        let mut tiles: Vec<([u32; 3], PackedTiles)> = Vec::new();
+        for Block { attention, .. } in &config.blocks {
+            if !tiles.iter().any(|(heads, _)| *heads == attention.heads()) {
+                let kernel = attention.kernel(config.causal);
+                let table = PackedTiles::declare(target, &kernel, [n_tokens, n_sequences, max_len])?;
+                tiles.push((attention.heads(), table));
             }
-            _ => {
-                let mut heads: Vec<[u32; 3]> = config.blocks.iter().map(|block| block.attention.heads()).collect();
-                heads.dedup();
-                let found = format!("{heads:?}");
-                return Err(config_error("attention.head_count", "the same in all layers".into(), found));
-            }
-        };
+        }
         let tensor = |label, shape: &[u32], dtype| Tensor::declare(label, Role::Activations, shape, dtype);
         Ok(BatchTensors {
             tokens: tensor("tokens", &[n_tokens, 3], DType::U32)?,
-            tiles: PackedTiles::declare(target, &heads, [n_tokens, n_sequences, max_len])?,
+            tiles,
             spans: tensor("spans", &[n_sequences, 2], DType::U32)?,
+        })
+    }
+
+    /// The tiles of a layer with these heads.
+    pub(super) fn tiles(&self, attention: &Attention) -> Result<&PackedTiles, Error> {
+        let found = self.tiles.iter().find(|(heads, _)| *heads == attention.heads());
+        found.map(|(_, tiles)| tiles).ok_or_else(|| {
+            let heads: Vec<_> = self.tiles.iter().map(|(heads, _)| heads).collect();
+            config_error("attention.head_count", format!("one of {heads:?}"), format!("{:?}", attention.heads()))
         })
     }
 }
@@ -82,10 +143,10 @@ pub struct ScoreHead {
     /// Configuration.
     pub config: ScoreConfig,
     /// `[C, C]`.
-    pub dense: Stack,
+    pub dense: Option<Stack>,
     /// `[C]`.
     pub norm: Option<NormWeights>,
-    /// `[1, C]`.
+    /// `[1, C]`, or `[2, C]`: the logits of `no` and `yes`.
     pub output: Stack,
 }
 
@@ -100,9 +161,23 @@ impl ScoreHead {
         config: ScoreConfig,
         source: &dyn WeightSource,
     ) -> Result<ScoreHead, Error> {
-        let stack = |name, rows| Stack::declare(target, source, "", &[(name, rows)], encoder.dim);
+        let stack = |rows: &[(&str, u32)]| Stack::declare(target, source, "", rows, encoder.dim);
         let norm = if config.norm { Some(NormWeights::declare(source, "cls.norm", encoder)?) } else { None };
-        Ok(ScoreHead { config, dense: stack("cls", encoder.dim)?, norm, output: stack("cls.output", 1)? })
+        let dense = if config.dense.is_some() { Some(stack(&[("cls", encoder.dim)])?) } else { None };
+        let output = match config.answers {
+            true => stack(&[("cls.output.no", 1), ("cls.output.yes", 1)])?,
+            false => stack(&[("cls.output", 1)])?,
+        };
+        Ok(ScoreHead { config, dense, norm, output })
+    }
+
+    /// Logits of a sequence, 1 or 2.
+    pub fn n_logits(&self) -> u32 {
+        if self.config.answers { 2 } else { 1 }
+    }
+
+    fn stacks(&self) -> impl Iterator<Item = &Stack> {
+        self.dense.iter().chain([&self.output])
     }
 
     /// Destinations of the source tensors, by name.
@@ -110,13 +185,13 @@ impl ScoreHead {
         let norm = self.norm.iter().flat_map(NormWeights::tensors);
         let norm = norm
             .map(|tensor| (tensor.label(), TensorSlot::Values { tensor: tensor.clone(), places: RowPlaces::from(0) }));
-        norm.chain([&self.dense, &self.output].into_iter().flat_map(Stack::tensor_slots))
+        norm.chain(self.stacks().flat_map(Stack::tensor_slots))
     }
 
     /// All tensors.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let norm = self.norm.iter().flat_map(NormWeights::tensors);
-        norm.chain([&self.dense, &self.output].into_iter().flat_map(Stack::tensors))
+        norm.chain(self.stacks().flat_map(Stack::tensors))
     }
 }
 
@@ -131,8 +206,17 @@ impl Transformer {
         let sum = rec.temporary("sum", &[n_tokens, self.config.dim])?;
         let tables = [&weights.positions, &weights.token_types].map(Option::as_ref);
         embed_sum(rec, &io.tokens, &weights.token_embd, tables[0], tables[1], &sum)?; // [T, C]
+        let sum = match self.config.embd_scale {
+            1.0 => sum,
+            factor => {
+                let scaled = rec.temporary("scaled", sum.shape())?;
+                scale(rec, &sum, &scaled, factor)?; // [T, C]
+                scaled
+            }
+        };
         let h = self.normed(rec, weights.embd_norm.as_ref(), &sum)?; // [T, C]
-        let h = self.record_blocks(rec, Flow::Packed(io), None, h, &mut |_, _| Ok(()))?; // [T, C]
+        let parts = self.record_packed_parts(rec, &h)?; // [T, L P]
+        let h = self.record_blocks(rec, Flow::Packed(io), parts.as_ref(), h, &mut |_, _| Ok(()))?; // [T, C]
         self.normed(rec, weights.output_norm.as_ref(), &h) // [T, C]
     }
 
@@ -151,7 +235,32 @@ impl Transformer {
         pool(rec, pooling, normalize, &io.spans, h, vectors) // [B, C]
     }
 
-    /// Records the scores of all sequences, `[B, 1]`, from the last layer's output.
+    /// As [`Transformer::record_pooling`], followed by dense layers. `rows`: each row of `vectors` as a sequence,
+    /// `[B, 2]`.
+    ///
+    /// # Errors
+    /// As [`Transformer::record_pooling`].
+    pub fn record_dense_pooling(
+        &self,
+        rec: &mut Recorder,
+        io: &BatchTensors,
+        h: &Tensor,
+        (pooling, normalize): (Pooling, bool),
+        (layers, rows): (&[DenseLayer], &Tensor),
+        vectors: &Tensor,
+    ) -> Result<(), Error> {
+        let n_sequences = io.spans.shape()[0];
+        let mut x = rec.temporary("pooled", &[n_sequences, self.config.dim])?;
+        self.record_pooling(rec, io, h, (pooling, false), &x)?; // [B, C]
+        for DenseLayer { config, product } in layers {
+            let y = rec.temporary("dense", &[n_sequences, config.outputs])?;
+            product.record_tiled(rec, &mut Input::new(&x), config.activation, false, &y)?; // [B, outputs]
+            x = y;
+        }
+        pool(rec, Pooling::Cls, normalize, rows, &x, vectors) // [B, outputs]
+    }
+
+    /// Records the logits of all sequences, `[B, 1]` or `[B, 2]`, from the last layer's output.
     ///
     /// # Errors
     /// As [`Transformer::record_pooling`].
@@ -166,9 +275,15 @@ impl Transformer {
         let shape = [io.spans.shape()[0], self.config.dim];
         let pooled = rec.temporary("pooled", &shape)?;
         self.record_pooling(rec, io, h, (head.config.pooling, false), &pooled)?; // [B, C]
-        let dense = rec.temporary("dense", &shape)?;
-        head.dense.record_tiled(rec, &mut Input::new(&pooled), Some(head.config.activation), false, &dense)?; // [B, C]
-        let normed = self.normed(rec, head.norm.as_ref(), &dense)?; // [B, C]
-        head.output.record_tiled(rec, &mut Input::new(&normed), None, false, scores) // [B, 1]
+        let activated = match &head.dense {
+            Some(stack) => {
+                let dense = rec.temporary("dense", &shape)?;
+                stack.record_tiled(rec, &mut Input::new(&pooled), head.config.dense, false, &dense)?; // [B, C]
+                dense
+            }
+            None => pooled,
+        };
+        let normed = self.normed(rec, head.norm.as_ref(), &activated)?; // [B, C]
+        head.output.record_tiled(rec, &mut Input::new(&normed), None, false, scores) // [B, 1 or 2]
     }
 }

@@ -123,7 +123,8 @@ impl Transformer {
     pub(crate) fn row_tables(&self) -> impl Iterator<Item = (&'static str, &Matrix)> {
         let stays = self.is_last() && (!self.weights.has_output() || self.weights.mtp.is_some());
         let embd = (!stays).then_some((TOKEN_EMBD, &self.weights.token_embd));
-        let per_layer = self.weights.per_layer.iter().map(|weights| (PerLayerWeights::TABLE, &weights.token_embd));
+        let per_layer = self.weights.per_layer.iter().filter_map(|weights| weights.token_embd.as_ref());
+        let per_layer = per_layer.map(|table| (PerLayerWeights::TABLE, table));
         embd.into_iter().chain(per_layer).filter(|_| self.is_first())
     }
 
@@ -226,7 +227,7 @@ impl Transformer {
             let l = layer as usize;
             h = self.record_block(rec, flow, l, h)?; // [T, C]
             if let (Some(half), Some(parts)) = (&self.weights.blocks[l].per_layer, parts) {
-                self.record_per_layer(rec, l, half, parts, &h)?; // [T, C]
+                self.record_per_layer(rec, flow, l, half, parts, &h)?; // [T, C]
             }
             tap(rec, &h)?;
         }
@@ -330,7 +331,7 @@ impl Transformer {
                 if heads.rope.is_some() || heads.norm.is_some() {
                     rope_packed(rec, &heads, &io.tokens, &qkv)?;
                 }
-                attention_packed(rec, &io.tiles, &kernel, &qkv, &mixed)?; // [T, H D]
+                attention_packed(rec, io.tiles(attention_config)?, &kernel, &qkv, &mixed)?; // [T, H D]
             }
         }
         Ok(mixed)

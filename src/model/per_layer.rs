@@ -1,13 +1,14 @@
 //! Per-layer embeddings (Gemma 4, 2026): a second embedding table whose rows have a part per layer. A part is added
-//! to a projection of the token embedding, and gates a third half of its layer.
+//! to a projection of the token embedding, and gates a third half of its layer. EmbeddingGemma 2 has no table, only the
+//! projection.
 
 use super::config::{ModelConfig, PerLayer};
 use super::decoder::PassTensors;
-use super::forward::Transformer;
+use super::forward::{Flow, Transformer};
 use super::stack::{RowPlaces, Stack, TensorSlot, WeightSource, describe, table};
 use super::weights::NormWeights;
 use crate::error::Error;
-use crate::kernels::{Activation, Embedding, Gates, Gelu, add_rms_norm, multiply};
+use crate::kernels::{Activation, Embedding, Gates, Gelu, Input, add_rms_norm, multiply, rms_norm};
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::target::Target;
@@ -16,8 +17,8 @@ use crate::tensor::Tensor;
 /// Weights of the per-layer embeddings outside the layers.
 #[derive(Clone, Debug)]
 pub struct PerLayerWeights {
-    /// `[V, L P]`, gathered by token.
-    pub token_embd: Matrix,
+    /// `[V, L P]`, gathered by token, if any.
+    pub token_embd: Option<Matrix>,
     /// `[L P, C]`.
     pub proj: Stack,
     /// Norm of each layer's part of the projection, `[P]`.
@@ -34,17 +35,24 @@ impl PerLayerWeights {
         PerLayer { dim, vocab_size }: PerLayer,
     ) -> Result<PerLayerWeights, Error> {
         let width = dim.saturating_mul(config.n_layers());
-        let found = describe(source, Self::TABLE, &[vocab_size, width])?;
+        let token_embd = match vocab_size {
+            0 => None,
+            _ => {
+                let found = describe(source, Self::TABLE, &[vocab_size, width])?;
+                Some(Matrix::declare(target, Self::TABLE, found.weight, vocab_size, width)?)
+            }
+        };
         Ok(PerLayerWeights {
-            token_embd: Matrix::declare(target, Self::TABLE, found.weight, vocab_size, width)?,
+            token_embd,
             proj: Stack::declare(target, source, "", &[("per_layer_model_proj", width)], config.dim)?,
             norm: table(source, "per_layer_proj_norm.weight", &[dim])?,
         })
     }
 
     /// Destination of the table's rows.
-    pub(super) fn destination(&self) -> (&str, TensorSlot) {
-        (Self::TABLE, TensorSlot::Rows { matrix: self.token_embd.clone(), places: RowPlaces::from(0) })
+    pub(super) fn destination(&self) -> Option<(&str, TensorSlot)> {
+        let matrix = self.token_embd.clone()?;
+        Some((Self::TABLE, TensorSlot::Rows { matrix, places: RowPlaces::from(0) }))
     }
 }
 
@@ -90,7 +98,8 @@ impl Transformer {
         };
         let (n_tokens, n_layers) = (h.shape()[0], self.config.n_layers());
         let shape = [n_tokens, n_layers * dim];
-        let embedding = Embedding { factor: (dim as f32).sqrt(), ..Embedding::new(&weights.token_embd) };
+        let Some(table) = &weights.token_embd else { return Ok(None) };
+        let embedding = Embedding { factor: (dim as f32).sqrt(), ..Embedding::new(table) };
         let parts = rec.temporary("parts", &shape)?;
         io.record_embedding(rec, PerLayerWeights::TABLE, &embedding, &parts)?; // [T, L P]
         let projected = rec.temporary("projected", &shape)?;
@@ -102,10 +111,28 @@ impl Transformer {
         Ok(Some(parts))
     }
 
+    /// Records the parts of all layers without a table, `norm(proj h / sqrt(C))`, `[T, L P]`, of packed sequences.
+    pub(super) fn record_packed_parts(&self, rec: &mut Recorder, h: &Tensor) -> Result<Option<Tensor>, Error> {
+        let (Some(PerLayer { dim, .. }), Some(weights)) = (self.config.per_layer, &self.weights.per_layer) else {
+            return Ok(None);
+        };
+        let (n_tokens, n_layers) = (h.shape()[0], self.config.n_layers());
+        let shape = [n_tokens, n_layers * dim];
+        let projected = rec.temporary("projected", &shape)?;
+        weights.proj.record_tiled(rec, &mut Input::new(h), None, false, &projected)?; // [T, L P]
+        let parts = rec.temporary("parts", &shape)?;
+        let rows = [n_tokens * n_layers, dim];
+        // A norm undoes a scale of its input, except for epsilon.
+        let eps = self.config.norm_eps * self.config.dim as f32;
+        rms_norm(rec, &projected.reshape(&rows)?, &weights.norm, &parts.reshape(&rows)?, eps)?;
+        Ok(Some(parts))
+    }
+
     /// Records a layer's third half and output scale: `(h + norm(proj (gelu(gate h) * part))) * scale`.
     pub(super) fn record_per_layer(
         &self,
         rec: &mut Recorder,
+        flow: Flow<'_>,
         l: usize,
         half: &PerLayerHalf,
         parts: &Tensor,
@@ -114,11 +141,23 @@ impl Transformer {
         let [n_tokens, width] = parts.dims2("per_layer", "parts")?;
         let dim = width / self.config.n_layers();
         let gate = rec.temporary("gate", &[n_tokens, dim])?;
-        half.gate.record_activated(rec, h, Activation::Gelu(Gelu::Tanh), &gate)?; // [T, P]
+        let activation = Activation::Gelu(Gelu::Tanh);
+        match flow {
+            Flow::Cached(..) => half.gate.record_activated(rec, h, activation, &gate)?, // [T, P]
+            Flow::Packed(_) => {
+                half.gate.record_tiled(rec, &mut Input::new(h), Some(activation), false, &gate)?; // [T, P]
+            }
+        }
         multiply(rec, Gates { columns: parts, start: l as u32 * dim, size: 1 }, &gate)?;
         let result = rec.temporary("result", h.shape())?;
-        half.proj.record(rec, None, &gate, &result, false)?; // [T, C]
-        let norm = half.norm.rms(2.0 * self.config.norm_eps);
+        match flow {
+            Flow::Cached(..) => half.proj.record(rec, None, &gate, &result, false)?, // [T, C]
+            Flow::Packed(_) => {
+                half.proj.record_tiled(rec, &mut Input::new(&gate), None, false, &result)?; // [T, C]
+            }
+        }
+        let has_table = self.weights.per_layer.as_ref().is_some_and(|weights| weights.token_embd.is_some());
+        let norm = half.norm.rms(if has_table { 2.0 } else { 1.0 } * self.config.norm_eps);
         add_rms_norm(rec, &result, norm.weight, self.weights.blocks[l].output_scale.as_ref(), h, norm.eps)
     }
 }

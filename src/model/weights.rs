@@ -555,7 +555,7 @@ impl Weights {
             .chain(self.stacks().flat_map(Stack::tensor_slots))
             .chain(self.experts().flat_map(ExpertWeights::tensor_slots))
             .chain([(TOKEN_EMBD, embd)])
-            .chain(self.per_layer.iter().map(PerLayerWeights::destination))
+            .chain(self.per_layer.iter().filter_map(PerLayerWeights::destination))
             .chain(self.mtp.iter().map(MtpWeights::destination))
     }
 
@@ -563,7 +563,8 @@ impl Weights {
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let tables = self.tables().chain(self.joined().map(Joined::tensor));
         let experts = self.experts().flat_map(ExpertWeights::tensors);
-        let per_layer = self.per_layer.iter().flat_map(|per_layer| per_layer.token_embd.tensors());
+        let per_layer = self.per_layer.iter().filter_map(|per_layer| per_layer.token_embd.as_ref());
+        let per_layer = per_layer.flat_map(Matrix::tensors);
         let stacks = self.stacks().flat_map(Stack::tensors).chain(experts);
         let mtp = self.mtp.iter().flat_map(MtpWeights::matrices).flat_map(Matrix::tensors);
         tables.chain(stacks).chain(self.token_embd.tensors()).chain(per_layer).chain(mtp)

@@ -54,15 +54,16 @@ impl Embedder {
     }
 
     /// Concatenated vectors of texts as a `Float32Array`; `undefined` if cancelled. `prompt` names the prompt before
-    /// each text: `null` for none, `undefined` for the model's default. `on_progress` receives the number of finished
-    /// texts. One call at a time.
+    /// each text: `null` for none, `undefined` for the model's default. `dimensions`: elements to keep of each vector.
+    /// `on_progress` receives the number of finished texts. One call at a time.
     pub async fn embed(
         &self,
         texts: Vec<String>,
         prompt: JsValue,
+        dimensions: Option<u32>,
         on_progress: js_sys::Function,
     ) -> Result<JsValue, JsValue> {
-        let embedder = self.prompted(prompt)?;
+        let embedder = self.prompted(prompt)?.with_dims(dimensions).map_err(to_js_error)?;
         match self.work.run(embedder.embed_with(&texts, &mut telling(on_progress))).await {
             Some(vectors) => Ok(js_sys::Float32Array::from(vectors.map_err(to_js_error)?.as_slice()).into()),
             None => Ok(JsValue::UNDEFINED),

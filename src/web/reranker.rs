@@ -23,12 +23,15 @@ impl Reranker {
             #[serde(flatten)]
             encoder: EncoderInfo<'a>,
             sigmoid: bool,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            instruction: Option<&'a str>,
         }
         let reranker = &self.reranker;
         let limits = [reranker.max_tokens(), reranker.max_batch_tokens()];
         to_js(&Info {
             encoder: EncoderInfo::new(reranker.name(), reranker.config(), limits, reranker.block_types()),
             sigmoid: reranker.has_sigmoid(),
+            instruction: reranker.instruction(),
         })
     }
 
@@ -38,15 +41,18 @@ impl Reranker {
     }
 
     /// The `top_k` best documents by score for a query, best first: `{ index, score }[]`; `undefined` if cancelled.
-    /// `on_progress` receives the number of finished documents. One call at a time.
+    /// `instruction`: instead of the model's own. `on_progress` receives the number of finished documents. One call at
+    /// a time.
     pub async fn rerank(
         &self,
         query: String,
         documents: Vec<String>,
         top_k: Option<u32>,
+        instruction: Option<String>,
         on_progress: js_sys::Function,
     ) -> Result<JsValue, JsValue> {
-        match self.work.run(self.reranker.rank_with(&query, &documents, &mut telling(on_progress))).await {
+        let reranker = self.reranker.with_instruction(instruction.as_deref()).map_err(to_js_error)?;
+        match self.work.run(reranker.rank_with(&query, &documents, &mut telling(on_progress))).await {
             Some(ranked) => {
                 let best = ranked.map_err(to_js_error)?.into_iter().take(top_k.map_or(usize::MAX, |k| k as usize));
                 to_js(&best.collect::<Vec<_>>())

@@ -7,6 +7,7 @@ use std::task::{Context, Poll, Waker};
 
 use tilewright::generate::DeviceLayers;
 use tilewright::kernels::KvType;
+use tilewright::load::ModelFile;
 use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model, Session};
 
 use super::common::shared::executors;
@@ -20,11 +21,7 @@ fn models() -> Vec<PathBuf> {
         std::fs::read_dir(data.join("tiny-random")).unwrap().map(|entry| entry.unwrap().path()).collect();
     folders.sort();
     let decodes = |folder: &PathBuf| {
-        let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
-        let config: serde_json::Value = serde_json::from_str(&config).unwrap();
-        let text = config.get("text_config").unwrap_or(&config);
-        let n_layers = text["num_hidden_layers"].as_u64().unwrap_or(0);
-        n_layers > 2 && !["bert", "roberta", "modernbert"].contains(&config["model_type"].as_str().unwrap())
+        ModelFile::open(folder).unwrap().header.shape.decoder().is_ok_and(|config| config.n_layers() > 2)
     };
     folders.retain(decodes);
     folders.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf"));

@@ -405,7 +405,7 @@ fn rope_kernels_refuse_wrong_shapes() {
         ("tokens", &[2, 3], &[2, 2], "tokens"),
         ("qkv", &[2, 64], &[2, 56], "qkv"),
     ];
-    for norm in [QkNorm::Heads, QkNorm::RotatedHeads] {
+    for norm in [QkNorm::Heads, QkNorm::RotatedHeads, QkNorm::HeadsAndValues] {
         check("rope_packed", &packed, |rec, _, t| {
             kernels::rope_packed(rec, &Heads { norm: Some((norm, &t[0], 1e-5)), ..heads }, &t[1], &t[2])
         });

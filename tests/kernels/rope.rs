@@ -55,7 +55,7 @@ pub fn cases(cases: &mut Vec<Case>) {
                 for (of_norm, norm) in [NORMS[0], NORMS[1 + (i + i / 4) % 4]] {
                     let style = Some(style).filter(|_| norm.is_none() || i % 4 != 3);
                     let variant = if style.is_some() { format!("{name}{of_norm}") } else { of_norm[1..].into() };
-                    if !matches!(norm, Some(QkNorm::Whole | QkNorm::HeadsAndValues)) {
+                    if norm != Some(QkNorm::Whole) {
                         cases.push(Case {
                             kernel: "rope_packed",
                             variant: variant.clone(),

@@ -242,7 +242,7 @@ clients(
     const vectors = [...await embedder.embed(texts)].map((vector) => [...vector]);
     let n = 0;
     for (const text of texts) n += (await embedder.tokenize(text)).length;
-    const refused = await theirs.embeddings.create({ model: "minilm", input: "a", dimensions: 3 }).then(() => "worked", ({ status, param }) => [status, param]);
+    const refused = await theirs.embeddings.create({ model: "minilm", input: "a", dimensions: 4000 }).then(() => "worked", ({ status, param }) => [status, param]);
     const plain = { model: "story", temperature: 0, max_tokens: 6 };
     const completed = await theirs.completions.create({ ...plain, prompt: ["Once upon", "The dog"], echo: true });
     const expected = [await model.generate("Once upon", { maxTokens: 6 }).text(), await model.generate("The dog", { maxTokens: 6 }).text()];

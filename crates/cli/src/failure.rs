@@ -245,6 +245,8 @@ fn other_kind(path: &Path, error: &Error, typed: Option<&Typed>) -> Option<Strin
         return Some(format!("{shown} is {kind}, expected a smaller language model with the same vocabulary"));
     }
     let other = match (&shape, command) {
+        // It may be an unmarked Qwen3-Reranker: the error says how to mark it.
+        (ModelShape::Decoder(config), "rerank") if config.architecture == "qwen3" => return None,
         (ModelShape::Decoder(_), "rerank" | "embed") => "run",
         (ModelShape::Decoder(_), "bench embed") => "bench",
         (ModelShape::Encoder(shape), "run" | "chat" | "bench" | "tune") if shape.scoring.is_some() => "rerank",

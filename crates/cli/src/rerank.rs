@@ -17,14 +17,14 @@ use super::lost::TestLosses;
 use super::run::with_loading_bar;
 use super::{DeviceArgs, hub};
 
-/// Rank texts by how well they answer a query, with a cross-encoder.
+/// Rank texts by how well they answer a query, with a cross-encoder or Qwen3-Reranker.
 ///
 /// Prints a score and a text per line, best first; with `--json`, the record with its number and score. Records with a
 /// null text are left out.
 #[derive(Args)]
 #[command(after_help = EXIT_CODES)]
 pub struct RerankArgs {
-    /// Cross-encoder: Hugging Face folder, GGUF file, or address hf:OWNER/REPO.
+    /// Reranker: Hugging Face folder, GGUF file, or address hf:OWNER/REPO.
     model: PathBuf,
     /// File with the texts; `-` is stdin.
     #[arg(default_value = "-")]
@@ -32,6 +32,9 @@ pub struct RerankArgs {
     /// Query to rank the texts by.
     #[arg(long, value_name = "TEXT")]
     query: String,
+    /// What a document must do for the query, for rerankers that take an instruction [default: the model's].
+    #[arg(long, value_name = "TEXT")]
+    instruction: Option<String>,
     /// Input format; Arrow, CSV and Parquet need a build with `--features tables`.
     #[arg(long, value_enum, default_value = "auto", value_name = "FORMAT")]
     io: InputFormat,
@@ -162,6 +165,7 @@ impl RerankArgs {
             };
             Reranker::load(device, &self.model, options)
         })?;
+        let reranker = reranker.with_instruction(self.instruction.as_deref())?;
         // Fails for a model without a tokenizer, before any input is read.
         reranker.encode(&self.query, "")?;
         Ok(reranker)

@@ -295,6 +295,27 @@ fn rerank_sorts_records_by_cross_encoder_score() {
 }
 
 #[test]
+fn rerank_puts_the_instruction_into_the_prompt() {
+    let folder = common::repository().join("tests/data/encoders/qwen3-reranker");
+    let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json")).unwrap()).unwrap();
+    for path in [folder.clone(), folder.join("model.gguf")] {
+        for case in cases["pairs"].as_array().unwrap().iter().skip(7).take(2) {
+            let value = |key: &str| case[key].as_str().unwrap();
+            let args = [path.to_str().unwrap(), "--query", value("a"), "--instruction", value("instruction"), "--json"];
+            let record = serde_json::json!({ "text": value("b") }).to_string() + "\n";
+            let output = run(tilewright("rerank", &[&args[..], &["--io", "jsonl"]].concat()), record.as_bytes());
+            assert!(output.status.success(), "{}", text(&output.stderr));
+            let found = lines(&output.stdout)[0]["score"].as_f64().unwrap();
+            assert!((found - case["score"].as_f64().unwrap()).abs() < 2e-5, "{found}, expected {case}");
+        }
+    }
+    let bert = common::repository().join("tests/data/encoders/bert-reranker");
+    let args = [bert.to_str().unwrap(), "--query", "a", "--instruction", "find"];
+    let refused = run(tilewright("rerank", &args), b"a\n");
+    assert!(!refused.status.success() && text(&refused.stderr).contains("instruction"), "{}", text(&refused.stderr));
+}
+
+#[test]
 fn one_text_gives_one_vector_as_json() {
     let Some(model) = minilm() else { return };
     let printed = |args: &[&str], stdin: &str| {

@@ -67,9 +67,18 @@ pub const DOCUMENT_OPTIONS: &[Field] = &[
     field("documents", Kind::Other(&["array"], "a list of texts, or of objects with a text"), "", "The documents."),
     TOP_N,
     field("return_documents", Kind::Flag, "false", "Add the documents to the results."),
+    INSTRUCTION,
     neutral("truncate_prompt_tokens", &[Neutral::Number(-1.0)], "Documents are cut to the model's limit."),
     neutral("user", &[Neutral::AnyText], "Ignored."),
 ];
+
+/// The row of the instruction, as in vLLM's requests.
+pub const INSTRUCTION: Field = field(
+    "instruction",
+    Kind::Text,
+    "the model's",
+    "What a document must do for the query, for rerankers that take an instruction, such as Qwen3-Reranker.",
+);
 
 /// The row of the number of results.
 pub const TOP_N: Field = field("top_n", Kind::Whole(1, i32::MAX as i64), "all", "Number of results.");
@@ -338,6 +347,8 @@ pub enum ScoreKind {
 /// Documents to rank.
 pub struct RerankJob {
     pub query: String,
+    /// The instruction, for a model that takes one; default: the model's.
+    pub instruction: Option<String>,
     /// The field of the documents in errors.
     pub field: &'static str,
     pub documents: Arc<Vec<String>>,
@@ -361,19 +372,21 @@ impl RerankJob {
     /// # Errors
     /// `context_length_exceeded` naming a document that is too long; errors of [`App::compute`].
     pub async fn run(self, app: &App, lease: Lease, since: &RequestContext) -> Result<Ranking, ApiError> {
-        let reranker = lease.reranker()?;
+        let given = self.instruction.as_deref();
+        let reranker = lease.reranker()?.with_instruction(given);
+        let reranker = reranker.map_err(|error| ApiError::of_option(error, "instruction"))?;
         lease.expect_batch(app.limits.batches)?;
-        let RerankJob { query, documents, scores, .. } = &self;
-        let (query, documents, scores) = (query.clone(), documents.clone(), *scores);
+        let RerankJob { query, documents, scores, instruction, .. } = &self;
+        let (query, documents, scores, instruction) = (query.clone(), documents.clone(), *scores, instruction.clone());
         let lengths = app.prepare(move || self.lengths(&reranker)).await?;
         let most = lease.reranker()?.max_tokens() as usize;
         let n_truncated = lengths.iter().filter(|&&n| n > most).count();
         let n_tokens = lengths.iter().map(|&n| n.min(most)).sum();
         let part = move |loaded: &Loaded, at: usize| {
-            let reranker = loaded.reranker()?;
+            let reranker = loaded.reranker()?.with_instruction(instruction.as_deref());
             let texts = documents.get(at * PART..).filter(|rest| !rest.is_empty())?;
             let texts = texts.get(..PART).unwrap_or(texts);
-            Some(scored(reranker, &query, texts, scores).map(|scores| (scores, 0)))
+            Some(reranker.and_then(|it| scored(&it, &query, texts, scores)).map(|scores| (scores, 0)))
         };
         let parts = app.compute(lease, since, part).await?;
         let mut ranked: Vec<(usize, f32)> = parts.into_iter().flat_map(|(scores, _)| scores).enumerate().collect();
@@ -428,6 +441,7 @@ pub async fn rerank(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
     let lease = app.models.get(&model).await?;
     let job = RerankJob {
         query,
+        instruction: fields.text("instruction")?.map(str::to_owned),
         field: "documents",
         documents: documents.clone(),
         // As in Cohere's and Jina's APIs.

@@ -13,7 +13,7 @@ use tilewright::tokenizer::{EncodeOptions, Tokenizer};
 
 use super::app::{ApiRequest, App};
 use super::embeddings::{
-    DIMENSIONS, DOCUMENT_OPTIONS, EmbedInputs, EmbedJob, Ranking, RerankJob, ScoreKind, TOP_N, top_n,
+    DIMENSIONS, DOCUMENT_OPTIONS, EmbedInputs, EmbedJob, INSTRUCTION, Ranking, RerankJob, ScoreKind, TOP_N, top_n,
 };
 use super::errors::ApiError;
 use super::models::{Loaded, Task};
@@ -46,6 +46,7 @@ const RANK_FIELDS: &[Field] = &[
     MODEL,
     required("query", Kind::Text, "The query."),
     field("texts", Kind::Other(&["array"], "a list of texts"), "", "The texts to rank."),
+    INSTRUCTION,
     field("raw_scores", Kind::Flag, "false", "Whether scores are logits instead of numbers from 0 to 1."),
     field("return_text", Kind::Flag, "false", "Whether results have the texts."),
     field("truncate", Kind::Flag, "false", "Whether a text that is too long is cut off; otherwise it is refused."),
@@ -102,6 +103,7 @@ pub async fn rerank(app: &App, asked: &ApiRequest) -> Result<Response, ApiError>
     let is_raw = fields.flag("raw_scores")?.unwrap_or(false);
     let job = RerankJob {
         query: fields.some_text("query")?.to_owned(),
+        instruction: fields.text("instruction")?.map(str::to_owned),
         field: "texts",
         documents: texts.clone(),
         truncates: fields.flag("truncate")?.unwrap_or(false),

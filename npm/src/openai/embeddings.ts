@@ -12,7 +12,7 @@ export interface EmbeddingRequest {
   input: string | string[];
   /** Numbers, or their bytes as little-endian 32-bit floats. Default `float`. */
   encoding_format?: "float" | "base64" | null;
-  /** Must be the encoder's. */
+  /** Elements to keep of each vector, which is then normalised again. Default: all. */
   dimensions?: number | null;
   /** Ignored. */
   user?: string | null;
@@ -39,12 +39,10 @@ export async function createEmbeddings(embedder: Embedder, given: EmbeddingReque
   const { signal } = optionsOf("embeddings.create", options);
   const request = checked(given, FIELDS);
   const { input, encoding_format: format, dimensions } = request;
-  if (dimensions !== undefined && dimensions !== embedder.info.dims) {
-    const { name, dims } = embedder.info;
-    throw unsupported("dimensions", `dimensions is ${dimensions}, but vectors of ${name} have ${dims} and cannot be truncated`);
-  }
+  const most = embedder.info.dims;
+  ensureValid(dimensions === undefined || dimensions <= most, "dimensions", dimensions, `1 to ${most}, the size of the model's vectors`);
   const texts = textsOf(input);
-  const vectors = await embedder.embed(texts, { signal });
+  const vectors = await embedder.embed(texts, { signal, dimensions });
   const lengths = await Promise.all(texts.map(async (text) => (await embedder.tokenize(text)).length));
   const n = lengths.reduce((sum, length) => sum + length, 0);
   return {

@@ -44,10 +44,11 @@ export const handlers: Handlers = {
   headWeights: on(LoadedTextModel, (model, args) => model.headWeights(args)),
   tokenize: async ({ text, addSpecial }, { target }) => (await readyHandle(target, LoadedTextModel)).loaded.tokenize(text, addSpecial),
   detokenize: async ({ ids }, { target }) => (await readyHandle(target, LoadedTextModel)).loaded.detokenize(ids),
-  embed: on(LoadedEmbedder, (embedder, { texts, prompt }, { signal, emit }) => embedder.run(signal, (it) => it.embed(texts, prompt, emit))),
+  embed: on(LoadedEmbedder, (embedder, { texts, prompt, dimensions }, { signal, emit }) =>
+    embedder.run(signal, (it) => it.embed(texts, prompt, dimensions, emit))),
   encode: async ({ text, prompt }, { target }) => (await readyHandle(target, LoadedEmbedder)).loaded.encode(text, prompt),
-  rerank: on(LoadedReranker, (reranker, { query, documents, topK }, { signal, emit }) =>
-    reranker.run(signal, (it) => it.rerank(query, documents, topK, emit))),
+  rerank: on(LoadedReranker, (reranker, { query, documents, topK, instruction }, { signal, emit }) =>
+    reranker.run(signal, (it) => it.rerank(query, documents, topK, instruction, emit))),
   memory: async (_, { target }) => (await readyHandle(target, LoadedModel)).memory(),
   counters: (_, { target }) => handleOf(target, Handle).place.device.counters(),
   destroyDevice: (_, { target }) => handleOf(target, Handle).place.device.destroy(),

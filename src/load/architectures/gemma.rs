@@ -1,5 +1,6 @@
 //! Gemma (Gemma Team 2024, arXiv:2403.08295), Gemma 2 (arXiv:2408.00118) and Gemma 3 (2025, arXiv:2503.19786).
 
+use super::embedding_gemma::as_encoder;
 use super::llama::LLAMA;
 use super::{Architecture, FINAL_SOFT_CAP, HEADS, WIDTH, WINDOW, add_local_rope, sliding};
 use crate::error::Error;
@@ -69,7 +70,7 @@ pub(super) const GEMMA3: Architecture = Architecture {
             block.attention.window = window.filter(|_| is_local);
             block.attention.rope = Some(if is_local { local_rope } else { 0 });
         }
-        Ok(())
+        as_encoder(keys, config)
     },
     ..GEMMA2
 };

@@ -255,9 +255,9 @@ def wordpiece():
     return tokenizer
 
 
-def byte_level(special):
+def byte_level(special, further=()):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("t", "h"), ("th", "e"), ("i", "n"), ("e", "r"), ("Ġ", "a"), ("Ġ", "the"), ("r", "i"), ("l", "y")]
+    merges = [("t", "h"), ("th", "e"), ("i", "n"), ("e", "r"), ("Ġ", "a"), ("Ġ", "the"), ("r", "i"), ("l", "y"), *further]
     tokens = special + alphabet + ["".join(merge) for merge in merges]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -285,7 +285,7 @@ def write_gguf(path, arch, n_layers, add_keys, weights, rename=lambda name: name
     names = gguf.get_tensor_name_map(arch, n_layers)
     for name in weights:
         values = dict.__getitem__(weights, name)
-        plain = names.get_name(rename(name), try_suffixes=(".weight", ".bias"))
+        plain = names.get_name(rename(name), try_suffixes=(".weight", ".bias")) or name
         is_table = plain.startswith(("token_types", "position_embd"))
         writer.add_tensor(plain, values if values.ndim == 2 and not is_table else values.astype(np.float32))
     writer.write_header_to_file()
@@ -579,6 +579,75 @@ def make_qwen3():
     write_gguf("qwen3-embedding/model.gguf", gguf.MODEL_ARCH.QWEN3, 2, keys, w, lambda name: "model." + name)
 
 
+def make_qwen3_reranker():
+    """As Qwen3-Reranker's model card computes scores; the head is not the embedding."""
+    tokenizer = byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"], [("n", "o"), ("y", "e"), ("ye", "s")])
+    no, yes = (tokenizer.token_to_id(answer) for answer in ("no", "yes"))
+    c = {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 12, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "hidden_act": "silu",
+        "attention_bias": False, "use_sliding_window": False, "sliding_window": None, "rope_scaling": None,
+        "tie_word_embeddings": False,
+    }
+    w = Weights(8)
+    qwen3_weights(w, c)
+    w.matrix("lm_head", c["vocab_size"], 24)
+    system = (
+        "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+        'Note that the answer can only be "yes" or "no".'
+    )
+    prefix = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n"
+    suffix = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    usual = "Given a web search query, retrieve relevant passages that answer the query"
+    around = [tokenizer.encode(text, add_special_tokens=False).ids for text in (prefix, suffix)]
+    room = c["max_position_embeddings"] - sum(map(len, around))
+    cases = []
+    for instruction in (usual, "find what rhymes"):
+        for a, b in PAIRS:
+            text = f"<Instruct>: {instruction}\n<Query>: {a}\n<Document>: {b}"
+            ids = around[0] + tokenizer.encode(text, add_special_tokens=False).ids[:room] + around[1]
+            logits = w.linear("lm_head", qwen3(w, c, np.array(ids))[-1])
+            logit = float(f"{logits[yes] - logits[no]:.9g}")
+            score = float(f"{1 / (1 + math.exp(-logit)):.9g}")
+            cases.append({"instruction": instruction, "a": a, "b": b, "ids": ids, "logit": logit, "score": score})
+    named = Weights(0)
+    for name in w:
+        dict.__setitem__(named, name if name.startswith("lm_head") else "model." + name, dict.__getitem__(w, name))
+    write("qwen3-reranker", c, named, tokenizer, {"pairs": cases}, **{
+        "modules.json": [
+            {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"},
+            {"idx": 1, "name": "1", "path": "1_LogitScore",
+             "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"},
+        ],
+        "1_LogitScore/config.json": {"true_token_id": yes, "false_token_id": no},
+    })
+
+    def keys(writer):
+        add_sizes(writer, c)
+        writer.add_head_count_kv(2)
+        writer.add_key_length(12)
+        writer.add_value_length(12)
+        writer.add_rope_freq_base(1000000.0)
+        writer.add_layer_norm_rms_eps(1e-6)
+        writer.add_pooling_type(gguf.PoolingType.RANK)
+        writer.add_classifier_output_labels(["yes", "no"])
+        writer.add_chat_template([{
+            "name": "rerank",
+            "template": f"{prefix}<Instruct>: {usual}\n<Query>: {{query}}\n<Document>: {{document}}{suffix}",
+        }])
+        add_vocab(writer, tokenizer, "qwen2", bos=0, eos=2, pad=0)
+        writer.add_add_bos_token(False)
+
+    rows = dict.__getitem__(w, "lm_head.weight")[[yes, no]]
+    kept = Weights(0)
+    for name in named:
+        if not name.startswith("lm_head"):
+            dict.__setitem__(kept, name, dict.__getitem__(named, name))
+    dict.__setitem__(kept, "cls.output.weight", rows)
+    write_gguf("qwen3-reranker/model.gguf", gguf.MODEL_ARCH.QWEN3, 2, keys, kept)
+
+
 def make_nomic():
     tokenizer = wordpiece()
     c = {
@@ -632,5 +701,5 @@ def make_nomic():
     write_gguf("nomic/model.gguf", gguf.MODEL_ARCH.NOMIC_BERT, 2, keys, w)
 
 
-for make in (make_bert, make_roberta, make_modernbert, make_modernbert_bpe, make_qwen3, make_nomic):
+for make in (make_bert, make_roberta, make_modernbert, make_modernbert_bpe, make_qwen3, make_qwen3_reranker, make_nomic):
     make()

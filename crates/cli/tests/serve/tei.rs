@@ -1,10 +1,12 @@
 //! TEI's API, and what `/v1/embeddings` has beyond OpenAI's defaults.
 
 use serde_json::{Value as Json, json};
+use tilewright::{Device, RerankOptions, Reranker};
+use tilewright_serve::{Loaded, ModelSpec, ServerOptions};
 
 use super::client::{done, get, post};
 use super::common::block_on;
-use super::server::{embedder, reranker, shared};
+use super::server::{embedder, encoder_path, reranker, shared, start};
 
 const TEXTS: [&str; 3] = ["A dragon.", "The sun shines in Rome.", "Two knights rode out."];
 
@@ -175,4 +177,33 @@ fn tei_endpoints_match_the_encoders() {
     }
     let neither = post(shared(), "/rerank", &json!({"query": "a"})).json();
     assert!(neither["error"]["message"].as_str().unwrap().starts_with("texts or documents is missing"), "{neither}");
+}
+
+#[test]
+fn instruction_reaches_a_language_model_as_reranker() {
+    let load = || Reranker::load(&Device::cpu(), encoder_path("qwen3-reranker"), RerankOptions::default());
+    let own = load().unwrap();
+    let model = ModelSpec::new("qwen", 1 << 20, move || load().map(Loaded::Reranker));
+    let server = start(vec![model], ServerOptions::default());
+    let (query, given) = ("Where does the sun shine?", "find what rhymes");
+    let mut found = Vec::new();
+    for instruction in [None, Some(given)] {
+        let want = block_on(own.with_instruction(instruction).unwrap().rank(query, &TEXTS)).unwrap();
+        for (path, key, list) in [("/v1/rerank", "documents", "results"), ("/rerank", "texts", "")] {
+            let asked = json!({"query": query, key: TEXTS, "instruction": instruction});
+            let answer = done(server.address, path, asked).json();
+            let ranked = if list.is_empty() { &answer } else { &answer[list] };
+            let score = if list.is_empty() { "score" } else { "relevance_score" };
+            for (got, want) in ranked.as_array().unwrap().iter().zip(&want) {
+                let near = (got[score].as_f64().unwrap() - f64::from(want.score)).abs() < 1e-6;
+                assert!(got["index"] == json!(want.index) && near, "{path} {instruction:?}: {got}, expected {want:?}");
+            }
+        }
+        found.push(want);
+    }
+    assert_ne!(found[0], found[1]);
+    let asked = json!({"model": "bert", "query": query, "documents": TEXTS, "instruction": given});
+    let refused = post(shared(), "/v1/rerank", &asked);
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    assert!(refused.text().contains("the model takes no instruction"), "{}", refused.text());
 }
