@@ -3,7 +3,7 @@
 //! ```no_run
 //! use tilewright::hub::{Address, Hub};
 //!
-//! let address: Address = "hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M".parse()?;
+//! let address: Address = "hf:Qwen/Qwen3-0.6B-GGUF:Q8_0".parse()?;
 //! let path = Hub::from_env()?.fetch(&address, &mut |_| {})?;
 //! # Ok::<(), tilewright::Error>(())
 //! ```
@@ -46,7 +46,7 @@ use self::patience::Patience;
 use crate::error::Error;
 use crate::formats::safetensors::ShardIndex;
 
-/// Models that are known to run, as JSON: names, addresses, sizes.
+/// Suggested models, as JSON: names, addresses, sizes, and whether the project has run them.
 pub const KNOWN_MODELS: &str = include_str!("../assets/models.json");
 
 /// A hub with its cache.

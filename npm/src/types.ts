@@ -486,7 +486,7 @@ export interface KnownModel {
   name: string;
   /** `hf:owner/repo:quantisation`. */
   address: string;
-  use: "chat" | "embed";
+  use: "chat" | "embed" | "rerank";
   quantisation: string | null;
   /** Approximate number of weights. */
   parameters: number;
@@ -494,9 +494,13 @@ export interface KnownModel {
   sizeBytes: number;
   /** Trained context length; of an encoder the length to which texts are cut. */
   maxContextLength: number;
-  /** Bytes of one token's keys and values as f16; `null` for an encoder. */
+  /** Bytes of one token's keys and values as f16; `null` for an embedder or a reranker. */
   cacheBytesPerToken: number | null;
   licence: string;
+  /** File in the same repository that adds images; tilewright does not use it. */
+  vision?: string;
+  /** Whether the project has run this model. */
+  tried: boolean;
 }
 
 /** Options of {@link Model.saveSession}. */

@@ -22,7 +22,7 @@ use super::{CommandFailure, counted, model_names, print_json, progress, show_byt
 /// HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT and HF_HUB_OFFLINE work as in other programs that share the cache.
 #[derive(Args)]
 pub struct PullArgs {
-    /// Model address, such as hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M.
+    /// Model address, such as hf:Qwen/Qwen3-0.6B-GGUF:Q8_0.
     #[arg(value_name = "ADDRESS", required_unless_present = "verify")]
     address: Option<Address>,
     /// Check cached files against their digests and download damaged ones again.
@@ -59,19 +59,24 @@ struct ModelTable {
     models: Vec<KnownModel>,
 }
 
-/// A model that is known to run.
+/// A suggested model.
 #[derive(Deserialize, Serialize)]
 pub struct KnownModel {
     pub name: String,
     pub address: String,
-    /// `chat` or `embed`.
+    /// `chat`, `embed` or `rerank`.
     r#use: String,
     quantisation: Option<String>,
     /// Approximate size of the files.
     size_bytes: u64,
-    /// KV cache of one token, as f16; `None` for encoders.
+    /// KV cache of one token, as f16; `None` for embedders and rerankers.
     cache_bytes_per_token: Option<u64>,
     licence: String,
+    /// File in the same repository that adds images; tilewright does not use it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vision: Option<String>,
+    /// Whether the project has run this model.
+    tried: bool,
 }
 
 /// Replaces an `hf:` address by its local file or folder, downloading it if necessary; other paths must exist. Notices
@@ -201,12 +206,12 @@ fn list_available(as_json: bool) -> Result<(), CommandFailure> {
         let per_1024 = model.cache_bytes_per_token.map(|bytes| show_bytes(1024 * bytes));
         let context = per_1024.map_or(String::new(), |size| format!(", {size} per 1024 tokens"));
         let size = show_bytes(model.size_bytes);
-        writeln!(out, "{:<width$}  {:<5}  about {size:>9}{context}; {}", model.address, model.r#use, model.licence)?;
+        writeln!(out, "{:<width$}  {:<6}  about {size:>9}{context}; {}", model.address, model.r#use, model.licence)?;
     }
     Ok(out.flush()?)
 }
 
-/// The table of models that are known to run.
+/// The table of suggested models.
 pub fn available() -> Result<Vec<KnownModel>, Error> {
     let table: ModelTable = serde_json::from_str(KNOWN_MODELS).map_err(|error| Error::Format {
         format: "json",
@@ -293,12 +298,16 @@ mod tests {
     fn every_listed_model_has_a_valid_address() {
         let models = available().unwrap();
         assert!(models.len() > 5);
-        for model in models {
+        for model in &models {
             let address: Address = model.address.parse().unwrap();
             assert_eq!(address.quant, model.quantisation, "{}", model.name);
-            assert!(["chat", "embed"].contains(&model.r#use.as_str()), "{}", model.name);
             assert_eq!(model.cache_bytes_per_token.is_some(), model.r#use == "chat", "{}", model.name);
+            assert_eq!(models.iter().filter(|other| other.address == model.address).count(), 1, "{}", model.name);
         }
+        // By use, then by size: `list --available` prints this order, and a name means the first model that has it.
+        let uses = ["chat", "embed", "rerank"];
+        let order = |model: &KnownModel| (uses.iter().position(|name| *name == model.r#use).unwrap(), model.size_bytes);
+        assert!(models.is_sorted_by_key(order));
     }
 
     #[test]

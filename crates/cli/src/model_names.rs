@@ -71,7 +71,8 @@ fn valid(address: String) -> Option<String> {
 
 /// The first known model whose name contains this one, as `llama3.2` or `qwen3:0.6b` in ollama's registry.
 fn of_name(name: &str, known: &[KnownModel]) -> Option<String> {
-    let plain = |text: &str| text.to_lowercase().replace(|c: char| !c.is_ascii_alphanumeric(), "");
+    // Dots stay: `qwen3.8` is not Qwen3 8B.
+    let plain = |text: &str| text.to_lowercase().replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "");
     let wanted = plain(name.strip_suffix(":latest").unwrap_or(name));
     let is_it = |model: &&KnownModel| plain(&model.name).contains(&wanted) || plain(&model.address).contains(&wanted);
     if wanted.len() < 4 { None } else { known.iter().find(is_it).map(|model| model.address.clone()) }
@@ -89,6 +90,9 @@ mod tests {
             ("llama3.2", Some("hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")),
             ("llama3.2:3b", Some("hf:bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M")),
             ("qwen3:0.6b", Some("hf:Qwen/Qwen3-0.6B-GGUF:Q8_0")),
+            ("qwen3", Some("hf:Qwen/Qwen3-0.6B-GGUF:Q8_0")),
+            ("qwen3.8", Some("hf:unsloth/Qwen3.8-27B-GGUF:UD-Q4_K_M")),
+            ("qwen3:8b", Some("hf:Qwen/Qwen3-8B-GGUF:Q4_K_M")),
             ("gemma3:latest", Some("hf:ggml-org/gemma-3-1b-it-GGUF:Q4_K_M")),
             ("all-minilm", Some("hf:sentence-transformers/all-MiniLM-L6-v2")),
             ("Qwen/Qwen3-0.6B-GGUF", Some("hf:Qwen/Qwen3-0.6B-GGUF")),
