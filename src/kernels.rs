@@ -28,7 +28,8 @@ mod softmax;
 mod state;
 
 pub use activation::{
-    Activation, Gate, Gates, Gelu, add, gated, geglu, gelu, multiply, scale, sigmoid_gate, silu, soft_cap, squared_relu, swiglu,
+    Activation, Gate, Gates, Gelu, add, gated, geglu, gelu, multiply, scale, sigmoid_gate, silu, soft_cap,
+    squared_relu, swiglu,
 };
 pub use argmax::{ARGMAX_CHUNK, argmax};
 pub use attention::{AttentionConfig, PackedTiles, attention, attention_next, attention_packed};

@@ -4,7 +4,7 @@ use super::linear::gated_by;
 use super::simd::{self, Function, Instructions, Map, Numbers, exp, polynomial};
 use super::{Call, threads};
 use crate::shaders::params::{
-    AddParams, GegluParams, GeluParams, ScaleParams, SigmoidGateParams, SquaredReluParams, SiluParams, SwigluParams,
+    AddParams, GegluParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams, SquaredReluParams, SwigluParams,
 };
 
 /// Elements that a thread takes at a time.

@@ -5,7 +5,7 @@ use super::linear::activated;
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders::params::{
-    AddParams, GegluParams, GeluParams, ScaleParams, SigmoidGateParams, SquaredReluParams, SiluParams, SwigluParams,
+    AddParams, GegluParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams, SquaredReluParams, SwigluParams,
 };
 use crate::shaders::{self, Kernel};
 use crate::tensor::Tensor;

@@ -428,10 +428,8 @@ fn mixture(
 /// layers: DeepSeek (2024, arXiv:2405.04434) and models after it.
 fn mixture_after_dense(keys: &Keys<'_>, config: &mut ModelConfig, router: Router) -> Result<(), Error> {
     let n_dense = Key("leading_dense_block_count", "first_k_dense_replace|num_dense_layers");
-    let n_dense = match listed_dense(keys, config.blocks.len())? {
-        Some(n_dense) => n_dense,
-        None => keys.u32(n_dense)?.unwrap_or(0) as usize,
-    };
+    let stated = keys.u32(n_dense)?.unwrap_or(0) as usize;
+    let n_dense = listed_dense(keys, config.blocks.len())?.unwrap_or(stated);
     let (all, used) = (Key("expert_group_count", "n_group"), Key("expert_group_used_count", "topk_group"));
     let n_groups = [all, used].map(|key| keys.u32(key));
     let groups = match n_groups {

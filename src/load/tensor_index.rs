@@ -243,7 +243,9 @@ impl TensorIndex {
         for ((row, factor), &(n, by)) in rows.iter_mut().zip(&mut factors).zip(groups) {
             (*row, *factor) = (n, by);
         }
-        let is_it = |found: &str| found.split_once('.').and_then(|(_, rest)| rest.split_once('.')).is_some_and(|(_, rest)| rest == name);
+        let is_it = |found: &str| {
+            found.split_once('.').and_then(|(_, rest)| rest.split_once('.')).is_some_and(|(_, rest)| rest == name)
+        };
         let found = self.tensors.iter_mut().filter(|(found, _)| is_it(found) && factors.iter().any(|&by| by != 1.0));
         found.for_each(|(_, entry)| entry.stored = FileLayout::ScaledRows { rows, factors });
     }

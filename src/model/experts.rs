@@ -236,13 +236,7 @@ impl Matrices {
 }
 
 /// Tensors of `n` experts of widths C and F; files store them together or one per expert.
-fn routed(
-    source: &dyn WeightSource,
-    prefix: &str,
-    n: u32,
-    [dim, ffn_dim]: [u32; 2],
-    is_gated: bool,
-) -> Vec<Tensors> {
+fn routed(source: &dyn WeightSource, prefix: &str, n: u32, [dim, ffn_dim]: [u32; 2], is_gated: bool) -> Vec<Tensors> {
     let is_there = |name: &str| source.describe(&format!("{prefix}{name}.weight")).is_some();
     let name = |stem: &str, suffix: &str| format!("{prefix}{stem}{suffix}.weight");
     let tensors = |n: u32, suffix: &str| Tensors {

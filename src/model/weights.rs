@@ -219,9 +219,7 @@ impl RecurrenceWeights {
                 (inputs, "ssm_out")
             }
             Recurrence::Mamba2 { scan, .. } => (vec![("ssm_in", scan.inputs())], "ssm_out"),
-            Recurrence::ShortConv { .. } => {
-                (vec![("shortconv.in_proj", recurrence.inputs(dim))], "shortconv.out_proj")
-            }
+            Recurrence::ShortConv { .. } => (vec![("shortconv.in_proj", recurrence.inputs(dim))], "shortconv.out_proj"),
         };
         let conv = match recurrence {
             Recurrence::ShortConv { .. } => "shortconv.conv",

@@ -173,13 +173,7 @@ const FAMILIES: &[(&str, &[Feature])] = &[
         ],
     ),
     ("qwen3-next", &[BEFORE, SHARED_KEYS, SHARES]),
-    (
-        "qwen35",
-        &[
-            BEFORE,
-            SHARED_KEYS,
-        ],
-    ),
+    ("qwen35", &[BEFORE, SHARED_KEYS]),
 ];
 
 #[test]
