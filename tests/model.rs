@@ -68,6 +68,8 @@ fn check_tiny(name: &str) {
         (folder.join("model-f16.gguf"), "refs_gguf"),
         (folder.join("model-bf16.gguf"), "refs_gguf"),
         (folder.join("model-mxfp4.gguf"), "refs_mxfp4"),
+        // With one matrix for keys and values.
+        (folder.join("model-older.gguf"), "refs_gguf"),
     ];
     for (path, references) in files {
         if !path.exists() {

@@ -81,7 +81,14 @@ fn latent(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     let kv_rank = limited(Key("attention.kv_lora_rank", "kv_lora_rank"))?;
     let q_rank = keys.u32(Key("attention.q_lora_rank", "q_lora_rank"))?.filter(|&rank| rank > 0);
     let turned = limited(Key("rope.dimension_count", "qk_rope_head_dim"))?;
-    let whole = Key("attention.key_length_mla", "qk_head_dim");
+    // Files from before llama.cpp's latent attention state the sizes of whole heads, and have one matrix for keys and
+    // values.
+    let is_older = keys.is_gguf() && !keys.says(Key("attention.key_length_mla", ""));
+    let [key_length, value_length] = match is_older {
+        true => ["attention.key_length", "attention.value_length"],
+        false => ["attention.key_length_mla", "attention.value_length_mla"],
+    };
+    let whole = Key(key_length, "qk_head_dim");
     let nope_dim = match keys.is_gguf() {
         true => {
             let found = limited(whole)?;
@@ -92,7 +99,7 @@ fn latent(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
             limited(Key("", "qk_nope_head_dim"))?
         }
     };
-    let value_dim = limited(Key("attention.value_length_mla", "v_head_dim"))?;
+    let value_dim = limited(Key(value_length, "v_head_dim"))?;
     if keys.bool(Key("", "rope_interleave"))? == Some(false) {
         config.ropes[0].style = RopeStyle::Halves;
     }
