@@ -22,7 +22,8 @@ fn decoders() -> Vec<PathBuf> {
         .filter(|folder| {
             let config: serde_json::Value =
                 serde_json::from_str(&std::fs::read_to_string(folder.join("config.json")).unwrap()).unwrap();
-            !["bert", "roberta", "modernbert"].contains(&config["model_type"].as_str().unwrap())
+            let is_encoder = ["bert", "roberta", "modernbert"].contains(&config["model_type"].as_str().unwrap());
+            !is_encoder && !folder.join("modules.json").exists()
         })
         .collect();
     folders.sort();

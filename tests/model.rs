@@ -160,7 +160,7 @@ fn check_tiny_caches(device: &Device, path: &Path, references: &References, what
 #[test]
 fn text_of_picture_models_has_the_references_logits() {
     let Some(data) = common::data(&["tiny-random-pictures"]) else { return };
-    for name in ["qwen3-vl", "smolvlm"] {
+    for name in ["gemma4-unified", "lfm3-vl", "qwen3-vl", "smolvlm"] {
         let folder = data.join("tiny-random-pictures").join(name);
         let references = References::open(&folder.join("refs.safetensors"));
         for path in [folder.clone(), folder.join("model-bf16.gguf")].into_iter().filter(|path| path.exists()) {

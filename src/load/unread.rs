@@ -4,13 +4,14 @@
 /// unknown tensor.
 pub(super) fn part(name: &str, is_encoder: bool) -> Option<&'static str> {
     /// Name prefixes, also after `model.`.
-    const PARTS: [(&str, &str); 12] = [
+    const PARTS: [(&str, &str); 13] = [
         ("vision_tower.", "vision"),
         ("vision_model.", "vision"),
         ("visual.", "vision"),
         ("multi_modal_projector.", "vision"),
         ("connector.", "vision"),
         ("embed_vision.", "vision"),
+        ("vision_embedder.", "vision"),
         ("audio_tower.", "audio"),
         ("embed_audio.", "audio"),
         ("mtp.", MTP),

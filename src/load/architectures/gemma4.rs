@@ -13,7 +13,7 @@ use crate::model::{Block, MAX_DIM, ModelConfig, NormPlace, PerLayer};
 
 pub(super) const GEMMA4: Architecture = Architecture {
     gguf: "gemma4",
-    json: &["gemma4_text", "gemma4"],
+    json: &["gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified"],
     names: &[
         SANDWICH[0],
         SANDWICH[1],
