@@ -137,6 +137,7 @@ pub fn names_in_file(path: &Path) -> Result<HashMap<String, String>, Error> {
 
 /// Shape of a model by kind.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "a model has one")]
 pub enum ModelShape {
     /// Generates text.
     Decoder(ModelConfig),

@@ -202,7 +202,7 @@ pub struct Attention {
 /// Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434). A token's keys and values of all heads are made of
 /// one latent. It is cached with one rotated part of the keys, and the matrices that would make keys of it are applied to
 /// the queries instead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Latent {
     /// Size of the latent: `attention.kv_lora_rank`; `kv_lora_rank`. The rest of `head_dim` is rotated.
     pub kv_rank: u32,
@@ -212,6 +212,8 @@ pub struct Latent {
     pub nope_dim: u32,
     /// Size of a value: `attention.value_length_mla`; `v_head_dim`.
     pub value_dim: u32,
+    /// Epsilon of the norms of latents.
+    pub eps: f32,
 }
 
 /// Gates of an attention layer's output.

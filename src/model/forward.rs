@@ -350,7 +350,7 @@ impl Transformer {
         let (attention, of_block) = (&self.config.blocks[l].attention, &self.weights.blocks[l]);
         let (n_tokens, [query_dim, dim]) = (h.shape()[0], attention.latent_dims(latent));
         let turned = attention.head_dim - latent.kv_rank;
-        let norm = |weight| Norm { weight, eps: self.config.norm_eps };
+        let norm = |weight| Norm { weight, eps: latent.eps };
         let down = rec.temporary("latents", &[n_tokens, dim])?;
         self.record_product(rec, flow, &of_block.attn_qkv, of_block.attn_norms.before.as_ref(), h, &down)?;
         let queries = match &weights.queries {
@@ -362,7 +362,7 @@ impl Transformer {
                     product.record(rec, Some(norm(weight)), &down.prefix(&[1, rank])?, &queries, false)?;
                 } else {
                     let normed = rec.temporary("normed", &[n_tokens, rank])?;
-                    rms_norm_columns(rec, &down, weight, &normed, self.config.norm_eps)?; // [T, Rq]
+                    rms_norm_columns(rec, &down, weight, &normed, latent.eps)?; // [T, Rq]
                     product.record(rec, None, &normed, &queries, false)?;
                 }
                 queries

@@ -136,7 +136,7 @@ impl LatentWeights {
         attention: &Attention,
         latent: &Latent,
     ) -> Result<LatentWeights, Error> {
-        let &Latent { kv_rank, q_rank, nope_dim, value_dim } = latent;
+        let &Latent { kv_rank, q_rank, nope_dim, value_dim, .. } = latent;
         let n_heads = attention.n_heads;
         let stack = |name, rows, cols| Stack::declare(target, source, prefix, &[(name, rows)], cols);
         let vector = |name: &str, len| table(source, &format!("{prefix}{name}.weight"), &[len]);

@@ -71,7 +71,6 @@ const OF_VALUES: Feature =
 const LOGITS: Feature = ("the logits' factor", |config| config.logit_scale = 1.0);
 const SHARED_KEYS: Feature =
     ("which heads share a key", |config| delta_rules(config, |rule| rule.grouped = !rule.grouped));
-const CHOICE: Feature = ("the routing biases", |config| experts(config, |experts| experts.choice_bias = false));
 const SCORES: Feature =
     ("sigmoid scores", |config| experts(config, |experts| experts.router.score = ExpertScore::Softmax));
 const EXPERTS_SCALE: Feature = ("the experts' factor", |config| experts(config, |experts| experts.router.scale = 1.0));
@@ -158,11 +157,11 @@ const FAMILIES: &[(&str, &[Feature])] = &[
     ("falcon-h1", &[SCALE, EMBEDDING, LOGITS]),
     ("gemma4-31b", &[WINDOW, ONE_MORE, SCALE, STRETCH, SOFT_CAP, OF_VALUES]),
     ("gemma4-moe", &[WINDOW, SHARES, OF_VALUES]),
-    ("glm4-moe", &[SHARES, CHOICE, SCORES, EXPERTS_SCALE, BEFORE, TURNED]),
-    ("glm4-moe-lite", &[SHARES, CHOICE, SCORES, EXPERTS_SCALE, PAIRS]),
+    ("glm4-moe", &[SHARES, SCORES, EXPERTS_SCALE, BEFORE, TURNED]),
+    ("glm4-moe-lite", &[SHARES, SCORES, EXPERTS_SCALE, PAIRS]),
     ("lfm3", &[WINDOW, ONE_MORE, STRETCH, BEFORE]),
     ("nemotron-h", &[POSITIONS, FORM]),
-    ("nemotron-h-moe", &[POSITIONS, SHARES, CHOICE, SCORES, EXPERTS_SCALE]),
+    ("nemotron-h-moe", &[POSITIONS, SHARES, SCORES, EXPERTS_SCALE]),
     (
         "olmo-hybrid",
         &[

@@ -45,6 +45,9 @@ pub(super) const DEEPSEEK: Architecture = Architecture {
 pub(super) const GLM4_MOE_LITE: Architecture =
     Architecture { gguf: "", json: &["glm4_moe_lite"], defaults: r#"{"first_k_dense_replace": 1}"#, ..DEEPSEEK };
 
+/// Norms of latents have the published code's default, whatever the model's epsilon is.
+const LATENT_EPS: f32 = 1e-6;
+
 /// How experts are scored: a softmax without normalisation in V2, else sigmoids.
 fn router(keys: &Keys<'_>) -> Result<Router, Error> {
     let (scores, gating) = (Key("", "scoring_func"), Key("expert_gating_func", ""));
@@ -119,7 +122,7 @@ fn latent(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
         attention.scale = ((nope_dim + turned) as f32).powf(-0.5) * (sharper * sharper) as f32;
         attention.n_kv_heads = 1;
         attention.head_dim = kv_rank.saturating_add(turned);
-        attention.latent = Some(Latent { kv_rank, q_rank, nope_dim, value_dim });
+        attention.latent = Some(Latent { kv_rank, q_rank, nope_dim, value_dim, eps: LATENT_EPS });
     }
     Ok(())
 }
