@@ -15,6 +15,7 @@ use crate::tensor::Tensor;
 /// # Errors
 /// [`Error::Shape`] if `weight` or `y` disagrees with `x`.
 pub fn rms_norm(rec: &mut Recorder, x: &Tensor, weight: &Tensor, y: &Tensor, eps: f32) -> Result<(), Error> {
+    x.dims2("rms_norm", "x")?;
     y.expect_shape("rms_norm", "y", x.shape())?;
     rms(rec, x, weight, None, y, eps, 0)
 }
@@ -68,6 +69,7 @@ pub fn add_rms_norm(
     y: &Tensor,
     eps: f32,
 ) -> Result<(), Error> {
+    x.dims2("rms_norm", "x")?;
     y.expect_shape("rms_norm", "y", x.shape())?;
     rms(rec, x, weight, factor, y, eps, rms_norm::ACCUMULATE)
 }

@@ -290,7 +290,7 @@ fn attention_kernels_refuse_wrong_shapes() {
     for (broken, named) in [
         (AttentionConfig { head_dim: 6, ..config }, "head_dim"),
         (AttentionConfig { head_dim: 0, ..config }, "head_dim"),
-        (AttentionConfig { head_dim: 516, ..config }, "head_dim"),
+        (AttentionConfig { head_dim: 580, ..config }, "head_dim"),
         (AttentionConfig { n_kv_heads: 3, ..config }, "n_kv_heads"),
         (AttentionConfig { n_kv_heads: 0, ..config }, "n_kv_heads"),
         (AttentionConfig { soft_cap: Some(0.0), ..config }, "soft_cap"),
