@@ -614,7 +614,7 @@ mod tests {
         let block = Block {
             recurrence: None,
             attends_beside: false,
-            halves: Halves::Both,
+            halves: crate::model::Halves::Both,
             attention,
             feed_forward: FeedForward { dim: 8192, between: Between::Gate(Gate::Silu), experts: None },
             attn_norm: NormPlace::Before,

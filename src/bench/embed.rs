@@ -498,6 +498,8 @@ mod tests {
         };
         let block = Block {
             recurrence: None,
+            attends_beside: false,
+            halves: crate::model::Halves::Both,
             attention,
             feed_forward: FeedForward { dim: 1536, between: Between::Gelu(Gelu::Exact), experts: None },
             attn_norm: NormPlace::Sum,
