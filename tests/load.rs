@@ -373,7 +373,7 @@ fn contradictory_numbers_are_refused() {
     for value in [1, 32, 63, 65, 1 << 20] {
         hostile.number("feed_forward_length", value, "blk.0.ffn_gate.weight");
     }
-    for value in [0, 513, 516, 1 << 31, u32::MAX] {
+    for value in [0, 577, 580, 1 << 31, u32::MAX] {
         hostile.number("attention.key_length", value, "attention.key_length");
     }
     hostile.number("attention.key_length", 10, "a multiple of 4");
@@ -467,8 +467,8 @@ fn unsupported_architectures_are_refused_by_name() {
         });
     }
     // For a known but unsupported architecture, the error names the missing feature.
-    hostile.refused("deepseek", &["`deepseek2`, which needs multi-head latent attention"], |tiny| {
-        tiny.set("general.architecture", STRING, text("deepseek2"));
+    hostile.refused("rwkv", &["`rwkv7`, which needs linear attention of RWKV"], |tiny| {
+        tiny.set("general.architecture", STRING, text("rwkv7"));
     });
     hostile.refused("no architecture", &["general.architecture", "missing"], |tiny| {
         tiny.remove("general.architecture");
@@ -811,7 +811,7 @@ fn unsupported_configurations_are_refused() {
         folder.write("config.json", config.to_string());
         expect_refusal(&device, &folder.0, &path, &changes.to_string(), names);
     };
-    for model_type in ["gptj", "mpt", "deepseek_v3", "", "Llama"] {
+    for model_type in ["gptj", "mpt", "deepseek_v4", "", "Llama"] {
         refused(json!({ "model_type": model_type }), &["model_type", &format!("`{model_type}`")]);
     }
     refused(json!({ "model_type": null }), &["model_type", "missing"]);

@@ -104,7 +104,9 @@ fn is_harmless(model: &str, key: &str, value: &Value) -> bool {
         // The attention scale is its inverse square root.
         "query_pre_attn_scalar" => is_huge,
         // With experts only, the width of dense feed-forwards is unused.
-        "intermediate_size" => ["qwen3-moe", "qwen35-moe"].contains(&model),
+        "intermediate_size" => ["qwen3-moe", "qwen35-moe", "qwen3-next", "nemotron-h-moe"].contains(&model),
+        // Published dense models state the experts of others.
+        "num_experts_per_tok" | "moe_intermediate_size" => model == "nemotron-h",
         _ => false,
     }
 }

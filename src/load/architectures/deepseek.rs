@@ -2,7 +2,7 @@
 //! the first dense layers. Their GGUF files say `deepseek2`.
 
 use super::llama::LLAMA;
-use super::{Architecture, SHARES, SIGMOIDS, mixture_after_dense};
+use super::{Architecture, KV_HEADS, SHARES, SIGMOIDS, mixture_after_dense};
 use crate::error::Error;
 use crate::kernels::{ExpertScore, RopeScaling, RopeStyle, Router};
 use crate::load::keys::{Key, Keys};
@@ -102,6 +102,11 @@ fn latent(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
             limited(Key("", "qk_nope_head_dim"))?
         }
     };
+    // Published configurations state as many as queries have.
+    let n_heads = config.blocks.first().map_or(1, |block| block.attention.n_heads);
+    if let Some(found) = keys.u32(KV_HEADS)?.filter(|&found| found != n_heads && found != 1) {
+        return Err(keys.wrong(KV_HEADS, format!("1 or {n_heads}"), found));
+    }
     let value_dim = limited(Key(value_length, "v_head_dim"))?;
     if keys.bool(Key("", "rope_interleave"))? == Some(false) {
         config.ropes[0].style = RopeStyle::Halves;

@@ -86,7 +86,7 @@ fn experts(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     let n = keys.u32(EXPERTS)?.unwrap_or(0);
     match (is_on, n) {
         (Some(false), 1..) => return Err(keys.unsupported(switch, false, &format!("true, for {n} experts"))),
-        (Some(true), 0) => return Err(keys.missing(EXPERTS)),
+        (Some(true), 0) => return Err(keys.wrong(switch, "false without num_experts".into(), true)),
         _ => {}
     }
     let dense: Vec<u32> = config.blocks.iter().map(|block| block.feed_forward.dim).collect();

@@ -81,9 +81,14 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
         ["n_group", "topk_group", "n_shared_experts"].map(|name| keys.says(Key("", name)))
     } else {
         // Published configurations of dense models state the experts of others.
-        let of_experts = ["n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"];
-        of_experts.into_iter().for_each(|name| _ = keys.says(Key("", name)));
-        ["routed_scaling_factor", "n_group", "topk_group"].map(|name| keys.says(Key("", name)))
+        for name in ["n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"] {
+            keys.u32(Key("", name))?;
+        }
+        let scale = Key("", "routed_scaling_factor");
+        if let Some(found) = keys.f32(scale)?.filter(|scale| !(scale.is_normal() && *scale > 0.0)) {
+            return Err(keys.wrong(scale, "a positive number".into(), found));
+        }
+        ["norm_topk_prob", "n_group", "topk_group"].map(|name| keys.says(Key("", name)))
     };
     for (l, (block, kind)) in config.blocks.iter_mut().zip(kinds).enumerate() {
         block.attention.rope = None;
