@@ -119,7 +119,7 @@ impl ModelConfig {
         }
         if !(self.norm_eps >= 0.0 && self.norm_eps < 1.0) {
             let field = match self.norm {
-                NormKind::Rms => "attention.layer_norm_rms_epsilon (rms_norm_eps)",
+                NormKind::Rms => "attention.layer_norm_rms_epsilon (rms_norm_eps, layer_norm_epsilon)",
                 NormKind::Layer { .. } => "attention.layer_norm_epsilon (layer_norm_eps)",
             };
             return Err(config_error(field, "0 to 1".into(), self.norm_eps));

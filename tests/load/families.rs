@@ -54,7 +54,6 @@ fn unsupported_model_options_are_refused_by_key() {
     for (name, key, value, field) in [
         ("gemma4", "enable_moe_block", json!(true), "enable_moe_block"),
         ("gemma4", "num_experts", json!(8), "enable_moe_block"),
-        ("gemma4", "attention_k_eq_v", json!(true), "v_proj"),
         ("gemma4", "use_bidirectional_attention", json!("all"), "use_bidirectional_attention"),
         ("gemma4", "num_kv_shared_layers", json!(7), "num_kv_shared_layers"),
         ("gemma4", "num_kv_shared_layers", json!(4), "num_kv_shared_layers"),
