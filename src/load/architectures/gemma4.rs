@@ -167,9 +167,13 @@ fn share_keys(keys: &Keys<'_>, config: &mut ModelConfig, is_local: &[bool]) -> R
 /// The per-layer embedding table.
 fn per_layer(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     let dim = keys.u32(Key("embedding_length_per_layer_input", "hidden_size_per_layer_input"))?.unwrap_or(0);
-    let rows = keys.u32(Key("", "vocab_size_per_layer_input"))?;
+    let rows_key = Key("", "vocab_size_per_layer_input");
+    let rows = keys.u32(rows_key)?;
     if dim == 0 {
         return Ok(());
+    }
+    if rows == Some(0) {
+        return Err(keys.wrong(rows_key, "1 or more".into(), 0));
     }
     let vocab_size = match keys.is_gguf() {
         true => keys.rows("per_layer_token_embd.weight")?,
