@@ -272,7 +272,7 @@ fn invalid_inspection_requests_are_refused_by_name() {
     let with_keys = blocks.iter().position(|block| block.recurrence.is_none()).unwrap();
     for (layer, head, n_queries, option, part) in [
         (blocks.len(), 0, 1, "layer", "below"),
-        (recurrent, 0, 1, "layer", "this one is recurrent"),
+        (recurrent, 0, 1, "layer", "a layer with attention"),
         (with_keys, 99, 1, "head", "99"),
         (with_keys, 0, 0, "last_queries", "1 to"),
     ] {
