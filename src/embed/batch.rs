@@ -81,24 +81,24 @@ impl OutputHead {
         }
     }
 
-    /// Destinations of its source tensors, by name.
-    pub fn tensor_slots(&self) -> impl Iterator<Item = (&str, TensorSlot)> {
-        let score = match self {
+    /// The head of a score.
+    fn score(&self) -> Option<&ScoreHead> {
+        match self {
             OutputHead::Vector { .. } => None,
             OutputHead::Score(head) => Some(head),
-        };
+        }
+    }
+
+    /// Destinations of its source tensors, by name.
+    pub fn tensor_slots(&self) -> impl Iterator<Item = (&str, TensorSlot)> {
         let layers = self.layers().iter().flat_map(|layer| layer.tensor_slots());
-        layers.chain(score.into_iter().flat_map(|head| head.tensor_slots()))
+        layers.chain(self.score().into_iter().flat_map(|head| head.tensor_slots()))
     }
 
     /// All its tensors.
     fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let score = match self {
-            OutputHead::Vector { .. } => None,
-            OutputHead::Score(head) => Some(head),
-        };
         let layers = self.layers().iter().flat_map(|layer| layer.tensors());
-        layers.chain(score.into_iter().flat_map(|head| head.tensors()))
+        layers.chain(self.score().into_iter().flat_map(|head| head.tensors()))
     }
 }
 

@@ -377,6 +377,11 @@ impl Architecture {
     }
 }
 
+/// The layout of a recurrence's decay rates, which published checkpoints store as logarithms.
+fn decay_logs(name: &str, _: &ModelConfig) -> FileLayout {
+    if name.ends_with("ssm_a.weight") { FileLayout::NegativeLog } else { FileLayout::AsRead }
+}
+
 /// Query heads of a model whose attention layers are alike.
 fn n_heads(config: &ModelConfig) -> u32 {
     config.blocks.first().map_or(1, |block| block.attention.n_heads)

@@ -61,7 +61,7 @@ pub(super) fn shape(
         Some(json) => json.get_u32("max_seq_length").map_err(in_file(SENTENCE_CONFIG))?,
         None => None,
     };
-    let usual = if logits.is_some() { llm_reranker::max_tokens(u32::MAX) } else { u32::MAX };
+    let usual = if logits.is_some() { llm_reranker::MAX_TOKENS } else { u32::MAX };
     let max_tokens = max_tokens.unwrap_or(usual).clamp(1, config.max_seq_len);
     let normalize = modules.normalize;
     Ok(EncoderShape { config, pooling, normalize, dense, max_tokens, prompts, default_prompt, scoring })

@@ -42,7 +42,7 @@ pub(super) fn shape(config: ModelConfig, keys: &Keys<'_>, metadata: &Metadata) -
         None => Some(scoring(keys, &config)?),
         Some(_) => None,
     };
-    let usual = if is_qwen3(&config) && scoring.is_some() { llm_reranker::max_tokens(u32::MAX) } else { u32::MAX };
+    let usual = if is_qwen3(&config) && scoring.is_some() { llm_reranker::MAX_TOKENS } else { u32::MAX };
     let max_tokens = keys.u32(Key("context_length", ""))?.unwrap_or(u32::MAX).clamp(1, config.max_seq_len).min(usual);
     let (prompts, default_prompt) = Default::default();
     let dense = dense(keys, &config)?;

@@ -194,9 +194,18 @@ impl<'a> Keys<'a> {
 
     /// Refuses any value except `known`, the default of a missing key.
     pub fn only_bool(&self, key: Key, known: bool) -> Result<(), Error> {
-        match self.bool(key)? {
-            Some(found) if found != known => Err(self.unsupported(key, found, &known.to_string())),
-            _ => Ok(()),
+        self.only(key, self.bool(key)?, known)
+    }
+
+    /// Refuses any number except `known`, the default of a missing key.
+    pub fn only_u32(&self, key: Key, known: u32) -> Result<(), Error> {
+        self.only(key, self.u32(key)?, known)
+    }
+
+    fn only<T: PartialEq + ToString>(&self, key: Key, found: Option<T>, known: T) -> Result<(), Error> {
+        match found.filter(|found| *found != known) {
+            Some(found) => Err(self.unsupported(key, found, &known.to_string())),
+            None => Ok(()),
         }
     }
 

@@ -20,7 +20,7 @@ use crate::model::ScoreConfig;
 use crate::tokenizer::Tokenizer;
 
 /// Tokens that a pair may have by default, as in Qwen3-Reranker's model card. Contexts are five times longer.
-const MAX_TOKENS: u32 = 8192;
+pub(super) const MAX_TOKENS: u32 = 8192;
 /// Names of the rows of the output head that are read, `no` first.
 pub(super) const ROWS: [&str; 2] = ["cls.output.no", "cls.output.yes"];
 /// Name of a GGUF file's head.
@@ -278,11 +278,6 @@ pub(super) fn add_gguf_rows(
         tensor_index.insert_row(format!("{name}.weight"), OUTPUT, row as u32)?;
     }
     Ok(())
-}
-
-/// Tokens to which pairs are cut by default.
-pub(super) fn max_tokens(of_model: u32) -> u32 {
-    of_model.min(MAX_TOKENS)
 }
 
 fn wrong(field: &str, expected: &str, found: String) -> Error {

@@ -2,7 +2,7 @@
 //! the first dense layers. Their GGUF files say `deepseek2`.
 
 use super::llama::LLAMA;
-use super::{Architecture, KV_HEADS, SHARES, SIGMOIDS, mixture_after_dense};
+use super::{Architecture, KV_HEADS, SHARES, SIGMOIDS, mixture_after_dense, n_heads};
 use crate::error::Error;
 use crate::kernels::{ExpertScore, RopeScaling, RopeStyle, Router};
 use crate::load::keys::{Key, Keys};
@@ -31,10 +31,7 @@ pub(super) const DEEPSEEK: Architecture = Architecture {
         for name in ["aux_loss_alpha", "seq_aux", "ep_size"] {
             keys.says(Key("", name));
         }
-        let every = Key("", "moe_layer_freq");
-        if let Some(found) = keys.u32(every)?.filter(|&every| every != 1) {
-            return Err(keys.unsupported(every, found, "1"));
-        }
+        keys.only_u32(Key("", "moe_layer_freq"), 1)?;
         latent(keys, config)?;
         mixture_after_dense(keys, config, router(keys)?)
     },
@@ -103,7 +100,7 @@ fn latent(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
         }
     };
     // Published configurations state as many as queries have.
-    let n_heads = config.blocks.first().map_or(1, |block| block.attention.n_heads);
+    let n_heads = n_heads(config);
     if let Some(found) = keys.u32(KV_HEADS)?.filter(|&found| found != n_heads && found != 1) {
         return Err(keys.wrong(KV_HEADS, format!("1 or {n_heads}"), found));
     }

@@ -97,7 +97,7 @@ const EMBEDDING_DIM: Key = Key("", "embedding_dim");
 /// Name of EmbeddingGemma 2's projection.
 const PROJECTION: &str = "embedding_projection";
 
-/// The projection at the end of an encoder, as a dense layer: it has no bias, so the order of the two is the same.
+/// The projection at the end of an encoder, as a dense layer: without a bias, it commutes with mean pooling.
 ///
 /// # Errors
 /// [`Error::Config`] for a size that is no number.

@@ -1,13 +1,12 @@
 //! Falcon-H1 (TII 2025, arXiv:2507.22448): attention and a Mamba 2 mixer side by side on one norm, and a dozen
 //! multipliers, which GGUF files have in their weights.
 
-use super::granite_hybrid::check_time_steps;
+use super::granite_hybrid::{check_time_steps, selective_scan};
 use super::llama::LLAMA;
-use super::{Architecture, Factors, WIDTH};
+use super::{Architecture, Factors, decay_logs};
 use crate::error::Error;
-use crate::kernels::{RopeStyle, SelectiveScan};
+use crate::kernels::RopeStyle;
 use crate::load::keys::{Key, Keys};
-use crate::load::tensor_index::FileLayout;
 use crate::model::{ModelConfig, Recurrence};
 
 pub(super) const FALCON_H1: Architecture = Architecture {
@@ -29,29 +28,14 @@ pub(super) const FALCON_H1: Architecture = Architecture {
         ("mamba.out_proj", "ssm_out"),
     ],
     gguf_names: &[("ssm_a", "ssm_a"), ("ssm_d", "ssm_d"), ("ffn_norm", "ffn_norm")],
-    stored: |name, _| if name.ends_with("ssm_a.weight") { FileLayout::NegativeLog } else { FileLayout::AsRead },
+    stored: decay_logs,
     describe: layers,
     factors,
     ..LLAMA
 };
 
 fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
-    let heads = Key("ssm.time_step_rank", "mamba_n_heads");
-    let n_heads = keys.required(heads)?;
-    let inner = match keys.u32(Key("ssm.inner_size", "mamba_d_ssm"))? {
-        Some(inner) => inner,
-        None => keys.required(WIDTH)?.saturating_mul(keys.u32(Key("", "mamba_expand"))?.unwrap_or(2)),
-    };
-    if n_heads == 0 || !inner.is_multiple_of(n_heads) {
-        return Err(keys.wrong(heads, format!("a divisor of the inner width {inner}"), n_heads));
-    }
-    let scan = SelectiveScan {
-        n_groups: keys.required(Key("ssm.group_count", "mamba_n_groups"))?,
-        n_heads,
-        state_dim: keys.required(Key("ssm.state_size", "mamba_d_state"))?,
-        head_dim: inner / n_heads,
-    };
-    let taps = keys.required(Key("ssm.conv_kernel", "mamba_d_conv"))?;
+    let (scan, taps) = selective_scan(keys, Key("ssm.inner_size", "mamba_d_ssm"))?;
     let normed = keys.bool(Key("", "mamba_rms_norm"))?.unwrap_or(false) || keys.has("blk.0.ssm_norm.weight");
     let first = Key("", "mamba_norm_before_gate");
     if keys.bool(first)? == Some(true) && normed {

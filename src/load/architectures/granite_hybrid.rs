@@ -2,12 +2,11 @@
 //! feed-forward or both; the hybrid mixes Mamba 2 layers with attention layers without RoPE.
 
 use super::granite::GRANITE;
-use super::{Architecture, SHARES, WIDTH, listed_layers, mixture};
+use super::{Architecture, SHARES, WIDTH, decay_logs, listed_layers, mixture};
 use crate::error::Error;
 use crate::formats::text::FLOAT;
 use crate::kernels::SelectiveScan;
 use crate::load::keys::{Key, Keys};
-use crate::load::tensor_index::FileLayout;
 use crate::model::{ModelConfig, Recurrence, SharedExpert};
 
 pub(super) const GRANITE_MOE: Architecture = Architecture {
@@ -38,7 +37,7 @@ pub(super) const GRANITE_HYBRID: Architecture = Architecture {
         ("shared_mlp.output_linear", "ffn_down_shexp"),
     ],
     gguf_names: &[("ssm_a", "ssm_a"), ("ssm_d", "ssm_d")],
-    stored: |name, _| if name.ends_with("ssm_a.weight") { FileLayout::NegativeLog } else { FileLayout::AsRead },
+    stored: decay_logs,
     describe: |keys, config| {
         (GRANITE.describe)(keys, config)?;
         feed_forwards(keys, config)?;
@@ -74,8 +73,22 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
         true => keys.bool(Key("rope.scaling.finetuned", ""))?.unwrap_or(true),
         false => keys.str(Key("", "position_embedding_type"))? == Some("rope"),
     };
+    let (scan, taps) = selective_scan(keys, Key("ssm.inner_size", ""))?;
+    // The head width follows from the other keys, and the chunk size affects only other implementations.
+    keys.says(Key("", "mamba_d_head"));
+    keys.says(Key("", "mamba_chunk_size"));
+    check_time_steps(keys)?;
+    for (block, attends) in config.blocks.iter_mut().zip(attends) {
+        block.recurrence = (!attends).then_some(Recurrence::Mamba2 { scan, taps, normed: true });
+        block.attention.rope = block.attention.rope.filter(|_| rotates);
+    }
+    Ok(())
+}
+
+/// The shape of Mamba 2 layers, and the taps of their convolution. `inner_key`: their inner width.
+pub(super) fn selective_scan(keys: &Keys<'_>, inner_key: Key) -> Result<(SelectiveScan, u32), Error> {
     let heads = Key("ssm.time_step_rank", "mamba_n_heads");
-    let inner = match keys.u32(Key("ssm.inner_size", ""))? {
+    let inner = match keys.u32(inner_key)? {
         Some(inner) => inner,
         None => keys.required(WIDTH)?.saturating_mul(keys.u32(Key("", "mamba_expand"))?.unwrap_or(2)),
     };
@@ -89,16 +102,7 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
         state_dim: keys.required(Key("ssm.state_size", "mamba_d_state"))?,
         head_dim: inner / n_heads,
     };
-    let taps = keys.required(Key("ssm.conv_kernel", "mamba_d_conv"))?;
-    // The head width follows from the other keys, and the chunk size affects only other implementations.
-    keys.says(Key("", "mamba_d_head"));
-    keys.says(Key("", "mamba_chunk_size"));
-    check_time_steps(keys)?;
-    for (block, attends) in config.blocks.iter_mut().zip(attends) {
-        block.recurrence = (!attends).then_some(Recurrence::Mamba2 { scan, taps, normed: true });
-        block.attention.rope = block.attention.rope.filter(|_| rotates);
-    }
-    Ok(())
+    Ok((scan, keys.required(Key("ssm.conv_kernel", "mamba_d_conv"))?))
 }
 
 /// Refuses time-step limits, which no published model has.

@@ -3,11 +3,10 @@
 
 use super::granite_hybrid::check_time_steps;
 use super::llama::LLAMA;
-use super::{Architecture, SIGMOIDS, mixture};
+use super::{Architecture, SIGMOIDS, decay_logs, mixture};
 use crate::error::Error;
 use crate::kernels::{RopeStyle, SelectiveScan};
 use crate::load::keys::{Key, Keys};
-use crate::load::tensor_index::FileLayout;
 use crate::model::{Halves, ModelConfig, Recurrence, SharedExpert};
 
 pub(super) const NEMOTRON_H: Architecture = Architecture {
@@ -39,7 +38,7 @@ pub(super) const NEMOTRON_H: Architecture = Architecture {
         ("mixer.shared_experts.down_proj", "ffn_down_shexp"),
     ],
     gguf_names: &[("ssm_a", "ssm_a"), ("ssm_d", "ssm_d")],
-    stored: |name, _| if name.ends_with("ssm_a.weight") { FileLayout::NegativeLog } else { FileLayout::AsRead },
+    stored: decay_logs,
     eps: (Key("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"), None),
     activation: "relu2",
     gated: false,
@@ -172,10 +171,9 @@ fn ignore(keys: &Keys<'_>) -> Result<(), Error> {
     ] {
         keys.says(Key("", name));
     }
-    for (key, known) in [(Key("", "mamba_hidden_act"), "silu")] {
-        if let Some(found) = keys.str(key)?.filter(|&found| found != known) {
-            return Err(keys.unsupported(key, found, known));
-        }
+    let activation = Key("", "mamba_hidden_act");
+    match keys.str(activation)? {
+        Some(found) if found != "silu" => Err(keys.unsupported(activation, found, "silu")),
+        _ => Ok(()),
     }
-    Ok(())
 }

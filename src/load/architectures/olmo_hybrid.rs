@@ -2,11 +2,10 @@
 //! have negative eigenvalues (Grazzi et al. 2024, arXiv:2411.12537).
 
 use super::llama::LLAMA;
-use super::{Architecture, listed_layers};
+use super::{Architecture, decay_logs, listed_layers};
 use crate::error::Error;
 use crate::kernels::{DeltaRule, QkNorm, RopeStyle};
 use crate::load::keys::{Key, Keys};
-use crate::load::tensor_index::FileLayout;
 use crate::model::{ModelConfig, NormPlace, Recurrence, layer_of};
 
 pub(super) const OLMO_HYBRID: Architecture = Architecture {
@@ -31,7 +30,7 @@ pub(super) const OLMO_HYBRID: Architecture = Architecture {
         ("linear_attn.o_norm", "ssm_norm"),
         ("linear_attn.o_proj", "ssm_out"),
     ],
-    stored: |name, _| if name.ends_with("ssm_a.weight") { FileLayout::NegativeLog } else { FileLayout::AsRead },
+    stored: decay_logs,
     // The norm before the feed-forward of a recurrent layer is called like that after attention.
     renamed: |name, config| {
         let block = layer_of(&name).and_then(|layer| config.blocks.get(layer as usize));

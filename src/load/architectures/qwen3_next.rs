@@ -30,10 +30,8 @@ pub(super) const QWEN3_NEXT: Architecture = Architecture {
     },
     mtp: false,
     describe: |keys, config| {
-        let (every, dense) = (Key("", "decoder_sparse_step"), Key("", "mlp_only_layers"));
-        if let Some(found) = keys.u32(every)?.filter(|&every| every != 1) {
-            return Err(keys.unsupported(every, found, "1"));
-        }
+        keys.only_u32(Key("", "decoder_sparse_step"), 1)?;
+        let dense = Key("", "mlp_only_layers");
         if let Some(found) = keys.u32s(dense)?.and_then(|dense| dense.first().copied()) {
             return Err(keys.unsupported(dense, found, "no dense layers"));
         }
