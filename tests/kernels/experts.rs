@@ -234,7 +234,8 @@ fn check_route(router: Router, logits: &[f32], [bias, factors]: [&[f32]; 2], rou
         if expert >= logits.len() || experts[..s].contains(&expert) {
             return Err(format!("expert {expert} is none, or is chosen twice"));
         }
-        if !has_tied_groups && !(allowed.contains(&expert) && close(chosen_by[expert], sorted[s])) {
+        let is_chosen = allowed.contains(&expert) && close(chosen_by[expert], sorted[s]);
+        if !is_chosen && !has_tied_groups {
             return Err(format!("expert {expert} of score {}, expected one of {}", chosen_by[expert], sorted[s]));
         }
         let share = if router.shares { f64::from(router.scale) / chosen } else { f64::from(router.scale) };

@@ -205,7 +205,7 @@ fn rows_within(kind: KvType, want: Vec<u32>, d: u32) -> Want {
     Want::Check(Box::new(move |words: &[u32]| {
         let pairs = rows::unpack(kind, words, d).into_iter().zip(rows::unpack(kind, &want, d));
         for (i, (got, want)) in pairs.enumerate() {
-            if !((got - want).abs() <= 0.02 * want.abs().max(2.0)) {
+            if got.is_nan() || (got - want).abs() > 0.02 * want.abs().max(2.0) {
                 return Err(format!("element {i} of the keys is {got}, expected {want}"));
             }
         }

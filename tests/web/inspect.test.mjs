@@ -278,11 +278,11 @@ inChromium("a fetched file with another digest is not kept, and a broken-off one
 
 everywhere("the models that are known have what a first screen needs", ({ Model }) => Model.list(), (models) => {
   for (const { name, parameters, sizeBytes, maxContextLength, licence, quantisation, use, cacheBytesPerToken } of models) {
-    assert.ok(parameters > 1e7 && maxContextLength >= 256 && licence !== "" && ["chat", "embed"].includes(use), name);
+    assert.ok(parameters > 1e7 && maxContextLength >= 256 && licence !== "" && ["chat", "embed", "rerank"].includes(use), name);
     // Bits per weight; some files contain the embedding twice.
     const bits = sizeBytes * 8 / parameters;
     const [least, most] = quantisation === null ? [31, 33] : quantisation === "Q8_0" ? [8.2, 9] : [4.5, 8.2];
     assert.ok(bits >= least && bits <= most, `${name}: ${bits} bits a weight`);
-    assert.equal(cacheBytesPerToken === null, use === "embed");
+    assert.equal(cacheBytesPerToken === null, use !== "chat", name);
   }
 });
