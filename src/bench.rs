@@ -633,6 +633,7 @@ mod tests {
             norm: NormKind::Rms,
             norm_eps: 1e-5,
             ropes: Vec::new(),
+            mrope: None,
             positions: None,
             n_token_types: 0,
             per_layer: None,

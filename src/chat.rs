@@ -83,6 +83,13 @@ impl Message {
         Message { role: role.into(), content: Json::String(content.into()), fields: serde_json::Map::new() }
     }
 
+    /// A message with this role, so many images and a text after them.
+    pub fn with_images(role: impl Into<String>, n_images: usize, content: impl Into<String>) -> Self {
+        let images = std::iter::repeat_n(serde_json::json!({"type": "image"}), n_images);
+        let text = serde_json::json!({"type": "text", "text": content.into()});
+        Message { role: role.into(), content: images.chain([text]).collect(), fields: serde_json::Map::new() }
+    }
+
     /// The content, if it is a text.
     pub fn text(&self) -> Option<&str> {
         self.content.as_str()

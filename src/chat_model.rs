@@ -23,7 +23,9 @@ use crate::error::Error;
 use crate::generate::{GenerateOptions, Generation, Model, Piece, Session, StopReason};
 #[cfg(feature = "grammar")]
 use crate::grammar::{Constraint, ToolChoice, ToolRules};
+use crate::picture::{Family, TextPart};
 use crate::tokenizer::{EncodeOptions, Tokenizer};
+use crate::vision::{ImageEmbeddings, ImageRows, VisionEncoder};
 
 /// A model's chat template, output format (reasoning and tool calls) and end tokens. Holds the vocabulary and
 /// nothing on a device. Clones share it.
@@ -64,6 +66,8 @@ pub struct ChatModel {
     format: Format,
     /// End tokens of an answer besides the model's.
     stop_ids: Vec<u32>,
+    /// The family whose images the model takes.
+    images: Option<Family>,
 }
 
 /// A request for an answer.
@@ -71,6 +75,8 @@ pub struct ChatModel {
 pub struct ChatRequest {
     /// The conversation so far.
     pub messages: Vec<Message>,
+    /// The images of its messages, one for each part `{"type": "image"}` of their contents, in order.
+    pub images: Vec<Arc<ImageEmbeddings>>,
     /// Tools that the model may call, each `{"type": "function", "function": {...}}`.
     pub tools: Vec<Json>,
     /// Whether and what the answer may call.
@@ -106,8 +112,10 @@ pub struct ChatRequest {
 /// A prompt with the options and reader for its answer.
 #[derive(Clone, Debug)]
 pub struct ChatPrompt {
-    /// The prompt's tokens.
+    /// The prompt's tokens, and ids that stand for rows of its images.
     pub ids: Vec<u32>,
+    /// Rows of the images, for [`Session::set_images`] or [`Request::images`].
+    pub images: Vec<Arc<ImageRows>>,
     /// The request's options, with the constraint on tool calls and the stop conditions.
     pub options: GenerateOptions,
     /// Reads the answer's pieces. Clone it for each answer to the prompt.
@@ -195,7 +203,8 @@ impl ChatModel {
         };
         let format = Format::detect(&sources, |name| tokenizer.special_id(name).is_some());
         let stop_ids = template.as_ref().map(|template| template.stop_ids(&tokenizer)).unwrap_or_default();
-        Ok(ChatModel { tokenizer, template, format, stop_ids })
+        let images = model.vision().map(VisionEncoder::family);
+        Ok(ChatModel { tokenizer, template, format, stop_ids, images })
     }
 
     /// Overrides the format detected from the templates and the vocabulary.
@@ -231,7 +240,8 @@ impl ChatModel {
         let template = self.template()?;
         let prefill = &request.prefill;
         let (messages, template_options) = template_inputs(request);
-        let mut ids = template.encode(&self.tokenizer, &messages, &template_options)?;
+        let ids = template.encode(&self.tokenizer, &messages, &template_options)?;
+        let (mut ids, images) = self.place_images(ids, &request.images)?;
         // A prefill is read as the answer's beginning, not as the prompt's end.
         let mut end = String::new();
         if prefill.is_none() {
@@ -246,7 +256,59 @@ impl ChatModel {
             options.stop_ids.extend(&self.stop_ids);
             options.stop.extend(template.stop_texts().iter().map(|&text| text.to_owned()));
         }
-        Ok(ChatPrompt { ids, options, reader: reader.begun_with(prefill.as_deref().unwrap_or_default()) })
+        let reader = reader.begun_with(prefill.as_deref().unwrap_or_default());
+        Ok(ChatPrompt { ids, images, options, reader })
+    }
+
+    /// Puts the images' rows, and the tokens around them, in place of the template's placeholders.
+    fn place_images(
+        &self,
+        ids: Vec<u32>,
+        images: &[Arc<ImageEmbeddings>],
+    ) -> Result<(Vec<u32>, Vec<Arc<ImageRows>>), Error> {
+        let special = EncodeOptions { add_special: false, parse_special: true };
+        let encode = |text: &str| self.tokenizer.encode_with(text, special);
+        let Some(family) = self.images.filter(|_| !images.is_empty()) else {
+            return match images.len() {
+                0 => Ok((ids, Vec::new())),
+                n => Err(wrong_images("none: the model was loaded without a vision encoder", n)),
+            };
+        };
+        let placeholder = encode(family.placeholder())?;
+        let (mut placed, mut rows, mut next) = (Vec::new(), Vec::new(), images.iter());
+        let mut left = &ids[..];
+        while let Some((&first, rest)) = left.split_first() {
+            match left.strip_prefix(&placeholder[..]).filter(|_| !placeholder.is_empty()) {
+                Some(after) => {
+                    let image = next.next().ok_or_else(|| {
+                        wrong_images("one for each part that is an image", images.len())
+                    })?;
+                    for part in &image.text {
+                        match part {
+                            TextPart::Text(text) => placed.extend(encode(text)?),
+                            TextPart::Rows { tile, .. } => {
+                                let Some(tile) = image.tiles.get(*tile) else { continue };
+                                placed.extend(tile.ids.clone());
+                                rows.push(tile.clone());
+                            }
+                        }
+                    }
+                    left = after;
+                }
+                None => {
+                    placed.push(first);
+                    left = rest;
+                }
+            }
+        }
+        match next.len() {
+            0 => Ok((placed, rows)),
+            n => {
+                let found = format!("{} of {}", images.len() - n, images.len());
+                let expected = format!("`{}` for each image", family.placeholder());
+                Err(Error::Template { field: "images".into(), expected, found })
+            }
+        }
     }
 
     /// The text of a conversation's prompt, as the template writes it.
@@ -277,7 +339,8 @@ impl ChatModel {
     /// # Errors
     /// Those of [`ChatModel::prepare`] and [`Session::generate_from`].
     pub fn stream<'s>(&self, session: &'s mut Session, request: &ChatRequest) -> Result<ChatStream<'s>, Error> {
-        let ChatPrompt { ids, options, reader } = self.prepare(request)?;
+        let ChatPrompt { ids, images, options, reader } = self.prepare(request)?;
+        session.set_images(&images)?;
         Ok(ChatStream::new(session.generate_from(&ids, &options)?, reader))
     }
 
@@ -287,8 +350,8 @@ impl ChatModel {
     /// # Errors
     /// Those of [`ChatModel::prepare`] and [`Engine::submit`].
     pub fn submit(&self, engine: &Engine, request: &ChatRequest) -> Result<ChatStream<'static>, Error> {
-        let ChatPrompt { ids, options, reader } = self.prepare(request)?;
-        Ok(ChatStream::new(engine.submit(Request::new(ids, options))?, reader))
+        let ChatPrompt { ids, images, options, reader } = self.prepare(request)?;
+        Ok(ChatStream::new(engine.submit(Request { images, ..Request::new(ids, options) })?, reader))
     }
 
     /// The complete answer of [`ChatModel::stream`].
@@ -350,6 +413,11 @@ impl ChatModel {
     }
 }
 
+/// The error for a number of images that the messages or the model do not take.
+fn wrong_images(expected: &str, found: usize) -> Error {
+    Error::Template { field: "images".into(), expected: expected.into(), found: found.to_string() }
+}
+
 /// Seconds since 1970 UTC.
 fn now() -> Option<i64> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
@@ -361,6 +429,7 @@ impl ChatRequest {
     pub fn new(messages: Vec<Message>) -> ChatRequest {
         ChatRequest {
             messages,
+            images: Vec::new(),
             tools: Vec::new(),
             #[cfg(feature = "grammar")]
             tool_choice: ToolChoice::Auto,

@@ -11,6 +11,7 @@ mod expert_cache;
 mod generation;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod importance;
+mod images;
 mod in_flight;
 mod inside;
 mod loader;

@@ -274,7 +274,10 @@ impl Hub {
         let snapshot = repo.snapshot(&listing.commit);
         let choice = choice::choose(&listing.files, address)?;
         let files = match &choice {
-            ModelFiles::Gguf(model) => model.files(),
+            ModelFiles::Gguf(model) => {
+                let vision = choice::vision_file(&listing.files, model);
+                model.files().into_iter().chain(vision).collect()
+            }
             ModelFiles::Folder(folder) => {
                 // The index is small and names the other files needed.
                 self.complete(address, &repo, &listing, folder.index.as_slice(), &mut |_| {})?;

@@ -26,6 +26,7 @@ mod scaling;
 mod shards;
 mod tensor_index;
 mod unread;
+mod vision;
 mod vocab;
 #[cfg_attr(target_arch = "wasm32", path = "load/weight_files/browser.rs")]
 mod weight_files;
@@ -63,6 +64,10 @@ pub(crate) use tensor_index::TableRows;
 pub use tensor_index::TensorIndex;
 pub(crate) use tensor_index::{WeightUploader, Widened};
 pub(crate) use unread::MTP;
+pub(crate) use vision::PatchPlaces;
+#[cfg(feature = "hub")]
+pub(crate) use vision::PREPROCESSORS;
+pub use vision::VisionFile;
 pub use vocab::vocab_from_gguf;
 pub(crate) use weight_files::*;
 

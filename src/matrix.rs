@@ -122,6 +122,11 @@ impl Matrix {
         Ok(Matrix { slabs, rows, tuned_rows: rows, cols, weight })
     }
 
+    /// A matrix without rows.
+    pub(crate) fn empty(cols: u32) -> Matrix {
+        Matrix { slabs: Vec::new(), rows: 0, tuned_rows: 0, cols, weight: WeightType::F32 }
+    }
+
     /// Stacks two matrices of the same type and width, without copying.
     pub(crate) fn above(&self, below: &Matrix) -> Matrix {
         let moved = below.slabs.iter().map(|slab| Slab { first_row: self.rows + slab.first_row, ..slab.clone() });

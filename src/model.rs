@@ -12,6 +12,7 @@ mod lora;
 mod mtp;
 mod per_layer;
 mod stack;
+mod vision;
 mod weights;
 
 pub use block::{
@@ -19,7 +20,7 @@ pub use block::{
 };
 pub(crate) use config::{MAX_CONTEXT, MAX_DIM, MAX_LAYERS};
 pub use config::{ModelConfig, NormKind, PerLayer, PositionTable};
-pub use decoder::{Drawing, Ending, FetchedRows, PassTensors, Sampler, VERIFIED_ROWS};
+pub use decoder::{Drawing, Ending, FetchedRows, ImageTensors, PassTensors, Sampler, VERIFIED_ROWS};
 pub use encoder::{BatchSize, BatchTensors, DenseConfig, DenseLayer, ScoreConfig, ScoreHead};
 pub use experts::ExpertWeights;
 pub(crate) use experts::{CachedExperts, ExpertMatrix, ExpertPart};
@@ -31,4 +32,5 @@ pub use mtp::{MtpTensors, MtpWeights};
 pub use per_layer::{PerLayerHalf, PerLayerWeights};
 pub(crate) use stack::layer_of;
 pub use stack::{RowPlaces, SourceTensor, Stack, TensorSlot, WeightSource};
+pub use vision::{PatchTensors, Projector, VisionConfig, VisionTransformer};
 pub use weights::{BlockWeights, HalfNorms, NormWeights, Weights};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Modules of `src/`, lowest first.
-const ORDER: [&str; 41] = [
+const ORDER: [&str; 43] = [
     // Independent.
     "counted",
     "counters",
@@ -18,6 +18,7 @@ const ORDER: [&str; 41] = [
     "panics",
     "cache",
     "formats",
+    "picture",
     // Elements of passes.
     "dtype",
     "shaders",
@@ -45,6 +46,7 @@ const ORDER: [&str; 41] = [
     "hub",
     "tuning",
     "open",
+    "vision",
     // Public API.
     "generate",
     "engine",

@@ -37,3 +37,4 @@ mod shaders;
 mod threads;
 mod tokenizer;
 mod tools;
+mod vision;

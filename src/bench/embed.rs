@@ -518,6 +518,7 @@ mod tests {
             norm: NormKind::Layer { bias: true },
             norm_eps: 1e-12,
             ropes: Vec::new(),
+            mrope: None,
             positions: Some(PositionTable { first: 0 }),
             n_token_types: 2,
             per_layer: None,

@@ -94,7 +94,7 @@ pub(crate) fn attention_decode(mut call: Call<'_>) {
     let mut q = vec![0.0; n_tokens * n_heads * head_dim];
     for (t, q) in q.chunks_exact_mut(n_heads * head_dim).enumerate() {
         let &[pos, _, _, rope_offset, ..] = &state[params.state_row(t)..] else { return };
-        let (pos, angles) = (pos as usize, (pos + rope_offset) as usize);
+        let (pos, angles) = (pos as usize, pos.wrapping_add(rope_offset) as usize);
         let first = 4 * (params.query_start as usize + t * params.query_stride as usize);
         let n_value_heads = if cache.values_from > 0 { 0 } else { n_kv_heads };
         let row = &qkv.get::<f32>()[first..][..(n_heads + n_kv_heads + n_value_heads) * head_dim];

@@ -126,8 +126,8 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
         Rotation { rot_dims: params.rot_dims as usize, halves: params.style == rotate::HALVES, table: table.get() };
     let weight = weight.get();
     let turning = Turning { rotation, norm, weight, eps: params.eps, n_heads, n_kv_heads, head_dim };
-    let [pos, rope_offset] = [0, 3].map(|word| state.get::<u32>()[word] as usize);
-    let angles = rope_offset + pos;
+    let [pos, rope_offset] = [0, 3].map(|word| state.get::<u32>()[word]);
+    let (pos, angles) = (pos as usize, pos.wrapping_add(rope_offset) as usize);
     let query_angles = angles + params.query_row as usize;
     let qkv = qkv.get::<f32>();
     let first = params.first as usize;

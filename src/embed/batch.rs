@@ -177,25 +177,17 @@ impl EncoderPasses {
         let pass = self.pass(&mut state, size)?;
         let first_position = self.encoder.config.first_position();
         let mut tokens = Vec::with_capacity(pass.io.tokens.len());
-        let mut spans = Vec::with_capacity(pass.io.spans.len());
-        let mut first = 0;
-        for (text, len) in texts.iter().zip(&lengths) {
+        for text in texts {
             for (i, &id) in (0..).zip(&text.ids) {
                 tokens.extend([id, first_position + i, u32::from(i >= text.first_len)]);
             }
-            spans.extend([first, first + len]);
-            first += len;
         }
         tokens.resize(pass.io.tokens.len(), 0);
-        spans.resize(pass.io.spans.len(), 0);
         self.device.write(&pass.io.tokens, 0, &tokens)?;
-        self.device.write(&pass.io.spans, 0, &spans)?;
+        pass.io.set_lengths(&self.device, &lengths)?;
         if let Some(row_spans) = &pass.row_spans {
             let spans: Vec<u32> = (0..size.n_sequences).flat_map(|row| [row, row + 1]).collect();
             self.device.write(row_spans, 0, &spans)?;
-        }
-        for (_, tiles) in &pass.io.tiles {
-            self.device.write(tiles.tensor(), 0, &tiles.of(&lengths)?)?;
         }
         self.device.run_and_read(&pass.recording, &pass.rows)
     }

@@ -41,7 +41,7 @@ impl Drafter {
     pub fn needs_tokens(&self, running: &[Running], passes: &Passes) -> bool {
         let uses_mtp = passes.has_mtp() && running.iter().any(Running::uses_mtp);
         let has_draft = self.draft.is_some() && running.len() < passes.n_rows() as usize;
-        uses_mtp || (has_draft && running.iter().any(Running::may_be_drafted))
+        uses_mtp || (has_draft && running.iter().any(|one| one.may_be_drafted() && !one.has_images()))
     }
 
     /// Clears the rows of the previous pass.
@@ -137,7 +137,7 @@ impl Drafter {
             let undrafted = ready.iter().map(|&i| &running[i]).zip(&mut drafts);
             // The prompt's last pass chooses the first token.
             let is_undrafted = |(sequence, drafts): &(&Running, &mut Vec<u32>)| {
-                drafts.is_empty() && sequence.may_be_drafted() && sequence.has_generated()
+                drafts.is_empty() && sequence.may_be_drafted() && sequence.has_generated() && !sequence.has_images()
             };
             let text = |(sequence, drafts)| {
                 let sequence: &Running = sequence;

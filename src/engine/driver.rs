@@ -581,7 +581,15 @@ impl Driver {
         let ids = sequence.next_tokens(n_tokens).to_vec();
         sequence.take_pages(n_tokens, pages)?;
         let row = sequence.row(ids.len() as u32);
-        let logits = passes.compute_prompt((model, adapted), row.clone(), &ids, n_top.is_some()).await?;
+        let logits = match sequence.next_image() {
+            Some((image, first)) => {
+                let rows = first..first + ids.len();
+                let positions = sequence.image_positions(&image, rows.clone());
+                passes.compute_image((model, adapted), row.clone(), (&image, rows), &positions).await?;
+                Vec::new()
+            }
+            None => passes.compute_prompt((model, adapted), row.clone(), &ids, n_top.is_some()).await?,
+        };
         if let Some(n_top) = n_top {
             let rows = logits.chunks_exact(model.config().vocab_size as usize);
             let next = sequence.next_ids(row.pos as usize, ids.len());

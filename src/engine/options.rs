@@ -1,5 +1,6 @@
 //! Engine options and requests.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use web_time::Instant;
@@ -8,6 +9,7 @@ use super::decode_batch::decode_rows;
 use crate::error::Error;
 use crate::generate::{GenerateOptions, Model};
 use crate::kernels::N_STATES;
+use crate::vision::ImageRows;
 
 /// Batch, queue and cache sizes of an engine.
 #[derive(Clone, Debug, PartialEq)]
@@ -135,6 +137,8 @@ pub struct Request {
     /// LoRA adapter, by its name in [`Model::with_adapters`](crate::Model::with_adapters). A pass uses one adapter,
     /// so requests with different adapters take turns.
     pub adapter: Option<String>,
+    /// Images whose rows' ids stand among `ids`: [`ImageRows::ids`].
+    pub images: Vec<Arc<ImageRows>>,
 }
 
 impl Request {
@@ -143,12 +147,25 @@ impl Request {
 
     /// A request with priority 0 that reads the prefix cache, without a deadline, salt or adapter.
     pub fn new(ids: Vec<u32>, options: GenerateOptions) -> Request {
-        Request { ids, options, priority: 0, deadline: None, cache_salt: None, reads_cache: true, adapter: None }
+        Request {
+            ids,
+            options,
+            priority: 0,
+            deadline: None,
+            cache_salt: None,
+            reads_cache: true,
+            adapter: None,
+            images: Vec::new(),
+        }
     }
 
     /// Refuses unsupported options.
     pub(super) fn check(&self) -> Result<(), Error> {
         self.options.check()?;
+        if let (false, Some(found)) = (self.images.is_empty(), self.options.prompt_logprobs) {
+            let (expected, found) = ("none for a prompt with images".into(), found.to_string());
+            return Err(Error::Option { option: "prompt_logprobs", expected, found });
+        }
         let n_salt = self.cache_salt.as_ref().map_or(0, String::len);
         if n_salt > Self::MAX_SALT_BYTES {
             let expected = format!("at most {} bytes", Self::MAX_SALT_BYTES);

@@ -1,5 +1,7 @@
 //! An engine's pipeline stages, one on each device that computes layers of the model.
 
+use std::ops::Range;
+
 use super::pages::{HostPage, PageId};
 pub(super) use super::stage::{DecodeForm, EngineSizes, SCORED_ROWS};
 use super::stage::{Pass, Stage};
@@ -10,6 +12,7 @@ use crate::kernels::BatchRow;
 use crate::model::{Ending, PassTensors, Sampler};
 use crate::platform::IS_BROWSER;
 use crate::recording::MemoryPlan;
+use crate::vision::ImageRows;
 
 /// All stages use the same page numbers, slots and rows. The host copies the activations of a pass from each stage
 /// to the next.
@@ -213,6 +216,32 @@ impl Passes {
         let recording = self.last.pass(Some(adapted), pass).await?;
         let words = model.run_and_read(recording, ids.len(), &logits, 1).await?.await?;
         Ok(bytemuck::cast_vec(words))
+    }
+
+    /// Computes a prefill chunk over these rows of an image, which are at these times, rows and columns, for the sequence
+    /// of `row`.
+    ///
+    /// # Errors
+    /// As [`Passes::compute_prompt`].
+    pub async fn compute_image(
+        &mut self,
+        (model, adapted): (&Model, Adapted<'_>),
+        row: BatchRow,
+        (image, rows): (&ImageRows, Range<usize>),
+        positions: &[[u32; 3]],
+    ) -> Result<(), Error> {
+        let n_rows = rows.len();
+        let size = rows_for(n_rows as u32).min(self.sizes.max_pass);
+        let stage = &mut self.last;
+        // For penalties, which count no rows of images.
+        let ids: Vec<u32> = image.ids.clone().skip(rows.start).take(n_rows).collect();
+        stage.device.write(&stage.prompt.tokens, row.pos as usize, &ids)?;
+        let rope_offset = match stage.write_image(image, positions, (rows, size))? {
+            Some(first) => first.wrapping_sub(row.pos),
+            None => row.rope_offset,
+        };
+        stage.prompt.state.set_rows(&stage.device, &[BatchRow { rope_offset, ..row }])?;
+        model.run(stage.pass(Some(adapted), Pass::Image(size)).await?, n_rows).await
     }
 
     /// Submits a decode pass over the first `n` of the set rows and reads the tokens that it chooses.

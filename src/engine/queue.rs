@@ -455,7 +455,7 @@ impl Engine {
         if request.options.context_policy == ContextPolicy::Slide && request.ids.len() > context_length {
             slide(&mut request.ids, context_length);
         }
-        self.model.check_prompt(&request.ids)?;
+        self.model.check_prompt_with(&request.ids, &request.images)?;
         Ok(request)
     }
 

@@ -1,5 +1,8 @@
 //! A running sequence.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use super::options::Request;
 use super::pages::{CachedPrefix, ContentId, PageId, Pages, PrefixKey};
 use super::queue::{QueuedRequest, RequestProgress};
@@ -8,6 +11,7 @@ use crate::error::Error;
 use crate::generate::{Completion, ContextPolicy, Decoded, Model, Sequence, SequenceConstraint, StopReason, look_up};
 use crate::kernels::{BatchRow, PAGE, Sampling};
 use crate::model::Sampler;
+use crate::vision::ImageRows;
 
 pub(super) struct Running {
     /// Its `ids` have moved to `sequence`.
@@ -73,7 +77,12 @@ impl Running {
                 RequestProgress::Preempted(completion) => *completion,
             },
             n_prompt: ids.len() - 1,
-            sequence: Sequence::begun(model.config().is_recurrent(), ids, n_cached, rope_offset),
+            sequence: Sequence::begun(
+                model.config().is_recurrent(),
+                (ids, &request.images),
+                n_cached,
+                rope_offset,
+            ),
             n_listed: Some(held.len()),
             pages: held,
             n_reserved,
@@ -239,9 +248,24 @@ impl Running {
     /// Tokens of the next prefill chunk, at most `most`; with `copies`, chunks end at a page boundary where states
     /// can be copied.
     pub fn next_len(&self, most: usize, copies: bool) -> usize {
-        let n = most.min(self.n_prompt - self.n_cached());
+        let n = most.min(self.n_prompt - self.n_cached()).min(self.sequence.next_run().n);
         let beyond = (self.n_cached() + n) % PAGE as usize;
         if copies && beyond < n { n - beyond } else { n }
+    }
+
+    /// The image whose rows come next, and the first of them.
+    pub fn next_image(&self) -> Option<(Arc<ImageRows>, usize)> {
+        self.sequence.next_run().image
+    }
+
+    /// Time, row and column of these rows of the image that comes next.
+    pub fn image_positions(&self, image: &ImageRows, rows: Range<usize>) -> Vec<[u32; 3]> {
+        self.sequence.images().positions(image, self.n_cached().saturating_sub(rows.start), rows)
+    }
+
+    /// Whether it has images, which a draft model cannot see.
+    pub fn has_images(&self) -> bool {
+        !self.request.images.is_empty()
     }
 
     /// The last page, if it is listed and the sequence ends with it.
@@ -275,7 +299,7 @@ impl Running {
             pos: pos as u32 + n_before,
             n_tokens: 1,
             token,
-            rope_offset: self.sequence.rope_offset(),
+            rope_offset: self.sequence.rope_offset_at(pos + n_before as usize),
             slot: self.slot,
             n_before,
             pages: self.pages.clone(),

@@ -1,6 +1,7 @@
 //! One pipeline stage of an engine's model: a device's layers, their shared cache and recorded passes.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use super::decode_batch::{MANY, decode_rows};
 use super::pages::PageId;
@@ -9,11 +10,12 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::generate::Adapted;
 use crate::kernels::{KvType, PAGE, StepState};
-use crate::model::{Ending, KvCache, LayerCache, PassTensors, Sampler, Transformer};
+use crate::model::{Ending, ImageTensors, KvCache, LayerCache, PassTensors, Sampler, Transformer};
 use crate::platform::IS_BROWSER;
 use crate::recording::{BatchInvariance, MemoryPlan, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor, WordCopy};
 use crate::tuning::self_test;
+use crate::vision::ImageRows;
 
 /// Sizes that determine an engine's memory.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +57,9 @@ impl EngineSizes {
 pub(super) enum Pass {
     /// A prefill chunk of this many rows.
     Prompt(u32),
-    /// The same with the logits of all rows, at most [`SCORED_ROWS`].
+    /// The same over rows of an image.
+    Image(u32),
+    /// The same over tokens with the logits of all rows, at most [`SCORED_ROWS`].
     ScoredPrompt(u32),
     /// A decode pass of this many rows.
     Decode(u32, DecodeForm),
@@ -99,7 +103,9 @@ pub(super) struct Stage {
     pub rows: PassTensors,
     /// Of prefill chunks.
     pub prompt: PassTensors,
-    /// The same with logits of [`SCORED_ROWS`] rows.
+    /// Of prefill chunks over rows of images, on first use.
+    pub image: Option<PassTensors>,
+    /// Of prefill chunks with logits of [`SCORED_ROWS`] rows.
     pub scored: PassTensors,
     /// Recurrent states of all sequences, and copies of some.
     states: Vec<(Tensor, Tensor)>,
@@ -171,6 +177,7 @@ impl Stage {
             states,
             staging: None,
             rows: PassTensors { fetched: fetched_rows, fetched_state, ..rows },
+            image: None,
             scored: prompt.with_logits(config, SCORED_ROWS)?,
             prompt,
             workspace: Workspace::default(),
@@ -239,6 +246,30 @@ impl Stage {
         }
         self.device.allocate(&self.scored.logits)?;
         self.device.allocate_for(&self.recordings[&(number(adapted), pass)])
+    }
+
+    /// Writes rows of an image, at these times, rows and columns, for a pass of `size` rows. Returns the RoPE table row of
+    /// the first, if an image's rows have any of their own.
+    ///
+    /// # Errors
+    /// Those of declaring and writing.
+    pub fn write_image(
+        &mut self,
+        image: &ImageRows,
+        positions: &[[u32; 3]],
+        (rows, size): (Range<usize>, u32),
+    ) -> Result<Option<u32>, Error> {
+        let io = match self.image.take() {
+            Some(io) => io,
+            None => {
+                let (config, n_deepstack) = (&self.transformer.config, image.rows.len().saturating_sub(1));
+                let tensors = ImageTensors::declare(config, self.sizes.max_pass, n_deepstack)?;
+                PassTensors { image: Some(tensors), ..self.prompt.clone() }
+            }
+        };
+        let io = self.image.insert(io);
+        io.write_image(&self.device, image.dim, &image.rows, (rows, size))?;
+        self.transformer.write_image_ropes(&self.device, positions)
     }
 
     /// Copies the states of a sequence to a copy.
@@ -368,6 +399,9 @@ impl Stage {
         let with_state;
         let (io, batch_invariance, n_rows, ending) = match pass {
             Pass::Prompt(n_rows) => (&self.prompt, BatchInvariance::Many, n_rows, Ending::Cache),
+            Pass::Image(n_rows) => {
+                (self.image.as_ref().unwrap_or(&self.prompt), BatchInvariance::Many, n_rows, Ending::Cache)
+            }
             Pass::ScoredPrompt(n_rows) => (&self.scored, BatchInvariance::Many, n_rows, Ending::AllLogits),
             Pass::Decode(n_rows, DecodeForm { sampler, has_runs, many }) => {
                 let state = if has_runs { self.rows.state.with_runs() } else { self.rows.state.clone() };

@@ -78,6 +78,30 @@ impl ConfigJson {
         }
     }
 
+    /// As [`ConfigJson::part`], where the object must be there.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is none.
+    pub fn required_part(self, key: &str, shared: &[&str]) -> Result<ConfigJson, Error> {
+        match self.root.get(key) {
+            Some(Value::Object(_)) => self.part(key, shared),
+            found => Err(wrong(key, "an object", found.unwrap_or(&Value::Null))),
+        }
+    }
+
+    /// Adds a value, if there is one, unless the key has one.
+    pub fn or_value(mut self, key: &str, value: Option<Value>) -> ConfigJson {
+        if let Some(value) = value {
+            self.root.entry(key).or_insert(value);
+        }
+        self
+    }
+
+    /// All of it.
+    pub fn into_value(self) -> Value {
+        Value::Object(self.root)
+    }
+
     /// Adds missing keys from `defaults`, a JSON object.
     ///
     /// # Errors

@@ -1,5 +1,7 @@
 //! Prompt lookup: drafts the tokens that followed an earlier occurrence of the latest ones.
 
+use super::images::is_row;
+
 /// Minimum match length: one token alone predicts nothing.
 const FEWEST: usize = 2;
 /// Maximum match length compared.
@@ -9,7 +11,7 @@ const MAX_SEARCHED: usize = 1 << 14;
 
 /// Up to `n` draft tokens: the continuation of the longest earlier match of the latest tokens, the latest of equally
 /// long ones. Repeats itself if the sequence does. Empty if the last two tokens have no earlier occurrence. Searches
-/// the latest 16,384 tokens.
+/// the latest 16,384 tokens. Rows of images are no drafts.
 ///
 /// Yang et al. 2023, arXiv:2304.04487, copy from reference texts in this way; Saxena 2023, from the prompt.
 pub(crate) fn look_up(ids: &[u32], n: usize) -> Vec<u32> {
@@ -31,7 +33,7 @@ pub(crate) fn look_up(ids: &[u32], n: usize) -> Vec<u32> {
         }
     }
     let Some(end) = found else { return Vec::new() };
-    ids[end..].iter().copied().cycle().take(n).collect()
+    ids[end..].iter().copied().cycle().take(n).take_while(|&id| !is_row(id)).collect()
 }
 
 /// How many draft tokens the model accepts, and its choice after those. `choices`: its choice before each draft

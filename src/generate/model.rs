@@ -13,6 +13,7 @@ use super::Session;
 use super::adapter::{Adapter, AdapterInner};
 use super::disk_offload::{DiskOffload, Streaming};
 use super::disk_tables::DiskTables;
+use super::images::{check_images, is_row};
 use super::part::ModelPart;
 use super::passes::{PASS_SIZES, RecordedPasses, SessionLimits};
 use super::pipeline::{self, DeviceLayers, PipelineStages, StagePasses};
@@ -35,6 +36,7 @@ use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 use crate::tokenizer::{EncodeOptions, EncodingCache, Tokenizer};
 use crate::tuning::{record_tested, while_testing};
+use crate::vision::{ImageRows, VisionEncoder};
 use crate::xxh64::Xxh64;
 
 /// Default context length, unless the model's own limit is lower.
@@ -108,6 +110,7 @@ pub struct Model {
     adapters: Arc<[(String, Adapter)]>,
     /// Draft model of an engine.
     draft: Option<Arc<Model>>,
+    vision: Option<VisionEncoder>,
 }
 
 /// The weights for a request: the model's own, or with an adapter.
@@ -301,6 +304,7 @@ impl Model {
             #[cfg(feature = "lora")]
             adapters: Arc::default(),
             draft: None,
+            vision: None,
         };
         Ok((model, feed))
     }
@@ -632,9 +636,14 @@ impl Model {
         Ok(self.encodings()?.encode(text, options)?.to_vec())
     }
 
-    /// Refuses ids outside the vocabulary, an empty sequence, and more than `capacity` tokens with the `n_before`
-    /// earlier ones.
-    pub(super) fn check_ids(&self, n_before: usize, ids: &[u32], capacity: usize) -> Result<(), Error> {
+    /// Refuses ids outside the vocabulary and the images, an empty sequence, and more than `capacity` tokens with the
+    /// `n_before` earlier ones.
+    pub(super) fn check_ids(
+        &self,
+        (n_before, ids): (usize, &[u32]),
+        images: &[Arc<ImageRows>],
+        capacity: usize,
+    ) -> Result<(), Error> {
         let vocab_size = self.config().vocab_size;
         let error = |found: String| Error::Tokenizer {
             field: "prompt".into(),
@@ -644,11 +653,52 @@ impl Model {
         if n_before == 0 && ids.is_empty() {
             return Err(error("no tokens at all".into()));
         }
-        if let Some(id) = ids.iter().find(|&&id| id >= vocab_size) {
+        if let Some(id) = ids.iter().find(|&&id| id >= vocab_size && !is_row(id)) {
             return Err(error(format!("the id {id}")));
         }
+        check_images(ids, images)?;
         let needed = n_before + ids.len();
         if needed > capacity { Err(Error::ContextFull { needed, capacity }) } else { Ok(()) }
+    }
+
+    /// The model with a vision encoder, for conversations with images.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the encoder belongs to another model.
+    pub fn with_vision(self, vision: VisionEncoder) -> Result<Model, Error> {
+        let (expected, found) = (self.config().dim, vision.config().row_dim);
+        match expected == found {
+            true => Ok(Model { vision: Some(vision), ..self }),
+            false => Err(Error::Config {
+                field: "projection_dim (out_hidden_size)".into(),
+                expected: format!("{expected}, the width of `{}`", self.name()),
+                found: found.to_string(),
+            }),
+        }
+    }
+
+    /// The vision encoder, if it was loaded.
+    pub fn vision(&self) -> Option<&VisionEncoder> {
+        self.vision.as_ref()
+    }
+
+    /// Refuses rows of an image for another model.
+    pub(crate) fn check_image(&self, image: &ImageRows) -> Result<(), Error> {
+        let n_rows = image.len() as u32;
+        let (expected, found) = ([n_rows, self.config().dim], [n_rows, image.dim]);
+        if expected != found || image.rows.iter().any(|rows| rows.len() != image.len() * image.dim as usize) {
+            let (expected, found) = (expected.into(), found.into());
+            return Err(Error::Shape { kernel: "model", operand: "image", expected, found });
+        }
+        if !self.inner.stages.is_empty() {
+            return Err(Error::Unsupported {
+                format: "model",
+                field: "image".into(),
+                found: "layers on several devices (`gpu_layers`, `layers_on`)".into(),
+                supported: "all layers on one".into(),
+            });
+        }
+        Ok(())
     }
 
     /// Refuses MTP drafts without an MTP head.
@@ -669,7 +719,16 @@ impl Model {
     /// [`Error::Tokenizer`] for an id outside the vocabulary or an empty prompt, [`Error::ContextFull`] for too many
     /// tokens.
     pub fn check_prompt(&self, ids: &[u32]) -> Result<(), Error> {
-        self.check_ids(0, ids, self.context_length() as usize)
+        self.check_prompt_with(ids, &[])
+    }
+
+    /// As [`Model::check_prompt`], for a prompt with rows of these images.
+    ///
+    /// # Errors
+    /// As [`Model::check_prompt`], and as [`Session::set_images`].
+    pub fn check_prompt_with(&self, ids: &[u32], images: &[Arc<ImageRows>]) -> Result<(), Error> {
+        images.iter().try_for_each(|image| self.check_image(image))?;
+        self.check_ids((0, ids), images, self.context_length() as usize)
     }
 
     /// A new, empty session.

@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::KvType;
-use crate::model::{Drawing, Ending, KvCache, PassTensors, Sampler, Transformer, VERIFIED_ROWS};
+use crate::model::{Drawing, Ending, ImageTensors, KvCache, PassTensors, Sampler, Transformer, VERIFIED_ROWS};
 use crate::recording::{BatchInvariance, MemoryPlan, Recorder, Recording, Workspace};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
@@ -68,6 +68,8 @@ pub(super) struct RecordedPasses {
     pub io: PassTensors,
     /// The same with room for the logits of many tokens, for passes that end with [`Ending::AllLogits`].
     pub scoring: PassTensors,
+    /// The same for passes over rows of images, and those passes by size, on first use.
+    images: Option<(PassTensors, HashMap<u32, Recording>)>,
     workspace: Workspace,
     /// The [`PASS_SIZES`] recorded at once.
     sizes: &'static [u32],
@@ -108,6 +110,7 @@ impl RecordedPasses {
             cache,
             io,
             scoring,
+            images: None,
             workspace,
             sizes,
             recordings,
@@ -233,6 +236,44 @@ impl RecordedPasses {
         }
     }
 
+    /// Makes sure that the pass over rows of an image is recorded and has passed the self-test.
+    ///
+    /// # Errors
+    /// As [`RecordedPasses::test`].
+    pub async fn test_image(
+        &mut self,
+        device: &Device,
+        transformer: &Transformer,
+        size: u32,
+        n_deepstack: usize,
+    ) -> Result<(), Error> {
+        let (io, known) = match self.images.take() {
+            Some(images) => images,
+            None => {
+                let image = ImageTensors::declare(&transformer.config, self.largest(), n_deepstack)?;
+                (PassTensors { image: Some(image), ..self.io.clone() }, HashMap::new())
+            }
+        };
+        let (_, known) = self.images.insert((io.clone(), known));
+        if known.contains_key(&size) {
+            return Ok(());
+        }
+        let record = || {
+            let mut rec = Recorder::new(device.target());
+            transformer.record_pass(&mut rec, &self.cache, &io, size, Ending::Cache)?;
+            Ok(rec.finish_within(&mut self.workspace))
+        };
+        let recording = record_tested(device, record, |recording| recording).await?;
+        known.insert(size, recording);
+        Ok(())
+    }
+
+    /// The recorded pass over rows of an image, and its tensors.
+    pub fn image(&self, size: u32) -> Result<(&Recording, &PassTensors), Error> {
+        let found = self.images.as_ref().and_then(|(io, known)| Some((known.get(&size)?, io)));
+        found.ok_or_else(|| not_recorded(format!("rows of an image, {size}")))
+    }
+
     /// Records a pass that fills the cache and returns the queries of a layer, `[size, H D]`; see
     /// [`PassTensors::queries`].
     ///
@@ -325,11 +366,10 @@ impl RecordedPasses {
 
     /// The recorded pass of a size and ending.
     pub fn get(&self, size: u32, ending: Ending) -> Result<&Recording, Error> {
-        self.recordings.get(&(ending, size)).ok_or_else(|| Error::Operand {
-            kernel: "session",
-            operand: "pass",
-            expected: "a recorded pass".into(),
-            found: format!("{ending:?} of {size}"),
-        })
+        self.recordings.get(&(ending, size)).ok_or_else(|| not_recorded(format!("{ending:?} of {size}")))
     }
+}
+
+fn not_recorded(found: String) -> Error {
+    Error::Operand { kernel: "session", operand: "pass", expected: "a recorded pass".into(), found }
 }

@@ -1,16 +1,23 @@
 //! A session's tokens, and which of them are in the KV cache.
 
+use std::sync::Arc;
+
+use super::images::{PlacedImages, Run, is_row};
 use crate::kernels;
 use crate::model::Ring;
+use crate::vision::ImageRows;
 
 /// Number of recurrent states on the device.
 pub(super) const N_STATES: usize = kernels::N_STATES as usize;
 
-/// Keeps the first token and the latest ones, half a context in all.
+/// Keeps the first token and the latest ones, half a context in all, and no part of an image.
 pub(crate) fn slide(ids: &mut Vec<u32>, context_length: usize) {
     let n = (context_length / 2).max(1);
     if ids.len() > n {
-        ids.drain(1..ids.len() - (n - 1));
+        let first = ids.len() - (n - 1);
+        let is_next_row = |i: usize| is_row(ids[i]) && ids[i - 1].checked_add(1) == Some(ids[i]);
+        let n_cut = (first..ids.len()).take_while(|&i| is_next_row(i)).count();
+        ids.drain(1..first + n_cut);
     }
 }
 
@@ -35,6 +42,8 @@ pub(crate) fn slide(ids: &mut Vec<u32>, context_length: usize) {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sequence {
     ids: Vec<u32>,
+    /// Images among them.
+    images: PlacedImages,
     n_cached: usize,
     /// Tokens that submitted passes choose and that are not kept yet. `None` if the device's position and token are
     /// not at the sequence's end, so that passes cannot run ahead.
@@ -71,8 +80,15 @@ impl Sequence {
     }
 
     /// A sequence whose first `n_cached` tokens are in shared pages with this RoPE table row.
-    pub fn begun(is_recurrent: bool, ids: Vec<u32>, n_cached: usize, rope_offset: u32) -> Sequence {
-        let mut sequence = Sequence { ids, rope_offset, ..Sequence::new(is_recurrent, None) };
+    pub fn begun(
+        is_recurrent: bool,
+        (ids, images): (Vec<u32>, &[Arc<ImageRows>]),
+        n_cached: usize,
+        rope_offset: u32,
+    ) -> Sequence {
+        let mut placed = PlacedImages::default();
+        placed.add(0, &ids, images);
+        let mut sequence = Sequence { ids, images: placed, rope_offset, ..Sequence::new(is_recurrent, None) };
         sequence.submitted(n_cached, n_cached);
         sequence
     }
@@ -109,13 +125,30 @@ impl Sequence {
 
     /// Appends tokens.
     pub fn append(&mut self, ids: &[u32]) {
+        self.append_with(ids, &[]);
+    }
+
+    /// Appends tokens and rows of images.
+    pub fn append_with(&mut self, ids: &[u32], images: &[Arc<ImageRows>]) {
         self.go_back(self.n_cached);
+        self.images.add(self.ids.len(), ids, images);
         self.ids.extend_from_slice(ids);
+    }
+
+    /// The uncached tokens that the next pass may take.
+    pub fn next_run(&self) -> Run {
+        self.images.run_at(self.n_cached, self.ids.len() - self.n_cached)
+    }
+
+    /// The images.
+    pub fn images(&self) -> &PlacedImages {
+        &self.images
     }
 
     /// Keeps the first `n` tokens.
     pub fn truncate(&mut self, n: usize) {
         self.ids.truncate(n);
+        self.images.truncate(n);
         self.go_back(n);
     }
 
@@ -158,6 +191,8 @@ impl Sequence {
     /// See [`slide`]. All positions change, so the cache is discarded.
     pub fn slide(&mut self, context_length: usize) {
         slide(&mut self.ids, context_length);
+        let images = std::mem::take(&mut self.images).images();
+        self.images.add(0, &self.ids, &images);
         self.forget_cache();
     }
 
@@ -175,6 +210,11 @@ impl Sequence {
     /// RoPE table row of position 0 in the cached keys.
     pub fn rope_offset(&self) -> u32 {
         self.rope_offset
+    }
+
+    /// RoPE table row of a token at this position, less the position, modulo 2^32.
+    pub fn rope_offset_at(&self, position: usize) -> u32 {
+        self.rope_offset.wrapping_add(self.images.rope_shift(position))
     }
 
     /// Switches to another RoPE table row, which discards the cache. Returns whether it changed.

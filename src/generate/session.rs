@@ -1,5 +1,7 @@
 //! A session: a token sequence on a device, with prefill, logits and generation.
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Model;
@@ -18,6 +20,7 @@ use crate::model::{Ending, KvCache, VERIFIED_ROWS};
 use crate::platform::{pause, unless_browser};
 use crate::recording::{MemoryPlan, Recording};
 use crate::tokenizer::EncodeOptions;
+use crate::vision::ImageRows;
 
 /// A token sequence with its KV cache. One generation runs at a time.
 pub struct Session {
@@ -28,6 +31,8 @@ pub struct Session {
     pub(super) mtp: MtpHead,
     /// Pipeline stages on other devices.
     stages: StagePasses,
+    /// Images that ids of prompts may stand for.
+    images: Vec<Arc<ImageRows>>,
 }
 
 /// A copy of a session's cache and tokens, on the device.
@@ -53,7 +58,19 @@ impl Session {
             pace: Pace::default(),
             mtp: MtpHead::default(),
             stages: model.stage_passes()?,
+            images: Vec::new(),
         })
+    }
+
+    /// Sets the images whose rows' ids ([`ImageRows::ids`]) may stand among the token ids of the next prompts. Those of
+    /// earlier prompts remain in the sequence.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for rows of another width than the model's, or of an encoder with other deepstack layers.
+    pub fn set_images(&mut self, images: &[Arc<ImageRows>]) -> Result<(), Error> {
+        images.iter().try_for_each(|image| self.model.check_image(image))?;
+        self.images = images.to_vec();
+        Ok(())
     }
 
     /// The KV caches and their devices, in layer order.
@@ -257,7 +274,7 @@ impl Session {
 
     /// Refuses ids outside the vocabulary, an empty sequence, and more tokens than fit.
     pub(super) fn check_ids(&self, ids: &[u32]) -> Result<(), Error> {
-        self.model.check_ids(self.tokens().len(), ids, self.passes.capacity())
+        self.model.check_ids((self.tokens().len(), ids), &self.images, self.passes.capacity())
     }
 
     /// Moves to the same model on another device, with an empty cache.
@@ -289,12 +306,12 @@ impl Session {
     fn append(&mut self, ids: &[u32], policy: ContextPolicy) -> Result<(), Error> {
         match self.check_ids(ids) {
             Err(Error::ContextFull { .. }) if policy == ContextPolicy::Slide => {
-                self.sequence.append(ids);
+                self.sequence.append_with(ids, &self.images);
                 self.slide();
             }
             checked => {
                 checked?;
-                self.sequence.append(ids);
+                self.sequence.append_with(ids, &self.images);
             }
         }
         Ok(())
@@ -340,8 +357,9 @@ impl Session {
         device.write(&self.passes.io.tokens, self.sequence.n_cached(), self.sequence.uncached())?;
         loop {
             let n_left = self.sequence.uncached().len();
-            let size = self.passes.size(n_left as u32);
-            let n_tokens = n_left.min(size as usize);
+            let run = self.sequence.next_run();
+            let size = self.passes.size(run.n as u32);
+            let n_tokens = run.n.min(size as usize);
             if n_tokens == n_left {
                 self.ready(size, n_tokens, ending).await?;
                 let (pass, io) = (self.passes.get(size, ending)?, &self.passes.io);
@@ -350,7 +368,10 @@ impl Session {
                 self.submitted(n_tokens, size);
                 return Ok(Some((n_fed, pending)));
             }
-            self.fill(size, n_tokens).await?;
+            match run.image {
+                Some((image, first)) => self.fill_image(size, &image, first..first + n_tokens).await?,
+                None => self.fill(size, n_tokens).await?,
+            }
             if cancelled.load(Ordering::Relaxed) {
                 return Ok(None);
             }
@@ -369,8 +390,29 @@ impl Session {
             model.device(),
             position as u32,
             n_tokens as u32,
-            self.sequence.rope_offset(),
+            self.sequence.rope_offset_at(position),
         )
+    }
+
+    /// Caches the next rows, of an image, with a pass of `size` rows.
+    async fn fill_image(&mut self, size: u32, image: &ImageRows, rows: Range<usize>) -> Result<(), Error> {
+        let model = self.model.clone();
+        let (device, transformer) = (model.device(), model.transformer());
+        let (position, n_rows) = (self.sequence.n_cached(), rows.len());
+        self.passes.test_image(device, transformer, size, image.rows.len() - 1).await?;
+        let positions = self.sequence.images().positions(image, position - rows.start, rows.clone());
+        let rope_offset = match transformer.write_image_ropes(device, &positions)? {
+            Some(row) => row.wrapping_sub(position as u32),
+            None => self.sequence.rope_offset_at(position),
+        };
+        let (pass, io) = self.passes.image(size)?;
+        io.write_image(device, image.dim, &image.rows, (rows, size))?;
+        io.state.set_with_rope(device, position as u32, n_rows as u32, rope_offset)?;
+        model.run(pass, n_rows).await?;
+        self.submitted(n_rows, size);
+        self.follow().await?;
+        pause().await;
+        Ok(())
     }
 
     /// Records a submitted pass of `size` rows over the next `n_tokens` tokens.
@@ -393,7 +435,7 @@ impl Session {
     /// The host's part of a pass over these tokens: uploads rows of embedding tables on disk, and runs the pipeline
     /// stages on other devices.
     pub(super) async fn run_host_part(&mut self, position: usize, ids: &[u32], size: u32) -> Result<(), Error> {
-        let rope_offset = self.sequence.rope_offset();
+        let rope_offset = self.sequence.rope_offset_at(position);
         let Session { stages, model, .. } = self;
         let tables = model.row_tables();
         match unless_browser(|| stages.compute(ids, position, size, rope_offset, tables), || Ok(None)).await? {
@@ -455,7 +497,7 @@ impl Session {
         self.passes.test(device, model.transformer(), size, Ending::Verify).await?;
         let io = &self.passes.io;
         device.write(&io.tokens, position, &ids)?;
-        io.state.set_with_rope(device, position as u32, ids.len() as u32, self.sequence.rope_offset())?;
+        io.state.set_with_rope(device, position as u32, ids.len() as u32, self.sequence.rope_offset_at(position))?;
         self.run_host_part(position, &ids, size).await?;
         let pass = self.passes.get(size, Ending::Verify)?;
         let pending = model.run_and_read(pass, ids.len(), &self.passes.io.verified, 1).await?;

@@ -181,7 +181,20 @@ fn choose_gguf(mut models: Vec<GgufModel>, address: &Address) -> Result<GgufMode
     Err(HubError::Choice { address: address.to_string(), wanted, available: shown.into_iter().map(show).collect() })
 }
 
-/// Complete GGUF models by path. Excludes vision projectors and importance matrices.
+/// The vision encoder (`mmproj`) in a GGUF model's folder, if there is one: in half precision where there are several.
+pub(super) fn vision_file(files: &[RepoFile], model: &GgufModel) -> Option<RepoFile> {
+    const BEST: [&str; 3] = ["F16", "BF16", "Q8_0"];
+    let folder = |path: &str| path.rsplit_once('/').map(|(folder, _)| folder.to_owned());
+    let is_one = |file: &&RepoFile| {
+        let name = file.path.rsplit('/').next().unwrap_or_default().to_lowercase();
+        name.contains("mmproj") && is_gguf(&file.path) && folder(&file.path) == folder(&model.first.path)
+    };
+    let found: Vec<&RepoFile> = files.iter().filter(is_one).collect();
+    let of = |wanted: &&str| found.iter().find(|file| quant(stem(&file.path).0).as_deref() == Some(*wanted));
+    BEST.iter().find_map(|wanted| of(wanted)).or(found.first()).map(|file| (*file).clone())
+}
+
+/// Complete GGUF models by path. Excludes vision encoders and importance matrices.
 pub(super) fn gguf_models(files: &[RepoFile]) -> Vec<GgufModel> {
     let is_model = |file: &&RepoFile| {
         let name = file.path.rsplit('/').next().unwrap_or_default().to_lowercase();
@@ -218,7 +231,7 @@ pub(super) fn folder(files: &[RepoFile], root: &str) -> Option<Folder> {
     if weights.is_empty() || (index.is_none() && find(SINGLE).is_none()) {
         return None;
     }
-    let names = crate::load::TEXTS.iter().chain(&crate::load::DENSE_WEIGHTS);
+    let names = crate::load::TEXTS.iter().chain(&crate::load::DENSE_WEIGHTS).chain(&crate::load::PREPROCESSORS);
     let texts = names.filter(|name| **name != crate::load::INDEX).filter_map(|name| find(name));
     Some(Folder { prefix: root.into(), texts: texts.collect(), index, weights })
 }
@@ -281,6 +294,21 @@ mod tests {
             Ok(ModelFiles::Folder(folder)) => Ok([super::paths(&folder.texts), super::paths(&folder.weights)].concat()),
             Err(error) => Err(error.to_string()),
         }
+    }
+
+    #[test]
+    fn vision_encoder_comes_with_a_gguf_model() {
+        let found = |paths: &[&str]| {
+            let files = paths.iter().map(|path| RepoFile { path: path.to_string(), size: None, digest: None });
+            let files: Vec<RepoFile> = files.collect();
+            let model = gguf_models(&files).into_iter().next().unwrap();
+            vision_file(&files, &model).map(|file| file.path)
+        };
+        assert_eq!(found(&["m-Q4_K_M.gguf"]), None);
+        assert_eq!(found(&["m-Q8_0.gguf", "mmproj-m-Q8_0.gguf"]).as_deref(), Some("mmproj-m-Q8_0.gguf"));
+        let several = ["m-Q4_0.gguf", "mmproj-BF16.gguf", "mmproj-F16.gguf", "mmproj-F32.gguf", "mmproj-F16.txt"];
+        assert_eq!(found(&several).as_deref(), Some("mmproj-F16.gguf"));
+        assert_eq!(found(&["q4/m-Q4_0.gguf", "mmproj-F16.gguf"]), None, "in another folder");
     }
 
     #[test]

@@ -172,6 +172,26 @@ pub fn rope_table(config: &RopeConfig, n_pos: u32) -> Vec<f32> {
     table
 }
 
+/// Rows of the table for patches of a picture, whose positions are time, row and column: `[n, rot_dims / 2, 2]`. Pairs take
+/// them in turns, as far as the section of each reaches, and the rest is time's (Qwen3-VL 2025, arXiv:2511.21631,
+/// interleaved M-RoPE).
+pub(crate) fn mrope_rows(config: &RopeConfig, sections: [u32; 3], positions: &[[u32; 3]]) -> Vec<f32> {
+    let axis = |i: u32| match i % 3 {
+        0 => 0,
+        axis if i / 3 < sections[axis as usize] => axis as usize,
+        _ => 0,
+    };
+    let pairs: Vec<(usize, f64)> = (0..config.rot_dims / 2).map(|i| (axis(i), frequency(config, i, false))).collect();
+    let turned = |at: &[u32; 3]| {
+        let at = *at;
+        pairs.iter().flat_map(move |&(axis, frequency)| {
+            let angle = f64::from(at[axis]) * frequency;
+            [angle.cos() as f32, angle.sin() as f32]
+        })
+    };
+    positions.iter().flat_map(turned).collect()
+}
+
 /// By how much pair `i` turns from one position to the next; in a long sequence, where that makes a difference.
 fn frequency(config: &RopeConfig, i: u32, is_long: bool) -> f64 {
     let plain = config.theta.powf(-f64::from(2 * i) / f64::from(config.rot_dims));

@@ -285,21 +285,7 @@ impl Architecture {
             scaling: scaling::read(keys, rot_dims, max_seq_len)?,
             query_growth: scaling::query_growth(keys)?,
         };
-        let attention = Attention {
-            n_heads,
-            n_kv_heads: n_heads,
-            head_dim,
-            window: None,
-            scale: (head_dim as f32).powf(-0.5),
-            soft_cap: None,
-            rope: Some(0),
-            qk_norm: None,
-            sinks: false,
-            gates: None,
-            keys_of: None,
-            values_of_keys: false,
-            latent: None,
-        };
+        let attention = Attention { rope: Some(0), ..Attention::plain(n_heads, head_dim) };
         let widths = keys.each_u32(FFN_WIDTH, n_layers)?;
         let block = Block {
             attention,
@@ -347,6 +333,7 @@ impl Architecture {
             norm: NormKind::Rms,
             norm_eps,
             ropes: vec![rope],
+            mrope: None,
             positions: None,
             n_token_types: 0,
             per_layer: None,

@@ -134,6 +134,8 @@ pub(super) enum FileLayout {
     NegativeLog,
     /// Values that are multiplied by a factor: the scale of Gemma 4's router.
     Scaled(f32),
+    /// `[rows, channels, frames, ..]`, whose two frames are summed, as F32: the same picture twice.
+    SummedFrames,
     /// Groups of rows that are multiplied by a factor each, as F32: Falcon-H1.
     ScaledRows {
         /// Rows of each group.
@@ -153,6 +155,7 @@ impl FileLayout {
             | FileLayout::NegativeLog
             | FileLayout::Scaled(_)
             | FileLayout::ScaledRows { .. }
+            | FileLayout::SummedFrames
             | FileLayout::Paired => None,
             FileLayout::Transposed => {
                 let cols = info.shape.get(1).copied().unwrap_or(1) as usize;
@@ -311,6 +314,11 @@ impl TensorIndex {
         self.tensors.iter_mut().filter(|(name, _)| of_head(name)).for_each(|(_, entry)| entry.is_selected = false);
     }
 
+    /// Removes a tensor and returns its file number and location.
+    pub(super) fn remove(&mut self, name: &str) -> Option<(usize, TensorInfo)> {
+        self.tensors.remove(name).map(|entry| (entry.file, entry.info))
+    }
+
     /// A tensor's file number and location.
     pub(crate) fn find(&self, name: &str) -> Option<(usize, &TensorInfo)> {
         self.tensors.get(name).map(|entry| (entry.file, &entry.info))
@@ -372,6 +380,11 @@ impl WeightSource for TensorIndex {
             (FileLayout::ExpertsTransposed { .. }, [_, cols, rows]) => std::mem::swap(cols, rows),
             _ => {}
         }
+        // Patches are cut on the host, so their convolution is a product.
+        if let (true, [rows, channels, inner @ ..]) = (name.starts_with("patch_embd."), &shape[..]) {
+            let n_frames = if *stored == FileLayout::SummedFrames { 2 } else { 1 };
+            shape = vec![*rows, channels.saturating_mul(inner.iter().product()) / n_frames];
+        }
         // Depthwise convolutions have one input per channel.
         if let (true, [channels, 1, taps]) = (name.contains("conv"), &shape[..]) {
             shape = vec![*channels, *taps];
@@ -397,8 +410,8 @@ impl WeightSource for TensorIndex {
             shape = std::iter::once(shape.into_iter().product()).chain(kept).collect();
         }
         let weight = match stored {
-            // Factors would be rounded away.
-            FileLayout::ScaledRows { .. } => WeightType::F32,
+            // Factors and sums would be rounded away.
+            FileLayout::ScaledRows { .. } | FileLayout::SummedFrames => WeightType::F32,
             _ => weight_type(info.block_type),
         };
         Some(SourceTensor { weight, shape })
@@ -899,6 +912,11 @@ fn write_rows(
             let info = &TensorInfo { block_type: BlockType::F32, ..info.clone() };
             write_plain(device, info, matrix, *places, first_row, bytemuck::cast_slice(&values), edges)
         }
+        TensorSlot::Rows { matrix, places } if *stored == FileLayout::SummedFrames => {
+            let values = summed_frames(info, &dequantized(info, bytes)?);
+            let info = &TensorInfo { block_type: BlockType::F32, ..info.clone() };
+            write_plain(device, info, matrix, *places, first_row, bytemuck::cast_slice(&values), edges)
+        }
         TensorSlot::Rows { matrix, places } => match places.slice {
             None => write_plain(device, info, matrix, *places, first_row, bytes, edges),
             Some(columns) => {
@@ -911,6 +929,13 @@ fn write_rows(
             }
         },
     }
+}
+
+/// See [`FileLayout::SummedFrames`].
+fn summed_frames(info: &TensorInfo, values: &[f32]) -> Vec<f32> {
+    let n = info.shape.iter().skip(3).product::<u64>().max(1) as usize;
+    let frames = values.chunks_exact(2 * n).map(|frames| frames.split_at(n));
+    frames.flat_map(|(one, two)| one.iter().zip(two).map(|(a, b)| a + b)).collect()
 }
 
 /// Writes those of `rows`, of the tensor `of`, that are among its rows from `first_row` on. Returns the bytes written.

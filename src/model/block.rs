@@ -267,6 +267,25 @@ pub enum Between {
 }
 
 impl Attention {
+    /// Attention of as many key heads as query heads, with the usual scale and nothing else.
+    pub(crate) fn plain(n_heads: u32, head_dim: u32) -> Attention {
+        Attention {
+            n_heads,
+            n_kv_heads: n_heads,
+            head_dim,
+            window: None,
+            scale: (head_dim as f32).powf(-0.5),
+            soft_cap: None,
+            rope: None,
+            qk_norm: None,
+            sinks: false,
+            gates: None,
+            keys_of: None,
+            values_of_keys: false,
+            latent: None,
+        }
+    }
+
     /// Columns of the queries, `H * D`.
     pub fn q_dim(&self) -> u32 {
         self.n_heads * self.head_dim

@@ -27,6 +27,9 @@ pub struct ModelConfig {
     pub norm_eps: f32,
     /// RoPE configurations that blocks refer to: `rope.*`; `rope_theta`, `rope_scaling`, `rope_parameters`.
     pub ropes: Vec<RopeConfig>,
+    /// M-RoPE: pairs of elements that are rotated by a picture's time, row and column, interleaved, if its patches
+    /// have such positions: `rope.dimension_sections`; `mrope_section`.
+    pub mrope: Option<[u32; 3]>,
     /// Learned position embeddings, if any.
     pub positions: Option<PositionTable>,
     /// Number of token types: `token_type_count`; `type_vocab_size`. 0: none.
@@ -108,7 +111,6 @@ impl ModelConfig {
     /// [`Error::Config`] naming the field's GGUF key and, in brackets, its `config.json` key.
     pub fn check(&self) -> Result<(), Error> {
         in_range("embedding_length (hidden_size)", self.dim, MAX_DIM)?;
-        in_range("block_count (num_hidden_layers)", self.n_layers(), MAX_LAYERS)?;
         in_range("vocab_size", self.vocab_size, 1 << 24)?;
         in_range("context_length (max_position_embeddings)", self.max_seq_len, MAX_CONTEXT)?;
         if self.n_token_types > 1 << 10 {
@@ -153,6 +155,15 @@ impl ModelConfig {
             in_range("embedding_length_per_layer_input (hidden_size_per_layer_input)", dim, MAX_DIM)?;
             in_range("vocab_size_per_layer_input", vocab_size.max(1), 1 << 24)?;
         }
+        self.check_blocks()
+    }
+
+    /// As [`ModelConfig::check`], for the blocks alone.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::check`].
+    pub(super) fn check_blocks(&self) -> Result<(), Error> {
+        in_range("block_count (num_hidden_layers)", self.n_layers(), MAX_LAYERS)?;
         for (l, block) in self.blocks.iter().enumerate() {
             self.check_shared_keys(l, &block.attention)?;
             if block.output_scale && !block.per_layer && !block.ffn_norm.is_on_result() {

@@ -1,5 +1,7 @@
 //! The forward pass of decoders: everything before and after the blocks.
 
+use std::ops::Range;
+
 use super::config::ModelConfig;
 use super::forward::{Flow, Tap, Transformer};
 use super::kv_cache::KvCache;
@@ -8,12 +10,12 @@ use super::weights::TOKEN_EMBD;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
-    Embedding, Norm, PAGE, Sampling, StepState, advance, argmax, embed, mask_logits, mask_words, penalize, sample,
+    Embedding, Norm, PAGE, Sampling, StepState, add, advance, argmax, embed, mask_logits, mask_words, penalize, sample,
     scale, soft_cap,
 };
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
-use crate::tensor::{Role, Tensor};
+use crate::tensor::{Role, Tensor, TensorWriter};
 
 /// Rows of a pass that verifies draft tokens: the second of the usual sizes, which reads weights once.
 pub const VERIFIED_ROWS: u32 = 8;
@@ -29,6 +31,26 @@ pub struct FetchedRows {
     pub numbers: Tensor,
 }
 
+/// Rows of an image, which the host uploads before each pass over some of them.
+#[derive(Clone, Debug)]
+pub struct ImageTensors {
+    /// In place of token embeddings, `[max_pass, C]`; zeros after the last one.
+    pub rows: Tensor,
+    /// Added after each of the first layers, `[max_pass, C]`.
+    pub deepstack: Vec<Tensor>,
+}
+
+impl ImageTensors {
+    /// Declares tensors for passes of up to `max_pass` rows.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if a tensor would be too large.
+    pub fn declare(config: &ModelConfig, max_pass: u32, n_deepstack: usize) -> Result<ImageTensors, Error> {
+        let rows = || Tensor::declare("image rows", Role::Activations, &[max_pass, config.dim], DType::F32);
+        Ok(ImageTensors { rows: rows()?, deepstack: (0..n_deepstack).map(|_| rows()).collect::<Result<_, _>>()? })
+    }
+}
+
 /// Tensors that passes share with the host.
 #[derive(Clone, Debug)]
 pub struct PassTensors {
@@ -38,6 +60,8 @@ pub struct PassTensors {
     pub tokens: Tensor,
     /// Rows of embedding tables on disk.
     pub fetched: Vec<FetchedRows>,
+    /// For passes over rows of an image rather than tokens.
+    pub image: Option<ImageTensors>,
     /// For decode batches: the state, with the index of the fetched row in place of each token id.
     pub fetched_state: Option<StepState>,
     /// Activations between pipeline stages, one row per token, `[max_pass, C]`: a pass reads the previous stage's
@@ -74,6 +98,7 @@ impl PassTensors {
             // A prompt's last pass may be padded beyond the context.
             tokens: tensor("tokens", &[context_length.saturating_add(max_pass)], DType::U32)?,
             fetched: Vec::new(),
+            image: None,
             fetched_state: None,
             stream: tensor("stream", &[max_pass, config.dim], DType::F32)?,
             logits: tensor("logits", &[1, config.vocab_size], DType::F32)?,
@@ -126,6 +151,28 @@ impl PassTensors {
             state: StepState::declare_shared(None, n_pages)?,
             ..PassTensors::declare(config, n_pages.saturating_mul(PAGE), max_pass)?
         })
+    }
+
+    /// Writes rows of an image for a pass of `size` rows. `values`: `[n, C]` each, those in place of token embeddings, then
+    /// those of [`ImageTensors::deepstack`].
+    ///
+    /// # Errors
+    /// Errors of [`TensorWriter::write_words`].
+    pub(crate) fn write_image(
+        &self,
+        device: &dyn TensorWriter,
+        dim: u32,
+        values: &[Vec<f32>],
+        (rows, size): (Range<usize>, u32),
+    ) -> Result<(), Error> {
+        let Some(ImageTensors { rows: first, deepstack }) = &self.image else { return Ok(()) };
+        let dim = dim as usize;
+        for (tensor, values) in [first].into_iter().chain(deepstack).zip(values) {
+            let mut padded = values.get(rows.start * dim..rows.end * dim).unwrap_or_default().to_vec();
+            padded.resize(size as usize * dim, 0.0);
+            device.write_words(tensor, 0, bytemuck::cast_slice(&padded))?;
+        }
+        Ok(())
     }
 
     /// Maximum number of tokens of a sequence.
@@ -233,9 +280,34 @@ impl Transformer {
             return self.record_blocks(rec, Flow::Cached(io, cache), None, h, tap);
         }
         let h = rec.temporary("h", &[n_tokens, self.config.dim])?;
+        if let Some(image) = &io.image {
+            return self.record_image_layers(rec, cache, (io, image), h, tap);
+        }
         io.record_embedding(rec, TOKEN_EMBD, &self.embedding(), &h)?; // [T, C]
         let parts = self.record_parts(rec, io, &h)?; // [T, L P]
         self.record_blocks(rec, Flow::Cached(io, cache), parts.as_ref(), h, tap)
+    }
+
+    /// As [`Transformer::record_layers`], over the rows of an image. `h`: `[T, C]`.
+    fn record_image_layers(
+        &self,
+        rec: &mut Recorder,
+        cache: &KvCache,
+        (io, image): (&PassTensors, &ImageTensors),
+        h: Tensor,
+        tap: Tap<'_>,
+    ) -> Result<Tensor, Error> {
+        let n_rows = h.shape()[0];
+        scale(rec, &image.rows.first_rows(n_rows)?, &h, 1.0)?; // [T, C]
+        // The first call is before the first layer.
+        let mut deepstack = [None].into_iter().chain(image.deepstack.iter().map(Some));
+        let mut added = |rec: &mut Recorder, h: &Tensor| {
+            if let Some(rows) = deepstack.next().flatten() {
+                add(rec, &rows.first_rows(n_rows)?, h)?;
+            }
+            tap(rec, h)
+        };
+        self.record_blocks(rec, Flow::Cached(io, cache), None, h, &mut added)
     }
 
     /// The token embedding with its additions.

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::kernels::{Activation, Input, PackedTiles, Pooling, embed_sum, pool, scale};
 use crate::recording::Recorder;
 use crate::target::Target;
-use crate::tensor::{Role, Tensor};
+use crate::tensor::{Role, Tensor, TensorWriter};
 
 /// Scoring head: pooled row, dense product with activation, optional norm, and a row of weights, or two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +125,22 @@ impl BatchTensors {
             tiles,
             spans: tensor("spans", &[n_sequences, 2], DType::U32)?,
         })
+    }
+
+    /// Writes the spans and tiles of packed sequences of these lengths.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if they are more or longer than declared; errors of [`TensorWriter::write_words`].
+    pub fn set_lengths(&self, device: &dyn TensorWriter, lengths: &[u32]) -> Result<(), Error> {
+        let mut spans = Vec::with_capacity(self.spans.len());
+        let mut first = 0;
+        for len in lengths {
+            spans.extend([first, first + len]);
+            first += len;
+        }
+        spans.resize(self.spans.len().max(spans.len()), 0);
+        device.write_words(&self.spans, 0, &spans)?;
+        self.tiles.iter().try_for_each(|(_, tiles)| device.write_words(tiles.tensor(), 0, &tiles.of(lengths)?))
     }
 
     /// The tiles of a layer with these heads.

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::kernels::{
     Activation, Gate, Gates, HeadColumns, HeadMatrices, Heads, Input, LatentKey, Linear, Norm, RopeConfig, RopeScaling,
     ShortConv, add_rms_norm, attention, attention_next, attention_packed, fold_norm, fuses_norm, gate_up, gelu,
-    layer_norm, linear_norm, rms_norm, rms_norm_columns, rms_norm_groups, rope_kv, rope_packed, rope_table, scale,
+    layer_norm, linear_norm, mrope_rows, rms_norm, rms_norm_columns, rms_norm_groups, rope_kv, rope_packed, rope_table, scale,
     sigmoid_gate, squared_relu, suits_few, up_gated,
 };
 use crate::matrix::Matrix;
@@ -76,6 +76,9 @@ impl Activated {
     }
 }
 
+/// Rows of an image that one pass takes at most.
+pub(crate) const IMAGE_PASS: u32 = 512;
+
 /// Receives the residual stream after the embedding and after each block.
 pub type Tap<'a> = &'a mut dyn FnMut(&mut Recorder, &Tensor) -> Result<(), Error>;
 
@@ -85,8 +88,10 @@ impl Transformer {
     /// # Errors
     /// [`Error::Shape`] for a table that would be too large for a tensor.
     pub fn declare(config: ModelConfig, weights: Weights, n_pos: u32) -> Result<Transformer, Error> {
+        let n_image_rows = if config.mrope.is_some() { IMAGE_PASS } else { 0 };
         let table = |rope: &RopeConfig| {
-            Tensor::declare("rope", Role::Cache, &[rope.n_rows(n_pos), rope.rot_dims / 2, 2], DType::F32)
+            let n_rows = rope.n_rows(n_pos) + n_image_rows;
+            Tensor::declare("rope", Role::Cache, &[n_rows, rope.rot_dims / 2, 2], DType::F32)
         };
         let ropes = config.ropes.iter().map(table).collect::<Result<_, _>>()?;
         let layers = 0..config.n_layers();
@@ -182,6 +187,11 @@ impl Transformer {
         }
     }
 
+    /// The RoPE table of this number, `[rows, rot_dims / 2, 2]`.
+    pub(super) fn rope_table(&self, rope: usize) -> Option<&Tensor> {
+        self.ropes.get(rope)
+    }
+
     /// Fills the RoPE tables.
     ///
     /// # Errors
@@ -191,6 +201,27 @@ impl Transformer {
         tables.try_for_each(|(rope, table)| {
             device.write_words(table, 0, bytemuck::cast_slice(&rope_table(rope, self.n_pos)))
         })
+    }
+
+    /// Writes the rotations of an image's rows at these times, rows and columns, for the next pass. Returns the RoPE table
+    /// row of the first; `None` where an image's rows have positions like tokens.
+    ///
+    /// # Errors
+    /// Errors of [`TensorWriter::write_words`].
+    pub(crate) fn write_image_ropes(
+        &self,
+        device: &dyn TensorWriter,
+        positions: &[[u32; 3]],
+    ) -> Result<Option<u32>, Error> {
+        let Some(sections) = self.config.mrope else { return Ok(None) };
+        let mut first_row = None;
+        for (rope, table) in self.config.ropes.iter().zip(&self.ropes) {
+            let first = table.shape()[0] - IMAGE_PASS;
+            let rows = mrope_rows(rope, sections, positions);
+            device.write_words(table, (first * rope.rot_dims) as usize, bytemuck::cast_slice(&rows))?;
+            first_row = Some(first);
+        }
+        Ok(first_row)
     }
 
     /// The RoPE table row of position 0 in a sequence of `n_tokens` tokens; see [`RopeConfig::first_row`].

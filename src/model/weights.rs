@@ -420,7 +420,7 @@ impl BlockWeights {
 /// All weights of a model, declared first, uploaded later.
 #[derive(Clone, Debug)]
 pub struct Weights {
-    /// `[V, C]`.
+    /// `[V, C]`; empty in a model without tokens.
     pub token_embd: Matrix,
     /// `[positions, C]`.
     pub positions: Option<Tensor>,
@@ -447,16 +447,8 @@ impl Weights {
     /// [`Error::Config`] naming the tensor that is missing or has the wrong shape.
     pub fn declare(target: &Target, config: &ModelConfig, source: &dyn WeightSource) -> Result<Weights, Error> {
         let &ModelConfig { dim, vocab_size, max_seq_len, n_token_types, .. } = config;
-        let norm = |name: &str, is_there| match is_there {
-            true => NormWeights::declare(source, name, config).map(Some),
-            false => Ok(None),
-        };
         let embd = describe(source, TOKEN_EMBD, &[vocab_size, dim])?;
         let token_embd = Matrix::declare(target, TOKEN_EMBD, embd.weight, vocab_size, dim)?;
-        let blocks = config.blocks.iter().enumerate();
-        let blocks = blocks
-            .map(|(l, block)| BlockWeights::declare(target, source, config, block, &format!("blk.{l}.")))
-            .collect::<Result<_, _>>()?;
         let positions = match config.positions {
             Some(positions) => Some(table(source, "position_embd.weight", &[max_seq_len + positions.first, dim])?),
             None => None,
@@ -477,14 +469,42 @@ impl Weights {
                 Some(per_layer) => Some(PerLayerWeights::declare(target, source, config, per_layer)?),
                 None => None,
             },
-            embd_norm: norm("token_embd_norm", config.embd_norm)?,
-            blocks,
             mtp: match config.n_mtp {
                 0 => None,
                 _ => Some(MtpWeights::declare(target, source, config, config.n_layers() as usize)?),
             },
-            output_norm: norm("output_norm", config.output_norm)?,
             output,
+            ..Weights::declare_blocks(target, config, source)?
+        })
+    }
+
+    /// As [`Weights::declare`], for the blocks and the norms around them alone: no tokens, no head.
+    ///
+    /// # Errors
+    /// As [`Weights::declare`].
+    pub(super) fn declare_blocks(
+        target: &Target,
+        config: &ModelConfig,
+        source: &dyn WeightSource,
+    ) -> Result<Weights, Error> {
+        let norm = |name: &str, is_there| match is_there {
+            true => NormWeights::declare(source, name, config).map(Some),
+            false => Ok(None),
+        };
+        let blocks = config.blocks.iter().enumerate();
+        let blocks = blocks
+            .map(|(l, block)| BlockWeights::declare(target, source, config, block, &format!("blk.{l}.")))
+            .collect::<Result<_, _>>()?;
+        Ok(Weights {
+            token_embd: Matrix::empty(config.dim),
+            positions: None,
+            token_types: None,
+            per_layer: None,
+            embd_norm: norm("token_embd_norm", config.embd_norm)?,
+            blocks,
+            mtp: None,
+            output_norm: norm("output_norm", config.output_norm)?,
+            output: None,
         })
     }
 

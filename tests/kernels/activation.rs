@@ -1,4 +1,4 @@
-//! `swiglu`, `silu`, `geglu`, `gelu`, `add` and `scale`.
+//! `swiglu`, `silu`, `geglu`, `gelu`, `squared_relu`, `add` and `scale`.
 
 use tilewright::kernels::{self, Activation, Gelu};
 
@@ -16,13 +16,14 @@ const NMSE: f64 = 1e-10;
 type Build = fn(&mut Source, u32, u32) -> Job;
 
 pub fn cases(cases: &mut Vec<Case>) {
-    let kernels: [(&'static str, &str, Build); 9] = [
+    let kernels: [(&'static str, &str, Build); 10] = [
         ("swiglu", "F32", swiglu),
         ("silu", "F32", silu),
         ("geglu", "exact", |source, t, f| geglu(source, t, f, Gelu::Exact)),
         ("geglu", "tanh", |source, t, f| geglu(source, t, f, Gelu::Tanh)),
         ("gelu", "exact", |source, t, f| gelu(source, t, f, Gelu::Exact)),
         ("gelu", "tanh", |source, t, f| gelu(source, t, f, Gelu::Tanh)),
+        ("squared_relu", "F32", squared_relu),
         ("add", "F32", add),
         ("scale", "F32", |source, t, f| scale(source, t, f, None)),
         ("scale", "soft cap", |source, t, f| scale(source, t, f, Some(30.0))),
@@ -78,6 +79,18 @@ fn silu(source: &mut Source, n_tokens: u32, dim: u32) -> Job {
     let shape = [n_tokens, dim];
     let operands = vec![Operand::floats("x", &shape, x), Operand::close("y", &shape, want, NMSE)];
     Job::new(operands, |rec, bound| kernels::silu(rec, bound.tensor(0), bound.tensor(1)))
+}
+
+fn squared_relu(source: &mut Source, n_tokens: u32, dim: u32) -> Job {
+    let x = source.rows(n_tokens, dim);
+    let squared = |x: f32| {
+        let value = f64::from(x).max(0.0).powi(2);
+        Expected::new(value, 2.0 * ROUND * value, FLUSH)
+    };
+    let want = x.iter().map(|&x| squared(x)).collect();
+    let shape = [n_tokens, dim];
+    let operands = vec![Operand::floats("x", &shape, x), Operand::close("y", &shape, want, NMSE)];
+    Job::new(operands, |rec, bound| kernels::squared_relu(rec, bound.tensor(0), bound.tensor(1)))
 }
 
 /// The complementary error function for `a >= 0`: its power series near zero, else its continued fraction, both far

@@ -14,6 +14,7 @@ use tilewright::{ChatAnswer, ChatModel, ChatPrompt, ChatRequest, Error, Model, R
 
 use super::answer::AnswerPrinter;
 use super::failure::describe;
+use super::images::{self, Images};
 use super::line_editor::{LineEditor, is_complete, is_quotes, unfolded};
 use super::lost::each_piece;
 use super::run::{ModelArgs, SamplingArgs, after_pipe, rate_text};
@@ -74,6 +75,9 @@ pub struct ChatArgs {
     /// Text that each answer starts with.
     #[arg(long, value_name = "TEXT")]
     prefill: Option<String>,
+    /// Picture for the first message: PNG, JPEG, WebP or GIF; repeatable.
+    #[arg(long, value_name = "FILE")]
+    image: Vec<PathBuf>,
 }
 
 /// Template inputs besides the messages.
@@ -134,6 +138,7 @@ pub fn parse_variable(given: &str) -> Result<(String, Json), String> {
 }
 
 const HELP: &str = "\
+/image FILE    add a picture to the next message
 /clear         forget the conversation, except the system message
 /system TEXT   set the system message; without TEXT, remove it
 /regen         answer the last message again
@@ -160,12 +165,17 @@ pub fn chat(args: &ChatArgs) -> Result<(), CommandFailure> {
         args.calls.enforce(&mut request, &model, args.sampling.speculation.is_asked_for())?;
     }
     let draft = args.sampling.speculation.draft.load_session(session.model())?;
-    let mut chat = Chat { session, draft, recovery, model, request, interrupt, system: None, messages: Vec::new() };
+    let images = Images::default();
+    let mut chat =
+        Chat { session, draft, recovery, model, images, request, interrupt, system: None, messages: Vec::new() };
     if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
         chat.load(path)?;
     }
     if let Some(system) = &args.system {
         chat.set_system(system);
+    }
+    for path in &args.image {
+        chat.add_image(path)?;
     }
     let prompt = args.message.as_deref().or(args.prompt.as_deref());
     match (args.lines, prompt.is_none() && io::stdin().is_terminal()) {
@@ -269,6 +279,7 @@ struct Chat<'a> {
     draft: Option<Draft>,
     recovery: Recovery<'a, Model>,
     model: ChatModel,
+    images: Images,
     /// The request of each answer, without messages.
     request: ChatRequest,
     interrupt: Interrupt,
@@ -307,12 +318,23 @@ impl Chat<'_> {
 
     /// Answers a message. Without an answer it is not part of the conversation.
     fn send(&mut self, text: &str) -> Result<(), CommandFailure> {
-        self.messages.push(Message::new("user", text));
+        let message = match self.images.take_next() {
+            paths if paths.is_empty() => Message::new("user", text),
+            paths => images::message(text, &paths),
+        };
+        self.messages.push(message);
         let result = self.answer();
         if result.is_err() {
             self.messages.pop_if(|message| message.role == "user");
         }
         result
+    }
+
+    /// Adds an image to the next message.
+    fn add_image(&mut self, path: &Path) -> Result<(), Error> {
+        let n_rows = self.images.add(self.session.model(), path)?;
+        summary!("{}: {n_rows} tokens, for the next message", path.display());
+        Ok(())
     }
 
     /// Runs a command or answers a message. Returns `false` at the end of the conversation.
@@ -321,6 +343,8 @@ impl Chat<'_> {
         match command {
             "/quit" | "/exit" | "/bye" => return Ok(false),
             "/help" | "/?" => say!("{HELP}"),
+            "/image" if rest.trim().is_empty() => say!("{command} needs the name of a file"),
+            "/image" => self.add_image(Path::new(rest.trim()))?,
             "/clear" => {
                 self.messages.clear();
                 say!("the conversation is empty");
@@ -375,7 +399,7 @@ impl Chat<'_> {
 
     fn print_history(&self) {
         for message in self.conversation() {
-            say!("{}: {}", message.role, message.text().unwrap_or_default());
+            say!("{}: {}", message.role, images::text_of(&message));
             let calls = message.fields.get("tool_calls").and_then(Json::as_array).into_iter().flatten();
             for call in calls.filter_map(|call| call.get("function")) {
                 let text = |key: &str| call.get(key).map_or(String::new(), Json::to_string);
@@ -428,7 +452,8 @@ impl Chat<'_> {
 
     /// The request for the next answer.
     fn request(&self) -> ChatRequest {
-        let mut request = ChatRequest { messages: self.conversation(), ..self.request.clone() };
+        let messages = self.conversation();
+        let mut request = ChatRequest { images: self.images.of(&messages), messages, ..self.request.clone() };
         if request.messages.last().is_some_and(|message| message.role == "tool")
             && request.tool_choice != ToolChoice::None
         {
@@ -441,7 +466,8 @@ impl Chat<'_> {
     /// Answers the last message and prints the answer while it streams. Tokens in the session's KV cache are not
     /// computed again.
     fn answer(&mut self) -> Result<(), CommandFailure> {
-        let ChatPrompt { ids, options, mut reader } = self.model.prepare(&self.request())?;
+        let ChatPrompt { ids, images, options, mut reader } = self.model.prepare(&self.request())?;
+        self.session.set_images(&images)?;
         let mut generation = self.session.generate_from(&ids, &options)?;
         if let Some(draft) = &mut self.draft {
             draft.draft_for(&mut generation)?;
@@ -504,6 +530,7 @@ impl Chat<'_> {
             .map_err(|error| invalid(path, &error.to_string(), "a conversation, which is a JSON list of messages"))?;
         let is_system = messages.first().is_some_and(|message| message.role == "system");
         self.system = is_system.then(|| messages.remove(0));
+        self.images.load(self.session.model(), &messages)?;
         self.messages = messages;
         Ok(())
     }

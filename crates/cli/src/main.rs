@@ -14,6 +14,7 @@ mod environment;
 mod failure;
 mod help;
 mod hub;
+mod images;
 mod imatrix;
 mod info;
 mod inspect;

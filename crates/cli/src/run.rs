@@ -18,6 +18,7 @@ use tilewright::{
 };
 
 use super::answer::AnswerPrinter;
+use super::images::VisionArgs;
 use super::lora::LoraArgs;
 use super::lost::each_piece;
 use super::parallel::{self, ParallelArgs};
@@ -93,6 +94,8 @@ pub struct ModelArgs {
     precision: PrecisionArgs,
     #[command(flatten)]
     lora: LoraArgs,
+    #[command(flatten)]
+    pub vision: VisionArgs,
 }
 
 /// A context length.
@@ -426,7 +429,7 @@ impl ModelArgs {
             if self.stream_rows && model.streaming().is_none_or(|streaming| streaming.tables_bytes == 0) {
                 notice!("--stream-rows has no effect: the model has no table that can be read by row");
             }
-            let model = self.lora.added_to(model)?;
+            let model = self.vision.added_to(self.lora.added_to(model)?, path)?;
             match draft {
                 Some(draft) => draft.load_with(model),
                 None => Ok(model),

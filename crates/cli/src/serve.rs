@@ -415,6 +415,7 @@ impl ModelLoader {
         }
         let adapters = self.adapters_of(name).map(|adapter| Ok((adapter.name.clone(), adapter.lora.load(&model)?)));
         let model = model.with_adapters(adapters.collect::<Result<Vec<_>, Error>>()?)?;
+        let model = self.args.vision.added_to(model, path)?;
         match &self.draft {
             Some(draft) => draft.load_with(model),
             None => Ok(model),

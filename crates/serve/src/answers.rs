@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value as Json, json};
-use tilewright::Error;
+use tilewright::{Error, ImageRows};
 use tilewright::answer::{AnswerReader, CallPart, Event, call_id};
 use tilewright::engine::{Request, Stream, Usage};
 use tilewright::generate::{GenerateOptions, Piece, PromptLogprobs, StopReason};
@@ -34,6 +34,8 @@ pub struct AnswerOptions {
 /// A prompt and its options, shared by all of its answers so that the request is held in memory once.
 pub struct PreparedPrompt {
     pub ids: Vec<u32>,
+    /// Images whose rows stand among the ids.
+    pub images: Vec<Arc<ImageRows>>,
     pub choices: Arc<AnswerOptions>,
     /// Parses answers, a clone each; `None` for plain text.
     pub reader: Option<AnswerReader>,
@@ -260,7 +262,7 @@ impl Answers {
                 prompts.push(PromptReport { ids: ask.ids.clone(), logprobs: Vec::new() });
             }
             // Check every prompt now: only the first is submitted here.
-            decoder.model().check_prompt(&ask.ids)?;
+            decoder.model().check_prompt_with(&ask.ids, &ask.images)?;
             let ask = Arc::new(ask);
             for &seed in &ask.choices.seeds {
                 waiting.push_back(PendingAnswer { index: waiting.len(), ask: ask.clone(), seed });
@@ -318,7 +320,7 @@ impl Answers {
             let (deadline, cache_salt) = (Some(self.deadline), self.cache_salt.clone());
             let adapter = self.lease.adapter.clone();
             let RunOptions { priority, reads_cache, .. } = self.run;
-            let request = Request::new(ask.ids.clone(), options);
+            let request = Request { images: ask.images.clone(), ..Request::new(ask.ids.clone(), options) };
             let request = Request { deadline, cache_salt, adapter, priority, reads_cache, ..request };
             let stream = match self.decoder.engine.submit(request) {
                 Err(Error::Busy { .. }) if may_wait => return Ok(()),
@@ -662,7 +664,7 @@ mod tests {
         let choices = Arc::new(AnswerOptions { options, seeds: (0..128).collect() });
         let tools = vec![json!({"type": "function", "function": {"name": "f", "description": "x".repeat(1 << 20)}})];
         let reader = Some(AnswerReader::new(Format::Hermes).with_tools(&tools));
-        let ask = PreparedPrompt { ids: vec![1; 100], choices: choices.clone(), reader };
+        let ask = PreparedPrompt { ids: vec![1; 100], images: Vec::new(), choices: choices.clone(), reader };
         let since = RequestContext::new(Instant::now(), TraceContext::default(), None, SharedRecord::default());
         let metrics = Arc::new(Metrics::new(&Telemetry::default()));
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -15,11 +15,12 @@ use tilewright::grammar::{Constraint, ToolChoice};
 
 use super::answers::{AnswerEvent, Answers, CallIds, Delta, End, RequestUsage};
 use super::app::{ApiRequest, App, is_long, new_id};
-use super::conversation::{Conversation, checked_choice, constraint_of, given_tools, prefill_of};
+use super::conversation::{Conversation, add_part, checked_choice, constraint_of, given_tools, prefill_of};
 use super::errors::{ApiError, NO_THREADS};
 use super::fields::Fields;
 use super::limits::Limits;
 use super::models::{ServedModel, Task};
+use super::pictures;
 use super::sampling::{self, MODEL, SEED, max_tokens_of, numbers, row_of, seed_of, stops};
 use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
 use super::sse::{Disconnected, PartSender, Style, streamed};
@@ -172,7 +173,7 @@ pub async fn count_tokens(State(app): State<Arc<App>>, asked: ApiRequest) -> Res
     let lease = app.models.get_for(fields.text("model")?, Task::Generate).await?;
     let decoder = lease.decoder()?;
     let conversation = Conversation { seeds: Vec::new(), request };
-    let is_slow = is_long(conversation.prompt_bytes());
+    let is_slow = conversation.has_images() || is_long(conversation.prompt_bytes());
     let prompt = app.prepare_in_turn(is_slow, move || conversation.prepare(&decoder)).await?;
     let response = Body(json!({"input_tokens": prompt.ids.len()})).into_response();
     Ok(app.noticed(COUNT_TOKENS.path, response, &notices))
@@ -322,6 +323,10 @@ fn add_message(messages: &mut Vec<Message>, message: &Json, param: &str) -> Resu
                 calls.as_array_mut().into_iter().for_each(|calls| calls.push(call.clone()));
             }
             ("user", "tool_result") => messages.push(result_of(block, &param)?),
+            ("user", "image") => {
+                let image = pictures::part_of(block, &param).transpose()?;
+                image.into_iter().for_each(|image| add_part(author(messages, role), image));
+            }
             _ => {
                 let text = text_of(block, &param)?;
                 add_text(author(messages, role), &text);
@@ -342,6 +347,9 @@ fn author<'m>(messages: &'m mut Vec<Message>, role: &str) -> &'m mut Message {
 
 /// Adds a text to a message on a line of its own.
 fn add_text(message: &mut Message, text: &str) {
+    if message.content.is_array() {
+        return add_part(message, json!({"type": "text", "text": text}));
+    }
     let before = message.text().unwrap_or_default();
     message.content = match before.is_empty() || before.ends_with('\n') {
         true => format!("{before}{text}"),

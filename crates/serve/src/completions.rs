@@ -133,7 +133,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
     let asks = move |decoder: &super::models::Decoder| {
         let ask = |prompt: PromptInput| {
             let ids = prompt.ids(decoder.model(), add_special)?;
-            Ok(PreparedPrompt { ids, choices: choices.clone(), reader: None })
+            Ok(PreparedPrompt { ids, images: Vec::new(), choices: choices.clone(), reader: None })
         };
         prompts.into_iter().map(ask).collect::<Result<Vec<_>, ApiError>>()
     };

@@ -14,6 +14,7 @@ use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
 use super::models::Decoder;
+use super::pictures::{part_of, take_images};
 use super::sampling::drawn_seed;
 
 /// Reasoning efforts; `none` disables thinking.
@@ -57,18 +58,31 @@ impl Conversation {
     pub fn prompt_bytes(&self) -> usize {
         // Added by a template around a message.
         const AROUND: usize = 64;
-        let bytes = |message: &Message| AROUND + message.text().map_or(0, str::len);
+        let text = |part: &Json| part.get("text").and_then(Json::as_str).map_or(AROUND, str::len);
+        let bytes = |message: &Message| match &message.content {
+            Json::Array(parts) => AROUND + parts.iter().map(text).sum::<usize>(),
+            content => AROUND + content.as_str().map_or(0, str::len),
+        };
         self.request.messages.iter().map(bytes).sum()
     }
 
-    /// Makes the prompt and its constraint. The time grows with the conversation.
+    /// Whether messages have pictures, whose encoding takes long.
+    pub fn has_images(&self) -> bool {
+        self.request.messages.iter().filter_map(|message| message.content.as_array()).flatten().any(|part| {
+            part.get("data").is_some()
+        })
+    }
+
+    /// Makes the prompt and its constraint. The time grows with the conversation and its pictures.
     ///
     /// # Errors
-    /// Errors of [`ChatModel::prepare`](tilewright::ChatModel::prepare).
-    pub fn prepare(self, decoder: &Decoder) -> Result<PreparedPrompt, ApiError> {
-        let ChatPrompt { ids, options, reader } = decoder.chat.prepare(&self.request)?;
+    /// Errors of [`ChatModel::prepare`](tilewright::ChatModel::prepare), and of pictures.
+    pub fn prepare(mut self, decoder: &Decoder) -> Result<PreparedPrompt, ApiError> {
+        self.request.images = take_images(&mut self.request.messages, decoder)?;
+        let ChatPrompt { ids, images, options, reader } = decoder.chat.prepare(&self.request)?;
         Ok(PreparedPrompt {
             ids,
+            images,
             choices: Arc::new(AnswerOptions { options, seeds: self.seeds }),
             // The client has the beginning of the answer.
             reader: Some(reader.without_given().with_call_parts()),
@@ -98,12 +112,12 @@ pub fn message_of(message: &Json, param: &str) -> Result<Message, ApiError> {
         None => None,
     };
     let content = match fields.get("content") {
-        Some(Json::String(text)) => text.clone(),
-        None if calls.is_some() || fields.get("reasoning_content").is_some() => String::new(),
-        Some(Json::Array(parts)) => joined(parts, &fields.name("content"), &["text"])?,
-        _ => return Err(fields.wrong("content", "a text or a list of texts")),
+        Some(Json::String(text)) => text.as_str().into(),
+        None if calls.is_some() || fields.get("reasoning_content").is_some() => "".into(),
+        Some(Json::Array(parts)) => content_of(parts, &fields.name("content"), &["text"])?,
+        _ => return Err(fields.wrong("content", "a text or a list of texts and pictures")),
     };
-    let mut message = Message::new(if role == "developer" { "system" } else { role }, content);
+    let mut message = Message { content, ..Message::new(if role == "developer" { "system" } else { role }, "") };
     if let Some(calls) = calls.filter(|calls| !calls.is_empty()) {
         message.fields.insert("tool_calls".into(), calls.into());
     }
@@ -123,6 +137,32 @@ pub fn prefill_of(messages: &mut Vec<Message>) -> Option<String> {
     messages.pop_if(begins)?.text().map(str::to_owned)
 }
 
+/// The content of parts, of which those of these types are texts: a text, or a list where there are pictures.
+pub fn content_of(parts: &[Json], param: &str, types: &[&str]) -> Result<Json, ApiError> {
+    if !parts.iter().any(|part| part_of(part, "").is_some()) {
+        return Ok(joined(parts, param, types)?.into());
+    }
+    let converted = |(at, part): (usize, &Json)| match part_of(part, &format!("{param}[{at}]")) {
+        Some(image) => image,
+        None => {
+            let text = joined(std::slice::from_ref(part), &format!("{param}[{at}]"), types)?;
+            Ok(json!({"type": "text", "text": text}))
+        }
+    };
+    parts.iter().enumerate().map(converted).collect()
+}
+
+/// Adds a part to a message's content, which may be a text.
+pub fn add_part(message: &mut Message, part: Json) {
+    let mut parts = match std::mem::take(&mut message.content) {
+        Json::Array(parts) => parts,
+        Json::String(text) if !text.is_empty() => vec![json!({"type": "text", "text": text})],
+        _ => Vec::new(),
+    };
+    parts.push(part);
+    message.content = parts.into();
+}
+
 /// Joins content parts of these types.
 pub fn joined(parts: &[Json], param: &str, types: &[&str]) -> Result<String, ApiError> {
     let mut text = String::new();
@@ -135,7 +175,7 @@ pub fn joined(parts: &[Json], param: &str, types: &[&str]) -> Result<String, Api
                 let param = format!("{param}[{at}]");
                 return Err(ApiError::unsupported(
                     &param,
-                    format!("{param} has the type {kind}; only text is supported"),
+                    format!("{param} has the type {kind}; only text and pictures are supported"),
                 ));
             }
         }

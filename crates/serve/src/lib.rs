@@ -51,6 +51,7 @@ mod models;
 mod ollama;
 mod openapi;
 mod page;
+mod pictures;
 mod request_log;
 mod responses;
 mod routes;

@@ -342,7 +342,7 @@ async fn complete(
     let choices = Arc::new(sampling.choices.clone());
     let is_slow = is_slow || choices.options.constraint.is_some();
     let asks = move |decoder: &Decoder| {
-        let ask = |ids| PreparedPrompt { ids, choices: choices.clone(), reader: None };
+        let ask = |ids| PreparedPrompt { ids, images: Vec::new(), choices: choices.clone(), reader: None };
         Ok(ids(decoder)?.into_iter().map(ask).collect())
     };
     let answers = app.answer(lease, &asked.since.with(sampling.run), is_slow, asks).await?;

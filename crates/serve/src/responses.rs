@@ -17,7 +17,7 @@ use super::answers::{AnswerEvent, AnswerOptions, Answers, CallIds, Delta, End, R
 use super::app::{AnswerMetadata, ApiRequest, App, RequestContext};
 use super::chat::tokens_json;
 use super::conversation::{
-    Conversation, EFFORTS, arguments_of, checked_choice, constraint_of, effort_of, joined, tools_of,
+    Conversation, EFFORTS, arguments_of, checked_choice, constraint_of, content_of, effort_of, joined, tools_of,
 };
 use super::errors::ApiError;
 use super::fields::Fields;
@@ -233,22 +233,25 @@ fn add(messages: &mut Vec<Message>, item: &Json, param: &str) -> Result<(), ApiE
     let path = format!("{param}.");
     let fields = Fields::within(object, &path);
     let content = |field: &str| match fields.get(field) {
-        Some(Json::String(text)) => Ok(text.clone()),
-        Some(Json::Array(parts)) => joined(parts, &fields.name(field), &["input_text", "output_text", "text"]),
-        _ => Err(fields.wrong(field, "a text or a list of texts")),
+        Some(Json::String(text)) => Ok(Json::from(text.as_str())),
+        Some(Json::Array(parts)) => content_of(parts, &fields.name(field), &["input_text", "output_text", "text"]),
+        _ => Err(fields.wrong(field, "a text or a list of texts and pictures")),
     };
     match fields.text("type")?.unwrap_or("message") {
         "message" => {
             let role = fields.some_text("role")?;
-            let text = content("content")?;
+            let content = content("content")?;
             let follows = role == "assistant"
                 && messages.last().is_some_and(|last| {
                     last.role == role && last.text() == Some("") && !last.fields.contains_key("tool_calls")
                 });
             match messages.last_mut().filter(|_| follows) {
                 // The text after the reasoning.
-                Some(last) => last.content = text.into(),
-                None => messages.push(Message::new(if role == "developer" { "system" } else { role }, text)),
+                Some(last) => last.content = content,
+                None => {
+                    let role = if role == "developer" { "system" } else { role };
+                    messages.push(Message { content, ..Message::new(role, "") });
+                }
             }
         }
         "function_call" => {
@@ -267,7 +270,7 @@ fn add(messages: &mut Vec<Message>, item: &Json, param: &str) -> Result<(), ApiE
             }
         }
         "function_call_output" => {
-            let mut message = Message::new("tool", content("output")?);
+            let mut message = Message { content: content("output")?, ..Message::new("tool", "") };
             message.fields.insert("tool_call_id".into(), fields.some_text("call_id")?.into());
             messages.push(message);
         }

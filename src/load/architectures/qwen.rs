@@ -43,7 +43,7 @@ pub(super) const QWEN3_VL: Architecture = Architecture {
     gguf: "qwen3vl",
     json: &["qwen3_vl", "qwen3_vl_text"],
     describe: |keys, config| {
-        image_keys(keys);
+        mrope(keys, config)?;
         (QWEN3.describe)(keys, config)
     },
     ..QWEN3
@@ -53,7 +53,7 @@ pub(super) const QWEN3_VL_MOE: Architecture = Architecture {
     gguf: "qwen3vlmoe",
     json: &["qwen3_vl_moe", "qwen3_vl_moe_text"],
     describe: |keys, config| {
-        image_keys(keys);
+        mrope(keys, config)?;
         (QWEN3_MOE.describe)(keys, config)
     },
     // Published experts are `[E, columns, rows]`.
@@ -65,10 +65,20 @@ pub(super) const QWEN3_VL_MOE: Architecture = Architecture {
     ..QWEN3_MOE
 };
 
-/// Marks keys about images as read: positions in text are the same in all dimensions.
-pub(super) fn image_keys(keys: &Keys<'_>) {
-    keys.says(Key("rope.dimension_sections", "rope_parameters.mrope_section|rope_scaling.mrope_section"));
+/// The sections of M-RoPE: text has the same position in all of them, patches of pictures have others.
+pub(super) fn mrope(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
+    let sections = Key("rope.dimension_sections", "rope_parameters.mrope_section|rope_scaling.mrope_section");
     keys.says(Key("n_deepstack_layers", "rope_parameters.mrope_interleaved|rope_scaling.mrope_interleaved"));
+    let Some(found) = keys.u32s(sections)? else { return Ok(()) };
+    let n_pairs = config.ropes.first().map_or(0, |rope| rope.rot_dims / 2);
+    match found[..] {
+        // GGUF files have a fourth section, of zero.
+        [t, h, w] | [t, h, w, 0] if [t, h, w].iter().all(|&n| n <= n_pairs) && t + h + w == n_pairs => {
+            config.mrope = Some([t, h, w]);
+            Ok(())
+        }
+        _ => Err(keys.wrong(sections, format!("three numbers with the sum {n_pairs}"), format!("{found:?}"))),
+    }
 }
 
 /// The sliding window of the layers after the first few, if enabled. GGUF files have none.

@@ -1,7 +1,7 @@
 //! Qwen3.5 (2026): three gated delta rule layers per gated attention layer; optional experts.
 
 use super::llama::LLAMA;
-use super::qwen::image_keys;
+use super::qwen::mrope;
 use super::{Architecture, SHARES, listed_layers, mixture, n_heads};
 use crate::error::Error;
 use crate::kernels::{DeltaRule, QkNorm, RopeStyle};
@@ -40,8 +40,7 @@ pub(super) const QWEN35: Architecture = Architecture {
     mtp: true,
     describe: |keys, config| {
         layers(keys, config)?;
-        image_keys(keys);
-        Ok(())
+        mrope(keys, config)
     },
     ..LLAMA
 };

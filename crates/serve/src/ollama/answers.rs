@@ -17,9 +17,12 @@ use super::super::answers::{AnswerEvent, AnswerOptions, Answers, CallIds, Delta,
 use super::super::app::{ApiRequest, App, RunOptions, is_long};
 use super::super::chat::{TOOLS, tokens_json};
 use super::super::completions::raw;
-use super::super::conversation::{Conversation, message_of, prefill_of, tools_of, with_notice, with_notices};
+use super::super::conversation::{
+    Conversation, add_part, message_of, prefill_of, tools_of, with_notice, with_notices,
+};
 use super::super::errors::ApiError;
 use super::super::models::Decoder;
+use super::super::pictures;
 use super::super::sampling::ids_of;
 use super::super::schema::{Endpoint, Kind, Neutral, field, neutral};
 use super::super::sse::{Disconnected, PartSender, Style, streamed};
@@ -99,14 +102,15 @@ pub async fn generate(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<
     let messages = system.into_iter().chain([Message::new("user", prompt.as_str())]).collect();
     let mut conversation = Conversation::with_one_answer(ChatRequest { messages, ..request });
     conversation.add_variables(&app.variables);
-    let is_slow = conversation.has_grammar() || is_long(conversation.prompt_bytes());
+    let is_slow = conversation.has_grammar() || conversation.has_images() || is_long(conversation.prompt_bytes());
     let limit = ContextLimit { n_ctx, truncates: false };
     let ask = move |decoder: &Decoder| {
         let mut prepared = match is_plain {
             true => {
                 let Conversation { request, seeds } = conversation;
                 let options = AnswerOptions { options: request.options, seeds };
-                PreparedPrompt { ids: raw(decoder.model(), &prompt)?, choices: Arc::new(options), reader: None }
+                let ids = raw(decoder.model(), &prompt)?;
+                PreparedPrompt { ids, images: Vec::new(), choices: Arc::new(options), reader: None }
             }
             false => conversation.prepare(decoder)?,
         };
@@ -158,7 +162,7 @@ pub async fn chat(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Resp
     formatter.calls = CallIds::new(messages.len());
     let mut conversation = Conversation::with_one_answer(ChatRequest { messages, tools, prefill, ..request });
     conversation.add_variables(&app.variables);
-    let is_slow = conversation.has_grammar() || is_long(conversation.prompt_bytes());
+    let is_slow = conversation.has_grammar() || conversation.has_images() || is_long(conversation.prompt_bytes());
     let limit = ContextLimit { n_ctx, truncates };
     let left_out: Arc<OnceLock<usize>> = Arc::default();
     let (of_thread, name) = (left_out.clone(), lease.entry.name().to_owned());
@@ -269,12 +273,9 @@ fn turns_of(messages: &[Message]) -> Vec<usize> {
 /// capitals.
 fn chat_message(message: &Json, param: &str) -> Result<Message, ApiError> {
     let mut converted = message.clone();
+    let mut images = Vec::new();
     if let Some(fields) = converted.as_object_mut() {
-        if !is_empty(fields.remove("images").as_ref().filter(|images| !images.is_null())) {
-            let param = format!("{param}.images");
-            let message = format!("{param} is not supported: models here read text only");
-            return Err(ApiError::unsupported(&param, message));
-        }
+        images = images_of(fields.remove("images").as_ref(), &format!("{param}.images"))?;
         if let Some(Json::String(role)) = fields.get_mut("role") {
             role.make_ascii_lowercase();
         }
@@ -289,7 +290,22 @@ fn chat_message(message: &Json, param: &str) -> Result<Message, ApiError> {
             }
         }
     }
-    message_of(&converted, param)
+    let mut message = message_of(&converted, param)?;
+    if !images.is_empty() {
+        let text = std::mem::replace(&mut message.content, images.into());
+        add_part(&mut message, json!({"type": "text", "text": text}));
+    }
+    Ok(message)
+}
+
+/// Pictures in base64 as parts of a message.
+fn images_of(given: Option<&Json>, param: &str) -> Result<Vec<Json>, ApiError> {
+    let of = |(at, image): (usize, &Json)| pictures::of_base64(image.as_str(), &format!("{param}[{at}]"));
+    match given.filter(|given| !given.is_null()) {
+        None => Ok(Vec::new()),
+        Some(Json::Array(images)) => images.iter().enumerate().map(of).collect(),
+        found => Err(ApiError::invalid(param, found, "a list of pictures in base64")),
+    }
 }
 
 /// A request without a text loads the model, or unloads it if `keep_alive` is 0.

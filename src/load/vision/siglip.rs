@@ -1,0 +1,99 @@
+//! Encoders with the blocks of SigLIP (Zhai et al. 2023, arXiv:2303.15343): SmolVLM and Idefics3, whose positions are
+//! learned for a fixed number of patches, and LFM2-VL with SigLIP 2 (2025, arXiv:2502.14786), which resamples them.
+
+use super::{PatchPlaces, Tower, VisionFamily, size};
+use crate::error::Error;
+use crate::kernels::{Activation, Gelu};
+use crate::load::keys::{Key, Keys};
+use crate::model::{Projector, VisionConfig};
+use crate::picture::Family;
+use crate::picture::positions::Interpolation;
+
+/// Names of the blocks.
+const NAMES: [(&str, &str); 16] = [
+    ("embeddings.patch_embedding", "patch_embd"),
+    ("embeddings.position_embedding", "position_embd"),
+    ("layer_norm1", "attn_norm"),
+    ("layer_norm2", "ffn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.out_proj", "attn_output"),
+    ("mlp.fc1", "ffn_up"),
+    ("mlp.fc2", "ffn_down"),
+    ("post_layernorm", "output_norm"),
+    ("layer_norm", "mm.norm"),
+    ("linear_1", "mm.0"),
+    ("linear_2", "mm.2"),
+    ("modality_projection.proj", "mm.0"),
+    // GGUF.
+    ("mm.model.fc", "mm.0"),
+];
+
+pub(super) const SMOLVLM: VisionFamily = VisionFamily {
+    family: Family::SmolVlm,
+    gguf: "idefics3",
+    json: &["smolvlm", "idefics3"],
+    prefixes: &["model.vision_model.", "model.connector."],
+    layers: "encoder.layers.",
+    names: &NAMES,
+    describe: |keys| {
+        let merge = size(keys, Key("projector.scale_factor", "scale_factor"), Some(4), 16)?;
+        let projector = Projector { n_patches: merge * merge, normed: false, hidden: None };
+        describe(keys, "idefics3", projector, Interpolation::Nearest)
+    },
+};
+
+pub(super) const LFM2_VL: VisionFamily = VisionFamily {
+    family: Family::Lfm2Vl,
+    gguf: "lfm2",
+    json: &["lfm2_vl"],
+    prefixes: &["model.vision_tower.vision_model.", "model.multi_modal_projector."],
+    layers: "encoder.layers.",
+    names: &NAMES,
+    describe: |keys| {
+        let merge = size(keys, Key("projector.scale_factor", "downsample_factor"), Some(2), 16)?;
+        let act = Key("", "projector_hidden_act");
+        if let Some(found) = keys.str(act)?.filter(|&found| found != "gelu") {
+            return Err(keys.unsupported(act, found, "gelu"));
+        }
+        let normed = match keys.is_gguf() {
+            true => keys.has("mm.norm.weight"),
+            false => keys.bool(Key("", "projector_use_layernorm"))?.unwrap_or(true),
+        };
+        let hidden_dim = match keys.is_gguf() {
+            true => keys.rows("mm.0.weight")?,
+            false => size(keys, Key("", "projector_hidden_size"), Some(2560), 1 << 16)?,
+        };
+        let hidden = Some((hidden_dim, Activation::Gelu(Gelu::Exact)));
+        let projector = Projector { n_patches: merge * merge, normed, hidden };
+        describe(keys, "lfm2_vl", projector, Interpolation::Antialiased)
+    },
+};
+
+fn describe(
+    keys: &Keys<'_>,
+    name: &str,
+    projector: Projector,
+    interpolation: Interpolation,
+) -> Result<(VisionConfig, PatchPlaces), Error> {
+    let encoder = Tower::read(keys, 1e-6)?.config(keys, (name, None))?;
+    let patch = size(keys, Key("patch_size", "patch_size"), None, 128)?;
+    let head = Key("", "vision_use_head");
+    if keys.bool(head)? == Some(true) {
+        return Err(keys.unsupported(head, true, "false"));
+    }
+    for name in ["num_patches", "image_size", "num_channels", "projector_bias"] {
+        keys.says(Key("", name));
+    }
+    let config = VisionConfig {
+        encoder,
+        patch_dim: 3 * patch * patch,
+        has_positions: true,
+        projector,
+        deepstack: Vec::new(),
+        has_grid: false,
+        row_dim: keys.required(Key("projection_dim", "text_hidden_size"))?,
+    };
+    Ok((config, PatchPlaces { interpolation: Some(interpolation), rope: None }))
+}

@@ -1,0 +1,387 @@
+//! Vision encoders on a device: pictures to rows for a text model.
+//!
+//! The host cuts a picture into patches (`picture/prepare.rs`), uploads them with their rotation and learned positions,
+//! and reads the rows back. Rows stay on the host, by the picture's digest: a pass of the text model uploads those of
+//! its tokens, wherever it runs, and a conversation's later turns compute no picture again.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lru::LruCache;
+
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::kernels::scale;
+use crate::load::{FileBytes, PatchPlaces, VisionFile, WeightUploader};
+use crate::model::{PatchTensors, VisionConfig, VisionTransformer};
+use crate::picture::positions::interpolate;
+use crate::picture::rope::grid_angles;
+use crate::picture::{Family, Patches, Picture, Prepared, Preprocess, TextPart};
+use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
+use crate::tensor::{Role, Tensor};
+use crate::tuning::{record_tested, self_test};
+
+/// Recorded passes to cache, by number of patches.
+const KEPT_PASSES: NonZeroUsize = NonZeroUsize::new(16).unwrap();
+/// Pictures whose rows stay on the host.
+const KEPT_PICTURES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
+/// The first id that stands for a row of a picture: above every vocabulary.
+pub(crate) const FIRST_ROW_ID: u32 = 1 << 31;
+
+/// How to load a vision encoder.
+#[derive(Clone, Copy, Debug)]
+pub struct VisionOptions {
+    /// Rows that a picture may take at most; larger pictures are made smaller. Default: 4096.
+    pub max_rows: u32,
+}
+
+impl Default for VisionOptions {
+    fn default() -> VisionOptions {
+        VisionOptions { max_rows: 4096 }
+    }
+}
+
+/// A vision encoder on a device. Its weights are uploaded for the first picture. Clones share them.
+#[derive(Clone)]
+pub struct VisionEncoder {
+    inner: Arc<VisionInner>,
+}
+
+struct VisionInner {
+    device: Device,
+    transformer: VisionTransformer,
+    preprocess: Preprocess,
+    places: PatchPlaces,
+    /// Learned positions, `[N, C]`; empty without.
+    positions: Vec<f32>,
+    max_patches: u32,
+    digests: [RandomState; 2],
+    state: Mutex<VisionState>,
+}
+
+struct VisionState {
+    passes: LruCache<u32, Arc<RecordedPatches>>,
+    /// Passes run one at a time, so they share memory for temporaries.
+    workspace: Workspace,
+    /// The weights that are not on the device yet.
+    weights: Option<(WeightUploader, Vec<FileBytes>)>,
+    /// By digest of pixels.
+    pictures: LruCache<[u64; 2], Arc<ImageEmbeddings>>,
+}
+
+struct RecordedPatches {
+    io: PatchTensors,
+    recording: Recording,
+}
+
+/// The rows that a picture contributes to a sequence, and the text around them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageEmbeddings {
+    /// Rows of each tile, in order.
+    pub tiles: Vec<Arc<ImageRows>>,
+    /// What takes the place of [`Family::placeholder`] in a prompt.
+    pub text: Vec<TextPart>,
+}
+
+impl ImageEmbeddings {
+    /// Number of rows, without the tokens around them.
+    pub fn n_rows(&self) -> usize {
+        self.tiles.iter().map(|tile| tile.len()).sum()
+    }
+}
+
+/// Consecutive rows of a sequence.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageRows {
+    /// D, the text model's width.
+    pub dim: u32,
+    /// `[n, D]`: those in place of token embeddings, then those that are added after the text model's first layers.
+    pub rows: Vec<Vec<f32>>,
+    /// Rows and columns of M-RoPE, whose product is n; `None` for positions like those of tokens.
+    pub grid: Option<[u32; 2]>,
+    /// Ids that stand for the rows in a sequence: no others do as long as the program runs.
+    pub ids: Range<u32>,
+}
+
+impl ImageRows {
+    /// Rows with new ids.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] after two thousand million rows.
+    fn new(dim: u32, rows: Vec<Vec<f32>>, grid: Option<[u32; 2]>) -> Result<ImageRows, Error> {
+        static NEXT: AtomicU32 = AtomicU32::new(FIRST_ROW_ID);
+        let n = rows.first().map_or(0, |rows| rows.len() / dim.max(1) as usize) as u32;
+        let first = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |first| first.checked_add(n));
+        let first = first.map_err(|_| Error::Operand {
+            kernel: "vision",
+            operand: "rows",
+            expected: format!("at most {FIRST_ROW_ID} in the life of a program"),
+            found: "more".into(),
+        })?;
+        Ok(ImageRows { dim, rows, grid, ids: first..first + n })
+    }
+
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// Positions that the rows take: fewer than rows with M-RoPE.
+    pub fn n_positions(&self) -> u32 {
+        self.grid.map_or(self.len() as u32, |[rows, cols]| rows.max(cols))
+    }
+}
+
+impl VisionEncoder {
+    /// Loads the vision encoder of a Hugging Face folder, or a GGUF file of one (`mmproj`).
+    ///
+    /// # Errors
+    /// Those of [`VisionFile::open`] and [`VisionEncoder::from_file`].
+    pub fn load(device: &Device, path: impl AsRef<Path>, options: VisionOptions) -> Result<VisionEncoder, Error> {
+        let path = path.as_ref();
+        VisionEncoder::from_file(device, VisionFile::open(path)?, options).map_err(|e| e.in_model_file(path))
+    }
+
+    /// Prepares a vision encoder, whose weights are uploaded for the first picture.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a weight is missing or has another shape, [`Error::Option`] for no rows.
+    pub fn from_file(device: &Device, file: VisionFile, options: VisionOptions) -> Result<VisionEncoder, Error> {
+        let VisionFile { config, preprocess, places, positions, tensor_index, files } = file;
+        let preprocess = preprocess.limited_to(options.max_rows)?;
+        let max_patches = preprocess.max_patches();
+        // Encoders round nothing.
+        let device = device.exact();
+        let transformer = VisionTransformer::declare(&device.target(), config, &tensor_index, max_patches)?;
+        tensor_index.check_read(transformer.tensor_slots().map(|(name, _)| name))?;
+        let weights = Some((WeightUploader::new(&tensor_index, transformer.tensor_slots()), files));
+        let state = VisionState {
+            passes: LruCache::new(KEPT_PASSES),
+            workspace: Workspace::default(),
+            weights,
+            pictures: LruCache::new(KEPT_PICTURES),
+        };
+        let inner =
+            VisionInner { device, transformer, preprocess, places, positions, max_patches, digests: Default::default(), state: Mutex::new(state) };
+        Ok(VisionEncoder { inner: Arc::new(inner) })
+    }
+
+    /// The encoder's shape.
+    pub fn config(&self) -> &VisionConfig {
+        &self.inner.transformer.config
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// The family of models, which says what stands for a picture in a prompt.
+    pub fn family(&self) -> Family {
+        self.inner.preprocess.family
+    }
+
+    /// Number of rows that a picture of this size takes in a sequence.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a size that the family refuses.
+    pub fn n_rows(&self, width: u32, height: u32) -> Result<u32, Error> {
+        Ok(self.inner.preprocess.layout(width, height)?.n_rows())
+    }
+
+    /// Memory of the weights and a pass over this many patches. Allocates nothing.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] or [`Error::Shape`] if the pass exceeds the device's limits.
+    pub fn plan(&self, n_patches: u32) -> Result<MemoryPlan, Error> {
+        let pass = self.inner.record(n_patches, &mut Workspace::default())?;
+        Ok(MemoryPlan::of([&pass.recording], self.inner.transformer.tensors()))
+    }
+
+    /// Number of dispatches of a pass over this many patches.
+    ///
+    /// # Errors
+    /// As [`VisionEncoder::plan`].
+    pub fn n_dispatches(&self, n_patches: u32) -> Result<usize, Error> {
+        Ok(self.inner.record(n_patches, &mut Workspace::default())?.recording.n_dispatches())
+    }
+
+    /// The rows of a picture, computed unless they are at hand.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub async fn encode(&self, picture: &Picture) -> Result<Arc<ImageEmbeddings>, Error> {
+        let digest = self.inner.digest(picture);
+        if let Some(known) = self.inner.state().pictures.get(&digest) {
+            return Ok(known.clone());
+        }
+        let Prepared { tiles, layout } = self.inner.preprocess.prepare(picture)?;
+        let mut rows = Vec::new();
+        for patches in &tiles {
+            rows.push(Arc::new(self.encode_patches(patches).await?));
+        }
+        let embeddings = Arc::new(ImageEmbeddings { tiles: rows, text: self.inner.preprocess.text(&layout) });
+        self.inner.state().pictures.put(digest, embeddings.clone());
+        Ok(embeddings)
+    }
+
+    /// The embedded patches and the output of each layer, `[n, C]` each, for inspection and tests.
+    ///
+    /// # Errors
+    /// As [`VisionEncoder::encode_patches`].
+    pub async fn trace(&self, patches: &Patches) -> Result<Vec<Vec<f32>>, Error> {
+        let inner = &self.inner;
+        inner.check(patches)?;
+        inner.upload_weights()?;
+        let io = inner.transformer.declare_patches(&inner.device.target(), patches.places.len() as u32)?;
+        let record = || {
+            let mut layers = Vec::new();
+            let mut tap = |rec: &mut Recorder, h: &Tensor| {
+                let kept = Tensor::declare("hidden", Role::Activations, h.shape(), DType::F32)?;
+                scale(rec, h, &kept, 1.0)?;
+                layers.push(kept);
+                Ok(())
+            };
+            let mut rec = Recorder::new(inner.device.target());
+            inner.transformer.record(&mut rec, &io, &mut tap)?;
+            Ok((rec.finish(&mut Workspace::default()), layers))
+        };
+        let (recording, layers) = record_tested(&inner.device, record, |(recording, _)| recording).await?;
+        inner.upload(&io, patches)?;
+        inner.device.run(&recording)?;
+        let mut values = Vec::new();
+        for tensor in &layers {
+            values.push(inner.device.read(tensor).await?);
+        }
+        Ok(values)
+    }
+
+    /// The rows of a tile's patches.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for patches of another model; errors of the device.
+    pub async fn encode_patches(&self, patches: &Patches) -> Result<ImageRows, Error> {
+        let inner = &self.inner;
+        let n = patches.places.len() as u32;
+        inner.check(patches)?;
+        inner.upload_weights()?;
+        let pass = inner.tested(n).await?;
+        {
+            // Held until the pass is submitted, so that another thread cannot overwrite the patches.
+            let _state = inner.state();
+            inner.upload(&pass.io, patches)?;
+            inner.device.run(&pass.recording)?;
+        }
+        let Some(projector) = pass.io.rows.first() else { return ImageRows::new(1, Vec::new(), None) };
+        let (dim, n_rows) = (projector.shape()[1], (n / self.config().projector.n_patches) as usize);
+        let mut rows = Vec::new();
+        for tensor in &pass.io.rows {
+            let mut values: Vec<f32> = inner.device.read(tensor).await?;
+            values.truncate(n_rows * dim as usize);
+            if let Some(found) = values.iter().find(|value| !value.is_finite()) {
+                let (expected, found) = ("finite numbers".into(), found.to_string());
+                return Err(Error::Operand { kernel: "vision", operand: "rows", expected, found });
+            }
+            rows.push(values);
+        }
+        let merge = inner.preprocess.merge;
+        let grid = self.config().has_grid.then(|| patches.grid.map(|n| n / merge));
+        ImageRows::new(dim, rows, grid)
+    }
+}
+
+impl VisionInner {
+    fn state(&self) -> MutexGuard<'_, VisionState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A digest of a picture's size and pixels, keyed by numbers that nobody knows: a cached picture answers for no other.
+    fn digest(&self, picture: &Picture) -> [u64; 2] {
+        self.digests.each_ref().map(|key| {
+            let mut digest = key.build_hasher();
+            digest.write_u32(picture.width());
+            digest.write_u32(picture.height());
+            digest.write(picture.rgb());
+            digest.finish()
+        })
+    }
+
+    fn check(&self, patches: &Patches) -> Result<(), Error> {
+        let n = patches.places.len() as u32;
+        let expected = vec![n, self.transformer.config.patch_dim];
+        let found = vec![n, patches.patch_dim];
+        let n_values = patches.values.len() == (n * patches.patch_dim) as usize;
+        match expected == found && n_values && n <= self.max_patches {
+            true => Ok(()),
+            false => Err(Error::Shape { kernel: "vision", operand: "patches", expected, found }),
+        }
+    }
+
+    /// Uploads the weights, once.
+    fn upload_weights(&self) -> Result<(), Error> {
+        let mut state = self.state();
+        if let Some((uploader, files)) = &state.weights {
+            uploader.clone().take_all(&self.device, files, None)?;
+            state.weights = None;
+        }
+        Ok(())
+    }
+
+    /// The pass of a picture, after its self-test.
+    async fn tested(&self, n_patches: u32) -> Result<Arc<RecordedPatches>, Error> {
+        loop {
+            let pass = self.pass(&mut self.state(), n_patches)?;
+            if self_test(&self.device, &pass.recording).await? {
+                return Ok(pass);
+            }
+            self.state().passes.pop(&n_patches);
+        }
+    }
+
+    fn pass(&self, state: &mut VisionState, n_patches: u32) -> Result<Arc<RecordedPatches>, Error> {
+        if let Some(pass) = state.passes.get(&n_patches) {
+            return Ok(pass.clone());
+        }
+        let pass = Arc::new(self.record(n_patches, &mut state.workspace)?);
+        state.passes.put(n_patches, pass.clone());
+        Ok(pass)
+    }
+
+    fn record(&self, n_patches: u32, workspace: &mut Workspace) -> Result<RecordedPatches, Error> {
+        let target = self.device.target();
+        let io = self.transformer.declare_patches(&target, n_patches)?;
+        let mut rec = Recorder::new(target);
+        self.transformer.record(&mut rec, &io, &mut |_, _| Ok(()))?;
+        Ok(RecordedPatches { io, recording: rec.finish(workspace) })
+    }
+
+    /// Uploads patches, with their numbers, rotations and positions.
+    fn upload(&self, io: &PatchTensors, patches: &Patches) -> Result<(), Error> {
+        let n = patches.places.len() as u32;
+        let tokens: Vec<u32> = (0..n).flat_map(|number| [0, number, 0]).collect();
+        self.device.write(&io.batch.tokens, 0, &tokens)?;
+        io.batch.set_lengths(&self.device, &[n])?;
+        self.device.write(&io.patches, 0, &patches.values)?;
+        let merge = self.preprocess.merge;
+        if let (Some(table), Some((axes, base))) = (self.transformer.angles(), self.places.rope) {
+            let angles = grid_angles(patches.grid, merge, 2 * table.shape()[1], base, axes)?;
+            self.device.write(table, 0, angles.as_flattened())?;
+        }
+        if let (Some(tensor), Some(interpolation)) = (&io.positions, self.places.interpolation) {
+            let dim = self.transformer.config.encoder.dim as usize;
+            let rows = interpolate(&self.positions, dim, patches.grid, merge, interpolation)?;
+            self.device.write(tensor, 0, &rows)?;
+        }
+        Ok(())
+    }
+}
