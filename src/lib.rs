@@ -77,6 +77,7 @@ mod memory;
 pub mod model;
 mod open;
 mod panics;
+pub mod picture;
 mod platform;
 mod recording;
 mod recovery;
