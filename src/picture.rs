@@ -11,8 +11,16 @@
 //! Patches are in *merge-block order*: block by block of `merge x merge` neighbours, row by row, and within a block row
 //! by row. What merges, un-shuffles or pools neighbours is then a view of consecutive rows.
 
+mod family;
+mod fit;
+mod prepare;
+mod preprocess;
 mod resize;
 
+pub use family::{Family, TextPart};
+pub use fit::{Fit, Layout};
+pub use prepare::{Patches, Prepared};
+pub use preprocess::{PixelOrder, Preprocess};
 pub use resize::Filter;
 
 use crate::error::Error;

@@ -3,16 +3,22 @@
 
 use std::path::PathBuf;
 
+use serde_json::Value;
 use tilewright::Error;
 use tilewright::picture::Picture;
 
 use crate::common::{self, References};
 
+mod prepare;
 mod resize;
 
 /// A file of the test data.
 fn path(name: &str) -> PathBuf {
     common::find_data(std::path::Path::new("pictures")).expect("committed test data").join(name)
+}
+
+fn json(name: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(path(name)).unwrap()).unwrap()
 }
 
 /// Pixels by Pillow.
