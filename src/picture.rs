@@ -13,9 +13,11 @@
 
 mod family;
 mod fit;
+pub mod positions;
 mod prepare;
 mod preprocess;
 mod resize;
+pub mod rope;
 
 pub use family::{Family, TextPart};
 pub use fit::{Fit, Layout};

@@ -9,6 +9,7 @@ use tilewright::picture::Picture;
 
 use crate::common::{self, References};
 
+mod positions;
 mod prepare;
 mod resize;
 
