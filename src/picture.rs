@@ -11,6 +11,8 @@
 //! Patches are in *merge-block order*: block by block of `merge x merge` neighbours, row by row, and within a block row
 //! by row. What merges, un-shuffles or pools neighbours is then a view of consecutive rows.
 
+#[cfg(feature = "pictures")]
+mod decode;
 mod family;
 mod fit;
 pub mod positions;
@@ -19,6 +21,8 @@ mod preprocess;
 mod resize;
 pub mod rope;
 
+#[cfg(feature = "pictures")]
+pub use decode::PictureLimits;
 pub use family::{Family, TextPart};
 pub use fit::{Fit, Layout};
 pub use prepare::{Patches, Prepared};

@@ -9,6 +9,10 @@ use tilewright::picture::Picture;
 
 use crate::common::{self, References};
 
+#[cfg(feature = "pictures")]
+pub mod bombs;
+#[cfg(feature = "pictures")]
+mod decode;
 mod positions;
 mod prepare;
 mod resize;
