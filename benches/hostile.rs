@@ -1,7 +1,7 @@
 //! Time to refuse each hostile file of `tests/formats/`, each hostile vocabulary of `tests/tokenizer/`, each chat
-//! template of `tests/chat/bombs.rs`, each constraint of `tests/grammar/bombs.rs`, and each `config.json` of the test
-//! data with each of its numbers replaced. Prints the ten slowest and all above the promised 250 ms, in which case the
-//! bench fails.
+//! template of `tests/chat/bombs.rs`, each constraint of `tests/grammar/bombs.rs`, each picture of
+//! `tests/picture/bombs.rs`, and each `config.json` of the test data with each of its numbers replaced. Prints the ten
+//! slowest and all above the promised 250 ms, in which case the bench fails.
 //!
 //!     cargo bench --bench hostile
 
@@ -26,6 +26,9 @@ mod hostile_gguf;
 mod hostile_safetensors;
 #[path = "../tests/tokenizer/hostile.rs"]
 mod hostile_vocabularies;
+#[cfg(feature = "pictures")]
+#[path = "../tests/picture/bombs.rs"]
+mod pictures;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -46,6 +49,8 @@ fn main() {
     refused.extend(templates());
     #[cfg(all(feature = "builtin", feature = "grammar"))]
     refused.extend(constraints());
+    #[cfg(feature = "pictures")]
+    refused.extend(pictures());
     refused.sort_by_key(|(elapsed, _)| std::cmp::Reverse(*elapsed));
     let slow = refused.iter().filter(|(elapsed, _)| *elapsed > PROMISED).count();
     for (elapsed, what) in refused.iter().take(slow.max(10)) {
@@ -96,6 +101,17 @@ fn constraints() -> Vec<(Duration, String)> {
         (elapsed, begun.map_or_else(|error| format!("{shown}: {error}"), |_| format!("{shown}: read")))
     };
     all.map(begin).collect()
+}
+
+#[cfg(feature = "pictures")]
+fn pictures() -> impl Iterator<Item = (Duration, String)> {
+    use tilewright::picture::{Picture, PictureLimits};
+    pictures::all().into_iter().map(|(name, bytes, _)| {
+        let start = Instant::now();
+        let decoded = Picture::decode(&bytes, &PictureLimits::default());
+        let elapsed = start.elapsed();
+        (elapsed, decoded.map_or_else(|error| format!("{name}: {error}"), |_| format!("{name}: decoded")))
+    })
 }
 
 /// Opens a folder without weights for each number of each test configuration and each value that no model has.

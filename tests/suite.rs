@@ -31,6 +31,7 @@ mod lora;
 mod matrices;
 mod matrix;
 mod model;
+mod picture;
 mod quantize;
 mod retrieval;
 mod shaders;

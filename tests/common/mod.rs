@@ -338,7 +338,7 @@ impl References {
     }
 
     pub fn floats(&self, name: &str) -> Vec<f32> {
-        let tensor = self.index.tensor(name).unwrap_or_else(|| panic!("no reference `{name}`"));
+        let tensor = self.tensor(name);
         let mut values = vec![0.0; tensor.n_elements() as usize];
         tilewright::formats::block::dequantize(tensor.block_type, tensor.bytes(&self.file).unwrap(), &mut values)
             .unwrap();
@@ -346,8 +346,19 @@ impl References {
     }
 
     pub fn ids(&self, name: &str) -> Vec<u32> {
-        let tensor = self.index.tensor(name).unwrap_or_else(|| panic!("no reference `{name}`"));
-        bytemuck::pod_collect_to_vec(tensor.bytes(&self.file).unwrap())
+        bytemuck::pod_collect_to_vec(self.bytes(name))
+    }
+
+    pub fn bytes(&self, name: &str) -> &[u8] {
+        self.tensor(name).bytes(&self.file).unwrap()
+    }
+
+    pub fn shape(&self, name: &str) -> &[u64] {
+        &self.tensor(name).shape
+    }
+
+    fn tensor(&self, name: &str) -> &tilewright::formats::TensorInfo {
+        self.index.tensor(name).unwrap_or_else(|| panic!("no reference `{name}`"))
     }
 }
 

@@ -14,6 +14,7 @@ use crate::formats::hostile;
 mod inputs;
 mod kernels;
 mod mutate;
+mod pictures;
 use crate::grammar::schemas;
 mod target;
 mod texts;
