@@ -15,6 +15,7 @@
 mod decode;
 mod family;
 mod fit;
+mod limit;
 pub mod positions;
 mod prepare;
 mod preprocess;

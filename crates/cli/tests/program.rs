@@ -19,6 +19,8 @@ mod embed_cli;
 mod fuzz;
 mod hub;
 mod lora;
+#[cfg(feature = "serve")]
+mod pictures;
 mod quantize;
 mod recipes;
 mod scoring;
