@@ -41,7 +41,7 @@ impl Pixels {
     }
 }
 
-/// The code and the message of an error.
+/// The message of an error.
 fn told<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     result.unwrap_err().to_string()
 }
