@@ -280,9 +280,8 @@ impl ChatModel {
         while let Some((&first, rest)) = left.split_first() {
             match left.strip_prefix(&placeholder[..]).filter(|_| !placeholder.is_empty()) {
                 Some(after) => {
-                    let image = next.next().ok_or_else(|| {
-                        wrong_images("one for each part that is an image", images.len())
-                    })?;
+                    let image =
+                        next.next().ok_or_else(|| wrong_images("one for each part that is an image", images.len()))?;
                     for part in &image.text {
                         match part {
                             TextPart::Text(text) => placed.extend(encode(text)?),

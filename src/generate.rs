@@ -9,9 +9,9 @@ mod disk_offload;
 mod disk_tables;
 mod expert_cache;
 mod generation;
+mod images;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod importance;
-mod images;
 mod in_flight;
 mod inside;
 mod loader;

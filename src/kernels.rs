@@ -52,10 +52,10 @@ pub use mol::{Combination, MolActivation, MolForm, MolGate, MolGateWeights, MolO
 pub use norm::{LayerNorm, add_rms_norm, layer_norm, rms_norm, rms_norm_columns, rms_norm_groups};
 pub use pool::{Pooling, pool};
 pub use recurrent::{DeltaRule, MAX_TAPS, N_STATES, SelectiveScan, ShortConv};
+pub(crate) use rope::mrope_rows;
 pub use rope::{
     Heads, QkNorm, QueryGrowth, RopeConfig, RopeScaling, RopeStyle, rope, rope_kv, rope_packed, rope_table,
 };
-pub(crate) use rope::mrope_rows;
 pub use sample::{NON_FINITE, Sampling, mask_logits, penalize, sample};
 pub use select_top::{MAX_TOP, NO_ITEM, TopStrip, merge_top, select_top, top_splits};
 pub use softmax::softmax;

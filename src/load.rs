@@ -64,9 +64,9 @@ pub(crate) use tensor_index::TableRows;
 pub use tensor_index::TensorIndex;
 pub(crate) use tensor_index::{WeightUploader, Widened};
 pub(crate) use unread::MTP;
-pub(crate) use vision::PatchPlaces;
 #[cfg(feature = "hub")]
 pub(crate) use vision::PREPROCESSORS;
+pub(crate) use vision::PatchPlaces;
 pub use vision::VisionFile;
 pub use vocab::vocab_from_gguf;
 pub(crate) use weight_files::*;

@@ -5,7 +5,7 @@
 //! bytes -> Picture (RGB8) -> Preprocess::prepare -> Prepared { tiles of Patches, layout }
 //!                                                     |-> values    the rows that the vision encoder takes
 //!                                                     |-> places    positions::interpolate, rope::grid_angles
-//!                                                     '-> layout    Preprocess::text, rope::text_positions
+//!                                                     '-> layout    Preprocess::text
 //! ```
 //!
 //! Patches are in *merge-block order*: block by block of `merge x merge` neighbours, row by row, and within a block row

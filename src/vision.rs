@@ -171,8 +171,16 @@ impl VisionEncoder {
             weights,
             pictures: LruCache::new(KEPT_PICTURES),
         };
-        let inner =
-            VisionInner { device, transformer, preprocess, places, positions, max_patches, digests: Default::default(), state: Mutex::new(state) };
+        let inner = VisionInner {
+            device,
+            transformer,
+            preprocess,
+            places,
+            positions,
+            max_patches,
+            digests: Default::default(),
+            state: Mutex::new(state),
+        };
         Ok(VisionEncoder { inner: Arc::new(inner) })
     }
 

@@ -77,12 +77,7 @@ impl Running {
                 RequestProgress::Preempted(completion) => *completion,
             },
             n_prompt: ids.len() - 1,
-            sequence: Sequence::begun(
-                model.config().is_recurrent(),
-                (ids, &request.images),
-                n_cached,
-                rope_offset,
-            ),
+            sequence: Sequence::begun(model.config().is_recurrent(), (ids, &request.images), n_cached, rope_offset),
             n_listed: Some(held.len()),
             pages: held,
             n_reserved,

@@ -66,9 +66,16 @@ impl PlacedImages {
         }
     }
 
-    /// Those that begin before position `n`.
-    pub fn truncate(&mut self, n: usize) {
-        self.0.retain(|image| image.start < n);
+    /// Keeps the images that end by position `n`. Returns the start of the first other one, if that is before `n`.
+    pub fn truncate(&mut self, n: usize) -> usize {
+        let cut = self.0.iter().find(|image| image.end() > n).map_or(n, |image| image.start.min(n));
+        self.0.retain(|image| image.end() <= n);
+        cut
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// The images, without their places.
@@ -92,7 +99,8 @@ impl PlacedImages {
     /// images that take fewer positions than rows.
     pub fn rope_shift(&self, position: usize) -> u32 {
         let before = self.0.iter().take_while(|image| image.end() <= position);
-        before.fold(0, |shift, image| shift.wrapping_add(image.rows.n_positions()).wrapping_sub(image.rows.len() as u32))
+        before
+            .fold(0, |shift, image| shift.wrapping_add(image.rows.n_positions()).wrapping_sub(image.rows.len() as u32))
     }
 
     /// Time, row and column of these rows of the image at a position of its first row.
@@ -126,6 +134,7 @@ pub(crate) fn check_images(ids: &[u32], images: &[Arc<ImageRows>]) -> Result<(),
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::formats::safetensors::Safetensors;
 
     fn image(first: u32, grid: [u32; 2]) -> Arc<ImageRows> {
         let n = grid[0] * grid[1];
@@ -147,8 +156,13 @@ mod tests {
             let run = placed.run_at(position, ids.len() - position);
             (run.n, run.image.map(|(rows, first)| (rows.ids.start, first)))
         });
-        let expected =
-            [(2, None), (12, Some((a.ids.start, 0))), (4, Some((a.ids.start, 8))), (1, None), (4, Some((b.ids.start, 0)))];
+        let expected = [
+            (2, None),
+            (12, Some((a.ids.start, 0))),
+            (4, Some((a.ids.start, 8))),
+            (1, None),
+            (4, Some((b.ids.start, 0))),
+        ];
         assert_eq!(runs[..5], expected);
         assert_eq!(placed.positions(&a, 2, 4..6), [[2, 3, 2], [2, 3, 3]]);
         assert_eq!(placed.positions(&b, 15, 3..4), [[7, 8, 8]]);
@@ -156,5 +170,38 @@ mod tests {
             assert!(check_images(ids, images).is_err(), "{ids:?}");
         }
         assert!(check_images(&ids[..19], &images).is_err(), "an image at the end");
+        assert_eq!([20, 19, 17, 14, 3].map(|n| placed.truncate(n)), [20, 19, 15, 14, 2]);
+        assert!(placed.is_empty());
+    }
+
+    /// Positions of a text with two pictures, by `get_rope_index` of transformers 5.24.
+    #[test]
+    fn positions_are_those_of_transformers() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tiny-random-pictures/qwen3-vl/refs.safetensors");
+        let file = std::fs::read(path).unwrap();
+        let header = Safetensors::parse(&file, file.len() as u64).unwrap();
+        let numbers = |name: &str| -> Vec<u32> {
+            bytemuck::pod_collect_to_vec(header.tensor(name).unwrap().bytes(&file).unwrap())
+        };
+        let (ids, want) = (numbers("2.ids"), numbers("2.position_ids"));
+        let mut first = FIRST_ROW_ID;
+        let images: Vec<_> = numbers("2.image_grid_thw")
+            .chunks_exact(3)
+            .map(|grid| {
+                let image = image(first, [grid[1] / 2, grid[2] / 2]);
+                first = image.ids.end;
+                image
+            })
+            .collect();
+        let mut rows = FIRST_ROW_ID..;
+        let ids: Vec<u32> = ids.iter().map(|&id| if id == 287 { rows.next().unwrap() } else { id }).collect();
+        let mut placed = PlacedImages::default();
+        placed.add(0, &ids, &images);
+        let got = (0..ids.len()).map(|position| match placed.run_at(position, 1).image {
+            Some((image, row)) => placed.positions(&image, position - row, row..row + 1)[0],
+            None => [(position as u32).wrapping_add(placed.rope_shift(position)); 3],
+        });
+        let want = (0..ids.len()).map(|at| [0, 1, 2].map(|axis| want[axis * ids.len() + at]));
+        assert!(got.eq(want));
     }
 }

@@ -690,15 +690,17 @@ impl Model {
             let (expected, found) = (expected.into(), found.into());
             return Err(Error::Shape { kernel: "model", operand: "image", expected, found });
         }
+        let unsupported = |found: &str, supported: &str| {
+            let (found, supported) = (found.into(), supported.into());
+            Err(Error::Unsupported { format: "model", field: "image".into(), found, supported })
+        };
         if !self.inner.stages.is_empty() {
-            return Err(Error::Unsupported {
-                format: "model",
-                field: "image".into(),
-                found: "layers on several devices (`gpu_layers`, `layers_on`)".into(),
-                supported: "all layers on one".into(),
-            });
+            return unsupported("layers on several devices (`gpu_layers`, `layers_on`)", "all layers on one");
         }
-        Ok(())
+        match (self.config().per_layer, self.config().residual_scale) {
+            (None, 1.0) => Ok(()),
+            _ => unsupported("per-layer embeddings, or a residual scale", "models without"),
+        }
     }
 
     /// Refuses MTP drafts without an MTP head.

@@ -113,7 +113,12 @@ impl Session {
         let Some(mtp) = &self.passes.io.mtp else { return Ok(None) };
         let came_next = &self.sequence.ids()[positions.start + 1..positions.end + 1];
         model.device().write(mtp.tokens(), first, came_next)?;
-        mtp.state().set_with_rope(model.device(), first as u32, came_next.len() as u32, self.sequence.rope_offset_at(first))?;
+        mtp.state().set_with_rope(
+            model.device(),
+            first as u32,
+            came_next.len() as u32,
+            self.sequence.rope_offset_at(first),
+        )?;
         Ok(Some((size, came_next.len())))
     }
 }

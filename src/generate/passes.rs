@@ -151,6 +151,7 @@ impl RecordedPasses {
         resident: &[u64],
     ) -> Result<(), Error> {
         if adapter != self.in_use {
+            self.images = None;
             let chosen = self.others.remove(&adapter).unwrap_or_default();
             self.others.insert(self.in_use, std::mem::replace(&mut self.recordings, chosen));
             self.in_use = adapter;
@@ -228,6 +229,7 @@ impl RecordedPasses {
             }
             #[cfg(feature = "lora")]
             self.others.clear();
+            self.images = None;
             let known: Vec<(Ending, u32)> = self.recordings.drain().map(|(key, _)| key).collect();
             self.record_usual(&device.target(), transformer)?;
             for (ending, size) in known {

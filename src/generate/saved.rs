@@ -38,6 +38,7 @@ impl Session {
     /// # Errors
     /// [`Error::Io`] if the file cannot be written; errors of [`Device::read`](crate::Device::read).
     pub async fn save(&self, path: impl AsRef<Path>, note: &str) -> Result<(), Error> {
+        self.check_savable()?;
         self.saving(note).write(path.as_ref()).await
     }
 
@@ -56,9 +57,23 @@ impl Session {
     /// The session as the bytes of a file, see [`Session::save`].
     ///
     /// # Errors
-    /// Errors of [`Device::read`](crate::Device::read).
+    /// [`Error::Unsupported`] for a sequence with images; errors of [`Device::read`](crate::Device::read).
     pub async fn to_bytes(&self, note: &str) -> Result<Vec<u8>, Error> {
+        self.check_savable()?;
         self.saving(note).to_bytes().await
+    }
+
+    /// Refuses a sequence with images, whose rows a file does not hold.
+    fn check_savable(&self) -> Result<(), Error> {
+        match self.sequence.images().is_empty() {
+            true => Ok(()),
+            false => Err(Error::Unsupported {
+                format: "session",
+                field: "tokens".into(),
+                found: "rows of images".into(),
+                supported: "sequences without images; save the messages instead".into(),
+            }),
+        }
     }
 
     /// Restores a session from the bytes of a file, see [`Session::load`].

@@ -145,10 +145,10 @@ impl Sequence {
         &self.images
     }
 
-    /// Keeps the first `n` tokens.
+    /// Keeps the first `n` tokens, and no part of an image.
     pub fn truncate(&mut self, n: usize) {
+        let n = self.images.truncate(n);
         self.ids.truncate(n);
-        self.images.truncate(n);
         self.go_back(n);
     }
 

@@ -125,10 +125,10 @@ impl Session {
         self.truncate(0);
     }
 
-    /// Keeps the first `n` tokens.
+    /// Keeps the first `n` tokens, without an image that does not end by there.
     pub fn truncate(&mut self, n: usize) {
         self.sequence.truncate(n);
-        self.mtp.truncate(n);
+        self.mtp.truncate(self.tokens().len());
     }
 
     /// Copies the session's state.

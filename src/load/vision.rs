@@ -18,12 +18,12 @@ use crate::formats::TensorInfo;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::gguf::Gguf;
 use crate::kernels::{Gelu, RopeConfig, RopeScaling, RopeStyle};
-use crate::picture::positions::Interpolation;
-use crate::picture::rope::Axes;
-use crate::picture::{Family, Preprocess};
 use crate::model::{
     Attention, Between, Block, FeedForward, Halves, MAX_LAYERS, ModelConfig, NormKind, NormPlace, VisionConfig,
 };
+use crate::picture::positions::Interpolation;
+use crate::picture::rope::Axes;
+use crate::picture::{Family, Preprocess};
 
 /// The preprocessor's settings in a folder, alone or with those of other inputs.
 pub(crate) const PREPROCESSORS: [&str; 2] = ["preprocessor_config.json", "processor_config.json"];
@@ -138,7 +138,8 @@ impl VisionFile {
             [path] => Ok(path.clone()),
             others => Err(Error::Config {
                 field: "mmproj".into(),
-                expected: "a GGUF file of its vision encoder beside the model, `mmproj-*.gguf`, or --mmproj FILE".into(),
+                expected: "a GGUF file of its vision encoder beside the model, `mmproj-*.gguf`, or --mmproj FILE"
+                    .into(),
                 found: if others.is_empty() { "none".into() } else { names() },
             }
             .in_file(model)),

@@ -15,8 +15,8 @@ use crate::error::Error;
 use crate::kernels::{
     Activation, Gate, Gates, HeadColumns, HeadMatrices, Heads, Input, LatentKey, Linear, Norm, RopeConfig, RopeScaling,
     ShortConv, add_rms_norm, attention, attention_next, attention_packed, fold_norm, fuses_norm, gate_up, gelu,
-    layer_norm, linear_norm, mrope_rows, rms_norm, rms_norm_columns, rms_norm_groups, rope_kv, rope_packed, rope_table, scale,
-    sigmoid_gate, squared_relu, suits_few, up_gated,
+    layer_norm, linear_norm, mrope_rows, rms_norm, rms_norm_columns, rms_norm_groups, rope_kv, rope_packed, rope_table,
+    scale, sigmoid_gate, squared_relu, suits_few, up_gated,
 };
 use crate::matrix::Matrix;
 use crate::recording::{BatchInvariance, Recorder};

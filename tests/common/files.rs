@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use tilewright::formats::gguf::{Value as Key, ValueType};
-use tilewright::formats::{BlockType, Gguf};
 use tilewright::formats::gguf_writer::GgufHeader;
+use tilewright::formats::{BlockType, Gguf};
 
 use crate::common::{self, Rng};
 
@@ -124,7 +124,10 @@ fn vocabulary() -> Vec<String> {
     let is_shown = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let mut n_hidden = 0;
     let byte = |byte: u32| {
-        let code = if is_shown(byte) { byte } else { 256 + std::mem::replace(&mut n_hidden, n_hidden + 1) };
+        if !is_shown(byte) {
+            n_hidden += 1;
+        }
+        let code = if is_shown(byte) { byte } else { 255 + n_hidden };
         char::from_u32(code).unwrap().to_string()
     };
     let mut tokens: Vec<String> = (0..256).map(byte).collect();

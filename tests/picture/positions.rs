@@ -1,10 +1,9 @@
 //! Learned positions and rotary angles, compared with what transformers adds and with its formulas in NumPy.
 
 use tilewright::picture::positions::{Interpolation, add_axes, interpolate};
-use tilewright::picture::rope::{Axes, Sections, Segment, grid_angles, text_angles, text_positions};
+use tilewright::picture::rope::{Axes, grid_angles};
 
-use super::prepare::{ROW, cases, preprocess};
-use super::{Pixels, References, path, told};
+use super::{References, path, told};
 
 fn largest(got: &[f32], want: &[f32]) -> f32 {
     assert_eq!(got.len(), want.len());
@@ -96,63 +95,4 @@ fn angles_of_grids() {
     assert!(told(grid_angles([2, 2], 2, 18, 1e4, Axes::RowFirst)).contains("`head_dim` is 18"));
     assert!(told(grid_angles([2, 2], 2, 16, 0.0, Axes::RowFirst)).contains("`base` is 0"));
     assert!(told(grid_angles([2, 1], 2, 16, 1e4, Axes::RowFirst)).contains("`grid`"));
-}
-
-#[test]
-fn text_positions_are_those_of_transformers() {
-    let pixels = Pixels::open();
-    let references = References::open(&path("qwen3-vl/refs.safetensors"));
-    let preprocess = preprocess("qwen3-vl");
-    for (case, names) in cases("qwen3-vl").iter().enumerate().filter(|(_, names)| !names.is_empty()) {
-        let ids = references.ids(&format!("{case}.ids"));
-        let mut grids = names.iter().map(|name| {
-            let tile = &preprocess.prepare(&pixels.get(&format!("{name}.rgb"))).unwrap().tiles[0];
-            tile.grid.map(|n| n / preprocess.merge)
-        });
-        let segments: Vec<Segment> = ids
-            .chunk_by(|a, b| (*a == ROW) == (*b == ROW))
-            .map(|run| match run[0] == ROW {
-                true => Segment::Picture(grids.next().unwrap()),
-                false => Segment::Text(run.len() as u32),
-            })
-            .collect();
-        let (positions, next) = text_positions(0, &segments).unwrap();
-        let want = references.ids(&format!("{case}.position_ids"));
-        let want: Vec<[u32; 3]> = (0..ids.len()).map(|at| [0, 1, 2].map(|axis| want[axis * ids.len() + at])).collect();
-        assert_eq!(positions, want, "case {case}");
-        assert_eq!(next, want.iter().flatten().max().unwrap() + 1);
-        let (later, _) = text_positions(5, &segments).unwrap();
-        assert!(later.iter().zip(&want).all(|(later, at)| *later == at.map(|at| at + 5)));
-    }
-    assert!(told(text_positions(u32::MAX, &[Segment::Text(1)])).contains("fewer than 2^32 positions"));
-}
-
-#[test]
-fn angles_of_texts() {
-    let references = open("qwen3-vl");
-    let ids = references.ids("2.position_ids");
-    let n = ids.len() / 3;
-    let positions: Vec<[u32; 3]> = (0..n).map(|at| [ids[at], ids[n + at], ids[2 * n + at]]).collect();
-    let sections = Sections { pairs: [4, 4, 4], is_interleaved: true };
-    let got = text_angles(&positions, sections, 24, 1e6).unwrap();
-    let difference = largest(got.as_flattened(), &references.floats("text_angles"));
-    assert!(difference < 1e-6, "{difference}");
-    // Tokens of text turn as without sections, and pairs beyond a section's turn with the time.
-    let uneven = Sections { pairs: [6, 4, 2], is_interleaved: true };
-    let angles = text_angles(&[[0, 1, 2]], uneven, 24, 1e6).unwrap();
-    let axes: Vec<usize> = angles
-        .iter()
-        .enumerate()
-        .map(|(pair, [_, sin])| {
-            let angle = 1e6f64.powf(-2.0 * pair as f64 / 24.0);
-            (0..3).find(|&axis| (f64::from(*sin) - (axis as f64 * angle).sin()).abs() < 1e-7).unwrap()
-        })
-        .collect();
-    assert_eq!(axes, [0, 1, 2, 0, 1, 2, 0, 1, 0, 0, 1, 0]);
-    let blocks = Sections { is_interleaved: false, ..uneven };
-    let plain = text_angles(&[[5, 5, 5]], blocks, 24, 1e6).unwrap();
-    assert_eq!(plain, text_angles(&[[5, 5, 5]], uneven, 24, 1e6).unwrap());
-    let row = text_angles(&[[0, 1, 0]], blocks, 24, 1e6).unwrap();
-    assert!(row.iter().enumerate().all(|(pair, [_, sin])| (*sin > 0.0) == (6..10).contains(&pair)));
-    assert!(told(text_angles(&positions, sections, 26, 1e6)).contains("`sections` is [4, 4, 4]"));
 }

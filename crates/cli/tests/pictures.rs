@@ -120,11 +120,15 @@ fn server_answers_about_pictures_in_each_api() {
     let model = load(&path);
     let (expected, n_prompt) = answer(&model, &["a.png"], "What is this?");
     let load_it = move || {
-        let decoder = Decoder::new(&load(&path), &EngineOptions { max_sequences: 2, ..EngineOptions::default() }, None)?;
+        let decoder =
+            Decoder::new(&load(&path), &EngineOptions { max_sequences: 2, ..EngineOptions::default() }, None)?;
         Ok(Loaded::Decoder(Arc::new(decoder)))
     };
     let running = server::start(vec![ModelSpec::new("eyes", 1 << 20, load_it)], ServerOptions::default());
-    let post = |path: &str, body: Value| client::post(running.address, path, &body.to_string());
+    let post = |path: &str, body: Value| {
+        let answer = client::post(running.address, path, &body);
+        (answer.status, answer.json())
+    };
     let settings = json!({"model": "eyes", "max_tokens": N, "temperature": 0, "ignore_eos": true});
     let with = |fields: Value| {
         let mut body = settings.clone();

@@ -8,11 +8,11 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value as Json, json};
-use tilewright::{Error, ImageRows};
 use tilewright::answer::{AnswerReader, CallPart, Event, call_id};
 use tilewright::engine::{Request, Stream, Usage};
 use tilewright::generate::{GenerateOptions, Piece, PromptLogprobs, StopReason};
 use tilewright::tokenizer::Tokenizer;
+use tilewright::{Error, ImageRows};
 
 use super::app::{RequestContext, RunOptions};
 use super::errors::ApiError;

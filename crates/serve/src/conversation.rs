@@ -68,9 +68,12 @@ impl Conversation {
 
     /// Whether messages have pictures, whose encoding takes long.
     pub fn has_images(&self) -> bool {
-        self.request.messages.iter().filter_map(|message| message.content.as_array()).flatten().any(|part| {
-            part.get("data").is_some()
-        })
+        self.request
+            .messages
+            .iter()
+            .filter_map(|message| message.content.as_array())
+            .flatten()
+            .any(|part| part.get("data").is_some())
     }
 
     /// Makes the prompt and its constraint. The time grows with the conversation and its pictures.

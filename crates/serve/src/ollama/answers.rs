@@ -17,9 +17,7 @@ use super::super::answers::{AnswerEvent, AnswerOptions, Answers, CallIds, Delta,
 use super::super::app::{ApiRequest, App, RunOptions, is_long};
 use super::super::chat::{TOOLS, tokens_json};
 use super::super::completions::raw;
-use super::super::conversation::{
-    Conversation, add_part, message_of, prefill_of, tools_of, with_notice, with_notices,
-};
+use super::super::conversation::{Conversation, add_part, message_of, prefill_of, tools_of, with_notice, with_notices};
 use super::super::errors::ApiError;
 use super::super::models::Decoder;
 use super::super::pictures;
@@ -47,7 +45,12 @@ pub const GENERATE: Endpoint = Endpoint::post(
             ),
             neutral("suffix", &[Neutral::Empty], "Nothing can follow the answer."),
             neutral("template", &[Neutral::Empty], "The model's template is used; `raw` needs none."),
-            neutral("images", &[Neutral::Empty], "Only text is supported."),
+            field(
+                "images",
+                Kind::Other(&["array"], "a list of pictures in base64"),
+                "[]",
+                "Pictures before the text, for models with a vision encoder.",
+            ),
         ],
     ],
 );
@@ -83,7 +86,10 @@ pub async fn generate(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<
     if prompt.is_empty() {
         return only_load(&app, &common, OllamaEndpoint::Generate).await;
     }
-    if let Some(field) = ["system", "context"].into_iter().find(|field| is_raw && !is_empty(fields.get(field))) {
+    let images = images_of(fields.get("images"), "images")?;
+    if let Some(field) =
+        ["system", "context", "images"].into_iter().find(|field| is_raw && !is_empty(fields.get(field)))
+    {
         return Err(ApiError::unsupported(field, format!("{field} and raw exclude each other")));
     }
     let begun = Instant::now();
@@ -97,9 +103,10 @@ pub async fn generate(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<
     let CommonFields { model, streams, request, n_ctx, notices, .. } = common;
     let mut formatter = OllamaFormatter::new(model, OllamaEndpoint::Generate, asked.since.at, load);
     formatter.has_logprobs = request.options.logprobs.is_some();
-    formatter.has_context = !is_raw;
+    // Ids of pictures mean nothing to another request.
+    formatter.has_context = !is_raw && images.is_empty();
     let system = (!system.is_empty()).then(|| Message::new("system", system));
-    let messages = system.into_iter().chain([Message::new("user", prompt.as_str())]).collect();
+    let messages = system.into_iter().chain([with_images(Message::new("user", prompt.as_str()), images)]).collect();
     let mut conversation = Conversation::with_one_answer(ChatRequest { messages, ..request });
     conversation.add_variables(&app.variables);
     let is_slow = conversation.has_grammar() || conversation.has_images() || is_long(conversation.prompt_bytes());
@@ -290,12 +297,16 @@ fn chat_message(message: &Json, param: &str) -> Result<Message, ApiError> {
             }
         }
     }
-    let mut message = message_of(&converted, param)?;
+    Ok(with_images(message_of(&converted, param)?, images))
+}
+
+/// A message with images before its text.
+fn with_images(mut message: Message, images: Vec<Json>) -> Message {
     if !images.is_empty() {
         let text = std::mem::replace(&mut message.content, images.into());
         add_part(&mut message, json!({"type": "text", "text": text}));
     }
-    Ok(message)
+    message
 }
 
 /// Pictures in base64 as parts of a message.
