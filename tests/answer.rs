@@ -171,10 +171,9 @@ const PIECES: [&str; 34] = [
     "True",
     "%",
 ];
-const MARKS: [&str; 20] = [
+const MARKS: [&str; 19] = [
     "<arg_key>",
     "</seed:think>",
-    "<｜tool▁call▁end｜>",
     "<|tool_call_begin|>",
     "<tool_call>",
     "</tool_call>",
@@ -932,6 +931,7 @@ fn tokenizer(path: PathBuf, kind: TokenType) -> (Tokenizer, usize) {
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁call▁begin｜>",
         "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
         "<｜tool▁calls▁end｜>",
         "<|tool_calls_section_begin|>",
         "<|tool_call_argument_begin|>",
@@ -1000,7 +1000,11 @@ fn answer_events_do_not_depend_on_how_text_is_split() {
                 n_cuts += 1;
             };
             check(by_characters(&case, format), "by characters");
-            for (at, tokenizer) in tokenizers.iter().enumerate() {
+            // In Gemma's vocabulary, DeepSeek's marks have spaces.
+            let keeps =
+                |text: &str, of: &Tokenizer| of.decode(&of.encode(text, false).unwrap(), false).unwrap() == text;
+            let able = tokenizers.iter().enumerate().filter(|(_, of)| format != Format::DeepSeek || keeps("▁", of));
+            for (at, tokenizer) in able {
                 check(by_tokens(&case, format, tokenizer, &mut Rng(seed)), &format!("tokens of vocabulary {at}"));
             }
         }

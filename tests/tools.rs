@@ -184,10 +184,11 @@ fn draw(
 ) -> Result<Option<Vec<u32>>, Error> {
     const MOST: usize = 700;
     let tokenizer = &vocabulary.tokenizer;
-    let token_of = |text: &str| match tokenizer.special_id(text) {
-        Some(id) => id,
-        None => tokenizer.encode_with(text, EncodeOptions::default()).unwrap()[0],
+    let ids_of = |text: &str| match tokenizer.special_id(text) {
+        Some(id) => vec![id],
+        None => tokenizer.encode_with(text, EncodeOptions::default()).unwrap(),
     };
+    let token_of = |text: &str| ids_of(text)[0];
     let mark_ids: Vec<u32> = MARKS.iter().filter_map(|mark| tokenizer.special_id(mark)).collect();
     let end_id = tokenizer.eos_ids()[0];
     let ends = ENDS.map(|text| (text, token_of(text)));
@@ -196,11 +197,11 @@ fn draw(
     let (mut step, mut n_free) = (steps.next(), 0);
     let (mut ids, mut forced): (Vec<u32>, Vec<u32>) = Default::default();
     // Unwritten rest of a mark or an end.
-    let mut wish = String::new();
+    let mut wish: Vec<u32> = Vec::new();
     while ids.len() < MOST {
         let words = guide.allowed().inspect_err(|_| println!("after {:?}", tokenizer.decode(&ids, false)))?;
         let is_allowed = |id: u32| words[id as usize / 32] >> (id % 32) & 1 == 1;
-        if forced.is_empty() && !wish.is_empty() && !is_allowed(token_of(&wish)) {
+        if forced.is_empty() && wish.first().is_some_and(|&id| !is_allowed(id)) {
             wish.clear();
         }
         if forced.is_empty() && wish.is_empty() {
@@ -210,7 +211,7 @@ fn draw(
             match step {
                 Some(Step::Free(_)) => n_free += 1,
                 Some(Step::Write(text)) if is_allowed(token_of(text)) => {
-                    wish = (*text).into();
+                    wish = ids_of(text);
                     step = steps.next();
                 }
                 Some(Step::Write(text)) => {
@@ -222,7 +223,7 @@ fn draw(
                 None if rng.below(3) == 0 => {
                     let all: Vec<_> = ends.iter().filter(|(_, id)| is_allowed(*id)).collect();
                     if !all.is_empty() {
-                        wish = all[rng.below(all.len())].0.into();
+                        wish = ids_of(all[rng.below(all.len())].0);
                     }
                 }
                 None => {}
@@ -232,8 +233,8 @@ fn draw(
             let id = forced.remove(0);
             assert!(is_allowed(id), "{id} is forced and forbidden");
             id
-        } else if !wish.is_empty() {
-            token_of(&wish)
+        } else if let Some(&id) = wish.first() {
+            id
         } else {
             // A step's string is written only by its own step.
             let is_free = |id: u32| is_allowed(id) && id != end_id && (step.is_none() || !mark_ids.contains(&id));
@@ -254,8 +255,10 @@ fn draw(
             }
         };
         ids.push(id);
-        let text = std::str::from_utf8(tokenizer.token_bytes(id).unwrap()).unwrap_or("?");
-        wish = wish.strip_prefix(text).unwrap_or_default().into();
+        match wish.first() == Some(&id) {
+            true => drop(wish.remove(0)),
+            false => wish.clear(),
+        }
         match guide.accept(id)? {
             Next::Complete => return Ok(Some(ids)),
             Next::Forced(next) if forced.is_empty() => forced = next,
