@@ -69,7 +69,8 @@ const SPECIAL: [&str; 42] = [
 const FAMILIES: [(&str, &str, bool, &str); 11] = [
     (
         "GLM-4.6",
-        "\n<think>I think.</think>\nCalling.\n<tool_call>t\n<arg_key>x</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+        "\n<think>I think.</think>\nCalling.\n<tool_call>t\n<arg_key>x</arg_key>\n<arg_value>3</arg_value>\n\
+         </tool_call>",
         true,
         "\n<think>",
     ),
@@ -128,13 +129,15 @@ const FAMILIES: [(&str, &str, bool, &str); 11] = [
     ),
     (
         "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
-        "I think.\n</think>\nCalling.\n<tool_call>\n<function=t>\n<parameter=x>\n3\n</parameter>\n</function>\n</tool_call>",
+        "I think.\n</think>\nCalling.\n<tool_call>\n<function=t>\n<parameter=x>\n3\n</parameter>\n</function>\n\
+         </tool_call>",
         true,
         "I think.",
     ),
     (
         "MiniMax-M2",
-        "I think.\n</think>\n\nCalling.\n<minimax:tool_call>\n<invoke name=\"t\">\n<parameter name=\"x\">3</parameter>\n\
+        "I think.\n</think>\n\nCalling.\n<minimax:tool_call>\n<invoke name=\"t\">\n\
+         <parameter name=\"x\">3</parameter>\n\
          </invoke>\n</minimax:tool_call>",
         true,
         "I think.",
