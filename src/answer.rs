@@ -8,7 +8,8 @@
 //! split into pieces, except for where text is split. Time is linear in the output.
 //!
 //! - `format.rs` lists each family's marks and detects the family from the template. `body.rs` finds the end of a
-//!   call character by character; `values.rs` parses the whole call.
+//!   call character by character; `values.rs` parses the whole call. `tags.rs` and `section.rs` do both for two kinds
+//!   of calls.
 //! - A mark that is a token counts by its id, so a model may write about `<think>`. Otherwise its text counts, for a
 //!   reasoning mark only at the start. A mark inside a string of a call is text.
 //! - Text may lag behind its id (stop strings, incomplete characters), so the reader decodes ids itself to place a
@@ -18,13 +19,15 @@
 //!   `Problem`.
 //! - Only known mistakes are repaired: missing tags of Qwen3-Coder, calls inside open reasoning, missing closing
 //!   marks, arguments as a JSON string, malformed harmony headers, plain quotes of Gemma 4.
-//! - Values in `<parameter=...>` are untyped: the tool's schema says which are strings. Without a schema, JSON and
-//!   Python literals are values.
+//! - Values between tags are untyped: the tool's schema says which are strings. Without a schema, JSON and Python
+//!   literals are values.
 
 mod begun;
 mod body;
 mod format;
 mod harmony;
+mod section;
+mod tags;
 mod values;
 
 use std::collections::{HashMap, VecDeque};
@@ -34,10 +37,14 @@ use serde_json::{Map, Value as Json};
 use crate::error::Error;
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 use begun::{BegunCall, begun_calls};
+#[cfg(feature = "grammar")]
+pub(crate) use body::is_name;
 use body::{Scan, ScanStep};
 pub use format::Format;
 pub(crate) use format::Mark;
 use harmony::{HarmonyChannel, HarmonyHeader};
+#[cfg(feature = "grammar")]
+pub(crate) use tags::CallTags;
 #[cfg(feature = "grammar")]
 pub(crate) use values::GEMMA_QUOTE;
 use values::{Types, Wrong};
@@ -578,7 +585,7 @@ impl AnswerReader {
             (Mark::ThinkClose, _) => self.begin_answer(),
             (Mark::CallOpen | Mark::Function, state) => {
                 let is_function = mark == Mark::Function;
-                let scan = if is_function { Scan::function() } else { Scan::new(self.format) };
+                let scan = if is_function { Scan::function(self.format) } else { Scan::new(self.format) };
                 self.state = State::Call(Box::new(PartialCall {
                     lead: if is_function { String::new() } else { name.into() },
                     raw: if is_function { name.into() } else { String::new() },
@@ -586,7 +593,12 @@ impl AnswerReader {
                     ..PartialCall::new(scan, position)
                 }));
             }
-            (Mark::Silent | Mark::CallClose, _) => self.begin_answer(),
+            (Mark::Silent, _) => self.begin_answer(),
+            // The end of the section may follow.
+            (Mark::CallClose, _) => {
+                self.begin_answer();
+                self.state = State::AfterCall(false);
+            }
             (Mark::Message, State::Header(header)) => {
                 self.begin_answer();
                 match header.channel() {

@@ -72,7 +72,11 @@ impl Case {
     }
 
     fn mark(&mut self, mark: &'static str) {
-        self.parts.push(Part::Mark(mark));
+        // Of DeepSeek V3.2's marks, only `｜DSML｜` is a token.
+        match mark.contains("DSML") {
+            true => self.text(mark),
+            false => self.parts.push(Part::Mark(mark)),
+        }
     }
 
     fn whole(&self) -> String {
@@ -167,7 +171,10 @@ const PIECES: [&str; 34] = [
     "True",
     "%",
 ];
-const MARKS: [&str; 16] = [
+const MARKS: [&str; 19] = [
+    "<arg_key>",
+    "</seed:think>",
+    "<|tool_call_begin|>",
     "<tool_call>",
     "</tool_call>",
     "<think>",
@@ -393,7 +400,111 @@ fn write_calls(case: &mut Case, rng: &mut Rng, format: Format, calls: &mut [Tool
                 write_call(case, rng, format, call);
             }
         }
+        Format::NemotronV2 => {
+            case.mark("<TOOLCALL>");
+            let calls = list(rng, calls, false);
+            case.text(calls);
+            case.mark("</TOOLCALL>");
+        }
+        Format::Glm | Format::SeedOss => calls.iter().enumerate().for_each(|(at, call)| {
+            case.text(if at > 0 { "\n" } else { "" });
+            write_tagged(case, rng, format, call);
+        }),
+        Format::Dsml | Format::MiniMax => {
+            let [open, close] = match format {
+                Format::Dsml => ["<｜DSML｜function_calls>", "</｜DSML｜function_calls>"],
+                _ => ["<minimax:tool_call>", "</minimax:tool_call>"],
+            };
+            case.mark(open);
+            case.text("\n");
+            calls.iter().for_each(|call| write_tagged(case, rng, format, call));
+            case.mark(close);
+        }
+        Format::DeepSeek => {
+            case.mark("<｜tool▁calls▁begin｜>");
+            // As V3 and R1, or as V3.1.
+            let is_fenced = rng.one_in(2);
+            for (at, call) in calls.iter().enumerate() {
+                case.text(if at > 0 && is_fenced { "\n" } else { "" });
+                case.mark("<｜tool▁call▁begin｜>");
+                case.text(if is_fenced { "function" } else { &call.name });
+                case.mark("<｜tool▁sep｜>");
+                let arguments = written(rng, &json!(call.arguments));
+                case.text(match is_fenced {
+                    true => format!("{}\n```json\n{arguments}\n```", call.name),
+                    false => arguments,
+                });
+                case.mark("<｜tool▁call▁end｜>");
+            }
+            case.mark("<｜tool▁calls▁end｜>");
+        }
+        Format::KimiK2 => {
+            case.mark("<|tool_calls_section_begin|>");
+            let first = rng.below(12);
+            for (at, call) in calls.iter_mut().enumerate() {
+                call.id = Some(format!("functions.{}:{}", call.name, first + at));
+                case.mark("<|tool_call_begin|>");
+                case.text(call.id.clone().unwrap());
+                case.mark("<|tool_call_argument_begin|>");
+                let arguments = written(rng, &json!(call.arguments));
+                case.text(arguments);
+                case.mark("<|tool_call_end|>");
+            }
+            case.mark("<|tool_calls_section_end|>");
+        }
         Format::Harmony | Format::Plain => unreachable!("{format} has another generator"),
+    }
+}
+
+/// A call with arguments between tags, as GLM's, Seed-OSS's, DeepSeek V3.2's and MiniMax M2's templates write it.
+fn write_tagged(case: &mut Case, rng: &mut Rng, format: Format, call: &ToolCall) {
+    // GLM 4.6 begins lines, GLM 4.7 does not.
+    let line = if format == Format::Glm && rng.one_in(2) { "" } else { "\n" };
+    match format {
+        Format::Glm => {
+            case.mark("<tool_call>");
+            case.text(format!("{}{line}", call.name));
+        }
+        Format::SeedOss => {
+            case.mark("<seed:tool_call>");
+            case.text(format!("\n<function={}>\n", call.name));
+        }
+        Format::Dsml => case.text(format!("<｜DSML｜invoke name=\"{}\">\n", call.name)),
+        _ => case.text(format!("<invoke name=\"{}\">\n", call.name)),
+    }
+    for (key, value) in &call.arguments {
+        let text = match value {
+            Value::String(text) => text.clone(),
+            Value::Object(_) if format == Format::SeedOss => python(rng, value),
+            other => other.to_string(),
+        };
+        match format {
+            Format::Glm => {
+                case.mark("<arg_key>");
+                case.text(key.as_str());
+                case.mark("</arg_key>");
+                case.text(line);
+                case.mark("<arg_value>");
+                case.text(text);
+                case.mark("</arg_value>");
+                case.text(line);
+            }
+            Format::SeedOss => case.text(format!("<parameter={key}>{text}</parameter>\n")),
+            Format::Dsml => {
+                let tag = format!("<｜DSML｜parameter name=\"{key}\" string=\"{}\">", value.is_string());
+                case.text(format!("{tag}{text}</｜DSML｜parameter>\n"));
+            }
+            _ => case.text(format!("<parameter name=\"{key}\">{text}</parameter>\n")),
+        }
+    }
+    match format {
+        Format::Glm => case.mark("</tool_call>"),
+        Format::SeedOss => {
+            case.text("</function>\n");
+            case.mark("</seed:tool_call>");
+        }
+        Format::Dsml => case.text("</｜DSML｜invoke>\n"),
+        _ => case.text("</invoke>\n"),
     }
 }
 
@@ -448,9 +559,17 @@ fn marks_of(format: Format) -> (Option<&'static str>, &'static str, &'static str
         Format::Gemma4 => Some("<|tool_call>"),
         Format::Lfm2 => Some("<|tool_call_start|>"),
         Format::Granite => Some("<|tool_call|>"),
+        Format::NemotronV2 => Some("<TOOLCALL>"),
+        Format::Glm => Some("<tool_call>"),
+        Format::SeedOss => Some("<seed:tool_call>"),
+        Format::DeepSeek => Some("<｜tool▁calls▁begin｜>"),
+        Format::Dsml => Some("<｜DSML｜function_calls>"),
+        Format::KimiK2 => Some("<|tool_calls_section_begin|>"),
+        Format::MiniMax => Some("<minimax:tool_call>"),
         Format::Harmony | Format::Json | Format::Plain => None,
     };
     match format {
+        Format::SeedOss => (call, "<seed:think>", "</seed:think>"),
         Format::Mistral => (call, "[THINK]", "[/THINK]"),
         Format::Gemma4 => (call, "<|channel>", "<channel|>"),
         _ => (call, "<think>", "</think>"),
@@ -539,10 +658,11 @@ fn case(seed: u64, format: Format) -> Case {
     }
     let n_calls = 1 + rng.below(2);
     let mut calls = calls(rng, format, n_calls);
-    if format == Format::Xml && n_calls == 2 && calls[0].name == calls[1].name {
+    if n_calls == 2 && calls[0].name == calls[1].name {
         calls[1].name += "_other";
     }
-    if rng.one_in(2) || format == Format::Xml {
+    let is_untyped = matches!(format, Format::Xml | Format::Glm | Format::SeedOss | Format::MiniMax);
+    if rng.one_in(2) || is_untyped {
         case.tools = Some(tools_of(&calls));
     }
     let n_before = case.whole().len();
@@ -578,8 +698,18 @@ fn case(seed: u64, format: Format) -> Case {
             };
             // A call's end mark may be missing.
             let whole = case.whole();
-            let end = whole.trim_end_matches("</tool_call>").trim_end_matches("<tool_call|>");
-            let end = end.trim_end_matches("<|tool_call_end|>").trim_end();
+            let ends = [
+                "<｜tool▁calls▁end｜>",
+                "<｜tool▁call▁end｜>",
+                "<|tool_calls_section_end|>",
+                "<|tool_call_end|>",
+                "</tool_call>",
+                "<tool_call|>",
+                "</TOOLCALL>",
+                "</seed:tool_call>",
+                "</minimax:tool_call>",
+            ];
+            let end = ends.iter().fold(whole.as_str(), |whole, end| whole.trim_end_matches(end)).trim_end();
             let n = begin + rng.below(end.len() - begin);
             case.cut(n);
             let cut = case.whole();
@@ -792,6 +922,24 @@ fn tokenizer(path: PathBuf, kind: TokenType) -> (Tokenizer, usize) {
         "<|return|>",
         "<|constrain|>",
         "<|tool_call_start|>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+        "<seed:think>",
+        "<seed:tool_call>",
+        "</seed:tool_call>",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_calls_section_end|>",
+        "<TOOLCALL>",
+        "</TOOLCALL>",
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
     ];
     let mut n_known = 0;
     for mark in MARKS.into_iter().filter(|mark| *mark != "<function=").chain(others) {
@@ -852,7 +1000,11 @@ fn answer_events_do_not_depend_on_how_text_is_split() {
                 n_cuts += 1;
             };
             check(by_characters(&case, format), "by characters");
-            for (at, tokenizer) in tokenizers.iter().enumerate() {
+            // In Gemma's vocabulary, DeepSeek's marks have spaces.
+            let keeps =
+                |text: &str, of: &Tokenizer| of.decode(&of.encode(text, false).unwrap(), false).unwrap() == text;
+            let able = tokenizers.iter().enumerate().filter(|(_, of)| format != Format::DeepSeek || keeps("▁", of));
+            for (at, tokenizer) in able {
                 check(by_tokens(&case, format, tokenizer, &mut Rng(seed)), &format!("tokens of vocabulary {at}"));
             }
         }
@@ -981,14 +1133,21 @@ fn tool_format_is_detected_from_the_template() {
         (Format::Lfm2, "LFM2.5-8B-A1B"),
         (Format::Lfm2, "LFM2.5-Instruct"),
         (Format::Granite, "ibm-granite-granite-3.3-2B-Instruct"),
-        (Format::Plain, "GLM-4.6"),
-        (Format::Plain, "GLM-4.7-Flash"),
+        (Format::NemotronV2, "NVIDIA-Nemotron-Nano-v2"),
+        (Format::Glm, "GLM-4.6"),
+        (Format::Glm, "GLM-4.7-Flash"),
+        (Format::Glm, "inclusionai-ling-3.0-flash"),
+        (Format::SeedOss, "ByteDance-Seed-OSS"),
+        (Format::DeepSeek, "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"),
+        (Format::DeepSeek, "deepseek-ai-DeepSeek-V3.1"),
+        (Format::Dsml, "deepseek-ai-DeepSeek-V3.2"),
+        (Format::KimiK2, "Kimi-K2-Instruct"),
+        (Format::KimiK2, "Kimi-K2-Thinking"),
+        (Format::KimiK2, "moonshotai-Kimi-K2"),
+        (Format::MiniMax, "MiniMax-M2"),
         (Format::Plain, "MiniMax-M3"),
-        (Format::Plain, "ByteDance-Seed-OSS"),
         (Format::Plain, "meetkai-functionary-medium-v3.1"),
         (Format::Plain, "meetkai-functionary-medium-v3.2"),
-        (Format::Plain, "deepseek-ai-DeepSeek-V3.1"),
-        (Format::Plain, "Kimi-K2-Instruct"),
         (Format::Json, "google-gemma-2-2b-it"),
         (Format::Json, "microsoft-Phi-3.5-mini-instruct"),
     ];
@@ -1077,7 +1236,7 @@ fn calls_rendered_by_templates_are_parsed_back() {
         n_read += 1;
     }
     println!("calls of {n_read} templates read");
-    assert!(n_read >= 26);
+    assert!(n_read >= 36);
 }
 
 #[test]
@@ -1085,6 +1244,8 @@ fn tool_format_is_detected_from_the_vocabulary() {
     let has = |token: &'static str| move |name: &str| name == token;
     assert_eq!(Format::detect("{{ messages }}", has("<tool_call>")), Format::Hermes);
     assert_eq!(Format::detect("", has("<|tool_call_start|>")), Format::Lfm2);
+    assert_eq!(Format::detect("", has("<｜tool▁calls▁begin｜>")), Format::DeepSeek);
+    assert_eq!(Format::detect("", |name| ["<tool_call>", "<arg_key>"].contains(&name)), Format::Glm);
     assert_eq!(Format::detect("", has("nothing")), Format::Json);
     for format in Format::ALL {
         assert_eq!(Format::from_name(format.name()), Some(format));
@@ -1193,6 +1354,22 @@ fn alternative_call_syntaxes_are_parsed() {
         "f",
         json!({}),
     );
+    // A section's mark is missing, or those of its end.
+    one(Format::KimiK2, "<|tool_call_begin|>f<|tool_call_argument_begin|>{\"a\": 1}", "f", json!({"a": 1}));
+    one(Format::DeepSeek, "<｜tool▁calls▁begin｜>f<｜tool▁sep｜>{\"a\": 1}", "f", json!({"a": 1}));
+    one(Format::MiniMax, "<invoke name=\"f\"><parameter name=\"a\">1</parameter></invoke>", "f", json!({"a": 1}));
+    one(
+        Format::SeedOss,
+        "<seed:tool_call><function=f><parameter=a>{'b': [True, None]}</parameter></function></seed:tool_call>",
+        "f",
+        json!({"a": {"b": [true, null]}}),
+    );
+    one(
+        Format::Dsml,
+        "<｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"a\" string=\"true\">1</｜DSML｜parameter></｜DSML｜invoke>",
+        "f",
+        json!({"a": "1"}),
+    );
     // A gpt-oss answer without a header.
     assert_eq!(events(Format::Harmony, "Hello there."), [Event::Text("Hello there.".into())]);
     let found = events(Format::Granite, "<think>a</think>\n<response>b</response>");
@@ -1229,6 +1406,25 @@ fn malformed_calls_are_reported_with_their_problem() {
         (Format::Lfm2, "<|tool_call_start|>f()<|tool_call_end|>", "expected a list in brackets"),
         (Format::Harmony, "<|channel|>commentary to=functions.f<|message|>[1]", "expected a JSON object"),
         (Format::Harmony, "<|channel|>commen", "expected `<|message|>`"),
+        (Format::NemotronV2, "<TOOLCALL>[]</TOOLCALL>", "an empty list, expected a call"),
+        (Format::Glm, "<tool_call>f(a)</tool_call>", "expected a name and its arguments"),
+        (Format::Glm, "<tool_call>f\n<b>", "expected `<arg_key>` or `</tool_call>`"),
+        (
+            Format::Glm,
+            "<tool_call>f<arg_key>a</arg_key>b<arg_value>c</arg_value></tool_call>",
+            "expected `</tool_call>`",
+        ),
+        (Format::SeedOss, "<seed:tool_call>{\"name\": \"f\"}", "expected a function's name"),
+        (Format::DeepSeek, "<｜tool▁calls▁begin｜><｜tool▁sep｜>f", "expected the mark of a call"),
+        (Format::DeepSeek, "<｜tool▁call▁begin｜>f<｜tool▁sep｜>g\n```json\n{}\n<", "expected the end of a fence"),
+        (Format::DeepSeek, "<｜tool▁call▁begin｜>f<｜tool▁sep｜>[1]", "expected a name and its arguments"),
+        (Format::KimiK2, "<|tool_call_begin|>f<|tool_call_end|>", "expected arguments after the name"),
+        (
+            Format::KimiK2,
+            "<|tool_call_begin|>functions.:0<|tool_call_argument_begin|>{}",
+            "expected a name and its arguments",
+        ),
+        (Format::Dsml, "<｜DSML｜function_calls>\n<f>", "expected `<｜DSML｜parameter` or `</｜DSML｜invoke>`"),
     ] {
         let found = problem(format, text);
         assert!(found.contains(expected), "{text}: {found}");
@@ -1251,6 +1447,10 @@ fn hostile_answers_hit_limits_in_linear_time() {
     let deep = |open: &str| format!("<tool_call>{{\"name\": {}", open.repeat(100_000));
     let found = events(Format::Hermes, &deep("["));
     assert!(problems(&found)[0].expected.contains("64"), "{:?}", problems(&found));
+    // Of a text between tags, the depth is not known before it is parsed.
+    let deep = "[".repeat(100_000) + "'";
+    let deep = format!("<seed:tool_call><function=f><parameter=a>{deep}</parameter></function>");
+    assert!(matches!(&events(Format::SeedOss, &deep)[..], [Event::Call(call)] if call.arguments["a"].is_string()));
     let long = format!("<tool_call>{{\"name\": \"{}", "x".repeat(3 << 20));
     let found = events(Format::Hermes, &long);
     assert!(problems(&found)[0].expected.contains("1 MiB"));
@@ -1283,6 +1483,11 @@ fn hostile_answers_hit_limits_in_linear_time() {
         (Format::Hermes, "<"),
         (Format::Hermes, "\n"),
         (Format::Xml, "<tool_call><function=a><parameter=b>c</parameter>"),
+        (Format::Glm, "<tool_call>a<arg_key>b</arg_key><arg_value>"),
+        (Format::SeedOss, "<seed:tool_call><function=a><parameter=b>[[[["),
+        (Format::DeepSeek, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"),
+        (Format::KimiK2, "<|tool_call_begin|>a<|tool_call_argument_begin|>{"),
+        (Format::Dsml, "<｜DSML｜invoke name=\"a\">"),
     ] {
         let text = begin.repeat((2 << 20) / begin.len());
         let found = events(format, &text);

@@ -19,7 +19,7 @@ use tilewright::load::vocab_from_gguf;
 use tilewright::tokenizer::{EncodeOptions, TokenType, Tokenizer};
 use tilewright::{Error, GenerateOptions, Model};
 
-const FORMATS: [Format; 9] = [
+const FORMATS: [Format; 16] = [
     Format::Hermes,
     Format::Xml,
     Format::Llama3,
@@ -28,11 +28,18 @@ const FORMATS: [Format; 9] = [
     Format::Harmony,
     Format::Lfm2,
     Format::Granite,
+    Format::NemotronV2,
+    Format::Glm,
+    Format::SeedOss,
+    Format::DeepSeek,
+    Format::Dsml,
+    Format::KimiK2,
+    Format::MiniMax,
     Format::Json,
 ];
 
 /// All marks that are tokens in some vocabulary.
-const MARKS: [&str; 26] = [
+const MARKS: [&str; 47] = [
     "<think>",
     "</think>",
     "[THINK]",
@@ -59,6 +66,27 @@ const MARKS: [&str; 26] = [
     "<|tool_call|>",
     "<|/tool_call|>",
     "<|python_tag|>",
+    "<TOOLCALL>",
+    "</TOOLCALL>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<seed:think>",
+    "</seed:think>",
+    "<seed:tool_call>",
+    "</seed:tool_call>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_calls_section_end|>",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
 ];
 
 struct Vocabulary {
@@ -118,7 +146,7 @@ enum Step {
 }
 
 /// Tokens that end or close something, in any format.
-const ENDS: [&str; 16] = [
+const ENDS: [&str; 25] = [
     "</think>",
     "[/THINK]",
     "<channel|>",
@@ -134,6 +162,15 @@ const ENDS: [&str; 16] = [
     ", ",
     "\n</parameter>\n",
     "</function>",
+    "</arg_value>",
+    "</seed:think>",
+    "</seed:tool_call>",
+    "</parameter>\n",
+    "<｜tool▁calls▁end｜>",
+    "</｜DSML｜parameter>\n",
+    "</｜DSML｜function_calls>",
+    "<|tool_calls_section_end|>",
+    "</minimax:tool_call>",
     "1",
 ];
 
@@ -147,10 +184,11 @@ fn draw(
 ) -> Result<Option<Vec<u32>>, Error> {
     const MOST: usize = 700;
     let tokenizer = &vocabulary.tokenizer;
-    let token_of = |text: &str| match tokenizer.special_id(text) {
-        Some(id) => id,
-        None => tokenizer.encode_with(text, EncodeOptions::default()).unwrap()[0],
+    let ids_of = |text: &str| match tokenizer.special_id(text) {
+        Some(id) => vec![id],
+        None => tokenizer.encode_with(text, EncodeOptions::default()).unwrap(),
     };
+    let token_of = |text: &str| ids_of(text)[0];
     let mark_ids: Vec<u32> = MARKS.iter().filter_map(|mark| tokenizer.special_id(mark)).collect();
     let end_id = tokenizer.eos_ids()[0];
     let ends = ENDS.map(|text| (text, token_of(text)));
@@ -159,11 +197,11 @@ fn draw(
     let (mut step, mut n_free) = (steps.next(), 0);
     let (mut ids, mut forced): (Vec<u32>, Vec<u32>) = Default::default();
     // Unwritten rest of a mark or an end.
-    let mut wish = String::new();
+    let mut wish: Vec<u32> = Vec::new();
     while ids.len() < MOST {
         let words = guide.allowed().inspect_err(|_| println!("after {:?}", tokenizer.decode(&ids, false)))?;
         let is_allowed = |id: u32| words[id as usize / 32] >> (id % 32) & 1 == 1;
-        if forced.is_empty() && !wish.is_empty() && !is_allowed(token_of(&wish)) {
+        if forced.is_empty() && wish.first().is_some_and(|&id| !is_allowed(id)) {
             wish.clear();
         }
         if forced.is_empty() && wish.is_empty() {
@@ -173,7 +211,7 @@ fn draw(
             match step {
                 Some(Step::Free(_)) => n_free += 1,
                 Some(Step::Write(text)) if is_allowed(token_of(text)) => {
-                    wish = (*text).into();
+                    wish = ids_of(text);
                     step = steps.next();
                 }
                 Some(Step::Write(text)) => {
@@ -185,7 +223,7 @@ fn draw(
                 None if rng.below(3) == 0 => {
                     let all: Vec<_> = ends.iter().filter(|(_, id)| is_allowed(*id)).collect();
                     if !all.is_empty() {
-                        wish = all[rng.below(all.len())].0.into();
+                        wish = ids_of(all[rng.below(all.len())].0);
                     }
                 }
                 None => {}
@@ -195,8 +233,8 @@ fn draw(
             let id = forced.remove(0);
             assert!(is_allowed(id), "{id} is forced and forbidden");
             id
-        } else if !wish.is_empty() {
-            token_of(&wish)
+        } else if let Some(&id) = wish.first() {
+            id
         } else {
             // A step's string is written only by its own step.
             let is_free = |id: u32| is_allowed(id) && id != end_id && (step.is_none() || !mark_ids.contains(&id));
@@ -217,8 +255,10 @@ fn draw(
             }
         };
         ids.push(id);
-        let text = std::str::from_utf8(tokenizer.token_bytes(id).unwrap()).unwrap_or("?");
-        wish = wish.strip_prefix(text).unwrap_or_default().into();
+        match wish.first() == Some(&id) {
+            true => drop(wish.remove(0)),
+            false => wish.clear(),
+        }
         match guide.accept(id)? {
             Next::Complete => return Ok(Some(ids)),
             Next::Forced(next) if forced.is_empty() => forced = next,
@@ -280,6 +320,12 @@ fn marks(format: Format, has_marks: bool) -> (Vec<Step>, Vec<Step>) {
         Format::Llama3 | Format::Json => (thought("<think>", "</think>"), vec![Step::Write("{\"")]),
         Format::Lfm2 => (thought("<think>", "</think>"), vec![Step::Write("<|tool_call_start|>")]),
         Format::Granite => (thought("<think>", "</think>"), vec![Step::Write("<|tool_call|>")]),
+        Format::NemotronV2 => (thought("<think>", "</think>"), vec![Step::Write("<TOOLCALL>")]),
+        Format::SeedOss => (thought("<seed:think>", "</seed:think>"), vec![Step::Write("<seed:tool_call>")]),
+        Format::DeepSeek => (thought("<think>", "</think>"), vec![Step::Write("<｜tool▁calls▁begin｜>")]),
+        Format::Dsml => (thought("<think>", "</think>"), vec![Step::Write("<｜DSML｜function_calls>")]),
+        Format::KimiK2 => (thought("<think>", "</think>"), vec![Step::Write("<|tool_calls_section_begin|>")]),
+        Format::MiniMax => (thought("<think>", "</think>"), vec![Step::Write("<minimax:tool_call>")]),
         _ => (thought("<think>", "</think>"), vec![Step::Write("<tool_call>")]),
     }
 }
@@ -451,6 +497,7 @@ fn tool_choice_is_enforced_in_every_format() {
                     Format::Harmony => "<|start|>assistant<|channel|>analysis<|message|>",
                     Format::Mistral => "[THINK]",
                     Format::Gemma4 => "<|channel>",
+                    Format::SeedOss => "<seed:bos>assistant\n<seed:think>",
                     _ => "<|im_start|>assistant\n<think>\n",
                 };
                 for thinking in [true, false] {
@@ -473,6 +520,7 @@ fn tool_choice_is_enforced_in_every_format() {
                     Format::Harmony => "<|start|>assistant",
                     Format::Mistral => "[/THINK]",
                     Format::Gemma4 => "<channel|>",
+                    Format::SeedOss => "<seed:think></seed:think>",
                     _ => "<think>\n\n</think>\n\n",
                 };
                 for events in drawn(&rules, prompt, &[]).iter() {
@@ -504,14 +552,16 @@ fn unusable_tools_are_refused_by_name() {
     let many: serde_json::Map<String, Value> =
         (0..2000).map(|i| (format!("p{i}"), json!({"type": "string"}))).collect();
     let every = FORMATS.to_vec();
-    let raw = vec![Format::Xml, Format::Lfm2, Format::Gemma4];
+    let tagged = vec![Format::Xml, Format::SeedOss, Format::Glm, Format::Dsml, Format::MiniMax];
+    let raw = [&tagged[..], &[Format::Lfm2, Format::Gemma4]].concat();
+    let bare = [Format::Mistral, Format::Gemma4, Format::Harmony, Format::Lfm2, Format::Glm, Format::KimiK2];
     let cases: Vec<(Vec<Format>, Vec<Value>, Vec<&str>)> = vec![
         (every.clone(), vec![named("a"), named("a")], vec!["`a`: name", "duplicate"]),
         (every.clone(), vec![json!({"type": "function", "function": {}})], vec!["tool 0: name"]),
         (every.clone(), vec![named("")], vec!["tool 0: name"]),
         (every.clone(), vec![named("a\nb")], vec!["name", "'\\n'"]),
-        (vec![Format::Mistral, Format::Gemma4, Format::Harmony, Format::Lfm2], vec![named("a b")], vec!["`a b`: name"]),
-        (vec![Format::Xml], vec![named("a>b")], vec!["`a>b`: name", "'>'"]),
+        (bare.to_vec(), vec![named("a b")], vec!["`a b`: name"]),
+        (tagged.clone(), vec![named("a>b")], vec!["`a>b`: name", "'>'"]),
         (every.clone(), vec![named(&"a".repeat(200))], vec!["tool 0: name", "128 bytes"]),
         (every.clone(), with(json!({"type": "string"})), vec!["`bad`: parameters.type"]),
         (every.clone(), with(json!([])), vec!["`bad`: parameters"]),
@@ -541,14 +591,12 @@ fn unusable_tools_are_refused_by_name() {
             vec!["`bad`: parameters", "minProperties"],
         ),
         (raw, with(json!({"type": "object", "required": ["k"]})), vec!["`bad`: parameters.required", "`k`"]),
-        (
-            vec![Format::Xml],
-            of(json!({"type": "string", "minLength": 5, "maxLength": 3})),
-            vec!["properties.k.maxLength"],
-        ),
-        (vec![Format::Xml], of(json!({"type": "string", "pattern": "a(b$)"})), vec!["properties.k.pattern"]),
+        (tagged.clone(), of(json!({"type": "string", "minLength": 5, "maxLength": 3})), vec!["properties.k.maxLength"]),
+        (tagged.clone(), of(json!({"type": "string", "pattern": "a(b$)"})), vec!["properties.k.pattern"]),
         (vec![Format::Xml], of(json!({"type": "string", "enum": ["</parameter>"]})), vec!["properties.k.enum"]),
-        (vec![Format::Xml], with(json!({"properties": {"a>b": {}}})), vec!["properties.a>b"]),
+        (vec![Format::Glm], of(json!({"type": "string", "enum": ["</arg_value>"]})), vec!["properties.k.enum"]),
+        (vec![Format::Glm], of(json!({"const": ["</arg_value>"]})), vec!["properties.k", "</arg_value>"]),
+        (tagged, with(json!({"properties": {"a>b": {}}})), vec!["properties.a>b"]),
         (vec![Format::Lfm2], with(json!({"properties": {"a b": {}}})), vec!["properties.a b"]),
         (vec![Format::Gemma4], of(json!({"type": "string", "enum": [1]})), vec!["properties.k.enum"]),
     ];

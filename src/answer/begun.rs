@@ -3,7 +3,9 @@
 use serde_json::Value as Json;
 
 use super::format::Format;
-use super::values::{GEMMA_QUOTE, Types, ValueNotation, ValueParser, python_name, xml_value};
+use super::section::SectionMarks;
+use super::tags::{CallTags, is_string_type};
+use super::values::{GEMMA_QUOTE, Types, ValueNotation, ValueParser, python_name};
 
 /// A call as far as its text goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,8 +43,15 @@ fn read(
         calls.push(BegunCall::new(name, None));
         return ValueParser::new(raw, ValueNotation::Json).write_arguments(calls.last_mut()?);
     }
+    if let Some(tags) = CallTags::of(format).filter(|_| !raw.starts_with(['{', '['])) {
+        return tagged(tags, raw, types, calls);
+    }
+    if let Some(marks) = SectionMarks::of(format) {
+        let call = marks.split(raw)?;
+        calls.push(BegunCall::new(call.name, call.id.map(str::to_owned)));
+        return ValueParser::new(call.arguments, ValueNotation::Json).write_arguments(calls.last_mut()?);
+    }
     match format {
-        Format::Hermes | Format::Xml if raw.starts_with('<') => xml(raw, types, calls),
         Format::Lfm2 if !raw.trim_start_matches('[').trim_start().starts_with('{') => {
             let mut parser = ValueParser::new(raw, ValueNotation::Python);
             parser.expect("[").ok()?;
@@ -76,20 +85,20 @@ fn read(
     }
 }
 
-/// `<function=NAME>` with its parameters.
-fn xml(raw: &str, types: Option<&Types>, calls: &mut Vec<BegunCall>) -> Option<()> {
-    let (name, mut rest) = raw.strip_prefix("<function=")?.split_once('>')?;
+/// A call in tags.
+fn tagged(tags: &CallTags, raw: &str, types: Option<&Types>, calls: &mut Vec<BegunCall>) -> Option<()> {
+    let (name, mut rest) = tags.name(raw)?;
     let types = types.and_then(|types| types.get(name));
     calls.push(BegunCall::new(name, None));
     let call = calls.last_mut()?;
     let mut before = "{";
-    while let Some((key, after)) = rest.trim_start().strip_prefix("<parameter=").and_then(|rest| rest.split_once('>')) {
-        let of_type = types.and_then(|types| types.get(key));
+    while let Some((key, is_string, after)) = tags.argument(rest) {
+        let is_string = is_string.or_else(|| is_string_type(types.and_then(|types| types.get(key))));
         let begin = format!("{before}{}:", Json::from(key));
-        let Some((value, behind)) = xml_value(after, of_type) else {
-            if of_type.is_some_and(|kind| kind == "string") {
-                let text = after.strip_prefix('\n').unwrap_or(after);
-                let ends = ["\n</parameter>", "</parameter>", "\n<parameter=", "\n</function>"];
+        let Some((value, behind)) = tags.value(after, is_string) else {
+            if is_string == Some(true) {
+                let text = if tags.is_on_lines { after.strip_prefix('\n').unwrap_or(after) } else { after };
+                let ends = tags.value_ends();
                 call.arguments += &begin;
                 write_text(certain(text, &ends), false, &mut call.arguments);
             }
@@ -99,7 +108,7 @@ fn xml(raw: &str, types: Option<&Types>, calls: &mut Vec<BegunCall>) -> Option<(
         call.arguments += &value.to_string();
         (before, rest) = (",", behind);
     }
-    if rest.trim() == "</function>" {
+    if rest.trim() == tags.end {
         call.arguments += if before == "{" { "{}" } else { "}" };
         call.is_whole = true;
     }
@@ -107,10 +116,11 @@ fn xml(raw: &str, types: Option<&Types>, calls: &mut Vec<BegunCall>) -> Option<(
 }
 
 /// A text without its longest end that may begin one of these.
-fn certain<'t>(text: &'t str, ends: &[&str]) -> &'t str {
-    let most = ends.iter().map(|end| end.len()).max().unwrap_or(0);
+fn certain<'t>(text: &'t str, ends: &[impl AsRef<str>]) -> &'t str {
+    let most = ends.iter().map(|end| end.as_ref().len()).max().unwrap_or(0);
     let from = text.len().saturating_sub(most);
-    let may_begin = |at: &usize| text.get(*at..).is_some_and(|tail| ends.iter().any(|end| end.starts_with(tail)));
+    let may_begin =
+        |at: &usize| text.get(*at..).is_some_and(|tail| ends.iter().any(|end| end.as_ref().starts_with(tail)));
     text.get(..(from..text.len()).find(may_begin).unwrap_or(text.len())).unwrap_or(text)
 }
 

@@ -1,18 +1,20 @@
 //! Scanners that find the end of a call character by character.
 
 use super::format::Format;
+use super::section::{SectionMarks, SectionScan};
+use super::tags::{CallTags, TagScan};
 use super::values::GEMMA_QUOTE;
 
 /// Maximum nesting. Real tools need a few levels, and serde_json stops at 128.
-const MAX_DEPTH: usize = 64;
+pub const MAX_DEPTH: usize = 64;
 
 /// Maximum length of a call's name and the syntax before its arguments.
-const MAX_HEAD_BYTES: usize = 256;
+pub const MAX_HEAD_BYTES: usize = 256;
 
-const FUNCTION: &str = "<function=";
-const PARAMETER: &str = "<parameter=";
-const VALUE_END: &str = "</parameter>";
-const FUNCTION_END: &str = "</function>";
+/// Whether a tool's name may have this character, in formats where the name has no quotes.
+pub fn is_name(c: char) -> bool {
+    c.is_alphanumeric() || "_-.:/".contains(c)
+}
 
 /// A character's effect on a scanner.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,7 +36,9 @@ pub enum Scan {
     /// `NAME`, `call:NAME`, `NAME.call` or `NAME[CALL_ID]id[ARGS]`, up to the bracket that opens the arguments.
     Head(Format, usize),
     /// Tags of functions and parameters.
-    Xml(Xml),
+    Tags(TagScan),
+    /// A call in a section.
+    Section(SectionScan),
 }
 
 /// Open brackets and the open string.
@@ -56,33 +60,24 @@ enum BodySyntax {
     Python,
 }
 
-/// State between tags, with the current tag's text.
-#[derive(Debug, Clone)]
-pub enum Xml {
-    /// In the name of a function or parameter.
-    Name(usize),
-    Between(String),
-    /// The end of a value, at most as long as its closing tag.
-    Value(String),
-}
-
 impl Scan {
     /// A scanner for a call after its mark.
     pub fn new(format: Format) -> Self {
         Scan::Begin(format)
     }
 
-    /// A scanner for a call after `<function=`.
-    pub fn function() -> Self {
-        Scan::Xml(Xml::Name(0))
+    /// A scanner for a call after a mark that is part of it.
+    pub fn function(format: Format) -> Self {
+        CallTags::of(format).map_or(Scan::Begin(format), |tags| Scan::Tags(TagScan::named(tags)))
     }
 
     /// Whether any text is valid here, including marks.
     pub fn is_in_string(&self) -> bool {
         match self {
-            Scan::Nested(nested) => nested.string.is_some(),
-            Scan::Xml(Xml::Value(_)) => true,
-            _ => false,
+            Scan::Nested(nested) => nested.is_in_string(),
+            Scan::Tags(tags) => tags.is_in_string(),
+            Scan::Section(section) => section.is_in_string(),
+            Scan::Begin(_) | Scan::Head(..) => false,
         }
     }
 
@@ -95,7 +90,7 @@ impl Scan {
             Scan::Nested(nested) => nested.step(c),
             Scan::Head(format, len) => {
                 *len += c.len_utf8();
-                let named = c.is_alphanumeric() || "_-.:/".contains(c);
+                let named = is_name(c);
                 let kind = match (*format, c) {
                     (Format::Gemma4, '{') => BodySyntax::Gemma,
                     (Format::Mistral, '{') => BodySyntax::Json,
@@ -107,7 +102,8 @@ impl Scan {
                 *self = Scan::Nested(Nested::new(kind, c));
                 ScanStep::More
             }
-            Scan::Xml(xml) => xml.step(c),
+            Scan::Tags(tags) => tags.step(c),
+            Scan::Section(section) => section.step(c),
         }
     }
 
@@ -120,7 +116,15 @@ impl Scan {
             (Format::Lfm2, _) => (None, "a list in brackets"),
             (Format::Gemma4, 'c') => (Some(Scan::Head(format, 1)), ""),
             (Format::Gemma4, _) => (None, "`call:`"),
-            (Format::Hermes | Format::Xml, '<') => (Some(Scan::Xml(Xml::Between(c.into()))), ""),
+            (Format::Hermes | Format::Xml, '<')
+            | (Format::SeedOss | Format::Glm | Format::Dsml | Format::MiniMax, _) => {
+                let scan = CallTags::of(format).and_then(|tags| TagScan::begin(tags, c));
+                (scan.map(Scan::Tags), "a function's name")
+            }
+            (Format::DeepSeek | Format::KimiK2, _) => {
+                let scan = SectionMarks::of(format).and_then(|marks| SectionScan::begin(marks, c));
+                (scan.map(Scan::Section), "a call")
+            }
             (Format::Harmony | Format::Llama3, '[') => (None, "a JSON object"),
             (_, '{' | '[') => (Some(Scan::Nested(Nested::new(BodySyntax::Json, c))), ""),
             (Format::Llama3 | Format::Mistral, _) if c.is_alphanumeric() || c == '_' => {
@@ -139,11 +143,21 @@ impl Scan {
 }
 
 impl Nested {
+    /// JSON from its first bracket on.
+    pub fn json(first: char) -> Self {
+        Nested::new(BodySyntax::Json, first)
+    }
+
+    /// Whether a string is open.
+    pub fn is_in_string(&self) -> bool {
+        self.string.is_some()
+    }
+
     fn new(kind: BodySyntax, first: char) -> Self {
         Nested { kind, open: vec![first], string: None, escaped: false, tag: 0 }
     }
 
-    fn step(&mut self, c: char) -> ScanStep {
+    pub fn step(&mut self, c: char) -> ScanStep {
         if let Some(end) = self.string {
             return self.in_string(c, end);
         }
@@ -210,53 +224,6 @@ impl Nested {
             self.escaped = true;
         } else if end.starts_with(c) {
             self.string = None;
-        }
-        ScanStep::More
-    }
-}
-
-impl Xml {
-    fn step(&mut self, c: char) -> ScanStep {
-        match self {
-            Xml::Name(len) => {
-                *len += c.len_utf8();
-                match c {
-                    '>' if *len > 1 => *self = Xml::Between(String::new()),
-                    '<' | '>' | '\n' => return ScanStep::Invalid("a name and `>`", 0),
-                    _ if *len > MAX_HEAD_BYTES => return ScanStep::Invalid("a name of at most 256 bytes", 0),
-                    _ => {}
-                }
-            }
-            Xml::Between(tag) => {
-                if tag.is_empty() && c.is_whitespace() {
-                    return ScanStep::More;
-                }
-                tag.push(c);
-                if tag == FUNCTION_END {
-                    return ScanStep::Done;
-                }
-                if tag == FUNCTION {
-                    *self = Xml::Name(0);
-                } else if tag == PARAMETER {
-                    // A parameter's value follows its name.
-                    *self = Xml::Value(PARAMETER.into());
-                } else if ![FUNCTION, PARAMETER, FUNCTION_END].iter().any(|whole| whole.starts_with(tag.as_str())) {
-                    return ScanStep::Invalid("`<parameter=` or `</function>`", tag.len() - c.len_utf8());
-                }
-            }
-            Xml::Value(last) => {
-                last.push(c);
-                // An unclosed value ends at the next tag at the start of a line: Qwen3-Coder may omit the closing
-                // tag.
-                if last.ends_with(VALUE_END) {
-                    *self = Xml::Between(String::new());
-                } else if last.ends_with("\n</function>") {
-                    return ScanStep::Done;
-                } else if last.len() > 64 {
-                    let from = (last.len() - VALUE_END.len()..).find(|&at| last.is_char_boundary(at));
-                    last.drain(..from.unwrap_or_default());
-                }
-            }
         }
         ScanStep::More
     }

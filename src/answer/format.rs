@@ -20,6 +20,23 @@ pub enum Format {
     Lfm2,
     /// `<|tool_call|>[{"name": ..., "arguments": {...}}]`: Granite 3.
     Granite,
+    /// `<TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>`: Nemotron Nano 2.
+    NemotronV2,
+    /// `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>`: GLM 4.5 to 4.7, Ling 3.
+    Glm,
+    /// `<seed:tool_call><function=NAME><parameter=KEY>value</parameter></function></seed:tool_call>`, reasoning in
+    /// `<seed:think>`.
+    SeedOss,
+    /// `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>` in a section: DeepSeek V3.1. V3 and R1 write
+    /// `function` for the name, which is before the arguments, and those in a fence.
+    DeepSeek,
+    /// `<｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY" string="true">value</｜DSML｜parameter>` in a section:
+    /// DeepSeek V3.2.
+    Dsml,
+    /// `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` in a section: Kimi K2.
+    KimiK2,
+    /// `<invoke name="NAME"><parameter name="KEY">value</parameter></invoke>` in `<minimax:tool_call>`: MiniMax M2.
+    MiniMax,
     /// `{"name": ..., "arguments": {...}}` or a list of them as a whole answer, for models trained without a format.
     Json,
     /// Reasoning only: tool calls in an unknown format.
@@ -28,7 +45,7 @@ pub enum Format {
 
 impl Format {
     /// All formats.
-    pub const ALL: [Format; 10] = [
+    pub const ALL: [Format; 17] = [
         Format::Hermes,
         Format::Xml,
         Format::Llama3,
@@ -37,6 +54,13 @@ impl Format {
         Format::Harmony,
         Format::Lfm2,
         Format::Granite,
+        Format::NemotronV2,
+        Format::Glm,
+        Format::SeedOss,
+        Format::DeepSeek,
+        Format::Dsml,
+        Format::KimiK2,
+        Format::MiniMax,
         Format::Json,
         Format::Plain,
     ];
@@ -52,6 +76,13 @@ impl Format {
             Format::Harmony => "harmony",
             Format::Lfm2 => "lfm2",
             Format::Granite => "granite",
+            Format::NemotronV2 => "nemotron-v2",
+            Format::Glm => "glm",
+            Format::SeedOss => "seed-oss",
+            Format::DeepSeek => "deepseek",
+            Format::Dsml => "dsml",
+            Format::KimiK2 => "kimi-k2",
+            Format::MiniMax => "minimax",
             Format::Json => "json",
             Format::Plain => "plain",
         }
@@ -66,7 +97,7 @@ impl Format {
     /// template with unknown tool syntax is [`Format::Plain`]; without any sign it is [`Format::Json`].
     pub fn detect(template: &str, has_token: impl Fn(&str) -> bool) -> Self {
         // A template has all signs of its entry; the first match counts, so shared signs are last.
-        const SIGNS: [(Format, &[&str]); 14] = [
+        const SIGNS: [(Format, &[&str]); 20] = [
             (Format::Harmony, &["<|channel|>", "<|message|>", "<|call|>"]),
             (Format::Gemma4, &["<|tool_call>"]),
             (Format::Mistral, &["[TOOL_CALLS]"]),
@@ -74,8 +105,13 @@ impl Format {
             (Format::Lfm2, &["<|tool_list_start|>"]),
             (Format::Lfm2, &["List of tools: [", "keep_past_thinking"]),
             (Format::Granite, &["<|tool_call|>"]),
-            // Qwen's prompt with other marks, which are not supported.
-            (Format::Plain, &["seed:tool_call"]),
+            (Format::NemotronV2, &["<TOOLCALL>"]),
+            (Format::SeedOss, &["<seed:tool_call>"]),
+            (Format::DeepSeek, &["<｜tool▁calls▁begin｜>"]),
+            (Format::Dsml, &["｜DSML｜", "function_calls"]),
+            (Format::KimiK2, &["<|tool_calls_section_begin|>"]),
+            (Format::MiniMax, &["<minimax:tool_call>"]),
+            (Format::Glm, &["<tool_call>", "<arg_key>", "<arg_value>"]),
             (Format::Xml, &["<tool_call>", "<function=", "<parameter="]),
             // Functionary: JSON in its own tags.
             (Format::Plain, &["<function="]),
@@ -84,12 +120,17 @@ impl Format {
             (Format::Llama3, &["<|python_tag|>"]),
             (Format::Llama3, &["<|start_header_id|>", "\"parameters\": dictionary"]),
         ];
-        const TOKENS: [(Format, &str); 7] = [
+        const TOKENS: [(Format, &str); 12] = [
             (Format::Harmony, "<|channel|>"),
             (Format::Gemma4, "<|tool_call>"),
             (Format::Mistral, "[TOOL_CALLS]"),
             (Format::Lfm2, "<|tool_call_start|>"),
             (Format::Granite, "<|tool_call|>"),
+            (Format::SeedOss, "<seed:tool_call>"),
+            (Format::DeepSeek, "<｜tool▁calls▁begin｜>"),
+            (Format::KimiK2, "<|tool_calls_section_begin|>"),
+            (Format::MiniMax, "<minimax:tool_call>"),
+            (Format::Glm, "<arg_key>"),
             (Format::Hermes, "<tool_call>"),
             (Format::Llama3, "<|python_tag|>"),
         ];
@@ -168,6 +209,58 @@ impl Format {
                 // Granite 3.3's, around the answer after reasoning.
                 ("<response>", Mark::Silent),
                 ("</response>", Mark::Silent),
+            ],
+            Format::NemotronV2 => {
+                &[THINK[0], THINK[1], ("<TOOLCALL>", Mark::CallOpen), ("</TOOLCALL>", Mark::CallClose)]
+            }
+            Format::Glm => &[
+                THINK[0],
+                THINK[1],
+                ("<tool_call>", Mark::CallOpen),
+                ("</tool_call>", Mark::CallClose),
+                ("<arg_key>", Mark::Inner),
+                ("</arg_key>", Mark::Inner),
+                ("<arg_value>", Mark::Inner),
+                ("</arg_value>", Mark::Inner),
+            ],
+            Format::SeedOss => &[
+                ("<seed:think>", Mark::ThinkOpen),
+                ("</seed:think>", Mark::ThinkClose),
+                ("<seed:tool_call>", Mark::CallOpen),
+                ("</seed:tool_call>", Mark::CallClose),
+            ],
+            Format::DeepSeek => &[
+                THINK[0],
+                THINK[1],
+                ("<｜tool▁calls▁begin｜>", Mark::CallOpen),
+                ("<｜tool▁call▁begin｜>", Mark::CallOpen),
+                ("<｜tool▁sep｜>", Mark::Inner),
+                ("<｜tool▁call▁end｜>", Mark::CallClose),
+                ("<｜tool▁calls▁end｜>", Mark::CallClose),
+            ],
+            // `｜DSML｜` is a token with text, and the rest of a tag is other tokens.
+            Format::Dsml => &[
+                THINK[0],
+                THINK[1],
+                ("<｜DSML｜function_calls>", Mark::CallOpen),
+                ("</｜DSML｜function_calls>", Mark::CallClose),
+                ("<｜DSML｜invoke name=\"", Mark::Function),
+            ],
+            Format::KimiK2 => &[
+                THINK[0],
+                THINK[1],
+                ("<|tool_calls_section_begin|>", Mark::CallOpen),
+                ("<|tool_call_begin|>", Mark::CallOpen),
+                ("<|tool_call_argument_begin|>", Mark::Inner),
+                ("<|tool_call_end|>", Mark::CallClose),
+                ("<|tool_calls_section_end|>", Mark::CallClose),
+            ],
+            Format::MiniMax => &[
+                THINK[0],
+                THINK[1],
+                ("<minimax:tool_call>", Mark::CallOpen),
+                ("</minimax:tool_call>", Mark::CallClose),
+                ("<invoke name=\"", Mark::Function),
             ],
             Format::Json => &THINK,
             Format::Plain => &[THINK[0], THINK[1], ("[THINK]", Mark::ThinkOpen), ("[/THINK]", Mark::ThinkClose)],

@@ -1,11 +1,14 @@
-//! Parses complete calls: JSON, Gemma's notation, tags, Python literals.
+//! Parses complete calls: JSON, Gemma's notation, Python literals.
 
 use std::collections::HashMap;
 
 use serde_json::{Map, Value as Json};
 
 use super::ToolCall;
+use super::body::MAX_DEPTH;
 use super::format::Format;
+use super::section::SectionMarks;
+use super::tags::CallTags;
 
 /// Gemma's quote, a token.
 pub const GEMMA_QUOTE: &str = "<|\"|>";
@@ -31,8 +34,13 @@ pub fn types_of(tools: &[Json]) -> Types {
 /// The calls in a complete text.
 pub fn parse(format: Format, raw: &str, types: Option<&Types>) -> Result<Vec<ToolCall>, Wrong> {
     let raw = raw.trim();
+    if let Some(tags) = CallTags::of(format).filter(|_| !raw.starts_with(['{', '['])) {
+        return tags.parse(raw, types).map(|call| vec![call]);
+    }
+    if let Some(marks) = SectionMarks::of(format) {
+        return marks.parse(raw).map(|call| vec![call]);
+    }
     match format {
-        Format::Hermes | Format::Xml if raw.starts_with('<') => xml(raw, types).map(|call| vec![call]),
         Format::Lfm2 if !raw.trim_start_matches('[').trim_start().starts_with('{') => {
             let mut reader = ValueParser::new(raw, ValueNotation::Python);
             reader.calls()
@@ -103,65 +111,13 @@ fn mistral(raw: &str) -> Result<ToolCall, Wrong> {
     Ok(ToolCall { name: name.into(), arguments: arguments(value)?, id })
 }
 
-/// `<function=NAME>` with its parameters. A value is the text between its tags, without adjacent line breaks. It is a
-/// string if the tool says so, or if it is not JSON: the template writes strings bare and other values as JSON.
-fn xml(raw: &str, types: Option<&Types>) -> Result<ToolCall, Wrong> {
-    let begun = raw.strip_prefix("<function=").and_then(|rest| rest.split_once('>'));
-    let (name, mut rest) = begun.ok_or_else(|| wrong("`<function=NAME>`", raw))?;
-    let types = types.and_then(|types| types.get(name));
-    let mut arguments = Map::new();
-    while let Some((key, after)) = rest.trim_start().strip_prefix("<parameter=").and_then(|rest| rest.split_once('>')) {
-        let of_type = types.and_then(|types| types.get(key));
-        let (value, behind) = xml_value(after, of_type).ok_or_else(|| wrong("`</parameter>`", after))?;
-        rest = behind;
-        arguments.insert(key.into(), value);
-    }
-    match rest.trim() {
-        "</function>" => Ok(ToolCall { name: name.into(), arguments, id: None }),
-        other => Err(wrong("`</function>`", other)),
-    }
-}
-
-/// A parameter's value and the text behind it, if it ends.
-pub fn xml_value<'t>(after: &'t str, of_type: Option<&Json>) -> Option<(Json, &'t str)> {
-    let (at, end) = value_end(after)?;
-    let (value, behind) = after.split_at(at);
-    let value = value.strip_prefix('\n').unwrap_or(value);
-    // A line break before this tag belongs to it; before the other two ends, to the value.
-    let value = if end == "</parameter>" { value.strip_suffix('\n').unwrap_or(value) } else { value };
-    let value = match of_type.and_then(Json::as_str) {
-        Some("string") => Json::from(value),
-        _ => match value.trim() {
-            // Some templates write Python's names, and so do their models.
-            "True" => Json::Bool(true),
-            "False" => Json::Bool(false),
-            "None" => Json::Null,
-            json => serde_json::from_str(json).unwrap_or_else(|_| Json::from(value)),
-        },
-    };
-    Some((value, behind.strip_prefix("</parameter>").unwrap_or(behind)))
-}
-
 /// A function's name: Llama writes `NAME.call`.
 pub fn python_name(name: &str) -> &str {
     name.strip_suffix(".call").unwrap_or(name)
 }
 
-/// A value's end, and the tag there.
-fn value_end(text: &str) -> Option<(usize, &'static str)> {
-    text.match_indices('<').find_map(|(at, _)| {
-        if text.get(at..)?.starts_with("</parameter>") {
-            return Some((at, "</parameter>"));
-        }
-        let line = at.checked_sub(1)?;
-        let ends = ["\n<parameter=", "\n</function>"];
-        let end = ends.into_iter().find(|end| text.get(line..).is_some_and(|rest| rest.starts_with(end)))?;
-        Some((line, end))
-    })
-}
-
 /// An error with the start of the found text.
-fn wrong(expected: &str, found: &str) -> Wrong {
+pub fn wrong(expected: &str, found: &str) -> Wrong {
     (expected.into(), super::shortened(found))
 }
 
@@ -174,15 +130,17 @@ pub enum ValueNotation {
     Python,
 }
 
-/// Parses values from left to right. The scanner limited their depth.
+/// Parses values from left to right.
 pub struct ValueParser<'t> {
     pub rest: &'t str,
     pub notation: ValueNotation,
+    /// Lists and objects that are open: a scanner limits them, but not between tags.
+    depth: usize,
 }
 
 impl<'t> ValueParser<'t> {
     pub fn new(text: &'t str, notation: ValueNotation) -> Self {
-        ValueParser { rest: text, notation }
+        ValueParser { rest: text, notation, depth: 0 }
     }
 
     /// Skips white space, then `token` if it is next.
@@ -249,6 +207,16 @@ impl<'t> ValueParser<'t> {
     }
 
     pub fn value(&mut self) -> Result<Json, Wrong> {
+        self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            return Err(wrong("at most 64 nested lists and objects", self.rest));
+        }
+        let value = self.value_of_depth()?;
+        self.depth -= 1;
+        Ok(value)
+    }
+
+    fn value_of_depth(&mut self) -> Result<Json, Wrong> {
         if self.skip("{") {
             return self.object();
         }

@@ -30,10 +30,10 @@ use serde_json::Value;
 
 use super::Constraint;
 use super::limits::{self, Excess};
-use crate::answer::{Format, Mark};
+use crate::answer::{CallTags, Format, Mark, is_name};
 use crate::error::Error;
 use crate::tokenizer::Tokenizer;
-use notation::Notation;
+use notation::{Notation, TagEnd, TagRules};
 
 /// Maximum length of a tool's name, which must fit a harmony header.
 const MAX_NAME_BYTES: usize = 128;
@@ -227,9 +227,11 @@ fn read(tools: &[Value], format: Format) -> Result<Vec<Tool>, Error> {
 /// Whether a format allows this character in a tool's name.
 fn carries(format: Format, c: char) -> bool {
     match format {
-        Format::Mistral | Format::Gemma4 | Format::Harmony => c.is_alphanumeric() || "_-.:/".contains(c),
-        Format::Lfm2 => c.is_alphanumeric() || "_-.:/".contains(c),
-        Format::Xml => !c.is_control() && !c.is_whitespace() && !"<>".contains(c),
+        Format::Mistral | Format::Gemma4 | Format::Harmony | Format::Lfm2 => is_name(c),
+        Format::Glm | Format::DeepSeek | Format::KimiK2 => is_name(c),
+        Format::Xml | Format::SeedOss | Format::Dsml | Format::MiniMax => {
+            !c.is_control() && !c.is_whitespace() && !"<>\"".contains(c)
+        }
         _ => !c.is_control(),
     }
 }
@@ -310,6 +312,8 @@ fn escaped(text: &str) -> String {
 const ANY: &str = "/(?s:.*)/";
 const SOME: &str = "/(?s:.+)/";
 const SPACE: &str = "/[ \\n]{1,4}/";
+/// An optional line break.
+const LINE: &str = "\"\\n\"?";
 
 /// ` & ~...` for texts that contain one of these.
 fn without(texts: &[&str]) -> String {
@@ -444,35 +448,54 @@ impl AnswerGrammar<'_> {
 
     /// Calls with a mark, and calls without one.
     fn calls(&mut self, tools: &[Tool]) -> Result<(Vec<Opening>, Option<String>), Error> {
-        let line = "\"\\n\"?";
         let opening = |mark, rest| Ok((vec![Opening { mark, rest }], None));
         match self.format {
             Format::Hermes => {
                 let (mark, close) = ("<tool_call>", self.mark("</tool_call>"));
                 let call = self.objects(tools, "arguments", "")?;
-                let one = self.lark.rule(&format!("{line} {call} {line} {close}"));
-                let rest = self.repeated(&one, &format!("{line} {} {one}", self.mark(mark)));
+                let one = self.lark.rule(&format!("{LINE} {call} {LINE} {close}"));
+                let rest = self.repeated(&one, &format!("{LINE} {} {one}", self.mark(mark)));
                 opening(mark, rest)
             }
-            Format::Xml => {
-                let (mark, close) = ("<tool_call>", self.mark("</tool_call>"));
-                let mut functions = Vec::new();
-                for tool in tools {
-                    let members = notation::members(Notation::Tags, tool, &mut self.lark)?;
-                    let arguments = self.lark.rule(&format!("{members} \"</function>\""));
-                    functions.push((tool.name.as_str(), arguments));
+            Format::Xml | Format::SeedOss | Format::Glm | Format::Dsml | Format::MiniMax => self.tagged(tools),
+            Format::DeepSeek => {
+                let [begin, separator, end, close] =
+                    ["<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"]
+                        .map(|name| self.mark(name));
+                let mut calls = Vec::new();
+                for Tool { name, parameters } in tools {
+                    let arguments = self.lark.json(parameters);
+                    calls.push(format!("{} {separator} {arguments}", quoted(name)));
+                    let head = quoted(&format!("{name}\n```json\n"));
+                    calls.push(format!("\"function\" {separator} {head} {arguments} \"\\n```\""));
                 }
-                let after = |lead: &str| -> Vec<String> {
-                    let head = |name: &str| quoted(&format!("{lead}{name}>\n"));
-                    functions.iter().map(|(name, arguments)| format!("{} {arguments}", head(name))).collect()
-                };
-                let call = self.lark.rule(&either(&after(FUNCTION)));
-                let one = self.lark.rule(&format!("{line} {call} {line} {close}"));
-                let next = format!("{line} {} {one}", self.mark(mark));
-                let rest = self.repeated(&one, &next);
-                let bare = self.lark.rule(&format!("{} ({line} {close})?", either(&after(""))));
-                let bare = self.repeated(&bare, &next);
-                Ok((vec![Opening { mark, rest }, Opening { mark: FUNCTION, rest: bare }], None))
+                let one = self.lark.rule(&format!("{begin} {} {end}", either(&calls)));
+                let list = self.repeated(&one, &format!("{LINE} {one}"));
+                opening("<｜tool▁calls▁begin｜>", self.lark.rule(&format!("{list} {LINE} {close}")))
+            }
+            Format::KimiK2 => {
+                let [begin, separator, end, close] = [
+                    "<|tool_call_begin|>",
+                    "<|tool_call_argument_begin|>",
+                    "<|tool_call_end|>",
+                    "<|tool_calls_section_end|>",
+                ]
+                .map(|name| self.mark(name));
+                let mut calls = Vec::new();
+                for tool in tools {
+                    let arguments = self.lark.json(&tool.parameters);
+                    let name = quoted(&format!("functions.{}:", tool.name));
+                    calls.push(format!("{name} /[0-9]{{1,3}}/ {separator} {arguments}"));
+                }
+                let one = self.lark.rule(&format!("{begin} {} {end}", either(&calls)));
+                let list = self.repeated(&one, &one);
+                opening("<|tool_calls_section_begin|>", self.lark.rule(&format!("{list} {close}")))
+            }
+            Format::NemotronV2 => {
+                let close = self.mark("</TOOLCALL>");
+                let call = self.objects(tools, "arguments", "")?;
+                let list = self.repeated(&call, &format!("\",\" \" \"? {call}"));
+                opening("<TOOLCALL>", self.lark.rule(&format!("\"[\" {list} \"]\" {close}")))
             }
             Format::Llama3 => {
                 let call = self.objects(tools, "parameters", "")?;
@@ -547,6 +570,68 @@ impl AnswerGrammar<'_> {
             }
             Format::Harmony | Format::Plain => Ok((Vec::new(), None)),
         }
+    }
+
+    /// Calls with arguments between tags.
+    fn tagged(&mut self, tools: &[Tool]) -> Result<(Vec<Opening>, Option<String>), Error> {
+        let marks = (CallTags::of(self.format), self.first(Mark::CallOpen), self.first(Mark::CallClose));
+        let (Some(tags), Some(mark), Some(close)) = marks else { return Ok((Vec::new(), None)) };
+        let (open, close) = (self.mark(mark), self.mark(close));
+        let functions = self.functions(tags, tools)?;
+        let [before, behind] = tags.name;
+        let line = if self.format == Format::Glm { "" } else { "\n" };
+        let after = |lead: &str| -> Vec<String> {
+            let head = |name: &str| quoted(&format!("{lead}{name}{behind}{line}"));
+            functions.iter().map(|(name, arguments)| format!("{} {arguments}", head(name))).collect()
+        };
+        let call = self.lark.rule(&either(&after(before)));
+        if let Format::Dsml | Format::MiniMax = self.format {
+            let list = self.repeated(&call, &format!("{LINE} {call}"));
+            let rest = self.lark.rule(&format!("{LINE} {list} {LINE} {close}"));
+            return Ok((vec![Opening { mark, rest }], None));
+        }
+        let one = self.lark.rule(&format!("{LINE} {call} {LINE} {close}"));
+        let next = format!("{LINE} {open} {one}");
+        let rest = self.repeated(&one, &next);
+        let mut openings = vec![Opening { mark, rest }];
+        if self.format == Format::Xml {
+            let bare = self.lark.rule(&format!("{} ({LINE} {close})?", either(&after(""))));
+            openings.push(Opening { mark: FUNCTION, rest: self.repeated(&bare, &next) });
+        }
+        Ok((openings, None))
+    }
+
+    /// The tools' names, and their arguments between tags with the function's end.
+    fn functions<'t>(&mut self, tags: &'static CallTags, tools: &'t [Tool]) -> Result<Vec<(&'t str, String)>, Error> {
+        let is_glm = self.format == Format::Glm;
+        let around = [tags.key[0], tags.key[1], tags.value[0], tags.value[1]].map(|tag| self.mark(tag));
+        let [key_open, key_close, value_open, value_close] = &around;
+        let line = if tags.is_on_lines { "\n" } else { "" };
+        let is_dsml = self.format == Format::Dsml;
+        let open = |key: &str, is_string: bool| match is_glm {
+            true => format!("{LINE} {key_open} {} {key_close} {LINE} {value_open}", quoted(key)),
+            false => {
+                let kind = if is_dsml { format!(" string=\"{is_string}\"") } else { String::new() };
+                quoted(&format!("{}{key}{}{kind}{}{line}", tags.key[0], tags.key[1], tags.value[0]))
+            }
+        };
+        let close = match (is_glm, self.is_token(tags.value[1])) {
+            (true, true) => TagEnd::Token(value_close.clone()),
+            (true, false) => TagEnd::Letters(tags.value[1].into()),
+            (false, _) => TagEnd::Letters(format!("{line}{}\n", tags.value[1])),
+        };
+        let rules = TagRules { tags, open: &open, close };
+        let mut functions = Vec::new();
+        for tool in tools {
+            let members = notation::members(Notation::Tags(&rules), tool, &mut self.lark)?;
+            let arguments = match is_glm {
+                // Its end is the mark of the whole call.
+                true => members,
+                false => self.lark.rule(&format!("{members} {}", quoted(tags.end))),
+            };
+            functions.push((tool.name.as_str(), arguments));
+        }
+        Ok(functions)
     }
 
     /// One call, and more if `parallel`.

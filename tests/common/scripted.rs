@@ -65,10 +65,10 @@ pub fn gguf(template: &str, special: &[&str], says: &Says, n_positions: usize) -
         header.set(key, value).unwrap();
     }
     let texts: Vec<Value> = tokens.iter().map(|token| Value::Str(token)).collect();
-    // Types: 1 is normal, 4 is matched first, 3 is control.
+    // Types: 1 is normal, 4 is matched first, 3 is control. DeepSeek's `｜DSML｜` is a part of tags.
     let kind = |id: usize| match id {
         ..256 => 1,
-        _ if id < 256 + n_words => 4,
+        _ if id < 256 + n_words || tokens[id] == "｜DSML｜" => 4,
         _ => 3,
     };
     let kinds = (0..n_tokens).map(|id| Value::I32(kind(id))).collect::<Vec<_>>();

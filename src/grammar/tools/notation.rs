@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use serde_json::{Map, Value, json};
 
 use super::{Lark, Tool, either, escaped, quoted, refused};
-use crate::answer::GEMMA_QUOTE;
+use crate::answer::{CallTags, GEMMA_QUOTE};
 use crate::error::Error;
 use crate::grammar::{formats, simplify};
 
@@ -31,10 +31,6 @@ const NOTES: [&str; 14] = [
 ];
 /// Maximum depth of schemas in Gemma's notation; deeper ones are written as JSON.
 const MAX_DEPTH: usize = 8;
-/// Ends of a value between tags, for the reader; `without_value_ends` excludes the same ones.
-const VALUE_ENDS: [&str; 3] = ["</parameter>", "\n<parameter=", "\n</function>"];
-/// Texts without `</p`: JSON between tags must not contain the closing tag.
-const NO_TAG: &str = "^(?:[^<]|<+(?:/<+)*(?:[^</]|/[^<p]))*(?:<+(?:/<+)*/?)?$";
 /// Integers within this range are exact in 64-bit floats.
 const MAX_INTEGER: i64 = (1 << 53) - 1;
 /// The range of other numbers. Longer ones may overflow when parsed.
@@ -47,8 +43,41 @@ pub enum Notation<'a> {
     Gemma(&'a str),
     /// `key=value`.
     Python,
-    /// `<parameter=key>\nvalue\n</parameter>\n`.
-    Tags,
+    /// `<parameter=key>\nvalue\n</parameter>\n` and the like.
+    Tags(&'a TagRules<'a>),
+}
+
+/// Rules for the tags around parameters.
+pub struct TagRules<'a> {
+    pub tags: &'static CallTags,
+    /// The rule before a value, for a parameter's name and whether the value is a string.
+    pub open: &'a dyn Fn(&str, bool) -> String,
+    pub close: TagEnd,
+}
+
+/// The end of a value, with the line breaks next to it.
+pub enum TagEnd {
+    Letters(String),
+    /// A rule that begins with a token.
+    Token(String),
+}
+
+impl TagEnd {
+    fn rule(&self) -> String {
+        match self {
+            TagEnd::Letters(letters) => quoted(letters),
+            TagEnd::Token(rule) => rule.clone(),
+        }
+    }
+
+    /// This text and the end.
+    fn behind(&self, text: &str) -> String {
+        match self {
+            TagEnd::Letters(letters) => quoted(&format!("{text}{letters}")),
+            TagEnd::Token(rule) if text.is_empty() => rule.clone(),
+            TagEnd::Token(rule) => format!("{} {rule}", quoted(text)),
+        }
+    }
 }
 
 /// The schema of a tool's arguments, narrowed for calls.
@@ -180,15 +209,15 @@ impl ToolContext<'_> {
         let separator = match self.notation {
             Notation::Gemma(_) => "\",\"",
             Notation::Python => "\", \"",
-            Notation::Tags => "",
+            Notation::Tags(_) => "",
         };
         // From the end: the rules after a property, and before any property.
         let (mut rest, mut first) = (String::new(), String::new());
         for (key, value) in properties.iter().rev() {
             let of = format!("{of}.properties.{key}");
-            let head = self.key(key, &of)?;
+            let head = self.key(key, value, &of)?;
             let value = self.value(value, &of, lark, depth)?;
-            let item = lark.rule(&format!("{} {value}", quoted(&head)));
+            let item = lark.rule(&format!("{head} {value}"));
             let (with, alone) = (format!("{separator} {item} {rest}"), format!("{item} {rest}"));
             (rest, first) = match (required.contains(key.as_str()), rest.is_empty()) {
                 (true, _) => (lark.rule(&with), lark.rule(&alone)),
@@ -199,16 +228,18 @@ impl ToolContext<'_> {
         Ok(first)
     }
 
-    /// A property's name and the separator after it.
-    fn key(&self, key: &str, of: &str) -> Result<String, Error> {
+    /// The rule of a property's name and the separator after it.
+    fn key(&self, key: &str, value: &Value, of: &str) -> Result<String, Error> {
         let is_word = !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || "_$/@#-.".contains(c));
         let odd = || refused(of, "a name that this format supports", format!("`{}`", key.escape_default()));
         match self.notation {
-            Notation::Gemma(_) if is_word => Ok(format!("{key}:")),
-            Notation::Gemma(_) => Ok(format!("{}:", Value::from(key))),
-            Notation::Python if is_word => Ok(format!("{key}=")),
-            Notation::Tags if !key.is_empty() && key.len() <= 128 && !key.contains(['<', '>', '\n', '\r']) => {
-                Ok(format!("<parameter={key}>\n"))
+            Notation::Gemma(_) if is_word => Ok(quoted(&format!("{key}:"))),
+            Notation::Gemma(_) => Ok(quoted(&format!("{}:", Value::from(key)))),
+            Notation::Python if is_word => Ok(quoted(&format!("{key}="))),
+            Notation::Tags(rules)
+                if !key.is_empty() && key.len() <= 128 && !key.contains(['<', '>', '"', '\n', '\r']) =>
+            {
+                Ok((rules.open)(key, value.get("type").is_some_and(|kind| kind == "string")))
             }
             _ => Err(odd()),
         }
@@ -225,9 +256,9 @@ impl ToolContext<'_> {
         let kind = keywords.get("type").and_then(Value::as_str).unwrap_or_default();
         let plain = |known: &[&str]| keywords.keys().all(|key| is_note(key) || known.contains(&key.as_str()));
         match (self.notation, kind) {
-            (Notation::Tags, "string") => return tagged_text(keywords, of, lark),
-            (Notation::Tags, "boolean") if plain(&["type"]) => {
-                return Ok("(\"true\" | \"false\" | \"True\" | \"False\") \"\\n</parameter>\\n\"".into());
+            (Notation::Tags(rules), "string") => return tagged_text(rules, keywords, of, lark),
+            (Notation::Tags(rules), "boolean") if plain(&["type"]) => {
+                return Ok(format!("(\"true\" | \"false\" | \"True\" | \"False\") {}", rules.close.rule()));
             }
             (Notation::Python, "boolean") if plain(&["type"]) => return Ok("(\"True\" | \"False\")".into()),
             (Notation::Python, "null") if plain(&["type"]) => return Ok("\"None\"".into()),
@@ -266,17 +297,13 @@ impl ToolContext<'_> {
         } else {
             schema = json!({});
         }
-        if let Notation::Tags = self.notation {
-            if schema.to_string().contains("</parameter>") {
-                return Err(refused(of, "values without `</parameter>`", "`</parameter>`"));
-            }
-            without_tags(&mut schema);
+        let Notation::Tags(rules) = self.notation else { return Ok(lark.json(&schema)) };
+        let end = rules.tags.value[1];
+        if schema.to_string().contains(end) {
+            return Err(refused(of, format!("values without `{end}`"), format!("`{end}`")));
         }
-        let value = lark.json(&schema);
-        Ok(match self.notation {
-            Notation::Tags => format!("{value} \"\\n</parameter>\\n\""),
-            _ => value,
-        })
+        without_tags(&mut schema, &no_tag(end));
+        Ok(format!("{} {}", lark.json(&schema), rules.close.rule()))
     }
 
     /// Copies the definitions that a schema refers to.
@@ -377,15 +404,29 @@ fn other_than(words: &[&str], stops: &str) -> String {
 }
 
 /// Texts that contain no value's end, in parts that start with `<` or a line break.
-fn without_value_ends() -> String {
-    let [in_line, begins_line] =
-        [&["/parameter>"][..], &["/parameter>", "/function>", "parameter="]].map(|words| other_than(words, "<\n"));
+fn without_value_ends(tags: &CallTags) -> String {
+    let [value, key, function] = [tags.value[1], tags.key[0], tags.end].map(|tag| tag.trim_start_matches('<'));
+    if !tags.is_on_lines {
+        return format!("[^<]*(?:<{})*", other_than(&[value], "<"));
+    }
+    let [in_line, begins_line] = [&[value][..], &[value, function, key]].map(|words| other_than(words, "<\n"));
     let line = format!("(?:(?:<{begins_line}|[^<\\n]+)(?:<{in_line})*)?");
     format!("{line}(?:\\n{line})*")
 }
 
+/// Texts without the first letters of an end tag, such as `</p`: JSON between tags must not contain it.
+fn no_tag(end: &str) -> String {
+    let letter: String = end.chars().skip(2).take(1).collect();
+    format!("^(?:[^<]|<+(?:/<+)*(?:[^</]|/[^<{letter}]))*(?:<+(?:/<+)*/?)?$")
+}
+
 /// A raw string between tags: it has no JSON form, so all its restrictions must be expressed here.
-fn tagged_text(keywords: &Map<String, Value>, of: &str, lark: &mut Lark) -> Result<String, Error> {
+fn tagged_text(
+    rules: &TagRules<'_>,
+    keywords: &Map<String, Value>,
+    of: &str,
+    lark: &mut Lark,
+) -> Result<String, Error> {
     const KNOWN: [&str; 7] = ["type", "enum", "const", "minLength", "maxLength", "pattern", "format"];
     const SCHEMAS: [&str; 7] = ["$ref", "allOf", "anyOf", "oneOf", "not", "if", "contentEncoding"];
     if let Some((key, _)) = keywords.iter().find(|(key, _)| SCHEMAS.contains(&key.as_str())) {
@@ -403,20 +444,21 @@ fn tagged_text(keywords: &Map<String, Value>, of: &str, lark: &mut Lark) -> Resu
         }
     }
     let (least, most) = limits_of(keywords, ["minLength", "maxLength"], of)?;
-    let end = "\n</parameter>\n";
     if let Some(texts) = named_texts(keywords, of)? {
+        let ends = rules.tags.value_ends();
         let fits = |text: &&String| {
             let n = text.chars().count() as u64;
             let whole = format!("\n{text}");
-            n >= least && most.is_none_or(|most| n <= most) && !VALUE_ENDS.iter().any(|end| whole.contains(end))
+            n >= least && most.is_none_or(|most| n <= most) && !ends.iter().any(|end| whole.contains(end))
         };
-        let texts: Vec<String> = texts.iter().filter(fits).map(|text| quoted(&format!("{text}{end}"))).collect();
+        let texts: Vec<String> = texts.iter().filter(fits).map(|text| rules.close.behind(text)).collect();
         return match texts.is_empty() {
             true => Err(refused(format!("{of}.enum"), "a text that this format supports", "none")),
             false => Ok(either(&texts)),
         };
     }
-    let mut text = format!("/{}/{}", without_value_ends(), lengths(least, most));
+    // A token's letters also end a value.
+    let mut text = format!("/{}/{}", without_value_ends(rules.tags), lengths(least, most));
     let more = keywords.get("allOf").and_then(Value::as_array).into_iter().flatten();
     let patterns = more.filter_map(|schema| schema.get("pattern")).chain(keywords.get("pattern"));
     for pattern in patterns {
@@ -430,7 +472,10 @@ fn tagged_text(keywords: &Map<String, Value>, of: &str, lark: &mut Lark) -> Resu
         text += &format!(" & /{}/", pattern.replace('/', "\\/"));
     }
     let text = lark.terminal(&text);
-    Ok(lark.lazy(&format!("{text} {}", quoted(end))))
+    Ok(match &rules.close {
+        TagEnd::Letters(letters) => lark.lazy(&format!("{text} {}", quoted(letters))),
+        TagEnd::Token(rule) => format!("{text} {rule}"),
+    })
 }
 
 /// A regular expression for a format; `None` for an annotation. `tighten` restricts the days.
@@ -561,19 +606,19 @@ fn whole_texts(pattern: &str) -> Option<String> {
     Some(alternatives.join("|"))
 }
 
-/// Excludes the closing tag from the schema's strings.
-fn without_tags(schema: &mut Value) {
+/// Excludes the closing tag from the schema's strings, by this pattern.
+fn without_tags(schema: &mut Value, no_tag: &str) {
     match schema {
-        Value::Array(schemas) => schemas.iter_mut().for_each(without_tags),
+        Value::Array(schemas) => schemas.iter_mut().for_each(|schema| without_tags(schema, no_tag)),
         Value::Object(keywords) => {
             let is_data = |key: &str| matches!(key, "const" | "default" | "enum" | "examples");
             for (key, value) in keywords.iter_mut().filter(|(key, _)| !is_data(key)) {
                 match value {
                     // Properties may be named like keywords.
                     Value::Object(members) if MAPS.contains(&key.as_str()) => {
-                        members.values_mut().for_each(without_tags);
+                        members.values_mut().for_each(|member| without_tags(member, no_tag));
                     }
-                    value => without_tags(value),
+                    value => without_tags(value, no_tag),
                 }
             }
             let is_text = match keywords.get("type") {
@@ -585,9 +630,9 @@ fn without_tags(schema: &mut Value) {
                 return;
             }
             if !keywords.contains_key("pattern") {
-                keywords.insert("pattern".into(), NO_TAG.into());
+                keywords.insert("pattern".into(), no_tag.into());
             } else if let Value::Array(all) = keywords.entry("allOf").or_insert_with(|| json!([])) {
-                all.push(json!({"pattern": NO_TAG}));
+                all.push(json!({"pattern": no_tag}));
             }
         }
         _ => {}
@@ -598,7 +643,8 @@ fn without_tags(schema: &mut Value) {
 mod tests {
     use serde_json::json;
 
-    use super::{NO_TAG, whole_texts, without_tags};
+    use super::{CallTags, no_tag, whole_texts, without_tags};
+    use crate::answer::Format;
 
     /// Covers referenced schemas and properties named like keywords.
     #[test]
@@ -606,8 +652,8 @@ mod tests {
         let text = json!({"type": "string"});
         let mut schema = json!({"type": "object", "properties": {"default": text, "a": {"enum": ["x"], "type": "string"}},
             "$defs": {"enum": {"anyOf": [text, {"type": "null"}]}}, "default": {"type": "string"}});
-        without_tags(&mut schema);
-        let kept = json!({"type": "string", "pattern": NO_TAG});
+        without_tags(&mut schema, "a");
+        let kept = json!({"type": "string", "pattern": "a"});
         assert_eq!(schema["properties"], json!({"default": kept, "a": {"enum": ["x"], "type": "string"}}));
         assert_eq!(schema["$defs"]["enum"]["anyOf"][0], kept);
         assert_eq!(schema["default"], text);
@@ -631,27 +677,34 @@ mod tests {
 
     #[test]
     fn value_pattern_matches_all_texts_without_an_end_tag() {
-        let whole = regex::Regex::new(&format!("^(?:{})$", super::without_value_ends())).unwrap();
-        let parts =
-            ["</parameter>", "<parameter=", "</function>", "\n", "<", "/", "a", "</parameter", "</fun", "<p>", "\n\n"];
-        for i in 0..parts.len().pow(4) {
-            let at = |k: u32| parts[i / parts.len().pow(k) % parts.len()];
-            let text = [at(0), at(1), at(2), at(3)].concat();
+        for (format, end) in [(Format::Xml, "</parameter>"), (Format::Glm, "</arg_value>")] {
+            let tags = CallTags::of(format).unwrap();
+            let whole = regex::Regex::new(&format!("^(?:{})$", super::without_value_ends(tags))).unwrap();
+            let cut = &end[..end.len() - 1];
+            let parts = [end, "<parameter=", "</function>", "\n", "<", "/", "a", cut, "</fun", "<p>", "\n\n"];
             // The preceding line break is part of the tag.
-            let line = format!("\n{text}");
-            let ends = super::VALUE_ENDS.iter().any(|end| line.contains(end));
-            assert_eq!(whole.is_match(&text), !ends, "{text:?}");
+            let ends: &[&str] = match tags.is_on_lines {
+                true => &[end, "\n<parameter=", "\n</function>"],
+                false => &[end],
+            };
+            for i in 0..parts.len().pow(4) {
+                let at = |k: u32| parts[i / parts.len().pow(k) % parts.len()];
+                let text = [at(0), at(1), at(2), at(3)].concat();
+                let line = format!("\n{text}");
+                assert_eq!(whole.is_match(&text), !ends.iter().any(|end| line.contains(end)), "{text:?}");
+            }
         }
     }
 
     #[test]
     fn tag_free_pattern_matches_all_texts_without_the_tag() {
-        let found = regex::Regex::new(NO_TAG).unwrap();
-        for text in ["", "a", "<", "</", "<b>", "</b>", "<<", "</<", "<</", "a</q", "<</<b", "</\n"] {
+        let found = regex::Regex::new(&no_tag("</parameter>")).unwrap();
+        for text in ["", "a", "<", "</", "<b>", "</b>", "<<", "</<", "<</", "</a", "</q", "<</<b", "</\n"] {
             assert!(found.is_match(text), "{text}");
         }
         for text in ["</p", "</parameter>", "<</p", "</</p", "x</parameter>y"] {
             assert!(!found.is_match(text), "{text}");
         }
+        assert!(!regex::Regex::new(&no_tag("</｜DSML｜parameter>")).unwrap().is_match("a</｜DSML"));
     }
 }

@@ -19,7 +19,7 @@ use super::scripted::{self, Says};
 use super::server::{Running, start};
 
 /// Marks of the families, and end of text.
-const SPECIAL: [&str; 21] = [
+const SPECIAL: [&str; 42] = [
     "<|im_start|>",
     "<tool_call>",
     "</tool_call>",
@@ -40,7 +40,108 @@ const SPECIAL: [&str; 21] = [
     "<|end_header_id|>",
     "<|eot_id|>",
     "<|python_tag|>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<seed:think>",
+    "</seed:think>",
+    "<seed:tool_call>",
+    "</seed:tool_call>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+    "｜DSML｜",
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
     "<|im_end|>",
+];
+
+/// Families whose templates write a call as the model does: the template, what the model says after the prompt, whether
+/// it thinks, and where the kept part begins.
+const FAMILIES: [(&str, &str, bool, &str); 11] = [
+    (
+        "GLM-4.6",
+        "\n<think>I think.</think>\nCalling.\n<tool_call>t\n<arg_key>x</arg_key>\n<arg_value>3</arg_value>\n\
+         </tool_call>",
+        true,
+        "\n<think>",
+    ),
+    (
+        "GLM-4.7-Flash",
+        "I think.</think>Calling.<tool_call>t<arg_key>x</arg_key><arg_value>3</arg_value></tool_call>",
+        true,
+        "I think.",
+    ),
+    (
+        "inclusionai-ling-3.0-flash",
+        "I think.</think>Calling.\n<tool_call>t\n<arg_key>x</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+        true,
+        "I think.",
+    ),
+    (
+        "ByteDance-Seed-OSS",
+        "<seed:think>I think.</seed:think>\nCalling.\n\n<seed:tool_call>\n<function=t>\n<parameter=x>3</parameter>\n\
+         </function>\n</seed:tool_call>",
+        true,
+        "<seed:think>",
+    ),
+    (
+        "deepseek-ai-DeepSeek-V3.1",
+        "Calling.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>t<｜tool▁sep｜>{\"x\": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        false,
+        "Calling.",
+    ),
+    // Its template writes no calls, but it makes them.
+    (
+        "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+        "I think.</think>Calling.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>t\n```json\n{\"x\": 3}\n\
+         ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        true,
+        "",
+    ),
+    (
+        "deepseek-ai-DeepSeek-V3.2",
+        "Calling.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"t\">\n<｜DSML｜parameter name=\"x\" string=\"false\">3\
+         </｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        false,
+        "Calling.",
+    ),
+    (
+        "moonshotai-Kimi-K2",
+        "Calling.<|tool_calls_section_begin|><|tool_call_begin|>functions.t:0<|tool_call_argument_begin|>{\"x\": 3}\
+         <|tool_call_end|><|tool_calls_section_end|>",
+        false,
+        "Calling.",
+    ),
+    (
+        "NVIDIA-Nemotron-Nano-v2",
+        "I think.\n</think>\nCalling.\n<TOOLCALL>[{\"name\": \"t\", \"arguments\": {\"x\": 3}}]</TOOLCALL>",
+        true,
+        "Calling.",
+    ),
+    (
+        "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+        "I think.\n</think>\nCalling.\n<tool_call>\n<function=t>\n<parameter=x>\n3\n</parameter>\n</function>\n\
+         </tool_call>",
+        true,
+        "I think.",
+    ),
+    (
+        "MiniMax-M2",
+        "I think.\n</think>\n\nCalling.\n<minimax:tool_call>\n<invoke name=\"t\">\n\
+         <parameter name=\"x\">3</parameter>\n\
+         </invoke>\n</minimax:tool_call>",
+        true,
+        "I think.",
+    ),
 ];
 
 const N_POSITIONS: usize = 8 << 10;
@@ -186,6 +287,73 @@ fn server_answers_are_accepted_as_history() {
         next["max_tokens"] = 1.into();
         let answer = post(server.address, "/v1/chat/completions", &next);
         assert_eq!(answer.status, 200, "{name}: {}", answer.text());
+    }
+}
+
+/// Each family's answer, whole and streamed, by the server and by `chat`; and its template's own text for it, when the
+/// answer is sent back.
+#[test]
+fn calls_of_each_family_are_answered_and_written_back() {
+    let templates = published();
+    for (name, says, thinks, kept) in FAMILIES {
+        let Some((_, template)) = templates.iter().find(|(own, _)| own == name) else { continue };
+        let question = json!({"role": "user", "content": "hi"});
+        let mut asked =
+            json!({"model": "x", "messages": [question], "tools": tools(), "max_tokens": 120, "temperature": 0});
+        let (server, answer) = scripted(template, says, asked.clone());
+        let choice = answer.json()["choices"][0].clone();
+        let message = &choice["message"];
+        let call = &message["tool_calls"][0];
+        assert_eq!(call["function"], json!({"name": "t", "arguments": "{\"x\":3}"}), "{name}: {}", answer.text());
+        assert_eq!(
+            (&message["content"], &choice["finish_reason"]),
+            (&json!("Calling."), &json!("tool_calls")),
+            "{name}"
+        );
+        let thought = if thinks { json!("I think.") } else { Json::Null };
+        assert_eq!(message["reasoning_content"], thought, "{name}");
+
+        asked["stream"] = true.into();
+        let events = done(server.address, "/v1/chat/completions", asked.clone()).events();
+        let deltas = |field: &str| -> String {
+            let parts = events.iter().map(|event| &event["choices"][0]["delta"]);
+            parts.filter_map(|delta| delta.pointer(field)?.as_str()).collect()
+        };
+        let whole = if thinks { "I think." } else { "" };
+        assert_eq!((deltas("/content").as_str(), deltas("/reasoning_content").as_str()), ("Calling.", whole), "{name}");
+        let called = (deltas("/tool_calls/0/function/name"), deltas("/tool_calls/0/function/arguments"));
+        assert_eq!(called, ("t".into(), "{\"x\":3}".into()), "{name}");
+
+        let result = json!({"role": "tool", "tool_call_id": call["id"], "content": "five"});
+        let next = json!({"model": "x", "messages": [question, message, result], "tools": tools()});
+        let prompt = done(server.address, "/apply-template", next.clone()).json()["prompt"].clone();
+        let prompt = prompt.as_str().unwrap();
+        if !kept.is_empty() {
+            let kept = &says[says.find(kept).unwrap()..];
+            assert!(prompt.contains(kept), "{name}: {kept:?} is not in {prompt:?}");
+        }
+        // Its results are named by the model's own ids.
+        assert!(!name.contains("Kimi") || prompt.contains("## Return of functions.t:0"), "{prompt:?}");
+        drop(server);
+
+        let n_before = answer.json()["usage"]["prompt_tokens"].as_u64().unwrap() as usize;
+        let path = |ending: &str| format!("{}/family{ending}", env!("CARGO_TARGET_TMPDIR"));
+        let file = scripted::gguf(template, &SPECIAL, &Says::Behind(n_before, says), N_POSITIONS);
+        std::fs::write(path(".gguf"), file).unwrap();
+        std::fs::write(path("_tools.json"), tools().to_string()).unwrap();
+        let model = path(".gguf");
+        let options = ["--tools", &path("_tools.json"), "-n", "120", "--temperature", "0", "--device", "cpu"];
+        let mut chat = command_of(&[&["chat", "--lines", &model], &options[..]].concat());
+        let mut child = chat.stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let lines = format!("hi\n/save {}\n", path(".json"));
+        let _ = std::io::Write::write_all(&mut child.stdin.take().unwrap(), lines.as_bytes());
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        let saved: Json = serde_json::from_slice(&std::fs::read(path(".json")).unwrap()).unwrap();
+        let function = json!({"name": "t", "arguments": {"x": 3}});
+        assert_eq!(saved[1]["tool_calls"][0]["function"], function, "{name}: {saved}");
+        assert_eq!((&saved[1]["content"], &saved[1]["reasoning_content"]), (&json!("Calling."), &thought), "{name}");
+        println!("{name}: {}", String::from_utf8_lossy(&output.stdout));
     }
 }
 
