@@ -14,7 +14,7 @@ use tilewright::{ChatModel, ChatRequest, Device, GenerateOptions, LoadOptions, M
 use tilewright_serve::{Decoder, Loaded, ModelSpec, ServerOptions};
 
 use crate::common::{self, block_on};
-use crate::files;
+use crate::picture_model::picture_model;
 use crate::serve::{client, server};
 
 const N: usize = 12;
@@ -24,7 +24,7 @@ fn picture(name: &str) -> PathBuf {
 }
 
 fn model_in(name: &str) -> PathBuf {
-    files::picture_model(&Path::new(env!("CARGO_TARGET_TMPDIR")).join(name))
+    picture_model(&Path::new(env!("CARGO_TARGET_TMPDIR")).join(name))
 }
 
 fn load(path: &Path) -> Model {

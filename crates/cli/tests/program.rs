@@ -7,6 +7,9 @@ mod common;
 #[cfg_attr(not(feature = "serve"), allow(dead_code))] // adapters are for tests of the server
 mod files;
 #[cfg(feature = "serve")]
+#[path = "../../../tests/common/picture_model.rs"]
+mod picture_model;
+#[cfg(feature = "serve")]
 #[path = "../../../tests/common/scripted.rs"]
 mod scripted;
 
