@@ -634,6 +634,7 @@ mod tests {
             norm_eps: 1e-5,
             ropes: Vec::new(),
             positions: None,
+            position_biases: None,
             n_token_types: 0,
             per_layer: None,
             embd_norm: false,

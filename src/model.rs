@@ -11,6 +11,7 @@ mod kv_cache;
 mod lora;
 mod mtp;
 mod per_layer;
+mod position_biases;
 mod stack;
 mod weights;
 
@@ -29,6 +30,7 @@ pub use kv_cache::{KvCache, LayerCache, Ring};
 pub use lora::FactorPlaces;
 pub use mtp::{MtpTensors, MtpWeights};
 pub use per_layer::{PerLayerHalf, PerLayerWeights};
+pub use position_biases::PositionBiases;
 pub(crate) use stack::layer_of;
 pub use stack::{RowPlaces, SourceTensor, Stack, TensorSlot, WeightSource};
 pub use weights::{BlockWeights, HalfNorms, NormWeights, Weights};

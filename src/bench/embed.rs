@@ -519,6 +519,7 @@ mod tests {
             norm_eps: 1e-12,
             ropes: Vec::new(),
             positions: Some(PositionTable { first: 0 }),
+            position_biases: None,
             n_token_types: 2,
             per_layer: None,
             embd_norm: true,

@@ -10,7 +10,7 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::Pooling;
 use crate::model::{BatchSize, BatchTensors, DenseLayer, ScoreHead, TensorSlot, Transformer};
-use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
+use crate::recording::{BatchInvariance, MemoryPlan, Recorder, Recording, Workspace};
 use crate::sort;
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
@@ -240,7 +240,8 @@ impl RecordedBatch {
     ) -> Result<RecordedBatch, Error> {
         let io = BatchTensors::declare(target, &encoder.config, size, max_len)?;
         let rows = Tensor::declare("rows", Role::Activations, &[size.n_sequences, head.width(encoder)], DType::F32)?;
-        let mut rec = Recorder::new(target.clone());
+        // Experts have kernels for few rows and for many.
+        let mut rec = Recorder::new(target.clone()).with_batch_invariance(BatchInvariance::Many);
         let h = encoder.record_batch(&mut rec, &io)?;
         let row_spans = match head.layers() {
             [] => None,

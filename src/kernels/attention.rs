@@ -115,6 +115,7 @@ impl AttentionConfig {
             eps: 0.0,
             query_row: 0,
             row_words: 0,
+            reach: 0,
         }
     }
 
@@ -433,13 +434,15 @@ impl PackedTiles {
 /// Records attention of packed sequences, each with itself alone. Shader: `shaders/attention_prefill.wgsl`.
 ///
 /// # Shapes
-/// `qkv`: `[T, (H + 2 Hkv) D]`, a token's queries, keys and values; `y`: `[T, H D]`.
+/// `biases`: `[2 R + 1, H]`, added to a head's score of a key that is -R to R tokens behind its query; keys farther away have
+/// the first or the last; `qkv`: `[T, (H + 2 Hkv) D]`, a token's queries, keys and values; `y`: `[T, H D]`.
 /// # Errors
 /// [`Error::Shape`] if an operand disagrees with the configuration, [`Error::Operand`] if that is out of range.
 pub fn attention_packed(
     rec: &mut Recorder,
     tiles: &PackedTiles,
     config: &AttentionConfig,
+    biases: Option<&Tensor>,
     qkv: &Tensor,
     y: &Tensor,
 ) -> Result<(), Error> {
@@ -454,6 +457,17 @@ pub fn attention_packed(
     if tiles.share != config.share() {
         return Err(wrong("tiles", &format!("a table for {} heads that share keys", config.share()), &tiles.share));
     }
+    let n_distances = match biases {
+        None => 0,
+        Some(biases) => {
+            let [n, _] = biases.dims2("attention", "biases")?;
+            biases.expect_shape("attention", "biases", &[n, n_heads])?;
+            if n % 2 == 0 {
+                return Err(wrong("biases", "an odd number of rows", &n));
+            }
+            n
+        }
+    };
     let quads = head_dim / 4;
     let stride = (n_heads + 2 * n_kv_heads) * quads;
     let params = AttentionParams {
@@ -464,10 +478,13 @@ pub fn attention_packed(
         key_start: n_heads * quads,
         value_start: (n_heads + n_kv_heads) * quads,
         n_tiles: (tiles.table.len() / 4) as u32,
+        reach: n_distances / 2,
         ..config.params(n_tokens, KvType::F32, [n_tokens; 2])
     };
     let words = qkv.words();
-    tiles.plan.record(rec, params, [tiles.max_len, head_dim], &[], &[&tiles.table, qkv, &words, &words, qkv, y])
+    let constants: Vec<_> = biases.map(|_| ("BIASES", 1.0)).into_iter().collect();
+    let operands = [&tiles.table, qkv, &words, &words, biases.unwrap_or(qkv), y];
+    tiles.plan.record(rec, params, [tiles.max_len, head_dim], &constants, &operands)
 }
 
 /// Rows of a tile of `attention_prefill`, [`TILE_ROWS`], for the `scalar` tier.

@@ -183,7 +183,7 @@ fn scoring(json: &ConfigJson, architecture: &str) -> Result<Option<Scoring>, Err
         return Ok(None);
     }
     let head = match architecture {
-        "bert" | "roberta" | "xlm-roberta" => BERT_HEAD,
+        "bert" | "roberta" | "xlm-roberta" | "mpnet" | "new" => BERT_HEAD,
         "modernbert" => ScoreConfig {
             pooling: match json.get_str("classifier_pooling")?.unwrap_or("cls") {
                 "cls" => Pooling::Cls,
