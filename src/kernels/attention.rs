@@ -408,17 +408,29 @@ impl PackedTiles {
     /// # Errors
     /// [`Error::Operand`] if a sequence is longer than declared, or all of them take more tiles.
     pub fn of(&self, lengths: &[u32]) -> Result<Vec<u32>, Error> {
+        let all: Vec<[u32; 2]> = lengths.iter().map(|&len| [len; 2]).collect();
+        self.of_seen(&all)
+    }
+
+    /// The table for sequences of which only so many first tokens are seen, by all of their tokens: pairs of a length
+    /// and this number.
+    ///
+    /// # Errors
+    /// As [`PackedTiles::of`]; [`Error::Operand`] if a sequence has a token but none that is seen.
+    pub fn of_seen(&self, lengths: &[[u32; 2]]) -> Result<Vec<u32>, Error> {
         let n_rows = self.plan.tile_rows;
         let mut table = Vec::with_capacity(self.table.len());
         let mut first_token = 0;
-        for &len in lengths {
+        for &[len, seen] in lengths {
             if len > self.max_len {
                 return Err(wrong("tiles", &format!("sequences of up to {} tokens", self.max_len), &len));
             }
-            let keys = [first_token, first_token + len];
-            let [first_row, end_row] = keys.map(|token| token * self.share);
+            if seen > len || (seen == 0 && len > 0) {
+                return Err(wrong("tiles", &format!("1 to {len} seen tokens"), &seen));
+            }
+            let [first_row, end_row] = [first_token, first_token + len].map(|token| token * self.share);
             for row in (first_row..end_row).step_by(n_rows as usize) {
-                table.extend([row, end_row.min(row + n_rows), keys[0], keys[1]]);
+                table.extend([row, end_row.min(row + n_rows), first_token, first_token + seen]);
             }
             first_token += len;
         }

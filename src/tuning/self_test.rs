@@ -15,7 +15,7 @@ use crate::kernels::{
     N_STATES, Norm, PAGE, PackedTiles, Pairing, Pooling, QkNorm, RopeConfig, RopeStyle, Router, Sampling,
     SelectiveScan, SharedExperts, ShortConv, StepState, TopStrip, add, advance, argmax, attention, attention_next,
     attention_packed, embed, embed_sum, expert_sum, gate_up, gated, geglu, gelu, last_row, layer_norm, linear_norm,
-    mask_logits, matmul, matvec, merge_top, mol, penalize, pool, rms_norm, rope, rope_kv, rope_packed,
+    mask_logits, matmul, matvec, max_sim, merge_top, mol, penalize, pool, rms_norm, rope, rope_kv, rope_packed,
     rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum, squared_relu, up_gated,
 };
 #[cfg(feature = "lora")]
@@ -479,6 +479,13 @@ static CHECKS: &[(&Kernel, Record)] = &[
         let (x, y) = (input(form.device, &[70, 260])?, blank(form.device, &[2, 260])?);
         let spans = form.device.upload("spans", &[2, 2], &[0u32, 3, 3, 70])?;
         pool(rec, Pooling::Mean, true, &spans, &x, &y)?;
+        Ok(vec![y])
+    }),
+    (&shaders::MAX_SIM.kernel, |rec, form| {
+        let (x, y) = (input(form.device, &[20, 70])?, blank(form.device, &[2, 3])?);
+        let queries = form.device.upload("queries", &[2, 2], &[0u32, 3, 3, 20])?;
+        let documents = form.device.upload("documents", &[3, 2], &[0u32, 40, 40, 40, 41, 70])?;
+        max_sim(rec, &queries, &documents, &x, 0, &y)?;
         Ok(vec![y])
     }),
     (&shaders::SELECT_TOP.kernel, best),
