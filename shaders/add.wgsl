@@ -1,9 +1,10 @@
-// Sum into the second operand: y[i] = y[i] + x[i]. Dispatch (elements folded over x and y).
+// Sum into the second operand: y[i] = y[i] + x[i], or one row x added to each of y. Dispatch (elements folded over x
+// and y).
 #import fold
 
-struct Params { len: u32, _pad0: u32, _pad1: u32, _pad2: u32 }
+struct Params { len: u32, x_len: u32, _pad0: u32, _pad1: u32 }
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> x: array<f32>;        // [len]
+@group(0) @binding(1) var<storage, read> x: array<f32>;        // [x_len]
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;  // [len]
 
 const WG: u32 = 256u;
@@ -16,6 +17,6 @@ fn add(
 ) {
     let id = group_index(group, grid) * WG + local;
     if (id < params.len) {
-        y[id] += x[id];
+        y[id] += x[id % params.x_len];
     }
 }

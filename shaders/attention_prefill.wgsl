@@ -1,5 +1,5 @@
 // Attention of the queries of several tokens with cached keys and values, with grouped queries, an optional window and a
-// soft cap, tile by tile:
+// soft cap, tile by tile; or of packed sequences, which may have biases:
 //
 //     y[t, h] = sum over s of softmax over s of score(q[t, h], k[g, s]) * v[g, s],   s <= pos + t,  g = h * Hkv / H
 //     score(q, k) = scale * q . k, or cap * tanh(scale * q . k / cap)
@@ -19,7 +19,7 @@
 @group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;  // [T, H, D], D a multiple of 4 up to 576
 @group(0) @binding(3) var<storage, read> k: array<vec4<u32>>;  // [Hkv, slots, row]
 @group(0) @binding(4) var<storage, read> v: array<vec4<u32>>;  // [Hkv, slots, row]; any buffer with VALUES_FROM
-@group(0) @binding(5) var<storage, read> sinks: array<f32>;    // [H]; any buffer without SINKS
+@group(0) @binding(5) var<storage, read> sinks: array<f32>;    // see `sinks`; any buffer without them
 @group(0) @binding(6) var<storage, read_write> y: array<vec4<f32>>; // [T, H, D]
 
 const WG: u32 = 64u;
@@ -110,8 +110,8 @@ fn attention_prefill(
         }
         let sees_near = sees(s + lane, first, end);
         let sees_far = sees(s + lane + 16u, first, end);
-        near = select(vec4<f32>(LOWEST), scores(near), sees_near);
-        far = select(vec4<f32>(LOWEST), scores(far), sees_far);
+        near = select(vec4<f32>(LOWEST), scores_of(near, query, s + lane), sees_near);
+        far = select(vec4<f32>(LOWEST), scores_of(far, query, s + lane + 16u), sees_far);
         weights[four * TILE_KEYS + lane] = near;
         weights[four * TILE_KEYS + lane + 16u] = far;
         workgroupBarrier();

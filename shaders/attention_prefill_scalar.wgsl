@@ -11,7 +11,7 @@
 @group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;  // [T, H, D], D a multiple of 4 up to 512
 @group(0) @binding(3) var<storage, read> k: array<vec4<u32>>;  // [Hkv, slots, row]
 @group(0) @binding(4) var<storage, read> v: array<vec4<u32>>;  // [Hkv, slots, row]
-@group(0) @binding(5) var<storage, read> sinks: array<f32>;    // [H]; any buffer without SINKS
+@group(0) @binding(5) var<storage, read> sinks: array<f32>;    // see `sinks`; any buffer without them
 @group(0) @binding(6) var<storage, read_write> y: array<vec4<f32>>; // [T, H, D]
 
 const WG: u32 = 8u;

@@ -635,6 +635,7 @@ mod tests {
             ropes: Vec::new(),
             mrope: None,
             positions: None,
+            position_biases: None,
             n_token_types: 0,
             per_layer: None,
             embd_norm: false,

@@ -31,6 +31,7 @@ mod linear;
 #[cfg(feature = "lora")]
 mod lora;
 mod matmul_plain;
+mod max_sim;
 mod mol;
 mod mol_parts;
 mod norm;
@@ -288,6 +289,7 @@ fn cpu_kernel(kernel: Id) -> Option<CpuKernel> {
         Id::MergeTop => select_top::merge_top,
         Id::Mol => mol::mol,
         Id::Penalize => sample::penalize,
+        Id::MaxSim => max_sim::max_sim,
         Id::Pool => pool::pool,
         Id::RmsNorm => norm::rms_norm,
         Id::Rope => rope::rope,

@@ -9,16 +9,20 @@
 mod batch;
 mod batcher;
 mod embedder;
+mod late;
 mod place;
 mod prompt;
 mod reranker;
+mod sparse;
 
 pub use batch::Tokens;
 pub(crate) use batch::{OutputHead, record_texts};
 pub use batcher::{Truncation, TruncationSide};
 pub use embedder::{EmbedOptions, Embedder};
+pub use late::{MultiVectorEmbedder, MultiVectorOptions, TextKind};
 pub use place::Place;
 pub use reranker::{Ranked, RerankOptions, Reranker};
+pub use sparse::{SparseEmbedder, TokenWeight};
 
 use std::sync::Arc;
 

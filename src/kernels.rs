@@ -16,6 +16,7 @@ mod linear_norm;
 #[cfg(feature = "lora")]
 mod lora;
 mod matmul;
+mod max_sim;
 pub mod microbench;
 mod mol;
 mod norm;
@@ -48,6 +49,7 @@ pub use linear_norm::linear_norm;
 #[cfg(feature = "lora")]
 pub use lora::{LowRank, MAX_MEMBERS, add_lora, gate_up_lora, matvec_lora, up_gated_lora};
 pub use matmul::{matmul, matmul_plain, split_sum};
+pub use max_sim::max_sim;
 pub use mol::{Combination, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Pairing, mol};
 pub use norm::{LayerNorm, add_rms_norm, layer_norm, rms_norm, rms_norm_columns, rms_norm_groups};
 pub use pool::{Pooling, pool};

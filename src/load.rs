@@ -13,6 +13,7 @@ mod gguf;
 mod gguf_encoder;
 mod huggingface;
 mod keys;
+mod late;
 mod llm_reranker;
 mod loader;
 #[cfg(feature = "lora")]
@@ -25,6 +26,7 @@ mod refused;
 mod scaling;
 mod shards;
 mod tensor_index;
+mod token_heads;
 mod unread;
 mod vision;
 mod vocab;
@@ -45,6 +47,7 @@ pub use file::FileBytes;
 pub(crate) use huggingface::config_of_json;
 #[cfg(feature = "hub")]
 pub(crate) use huggingface::{CONFIG, DENSE_WEIGHTS, INDEX, TEXTS};
+pub use late::LateInteraction;
 pub use llm_reranker::RerankPrompt;
 pub use loader::Loader;
 #[cfg(feature = "lora")]
@@ -171,6 +174,28 @@ pub struct EncoderShape {
     pub default_prompt: Option<String>,
     /// Scoring of pairs, if the model is a cross-encoder.
     pub scoring: Option<Scoring>,
+    /// How texts are read, if each of their tokens becomes a vector; then `pooling` is `None`.
+    pub late: Option<LateInteraction>,
+    /// Further heads of a model with one vector for each text.
+    pub token_heads: TokenHeads,
+}
+
+/// Heads that make something of each token: BGE-M3 (Chen et al. 2024, arXiv:2402.03216).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenHeads {
+    /// A vector: `colbert_linear.pt`.
+    pub vectors: Option<DenseConfig>,
+    /// A weight: `sparse_linear.pt`.
+    pub weights: Option<DenseConfig>,
+    /// Why one of these files is not read, if so.
+    pub unread: Option<String>,
+}
+
+impl EncoderShape {
+    /// Whether a [`Reranker`](crate::Reranker) scores pairs of texts with it.
+    pub fn ranks(&self) -> bool {
+        self.scoring.is_some() || self.late.is_some()
+    }
 }
 
 /// Scoring of a cross-encoder.

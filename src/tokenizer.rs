@@ -323,6 +323,16 @@ impl Tokenizer {
         self.special_ids.get(name).copied()
     }
 
+    /// The id of a token by name: a special or user-defined one, or else a word of the vocabulary.
+    pub(crate) fn token_id(&self, name: &str) -> Option<u32> {
+        // Words of a WordPiece vocabulary begin with a space.
+        let is_it = |id: &u32| {
+            let bytes = self.token_bytes(*id).unwrap_or_default();
+            bytes.strip_prefix(b" ").unwrap_or(bytes) == name.as_bytes()
+        };
+        self.special_id(name).or_else(|| (0..u32::try_from(self.vocab_size()).ok()?).find(is_it))
+    }
+
     /// Number of tokens; all ids are below.
     pub fn vocab_size(&self) -> usize {
         self.pieces.len()

@@ -378,7 +378,7 @@ impl VisionInner {
         let n = patches.places.len() as u32;
         let tokens: Vec<u32> = (0..n).flat_map(|number| [0, number, 0]).collect();
         self.device.write(&io.batch.tokens, 0, &tokens)?;
-        io.batch.set_lengths(&self.device, &[n])?;
+        io.batch.set_lengths(&self.device, &[[n, n]])?;
         self.device.write(&io.patches, 0, &patches.values)?;
         let merge = self.preprocess.merge;
         if let (Some(table), Some((axes, base))) = (self.transformer.angles(), self.places.rope) {

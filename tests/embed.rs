@@ -1,8 +1,12 @@
 //! Text encoders: token ids, vectors and hidden states against references; batch invariance; invalid input.
 
 use crate::common;
+#[path = "embed/bge_m3.rs"]
+mod bge_m3;
 #[path = "embed/embedding_gemma.rs"]
 mod embedding_gemma;
+#[path = "embed/late.rs"]
+mod late;
 #[path = "embed/llm_reranker.rs"]
 mod llm_reranker;
 #[path = "embed/tiny.rs"]
@@ -138,7 +142,7 @@ fn tokens(references: &References, i: usize) -> Tokens {
         true => references.ids(&types).iter().filter(|&&kind| kind == 0).count(),
         false => ids.len(),
     };
-    Tokens { ids, first_len: first_len as u32 }
+    Tokens { first_len: first_len as u32, ..Tokens::from(ids) }
 }
 
 #[test]

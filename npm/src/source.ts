@@ -181,8 +181,9 @@ export const OPTIONAL_FILES: readonly string[] = ["tokenizer_config.json", "gene
 /** The chat template of newer folders. */
 export const CHAT_FILES: readonly string[] = ["chat_template.jinja"];
 export const SENTENCE_FILES: readonly string[] = [
-  "modules.json", "1_Pooling/config.json", "1_LogitScore/config.json", "2_Dense/config.json", "3_Dense/config.json",
-  "2_Dense/model.safetensors", "3_Dense/model.safetensors", "sentence_bert_config.json", "config_sentence_transformers.json",
+  "modules.json", "1_Pooling/config.json", "1_LogitScore/config.json", "1_Dense/config.json", "2_Dense/config.json",
+  "3_Dense/config.json", "1_Dense/model.safetensors", "2_Dense/model.safetensors", "3_Dense/model.safetensors",
+  "sentence_bert_config.json", "config_sentence_transformers.json", "artifact.metadata",
 ];
 export const INDEX = "model.safetensors.index.json";
 

@@ -12,6 +12,7 @@ const TILE: u32 = 8u;
 // Four rows, or the first ROWS of them.
 struct Rows {
     query: vec4<u32>,    // where they are, in quads
+    place: vec4<u32>,    // and among the heads of all tokens
     out: vec4<u32>,      // where their sums are
     first: vec4<u32>,    // keys that they see
     end: vec4<u32>,
@@ -24,6 +25,7 @@ fn begin(row: u32, tile: Tile, kv_head: u32, keys: vec2<u32>, split: u32) -> Row
     let four = rows_from(row, tile);
     let query = queries_of(four, kv_head);
     rows.query = query_places(four, kv_head);
+    rows.place = query;
     let token = tokens_of(four);
     for (var r = 0u; r < min(ROWS, 4u); r++) {
         let seen = visible(position_of(token[r], tile), tile.keys);
@@ -75,7 +77,7 @@ fn weigh_tile(rows: ptr<function, Rows>, weights: ptr<function, array<vec4<f32>,
     var highest = (*rows).highest;
     for (var j = 0u; j < TILE; j++) {
         let seen = sees(s + j, (*rows).first, (*rows).end);
-        (*weights)[j] = select(vec4<f32>(LOWEST), scores((*weights)[j]), seen);
+        (*weights)[j] = select(vec4<f32>(LOWEST), scores_of((*weights)[j], (*rows).place, s + j), seen);
         highest = max(highest, (*weights)[j]);
     }
     let rescale = exp((*rows).highest - highest);

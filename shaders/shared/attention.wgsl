@@ -15,7 +15,7 @@ struct AttentionParams {
     query_stride: u32, key_stride: u32, head_stride: u32, n_tiles: u32, // in quads, or in units of a cache's rows
     query_start: u32, key_start: u32, value_start: u32, slots: u32,
     rot_dims: u32, style: u32, eps: f32, query_row: u32, // what decoding makes of a projection; see `turn`
-    row_words: u32, _pad0: u32, _pad1: u32, _pad2: u32,          // see `rows`
+    row_words: u32, reach: u32, _pad0: u32, _pad1: u32,          // see `rows`, and `biases`
 }
 
 // Where keys hold their values, as latent ones do (DeepSeek-AI 2024, arXiv:2405.04434): the first quad of a key that is its

@@ -520,6 +520,7 @@ mod tests {
             ropes: Vec::new(),
             mrope: None,
             positions: Some(PositionTable { first: 0 }),
+            position_biases: None,
             n_token_types: 2,
             per_layer: None,
             embd_norm: true,

@@ -15,9 +15,10 @@ pub(super) const EXP_OPS: usize = 16;
 pub(crate) fn add(mut call: Call<'_>) {
     let params: AddParams = call.params();
     let [x, y] = call.operands();
-    let x = x.get::<f32>();
+    let x = &x.get::<f32>()[..params.x_len as usize];
     threads::for_each_chunk(&mut y.get_mut::<f32>()[..params.len as usize], CHUNK, params.len as usize, |i, y| {
-        y.iter_mut().zip(&x[i * CHUNK..]).for_each(|(y, x)| *y += x);
+        let x = x.iter().cycle().skip(i * CHUNK % x.len().max(1));
+        y.iter_mut().zip(x).for_each(|(y, x)| *y += x);
     });
 }
 

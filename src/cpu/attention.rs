@@ -6,7 +6,7 @@ use super::cached::{Floats, Halves, Pages, Quants, Stored, write_row};
 use super::rope::{Rotation, Turning};
 use super::simd::{self, Lanes, Numbers, WideWork, exp};
 use super::softmax::ExpBelow;
-use super::whole_sequences::{self, Rows, Scratch, Sequence};
+use super::whole_sequences::{self, Biases, HeadBiases, Rows, Scratch, Sequence};
 use super::{Call, threads};
 use crate::kernels::{KvType, QkNorm};
 use crate::shaders::constants::attention::{CAUSAL, OWN_KEYS, PACKED};
@@ -116,16 +116,27 @@ pub(crate) fn attention_decode(mut call: Call<'_>) {
     }
     let params = AttentionParams { query_start: 0, query_stride: params.n_heads * (params.head_dim / 4), ..params };
     let sinks = has_sinks.then(|| sinks.get());
-    attention(&params, cache, state, &q, [k.get(), v.get()], sinks, y.get_mut());
+    let learned = Learned { sinks, biases: None };
+    attention(&params, cache, state, &q, [k.get(), v.get()], learned, y.get_mut());
 }
 
 /// Queries of several tokens, which are turned already, as their keys and values are.
 pub(crate) fn attention_prefill(mut call: Call<'_>) {
     let params: AttentionParams = call.params();
-    let (cache, has_sinks) = (Cache::of(&call), call.is(overrides::SINKS));
+    let cache = Cache::of(&call);
+    let [has_sinks, has_biases] = [overrides::SINKS, overrides::BIASES].map(|name| call.is(name));
     let [state, q, k, v, sinks, y] = call.operands();
-    let sinks = has_sinks.then(|| sinks.get());
-    attention(&params, cache, state.get(), q.get(), [k.get(), v.get()], sinks, y.get_mut());
+    let biases = Biases { n_heads: params.n_heads as usize, reach: params.reach as usize, table: sinks.get() };
+    let learned = Learned { sinks: has_sinks.then_some(biases.table), biases: has_biases.then_some(biases) };
+    attention(&params, cache, state.get(), q.get(), [k.get(), v.get()], learned, y.get_mut());
+}
+
+/// Learned scores, if a layer has them.
+#[derive(Clone, Copy)]
+struct Learned<'a> {
+    /// `[H]`.
+    sinks: Option<&'a [f32]>,
+    biases: Option<Biases<'a>>,
 }
 
 /// What keys and values are stored as, and whether sequences share them by pages.
@@ -152,7 +163,7 @@ fn attention(
     state: &[u32],
     q: &[f32],
     [k, v]: [&[u32]; 2],
-    sinks: Option<&[f32]>,
+    Learned { sinks, biases }: Learned<'_>,
     y: &mut [f32],
 ) {
     let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
@@ -166,7 +177,7 @@ fn attention(
     let is_whole = params.flags & (PACKED | CAUSAL) == PACKED && sinks.is_none() && params.window == 0 && splits == 1;
     if is_whole && kind == KvType::F32 && params.soft_cap <= 0.0 && whole_sequences::takes(dim) {
         let y = &mut y[..n_queries * dim];
-        return whole(params, &visible, [q, bytemuck::cast_slice(k), bytemuck::cast_slice(v)], y);
+        return whole(params, &visible, biases, [q, bytemuck::cast_slice(k), bytemuck::cast_slice(v)], y);
     }
     let part_len = if splits > 1 { value_dim + 4 } else { value_dim };
     let ops = n_heads * (dim + value_dim) * visible.iter().map(Range::len).sum::<usize>();
@@ -199,6 +210,7 @@ fn attention(
             v,
             seen: first..end,
             scale: params.scale,
+            biases: biases.map(|biases| biases.of(h, t)),
             soft_cap: params.soft_cap,
             y: &mut *y,
             highest: &mut highest,
@@ -218,7 +230,13 @@ fn attention(
 }
 
 /// Tokens that see all keys of their sequences, a head of many tokens at a time.
-fn whole(params: &AttentionParams, visible: &[Range<usize>], [q, k, v]: [&[f32]; 3], y: &mut [f32]) {
+fn whole(
+    params: &AttentionParams,
+    visible: &[Range<usize>],
+    biases: Option<Biases<'_>>,
+    [q, k, v]: [&[f32]; 3],
+    y: &mut [f32],
+) {
     /// Tokens at a time: enough that few sequences are cut, whose last queries leave lanes idle.
     const TOKENS: usize = 128;
     let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
@@ -246,6 +264,7 @@ fn whole(params: &AttentionParams, visible: &[Range<usize>], [q, k, v]: [&[f32];
                     v: Rows { floats: &v[first(params.value_start)..], stride, dim },
                     n_keys: keys.len(),
                     scale: params.scale,
+                    biases: biases.map(|biases| biases.of(h, t - keys.start)),
                     y,
                     scratch,
                 };
@@ -327,6 +346,8 @@ struct Head<'a> {
     /// Positions that it sees.
     seen: Range<usize>,
     scale: f32,
+    /// By the position of a key.
+    biases: Option<HeadBiases<'a>>,
     soft_cap: f32,
     /// Sums that are still to be divided.
     y: &'a mut [f32],
@@ -342,7 +363,7 @@ impl WideWork for Head<'_> {
     fn run_wide<const LEN: usize, L: Lanes<LEN>>(self) {
         const TILE: usize = 64;
         const RUN: usize = 16;
-        let Head { q, k: keys, v: values, seen, scale, soft_cap, y, highest, sum } = self;
+        let Head { q, k: keys, v: values, seen, scale, biases, soft_cap, y, highest, sum } = self;
         y.fill(0.0);
         let mut first = seen.start;
         while first < seen.end {
@@ -364,6 +385,11 @@ impl WideWork for Head<'_> {
                 for score in scores.iter_mut() {
                     let small = exp::<L, f32>(-2.0 * score.abs() / soft_cap);
                     *score = (soft_cap * (1.0 - small) / (1.0 + small)).copysign(*score);
+                }
+            }
+            if let Some(biases) = biases {
+                for (key, score) in positions.clone().zip(scores.iter_mut()) {
+                    *score += biases.get(0, key);
                 }
             }
             // Whole runs, whose lanes behind the last score come to nothing.

@@ -37,6 +37,8 @@ pub(super) struct Sequence<'a, 'y> {
     pub v: Rows<'a>,
     pub n_keys: usize,
     pub scale: f32,
+    /// Of the first token.
+    pub biases: Option<HeadBiases<'a>>,
     /// A row of each token.
     pub y: &'a mut [&'y mut [f32]],
     pub scratch: &'a mut Scratch,
@@ -45,8 +47,10 @@ pub(super) struct Sequence<'a, 'y> {
 impl WideWork for Sequence<'_, '_> {
     #[inline(always)]
     fn run_wide<const LEN: usize, L: Lanes<LEN>>(self) {
-        let Sequence { q, q_stride, k, v, n_keys, scale, y, scratch } = self;
+        let Sequence { q, q_stride, k, v, n_keys, scale, biases, y, scratch } = self;
         let dim = k.dim;
+        // Of products; with biases they are scores already.
+        let factor = if biases.is_some() { 1.0 } else { scale };
         let Scratch { q: turned, scores, y: sums } = scratch;
         turned.resize(dim * LEN, 0.0);
         scores.resize(TILE * LEN, 0.0);
@@ -71,10 +75,17 @@ impl WideWork for Sequence<'_, '_> {
                 let n = TILE.min(n_keys - start);
                 score::<LEN, L>(turned, &k, start, n, scores);
                 let scores = &mut scores[..n];
+                if let Some(biases) = &biases {
+                    for (key, scores) in scores.iter_mut().enumerate() {
+                        for (lane, score) in scores.iter_mut().enumerate() {
+                            *score = scale * *score + biases.get(i * LEN + lane, start + key);
+                        }
+                    }
+                }
                 let mut next = highest;
                 for scores in scores.iter() {
                     for (next, score) in next.iter_mut().zip(scores) {
-                        let score = scale * score;
+                        let score = factor * score;
                         *next = if score > *next { score } else { *next };
                     }
                 }
@@ -82,9 +93,9 @@ impl WideWork for Sequence<'_, '_> {
                 for lane in 0..LEN {
                     below[lane] = -next[lane];
                 }
-                let (factor, below) = (L::splat(scale), L::load(&below));
+                let below = L::load(&below);
                 for scores in scores.iter_mut() {
-                    L::load(scores).fma(factor, below).store(scores);
+                    L::load(scores).fma(L::splat(factor), below).store(scores);
                 }
                 simd::each::<L>(scores.as_flattened_mut(), &Exp);
                 let mut rescale = [0.0; LEN];
@@ -120,6 +131,40 @@ impl WideWork for Sequence<'_, '_> {
                 }
             }
         }
+    }
+}
+
+/// Biases of scores by the distance from query to key, `[2 R + 1, H]`.
+#[derive(Clone, Copy)]
+pub(super) struct Biases<'a> {
+    pub n_heads: usize,
+    /// R: keys farther away have the bias of the nearest that is not.
+    pub reach: usize,
+    pub table: &'a [f32],
+}
+
+impl<'a> Biases<'a> {
+    /// Those of a head, for queries from position `first` on.
+    pub fn of(self, head: usize, first: usize) -> HeadBiases<'a> {
+        HeadBiases { all: self, head, first }
+    }
+}
+
+/// Biases of one head's scores.
+#[derive(Clone, Copy)]
+pub(super) struct HeadBiases<'a> {
+    all: Biases<'a>,
+    head: usize,
+    first: usize,
+}
+
+impl HeadBiases<'_> {
+    /// The bias of a key's score with the `i`-th query.
+    #[inline(always)]
+    pub fn get(&self, i: usize, key: usize) -> f32 {
+        let Biases { n_heads, reach, table } = self.all;
+        let row = (key + reach).saturating_sub(self.first + i).min(2 * reach);
+        table[row * n_heads + self.head]
     }
 }
 
@@ -242,6 +287,7 @@ mod tests {
             v: of(2),
             n_keys,
             scale: SCALE,
+            biases: None,
             y: &mut y_rows,
             scratch: &mut Scratch::default(),
         };

@@ -10,7 +10,7 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::Pooling;
 use crate::model::{BatchSize, BatchTensors, DenseLayer, ScoreHead, TensorSlot, Transformer};
-use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
+use crate::recording::{BatchInvariance, MemoryPlan, Recorder, Recording, Workspace};
 use crate::sort;
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
@@ -50,7 +50,7 @@ pub(super) fn batches(lengths: &[usize], max_tokens: usize) -> Vec<Vec<usize>> {
     batches
 }
 
-/// Output layer after the encoder: one row per text.
+/// Output layer after the encoder: one row per text, or per token.
 #[derive(Clone, Debug)]
 pub(crate) enum OutputHead {
     /// A vector.
@@ -60,15 +60,28 @@ pub(crate) enum OutputHead {
         /// Dense layers between the two.
         layers: Vec<DenseLayer>,
     },
+    /// A vector for each token.
+    Tokens {
+        normalize: bool,
+        /// Dense layers before the norm.
+        layers: Vec<DenseLayer>,
+    },
     /// The logits of a score.
     Score(Box<ScoreHead>),
 }
 
 impl OutputHead {
-    /// Elements in a text's row.
+    /// Rows of a text of so many tokens.
+    pub fn n_rows(&self, n_tokens: usize) -> usize {
+        if matches!(self, OutputHead::Tokens { .. }) { n_tokens } else { 1 }
+    }
+
+    /// Elements in a row.
     fn width(&self, encoder: &Transformer) -> u32 {
         match self {
-            OutputHead::Vector { layers, .. } => layers.last().map_or(encoder.config.dim, |layer| layer.config.outputs),
+            OutputHead::Vector { layers, .. } | OutputHead::Tokens { layers, .. } => {
+                layers.last().map_or(encoder.config.dim, |layer| layer.config.outputs)
+            }
             OutputHead::Score(head) => head.n_logits(),
         }
     }
@@ -76,7 +89,7 @@ impl OutputHead {
     /// Its dense layers.
     pub fn layers(&self) -> &[DenseLayer] {
         match self {
-            OutputHead::Vector { layers, .. } => layers,
+            OutputHead::Vector { layers, .. } | OutputHead::Tokens { layers, .. } => layers,
             OutputHead::Score(_) => &[],
         }
     }
@@ -84,7 +97,7 @@ impl OutputHead {
     /// The head of a score.
     fn score(&self) -> Option<&ScoreHead> {
         match self {
-            OutputHead::Vector { .. } => None,
+            OutputHead::Vector { .. } | OutputHead::Tokens { .. } => None,
             OutputHead::Score(head) => Some(head),
         }
     }
@@ -119,9 +132,9 @@ struct EncoderState {
 
 struct RecordedBatch {
     io: BatchTensors,
-    /// One row per text, `[B, width]`.
+    /// One row per text, `[B, width]`, or per token, `[T, width]`.
     rows: Tensor,
-    /// Each of them as a span of its own, `[B, 2]`, where dense layers come before a norm.
+    /// Each of them as a span of its own, `[B, 2]` or `[T, 2]`, where a norm is taken of rows.
     row_spans: Option<Tensor>,
     recording: Recording,
 }
@@ -144,7 +157,7 @@ impl EncoderPasses {
         &self.head
     }
 
-    /// Elements in a text's row.
+    /// Elements in a row.
     pub fn width(&self) -> u32 {
         self.head.width(&self.encoder)
     }
@@ -170,7 +183,7 @@ impl EncoderPasses {
 
     /// Runs a batch. The result holds the texts' rows in order.
     pub fn run(&self, texts: &[&Tokens]) -> Result<Pending, Error> {
-        let lengths: Vec<u32> = texts.iter().map(|text| text.ids.len() as u32).collect();
+        let lengths: Vec<[u32; 2]> = texts.iter().map(|text| [text.ids.len() as u32, text.seen_len]).collect();
         let size = size_of(texts);
         // Held until the batch is submitted, so that another thread cannot overwrite the tokens.
         let mut state = self.state();
@@ -186,7 +199,7 @@ impl EncoderPasses {
         self.device.write(&pass.io.tokens, 0, &tokens)?;
         pass.io.set_lengths(&self.device, &lengths)?;
         if let Some(row_spans) = &pass.row_spans {
-            let spans: Vec<u32> = (0..size.n_sequences).flat_map(|row| [row, row + 1]).collect();
+            let spans: Vec<u32> = (0..row_spans.shape()[0]).flat_map(|row| [row, row + 1]).collect();
             self.device.write(row_spans, 0, &spans)?;
         }
         self.device.run_and_read(&pass.recording, &pass.rows)
@@ -231,18 +244,25 @@ impl RecordedBatch {
         workspace: &mut Workspace,
     ) -> Result<RecordedBatch, Error> {
         let io = BatchTensors::declare(target, &encoder.config, size, max_len)?;
-        let rows = Tensor::declare("rows", Role::Activations, &[size.n_sequences, head.width(encoder)], DType::F32)?;
-        let mut rec = Recorder::new(target.clone());
+        let n_rows = if matches!(head, OutputHead::Tokens { .. }) { size.n_tokens } else { size.n_sequences };
+        let rows = Tensor::declare("rows", Role::Activations, &[n_rows, head.width(encoder)], DType::F32)?;
+        // Experts have kernels for few rows and for many.
+        let mut rec = Recorder::new(target.clone()).with_batch_invariance(BatchInvariance::Many);
         let h = encoder.record_batch(&mut rec, &io)?;
-        let row_spans = match head.layers() {
-            [] => None,
-            _ => Some(Tensor::declare("row spans", Role::Activations, &[size.n_sequences, 2], DType::U32)?),
+        let row_spans = match head {
+            OutputHead::Score(_) => None,
+            OutputHead::Vector { layers, .. } if layers.is_empty() => None,
+            _ => Some(Tensor::declare("row spans", Role::Activations, &[n_rows, 2], DType::U32)?),
         };
         match (head, &row_spans) {
             (OutputHead::Vector { pooling, normalize, layers }, Some(row_spans)) => {
                 let how = (*pooling, *normalize);
                 encoder.record_dense_pooling(&mut rec, &io, &h, how, (layers, row_spans), &rows)?;
             }
+            (OutputHead::Tokens { normalize, layers }, Some(row_spans)) => {
+                encoder.record_dense(&mut rec, &h, *normalize, (layers, row_spans), &rows)?;
+            }
+            (OutputHead::Tokens { .. }, None) => {}
             (OutputHead::Vector { pooling, normalize, .. }, None) => {
                 encoder.record_pooling(&mut rec, &io, &h, (*pooling, *normalize), &rows)?;
             }
@@ -274,12 +294,15 @@ pub struct Tokens {
     pub ids: Vec<u32>,
     /// Tokens of the first text; later tokens belong to the second text and have token type 1.
     pub first_len: u32,
+    /// Tokens that all tokens see. Later ones, which expand a query, are seen by none.
+    pub seen_len: u32,
 }
 
 impl From<Vec<u32>> for Tokens {
     /// A single text.
     fn from(ids: Vec<u32>) -> Tokens {
-        Tokens { first_len: ids.len() as u32, ids }
+        let len = ids.len() as u32;
+        Tokens { ids, first_len: len, seen_len: len }
     }
 }
 

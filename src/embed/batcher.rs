@@ -123,7 +123,7 @@ impl Batcher {
         let reader = reader.map_err(|error| error.to_string());
         if let Ok(reader) = &reader {
             let around = match head {
-                OutputHead::Vector { .. } => reader.prefix.len() + reader.suffix.len(),
+                OutputHead::Vector { .. } | OutputHead::Tokens { .. } => reader.prefix.len() + reader.suffix.len(),
                 OutputHead::Score(_) => reader.pair()?.len(),
             };
             checked("max_tokens", max_tokens, around as u32..=limit)?;
@@ -255,7 +255,7 @@ impl Batcher {
         let ids = [prefix, &a[..len_a], middle, &b[..len_b], suffix].concat();
         let has_types = *second_type > 0 && self.config().n_token_types > 1;
         let first_len = if has_types { prefix.len() + len_a + middle.len() } else { ids.len() };
-        let tokens = Tokens { ids, first_len: first_len as u32 };
+        let tokens = Tokens { first_len: first_len as u32, ..Tokens::from(ids) };
         self.check(&tokens)?;
         Ok(tokens)
     }
@@ -275,7 +275,8 @@ impl Batcher {
         }
     }
 
-    /// The rows of `n` texts in order, `[n, width]`. Calls `progress` repeatedly with the number of finished texts.
+    /// The rows of `n` texts in order, `[n, width]`, of a head that gives one each. Calls `progress` repeatedly with
+    /// the number of finished texts.
     ///
     /// # Errors
     /// [`Error::InRecord`] with the index of a text that fails to encode or has a non-finite row; errors of
@@ -283,13 +284,26 @@ impl Batcher {
     pub async fn rows(
         &self,
         n: usize,
-        mut item: impl FnMut(usize) -> Result<Item, Error>,
+        item: impl FnMut(usize) -> Result<Item, Error>,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Vec<f32>, Error> {
+        let mut rows = vec![0.0; n * self.passes.width() as usize];
+        let mut put = |i: usize, row: &[f32]| rows[i * row.len()..][..row.len()].copy_from_slice(row);
+        self.each(n, item, &mut put, progress).await?;
+        Ok(rows)
+    }
+
+    /// As [`Batcher::rows`], for any head: gives each text's index and rows to `put`, in any order.
+    pub async fn each(
+        &self,
+        n: usize,
+        mut item: impl FnMut(usize) -> Result<Item, Error>,
+        put: &mut dyn FnMut(usize, &[f32]),
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<(), Error> {
         /// Batches encoded together. A larger window makes a batch's lengths more alike but delays the first batch.
         const AHEAD: usize = 8;
-        let mut rows = vec![0.0; n * self.passes.width() as usize];
-        let mut submission = Submission { batcher: self, rows: &mut rows, flights: VecDeque::new(), done: 0, progress };
+        let mut submission = Submission { batcher: self, put, flights: VecDeque::new(), done: 0, progress };
         let mut window = Vec::new();
         let mut n_tokens = 0;
         for i in 0..n {
@@ -306,8 +320,7 @@ impl Batcher {
             }
         }
         submission.submit(window).await?;
-        submission.land_all().await?;
-        Ok(rows)
+        submission.land_all().await
     }
 }
 
@@ -348,9 +361,10 @@ fn fit([a, b]: [usize; 2], room: usize) -> [usize; 2] {
 /// Texts being submitted and computed.
 struct Submission<'a> {
     batcher: &'a Batcher,
-    /// `[n, width]`.
-    rows: &'a mut [f32],
-    flights: VecDeque<(Vec<usize>, Pending)>,
+    /// Takes a text's index and rows.
+    put: &'a mut dyn FnMut(usize, &[f32]),
+    /// Index and number of tokens of each text.
+    flights: VecDeque<(Vec<[usize; 2]>, Pending)>,
     done: usize,
     progress: &'a mut dyn FnMut(usize),
 }
@@ -384,7 +398,7 @@ impl Submission<'_> {
             };
             passes.test(&encoded).await?;
             let pending = passes.run(&encoded)?;
-            self.flights.push_back((batch.iter().map(|&i| window[i].0).collect(), pending));
+            self.flights.push_back((batch.iter().map(|&i| [window[i].0, lengths[i]]).collect(), pending));
         }
         Ok(())
     }
@@ -393,12 +407,14 @@ impl Submission<'_> {
     async fn land(&mut self) -> Result<(), Error> {
         let Some((numbers, pending)) = self.flights.pop_front() else { return Ok(()) };
         let words = pending.await?;
-        let found: &[f32] = bytemuck::cast_slice(&words);
-        let width = self.batcher.passes.width() as usize;
-        for (i, row) in numbers.into_iter().zip(found.chunks_exact(width)) {
+        let mut rest: &[f32] = bytemuck::cast_slice(&words);
+        let passes = &self.batcher.passes;
+        for [i, n_tokens] in numbers {
+            let (row, others) = rest.split_at(passes.head().n_rows(n_tokens) * passes.width() as usize);
+            rest = others;
             if let Some(at) = row.iter().position(|v| !v.is_finite()) {
-                let kernel = match self.batcher.passes.head() {
-                    OutputHead::Vector { .. } => "pool",
+                let kernel = match passes.head() {
+                    OutputHead::Vector { .. } | OutputHead::Tokens { .. } => "pool",
                     OutputHead::Score(_) => "matmul",
                 };
                 let (expected, found) = ("a finite number".into(), row[at].to_string());
@@ -419,7 +435,7 @@ impl Submission<'_> {
     }
 
     fn take(&mut self, i: usize, row: &[f32]) {
-        self.rows[i * row.len()..][..row.len()].copy_from_slice(row);
+        (self.put)(i, row);
         self.done += 1;
     }
 }

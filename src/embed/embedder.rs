@@ -116,6 +116,14 @@ impl Embedder {
         options: EmbedOptions<'_>,
     ) -> Result<(Embedder, WeightUploader), Error> {
         let shape = header.shape.encoder()?.clone();
+        if shape.late.is_some() {
+            return Err(Error::Unsupported {
+                format: "model",
+                field: "modules".into(),
+                found: format!("`{}` with a vector for each token (late interaction)", shape.config.architecture),
+                supported: "one vector for each text; MultiVectorEmbedder and Reranker read this model".into(),
+            });
+        }
         let EncoderShape { pooling, normalize, dense, prompts, default_prompt, .. } = shape;
         let pooling = options.pooling.or(pooling).ok_or_else(|| Error::Unsupported {
             format: "model",
@@ -289,7 +297,7 @@ impl Embedder {
                     let layers: Vec<_> = layers.iter().map(|layer| layer.config).collect();
                     format!("{pooling:?}, normalised: {normalize}, {layers:?}")
                 }
-                head @ OutputHead::Score(_) => format!("{head:?}"),
+                head => format!("{head:?}"),
             };
             format!("{} of {} tokens, {head}", batcher.name, batcher.max_tokens)
         };

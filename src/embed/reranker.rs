@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::batch::{OutputHead, Tokens};
 use super::batcher::{Batcher, EncoderLimits, Item};
+use super::late::{LateEncoder, TextKind};
 use crate::device::Device;
 use crate::error::Error;
 use crate::formats::BlockType;
@@ -42,7 +43,8 @@ pub struct Ranked {
     pub score: f32,
 }
 
-/// A cross-encoder on a device: reads a query and a document together. Clones share the weights.
+/// A cross-encoder on a device, which reads a query and a document together, or a late-interaction model, whose score
+/// is the sum of the best similarity for each token of the query. Clones share the weights.
 ///
 /// On one device, a pair's score has the same bits in any batch, at any position.
 #[derive(Clone)]
@@ -53,15 +55,46 @@ pub struct Reranker {
 }
 
 struct RerankerInner {
-    batcher: Batcher,
+    encoder: PairEncoder,
     sigmoid: bool,
     /// The default instruction, if the model's prompt has one.
     instruction: Option<Arc<str>>,
 }
 
+/// What reads queries and documents.
+enum PairEncoder {
+    /// A cross-encoder, or a language model: both together.
+    Joint(Batcher),
+    /// A late-interaction model: each by itself.
+    Late(LateEncoder),
+}
+
+impl PairEncoder {
+    fn batcher(&self) -> &Batcher {
+        match self {
+            PairEncoder::Joint(batcher) => batcher,
+            PairEncoder::Late(encoder) => &encoder.batcher,
+        }
+    }
+
+    /// The encoder of pairs.
+    fn joint(&self) -> Result<&Batcher, Error> {
+        match self {
+            PairEncoder::Joint(batcher) => Ok(batcher),
+            PairEncoder::Late(_) => Err(Error::Unsupported {
+                format: "model",
+                field: "modules".into(),
+                found: "late interaction, which reads a query and a document by themselves".into(),
+                supported: "tokens of pairs in cross-encoders; MultiVectorEmbedder has those of a text".into(),
+            }),
+        }
+    }
+}
+
 impl Reranker {
     /// Loads a Hugging Face folder of a `BertForSequenceClassification` (or its RoBERTa, XLM-RoBERTa or ModernBERT
-    /// counterpart) with one label, or of Qwen3-Reranker, or a GGUF file with its whole head, see [`ModelFile::open`].
+    /// counterpart) with one label, of Qwen3-Reranker, or of a ColBERT model, or a GGUF file with its whole head, see
+    /// [`ModelFile::open`].
     ///
     /// # Errors
     /// Those of [`ModelFile::open`] and [`Reranker::from_file`].
@@ -79,7 +112,7 @@ impl Reranker {
         let ModelFile { header, files } = file;
         let RerankOptions { progress, .. } = options;
         let (reranker, mut feed) = Reranker::declare(device, header, RerankOptions { progress: None, ..options })?;
-        let batcher = &reranker.inner.batcher;
+        let batcher = reranker.batcher();
         while_testing(batcher.test(), || feed.take_all(device, &files, progress))?;
         batcher.complete()?;
         Ok(reranker)
@@ -115,6 +148,12 @@ impl Reranker {
     ) -> Result<(Reranker, WeightUploader), Error> {
         let RerankOptions { max_tokens, max_batch_tokens, in_flight, memory_limit, .. } = options;
         let limits = EncoderLimits { max_tokens, max_batch_tokens, in_flight, memory_limit };
+        if header.shape.encoder().is_ok_and(|shape| shape.late.is_some()) {
+            let (encoder, feed) = LateEncoder::declare(device, header, &limits)?;
+            let (encoder, sigmoid) = (PairEncoder::Late(encoder), options.sigmoid.unwrap_or(false));
+            let inner = Arc::new(RerankerInner { encoder, sigmoid, instruction: None });
+            return Ok((Reranker { inner, instruction: None }, feed));
+        }
         let scoring = header.shape.scoring()?.clone();
         let sigmoid = scoring.sigmoid()?;
         let (batcher, feed) = Batcher::declare(device, header, &limits, |header| {
@@ -128,8 +167,13 @@ impl Reranker {
         })?;
         let sigmoid = options.sigmoid.unwrap_or(sigmoid);
         let instruction: Option<Arc<str>> = scoring.prompt.and_then(|prompt| prompt.instruction).map(Arc::from);
-        let inner = Arc::new(RerankerInner { batcher, sigmoid, instruction: instruction.clone() });
+        let encoder = PairEncoder::Joint(batcher);
+        let inner = Arc::new(RerankerInner { encoder, sigmoid, instruction: instruction.clone() });
         Ok((Reranker { inner, instruction }, feed))
+    }
+
+    fn batcher(&self) -> &Batcher {
+        self.inner.encoder.batcher()
     }
 
     /// The instruction in the prompt of a language model, such as Qwen3-Reranker; `None` for other models.
@@ -154,32 +198,32 @@ impl Reranker {
 
     /// The device that holds the weights.
     pub fn device(&self) -> &Device {
-        &self.inner.batcher.device
+        &self.batcher().device
     }
 
     /// The model's name.
     pub fn name(&self) -> &str {
-        &self.inner.batcher.name
+        &self.batcher().name
     }
 
     /// The encoder's configuration.
     pub fn config(&self) -> &ModelConfig {
-        self.inner.batcher.config()
+        self.batcher().config()
     }
 
     /// Maximum tokens per pair including special tokens; longer pairs are truncated.
     pub fn max_tokens(&self) -> u32 {
-        self.inner.batcher.max_tokens
+        self.batcher().max_tokens
     }
 
     /// Maximum tokens per batch.
     pub fn max_batch_tokens(&self) -> u32 {
-        self.inner.batcher.max_batch_tokens
+        self.batcher().max_batch_tokens
     }
 
     /// Block types of the file's weights, the one with most bytes first.
     pub fn block_types(&self) -> &[BlockType] {
-        &self.inner.batcher.block_types
+        &self.batcher().block_types
     }
 
     /// Whether scores are sigmoids of logits.
@@ -192,7 +236,7 @@ impl Reranker {
     /// # Errors
     /// [`Error::Shape`] or [`Error::Operand`] if a batch is too large for the device.
     pub fn plan(&self) -> Result<MemoryPlan, Error> {
-        self.inner.batcher.plan()
+        self.batcher().plan()
     }
 
     /// Dispatches of a batch of `n_pairs` pairs with `n_tokens` tokens in total.
@@ -200,23 +244,28 @@ impl Reranker {
     /// # Errors
     /// As [`Reranker::plan`].
     pub fn n_dispatches(&self, n_tokens: u32, n_pairs: u32) -> Result<usize, Error> {
-        self.inner.batcher.n_dispatches(n_tokens, n_pairs)
+        self.batcher().n_dispatches(n_tokens, n_pairs)
     }
 
     /// Encodes a pair with its special tokens, truncated to [`Reranker::max_tokens`].
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if a text cannot be encoded.
+    /// [`Error::Tokenizer`] if a text cannot be encoded; [`Error::Unsupported`] if the model reads texts by themselves.
     pub fn encode(&self, query: &str, document: &str) -> Result<Tokens, Error> {
-        self.inner.batcher.encode_pair([query, document], self.instruction())
+        self.inner.encoder.joint()?.encode_pair([query, document], self.instruction())
     }
 
-    /// Number of tokens of a pair before truncation.
+    /// Number of tokens of a pair before truncation, together if it is two texts.
     ///
     /// # Errors
     /// As [`Reranker::encode`].
     pub fn pair_len(&self, query: &str, document: &str) -> Result<usize, Error> {
-        self.inner.batcher.pair_len([query, document], self.instruction())
+        match &self.inner.encoder {
+            PairEncoder::Joint(batcher) => batcher.pair_len([query, document], self.instruction()),
+            PairEncoder::Late(encoder) => {
+                Ok(encoder.encode(TextKind::Query, query)?.1 + encoder.encode(TextKind::Document, document)?.1)
+            }
+        }
     }
 
     /// The tokenizer with its cache.
@@ -224,7 +273,7 @@ impl Reranker {
     /// # Errors
     /// [`Error::Tokenizer`] if the model has no usable tokenizer.
     pub fn encodings(&self) -> Result<&EncodingCache, Error> {
-        self.inner.batcher.encodings()
+        self.batcher().encodings()
     }
 
     /// The logits of documents for a query, in the documents' order: scores before any sigmoid.
@@ -292,6 +341,9 @@ impl Reranker {
         pairs: &[(A, B)],
         progress: &mut dyn FnMut(usize),
     ) -> Result<Vec<f32>, Error> {
+        if let PairEncoder::Late(encoder) = &self.inner.encoder {
+            return late_scores(encoder, pairs, progress).await;
+        }
         let item = |i: usize| {
             let (a, b) = &pairs[i];
             self.encode(a.as_ref(), b.as_ref()).map(Item::Tokens)
@@ -305,7 +357,7 @@ impl Reranker {
     /// [`Error::InRecord`] with the index of a pair that has no tokens, too many or unknown ones; otherwise as
     /// [`Reranker::score_pairs`].
     pub async fn token_logits(&self, pairs: &[Tokens]) -> Result<Vec<f32>, Error> {
-        let batcher = &self.inner.batcher;
+        let batcher = self.inner.encoder.joint()?;
         let item = |i: usize| batcher.check(&pairs[i]).map(|()| Item::Tokens(pairs[i].clone()));
         self.logits_of(pairs.len(), item, &mut |_| ()).await
     }
@@ -316,7 +368,7 @@ impl Reranker {
         item: impl FnMut(usize) -> Result<Item, Error>,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Vec<f32>, Error> {
-        let batcher = &self.inner.batcher;
+        let batcher = self.inner.encoder.joint()?;
         let rows = batcher.rows(n, item, progress).await?;
         let logit = |row: &[f32]| match *row {
             // The softmax of two logits is the sigmoid of their difference.
@@ -331,6 +383,28 @@ impl Reranker {
     }
 }
 
+/// The scores of pairs by late interaction. Neighbours with one query are scored together.
+async fn late_scores<A: AsRef<str>, B: AsRef<str>>(
+    encoder: &LateEncoder,
+    pairs: &[(A, B)],
+    progress: &mut dyn FnMut(usize),
+) -> Result<Vec<f32>, Error> {
+    let mut scores = Vec::with_capacity(pairs.len());
+    for of_query in pairs.chunk_by(|(a, _), (b, _)| a.as_ref() == b.as_ref()) {
+        let before = scores.len();
+        let at = |error: Error| match error {
+            Error::InRecord { record, source } => source.in_record(before + record),
+            other => other,
+        };
+        let Some((query, _)) = of_query.first() else { continue };
+        let query = encoder.vectors(TextKind::Query, &[query.as_ref()], &mut |_| ()).await.map_err(at)?.concat();
+        let documents: Vec<&str> = of_query.iter().map(|(_, document)| document.as_ref()).collect();
+        let documents = encoder.vectors(TextKind::Document, &documents, &mut |done| progress(before + done)).await;
+        scores.extend(encoder.scores(&query, &documents.map_err(at)?).await?);
+    }
+    Ok(scores)
+}
+
 /// Pairs the query with each document.
 fn pairs<'a, S: AsRef<str>>(query: &'a str, documents: &'a [S]) -> Vec<(&'a str, &'a str)> {
     documents.iter().map(|document| (query, document.as_ref())).collect()
@@ -343,7 +417,7 @@ impl Loader<Reranker> {
     /// [`Error::Config`] if bytes are missing; errors of the device.
     pub async fn finish(self) -> Result<Reranker, Error> {
         let (reranker, device) = self.loaded()?;
-        reranker.inner.batcher.complete()?;
+        reranker.batcher().complete()?;
         device.drained().await?;
         Ok(reranker)
     }

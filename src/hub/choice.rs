@@ -191,7 +191,7 @@ pub(super) fn vision_file(files: &[RepoFile], model: &GgufModel) -> Option<RepoF
     };
     let found: Vec<&RepoFile> = files.iter().filter(is_one).collect();
     let of = |wanted: &&str| found.iter().find(|file| quant(stem(&file.path).0).as_deref() == Some(*wanted));
-    BEST.iter().find_map(|wanted| of(wanted)).or(found.first()).map(|file| (*file).clone())
+    BEST.iter().find_map(of).or(found.first()).map(|file| (*file).clone())
 }
 
 /// Complete GGUF models by path. Excludes vision encoders and importance matrices.

@@ -189,13 +189,16 @@ pub fn silu(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
 /// Records `y = y + x`. Shader: `shaders/add.wgsl`.
 ///
 /// # Shapes
-/// `x`, `y`: any, the same.
+/// `x`, `y`: any, the same; or `x`: `[C]`, `y`: `[T, C]`, where it is added to each row.
 /// # Errors
 /// [`Error::Shape`] if `y` disagrees with `x`.
 pub fn add(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
-    y.expect_shape("add", "y", x.shape())?;
+    match (x.shape(), y.shape()) {
+        (&[dim], &[n_rows, _]) if dim > 0 => y.expect_shape("add", "y", &[n_rows, dim])?,
+        _ => y.expect_shape("add", "y", x.shape())?,
+    }
     let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
-    let params = AddParams { len: y.len() as u32 };
+    let params = AddParams { len: y.len() as u32, x_len: x.len() as u32 };
     rec.dispatch(&shaders::ADD, None, &[], params, &[x, y], grid)
 }
 

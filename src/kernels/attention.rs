@@ -115,6 +115,7 @@ impl AttentionConfig {
             eps: 0.0,
             query_row: 0,
             row_words: 0,
+            reach: 0,
         }
     }
 
@@ -407,17 +408,29 @@ impl PackedTiles {
     /// # Errors
     /// [`Error::Operand`] if a sequence is longer than declared, or all of them take more tiles.
     pub fn of(&self, lengths: &[u32]) -> Result<Vec<u32>, Error> {
+        let all: Vec<[u32; 2]> = lengths.iter().map(|&len| [len; 2]).collect();
+        self.of_seen(&all)
+    }
+
+    /// The table for sequences of which only so many first tokens are seen, by all of their tokens: pairs of a length
+    /// and this number.
+    ///
+    /// # Errors
+    /// As [`PackedTiles::of`]; [`Error::Operand`] if a sequence has a token but none that is seen.
+    pub fn of_seen(&self, lengths: &[[u32; 2]]) -> Result<Vec<u32>, Error> {
         let n_rows = self.plan.tile_rows;
         let mut table = Vec::with_capacity(self.table.len());
         let mut first_token = 0;
-        for &len in lengths {
+        for &[len, seen] in lengths {
             if len > self.max_len {
                 return Err(wrong("tiles", &format!("sequences of up to {} tokens", self.max_len), &len));
             }
-            let keys = [first_token, first_token + len];
-            let [first_row, end_row] = keys.map(|token| token * self.share);
+            if seen > len || (seen == 0 && len > 0) {
+                return Err(wrong("tiles", &format!("1 to {len} seen tokens"), &seen));
+            }
+            let [first_row, end_row] = [first_token, first_token + len].map(|token| token * self.share);
             for row in (first_row..end_row).step_by(n_rows as usize) {
-                table.extend([row, end_row.min(row + n_rows), keys[0], keys[1]]);
+                table.extend([row, end_row.min(row + n_rows), first_token, first_token + seen]);
             }
             first_token += len;
         }
@@ -433,13 +446,15 @@ impl PackedTiles {
 /// Records attention of packed sequences, each with itself alone. Shader: `shaders/attention_prefill.wgsl`.
 ///
 /// # Shapes
-/// `qkv`: `[T, (H + 2 Hkv) D]`, a token's queries, keys and values; `y`: `[T, H D]`.
+/// `biases`: `[2 R + 1, H]`, added to a head's score of a key that is -R to R tokens behind its query; keys farther away have
+/// the first or the last; `qkv`: `[T, (H + 2 Hkv) D]`, a token's queries, keys and values; `y`: `[T, H D]`.
 /// # Errors
 /// [`Error::Shape`] if an operand disagrees with the configuration, [`Error::Operand`] if that is out of range.
 pub fn attention_packed(
     rec: &mut Recorder,
     tiles: &PackedTiles,
     config: &AttentionConfig,
+    biases: Option<&Tensor>,
     qkv: &Tensor,
     y: &Tensor,
 ) -> Result<(), Error> {
@@ -454,6 +469,17 @@ pub fn attention_packed(
     if tiles.share != config.share() {
         return Err(wrong("tiles", &format!("a table for {} heads that share keys", config.share()), &tiles.share));
     }
+    let n_distances = match biases {
+        None => 0,
+        Some(biases) => {
+            let [n, _] = biases.dims2("attention", "biases")?;
+            biases.expect_shape("attention", "biases", &[n, n_heads])?;
+            if n % 2 == 0 {
+                return Err(wrong("biases", "an odd number of rows", &n));
+            }
+            n
+        }
+    };
     let quads = head_dim / 4;
     let stride = (n_heads + 2 * n_kv_heads) * quads;
     let params = AttentionParams {
@@ -464,10 +490,13 @@ pub fn attention_packed(
         key_start: n_heads * quads,
         value_start: (n_heads + n_kv_heads) * quads,
         n_tiles: (tiles.table.len() / 4) as u32,
+        reach: n_distances / 2,
         ..config.params(n_tokens, KvType::F32, [n_tokens; 2])
     };
     let words = qkv.words();
-    tiles.plan.record(rec, params, [tiles.max_len, head_dim], &[], &[&tiles.table, qkv, &words, &words, qkv, y])
+    let constants: Vec<_> = biases.map(|_| ("BIASES", 1.0)).into_iter().collect();
+    let operands = [&tiles.table, qkv, &words, &words, biases.unwrap_or(qkv), y];
+    tiles.plan.record(rec, params, [tiles.max_len, head_dim], &constants, &operands)
 }
 
 /// Rows of a tile of `attention_prefill`, [`TILE_ROWS`], for the `scalar` tier.

@@ -6,6 +6,7 @@ mod bert;
 mod deepseek;
 mod embedding_gemma;
 mod ernie;
+mod eurobert;
 mod exaone4;
 mod falcon_h1;
 mod gemma;
@@ -16,11 +17,13 @@ mod gpt_neox;
 mod gpt_oss;
 mod granite;
 mod granite_hybrid;
+mod gte;
 mod hunyuan;
 mod lfm2;
 mod lfm3;
 mod llama;
 mod modern_bert;
+mod mpnet;
 mod nemotron_h;
 mod nomic_bert;
 mod olmo;
@@ -90,7 +93,7 @@ pub(super) struct Architecture {
 /// A tensor's name in its layer, and how many of its rows have which factor.
 pub(super) type Factors = (&'static str, Vec<(u32, f32)>);
 
-const ALL: [Architecture; 45] = [
+const ALL: [Architecture; 49] = [
     llama::LLAMA,
     llama::MISTRAL3,
     llama::MIXTRAL,
@@ -134,8 +137,12 @@ const ALL: [Architecture; 45] = [
     gpt2::GPT2,
     gpt_neox::GPT_NEOX,
     bert::BERT,
+    mpnet::MPNET,
+    gte::GTE,
+    eurobert::EUROBERT,
     modern_bert::MODERN_BERT,
     nomic_bert::NOMIC_BERT,
+    nomic_bert::NOMIC_BERT_MOE,
 ];
 
 impl Architecture {
@@ -152,7 +159,7 @@ impl Architecture {
     /// The GGUF name of a checkpoint's tensor `name`; `None` if it has none.
     pub fn gguf_name(&self, name: &str) -> Option<String> {
         // Prefixes of multimodal models' text parts first.
-        const PREFIXES: [&str; 11] = [
+        const PREFIXES: [&str; 13] = [
             "backbone.",
             "model.language_model.",
             "model.text_model.",
@@ -163,6 +170,8 @@ impl Architecture {
             "gpt_neox.",
             "bert.",
             "roberta.",
+            "mpnet.",
+            "new.",
             "nomic_bert.",
         ];
         const LAYERS: [&str; 4] = ["layers.", "h.", "encoder.layer.", "encoder.layers."];
@@ -335,6 +344,7 @@ impl Architecture {
             ropes: vec![rope],
             mrope: None,
             positions: None,
+            position_biases: None,
             n_token_types: 0,
             per_layer: None,
             embd_norm: false,
@@ -392,7 +402,7 @@ fn mixture(
     has_experts: impl Fn(usize) -> bool,
 ) -> Result<(), Error> {
     let Some(n) = keys.u32(EXPERTS)?.filter(|&n| n > 0) else { return Ok(()) };
-    let n_used = keys.required(Key("expert_used_count", "num_experts_per_tok|top_k_experts"))?;
+    let n_used = keys.required(Key("expert_used_count", "num_experts_per_tok|top_k_experts|moe_top_k"))?;
     let dim = keys.u32(Key("expert_feed_forward_length", "moe_intermediate_size"))?;
     let shares = keys.bool(Key("expert_weights_norm", "norm_topk_prob"))?.unwrap_or(router.shares);
     let scale = keys.f32(Key("expert_weights_scale", "routed_scaling_factor"))?.filter(|&scale| scale != 0.0);

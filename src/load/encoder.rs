@@ -9,18 +9,19 @@ use super::huggingface::{
     CONFIG, DENSE, DENSE_WEIGHTS, FolderTexts, MODULES, POOLING, PROMPTS, SENTENCE_CONFIG, missing,
 };
 use super::llm_reranker::{self, LogitSource};
-use super::{EncoderShape, Scoring};
+use super::{EncoderShape, LateInteraction, Scoring, late, token_heads};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::text::read_json;
 use crate::kernels::{Activation, Gate, Gelu, Pooling};
-use crate::model::{DenseConfig, MAX_DIM, ModelConfig, ScoreConfig};
+use crate::model::{DenseConfig, MAX_DIM, ModelConfig, ScoreConfig, WeightSource};
 
 /// The shape of a folder's encoder. `logits`: of a reranker that is a language model.
 pub(super) fn shape(
     config: ModelConfig,
     json: &ConfigJson,
     texts: &FolderTexts,
+    tensors: &dyn WeightSource,
     logits: Option<&LogitSource>,
 ) -> Result<EncoderShape, Error> {
     let in_file = |file: &'static str| move |error: Error| error.in_file(file);
@@ -40,21 +41,36 @@ pub(super) fn shape(
         }
         None => scoring(json, &config.architecture).map_err(in_file(CONFIG))?,
     };
+    let modules = match &texts.modules {
+        Some(_) if logits.is_some() => Modules::default(),
+        Some(bytes) => Modules::read(bytes).map_err(in_file(MODULES))?,
+        None => Modules { pools: true, normalize: true, n_dense: 0 },
+    };
+    let limit = config.max_seq_len;
+    let stanford = match late::is_stanford(json, texts).map_err(in_file(CONFIG))? {
+        true => Some(late::stanford(texts, tensors, [config.dim, limit])?),
+        false => None,
+    };
+    let (late, linear) = match stanford {
+        Some((late, linear)) => (Some(late), Some(linear)),
+        None if modules.is_late() => (Some(late::pylate(texts, limit)?), None),
+        None => (None, None),
+    };
+    if let (Some(_), Some(name)) = (&late, &default_prompt) {
+        return Err(wrong("default_prompt_name", "none: a query and a document have markers", name).in_file(PROMPTS));
+    }
     let pooling = match parse(POOLING, &texts.pooling)? {
+        _ if late.is_some() => None,
         Some(json) => Some(pooling(&json).map_err(in_file(POOLING))?),
         None if scoring.is_some() => None,
         // sentence-transformers' default for a plain checkpoint.
         None => Some(Pooling::Mean),
     };
-    let modules = match &texts.modules {
-        Some(_) if logits.is_some() => Modules::default(),
-        Some(bytes) => Modules::read(bytes).map_err(in_file(MODULES))?,
-        None => Modules { normalize: true, n_dense: 0 },
-    };
-    let mut dense: Vec<DenseConfig> = architectures::projection(&config, json)?.into_iter().collect();
-    for (i, (file, bytes)) in DENSE.into_iter().zip(&texts.dense).take(modules.n_dense).enumerate() {
+    let mut dense: Vec<DenseConfig> = architectures::projection(&config, json)?.into_iter().chain(linear).collect();
+    let files = DENSE.into_iter().zip(&texts.dense).enumerate().skip(modules.first_dense()).take(modules.n_dense);
+    for (i, (file, bytes)) in files {
         let width = dense.last().map_or(config.dim, |layer| layer.outputs);
-        let read = || dense_layer(i, bytes.as_ref().ok_or_else(|| missing("file"))?, width);
+        let read = || dense_layer(i, bytes.as_ref().ok_or_else(|| missing("file"))?, width, late.is_some());
         dense.push(read().map_err(in_file(file))?);
     }
     let max_tokens = match parse(SENTENCE_CONFIG, &texts.sentence_config)? {
@@ -62,13 +78,28 @@ pub(super) fn shape(
         None => None,
     };
     let usual = if logits.is_some() { llm_reranker::MAX_TOKENS } else { u32::MAX };
-    let max_tokens = max_tokens.unwrap_or(usual).clamp(1, config.max_seq_len);
-    let normalize = modules.normalize;
-    Ok(EncoderShape { config, pooling, normalize, dense, max_tokens, prompts, default_prompt, scoring })
+    let max_tokens = match &late {
+        Some(LateInteraction { lengths: [query, document], .. }) => *query.max(document),
+        None => max_tokens.unwrap_or(usual).clamp(1, config.max_seq_len),
+    };
+    let normalize = modules.normalize || late.is_some();
+    let token_heads = token_heads::shape(tensors, config.dim, texts.unread_head.clone());
+    Ok(EncoderShape {
+        config,
+        pooling,
+        normalize,
+        dense,
+        max_tokens,
+        prompts,
+        default_prompt,
+        scoring,
+        late,
+        token_heads,
+    })
 }
 
-/// GGUF names of dense layers after pooling, in order.
-pub(super) const DENSE_NAMES: [&str; 2] = ["dense_2", "dense_3"];
+/// GGUF names of dense layers, in order; the first is of models without pooling.
+pub(super) const DENSE_NAMES: [&str; 3] = ["dense_1", "dense_2", "dense_3"];
 
 /// The GGUF name of a dense layer's tensor, by its file in the folder.
 pub(super) fn dense_tensor(file: &str, name: &str) -> Option<String> {
@@ -76,8 +107,8 @@ pub(super) fn dense_tensor(file: &str, name: &str) -> Option<String> {
     Some(format!("{}.{}", DENSE_NAMES[i], name.strip_prefix("linear.")?))
 }
 
-/// A dense layer after pooling, from its `config.json`. `width`: that of its input.
-fn dense_layer(i: usize, bytes: &[u8], width: u32) -> Result<DenseConfig, Error> {
+/// A dense layer from its `config.json`: after pooling, or of each token. `width`: that of its input.
+fn dense_layer(i: usize, bytes: &[u8], width: u32, of_tokens: bool) -> Result<DenseConfig, Error> {
     let json = ConfigJson::parse(bytes)?;
     let size = |key: &str| json.get_u32(key)?.ok_or_else(|| missing(key));
     let (inputs, outputs) = (size("in_features")?, size("out_features")?);
@@ -87,18 +118,25 @@ fn dense_layer(i: usize, bytes: &[u8], width: u32) -> Result<DenseConfig, Error>
     if !(1..=MAX_DIM).contains(&outputs) {
         return Err(wrong("out_features", &format!("1 to {MAX_DIM}"), outputs));
     }
-    // sentence-transformers' default is the hyperbolic tangent.
-    let name = json.get_str("activation_function")?.unwrap_or("torch.nn.modules.activation.Tanh");
+    // sentence-transformers' default is the hyperbolic tangent, PyLate's none.
+    let (input, usual) = match of_tokens {
+        true => ("token_embeddings", "torch.nn.modules.linear.Identity"),
+        false => ("sentence_embedding", "torch.nn.modules.activation.Tanh"),
+    };
+    let name = json.get_str("activation_function")?.unwrap_or(usual);
     let activation = match name.rsplit('.').next().unwrap_or(name) {
         "Identity" => None,
         "Tanh" => Some(Activation::Tanh),
         "GELU" => Some(Activation::Gelu(Gelu::Exact)),
         _ => return Err(unsupported("activation_function", name, "Identity, Tanh, GELU")),
     };
-    for (key, known) in [("module_input_name", "sentence_embedding"), ("module_output_name", "sentence_embedding")] {
-        if let Some(found) = json.get_str(key)?.filter(|&found| found != known) {
-            return Err(unsupported(key, found, known));
+    for key in ["module_input_name", "module_output_name"] {
+        if let Some(found) = json.get_str(key)?.filter(|&found| found != input) {
+            return Err(unsupported(key, found, input));
         }
+    }
+    if json.get_bool("use_residual")? == Some(true) {
+        return Err(unsupported("use_residual", "true", "false"));
     }
     let bias = json.get_bool("bias")?.unwrap_or(true);
     Ok(DenseConfig { name: DENSE_NAMES[i], inputs, outputs, bias, activation })
@@ -107,9 +145,11 @@ fn dense_layer(i: usize, bytes: &[u8], width: u32) -> Result<DenseConfig, Error>
 /// What sentence-transformers' modules do after the encoder.
 #[derive(Default)]
 struct Modules {
+    /// Whether tokens' vectors are pooled.
+    pools: bool,
     /// Whether embeddings are L2-normalised.
     normalize: bool,
-    /// Number of dense layers after pooling.
+    /// Number of dense layers, after pooling if there is any.
     n_dense: usize,
 }
 
@@ -124,7 +164,10 @@ impl Modules {
             let kind = module["type"].as_str().unwrap_or("missing");
             let place = match kind.rsplit('.').next().unwrap_or(kind) {
                 "Transformer" => 0,
-                "Pooling" => 1,
+                "Pooling" => {
+                    modules.pools = true;
+                    1
+                }
                 "Dense" => {
                     modules.check_dense(module)?;
                     modules.n_dense += 1;
@@ -144,13 +187,24 @@ impl Modules {
         Ok(modules)
     }
 
-    /// Refuses a further dense layer than the two that are read.
+    /// Refuses a further dense layer than those that are read.
     fn check_dense(&self, module: &Value) -> Result<(), Error> {
         let path = module["path"].as_str().unwrap_or("missing");
-        match DENSE.get(self.n_dense).is_some_and(|file| file.strip_suffix("/config.json") == Some(path)) {
+        let file = DENSE.get(self.first_dense() + self.n_dense);
+        match file.is_some_and(|file| file.strip_suffix("/config.json") == Some(path)) {
             true => Ok(()),
-            false => Err(unknown_module("path", path, "2_Dense, then 3_Dense")),
+            false => Err(unknown_module("path", path, "2_Dense, then 3_Dense; 1_Dense before them without pooling")),
         }
+    }
+
+    /// Number of the first dense layer's file.
+    fn first_dense(&self) -> usize {
+        usize::from(self.pools)
+    }
+
+    /// Whether each token keeps a vector.
+    fn is_late(&self) -> bool {
+        !self.pools && self.n_dense > 0
     }
 }
 
@@ -183,7 +237,7 @@ fn scoring(json: &ConfigJson, architecture: &str) -> Result<Option<Scoring>, Err
         return Ok(None);
     }
     let head = match architecture {
-        "bert" | "roberta" | "xlm-roberta" => BERT_HEAD,
+        "bert" | "roberta" | "xlm-roberta" | "mpnet" | "new" => BERT_HEAD,
         "modernbert" => ScoreConfig {
             pooling: match json.get_str("classifier_pooling")?.unwrap_or("cls") {
                 "cls" => Pooling::Cls,

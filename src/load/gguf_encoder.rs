@@ -2,7 +2,7 @@
 
 use super::encoder::{BERT_HEAD, DENSE_NAMES};
 use super::keys::{Key, Keys};
-use super::{EncoderShape, Scoring, llm_reranker};
+use super::{EncoderShape, Scoring, TokenHeads, llm_reranker};
 use crate::error::Error;
 use crate::formats::gguf::Metadata;
 use crate::kernels::{Activation, Gelu, Pooling};
@@ -46,7 +46,18 @@ pub(super) fn shape(config: ModelConfig, keys: &Keys<'_>, metadata: &Metadata) -
     let max_tokens = keys.u32(Key("context_length", ""))?.unwrap_or(u32::MAX).clamp(1, config.max_seq_len).min(usual);
     let (prompts, default_prompt) = Default::default();
     let dense = dense(keys, &config)?;
-    Ok(EncoderShape { config, pooling, normalize: true, dense, max_tokens, prompts, default_prompt, scoring })
+    Ok(EncoderShape {
+        config,
+        pooling,
+        normalize: true,
+        dense,
+        max_tokens,
+        prompts,
+        default_prompt,
+        scoring,
+        late: None,
+        token_heads: TokenHeads::default(),
+    })
 }
 
 /// The dense layers after pooling, which only EmbeddingGemma's files have.
@@ -59,7 +70,7 @@ fn dense(keys: &Keys<'_>, config: &ModelConfig) -> Result<Vec<DenseConfig>, Erro
     if config.architecture != "gemma-embedding" {
         return Ok(dense);
     }
-    for (name, sizes) in DENSE_NAMES.into_iter().zip(SIZES) {
+    for (name, sizes) in DENSE_NAMES.into_iter().skip(1).zip(SIZES) {
         let width = dense.last().map_or(config.dim, |layer| layer.outputs);
         let [inputs, outputs] = [keys.u32(sizes[0])?, keys.u32(sizes[1])?];
         let outputs = match (outputs, keys.rows(&format!("{name}.weight"))) {

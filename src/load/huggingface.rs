@@ -9,7 +9,7 @@ use super::refused::parse_safetensors;
 use super::shards;
 use super::tensor_index::{FileLayout, TensorIndex, check_type};
 use super::unread::{self, MTP};
-use super::{ChatSource, ModelHeader, ModelShape, encoder, llm_reranker, mxfp4};
+use super::{ChatSource, ModelHeader, ModelShape, encoder, late, llm_reranker, mxfp4, token_heads};
 use super::{FileBytes, ModelFile};
 use crate::error::Error;
 use crate::formats::TensorInfo;
@@ -36,16 +36,19 @@ const RAG_TEMPLATE: &str = "additional_chat_templates/rag.jinja";
 pub(super) const MODULES: &str = "modules.json";
 pub(super) const POOLING: &str = "1_Pooling/config.json";
 pub(super) const LOGIT_SCORE: &str = "1_LogitScore/config.json";
-pub(super) const DENSE: [&str; 2] = ["2_Dense/config.json", "3_Dense/config.json"];
+pub(super) const DENSE: [&str; 3] = ["1_Dense/config.json", "2_Dense/config.json", "3_Dense/config.json"];
 /// Names of the weight files beside those.
-pub(crate) const DENSE_WEIGHTS: [&str; 2] = ["2_Dense/model.safetensors", "3_Dense/model.safetensors"];
+pub(crate) const DENSE_WEIGHTS: [&str; 3] =
+    ["1_Dense/model.safetensors", "2_Dense/model.safetensors", "3_Dense/model.safetensors"];
 pub(super) const SENTENCE_CONFIG: &str = "sentence_bert_config.json";
 pub(super) const PROMPTS: &str = "config_sentence_transformers.json";
+/// The name of ColBERT's settings.
+pub(super) const METADATA: &str = "artifact.metadata";
 /// The shard index's name, optional.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// The small files of a folder.
-pub(crate) const TEXTS: [&str; 16] = [
+pub(crate) const TEXTS: [&str; 18] = [
     CONFIG,
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -60,8 +63,10 @@ pub(crate) const TEXTS: [&str; 16] = [
     LOGIT_SCORE,
     DENSE[0],
     DENSE[1],
+    DENSE[2],
     SENTENCE_CONFIG,
     PROMPTS,
+    METADATA,
 ];
 
 /// The contents of a folder's small files.
@@ -79,9 +84,12 @@ pub(super) struct FolderTexts {
     pub modules: Option<Vec<u8>>,
     pub pooling: Option<Vec<u8>>,
     pub logit_score: Option<Vec<u8>>,
-    pub dense: [Option<Vec<u8>>; 2],
+    pub dense: [Option<Vec<u8>>; 3],
     pub sentence_config: Option<Vec<u8>>,
     pub prompts: Option<Vec<u8>>,
+    pub metadata: Option<Vec<u8>>,
+    /// Why a file of [`TokenHeads`](super::TokenHeads) is not read.
+    pub unread_head: Option<String>,
 }
 
 impl FolderTexts {
@@ -102,8 +110,10 @@ impl FolderTexts {
             LOGIT_SCORE => &mut self.logit_score,
             _ if name == DENSE[0] => &mut self.dense[0],
             _ if name == DENSE[1] => &mut self.dense[1],
+            _ if name == DENSE[2] => &mut self.dense[2],
             SENTENCE_CONFIG => &mut self.sentence_config,
             PROMPTS => &mut self.prompts,
+            METADATA => &mut self.metadata,
             _ => return None,
         })
     }
@@ -133,9 +143,11 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
     let embeds = texts.modules.is_some() || texts.pooling.is_some() || logits.is_some();
     let keys = Keys::new(KeySource::Json(&json), &model_type, embeds);
     let config = architecture.config(&keys).map_err(in_file(CONFIG))?;
-    let further = |file: &str, name: &str| match encoder::dense_tensor(file, name) {
-        None => llm_reranker::tensor_name(logits.as_ref(), name),
-        dense => dense,
+    let is_stanford = late::is_stanford(&json, texts).map_err(in_file(CONFIG))?;
+    let further = |file: &str, name: &str| {
+        let dense = encoder::dense_tensor(file, name).or_else(|| late::tensor_name(is_stanford, name));
+        let dense = dense.or_else(|| token_heads::tensor_name(file, name));
+        dense.or_else(|| llm_reranker::tensor_name(logits.as_ref(), name))
     };
     let (mut tensor_index, unread) = tensor_index(architecture, &config, weights, &further)?;
     for (name, groups) in (architecture.factors)(&keys, &config).map_err(in_file(CONFIG))? {
@@ -157,7 +169,7 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
     let is_tied = !config.has_head || ties;
     let shape = match config.has_head {
         true => ModelShape::Decoder(config),
-        false => ModelShape::Encoder(encoder::shape(config, &json, texts, logits.as_ref())?),
+        false => ModelShape::Encoder(encoder::shape(config, &json, texts, &tensor_index, logits.as_ref())?),
     };
     if logits.is_some() {
         llm_reranker::read_overrides(&keys).map_err(in_file(CONFIG))?;
@@ -291,6 +303,8 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
         weights.push((name, header));
         files.push(bytes);
     }
+    #[cfg(not(target_arch = "wasm32"))]
+    token_heads::open(folder, &mut texts, &mut weights, &mut files)?;
     check_shards(&texts, &weights).map_err(|e| e.in_folder(folder))?;
     if texts.config.is_none() {
         // Reports the system's error for an unreadable file.

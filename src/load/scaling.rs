@@ -69,6 +69,17 @@ pub(super) fn read(keys: &Keys<'_>, rot_dims: u32, max_seq_len: u32) -> Result<R
             })
         }
         Some("proportional") if !keys.is_gguf() => proportional(keys, rot_dims),
+        // Alibaba's: the base grows by the factor, and then all wavelengths do by its root
+        // (https://kexue.fm/archives/9706).
+        Some("ntk") if ["new", "gte"].contains(&keys.architecture) => {
+            let mixed = key!("mixed_b");
+            if let Some(found) = keys.f32(mixed)? {
+                return Err(keys.unsupported(mixed, found, "none"));
+            }
+            let factor = required(FACTOR)?;
+            let of_pair = |i| factor.powf(2.0 * f64::from(i + 1) / f64::from(rot_dims)) as f32;
+            Ok(RopeScaling::Factors((0..rot_dims / 2).map(of_pair).collect()))
+        }
         Some("yarn") => yarn(keys, required(FACTOR)?, original(keys)?),
         Some(other) => {
             let supported = match keys.is_gguf() {

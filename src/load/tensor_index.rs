@@ -16,7 +16,7 @@ use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::formats::{BlockType, TensorInfo, block};
 use crate::matrix::{Matrix, TailEdges, file_row_bytes};
-use crate::model::{ExpertPart, RowPlaces, SourceTensor, TensorSlot, WeightSource, layer_of};
+use crate::model::{ExpertPart, PositionBiases, RowPlaces, SourceTensor, TensorSlot, WeightSource, layer_of};
 use crate::platform::{IS_BROWSER, on_threads};
 use crate::xxh64::Xxh64;
 
@@ -54,6 +54,14 @@ impl IndexEntry {
             [_, rows, groups] => Some([rows as usize, groups as usize]),
             _ => None,
         })
+    }
+
+    /// The shape of `n` experts' matrices, if they are one matrix of this shape.
+    fn experts_apart(shape: &[u64], n: u32) -> Option<Vec<u64>> {
+        match *shape {
+            [rows, cols] if n > 0 && rows.is_multiple_of(n.into()) => Some(vec![n.into(), rows / u64::from(n), cols]),
+            _ => None,
+        }
     }
 
     /// Whether its bytes are among those of another tensor.
@@ -112,6 +120,11 @@ pub(super) enum FileLayout {
         /// Whether gate and up rows alternate; kernels read all gates, then all ups.
         paired: bool,
     },
+    /// `[columns, rows]` of all experts as one matrix: Nomic.
+    ExpertsTransposedJoint {
+        /// Experts.
+        n: u32,
+    },
     /// Gates and ups interleaved, per expert.
     Paired,
     /// Several kinds of rows per head, head by head: queries, keys and values of GPT-NeoX; queries and gates of
@@ -130,6 +143,8 @@ pub(super) enum FileLayout {
         /// A group's rows of each kind.
         rows: [u32; 4],
     },
+    /// Biases by bucket, `[buckets, H]`. Kernels read a row for each distance.
+    ByDistance(PositionBiases),
     /// The logarithm of the negated value: time constants.
     NegativeLog,
     /// Values that are multiplied by a factor: the scale of Gemma 4's router.
@@ -178,6 +193,17 @@ impl FileLayout {
                     &bytes[((expert * cols + col) * rows + from(row)) * size..][..size]
                 };
                 Some((0..n_experts * cols * rows).flat_map(at).copied().collect())
+            }
+            FileLayout::ByDistance(biases) => {
+                let row_bytes = bytes.len() / rows.max(1);
+                let row = |bucket: u32| bytes.get(bucket as usize * row_bytes..).and_then(|rest| rest.get(..row_bytes));
+                // A tensor with fewer buckets is refused where it is declared.
+                Some(biases.buckets().filter_map(row).flatten().copied().collect())
+            }
+            FileLayout::ExpertsTransposedJoint { n } => {
+                let apart = IndexEntry::experts_apart(&info.shape, n)?;
+                let info = TensorInfo { shape: apart, ..info.clone() };
+                FileLayout::ExpertsTransposed { paired: false }.ordered(&info, bytes)
             }
             FileLayout::Grouped { n, rows: of_group } => {
                 let height: usize = of_group.iter().map(|&rows| rows as usize).sum();
@@ -378,6 +404,14 @@ impl WeightSource for TensorIndex {
         match (stored, &mut shape[..]) {
             (FileLayout::Transposed, shape) => shape.reverse(),
             (FileLayout::ExpertsTransposed { .. }, [_, cols, rows]) => std::mem::swap(cols, rows),
+            (FileLayout::ExpertsTransposedJoint { n }, [_, _]) => {
+                if let Some([n, cols, rows]) = IndexEntry::experts_apart(&info.shape, *n).as_deref() {
+                    shape = vec![*n, *rows, *cols];
+                }
+            }
+            (FileLayout::ByDistance(biases), [rows, _]) if *rows == u64::from(biases.n_buckets) => {
+                *rows = biases.n_distances().into();
+            }
             _ => {}
         }
         // Patches are cut on the host, so their convolution is a product.

@@ -406,6 +406,7 @@ impl Tower {
             ropes: rope.into_iter().collect(),
             mrope: None,
             positions: None,
+            position_biases: None,
             n_token_types: 0,
             per_layer: None,
             embd_norm: false,

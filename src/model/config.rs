@@ -1,6 +1,7 @@
 //! Model configuration, independent of the file format.
 
 use super::block::{Attention, Block, Experts, FeedForward, Latent, NormPlace, Recurrence};
+use super::position_biases::PositionBiases;
 use crate::error::Error;
 use crate::kernels::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_TAPS, RopeConfig, SelectiveScan};
 
@@ -32,6 +33,8 @@ pub struct ModelConfig {
     pub mrope: Option<[u32; 3]>,
     /// Learned position embeddings, if any.
     pub positions: Option<PositionTable>,
+    /// Biases of attention scores by relative position, if any. The layers' heads are then alike.
+    pub position_biases: Option<PositionBiases>,
     /// Number of token types: `token_type_count`; `type_vocab_size`. 0: none.
     pub n_token_types: u32,
     /// Per-layer embeddings, if any.
@@ -150,6 +153,9 @@ impl ModelConfig {
             if !(rope.theta.is_finite() && rope.theta >= 1.0) {
                 return Err(config_error("rope.freq_base (rope_theta)", "a finite number from 1".into(), rope.theta));
             }
+        }
+        if let Some(biases) = self.position_biases {
+            biases.check()?;
         }
         if let Some(PerLayer { dim, vocab_size }) = self.per_layer {
             in_range("embedding_length_per_layer_input (hidden_size_per_layer_input)", dim, MAX_DIM)?;

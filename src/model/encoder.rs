@@ -127,20 +127,20 @@ impl BatchTensors {
         })
     }
 
-    /// Writes the spans and tiles of packed sequences of these lengths.
+    /// Writes the spans and tiles of packed sequences. `lengths`: of each, and how many of its tokens are seen.
     ///
     /// # Errors
     /// [`Error::Operand`] if they are more or longer than declared; errors of [`TensorWriter::write_words`].
-    pub fn set_lengths(&self, device: &dyn TensorWriter, lengths: &[u32]) -> Result<(), Error> {
+    pub fn set_lengths(&self, device: &dyn TensorWriter, lengths: &[[u32; 2]]) -> Result<(), Error> {
         let mut spans = Vec::with_capacity(self.spans.len());
         let mut first = 0;
-        for len in lengths {
+        for [len, _] in lengths {
             spans.extend([first, first + len]);
             first += len;
         }
         spans.resize(self.spans.len().max(spans.len()), 0);
         device.write_words(&self.spans, 0, &spans)?;
-        self.tiles.iter().try_for_each(|(_, tiles)| device.write_words(tiles.tensor(), 0, &tiles.of(lengths)?))
+        self.tiles.iter().try_for_each(|(_, tiles)| device.write_words(tiles.tensor(), 0, &tiles.of_seen(lengths)?))
     }
 
     /// The tiles of a layer with these heads.
@@ -266,14 +266,31 @@ impl Transformer {
         vectors: &Tensor,
     ) -> Result<(), Error> {
         let n_sequences = io.spans.shape()[0];
-        let mut x = rec.temporary("pooled", &[n_sequences, self.config.dim])?;
-        self.record_pooling(rec, io, h, (pooling, false), &x)?; // [B, C]
+        let pooled = rec.temporary("pooled", &[n_sequences, self.config.dim])?;
+        self.record_pooling(rec, io, h, (pooling, false), &pooled)?; // [B, C]
+        self.record_dense(rec, &pooled, normalize, (layers, rows), vectors) // [B, outputs]
+    }
+
+    /// Records dense layers of each row of `x`, `[N, C]`, which are then normalised if `normalize`. `rows`: each row
+    /// as a sequence, `[N, 2]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if an operand disagrees.
+    pub fn record_dense(
+        &self,
+        rec: &mut Recorder,
+        x: &Tensor,
+        normalize: bool,
+        (layers, rows): (&[DenseLayer], &Tensor),
+        vectors: &Tensor,
+    ) -> Result<(), Error> {
+        let mut x = x.clone();
         for DenseLayer { config, product } in layers {
-            let y = rec.temporary("dense", &[n_sequences, config.outputs])?;
-            product.record_tiled(rec, &mut Input::new(&x), config.activation, false, &y)?; // [B, outputs]
+            let y = rec.temporary("dense", &[x.shape()[0], config.outputs])?;
+            product.record_tiled(rec, &mut Input::new(&x), config.activation, false, &y)?; // [N, outputs]
             x = y;
         }
-        pool(rec, Pooling::Cls, normalize, rows, &x, vectors) // [B, outputs]
+        pool(rec, Pooling::Cls, normalize, rows, &x, vectors) // [N, outputs]
     }
 
     /// Records the logits of all sequences, `[B, 1]` or `[B, 2]`, from the last layer's output.

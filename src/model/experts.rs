@@ -12,8 +12,8 @@ use super::weights::{HalfNorms, NormWeights};
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::kernels::{
-    ExpertDown, ExpertGateUp, ExpertProduct, ExpertRows, ExpertTiles, Gate, Norm, SharedExperts, expert_sum, fold_norm,
-    gated, route, squared_relu, suits_few,
+    ExpertDown, ExpertGateUp, ExpertProduct, ExpertRows, ExpertTiles, Gate, Norm, SharedExperts, add, expert_sum,
+    fold_norm, gated, gelu, route, squared_relu, suits_few,
 };
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -34,6 +34,8 @@ pub struct ExpertWeights {
     matrices: Matrices,
     up_bias: Option<Joined>,
     down_bias: Option<Joined>,
+    /// Added once to what a token's experts make together, `[C]`: Nomic.
+    pub(super) sum_bias: Option<Tensor>,
     /// Expert cache for passes over a few tokens.
     kept: Option<CachedExperts>,
 }
@@ -184,6 +186,10 @@ impl ExpertWeights {
             matrices,
             up_bias: of_all(up_bias, 2 * n_rows)?,
             down_bias: of_all(down_bias, experts.n * dim)?,
+            sum_bias: match source.describe(&format!("{prefix}ffn_exps.bias")) {
+                Some(_) => Some(table(source, &format!("{prefix}ffn_exps.bias"), &[dim])?),
+                None => None,
+            },
             kept: None,
         })
     }
@@ -470,8 +476,12 @@ impl Transformer {
         let Some(experts) = &feed_forward.experts else { return Err(unsupported("weights without experts")) };
         let gate = match feed_forward.between {
             Between::Gate(gate) => Some(gate),
-            Between::SquaredRelu => None,
-            Between::Gelu(_) => return Err(unsupported("experts with GELU")),
+            Between::SquaredRelu | Between::Gelu(_) => None,
+        };
+        let activate = |rec: &mut Recorder, up: &Tensor, activated: &Tensor| match feed_forward.between {
+            Between::Gate(gate) => gated(rec, gate, up, activated),
+            Between::SquaredRelu => squared_relu(rec, up, activated),
+            Between::Gelu(form) => gelu(rec, up, activated, form),
         };
         let (ffn_dim, n_tokens) = (feed_forward.dim, h.shape()[0]);
         let (matrices, [up_bias, down_bias]) = (&weights.matrices, weights.biases());
@@ -513,16 +523,14 @@ impl Transformer {
                 let product = ExpertProduct { w, rows, first_expert, bias: up_bias, y_start };
                 product.record(rec, &tiles, &x, &up)?; // [T K, 2 F]
             }
-            match gate {
-                Some(gate) => gated(rec, gate, &up, &activated)?, // [T K, F]
-                None => squared_relu(rec, &up, &activated)?,      // [T K, F]
-            }
+            activate(rec, &up, &activated)?; // [T K, F]
             let each = rec.temporary("each", &[n_slots, self.config.dim])?;
             for &ExpertMatrix { first_expert, rows, matrix: ref w, .. } in &matrices.down {
                 let product = ExpertProduct { w, rows, first_expert, bias: down_bias, y_start: 0 };
                 product.record(rec, &tiles, &activated, &each)?; // [T K, C]
             }
-            return expert_sum(rec, &each, &routes, accumulate, result); // [T, C]
+            expert_sum(rec, &each, &routes, accumulate, result)?; // [T, C]
+            return add_bias(rec, weights, result); // [T, C]
         }
         let up = if gate.is_some() { activated.clone() } else { rec.temporary("up", &[n_slots, ffn_dim])? };
         for UpPart { rows, part: ExpertMatrix { first_expert, matrix: w, .. } } in &matrices.up {
@@ -531,15 +539,20 @@ impl Transformer {
             product.record(rec, &x, &routes, &up)?; // [T K, F]
         }
         if gate.is_none() {
-            squared_relu(rec, &up, &activated)?; // [T K, F]
+            activate(rec, &up, &activated)?; // [T K, F]
         }
         for (i, ExpertMatrix { first_expert, matrix: w, .. }) in matrices.down.iter().enumerate() {
             let (first_expert, accumulate) = (*first_expert, accumulate || i > 0);
             let product = ExpertDown { w, first_expert, bias: down_bias, accumulate };
             product.record(rec, &activated, &routes, result)?; // [T, C]
         }
-        Ok(())
+        add_bias(rec, weights, result) // [T, C]
     }
+}
+
+/// Records the bias of what experts make together.
+fn add_bias(rec: &mut Recorder, weights: &ExpertWeights, result: &Tensor) -> Result<(), Error> {
+    weights.sum_bias.as_ref().map_or(Ok(()), |bias| add(rec, bias, result))
 }
 
 fn unsupported(found: &str) -> Error {

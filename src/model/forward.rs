@@ -362,7 +362,8 @@ impl Transformer {
                 if heads.rope.is_some() || heads.norm.is_some() {
                     rope_packed(rec, &heads, &io.tokens, &qkv)?;
                 }
-                attention_packed(rec, io.tiles(attention_config)?, &kernel, &qkv, &mixed)?; // [T, H D]
+                let biases = self.weights.position_biases.as_ref();
+                attention_packed(rec, io.tiles(attention_config)?, &kernel, biases, &qkv, &mixed)?; // [T, H D]
             }
         }
         Ok(mixed)

@@ -403,7 +403,11 @@ impl BlockWeights {
     fn vectors(&self) -> impl Iterator<Item = &Tensor> {
         let recurrence = self.recurrence.iter().flat_map(RecurrenceWeights::tensors);
         let of_experts = self.experts.iter().flat_map(|experts| {
-            experts.choice_bias.iter().chain(experts.beside.iter().flat_map(BesideWeights::tensors))
+            experts
+                .choice_bias
+                .iter()
+                .chain(&experts.sum_bias)
+                .chain(experts.beside.iter().flat_map(BesideWeights::tensors))
         });
         self.attn_norms
             .tensors()
@@ -426,6 +430,8 @@ pub struct Weights {
     pub positions: Option<Tensor>,
     /// `[types, C]`.
     pub token_types: Option<Tensor>,
+    /// Biases of attention scores, `[2 R + 1, H]`.
+    pub position_biases: Option<Tensor>,
     /// Per-layer embeddings.
     pub per_layer: Option<PerLayerWeights>,
     /// Norm of the summed embeddings.
@@ -457,6 +463,11 @@ impl Weights {
             0 => None,
             n => Some(table(source, "token_types.weight", &[n, dim])?),
         };
+        let n_heads = config.blocks.first().map_or(0, |block| block.attention.n_heads);
+        let position_biases = match config.position_biases {
+            Some(biases) => Some(table(source, "attn_rel_b.weight", &[biases.n_distances(), n_heads])?),
+            None => None,
+        };
         let output = match source.describe("output.weight") {
             Some(_) if config.has_head => Some(Stack::declare(target, source, "", &[("output", vocab_size)], dim)?),
             _ => None,
@@ -465,6 +476,7 @@ impl Weights {
             token_embd,
             positions,
             token_types,
+            position_biases,
             per_layer: match config.per_layer {
                 Some(per_layer) => Some(PerLayerWeights::declare(target, source, config, per_layer)?),
                 None => None,
@@ -499,6 +511,7 @@ impl Weights {
             token_embd: Matrix::empty(config.dim),
             positions: None,
             token_types: None,
+            position_biases: None,
             per_layer: None,
             embd_norm: norm("token_embd_norm", config.embd_norm)?,
             blocks,
@@ -559,7 +572,7 @@ impl Weights {
         let norms = norms.chain(self.blocks.iter().flat_map(BlockWeights::vectors));
         let per_layer = self.per_layer.iter().map(|per_layer| &per_layer.norm);
         let mtp = self.mtp.iter().flat_map(MtpWeights::tables);
-        norms.chain(&self.positions).chain(&self.token_types).chain(per_layer).chain(mtp)
+        norms.chain(&self.positions).chain(&self.token_types).chain(&self.position_biases).chain(per_layer).chain(mtp)
     }
 
     /// Destinations of the source tensors, by name.

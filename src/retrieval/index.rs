@@ -28,6 +28,7 @@
 //! names the record.
 
 mod bitset;
+mod documents;
 mod file;
 
 use std::collections::HashMap;
@@ -39,6 +40,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 pub use bitset::Bitset;
+pub use documents::DocumentIndex;
 pub use file::IndexLoader;
 
 use crate::device::{Device, Pending};
@@ -396,10 +398,7 @@ impl Index {
     fn reserve(&mut self, n: u32) -> Result<Range<u32>, Error> {
         let start = self.n_ids();
         let cols = self.options.storage.cols(self.dims);
-        let row_bytes = 4 * u64::from(cols); // upper bound for any storage, including scales
-        let most =
-            (self.device.limits().max_binding_bytes.saturating_sub(16) / row_bytes).min(u64::from(SHARD_ROWS.end));
-        let most = (most as u32 / ROW_STEP * ROW_STEP).max(ROW_STEP);
+        let most = self.most_rows();
         // The last shard may have rows past the last id.
         let Some(end) = start.checked_add(n).filter(|end| *end < NO_ITEM - most) else {
             return Err(wrong("records", format!("ids below {}", NO_ITEM - most), format!("{n} from {start} on")));
@@ -430,6 +429,14 @@ impl Index {
         // Cached recordings lack the new shards and bits.
         self.searches = Mutex::default();
         Ok(start..end)
+    }
+
+    /// Most vectors of a shard.
+    fn most_rows(&self) -> u32 {
+        // Upper bound for any storage, including scales.
+        let row_bytes = 4 * u64::from(self.options.storage.cols(self.dims));
+        let most = self.device.limits().max_binding_bytes.saturating_sub(16) / row_bytes;
+        (most.min(u64::from(SHARD_ROWS.end)) as u32 / ROW_STEP * ROW_STEP).max(ROW_STEP)
     }
 
     /// Vectors that fit in the shards.

@@ -15,8 +15,8 @@ use crate::kernels::{
     N_STATES, Norm, PAGE, PackedTiles, Pairing, Pooling, QkNorm, RopeConfig, RopeStyle, Router, Sampling,
     SelectiveScan, SharedExperts, ShortConv, StepState, TopStrip, add, advance, argmax, attention, attention_next,
     attention_packed, embed, embed_sum, expert_sum, gate_up, gated, geglu, gelu, last_row, layer_norm, linear_norm,
-    mask_logits, matmul, matvec, merge_top, mol, penalize, pool, rms_norm, rope, rope_kv, rope_packed, rope_table,
-    route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum, squared_relu, up_gated,
+    mask_logits, matmul, matvec, max_sim, merge_top, mol, penalize, pool, rms_norm, rope, rope_kv, rope_packed,
+    rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum, squared_relu, up_gated,
 };
 #[cfg(feature = "lora")]
 use crate::kernels::{LowRank, add_lora, gate_up_lora, matvec_lora, up_gated_lora};
@@ -320,7 +320,9 @@ static CHECKS: &[(&Kernel, Record)] = &[
     (&shaders::ADD.kernel, |rec, form| {
         let y = blank(form.device, &[300])?;
         add(rec, &input(form.device, &[300])?, &y)?;
-        Ok(vec![y])
+        let rows = blank(form.device, &[3, 70])?;
+        add(rec, &input(form.device, &[70])?, &rows)?;
+        Ok(vec![y, rows])
     }),
     (&shaders::SCALE.kernel, |rec, form| {
         let y = blank(form.device, &[300])?;
@@ -385,6 +387,9 @@ static CHECKS: &[(&Kernel, Record)] = &[
         let (n_tokens, share) = form.get("ROWS").filter(|&rows| rows < 4).map_or((16, 2), |rows| (1, rows));
         let head_dim = form.get("PARTS").map_or(32, |parts| 64 * parts);
         let config = form.config([share * n_kv_heads, n_kv_heads, head_dim]);
+        if form.is("BIASES") {
+            return Ok(vec![attend_packed(rec, form, &config, &[10, 6])?]);
+        }
         let cached = form.keys([n_kv_heads, form.slots(64), config.head_dim])?;
         let y = attend(rec, form, n_tokens, &config, &cached)?;
         // Packed sequences are of f32.
@@ -474,6 +479,13 @@ static CHECKS: &[(&Kernel, Record)] = &[
         let (x, y) = (input(form.device, &[70, 260])?, blank(form.device, &[2, 260])?);
         let spans = form.device.upload("spans", &[2, 2], &[0u32, 3, 3, 70])?;
         pool(rec, Pooling::Mean, true, &spans, &x, &y)?;
+        Ok(vec![y])
+    }),
+    (&shaders::MAX_SIM.kernel, |rec, form| {
+        let (x, y) = (input(form.device, &[20, 70])?, blank(form.device, &[2, 3])?);
+        let queries = form.device.upload("queries", &[2, 2], &[0u32, 3, 3, 20])?;
+        let documents = form.device.upload("documents", &[3, 2], &[0u32, 40, 40, 40, 41, 70])?;
+        max_sim(rec, &queries, &documents, &x, 0, &y)?;
         Ok(vec![y])
     }),
     (&shaders::SELECT_TOP.kernel, best),
@@ -800,7 +812,8 @@ fn attend_packed(
     form.device.write(tiles.tensor(), 0, &tiles.of(lengths)?)?;
     let qkv = input(form.device, &[n_tokens, (n_heads + 2 * n_kv_heads) * head_dim])?;
     let y = blank(form.device, &[n_tokens, n_heads * head_dim])?;
-    attention_packed(rec, &tiles, config, &qkv, &y)?;
+    let biases = if form.is("BIASES") { Some(input(form.device, &[7, n_heads])?) } else { None };
+    attention_packed(rec, &tiles, config, biases.as_ref(), &qkv, &y)?;
     Ok(y)
 }
 

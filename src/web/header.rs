@@ -95,7 +95,7 @@ impl Header {
             Ok(header) => Facts {
                 kind: match &header.shape {
                     ModelShape::Decoder(_) => "model",
-                    ModelShape::Encoder(shape) if shape.scoring.is_some() => "reranker",
+                    ModelShape::Encoder(shape) if shape.ranks() => "reranker",
                     ModelShape::Encoder(_) => "embedder",
                 },
                 name: Some(&header.name),
@@ -134,7 +134,7 @@ impl Header {
         let file = ModelFile { header: header.for_plan(), files: Vec::new() };
         let plan = match &header.shape {
             ModelShape::Decoder(_) => crate::Model::plan_file(&device.model_target(options.exact), &file, &options),
-            ModelShape::Encoder(shape) if shape.scoring.is_some() => crate::Reranker::plan_file(device, file),
+            ModelShape::Encoder(shape) if shape.ranks() => crate::Reranker::plan_file(device, file),
             ModelShape::Encoder(_) => crate::Embedder::plan_file(device, file),
         };
         plan.map_err(to_js_error).and_then(|plan| plan_to_js(&plan))
@@ -148,7 +148,7 @@ impl Header {
         let file = ModelFile { header: header.for_plan(), files: Vec::new() };
         match &header.shape {
             ModelShape::Decoder(_) => crate::Model::check_header(device, file.header, &options),
-            ModelShape::Encoder(shape) if shape.scoring.is_some() => crate::Reranker::plan_file(device, file).map(drop),
+            ModelShape::Encoder(shape) if shape.ranks() => crate::Reranker::plan_file(device, file).map(drop),
             ModelShape::Encoder(_) => crate::Embedder::plan_file(device, file).map(drop),
         }
         .map_err(to_js_error)

@@ -39,7 +39,7 @@ pub fn picture_model(folder: &Path) -> PathBuf {
     header.set_array("tokenizer.ggml.merges", ValueType::String, [Key::Str("a b")].into_iter()).unwrap();
     let texts: Vec<Key> = tokens.iter().map(|token| Key::Str(token)).collect();
     header.set_array("tokenizer.ggml.tokens", ValueType::String, texts.into_iter()).unwrap();
-    let types: Vec<Key> = (0..tokens.len()).map(|id| Key::I32(if id < 256 { 1 } else { 3 })).collect();
+    let types: Vec<Key> = (0..tokens.len()).map(|id| Key::I32(if id < 257 { 1 } else { 3 })).collect();
     header.set_array("tokenizer.ggml.token_type", ValueType::I32, types.into_iter()).unwrap();
     for tensor in &gguf.tensors {
         header.add_tensor(&tensor.name, &tensor.shape, tensor.block_type).unwrap();
@@ -69,7 +69,8 @@ fn vocabulary() -> Vec<String> {
     };
     let mut tokens: Vec<String> = (0..256).map(byte).collect();
     let named = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<|im_start|>", "<|im_end|>"];
-    tokens.extend((256..285).map(|id| format!("<|{id}|>")));
+    tokens.push("ab".into());
+    tokens.extend((257..285).map(|id| format!("<|{id}|>")));
     tokens.extend(named.map(str::to_owned));
     tokens.extend((291..293).map(|id| format!("<|{id}|>")));
     tokens

@@ -59,6 +59,7 @@ fn rerankers_match_their_references() {
             ("bert-reranker", false),
             ("roberta-reranker", true),
             ("roberta-reranker/model.gguf", true),
+            ("gte", true),
             ("modernbert-reranker", true),
             ("modernbert-reranker/model.gguf", true),
             ("modernbert-bpe", true),
@@ -111,9 +112,15 @@ fn stale_buffer_contents_do_not_change_vectors() {
 fn encoders_match_their_references() {
     for device in devices() {
         let tolerance = if device.tier() == Tier::F16 { 1e-3 } else { 1e-9 };
-        for (name, pooling) in
-            [("qwen3-embedding", Pooling::Last), ("nomic", Pooling::Mean), ("modernbert-bpe", Pooling::Cls)]
-        {
+        for (name, pooling) in [
+            ("qwen3-embedding", Pooling::Last),
+            ("nomic", Pooling::Mean),
+            ("modernbert-bpe", Pooling::Cls),
+            ("mpnet", Pooling::Mean),
+            ("nomic-moe", Pooling::Mean),
+            ("gte", Pooling::Cls),
+            ("eurobert", Pooling::Mean),
+        ] {
             let cases = cases(name, "texts");
             let plain = embedder(&device, name, EmbedOptions::default());
             assert_eq!((plain.pooling(), plain.normalizes(), plain.prompt()), (pooling, true, ""), "{name}");
@@ -152,6 +159,21 @@ fn all_nomic_file_formats_give_equal_vectors() {
                 let distance = cosine_distance(vector, &vector_of(case));
                 assert!(distance <= 1e-9, "{path}: {distance:.1e}");
             }
+        }
+    }
+}
+
+/// GGUF files lack the bias of what experts make together.
+#[test]
+fn nomic_experts_in_gguf_match_their_references() {
+    let cases: Vec<Value> = cases("nomic-moe", "gguf");
+    let texts: Vec<&str> = cases.iter().map(|case| text(case, "text")).collect();
+    for device in executors() {
+        let model = embedder(&device, "nomic-moe/model.gguf", EmbedOptions::default());
+        let vectors = block_on(model.embed(&texts)).unwrap();
+        for (case, vector) in cases.iter().zip(vectors.chunks_exact(24)) {
+            let distance = cosine_distance(vector, &vector_of(case));
+            assert!(distance <= 1e-9, "{case}: {distance:.1e}");
         }
     }
 }
@@ -465,7 +487,7 @@ fn scores_and_vectors_are_bit_equal_in_every_batch() {
                 check_alone(name, pairs.len(), &rows, &mut alone);
             }
         }
-        for name in ["qwen3-embedding", "nomic"] {
+        for name in ["qwen3-embedding", "nomic", "mpnet", "nomic-moe"] {
             let mut alone = Vec::new();
             for max_batch_tokens in [Some(16), Some(100), None] {
                 let model = embedder(&device, name, EmbedOptions { max_batch_tokens, ..EmbedOptions::default() });

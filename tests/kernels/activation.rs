@@ -16,7 +16,7 @@ const NMSE: f64 = 1e-10;
 type Build = fn(&mut Source, u32, u32) -> Job;
 
 pub fn cases(cases: &mut Vec<Case>) {
-    let kernels: [(&'static str, &str, Build); 10] = [
+    let kernels: [(&'static str, &str, Build); 11] = [
         ("swiglu", "F32", swiglu),
         ("silu", "F32", silu),
         ("geglu", "exact", |source, t, f| geglu(source, t, f, Gelu::Exact)),
@@ -24,7 +24,8 @@ pub fn cases(cases: &mut Vec<Case>) {
         ("gelu", "exact", |source, t, f| gelu(source, t, f, Gelu::Exact)),
         ("gelu", "tanh", |source, t, f| gelu(source, t, f, Gelu::Tanh)),
         ("squared_relu", "F32", squared_relu),
-        ("add", "F32", add),
+        ("add", "F32", |source, t, f| add(source, t, [t, f])),
+        ("add", "row", |source, t, f| add(source, t, [1, f])),
         ("scale", "F32", |source, t, f| scale(source, t, f, None)),
         ("scale", "soft cap", |source, t, f| scale(source, t, f, Some(30.0))),
     ];
@@ -211,15 +212,16 @@ fn geglu(source: &mut Source, n_tokens: u32, dim: u32, form: Gelu) -> Job {
     Job::new(operands, move |rec, bound| kernels::geglu(rec, bound.tensor(0), bound.tensor(1), form))
 }
 
-fn add(source: &mut Source, n_tokens: u32, dim: u32) -> Job {
-    let (x, held) = (source.rows(n_tokens, dim), source.rows(n_tokens, dim));
+/// `x` has as many rows, or one for all.
+fn add(source: &mut Source, n_tokens: u32, [n_rows, dim]: [u32; 2]) -> Job {
+    let (x, held) = (source.rows(n_rows, dim), source.rows(n_tokens, dim));
     let sum = |(&x, &y): (&f32, &f32)| {
         let value = f64::from(x) + f64::from(y);
         Expected::new(value, ROUND * value.abs(), 2.0 * FLUSH)
     };
-    let want = x.iter().zip(&held).map(sum).collect();
-    let shape = [n_tokens, dim];
-    let y = Operand { data: Data::Floats(held), ..Operand::close("y", &shape, want, NMSE) };
+    let want = x.iter().cycle().zip(&held).map(sum).collect();
+    let y = Operand { data: Data::Floats(held), ..Operand::close("y", &[n_tokens, dim], want, NMSE) };
+    let shape = if n_rows == n_tokens { vec![n_tokens, dim] } else { vec![dim] };
     Job::new(vec![Operand::floats("x", &shape, x), y], |rec, bound| kernels::add(rec, bound.tensor(0), bound.tensor(1)))
 }
 

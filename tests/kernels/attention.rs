@@ -234,14 +234,21 @@ pub fn cases(cases: &mut Vec<Case>) {
     }
     for inputs in Inputs::ALL {
         for (lengths, sizes) in PACKED {
-            for causal in [false, true] {
+            // Biases that end within the sequences, and beyond them.
+            for (variant, causal, reach) in [
+                ("packed", false, None),
+                ("packed causal", true, None),
+                ("packed+biases", false, Some(12)),
+                ("packed+biases", false, Some(128)),
+                ("packed causal+biases", true, Some(3)),
+            ] {
                 let [h, hkv, d, window] = sizes;
                 cases.push(Case {
                     kernel: "attention",
-                    variant: if causal { "packed causal" } else { "packed" }.into(),
-                    sizes: format!("lengths={lengths:?},h={h},hkv={hkv},d={d},window={window}"),
+                    variant: variant.into(),
+                    sizes: format!("lengths={lengths:?},h={h},hkv={hkv},d={d},window={window},reach={reach:?}"),
                     inputs,
-                    build: Box::new(move |source| packed(source, lengths, sizes, causal)),
+                    build: Box::new(move |source| packed(source, lengths, sizes, causal, reach)),
                 });
             }
         }
@@ -269,12 +276,14 @@ fn off_in_half(source: &Source, d: u32) -> Off {
     if source.staged_f16 && d.is_multiple_of(16) && d <= 128 { [1.0 / 1024.0; 2] } else { [0.0; 2] }
 }
 
-/// The scale, and `[T, H D]` expected numbers. Rows are indexed by token and head, or by group and key.
+/// The scale, and `[T, H D]` expected numbers. Rows are indexed by token and head, or by group and key; biases by
+/// token, head and key.
 #[allow(clippy::too_many_arguments)]
 fn oracle(
     [t, h, hkv, d]: [u32; 4],
     soft_cap: Option<f32>,
     sinks: Option<&[f32]>,
+    bias: impl Fn(u32, u32, u32) -> f64,
     visible: impl Fn(u32) -> Range<u32>,
     query: impl Fn(u32, u32) -> Vec<f64>,
     key: impl Fn(u32, u32) -> Vec<f64>,
@@ -310,16 +319,19 @@ fn oracle(
         let cap = soft_cap.map(f64::from);
         let capped = |score: f64| cap.map_or(score * factor, |cap| cap * (score * factor / cap).tanh());
         let sink = sinks.map(|sinks| f64::from(sinks[head as usize]));
-        let highest = of_query.iter().map(|(score, _)| capped(*score)).fold(sink.unwrap_or(f64::MIN), f64::max);
-        let weights: Vec<f64> = of_query.iter().map(|(score, _)| (capped(*score) - highest).exp()).collect();
+        let biases: Vec<f64> = visible(token).map(|s| bias(token, head, s)).collect();
+        let own: Vec<f64> = of_query.iter().zip(&biases).map(|((score, _), bias)| capped(*score) + bias).collect();
+        let highest = own.iter().copied().fold(sink.unwrap_or(f64::MIN), f64::max);
+        let weights: Vec<f64> = own.iter().map(|score| (score - highest).exp()).collect();
         let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - highest).exp());
         // Rounding a score changes its weight by the same relative amount; `exp` adds its own.
-        let relative = |(score, magnitude): &(f64, f64)| {
+        let relative = |((score, magnitude), bias): (&(f64, f64), &f64)| {
             let of_cap = cap.map_or(0.0, |cap| cap_rounding(score * factor, cap));
             let of_score = sum_rounding(dim) * magnitude * factor + 2.0 * ROUND * (score * factor).abs();
-            of_score + of_cap + exp_rounding(capped(*score) - highest)
+            let of_sum = if *bias == 0.0 { 0.0 } else { ROUND * (score * factor + bias).abs() };
+            of_score + of_cap + of_sum + exp_rounding(capped(*score) + bias - highest)
         };
-        let worst = of_query.iter().map(relative).fold(0.0, f64::max) + rounded;
+        let worst = of_query.iter().zip(&biases).map(relative).fold(0.0, f64::max) + rounded;
         let mut sums = vec![(0.0f64, 0.0f64, 0.0f64); dim];
         for (s, weight) in visible(token).zip(&weights) {
             for (sum, v) in sums.iter_mut().zip(value(group(head), s)) {
@@ -338,11 +350,24 @@ fn oracle(
     (scale, want)
 }
 
-/// Sequences packed one after another, with queries, keys and values of a token side by side.
-fn packed(source: &mut Source, lengths: &'static [u32], [h, hkv, d, window]: [u32; 4], causal: bool) -> Job {
+fn no_bias(_: u32, _: u32, _: u32) -> f64 {
+    0.0
+}
+
+/// Sequences packed one after another, with queries, keys and values of a token side by side. `reach`: with biases for
+/// distances up to this.
+fn packed(
+    source: &mut Source,
+    lengths: &'static [u32],
+    [h, hkv, d, window]: [u32; 4],
+    causal: bool,
+    reach: Option<u32>,
+) -> Job {
     let (dim, n_tokens) = (d as usize, lengths.iter().sum::<u32>());
     let n_heads = h + 2 * hkv;
     let qkv = source.rows(n_tokens, n_heads * d);
+    let n_distances = 2 * reach.unwrap_or(0) + 1;
+    let biases: Vec<f32> = source.normal(n_distances * h).into_iter().map(|bias| 3.0 * bias).collect();
     let row = |t: u32, head: u32| row(&qkv, (t * n_heads + head) as usize, dim);
     let visible = |token: u32| {
         let mut first = 0;
@@ -363,6 +388,13 @@ fn packed(source: &mut Source, lengths: &'static [u32], [h, hkv, d, window]: [u3
         [n_tokens, h, hkv, d],
         None,
         None,
+        |token, head, s| match reach {
+            None => 0.0,
+            Some(reach) => {
+                let distance = (i64::from(s) - i64::from(token)).clamp(-i64::from(reach), reach.into());
+                f64::from(biases[(distance + i64::from(reach)) as usize * h as usize + head as usize])
+            }
+        },
         visible,
         row,
         |g, s| row(s, h + g),
@@ -381,6 +413,7 @@ fn packed(source: &mut Source, lengths: &'static [u32], [h, hkv, d, window]: [u3
         causal,
     };
     let operands = vec![
+        Operand::floats("biases", &[n_distances, h], biases),
         Operand::floats("qkv", &[n_tokens, n_heads * d], qkv),
         Operand::close("y", &[n_tokens, h * d], want, 1e-9),
     ];
@@ -389,7 +422,8 @@ fn packed(source: &mut Source, lengths: &'static [u32], [h, hkv, d, window]: [u3
         // More room than these sequences need.
         let tiles = PackedTiles::declare(rec.target(), &config, [n_tokens + 20, lengths.len() as u32 + 3, longest])?;
         bound.device.write(tiles.tensor(), 0, &tiles.of(lengths)?)?;
-        kernels::attention_packed(rec, &tiles, &config, bound.tensor(0), bound.tensor(1))
+        let biases = reach.map(|_| bound.tensor(0));
+        kernels::attention_packed(rec, &tiles, &config, biases, bound.tensor(1), bound.tensor(2))
     })
 }
 
@@ -429,7 +463,7 @@ fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6], options
     let (key, value) = (|g, s| cached(&k, g, s), |g, s| cached(&v, g, s));
     let off = off_in_half(source, d);
     let nmse = if off[1] > 0.0 { 1e-5 } else { 1e-9 };
-    let (scale, want) = oracle([t, h, hkv, d], soft_cap, own_sinks, visible, query, key, value, off);
+    let (scale, want) = oracle([t, h, hkv, d], soft_cap, own_sinks, no_bias, visible, query, key, value, off);
     let window = (window > 0).then_some(window);
     let config = AttentionConfig {
         n_heads: h,
@@ -524,7 +558,8 @@ fn next(source: &mut Source, [_, h, hkv, d, pos, window]: [u32; 6], options: Opt
     };
     let visible = |_| first..pos + 1;
     let query = |_, head: u32| values(&own_heads[head as usize]);
-    let (scale, mut want) = oracle([1, h, hkv, d], soft_cap, own_sinks, visible, query, key, value, [exactness, 0.0]);
+    let (scale, mut want) =
+        oracle([1, h, hkv, d], soft_cap, own_sinks, no_bias, visible, query, key, value, [exactness, 0.0]);
     if norm == Some(QkNorm::HeadsAndValues) && kind != KvType::F32 {
         // So may a value's.
         let values = own_heads.iter().skip((h + own_hkv) as usize).flatten();

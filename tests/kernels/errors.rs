@@ -19,7 +19,20 @@ type Operand = (&'static str, &'static [u32], &'static [u32], &'static str);
 
 /// Element type of an operand, by its name.
 fn element_type(name: &str) -> DType {
-    const WORDS: [&str; 10] = ["ids", "tokens", "sampling", "biases", "spans", "allowed", "lists", "best", "k", "v"];
+    const WORDS: [&str; 12] = [
+        "ids",
+        "tokens",
+        "sampling",
+        "biases",
+        "spans",
+        "query_spans",
+        "document_spans",
+        "allowed",
+        "lists",
+        "best",
+        "k",
+        "v",
+    ];
     if WORDS.contains(&name) { DType::U32 } else { DType::F32 }
 }
 
@@ -161,6 +174,13 @@ fn row_kernels_refuse_wrong_shapes() {
     let pool: [Operand; 3] =
         [("spans", &[2, 2], &[2, 3], "spans"), ("x", &[9, 5], &[9, 6], "y"), ("y", &[2, 5], &[10], "y")];
     check("pool", &pool, |rec, _, t| kernels::pool(rec, Pooling::Mean, true, &t[0], &t[1], &t[2]));
+    let max_sim: [Operand; 4] = [
+        ("query_spans", &[2, 2], &[3, 2], "query_spans"),
+        ("document_spans", &[4, 2], &[4, 3], "document_spans"),
+        ("x", &[9, 5], &[45], "x"),
+        ("scores", &[2, 5], &[2, 4], "first"),
+    ];
+    check("max_sim", &max_sim, |rec, _, t| kernels::max_sim(rec, &t[0], &t[1], &t[2], 1, &t[3]));
     let last_row: [Operand; 2] = [("x", &[3, 5], &[15], "x"), ("y", &[1, 5], &[5], "y")];
     check("last_row", &last_row, |rec, state, t| kernels::last_row(rec, state, &t[0], &t[1]));
 }

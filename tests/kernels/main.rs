@@ -28,6 +28,7 @@ mod latent;
 mod linear;
 #[cfg(feature = "lora")]
 mod lora;
+mod max_sim;
 mod mol;
 #[cfg(not(target_arch = "wasm32"))]
 mod mol_parts;
@@ -91,6 +92,7 @@ fn all_cases() -> Vec<Case> {
     linear::cases(&mut cases);
     #[cfg(feature = "lora")]
     lora::cases(&mut cases);
+    max_sim::cases(&mut cases);
     mol::cases(&mut cases);
     norm::cases(&mut cases);
     pool::cases(&mut cases);

@@ -237,6 +237,9 @@ fn other_kind(path: &Path, error: &Error, typed: Option<&Typed>) -> Option<Strin
     let kind = match &shape {
         ModelShape::Decoder(_) => "a language model, which continues texts",
         ModelShape::Encoder(shape) if shape.scoring.is_some() => "a cross-encoder, which scores pairs of texts",
+        ModelShape::Encoder(shape) if shape.late.is_some() => {
+            "a late-interaction model, which scores texts for a query"
+        }
         ModelShape::Encoder(_) if command == "rerank" => "an encoder without a head that scores pairs",
         ModelShape::Encoder(_) => "an encoder, which turns texts into vectors",
     };
@@ -249,9 +252,10 @@ fn other_kind(path: &Path, error: &Error, typed: Option<&Typed>) -> Option<Strin
         (ModelShape::Decoder(config), "rerank") if config.architecture == "qwen3" => return None,
         (ModelShape::Decoder(_), "rerank" | "embed") => "run",
         (ModelShape::Decoder(_), "bench embed") => "bench",
-        (ModelShape::Encoder(shape), "run" | "chat" | "bench" | "tune") if shape.scoring.is_some() => "rerank",
+        (ModelShape::Encoder(shape), "run" | "chat" | "bench" | "tune") if shape.ranks() => "rerank",
+        (ModelShape::Encoder(shape), "embed") if shape.late.is_some() => "rerank",
         (ModelShape::Encoder(_), "bench") => "bench embed",
-        (ModelShape::Encoder(shape), "run" | "chat" | "tune" | "rerank") if shape.scoring.is_none() => "embed",
+        (ModelShape::Encoder(shape), "run" | "chat" | "tune" | "rerank") if !shape.ranks() => "embed",
         _ => return None,
     };
     Some(format!("{shown} is {kind}: use `tilewright {other}`"))

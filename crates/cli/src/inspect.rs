@@ -58,7 +58,7 @@ pub fn inspect(args: &InspectArgs) -> Result<(), CommandFailure> {
             let options = LoadOptions { context_length, ..options };
             Model::plan_file(&device.model_target(options.exact), &file, &options)
         }
-        ModelShape::Encoder(shape) if shape.scoring.is_some() => Reranker::plan_file(&device, file),
+        ModelShape::Encoder(shape) if shape.ranks() => Reranker::plan_file(&device, file),
         ModelShape::Encoder(_) => Embedder::plan_file(&device, file),
     });
     if args.json {

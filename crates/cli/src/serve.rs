@@ -375,7 +375,7 @@ impl ModelLoader {
             return Err(Error::Option { option: "lora_adapter", expected, found });
         }
         let loaded = match (shape, path) {
-            (Some(ModelShape::Encoder(shape)), Some(path)) if shape.scoring.is_some() => {
+            (Some(ModelShape::Encoder(shape)), Some(path)) if shape.ranks() => {
                 let load = |progress: &mut dyn FnMut(u64, u64)| {
                     let options = RerankOptions { progress: Some(progress), memory_limit, ..RerankOptions::default() };
                     Reranker::load(device, path, options)

@@ -33,7 +33,7 @@ impl ModelDescription {
                 (config.clone(), capabilities(&source, format))
             }
             ModelShape::Encoder(shape) => {
-                let capability = if shape.scoring.is_some() { "rerank" } else { "embedding" };
+                let capability = if shape.ranks() { "rerank" } else { "embedding" };
                 (shape.config.clone(), vec![capability])
             }
         };

@@ -4,7 +4,7 @@ use super::ALL;
 use crate::error::Error;
 
 /// Unsupported features of popular architectures, by their names in GGUF and `config.json`.
-const MISSING: [(&[&str], &str); 13] = [
+const MISSING: [(&[&str], &str); 11] = [
     (&["gemma3n", "gemma3n_text"], "several residual streams (AltUp) and sparse activations"),
     (&["deepseek_v32", "deepseek_v4", "glm-dsa", "glm_moe_dsa"], "sparse attention, whose keys an indexer chooses"),
     (&["bitnet", "bitnet-b1.58"], "norms inside attention and feed-forward"),
@@ -14,8 +14,6 @@ const MISSING: [(&[&str], &str); 13] = [
     (&["llama4", "llama4_text"], "chunked attention, and experts in every other layer"),
     (&["t5", "t5encoder", "bart"], "cross-attention from the decoder to an encoder"),
     (&["whisper", "qwen2_audio"], "audio"),
-    (&["mpnet"], "attention scores with a bias by relative position"),
-    (&["nomic-bert-moe"], "experts in every second layer of an encoder"),
     (&["jina-bert-v3", "jina_embeddings_v3"], "an adapter for each task inside an encoder"),
     (&["qwen2vl", "mllama", "llava", "clip", "gemma4v"], "images"),
 ];

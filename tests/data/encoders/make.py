@@ -7,9 +7,15 @@ The forward passes follow transformers 5.23, `models/{bert,roberta,modernbert,qw
 names of Nomic's own code; ids come from the tokenizers package. Nothing here is shared with the engine.
 """
 
+import collections
+import io
 import json
 import math
 import pathlib
+import pickle
+import sys
+import types
+import zipfile
 
 import gguf
 import numpy as np
@@ -53,24 +59,27 @@ def rms_norm(x, weight, eps):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
 
 
-def rotate(x, theta):
-    """x: [H, T, D]; halves are pairs."""
+def rotate(x, theta, ntk=1):
+    """x: [H, T, D]; halves are pairs. `ntk`: the factor of fixed NTK scaling, as GTE's code has it."""
     d = x.shape[-1]
-    angles = np.arange(x.shape[1])[:, None] * theta ** (-np.arange(0, d, 2) / d)
+    angles = np.arange(x.shape[1])[:, None] * (theta * ntk) ** (-np.arange(0, d, 2) / d) / ntk ** (2 / d)
     cos, sin = np.cos(np.tile(angles, 2)), np.sin(np.tile(angles, 2))
     return x * cos + np.concatenate([-x[..., d // 2 :], x[..., : d // 2]], -1) * sin
 
 
-def attention(q, k, v, heads, kv_heads, theta=None, seen=None, norm=None):
-    """q: [T, H D]; k, v: [T, Hkv D]; `seen` [T, T] is what a row may look at; `norm` is taken of queries and keys."""
+def attention(q, k, v, heads, kv_heads, theta=None, seen=None, norm=None, bias=None, ntk=1):
+    """q: [T, H D]; k, v: [T, Hkv D]; `seen` [T, T] is what a row may look at; `norm` is taken of queries and keys; `bias` [H, T, T]
+    is added to the scores."""
     t = len(q)
     q, k, v = (x.reshape(t, n, -1).transpose(1, 0, 2) for x, n in ((q, heads), (k, kv_heads), (v, kv_heads)))
     if norm:
         q, k = norm(q, k)
     if theta:
-        q, k = rotate(q, theta), rotate(k, theta)
+        q, k = rotate(q, theta, ntk), rotate(k, theta, ntk)
     k, v = np.repeat(k, heads // kv_heads, 0), np.repeat(v, heads // kv_heads, 0)
     scores = q @ k.transpose(0, 2, 1) / math.sqrt(q.shape[-1])
+    if bias is not None:
+        scores = scores + bias
     if seen is not None:
         scores = np.where(seen, scores, -np.inf)
     return (softmax(scores) @ v).transpose(1, 0, 2).reshape(t, -1)
@@ -107,7 +116,7 @@ class Weights(dict):
         return layer_norm(x, self[name + ".weight"], self[name + ".bias"] if name + ".bias" in self else None, eps)
 
 
-def bert(w, c, prefix, ids, types):
+def bert(w, c, prefix, ids, types, seen=None):
     first = c["pad_token_id"] + 1 if c["model_type"] != "bert" else 0
     e = prefix + "embeddings."
     h = w[e + "word_embeddings.weight"][ids] + w[e + "token_type_embeddings.weight"][types]
@@ -117,7 +126,7 @@ def bert(w, c, prefix, ids, types):
     for n in range(c["num_hidden_layers"]):
         p = f"{prefix}encoder.layer.{n}."
         q, k, v = (w.linear(p + "attention.self." + part, h) for part in ("query", "key", "value"))
-        mixed = attention(q, k, v, c["num_attention_heads"], c["num_attention_heads"])
+        mixed = attention(q, k, v, c["num_attention_heads"], c["num_attention_heads"], seen=seen)
         h = w.normed(p + "attention.output.LayerNorm", h + w.linear(p + "attention.output.dense", mixed), eps)
         up = gelu(w.linear(p + "intermediate.dense", h))
         h = w.normed(p + "output.LayerNorm", h + w.linear(p + "output.dense", up), eps)
@@ -136,6 +145,43 @@ def bert_weights(w, c, prefix):
         for part in ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"):
             w.matrix(p + part, dim, dim, True)
         w.norm(p + "attention.output.LayerNorm", dim, True)
+        w.matrix(p + "intermediate.dense", ffn, dim, True)
+        w.matrix(p + "output.dense", dim, ffn, True)
+        w.norm(p + "output.LayerNorm", dim, True)
+
+
+def mpnet(w, c, prefix, ids):
+    t, eps, heads, e = len(ids), c["layer_norm_eps"], c["num_attention_heads"], prefix + "embeddings."
+    h = w[e + "word_embeddings.weight"][ids] + w[e + "position_embeddings.weight"][c["pad_token_id"] + 1 + np.arange(t)]
+    h = w.normed(e + "LayerNorm", h, eps)
+    # Half of the buckets for keys after the query; of a side's, half for one distance each.
+    n = np.arange(t)[:, None] - np.arange(t)[None]
+    half = c["relative_attention_num_buckets"] // 2
+    exact = half // 2
+    far = np.log(np.maximum(abs(n), 1).astype(np.float32) / np.float32(exact)) / np.float32(math.log(128 / exact))
+    far = np.minimum(exact + (far * np.float32(half - exact)).astype(int), half - 1)
+    bucket = half * (n < 0) + np.where(abs(n) < exact, abs(n), far)
+    bias = w[prefix + "encoder.relative_attention_bias.weight"][bucket].transpose(2, 0, 1)
+    for n in range(c["num_hidden_layers"]):
+        p = f"{prefix}encoder.layer.{n}."
+        q, k, v = (w.linear(p + f"attention.attn.{part}", h) for part in "qkv")
+        mixed = attention(q, k, v, heads, heads, bias=bias)
+        h = w.normed(p + "attention.LayerNorm", h + w.linear(p + "attention.attn.o", mixed), eps)
+        h = w.normed(p + "output.LayerNorm", h + w.linear(p + "output.dense", gelu(w.linear(p + "intermediate.dense", h))), eps)
+    return h
+
+
+def mpnet_weights(w, c, prefix):
+    dim, ffn, e = c["hidden_size"], c["intermediate_size"], prefix + "embeddings."
+    w.matrix(e + "word_embeddings", c["vocab_size"], dim, scale=1)
+    w.matrix(e + "position_embeddings", c["max_position_embeddings"], dim, scale=0.5)
+    w.norm(e + "LayerNorm", dim, True)
+    w.matrix(prefix + "encoder.relative_attention_bias", c["relative_attention_num_buckets"], c["num_attention_heads"], scale=2)
+    for n in range(c["num_hidden_layers"]):
+        p = f"{prefix}encoder.layer.{n}."
+        for part in "qkvo":
+            w.matrix(p + f"attention.attn.{part}", dim, dim, True)
+        w.norm(p + "attention.LayerNorm", dim, True)
         w.matrix(p + "intermediate.dense", ffn, dim, True)
         w.matrix(p + "output.dense", dim, ffn, True)
         w.norm(p + "output.LayerNorm", dim, True)
@@ -219,9 +265,25 @@ def nomic(w, c, ids, types):
         q, k, v = np.split(w.linear(p + "attn.Wqkv", h), 3, -1)
         mixed = attention(q, k, v, heads, heads, c["rotary_emb_base"])
         h = w.normed(p + "norm1", h + w.linear(p + "attn.out_proj", mixed), eps)
-        gated = w.linear(p + "mlp.fc11", h) * silu(w.linear(p + "mlp.fc12", h))
-        h = w.normed(p + "norm2", h + w.linear(p + "mlp.fc2", gated), eps)
+        every = c.get("moe_every_n_layers", 0)
+        if every and n % every == 1:
+            made = nomic_experts(w, c, p + "mlp.", h)
+        elif c["activation_function"] == "gelu":
+            made = w.linear(p + "mlp.fc2", gelu(w.linear(p + "mlp.fc1", h)))
+        else:
+            made = w.linear(p + "mlp.fc2", w.linear(p + "mlp.fc11", h) * silu(w.linear(p + "mlp.fc12", h)))
+        h = w.normed(p + "norm2", h + made, eps)
     return h
+
+
+def nomic_experts(w, c, p, x):
+    shares = softmax(w.linear(p + "router.layer", x))
+    w1, w2 = (w[p + f"experts.mlp.w{i}"].reshape(c["num_experts"], c["n_inner"], c["n_embd"]) for i in (1, 2))
+    y = np.zeros_like(x)
+    for t, share in enumerate(shares):
+        for e in np.argsort(-share, kind="stable")[: c["moe_top_k"]]:
+            y[t] += share[e] * (gelu(w1[e] @ x[t]) @ w2[e])
+    return y + w[p + "experts.bias"] if p + "experts.bias" in w else y
 
 
 def nomic_weights(w, c):
@@ -240,15 +302,68 @@ def nomic_weights(w, c):
         w.norm(p + "norm2", dim, True)
 
 
-def wordpiece():
+def nomic_moe_weights(w, c):
+    dim, ffn = c["n_embd"], c["n_inner"]
+    w.matrix("embeddings.word_embeddings", c["vocab_size"], dim, scale=1)
+    w.matrix("embeddings.token_type_embeddings", c["type_vocab_size"], dim, scale=0.5)
+    w.norm("emb_ln", dim, True)
+    for n in range(c["n_layer"]):
+        p = f"encoder.layers.{n}."
+        w.matrix(p + "attn.Wqkv", 3 * dim, dim, True)
+        w.matrix(p + "attn.out_proj", dim, dim, True)
+        w.norm(p + "norm1", dim, True)
+        if n % c["moe_every_n_layers"] == 1:
+            w.matrix(p + "mlp.router.layer", c["num_experts"], dim)
+            for i in (1, 2):
+                w.put(p + f"mlp.experts.mlp.w{i}", w.rng.normal(size=(c["num_experts"] * ffn, dim)) * 0.3)
+            w.put(p + "mlp.experts.bias", w.rng.normal(size=dim) * 0.3)
+        else:
+            w.matrix(p + "mlp.fc1", ffn, dim, True)
+            w.matrix(p + "mlp.fc2", dim, ffn, True)
+        w.norm(p + "norm2", dim, True)
+
+
+def gte(w, c, prefix, ids):
+    eps, heads = c["layer_norm_eps"], c["num_attention_heads"]
+    h = w[prefix + "embeddings.word_embeddings.weight"][ids]
+    if c["type_vocab_size"]:
+        h = h + w[prefix + "embeddings.token_type_embeddings.weight"][0]
+    h = w.normed(prefix + "embeddings.LayerNorm", h, eps)
+    for n in range(c["num_hidden_layers"]):
+        p = f"{prefix}encoder.layer.{n}."
+        q, k, v = np.split(w.linear(p + "attention.qkv_proj", h), 3, -1)
+        mixed = attention(q, k, v, heads, heads, c["rope_theta"], ntk=(c["rope_scaling"] or {"factor": 1})["factor"])
+        h = w.normed(p + "attn_ln", h + w.linear(p + "attention.o_proj", mixed), eps)
+        up, gate = np.split(w.linear(p + "mlp.up_gate_proj", h), 2, -1)
+        h = w.normed(p + "mlp_ln", h + w.linear(p + "mlp.down_proj", gelu(gate) * up), eps)
+    return h
+
+
+def gte_weights(w, c, prefix):
+    dim, ffn = c["hidden_size"], c["intermediate_size"]
+    w.matrix(prefix + "embeddings.word_embeddings", c["vocab_size"], dim, scale=1)
+    if c["type_vocab_size"]:
+        w.matrix(prefix + "embeddings.token_type_embeddings", c["type_vocab_size"], dim, scale=0.5)
+    w.norm(prefix + "embeddings.LayerNorm", dim, True)
+    for n in range(c["num_hidden_layers"]):
+        p = f"{prefix}encoder.layer.{n}."
+        w.matrix(p + "attention.qkv_proj", 3 * dim, dim, True)
+        w.matrix(p + "attention.o_proj", dim, dim, True)
+        w.norm(p + "attn_ln", dim, True)
+        w.matrix(p + "mlp.up_gate_proj", 2 * ffn, dim)
+        w.matrix(p + "mlp.down_proj", dim, ffn, True)
+        w.norm(p + "mlp_ln", dim, True)
+
+
+def wordpiece(*further):
     letters = [c for c in "abcdefghijklmnopqrstuvwxyz?"]
-    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"] + WORDS + letters + ["##" + c for c in letters[:26]]
+    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"] + WORDS + letters + ["##" + c for c in letters[:26]] + list(further)
     vocab = {token: i for i, token in enumerate(dict.fromkeys(vocab))}
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
-    tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"] + [token for token in further if token == "[MASK]"])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
@@ -287,7 +402,7 @@ def write_gguf(path, arch, n_layers, add_keys, weights, rename=lambda name: name
         values = dict.__getitem__(weights, name)
         plain = names.get_name(rename(name), try_suffixes=(".weight", ".bias")) or name
         is_table = plain.startswith(("token_types", "position_embd"))
-        writer.add_tensor(plain, values if values.ndim == 2 and not is_table else values.astype(np.float32))
+        writer.add_tensor(plain, values if values.ndim >= 2 and not is_table else values.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -427,6 +542,26 @@ def make_roberta():
         values = dict.__getitem__(w, name)
         dict.__setitem__(cut, name, values[2:] if "position_embeddings" in name else values)
     write_gguf("roberta-reranker/model.gguf", gguf.MODEL_ARCH.BERT, 2, keys, cut, lambda name: name.removeprefix("roberta."))
+
+
+def make_mpnet():
+    """As all-mpnet-base-v2's files have it."""
+    tokenizer = wordpiece()
+    c = {
+        "architectures": ["MPNetForMaskedLM"], "model_type": "mpnet", "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 24,
+        "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40, "hidden_act": "gelu",
+        "max_position_embeddings": 202, "layer_norm_eps": 1e-5, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+        "relative_attention_num_buckets": 32, "attention_probs_dropout_prob": 0.1,
+    }
+    w = Weights(9)
+    mpnet_weights(w, c, "mpnet.")
+    w.matrix("mpnet.pooler.dense", 24, 24, True)
+    texts = [*TEXTS, "the old river ran " * 60]
+    cases = embedded(tokenizer, 200, {}, lambda ids: unit(mpnet(w, c, "mpnet.", ids).mean(0)), texts)
+    pooling = {"word_embedding_dimension": 24, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    write("mpnet", c, w, tokenizer, cases, **{
+        "modules.json": modules("Transformer", "Pooling", "Normalize"), "1_Pooling/config.json": pooling,
+    })
 
 
 def make_modernbert():
@@ -701,5 +836,289 @@ def make_nomic():
     write_gguf("nomic/model.gguf", gguf.MODEL_ARCH.NOMIC_BERT, 2, keys, w)
 
 
-for make in (make_bert, make_roberta, make_modernbert, make_modernbert_bpe, make_qwen3, make_qwen3_reranker, make_nomic):
+def late(tokenizer, markers, lengths, sees_masks, skipped, hidden, project):
+    """What a late-interaction model makes of texts: ids with a marker behind the first, queries filled up with masks."""
+    mask = tokenizer.token_to_id("[MASK]")
+    skipped = {tokenizer.token_to_id(word) for word in skipped}
+    kinds = []
+    for kind, texts in enumerate((["What is tax law?", "", "rivers " * 20], TEXTS)):
+        tokenizer.enable_truncation(lengths[kind] - 1)
+        cases = []
+        for text in texts:
+            ids = tokenizer.encode(text).ids
+            ids = [ids[0], markers[kind], *ids[1:]]
+            n = len(ids)
+            ids += [mask] * (lengths[0] - n) if kind == 0 else []
+            seen = None if sees_masks else np.broadcast_to(np.arange(len(ids)) < n, (len(ids), len(ids)))
+            vectors = project(hidden(np.array(ids), seen))
+            kept = [i for i, id in enumerate(ids) if kind == 0 or id not in skipped]
+            vectors = (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))[kept]
+            cases.append({"text": text, "ids": ids, "seen": len(ids) if sees_masks else n, "vectors": vectors})
+        kinds.append(cases)
+    tokenizer.no_truncation()
+    scores = [[float((q["vectors"] @ d["vectors"].T).max(1).sum()) for d in kinds[1]] for q in kinds[0]]
+    for case in kinds[0] + kinds[1]:
+        case["vectors"] = numbers(case["vectors"])
+    return {"queries": kinds[0], "documents": kinds[1], "scores": scores}
+
+
+def make_colbert():
+    """As colbertv2.0's files have it."""
+    tokenizer = wordpiece("[MASK]", "[unused0]", "[unused1]")
+    c = {
+        "architectures": ["HF_ColBERT"], "model_type": "bert", "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 24,
+        "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40, "hidden_act": "gelu",
+        "max_position_embeddings": 40, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "pad_token_id": 0,
+    }
+    w = Weights(10)
+    bert_weights(w, c, "bert.")
+    w.matrix("bert.pooler.dense", 24, 24, True)
+    w.matrix("linear", 8, 24)
+    hidden = lambda ids, seen: bert(w, c, "bert.", ids, 0 * ids, seen)  # noqa: E731
+    markers = [tokenizer.token_to_id(f"[unused{i}]") for i in range(2)]
+    cases = late(tokenizer, markers, [16, 24], False, "?", hidden, lambda h: w.linear("linear", h))
+    write("colbert", c, w, tokenizer, cases, **{"artifact.metadata": {
+        "query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_token": "[Q]", "doc_token": "[D]", "query_maxlen": 16,
+        "doc_maxlen": 24, "attend_to_mask_tokens": False, "dim": 8, "mask_punctuation": True, "similarity": "cosine",
+    }})
+
+
+def make_pylate():
+    """As PyLate writes a ModernBERT with two projections, whose mask tokens all see."""
+    tokenizer = wordpiece("[MASK]")
+    tokenizer.add_tokens(["[Q] ", "[D] "])
+    c = {
+        "architectures": ["ModernBertModel"], "model_type": "modernbert", "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "hidden_activation": "gelu",
+        "max_position_embeddings": 64, "norm_eps": 1e-5, "local_attention": 6, "global_rope_theta": 80000.0,
+        "local_rope_theta": 10000.0, "pad_token_id": 0,
+    }
+    w = Weights(11)
+    modernbert_weights(w, c)
+    dense = [Weights(12), Weights(13)]
+    dense[0].matrix("linear", 12, 16)
+    dense[1].matrix("linear", 8, 12, True)
+    project = lambda h: dense[1].linear("linear", gelu(dense[0].linear("linear", h)))  # noqa: E731
+    markers = [tokenizer.token_to_id(marker) for marker in ("[Q] ", "[D] ")]
+    cases = late(tokenizer, markers, [12, 20], True, ["river"], lambda ids, _: modernbert(w, c, ids), project)
+    named = Weights(0)
+    for name in w:
+        dict.__setitem__(named, name.removeprefix("model."), dict.__getitem__(w, name))
+    kinds = ["sentence_transformers.models.Transformer", "pylate.models.Dense.Dense", "pylate.models.Dense.Dense"]
+    identity, other = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.GELU"
+    write("pylate", c, named, tokenizer, cases, **{
+        "modules.json": [{"idx": i, "name": str(i), "path": f"{i}_Dense" if i else "", "type": kind} for i, kind in enumerate(kinds)],
+        "1_Dense/config.json": {"in_features": 16, "out_features": 12, "bias": False, "activation_function": other},
+        "2_Dense/config.json": {"in_features": 12, "out_features": 8, "bias": True, "activation_function": identity,
+                                "module_input_name": "token_embeddings", "module_output_name": "token_embeddings", "use_residual": False},
+        "config_sentence_transformers.json": {
+            "model_type": "ColBERT", "prompts": {"query": "", "document": ""}, "default_prompt_name": None,
+            "similarity_fn_name": "MaxSim", "query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 12,
+            "document_length": 20, "attend_to_expansion_tokens": True, "skiplist_words": ["river"], "do_query_expansion": True,
+        },
+    })
+    for i, layer in enumerate(dense):
+        save_file({name: dict.__getitem__(layer, name) for name in layer}, HERE / f"pylate/{i + 1}_Dense/model.safetensors")
+
+
+def make_nomic_moe():
+    """As nomic-embed-text-v2-moe's files have it. llama.cpp's converter leaves the bias of experts out."""
+    tokenizer = wordpiece()
+    c = {
+        "activation_function": "gelu", "architectures": ["NomicBertModel"], "model_type": "nomic_bert",
+        "vocab_size": tokenizer.get_vocab_size(), "n_embd": 24, "n_layer": 2, "n_head": 3, "n_inner": 32, "n_positions": 64,
+        "max_trained_positions": 64, "layer_norm_epsilon": 1e-5, "type_vocab_size": 1, "prenorm": False, "use_rms_norm": None,
+        "causal": False, "qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True, "rotary_emb_base": 10000,
+        "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "rotary_scaling_factor": None,
+        "moe_every_n_layers": 2, "moe_top_k": 2, "num_experts": 8, "num_shared_experts": 0, "expert_choice_router": False,
+        "moe_normalize_expert_weights": False, "moe_impl": "megablocks", "moe_resid_pdrop": 0.0, "ffn_div": 1,
+        "router_aux_loss_coef": 0.1, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "parallel_block": False,
+        "fused_bias_fc": True, "pad_token_id": 1, "add_pooling_layer": False,
+    }
+    w = Weights(14)
+    nomic_moe_weights(w, c)
+    kept = Weights(0)
+    for name in w:
+        values = dict.__getitem__(w, name)
+        if name.endswith("w2"):
+            values = values.reshape(8, 32, 24).transpose(0, 2, 1)
+        if name.endswith("w1"):
+            values = values.reshape(8, 32, 24)
+        if not name.endswith("experts.bias"):
+            dict.__setitem__(kept, name + ".weight" * name.endswith(("w1", "w2")), np.ascontiguousarray(values))
+    plain = Weights(0)
+    for name in w:
+        if not name.endswith("experts.bias"):
+            dict.__setitem__(plain, name, dict.__getitem__(w, name))
+    made = lambda w: embedded(tokenizer, 64, {}, lambda ids: unit(nomic(w, c, ids, 0 * ids).mean(0)))["texts"]  # noqa: E731
+    write("nomic-moe", c, w, tokenizer, {"texts": made(w), "gguf": made(plain)}, **{
+        "modules.json": modules("Transformer", "Pooling", "Normalize"),
+    })
+
+    def keys(writer):
+        writer.add_context_length(64)
+        writer.add_embedding_length(24)
+        writer.add_feed_forward_length(32)
+        writer.add_block_count(2)
+        writer.add_head_count(3)
+        writer.add_layer_norm_eps(1e-5)
+        writer.add_causal_attention(False)
+        writer.add_pooling_type(gguf.PoolingType.MEAN)
+        writer.add_moe_every_n_layers(2)
+        writer.add_expert_count(8)
+        writer.add_expert_used_count(2)
+        writer.add_rope_freq_base(10000.0)
+        add_vocab(writer, tokenizer, None, bos=2, eos=3, unk=1, sep=3, pad=0)
+
+    write_gguf("nomic-moe/model.gguf", gguf.MODEL_ARCH.NOMIC_BERT_MOE, 2, keys, kept)
+
+
+def make_gte():
+    """As gte-multilingual's files have it, as an encoder and as a cross-encoder."""
+    tokenizer = wordpiece()
+    c = {
+        "architectures": ["NewForSequenceClassification"], "model_type": "new", "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32, "hidden_act": "gelu",
+        "max_position_embeddings": 64, "type_vocab_size": 1, "layer_norm_eps": 1e-12, "layer_norm_type": "layer_norm",
+        "position_embedding_type": "rope", "rope_theta": 20000, "rope_scaling": {"factor": 8.0, "type": "ntk"}, "pack_qkv": True,
+        "logn_attention_scale": False, "logn_attention_clip1": False, "unpad_inputs": True, "use_memory_efficient_attention": True,
+        "pad_token_id": 1, "classifier_dropout": 0.0, "id2label": {"0": "LABEL_0"},
+    }
+    w = Weights(15)
+    gte_weights(w, c, "new.")
+    w.matrix("new.pooler.dense", 24, 24, True)
+    w.matrix("classifier", 1, 24, True)
+    score = lambda ids, _: w.linear("classifier", np.tanh(w.linear("new.pooler.dense", gte(w, c, "new.", ids)[0])))[0]  # noqa: E731
+    cases = embedded(tokenizer, 64, {}, lambda ids: unit(gte(w, c, "new.", ids)[0])) | scored(tokenizer, 64, score, True)
+    pooling = {"word_embedding_dimension": 24, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    write("gte", c, w, tokenizer, cases, **{
+        "modules.json": modules("Transformer", "Pooling", "Normalize"), "1_Pooling/config.json": pooling,
+    })
+
+
+def make_eurobert():
+    """Llama's layers, without a causal mask."""
+    tokenizer = wordpiece()
+    c = {
+        "architectures": ["EuroBertForMaskedLM"], "model_type": "eurobert", "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "intermediate_size": 32, "hidden_act": "silu", "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 250000,
+        "rope_scaling": None, "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "hidden_dropout": 0.0,
+        "bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>", "pad_token": "<|end_of_text|>", "mask_token": "<|mask|>",
+        "clf_pooling": "late", "pretraining_tp": 1, "tie_word_embeddings": False,
+    }
+    w = Weights(16)
+    dim, ffn, eps, d = 24, 32, 1e-5, 8
+    w.matrix("model.embed_tokens", c["vocab_size"], dim, scale=1)
+    for n in range(2):
+        p = f"model.layers.{n}."
+        w.norm(p + "input_layernorm", dim)
+        for part, rows in zip("qkv", (4 * d, 2 * d, 2 * d)):
+            w.matrix(p + f"self_attn.{part}_proj", rows, dim)
+        w.matrix(p + "self_attn.o_proj", dim, 4 * d)
+        w.norm(p + "post_attention_layernorm", dim)
+        w.matrix(p + "mlp.gate_proj", ffn, dim)
+        w.matrix(p + "mlp.up_proj", ffn, dim)
+        w.matrix(p + "mlp.down_proj", dim, ffn)
+    w.norm("model.norm", dim)
+    w.matrix("lm_head", 4, dim)
+
+    def eurobert(ids):
+        h = w["model.embed_tokens.weight"][ids]
+        for n in range(2):
+            p = f"model.layers.{n}."
+            x = rms_norm(h, w[p + "input_layernorm.weight"], eps)
+            q, k, v = (w.linear(p + f"self_attn.{part}_proj", x) for part in "qkv")
+            h = h + w.linear(p + "self_attn.o_proj", attention(q, k, v, 4, 2, c["rope_theta"]))
+            x = rms_norm(h, w[p + "post_attention_layernorm.weight"], eps)
+            h = h + w.linear(p + "mlp.down_proj", silu(w.linear(p + "mlp.gate_proj", x)) * w.linear(p + "mlp.up_proj", x))
+        return rms_norm(h, w["model.norm.weight"], eps)
+
+    write("eurobert", c, w, tokenizer, embedded(tokenizer, 64, {}, lambda ids: unit(eurobert(ids).mean(0))))
+
+
+def save_torch(path, weights, kind):
+    """A state dict as `torch.save` writes it, which does not run here: the same pickle, of stand-ins of its names."""
+    torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
+    sys.modules.update({"torch": torch, "torch._utils": utils})
+    storage = type(kind, (), {"__module__": "torch"})
+    setattr(torch, kind, storage)
+    exec("def _rebuild_tensor_v2(*_): pass", vars(utils))
+    utils._rebuild_tensor_v2.__module__ = "torch._utils"
+
+    class Stored:
+        def __init__(self, key, n):
+            self.id = ("storage", storage, key, "cpu", n)
+
+    class Tensor:
+        def __init__(self, key, values):
+            strides = tuple(int(np.prod(values.shape[i + 1 :])) for i in range(values.ndim))
+            self.parts = (Stored(key, values.size), 0, values.shape, strides, False, collections.OrderedDict())
+
+        def __reduce__(self):
+            return utils._rebuild_tensor_v2, self.parts
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value):
+            return value.id if isinstance(value, Stored) else None
+
+    state = collections.OrderedDict()
+    data = {}
+    for i, name in enumerate(weights):
+        values = dict.__getitem__(weights, name).astype({"FloatStorage": np.float32, "HalfStorage": np.float16}[kind])
+        state[name], data[str(i)] = Tensor(str(i), values), values.tobytes()
+    state._metadata = collections.OrderedDict([("", {"version": 1})])
+    pickled = io.BytesIO()
+    Pickler(pickled, protocol=2).dump(state)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in [("data.pkl", pickled.getvalue()), ("byteorder", b"little"),
+                              *((f"data/{key}", content) for key, content in data.items()), ("version", b"3\n")]:
+            archive.writestr(zipfile.ZipInfo(f"{path.stem}/{name}"), content)
+    del sys.modules["torch"], sys.modules["torch._utils"]
+
+
+def make_bge():
+    """As BGE-M3's files have it."""
+    tokenizer = byte_level(["<s>", "<pad>", "</s>"])
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False)
+    c = {
+        "architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta", "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 16,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "hidden_act": "gelu", "max_position_embeddings": 66,
+        "type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+    }
+    w, colbert, sparse = Weights(17), Weights(18), Weights(19)
+    bert_weights(w, c, "")
+    colbert.put("weight", colbert.rng.normal(size=(12, 16)) * 0.4)
+    colbert.put("bias", colbert.rng.normal(size=12))
+    sparse.put("weight", sparse.rng.normal(size=(1, 16)) * 0.4)
+    sparse.put("bias", sparse.rng.normal(size=1))
+    cases = []
+    tokenizer.enable_truncation(64)
+    for text in ["a quiet river", "", "the old engine ran and ran"]:
+        ids = np.array(tokenizer.encode(text).ids)
+        h = bert(w, c, "", ids, 0 * ids)
+        vectors = h[1:] @ colbert["weight"].T + colbert["bias"]
+        highest = {}
+        for id, weight in zip(ids.tolist(), (h @ sparse["weight"].T + sparse["bias"])[:, 0]):
+            if weight > highest.get(id, 0) and id > 2:
+                highest[id] = float(weight)
+        cases.append({
+            "text": text, "vector": numbers(unit(h[0])), "weights": sorted(highest.items()),
+            "vectors": numbers(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)),
+        })
+    pooling = {"word_embedding_dimension": 16, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    write("bge-m3", c, w, tokenizer, {"texts": cases}, **{
+        "modules.json": modules("Transformer", "Pooling", "Normalize"), "1_Pooling/config.json": pooling,
+    })
+    save_torch(HERE / "bge-m3/colbert_linear.pt", colbert, "HalfStorage")
+    save_torch(HERE / "bge-m3/sparse_linear.pt", sparse, "FloatStorage")
+
+
+MAKERS = (
+    make_bge,
+    make_gte, make_eurobert,
+    make_nomic_moe,
+    make_colbert, make_pylate, make_bert, make_roberta, make_mpnet, make_modernbert, make_modernbert_bpe, make_qwen3, make_qwen3_reranker, make_nomic,
+)
+for make in MAKERS:
     make()
