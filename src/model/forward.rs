@@ -76,8 +76,15 @@ impl Activated {
     }
 }
 
-/// Rows of an image that one pass takes at most.
-pub(crate) const IMAGE_PASS: u32 = 512;
+/// Rows at a RoPE table's end for an image's rows of one pass, padding included.
+fn n_image_rows(config: &ModelConfig, n_pos: u32) -> u32 {
+    /// The largest pass.
+    const MOST: u32 = 512;
+    match config.mrope {
+        Some(_) => n_pos.next_multiple_of(64).min(MOST),
+        None => 0,
+    }
+}
 
 /// Receives the residual stream after the embedding and after each block.
 pub type Tap<'a> = &'a mut dyn FnMut(&mut Recorder, &Tensor) -> Result<(), Error>;
@@ -88,7 +95,7 @@ impl Transformer {
     /// # Errors
     /// [`Error::Shape`] for a table that would be too large for a tensor.
     pub fn declare(config: ModelConfig, weights: Weights, n_pos: u32) -> Result<Transformer, Error> {
-        let n_image_rows = if config.mrope.is_some() { IMAGE_PASS } else { 0 };
+        let n_image_rows = n_image_rows(&config, n_pos);
         let table = |rope: &RopeConfig| {
             let n_rows = rope.n_rows(n_pos) + n_image_rows;
             Tensor::declare("rope", Role::Cache, &[n_rows, rope.rot_dims / 2, 2], DType::F32)
@@ -216,7 +223,7 @@ impl Transformer {
         let Some(sections) = self.config.mrope else { return Ok(None) };
         let mut first_row = None;
         for (rope, table) in self.config.ropes.iter().zip(&self.ropes) {
-            let first = table.shape()[0] - IMAGE_PASS;
+            let first = table.shape()[0] - n_image_rows(&self.config, self.n_pos);
             let rows = mrope_rows(rope, sections, positions);
             device.write_words(table, (first * rope.rot_dims) as usize, bytemuck::cast_slice(&rows))?;
             first_row = Some(first);

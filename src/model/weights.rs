@@ -455,6 +455,7 @@ impl Weights {
         let &ModelConfig { dim, vocab_size, max_seq_len, n_token_types, .. } = config;
         let embd = describe(source, TOKEN_EMBD, &[vocab_size, dim])?;
         let token_embd = Matrix::declare(target, TOKEN_EMBD, embd.weight, vocab_size, dim)?;
+        let of_blocks = Weights::declare_blocks(target, config, source)?;
         let positions = match config.positions {
             Some(positions) => Some(table(source, "position_embd.weight", &[max_seq_len + positions.first, dim])?),
             None => None,
@@ -486,7 +487,7 @@ impl Weights {
                 _ => Some(MtpWeights::declare(target, source, config, config.n_layers() as usize)?),
             },
             output,
-            ..Weights::declare_blocks(target, config, source)?
+            ..of_blocks
         })
     }
 

@@ -1,10 +1,8 @@
 //! GGUF files made from the built-in model, or for it.
 
-use std::path::{Path, PathBuf};
-
-use tilewright::formats::gguf::{Value as Key, ValueType};
+use tilewright::formats::BlockType;
+use tilewright::formats::gguf::Value as Key;
 use tilewright::formats::gguf_writer::GgufHeader;
-use tilewright::formats::{BlockType, Gguf};
 
 use crate::common::{self, Rng};
 

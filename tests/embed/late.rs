@@ -85,7 +85,9 @@ fn late_interaction_scores_equal_those_of_reranker_and_index() {
             let pairs = [("a river", "tax law"), ("a river", "calm"), ("what", "tax law")];
             let scores = block_on(reranker.score_pairs(&pairs)).unwrap();
             for ((query, document), score) in pairs.iter().zip(scores) {
-                assert_eq!(block_on(reranker.score(query, &[document])).unwrap(), [score], "{name}");
+                // Similarities are one product, whose sums have the order of its size.
+                let alone = block_on(reranker.score(query, &[document])).unwrap();
+                assert!(largest_difference(&alone, &[score]) <= 5e-6, "{name}: {alone:?}, {score}");
             }
             assert_eq!(reranker.encode("a", "b").unwrap_err().code(), "unsupported");
         }

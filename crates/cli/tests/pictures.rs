@@ -146,7 +146,7 @@ fn server_answers_about_pictures_in_each_api() {
     let encoded = BASE64_STANDARD.encode(std::fs::read(picture("a.png")).unwrap());
     let ollama = json!({"model": "eyes", "stream": false, "messages":
         [{"role": "user", "content": "What is this?", "images": [encoded]}],
-        "options": {"temperature": 0, "num_predict": N, "ignore_eos": true}});
+        "options": {"temperature": 0, "num_predict": N}});
     let (status, answer) = post("/api/chat", ollama);
     assert_eq!((status, &answer["prompt_eval_count"]), (200, &json!(n_prompt)), "{answer}");
     let claude = json!({"model": "eyes", "max_tokens": N, "temperature": 0, "messages": [{"role": "user", "content": [
