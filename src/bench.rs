@@ -596,21 +596,7 @@ mod tests {
     }
 
     fn roofline(is_tied: bool, window: Option<u32>) -> Roofline {
-        let attention = Attention {
-            n_heads: 32,
-            n_kv_heads: 8,
-            head_dim: 64,
-            window,
-            scale: 0.125,
-            soft_cap: None,
-            rope: None,
-            qk_norm: None,
-            sinks: false,
-            gates: None,
-            keys_of: None,
-            values_of_keys: false,
-            latent: None,
-        };
+        let attention = Attention { n_kv_heads: 8, window, ..Attention::plain(32, 64) };
         let block = Block {
             recurrence: None,
             attends_beside: false,

@@ -47,6 +47,26 @@ impl Default for VisionOptions {
 }
 
 /// A vision encoder on a device. Its weights are uploaded for the first picture. Clones share them.
+///
+/// ```no_run
+/// use tilewright::chat::Message;
+/// use tilewright::picture::Picture;
+/// use tilewright::{ChatModel, ChatRequest, Device, LoadOptions, Model, VisionEncoder, VisionOptions};
+///
+/// # pollster::block_on(async {
+/// let device = Device::auto().await;
+/// let encoder = VisionEncoder::load(&device, "Qwen3-VL-2B/mmproj-F16.gguf", VisionOptions::default())?;
+/// let model = Model::load(&device, "Qwen3-VL-2B/model-Q4_K_M.gguf", LoadOptions::default())?.with_vision(encoder)?;
+/// // With the feature `pictures`, `Picture::decode` reads files.
+/// let picture = Picture::new(2, 1, vec![255, 0, 0, 0, 0, 255])?;
+/// let image = model.vision().expect("an encoder").encode(&picture).await?;
+/// let message = Message::with_images("user", 1, "Which colours are these?");
+/// let request = ChatRequest { images: vec![image], ..ChatRequest::new(vec![message]) };
+/// let answer = ChatModel::new(&model)?.answer(&mut model.session()?, &request).await?;
+/// println!("{}", answer.text);
+/// # Ok::<(), tilewright::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone)]
 pub struct VisionEncoder {
     inner: Arc<VisionInner>,

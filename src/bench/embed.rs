@@ -481,26 +481,11 @@ mod tests {
 
     /// MiniLM-L6.
     fn minilm() -> ModelConfig {
-        let attention = Attention {
-            n_heads: 12,
-            n_kv_heads: 12,
-            head_dim: 32,
-            window: None,
-            scale: 32.0f32.powf(-0.5),
-            soft_cap: None,
-            rope: None,
-            qk_norm: None,
-            sinks: false,
-            gates: None,
-            keys_of: None,
-            values_of_keys: false,
-            latent: None,
-        };
         let block = Block {
             recurrence: None,
             attends_beside: false,
             halves: crate::model::Halves::Both,
-            attention,
+            attention: Attention::plain(12, 32),
             feed_forward: FeedForward { dim: 1536, between: Between::Gelu(Gelu::Exact), experts: None },
             attn_norm: NormPlace::Sum,
             ffn_norm: NormPlace::Sum,

@@ -32,10 +32,10 @@ const FLAGS: [(&str, &[&str], &[&str]); 8] = [
         ],
         &[],
     ),
-    ("Model", &[], &["lora", "template", "template-name", "template-var"]),
+    ("Model", &[], &["lora", "template", "template-name", "template-var", "mmproj", "image-max-tokens"]),
     (
         "Prompt",
-        &["prompt-file", "session", "lines"],
+        &["prompt-file", "session", "lines", "image"],
         &["prompt-ids", "parse-special", "prefill", "documents", "no-display-prompt"],
     ),
     (
