@@ -81,7 +81,10 @@ pub fn take_images(messages: &mut [Message], decoder: &Decoder) -> Result<Vec<Ar
 
 fn image_of(data: &str, decoder: &Decoder, param: &str) -> Result<Arc<ImageEmbeddings>, ApiError> {
     let Some(vision) = decoder.model().vision() else {
-        let message = format!("{param} is a picture, but {} has no vision encoder", decoder.model().name());
+        let message = format!(
+            "{param} is a picture, which {} does not support: it has no vision encoder",
+            decoder.model().name()
+        );
         return Err(ApiError::unsupported(param, message));
     };
     let refused = |error: tilewright::Error| ApiError::unsupported(param, format!("{param}: {error}"));

@@ -16,8 +16,9 @@ fn example(name: &str) -> String {
 fn folder() -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("deploy");
     std::fs::create_dir_all(&folder).unwrap();
-    std::fs::write(folder.join("model.gguf"), ModelFile::BUILTIN).unwrap();
-    std::fs::write(folder.join("key"), "the key\n").unwrap();
+    // Tests beside this one read them.
+    tilewright::replace_file(&folder.join("model.gguf"), ModelFile::BUILTIN).unwrap();
+    tilewright::replace_file(&folder.join("key"), b"the key\n").unwrap();
     folder
 }
 

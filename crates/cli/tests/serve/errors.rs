@@ -112,7 +112,11 @@ fn invalid_chat_fields_are_refused_by_name() {
         ("typical_p", json!(0.5), json!("typical_p")),
         ("use_beam_search", json!(true), json!("use_beam_search")),
         ("structured_outputs", json!({"structural_tag": "{}"}), json!("structured_outputs.structural_tag")),
-        ("messages", json!([{"role": "user", "content": [{"type": "image_url"}]}]), json!("messages[0].content[0]")),
+        (
+            "messages",
+            json!([{"role": "user", "content": [{"type": "image_url", "image_url": "data:image/png;base64,AA=="}]}]),
+            json!("messages[0].content[0]"),
+        ),
         ("stream_options", json!({"include_obfuscation": true}), json!("stream_options.include_obfuscation")),
     ];
     for (field, value, param) in unsupported {

@@ -114,7 +114,7 @@ fn ollama_options_act_or_are_reported() {
     for (change, words) in [
         (json!({"suffix": "x"}), "suffix is \"x\", which is not supported"),
         (json!({"template": "{{ .Prompt }}"}), "template is \"{{ .Prompt }}\", which is not supported"),
-        (json!({"images": ["aGk="]}), "images is [\"aGk=\"], which is not supported"),
+        (json!({"images": ["aGk="]}), "has no vision encoder"),
         (json!({"raw": true, "system": "x"}), "system and raw exclude each other"),
         (json!({"raw": true, "context": [1]}), "context and raw exclude each other"),
         (json!({"context": [-1]}), "context is"),
