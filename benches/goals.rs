@@ -132,7 +132,7 @@ fn flash_attention(device: &Device) -> Result<Value, Error> {
     let (v_rows, y) = (input(device, &[T, D])?, output(&[T, D])?);
     // F32, as in the separate kernels.
     let cached = CachedKeys::declare("cache", KvType::F32, [1, T, D], T)?;
-    for rows in [&cached.k, &cached.v] {
+    for rows in [&cached.k].into_iter().chain(&cached.v) {
         let bits: Vec<u32> = common::uniform((T * D) as usize).into_iter().map(f32::to_bits).collect();
         device.write(rows, 0, &bits)?;
     }

@@ -375,7 +375,7 @@ fn attentions(bench: &mut Bench, name: &str, kind: KvType, n_tokens: u32, n_cach
         state.set(device, n_cached, n_tokens)?;
         let shape = [config.n_kv_heads, capacity, config.head_dim];
         let cached = CachedKeys::declare("cache", kind, shape, capacity)?;
-        for rows in [&cached.k, &cached.v] {
+        for rows in [&cached.k].into_iter().chain(&cached.v) {
             // Pairs of 1.0 in any type but Q8_0, which reads them as small numbers.
             device.write(rows, 0, &vec![0x3c00_3c00u32; rows.len()])?;
         }

@@ -103,7 +103,7 @@ fn ours(op: Op, device: &Device) -> Result<Contender> {
             state.set(device, 0, tokens)?;
             let q = device.upload("q", &[tokens, heads * head_dim], &values(len, 1))?;
             let cached = CachedKeys::declare("cache", KvType::F32, [heads, tokens, head_dim], tokens)?;
-            for (tensor, seed) in [(&cached.k, 2), (&cached.v, 3)] {
+            for (tensor, seed) in [&cached.k].into_iter().chain(&cached.v).zip([2, 3]) {
                 let by_head = swap(&values(len, seed), tokens, heads, head_dim);
                 device.write(tensor, 0, &by_head.into_iter().map(f32::to_bits).collect::<Vec<_>>())?;
             }
