@@ -15,8 +15,9 @@ use crate::kernels::{
     N_STATES, Norm, PAGE, PackedTiles, Pairing, Pooling, QkNorm, RopeConfig, RopeStyle, Router, Sampling,
     SelectiveScan, SharedExperts, ShortConv, StepState, TopStrip, add, advance, argmax, attention, attention_next,
     attention_packed, embed, embed_sum, expert_sum, gate_up, gated, geglu, gelu, last_row, layer_norm, linear_norm,
-    mask_logits, matmul, matvec, max_sim, merge_top, mol, penalize, pool, rms_norm, rope, rope_kv, rope_packed,
-    rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum, squared_relu, up_gated,
+    mask_logits, matmul, matmul_plain, matvec, max_sim, merge_top, mol, penalize, pool, rms_norm, rope, rope_kv,
+    rope_packed, rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum, squared_relu,
+    up_gated,
 };
 #[cfg(feature = "lora")]
 use crate::kernels::{LowRank, add_lora, gate_up_lora, matvec_lora, up_gated_lora};
@@ -654,6 +655,19 @@ static CHECKS: &[(&Kernel, Record)] = &[
         expert_sum(rec, &x, &some_routes(form.device)?, true, &y)?;
         Ok(vec![y])
     }),
+    (&shaders::MATMUL_PLAIN.kernel, |rec, form| {
+        // Rows that choose the tile; the largest needs many tiles, and whole ones have no guards.
+        let [m, n] = match (form.tile(), form.is("GUARDED")) {
+            (Some([rows, cols]), true) if rows > 64 => [3 * rows + 6, 24 * cols + 6],
+            (Some([rows, cols]), false) if rows > 64 => [rows, 96 * cols],
+            (Some([rows, cols]), true) => [rows - 2, cols + 6],
+            (Some(tile), false) => tile,
+            (None, _) => [20, 72],
+        };
+        let (x, y) = (input(form.device, &[m, 64])?, blank(form.device, &[m, n])?);
+        matmul_plain(rec, &x, &input(form.device, &[64, n])?, &y)?;
+        Ok(vec![y])
+    }),
     (&shaders::MATMUL.kernel, product),
     (&shaders::MATMUL_HALF.kernel, product),
     (&shaders::HALF_ROWS.kernel, |rec, form| {
@@ -980,7 +994,7 @@ mod tests {
     #[test]
     fn every_model_or_search_kernel_has_a_self_test() {
         // Of benches, and of calls of single kernels.
-        let others = ["by_head", "matmul_naive", "matmul_plain", "mol_gate", "top_k", "weighted_sum"];
+        let others = ["by_head", "matmul_naive", "mol_gate", "top_k", "weighted_sum"];
         for kernel in shaders::ALL {
             let has_check = CHECKS.iter().any(|(known, _)| known.name == kernel.name);
             let is_other = others.contains(&kernel.name) || kernel.name.starts_with("probe_");
