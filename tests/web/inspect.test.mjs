@@ -281,7 +281,8 @@ everywhere("the models that are known have what a first screen needs", ({ Model 
     assert.ok(parameters > 1e7 && maxContextLength >= 256 && licence !== "" && ["chat", "embed", "rerank"].includes(use), name);
     // Bits per weight; some files contain the embedding twice.
     const bits = sizeBytes * 8 / parameters;
-    const [least, most] = quantisation === null ? [31, 33] : quantisation === "Q8_0" ? [8.2, 9] : [4.5, 8.2];
+    const whole = bits < 24 ? [15.5, 16.5] : [31, 33];
+    const [least, most] = quantisation === null ? whole : quantisation === "Q8_0" ? [8.2, 9] : [4.5, 8.2];
     assert.ok(bits >= least && bits <= most, `${name}: ${bits} bits a weight`);
     assert.equal(cacheBytesPerToken === null, use !== "chat", name);
   }
