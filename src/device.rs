@@ -496,7 +496,11 @@ impl Device {
         }
     }
 
-    fn start_read(&self, tensor: &Tensor) -> Result<Pending, Error> {
+    /// Submits a read of the whole tensor: the future returns what it holds now.
+    ///
+    /// # Errors
+    /// As [`Device::read`].
+    pub(crate) fn start_read(&self, tensor: &Tensor) -> Result<Pending, Error> {
         self.start_read_part(tensor, tensor.all_words())
     }
 

@@ -28,8 +28,9 @@ use crate::tuning::{record_tested, self_test};
 
 /// Recorded passes to cache, by number of patches.
 const KEPT_PASSES: NonZeroUsize = NonZeroUsize::new(16).unwrap();
-/// Pictures whose rows stay on the host.
+/// Pictures whose rows stay on the host, and bytes of them. The last picture's stay, whatever they take.
 const KEPT_PICTURES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
+const KEPT_BYTES: usize = 1 << 30;
 /// The first id that stands for a row of a picture: above every vocabulary.
 pub(crate) const FIRST_ROW_ID: u32 = 1 << 31;
 
@@ -113,6 +114,10 @@ impl ImageEmbeddings {
     pub fn n_rows(&self) -> usize {
         self.tiles.iter().map(|tile| tile.len()).sum()
     }
+
+    fn size_bytes(&self) -> usize {
+        self.tiles.iter().flat_map(|tile| &tile.rows).map(|rows| size_of_val(&rows[..])).sum()
+    }
 }
 
 /// Consecutive rows of a sequence.
@@ -132,7 +137,7 @@ impl ImageRows {
     /// Rows with new ids.
     ///
     /// # Errors
-    /// [`Error::Limit`] after two thousand million rows.
+    /// [`Error::Operand`] after 2^31 rows.
     fn new(dim: u32, rows: Vec<Vec<f32>>, grid: Option<[u32; 2]>) -> Result<ImageRows, Error> {
         static NEXT: AtomicU32 = AtomicU32::new(FIRST_ROW_ID);
         let n = rows.first().map_or(0, |rows| rows.len() / dim.max(1) as usize) as u32;
@@ -259,7 +264,7 @@ impl VisionEncoder {
             rows.push(Arc::new(self.encode_patches(patches).await?));
         }
         let embeddings = Arc::new(ImageEmbeddings { tiles: rows, text: self.inner.preprocess.text(&layout) });
-        self.inner.state().pictures.put(digest, embeddings.clone());
+        self.inner.state().keep(digest, embeddings.clone(), KEPT_BYTES);
         Ok(embeddings)
     }
 
@@ -285,8 +290,12 @@ impl VisionEncoder {
             Ok((rec.finish(&mut Workspace::default()), layers))
         };
         let (recording, layers) = record_tested(&inner.device, record, |(recording, _)| recording).await?;
-        inner.upload(&io, patches)?;
-        inner.device.run(&recording)?;
+        {
+            // Passes share the table of rotations.
+            let _state = inner.state();
+            inner.upload(&io, patches)?;
+            inner.device.run(&recording)?;
+        }
         let mut values = Vec::new();
         for tensor in &layers {
             values.push(inner.device.read(tensor).await?);
@@ -297,25 +306,26 @@ impl VisionEncoder {
     /// The rows of a tile's patches.
     ///
     /// # Errors
-    /// [`Error::Shape`] for patches of another model; errors of the device.
+    /// [`Error::Shape`] for patches of another size, [`Error::Operand`] for too many or for missing values; errors of
+    /// the device.
     pub async fn encode_patches(&self, patches: &Patches) -> Result<ImageRows, Error> {
         let inner = &self.inner;
         let n = patches.places.len() as u32;
         inner.check(patches)?;
         inner.upload_weights()?;
         let pass = inner.tested(n).await?;
-        {
-            // Held until the pass is submitted, so that another thread cannot overwrite the patches.
+        let reads = {
+            // Held until the reads are submitted, so that another picture's pass overwrites neither patches nor rows.
             let _state = inner.state();
             inner.upload(&pass.io, patches)?;
             inner.device.run(&pass.recording)?;
-        }
-        let Some(projector) = pass.io.rows.first() else { return ImageRows::new(1, Vec::new(), None) };
-        let (dim, n_rows) = (projector.shape()[1], (n / self.config().projector.n_patches) as usize);
+            let reads = pass.io.rows.iter().map(|rows| inner.device.start_read(rows));
+            reads.collect::<Result<Vec<_>, Error>>()?
+        };
         let mut rows = Vec::new();
-        for tensor in &pass.io.rows {
-            let mut values: Vec<f32> = inner.device.read(tensor).await?;
-            values.truncate(n_rows * dim as usize);
+        for (tensor, read) in pass.io.rows.iter().zip(reads) {
+            let mut values: Vec<f32> = bytemuck::cast_vec(read.await?);
+            values.truncate(tensor.len());
             if let Some(found) = values.iter().find(|value| !value.is_finite()) {
                 let (expected, found) = ("finite numbers".into(), found.to_string());
                 return Err(Error::Operand { kernel: "vision", operand: "rows", expected, found });
@@ -324,7 +334,18 @@ impl VisionEncoder {
         }
         let merge = inner.preprocess.merge;
         let grid = self.config().has_grid.then(|| patches.grid.map(|n| n / merge));
-        ImageRows::new(dim, rows, grid)
+        ImageRows::new(self.config().row_dim, rows, grid)
+    }
+}
+
+impl VisionState {
+    /// Keeps a picture, and as many of those used last as fit beside it.
+    fn keep(&mut self, digest: [u64; 2], embeddings: Arc<ImageEmbeddings>, max_bytes: usize) {
+        self.pictures.put(digest, embeddings);
+        let mut kept_bytes: usize = self.pictures.iter().map(|(_, picture)| picture.size_bytes()).sum();
+        while kept_bytes > max_bytes && self.pictures.len() > 1 {
+            kept_bytes -= self.pictures.pop_lru().map_or(0, |(_, picture)| picture.size_bytes());
+        }
     }
 }
 
@@ -345,13 +366,21 @@ impl VisionInner {
     }
 
     fn check(&self, patches: &Patches) -> Result<(), Error> {
-        let n = patches.places.len() as u32;
-        let expected = vec![n, self.transformer.config.patch_dim];
-        let found = vec![n, patches.patch_dim];
-        let n_values = patches.values.len() == (n * patches.patch_dim) as usize;
-        match expected == found && n_values && n <= self.max_patches {
+        let (n, patch_dim) = (patches.places.len(), self.transformer.config.patch_dim);
+        let n_values = n as u64 * u64::from(patch_dim);
+        let refused = |operand, expected: String, found: usize| {
+            Err(Error::Operand { kernel: "vision", operand, expected, found: found.to_string() })
+        };
+        if n > self.max_patches as usize {
+            return refused("patches", format!("at most {}", self.max_patches), n);
+        }
+        if patches.patch_dim != patch_dim {
+            let [expected, found] = [patch_dim, patches.patch_dim].map(|dim| vec![n as u32, dim]);
+            return Err(Error::Shape { kernel: "vision", operand: "patches", expected, found });
+        }
+        match patches.values.len() as u64 == n_values {
             true => Ok(()),
-            false => Err(Error::Shape { kernel: "vision", operand: "patches", expected, found }),
+            false => refused("values", format!("{n_values} numbers"), patches.values.len()),
         }
     }
 
@@ -411,5 +440,32 @@ impl VisionInner {
             self.device.write(tensor, 0, &rows)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pictures_are_kept_up_to_a_size() {
+        let weights = None;
+        let (passes, pictures) = (LruCache::new(KEPT_PASSES), LruCache::new(KEPT_PICTURES));
+        let mut state = VisionState { passes, workspace: Workspace::default(), weights, pictures };
+        let picture = |n: usize| {
+            let rows = ImageRows::new(2, vec![vec![0.0; 2 * n]; 3], None).unwrap();
+            Arc::new(ImageEmbeddings { tiles: vec![Arc::new(rows)], text: Vec::new() })
+        };
+        assert_eq!(picture(5).size_bytes(), 5 * 2 * 3 * 4);
+        for i in 0..4 {
+            state.keep([i; 2], picture(5), 360);
+        }
+        let kept = |state: &VisionState| state.pictures.iter().map(|(digest, _)| digest[0]).collect::<Vec<_>>();
+        assert_eq!(kept(&state), [3, 2, 1]);
+        state.pictures.get(&[1; 2]);
+        state.keep([4; 2], picture(10), 360);
+        assert_eq!(kept(&state), [4, 1]);
+        state.keep([5; 2], picture(100), 360);
+        assert_eq!(kept(&state), [5]);
     }
 }

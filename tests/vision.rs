@@ -7,10 +7,10 @@ use std::sync::Arc;
 use tilewright::engine::{Engine, EngineOptions, Request};
 use tilewright::kernels::KvType;
 use tilewright::picture::Patches;
-use tilewright::{Device, GenerateOptions, ImageRows, LoadOptions, Model, VisionEncoder, VisionOptions};
+use tilewright::{Device, Error, GenerateOptions, ImageRows, LoadOptions, Model, VisionEncoder, VisionOptions};
 
 use crate::common::shared::{self, executors};
-use crate::common::{self, References, block_on, largest_difference};
+use crate::common::{self, References, block_on, both, largest_difference};
 use tilewright::Tier;
 
 /// The token that stands for a row of a picture in the references.
@@ -264,4 +264,21 @@ fn lfm2_vl_has_the_references_rows_and_logits() {
 #[test]
 fn smolvlm_has_the_references_rows_and_logits() {
     check(&Case { folder: "smolvlm", ..QWEN3_VL });
+}
+
+/// Pictures of equal size share a pass.
+#[test]
+fn pictures_encoded_at_once_keep_their_rows() {
+    let Some(folder) = QWEN3_VL.path() else { return };
+    let references = References::open(&folder.join("refs.safetensors"));
+    let first = QWEN3_VL.tiles(&references, 0).swap_remove(0);
+    let second = Patches { values: first.values.iter().rev().copied().collect(), ..first.clone() };
+    for device in devices() {
+        let encoder = VisionEncoder::load(&device, &folder, VisionOptions::default()).unwrap();
+        let rows = |image: Result<ImageRows, Error>| image.unwrap().rows;
+        let want = [&first, &second].map(|patches| rows(block_on(encoder.encode_patches(patches))));
+        let got = block_on(both(encoder.encode_patches(&first), encoder.encode_patches(&second))).map(rows);
+        assert!(want[0][1] != want[1][1], "deepstack rows differ between the pictures");
+        assert!(got == want, "{} ({})", device.info().name, device.tier().name());
+    }
 }

@@ -21,6 +21,29 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     pollster::block_on(future)
 }
 
+/// Polls both on one thread.
+#[cfg(not(target_arch = "wasm32"))]
+pub async fn both<T>(first: impl Future<Output = T>, second: impl Future<Output = T>) -> [T; 2] {
+    use std::{future::poll_fn, pin::pin, task::Poll};
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    let mut done = [None, None];
+    let all = poll_fn(|cx| {
+        if done[0].is_none()
+            && let Poll::Ready(value) = first.as_mut().poll(cx)
+        {
+            done[0] = Some(value);
+        }
+        if done[1].is_none()
+            && let Poll::Ready(value) = second.as_mut().poll(cx)
+        {
+            done[1] = Some(value);
+        }
+        if done.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+    });
+    all.await;
+    done.map(Option::unwrap)
+}
+
 /// Result of a generation: its ids, text and stop reason.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn collect(generation: &mut Generation<'_>) -> (Vec<u32>, String, StopReason) {

@@ -1,9 +1,8 @@
 //! Models with layers off the device: offloaded to disk, or computed by other devices.
 
-use std::future::poll_fn;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
 use tilewright::generate::DeviceLayers;
 use tilewright::kernels::KvType;
@@ -11,7 +10,7 @@ use tilewright::load::ModelFile;
 use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model, Session};
 
 use super::common::shared::executors;
-use super::common::{self, block_on};
+use super::common::{self, block_on, both};
 use super::{collect, endless};
 
 /// Models with at least three layers and all kinds of layers.
@@ -106,27 +105,6 @@ fn offloaded_layers_give_bit_equal_logits() {
     }
     println!("{n_compared} models compared");
     assert!(n_compared >= 20, "{n_compared}");
-}
-
-/// Polls both on one thread.
-async fn both<T>(first: impl Future<Output = T>, second: impl Future<Output = T>) -> [T; 2] {
-    let (mut first, mut second) = (pin!(first), pin!(second));
-    let mut done = [None, None];
-    let all = poll_fn(|cx| {
-        if done[0].is_none()
-            && let Poll::Ready(value) = first.as_mut().poll(cx)
-        {
-            done[0] = Some(value);
-        }
-        if done[1].is_none()
-            && let Poll::Ready(value) = second.as_mut().poll(cx)
-        {
-            done[1] = Some(value);
-        }
-        if done.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
-    });
-    all.await;
-    done.map(Option::unwrap)
 }
 
 /// Sessions that share one thread, and a dropped pass.
