@@ -597,18 +597,8 @@ mod tests {
 
     fn roofline(is_tied: bool, window: Option<u32>) -> Roofline {
         let attention = Attention { n_kv_heads: 8, window, ..Attention::plain(32, 64) };
-        let block = Block {
-            recurrence: None,
-            attends_beside: false,
-            halves: crate::model::Halves::Both,
-            attention,
-            feed_forward: FeedForward { dim: 8192, between: Between::Gate(Gate::Silu), experts: None },
-            attn_norm: NormPlace::Before,
-            ffn_norm: NormPlace::Before,
-            per_layer: false,
-            output_scale: false,
-            parallel: false,
-        };
+        let feed_forward = FeedForward { dim: 8192, between: Between::Gate(Gate::Silu), experts: None };
+        let block = Block::plain(attention, feed_forward);
         let config = ModelConfig {
             architecture: "llama".into(),
             dim: 2048,

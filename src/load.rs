@@ -67,10 +67,10 @@ pub(crate) use tensor_index::TableRows;
 pub use tensor_index::TensorIndex;
 pub(crate) use tensor_index::{WeightUploader, Widened};
 pub(crate) use unread::MTP;
-#[cfg(feature = "hub")]
-pub(crate) use vision::PREPROCESSORS;
 pub(crate) use vision::PatchPlaces;
 pub use vision::VisionFile;
+#[cfg(feature = "hub")]
+pub(crate) use vision::{PREPROCESSORS, is_mmproj};
 pub use vocab::vocab_from_gguf;
 pub(crate) use weight_files::*;
 

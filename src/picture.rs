@@ -1,5 +1,4 @@
-//! Pictures on their way into a model: decoded, resized, cut into patches; and what a model needs to know about the
-//! places of the patches. Pure functions over plain data, the same natively and in the browser.
+//! Pictures on their way into a model: decoded, resized and cut into patches; positions and rotations of the patches. Pure functions over plain data, the same natively and in the browser.
 //!
 //! ```text
 //! bytes -> Picture (RGB8) -> Preprocess::prepare -> Prepared { tiles of Patches, layout }

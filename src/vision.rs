@@ -105,7 +105,7 @@ struct RecordedPatches {
 pub struct ImageEmbeddings {
     /// Rows of each tile, in order.
     pub tiles: Vec<Arc<ImageRows>>,
-    /// What takes the place of [`Family::placeholder`] in a prompt.
+    /// Replaces [`Family::placeholder`] in a prompt.
     pub text: Vec<TextPart>,
 }
 

@@ -42,7 +42,7 @@ impl Pixels {
 }
 
 /// The message of an error.
-fn told<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+fn message_of<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     result.unwrap_err().to_string()
 }
 
@@ -51,8 +51,8 @@ fn pixels_are_checked() {
     let picture = Picture::new(2, 1, vec![1, 2, 3, 4, 5, 6]).unwrap();
     assert_eq!((picture.width(), picture.height(), picture.rgb()), (2, 1, &[1, 2, 3, 4, 5, 6][..]));
     assert_eq!(Picture::from_rgba(2, 1, &[1, 2, 3, 0, 4, 5, 6, 9]).unwrap(), picture);
-    assert_eq!(told(Picture::new(2, 2, vec![0; 11])), "picture: `pixels` is 11 bytes, expected 12 bytes");
-    assert_eq!(told(Picture::from_rgba(1, 1, &[0; 3])), "picture: `pixels` is 3 bytes, expected 4 bytes");
-    assert_eq!(told(Picture::new(0, 7, vec![])), "picture: `size` is 0 x 7, expected 1 to 67108864 pixels");
-    assert!(told(Picture::new(u32::MAX, u32::MAX, vec![])).contains("`size` is 4294967295 x 4294967295"));
+    assert_eq!(message_of(Picture::new(2, 2, vec![0; 11])), "picture: `pixels` is 11 bytes, expected 12 bytes");
+    assert_eq!(message_of(Picture::from_rgba(1, 1, &[0; 3])), "picture: `pixels` is 3 bytes, expected 4 bytes");
+    assert_eq!(message_of(Picture::new(0, 7, vec![])), "picture: `size` is 0 x 7, expected 1 to 67108864 pixels");
+    assert!(message_of(Picture::new(u32::MAX, u32::MAX, vec![])).contains("`size` is 4294967295 x 4294967295"));
 }

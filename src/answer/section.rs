@@ -30,7 +30,7 @@ const DEEPSEEK: SectionMarks =
 const KIMI_K2: SectionMarks =
     SectionMarks { begin: "<|tool_call_begin|>", separator: "<|tool_call_argument_begin|>", is_fenced: false };
 
-/// The part of a call before its arguments, and those.
+/// The parts of a call.
 pub struct SectionCall<'t> {
     pub name: &'t str,
     pub id: Option<&'t str>,
@@ -47,7 +47,7 @@ impl SectionMarks {
         }
     }
 
-    /// A call, whose text may end anywhere in its arguments.
+    /// The parts of a call, whose text may end anywhere in its arguments.
     pub fn split<'t>(&self, raw: &'t str) -> Option<SectionCall<'t>> {
         let raw = raw.strip_prefix(self.begin).unwrap_or(raw);
         let (head, rest) = raw.split_once(self.separator)?;
@@ -113,10 +113,10 @@ impl SectionScan {
     pub fn step(&mut self, c: char) -> ScanStep {
         const EXPECTED: ScanStep = ScanStep::Invalid("a name and its arguments", 0);
         let marks = self.marks;
-        // Whether the mark goes on with this character.
-        let goes_on = |mark: &str, at: usize| mark.get(at..).is_some_and(|rest| rest.starts_with(c));
+        // Whether this character is the mark's next.
+        let continues = |mark: &str, at: usize| mark.get(at..).is_some_and(|rest| rest.starts_with(c));
         match &mut self.place {
-            Place::Begin(at) if goes_on(marks.begin, *at) => {
+            Place::Begin(at) if continues(marks.begin, *at) => {
                 *at += c.len_utf8();
                 if *at == marks.begin.len() {
                     self.place = Place::Head(0);
@@ -131,7 +131,7 @@ impl SectionScan {
                     _ => return EXPECTED,
                 }
             }
-            Place::Separator(at) if goes_on(marks.separator, *at) => {
+            Place::Separator(at) if continues(marks.separator, *at) => {
                 *at += c.len_utf8();
                 if *at == marks.separator.len() {
                     self.place = Place::Before(0, false);

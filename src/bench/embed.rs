@@ -481,18 +481,9 @@ mod tests {
 
     /// MiniLM-L6.
     fn minilm() -> ModelConfig {
-        let block = Block {
-            recurrence: None,
-            attends_beside: false,
-            halves: crate::model::Halves::Both,
-            attention: Attention::plain(12, 32),
-            feed_forward: FeedForward { dim: 1536, between: Between::Gelu(Gelu::Exact), experts: None },
-            attn_norm: NormPlace::Sum,
-            ffn_norm: NormPlace::Sum,
-            per_layer: false,
-            output_scale: false,
-            parallel: false,
-        };
+        let feed_forward = FeedForward { dim: 1536, between: Between::Gelu(Gelu::Exact), experts: None };
+        let (attn_norm, ffn_norm) = (NormPlace::Sum, NormPlace::Sum);
+        let block = Block { attn_norm, ffn_norm, ..Block::plain(Attention::plain(12, 32), feed_forward) };
         ModelConfig {
             architecture: "bert".into(),
             dim: 384,

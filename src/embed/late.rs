@@ -41,9 +41,9 @@ impl MultiVectorOptions<'_> {
 /// Kind of a text, which late-interaction models read differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextKind {
-    /// What is searched for.
+    /// A text to search with.
     Query,
-    /// What is found.
+    /// A text to be found.
     Document,
 }
 

@@ -255,7 +255,7 @@ impl Running {
 
     /// Time, row and column of these rows of the image that comes next.
     pub fn image_positions(&self, image: &ImageRows, rows: Range<usize>) -> Vec<[u32; 3]> {
-        self.sequence.images().positions(image, self.n_cached().saturating_sub(rows.start), rows)
+        self.sequence.image_positions(image, rows)
     }
 
     /// Whether it has images, which a draft model cannot see.

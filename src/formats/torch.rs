@@ -141,7 +141,7 @@ enum Value {
     Number(u64),
     Text(Rc<str>),
     Function(Rc<str>),
-    /// With the depth of what is in it.
+    /// With its depth of tuples.
     Tuple(Rc<[Value]>, u8),
     Dict(Vec<(Rc<str>, Tensor)>),
     Storage {
@@ -161,7 +161,7 @@ struct Tensor {
     shape: Rc<[u64]>,
 }
 
-/// What runs a pickle.
+/// A pickle being executed.
 struct Machine<'a> {
     bytes: &'a [u8],
     /// Offset of the pickle in the file.
@@ -311,7 +311,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// What a persistent id stands for: `("storage", type, key, device, n)`.
+    /// The storage that a persistent id names: `("storage", type, key, device, n)`.
     fn storage(&self, id: Value) -> Result<Value, Error> {
         if let Value::Tuple(values, _) = &id
             && let [Value::Text(kind), Value::Function(class), Value::Text(key), Value::Text(_), Value::Number(_)] =

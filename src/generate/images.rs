@@ -83,7 +83,7 @@ impl PlacedImages {
         self.0.iter().map(|image| image.rows.clone()).collect()
     }
 
-    /// What comes at a position of `n` more tokens.
+    /// The tokens or rows at a position that one pass may take, of `n` more tokens.
     pub fn run_at(&self, position: usize, n: usize) -> Run {
         let next = self.0.iter().find(|image| image.end() > position);
         match next {

@@ -247,7 +247,7 @@ impl Model {
         let (transformer, plan, streamed) = part.place(&placement, files)?;
         debug_assert!(limit.is_none_or(|limit| plan.total_bytes() <= limit.bytes), "{plan:?} in {limit:?}");
         if !unread.is_empty() {
-            device.tested().note(format!("text-only: ignoring the model's {} weights", unread.join(", ")));
+            device.tested().note(format!("not loaded with the text model: weights for {}", unread.join(", ")));
         }
         let feed = match &streamed {
             Some(streamed) => streamed.resident(&transformer, &tensor_index),

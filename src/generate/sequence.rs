@@ -1,5 +1,6 @@
 //! A session's tokens, and which of them are in the KV cache.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::images::{PlacedImages, Run, is_row};
@@ -143,6 +144,11 @@ impl Sequence {
     /// The images.
     pub fn images(&self) -> &PlacedImages {
         &self.images
+    }
+
+    /// Time, row and column of these rows of the image that comes next.
+    pub fn image_positions(&self, image: &ImageRows, rows: Range<usize>) -> Vec<[u32; 3]> {
+        self.images.positions(image, self.n_cached.saturating_sub(rows.start), rows)
     }
 
     /// Keeps the first `n` tokens, and no part of an image.

@@ -400,7 +400,7 @@ impl Session {
         let (device, transformer) = (model.device(), model.transformer());
         let (position, n_rows) = (self.sequence.n_cached(), rows.len());
         self.passes.test_image(device, transformer, size, image.rows.len() - 1).await?;
-        let positions = self.sequence.images().positions(image, position - rows.start, rows.clone());
+        let positions = self.sequence.image_positions(image, rows.clone());
         let rope_offset = match transformer.write_image_ropes(device, &positions)? {
             Some(row) => row.wrapping_sub(position as u32),
             None => self.sequence.rope_offset_at(position),

@@ -405,7 +405,8 @@ impl AnswerGrammar<'_> {
             return Ok(format!("{rest} {body}"));
         }
         let open = match self.tokenizer.special_id(open) {
-            Some(id) => format!("<[{id}]>"),
+            // GLM-4.6 writes a line end first.
+            Some(id) => format!("{SPACE}? <[{id}]>"),
             None => self.lark.terminal(&format!("/\\s{{0,8}}{}/", escaped(open))),
         };
         let name = if self.format == Format::Gemma4 { "\"thought\\n\"" } else { "" };

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::address::Address;
 use super::digest::Digest;
 use crate::error::HubError;
+use crate::load::is_mmproj;
 
 /// Default quantisations, in order of preference: 4-bit types first, then mostly by size. None loses more than 1 % of
 /// a model's quality.
@@ -185,10 +186,7 @@ fn choose_gguf(mut models: Vec<GgufModel>, address: &Address) -> Result<GgufMode
 pub(super) fn vision_file(files: &[RepoFile], model: &GgufModel) -> Option<RepoFile> {
     const BEST: [&str; 3] = ["F16", "BF16", "Q8_0"];
     let folder = |path: &str| path.rsplit_once('/').map(|(folder, _)| folder.to_owned());
-    let is_one = |file: &&RepoFile| {
-        let name = file.path.rsplit('/').next().unwrap_or_default().to_lowercase();
-        name.contains("mmproj") && is_gguf(&file.path) && folder(&file.path) == folder(&model.first.path)
-    };
+    let is_one = |file: &&RepoFile| is_mmproj(file_name(&file.path)) && folder(&file.path) == folder(&model.first.path);
     let found: Vec<&RepoFile> = files.iter().filter(is_one).collect();
     let of = |wanted: &&str| found.iter().find(|file| quant(stem(&file.path).0).as_deref() == Some(*wanted));
     BEST.iter().find_map(of).or(found.first()).map(|file| (*file).clone())
@@ -197,8 +195,8 @@ pub(super) fn vision_file(files: &[RepoFile], model: &GgufModel) -> Option<RepoF
 /// Complete GGUF models by path. Excludes vision encoders and importance matrices.
 pub(super) fn gguf_models(files: &[RepoFile]) -> Vec<GgufModel> {
     let is_model = |file: &&RepoFile| {
-        let name = file.path.rsplit('/').next().unwrap_or_default().to_lowercase();
-        !name.contains("mmproj") && !name.contains("imatrix")
+        let name = file_name(&file.path);
+        !is_mmproj(name) && !name.to_lowercase().contains("imatrix")
     };
     group(&files.iter().filter(is_model).cloned().collect::<Vec<_>>())
 }
@@ -240,6 +238,11 @@ fn paths(files: &[RepoFile]) -> Vec<String> {
     files.iter().map(|file| file.path.clone()).collect()
 }
 
+/// The last part of a path.
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or_default()
+}
+
 fn is_gguf(path: &str) -> bool {
     path.len() > 5 && path.get(path.len() - 5..).is_some_and(|end| end.eq_ignore_ascii_case(".gguf"))
 }
@@ -252,8 +255,7 @@ fn stem(path: &str) -> (&str, [u32; 2]) {
 
 /// The quantisation in a file name: the last matching part.
 fn quant(stem: &str) -> Option<String> {
-    let name = stem.rsplit('/').next().unwrap_or_default();
-    let parts: Vec<&str> = name.split(['-', '.']).collect();
+    let parts: Vec<&str> = file_name(stem).split(['-', '.']).collect();
     let at = parts.iter().rposition(|part| is_quant(part))?;
     let is_dynamic = at > 0 && parts[at - 1].eq_ignore_ascii_case("ud");
     Some(normal(&format!("{}{}", if is_dynamic { "UD-" } else { "" }, parts[at])))

@@ -45,8 +45,8 @@ use super::tensor_index::{FileLayout, TensorIndex};
 use crate::error::Error;
 use crate::kernels::{ExpertGroups, ExpertScore, Gate, Gelu, MAX_GROUPS, RopeConfig, RopeScaling, RopeStyle, Router};
 use crate::model::{
-    Attention, Between, Block, Experts, FeedForward, Halves, MAX_CONTEXT, MAX_DIM, MAX_LAYERS, ModelConfig, NormKind,
-    NormPlace, SharedExpert,
+    Attention, Between, Block, Experts, FeedForward, MAX_CONTEXT, MAX_DIM, MAX_LAYERS, ModelConfig, NormKind,
+    SharedExpert,
 };
 
 pub(super) struct Architecture {
@@ -296,27 +296,13 @@ impl Architecture {
         };
         let attention = Attention { rope: Some(0), ..Attention::plain(n_heads, head_dim) };
         let widths = keys.each_u32(FFN_WIDTH, n_layers)?;
-        let block = Block {
-            attention,
-            recurrence: None,
-            attends_beside: false,
-            halves: Halves::Both,
-            feed_forward: FeedForward {
-                experts: None,
-                dim: match (widths.as_ref().and_then(|widths| widths.first()), self.ffn_widths) {
-                    (Some(&ffn_dim), _) => ffn_dim,
-                    (None, Some(widths)) => dim.saturating_mul(widths),
-                    (None, None) => return Err(keys.missing(FFN_WIDTH)),
-                },
-                between: self.between(keys)?,
-            },
-            attn_norm: NormPlace::Before,
-            ffn_norm: NormPlace::Before,
-            per_layer: false,
-            output_scale: false,
-            parallel: false,
+        let ffn_dim = match (widths.as_ref().and_then(|widths| widths.first()), self.ffn_widths) {
+            (Some(&ffn_dim), _) => ffn_dim,
+            (None, Some(widths)) => dim.saturating_mul(widths),
+            (None, None) => return Err(keys.missing(FFN_WIDTH)),
         };
-        let mut blocks = vec![block; n_layers as usize];
+        let feed_forward = FeedForward { dim: ffn_dim, between: self.between(keys)?, experts: None };
+        let mut blocks = vec![Block::plain(attention, feed_forward); n_layers as usize];
         for (block, n_kv_heads) in blocks.iter_mut().zip(keys.each_u32(KV_HEADS, n_layers)?.into_iter().flatten()) {
             block.attention.n_kv_heads = n_kv_heads;
         }

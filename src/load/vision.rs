@@ -8,6 +8,8 @@ mod siglip;
 
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
+
 use super::huggingface::{self, CONFIG, FolderTexts};
 use super::keys::{Key, KeySource, Keys};
 use super::refused::{parse_gguf, parse_safetensors};
@@ -18,9 +20,7 @@ use crate::formats::TensorInfo;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::gguf::Gguf;
 use crate::kernels::{Gelu, RopeConfig, RopeScaling, RopeStyle};
-use crate::model::{
-    Attention, Between, Block, FeedForward, Halves, MAX_LAYERS, ModelConfig, NormKind, NormPlace, VisionConfig,
-};
+use crate::model::{Attention, Between, Block, FeedForward, MAX_LAYERS, ModelConfig, NormKind, VisionConfig};
 use crate::picture::positions::Interpolation;
 use crate::picture::rope::Axes;
 use crate::picture::{Family, Preprocess};
@@ -29,16 +29,16 @@ use crate::picture::{Family, Preprocess};
 pub(crate) const PREPROCESSORS: [&str; 2] = ["preprocessor_config.json", "processor_config.json"];
 /// `general.architecture` of vision encoders in GGUF files.
 pub(super) const CLIP: &str = "clip";
+/// The encoder's part of `config.json`.
+const VISION_CONFIG: &str = "vision_config";
 const POSITIONS: &str = "position_embd.weight";
+const HEADS: Key = Key("attention.head_count", "num_heads|num_attention_heads");
+const LAYERS: Key = Key("block_count", "depth|num_hidden_layers");
 
 /// How one family's files name and describe its vision encoder.
 struct VisionFamily {
     /// How its pictures are prepared.
     family: Family,
-    /// `clip.projector_type`.
-    gguf: &'static str,
-    /// `model_type` of the whole model.
-    json: &'static [&'static str],
     /// Prefixes of its tensors in a folder.
     prefixes: &'static [&'static str],
     /// Prefix of its layers' numbers, after those.
@@ -49,7 +49,7 @@ struct VisionFamily {
     describe: fn(&Keys<'_>) -> Result<(VisionConfig, PatchPlaces), Error>,
 }
 
-const FAMILIES: [VisionFamily; 3] = [qwen::QWEN3_VL, siglip::LFM2_VL, siglip::SMOLVLM];
+static FAMILIES: [VisionFamily; 3] = [qwen::QWEN3_VL, siglip::LFM2_VL, siglip::SMOLVLM];
 
 /// Names in GGUF files with ours; those in layers start after the layer's number.
 const GGUF_NAMES: [(&str, &str); 7] = [
@@ -115,35 +115,32 @@ impl VisionFile {
         open().map_err(|e| e.in_file(path))
     }
 
-    /// The vision encoder that belongs to a model: its folder, or the only GGUF file beside it whose name has `mmproj`
-    /// in it.
+    /// The vision encoder that belongs to a model: its folder, if that has one, or the only GGUF file beside it whose
+    /// name has `mmproj` in it.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is none or there are several, [`Error::Io`] if the folder cannot be read.
-    pub fn beside(model: impl AsRef<Path>) -> Result<PathBuf, Error> {
+    /// [`Error::Config`] if there are several or `config.json` is invalid, [`Error::Io`] if the folder cannot be read.
+    pub fn beside(model: impl AsRef<Path>) -> Result<Option<PathBuf>, Error> {
         let model = model.as_ref();
         if is_of_folder(model) {
-            return Ok(model.to_path_buf());
+            let path = folder_of(model).join(CONFIG);
+            let json = ConfigJson::parse(&huggingface::read(&path)?).map_err(|e| e.in_file(&path))?;
+            let has_vision = json.get(VISION_CONFIG).map_err(|e| e.in_file(&path))?.is_some();
+            return Ok(has_vision.then(|| model.to_path_buf()));
         }
-        let mut found = Vec::new();
         for path in shards::links(model) {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            found = mmproj_files(folder)?;
-            if !found.is_empty() {
-                break;
+            let mut found = mmproj_files(folder)?;
+            if found.len() > 1 {
+                let names = found.iter().map(|path| path.to_string_lossy()).collect::<Vec<_>>().join(", ");
+                let expected = "one `mmproj-*.gguf` beside the model, or --mmproj FILE".into();
+                return Err(Error::Config { field: "mmproj".into(), expected, found: names }.in_file(model));
+            }
+            if let Some(path) = found.pop() {
+                return Ok(Some(path));
             }
         }
-        let names = || found.iter().map(|path| path.to_string_lossy()).collect::<Vec<_>>().join(", ");
-        match &found[..] {
-            [path] => Ok(path.clone()),
-            others => Err(Error::Config {
-                field: "mmproj".into(),
-                expected: "a GGUF file of its vision encoder beside the model, `mmproj-*.gguf`, or --mmproj FILE"
-                    .into(),
-                found: if others.is_empty() { "none".into() } else { names() },
-            }
-            .in_file(model)),
-        }
+        Ok(None)
     }
 
     /// Bytes of the weights.
@@ -152,7 +149,7 @@ impl VisionFile {
     }
 
     fn of_folder(path: &Path) -> Result<VisionFile, Error> {
-        let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+        let folder = folder_of(path);
         let read = |name: &str| {
             let path = folder.join(name);
             if path.exists() { huggingface::read(&path).map(Some) } else { Ok(None) }
@@ -167,22 +164,27 @@ impl VisionFile {
         let bytes = texts.config.as_ref().ok_or_else(|| huggingface::missing(CONFIG).in_file(folder))?;
         let json = ConfigJson::parse(bytes).map_err(in_file(CONFIG))?;
         let whole = json.clone().into_value();
+        let [usual, other] = PREPROCESSORS;
+        let parsed = |name: &'static str| -> Result<_, Error> {
+            let Some(bytes) = read(name)? else { return Ok(None) };
+            Ok(Some((ConfigJson::parse(&bytes).map_err(in_file(name))?.into_value(), name)))
+        };
+        let preprocessor = match parsed(usual)? {
+            None => parsed(other)?,
+            found => found,
+        };
         let model_type = json.get_str("model_type").map_err(in_file(CONFIG))?.unwrap_or("missing").to_owned();
-        let family = FAMILIES.iter().find(|family| family.json.contains(&model_type.as_str()));
-        let family = family.ok_or_else(|| unsupported("config.json", "model_type", &model_type).in_file(folder))?;
+        let family = Family::of_json(preprocessor.as_ref().map_or(&Value::Null, |(json, _)| json), &whole);
+        let names = || encoders_of(FAMILIES.iter().flat_map(|known| known.family.model_types()).copied());
+        let refused = || unsupported("config.json", "model_type", &model_type, names()).in_file(folder);
+        let family = VisionFamily::of(family).ok_or_else(refused)?;
         let row_dim = json.get_u32("text_config.hidden_size").map_err(in_file(CONFIG))?;
-        let json = json.required_part("vision_config", &PROJECTOR_KEYS).map_err(in_file(CONFIG))?;
+        let json = json.required_part(VISION_CONFIG, &PROJECTOR_KEYS).map_err(in_file(CONFIG))?;
         let json = json.or_value("text_hidden_size", row_dim.map(Into::into));
         let keys = Keys::new(KeySource::Json(&json), &model_type, false);
         let (config, places) = (family.describe)(&keys).and_then(checked).map_err(in_file(CONFIG))?;
         keys.check_read().map_err(in_file(CONFIG))?;
-        let [usual, other] = PREPROCESSORS;
-        let (preprocessor, name) = match (read(usual)?, read(other)?) {
-            (Some(bytes), _) => (bytes, usual),
-            (None, Some(bytes)) => (bytes, other),
-            (None, None) => return Err(huggingface::missing(usual).in_file(folder)),
-        };
-        let preprocessor = ConfigJson::parse(&preprocessor).map_err(in_file(name))?.into_value();
+        let (preprocessor, name) = preprocessor.ok_or_else(|| huggingface::missing(usual).in_file(folder))?;
         let preprocess = Preprocess::from_json(family.family, &preprocessor, &whole).map_err(in_file(name))?;
         let (mut tensor_index, mut files) = (TensorIndex::default(), Vec::new());
         for (i, name) in huggingface::weight_files(&texts, None)?.iter().enumerate() {
@@ -207,15 +209,17 @@ impl VisionFile {
         let metadata = &gguf.metadata;
         let found = metadata.get_str("general.architecture")?.unwrap_or("missing");
         if found != CLIP {
-            return Err(unsupported_value("general.architecture", found, "clip, a vision encoder (mmproj)"));
+            let supported = "clip, a vision encoder (mmproj)".into();
+            return Err(unsupported("gguf", "general.architecture", found, supported));
         }
         let projector = match metadata.get_str("clip.projector_type")? {
             Some(projector) => Some(projector),
             None => metadata.get_str("clip.vision.projector_type")?,
         };
         let projector = projector.unwrap_or("missing");
-        let family = FAMILIES.iter().find(|family| family.gguf == projector);
-        let family = family.ok_or_else(|| unsupported("gguf", "clip.projector_type", projector))?;
+        let names = || encoders_of(FAMILIES.iter().map(|known| known.family.projector()));
+        let family = VisionFamily::of(Family::of_projector(projector))
+            .ok_or_else(|| unsupported("gguf", "clip.projector_type", projector, names()))?;
         let mut tensor_index = TensorIndex::default();
         for tensor in &gguf.tensors {
             check_type("gguf", tensor)?;
@@ -226,7 +230,7 @@ impl VisionFile {
         let (config, places) = checked((family.describe)(&keys)?)?;
         let found = |name: &str| {
             let key = format!("clip.vision.{name}");
-            let number = |value: f32| serde_json::Value::from(f64::from(value));
+            let number = |value: f32| Value::from(f64::from(value));
             match (metadata.get_u32(&key), metadata.get_f32(&key), metadata.get_f32_array(&key)) {
                 (Ok(Some(value)), ..) => Some(value.into()),
                 (_, Ok(Some(value)), _) => Some(number(value)),
@@ -253,14 +257,23 @@ impl VisionFile {
     }
 }
 
+fn folder_of(path: &Path) -> &Path {
+    if path.is_dir() { path } else { path.parent().unwrap_or(path) }
+}
+
+/// Whether a file's name is that of a vision encoder in GGUF: it has `mmproj` in it.
+pub(crate) fn is_mmproj(name: &str) -> bool {
+    let name = name.to_lowercase();
+    name.contains("mmproj") && name.ends_with(".gguf")
+}
+
 /// GGUF files of vision encoders in a folder, by name.
 fn mmproj_files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let io = |source| Error::Io { path: folder.into(), source };
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(io)? {
         let path = entry.map_err(io)?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-        if name.contains("mmproj") && name.ends_with(".gguf") {
+        if is_mmproj(&path.file_name().unwrap_or_default().to_string_lossy()) {
             found.push(path);
         }
     }
@@ -285,6 +298,10 @@ fn checked((config, places): (VisionConfig, PatchPlaces)) -> Result<(VisionConfi
 }
 
 impl VisionFamily {
+    fn of(family: Option<Family>) -> Option<&'static VisionFamily> {
+        FAMILIES.iter().find(|known| Some(known.family) == family)
+    }
+
     /// Our name of a folder's tensor; `None` for one of another part.
     fn name(&self, name: &str, config: &VisionConfig) -> Option<String> {
         let rest = self.prefixes.iter().find_map(|prefix| name.strip_prefix(prefix))?;
@@ -341,9 +358,8 @@ struct Tower {
 }
 
 impl Tower {
-    /// Reads the sizes. `layers`, `heads`: the keys' names in a folder, which differ.
+    /// Reads the sizes. `eps`: of norms, by default.
     fn read(keys: &Keys<'_>, eps: f32) -> Result<Tower, Error> {
-        let heads = Key("attention.head_count", "num_heads|num_attention_heads");
         let act = Key("", "hidden_act");
         let gelu = match keys.str(act)? {
             None | Some("gelu_pytorch_tanh") => Gelu::Tanh,
@@ -353,8 +369,8 @@ impl Tower {
         keys.says(Key("use_gelu", ""));
         Ok(Tower {
             dim: keys.required(Key("embedding_length", "hidden_size"))?,
-            n_layers: keys.required(Key("block_count", "depth|num_hidden_layers"))?,
-            n_heads: keys.required(heads)?,
+            n_layers: keys.required(LAYERS)?,
+            n_heads: keys.required(HEADS)?,
             ffn_dim: keys.required(Key("feed_forward_length", "intermediate_size"))?,
             gelu,
             eps: keys.f32(Key("attention.layer_norm_epsilon", "layer_norm_eps"))?.unwrap_or(eps),
@@ -365,28 +381,16 @@ impl Tower {
     /// and column, whose table the host writes, if there is one.
     fn config(&self, keys: &Keys<'_>, (architecture, rope): (&str, Option<f64>)) -> Result<ModelConfig, Error> {
         let Tower { dim, n_layers, n_heads, ffn_dim, gelu, eps } = *self;
-        let heads = Key("attention.head_count", "num_heads|num_attention_heads");
         if n_heads == 0 || !dim.is_multiple_of(n_heads) {
-            return Err(keys.wrong(heads, format!("a divisor of the width {dim}"), n_heads));
+            return Err(keys.wrong(HEADS, format!("a divisor of the width {dim}"), n_heads));
         }
         if !(1..=MAX_LAYERS).contains(&n_layers) {
-            let field = Key("block_count", "depth|num_hidden_layers");
-            return Err(keys.wrong(field, format!("1 to {MAX_LAYERS}"), n_layers));
+            return Err(keys.wrong(LAYERS, format!("1 to {MAX_LAYERS}"), n_layers));
         }
         let head_dim = dim / n_heads;
         let attention = Attention { rope: rope.map(|_| 0), ..Attention::plain(n_heads, head_dim) };
-        let block = Block {
-            attention,
-            recurrence: None,
-            attends_beside: false,
-            halves: Halves::Both,
-            feed_forward: FeedForward { dim: ffn_dim, between: Between::Gelu(gelu), experts: None },
-            attn_norm: NormPlace::Before,
-            ffn_norm: NormPlace::Before,
-            per_layer: false,
-            output_scale: false,
-            parallel: false,
-        };
+        let feed_forward = FeedForward { dim: ffn_dim, between: Between::Gelu(gelu), experts: None };
+        let block = Block::plain(attention, feed_forward);
         let rope = rope.map(|theta| RopeConfig {
             rot_dims: head_dim,
             theta,
@@ -421,16 +425,11 @@ impl Tower {
     }
 }
 
-/// The error for a model without a supported vision encoder.
-fn unsupported(format: &'static str, field: &str, found: &str) -> Error {
-    let gguf: Vec<&str> = FAMILIES.iter().map(|family| family.gguf).collect();
-    let json: Vec<&str> = FAMILIES.iter().flat_map(|family| family.json).copied().collect();
-    let names = if format == "gguf" { gguf } else { json };
-    let supported = format!("vision encoders of {}", names.join(", "));
+fn unsupported(format: &'static str, field: &str, found: &str, supported: String) -> Error {
     Error::Unsupported { format, field: field.into(), found: format!("`{}`", found.escape_debug()), supported }
 }
 
-fn unsupported_value(field: &str, found: &str, supported: &str) -> Error {
-    let found = format!("`{}`", found.escape_debug());
-    Error::Unsupported { format: "gguf", field: field.into(), found, supported: supported.into() }
+/// The supported families, by these names.
+fn encoders_of(names: impl Iterator<Item = &'static str>) -> String {
+    format!("vision encoders of {}", names.collect::<Vec<_>>().join(", "))
 }

@@ -40,6 +40,22 @@ pub enum Halves {
 }
 
 impl Block {
+    /// Attention and a feed-forward, one after the other, with norms before them and nothing else.
+    pub(crate) fn plain(attention: Attention, feed_forward: FeedForward) -> Block {
+        Block {
+            attention,
+            recurrence: None,
+            attends_beside: false,
+            halves: Halves::Both,
+            feed_forward,
+            attn_norm: NormPlace::Before,
+            ffn_norm: NormPlace::Before,
+            per_layer: false,
+            output_scale: false,
+            parallel: false,
+        }
+    }
+
     /// Whether the layer has attention.
     pub fn attends(&self) -> bool {
         self.halves != Halves::FeedForward && (self.recurrence.is_none() || self.attends_beside)

@@ -34,7 +34,7 @@ pub struct ExpertWeights {
     matrices: Matrices,
     up_bias: Option<Joined>,
     down_bias: Option<Joined>,
-    /// Added once to what a token's experts make together, `[C]`: Nomic.
+    /// Bias of the sum of a token's experts, `[C]`: Nomic.
     pub(super) sum_bias: Option<Tensor>,
     /// Expert cache for passes over a few tokens.
     kept: Option<CachedExperts>,
@@ -550,7 +550,7 @@ impl Transformer {
     }
 }
 
-/// Records the bias of what experts make together.
+/// Adds the bias of the sum of experts.
 fn add_bias(rec: &mut Recorder, weights: &ExpertWeights, result: &Tensor) -> Result<(), Error> {
     weights.sum_bias.as_ref().map_or(Ok(()), |bias| add(rec, bias, result))
 }

@@ -26,7 +26,7 @@ pub struct VisionConfig {
     pub patch_dim: u32,
     /// Whether learned positions are added to the embedded patches.
     pub has_positions: bool,
-    /// What makes rows of the last layer's output.
+    /// Makes rows of the last layer's output.
     pub projector: Projector,
     /// Layers whose output has a projector of its own, in order. The text model adds their rows after its first layers:
     /// `is_deepstack_layers`; `deepstack_visual_indexes`.
@@ -37,7 +37,7 @@ pub struct VisionConfig {
     pub row_dim: u32,
 }
 
-/// What joins neighbouring patches, side by side, to a row of the text model: one product or two.
+/// Joins neighbouring patches, side by side, to a row of the text model: one product or two.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Projector {
     /// N, patches of a row: the square of `spatial_merge_size`, `scale_factor`, `downsample_factor`.
@@ -209,7 +209,7 @@ impl VisionTransformer {
         self.encoder.rope_table(0)
     }
 
-    /// Declares the tensors of passes over `n_patches` patches, of which up to `max_patches` may be of one picture.
+    /// Declares the tensors of passes over the `n_patches` patches of one picture.
     ///
     /// # Errors
     /// [`Error::Shape`] or [`Error::Operand`] if they are too large.

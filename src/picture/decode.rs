@@ -18,7 +18,7 @@ const JPEG_SCAN: u8 = 0xda;
 /// Scans of a JPEG file, each of which may touch all pixels. Encoders make about ten; the decoder stops at 100, but
 /// only when it gets there.
 const MAX_JPEG_SCANS: usize = 64;
-/// Bytes for what is beside the pixels of a file, such as a compressed colour profile.
+/// Bytes for a file's other parts than pixels, such as a compressed colour profile.
 const MAX_EXTRA_BYTES: u64 = 64 << 20;
 
 /// Limits on files, checked before pixels are decoded.
@@ -63,8 +63,8 @@ impl Picture {
     ///
     /// The result is turned as its EXIF data says. Of an animation it is the first frame. Alpha is dropped and colours
     /// are kept. Of 16 bits the upper 8 remain, but 16-bit grey is white from 255 on, as Pillow has it. Pixels are
-    /// those of Pillow; those of JPEG files differ from it by the rounding of the decoder, and what the first frame of
-    /// a GIF file leaves free is black.
+    /// those of Pillow; those of JPEG files differ from it by the rounding of the decoder, and the
+    /// first frame of a GIF file is black where it has no pixels.
     ///
     /// # Errors
     /// [`Error::Format`] if the file is of another format, which it names, or broken; [`Error::Truncated`] if it ends
@@ -112,7 +112,7 @@ fn read(
         let (field, found) = ("size".into(), format!("{width} x {height} pixels in {needed_bytes} bytes"));
         return Err(Error::Unsupported { format: format.name(), field, found, supported });
     }
-    // Every 8 x 8 pixels of a JPEG file take at least one bit; the decoder would fill up what is missing with grey.
+    // Every 8 x 8 pixels of a JPEG file take at least one bit; the decoder would make missing pixels grey.
     let least_bytes = u64::from(width).div_ceil(8) * u64::from(height).div_ceil(8) / 8;
     if matches!(format, Format::Jpeg) && (bytes.len() as u64) < least_bytes {
         return Err(truncated(format, least_bytes, bytes.len()));
@@ -155,7 +155,7 @@ fn to_rgb(pixels: Vec<u8>, color: ColorType) -> Vec<u8> {
     }
 }
 
-/// A limit on what a decoder allocates.
+/// A limit on a decoder's allocations.
 fn memory(max_bytes: u64) -> Limits {
     let mut limits = Limits::no_limits();
     limits.max_alloc = Some(max_bytes);
@@ -275,9 +275,9 @@ fn sniff(bytes: &[u8]) -> Result<Format, Error> {
     }
 }
 
-/// The name of what is no supported picture.
+/// The name of a format that is not supported.
 fn other_format(bytes: &[u8]) -> &'static str {
-    /// Where a name is, and what it looks like.
+    /// Offset, bytes there, and the format's name.
     const SIGNATURES: [(usize, &[u8], &str); 16] = [
         (0, b"%PDF", "PDF"),
         (0, b"BM", "BMP"),

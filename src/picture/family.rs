@@ -36,7 +36,7 @@ pub(super) struct Names {
     json: &'static [&'static str],
     /// `clip.projector_type` or `clip.vision.projector_type` in GGUF.
     gguf: &'static str,
-    /// What a chat template writes for a picture; [`Preprocess::text`] takes its place. Empty for models that embed.
+    /// A picture in the text of a chat template, which [`Preprocess::text`] replaces. Empty for models that embed.
     placeholder: &'static str,
     /// The token of a row.
     row: &'static str,
@@ -163,7 +163,7 @@ impl Family {
         NAMES.iter().find(|names| !projector.is_empty() && names.gguf == projector).map(|names| names.family)
     }
 
-    /// What the family's chat templates write for a picture; [`Preprocess::text`] takes its place. Empty for models
+    /// A picture in the text of the family's chat templates, which [`Preprocess::text`] replaces. Empty for models
     /// that embed.
     pub fn placeholder(self) -> &'static str {
         self.names().placeholder
@@ -172,6 +172,16 @@ impl Family {
     /// The token whose embeddings the rows of a picture replace. Empty for models that embed.
     pub fn row_token(self) -> &'static str {
         self.names().row
+    }
+
+    /// `model_type` in `config.json`.
+    pub(crate) fn model_types(self) -> &'static [&'static str] {
+        self.names().json
+    }
+
+    /// The projector in a GGUF file: `clip.projector_type`.
+    pub(crate) fn projector(self) -> &'static str {
+        self.names().gguf
     }
 
     fn names(self) -> &'static Names {

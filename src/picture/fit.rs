@@ -208,7 +208,7 @@ impl Preprocess {
         Plan { steps, tiles, cut: [rows, columns] }
     }
 
-    /// SmolVLM: to the longest side, then to whole tiles, which are also what the whole is made of.
+    /// SmolVLM: to the longest side, then to whole tiles. The last tile is all of them made smaller.
     fn split(&self, size: [u32; 2], longest: u32, side: u32, is_cut: bool) -> Plan {
         let long = fit_longest(size, longest);
         let tiled = if is_cut { whole_tiles(long, side) } else { [side, side] };

@@ -1,4 +1,4 @@
-//! From a picture to what a vision encoder takes.
+//! From a picture to the patches that a vision encoder takes.
 
 use super::Picture;
 use super::fit::{Layout, Tile};
@@ -8,7 +8,7 @@ use crate::error::Error;
 /// A tile of a picture as an encoder takes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Patches {
-    /// `[n, patch_dim]`, normalised: what the product with the patch embedding takes. Within a patch by
+    /// `[n, patch_dim]`, normalised: rows for the product with the patch embedding. Within a patch by
     /// [`PixelOrder`].
     pub values: Vec<f32>,
     /// Values of a patch: `3 * patch * patch`.

@@ -89,7 +89,7 @@ const STEPS: [(&str, bool, Option<Family>); 4] = [
 ];
 
 impl Family {
-    /// Settings of published models, for what a file leaves out.
+    /// Settings of published models, for those that a file leaves out.
     fn defaults(self) -> Preprocess {
         use PixelOrder::{ChannelFirst, ChannelLast};
         let half = [0.5; 3];
@@ -332,7 +332,7 @@ impl Preprocess {
         match &self.fit {
             Fit::Pixels { min, max } => ordered("max_pixels", *min, *max)?,
             Fit::Blocks { .. } | Fit::Patches { .. } => {}
-            // SigLIP leaves out what is no whole patch at the right and the bottom.
+            // SigLIP leaves out incomplete patches at the right and the bottom.
             Fit::Stretch { size } if self.family == Family::Siglip => {
                 ordered("size", block.into(), size[0].min(size[1]).into())?;
             }

@@ -163,7 +163,7 @@ fn all_nomic_file_formats_give_equal_vectors() {
     }
 }
 
-/// GGUF files lack the bias of what experts make together.
+/// GGUF files lack the bias of the sum of experts.
 #[test]
 fn nomic_experts_in_gguf_match_their_references() {
     let cases: Vec<Value> = cases("nomic-moe", "gguf");

@@ -10,7 +10,7 @@ use tilewright::picture::{Family, Picture, Preprocess, TextPart};
 use super::{common, fuzz, mutate};
 use crate::allocator::measure;
 
-/// Decoded pixels of a fuzzed picture, and bytes for what is beside the pixels: a decoder's limit.
+/// Decoded pixels of a fuzzed picture, and bytes for a file's other parts: a decoder's limit.
 const MAX_PIXELS: u64 = 1 << 16;
 const MAX_EXTRA: usize = 160 << 20;
 

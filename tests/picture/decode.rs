@@ -4,7 +4,7 @@ use tilewright::Error;
 use tilewright::picture::{Filter, Picture, PictureLimits};
 
 use super::bombs::{self, Outcome};
-use super::{Pixels, path, told};
+use super::{Pixels, message_of, path};
 use crate::common;
 
 /// Pictures of odd sizes, depths and formats, by their names in the test data.
@@ -74,7 +74,7 @@ fn truncated_files_are_refused() {
     }
     let jpeg = std::fs::read(path("turned.jpg")).unwrap();
     let message = "the file ends after 2000 bytes, but the JPEG picture needs at least 2001: download or save it again";
-    assert_eq!(told(decode(&jpeg[..2000])), message);
+    assert_eq!(message_of(decode(&jpeg[..2000])), message);
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn other_formats_are_named() {
     ];
     for (bytes, name) in cases {
         let message = format!("picture: format at byte 0 is {name}, expected PNG, JPEG, WebP or GIF");
-        assert_eq!(told(decode(bytes)), message);
+        assert_eq!(message_of(decode(bytes)), message);
     }
 }
 
@@ -120,7 +120,7 @@ fn other_formats_are_named() {
 fn limits_are_kept() {
     let bytes = std::fs::read(path("a.png")).unwrap();
     let limits = PictureLimits::default();
-    let refused = |limits| told(Picture::decode(&bytes, &limits));
+    let refused = |limits| message_of(Picture::decode(&bytes, &limits));
     let message = "PNG: size is 6305 bytes, which is not supported (supported: at most 6304 bytes)";
     assert_eq!(refused(PictureLimits { max_bytes: 6304, ..limits }), message);
     assert!(refused(PictureLimits { max_pixels: 61 * 47 - 1, ..limits }).contains("61 x 47 pixels"));

@@ -3,7 +3,7 @@
 use tilewright::picture::positions::{Interpolation, add_axes, interpolate};
 use tilewright::picture::rope::{Axes, grid_angles};
 
-use super::{References, path, told};
+use super::{References, message_of, path};
 
 fn largest(got: &[f32], want: &[f32]) -> f32 {
     assert_eq!(got.len(), want.len());
@@ -58,7 +58,7 @@ fn added_tables_are_those_of_transformers() {
     let difference = largest(&got, &want);
     assert!(difference < 2e-6, "{difference}");
     let message = "positions: `rows` is 3072 values of 48 columns, expected a position 64";
-    assert_eq!(told(add_axes(columns, rows, 48, &[[64, 0]])), message);
+    assert_eq!(message_of(add_axes(columns, rows, 48, &[[64, 0]])), message);
 }
 
 /// A constant table stays so, and a grid of the table's size has its entries.
@@ -73,7 +73,7 @@ fn interpolation_keeps_what_it_must() {
         }
     }
     let refused =
-        |table: &[f32], width, grid, merge| told(interpolate(table, width, grid, merge, Interpolation::Bilinear));
+        |table: &[f32], width, grid, merge| message_of(interpolate(table, width, grid, merge, Interpolation::Bilinear));
     assert!(refused(&table[1..], 1, [2, 2], 1).contains("`table` is 48 values of 1 columns"));
     assert!(refused(&table, 0, [2, 2], 1).contains("`table` is 49 values of 0 columns"));
     assert!(refused(&table, 1, [2, 3], 2).contains("`grid` is [2, 3], expected squares of 2 x 2 patches"));
@@ -92,7 +92,7 @@ fn angles_of_grids() {
         let difference = largest(got.as_flattened(), &want);
         assert!(difference < 1e-6, "{folder}: {difference}");
     }
-    assert!(told(grid_angles([2, 2], 2, 18, 1e4, Axes::RowFirst)).contains("`head_dim` is 18"));
-    assert!(told(grid_angles([2, 2], 2, 16, 0.0, Axes::RowFirst)).contains("`base` is 0"));
-    assert!(told(grid_angles([2, 1], 2, 16, 1e4, Axes::RowFirst)).contains("`grid`"));
+    assert!(message_of(grid_angles([2, 2], 2, 18, 1e4, Axes::RowFirst)).contains("`head_dim` is 18"));
+    assert!(message_of(grid_angles([2, 2], 2, 16, 0.0, Axes::RowFirst)).contains("`base` is 0"));
+    assert!(message_of(grid_angles([2, 1], 2, 16, 1e4, Axes::RowFirst)).contains("`grid`"));
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tilewright::picture::{Family, Fit, Patches, Picture, PixelOrder, Prepared, Preprocess, TextPart};
 
-use super::{Pixels, References, json as file, path, told};
+use super::{Pixels, References, json as file, message_of, path};
 
 /// The token that rows take the place of.
 pub(super) const ROW: u32 = 287;
@@ -228,7 +228,7 @@ fn text_is_that_of_transformers() {
     }
 }
 
-/// What these keys of an mmproj file say, and what is left to llama.cpp's and transformers' defaults.
+/// Keys of an mmproj file, and the defaults of llama.cpp and transformers for those that it leaves out.
 #[test]
 fn settings_of_gguf_files() {
     let read = |projector: &str, keys: Value| {
@@ -261,7 +261,10 @@ fn settings_of_gguf_files() {
     }
     assert_eq!(Family::of_projector("qwen2vl_merger"), None);
     assert_eq!(Family::of_projector(""), None);
-    assert_eq!(told(read("gemma3", common.clone())), "model configuration: size is [48, 48], expected multiples of 32");
+    assert_eq!(
+        message_of(read("gemma3", common.clone())),
+        "model configuration: size is [48, 48], expected multiples of 32"
+    );
 }
 
 #[test]
@@ -271,7 +274,7 @@ fn wrong_settings_are_named() {
     let mut settings = file(&format!("{folder}/preprocessor_config.json"));
     let mut refused = |family, key: &str, value: Value| {
         let before = std::mem::replace(&mut settings[key], value);
-        let message = told(Preprocess::from_json(family, &settings, &config));
+        let message = message_of(Preprocess::from_json(family, &settings, &config));
         settings[key] = before;
         message
     };
@@ -341,8 +344,8 @@ fn odd_sizes() {
     }
     let message = "picture: its size for this model is 1 x 4000, which is not supported (supported: sides up to 200 \
                    times as long as each other)";
-    assert_eq!(told(preprocess("qwen3-vl").layout(1, 4000)), message);
-    assert!(told(preprocess("clip").layout(0, 1)).contains("sides above 0"));
+    assert_eq!(message_of(preprocess("qwen3-vl").layout(1, 4000)), message);
+    assert!(message_of(preprocess("clip").layout(0, 1)).contains("sides above 0"));
 }
 
 /// CLIP takes the middle of a picture.

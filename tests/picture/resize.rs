@@ -2,7 +2,7 @@
 
 use tilewright::picture::{Filter, Picture};
 
-use super::{Pixels, told};
+use super::{Pixels, message_of};
 
 const FILTERS: [(&str, Filter); 3] =
     [("bilinear", Filter::Bilinear), ("bicubic", Filter::Bicubic), ("lanczos", Filter::Lanczos)];
@@ -42,7 +42,7 @@ fn keeps_one_colour() {
 #[test]
 fn refuses_sizes() {
     let picture = Picture::new(1, 65_535, vec![7; 3 * 65_535]).unwrap();
-    let refused = |width, height| told(picture.resize(width, height, Filter::Bicubic));
+    let refused = |width, height| message_of(picture.resize(width, height, Filter::Bicubic));
     let message = "resize: `size` is 0 x 9, expected a window inside the size, and neither empty";
     assert_eq!(refused(0, 9), message);
     assert!(refused(1 << 31, 1 << 31).contains("sides of at most 65536"));

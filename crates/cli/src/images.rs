@@ -22,7 +22,8 @@ pub struct VisionArgs {
 }
 
 impl VisionArgs {
-    /// The model with its vision encoder: `--mmproj`, or the one in its folder or beside it, if there is one.
+    /// The model with its vision encoder: `--mmproj`, or the one in its folder or beside it, if there is one. The model
+    /// does without the latter if it cannot be loaded.
     pub fn added_to(&self, model: Model, path: Option<&Path>) -> Result<Model, Error> {
         let options = VisionOptions { max_rows: self.image_max_tokens };
         let load = |path: &Path| VisionEncoder::load(model.device(), path, options);
@@ -31,10 +32,17 @@ impl VisionArgs {
                 let encoder = load(mmproj)?;
                 model.with_vision(encoder).map_err(|error| error.in_file(mmproj))
             }
-            (None, Some(path)) => match VisionFile::beside(path).and_then(|path| load(&path)) {
-                Ok(encoder) => model.clone().with_vision(encoder).or(Ok(model)),
-                Err(_) => Ok(model),
-            },
+            (None, Some(path)) => {
+                let encoder = |file: Option<PathBuf>| file.map(|file| load(&file)).transpose();
+                let added = VisionFile::beside(path).and_then(encoder).and_then(|encoder| match encoder {
+                    Some(encoder) => model.clone().with_vision(encoder),
+                    None => Ok(model.clone()),
+                });
+                Ok(added.unwrap_or_else(|error| {
+                    notice!("`{}` reads no pictures: {error}", model.name());
+                    model
+                }))
+            }
             (None, None) => Ok(model),
         }
     }

@@ -93,6 +93,31 @@ fn chat_answers_about_pictures() {
     assert!(!text_only.status.success());
 }
 
+/// A model answers without a vision encoder that cannot be used, and says so.
+#[test]
+fn encoder_that_cannot_be_loaded_is_named() {
+    let path = model_in("broken_encoder");
+    let [mmproj, second] = ["mmproj.gguf", "other-mmproj.gguf"].map(|name| path.with_file_name(name));
+    _ = std::fs::remove_file(&second);
+    let answered = || {
+        let output = chat(&path, &["-p", "hello"]);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{stderr}");
+        stderr.lines().filter(|line| line.contains("pictures")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(answered(), Vec::<String>::new());
+    let whole = std::fs::read(&mmproj).unwrap();
+    std::fs::write(&second, &whole).unwrap();
+    let [several] = &answered()[..] else { panic!("no notice") };
+    assert!(several.contains("expected one `mmproj-*.gguf`") && several.contains("other-mmproj.gguf"), "{several}");
+    std::fs::remove_file(second).unwrap();
+    std::fs::write(&mmproj, &whole[..100]).unwrap();
+    let [broken] = &answered()[..] else { panic!("no notice") };
+    assert!(broken.starts_with("notice: ") && broken.contains("mmproj.gguf"), "{broken}");
+    std::fs::remove_file(&mmproj).unwrap();
+    assert_eq!(answered(), Vec::<String>::new());
+}
+
 #[test]
 fn second_turn_computes_no_picture_again() {
     let model = load(&model_in("turns"));

@@ -12,8 +12,6 @@ use crate::picture::rope::Axes;
 
 pub(super) const QWEN3_VL: VisionFamily = VisionFamily {
     family: Family::Qwen3Vl,
-    gguf: "qwen3vl_merger",
-    json: &["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"],
     prefixes: &["model.visual.", "visual."],
     layers: "blocks.",
     names: &[

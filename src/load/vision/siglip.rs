@@ -32,8 +32,6 @@ const NAMES: [(&str, &str); 16] = [
 
 pub(super) const SMOLVLM: VisionFamily = VisionFamily {
     family: Family::SmolVlm,
-    gguf: "idefics3",
-    json: &["smolvlm", "idefics3"],
     prefixes: &["model.vision_model.", "model.connector."],
     layers: "encoder.layers.",
     names: &NAMES,
@@ -46,8 +44,6 @@ pub(super) const SMOLVLM: VisionFamily = VisionFamily {
 
 pub(super) const LFM2_VL: VisionFamily = VisionFamily {
     family: Family::Lfm2Vl,
-    gguf: "lfm2",
-    json: &["lfm2_vl"],
     prefixes: &["model.vision_tower.vision_model.", "model.multi_modal_projector."],
     layers: "encoder.layers.",
     names: &NAMES,
