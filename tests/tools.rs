@@ -19,24 +19,10 @@ use tilewright::load::vocab_from_gguf;
 use tilewright::tokenizer::{EncodeOptions, TokenType, Tokenizer};
 use tilewright::{Error, GenerateOptions, Model};
 
-const FORMATS: [Format; 16] = [
-    Format::Hermes,
-    Format::Xml,
-    Format::Llama3,
-    Format::Mistral,
-    Format::Gemma4,
-    Format::Harmony,
-    Format::Lfm2,
-    Format::Granite,
-    Format::NemotronV2,
-    Format::Glm,
-    Format::SeedOss,
-    Format::DeepSeek,
-    Format::Dsml,
-    Format::KimiK2,
-    Format::MiniMax,
-    Format::Json,
-];
+/// Formats with calls.
+fn formats() -> impl Iterator<Item = Format> {
+    Format::ALL.into_iter().filter(|format| *format != Format::Plain)
+}
 
 /// All marks that are tokens in some vocabulary.
 const MARKS: [&str; 47] = [
@@ -346,7 +332,7 @@ fn constrained_calls_of_all_formats_parse_and_validate() {
     for (at, vocabulary) in vocabularies().iter().enumerate() {
         let has_marks = vocabulary.tokenizer.special_id("<think>").is_some();
         let start = std::time::Instant::now();
-        for format in FORMATS {
+        for format in formats() {
             let tally = tallies.entry(format.name()).or_default();
             // A mask over a large vocabulary takes longer.
             let n_seeds = match (common::is_full(), vocabulary.tokenizer.vocab_size() < 1000) {
@@ -423,7 +409,7 @@ fn model_without_tool_training_makes_valid_calls() {
     let tokenizer = model.tokenizer().unwrap();
     let sets = sets::sets();
     let n = if common::is_full() { 40 } else { 8 };
-    for format in FORMATS {
+    for format in formats() {
         let (mut n_calls, mut n_cut) = (0, 0);
         for seed in 0..n {
             let tools: Vec<Value> = sets[seed % 4].clone();
@@ -463,7 +449,7 @@ fn tool_choice_is_enforced_in_every_format() {
     let tools = &sets[4];
     for kind in [Some(TokenType::Control), None] {
         let vocabulary = small(kind);
-        for format in FORMATS {
+        for format in formats() {
             let (thought, _) = marks(format, kind.is_some());
             for seed in 0..8 {
                 let mut rng = Rng::new(seed);
@@ -551,7 +537,7 @@ fn unusable_tools_are_refused_by_name() {
     let nested = (0..300).fold(json!({"type": "string"}), |inner, _| json!({"type": "array", "items": inner}));
     let many: serde_json::Map<String, Value> =
         (0..2000).map(|i| (format!("p{i}"), json!({"type": "string"}))).collect();
-    let every = FORMATS.to_vec();
+    let every = formats().collect::<Vec<_>>();
     let tagged = vec![Format::Xml, Format::SeedOss, Format::Glm, Format::Dsml, Format::MiniMax];
     let raw = [&tagged[..], &[Format::Lfm2, Format::Gemma4]].concat();
     let bare = [Format::Mistral, Format::Gemma4, Format::Harmony, Format::Lfm2, Format::Glm, Format::KimiK2];
@@ -642,7 +628,7 @@ fn list_of_100_tools_is_accepted() {
             tool
         })
         .collect();
-    for format in FORMATS {
+    for format in formats() {
         let rules = ToolRules::new(format);
         let start = std::time::Instant::now();
         let constraint = Constraint::tools(&tools, &rules, &vocabulary.tokenizer, "").unwrap();

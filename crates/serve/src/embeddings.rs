@@ -59,7 +59,7 @@ pub const DIMENSIONS: Field = field(
 pub const RERANK: Endpoint = Endpoint::post(
     "/v1/rerank",
     "Ranks documents by a query, like Cohere's and Jina's Rerank",
-    &[&[MODEL, required("query", Kind::Text, "The query.")], DOCUMENT_OPTIONS],
+    &[&[MODEL, required("query", Kind::Text, "The query."), INSTRUCTION], DOCUMENT_OPTIONS],
 );
 
 /// Fields about the documents of `/v1/rerank`.
@@ -67,7 +67,6 @@ pub const DOCUMENT_OPTIONS: &[Field] = &[
     field("documents", Kind::Other(&["array"], "a list of texts, or of objects with a text"), "", "The documents."),
     TOP_N,
     field("return_documents", Kind::Flag, "false", "Add the documents to the results."),
-    INSTRUCTION,
     neutral("truncate_prompt_tokens", &[Neutral::Number(-1.0)], "Documents are cut to the model's limit."),
     neutral("user", &[Neutral::AnyText], "Ignored."),
 ];
