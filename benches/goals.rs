@@ -127,6 +127,7 @@ fn flash_attention(device: &Device) -> Result<Value, Error> {
         soft_cap: None,
         values_from: None,
         causal: false,
+        whole_pass: false,
     };
     let (q, k_columns) = (input(device, &[T, D])?, input(device, &[D, T])?);
     let (v_rows, y) = (input(device, &[T, D])?, output(&[T, D])?);

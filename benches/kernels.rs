@@ -365,6 +365,7 @@ fn attentions(bench: &mut Bench, name: &str, kind: KvType, n_tokens: u32, n_cach
         soft_cap: None,
         values_from: None,
         causal: true,
+        whole_pass: false,
     };
     let (q_dim, capacity) = (config.n_heads * config.head_dim, n_cached + n_tokens);
     let visible: u64 = (0..n_tokens).map(|t| u64::from(n_cached + t + 1)).sum();
@@ -411,6 +412,7 @@ const ATTENTION: AttentionConfig = AttentionConfig {
     soft_cap: None,
     values_from: None,
     causal: true,
+    whole_pass: false,
 };
 
 /// One token through a layer of width 1024 with 16 heads and 4 key/value heads of 64, and its feed-forward of 2816.

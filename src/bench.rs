@@ -570,7 +570,7 @@ mod tests {
     use super::*;
     use crate::dtype::WeightType;
     use crate::kernels::{Gate, KvType};
-    use crate::model::{Between, FeedForward, NormKind, NormPlace, SourceTensor, WeightSource, Weights};
+    use crate::model::{Between, FeedForward, NormKind, SourceTensor, WeightSource, Weights};
 
     /// Llama-3.2-1B in Q8_0, norms in F32.
     struct Llama1B {

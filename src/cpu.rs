@@ -26,6 +26,7 @@ pub(crate) mod cached;
 mod dots;
 mod embed;
 mod experts;
+mod grid_conv;
 mod head_matmul;
 mod linear;
 #[cfg(feature = "lora")]
@@ -301,7 +302,9 @@ fn cpu_kernel(kernel: Id) -> Option<CpuKernel> {
         Id::Scale => activation::scale,
         Id::SelectTop => select_top::select_top,
         Id::ShortConv => recurrent::short_conv,
+        Id::GridConv => grid_conv::grid_conv,
         Id::SquaredRelu => activation::squared_relu,
+        Id::Clip => activation::clip,
         Id::SigmoidGate => activation::sigmoid_gate,
         Id::Silu => activation::silu,
         Id::Softmax => softmax::softmax,

@@ -9,6 +9,7 @@ mod cached;
 mod embed;
 mod experts;
 mod gate_up;
+mod grid_conv;
 mod half_rows;
 mod head_matmul;
 mod linear;
@@ -29,7 +30,7 @@ mod softmax;
 mod state;
 
 pub use activation::{
-    Activation, Gate, Gates, Gelu, add, gated, geglu, gelu, multiply, scale, sigmoid_gate, silu, soft_cap,
+    Activation, Gate, Gates, Gelu, add, clip, gated, geglu, gelu, multiply, scale, sigmoid_gate, silu, soft_cap,
     squared_relu, swiglu,
 };
 pub use argmax::{ARGMAX_CHUNK, argmax};
@@ -42,6 +43,7 @@ pub use experts::{
     MAX_GROUPS, MAX_SHARED, Router, SharedExperts, expert_sum, route,
 };
 pub use gate_up::{gate_up, up_gated};
+pub use grid_conv::grid_conv;
 pub use half_rows::{HalfRows, Input, half_gated, half_rows};
 pub use head_matmul::{HeadColumns, HeadMatrices, LatentKey};
 pub use linear::{Linear, Norm, matvec};

@@ -67,8 +67,8 @@ pub(crate) use tensor_index::TableRows;
 pub use tensor_index::TensorIndex;
 pub(crate) use tensor_index::{WeightUploader, Widened};
 pub(crate) use unread::MTP;
-pub(crate) use vision::PatchPlaces;
 pub use vision::VisionFile;
+pub(crate) use vision::{Learned, PatchPlaces};
 #[cfg(feature = "hub")]
 pub(crate) use vision::{PREPROCESSORS, is_mmproj};
 pub use vocab::vocab_from_gguf;

@@ -34,5 +34,5 @@ pub use per_layer::{PerLayerHalf, PerLayerWeights};
 pub use position_biases::PositionBiases;
 pub(crate) use stack::layer_of;
 pub use stack::{RowPlaces, SourceTensor, Stack, TensorSlot, WeightSource};
-pub use vision::{PatchTensors, Projector, VisionConfig, VisionTransformer};
+pub use vision::{Join, MeanTensors, PatchTensors, Projector, RowNorm, VisionConfig, VisionTransformer};
 pub use weights::{BlockWeights, HalfNorms, NormWeights, Weights};

@@ -17,9 +17,9 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::scale;
-use crate::load::{FileBytes, PatchPlaces, VisionFile, WeightUploader};
-use crate::model::{PatchTensors, VisionConfig, VisionTransformer};
-use crate::picture::positions::interpolate;
+use crate::load::{FileBytes, Learned, PatchPlaces, VisionFile, WeightUploader};
+use crate::model::{MeanTensors, PatchTensors, VisionConfig, VisionTransformer};
+use crate::picture::positions::{add_axes, grid_neighbours, interpolate};
 use crate::picture::rope::grid_angles;
 use crate::picture::{Family, Patches, Picture, Prepared, Preprocess, TextPart};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
@@ -80,6 +80,8 @@ struct VisionInner {
     places: PatchPlaces,
     /// Learned positions, `[N, C]`; empty without.
     positions: Vec<f32>,
+    /// Biases of means of patches, and their inverse deviations, `[C]`; empty unless means are standardised.
+    standard: [Vec<f32>; 2],
     max_patches: u32,
     digests: [RandomState; 2],
     state: Mutex<VisionState>,
@@ -129,6 +131,8 @@ pub struct ImageRows {
     pub rows: Vec<Vec<f32>>,
     /// Rows and columns of M-RoPE, whose product is n; `None` for positions like those of tokens.
     pub grid: Option<[u32; 2]>,
+    /// Whether rows see each other in all layers of the text model: [`VisionConfig::sees_all`].
+    pub sees_all: bool,
     /// Ids that stand for the rows in a sequence: no others do as long as the program runs.
     pub ids: Range<u32>,
 }
@@ -138,7 +142,7 @@ impl ImageRows {
     ///
     /// # Errors
     /// [`Error::Operand`] after 2^31 rows.
-    fn new(dim: u32, rows: Vec<Vec<f32>>, grid: Option<[u32; 2]>) -> Result<ImageRows, Error> {
+    fn new((dim, sees_all): (u32, bool), rows: Vec<Vec<f32>>, grid: Option<[u32; 2]>) -> Result<ImageRows, Error> {
         static NEXT: AtomicU32 = AtomicU32::new(FIRST_ROW_ID);
         let n = rows.first().map_or(0, |rows| rows.len() / dim.max(1) as usize) as u32;
         let first = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |first| first.checked_add(n));
@@ -148,7 +152,12 @@ impl ImageRows {
             expected: format!("at most {FIRST_ROW_ID} in the life of a program"),
             found: "more".into(),
         })?;
-        Ok(ImageRows { dim, rows, grid, ids: first..first + n })
+        Ok(ImageRows { dim, rows, grid, sees_all, ids: first..first + n })
+    }
+
+    /// Rows for further layers, and [`ImageRows::sees_all`]: images alike in both share recorded passes.
+    pub(crate) fn kind(&self) -> (usize, bool) {
+        (self.rows.len().saturating_sub(1), self.sees_all)
     }
 
     /// Number of rows.
@@ -182,7 +191,7 @@ impl VisionEncoder {
     /// # Errors
     /// [`Error::Config`] if a weight is missing or has another shape, [`Error::Option`] for no rows.
     pub fn from_file(device: &Device, file: VisionFile, options: VisionOptions) -> Result<VisionEncoder, Error> {
-        let VisionFile { config, preprocess, places, positions, tensor_index, files } = file;
+        let VisionFile { config, preprocess, places, positions, standard, tensor_index, files } = file;
         let preprocess = preprocess.limited_to(options.max_rows)?;
         let max_patches = preprocess.max_patches();
         // Encoders round nothing.
@@ -202,6 +211,7 @@ impl VisionEncoder {
             preprocess,
             places,
             positions,
+            standard,
             max_patches,
             digests: Default::default(),
             state: Mutex::new(state),
@@ -222,6 +232,16 @@ impl VisionEncoder {
     /// The family of models, which says what stands for a picture in a prompt.
     pub fn family(&self) -> Family {
         self.inner.preprocess.family
+    }
+
+    /// Patches of a tile at most, or of a picture, where it is one tile.
+    pub fn max_patches(&self) -> u32 {
+        self.inner.max_patches
+    }
+
+    /// Rows of a tile at most; those of a picture, where it is one tile.
+    pub fn max_rows(&self) -> u32 {
+        self.inner.max_patches / self.config().projector.n_patches
     }
 
     /// Number of rows that a picture of this size takes in a sequence.
@@ -333,8 +353,9 @@ impl VisionEncoder {
             rows.push(values);
         }
         let merge = inner.preprocess.merge;
-        let grid = self.config().has_grid.then(|| patches.grid.map(|n| n / merge));
-        ImageRows::new(self.config().row_dim, rows, grid)
+        let VisionConfig { row_dim, sees_all, has_grid, .. } = *self.config();
+        let grid = has_grid.then(|| patches.grid.map(|n| n / merge));
+        ImageRows::new((row_dim, sees_all), rows, grid)
     }
 }
 
@@ -389,6 +410,8 @@ impl VisionInner {
         let mut state = self.state();
         if let Some((uploader, files)) = &state.weights {
             uploader.clone().take_all(&self.device, files, None)?;
+            let ones = |tensor: &Tensor| self.device.write(tensor, 0, &vec![1f32; tensor.len()]);
+            self.transformer.ones().try_for_each(ones)?;
             state.weights = None;
         }
         Ok(())
@@ -434,10 +457,32 @@ impl VisionInner {
             let angles = grid_angles(patches.grid, merge, 2 * table.shape()[1], base, axes)?;
             self.device.write(table, 0, angles.as_flattened())?;
         }
-        if let (Some(tensor), Some(interpolation)) = (&io.positions, self.places.interpolation) {
+        if let (Some(tensor), Some(learned)) = (&io.positions, self.places.learned) {
             let dim = self.transformer.config.encoder.dim as usize;
-            let rows = interpolate(&self.positions, dim, patches.grid, merge, interpolation)?;
+            let rows = match learned {
+                Learned::Square(how) => interpolate(&self.positions, dim, patches.grid, merge, how)?,
+                Learned::Axes => {
+                    let (columns, rows) = self.positions.split_at(self.positions.len() / 2);
+                    add_axes(columns, rows, dim, &patches.places)?
+                }
+            };
             self.device.write(tensor, 0, &rows)?;
+        }
+        if let Some(neighbours) = &io.batch.neighbours {
+            let side = neighbours.shape()[1].isqrt();
+            self.device.write(neighbours, 0, &grid_neighbours(patches.grid, &patches.places, side))?;
+        }
+        if let Some(MeanTensors { spans, standard }) = &io.means {
+            let n_joined = self.transformer.config.projector.n_patches;
+            let ends: Vec<u32> = (0..n / n_joined).flat_map(|row| [row * n_joined, (row + 1) * n_joined]).collect();
+            self.device.write(spans, 0, &ends)?;
+            if let Some([bias, inverse]) = standard {
+                let n_rows = (n / n_joined) as usize;
+                let [biases, scales] = &self.standard;
+                let negated: Vec<f32> = biases.iter().map(|bias| -bias).collect();
+                self.device.write(bias, 0, &negated.repeat(n_rows))?;
+                self.device.write(inverse, 0, &scales.repeat(n_rows))?;
+            }
         }
         Ok(())
     }
@@ -453,7 +498,7 @@ mod tests {
         let (passes, pictures) = (LruCache::new(KEPT_PASSES), LruCache::new(KEPT_PICTURES));
         let mut state = VisionState { passes, workspace: Workspace::default(), weights, pictures };
         let picture = |n: usize| {
-            let rows = ImageRows::new(2, vec![vec![0.0; 2 * n]; 3], None).unwrap();
+            let rows = ImageRows::new((2, false), vec![vec![0.0; 2 * n]; 3], None).unwrap();
             Arc::new(ImageEmbeddings { tiles: vec![Arc::new(rows)], text: Vec::new() })
         };
         assert_eq!(picture(5).size_bytes(), 5 * 2 * 3 * 4);

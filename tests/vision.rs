@@ -42,11 +42,31 @@ impl Case {
         all.into_iter().filter(|files| files.iter().all(|path| path.exists())).collect()
     }
 
-    /// The tiles of a case's pictures, from the pixels that the processor gave.
-    fn tiles(&self, references: &References, case: usize) -> Vec<Patches> {
+    /// The tiles of a case's pictures, from the pixels that the processor gave. `by_channel`: patches have all values of
+    /// a channel side by side, as GGUF files want them.
+    fn tiles(&self, references: &References, case: usize, by_channel: bool) -> Vec<Patches> {
         let name = |name: &str| format!("{case}.{name}");
         let values = references.floats(&name("pixel_values"));
         let has = |key: &str| references.has(&name(key));
+        if has("image_position_ids") {
+            // Column and row of each patch, -1 for padding.
+            let places: Vec<[i32; 2]> = references
+                .ids(&name("image_position_ids"))
+                .chunks_exact(2)
+                .map(|at| [at[1] as i32, at[0] as i32])
+                .collect();
+            let width = values.len() / places.len();
+            let n = places.iter().position(|place| place[0] < 0).unwrap_or(places.len());
+            let grid = [0, 1].map(|axis| places[..n].iter().map(|place| place[axis] as u32 + 1).max().unwrap());
+            assert!((0..n).all(|i| places[i] == [i as i32 / grid[1] as i32, i as i32 % grid[1] as i32]), "row by row");
+            // The tower doubles them around 0; patches of colours side by side.
+            let level = |value: &f32| if self.merge > 1 { 2.0 * value - 1.0 } else { *value };
+            let values: Vec<f32> = values[..n * width].iter().map(level).collect();
+            let apart =
+                |patch: &[f32]| (0..3).flat_map(|c| patch.iter().skip(c).step_by(3).copied()).collect::<Vec<_>>();
+            let values = if by_channel { values.chunks_exact(width).flat_map(apart).collect() } else { values };
+            return vec![self.patches(values, grid, true)];
+        }
         if has("image_grid_thw") {
             let grid = references.ids(&name("image_grid_thw"));
             let (rows, columns) = (grid[1], grid[2]);
@@ -126,7 +146,8 @@ fn check(case: &Case) {
         for device in devices() {
             let what = format!("{} on {} ({})", vision.display(), device.info().name, device.tier().name());
             let encoder = VisionEncoder::load(&device, &vision, VisionOptions::default()).unwrap();
-            let images = [0, 1].map(|i| check_encoder(case, &encoder, (&references, i), &what));
+            let by_channel = vision.extension().is_some_and(|end| end == "gguf");
+            let images = [0, 1].map(|i| check_encoder(case, &encoder, (&references, i, by_channel), &what));
             check_text(case, &load(&device, &text), (&references, &images), &what);
             common::assert_tested(&device);
         }
@@ -137,12 +158,12 @@ fn check(case: &Case) {
 fn check_encoder(
     case: &Case,
     encoder: &VisionEncoder,
-    (references, i): (&References, usize),
+    (references, i, by_channel): (&References, usize, bool),
     what: &str,
 ) -> Vec<Arc<ImageRows>> {
-    let tiles = case.tiles(references, i);
+    let tiles = case.tiles(references, i, by_channel);
     let [tolerance, _] = case.tolerances;
-    if i == 0 {
+    if i == 0 && references.has("0.vision_layers") {
         check_layers(case, encoder, references, &tiles, what);
     }
     let mut images: Vec<ImageRows> =
@@ -266,12 +287,32 @@ fn smolvlm_has_the_references_rows_and_logits() {
     check(&Case { folder: "smolvlm", ..QWEN3_VL });
 }
 
+#[test]
+fn gemma3_vl_has_the_references_rows_and_logits() {
+    check(&Case { folder: "gemma3-vl", ..QWEN3_VL });
+}
+
+#[test]
+fn gemma4_vl_has_the_references_rows_and_logits() {
+    check(&Case { folder: "gemma4-vl", merge: 3, tolerances: [5e-4, 5e-4], given_rows: false });
+}
+
+#[test]
+fn gemma4_unified_has_the_references_rows_and_logits() {
+    check(&Case { folder: "gemma4-unified", merge: 1, tolerances: [1e-4, 5e-4], given_rows: false });
+}
+
+#[test]
+fn lfm3_vl_has_the_references_rows_and_logits() {
+    check(&Case { folder: "lfm3-vl", ..QWEN3_VL });
+}
+
 /// Pictures of equal size share a pass.
 #[test]
 fn pictures_encoded_at_once_keep_their_rows() {
     let Some(folder) = QWEN3_VL.path() else { return };
     let references = References::open(&folder.join("refs.safetensors"));
-    let first = QWEN3_VL.tiles(&references, 0).swap_remove(0);
+    let first = QWEN3_VL.tiles(&references, 0, false).swap_remove(0);
     let second = Patches { values: first.values.iter().rev().copied().collect(), ..first.clone() };
     for device in devices() {
         let encoder = VisionEncoder::load(&device, &folder, VisionOptions::default()).unwrap();

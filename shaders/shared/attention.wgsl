@@ -31,6 +31,7 @@ const LOWEST: f32 = -3.4028234e38;
 
 const CAUSAL: u32 = 1u;
 const PACKED: u32 = 2u;
+const WHOLE_PASS: u32 = 4u; // queries that are not causal see all keys of their pass, whatever the window
 const OWN_KEYS: u32 = 8u; // the token has keys and values of its own, which are to be cached
 
 fn n_rows() -> u32 {
@@ -114,13 +115,16 @@ fn position_of(token: u32, tile: Tile) -> u32 {
 }
 
 // First key that a token sees by its own position, and the end: among those that its sequence has, none behind its own if the
-// attention is causal, and none as far away as the window.
+// attention is causal, and none as far away as the window. Tokens of a pass over cached keys that is not causal, rows of an
+// image, see all those after them.
 fn visible(own: u32, keys: vec2<u32>) -> vec2<u32> {
     let has_window = params.window > 0u;
-    let ahead = select(1u, params.window, has_window && !is_causal());
-    let end = select(keys.y, min(own + ahead, keys.y), is_causal() || has_window);
-    let next = select(own + 1u, end, is_causal());
-    return vec2<u32>(select(keys.x, next - params.window, has_window && next > keys.x + params.window), end);
+    let ahead = select(params.window, 1u, is_causal());
+    let end = select(keys.y, min(own + ahead, keys.y), is_causal() || (has_window && is_packed()));
+    // Padding sees the last keys.
+    let next = select(min(own + 1u, end), own + 1u, is_packed() && !is_causal());
+    let first = select(keys.x, next - params.window, has_window && next > keys.x + params.window);
+    return vec2<u32>(select(first, min(first, state[POS]), (params.flags & WHOLE_PASS) != 0u), end);
 }
 
 // Keys that any row of a tile sees; the last row's token is the latest. Where sequences share the slots, those of a window begin at

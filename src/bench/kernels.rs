@@ -480,6 +480,7 @@ impl PassOperands<'_> {
             soft_cap: None,
             values_from: None,
             causal: true,
+            whole_pass: false,
         };
         let capacity = self.shapes.n_cached + self.n_tokens;
         let cached = keys(self.device, KvType::default(), [n_kv_heads, capacity, HEAD_DIM])?;

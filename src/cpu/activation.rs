@@ -1,10 +1,11 @@
-//! `add`, `geglu`, `gelu`, `scale`, `silu` and `swiglu`: element by element.
+//! `add`, `clip`, `geglu`, `gelu`, `scale`, `silu` and `swiglu`: element by element.
 
 use super::linear::gated_by;
 use super::simd::{self, Function, Instructions, Map, Numbers, exp, polynomial};
 use super::{Call, threads};
 use crate::shaders::params::{
-    AddParams, GegluParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams, SquaredReluParams, SwigluParams,
+    AddParams, ClipParams, GegluParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams, SquaredReluParams,
+    SwigluParams,
 };
 
 /// Elements that a thread takes at a time.
@@ -157,6 +158,19 @@ pub(crate) fn squared_relu(mut call: Call<'_>) {
     let len = params.len as usize;
     let square = |x: f32| x.max(0.0) * x.max(0.0);
     y.get_mut::<f32>()[..len].iter_mut().zip(x.get::<f32>()).for_each(|(y, &x)| *y = square(x));
+}
+
+pub(crate) fn clip(mut call: Call<'_>) {
+    let params: ClipParams = call.params();
+    let [bounds, x, y] = call.operands();
+    let (bounds, width, len) = (bounds.get::<f32>(), params.width as usize, params.len as usize);
+    let [second, third] = [params.second, params.third].map(|first| first as usize);
+    for (y, x) in y.get_mut::<f32>()[..len].chunks_exact_mut(width).zip(x.get::<f32>().chunks_exact(width)) {
+        for (column, (y, x)) in y.iter_mut().zip(x).enumerate() {
+            let group = usize::from(column >= second) + usize::from(column >= third);
+            *y = x.max(bounds[2 * group]).min(bounds[2 * group + 1]);
+        }
+    }
 }
 
 pub(crate) fn sigmoid_gate(mut call: Call<'_>) {

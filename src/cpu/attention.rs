@@ -9,7 +9,7 @@ use super::softmax::ExpBelow;
 use super::whole_sequences::{self, Biases, HeadBiases, Rows, Scratch, Sequence};
 use super::{Call, threads};
 use crate::kernels::{KvType, QkNorm};
-use crate::shaders::constants::attention::{CAUSAL, OWN_KEYS, PACKED};
+use crate::shaders::constants::attention::{CAUSAL, OWN_KEYS, PACKED, WHOLE_PASS};
 use crate::shaders::constants::rotate;
 use crate::shaders::overrides;
 use crate::shaders::params::AttentionParams;
@@ -41,19 +41,21 @@ impl AttentionParams {
     /// Keys that a token sees.
     fn visible(&self, state: &[u32], token: usize) -> Range<usize> {
         let keys = self.keys(state, token);
-        let (is_causal, window) = (self.flags & CAUSAL != 0, self.window as usize);
+        let (is_causal, is_packed) = (self.flags & CAUSAL != 0, self.flags & PACKED != 0);
+        let window = self.window as usize;
         let own = match self.row_words {
-            _ if self.flags & PACKED != 0 => token,
+            _ if is_packed => token,
             0 => state[0] as usize + token,
             _ => state[self.state_row(token)] as usize,
         };
         let end = match (is_causal, window) {
             (true, _) => (own + 1).min(keys.end),
-            (false, 0) => keys.end,
-            (false, _) => (own + window).min(keys.end),
+            (false, 1..) if is_packed => (own + window).min(keys.end),
+            (false, _) => keys.end,
         };
-        let next = if is_causal { end } else { own + 1 };
+        let next = if is_packed && !is_causal { own + 1 } else { end.min(own + 1) };
         let first = if window > 0 { keys.start.max(next.saturating_sub(window)) } else { keys.start };
+        let first = if self.flags & WHOLE_PASS != 0 { first.min(state[0] as usize) } else { first };
         first..end
     }
 

@@ -233,9 +233,8 @@ impl Passes {
         let n_rows = rows.len();
         let size = rows_for(n_rows as u32).min(self.sizes.max_pass);
         let stage = &mut self.last;
-        // For penalties, which count no rows of images.
-        let ids: Vec<u32> = image.ids.clone().skip(rows.start).take(n_rows).collect();
-        stage.device.write(&stage.prompt.tokens, row.pos as usize, &ids)?;
+        let tokens = (&stage.device, &stage.prompt);
+        model.write_row_tokens(tokens, row.pos as usize, (image, rows.clone())).await?;
         let rope_offset = match stage.write_image(image, positions, (rows, size))? {
             Some(first) => first.wrapping_sub(row.pos),
             None => row.rope_offset,

@@ -61,6 +61,11 @@ impl Running {
             true => request.ids.len() - 1,
             false => 0,
         };
+        // Rows that see each other beyond a window do so in one pass from the image's start.
+        let is_one_pass = |image: &&Arc<ImageRows>| image.sees_all && model.config().has_window_below(image.len());
+        let starts = request.images.iter().filter(is_one_pass);
+        let starts = starts.filter_map(|image| request.ids.iter().position(|id| *id == image.ids.start));
+        let n_read = starts.fold(n_read, usize::min);
         let CachedPrefix { pages: held, copy, on_host } = pages.acquire_prefix(&beginning, &request.ids[..n_read]);
         let most = request.ids.len().saturating_add(n_left).min(model.context_length() as usize);
         let most_pages = most.div_ceil(PAGE as usize);
@@ -241,9 +246,13 @@ impl Running {
     }
 
     /// Tokens of the next prefill chunk, at most `most`; with `copies`, chunks end at a page boundary where states
-    /// can be copied.
-    pub fn next_len(&self, most: usize, copies: bool) -> usize {
-        let n = most.min(self.n_prompt - self.n_cached()).min(self.sequence.next_run().n);
+    /// can be copied; with `whole_images`, at the end of an image, whatever `most` is.
+    pub fn next_len(&self, most: usize, copies: bool, whole_images: bool) -> usize {
+        let run = self.sequence.next_run();
+        if whole_images && run.image.is_some() {
+            return run.n;
+        }
+        let n = most.min(self.n_prompt - self.n_cached()).min(run.n);
         let beyond = (self.n_cached() + n) % PAGE as usize;
         if copies && beyond < n { n - beyond } else { n }
     }

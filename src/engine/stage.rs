@@ -259,11 +259,12 @@ impl Stage {
         positions: &[[u32; 3]],
         (rows, size): (Range<usize>, u32),
     ) -> Result<Option<u32>, Error> {
-        let io = match self.image.take() {
+        let is_of = |io: &PassTensors| io.image.as_ref().is_some_and(|tensors| tensors.is_of(image.kind()));
+        let io = match self.image.take().filter(is_of) {
             Some(io) => io,
             None => {
-                let (config, n_deepstack) = (&self.transformer.config, image.rows.len().saturating_sub(1));
-                let tensors = ImageTensors::declare(config, self.sizes.max_pass, n_deepstack)?;
+                self.recordings.retain(|(_, pass), _| !matches!(pass, Pass::Image(_)));
+                let tensors = ImageTensors::declare(&self.transformer.config, self.sizes.max_pass, image.kind())?;
                 PassTensors { image: Some(tensors), ..self.prompt.clone() }
             }
         };

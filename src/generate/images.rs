@@ -138,7 +138,8 @@ mod tests {
 
     fn image(first: u32, grid: [u32; 2]) -> Arc<ImageRows> {
         let n = grid[0] * grid[1];
-        Arc::new(ImageRows { dim: 1, rows: vec![vec![0.0; n as usize]], grid: Some(grid), ids: first..first + n })
+        let (rows, grid, ids) = (vec![vec![0.0; n as usize]], Some(grid), first..first + n);
+        Arc::new(ImageRows { dim: 1, rows, grid, sees_all: false, ids })
     }
 
     #[test]

@@ -667,14 +667,18 @@ impl Model {
     /// [`Error::Config`] if the encoder belongs to another model.
     pub fn with_vision(self, vision: VisionEncoder) -> Result<Model, Error> {
         let (expected, found) = (self.config().dim, vision.config().row_dim);
-        match expected == found {
-            true => Ok(Model { vision: Some(vision), ..self }),
-            false => Err(Error::Config {
+        if expected != found {
+            return Err(Error::Config {
                 field: "projection_dim (out_hidden_size)".into(),
                 expected: format!("{expected}, the width of `{}`", self.name()),
                 found: found.to_string(),
-            }),
+            });
         }
+        let model = match self.config().has_bidirectional_images() {
+            true => self.with_passes_for(vision.max_rows())?,
+            false => self,
+        };
+        Ok(Model { vision: Some(vision), ..model })
     }
 
     /// The vision encoder, if it was loaded.
@@ -697,10 +701,34 @@ impl Model {
         if !self.inner.stages.is_empty() {
             return unsupported("layers on several devices (`gpu_layers`, `layers_on`)", "all layers on one");
         }
-        match (self.config().per_layer, self.config().residual_scale) {
-            (None, 1.0) => Ok(()),
-            _ => unsupported("per-layer embeddings, or a residual scale", "models without"),
+        if self.config().residual_scale != 1.0 {
+            return unsupported("a residual scale", "models without");
         }
+        // Rows that see each other are computed in one pass.
+        let (n, most) = (image.len(), self.max_pass() as usize);
+        match self.config().has_bidirectional_images() && n > most {
+            true => unsupported(&format!("{n} rows"), &format!("up to {most}, the largest pass (`max_pass`)")),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes what stands for rows of an image among a pass's tokens: their ids, which penalties do not count; with
+    /// per-layer embeddings, the padding token, whose embeddings all rows have.
+    pub(crate) async fn write_row_tokens(
+        &self,
+        (device, io): (&Device, &PassTensors),
+        position: usize,
+        (image, rows): (&ImageRows, Range<usize>),
+    ) -> Result<(), Error> {
+        /// Gemma's.
+        const PADDING: u32 = 0;
+        if self.config().per_layer.is_some() {
+            let ids = vec![PADDING; rows.len()];
+            device.write(&io.tokens, position, &ids)?;
+            return self.fetch_rows(device, io, position, &ids).await;
+        }
+        let ids: Vec<u32> = image.ids.clone().skip(rows.start).take(rows.len()).collect();
+        device.write(&io.tokens, position, &ids)
     }
 
     /// Refuses MTP drafts without an MTP head.
@@ -713,6 +741,13 @@ impl Model {
             expected: "0: the model has no MTP head, or was loaded without it".into(),
             found: mtp_tokens.to_string(),
         })
+    }
+
+    /// With passes for so many tokens, or the largest possible ones.
+    fn with_passes_for(self, n_tokens: u32) -> Result<Model, Error> {
+        let fits = |size: &&u32| **size >= n_tokens;
+        let size = PASS_SIZES.iter().find(fits).or(PASS_SIZES.last()).map_or(1, |size| *size);
+        if size > self.max_pass() { self.with_max_pass(size) } else { Ok(self) }
     }
 
     /// Refuses a prompt that does not fit a session of this model.

@@ -238,7 +238,7 @@ impl RecordedPasses {
         }
     }
 
-    /// Makes sure that the pass over rows of an image is recorded and has passed the self-test.
+    /// Makes sure that the pass over rows of an image of this kind is recorded and has passed the self-test.
     ///
     /// # Errors
     /// As [`RecordedPasses::test`].
@@ -247,12 +247,13 @@ impl RecordedPasses {
         device: &Device,
         transformer: &Transformer,
         size: u32,
-        n_deepstack: usize,
+        kind: (usize, bool),
     ) -> Result<(), Error> {
-        let (io, known) = match self.images.take() {
+        let is_of = |(io, _): &(PassTensors, _)| io.image.as_ref().is_some_and(|image| image.is_of(kind));
+        let (io, known) = match self.images.take().filter(is_of) {
             Some(images) => images,
             None => {
-                let image = ImageTensors::declare(&transformer.config, self.largest(), n_deepstack)?;
+                let image = ImageTensors::declare(&transformer.config, self.largest(), kind)?;
                 (PassTensors { image: Some(image), ..self.io.clone() }, HashMap::new())
             }
         };

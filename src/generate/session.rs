@@ -399,12 +399,13 @@ impl Session {
         let model = self.model.clone();
         let (device, transformer) = (model.device(), model.transformer());
         let (position, n_rows) = (self.sequence.n_cached(), rows.len());
-        self.passes.test_image(device, transformer, size, image.rows.len() - 1).await?;
+        self.passes.test_image(device, transformer, size, image.kind()).await?;
         let positions = self.sequence.image_positions(image, rows.clone());
         let rope_offset = match transformer.write_image_ropes(device, &positions)? {
             Some(row) => row.wrapping_sub(position as u32),
             None => self.sequence.rope_offset_at(position),
         };
+        model.write_row_tokens((device, &self.passes.io), position, (image, rows.clone())).await?;
         let (pass, io) = self.passes.image(size)?;
         io.write_image(device, image.dim, &image.rows, (rows, size))?;
         io.state.set_with_rope(device, position as u32, n_rows as u32, rope_offset)?;

@@ -5,7 +5,8 @@ use super::linear::activated;
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders::params::{
-    AddParams, GegluParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams, SquaredReluParams, SwigluParams,
+    AddParams, ClipParams, GegluParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams, SquaredReluParams,
+    SwigluParams,
 };
 use crate::shaders::{self, Kernel};
 use crate::tensor::Tensor;
@@ -171,6 +172,28 @@ pub fn squared_relu(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Er
     y.expect_shape("squared_relu", "y", x.shape())?;
     let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
     rec.dispatch(&shaders::SQUARED_RELU, None, &[], SquaredReluParams { len: y.len() as u32 }, &[x, y], grid)
+}
+
+/// Records `y = min(max(x, low), high)` with bounds for each of one to three groups of columns. Shader:
+/// `shaders/clip.wgsl`.
+///
+/// # Shapes
+/// `bounds`: `[2 G]`, low and high of each group; `widths`: columns of each group; `x`, `y`: `[T, C]`.
+/// # Errors
+/// [`Error::Shape`] if an operand disagrees with the others, [`Error::Operand`] for another number of groups or columns.
+pub fn clip(rec: &mut Recorder, bounds: &Tensor, widths: &[u32], x: &Tensor, y: &Tensor) -> Result<(), Error> {
+    let [_, width] = x.dims2("clip", "x")?;
+    y.expect_shape("clip", "y", x.shape())?;
+    bounds.expect_shape("clip", "bounds", &[2 * widths.len() as u32])?;
+    if !(1..=3).contains(&widths.len()) || widths.iter().sum::<u32>() != width {
+        let (expected, found) = (format!("one to three groups of {width} columns in all"), format!("{widths:?}"));
+        return Err(Error::Operand { kernel: "clip", operand: "widths", expected, found });
+    }
+    let second = widths[0];
+    let third = second + widths.get(1).copied().unwrap_or(0);
+    let params = ClipParams { len: y.len() as u32, width, second, third };
+    let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
+    rec.dispatch(&shaders::CLIP, None, &[], params, &[bounds, x, y], grid)
 }
 
 /// Records `y = silu(x)`. Shader: `shaders/silu.wgsl`.

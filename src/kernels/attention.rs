@@ -29,7 +29,7 @@ use super::{CachedKeys, Heads, KvType, LOOP_ROUNDS, StepState, fold, grid_parts}
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::recording::Recorder;
-use crate::shaders::constants::attention::{CAUSAL, OWN_KEYS, PACKED};
+use crate::shaders::constants::attention::{CAUSAL, OWN_KEYS, PACKED, WHOLE_PASS};
 use crate::shaders::constants::attention_prefill::TILE_ROWS;
 use crate::shaders::constants::parts::{HAS_STORED, STORES_ONLY};
 use crate::shaders::params::AttentionParams;
@@ -57,14 +57,17 @@ pub struct AttentionConfig {
     /// a key that is its value's, a multiple of 8. `None`: values are apart, as large as keys.
     pub values_from: Option<u32>,
     /// Sliding window: a query sees only keys at a distance below this, so a causal one sees this many keys, its own
-    /// included. `None`: no window.
+    /// included. Cached keys after its own are not limited by it. `None`: no window.
     pub window: Option<u32>,
     /// Factor of the scores, usually `head_dim^-1/2`.
     pub scale: f32,
     /// Bound that scores approach, `cap * tanh(score / cap)`; none if `None`.
     pub soft_cap: Option<f32>,
-    /// Whether a query sees no key behind its own. Otherwise it sees all up to the pass's last token, as in encoders.
+    /// Whether a query sees no key after its own. Otherwise it sees all up to the pass's last token, as in encoders and
+    /// among rows of an image.
     pub causal: bool,
+    /// Whether queries that are not causal see all keys of their pass, those beyond the window too.
+    pub whole_pass: bool,
 }
 
 impl AttentionConfig {
@@ -120,7 +123,11 @@ impl AttentionConfig {
     }
 
     fn flags(&self) -> u32 {
-        if self.causal { CAUSAL } else { 0 }
+        match (self.causal, self.whole_pass) {
+            (true, _) => CAUSAL,
+            (false, true) => WHOLE_PASS,
+            (false, false) => 0,
+        }
     }
 
     /// Size of a value.

@@ -502,7 +502,7 @@ fn listed_sliding(keys: &Keys<'_>, n_layers: usize) -> Result<Option<Vec<bool>>,
 }
 
 /// Layer types listed in a `config.json`, as indices into `known`.
-fn listed_layers(keys: &Keys<'_>, n_layers: usize, known: &[&str]) -> Result<Option<Vec<usize>>, Error> {
+pub(super) fn listed_layers(keys: &Keys<'_>, n_layers: usize, known: &[&str]) -> Result<Option<Vec<usize>>, Error> {
     let key = Key("", "layer_types");
     let Some(types) = keys.strs(key)? else { return Ok(None) };
     let kind = |name: &&str| {

@@ -135,6 +135,12 @@ pub(super) enum FileLayout {
         /// Kinds of rows in the kernels' order.
         kinds: &'static [u32],
     },
+    /// Rows of each head in quarters, which kernels read in the order 0, 2, 1, 3: Gemma 4's patches, whose halves of a
+    /// head are rotated apart.
+    Quarters {
+        /// H.
+        n_heads: u32,
+    },
     /// Rows in groups, each with several kinds of rows: projections of Qwen3-Next. Kernels read all groups' rows of one
     /// kind together.
     Grouped {
@@ -216,6 +222,15 @@ impl FileLayout {
                 });
                 let places = starts.flat_map(|(first, rows)| (0..n as usize).map(move |i| (i * height + first, rows)));
                 Some(places.flat_map(|(row, rows)| &bytes[row * row_bytes..][..rows * row_bytes]).copied().collect())
+            }
+            FileLayout::Quarters { n_heads } => {
+                // A tensor of another shape is refused where it is declared.
+                let quarter = bytes
+                    .len()
+                    .checked_div(4 * n_heads as usize)
+                    .filter(|n| n * 4 * n_heads as usize == bytes.len())?;
+                let places = (0..n_heads as usize).flat_map(|h| [0, 2, 1, 3].map(|kind| 4 * h + kind));
+                Some(places.flat_map(|place| &bytes[place * quarter..][..quarter]).copied().collect())
             }
             FileLayout::ByHead { n_heads, kinds } => {
                 // A head's rows of one kind are contiguous.
@@ -420,8 +435,8 @@ impl WeightSource for TensorIndex {
             shape = vec![*rows, channels.saturating_mul(inner.iter().product()) / n_frames];
         }
         // Depthwise convolutions have one input per channel.
-        if let (true, [channels, 1, taps]) = (name.contains("conv"), &shape[..]) {
-            shape = vec![*channels, *taps];
+        if let (true, [channels, 1, taps @ ..]) = (name.contains("conv"), &shape[..]) {
+            shape = vec![*channels, taps.iter().product()];
         }
         // Per-head scalars are stored as columns; a norm of all heads is one row.
         if [".ssm_a.", ".ssm_d.", ".ssm_norm."].iter().any(|part| name.contains(part)) {

@@ -1,8 +1,11 @@
 //! Vision encoders: those of a Hugging Face folder, and GGUF files that llama.cpp's users call `mmproj`.
 //!
-//! Tensors get one set of names: those of GGUF text models in the blocks, `patch_embd`, `position_embd`, `output_norm`,
-//! `mm.0` and `mm.2` for the projector, and `deepstack.N` for those of further layers.
+//! Tensors get one set of names: those of GGUF text models in the blocks, `patch_embd`, `patch_norm.1` and `patch_norm.2`
+//! around it, `position_embd`, `output_norm`, `mm.norm`, `mm.0` and `mm.2` for the projector, and `deepstack.N` for those
+//! of further layers.
 
+mod gemma;
+mod lfm3;
 mod qwen;
 mod siglip;
 
@@ -20,7 +23,7 @@ use crate::formats::TensorInfo;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::gguf::Gguf;
 use crate::kernels::{Gelu, RopeConfig, RopeScaling, RopeStyle};
-use crate::model::{Attention, Between, Block, FeedForward, MAX_LAYERS, ModelConfig, NormKind, VisionConfig};
+use crate::model::{Attention, Between, Block, FeedForward, Join, MAX_LAYERS, ModelConfig, NormKind, VisionConfig};
 use crate::picture::positions::Interpolation;
 use crate::picture::rope::Axes;
 use crate::picture::{Family, Preprocess};
@@ -45,26 +48,47 @@ struct VisionFamily {
     layers: &'static str,
     /// Names in a folder with ours, and those of its own in GGUF files; those in layers start after the layer's number.
     names: &'static [(&'static str, &'static str)],
+    /// How a file stores a tensor of our name.
+    stored: fn(&str, &VisionConfig, FileKind) -> FileLayout,
     /// The encoder that the keys describe.
     describe: fn(&Keys<'_>) -> Result<(VisionConfig, PatchPlaces), Error>,
 }
 
-static FAMILIES: [VisionFamily; 3] = [qwen::QWEN3_VL, siglip::LFM2_VL, siglip::SMOLVLM];
+/// Which kind of file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FileKind {
+    Folder,
+    Gguf,
+}
+
+static FAMILIES: [VisionFamily; 7] = [
+    qwen::QWEN3_VL,
+    siglip::LFM2_VL,
+    siglip::SMOLVLM,
+    siglip::GEMMA3,
+    gemma::GEMMA4,
+    gemma::GEMMA4_UNIFIED,
+    lfm3::LFM3_VL,
+];
 
 /// Names in GGUF files with ours; those in layers start after the layer's number.
-const GGUF_NAMES: [(&str, &str); 7] = [
+const GGUF_NAMES: [(&str, &str); 10] = [
     ("input_norm", "norm"),
+    ("soft_emb_norm", "norm"),
     ("ln1", "attn_norm"),
     ("ln2", "ffn_norm"),
     ("attn_out", "attn_output"),
+    ("attn_post_norm", "post_attention_norm"),
+    ("ffn_post_norm", "post_ffw_norm"),
     ("post_ln", "output_norm"),
     ("fc1", "0"),
     ("fc2", "2"),
 ];
 
 /// Keys of a projector beside the encoder's.
-const PROJECTOR_KEYS: [&str; 6] = [
+const PROJECTOR_KEYS: [&str; 7] = [
     "downsample_factor",
+    "mm_tokens_per_image",
     "scale_factor",
     "projector_bias",
     "projector_hidden_act",
@@ -78,10 +102,19 @@ const DEEPSTACK_NAMES: [(&str, &str); 2] = [("linear_fc1", "0"), ("linear_fc2", 
 /// How an encoder knows the row and the column of a patch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PatchPlaces {
-    /// How learned positions fit another grid.
-    pub interpolation: Option<Interpolation>,
+    /// How learned positions fit a grid.
+    pub learned: Option<Learned>,
     /// By rotation: which axis comes first, and the base of the frequencies.
     pub rope: Option<(Axes, f64)>,
+}
+
+/// Which of the learned positions a patch has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Learned {
+    /// Those of its place in a square, resampled to the grid.
+    Square(Interpolation),
+    /// The sum of those of its column and its row, from a table each.
+    Axes,
 }
 
 /// A vision encoder's file or files, complete: mapped or in memory.
@@ -93,6 +126,8 @@ pub struct VisionFile {
     pub(crate) places: PatchPlaces,
     /// Learned positions, `[N, C]`; empty without.
     pub(crate) positions: Vec<f32>,
+    /// Biases of means of patches, and their inverse deviations, `[C]`; empty unless means are standardised.
+    pub(crate) standard: [Vec<f32>; 2],
     pub(crate) tensor_index: TensorIndex,
     pub(crate) files: Vec<FileBytes>,
 }
@@ -195,9 +230,9 @@ impl VisionFile {
                     check_type("safetensors", tensor).map_err(|e| e.in_file(&path))?;
                     let stored = match tensor.shape.len() {
                         5 => FileLayout::SummedFrames,
-                        _ => FileLayout::AsRead,
+                        _ => (family.stored)(&name, &config, FileKind::Folder),
                     };
-                    tensor_index.insert(name, i, tensor.clone(), stored);
+                    tensor_index.insert(name, i, with_rank(tensor, stored), stored);
                 }
             }
             files.push(file);
@@ -221,13 +256,16 @@ impl VisionFile {
         let family = VisionFamily::of(Family::of_projector(projector))
             .ok_or_else(|| unsupported("gguf", "clip.projector_type", projector, names()))?;
         let mut tensor_index = TensorIndex::default();
-        for tensor in &gguf.tensors {
+        // An encoder of sound may be beside.
+        let is_sound = |name: &str| name.starts_with("a.") || name.starts_with("mm.a.");
+        for tensor in gguf.tensors.iter().filter(|tensor| !is_sound(&tensor.name)) {
             check_type("gguf", tensor)?;
             tensor_index.insert(family.gguf_name(&tensor.name), 0, tensor.clone(), FileLayout::AsRead);
         }
         let data = Vec::new();
         let keys = Keys::new(KeySource::Gguf(metadata, &tensor_index, &data), "clip.vision", false);
         let (config, places) = checked((family.describe)(&keys)?)?;
+        tensor_index.set_layouts(|name| (family.stored)(name, &config, FileKind::Gguf));
         let found = |name: &str| {
             let key = format!("clip.vision.{name}");
             let number = |value: f32| Value::from(f64::from(value));
@@ -248,12 +286,24 @@ impl VisionFile {
         mut tensor_index: TensorIndex,
         files: Vec<FileBytes>,
     ) -> Result<VisionFile, Error> {
+        if preprocess.merge * preprocess.merge != config.projector.n_patches {
+            let (field, found) = ("spatial_merge_size".into(), preprocess.merge.to_string());
+            let expected = format!("{}, as in the encoder's part", config.projector.n_patches.isqrt());
+            return Err(Error::Config { field, expected, found });
+        }
         let positions = match tensor_index.remove(POSITIONS) {
             Some((file, tensor)) if config.has_positions => positions(&config, &tensor, &files[file])?,
             None if config.has_positions => return Err(huggingface::missing(POSITIONS)),
             _ => Vec::new(),
         };
-        Ok(VisionFile { config, preprocess, places, positions, tensor_index, files })
+        let mut standard = [Vec::new(), Vec::new()];
+        if matches!(config.projector.join, Join::Averaged { standardised: true, .. }) {
+            for (values, name) in standard.iter_mut().zip(["std_bias", "std_scale"]) {
+                *values = vector(&mut tensor_index, name, config.encoder.dim, &files)?;
+            }
+        }
+        check_bounds(&mut tensor_index, &files)?;
+        Ok(VisionFile { config, preprocess, places, positions, standard, tensor_index, files })
     }
 }
 
@@ -283,14 +333,79 @@ fn mmproj_files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
 
 /// The learned positions, which the host interpolates.
 fn positions(config: &VisionConfig, tensor: &TensorInfo, file: &FileBytes) -> Result<Vec<f32>, Error> {
+    /// Far above every published model.
+    const MAX: u64 = 1 << 20;
+    let dim = u64::from(config.encoder.dim);
     match tensor.shape[..] {
-        [rows, cols] if cols == u64::from(config.encoder.dim) && rows <= 1 << 20 => floats(tensor, tensor.bytes(file)?),
+        [rows, cols] if cols == dim && rows <= MAX => floats(tensor, tensor.bytes(file)?),
+        // Tables of columns and rows.
+        [2, n, cols] if cols == dim && n <= MAX => floats(tensor, tensor.bytes(file)?),
+        // The same, interleaved.
+        [n, 2, cols] if cols == dim && n <= MAX => {
+            let values = floats(tensor, tensor.bytes(file)?)?;
+            let table = |axis| values.chunks_exact(dim as usize).skip(axis).step_by(2).flatten();
+            Ok(table(0).chain(table(1)).copied().collect())
+        }
         _ => Err(Error::Config {
             field: tensor.name.escape_debug().to_string(),
             expected: format!("a tensor of shape [positions, {}]", config.encoder.dim),
             found: format!("one of shape {:?}", tensor.shape),
         }),
     }
+}
+
+/// Takes a vector of this length out of the index.
+fn vector(tensor_index: &mut TensorIndex, name: &str, len: u32, files: &[FileBytes]) -> Result<Vec<f32>, Error> {
+    let (file, tensor) = tensor_index.remove(&format!("{name}.weight")).ok_or_else(|| huggingface::missing(name))?;
+    match tensor.shape[..] {
+        [n] if n == u64::from(len) => floats(&tensor, tensor.bytes(&files[file])?),
+        _ => Err(Error::Config {
+            field: tensor.name.escape_debug().to_string(),
+            expected: format!("a tensor of shape [{len}]"),
+            found: format!("one of shape {:?}", tensor.shape),
+        }),
+    }
+}
+
+/// A number as a vector, and a matrix for two frames by channel and frame.
+fn with_rank(tensor: &TensorInfo, stored: FileLayout) -> TensorInfo {
+    let shape = match (&tensor.shape[..], stored) {
+        ([], _) => vec![1],
+        (&[rows, columns], FileLayout::SummedFrames) if columns.is_multiple_of(6) => vec![rows, 3, 2, columns / 6],
+        (shape, _) => shape.to_vec(),
+    };
+    TensorInfo { shape, ..tensor.clone() }
+}
+
+/// Products with one input have one pair of bounds for it: those of queries, keys and values, and of gates and ups.
+fn check_bounds(tensor_index: &mut TensorIndex, files: &[FileBytes]) -> Result<(), Error> {
+    let firsts = [("attn_k", "attn_q"), ("attn_v", "attn_q"), ("ffn_up", "ffn_gate")];
+    let of_input = |name: &str| name.ends_with(".input_min") || name.ends_with(".input_max");
+    let names: Vec<String> =
+        tensor_index.entries().map(|(name, ..)| name.to_owned()).filter(|name| of_input(name)).collect();
+    for name in names {
+        let Some((first, end)) = firsts.iter().find_map(|(further, first)| {
+            let (layer, end) = name.split_once(&format!(".{further}."))?;
+            Some((format!("{layer}.{first}.{end}"), end))
+        }) else {
+            continue;
+        };
+        let Some((file, own)) = tensor_index.remove(&name) else { continue };
+        let of_first = tensor_index.find(&first).map(|(file, tensor)| (file, tensor.clone()));
+        let value = |(file, tensor): (usize, &TensorInfo)| floats(tensor, tensor.bytes(&files[file])?);
+        let (expected, found) = match &of_first {
+            Some((of, tensor)) => (value((*of, tensor))?, value((file, &own))?),
+            None => return Err(huggingface::missing(&first)),
+        };
+        if expected != found {
+            return Err(Error::Config {
+                field: own.name.escape_debug().to_string(),
+                expected: format!("{expected:?}, the {end} of the first product of the same input"),
+                found: format!("{found:?}"),
+            });
+        }
+    }
+    Ok(())
 }
 
 fn checked((config, places): (VisionConfig, PatchPlaces)) -> Result<(VisionConfig, PatchPlaces), Error> {
@@ -305,6 +420,9 @@ impl VisionFamily {
     /// Our name of a folder's tensor; `None` for one of another part.
     fn name(&self, name: &str, config: &VisionConfig) -> Option<String> {
         let rest = self.prefixes.iter().find_map(|prefix| name.strip_prefix(prefix))?;
+        if let Some((_, ours)) = self.names.iter().find(|(theirs, _)| *theirs == rest) {
+            return Some(format!("{ours}.weight"));
+        }
         let (stem, suffix) = rest.rsplit_once('.')?;
         let of_layer = |list: &str| stem.strip_prefix(list)?.split_once('.');
         if let Some((layer, part)) = of_layer(self.layers) {
@@ -323,6 +441,9 @@ impl VisionFamily {
         // The second frame's patches.
         if name == "v.patch_embd.weight.1" {
             return "patch_embd.1.weight".into();
+        }
+        if let Some((_, ours)) = self.names.iter().find(|(theirs, _)| *theirs == name) {
+            return format!("{ours}.weight");
         }
         let (stem, suffix) = name.rsplit_once('.').unwrap_or((name, "weight"));
         if let Some((_, ours)) = self.names.iter().find(|(theirs, _)| *theirs == stem) {
@@ -391,37 +512,45 @@ impl Tower {
         let attention = Attention { rope: rope.map(|_| 0), ..Attention::plain(n_heads, head_dim) };
         let feed_forward = FeedForward { dim: ffn_dim, between: Between::Gelu(gelu), experts: None };
         let block = Block::plain(attention, feed_forward);
-        let rope = rope.map(|theta| RopeConfig {
-            rot_dims: head_dim,
-            theta,
-            style: RopeStyle::Halves,
-            scaling: RopeScaling::None,
-            query_growth: None,
-        });
         Ok(ModelConfig {
-            architecture: architecture.into(),
-            dim,
-            vocab_size: 0,
-            max_seq_len: 0,
-            blocks: vec![block; n_layers as usize],
-            n_mtp: 0,
-            norm: NormKind::Layer { bias: true },
-            norm_eps: eps,
-            ropes: rope.into_iter().collect(),
-            mrope: None,
-            positions: None,
-            position_biases: None,
-            n_token_types: 0,
-            per_layer: None,
-            embd_norm: false,
+            ropes: rope.map(|theta| axial(head_dim, theta)).into_iter().collect(),
             output_norm: true,
-            embd_scale: 1.0,
-            residual_scale: 1.0,
-            logit_scale: 1.0,
-            logit_soft_cap: None,
-            causal: false,
-            has_head: false,
+            ..of_blocks(architecture, dim, vec![block; n_layers as usize], (NormKind::Layer { bias: true }, eps))
         })
+    }
+}
+
+/// A rotation by row and column, whose table the host writes.
+fn axial(head_dim: u32, theta: f64) -> RopeConfig {
+    let (style, scaling) = (RopeStyle::Halves, RopeScaling::None);
+    RopeConfig { rot_dims: head_dim, theta, style, scaling, query_growth: None }
+}
+
+/// An encoder of these blocks alone, with attention in all directions.
+fn of_blocks(architecture: &str, dim: u32, blocks: Vec<Block>, (norm, norm_eps): (NormKind, f32)) -> ModelConfig {
+    ModelConfig {
+        architecture: architecture.into(),
+        dim,
+        vocab_size: 0,
+        max_seq_len: 0,
+        blocks,
+        n_mtp: 0,
+        norm,
+        norm_eps,
+        ropes: Vec::new(),
+        mrope: None,
+        positions: None,
+        position_biases: None,
+        n_token_types: 0,
+        per_layer: None,
+        embd_norm: false,
+        output_norm: false,
+        embd_scale: 1.0,
+        residual_scale: 1.0,
+        logit_scale: 1.0,
+        logit_soft_cap: None,
+        causal: false,
+        has_head: false,
     }
 }
 

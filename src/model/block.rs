@@ -108,13 +108,18 @@ pub struct SharedExpert {
     pub gated: bool,
 }
 
-/// A recurrent layer's token mixing.
+/// Token mixing other than attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Recurrence {
     /// A gated convolution over the last inputs: LFM2.
     ShortConv {
         /// Kernel size: `shortconv.l_cache`; `conv_L_cache`.
         taps: u32,
+    },
+    /// A gated convolution over the neighbours of patches, in encoders of pictures alone: LFM3-VL.
+    GridConv {
+        /// Patches on a side of the kernel: `conv_kernel_size`.
+        side: u32,
     },
     /// A gated delta rule over convolved queries, keys and values: Qwen3.5.
     DeltaNet {
@@ -140,7 +145,7 @@ impl Recurrence {
     /// Columns of its input projection, for a model of width C.
     pub fn inputs(&self, dim: u32) -> u32 {
         match self {
-            Recurrence::ShortConv { .. } => 3 * dim,
+            Recurrence::ShortConv { .. } | Recurrence::GridConv { .. } => 3 * dim,
             Recurrence::DeltaNet { rule, .. } => rule.inputs(),
             Recurrence::Mamba2 { scan, .. } => scan.inputs(),
         }
@@ -149,7 +154,7 @@ impl Recurrence {
     /// Columns of its output, before the output projection.
     pub fn outputs(&self, dim: u32) -> u32 {
         match self {
-            Recurrence::ShortConv { .. } => dim,
+            Recurrence::ShortConv { .. } | Recurrence::GridConv { .. } => dim,
             Recurrence::DeltaNet { rule, .. } => rule.n_heads * rule.value_dim,
             Recurrence::Mamba2 { scan, .. } => scan.inner_dim(),
         }
@@ -158,7 +163,7 @@ impl Recurrence {
     /// Channels of its convolution.
     pub fn channels(&self, dim: u32) -> u32 {
         match self {
-            Recurrence::ShortConv { .. } => dim,
+            Recurrence::ShortConv { .. } | Recurrence::GridConv { .. } => dim,
             Recurrence::DeltaNet { rule, .. } => rule.channels(),
             Recurrence::Mamba2 { scan, .. } => scan.channels(),
         }
@@ -167,6 +172,7 @@ impl Recurrence {
     /// Kernel size of its convolution.
     pub fn taps(&self) -> u32 {
         match *self {
+            Recurrence::GridConv { side } => side * side,
             Recurrence::ShortConv { taps } | Recurrence::DeltaNet { taps, .. } | Recurrence::Mamba2 { taps, .. } => {
                 taps
             }
@@ -176,7 +182,7 @@ impl Recurrence {
     /// Heads, rows and columns of its state matrices, if any.
     pub fn matrices(&self) -> Option<[u32; 3]> {
         match self {
-            Recurrence::ShortConv { .. } => None,
+            Recurrence::ShortConv { .. } | Recurrence::GridConv { .. } => None,
             Recurrence::DeltaNet { rule, .. } => Some([rule.n_heads, rule.key_dim, rule.value_dim]),
             Recurrence::Mamba2 { scan, .. } => Some([scan.n_heads, scan.state_dim, scan.head_dim]),
         }
@@ -211,6 +217,8 @@ pub struct Attention {
     /// Whether the keys' projection gives the values, too: Gemma 4's larger models. Norms and rotation of keys do not
     /// apply to them.
     pub values_of_keys: bool,
+    /// Whether rows of an image see those of the same image after them: Gemma 3, and local layers of Gemma 4.
+    pub bidirectional_images: bool,
     /// Multi-head latent attention, if it is that: then `n_kv_heads` is 1 and `head_dim` the cached size.
     pub latent: Option<Latent>,
 }
@@ -298,6 +306,7 @@ impl Attention {
             gates: None,
             keys_of: None,
             values_of_keys: false,
+            bidirectional_images: false,
             latent: None,
         }
     }
@@ -355,6 +364,12 @@ impl Attention {
         [self.n_heads, self.n_kv_heads, self.head_dim]
     }
 
+    /// Parameters of the attention kernels for a pass over rows of an image, which see all of each other if
+    /// `whole_pass`.
+    pub(crate) fn image_kernel(&self, whole_pass: bool) -> AttentionConfig {
+        AttentionConfig { whole_pass, ..self.kernel(!whole_pass && !self.bidirectional_images) }
+    }
+
     /// Parameters of the attention kernels.
     pub(crate) fn kernel(&self, causal: bool) -> AttentionConfig {
         let Attention { n_heads, n_kv_heads, head_dim, window, scale, soft_cap, .. } = *self;
@@ -367,6 +382,7 @@ impl Attention {
             soft_cap,
             values_from: self.values_from(),
             causal,
+            whole_pass: false,
         }
     }
 }

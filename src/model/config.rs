@@ -86,6 +86,16 @@ pub struct PositionTable {
 }
 
 impl ModelConfig {
+    /// Whether a pass over rows of an image must go to the image's end, because rows see those after them.
+    pub(crate) fn has_bidirectional_images(&self) -> bool {
+        self.blocks.iter().any(|block| block.attention.bidirectional_images)
+    }
+
+    /// Whether any layer has a window of fewer tokens.
+    pub(crate) fn has_window_below(&self, n_tokens: usize) -> bool {
+        self.blocks.iter().filter_map(|block| block.attention.window).any(|window| (window as usize) < n_tokens)
+    }
+
     /// Whether any layer is recurrent, so that a sequence can only go back to positions with a saved state.
     pub fn is_recurrent(&self) -> bool {
         self.blocks.iter().any(|block| block.recurs().is_some())
@@ -265,12 +275,16 @@ fn check_latent(attention: &Attention, latent: &Latent) -> Result<(), Error> {
 }
 
 fn check_recurrence(recurrence: &Recurrence) -> Result<(), Error> {
+    // Its size is read within limits.
+    if let Recurrence::GridConv { .. } = recurrence {
+        return Ok(());
+    }
     let field = "shortconv.l_cache, ssm.conv_kernel (conv_L_cache, linear_conv_kernel_dim, mamba_d_conv)";
     if !(2..=MAX_TAPS).contains(&recurrence.taps()) {
         return Err(config_error(field, format!("2 to {MAX_TAPS}"), recurrence.taps()));
     }
     let rule = match recurrence {
-        Recurrence::ShortConv { .. } => return Ok(()),
+        Recurrence::ShortConv { .. } | Recurrence::GridConv { .. } => return Ok(()),
         Recurrence::Mamba2 { scan, .. } => return check_scan(scan),
         Recurrence::DeltaNet { rule, .. } => rule,
     };

@@ -38,16 +38,28 @@ pub struct ImageTensors {
     pub rows: Tensor,
     /// Added after each of the first layers, `[max_pass, C]`.
     pub deepstack: Vec<Tensor>,
+    /// Whether rows see each other in all layers: [`ImageRows::sees_all`](crate::ImageRows::sees_all).
+    pub sees_all: bool,
 }
 
 impl ImageTensors {
-    /// Declares tensors for passes of up to `max_pass` rows.
+    /// Declares tensors for passes of up to `max_pass` rows of images with rows for so many further layers.
     ///
     /// # Errors
     /// [`Error::Operand`] if a tensor would be too large.
-    pub fn declare(config: &ModelConfig, max_pass: u32, n_deepstack: usize) -> Result<ImageTensors, Error> {
+    pub fn declare(
+        config: &ModelConfig,
+        max_pass: u32,
+        (n_deepstack, sees_all): (usize, bool),
+    ) -> Result<ImageTensors, Error> {
         let rows = || Tensor::declare("image rows", Role::Activations, &[max_pass, config.dim], DType::F32);
-        Ok(ImageTensors { rows: rows()?, deepstack: (0..n_deepstack).map(|_| rows()).collect::<Result<_, _>>()? })
+        let deepstack = (0..n_deepstack).map(|_| rows()).collect::<Result<_, _>>()?;
+        Ok(ImageTensors { rows: rows()?, deepstack, sees_all })
+    }
+
+    /// Whether passes over images of this kind can be recorded with them.
+    pub(crate) fn is_of(&self, (n_deepstack, sees_all): (usize, bool)) -> bool {
+        self.deepstack.len() == n_deepstack && self.sees_all == sees_all
     }
 }
 
@@ -165,7 +177,7 @@ impl PassTensors {
         values: &[Vec<f32>],
         (rows, size): (Range<usize>, u32),
     ) -> Result<(), Error> {
-        let Some(ImageTensors { rows: first, deepstack }) = &self.image else { return Ok(()) };
+        let Some(ImageTensors { rows: first, deepstack, .. }) = &self.image else { return Ok(()) };
         let dim = dim as usize;
         for (tensor, values) in [first].into_iter().chain(deepstack).zip(values) {
             let mut padded = values.get(rows.start * dim..rows.end * dim).unwrap_or_default().to_vec();
@@ -299,6 +311,7 @@ impl Transformer {
     ) -> Result<Tensor, Error> {
         let n_rows = h.shape()[0];
         scale(rec, &image.rows.first_rows(n_rows)?, &h, 1.0)?; // [T, C]
+        let parts = self.record_parts(rec, io, &h)?; // [T, L P]
         // The first call is before the first layer.
         let mut deepstack = [None].into_iter().chain(image.deepstack.iter().map(Some));
         let mut added = |rec: &mut Recorder, h: &Tensor| {
@@ -307,7 +320,7 @@ impl Transformer {
             }
             tap(rec, h)
         };
-        self.record_blocks(rec, Flow::Cached(io, cache), None, h, &mut added)
+        self.record_blocks(rec, Flow::Cached(io, cache), parts.as_ref(), h, &mut added)
     }
 
     /// The token embedding with its additions.

@@ -1,7 +1,7 @@
 //! Forward pass of text encoders: BERT (Devlin et al. 2018, arXiv:1810.04805) and relatives, and decoders used as
 //! encoders. A batch packs sequences without padding.
 
-use super::block::{Attention, Block};
+use super::block::{Attention, Block, Recurrence};
 use super::config::{ModelConfig, config_error};
 use super::forward::{Flow, Transformer};
 use super::stack::{RowPlaces, Stack, TensorSlot, WeightSource};
@@ -94,6 +94,8 @@ pub struct BatchTensors {
     pub tokens: Tensor,
     /// Attention tiles for each shape of heads: H, Hkv and D.
     pub tiles: Vec<([u32; 3], PackedTiles)>,
+    /// Rows of the neighbours of each patch, `[T, taps]`, where layers convolve a picture's patches.
+    pub neighbours: Option<Tensor>,
     /// First and end row of each sequence, `[B, 2]`, zero-padded.
     pub spans: Tensor,
 }
@@ -120,7 +122,15 @@ impl BatchTensors {
             }
         }
         let tensor = |label, shape: &[u32], dtype| Tensor::declare(label, Role::Activations, shape, dtype);
+        let taps = config.blocks.iter().find_map(|block| match block.recurs() {
+            Some(mixing @ Recurrence::GridConv { .. }) => Some(mixing.taps()),
+            _ => None,
+        });
         Ok(BatchTensors {
+            neighbours: match taps {
+                Some(taps) => Some(tensor("neighbours", &[n_tokens, taps], DType::U32)?),
+                None => None,
+            },
             tokens: tensor("tokens", &[n_tokens, 3], DType::U32)?,
             tiles,
             spans: tensor("spans", &[n_sequences, 2], DType::U32)?,

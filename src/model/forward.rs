@@ -15,8 +15,8 @@ use crate::error::Error;
 use crate::kernels::{
     Activation, Gate, Gates, HeadColumns, HeadMatrices, Heads, Input, LatentKey, Linear, Norm, RopeConfig, RopeScaling,
     ShortConv, add_rms_norm, attention, attention_next, attention_packed, fold_norm, fuses_norm, gate_up, gelu,
-    layer_norm, linear_norm, mrope_rows, rms_norm, rms_norm_columns, rms_norm_groups, rope_kv, rope_packed, rope_table,
-    scale, sigmoid_gate, squared_relu, suits_few, up_gated,
+    grid_conv, layer_norm, linear_norm, mrope_rows, rms_norm, rms_norm_columns, rms_norm_groups, rope_kv, rope_packed,
+    rope_table, scale, sigmoid_gate, squared_relu, suits_few, up_gated,
 };
 use crate::matrix::Matrix;
 use crate::recording::{BatchInvariance, Recorder};
@@ -326,8 +326,13 @@ impl Transformer {
     /// Records attention without the output projection, and returns `[T, H D]`.
     fn record_attention(&self, rec: &mut Recorder, flow: Flow<'_>, l: usize, h: &Tensor) -> Result<Tensor, Error> {
         let (attention_config, weights) = (&self.config.blocks[l].attention, &self.weights.blocks[l]);
-        let kernel = attention_config.kernel(self.config.causal);
         let n_tokens = h.shape()[0];
+        let kernel = match flow {
+            Flow::Cached(PassTensors { image: Some(image), .. }, _) if n_tokens > 1 => {
+                attention_config.image_kernel(image.sees_all)
+            }
+            _ => attention_config.kernel(self.config.causal),
+        };
         let mixed = rec.temporary("mixed", &[n_tokens, attention_config.n_heads * kernel.value_dim()])?;
         let qkv_shape = [n_tokens, attention_config.qkv_dim()];
         match flow {
@@ -439,7 +444,7 @@ impl Transformer {
         Ok(values)
     }
 
-    /// Records a recurrent layer's token mixing and returns `[T, K]`.
+    /// Records a layer's token mixing other than attention and returns `[T, K]`.
     fn record_recurrence(
         &self,
         rec: &mut Recorder,
@@ -450,13 +455,21 @@ impl Transformer {
     ) -> Result<Tensor, Error> {
         let (dim, n_tokens) = (self.config.dim, h.shape()[0]);
         let Some(recurrence) = &self.config.blocks[l].recurrence else { return Err(wrong_cache(l)) };
-        let Flow::Cached(io, cache) = flow else { return Err(wrong_cache(l)) };
-        let Some((past, matrices)) = cache.states_of(l) else { return Err(wrong_cache(l)) };
         let norm = self.weights.blocks[l].attn_norms.before.as_ref();
         let inputs = rec.temporary("inputs", &[n_tokens, recurrence.inputs(dim)])?;
         self.record_product(rec, flow, &weights.input, norm, h, &inputs)?;
         let mixed = rec.temporary("mixed", &[n_tokens, recurrence.outputs(dim)])?;
+        let (io, cache) = match flow {
+            Flow::Cached(io, cache) => (io, cache),
+            Flow::Packed(io) => {
+                let neighbours = io.neighbours.as_ref().ok_or_else(|| wrong_cache(l))?;
+                grid_conv(rec, neighbours, &inputs, weights.conv(), &mixed)?; // [T, C]
+                return Ok(mixed);
+            }
+        };
+        let Some((past, matrices)) = cache.states_of(l) else { return Err(wrong_cache(l)) };
         match recurrence {
+            Recurrence::GridConv { .. } => return Err(wrong_cache(l)),
             Recurrence::ShortConv { .. } => {
                 let conv = ShortConv {
                     weight: weights.conv(),

@@ -2,7 +2,7 @@
 
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
-use crate::kernels::{Activation, Input, Linear, Norm, matmul_input};
+use crate::kernels::{Activation, Input, Linear, Norm, clip, matmul_input};
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::target::Target;
@@ -108,9 +108,22 @@ impl RowPlaces {
 pub struct Stack {
     parts: Vec<StackPart>,
     bias: Option<Joined>,
+    /// Bounds of inputs and outputs, if the file has any.
+    bounds: Option<Bounds>,
     /// LoRA deltas.
     #[cfg(feature = "lora")]
     pub(super) addends: Option<super::lora::LoraDelta>,
+}
+
+/// Bounds of a product's inputs and outputs: Gemma 4's vision encoder. Only batch-invariant products apply them.
+#[derive(Clone, Debug)]
+struct Bounds {
+    /// Low and high of the input, the same for all matrices, `[2]`.
+    input: Joined,
+    /// Low and high of each matrix's outputs, `[2 G]`.
+    outputs: Joined,
+    /// Rows of each matrix.
+    widths: Vec<u32>,
 }
 
 #[derive(Clone, Debug)]
@@ -181,6 +194,25 @@ impl Joined {
     }
 }
 
+impl Bounds {
+    fn declare(source: &dyn WeightSource, prefix: &str, names: &[(&str, u32)]) -> Result<Option<Bounds>, Error> {
+        let ends = |kind: &str, names: &[(&str, u32)]| {
+            let ends =
+                names.iter().flat_map(|(name, _)| ["min", "max"].map(|end| format!("{prefix}{name}.{kind}_{end}")));
+            ends.map(|name| (name, 1)).collect::<Vec<_>>()
+        };
+        let has_any = ends("input", names).iter().any(|(name, _)| source.describe(name).is_some());
+        if !has_any {
+            return Ok(None);
+        }
+        Ok(Some(Bounds {
+            input: Joined::declare(source, ends("input", names.get(..1).unwrap_or_default()))?,
+            outputs: Joined::declare(source, ends("output", names))?,
+            widths: names.iter().map(|(_, rows)| *rows).collect(),
+        }))
+    }
+}
+
 impl Stack {
     /// Declares the matrices `names`, each `[rows, cols]`, and their biases, if any. A name that follows itself stands
     /// for a second copy of its rows.
@@ -212,6 +244,7 @@ impl Stack {
         Ok(Stack {
             parts,
             bias,
+            bounds: Bounds::declare(source, prefix, names)?,
             #[cfg(feature = "lora")]
             addends: None,
         })
@@ -283,15 +316,29 @@ impl Stack {
         accumulate: bool,
         y: &Tensor,
     ) -> Result<(), Error> {
-        self.matrices().try_for_each(|(w, y_start)| {
-            matmul_input(rec, &Linear { activation, y_start, accumulate, ..self.tiled(w) }, input, y)
-        })
+        let Some(bounds) = &self.bounds else {
+            return self.matrices().try_for_each(|(w, y_start)| {
+                matmul_input(rec, &Linear { activation, y_start, accumulate, ..self.tiled(w) }, input, y)
+            });
+        };
+        if accumulate || activation.is_some() {
+            let (kernel, operand, expected) = ("clip", "product", "one of its own, without an activation".into());
+            return Err(Error::Operand { kernel, operand, expected, found: "a sum or an activation".into() });
+        }
+        let x = input.rows(rec)?;
+        let within = rec.temporary("within", x.shape())?;
+        clip(rec, &bounds.input.tensor, &x.shape()[1..], &x, &within)?;
+        let beyond = rec.temporary("beyond", y.shape())?;
+        let input = &mut Input::new(&within);
+        self.matrices()
+            .try_for_each(|(w, y_start)| matmul_input(rec, &Linear { y_start, ..self.tiled(w) }, input, &beyond))?;
+        clip(rec, &bounds.outputs.tensor, &bounds.widths, &beyond, y)
     }
 
     /// The stack as one batch-invariant product, if it has a single matrix.
     pub(super) fn as_tiled(&self) -> Option<Linear<'_>> {
         match self.parts.as_slice() {
-            [part] => Some(self.tiled(&part.matrix)),
+            [part] if self.bounds.is_none() => Some(self.tiled(&part.matrix)),
             _ => None,
         }
     }
@@ -345,8 +392,11 @@ impl Stack {
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let biases = self.bias.iter().map(|bias| &bias.tensor);
-        self.parts.iter().flat_map(|part| part.matrix.tensors()).chain(biases)
+        self.parts.iter().flat_map(|part| part.matrix.tensors()).chain(self.joined().map(Joined::tensor))
+    }
+
+    fn joined(&self) -> impl Iterator<Item = &Joined> {
+        self.bias.iter().chain(self.bounds.iter().flat_map(|bounds| [&bounds.input, &bounds.outputs]))
     }
 
     pub(super) fn tensor_slots(&self) -> impl Iterator<Item = (&str, TensorSlot)> {
@@ -360,7 +410,7 @@ impl Stack {
             });
             placed.map(|(name, places)| (name, TensorSlot::Rows { matrix: part.matrix.clone(), places }))
         });
-        rows.chain(self.bias.iter().flat_map(Joined::tensor_slots))
+        rows.chain(self.joined().flat_map(Joined::tensor_slots))
     }
 }
 

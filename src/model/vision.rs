@@ -3,16 +3,17 @@
 //! ```text
 //! patches [T, P] --product--> [T, C] --blocks--> [T, C] --projector--> rows [T / N, D]
 //! ```
-//! Patches arrive in the order in which a projector joins them, so its input is a view of the blocks' output.
+//! Patches arrive in the order in which a projector joins them, so its input is a view of the blocks' output, or the
+//! mean of neighbouring rows. Without blocks, patches go through norms straight to the projector: Gemma 4 "unified".
 
-use super::config::{ModelConfig, config_error};
+use super::config::{ModelConfig, NormKind, config_error};
 use super::encoder::{BatchSize, BatchTensors};
 use super::forward::{Flow, Tap, Transformer};
 use super::stack::{RowPlaces, Stack, TensorSlot, WeightSource};
 use super::weights::{NormWeights, Weights};
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{Activation, Input, add};
+use crate::kernels::{Activation, Gates, Input, Pooling, add, layer_norm, multiply, pool, rms_norm, scale};
 use crate::recording::Recorder;
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
@@ -24,6 +25,8 @@ pub struct VisionConfig {
     pub encoder: ModelConfig,
     /// P, elements of a patch.
     pub patch_dim: u32,
+    /// Whether patches are normalised before and after their product.
+    pub patch_norms: [bool; 2],
     /// Whether learned positions are added to the embedded patches.
     pub has_positions: bool,
     /// Makes rows of the last layer's output.
@@ -33,19 +36,60 @@ pub struct VisionConfig {
     pub deepstack: Vec<u32>,
     /// Whether rows have positions by row and column in the text model: M-RoPE.
     pub has_grid: bool,
+    /// Whether rows of an image see each other in all layers of the text model, those beyond a window too: Gemma 4
+    /// "unified".
+    pub sees_all: bool,
     /// D, width of the text model: `projection_dim`; `out_hidden_size`.
     pub row_dim: u32,
 }
 
-/// Joins neighbouring patches, side by side, to a row of the text model: one product or two.
+/// Joins neighbouring patches to a row of the text model: one product or two.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Projector {
-    /// N, patches of a row: the square of `spatial_merge_size`, `scale_factor`, `downsample_factor`.
+    /// N, patches of a row: the square of `spatial_merge_size`, `scale_factor`, `downsample_factor`,
+    /// `pooling_kernel_size`.
     pub n_patches: u32,
-    /// Whether joined patches are normalised.
-    pub normed: bool,
+    /// How they are joined.
+    pub join: Join,
+    /// Norm of joined patches.
+    pub norm: RowNorm,
     /// Width between two products, and the activation there.
     pub hidden: Option<(u32, Activation)>,
+}
+
+/// How patches become a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Join {
+    /// Side by side.
+    Concatenated,
+    /// By their mean.
+    Averaged {
+        /// Factor of the mean.
+        factor: f32,
+        /// Whether the scaled mean is standardised: a deviation and a bias for each column.
+        standardised: bool,
+    },
+}
+
+/// Norm of joined patches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RowNorm {
+    /// None.
+    None,
+    /// As in the blocks.
+    OfBlocks,
+    /// Layer norm of each patch, before they are joined.
+    OfPatches {
+        /// Epsilon.
+        eps: f32,
+    },
+    /// RMS norm.
+    Rms {
+        /// Epsilon.
+        eps: f32,
+        /// Whether it has weights.
+        weighted: bool,
+    },
 }
 
 impl VisionConfig {
@@ -72,7 +116,7 @@ impl VisionConfig {
         if let Some(layer) = self.deepstack.iter().find(|&&layer| layer >= n_layers) {
             return Err(config_error("deepstack_visual_indexes", format!("below {n_layers}"), layer));
         }
-        self.encoder.check_blocks()
+        if n_layers == 0 { Ok(()) } else { self.encoder.check_blocks() }
     }
 }
 
@@ -80,9 +124,11 @@ impl VisionConfig {
 #[derive(Clone, Debug)]
 struct ProjectorWeights {
     config: Projector,
-    /// Norm of the joined patches, `[N C]`.
+    /// Norm of the joined patches, `[K]`.
     norm: Option<NormWeights>,
-    /// `[hidden, N C]`, or `[D, N C]`.
+    /// Ones in place of weights, `[K]`.
+    ones: Option<Tensor>,
+    /// `[hidden, K]`, or `[D, K]`, where K is N C or C.
     first: Stack,
     /// `[D, hidden]`.
     second: Option<Stack>,
@@ -95,14 +141,25 @@ impl ProjectorWeights {
         source: &dyn WeightSource,
         (prefix, config): (&str, Projector),
     ) -> Result<ProjectorWeights, Error> {
-        let dim = config.n_patches * vision.encoder.dim;
+        let dim = config.row_dim(vision.encoder.dim);
         let stack = |name, rows, cols| Stack::declare(target, source, prefix, &[(name, rows)], cols);
-        let joined = ModelConfig { dim, ..vision.encoder.clone() };
+        let norm = |dim: u32, kind: NormKind| {
+            let joined = ModelConfig { dim, norm: kind, ..vision.encoder.clone() };
+            NormWeights::declare(source, &format!("{prefix}norm"), &joined).map(Some)
+        };
         Ok(ProjectorWeights {
             config,
-            norm: match config.normed {
-                true => Some(NormWeights::declare(source, &format!("{prefix}norm"), &joined)?),
-                false => None,
+            norm: match config.norm {
+                RowNorm::OfBlocks => norm(dim, vision.encoder.norm)?,
+                RowNorm::OfPatches { .. } => norm(vision.encoder.dim, NormKind::Layer { bias: true })?,
+                RowNorm::Rms { weighted: true, .. } => norm(dim, NormKind::Rms)?,
+                RowNorm::None | RowNorm::Rms { weighted: false, .. } => None,
+            },
+            ones: match config.norm {
+                RowNorm::Rms { weighted: false, .. } => {
+                    Some(Tensor::declare("ones", Role::Weights, &[dim], DType::F32)?)
+                }
+                _ => None,
             },
             first: stack("0", config.hidden.map_or(vision.row_dim, |(hidden_dim, _)| hidden_dim), dim)?,
             second: match config.hidden {
@@ -117,16 +174,78 @@ impl ProjectorWeights {
     }
 
     /// Records the rows of `h`, `[T, C]`: `[T / N, D]`.
-    fn record(&self, rec: &mut Recorder, encoder: &Transformer, h: &Tensor, rows: &Tensor) -> Result<(), Error> {
+    fn record(
+        &self,
+        rec: &mut Recorder,
+        encoder: &Transformer,
+        (io, h): (&PatchTensors, &Tensor),
+        rows: &Tensor,
+    ) -> Result<(), Error> {
         let n_rows = rows.shape()[0];
-        let joined = h.reshape(&[n_rows, self.config.n_patches * encoder.config.dim])?;
-        let joined = encoder.normed(rec, self.norm.as_ref(), &joined)?; // [T / N, N C]
+        let mut h = h.clone();
+        if let (RowNorm::OfPatches { eps }, Some(norm)) = (self.config.norm, &self.norm) {
+            let normed = rec.temporary("normed", h.shape())?;
+            layer_norm(rec, &h, &norm.layer(eps), &normed)?; // [T, C]
+            h = normed;
+        }
+        let joined = match (self.config.join, &io.means) {
+            (Join::Averaged { factor, .. }, Some(means)) => means.record(rec, factor, &h)?, // [T / N, C]
+            _ => h.reshape(&[n_rows, self.config.row_dim(encoder.config.dim)])?,            // [T / N, K]
+        };
+        let weight = self.norm.as_ref().and_then(|norm| norm.tensors().next()).or(self.ones.as_ref());
+        let joined = match (self.config.norm, weight) {
+            (RowNorm::Rms { eps, .. }, Some(weight)) => {
+                let normed = rec.temporary("normed", joined.shape())?;
+                rms_norm(rec, &joined, weight, &normed, eps)?;
+                normed
+            }
+            (RowNorm::OfBlocks, _) => encoder.normed(rec, self.norm.as_ref(), &joined)?, // [T / N, K]
+            _ => joined,
+        };
         let (Some((hidden_dim, activation)), Some(second)) = (self.config.hidden, &self.second) else {
             return self.first.record_tiled(rec, &mut Input::new(&joined), None, false, rows); // [T / N, D]
         };
         let hidden = rec.temporary("hidden", &[n_rows, hidden_dim])?;
         self.first.record_tiled(rec, &mut Input::new(&joined), Some(activation), false, &hidden)?;
         second.record_tiled(rec, &mut Input::new(&hidden), None, false, rows) // [T / N, D]
+    }
+}
+
+impl Projector {
+    /// K, width of joined patches of this width.
+    fn row_dim(&self, dim: u32) -> u32 {
+        match self.join {
+            Join::Concatenated => self.n_patches * dim,
+            Join::Averaged { .. } => dim,
+        }
+    }
+}
+
+/// What the host writes for means of patches.
+#[derive(Clone, Debug)]
+pub struct MeanTensors {
+    /// First patch of each row, and the one after its last, `[T / N, 2]`.
+    pub spans: Tensor,
+    /// Negated biases of the means, and inverse deviations, the same for each row, `[T / N, C]`.
+    pub standard: Option<[Tensor; 2]>,
+}
+
+impl MeanTensors {
+    /// Records `(factor * mean - bias) / deviation` of each row's patches, `[T / N, C]`.
+    fn record(&self, rec: &mut Recorder, factor: f32, h: &Tensor) -> Result<Tensor, Error> {
+        let shape = [self.spans.shape()[0], h.shape()[1]];
+        let mut means = rec.temporary("means", &shape)?;
+        pool(rec, Pooling::Mean, false, &self.spans, h, &means)?;
+        if factor != 1.0 {
+            let scaled = rec.temporary("scaled", &shape)?;
+            scale(rec, &means, &scaled, factor)?;
+            means = scaled;
+        }
+        if let Some([bias, inverse]) = &self.standard {
+            add(rec, bias, &means)?;
+            multiply(rec, Gates { columns: inverse, start: 0, size: 1 }, &means)?;
+        }
+        Ok(means)
     }
 }
 
@@ -139,6 +258,8 @@ pub struct PatchTensors {
     pub patches: Tensor,
     /// Learned positions of the patches, `[T, C]`, if the encoder has any.
     pub positions: Option<Tensor>,
+    /// For means of patches, if the projector takes any.
+    pub means: Option<MeanTensors>,
     /// Rows for the text model, `[T / N, D]`: those of the last layer, then those of each deepstack layer.
     pub rows: Vec<Tensor>,
 }
@@ -150,6 +271,8 @@ pub struct VisionTransformer {
     pub config: VisionConfig,
     /// `[C, P]`, and a further matrix for the same patches, where a file has one for each of two frames.
     patch_embd: Vec<Stack>,
+    /// Norms of patches, `[P]`, and of embedded patches, `[C]`.
+    patch_norms: [Option<NormWeights>; 2],
     encoder: Transformer,
     projector: ProjectorWeights,
     deepstack: Vec<ProjectorWeights>,
@@ -170,15 +293,22 @@ impl VisionTransformer {
         let names = names.filter(|(i, name)| *i == 0 || source.describe(&format!("{name}.weight")).is_some());
         let embed = |(_, name)| Stack::declare(target, source, "", &[(name, config.encoder.dim)], config.patch_dim);
         let patch_embd = names.map(embed).collect::<Result<_, _>>()?;
+        let norm = |name: &str, dim, is_there| match is_there {
+            true => NormWeights::declare(source, name, &ModelConfig { dim, ..config.encoder.clone() }).map(Some),
+            false => Ok(None),
+        };
+        let [before, after] = config.patch_norms;
+        let patch_norms =
+            [norm("patch_norm.1", config.patch_dim, before)?, norm("patch_norm.2", config.encoder.dim, after)?];
         let weights = Weights::declare_blocks(target, &config.encoder, source)?;
         let projector = ProjectorWeights::declare(target, &config, source, ("mm.", config.projector))?;
         let of_layer = |layer: &u32| {
-            let further = Projector { normed: true, ..config.projector };
+            let further = Projector { norm: RowNorm::OfBlocks, ..config.projector };
             ProjectorWeights::declare(target, &config, source, (format!("deepstack.{layer}.").as_str(), further))
         };
         let deepstack = config.deepstack.iter().map(of_layer).collect::<Result<_, _>>()?;
         let encoder = Transformer::declare(config.encoder.clone(), weights, max_patches)?;
-        Ok(VisionTransformer { config, patch_embd, encoder, projector, deepstack })
+        Ok(VisionTransformer { config, patch_embd, patch_norms, encoder, projector, deepstack })
     }
 
     fn stacks(&self) -> impl Iterator<Item = &Stack> {
@@ -188,7 +318,13 @@ impl VisionTransformer {
 
     fn norms(&self) -> impl Iterator<Item = &Tensor> {
         let projectors = self.deepstack.iter().chain([&self.projector]);
-        projectors.filter_map(|projector| projector.norm.as_ref()).flat_map(NormWeights::tensors)
+        let of_rows = projectors.filter_map(|projector| projector.norm.as_ref());
+        of_rows.chain(self.patch_norms.iter().flatten()).flat_map(NormWeights::tensors)
+    }
+
+    /// Tensors of ones, which no file has.
+    pub(crate) fn ones(&self) -> impl Iterator<Item = &Tensor> {
+        self.deepstack.iter().chain([&self.projector]).filter_map(|projector| projector.ones.as_ref())
     }
 
     /// Destinations of the source tensors, by name.
@@ -200,7 +336,8 @@ impl VisionTransformer {
 
     /// All tensors that stay on the device.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.encoder.tensors().chain(self.norms()).chain(self.stacks().flat_map(Stack::tensors))
+        let stacks = self.stacks().flat_map(Stack::tensors);
+        self.encoder.tensors().chain(self.norms()).chain(self.ones()).chain(stacks)
     }
 
     /// The table of a patch's rotation by its number, `[patches, rot_dims / 2, 2]`, if patches are rotated. The host
@@ -217,13 +354,28 @@ impl VisionTransformer {
         let VisionConfig { encoder, patch_dim, projector, row_dim, .. } = &self.config;
         let size = BatchSize { n_tokens: n_patches, n_sequences: 1 };
         let tensor = |label, shape: &[u32]| Tensor::declare(label, Role::Activations, shape, DType::F32);
-        let rows = || tensor("rows", &[n_patches / projector.n_patches, *row_dim]);
+        let n_rows = n_patches / projector.n_patches;
+        let rows = || tensor("rows", &[n_rows, *row_dim]);
+        let means = |standardised| {
+            let column = |label| tensor(label, &[n_rows, encoder.dim]);
+            Ok::<_, Error>(MeanTensors {
+                spans: Tensor::declare("spans", Role::Activations, &[n_rows, 2], DType::U32)?,
+                standard: match standardised {
+                    true => Some([column("bias")?, column("inverse")?]),
+                    false => None,
+                },
+            })
+        };
         Ok(PatchTensors {
             batch: BatchTensors::declare(target, encoder, size, n_patches)?,
             patches: tensor("patches", &[n_patches, *patch_dim])?,
             positions: match self.config.has_positions {
                 true => Some(tensor("positions", &[n_patches, encoder.dim])?),
                 false => None,
+            },
+            means: match projector.join {
+                Join::Averaged { standardised, .. } => Some(means(standardised)?),
+                Join::Concatenated => None,
             },
             rows: (0..=self.deepstack.len()).map(|_| rows()).collect::<Result<_, _>>()?,
         })
@@ -234,11 +386,14 @@ impl VisionTransformer {
     /// # Errors
     /// [`Error::Shape`] or [`Error::Operand`] if the tensors do not fit the configuration.
     pub fn record(&self, rec: &mut Recorder, io: &PatchTensors, tap: Tap<'_>) -> Result<(), Error> {
-        let PatchTensors { batch, patches, positions, rows } = io;
+        let PatchTensors { batch, patches, positions, rows, .. } = io;
+        let [before, after] = self.patch_norms.each_ref().map(Option::as_ref);
+        let patches = self.encoder.normed(rec, before, patches)?; // [T, P]
         let h = rec.temporary("h", &[patches.shape()[0], self.config.encoder.dim])?;
         for (i, stack) in self.patch_embd.iter().enumerate() {
-            stack.record_tiled(rec, &mut Input::new(patches), None, i > 0, &h)?; // [T, C]
+            stack.record_tiled(rec, &mut Input::new(&patches), None, i > 0, &h)?; // [T, C]
         }
+        let h = self.encoder.normed(rec, after, &h)?; // [T, C]
         if let Some(positions) = positions {
             add(rec, positions, &h)?;
         }
@@ -248,14 +403,14 @@ impl VisionTransformer {
             n_layers += 1;
             let at = self.config.deepstack.iter().position(|&deep| Some(deep) == layer);
             if let Some((projector, rows)) = at.and_then(|i| Some((self.deepstack.get(i)?, rows.get(1 + i)?))) {
-                projector.record(rec, &self.encoder, h, rows)?;
+                projector.record(rec, &self.encoder, (io, h), rows)?;
             }
             tap(rec, h)
         };
         let h = self.encoder.record_blocks(rec, Flow::Packed(batch), None, h, &mut on_layer)?; // [T, C]
         let h = self.encoder.normed(rec, self.encoder.weights.output_norm.as_ref(), &h)?; // [T, C]
         match rows.first() {
-            Some(rows) => self.projector.record(rec, &self.encoder, &h, rows),
+            Some(rows) => self.projector.record(rec, &self.encoder, (io, &h), rows),
             None => Ok(()),
         }
     }

@@ -219,10 +219,12 @@ impl RecurrenceWeights {
                 (inputs, "ssm_out")
             }
             Recurrence::Mamba2 { scan, .. } => (vec![("ssm_in", scan.inputs())], "ssm_out"),
-            Recurrence::ShortConv { .. } => (vec![("shortconv.in_proj", recurrence.inputs(dim))], "shortconv.out_proj"),
+            Recurrence::ShortConv { .. } | Recurrence::GridConv { .. } => {
+                (vec![("shortconv.in_proj", recurrence.inputs(dim))], "shortconv.out_proj")
+            }
         };
         let conv = match recurrence {
-            Recurrence::ShortConv { .. } => "shortconv.conv",
+            Recurrence::ShortConv { .. } | Recurrence::GridConv { .. } => "shortconv.conv",
             Recurrence::DeltaNet { .. } | Recurrence::Mamba2 { .. } => "ssm_conv1d",
         };
         let member = |name: &str, len| (format!("{prefix}{name}"), len);
@@ -239,7 +241,7 @@ impl RecurrenceWeights {
                 let names = ["ssm_a.weight", "ssm_dt.bias", "ssm_d.weight"];
                 Some(Joined::declare(source, names.map(|name| member(name, scan.n_heads)).into())?)
             }
-            Recurrence::ShortConv { .. } => None,
+            Recurrence::ShortConv { .. } | Recurrence::GridConv { .. } => None,
         };
         let (norm, n_norm_groups) = match recurrence {
             Recurrence::Mamba2 { scan, normed: true, .. } => {

@@ -67,6 +67,25 @@ pub fn add_axes(columns: &[f32], rows: &[f32], width: usize, places: &[[u32; 2]]
     Ok(out)
 }
 
+/// Numbers of the patches around each patch of a grid, in squares of `side` of them, row by row:
+/// `[places.len(), side * side]`, [`u32::MAX`] beyond the grid.
+pub fn grid_neighbours(grid: [u32; 2], places: &[[u32; 2]], side: u32) -> Vec<u32> {
+    let mut numbers = vec![u32::MAX; grid[0] as usize * grid[1] as usize];
+    let at = |[row, column]: [u32; 2]| row as usize * grid[1] as usize + column as usize;
+    for (number, place) in (0..).zip(places) {
+        if let Some(slot) = numbers.get_mut(at(*place)) {
+            *slot = number;
+        }
+    }
+    let offsets = || (0..side).flat_map(move |row| (0..side).map(move |column| [row, column]));
+    let neighbour = |place: [u32; 2], offset: [u32; 2]| {
+        let [row, column] =
+            [0, 1].map(|axis| (place[axis] + offset[axis]).checked_sub(side / 2).filter(|&at| at < grid[axis]));
+        row.zip(column).and_then(|(row, column)| numbers.get(at([row, column])).copied()).unwrap_or(u32::MAX)
+    };
+    places.iter().flat_map(|&place| offsets().map(move |offset| neighbour(place, offset))).collect()
+}
+
 /// A row of a table.
 fn entry<'a>(name: &'static str, table: &'a [f32], width: usize, at: u32) -> Result<&'a [f32], Error> {
     let entry = table.chunks_exact(width.max(1)).nth(at as usize);

@@ -14,10 +14,10 @@ use crate::kernels::{
     KvType, LatentKey, LayerNorm, Linear, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores,
     N_STATES, Norm, PAGE, PackedTiles, Pairing, Pooling, QkNorm, RopeConfig, RopeStyle, Router, Sampling,
     SelectiveScan, SharedExperts, ShortConv, StepState, TopStrip, add, advance, argmax, attention, attention_next,
-    attention_packed, embed, embed_sum, expert_sum, gate_up, gated, geglu, gelu, last_row, layer_norm, linear_norm,
-    mask_logits, matmul, matmul_plain, matvec, max_sim, merge_top, mol, penalize, pool, rms_norm, rope, rope_kv,
-    rope_packed, rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum, squared_relu,
-    up_gated,
+    attention_packed, clip, embed, embed_sum, expert_sum, gate_up, gated, geglu, gelu, grid_conv, last_row, layer_norm,
+    linear_norm, mask_logits, matmul, matmul_plain, matvec, max_sim, merge_top, mol, penalize, pool, rms_norm, rope,
+    rope_kv, rope_packed, rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum,
+    squared_relu, up_gated,
 };
 #[cfg(feature = "lora")]
 use crate::kernels::{LowRank, add_lora, gate_up_lora, matvec_lora, up_gated_lora};
@@ -581,9 +581,23 @@ static CHECKS: &[(&Kernel, Record)] = &[
         scan.record(rec, &state(form.device, 5, 3)?, [&vbc, &x, &heads], &matrices, &y)?;
         Ok(vec![y, matrices])
     }),
+    (&shaders::GRID_CONV.kernel, |rec, form| {
+        // A row of three patches.
+        let neighbours = form.device.upload::<u32>("neighbours", &[3, 3], &[3, 0, 1, 0, 1, 2, 1, 2, 3])?;
+        let (x, weight) = (input(form.device, &[3, 60])?, input(form.device, &[20, 3])?);
+        let y = blank(form.device, &[3, 20])?;
+        grid_conv(rec, &neighbours, &x, &weight, &y)?;
+        Ok(vec![y])
+    }),
     (&shaders::SQUARED_RELU.kernel, |rec, form| {
         let y = blank(form.device, &[1000])?;
         squared_relu(rec, &input(form.device, &[1000])?, &y)?;
+        Ok(vec![y])
+    }),
+    (&shaders::CLIP.kernel, |rec, form| {
+        let (x, y) = (input(form.device, &[3, 50])?, blank(form.device, &[3, 50])?);
+        let bounds = form.device.upload::<f32>("bounds", &[6], &[-0.5, 0.25, -0.25, 0.5, -0.1, 0.1])?;
+        clip(rec, &bounds, &[7, 30, 13], &x, &y)?;
         Ok(vec![y])
     }),
     (&shaders::SIGMOID_GATE.kernel, |rec, form| {
@@ -793,6 +807,7 @@ fn config([n_heads, n_kv_heads, head_dim]: [u32; 3]) -> AttentionConfig {
         soft_cap: None,
         values_from: None,
         causal: true,
+        whole_pass: false,
     }
 }
 

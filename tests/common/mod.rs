@@ -483,9 +483,8 @@ pub fn largest_difference(got: &[f32], want: &[f32]) -> f32 {
 /// Keys among `n_keys` visible to the token at position `own`; a window of 0 is none.
 pub fn visible_keys(own: u32, n_keys: u32, window: u32, causal: bool) -> Range<u32> {
     let end = if causal { n_keys.min(own + 1) } else { n_keys };
-    match (window, causal) {
-        (0, _) => 0..end,
-        (_, true) => end.saturating_sub(window)..end,
-        (_, false) => (own + 1).saturating_sub(window)..end.min(own + window),
+    match window {
+        0 => 0..end,
+        _ => end.min(own + 1).saturating_sub(window)..end,
     }
 }

@@ -1,4 +1,4 @@
-//! `swiglu`, `silu`, `geglu`, `gelu`, `squared_relu`, `add` and `scale`.
+//! `swiglu`, `silu`, `geglu`, `gelu`, `squared_relu`, `clip`, `add` and `scale`.
 
 use tilewright::kernels::{self, Activation, Gelu};
 
@@ -16,7 +16,7 @@ const NMSE: f64 = 1e-10;
 type Build = fn(&mut Source, u32, u32) -> Job;
 
 pub fn cases(cases: &mut Vec<Case>) {
-    let kernels: [(&'static str, &str, Build); 11] = [
+    let kernels: [(&'static str, &str, Build); 12] = [
         ("swiglu", "F32", swiglu),
         ("silu", "F32", silu),
         ("geglu", "exact", |source, t, f| geglu(source, t, f, Gelu::Exact)),
@@ -24,6 +24,7 @@ pub fn cases(cases: &mut Vec<Case>) {
         ("gelu", "exact", |source, t, f| gelu(source, t, f, Gelu::Exact)),
         ("gelu", "tanh", |source, t, f| gelu(source, t, f, Gelu::Tanh)),
         ("squared_relu", "F32", squared_relu),
+        ("clip", "F32", clip),
         ("add", "F32", |source, t, f| add(source, t, [t, f])),
         ("add", "row", |source, t, f| add(source, t, [1, f])),
         ("scale", "F32", |source, t, f| scale(source, t, f, None)),
@@ -92,6 +93,26 @@ fn squared_relu(source: &mut Source, n_tokens: u32, dim: u32) -> Job {
     let shape = [n_tokens, dim];
     let operands = vec![Operand::floats("x", &shape, x), Operand::close("y", &shape, want, NMSE)];
     Job::new(operands, |rec, bound| kernels::squared_relu(rec, bound.tensor(0), bound.tensor(1)))
+}
+
+/// With as many groups of columns as there are columns, up to three.
+fn clip(source: &mut Source, n_tokens: u32, dim: u32) -> Job {
+    let x = source.rows(n_tokens, dim);
+    let n_groups = dim.min(3);
+    let widths: Vec<u32> = (0..n_groups).map(|i| if i + 1 < n_groups { 1 } else { dim + 1 - n_groups }).collect();
+    let bounds: Vec<f32> = (0..n_groups).flat_map(|i| [-0.5 / (1 + i) as f32, 0.25 * (1 + i) as f32]).collect();
+    let clipped = |(i, &x): (usize, &f32)| {
+        let group = (i as u32 % dim).min(n_groups - 1) as usize;
+        Expected::new(f64::from(x).max(bounds[2 * group].into()).min(bounds[2 * group + 1].into()), 0.0, FLUSH)
+    };
+    let want = x.iter().enumerate().map(clipped).collect();
+    let shape = [n_tokens, dim];
+    let operands = vec![
+        Operand::floats("bounds", &[2 * n_groups], bounds.clone()),
+        Operand::floats("x", &shape, x),
+        Operand::close("y", &shape, want, NMSE),
+    ];
+    Job::new(operands, move |rec, bound| kernels::clip(rec, bound.tensor(0), &widths, bound.tensor(1), bound.tensor(2)))
 }
 
 /// The complementary error function for `a >= 0`: its power series near zero, else its continued fraction, both far

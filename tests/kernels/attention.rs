@@ -154,6 +154,7 @@ struct Options {
     n_real: u32,
     soft_cap: Option<f32>,
     causal: bool,
+    whole_pass: bool,
 }
 
 pub fn cases(cases: &mut Vec<Case>) {
@@ -180,7 +181,15 @@ pub fn cases(cases: &mut Vec<Case>) {
     };
     let usual = |[t, _, _, _, pos, _]: [u32; 6]| {
         let capacity = pos + t + 3;
-        Options { kind: KvType::F32, capacity, slots: capacity, n_real: t, soft_cap: None, causal: true }
+        Options {
+            kind: KvType::F32,
+            capacity,
+            slots: capacity,
+            n_real: t,
+            soft_cap: None,
+            causal: true,
+            whole_pass: false,
+        }
     };
     let others = [KvType::F16, KvType::Q8_0];
     for inputs in Inputs::ALL {
@@ -225,7 +234,10 @@ pub fn cases(cases: &mut Vec<Case>) {
         }
         for sizes in [[5, 2, 1, 16, 2, 3], [40, 2, 2, 32, 0, 9], [33, 1, 1, 64, 0, 65]] {
             push(inputs, "bidirectional", sizes, Options { causal: false, ..usual(sizes) });
+            push(inputs, "whole pass", sizes, Options { causal: false, whole_pass: true, ..usual(sizes) });
         }
+        let sizes = [20, 2, 1, 64, 7, 6];
+        push(inputs, "whole pass", sizes, Options { causal: false, whole_pass: true, n_real: 17, ..usual(sizes) });
     }
     // In the last two, about the limit of keys per invocation in the `scalar` tier, and more.
     for sizes in [[1, 1, 1, 8, 4096, 0], [9, 1, 1, 8, 4096, 0], [9, 1, 1, 256, 3790, 0], [9, 1, 1, 256, 4100, 0]] {
@@ -411,6 +423,7 @@ fn packed(
         soft_cap: None,
         values_from: None,
         causal,
+        whole_pass: false,
     };
     let operands = vec![
         Operand::floats("biases", &[n_distances, h], biases),
@@ -443,10 +456,13 @@ fn cache(source: &mut Source, [hkv, d]: [u32; 2], options: Options, seen: Range<
 }
 
 fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6], options: Options) -> Job {
-    let Options { kind, capacity, slots, n_real, soft_cap, causal } = options;
+    let Options { kind, capacity, slots, n_real, soft_cap, causal, whole_pass } = options;
     let n_keys = capacity.min(pos + if causal { t } else { n_real });
     let q = source.rows(t, h * d);
-    let visible = |token: u32| visible_keys(pos + token, n_keys, window, causal);
+    let visible = |token: u32| {
+        let seen = visible_keys(pos + token, n_keys, window, causal);
+        if whole_pass { seen.start.min(pos)..seen.end } else { seen }
+    };
     let all = (0..t).map(visible).fold(n_keys..0, |all, seen| all.start.min(seen.start)..all.end.max(seen.end));
     let ((k_words, mut k), (v_words, mut v)) =
         (cache(source, [hkv, d], options, all.clone()), cache(source, [hkv, d], options, all));
@@ -474,6 +490,7 @@ fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6], options
         soft_cap,
         values_from: None,
         causal,
+        whole_pass,
     };
     let shape = [hkv, slots, rows::words(kind, d)];
     let operands = vec![
@@ -597,6 +614,7 @@ fn next(source: &mut Source, [_, h, hkv, d, pos, window]: [u32; 6], options: Opt
         soft_cap,
         values_from: None,
         causal: true,
+        whole_pass: false,
     };
     Job::new(operands, move |rec, bound| {
         let tensor = |i| bound.tensor(i);
@@ -676,6 +694,7 @@ fn in_pages(
         soft_cap: None,
         values_from: None,
         causal: true,
+        whole_pass: false,
     };
     let mut cache = || {
         let floats = source.normal(n_kv_heads * slots * head_dim);

@@ -287,6 +287,7 @@ fn attention_kernels_refuse_wrong_shapes() {
         soft_cap: None,
         values_from: None,
         causal: true,
+        whole_pass: false,
     };
     let operands: [Operand; 4] = [
         ("q", &[3, 32], &[3, 24], "q"),
@@ -338,6 +339,7 @@ fn attention_from_projection_refuses_wrong_shapes() {
         soft_cap: None,
         values_from: None,
         causal: true,
+        whole_pass: false,
     };
     let rope = RopeConfig::new(6, 1e4, RopeStyle::Halves);
     let operands: [Operand; 7] = [

@@ -169,6 +169,7 @@ fn attention(source: &mut Source, kind: KvType, [t, h, l, r, pos]: [u32; 5]) -> 
         scale,
         soft_cap: None,
         causal: true,
+        whole_pass: false,
     };
     let shape = [1, slots, rows::words(kind, d)];
     let k = match is_next {

@@ -22,6 +22,7 @@ mod experts;
 #[cfg(not(target_arch = "wasm32"))]
 mod fold;
 mod fused;
+mod grid_conv;
 mod harness;
 mod inputs;
 mod latent;
@@ -88,6 +89,7 @@ fn all_cases() -> Vec<Case> {
     embed::cases(&mut cases);
     experts::cases(&mut cases);
     fused::cases(&mut cases);
+    grid_conv::cases(&mut cases);
     latent::cases(&mut cases);
     linear::cases(&mut cases);
     #[cfg(feature = "lora")]

@@ -9,7 +9,7 @@ use super::emulation::{Gpu, SIZE, emulated};
 use crate::common::{Rng, visible_keys};
 
 const CAUSAL: u32 = 1;
-const SINKS: u32 = 4;
+const WHOLE_PASS: u32 = 4;
 /// Half a unit in the last place of half precision.
 const ROUND: f64 = 1.0 / 2048.0;
 /// Bits of a NaN as two halves and as a scale: must never be read.
@@ -48,6 +48,8 @@ struct Case {
     course: Course,
     soft_cap: Option<f32>,
     causal: bool,
+    /// Whether queries see all keys of their pass, whatever the window.
+    whole_pass: bool,
     /// Tokens that are padding.
     padding: u32,
     /// Fewer slots than positions.
@@ -61,12 +63,13 @@ const USUAL: Case = Case {
     course: Course::Random,
     soft_cap: None,
     causal: true,
+    whole_pass: false,
     padding: 0,
     ring: false,
     magnitude: 1.0,
 };
 
-const CASES: [Case; 20] = [
+const CASES: [Case; 21] = [
     USUAL,
     Case { sizes: [2, 1, 1, 0, 0], ..USUAL },
     // Heads that share keys; rows that do and do not fill tiles.
@@ -83,7 +86,8 @@ const CASES: [Case; 20] = [
     Case { padding: 5, sizes: [20, 2, 1, 13, 0], ..USUAL },
     Case { causal: false, padding: 3, sizes: [20, 2, 1, 13, 0], ..USUAL },
     Case { causal: false, sizes: [40, 2, 2, 0, 9], ..USUAL },
-    // Whole tiles of padding see no key.
+    Case { causal: false, whole_pass: true, padding: 2, sizes: [80, 2, 1, 7, 9], ..USUAL },
+    // Whole tiles of padding.
     Case { causal: false, padding: 35, sizes: [50, 2, 2, 0, 4], ..USUAL },
     Case { course: Course::Jumps, sizes: [9, 4, 2, 90, 0], ..USUAL },
     Case { course: Course::Creeps, sizes: [30, 4, 2, 90, 0], ..USUAL },
@@ -178,9 +182,10 @@ impl Operands {
 
     /// Keys visible to a token.
     fn visible(&self, token: u32) -> Range<u32> {
-        let Case { sizes: [t, _, _, pos, window], causal, padding, .. } = self.case;
+        let Case { sizes: [t, _, _, pos, window], causal, whole_pass, padding, .. } = self.case;
         let n_keys = self.capacity.min(pos + if causal { t } else { t - padding });
-        visible_keys(pos + token, n_keys, window, causal)
+        let seen = visible_keys(pos + token, n_keys, window, causal);
+        if whole_pass { seen.start.min(pos)..seen.end } else { seen }
     }
 
     fn run(&self, gpu: &Gpu, pipeline: &wgpu::ComputePipeline, tile_rows: u32) -> Vec<f32> {
@@ -188,7 +193,8 @@ impl Operands {
         let [t, h, hkv, pos, window] = case.sizes;
         let (quads, units) = (head_dim / 4, kind.row_words(head_dim) / 4);
         let n_tiles = (t * h / hkv).div_ceil(tile_rows);
-        let flags = if case.causal { CAUSAL } else { 0 } | if self.sinks.is_some() { SINKS } else { 0 };
+        let of_pass = if case.whole_pass { WHOLE_PASS } else { 0 };
+        let flags = of_pass | if case.causal { CAUSAL } else { 0 };
         let cap = case.soft_cap.unwrap_or(0.0);
         let mut params = vec![t, h, hkv, head_dim, capacity, window, scale.to_bits(), cap.to_bits()];
         params.extend([flags, 1, 1, 0, h * quads, units, slots * units, n_tiles, 0, 0, 0, slots]);

@@ -97,6 +97,7 @@ fn ours(op: Op, device: &Device) -> Result<Contender> {
                 soft_cap: None,
                 values_from: None,
                 causal: true,
+                whole_pass: false,
             };
             let len = heads * tokens * head_dim;
             let state = StepState::declare()?;

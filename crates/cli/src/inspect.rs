@@ -8,8 +8,8 @@ use serde_json::{Map, json};
 use tilewright::formats::TensorInfo;
 use tilewright::formats::gguf::{Gguf, Value};
 use tilewright::formats::safetensors::Safetensors;
-use tilewright::load::{FileBytes, ModelFile, ModelShape};
-use tilewright::{Embedder, Error, LoadOptions, MemoryPlan, Model, Reranker};
+use tilewright::load::{FileBytes, ModelFile, ModelShape, VisionFile};
+use tilewright::{Device, Embedder, Error, LoadOptions, MemoryPlan, Model, Reranker, VisionEncoder, VisionOptions};
 
 use super::run::{PrecisionArgs, within_limit};
 use super::{CommandFailure, DeviceArgs, print_json, show_bytes};
@@ -39,6 +39,48 @@ struct FileSummary {
     tensors: Vec<TensorInfo>,
 }
 
+/// A vision encoder, and the memory of its weights and of the largest picture.
+struct Vision {
+    path: PathBuf,
+    encoder: VisionEncoder,
+    plan: MemoryPlan,
+}
+
+impl Vision {
+    /// The encoder in this file or folder, or the one beside this model.
+    fn of(device: &Device, path: &Path) -> Result<Option<Vision>, Error> {
+        let path = match VisionFile::open(path) {
+            Ok(_) => path.to_owned(),
+            Err(_) => match VisionFile::beside(path)? {
+                Some(path) => path,
+                None => return Ok(None),
+            },
+        };
+        let encoder = VisionEncoder::load(device, &path, VisionOptions::default())?;
+        let plan = encoder.plan(encoder.max_patches())?;
+        Ok(Some(Vision { path, encoder, plan }))
+    }
+
+    fn as_json(&self) -> serde_json::Value {
+        json!({
+            "path": self.path,
+            "max_rows": self.encoder.max_rows(),
+            "memory": self.plan,
+        })
+    }
+
+    fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        let MemoryPlan { weights_bytes, activations_bytes, .. } = self.plan;
+        let [weights, activations] = [weights_bytes, activations_bytes].map(show_bytes);
+        writeln!(out, "pictures: up to {} rows each, by {}", self.encoder.max_rows(), self.path.display())?;
+        writeln!(
+            out,
+            "memory of pictures: {} = weights {weights} + activations {activations}",
+            show_bytes(self.plan.total_bytes()),
+        )
+    }
+}
+
 pub fn inspect(args: &InspectArgs) -> Result<(), CommandFailure> {
     let content = match &args.file {
         Some(path) => read(path)?,
@@ -61,8 +103,12 @@ pub fn inspect(args: &InspectArgs) -> Result<(), CommandFailure> {
         ModelShape::Encoder(shape) if shape.ranks() => Reranker::plan_file(&device, file),
         ModelShape::Encoder(_) => Embedder::plan_file(&device, file),
     });
+    let vision = match &args.file {
+        Some(path) => Vision::of(&device, path),
+        None => Ok(None),
+    };
     if args.json {
-        return print_json(&as_json(&content, &plan));
+        return print_json(&as_json(&content, &plan, &vision));
     }
     let mut out = io::stdout().lock();
     for (key, value) in &content.metadata {
@@ -90,12 +136,24 @@ pub fn inspect(args: &InspectArgs) -> Result<(), CommandFailure> {
             show_bytes(plan.cache_bytes),
             show_bytes(plan.activations_bytes)
         )?,
+        // An encoder alone.
+        Err(_) if matches!(&vision, Ok(Some(vision)) if vision.path.is_file() && Some(&vision.path) == args.file.as_ref()) =>
+            {}
         Err(error) => writeln!(out, "cannot be run: {error}")?,
+    }
+    match &vision {
+        Ok(Some(vision)) => vision.print(&mut out)?,
+        Ok(None) => {}
+        Err(error) => writeln!(out, "reads no pictures: {error}")?,
     }
     Ok(out.flush()?)
 }
 
-fn as_json(content: &FileSummary, plan: &Result<MemoryPlan, Error>) -> serde_json::Value {
+fn as_json(
+    content: &FileSummary,
+    plan: &Result<MemoryPlan, Error>,
+    vision: &Result<Option<Vision>, Error>,
+) -> serde_json::Value {
     let metadata: Map<String, serde_json::Value> = content.metadata.iter().cloned().collect();
     let tensors: Vec<_> = content
         .tensors
@@ -114,7 +172,11 @@ fn as_json(content: &FileSummary, plan: &Result<MemoryPlan, Error>) -> serde_jso
         Ok(plan) => (Some(plan), None),
         Err(error) => (None, Some(error.to_string())),
     };
-    json!({ "metadata": metadata, "tensors": tensors, "memory": plan, "error": error })
+    let vision = match vision {
+        Ok(vision) => json!(vision.as_ref().map(Vision::as_json)),
+        Err(error) => json!({"error": error.to_string()}),
+    };
+    json!({ "metadata": metadata, "tensors": tensors, "memory": plan, "error": error, "vision": vision })
 }
 
 /// Reads headers only; for a folder, those of all its safetensors files.

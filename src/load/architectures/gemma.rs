@@ -69,6 +69,7 @@ pub(super) const GEMMA3: Architecture = Architecture {
             block.attention.qk_norm = Some(QkNorm::Heads);
             block.attention.window = window.filter(|_| is_local);
             block.attention.rope = Some(if is_local { local_rope } else { 0 });
+            block.attention.bidirectional_images = true;
         }
         as_encoder(keys, config)
     },

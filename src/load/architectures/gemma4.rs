@@ -39,14 +39,14 @@ pub(super) const GEMMA4: Architecture = Architecture {
     gguf_stored: router_scale,
     describe: |keys, config| {
         (GEMMA.describe)(keys, config)?;
-        refuse_unknown(keys)?;
         config.logit_soft_cap = keys.f32(FINAL_SOFT_CAP)?;
         let is_local = sliding(keys, config, 6)?;
         layers(keys, config, &is_local)?;
         share_keys(keys, config, &is_local)?;
         values_of_keys(keys, config, &is_local)?;
         experts(keys, config)?;
-        per_layer(keys, config)
+        per_layer(keys, config)?;
+        bidirectional_images(keys, config, &is_local)
     },
     ..GEMMA
 };
@@ -59,14 +59,19 @@ fn router_scale(name: &str, config: &ModelConfig) -> FileLayout {
     }
 }
 
-/// Refuses bidirectional attention.
-fn refuse_unknown(keys: &Keys<'_>) -> Result<(), Error> {
+/// In the larger models' local layers, rows of an image see each other. GGUF has no key for it: the smaller models
+/// have per-layer embeddings.
+fn bidirectional_images(keys: &Keys<'_>, config: &mut ModelConfig, is_local: &[bool]) -> Result<(), Error> {
     let both_ways = Key("", "use_bidirectional_attention");
-    match keys.str(both_ways)? {
-        // For images only.
-        None | Some("vision") => Ok(()),
-        Some(found) => Err(keys.unsupported(both_ways, found, "vision")),
+    let sees = match keys.str(both_ways)? {
+        None => keys.is_gguf() && config.per_layer.is_none(),
+        Some("vision") => true,
+        Some(found) => return Err(keys.unsupported(both_ways, found, "vision")),
+    };
+    for (block, &is_local) in config.blocks.iter_mut().zip(is_local) {
+        block.attention.bidirectional_images = sees && is_local;
     }
+    Ok(())
 }
 
 /// The global layers whose values are the projected keys: a key of `config.json`, missing tensors in GGUF.

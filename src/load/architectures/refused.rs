@@ -2,6 +2,7 @@
 
 use super::ALL;
 use crate::error::Error;
+use crate::load::vision::CLIP;
 
 /// Unsupported features of popular architectures, by their names in GGUF and `config.json`.
 const MISSING: [(&[&str], &str); 11] = [
@@ -15,12 +16,17 @@ const MISSING: [(&[&str], &str); 11] = [
     (&["t5", "t5encoder", "bart"], "cross-attention from the decoder to an encoder"),
     (&["whisper", "qwen2_audio"], "audio"),
     (&["jina-bert-v3", "jina_embeddings_v3"], "an adapter for each task inside an encoder"),
-    (&["qwen2vl", "mllama", "llava", "clip", "gemma4v"], "images"),
+    (&["qwen2vl", "mllama", "llava", "gemma4v"], "images"),
 ];
 
 /// The error for an unsupported architecture `name` in `field`.
 pub(in crate::load) fn refused(format: &'static str, field: &str, name: &str) -> Error {
     let is_gguf = format == "gguf";
+    if is_gguf && name == CLIP {
+        let found = format!("`{CLIP}`, a vision encoder");
+        let supported = "a language model or text encoder; the vision encoder goes beside it, or to `--mmproj`".into();
+        return Error::Unsupported { format, field: field.into(), found, supported };
+    }
     let known = ALL.iter().flat_map(|architecture| match is_gguf {
         true => std::slice::from_ref(&architecture.gguf),
         false => architecture.json,

@@ -1,11 +1,12 @@
 //! Qwen3-VL (2025, arXiv:2511.21631) and Qwen3.5: patches of 16 x 16, positions learned and rotated by row and column,
 //! a merger of four neighbours; Qwen3-VL also has mergers of earlier layers (deepstack).
 
-use super::{PatchPlaces, Tower, VisionFamily, size};
+use super::{Learned, PatchPlaces, Tower, VisionFamily, size};
 use crate::error::Error;
 use crate::kernels::{Activation, Gelu};
 use crate::load::keys::{Key, Keys};
-use crate::model::{Projector, VisionConfig};
+use crate::load::tensor_index::FileLayout;
+use crate::model::{Join, Projector, RowNorm, VisionConfig};
 use crate::picture::Family;
 use crate::picture::positions::Interpolation;
 use crate::picture::rope::Axes;
@@ -27,6 +28,7 @@ pub(super) const QWEN3_VL: VisionFamily = VisionFamily {
         ("merger.linear_fc1", "mm.0"),
         ("merger.linear_fc2", "mm.2"),
     ],
+    stored: |_, _, _| FileLayout::AsRead,
     describe,
 };
 
@@ -51,15 +53,18 @@ fn describe(keys: &Keys<'_>) -> Result<(VisionConfig, PatchPlaces), Error> {
         Some(listed) => (0..).zip(listed).filter_map(|(layer, is_one)| is_one.then_some(layer)).collect(),
         None => keys.u32s(Key("", "deepstack_visual_indexes"))?.unwrap_or_default(),
     };
-    let hidden_dim = n_patches.saturating_mul(encoder.dim);
+    let hidden = (n_patches.saturating_mul(encoder.dim), Activation::Gelu(Gelu::Exact));
     let config = VisionConfig {
         encoder,
         patch_dim: 3 * patch * patch,
+        patch_norms: [false; 2],
         has_positions: true,
-        projector: Projector { n_patches, normed: false, hidden: Some((hidden_dim, Activation::Gelu(Gelu::Exact))) },
+        projector: Projector { n_patches, join: Join::Concatenated, norm: RowNorm::None, hidden: Some(hidden) },
         deepstack,
         has_grid: true,
+        sees_all: false,
         row_dim: keys.required(Key("projection_dim", "out_hidden_size|text_hidden_size"))?,
     };
-    Ok((config, PatchPlaces { interpolation: Some(Interpolation::Bilinear), rope: Some((Axes::RowFirst, 10_000.0)) }))
+    let learned = Some(Learned::Square(Interpolation::Bilinear));
+    Ok((config, PatchPlaces { learned, rope: Some((Axes::RowFirst, 10_000.0)) }))
 }
