@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use tilewright::engine::{Engine, EngineOptions, Request};
 use tilewright::kernels::KvType;
+use tilewright::load::{ModelFile, ModelShape, VisionFile};
+use tilewright::model::{ModelConfig, VisionConfig};
 use tilewright::picture::Patches;
 use tilewright::{Device, Error, GenerateOptions, ImageRows, LoadOptions, Model, VisionEncoder, VisionOptions};
 
@@ -208,25 +210,31 @@ fn check_layers(case: &Case, encoder: &VisionEncoder, references: &References, t
     }
 }
 
+/// The largest difference of the logits of tokens after the pictures: the first in one pass with them, the others one by
+/// one.
+fn logits_after(model: &Model, (references, i): (&References, usize), images: &[Arc<ImageRows>]) -> f32 {
+    let ids = placed(&references.ids(&format!("{i}.ids")), images);
+    let want = match i {
+        0 => references.floats("0.logits"),
+        _ => references.floats(&format!("{i}.last_logits")),
+    };
+    let rows: Vec<&[f32]> = want.chunks_exact(model.config().vocab_size as usize).collect();
+    let n_after = ids.iter().rev().take_while(|&&id| id < ROW).count().min(rows.len());
+    let mut session = model.session().unwrap();
+    session.set_images(images).unwrap();
+    let mut worst = 0.0f32;
+    for (at, want) in (ids.len() - n_after..).zip(&rows[rows.len() - n_after..]) {
+        let next = if session.tokens().is_empty() { &ids[..=at] } else { &ids[at..=at] };
+        let logits = block_on(session.logits(next)).unwrap();
+        worst = worst.max(largest_difference(&logits, want));
+    }
+    worst
+}
+
 fn check_text(case: &Case, model: &Model, (references, images): (&References, &[Vec<Arc<ImageRows>>; 2]), what: &str) {
     let [_, tolerance] = case.tolerances;
     for (i, images) in images.iter().enumerate() {
-        let ids = placed(&references.ids(&format!("{i}.ids")), images);
-        let want = match i {
-            0 => references.floats("0.logits"),
-            _ => references.floats(&format!("{i}.last_logits")),
-        };
-        let rows: Vec<&[f32]> = want.chunks_exact(model.config().vocab_size as usize).collect();
-        // The tokens after the pictures: the first in one pass with them, the others one by one.
-        let n_after = ids.iter().rev().take_while(|&&id| id < ROW).count().min(rows.len());
-        let mut session = model.session().unwrap();
-        session.set_images(images).unwrap();
-        let mut worst = 0.0f32;
-        for (at, want) in (ids.len() - n_after..).zip(&rows[rows.len() - n_after..]) {
-            let next = if session.tokens().is_empty() { &ids[..=at] } else { &ids[at..=at] };
-            let logits = block_on(session.logits(next)).unwrap();
-            worst = worst.max(largest_difference(&logits, want));
-        }
+        let worst = logits_after(model, (references, i), images);
         println!("{what}: logits after case {i} within {worst:.1e}");
         assert!(worst <= tolerance, "{what}: logits after case {i} differ by {worst}");
     }
@@ -321,5 +329,114 @@ fn pictures_encoded_at_once_keep_their_rows() {
         let got = block_on(both(encoder.encode_patches(&first), encoder.encode_patches(&second))).map(rows);
         assert!(want[0][1] != want[1][1], "deepstack rows differ between the pictures");
         assert!(got == want, "{} ({})", device.info().name, device.tier().name());
+    }
+}
+
+/// A feature of an encoder or of the text model, and how to do without.
+type Feature = (&'static str, fn(&mut VisionConfig, &mut ModelConfig));
+
+fn every_block(config: &mut ModelConfig, change: fn(&mut tilewright::model::Block)) {
+    config.blocks.iter_mut().for_each(change);
+}
+
+const UNTURNED: Feature = ("rotation of patches", |vision, _| {
+    every_block(&mut vision.encoder, |block| block.attention.rope = None);
+});
+const UNPLACED: Feature = ("learned positions", |vision, _| vision.has_positions = false);
+const ONE_WAY: Feature = ("attention both ways", |vision, _| vision.encoder.causal = true);
+
+const FEATURES: [(Case, &[Feature]); 8] = [
+    (
+        QWEN3_VL,
+        &[
+            UNTURNED,
+            UNPLACED,
+            ONE_WAY,
+            ("the order of further layers", |vision, _| vision.deepstack.reverse()),
+            ("M-RoPE", |vision, _| vision.has_grid = false),
+        ],
+    ),
+    (Case { folder: "qwen35-vl", ..QWEN3_VL }, &[UNTURNED, UNPLACED, ONE_WAY]),
+    (Case { folder: "lfm2-vl", ..QWEN3_VL }, &[UNPLACED, ONE_WAY]),
+    (Case { folder: "smolvlm", ..QWEN3_VL }, &[UNPLACED, ONE_WAY]),
+    (
+        Case { folder: "gemma3-vl", ..QWEN3_VL },
+        &[
+            UNPLACED,
+            ONE_WAY,
+            ("rows that see each other", |_, text| {
+                every_block(text, |block| block.attention.bidirectional_images = false);
+            }),
+            ("windows", |_, text| every_block(text, |block| block.attention.window = None)),
+        ],
+    ),
+    (
+        Case { folder: "gemma4-vl", merge: 3, tolerances: [5e-4; 2], given_rows: false },
+        &[
+            UNTURNED,
+            UNPLACED,
+            ONE_WAY,
+            ("windows", |_, text| every_block(text, |block| block.attention.window = None)),
+            ("scale of the scores", |vision, _| {
+                every_block(&mut vision.encoder, |block| block.attention.scale = 0.25);
+            }),
+        ],
+    ),
+    (
+        Case { folder: "gemma4-unified", merge: 1, tolerances: [1e-4, 5e-4], given_rows: false },
+        &[UNPLACED, ("rows that see each other in all layers", |vision, _| vision.sees_all = false)],
+    ),
+    (Case { folder: "lfm3-vl", ..QWEN3_VL }, &[UNTURNED, ONE_WAY]),
+];
+
+/// The largest differences of rows and of logits after the first case's pictures.
+fn differences(case: &Case, change: fn(&mut VisionConfig, &mut ModelConfig)) -> Option<[f32; 2]> {
+    let folder = case.path()?;
+    let references = References::open(&folder.join("refs.safetensors"));
+    let device = common::cpu();
+    let (mut vision, mut text) = (VisionFile::open(&folder).unwrap(), ModelFile::open(&folder).unwrap());
+    let ModelShape::Decoder(config) = &mut text.header.shape else { panic!("a decoder") };
+    change(&mut vision.config, config);
+    let encoder = VisionEncoder::from_file(&device, vision, VisionOptions::default()).unwrap();
+    let options = LoadOptions { kv_type: KvType::F32, exact: true, ..LoadOptions::default() };
+    let model = Model::from_file(&device, text, options).unwrap();
+    let tiles = case.tiles(&references, 0, false);
+    let images: Vec<ImageRows> =
+        tiles.iter().map(|patches| block_on(encoder.encode_patches(patches)).unwrap()).collect();
+    let rows: Vec<f32> = images.iter().flat_map(|image| image.rows[0].clone()).collect();
+    let images: Vec<_> = images.into_iter().map(Arc::new).collect();
+    let of_rows = largest_difference(&rows, &references.floats("0.image_embeds"));
+    Some([of_rows, logits_after(&model, (&references, 0), &images)])
+}
+
+#[test]
+fn turning_off_any_vision_feature_changes_rows_or_logits() {
+    for (case, features) in FEATURES {
+        for (feature, turn_off) in features {
+            let Some(differences) = differences(&case, *turn_off) else { return };
+            println!(
+                "{} without {feature}: rows off by {:.1e}, logits by {:.1e}",
+                case.folder, differences[0], differences[1]
+            );
+            let is_seen = differences.iter().zip(case.tolerances).any(|(found, tolerance)| *found > 2.0 * tolerance);
+            assert!(is_seen, "{} without {feature}: {differences:?}", case.folder);
+        }
+    }
+}
+
+#[test]
+fn planned_memory_is_what_a_picture_allocates() {
+    for case in [QWEN3_VL, Case { folder: "gemma4-vl", merge: 3, ..QWEN3_VL }] {
+        let Some(folder) = case.path() else { return };
+        let references = References::open(&folder.join("refs.safetensors"));
+        let device = Device::cpu();
+        let encoder = VisionEncoder::load(&device, &folder, VisionOptions::default()).unwrap();
+        let patches = case.tiles(&references, 0, false).swap_remove(0);
+        let planned = encoder.plan(patches.places.len() as u32).unwrap().total_bytes();
+        let before = device.counters();
+        block_on(encoder.encode_patches(&patches)).unwrap();
+        let allocated = (device.counters() - before).bytes_allocated;
+        println!("{}: planned {planned} bytes, allocated {allocated}", case.folder);
+        assert!(allocated.abs_diff(planned) * 10 <= planned, "{}: {allocated}, planned {planned}", case.folder);
     }
 }

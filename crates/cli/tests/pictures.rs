@@ -174,6 +174,8 @@ fn server_answers_about_pictures_in_each_api() {
         "options": {"temperature": 0, "num_predict": N}});
     let (status, answer) = post("/api/chat", ollama);
     assert_eq!((status, &answer["prompt_eval_count"]), (200, &json!(n_prompt)), "{answer}");
+    let (status, shown) = post("/api/show", json!({"model": "eyes"}));
+    assert!(status == 200 && shown["capabilities"].as_array().unwrap().contains(&"vision".into()), "{shown}");
     let claude = json!({"model": "eyes", "max_tokens": N, "temperature": 0, "messages": [{"role": "user", "content": [
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded}},
         {"type": "text", "text": "What is this?"}]}]});

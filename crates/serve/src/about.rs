@@ -80,7 +80,9 @@ impl ModelDescription {
                 let templates = &decoder.model().chat_source().templates;
                 self.template = templates.first().map(|(_, source)| source.clone()).unwrap_or_default();
                 let has_template = decoder.chat.template().is_ok();
-                capabilities(if has_template { "built in" } else { "" }, decoder.chat.format())
+                let mut all = capabilities(if has_template { "built in" } else { "" }, decoder.chat.format());
+                all.extend(decoder.model().vision().map(|_| "vision"));
+                all
             }
             Loaded::Embedder(_) => vec!["embedding"],
             Loaded::Reranker(_) => vec!["rerank"],
