@@ -66,6 +66,8 @@ pub(crate) use shards::{numbered, stem};
 pub(crate) use tensor_index::TableRows;
 pub use tensor_index::TensorIndex;
 pub(crate) use tensor_index::{WeightUploader, Widened};
+#[cfg(feature = "hub")]
+pub(crate) use token_heads::TOKEN_HEADS;
 pub(crate) use unread::MTP;
 pub use vision::VisionFile;
 pub(crate) use vision::{Learned, PatchPlaces};

@@ -440,3 +440,73 @@ fn planned_memory_is_what_a_picture_allocates() {
         assert!(allocated.abs_diff(planned) * 10 <= planned, "{}: {allocated}, planned {planned}", case.folder);
     }
 }
+
+/// Folders of the larger Gemma 4: means of patches are standardised. Compared with the formula in f64, from the last
+/// layer's output.
+#[test]
+fn standardised_means_match_their_formula() {
+    let case = Case { folder: "gemma4-vl", merge: 3, ..QWEN3_VL };
+    let Some(source) = case.path() else { return };
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gemma4-vl-standardised");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::copy(source.join("preprocessor_config.json"), folder.join("preprocessor_config.json")).unwrap();
+    let config = std::fs::read_to_string(source.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    let vision = &mut config["vision_config"];
+    let (dim, eps) = (48, vision["rms_norm_eps"].as_f64().unwrap());
+    // As published files have them.
+    vision["standardize"] = true.into();
+    vision["rope_parameters"]["rope_type"] = "default".into();
+    vision["default_output_length"] = 280.into();
+    vision["global_head_dim"] = vision["head_dim"].clone();
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let file = std::fs::read(source.join("model.safetensors")).unwrap();
+    let names = ["std_bias", "std_scale"].map(|name| format!("model.vision_tower.{name}"));
+    let standard = [0.75, 1.5].map(|first: f32| (0..dim).map(|i| first + (i as f32 * 0.7).sin()).collect::<Vec<f32>>());
+    std::fs::write(folder.join("model.safetensors"), with_vectors(&file, &names, &standard)).unwrap();
+    let projection = bf16(&file, "model.embed_vision.embedding_projection.weight");
+    let references = References::open(&source.join("refs.safetensors"));
+    let patches = case.tiles(&references, 0, false).swap_remove(0);
+    for device in devices() {
+        let encoder = VisionEncoder::load(&device, &folder, VisionOptions::default()).unwrap();
+        let last = block_on(encoder.trace(&patches)).unwrap().pop().unwrap();
+        let rows = block_on(encoder.encode_patches(&patches)).unwrap();
+        let want = last.chunks_exact(9 * dim).flat_map(|block| {
+            let column = |i: usize| block.iter().skip(i).step_by(dim).map(|&x| f64::from(x)).sum::<f64>() / 9.0;
+            let of_column = |i: usize| {
+                let [bias, scale] = standard.each_ref().map(|vector| f64::from(vector[i]));
+                (column(i) * (dim as f64).sqrt() - bias) * scale
+            };
+            let row: Vec<f64> = (0..dim).map(of_column).collect();
+            let square = row.iter().map(|x| x * x).sum::<f64>() / dim as f64;
+            let normed: Vec<f64> = row.iter().map(|x| x / (square + eps).sqrt()).collect();
+            let product = |w: &[f32]| w.iter().zip(&normed).map(|(&w, x)| f64::from(w) * x).sum::<f64>() as f32;
+            projection.chunks_exact(dim).map(product).collect::<Vec<f32>>()
+        });
+        let difference = largest_difference(&rows.rows[0], &want.collect::<Vec<f32>>());
+        println!("{} ({}): rows within {difference:.1e}", device.info().name, device.tier().name());
+        assert!(difference <= 1e-5, "{} ({}): {difference}", device.info().name, device.tier().name());
+    }
+}
+
+/// A safetensors file with further vectors.
+fn with_vectors(file: &[u8], names: &[String], vectors: &[Vec<f32>]) -> Vec<u8> {
+    let n = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let mut header: serde_json::Value = serde_json::from_slice(&file[8..8 + n]).unwrap();
+    let mut data = file[8 + n..].to_vec();
+    for (name, vector) in names.iter().zip(vectors) {
+        let start = data.len();
+        data.extend(vector.iter().flat_map(|value| value.to_le_bytes()));
+        header[name] =
+            serde_json::json!({"dtype": "F32", "shape": [vector.len()], "data_offsets": [start, data.len()]});
+    }
+    let header = header.to_string();
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat()
+}
+
+/// The numbers of a BF16 tensor.
+fn bf16(file: &[u8], name: &str) -> Vec<f32> {
+    let header = tilewright::formats::safetensors::Safetensors::parse(file, file.len() as u64).unwrap();
+    let bytes = header.tensor(name).unwrap().bytes(file).unwrap();
+    bytes.chunks_exact(2).map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)).collect()
+}

@@ -61,7 +61,7 @@ impl ModelFiles {
 pub(super) struct Folder {
     /// Path with a trailing `/`; empty for the repository's root.
     pub prefix: String,
-    /// Configuration, tokenizer and templates, and weights of dense layers after pooling.
+    /// Configuration, tokenizer and templates, and weights of dense layers after pooling and of heads for tokens.
     pub texts: Vec<RepoFile>,
     /// The shard index, if sharded.
     pub index: Option<RepoFile>,
@@ -230,6 +230,7 @@ pub(super) fn folder(files: &[RepoFile], root: &str) -> Option<Folder> {
         return None;
     }
     let names = crate::load::TEXTS.iter().chain(&crate::load::DENSE_WEIGHTS).chain(&crate::load::PREPROCESSORS);
+    let names = names.chain(&crate::load::TOKEN_HEADS);
     let texts = names.filter(|name| **name != crate::load::INDEX).filter_map(|name| find(name));
     Some(Folder { prefix: root.into(), texts: texts.collect(), index, weights })
 }
@@ -376,6 +377,8 @@ mod tests {
     fn safetensors_folder_is_chosen_without_a_gguf_file() {
         let files = ["config.json", "tokenizer.json", "model.safetensors", "onnx/model.onnx", "pytorch_model.bin"];
         assert_eq!(chosen(&files, "hf:a/b").unwrap(), ["config.json", "tokenizer.json", "model.safetensors"]);
+        let with_head = [&files[..], &["sparse_linear.pt"]].concat();
+        assert!(chosen(&with_head, "hf:a/b").unwrap().contains(&"sparse_linear.pt".to_owned()));
         assert!(chosen(&files, "hf:a/b:Q4_0").unwrap_err().contains("is in safetensors"));
         assert!(chosen(&["config.json", "pytorch_model.bin"], "hf:a/b").unwrap_err().contains("neither a GGUF file"));
         assert!(chosen(&files, "hf:a/b/config.json").unwrap_err().contains("no GGUF file"));

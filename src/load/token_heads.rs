@@ -15,8 +15,10 @@ use crate::error::Error;
 use crate::formats::safetensors::Safetensors;
 use crate::model::{DenseConfig, WeightSource};
 
-/// Files of heads, with the names of their layers.
-const FILES: [(&str, &str); 2] = [("colbert_linear.pt", "cls.colbert"), ("sparse_linear.pt", "cls.sparse")];
+/// Files of heads.
+pub(crate) const TOKEN_HEADS: [&str; 2] = ["colbert_linear.pt", "sparse_linear.pt"];
+/// The same with the names of their layers.
+const FILES: [(&str, &str); 2] = [(TOKEN_HEADS[0], "cls.colbert"), (TOKEN_HEADS[1], "cls.sparse")];
 
 /// The name of a head's tensor, by its file in the folder.
 pub(super) fn tensor_name(file: &str, name: &str) -> Option<String> {

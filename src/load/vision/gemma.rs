@@ -104,11 +104,16 @@ fn tower(keys: &Keys<'_>) -> Result<(VisionConfig, PatchPlaces), Error> {
         return Err(keys.unsupported(act, found, "gelu_pytorch_tanh"));
     }
     let kind = Key("", "rope_parameters.rope_type");
-    if let Some(found) = keys.str(kind)?.filter(|&found| found != "axial") {
+    // Published files call it "default".
+    if let Some(found) = keys.str(kind)?.filter(|found| !["axial", "default"].contains(found)) {
         return Err(keys.unsupported(kind, found, "axial"));
     }
     let theta = keys.f32(Key("", "rope_parameters.rope_theta"))?.unwrap_or(100.0).into();
-    for name in ["use_clipped_linears", "position_embedding_size", "max_position_embeddings"] {
+    let of_global = Key("", "global_head_dim");
+    if let Some(found) = keys.u32(of_global)?.filter(|&found| found != head_dim) {
+        return Err(keys.unsupported(of_global, found, &head_dim.to_string()));
+    }
+    for name in ["use_clipped_linears", "position_embedding_size", "max_position_embeddings", "default_output_length"] {
         keys.says(Key("", name));
     }
     let standardised = match keys.is_gguf() {
@@ -153,7 +158,9 @@ fn unified(keys: &Keys<'_>) -> Result<(VisionConfig, PatchPlaces), Error> {
     if let Some(found) = keys.u32(of_output)?.filter(|&found| found != dim) {
         return Err(keys.unsupported(of_output, found, &dim.to_string()));
     }
-    for key in [Key("block_count", ""), HEADS, Key("feed_forward_length", ""), Key("", "mm_posemb_size")] {
+    let of_json = ["mm_posemb_size", "model_patch_size", "num_soft_tokens"].map(|name| Key("", name));
+    let of_gguf = [Key("block_count", ""), HEADS, Key("feed_forward_length", "")];
+    for key in of_json.into_iter().chain(of_gguf) {
         keys.says(key);
     }
     let side = size(keys, PATCH, Some(16), 128)? * size(keys, POOLED, Some(3), 16)?;
