@@ -26,7 +26,7 @@ function declared(type) {
 
 const TYPES = {
   "configure": "ConfigureOptions", "Model.inspect": "InspectOptions", "Model.prefetch": "PrefetchOptions", "Model.remove": "RemoveOptions",
-  "Model.load": "LoadOptions", "Model.builtin": "LoadOptions", "adapter": "AdapterOptions", "generate": "GenerateOptions", "chat": "ChatOptions",
+  "Model.load": "LoadOptions", "Model.builtin": "LoadOptions", "adapter": "AdapterOptions", "vision": "VisionOptions", "generate": "GenerateOptions", "chat": "ChatOptions",
   "Model.engine": "EngineOptions", "Engine.generate": "EngineGenerateOptions", "Engine.chat": "EngineChatOptions",
   "saveSession": "SaveSessionOptions", "tokenize": "TokenizeOptions", "Embedder.load": "EmbedderOptions", "embed": "EmbedOptions", "Embedder.tokenize": "PromptOptions",
   "Reranker.load": "RerankerOptions", "rerank": "RerankOptions", "Index.create": "IndexOptions", "Index.load": "LoadIndexOptions",

@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::formats::TensorInfo;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::gguf::Gguf;
+use crate::formats::safetensors::Safetensors;
 use crate::kernels::{Gelu, RopeConfig, RopeScaling, RopeStyle};
 use crate::model::{Attention, Between, Block, FeedForward, MAX_LAYERS, ModelConfig, NormKind, VisionConfig};
 use crate::picture::positions::Interpolation;
@@ -110,7 +111,7 @@ impl VisionFile {
         }
         let open = || {
             let file = FileBytes::map(path)?;
-            VisionFile::of_gguf(&parse_gguf(&file)?, file)
+            VisionHeader::of_gguf(&parse_gguf(&file)?)?.of_files(vec![file])
         };
         open().map_err(|e| e.in_file(path))
     }
@@ -150,33 +151,72 @@ impl VisionFile {
 
     fn of_folder(path: &Path) -> Result<VisionFile, Error> {
         let folder = folder_of(path);
-        let read = |name: &str| {
-            let path = folder.join(name);
-            if path.exists() { huggingface::read(&path).map(Some) } else { Ok(None) }
-        };
-        let in_file = |name: &'static str| move |error: Error| error.in_file(folder.join(name));
         let mut texts = FolderTexts::default();
-        for name in [CONFIG, huggingface::INDEX] {
-            if let Some(slot) = texts.slot(name) {
-                *slot = read(name)?;
+        for name in [CONFIG, huggingface::INDEX].into_iter().chain(PREPROCESSORS) {
+            let path = folder.join(name);
+            if let Some(slot) = texts.slot(name)
+                && path.exists()
+            {
+                *slot = Some(huggingface::read(&path)?);
             }
         }
-        let bytes = texts.config.as_ref().ok_or_else(|| huggingface::missing(CONFIG).in_file(folder))?;
+        let mut header = VisionHeader::of_texts(&texts).map_err(|e| e.in_folder(folder))?;
+        let mut files = Vec::new();
+        for (i, name) in huggingface::weight_files(&texts, None)?.iter().enumerate() {
+            let path = folder.join(name);
+            let file = FileBytes::map(&path)?;
+            let tensors = parse_safetensors(&file).map_err(|e| e.in_file(&path))?;
+            header.add(i, &tensors).map_err(|e| e.in_file(&path))?;
+            files.push(file);
+        }
+        header.located().and_then(|header| header.of_files(files)).map_err(|e| e.in_file(folder))
+    }
+}
+
+/// A vision encoder's properties from its files' headers: everything except the weights.
+pub(super) struct VisionHeader {
+    family: &'static VisionFamily,
+    config: VisionConfig,
+    places: PatchPlaces,
+    preprocess: Preprocess,
+    tensor_index: TensorIndex,
+    /// The tensor of the learned positions, which the host interpolates, with the number of its file.
+    positions: Option<(usize, TensorInfo)>,
+}
+
+impl VisionHeader {
+    /// That of a folder with these weight files.
+    ///
+    /// # Errors
+    /// [`Error::InFile`] naming the file and its invalid part.
+    pub fn of_folder<'a>(
+        texts: &FolderTexts,
+        weights: impl Iterator<Item = (&'a str, &'a Safetensors)>,
+    ) -> Result<VisionHeader, Error> {
+        let mut header = VisionHeader::of_texts(texts)?;
+        for (i, (name, tensors)) in weights.enumerate() {
+            header.add(i, tensors).map_err(|e| e.in_file(name))?;
+        }
+        header.located()
+    }
+
+    /// That of a folder without its tensors.
+    fn of_texts(texts: &FolderTexts) -> Result<VisionHeader, Error> {
+        let in_file = |name: &'static str| move |error: Error| error.in_file(name);
+        let bytes = texts.config.as_ref().ok_or_else(|| huggingface::missing(CONFIG))?;
         let json = ConfigJson::parse(bytes).map_err(in_file(CONFIG))?;
         let whole = json.clone().into_value();
         let [usual, other] = PREPROCESSORS;
-        let parsed = |name: &'static str| -> Result<_, Error> {
-            let Some(bytes) = read(name)? else { return Ok(None) };
-            Ok(Some((ConfigJson::parse(&bytes).map_err(in_file(name))?.into_value(), name)))
-        };
-        let preprocessor = match parsed(usual)? {
-            None => parsed(other)?,
-            found => found,
+        let found = [(&texts.preprocessor, usual), (&texts.processor, other)];
+        let found = found.into_iter().find_map(|(bytes, name)| Some((bytes.as_ref()?, name)));
+        let preprocessor = match found {
+            Some((bytes, name)) => Some((ConfigJson::parse(bytes).map_err(in_file(name))?.into_value(), name)),
+            None => None,
         };
         let model_type = json.get_str("model_type").map_err(in_file(CONFIG))?.unwrap_or("missing").to_owned();
         let family = Family::of_json(preprocessor.as_ref().map_or(&Value::Null, |(json, _)| json), &whole);
         let names = || encoders_of(FAMILIES.iter().flat_map(|known| known.family.model_types()).copied());
-        let refused = || unsupported("config.json", "model_type", &model_type, names()).in_file(folder);
+        let refused = || unsupported("config.json", "model_type", &model_type, names());
         let family = VisionFamily::of(family).ok_or_else(refused)?;
         let row_dim = json.get_u32("text_config.hidden_size").map_err(in_file(CONFIG))?;
         let json = json.required_part(VISION_CONFIG, &PROJECTOR_KEYS).map_err(in_file(CONFIG))?;
@@ -184,28 +224,31 @@ impl VisionFile {
         let keys = Keys::new(KeySource::Json(&json), &model_type, false);
         let (config, places) = (family.describe)(&keys).and_then(checked).map_err(in_file(CONFIG))?;
         keys.check_read().map_err(in_file(CONFIG))?;
-        let (preprocessor, name) = preprocessor.ok_or_else(|| huggingface::missing(usual).in_file(folder))?;
+        let (preprocessor, name) = preprocessor.ok_or_else(|| huggingface::missing(usual))?;
         let preprocess = Preprocess::from_json(family.family, &preprocessor, &whole).map_err(in_file(name))?;
-        let (mut tensor_index, mut files) = (TensorIndex::default(), Vec::new());
-        for (i, name) in huggingface::weight_files(&texts, None)?.iter().enumerate() {
-            let path = folder.join(name);
-            let file = FileBytes::map(&path)?;
-            for tensor in &parse_safetensors(&file).map_err(|e| e.in_file(&path))?.tensors {
-                if let Some(name) = family.name(&tensor.name, &config) {
-                    check_type("safetensors", tensor).map_err(|e| e.in_file(&path))?;
-                    let stored = match tensor.shape.len() {
-                        5 => FileLayout::SummedFrames,
-                        _ => FileLayout::AsRead,
-                    };
-                    tensor_index.insert(name, i, tensor.clone(), stored);
-                }
-            }
-            files.push(file);
-        }
-        VisionFile::of_tensors((config, places), preprocess, tensor_index, files).map_err(|e| e.in_file(folder))
+        Ok(VisionHeader { family, config, places, preprocess, tensor_index: TensorIndex::default(), positions: None })
     }
 
-    fn of_gguf(gguf: &Gguf, file: FileBytes) -> Result<VisionFile, Error> {
+    /// Adds the encoder's tensors in a folder's weight file of this number.
+    fn add(&mut self, file: usize, weights: &Safetensors) -> Result<(), Error> {
+        for tensor in &weights.tensors {
+            if let Some(name) = self.family.name(&tensor.name, &self.config) {
+                check_type("safetensors", tensor)?;
+                let stored = match tensor.shape.len() {
+                    5 => FileLayout::SummedFrames,
+                    _ => FileLayout::AsRead,
+                };
+                self.tensor_index.insert(name, file, tensor.clone(), stored);
+            }
+        }
+        Ok(())
+    }
+
+    /// That of a GGUF file.
+    ///
+    /// # Errors
+    /// [`Error::Config`] or [`Error::Unsupported`] naming the key.
+    pub fn of_gguf(gguf: &Gguf) -> Result<VisionHeader, Error> {
         let metadata = &gguf.metadata;
         let found = metadata.get_str("general.architecture")?.unwrap_or("missing");
         if found != CLIP {
@@ -239,21 +282,47 @@ impl VisionFile {
             }
         };
         let preprocess = Preprocess::from_gguf(family.family, &found)?;
-        VisionFile::of_tensors((config, places), preprocess, tensor_index, vec![file])
+        VisionHeader { family, config, places, preprocess, tensor_index, positions: None }.located()
     }
 
-    fn of_tensors(
-        (config, places): (VisionConfig, PatchPlaces),
-        preprocess: Preprocess,
-        mut tensor_index: TensorIndex,
-        files: Vec<FileBytes>,
-    ) -> Result<VisionFile, Error> {
-        let positions = match tensor_index.remove(POSITIONS) {
-            Some((file, tensor)) if config.has_positions => positions(&config, &tensor, &files[file])?,
-            None if config.has_positions => return Err(huggingface::missing(POSITIONS)),
-            _ => Vec::new(),
+    /// Locates the learned positions.
+    fn located(mut self) -> Result<VisionHeader, Error> {
+        let found = self.tensor_index.remove(POSITIONS);
+        self.positions = match found {
+            None if self.config.has_positions => return Err(huggingface::missing(POSITIONS)),
+            found => found.filter(|_| self.config.has_positions),
         };
-        Ok(VisionFile { config, preprocess, places, positions, tensor_index, files })
+        if let Some((_, tensor)) = &self.positions {
+            check_positions(&self.config, tensor)?;
+        }
+        Ok(self)
+    }
+
+    /// The tensor whose data the header includes, with the number of its file.
+    pub fn data(&self) -> Option<&(usize, TensorInfo)> {
+        self.positions.as_ref()
+    }
+
+    /// The encoder with complete files.
+    fn of_files(self, files: Vec<FileBytes>) -> Result<VisionFile, Error> {
+        let data = match &self.positions {
+            Some((file, tensor)) => tensor.bytes(&files[*file])?.to_vec(),
+            None => Vec::new(),
+        };
+        Ok(VisionFile { files, ..self.with_data(&data)? })
+    }
+
+    /// The encoder without its files. `data`: that of the tensor of [`VisionHeader::data`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for its storage type.
+    pub fn with_data(self, data: &[u8]) -> Result<VisionFile, Error> {
+        let positions = match &self.positions {
+            Some((_, tensor)) => floats(tensor, data)?,
+            None => Vec::new(),
+        };
+        let VisionHeader { config, places, preprocess, tensor_index, .. } = self;
+        Ok(VisionFile { config, preprocess, places, positions, tensor_index, files: Vec::new() })
     }
 }
 
@@ -281,10 +350,10 @@ fn mmproj_files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
-/// The learned positions, which the host interpolates.
-fn positions(config: &VisionConfig, tensor: &TensorInfo, file: &FileBytes) -> Result<Vec<f32>, Error> {
+/// Refuses learned positions of another shape.
+fn check_positions(config: &VisionConfig, tensor: &TensorInfo) -> Result<(), Error> {
     match tensor.shape[..] {
-        [rows, cols] if cols == u64::from(config.encoder.dim) && rows <= 1 << 20 => floats(tensor, tensor.bytes(file)?),
+        [rows, cols] if cols == u64::from(config.encoder.dim) && rows <= 1 << 20 => Ok(()),
         _ => Err(Error::Config {
             field: tensor.name.escape_debug().to_string(),
             expected: format!("a tensor of shape [positions, {}]", config.encoder.dim),
