@@ -521,7 +521,7 @@ export interface KnownModel {
   /** Bytes of one token's keys and values as f16; `null` for an embedder or a reranker. */
   cacheBytesPerToken: number | null;
   licence: string;
-  /** File in the same repository that adds images; tilewright does not use it. */
+  /** File in the same repository that adds images; see the option `vision` of {@link LoadOptions}. */
   vision?: string;
   /** Whether the project has run this model. */
   tried: boolean;

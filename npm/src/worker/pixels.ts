@@ -19,6 +19,8 @@ interface Header {
   width: number;
   height: number;
   hasAlpha: boolean;
+  /** How EXIF turns it, where not all browsers do. */
+  orientation?: number;
 }
 
 /**
@@ -106,7 +108,7 @@ function checkBytes(size: number): void {
 async function decode(file: Blob): Promise<ImagePixels> {
   checkBytes(file.size);
   const bytes = new Uint8Array(await file.arrayBuffer());
-  const { format, width, height, hasAlpha } = headerOf(bytes);
+  const { format, width, height, hasAlpha, orientation = 1 } = headerOf(bytes);
   checkSize(`the ${format} file`, width, height);
   ensure("createImageBitmap" in globalThis && "OffscreenCanvas" in globalThis,
     "unsupported_platform", `there is no decoder of ${format} files here, expected { width, height, data } with the pixels, 3 or 4 bytes each`);
@@ -121,7 +123,7 @@ async function decode(file: Blob): Promise<ImagePixels> {
   try {
     const isWhole = [bitmap.width, bitmap.height].sort().join() === [width, height].sort().join();
     ensure(isWhole, "format", `the ${format} file has ${bitmap.width} × ${bitmap.height} pixels, and its header says ${width} × ${height}`);
-    return hasAlpha ? withAlpha(bitmap) : opaque(bitmap);
+    return turned(hasAlpha ? withAlpha(bitmap) : opaque(bitmap), orientation);
   } finally {
     bitmap.close();
   }
@@ -182,6 +184,25 @@ function dropAlpha(rgba: Uint8Array | Uint8ClampedArray, rgb: Uint8Array): void 
     rgb[to + 1] = rgba[from + 1] ?? 0;
     rgb[to + 2] = rgba[from + 2] ?? 0;
   }
+}
+
+/** Pixels as an orientation of EXIF turns them: from 5 on rows become columns. */
+function turned(image: ImagePixels, orientation: number): ImagePixels {
+  if (orientation < 2 || orientation > 8) {
+    return image;
+  }
+  const { width, height, data } = image;
+  const [isTransposed, flipsX, flipsY] = [orientation >= 5, [2, 3, 6, 7].includes(orientation), [3, 4, 7, 8].includes(orientation)];
+  const [newWidth, newHeight] = isTransposed ? [height, width] : [width, height];
+  const rgb = new Uint8Array(data.length);
+  for (let y = 0, to = 0; y < newHeight; y += 1) {
+    for (let x = 0; x < newWidth; x += 1, to += 3) {
+      const [column, row] = [flipsX ? newWidth - 1 - x : x, flipsY ? newHeight - 1 - y : y];
+      const from = 3 * (isTransposed ? column * width + row : row * width + column);
+      rgb.set(data.subarray(from, from + 3), to);
+    }
+  }
+  return { width: newWidth, height: newHeight, data: rgb };
 }
 
 const EXPECTED = "PNG, JPEG, WebP or GIF";
@@ -268,7 +289,8 @@ function ofWebP(bytes: Uint8Array, view: DataView): Header {
   const chunk = String.fromCharCode(...bytes.subarray(12, 16));
   const uint24 = (at: number): number => view.getUint16(at, true) + (view.getUint8(at + 2) << 16);
   if (chunk === "VP8X") {
-    return { format: "WebP", width: uint24(24) + 1, height: uint24(27) + 1, hasAlpha: (view.getUint8(20) & 0x10) !== 0 };
+    const orientation = takeOrientation(bytes, view);
+    return { format: "WebP", width: uint24(24) + 1, height: uint24(27) + 1, hasAlpha: (view.getUint8(20) & 0x10) !== 0, orientation };
   }
   if (chunk === "VP8L") {
     const bits = view.getUint32(21, true);
@@ -276,4 +298,31 @@ function ofWebP(bytes: Uint8Array, view: DataView): Header {
   }
   ensure(chunk === "VP8 ", "format", `the WebP file begins with ${JSON.stringify(chunk)}, expected VP8, VP8L or VP8X`);
   return { format: "WebP", width: view.getUint16(26, true) & 0x3fff, height: view.getUint16(28, true) & 0x3fff, hasAlpha: false };
+}
+
+/** The orientation in a WebP file's EXIF data, which is hidden: some browsers turn the picture, and others do not. */
+function takeOrientation(bytes: Uint8Array, view: DataView): number {
+  for (let at = 12; at + 8 <= bytes.length; at += 8 + (view.getUint32(at + 4, true) + 1 & ~1)) {
+    if (String.fromCharCode(...bytes.subarray(at, at + 4)) === "EXIF") {
+      bytes.set([0x58], at);
+      return orientationIn(bytes.subarray(at + 8, at + 8 + view.getUint32(at + 4, true)));
+    }
+  }
+  return 1;
+}
+
+/** The orientation in EXIF data: tag 0x112 of the first directory of a TIFF file. */
+function orientationIn(exif: Uint8Array): number {
+  const start = String.fromCharCode(...exif.subarray(0, 4)) === "Exif" ? 6 : 0;
+  const view = new DataView(exif.buffer, exif.byteOffset + Math.min(start, exif.length), Math.max(0, exif.length - start));
+  try {
+    const isLittle = view.getUint16(0) === 0x4949;
+    const directory = view.getUint32(4, isLittle);
+    const entries = Array.from({ length: view.getUint16(directory, isLittle) }, (_, i) => directory + 2 + 12 * i);
+    const found = entries.find((at) => view.getUint16(at, isLittle) === 0x112);
+    return found === undefined ? 1 : view.getUint16(found + 8, isLittle);
+  } catch {
+    // It is broken, which is no reason to refuse the picture.
+    return 1;
+  }
 }
