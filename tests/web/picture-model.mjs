@@ -60,15 +60,16 @@ function pixelsOf(name, read) {
   return { width, height, data };
 }
 
-/** The files of a model with this template. By default messages are lower-case words; else all tokens are as in {@link templateOf}. */
+/** The files of a model. With a template all tokens are special; without, messages are lower-case words, and answers can be read. */
 export function pictureModel(name, template) {
   const read = (file) => readFileSync(join(folderOf(name), file));
   const texts = Array.from({ length: VOCABULARY }, (_, id) => MARKS[name][id] ?? `<t${id}>`);
+  const isSpecial = (id) => template !== undefined || id in MARKS[name] || id < 7;
   if (template === undefined) [..."abcdefghijklmnopqrstuvwxyz "].forEach((letter, i) => (texts[200 + i] = letter));
   const tokenizer = {
     version: "1.0", truncation: null, padding: null, normalizer: null, pre_tokenizer: null, post_processor: null, decoder: null,
     added_tokens: texts.map((content, id) => ({ id, content, single_word: false, lstrip: false, rstrip: false, normalized: false, special: true }))
-      .filter(({ content }) => content.length > 1),
+      .filter(({ id }) => isSpecial(id)),
     model: { type: "Unigram", unk_id: 0, vocab: texts.map((text, id) => [text, text.length > 1 ? -100 : -1 - id / 1000]) },
   };
   return {

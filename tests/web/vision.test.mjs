@@ -12,14 +12,12 @@ import { bytesInMemory, repository } from "./server.mjs";
 
 const pictures = join(repository, "tests/data/pictures");
 const picture = (name) => readFileSync(join(pictures, name));
-const FAMILIES = ["qwen3-vl", "lfm2-vl"];
 
 /** Runs in a place: the greedy tokens after a conversation with a picture, and the first one's likeliest alternatives. */
-async function answers({ Model }, { folders, pixels, device, isLost }) {
+async function answers({ Model }, { cases, device, isLost }) {
   const told = [];
-  for (const [i, source] of folders.entries()) {
-    const model = await Model.load(source, { device, kvType: "f32", vision: true });
-    const { width, height, data } = pixels[i];
+  for (const { source, vision, pixels: { width, height, data } } of cases) {
+    const model = await Model.load(source, { device, kvType: "f32", vision });
     const messages = [{ role: "user", content: [{ type: "image", image: { width, height, data: Uint8Array.from(atob(data), (c) => c.charCodeAt(0)) } }, { type: "text", text: "?" }] }];
     const ask = async (of = model) => {
       const generation = of.chat(messages, { maxTokens: 20, logprobs: 20, ignoreEos: true });
@@ -41,13 +39,22 @@ async function answers({ Model }, { folders, pixels, device, isLost }) {
   return told;
 }
 
+/** Each family with its own encoder, and one with that of a GGUF file. */
+const CASES = [["qwen3-vl", false], ["lfm2-vl", false], ["qwen3-vl", true]];
 const given = (place) => ({
-  folders: FAMILIES.map((name) => published(place, name, pictureModel(name, templateOf(name, references(name).ids)))),
-  pixels: FAMILIES.map((name) => ({ ...references(name).pixels, data: Buffer.from(references(name).pixels.data).toString("base64") })),
+  cases: CASES.map(([name, isGguf]) => {
+    const { ids, pixels } = references(name);
+    const mmproj = readFileSync(join(repository, "tests/data/tiny-random-pictures/qwen3-vl/mmproj-bf16.gguf"));
+    return {
+      source: published(place, name, pictureModel(name, templateOf(name, ids))),
+      vision: isGguf ? { source: `${published(place, "encoder", { "mmproj.gguf": mmproj })}mmproj.gguf` } : true,
+      pixels: { ...pixels, data: Buffer.from(pixels.data).toString("base64") },
+    };
+  }),
 });
 
 function areTheReferences(told, place) {
-  for (const [i, name] of FAMILIES.entries()) {
+  for (const [i, [name]] of CASES.entries()) {
     const { ids, logits, greedy } = references(name);
     const highest = Math.max(...logits);
     const normalizer = highest + Math.log(logits.reduce((sum, logit) => sum + Math.exp(logit - highest), 0));
@@ -68,6 +75,66 @@ everywhere("answers to pictures are the references', from a session and an engin
 test("Chromium: the same on a GPU, and on the one that is opened when the first is lost", { timeout: 180_000 }, async () => {
   areTheReferences(await places.Chromium(answers, { ...given("Chromium"), device: "gpu", isLost: true }), "Chromium on a GPU");
 });
+
+/** Runs in a place: the messages of errors, of loads and of conversations. */
+async function refusals({ Model, createChatCompletion }, { folder, gguf, file, loads, contents }) {
+  const told = [];
+  const attempt = async (work) => {
+    try {
+      await work();
+      told.push("nothing was refused");
+    } catch ({ code, message }) {
+      told.push(`${code}: ${message}`);
+    }
+  };
+  for (const vision of loads) await attempt(async () => (await Model.load(gguf, { device: "cpu", vision })).free());
+  const [blind, model] = [await Model.load(folder, { device: "cpu" }), await Model.load(folder, { device: "cpu", vision: true })];
+  const image = { width: 1, height: 1, data: new Uint8Array(3) };
+  const ask = (it, content) => it.chat([{ role: "system", content: "a" }, { role: "user", content }], { maxTokens: 1 }).text();
+  await attempt(() => ask(blind, [{ type: "image", image }]));
+  for (const content of contents) await attempt(() => ask(model, content));
+  await attempt(() => ask(model, [{ type: "text", text: "a" }, { type: "image", image: { ...image, data: new Uint8Array(5) } }]));
+  await attempt(() => ask(model, [{ type: "image", image: new Blob([Uint8Array.from(atob(file), (c) => c.charCodeAt(0))]) }]));
+  await attempt(() => createChatCompletion(model, { messages: [{ role: "user", content: [{ type: "image_url", image_url: { url: "data:image/png;base64,AAAA" } }] }] }));
+  await attempt(() => ask(model, [{ type: "image", image }]));
+  [blind, model].forEach((it) => it.free());
+  return { told, blind: blind.info.takesImages };
+}
+
+const at = "messages\\[1\\]\\.content";
+const CONTENTS = [
+  [[{ type: "image" }], `^option: ${at}\\[0\\]\\.image is Undefined, expected a Blob`],
+  [[{ type: "text", text: "a" }, { type: "image", image: "https://" }], `^option: ${at}\\[1\\]\\.image is "https://", expected an address`],
+  [[{ type: "image_url", image_url: {} }], `^option: ${at}\\[0\\]\\.image_url\\.url is undefined`],
+  [[{ type: "image", image: "data:image/svg+xml,<svg/>" }], `^format: ${at}\\[0\\]: the file is an SVG drawing`],
+  [[{ type: "image", image: { width: 100_000, height: 100_000, data: {} } }], `^option: ${at}\\[0\\]\\.image is Object`],
+];
+const LOADS = [
+  [true, /^option: vision is true, and the source is a GGUF file, expected vision: \{ source \}/],
+  ["yes", /^option: vision is yes, expected true or/],
+  [{ maxTokens: 0 }, /^option: vision\.maxTokens is 0/],
+  [{ token: "x" }, /^option: vision\.token is for the option `source`/],
+];
+
+everywhere("what is no picture, and a model without an encoder, are refused by name", refusals, ({ told, blind }, place) => {
+  const file = place === "Node" ? /^unsupported_platform: messages\[1\]\.content\[0\]: there is no decoder of PNG files here, expected \{ width, height, data \}/ : /^nothing/;
+  const expected = [
+    ...LOADS.map(([, message]) => message),
+    /^unsupported: .*`qwen3-vl`, which was loaded without a vision encoder.*the option `vision`/,
+    ...CONTENTS.map(([, message]) => new RegExp(message)),
+    /^option: messages\[1\]\.content\[1\]: data has 5 bytes, expected 3 or 4/,
+    file,
+    /^format: messages\[0\]\.content\[0\]: the file is of an unknown format/,
+    /^nothing/,
+  ];
+  assert.equal(told.length, expected.length);
+  expected.forEach((message, i) => assert.match(told[i], message));
+  assert.equal(blind, false);
+}, (place) => ({
+  folder: published(place, "qwen3-vl", pictureModel("qwen3-vl")),
+  gguf: `${published(place, "text", { "model.gguf": readFileSync(join(repository, "assets/stories.gguf")) })}model.gguf`,
+  file: picture("a.png").toString("base64"), loads: LOADS.map(([vision]) => vision), contents: CONTENTS.map(([content]) => content),
+}));
 
 /** `npm/src/worker/pixels.ts` as a script. */
 async function pixelsScript() {
