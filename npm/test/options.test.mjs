@@ -83,6 +83,7 @@ test("every call refuses what it does not know, before it starts anything", asyn
     "Model.prefetch": () => Model.prefetch("model.gguf", unknown),
     "Model.remove": () => Model.remove("model.gguf", unknown),
     "adapter": () => Model.builtin({ adapter: { source: "lora.gguf", ...unknown } }),
+    "vision": () => Model.load("model.gguf", { vision: unknown }),
     "generate": () => bare(Model).generate("a", unknown),
     "chat": () => bare(Model).chat([], unknown),
     "Model.engine": () => bare(Model).engine(unknown),

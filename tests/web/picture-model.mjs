@@ -30,18 +30,23 @@ export function templateOf(name, ids) {
 
 const escaped = (text) => text.replace(/[^\w]/g, "\\$&");
 
-/** References of a case: its ids, the last row of logits, and the tokens that follow greedily. */
-export function references(name, of = 0) {
+/**
+ * References of a case: its ids, the last row of logits, the tokens that follow greedily, as far as they are known, and the
+ * picture as the processor resized it, RGB, which is not resized again.
+ */
+export function references(name) {
   const read = tensors(join(folderOf(name), "refs.safetensors"));
-  const logits = read(`${of}.logits`);
-  return { ids: read(`${of}.ids`), logits: logits.slice(-VOCABULARY), greedy: read("greedy.ids"), pixels: pixelsOf(name, read) };
+  // Greedy tokens are those of case 1; LFM2-VL cuts its picture into tiles, beside one of another size.
+  const isQwen = name === "qwen3-vl";
+  const logits = read(isQwen ? "1.last_logits" : "0.logits").slice(-VOCABULARY);
+  const greedy = isQwen ? read("greedy.ids") : [logits.indexOf(Math.max(...logits))];
+  return { ids: read(isQwen ? "1.ids" : "0.ids"), logits, greedy, pixels: pixelsOf(name, read) };
 }
 
-/** The picture of case 0 as the processor resized it: RGB. */
 function pixelsOf(name, read) {
   const side = 8;
-  const values = read("0.pixel_values");
-  const [rows, columns] = name === "qwen3-vl" ? read("0.image_grid_thw").slice(1) : read("0.spatial_shapes");
+  const values = read(name === "qwen3-vl" ? "1.pixel_values" : "0.pixel_values");
+  const [rows, columns] = name === "qwen3-vl" ? read("1.image_grid_thw").slice(1) : read("0.spatial_shapes");
   const [width, height] = [columns * side, rows * side];
   const data = new Uint8Array(width * height * 3);
   const places = Array.from({ length: rows * columns }, (_, at) => [Math.floor(at / columns), at % columns]);
