@@ -25,6 +25,7 @@ use crate::model::{PatchTensors, VisionConfig, VisionTransformer};
 use crate::picture::positions::interpolate;
 use crate::picture::rope::grid_angles;
 use crate::picture::{Family, Patches, Picture, Prepared, Preprocess, TextPart};
+use crate::platform::IS_BROWSER;
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::{record_tested, self_test};
@@ -414,8 +415,11 @@ impl VisionInner {
         }
     }
 
-    /// Uploads the weights, once.
+    /// Uploads the weights, once. In a browser a loader has.
     fn upload_weights(&self) -> Result<(), Error> {
+        if IS_BROWSER {
+            return Ok(());
+        }
         let mut state = self.state();
         if let Some((uploader, files)) = &state.weights {
             uploader.clone().take_all(&self.device, files, None)?;

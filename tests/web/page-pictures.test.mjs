@@ -149,9 +149,9 @@ test("a model without an encoder, and files that are no pictures, are answered i
   assert.equal(await page.locator("#attachments .picture").count(), 0);
   await load(page, files);
   await page.evaluate(give, given("paste", "broken.png", "image/png", Buffer.from("nothing")));
-  await page.waitForFunction(() => /broken\.png was not attached: it cannot be decoded/.test(document.querySelector("#notice").textContent));
+  await page.waitForFunction(() => /broken\.png was not attached: it cannot be decoded/i.test(document.querySelector("#notice").textContent));
   await page.evaluate(give, given("drop", "drawing.svg", "image/svg+xml", Buffer.from("<svg/>")));
-  await page.waitForFunction(() => /drawing\.svg was not attached: it is of the type image\/svg\+xml; PNG, JPEG, WebP and GIF are read/.test(document.querySelector("#notice").textContent));
+  await page.waitForFunction(() => /drawing\.svg was not attached: it is of the type image\/svg\+xml; PNG, JPEG, WebP and GIF are read/i.test(document.querySelector("#notice").textContent));
   assert.deepEqual(page.problems, []);
 });
 
