@@ -90,15 +90,17 @@ pub fn call_id(number: usize) -> String {
     format!("call{:05}", number % 100_000)
 }
 
-/// The text at a prompt's end, where its template may have opened reasoning or a header.
+/// The text at a prompt's end, after its last picture, where its template may have opened reasoning or a header.
 ///
 /// # Errors
-/// [`Error::Tokenizer`] for an id outside the vocabulary.
+/// Those of [`Tokenizer::decode`].
 #[cfg(any(feature = "chat", all(target_arch = "wasm32", feature = "web-text")))]
 pub(crate) fn prompt_end(tokenizer: &Tokenizer, ids: &[u32]) -> Result<String, Error> {
     /// More tokens than any template's end has.
     const MAX_TOKENS: usize = 16;
-    tokenizer.decode(ids.get(ids.len().saturating_sub(MAX_TOKENS)..).unwrap_or_default(), false)
+    // Ids that stand for rows of pictures are above the vocabulary.
+    let text = ids.rsplit(|&id| id as usize >= tokenizer.vocab_size()).next().unwrap_or_default();
+    tokenizer.decode(text.get(text.len().saturating_sub(MAX_TOKENS)..).unwrap_or_default(), false)
 }
 
 /// An error in a part of an answer.

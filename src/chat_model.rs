@@ -23,9 +23,9 @@ use crate::error::Error;
 use crate::generate::{GenerateOptions, Generation, Model, Piece, Session, StopReason};
 #[cfg(feature = "grammar")]
 use crate::grammar::{Constraint, ToolChoice, ToolRules};
-use crate::picture::{Family, TextPart};
+use crate::picture::Family;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
-use crate::vision::{ImageEmbeddings, ImageRows, VisionEncoder};
+use crate::vision::{ImageEmbeddings, ImageRows, VisionEncoder, place_images};
 
 /// A model's chat template, output format (reasoning and tool calls) and end tokens. Holds the vocabulary and
 /// nothing on a device. Clones share it.
@@ -241,7 +241,7 @@ impl ChatModel {
         let prefill = &request.prefill;
         let (messages, template_options) = template_inputs(request);
         let ids = template.encode(&self.tokenizer, &messages, &template_options)?;
-        let (mut ids, images) = self.place_images(ids, &request.images)?;
+        let (mut ids, images) = place_images(&self.tokenizer, self.images, ids, &request.images)?;
         // A prefill is read as the answer's beginning, not as the prompt's end.
         let mut end = String::new();
         if prefill.is_none() {
@@ -258,56 +258,6 @@ impl ChatModel {
         }
         let reader = reader.begun_with(prefill.as_deref().unwrap_or_default());
         Ok(ChatPrompt { ids, images, options, reader })
-    }
-
-    /// Puts the images' rows, and the tokens around them, in place of the template's placeholders.
-    fn place_images(
-        &self,
-        ids: Vec<u32>,
-        images: &[Arc<ImageEmbeddings>],
-    ) -> Result<(Vec<u32>, Vec<Arc<ImageRows>>), Error> {
-        let special = EncodeOptions { add_special: false, parse_special: true };
-        let encode = |text: &str| self.tokenizer.encode_with(text, special);
-        let Some(family) = self.images.filter(|_| !images.is_empty()) else {
-            return match images.len() {
-                0 => Ok((ids, Vec::new())),
-                n => Err(wrong_images("none: the model was loaded without a vision encoder", n)),
-            };
-        };
-        let placeholder = encode(family.placeholder())?;
-        let (mut placed, mut rows, mut next) = (Vec::new(), Vec::new(), images.iter());
-        let mut left = &ids[..];
-        while let Some((&first, rest)) = left.split_first() {
-            match left.strip_prefix(&placeholder[..]).filter(|_| !placeholder.is_empty()) {
-                Some(after) => {
-                    let image =
-                        next.next().ok_or_else(|| wrong_images("one for each part that is an image", images.len()))?;
-                    for part in &image.text {
-                        match part {
-                            TextPart::Text(text) => placed.extend(encode(text)?),
-                            TextPart::Rows { tile, .. } => {
-                                let Some(tile) = image.tiles.get(*tile) else { continue };
-                                placed.extend(tile.ids.clone());
-                                rows.push(tile.clone());
-                            }
-                        }
-                    }
-                    left = after;
-                }
-                None => {
-                    placed.push(first);
-                    left = rest;
-                }
-            }
-        }
-        match next.len() {
-            0 => Ok((placed, rows)),
-            n => {
-                let found = format!("{} of {}", images.len() - n, images.len());
-                let expected = format!("`{}` for each image", family.placeholder());
-                Err(Error::Template { field: "images".into(), expected, found })
-            }
-        }
     }
 
     /// The text of a conversation's prompt, as the template writes it.
@@ -410,11 +360,6 @@ impl ChatModel {
     fn bind(&self, _: &str, _: &ChatRequest, _: &mut GenerateOptions) -> Result<(), Error> {
         Ok(())
     }
-}
-
-/// The error for a number of images that the messages or the model do not take.
-fn wrong_images(expected: &str, found: usize) -> Error {
-    Error::Template { field: "images".into(), expected: expected.into(), found: found.to_string() }
 }
 
 /// Seconds since 1970 UTC.

@@ -4,6 +4,9 @@
 //! and reads the rows back. Rows stay on the host, by the picture's digest: a pass of the text model uploads those of
 //! its tokens, wherever it runs, and a conversation's later turns compute no picture again.
 
+#[cfg(feature = "chat")]
+mod place;
+
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -17,14 +20,18 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::scale;
-use crate::load::{FileBytes, Learned, PatchPlaces, VisionFile, WeightUploader};
+use crate::load::{FileBytes, FileName, Learned, Loader, PatchPlaces, VisionFile, WeightUploader};
 use crate::model::{MeanTensors, PatchTensors, VisionConfig, VisionTransformer};
 use crate::picture::positions::{add_axes, grid_neighbours, interpolate};
 use crate::picture::rope::grid_angles;
 use crate::picture::{Family, Patches, Picture, Prepared, Preprocess, TextPart};
+use crate::platform::IS_BROWSER;
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::{record_tested, self_test};
+
+#[cfg(feature = "chat")]
+pub(crate) use place::place_images;
 
 /// Recorded passes to cache, by number of patches.
 const KEPT_PASSES: NonZeroUsize = NonZeroUsize::new(16).unwrap();
@@ -190,19 +197,43 @@ impl VisionEncoder {
     ///
     /// # Errors
     /// [`Error::Config`] if a weight is missing or has another shape, [`Error::Option`] for no rows.
-    pub fn from_file(device: &Device, file: VisionFile, options: VisionOptions) -> Result<VisionEncoder, Error> {
-        let VisionFile { config, preprocess, places, positions, standard, tensor_index, files } = file;
+    pub fn from_file(device: &Device, mut file: VisionFile, options: VisionOptions) -> Result<VisionEncoder, Error> {
+        let files = std::mem::take(&mut file.files);
+        let (encoder, uploader) = VisionEncoder::declare(device, file, options)?;
+        encoder.inner.state().weights = Some((uploader, files));
+        Ok(encoder)
+    }
+
+    /// A loader of these files: a GGUF file of a vision encoder (`mmproj`), or those of a Hugging Face folder.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there are none, or several GGUF files.
+    pub fn loader(
+        device: &Device,
+        files: Vec<FileName>,
+        options: VisionOptions,
+    ) -> Result<Loader<VisionEncoder>, Error> {
+        Loader::of_vision(device, files, move |device, file| VisionEncoder::declare(device, file, options))
+    }
+
+    /// The encoder without its weights.
+    fn declare(
+        device: &Device,
+        file: VisionFile,
+        options: VisionOptions,
+    ) -> Result<(VisionEncoder, WeightUploader), Error> {
+        let VisionFile { config, preprocess, places, positions, standard, tensor_index, .. } = file;
         let preprocess = preprocess.limited_to(options.max_rows)?;
         let max_patches = preprocess.max_patches();
         // Encoders round nothing.
         let device = device.exact();
         let transformer = VisionTransformer::declare(&device.target(), config, &tensor_index, max_patches)?;
         tensor_index.check_read(transformer.tensor_slots().map(|(name, _)| name))?;
-        let weights = Some((WeightUploader::new(&tensor_index, transformer.tensor_slots()), files));
+        let uploader = WeightUploader::new(&tensor_index, transformer.tensor_slots());
         let state = VisionState {
             passes: LruCache::new(KEPT_PASSES),
             workspace: Workspace::default(),
-            weights,
+            weights: None,
             pictures: LruCache::new(KEPT_PICTURES),
         };
         let inner = VisionInner {
@@ -216,7 +247,7 @@ impl VisionEncoder {
             digests: Default::default(),
             state: Mutex::new(state),
         };
-        Ok(VisionEncoder { inner: Arc::new(inner) })
+        Ok((VisionEncoder { inner: Arc::new(inner) }, uploader))
     }
 
     /// The encoder's shape.
@@ -405,13 +436,14 @@ impl VisionInner {
         }
     }
 
-    /// Uploads the weights, once.
+    /// Uploads the weights, once. In a browser a loader has.
     fn upload_weights(&self) -> Result<(), Error> {
+        if IS_BROWSER {
+            return Ok(());
+        }
         let mut state = self.state();
         if let Some((uploader, files)) = &state.weights {
             uploader.clone().take_all(&self.device, files, None)?;
-            let ones = |tensor: &Tensor| self.device.write(tensor, 0, &vec![1f32; tensor.len()]);
-            self.transformer.ones().try_for_each(ones)?;
             state.weights = None;
         }
         Ok(())
@@ -452,6 +484,8 @@ impl VisionInner {
         self.device.write(&io.batch.tokens, 0, &tokens)?;
         io.batch.set_lengths(&self.device, &[[n, n]])?;
         self.device.write(&io.patches, 0, &patches.values)?;
+        let ones = |tensor: &Tensor| self.device.write(tensor, 0, &vec![1f32; tensor.len()]);
+        self.transformer.ones().try_for_each(ones)?;
         let merge = self.preprocess.merge;
         if let (Some(table), Some((axes, base))) = (self.transformer.angles(), self.places.rope) {
             let angles = grid_angles(patches.grid, merge, 2 * table.shape()[1], base, axes)?;
@@ -485,6 +519,18 @@ impl VisionInner {
             }
         }
         Ok(())
+    }
+}
+
+impl Loader<VisionEncoder> {
+    /// The encoder, once no more bytes are wanted.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if bytes are still wanted; errors of the device.
+    pub async fn finish(self) -> Result<VisionEncoder, Error> {
+        let (encoder, device) = self.loaded()?;
+        device.drained().await?;
+        Ok(encoder)
     }
 }
 

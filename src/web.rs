@@ -31,6 +31,8 @@ mod reranker;
 mod saving;
 #[cfg(feature = "web-text")]
 mod text;
+#[cfg(feature = "web")]
+mod vision;
 
 #[cfg(feature = "web-kernels")]
 use serde::Serialize;

@@ -13,7 +13,7 @@ import type { Settings } from "./settings.js";
 import { firstScreen } from "./start/first-screen.js";
 import { showSpeed, speedOf, type Speed } from "./status.js";
 import { noteOf, tellsStories, writeAnswer } from "./chat/answer.js";
-import { ATTACHABLE, Attachments } from "./chat/attachments.js";
+import { ATTACHABLE, Attachments, PICTURES, type Context } from "./chat/attachments.js";
 import { asJson, asMarkdown, fileName } from "./chat/files.js";
 import { newConversation, newId, type Attachment, type Conversation, type ToolUse, type Turn } from "./chat/records.js";
 import { download, Sidebar, tell } from "./chat/sidebar.js";
@@ -111,6 +111,12 @@ export class Chat {
       document.documentElement.dataset["mode"] = this.isStory ? "story" : "chat";
       byId("prompt-label").textContent = this.isStory ? "Beginning of a story" : "Message";
     }
+    const takesImages = model?.info.takesImages === true;
+    document.documentElement.toggleAttribute("data-images", takesImages);
+    const attach = byId<HTMLInputElement>("attach");
+    attach.accept = [...ATTACHABLE, ...(takesImages ? PICTURES : [])].join(",");
+    attach.ariaLabel = takesImages ? "Attach pictures and text files" : "Attach text files";
+    byId("attach-files").title = takesImages ? "Attach pictures and text files; pictures may also be pasted or dropped" : "Attach text files; this model takes no pictures";
     this.prompt.placeholder = !model ? "Waiting for a model…" : this.isStory ? "Begin a story…" : "Write a message…";
     if (this.conversation.turns.length === 0) this.showIntro();
     this.refresh();
@@ -143,13 +149,28 @@ export class Chat {
     });
     this.prompt.addEventListener("input", () => this.refresh());
     this.stopButton.addEventListener("click", () => void this.stop());
-    const attach = byId<HTMLInputElement>("attach");
-    attach.accept = ATTACHABLE.join(",");
-    attach.addEventListener("change", () => {
-      void this.attachments.add([...(attach.files ?? [])]);
-      attach.value = "";
-      this.focusPrompt();
+    for (const id of ["attach", "camera"]) {
+      const input = byId<HTMLInputElement>(id);
+      input.addEventListener("change", () => {
+        this.attach([...(input.files ?? [])]);
+        input.value = "";
+      });
+    }
+    // A text that is copied with a picture of it, as from a spreadsheet, is a text.
+    document.addEventListener("paste", (event) => {
+      const files = [...(event.clipboardData?.files ?? [])].filter(({ type }) => type.startsWith("image/"));
+      const isText = event.clipboardData?.types.includes("text/plain") ?? false;
+      if (files.length === 0 || isText || document.documentElement.dataset["view"] !== "chat") return;
+      event.preventDefault();
+      this.attach(files);
     });
+  }
+
+  /** Adds files to the message that is being written. */
+  attach(files: File[]): void {
+    if (this.isStory) showNotice({ code: "attachment", message: "A story model takes neither pictures nor files." });
+    else void this.attachments.add(files);
+    this.focusPrompt();
   }
 
   /** What is above the turns: title, menu, and a new conversation. */
@@ -494,6 +515,8 @@ export class Chat {
     let firstAt: number | undefined;
     let speed: Speed = {};
     let savedAt = startedAt;
+    // Each time all of the conversation is written.
+    const saveMs = conversation.turns.some(({ attachments }) => attachments.some(({ image }) => image !== undefined)) ? 10 * SAVE_MS : SAVE_MS;
     const draw = perFrame(() => {
       view.last?.draw();
       speech.say(pending);
@@ -530,7 +553,7 @@ export class Chat {
           nPieces += 1;
           pending += piece.text;
           draw.ask();
-          if (now - savedAt > SAVE_MS) {
+          if (now - savedAt > saveMs) {
             savedAt = now;
             store();
           }
@@ -573,9 +596,13 @@ export class Chat {
   }
 
   /** What is needed to count tokens. */
-  private contextOf(): { length: number; count(text: string): Promise<number> } | undefined {
+  private contextOf(): Context | undefined {
     const { model } = this;
-    return model && { length: model.info.contextLength, count: async (text) => (await model.tokenize(text, { addSpecial: false })).length };
+    return model && {
+      length: model.info.contextLength,
+      count: async (text) => (await model.tokenize(text, { addSpecial: false })).length,
+      imageTokens: model.info.takesImages ? (width, height) => model.imageTokens(width, height) : undefined,
+    };
   }
 
   /** Shows how much of the context is in use. */
@@ -610,7 +637,7 @@ export class Chat {
           {},
           story
             ? "This is a base model: it does not chat, it continues what you write. A few words are enough."
-            : "It runs on this device. What you write stays here.",
+            : `It runs on this device. What you write stays here.${this.model.info.takesImages ? " It takes pictures: paste, drop or attach them." : ""}`,
         ),
       );
       const chips = make("div", { className: "chips" });

@@ -9,7 +9,8 @@
 //     #output               the messages: .message[data-role=user], .message[data-role=assistant]; their text is the message. Each .turn
 //                           has .actions with .note, .branches and buttons by data-action: before, next, copy, regenerate, edit, delete
 //     #prompt #send #stop   and #clear, which begins a new conversation; the old one stays in the list
-//     #attach #attachments  files that go with the prompt, each .attachment
+//     #attach #attachments  files that go with the prompt, each .attachment; #camera takes a picture on a phone; html[data-images] if the model
+//                           takes pictures, which may also be pasted and dropped
 //     #conversations        the list, a drawer on narrow screens: #conversations-toggle, -close, -import, -export, #conversation-search, and
 //                           #conversation-list with an li[data-id] for each, which has a data-problem if it cannot be read
 //     #conversation-title #conversation-menu #conversation-system #conversation-tools #tools-schema #export-json #export-markdown
@@ -35,7 +36,7 @@
 //     #panel #panel-toggle #panel-close   model and settings on narrow screens
 //     #drop                 shown while files are dragged over the page
 //     #theme                aria-pressed: dark
-import { Model, type Progress } from "./tilewright/index.js";
+import { Model, TilewrightError, type LoadOptions, type ModelSource, type Progress } from "./tilewright/index.js";
 import { Chat } from "./chat.js";
 import { byId, isComposing } from "./dom.js";
 import { announce, clearNotices, hideError, isFatal, onErrorClosed, showError, showNotice } from "./messages.js";
@@ -151,8 +152,9 @@ async function loadNow(next: ModelChoice, signal: AbortSignal): Promise<void> {
       onNotice: tellNotice,
     };
     settings.applied();
-    const { label, source } = await located(next, signal);
-    model = source === "builtin" ? await Model.builtin(options) : await Model.load(source, options);
+    const { label, source, vision } = await located(next, signal);
+    if (source === "builtin") model = await Model.builtin(options);
+    else model = await loadSeeing(source, settings.values().pictures ? vision : undefined, options);
     // A model that arrived together with the click on "Cancel".
     signal.throwIfAborted();
     byId("model-name").textContent = source === "builtin" ? label : model.info.name || label;
@@ -174,6 +176,19 @@ async function loadNow(next: ModelChoice, signal: AbortSignal): Promise<void> {
   } finally {
     rate.end();
     progress.end();
+  }
+}
+
+/** Loads a model with its vision encoder, or without one that cannot be used. */
+async function loadSeeing(source: ModelSource, vision: ModelChoice["vision"], options: LoadOptions): Promise<Model> {
+  if (vision === undefined) return Model.load(source, options);
+  try {
+    return await Model.load(source, { ...options, vision: vision === true ? true : { source: vision } });
+  } catch (error) {
+    if (!(error instanceof TilewrightError)) throw error;
+    const model = await Model.load(source, options);
+    showNotice({ code: "no_pictures", message: `this model takes no pictures here: ${error.message}` });
+    return model;
   }
 }
 
@@ -240,9 +255,15 @@ function choose(next: ModelChoice): void {
   closePanel();
   void (currentView() === "search" ? search.load(next) : load(next));
 }
-startPicker(choose, (texts) => {
-  showView("search");
-  void search.addFiles(texts);
+startPicker(choose, {
+  texts: (texts) => {
+    showView("search");
+    void search.addFiles(texts);
+  },
+  images: (images) => {
+    showView("chat");
+    chat.attach(images);
+  },
 });
 
 /** What a link to the page asks for, else the model of the last visit, else the built-in one. */

@@ -9,8 +9,14 @@ const MODEL_FILE = /\.(gguf|safetensors|json)$/;
 /** The folder of one of sentence-transformers' modules. */
 const MODULE_FOLDER = /^\d+_[A-Z]\w*$/;
 
-/** Connects every way to choose a model with `choose`; texts that are dropped go to `read`. */
-export function startPicker(choose: (choice: ModelChoice) => void, read: (texts: File[]) => void): void {
+/** Who takes other files that are dropped. */
+interface Readers {
+  texts(files: File[]): void;
+  images(files: File[]): void;
+}
+
+/** Connects every way to choose a model with `choose`. */
+export function startPicker(choose: (choice: ModelChoice) => void, read: Readers): void {
   for (const id of ["model-builtin", "inside-intro-builtin"]) byId(id).addEventListener("click", () => choose(BUILTIN));
   for (const id of ["model-hub", "search-intro-hub"]) byId(id).addEventListener("click", () => choose(MINILM));
 
@@ -30,7 +36,9 @@ export function startPicker(choose: (choice: ModelChoice) => void, read: (texts:
     // A model's folder may have a vocab.txt and a README.md.
     const isModel = files.some(({ name }) => /\.(gguf|safetensors)$/.test(name));
     const texts = files.filter(({ name }) => TEXT_FILE.test(name));
-    if (texts.length > 0 && !isModel) read(texts);
+    const images = files.filter(({ type }) => type.startsWith("image/"));
+    if (images.length > 0 && images.length === files.length) read.images(images);
+    else if (texts.length > 0 && !isModel) read.texts(texts);
     else chooseFiles(files);
   });
 

@@ -22,6 +22,8 @@ export interface Settings {
   systemPrompt: string;
   /** Whether each token of an answer says how likely it was. */
   probabilities: boolean;
+  /** Whether models are loaded with their vision encoders. */
+  pictures: boolean;
   /** Whether the last model is opened again on the next visit. */
   reopen: boolean;
 }
@@ -53,8 +55,9 @@ const NUMBERS: NumberField[] = [
   { kind: "number", key: "contextLength", label: "Context length", help: "In tokens. Empty: what the model suggests.", min: 16, max: 1 << 20, step: 1, initial: undefined, reloads: true },
 ];
 
-const SWITCHES: { key: "probabilities" | "reopen"; label: string; help: string; initial: boolean }[] = [
+const SWITCHES: { key: "probabilities" | "pictures" | "reopen"; label: string; help: string; initial: boolean }[] = [
   { key: "probabilities", label: "Show probabilities", help: "Of each token, under “Inside”. Answers take longer.", initial: false },
+  { key: "pictures", label: "Pictures", help: "Loads a model’s vision encoder, too, where it has one: a further download, and memory.", initial: true },
   { key: "reopen", label: "Reopen the last model", help: "When you come back, if this device keeps all of it.", initial: true },
 ];
 
@@ -125,6 +128,7 @@ export class SettingsForm {
     return {
       ...numbers,
       probabilities: isOn("probabilities"),
+      pictures: isOn("pictures"),
       reopen: isOn("reopen"),
       device: (this.fields.get("device") as HTMLSelectElement).value as DeviceChoice,
       systemPrompt: (this.fields.get("systemPrompt") as HTMLTextAreaElement).value.trim(),
@@ -146,7 +150,7 @@ export class SettingsForm {
 
   private row(key: keyof Settings, label: string, help: string, field: Field): HTMLElement {
     this.fields.set(key, field);
-    if (key === "device") field.dataset["reloads"] = "true";
+    if (key === "device" || key === "pictures") field.dataset["reloads"] = "true";
     const helpId = `${field.id}-help`;
     field.setAttribute("aria-describedby", helpId);
     const head = make("div", { className: "row spread" }, make("label", { htmlFor: field.id }, label));

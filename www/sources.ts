@@ -5,6 +5,8 @@ import { TilewrightError, type CacheEntry, type ModelSource } from "./tilewright
 export interface ModelChoice {
   label: string;
   source: ModelSource | "builtin" | Repository;
+  /** Where its vision encoder is, if it may have one: `true` is in its own files. */
+  vision?: true | string | File;
 }
 
 /** A repository of Hugging Face, of which nobody has asked yet what it has. */
@@ -31,6 +33,12 @@ export const MINILM: ModelChoice = {
 
 const SHARD = /-(\d{5})-of-(\d{5})(\.gguf)$/;
 const FOLDER_FILE = /\.(safetensors|json)$/;
+/** A vision encoder in GGUF, which is no model by itself. */
+const ENCODER = /mmproj[^/]*\.gguf$|^[^/]*mmproj[^/]*$/i;
+/** A file of folders whose models take pictures. */
+const PREPROCESSOR = /(?:^|\/)(?:pre)?processor_config\.json$/;
+/** Encoders by weight type, the best first: they are small, and suffer from fewer bits. */
+const ENCODER_TYPES = ["F16", "BF16", "Q8_0"];
 /** The folder of one of sentence-transformers' modules, inside the model's. */
 const MODULE_FOLDER = /\/\d+_[A-Z]\w*\/$/;
 const HUB = "https://huggingface.co";
@@ -95,8 +103,8 @@ export function choiceOfAddress(typed: string, base: string): ModelChoice {
  *
  * Throws a `TilewrightError` `http` that says what there is if the repository has no such GGUF file, or the signal's reason.
  */
-export async function located({ label, source }: ModelChoice, signal: AbortSignal, hub = HUB): Promise<LocatedModel> {
-  if (typeof source !== "object" || !("revision" in source)) return { label, source };
+export async function located({ label, source, vision }: ModelChoice, signal: AbortSignal, hub = HUB): Promise<LocatedModel> {
+  if (typeof source !== "object" || !("revision" in source)) return { label, source, ...(vision === undefined ? {} : { vision }) };
   const { repository, revision, quantisation } = source;
   const folder = `${hub}/${repository}/resolve/${revision}/`;
   const files = await filesOfRepository(`${hub}/api/models/${repository}/revision/${revision}`, signal);
@@ -108,13 +116,25 @@ export async function located({ label, source }: ModelChoice, signal: AbortSigna
     models.set((type ?? path).toUpperCase(), path);
   }
   const hasFolder = files.includes("config.json") && files.some((path) => path.endsWith(".safetensors"));
-  if (quantisation === undefined && (hasFolder || models.size === 0)) return { label, source: folder };
+  if (quantisation === undefined && (hasFolder || models.size === 0)) {
+    return { label, source: folder, ...(files.some((path) => !path.includes("/") && PREPROCESSOR.test(path)) ? { vision: true } : {}) };
+  }
   const types = [...models.keys()];
   const type = quantisation?.toUpperCase() ?? PREFERRED.find((it) => models.has(it)) ?? types[0] ?? "";
   const path = models.get(type);
   if (path === undefined) throw new TilewrightError("http", `${repository} has no GGUF file of ${quantisation}; it has ${types.join(", ") || "none at all"}`);
-  const url = folder + path.split("/").map(encodeURIComponent).join("/");
-  return { label: lastPart(path), source: shards(url) ?? url };
+  const urlOf = (path: string): string => folder + path.split("/").map(encodeURIComponent).join("/");
+  const url = urlOf(path);
+  const encoder = encoderBeside(path, files);
+  return { label: lastPart(path), source: shards(url) ?? url, ...(encoder === undefined ? {} : { vision: urlOf(encoder) }) };
+}
+
+/** The vision encoder in the folder of a model, by their paths. */
+function encoderBeside(model: string, files: string[]): string | undefined {
+  const folder = model.slice(0, model.lastIndexOf("/") + 1);
+  const encoders = files.filter((path) => path.startsWith(folder) && ENCODER.test(path.slice(folder.length)) && !path.slice(folder.length).includes("/"));
+  const of = (type: string): string | undefined => encoders.find((path) => new RegExp(`(?:^|[-._])${type}\\.gguf$`, "i").test(path));
+  return ENCODER_TYPES.map(of).find((path) => path !== undefined) ?? encoders[0];
 }
 
 /** Paths of all files of a repository; none if the hub cannot be asked. */
@@ -134,9 +154,18 @@ async function filesOfRepository(api: string, signal: AbortSignal): Promise<stri
  * only what belongs to a model counts.
  */
 export function choiceOfFiles(picked: File[]): ModelChoice | undefined {
-  const files = picked.filter(({ webkitRelativePath: path }) => path === "" || IN_FOLDER.test(path));
+  const known = picked.filter(({ webkitRelativePath: path }) => path === "" || IN_FOLDER.test(path));
+  const models = known.filter(({ name }) => !ENCODER.test(name));
+  // An encoder by itself is refused by its name.
+  const files = models.length === 0 ? known : models;
   const [first] = files;
   if (!first) return undefined;
+  const encoder = files === models ? known.find(({ name }) => ENCODER.test(name)) : undefined;
+  const vision = encoder ?? (files.some(({ name }) => PREPROCESSOR.test(name)) ? true : undefined);
+  return { ...modelIn(files, first), ...(vision === undefined ? {} : { vision }) };
+}
+
+function modelIn(files: File[], first: File): ModelChoice {
   const [folder = ""] = first.webkitRelativePath.split("/");
   if (folder !== "" && files.length > 1) return { label: folder, source: sorted(files) };
   if (files.length === 1) return { label: first.name, source: first };
@@ -158,25 +187,40 @@ export interface StoredModel extends ModelChoice {
 /** Groups stored files into models. */
 export function storedModels(entries: CacheEntry[]): StoredModel[] {
   const models = new Map<string, StoredModel>();
-  for (const { url, stored, complete } of entries) {
+  const folderOf = (url: string): string => url.slice(0, url.lastIndexOf("/") + 1);
+  const isEncoder = ({ url }: CacheEntry): boolean => ENCODER.test(lastPart(url));
+  // A model's encoder comes after it.
+  for (const entry of [...entries].sort((a, b) => Number(isEncoder(a)) - Number(isEncoder(b)))) {
+    const { url, stored, complete } = entry;
+    const [model, ...others] = !isEncoder(entry) ? [] : [...models.values()].filter(({ urls: [first = ""] }) => first.endsWith(".gguf") && folderOf(first) === folderOf(url));
+    if (model !== undefined) {
+      for (const it of [model, ...others]) {
+        it.vision = url;
+        it.complete &&= complete;
+      }
+      model.urls.push(url);
+      model.storedBytes += stored;
+      continue;
+    }
     const parts = shards(url);
     const path = url.replace(/[?#].*$/, "");
     const folder = FOLDER_FILE.test(path) ? path.slice(0, path.lastIndexOf("/") + 1).replace(MODULE_FOLDER, "/") : undefined;
     const key = parts?.[0] ?? folder ?? url;
-    const model = models.get(key) ?? {
+    const found: StoredModel = models.get(key) ?? {
       label: folder === undefined ? lastPart(url) : folderLabel(folder),
       source: parts ?? folder ?? url,
       urls: [],
       storedBytes: 0,
       complete: true,
     };
-    model.urls.push(url);
-    model.storedBytes += stored;
-    model.complete &&= complete;
-    models.set(key, model);
+    found.urls.push(url);
+    found.storedBytes += stored;
+    found.complete &&= complete;
+    if (PREPROCESSOR.test(path)) found.vision = true;
+    models.set(key, found);
   }
   for (const model of models.values()) {
-    if (Array.isArray(model.source)) model.complete &&= model.urls.length === model.source.length;
+    if (Array.isArray(model.source)) model.complete &&= model.urls.filter((url) => url !== model.vision).length === model.source.length;
   }
   return [...models.values()].sort((a, b) => (a.label < b.label ? -1 : 1));
 }

@@ -5,14 +5,15 @@ import { ensure, TilewrightError } from "./errors.js";
 import { asJson, constraintOf, toolChoiceOf } from "./format.js";
 import { isId } from "./arguments.js";
 import { defined } from "./helpers.js";
+import { withoutImages } from "./images.js";
 import type { OutputRequest, GenerateEvent, GenerateRequest, Prompt } from "./protocol.js";
 import type { ChatMessage, ChatOptions, GenerateOptions, GenerateResult, GenerationUsage, Piece } from "./types.js";
 
 export type SendRequest = (request: GenerateRequest, options: CallOptions<"generate">) => Promise<GenerateResult>;
 
-/** A generation's request. Errors of `output` are the generation's. */
+/** A generation's request. Errors of `prompt` and `output` are the generation's. */
 interface GenerationSpec {
-  prompt: Prompt;
+  prompt: () => Prompt;
   options: Omit<GenerateOptions, "responseFormat">;
   output: () => OutputRequest;
 }
@@ -21,7 +22,7 @@ export function completionSpec(
   given: string | Uint32Array | readonly number[], { responseFormat, ...options }: GenerateOptions,
 ): GenerationSpec {
   const prompt: Prompt = typeof given === "string" ? { kind: "text", text: given } : { kind: "tokens", ids: Uint32Array.from(given) };
-  return { prompt, options, output: () => ({ ...defined({ constraint: constraintOf(responseFormat) }), isParsed: false, mayThink: false }) };
+  return { prompt: () => prompt, options, output: () => ({ ...defined({ constraint: constraintOf(responseFormat) }), isParsed: false, mayThink: false }) };
 }
 
 export function chatSpec(messages: readonly ChatMessage[], options: ChatOptions): GenerationSpec {
@@ -29,8 +30,8 @@ export function chatSpec(messages: readonly ChatMessage[], options: ChatOptions)
   options;
   const variables = typeof thinking !== "boolean" ? templateVariables : { enable_thinking: thinking, thinking, ...templateVariables };
   const templateOptions = defined({ tools, documents, templateVariables: variables, templateName, continueFinalMessage });
-  const prompt: Prompt = { kind: "chat", messages: messages.map((message) => ({ ...message })), templateOptions };
-  return { prompt, options: generate, output: () => {
+  const copies = messages.map((message) => ({ ...message }));
+  return { prompt: () => ({ kind: "chat", ...withoutImages(copies), templateOptions }), options: generate, output: () => {
     const constraint = constraintOf(responseFormat);
     const choice = toolChoiceOf(toolChoice);
     const some = tools !== undefined && tools.length > 0 ? asJson("tools", tools) : undefined;
@@ -85,7 +86,7 @@ export class Generation implements AsyncIterable<Piece> {
     };
     // Errors of the request are the generation's.
     this.result = (async () => send({
-      prompt,
+      prompt: prompt(),
       options: { temperature: 0, seed: randomSeed(), ...defined(options, [undefined, null]), ...defined({ logitBias: biasesOf(logitBias) }) },
       output: output(),
     }, { signal, stopSignal: this.#stopSignal.signal, onEvent }))();

@@ -5,7 +5,7 @@ import { ensure, messageOf, TilewrightError } from "./errors.js";
 import { ownFetch, type Fetch } from "./fetching.js";
 import type { GitBlob } from "./git.js";
 import { defined, delay } from "./helpers.js";
-import type { FileSpec, SourceSpec } from "./protocol.js";
+import { PREPROCESSOR_FILES, type FileSpec, type SourceSpec } from "./protocol.js";
 import { CHAT_FILES, INDEX, NEEDED_FILES, OPTIONAL_FILES, SENTENCE_FILES } from "./source.js";
 import { openStore } from "./store.js";
 import type { HubOptions } from "./types.js";
@@ -41,8 +41,8 @@ interface HubFile {
   git?: GitBlob;
 }
 
-/** What an address names: a model, or a single safetensors file. */
-export type Wanted = "model" | "file";
+/** What an address names: a model, a single safetensors file, or a vision encoder, or the model that has one. */
+export type Wanted = "model" | "file" | "vision";
 
 export function isHubAddress(text: string): boolean {
   return text.startsWith("hf:");
@@ -227,6 +227,16 @@ function choose(files: HubFile[], address: Address, what: Wanted): (HubFile & { 
     }
     return [last(one)];
   }
+  if (what === "vision" && (named === undefined || !/mmproj/i.test(lastOf(named.path)))) {
+    const [first] = choose(files, address, "model");
+    if (first !== undefined && /\.gguf$/i.test(first.name)) {
+      const one = visionFile(files, first.path);
+      if (one === undefined) {
+        throw wrong("no vision encoder (a GGUF file with mmproj in its name) is beside the model", files.map((file) => file.path));
+      }
+      return [last(one)];
+    }
+  }
   if (named !== undefined) {
     const model = ggufs(files, true).find((one) => one.files.includes(named));
     if (model === undefined || quant !== undefined) {
@@ -255,7 +265,7 @@ function choose(files: HubFile[], address: Address, what: Wanted): (HubFile & { 
   if (weights.length === 0 || ![...NEEDED_FILES, ...weights].every((name) => byName.has(name))) {
     throw wrong(`neither a GGUF file nor ${NEEDED_FILES.join(", ")} with safetensors`, (below.length === 0 ? files : below).map((file) => file.path));
   }
-  const chosen = [...NEEDED_FILES, ...OPTIONAL_FILES, ...CHAT_FILES, ...SENTENCE_FILES, INDEX, ...weights].flatMap((name) => {
+  const chosen = [...NEEDED_FILES, ...OPTIONAL_FILES, ...CHAT_FILES, ...SENTENCE_FILES, ...what === "vision" ? PREPROCESSOR_FILES : [], INDEX, ...weights].flatMap((name) => {
     const file = byName.get(name);
     return file === undefined ? [] : [{ ...file, name }];
   });
@@ -263,6 +273,14 @@ function choose(files: HubFile[], address: Address, what: Wanted): (HubFile & { 
     throw wrong(`${quant} of a GGUF file is wanted, the model is in safetensors`, chosen.map((file) => file.path));
   }
   return chosen;
+}
+
+/** The vision encoder in a GGUF model's folder, if there is one: in half precision where there are several. */
+function visionFile(files: HubFile[], model: string): HubFile | undefined {
+  const folderOf = (path: string): string => path.slice(0, path.length - lastOf(path).length);
+  const found = files.filter(({ path }) => /mmproj.*\.gguf$/i.test(lastOf(path)) && folderOf(path) === folderOf(model));
+  const of = (quant: string): HubFile | undefined => found.find(({ path }) => quantOf(path.replace(/\.gguf$/i, "")) === quant);
+  return of("F16") ?? of("BF16") ?? of("Q8_0") ?? found[0];
 }
 
 /** Complete GGUF models, by path. `all`: including files that are no models by their names. */

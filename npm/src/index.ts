@@ -15,7 +15,7 @@ export type * from "./load-options.js";
 export { Model } from "./model.js";
 export { type CompletionStream, type CompletionUsage, type FinishReason } from "./openai/common.js";
 export {
-  createChatCompletion, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionDelta, type ChatCompletionLogprobs,
+  createChatCompletion, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionContentPart, type ChatCompletionDelta, type ChatCompletionLogprobs,
   type ChatCompletionMessageParam, type ChatCompletionRequest, type ChatCompletionTokenLogprob, type ChatCompletionTool, type ChatCompletionToolCall,
 } from "./openai/chat.js";
 export {

@@ -61,6 +61,19 @@ export interface LoadOptions extends CommonLoadOptions {
   kvType?: KvType;
   /** A LoRA adapter. Default: none. */
   adapter?: AdapterOptions;
+  /**
+   * A vision encoder, so that messages can have images. `true`: the model's own, in the files of its Hugging Face folder
+   * or, for `hf:` addresses of GGUF models, in the `mmproj` file beside it. Default: none.
+   */
+  vision?: true | VisionOptions;
+}
+
+/** A vision encoder. Options of addresses and digests are those of its source; without one, the model's apply. */
+export interface VisionOptions extends SourceOptions {
+  /** A GGUF file (`mmproj`) or a Hugging Face folder, as of {@link ModelSource}. Default: the model's own. */
+  source?: ModelSource;
+  /** Most tokens of an image; larger images are made smaller. Default 4096. */
+  maxTokens?: number;
 }
 
 /** A LoRA adapter. Options of addresses and digests are those of its source; the model's do not apply to it. */

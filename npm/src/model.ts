@@ -7,7 +7,7 @@ import { chatSpec, completionSpec, Generation, type SendRequest } from "./genera
 import { isId } from "./arguments.js";
 import { defined } from "./helpers.js";
 import { isHubAddress } from "./hub.js";
-import type { AdapterOptions, InspectOptions, LoadOptions, PrefetchOptions } from "./load-options.js";
+import type { AdapterOptions, InspectOptions, LoadOptions, PrefetchOptions, VisionOptions } from "./load-options.js";
 import { callOnce, loadInto } from "./load.js";
 import { Loaded } from "./loaded.js";
 import table from "./models.js";
@@ -15,7 +15,7 @@ import { known } from "./options.js";
 import { PEFT_FILES, type ModelRequest, type SourceSpec } from "./protocol.js";
 import { specOf } from "./spec.js";
 import type {
-  CachedModel, ChatMessage, ChatOptions, EngineOptions, GenerateOptions, HeadOptions, HeadWeights, KeptSession, KnownModel, ModelInfo, ModelReport,
+  CachedModel, ChatMessage, ChatOptions, EngineOptions, GenerateOptions, HeadOptions, HeadWeights, HubOptions, KeptSession, KnownModel, ModelInfo, ModelReport,
   ModelSource, RemoveOptions, SaveSessionOptions, Timeline, TokenizeOptions,
 } from "./types.js";
 
@@ -42,7 +42,7 @@ export class Model extends Loaded<ModelInfo> {
    */
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<Model> {
     const given = known("Model.load", options);
-    return Model.#load(await specOf(source, given.signal, given), given);
+    return Model.#load(await specOf(source, given.signal, given), given, source);
   }
 
   /** Suggested models, with addresses for `Model.load` or, with the use `embed`, `Embedder.load`. */
@@ -103,10 +103,15 @@ export class Model extends Loaded<ModelInfo> {
     return Model.#load({ kind: "builtin" }, known("Model.builtin", options));
   }
 
-  static async #load(source: SourceSpec, { tune = false, contextLength, kvType, memoryLimit, adapter, ...common }: LoadOptions): Promise<Model> {
+  static async #load(
+    source: SourceSpec, { tune = false, contextLength, kvType, memoryLimit, adapter, vision, ...common }: LoadOptions, given?: ModelSource,
+  ): Promise<Model> {
     const fitContext = contextLength === "auto" ? true : undefined;
     const settings = defined({ contextLength: contextLength === "auto" ? undefined : contextLength, fitContext, kvType, memoryLimit });
-    const own = { tune, settings, ...(adapter === undefined ? {} : { adapter: await adapterOf(adapter, common) }) };
+    const own = {
+      tune, settings, ...(adapter === undefined ? {} : { adapter: await adapterOf(adapter, common) }),
+      ...(vision === undefined ? {} : { vision: await visionOf(vision, source, given, common) }),
+    };
     return new Model(await loadInto("loadModel", source, own, common));
   }
 
@@ -189,6 +194,18 @@ export class Model extends Loaded<ModelInfo> {
     return this.call("tokenize", { text, addSpecial });
   }
 
+  /**
+   * The number of tokens that an image of this size takes in a prompt.
+   *
+   * @throws {@link TilewrightError} `unsupported` if the model was loaded without `vision`.
+   */
+  async imageTokens(width: number, height: number): Promise<number> {
+    for (const [name, value] of Object.entries({ width, height })) {
+      ensure(isId(value) && value > 0, "option", `${name} is ${String(value)}, expected a whole number from 1 on`);
+    }
+    return this.call("imageTokens", { width, height });
+  }
+
   /** Text of token ids, without special tokens. */
   detokenize(ids: Uint32Array | readonly number[]): Promise<string> {
     return this.call("detokenize", { ids: Uint32Array.from(ids) });
@@ -203,4 +220,32 @@ async function adapterOf(given: AdapterOptions, { signal, fetch }: LoadOptions):
   const files = isFolder ? PEFT_FILES.map(at) : source;
   const { given: _, ...spec } = await specOf(files, signal, { ...options, ...defined({ fetch }) });
   return { source: spec, scale };
+}
+
+async function visionOf(
+  given: true | VisionOptions, model: SourceSpec, of: ModelSource | undefined, { signal, fetch, ...common }: LoadOptions,
+): Promise<NonNullable<ModelRequest["vision"]>> {
+  ensure(given === true || (typeof given === "object" && given !== null),
+    "option", `vision is ${String(given)}, expected true or { source, maxTokens }`);
+  const { source, maxTokens, ...options } = known("vision", given === true ? {} : given);
+  ensure(maxTokens === undefined || (isId(maxTokens) && maxTokens > 0), "option", `vision.maxTokens is ${String(maxTokens)}, expected 1 or more`);
+  const settings = defined({ maxTokens });
+  if (source !== undefined) {
+    const { given: _, ...spec } = await specOf(source, signal, { ...options, ...defined({ fetch }) }, "vision");
+    return { source: spec, isOwn: false, ...settings };
+  }
+  const [option] = Object.keys(options);
+  ensure(option === undefined, "option", `vision.${option} is for the option \`source\` of vision, which is missing`);
+  ensure(model.kind !== "builtin", "option", "vision is given, and the built-in model takes no images");
+  if (typeof of === "string" && isHubAddress(of)) {
+    const { sha256: _, ...hub } = common;
+    const { given: __, ...spec } = await specOf(of, signal, { ...hubOptions(hub), ...defined({ fetch }) }, "vision");
+    return { source: spec, isOwn: false, ...settings };
+  }
+  const { given: _, ...spec } = model;
+  return { source: spec, isOwn: true, ...settings };
+}
+
+function hubOptions({ revision, token, headers, endpoint }: LoadOptions): HubOptions {
+  return defined({ revision, token, headers, endpoint });
 }

@@ -4,7 +4,7 @@ import type { BenchOptions } from "./bench-types.js";
 import { BOUNDS } from "./options.generated.js";
 import type {
   AdapterOptions, CommonLoadOptions, EmbedderOptions, IndexOptions, InspectOptions, KeptOptions, LoadIndexOptions, LoadOptions, MolOptions,
-  PrefetchOptions, RerankerOptions,
+  PrefetchOptions, RerankerOptions, VisionOptions,
 } from "./load-options.js";
 import type {
   AttentionOptions, ChatOptions, ConfigureOptions, EmbedOptions, EngineChatOptions, EngineGenerateOptions, EngineOptions, GenerateOptions,
@@ -33,7 +33,7 @@ const CHAT: Names<Omit<ChatOptions, keyof GenerateOptions>> = {
   tools: true, toolChoice: true, parallelToolCalls: true, thinking: true, documents: true, templateVariables: true, templateName: true,
   continueFinalMessage: true,
 };
-const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: true, kvType: true, adapter: true };
+const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: true, kvType: true, adapter: true, vision: true };
 const REQUEST: Names<RequestOptions> = { signal: true };
 const KEEP: Names<{ keep?: boolean }> = { keep: true };
 
@@ -48,6 +48,7 @@ export const OPTIONS = {
   "Model.prefetch": { ...SOURCE, fetch: true, onProgress: true, onNotice: true, signal: true } satisfies Names<PrefetchOptions>,
   "Model.remove": { revision: true, endpoint: true } satisfies Names<RemoveOptions>,
   "adapter": { ...SOURCE, source: true, scale: true } satisfies Names<AdapterOptions>,
+  "vision": { ...SOURCE, source: true, maxTokens: true } satisfies Names<VisionOptions>,
   "generate": GENERATE,
   "chat": { ...GENERATE, ...CHAT } satisfies Names<ChatOptions>,
   "Model.engine": { maxSequences: true, maxQueued: true, cacheTokens: true, deterministic: true, prefixCache: true } satisfies Names<EngineOptions>,

@@ -6,7 +6,7 @@ import type { GitBlob } from "./git.js";
 import type { ModelRecord } from "./store.js";
 import type {
   AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderSettings, EngineOptions, EngineStats,
-  GenerateOptions, GenerateResult, HeadOptions, HeadWeights, Hit, IndexInfo, KeptSession, KvType, MemoryInfo, ModelInfo, ModelReport, MolInfo,
+  GenerateOptions, GenerateResult, HeadOptions, HeadWeights, Hit, ImagePixels, IndexInfo, KeptSession, KvType, MemoryInfo, ModelInfo, ModelReport, MolInfo,
   MolMethod, Notice, Piece, Progress, PromptOptions, Ranked, RerankerInfo, RerankerSettings, Tier, Timeline, VectorStorage,
 } from "./types.js";
 
@@ -92,6 +92,17 @@ export interface ModelRequest extends LoadRequest<ModelSettings> {
   /** Whether to measure the model's kernels. */
   tune: boolean;
   adapter?: { source: SourceSpec; scale: number };
+  /** Its vision encoder. `isOwn`: in the model's own files. */
+  vision?: { source: SourceSpec; isOwn: boolean; maxTokens?: number };
+}
+
+/** Files of a folder that say how images are prepared, with either name. */
+export const PREPROCESSOR_FILES: readonly string[] = ["preprocessor_config.json", "processor_config.json"];
+
+/** An image of a message, by its place there. Addresses are absolute. */
+export interface GivenImage {
+  name: string;
+  image: Blob | ImageBitmap | ImagePixels | string;
 }
 
 export type EmbedderRequest = LoadRequest<EmbedderSettings>;
@@ -109,7 +120,7 @@ export interface ModelSettings {
 export type Prompt =
   | { kind: "text"; text: string }
   | { kind: "tokens"; ids: Uint32Array }
-  | { kind: "chat"; messages: ChatMessage[]; templateOptions: TemplateOptions };
+  | { kind: "chat"; messages: ChatMessage[]; images: GivenImage[]; templateOptions: TemplateOptions };
 
 export type TemplateOptions = Omit<ChatOptions, keyof GenerateOptions | "toolChoice" | "parallelToolCalls" | "thinking">;
 
@@ -181,6 +192,8 @@ export interface Calls {
   timeline: { args: Record<string, never>; event: never; reply: Timeline };
   headWeights: { args: Required<HeadOptions>; event: never; reply: HeadWeights };
   tokenize: { args: { text: string; addSpecial: boolean }; event: never; reply: Uint32Array };
+  /** The number of tokens of an image of this size. */
+  imageTokens: { args: { width: number; height: number }; event: never; reply: number };
   detokenize: { args: { ids: Uint32Array }; event: never; reply: string };
   /** The vectors in one array. Events: the number of finished texts. */
   embed: { args: { texts: string[]; dimensions?: number } & PromptOptions; event: number; reply: Float32Array };

@@ -55,6 +55,7 @@ export class Loader<Loaded> {
   static model(device: Device, files: FileInfo[], options: ModelSettings, read: ReadFile | undefined): Loader<Model>;
   static embedder(device: Device, files: FileInfo[], options: EmbedderRequest["settings"]): Loader<Embedder>;
   static reranker(device: Device, files: FileInfo[], options: RerankerRequest["settings"]): Loader<Reranker>;
+  static vision(device: Device, files: FileInfo[], options: { maxTokens?: number }): Loader<VisionEncoder>;
   static index(device: Device, size: number | undefined): Loader<Index>;
   static mol(device: Device, size: number | undefined, storage: VectorStorage | undefined): Loader<Mol>;
   setFolder(name: string): void;
@@ -98,7 +99,7 @@ export class Model {
   streamedBytes(): number | undefined;
   tokenize(text: string, addSpecial: boolean): Uint32Array;
   detokenize(ids: Uint32Array): string;
-  chatTokens(messages: readonly object[], options: { now?: number }): Uint32Array;
+  chatTokens(messages: readonly object[], options: { now?: number }, pictures: Pictures): Uint32Array;
   /** Further ends of the assistant's turn. */
   chatStops(): { ids: number[]; texts: string[] };
   templates(): string;
@@ -114,7 +115,22 @@ export class Model {
   mostBack(): number | undefined;
   /** Applies a LoRA adapter to new sessions: a GGUF file, or PEFT's weights and configuration. */
   useAdapter(weights: Uint8Array, config: Uint8Array | undefined, scale: number): void;
+  useVision(encoder: VisionEncoder): void;
+  imageTokens(width: number, height: number): number;
   session(): Session;
+  free(): void;
+}
+
+export class VisionEncoder {
+  private constructor();
+  free(): void;
+}
+
+/** The pictures of a prompt, in order. */
+export class Pictures {
+  constructor();
+  /** Pixels of 3 or 4 bytes. Resolves to the number of tokens. */
+  add(model: Model, width: number, height: number, pixels: Uint8Array): Promise<number>;
   free(): void;
 }
 
@@ -138,7 +154,7 @@ export class Engine {
   run(onTurn: () => Promise<void>): Promise<unknown>;
   resume(model: Model): void;
   fail(): void;
-  submit(ids: Uint32Array, options: GenerationOptions, guide: TokenConstraint | undefined): Text;
+  submit(ids: Uint32Array, pictures: Pictures, options: GenerationOptions, guide: TokenConstraint | undefined): Text;
   memory(): Omit<MemoryInfo, "wasmHeapBytes">;
   stats(): Omit<EngineStats, "busySeconds"> & { busyMicros: number };
   free(): void;
@@ -154,7 +170,7 @@ export class Text {
 export class Session {
   private constructor();
   generate(
-    ids: Uint32Array, options: GenerationOptions, guide: TokenConstraint | undefined, onBegin: OnBegin, onPiece: OnPiece,
+    ids: Uint32Array, pictures: Pictures, options: GenerationOptions, guide: TokenConstraint | undefined, onBegin: OnBegin, onPiece: OnPiece,
     onLost: (error: Error) => Promise<Model>,
   ): Promise<EngineOutcome>;
   timeline(): Promise<Timeline>;

@@ -475,10 +475,34 @@ export interface GenerateResult extends GenerationUsage {
 export interface ChatMessage {
   /** Usually `system`, `user`, `assistant` or `tool`; the model's template decides. */
   role: string;
-  /** Plain text, or parts such as `{ type: "text", text }`. Control tokens in it stay text. */
+  /**
+   * Plain text, or parts: `{ type: "text", text }`, {@link ImagePart}, or OpenAI's `{ type: "image_url", image_url: { url } }`.
+   * Control tokens in it stay text.
+   */
   content?: string | readonly object[] | null;
   /** Other fields of the template: `tool_calls`, `tool_call_id`, `name`, `reasoning_content`. */
   [field: string]: unknown;
+}
+
+/** An image in a message, for a model that was loaded with `vision`. */
+export interface ImagePart {
+  type: "image";
+  image: ImageSource;
+}
+
+/**
+ * An image: a PNG, JPEG, WebP or GIF file of up to 32 MiB and 67 million pixels, as a `Blob`/`File`, its bytes or its
+ * address; an `ImageBitmap`; or pixels, such as `ImageData`. Files are turned as their EXIF data says; of an animation
+ * the first frame counts. Alpha is dropped, so colours must not be multiplied by it (`premultiplyAlpha: "none"`).
+ * Node and Deno decode no files, so there only pixels are accepted.
+ */
+export type ImageSource = Blob | ImageBitmap | ImagePixels | ArrayBuffer | Uint8Array | string | URL;
+
+/** Pixels: rows from the top, 3 bytes (RGB) or 4 (RGBA) for each pixel. */
+export interface ImagePixels {
+  width: number;
+  height: number;
+  data: Uint8Array | Uint8ClampedArray;
 }
 
 /** A suggested model. */
@@ -497,7 +521,7 @@ export interface KnownModel {
   /** Bytes of one token's keys and values as f16; `null` for an embedder or a reranker. */
   cacheBytesPerToken: number | null;
   licence: string;
-  /** File in the same repository that adds images; tilewright does not use it. */
+  /** File in the same repository that adds images; see the option `vision` of {@link LoadOptions}. */
   vision?: string;
   /** Whether the project has run this model. */
   tried: boolean;
@@ -603,6 +627,8 @@ export interface ModelInfo extends FileFacts {
   kvType: KvType;
   /** Origin of the chat template: `file`, the name of a known one such as `chatml`, or `none` for a base model. */
   chatTemplate: string;
+  /** Whether it was loaded with a vision encoder, so that messages can have images. */
+  takesImages: boolean;
 }
 
 /** Facts about an encoder or a reranker. */

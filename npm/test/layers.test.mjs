@@ -37,6 +37,7 @@ const ORDER = [
   "source",
   "embeddings",
   "arguments",
+  "images",
   "hub",
   "spec",
 
@@ -57,6 +58,7 @@ const ORDER = [
   "worker/kernels",
   "worker/vectors",
   "worker/loaded-model",
+  "worker/pixels",
   "worker/loaded-engine",
   "worker/loaded-text-model",
   "worker/handlers",

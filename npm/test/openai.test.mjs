@@ -96,7 +96,17 @@ test("what is not supported is an error that names it", async () => {
   const refused = (extra, pattern) => assert.rejects(
     createChatCompletion(fakeModel([]), { messages, ...extra }), { name: "TilewrightError", code: "unsupported", message: pattern });
   await refused({ something_new: 1 }, /something_new/);
-  await refused({ messages: [{ role: "user", content: [{ type: "image_url" }] }] }, /image_url/);
+  await refused({ messages: [{ role: "user", content: [{ type: "input_audio" }] }] }, /messages\[0\]\.content\[0\] has the type input_audio; only text and image_url/);
+});
+
+test("images are parts of a message, and are named where they are none", async () => {
+  const model = fakeModel(["."]);
+  const content = [{ type: "image_url", image_url: { url: "data:image/png;base64,AAAA", detail: "low" } }, { type: "text", text: "a" }];
+  await createChatCompletion(model, { messages: [{ role: "user", content }] });
+  assert.deepEqual(model.asked[0].messages, [{ role: "user", content }]);
+  await assert.rejects(createChatCompletion(fakeModel([]), { messages: [{ role: "user", content: [content[1], { type: "image_url" }] }] }), {
+    code: "option", param: "messages[0].content[1].image_url.url", message: /image_url\.url is missing, expected an address/,
+  });
 });
 
 test("values out of range are errors that name the field, before the model is asked", async () => {

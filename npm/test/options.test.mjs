@@ -26,7 +26,7 @@ function declared(type) {
 
 const TYPES = {
   "configure": "ConfigureOptions", "Model.inspect": "InspectOptions", "Model.prefetch": "PrefetchOptions", "Model.remove": "RemoveOptions",
-  "Model.load": "LoadOptions", "Model.builtin": "LoadOptions", "adapter": "AdapterOptions", "generate": "GenerateOptions", "chat": "ChatOptions",
+  "Model.load": "LoadOptions", "Model.builtin": "LoadOptions", "adapter": "AdapterOptions", "vision": "VisionOptions", "generate": "GenerateOptions", "chat": "ChatOptions",
   "Model.engine": "EngineOptions", "Engine.generate": "EngineGenerateOptions", "Engine.chat": "EngineChatOptions",
   "saveSession": "SaveSessionOptions", "tokenize": "TokenizeOptions", "Embedder.load": "EmbedderOptions", "embed": "EmbedOptions", "Embedder.tokenize": "PromptOptions",
   "Reranker.load": "RerankerOptions", "rerank": "RerankOptions", "Index.create": "IndexOptions", "Index.load": "LoadIndexOptions",
@@ -83,6 +83,7 @@ test("every call refuses what it does not know, before it starts anything", asyn
     "Model.prefetch": () => Model.prefetch("model.gguf", unknown),
     "Model.remove": () => Model.remove("model.gguf", unknown),
     "adapter": () => Model.builtin({ adapter: { source: "lora.gguf", ...unknown } }),
+    "vision": () => Model.load("model.gguf", { vision: unknown }),
     "generate": () => bare(Model).generate("a", unknown),
     "chat": () => bare(Model).chat([], unknown),
     "Model.engine": () => bare(Model).engine(unknown),

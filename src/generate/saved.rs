@@ -64,7 +64,7 @@ impl Session {
     }
 
     /// Refuses a sequence with images, whose rows a file does not hold.
-    fn check_savable(&self) -> Result<(), Error> {
+    pub(crate) fn check_savable(&self) -> Result<(), Error> {
         match self.sequence.images().is_empty() {
             true => Ok(()),
             false => Err(Error::Unsupported {

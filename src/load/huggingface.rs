@@ -9,6 +9,7 @@ use super::refused::parse_safetensors;
 use super::shards;
 use super::tensor_index::{FileLayout, TensorIndex, check_type};
 use super::unread::{self, MTP};
+use super::vision::PREPROCESSORS;
 use super::{ChatSource, ModelHeader, ModelShape, encoder, late, llm_reranker, mxfp4, token_heads};
 use super::{FileBytes, ModelFile};
 use crate::error::Error;
@@ -88,6 +89,9 @@ pub(super) struct FolderTexts {
     pub sentence_config: Option<Vec<u8>>,
     pub prompts: Option<Vec<u8>>,
     pub metadata: Option<Vec<u8>>,
+    /// Those of [`PREPROCESSORS`](super::vision::PREPROCESSORS).
+    pub preprocessor: Option<Vec<u8>>,
+    pub processor: Option<Vec<u8>>,
     /// Why a file of [`TokenHeads`](super::TokenHeads) is not read.
     pub unread_head: Option<String>,
 }
@@ -114,6 +118,8 @@ impl FolderTexts {
             SENTENCE_CONFIG => &mut self.sentence_config,
             PROMPTS => &mut self.prompts,
             METADATA => &mut self.metadata,
+            _ if name == PREPROCESSORS[0] => &mut self.preprocessor,
+            _ if name == PREPROCESSORS[1] => &mut self.processor,
             _ => return None,
         })
     }

@@ -1,14 +1,14 @@
 //! Loads models incrementally from arriving bytes, as over a network.
 
 use super::tensor_index::NeededRange;
-use super::{FileName, Head, HeaderReader, ModelHeader, WeightUploader};
+use super::{FileName, Head, HeaderReader, ModelHeader, VisionFile, WeightUploader};
 use crate::device::Device;
 use crate::error::Error;
 use crate::platform::MaybeSend;
 
 /// Uploads a model's files to a device as their bytes arrive, buffering only headers and one row. `T` is a
-/// [`Model`](crate::Model), an [`Embedder`](crate::Embedder) or a [`Reranker`](crate::Reranker); each creates its
-/// loader with `loader`.
+/// [`Model`](crate::Model), an [`Embedder`](crate::Embedder), a [`Reranker`](crate::Reranker) or a
+/// [`VisionEncoder`](crate::VisionEncoder); each creates its loader with `loader`.
 ///
 /// The files are one GGUF file, all shards of one in order, or a Hugging Face folder's. Push the bytes that
 /// [`Loader::wanted`] asks for until it returns `None`, then call `finish`.
@@ -20,11 +20,11 @@ pub struct Loader<T> {
     in_flight_bytes: u64,
 }
 
-/// Declares the model from its header and the numbers of its weight files.
+/// Declares the model from its headers, with the heads of its weight files.
 #[cfg(not(target_arch = "wasm32"))]
-type Declare<T> = Box<dyn FnOnce(&Device, ModelHeader, &[usize]) -> Result<(T, WeightUploader), Error> + Send>;
+type Declare<T> = Box<dyn FnOnce(&Device, HeaderReader) -> Result<(T, WeightUploader, Vec<Head>), Error> + Send>;
 #[cfg(target_arch = "wasm32")]
-type Declare<T> = Box<dyn FnOnce(&Device, ModelHeader, &[usize]) -> Result<(T, WeightUploader), Error>>;
+type Declare<T> = Box<dyn FnOnce(&Device, HeaderReader) -> Result<(T, WeightUploader, Vec<Head>), Error>>;
 
 enum LoadStage<T> {
     Header(Box<HeaderReader>, Declare<T>),
@@ -49,7 +49,29 @@ impl<T> Loader<T> {
         files: Vec<FileName>,
         declare: impl FnOnce(&Device, ModelHeader, &[usize]) -> Result<(T, WeightUploader), Error> + MaybeSend + 'static,
     ) -> Result<Loader<T>, Error> {
+        let declare = move |device: &Device, reader: HeaderReader| {
+            let (header, heads) = reader.finish()?;
+            let numbers: Vec<usize> = heads.iter().map(|head| head.file).collect();
+            declare(device, header, &numbers).map(|(declared, feed)| (declared, feed, heads))
+        };
         let stage = LoadStage::Header(Box::new(HeaderReader::new(files.clone())?), Box::new(declare));
+        Ok(Loader { device: device.clone(), files, stage, in_flight_bytes: 0 })
+    }
+
+    /// A loader of a vision encoder's files.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there are no files, or several GGUF files.
+    pub(crate) fn of_vision(
+        device: &Device,
+        files: Vec<FileName>,
+        declare: impl FnOnce(&Device, VisionFile) -> Result<(T, WeightUploader), Error> + MaybeSend + 'static,
+    ) -> Result<Loader<T>, Error> {
+        let declare = move |device: &Device, reader: HeaderReader| {
+            let (file, heads) = reader.finish_vision()?;
+            declare(device, file).map(|(declared, feed)| (declared, feed, heads))
+        };
+        let stage = LoadStage::Header(Box::new(HeaderReader::of_vision(files.clone())?), Box::new(declare));
         Ok(Loader { device: device.clone(), files, stage, in_flight_bytes: 0 })
     }
 
@@ -192,9 +214,7 @@ impl<T> Loader<T> {
         let LoadStage::Header(reader, declare) = std::mem::replace(&mut self.stage, LoadStage::Failed) else {
             return Ok(());
         };
-        let (header, heads) = reader.finish()?;
-        let numbers: Vec<usize> = heads.iter().map(|head| head.file).collect();
-        let (declared, feed) = declare(&self.device, header, &numbers)?;
+        let (declared, feed, heads) = declare(&self.device, *reader)?;
         let mut weights = WeightUpload { declared, feed, heads };
         for file in 0..weights.heads.len() {
             let head = std::mem::take(&mut weights.heads[file].bytes);

@@ -2,6 +2,7 @@
 
 use super::gguf::{self, ConfigData};
 use super::huggingface::{self, FolderTexts};
+use super::vision::{VisionFile, VisionHeader};
 use super::{ModelHeader, Outline};
 use crate::error::Error;
 use crate::formats::gguf::Gguf;
@@ -63,6 +64,13 @@ enum Headers {
     Folder { texts: Box<FolderTexts>, headers: Vec<Safetensors> },
 }
 
+/// Whose headers are read.
+enum Wanted {
+    Model,
+    /// A vision encoder, known once all headers are read.
+    Vision(Option<Box<VisionHeader>>),
+}
+
 /// Reads the headers of a model: one GGUF file, all shards of one in order, or a Hugging Face folder. Push the bytes
 /// that [`HeaderReader::wanted`] asks for until it returns `None`.
 pub struct HeaderReader {
@@ -71,6 +79,7 @@ pub struct HeaderReader {
     weight_parts: Vec<usize>,
     stage: HeaderStage,
     headers: Headers,
+    of: Wanted,
     /// The folder's name.
     folder: String,
     /// Minimum size of the current header: parsing waits for that many bytes.
@@ -93,14 +102,30 @@ impl HeaderReader {
             files.into_iter().map(|file| FetchedPart { file, bytes: Vec::new(), is_whole: false }).collect();
         let mut reader = if is_folder {
             let headers = Headers::Folder { texts: Box::default(), headers: Vec::new() };
-            HeaderReader { parts, weight_parts: Vec::new(), stage: HeaderStage::Texts(0), headers, folder, needed: 0 }
+            let (weight_parts, stage) = (Vec::new(), HeaderStage::Texts(0));
+            HeaderReader { parts, weight_parts, stage, headers, of: Wanted::Model, folder, needed: 0 }
         } else {
-            let weight_parts = (0..parts.len()).collect();
+            let (weight_parts, stage) = ((0..parts.len()).collect(), HeaderStage::Headers);
             let headers = Headers::Gguf(Vec::new());
-            HeaderReader { parts, weight_parts, stage: HeaderStage::Headers, headers, folder, needed: 0 }
+            HeaderReader { parts, weight_parts, stage, headers, of: Wanted::Model, folder, needed: 0 }
         };
         reader.skip_unread_texts()?;
         Ok(reader)
+    }
+
+    /// A reader of a vision encoder's files: one GGUF file (`mmproj`), or the folder of a model that has one.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there are none, or several GGUF files.
+    pub(super) fn of_vision(files: Vec<FileName>) -> Result<HeaderReader, Error> {
+        let reader = HeaderReader { of: Wanted::Vision(None), ..HeaderReader::new(files)? };
+        match (&reader.headers, reader.parts.len()) {
+            (Headers::Gguf(_), n @ 2..) => {
+                let (expected, found) = ("one GGUF file of a vision encoder (mmproj)".into(), format!("{n} files"));
+                Err(Error::Config { field: "files".into(), expected, found })
+            }
+            _ => Ok(reader),
+        }
     }
 
     /// Sets the folder's name, which becomes the name of a Hugging Face model (default `model`).
@@ -223,9 +248,23 @@ impl HeaderReader {
                 huggingface::header(&self.folder, &texts, &weights)?
             }
         };
-        let parts = &mut self.parts;
+        Ok((header, Self::heads(&self.weight_parts, &mut self.parts)))
+    }
+
+    /// The vision encoder without its files, and the heads of its weight files in the tensor index's order.
+    ///
+    /// # Errors
+    /// As [`HeaderReader::finish`].
+    pub(super) fn finish_vision(mut self) -> Result<(VisionFile, Vec<Head>), Error> {
+        let (HeaderStage::Ready { config_data }, Wanted::Vision(Some(header))) = (&self.stage, self.of) else {
+            return Err(missing("header"));
+        };
+        Ok((header.with_data(config_data)?, Self::heads(&self.weight_parts, &mut self.parts)))
+    }
+
+    fn heads(weight_parts: &[usize], parts: &mut [FetchedPart]) -> Vec<Head> {
         let head = |&file: &usize| Head { file, bytes: std::mem::take(&mut parts[file].bytes) };
-        Ok((header, self.weight_parts.iter().map(head).collect()))
+        weight_parts.iter().map(head).collect()
     }
 
     /// The weight file of the current header.
@@ -292,16 +331,34 @@ impl HeaderReader {
         let more = (bytes.len() as u64 / 4 * 5).min(MAX_HEADER_BYTES);
         self.needed = needed.map_or(0, |needed| needed.max(more));
         if self.part_in_progress().is_none() {
-            self.stage = match &self.headers {
-                Headers::Gguf(shards) => {
-                    let left = gguf::config_tensors(shards).map(|(shard, tensor)| (shard, tensor.clone())).collect();
-                    HeaderStage::ConfigData { left, data: Vec::new(), read: ConfigData::default() }
-                }
-                Headers::Folder { .. } => HeaderStage::Ready { config_data: ConfigData::default() },
-            };
+            let left = self.config_tensors()?;
+            self.stage = HeaderStage::ConfigData { left, data: Vec::new(), read: ConfigData::default() };
             self.take_config_data()?;
         }
         Ok(())
+    }
+
+    /// Tensors whose data the header includes, with the numbers of their files.
+    fn config_tensors(&mut self) -> Result<Vec<(usize, TensorInfo)>, Error> {
+        let first = self.weight_parts.first().map_or("model", |&part| self.parts[part].file.name.as_str());
+        let header = match (&self.of, &self.headers) {
+            (Wanted::Model, Headers::Gguf(shards)) => {
+                let found = gguf::config_tensors(shards);
+                return Ok(found.map(|(shard, tensor)| (shard, tensor.clone())).collect());
+            }
+            (Wanted::Model, Headers::Folder { .. }) => return Ok(Vec::new()),
+            (Wanted::Vision(_), Headers::Gguf(shards)) => match shards.first() {
+                Some(gguf) => VisionHeader::of_gguf(gguf).map_err(|e| e.in_file(first))?,
+                None => return Err(missing("files")),
+            },
+            (Wanted::Vision(_), Headers::Folder { texts, headers }) => {
+                let names = self.weight_parts.iter().map(|&part| self.parts[part].file.name.as_str());
+                VisionHeader::of_folder(texts, names.zip(headers))?
+            }
+        };
+        let data = header.data().cloned().collect();
+        self.of = Wanted::Vision(Some(Box::new(header)));
+        Ok(data)
     }
 
     /// Takes the next configuration tensor from the bytes at hand: it usually follows the header.

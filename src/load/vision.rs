@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::gguf::ConfigData;
 use super::huggingface::{self, CONFIG, FolderTexts};
 use super::keys::{Key, KeySource, Keys};
 use super::refused::{parse_gguf, parse_safetensors};
@@ -22,6 +23,7 @@ use crate::error::Error;
 use crate::formats::TensorInfo;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::gguf::Gguf;
+use crate::formats::safetensors::Safetensors;
 use crate::kernels::{Gelu, RopeConfig, RopeScaling, RopeStyle};
 use crate::model::{Attention, Between, Block, FeedForward, Join, MAX_LAYERS, ModelConfig, NormKind, VisionConfig};
 use crate::picture::positions::Interpolation;
@@ -34,7 +36,8 @@ pub(crate) const PREPROCESSORS: [&str; 2] = ["preprocessor_config.json", "proces
 pub(super) const CLIP: &str = "clip";
 /// The encoder's part of `config.json`.
 const VISION_CONFIG: &str = "vision_config";
-const POSITIONS: &str = "position_embd.weight";
+/// Tensors that the host reads: learned positions, and biases and inverse deviations of means of patches.
+const HOST_TENSORS: [&str; 3] = ["position_embd.weight", "std_bias.weight", "std_scale.weight"];
 const HEADS: Key = Key("attention.head_count", "num_heads|num_attention_heads");
 const LAYERS: Key = Key("block_count", "depth|num_hidden_layers");
 
@@ -145,7 +148,7 @@ impl VisionFile {
         }
         let open = || {
             let file = FileBytes::map(path)?;
-            VisionFile::of_gguf(&parse_gguf(&file)?, file)
+            VisionHeader::of_gguf(&parse_gguf(&file)?)?.of_files(vec![file])
         };
         open().map_err(|e| e.in_file(path))
     }
@@ -185,33 +188,72 @@ impl VisionFile {
 
     fn of_folder(path: &Path) -> Result<VisionFile, Error> {
         let folder = folder_of(path);
-        let read = |name: &str| {
-            let path = folder.join(name);
-            if path.exists() { huggingface::read(&path).map(Some) } else { Ok(None) }
-        };
-        let in_file = |name: &'static str| move |error: Error| error.in_file(folder.join(name));
         let mut texts = FolderTexts::default();
-        for name in [CONFIG, huggingface::INDEX] {
-            if let Some(slot) = texts.slot(name) {
-                *slot = read(name)?;
+        for name in [CONFIG, huggingface::INDEX].into_iter().chain(PREPROCESSORS) {
+            let path = folder.join(name);
+            if let Some(slot) = texts.slot(name)
+                && path.exists()
+            {
+                *slot = Some(huggingface::read(&path)?);
             }
         }
-        let bytes = texts.config.as_ref().ok_or_else(|| huggingface::missing(CONFIG).in_file(folder))?;
+        let mut header = VisionHeader::of_texts(&texts).map_err(|e| e.in_folder(folder))?;
+        let mut files = Vec::new();
+        for (i, name) in huggingface::weight_files(&texts, None)?.iter().enumerate() {
+            let path = folder.join(name);
+            let file = FileBytes::map(&path)?;
+            let tensors = parse_safetensors(&file).map_err(|e| e.in_file(&path))?;
+            header.add(i, &tensors).map_err(|e| e.in_file(&path))?;
+            files.push(file);
+        }
+        header.located().and_then(|header| header.of_files(files)).map_err(|e| e.in_file(folder))
+    }
+}
+
+/// A vision encoder's properties from its files' headers: everything except the weights.
+pub(super) struct VisionHeader {
+    family: &'static VisionFamily,
+    config: VisionConfig,
+    places: PatchPlaces,
+    preprocess: Preprocess,
+    tensor_index: TensorIndex,
+    /// Tensors of [`HOST_TENSORS`] that it has, with the numbers of their files.
+    of_host: [Option<(usize, TensorInfo)>; 3],
+}
+
+impl VisionHeader {
+    /// That of a folder with these weight files.
+    ///
+    /// # Errors
+    /// [`Error::InFile`] naming the file and its invalid part.
+    pub fn of_folder<'a>(
+        texts: &FolderTexts,
+        weights: impl Iterator<Item = (&'a str, &'a Safetensors)>,
+    ) -> Result<VisionHeader, Error> {
+        let mut header = VisionHeader::of_texts(texts)?;
+        for (i, (name, tensors)) in weights.enumerate() {
+            header.add(i, tensors).map_err(|e| e.in_file(name))?;
+        }
+        header.located()
+    }
+
+    /// That of a folder without its tensors.
+    fn of_texts(texts: &FolderTexts) -> Result<VisionHeader, Error> {
+        let in_file = |name: &'static str| move |error: Error| error.in_file(name);
+        let bytes = texts.config.as_ref().ok_or_else(|| huggingface::missing(CONFIG))?;
         let json = ConfigJson::parse(bytes).map_err(in_file(CONFIG))?;
         let whole = json.clone().into_value();
         let [usual, other] = PREPROCESSORS;
-        let parsed = |name: &'static str| -> Result<_, Error> {
-            let Some(bytes) = read(name)? else { return Ok(None) };
-            Ok(Some((ConfigJson::parse(&bytes).map_err(in_file(name))?.into_value(), name)))
-        };
-        let preprocessor = match parsed(usual)? {
-            None => parsed(other)?,
-            found => found,
+        let found = [(&texts.preprocessor, usual), (&texts.processor, other)];
+        let found = found.into_iter().find_map(|(bytes, name)| Some((bytes.as_ref()?, name)));
+        let preprocessor = match found {
+            Some((bytes, name)) => Some((ConfigJson::parse(bytes).map_err(in_file(name))?.into_value(), name)),
+            None => None,
         };
         let model_type = json.get_str("model_type").map_err(in_file(CONFIG))?.unwrap_or("missing").to_owned();
         let family = Family::of_json(preprocessor.as_ref().map_or(&Value::Null, |(json, _)| json), &whole);
         let names = || encoders_of(FAMILIES.iter().flat_map(|known| known.family.model_types()).copied());
-        let refused = || unsupported("config.json", "model_type", &model_type, names()).in_file(folder);
+        let refused = || unsupported("config.json", "model_type", &model_type, names());
         let family = VisionFamily::of(family).ok_or_else(refused)?;
         let row_dim = json.get_u32("text_config.hidden_size").map_err(in_file(CONFIG))?;
         let json = json.required_part(VISION_CONFIG, &PROJECTOR_KEYS).map_err(in_file(CONFIG))?;
@@ -219,28 +261,32 @@ impl VisionFile {
         let keys = Keys::new(KeySource::Json(&json), &model_type, false);
         let (config, places) = (family.describe)(&keys).and_then(checked).map_err(in_file(CONFIG))?;
         keys.check_read().map_err(in_file(CONFIG))?;
-        let (preprocessor, name) = preprocessor.ok_or_else(|| huggingface::missing(usual).in_file(folder))?;
+        let (preprocessor, name) = preprocessor.ok_or_else(|| huggingface::missing(usual))?;
         let preprocess = Preprocess::from_json(family.family, &preprocessor, &whole).map_err(in_file(name))?;
-        let (mut tensor_index, mut files) = (TensorIndex::default(), Vec::new());
-        for (i, name) in huggingface::weight_files(&texts, None)?.iter().enumerate() {
-            let path = folder.join(name);
-            let file = FileBytes::map(&path)?;
-            for tensor in &parse_safetensors(&file).map_err(|e| e.in_file(&path))?.tensors {
-                if let Some(name) = family.name(&tensor.name, &config) {
-                    check_type("safetensors", tensor).map_err(|e| e.in_file(&path))?;
-                    let stored = match tensor.shape.len() {
-                        5 => FileLayout::SummedFrames,
-                        _ => (family.stored)(&name, &config, FileKind::Folder),
-                    };
-                    tensor_index.insert(name, i, with_rank(tensor, stored), stored);
-                }
-            }
-            files.push(file);
-        }
-        VisionFile::of_tensors((config, places), preprocess, tensor_index, files).map_err(|e| e.in_file(folder))
+        let (tensor_index, of_host) = (TensorIndex::default(), [const { None }; 3]);
+        Ok(VisionHeader { family, config, places, preprocess, tensor_index, of_host })
     }
 
-    fn of_gguf(gguf: &Gguf, file: FileBytes) -> Result<VisionFile, Error> {
+    /// Adds the encoder's tensors in a folder's weight file of this number.
+    fn add(&mut self, file: usize, weights: &Safetensors) -> Result<(), Error> {
+        for tensor in &weights.tensors {
+            if let Some(name) = self.family.name(&tensor.name, &self.config) {
+                check_type("safetensors", tensor)?;
+                let stored = match tensor.shape.len() {
+                    5 => FileLayout::SummedFrames,
+                    _ => (self.family.stored)(&name, &self.config, FileKind::Folder),
+                };
+                self.tensor_index.insert(name, file, with_rank(tensor, stored), stored);
+            }
+        }
+        Ok(())
+    }
+
+    /// That of a GGUF file.
+    ///
+    /// # Errors
+    /// [`Error::Config`] or [`Error::Unsupported`] naming the key.
+    pub fn of_gguf(gguf: &Gguf) -> Result<VisionHeader, Error> {
         let metadata = &gguf.metadata;
         let found = metadata.get_str("general.architecture")?.unwrap_or("missing");
         if found != CLIP {
@@ -277,33 +323,69 @@ impl VisionFile {
             }
         };
         let preprocess = Preprocess::from_gguf(family.family, &found)?;
-        VisionFile::of_tensors((config, places), preprocess, tensor_index, vec![file])
+        let of_host = [const { None }; 3];
+        VisionHeader { family, config, places, preprocess, tensor_index, of_host }.located()
     }
 
-    fn of_tensors(
-        (config, places): (VisionConfig, PatchPlaces),
-        preprocess: Preprocess,
-        mut tensor_index: TensorIndex,
-        files: Vec<FileBytes>,
-    ) -> Result<VisionFile, Error> {
-        if preprocess.merge * preprocess.merge != config.projector.n_patches {
-            let (field, found) = ("spatial_merge_size".into(), preprocess.merge.to_string());
-            let expected = format!("{}, as in the encoder's part", config.projector.n_patches.isqrt());
+    /// Locates the tensors for the host.
+    fn located(mut self) -> Result<VisionHeader, Error> {
+        let VisionConfig { projector, has_positions, .. } = self.config;
+        if self.preprocess.merge * self.preprocess.merge != projector.n_patches {
+            let (field, found) = ("spatial_merge_size".into(), self.preprocess.merge.to_string());
+            let expected = format!("{}, as in the encoder's part", projector.n_patches.isqrt());
             return Err(Error::Config { field, expected, found });
         }
-        let positions = match tensor_index.remove(POSITIONS) {
-            Some((file, tensor)) if config.has_positions => positions(&config, &tensor, &files[file])?,
-            None if config.has_positions => return Err(huggingface::missing(POSITIONS)),
-            _ => Vec::new(),
-        };
-        let mut standard = [Vec::new(), Vec::new()];
-        if matches!(config.projector.join, Join::Averaged { standardised: true, .. }) {
-            for (values, name) in standard.iter_mut().zip(["std_bias", "std_scale"]) {
-                *values = vector(&mut tensor_index, name, config.encoder.dim, &files)?;
+        let is_standardised = matches!(projector.join, Join::Averaged { standardised: true, .. });
+        let wanted = [has_positions, is_standardised, is_standardised];
+        for ((name, slot), is_wanted) in HOST_TENSORS.iter().zip(&mut self.of_host).zip(wanted) {
+            let found = self.tensor_index.remove(name).filter(|_| is_wanted);
+            if found.is_none() && is_wanted {
+                return Err(huggingface::missing(name));
+            }
+            *slot = found;
+        }
+        let [positions, standard @ ..] = &self.of_host;
+        if let Some((_, tensor)) = positions {
+            check_positions(&self.config, tensor)?;
+        }
+        for (_, tensor) in standard.iter().flatten() {
+            if tensor.shape != [u64::from(self.config.encoder.dim)] {
+                return Err(wrong_shape(tensor, &format!("[{}]", self.config.encoder.dim)));
             }
         }
-        check_bounds(&mut tensor_index, &files)?;
-        Ok(VisionFile { config, preprocess, places, positions, standard, tensor_index, files })
+        Ok(self)
+    }
+
+    /// The tensors whose data the header includes, with the numbers of their files.
+    pub fn data(&self) -> impl Iterator<Item = &(usize, TensorInfo)> {
+        self.of_host.iter().flatten()
+    }
+
+    /// The encoder with complete files.
+    fn of_files(self, files: Vec<FileBytes>) -> Result<VisionFile, Error> {
+        let bytes =
+            |(file, tensor): &(usize, TensorInfo)| Ok((tensor.name.clone(), tensor.bytes(&files[*file])?.to_vec()));
+        let data = self.data().map(bytes).collect::<Result<ConfigData, Error>>()?;
+        Ok(VisionFile { files, ..self.with_data(&data)? })
+    }
+
+    /// The encoder without its files. `data`: of the tensors of [`VisionHeader::data`], by name.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for their storage type.
+    pub fn with_data(self, data: &ConfigData) -> Result<VisionFile, Error> {
+        let values = |tensor: &Option<(usize, TensorInfo)>| match tensor {
+            Some((_, tensor)) => {
+                let found = data.iter().find(|(name, _)| *name == tensor.name);
+                floats(tensor, found.map_or(&[][..], |(_, data)| data))
+            }
+            None => Ok(Vec::new()),
+        };
+        let [positions, bias, scale] = &self.of_host;
+        let shape = positions.as_ref().map_or(&[][..], |(_, tensor)| &tensor.shape);
+        let (positions, standard) = (by_axis(values(positions)?, shape), [values(bias)?, values(scale)?]);
+        let VisionHeader { config, places, preprocess, tensor_index, .. } = self;
+        Ok(VisionFile { config, preprocess, places, positions, standard, tensor_index, files: Vec::new() })
     }
 }
 
@@ -331,39 +413,34 @@ fn mmproj_files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
-/// The learned positions, which the host interpolates.
-fn positions(config: &VisionConfig, tensor: &TensorInfo, file: &FileBytes) -> Result<Vec<f32>, Error> {
+/// Refuses learned positions of another shape.
+fn check_positions(config: &VisionConfig, tensor: &TensorInfo) -> Result<(), Error> {
     /// Far above every published model.
     const MAX: u64 = 1 << 20;
     let dim = u64::from(config.encoder.dim);
     match tensor.shape[..] {
-        [rows, cols] if cols == dim && rows <= MAX => floats(tensor, tensor.bytes(file)?),
-        // Tables of columns and rows.
-        [2, n, cols] if cols == dim && n <= MAX => floats(tensor, tensor.bytes(file)?),
-        // The same, interleaved.
-        [n, 2, cols] if cols == dim && n <= MAX => {
-            let values = floats(tensor, tensor.bytes(file)?)?;
-            let table = |axis| values.chunks_exact(dim as usize).skip(axis).step_by(2).flatten();
-            Ok(table(0).chain(table(1)).copied().collect())
-        }
-        _ => Err(Error::Config {
-            field: tensor.name.escape_debug().to_string(),
-            expected: format!("a tensor of shape [positions, {}]", config.encoder.dim),
-            found: format!("one of shape {:?}", tensor.shape),
-        }),
+        // A table for each axis, or both interleaved.
+        [n, columns] | [2, n, columns] | [n, 2, columns] if columns == dim && n <= MAX => Ok(()),
+        _ => Err(wrong_shape(tensor, &format!("[positions, {dim}]"))),
     }
 }
 
-/// Takes a vector of this length out of the index.
-fn vector(tensor_index: &mut TensorIndex, name: &str, len: u32, files: &[FileBytes]) -> Result<Vec<f32>, Error> {
-    let (file, tensor) = tensor_index.remove(&format!("{name}.weight")).ok_or_else(|| huggingface::missing(name))?;
-    match tensor.shape[..] {
-        [n] if n == u64::from(len) => floats(&tensor, tensor.bytes(&files[file])?),
-        _ => Err(Error::Config {
-            field: tensor.name.escape_debug().to_string(),
-            expected: format!("a tensor of shape [{len}]"),
-            found: format!("one of shape {:?}", tensor.shape),
-        }),
+fn wrong_shape(tensor: &TensorInfo, expected: &str) -> Error {
+    Error::Config {
+        field: tensor.name.escape_debug().to_string(),
+        expected: format!("a tensor of shape {expected}"),
+        found: format!("one of shape {:?}", tensor.shape),
+    }
+}
+
+/// Positions of this shape with the tables of two axes one after the other.
+fn by_axis(values: Vec<f32>, shape: &[u64]) -> Vec<f32> {
+    match *shape {
+        [n, 2, columns] if n != 2 => {
+            let table = |axis| values.chunks_exact(columns as usize).skip(axis).step_by(2).flatten();
+            table(0).chain(table(1)).copied().collect()
+        }
+        _ => values,
     }
 }
 
@@ -375,37 +452,6 @@ fn with_rank(tensor: &TensorInfo, stored: FileLayout) -> TensorInfo {
         (shape, _) => shape.to_vec(),
     };
     TensorInfo { shape, ..tensor.clone() }
-}
-
-/// Products with one input have one pair of bounds for it: those of queries, keys and values, and of gates and ups.
-fn check_bounds(tensor_index: &mut TensorIndex, files: &[FileBytes]) -> Result<(), Error> {
-    let firsts = [("attn_k", "attn_q"), ("attn_v", "attn_q"), ("ffn_up", "ffn_gate")];
-    let of_input = |name: &str| name.ends_with(".input_min") || name.ends_with(".input_max");
-    let names: Vec<String> =
-        tensor_index.entries().map(|(name, ..)| name.to_owned()).filter(|name| of_input(name)).collect();
-    for name in names {
-        let Some((first, end)) = firsts.iter().find_map(|(further, first)| {
-            let (layer, end) = name.split_once(&format!(".{further}."))?;
-            Some((format!("{layer}.{first}.{end}"), end))
-        }) else {
-            continue;
-        };
-        let Some((file, own)) = tensor_index.remove(&name) else { continue };
-        let of_first = tensor_index.find(&first).map(|(file, tensor)| (file, tensor.clone()));
-        let value = |(file, tensor): (usize, &TensorInfo)| floats(tensor, tensor.bytes(&files[file])?);
-        let (expected, found) = match &of_first {
-            Some((of, tensor)) => (value((*of, tensor))?, value((file, &own))?),
-            None => return Err(huggingface::missing(&first)),
-        };
-        if expected != found {
-            return Err(Error::Config {
-                field: own.name.escape_debug().to_string(),
-                expected: format!("{expected:?}, the {end} of the first product of the same input"),
-                found: format!("{found:?}"),
-            });
-        }
-    }
-    Ok(())
 }
 
 fn checked((config, places): (VisionConfig, PatchPlaces)) -> Result<(VisionConfig, PatchPlaces), Error> {

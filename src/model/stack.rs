@@ -118,8 +118,8 @@ pub struct Stack {
 /// Bounds of a product's inputs and outputs: Gemma 4's vision encoder. Only batch-invariant products apply them.
 #[derive(Clone, Debug)]
 struct Bounds {
-    /// Low and high of the input, the same for all matrices, `[2]`.
-    input: Joined,
+    /// Low and high of each matrix's input, `[2]`.
+    inputs: Vec<Joined>,
     /// Low and high of each matrix's outputs, `[2 G]`.
     outputs: Joined,
     /// Rows of each matrix.
@@ -196,18 +196,16 @@ impl Joined {
 
 impl Bounds {
     fn declare(source: &dyn WeightSource, prefix: &str, names: &[(&str, u32)]) -> Result<Option<Bounds>, Error> {
-        let ends = |kind: &str, names: &[(&str, u32)]| {
-            let ends =
-                names.iter().flat_map(|(name, _)| ["min", "max"].map(|end| format!("{prefix}{name}.{kind}_{end}")));
-            ends.map(|name| (name, 1)).collect::<Vec<_>>()
-        };
-        let has_any = ends("input", names).iter().any(|(name, _)| source.describe(name).is_some());
-        if !has_any {
+        let ends = |kind: &str, name: &str| ["min", "max"].map(|end| (format!("{prefix}{name}.{kind}_{end}"), 1));
+        let mut of_inputs = names.iter().flat_map(|(name, _)| ends("input", name));
+        if !of_inputs.any(|(name, _)| source.describe(&name).is_some()) {
             return Ok(None);
         }
+        let inputs = names.iter().map(|(name, _)| Joined::declare(source, ends("input", name).into()));
+        let outputs = names.iter().flat_map(|(name, _)| ends("output", name)).collect();
         Ok(Some(Bounds {
-            input: Joined::declare(source, ends("input", names.get(..1).unwrap_or_default()))?,
-            outputs: Joined::declare(source, ends("output", names))?,
+            inputs: inputs.collect::<Result<_, _>>()?,
+            outputs: Joined::declare(source, outputs)?,
             widths: names.iter().map(|(_, rows)| *rows).collect(),
         }))
     }
@@ -223,12 +221,13 @@ impl Stack {
         names: &[(&str, u32)],
         cols: u32,
     ) -> Result<Stack, Error> {
+        let bounds = Bounds::declare(source, prefix, names)?;
         let mut groups: Vec<(WeightType, Vec<(String, u32)>)> = Vec::new();
         for &(name, rows) in names {
             let member = (format!("{prefix}{name}.weight"), rows);
             let found = describe(source, &member.0, &[rows, cols])?;
             match groups.last_mut() {
-                Some((weight, members)) if *weight == found.weight => members.push(member),
+                Some((weight, members)) if *weight == found.weight && bounds.is_none() => members.push(member),
                 _ => groups.push((found.weight, vec![member])),
             }
         }
@@ -244,7 +243,7 @@ impl Stack {
         Ok(Stack {
             parts,
             bias,
-            bounds: Bounds::declare(source, prefix, names)?,
+            bounds,
             #[cfg(feature = "lora")]
             addends: None,
         })
@@ -326,12 +325,12 @@ impl Stack {
             return Err(Error::Operand { kernel, operand, expected, found: "a sum or an activation".into() });
         }
         let x = input.rows(rec)?;
-        let within = rec.temporary("within", x.shape())?;
-        clip(rec, &bounds.input.tensor, &x.shape()[1..], &x, &within)?;
         let beyond = rec.temporary("beyond", y.shape())?;
-        let input = &mut Input::new(&within);
-        self.matrices()
-            .try_for_each(|(w, y_start)| matmul_input(rec, &Linear { y_start, ..self.tiled(w) }, input, &beyond))?;
+        for ((w, y_start), of_input) in self.matrices().zip(&bounds.inputs) {
+            let within = rec.temporary("within", x.shape())?;
+            clip(rec, &of_input.tensor, &x.shape()[1..], &x, &within)?;
+            matmul_input(rec, &Linear { y_start, ..self.tiled(w) }, &mut Input::new(&within), &beyond)?;
+        }
         clip(rec, &bounds.outputs.tensor, &bounds.widths, &beyond, y)
     }
 
@@ -396,7 +395,8 @@ impl Stack {
     }
 
     fn joined(&self) -> impl Iterator<Item = &Joined> {
-        self.bias.iter().chain(self.bounds.iter().flat_map(|bounds| [&bounds.input, &bounds.outputs]))
+        let of_bounds = self.bounds.iter().flat_map(|bounds| bounds.inputs.iter().chain([&bounds.outputs]));
+        self.bias.iter().chain(of_bounds)
     }
 
     pub(super) fn tensor_slots(&self) -> impl Iterator<Item = (&str, TensorSlot)> {

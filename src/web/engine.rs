@@ -9,6 +9,7 @@ use wasm_bindgen_futures::{JsFuture, future_to_promise};
 use web_time::Instant;
 
 use super::model::{GenerationOutcome, JsConstraint, Model, PieceSink, guided, read_options};
+use super::vision::Pictures;
 use super::{as_js_error, from_js, plan_to_js, to_js, to_js_error};
 use crate::engine::{self, Driver, EngineOptions, Request, Stream, StreamHandle};
 use crate::error::Error;
@@ -87,10 +88,17 @@ impl Engine {
         }
     }
 
-    /// Queues a request: generates after `ids`, constrained by `guide`.
-    pub fn submit(&self, ids: Vec<u32>, options: JsValue, guide: Option<JsConstraint>) -> Result<Text, JsValue> {
+    /// Queues a request: generates after `ids`, which have these pictures, constrained by `guide`.
+    pub fn submit(
+        &self,
+        ids: Vec<u32>,
+        pictures: &Pictures,
+        options: JsValue,
+        guide: Option<JsConstraint>,
+    ) -> Result<Text, JsValue> {
         let (options, _) = read_options(options)?;
-        let stream = self.engine.submit_constrained(Request::new(ids, options), guided(guide)).map_err(to_js_error)?;
+        let request = Request { images: pictures.rows(), ..Request::new(ids, options) };
+        let stream = self.engine.submit_constrained(request, guided(guide)).map_err(to_js_error)?;
         let (handle, begun) = (stream.handle(), Instant::now());
         Ok(Text { handle, stream: RefCell::new(stream), model: self.engine.model().clone(), begun })
     }

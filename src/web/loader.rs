@@ -12,6 +12,7 @@ use super::index::Index;
 use super::model::Model;
 use super::mol;
 use super::reranker::{self, Reranker};
+use super::vision::{self, VisionEncoder};
 use super::{Device, from_js, to_js, to_js_error};
 use crate::error::Error;
 use crate::generate::LoadOptions;
@@ -29,6 +30,7 @@ enum LoaderKind {
     Reranker(load::Loader<crate::Reranker>),
     Index(IndexLoader),
     Mol(crate::Device, mol::MolUpload),
+    Vision(load::Loader<crate::VisionEncoder>),
 }
 
 /// Applies the same to any kind of loader: of model files, an index, a mixture's weights.
@@ -38,6 +40,7 @@ macro_rules! any {
             LoaderKind::Model($inner) => $of_model,
             LoaderKind::Embedder($inner) => $of_model,
             LoaderKind::Reranker($inner) => $of_model,
+            LoaderKind::Vision($inner) => $of_model,
             LoaderKind::Index($index) => $of_index,
             LoaderKind::Mol(_, $mol) => $of_mol,
         }
@@ -113,6 +116,13 @@ impl Loader {
         Ok(Loader(LoaderKind::Mol(device.0.clone(), mol::MolUpload::new(size.map(|size| size as u64), storage)?)))
     }
 
+    /// A loader of a [`VisionEncoder`]. `files`: `{ name, size? }[]`; `options`: `{ maxTokens? }`.
+    pub fn vision(device: &Device, files: JsValue, options: JsValue) -> Result<Loader, JsValue> {
+        let options = vision::read_options(options)?;
+        let loader = crate::VisionEncoder::loader(&device.0, read_files(files)?, options).map_err(to_js_error)?;
+        Ok(Loader(LoaderKind::Vision(loader)))
+    }
+
     /// Sets the name of the files' folder, before the first bytes are pushed.
     #[wasm_bindgen(js_name = setFolder)]
     pub fn set_folder(&mut self, name: &str) {
@@ -169,6 +179,7 @@ impl Loader {
             LoaderKind::Reranker(loader) => loader.finish().await.map(|reranker| Reranker::new(reranker).into()),
             LoaderKind::Index(loader) => loader.finish().map(|index| Index::new(index).into()),
             LoaderKind::Mol(device, loader) => loader.finish(&device).map(Into::into),
+            LoaderKind::Vision(loader) => loader.finish().await.map(|encoder| VisionEncoder::new(encoder).into()),
         }
         .map_err(to_js_error)
     }
@@ -182,6 +193,7 @@ impl Loader {
             LoaderKind::Reranker(_) => "a reranker's",
             LoaderKind::Index(_) => "an index's",
             LoaderKind::Mol(..) => "a mixture's",
+            LoaderKind::Vision(_) => "a vision encoder's",
         };
         let (expected, found) = ("a model's".into(), found.into());
         Err(to_js_error(Error::Operand { kernel: "tune", operand: "loader", expected, found }))

@@ -9,6 +9,7 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 
 use super::saving::Saving;
+use super::vision::{Pictures, VisionEncoder};
 use super::{from_js, plan_to_js, to_js, to_js_error};
 use crate::Clock;
 use crate::chat::{ChatOptions, ChatTemplate, Message};
@@ -19,6 +20,7 @@ use crate::generate::{
 };
 use crate::kernels::N_STATES;
 use crate::load::AdapterFile;
+use crate::vision::place_images;
 
 /// A model with its weights on a device.
 #[wasm_bindgen]
@@ -47,6 +49,7 @@ impl Model {
             kv_type: &'a str,
             weight_types: Vec<String>,
             chat_template: &'a str,
+            takes_images: bool,
         }
         let config = self.model.config();
         let [n_heads, n_kv_heads, _] = config.blocks.first().map_or([0; 3], |block| block.attention.heads());
@@ -67,6 +70,7 @@ impl Model {
                 Some(template) if template.unreadable().next().is_some() => "broken",
                 Some(template) => template.name(),
             },
+            takes_images: self.model.vision().is_some(),
         })
     }
 
@@ -93,13 +97,17 @@ impl Model {
 
     /// Token ids of a conversation, `{ role, content, ... }[]`, up to the start of the assistant's answer. Nothing in
     /// a message becomes a control token. `options`: [`ChatOptions`], also in the npm package, with `now` in seconds
-    /// since 1970.
+    /// since 1970. `pictures`: one for each part `{ type: "image" }` of a content.
     #[wasm_bindgen(js_name = chatTokens)]
-    pub fn chat_tokens(&self, messages: JsValue, options: JsValue) -> Result<Vec<u32>, JsValue> {
+    pub fn chat_tokens(&self, messages: JsValue, options: JsValue, pictures: &Pictures) -> Result<Vec<u32>, JsValue> {
         let messages: Vec<Message> = from_js("messages", messages)?;
         let options: Option<ChatOptions> = from_js("options", options)?;
-        let encode =
-            |template: &ChatTemplate| template.encode(self.model.tokenizer()?, &messages, &options.unwrap_or_default());
+        let encode = |template: &ChatTemplate| {
+            let tokenizer = self.model.tokenizer()?;
+            let ids = template.encode(tokenizer, &messages, &options.unwrap_or_default())?;
+            let family = self.model.vision().map(crate::VisionEncoder::family);
+            Ok(place_images(tokenizer, family, ids, pictures.images())?.0)
+        };
         self.template().and_then(encode).map_err(to_js_error)
     }
 
@@ -186,6 +194,19 @@ impl Model {
         Ok(())
     }
 
+    /// Takes pictures with this encoder, in new sessions.
+    #[wasm_bindgen(js_name = useVision)]
+    pub fn use_vision(&mut self, encoder: &VisionEncoder) -> Result<(), JsValue> {
+        self.model = self.model.clone().with_vision(encoder.inner().clone()).map_err(to_js_error)?;
+        Ok(())
+    }
+
+    /// The number of tokens that a picture of this size takes in a prompt.
+    #[wasm_bindgen(js_name = imageTokens)]
+    pub fn image_tokens(&self, width: u32, height: u32) -> Result<u32, JsValue> {
+        self.vision().and_then(|encoder| encoder.n_rows(width, height)).map_err(to_js_error)
+    }
+
     /// A new, empty session.
     pub fn session(&self) -> Result<Session, JsValue> {
         let session = self.model.session().map_err(to_js_error)?;
@@ -202,6 +223,15 @@ impl Model {
 
     pub(super) fn inner(&self) -> &crate::Model {
         &self.model
+    }
+
+    pub(super) fn vision(&self) -> Result<&crate::VisionEncoder, Error> {
+        self.model.vision().ok_or_else(|| Error::Unsupported {
+            format: "model",
+            field: "image".into(),
+            found: format!("`{}`, which was loaded without a vision encoder", self.model.name()),
+            supported: "a model that was loaded with the option `vision`".into(),
+        })
     }
 
     fn template(&self) -> Result<&ChatTemplate, Error> {
@@ -296,10 +326,12 @@ impl Session {
     /// if requested, is JSON of the token, its most likely alternatives, and the number of tokens whose text is still
     /// held: `{ tokens: { id, logprob, bytes }[], held }`. First, `on_begin(n)` gets the number of cached `ids`. When
     /// the device is lost, `on_lost(error)` resolves to the same model on another device, and the stream continues
-    /// with the same tokens.
+    /// with the same tokens. `pictures`: those in `ids`.
+    #[expect(clippy::too_many_arguments, reason = "JavaScript passes them")]
     pub async fn generate(
         &self,
         ids: &[u32],
+        pictures: &Pictures,
         options: JsValue,
         guide: Option<JsConstraint>,
         on_begin: js_sys::Function,
@@ -308,6 +340,7 @@ impl Session {
     ) -> Result<JsValue, JsValue> {
         let (options, replay) = read_options(options)?;
         let Ok(mut session) = self.session.try_borrow_mut() else { return Err(busy()) };
+        session.set_images(&pictures.rows()).map_err(to_js_error)?;
         let mut generation = session.generate_constrained_from(ids, &options, guided(guide)).map_err(to_js_error)?;
         generation.replay(replay);
         self.cancel.replace(generation.cancel_handle());
@@ -363,6 +396,7 @@ impl Session {
     /// Drops tokens that are not cached, and returns the session as a file.
     pub fn saving(&self) -> Result<Saving, JsValue> {
         let Ok(mut session) = self.session.try_borrow_mut() else { return Err(busy()) };
+        session.check_savable().map_err(to_js_error)?;
         let n_cached = session.n_cached();
         session.truncate(n_cached);
         Ok(Saving(session.saving("")))

@@ -55,7 +55,7 @@ export async function writeAnswer(question: Question, listener: Listener): Promi
   turn.steps = [];
   if (turn.mode === "story") return writeStep(question, listener, () => model.generate(turn.prompt, options));
 
-  const texts = [...question.before, turn].flatMap(({ attachments }) => attachments);
+  const texts = [...question.before, turn].flatMap(({ attachments }) => attachments.filter(({ image }) => image === undefined));
   let seen = await seenTurns(question);
   for (let round = 0; ; round += 1) {
     let result: GenerateResult;
@@ -106,13 +106,27 @@ async function writeStep({ turn }: Question, listener: Listener, generate: () =>
   return generation.result;
 }
 
+/** A prompt with its pictures, or with what stands for them if the model takes none. */
+function contentOf({ prompt, attachments }: Turn, takesImages: boolean): ChatMessage["content"] {
+  const text = promptWith(prompt, attachments);
+  const pictures = attachments.filter(({ image }) => image !== undefined);
+  if (pictures.length === 0) return text;
+  if (!takesImages) return [...pictures.map(({ name }) => `(The picture ${name}, which cannot be seen.)`), text].join("\n");
+  return [...pictures.map(({ image }) => ({ type: "image", image })), { type: "text", text }];
+}
+
+/** Tokens of a turn's pictures. */
+function pictureTokens({ attachments }: Turn): number {
+  return attachments.reduce((sum, { tokens = 0 }) => sum + tokens, 0);
+}
+
 /** The conversation as the model sees it: the system prompt, turns before, and the question with what tools have said so far. */
-function messagesOf({ turn, systemPrompt }: Question, seen: readonly Turn[]): ChatMessage[] {
+function messagesOf({ model, turn, systemPrompt }: Question, seen: readonly Turn[]): ChatMessage[] {
   const messages: ChatMessage[] = systemPrompt === "" ? [] : [{ role: "system", content: systemPrompt }];
   for (const it of [...seen, turn]) {
     // A prompt that failed before the first word is no part of the conversation.
     if (it !== turn && it.steps.every(({ thinking, text, calls }) => thinking === "" && text === "" && calls.length === 0)) continue;
-    messages.push({ role: "user", content: promptWith(it.prompt, it.attachments) });
+    messages.push({ role: "user", content: contentOf(it, model.info.takesImages) });
     for (const { thinking, text, calls } of it.steps) {
       messages.push({
         role: "assistant",
@@ -138,6 +152,7 @@ async function seenTurns({ model, before, turn, settings, systemPrompt, tools }:
   let seen = before.slice(Math.max(0, from));
   const count = async (text: string): Promise<number> => (await model.tokenize(text, { addSpecial: false })).length;
   let room = contextLength - Math.min(settings.maxTokens, contextLength >> 2) - await count(promptWith(turn.prompt, turn.attachments) + systemPrompt);
+  room -= pictureTokens(turn);
   if (tools !== "none") room -= await count(JSON.stringify(SCHEMAS));
   const sizes = new Map<Turn, number>();
   for (const it of seen) sizes.set(it, await tokensOf(model, it, count));
@@ -156,7 +171,7 @@ async function tokensOf(model: Model, turn: Turn, count: (text: string) => Promi
   const all = [promptWith(turn.prompt, turn.attachments), answerOf(turn), ...results].join("\n");
   // An answer may have grown since.
   const key = `${turn.id} ${all.length}`;
-  const tokens = known.get(key) ?? (await count(all)) + MESSAGE_TOKENS * (2 + results.length);
+  const tokens = known.get(key) ?? (await count(all)) + pictureTokens(turn) + MESSAGE_TOKENS * (2 + results.length);
   known.set(key, tokens);
   return tokens;
 }

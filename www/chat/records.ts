@@ -22,6 +22,15 @@ const Call = v.object({
 /** What the model writes in one go: an answer has a further one for each time that tools were called. */
 const Step = v.object({ thinking: text, text, calls: v.array(Call) });
 
+/** A file: a text, or a picture with the tokens that it takes. */
+const Attached = v.object({
+  name: text,
+  text,
+  /** The picture's file, as an address. */
+  image: v.optional(v.pipe(text, v.regex(/^data:image\/(png|jpeg|webp|gif);base64,/, "expected a picture as a data: address"))),
+  tokens: v.optional(v.pipe(v.number(), v.integer(), v.minValue(0))),
+});
+
 const Turn = v.object({
   id,
   /** The turn before, or `null`. */
@@ -29,7 +38,7 @@ const Turn = v.object({
   /** Whether a model without a chat template went on with the prompt. */
   mode: v.picklist(["chat", "story"]),
   prompt: text,
-  attachments: v.array(v.object({ name: text, text })),
+  attachments: v.array(Attached),
   steps: v.array(Step),
   /** How it was written: numbers for people. */
   note: text,

@@ -50,7 +50,7 @@ export class TurnView {
 
   /** Shows the turn, if it is not what is shown already. */
   show(turn: Turn): void {
-    const written = JSON.stringify(turn);
+    const written = digestOf(turn);
     this.turn = turn;
     if (written === this.shown) return;
     this.shown = written;
@@ -116,7 +116,7 @@ export class TurnView {
     if (this.steps.length === 0) this.answer.replaceChildren(emptyMessage());
     this.element.ariaBusy = "false";
     this.note.textContent = this.turn.note;
-    this.shown = JSON.stringify(this.turn);
+    this.shown = digestOf(this.turn);
   }
 
   private showPrompt(): void {
@@ -239,6 +239,11 @@ class StepView {
       this.thought.open = false;
     }
   }
+}
+
+/** All of a turn but its pictures, which never change. */
+function digestOf(turn: Turn): string {
+  return JSON.stringify(turn, (key, value: unknown) => key === "image" ? "" : value);
 }
 
 /** What buttons that say how copying went are called otherwise. */

@@ -15,13 +15,21 @@ import {
 export interface ChatCompletionMessageParam {
   role: "system" | "developer" | "user" | "assistant" | "tool" | (string & {});
   /** Optional with `tool_calls`. */
-  content?: string | { type: "text"; text: string }[] | null;
+  content?: string | ChatCompletionContentPart[] | null;
   /** Calls of an earlier reply. */
   tool_calls?: ChatCompletionToolCall[];
   /** The call that a message of the role `tool` answers. */
   tool_call_id?: string;
   name?: string;
 }
+
+/**
+ * A part of a message. Images are for models that were loaded with `vision`, at the address of a file or as `data:`
+ * address. The hint `detail` is not followed, as by the program's server: `vision.maxTokens` of the load limits images.
+ */
+export type ChatCompletionContentPart =
+  | { type: "text"; text: string }
+  | { type: "image_url"; image_url: { url: string; detail?: "auto" | "low" | "high" | null } };
 
 /** A tool that the model calls. */
 export interface ChatCompletionToolCall {
@@ -274,7 +282,7 @@ function messageOf(message: ChatCompletionMessageParam, at: number): ChatMessage
   const hasNone = (content === null || content === undefined) && calls !== undefined;
   return {
     role: role === "developer" ? "system" : role,
-    content: typeof content === "string" ? content : hasNone ? "" : joinParts(content, `${param}.content`),
+    content: typeof content === "string" ? content : hasNone ? "" : partsOf(content, `${param}.content`),
     ...defined({ tool_calls: calls, tool_call_id, name }),
   };
 }
@@ -290,14 +298,22 @@ function callOf(call: ChatCompletionToolCall, param: string): object {
   }
 }
 
-function joinParts(parts: { type: string; text?: string }[] | null | undefined, param: string): string {
-  ensureValid(Array.isArray(parts), param, parts, "a text or a list of texts");
-  return parts.map((part, at) => {
-    if (part?.type !== "text" || typeof part.text !== "string") {
-      throw unsupported(`${param}[${at}]`, `${param}[${at}] has the type ${String(part?.type)}; only text is supported`);
-    }
-    return part.text;
-  }).join("");
+/** Texts as one, or all parts if there are images. */
+function partsOf(parts: ChatCompletionContentPart[] | null | undefined, param: string): string | object[] {
+  ensureValid(Array.isArray(parts), param, parts, "a text or a list of texts and images");
+  parts.forEach((part, at) => checkPart(part, `${param}[${at}]`));
+  const texts = parts.flatMap((part) => part.type === "text" ? part.text : []);
+  return texts.length === parts.length ? texts.join("") : parts;
+}
+
+function checkPart(part: ChatCompletionContentPart, param: string): void {
+  if (part?.type === "image_url") {
+    const url = (part.image_url as { url?: unknown } | undefined)?.url;
+    ensureValid(typeof url === "string", `${param}.image_url.url`, url, "an address");
+  } else if (part?.type !== "text" || typeof part.text !== "string") {
+    const { type } = (part ?? {}) as { type?: unknown };
+    throw unsupported(param, `${param} has the type ${String(type)}; only text and image_url are supported`);
+  }
 }
 
 function ownOptions(request: Present<ChatCompletionRequest>): ChatOptions {

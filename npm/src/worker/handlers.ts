@@ -43,6 +43,7 @@ export const handlers: Handlers = {
   timeline: on(LoadedTextModel, (model) => model.timeline()),
   headWeights: on(LoadedTextModel, (model, args) => model.headWeights(args)),
   tokenize: async ({ text, addSpecial }, { target }) => (await readyHandle(target, LoadedTextModel)).loaded.tokenize(text, addSpecial),
+  imageTokens: async ({ width, height }, { target }) => (await readyHandle(target, LoadedTextModel)).loaded.imageTokens(width, height),
   detokenize: async ({ ids }, { target }) => (await readyHandle(target, LoadedTextModel)).loaded.detokenize(ids),
   embed: on(LoadedEmbedder, (embedder, { texts, prompt, dimensions }, { signal, emit }) =>
     embedder.run(signal, (it) => it.embed(texts, prompt, dimensions, emit))),

@@ -2,8 +2,8 @@
 
 import { codeOf, ensure, messageOf, TilewrightError } from "../errors.js";
 import { defined, orFree } from "../helpers.js";
-import { PEFT_FILES, type DeviceRequest, type EmbedderRequest, type LoadRequest, type ModelRequest, type RerankerRequest } from "../protocol.js";
-import { CHAT_FILES, SENTENCE_FILES, type StoredCopy, type ModelFile } from "../source.js";
+import { PEFT_FILES, PREPROCESSOR_FILES, type DeviceRequest, type EmbedderRequest, type LoadRequest, type ModelRequest, type RerankerRequest } from "../protocol.js";
+import { CHAT_FILES, INDEX, SENTENCE_FILES, type StoredCopy, type ModelFile } from "../source.js";
 import { Loader, type Device, type Embedder, type FileInfo, type Index, type Model, type Mol, type ReadFile, type Reranker } from "../tilewright.js";
 import { readTuning, tuningKey, writeTuning } from "../tuning.js";
 import type { DeviceInfo } from "../types.js";
@@ -21,6 +21,9 @@ export type Loadable = Model | Embedder | Reranker;
 /** Objects that are streamed from files. */
 type Streamed = Loadable | Index | Mol;
 
+/** The configuration of a Hugging Face folder. */
+const CONFIG = "config.json";
+
 export interface Streaming<T extends Streamed> {
   request: FilesRequest & Pick<LoadRequest, "settings">;
   extras: readonly string[];
@@ -30,7 +33,7 @@ export interface Streaming<T extends Streamed> {
   /** Runs when all bytes have arrived. */
   prepare?(loader: Loader<T>, device: Device, caller: Caller): Promise<void>;
   /** Adds to the loaded object, and checks it. `copies`: the stored copies that it was read from. */
-  complete?(loaded: T, requester: Requester, copies: StoredCopy[]): Promise<void>;
+  complete?(loaded: T, requester: Requester, copies: StoredCopy[], device: Device): Promise<void>;
   /** Whether its passes read weights from the files. */
   streams?(loaded: T): boolean;
 }
@@ -41,12 +44,14 @@ export interface Recipe<T extends Loadable> extends Streaming<T> {
 
 export function modelRecipe(request: ModelRequest): Recipe<Model> {
   const adapter = request.adapter === undefined ? undefined : { ...request, ...request.adapter };
+  const vision = request.vision === undefined ? undefined : { ...request, ...request.vision };
   return {
     request,
     extras: CHAT_FILES,
     expect: async (requester) => {
-      // The adapter is read after the model, so a missing one should fail first.
+      // These are read after the model, so a missing one should fail first.
       await (adapter && withFiles(adapter, requester, { peek: true }, () => {}));
+      await (vision && !vision.isOwn && withFiles(vision, requester, { peek: true, extras: PREPROCESSOR_FILES }, () => {}));
     },
     begin: (device, files, memoryLimit, read) => Loader.model(device, files, limited(request.settings, memoryLimit), read),
     prepare: async (loader, device, caller) => {
@@ -54,13 +59,14 @@ export function modelRecipe(request: ModelRequest): Recipe<Model> {
         await tune(loader, device.info(), request.tune, caller);
       }
     },
-    complete: async (model, requester) => {
+    complete: async (model, requester, copies, device) => {
       const streamedBytes = model.streamedBytes();
       if (streamedBytes !== undefined) {
         const what = streamedBytes === 0 ? "the rows of its tokens" : `${(streamedBytes / 1e9).toPrecision(2)} GB`;
         requester.caller.notify("weights_in_files", `memory has no room for all weights; each pass reads ${what} from the model's files`);
       }
       await (adapter && useAdapter(model, adapter, requester));
+      await (vision && useVision(model, vision, requester, copies, device));
     },
     streams: (model) => model.streamedBytes() !== undefined,
   };
@@ -124,7 +130,7 @@ async function loadOnce<T extends Streamed>(
     });
     // The engine owns the loader from here on, even if this fails.
     const loaded = await loader.finish();
-    await orFree(loaded, async () => recipe.complete?.(loaded, requester, copies));
+    await orFree(loaded, async () => recipe.complete?.(loaded, requester, copies, device));
     return { loaded, fileBytes: files.reduce((sum, file) => sum + file.arrived, 0), copies, again };
   };
   await recipe.expect?.(requester);
@@ -140,6 +146,32 @@ async function useAdapter(
     ensure(weights !== undefined && others.length === 0,
       "option", `adapter.source has ${files.length} files, expected a GGUF file, or ${PEFT_FILES.join(" and ")}`);
     model.useAdapter(weights.bytes, config?.bytes, scale);
+  });
+}
+
+async function useVision(
+  model: Model, { isOwn, maxTokens, ...request }: FilesRequest & { isOwn: boolean; maxTokens?: number }, requester: Requester, copies: StoredCopy[],
+  device: Device,
+): Promise<void> {
+  const meter = new ProgressMeter(requester.caller);
+  await withFiles(request, requester, { extras: PREPROCESSOR_FILES, copies, meter }, async (files) => {
+    const isFolder = files.some(({ name }) => name === CONFIG);
+    ensure(isFolder || !isOwn,
+      "option", "vision is true, and the source is a GGUF file, expected vision: { source } with the address of its vision encoder (mmproj)");
+    const isPart = ({ name }: ModelFile): boolean =>
+      [CONFIG, INDEX, ...PREPROCESSOR_FILES].includes(name) || (name.endsWith(".safetensors") && !name.includes("/"));
+    const parts = isFolder ? files.filter(isPart) : files;
+    const loader = Loader.vision(device, parts.map(describe), defined({ maxTokens }));
+    await orFree(loader, async () => {
+      await feed(loader, parts, requester.signal, meter);
+      await finish(files, requester.signal);
+    });
+    const encoder = await loader.finish();
+    try {
+      model.useVision(encoder);
+    } finally {
+      encoder.free();
+    }
   });
 }
 

@@ -3,7 +3,7 @@
 import { TilewrightError } from "../errors.js";
 import { cancelling } from "../helpers.js";
 import type { OutputParser } from "../output-parser.js";
-import { Engine, type EngineOutcome, type GenerationOptions, type Model } from "../tilewright.js";
+import { Engine, type EngineOutcome, type GenerationOptions, type Model, type Pictures } from "../tilewright.js";
 import type { EngineOptions, EngineStats } from "../types.js";
 import { nextTask, type CallContext } from "./port.js";
 
@@ -21,11 +21,11 @@ export class LoadedEngine {
   }
 
   async generate(
-    ids: Uint32Array, options: GenerationOptions, parser: OutputParser | undefined, { signal, stopSignal }: CallContext<"generateWith">,
+    ids: Uint32Array, pictures: Pictures, options: GenerationOptions, parser: OutputParser | undefined, { signal, stopSignal }: CallContext<"generateWith">,
     onBegin: (cachedTokens: number) => void, onPiece: (id: number, text: string, isLast: boolean, logprobs?: string) => void,
   ): Promise<EngineOutcome> {
     this.#freed.signal.throwIfAborted();
-    const sequence = this.#running().submit(ids, options, parser?.guide);
+    const sequence = this.#running().submit(ids, pictures, options, parser?.guide);
     const anyEnd = AbortSignal.any([signal, stopSignal, this.#freed.signal]);
     const cancel = (): void => sequence.cancel();
     if (anyEnd.aborted) {

@@ -1,16 +1,17 @@
 /** Loaded language models. */
 
 import { codeOf, ensure, type ErrorCode, isTrap, messageOf } from "../errors.js";
-import { cancelling, defined } from "../helpers.js";
+import { cancelling, defined, orFree } from "../helpers.js";
 import { forget, outputParserOf, type OutputParser } from "../output-parser.js";
-import type { Calls, GenerateRequest, Prompt } from "../protocol.js";
+import type { Calls, GenerateRequest, GivenImage, Prompt } from "../protocol.js";
 import { commonPrefix, openSessions, storing, type FoundSession } from "../sessions.js";
-import { Sha256, type EngineOutcome, type GenerationOptions, type Model, type Session } from "../tilewright.js";
+import { Pictures, Sha256, type EngineOutcome, type GenerationOptions, type Model, type Session } from "../tilewright.js";
 import type {
   EngineOptions, GenerateResult, HeadWeights, KeptSession, MemoryInfo, Piece, Timeline, TokenLogprob,
 } from "../types.js";
 import { LoadedEngine } from "./loaded-engine.js";
 import { LoadedModel } from "./loaded-model.js";
+import { pixelsOf } from "./pixels.js";
 import { nextTask, type CallContext } from "./port.js";
 import { Registry } from "./registry.js";
 import { inTurn } from "./turns.js";
@@ -23,13 +24,18 @@ export class LoadedTextModel extends LoadedModel<Model> {
   readonly #current = (): Model => this.loaded;
 
   generate(request: Calls["generate"]["args"], context: CallContext<"generate">): Promise<GenerateResult> {
-    return this.#prepared(request, context, (prepared) => this.retrying(context.signal, () => this.#run(prepared, context)));
+    const { signal } = context;
+    const encode = (work: () => Promise<Pictures>): Promise<Pictures> => this.retrying(signal, work);
+    return this.#prepared(request, context, encode, (prepared) => this.retrying(signal, () => this.#run(prepared, context)));
   }
 
   async generateWith({ engine: number, ...request }: Calls["generateWith"]["args"], context: CallContext<"generateWith">): Promise<GenerateResult> {
     const engine = this.engines.get(number);
-    return this.#prepared(request, context, ({ ids, options, parser, onBegin, onPiece }) =>
-      engine.generate(ids, options, parser, context, onBegin, onPiece));
+    // The encoder is the model's, which may have to be loaded again.
+    const encode = (work: () => Promise<Pictures>): Promise<Pictures> =>
+      inTurn(context.target, context.signal, () => this.retrying(context.signal, work));
+    return this.#prepared(request, context, encode, ({ ids, pictures, options, parser, onBegin, onPiece }) =>
+      engine.generate(ids, pictures, options, parser, context, onBegin, onPiece));
   }
 
   makeEngine(settings: EngineOptions, target: number): number {
@@ -132,7 +138,7 @@ export class LoadedTextModel extends LoadedModel<Model> {
   }
 
   async #run(
-    { ids, options, parser, onBegin, onPiece }: Prepared, { signal, stopSignal }: CallContext<"generate">,
+    { ids, pictures, options, parser, onBegin, onPiece }: Prepared, { signal, stopSignal }: CallContext<"generate">,
   ): Promise<EngineOutcome> {
     const session = this.#session ??= this.loaded.session();
     await this.#reopen(session, ids);
@@ -152,7 +158,7 @@ export class LoadedTextModel extends LoadedModel<Model> {
     };
     // The session moves to the new model. The old one keeps the vocabulary, which needs no device.
     return cancelling(eitherEnd, cancel, () =>
-      session.generate(ids, options, parser?.guide, begin, emit, (error) => this.rebuild(error, signal)));
+      session.generate(ids, pictures, options, parser?.guide, begin, emit, (error) => this.rebuild(error, signal)));
   }
 
   protected override replace(model: Model): void {
@@ -164,15 +170,43 @@ export class LoadedTextModel extends LoadedModel<Model> {
   /** Does `work` with a request in the engine's terms. */
   async #prepared(
     { prompt, options: given, output }: GenerateRequest, { signal, emit }: CallContext<"generate" | "generateWith">,
-    work: (prepared: Prepared) => Promise<EngineOutcome>,
+    encode: (work: () => Promise<Pictures>) => Promise<Pictures>, work: (prepared: Prepared) => Promise<EngineOutcome>,
   ): Promise<GenerateResult> {
-    const ids = this.#encode(prompt);
+    const images = prompt.kind === "chat" ? prompt.images : [];
+    const pictures = images.length === 0 ? new Pictures() : await encode(() => this.#picturesOf(images, signal));
+    try {
+      return await this.#generated({ prompt, options: given, output }, { signal, emit }, pictures, work);
+    } finally {
+      pictures.free();
+    }
+  }
+
+  /** The rows of images, in order. */
+  async #picturesOf(images: readonly GivenImage[], signal: AbortSignal): Promise<Pictures> {
+    // Fails without an encoder.
+    this.loaded.imageTokens(1, 1);
+    const pictures = new Pictures();
+    return orFree(pictures, async () => {
+      for (const image of images) {
+        signal.throwIfAborted();
+        const { width, height, data } = await pixelsOf(image, signal);
+        await pictures.add(this.loaded, width, height, new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
+      }
+      return pictures;
+    });
+  }
+
+  async #generated(
+    { prompt, options: given, output }: GenerateRequest, { signal, emit }: Pick<CallContext<"generate" | "generateWith">, "signal" | "emit">,
+    pictures: Pictures, work: (prepared: Prepared) => Promise<EngineOutcome>,
+  ): Promise<GenerateResult> {
+    const ids = this.#encode(prompt, pictures);
     const options: GenerationOptions = prompt.kind === "chat" ? this.#endingTurns(given) : given;
     const endIds = options.ignoreEos === true ? new Uint32Array() : Uint32Array.from([...this.loaded.endIds(), ...options.stopIds ?? []]);
     const parser = await outputParserOf(this.#current, output, prompt, ids, endIds, signal);
     try {
       const outcome = await work({
-        ids, options, parser,
+        ids, pictures, options, parser,
         onBegin: (cachedTokens) => emit({ promptTokens: ids.length, cachedTokens }),
         onPiece: (id, text, isLast, logprobs) => {
           const piece = parser?.piece(id, text, isLast) ?? { id, text };
@@ -187,14 +221,14 @@ export class LoadedTextModel extends LoadedModel<Model> {
     }
   }
 
-  #encode(prompt: Prompt): Uint32Array {
+  #encode(prompt: Prompt, pictures: Pictures): Uint32Array {
     switch (prompt.kind) {
       case "text":
         return this.loaded.tokenize(prompt.text, true);
       case "tokens":
         return prompt.ids;
       case "chat":
-        return this.loaded.chatTokens(prompt.messages, { ...prompt.templateOptions, now: Math.floor(Date.now() / 1000) });
+        return this.loaded.chatTokens(prompt.messages, { ...prompt.templateOptions, now: Math.floor(Date.now() / 1000) }, pictures);
     }
   }
 
@@ -211,6 +245,7 @@ export class LoadedTextModel extends LoadedModel<Model> {
 /** A request in the engine's terms, and what receives its output. */
 interface Prepared {
   ids: Uint32Array;
+  pictures: Pictures;
   options: GenerationOptions;
   parser: OutputParser | undefined;
   onBegin(cachedTokens: number): void;
