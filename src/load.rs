@@ -26,6 +26,7 @@ mod refused;
 mod scaling;
 mod shards;
 mod tensor_index;
+mod text_tower;
 mod token_heads;
 mod unread;
 mod vision;
@@ -66,9 +67,10 @@ pub(crate) use shards::{numbered, stem};
 pub(crate) use tensor_index::TableRows;
 pub use tensor_index::TensorIndex;
 pub(crate) use tensor_index::{WeightUploader, Widened};
+pub use text_tower::{Canonical, Padding, PaddingSide, TextTower};
 pub(crate) use unread::MTP;
 pub(crate) use vision::PatchPlaces;
-pub use vision::VisionFile;
+pub use vision::{ImageEncoderFile, VisionFile};
 #[cfg(feature = "hub")]
 pub(crate) use vision::{PREPROCESSORS, is_mmproj};
 pub use vocab::vocab_from_gguf;
@@ -178,6 +180,8 @@ pub struct EncoderShape {
     pub late: Option<LateInteraction>,
     /// Further heads of a model with one vector for each text.
     pub token_heads: TokenHeads,
+    /// How texts are read, if there is an image encoder beside it, whose vectors are of the same space.
+    pub tower: Option<TextTower>,
 }
 
 /// Heads that make something of each token: BGE-M3 (Chen et al. 2024, arXiv:2402.03216).

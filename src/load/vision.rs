@@ -3,12 +3,15 @@
 //! Tensors get one set of names: those of GGUF text models in the blocks, `patch_embd`, `position_embd`, `output_norm`,
 //! `mm.0` and `mm.2` for the projector, and `deepstack.N` for those of further layers.
 
+mod clip;
 mod qwen;
 mod siglip;
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+
+pub use clip::ImageEncoderFile;
 
 use super::huggingface::{self, CONFIG, FolderTexts};
 use super::keys::{Key, KeySource, Keys};
@@ -364,7 +367,8 @@ impl Tower {
         let gelu = match keys.str(act)? {
             None | Some("gelu_pytorch_tanh") => Gelu::Tanh,
             Some("gelu") => Gelu::Exact,
-            Some(other) => return Err(keys.unsupported(act, other, "gelu, gelu_pytorch_tanh")),
+            Some("quick_gelu") => Gelu::Quick,
+            Some(other) => return Err(keys.unsupported(act, other, "gelu, gelu_pytorch_tanh, quick_gelu")),
         };
         keys.says(Key("use_gelu", ""));
         Ok(Tower {

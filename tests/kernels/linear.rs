@@ -99,6 +99,7 @@ pub fn cases(cases: &mut Vec<Case>) {
             None => "",
             Some(Activation::Gelu(Gelu::Exact)) => "+gelu",
             Some(Activation::Gelu(Gelu::Tanh)) => "+gelu-tanh",
+            Some(Activation::Gelu(Gelu::Quick)) => "+gelu-quick",
             Some(Activation::Tanh) => "+tanh",
         };
         let columns = if flags & COLUMNS != 0 { named_columns(m) } else { String::new() };
