@@ -145,7 +145,7 @@ fn pictures_from_files_are_near_their_references() {
         for (i, (found, want)) in found.chunks_exact(dims).zip(want.chunks_exact(dims)).enumerate() {
             let distance = cosine_distance(found, want);
             println!("{name}: picture {i} by cosine {distance:.1e}");
-            assert!(distance < 2e-3, "{name}: picture {i} by cosine {distance:.1e}");
+            assert!(distance < 1e-5, "{name}: picture {i} by cosine {distance:.1e}");
         }
         let short = model.with_dims(Some(8)).unwrap();
         let cut = block_on(short.embed_images(&pictures[..1])).unwrap();
@@ -320,7 +320,7 @@ fn other_models_and_broken_encoders_are_refused() {
         let model = load(&device, &path);
         let message = refused(&model);
         assert!(message.contains(named) && message.contains("cannot be loaded"), "{named}: {message}");
-        assert!(block_on(model.embed_tokens(&texts[..1])).is_ok() || path.ends_with("headless"));
+        assert!(block_on(model.embed_tokens(&texts[..1])).is_ok(), "{named}");
     }
     // A folder of the image encoder alone.
     let alone = changed("clip", "alone", (config, "/text_config/model_type", json!("clip_vision_model")));
