@@ -6,7 +6,7 @@
 #import gelu
 #import fold
 
-struct Params { n_tokens: u32, ffn_dim: u32, tanh_form: u32, _pad: u32 } // T, F
+struct Params { n_tokens: u32, ffn_dim: u32, form: u32, _pad: u32 } // T, F
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> gate_up: array<f32>;  // [T, 2 F]
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;  // [T, F]
@@ -24,5 +24,5 @@ fn geglu(
         return;
     }
     let at = id / params.ffn_dim * 2u * params.ffn_dim + id % params.ffn_dim;
-    y[id] = gelu_at(gate_up[at], params.tanh_form != 0u) * gate_up[at + params.ffn_dim];
+    y[id] = gelu_at(gate_up[at], params.form) * gate_up[at + params.ffn_dim];
 }

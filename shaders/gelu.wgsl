@@ -1,10 +1,10 @@
-// Gaussian error linear unit, exact or by the tanh formula: y = gelu(x), see `shared/gelu.wgsl`.
+// Gaussian error linear unit, in one of its forms: y = gelu(x), see `shared/gelu.wgsl`.
 //
 // Dispatch (elements folded over x and y).
 #import gelu
 #import fold
 
-struct Params { len: u32, tanh_form: u32, _pad0: u32, _pad1: u32 }
+struct Params { len: u32, form: u32, _pad0: u32, _pad1: u32 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<f32>;        // [len]
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;  // [len]
@@ -19,6 +19,6 @@ fn gelu(
 ) {
     let id = group_index(group, grid) * WG + local;
     if (id < params.len) {
-        y[id] = gelu_at(x[id], params.tanh_form != 0u);
+        y[id] = gelu_at(x[id], params.form);
     }
 }

@@ -9,6 +9,7 @@
 mod batch;
 mod batcher;
 mod embedder;
+mod images;
 mod late;
 mod place;
 mod prompt;
@@ -19,6 +20,7 @@ pub use batch::Tokens;
 pub(crate) use batch::{OutputHead, record_texts};
 pub use batcher::{Truncation, TruncationSide};
 pub use embedder::{EmbedOptions, Embedder};
+pub use images::{ImageEmbedder, ImageOptions};
 pub use late::{MultiVectorEmbedder, MultiVectorOptions, TextKind};
 pub use place::Place;
 pub use reranker::{Ranked, RerankOptions, Reranker};

@@ -34,7 +34,7 @@ pub use activation::{
     squared_relu, swiglu,
 };
 pub use argmax::{ARGMAX_CHUNK, argmax};
-pub use attention::{AttentionConfig, PackedTiles, attention, attention_next, attention_packed};
+pub use attention::{AttentionConfig, PackedTiles, attention, attention_next, attention_packed, cross_attention};
 pub use by_head::by_head;
 pub use cached::{CachedKeys, KvType};
 pub use embed::{Embedding, embed, embed_sum};

@@ -105,7 +105,7 @@ pub use counters::Counters;
 pub use cpu::set_threads;
 pub use device::{Clock, Device, DeviceChoice, DeviceInfo, Pending};
 pub use dtype::{BLOCK, DType, WeightType};
-pub use embed::{EmbedOptions, Embedder, RerankOptions, Reranker};
+pub use embed::{EmbedOptions, Embedder, ImageEmbedder, ImageOptions, RerankOptions, Reranker};
 pub use error::Error;
 #[cfg(feature = "lora")]
 pub use generate::Adapter;

@@ -26,6 +26,7 @@ mod refused;
 mod scaling;
 mod shards;
 mod tensor_index;
+mod text_tower;
 mod token_heads;
 mod unread;
 mod vision;
@@ -66,10 +67,11 @@ pub(crate) use shards::{numbered, stem};
 pub(crate) use tensor_index::TableRows;
 pub use tensor_index::TensorIndex;
 pub(crate) use tensor_index::{WeightUploader, Widened};
+pub use text_tower::{Canonical, Padding, PaddingSide, TextTower};
 #[cfg(feature = "hub")]
 pub(crate) use token_heads::TOKEN_HEADS;
 pub(crate) use unread::MTP;
-pub use vision::VisionFile;
+pub use vision::{ImageEncoderFile, VisionFile};
 pub(crate) use vision::{Learned, PatchPlaces};
 #[cfg(feature = "hub")]
 pub(crate) use vision::{PREPROCESSORS, is_mmproj};
@@ -180,6 +182,8 @@ pub struct EncoderShape {
     pub late: Option<LateInteraction>,
     /// Further heads of a model with one vector for each text.
     pub token_heads: TokenHeads,
+    /// How texts are read, if there is an image encoder beside it, whose vectors are of the same space.
+    pub tower: Option<TextTower>,
 }
 
 /// Heads that make something of each token: BGE-M3 (Chen et al. 2024, arXiv:2402.03216).

@@ -6,6 +6,7 @@ mod decoder;
 mod encoder;
 mod experts;
 mod forward;
+mod image_encoder;
 mod kv_cache;
 #[cfg(feature = "lora")]
 mod lora;
@@ -26,6 +27,7 @@ pub use encoder::{BatchSize, BatchTensors, DenseConfig, DenseLayer, ScoreConfig,
 pub use experts::ExpertWeights;
 pub(crate) use experts::{CachedExperts, ExpertMatrix, ExpertPart};
 pub use forward::{Tap, Transformer};
+pub use image_encoder::{ImageBatchTensors, ImageEncoder, ImageEncoderConfig, ImageHead};
 pub use kv_cache::{KvCache, LayerCache, Ring};
 #[cfg(feature = "lora")]
 pub use lora::FactorPlaces;

@@ -9,6 +9,8 @@ mod embedding_gemma;
 mod late;
 #[path = "embed/llm_reranker.rs"]
 mod llm_reranker;
+#[path = "embed/pictures.rs"]
+mod pictures;
 #[path = "embed/tiny.rs"]
 mod tiny;
 

@@ -816,7 +816,7 @@ fn unsupported_configurations_are_refused() {
     }
     refused(json!({ "model_type": null }), &["model_type", "missing"]);
     refused(json!({ "model_type": 5 }), &["model_type"]);
-    for activation in ["relu", "relu2", "quick_gelu", "", "SiLU"] {
+    for activation in ["relu", "relu2", "mish", "", "SiLU"] {
         refused(json!({ "hidden_act": activation }), &["hidden_act", &format!("`{activation}`")]);
     }
     refused(json!({ "num_local_experts": 8 }), &["num_local_experts"]);

@@ -1,6 +1,8 @@
-// The Gaussian error linear unit, exact or by the tanh formula. Hendrycks & Gimpel 2016, arXiv:1606.08415.
+// The Gaussian error linear unit, exact, by the tanh formula or by the quick one, a sigmoid. Hendrycks & Gimpel 2016,
+// arXiv:1606.08415.
 //
 //     exact: z / 2 * (1 + erf(z / sqrt 2))      tanh: z / 2 * (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3)))
+//     quick: z / (1 + exp(-1.702 z))
 //
 // Every product that something is added to is an `fma`: a compiler that chose by itself which of them to round could choose
 // otherwise in another variant of a kernel, and results in every batch are to be the same; see `tile.wgsl`.
@@ -19,8 +21,14 @@ fn erfc_positive(a: f32) -> f32 {
     return t * exp(fma(t, p, fma(-a, a, -1.26551223)));
 }
 
-fn gelu_at(z: f32, by_tanh: bool) -> f32 {
-    if (by_tanh) {
+const TANH_FORM: u32 = 1u;
+const QUICK_FORM: u32 = 2u;
+
+fn gelu_at(z: f32, form: u32) -> f32 {
+    if (form == QUICK_FORM) {
+        return z / (1.0 + exp(clamp(-1.702 * z, -88.0, 88.0)));
+    }
+    if (form == TANH_FORM) {
         // 1 + tanh(u) = 2 / (1 + exp(-2 u)), which does not overflow where tanh itself might.
         let u = 0.7978845608 * fma(0.044715 * z * z, z, z);
         return z / (1.0 + exp(clamp(-2.0 * u, -88.0, 88.0)));

@@ -8,6 +8,7 @@ const ACCUMULATE: u32 = 2u; // add to what y holds
 // What `act` is. Overrides and no flags, because software adapters compute both sides of a branch.
 override GELU: bool = false;
 override GELU_TANH: bool = false;
+override GELU_QUICK: bool = false;
 override TANH: bool = false;
 
 // Where the product's rows begin in y; elsewhere than at 0 for a split of K alone.
@@ -23,7 +24,7 @@ fn put(m: u32, n: u32, sum: f32) {
         value += vector[at / 4u][at % 4u];
     }
     if (GELU) {
-        value = gelu_at(value, GELU_TANH);
+        value = gelu_at(value, select(select(0u, TANH_FORM, GELU_TANH), QUICK_FORM, GELU_QUICK));
     }
     if (TANH) {
         value = tanh_at(value);

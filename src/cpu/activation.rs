@@ -3,6 +3,7 @@
 use super::linear::gated_by;
 use super::simd::{self, Function, Instructions, Map, Numbers, exp, polynomial};
 use super::{Call, threads};
+use crate::shaders::constants::gelu::{QUICK_FORM, TANH_FORM};
 use crate::shaders::params::{
     AddParams, ClipParams, GegluParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams, SquaredReluParams,
     SwigluParams,
@@ -46,6 +47,16 @@ impl Function for GeluTanh {
         // 1 + tanh(u) = 2 / (1 + exp(-2 u)), which does not overflow where tanh itself might.
         let u = X::splat(0.797_884_6) * (x + X::splat(0.044_715) * x * x * x);
         x / (X::splat(1.0) + exp::<I, X>(X::splat(-2.0) * u))
+    }
+}
+
+/// By a sigmoid.
+pub(super) struct GeluQuick;
+
+impl Function for GeluQuick {
+    #[inline(always)]
+    fn at<I: Instructions, X: Numbers>(&self, x: X) -> X {
+        x / (X::splat(1.0) + exp::<I, X>(X::splat(-1.702) * x))
     }
 }
 
@@ -99,10 +110,10 @@ pub(crate) fn gelu(mut call: Call<'_>) {
     let (len, x) = (params.len as usize, x.get::<f32>());
     threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], CHUNK, len * EXP_OPS, |i, y| {
         let x = &x[i * CHUNK..];
-        if params.tanh_form != 0 {
-            simd::run_wide(Map { function: GeluTanh, x, y });
-        } else {
-            simd::run_wide(Map { function: GeluExact, x, y });
+        match params.form {
+            TANH_FORM => simd::run_wide(Map { function: GeluTanh, x, y }),
+            QUICK_FORM => simd::run_wide(Map { function: GeluQuick, x, y }),
+            _ => simd::run_wide(Map { function: GeluExact, x, y }),
         }
     });
 }
@@ -133,11 +144,11 @@ pub(crate) fn swiglu(call: Call<'_>) {
 }
 
 pub(crate) fn geglu(call: Call<'_>) {
-    let GegluParams { n_tokens, ffn_dim, tanh_form } = call.params();
-    if tanh_form != 0 {
-        gated(call, [n_tokens, ffn_dim], |gate, up, y| gated_row(GeluTanh, gate, up, y));
-    } else {
-        gated(call, [n_tokens, ffn_dim], |gate, up, y| gated_row(GeluExact, gate, up, y));
+    let GegluParams { n_tokens, ffn_dim, form } = call.params();
+    match form {
+        TANH_FORM => gated(call, [n_tokens, ffn_dim], |gate, up, y| gated_row(GeluTanh, gate, up, y)),
+        QUICK_FORM => gated(call, [n_tokens, ffn_dim], |gate, up, y| gated_row(GeluQuick, gate, up, y)),
+        _ => gated(call, [n_tokens, ffn_dim], |gate, up, y| gated_row(GeluExact, gate, up, y)),
     }
 }
 
@@ -219,8 +230,8 @@ mod tests {
     fn gelu_agrees_with_f64() {
         let x: Vec<f32> = (-1000..=1000).map(|i| i as f32 * 0.013).collect();
         let mut y = vec![0.0f32; x.len()];
-        for tanh_form in [0, 1] {
-            let params = GeluParams { len: x.len() as u32, tanh_form };
+        for form in [0, TANH_FORM, QUICK_FORM] {
+            let params = GeluParams { len: x.len() as u32, form };
             gelu(Call {
                 params: bytemuck::bytes_of(&params),
                 constants: &[],
@@ -236,7 +247,11 @@ mod tests {
             for (&x, &found) in x.iter().zip(&y) {
                 let x = f64::from(x);
                 let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
-                let want = if tanh_form == 0 { gelu_f64(x) } else { x / 2.0 * (1.0 + u.tanh()) };
+                let want = match form {
+                    0 => gelu_f64(x),
+                    TANH_FORM => x / 2.0 * (1.0 + u.tanh()),
+                    _ => x / (1.0 + (-1.702 * x).exp()),
+                };
                 let error = (f64::from(found) - want).abs();
                 assert!(error < 1e-7 * (1.0 + 2.0 * x.abs()), "gelu({x}) is {want}, found {found}");
             }

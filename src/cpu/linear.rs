@@ -8,7 +8,7 @@
 use std::borrow::Cow;
 
 use super::Call;
-use super::activation::{GeluExact, GeluTanh, Silu, Tanh, gated_row};
+use super::activation::{GeluExact, GeluQuick, GeluTanh, Silu, Tanh, gated_row};
 use super::block::{Block, PANEL_ROWS, Packed, Panel, Rounded};
 use super::dots::Dots;
 use super::norm::{OPS as NORM_OPS, layer_norm_row, rms_norm_row};
@@ -30,6 +30,7 @@ impl Call<'_> {
     /// What is applied to sums, by the overrides of `shaders/shared/linear.wgsl`.
     fn activation(&self) -> Option<Activation> {
         match (self.is(overrides::GELU), self.is(overrides::GELU_TANH), self.is(overrides::TANH)) {
+            (true, ..) if self.is(overrides::GELU_QUICK) => Some(Activation::Gelu(Gelu::Quick)),
             (true, false, _) => Some(Activation::Gelu(Gelu::Exact)),
             (true, true, _) => Some(Activation::Gelu(Gelu::Tanh)),
             (false, _, true) => Some(Activation::Tanh),
@@ -114,6 +115,7 @@ impl<'y, 's, R: Iterator<Item = (&'y mut [f32], &'s [f32])>> WideWork for Finish
             Some(Activation::Tanh) => self.with::<L, _>(Tanh),
             Some(Activation::Gelu(Gelu::Exact)) => self.with::<L, _>(GeluExact),
             Some(Activation::Gelu(Gelu::Tanh)) => self.with::<L, _>(GeluTanh),
+            Some(Activation::Gelu(Gelu::Quick)) => self.with::<L, _>(GeluQuick),
         }
     }
 }
@@ -276,6 +278,7 @@ pub(super) fn gated_by(kind: Gate, gate: &[f32], up: &[f32], y: &mut [f32]) {
         }
         Gate::Gelu(Gelu::Exact) => gated_row(GeluExact, gate, up, y),
         Gate::Gelu(Gelu::Tanh) => gated_row(GeluTanh, gate, up, y),
+        Gate::Gelu(Gelu::Quick) => gated_row(GeluQuick, gate, up, y),
     }
 }
 

@@ -153,6 +153,11 @@ impl EncoderPasses {
         &self.encoder
     }
 
+    /// Tokens of the longest text.
+    pub fn max_len(&self) -> u32 {
+        self.max_len
+    }
+
     pub fn head(&self) -> &OutputHead {
         &self.head
     }

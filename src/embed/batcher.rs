@@ -1,5 +1,6 @@
 //! What `Embedder` and `Reranker` share: an encoder with its head, its tokenizer and the batches in flight.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use super::prompt::PairPrompt;
 use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::formats::BlockType;
-use crate::load::{ModelHeader, RerankPrompt, WeightUploader, Widened};
+use crate::load::{ModelHeader, RerankPrompt, TextTower, WeightUploader, Widened};
 use crate::memory::Limit;
 use crate::model::{ModelConfig, Transformer, Weights};
 use crate::platform::pause;
@@ -59,6 +60,8 @@ pub(super) struct Batcher {
     pub max_tokens: u32,
     pub max_batch_tokens: u32,
     in_flight: usize,
+    /// How texts are read beside an image encoder.
+    tower: Option<TextTower>,
 }
 
 /// Encodes texts to tokens.
@@ -137,7 +140,10 @@ impl Batcher {
         tensor_index.check_read(read().map(|(name, _)| name))?;
         let feed = WeightUploader::new(&tensor_index, read());
         let encoder = Transformer::declare(config, weights, limit)?;
-        let passes = Arc::new(EncoderPasses::new(device, encoder, head, max_tokens));
+        // Texts may be padded to more.
+        let padding = shape.tower.and_then(|tower| tower.padding);
+        let longest = padding.map_or(max_tokens, |padding| padding.len.max(max_tokens));
+        let passes = Arc::new(EncoderPasses::new(device, encoder, head, longest));
         let batcher = Batcher {
             device: device.clone(),
             name,
@@ -148,6 +154,7 @@ impl Batcher {
             max_tokens,
             max_batch_tokens,
             in_flight,
+            tower: shape.tower,
         };
         if let Some(limit) = Limit::of(limits.memory_limit, device.available_bytes()) {
             let plan = batcher.plan()?;
@@ -161,7 +168,7 @@ impl Batcher {
 
     /// Runs the self-test of the longest text's pass.
     pub async fn test(&self) -> Result<(), Error> {
-        self.passes.test_size(size_for(self.max_tokens, 1)).await
+        self.passes.test_size(size_for(self.passes.max_len(), 1)).await
     }
 
     /// Uploads the RoPE tables, which no file contains, after all weights.
@@ -188,7 +195,7 @@ impl Batcher {
 
     /// Memory of the weights and a full batch.
     pub fn plan(&self) -> Result<MemoryPlan, Error> {
-        let n_tokens = self.max_batch_tokens.max(self.max_tokens);
+        let n_tokens = self.max_batch_tokens.max(self.passes.max_len());
         self.batch_plan(n_tokens, n_tokens / 8)
     }
 
@@ -213,7 +220,8 @@ impl Batcher {
         let n_special = prefix.len() + suffix.len();
         let least = n_special.max(1) as u32;
         let most = checked("max_tokens", truncation.max_tokens.unwrap_or(self.max_tokens), least..=self.max_tokens)?;
-        let inner = encodings.encode(text, EncodeOptions::default())?;
+        let text = self.tower.map_or(Cow::Borrowed(text), |tower| tower.canonical(text));
+        let inner = encodings.encode(&text, EncodeOptions::default())?;
         let n_kept = inner.len().min(most as usize - n_special);
         let kept = match truncation.side {
             TruncationSide::Right => &inner[..n_kept],
@@ -275,6 +283,26 @@ impl Batcher {
         }
     }
 
+    /// A text's tokens as the encoder takes them.
+    fn completed(&self, tokens: Tokens) -> Tokens {
+        match &self.tower {
+            Some(tower) => Tokens::from(tower.complete(tokens.ids)),
+            None => tokens,
+        }
+    }
+
+    /// The last layer's output for each token of a text, `[T, C]`.
+    pub async fn token_rows(&self, text: &Tokens) -> Result<Vec<f32>, Error> {
+        self.check(text)?;
+        let text = self.completed(text.clone());
+        let head = OutputHead::Tokens { normalize: false, layers: Vec::new() };
+        let passes = EncoderPasses::new(&self.device, self.passes.encoder().clone(), head, self.passes.max_len());
+        passes.test(&[&text]).await?;
+        let mut rows: Vec<f32> = bytemuck::cast_vec(passes.run(&[&text])?.await?);
+        rows.truncate(text.ids.len() * passes.width() as usize);
+        Ok(rows)
+    }
+
     /// The rows of `n` texts in order, `[n, width]`, of a head that gives one each. Calls `progress` repeatedly with
     /// the number of finished texts.
     ///
@@ -310,6 +338,7 @@ impl Batcher {
             match item(i).map_err(|e| e.in_record(i))? {
                 Item::Known(row) => submission.take(i, &row),
                 Item::Tokens(tokens) => {
+                    let tokens = self.completed(tokens);
                     n_tokens += tokens.ids.len();
                     window.push((i, tokens));
                 }

@@ -8,14 +8,16 @@ use std::sync::Arc;
 
 use super::batch::{OutputHead, Tokens};
 use super::batcher::{Batcher, EncoderLimits, Item, Truncation};
+use super::images::{ImageEmbedder, ImageOptions};
 use super::place::{Place, Second};
 use super::{VectorCache, shortened};
 use crate::device::Device;
 use crate::error::Error;
 use crate::formats::BlockType;
 use crate::kernels::Pooling;
-use crate::load::{EncoderShape, FileName, Loader, ModelFile, ModelHeader, WeightUploader};
+use crate::load::{EncoderShape, FileName, ImageEncoderFile, Loader, ModelFile, ModelHeader, WeightUploader};
 use crate::model::{DenseConfig, DenseLayer, ModelConfig};
+use crate::picture::Picture;
 use crate::recording::MemoryPlan;
 use crate::tokenizer::EncodingCache;
 use crate::tuning::while_testing;
@@ -55,6 +57,8 @@ pub struct Embedder {
     prompt: Arc<str>,
     /// Elements that are kept of each vector.
     dims: u32,
+    /// Its image encoder, or why it has none.
+    images: Result<ImageEmbedder, Arc<str>>,
 }
 
 struct EmbedderInner {
@@ -66,13 +70,55 @@ struct EmbedderInner {
 }
 
 impl Embedder {
-    /// Loads a Hugging Face folder or a GGUF file, see [`ModelFile::open`].
+    /// Loads a Hugging Face folder or a GGUF file, see [`ModelFile::open`]; with its image encoder, if it is a folder of CLIP
+    /// or SigLIP. Texts do without an image encoder that cannot be loaded, and [`Embedder::images`] says why it cannot.
     ///
     /// # Errors
     /// Those of [`ModelFile::open`] and [`Embedder::from_file`].
     pub fn load(device: &Device, path: impl AsRef<Path>, options: EmbedOptions<'_>) -> Result<Embedder, Error> {
         let path = path.as_ref();
-        Embedder::from_file(device, ModelFile::open(path)?, options).map_err(|e| e.in_model_file(path))
+        let file = ModelFile::open(path)?;
+        let has_images = file.header.shape.encoder().is_ok_and(|shape| shape.tower.is_some());
+        let max_batch_patches = options.max_batch_tokens;
+        let embedder = Embedder::from_file(device, file, options).map_err(|e| e.in_model_file(path))?;
+        if !has_images {
+            return Ok(embedder);
+        }
+        let options = ImageOptions { normalize: embedder.normalizes(), max_batch_patches };
+        let loaded = ImageEncoderFile::open(path)
+            .and_then(|file| ImageEmbedder::from_file(device, file, options).map_err(|e| e.in_model_file(path)))
+            .and_then(|images| embedder.clone().with_images(images));
+        Ok(loaded.unwrap_or_else(|error| Embedder {
+            images: Err(format!("its image encoder cannot be loaded: {error}").into()),
+            ..embedder
+        }))
+    }
+
+    /// The same encoder with an image encoder, whose vectors are in the same space.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if its vectors have another size.
+    pub fn with_images(self, images: ImageEmbedder) -> Result<Embedder, Error> {
+        match images.dims() == self.width() {
+            true => Ok(Embedder { images: Ok(images), ..self }),
+            false => {
+                let expected = format!("one with vectors of {} elements, as those of texts", self.width());
+                Err(Error::Option { option: "images", expected, found: images.dims().to_string() })
+            }
+        }
+    }
+
+    /// The image encoder.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the model embeds texts alone, or its image encoder cannot be loaded.
+    pub fn images(&self) -> Result<&ImageEmbedder, Error> {
+        self.images.as_ref().map_err(|reason| Error::Unsupported {
+            format: "model",
+            field: "images".into(),
+            found: format!("`{}`: {reason}", self.name()),
+            supported: "Hugging Face folders of CLIP, SigLIP and SigLIP 2".into(),
+        })
     }
 
     /// Loads an encoder from an opened file.
@@ -146,7 +192,8 @@ impl Embedder {
         let prompt = default_prompt.and_then(|name| prompts.get(&name)).map_or("", String::as_str).into();
         let dims = batcher.passes.width();
         let inner = Arc::new(EmbedderInner { batcher, pooling, normalize, prompts, vectors });
-        Ok((Embedder { inner, prompt, dims }, feed))
+        let images = Err("it embeds texts alone".into());
+        Ok((Embedder { inner, prompt, dims, images }, feed))
     }
 
     /// The model's prompts by name: `prompts` of `config_sentence_transformers.json`.
@@ -405,6 +452,23 @@ impl Embedder {
         let batcher = &self.inner.batcher;
         let item = |i: usize| batcher.check(&texts[i]).map(|()| Item::Tokens(texts[i].clone()));
         Ok(self.cut(batcher.rows(texts.len(), item, &mut |_| ()).await?))
+    }
+
+    /// The last layer's output for each token of an encoded text, `[T, C]`, for inspection and tests.
+    ///
+    /// # Errors
+    /// As [`Embedder::embed_tokens`], without an index.
+    pub async fn rows(&self, text: &Tokens) -> Result<Vec<f32>, Error> {
+        self.inner.batcher.token_rows(text).await
+    }
+
+    /// The vectors of pictures in order, `[n, C]`, in one space with those of texts. Several pictures at once take less time
+    /// than one by one.
+    ///
+    /// # Errors
+    /// As [`Embedder::images`] and [`ImageEmbedder::embed`].
+    pub async fn embed_images(&self, pictures: &[Picture]) -> Result<Vec<f32>, Error> {
+        Ok(self.cut(self.images()?.embed(pictures).await?))
     }
 }
 

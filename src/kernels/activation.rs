@@ -4,6 +4,7 @@ use super::fold;
 use super::linear::activated;
 use crate::error::Error;
 use crate::recording::Recorder;
+use crate::shaders::constants::gelu::{QUICK_FORM, TANH_FORM};
 use crate::shaders::params::{
     AddParams, ClipParams, GegluParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams, SquaredReluParams,
     SwigluParams,
@@ -20,6 +21,19 @@ pub enum Gelu {
     Exact,
     /// By the hyperbolic tangent, as GPT-2 and Gemma do.
     Tanh,
+    /// By a sigmoid, `x sigmoid(1.702 x)`, as OpenAI's CLIP does.
+    Quick,
+}
+
+impl Gelu {
+    /// Its number in `shaders/shared/gelu.wgsl`.
+    fn number(self) -> u32 {
+        match self {
+            Gelu::Exact => 0,
+            Gelu::Tanh => TANH_FORM,
+            Gelu::Quick => QUICK_FORM,
+        }
+    }
 }
 
 /// What a gated feed-forward applies to its gates.
@@ -73,7 +87,7 @@ pub fn swiglu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor) -> Result<(), Er
 pub fn geglu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor, form: Gelu) -> Result<(), Error> {
     let kernel = &shaders::GEGLU;
     let ([n_tokens, ffn_dim], grid) = halves(rec, kernel, gate_up, y)?;
-    let params = GegluParams { n_tokens, ffn_dim, tanh_form: u32::from(form == Gelu::Tanh) };
+    let params = GegluParams { n_tokens, ffn_dim, form: form.number() };
     rec.dispatch(kernel, None, &[], params, &[gate_up, y], grid)
 }
 
@@ -158,7 +172,7 @@ fn halves(rec: &Recorder, kernel: &Kernel, gate_up: &Tensor, y: &Tensor) -> Resu
 pub fn gelu(rec: &mut Recorder, x: &Tensor, y: &Tensor, form: Gelu) -> Result<(), Error> {
     y.expect_shape("gelu", "y", x.shape())?;
     let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
-    let params = GeluParams { len: y.len() as u32, tanh_form: u32::from(form == Gelu::Tanh) };
+    let params = GeluParams { len: y.len() as u32, form: form.number() };
     rec.dispatch(&shaders::GELU, None, &[], params, &[x, y], grid)
 }
 

@@ -448,6 +448,41 @@ impl PackedTiles {
         table.resize(self.table.len(), 0);
         Ok(table)
     }
+
+    /// The table for one query of each sequence of these lengths, for [`cross_attention`].
+    ///
+    /// # Errors
+    /// As [`PackedTiles::of`].
+    pub fn of_one_query(&self, lengths: &[u32]) -> Result<Vec<u32>, Error> {
+        let mut table = Vec::with_capacity(self.table.len());
+        let mut first_key = 0;
+        for (i, &len) in (0..).zip(lengths) {
+            if len > self.max_len {
+                return Err(wrong("tiles", &format!("sequences of up to {} tokens", self.max_len), &len));
+            }
+            let [first_row, end_row] = [i, i + 1].map(|query: u32| query * self.share);
+            for row in (first_row..end_row).step_by(self.plan.tile_rows as usize) {
+                table.extend([row, end_row.min(row + self.plan.tile_rows), first_key, first_key + len]);
+            }
+            first_key += len;
+        }
+        if table.len() > self.table.len() {
+            let expected = format!("sequences that take up to {} tiles", self.table.len() / 4);
+            return Err(wrong("tiles", &expected, &(table.len() / 4)));
+        }
+        table.resize(self.table.len(), 0);
+        Ok(table)
+    }
+
+    fn check_share(&self, config: &AttentionConfig) -> Result<(), Error> {
+        match self.share == config.share() {
+            true => Ok(()),
+            false => {
+                let expected = format!("a table for {} heads that share keys", config.share());
+                Err(wrong("tiles", &expected, &self.share))
+            }
+        }
+    }
 }
 
 /// Records attention of packed sequences, each with itself alone. Shader: `shaders/attention_prefill.wgsl`.
@@ -473,9 +508,7 @@ pub fn attention_packed(
     let [n_tokens, _] = y.dims2("attention", "y")?;
     y.expect_shape("attention", "y", &[n_tokens, n_heads * head_dim])?;
     qkv.expect_shape("attention", "qkv", &[n_tokens, (n_heads + 2 * n_kv_heads) * head_dim])?;
-    if tiles.share != config.share() {
-        return Err(wrong("tiles", &format!("a table for {} heads that share keys", config.share()), &tiles.share));
-    }
+    tiles.check_share(config)?;
     let n_distances = match biases {
         None => 0,
         Some(biases) => {
@@ -504,6 +537,45 @@ pub fn attention_packed(
     let constants: Vec<_> = biases.map(|_| ("BIASES", 1.0)).into_iter().collect();
     let operands = [&tiles.table, qkv, &words, &words, biases.unwrap_or(qkv), y];
     tiles.plan.record(rec, params, [tiles.max_len, head_dim], &constants, &operands)
+}
+
+/// Records attention of one query of each packed sequence, which sees all of its keys. The table of `tiles` is that of
+/// [`PackedTiles::of_one_query`]. Shader: `shaders/attention_prefill.wgsl`.
+///
+/// # Shapes
+/// `q`: `[B, H D]`; `kv`: `[T, 2 Hkv D]`, a row's keys and values; `y`: `[B, H D]`.
+/// # Errors
+/// As [`attention_packed`]; [`Error::Operand`] for causal attention, or a window.
+pub fn cross_attention(
+    rec: &mut Recorder,
+    tiles: &PackedTiles,
+    config: &AttentionConfig,
+    q: &Tensor,
+    kv: &Tensor,
+    y: &Tensor,
+) -> Result<(), Error> {
+    config.check()?;
+    let AttentionConfig { n_heads, n_kv_heads, head_dim, window, values_from, causal, .. } = *config;
+    if causal || window.is_some() || values_from.is_some() {
+        return Err(wrong("config", "queries that see all keys, and values apart from keys", &"another"));
+    }
+    let ([n_queries, _], [n_keys, _]) = (y.dims2("attention", "y")?, kv.dims2("attention", "kv")?);
+    for (operand, tensor) in [("y", y), ("q", q)] {
+        tensor.expect_shape("attention", operand, &[n_queries, n_heads * head_dim])?;
+    }
+    kv.expect_shape("attention", "kv", &[n_keys, 2 * n_kv_heads * head_dim])?;
+    tiles.check_share(config)?;
+    let quads = head_dim / 4;
+    let params = AttentionParams {
+        flags: config.flags() | PACKED,
+        key_stride: 2 * n_kv_heads * quads,
+        head_stride: quads,
+        value_start: n_kv_heads * quads,
+        n_tiles: (tiles.table.len() / 4) as u32,
+        ..config.params(n_queries, KvType::F32, [n_keys; 2])
+    };
+    let words = kv.words();
+    tiles.plan.record(rec, params, [tiles.max_len, head_dim], &[], &[&tiles.table, q, &words, &words, q, y])
 }
 
 /// Rows of a tile of `attention_prefill`, [`TILE_ROWS`], for the `scalar` tier.

@@ -214,6 +214,7 @@ pub(super) fn activated(activation: Option<Activation>) -> &'static [(&'static s
         None => &[],
         Some(Activation::Gelu(Gelu::Exact)) => &[("GELU", 1.0)],
         Some(Activation::Gelu(Gelu::Tanh)) => &[("GELU", 1.0), ("GELU_TANH", 1.0)],
+        Some(Activation::Gelu(Gelu::Quick)) => &[("GELU", 1.0), ("GELU_QUICK", 1.0)],
         Some(Activation::Tanh) => &[("TANH", 1.0)],
     }
 }

@@ -3,6 +3,7 @@
 //! Each starts from Llama; [`Architecture::describe`] applies the differences.
 
 mod bert;
+mod clip;
 mod deepseek;
 mod embedding_gemma;
 mod ernie;
@@ -36,6 +37,7 @@ mod refused;
 mod seed_oss;
 mod smollm3;
 
+pub(super) use clip::{PROJECTION, says_generation};
 pub(super) use embedding_gemma::projection;
 pub(super) use refused::refused;
 
@@ -93,7 +95,7 @@ pub(super) struct Architecture {
 /// A tensor's name in its layer, and how many of its rows have which factor.
 pub(super) type Factors = (&'static str, Vec<(u32, f32)>);
 
-const ALL: [Architecture; 49] = [
+const ALL: [Architecture; 51] = [
     llama::LLAMA,
     llama::MISTRAL3,
     llama::MIXTRAL,
@@ -143,6 +145,8 @@ const ALL: [Architecture; 49] = [
     modern_bert::MODERN_BERT,
     nomic_bert::NOMIC_BERT,
     nomic_bert::NOMIC_BERT_MOE,
+    clip::CLIP,
+    clip::SIGLIP,
 ];
 
 impl Architecture {
@@ -159,10 +163,11 @@ impl Architecture {
     /// The GGUF name of a checkpoint's tensor `name`; `None` if it has none.
     pub fn gguf_name(&self, name: &str) -> Option<String> {
         // Prefixes of multimodal models' text parts first.
-        const PREFIXES: [&str; 13] = [
+        const PREFIXES: [&str; 14] = [
             "backbone.",
             "model.language_model.",
             "model.text_model.",
+            "text_model.",
             "language_model.model.",
             "language_model.",
             "model.",
@@ -354,8 +359,12 @@ impl Architecture {
         match (activation(name), self.gated) {
             (Some(gate), true) => Ok(Between::Gate(gate)),
             (Some(Gate::Gelu(form)), false) => Ok(Between::Gelu(form)),
-            (_, true) => Err(keys.unsupported(key, name, "silu, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh")),
-            (_, false) => Err(keys.unsupported(key, name, "gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, relu2")),
+            (_, true) => {
+                Err(keys.unsupported(key, name, "silu, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, quick_gelu"))
+            }
+            (_, false) => {
+                Err(keys.unsupported(key, name, "gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, quick_gelu, relu2"))
+            }
         }
     }
 }
@@ -376,6 +385,7 @@ pub(super) fn activation(name: &str) -> Option<Gate> {
         "silu" | "swish" | "swiglu" => Some(Gate::Silu),
         "gelu" => Some(Gate::Gelu(Gelu::Exact)),
         "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" => Some(Gate::Gelu(Gelu::Tanh)),
+        "quick_gelu" => Some(Gate::Gelu(Gelu::Quick)),
         _ => None,
     }
 }

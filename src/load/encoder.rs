@@ -9,7 +9,7 @@ use super::huggingface::{
     CONFIG, DENSE, DENSE_WEIGHTS, FolderTexts, MODULES, POOLING, PROMPTS, SENTENCE_CONFIG, missing,
 };
 use super::llm_reranker::{self, LogitSource};
-use super::{EncoderShape, LateInteraction, Scoring, late, token_heads};
+use super::{EncoderShape, LateInteraction, Scoring, TextTower, late, token_heads};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::text::read_json;
@@ -59,14 +59,19 @@ pub(super) fn shape(
     if let (Some(_), Some(name)) = (&late, &default_prompt) {
         return Err(wrong("default_prompt_name", "none: a query and a document have markers", name).in_file(PROMPTS));
     }
+    let tower = TextTower::of(&config, json).map_err(in_file(CONFIG))?;
     let pooling = match parse(POOLING, &texts.pooling)? {
         _ if late.is_some() => None,
         Some(json) => Some(pooling(&json).map_err(in_file(POOLING))?),
         None if scoring.is_some() => None,
+        None if tower.is_some() => Some(Pooling::Last),
         // sentence-transformers' default for a plain checkpoint.
         None => Some(Pooling::Mean),
     };
     let mut dense: Vec<DenseConfig> = architectures::projection(&config, json)?.into_iter().chain(linear).collect();
+    if tower.is_some() {
+        dense.push(TextTower::projection(&config, tensors)?);
+    }
     let files = DENSE.into_iter().zip(&texts.dense).enumerate().skip(modules.first_dense()).take(modules.n_dense);
     for (i, (file, bytes)) in files {
         let width = dense.last().map_or(config.dim, |layer| layer.outputs);
@@ -95,6 +100,7 @@ pub(super) fn shape(
         scoring,
         late,
         token_heads,
+        tower,
     })
 }
 

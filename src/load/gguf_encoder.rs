@@ -57,6 +57,7 @@ pub(super) fn shape(config: ModelConfig, keys: &Keys<'_>, metadata: &Metadata) -
         scoring,
         late: None,
         token_heads: TokenHeads::default(),
+        tower: None,
     })
 }
 

@@ -10,7 +10,7 @@ use super::shards;
 use super::tensor_index::{FileLayout, TensorIndex, check_type};
 use super::unread::{self, MTP};
 use super::vision::PREPROCESSORS;
-use super::{ChatSource, ModelHeader, ModelShape, encoder, late, llm_reranker, mxfp4, token_heads};
+use super::{ChatSource, EncoderShape, ModelHeader, ModelShape, encoder, late, llm_reranker, mxfp4, token_heads};
 use super::{FileBytes, ModelFile};
 use crate::error::Error;
 use crate::formats::TensorInfo;
@@ -173,7 +173,7 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
     let tied = keys.bool(Key("", "tie_word_embeddings")).map_err(in_file(CONFIG))?;
     let ties = tied.unwrap_or(architecture.tied);
     let is_tied = !config.has_head || ties;
-    let shape = match config.has_head {
+    let mut shape = match config.has_head {
         true => ModelShape::Decoder(config),
         false => ModelShape::Encoder(encoder::shape(config, &json, texts, &tensor_index, logits.as_ref())?),
     };
@@ -197,6 +197,13 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
         let bytes = texts.tokenizer.as_ref().ok_or_else(|| missing(TOKENIZER))?;
         Tokenizer::from_json(bytes, &config).map_err(in_file(TOKENIZER))
     });
+    if let ModelShape::Encoder(EncoderShape { tower: Some(tower), .. }) = &mut shape {
+        if let (Some(json), Ok(tokenizer)) = (&texts.tokenizer_config, &tokenizer) {
+            tower.read_tokenizer(json, tokenizer)?;
+        }
+        // Read as an `ImageEncoderFile`.
+        unread.retain(|part| *part != "vision");
+    }
     let (name, chat) = (name.to_owned(), ChatSource::of_folder(texts));
     if let Some(logits) = &logits {
         llm_reranker::check_template(&chat.templates)?;

@@ -4,7 +4,7 @@
 /// unknown tensor.
 pub(super) fn part(name: &str, is_encoder: bool) -> Option<&'static str> {
     /// Name prefixes, also after `model.`.
-    const PARTS: [(&str, &str); 13] = [
+    const PARTS: [(&str, &str); 16] = [
         ("vision_tower.", "vision"),
         ("vision_model.", "vision"),
         ("visual.", "vision"),
@@ -12,6 +12,10 @@ pub(super) fn part(name: &str, is_encoder: bool) -> Option<&'static str> {
         ("connector.", "vision"),
         ("embed_vision.", "vision"),
         ("vision_embedder.", "vision"),
+        ("visual_projection.", "vision"),
+        // Scale and bias of a similarity's logit, which change no vector.
+        ("logit_scale", ""),
+        ("logit_bias", ""),
         ("audio_tower.", "audio"),
         ("embed_audio.", "audio"),
         ("mtp.", MTP),

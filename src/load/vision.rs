@@ -4,6 +4,7 @@
 //! around it, `position_embd`, `output_norm`, `mm.norm`, `mm.0` and `mm.2` for the projector, and `deepstack.N` for those
 //! of further layers.
 
+mod clip;
 mod gemma;
 mod lfm3;
 mod qwen;
@@ -12,6 +13,8 @@ mod siglip;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+
+pub use clip::ImageEncoderFile;
 
 use super::gguf::ConfigData;
 use super::huggingface::{self, CONFIG, FolderTexts};
@@ -531,7 +534,8 @@ impl Tower {
         let gelu = match keys.str(act)? {
             None | Some("gelu_pytorch_tanh") => Gelu::Tanh,
             Some("gelu") => Gelu::Exact,
-            Some(other) => return Err(keys.unsupported(act, other, "gelu, gelu_pytorch_tanh")),
+            Some("quick_gelu") => Gelu::Quick,
+            Some(other) => return Err(keys.unsupported(act, other, "gelu, gelu_pytorch_tanh, quick_gelu")),
         };
         keys.says(Key("use_gelu", ""));
         Ok(Tower {

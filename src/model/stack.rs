@@ -109,7 +109,7 @@ pub struct Stack {
     parts: Vec<StackPart>,
     bias: Option<Joined>,
     /// Bounds of inputs and outputs, if the file has any.
-    bounds: Option<Bounds>,
+    bounds: Option<Box<Bounds>>,
     /// LoRA deltas.
     #[cfg(feature = "lora")]
     pub(super) addends: Option<super::lora::LoraDelta>,
@@ -195,7 +195,7 @@ impl Joined {
 }
 
 impl Bounds {
-    fn declare(source: &dyn WeightSource, prefix: &str, names: &[(&str, u32)]) -> Result<Option<Bounds>, Error> {
+    fn declare(source: &dyn WeightSource, prefix: &str, names: &[(&str, u32)]) -> Result<Option<Box<Bounds>>, Error> {
         let ends = |kind: &str, name: &str| ["min", "max"].map(|end| (format!("{prefix}{name}.{kind}_{end}"), 1));
         let mut of_inputs = names.iter().flat_map(|(name, _)| ends("input", name));
         if !of_inputs.any(|(name, _)| source.describe(&name).is_some()) {
@@ -203,11 +203,11 @@ impl Bounds {
         }
         let inputs = names.iter().map(|(name, _)| Joined::declare(source, ends("input", name).into()));
         let outputs = names.iter().flat_map(|(name, _)| ends("output", name)).collect();
-        Ok(Some(Bounds {
+        Ok(Some(Box::new(Bounds {
             inputs: inputs.collect::<Result<_, _>>()?,
             outputs: Joined::declare(source, outputs)?,
             widths: names.iter().map(|(_, rows)| *rows).collect(),
-        }))
+        })))
     }
 }
 

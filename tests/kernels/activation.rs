@@ -16,13 +16,15 @@ const NMSE: f64 = 1e-10;
 type Build = fn(&mut Source, u32, u32) -> Job;
 
 pub fn cases(cases: &mut Vec<Case>) {
-    let kernels: [(&'static str, &str, Build); 12] = [
+    let kernels: [(&'static str, &str, Build); 14] = [
         ("swiglu", "F32", swiglu),
         ("silu", "F32", silu),
         ("geglu", "exact", |source, t, f| geglu(source, t, f, Gelu::Exact)),
         ("geglu", "tanh", |source, t, f| geglu(source, t, f, Gelu::Tanh)),
+        ("geglu", "quick", |source, t, f| geglu(source, t, f, Gelu::Quick)),
         ("gelu", "exact", |source, t, f| gelu(source, t, f, Gelu::Exact)),
         ("gelu", "tanh", |source, t, f| gelu(source, t, f, Gelu::Tanh)),
+        ("gelu", "quick", |source, t, f| gelu(source, t, f, Gelu::Quick)),
         ("squared_relu", "F32", squared_relu),
         ("clip", "F32", clip),
         ("add", "F32", |source, t, f| add(source, t, [t, f])),
@@ -193,6 +195,7 @@ fn gelu_within(x: &Expected, form: Gelu) -> Expected {
             let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
             (x / (1.0 + (-2.0 * u).exp()), 2.0 * u)
         }
+        Gelu::Quick => (x / (1.0 + (-1.702 * x).exp()), 1.702 * x),
     };
     // Only the negative side has the exponential's full relative error.
     let share = if x > 0.0 { (-argument.abs()).exp() } else { 1.0 };

@@ -264,6 +264,15 @@ pub fn cases(cases: &mut Vec<Case>) {
                 });
             }
         }
+        for (lengths, [h, hkv, d, _]) in PACKED {
+            cases.push(Case {
+                kernel: "attention",
+                variant: "one query".into(),
+                sizes: format!("lengths={lengths:?},h={h},hkv={hkv},d={d}"),
+                inputs,
+                build: Box::new(move |source| one_query(source, lengths, [h, hkv, d])),
+            });
+        }
     }
 }
 
@@ -437,6 +446,50 @@ fn packed(
         bound.device.write(tiles.tensor(), 0, &tiles.of(lengths)?)?;
         let biases = reach.map(|_| bound.tensor(0));
         kernels::attention_packed(rec, &tiles, &config, biases, bound.tensor(1), bound.tensor(2))
+    })
+}
+
+/// One query of each sequence sees all of its keys.
+fn one_query(source: &mut Source, lengths: &'static [u32], [h, hkv, d]: [u32; 3]) -> Job {
+    let (n_queries, n_keys) = (lengths.len() as u32, lengths.iter().sum::<u32>());
+    let (q, kv) = (source.rows(n_queries, h * d), source.rows(n_keys, 2 * hkv * d));
+    let dim = d as usize;
+    let visible = |query: u32| {
+        let first: u32 = lengths[..query as usize].iter().sum();
+        first..first + lengths[query as usize]
+    };
+    let of_kv = |head: u32, s: u32| row(&kv, (s * 2 * hkv + head) as usize, dim);
+    let (scale, want) = oracle(
+        [n_queries, h, hkv, d],
+        None,
+        None,
+        no_bias,
+        visible,
+        |query, head| row(&q, (query * h + head) as usize, dim),
+        of_kv,
+        |g, s| of_kv(hkv + g, s),
+        [0.0; 2],
+    );
+    let config = AttentionConfig {
+        n_heads: h,
+        n_kv_heads: hkv,
+        head_dim: d,
+        window: None,
+        scale,
+        soft_cap: None,
+        values_from: None,
+        causal: false,
+    };
+    let operands = vec![
+        Operand::floats("q", &[n_queries, h * d], q),
+        Operand::floats("kv", &[n_keys, 2 * hkv * d], kv),
+        Operand::close("y", &[n_queries, h * d], want, 1e-9),
+    ];
+    Job::new(operands, move |rec, bound| {
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let tiles = PackedTiles::declare(rec.target(), &config, [n_queries + 5, n_queries + 2, longest])?;
+        bound.device.write(tiles.tensor(), 0, &tiles.of_one_query(lengths)?)?;
+        kernels::cross_attention(rec, &tiles, &config, bound.tensor(0), bound.tensor(1), bound.tensor(2))
     })
 }
 

@@ -43,7 +43,7 @@ pub fn cases(cases: &mut Vec<Case>) {
                 let (act, gate) = [
                     ("", Gate::Silu),
                     ("+gelu", Gate::Gelu(Gelu::Exact)),
-                    ("", Gate::Silu),
+                    ("+gelu quick", Gate::Gelu(Gelu::Quick)),
                     ("+gelu tanh", Gate::Gelu(Gelu::Tanh)),
                     ("+clamped", Gate::Clamped),
                 ][i % 5];

@@ -72,6 +72,8 @@ const MATMUL: [[u32; 3]; 21] = [
 
 /// Flag of cases named by the number of tokens side by side in an invocation.
 const COLUMNS: usize = 64;
+/// The flag of the quick GELU.
+const QUICK: usize = 128;
 
 /// Name part for the number of tokens, of `n_tokens`, side by side in an invocation.
 pub fn named_columns(n_tokens: u32) -> String {
@@ -99,6 +101,7 @@ pub fn cases(cases: &mut Vec<Case>) {
             None => "",
             Some(Activation::Gelu(Gelu::Exact)) => "+gelu",
             Some(Activation::Gelu(Gelu::Tanh)) => "+gelu-tanh",
+            Some(Activation::Gelu(Gelu::Quick)) => "+gelu-quick",
             Some(Activation::Tanh) => "+tanh",
         };
         let columns = if flags & COLUMNS != 0 { named_columns(m) } else { String::new() };
@@ -149,7 +152,7 @@ pub fn cases(cases: &mut Vec<Case>) {
                 [Inputs::Normal, Inputs::Student, Inputs::Constant, Inputs::Zeros].into_iter().enumerate()
             {
                 // Each activation with a bias, accumulation, or both.
-                let flags = 16 + i % 3 * 16 + (i + 1) % 4;
+                let flags = [16, 32, 48, QUICK][i % 4] + (i + 1) % 4;
                 push("matvec", kernels::matvec, weight, flags, [2, 33, 260], inputs);
                 push("matvec", kernels::matvec, weight, 4 + flags, [1, 65, 64], inputs);
                 push("matmul", kernels::matmul, weight, flags, [17, 70, 36], inputs);
@@ -287,6 +290,7 @@ fn gated(source: &mut Source, weight: WeightType, gate: Gate, [m, n, k]: [u32; 3
 /// The activation encoded in the flags.
 fn activation(flags: usize) -> Option<Activation> {
     match flags & 48 {
+        _ if flags & QUICK != 0 => Some(Activation::Gelu(Gelu::Quick)),
         0 => None,
         16 => Some(Activation::Gelu(Gelu::Exact)),
         32 => Some(Activation::Gelu(Gelu::Tanh)),

@@ -1,10 +1,11 @@
-//! `tilewright embed`: tables of texts in, vectors out.
+//! `tilewright embed`: tables of texts, or pictures, in; vectors out.
 
 pub(super) mod error;
 pub(super) mod input;
 pub(super) mod job;
 pub(super) mod log;
 mod output;
+mod pictures;
 pub(super) mod rows;
 #[cfg_attr(not(feature = "tables"), path = "embed/no_tables.rs")]
 mod tables;
@@ -26,15 +27,17 @@ use tilewright::{Device, EmbedOptions, Embedder, Error, Recovery};
 use super::lost::TestLosses;
 use super::run::with_loading_bar;
 use super::{DeviceArgs, hub};
-use error::{EXIT_CODES, EmbedError};
+use error::{BadRecord, EXIT_CODES, EmbedError, RecordFault};
 use input::{InputFormat, InputSource, ReadProgress};
 use job::{Job, OnError, Skipped};
 use log::{Log, ProgressLog};
 use output::{OutputFormat, OutputTarget};
 
-/// Embed a text, or the texts of a file or stream.
+/// Embed a text, the texts of a file or stream, or pictures.
 ///
 /// A single text gives its vector as a JSON array: `tilewright embed MODEL "a quiet river"`.
+///
+/// With CLIP and SigLIP, `--images FILE...` embeds pictures in the same space as texts.
 ///
 /// Records keep their order and their other columns; a null text gets a null vector. The output file appears only when
 /// it is complete.
@@ -51,6 +54,11 @@ pub struct EmbedArgs {
     /// An argument is a text if no such file exists and it is not written like a path, with an extension or a slash.
     #[arg(default_value = "-")]
     input: PathBuf,
+    /// Pictures to embed instead of texts: PNG, JPEG, WebP or GIF files, or folders of them.
+    ///
+    /// A single file gives its vector as a JSON array, several a record each, with the field `image`.
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["input", "io", "prompt", "max_tokens", "pooling"])]
+    images: Vec<PathBuf>,
     /// Output file; `-` is stdout.
     #[arg(long, short, default_value = "-", env = "TILEWRIGHT_EMBED_OUTPUT", value_name = "FILE")]
     output: PathBuf,
@@ -125,11 +133,20 @@ pub fn embed(mut args: EmbedArgs) -> ExitCode {
 
 impl EmbedArgs {
     fn run(&self, log: Log) -> Result<(), EmbedError> {
-        let text = self.input.to_str().filter(|_| input::is_text(&self.input, self.io));
+        let is_text = self.images.is_empty() && input::is_text(&self.input, self.io);
+        let text = self.input.to_str().filter(|_| is_text);
         let format = self.check(text.is_some())?;
+        let pictures = pictures::files(&self.images)?;
         let (mut embedder, mut recovery) = self.load(log)?;
-        if let (Some(text), "-", None) = (text, self.output.to_str().unwrap_or_default(), self.format) {
-            self.one(text, &mut embedder, &mut recovery)?;
+        if !pictures.is_empty() {
+            pictures::encoder(&embedder)?;
+        }
+        let only = match &self.images[..] {
+            [path] if !path.is_dir() => path.to_str(),
+            _ => text,
+        };
+        if let (Some(only), "-", None) = (only, self.output.to_str().unwrap_or_default(), self.format) {
+            self.one(only, &mut embedder, &mut recovery)?;
             log.saved(&embedder);
             return Ok(());
         }
@@ -146,14 +163,15 @@ impl EmbedArgs {
         let shortens = dims < all_dims;
         let normalizes = embedder.normalizes();
         let input = match text {
+            _ if !pictures.is_empty() => pictures::records(pictures)?,
             Some(text) => input::one_text(text, &self.column),
             None => source.open()?,
         };
-        let input = if format.is_tabular() { tables::tabled(input, &self.column)? } else { input };
+        let input = if format.is_tabular() { tables::tabled(input, self.column())? } else { input };
         let output =
             OutputTarget { path: &self.output, format, column: &self.out_column, dims, metadata }.open(&input)?;
         let job = Job {
-            column: &self.column,
+            column: self.column(),
             on_error: self.on_error,
             has_nulls: format.has_nulls(),
             log,
@@ -164,7 +182,7 @@ impl EmbedArgs {
         job.run(input, output, |texts, progress| {
             recovery.retry(&mut embedder, |embedder| {
                 test.step(embedder.device());
-                let vectors = pollster::block_on(embedder.embed_with(texts, progress))?;
+                let vectors = pollster::block_on(self.vectors(embedder, texts, progress))?;
                 Ok(match shortens {
                     true => shortened(&vectors, all_dims as usize, dims as usize, normalizes),
                     false => vectors,
@@ -181,21 +199,52 @@ impl EmbedArgs {
         Ok(())
     }
 
-    /// Prints the vector of one text as a JSON array.
+    /// The column or field with texts or pictures.
+    fn column(&self) -> &str {
+        if self.images.is_empty() { &self.column } else { pictures::COLUMN }
+    }
+
+    /// The vectors of texts, or of the pictures in these files.
+    async fn vectors(
+        &self,
+        embedder: &Embedder,
+        inputs: &[&str],
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Vec<f32>, Error> {
+        match self.images.is_empty() {
+            true => embedder.embed_with(inputs, progress).await,
+            false => pictures::vectors(embedder, inputs, progress).await,
+        }
+    }
+
+    /// Prints the vector of one text or picture as a JSON array.
     fn one(
         &self,
-        text: &str,
+        input: &str,
         embedder: &mut Embedder,
         recovery: &mut Recovery<'_, Embedder>,
     ) -> Result<(), EmbedError> {
         let (all_dims, dims) = self.dims(embedder)?;
-        let mut vector = recovery.retry(embedder, |embedder| pollster::block_on(embedder.embed(&[text])))?;
+        let made =
+            recovery.retry(embedder, |embedder| pollster::block_on(self.vectors(embedder, &[input], &mut |_| ())));
+        let mut vector = made.map_err(|error| self.of_only(error))?;
         if dims < all_dims {
             vector = shortened(&vector, all_dims as usize, dims as usize, embedder.normalizes());
         }
         let line =
             serde_json::to_string(&vector).map_err(|error| EmbedError::write(&self.output, io::Error::from(error)))?;
         writeln!(io::stdout(), "{line}").map_err(|error| EmbedError::write(&self.output, error))
+    }
+
+    /// The error of the only input. A picture is named by its file.
+    fn of_only(&self, error: Error) -> EmbedError {
+        match error {
+            Error::InRecord { source, .. } if !self.images.is_empty() => {
+                let fault = RecordFault::Text(*source);
+                BadRecord { input: pictures::INPUT.into(), record: 1, fault }.into()
+            }
+            error => error.into(),
+        }
     }
 
     /// The size of the model's vectors, and of those that are written.
@@ -214,7 +263,8 @@ impl EmbedArgs {
     /// The output format. Fails if flags contradict each other.
     fn check(&self, is_text: bool) -> Result<OutputFormat, EmbedError> {
         let usage = |message: &str| Err(EmbedError::Usage(message.into()));
-        let io = if is_text { InputFormat::Text } else { self.io.of(&self.input)? };
+        let is_lines = is_text || !self.images.is_empty();
+        let io = if is_lines { InputFormat::Text } else { self.io.of(&self.input)? };
         let format = self.format.map_or_else(|| OutputFormat::of(&self.output, io), Ok)?.available(&self.output)?;
         if format == OutputFormat::Npy && self.output.as_os_str() == "-" {
             return usage("npy cannot be written to stdout, it needs a file: --output FILE");
@@ -225,8 +275,12 @@ impl EmbedArgs {
         if format == OutputFormat::Npy && self.on_error == OnError::Skip && self.errors.is_none() {
             return usage("npy files leave out skipped records: list them with --errors FILE");
         }
-        if self.column == self.out_column {
-            return usage("--column and --out-column must differ");
+        if self.column() == self.out_column {
+            let message = match self.images.is_empty() {
+                true => "--column and --out-column must differ",
+                false => "--out-column must not be `image`, the field with the path of a picture",
+            };
+            return usage(message);
         }
         Ok(format)
     }
@@ -270,7 +324,9 @@ impl EmbedArgs {
             false => None,
         };
         let embedder = load(device, second)?;
-        embedder.encodings()?;
+        if self.images.is_empty() {
+            embedder.encodings()?;
+        }
         match &self.prompt {
             Some(prompt) => embedder.with_prompt(Some(prompt)),
             None => Ok(embedder),

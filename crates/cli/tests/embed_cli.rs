@@ -336,3 +336,95 @@ fn one_text_gives_one_vector_as_json() {
         assert!(!output.status.success() && text(&output.stderr).contains(message), "{}", text(&output.stderr));
     }
 }
+
+/// CLIP with a small vocabulary of words, and files of pictures.
+fn clip(name: &str) -> (PathBuf, impl Fn(&str) -> String) {
+    let data = common::data(&["tiny-random-pictures", "encoders", "pictures"]).expect("committed test data");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("embed").join(name);
+    std::fs::create_dir_all(&folder).unwrap();
+    for file in ["model.safetensors", "preprocessor_config.json"] {
+        std::fs::copy(data.join("tiny-random-pictures/clip").join(file), folder.join(file)).unwrap();
+    }
+    std::fs::copy(data.join("encoders/nomic/tokenizer.json"), folder.join("tokenizer.json")).unwrap();
+    let config = std::fs::read(data.join("tiny-random-pictures/clip/config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&config).unwrap();
+    config["text_config"]["eos_token_id"] = 3.into();
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let pictures = data.join("pictures");
+    (folder, move |name: &str| pictures.join(name).to_str().unwrap().to_owned())
+}
+
+#[test]
+fn pictures_and_texts_have_vectors_of_one_space() {
+    use tilewright::picture::{Picture, PictureLimits};
+    use tilewright::{Device, EmbedOptions, Embedder};
+
+    let (folder, picture) = clip("clip");
+    let model = folder.to_str().unwrap();
+    let library = Embedder::load(&Device::cpu(), &folder, EmbedOptions::default()).unwrap();
+    let names = ["a.png", "b.png", "turned.jpg"];
+    let decoded =
+        names.map(|name| Picture::decode(&std::fs::read(picture(name)).unwrap(), &PictureLimits::default()).unwrap());
+    let want = common::block_on(library.embed_images(&decoded)).unwrap();
+    let want: Vec<Vec<f32>> = want.chunks_exact(40).map(<[f32]>::to_vec).collect();
+    let vector = |value: &Value| serde_json::from_value::<Vec<f32>>(value.clone()).unwrap();
+    let succeeded = |args: &[&str]| {
+        let output = run(command(args), b"");
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        lines(&output.stdout)
+    };
+    // One file, several, a folder.
+    assert_eq!(vector(&succeeded(&[model, "--images", &picture("a.png")])[0]), want[0]);
+    let files = names.map(&picture);
+    let args: Vec<&str> = [model, "--images"].into_iter().chain(files.iter().map(String::as_str)).collect();
+    let found = succeeded(&args);
+    for ((line, file), want) in found.iter().zip(&files).zip(&want) {
+        assert_eq!((line["image"].as_str(), &vector(&line["embedding"])), (Some(&file[..]), want));
+    }
+    let shelf = folder.join("shelf");
+    std::fs::create_dir_all(&shelf).unwrap();
+    for (from, to) in [("turned.jpg", "2.JPG"), ("a.png", "1.png"), ("clip/config.json", "notes.txt")] {
+        std::fs::copy(picture(from), shelf.join(to)).unwrap();
+    }
+    let found = succeeded(&[model, "--images", shelf.to_str().unwrap(), "--dimensions", "8"]);
+    let first = tilewright::embed::shortened(&want[0], 40, 8, true);
+    assert_eq!((found.len(), vector(&found[0]["embedding"])), (2, first));
+    assert!(found[1]["image"].as_str().unwrap().ends_with("2.JPG"));
+    // A text.
+    let of_text = common::block_on(library.embed(&["a quiet river"])).unwrap();
+    assert_eq!(vector(&succeeded(&[model, "a quiet river"])[0]), of_text);
+}
+
+#[test]
+fn files_without_pictures_are_named() {
+    let (folder, picture) = clip("clip_errors");
+    let model = folder.to_str().unwrap();
+    let html = scratch("page.png", b"<!doctype html><p>");
+    let [good, broken] = [picture("a.png"), html.to_str().unwrap().to_owned()];
+    let failed = |args: &[&str], code: i32, named: &[&str]| {
+        let output = run(command(args), b"");
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
+        assert!(named.iter().all(|named| stderr.contains(named)), "{args:?}: {stderr}");
+    };
+    failed(&[model, "--images", &broken], 6, &["page.png", "expected PNG, JPEG, WebP or GIF"]);
+    failed(&[model, "--images", &good, &broken], 6, &["record 2", "page.png"]);
+    failed(&[model, "--images", "/nowhere.png"], 6, &["/nowhere.png"]);
+    failed(&[model, "--images", model], 6, &[model, "no pictures", "*.webp"]);
+    failed(&[model, "a text", "--images", &good], 2, &["--images"]);
+    failed(&[model, "--images", &good, "--prompt", "query"], 2, &["--prompt"]);
+    failed(&[model, "--images", &good, &good, "--out-column", "image"], 2, &["--out-column"]);
+    // A model of texts alone, and one whose image encoder is incomplete.
+    let nomic = common::data(&["encoders"]).expect("committed test data").join("encoders/nomic");
+    failed(&[nomic.to_str().unwrap(), "--images", &good], 3, &["--images", "embeds texts alone", "CLIP"]);
+    std::fs::remove_file(folder.join("preprocessor_config.json")).unwrap();
+    failed(&[model, "--images", &good], 3, &["--images", "preprocessor_config.json"]);
+    let output = run(command(&[model, "a quiet river"]), b"");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    // Skipped, and listed.
+    let (folder, _) = clip("clip_skips");
+    let output = run(command(&[folder.to_str().unwrap(), "--images", &broken, &good, "--on-error", "skip"]), b"");
+    let found = lines(&output.stdout);
+    assert!(output.status.success() && text(&output.stderr).contains("page.png"), "{}", text(&output.stderr));
+    assert!(found[0]["embedding"].is_null() && found[1]["embedding"].is_array(), "{found:?}");
+}

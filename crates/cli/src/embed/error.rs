@@ -107,7 +107,7 @@ pub enum RecordFault {
     NotUtf8(usize),
     #[error("not JSON: {0}")]
     NotJson(#[from] serde_json::Error),
-    /// The model refuses the text.
+    /// The model refuses the text, or the picture.
     #[error(transparent)]
     Text(Error),
 }

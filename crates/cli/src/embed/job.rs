@@ -173,7 +173,8 @@ pub fn of_texts<T>(
             Err(Error::InRecord { record, source }) => {
                 let record = rows.first_record + given.get(record).map_or(0, |&row| row as u64);
                 match *source {
-                    source @ Error::Tokenizer { .. } => {
+                    // A text, or the file of a picture.
+                    source @ (Error::Tokenizer { .. } | Error::InFile { .. } | Error::Io { .. }) => {
                         rows.bad.push(BadRecord { input: name.into(), record, fault: RecordFault::Text(source) });
                     }
                     // Not caused by the text.
