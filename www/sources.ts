@@ -34,7 +34,7 @@ export const MINILM: ModelChoice = {
 const SHARD = /-(\d{5})-of-(\d{5})(\.gguf)$/;
 const FOLDER_FILE = /\.(safetensors|json)$/;
 /** A vision encoder in GGUF, which is no model by itself. */
-const ENCODER = /mmproj[^/]*\.gguf$|^[^/]*mmproj[^/]*$/i;
+const ENCODER = /mmproj[^/]*\.gguf$/i;
 /** A file of folders whose models take pictures. */
 const PREPROCESSOR = /(?:^|\/)(?:pre)?processor_config\.json$/;
 /** Encoders by weight type, the best first: they are small, and suffer from fewer bits. */

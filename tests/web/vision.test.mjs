@@ -17,7 +17,8 @@ const picture = (name) => readFileSync(join(pictures, name));
 async function answers({ Model }, { cases, device, isLost }) {
   const told = [];
   for (const { source, vision, pixels: { width, height, data } } of cases) {
-    const model = await Model.load(source, { device, kvType: "f32", vision });
+    const notices = [];
+    const model = await Model.load(source, { device, kvType: "f32", vision, onNotice: ({ message }) => notices.push(message) });
     const messages = [{ role: "user", content: [{ type: "image", image: { width, height, data: Uint8Array.from(atob(data), (c) => c.charCodeAt(0)) } }, { type: "text", text: "?" }] }];
     const ask = async (of = model) => {
       const generation = of.chat(messages, { maxTokens: 20, logprobs: 20, ignoreEos: true });
@@ -34,7 +35,7 @@ async function answers({ Model }, { cases, device, isLost }) {
       asked.push(await ask(engine));
       engine.free();
     }
-    told.push({ asked, tokens: await model.imageTokens(width, height), takesImages: model.info.takesImages });
+    told.push({ asked, tokens: await model.imageTokens(width, height), takesImages: model.info.takesImages, notices });
     model.free();
   }
   return told;
@@ -60,8 +61,9 @@ function areTheReferences(told, place) {
     const { ids, logits, greedy } = references(name);
     const highest = Math.max(...logits);
     const normalizer = highest + Math.log(logits.reduce((sum, logit) => sum + Math.exp(logit - highest), 0));
-    const { asked, tokens, takesImages } = told[i];
+    const { asked, tokens, takesImages, notices } = told[i];
     assert.ok(takesImages);
+    assert.ok(!notices.some((notice) => notice.includes("vision")), notices.join());
     assert.equal(tokens, ids.filter((id) => id === 287).length);
     for (const { ids: written, first, usage } of asked) {
       assert.equal(usage.promptTokens, ids.length, `${name} in ${place}`);

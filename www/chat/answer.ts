@@ -128,6 +128,8 @@ function messagesOf({ model, turn, systemPrompt }: Question, seen: readonly Turn
     if (it !== turn && it.steps.every(({ thinking, text, calls }) => thinking === "" && text === "" && calls.length === 0)) continue;
     messages.push({ role: "user", content: contentOf(it, model.info.takesImages) });
     for (const { thinking, text, calls } of it.steps) {
+      // The one that is about to be written.
+      if (thinking === "" && text === "" && calls.length === 0) continue;
       messages.push({
         role: "assistant",
         content: text,
