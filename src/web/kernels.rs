@@ -166,6 +166,7 @@ impl Device {
                 soft_cap: None,
                 values_from: None,
                 causal: true,
+                whole_pass: false,
             };
             let (k, v) = (keys.words(), values.words());
             let cached = CachedKeys { k, v: Some(v), kind: KvType::F32, capacity: n_keys };
