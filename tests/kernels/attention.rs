@@ -479,6 +479,7 @@ fn one_query(source: &mut Source, lengths: &'static [u32], [h, hkv, d]: [u32; 3]
         soft_cap: None,
         values_from: None,
         causal: false,
+        whole_pass: false,
     };
     let operands = vec![
         Operand::floats("q", &[n_queries, h * d], q),
