@@ -70,7 +70,7 @@ pub(crate) use tensor_index::{WeightUploader, Widened};
 pub use text_tower::{Canonical, Padding, PaddingSide, TextTower};
 #[cfg(feature = "hub")]
 pub(crate) use token_heads::TOKEN_HEADS;
-pub(crate) use unread::MTP;
+pub(crate) use unread::{MTP, VISION};
 pub use vision::{ImageEncoderFile, VisionFile};
 pub(crate) use vision::{Learned, PatchPlaces};
 #[cfg(feature = "hub")]

@@ -87,6 +87,11 @@ impl Tested {
         }
     }
 
+    /// Takes back a notice.
+    pub fn withdraw(&self, notice: &str) {
+        self.lock().notices.retain(|own| own != notice);
+    }
+
     pub fn take_notices(&self) -> Vec<String> {
         std::mem::take(&mut self.lock().notices)
     }

@@ -25,7 +25,7 @@ use crate::formats::BlockType;
 use crate::grammar::Grammars;
 use crate::kernels::KvType;
 use crate::load::{
-    ChatSource, MTP, ModelFile, ModelHeader, Needs, Placement, PlacementOptions, TensorIndex, WeightFiles,
+    ChatSource, MTP, ModelFile, ModelHeader, Needs, Placement, PlacementOptions, TensorIndex, VISION, WeightFiles,
     WeightUploader,
 };
 use crate::memory::Limit;
@@ -246,9 +246,7 @@ impl Model {
         let room = SessionLimits { context_length: placement.context_length, ..room };
         let (transformer, plan, streamed) = part.place(&placement, files)?;
         debug_assert!(limit.is_none_or(|limit| plan.total_bytes() <= limit.bytes), "{plan:?} in {limit:?}");
-        if !unread.is_empty() {
-            device.tested().note(format!("not loaded with the text model: weights for {}", unread.join(", ")));
-        }
+        unread.iter().for_each(|part| device.tested().note(unread_notice(part)));
         let feed = match &streamed {
             Some(streamed) => streamed.resident(&transformer, &tensor_index),
             None => WeightUploader::digesting(&tensor_index, transformer.tensor_slots(), |_| true),
@@ -678,6 +676,7 @@ impl Model {
             true => self.with_passes_for(vision.max_rows())?,
             false => self,
         };
+        model.device.tested().withdraw(&unread_notice(VISION));
         Ok(Model { vision: Some(vision), ..model })
     }
 
@@ -1052,6 +1051,11 @@ fn checked_max_pass(target: &Target, asked: Option<u32>) -> Result<u32, Error> {
 fn tokens_per_submit(is_real_gpu: bool, weights_bytes: u64) -> u32 {
     const SMALL_BYTES: u64 = 64 << 20;
     if is_real_gpu && weights_bytes < SMALL_BYTES { 4 } else { 1 }
+}
+
+/// The notice of weights of the files that are not loaded with the text model.
+fn unread_notice(part: &str) -> String {
+    format!("not loaded with the text model: weights for {part}")
 }
 
 #[cfg(test)]

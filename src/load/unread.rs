@@ -5,14 +5,14 @@
 pub(super) fn part(name: &str, is_encoder: bool) -> Option<&'static str> {
     /// Name prefixes, also after `model.`.
     const PARTS: [(&str, &str); 16] = [
-        ("vision_tower.", "vision"),
-        ("vision_model.", "vision"),
-        ("visual.", "vision"),
-        ("multi_modal_projector.", "vision"),
-        ("connector.", "vision"),
-        ("embed_vision.", "vision"),
-        ("vision_embedder.", "vision"),
-        ("visual_projection.", "vision"),
+        ("vision_tower.", VISION),
+        ("vision_model.", VISION),
+        ("visual.", VISION),
+        ("multi_modal_projector.", VISION),
+        ("connector.", VISION),
+        ("embed_vision.", VISION),
+        ("vision_embedder.", VISION),
+        ("visual_projection.", VISION),
         // Scale and bias of a similarity's logit, which change no vector.
         ("logit_scale", ""),
         ("logit_bias", ""),
@@ -46,5 +46,7 @@ pub(super) fn is_of_mtp(name: &str) -> bool {
     part(name, false) == Some(MTP)
 }
 
+/// Vision encoders.
+pub(crate) const VISION: &str = "vision";
 /// MTP heads.
 pub(crate) const MTP: &str = "multi-token prediction";

@@ -172,8 +172,6 @@ async function useVision(
     } finally {
       encoder.free();
     }
-    // The text model said that it was loaded without these.
-    device.takeNotices().filter((notice) => !notice.endsWith("weights for vision")).forEach((notice) => requester.caller.notify("shader_replaced", notice));
   });
 }
 
