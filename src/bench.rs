@@ -582,7 +582,7 @@ mod tests {
             let tensor = |weight, shape: &[u64]| Some(SourceTensor { weight, shape: shape.to_vec() });
             let part = name.rsplit('.').nth(1).unwrap_or_default();
             match part {
-                _ if name.ends_with(".bias") => None,
+                _ if !name.ends_with(".weight") => None,
                 "attn_norm" | "ffn_norm" | "output_norm" => tensor(WeightType::F32, &[2048]),
                 "attn_q" | "attn_output" => tensor(WeightType::Q8_0, &[2048, 2048]),
                 "attn_k" | "attn_v" => tensor(WeightType::Q8_0, &[512, 2048]),

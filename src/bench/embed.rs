@@ -468,7 +468,8 @@ mod tests {
             match kind {
                 "bias" if is_gated => None,
                 "bias" => vector(rows),
-                _ => Some(SourceTensor { weight: *matrices, shape: vec![rows.into(), cols.into()] }),
+                "weight" => Some(SourceTensor { weight: *matrices, shape: vec![rows.into(), cols.into()] }),
+                _ => None,
             }
         }
     }

@@ -42,6 +42,7 @@ pub(super) const CLIP: Architecture = Architecture {
 };
 
 pub(super) const SIGLIP: Architecture = Architecture {
+    gguf: "",
     json: &["siglip", "siglip2", "siglip_text_model", "siglip2_text_model"],
     eps: (Key("", "layer_norm_eps"), Some(1e-6)),
     activation: "gelu_pytorch_tanh",
