@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tilewright::engine::{Engine, EngineOptions, Request};
+use tilewright::formats::Gguf;
+use tilewright::formats::gguf::{Value, ValueType};
+use tilewright::formats::gguf_writer::GgufHeader;
 use tilewright::kernels::KvType;
 use tilewright::load::{ModelFile, ModelShape, VisionFile};
 use tilewright::model::{ModelConfig, VisionConfig};
@@ -509,4 +512,62 @@ fn bf16(file: &[u8], name: &str) -> Vec<f32> {
     let header = tilewright::formats::safetensors::Safetensors::parse(file, file.len() as u64).unwrap();
     let bytes = header.tensor(name).unwrap().bytes(file).unwrap();
     bytes.chunks_exact(2).map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)).collect()
+}
+
+/// A matrix of patches above the size in which weights are uploaded piece by piece: files have more dimensions than two.
+#[test]
+fn large_patches_are_uploaded_whole() {
+    const SIDE: u32 = 64;
+    let Some(folder) = QWEN3_VL.path() else { return };
+    let file = std::fs::read(folder.join("mmproj-bf16.gguf")).unwrap();
+    let gguf = Gguf::parse(&file, file.len() as u64).unwrap();
+    let mut header = GgufHeader::new(32);
+    for (key, value) in gguf.metadata.iter() {
+        match (key, value) {
+            ("clip.vision.patch_size", _) => header.set(key, Value::U32(SIDE)).unwrap(),
+            (_, Value::Array(array)) => {
+                let kind = if key.contains("deepstack") { ValueType::Bool } else { ValueType::F32 };
+                header.set_array(key, kind, array.iter().collect::<Vec<_>>().into_iter()).unwrap();
+            }
+            (_, value) => header.set(key, value).unwrap(),
+        }
+    }
+    let (dim, width) = (32, 3 * SIDE * SIDE);
+    let mut rng = common::Rng::new(7);
+    let weight: Vec<f32> = (0..dim * width).map(|_| rng.normal() as f32 / (width as f32).sqrt()).collect();
+    let is_patches = |name: &str| name.starts_with("v.patch_embd.weight");
+    let kept: Vec<_> = gguf.tensors.iter().filter(|tensor| !tensor.name.ends_with("weight.1")).collect();
+    for tensor in &kept {
+        let shape = [u64::from(dim), 3, u64::from(SIDE), u64::from(SIDE)];
+        let shape = if is_patches(&tensor.name) { &shape[..] } else { &tensor.shape };
+        header.add_tensor(&tensor.name, shape, tensor.block_type).unwrap();
+    }
+    let mut written = header.to_bytes();
+    for tensor in &kept {
+        match is_patches(&tensor.name) {
+            true => written.extend_from_slice(bytemuck::cast_slice(&weight)),
+            false => written.extend_from_slice(tensor.bytes(&file).unwrap()),
+        }
+        written.resize(written.len().next_multiple_of(32), 0);
+    }
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("large-patches-mmproj.gguf");
+    std::fs::write(&path, written).unwrap();
+    let encoder = VisionEncoder::load(&common::cpu(), &path, VisionOptions::default()).unwrap();
+    let grid = [2, 2];
+    let embedded = |values: Vec<f32>| {
+        let patches = Patches { values, patch_dim: width, grid, places: QWEN3_VL.places(grid) };
+        block_on(encoder.trace(&patches)).unwrap().swap_remove(0)
+    };
+    let values: Vec<f32> = (0..4 * width).map(|_| rng.normal() as f32).collect();
+    // Without bias and positions.
+    let zero = embedded(vec![0.0; values.len()]);
+    let got: Vec<f32> = embedded(values.clone()).iter().zip(zero).map(|(with, without)| with - without).collect();
+    let mut want = Vec::new();
+    for patch in values.chunks_exact(width as usize) {
+        for row in weight.chunks_exact(width as usize) {
+            want.push(row.iter().zip(patch).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum::<f64>() as f32);
+        }
+    }
+    let difference = largest_difference(&got, &want);
+    assert!(difference <= 2e-5, "{difference}");
 }

@@ -867,8 +867,12 @@ impl WeightUploader {
         let row_bytes = match place {
             // An expert's rows, to be reordered.
             _ if entry.scales.is_some() => (info.size_bytes / info.shape.first().copied().unwrap_or(1)) as usize,
-            TensorSlot::Rows { .. } if matches!(entry.stored, FileLayout::AsRead | FileLayout::LessOne) => {
-                (info.size_bytes / n_rows(info)) as usize
+            TensorSlot::Rows { matrix, places } if matches!(entry.stored, FileLayout::AsRead | FileLayout::LessOne) => {
+                match places.slice {
+                    // Those of the matrix: of patches, a file has more dimensions.
+                    None => file_bytes(info, matrix.cols().into()),
+                    Some(_) => (info.size_bytes / n_rows(info)) as usize,
+                }
             }
             // The whole tensor at once.
             _ => info.size_bytes as usize,
@@ -980,6 +984,11 @@ fn write_rows(
     }
 }
 
+/// Bytes of a row of so many elements in a file.
+fn file_bytes(info: &TensorInfo, columns: u64) -> usize {
+    (columns.div_ceil(info.block_type.block_len()) * info.block_type.block_bytes()) as usize
+}
+
 /// See [`FileLayout::SummedFrames`].
 fn summed_frames(info: &TensorInfo, values: &[f32]) -> Vec<f32> {
     let n = info.shape.iter().skip(3).product::<u64>().max(1) as usize;
@@ -1048,7 +1057,7 @@ fn write_plain(
 
 /// Cuts rows into slices of `columns` columns, each as rows of the matrix, zero-padded.
 fn slices(info: &TensorInfo, matrix: &Matrix, bytes: &[u8], columns: u32) -> Result<Vec<Vec<u8>>, Error> {
-    let (block_len, block_bytes) = (info.block_type.block_len(), info.block_type.block_bytes());
+    let block_len = info.block_type.block_len();
     let (columns, all) = (u64::from(columns), info.shape.last().copied().unwrap_or(1));
     if !columns.is_multiple_of(block_len) && columns < all {
         return Err(Error::Config {
@@ -1057,7 +1066,7 @@ fn slices(info: &TensorInfo, matrix: &Matrix, bytes: &[u8], columns: u32) -> Res
             found: format!("{}, in blocks of {block_len}", info.block_type),
         });
     }
-    let bytes_of = |columns: u64| (columns.div_ceil(block_len) * block_bytes) as usize;
+    let bytes_of = |columns: u64| file_bytes(info, columns);
     let (slice_bytes, row_bytes) = (bytes_of(columns), bytes_of(all));
     let padded_bytes = bytes_of(matrix.cols().into());
     let slice = |i: usize| {

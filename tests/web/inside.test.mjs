@@ -133,7 +133,7 @@ function defined({ theta, scale, cap, window, one, factor }, tensor, ids, head) 
 }
 
 test("Node: weights of heads are the softmax of their scores, with windows, caps and caches that round", { timeout: 60_000 }, async () => {
-  const { default: init, Device, Loader } = await import("../../pkg/tilewright.js");
+  const { default: init, Device, Loader, Pictures } = await import("../../pkg/tilewright.js");
   await init({ module_or_path: readFileSync(join(repository, "pkg/tilewright_bg.wasm")) });
   const device = await Device.open("cpu", undefined);
   const models = {
@@ -150,7 +150,7 @@ test("Node: weights of heads are the softmax of their scores, with windows, caps
       loader.end();
       const session = (await loader.finish()).session();
       const prompt = Uint32Array.from({ length: 27 }, (_, at) => 3 + 7 * at);
-      await session.generate(prompt, { maxTokens: 14, temperature: 0, ignoreEos: true }, undefined, () => {}, async () => true, () => {});
+      await session.generate(prompt, new Pictures(), { maxTokens: 14, temperature: 0, ignoreEos: true }, undefined, () => {}, async () => true, () => {});
       const ids = session.tokens();
       for (const [head, lastQueries] of [[0, 1], [1, 5], [2, 19], [3, 100]]) {
         const want = defined(shape, tensor, ids, head).slice(-lastQueries);

@@ -343,8 +343,9 @@ test("a name of Hugging Face leads to the repository's folder, or to one of its 
   publish("o/both", ["config.json", "model.safetensors", "c-Q8_0.gguf"]);
   publish("o/tensors", ["config.json", "model.safetensors"], "v2");
   const at = (path) => `${hub}/${path}`;
-  assert.deepEqual(await find(" o/quants "), { label: "a.Q4_K_M.gguf", source: at("o/quants/resolve/main/a.Q4_K_M.gguf") });
-  assert.deepEqual(await find("o/quants:q8_0"), { label: "a-Q8_0.gguf", source: at("o/quants/resolve/main/a-Q8_0.gguf") });
+  const vision = at("o/quants/resolve/main/mmproj-F32.gguf");
+  assert.deepEqual(await find(" o/quants "), { label: "a.Q4_K_M.gguf", source: at("o/quants/resolve/main/a.Q4_K_M.gguf"), vision });
+  assert.deepEqual(await find("o/quants:q8_0"), { label: "a-Q8_0.gguf", source: at("o/quants/resolve/main/a-Q8_0.gguf"), vision });
   assert.deepEqual((await find("https://huggingface.co/o/parts")).source, [1, 2].map((i) => at(`o/parts/resolve/main/Q6_K/b-Q6_K-0000${i}-of-00002.gguf`)));
   assert.deepEqual((await find("o/odd")).source, at("o/odd/resolve/main/stories%201.gguf"));
   assert.deepEqual(await find("o/both"), { label: "both", source: at("o/both/resolve/main/") });
