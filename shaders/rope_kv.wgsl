@@ -3,7 +3,8 @@
 //     qkv[t] = q heads | k heads | v heads
 //     q[t, h] = turn(..);   k[g, slot] = turn(..), v[g, slot] = ..,   slot = slot_of(pos + t)
 //
-// Without key heads there are queries alone, and the cache is not written; without value heads, keys hold their values.
+// Without key heads there are queries alone, and the cache is not written; without query heads there are keys and values
+// alone; without value heads, keys hold their values.
 //
 // Dispatch (heads of all tokens folded over x and y), LANES invocations per head; see `shared/heads.wgsl`,
 // `shared/turn.wgsl` and, for what a row of the cache is, `shared/row_f32.wgsl` and its like.

@@ -58,7 +58,7 @@ pub use pool::{Pooling, pool};
 pub use recurrent::{DeltaRule, MAX_TAPS, N_STATES, SelectiveScan, ShortConv};
 pub(crate) use rope::mrope_rows;
 pub use rope::{
-    Heads, QkNorm, QueryGrowth, RopeConfig, RopeScaling, RopeStyle, rope, rope_kv, rope_packed, rope_table,
+    Heads, QkNorm, QueryGrowth, RopeConfig, RopeScaling, RopeStyle, cache_kv, rope, rope_kv, rope_packed, rope_table,
 };
 pub use sample::{NON_FINITE, Sampling, mask_logits, penalize, sample};
 pub use select_top::{MAX_TOP, NO_ITEM, TopStrip, merge_top, select_top, top_splits};

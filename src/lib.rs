@@ -85,10 +85,14 @@ pub mod retrieval;
 mod saving;
 pub mod shaders;
 mod sort;
+#[cfg(feature = "sound")]
+pub mod sound;
 mod target;
 mod tensor;
 mod tested;
 pub mod tokenizer;
+#[cfg(feature = "sound")]
+pub mod transcribe;
 pub mod tuning;
 pub mod vision;
 #[cfg(target_arch = "wasm32")]
@@ -131,4 +135,6 @@ pub use saving::Saving;
 pub use shaders::Tier;
 pub use target::{Bucket, Choice, Target, TargetKind, TargetLimits, Tuning};
 pub use tensor::{Role, Tensor, TensorWriter};
+#[cfg(feature = "sound")]
+pub use transcribe::{TranscribeOptions, Transcriber, TranscriberOptions, Transcript};
 pub use vision::{ImageEmbeddings, ImageRows, VisionEncoder, VisionOptions};

@@ -25,6 +25,7 @@ mod reader;
 mod refused;
 mod scaling;
 mod shards;
+mod speech;
 mod tensor_index;
 mod text_tower;
 mod token_heads;
@@ -64,6 +65,7 @@ pub use reader::{FileName, Head, HeaderReader};
 use refused::parse_gguf;
 #[cfg(feature = "hub")]
 pub(crate) use shards::{numbered, stem};
+pub use speech::{SpeechFile, SpeechGeneration};
 pub(crate) use tensor_index::TableRows;
 pub use tensor_index::TensorIndex;
 pub(crate) use tensor_index::{WeightUploader, Widened};

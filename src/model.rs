@@ -2,6 +2,7 @@
 
 mod block;
 mod config;
+mod cross;
 mod decoder;
 mod encoder;
 mod experts;
@@ -13,6 +14,7 @@ mod lora;
 mod mtp;
 mod per_layer;
 mod position_biases;
+mod speech;
 mod stack;
 mod vision;
 mod weights;
@@ -22,6 +24,7 @@ pub use block::{
 };
 pub(crate) use config::{MAX_CONTEXT, MAX_DIM, MAX_LAYERS};
 pub use config::{ModelConfig, NormKind, PerLayer, PositionTable};
+pub use cross::{CrossTensors, CrossWeights};
 pub use decoder::{Drawing, Ending, FetchedRows, ImageTensors, PassTensors, Sampler, VERIFIED_ROWS};
 pub use encoder::{BatchSize, BatchTensors, DenseConfig, DenseLayer, ScoreConfig, ScoreHead};
 pub use experts::ExpertWeights;
@@ -34,6 +37,7 @@ pub use lora::FactorPlaces;
 pub use mtp::{MtpTensors, MtpWeights};
 pub use per_layer::{PerLayerHalf, PerLayerWeights};
 pub use position_biases::PositionBiases;
+pub use speech::{SoundTensors, SpeechConfig, SpeechEncoder};
 pub(crate) use stack::layer_of;
 pub use stack::{RowPlaces, SourceTensor, Stack, TensorSlot, WeightSource};
 pub use vision::{Join, MeanTensors, PatchTensors, Projector, RowNorm, VisionConfig, VisionTransformer};

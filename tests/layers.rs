@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Modules of `src/`, lowest first.
-const ORDER: [&str; 43] = [
+const ORDER: [&str; 45] = [
     // Independent.
     "counted",
     "counters",
@@ -19,6 +19,7 @@ const ORDER: [&str; 43] = [
     "cache",
     "formats",
     "picture",
+    "sound",
     // Elements of passes.
     "dtype",
     "shaders",
@@ -47,6 +48,7 @@ const ORDER: [&str; 43] = [
     "tuning",
     "open",
     "vision",
+    "transcribe",
     // Public API.
     "generate",
     "engine",

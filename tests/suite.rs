@@ -35,6 +35,8 @@ mod picture;
 mod quantize;
 mod retrieval;
 mod shaders;
+#[cfg(feature = "sound")]
+mod sound;
 mod threads;
 mod tokenizer;
 mod tools;

@@ -136,12 +136,14 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
 
     let q_row = n_heads * head_dim;
     let ops = n_tokens * q_row * OPS;
-    threads::for_each_chunk(&mut q.get_mut::<f32>()[..n_tokens * q_row], q_row, ops, |t, q| {
-        let mut scratch = vec![0.0; head_dim];
-        for (h, q) in q.chunks_exact_mut(head_dim).enumerate() {
-            turning.turn(query_angles + t, row(t), h, &mut scratch, q);
-        }
-    });
+    if q_row > 0 {
+        threads::for_each_chunk(&mut q.get_mut::<f32>()[..n_tokens * q_row], q_row, ops, |t, q| {
+            let mut scratch = vec![0.0; head_dim];
+            for (h, q) in q.chunks_exact_mut(head_dim).enumerate() {
+                turning.turn(query_angles + t, row(t), h, &mut scratch, q);
+            }
+        });
+    }
     // Padding of the last chunk may lie past the cache.
     let n_cached = n_tokens.min(capacity.saturating_sub(pos));
     let words = kind.row_words(params.head_dim) as usize;

@@ -302,7 +302,7 @@ impl QkNorm {
 /// What becomes of the heads of a projection before attention.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads<'a> {
-    /// H.
+    /// H. 0 where there are keys and values alone.
     pub n_heads: u32,
     /// Hkv. 0 where there are queries alone.
     pub n_kv_heads: u32,
@@ -406,6 +406,41 @@ pub fn rope_kv(
     q: &Tensor,
     cached: &CachedKeys,
 ) -> Result<(), Error> {
+    let [n_tokens, _] = qkv.dims2("rope_kv", "qkv")?;
+    q.expect_shape("rope_kv", "q", &[n_tokens, heads.n_heads * heads.head_dim])?;
+    split_heads(rec, state, heads, qkv, q, cached)
+}
+
+/// As [`rope_kv`], of keys and values alone: `heads` has no query heads. So a decoder caches those of an encoder's output.
+///
+/// # Shapes
+/// `kv`: `[T, first + 2 Hkv * D]`.
+/// # Errors
+/// As [`rope_kv`].
+pub fn cache_kv(
+    rec: &mut Recorder,
+    state: &StepState,
+    heads: &Heads<'_>,
+    kv: &Tensor,
+    cached: &CachedKeys,
+) -> Result<(), Error> {
+    if heads.n_heads > 0 || heads.n_kv_heads == 0 {
+        let (expected, found) = ("keys and values alone".into(), format!("{} of queries", heads.n_heads));
+        return Err(Error::Operand { kernel: "rope_kv", operand: "heads", expected, found });
+    }
+    // Written by nobody.
+    let absent = rec.temporary("absent", &[4])?;
+    split_heads(rec, state, heads, kv, &absent, cached)
+}
+
+fn split_heads(
+    rec: &mut Recorder,
+    state: &StepState,
+    heads: &Heads<'_>,
+    qkv: &Tensor,
+    q: &Tensor,
+    cached: &CachedKeys,
+) -> Result<(), Error> {
     let &Heads { n_heads, n_kv_heads, head_dim, .. } = heads;
     heads.check("rope_kv")?;
     for (operand, found) in [("head_dim", head_dim), ("first_column", heads.first_column)] {
@@ -416,7 +451,6 @@ pub fn rope_kv(
     }
     let [n_tokens, _] = qkv.dims2("rope_kv", "qkv")?;
     qkv.expect_shape("rope_kv", "qkv", &[n_tokens, heads.qkv_dim()])?;
-    q.expect_shape("rope_kv", "q", &[n_tokens, n_heads * head_dim])?;
     let slots = match n_kv_heads {
         0 => 1,
         n => cached.slots_for("rope_kv", [n, head_dim], heads.keys_hold_values)?,

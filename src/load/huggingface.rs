@@ -26,7 +26,7 @@ pub(super) const TOKENIZER: &str = "tokenizer.json";
 /// The tokenizer configuration's name, optional.
 pub(super) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// The generation defaults' name, optional.
-const GENERATION_CONFIG: &str = "generation_config.json";
+pub(super) const GENERATION_CONFIG: &str = "generation_config.json";
 /// Names of a separate chat template.
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const CHAT_TEMPLATE_JSON: &str = "chat_template.json";

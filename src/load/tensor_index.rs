@@ -157,6 +157,8 @@ pub(super) enum FileLayout {
     Scaled(f32),
     /// `[rows, channels, frames, ..]`, whose two frames are summed, as F32: the same picture twice.
     SummedFrames,
+    /// `[rows, channels, taps]`: convolutions over time. Kernels read all channels of a tap together.
+    ByTap,
     /// Groups of rows that are multiplied by a factor each, as F32: Falcon-H1.
     ScaledRows {
         /// Rows of each group.
@@ -183,6 +185,17 @@ impl FileLayout {
                 let size = bytes.len() / (rows * cols);
                 let at = |i: usize| &bytes[(i % rows * cols + i / rows) * size..][..size];
                 Some((0..rows * cols).flat_map(at).copied().collect())
+            }
+            FileLayout::ByTap => {
+                // A tensor of another shape is refused where it is declared.
+                let [rows, channels, taps] = info.shape[..] else { return None };
+                let [rows, channels, taps] = [rows, channels, taps].map(|n| n as usize);
+                let size = bytes.len().checked_div(rows * channels * taps)?;
+                let at = |row: usize, tap: usize, channel: usize| {
+                    &bytes[((row * channels + channel) * taps + tap) * size..][..size]
+                };
+                let of_row = |row| (0..taps).flat_map(move |tap| (0..channels).flat_map(move |c| at(row, tap, c)));
+                Some((0..rows).flat_map(of_row).copied().collect())
             }
             FileLayout::ExpertsTransposed { paired } => {
                 // A vector per expert is a one-column matrix.
@@ -419,6 +432,7 @@ impl WeightSource for TensorIndex {
         match (stored, &mut shape[..]) {
             (FileLayout::Transposed, shape) => shape.reverse(),
             (FileLayout::ExpertsTransposed { .. }, [_, cols, rows]) => std::mem::swap(cols, rows),
+            (FileLayout::ByTap, &mut [rows, channels, taps]) => shape = vec![rows, channels.saturating_mul(taps)],
             (FileLayout::ExpertsTransposedJoint { n }, [_, _]) => {
                 if let Some([n, cols, rows]) = IndexEntry::experts_apart(&info.shape, *n).as_deref() {
                     shape = vec![*n, *rows, *cols];
@@ -1086,7 +1100,16 @@ fn write_gaps(
     place: &TensorSlot,
     edges: &mut TailEdges,
 ) -> Result<u64, Error> {
-    let TensorSlot::Rows { matrix, places } = place else { return Ok(0) };
+    let (matrix, places) = match place {
+        TensorSlot::Rows { matrix, places } => (matrix, places),
+        TensorSlot::Values { tensor, places } => {
+            let zeros = |(first, n): (u32, u32)| {
+                device.write(tensor, first as usize, &vec![0f32; n as usize])?;
+                Ok(4 * u64::from(n))
+            };
+            return places.gaps(info.n_elements() as u32).map(zeros).sum();
+        }
+    };
     let row_bytes = file_row_bytes(matrix.weight(), matrix.cols() as usize);
     let mut written = 0;
     for (first, n) in places.gaps(n_rows(info) as u32) {

@@ -26,6 +26,8 @@ pub struct Block {
     pub output_scale: bool,
     /// Whether both halves read the same residual stream, as in GPT-NeoX, rather than one after the other.
     pub parallel: bool,
+    /// Whether the layer attends to an encoder's output between its halves, with heads like those of its attention: Whisper.
+    pub cross: bool,
 }
 
 /// Halves of a layer.
@@ -53,6 +55,7 @@ impl Block {
             per_layer: false,
             output_scale: false,
             parallel: false,
+            cross: false,
         }
     }
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::config::ModelConfig;
+use super::cross::CrossTensors;
 use super::forward::{Flow, Tap, Transformer};
 use super::kv_cache::KvCache;
 use super::mtp::MtpTensors;
@@ -74,6 +75,8 @@ pub struct PassTensors {
     pub fetched: Vec<FetchedRows>,
     /// For passes over rows of an image rather than tokens.
     pub image: Option<ImageTensors>,
+    /// Keys and values of an encoder's output, for layers that attend to it.
+    pub cross: Option<CrossTensors>,
     /// For decode batches: the state, with the index of the fetched row in place of each token id.
     pub fetched_state: Option<StepState>,
     /// Activations between pipeline stages, one row per token, `[max_pass, C]`: a pass reads the previous stage's
@@ -111,6 +114,7 @@ impl PassTensors {
             tokens: tensor("tokens", &[context_length.saturating_add(max_pass)], DType::U32)?,
             fetched: Vec::new(),
             image: None,
+            cross: None,
             fetched_state: None,
             stream: tensor("stream", &[max_pass, config.dim], DType::F32)?,
             logits: tensor("logits", &[1, config.vocab_size], DType::F32)?,

@@ -50,13 +50,13 @@ pub(super) enum Flow<'a> {
 }
 
 /// The end of a block's half: a product added to the residual stream.
-struct HalfEnd<'a> {
-    product: &'a Stack,
+pub(super) struct HalfEnd<'a> {
+    pub product: &'a Stack,
     /// Position of the half's norms, and their weights.
-    place: NormPlace,
-    norms: &'a HalfNorms,
+    pub place: NormPlace,
+    pub norms: &'a HalfNorms,
     /// Scale of the sum, where the output is normalised.
-    factor: Option<&'a Tensor>,
+    pub factor: Option<&'a Tensor>,
 }
 
 /// The input of a feed-forward's second product.
@@ -301,6 +301,9 @@ impl Transformer {
             let scanned = scanned.map(|weight| Norm { weight, eps: self.config.norm_eps });
             let end = HalfEnd { product: &recurrence.output, place, norms, factor: None };
             h = self.record_end(rec, flow, &end, &mut Input::normed(&mixed, scanned), h)?; // [T, C]
+        }
+        if let Some(cross) = &weights.cross {
+            h = self.record_cross(rec, flow, l, cross, h)?; // [T, C]
         }
         if !block.feeds_forward() {
             return Ok(h);
@@ -584,7 +587,7 @@ impl Transformer {
     }
 
     /// Records the end of a block's half. `x`: `[T, K]`; `h`: `[T, C]`.
-    fn record_end(
+    pub(super) fn record_end(
         &self,
         rec: &mut Recorder,
         flow: Flow<'_>,
@@ -622,7 +625,7 @@ impl Transformer {
     }
 
     /// Records a product with an optional norm of its input.
-    fn record_product(
+    pub(super) fn record_product(
         &self,
         rec: &mut Recorder,
         flow: Flow<'_>,
@@ -720,7 +723,7 @@ fn wrong_latent(l: usize) -> Error {
 }
 
 /// The cache has no matching entry for a layer.
-fn wrong_cache(l: usize) -> Error {
+pub(super) fn wrong_cache(l: usize) -> Error {
     Error::Operand {
         kernel: "model",
         operand: "cache",

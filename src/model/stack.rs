@@ -63,6 +63,8 @@ pub struct RowPlaces {
     pub slice: Option<u32>,
     /// Distance to a second copy of all rows, where a matrix has them twice.
     pub copy: Option<u32>,
+    /// Positions before the first that no row has and that are zero, in a vector.
+    pub zeros_before: u32,
 }
 
 impl RowPlaces {
@@ -73,7 +75,7 @@ impl RowPlaces {
 
     /// Runs of `run` rows, `stride` apart.
     pub fn runs(first: u32, run: u32, stride: u32, height: u32) -> RowPlaces {
-        RowPlaces { first, run, stride, height, slice: None, copy: None }
+        RowPlaces { first, run, stride, height, slice: None, copy: None, zeros_before: 0 }
     }
 
     /// `rows` rows, cut into slices of `columns` columns.
@@ -96,10 +98,11 @@ impl RowPlaces {
     /// Runs of positions that a tensor of `n_rows` rows leaves free.
     pub fn gaps(self, n_rows: u32) -> impl Iterator<Item = (u32, u32)> {
         let n_runs = if self.height > 0 { n_rows.div_ceil(self.run) } else { 0 };
-        (0..n_runs).filter_map(move |i| {
+        let before = (self.zeros_before > 0).then(|| (self.first - self.zeros_before, self.zeros_before));
+        before.into_iter().chain((0..n_runs).filter_map(move |i| {
             let n = self.run.min(n_rows - i * self.run);
             (n < self.height).then(|| (self.first + i * self.stride + n, self.height - n))
-        })
+        }))
     }
 }
 
@@ -148,6 +151,25 @@ impl Joined {
         let firsts: Vec<u32> = starts(&members).map(|(_, first)| first).collect();
         let at = |((name, len), first): ((String, u32), u32)| (name, RowPlaces::from(first), len);
         Joined::declare_at(source, members.into_iter().zip(firsts).map(at).collect(), len)
+    }
+
+    /// As [`Joined::declare`], where one that the source lacks is zero.
+    fn declare_biases(
+        source: &dyn WeightSource,
+        members: Vec<(String, u32)>,
+        may_lack: Option<String>,
+    ) -> Result<Joined, Error> {
+        let (mut placed, mut next, mut zeros_before) = (Vec::new(), 0, 0);
+        for (name, rows) in members {
+            if may_lack.as_ref() == Some(&name) && source.describe(&name).is_none() {
+                zeros_before = rows;
+            } else {
+                placed.push((name, RowPlaces { zeros_before, ..RowPlaces::from(next) }, rows));
+                zeros_before = 0;
+            }
+            next += rows;
+        }
+        Joined::declare_at(source, placed, next)
     }
 
     /// Declares vectors by name, position and length, in a tensor of `len` elements.
@@ -221,6 +243,17 @@ impl Stack {
         names: &[(&str, u32)],
         cols: u32,
     ) -> Result<Stack, Error> {
+        Stack::declare_biased(target, source, prefix, (names, None), cols)
+    }
+
+    /// As [`Stack::declare`], where the matrix `unbiased` may lack a bias that others have: it is zero, and not of the last.
+    pub(super) fn declare_biased(
+        target: &Target,
+        source: &dyn WeightSource,
+        prefix: &str,
+        (names, unbiased): (&[(&str, u32)], Option<&str>),
+        cols: u32,
+    ) -> Result<Stack, Error> {
         let bounds = Bounds::declare(source, prefix, names)?;
         let mut groups: Vec<(WeightType, Vec<(String, u32)>)> = Vec::new();
         for &(name, rows) in names {
@@ -239,7 +272,8 @@ impl Stack {
 
         let members: Vec<_> = names.iter().map(|(name, rows)| (format!("{prefix}{name}.bias"), *rows)).collect();
         let has_bias = members.iter().any(|(name, _)| source.describe(name).is_some());
-        let bias = if has_bias { Some(Joined::declare(source, members)?) } else { None };
+        let unbiased = unbiased.map(|name| format!("{prefix}{name}.bias"));
+        let bias = if has_bias { Some(Joined::declare_biases(source, members, unbiased)?) } else { None };
         Ok(Stack {
             parts,
             bias,

@@ -2,6 +2,7 @@
 
 use super::block::{Attention, Block, Halves, Latent, NormPlace, OutputGates, Recurrence};
 use super::config::{ModelConfig, NormKind};
+use super::cross::CrossWeights;
 use super::experts::{BesideWeights, ExpertWeights};
 use super::mtp::MtpWeights;
 use super::per_layer::{PerLayerHalf, PerLayerWeights};
@@ -60,7 +61,7 @@ pub struct HalfNorms {
 
 impl HalfNorms {
     /// Declares the norms for this place; their names say whether they apply to the input, the output or the sum.
-    fn declare(
+    pub(super) fn declare(
         source: &dyn WeightSource,
         prefix: &str,
         config: &ModelConfig,
@@ -78,7 +79,7 @@ impl HalfNorms {
         })
     }
 
-    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.before.iter().chain(&self.after).flat_map(NormWeights::tensors)
     }
 }
@@ -100,6 +101,8 @@ pub struct BlockWeights {
     pub attn_sinks: Option<Tensor>,
     /// Output projection, `[C, H D]`; empty without attention.
     pub attn_output: Stack,
+    /// Attention to an encoder's output.
+    pub cross: Option<CrossWeights>,
     /// Norms of the feed-forward.
     pub ffn_norms: HalfNorms,
     /// `[F, C]`, or gate and up, `[2 F, C]`; empty without a dense feed-forward.
@@ -297,6 +300,8 @@ impl BlockWeights {
         let (dim, attention, ffn) = (config.dim, &block.attention, &block.feed_forward);
         let stack = |names: &[(&str, u32)], cols| Stack::declare(target, source, prefix, names, cols);
         let norms = |place, names| HalfNorms::declare(source, prefix, config, place, names);
+        // Attention does not see a bias of all keys, unless it is rotated or normalised.
+        let unbiased = (attention.rope.is_none() && attention.qk_norm.is_none()).then_some("attn_k");
         let rows = |name: &str| {
             let described = source.describe(&format!("{prefix}{name}.weight"));
             described.and_then(|tensor| tensor.shape.first().copied())
@@ -349,7 +354,7 @@ impl BlockWeights {
                 Halves::FeedForward => norms(NormPlace::Nowhere, [""; 3])?,
                 _ => norms(block.attn_norm, ["attn_norm", "post_attention_norm", "attn_output_norm"])?,
             },
-            attn_qkv: stack(&inputs, dim)?,
+            attn_qkv: Stack::declare_biased(target, source, prefix, (&inputs, unbiased), dim)?,
             latent: match &attention.latent {
                 Some(latent) => Some(LatentWeights::declare(target, source, prefix, attention, latent)?),
                 None => None,
@@ -364,6 +369,10 @@ impl BlockWeights {
                 false => None,
             },
             attn_output: stack(&output_names, output.unwrap_or(0))?,
+            cross: match block.cross {
+                true => Some(CrossWeights::declare(target, source, config, block, prefix)?),
+                false => None,
+            },
             ffn_norms: match block.halves {
                 Halves::Mixing => norms(NormPlace::Nowhere, [""; 3])?,
                 // A layer's only norm is called like that of attention.
@@ -398,6 +407,7 @@ impl BlockWeights {
         let halves = [&self.attn_qkv, &self.attn_output, &self.ffn_up, &self.ffn_down].into_iter();
         let recurrence = self.recurrence.iter().flat_map(|recurrence| [&recurrence.input, &recurrence.output]);
         let latent = self.latent.iter().flat_map(LatentWeights::stacks);
+        let latent = latent.chain(self.cross.iter().flat_map(CrossWeights::stacks));
         halves.chain(recurrence).chain(latent).chain(router).chain(per_layer)
     }
 
@@ -416,6 +426,7 @@ impl BlockWeights {
             .chain(self.ffn_norms.tensors())
             .chain(&self.attn_sinks)
             .chain(self.latent.iter().flat_map(LatentWeights::tensors))
+            .chain(self.cross.iter().flat_map(|cross| cross.norms.tensors()))
             .chain(of_experts)
             .chain(recurrence)
             .chain(self.per_layer.iter().flat_map(|half| half.norm.tensors()))

@@ -36,6 +36,8 @@ const NORMS: [(&str, Option<QkNorm>); 5] = [
     ("+values", Some(QkNorm::HeadsAndValues)),
 ];
 
+/// Keys and values without queries: those of an encoder's rows.
+const KEYS: [[u32; 6]; 3] = [[1, 0, 1, 4, 2, 0], [3, 0, 4, 40, 20, 31], [17, 0, 3, 64, 64, 0]];
 /// Queries without keys of their own.
 const QUERIES: [[u32; 6]; 3] = [[1, 1, 0, 4, 2, 0], [3, 4, 0, 40, 20, 31], [17, 3, 0, 256, 64, 7]];
 
@@ -92,6 +94,16 @@ pub fn cases(cases: &mut Vec<Case>) {
                     sizes: format!("t={t},h={h},d={d},rot={rot},pos={pos},norm={i}"),
                     inputs,
                     build: Box::new(move |source| rope_kv(source, Some(style), norm, sizes, (kind, [end; 2]))),
+                });
+            }
+            for (i, sizes @ [t, _, hkv, d, rot, pos]) in KEYS.into_iter().enumerate() {
+                let (kind, end, style) = (KvType::ALL[i], pos + t, Some(style).filter(|_| i > 0));
+                cases.push(Case {
+                    kernel: "rope_kv",
+                    variant: format!("{}+{name}, keys alone", rows::tag(kind)),
+                    sizes: format!("t={t},hkv={hkv},d={d},rot={rot},pos={pos}"),
+                    inputs,
+                    build: Box::new(move |source| rope_kv(source, style, None, sizes, (kind, [end; 2]))),
                 });
             }
         }
@@ -318,7 +330,10 @@ fn rope_kv(
         angles.operand(),
         Operand::floats("weight", &[weight.len() as u32], weight),
         Operand::floats("qkv", &[t, first + heads * d], qkv),
-        Operand::close("q", &[t, h * d], q, NMSE),
+        match h {
+            0 => Operand::words("q", &[1], vec![7]),
+            _ => Operand::close("q", &[t, h * d], q, NMSE),
+        },
         row("k", k),
         row("v", v),
     ];
@@ -336,14 +351,11 @@ fn rope_kv(
             rope,
             norm,
         };
-        kernels::rope_kv(
-            rec,
-            bound.state(0),
-            &heads,
-            tensor(3),
-            tensor(4),
-            &rows::cached(kind, [tensor(5), tensor(6)], capacity)?,
-        )
+        let cached = rows::cached(kind, [tensor(5), tensor(6)], capacity)?;
+        match h {
+            0 => kernels::cache_kv(rec, bound.state(0), &heads, tensor(3), &cached),
+            _ => kernels::rope_kv(rec, bound.state(0), &heads, tensor(3), tensor(4), &cached),
+        }
     })
 }
 

@@ -45,7 +45,7 @@ pub fn ended(result: Result<(), CommandFailure>) -> ExitCode {
 }
 
 /// Options of the library whose flags have other names.
-const FLAGS: [(&str, &str); 12] = [
+const FLAGS: [(&str, &str); 13] = [
     ("context_length", "ctx"),
     ("gbnf", "grammar"),
     ("host_cache_bytes", "host-cache"),
@@ -57,6 +57,7 @@ const FLAGS: [(&str, &str); 12] = [
     ("n_queries", "batch"),
     ("output_tokens", "n-gen"),
     ("prompt_tokens", "n-prompt"),
+    ("task", "translate"),
     ("width", "beams"),
 ];
 

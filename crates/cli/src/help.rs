@@ -3,10 +3,11 @@
 use clap::{Arg, Command};
 
 /// Subcommands by heading. Those that a build lacks are left out.
-const COMMANDS: [(&str, &[&str]); 6] = [
+const COMMANDS: [(&str, &[&str]); 7] = [
     ("Generate text", &["run", "chat"]),
     ("Serve", &["serve", "ps"]),
     ("Embed and rank", &["embed", "rerank"]),
+    ("Speech", &["transcribe"]),
     ("Models", &["pull", "list", "rm", "inspect", "tokenize", "detokenize", "quantize", "imatrix", "split", "merge"]),
     ("Devices, speed and quality", &["info", "bench", "tune", "kernels", "perplexity"]),
     ("This program", &["version", "completions", "man"]),

@@ -42,6 +42,7 @@ mod several;
 mod speculation;
 mod split;
 mod tokenize;
+mod transcribe;
 mod tune;
 mod version;
 mod word_wrap;
@@ -92,6 +93,7 @@ enum Command {
     Ps(ps::PsArgs),
     Embed(embed::EmbedArgs),
     Rerank(rerank::RerankArgs),
+    Transcribe(transcribe::TranscribeArgs),
     Pull(hub::PullArgs),
     #[command(visible_alias = "ls")]
     List(hub::ListArgs),
@@ -143,6 +145,7 @@ impl Cli {
             Command::Detokenize(args) => (args.model.as_mut(), None),
             Command::Perplexity(args) => (args.model.as_mut(), None),
             Command::Imatrix(args) => (Some(&mut args.model), None),
+            Command::Transcribe(args) => (Some(&mut args.model), None),
             Command::Split(args) => (Some(&mut args.input), None),
             Command::Merge(_) => (None, None),
             Command::Inspect(args) => (args.file.as_mut(), None),
@@ -206,6 +209,7 @@ fn main() -> ExitCode {
         // These two have more exit codes, for the programs that start them.
         Command::Embed(args) => return embed::embed(args),
         Command::Rerank(args) => return rerank::rerank(args),
+        Command::Transcribe(args) => transcribe::transcribe(&args),
         Command::Pull(args) => hub::pull(&args),
         Command::List(args) => hub::list(&args),
         Command::Rm(args) => hub::rm(&args),

@@ -2,6 +2,7 @@
 
 use super::ALL;
 use crate::error::Error;
+use crate::load::speech::WHISPER;
 use crate::load::vision::CLIP;
 
 /// Unsupported features of popular architectures, by their names in GGUF and `config.json`.
@@ -14,7 +15,7 @@ const MISSING: [(&[&str], &str); 12] = [
     (&["kimi-linear", "kimi_linear"], "Kimi delta attention"),
     (&["llama4", "llama4_text"], "chunked attention, and experts in every other layer"),
     (&["t5", "t5encoder", "bart"], "cross-attention from the decoder to an encoder"),
-    (&["whisper", "qwen2_audio"], "audio"),
+    (&["qwen2_audio"], "audio"),
     (&["jina-bert-v3", "jina_embeddings_v3"], "an adapter for each task inside an encoder"),
     (&["clip_vision_model", "siglip_vision_model", "siglip2_vision_model"], "a text encoder beside the image encoder"),
     (&["qwen2vl", "mllama", "llava", "gemma4v"], "images"),
@@ -27,6 +28,11 @@ pub(in crate::load) fn refused(format: &'static str, field: &str, name: &str) ->
         let found = format!("`{CLIP}`, a vision encoder");
         let supported = "a language model or text encoder; the vision encoder goes beside it, or to `--mmproj`".into();
         return Error::Unsupported { format, field: field.into(), found, supported };
+    }
+    if name == WHISPER {
+        let found = format!("`{WHISPER}`, a speech model");
+        let supported = "a language model or text encoder; `tilewright transcribe` and `Transcriber` take speech models";
+        return Error::Unsupported { format, field: field.into(), found, supported: supported.into() };
     }
     let known = ALL.iter().flat_map(|architecture| match is_gguf {
         true => std::slice::from_ref(&architecture.gguf),

@@ -1,0 +1,171 @@
+//! `tilewright transcribe`: speech to text.
+
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use tilewright::sound::{SAMPLE_RATE, Sound, SoundLimits};
+use tilewright::transcribe::{Segment, Task, to_json, to_srt, to_vtt};
+use tilewright::{Error, TranscribeOptions, Transcriber, TranscriberOptions, Transcript, replace_file};
+
+use super::{CommandFailure, DeviceArgs, check_output, progress, save_pipeline_caches, tell_findings};
+
+/// Transcribe speech in sound files: Whisper.
+///
+/// Prints a line for each segment as soon as it is known. Windows of silence have no text.
+#[derive(Args)]
+pub struct TranscribeArgs {
+    /// Speech model: Hugging Face folder of a Whisper model, or hf:OWNER/REPO.
+    pub model: PathBuf,
+    /// WAV files; `-` is stdin.
+    ///
+    /// Others are converted by `ffmpeg -i FILE -ar 16000 -ac 1 sound.wav`.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Language that is spoken, by code or English name [default: detected].
+    #[arg(long, short, value_name = "LANGUAGE")]
+    language: Option<String>,
+    /// Translate into English.
+    #[arg(long)]
+    translate: bool,
+    /// Text that the model takes for what was said before: names, spelling, style.
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// Print subtitles in the format of SubRip.
+    #[arg(long, conflicts_with_all = ["vtt", "json"])]
+    srt: bool,
+    /// Print subtitles in the format WebVTT.
+    #[arg(long, conflicts_with = "json")]
+    vtt: bool,
+    /// Print a JSON object for each file, with its segments.
+    #[arg(long)]
+    json: bool,
+    /// Write a file for each sound into a folder, by the sound's name, instead of printing.
+    #[arg(long, value_name = "FOLDER")]
+    output_dir: Option<PathBuf>,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+pub fn transcribe(args: &TranscribeArgs) -> Result<(), CommandFailure> {
+    let outputs = args.outputs()?;
+    let device = args.device.open()?;
+    let mut transcriber = Transcriber::load(&device, &args.model, TranscriberOptions::default())?;
+    for (file, output) in args.files.iter().zip(outputs) {
+        args.one(&mut transcriber, file, output.as_deref())?;
+    }
+    tell_findings(&device);
+    save_pipeline_caches([&device]);
+    Ok(())
+}
+
+impl TranscribeArgs {
+    /// The file to write for each sound, if any.
+    fn outputs(&self) -> Result<Vec<Option<PathBuf>>, Error> {
+        let extension = match (self.srt, self.vtt, self.json) {
+            (true, ..) => "srt",
+            (_, true, _) => "vtt",
+            (.., true) => "json",
+            _ => "txt",
+        };
+        let Some(folder) = &self.output_dir else {
+            let is_subtitles = self.srt || self.vtt;
+            return match is_subtitles && self.files.len() > 1 {
+                true => Err(Error::Option {
+                    option: if self.srt { "srt" } else { "vtt" },
+                    expected: "one file, or a folder by --output-dir".into(),
+                    found: format!("for {} files", self.files.len()),
+                }),
+                false => Ok(vec![None; self.files.len()]),
+            };
+        };
+        let output = |file: &PathBuf| {
+            let stem = file.file_stem().filter(|_| file.as_os_str() != "-").unwrap_or("stdin".as_ref());
+            let mut name = stem.to_os_string();
+            name.push(format!(".{extension}"));
+            let path = folder.join(name);
+            check_output("output_dir", &path, &[file], true)?;
+            Ok(Some(path))
+        };
+        let outputs: Vec<Option<PathBuf>> = self.files.iter().map(output).collect::<Result<_, Error>>()?;
+        for (i, path) in outputs.iter().enumerate() {
+            if let (true, Some(path)) = (outputs[..i].contains(path), path) {
+                let expected = "files of different names".into();
+                let found = format!("for two files that become `{}`", path.display());
+                return Err(Error::Option { option: "output_dir", expected, found });
+            }
+        }
+        Ok(outputs)
+    }
+
+    fn one(&self, transcriber: &mut Transcriber, file: &Path, output: Option<&Path>) -> Result<(), CommandFailure> {
+        let named = |error: Error| match error.code() {
+            "option" => error,
+            _ => error.in_file(file),
+        };
+        let sound = read(file).map_err(named)?;
+        let streams = output.is_none() && !(self.srt || self.vtt || self.json);
+        if streams && self.files.len() > 1 {
+            writeln!(io::stdout(), "{}:", file.display())?;
+        }
+        let bar = progress::bar(sound.seconds() as u64, "{bar:32} {pos}/{len} s, {eta} left");
+        let mut printed = Ok(());
+        let mut on_segment = |segment: &Segment| {
+            bar.set_position(segment.end as u64);
+            if streams && printed.is_ok() {
+                printed = bar.suspend(|| {
+                    let mut out = io::stdout().lock();
+                    writeln!(out, "{}", segment.text.trim())?;
+                    out.flush()
+                });
+            }
+        };
+        let options = self.options();
+        let transcribing = transcriber.transcribe_with(sound.samples(), &options, &mut on_segment);
+        let transcript = pollster::block_on(transcribing).map_err(named);
+        bar.finish_and_clear();
+        let transcript = transcript?;
+        printed?;
+        match output {
+            Some(path) => Ok(replace_file(path, self.text(&transcript).as_bytes())?),
+            None if streams => Ok(()),
+            None => {
+                let mut out = io::stdout().lock();
+                out.write_all(self.text(&transcript).as_bytes())?;
+                Ok(out.flush()?)
+            }
+        }
+    }
+
+    fn options(&self) -> TranscribeOptions {
+        TranscribeOptions {
+            language: self.language.clone(),
+            task: if self.translate { Task::Translate } else { Task::Transcribe },
+            prompt: self.prompt.clone(),
+            ..TranscribeOptions::default()
+        }
+    }
+
+    /// The transcript in the format asked for.
+    fn text(&self, transcript: &Transcript) -> String {
+        match (self.srt, self.vtt, self.json) {
+            (true, ..) => to_srt(&transcript.segments),
+            (_, true, _) => to_vtt(&transcript.segments),
+            (.., true) => format!("{:#}\n", to_json(transcript, self.options().task)),
+            _ => transcript.segments.iter().map(|segment| format!("{}\n", segment.text.trim())).collect(),
+        }
+    }
+}
+
+/// The sound of a file, or of stdin for `-`, as speech models read it.
+fn read(file: &Path) -> Result<Sound, Error> {
+    let bytes = match file.as_os_str() == "-" {
+        true => {
+            let mut bytes = Vec::new();
+            io::stdin().read_to_end(&mut bytes).map(|_| bytes)
+        }
+        false => std::fs::read(file),
+    };
+    let bytes = bytes.map_err(|source| Error::Io { path: file.into(), source })?;
+    Sound::decode(&bytes, &SoundLimits::default())?.resampled(SAMPLE_RATE)
+}

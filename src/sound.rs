@@ -1,0 +1,116 @@
+//! Sound on its way into a model: files to samples, to 16 kHz in one channel, to a spectrogram. Pure functions over plain
+//! data.
+//!
+//! ```text
+//! bytes -> Sound (one channel, its own rate) -> Sound::resampled -> 16 kHz -> Spectrogram::frames -> [frames, bands]
+//! ```
+
+mod decode;
+mod fourier;
+mod resample;
+mod spectrogram;
+
+pub use decode::SoundLimits;
+pub(crate) use spectrogram::HOP;
+pub use spectrogram::Spectrogram;
+
+use crate::error::Error;
+
+/// Samples in a second as speech models read them.
+pub const SAMPLE_RATE: u32 = 16_000;
+/// The highest rate of samples that is resampled.
+pub const MAX_RATE: u32 = 768_000;
+
+/// A sound: samples of one channel, from -1 to 1.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sound {
+    rate: u32,
+    samples: Vec<f32>,
+}
+
+impl Sound {
+    /// From samples of one channel or the mean of several, `[n, channels]`. Samples after the last whole frame do not count.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] for a rate that is 0 or above [`MAX_RATE`], no channels, or a sample that is no finite number.
+    pub fn new(rate: u32, channels: u32, samples: &[f32]) -> Result<Sound, Error> {
+        let refused = |operand, expected: String, found: String| Error::Operand { kernel: "sound", operand, expected, found };
+        if !(1..=MAX_RATE).contains(&rate) {
+            return Err(refused("rate", format!("1 to {MAX_RATE} samples in a second"), rate.to_string()));
+        }
+        if channels == 0 {
+            return Err(refused("channels", "at least 1".into(), "0".into()));
+        }
+        check_finite(samples)?;
+        let samples = match channels {
+            1 => samples.to_vec(),
+            n => samples.chunks_exact(n as usize).map(|frame| frame.iter().sum::<f32>() / n as f32).collect(),
+        };
+        Ok(Sound { rate, samples })
+    }
+
+    /// Samples in a second.
+    pub fn rate(&self) -> u32 {
+        self.rate
+    }
+
+    /// The samples.
+    pub fn samples(&self) -> &[f32] {
+        &self.samples
+    }
+
+    /// Its length in seconds.
+    pub fn seconds(&self) -> f64 {
+        self.samples.len() as f64 / f64::from(self.rate)
+    }
+
+    /// The same sound at another rate. What the lower rate cannot hold is filtered out before.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] for a rate that is 0 or above [`MAX_RATE`].
+    pub fn resampled(&self, rate: u32) -> Result<Sound, Error> {
+        if rate == self.rate {
+            return Ok(self.clone());
+        }
+        let empty = Sound::new(rate, 1, &[])?;
+        Ok(Sound { samples: resample::resample(&self.samples, self.rate, rate), ..empty })
+    }
+}
+
+/// Refuses samples that are no finite numbers.
+///
+/// # Errors
+/// [`Error::Operand`] naming the first.
+pub(crate) fn check_finite(samples: &[f32]) -> Result<(), Error> {
+    match samples.iter().position(|sample| !sample.is_finite()) {
+        None => Ok(()),
+        Some(at) => Err(Error::Operand {
+            kernel: "sound",
+            operand: "samples",
+            expected: "finite numbers".into(),
+            found: format!("{} at sample {at}", samples[at]),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_become_their_mean() {
+        let sound = Sound::new(8000, 2, &[1.0, 0.0, -1.0, 0.5, 0.25]).unwrap();
+        assert_eq!((sound.samples(), sound.seconds()), (&[0.5, -0.25][..], 2.0 / 8000.0));
+    }
+
+    #[test]
+    fn impossible_sounds_are_refused() {
+        for (rate, channels, samples, want) in [
+            (0, 1, [0.0], "sound: `rate` is 0, expected 1 to 768000 samples in a second"),
+            (16000, 0, [0.0], "sound: `channels` is 0, expected at least 1"),
+            (16000, 1, [f32::NAN], "sound: `samples` is NaN at sample 0, expected finite numbers"),
+        ] {
+            assert_eq!(Sound::new(rate, channels, &samples).unwrap_err().to_string(), want);
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Speech to text: Whisper (Radford et al. 2022, arXiv:2212.04356).
+//!
+//! A sound is heard in windows of 30 seconds. The next window begins where the last complete segment ends, and has the text
+//! before as its prompt.
+
+mod format;
+mod languages;
+mod model;
+mod options;
+mod rules;
+mod segments;
+mod window;
+
+use std::path::Path;
+
+pub use format::{to_json, to_srt, to_vtt};
+pub use languages::language_name;
+pub use model::{SpeechModel, SpeechSession};
+pub use options::{Task, TranscribeOptions, TranscriberOptions};
+
+use crate::device::Device;
+use crate::error::Error;
+use crate::load::SpeechFile;
+use crate::sound::{SAMPLE_RATE, Spectrogram};
+use crate::tokenizer::Tokenizer;
+use rules::SpeechTokens;
+use segments::{FRAMES_PER_SECOND, Part};
+use window::{Random, WindowText};
+
+/// Windows of samples below this are not heard: less than one step of 16 bits.
+const SILENCE: f32 = 1.0 / 32768.0;
+/// A text that was drawn at a higher temperature is no prompt.
+const MAX_PROMPT_TEMPERATURE: f32 = 0.5;
+
+/// Transcribes speech, one sound at a time.
+///
+/// ```no_run
+/// use tilewright::sound::{SAMPLE_RATE, Sound, SoundLimits};
+/// use tilewright::transcribe::{TranscribeOptions, Transcriber, TranscriberOptions};
+/// use tilewright::Device;
+///
+/// # pollster::block_on(async {
+/// let device = Device::auto().await;
+/// let mut transcriber = Transcriber::load(&device, "whisper-tiny", TranscriberOptions::default())?;
+/// let sound = Sound::decode(&std::fs::read("speech.wav").unwrap(), &SoundLimits::default())?.resampled(SAMPLE_RATE)?;
+/// let transcript = transcriber.transcribe(sound.samples(), &TranscribeOptions::default()).await?;
+/// for segment in &transcript.segments {
+///     println!("{:.2} to {:.2}: {}", segment.start, segment.end, segment.text);
+/// }
+/// # Ok::<(), tilewright::Error>(())
+/// # }).unwrap();
+/// ```
+pub struct Transcriber {
+    name: String,
+    model: SpeechModel,
+    session: SpeechSession,
+    tokenizer: Tokenizer,
+    tokens: SpeechTokens,
+}
+
+/// What was said.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Transcript {
+    /// The text of all segments.
+    pub text: String,
+    /// Code of the language, of the text's if translated: `en`. Empty where all was silence.
+    pub language: String,
+    /// Seconds of the sound.
+    pub seconds: f64,
+    /// Its parts in order.
+    pub segments: Vec<Segment>,
+}
+
+/// A part of a transcript.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Segment {
+    /// Seconds from the sound's beginning.
+    pub start: f64,
+    /// Where it ends.
+    pub end: f64,
+    /// What was said, mostly with a space before it.
+    pub text: String,
+    /// The tokens, timestamps included.
+    pub tokens: Vec<u32>,
+    /// Frame of the spectrogram, a hundredth of a second, where its window begins.
+    pub seek: u32,
+    /// Temperature of the window.
+    pub temperature: f32,
+    /// Mean logarithmic probability of the window's tokens.
+    pub mean_log_probability: f32,
+    /// Bytes of the window's text by those of its zlib stream.
+    pub compression_ratio: f32,
+    /// Probability of the token for no speech in the window.
+    pub no_speech: f32,
+}
+
+impl Transcriber {
+    /// Loads the speech model of a Hugging Face folder: `whisper` in all sizes, distilled ones and those of English alone.
+    ///
+    /// # Errors
+    /// Those of [`SpeechFile::open`] and [`Transcriber::from_file`].
+    pub fn load(device: &Device, path: impl AsRef<Path>, options: TranscriberOptions) -> Result<Transcriber, Error> {
+        let path = path.as_ref();
+        Transcriber::from_file(device, SpeechFile::open(path)?, options).map_err(|e| e.in_model_file(path))
+    }
+
+    /// Uploads a speech model's weights.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a weight is missing or has another shape, [`Error::Tokenizer`] if the tokenizer lacks Whisper's
+    /// tokens; errors of the device.
+    pub fn from_file(device: &Device, file: SpeechFile, options: TranscriberOptions) -> Result<Transcriber, Error> {
+        let model = SpeechModel::from_file(device, &file, options)?;
+        let SpeechFile { name, config, generation, tokenizer, .. } = file;
+        let tokenizer = tokenizer?;
+        let tokens = SpeechTokens::new(&tokenizer, &generation, config.decoder.vocab_size)?;
+        Ok(Transcriber { name, session: model.session()?, model, tokenizer, tokens })
+    }
+
+    /// The model's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The model.
+    pub fn model(&self) -> &SpeechModel {
+        &self.model
+    }
+
+    /// Codes of the languages that the model knows.
+    pub fn languages(&self) -> Vec<&str> {
+        match self.tokens.languages.is_empty() {
+            true => vec!["en"],
+            false => self.tokens.languages.iter().map(|(code, _)| code.as_str()).collect(),
+        }
+    }
+
+    /// Transcribes samples of one channel at [`SAMPLE_RATE`]. Silence has no segments.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] for a sample that is no finite number, [`Error::Option`] for an option out of range; errors of the
+    /// device.
+    pub async fn transcribe(&mut self, samples: &[f32], options: &TranscribeOptions) -> Result<Transcript, Error> {
+        self.transcribe_with(samples, options, &mut |_| ()).await
+    }
+
+    /// As [`Transcriber::transcribe`], calling `on_segment` with each segment as soon as it is known.
+    ///
+    /// # Errors
+    /// As [`Transcriber::transcribe`].
+    pub async fn transcribe_with(
+        &mut self,
+        samples: &[f32],
+        options: &TranscribeOptions,
+        on_segment: &mut dyn FnMut(&Segment),
+    ) -> Result<Transcript, Error> {
+        let asked = options.check(&self.tokens)?;
+        let n_window = self.model.config().n_frames();
+        let spectrogram = Spectrogram::new(samples, self.model.config().n_bands, n_window)?;
+        let n_frames = spectrogram.n_frames();
+        let mut language = asked;
+        let mut text = Text::new(self.prompt(options)?);
+        let mut random = Random(options.seed);
+        let mut segments: Vec<Segment> = Vec::new();
+        let mut seek = 0;
+        while seek < n_frames {
+            let size = n_window.min(n_frames - seek);
+            if is_silent(samples, [seek, size]) {
+                seek += size;
+                continue;
+            }
+            self.session.hear(&spectrogram.frames(seek, n_window)).await?;
+            if language.is_none() {
+                language = self.detect().await?;
+            }
+            let beginning =
+                self.tokens.beginning(language.as_ref().map(|(_, id)| *id), options.task, options.timestamps);
+            let previous = text.prompt(options.follows_text);
+            let with = (&self.tokenizer, &self.tokens);
+            let found = window::decode(&mut self.session, with, (previous, &beginning), options, &mut random).await?;
+            if found.is_silent(options) {
+                seek += size;
+                continue;
+            }
+            let (parts, next) = segments::parts(&self.tokens, &found.ids, size);
+            let seconds = samples.len() as f64 / f64::from(SAMPLE_RATE);
+            for part in parts {
+                let Some(segment) = self.segment(part, (seek, seconds), &found)? else { continue };
+                text.ids.extend(&segment.tokens);
+                on_segment(&segment);
+                segments.push(segment);
+            }
+            if found.temperature > MAX_PROMPT_TEMPERATURE {
+                text.first = text.ids.len();
+            }
+            seek += next;
+        }
+        let only = self.tokens.languages.is_empty().then(|| "en".to_owned());
+        let spoken = language.map(|(code, _)| code).or(only).unwrap_or_default();
+        Ok(Transcript {
+            text: segments.iter().map(|segment| segment.text.as_str()).collect::<String>().trim().into(),
+            language: if options.task == Task::Translate { "en".into() } else { spoken },
+            seconds: samples.len() as f64 / f64::from(SAMPLE_RATE),
+            segments,
+        })
+    }
+
+    /// The language of a sound's first window that is not silent, with its probability among all languages. `None` for
+    /// silence, and for a model of English alone.
+    ///
+    /// # Errors
+    /// As [`Transcriber::transcribe`].
+    pub async fn detect_language(&mut self, samples: &[f32]) -> Result<Option<(String, f32)>, Error> {
+        let n_window = self.model.config().n_frames();
+        let spectrogram = Spectrogram::new(samples, self.model.config().n_bands, n_window)?;
+        let starts = (0..spectrogram.n_frames()).step_by(n_window as usize);
+        let Some(first) = starts.into_iter().find(|&first| !is_silent(samples, [first, n_window])) else {
+            return Ok(None);
+        };
+        self.session.hear(&spectrogram.frames(first, n_window)).await?;
+        Ok(self.likely_languages().await?.into_iter().next().map(|(code, _, share)| (code, share)))
+    }
+
+    /// The language of the window that the session has heard.
+    async fn detect(&mut self) -> Result<Option<(String, u32)>, Error> {
+        Ok(self.likely_languages().await?.into_iter().next().map(|(code, id, _)| (code, id)))
+    }
+
+    /// Languages with their tokens and probabilities, the likeliest first.
+    async fn likely_languages(&mut self) -> Result<Vec<(String, u32, f32)>, Error> {
+        if self.tokens.languages.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.session.rewind(0);
+        let logits = self.session.logits(&[self.tokens.start]).await?;
+        let of = |id: u32| logits.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
+        let own: Vec<f32> = self.tokens.languages.iter().map(|(_, id)| of(*id)).collect();
+        let all = self.tokens.languages.iter().zip(0..);
+        let share = |i: u32| window::probability(&own, i);
+        let mut found: Vec<_> = all.map(|((code, id), i)| (code.clone(), *id, share(i))).collect();
+        found.sort_by(|a, b| b.2.total_cmp(&a.2));
+        Ok(found)
+    }
+
+    /// Tokens of the prompt before the first window.
+    fn prompt(&self, options: &TranscribeOptions) -> Result<Vec<u32>, Error> {
+        match options.prompt.as_deref().map(str::trim).filter(|prompt| !prompt.is_empty()) {
+            Some(prompt) => self.tokenizer.encode(&format!(" {prompt}"), false),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// The segment of a part; `None` for one without text or length.
+    fn segment(
+        &self,
+        Part { start, end, ids }: Part,
+        (seek, seconds): (u32, f64),
+        window: &WindowText,
+    ) -> Result<Option<Segment>, Error> {
+        let text: Vec<u32> = ids.iter().copied().filter(|&id| self.tokens.is_text(id)).collect();
+        let text = self.tokenizer.decode(&text, true)?;
+        let offset = f64::from(seek) / FRAMES_PER_SECOND;
+        let [start, end] = [start, end].map(|at| (offset + at).min(seconds));
+        if text.trim().is_empty() || end <= start {
+            return Ok(None);
+        }
+        Ok(Some(Segment {
+            start,
+            end,
+            text,
+            tokens: ids,
+            seek,
+            temperature: window.temperature,
+            mean_log_probability: window.mean_log_probability,
+            compression_ratio: window.compression_ratio,
+            no_speech: window.no_speech,
+        }))
+    }
+}
+
+/// Tokens of the text so far.
+struct Text {
+    ids: Vec<u32>,
+    /// The first that may be a prompt.
+    first: usize,
+    /// Tokens of the prompt that the caller gave.
+    n_given: usize,
+}
+
+impl Text {
+    fn new(ids: Vec<u32>) -> Text {
+        Text { n_given: ids.len(), ids, first: 0 }
+    }
+
+    /// The prompt of the next window: the text before, or none but the first window's.
+    fn prompt(&self, follows_text: bool) -> &[u32] {
+        match follows_text || self.ids.len() == self.n_given {
+            true => self.ids.get(self.first..).unwrap_or_default(),
+            false => &[],
+        }
+    }
+}
+
+/// Whether all samples of `n` frames from `first` on are silent.
+fn is_silent(samples: &[f32], [first, n]: [u32; 2]) -> bool {
+    let at = |frame: u32| (frame as usize * crate::sound::HOP).min(samples.len());
+    samples[at(first)..at(first + n)].iter().all(|sample| sample.abs() < SILENCE)
+}

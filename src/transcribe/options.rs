@@ -1,0 +1,107 @@
+//! How to transcribe.
+
+use super::languages::code_of;
+use super::rules::SpeechTokens;
+use crate::error::Error;
+use crate::kernels::KvType;
+
+/// How to load a speech model.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TranscriberOptions {
+    /// What keys and values are cached as. Default: [`KvType::F16`].
+    pub kv_type: KvType,
+}
+
+/// What becomes of speech.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Task {
+    /// Text in the language that is spoken.
+    #[default]
+    Transcribe,
+    /// Text in English.
+    Translate,
+}
+
+/// How to transcribe a sound. Defaults are those of OpenAI's `whisper`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TranscribeOptions {
+    /// The language that is spoken, by code or English name. Default: detected in the first window.
+    pub language: Option<String>,
+    /// What becomes of speech. Default: [`Task::Transcribe`].
+    pub task: Task,
+    /// Whether segments have times by the model's timestamps; otherwise each window is a segment. Default: true.
+    pub timestamps: bool,
+    /// A text before the first window: names, spelling, style.
+    pub prompt: Option<String>,
+    /// Whether the text of a window is the prompt of the next. Default: true.
+    pub follows_text: bool,
+    /// Temperatures, the next of which is taken where a text seems wrong. Default: 0, 0.2, .. 1.
+    pub temperatures: Vec<f32>,
+    /// A text is wrong whose bytes are more than so many times those of its zlib stream. Default: 2.4.
+    pub max_compression_ratio: f32,
+    /// A text is wrong whose mean log-probability is lower. Default: -1.
+    pub min_log_probability: f32,
+    /// A window is silent where the token for no speech has a higher probability and the text a mean log-probability below
+    /// [`TranscribeOptions::min_log_probability`]. Default: 0.6.
+    pub max_no_speech: f32,
+    /// Seed of what temperatures above 0 draw.
+    pub seed: u64,
+}
+
+impl Default for TranscribeOptions {
+    fn default() -> TranscribeOptions {
+        TranscribeOptions {
+            language: None,
+            task: Task::Transcribe,
+            timestamps: true,
+            prompt: None,
+            follows_text: true,
+            temperatures: vec![0.0, 0.2, 0.4, 0.6, 0.8, 1.0],
+            max_compression_ratio: 2.4,
+            min_log_probability: -1.0,
+            max_no_speech: 0.6,
+            seed: 0,
+        }
+    }
+}
+
+impl TranscribeOptions {
+    /// The code and the token of the language asked for.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for an option out of range, or that the model does not have.
+    pub(super) fn check(&self, tokens: &SpeechTokens) -> Result<Option<(String, u32)>, Error> {
+        let wrong = |option, expected: String, found: String| Err(Error::Option { option, expected, found });
+        if self.temperatures.is_empty() || self.temperatures.iter().any(|t| !(0.0..=2.0).contains(t)) {
+            return wrong("temperatures", "one or more from 0 to 2".into(), format!("{:?}", self.temperatures));
+        }
+        for (option, value) in [
+            ("max_compression_ratio", self.max_compression_ratio),
+            ("min_log_probability", self.min_log_probability),
+            ("max_no_speech", self.max_no_speech),
+        ] {
+            if value.is_nan() {
+                return wrong(option, "a number".into(), value.to_string());
+            }
+        }
+        if self.task == Task::Translate && tokens.translate.is_none() {
+            return wrong("task", "transcribe, as this model knows English alone".into(), "translate".into());
+        }
+        let Some(language) = &self.language else { return Ok(None) };
+        let code = code_of(language);
+        if tokens.languages.is_empty() {
+            return match code {
+                Some("en") => Ok(None),
+                _ => wrong("language", "en, as this model knows English alone".into(), language.clone()),
+            };
+        }
+        let known = |code: &str| tokens.languages.iter().find(|(known, _)| known == code).cloned();
+        match code.and_then(known).or_else(|| known(language)) {
+            Some(found) => Ok(Some(found)),
+            None => {
+                let codes: Vec<&str> = tokens.languages.iter().map(|(code, _)| code.as_str()).collect();
+                wrong("language", format!("a code or name of a language that the model knows: {}", codes.join(", ")), language.clone())
+            }
+        }
+    }
+}

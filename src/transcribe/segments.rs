@@ -1,0 +1,82 @@
+//! Segments of a window's tokens, and how far the next window is.
+
+use super::rules::SpeechTokens;
+
+/// Frames of a spectrogram in a second.
+pub(super) const FRAMES_PER_SECOND: f64 = 100.0;
+
+/// A part of a window's tokens, in seconds from the window's beginning.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Part {
+    pub start: f64,
+    pub end: f64,
+    pub ids: Vec<u32>,
+}
+
+/// Cuts the tokens of a window of `n_frames` at pairs of timestamps. Also returns the frames to the next window: to the last
+/// pair, after which the text is not complete, or else all.
+pub(super) fn parts(tokens: &SpeechTokens, ids: &[u32], n_frames: u32) -> (Vec<Part>, u32) {
+    let is_time = |id: &u32| tokens.is_timestamp(*id);
+    let ends_with_one = matches!(ids, [.., text, time] if !is_time(text) && is_time(time));
+    let mut cuts: Vec<usize> =
+        (1..ids.len()).filter(|&i| ids.get(i - 1..=i).is_some_and(|pair| pair.iter().all(is_time))).collect();
+    let seconds = f64::from(n_frames) / FRAMES_PER_SECOND;
+    if cuts.is_empty() {
+        let last = ids.iter().rev().find(|id| is_time(id)).map(|&id| tokens.seconds(id));
+        let end = last.filter(|&end| end > 0.0).unwrap_or(seconds);
+        return (vec![Part { start: 0.0, end, ids: ids.to_vec() }], n_frames);
+    }
+    if ends_with_one {
+        cuts.push(ids.len());
+    }
+    let time = |id: Option<&u32>| id.map_or(0.0, |&id| tokens.seconds(id));
+    let (mut found, mut from, mut end) = (Vec::new(), 0, 0.0);
+    for cut in cuts {
+        let ids = &ids[from..cut];
+        end = time(ids.last());
+        found.push(Part { start: time(ids.first()), end, ids: ids.to_vec() });
+        from = cut;
+    }
+    let heard = (end * FRAMES_PER_SECOND).round() as u32;
+    let next = if ends_with_one { n_frames } else { heard.min(n_frames) };
+    // A window that ends where it began would come again for ever.
+    (found, if next == 0 { n_frames } else { next })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transcribe::rules::tests::tokens;
+
+    fn cut(ids: &[u32]) -> (Vec<(f64, f64, Vec<u32>)>, u32) {
+        let (parts, next) = parts(&tokens(), ids, 100);
+        let hundredth = |seconds: f64| (seconds * 100.0).round() / 100.0;
+        (parts.into_iter().map(|part| (hundredth(part.start), hundredth(part.end), part.ids)).collect(), next)
+    }
+
+    #[test]
+    fn pairs_of_timestamps_cut_and_the_next_window_begins_at_the_last() {
+        let (parts, next) = cut(&[9, 1, 12, 12, 2, 15, 15, 3]);
+        assert_eq!(parts, [(0.0, 0.06, vec![9, 1, 12]), (0.06, 0.12, vec![12, 2, 15])]);
+        assert_eq!(next, 12);
+    }
+
+    #[test]
+    fn a_single_timestamp_at_the_end_ends_the_window() {
+        let (parts, next) = cut(&[9, 1, 12, 13, 2, 15]);
+        assert_eq!(parts, [(0.0, 0.06, vec![9, 1, 12]), (0.08, 0.12, vec![13, 2, 15])]);
+        assert_eq!(next, 100);
+    }
+
+    #[test]
+    fn without_a_pair_a_window_is_one_segment() {
+        assert_eq!(cut(&[9, 1, 2, 14]), (vec![(0.0, 0.1, vec![9, 1, 2, 14])], 100));
+        assert_eq!(cut(&[9, 1, 2]), (vec![(0.0, 1.0, vec![9, 1, 2])], 100));
+        assert_eq!(cut(&[]), (vec![(0.0, 1.0, vec![])], 100));
+    }
+
+    #[test]
+    fn a_window_that_ends_where_it_began_is_left() {
+        assert_eq!(cut(&[9, 1, 9, 9]).1, 100);
+    }
+}

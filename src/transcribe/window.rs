@@ -1,0 +1,196 @@
+//! The text of one window: greedy or drawn, and again at a higher temperature where it seems wrong (Radford et al. 2022,
+//! arXiv:2212.04356, section 4.5).
+
+use std::io::Write;
+
+use flate2::Compression;
+use flate2::write::ZlibEncoder;
+
+use super::model::SpeechSession;
+use super::options::TranscribeOptions;
+use super::rules::{SpeechTokens, log_sum};
+use crate::error::Error;
+use crate::tokenizer::Tokenizer;
+
+/// The text of a window, with what it is judged by.
+#[derive(Clone, Debug)]
+pub(super) struct WindowText {
+    pub ids: Vec<u32>,
+    pub temperature: f32,
+    /// Of the tokens and the end.
+    pub mean_log_probability: f32,
+    pub compression_ratio: f32,
+    pub no_speech: f32,
+}
+
+impl WindowText {
+    /// Whether there is no speech: the model says so, and is not sure of its text.
+    pub fn is_silent(&self, options: &TranscribeOptions) -> bool {
+        self.no_speech > options.max_no_speech && self.mean_log_probability <= options.min_log_probability
+    }
+
+    fn is_wrong(&self, options: &TranscribeOptions) -> bool {
+        let is_unlikely = self.mean_log_probability < options.min_log_probability;
+        // An unlikely text of silence is not tried again.
+        let is_silent = self.no_speech > options.max_no_speech && is_unlikely;
+        !is_silent && (self.compression_ratio > options.max_compression_ratio || is_unlikely)
+    }
+}
+
+/// Decodes a window that the session has heard. `previous`: tokens of the text before; `beginning`: those that begin the
+/// transcript.
+pub(super) async fn decode(
+    session: &mut SpeechSession,
+    (tokenizer, tokens): (&Tokenizer, &SpeechTokens),
+    (previous, beginning): (&[u32], &[u32]),
+    options: &TranscribeOptions,
+    random: &mut Random,
+) -> Result<WindowText, Error> {
+    let max_ids = session.capacity() / 2;
+    let mut before: Vec<u32> = Vec::new();
+    if let Some(id) = tokens.previous.filter(|_| !previous.is_empty()) {
+        let n_kept = previous.len().min(max_ids.saturating_sub(1));
+        before.push(id);
+        before.extend(&previous[previous.len() - n_kept..]);
+    }
+    let (start, rest) = beginning.split_at(beginning.len().min(1));
+    session.rewind(0);
+    let at_start = session.logits(&[&before[..], start].concat()).await?;
+    let no_speech = tokens.no_speech.map_or(0.0, |id| probability(&at_start, id));
+    let first = if rest.is_empty() { at_start } else { session.logits(rest).await? };
+    let begun = session.n_tokens();
+    let max_ids = max_ids.min(session.capacity() - begun);
+    let mut last = None;
+    for &temperature in &options.temperatures {
+        session.rewind(begun);
+        let (ids, sum) = sample(session, tokens, (first.clone(), max_ids), (options, temperature), random).await?;
+        let text: Vec<u32> = ids.iter().copied().filter(|&id| tokens.is_text(id)).collect();
+        let found = WindowText {
+            mean_log_probability: (sum / (ids.len() + 1) as f64) as f32,
+            compression_ratio: compression_ratio(tokenizer.decode(&text, true)?.trim()),
+            ids,
+            temperature,
+            no_speech,
+        };
+        let is_wrong = found.is_wrong(options);
+        last = Some(found);
+        if !is_wrong {
+            break;
+        }
+    }
+    last.ok_or_else(|| Error::Option { option: "temperatures", expected: "one or more".into(), found: "none".into() })
+}
+
+/// Chooses tokens up to the end. Returns them with the sum of their logarithmic probabilities.
+async fn sample(
+    session: &mut SpeechSession,
+    tokens: &SpeechTokens,
+    (first, max_ids): (Vec<f32>, usize),
+    (options, temperature): (&TranscribeOptions, f32),
+    random: &mut Random,
+) -> Result<(Vec<u32>, f64), Error> {
+    let (mut ids, mut sum, mut logits) = (Vec::new(), 0.0, first);
+    while ids.len() < max_ids {
+        tokens.apply(&mut logits, &ids, options.timestamps);
+        let id = choose(&logits, temperature, random);
+        sum += f64::from(logits[id as usize]) - log_sum(&logits);
+        if id == tokens.end {
+            break;
+        }
+        ids.push(id);
+        if ids.len() < max_ids {
+            logits = session.logits(&[id]).await?;
+        }
+    }
+    Ok((ids, sum))
+}
+
+/// The likeliest token, or one that is drawn.
+fn choose(logits: &[f32], temperature: f32, random: &mut Random) -> u32 {
+    let all = || logits.iter().copied().enumerate();
+    let (likeliest, highest) =
+        all().fold((0, f32::NEG_INFINITY), |most, (id, logit)| if logit > most.1 { (id, logit) } else { most });
+    if temperature == 0.0 {
+        return likeliest as u32;
+    }
+    let weight = |logit: f32| (f64::from(logit - highest) / f64::from(temperature)).exp();
+    let mut left = random.share() * all().map(|(_, logit)| weight(logit)).sum::<f64>();
+    for (id, logit) in all() {
+        left -= weight(logit);
+        if left < 0.0 {
+            return id as u32;
+        }
+    }
+    likeliest as u32
+}
+
+/// The probability of a token.
+pub(super) fn probability(logits: &[f32], id: u32) -> f32 {
+    logits.get(id as usize).map_or(0.0, |&logit| (f64::from(logit) - log_sum(logits)).exp() as f32)
+}
+
+/// How many times the bytes of a text are those of its zlib stream: high where it repeats itself.
+fn compression_ratio(text: &str) -> f32 {
+    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
+    // Writing to memory does not fail.
+    let stream = encoder.write_all(text.as_bytes()).and_then(|()| encoder.finish()).unwrap_or_default();
+    text.len() as f32 / stream.len().max(1) as f32
+}
+
+/// Numbers from a seed: SplitMix64 (Steele et al. 2014).
+pub(super) struct Random(pub u64);
+
+impl Random {
+    /// From 0 to below 1.
+    fn share(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) as f64 / 2f64.powi(64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeated_texts_compress_well() {
+        // Python: len(text) / len(zlib.compress(text)).
+        assert!((compression_ratio(&"Thank you. ".repeat(20)) - 220.0 / 22.0).abs() < 0.5);
+        assert!((compression_ratio("The quick brown fox jumps over the lazy dog.") - 44.0 / 52.0).abs() < 0.02);
+        assert_eq!(compression_ratio(""), 0.0);
+    }
+
+    #[test]
+    fn temperature_draws_by_probability() {
+        let logits = [0.0, 2f32.ln(), f32::NEG_INFINITY, 0.0];
+        let mut random = Random(1);
+        assert_eq!(choose(&logits, 0.0, &mut random), 1);
+        let mut counts = [0; 4];
+        (0..8000).for_each(|_| counts[choose(&logits, 1.0, &mut random) as usize] += 1);
+        assert!(counts[2] == 0 && counts[1].abs_diff(4000) < 200 && counts[0].abs_diff(2000) < 200, "{counts:?}");
+    }
+
+    #[test]
+    fn texts_are_judged_by_likelihood_and_repetition() {
+        let options = TranscribeOptions::default();
+        let text = |mean, ratio, no_speech| WindowText {
+            ids: Vec::new(),
+            temperature: 0.0,
+            mean_log_probability: mean,
+            compression_ratio: ratio,
+            no_speech,
+        };
+        for (text, wrong, silent) in [
+            (text(-0.3, 1.5, 0.1), false, false),
+            (text(-1.3, 1.5, 0.1), true, false),
+            (text(-0.3, 2.5, 0.1), true, false),
+            (text(-1.3, 2.5, 0.9), false, true),
+            (text(-0.3, 1.5, 0.9), false, false),
+        ] {
+            assert_eq!((text.is_wrong(&options), text.is_silent(&options)), (wrong, silent), "{text:?}");
+        }
+    }
+}

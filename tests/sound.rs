@@ -1,0 +1,374 @@
+//! Speech to text against transformers' references: spectrogram, encoder layer by layer, logits, greedy tokens; and whole
+//! transcripts, whose tokens are chosen again here by the published rules.
+
+use std::path::PathBuf;
+
+use tilewright::kernels::KvType;
+use tilewright::load::{ModelFile, SpeechFile};
+use tilewright::sound::{SAMPLE_RATE, Sound, SoundLimits, Spectrogram};
+use tilewright::transcribe::{SpeechModel, SpeechSession, Task, to_json};
+use tilewright::{Device, Error, Tier, TranscribeOptions, Transcriber, TranscriberOptions, Transcript};
+
+use crate::common::shared::{self, executors};
+use crate::common::{self, References, block_on, largest_difference};
+
+const TOLERANCE: f32 = 2e-4;
+const FILES: [&str; 2] = ["chirp.wav", "short.wav"];
+/// Frames of a window, and bands.
+const FRAMES: u32 = 300;
+const BANDS: usize = 80;
+/// Of the tokenizer beside the model.
+const START: u32 = 1;
+const END: u32 = 2;
+const ENGLISH: u32 = 3;
+const NO_TIMESTAMPS: u32 = 141;
+
+fn folder() -> Option<PathBuf> {
+    Some(common::data(&["tiny-random-sound"])?.join("tiny-random-sound"))
+}
+
+fn samples(file: &str) -> Vec<f32> {
+    let bytes = std::fs::read(folder().unwrap().join(file)).unwrap();
+    let sound = Sound::decode(&bytes, &SoundLimits::default()).unwrap();
+    assert_eq!(sound.rate(), SAMPLE_RATE);
+    sound.samples().to_vec()
+}
+
+/// `[frames, bands]`.
+fn frames(samples: &[f32]) -> Vec<f32> {
+    Spectrogram::new(samples, BANDS as u32, FRAMES).unwrap().frames(0, FRAMES)
+}
+
+fn devices() -> Vec<Device> {
+    executors().into_iter().chain(shared::gpus_beside_cpu([Tier::Baseline])).collect()
+}
+
+fn exact() -> TranscriberOptions {
+    TranscriberOptions { kv_type: KvType::F32 }
+}
+
+#[test]
+fn spectrograms_are_the_references() {
+    let Some(folder) = folder() else { return };
+    let references = References::open(&folder.join("refs.safetensors"));
+    for (i, name) in ["0.input_features", "1.input_features_first_20"].into_iter().enumerate() {
+        let (want, found) = (references.floats(name), frames(&samples(FILES[i])));
+        let n = want.len() / BANDS;
+        let by_band: Vec<f32> = (0..BANDS).flat_map(|b| (0..n).map(move |t| (t, b))).map(|(t, b)| found[t * BANDS + b]).collect();
+        let off = largest_difference(&by_band, &want);
+        println!("{name}: within {off:.1e}");
+        assert!(off <= 1e-4, "{name} differs by {off}");
+    }
+}
+
+#[test]
+fn whisper_has_the_references_rows_logits_and_tokens() {
+    let Some(folder) = folder() else { return };
+    let references = References::open(&folder.join("refs.safetensors"));
+    for device in devices() {
+        let what = format!("{} ({})", device.info().name, device.tier().name());
+        let model = SpeechModel::load(&device, &folder, exact()).unwrap();
+        let mut session = model.session().unwrap();
+        for (i, file) in FILES.into_iter().enumerate() {
+            let frames = frames(&samples(file));
+            if i == 0 {
+                let layers = block_on(model.trace(&frames)).unwrap();
+                // Before the first layer and after it.
+                let off = largest_difference(&layers[..2].concat(), &references.floats("0.encoder_layers"));
+                println!("{what}: layers within {off:.1e}");
+                assert!(off <= TOLERANCE, "{what}: layers differ by {off}");
+            }
+            block_on(session.hear(&frames)).unwrap();
+            let rows = block_on(session.rows()).unwrap();
+            let off = largest_difference(&rows, &references.floats(&format!("{i}.encoder")));
+            println!("{what}: rows of {file} within {off:.1e}");
+            assert!(off <= TOLERANCE, "{what}: rows of {file} differ by {off}");
+            let off = [true, false].map(|at_once| logits_off(&mut session, (&references, i), at_once));
+            println!("{what}: logits of {file} within {off:.1e?}");
+            assert!(off.iter().all(|off| *off <= TOLERANCE), "{what}: logits of {file} differ by {off:?}");
+            check_greedy(&mut session, (&references, i), &what);
+        }
+        common::assert_tested(&device);
+    }
+}
+
+/// The largest difference of logits after each token of a case: each prefix in a pass, or token by token.
+fn logits_off(session: &mut SpeechSession, (references, i): (&References, usize), at_once: bool) -> f32 {
+    let ids = references.ids(&format!("{i}.ids"));
+    let want = references.floats(&format!("{i}.logits"));
+    let rows = want.chunks_exact(want.len() / ids.len());
+    session.rewind(0);
+    let mut worst = 0.0f32;
+    for (n, want) in rows.enumerate() {
+        if at_once {
+            session.rewind(0);
+        }
+        let logits = block_on(session.logits(&ids[if at_once { 0 } else { n }..=n])).unwrap();
+        worst = worst.max(largest_difference(&logits, want));
+    }
+    worst
+}
+
+fn highest(logits: &[f32]) -> u32 {
+    (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32
+}
+
+fn check_greedy(session: &mut SpeechSession, (references, i): (&References, usize), what: &str) {
+    let want = references.ids(&format!("{i}.greedy.ids"));
+    let margins = references.floats(&format!("{i}.greedy.margins"));
+    let certain = margins.iter().position(|&margin| margin < 2.0 * TOLERANCE).unwrap_or(want.len());
+    session.rewind(0);
+    let mut next = START;
+    let found: Vec<u32> = (0..certain)
+        .map(|_| {
+            next = highest(&block_on(session.logits(&[next])).unwrap());
+            next
+        })
+        .collect();
+    assert!(certain > 4, "{what}: {certain} certain tokens");
+    assert_eq!(found, want[..certain], "{what}: greedy tokens of case {i}");
+}
+
+#[test]
+fn keys_of_half_precision_are_close() {
+    let Some(folder) = folder() else { return };
+    let references = References::open(&folder.join("refs.safetensors"));
+    let model = SpeechModel::load(&common::cpu(), &folder, TranscriberOptions::default()).unwrap();
+    let mut session = model.session().unwrap();
+    block_on(session.hear(&frames(&samples(FILES[0])))).unwrap();
+    let off = logits_off(&mut session, (&references, 0), false);
+    assert!(off > 0.0 && off < 2e-2, "{off}");
+}
+
+#[test]
+fn causal_encoders_and_other_scales_are_seen() {
+    let Some(folder) = folder() else { return };
+    let references = References::open(&folder.join("refs.safetensors"));
+    let changes: [(&str, fn(&mut SpeechFile)); 3] = [
+        ("attention both ways", |file| file.config.encoder.causal = true),
+        ("scale of the encoder", |file| file.config.encoder.blocks[0].attention.scale = 0.5),
+        ("scale of the decoder", |file| file.config.decoder.blocks[0].attention.scale = 0.5),
+    ];
+    for (name, change) in changes {
+        let mut file = SpeechFile::open(&folder).unwrap();
+        change(&mut file);
+        let model = SpeechModel::from_file(&common::cpu(), &file, exact()).unwrap();
+        let mut session = model.session().unwrap();
+        block_on(session.hear(&frames(&samples(FILES[0])))).unwrap();
+        let off = logits_off(&mut session, (&references, 0), false);
+        println!("without {name}: logits off by {off:.1e}");
+        assert!(off > 2.0 * TOLERANCE, "without {name}: {off}");
+    }
+}
+
+/// Neither retries nor silence: the weights are random.
+fn greedy() -> TranscribeOptions {
+    TranscribeOptions {
+        language: Some("English".into()),
+        temperatures: vec![0.0],
+        max_no_speech: 2.0,
+        ..TranscribeOptions::default()
+    }
+}
+
+fn transcriber(device: &Device) -> Transcriber {
+    Transcriber::load(device, folder().unwrap(), exact()).unwrap()
+}
+
+/// Sounds of the references one after the other: 3.0 and 1.3 seconds, twice.
+fn long() -> Vec<f32> {
+    let [first, second] = FILES.map(samples);
+    [first.clone(), second.clone(), first, second].concat()
+}
+
+#[test]
+fn long_sounds_become_segments_in_order() {
+    if folder().is_none() {
+        return;
+    }
+    let sound = long();
+    let seconds = sound.len() as f64 / f64::from(SAMPLE_RATE);
+    let mut transcripts: Vec<Transcript> = Vec::new();
+    for device in devices() {
+        let mut streamed = Vec::new();
+        let transcript =
+            block_on(transcriber(&device).transcribe_with(&sound, &greedy(), &mut |one| streamed.push(one.clone())));
+        let transcript = transcript.unwrap();
+        assert_eq!(streamed, transcript.segments);
+        assert!(transcript.segments.len() > 1, "{transcript:?}");
+        assert_eq!((transcript.language.as_str(), transcript.seconds), ("en", seconds));
+        let mut last = (0.0, 0);
+        for segment in &transcript.segments {
+            assert!(segment.start >= last.0 && segment.end > segment.start && segment.end <= seconds, "{segment:?}");
+            assert!(segment.seek >= last.1 && !segment.text.is_empty(), "{segment:?}");
+            last = (segment.start, segment.seek);
+        }
+        assert!(last.1 > 0, "one window: {transcript:?}");
+        transcripts.push(transcript);
+    }
+    for (other, device) in transcripts.iter().zip(devices()).skip(1) {
+        let texts = |transcript: &Transcript| transcript.text.clone();
+        assert_eq!(texts(other), texts(&transcripts[0]), "{}", device.info().name);
+    }
+}
+
+/// Tokens of a window by the published rules, written as conditions on each token.
+fn by_rules(session: &mut SpeechSession, beginning: &[u32]) -> Vec<u32> {
+    let is_time = |id: u32| id > NO_TIMESTAMPS;
+    let mut chosen: Vec<u32> = Vec::new();
+    let mut next = beginning.to_vec();
+    session.rewind(0);
+    while chosen.len() < session.capacity() / 2 {
+        let logits = block_on(session.logits(&next)).unwrap();
+        let times: Vec<u32> = chosen.iter().copied().filter(|&id| is_time(id)).collect();
+        let ends_pair = |n: usize| chosen.len() < n || is_time(chosen[chosen.len() - n]);
+        let (has_time, is_pair) = (chosen.last().is_some_and(|&id| is_time(id)), ends_pair(2));
+        let allowed = |id: u32| match id {
+            0 | 1 | 3..=9 | 12 | 13 | NO_TIMESTAMPS => false,
+            END => !chosen.is_empty(),
+            id if !is_time(id) => !chosen.is_empty() && !(has_time && !is_pair),
+            id => {
+                let least = times.last().map_or(0, |&last| if has_time && !is_pair { last } else { last + 1 });
+                let most = if chosen.is_empty() { NO_TIMESTAMPS + 51 } else { u32::MAX };
+                !(has_time && is_pair) && (least..=most).contains(&id)
+            }
+        };
+        let all = (0..logits.len() as u32).filter(|&id| allowed(id));
+        let (late, early): (Vec<u32>, Vec<u32>) = all.partition(|&id| is_time(id));
+        let logit = |id: &u32| f64::from(logits[*id as usize]);
+        let likeliest = |ids: &[u32]| ids.iter().copied().max_by(|a, b| logit(a).total_cmp(&logit(b)));
+        let sum = late.iter().map(|id| logit(id).exp()).sum::<f64>().ln();
+        let text = likeliest(&early);
+        let id = match text {
+            Some(id) if sum <= logit(&id) => match likeliest(&late) {
+                Some(time) if logit(&time) > logit(&id) => time,
+                _ => id,
+            },
+            _ => likeliest(&late).unwrap(),
+        };
+        if id == END {
+            break;
+        }
+        chosen.push(id);
+        next = vec![id];
+    }
+    chosen
+}
+
+#[test]
+fn a_windows_tokens_follow_the_published_rules() {
+    let Some(folder) = folder() else { return };
+    let device = common::cpu();
+    let model = SpeechModel::load(&device, &folder, exact()).unwrap();
+    for file in FILES {
+        let sound = samples(file);
+        let mut session = model.session().unwrap();
+        block_on(session.hear(&frames(&sound))).unwrap();
+        let want = by_rules(&mut session, &[START, ENGLISH, 6]);
+        let transcript = block_on(transcriber(&device).transcribe(&sound, &greedy())).unwrap();
+        let first = |segments: &[tilewright::transcribe::Segment]| {
+            let of_window = segments.iter().filter(|segment| segment.seek == 0);
+            of_window.flat_map(|segment| segment.tokens.clone()).collect::<Vec<u32>>()
+        };
+        let found = first(&transcript.segments);
+        println!("{file}: {} of {} tokens in segments", found.len(), want.len());
+        assert!(found.len() > 2 && want.starts_with(&found), "{file}: {found:?}, expected {want:?}");
+    }
+}
+
+#[test]
+fn prompts_languages_and_tasks_change_what_the_decoder_reads() {
+    if folder().is_none() {
+        return;
+    }
+    let (device, sound) = (common::cpu(), samples(FILES[0]));
+    let mut transcriber = transcriber(&device);
+    let mut text = |options: TranscribeOptions| block_on(transcriber.transcribe(&sound, &options)).unwrap();
+    let plain = text(greedy());
+    let german = text(TranscribeOptions { language: Some("de".into()), ..greedy() });
+    let translated = text(TranscribeOptions { task: Task::Translate, language: Some("de".into()), ..greedy() });
+    let prompted = text(TranscribeOptions { prompt: Some("In the den".into()), ..greedy() });
+    let untimed = text(TranscribeOptions { timestamps: false, ..greedy() });
+    let drawn = |seed| TranscribeOptions { temperatures: vec![1.0], seed, ..greedy() };
+    let drawn = [1, 1, 2].map(|seed| text(drawn(seed)).text);
+    assert!(drawn[0] == drawn[1] && drawn[0] != drawn[2], "{drawn:?}");
+    assert_eq!((german.language.as_str(), translated.language.as_str()), ("de", "en"));
+    let of = |transcript: &Transcript| transcript.segments.first().map(|one| one.mean_log_probability.to_bits());
+    let all = [&plain, &german, &translated, &prompted, &untimed].map(of);
+    assert!((1..5).all(|i| !all[..i].contains(&all[i])), "{all:?}");
+    assert!(untimed.segments.iter().all(|segment| segment.tokens.iter().all(|&id| id < NO_TIMESTAMPS)));
+    let json = to_json(&plain, Task::Transcribe);
+    assert_eq!((&json["task"], &json["language"], &json["duration"]), (&"transcribe".into(), &"en".into(), &3.0.into()));
+    assert_eq!(json["segments"].as_array().map(Vec::len), Some(plain.segments.len()));
+    // Detected: one of the two that the model knows.
+    let (code, share) = block_on(transcriber.detect_language(&sound)).unwrap().unwrap();
+    assert!(["en", "de"].contains(&code.as_str()) && (0.5..=1.0).contains(&share), "{code} {share}");
+    let detected = block_on(transcriber.transcribe(&sound, &TranscribeOptions { language: None, ..greedy() })).unwrap();
+    assert_eq!(detected.language, code);
+}
+
+#[test]
+fn silence_and_sounds_of_no_length_are_empty_transcripts() {
+    if folder().is_none() {
+        return;
+    }
+    let mut transcriber = transcriber(&common::cpu());
+    for silence in [vec![], vec![0.0], vec![0.0; 5 * 16_000], vec![1e-6; 100]] {
+        let found = block_on(transcriber.transcribe(&silence, &TranscribeOptions::default())).unwrap();
+        assert_eq!((found.text.as_str(), found.segments.len(), found.language.as_str()), ("", 0, ""));
+        assert_eq!(block_on(transcriber.detect_language(&silence)).unwrap(), None);
+    }
+    // A model that is sure that nobody speaks.
+    let unsure = TranscribeOptions { max_no_speech: 0.0, min_log_probability: 0.0, ..greedy() };
+    assert_eq!(block_on(transcriber.transcribe(&long(), &unsure)).unwrap().text, "");
+    let one = block_on(transcriber.transcribe(&[0.5], &greedy())).unwrap();
+    assert!(one.segments.iter().all(|segment| segment.end <= 1.0 / 16_000.0), "{one:?}");
+}
+
+#[test]
+fn wrong_input_is_refused_by_name() {
+    let Some(folder) = folder() else { return };
+    let device = common::cpu();
+    let mut transcriber = transcriber(&device);
+    let mut refused = |samples: &[f32], options: TranscribeOptions| {
+        block_on(transcriber.transcribe(samples, &options)).unwrap_err().to_string()
+    };
+    let error = refused(&[0.1, f32::NAN], greedy());
+    assert_eq!(error, "sound: `samples` is NaN at sample 1, expected finite numbers");
+    let error = refused(&[0.1], TranscribeOptions { language: Some("klingon".into()), ..greedy() });
+    let want = "option language is klingon, expected a code or name of a language that the model knows: en, de";
+    assert_eq!(error, want);
+    let error = refused(&[0.1], TranscribeOptions { temperatures: vec![], ..greedy() });
+    assert_eq!(error, "option temperatures is [], expected one or more from 0 to 2");
+    let mut session = transcriber.model().session().unwrap();
+    assert!(matches!(block_on(session.hear(&[0.0])), Err(Error::Operand { operand: "frames", .. })));
+    block_on(session.hear(&vec![0.0; BANDS * FRAMES as usize])).unwrap();
+    assert!(matches!(block_on(session.logits(&[293])), Err(Error::Operand { operand: "ids", .. })));
+    assert!(matches!(block_on(session.logits(&[1; 65])), Err(Error::ContextFull { needed: 65, capacity: 64 })));
+    // A text model's loader says what takes a speech model, and the reverse.
+    let error = ModelFile::open(&folder).err().unwrap().to_string();
+    assert!(error.contains("`whisper`, a speech model") && error.contains("tilewright transcribe"), "{error}");
+    let text_model = common::find_data("tiny-random/qwen3".as_ref()).unwrap();
+    let error = SpeechFile::open(text_model).err().unwrap().to_string();
+    assert!(error.contains("model_type is `qwen3`") && error.contains("supported: whisper"), "{error}");
+    let error = SpeechFile::open("no-such-folder").err().unwrap();
+    assert!(matches!(error, Error::Io { .. }), "{error}");
+}
+
+#[test]
+fn planned_memory_is_what_a_transcript_allocates() {
+    let Some(folder) = folder() else { return };
+    let device = Device::cpu();
+    let before = device.counters();
+    let model = SpeechModel::load(&device, &folder, exact()).unwrap();
+    let planned = model.plan().unwrap().total_bytes();
+    let mut session = model.session().unwrap();
+    block_on(session.hear(&frames(&samples(FILES[0])))).unwrap();
+    block_on(session.logits(&[START; 64])).unwrap();
+    block_on(session.logits(&[])).unwrap_err();
+    session.rewind(0);
+    block_on(session.logits(&[START])).unwrap();
+    let allocated = (device.counters() - before).bytes_allocated;
+    println!("planned {planned} bytes, allocated {allocated}; dispatches {:?}", session.n_dispatches().unwrap());
+    assert!(allocated.abs_diff(planned) * 10 <= planned, "{allocated}, planned {planned}");
+}
