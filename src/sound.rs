@@ -34,7 +34,8 @@ impl Sound {
     /// # Errors
     /// [`Error::Operand`] for a rate that is 0 or above [`MAX_RATE`], no channels, or a sample that is no finite number.
     pub fn new(rate: u32, channels: u32, samples: &[f32]) -> Result<Sound, Error> {
-        let refused = |operand, expected: String, found: String| Error::Operand { kernel: "sound", operand, expected, found };
+        let refused =
+            |operand, expected: String, found: String| Error::Operand { kernel: "sound", operand, expected, found };
         if !(1..=MAX_RATE).contains(&rate) {
             return Err(refused("rate", format!("1 to {MAX_RATE} samples in a second"), rate.to_string()));
         }

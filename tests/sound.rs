@@ -54,7 +54,8 @@ fn spectrograms_are_the_references() {
     for (i, name) in ["0.input_features", "1.input_features_first_20"].into_iter().enumerate() {
         let (want, found) = (references.floats(name), frames(&samples(FILES[i])));
         let n = want.len() / BANDS;
-        let by_band: Vec<f32> = (0..BANDS).flat_map(|b| (0..n).map(move |t| (t, b))).map(|(t, b)| found[t * BANDS + b]).collect();
+        let by_band: Vec<f32> =
+            (0..BANDS).flat_map(|b| (0..n).map(move |t| (t, b))).map(|(t, b)| found[t * BANDS + b]).collect();
         let off = largest_difference(&by_band, &want);
         println!("{name}: within {off:.1e}");
         assert!(off <= 1e-4, "{name} differs by {off}");
@@ -84,7 +85,7 @@ fn whisper_has_the_references_rows_logits_and_tokens() {
             println!("{what}: rows of {file} within {off:.1e}");
             assert!(off <= TOLERANCE, "{what}: rows of {file} differ by {off}");
             let off = [true, false].map(|at_once| logits_off(&mut session, (&references, i), at_once));
-            println!("{what}: logits of {file} within {off:.1e?}");
+            println!("{what}: logits of {file} within {off:?}");
             assert!(off.iter().all(|off| *off <= TOLERANCE), "{what}: logits of {file} differ by {off:?}");
             check_greedy(&mut session, (&references, i), &what);
         }
@@ -298,7 +299,10 @@ fn prompts_languages_and_tasks_change_what_the_decoder_reads() {
     assert!((1..5).all(|i| !all[..i].contains(&all[i])), "{all:?}");
     assert!(untimed.segments.iter().all(|segment| segment.tokens.iter().all(|&id| id < NO_TIMESTAMPS)));
     let json = to_json(&plain, Task::Transcribe);
-    assert_eq!((&json["task"], &json["language"], &json["duration"]), (&"transcribe".into(), &"en".into(), &3.0.into()));
+    assert_eq!(
+        (&json["task"], &json["language"], &json["duration"]),
+        (&"transcribe".into(), &"en".into(), &3.0.into())
+    );
     assert_eq!(json["segments"].as_array().map(Vec::len), Some(plain.segments.len()));
     // Detected: one of the two that the model knows.
     let (code, share) = block_on(transcriber.detect_language(&sound)).unwrap().unwrap();

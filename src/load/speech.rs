@@ -102,7 +102,9 @@ impl SpeechFile {
         let json = ConfigJson::parse(bytes).map_err(in_file(CONFIG))?;
         let config = config(&json).map_err(in_file(CONFIG))?;
         let generation = match &texts.generation_config {
-            Some(bytes) => ConfigJson::parse(bytes).and_then(|json| generation(&json)).map_err(in_file(GENERATION_CONFIG)),
+            Some(bytes) => {
+                ConfigJson::parse(bytes).and_then(|json| generation(&json)).map_err(in_file(GENERATION_CONFIG))
+            }
             None => generation(&json).map_err(in_file(CONFIG)),
         }?;
         let tied = json.get_bool("tie_word_embeddings").map_err(in_file(CONFIG))?.unwrap_or(true);

@@ -56,6 +56,8 @@ impl Sound {
             let supported = format!("at most {} bytes; cut the sound into parts", limits.max_bytes);
             return Err(refused("size", format!("{} bytes", bytes.len()), supported));
         }
+        let mended = with_length(bytes);
+        let bytes = mended.as_deref().unwrap_or(bytes);
         let mut reader = WavReader::new(Cursor::new(bytes)).map_err(|error| broken(error, bytes.len()))?;
         let WavSpec { channels, sample_rate, bits_per_sample, sample_format } = reader.spec();
         if !(1..=MAX_RATE).contains(&sample_rate) {
@@ -81,6 +83,23 @@ impl Sound {
     }
 }
 
+/// A file that was written to a pipe, with the lengths that its writer did not know: all that is there.
+fn with_length(bytes: &[u8]) -> Option<Vec<u8>> {
+    const UNKNOWN: [u8; 4] = [0xff; 4];
+    /// Where the samples begin at most.
+    const MAX_HEAD: usize = 4096;
+    if bytes.get(4..8) != Some(&UNKNOWN) || bytes.get(12..16) != Some(b"fmt ") {
+        return None;
+    }
+    let frame_bytes = usize::from(u16::from_le_bytes(bytes.get(32..34)?.try_into().ok()?)).max(1);
+    let head = bytes.get(..bytes.len().min(MAX_HEAD))?;
+    let at = head.windows(8).position(|window| window.starts_with(b"data") && window.ends_with(&UNKNOWN))? + 8;
+    let len = u32::try_from((bytes.len() - at) / frame_bytes * frame_bytes).ok()?;
+    let mut mended = bytes.to_vec();
+    mended[at - 4..at].copy_from_slice(&len.to_le_bytes());
+    Some(mended)
+}
+
 fn truncated(needed_bytes: u64, found_bytes: usize) -> Error {
     Error::Truncated { part: "its samples".into(), needed_bytes, found_bytes: found_bytes as u64 }
 }
@@ -99,7 +118,9 @@ fn other_format(bytes: &[u8]) -> Error {
 
 fn broken(error: hound::Error, n_bytes: usize) -> Error {
     match error {
-        hound::Error::IoError(error) if error.kind() == ErrorKind::UnexpectedEof => truncated(n_bytes as u64 + 1, n_bytes),
+        hound::Error::IoError(error) if error.kind() == ErrorKind::UnexpectedEof => {
+            truncated(n_bytes as u64 + 1, n_bytes)
+        }
         hound::Error::FormatError("Failed to read enough bytes.") => truncated(n_bytes as u64 + 1, n_bytes),
         hound::Error::Unsupported | hound::Error::InvalidSampleFormat | hound::Error::TooWide => Error::Unsupported {
             format: "wav",
@@ -178,6 +199,14 @@ mod tests {
         assert_eq!(decoded(&floats).unwrap_err(), "sound: `samples` is NaN at sample 0, expected finite numbers");
         assert!(decoded(&wav([1, 1, 16], 0, &[0; 4])).unwrap_err().contains("sample rate"));
         assert!(decoded(&wav([7, 1, 8], 8000, &[0; 4])).unwrap_err().contains("PCM of 8, 16, 24 or 32 bits"));
+    }
+
+    #[test]
+    fn files_of_a_pipe_are_read_to_their_end() {
+        let mut bytes = wav([1, 2, 16], 16000, &[0, 64, 0, 64, 0, 32, 0, 32, 9]);
+        bytes[4..8].fill(0xff);
+        bytes[40..44].fill(0xff);
+        assert_eq!(decoded(&bytes).unwrap().samples(), [0.5, 0.25]);
     }
 
     #[test]

@@ -143,7 +143,8 @@ mod tests {
                 }
                 let x0 = 8.0 * (1.0 - (t / 32.0).powi(2)).sqrt();
                 // The integral that defines the Bessel function, by the trapezoid rule.
-                let window: f64 = (0..2000).map(|k| (x0 * (TAU * f64::from(k) / 2000.0).cos()).exp()).sum::<f64>() / 2000.0;
+                let window: f64 =
+                    (0..2000).map(|k| (x0 * (TAU * f64::from(k) / 2000.0).cos()).exp()).sum::<f64>() / 2000.0;
                 let arm = std::f64::consts::PI * t;
                 let weight = window * if arm == 0.0 { 1.0 } else { arm.sin() / arm };
                 weights += weight;

@@ -74,7 +74,7 @@ impl Spectrogram<'_> {
         let mut bands = vec![0.0; self.bands.len()];
         for pair in frames.clone().step_by(2) {
             for (i, (x, window)) in x.iter_mut().zip(&self.window).enumerate() {
-                *x = [pair, pair + 1].map(|frame| window * self.sample(frame * HOP + i));
+                *x = [pair, pair + 1].map(|frame| window * self.sample(frame, i));
             }
             self.fourier.run(&x, &mut y);
             for part in 0..(frames.end - pair).min(2) {
@@ -87,12 +87,13 @@ impl Spectrogram<'_> {
         }
     }
 
-    /// A sample, counted from half a frame before the first.
-    fn sample(&self, at: usize) -> f64 {
-        let at = match at.checked_sub(FRAME / 2) {
-            Some(at) if at >= self.end => (2 * self.end).saturating_sub(2 + at),
+    /// A sample of a frame, whose middle is where it begins. Sounds are mirrored at both ends.
+    fn sample(&self, frame: usize, i: usize) -> f64 {
+        let is_within = frame * HOP < self.end;
+        let at = match (frame * HOP + i).checked_sub(FRAME / 2) {
+            Some(at) if at >= self.end && is_within => (2 * self.end).saturating_sub(2 + at),
             Some(at) => at,
-            None => FRAME / 2 - at,
+            None => FRAME / 2 - frame * HOP - i,
         };
         self.samples.get(at).map_or(0.0, |&sample| f64::from(sample))
     }
@@ -180,6 +181,16 @@ mod tests {
         let (whole, part) = (all.frames(0, 125), all.frames(33, 50));
         let off = whole[33 * 128..83 * 128].iter().zip(&part).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(off < 1e-6, "{off}");
+    }
+
+    #[test]
+    fn frames_after_a_sound_are_silent() {
+        // Fills its window.
+        let sound: Vec<f32> = (0..3200).map(|i| ((i * 37 % 101) as f32 - 50.0) / 100.0).collect();
+        let frames = Spectrogram::new(&sound, 80, 20).unwrap().frames(18, 20);
+        let quietest = frames.iter().copied().fold(f32::MAX, f32::min);
+        assert!(frames[..2 * 80].iter().any(|&value| value > quietest + 1.0));
+        assert!(frames[4 * 80..].iter().all(|&value| value == quietest));
     }
 
     #[test]

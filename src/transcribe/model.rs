@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::scale;
-use crate::load::{SpeechFile, TensorIndex, WeightUploader, Widened};
+use crate::load::{SpeechFile, WeightUploader, Widened};
 use crate::model::{
     CrossTensors, Ending, KvCache, PassTensors, SoundTensors, SpeechConfig, SpeechEncoder, Tap, Transformer,
     WeightSource, Weights,
@@ -50,19 +50,15 @@ impl SpeechModel {
         // Rounding would move timestamps.
         let device = device.exact();
         let (target, config) = (device.target(), file.config.clone());
-        let widened = [&file.encoder, &file.decoder].map(Widened);
-        let source = |i: usize, plain| -> &dyn WeightSource { if device.is_gpu() { plain } else { &widened[i] } };
-        let encoder = SpeechEncoder::declare(&target, &config, source(0, &file.encoder))?;
-        let weights = Weights::declare(&target, &config.decoder, source(1, &file.decoder))?;
+        let widened = Widened(&file.encoder);
+        let source: &dyn WeightSource = if device.is_gpu() { &file.encoder } else { &widened };
+        let encoder = SpeechEncoder::declare(&target, &config, source)?;
+        let weights = Weights::declare(&target, &config.decoder, &file.decoder)?;
         let decoder = Transformer::declare(config.decoder.clone(), weights, config.decoder.max_seq_len)?;
         file.encoder.check_read(encoder.tensor_slots().map(|(name, _)| name))?;
         file.decoder.check_read(decoder.tensor_slots().map(|(name, _)| name))?;
-        let upload = |index: &TensorIndex, mut uploader: WeightUploader| {
-            debug_assert!(index.tensors().next().is_some());
-            uploader.take_all(&device, &file.files, None)
-        };
-        upload(&file.encoder, WeightUploader::new(&file.encoder, encoder.tensor_slots()))?;
-        upload(&file.decoder, WeightUploader::new(&file.decoder, decoder.tensor_slots()))?;
+        WeightUploader::new(&file.encoder, encoder.tensor_slots()).take_all(&device, &file.files, None)?;
+        WeightUploader::new(&file.decoder, decoder.tensor_slots()).take_all(&device, &file.files, None)?;
         let inner = SpeechInner { device: device.clone(), config, encoder, decoder, options };
         Ok(SpeechModel { inner: Arc::new(inner) })
     }

@@ -100,7 +100,11 @@ impl TranscribeOptions {
             Some(found) => Ok(Some(found)),
             None => {
                 let codes: Vec<&str> = tokens.languages.iter().map(|(code, _)| code.as_str()).collect();
-                wrong("language", format!("a code or name of a language that the model knows: {}", codes.join(", ")), language.clone())
+                wrong(
+                    "language",
+                    format!("a code or name of a language that the model knows: {}", codes.join(", ")),
+                    language.clone(),
+                )
             }
         }
     }

@@ -61,7 +61,8 @@ impl SpeechTokens {
             });
         }
         // A model of English alone has these tokens, too, and does not use them.
-        let is_multilingual = settings.is_multilingual.unwrap_or(!settings.languages.is_empty() || vocab_size >= 51_865);
+        let is_multilingual =
+            settings.is_multilingual.unwrap_or(!settings.languages.is_empty() || vocab_size >= 51_865);
         let listed = || {
             let of = |(code, _): &(&str, &str)| Some(((*code).to_owned(), id(&[code])?));
             LANGUAGES.iter().filter_map(of).collect()

@@ -15,6 +15,8 @@ mod inputs;
 mod kernels;
 mod mutate;
 mod pictures;
+#[cfg(feature = "sound")]
+mod sounds;
 use crate::grammar::schemas;
 mod target;
 mod texts;

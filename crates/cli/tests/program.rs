@@ -32,3 +32,4 @@ mod serve;
 #[cfg(target_os = "linux")]
 mod terminal;
 mod tools;
+mod transcribe;

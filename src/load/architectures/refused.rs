@@ -31,7 +31,8 @@ pub(in crate::load) fn refused(format: &'static str, field: &str, name: &str) ->
     }
     if name == WHISPER {
         let found = format!("`{WHISPER}`, a speech model");
-        let supported = "a language model or text encoder; `tilewright transcribe` and `Transcriber` take speech models";
+        let supported =
+            "a language model or text encoder; `tilewright transcribe` and `Transcriber` take speech models";
         return Error::Unsupported { format, field: field.into(), found, supported: supported.into() };
     }
     let known = ALL.iter().flat_map(|architecture| match is_gguf {

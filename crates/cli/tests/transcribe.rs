@@ -1,0 +1,105 @@
+//! `tilewright transcribe` with a random model: formats of one transcript, files in a folder, errors that name the file.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+use crate::common;
+
+fn folder() -> Option<PathBuf> {
+    Some(common::data(&["tiny-random-sound"])?.join("tiny-random-sound"))
+}
+
+fn transcribe(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+    command.args(["transcribe", "--device", "cpu"]).args(args).env("TILEWRIGHT_CACHE_DIR", "").stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+fn stdout(args: &[&str]) -> String {
+    let output = transcribe(args);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn refused(args: &[&str], code: i32) -> String {
+    let output = transcribe(args);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {error}");
+    assert_eq!(output.stdout, b"", "{args:?}");
+    error
+}
+
+#[test]
+fn transcripts_are_the_same_in_all_formats() {
+    let Some(folder) = folder() else { return };
+    let sound = folder.join("chirp.wav");
+    let [model, sound] = [&folder, &sound].map(|path| path.to_str().unwrap());
+    let json: Value = serde_json::from_str(&stdout(&[model, sound, "--language", "en", "--json"])).unwrap();
+    assert_eq!(
+        (&json["language"], &json["task"], &json["duration"]),
+        (&"en".into(), &"transcribe".into(), &3.0.into())
+    );
+    let segments = json["segments"].as_array().unwrap();
+    let text = |segment: &Value| segment["text"].as_str().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+    let texts: Vec<String> = segments.iter().map(text).collect();
+    let plain = stdout(&[model, sound, "--language", "english"]);
+    assert_eq!(
+        plain.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>(),
+        texts
+    );
+    let srt = stdout(&[model, sound, "-l", "en", "--srt"]);
+    assert_eq!(srt.matches(" --> ").count(), segments.len());
+    let vtt = stdout(&[model, sound, "-l", "en", "--vtt"]);
+    assert!(vtt.starts_with("WEBVTT\n\n") && vtt.matches(" --> ").count() == segments.len(), "{vtt}");
+    let translated: Value =
+        serde_json::from_str(&stdout(&[model, sound, "-l", "de", "--translate", "--json"])).unwrap();
+    assert_eq!((&translated["language"], &translated["task"]), (&"en".into(), &"translate".into()));
+}
+
+#[test]
+fn several_sounds_become_files_of_their_names() {
+    let Some(folder) = folder() else { return };
+    let out = std::env::temp_dir().join(format!("tilewright-transcripts-{}", std::process::id()));
+    std::fs::create_dir_all(&out).unwrap();
+    let sounds = ["chirp.wav", "short.wav"].map(|name| folder.join(name));
+    let [model, first, second] = [&folder, &sounds[0], &sounds[1]].map(|path| path.to_str().unwrap());
+    let to = out.to_str().unwrap();
+    assert_eq!(stdout(&[model, first, second, "-l", "en", "--srt", "--output-dir", to]), "");
+    let read = |name: &str| std::fs::read_to_string(out.join(name)).unwrap();
+    assert_eq!(read("chirp.srt"), stdout(&[model, first, "-l", "en", "--srt"]));
+    assert_eq!(read("short.srt"), stdout(&[model, second, "-l", "en", "--srt"]));
+    let error = refused(&[model, first, first, "--output-dir", to], 2);
+    assert!(error.contains("--output-dir") && error.contains("chirp.txt"), "{error}");
+    let error = refused(&[model, first, second, "--vtt"], 2);
+    assert!(error.contains("--vtt is for 2 files, expected one file, or a folder by --output-dir"), "{error}");
+    std::fs::remove_dir_all(&out).unwrap();
+}
+
+#[test]
+fn errors_name_the_file_or_the_flag() {
+    let Some(folder) = folder() else { return };
+    let model = folder.to_str().unwrap();
+    let bad = std::env::temp_dir().join(format!("tilewright-bad-{}.wav", std::process::id()));
+    let path = bad.to_str().unwrap();
+    let whole = std::fs::read(folder.join("chirp.wav")).unwrap();
+    for (bytes, want) in [
+        (&whole[..1000], "the file ends after 1000 bytes"),
+        (&b"ID3 and so on"[..], "an MP3 file, expected a WAV file"),
+        (&b""[..], "an empty file, expected a WAV file"),
+    ] {
+        std::fs::write(&bad, bytes).unwrap();
+        let error = refused(&[model, path], 1);
+        assert!(error.contains(path) && error.contains(want), "{error}");
+    }
+    std::fs::remove_file(&bad).unwrap();
+    assert!(refused(&[model, path], 1).contains(path));
+    let sound = folder.join("short.wav");
+    let sound = sound.to_str().unwrap();
+    let error = refused(&[model, sound, "--language", "klingon"], 2);
+    assert!(error.contains("--language is klingon") && error.contains("en, de"), "{error}");
+    let text_model = common::find_data(Path::new("tiny-random/qwen3")).unwrap();
+    let error = refused(&[text_model.to_str().unwrap(), sound], 1);
+    assert!(error.contains("model_type is `qwen3`") && error.contains("whisper"), "{error}");
+}
