@@ -101,7 +101,7 @@ fn with_length(bytes: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn truncated(needed_bytes: u64, found_bytes: usize) -> Error {
-    Error::Truncated { part: "its samples".into(), needed_bytes, found_bytes: found_bytes as u64 }
+    Error::Truncated { part: "its sound".into(), needed_bytes, found_bytes: found_bytes as u64 }
 }
 
 /// The error for a file that is no WAV file, by its first bytes.
@@ -191,10 +191,7 @@ mod tests {
             assert!(error.contains("ends after") || error.contains("wav"), "{end}: {error}");
         }
         let error = decoded(&whole[..90]).unwrap_err();
-        assert_eq!(
-            error,
-            "the file ends after 90 bytes, but its samples needs at least 100: download or save it again"
-        );
+        assert_eq!(error, "the file ends after 90 bytes, but its sound needs at least 100: download or save it again");
         let floats = wav([3, 1, 32], 16000, &f32::NAN.to_le_bytes());
         assert_eq!(decoded(&floats).unwrap_err(), "sound: `samples` is NaN at sample 0, expected finite numbers");
         assert!(decoded(&wav([1, 1, 16], 0, &[0; 4])).unwrap_err().contains("sample rate"));

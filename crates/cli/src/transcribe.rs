@@ -99,14 +99,15 @@ impl TranscribeArgs {
     }
 
     fn one(&self, transcriber: &mut Transcriber, file: &Path, output: Option<&Path>) -> Result<(), CommandFailure> {
+        let name = if file.as_os_str() == "-" { Path::new("stdin") } else { file };
         let named = |error: Error| match error.code() {
             "option" => error,
-            _ => error.in_file(file),
+            _ => error.in_file(name),
         };
         let sound = read(file).map_err(named)?;
         let streams = output.is_none() && !(self.srt || self.vtt || self.json);
         if streams && self.files.len() > 1 {
-            writeln!(io::stdout(), "{}:", file.display())?;
+            writeln!(io::stdout(), "{}:", name.display())?;
         }
         let bar = progress::bar(sound.seconds() as u64, "{bar:32} {pos}/{len} s, {eta} left");
         let mut printed = Ok(());
