@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::huggingface::{self, CONFIG, FolderTexts, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG};
 use super::refused::parse_safetensors;
 use super::tensor_index::{FileLayout, TensorIndex, check_type};
-use super::{FileBytes, is_of_folder};
+use super::{FileBytes, is_of_folder, vision};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
 use crate::kernels::Gelu;
@@ -225,16 +225,6 @@ fn config(json: &ConfigJson) -> Result<SpeechConfig, Error> {
         Ok(vec![Block { cross: part == "decoder", ..block }; n_layers as usize])
     };
     let scaled = json.get_bool("scale_embedding")?.unwrap_or(false);
-    let of_decoder = |blocks| ModelConfig {
-        vocab_size: 0,
-        max_seq_len: 0,
-        blocks,
-        positions: Some(PositionTable { first: 0 }),
-        embd_scale: if scaled { (dim as f32).sqrt() } else { 1.0 },
-        causal: true,
-        has_head: true,
-        ..of_blocks(dim, Vec::new())
-    };
     let config = SpeechConfig {
         n_bands: json.get_u32("num_mel_bins")?.unwrap_or(80),
         n_rows: json.get_u32("max_source_positions")?.unwrap_or(1500),
@@ -242,7 +232,11 @@ fn config(json: &ConfigJson) -> Result<SpeechConfig, Error> {
         decoder: ModelConfig {
             vocab_size: required("vocab_size")?,
             max_seq_len: json.get_u32("max_target_positions")?.unwrap_or(448),
-            ..of_decoder(blocks("decoder")?)
+            positions: Some(PositionTable { first: 0 }),
+            embd_scale: if scaled { (dim as f32).sqrt() } else { 1.0 },
+            causal: true,
+            has_head: true,
+            ..of_blocks(dim, blocks("decoder")?)
         },
     };
     config.check()?;
@@ -251,30 +245,8 @@ fn config(json: &ConfigJson) -> Result<SpeechConfig, Error> {
 
 /// Blocks with a norm after the last one, and attention in all directions.
 fn of_blocks(dim: u32, blocks: Vec<Block>) -> ModelConfig {
-    ModelConfig {
-        architecture: WHISPER.into(),
-        dim,
-        vocab_size: 0,
-        max_seq_len: 0,
-        blocks,
-        n_mtp: 0,
-        norm: NormKind::Layer { bias: true },
-        norm_eps: 1e-5,
-        ropes: Vec::new(),
-        mrope: None,
-        positions: None,
-        position_biases: None,
-        n_token_types: 0,
-        per_layer: None,
-        embd_norm: false,
-        output_norm: true,
-        embd_scale: 1.0,
-        residual_scale: 1.0,
-        logit_scale: 1.0,
-        logit_soft_cap: None,
-        causal: false,
-        has_head: false,
-    }
+    let plain = vision::of_blocks(WHISPER, dim, blocks, (NormKind::Layer { bias: true }, 1e-5));
+    ModelConfig { output_norm: true, ..plain }
 }
 
 fn generation(json: &ConfigJson) -> Result<SpeechGeneration, Error> {

@@ -577,7 +577,12 @@ fn axial(head_dim: u32, theta: f64) -> RopeConfig {
 }
 
 /// An encoder of these blocks alone, with attention in all directions.
-fn of_blocks(architecture: &str, dim: u32, blocks: Vec<Block>, (norm, norm_eps): (NormKind, f32)) -> ModelConfig {
+pub(super) fn of_blocks(
+    architecture: &str,
+    dim: u32,
+    blocks: Vec<Block>,
+    (norm, norm_eps): (NormKind, f32),
+) -> ModelConfig {
     ModelConfig {
         architecture: architecture.into(),
         dim,

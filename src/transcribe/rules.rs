@@ -25,7 +25,7 @@ pub(super) struct SpeechTokens {
     pub previous: Option<u32>,
     /// Stands for a part without speech.
     pub no_speech: Option<u32>,
-    pub no_timestamps: Option<u32>,
+    pub no_timestamps: u32,
     /// The timestamp of the beginning; later ones follow it.
     pub first_timestamp: u32,
     /// Tokens that are never chosen, in order.
@@ -87,7 +87,7 @@ impl SpeechTokens {
             translate: id(&["translate"]).filter(|_| is_multilingual),
             previous: id(&["startofprev"]),
             no_speech: id(&["nospeech", "nocaptions"]),
-            no_timestamps: Some(no_timestamps),
+            no_timestamps,
             first_timestamp,
             suppressed,
             suppressed_first: settings.suppressed_first.iter().copied().filter(|&id| id < vocab_size).collect(),
@@ -116,7 +116,7 @@ impl SpeechTokens {
             Task::Transcribe => self.transcribe,
             Task::Translate => self.translate,
         };
-        let no_timestamps = self.no_timestamps.filter(|_| !timestamps);
+        let no_timestamps = (!timestamps).then_some(self.no_timestamps);
         [Some(self.start), language, task, no_timestamps].into_iter().flatten().collect()
     }
 
@@ -200,7 +200,7 @@ pub(super) mod tests {
             translate: None,
             previous: None,
             no_speech: None,
-            no_timestamps: Some(8),
+            no_timestamps: 8,
             first_timestamp: 9,
             suppressed: vec![5, 7, 8],
             suppressed_first: vec![0],
