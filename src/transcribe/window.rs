@@ -168,7 +168,7 @@ mod tests {
         let logits = [0.0, 2f32.ln(), f32::NEG_INFINITY, 0.0];
         let mut random = Random(1);
         assert_eq!(choose(&logits, 0.0, &mut random), 1);
-        let mut counts = [0; 4];
+        let mut counts = [0u32; 4];
         (0..8000).for_each(|_| counts[choose(&logits, 1.0, &mut random) as usize] += 1);
         assert!(counts[2] == 0 && counts[1].abs_diff(4000) < 200 && counts[0].abs_diff(2000) < 200, "{counts:?}");
     }
