@@ -158,7 +158,7 @@ impl SpeechTokens {
         }
         if let Some(latest) = chosen.iter().rev().find(|&&id| self.is_timestamp(id)) {
             // Only one that begins a text may equal the last.
-            let least = latest + u32::from(!(last && !before));
+            let least = latest + u32::from(!last || before);
             let least = (least as usize).min(logits.len());
             logits[first..least].fill(IMPOSSIBLE);
         }
