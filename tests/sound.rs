@@ -141,11 +141,14 @@ fn keys_of_half_precision_are_close() {
     assert!(off > 0.0 && off < 2e-2, "{off}");
 }
 
+/// A part of the model, and how to change it.
+type Change = (&'static str, fn(&mut SpeechFile));
+
 #[test]
 fn causal_encoders_and_other_scales_are_seen() {
     let Some(folder) = folder() else { return };
     let references = References::open(&folder.join("refs.safetensors"));
-    let changes: [(&str, fn(&mut SpeechFile)); 3] = [
+    let changes: [Change; 3] = [
         ("attention both ways", |file| file.config.encoder.causal = true),
         ("scale of the encoder", |file| file.config.encoder.blocks[0].attention.scale = 0.5),
         ("scale of the decoder", |file| file.config.decoder.blocks[0].attention.scale = 0.5),
@@ -227,7 +230,7 @@ fn by_rules(session: &mut SpeechSession, beginning: &[u32]) -> Vec<u32> {
         let allowed = |id: u32| match id {
             0 | 1 | 3..=9 | 12 | 13 | NO_TIMESTAMPS => false,
             END => !chosen.is_empty(),
-            id if !is_time(id) => !chosen.is_empty() && !(has_time && !is_pair),
+            id if !is_time(id) => !chosen.is_empty() && (!has_time || is_pair),
             id => {
                 let least = times.last().map_or(0, |&last| if has_time && !is_pair { last } else { last + 1 });
                 let most = if chosen.is_empty() { NO_TIMESTAMPS + 51 } else { u32::MAX };
