@@ -461,6 +461,23 @@ impl<'s> ChatStream<'s> {
 
     /// The next event: some reasoning or text, or a complete call. `None` at the end.
     ///
+    /// Tasks of a runtime may await it, however deep in futures of their own:
+    ///
+    /// ```
+    /// # #![recursion_limit = "80"] // 128 by default
+    /// use tilewright::ChatStream;
+    ///
+    /// fn spawned(mut stream: ChatStream<'static>) -> impl Future<Output = usize> + Send {
+    ///     async move {
+    ///         let mut n_events = 0;
+    ///         while stream.next().await.is_some() {
+    ///             n_events += 1;
+    ///         }
+    ///         n_events
+    ///     }
+    /// }
+    /// ```
+    ///
     /// # Errors
     /// As [`Generation::next`]. Held events follow the error.
     pub async fn next(&mut self) -> Option<Result<Event, Error>> {

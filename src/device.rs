@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::gpu::{AdapterKind, AdapterReport, Faults, Gpu, Power, ReadFuture, Setup};
 use crate::loss::LossReason;
 use crate::matrix::Matrix;
-use crate::platform::IS_BROWSER;
+use crate::platform::{BoxFuture, IS_BROWSER, MaybeSend, MaybeSync};
 use crate::recording::{Recorder, Recording};
 use crate::shaders::Tier;
 use crate::target::{Target, TargetKind, TargetLimits, Tuning};
@@ -107,9 +107,21 @@ enum Executor {
     Cpu(Cpu),
 }
 
+/// Hides the executor's type. Types of `wgpu` are nested so deeply that a proof that a future over a device is `Send` would
+/// exceed the compiler's recursion limit in some programs.
+trait AnyExecutor: std::fmt::Debug + MaybeSend + MaybeSync {
+    fn get(&self) -> &Executor;
+}
+
+impl AnyExecutor for Executor {
+    fn get(&self) -> &Executor {
+        self
+    }
+}
+
 #[derive(Clone, Debug)]
 struct DeviceInner {
-    executor: Arc<Executor>,
+    executor: Arc<dyn AnyExecutor>,
     info: DeviceInfo,
     /// The target of recordings, without the variants that the self-test has banned since.
     target: Target,
@@ -410,7 +422,7 @@ impl Device {
             });
         };
         if block.memory.is_empty() {
-            match &*self.0.executor {
+            match self.0.executor.get() {
                 Executor::Gpu(gpu) => block.memory.attach(gpu.allocate(tensor.label(), block.size_bytes)?),
                 Executor::Cpu(cpu) => block.memory.attach(cpu.allocate(block.size_bytes)),
             }
@@ -455,7 +467,7 @@ impl Device {
             });
         }
         self.0.counters.bytes_uploaded.add(size_bytes);
-        match &*self.0.executor {
+        match self.0.executor.get() {
             Executor::Gpu(gpu) => gpu.write(tensor, offset, bytemuck::cast_slice(data)),
             Executor::Cpu(cpu) => cpu.write(tensor, first, bytemuck::cast_slice(data)),
         }
@@ -526,7 +538,7 @@ impl Device {
     fn start_read_part(&self, tensor: &Tensor, words: Range<usize>) -> Result<Pending, Error> {
         self.0.counters.reads.add(1);
         self.0.counters.bytes_read.add(words.len() as u64 * 4);
-        Ok(Pending(match &*self.0.executor {
+        Ok(Pending(match self.0.executor.get() {
             Executor::Gpu(gpu) => PendingKind::Gpu(gpu.read(tensor, words)?),
             Executor::Cpu(cpu) => PendingKind::Ready(Some(cpu.read(tensor, words)?)),
         }))
@@ -537,7 +549,7 @@ impl Device {
     #[doc(hidden)]
     pub fn fill_buffer(&self, tensor: &Tensor, word: u32) -> Result<(), Error> {
         self.allocate(tensor)?;
-        match &*self.0.executor {
+        match self.0.executor.get() {
             Executor::Gpu(gpu) => gpu.fill(tensor, word),
             Executor::Cpu(cpu) => cpu.fill(tensor, word),
         }
@@ -546,7 +558,7 @@ impl Device {
     /// Reads the tensor's whole buffer, including slack.
     #[doc(hidden)]
     pub async fn read_buffer(&self, tensor: &Tensor) -> Result<Vec<u32>, Error> {
-        match &*self.0.executor {
+        match self.0.executor.get() {
             Executor::Gpu(gpu) => gpu.read_all(tensor)?.await?.words(),
             Executor::Cpu(cpu) => cpu.read_all(tensor),
         }
@@ -555,7 +567,7 @@ impl Device {
     /// Compiles the recordings' pipelines in parallel on a real GPU. A software adapter would compile on the cores
     /// that it runs on, and a browser has one thread, so there pipelines are compiled at first use.
     pub(crate) fn compile<'a>(&self, recordings: impl IntoIterator<Item = &'a Recording>) {
-        if let (Executor::Gpu(gpu), true) = (&*self.0.executor, self.is_real_gpu() && !IS_BROWSER) {
+        if let (Executor::Gpu(gpu), true) = (self.0.executor.get(), self.is_real_gpu() && !IS_BROWSER) {
             gpu.compile(recordings.into_iter().flat_map(|recording| recording.steps.iter()));
         }
     }
@@ -575,7 +587,7 @@ impl Device {
     /// As [`Device::run`].
     pub(crate) fn run_steps(&self, recording: &Recording, which: Range<usize>) -> Result<(), Error> {
         self.prepare(recording)?;
-        match &*self.0.executor {
+        match self.0.executor.get() {
             Executor::Gpu(gpu) => gpu.run(recording, which),
             Executor::Cpu(cpu) => cpu.run(recording, which, self.rounds()),
         }
@@ -617,7 +629,7 @@ impl Device {
         self.prepare(recording)?;
         self.0.counters.reads.add(1);
         self.0.counters.bytes_read.add(tensor.size_bytes() * u64::from(n_runs));
-        Ok(Pending(match &*self.0.executor {
+        Ok(Pending(match self.0.executor.get() {
             Executor::Gpu(gpu) => PendingKind::Gpu(gpu.run_and_read(recording, which, tensor, n_runs)?),
             Executor::Cpu(cpu) => {
                 let mut words = Vec::new();
@@ -637,8 +649,11 @@ impl Device {
     /// [`Error::Limit`] if the adapter has no timestamps, and errors of [`Device::run`].
     pub async fn run_profiled(&self, recording: &Recording) -> Result<Vec<(&'static str, Duration)>, Error> {
         self.prepare(recording)?;
-        let times = match &*self.0.executor {
-            Executor::Gpu(gpu) => gpu.run_profiled(recording).await?,
+        let times = match self.0.executor.get() {
+            Executor::Gpu(gpu) => {
+                let running: BoxFuture<'_, _> = Box::pin(gpu.run_profiled(recording));
+                running.await?
+            }
             Executor::Cpu(cpu) => cpu.run_profiled(recording, self.rounds())?,
         };
         Ok(recording.labels().zip(times).collect())
@@ -646,7 +661,7 @@ impl Device {
 
     /// The clock that measures this device's kernels.
     pub(crate) fn clock(&self) -> Clock {
-        match &*self.0.executor {
+        match self.0.executor.get() {
             Executor::Gpu(gpu) if gpu.has_timestamps() => Clock::Gpu,
             Executor::Gpu(_) => Clock::RoundTrip,
             Executor::Cpu(_) => Clock::Cpu,
@@ -662,7 +677,7 @@ impl Device {
             to.expect_shape("copy", "to", from.shape())?;
             self.allocate(to)?;
         }
-        match &*self.0.executor {
+        match self.0.executor.get() {
             Executor::Gpu(gpu) => gpu.copy(pairs),
             Executor::Cpu(cpu) => cpu.copy(pairs),
         }
@@ -686,7 +701,7 @@ impl Device {
                 self.allocate(tensor)?;
             }
         }
-        match &*self.0.executor {
+        match self.0.executor.get() {
             Executor::Gpu(gpu) => gpu.copy_words(copies),
             Executor::Cpu(cpu) => cpu.copy_words(copies),
         }
@@ -701,7 +716,7 @@ impl Device {
             return Ok(());
         }
         self.allocate_for(recording)?;
-        match &*self.0.executor {
+        match self.0.executor.get() {
             Executor::Gpu(gpu) => recording.prepared.attach(gpu.prepare(&recording.steps)?),
             Executor::Cpu(cpu) => recording.prepared.attach(cpu.prepare(&recording.steps)?),
         }
@@ -721,22 +736,22 @@ impl Device {
     /// # Errors
     /// [`Error::DeviceLost`] or [`Error::Gpu`] if the device failed since.
     pub async fn drained(&self) -> Result<(), Error> {
-        match &*self.0.executor {
-            Executor::Gpu(gpu) => gpu.drained().await,
+        match self.0.executor.get() {
+            Executor::Gpu(gpu) => gpu.drained()?.await,
             Executor::Cpu(_) => Ok(()),
         }
     }
 
     /// Frees pooled buffers that are not in use.
     pub(crate) fn free_unused(&self) {
-        if let Executor::Gpu(gpu) = &*self.0.executor {
+        if let Executor::Gpu(gpu) = self.0.executor.get() {
             gpu.free_unused();
         }
     }
 
     /// Destroys a GPU device: frees its memory, and later calls return [`Error::DeviceLost`].
     pub fn destroy(&self) {
-        if let Executor::Gpu(gpu) = &*self.0.executor {
+        if let Executor::Gpu(gpu) = self.0.executor.get() {
             gpu.destroy();
         }
     }
@@ -744,7 +759,7 @@ impl Device {
     /// Bytes of GPU buffers in use.
     #[doc(hidden)]
     pub fn used_bytes(&self) -> u64 {
-        match &*self.0.executor {
+        match self.0.executor.get() {
             Executor::Gpu(gpu) => gpu.used_bytes(),
             Executor::Cpu(_) => 0,
         }
@@ -752,7 +767,7 @@ impl Device {
 
     /// Whether the device is lost: calls return [`Error::DeviceLost`].
     pub fn is_lost(&self) -> bool {
-        match &*self.0.executor {
+        match self.0.executor.get() {
             Executor::Gpu(gpu) => gpu.is_lost(),
             Executor::Cpu(_) => false,
         }
@@ -760,7 +775,7 @@ impl Device {
 
     /// Marks a GPU device that may hang as lost: pending reads fail, and its memory is freed if it ever answers.
     pub(crate) fn give_up(&self, reason: LossReason, message: String) {
-        if let Executor::Gpu(gpu) = &*self.0.executor {
+        if let Executor::Gpu(gpu) = self.0.executor.get() {
             gpu.give_up(reason, message);
         }
     }
@@ -770,7 +785,7 @@ impl Device {
     /// # Errors
     /// [`Error::Io`] if the file cannot be written; the device stays usable.
     pub fn save_pipeline_cache(&self) -> Result<(), Error> {
-        match &*self.0.executor {
+        match self.0.executor.get() {
             Executor::Gpu(gpu) => gpu.save_pipeline_cache(),
             Executor::Cpu(_) => Ok(()),
         }
@@ -814,7 +829,7 @@ impl Future for Pending {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
             PendingKind::Ready(words) => Poll::Ready(Ok(words.take().unwrap_or_default())),
-            PendingKind::Gpu(future) => Pin::new(future).poll(cx).map(|mapped| mapped?.words()),
+            PendingKind::Gpu(future) => future.as_mut().poll(cx).map(|mapped| mapped?.words()),
         }
     }
 }

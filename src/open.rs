@@ -5,6 +5,7 @@ use std::path::Path;
 use crate::device::{Device, DeviceChoice};
 use crate::error::Error;
 use crate::gpu::Setup;
+use crate::platform::BoxFuture;
 use crate::shaders::Tier;
 use crate::tested::Tested;
 use crate::tuning;
@@ -78,18 +79,21 @@ impl Device {
         Device::set_up(choice, Setup { tier, folder, faults: Some(faults), ..Setup::default() }).await
     }
 
-    async fn set_up(choice: &DeviceChoice, setup: Setup<'_>) -> Result<Device, Error> {
-        match choice {
-            DeviceChoice::Cpu => Ok(Device::on_cpu_with("requested".into(), setup.faults())),
-            _ => {
-                let device = Device::open_one(choice, Device::adapters().await, setup).await?;
-                Ok(match setup.folder {
-                    Some(folder) if device.is_gpu() => tuning::from_folder(&device, folder),
-                    None if device.is_gpu() => with_results_of_process(&device),
-                    _ => device,
-                })
+    /// Boxed: see [`AnyExecutor`](crate::device).
+    fn set_up<'a>(choice: &'a DeviceChoice, setup: Setup<'a>) -> BoxFuture<'a, Result<Device, Error>> {
+        Box::pin(async move {
+            match choice {
+                DeviceChoice::Cpu => Ok(Device::on_cpu_with("requested".into(), setup.faults())),
+                _ => {
+                    let device = Device::open_one(choice, Device::adapters().await, setup).await?;
+                    Ok(match setup.folder {
+                        Some(folder) if device.is_gpu() => tuning::from_folder(&device, folder),
+                        None if device.is_gpu() => with_results_of_process(&device),
+                        _ => device,
+                    })
+                }
             }
-        }
+        })
     }
 
     /// Opens the chosen device in a browser. `adapter`: what the page knows of its adapter, if any.

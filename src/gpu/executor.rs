@@ -17,12 +17,12 @@ use super::faults::{Call, Faults};
 use super::outcome::{Failure, Fault, Outcome, Unsettled, refused, scoped};
 use super::pipeline::{Pipeline, Pipelines};
 use super::polling::poll;
-use super::readback::{Poller, ReadFuture, Staging, map};
+use super::readback::{MappedRead, Poller, ReadFuture, Staging, map};
 use super::signal::{SignalFuture, complete};
 use crate::counters::LiveCounters;
 use crate::error::Error;
 use crate::loss::LossReason;
-use crate::platform::{IS_BROWSER, n_cores, on_threads};
+use crate::platform::{BoxFuture, IS_BROWSER, n_cores, on_threads};
 use crate::recording::{Recording, Step};
 use crate::shaders::Tier;
 use crate::tensor::{Tensor, WordCopy};
@@ -233,7 +233,7 @@ impl Gpu {
     }
 
     /// Resolves when all submissions and uploads so far are done.
-    pub async fn drained(&self) -> Result<(), Error> {
+    pub fn drained(&self) -> Result<BoxFuture<'static, Result<(), Error>>, Error> {
         let _done = self.begin(Call::Submit, "uploading")?;
         let (index, outcome) = scoped(&self.device, &[Validation], refused("uploading"), || self.queue.submit([]));
         self.settle("uploading", outcome)?;
@@ -241,10 +241,12 @@ impl Gpu {
         let callback = signal.clone();
         self.queue.on_submitted_work_done(move || complete(&callback, Ok(())));
         self.poller.wait_for(index, signal);
-        let mut reports = self.unsettled.reports();
-        done.await?;
-        self.fault.check("uploading")?;
-        poll_fn(|cx| reports.poll(cx)).await.map_err(Failure::into_error)
+        let (mut reports, fault) = (self.unsettled.reports(), self.fault.clone());
+        Ok(Box::pin(async move {
+            done.await?;
+            fault.check("uploading")?;
+            poll_fn(|cx| reports.poll(cx)).await.map_err(Failure::into_error)
+        }))
     }
 
     /// Bytes of buffers in use.
@@ -575,7 +577,8 @@ impl Gpu {
         self.faults.map(&self.device).inspect_err(|error| self.give_up(LossReason::Driver, error.to_string()))?;
         let (index, mapped) = self.submit(encoder, || map(&staging))?;
         self.poller.wait_for(index, mapped.signal());
-        Ok(ReadFuture::new(staging, self.staging.clone(), self.fault.clone(), self.unsettled.reports(), mapped))
+        let (pool, fault, reports) = (self.staging.clone(), self.fault.clone(), self.unsettled.reports());
+        Ok(Box::pin(MappedRead::new(staging, pool, fault, reports, mapped)))
     }
 }
 

@@ -36,7 +36,7 @@ impl Failure {
 }
 
 /// Resolves to the failure, or `None` on success.
-pub(crate) type FailureCheck = BoxFuture<Option<Failure>>;
+pub(crate) type FailureCheck = BoxFuture<'static, Option<Failure>>;
 
 /// An operation's outcome, possibly unknown yet. Clones share it; dropping a clone loses nothing.
 #[derive(Clone, Debug)]

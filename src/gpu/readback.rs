@@ -14,7 +14,7 @@ use crate::counters::LiveCounters;
 use crate::error::Error;
 use crate::loss::LossReason;
 use crate::panics::caught;
-use crate::platform::{IS_BROWSER, Native, join, native, spawn};
+use crate::platform::{BoxFuture, IS_BROWSER, Native, join, native, spawn};
 
 /// A staging buffer and, until its first use, its allocation's outcome if not known yet.
 type StagingBuffer = (wgpu::Buffer, Option<Outcome>);
@@ -92,8 +92,12 @@ fn lose(fault: &Fault, reason: LossReason, context: &str, message: String) -> Re
     fault.check_lost(context)
 }
 
-/// Resolves to a staging buffer's content when the GPU has written it and all earlier operations have succeeded.
-pub(crate) struct ReadFuture {
+/// Resolves to a staging buffer's content when the GPU has written it and all earlier operations have succeeded. Hides the
+/// types of `wgpu`, see [`AnyExecutor`](crate::device).
+pub(crate) type ReadFuture = BoxFuture<'static, Result<Mapped, Error>>;
+
+/// The future behind a [`ReadFuture`].
+pub(crate) struct MappedRead {
     /// `None` once returned to the pool.
     buffer: Option<wgpu::Buffer>,
     staging: Arc<Staging>,
@@ -102,7 +106,7 @@ pub(crate) struct ReadFuture {
     mapped: SignalFuture,
 }
 
-impl ReadFuture {
+impl MappedRead {
     pub fn new(
         buffer: wgpu::Buffer,
         staging: Arc<Staging>,
@@ -110,11 +114,11 @@ impl ReadFuture {
         reports: Reports,
         mapped: SignalFuture,
     ) -> Self {
-        ReadFuture { buffer: Some(buffer), staging, fault, reports, mapped }
+        MappedRead { buffer: Some(buffer), staging, fault, reports, mapped }
     }
 }
 
-impl Future for ReadFuture {
+impl Future for MappedRead {
     type Output = Result<Mapped, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {

@@ -46,7 +46,7 @@ pub(crate) fn native<T>(_: T) -> Native<T> {
 
 pub(crate) type AnyAttached = dyn Any;
 
-pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T>>>;
+pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// There is none.
 #[derive(Debug)]

@@ -39,7 +39,7 @@ pub(crate) fn native<T>(value: T) -> Native<T> {
 pub(crate) type AnyAttached = dyn Any + Send + Sync;
 
 /// A future that another thread may poll.
-pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A mapped file.
 pub(crate) type FileMap = memmap2::Mmap;
