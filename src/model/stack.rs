@@ -425,26 +425,33 @@ impl Stack {
     }
 
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.parts.iter().flat_map(|part| part.matrix.tensors()).chain(self.joined().map(Joined::tensor))
+        let mut tensors: Vec<_> = self.parts.iter().flat_map(|part| part.matrix.tensors()).collect();
+        tensors.extend(self.joined().into_iter().map(Joined::tensor));
+        tensors.into_iter()
     }
 
-    fn joined(&self) -> impl Iterator<Item = &Joined> {
-        let of_bounds = self.bounds.iter().flat_map(|bounds| bounds.inputs.iter().chain([&bounds.outputs]));
-        self.bias.iter().chain(of_bounds)
+    fn joined(&self) -> Vec<&Joined> {
+        let mut joined: Vec<_> = self.bias.iter().collect();
+        if let Some(bounds) = &self.bounds {
+            joined.extend(bounds.inputs.iter().chain([&bounds.outputs]));
+        }
+        joined
     }
 
     pub(super) fn tensor_slots(&self) -> impl Iterator<Item = (&str, TensorSlot)> {
-        let rows = self.parts.iter().flat_map(|part| {
-            let of_one = part.members.chunk_by(|(one, _), (next, _)| one == next);
-            let placed = of_one.scan(0, |next, of_one| {
-                let (first, rows) = (*next, of_one.first().map_or(0, |(_, rows)| *rows));
-                *next += n_rows(of_one);
-                let copy = (of_one.len() > 1).then_some(rows);
-                Some((of_one.first()?.0.as_str(), RowPlaces { copy, ..RowPlaces::from(first) }))
-            });
-            placed.map(|(name, places)| (name, TensorSlot::Rows { matrix: part.matrix.clone(), places }))
-        });
-        rows.chain(self.joined().flat_map(Joined::tensor_slots))
+        let mut slots = Vec::new();
+        for part in &self.parts {
+            let mut first = 0;
+            for of_one in part.members.chunk_by(|(one, _), (next, _)| one == next) {
+                let [(name, rows), ..] = of_one else { continue };
+                let copy = (of_one.len() > 1).then_some(*rows);
+                let places = RowPlaces { copy, ..RowPlaces::from(first) };
+                slots.push((name.as_str(), TensorSlot::Rows { matrix: part.matrix.clone(), places }));
+                first += n_rows(of_one);
+            }
+        }
+        slots.extend(self.joined().into_iter().flat_map(Joined::tensor_slots));
+        slots.into_iter()
     }
 }
 

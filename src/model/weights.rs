@@ -401,36 +401,35 @@ impl BlockWeights {
         self.qk_norm.as_ref().map(Joined::tensor)
     }
 
-    pub(super) fn stacks(&self) -> impl Iterator<Item = &Stack> {
-        let router = self.experts.iter().map(|experts| &experts.logits);
-        let per_layer = self.per_layer.iter().flat_map(|half| [&half.gate, &half.proj]);
-        let halves = [&self.attn_qkv, &self.attn_output, &self.ffn_up, &self.ffn_down].into_iter();
-        let recurrence = self.recurrence.iter().flat_map(|recurrence| [&recurrence.input, &recurrence.output]);
-        let latent = self.latent.iter().flat_map(LatentWeights::stacks);
-        let latent = latent.chain(self.cross.iter().flat_map(CrossWeights::stacks));
-        halves.chain(recurrence).chain(latent).chain(router).chain(per_layer)
+    /// A list, like those of [`Weights`]: adapters of iterators nested this deeply would be compiled for each caller, and
+    /// were a tenth of the WASM module.
+    pub(super) fn stacks(&self) -> Vec<&Stack> {
+        let mut stacks = vec![&self.attn_qkv, &self.attn_output, &self.ffn_up, &self.ffn_down];
+        stacks.extend(self.recurrence.iter().flat_map(|recurrence| [&recurrence.input, &recurrence.output]));
+        stacks.extend(self.latent.iter().flat_map(LatentWeights::stacks));
+        stacks.extend(self.cross.iter().flat_map(CrossWeights::stacks));
+        stacks.extend(self.experts.iter().map(|experts| &experts.logits));
+        stacks.extend(self.per_layer.iter().flat_map(|half| [&half.gate, &half.proj]));
+        stacks
     }
 
     /// F32 vectors with their own names.
-    fn vectors(&self) -> impl Iterator<Item = &Tensor> {
-        let recurrence = self.recurrence.iter().flat_map(RecurrenceWeights::tensors);
-        let of_experts = self.experts.iter().flat_map(|experts| {
-            experts
-                .choice_bias
-                .iter()
-                .chain(&experts.sum_bias)
-                .chain(experts.beside.iter().flat_map(BesideWeights::tensors))
-        });
-        self.attn_norms
-            .tensors()
-            .chain(self.ffn_norms.tensors())
-            .chain(&self.attn_sinks)
-            .chain(self.latent.iter().flat_map(LatentWeights::tensors))
-            .chain(self.cross.iter().flat_map(|cross| cross.norms.tensors()))
-            .chain(of_experts)
-            .chain(recurrence)
-            .chain(self.per_layer.iter().flat_map(|half| half.norm.tensors()))
-            .chain(&self.output_scale)
+    fn vectors(&self) -> Vec<&Tensor> {
+        let mut vectors = Vec::new();
+        let of_cross = self.cross.as_ref().map(|cross| &cross.norms);
+        for norms in [&self.attn_norms, &self.ffn_norms].into_iter().chain(of_cross) {
+            vectors.extend(norms.tensors());
+        }
+        vectors.extend(&self.attn_sinks);
+        vectors.extend(self.latent.iter().flat_map(LatentWeights::tensors));
+        if let Some(experts) = &self.experts {
+            vectors.extend(experts.choice_bias.iter().chain(&experts.sum_bias));
+            vectors.extend(experts.beside.iter().flat_map(BesideWeights::tensors));
+        }
+        vectors.extend(self.recurrence.iter().flat_map(RecurrenceWeights::tensors));
+        vectors.extend(self.per_layer.iter().flat_map(|half| half.norm.tensors()));
+        vectors.extend(&self.output_scale);
+        vectors
     }
 }
 
@@ -563,56 +562,63 @@ impl Weights {
         Ok(())
     }
 
-    fn stacks(&self) -> impl Iterator<Item = &Stack> {
-        let per_layer = self.per_layer.iter().map(|per_layer| &per_layer.proj);
-        self.blocks.iter().flat_map(BlockWeights::stacks).chain(&self.output).chain(per_layer)
+    fn stacks(&self) -> Vec<&Stack> {
+        let mut stacks: Vec<_> = self.blocks.iter().flat_map(BlockWeights::stacks).collect();
+        stacks.extend(&self.output);
+        stacks.extend(self.per_layer.iter().map(|per_layer| &per_layer.proj));
+        stacks
     }
 
     fn experts(&self) -> impl Iterator<Item = &ExpertWeights> {
         self.blocks.iter().filter_map(|block| block.experts.as_ref())
     }
 
-    fn joined(&self) -> impl Iterator<Item = &Joined> {
-        self.blocks.iter().flat_map(|block| {
-            let recurrence = block.recurrence.iter();
-            let recurrence = recurrence.flat_map(|recurrence| recurrence.heads.iter().chain([&recurrence.conv]));
-            block.qk_norm.iter().chain(recurrence)
-        })
+    fn joined(&self) -> Vec<&Joined> {
+        let mut joined = Vec::new();
+        for block in &self.blocks {
+            joined.extend(&block.qk_norm);
+            if let Some(recurrence) = &block.recurrence {
+                joined.extend(recurrence.heads.iter().chain([&recurrence.conv]));
+            }
+        }
+        joined
     }
 
     /// F32 tensors, labelled with their source names.
-    fn tables(&self) -> impl Iterator<Item = &Tensor> {
-        let norms = self.embd_norm.iter().chain(&self.output_norm).flat_map(NormWeights::tensors);
-        let norms = norms.chain(self.blocks.iter().flat_map(BlockWeights::vectors));
-        let per_layer = self.per_layer.iter().map(|per_layer| &per_layer.norm);
-        let mtp = self.mtp.iter().flat_map(MtpWeights::tables);
-        norms.chain(&self.positions).chain(&self.token_types).chain(&self.position_biases).chain(per_layer).chain(mtp)
+    fn tables(&self) -> Vec<&Tensor> {
+        let norms = self.embd_norm.iter().chain(&self.output_norm);
+        let mut tables: Vec<_> = norms.flat_map(NormWeights::tensors).collect();
+        tables.extend(self.blocks.iter().flat_map(BlockWeights::vectors));
+        tables.extend([&self.positions, &self.token_types, &self.position_biases].into_iter().flatten());
+        tables.extend(self.per_layer.iter().map(|per_layer| &per_layer.norm));
+        tables.extend(self.mtp.iter().flat_map(MtpWeights::tables));
+        tables
     }
 
     /// Destinations of the source tensors, by name.
     pub fn tensor_slots(&self) -> impl Iterator<Item = (&str, TensorSlot)> {
-        let tables = self.tables();
-        let tables = tables
-            .map(|tensor| (tensor.label(), TensorSlot::Values { tensor: tensor.clone(), places: RowPlaces::from(0) }));
-        let embd = TensorSlot::Rows { matrix: self.token_embd.clone(), places: RowPlaces::from(0) };
-        tables
-            .chain(self.joined().flat_map(Joined::tensor_slots))
-            .chain(self.stacks().flat_map(Stack::tensor_slots))
-            .chain(self.experts().flat_map(ExpertWeights::tensor_slots))
-            .chain([(TOKEN_EMBD, embd)])
-            .chain(self.per_layer.iter().filter_map(PerLayerWeights::destination))
-            .chain(self.mtp.iter().map(MtpWeights::destination))
+        let table = |tensor: &Tensor| TensorSlot::Values { tensor: tensor.clone(), places: RowPlaces::from(0) };
+        let mut slots: Vec<_> = self.tables().into_iter().map(|tensor| (tensor.label(), table(tensor))).collect();
+        slots.extend(self.joined().into_iter().flat_map(Joined::tensor_slots));
+        slots.extend(self.stacks().into_iter().flat_map(Stack::tensor_slots));
+        slots.extend(self.experts().flat_map(ExpertWeights::tensor_slots));
+        slots.push((TOKEN_EMBD, TensorSlot::Rows { matrix: self.token_embd.clone(), places: RowPlaces::from(0) }));
+        slots.extend(self.per_layer.iter().filter_map(PerLayerWeights::destination));
+        slots.extend(self.mtp.iter().map(MtpWeights::destination));
+        slots.into_iter()
     }
 
     /// All tensors.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let tables = self.tables().chain(self.joined().map(Joined::tensor));
-        let experts = self.experts().flat_map(ExpertWeights::tensors);
+        let mut tensors = self.tables();
+        tensors.extend(self.joined().into_iter().map(Joined::tensor));
+        tensors.extend(self.stacks().into_iter().flat_map(Stack::tensors));
+        tensors.extend(self.experts().flat_map(ExpertWeights::tensors));
         let per_layer = self.per_layer.iter().filter_map(|per_layer| per_layer.token_embd.as_ref());
-        let per_layer = per_layer.flat_map(Matrix::tensors);
-        let stacks = self.stacks().flat_map(Stack::tensors).chain(experts);
-        let mtp = self.mtp.iter().flat_map(MtpWeights::matrices).flat_map(Matrix::tensors);
-        tables.chain(stacks).chain(self.token_embd.tensors()).chain(per_layer).chain(mtp)
+        let matrices =
+            [&self.token_embd].into_iter().chain(per_layer).chain(self.mtp.iter().flat_map(MtpWeights::matrices));
+        tensors.extend(matrices.flat_map(Matrix::tensors));
+        tensors.into_iter()
     }
 
     /// Whether the output head is a separate matrix.
@@ -639,37 +645,39 @@ impl Weights {
 
     /// All matrices but embeddings and experts, each with its source tensors and their rows.
     pub(crate) fn dense_parts(&self) -> impl Iterator<Item = (&Matrix, &[(String, u32)])> {
-        self.stacks().flat_map(Stack::parts)
+        self.stacks().into_iter().flat_map(Stack::parts)
     }
 
     /// Matrices of a decode pass with their kernels.
-    pub(crate) fn products(&self) -> impl Iterator<Item = (&'static Kernel, &Matrix)> {
-        let head = self.output.iter().flat_map(|output| of_stack(&shaders::MATVEC, output));
-        let tied = self.output.is_none().then_some((&shaders::MATVEC.kernel, &self.token_embd));
-        self.layer_products().chain(head).chain(tied)
+    pub(crate) fn products(&self) -> Vec<(&'static Kernel, &Matrix)> {
+        let mut products = self.layer_products();
+        match &self.output {
+            Some(output) => products.extend(of_stack(&shaders::MATVEC, output)),
+            None => products.push((&shaders::MATVEC.kernel, &self.token_embd)),
+        }
+        products
     }
 
     /// Matrices of the layers with their kernels.
-    pub(crate) fn layer_products(&self) -> impl Iterator<Item = (&'static Kernel, &Matrix)> {
-        self.blocks.iter().flat_map(|block| {
+    pub(crate) fn layer_products(&self) -> Vec<(&'static Kernel, &Matrix)> {
+        let mut products = Vec::new();
+        for block in &self.blocks {
+            let mut add = |kernel, stack| products.extend(of_stack(kernel, stack));
+            let recurrence = block.recurrence.iter().flat_map(|recurrence| [&recurrence.input, &recurrence.output]);
+            let per_layer = block.per_layer.iter().flat_map(|half| [&half.gate, &half.proj]);
+            let router = block.experts.iter().map(|experts| &experts.logits);
+            let plain = [&block.attn_qkv].into_iter().chain(recurrence).chain(per_layer);
+            plain.chain([&block.attn_output]).chain(router).for_each(|stack| add(&shaders::MATVEC, stack));
             // Ups without their gates are measured as a plain product.
             let up = if block.ffn_up.as_one().is_some() { &shaders::GATE_UP.kernel } else { &shaders::MATVEC.kernel };
-            let experts = block.experts.iter().flat_map(|experts| {
-                let [up, down] = experts.matrices();
-                of_stack(&shaders::MATVEC, &experts.logits)
-                    .chain(up.map(|w| (&shaders::EXPERT_GATE_UP.kernel, w)))
-                    .chain(down.map(|w| (&shaders::EXPERT_DOWN.kernel, w)))
-            });
-            let per_layer = block.per_layer.iter().flat_map(|half| [&half.gate, &half.proj]);
-            let recurrence = block.recurrence.iter().flat_map(|recurrence| [&recurrence.input, &recurrence.output]);
-            of_stack(&shaders::MATVEC, &block.attn_qkv)
-                .chain(recurrence.flat_map(|stack| of_stack(&shaders::MATVEC, stack)))
-                .chain(per_layer.flat_map(|stack| of_stack(&shaders::MATVEC, stack)))
-                .chain(of_stack(&shaders::MATVEC, &block.attn_output))
-                .chain(experts)
-                .chain(of_stack(up, &block.ffn_up))
-                .chain(of_stack(&shaders::MATVEC, &block.ffn_down))
-        })
+            add(up, &block.ffn_up);
+            add(&shaders::MATVEC, &block.ffn_down);
+            if let Some([up, down]) = block.experts.as_ref().map(ExpertWeights::matrices) {
+                products.extend(up.map(|w| (&shaders::EXPERT_GATE_UP.kernel, w)));
+                products.extend(down.map(|w| (&shaders::EXPERT_DOWN.kernel, w)));
+            }
+        }
+        products
     }
 }
 

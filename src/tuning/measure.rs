@@ -103,9 +103,10 @@ pub(crate) async fn tune_products(
     let device = &device.for_model(false);
     let of_prompts = weights
         .layer_products()
+        .into_iter()
         .map(|(_, w)| (&product_kernel(&device.target(), w).kernel, w, device.target().usual_max_pass()));
     let mut products: Vec<MeasuredProduct> = Vec::new();
-    for (kernel, w, n_tokens) in weights.products().map(|(kernel, w)| (kernel, w, 1)).chain(of_prompts) {
+    for (kernel, w, n_tokens) in weights.products().into_iter().map(|(kernel, w)| (kernel, w, 1)).chain(of_prompts) {
         let bucket = Bucket::of(kernel, w.weight(), [w.rows(), w.blocks(), n_tokens]);
         if products.iter().all(|known| known.bucket != bucket) {
             products.push(MeasuredProduct { kernel, w, n_tokens, bucket });
