@@ -17,7 +17,6 @@ pub(crate) mod own_file;
 pub mod quantize;
 pub mod safetensors;
 pub(crate) mod text;
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) mod torch;
 
 pub use block::BlockType;

@@ -10,7 +10,6 @@ mod disk_tables;
 mod expert_cache;
 mod generation;
 mod images;
-#[cfg(not(target_arch = "wasm32"))]
 pub mod importance;
 mod in_flight;
 mod inside;
@@ -25,7 +24,6 @@ mod pace;
 mod part;
 mod passes;
 mod pending_text;
-#[cfg(not(target_arch = "wasm32"))]
 pub mod perplexity;
 mod pipeline;
 mod saved;

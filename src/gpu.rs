@@ -11,21 +11,17 @@ mod readback;
 mod signal;
 
 pub use adapter::adapters;
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use adapter::report_within;
 pub use adapter::{AdapterKind, AdapterReport, Power};
 #[cfg(target_arch = "wasm32")]
 pub use adapter::{BrowserAdapter, browser_adapter};
-#[cfg(not(target_arch = "wasm32"))]
 pub use buffer_pool::BUFFER_USAGES;
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use buffer_pool::PooledBuffer;
 pub(crate) use executor::{Gpu, Setup};
 #[cfg(not(feature = "fault-injection"))]
 pub(crate) use faults::Faults;
 #[cfg(feature = "fault-injection")]
 pub use faults::{Call, Effect, Faults};
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use outcome::Fault;
 pub(crate) use pipeline::checked;
 pub(crate) use readback::ReadFuture;

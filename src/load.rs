@@ -139,7 +139,6 @@ impl ModelHeader {
 ///
 /// # Errors
 /// As [`ModelFile::open`].
-#[cfg(not(target_arch = "wasm32"))]
 pub fn names_in_file(path: &Path) -> Result<HashMap<String, String>, Error> {
     if is_of_folder(path) {
         return Ok(HashMap::new());

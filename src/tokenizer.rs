@@ -81,7 +81,7 @@ enum Encoder {
     #[cfg(feature = "tokenizer-json")]
     Foreign(Box<json::foreign::ForeignEncoder>),
     /// Another module's encoder, which encodes continuations or nothing.
-    #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
+    #[cfg_attr(not(target_arch = "wasm32"), expect(dead_code, reason = "no other module has a tokenizer"))]
     Elsewhere(fn(&str) -> Option<Vec<u32>>),
 }
 
@@ -231,7 +231,6 @@ impl Tokenizer {
             Encoder::Own(own) => own.encode(text, options),
             #[cfg(feature = "tokenizer-json")]
             Encoder::Foreign(foreign) => foreign.encode(text, options, &self.pieces),
-            #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
             Encoder::Elsewhere(encode) => {
                 encode(text).ok_or_else(|| fault("text", "a text that another module encodes", "not encoded"))
             }
@@ -256,7 +255,6 @@ impl Tokenizer {
             },
             #[cfg(feature = "tokenizer-json")]
             Encoder::Foreign(_) => None,
-            #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
             Encoder::Elsewhere(encode) => encode(text),
         }
     }
@@ -274,7 +272,6 @@ impl Tokenizer {
             }),
             #[cfg(feature = "tokenizer-json")]
             Encoder::Foreign(foreign) => foreign.pair_template(),
-            #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
             Encoder::Elsewhere(_) => Err(fault("text", "a single text in this module", "a pair")),
         }
     }
@@ -352,7 +349,6 @@ impl Tokenizer {
             Encoder::Own(own) => own.around.prefix.first().copied(),
             #[cfg(feature = "tokenizer-json")]
             Encoder::Foreign(_) => self.encode("", true)?.first().copied(),
-            #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
             Encoder::Elsewhere(_) => None,
         };
         Ok(self.bos_id.is_some() && first == self.bos_id)
@@ -375,7 +371,6 @@ impl Tokenizer {
             },
             #[cfg(feature = "tokenizer-json")]
             Encoder::Foreign(_) => "tokenizers",
-            #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
             Encoder::Elsewhere(_) => "another module's",
         }
     }

@@ -43,7 +43,6 @@ pub struct Safetensors {
 
 impl Safetensors {
     /// A header for tensors of a file in another format; `None` if two have one name.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn of_tensors(tensors: Vec<TensorInfo>) -> Option<Safetensors> {
         let data_offset = tensors.iter().map(|tensor| tensor.offset).min().unwrap_or(0);
         let name = |item: usize| tensors.get(item).map_or("", |tensor| tensor.name.as_str());

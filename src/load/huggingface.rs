@@ -316,7 +316,6 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
         weights.push((name, header));
         files.push(bytes);
     }
-    #[cfg(not(target_arch = "wasm32"))]
     token_heads::open(folder, &mut texts, &mut weights, &mut files)?;
     check_shards(&texts, &weights).map_err(|e| e.in_folder(folder))?;
     if texts.config.is_none() {

@@ -1,17 +1,12 @@
 //! Heads of BGE-M3 (Chen et al. 2024, arXiv:2402.03216) that make something of each token, beside its weights as
 //! `torch.save` writes them.
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
-#[cfg(not(target_arch = "wasm32"))]
 use super::FileBytes;
 use super::TokenHeads;
-#[cfg(not(target_arch = "wasm32"))]
 use super::huggingface::FolderTexts;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::error::Error;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::formats::safetensors::Safetensors;
 use crate::model::{DenseConfig, WeightSource};
 
@@ -41,7 +36,6 @@ pub(super) fn shape(tensors: &dyn WeightSource, inputs: u32, unread: Option<Stri
 ///
 /// # Errors
 /// Those of [`FileBytes::map`].
-#[cfg(not(target_arch = "wasm32"))]
 pub(super) fn open(
     folder: &Path,
     texts: &mut FolderTexts,
