@@ -106,7 +106,7 @@ impl Model {
                 found: format!("{} bytes", place.b.size_bytes()),
             });
         }
-        let size_bytes = weights.addends().map(Tensor::size_bytes).sum();
+        let size_bytes = weights.delta_tensors().map(Tensor::size_bytes).sum();
         self.check_adapter_fits(size_bytes)?;
         write(self.device(), &factors, &places, scale)?;
         let digest = factors.iter().fold(u64::from(scale.to_bits()), |sum, factors| sum.wrapping_add(factors.digest()));

@@ -302,10 +302,10 @@ mod tests {
 
     /// A check that the test resolves later, as in a browser.
     #[derive(Clone, Default)]
-    struct Later(Arc<Mutex<Told>>);
+    struct Later(Arc<Mutex<Reported>>);
 
     #[derive(Default)]
-    struct Told {
+    struct Reported {
         outcome: Option<Option<Failure>>,
         waker: Option<Waker>,
     }

@@ -1,4 +1,4 @@
-//! What an adapter adds to products: `y += b (a x)`, low-rank addends (LoRA, Hu et al. 2021, arXiv:2106.09685). The product
+//! What an adapter adds to products: `y += b (a x)`, low-rank deltas (LoRA, Hu et al. 2021, arXiv:2106.09685). The product
 //! `a x` is one of the usual ones; here are the kernels that go on with it.
 
 use super::gate_up::record_gate_up;
@@ -16,7 +16,7 @@ use crate::tensor::Tensor;
 /// Matrices side by side that an adapter can add to.
 pub const MAX_MEMBERS: usize = 4;
 
-/// Low-rank addends of the rows of a product: row n gets `sum over r of b[n, r] * inner[t, r]`, where `r` are the columns that
+/// Low-rank deltas of the rows of a product: row n gets `sum over r of b[n, r] * inner[t, r]`, where `r` are the columns that
 /// belong to the member that n is in. Members are adapted matrices side by side, such as those of queries and values.
 #[derive(Clone, Copy, Debug)]
 pub struct LowRank<'a> {
@@ -61,7 +61,7 @@ impl LowRank<'_> {
     }
 }
 
-/// Records [`matvec`](fn@super::matvec) with low-rank addends. The rows of `b` are the columns of `y`.
+/// Records [`matvec`](fn@super::matvec) with low-rank deltas. The rows of `b` are the columns of `y`.
 /// Shader: `shaders/matvec_lora.wgsl`.
 ///
 /// # Shapes
@@ -104,7 +104,7 @@ pub fn matvec_lora(rec: &mut Recorder, linear: &Linear, low: &LowRank, x: &Tenso
     linear.dispatch_with(rec, &plan, &[x, low.inner, low.b], y, grid, params)
 }
 
-/// Records [`gate_up`](fn@super::gate_up) with low-rank addends of gates and ups. Shader: `shaders/gate_up_lora.wgsl`.
+/// Records [`gate_up`](fn@super::gate_up) with low-rank deltas of gates and ups. Shader: `shaders/gate_up_lora.wgsl`.
 ///
 /// # Shapes
 /// As [`gate_up`](fn@super::gate_up); `b`: `[2 F, R]`.
@@ -122,7 +122,7 @@ pub fn gate_up_lora(
     record(rec, (w, false), norm, gate, low, x, y)
 }
 
-/// Records [`up_gated`](super::up_gated) with low-rank addends of the ups; those of the gates are in `y` already.
+/// Records [`up_gated`](super::up_gated) with low-rank deltas of the ups; those of the gates are in `y` already.
 /// Shader: `shaders/gate_up_lora.wgsl`.
 ///
 /// # Shapes

@@ -545,8 +545,8 @@ impl Transformer {
                 let (x, norm) = self.before(rec, norm, h)?;
                 let (x, norm) = fold_norm(rec, &x, norm, false)?; // [T, C]
                 #[cfg(feature = "lora")]
-                if let Some(addends) = &weights.ffn_up.addends {
-                    addends.record_gate_up(rec, (gates, w), norm, gate, &x, &activated)?; // [T, F]
+                if let Some(delta) = &weights.ffn_up.delta {
+                    delta.record_gate_up(rec, (gates, w), norm, gate, &x, &activated)?; // [T, F]
                     return Ok(Activated::Rows(activated));
                 }
                 match gates {

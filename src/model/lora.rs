@@ -130,7 +130,7 @@ impl Stack {
         let a = Matrix::declare(target, &label("lora_a"), WeightType::F32, a_rows, cols)?;
         let b = Tensor::declare(label("lora_b"), Role::Weights, &[n_rows, rank], DType::F32)?;
         let starts = adapted.iter().enumerate().map(|(i, (_, row, _))| if i == 0 { 0 } else { *row }).collect();
-        self.addends = Some(LoraDelta { a: a.clone(), b: b.clone(), starts });
+        self.delta = Some(LoraDelta { a: a.clone(), b: b.clone(), starts });
         let places = |(i, (name, b_row, _)): (usize, (String, u32, u32))| {
             (name, FactorPlaces { a: a.clone(), a_row: i as u32 * rank, b: b.clone(), b_row, rank })
         };
@@ -191,8 +191,8 @@ impl Weights {
     }
 
     /// Tensors of all deltas.
-    pub fn addends(&self) -> impl Iterator<Item = &Tensor> {
+    pub fn delta_tensors(&self) -> impl Iterator<Item = &Tensor> {
         let stacks = self.blocks.iter().flat_map(BlockWeights::stacks);
-        stacks.filter_map(|stack| stack.addends.as_ref()).flat_map(LoraDelta::tensors)
+        stacks.filter_map(|stack| stack.delta.as_ref()).flat_map(LoraDelta::tensors)
     }
 }

@@ -115,7 +115,7 @@ pub struct Stack {
     bounds: Option<Box<Bounds>>,
     /// LoRA deltas.
     #[cfg(feature = "lora")]
-    pub(super) addends: Option<super::lora::LoraDelta>,
+    pub(super) delta: Option<super::lora::LoraDelta>,
 }
 
 /// Bounds of a product's inputs and outputs: Gemma 4's vision encoder. Only batch-invariant products apply them.
@@ -279,7 +279,7 @@ impl Stack {
             bias,
             bounds,
             #[cfg(feature = "lora")]
-            addends: None,
+            delta: None,
         })
     }
 
@@ -310,8 +310,8 @@ impl Stack {
         accumulate: bool,
     ) -> Result<(), Error> {
         #[cfg(feature = "lora")]
-        if let Some(addends) = &self.addends {
-            return addends.record(rec, self, input, y, accumulate);
+        if let Some(delta) = &self.delta {
+            return delta.record(rec, self, input, y, accumulate);
         }
         self.matrices().try_for_each(|(w, y_start)| {
             Linear { bias: self.bias(), y_start, accumulate, ..Linear::new(w) }.record_input(rec, input, y)

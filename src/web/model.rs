@@ -427,7 +427,7 @@ impl Session {
             micros: f64,
         }
         #[derive(Serialize)]
-        struct Told {
+        struct TimelineRecord {
             clock: Clock,
             position: usize,
             micros: f64,
@@ -443,7 +443,7 @@ impl Session {
             grid,
             micros: micros(time),
         };
-        to_js(&Told {
+        to_js(&TimelineRecord {
             clock: timeline.clock,
             position: timeline.position,
             micros: micros(timeline.total()),
@@ -484,12 +484,12 @@ fn logprobs_json(model: &crate::Model, id: u32, logprobs: &Logprobs, held: usize
     let token = |(id, logprob)| Token { id, logprob, bytes: bytes(id) };
     let all = std::iter::once((id, logprobs.logprob)).chain(logprobs.top.iter().copied());
     #[derive(Serialize)]
-    struct Told<'a> {
+    struct LogprobRecord<'a> {
         tokens: Vec<Token<'a>>,
         held: usize,
     }
     // Numbers and lists of numbers always serialise.
-    serde_json::to_string(&Told { tokens: all.map(token).collect(), held }).unwrap_or_default()
+    serde_json::to_string(&LogprobRecord { tokens: all.map(token).collect(), held }).unwrap_or_default()
 }
 
 /// Deserialises generation options with defaults, and the tokens at the start.
