@@ -11,6 +11,7 @@ mod rules;
 mod segments;
 mod window;
 
+use std::ops::ControlFlow;
 use std::path::Path;
 
 pub use format::{to_json, to_srt, to_vtt};
@@ -141,10 +142,11 @@ impl Transcriber {
     /// [`Error::Operand`] for a sample that is no finite number, [`Error::Option`] for an option out of range; errors of the
     /// device.
     pub async fn transcribe(&mut self, samples: &[f32], options: &TranscribeOptions) -> Result<Transcript, Error> {
-        self.transcribe_with(samples, options, &mut |_| ()).await
+        self.transcribe_with(samples, options, &mut |_| ControlFlow::Continue(())).await
     }
 
-    /// As [`Transcriber::transcribe`], calling `on_segment` with each segment as soon as it is known.
+    /// As [`Transcriber::transcribe`], calling `on_window` after each window that was heard, with its segments, perhaps none.
+    /// Where it breaks, the transcript ends with this window.
     ///
     /// # Errors
     /// As [`Transcriber::transcribe`].
@@ -152,7 +154,7 @@ impl Transcriber {
         &mut self,
         samples: &[f32],
         options: &TranscribeOptions,
-        on_segment: &mut dyn FnMut(&Segment),
+        on_window: &mut dyn FnMut(&[Segment]) -> ControlFlow<()>,
     ) -> Result<Transcript, Error> {
         let asked = options.check(&self.tokens)?;
         let n_window = self.model.config().n_frames();
@@ -180,20 +182,26 @@ impl Transcriber {
             let found = window::decode(&mut self.session, with, (previous, &beginning), options, &mut random).await?;
             if found.is_silent(options) {
                 seek += size;
-                continue;
+                match on_window(&[]) {
+                    ControlFlow::Continue(()) => continue,
+                    ControlFlow::Break(()) => break,
+                }
             }
             let (parts, next) = segments::parts(&self.tokens, &found.ids, size);
             let seconds = samples.len() as f64 / f64::from(SAMPLE_RATE);
+            let n_before = segments.len();
             for part in parts {
                 let Some(segment) = self.segment(part, (seek, seconds), &found)? else { continue };
                 text.ids.extend(&segment.tokens);
-                on_segment(&segment);
                 segments.push(segment);
             }
             if found.temperature > MAX_PROMPT_TEMPERATURE {
                 text.first = text.ids.len();
             }
             seek += next;
+            if on_window(&segments[n_before..]).is_break() {
+                break;
+            }
         }
         let only = self.tokens.languages.is_empty().then(|| "en".to_owned());
         let spoken = language.map(|(code, _)| code).or(only).unwrap_or_default();

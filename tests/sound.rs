@@ -1,12 +1,13 @@
 //! Speech to text against transformers' references: spectrogram, encoder layer by layer, logits, greedy tokens; and whole
 //! transcripts, whose tokens are chosen again here by the published rules.
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use tilewright::kernels::KvType;
 use tilewright::load::{ModelFile, SpeechFile};
 use tilewright::sound::{SAMPLE_RATE, Sound, SoundLimits, Spectrogram};
-use tilewright::transcribe::{SpeechModel, SpeechSession, Task, to_json};
+use tilewright::transcribe::{Segment, SpeechModel, SpeechSession, Task, to_json};
 use tilewright::{Device, Error, Tier, TranscribeOptions, Transcriber, TranscriberOptions, Transcript};
 
 use crate::common::shared::{self, executors};
@@ -194,11 +195,20 @@ fn long_sounds_become_segments_in_order() {
     let seconds = sound.len() as f64 / f64::from(SAMPLE_RATE);
     let mut transcripts: Vec<Transcript> = Vec::new();
     for device in devices() {
-        let mut streamed = Vec::new();
-        let transcript =
-            block_on(transcriber(&device).transcribe_with(&sound, &greedy(), &mut |one| streamed.push(one.clone())));
-        let transcript = transcript.unwrap();
-        assert_eq!(streamed, transcript.segments);
+        let (mut transcriber, mut windows) = (transcriber(&device), Vec::new());
+        let mut heard = |most: usize| {
+            windows.clear();
+            let mut on_window = |segments: &[Segment]| {
+                windows.push(segments.to_vec());
+                if windows.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            };
+            let transcript = block_on(transcriber.transcribe_with(&sound, &greedy(), &mut on_window)).unwrap();
+            assert_eq!(windows.concat(), transcript.segments);
+            (transcript, windows.clone())
+        };
+        let (transcript, all) = heard(usize::MAX);
+        let (begun, first) = heard(1);
+        assert!(all.len() > 1 && first == all[..1] && begun.segments.len() < transcript.segments.len());
         assert!(transcript.segments.len() > 1, "{transcript:?}");
         assert_eq!((transcript.language.as_str(), transcript.seconds), ("en", seconds));
         let mut last = (0.0, 0);
@@ -270,7 +280,7 @@ fn a_windows_tokens_follow_the_published_rules() {
         block_on(session.hear(&frames(&sound))).unwrap();
         let want = by_rules(&mut session, &[START, ENGLISH, 6]);
         let transcript = block_on(transcriber(&device).transcribe(&sound, &greedy())).unwrap();
-        let first = |segments: &[tilewright::transcribe::Segment]| {
+        let first = |segments: &[Segment]| {
             let of_window = segments.iter().filter(|segment| segment.seek == 0);
             of_window.flat_map(|segment| segment.tokens.clone()).collect::<Vec<u32>>()
         };

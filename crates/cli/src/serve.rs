@@ -12,9 +12,12 @@ use tilewright::engine::{Engine, EngineOptions};
 use tilewright::hub::{Address, Event, Hub};
 use tilewright::load::{ModelFile, ModelShape};
 use tilewright::{
-    Breaker, Device, DeviceChoice, EmbedOptions, Embedder, Error, LoadOptions, Model, Recovery, RerankOptions, Reranker,
+    Breaker, Device, DeviceChoice, EmbedOptions, Embedder, Error, LoadOptions, Model, Recovery, RerankOptions,
+    Reranker, Transcriber, TranscriberOptions,
 };
-use tilewright_serve::{Decoder, KeepOptions, Limits, Loaded, ModelSpec, Server, ServerOptions, size_of_files};
+use tilewright_serve::{
+    Decoder, KeepOptions, Limits, Loaded, ModelFiles, ModelSpec, Server, ServerOptions, size_of_files,
+};
 
 use super::lora::Lora;
 use super::run::{self, ModelArgs, with_loading_bar};
@@ -40,9 +43,10 @@ Exit codes: 0 clean shutdown, 1 runtime error, 2 invalid command line.";
 
 /// Serve models over HTTP: OpenAI's API under /v1, Ollama's under /api.
 ///
-/// Language models answer chat and completion requests, encoders make embeddings, cross-encoders rerank. Listens on
-/// localhost by default; --host with another address requires an API key. Web pages can call the server only from
-/// origins listed with --cors. Request contents are never logged. SIGINT and SIGTERM drain running requests.
+/// Language models answer chat and completion requests, encoders make embeddings, cross-encoders rerank, speech models
+/// transcribe. Listens on localhost by default; --host with another address requires an API key. Web pages can call the
+/// server only from origins listed with --cors. Request contents are never logged. SIGINT and SIGTERM drain running
+/// requests.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ServeArgs {
@@ -220,9 +224,13 @@ struct LimitArgs {
     /// Maximum size of a request body, such as 8M.
     #[arg(long, default_value = "8M", value_parser = parse_some_bytes, value_name = "BYTES")]
     max_body: u64,
-    /// Maximum size of all request bodies together; more get status 429 [default: 8 times --max-body].
+    /// Maximum size of a request with a sound, such as 25M.
+    #[arg(long, default_value = "25M", value_parser = parse_some_bytes, value_name = "BYTES")]
+    max_audio: u64,
+    /// Maximum size of all request bodies together; more get status 429 [default: 8 times the larger of --max-body and
+    /// --max-audio].
     ///
-    /// The first 64 KiB of each body do not count.
+    /// The first 64 KiB of each body do not count. A sound counts as its samples at 16 kHz, 64 KB for each second.
     #[arg(long, value_parser = parse_some_bytes, value_name = "BYTES")]
     max_bodies: Option<u64>,
     /// Maximum open connections; the longest-idle one is closed to admit a new one.
@@ -305,7 +313,7 @@ impl ModelLoader {
             Event::Begin { .. } | Event::End => {}
         })?;
         // Refuses what is no model before it is listed.
-        ModelFile::open(&path)?;
+        ModelFiles::open(&path)?;
         Ok(self.spec_of(name.into(), Some(path)).with_delete(move || hub::delete(&address)))
     }
 
@@ -315,8 +323,8 @@ impl ModelLoader {
         let (loader, of_load, of_spec) = (self.clone(), breakers.clone(), name.clone());
         let of_header = path.clone();
         let open = move || match &of_header {
-            Some(path) => ModelFile::open(path),
-            None => ModelFile::builtin(),
+            Some(path) => ModelFiles::open(path),
+            None => ModelFile::builtin().map(ModelFiles::Text),
         };
         let is_gguf =
             path.as_ref().is_none_or(|path| path.extension().is_some_and(|own| own.eq_ignore_ascii_case("gguf")));
@@ -341,7 +349,7 @@ impl ModelLoader {
         self.open(0)
     }
 
-    /// Loads a decoder on every device, an encoder on the first. An open breaker replaces its device by the CPU.
+    /// Loads a decoder on every device, another model on the first. An open breaker replaces its device by the CPU.
     fn load(self: &Arc<Self>, name: &str, path: Option<&Path>, breakers: &[Arc<Breaker>]) -> Result<Loaded, Error> {
         let mut models = Vec::new();
         for (i, breaker) in breakers.iter().enumerate() {
@@ -354,7 +362,7 @@ impl ModelLoader {
                 false => recovery.load(&Device::cpu())?,
             };
             match loaded {
-                Loading::Encoder(loaded) => return Ok(loaded),
+                Loading::Other(loaded) => return Ok(loaded),
                 Loading::Decoder(model) => models.push((model, self.recovery(name, path, i, breaker))),
             }
         }
@@ -368,35 +376,57 @@ impl ModelLoader {
     }
 
     fn load_onto(&self, name: &str, path: Option<&Path>, device: &Device) -> Result<Loading, Error> {
-        let shape = path.map(ModelFile::open).transpose()?.map(|file| file.header.shape);
-        let memory_limit = self.args.options().memory_limit;
-        if let (Some(ModelShape::Encoder(_)), Some(adapter)) = (&shape, self.adapters_of(name).next()) {
+        let files = path.map(ModelFiles::open).transpose()?;
+        let generates = match &files {
+            Some(ModelFiles::Text(file)) => matches!(file.header.shape, ModelShape::Decoder(_)),
+            Some(ModelFiles::Speech(_)) => false,
+            None => true,
+        };
+        if let (false, Some(adapter)) = (generates, self.adapters_of(name).next()) {
             let (expected, found) = ("a model that generates text".into(), format!("`{name}:{}`", adapter.name));
             return Err(Error::Option { option: "lora_adapter", expected, found });
         }
-        let loaded = match (shape, path) {
-            (Some(ModelShape::Encoder(shape)), Some(path)) if shape.ranks() => {
-                let load = |progress: &mut dyn FnMut(u64, u64)| {
-                    let options = RerankOptions { progress: Some(progress), memory_limit, ..RerankOptions::default() };
-                    Reranker::load(device, path, options)
-                };
-                Loading::Encoder(Loaded::Reranker(with_loading_bar(load)?))
-            }
-            (Some(ModelShape::Encoder(_)), Some(path)) => {
-                let load = |progress: &mut dyn FnMut(u64, u64)| {
-                    let options = EmbedOptions { progress: Some(progress), memory_limit, ..EmbedOptions::default() };
-                    Embedder::load(device, path, options)
-                };
-                Loading::Encoder(Loaded::Embedder(with_loading_bar(load)?))
-            }
+        let loaded = match (files, path) {
+            (Some(files), Some(path)) if !generates => Loading::Other(self.load_other(&files, path, device)?),
             _ => Loading::Decoder(self.load_decoder(name, path, device)?),
         };
         tell_findings(device);
         match &loaded {
             Loading::Decoder(model) => save_pipeline_caches(model.devices()),
-            Loading::Encoder(_) => save_pipeline_caches([device]),
+            Loading::Other(_) => save_pipeline_caches([device]),
         }
         Ok(loaded)
+    }
+
+    /// Loads an encoder or a speech model.
+    fn load_other(&self, files: &ModelFiles, path: &Path, device: &Device) -> Result<Loaded, Error> {
+        let LoadOptions { memory_limit, kv_type, .. } = self.args.options();
+        match files {
+            ModelFiles::Speech(_) => {
+                let transcriber = Transcriber::load(device, path, TranscriberOptions { kv_type })?;
+                let needed_bytes = transcriber.model().plan()?.total_bytes();
+                match memory_limit.filter(|&most| needed_bytes > most) {
+                    Some(most) => Err(Error::Option {
+                        option: "memory_limit",
+                        expected: format!("at least {needed_bytes} bytes, which the speech model takes"),
+                        found: most.to_string(),
+                    }),
+                    None => Ok(Loaded::Transcriber(transcriber.into())),
+                }
+            }
+            ModelFiles::Text(file) if matches!(&file.header.shape, ModelShape::Encoder(shape) if shape.ranks()) => {
+                with_loading_bar(|progress: &mut dyn FnMut(u64, u64)| {
+                    let options = RerankOptions { progress: Some(progress), memory_limit, ..RerankOptions::default() };
+                    Reranker::load(device, path, options)
+                })
+                .map(Loaded::Reranker)
+            }
+            ModelFiles::Text(_) => with_loading_bar(|progress: &mut dyn FnMut(u64, u64)| {
+                let options = EmbedOptions { progress: Some(progress), memory_limit, ..EmbedOptions::default() };
+                Embedder::load(device, path, options)
+            })
+            .map(Loaded::Embedder),
+        }
     }
 
     fn load_decoder(&self, name: &str, path: Option<&Path>, device: &Device) -> Result<Model, Error> {
@@ -451,7 +481,8 @@ fn origin_of(path: &Path) -> (Option<String>, Option<SystemTime>) {
 
 /// A loaded model, before its engine starts.
 enum Loading {
-    Encoder(Loaded),
+    /// Runs without an engine.
+    Other(Loaded),
     Decoder(Model),
 }
 
@@ -547,10 +578,12 @@ pub fn serve(args: ServeArgs) -> Result<(), CommandFailure> {
         );
     }
     let names: Vec<String> = specs.iter().map(|spec| format!("`{}`", spec.name())).collect();
-    let LimitArgs { max_tokens, answer_time, max_body, max_bodies, max_connections, drain } = args.limits;
+    let LimitArgs { max_tokens, answer_time, max_body, max_audio, max_bodies, max_connections, drain } = args.limits;
+    let bytes = |given: u64| usize::try_from(given).unwrap_or(usize::MAX);
     let limits = Limits {
-        body_bytes: max_body.try_into().unwrap_or(usize::MAX),
-        bodies_bytes: max_bodies.unwrap_or(max_body.saturating_mul(8)).try_into().unwrap_or(usize::MAX),
+        body_bytes: bytes(max_body),
+        audio_bytes: bytes(max_audio),
+        bodies_bytes: bytes(max_bodies.unwrap_or(max_body.max(max_audio).saturating_mul(8))),
         connections: usize::from(max_connections),
         max_tokens,
         answer_time: Duration::from_secs(answer_time),

@@ -1,6 +1,7 @@
 //! `tilewright transcribe`: speech to text.
 
 use std::io::{self, Read, Write};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -111,18 +112,20 @@ impl TranscribeArgs {
         }
         let bar = progress::bar(sound.seconds() as u64, "{bar:32} {pos}/{len} s, {eta} left");
         let mut printed = Ok(());
-        let mut on_segment = |segment: &Segment| {
-            bar.set_position(segment.end as u64);
-            if streams && printed.is_ok() {
+        let mut on_window = |segments: &[Segment]| {
+            bar.set_position(segments.last().map_or(bar.position(), |last| last.end as u64));
+            if streams {
                 printed = bar.suspend(|| {
                     let mut out = io::stdout().lock();
-                    writeln!(out, "{}", segment.text.trim())?;
+                    segments.iter().try_for_each(|segment| writeln!(out, "{}", segment.text.trim()))?;
                     out.flush()
                 });
             }
+            // Without a reader the rest is of no use.
+            if printed.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
         let options = self.options();
-        let transcribing = transcriber.transcribe_with(sound.samples(), &options, &mut on_segment);
+        let transcribing = transcriber.transcribe_with(sound.samples(), &options, &mut on_window);
         let transcript = pollster::block_on(transcribing).map_err(named);
         bar.finish_and_clear();
         let transcript = transcript?;

@@ -2,10 +2,13 @@
 
 use serde_json::{Map, Value as Json, json};
 use tilewright::answer::Format;
-use tilewright::load::{ModelFile, ModelShape, WeightShare};
+use tilewright::load::{ModelFile, ModelShape, SpeechFile, TensorIndex, WeightShare};
 use tilewright::model::ModelConfig;
 
-use super::models::Loaded;
+use super::models::{Loaded, ModelFiles};
+
+/// The capability of speech models.
+pub const TRANSCRIPTION: &str = "transcription";
 
 /// A description of a model.
 #[derive(Clone, Debug)]
@@ -22,9 +25,28 @@ pub struct ModelDescription {
 
 impl ModelDescription {
     /// Describes a model by its files' headers.
-    pub fn of_file(file: &ModelFile) -> ModelDescription {
+    pub fn of_files(files: &ModelFiles) -> ModelDescription {
+        match files {
+            ModelFiles::Text(file) => ModelDescription::of_file(file),
+            ModelFiles::Speech(file) => ModelDescription::of_speech(file),
+        }
+    }
+
+    /// Describes a speech model by its decoder.
+    fn of_speech(file: &SpeechFile) -> ModelDescription {
+        let indices = [&file.decoder, &file.encoder];
+        ModelDescription {
+            name: file.name.clone(),
+            config: file.config.decoder.clone(),
+            capabilities: vec![TRANSCRIPTION],
+            n_parameters: Some(indices.into_iter().map(n_parameters).fold(0, u64::saturating_add)),
+            block_type: most_used_type(&file.decoder),
+            template: String::new(),
+        }
+    }
+
+    fn of_file(file: &ModelFile) -> ModelDescription {
         let header = &file.header;
-        let shares = header.tensor_index.shares();
         let source = header.chat.templates.first().map(|(_, source)| source.clone()).unwrap_or_default();
         let (config, capabilities) = match &header.shape {
             ModelShape::Decoder(config) => {
@@ -41,8 +63,8 @@ impl ModelDescription {
             name: header.name.clone(),
             config,
             capabilities,
-            n_parameters: Some(shares.iter().fold(0, |sum: u64, share| sum.saturating_add(share.n_elements))),
-            block_type: shares.first().map(|WeightShare { block_type, .. }| block_type.to_string()).unwrap_or_default(),
+            n_parameters: Some(n_parameters(&header.tensor_index)),
+            block_type: most_used_type(&header.tensor_index),
             template: source,
         }
     }
@@ -55,6 +77,7 @@ impl ModelDescription {
             }
             Loaded::Embedder(embedder) => (embedder.name(), embedder.config(), embedder.block_types()),
             Loaded::Reranker(reranker) => (reranker.name(), reranker.config(), reranker.block_types()),
+            Loaded::Transcriber(transcriber) => (transcriber.name(), transcriber.config(), &[][..]),
         };
         let mut about = ModelDescription {
             name: name.to_owned(),
@@ -86,6 +109,7 @@ impl ModelDescription {
             }
             Loaded::Embedder(_) => vec!["embedding"],
             Loaded::Reranker(_) => vec!["rerank"],
+            Loaded::Transcriber(_) => vec![TRANSCRIPTION],
         };
     }
 
@@ -155,6 +179,14 @@ impl ModelDescription {
             "capabilities": self.capabilities,
         })
     }
+}
+
+fn n_parameters(index: &TensorIndex) -> u64 {
+    index.shares().iter().fold(0, |sum, share| sum.saturating_add(share.n_elements))
+}
+
+fn most_used_type(index: &TensorIndex) -> String {
+    index.shares().first().map(|WeightShare { block_type, .. }| block_type.to_string()).unwrap_or_default()
 }
 
 fn capabilities(template: &str, format: Format) -> Vec<&'static str> {

@@ -20,7 +20,6 @@ use super::LogSink;
 use super::answers::{Answers, PreparedPrompt};
 use super::connections::AtWork;
 use super::conversation::{Conversation, with_notices};
-use super::embeddings::Vectors;
 use super::errors::ApiError;
 use super::fields::{Fields, IgnoredFields};
 use super::guard::Guard;
@@ -192,25 +191,25 @@ impl App {
         .await
     }
 
-    /// Runs an encoder on a thread, in parts, to stop early when the client disconnects. Concatenates the parts'
-    /// results. If the device is lost, reloads the encoder and repeats the part.
+    /// Runs an encoder or a speech model on a thread, in parts, to stop early when the client disconnects; `part` is told,
+    /// too, whether the client still waits. Returns the parts' results. If the device is lost, reloads the model and
+    /// repeats the part.
     ///
     /// # Errors
     /// `busy` if the queue is full; errors of the work.
-    pub async fn compute(
+    pub async fn compute<T: Computed>(
         &self,
         lease: Lease,
         since: &RequestContext,
-        part: impl FnMut(&Loaded, usize) -> Option<Result<Vectors, Error>> + Send + 'static,
-    ) -> Result<Vec<Vectors>, ApiError> {
+        part: impl FnMut(&Loaded, usize, &AtomicBool) -> Option<Result<T, Error>> + Send + 'static,
+    ) -> Result<Vec<T>, ApiError> {
         since.record.answered_by(lease.entry.name());
         let mut operation = since.trace.operation(lease.entry.name(), 1);
         let mut queued = operation.queued(0);
         let done = self.compute_in_turn(lease, || queued.end(Usage::default(), None), part).await;
         match &done {
             Ok(parts) => {
-                let prompt_tokens = parts.iter().map(|(_, n)| n).sum();
-                let usage = Usage { prompt_tokens, ..Usage::default() };
+                let usage = T::usage(parts);
                 since.record.used(usage);
                 operation.used(|| usage);
                 operation.done();
@@ -220,12 +219,12 @@ impl App {
         done
     }
 
-    async fn compute_in_turn(
+    async fn compute_in_turn<T: Computed>(
         &self,
         mut lease: Lease,
         begins: impl FnOnce(),
-        mut part: impl FnMut(&Loaded, usize) -> Option<Result<Vectors, Error>> + Send + 'static,
-    ) -> Result<Vec<Vectors>, ApiError> {
+        mut part: impl FnMut(&Loaded, usize, &AtomicBool) -> Option<Result<T, Error>> + Send + 'static,
+    ) -> Result<Vec<T>, ApiError> {
         let entry = lease.entry.clone();
         let Ok(_room) = entry.batches.try_acquire() else {
             return Err(Error::Busy { n_waiting: self.limits.batches }.into());
@@ -238,7 +237,7 @@ impl App {
             let _turn = turn;
             let mut done = Vec::new();
             while is_wanted.load(Ordering::Relaxed) {
-                match caught("computing", || part(&lease.loaded, done.len())) {
+                match caught("computing", || part(&lease.loaded, done.len(), &is_wanted)) {
                     Ok(Some(Ok(result))) => done.push(result),
                     // Repeat this part after a reload.
                     Ok(Some(Err(error))) | Err(error) => lease.reload(error)?,
@@ -253,7 +252,10 @@ impl App {
 
 impl App {
     /// Reserves bytes of the shared limit until the request holds `n_bytes`; the first [`SMALL_BODY`] are free.
-    fn hold(&self, held: &mut Option<OwnedSemaphorePermit>, n_bytes: usize) -> Result<(), ApiError> {
+    ///
+    /// # Errors
+    /// `busy` if so many are not left.
+    pub fn hold(&self, held: &mut HeldBytes, n_bytes: usize) -> Result<(), ApiError> {
         // A request above the whole limit needs all of it.
         let n_bytes = n_bytes.saturating_sub(SMALL_BODY).min(self.limits.bodies_bytes);
         let n_held = held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
@@ -272,12 +274,27 @@ impl App {
         Ok(())
     }
 
+    /// Checks a request's headers, reads its body of at most `most` bytes, and reserves these. `kind`: the media type that
+    /// it must have if it has one.
+    ///
+    /// # Errors
+    /// `unsupported_media_type`, `request_too_large`, `busy`, `request_timeout`, `invalid_body`.
+    pub async fn receive(&self, request: Request, kind: Option<&str>, most: usize) -> Result<Received, ApiError> {
+        let since = request.extensions().get().cloned();
+        let since = since.unwrap_or_else(|| {
+            RequestContext::new(Instant::now(), TraceContext::default(), None, SharedRecord::default())
+        });
+        check_headers(request.headers(), kind, most)?;
+        let _awaits_body = request.extensions().get::<Arc<AtWork>>().cloned().map(AtWork::awaits_body);
+        let (body, held) = self.read(request.into_body(), most).await?;
+        Ok(Received { since, body, held })
+    }
+
     /// Reads a body and reserves its bytes.
-    async fn read(&self, body: Body) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
-        let most = self.limits.body_bytes;
+    async fn read(&self, body: Body, most: usize) -> Result<(Vec<u8>, HeldBytes), ApiError> {
         let mut body = Limited::new(body, most);
         let mut read = Vec::new();
-        let mut held: Option<OwnedSemaphorePermit> = None;
+        let mut held = None;
         let all = async {
             while let Some(frame) = body.frame().await {
                 let frame = match frame {
@@ -292,14 +309,7 @@ impl App {
                 self.hold(&mut held, read.len() + data.len())?;
                 read.extend_from_slice(data);
             }
-            // Check the number of values before parsing.
-            let n_values = values_of(&read);
-            if n_values > self.limits.values {
-                let expected = format!("at most {}", self.limits.values);
-                let message = format!("the request has {n_values} JSON values, expected {expected}");
-                return Err(ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_value", message));
-            }
-            self.hold(&mut held, read.len() + n_values * VALUE_BYTES)
+            Ok(())
         };
         match timeout(self.limits.body_time, all).await {
             Ok(all) => all?,
@@ -310,6 +320,33 @@ impl App {
         }
         Ok((read, held))
     }
+
+    /// Checks the number of a text's JSON values before they are parsed, and reserves their bytes.
+    fn hold_values(&self, held: &mut HeldBytes, text: &[u8]) -> Result<(), ApiError> {
+        let n_values = values_of(text);
+        if n_values > self.limits.values {
+            let expected = format!("at most {}", self.limits.values);
+            let message = format!("the request has {n_values} JSON values, expected {expected}");
+            return Err(ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_value", message));
+        }
+        self.hold(held, text.len() + n_values * VALUE_BYTES)
+    }
+}
+
+/// Bytes of the shared limit that a request holds.
+pub type HeldBytes = Option<OwnedSemaphorePermit>;
+
+/// A request whose body has been read.
+pub struct Received {
+    pub since: RequestContext,
+    pub body: Vec<u8>,
+    pub held: HeldBytes,
+}
+
+/// A part of what an encoder or a speech model computes for a request.
+pub trait Computed: Send + Sized + 'static {
+    /// Tokens that all parts have read and written.
+    fn usage(parts: &[Self]) -> Usage;
 }
 
 /// Refuses log probabilities of prompts that take more memory than an answer.
@@ -415,7 +452,7 @@ pub struct ApiRequest {
     pub json: Json,
     pub since: RequestContext,
     /// The bytes it reserved.
-    _held: Option<OwnedSemaphorePermit>,
+    _held: HeldBytes,
 }
 
 impl ApiRequest {
@@ -432,14 +469,9 @@ impl FromRequest<Arc<App>> for ApiRequest {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<ApiRequest, ApiError> {
-        let since = request.extensions().get().cloned();
-        let since = since.unwrap_or_else(|| {
-            RequestContext::new(Instant::now(), TraceContext::default(), None, SharedRecord::default())
-        });
-        check_headers(request.headers(), request.uri().path().starts_with("/v1/"), app.limits.body_bytes)?;
-        let awaits_body = request.extensions().get::<Arc<AtWork>>().cloned().map(AtWork::awaits_body);
-        let (body, held) = app.read(request.into_body()).await?;
-        drop(awaits_body);
+        let kind = request.uri().path().starts_with("/v1/").then_some("application/json");
+        let Received { since, body, mut held } = app.receive(request, kind, app.limits.body_bytes).await?;
+        app.hold_values(&mut held, &body)?;
         let parse = |body: &[u8]| {
             // A byte order mark is not part of the text.
             let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
@@ -458,18 +490,17 @@ impl FromRequest<Arc<App>> for ApiRequest {
 }
 
 /// Refuses a body by its headers.
-fn check_headers(headers: &HeaderMap, is_typed: bool, most: usize) -> Result<(), ApiError> {
+fn check_headers(headers: &HeaderMap, expected: Option<&str>, most: usize) -> Result<(), ApiError> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("unreadable"));
     let media = |message: String| {
         let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
         Err(ApiError::refusal(status, "unsupported_media_type", message))
     };
-    if let Some(kind) = text(header::CONTENT_TYPE)
-        && is_typed
-        && !kind.trim_start().to_ascii_lowercase().starts_with("application/json")
+    if let (Some(kind), Some(expected)) = (text(header::CONTENT_TYPE), expected)
+        && !kind.trim_start().to_ascii_lowercase().starts_with(expected)
     {
         let kind: String = kind.chars().take(60).collect();
-        return media(format!("the request is {kind}, expected application/json"));
+        return media(format!("the request is {kind}, expected {expected}"));
     }
     if let Some(encoding) = text(header::CONTENT_ENCODING)
         && encoding != "identity"

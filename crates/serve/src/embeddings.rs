@@ -1,6 +1,7 @@
 //! `/v1/embeddings` and `/v1/rerank`, and what the APIs of other servers for embeddings share with them.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use axum::Json as Body;
 use axum::extract::State;
@@ -11,8 +12,9 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 use tilewright::Error;
 use tilewright::embed::{Embedder, Reranker, Tokens, Truncation, TruncationSide, shortened};
+use tilewright::engine::Usage;
 
-use super::app::{ApiRequest, App, RequestContext};
+use super::app::{ApiRequest, App, Computed, RequestContext};
 use super::conversation::with_notice;
 use super::errors::ApiError;
 use super::fields::Fields;
@@ -90,6 +92,12 @@ const PART: usize = 64;
 
 /// Concatenated rows of a part, and its number of tokens.
 pub type Vectors = (Vec<f32>, usize);
+
+impl Computed for Vectors {
+    fn usage(parts: &[Vectors]) -> Usage {
+        Usage { prompt_tokens: parts.iter().map(|(_, n)| n).sum(), ..Usage::default() }
+    }
+}
 
 /// A text, or tokens as the model reads them, special ones included.
 #[derive(Clone, Debug, PartialEq)]
@@ -189,7 +197,7 @@ impl EmbedJob {
         let normalizes = self.normalize.unwrap_or(is_normal) && (!is_normal || n_kept < dims);
         lease.expect_batch(app.limits.batches)?;
         let tokens = app.prepare(move || self.encoded(&embedder)).await?;
-        let part = move |loaded: &Loaded, at: usize| {
+        let part = move |loaded: &Loaded, at: usize, _: &AtomicBool| {
             let embedder = loaded.embedder()?;
             let texts = tokens.get(at * PART..).filter(|rest| !rest.is_empty())?;
             let texts = texts.get(..PART).unwrap_or(texts);
@@ -381,7 +389,7 @@ impl RerankJob {
         let most = lease.reranker()?.max_tokens() as usize;
         let n_truncated = lengths.iter().filter(|&&n| n > most).count();
         let n_tokens = lengths.iter().map(|&n| n.min(most)).sum();
-        let part = move |loaded: &Loaded, at: usize| {
+        let part = move |loaded: &Loaded, at: usize, _: &AtomicBool| {
             let reranker = loaded.reranker()?.with_instruction(instruction.as_deref());
             let texts = documents.get(at * PART..).filter(|rest| !rest.is_empty())?;
             let texts = texts.get(..PART).unwrap_or(texts);

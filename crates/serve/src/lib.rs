@@ -23,6 +23,8 @@
 //!   has its own status; after `keep_alive` without a part, a comment line starts the answer.
 //! - **Models** (`models.rs`) are looked up by name; a name never becomes part of a path. Breakers belong to the
 //!   model's entry and outlive the loaded model. Static files are those present at the start.
+//! - **Sounds** (`audio.rs`) come in forms with a limit of their own. A speech model transcribes one at a time, and stops
+//!   after a window whose client has disconnected.
 //! - **Traces** (`telemetry.rs`) are recorded where metrics are; the engine does not know them.
 #![deny(missing_docs)]
 // Checking that a server's shared state is `Send` recurses through all types inside a device.
@@ -32,6 +34,7 @@ mod about;
 mod answers;
 mod anthropic;
 mod app;
+mod audio;
 pub mod bench;
 mod chat;
 mod completions;
@@ -75,8 +78,9 @@ use axum::Router;
 use tilewright::Error;
 use tokio::sync::Semaphore;
 
+pub use audio::SharedTranscriber;
 pub use limits::Limits;
-pub use models::{Decoder, Fetch, KeepOptions, Load, Loaded, ModelSpec};
+pub use models::{Decoder, Fetch, KeepOptions, Load, Loaded, ModelFiles, ModelSpec};
 
 use app::App;
 use connections::{Connections, Tls};
@@ -177,10 +181,10 @@ impl Server {
         let guard = Guard::new(address, &options)?;
         let ServerOptions { limits, keep, page, tls, fetch, log, .. } = options;
         let (is_lenient, variables) = (options.lenient, options.template_variables);
-        if limits.bodies_bytes < limits.body_bytes {
-            let (expected, found) =
-                (format!("at least {}, the limit of one body", limits.body_bytes), limits.bodies_bytes);
-            return Err(Error::Option { option: "max_bodies", expected, found: found.to_string() });
+        let bodies = [(limits.body_bytes, "--max-body"), (limits.audio_bytes, "--max-audio")];
+        if let Some((most, flag)) = bodies.into_iter().max().filter(|(most, _)| limits.bodies_bytes < *most) {
+            let expected = format!("at least {most}, the limit of one body ({flag})");
+            return Err(Error::Option { option: "max_bodies", expected, found: limits.bodies_bytes.to_string() });
         }
         let failed = |source| Error::Io { path: address.to_string().into(), source };
         let listener = TcpListener::bind(address).map_err(failed)?;

@@ -7,7 +7,12 @@ use std::time::Duration;
 pub struct Limits {
     /// Maximum bytes of a request's body.
     pub body_bytes: usize,
-    /// Maximum bytes of all bodies together, without the first 64 KiB of each. Each JSON value counts 128 bytes more.
+    /// Maximum bytes of a body with a sound.
+    pub audio_bytes: usize,
+    /// Maximum length of a sound.
+    pub audio_time: Duration,
+    /// Maximum bytes of all bodies together, without the first 64 KiB of each. Each JSON value counts 128 bytes more. A sound
+    /// counts as its samples at 16 kHz, 64 KB for each second.
     pub bodies_bytes: usize,
     /// Maximum JSON values in a body.
     pub values: usize,
@@ -43,7 +48,7 @@ pub struct Limits {
     pub stops: usize,
     /// Maximum texts of an embeddings request, or documents of a rerank request.
     pub texts: usize,
-    /// Maximum embeddings and rerank requests per model, queued or running.
+    /// Maximum requests for embeddings, scores and transcripts per model, queued or running.
     pub batches: usize,
     /// Interval of keep-alive comments in a stream without output.
     pub keep_alive: Duration,
@@ -52,11 +57,14 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 8 MiB of body and 64 MiB of all, 32 KiB and 100 headers within 10 s, 512 connections, 10 minutes for an answer.
+    /// 8 MiB of body, 25 MiB with a sound and 200 MiB of all, 32 KiB and 100 headers within 10 s, 512 connections, 10 minutes
+    /// for an answer.
     fn default() -> Self {
         Limits {
             body_bytes: 8 << 20,
-            bodies_bytes: 64 << 20,
+            audio_bytes: 25 << 20,
+            audio_time: Duration::from_secs(3600),
+            bodies_bytes: 200 << 20,
             values: 1 << 19,
             header_bytes: 32 << 10,
             headers: 100,

@@ -1,5 +1,6 @@
 //! The server's models: loaded on demand, unloaded when idle.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -12,14 +13,15 @@ use tilewright::embed::{Embedder, Reranker};
 use tilewright::engine::{DeviceStats, Engine, EngineOptions, EngineState, EngineStats};
 use tilewright::formats::TensorInfo;
 use tilewright::generate::Model;
-use tilewright::load::ModelFile;
+use tilewright::load::{ModelFile, SpeechFile};
 use tilewright::tokenizer::Tokenizer;
 use tilewright::{Breaker, BreakerStats, ChatModel, Circuit, Counters, Device, Error, LossReason, MemoryPlan, caught};
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
 use super::Sinks;
-use super::about::ModelDescription;
+use super::about::{ModelDescription, TRANSCRIPTION};
 use super::app::broken;
+use super::audio::SharedTranscriber;
 use super::errors::{ApiError, hex};
 
 /// What an endpoint needs a model for.
@@ -28,9 +30,10 @@ pub enum Task {
     Generate,
     Embed,
     Rerank,
+    Transcribe,
     /// Embeddings or reranking.
     Encode,
-    /// Any model.
+    /// Any model of texts.
     Any,
 }
 
@@ -41,6 +44,7 @@ impl Task {
             Task::Generate => &["completion"],
             Task::Embed => &["embedding"],
             Task::Rerank => &["rerank"],
+            Task::Transcribe => &[TRANSCRIPTION],
             Task::Encode => &["embedding", "rerank"],
             Task::Any => &["completion", "embedding", "rerank"],
         }
@@ -52,8 +56,9 @@ impl Task {
             Task::Generate => "generates text",
             Task::Embed => "computes embeddings",
             Task::Rerank => "scores documents",
+            Task::Transcribe => "transcribes speech",
             Task::Encode => "is an encoder",
-            Task::Any => "has a tokenizer",
+            Task::Any => "reads texts",
         }
     }
 }
@@ -102,6 +107,8 @@ pub enum Loaded {
     Embedder(Embedder),
     /// Scores documents.
     Reranker(Reranker),
+    /// Transcribes speech.
+    Transcriber(SharedTranscriber),
 }
 
 impl Loaded {
@@ -111,6 +118,7 @@ impl Loaded {
             Loaded::Decoder(_) => "a generative model",
             Loaded::Embedder(_) => "an embedding model",
             Loaded::Reranker(_) => "a reranker",
+            Loaded::Transcriber(_) => "a speech model",
         }
     }
 
@@ -130,12 +138,21 @@ impl Loaded {
         }
     }
 
+    /// The speech model, if it is one.
+    pub fn transcriber(&self) -> Option<&SharedTranscriber> {
+        match self {
+            Loaded::Transcriber(transcriber) => Some(transcriber),
+            _ => None,
+        }
+    }
+
     /// The devices in use.
     pub fn devices(&self) -> Vec<Device> {
         match self {
             Loaded::Decoder(decoder) => decoder.engine.devices_in_use(),
             Loaded::Embedder(embedder) => vec![embedder.device().clone()],
             Loaded::Reranker(reranker) => vec![reranker.device().clone()],
+            Loaded::Transcriber(transcriber) => vec![transcriber.device().clone()],
         }
     }
 
@@ -145,6 +162,7 @@ impl Loaded {
             Loaded::Decoder(decoder) => decoder.model().context_length(),
             Loaded::Embedder(embedder) => embedder.max_tokens(),
             Loaded::Reranker(reranker) => reranker.max_tokens(),
+            Loaded::Transcriber(transcriber) => transcriber.config().max_seq_len,
         }
     }
 
@@ -163,6 +181,10 @@ impl Loaded {
                 format!("embeddings of {} numbers, up to {} tokens", embedder.dims(), self.context_length())
             }
             Loaded::Reranker(_) => format!("reranker, up to {} tokens", self.context_length()),
+            Loaded::Transcriber(transcriber) => match transcriber.n_languages() {
+                1 => "speech to text in one language".into(),
+                n => format!("speech to text in {n} languages"),
+            },
         };
         let plan = self.plan().map(|plan| {
             let parts =
@@ -184,12 +206,18 @@ impl Loaded {
     /// The tokenizer.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the model has no usable tokenizer.
+    /// [`Error::Tokenizer`] if the model has no usable tokenizer, [`Error::Unsupported`] for a speech model.
     pub fn tokenizer(&self) -> Result<&Tokenizer, Error> {
         match self {
             Loaded::Decoder(decoder) => decoder.model().tokenizer(),
             Loaded::Embedder(embedder) => Ok(embedder.encodings()?.tokenizer()),
             Loaded::Reranker(reranker) => Ok(reranker.encodings()?.tokenizer()),
+            Loaded::Transcriber(_) => Err(Error::Unsupported {
+                format: "request",
+                field: "model".into(),
+                found: self.kind().into(),
+                supported: "models that read texts".into(),
+            }),
         }
     }
 
@@ -199,6 +227,7 @@ impl Loaded {
             Loaded::Decoder(decoder) => Some(decoder.engine.plan()),
             Loaded::Embedder(embedder) => embedder.plan().ok(),
             Loaded::Reranker(reranker) => reranker.plan().ok(),
+            Loaded::Transcriber(transcriber) => transcriber.plan(),
         }
     }
 }
@@ -208,8 +237,39 @@ fn show_mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
 
+/// A model's files.
+pub enum ModelFiles {
+    /// Of a generative model or an encoder.
+    Text(ModelFile),
+    /// Of a speech model.
+    Speech(SpeechFile),
+}
+
+impl ModelFiles {
+    /// Opens a file or folder of a model of any kind.
+    ///
+    /// # Errors
+    /// Those of [`ModelFile::open`] and [`SpeechFile::open`].
+    pub fn open(path: impl AsRef<Path>) -> Result<ModelFiles, Error> {
+        match SpeechFile::is_of_speech(&path) {
+            true => SpeechFile::open(path).map(ModelFiles::Speech),
+            false => ModelFile::open(path).map(ModelFiles::Text),
+        }
+    }
+
+    /// Its tensors, with the names of the parts in those of a speech model.
+    fn tensors(&self) -> Vec<(String, &TensorInfo)> {
+        let indices = match self {
+            ModelFiles::Text(file) => vec![("", &file.header.tensor_index)],
+            ModelFiles::Speech(file) => vec![("encoder.", &file.encoder), ("decoder.", &file.decoder)],
+        };
+        let all = indices.into_iter().flat_map(|(part, index)| index.tensors().map(move |info| (part, info)));
+        all.map(|(part, info)| (format!("{part}{}", info.name), info)).collect()
+    }
+}
+
 /// Opens a model's files to read their headers.
-type Describe = dyn Fn() -> Result<ModelFile, Error> + Send + Sync;
+type Describe = dyn Fn() -> Result<ModelFiles, Error> + Send + Sync;
 
 /// Loads a model.
 pub type Load = dyn Fn() -> Result<Loaded, Error> + Send + Sync;
@@ -269,13 +329,13 @@ impl ModelSpec {
     pub fn with_files(
         self,
         is_gguf: bool,
-        open: impl Fn() -> Result<ModelFile, Error> + Send + Sync + 'static,
+        open: impl Fn() -> Result<ModelFiles, Error> + Send + Sync + 'static,
     ) -> ModelSpec {
         ModelSpec { describe: Some(Box::new(open)), is_gguf, ..self }
     }
 
     /// Sets the breakers that count lost devices: those of the model's [`Recovery`](tilewright::Recovery), one per device.
-    /// For an encoder the server counts losses with the first one; `load` must ask [`Breaker::admits`].
+    /// For an encoder or a speech model the server counts losses with the first one; `load` must ask [`Breaker::admits`].
     pub fn with_breakers(self, breakers: Vec<Arc<Breaker>>) -> ModelSpec {
         ModelSpec { breakers, ..self }
     }
@@ -319,9 +379,9 @@ pub struct ServedModel {
     slot: Arc<AsyncMutex<()>>,
     state: Mutex<ModelState>,
     n_users: AtomicUsize,
-    /// Permits for encoder requests, queued or running.
+    /// Permits for requests to an encoder or a speech model, queued or running.
     pub batches: Arc<Semaphore>,
-    /// Permits for running encoder requests.
+    /// Permits for those that run.
     pub computing: Arc<Semaphore>,
 }
 
@@ -390,7 +450,7 @@ impl ServedModel {
     /// reads files.
     pub fn about(&self) -> Option<ModelDescription> {
         let of_files =
-            || self.spec.describe.as_ref().and_then(|open| open().ok()).map(|file| ModelDescription::of_file(&file));
+            || self.spec.describe.as_ref().and_then(|open| open().ok()).map(|files| ModelDescription::of_files(&files));
         let of_files = self.spec.about.get_or_init(of_files).clone();
         match (of_files, self.loaded()) {
             (Some(mut about), Some(loaded)) => {
@@ -403,13 +463,13 @@ impl ServedModel {
 
     /// Its tensors in Ollama's format: name, type and shape; none if its files cannot be read. Reads files.
     pub fn tensors(&self) -> Vec<Json> {
-        let Some(Ok(file)) = self.spec.describe.as_ref().map(|open| open()) else { return Vec::new() };
-        let mut tensors: Vec<&TensorInfo> = file.header.tensor_index.tensors().collect();
-        tensors.sort_by(|a, b| a.name.cmp(&b.name));
-        let tensor = |info: &TensorInfo| {
+        let Some(Ok(files)) = self.spec.describe.as_ref().map(|open| open()) else { return Vec::new() };
+        let mut tensors = files.tensors();
+        tensors.sort_by(|a, b| a.0.cmp(&b.0));
+        let tensor = |(name, info): (String, &TensorInfo)| {
             // GGUF states the fastest dimension first.
             let shape: Vec<u64> = info.shape.iter().rev().copied().collect();
-            json!({"name": info.name, "type": info.block_type.to_string(), "shape": shape})
+            json!({"name": name, "type": info.block_type.to_string(), "shape": shape})
         };
         tensors.into_iter().map(tensor).collect()
     }
@@ -489,8 +549,7 @@ impl ServedModel {
         let used = match self.loaded() {
             _ if self.losses().circuit == Circuit::Open => 0,
             Some(Loaded::Decoder(decoder)) => decoder.model().devices().map(on_gpu).sum(),
-            Some(Loaded::Embedder(embedder)) => on_gpu(embedder.device()),
-            Some(Loaded::Reranker(reranker)) => on_gpu(reranker.device()),
+            Some(loaded) => loaded.devices().iter().map(on_gpu).sum(),
             None => 0,
         };
         used.min(total)
@@ -503,8 +562,7 @@ impl ServedModel {
                 let devices = decoder.engine.devices();
                 devices.iter().fold(Counters::default(), |sum, device| sum + device.counters)
             }
-            Loaded::Embedder(embedder) => embedder.device().counters(),
-            Loaded::Reranker(reranker) => reranker.device().counters(),
+            one => one.devices().first()?.counters(),
         })
     }
 
@@ -559,7 +617,7 @@ impl Lease {
         }
     }
 
-    /// Reloads an encoder after an error, if its device was lost and a reload may help. Blocks. A panic would recur
+    /// Reloads an encoder or a speech model after an error, if its device was lost and a reload may help. Blocks. A panic would recur
     /// with the same work, so then the next request reloads it.
     ///
     /// # Errors
@@ -571,8 +629,7 @@ impl Lease {
                 breaker.lost(reason, Instant::now());
             }
             // The panic may have left the device in any state.
-            let device = self.loaded.embedder().map(Embedder::device).or(self.loaded.reranker().map(Reranker::device));
-            let _ = caught("giving a device up", || device.map(Device::destroy));
+            let _ = caught("giving a device up", || self.loaded.devices().iter().for_each(Device::destroy));
             self.entry.unload();
             return Err(error);
         }
@@ -624,7 +681,15 @@ impl Lease {
         self.loaded.reranker().cloned().ok_or_else(|| self.wrong_kind("cannot score documents"))
     }
 
-    /// Refuses an encoder's request before its texts are encoded, if `most` are queued or running.
+    /// The speech model.
+    ///
+    /// # Errors
+    /// If it is another kind of model.
+    pub fn transcriber(&self) -> Result<&SharedTranscriber, ApiError> {
+        self.loaded.transcriber().ok_or_else(|| self.wrong_kind("cannot transcribe speech"))
+    }
+
+    /// Refuses an encoder's or a speech model's request before its input is prepared, if `most` are queued or running.
     ///
     /// # Errors
     /// `busy`.
@@ -951,7 +1016,7 @@ impl Models {
     /// `model_not_found`; `busy` if all loaded models are in use; loading errors.
     pub async fn get(&self, name: &str) -> Result<Lease, ApiError> {
         let (entry, adapter) = self.find_adapted(name)?;
-        if let Some(Loaded::Embedder(_) | Loaded::Reranker(_)) = entry.loaded()
+        if entry.loaded().is_some_and(|loaded| !matches!(loaded, Loaded::Decoder(_)))
             && entry.breaker().is_some_and(|breaker| breaker.is_due(Instant::now()))
         {
             // Reloading tries the GPU again. A decoder's recovery does that itself.

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use serde_json::{Map, Value as Json, json};
 
 use super::schema::{Endpoint, object_schema};
-use super::{anthropic, chat, completions, embeddings, llama, ollama, responses, tei};
+use super::{anthropic, audio, chat, completions, embeddings, llama, ollama, responses, tei};
 
 /// All endpoints.
 pub const ENDPOINTS: &[&Endpoint] = &[
@@ -17,6 +17,8 @@ pub const ENDPOINTS: &[&Endpoint] = &[
     &Endpoint { path: "/v2/rerank", ..embeddings::RERANK },
     &Endpoint { path: "/v1/reranking", ..embeddings::RERANK },
     &Endpoint { path: "/reranking", ..embeddings::RERANK },
+    &audio::TRANSCRIPTIONS,
+    &audio::TRANSLATIONS,
     &anthropic::MESSAGES,
     &anthropic::COUNT_TOKENS,
     &Endpoint::get("/v1/models", "Lists the models"),
@@ -59,7 +61,7 @@ pub static DOCUMENT: LazyLock<Json> = LazyLock::new(document);
 
 fn document() -> Json {
     let mut paths = Map::new();
-    for &&Endpoint { method, path, summary, fields } in ENDPOINTS {
+    for &&Endpoint { method, path, summary, media, fields } in ENDPOINTS {
         let answers = json!({
             "200": {"description": "Done."},
             "4XX": {"$ref": "#/components/responses/Error"},
@@ -68,7 +70,7 @@ fn document() -> Json {
         let mut operation = json!({"summary": summary, "responses": answers});
         if !fields.is_empty() {
             let schema = object_schema(fields);
-            operation["requestBody"] = json!({"required": true, "content": {"application/json": {"schema": schema}}});
+            operation["requestBody"] = json!({"required": true, "content": {media: {"schema": schema}}});
         }
         if path.contains("{name}") {
             operation["parameters"] =

@@ -29,7 +29,7 @@ use super::models::{Loaded, ServedModel};
 use super::page::StaticFiles;
 use super::request_log::{RequestRecord, SharedRecord, request_id};
 use super::telemetry::ServerSpan;
-use super::{anthropic, chat, completions, embeddings, llama, ollama, openapi, responses, tei, vllm};
+use super::{anthropic, audio, chat, completions, embeddings, llama, ollama, openapi, responses, tei, vllm};
 
 /// Names a request in its response and in logs.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -61,6 +61,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/reranking", post(embeddings::rerank))
         .route("/reranking", post(embeddings::rerank))
         .route("/rerank", post(rerank))
+        .route("/v1/audio/transcriptions", post(audio::transcribe))
+        .route("/v1/audio/translations", post(audio::translate))
         .route("/v1/messages", post(anthropic::create))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/models", get(list))

@@ -10,12 +10,19 @@ use strsim::generic_levenshtein;
 use super::errors::{ApiError, shown};
 use super::fields::Fields;
 
+const JSON: &str = "application/json";
+
+/// The media type of forms with files.
+pub const FORM: &str = "multipart/form-data";
+
 /// An endpoint.
 #[derive(Debug)]
 pub struct Endpoint {
     pub method: &'static str,
     pub path: &'static str,
     pub summary: &'static str,
+    /// Media type of its request.
+    pub media: &'static str,
     /// Rows of its request, in groups; none for an endpoint without a body.
     pub fields: &'static [&'static [Field]],
 }
@@ -23,12 +30,17 @@ pub struct Endpoint {
 impl Endpoint {
     /// An endpoint that reads no body.
     pub const fn get(path: &'static str, summary: &'static str) -> Endpoint {
-        Endpoint { method: "get", path, summary, fields: &[] }
+        Endpoint { method: "get", path, summary, media: JSON, fields: &[] }
     }
 
     /// An endpoint that reads an object with these fields.
     pub const fn post(path: &'static str, summary: &'static str, fields: &'static [&'static [Field]]) -> Endpoint {
-        Endpoint { method: "post", path, summary, fields }
+        Endpoint { method: "post", path, summary, media: JSON, fields }
+    }
+
+    /// An endpoint that reads a form with these fields.
+    pub const fn form(path: &'static str, summary: &'static str, fields: &'static [&'static [Field]]) -> Endpoint {
+        Endpoint { method: "post", path, summary, media: FORM, fields }
     }
 }
 
@@ -69,6 +81,8 @@ pub enum Kind {
     /// An integer within these bounds; a fraction of zero is allowed.
     Whole(i64, i64),
     Text,
+    /// A file of a form, which the endpoint reads; its value is the file's name.
+    File,
     /// One of these texts.
     OneOf(&'static [&'static str]),
     /// An object with these fields, in groups.
@@ -190,6 +204,7 @@ impl Kind {
             Kind::Number(least, most) => format!("a number from {least} to {most}"),
             Kind::Whole(least, most) => format!("a whole number from {least} to {most}"),
             Kind::Text => "a text".into(),
+            Kind::File => "a file".into(),
             Kind::OneOf(texts) => texts.iter().map(|text| format!("{text:?}")).collect::<Vec<_>>().join(", "),
             Kind::Object(_) => "an object".into(),
             Kind::Other(_, words) => (*words).into(),
@@ -202,7 +217,7 @@ impl Kind {
             Kind::Flag => value.is_boolean(),
             Kind::Number(least, most) => value.as_f64().is_some_and(|number| (*least..=*most).contains(&number)),
             Kind::Whole(least, most) => whole_of(value).is_some_and(|number| (*least..=*most).contains(&number)),
-            Kind::Text => value.is_string(),
+            Kind::Text | Kind::File => value.is_string(),
             Kind::OneOf(texts) => value.as_str().is_some_and(|text| texts.contains(&text)),
             Kind::Object(_) => value.is_object(),
             Kind::Other(types, _) => types.iter().any(|name| has_type(value, name)),
@@ -219,6 +234,7 @@ impl Kind {
             }
             Kind::Whole(least, most) => json!({"type": "integer", "minimum": least, "maximum": most}),
             Kind::Text => json!({"type": "string"}),
+            Kind::File => json!({"type": "string", "format": "binary"}),
             Kind::OneOf(texts) => json!({"type": "string", "enum": texts}),
             Kind::Object(rows) => object_schema(rows),
             Kind::Other([one], _) => json!({"type": one}),

@@ -173,7 +173,7 @@ pub async fn info(State(app): State<Arc<App>>, Query(query): Queried) -> Result<
             reranker.max_tokens(),
             reranker.max_batch_tokens(),
         ),
-        Loaded::Decoder(_) => return Err(of_model(lease.wrong_kind("encodes no texts"))),
+        Loaded::Decoder(_) | Loaded::Transcriber(_) => return Err(of_model(lease.wrong_kind("encodes no texts"))),
     };
     Ok(Body(json!({
         "model_id": model,

@@ -199,6 +199,7 @@ fn operation_of(route: Option<&str>) -> &'static str {
         Some("/v1/completions" | "/api/generate") => "text_completion",
         Some("/v1/embeddings" | "/api/embed") => "embeddings",
         Some("/v1/rerank") => "rerank",
+        Some("/v1/audio/transcriptions" | "/v1/audio/translations") => "transcription",
         _ => "chat",
     }
 }

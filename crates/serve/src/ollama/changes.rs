@@ -53,9 +53,7 @@ pub const COPY: Endpoint = Endpoint::post(
 /// `/api/delete`.
 pub const DELETE: Endpoint = Endpoint {
     method: "delete",
-    path: "/api/delete",
-    summary: "Deletes a model, as Ollama's; needs `serve --allow-model-changes`",
-    fields: &[EITHER_NAME],
+    ..Endpoint::post("/api/delete", "Deletes a model, as Ollama's; needs `serve --allow-model-changes`", &[EITHER_NAME])
 };
 
 /// Answers `/api/pull`. A client that disconnects does not end the download.
