@@ -98,7 +98,7 @@ fn completions_and_man_pages_cover_all_commands_and_flags() {
     }
     fails(&["completions", "sh"], 2, &["invalid value 'sh'", "bash"]);
     // Zero would make the server useless.
-    for flag in ["--max-connections", "--max-body", "--max-bodies", "--answer-time"] {
+    for flag in ["--max-connections", "--max-body", "--max-audio", "--max-bodies", "--answer-time"] {
         fails(&["serve", flag, "0"], 2, &["invalid value '0'", flag, "1"]);
     }
 

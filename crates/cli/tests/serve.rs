@@ -6,6 +6,8 @@ use crate::{common, scripted};
 mod abuse;
 #[path = "serve/anthropic.rs"]
 mod anthropic;
+#[path = "serve/audio.rs"]
+mod audio;
 #[path = "serve/bench.rs"]
 mod bench;
 #[path = "serve/client.rs"]

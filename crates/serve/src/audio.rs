@@ -195,10 +195,11 @@ async fn read_form(kind: Option<HeaderValue>, body: Vec<u8>) -> Result<(Json, By
     Ok((texts.into(), file))
 }
 
-/// The value of a text by its field's row; an empty one counts as missing.
+/// The value of a text by its field's row; an empty one counts as missing. Unknown fields, which may be large files, are
+/// refused by their names.
 fn text_of(name: &str, bytes: &[u8]) -> Result<Json, ApiError> {
+    let Some(row) = FIELDS.iter().find(|row| row.name == name) else { return Ok("".into()) };
     let wrong = |found: &str| {
-        let name: String = name.chars().take(60).collect();
         let message = format!("{name} is {found}, expected a text of at most {} KiB", MAX_TEXT >> 10);
         ApiError { message, ..ApiError::invalid(name, None, "") }
     };
@@ -207,10 +208,10 @@ fn text_of(name: &str, bytes: &[u8]) -> Result<Json, ApiError> {
     }
     let text = std::str::from_utf8(bytes).map_err(|_| wrong("not UTF-8"))?;
     let number = || Some(Json::Number(Number::from_f64(text.trim().parse().ok()?)?));
-    let typed = match FIELDS.iter().find(|row| row.name == name).map(|row| row.kind) {
+    let typed = match row.kind {
         _ if text.is_empty() => Some(Json::Null),
-        Some(Kind::Flag) => text.trim().to_ascii_lowercase().parse().ok().map(Json::Bool),
-        Some(Kind::Number(..)) => number(),
+        Kind::Flag => text.trim().to_ascii_lowercase().parse().ok().map(Json::Bool),
+        Kind::Number(..) => number(),
         _ => None,
     };
     Ok(typed.unwrap_or_else(|| text.into()))

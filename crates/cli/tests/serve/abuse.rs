@@ -213,7 +213,8 @@ pub fn idle_connections_are_closed_to_make_room() {
 pub fn request_bodies_share_one_memory_limit() {
     const KIB: usize = 1 << 10;
     let server = own(|_, options| {
-        options.limits = Limits { body_bytes: 256 * KIB, bodies_bytes: 256 * KIB, ..Limits::default() };
+        let [body_bytes, audio_bytes, bodies_bytes] = [256 * KIB; 3];
+        options.limits = Limits { body_bytes, audio_bytes, bodies_bytes, ..Limits::default() };
     });
     let text = |n: usize| [vec![b' '; n], b"{}".to_vec()].concat();
     let ask = |body: &[u8]| send(server.address, "POST", "/v1/completions", &[JSON], body);

@@ -432,9 +432,13 @@ fn openapi_document_describes_the_fields_of_requests() {
         assert_eq!(schema(path)["properties"][field][name], value, "{path} {field}");
     }
     assert_eq!(schema("/v1/chat/completions")["required"], json!(["messages"]));
+    let audio = &document["paths"]["/v1/audio/translations"]["post"]["requestBody"]["content"];
+    let file = &audio["multipart/form-data"]["schema"]["properties"]["file"];
+    assert_eq!((&file["type"], &file["format"]), (&json!("string"), &json!("binary")), "{audio}");
     // Every row has a description.
     for (path, methods) in document["paths"].as_object().unwrap() {
-        let Some(properties) = methods["post"].pointer("/requestBody/content/application~1json/schema/properties")
+        let contents = methods["post"]["requestBody"]["content"].as_object();
+        let Some(properties) = contents.and_then(|content| content.values().next()?.pointer("/schema/properties"))
         else {
             continue;
         };

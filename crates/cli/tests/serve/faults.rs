@@ -15,10 +15,10 @@ use super::server::{Running, encoder_path, load_story, start, start_loading};
 
 /// The opened GPU, reopened after a loss.
 #[derive(Clone, Default)]
-struct Gpu(Arc<Mutex<Option<Device>>>);
+pub struct Gpu(Arc<Mutex<Option<Device>>>);
 
 impl Gpu {
-    fn open(&self) -> Result<Device, Error> {
+    pub fn open(&self) -> Result<Device, Error> {
         let mut device = self.0.lock().unwrap();
         match &*device {
             Some(device) if !device.is_lost() => Ok(device.clone()),
@@ -29,7 +29,7 @@ impl Gpu {
         }
     }
 
-    fn lose(&self) {
+    pub fn lose(&self) {
         self.0.lock().unwrap().as_ref().unwrap().destroy();
     }
 }

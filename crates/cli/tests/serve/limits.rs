@@ -11,7 +11,7 @@ use tilewright_serve::{Limits, Server, ServerOptions};
 
 use super::client::{Connection, done, post, request, send};
 use super::server::{own, shared};
-use super::{abuse, endpoints, streams};
+use super::{abuse, audio, endpoints, streams};
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
@@ -33,6 +33,10 @@ const TESTS: &[(&str, Test)] = &[
     ("headers", Beside(abuse::large_headers_and_bodies_are_refused)),
     ("body time", Beside(abuse::slow_clients_are_cut_off)),
     ("body bytes", Beside(abuse::large_headers_and_bodies_are_refused)),
+    ("sound bytes", Here(sound_bytes)),
+    ("sound time", Here(sound_time)),
+    ("form parts", Here(form_parts)),
+    ("form text", Here(form_text)),
     ("unwanted bytes", Here(unwanted_bytes)),
     ("bytes of all requests", Beside(abuse::request_bodies_share_one_memory_limit)),
     ("JSON values", Here(json_values)),
@@ -130,6 +134,7 @@ fn default_limits_match_the_document() {
     says("headers", limits.headers.to_string());
     says("body bytes", bytes(limits.body_bytes));
     says("bytes of all requests", bytes(limits.bodies_bytes));
+    says("sound bytes", bytes(limits.audio_bytes));
     says("JSON values", limits.values.to_string());
     says("answers", limits.choices.to_string());
     says("stop texts", limits.stops.to_string());
@@ -143,6 +148,7 @@ fn default_limits_match_the_document() {
     for (name, time) in [
         ("header time", limits.header_time),
         ("body time", limits.body_time),
+        ("sound time", limits.audio_time),
         ("write time", limits.write_time),
         ("answer time", limits.answer_time),
         ("drain", limits.drain),
@@ -211,6 +217,40 @@ fn unwanted_bytes() {
     let mut endless = Connection::open(server.address);
     endless.write(&request("POST", "/v1/completions", &[JSON, ("content-length", "999999999999")], b""));
     assert!((0..20).any(|_| !endless.write(&body)), "it has read all of it");
+}
+
+/// Transcripts with these limits: status and message.
+fn transcript(limits: Limits, parts: &[audio::Part<'_>]) -> (u16, String) {
+    let options = ServerOptions { limits, ..ServerOptions::default() };
+    let server = super::server::start(vec![audio::speech()], options);
+    let answer = audio::ask(server.address, "/v1/audio/transcriptions", parts);
+    (answer.status, answer.text())
+}
+
+fn sound_bytes() {
+    let limits = || Limits { audio_bytes: 4096, body_bytes: 1, ..Limits::default() };
+    let sound = |n| transcript(limits(), &[("file", Some("a.wav"), &audio::noise(n, 1))]);
+    let (status, told) = sound(4096);
+    assert!(status == 413 && told.contains("more than 4096 bytes"), "{told}");
+    assert_eq!(sound(3000).0, 200);
+}
+
+/// A low rate becomes many samples, which count among the bytes of all requests.
+fn sound_time() {
+    let limits = || Limits { audio_time: std::time::Duration::from_secs(9), ..Limits::default() };
+    let (status, told) = transcript(limits(), &[("file", Some("a.wav"), &audio::noise(10, 10))]);
+    assert!(status == 400 && told.contains("at most 9 seconds") && told.contains("\"file\""), "{told}");
+    assert_eq!(transcript(limits(), &[("file", Some("a.wav"), &audio::noise(10, 9))]).0, 200);
+}
+
+fn form_parts() {
+    let (status, told) = transcript(Limits::default(), &[("include[]", None, b"a"); 65]);
+    assert!(status == 400 && told.contains("over 64 parts"), "{told}");
+}
+
+fn form_text() {
+    let (status, told) = transcript(Limits::default(), &[("prompt", None, &[b'a'; (64 << 10) + 1])]);
+    assert!(status == 400 && told.contains("prompt is 65537 bytes, expected a text of at most 64 KiB"), "{told}");
 }
 
 fn json_values() {

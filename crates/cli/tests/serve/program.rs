@@ -376,7 +376,11 @@ fn unsafe_or_missing_options_end_serve_with_an_error() {
         (&["--host", "no such host", "--port", "0"], 2, "no such host"),
         (&["--port", "0", "--parallel", "0"], 2, "error: --parallel is 0"),
         (&["--port", "0", "--cors", "https://*.org"], 2, "error: --cors is `https://*.org`"),
-        (&["--port", "0", "--max-body", "8M", "--max-bodies", "4M"], 2, "error: --max-bodies is"),
+        (
+            &["--port", "0", "--max-body", "8M", "--max-audio", "9M", "--max-bodies", "8M"],
+            2,
+            "error: --max-bodies is 8388608, expected at least 9437184, the limit of one body (--max-audio)",
+        ),
         (&["--port", "0", "--tls-cert", "cert.pem"], 2, "--tls-key"),
         (&["--port", "0", "none.gguf"], 1, "none.gguf"),
         (&["--port", "0", "--page", "/does/not/exist"], 1, "/does/not/exist"),
