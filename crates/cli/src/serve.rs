@@ -227,8 +227,7 @@ struct LimitArgs {
     /// Maximum size of a request with a sound, such as 25M.
     #[arg(long, default_value = "25M", value_parser = parse_some_bytes, value_name = "BYTES")]
     max_audio: u64,
-    /// Maximum size of all request bodies together; more get status 429 [default: 8 times the larger of --max-body and
-    /// --max-audio].
+    /// Maximum size of all request bodies together; more get status 429 [default: 8 times the larger of these].
     ///
     /// The first 64 KiB of each body do not count. A sound counts as its samples at 16 kHz, 64 KB for each second.
     #[arg(long, value_parser = parse_some_bytes, value_name = "BYTES")]

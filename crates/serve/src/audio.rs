@@ -258,8 +258,8 @@ async fn answer(app: Arc<App>, asked: AudioRequest, task: SpeechTask) -> Result<
     let lease = app.models.get_for(fields.text("model")?, Task::Transcribe).await?;
     lease.transcriber()?;
     lease.expect_batch(app.limits.batches)?;
-    let (samples, held) = samples_of(&app, file, held).await?;
-    let job = SpeechJob { lease, since, samples, options, _held: held };
+    let (sound, held) = sound_of(&app, file, held).await?;
+    let job = SpeechJob { lease, since, sound, options, _held: held };
     if is_streamed {
         let alive = app.limits.keep_alive;
         return streamed(Style::Data, alive, move |parts| job.stream(app, parts)).await;
@@ -277,14 +277,14 @@ fn options_of(fields: Fields<'_>, task: SpeechTask) -> Result<TranscribeOptions,
     })
 }
 
-/// A file's samples at [`SAMPLE_RATE`]. They take the place of the file in the shared limit of bodies before they do so in
-/// memory: a low rate becomes many more.
-async fn samples_of(app: &App, file: Bytes, mut held: HeldBytes) -> Result<(Vec<f32>, HeldBytes), ApiError> {
+/// A file's sound at [`SAMPLE_RATE`]. Its samples take the place of the file in the shared limit of bodies before they do
+/// so in memory: a low rate becomes many more.
+async fn sound_of(app: &App, file: Bytes, mut held: HeldBytes) -> Result<(Sound, HeldBytes), ApiError> {
     let limits = SoundLimits { max_seconds: app.limits.audio_time.as_secs_f64(), ..SoundLimits::default() };
     let sound = app.prepare(move || Sound::decode(&file, &limits).map_err(refused)).await?;
     let n_samples = (sound.seconds() * f64::from(SAMPLE_RATE)).ceil() as usize;
     app.hold(&mut held, n_samples.saturating_mul(size_of::<f32>()))?;
-    let resampled = app.prepare_in_turn(true, move || Ok(sound.resampled(SAMPLE_RATE)?.samples().to_vec()));
+    let resampled = app.prepare_in_turn(true, move || Ok(sound.resampled(SAMPLE_RATE)?));
     Ok((resampled.await?, held))
 }
 
@@ -301,9 +301,9 @@ fn refused(error: Error) -> ApiError {
 struct SpeechJob {
     lease: Lease,
     since: RequestContext,
-    samples: Vec<f32>,
+    sound: Sound,
     options: TranscribeOptions,
-    /// Of the samples.
+    /// Of the sound.
     _held: HeldBytes,
 }
 
@@ -314,13 +314,13 @@ impl SpeechJob {
     /// # Errors
     /// `invalid_value` for an option that the model does not have; errors of [`App::compute`].
     async fn run(self, app: &App, deltas: Option<UnboundedSender<String>>) -> Result<Transcript, ApiError> {
-        let SpeechJob { lease, since, samples, options, _held } = self;
+        let SpeechJob { lease, since, sound, options, _held } = self;
         let name = lease.entry.name().to_owned();
         // Seconds whose text was sent: after a lost device, the sound is heard again from its beginning.
         let mut sent_until = 0.0;
         let part = move |loaded: &Loaded, at: usize, is_wanted: &AtomicBool| {
             let transcriber = loaded.transcriber().filter(|_| at == 0)?;
-            // Released with the samples.
+            // Released with the sound.
             let _held = &_held;
             let sent_before = sent_until;
             let mut on_window = |segments: &[Segment]| {
@@ -335,7 +335,7 @@ impl SpeechJob {
                     false => ControlFlow::Break(()),
                 }
             };
-            Some(transcriber.transcribe(&samples, &options, &mut on_window))
+            Some(transcriber.transcribe(sound.samples(), &options, &mut on_window))
         };
         let done = app.compute(lease, &since, part).await.map_err(|error| match error.param.as_deref() {
             Some("task") => {

@@ -617,8 +617,8 @@ impl Lease {
         }
     }
 
-    /// Reloads an encoder or a speech model after an error, if its device was lost and a reload may help. Blocks. A panic would recur
-    /// with the same work, so then the next request reloads it.
+    /// Reloads an encoder or a speech model after an error, if its device was lost and a reload may help. Blocks. A panic
+    /// would recur with the same work, so then the next request reloads it.
     ///
     /// # Errors
     /// `error` itself if it is not a lost device; loading errors.
