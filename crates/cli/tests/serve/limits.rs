@@ -223,7 +223,7 @@ fn unwanted_bytes() {
 fn transcript(limits: Limits, parts: &[audio::Part<'_>]) -> (u16, String) {
     let options = ServerOptions { limits, ..ServerOptions::default() };
     let server = super::server::start(vec![audio::speech()], options);
-    let answer = audio::ask(server.address, "/v1/audio/transcriptions", parts);
+    let answer = audio::ask(server.address, audio::PATH, parts);
     (answer.status, answer.text())
 }
 
@@ -244,7 +244,7 @@ fn sound_time() {
 }
 
 fn form_parts() {
-    let (status, told) = transcript(Limits::default(), &[("include[]", None, b"a"); 65]);
+    let (status, told) = transcript(Limits::default(), &[("include[]", None, &b"a"[..]); 65]);
     assert!(status == 400 && told.contains("over 64 parts"), "{told}");
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde_json::{Value as Json, json};
 use tilewright_serve::{Loaded, ModelSpec, ServerOptions};
 
+use super::audio;
 use super::client::{Connection, done, get, post, request, send};
 use super::program::{Program, command};
 use super::server::{embedder, own, start};
@@ -445,18 +446,27 @@ fn failed_and_cancelled_requests_are_marked_in_spans() {
 }
 
 #[test]
-fn embedding_requests_have_a_trace() {
+fn embeddings_and_transcripts_have_traces() {
     let collector = Collector::start(true);
     let options = ServerOptions { otlp_endpoint: Some(collector.endpoint()), ..ServerOptions::default() };
-    let mut server = start(vec![ModelSpec::new("nomic", 1 << 20, || embedder().map(Loaded::Embedder))], options);
+    let nomic = ModelSpec::new("nomic", 1 << 20, || embedder().map(Loaded::Embedder));
+    let mut server = start(vec![nomic, audio::speech()], options);
     let answer =
         done(server.address, "/v1/embeddings", json!({"model": "nomic", "input": ["a secret", "word"]})).json();
+    let sound = audio::noise(1000, 3);
+    assert_eq!(audio::ask(server.address, audio::PATH, &[("file", Some("a.wav"), &sound)]).status, 200);
     server.end().join().unwrap();
     let spans = collector.spans();
     let [work] = children(&spans, named(&spans, "POST /v1/embeddings"))[..] else { panic!("{spans:?}") };
     assert_eq!(work.name, "embeddings nomic");
     assert_eq!(work.get("gen_ai.usage.input_tokens"), Some(&answer["usage"]["prompt_tokens"]));
     assert_eq!(names(&children(&spans, work)), ["queue"]);
+    let [work] = children(&spans, named(&spans, "POST /v1/audio/transcriptions"))[..] else { panic!("{spans:?}") };
+    assert_eq!(
+        (work.name.as_str(), &*names(&children(&spans, work))),
+        ("transcription whisper", &["queue".into()][..])
+    );
+    assert!(work.get("gen_ai.usage.output_tokens").and_then(Json::as_u64) > Some(0), "{work:?}");
 }
 
 #[test]
