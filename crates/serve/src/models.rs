@@ -257,14 +257,12 @@ impl ModelFiles {
         }
     }
 
-    /// Its tensors, with the names of the parts in those of a speech model.
-    fn tensors(&self) -> Vec<(String, &TensorInfo)> {
-        let indices = match self {
-            ModelFiles::Text(file) => vec![("", &file.header.tensor_index)],
-            ModelFiles::Speech(file) => vec![("encoder.", &file.encoder), ("decoder.", &file.decoder)],
-        };
-        let all = indices.into_iter().flat_map(|(part, index)| index.tensors().map(move |info| (part, info)));
-        all.map(|(part, info)| (format!("{part}{}", info.name), info)).collect()
+    /// Its tensors.
+    fn tensors(&self) -> Vec<&TensorInfo> {
+        match self {
+            ModelFiles::Text(file) => file.header.tensor_index.tensors().collect(),
+            ModelFiles::Speech(file) => file.encoder.tensors().chain(file.decoder.tensors()).collect(),
+        }
     }
 }
 
@@ -465,11 +463,11 @@ impl ServedModel {
     pub fn tensors(&self) -> Vec<Json> {
         let Some(Ok(files)) = self.spec.describe.as_ref().map(|open| open()) else { return Vec::new() };
         let mut tensors = files.tensors();
-        tensors.sort_by(|a, b| a.0.cmp(&b.0));
-        let tensor = |(name, info): (String, &TensorInfo)| {
+        tensors.sort_by(|a, b| a.name.cmp(&b.name));
+        let tensor = |info: &TensorInfo| {
             // GGUF states the fastest dimension first.
             let shape: Vec<u64> = info.shape.iter().rev().copied().collect();
-            json!({"name": name, "type": info.block_type.to_string(), "shape": shape})
+            json!({"name": info.name, "type": info.block_type.to_string(), "shape": shape})
         };
         tensors.into_iter().map(tensor).collect()
     }
