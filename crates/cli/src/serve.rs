@@ -323,7 +323,7 @@ impl ModelLoader {
         let of_header = path.clone();
         let open = move || match &of_header {
             Some(path) => ModelFiles::open(path),
-            None => ModelFile::builtin().map(ModelFiles::Text),
+            None => Ok(ModelFiles::Text(Box::new(ModelFile::builtin()?))),
         };
         let is_gguf =
             path.as_ref().is_none_or(|path| path.extension().is_some_and(|own| own.eq_ignore_ascii_case("gguf")));

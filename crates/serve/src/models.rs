@@ -240,9 +240,9 @@ fn show_mib(bytes: u64) -> String {
 /// A model's files.
 pub enum ModelFiles {
     /// Of a generative model or an encoder.
-    Text(ModelFile),
+    Text(Box<ModelFile>),
     /// Of a speech model.
-    Speech(SpeechFile),
+    Speech(Box<SpeechFile>),
 }
 
 impl ModelFiles {
@@ -252,8 +252,8 @@ impl ModelFiles {
     /// Those of [`ModelFile::open`] and [`SpeechFile::open`].
     pub fn open(path: impl AsRef<Path>) -> Result<ModelFiles, Error> {
         match SpeechFile::is_of_speech(&path) {
-            true => SpeechFile::open(path).map(ModelFiles::Speech),
-            false => ModelFile::open(path).map(ModelFiles::Text),
+            true => Ok(ModelFiles::Speech(Box::new(SpeechFile::open(path)?))),
+            false => Ok(ModelFiles::Text(Box::new(ModelFile::open(path)?))),
         }
     }
 
