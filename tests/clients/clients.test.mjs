@@ -47,7 +47,7 @@ test("responses are streamed", async () => {
 test("vectors, models, errors and aborts", async () => {
   const { data } = await client.embeddings.create({ model: "nomic", input: ["a", "b"] });
   assert.equal(data.length, 2);
-  assert.deepEqual((await client.models.list()).data.map(({ id }) => id), ["story", "nomic", "bert", "pictures"]);
+  assert.deepEqual((await client.models.list()).data.map(({ id }) => id), ["story", "nomic", "bert", "pictures", "whisper"]);
   await assert.rejects(client.chat.completions.create({ ...asked, temperature: 9 }), (error) => error instanceof OpenAI.BadRequestError && error.param === "temperature");
   await assert.rejects(client.chat.completions.create({ ...asked, model: "none" }), OpenAI.NotFoundError);
   await assert.rejects(new OpenAI({ baseURL: client.baseURL, apiKey: "wrong" }).models.list(), OpenAI.AuthenticationError);

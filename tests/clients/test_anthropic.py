@@ -65,7 +65,7 @@ class Messages(unittest.TestCase):
     def test_schemas_and_models(self):
         parsed = self.client.messages.parse(model="story", messages=MESSAGES, max_tokens=200, output_format=Place, extra_body={"seed": 3})
         self.assertIsInstance(parsed.parsed_output, Place)
-        self.assertEqual([model.id for model in self.client.models.list()], ["story", "nomic", "bert", "pictures"])
+        self.assertEqual([model.id for model in self.client.models.list()], ["story", "nomic", "bert", "pictures", "whisper"])
         self.assertEqual(self.client.models.retrieve("story").display_name, "story")
 
     def test_errors_have_their_classes(self):

@@ -101,7 +101,7 @@ class OpenAI(unittest.TestCase):
         plain = self.client.embeddings.create(model="nomic", input="the sun", encoding_format="float")
         # Text and base64 state the same 32-bit numbers.
         self.assertEqual(array("f", vectors.data[1].embedding), array("f", plain.data[0].embedding))
-        self.assertEqual([model.id for model in self.client.models.list()], ["story", "nomic", "bert", "pictures"])
+        self.assertEqual([model.id for model in self.client.models.list()], ["story", "nomic", "bert", "pictures", "whisper"])
         self.assertEqual(self.client.models.retrieve("nomic").id, "nomic")
 
     def test_errors_have_their_classes(self):
@@ -153,9 +153,9 @@ class Ollama(unittest.TestCase):
 
     def test_vectors_and_models(self):
         self.assertEqual(len(self.client.embed(model="nomic", input=["a", "b"]).embeddings), 2)
-        self.assertEqual([model.model for model in self.client.list().models], ["story", "nomic", "bert", "pictures"])
+        self.assertEqual([model.model for model in self.client.list().models], ["story", "nomic", "bert", "pictures", "whisper"])
         self.assertIn("completion", self.client.show("story").capabilities)
-        self.assertEqual({model.model for model in self.client.ps().models}, {"story", "nomic", "bert", "pictures"})
+        self.assertEqual({model.model for model in self.client.ps().models}, {"story", "nomic", "bert", "pictures", "whisper"})
         [vector] = self.client.embed(model="nomic", input="a").embeddings
         self.assertEqual(self.client.embeddings(model="nomic", prompt="a").embedding, vector)
         self.assertEqual(len(self.client.embed(model="nomic", input="a", dimensions=8).embeddings[0]), 8)
@@ -238,7 +238,7 @@ class Others(unittest.TestCase):
         families = {family.name: family for family in text_string_to_metric_families(text)}
         self.assertEqual(families["tilewright_time_to_first_token_seconds"].type, "histogram")
         loaded = {sample.labels["model"]: sample.value for sample in families["tilewright_model_loaded"].samples}
-        self.assertEqual(loaded, {"story": 1, "nomic": 1, "bert": 1, "pictures": 1})
+        self.assertEqual(loaded, {"story": 1, "nomic": 1, "bert": 1, "pictures": 1, "whisper": 1})
 
     def test_documents_are_ranked(self):
         asked = {"model": "bert", "query": "sun", "documents": ["a dragon", "the sun"], "top_n": 1}
