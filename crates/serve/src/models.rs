@@ -392,7 +392,7 @@ struct ModelState {
     /// How many times it was loaded.
     n_loads: u64,
     used: Instant,
-    /// How long to keep it after its last use, if a client set that; an inner `None` is forever.
+    /// How long to keep it after its last use, if a client set that since it was loaded; an inner `None` is forever.
     keep: Option<Option<Duration>>,
 }
 
@@ -580,7 +580,7 @@ impl ServedModel {
         self.state().loaded = None;
     }
 
-    /// Sets how long to keep it after its last use, overriding the server's option.
+    /// Sets how long to keep it after its last use, in place of the server's option, until it is unloaded.
     pub fn keep_for(&self, keep: Option<Duration>) {
         self.state().keep = Some(keep);
     }
@@ -711,7 +711,7 @@ impl Drop for Lease {
         let mut state = self.entry.state();
         state.used = Instant::now();
         if is_last && state.keep == Some(Some(Duration::ZERO)) {
-            state.loaded = None;
+            (state.loaded, state.keep) = (None, None);
         }
     }
 }
@@ -1078,6 +1078,7 @@ impl Models {
             let is_idle = entry.n_users.load(Ordering::Relaxed) == 0;
             if is_idle && keep.is_some_and(|keep| state.used.elapsed() >= keep) {
                 let was_loaded = state.loaded.take().is_some();
+                state.keep = None;
                 drop(state);
                 if was_loaded {
                     (self.sinks.events)(&format!("model `{}`: unloaded, idle", entry.name()));

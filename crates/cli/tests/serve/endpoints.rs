@@ -689,6 +689,9 @@ pub fn models_are_loaded_and_unloaded() {
         json!("unload")
     );
     assert_eq!((loaded(), status("a")), ([3, 1], json!("unloaded")));
+    // The next load forgets it.
+    ask("a");
+    assert_eq!(status("a"), json!("loaded"));
 }
 
 #[test]
