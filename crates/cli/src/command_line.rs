@@ -16,8 +16,21 @@ use super::failure::{self, Typed};
 use super::model_names::{self, is_model};
 use super::{Cli, environment, help, hub};
 
-/// Flags of llama.cpp with several letters behind one dash, which `clap` would read as several flags.
-const OF_LLAMA: [(&str, &str); 2] = [("-ngl", "--gpu-layers"), ("-sys", "--system")];
+/// Flags of llama.cpp with several letters behind one dash, which `clap` would read as several flags. For those without a
+/// counterpart here, their long names, which errors then have.
+const OF_LLAMA: [(&str, &str); 11] = [
+    ("-ngl", "--gpu-layers"),
+    ("-sys", "--system"),
+    ("-np", "--parallel"),
+    ("-ctk", "--kv-type"),
+    ("-ctv", "--cache-type-v"),
+    ("-fa", "--flash-attn"),
+    ("-ub", "--ubatch-size"),
+    ("-sm", "--split-mode"),
+    ("-st", "--single-turn"),
+    ("-cnv", "--conversation"),
+    ("-no-cnv", "--no-conversation"),
+];
 
 /// The program's command line, for these words.
 pub fn command(words: &[OsString]) -> Command {
@@ -301,6 +314,7 @@ mod tests {
         };
         assert_eq!(read("run -ngl 99 -sys x -- -ngl"), "run --gpu-layers 99 --system x -- -ngl");
         assert_eq!(read("-hf a/b:Q4_0 -n 3"), "--model hf:a/b:Q4_0 -n 3");
+        assert_eq!(read("run -fa on -ctk q8_0"), "run --flash-attn on --kv-type q8_0");
     }
 
     #[test]
