@@ -43,6 +43,7 @@ pub use expert_cache::ExpertCacheStats;
 pub use generation::{CancelHandle, Generation, Piece, StopReason};
 pub(crate) use in_flight::InFlight;
 pub use inside::{HeadWeights, TimedDispatch, Timeline};
+pub(crate) use logprobs::log_sum_exp;
 pub use logprobs::{Logprobs, PromptLogprobs};
 pub(crate) use lookup::{look_up, verify_drafts};
 pub(crate) use model::Adapted;

@@ -335,6 +335,11 @@ fn is_of_folder(path: &Path) -> bool {
     path.is_dir() || shards::links(path).any(is_in_one)
 }
 
+/// The folder of a path for which [`is_of_folder`] is true.
+fn folder_of(path: &Path) -> &Path {
+    if path.is_dir() { path } else { path.parent().unwrap_or(path) }
+}
+
 /// A model whose files are complete: mapped or in memory.
 pub struct ModelFile {
     /// The model's header.

@@ -48,9 +48,9 @@ const ORDER: [&str; 45] = [
     "tuning",
     "open",
     "vision",
-    "transcribe",
     // Public API.
     "generate",
+    "transcribe",
     "engine",
     "chat_model",
     "embed",

@@ -40,8 +40,8 @@ impl Logprobs {
     }
 }
 
-/// `ln sum e^x`.
-pub(super) fn log_sum_exp(logits: &[f32]) -> f64 {
+/// `ln sum e^x`; minus infinity without any `x` above it.
+pub(crate) fn log_sum_exp(logits: &[f32]) -> f64 {
     let highest = logits.iter().copied().fold(f32::MIN, f32::max);
     let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - f64::from(highest)).exp()).sum();
     f64::from(highest) + sum.ln()

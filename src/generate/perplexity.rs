@@ -13,7 +13,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::logprobs::log_sum_exp;
+use super::log_sum_exp;
 use super::scoring::LogitRows;
 use super::{Model, Session};
 use crate::cpu::for_each_chunk;

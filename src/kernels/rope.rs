@@ -428,7 +428,7 @@ pub fn cache_kv(
         let (expected, found) = ("keys and values alone".into(), format!("{} of queries", heads.n_heads));
         return Err(Error::Operand { kernel: "rope_kv", operand: "heads", expected, found });
     }
-    // Written by nobody.
+    // Never written.
     let absent = rec.temporary("absent", &[4])?;
     split_heads(rec, state, heads, kv, &absent, cached)
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::huggingface::{self, CONFIG, FolderTexts, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG};
 use super::refused::parse_safetensors;
 use super::tensor_index::{FileLayout, TensorIndex, check_type};
-use super::{FileBytes, is_of_folder, vision};
+use super::{FileBytes, folder_of, is_of_folder, vision};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
 use crate::kernels::Gelu;
@@ -95,7 +95,7 @@ impl SpeechFile {
             let error = Error::Unsupported { format: "speech model", field: "path".into(), found, supported };
             return Err(error.in_file(path));
         }
-        let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+        let folder = folder_of(path);
         let texts = read_texts(folder)?;
         let in_file = |name: &'static str| move |error: Error| error.in_file(folder.join(name));
         let bytes = texts.config.as_ref().ok_or_else(|| huggingface::missing(CONFIG).in_file(folder))?;
@@ -136,9 +136,8 @@ impl SpeechFile {
 
     /// Whether a path is, or is within, a folder of a speech model.
     pub fn is_of_speech(path: impl AsRef<Path>) -> bool {
-        let path = path.as_ref();
-        let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
-        let json = huggingface::read(&folder.join(CONFIG)).and_then(|bytes| ConfigJson::parse(&bytes));
+        let config = folder_of(path.as_ref()).join(CONFIG);
+        let json = huggingface::read(&config).and_then(|bytes| ConfigJson::parse(&bytes));
         json.is_ok_and(|json| json.get_str("model_type").is_ok_and(|found| found == Some(WHISPER)))
     }
 

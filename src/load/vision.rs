@@ -21,7 +21,7 @@ use super::huggingface::{self, CONFIG, FolderTexts};
 use super::keys::{Key, KeySource, Keys};
 use super::refused::{parse_gguf, parse_safetensors};
 use super::tensor_index::{FileLayout, TensorIndex, check_type, floats};
-use super::{FileBytes, is_of_folder, shards};
+use super::{FileBytes, folder_of, is_of_folder, shards};
 use crate::error::Error;
 use crate::formats::TensorInfo;
 use crate::formats::config_json::ConfigJson;
@@ -390,10 +390,6 @@ impl VisionHeader {
         let VisionHeader { config, places, preprocess, tensor_index, .. } = self;
         Ok(VisionFile { config, preprocess, places, positions, standard, tensor_index, files: Vec::new() })
     }
-}
-
-fn folder_of(path: &Path) -> &Path {
-    if path.is_dir() { path } else { path.parent().unwrap_or(path) }
 }
 
 /// Whether a file's name is that of a vision encoder in GGUF: it has `mmproj` in it.

@@ -10,6 +10,7 @@ use image::{ColorType, DynamicImage, ImageDecoder, ImageError, Limits, RgbImage}
 
 use super::{MAX_PIXELS, Picture};
 use crate::error::Error;
+use crate::formats::named_by_signature;
 
 /// Marker of the end of a JPEG file.
 const JPEG_END: u8 = 0xd9;
@@ -296,9 +297,7 @@ fn other_format(bytes: &[u8]) -> &'static str {
         (0, b"PK\x03\x04", "a ZIP archive"),
         (0, b"8BPS", "a Photoshop file"),
     ];
-    let is_at =
-        |(at, signature, _): &&(usize, &[u8], &str)| bytes.get(*at..).is_some_and(|rest| rest.starts_with(signature));
-    if let Some((_, _, name)) = SIGNATURES.iter().find(is_at) {
+    if let Some(name) = named_by_signature(bytes, &SIGNATURES) {
         return name;
     }
     let head = &bytes[..bytes.len().min(1024)];

@@ -6,8 +6,9 @@ use hound::{SampleFormat, WavReader, WavSpec};
 
 use super::{MAX_RATE, Sound};
 use crate::error::Error;
+use crate::formats::named_by_signature;
 
-/// First bytes of other formats: where they are, what they are, and the format's name.
+/// Other formats, see [`named_by_signature`].
 const OTHERS: [(usize, &[u8], &str); 9] = [
     (0, b"ID3", "an MP3 file"),
     (0, b"\xff\xfb", "an MP3 file"),
@@ -106,9 +107,8 @@ fn truncated(needed_bytes: u64, found_bytes: usize) -> Error {
 
 /// The error for a file that is no WAV file, by its first bytes.
 fn other_format(bytes: &[u8]) -> Error {
-    let is_it = |(at, magic, _): &&(usize, &[u8], &str)| bytes.get(*at..).is_some_and(|rest| rest.starts_with(magic));
-    let found = match OTHERS.iter().find(is_it) {
-        Some((.., name)) => (*name).into(),
+    let found = match named_by_signature(bytes, &OTHERS) {
+        Some(name) => name.into(),
         None if bytes.is_empty() => "an empty file".into(),
         None => "no sound in a known format".to_owned(),
     };

@@ -47,7 +47,7 @@ impl Spectrogram<'_> {
         };
         let n_frames = (samples.len() / HOP + 3).min(all.end / HOP);
         let mut loudest = LEAST.log10();
-        all.each(0..n_frames, |_, bands| loudest = bands.iter().fold(loudest, |most, band| most.max(*band)));
+        all.each(0..n_frames, |bands| loudest = bands.iter().fold(loudest, |most, band| most.max(*band)));
         all.floor = loudest - RANGE;
         Ok(all)
     }
@@ -61,15 +61,15 @@ impl Spectrogram<'_> {
     pub fn frames(&self, first: u32, n: u32) -> Vec<f32> {
         let mut values = Vec::with_capacity(n as usize * self.bands.len());
         let first = first as usize;
-        self.each(first..first + n as usize, |_, bands| {
+        self.each(first..first + n as usize, |bands| {
             values.extend(bands.iter().map(|band| ((band.max(self.floor) + 4.0) / 4.0) as f32));
         });
         values
     }
 
-    /// Calls `take` with the logarithms of each frame's bands. Two frames are the real and the imaginary part of one
+    /// Calls `take` with the logarithms of each frame's bands, in order. Two frames are the real and the imaginary part of one
     /// transform.
-    fn each(&self, frames: std::ops::Range<usize>, mut take: impl FnMut(usize, &[f64])) {
+    fn each(&self, frames: std::ops::Range<usize>, mut take: impl FnMut(&[f64])) {
         let (mut x, mut y) = (vec![[0.0; 2]; FRAME], vec![[0.0; 2]; FRAME]);
         let mut bands = vec![0.0; self.bands.len()];
         for pair in frames.clone().step_by(2) {
@@ -82,7 +82,7 @@ impl Spectrogram<'_> {
                     let powers = factors.iter().enumerate().map(|(i, factor)| factor * power(&y, first + i, part));
                     *band = powers.sum::<f64>().max(LEAST).log10();
                 }
-                take(pair + part, &bands);
+                take(&bands);
             }
         }
     }

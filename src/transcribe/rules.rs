@@ -4,6 +4,7 @@
 use super::languages::LANGUAGES;
 use super::options::Task;
 use crate::error::Error;
+use crate::generate::log_sum_exp;
 use crate::load::SpeechGeneration;
 use crate::tokenizer::Tokenizer;
 
@@ -170,20 +171,10 @@ impl SpeechTokens {
         // A timestamp, if all together are likelier than any text.
         let (texts, times) = logits.split_at(first);
         let likeliest = texts.iter().copied().fold(IMPOSSIBLE, f32::max);
-        if log_sum(times) > f64::from(likeliest) {
+        if log_sum_exp(times) > f64::from(likeliest) {
             logits[..first].fill(IMPOSSIBLE);
         }
     }
-}
-
-/// The logarithm of the sum of exponentials; minus infinity without any.
-pub(super) fn log_sum(logits: &[f32]) -> f64 {
-    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    if highest == f32::NEG_INFINITY {
-        return f64::NEG_INFINITY;
-    }
-    let highest = f64::from(highest);
-    highest + logits.iter().map(|&logit| (f64::from(logit) - highest).exp()).sum::<f64>().ln()
 }
 
 #[cfg(test)]
@@ -253,8 +244,8 @@ pub(super) mod tests {
 
     #[test]
     fn log_sums_are_of_exponentials() {
-        assert!((log_sum(&[0.0, 1.0, -1.0]) - (1.0 + 1f64.exp() + (-1f64).exp()).ln()).abs() < 1e-12);
-        assert_eq!(log_sum(&[f32::NEG_INFINITY]), f64::NEG_INFINITY);
-        assert_eq!(log_sum(&[]), f64::NEG_INFINITY);
+        assert!((log_sum_exp(&[0.0, 1.0, -1.0]) - (1.0 + 1f64.exp() + (-1f64).exp()).ln()).abs() < 1e-12);
+        assert_eq!(log_sum_exp(&[f32::NEG_INFINITY]), f64::NEG_INFINITY);
+        assert_eq!(log_sum_exp(&[]), f64::NEG_INFINITY);
     }
 }

@@ -8,8 +8,9 @@ use flate2::write::ZlibEncoder;
 
 use super::model::SpeechSession;
 use super::options::TranscribeOptions;
-use super::rules::{SpeechTokens, log_sum};
+use super::rules::SpeechTokens;
 use crate::error::Error;
+use crate::generate::log_sum_exp;
 use crate::tokenizer::Tokenizer;
 
 /// The text of a window, with what it is judged by.
@@ -93,7 +94,7 @@ async fn sample(
     while ids.len() < max_ids {
         tokens.apply(&mut logits, &ids, options.timestamps);
         let id = choose(&logits, temperature, random);
-        sum += f64::from(logits[id as usize]) - log_sum(&logits);
+        sum += f64::from(logits[id as usize]) - log_sum_exp(&logits);
         if id == tokens.end {
             break;
         }
@@ -126,7 +127,7 @@ fn choose(logits: &[f32], temperature: f32, random: &mut Random) -> u32 {
 
 /// The probability of a token.
 pub(super) fn probability(logits: &[f32], id: u32) -> f32 {
-    logits.get(id as usize).map_or(0.0, |&logit| (f64::from(logit) - log_sum(logits)).exp() as f32)
+    logits.get(id as usize).map_or(0.0, |&logit| (f64::from(logit) - log_sum_exp(logits)).exp() as f32)
 }
 
 /// How many times the bytes of a text are those of its zlib stream: high where it repeats itself.

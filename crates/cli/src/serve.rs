@@ -227,7 +227,8 @@ struct LimitArgs {
     /// Maximum size of a request with a sound, such as 25M.
     #[arg(long, default_value = "25M", value_parser = parse_some_bytes, value_name = "BYTES")]
     max_audio: u64,
-    /// Maximum size of all request bodies together; more get status 429 [default: 8 times the larger of these].
+    /// Maximum size of all request bodies together; more get status 429 [default: 8 times the larger of --max-body and
+    /// --max-audio].
     ///
     /// The first 64 KiB of each body do not count. A sound counts as its samples at 16 kHz, 64 KB for each second.
     #[arg(long, value_parser = parse_some_bytes, value_name = "BYTES")]
@@ -386,7 +387,7 @@ impl ModelLoader {
             return Err(Error::Option { option: "lora_adapter", expected, found });
         }
         let loaded = match (files, path) {
-            (Some(files), Some(path)) if !generates => Loading::Other(self.load_other(&files, path, device)?),
+            (Some(files), Some(path)) if !generates => Loading::Other(self.load_other(files, path, device)?),
             _ => Loading::Decoder(self.load_decoder(name, path, device)?),
         };
         tell_findings(device);
@@ -398,11 +399,12 @@ impl ModelLoader {
     }
 
     /// Loads an encoder or a speech model.
-    fn load_other(&self, files: &ModelFiles, path: &Path, device: &Device) -> Result<Loaded, Error> {
+    fn load_other(&self, files: ModelFiles, path: &Path, device: &Device) -> Result<Loaded, Error> {
         let LoadOptions { memory_limit, kv_type, .. } = self.args.options();
         match files {
-            ModelFiles::Speech(_) => {
-                let transcriber = Transcriber::load(device, path, TranscriberOptions { kv_type })?;
+            ModelFiles::Speech(file) => {
+                let transcriber = Transcriber::from_file(device, *file, TranscriberOptions { kv_type })
+                    .map_err(|e| e.in_model_file(path))?;
                 let needed_bytes = transcriber.model().plan()?.total_bytes();
                 match memory_limit.filter(|&most| needed_bytes > most) {
                     Some(most) => Err(Error::Option {

@@ -28,6 +28,7 @@ use super::metrics::Metrics;
 use super::models::{Decoder, Lease, Loaded, Models};
 use super::page::StaticFiles;
 use super::request_log::{Refusals, SharedRecord};
+use super::schema::JSON;
 use super::stored::StoredResponses;
 use super::telemetry::{Telemetry, TraceContext};
 
@@ -191,8 +192,8 @@ impl App {
         .await
     }
 
-    /// Runs an encoder or a speech model on a thread, in parts, to stop early when the client disconnects; `part` is told,
-    /// too, whether the client still waits. Returns the parts' results. If the device is lost, reloads the model and
+    /// Runs an encoder or a speech model on a thread, in parts, to stop early when the client disconnects; `part` also
+    /// gets a flag that is set while the client waits. Returns the parts' results. If the device is lost, reloads the model and
     /// repeats the part.
     ///
     /// # Errors
@@ -469,7 +470,7 @@ impl FromRequest<Arc<App>> for ApiRequest {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<ApiRequest, ApiError> {
-        let kind = request.uri().path().starts_with("/v1/").then_some("application/json");
+        let kind = request.uri().path().starts_with("/v1/").then_some(JSON);
         let Received { since, body, mut held } = app.receive(request, kind, app.limits.body_bytes).await?;
         app.hold_values(&mut held, &body)?;
         let parse = |body: &[u8]| {

@@ -10,7 +10,8 @@ use strsim::generic_levenshtein;
 use super::errors::{ApiError, shown};
 use super::fields::Fields;
 
-const JSON: &str = "application/json";
+/// The media type of JSON.
+pub const JSON: &str = "application/json";
 
 /// The media type of forms with files.
 pub const FORM: &str = "multipart/form-data";

@@ -6,16 +6,16 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{FileBytes, PREPROCESSORS, Tower, VISION_CONFIG, encoders_of, folder_of, renamed, size, unsupported};
+use super::{FileBytes, PREPROCESSORS, Tower, VISION_CONFIG, encoders_of, renamed, size, unsupported};
 use crate::error::Error;
 use crate::formats::TensorInfo;
 use crate::formats::config_json::ConfigJson;
 use crate::load::architectures::says_generation;
 use crate::load::huggingface::{self, CONFIG, FolderTexts};
-use crate::load::is_of_folder;
 use crate::load::keys::{Key, KeySource, Keys};
 use crate::load::refused::parse_safetensors;
 use crate::load::tensor_index::{FileLayout, TensorIndex, check_type, floats};
+use crate::load::{folder_of, is_of_folder};
 use crate::model::{ImageEncoderConfig, ImageHead};
 use crate::picture::positions::Interpolation;
 use crate::picture::{Family, Preprocess};
