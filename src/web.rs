@@ -46,8 +46,12 @@ use device::Device;
 
 #[wasm_bindgen(start)]
 fn start() {
-    // A panic traps without a message. The console adds the stack.
-    std::panic::set_hook(Box::new(|panic| web_sys::console::error_1(&panic.to_string().into())));
+    // A panic traps without a message. The console adds the stack, and the package reads the property.
+    std::panic::set_hook(Box::new(|panic| {
+        let message = panic.to_string().into();
+        web_sys::console::error_1(&message);
+        let _ = js_sys::Reflect::set(&js_sys::global(), &"tilewrightPanic".into(), &message);
+    }));
 }
 
 /// The crate's version.

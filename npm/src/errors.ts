@@ -146,9 +146,12 @@ export function isTrap(error: unknown): boolean {
     || (error instanceof Error && error.message.includes("Rust value while it was borrowed"));
 }
 
+/** Where the module leaves the message of a panic, which then traps. */
+const panicked = globalThis as { tilewrightPanic?: string };
+
 export function toWire(error: unknown): WireError {
   const fatal = isTrap(error);
-  const message = fatal ? `the engine stopped: ${messageOf(error)}` : messageOf(error);
+  const message = fatal ? `the engine stopped: ${panicked.tilewrightPanic ?? messageOf(error)}` : messageOf(error);
   const stack = error instanceof Error ? error.stack : undefined;
   return { code: codeOf(error), message, status: error instanceof TilewrightError ? error.status : undefined, stack, fatal };
 }

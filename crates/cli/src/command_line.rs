@@ -10,6 +10,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches};
 use tilewright::Error;
 use tilewright::chat::ChatTemplate;
+use tilewright::hub::HubError;
 use tilewright::load::ModelFile;
 
 use super::failure::{self, Typed};
@@ -30,6 +31,31 @@ const OF_LLAMA: [(&str, &str); 11] = [
     ("-st", "--single-turn"),
     ("-cnv", "--conversation"),
     ("-no-cnv", "--no-conversation"),
+];
+
+/// Flags of llama.cpp and vLLM that commands here lack, and what to do instead.
+const INSTEAD: [(&[&str], &str); 21] = [
+    (&["--no-mmap", "--mmap", "--mlock", "--swap-space"], "leave it out: weights that do not fit are read from disk"),
+    (&["--jinja", "--no-jinja"], "leave it out: the model's chat template is always used"),
+    (&["-b", "--batch-size", "--ubatch-size", "--max-num-batched-tokens"], "leave it out: the device decides"),
+    (&["--no-warmup", "--enforce-eager"], "leave it out: there is no warm-up"),
+    (&["--flash-attn"], "leave it out: attention is always fused"),
+    (&["--enable-prefix-caching", "--cont-batching"], "leave it out: `serve` always does it"),
+    (&["--trust-remote-code"], "leave it out: code of models is never run"),
+    (&["--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser"], "leave it out: the model's is used"),
+    (&["--dtype", "--quantization"], "leave it out: weights have their file's type"),
+    (&["--cache-type-v", "--cache-type-k", "--kv-cache-dtype"], "--kv-type is the type of keys and values"),
+    (&["--split-mode", "--tensor-split", "--tensor-parallel-size", "--pipeline-parallel-size"], "see --layers-on"),
+    (&["--single-turn"], "`tilewright chat MODEL \"a question\"` answers once"),
+    (&["--conversation"], "use `tilewright chat`"),
+    (&["--no-conversation"], "use `tilewright run`"),
+    (&["--max-model-len"], "use --ctx"),
+    (&["--max-num-seqs", "--n-parallel"], "use --parallel"),
+    (&["--gpu-memory-utilization"], "use --memory-limit"),
+    (&["--served-model-name", "--alias"], "`tilewright serve NAME=MODEL` names a model"),
+    (&["--speculative-config", "--model-draft"], "use --draft"),
+    (&["--enable-lora", "--lora-modules"], "use --lora-adapter"),
+    (&["--hf-repo", "--hf-file"], "`hf:OWNER/REPO[:QUANTISATION]` is a model"),
 ];
 
 /// The program's command line, for these words.
@@ -208,9 +234,14 @@ fn with_hint(error: clap::Error, command: &Command) -> clap::Error {
     match (error.kind(), context(ContextKind::InvalidSubcommand), context(ContextKind::InvalidArg)) {
         (ErrorKind::InvalidSubcommand, Some(word), _) => with_model_hint(error, &word),
         (ErrorKind::UnknownArgument, _, Some(flag)) => with_owner(error, &flag, command),
+        (ErrorKind::MissingRequiredArgument, ..) => with_missing_model(error),
         (ErrorKind::ValueValidation, _, Some(flag)) => {
             let value = context(ContextKind::InvalidValue).unwrap_or_default();
             let Some(reason) = StdError::source(&error).map(|reason| reason_of(reason, &value)) else { return error };
+            let is_address = StdError::source(&error).is_some_and(|reason| reason.is::<HubError>());
+            let known = if is_address { hub::available().unwrap_or_default() } else { Vec::new() };
+            let meant = model_names::address(&value, &known).filter(|_| is_address);
+            let reason = meant.map_or(reason.clone(), |address| format!("{reason}; did you mean `{address}`?"));
             let message =
                 format!("invalid value '{value}' for '{flag}': {reason}\n\nFor more information, try '--help'.\n");
             clap::Error::raw(error.kind(), message)
@@ -247,17 +278,34 @@ fn reason_of(reason: &(dyn StdError + 'static), value: &str) -> String {
     if is_limit { format!("expected {least} to {most}") } else { format!("expected {least} or more") }
 }
 
-/// Names the commands that have a flag which this one does not know.
+/// `transcribe a.wav` lacks its model, not its file.
+fn with_missing_model(mut error: clap::Error) -> clap::Error {
+    let lacks = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::Strings(missing)) => missing.first().map(String::as_str),
+        _ => None,
+    };
+    if lacks == Some("<FILE>...") {
+        let hint = "the first argument is the model, such as hf:openai/whisper-tiny";
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
+    }
+    error
+}
+
+/// Names the commands that have a flag which this one does not know, or what to do instead of giving it.
 fn with_owner(mut error: clap::Error, flag: &str, command: &Command) -> clap::Error {
     let long = flag.trim_start_matches("--");
     let has =
         |below: &&Command| flag.starts_with("--") && below.get_arguments().any(|arg| arg.get_long() == Some(long));
     let names: Vec<String> =
         command.get_subcommands().filter(has).map(|below| format!("`{}`", below.get_name())).collect();
-    if !names.is_empty() {
-        let hint = format!("{flag} is a flag of {}", names.join(", "));
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
-    }
+    let instead = INSTEAD.iter().find(|(flags, _)| flags.contains(&flag));
+    let hint = match instead {
+        _ if !names.is_empty() => format!("{flag} is a flag of {}", names.join(", ")),
+        Some((_, instead)) => (*instead).to_owned(),
+        None => return error,
+    };
+    error.remove(ContextKind::SuggestedArg);
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
     error
 }
 
@@ -267,6 +315,7 @@ fn with_model_hint(mut error: clap::Error, word: &str) -> clap::Error {
         let known = hub::available().unwrap_or_default();
         let hint = match model_names::address(word, &known) {
             Some(address) => format!("to run a model: `tilewright {address}`"),
+            None if word.contains(' ') => "a prompt follows the model; for the built-in one: `tilewright -p PROMPT`".into(),
             None => "a model is a file, a folder or hf:OWNER/REPO; `tilewright list --available` lists some".into(),
         };
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));

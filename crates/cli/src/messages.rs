@@ -4,6 +4,9 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use clap::{ArgAction, Args};
+use console::Term;
+
+use super::word_wrap::WordWrap;
 
 /// Prints a line to stderr. Unlike `eprintln!`, does not panic if stderr is gone, such as a closed terminal.
 macro_rules! say {
@@ -25,7 +28,7 @@ macro_rules! say_part {
 macro_rules! warning {
     ($($text:tt)*) => {
         if $crate::messages::are_shown($crate::messages::Level::Warn) {
-            say!("warning: {}", format_args!($($text)*));
+            $crate::messages::say_wrapped(format!("warning: {}", format_args!($($text)*)));
         }
     };
 }
@@ -34,7 +37,7 @@ macro_rules! warning {
 macro_rules! notice {
     ($($text:tt)*) => {
         if $crate::messages::are_shown($crate::messages::Level::Info) {
-            say!("notice: {}", format_args!($($text)*));
+            $crate::messages::say_wrapped(format!("notice: {}", format_args!($($text)*)));
         }
     };
 }
@@ -55,6 +58,15 @@ macro_rules! debug {
             say!("debug: {}", format_args!($($text)*));
         }
     };
+}
+
+/// Prints a line to stderr, broken between words at a terminal's edge.
+pub fn say_wrapped(text: String) {
+    let terminal = Term::stderr();
+    match terminal.size_checked().filter(|_| terminal.is_term()) {
+        Some((_, width)) => say!("{}", WordWrap::default().wrap(&text, width.into())),
+        None => say!("{text}"),
+    }
 }
 
 /// Severity of a message. A level prints its own messages and more severe ones.

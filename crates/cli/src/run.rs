@@ -672,7 +672,7 @@ pub fn run(path: Option<&Path>, text: Option<&str>, args: &GenerateArgs) -> Resu
         }
         return print_json(&all);
     }
-    summary(device, &options, stop_reason, prefill, decode);
+    summary(device, &options, stop_reason, prefill, (token_ids.len(), decode));
     if let Some(streaming) = model.streaming() {
         if streaming.tables_bytes > 0 {
             let Streaming { n_rows_read, reading_rows, .. } = streaming;
@@ -729,7 +729,14 @@ fn tell_template(model: &Model, args: &GenerateArgs) {
     }
 }
 
-fn summary(device: &Device, options: &GenerateOptions, reason: StopReason, prefill: Stats, decode: Stats) {
+/// `decode`: the number of generated tokens, and the passes after the first of them.
+fn summary(
+    device: &Device,
+    options: &GenerateOptions,
+    reason: StopReason,
+    prefill: Stats,
+    (n_generated, decode): (usize, Stats),
+) {
     let reason = match reason {
         StopReason::Eos => "the model ended the text",
         StopReason::Complete => "the text is complete",
@@ -739,10 +746,10 @@ fn summary(device: &Device, options: &GenerateOptions, reason: StopReason, prefi
         StopReason::Cancelled => "cancelled",
         StopReason::Deadline => "deadline",
     };
-    let rate = |name: &str, stats: Stats| format!("{name} {}", rate_text(stats.tokens, stats));
     let seed =
         if options.temperature > 0.0 { format!("; seed {}", options.seed.unwrap_or_default()) } else { String::new() };
-    summary!("\n{}; {}; {reason}{seed}", rate("prefill", prefill), rate("decode", decode));
+    let (prefill, decode) = (rate_text(prefill.tokens, prefill), rate_text(n_generated, decode));
+    summary!("\nprefill {prefill}; decode {decode}; {reason}{seed}");
     let info = device.info();
     summary!("on {} ({}): {}", info.name, info.backend, info.reason);
 }

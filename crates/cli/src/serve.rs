@@ -367,7 +367,9 @@ impl ModelLoader {
             }
         }
         let engine = Engine::spawn_with(models, &self.engine)?;
-        Ok(Loaded::Decoder(Arc::new(Decoder::of(engine, self.template.as_deref())?)))
+        // The built-in model continues the text of messages, as in `chat`.
+        let template = self.template.as_deref().or(path.is_none().then_some("plain"));
+        Ok(Loaded::Decoder(Arc::new(Decoder::of(engine, template)?)))
     }
 
     /// The `i`-th device.

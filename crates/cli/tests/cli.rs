@@ -943,6 +943,15 @@ fn errors_name_flags_and_what_is_right() {
         ("kernels export - --kernel matvek", 2, &["--kernel is `matvek`, expected a kernel of", ", such as matvec"]),
         ("kernels export - --kernel add --weight Q4_0", 2, &["--weight is Q4_0, expected one of the variants add.t0"]),
         ("--device cpu -c 64 list --available", 2, &["unexpected argument '--device' found"]),
+        // Flags of llama.cpp and vLLM, and slips.
+        ("run BUILTIN --no-mmap", 2, &["unexpected argument '--no-mmap'", "tip: leave it out: weights"]),
+        ("chat BUILTIN --jinja", 2, &["'--jinja'", "tip: leave it out: the model's chat template"]),
+        ("run BUILTIN -b 512", 2, &["'-b'", "tip: leave it out: the device decides"]),
+        ("run BUILTIN --max-model-len 64", 2, &["tip: use --ctx"]),
+        ("run BUILTIN -cnv", 2, &["'--conversation'", "tip: use `tilewright chat`"]),
+        ("run stories", 1, &["stories: no such file or folder; the built-in model is the default"]),
+        ("pull llama3.2", 2, &["did you mean `hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M`?"]),
+        ("transcribe a.wav", 2, &["<FILE>", "tip: the first argument is the model, such as hf:openai/whisper-tiny"]),
     ];
     for (words, code, expected) in cases {
         let word = |word: &'static str| match word {
@@ -1290,6 +1299,7 @@ fn model_in_place_of_a_command_is_run() {
 
     fails(&["run", BUILTIN, "-m", BUILTIN], 2, &["the model is given twice"]);
     fails(&["run", "-m", BUILTIN, "one", "-p", "two"], 2, &["the prompt is given twice"]);
+    fails(&["Why is the sky blue?"], 2, &["for the built-in one: `tilewright -p PROMPT`"]);
     fails(&["tokenise"], 2, &["unrecognized subcommand 'tokenise'", "similar subcommand", "'tokenize'"]);
     fails(&["llama3.2"], 2, &["unrecognized subcommand", "tilewright hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"]);
 }

@@ -93,9 +93,11 @@ impl ErrorFormat {
     /// The format for a path.
     pub fn of(path: &str) -> ErrorFormat {
         match path {
-            "/completion" | "/completions" | "/tokenize" | "/detokenize" | "/apply-template" | "/infill" | "/props"
-            | "/slots" => ErrorFormat::LlamaCpp,
-            "/embed" | "/embed_all" | "/embed_sparse" | "/predict" | "/info" => ErrorFormat::Tei,
+            "/completion" | "/completions" | "/embedding" | "/tokenize" | "/detokenize" | "/apply-template" | "/infill"
+            | "/props" | "/slots" => ErrorFormat::LlamaCpp,
+            "/embed" | "/similarity" | "/decode" | "/embed_all" | "/embed_sparse" | "/predict" | "/info" => {
+                ErrorFormat::Tei
+            }
             _ if path.starts_with("/api/") => ErrorFormat::Ollama,
             _ if path.starts_with("/v1/messages") => ErrorFormat::Anthropic,
             _ => ErrorFormat::OpenAi,

@@ -1,4 +1,5 @@
-//! llama.cpp's API: `/completion`, `/infill`, `/tokenize`, `/detokenize`, `/apply-template`, `/props` and `/slots`.
+//! llama.cpp's API: `/completion`, `/infill`, `/embedding`, `/tokenize`, `/detokenize`, `/apply-template`, `/props` and
+//! `/slots`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use super::chat::{ADD_GENERATION_PROMPT, TEMPLATE_VARIABLES, TOOLS};
 use super::completions::raw;
 use super::constraints::{self, constraint};
 use super::conversation::{message_of, tools_of};
+use super::embeddings::{EmbedInputs, EmbedJob};
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
@@ -41,6 +43,17 @@ pub const INFILL: Endpoint = Endpoint::post(
     "/infill",
     "Fills a gap in a text, like llama.cpp's",
     &[GAP, OWN, &MAX_TOKENS, NUMBERS, sampling::FIELDS, constraints::FIELDS],
+);
+
+/// `/embedding`.
+pub const EMBEDDING: Endpoint = Endpoint::post(
+    "/embedding",
+    "Computes embeddings, like llama.cpp's",
+    &[&[
+        MODEL,
+        required("content", Kind::Other(&["string", "array"], CONTENTS), "Texts, or token ids of the model."),
+        neutral("embd_normalize", &[Neutral::Number(2.0)], "Vectors have length 1."),
+    ]],
 );
 
 /// `/tokenize`, with the fields of three APIs.
@@ -109,9 +122,21 @@ const OWN: &[Field] = &[
     neutral("post_sampling_probs", &[Neutral::False], "Log probabilities are those before sampling."),
     neutral("return_progress", &[Neutral::False], "Progress is not reported."),
     field("dry_sequence_breakers", Kind::Other(&["array"], "a list of texts"), "", "Ignored: no DRY penalty."),
-    neutral("samplers", &[Neutral::Empty], "Samplers have one order."),
+    neutral(
+        "samplers",
+        &[Neutral::Empty, Neutral::InOrder { texts: SAMPLERS, idle: IDLE_SAMPLERS }],
+        "Samplers have one order.",
+    ),
+    neutral("penalize_nl", &[Neutral::False], "Line ends are penalised like other tokens."),
+    neutral("image_data", &[Neutral::Empty], "Pictures are parts of messages in /v1/chat/completions."),
     neutral("lora", &[Neutral::Empty], "Name an adapter in `model`."),
 ];
+
+/// The order of samplers.
+const SAMPLERS: &[&str] = &["penalties", "top_k", "top_p", "min_p", "temperature"];
+
+/// llama.cpp's further samplers, which do nothing at the only values that their fields may have.
+const IDLE_SAMPLERS: &[&str] = &["dry", "top_n_sigma", "typ_p", "typical_p", "xtc"];
 
 /// The token limit.
 const MAX_TOKENS: [Field; 2] = max_tokens_rows(["n_predict", "max_tokens"], "-1");
@@ -129,6 +154,7 @@ const CONTENT: &[Field] = &[
 ];
 
 const IDS: &str = "a list of token ids";
+const CONTENTS: &str = "a text, a list of texts, a list of token ids, or a list of those";
 const PROMPT_EXPECTED: &str = "a text, a list of token ids and texts, or a list of prompts";
 const EXTRA: &str = "a list of objects with a filename and a text";
 
@@ -285,7 +311,7 @@ fn settings_of(options: &GenerateOptions, seed: u64) -> Json {
         "n_discard": 0,
         "ignore_eos": options.ignore_eos,
         "min_keep": 0,
-        "samplers": ["penalties", "top_k", "top_p", "min_p", "temperature"],
+        "samplers": SAMPLERS,
         "post_sampling_probs": false,
         "lora": [],
     })
@@ -612,6 +638,18 @@ pub async fn detokenize(State(app): State<Arc<App>>, asked: ApiRequest) -> Resul
     let text = app.prepare(move || Ok(loaded.tokenizer()?.decode(&ids, false)?)).await?;
     // llama.cpp's and vLLM's requests are equal.
     Ok(Body(json!({"content": text, "prompt": text})).into_response())
+}
+
+/// `/embedding`. Each vector is in a list, which has more where vectors are not pooled.
+pub async fn embedding(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
+    let fields = asked.fields()?;
+    fields.check(EMBEDDING.fields)?;
+    let inputs = EmbedInputs::read(fields, "content", app.limits.texts)?;
+    let job = EmbedJob { normalize: Some(true), ..EmbedJob::new(inputs, None) };
+    let lease = app.models.get_for(fields.text("model")?, Task::Embed).await?;
+    let (vectors, _) = job.run(&app, lease, &asked.since).await?;
+    let one = |(index, vector): (usize, &Vec<f32>)| json!({"index": index, "embedding": [vector]});
+    Ok(Body(vectors.iter().enumerate().map(one).collect::<Json>()).into_response())
 }
 
 /// `/apply-template`.

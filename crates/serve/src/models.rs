@@ -172,8 +172,13 @@ impl Loaded {
             Loaded::Decoder(decoder) => {
                 let (context, stats) = (self.context_length(), decoder.engine.stats());
                 let parallel = decoder.engine.max_sequences();
-                let chats = decoder.chat.template().is_ok();
-                let chat = if chats { "" } else { ", no chat template (--template NAME chooses one)" };
+                let chat = match decoder.chat.template() {
+                    Err(_) => ", no chat template (--template NAME chooses one)",
+                    Ok(template) if template.name() == "plain" => {
+                        ", no chat template: continues the text of messages (--template NAME chooses one)"
+                    }
+                    Ok(_) => "",
+                };
                 let cache = stats.cache_tokens;
                 format!("context {context}, {parallel} sequences at a time, KV cache of {cache} tokens{chat}")
             }

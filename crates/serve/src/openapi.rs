@@ -5,11 +5,12 @@ use std::sync::LazyLock;
 use serde_json::{Map, Value as Json, json};
 
 use super::schema::{Endpoint, object_schema};
-use super::{anthropic, audio, chat, completions, embeddings, llama, ollama, responses, tei};
+use super::{anthropic, audio, chat, completions, embeddings, llama, ollama, responses, tei, vllm};
 
 /// All endpoints.
 pub const ENDPOINTS: &[&Endpoint] = &[
     &chat::ENDPOINT,
+    &Endpoint { path: "/chat/completions", ..chat::ENDPOINT },
     &completions::ENDPOINT,
     &responses::ENDPOINT,
     &embeddings::EMBEDDINGS,
@@ -22,6 +23,7 @@ pub const ENDPOINTS: &[&Endpoint] = &[
     &anthropic::MESSAGES,
     &anthropic::COUNT_TOKENS,
     &Endpoint::get("/v1/models", "Lists the models"),
+    &Endpoint::get("/models", "Lists the models"),
     &Endpoint::get("/v1/models/{name}", "A model"),
     &Endpoint::post("/v1/models/{name}/load", "Loads a model", &[]),
     &Endpoint::post("/v1/models/{name}/unload", "Unloads a model once its requests are done", &[]),
@@ -42,14 +44,20 @@ pub const ENDPOINTS: &[&Endpoint] = &[
     &llama::COMPLETION,
     &Endpoint { path: "/completions", ..llama::COMPLETION },
     &llama::INFILL,
+    &llama::EMBEDDING,
     &llama::TOKENIZE,
     &llama::DETOKENIZE,
     &Endpoint::get("/tokenizer_info", "Special tokens and chat template of a model, like vLLM's"),
+    &vllm::SCORE,
+    &Endpoint { path: "/v1/score", ..vllm::SCORE },
+    &Endpoint::get("/version", "The server's version, like vLLM's"),
     &llama::APPLY_TEMPLATE,
     &Endpoint::get("/props", "The properties of a model, like llama.cpp's"),
     &Endpoint::get("/slots", "The sequences that run at once, like llama.cpp's"),
     &tei::EMBED,
     &tei::RERANK,
+    &tei::SIMILARITY,
+    &tei::DECODE,
     &Endpoint::get("/info", "Describes an encoder, like TEI's"),
     &Endpoint::get("/health", "Whether the server is up; needs no key"),
     &Endpoint::get("/metrics", "Metrics in Prometheus's text format"),

@@ -105,6 +105,8 @@ pub enum Neutral {
     Empty,
     /// A list that has only this text.
     Only(&'static str),
+    /// A list of these texts in this order, with any of `idle` between them.
+    InOrder { texts: &'static [&'static str], idle: &'static [&'static str] },
     AnyFlag,
     AnyNumber,
     AnyText,
@@ -125,6 +127,10 @@ impl Neutral {
                 _ => false,
             },
             Neutral::Only(text) => value.as_array().is_some_and(|list| list.iter().all(|one| one == text)),
+            Neutral::InOrder { texts, idle } => value.as_array().is_some_and(|list| {
+                let is_idle = |one: &&Json| one.as_str().is_some_and(|one| idle.contains(&one));
+                list.iter().filter(|one| !is_idle(one)).eq(texts.iter())
+            }),
             Neutral::AnyFlag => value.is_boolean(),
             Neutral::AnyNumber => value.is_number(),
             Neutral::AnyText => value.is_string(),
@@ -140,6 +146,7 @@ impl Neutral {
             Neutral::Text(text) => format!("{text:?}"),
             Neutral::Empty => "an empty value".into(),
             Neutral::Only(text) => format!("[{text:?}]"),
+            Neutral::InOrder { texts, .. } => format!("{texts:?}"),
             Neutral::AnyFlag => "true or false".into(),
             Neutral::AnyNumber => "a number".into(),
             Neutral::AnyText => "a text".into(),
@@ -155,6 +162,10 @@ impl Neutral {
             Neutral::Text(text) => json!({"const": text}),
             Neutral::Empty => json!({"maxLength": 0, "maxItems": 0, "maxProperties": 0}),
             Neutral::Only(text) => json!({"type": "array", "items": {"const": text}}),
+            Neutral::InOrder { texts, idle } => {
+                let all = [*texts, *idle].concat();
+                json!({"type": "array", "items": {"enum": all}})
+            }
             Neutral::AnyFlag => json!({"type": "boolean"}),
             Neutral::AnyNumber => json!({"type": "number"}),
             Neutral::AnyText => json!({"type": "string"}),

@@ -1,4 +1,5 @@
-//! The API of Hugging Face's Text Embeddings Inference (TEI): `/embed`, `/rerank`, `/tokenize` and `/info`.
+//! The API of Hugging Face's Text Embeddings Inference (TEI): `/embed`, `/similarity`, `/rerank`, `/tokenize`, `/decode`
+//! and `/info`.
 
 use std::sync::Arc;
 
@@ -6,20 +7,22 @@ use axum::Json as Body;
 use axum::extract::{MatchedPath, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 use tilewright::embed::{Truncation, TruncationSide};
 use tilewright::formats::BlockType;
 use tilewright::tokenizer::{EncodeOptions, Tokenizer};
 
 use super::app::{ApiRequest, App};
 use super::embeddings::{
-    DIMENSIONS, DOCUMENT_OPTIONS, EmbedInputs, EmbedJob, INSTRUCTION, Ranking, RerankJob, ScoreKind, TOP_N, top_n,
+    DIMENSIONS, DOCUMENT_OPTIONS, EmbedInput, EmbedInputs, EmbedJob, INSTRUCTION, Ranking, RerankJob, ScoreKind, TOP_N,
+    top_n,
 };
 use super::errors::ApiError;
+use super::fields::Fields;
 use super::models::{Loaded, Task};
 use super::routes::Queried;
 use super::sampling::MODEL;
-use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
+use super::schema::{Endpoint, Field, Kind, Neutral, field, ids_of, neutral, required};
 
 /// `/embed`.
 pub const EMBED: Endpoint = Endpoint::post("/embed", "Computes embeddings, like Hugging Face's TEI", &[EMBED_FIELDS]);
@@ -31,14 +34,49 @@ pub const RERANK: Endpoint = Endpoint::post(
     &[RANK_FIELDS, DOCUMENT_OPTIONS],
 );
 
+/// `/similarity`.
+pub const SIMILARITY: Endpoint = Endpoint::post(
+    "/similarity",
+    "Cosine similarities of a text and others, like TEI's",
+    &[&[
+        MODEL,
+        required("inputs", Kind::Object(&[SENTENCES]), "The texts."),
+        field("parameters", Kind::Object(&[PARAMETERS]), "{}", "How texts are read."),
+    ]],
+);
+
+/// `/decode`.
+pub const DECODE: Endpoint = Endpoint::post(
+    "/decode",
+    "Texts of tokens, like TEI's",
+    &[&[
+        MODEL,
+        required("ids", Kind::Other(&["array"], IDS), "Token ids."),
+        field("skip_special_tokens", Kind::Flag, "true", "Whether special tokens are left out."),
+    ]],
+);
+
 const EMBED_FIELDS: &[Field] = &[
     MODEL,
     required("inputs", Kind::Other(&["string", "array"], INPUT), "Texts, or token ids of the model's own vocabulary."),
-    field("truncate", Kind::Flag, "false", "Whether a text that is too long is cut off; otherwise it is refused."),
-    field("truncation_direction", Kind::OneOf(SIDES), "\"Right\"", "The side that is cut off."),
+    PARAMETERS[0],
+    PARAMETERS[1],
     field("normalize", Kind::Flag, "true", "Whether vectors have length 1. Models that normalise refuse `false`."),
     DIMENSIONS,
+    PARAMETERS[2],
+];
+
+/// How texts are read.
+const PARAMETERS: &[Field] = &[
+    field("truncate", Kind::Flag, "false", "Whether a text that is too long is cut off; otherwise it is refused."),
+    field("truncation_direction", Kind::OneOf(SIDES), "\"Right\"", "The side that is cut off."),
     field("prompt_name", Kind::Text, "the model's", "Name of the model's prompt to put before each text."),
+];
+
+/// Fields of `inputs` of `/similarity`.
+const SENTENCES: &[Field] = &[
+    required("source_sentence", Kind::Text, "The text to compare with."),
+    required("sentences", Kind::Other(&["array"], "a list of texts"), "The texts to compare."),
 ];
 
 /// Fields of `/rerank` with `texts`.
@@ -65,28 +103,81 @@ pub const ADD_SPECIAL_TOKENS: Field =
     field("add_special_tokens", Kind::Flag, "true", "Whether to add the model's special tokens.");
 
 const INPUT: &str = "a text, a list of texts, a list of token ids, or a list of those";
+const IDS: &str = "a list of token ids, or a list of those";
 const SIDES: &[&str] = &["Left", "Right", "left", "right"];
 
 /// `/embed`.
 pub async fn embed(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.check(EMBED.fields)?;
-    let side = match fields.text("truncation_direction")? {
-        Some("Left" | "left") => TruncationSide::Left,
-        _ => TruncationSide::Right,
-    };
-    let truncates = fields.flag("truncate")?.unwrap_or(false);
     let inputs = EmbedInputs::read(fields, "inputs", app.limits.texts)?;
     let job = EmbedJob {
         dimensions: fields.checked_whole("dimensions").map(|n| n as u64),
         normalize: Some(fields.flag("normalize")?.unwrap_or(true)),
-        prompt: fields.text("prompt_name")?.map(str::to_owned),
-        ..EmbedJob::new(inputs, truncates.then_some(Truncation { max_tokens: None, side }))
+        ..job_of(inputs, fields)?
     };
-    let lease = app.models.get_for(fields.text("model")?, Task::Embed).await?;
+    Ok(Body(vectors_of(job, &app, &asked).await?).into_response())
+}
+
+/// A job with the fields of [`PARAMETERS`].
+fn job_of(inputs: EmbedInputs, parameters: Fields<'_>) -> Result<EmbedJob, ApiError> {
+    let side = match parameters.text("truncation_direction")? {
+        Some("Left" | "left") => TruncationSide::Left,
+        _ => TruncationSide::Right,
+    };
+    let truncates = parameters.flag("truncate")?.unwrap_or(false);
+    Ok(EmbedJob {
+        prompt: parameters.text("prompt_name")?.map(str::to_owned),
+        ..EmbedJob::new(inputs, truncates.then_some(Truncation { max_tokens: None, side }))
+    })
+}
+
+async fn vectors_of(job: EmbedJob, app: &App, asked: &ApiRequest) -> Result<Vec<Vec<f32>>, ApiError> {
+    let lease = app.models.get_for(asked.fields()?.text("model")?, Task::Embed).await?;
     lease.embedder().map_err(of_model)?;
-    let (vectors, _) = job.run(&app, lease, &asked.since).await?;
-    Ok(Body(vectors).into_response())
+    Ok(job.run(app, lease, &asked.since).await?.0)
+}
+
+/// `/similarity`.
+pub async fn similarity(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
+    let fields = asked.fields()?;
+    fields.check(SIMILARITY.fields)?;
+    let none = Map::new();
+    let inputs = fields.inside(fields.object("inputs", "an object")?.unwrap_or(&none), "inputs.");
+    let parameters = fields.inside(fields.object("parameters", "an object")?.unwrap_or(&none), "parameters.");
+    let expected = format!("a list of 1 to {} texts", app.limits.texts - 1);
+    let given = inputs.list("sentences", &expected)?.filter(|list| (1..app.limits.texts).contains(&list.len()));
+    let text = |one: &Json| one.as_str().map(|text| EmbedInput::Text(text.to_owned()));
+    let others: Option<Vec<EmbedInput>> = given.and_then(|list| list.iter().map(text).collect());
+    let source = EmbedInput::Text(inputs.some_text("source_sentence")?.to_owned());
+    let mut list = others.ok_or_else(|| inputs.wrong("sentences", &expected))?;
+    // Errors count the sentences from 0.
+    list.push(source);
+    let inputs = EmbedInputs { field: "inputs.sentences", list, is_list: true };
+    let job = EmbedJob { normalize: Some(true), ..job_of(inputs, parameters)? };
+    let vectors = vectors_of(job, &app, &asked).await?;
+    let Some((source, others)) = vectors.split_last() else { return Ok(Body(json!([])).into_response()) };
+    let cosine = |other: &Vec<f32>| other.iter().zip(source).map(|(a, b)| a * b).sum::<f32>();
+    Ok(Body(others.iter().map(cosine).collect::<Vec<f32>>()).into_response())
+}
+
+/// `/decode`.
+pub async fn decode(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
+    let fields = asked.fields()?;
+    fields.check(DECODE.fields)?;
+    let given = fields.list("ids", IDS)?.filter(|list| !list.is_empty());
+    let each = |list: &[Json]| list.iter().map(|one| ids_of(one.as_array()?)).collect::<Option<Vec<_>>>();
+    let lists = given.and_then(|list| ids_of(list).map(|ids| vec![ids]).or_else(|| each(list)));
+    let lists = lists.ok_or_else(|| fields.wrong("ids", IDS))?;
+    let skips = fields.flag("skip_special_tokens")?.unwrap_or(true);
+    let lease = app.models.get_for(fields.text("model")?, Task::Any).await?;
+    let loaded = lease.loaded.clone();
+    let texts = app.prepare(move || {
+        let tokenizer = loaded.tokenizer()?;
+        let text = |ids: &Vec<u32>| Ok(tokenizer.decode(ids, skips)?);
+        lists.iter().map(text).collect::<Result<Vec<String>, ApiError>>()
+    });
+    Ok(Body(texts.await?).into_response())
 }
 
 /// `/rerank` with `texts`.

@@ -1,24 +1,41 @@
-//! vLLM's API of tokens: `/tokenize` with `prompt`, and `/tokenizer_info`. lm-eval and `vllm bench serve` use
-//! them.
+//! vLLM's own API: `/tokenize` with `prompt` and `/tokenizer_info`, which lm-eval and `vllm bench serve` use, `/score` and
+//! `/version`.
 
 use std::sync::Arc;
 
 use axum::Json as Body;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
+use serde_json::{Value as Json, json};
 use tilewright::Error;
 use tilewright::tokenizer::EncodeOptions;
 
 use super::answers::ScoredToken;
 use super::app::{ApiRequest, App, is_long};
+use super::embeddings::{INSTRUCTION, RerankJob, ScoreKind};
 use super::errors::ApiError;
 use super::llama::{TokenizerNames, queried};
 use super::models::Task;
 use super::routes::Queried;
 use super::sampling::MODEL;
-use super::schema::{Field, Kind, field};
+use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
 use super::tei::ADD_SPECIAL_TOKENS;
+
+/// `/score`.
+pub const SCORE: Endpoint = Endpoint::post(
+    "/score",
+    "Scores pairs of texts by a cross-encoder, like vLLM's",
+    &[&[
+        MODEL,
+        required("text_1", Kind::Other(&["string", "array"], TEXTS), "The first texts: one for all, or as many."),
+        required("text_2", Kind::Other(&["string", "array"], TEXTS), "The second texts."),
+        INSTRUCTION,
+        neutral("truncate_prompt_tokens", &[Neutral::Number(-1.0)], "Pairs are cut to the model's limit."),
+        neutral("user", &[Neutral::AnyText], "Ignored."),
+    ]],
+);
+
+const TEXTS: &str = "a text or a list of texts";
 
 /// Fields of `/tokenize` with `prompt`.
 pub const PROMPT: &[Field] = &[
@@ -61,4 +78,46 @@ pub async fn tokenizer_info(State(app): State<Arc<App>>, Query(query): Queried) 
         "model_max_length": decoder.model().context_length(),
     });
     Ok(Body(body).into_response())
+}
+
+/// `GET /version`.
+pub async fn version() -> Body<Json> {
+    Body(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+/// `/score`. Pairs that are too long are truncated, as in `/v1/rerank`.
+pub async fn score(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
+    let fields = asked.fields()?;
+    fields.check(SCORE.fields)?;
+    let most = app.limits.texts;
+    let texts = |field: &str| {
+        let texts = fields.texts(field, most)?;
+        texts.ok_or_else(|| fields.wrong(field, &format!("a text or a list of 1 to {most} texts")))
+    };
+    let (queries, documents) = (texts("text_1")?, texts("text_2")?);
+    if ![1, documents.len()].contains(&queries.len()) {
+        let expected = format!("one text, or {} as in text_2", documents.len());
+        return Err(ApiError::invalid("text_1", Some(&queries.len().into()), &expected));
+    }
+    let model = app.models.name_for(fields.text("model")?, Task::Rerank).await?;
+    let n_each = documents.len() / queries.len();
+    let (mut scores, mut n_tokens) = (Vec::new(), 0);
+    for (query, documents) in queries.iter().zip(documents.chunks(n_each)) {
+        let job = RerankJob {
+            query: (*query).to_owned(),
+            instruction: fields.text("instruction")?.map(str::to_owned),
+            field: "text_2",
+            documents: Arc::new(documents.iter().map(|&text| text.to_owned()).collect()),
+            truncates: true,
+            scores: ScoreKind::Model,
+        };
+        let mut ranking = job.run(&app, app.models.get(&model).await?, &asked.since).await?;
+        ranking.ranked.sort_by_key(|(at, _)| *at);
+        scores.extend(ranking.ranked.into_iter().map(|(_, score)| score));
+        n_tokens += ranking.n_tokens;
+    }
+    let one = |(index, score): (usize, &f32)| json!({"index": index, "object": "score", "score": score});
+    let data: Vec<Json> = scores.iter().enumerate().map(one).collect();
+    let usage = json!({"prompt_tokens": n_tokens, "total_tokens": n_tokens});
+    Ok(Body(json!({"object": "list", "model": model, "data": data, "usage": usage})).into_response())
 }

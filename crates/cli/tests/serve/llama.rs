@@ -102,12 +102,15 @@ fn completion_matches_the_model_whole_and_streamed() {
     // llama.cpp's own default settings may come back.
     let defaults = get(shared(), "/props?model=plain").json()["default_generation_settings"]["params"].clone();
     let mut asked = defaults.as_object().unwrap().clone();
-    let samplers = asked.remove("samplers").unwrap();
     asked.insert("stream".into(), false.into());
     asked.insert("n_predict".into(), 2.into());
     ask(Json::Object(asked));
+    let usual = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"];
+    ask(json!({"samplers": usual, "penalize_nl": false, "image_data": [], "bad_words": [], "detokenize": true}));
     for (more, says) in [
-        (json!({"samplers": samplers}), "samplers"),
+        (json!({"samplers": ["penalties", "top_p", "top_k", "min_p", "temperature"]}), "samplers"),
+        (json!({"samplers": ["temperature"]}), "samplers"),
+        (json!({"bad_words": ["Rome"]}), "bad_words"),
         (json!({"mirostat": 2}), "mirostat"),
         (json!({"prompt": []}), "prompt is []"),
         (json!({"n_predcit": 1}), "did you mean `n_predict`?"),

@@ -111,7 +111,8 @@ fn serve_says_what_it_runs_on() {
     let said = &program.before;
     for part in [
         "access: this machine only, no API key, no TLS",
-        "model `stories`: context 256, 3 sequences at a time, KV cache of 768 tokens, no chat template (--template NAME chooses one); memory ",
+        "model `stories`: context 256, 3 sequences at a time, KV cache of 768 tokens, no chat template: continues the text of \
+         messages (--template NAME chooses one); memory ",
         "(cpu): ",
     ] {
         assert!(said.contains(part), "{said}");

@@ -1,6 +1,7 @@
 //! TEI's API, and what `/v1/embeddings` has beyond OpenAI's defaults.
 
 use serde_json::{Value as Json, json};
+use tilewright::load::ModelFile;
 use tilewright::{Device, RerankOptions, Reranker};
 use tilewright_serve::{Loaded, ModelSpec, ServerOptions};
 
@@ -155,7 +156,24 @@ fn tei_endpoints_match_the_encoders() {
     assert_eq!((&info["model_id"], &info["max_input_length"]), (&json!("nomic"), &json!(encoder.max_tokens())));
     assert!(get(shared(), "/info?model=bert").json()["model_type"]["reranker"].is_object());
 
+    // The cosines of the vectors, and the texts of the tokens.
+    let vectors = embedded(json!({"input": TEXTS}));
+    let asked = json!({"model": "nomic", "inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1..]}});
+    let similar = floats(&done(shared(), "/similarity", asked).json());
+    let cosine = |other: &Vec<f32>| other.iter().zip(&vectors[0]).map(|(a, b)| a * b).sum::<f32>();
+    assert_near(&similar, &vectors[1..].iter().map(cosine).collect::<Vec<_>>());
+    let decoded = done(shared(), "/decode", json!({"model": "nomic", "ids": [ids, ids]})).json();
+    let file = ModelFile::open(&encoder_path("nomic")).unwrap();
+    let want = file.header.tokenizer.unwrap().decode(&prompted, true).unwrap();
+    assert_eq!(decoded, json!([want, want]));
+    assert_eq!(done(shared(), "/decode", json!({"model": "nomic", "ids": ids})).json(), json!([want]));
+    // llama.cpp's.
+    let one = done(shared(), "/embedding", json!({"model": "nomic", "content": TEXTS[0]})).json();
+    assert_near(&floats(&one[0]["embedding"][0]), &vectors[0]);
+
     for (path, body, status, kind, says) in [
+        ("/similarity", json!({"inputs": {"source_sentence": "a"}}), 422, "Validation", "inputs.sentences is missing"),
+        ("/decode", json!({"ids": "a", "model": "nomic"}), 422, "Validation", "ids is \"a\""),
         ("/embed", json!({"inputs": []}), 422, "Validation", "inputs is []"),
         ("/embed", json!({"inputs": "a", "model": "bert"}), 424, "Backend", "bert is a reranker"),
         ("/embed", json!({"inputs": "a", "prompt_name": "x"}), 422, "Validation", "prompt_name is x, expected"),
@@ -175,6 +193,24 @@ fn tei_endpoints_match_the_encoders() {
         assert_eq!((refused.status, &error["error_type"]), (status, &json!(kind)), "{path} {body}: {error}");
         assert!(error["error"].as_str().unwrap().contains(says), "{error}");
     }
+    // vLLM's scores, in the order of the texts.
+    let ranked = done(shared(), "/v1/rerank", json!({"query": TEXTS[0], "documents": TEXTS})).json();
+    let scored = |body: Json| -> Vec<f32> {
+        let scored = done(shared(), "/score", body).json();
+        scored["data"].as_array().unwrap().iter().map(|one| one["score"].as_f64().unwrap() as f32).collect()
+    };
+    let scores = scored(json!({"text_1": TEXTS[0], "text_2": TEXTS}));
+    for one in ranked["results"].as_array().unwrap() {
+        let score = scores[one["index"].as_u64().unwrap() as usize];
+        assert!((f64::from(score) - one["relevance_score"].as_f64().unwrap()).abs() < 1e-6, "{one} {score}");
+    }
+    let pairs = scored(json!({"text_1": [TEXTS[1], TEXTS[0]], "text_2": [TEXTS[0], TEXTS[1]]}));
+    assert_near(&pairs[1..], &scores[1..2]);
+    let uneven = post(shared(), "/score", &json!({"text_1": ["a", "b"], "text_2": ["a", "b", "c"]})).json();
+    let message = uneven["error"]["message"].as_str().unwrap();
+    assert!(message.contains("text_1 is 2, expected one text, or 3 as in text_2"), "{message}");
+    assert_eq!(get(shared(), "/version").json()["version"], json!(env!("CARGO_PKG_VERSION")));
+
     let neither = post(shared(), "/rerank", &json!({"query": "a"})).json();
     assert!(neither["error"]["message"].as_str().unwrap().starts_with("texts or documents is missing"), "{neither}");
 }
