@@ -117,6 +117,10 @@ struct Linked {
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rustc-check-cfg=cfg(devices)");
+    if !is_text_module() {
+        println!("cargo::rustc-cfg=devices");
+    }
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let mut files: Vec<PathBuf> = Vec::new();
     for folder in FOLDERS {
@@ -190,6 +194,12 @@ fn hash_written(module: &naga::Module, info: &naga::valid::ModuleInfo, hasher: &
 fn hash_written(module: &naga::Module, info: &naga::valid::ModuleInfo, hasher: &mut DefaultHasher) {
     let options = (naga::back::msl::Options::default(), naga::back::msl::PipelineOptions::default());
     naga::back::msl::write_string(module, info, &options.0, &options.1).ok().map(|(text, _)| text).hash(hasher);
+}
+
+/// Whether this is the WASM module of constraints and answers, which computes nothing.
+fn is_text_module() -> bool {
+    let has = |name: &str| env::var(format!("CARGO_FEATURE_{name}")).is_ok();
+    is_wasm() && has("WEB_TEXT") && !has("WEB_KERNELS")
 }
 
 fn is_wasm() -> bool {

@@ -46,22 +46,29 @@
 
 #[cfg(feature = "answer")]
 pub mod answer;
+#[cfg(devices)]
 pub mod bench;
 mod cache;
-#[cfg(feature = "chat")]
+#[cfg(all(devices, feature = "chat"))]
 pub mod chat;
-#[cfg(all(feature = "answer", feature = "chat"))]
+#[cfg(all(devices, feature = "answer", feature = "chat"))]
 mod chat_model;
 mod counted;
 mod counters;
+#[cfg(devices)]
 mod cpu;
+#[cfg(devices)]
 mod device;
 mod dtype;
+#[cfg(devices)]
 pub mod embed;
+#[cfg(devices)]
 pub mod engine;
 mod error;
 pub mod formats;
+#[cfg(devices)]
 pub mod generate;
+#[cfg(devices)]
 mod gpu;
 #[cfg(feature = "grammar")]
 pub mod grammar;
@@ -70,18 +77,24 @@ pub mod hub;
 #[cfg(not(target_arch = "wasm32"))]
 mod interop;
 pub mod kernels;
+#[cfg(devices)]
 pub mod load;
 mod loss;
 mod matrix;
 mod memory;
+#[cfg(devices)]
 pub mod model;
+#[cfg(devices)]
 mod open;
 mod panics;
 pub mod picture;
 mod platform;
 mod recording;
+#[cfg(devices)]
 mod recovery;
+#[cfg(devices)]
 pub mod retrieval;
+#[cfg(devices)]
 mod saving;
 pub mod shaders;
 mod sort;
@@ -89,11 +102,14 @@ mod sort;
 pub mod sound;
 mod target;
 mod tensor;
+#[cfg(devices)]
 mod tested;
 pub mod tokenizer;
-#[cfg(feature = "sound")]
+#[cfg(all(devices, feature = "sound"))]
 pub mod transcribe;
+#[cfg(devices)]
 pub mod tuning;
+#[cfg(devices)]
 pub mod vision;
 #[cfg(target_arch = "wasm32")]
 pub mod web;
@@ -102,20 +118,24 @@ mod xxh64;
 // For the program, which replaces files as the library does.
 #[doc(hidden)]
 pub use cache::write as replace_file;
-#[cfg(all(feature = "answer", feature = "chat"))]
+#[cfg(all(devices, feature = "answer", feature = "chat"))]
 pub use chat_model::{ChatAnswer, ChatModel, ChatPieces, ChatPrompt, ChatRequest, ChatStream};
 pub use counters::Counters;
 #[cfg(not(target_arch = "wasm32"))]
 pub use cpu::set_threads;
+#[cfg(devices)]
 pub use device::{Clock, Device, DeviceChoice, DeviceInfo, Pending};
 pub use dtype::{BLOCK, DType, WeightType};
+#[cfg(devices)]
 pub use embed::{EmbedOptions, Embedder, ImageEmbedder, ImageOptions, RerankOptions, Reranker};
 pub use error::Error;
-#[cfg(feature = "lora")]
+#[cfg(all(devices, feature = "lora"))]
 pub use generate::Adapter;
+#[cfg(devices)]
 pub use generate::{GenerateOptions, LoadOptions, Model, Session};
-#[cfg(target_arch = "wasm32")]
+#[cfg(all(devices, target_arch = "wasm32"))]
 pub use gpu::BrowserAdapter;
+#[cfg(devices)]
 pub use gpu::{AdapterKind, AdapterReport, Power};
 #[cfg(feature = "fault-injection")]
 #[doc(hidden)]
@@ -130,11 +150,14 @@ pub use panics::caught;
 #[doc(hidden)]
 pub use platform::random_seed;
 pub use recording::{BatchInvariance, Dispatch, MemoryPlan, Recorder, Recording, Workspace};
+#[cfg(devices)]
 pub use recovery::{Breaker, BreakerOptions, BreakerStats, Circuit, Recovery};
+#[cfg(devices)]
 pub use saving::Saving;
 pub use shaders::Tier;
 pub use target::{Bucket, Choice, Target, TargetKind, TargetLimits, Tuning};
 pub use tensor::{Role, Tensor, TensorWriter};
-#[cfg(feature = "sound")]
+#[cfg(all(devices, feature = "sound"))]
 pub use transcribe::{TranscribeOptions, Transcriber, TranscriberOptions, Transcript};
+#[cfg(devices)]
 pub use vision::{ImageEmbeddings, ImageRows, VisionEncoder, VisionOptions};

@@ -45,7 +45,7 @@ fn devices() -> Vec<Device> {
 }
 
 fn exact() -> TranscriberOptions {
-    TranscriberOptions { kv_type: KvType::F32 }
+    TranscriberOptions { kv_type: KvType::F32, ..TranscriberOptions::default() }
 }
 
 #[test]
@@ -140,6 +140,19 @@ fn keys_of_half_precision_are_close() {
     block_on(session.hear(&frames(&samples(FILES[0])))).unwrap();
     let off = logits_off(&mut session, (&references, 0), false);
     assert!(off > 0.0 && off < 2e-2, "{off}");
+}
+
+#[test]
+fn model_above_the_memory_limit_is_refused_before_its_upload() {
+    let Some(folder) = folder() else { return };
+    let device = common::cpu();
+    let needed = SpeechModel::load(&device, &folder, exact()).unwrap().plan().unwrap().total_bytes();
+    let limited = |bytes| TranscriberOptions { memory_limit: Some(bytes), ..exact() };
+    SpeechModel::load(&device, &folder, limited(needed)).unwrap();
+    let before = device.counters();
+    let error = SpeechModel::load(&device, &folder, limited(needed - 1)).err().unwrap();
+    assert!(matches!(error, Error::Memory { needed_bytes, .. } if needed_bytes == needed), "{error}");
+    assert_eq!(device.counters(), before);
 }
 
 /// A part of the model, and how to change it.

@@ -10,6 +10,7 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::scale;
 use crate::load::{SpeechFile, WeightUploader, Widened};
+use crate::memory::Limit;
 use crate::model::{
     CrossTensors, Ending, KvCache, PassTensors, SoundTensors, SpeechConfig, SpeechEncoder, Tap, Transformer,
     WeightSource, Weights,
@@ -45,7 +46,8 @@ impl SpeechModel {
     /// Uploads a speech model's weights.
     ///
     /// # Errors
-    /// [`Error::Config`] if a weight is missing or has another shape; errors of the device.
+    /// [`Error::Config`] if a weight is missing or has another shape, [`Error::Memory`] above
+    /// [`TranscriberOptions::memory_limit`]; errors of the device.
     pub fn from_file(device: &Device, file: &SpeechFile, options: TranscriberOptions) -> Result<SpeechModel, Error> {
         // Rounding would move timestamps.
         let device = device.exact();
@@ -57,10 +59,19 @@ impl SpeechModel {
         let decoder = Transformer::declare(config.decoder.clone(), weights, config.decoder.max_seq_len)?;
         file.encoder.check_read(encoder.tensor_slots().map(|(name, _)| name))?;
         file.decoder.check_read(decoder.tensor_slots().map(|(name, _)| name))?;
+        let inner = SpeechInner { device: device.clone(), config, encoder, decoder, options };
+        let model = SpeechModel { inner: Arc::new(inner) };
+        if let Some(limit) = Limit::of(options.memory_limit, device.available_bytes()) {
+            let plan = model.plan()?;
+            if plan.total_bytes() > limit.bytes {
+                let hint = "use a smaller model".into();
+                return Err(plan.refused(limit.bytes, limit.explained(hint)));
+            }
+        }
+        let SpeechInner { encoder, decoder, .. } = &*model.inner;
         WeightUploader::new(&file.encoder, encoder.tensor_slots()).take_all(&device, &file.files, None)?;
         WeightUploader::new(&file.decoder, decoder.tensor_slots()).take_all(&device, &file.files, None)?;
-        let inner = SpeechInner { device: device.clone(), config, encoder, decoder, options };
-        Ok(SpeechModel { inner: Arc::new(inner) })
+        Ok(model)
     }
 
     /// The model's shape.

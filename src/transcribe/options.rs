@@ -10,6 +10,8 @@ use crate::kernels::KvType;
 pub struct TranscriberOptions {
     /// What keys and values are cached as. Default: [`KvType::F16`].
     pub kv_type: KvType,
+    /// Bytes that the model may take; one that needs more is refused before its upload. Default: free memory, if known.
+    pub memory_limit: Option<u64>,
 }
 
 /// What becomes of speech.

@@ -315,7 +315,9 @@ fn with_model_hint(mut error: clap::Error, word: &str) -> clap::Error {
         let known = hub::available().unwrap_or_default();
         let hint = match model_names::address(word, &known) {
             Some(address) => format!("to run a model: `tilewright {address}`"),
-            None if word.contains(' ') => "a prompt follows the model; for the built-in one: `tilewright -p PROMPT`".into(),
+            None if word.contains(' ') => {
+                "a prompt follows the model; for the built-in one: `tilewright -p PROMPT`".into()
+            }
             None => "a model is a file, a folder or hf:OWNER/REPO; `tilewright list --available` lists some".into(),
         };
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));

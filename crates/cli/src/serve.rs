@@ -405,17 +405,8 @@ impl ModelLoader {
         let LoadOptions { memory_limit, kv_type, .. } = self.args.options();
         match files {
             ModelFiles::Speech(file) => {
-                let transcriber = Transcriber::from_file(device, *file, TranscriberOptions { kv_type })
-                    .map_err(|e| e.in_model_file(path))?;
-                let needed_bytes = transcriber.model().plan()?.total_bytes();
-                match memory_limit.filter(|&most| needed_bytes > most) {
-                    Some(most) => Err(Error::Option {
-                        option: "memory_limit",
-                        expected: format!("at least {needed_bytes} bytes, which the speech model takes"),
-                        found: most.to_string(),
-                    }),
-                    None => Ok(Loaded::Transcriber(transcriber.into())),
-                }
+                let loaded = Transcriber::from_file(device, *file, TranscriberOptions { kv_type, memory_limit });
+                loaded.map(|transcriber| Loaded::Transcriber(transcriber.into())).map_err(|e| e.in_model_file(path))
             }
             ModelFiles::Text(file) if matches!(&file.header.shape, ModelShape::Encoder(shape) if shape.ranks()) => {
                 with_loading_bar(|progress: &mut dyn FnMut(u64, u64)| {

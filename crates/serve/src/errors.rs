@@ -93,8 +93,8 @@ impl ErrorFormat {
     /// The format for a path.
     pub fn of(path: &str) -> ErrorFormat {
         match path {
-            "/completion" | "/completions" | "/embedding" | "/tokenize" | "/detokenize" | "/apply-template" | "/infill"
-            | "/props" | "/slots" => ErrorFormat::LlamaCpp,
+            "/completion" | "/completions" | "/embedding" | "/tokenize" | "/detokenize" | "/apply-template"
+            | "/infill" | "/props" | "/slots" => ErrorFormat::LlamaCpp,
             "/embed" | "/similarity" | "/decode" | "/embed_all" | "/embed_sparse" | "/predict" | "/info" => {
                 ErrorFormat::Tei
             }

@@ -106,7 +106,10 @@ pub enum Neutral {
     /// A list that has only this text.
     Only(&'static str),
     /// A list of these texts in this order, with any of `idle` between them.
-    InOrder { texts: &'static [&'static str], idle: &'static [&'static str] },
+    InOrder {
+        texts: &'static [&'static str],
+        idle: &'static [&'static str],
+    },
     AnyFlag,
     AnyNumber,
     AnyText,
