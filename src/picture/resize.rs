@@ -153,7 +153,7 @@ impl Picture {
     /// The picture in another size, equal to Pillow's `Image.resize` bit by bit.
     ///
     /// # Errors
-    /// [`Error::Operand`] if a side is zero or above 65536, or the size or the step between rows and columns has over
+    /// [`Error::Operand`] if a side is zero or above 65536, also of this picture, or the size or the step between rows and columns has over
     /// [`MAX_PIXELS`].
     pub fn resize(&self, width: u32, height: u32, filter: Filter) -> Result<Picture, Error> {
         self.resize_window([width, height], [0..width, 0..height], filter)
@@ -173,6 +173,11 @@ impl Picture {
         let is_inside = |window: &Range<u32>, size| window.start < window.end && window.end <= size;
         if !is_inside(&columns, size[0]) || !is_inside(&rows, size[1]) {
             return Err(refused(size, "a window inside the size, and neither empty".into()));
+        }
+        // Weights are as many as pixels along a side.
+        if self.width.max(self.height) > MAX_SIDE {
+            let expected = format!("a picture with sides of at most {MAX_SIDE}");
+            return Err(refused([self.width, self.height], expected));
         }
         let (width, height) = (columns.end - columns.start, rows.end - rows.start);
         if width.max(height) > MAX_SIDE {

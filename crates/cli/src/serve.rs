@@ -218,7 +218,7 @@ struct LimitArgs {
     /// Maximum number of tokens per answer [default: up to the context length].
     #[arg(long, short = 'n', value_name = "N")]
     max_tokens: Option<usize>,
-    /// Time limit per answer, in seconds; it is cut off there.
+    /// Time limit per answer, in seconds; it is cut off there. Transcripts have none.
     #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     answer_time: u64,
     /// Maximum size of a request body, such as 8M.

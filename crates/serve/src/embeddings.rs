@@ -353,7 +353,8 @@ pub enum ScoreKind {
 
 /// Documents to rank.
 pub struct RerankJob {
-    pub query: String,
+    /// The query of all documents, or one for each.
+    pub queries: Arc<Vec<String>>,
     /// The instruction, for a model that takes one; default: the model's.
     pub instruction: Option<String>,
     /// The field of the documents in errors.
@@ -364,27 +365,37 @@ pub struct RerankJob {
     pub scores: ScoreKind,
 }
 
-/// Ranked documents.
-pub struct Ranking {
-    /// Indices and scores, by descending score. Equal ones keep the order of the documents.
-    pub ranked: Vec<(usize, f32)>,
+/// Scored documents.
+pub struct Scores {
+    /// In the order of the documents.
+    pub scores: Vec<f32>,
     pub n_tokens: usize,
     /// How many documents were truncated.
     pub n_truncated: usize,
 }
 
+impl Scores {
+    /// Indices and scores, by descending score. Equal ones keep the order of the documents.
+    pub fn ranked(self) -> impl Iterator<Item = (usize, f32)> {
+        let mut ranked: Vec<(usize, f32)> = self.scores.into_iter().enumerate().collect();
+        ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        ranked.into_iter()
+    }
+}
+
 impl RerankJob {
-    /// Scores and sorts the documents.
+    /// Scores the documents.
     ///
     /// # Errors
     /// `context_length_exceeded` naming a document that is too long; errors of [`App::compute`].
-    pub async fn run(self, app: &App, lease: Lease, since: &RequestContext) -> Result<Ranking, ApiError> {
+    pub async fn run(self, app: &App, lease: Lease, since: &RequestContext) -> Result<Scores, ApiError> {
         let given = self.instruction.as_deref();
         let reranker = lease.reranker()?.with_instruction(given);
         let reranker = reranker.map_err(|error| ApiError::of_option(error, "instruction"))?;
         lease.expect_batch(app.limits.batches)?;
-        let RerankJob { query, documents, scores, instruction, .. } = &self;
-        let (query, documents, scores, instruction) = (query.clone(), documents.clone(), *scores, instruction.clone());
+        let RerankJob { queries, documents, scores, instruction, .. } = &self;
+        let (queries, documents) = (queries.clone(), documents.clone());
+        let (scores, instruction) = (*scores, instruction.clone());
         let lengths = app.prepare(move || self.lengths(&reranker)).await?;
         let most = lease.reranker()?.max_tokens() as usize;
         let n_truncated = lengths.iter().filter(|&&n| n > most).count();
@@ -393,19 +404,28 @@ impl RerankJob {
             let reranker = loaded.reranker()?.with_instruction(instruction.as_deref());
             let texts = documents.get(at * PART..).filter(|rest| !rest.is_empty())?;
             let texts = texts.get(..PART).unwrap_or(texts);
-            Some(reranker.and_then(|it| scored(&it, &query, texts, scores)).map(|scores| (scores, 0)))
+            let each = |it: &Reranker| match queries.as_slice() {
+                [query] => scored(it, query, texts, scores),
+                queries => {
+                    let pairs = queries.iter().skip(at * PART).zip(texts.chunks(1));
+                    let scores: Result<Vec<_>, Error> =
+                        pairs.map(|(query, text)| scored(it, query, text, scores)).collect();
+                    scores.map(|scores| scores.concat())
+                }
+            };
+            Some(reranker.and_then(|it| each(&it)).map(|scores| (scores, 0)))
         };
         let parts = app.compute(lease, since, part).await?;
-        let mut ranked: Vec<(usize, f32)> = parts.into_iter().flat_map(|(scores, _)| scores).enumerate().collect();
-        ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        Ok(Ranking { ranked, n_tokens, n_truncated })
+        let scores = parts.into_iter().flat_map(|(scores, _)| scores).collect();
+        Ok(Scores { scores, n_tokens, n_truncated })
     }
 
     /// Tokens of each pair before truncation.
     fn lengths(&self, reranker: &Reranker) -> Result<Vec<usize>, ApiError> {
         let most = reranker.max_tokens();
         let length = |(at, document): (usize, &String)| {
-            let n = reranker.pair_len(&self.query, document)?;
+            let query = self.queries.get(at).or(self.queries.first()).map_or("", String::as_str);
+            let n = reranker.pair_len(query, document)?;
             match self.truncates || n <= most as usize {
                 true => Ok(n),
                 false => Err(too_long(&format!("{}[{at}] with the query", self.field), n, most)),
@@ -447,7 +467,7 @@ pub async fn rerank(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
     let model = app.models.name_for(fields.text("model")?, Task::Rerank).await?;
     let lease = app.models.get(&model).await?;
     let job = RerankJob {
-        query,
+        queries: Arc::new(vec![query]),
         instruction: fields.text("instruction")?.map(str::to_owned),
         field: "documents",
         documents: documents.clone(),
@@ -455,7 +475,8 @@ pub async fn rerank(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
         truncates: true,
         scores: ScoreKind::Model,
     };
-    let Ranking { ranked, n_tokens, n_truncated } = job.run(&app, lease, &asked.since).await?;
+    let scores = job.run(&app, lease, &asked.since).await?;
+    let (n_tokens, n_truncated) = (scores.n_tokens, scores.n_truncated);
     let result = |(index, score): (usize, f32)| {
         let mut result = json!({"index": index, "relevance_score": score});
         if let Some(text) = documents.get(index).filter(|_| returns) {
@@ -463,7 +484,7 @@ pub async fn rerank(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
         }
         result
     };
-    let results: Vec<Json> = ranked.into_iter().take(top_n).map(result).collect();
+    let results: Vec<Json> = scores.ranked().take(top_n).map(result).collect();
     let usage = json!({"prompt_tokens": n_tokens, "total_tokens": n_tokens});
     let body = json!({"object": "list", "model": model, "results": results, "usage": usage});
     let response = Body(body).into_response();

@@ -31,7 +31,7 @@ pub struct Limits {
     pub connections: usize,
     /// Maximum tokens of an answer; `None`: limited by the context only.
     pub max_tokens: Option<usize>,
-    /// Time limit of an answer, from its request on. The answer is cut off then.
+    /// Time limit of an answer, from its request on. The answer is cut off then. Transcripts have none.
     pub answer_time: Duration,
     /// Maximum answers of a request, over all its prompts.
     pub choices: usize,

@@ -14,8 +14,7 @@ use tilewright::tokenizer::{EncodeOptions, Tokenizer};
 
 use super::app::{ApiRequest, App};
 use super::embeddings::{
-    DIMENSIONS, DOCUMENT_OPTIONS, EmbedInput, EmbedInputs, EmbedJob, INSTRUCTION, Ranking, RerankJob, ScoreKind, TOP_N,
-    top_n,
+    DIMENSIONS, DOCUMENT_OPTIONS, EmbedInput, EmbedInputs, EmbedJob, INSTRUCTION, RerankJob, ScoreKind, TOP_N, top_n,
 };
 use super::errors::ApiError;
 use super::fields::Fields;
@@ -155,7 +154,15 @@ pub async fn similarity(State(app): State<Arc<App>>, asked: ApiRequest) -> Resul
     list.push(source);
     let inputs = EmbedInputs { field: "inputs.sentences", list, is_list: true };
     let job = EmbedJob { normalize: Some(true), ..job_of(inputs, parameters)? };
-    let vectors = vectors_of(job, &app, &asked).await?;
+    let n_others = job.inputs.list.len() - 1;
+    let of_source = |error: ApiError| match error.param.as_deref() {
+        Some(param) if param == format!("inputs.sentences[{n_others}]") => {
+            let message = error.message.replacen(param, "inputs.source_sentence", 1);
+            ApiError { param: Some("inputs.source_sentence".into()), message, ..error }
+        }
+        _ => error,
+    };
+    let vectors = vectors_of(job, &app, &asked).await.map_err(of_source)?;
     let Some((source, others)) = vectors.split_last() else { return Ok(Body(json!([])).into_response()) };
     let cosine = |other: &Vec<f32>| other.iter().zip(source).map(|(a, b)| a * b).sum::<f32>();
     Ok(Body(others.iter().map(cosine).collect::<Vec<f32>>()).into_response())
@@ -193,7 +200,7 @@ pub async fn rerank(app: &App, asked: &ApiRequest) -> Result<Response, ApiError>
     let texts = Arc::new(texts.ok_or_else(|| fields.wrong("texts", &expected))?);
     let is_raw = fields.flag("raw_scores")?.unwrap_or(false);
     let job = RerankJob {
-        query: fields.some_text("query")?.to_owned(),
+        queries: Arc::new(vec![fields.some_text("query")?.to_owned()]),
         instruction: fields.text("instruction")?.map(str::to_owned),
         field: "texts",
         documents: texts.clone(),
@@ -204,7 +211,7 @@ pub async fn rerank(app: &App, asked: &ApiRequest) -> Result<Response, ApiError>
     let top_n = top_n(fields);
     let lease = app.models.get_for(fields.text("model")?, Task::Rerank).await?;
     lease.reranker().map_err(of_model)?;
-    let Ranking { ranked, .. } = job.run(app, lease, &asked.since).await?;
+    let scores = job.run(app, lease, &asked.since).await?;
     let rank = |(index, score): (usize, f32)| {
         let mut rank = json!({"index": index, "score": score});
         if let Some(text) = texts.get(index).filter(|_| returns) {
@@ -212,7 +219,7 @@ pub async fn rerank(app: &App, asked: &ApiRequest) -> Result<Response, ApiError>
         }
         rank
     };
-    Ok(Body(ranked.into_iter().take(top_n).map(rank).collect::<Json>()).into_response())
+    Ok(Body(scores.ranked().take(top_n).map(rank).collect::<Json>()).into_response())
 }
 
 /// `/tokenize` with `inputs`. Tokens have no offsets: normalisers change the text.

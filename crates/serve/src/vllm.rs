@@ -11,8 +11,8 @@ use tilewright::Error;
 use tilewright::tokenizer::EncodeOptions;
 
 use super::answers::ScoredToken;
-use super::app::{ApiRequest, App, is_long};
-use super::embeddings::{INSTRUCTION, RerankJob, ScoreKind};
+use super::app::{AnswerMetadata, ApiRequest, App, is_long};
+use super::embeddings::{INSTRUCTION, RerankJob, ScoreKind, Scores};
 use super::errors::ApiError;
 use super::llama::{TokenizerNames, queried};
 use super::models::Task;
@@ -100,24 +100,20 @@ pub async fn score(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Res
         return Err(ApiError::invalid("text_1", Some(&queries.len().into()), &expected));
     }
     let model = app.models.name_for(fields.text("model")?, Task::Rerank).await?;
-    let n_each = documents.len() / queries.len();
-    let (mut scores, mut n_tokens) = (Vec::new(), 0);
-    for (query, documents) in queries.iter().zip(documents.chunks(n_each)) {
-        let job = RerankJob {
-            query: (*query).to_owned(),
-            instruction: fields.text("instruction")?.map(str::to_owned),
-            field: "text_2",
-            documents: Arc::new(documents.iter().map(|&text| text.to_owned()).collect()),
-            truncates: true,
-            scores: ScoreKind::Model,
-        };
-        let mut ranking = job.run(&app, app.models.get(&model).await?, &asked.since).await?;
-        ranking.ranked.sort_by_key(|(at, _)| *at);
-        scores.extend(ranking.ranked.into_iter().map(|(_, score)| score));
-        n_tokens += ranking.n_tokens;
-    }
+    let owned = |texts: Vec<&str>| Arc::new(texts.into_iter().map(str::to_owned).collect::<Vec<String>>());
+    let job = RerankJob {
+        queries: owned(queries),
+        instruction: fields.text("instruction")?.map(str::to_owned),
+        field: "text_2",
+        documents: owned(documents),
+        truncates: true,
+        scores: ScoreKind::Model,
+    };
+    let lease = app.models.get(&model).await?;
+    let Scores { scores, n_tokens, .. } = job.run(&app, lease, &asked.since).await?;
     let one = |(index, score): (usize, &f32)| json!({"index": index, "object": "score", "score": score});
-    let data: Vec<Json> = scores.iter().enumerate().map(one).collect();
-    let usage = json!({"prompt_tokens": n_tokens, "total_tokens": n_tokens});
-    Ok(Body(json!({"object": "list", "model": model, "data": data, "usage": usage})).into_response())
+    let mut answer = AnswerMetadata::new("score-", &model).object("list");
+    answer.insert("data".into(), scores.iter().enumerate().map(one).collect());
+    answer.insert("usage".into(), json!({"prompt_tokens": n_tokens, "total_tokens": n_tokens, "completion_tokens": 0}));
+    Ok(Body(Json::Object(answer)).into_response())
 }

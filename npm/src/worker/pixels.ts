@@ -78,12 +78,29 @@ async function fetched(url: string, signal: AbortSignal): Promise<Blob> {
   try {
     response = await fetch(url, { signal });
     ensure(response.ok, "http", `${url} is an error (HTTP status ${response.status})`, { status: response.status });
-    const size = Number(response.headers.get("content-length") ?? 0);
-    checkBytes(size);
-    return await response.blob();
+    checkBytes(Number(response.headers.get("content-length") ?? 0));
+    return await blobOf(response);
   } catch (error) {
     throw error instanceof TilewrightError ? error
       : new TilewrightError("network", `${url} could not be fetched: ${messageOf(error)}`, { cause: error });
+  }
+}
+
+/** The body, which may be longer than announced. */
+async function blobOf(response: Response): Promise<Blob> {
+  const parts: Uint8Array<ArrayBuffer>[] = [];
+  let size = 0;
+  for (const reader = response.body?.getReader(); ;) {
+    const { value } = await reader?.read() ?? {};
+    if (value === undefined) {
+      return new Blob(parts);
+    }
+    size += value.length;
+    parts.push(value);
+    if (size > MAX_BYTES) {
+      await reader?.cancel();
+      checkBytes(size);
+    }
   }
 }
 
@@ -302,11 +319,14 @@ function ofWebP(bytes: Uint8Array, view: DataView): Header {
 
 /** The orientation in a WebP file's EXIF data, which is hidden: some browsers turn the picture, and others do not. */
 function takeOrientation(bytes: Uint8Array, view: DataView): number {
-  for (let at = 12; at + 8 <= bytes.length; at += 8 + (view.getUint32(at + 4, true) + 1 & ~1)) {
+  for (let at = 12; at + 8 <= bytes.length;) {
+    const length = view.getUint32(at + 4, true);
     if (String.fromCharCode(...bytes.subarray(at, at + 4)) === "EXIF") {
       bytes.set([0x58], at);
-      return orientationIn(bytes.subarray(at + 8, at + 8 + view.getUint32(at + 4, true)));
+      return orientationIn(bytes.subarray(at + 8, at + 8 + length));
     }
+    // Chunks of odd length are padded.
+    at += 8 + length + length % 2;
   }
   return 1;
 }
