@@ -27,7 +27,7 @@ pub enum Task {
 /// How to transcribe a sound. Defaults are those of OpenAI's `whisper`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TranscribeOptions {
-    /// The language that is spoken, by code or English name. Default: detected in the first window.
+    /// The language that is spoken, by code or English name; `auto` and the default: detected in the first window.
     pub language: Option<String>,
     /// What becomes of speech. Default: [`Task::Transcribe`].
     pub task: Task,
@@ -89,23 +89,25 @@ impl TranscribeOptions {
         if self.task == Task::Translate && tokens.translate.is_none() {
             return wrong("task", "transcribe, as this model knows English alone".into(), "translate".into());
         }
-        let Some(language) = &self.language else { return Ok(None) };
-        let code = code_of(language);
+        let asked = self.language.as_deref().filter(|language| !["", "auto"].contains(language));
+        let Some(language) = asked else { return Ok(None) };
+        // `de-DE` is German.
+        let code = code_of(language).or_else(|| code_of(language.split_once(['-', '_'])?.0));
         if tokens.languages.is_empty() {
             return match code {
                 Some("en") => Ok(None),
-                _ => wrong("language", "en, as this model knows English alone".into(), language.clone()),
+                _ => wrong("language", "en, as this model knows English alone".into(), language.to_owned()),
             };
         }
         let known = |code: &str| tokens.languages.iter().find(|(known, _)| known == code).cloned();
-        match code.and_then(known).or_else(|| known(language)) {
+        match known(language).or_else(|| code.and_then(known)) {
             Some(found) => Ok(Some(found)),
             None => {
                 let codes: Vec<&str> = tokens.languages.iter().map(|(code, _)| code.as_str()).collect();
                 wrong(
                     "language",
                     format!("a code or name of a language that the model knows: {}", codes.join(", ")),
-                    language.clone(),
+                    language.to_owned(),
                 )
             }
         }

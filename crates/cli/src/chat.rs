@@ -37,7 +37,7 @@ pub struct ChatArgs {
     ///
     /// A folder is one of Hugging Face, with config.json and safetensors.
     model: Option<PathBuf>,
-    /// The same, as a flag; the word beside it is the prompt.
+    /// The model, as a flag; a word without a flag is then the prompt.
     #[arg(long = "model", short = 'm', value_name = "MODEL")]
     named: Option<PathBuf>,
     /// Message to answer, after the text from a pipe, if any.

@@ -19,7 +19,7 @@ use super::{Cli, environment, help, hub};
 
 /// Flags of llama.cpp with several letters behind one dash, which `clap` would read as several flags. For those without a
 /// counterpart here, their long names, which errors then have.
-const OF_LLAMA: [(&str, &str); 11] = [
+const OF_LLAMA: [(&str, &str); 29] = [
     ("-ngl", "--gpu-layers"),
     ("-sys", "--system"),
     ("-np", "--parallel"),
@@ -31,10 +31,28 @@ const OF_LLAMA: [(&str, &str); 11] = [
     ("-st", "--single-turn"),
     ("-cnv", "--conversation"),
     ("-no-cnv", "--no-conversation"),
+    ("-md", "--draft"),
+    ("-ngld", "--gpu-layers-draft"),
+    ("-dev", "--device"),
+    ("-ncmoe", "--n-cpu-moe"),
+    ("-cmoe", "--cpu-moe"),
+    ("-ot", "--override-tensor"),
+    ("-mu", "--model-url"),
+    ("-mg", "--main-gpu"),
+    ("-ts", "--tensor-split"),
+    ("-cb", "--cont-batching"),
+    ("-tb", "--threads-batch"),
+    ("-hfr", "--hf-repo"),
+    ("-hff", "--hf-file"),
+    ("-nkvo", "--no-kv-offload"),
+    ("-kvu", "--kv-unified"),
+    ("-osrt", "--srt"),
+    ("-ovtt", "--vtt"),
+    ("-oj", "--json"),
 ];
 
 /// Flags of llama.cpp and vLLM that commands here lack, and what to do instead.
-const INSTEAD: [(&[&str], &str); 21] = [
+const INSTEAD: [(&[&str], &str); 36] = [
     (&["--no-mmap", "--mmap", "--mlock", "--swap-space"], "leave it out: weights that do not fit are read from disk"),
     (&["--jinja", "--no-jinja"], "leave it out: the model's chat template is always used"),
     (&["-b", "--batch-size", "--ubatch-size", "--max-num-batched-tokens"], "leave it out: the device decides"),
@@ -55,7 +73,25 @@ const INSTEAD: [(&[&str], &str); 21] = [
     (&["--served-model-name", "--alias"], "`tilewright serve NAME=MODEL` names a model"),
     (&["--speculative-config", "--model-draft"], "use --draft"),
     (&["--enable-lora", "--lora-modules"], "use --lora-adapter"),
-    (&["--hf-repo", "--hf-file"], "`hf:OWNER/REPO[:QUANTISATION]` is a model"),
+    (&["--hf-repo", "--hf-file", "--model-url", "--revision"], "`hf:OWNER/REPO[:QUANTISATION][@REVISION]` is a model"),
+    (&["--metrics", "--slots", "--props"], "leave it out: the endpoint is always there"),
+    (
+        &["--embedding", "--embeddings", "--reranking", "--rerank", "--task", "--runner"],
+        "leave it out: the model's kind decides",
+    ),
+    (&["--chat-template"], "use --template"),
+    (&["--chat-template-kwargs", "--reasoning-budget"], "use --template-var, as in enable_thinking=false"),
+    (&["--ssl-keyfile", "--ssl-key-file"], "use --tls-key"),
+    (&["--ssl-certfile", "--ssl-cert-file"], "use --tls-cert"),
+    (&["--disable-log-requests", "--log-disable"], "leave it out: requests are not logged"),
+    (&["--cpu-moe", "--n-cpu-moe", "--override-tensor"], "use --memory-limit: experts beyond it are read from disk"),
+    (&["--model-id"], "the first argument is the model"),
+    (&["--max-concurrent-requests"], "use --queue"),
+    (&["--hf-token"], "set the variable HF_TOKEN"),
+    (&["--list-devices"], "use `tilewright info`"),
+    (&["--color", "-i", "--interactive", "-e", "--escape", "-j"], "leave it out"),
+    (&["--initial-prompt"], "use --prompt"),
+    (&["--output-format"], "use --srt, --vtt or --json"),
 ];
 
 /// The program's command line, for these words.
@@ -298,19 +334,40 @@ fn with_owner(mut error: clap::Error, flag: &str, command: &Command) -> clap::Er
         |below: &&Command| flag.starts_with("--") && below.get_arguments().any(|arg| arg.get_long() == Some(long));
     let names: Vec<String> =
         command.get_subcommands().filter(has).map(|below| format!("`{}`", below.get_name())).collect();
-    let instead = INSTEAD.iter().find(|(flags, _)| flags.contains(&flag));
+    let dashed = flag.replace('_', "-");
+    let instead = INSTEAD.iter().find(|(flags, _)| flags.contains(&&*dashed));
     let hint = match instead {
         _ if !names.is_empty() => format!("{flag} is a flag of {}", names.join(", ")),
         Some((_, instead)) => (*instead).to_owned(),
-        None => return error,
+        None => {
+            // `clap` suggests to pass it as a value.
+            error.remove(ContextKind::Suggested);
+            return error;
+        }
     };
     error.remove(ContextKind::SuggestedArg);
+    // It has the flag that `clap` would suggest.
+    error.remove(ContextKind::Usage);
     error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
     error
 }
 
-/// An unknown subcommand may have been meant as a model.
+/// Commands of ollama, and what does the same.
+const OF_OLLAMA: [(&str, &str); 5] = [
+    ("create", "`tilewright serve NAME=MODEL` names a model; system messages and options are part of requests"),
+    ("cp", "`tilewright serve NAME=MODEL` names a model"),
+    ("stop", "POST /v1/models/NAME/unload unloads a model"),
+    ("push", "there is no registry"),
+    ("signin", "there is no registry"),
+];
+
+/// An unknown subcommand may have been meant as a model, or be one of ollama's.
 fn with_model_hint(mut error: clap::Error, word: &str) -> clap::Error {
+    if let Some((_, instead)) = OF_OLLAMA.iter().find(|(name, _)| *name == word) {
+        error.remove(ContextKind::SuggestedSubcommand);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![(*instead).into()]));
+        return error;
+    }
     if error.get(ContextKind::SuggestedSubcommand).is_none() {
         let known = hub::available().unwrap_or_default();
         let hint = match model_names::address(word, &known) {

@@ -41,6 +41,9 @@ impl ConstraintArgs {
             ConstraintArgs { json_schema: Some(file), .. } => Constraint::json_schema(&read_text(Path::new(file))?)?,
             ConstraintArgs { json_object: true, .. } => Constraint::JsonObject,
             ConstraintArgs { regex: Some(pattern), .. } => Constraint::Regex(pattern.clone()),
+            ConstraintArgs { grammar: Some(text), .. } if text.to_string_lossy().contains("::=") => {
+                Constraint::grammar_of(text.to_string_lossy().into_owned())
+            }
             ConstraintArgs { grammar: Some(path), .. } => Constraint::grammar_of(read_text(path)?),
             _ => return Ok(None),
         };

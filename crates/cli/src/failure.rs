@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use clap::{Arg, ArgMatches, Command};
 use tilewright::Error;
 use tilewright::hub::HubError;
-use tilewright::load::{ModelFile, ModelShape};
+use tilewright::load::{ModelFile, ModelShape, SpeechFile};
 
 /// Why a command ended early.
 pub enum CommandFailure {
@@ -189,9 +189,12 @@ fn describe_for(error: &Error, typed: Option<&Typed>) -> String {
                 ["adapter", "device", "layers-on"].contains(&long) && value.to_string_lossy().contains(wanted.as_str())
             };
             let flag = typed.and_then(|typed| typed.flag_with(is_of)).unwrap_or_else(|| "--device".into());
+            let apis = ["cuda", "mps", "metal", "vulkan", "rocm", "xpu"];
+            let is_api = apis.contains(&wanted.split(':').next().unwrap_or_default());
+            let hint = if is_api { "; did you mean `gpu`?" } else { "" };
             format!(
-                "{flag} is `{wanted}`, which no adapter matches, expected cpu, or a number or part of a name from \
-                 `tilewright info`; available: {available}"
+                "{flag} is `{wanted}`, which no adapter matches, expected auto, gpu, cpu, or a number or part of a name \
+                 from `tilewright info`; available: {available}{hint}"
             )
         }
         Error::Memory { .. } => match flag("memory_limit") {
@@ -231,9 +234,13 @@ fn named_path(path: &Path, typed: Option<&Typed>) -> String {
 
 /// The message for a model of another kind than the command, or the flag, takes.
 fn other_kind(path: &Path, error: &Error, typed: Option<&Typed>) -> Option<String> {
+    let command = typed.map_or("", |typed| typed.command.as_str());
+    if command != "transcribe" && matches!(error, Error::Unsupported { .. }) && SpeechFile::is_of_speech(path) {
+        let folder = path.parent().filter(|_| path.ends_with("config.json")).unwrap_or(path);
+        return Some(format!("{} is a speech model: use `tilewright transcribe`", folder.display()));
+    }
     // The header is read again, but only for the model's own errors.
     let Error::Unsupported { format: "model", .. } = error else { return None };
-    let command = typed.map_or("", |typed| typed.command.as_str());
     let shape = ModelFile::open(path).ok()?.header.shape;
     let kind = match &shape {
         ModelShape::Decoder(_) => "a language model, which continues texts",

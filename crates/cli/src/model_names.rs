@@ -36,6 +36,7 @@ pub fn hint(name: &str, known: &[KnownModel]) -> String {
 
 /// The address that a name or link stands for.
 pub fn address(name: &str, known: &[KnownModel]) -> Option<String> {
+    let name = name.trim_end_matches('/');
     let bare = name.strip_prefix("https://").or_else(|| name.strip_prefix("http://")).unwrap_or(name);
     if let Some(path) = HOSTS.iter().find_map(|host| bare.strip_prefix(host)) {
         return of_link(path);
@@ -44,7 +45,7 @@ pub fn address(name: &str, known: &[KnownModel]) -> Option<String> {
         return None;
     }
     match name.split('/').count() {
-        1 => of_name(name, known),
+        1 => of_whisper(name).or_else(|| of_name(name, known)),
         2 => valid(format!("hf:{name}")),
         _ => None,
     }
@@ -73,6 +74,21 @@ fn valid(address: String) -> Option<String> {
     address.parse::<Address>().is_ok().then_some(address)
 }
 
+/// The address of a model of OpenAI's `whisper`, by its size, with `whisper-` before it or not.
+fn of_whisper(name: &str) -> Option<String> {
+    let size = match name.strip_prefix("whisper-").unwrap_or(name) {
+        "large" => "large-v3",
+        "turbo" => "large-v3-turbo",
+        size => size,
+    };
+    let stem = size.strip_suffix(".en").filter(|stem| !stem.starts_with("large")).unwrap_or(size);
+    let sizes = ["tiny", "base", "small", "medium", "large-v1", "large-v2", "large-v3", "large-v3-turbo"];
+    sizes.contains(&stem).then(|| match size {
+        "large-v1" => "hf:openai/whisper-large".into(),
+        size => format!("hf:openai/whisper-{size}"),
+    })
+}
+
 /// The first known model whose name contains this one, as `llama3.2` or `qwen3:0.6b` in ollama's registry.
 fn of_name(name: &str, known: &[KnownModel]) -> Option<String> {
     // Dots stay: `qwen3.8` is not Qwen3 8B.
@@ -99,6 +115,11 @@ mod tests {
             ("qwen3:8b", Some("hf:Qwen/Qwen3-8B-GGUF:Q4_K_M")),
             ("gemma3:latest", Some("hf:ggml-org/gemma-3-1b-it-GGUF:Q4_K_M")),
             ("all-minilm", Some("hf:sentence-transformers/all-MiniLM-L6-v2")),
+            ("all-MiniLM-L6-v2/", Some("hf:sentence-transformers/all-MiniLM-L6-v2")),
+            ("tiny", Some("hf:openai/whisper-tiny")),
+            ("small.en", Some("hf:openai/whisper-small.en")),
+            ("whisper-turbo", Some("hf:openai/whisper-large-v3-turbo")),
+            ("large-v3", Some("hf:openai/whisper-large-v3")),
             ("Qwen/Qwen3-0.6B-GGUF", Some("hf:Qwen/Qwen3-0.6B-GGUF")),
             ("Qwen/Qwen3-0.6B-GGUF:Q8_0", Some("hf:Qwen/Qwen3-0.6B-GGUF:Q8_0")),
             ("hf.co/a/b:Q4_0", Some("hf:a/b:Q4_0")),

@@ -57,6 +57,8 @@ pub fn run(
         prompt_lookup: options.prompt_lookup,
         draft_tokens,
         mtp_tokens: options.mtp_tokens,
+        // Each text is the same as in a run of its own.
+        deterministic: true,
         ..EngineOptions::default()
     };
     let (engine, mut driver) = Engine::new(model, &engine_options)?;

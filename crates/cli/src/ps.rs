@@ -101,6 +101,7 @@ fn base(scheme: &str, host: &str, port: u16) -> String {
         "0.0.0.0" => format!("{scheme}://127.0.0.1:{port}"),
         "::" => format!("{scheme}://[::1]:{port}"),
         url if url.contains("://") => url.trim_end_matches('/').to_owned(),
+        named if named.matches(':').count() == 1 && !named.ends_with(':') => format!("{scheme}://{named}"),
         address if address.contains(':') && !address.starts_with('[') => format!("{scheme}://[{address}]:{port}"),
         name => format!("{scheme}://{name}:{port}"),
     }
@@ -127,6 +128,7 @@ mod tests {
             ("::", "http://[::1]:8080"),
             ("2001:db8::1", "http://[2001:db8::1]:8080"),
             ("gpu-box", "http://gpu-box:8080"),
+            ("gpu-box:9000", "http://gpu-box:9000"),
             ("https://example.org:8443/", "https://example.org:8443"),
         ] {
             assert_eq!(base("http", host, 8080), want, "{host}");

@@ -15,7 +15,7 @@ use super::{CommandFailure, print_json, progress, show_bytes};
 
 /// Convert a model to a GGUF file with its matrices in other types.
 ///
-/// IN is a GGUF file of any supported type (the first, if there are several), or a Hugging Face folder of Llama,
+/// IN is a GGUF file (of a model in shards, the first one), or a Hugging Face folder of Llama,
 /// Mistral, Qwen2, Qwen3 or Gemma 1 to 3 with a BPE tokenizer.json. Metadata, tokenizer and chat template are kept;
 /// norms, biases and other small tensors keep their type.
 ///
@@ -30,6 +30,7 @@ use super::{CommandFailure, print_json, progress, show_bytes};
 ///
 /// OUT appears only when it is complete, and cannot be the input.
 #[derive(Args)]
+#[command(override_usage = "tilewright quantize [OPTIONS] <IN> <OUT> <TYPE>")]
 #[command(group = ArgGroup::new("types").args(["type_name", "type_flag"]).required(true))]
 pub struct QuantizeArgs {
     /// Source: GGUF file, Hugging Face folder, or address hf:OWNER/REPO[:QUANTISATION].

@@ -35,7 +35,7 @@ pub struct RunArgs {
     ///
     /// A folder is one of Hugging Face, with config.json and safetensors.
     pub model: Option<PathBuf>,
-    /// The same, as a flag; the word beside it is the prompt.
+    /// The model, as a flag; a word without a flag is then the prompt.
     #[arg(long = "model", short = 'm', value_name = "MODEL")]
     named: Option<PathBuf>,
     /// Text to continue, after the text from a pipe, if any.
@@ -74,9 +74,9 @@ pub struct ModelArgs {
     /// of embedding tables (see --stream-rows), then experts or layers. A model that does not fit even so is refused.
     #[arg(long, value_parser = parse_bytes, env = "TILEWRIGHT_MEMORY_LIMIT", value_name = "BYTES")]
     memory_limit: Option<u64>,
-    /// Run only the last N layers on the GPU; -ngl [default: all].
+    /// Run only the last N layers on the GPU; also -ngl N [default: all].
     ///
-    /// The CPU runs the others; 0 is the same as --device cpu. More layers than the model has are all of them.
+    /// The CPU runs the others; 0 is the same as --device cpu. A larger N than the model has means all.
     #[arg(long, alias = "n-gpu-layers", value_parser = gpu_layers, value_name = "N|all")]
     gpu_layers: Option<u32>,
     /// Run N layers on another device, before those of --device; repeatable, in layer order.

@@ -173,9 +173,10 @@ struct EngineArgs {
     /// Allow for the first steps, which compile shaders and can take seconds.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     step_limit: Option<u64>,
-    /// Make output independent of the requests beside it, which is slower with 16 and more at once.
+    /// Make output independent of the requests beside it; slower with 16 and more at once.
     ///
-    /// Without it, passes of 16 sequences and more may add in another order than those of 8 and fewer.
+    /// Without it, sums are in another order once 16 sequences run at a time, until 8 are left, so a text may differ where
+    /// two tokens are almost equally likely.
     #[arg(long)]
     deterministic: bool,
     /// Disable prefix caching.

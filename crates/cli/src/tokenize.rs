@@ -14,7 +14,7 @@ use super::{CommandFailure, print_json, read_text, text_of};
 /// Print the token ids of a text.
 #[derive(Args)]
 pub struct TokenizeArgs {
-    /// Text to tokenize; `-` is stdin, also if there is no text and stdin is no terminal.
+    /// Text to tokenize; `-`, or a pipe and no text, is stdin.
     #[arg(conflicts_with = "file")]
     text: Option<String>,
     /// GGUF file (model or vocabulary), model folder, or address hf:OWNER/REPO [default: the built-in model].

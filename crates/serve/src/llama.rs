@@ -147,7 +147,7 @@ const NUMBERS: &[Field] =
 
 /// Fields of `/tokenize` with `content`.
 const CONTENT: &[Field] = &[
-    field("content", Kind::Text, "", "The text."),
+    field("content", Kind::Text, "", "The text, as llama.cpp names it."),
     field("add_special", Kind::Flag, "false", "Add special tokens, such as BOS."),
     field("parse_special", Kind::Flag, "true", "Names of special tokens become those tokens."),
     field("with_pieces", Kind::Flag, "false", "Add each token's text, or its bytes if they are no text."),

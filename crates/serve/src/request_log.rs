@@ -127,6 +127,7 @@ impl Refusals {
         let why = match (is_safe, param) {
             (true, _) => message.clone(),
             (false, Some(param)) if *code == "invalid_value" => format!("at `{}`", plain_name(param)),
+            (false, _) if *code == "unknown_url" => "(--log-requests shows the path)".into(),
             (false, _) => String::new(),
         };
         let kind = format!("{} {code} {why}", status.as_u16());

@@ -398,8 +398,12 @@ async fn other(State(app): State<Arc<App>>, request: Request) -> Response {
         return file;
     }
     if reads && path == "/" {
-        // Clients compare this text.
-        return "Ollama is running".into_response();
+        let accepts = request.headers().get(header::ACCEPT).and_then(|kinds| kinds.to_str().ok());
+        return match accepts.is_some_and(|kinds| kinds.contains("text/html")) {
+            true => "tilewright is running; /openapi.json describes its APIs".into_response(),
+            // Clients of Ollama compare this text.
+            false => "Ollama is running".into_response(),
+        };
     }
     let path: String = path.chars().take(MAX_SHOWN_PATH).collect();
     let message = format!("there is no endpoint {} {path}", request.method());

@@ -336,13 +336,18 @@ impl Field {
 /// The refusal of an unknown field, with the nearest known one.
 fn unknown<'r>(shown_name: &str, name: &str, rows: impl Iterator<Item = &'r Field>) -> ApiError {
     let plain = plain(name);
-    let supported = rows.filter(|row| !matches!(row.kind, Kind::Only(_)));
-    let near = supported.map(|row| (generic_levenshtein(&plain, &self::plain(row.name)), row.name)).min();
+    let supported: Vec<&Field> = rows.filter(|row| !matches!(row.kind, Kind::Only(_))).collect();
+    let near = supported.iter().map(|row| (generic_levenshtein(&plain, &self::plain(row.name)), row.name)).min();
     // A third of the letters may be wrong.
     let near = near.filter(|(distance, _)| 3 * distance <= plain.len());
-    let hint = match near {
-        Some((_, near)) => format!("did you mean `{near}`?"),
-        None => "GET /openapi.json lists the supported fields".into(),
+    let holder = supported.iter().find(|row| match row.kind {
+        Kind::Object(nested) => nested.iter().copied().flatten().any(|inner| inner.name == name),
+        _ => false,
+    });
+    let hint = match (holder, near) {
+        (Some(holder), _) => format!("did you mean `{}.{name}`?", holder.name),
+        (None, Some((_, near))) => format!("did you mean `{near}`?"),
+        (None, None) => "GET /openapi.json lists the supported fields".into(),
     };
     ApiError::unsupported(shown_name, format!("{shown_name} is not supported; {hint}"))
 }

@@ -92,7 +92,12 @@ const RANK_FIELDS: &[Field] = &[
 
 /// Fields of `/tokenize` with `inputs`.
 pub const INPUTS: &[Field] = &[
-    field("inputs", Kind::Other(&["string", "array"], "a text or a list of texts"), "", "The texts."),
+    field(
+        "inputs",
+        Kind::Other(&["string", "array"], "a text or a list of texts"),
+        "",
+        "The texts, as TEI names them.",
+    ),
     ADD_SPECIAL_TOKENS,
     field("prompt_name", Kind::Text, "", "Name of the model's prompt to put before each text."),
 ];

@@ -39,7 +39,7 @@ const TEXTS: &str = "a text or a list of texts";
 
 /// Fields of `/tokenize` with `prompt`.
 pub const PROMPT: &[Field] = &[
-    field("prompt", Kind::Text, "", "The text."),
+    field("prompt", Kind::Text, "", "The text, as vLLM names it."),
     field("return_token_strs", Kind::Flag, "false", "Add the texts of the tokens."),
 ];
 

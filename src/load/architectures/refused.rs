@@ -41,7 +41,10 @@ pub(in crate::load) fn refused(format: &'static str, field: &str, name: &str) ->
     });
     let known = known.copied().filter(|name| !name.is_empty()).collect::<Vec<_>>().join(", ");
     let needs = MISSING.iter().find(|(names, _)| names.contains(&name));
-    let needs = needs.map_or(String::new(), |(_, needs)| format!(", which needs {needs}"));
+    let (needs, supported) = match needs {
+        Some((_, needs)) => (format!(", which needs {needs}"), "the architectures in docs/models.md".into()),
+        None => (String::new(), known),
+    };
     let found = format!("`{}`{needs}", name.escape_debug());
-    Error::Unsupported { format, field: field.into(), found, supported: known }
+    Error::Unsupported { format, field: field.into(), found, supported }
 }

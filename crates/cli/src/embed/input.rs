@@ -56,7 +56,12 @@ impl InputFormat {
             "arrow" | "feather" => InputFormat::ArrowFile,
             "parquet" => InputFormat::Parquet,
             _ => {
-                let message = "unknown extension; set --io to text, jsonl, csv, arrow-file or parquet";
+                let is_picture =
+                    ["png", "jpg", "jpeg", "webp", "gif"].contains(&extension.to_ascii_lowercase().as_str());
+                let message = match is_picture {
+                    true => "a picture, which --images embeds",
+                    false => "unknown extension; set --io to text, jsonl, csv, arrow-file or parquet",
+                };
                 return Err(EmbedError::Usage(format!("{}: {message}", path.display())));
             }
         };

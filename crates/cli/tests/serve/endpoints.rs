@@ -615,6 +615,10 @@ fn ollama_endpoints_match_the_model() {
         let text = if method == "GET" { "Ollama is running" } else { "" };
         assert_eq!((root.status, root.text().as_str()), (200, text));
     }
+    let browser = send(shared(), "GET", "/", &[("accept", "text/html,*/*")], b"");
+    assert!(browser.text().starts_with("tilewright is running"), "{}", browser.text());
+    let misplaced = post(shared(), "/api/generate", &json!({"model": "plain", "prompt": "A", "num_predict": 1}));
+    assert!(misplaced.text().contains("did you mean `options.num_predict`?"), "{}", misplaced.text());
     let version = get(shared(), "/api/version").json()["version"].as_str().unwrap().to_owned();
     let numbers: Vec<u32> = version.split('.').map(|number| number.parse().unwrap()).collect();
     assert!(numbers.as_slice() >= [0, 6, 4].as_slice() && numbers.len() == 3, "{version}");

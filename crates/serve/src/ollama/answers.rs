@@ -34,7 +34,12 @@ pub const GENERATE: Endpoint = Endpoint::post(
     &[
         COMMON,
         &[
-            field("prompt", Kind::Text, "\"\"", "The text; without one, the model is loaded, or unloaded."),
+            field(
+                "prompt",
+                Kind::Text,
+                "\"\"",
+                "The text. Without it the request only loads the model, or with `keep_alive: 0` unloads it.",
+            ),
             field("system", Kind::Text, "\"\"", "The system message."),
             field("raw", Kind::Flag, "false", "Use no template."),
             field(
@@ -66,7 +71,7 @@ pub const CHAT: Endpoint = Endpoint::post(
                 "messages",
                 Kind::Other(&["array"], "a list of messages"),
                 "[]",
-                "The conversation; without one, the model is loaded, or unloaded.",
+                "The conversation. Without it the request only loads the model, or with `keep_alive: 0` unloads it.",
             ),
             TOOLS,
         ],

@@ -18,10 +18,8 @@ use super::super::schema::{Field, Kind, Neutral, field, neutral, required};
 pub const MODEL: Field = required("model", Kind::Text, "Name of the model; `:latest` may follow.");
 
 /// The model's name, for endpoints where older clients send `name`.
-pub const EITHER_NAME: &[Field] = &[
-    field("model", Kind::Text, "", "Name of the model."),
-    field("name", Kind::Text, "", "The same, as older clients write it."),
-];
+pub const EITHER_NAME: &[Field] =
+    &[field("model", Kind::Text, "", "Name of the model."), field("name", Kind::Text, "", "Older name of `model`.")];
 
 /// How long to keep the model.
 pub const KEEP_ALIVE: Field = field(

@@ -28,7 +28,7 @@ pub const EMBED: Endpoint = Endpoint::post(
             "input",
             Kind::Other(&["string", "array"], "a text or a list of texts"),
             "[]",
-            "The texts; without one, the model is loaded.",
+            "The texts. Without them the request only loads the model.",
         ),
         field("truncate", Kind::Flag, "true", "Cut texts that are too long, instead of refusing them."),
         field("dimensions", Kind::Whole(0, u32::MAX as i64), "0", "Elements to keep of each vector; 0: all."),
@@ -43,7 +43,7 @@ pub const EMBEDDINGS: Endpoint = Endpoint::post(
     "Computes one embedding, as Ollama's older endpoint",
     &[&[
         MODEL,
-        field("prompt", Kind::Text, "\"\"", "The text; without one, the model is loaded."),
+        field("prompt", Kind::Text, "\"\"", "The text. Without it the request only loads the model."),
         OPTIONS,
         KEEP_ALIVE,
     ]],
