@@ -55,7 +55,7 @@ impl FromStr for Address {
         let mut parts = rest.splitn(3, '/');
         let (owner, name) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         if name.is_empty() && is_name(owner) {
-            return Err(wrong("it has no owner, expected hf:OWNER/REPO"));
+            return Err(wrong("it has no owner"));
         }
         if !is_name(owner) || !is_name(name) {
             return Err(wrong("owner and repository must consist of letters, digits and `-._`"));

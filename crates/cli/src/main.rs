@@ -180,6 +180,7 @@ impl Cli {
         match &mut self.command {
             Command::Run(args) => args.join()?,
             Command::Chat(args) => args.join()?,
+            Command::Tokenize(args) => args.join()?,
             Command::Detokenize(args) => args.join(),
             _ => {}
         }

@@ -12,11 +12,13 @@ use tilewright::tokenizer::{EncodeOptions, Tokenizer};
 use super::{CommandFailure, print_json, read_text, text_of};
 
 /// Print the token ids of a text.
+///
+/// Of two arguments, the first is the model.
 #[derive(Args)]
 pub struct TokenizeArgs {
-    /// Text to tokenize; `-`, or a pipe and no text, is stdin.
-    #[arg(conflicts_with = "file")]
-    text: Option<String>,
+    /// Text to tokenize, after an optional model; `-`, or a pipe and no text, is stdin.
+    #[arg(value_name = "TEXT", num_args = 0..=2)]
+    words: Vec<String>,
     /// GGUF file (model or vocabulary), model folder, or address hf:OWNER/REPO [default: the built-in model].
     #[arg(long, short)]
     pub model: Option<PathBuf>,
@@ -69,8 +71,29 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<(), CommandFailure> {
 }
 
 impl TokenizeArgs {
+    /// Makes a first word before the text the model.
+    ///
+    /// # Errors
+    /// A message, if there are two models or two texts.
+    pub fn join(&mut self) -> Result<(), String> {
+        let is_text_elsewhere = self.file.is_some();
+        if self.words.len() + usize::from(is_text_elsewhere) == 2 {
+            let model = self.words.remove(0);
+            if let Some(named) = self.model.replace(model.clone().into()) {
+                return Err(match is_text_elsewhere {
+                    true => format!("the text is given twice: `{model}` and by --file"),
+                    false => format!("the model is given twice: `{model}` and --model {}", named.display()),
+                });
+            }
+        }
+        match is_text_elsewhere && !self.words.is_empty() {
+            true => Err(format!("the text is given twice: `{}` and by --file", self.words[0])),
+            false => Ok(()),
+        }
+    }
+
     fn text(&self) -> Result<String, Error> {
-        match (&self.text, &self.file) {
+        match (self.words.first(), &self.file) {
             (Some(text), _) if text != "-" => Ok(text.clone()),
             (None, Some(file)) if file.as_os_str() != "-" => read_text(file),
             _ => stdin("a text, --file FILE, or a text on stdin"),

@@ -414,6 +414,7 @@ fn info_tokenize_and_inspect_print_text_and_json() {
 
     let tokens = json_of(&["tokenize", "--json", "Once upon a time"]);
     assert_eq!(tokens["token_ids"].as_array().unwrap().len(), tokens["pieces"].as_array().unwrap().len());
+    assert_eq!(tokens, json_of(&["tokenize", BUILTIN, "Once upon a time", "--json"]));
     let plain = json_of(&["tokenize", "--json", "--no-special", "Once upon a time"]);
     assert_eq!(plain["token_ids"].as_array().unwrap()[..], tokens["token_ids"].as_array().unwrap()[1..]);
 
@@ -953,9 +954,9 @@ fn errors_name_flags_and_what_is_right() {
         ("serve BUILTIN --metrics", 2, &["'--metrics'", "tip: leave it out: the endpoint"]),
         ("run BUILTIN -ncmoe 3", 2, &["'--n-cpu-moe'", "tip: use --memory-limit"]),
         ("create a -f Modelfile", 2, &["unrecognized subcommand 'create'", "tip: `tilewright serve NAME=MODEL`"]),
-        ("run hf:qwen3 a", 2, &["hf:qwen3", "it has no owner, expected hf:OWNER/REPO"]),
+        ("run hf:qwen3 a", 2, &["hf:qwen3", "it has no owner, expected hf:owner/repo"]),
         ("embed ENCODER a.png", 2, &["a.png: a picture, which --images embeds"]),
-        ("run BUILTIN --device cuda", 1, &["expected auto, gpu, cpu, or a number", "did you mean `gpu`?"]),
+        ("info --device cuda", 1, &["expected auto, gpu, cpu, or a number", "did you mean `gpu`?"]),
         ("run SPEECH a", 1, &["tiny-random-sound is a speech model: use `tilewright transcribe`"]),
         ("run BUILTIN a --grammar root::=x", 2, &["--grammar"]),
         ("run stories", 1, &["stories: no such file or folder; the built-in model is the default"]),
