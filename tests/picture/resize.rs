@@ -49,4 +49,7 @@ fn refuses_sizes() {
     assert!(refused(1 << 16, 1 << 16).contains("at most 67108864 pixels"));
     // Few pixels, but not between the two passes.
     assert!(refused(65_535, 1).contains("at most 67108864 pixels"));
+    let long = Picture::new(65_537, 1, vec![7; 3 * 65_537]).unwrap();
+    let message = message_of(long.resize(9, 1, Filter::Lanczos));
+    assert!(message.contains("`size` is 65537 x 1, expected a picture with sides of at most 65536"), "{message}");
 }

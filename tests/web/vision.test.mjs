@@ -209,6 +209,12 @@ test("Chromium: other files and broken ones are refused by name", { timeout: 60_
   sized.writeUInt32BE(65_535, 20);
   const spoilt = Buffer.from(picture("a.png"));
   spoilt.fill(0x5a, 60, 200);
+  // A chunk whose length, rounded up, is no 32-bit number.
+  const endless = Buffer.alloc(40);
+  endless.write("RIFF");
+  endless.writeUInt32LE(32, 4);
+  endless.write("WEBPVP8X", 8);
+  endless.writeUInt32LE(0xfffffff7, 16);
   const cut = (name) => picture(name).subarray(0, picture(name).length / 2);
   const refused = {
     "drawing.svg": [Buffer.from('<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>'), /^format: it: the file is an SVG drawing.*expected PNG, JPEG, WebP or GIF/],
@@ -220,6 +226,7 @@ test("Chromium: other files and broken ones are refused by name", { timeout: 60_
     "cut.webp": [cut("odd/lossy.webp"), /^truncated: it: the WebP file ends early/],
     "header.png": [picture("a.png").subarray(0, 12), /^truncated: it: the file ends within its header/],
     "huge.png": [sized, /^unsupported: it: the PNG file has 65535 × 65535 pixels, expected 1 to 67108864/],
+    "endless.webp": [endless, /^format: it: the WebP file is broken/],
     "spoilt.png": [spoilt, /^format: it: the PNG file is broken/],
   };
   const found = await decoded(Object.fromEntries(Object.entries(refused).map(([name, [bytes]]) => [name, bytes])));
