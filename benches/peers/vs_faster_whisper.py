@@ -6,7 +6,8 @@ FOLDER is a Whisper model of CTranslate2 for English, such as Whisper tiny.en of
 `pip install faster-whisper espeakng-loader`. espeak-ng speaks twenty sentences, three of them again with noise, and a text of
 about 95 s. Each engine hears all sounds: greedily, retried at higher temperatures where a text seems wrong, with the times of
 words. Ours is a server on this machine, so requests count; loading and a first round do not. Word error rates are of all
-sounds; words of both engines are compared where the texts agree.
+sounds; words of both engines are compared where the texts agree. "With silence": faster-whisper with windows
+filled as OpenAI's whisper fills them.
 """
 import argparse
 import ctypes
