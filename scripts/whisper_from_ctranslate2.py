@@ -90,8 +90,7 @@ def converted(source):
     return tensors, counts
 
 
-def main():
-    folder, output = map(Path, sys.argv[1:3])
+def convert(folder, output):
     output.mkdir(parents=True, exist_ok=True)
     tensors, counts = converted(variables((folder / "model.bin").read_bytes()))
     header, end = {}, 0
@@ -119,10 +118,12 @@ def main():
     generation = {"decoder_start_token_id": 50257 + is_multilingual, "eos_token_id": 50256 + is_multilingual,
                   "is_multilingual": is_multilingual, "suppress_tokens": known.get("suppress_ids", []),
                   "begin_suppress_tokens": known.get("suppress_ids_begin", [])}
+    if known.get("alignment_heads"):
+        generation["alignment_heads"] = known["alignment_heads"]
     (output / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (output / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
     shutil.copy(folder / "tokenizer.json", output / "tokenizer.json")
 
 
 if __name__ == "__main__":
-    main()
+    convert(*map(Path, sys.argv[1:3]))

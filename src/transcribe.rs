@@ -3,6 +3,7 @@
 //! A sound is heard in windows of 30 seconds. The next window begins where the last complete segment ends, and has the text
 //! before as its prompt.
 
+mod align;
 mod format;
 mod languages;
 mod model;
@@ -14,7 +15,7 @@ mod window;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-pub use format::{to_json, to_srt, to_vtt};
+pub use format::{to_json, to_srt, to_timed_words, to_vtt, words_to_json};
 pub use languages::language_name;
 pub use model::{SpeechModel, SpeechSession};
 pub use options::{Task, TranscribeOptions, TranscriberOptions};
@@ -22,10 +23,12 @@ pub use options::{Task, TranscribeOptions, TranscriberOptions};
 use crate::device::Device;
 use crate::error::Error;
 use crate::load::SpeechFile;
+use crate::model::SpeechConfig;
 use crate::sound::{SAMPLE_RATE, Spectrogram};
 use crate::tokenizer::Tokenizer;
+use align::Attended;
 use rules::SpeechTokens;
-use segments::{FRAMES_PER_SECOND, Part};
+use segments::{FRAMES_PER_SECOND, Part, Parts};
 use window::{Random, WindowText};
 
 /// Windows of samples below this are not heard: less than one step of 16 bits.
@@ -57,6 +60,8 @@ pub struct Transcriber {
     session: SpeechSession,
     tokenizer: Tokenizer,
     tokens: SpeechTokens,
+    /// Layers and heads that words' times come from.
+    alignment_heads: Vec<[u32; 2]>,
 }
 
 /// What was said.
@@ -93,6 +98,21 @@ pub struct Segment {
     pub compression_ratio: f32,
     /// Probability of the token for no speech in the window.
     pub no_speech: f32,
+    /// Its words, if asked for.
+    pub words: Vec<Word>,
+}
+
+/// A word of a segment, with the punctuation at it. In languages without spaces: a character.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Word {
+    /// Seconds from the sound's beginning.
+    pub start: f64,
+    /// Where it ends.
+    pub end: f64,
+    /// The word, mostly with a space before it.
+    pub text: String,
+    /// Mean probability of its tokens.
+    pub probability: f32,
 }
 
 impl Transcriber {
@@ -115,7 +135,11 @@ impl Transcriber {
         let SpeechFile { name, config, generation, tokenizer, .. } = file;
         let tokenizer = tokenizer?;
         let tokens = SpeechTokens::new(&tokenizer, &generation, config.decoder.vocab_size)?;
-        Ok(Transcriber { name, session: model.session()?, model, tokenizer, tokens })
+        let alignment_heads = match generation.alignment_heads.is_empty() {
+            true => upper_heads(&config),
+            false => generation.alignment_heads,
+        };
+        Ok(Transcriber { name, session: model.session()?, model, tokenizer, tokens, alignment_heads })
     }
 
     /// The model's name.
@@ -164,7 +188,8 @@ impl Transcriber {
         let mut text = Text::new(self.prompt(options)?);
         let mut random = Random(options.seed);
         let mut segments: Vec<Segment> = Vec::new();
-        let mut seek = 0;
+        let seconds = samples.len() as f64 / f64::from(SAMPLE_RATE);
+        let (mut seek, mut spoken_until) = (0, 0.0);
         while seek < n_frames {
             let size = n_window.min(n_frames - seek);
             if is_silent(samples, [seek, size]) {
@@ -187,10 +212,14 @@ impl Transcriber {
                     ControlFlow::Break(()) => break,
                 }
             }
-            let (parts, next) = segments::parts(&self.tokens, &found.ids, size);
-            let seconds = samples.len() as f64 / f64::from(SAMPLE_RATE);
+            let mut cut = segments::parts(&self.tokens, &found.ids, (seek, size));
+            if options.words {
+                let language = language.as_ref().filter(|_| options.task == Task::Transcribe);
+                let code = language.map_or("en", |(code, _)| code);
+                self.find_words(&mut cut, (&found, &beginning, code), (seek, size), &mut spoken_until).await?;
+            }
             let n_before = segments.len();
-            for part in parts {
+            for part in cut.parts {
                 let Some(segment) = self.segment(part, (seek, seconds), &found)? else { continue };
                 text.ids.extend(&segment.tokens);
                 segments.push(segment);
@@ -198,7 +227,7 @@ impl Transcriber {
             if found.temperature > MAX_PROMPT_TEMPERATURE {
                 text.first = text.ids.len();
             }
-            seek += next;
+            seek += cut.next;
             if on_window(&segments[n_before..]).is_break() {
                 break;
             }
@@ -208,9 +237,49 @@ impl Transcriber {
         Ok(Transcript {
             text: segments.iter().map(|segment| segment.text.as_str()).collect::<String>().trim().into(),
             language: if options.task == Task::Translate { "en".into() } else { spoken },
-            seconds: samples.len() as f64 / f64::from(SAMPLE_RATE),
+            seconds,
             segments,
         })
+    }
+
+    /// Gives the parts of a window their words, and lets the next window begin after the last word, unless nobody speaks in
+    /// the rest. `spoken_until`: where the last word before ends.
+    async fn find_words(
+        &mut self,
+        cut: &mut Parts,
+        (found, beginning, language): (&WindowText, &[u32], &str),
+        (seek, size): (u32, u32),
+        spoken_until: &mut f64,
+    ) -> Result<(), Error> {
+        let mut probabilities = found.probabilities.iter().copied();
+        let mut text_of = |part: &Part| -> Vec<(u32, f32)> {
+            let tokens = part.ids.iter().copied().zip(probabilities.by_ref());
+            tokens.filter(|(id, _)| self.tokens.is_text(*id)).collect()
+        };
+        let text: Vec<Vec<(u32, f32)>> = cut.parts.iter().map(&mut text_of).collect();
+        if text.iter().all(Vec::is_empty) {
+            return Ok(());
+        }
+        // As without timestamps: that token is before the text, and the end after it.
+        let mut ids: Vec<u32> = beginning.iter().copied().filter(|&id| id != self.tokens.no_timestamps).collect();
+        let first = ids.len();
+        ids.push(self.tokens.no_timestamps);
+        ids.extend(text.iter().flatten().map(|(id, _)| id));
+        ids.push(self.tokens.end);
+        let n_rows = (size as usize / 2).max(1);
+        let mut attended = Attended::new([ids.len(), n_rows]);
+        let heads = (&self.alignment_heads[..], n_rows);
+        self.session.attention_weights(&ids, heads, &mut |weights: &mut [f32]| attended.add(weights)).await?;
+        // A token's weights are those at the token before it.
+        let firsts = attended.first_rows(first..ids.len() - 1);
+        let offset = f64::from(seek) / FRAMES_PER_SECOND;
+        let words = align::words(&self.tokenizer, language, &text, (&firsts, offset))?;
+        align::assign(&mut cut.parts, words, spoken_until);
+        if !cut.is_end && cut.parts.iter().any(|part| !part.words.is_empty()) {
+            let heard = (*spoken_until * FRAMES_PER_SECOND).round() as u32;
+            cut.next = if heard > seek { heard - seek } else { cut.next };
+        }
+        Ok(())
     }
 
     /// The language of a sound's first window that is not silent, with its probability among all languages. `None` for
@@ -261,14 +330,14 @@ impl Transcriber {
     /// The segment of a part; `None` for one without text or length.
     fn segment(
         &self,
-        Part { start, end, ids }: Part,
+        Part { start, end, ids, mut words }: Part,
         (seek, seconds): (u32, f64),
         window: &WindowText,
     ) -> Result<Option<Segment>, Error> {
         let text: Vec<u32> = ids.iter().copied().filter(|&id| self.tokens.is_text(id)).collect();
         let text = self.tokenizer.decode(&text, true)?;
-        let offset = f64::from(seek) / FRAMES_PER_SECOND;
-        let [start, end] = [start, end].map(|at| (offset + at).min(seconds));
+        let [start, end] = [start, end].map(|at| at.min(seconds));
+        words.iter_mut().for_each(|word| (word.start, word.end) = (word.start.min(seconds), word.end.min(seconds)));
         if text.trim().is_empty() || end <= start {
             return Ok(None);
         }
@@ -282,8 +351,15 @@ impl Transcriber {
             mean_log_probability: window.mean_log_probability,
             compression_ratio: window.compression_ratio,
             no_speech: window.no_speech,
+            words,
         }))
     }
+}
+
+/// All heads of the upper half of the decoder's layers.
+fn upper_heads(config: &SpeechConfig) -> Vec<[u32; 2]> {
+    let blocks = (0..).zip(&config.decoder.blocks).skip(config.decoder.blocks.len() / 2);
+    blocks.flat_map(|(layer, block)| (0..block.attention.n_heads).map(move |head| [layer, head])).collect()
 }
 
 /// Tokens of the text so far.

@@ -4,6 +4,7 @@
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
+use serde_json::Value as Json;
 use tilewright::kernels::KvType;
 use tilewright::load::{ModelFile, SpeechFile};
 use tilewright::sound::{SAMPLE_RATE, Sound, SoundLimits, Spectrogram};
@@ -338,6 +339,65 @@ fn prompts_languages_and_tasks_change_what_the_decoder_reads() {
 }
 
 #[test]
+fn words_are_the_text_in_order() {
+    if folder().is_none() {
+        return;
+    }
+    let mut found: Vec<Vec<Segment>> = Vec::new();
+    for device in devices() {
+        let options = TranscribeOptions { words: true, ..greedy() };
+        let transcript = block_on(transcriber(&device).transcribe(&long(), &options)).unwrap();
+        let mut last = 0.0;
+        for segment in &transcript.segments {
+            let times = segment.words.first().zip(segment.words.last()).map(|(first, last)| (first.start, last.end));
+            assert_eq!(Some((segment.start, segment.end)), times, "{segment:?}");
+            assert_eq!(segment.words.iter().map(|word| word.text.as_str()).collect::<String>(), segment.text);
+            for word in &segment.words {
+                assert!(word.start >= last && word.end >= word.start && word.end <= transcript.seconds, "{segment:?}");
+                assert!((0.0..=1.0).contains(&word.probability) && word.probability > 0.0, "{segment:?}");
+                last = word.start;
+            }
+        }
+        assert!(transcript.segments.len() > 1 && last > 0.0, "{transcript:?}");
+        assert!(transcript.segments.iter().any(|segment| segment.seek > 0), "one window: {transcript:?}");
+        found.push(transcript.segments);
+    }
+    let times = |segments: &[Segment]| -> Vec<(f64, f64)> {
+        segments.iter().flat_map(|segment| &segment.words).map(|word| (word.start, word.end)).collect()
+    };
+    assert!(found.iter().all(|segments| times(segments) == times(&found[0])));
+    // Heads that the model names in place of the upper layer's.
+    let mut file = SpeechFile::open(folder().unwrap()).unwrap();
+    file.generation.alignment_heads = vec![[0, 2]];
+    let mut other = Transcriber::from_file(&common::cpu(), file, exact()).unwrap();
+    let other = block_on(other.transcribe(&long(), &TranscribeOptions { words: true, ..greedy() })).unwrap();
+    assert_ne!(times(&other.segments), times(&found[0]));
+}
+
+/// `bridge.json`: the text, and words with their times by faster-whisper.
+#[test]
+fn words_have_the_times_of_faster_whisper() {
+    let Some(data) = common::data(&["whisper-tiny.en", "speech"]) else { return };
+    let want: Json = serde_json::from_slice(&std::fs::read(data.join("speech/bridge.json")).unwrap()).unwrap();
+    let sound = std::fs::read(data.join("speech/bridge.wav")).unwrap();
+    let sound = Sound::decode(&sound, &SoundLimits::default()).unwrap();
+    let folder = data.join("whisper-tiny.en");
+    let mut transcriber = Transcriber::load(&common::cpu(), folder, TranscriberOptions::default()).unwrap();
+    let options = TranscribeOptions { words: true, ..TranscribeOptions::default() };
+    let transcript = block_on(transcriber.transcribe(sound.samples(), &options)).unwrap();
+    assert_eq!(transcript.text, want["text"]);
+    let words: Vec<_> = transcript.segments.iter().flat_map(|segment| &segment.words).collect();
+    let want = want["words"].as_array().unwrap();
+    assert_eq!(words.len(), want.len(), "{words:?}");
+    for (word, want) in words.iter().zip(want) {
+        let [start, end] = [0, 1].map(|i| want[i].as_f64().unwrap());
+        println!("{} {:.2} to {:.2}, theirs {start} to {end}", word.text, word.start, word.end);
+        assert_eq!(word.text.trim(), want[2]);
+        assert!((word.start - start).abs() < 0.1 && (word.end - end).abs() < 0.1, "{word:?}, expected {want}");
+    }
+}
+
+#[test]
 fn silence_and_sounds_of_no_length_are_empty_transcripts() {
     if folder().is_none() {
         return;
@@ -375,6 +435,12 @@ fn wrong_input_is_refused_by_name() {
     block_on(session.hear(&vec![0.0; BANDS * FRAMES as usize])).unwrap();
     assert!(matches!(block_on(session.logits(&[293])), Err(Error::Operand { operand: "ids", .. })));
     assert!(matches!(block_on(session.logits(&[1; 65])), Err(Error::ContextFull { needed: 65, capacity: 64 })));
+    let mut inspected = |heads: &[[u32; 2]], n_rows| {
+        block_on(session.attention_weights(&[1], (heads, n_rows), &mut |_| {})).unwrap_err().to_string()
+    };
+    assert!(inspected(&[[2, 0]], 1).contains("`heads` is [2, 0], expected layers below 2 and heads below 3"));
+    assert!(inspected(&[[0, 3]], 1).contains("`heads` is [0, 3]"));
+    assert!(inspected(&[[0, 0]], 151).contains("`n_rows` is 151, expected 1 to 150"));
     // A text model's loader says what takes a speech model, and the reverse.
     let error = ModelFile::open(&folder).err().unwrap().to_string();
     assert!(error.contains("`whisper`, a speech model") && error.contains("tilewright transcribe"), "{error}");

@@ -22,6 +22,8 @@ use crate::tokenizer::{Tokenizer, TokenizerConfig};
 /// `model_type` of the models.
 pub(super) const WHISPER: &str = "whisper";
 
+const ALIGNMENT_HEADS: &str = "alignment_heads";
+
 /// Names in a folder with ours.
 const NAMES: [(&str, &str); 17] = [
     ("conv1", "conv.1"),
@@ -78,6 +80,8 @@ pub struct SpeechGeneration {
     pub languages: Vec<(String, u32)>,
     /// The first timestamp is at most this many steps after the beginning: `max_initial_timestamp_index`.
     pub max_first_timestamp: u32,
+    /// Layers and heads of the decoder that attend to the sound of each token: `alignment_heads`. Empty: unknown.
+    pub alignment_heads: Vec<[u32; 2]>,
 }
 
 impl SpeechFile {
@@ -107,6 +111,7 @@ impl SpeechFile {
             }
             None => generation(&json).map_err(in_file(CONFIG)),
         }?;
+        check_heads(&generation, &config).map_err(in_file(GENERATION_CONFIG))?;
         let tied = json.get_bool("tie_word_embeddings").map_err(in_file(CONFIG))?.unwrap_or(true);
         let (mut encoder, mut decoder, mut files) = (TensorIndex::default(), TensorIndex::default(), Vec::new());
         for (i, name) in huggingface::weight_files(&texts, None)?.iter().enumerate() {
@@ -280,6 +285,18 @@ fn generation(json: &ConfigJson) -> Result<SpeechGeneration, Error> {
         }
         Some(other) => return Err(wrong("lang_to_id", "an object of token ids by language", other)),
     };
+    let number = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
+    let pair = |value: &Value| match &value.as_array()?[..] {
+        [layer, head] => Some([number(layer)?, number(head)?]),
+        _ => None,
+    };
+    let alignment_heads = match json.get(ALIGNMENT_HEADS)? {
+        None => Vec::new(),
+        Some(value) => value
+            .as_array()
+            .and_then(|pairs| pairs.iter().map(pair).collect::<Option<Vec<[u32; 2]>>>())
+            .ok_or_else(|| wrong(ALIGNMENT_HEADS, "a list of pairs of a layer and a head", value))?,
+    };
     Ok(SpeechGeneration {
         start_id: one("decoder_start_token_id")?,
         end_id: one("eos_token_id")?,
@@ -288,7 +305,22 @@ fn generation(json: &ConfigJson) -> Result<SpeechGeneration, Error> {
         is_multilingual: json.get_bool("is_multilingual")?,
         languages,
         max_first_timestamp: json.get_u32("max_initial_timestamp_index")?.unwrap_or(50),
+        alignment_heads,
     })
+}
+
+/// Refuses heads that the decoder does not have.
+fn check_heads(generation: &SpeechGeneration, config: &SpeechConfig) -> Result<(), Error> {
+    let blocks = &config.decoder.blocks;
+    let n_heads = |layer: u32| blocks.get(layer as usize).map_or(0, |block| block.attention.n_heads);
+    match generation.alignment_heads.iter().find(|&&[layer, head]| head >= n_heads(layer)) {
+        None => Ok(()),
+        Some(found) => Err(Error::Config {
+            field: ALIGNMENT_HEADS.into(),
+            expected: format!("layers below {} and heads below {}", blocks.len(), n_heads(0)),
+            found: format!("{found:?}"),
+        }),
+    }
 }
 
 #[cfg(test)]
@@ -315,7 +347,8 @@ mod tests {
     #[test]
     fn settings_of_texts_are_read() {
         let json = br#"{"decoder_start_token_id": 50258, "eos_token_id": [50257], "suppress_tokens": [1, -1, 2],
-            "begin_suppress_tokens": null, "lang_to_id": {"<|en|>": 50259}, "is_multilingual": true}"#;
+            "begin_suppress_tokens": null, "lang_to_id": {"<|en|>": 50259}, "is_multilingual": true,
+            "alignment_heads": [[3, 1], [4, 2]]}"#;
         let found = generation(&ConfigJson::parse(json).unwrap()).unwrap();
         let want = SpeechGeneration {
             start_id: Some(50258),
@@ -325,10 +358,19 @@ mod tests {
             is_multilingual: Some(true),
             languages: vec![("en".into(), 50259)],
             max_first_timestamp: 50,
+            alignment_heads: vec![[3, 1], [4, 2]],
         };
         assert_eq!(found, want);
-        let json = ConfigJson::parse(br#"{"suppress_tokens": ["a"]}"#).unwrap();
-        let error = generation(&json).unwrap_err().to_string();
-        assert_eq!(error, "model configuration: suppress_tokens is \"a\", expected a token id");
+        for (json, want) in [
+            (r#"{"suppress_tokens": ["a"]}"#, "suppress_tokens is \"a\", expected a token id"),
+            (
+                r#"{"alignment_heads": [[1, 2, 3]]}"#,
+                "alignment_heads is [[1,2,3]], expected a list of pairs of a layer and a head",
+            ),
+        ] {
+            let json = ConfigJson::parse(json.as_bytes()).unwrap();
+            let error = generation(&json).unwrap_err().to_string();
+            assert_eq!(error, format!("model configuration: {want}"));
+        }
     }
 }

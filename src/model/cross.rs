@@ -1,6 +1,8 @@
 //! Attention of a decoder to an encoder's output (Vaswani et al. 2017, arXiv:1706.03762): queries of tokens, keys and values
 //! of the encoder's rows, which are computed once and kept like a cache.
 
+use std::collections::BTreeMap;
+
 use super::block::Block;
 use super::config::ModelConfig;
 use super::forward::{Flow, HalfEnd, Transformer, wrong_cache};
@@ -59,6 +61,8 @@ pub struct CrossTensors {
     written: StepState,
     /// The last row is the pass's only one, so that any query sees all: as they are read.
     read: StepState,
+    /// Tensors that receive the queries of layers, `[T, H D]`, for inspection of attention weights.
+    queries: BTreeMap<usize, Tensor>,
 }
 
 impl CrossTensors {
@@ -72,7 +76,18 @@ impl CrossTensors {
             CachedKeys::declare(&format!("cross.{l}"), kind, shape, n_rows)
         };
         let keys = config.blocks.iter().enumerate().map(declare).collect::<Result<_, _>>()?;
-        Ok(CrossTensors { keys, written: StepState::declare()?, read: StepState::declare()? })
+        let (written, read) = (StepState::declare()?, StepState::declare()?);
+        Ok(CrossTensors { keys, written, read, queries: BTreeMap::new() })
+    }
+
+    /// The same tensors, with those that receive the queries of layers, `[T, H D]`.
+    pub(crate) fn with_queries(&self, queries: BTreeMap<usize, Tensor>) -> CrossTensors {
+        CrossTensors { queries, ..self.clone() }
+    }
+
+    /// A layer's keys and values.
+    pub(crate) fn keys(&self, layer: usize) -> Option<&CachedKeys> {
+        self.keys.get(layer)
     }
 
     /// Writes where rows begin and end, once.
@@ -124,7 +139,10 @@ impl Transformer {
         let cached = cross.keys.get(l).ok_or_else(|| wrong_cache(l))?;
         let n_tokens = h.shape()[0];
         let shape = [n_tokens, block.attention.q_dim()];
-        let q = rec.temporary("q", &shape)?;
+        let q = match cross.queries.get(&l) {
+            Some(q) => q.clone(),
+            None => rec.temporary("q", &shape)?,
+        };
         self.record_product(rec, flow, &weights.query, weights.norms.before.as_ref(), &h, &q)?; // [T, H D]
         let mixed = rec.temporary("mixed", &shape)?;
         let kernel = block.attention.kernel(false);

@@ -2,12 +2,18 @@
 
 use serde_json::{Value, json};
 
-use super::{Segment, Task, Transcript};
+use super::{Segment, Task, Transcript, Word};
 
-/// A transcript with its segments, as OpenAI's `verbose_json` has them; `language` is a code.
+/// A transcript with its segments, as OpenAI's `verbose_json` has them; `language` is a code. Words, if it has any, are in
+/// their segments, as `whisper` writes them.
 pub fn to_json(transcript: &Transcript, task: Task) -> Value {
+    let has_words = transcript.segments.iter().any(|segment| !segment.words.is_empty());
+    let word = |word: &Word| {
+        let (start, end) = (rounded(word.start), rounded(word.end));
+        json!({"word": word.text, "start": start, "end": end, "probability": word.probability})
+    };
     let segment = |(id, segment): (usize, &Segment)| {
-        json!({
+        let mut json = json!({
             "id": id,
             "seek": segment.seek,
             "start": rounded(segment.start),
@@ -18,7 +24,11 @@ pub fn to_json(transcript: &Transcript, task: Task) -> Value {
             "avg_logprob": segment.mean_log_probability,
             "compression_ratio": segment.compression_ratio,
             "no_speech_prob": segment.no_speech,
-        })
+        });
+        if has_words {
+            json["words"] = segment.words.iter().map(word).collect();
+        }
+        json
     };
     json!({
         "task": match task {
@@ -30,6 +40,22 @@ pub fn to_json(transcript: &Transcript, task: Task) -> Value {
         "text": transcript.text,
         "segments": transcript.segments.iter().enumerate().map(segment).collect::<Vec<_>>(),
     })
+}
+
+/// All words of a transcript, as the field `words` of OpenAI's `verbose_json` has them: without spaces around them.
+pub fn words_to_json(transcript: &Transcript) -> Value {
+    let words = transcript.segments.iter().flat_map(|segment| &segment.words);
+    let word = |word: &Word| json!({"word": word.text.trim(), "start": rounded(word.start), "end": rounded(word.end)});
+    words.map(word).collect()
+}
+
+/// A line for each word of segments, with its times, as whisper.cpp prints them.
+pub fn to_timed_words(segments: &[Segment]) -> String {
+    let line = |word: &Word| {
+        let [start, end] = [word.start, word.end].map(|seconds| clock(seconds, '.'));
+        format!("[{start} --> {end}]  {}\n", plain(&word.text))
+    };
+    segments.iter().flat_map(|segment| &segment.words).map(line).collect()
 }
 
 /// Seconds in thousandths.
@@ -94,6 +120,25 @@ mod tests {
                     2\n01:00:00,000 --> 01:01:01,020\nA <b> & c -> d\n\n";
         assert_eq!(to_srt(&segments()), want);
         assert_eq!(to_srt(&[]), "");
+    }
+
+    #[test]
+    fn words_have_times_in_json_and_lines() {
+        let word = |start, end, text: &str| Word { start, end, text: text.into(), probability: 0.5 };
+        let words = vec![word(0.0, 0.30000000000000004, " Hello"), word(0.3, 1.5, " there.")];
+        let segments = vec![Segment { words, ..Segment::default() }, Segment::default()];
+        assert_eq!(
+            to_timed_words(&segments),
+            "[00:00:00.000 --> 00:00:00.300]  Hello\n[00:00:00.300 --> 00:00:01.500]  there.\n"
+        );
+        let transcript = Transcript { segments, ..Transcript::default() };
+        let hello = json!({"word": "Hello", "start": 0.0, "end": 0.3});
+        assert_eq!(words_to_json(&transcript)[0], hello);
+        let json = to_json(&transcript, Task::Transcribe);
+        let there = json!({"word": " there.", "start": 0.3, "end": 1.5, "probability": 0.5});
+        assert_eq!((&json["segments"][0]["words"][1], &json["segments"][1]["words"]), (&there, &json!([])));
+        let json = to_json(&Transcript { segments: vec![Segment::default()], ..transcript }, Task::Transcribe);
+        assert!(json["segments"][0].get("words").is_none(), "{json}");
     }
 
     #[test]

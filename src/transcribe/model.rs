@@ -1,14 +1,15 @@
 //! A speech model on a device: the encoder once for each window, then the decoder token by token.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
 use super::options::TranscriberOptions;
+use crate::cpu::cached::read_row;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::scale;
+use crate::kernels::{AttentionConfig, KvType, scale};
 use crate::load::{SpeechFile, WeightUploader, Widened};
 use crate::memory::Limit;
 use crate::model::{
@@ -103,6 +104,7 @@ impl SpeechModel {
             workspace: Workspace::default(),
             hearing: None,
             passes: BTreeMap::new(),
+            inspected: BTreeMap::new(),
             n_tokens: 0,
         })
     }
@@ -116,7 +118,8 @@ impl SpeechModel {
         let mut workspace = Workspace::default();
         let hearing = session.record_hearing(&mut workspace)?;
         let size = session.io.stream.shape()[0];
-        let passes = [session.record_pass(size, &mut workspace)?, session.record_pass(1, &mut workspace)?];
+        let mut pass = |size| session.record_pass(size, (&session.io, Ending::Logits), &mut workspace);
+        let passes = [pass(size)?, pass(1)?];
         session.workspace = workspace;
         let inner = &self.inner;
         let kept = inner.encoder.tensors().chain(inner.decoder.tensors());
@@ -168,7 +171,15 @@ pub struct SpeechSession {
     hearing: Option<Recording>,
     /// Passes of the decoder by number of tokens.
     passes: BTreeMap<u32, Recording>,
+    /// Passes whose attention weights are read, in the same way.
+    inspected: BTreeMap<u32, InspectedPass>,
     n_tokens: u32,
+}
+
+/// A pass, with the queries of the layers whose attention weights are read.
+struct InspectedPass {
+    recording: Recording,
+    queries: BTreeMap<usize, Tensor>,
 }
 
 impl SpeechSession {
@@ -207,30 +218,17 @@ impl SpeechSession {
     /// [`Error::ContextFull`] if they are too many, [`Error::Operand`] for none or one outside the vocabulary,
     /// [`Error::NonFinite`] if a logit is no number; errors of the device.
     pub async fn logits(&mut self, ids: &[u32]) -> Result<Vec<f32>, Error> {
-        let (vocab_size, capacity) = (self.model.config().decoder.vocab_size, self.capacity());
-        let needed = self.n_tokens as usize + ids.len();
-        if needed > capacity {
-            return Err(Error::ContextFull { needed, capacity });
-        }
-        if let Some(id) = ids.iter().find(|&&id| id >= vocab_size) {
-            let (expected, found) = (format!("below {vocab_size}"), id.to_string());
-            return Err(Error::Operand { kernel: "speech", operand: "ids", expected, found });
-        }
-        if ids.is_empty() {
-            let (expected, found) = ("at least one".into(), "none".into());
-            return Err(Error::Operand { kernel: "speech", operand: "ids", expected, found });
-        }
+        self.check_ids(ids)?;
         let device = self.model.device().clone();
         let size = (ids.len() as u32).next_power_of_two();
         if !self.passes.contains_key(&size) {
             let mut workspace = std::mem::take(&mut self.workspace);
-            let record = || self.record_pass(size, &mut workspace);
+            let record = || self.record_pass(size, (&self.io, Ending::Logits), &mut workspace);
             let recorded = record_tested(&device, record, |recording| recording).await?;
             self.workspace = workspace;
             self.passes.insert(size, recorded);
         }
-        device.write(&self.io.tokens, self.n_tokens as usize, ids)?;
-        self.io.state.set(&device, self.n_tokens, ids.len() as u32)?;
+        self.write_ids(&device, ids)?;
         if let Some(pass) = self.passes.get(&size) {
             device.run(pass)?;
         }
@@ -240,6 +238,70 @@ impl SpeechSession {
             true => Ok(logits),
             false => Err(Error::NonFinite { pos: self.n_tokens - 1 }),
         }
+    }
+
+    /// Attention weights of heads, given as layers and heads, at each of these tokens, which replace the session's: over the
+    /// first `n_rows` of the encoder's rows, as if there were no others. Calls `each` with those of each head,
+    /// `[tokens, n_rows]`, layer by layer.
+    ///
+    /// # Errors
+    /// As [`SpeechSession::logits`]; [`Error::Operand`] for a head that the decoder does not have, and for no rows or too many.
+    pub async fn attention_weights(
+        &mut self,
+        ids: &[u32],
+        (heads, n_rows): (&[[u32; 2]], usize),
+        each: &mut dyn FnMut(&mut [f32]),
+    ) -> Result<(), Error> {
+        self.rewind(0);
+        self.check_ids(ids)?;
+        self.check_heads(heads, n_rows)?;
+        let device = self.model.device().clone();
+        let size = (ids.len() as u32).next_power_of_two();
+        let layers: BTreeSet<usize> = heads.iter().map(|&[layer, _]| layer as usize).collect();
+        if !self.inspected.get(&size).is_some_and(|pass| pass.queries.keys().eq(&layers)) {
+            let pass = self.inspected_pass(&device, size, &layers).await?;
+            self.inspected.insert(size, pass);
+        }
+        self.write_ids(&device, ids)?;
+        let Some(pass) = self.inspected.get(&size) else { return Ok(()) };
+        device.run(&pass.recording)?;
+        self.n_tokens += ids.len() as u32;
+        let mut weights = vec![0.0; ids.len() * n_rows];
+        for (&layer, queries) in &pass.queries {
+            let Some(cached) = self.cross.keys(layer) else { continue };
+            let (queries, keys) = (device.read::<f32>(queries).await?, device.read::<u32>(&cached.k).await?);
+            let attention = self.model.config().decoder.blocks[layer].attention.kernel(false);
+            for &[_, head] in heads.iter().filter(|&&[of, _]| of as usize == layer) {
+                let keys = by_element(cached.kind, &keys, (&attention, head as usize), n_rows);
+                weigh(&queries, &keys, (&attention, head as usize), &mut weights);
+                if weights.iter().any(|weight| weight.is_nan()) {
+                    return Err(Error::NonFinite { pos: self.n_tokens - 1 });
+                }
+                each(&mut weights);
+            }
+        }
+        Ok(())
+    }
+
+    async fn inspected_pass(
+        &mut self,
+        device: &Device,
+        size: u32,
+        layers: &BTreeSet<usize>,
+    ) -> Result<InspectedPass, Error> {
+        let blocks = &self.model.config().decoder.blocks;
+        let tensor = |layer: usize| {
+            let shape = [size, blocks[layer].attention.q_dim()];
+            Ok((layer, Tensor::declare("queries", Role::Activations, &shape, DType::F32)?))
+        };
+        let queries = layers.iter().map(|&layer| tensor(layer)).collect::<Result<BTreeMap<_, _>, Error>>()?;
+        let cross = Some(self.cross.with_queries(queries.clone()));
+        let io = PassTensors { cross, ..self.io.clone() };
+        let mut workspace = std::mem::take(&mut self.workspace);
+        let record = || self.record_pass(size, (&io, Ending::Cache), &mut workspace);
+        let recording = record_tested(device, record, |recording| recording).await?;
+        self.workspace = workspace;
+        Ok(InspectedPass { recording, queries })
     }
 
     /// Forgets the tokens after the first `n`.
@@ -263,18 +325,49 @@ impl SpeechSession {
     /// As [`SpeechModel::session`].
     pub fn n_dispatches(&self) -> Result<[usize; 2], Error> {
         let mut workspace = Workspace::default();
-        Ok([self.record_hearing(&mut workspace)?, self.record_pass(1, &mut workspace)?].map(|pass| pass.n_dispatches()))
+        let hearing = self.record_hearing(&mut workspace)?;
+        let pass = self.record_pass(1, (&self.io, Ending::Logits), &mut workspace)?;
+        Ok([hearing, pass].map(|pass| pass.n_dispatches()))
+    }
+
+    fn check_ids(&self, ids: &[u32]) -> Result<(), Error> {
+        let (vocab_size, capacity) = (self.model.config().decoder.vocab_size, self.capacity());
+        let needed = self.n_tokens as usize + ids.len();
+        if needed > capacity {
+            return Err(Error::ContextFull { needed, capacity });
+        }
+        if let Some(id) = ids.iter().find(|&&id| id >= vocab_size) {
+            return Err(wrong("ids", format!("below {vocab_size}"), id));
+        }
+        if ids.is_empty() {
+            return Err(wrong("ids", "at least one".into(), &"none"));
+        }
+        Ok(())
+    }
+
+    fn check_heads(&self, heads: &[[u32; 2]], n_rows: usize) -> Result<(), Error> {
+        let SpeechConfig { decoder, n_rows: most, .. } = self.model.config();
+        let n_heads = |layer: u32| decoder.blocks.get(layer as usize).map_or(0, |block| block.attention.n_heads);
+        if let Some(head) = heads.iter().find(|&&[layer, head]| head >= n_heads(layer)) {
+            let expected = format!("layers below {} and heads below {}", decoder.blocks.len(), n_heads(0));
+            return Err(wrong("heads", expected, &format!("{head:?}")));
+        }
+        match (1..=*most as usize).contains(&n_rows) {
+            true => Ok(()),
+            false => Err(wrong("n_rows", format!("1 to {most}"), &n_rows)),
+        }
+    }
+
+    /// Writes the tokens of the next pass.
+    fn write_ids(&self, device: &Device, ids: &[u32]) -> Result<(), Error> {
+        device.write(&self.io.tokens, self.n_tokens as usize, ids)?;
+        self.io.state.set(device, self.n_tokens, ids.len() as u32)
     }
 
     fn check(&self, frames: &[f32]) -> Result<(), Error> {
         match frames.len() == self.sound.frames.len() {
             true => Ok(()),
-            false => Err(Error::Operand {
-                kernel: "speech",
-                operand: "frames",
-                expected: format!("{:?} values", self.sound.frames.shape()),
-                found: frames.len().to_string(),
-            }),
+            false => Err(wrong("frames", format!("{:?} values", self.sound.frames.shape()), &frames.len())),
         }
     }
 
@@ -292,10 +385,51 @@ impl SpeechSession {
         Ok(rec.finish(workspace))
     }
 
-    fn record_pass(&self, n_tokens: u32, workspace: &mut Workspace) -> Result<Recording, Error> {
+    fn record_pass(
+        &self,
+        n_tokens: u32,
+        (io, ending): (&PassTensors, Ending),
+        workspace: &mut Workspace,
+    ) -> Result<Recording, Error> {
         let inner = &self.model.inner;
         let mut rec = Recorder::new(inner.device.target());
-        inner.decoder.record_pass(&mut rec, &self.cache, &self.io, n_tokens, Ending::Logits)?;
+        inner.decoder.record_pass(&mut rec, &self.cache, io, n_tokens, ending)?;
         Ok(rec.finish(workspace))
+    }
+}
+
+fn wrong(operand: &'static str, expected: String, found: &dyn ToString) -> Error {
+    Error::Operand { kernel: "speech", operand, expected, found: found.to_string() }
+}
+
+/// The first `n_rows` keys that a head reads, out of those of all heads: `[D, n_rows]`.
+fn by_element(kind: KvType, keys: &[u32], (config, head): (&AttentionConfig, usize), n_rows: usize) -> Vec<f32> {
+    let (n_heads, n_kv_heads) = (config.n_heads as usize, config.n_kv_heads as usize);
+    let (n_words, row_words) = (keys.len() / n_kv_heads, kind.row_words(config.head_dim) as usize);
+    let own = &keys[head * n_kv_heads / n_heads * n_words..][..n_words];
+    let mut key = vec![0.0; config.head_dim as usize];
+    let mut found = vec![0.0; key.len() * n_rows];
+    for (row, words) in own.chunks_exact(row_words).take(n_rows).enumerate() {
+        read_row(kind, words, &mut key);
+        key.iter().enumerate().for_each(|(element, x)| found[element * n_rows + row] = *x);
+    }
+    found
+}
+
+/// Softmax of a head's scores: of queries `[T, H D]` with keys `[D, rows]`, `[T, rows]`.
+fn weigh(queries: &[f32], keys: &[f32], (config, head): (&AttentionConfig, usize), weights: &mut [f32]) {
+    let head_dim = config.head_dim as usize;
+    let n_rows = keys.len() / head_dim;
+    let queries = queries.chunks_exact(head_dim).skip(head).step_by(config.n_heads as usize);
+    for (query, weights) in queries.zip(weights.chunks_exact_mut(n_rows)) {
+        weights.fill(0.0);
+        for (q, keys) in query.iter().zip(keys.chunks_exact(n_rows)) {
+            let q = config.scale * q;
+            weights.iter_mut().zip(keys).for_each(|(score, key)| *score += q * key);
+        }
+        let highest = weights.iter().copied().fold(f32::MIN, f32::max);
+        weights.iter_mut().for_each(|score| *score = (*score - highest).exp());
+        let sum: f32 = weights.iter().sum();
+        weights.iter_mut().for_each(|weight| *weight /= sum);
     }
 }

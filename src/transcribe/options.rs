@@ -33,6 +33,8 @@ pub struct TranscribeOptions {
     pub task: Task,
     /// Whether segments have times by the model's timestamps; otherwise each window is a segment. Default: true.
     pub timestamps: bool,
+    /// Whether segments have words with times. Segments then begin and end with their words. Default: false.
+    pub words: bool,
     /// A text before the first window: names, spelling, style.
     pub prompt: Option<String>,
     /// Whether the text of a window is the prompt of the next. Default: true.
@@ -56,6 +58,7 @@ impl Default for TranscribeOptions {
             language: None,
             task: Task::Transcribe,
             timestamps: true,
+            words: false,
             prompt: None,
             follows_text: true,
             temperatures: vec![0.0, 0.2, 0.4, 0.6, 0.8, 1.0],

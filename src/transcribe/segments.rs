@@ -1,32 +1,50 @@
 //! Segments of a window's tokens, and how far the next window is.
 
+use super::Word;
 use super::rules::SpeechTokens;
 
 /// Frames of a spectrogram in a second.
 pub(super) const FRAMES_PER_SECOND: f64 = 100.0;
 
-/// A part of a window's tokens, in seconds from the window's beginning.
+/// A part of a window's tokens, in seconds from the sound's beginning.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Part {
     pub start: f64,
     pub end: f64,
     pub ids: Vec<u32>,
+    pub words: Vec<Word>,
 }
 
-/// Cuts the tokens of a window of `n_frames` at pairs of timestamps. Also returns the frames to the next window: to the last
-/// pair, after which the text is not complete, or else all.
-pub(super) fn parts(tokens: &SpeechTokens, ids: &[u32], n_frames: u32) -> (Vec<Part>, u32) {
+impl Part {
+    fn new(start: f64, end: f64, ids: &[u32]) -> Part {
+        Part { start, end, ids: ids.to_vec(), words: Vec::new() }
+    }
+}
+
+/// The parts of a window.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Parts {
+    pub parts: Vec<Part>,
+    /// Frames to the next window: to the last pair of timestamps, after which the text is not complete, or else all.
+    pub next: u32,
+    /// Whether nobody speaks after the last part: a single timestamp ends it.
+    pub is_end: bool,
+}
+
+/// Cuts the tokens of a window of `n_frames` from frame `seek` on at pairs of timestamps.
+pub(super) fn parts(tokens: &SpeechTokens, ids: &[u32], (seek, n_frames): (u32, u32)) -> Parts {
+    let offset = f64::from(seek) / FRAMES_PER_SECOND;
     let is_time = |id: &u32| tokens.is_timestamp(*id);
-    let ends_with_one = matches!(ids, [.., text, time] if !is_time(text) && is_time(time));
+    let is_end = matches!(ids, [.., text, time] if !is_time(text) && is_time(time));
     let mut cuts: Vec<usize> =
         (1..ids.len()).filter(|&i| ids.get(i - 1..=i).is_some_and(|pair| pair.iter().all(is_time))).collect();
     let seconds = f64::from(n_frames) / FRAMES_PER_SECOND;
     if cuts.is_empty() {
         let last = ids.iter().rev().find(|id| is_time(id)).map(|&id| tokens.seconds(id));
         let end = last.filter(|&end| end > 0.0).unwrap_or(seconds);
-        return (vec![Part { start: 0.0, end, ids: ids.to_vec() }], n_frames);
+        return Parts { parts: vec![Part::new(offset, offset + end, ids)], next: n_frames, is_end };
     }
-    if ends_with_one {
+    if is_end {
         cuts.push(ids.len());
     }
     let time = |id: Option<&u32>| id.map_or(0.0, |&id| tokens.seconds(id));
@@ -34,13 +52,13 @@ pub(super) fn parts(tokens: &SpeechTokens, ids: &[u32], n_frames: u32) -> (Vec<P
     for cut in cuts {
         let ids = &ids[from..cut];
         end = time(ids.last());
-        found.push(Part { start: time(ids.first()), end, ids: ids.to_vec() });
+        found.push(Part::new(offset + time(ids.first()), offset + end, ids));
         from = cut;
     }
     let heard = (end * FRAMES_PER_SECOND).round() as u32;
-    let next = if ends_with_one { n_frames } else { heard.min(n_frames) };
+    let next = if is_end { n_frames } else { heard.min(n_frames) };
     // A window that ends where it began would come again for ever.
-    (found, if next == 0 { n_frames } else { next })
+    Parts { parts: found, next: if next == 0 { n_frames } else { next }, is_end }
 }
 
 #[cfg(test)]
@@ -49,7 +67,7 @@ mod tests {
     use crate::transcribe::rules::tests::tokens;
 
     fn cut(ids: &[u32]) -> (Vec<(f64, f64, Vec<u32>)>, u32) {
-        let (parts, next) = parts(&tokens(), ids, 100);
+        let Parts { parts, next, .. } = parts(&tokens(), ids, (0, 100));
         let hundredth = |seconds: f64| (seconds * 100.0).round() / 100.0;
         (parts.into_iter().map(|part| (hundredth(part.start), hundredth(part.end), part.ids)).collect(), next)
     }

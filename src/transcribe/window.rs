@@ -17,6 +17,8 @@ use crate::tokenizer::Tokenizer;
 #[derive(Clone, Debug)]
 pub(super) struct WindowText {
     pub ids: Vec<u32>,
+    /// The probability of each.
+    pub probabilities: Vec<f32>,
     pub temperature: f32,
     /// Of the tokens and the end.
     pub mean_log_probability: f32,
@@ -64,12 +66,14 @@ pub(super) async fn decode(
     let mut last = None;
     for &temperature in &options.temperatures {
         session.rewind(begun);
-        let (ids, sum) = sample(session, tokens, (first.clone(), max_ids), (options, temperature), random).await?;
+        let (ids, probabilities, sum) =
+            sample(session, tokens, (first.clone(), max_ids), (options, temperature), random).await?;
         let text: Vec<u32> = ids.iter().copied().filter(|&id| tokens.is_text(id)).collect();
         let found = WindowText {
             mean_log_probability: (sum / (ids.len() + 1) as f64) as f32,
             compression_ratio: compression_ratio(tokenizer.decode(&text, true)?.trim()),
             ids,
+            probabilities,
             temperature,
             no_speech,
         };
@@ -82,28 +86,30 @@ pub(super) async fn decode(
     last.ok_or_else(|| Error::Option { option: "temperatures", expected: "one or more".into(), found: "none".into() })
 }
 
-/// Chooses tokens up to the end. Returns them with the sum of their logarithmic probabilities.
+/// Chooses tokens up to the end. Returns them with their probabilities and the sum of their logarithms.
 async fn sample(
     session: &mut SpeechSession,
     tokens: &SpeechTokens,
     (first, max_ids): (Vec<f32>, usize),
     (options, temperature): (&TranscribeOptions, f32),
     random: &mut Random,
-) -> Result<(Vec<u32>, f64), Error> {
-    let (mut ids, mut sum, mut logits) = (Vec::new(), 0.0, first);
+) -> Result<(Vec<u32>, Vec<f32>, f64), Error> {
+    let (mut ids, mut probabilities, mut sum, mut logits) = (Vec::new(), Vec::new(), 0.0, first);
     while ids.len() < max_ids {
         tokens.apply(&mut logits, &ids, options.timestamps);
         let id = choose(&logits, temperature, random);
-        sum += f64::from(logits[id as usize]) - log_sum_exp(&logits);
+        let log_probability = f64::from(logits[id as usize]) - log_sum_exp(&logits);
+        sum += log_probability;
         if id == tokens.end {
             break;
         }
         ids.push(id);
+        probabilities.push(log_probability.exp() as f32);
         if ids.len() < max_ids {
             logits = session.logits(&[id]).await?;
         }
     }
-    Ok((ids, sum))
+    Ok((ids, probabilities, sum))
 }
 
 /// The likeliest token, or one that is drawn.
@@ -180,6 +186,7 @@ mod tests {
         let options = TranscribeOptions::default();
         let text = |mean, ratio, no_speech| WindowText {
             ids: Vec::new(),
+            probabilities: Vec::new(),
             temperature: 0.0,
             mean_log_probability: mean,
             compression_ratio: ratio,

@@ -31,6 +31,11 @@ class Audio(unittest.TestCase):
         self.assertEqual((long.text, long.language, long.duration), (short.text, "english", 3.0))
         self.assertEqual("".join(segment.text for segment in long.segments).strip(), short.text)
         self.assertTrue(all(0 <= segment.start < segment.end <= 3 for segment in long.segments))
+        asked_words = dict(response_format="verbose_json", timestamp_granularities=["word"])
+        timed = self.transcriptions.create(**asked, **asked_words)
+        self.assertIsNone(timed.segments)
+        self.assertEqual("".join(word.word for word in timed.words), "".join(timed.text.split()))
+        self.assertTrue(all(0 <= word.start <= word.end <= 3 for word in timed.words))
         for form in ["srt", "vtt"]:
             subtitles = self.transcriptions.create(**asked, response_format=form)
             self.assertEqual(subtitles.count(" --> "), len(long.segments))
@@ -54,7 +59,7 @@ class Audio(unittest.TestCase):
         for change, param in [
             (dict(file=("a.mp3", b"ID3 and so on")), "file"),
             (dict(language="klingon"), "language"),
-            (dict(timestamp_granularities=["word"], response_format="verbose_json"), "timestamp_granularities[]"),
+            (dict(timestamp_granularities=["word"], response_format="srt"), "timestamp_granularities[]"),
             (dict(model="story"), "model"),
         ]:
             with self.assertRaises(openai.BadRequestError) as refused:

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use tilewright::sound::{SAMPLE_RATE, Sound, SoundLimits};
-use tilewright::transcribe::{Segment, Task, to_json, to_srt, to_vtt};
+use tilewright::transcribe::{Segment, Task, to_json, to_srt, to_timed_words, to_vtt};
 use tilewright::{Error, TranscribeOptions, Transcriber, TranscriberOptions, Transcript, replace_file};
 
 use super::{CommandFailure, DeviceArgs, check_output, progress, save_pipeline_caches, tell_findings};
@@ -41,6 +41,9 @@ pub struct TranscribeArgs {
     /// Print a JSON object for each file, with its segments.
     #[arg(long)]
     json: bool,
+    /// Print a line for each word with its times; with --json, segments have their words.
+    #[arg(long)]
+    words: bool,
     /// Write a file for each sound into a folder, by the sound's name, instead of printing.
     #[arg(long, value_name = "FOLDER")]
     output_dir: Option<PathBuf>,
@@ -117,7 +120,7 @@ impl TranscribeArgs {
             if streams {
                 printed = bar.suspend(|| {
                     let mut out = io::stdout().lock();
-                    segments.iter().try_for_each(|segment| writeln!(out, "{}", segment.text.trim()))?;
+                    out.write_all(self.lines(segments).as_bytes())?;
                     out.flush()
                 });
             }
@@ -145,6 +148,7 @@ impl TranscribeArgs {
         TranscribeOptions {
             language: self.language.clone(),
             task: if self.translate { Task::Translate } else { Task::Transcribe },
+            words: self.words,
             prompt: self.prompt.clone(),
             ..TranscribeOptions::default()
         }
@@ -156,7 +160,15 @@ impl TranscribeArgs {
             (true, ..) => to_srt(&transcript.segments),
             (_, true, _) => to_vtt(&transcript.segments),
             (.., true) => format!("{:#}\n", to_json(transcript, self.options().task)),
-            _ => transcript.segments.iter().map(|segment| format!("{}\n", segment.text.trim())).collect(),
+            _ => self.lines(&transcript.segments),
+        }
+    }
+
+    /// Segments as text.
+    fn lines(&self, segments: &[Segment]) -> String {
+        match self.words {
+            true => to_timed_words(segments),
+            false => segments.iter().map(|segment| format!("{}\n", segment.text.trim())).collect(),
         }
     }
 }

@@ -49,6 +49,17 @@ fn transcripts_are_the_same_in_all_formats() {
         plain.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>(),
         texts
     );
+    let json: Value = serde_json::from_str(&stdout(&[model, sound, "-l", "en", "--json", "--words"])).unwrap();
+    let segments_with_words = json["segments"].as_array().unwrap();
+    let words: Vec<&str> = segments_with_words
+        .iter()
+        .flat_map(|segment| segment["words"].as_array().unwrap())
+        .map(|word| word["word"].as_str().unwrap())
+        .collect();
+    let timed = stdout(&[model, sound, "-l", "en", "--words"]);
+    let texts: Vec<&str> = timed.lines().map(|line| line.split_once("]  ").unwrap().1).collect();
+    assert_eq!(texts, words.iter().map(|word| word.trim()).collect::<Vec<_>>());
+    assert!(texts.len() > segments_with_words.len() && timed.starts_with("[00:00:0"), "{timed}");
     let srt = stdout(&[model, sound, "-l", "en", "--srt"]);
     assert_eq!(srt.matches(" --> ").count(), segments.len());
     let vtt = stdout(&[model, sound, "-l", "en", "--vtt"]);

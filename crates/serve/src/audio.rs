@@ -18,7 +18,9 @@ use serde_json::{Map, Number, Value as Json, json};
 use tilewright::engine::Usage;
 use tilewright::model::ModelConfig;
 use tilewright::sound::{SAMPLE_RATE, Sound, SoundLimits};
-use tilewright::transcribe::{Segment, SpeechModel, Task as SpeechTask, language_name, to_json, to_srt, to_vtt};
+use tilewright::transcribe::{
+    Segment, SpeechModel, Task as SpeechTask, language_name, to_json, to_srt, to_vtt, words_to_json,
+};
 use tilewright::{Device, Error, MemoryPlan, TranscribeOptions, Transcriber, Transcript};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
@@ -61,9 +63,18 @@ const FIELDS: &[Field] = &[
         "false",
         "Send events `transcript.text.delta` with the text of each segment, and `transcript.text.done` with all of it.",
     ),
-    neutral("timestamp_granularities[]", &[Neutral::Only("segment")], "Segments have times, words have none."),
+    field(
+        GRANULARITIES,
+        Kind::Other(&["array"], GRANULARITY_LIST),
+        "[\"segment\"]",
+        "What has times in the answer: `segment`, `word` or both. Words need `verbose_json`.",
+    ),
     neutral("chunking_strategy", &[Neutral::Text("auto")], "Sounds are heard in windows of 30 seconds."),
 ];
+
+/// The field of what has times.
+const GRANULARITIES: &str = "timestamp_granularities[]";
+const GRANULARITY_LIST: &str = "a list of \"segment\" and \"word\"";
 
 /// The field of the sound.
 const FILE: &str = "file";
@@ -254,7 +265,8 @@ async fn answer(app: Arc<App>, asked: AudioRequest, task: SpeechTask) -> Result<
             format!("response_format is {format:?}, which is not streamed; leave out stream, or send \"json\"");
         return Err(ApiError::unsupported("response_format", message));
     }
-    let options = options_of(fields, task)?;
+    let granularities = Granularities::of(fields, &format)?;
+    let options = TranscribeOptions { words: granularities.words, ..options_of(fields, task)? };
     let lease = app.models.get_for(fields.text("model")?, Task::Transcribe).await?;
     lease.transcriber()?;
     lease.expect_batch(app.limits.batches)?;
@@ -265,7 +277,33 @@ async fn answer(app: Arc<App>, asked: AudioRequest, task: SpeechTask) -> Result<
         return streamed(Style::Data, alive, move |parts| job.stream(app, parts)).await;
     }
     let transcript = job.run(&app, None).await?;
-    Ok(formatted(&transcript, &format, task))
+    Ok(formatted(&transcript, (&format, granularities), task))
+}
+
+/// What has times in an answer with `verbose_json`.
+#[derive(Clone, Copy)]
+struct Granularities {
+    segments: bool,
+    words: bool,
+}
+
+impl Granularities {
+    fn of(fields: Fields<'_>, format: &str) -> Result<Granularities, ApiError> {
+        let Some(list) = fields.list(GRANULARITIES, GRANULARITY_LIST)? else {
+            return Ok(Granularities { segments: true, words: false });
+        };
+        let has = |granularity: &str| list.iter().any(|value| value == granularity);
+        let found = Granularities { segments: has("segment"), words: has("word") };
+        if list.iter().any(|value| value != "segment" && value != "word") {
+            return Err(fields.wrong(GRANULARITIES, GRANULARITY_LIST));
+        }
+        if found.words && format != "verbose_json" {
+            let message =
+                format!("{GRANULARITIES} has \"word\", which needs response_format \"verbose_json\", not {format:?}");
+            return Err(ApiError::unsupported(GRANULARITIES, message));
+        }
+        Ok(found)
+    }
 }
 
 fn options_of(fields: Fields<'_>, task: SpeechTask) -> Result<TranscribeOptions, ApiError> {
@@ -369,7 +407,7 @@ impl SpeechJob {
 }
 
 /// A transcript in one of OpenAI's formats.
-fn formatted(transcript: &Transcript, format: &str, task: SpeechTask) -> Response {
+fn formatted(transcript: &Transcript, (format, has): (&str, Granularities), task: SpeechTask) -> Response {
     let usage = json!({"type": "duration", "seconds": transcript.seconds.ceil()});
     let text = match format {
         "text" => format!("{}\n", transcript.text),
@@ -378,6 +416,16 @@ fn formatted(transcript: &Transcript, format: &str, task: SpeechTask) -> Respons
         "verbose_json" => {
             let mut json = to_json(transcript, task);
             json["language"] = language_name(&transcript.language).into();
+            if has.words {
+                json["words"] = words_to_json(transcript);
+            }
+            if let Some(segments) = json["segments"].as_array_mut() {
+                // Words are beside the segments here.
+                segments.iter_mut().filter_map(Json::as_object_mut).for_each(|segment| drop(segment.remove("words")));
+            }
+            if let Some(json) = json.as_object_mut().filter(|_| !has.segments) {
+                json.remove("segments");
+            }
             json["usage"] = usage;
             return JsonBody(json).into_response();
         }

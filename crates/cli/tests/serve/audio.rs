@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Value as Json, json};
 use tilewright::sound::{Sound, SoundLimits};
-use tilewright::transcribe::{Task, to_json, to_srt, to_vtt};
+use tilewright::transcribe::{Task, to_json, to_srt, to_vtt, words_to_json};
 use tilewright::{Breaker, Device, Error, TranscribeOptions, Transcriber, TranscriberOptions, Transcript};
 use tilewright_serve::{Loaded, ModelSpec, ServerOptions};
 
@@ -134,6 +134,18 @@ fn transcripts_match_the_library_in_all_formats() {
         assert_eq!((&found["text"], &found["language"]), (&json!(want.text), &json!("english")), "{texts:?}");
         assert_eq!(found["segments"], to_json(&want, options.task)["segments"], "{texts:?}");
     }
+    // Words, in place of segments or beside them.
+    let want = expected(&sound, &TranscribeOptions { words: true, ..english() });
+    let words = words_to_json(&want);
+    assert!(words.as_array().is_some_and(|words| words.len() > want.segments.len()), "{words}");
+    let texts = [("language", "en"), ("response_format", "verbose_json"), ("timestamp_granularities[]", "word")];
+    let found = answered(&server, PATH, &sound, &texts).json();
+    assert_eq!((&found["words"], &found["text"], found.get("segments")), (&words, &json!(want.text), None));
+    let both = [&texts[..], &[("timestamp_granularities[]", "segment")]].concat();
+    let found = answered(&server, PATH, &sound, &both).json();
+    let segment = &found["segments"][0];
+    assert_eq!(found["words"], words);
+    assert!(segment["start"] == words[0]["start"] && segment.get("words").is_none(), "{found}");
     // Detected, from a sound of another rate.
     let low = noise(4000, 2);
     let want = expected(&low, &TranscribeOptions::default());
@@ -199,7 +211,14 @@ fn invalid_forms_are_refused_by_name() {
     }
     for (name, text, code, says) in [
         ("langage", "en", "unsupported_value", "langage is not supported; did you mean `language`?"),
-        ("timestamp_granularities[]", "word", "unsupported_value", "leave it out or send [\"segment\"]"),
+        (
+            "timestamp_granularities[]",
+            "word",
+            "unsupported_value",
+            "needs response_format \"verbose_json\", not \"json\"",
+        ),
+        ("timestamp_granularities[]", "letter", "invalid_value", "expected a list of \"segment\" and \"word\""),
+        ("chunking_strategy", "whole", "unsupported_value", "leave it out or send \"auto\""),
         ("include[]", "logprobs", "unsupported_value", "include[] is not supported"),
         ("language", "klingon", "invalid_value", "a language that the model knows: en, de"),
         ("response_format", "xml", "invalid_value", "response_format is \"xml\", expected \"json\", \"text\""),
@@ -329,9 +348,9 @@ fn speech_model_is_described_before_it_is_loaded_and_its_requests_are_logged() {
     let tensors = shown["tensors"].as_array().unwrap();
     assert!(tensors.iter().any(|tensor| tensor["name"] == json!("model.encoder.conv1.weight")), "{tensors:?}");
     assert_eq!((&about()["status"], &about()["max_model_len"]), (&json!("unloaded"), &json!(64)));
-    let word: Part<'_> = ("timestamp_granularities[]", None, b"word");
-    let answer = ask(program.address, PATH, &[word, ("file", Some("a.wav"), &chirp())]);
-    assert_eq!((answer.status, answer.header("x-tilewright-ignored")), (200, Some("timestamp_granularities[]")));
+    let whole: Part<'_> = ("chunking_strategy", None, b"whole");
+    let answer = ask(program.address, PATH, &[whole, ("file", Some("a.wav"), &chirp())]);
+    assert_eq!((answer.status, answer.header("x-tilewright-ignored")), (200, Some("chunking_strategy")));
     let want = expected(&chirp(), &TranscribeOptions::default());
     assert_eq!(answer.json()["text"], json!(want.text));
     assert_eq!(about()["status"], json!("loaded"));
