@@ -336,11 +336,11 @@ impl Transcriber {
     ) -> Result<Option<Segment>, Error> {
         let text: Vec<u32> = ids.iter().copied().filter(|&id| self.tokens.is_text(id)).collect();
         let text = self.tokenizer.decode(&text, true)?;
-        let [start, end] = [start, end].map(|at| at.min(seconds));
-        words.iter_mut().for_each(|word| (word.start, word.end) = (word.start.min(seconds), word.end.min(seconds)));
         if text.trim().is_empty() || end <= start {
             return Ok(None);
         }
+        let [start, end] = [start, end].map(|at| at.min(seconds));
+        words.iter_mut().for_each(|word| (word.start, word.end) = (word.start.min(seconds), word.end.min(seconds)));
         Ok(Some(Segment {
             start,
             end,

@@ -52,9 +52,10 @@ impl Spectrogram<'_> {
         Ok(all)
     }
 
-    /// Frames that begin within the sound.
+    /// Whole frames of the sound; at least one unless it is empty.
     pub fn n_frames(&self) -> u32 {
-        self.samples.len().div_ceil(HOP) as u32
+        let n_whole = (self.samples.len() / HOP) as u32;
+        n_whole.max(u32::from(!self.samples.is_empty()))
     }
 
     /// `n` frames from `first` on, `[n, bands]`.
