@@ -18,9 +18,7 @@ use super::{CommandFailure, DeviceArgs, check_output, progress, save_pipeline_ca
 pub struct TranscribeArgs {
     /// Speech model: Hugging Face folder of a Whisper model, or hf:OWNER/REPO.
     pub model: PathBuf,
-    /// WAV files; `-` is stdin.
-    ///
-    /// Others are converted by `ffmpeg -i FILE -ar 16000 -ac 1 sound.wav`.
+    /// Sound files: WAV, FLAC, MP3, M4A (AAC), Ogg or WebM (Opus, Vorbis); `-` is stdin.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Language that is spoken, by code or English name [default: detected].
@@ -171,5 +169,5 @@ fn read(file: &Path) -> Result<Sound, Error> {
         false => std::fs::read(file),
     };
     let bytes = bytes.map_err(|source| Error::Io { path: file.into(), source })?;
-    Sound::decode(&bytes, &SoundLimits::default())?.resampled(SAMPLE_RATE)
+    Sound::decode_at(&bytes, SAMPLE_RATE, &SoundLimits::default())
 }

@@ -78,6 +78,25 @@ fn several_sounds_become_files_of_their_names() {
 }
 
 #[test]
+fn sounds_of_all_formats_are_transcribed() {
+    let Some(folder) = folder() else { return };
+    let sounds = common::find_data(Path::new("sounds")).unwrap();
+    let names = ["stereo.flac", "mono.mp3", "mono.ogg", "mono.opus", "stereo.webm", "mono.m4a", "mono.aac"];
+    let paths: Vec<String> = names.iter().map(|name| sounds.join(name).to_str().unwrap().to_owned()).collect();
+    let mut args = vec![folder.to_str().unwrap(), "-l", "en", "--json"];
+    args.extend(paths.iter().map(String::as_str));
+    let printed = stdout(&args);
+    let transcripts: Vec<Value> =
+        serde_json::Deserializer::from_str(&printed).into_iter().collect::<Result<_, _>>().unwrap();
+    let seconds: Vec<f64> = transcripts.iter().map(|one| one["duration"].as_f64().unwrap()).collect();
+    for (i, want) in [0.2, 0.4, 0.4, 0.18, 0.09, 0.46, 0.28].into_iter().enumerate() {
+        assert!((seconds[i] - want).abs() < 0.01, "{}: {} s, expected {want}", names[i], seconds[i]);
+    }
+    let of = |name: &str| stdout(&[args[0], sounds.join(name).to_str().unwrap(), "-l", "en"]);
+    assert_eq!(of("stereo.flac"), of("stereo.flac.wav"));
+}
+
+#[test]
 fn errors_name_the_file_or_the_flag() {
     let Some(folder) = folder() else { return };
     let model = folder.to_str().unwrap();
@@ -86,8 +105,8 @@ fn errors_name_the_file_or_the_flag() {
     let whole = std::fs::read(folder.join("chirp.wav")).unwrap();
     for (bytes, want) in [
         (&whole[..1000], "the file ends after 1000 bytes"),
-        (&b"ID3 and so on"[..], "an MP3 file, expected a WAV file"),
-        (&b""[..], "an empty file, expected a WAV file"),
+        (&b"words"[..], "no sound in a known format, expected WAV, FLAC, MP3, M4A (AAC), Ogg or WebM (Opus, Vorbis)"),
+        (&b""[..], "an empty file, expected WAV"),
     ] {
         std::fs::write(&bad, bytes).unwrap();
         let error = refused(&[model, path], 1);
