@@ -249,6 +249,7 @@ impl Decoding {
     /// Decodes a packet.
     fn take(&mut self, packet: &Packet) -> Result<(), Error> {
         self.n_packets += 1;
+        let n_before = self.mean.len() as u64;
         self.mean.clear();
         let (rate, n_frames) = match self.codec.decode(packet, &mut self.interleaved) {
             Ok((rate, n_channels)) => {
@@ -261,7 +262,7 @@ impl Decoding {
                 let Some(rate) = self.decoded.as_ref().map(|(rate, _)| *rate).or(self.header_rate) else {
                     return Ok(());
                 };
-                (rate, self.frames_of(packet, rate).min(MAX_SILENCE))
+                (rate, self.frames_of(packet, rate, n_before).min(MAX_SILENCE))
             }
             Err(error) => return Err(self.file.failed(error)),
         };
@@ -307,9 +308,9 @@ impl Decoding {
         Err(self.file.unsupported("length", format!("{seconds:.0} seconds"), supported))
     }
 
-    /// Samples that a packet should have.
-    fn frames_of(&self, packet: &Packet, rate: u32) -> u64 {
-        let Some(base) = self.track.time_base else { return 0 };
+    /// Samples that a damaged packet should have; where it does not say, as many as the packet before it had.
+    fn frames_of(&self, packet: &Packet, rate: u32, n_before: u64) -> u64 {
+        let Some(base) = self.track.time_base.filter(|_| packet.dur.get() > 0) else { return n_before };
         let seconds = packet.dur.get() as f64 * f64::from(base.numer.get()) / f64::from(base.denom.get());
         (seconds * f64::from(rate)).round() as u64
     }
