@@ -332,14 +332,14 @@ impl Decoding {
 /// What decodes packets.
 enum Codec {
     Symphonia(Box<dyn AudioDecoder>),
-    Opus(Opus),
+    Opus(Box<Opus>),
 }
 
 impl Codec {
     fn new(params: &AudioCodecParameters) -> Result<Codec, Failure> {
         if params.codec == well_known::CODEC_ID_OPUS {
             let opus = params.extra_data.as_deref().and_then(Opus::new);
-            return opus.map(Codec::Opus).ok_or(Failure::Unsupported("more than two channels"));
+            return opus.map(|opus| Codec::Opus(Box::new(opus))).ok_or(Failure::Unsupported("more than two channels"));
         }
         Ok(Codec::Symphonia(get_codecs().make_audio_decoder(params, &AudioDecoderOptions::default())?))
     }
