@@ -63,7 +63,7 @@ impl<T> Parsed<T> {
 }
 
 /// The name of a file's format by the first signature that it has, each with its offset.
-#[cfg(any(feature = "pictures", feature = "sound"))]
+#[cfg(any(feature = "pictures", feature = "sound-files"))]
 pub(crate) fn named_by_signature(bytes: &[u8], signatures: &[(usize, &[u8], &'static str)]) -> Option<&'static str> {
     let is_at =
         |(at, signature, _): &&(usize, &[u8], _)| bytes.get(*at..).is_some_and(|rest| rest.starts_with(signature));

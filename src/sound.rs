@@ -2,19 +2,24 @@
 //! data.
 //!
 //! ```text
-//! bytes -> Sound (one channel, its own rate) -> Sound::resampled -> 16 kHz -> Spectrogram::frames -> [frames, bands]
+//! bytes -> Sound::decode_at -> Sound (one channel, 16 kHz) -> Spectrogram::frames -> [frames, bands]
 //! ```
 
+#[cfg(feature = "sound-files")]
 mod decode;
 mod fourier;
+#[cfg(feature = "sound-files")]
+mod opus;
 mod resample;
 mod spectrogram;
 
+#[cfg(feature = "sound-files")]
 pub use decode::SoundLimits;
 pub(crate) use spectrogram::HOP;
 pub use spectrogram::Spectrogram;
 
 use crate::error::Error;
+use resample::Resampler;
 
 /// Samples in a second as speech models read them.
 pub const SAMPLE_RATE: u32 = 16_000;
@@ -34,18 +39,14 @@ impl Sound {
     /// # Errors
     /// [`Error::Operand`] for a rate that is 0 or above [`MAX_RATE`], no channels, or a sample that is no finite number.
     pub fn new(rate: u32, channels: u32, samples: &[f32]) -> Result<Sound, Error> {
-        let refused =
-            |operand, expected: String, found: String| Error::Operand { kernel: "sound", operand, expected, found };
-        if !(1..=MAX_RATE).contains(&rate) {
-            return Err(refused("rate", format!("1 to {MAX_RATE} samples in a second"), rate.to_string()));
-        }
+        check_rate(rate)?;
         if channels == 0 {
             return Err(refused("channels", "at least 1".into(), "0".into()));
         }
         check_finite(samples)?;
         let samples = match channels {
             1 => samples.to_vec(),
-            n => samples.chunks_exact(n as usize).map(|frame| frame.iter().sum::<f32>() / n as f32).collect(),
+            n => mean(samples, n as usize).collect(),
         };
         Ok(Sound { rate, samples })
     }
@@ -70,11 +71,27 @@ impl Sound {
     /// # Errors
     /// [`Error::Operand`] for a rate that is 0 or above [`MAX_RATE`].
     pub fn resampled(&self, rate: u32) -> Result<Sound, Error> {
-        if rate == self.rate {
-            return Ok(self.clone());
-        }
-        let empty = Sound::new(rate, 1, &[])?;
-        Ok(Sound { samples: resample::resample(&self.samples, self.rate, rate), ..empty })
+        let mut resampler = Resampler::new(self.rate, rate)?;
+        resampler.push(&self.samples)?;
+        Ok(Sound { rate, samples: resampler.finish()? })
+    }
+}
+
+/// The mean of the channels of each whole frame.
+fn mean(samples: &[f32], n_channels: usize) -> impl Iterator<Item = f32> {
+    samples.chunks_exact(n_channels).map(move |frame| frame.iter().sum::<f32>() / n_channels as f32)
+}
+
+fn refused(operand: &'static str, expected: String, found: String) -> Error {
+    Error::Operand { kernel: "sound", operand, expected, found }
+}
+
+/// # Errors
+/// [`Error::Operand`] for a rate that is 0 or above [`MAX_RATE`].
+fn check_rate(rate: u32) -> Result<(), Error> {
+    match (1..=MAX_RATE).contains(&rate) {
+        true => Ok(()),
+        false => Err(refused("rate", format!("1 to {MAX_RATE} samples in a second"), rate.to_string())),
     }
 }
 
@@ -83,14 +100,17 @@ impl Sound {
 /// # Errors
 /// [`Error::Operand`] naming the first.
 pub(crate) fn check_finite(samples: &[f32]) -> Result<(), Error> {
+    check_finite_from(0, samples)
+}
+
+/// As [`check_finite`], for samples after `first` others.
+fn check_finite_from(first: u64, samples: &[f32]) -> Result<(), Error> {
     match samples.iter().position(|sample| !sample.is_finite()) {
         None => Ok(()),
-        Some(at) => Err(Error::Operand {
-            kernel: "sound",
-            operand: "samples",
-            expected: "finite numbers".into(),
-            found: format!("{} at sample {at}", samples[at]),
-        }),
+        Some(at) => {
+            let found = format!("{} at sample {}", samples[at], first + at as u64);
+            Err(refused("samples", "finite numbers".into(), found))
+        }
     }
 }
 

@@ -46,7 +46,7 @@ const MAX_PROMPT_TEMPERATURE: f32 = 0.5;
 /// # pollster::block_on(async {
 /// let device = Device::auto().await;
 /// let mut transcriber = Transcriber::load(&device, "whisper-tiny", TranscriberOptions::default())?;
-/// let sound = Sound::decode(&std::fs::read("speech.wav").unwrap(), &SoundLimits::default())?.resampled(SAMPLE_RATE)?;
+/// let sound = Sound::decode_at(&std::fs::read("speech.mp3").unwrap(), SAMPLE_RATE, &SoundLimits::default())?;
 /// let transcript = transcriber.transcribe(sound.samples(), &TranscribeOptions::default()).await?;
 /// for segment in &transcript.segments {
 ///     println!("{:.2} to {:.2}: {}", segment.start, segment.end, segment.text);

@@ -41,6 +41,98 @@ fn frames(samples: &[f32]) -> Vec<f32> {
     Spectrogram::new(samples, BANDS as u32, FRAMES).unwrap().frames(0, FRAMES)
 }
 
+/// Files of each format, how many samples of an encoder's delay begin them, and how far samples may differ from ffmpeg's, which
+/// are of 16 bits.
+const SOUNDS: [(&str, usize, f32); 8] = [
+    ("stereo.flac", 0, 0.0),
+    ("mono.mp3", 0, 2e-5),
+    ("stereo.mp3", 0, 2e-5),
+    ("mono.ogg", 0, 2e-5),
+    ("mono.opus", 0, 2e-5),
+    ("stereo.webm", 0, 2e-5),
+    ("mono.m4a", 1024, 2e-5),
+    ("mono.aac", 0, 2e-5),
+];
+
+fn sound_file(name: &str) -> Vec<u8> {
+    std::fs::read(common::find_data("sounds".as_ref()).expect("committed test data").join(name)).unwrap()
+}
+
+fn decoded(bytes: &[u8], limits: &SoundLimits) -> Result<Sound, String> {
+    Sound::decode(bytes, limits).map_err(|error| error.to_string())
+}
+
+#[test]
+fn files_of_all_formats_have_ffmpegs_samples() {
+    for (name, n_early, tolerance) in SOUNDS {
+        let [found, want] = [name, &format!("{name}.wav")].map(|name| {
+            let sound = decoded(&sound_file(name), &SoundLimits::default());
+            sound.unwrap_or_else(|error| panic!("{name}: {error}"))
+        });
+        // The last packet's end is left out by some, by ffmpeg not always.
+        let n = want.samples().len().min(found.samples().len() - n_early);
+        let n_more = want.samples().len().abs_diff(found.samples().len() - n_early);
+        assert!(found.rate() == want.rate() && n_more < 200, "{name}: {n_more} samples more or less");
+        let off = largest_difference(&found.samples()[n_early..n_early + n], &want.samples()[..n]);
+        println!("{name}: within {off:.1e}");
+        assert!(off <= tolerance && want.samples().iter().any(|sample| sample.abs() > 0.3), "{name}: off by {off}");
+        let at_once = found.resampled(SAMPLE_RATE).unwrap();
+        let in_parts = Sound::decode_at(&sound_file(name), SAMPLE_RATE, &SoundLimits::default()).unwrap();
+        assert_eq!(in_parts, at_once, "{name}");
+    }
+}
+
+#[test]
+fn files_that_are_cut_damaged_or_too_long_are_refused() {
+    let usual = SoundLimits::default();
+    for (name, ..) in SOUNDS {
+        let whole = sound_file(name);
+        // Of the header only, and of some of the sound: as much as there is where no length is given.
+        for end in [6, 40, whole.len() / 8, whole.len() / 2, whole.len() - 7] {
+            match decoded(&whole[..end], &usual) {
+                Ok(sound) => {
+                    let has_length = [".flac", ".m4a"].iter().any(|ending| name.ends_with(ending));
+                    assert!(!has_length && sound.seconds() < 0.5, "{name} up to {end}: {} s", sound.seconds());
+                }
+                Err(error) => assert!(
+                    ["the file ends after", "content", "no sound"].iter().any(|part| error.contains(part)),
+                    "{name} up to {end}: {error}"
+                ),
+            }
+        }
+        // Decoded until it is too long.
+        let short = SoundLimits { max_seconds: 0.05, ..usual };
+        let error = decoded(&whole, &short).unwrap_err();
+        assert!(error.contains("length is 0 seconds") && error.contains("at most 0.05 seconds"), "{name}: {error}");
+        let error = Sound::decode_at(&whole, 8000, &SoundLimits { max_samples: 300, ..usual }).unwrap_err().to_string();
+        assert!(error.contains("supported: at most 300; cut the sound"), "{name}: {error}");
+    }
+    let mut lying = sound_file("stereo.flac");
+    // 2^36 - 1 samples.
+    lying[21] |= 0x0f;
+    lying[22..26].fill(0xff);
+    assert!(decoded(&lying, &usual).unwrap_err().starts_with("FLAC: length is 3116530 seconds"));
+    let error = decoded(&sound_file("alac.m4a"), &usual).unwrap_err();
+    assert!(error.starts_with("MPEG-4: codec is ALAC, which is not supported (supported: WAV, FLAC"), "{error}");
+    // A damaged packet becomes silence, but not most of them. Each begins 6 or 7 bytes after a block's first.
+    let mut damaged = sound_file("stereo.webm");
+    let whole = decoded(&damaged, &usual).unwrap();
+    let block = |at: usize| match damaged[at..] {
+        [0xa3, 0x80..=0xff, 0x81, ..] => Some(at + 6),
+        [0xa3, 0x40..=0x7f, _, 0x81, ..] => Some(at + 7),
+        _ => None,
+    };
+    let packets: Vec<usize> = (0..damaged.len()).filter_map(block).collect();
+    damaged[packets[2]..packets[2] + 2].fill(0xff);
+    let partly = decoded(&damaged, &usual).unwrap();
+    let n_silent = partly.samples().iter().filter(|&&sample| sample == 0.0).count();
+    assert_eq!(partly.samples().len(), whole.samples().len());
+    assert!((960..1000).contains(&n_silent) && partly.samples()[..1000] == whole.samples()[..1000], "{n_silent}");
+    packets.iter().for_each(|&at| damaged[at..at + 2].fill(0xff));
+    let error = decoded(&damaged, &usual).unwrap_err();
+    assert!(error.starts_with("WebM: content at byte 0 is") && error.contains("packets damaged"), "{error}");
+}
+
 fn devices() -> Vec<Device> {
     executors().into_iter().chain(shared::gpus_beside_cpu([Tier::Baseline])).collect()
 }

@@ -35,7 +35,7 @@ mod picture;
 mod quantize;
 mod retrieval;
 mod shaders;
-#[cfg(feature = "sound")]
+#[cfg(feature = "sound-files")]
 mod sound;
 mod threads;
 mod tokenizer;

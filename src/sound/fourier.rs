@@ -1,4 +1,5 @@
-//! Discrete Fourier transform by the algorithm of Cooley and Tukey (1965), for lengths with the factors 2 and 5.
+//! Discrete Fourier transform by the algorithm of Cooley and Tukey (1965), for lengths with the factors 2 and 5. `realfft` would
+//! add 190 KiB to a WASM module.
 
 /// A complex number: its real and its imaginary part.
 pub(super) type Complex = [f64; 2];

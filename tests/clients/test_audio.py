@@ -55,6 +55,11 @@ class Audio(unittest.TestCase):
         self.assertEqual((long.text, long.language), (short.text, "english"))
         self.assertEqual(self.translations.create(**self.asked, prompt="In the den", response_format="text").strip(), short.text)
 
+    def test_files_of_all_formats(self):
+        for name, seconds in [("stereo.flac", 1), ("mono.mp3", 1), ("mono.m4a", 1), ("mono.opus", 1), ("stereo.webm", 1)]:
+            asked = dict(model="whisper", file=SOUND.parents[1] / "sounds" / name)
+            self.assertEqual(self.transcriptions.create(**asked).usage.seconds, seconds)
+
     def test_errors_name_the_field(self):
         for change, param in [
             (dict(file=("a.mp3", b"ID3 and so on")), "file"),

@@ -15,7 +15,7 @@ mod inputs;
 mod kernels;
 mod mutate;
 mod pictures;
-#[cfg(feature = "sound")]
+#[cfg(feature = "sound-files")]
 mod sounds;
 use crate::grammar::schemas;
 mod target;

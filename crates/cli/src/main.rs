@@ -193,6 +193,11 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return ended(Err(error.into())),
     };
+    if let Command::Transcribe(args) = &cli.command
+        && let Err(error) = args.check_files()
+    {
+        return ended(Err(error.into()));
+    }
     let mut tell = |text: &str| notice!("{text}");
     let localised = cli.models().into_iter().try_for_each(|model| hub::localise(model, &mut tell));
     if let Err(error) = localised {

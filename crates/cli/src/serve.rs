@@ -231,7 +231,8 @@ struct LimitArgs {
     /// Maximum size of all request bodies together; more get status 429 [default: 8 times the larger of --max-body and
     /// --max-audio].
     ///
-    /// The first 64 KiB of each body do not count. A sound counts as its samples at 16 kHz, 64 KB for each second.
+    /// The first 64 KiB of each body do not count. Sounds that wait for their transcripts have another limit of this size, and
+    /// take 64 KB for each second.
     #[arg(long, value_parser = parse_some_bytes, value_name = "BYTES")]
     max_bodies: Option<u64>,
     /// Maximum open connections; the longest-idle one is closed to admit a new one.

@@ -18,12 +18,10 @@ use super::{CommandFailure, DeviceArgs, check_output, progress, save_pipeline_ca
 pub struct TranscribeArgs {
     /// Speech model: Hugging Face folder of a Whisper model, or hf:OWNER/REPO.
     pub model: PathBuf,
-    /// WAV files; `-` is stdin.
-    ///
-    /// Others are converted by `ffmpeg -i FILE -ar 16000 -ac 1 sound.wav`.
+    /// Sound files: WAV, FLAC, MP3, M4A (AAC), Ogg or WebM (Opus, Vorbis); `-` is stdin.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Language that is spoken, by code or English name [default: detected].
+    /// Language that is spoken, by code or English name; `auto` detects it [default: auto].
     #[arg(long, short, value_name = "LANGUAGE")]
     language: Option<String>,
     /// Translate into English.
@@ -38,13 +36,13 @@ pub struct TranscribeArgs {
     /// Print subtitles in the format WebVTT.
     #[arg(long, conflicts_with = "json")]
     vtt: bool,
-    /// Print a JSON object for each file, with its segments.
+    /// Print a JSON object with the segments; of several files a line each, with the file's name.
     #[arg(long)]
     json: bool,
     /// Print a line for each word with its times; with --json, segments have their words.
     #[arg(long)]
     words: bool,
-    /// Write a file for each sound into a folder, by the sound's name, instead of printing.
+    /// Write a file for each sound into a folder, by the sound's name, instead of printing; makes the folder.
     #[arg(long, value_name = "FOLDER")]
     output_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -64,7 +62,18 @@ pub fn transcribe(args: &TranscribeArgs) -> Result<(), CommandFailure> {
 }
 
 impl TranscribeArgs {
-    /// The file to write for each sound, if any.
+    /// Refuses files that do not exist, before a model is downloaded for them.
+    ///
+    /// # Errors
+    /// [`Error::Io`] naming the first one.
+    pub fn check_files(&self) -> Result<(), Error> {
+        self.files.iter().filter(|file| file.as_os_str() != "-").try_for_each(|file| match std::fs::metadata(file) {
+            Ok(_) => Ok(()),
+            Err(source) => Err(Error::Io { path: file.clone(), source }),
+        })
+    }
+
+    /// The file to write for each sound, if any, in a folder that exists.
     fn outputs(&self) -> Result<Vec<Option<PathBuf>>, Error> {
         let extension = match (self.srt, self.vtt, self.json) {
             (true, ..) => "srt",
@@ -83,6 +92,7 @@ impl TranscribeArgs {
                 false => Ok(vec![None; self.files.len()]),
             };
         };
+        std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.clone(), source })?;
         let output = |file: &PathBuf| {
             let stem = file.file_stem().filter(|_| file.as_os_str() != "-").unwrap_or("stdin".as_ref());
             let mut name = stem.to_os_string();
@@ -135,6 +145,11 @@ impl TranscribeArgs {
         printed?;
         match output {
             Some(path) => Ok(replace_file(path, self.text(&transcript).as_bytes())?),
+            None if self.json && self.files.len() > 1 => {
+                let mut json = to_json(&transcript, options.task);
+                json["file"] = name.to_string_lossy().into();
+                Ok(writeln!(io::stdout(), "{json}")?)
+            }
             None if streams => Ok(()),
             None => {
                 let mut out = io::stdout().lock();
@@ -183,5 +198,5 @@ fn read(file: &Path) -> Result<Sound, Error> {
         false => std::fs::read(file),
     };
     let bytes = bytes.map_err(|source| Error::Io { path: file.into(), source })?;
-    Sound::decode(&bytes, &SoundLimits::default())?.resampled(SAMPLE_RATE)
+    Sound::decode_at(&bytes, SAMPLE_RATE, &SoundLimits::default())
 }

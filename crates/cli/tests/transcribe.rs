@@ -45,6 +45,8 @@ fn transcripts_are_the_same_in_all_formats() {
     let text = |segment: &Value| segment["text"].as_str().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
     let texts: Vec<String> = segments.iter().map(text).collect();
     let plain = stdout(&[model, sound, "--language", "english"]);
+    assert_eq!(stdout(&[model, sound, "-l", "en-US"]), plain);
+    assert_eq!(stdout(&[model, sound, "-l", "auto"]), stdout(&[model, sound]));
     assert_eq!(
         plain.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>(),
         texts
@@ -73,7 +75,6 @@ fn transcripts_are_the_same_in_all_formats() {
 fn several_sounds_become_files_of_their_names() {
     let Some(folder) = folder() else { return };
     let out = std::env::temp_dir().join(format!("tilewright-transcripts-{}", std::process::id()));
-    std::fs::create_dir_all(&out).unwrap();
     let sounds = ["chirp.wav", "short.wav"].map(|name| folder.join(name));
     let [model, first, second] = [&folder, &sounds[0], &sounds[1]].map(|path| path.to_str().unwrap());
     let to = out.to_str().unwrap();
@@ -89,6 +90,27 @@ fn several_sounds_become_files_of_their_names() {
 }
 
 #[test]
+fn sounds_of_all_formats_are_transcribed() {
+    let Some(folder) = folder() else { return };
+    let sounds = common::find_data(Path::new("sounds")).unwrap();
+    let names = ["stereo.flac", "mono.mp3", "mono.ogg", "mono.opus", "stereo.webm", "mono.m4a", "mono.aac"];
+    let paths: Vec<String> = names.iter().map(|name| sounds.join(name).to_str().unwrap().to_owned()).collect();
+    let mut args = vec![folder.to_str().unwrap(), "-l", "en", "--json"];
+    args.extend(paths.iter().map(String::as_str));
+    let printed = stdout(&args);
+    let transcripts: Vec<Value> =
+        serde_json::Deserializer::from_str(&printed).into_iter().collect::<Result<_, _>>().unwrap();
+    assert_eq!(printed.lines().count(), names.len(), "{printed}");
+    assert!(transcripts.iter().zip(&paths).all(|(one, path)| one["file"] == path.as_str()), "{printed}");
+    let seconds: Vec<f64> = transcripts.iter().map(|one| one["duration"].as_f64().unwrap()).collect();
+    for (i, want) in [0.2, 0.4, 0.4, 0.18, 0.09, 0.46, 0.28].into_iter().enumerate() {
+        assert!((seconds[i] - want).abs() < 0.01, "{}: {} s, expected {want}", names[i], seconds[i]);
+    }
+    let of = |name: &str| stdout(&[args[0], sounds.join(name).to_str().unwrap(), "-l", "en"]);
+    assert_eq!(of("stereo.flac"), of("stereo.flac.wav"));
+}
+
+#[test]
 fn errors_name_the_file_or_the_flag() {
     let Some(folder) = folder() else { return };
     let model = folder.to_str().unwrap();
@@ -97,15 +119,16 @@ fn errors_name_the_file_or_the_flag() {
     let whole = std::fs::read(folder.join("chirp.wav")).unwrap();
     for (bytes, want) in [
         (&whole[..1000], "the file ends after 1000 bytes"),
-        (&b"ID3 and so on"[..], "an MP3 file, expected a WAV file"),
-        (&b""[..], "an empty file, expected a WAV file"),
+        (&b"words"[..], "no sound in a known format, expected WAV, FLAC, MP3, M4A (AAC), Ogg or WebM (Opus, Vorbis)"),
+        (&b""[..], "an empty file, expected WAV"),
     ] {
         std::fs::write(&bad, bytes).unwrap();
         let error = refused(&[model, path], 1);
         assert!(error.contains(path) && error.contains(want), "{error}");
     }
     std::fs::remove_file(&bad).unwrap();
-    assert!(refused(&[model, path], 1).contains(path));
+    // Before the model is looked at.
+    assert!(refused(&["hf:a/b", path], 1).contains(path));
     let sound = folder.join("short.wav");
     let sound = sound.to_str().unwrap();
     let error = refused(&[model, sound, "--language", "klingon"], 2);

@@ -68,6 +68,8 @@ pub struct App {
     pub slow: Arc<Semaphore>,
     /// Bytes still available for bodies and what is parsed from them.
     pub bodies: Arc<Semaphore>,
+    /// Bytes still available for samples of sounds.
+    pub sounds: Arc<Semaphore>,
 }
 
 /// Whether a prompt of this size may take long to encode.
@@ -257,6 +259,20 @@ impl App {
     /// # Errors
     /// `busy` if so many are not left.
     pub fn hold(&self, held: &mut HeldBytes, n_bytes: usize) -> Result<(), ApiError> {
+        self.reserve(&self.bodies, held, n_bytes)
+    }
+
+    /// Reserves bytes of a sound's samples, in a limit of their own: they wait for minutes, bodies do not.
+    ///
+    /// # Errors
+    /// `busy` if so many are not left.
+    pub fn hold_sound(&self, n_bytes: usize) -> Result<HeldBytes, ApiError> {
+        let mut held = None;
+        self.reserve(&self.sounds, &mut held, n_bytes)?;
+        Ok(held)
+    }
+
+    fn reserve(&self, limit: &Arc<Semaphore>, held: &mut HeldBytes, n_bytes: usize) -> Result<(), ApiError> {
         // A request above the whole limit needs all of it.
         let n_bytes = n_bytes.saturating_sub(SMALL_BODY).min(self.limits.bodies_bytes);
         let n_held = held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
@@ -264,7 +280,7 @@ impl App {
         if n_more == 0 {
             return Ok(());
         }
-        let more = self.bodies.clone().try_acquire_many_owned(n_more).map_err(|_| {
+        let more = limit.clone().try_acquire_many_owned(n_more).map_err(|_| {
             let message = "the server's memory for request bodies is in use; retry later";
             ApiError::refusal(StatusCode::TOO_MANY_REQUESTS, "busy", message)
         })?;

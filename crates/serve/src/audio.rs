@@ -41,7 +41,7 @@ pub const TRANSLATIONS: Endpoint =
     Endpoint::form("/v1/audio/translations", "Translates speech into English text, like OpenAI's Audio", &[FIELDS]);
 
 const FIELDS: &[Field] = &[
-    required(FILE, Kind::File, "The sound, a WAV file."),
+    required(FILE, Kind::File, "The sound: a WAV, FLAC, MP3, M4A (AAC), Ogg or WebM (Opus, Vorbis) file."),
     MODEL,
     field("language", Kind::Text, "detected", "Language that is spoken, by its code or English name."),
     field("prompt", Kind::Text, "", "Text that the model takes for what was said before: names, spelling, style."),
@@ -315,15 +315,18 @@ fn options_of(fields: Fields<'_>, task: SpeechTask) -> Result<TranscribeOptions,
     })
 }
 
-/// A file's sound at [`SAMPLE_RATE`]. Its samples take the place of the file in the shared limit of bodies before they do
-/// so in memory: a low rate becomes many more.
-async fn sound_of(app: &App, file: Bytes, mut held: HeldBytes) -> Result<(Sound, HeldBytes), ApiError> {
+/// A file's sound at [`SAMPLE_RATE`], decoded one at a time: a small file may have an hour. `held`: the file's bytes in the
+/// shared limit of bodies, until it is decoded.
+async fn sound_of(app: &App, file: Bytes, held: HeldBytes) -> Result<(Sound, HeldBytes), ApiError> {
     let limits = SoundLimits { max_seconds: app.limits.audio_time.as_secs_f64(), ..SoundLimits::default() };
-    let sound = app.prepare(move || Sound::decode(&file, &limits).map_err(refused)).await?;
-    let n_samples = (sound.seconds() * f64::from(SAMPLE_RATE)).ceil() as usize;
-    app.hold(&mut held, n_samples.saturating_mul(size_of::<f32>()))?;
-    let resampled = app.prepare_in_turn(true, move || Ok(sound.resampled(SAMPLE_RATE)?));
-    Ok((resampled.await?, held))
+    let decode = move || {
+        // Also if the client has disconnected.
+        let _held = held;
+        Sound::decode_at(&file, SAMPLE_RATE, &limits).map_err(refused)
+    };
+    let sound = app.prepare_in_turn(true, decode).await?;
+    let held = app.hold_sound(size_of_val(sound.samples()))?;
+    Ok((sound, held))
 }
 
 /// The refusal of a file.

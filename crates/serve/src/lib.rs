@@ -203,7 +203,8 @@ impl Server {
         let preparing = Arc::new(Semaphore::new(n_preparing));
         let slow = Arc::new(Semaphore::new(n_preparing / 2));
         let page = page.as_deref().map(StaticFiles::open).transpose()?.or_else(StaticFiles::included);
-        let bodies = Arc::new(Semaphore::new(limits.bodies_bytes.min(Semaphore::MAX_PERMITS)));
+        let of_bodies = || Arc::new(Semaphore::new(limits.bodies_bytes.min(Semaphore::MAX_PERMITS)));
+        let (bodies, sounds) = (of_bodies(), of_bodies());
         let metrics = Arc::new(Metrics::new(&telemetry));
         let app = Arc::new(App {
             models,
@@ -221,6 +222,7 @@ impl Server {
             preparing,
             slow,
             bodies,
+            sounds,
             refusals: Refusals::new(sinks.events.clone()),
         });
         let router = routes::router(app.clone());

@@ -11,8 +11,8 @@ pub struct Limits {
     pub audio_bytes: usize,
     /// Maximum length of a sound.
     pub audio_time: Duration,
-    /// Maximum bytes of all bodies together, without the first 64 KiB of each. Each JSON value counts 128 bytes more. A sound
-    /// counts as its samples at 16 kHz, 64 KB for each second.
+    /// Maximum bytes of all bodies together, without the first 64 KiB of each. Each JSON value counts 128 bytes more. Samples
+    /// of decoded sounds have a limit of their own, which is as large: 64 KB for each second.
     pub bodies_bytes: usize,
     /// Maximum JSON values in a body.
     pub values: usize,

@@ -73,7 +73,7 @@ fn chirp() -> Vec<u8> {
 
 /// The library's transcript.
 fn expected(sound: &[u8], options: &TranscribeOptions) -> Transcript {
-    let sound = Sound::decode(sound, &SoundLimits::default()).unwrap().resampled(16_000).unwrap();
+    let sound = Sound::decode_at(sound, 16_000, &SoundLimits::default()).unwrap();
     pollster::block_on(load(&Device::cpu()).unwrap().transcribe(sound.samples(), options)).unwrap()
 }
 
@@ -165,6 +165,17 @@ fn silence_is_an_empty_text() {
     }
 }
 
+#[test]
+fn sounds_of_all_formats_are_transcribed() {
+    let server = server();
+    let folder = common::find_data("sounds".as_ref()).unwrap();
+    for name in ["stereo.flac", "mono.mp3", "mono.ogg", "mono.opus", "stereo.webm", "mono.m4a", "mono.aac"] {
+        let sound = std::fs::read(folder.join(name)).unwrap();
+        let want = expected(&sound, &TranscribeOptions { language: Some("en".into()), ..TranscribeOptions::default() });
+        assert_eq!(answered(&server, PATH, &sound, &[("language", "en")]).json()["text"], json!(want.text), "{name}");
+    }
+}
+
 /// The texts of a streamed transcript's events, checked.
 fn streamed(events: &[Json]) -> (Vec<String>, String) {
     let (done, deltas) = events.split_last().unwrap();
@@ -202,7 +213,7 @@ fn invalid_forms_are_refused_by_name() {
     };
     let file = |content| ("file", Some("a.wav"), content);
     for (content, says) in [
-        (&b"ID3 and so on"[..], "file is an MP3 file, expected a WAV file"),
+        (&b"FORM of AIFF"[..], "file is an AIFF file, expected WAV, FLAC, MP3, M4A (AAC), Ogg or WebM (Opus, Vorbis)"),
         (&b"words"[..], "file is no sound in a known format"),
         (&b""[..], "file is an empty file"),
         (&sound[..1000], "file: the file ends after 1000 bytes"),
