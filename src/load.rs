@@ -65,6 +65,7 @@ pub use reader::{FileName, Head, HeaderReader};
 use refused::parse_gguf;
 #[cfg(feature = "hub")]
 pub(crate) use shards::{numbered, stem};
+pub(crate) use speech::LANGUAGES;
 pub use speech::{SpeechFile, SpeechGeneration};
 pub(crate) use tensor_index::TableRows;
 pub use tensor_index::TensorIndex;

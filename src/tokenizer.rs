@@ -34,6 +34,7 @@ mod wordpiece;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+pub(crate) use bpe::spelled;
 pub use cache::EncodingCache;
 pub use decode::StreamDecoder;
 pub use json::TokenizerConfig;

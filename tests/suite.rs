@@ -41,3 +41,5 @@ mod threads;
 mod tokenizer;
 mod tools;
 mod vision;
+#[cfg(feature = "sound")]
+mod whisper_cpp;

@@ -1,11 +1,17 @@
-//! Speech models: Whisper in Hugging Face folders (Radford et al. 2022, arXiv:2212.04356).
+//! Speech models: Whisper in Hugging Face folders and in files of whisper.cpp (Radford et al. 2022, arXiv:2212.04356).
 //!
 //! Encoder and decoder have tensors of the same names, those of GGUF text models, in an index each; around the encoder's
 //! blocks there are `conv.1` and `conv.2`, and `cross_attn_*` in the decoder's.
 
+mod ggml;
+mod languages;
+
 use std::path::Path;
 
 use serde_json::Value;
+
+use ggml::Ggml;
+pub(crate) use languages::LANGUAGES;
 
 use super::huggingface::{self, CONFIG, FolderTexts, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG};
 use super::refused::parse_safetensors;
@@ -85,7 +91,7 @@ pub struct SpeechGeneration {
 }
 
 impl SpeechFile {
-    /// Opens a speech model's Hugging Face folder.
+    /// Opens a speech model's Hugging Face folder, or a file of whisper.cpp (`ggml-*.bin`).
     ///
     /// # Errors
     /// [`Error::InFile`] naming the file and its invalid part, [`Error::Unsupported`] for a model of another kind,
@@ -93,11 +99,7 @@ impl SpeechFile {
     pub fn open(path: impl AsRef<Path>) -> Result<SpeechFile, Error> {
         let path = path.as_ref();
         if !is_of_folder(path) {
-            std::fs::metadata(path).map_err(|source| Error::Io { path: path.into(), source })?;
-            let found = "neither a folder nor a file of one".into();
-            let supported = "a Hugging Face folder of a Whisper model, with config.json and safetensors".into();
-            let error = Error::Unsupported { format: "speech model", field: "path".into(), found, supported };
-            return Err(error.in_file(path));
+            return of_ggml(path, FileBytes::map(path)?).map_err(|error| error.in_file(path));
         }
         let folder = folder_of(path);
         let texts = read_texts(folder)?;
@@ -126,10 +128,7 @@ impl SpeechFile {
                     (Some("encoder"), rest) => (&mut encoder, our_name(rest)),
                     (_, rest) => (&mut decoder, our_name(rest)),
                 };
-                let stored = match name.starts_with("conv.") && name.ends_with(".weight") {
-                    true => FileLayout::ByTap,
-                    false => FileLayout::AsRead,
-                };
+                let stored = stored(&name);
                 index.insert(name, i, tensor.clone(), stored);
             }
             files.push(file);
@@ -139,8 +138,11 @@ impl SpeechFile {
         Ok(SpeechFile { name, config, generation, tokenizer, encoder, decoder, files })
     }
 
-    /// Whether a path is, or is within, a folder of a speech model.
+    /// Whether a path is, or is within, a folder of a speech model, or a file of one.
     pub fn is_of_speech(path: impl AsRef<Path>) -> bool {
+        if !is_of_folder(path.as_ref()) {
+            return FileBytes::map(path.as_ref()).is_ok_and(|file| file.starts_with(ggml::MAGIC));
+        }
         let config = folder_of(path.as_ref()).join(CONFIG);
         let json = huggingface::read(&config).and_then(|bytes| ConfigJson::parse(&bytes));
         json.is_ok_and(|json| json.get_str("model_type").is_ok_and(|found| found == Some(WHISPER)))
@@ -149,6 +151,44 @@ impl SpeechFile {
     /// Bytes of the weights.
     pub fn size_bytes(&self) -> u64 {
         self.encoder.tensors().chain(self.decoder.tensors()).map(|tensor| tensor.size_bytes).sum()
+    }
+}
+
+/// A file of whisper.cpp.
+fn of_ggml(path: &Path, file: FileBytes) -> Result<SpeechFile, Error> {
+    if !file.starts_with(ggml::MAGIC) {
+        let found = "neither a folder nor a file of one".into();
+        let supported = "a Hugging Face folder of a Whisper model, with config.json and safetensors, or a ggml-*.bin";
+        return Err(Error::Unsupported {
+            format: "speech model",
+            field: "path".into(),
+            found,
+            supported: supported.into(),
+        });
+    }
+    let ggml = Ggml::parse(&file)?;
+    let config = config(&ggml.config)?;
+    let tokenizer = ggml.tokenizer();
+    let generation = tokenizer.as_ref().map_or_else(|_| Ok(SpeechGeneration::default()), |of| ggml.generation(of))?;
+    let (mut encoder, mut decoder) = (TensorIndex::default(), TensorIndex::default());
+    for tensor in &ggml.tensors {
+        check_type("ggml", tensor)?;
+        let (index, name) = match ggml::our_name(&tensor.name) {
+            Some(("encoder", name)) => (&mut encoder, name),
+            Some((_, name)) => (&mut decoder, name),
+            None => (&mut decoder, tensor.name.clone()),
+        };
+        index.insert(name.clone(), 0, tensor.clone(), stored(&name));
+    }
+    let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(SpeechFile { name, config, generation, tokenizer, encoder, decoder, files: vec![file] })
+}
+
+/// How a file stores the tensor of this name.
+fn stored(name: &str) -> FileLayout {
+    match name.starts_with("conv.") && name.ends_with(".weight") {
+        true => FileLayout::ByTap,
+        false => FileLayout::AsRead,
     }
 }
 

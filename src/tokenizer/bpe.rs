@@ -236,6 +236,17 @@ pub(super) fn byte_of_char(c: char) -> Option<u8> {
     }
 }
 
+/// Bytes in GPT-2's spelling.
+pub(crate) fn spelled(bytes: &[u8]) -> String {
+    let char = |&byte: &u8| match byte {
+        0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
+        0..=0x20 => char::from_u32(0x100 + u32::from(byte)).unwrap_or_default(),
+        0x7F..=0xA0 => char::from_u32(0x121 - 0x7F + u32::from(byte)).unwrap_or_default(),
+        0xAD => '\u{143}',
+    };
+    bytes.iter().map(char).collect()
+}
+
 /// The bytes of a token in GPT-2's spelling, or the literal bytes of a token with any other character.
 pub(super) fn token_bytes(token: &str) -> Vec<u8> {
     token.chars().map(byte_of_char).collect::<Option<_>>().unwrap_or_else(|| token.as_bytes().to_vec())
@@ -243,10 +254,12 @@ pub(super) fn token_bytes(token: &str) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::byte_of_char;
+    use super::{byte_of_char, spelled, token_bytes};
 
     #[test]
     fn byte_level_alphabet_covers_each_byte_once() {
+        let all: Vec<u8> = (0..=255).collect();
+        assert_eq!(token_bytes(&spelled(&all)), all);
         let mut bytes: Vec<u8> = ('\0'..='\u{200}').filter_map(byte_of_char).collect();
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());

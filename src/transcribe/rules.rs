@@ -1,11 +1,10 @@
 //! Which tokens may follow: those of a transcript, and timestamps in pairs that do not go back (Radford et al. 2022,
 //! arXiv:2212.04356, section 4.5).
 
-use super::languages::LANGUAGES;
 use super::options::Task;
 use crate::error::Error;
 use crate::generate::log_sum_exp;
-use crate::load::SpeechGeneration;
+use crate::load::{LANGUAGES, SpeechGeneration};
 use crate::tokenizer::Tokenizer;
 
 /// Seconds of a step between timestamps.

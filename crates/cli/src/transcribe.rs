@@ -16,7 +16,7 @@ use super::{CommandFailure, DeviceArgs, check_output, progress, save_pipeline_ca
 /// Prints a line for each segment as soon as it is known. Windows of silence have no text.
 #[derive(Args)]
 pub struct TranscribeArgs {
-    /// Speech model: Hugging Face folder of a Whisper model, or hf:OWNER/REPO.
+    /// Speech model: Hugging Face folder of a Whisper model, ggml-*.bin of whisper.cpp, or hf:OWNER/REPO.
     pub model: PathBuf,
     /// Sound files: WAV, FLAC, MP3, M4A (AAC), Ogg or WebM (Opus, Vorbis); `-` is stdin.
     #[arg(required = true, value_name = "FILE")]
