@@ -138,7 +138,7 @@ fn ggml_files_have_the_logits_of_their_folder() {
     let sound = samples(folder.join("chirp.wav"));
     let frames = Spectrogram::new(&sound, 80, 300).unwrap().frames(0, 300);
     let logits = |path: &Path| {
-        let options = TranscriberOptions { kv_type: KvType::F32 };
+        let options = TranscriberOptions { kv_type: KvType::F32, ..TranscriberOptions::default() };
         let mut session = SpeechModel::load(&common::cpu(), path, options).unwrap().session().unwrap();
         block_on(session.hear(&frames)).unwrap();
         block_on(session.logits(&[1, 3, 6, 142])).unwrap()
