@@ -163,7 +163,7 @@ fn tei_endpoints_match_the_encoders() {
     let cosine = |other: &Vec<f32>| other.iter().zip(&vectors[0]).map(|(a, b)| a * b).sum::<f32>();
     assert_near(&similar, &vectors[1..].iter().map(cosine).collect::<Vec<_>>());
     let decoded = done(shared(), "/decode", json!({"model": "nomic", "ids": [ids, ids]})).json();
-    let file = ModelFile::open(&encoder_path("nomic")).unwrap();
+    let file = ModelFile::open(encoder_path("nomic")).unwrap();
     let want = file.header.tokenizer.unwrap().decode(&prompted, true).unwrap();
     assert_eq!(decoded, json!([want, want]));
     assert_eq!(done(shared(), "/decode", json!({"model": "nomic", "ids": ids})).json(), json!([want]));
