@@ -12,7 +12,7 @@ use tilewright::sound::{Sound, SoundLimits, Spectrogram};
 use tilewright::transcribe::SpeechModel;
 use tilewright::{TranscribeOptions, Transcriber, TranscriberOptions};
 
-use crate::common::{self, block_on};
+use crate::common::{self, block_on, largest_difference};
 
 /// Names in a folder, in the order in which they are replaced, and those of OpenAI's `whisper`.
 const NAMES: [(&str, &str); 17] = [
@@ -143,7 +143,9 @@ fn ggml_files_have_the_logits_of_their_folder() {
         block_on(session.hear(&frames)).unwrap();
         block_on(session.logits(&[1, 3, 6, 142])).unwrap()
     };
-    assert_eq!(logits(&file.0), logits(&folder));
+    // The same numbers in other types are added in another order.
+    let off = largest_difference(&logits(&file.0), &logits(&folder));
+    assert!(off < 1e-5, "{off}");
     // The random model has other tokens than published ones.
     let error = SpeechFile::open(&file.0).unwrap().tokenizer.unwrap_err().to_string();
     assert!(error.contains("n_vocab is 293, expected 1509 to 1609 more than the "), "{error}");

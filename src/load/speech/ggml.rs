@@ -110,6 +110,12 @@ impl Ggml {
                 return Err(wrong("tensors", reader.at, &format!("at most {MAX_TENSORS}"), "more"));
             }
         }
+        // Of published models four times the width.
+        let ffn_dim = |part: &str| {
+            let name = format!("{part}.blocks.0.mlp.0.weight");
+            let found = tensors.iter().find(|tensor| tensor.name == name);
+            found.and_then(|tensor| tensor.shape.first().copied()).unwrap_or(u64::from(dim) * 4)
+        };
         let json = json!({
             "model_type": super::WHISPER,
             "d_model": dim,
@@ -119,10 +125,10 @@ impl Ggml {
             "vocab_size": n_vocab,
             "encoder_layers": layers,
             "encoder_attention_heads": heads,
-            "encoder_ffn_dim": dim.saturating_mul(4),
+            "encoder_ffn_dim": ffn_dim("encoder"),
             "decoder_layers": text_layers,
             "decoder_attention_heads": text_heads,
-            "decoder_ffn_dim": dim.saturating_mul(4),
+            "decoder_ffn_dim": ffn_dim("decoder"),
         });
         let config = ConfigJson::parse(json.to_string().as_bytes())?;
         Ok(Ggml { config, tokens, n_vocab, tensors })
