@@ -155,19 +155,22 @@ fn dispatches_per_layer_stay_within_each_familys_bound() {
         ("qwen35", 7),
         ("qwen35-moe", 9),
         ("qwen3-next", 9),
-        ("seed-oss", 5),
-        ("glm4-moe", 7),
+        // Queries, keys and values have biases, and a product takes a norm or a bias.
+        ("seed-oss", 6),
+        ("glm4-moe", 8),
         ("gemma4-31b", 7),
         ("gemma4-moe", 13),
         ("lfm3", 8),
         ("olmo-hybrid", 7),
-        ("falcon-h1", 9),
+        // Keys of a folder are scaled, and so in a matrix of another type.
+        ("falcon-h1", 10),
         ("nemotron-h", 5),
         ("nemotron-h-moe", 5),
         // Two of three layers have experts: at most 8 dispatches without, 10 with.
         ("deepseek-v2", 9),
         ("glm4-moe-lite", 10),
     ];
+    let mut more = Vec::new();
     for device in shared::gpus([Tier::Baseline, Tier::Subgroups]) {
         for (name, most) in common::drawn(3, families) {
             let model = Model::load(&device, data.join("tiny-random").join(name), LoadOptions::default()).unwrap();
@@ -179,9 +182,12 @@ fn dispatches_per_layer_stay_within_each_familys_bound() {
             let total = model.session().unwrap().decode_dispatches() - others;
             let n_layers = config.blocks.len();
             println!("{name} ({tier}): {:.2} dispatches for a layer", total as f64 / n_layers as f64);
-            assert!(total <= most * n_layers, "{name} ({tier}): {total} for {n_layers} layers");
+            if total > most * n_layers {
+                more.push(format!("{name} ({tier}): {total} for {n_layers} layers"));
+            }
         }
     }
+    assert!(more.is_empty(), "{more:?}");
 }
 
 /// Counters for 32 tokens after the first `n_before`: nothing is created.

@@ -266,7 +266,7 @@ impl GenerateOptions {
         }
         let expected = match is_greedy {
             true => format!("0 to {most}"),
-            false => "0, because speculation requires greedy decoding (temperature 0) without penalties, biases, constraint, logprobs and min_tokens".into(),
+            false => "0: speculation requires greedy decoding (temperature 0) without penalties, biases, constraint, logprobs or min_tokens".into(),
         };
         refused(option, expected, n)
     }
