@@ -30,7 +30,7 @@ class Audio(unittest.TestCase):
         long = self.transcriptions.create(**asked, response_format="verbose_json", timestamp_granularities=["segment"])
         self.assertEqual((long.text, long.language, long.duration), (short.text, "english", 3.0))
         self.assertEqual("".join(segment.text for segment in long.segments).strip(), short.text)
-        self.assertTrue(all(0 <= segment.start < segment.end <= 3 for segment in long.segments))
+        self.assertTrue(all(0 <= segment.start <= segment.end <= 3 for segment in long.segments))
         asked_words = dict(response_format="verbose_json", timestamp_granularities=["word"])
         timed = self.transcriptions.create(**asked, **asked_words)
         self.assertIsNone(timed.segments)
