@@ -47,6 +47,13 @@ macro_rules! block_types {
             pub const fn block_bytes(self) -> u64 {
                 match self { $(BlockType::$name => $size_bytes,)* }
             }
+
+            /// Bytes of a tensor of this shape; `None` if it is not whole blocks, or too large to count.
+            pub(crate) fn size_bytes(self, shape: &[u64]) -> Option<u64> {
+                let n = shape.iter().try_fold(1_u64, |product, &dimension| product.checked_mul(dimension))?;
+                let n_blocks = n.is_multiple_of(self.block_len()).then_some(n / self.block_len())?;
+                n_blocks.checked_mul(self.block_bytes())
+            }
         }
     };
 }

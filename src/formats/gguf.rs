@@ -742,12 +742,10 @@ fn read_tensor(cursor: &mut Cursor<'_>, item: u64, next_offset: u64, alignment: 
         ))
         .into());
     }
-    let n_elements = shape.iter().try_fold(1_u64, |product, &dimension| product.checked_mul(dimension));
-    let size_bytes = n_elements.and_then(|n| (n / block_type.block_len()).checked_mul(block_type.block_bytes()));
     // Checks the padded end as well, so that the next tensor's offset cannot wrap.
     let end = |size: u64| next_offset.checked_add(size).filter(|end| end.checked_next_multiple_of(alignment).is_some());
     let room = cursor.file_left();
-    let size_bytes = size_bytes.filter(|&size| end(size).is_some_and(|end| end <= room));
+    let size_bytes = block_type.size_bytes(&shape).filter(|&size| end(size).is_some_and(|end| end <= room));
     let size_bytes =
         size_bytes.ok_or_else(|| shape_error(format!("data that fits the file's remaining {room} bytes")))?;
 

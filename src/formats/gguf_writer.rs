@@ -97,9 +97,7 @@ impl GgufHeader {
         }
         let row_len = shape.last().copied().unwrap_or_default();
         let fits = (1..=MAX_RANK).contains(&shape.len()) && row_len.is_multiple_of(block_type.block_len());
-        let n_elements = shape.iter().try_fold(1_u64, |product, &dimension| product.checked_mul(dimension));
-        let n_blocks = n_elements.filter(|&n| fits && n > 0).map(|n| n / block_type.block_len());
-        let size_bytes = n_blocks.and_then(|n| n.checked_mul(block_type.block_bytes()));
+        let size_bytes = block_type.size_bytes(shape).filter(|&size| fits && size > 0);
         let end = |size: u64| self.next_offset.checked_add(size)?.checked_next_multiple_of(self.alignment);
         let Some((size_bytes, end)) = size_bytes.and_then(|size| Some((size, end(size)?))) else {
             let block_len = block_type.block_len();

@@ -254,10 +254,7 @@ impl TensorEntry {
     fn named(self, name: String) -> Result<TensorInfo, String> {
         let (Dtype(block_type), ShapeReader(shape), [begin, end]) = (self.dtype, self.shape, self.data_offsets);
         let size_bytes = end.checked_sub(begin).ok_or("data_offsets in reverse")?;
-        let n_elements = shape.iter().try_fold(1_u64, |product, &dimension| product.checked_mul(dimension));
-        let n_blocks =
-            n_elements.filter(|n| n.is_multiple_of(block_type.block_len())).map(|n| n / block_type.block_len());
-        if n_blocks.and_then(|n| n.checked_mul(block_type.block_bytes())) != Some(size_bytes) {
+        if block_type.size_bytes(&shape) != Some(size_bytes) {
             return Err(format!("{size_bytes} bytes for shape {shape:?} of {block_type}"));
         }
         Ok(TensorInfo { name, shape, block_type, offset: begin, size_bytes })

@@ -351,15 +351,11 @@ fn generation(json: &ConfigJson) -> Result<SpeechGeneration, Error> {
 
 /// Refuses heads that the decoder does not have.
 fn check_heads(generation: &SpeechGeneration, config: &SpeechConfig) -> Result<(), Error> {
-    let blocks = &config.decoder.blocks;
-    let n_heads = |layer: u32| blocks.get(layer as usize).map_or(0, |block| block.attention.n_heads);
-    match generation.alignment_heads.iter().find(|&&[layer, head]| head >= n_heads(layer)) {
+    match config.missing_head(&generation.alignment_heads) {
         None => Ok(()),
-        Some(found) => Err(Error::Config {
-            field: ALIGNMENT_HEADS.into(),
-            expected: format!("layers below {} and heads below {}", blocks.len(), n_heads(0)),
-            found: format!("{found:?}"),
-        }),
+        Some((expected, found)) => {
+            Err(Error::Config { field: ALIGNMENT_HEADS.into(), expected, found: format!("{found:?}") })
+        }
     }
 }
 

@@ -41,6 +41,14 @@ impl SpeechConfig {
         2 * self.n_rows
     }
 
+    /// The expected layers and heads of the decoder, and the first of `heads`, given as layers and heads, beyond them.
+    pub(crate) fn missing_head(&self, heads: &[[u32; 2]]) -> Option<(String, [u32; 2])> {
+        let blocks = &self.decoder.blocks;
+        let n_heads = |layer: u32| blocks.get(layer as usize).map_or(0, |block| block.attention.n_heads);
+        let found = heads.iter().find(|&&[layer, head]| head >= n_heads(layer))?;
+        Some((format!("layers below {} and heads below {}", blocks.len(), n_heads(0)), *found))
+    }
+
     /// Refuses values beyond any model or the kernels' limits, before anything is sized by them.
     ///
     /// # Errors

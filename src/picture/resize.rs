@@ -153,8 +153,8 @@ impl Picture {
     /// The picture in another size, equal to Pillow's `Image.resize` bit by bit.
     ///
     /// # Errors
-    /// [`Error::Operand`] if a side is zero or above 65536, also of this picture, or the size or the step between rows and columns has over
-    /// [`MAX_PIXELS`].
+    /// [`Error::Operand`] if a side is zero or above 65536, also of this picture, or the size or the step between rows and
+    /// columns has over [`MAX_PIXELS`].
     pub fn resize(&self, width: u32, height: u32, filter: Filter) -> Result<Picture, Error> {
         self.resize_window([width, height], [0..width, 0..height], filter)
     }

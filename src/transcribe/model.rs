@@ -346,13 +346,12 @@ impl SpeechSession {
     }
 
     fn check_heads(&self, heads: &[[u32; 2]], n_rows: usize) -> Result<(), Error> {
-        let SpeechConfig { decoder, n_rows: most, .. } = self.model.config();
-        let n_heads = |layer: u32| decoder.blocks.get(layer as usize).map_or(0, |block| block.attention.n_heads);
-        if let Some(head) = heads.iter().find(|&&[layer, head]| head >= n_heads(layer)) {
-            let expected = format!("layers below {} and heads below {}", decoder.blocks.len(), n_heads(0));
+        let config = self.model.config();
+        if let Some((expected, head)) = config.missing_head(heads) {
             return Err(wrong("heads", expected, &format!("{head:?}")));
         }
-        match (1..=*most as usize).contains(&n_rows) {
+        let most = config.n_rows;
+        match (1..=most as usize).contains(&n_rows) {
             true => Ok(()),
             false => Err(wrong("n_rows", format!("1 to {most}"), &n_rows)),
         }

@@ -6,6 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
 use std::path::{Path, PathBuf};
 
+use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches};
 use tilewright::Error;
@@ -60,10 +61,16 @@ const INSTEAD: [(&[&str], &str); 36] = [
     (&["--flash-attn"], "leave it out: attention is always fused"),
     (&["--enable-prefix-caching", "--cont-batching"], "leave it out: `serve` always does it"),
     (&["--trust-remote-code"], "leave it out: code of models is never run"),
-    (&["--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser"], "leave it out: the model's is used"),
+    (
+        &["--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser"],
+        "leave it out: the model's format is detected",
+    ),
     (&["--dtype", "--quantization"], "leave it out: weights have their file's type"),
     (&["--cache-type-v", "--cache-type-k", "--kv-cache-dtype"], "--kv-type is the type of keys and values"),
-    (&["--split-mode", "--tensor-split", "--tensor-parallel-size", "--pipeline-parallel-size"], "see --layers-on"),
+    (
+        &["--split-mode", "--tensor-split", "--tensor-parallel-size", "--pipeline-parallel-size"],
+        "use --layers-on DEVICE=N",
+    ),
     (&["--single-turn"], "`tilewright chat MODEL \"a question\"` answers once"),
     (&["--conversation"], "use `tilewright chat`"),
     (&["--no-conversation"], "use `tilewright run`"),
@@ -273,11 +280,13 @@ fn with_hint(error: clap::Error, command: &Command) -> clap::Error {
         (ErrorKind::MissingRequiredArgument, ..) => with_missing_model(error),
         (ErrorKind::ValueValidation, _, Some(flag)) => {
             let value = context(ContextKind::InvalidValue).unwrap_or_default();
-            let Some(reason) = StdError::source(&error).map(|reason| reason_of(reason, &value)) else { return error };
-            let is_address = StdError::source(&error).is_some_and(|reason| reason.is::<HubError>());
-            let known = if is_address { hub::available().unwrap_or_default() } else { Vec::new() };
-            let meant = model_names::address(&value, &known).filter(|_| is_address);
-            let reason = meant.map_or(reason.clone(), |address| format!("{reason}; did you mean `{address}`?"));
+            let Some(source) = StdError::source(&error) else { return error };
+            let mut reason = reason_of(source, &value);
+            if source.is::<HubError>()
+                && let Some(address) = model_names::address(&value, &hub::available().unwrap_or_default())
+            {
+                reason += &format!("; did you mean `{address}`?");
+            }
             let message =
                 format!("invalid value '{value}' for '{flag}': {reason}\n\nFor more information, try '--help'.\n");
             clap::Error::raw(error.kind(), message)
@@ -314,6 +323,11 @@ fn reason_of(reason: &(dyn StdError + 'static), value: &str) -> String {
     if is_limit { format!("expected {least} to {most}") } else { format!("expected {least} or more") }
 }
 
+/// Adds a tip, in place of others.
+fn suggest(error: &mut clap::Error, tip: impl Into<StyledStr>) {
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+}
+
 /// `transcribe a.wav` lacks its model, not its file.
 fn with_missing_model(mut error: clap::Error) -> clap::Error {
     let lacks = match error.get(ContextKind::InvalidArg) {
@@ -322,7 +336,7 @@ fn with_missing_model(mut error: clap::Error) -> clap::Error {
     };
     if lacks == Some("<FILE>...") {
         let hint = "the first argument is the model, such as hf:openai/whisper-tiny";
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
+        suggest(&mut error, hint);
     }
     error
 }
@@ -348,7 +362,7 @@ fn with_owner(mut error: clap::Error, flag: &str, command: &Command) -> clap::Er
     error.remove(ContextKind::SuggestedArg);
     // It has the flag that `clap` would suggest.
     error.remove(ContextKind::Usage);
-    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
+    suggest(&mut error, hint);
     error
 }
 
@@ -365,7 +379,7 @@ const OF_OLLAMA: [(&str, &str); 5] = [
 fn with_model_hint(mut error: clap::Error, word: &str) -> clap::Error {
     if let Some((_, instead)) = OF_OLLAMA.iter().find(|(name, _)| *name == word) {
         error.remove(ContextKind::SuggestedSubcommand);
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![(*instead).into()]));
+        suggest(&mut error, *instead);
         return error;
     }
     if error.get(ContextKind::SuggestedSubcommand).is_none() {
@@ -377,7 +391,7 @@ fn with_model_hint(mut error: clap::Error, word: &str) -> clap::Error {
             }
             None => "a model is a file, a folder or hf:OWNER/REPO; `tilewright list --available` lists some".into(),
         };
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
+        suggest(&mut error, hint);
     }
     error
 }

@@ -17,13 +17,13 @@ pub fn is_model(word: &str) -> bool {
         || word.to_ascii_lowercase().ends_with(".gguf")
 }
 
-/// Names that stand for the built-in model in `serve` and in documents.
-const BUILTIN: [&str; 2] = ["stories", "builtin"];
+/// Name of the built-in model in `serve`.
+pub const BUILTIN: &str = "stories";
 
 /// What to do about a model that does not exist.
 pub fn hint(name: &str, known: &[KnownModel]) -> String {
     match address(name, known) {
-        _ if BUILTIN.contains(&name) => "the built-in model is the default: leave the name out".into(),
+        _ if [BUILTIN, "builtin"].contains(&name) => "the built-in model is the default: leave the name out".into(),
         Some(address) => format!("did you mean `{address}`? `tilewright list --available` lists other models"),
         None if name.contains(' ') => {
             "the first argument is the model; to give the built-in model a prompt, use -p PROMPT".into()

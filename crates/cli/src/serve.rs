@@ -20,12 +20,10 @@ use tilewright_serve::{
 };
 
 use super::lora::Lora;
+use super::model_names::BUILTIN;
 use super::run::{self, ModelArgs, with_loading_bar};
 use super::speculation::DraftArgs;
 use super::{CommandFailure, bytes_above_0, hub, save_pipeline_caches, tell_findings};
-
-/// Name of the built-in model.
-const BUILTIN: &str = "stories";
 
 const EXAMPLES: &str = "\
 Examples:

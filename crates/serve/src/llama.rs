@@ -20,7 +20,7 @@ use super::chat::{ADD_GENERATION_PROMPT, TEMPLATE_VARIABLES, TOOLS};
 use super::completions::raw;
 use super::constraints::{self, constraint};
 use super::conversation::{message_of, tools_of};
-use super::embeddings::{EmbedInputs, EmbedJob};
+use super::embeddings::{EmbedInputs, EmbedJob, INPUT};
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
@@ -51,7 +51,7 @@ pub const EMBEDDING: Endpoint = Endpoint::post(
     "Computes embeddings, like llama.cpp's",
     &[&[
         MODEL,
-        required("content", Kind::Other(&["string", "array"], CONTENTS), "Texts, or token ids of the model."),
+        required("content", Kind::Other(&["string", "array"], INPUT), "Texts, or token ids of the model."),
         neutral("embd_normalize", &[Neutral::Number(2.0)], "Vectors have length 1."),
     ]],
 );
@@ -154,7 +154,6 @@ const CONTENT: &[Field] = &[
 ];
 
 const IDS: &str = "a list of token ids";
-const CONTENTS: &str = "a text, a list of texts, a list of token ids, or a list of those";
 const PROMPT_EXPECTED: &str = "a text, a list of token ids and texts, or a list of prompts";
 const EXTRA: &str = "a list of objects with a filename and a text";
 

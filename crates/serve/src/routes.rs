@@ -384,22 +384,17 @@ async fn wrong_method(method: Method, path: MatchedPath) -> ApiError {
 /// Static files, the response that Ollama's clients expect at the root, or an error.
 async fn other(State(app): State<Arc<App>>, request: Request) -> Response {
     let (reads, path) = (matches!(*request.method(), Method::GET | Method::HEAD), request.uri().path());
+    let is_html = |kinds: &HeaderValue| kinds.to_str().is_ok_and(|kinds| kinds.contains("text/html"));
+    let is_browser = request.headers().get_all(header::ACCEPT).iter().any(is_html);
     // Ollama's clients expect the text below, unless the operator has put a page there.
-    let wants_page = path != "/"
-        || !app.page.as_ref().is_some_and(StaticFiles::is_included)
-        || request
-            .headers()
-            .get_all(header::ACCEPT)
-            .iter()
-            .any(|kinds| kinds.to_str().is_ok_and(|kinds| kinds.contains("text/html")));
+    let wants_page = path != "/" || !app.page.as_ref().is_some_and(StaticFiles::is_included) || is_browser;
     if let Some(page) = app.page.as_ref().filter(|_| reads && wants_page)
         && let Some(file) = page.get(request.method(), path, request.headers()).await
     {
         return file;
     }
     if reads && path == "/" {
-        let accepts = request.headers().get(header::ACCEPT).and_then(|kinds| kinds.to_str().ok());
-        return match accepts.is_some_and(|kinds| kinds.contains("text/html")) {
+        return match is_browser {
             true => "tilewright is running; /openapi.json describes its APIs".into_response(),
             // Clients of Ollama compare this text.
             false => "Ollama is running".into_response(),

@@ -14,7 +14,8 @@ use tilewright::tokenizer::{EncodeOptions, Tokenizer};
 
 use super::app::{ApiRequest, App};
 use super::embeddings::{
-    DIMENSIONS, DOCUMENT_OPTIONS, EmbedInput, EmbedInputs, EmbedJob, INSTRUCTION, RerankJob, ScoreKind, TOP_N, top_n,
+    DIMENSIONS, DOCUMENT_OPTIONS, EmbedInput, EmbedInputs, EmbedJob, INPUT, INSTRUCTION, RerankJob, ScoreKind, TOP_N,
+    top_n,
 };
 use super::errors::ApiError;
 use super::fields::Fields;
@@ -106,7 +107,6 @@ pub const INPUTS: &[Field] = &[
 pub const ADD_SPECIAL_TOKENS: Field =
     field("add_special_tokens", Kind::Flag, "true", "Whether to add the model's special tokens.");
 
-const INPUT: &str = "a text, a list of texts, a list of token ids, or a list of those";
 const IDS: &str = "a list of token ids, or a list of those";
 const SIDES: &[&str] = &["Left", "Right", "left", "right"];
 

@@ -88,20 +88,18 @@ async function fetched(url: string, signal: AbortSignal): Promise<Blob> {
 
 /** The body, which may be longer than announced. */
 async function blobOf(response: Response): Promise<Blob> {
+  const reader = response.body?.getReader();
   const parts: Uint8Array<ArrayBuffer>[] = [];
   let size = 0;
-  for (const reader = response.body?.getReader(); ;) {
-    const { value } = await reader?.read() ?? {};
-    if (value === undefined) {
-      return new Blob(parts);
-    }
-    size += value.length;
-    parts.push(value);
+  for (let part = await reader?.read(); part?.value !== undefined; part = await reader?.read()) {
+    parts.push(part.value);
+    size += part.value.length;
     if (size > MAX_BYTES) {
       await reader?.cancel();
       checkBytes(size);
     }
   }
+  return new Blob(parts);
 }
 
 /** Decoded here, because a page's policy may forbid requests of such addresses. */

@@ -66,14 +66,12 @@ pub(super) struct Ggml {
 }
 
 impl Ggml {
+    /// Reads a file that begins with [`MAGIC`].
+    ///
     /// # Errors
     /// [`Error::Format`] naming the part and its offset, [`Error::Unsupported`] for an unknown type of a tensor.
     pub fn parse(bytes: &[u8]) -> Result<Ggml, Error> {
-        let mut reader = Reader { bytes, at: 0 };
-        let magic = reader.take("magic", MAGIC.len() as u32)?;
-        if magic != MAGIC {
-            return Err(wrong("magic", 0, "the number 0x67676d6c", magic.escape_ascii()));
-        }
+        let mut reader = Reader { bytes, at: MAGIC.len() };
         let mut shape = [0; 11];
         for (number, name) in shape.iter_mut().zip([
             "n_vocab",
@@ -292,13 +290,10 @@ impl<'a> Reader<'a> {
             found: kind.to_string(),
             supported: "those of GGUF".into(),
         })?;
-        let size = |shape: &[u64]| {
-            let n = shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim)).filter(|&n| n > 0)?;
-            let row = shape.last().is_some_and(|row| row.is_multiple_of(block_type.block_len()));
-            (n / block_type.block_len()).checked_mul(block_type.block_bytes()).filter(|_| row)
-        };
+        let has_whole_rows = shape.last().is_some_and(|row| row.is_multiple_of(block_type.block_len()));
         let left = (self.bytes.len() - self.at) as u64;
-        let size_bytes = size(&shape).filter(|&size| size <= left).ok_or_else(|| {
+        let size_bytes = block_type.size_bytes(&shape).filter(|size| has_whole_rows && (1..=left).contains(size));
+        let size_bytes = size_bytes.ok_or_else(|| {
             let expected = format!("dimensions within the file's last {left} bytes");
             wrong(&format!("tensor `{}`", name.escape_debug()), start, &expected, format!("{shape:?} of {block_type}"))
         })?;

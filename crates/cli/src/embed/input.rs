@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use tilewright::Error;
 
 use super::error::{BadRecord, EmbedError, RecordFault};
+use super::pictures::is_named_as_picture;
 use super::rows::{Cells, Records};
 use super::tables::{self, Columns};
 
@@ -56,9 +57,7 @@ impl InputFormat {
             "arrow" | "feather" => InputFormat::ArrowFile,
             "parquet" => InputFormat::Parquet,
             _ => {
-                let is_picture =
-                    ["png", "jpg", "jpeg", "webp", "gif"].contains(&extension.to_ascii_lowercase().as_str());
-                let message = match is_picture {
+                let message = match is_named_as_picture(path) {
                     true => "a picture, which --images embeds",
                     false => "unknown extension; set --io to text, jsonl, csv, arrow-file or parquet",
                 };

@@ -46,8 +46,13 @@ pub fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, EmbedError> {
 }
 
 fn is_picture(path: &Path) -> bool {
+    is_named_as_picture(path) && path.is_file()
+}
+
+/// Whether a file's extension is that of a picture.
+pub fn is_named_as_picture(path: &Path) -> bool {
     let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default().to_lowercase();
-    EXTENSIONS.contains(&extension.as_str()) && path.is_file()
+    EXTENSIONS.contains(&extension.as_str())
 }
 
 /// A record for each file.
