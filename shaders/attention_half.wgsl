@@ -361,7 +361,7 @@ override VALUE_ROUNDS: u32 = (KEYS / 4u * EIGHTS + WG - 1u) / WG;
 // with pages, at position `slot`. Keys past the last one repeat it.
 fn row_at(kv_head: u32, slot: u32, i: u32, n_keys: u32) -> u32 {
     let at = slot + min(i, n_keys - 1u);
-    if (PAGED) {
+    if (PAGE_TABLE > 0u) {
         return kv_head * params.head_stride + slot_of(0u, at) * params.key_stride;
     }
     return kv_head * params.head_stride + select(at, at - params.slots, at >= params.slots) * params.key_stride;
@@ -490,7 +490,7 @@ fn attention_half(
     var sum = 0.0; // of the weights that the invocation made
     var sums = Sums();
     // Of the tile's first key; it may pass the last one, but not twice, as each key that is seen has a slot of its own.
-    var slot = select(keys.x % params.slots, keys.x, PAGED);
+    var slot = select(keys.x % params.slots, keys.x, PAGE_TABLE > 0u);
     // Padding may see no key.
     var ahead = read_keys(local, kv_head, slot, max(keys.y, keys.x + 1u) - keys.x);
     for (var s = keys.x; s < keys.y; s += KEYS) {

@@ -21,6 +21,7 @@ mod stage;
 mod stream;
 mod watchdog;
 mod watched;
+mod windows;
 
 pub use self::driver::Driver;
 pub use self::options::{EngineOptions, Request};

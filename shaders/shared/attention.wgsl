@@ -133,7 +133,7 @@ fn visible_to(tile: Tile, together: u32) -> vec2<u32> {
     let share = params.n_heads / params.n_kv_heads;
     let ends = vec2<u32>(position_of(tile.first / share, tile), position_of((tile.end - 1u) / share, tile));
     let first = visible(ends.x, tile.keys).x;
-    return vec2<u32>(first - select(0u, first % together, PAGED), visible(ends.y, tile.keys).y);
+    return vec2<u32>(first - select(0u, first % together, PAGE_TABLE > 0u), visible(ends.y, tile.keys).y);
 }
 
 // Which of four rows see a key, by their own ranges.

@@ -1,12 +1,14 @@
 // Where the key of a position lies: in slot s % slots, or where sequences share the slots, in those of the sequence's pages.
 #import state
 
-override PAGED: bool = false;
+// Page tables in a row of the step state: 0: none; 1: the only one; 2, 3: the first or the second of two, whose entries alternate.
+override PAGE_TABLE: u32 = 0u;
 
 // `row`: where the row of the step state begins that tells of the sequence.
 fn slot_of(row: u32, s: u32) -> u32 {
-    if (PAGED) {
-        return state[row + PAGES + s / PAGE] * PAGE + s % PAGE;
+    if (PAGE_TABLE > 0u) {
+        let entry = s / PAGE * min(PAGE_TABLE, 2u) + PAGE_TABLE / 3u;
+        return state[row + PAGES + entry] * PAGE + s % PAGE;
     }
     return s % params.slots;
 }

@@ -34,8 +34,8 @@ impl AttentionParams {
     }
 
     /// Where the keys of a token's sequence are.
-    fn pages<'a>(&self, state: &'a [u32], token: usize, is_paged: bool) -> Pages<'a> {
-        Pages::of_row(state, is_paged, self.state_row(token), self.slots as usize)
+    fn pages<'a>(&self, state: &'a [u32], token: usize, page_table: u32) -> Pages<'a> {
+        Pages::of_row(state, page_table, self.state_row(token), self.slots as usize)
     }
 
     /// Keys that a token sees.
@@ -106,7 +106,7 @@ pub(crate) fn attention_decode(mut call: Call<'_>) {
         }
         if pos < params.capacity as usize {
             let words = cache.kind.row_words(params.head_dim) as usize;
-            let slot = params.pages(state, t, cache.is_paged).slot(pos);
+            let slot = params.pages(state, t, cache.page_table).slot(pos);
             for (g, key) in keys.chunks_exact(head_dim).enumerate() {
                 let at = (g * slots + slot) * words;
                 write_row(cache.kind, key, &mut k.get_mut()[at..][..words]);
@@ -141,11 +141,11 @@ struct Learned<'a> {
     biases: Option<Biases<'a>>,
 }
 
-/// What keys and values are stored as, and whether sequences share them by pages.
+/// What keys and values are stored as, and which table of pages says where they are.
 #[derive(Clone, Copy)]
 struct Cache {
     kind: KvType,
-    is_paged: bool,
+    page_table: u32,
     /// First element of a key that is its value's; 0 where values are apart.
     values_from: usize,
 }
@@ -154,14 +154,14 @@ impl Cache {
     fn of(call: &Call<'_>) -> Cache {
         let kind = KvType::of(call.weight).unwrap_or(KvType::F32);
         let values_from = 4 * call.constant(overrides::VALUES_FROM) as usize;
-        Cache { kind, is_paged: call.is(overrides::PAGED), values_from }
+        Cache { kind, page_table: call.constant(overrides::PAGE_TABLE), values_from }
     }
 }
 
 /// Both forms: all keys at once, or in parts that are still to be merged.
 fn attention(
     params: &AttentionParams,
-    Cache { kind, is_paged, values_from }: Cache,
+    Cache { kind, page_table, values_from }: Cache,
     state: &[u32],
     q: &[f32],
     [k, v]: [&[u32]; 2],
@@ -199,7 +199,7 @@ fn attention(
         let head = h * n_kv_heads / n_heads * in_words(params.head_stride);
         let (y, last) = y.split_at_mut(value_dim);
         let q = &q[in_words(params.query_start) + t * in_words(params.query_stride) + h * dim..][..dim];
-        let pages = params.pages(state, t, is_paged);
+        let pages = params.pages(state, t, page_table);
         let rows = |words, skipped| HeadRows { words, kind, stride, dim, skipped, pages };
         let k = rows(&k[in_words(params.key_start) + head..], 0);
         let v = rows(&v[in_words(params.value_start) + head..], values_from);

@@ -12,14 +12,20 @@ use crate::kernels::{KvType, StepState};
 pub(super) enum Pages<'a> {
     /// One after the other, and again from the first one on.
     Ring(usize),
-    /// In the pages of a sequence that shares the slots.
-    Table(&'a [u32]),
+    /// In the pages of a sequence that shares the slots: every so many entries.
+    Table(&'a [u32], usize),
 }
 
 impl<'a> Pages<'a> {
-    /// Of the sequence that the row of the step state from word `first` on tells of.
-    pub fn of_row(state: &'a [u32], is_paged: bool, first: usize, slots: usize) -> Pages<'a> {
-        if is_paged { Pages::Table(&state[first + StepState::ROW_HEAD as usize..]) } else { Pages::Ring(slots) }
+    /// Of the sequence that the row of the step state from word `first` on tells of. `page_table`: the override of that name.
+    pub fn of_row(state: &'a [u32], page_table: u32, first: usize, slots: usize) -> Pages<'a> {
+        let entries = |skipped, every| Pages::Table(&state[first + StepState::ROW_HEAD as usize + skipped..], every);
+        match page_table {
+            0 => Pages::Ring(slots),
+            1 => entries(0, 1),
+            2 => entries(0, 2),
+            _ => entries(1, 2),
+        }
     }
 
     #[inline(always)]
@@ -33,9 +39,9 @@ impl<'a> Pages<'a> {
         const PAGE: usize = crate::kernels::PAGE as usize;
         match self {
             Pages::Ring(slots) => (position % slots, slots - position % slots),
-            Pages::Table(pages) => {
+            Pages::Table(pages, every) => {
                 let within = position % PAGE;
-                (pages[position / PAGE] as usize * PAGE + within, PAGE - within)
+                (pages[position / PAGE * every] as usize * PAGE + within, PAGE - within)
             }
         }
     }

@@ -114,7 +114,7 @@ impl Turning<'_> {
 
 pub(crate) fn rope_kv(mut call: Call<'_>) {
     let params: RopeKvParams = call.params();
-    let (norm, is_paged) = (QkNorm::of(call.constant(overrides::NORM)), call.is(overrides::PAGED));
+    let (norm, page_table) = (QkNorm::of(call.constant(overrides::NORM)), call.constant(overrides::PAGE_TABLE));
     let kind = KvType::of(call.weight).unwrap_or(KvType::F32);
     let [state, table, weight, qkv, q, k, v] = call.operands();
     let (n_tokens, head_dim) = (params.n_tokens as usize, params.head_dim as usize);
@@ -132,7 +132,7 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
     let qkv = qkv.get::<f32>();
     let first = params.first as usize;
     let row = |t: usize| &qkv[t * (first + row_len) + first..][..row_len];
-    let pages = Pages::of_row(state.get(), is_paged, 0, slots);
+    let pages = Pages::of_row(state.get(), page_table, 0, slots);
 
     let q_row = n_heads * head_dim;
     let ops = n_tokens * q_row * OPS;

@@ -46,6 +46,7 @@ impl DraftModel {
             n_rows: decode_rows(n_sequences),
             n_states: 1,
             n_pages: n_sequences.saturating_mul(pages_each).saturating_add(1),
+            windows: None,
             pages_each,
             n_copies: None,
             spills: false,
@@ -162,6 +163,7 @@ impl DraftModel {
             slot,
             n_before: 0,
             pages: (first..first + self.pages_each).collect(),
+            window_pages: Vec::new(),
         }
     }
 }

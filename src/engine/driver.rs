@@ -15,6 +15,7 @@ use super::queue::{EngineShared, EngineState, EngineStats, QueuedRequest};
 use super::running::Running;
 use super::stream::ResponseSender;
 use super::watchdog::Watchdog;
+use super::windows::PageLimits;
 use crate::device::Device;
 use crate::error::Error;
 use crate::generate::{Model, PromptLogprobs, StopReason, verify_drafts};
@@ -516,18 +517,20 @@ impl Driver {
             return Ok(true);
         }
         let (mut states, mut n_restored) = (None, 0);
+        let n = sequence.pages().count() + on_host.len();
         for content in on_host {
             self.make_free(1).await?;
             // Spilling a page for this one may have evicted it from host memory.
             let page = self.pages.on_host_of(content);
             states = page.as_ref().and_then(|page| page.states.clone());
             let Some(page) = page else { break };
-            let id = sequence.take_back(content, &mut self.pages)?;
-            self.passes.write_page(id, &page.keys)?;
+            let taken = sequence.take_back(content, n, &mut self.pages)?;
+            self.passes.write_page(taken, &page)?;
             n_restored += 1;
         }
         self.update(|stats| stats.restored_pages += n_restored);
         match (n_copies(&self.model, &self.options), states) {
+            _ if !sequence.has_windows(&self.pages) => Ok(sequence.begin_anew(&mut self.pages)),
             (None, _) => Ok(true),
             (Some(_), Some(states)) => {
                 self.passes.write_states(sequence.slot, &states)?;
@@ -541,9 +544,9 @@ impl Driver {
     /// With CPU offload: spills evictable pages until `n` pages are free.
     async fn make_free(&mut self, n: usize) -> Result<(), Error> {
         let mut n_spilled = 0;
-        while let Some((id, copy)) = self.pages.next_victim(n) {
-            let page = self.passes.read_page(id, copy).await?;
-            self.pages.spill(id, page);
+        while let Some(victim) = self.pages.next_victim(n) {
+            let page = self.passes.read_page(victim).await?;
+            self.pages.spill(victim.page, page);
             n_spilled += 1;
         }
         if n_spilled > 0 {
@@ -738,10 +741,10 @@ impl Driver {
             let Driver { passes, pages, running, batch, .. } = self;
             for (row, run) in batch.runs.iter().enumerate() {
                 let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == run.slot) else { continue };
-                let n_before = sequence.pages().len();
+                let n_before = sequence.pages().count();
                 sequence.take_pages(1, pages)?;
-                for (at, &page) in sequence.pages().iter().enumerate().skip(n_before) {
-                    passes.set_page(row, at, page)?;
+                for (at, taken) in sequence.pages().enumerate().skip(n_before) {
+                    passes.set_page(row, at, taken)?;
                 }
             }
             self.submit_pass(|sequence, _| sequence.submitted_ahead()).await?;
@@ -903,7 +906,8 @@ fn slots(options: &EngineOptions) -> Vec<u32> {
 
 /// Page bookkeeping for the pages of `passes`, all free.
 fn new_pages(model: &Model, options: &EngineOptions, passes: &Passes) -> Pages {
-    Pages::new(passes.n_pages(), options.prefix_cache, n_copies(model, options), options.host_cache_bytes)
+    let n_copies = n_copies(model, options);
+    Pages::new(passes.n_pages(), options.prefix_cache, n_copies, options.host_cache_bytes, passes.windows())
 }
 
 /// Number of state copies, for recurrent models with a prefix cache.
@@ -925,23 +929,18 @@ fn keep_states(passes: &Passes, pages: &mut Pages, sequence: &Running) -> Result
 fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32, beside: MemoryPlan) -> Result<Passes, Error> {
     let pages_each = model.context_length().div_ceil(PAGE);
     let n_sequences = options.max_sequences;
-    // The keys of a layer must fit one binding.
-    let widest = model.config().blocks.iter().map(|block| {
-        let attention = &block.attention;
-        u64::from(attention.n_kv_heads) * u64::from(model.kv_type().row_words(attention.head_dim)) * 4 * u64::from(PAGE)
-    });
-    let bindings = model.devices().map(|device| device.target().limits().max_binding_bytes);
-    let limit = bindings.min().unwrap_or(0) / widest.max().unwrap_or(1).max(1);
-    let most = u32::try_from(limit).unwrap_or(u32::MAX).saturating_sub(1).min(most_pages).max(pages_each);
     let (n_copies, spills) = (n_copies(model, options), options.host_cache_bytes > 0);
     let (max_pass, kv_type) = (model.max_pass(), model.kv_type());
     let n_rows = options.rows();
+    let limits = PageLimits::of(model, n_sequences, n_rows);
+    let most = limits.most.min(most_pages).max(pages_each);
     let n_states = options.states(model);
     let sizes = |n_pages| EngineSizes {
         n_sequences,
         n_rows,
         n_states,
         n_pages: n_pages + 1,
+        windows: limits.windows(n_pages),
         pages_each,
         n_copies,
         spills,

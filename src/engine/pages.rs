@@ -11,11 +11,12 @@
 //! the same prefix restores them.
 //!
 //! Recurrent layers cannot resume at any page: some pages have a copy of the states after them, and a sequence
-//! resumes from its last such page.
+//! resumes from its last such page. Nor can layers with a window, whose pages ([`WindowPages`]) are evicted earlier.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use super::windows::{WindowPages, WindowSizes};
 use crate::kernels::PAGE;
 
 /// A page number. Page 0 is padding: unused rows write there.
@@ -62,6 +63,8 @@ struct Page {
     content: Option<ContentId>,
     /// Its copy of the states after it.
     copy: Option<u32>,
+    /// Its page of layers with a window.
+    window: Option<PageId>,
 }
 
 /// A listed page.
@@ -83,15 +86,21 @@ enum PageLocation {
 /// A page's contents in host memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HostPage {
-    /// Keys and values of all layers.
+    /// Keys and values of all layers, or those without a window.
     pub keys: Arc<[u32]>,
+    /// Those of layers with a window, if they have pages of their own and this one was there.
+    pub window: Option<Arc<[u32]>>,
     /// The states after it, if there was a copy.
     pub states: Option<Arc<[u32]>>,
 }
 
 impl HostPage {
     fn size_bytes(&self) -> u64 {
-        size_of_val(&*self.keys) as u64 + self.states.as_ref().map_or(0, |states| size_of_val(&**states) as u64)
+        [Some(&self.keys), self.window.as_ref(), self.states.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(|words| size_of_val(&**words) as u64)
+            .sum()
     }
 }
 
@@ -121,6 +130,8 @@ pub(super) struct Pages {
     n_on_host: usize,
     /// The page that owns each copy of recurrent states, for recurrent models.
     copies: Option<Vec<Option<PageId>>>,
+    /// Pages of layers with a window, if they are apart.
+    windows: Option<WindowPages>,
 }
 
 /// A sequence's cached prefix.
@@ -128,16 +139,29 @@ pub(super) struct Pages {
 pub(super) struct CachedPrefix {
     /// Pages on the device, held for the sequence.
     pub pages: Vec<PageId>,
+    /// For each, its window page, if the sequence holds it; else page 0. Empty if there are none.
+    pub windows: Vec<PageId>,
     /// The copy of the states after them, for recurrent models without pages to restore.
     pub copy: Option<u32>,
     /// The contents that follow, to be restored from host memory.
     pub on_host: Vec<ContentId>,
 }
 
+/// A page to evict.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Victim {
+    pub page: PageId,
+    /// Its copy of the states after it.
+    pub copy: Option<u32>,
+    /// Its window page.
+    pub window: Option<PageId>,
+}
+
 impl Pages {
     /// `n` pages, including the padding page 0. With `keeps` false, no page is listed. `n_copies`: copies of
-    /// recurrent states, if any. `host_limit`: bytes of host memory for evicted pages.
-    pub fn new(n: u32, keeps: bool, n_copies: Option<u32>, host_limit: u64) -> Pages {
+    /// recurrent states, if any. `host_limit`: bytes of host memory for evicted pages. `windows`: pages of layers with
+    /// a window, if they are apart; enough for all sequences at once.
+    pub fn new(n: u32, keeps: bool, n_copies: Option<u32>, host_limit: u64, windows: Option<WindowSizes>) -> Pages {
         Pages {
             pages: (0..n).map(|_| Page::default()).collect(),
             free: (1..n).rev().collect(),
@@ -152,6 +176,7 @@ impl Pages {
             host_bytes: 0,
             n_on_host: 0,
             copies: n_copies.map(|n| vec![None; n as usize]),
+            windows: windows.map(WindowPages::new),
         }
     }
 
@@ -189,21 +214,36 @@ impl Pages {
             PageLocation::Device(id) => self.pages[*id as usize].copy,
             PageLocation::Host(_) => None,
         };
-        if self.copies.is_some() {
-            let has_states = |place: &PageLocation| match place {
-                PageLocation::Device(_) => copy_of(place).is_some(),
-                PageLocation::Host(page) => page.states.is_some(),
-            };
-            let last = contents.iter().rposition(|content| place(content).is_some_and(has_states));
-            contents.truncate(last.map_or(0, |last| last + 1));
+        let has_states = |place: &PageLocation| match place {
+            PageLocation::Device(_) => copy_of(place).is_some(),
+            PageLocation::Host(page) => page.states.is_some(),
+        };
+        let has_window = |place: &PageLocation| match place {
+            PageLocation::Device(id) => self.pages[*id as usize].window.is_some(),
+            PageLocation::Host(page) => page.window.is_some(),
+        };
+        let n_behind = self.windows.as_ref().map_or(0, |windows| windows.sizes.n_behind());
+        // Where a sequence can resume: the length so far, the pages of the window before it.
+        let (mut n, mut n_windows) = (0, 0);
+        for (i, place) in contents.iter().map(place).enumerate() {
+            n_windows = if place.is_some_and(has_window) { n_windows + 1 } else { 0 };
+            if n_windows >= n_behind.min(i + 1) && (self.copies.is_none() || place.is_some_and(has_states)) {
+                n = i + 1;
+            }
         }
+        contents.truncate(n);
         let copy = contents.last().and_then(place).and_then(copy_of);
         let mut common = CachedPrefix { copy, ..CachedPrefix::default() };
-        for content in contents {
+        for (i, content) in contents.into_iter().enumerate() {
             match self.contents.get(&content).map(|content| &content.place) {
                 Some(&PageLocation::Device(id)) => {
                     self.hold(id);
                     common.pages.push(id);
+                    if let Some(windows) = &mut self.windows {
+                        let held = self.pages[id as usize].window.filter(|_| i + n_behind >= n);
+                        held.into_iter().for_each(|id| windows.hold(id));
+                        common.windows.push(held.unwrap_or(0));
+                    }
                 }
                 _ => {
                     self.touch(content);
@@ -229,18 +269,18 @@ impl Pages {
         }
     }
 
-    /// With CPU offload: the next page to evict, and the copy of the states after it, while fewer than `n` pages are
-    /// free.
-    pub fn next_victim(&self, n: usize) -> Option<(PageId, Option<u32>)> {
+    /// With CPU offload: the next page to evict while fewer than `n` pages are free.
+    pub fn next_victim(&self, n: usize) -> Option<Victim> {
         let wants = self.host_limit > 0 && self.free.len() < n;
         let (_, id) = wants.then(|| self.oldest_kept())??;
-        Some((id, self.pages[id as usize].copy))
+        let Page { copy, window, .. } = self.pages[id as usize];
+        Some(Victim { page: id, copy, window })
     }
 
     /// Frees an evicted page and puts its contents in host memory, where the least recently used pages make room.
     pub fn spill(&mut self, id: PageId, page: HostPage) {
         let Some(content) = self.pages[id as usize].content.take() else { return };
-        self.free_copy_of(id);
+        self.free_parts_of(id);
         self.n_kept -= 1;
         self.free.push(id);
         self.move_to(content, PageLocation::Host(page));
@@ -391,7 +431,7 @@ impl Pages {
     fn evict(&mut self) -> Option<PageId> {
         let (content, id) = self.oldest_kept()?;
         self.pages[id as usize].content = None;
-        self.free_copy_of(id);
+        self.free_parts_of(id);
         self.n_kept -= 1;
         self.unlist(content);
         Some(id)
@@ -410,32 +450,71 @@ impl Pages {
         }
     }
 
-    fn free_copy_of(&mut self, id: PageId) {
-        let copy = self.pages[id as usize].copy.take();
+    /// Frees the copy of states and the window page of a page that is no longer listed.
+    fn free_parts_of(&mut self, id: PageId) {
+        let page = &mut self.pages[id as usize];
+        let copy = page.copy.take();
         if let Some(owner) = self.copies.as_mut().zip(copy).and_then(|(copies, copy)| copies.get_mut(copy as usize)) {
             *owner = None;
         }
+        if let Some((windows, window)) = self.windows.as_mut().zip(page.window)
+            && windows.free(window)
+        {
+            page.window = None;
+        }
     }
 
-    /// Lists a page that a sequence holds after the listed page `before`, in place of a copy in host memory. False
-    /// if another page is listed for these tokens; later pages of the sequence cannot be listed then.
-    pub fn list(&mut self, before: Option<PageId>, beginning: &PrefixKey, ids: &[u32], id: PageId) -> bool {
+    /// The sizes of window pages, if there are any.
+    pub fn windows(&self) -> Option<WindowSizes> {
+        self.windows.as_ref().map(|windows| windows.sizes)
+    }
+
+    /// The window page of a page; page 0 without one.
+    pub fn window_of(&self, id: PageId) -> PageId {
+        self.pages[id as usize].window.unwrap_or(0)
+    }
+
+    /// Takes a window page for a page, with one holder.
+    pub fn take_window(&mut self, owner: PageId) -> Option<PageId> {
+        let (id, before) = self.windows.as_mut()?.take(owner)?;
+        if let Some(before) = before {
+            self.pages[before as usize].window = None;
+        }
+        self.pages[owner as usize].window = Some(id);
+        Some(id)
+    }
+
+    /// Drops a sequence's hold of a window page; page 0 is none.
+    pub fn release_window(&mut self, id: PageId) {
+        self.clock += 1;
+        let is_listed = |owner: PageId| self.pages[owner as usize].content.is_some();
+        let windows = self.windows.as_mut().filter(|_| id != 0);
+        if let Some(owner) = windows.and_then(|windows| windows.release(id, self.clock, is_listed)) {
+            self.pages[owner as usize].window = None;
+        }
+    }
+
+    /// Lists a page that a sequence holds after the listed page `before`, in place of a copy in host memory. If another
+    /// page is listed for these tokens, the sequence holds that one from now on. Returns the listed page; `None` if the
+    /// sequence's pages cannot be listed.
+    pub fn list(&mut self, before: Option<PageId>, beginning: &PrefixKey, ids: &[u32], id: PageId) -> Option<PageId> {
         let after = match before.map(|before| self.pages[before as usize].content) {
             None => After::Beginning(beginning.clone()),
-            Some(Some(content)) => After::Page(content),
             // No lookup reaches a page after an unlisted one.
-            Some(None) => return false,
+            Some(content) => After::Page(content?),
         };
         if !self.keeps {
-            return false;
+            return None;
         }
         let key: PageKey = (after, ids.into());
         if let Some(&content) = self.listed.get(&key) {
-            let is_on_host = self.on_host_of(content).is_some();
-            if is_on_host {
-                self.restored(content, id);
-            }
-            return is_on_host;
+            return Some(match self.contents.get(&content)?.place {
+                PageLocation::Device(other) => self.exchange(id, other),
+                PageLocation::Host(_) => {
+                    self.restored(content, id);
+                    id
+                }
+            });
         }
         self.clock += 1;
         let content = self.clock;
@@ -444,7 +523,28 @@ impl Pages {
         let (place, following) = (PageLocation::Device(id), Default::default());
         self.contents.insert(content, ListedPage { key, place, following, used_at: self.clock, ranked: None });
         self.enter(content);
-        true
+        Some(id)
+    }
+
+    /// Holds a listed page in place of a sequence's own one with the same content, whose window page it gets if it has
+    /// none.
+    fn exchange(&mut self, own: PageId, listed: PageId) -> PageId {
+        self.hold(listed);
+        if let Some((windows, window)) = self.windows.as_mut().zip(self.pages[own as usize].window) {
+            match self.pages[listed as usize].window {
+                None => {
+                    windows.give(window, listed);
+                    self.pages[listed as usize].window = Some(window);
+                    self.pages[own as usize].window = None;
+                }
+                Some(other) => {
+                    windows.hold(other);
+                    self.release_window(window);
+                }
+            }
+        }
+        self.release(own);
+        listed
     }
 
     /// Drops a sequence's hold of a page.
@@ -471,7 +571,7 @@ impl Pages {
         for (_, content) in std::mem::take(&mut self.contents) {
             let PageLocation::Device(id) = content.place else { continue };
             self.pages[id as usize].content = None;
-            self.free_copy_of(id);
+            self.free_parts_of(id);
             if self.pages[id as usize].n_holders == 0 {
                 self.free.push(id);
             }
@@ -501,7 +601,9 @@ mod tests {
         for ids in ids.chunks(P).skip(n_found) {
             let (before, id) = (held.last().copied(), pages.take().expect("it was promised"));
             held.push(id);
-            assert_eq!(ids.len() == P, ids.len() == P && pages.list(before, &plain(), ids, id));
+            if ids.len() == P {
+                assert_eq!(pages.list(before, &plain(), ids, id), Some(id));
+            }
         }
         let n_computed = held.len() - n_found;
         (held, n_computed)
@@ -519,7 +621,7 @@ mod tests {
 
     #[test]
     fn common_prefix_pages_are_held_twice_and_computed_once() {
-        let mut pages = Pages::new(11, true, None, 0);
+        let mut pages = Pages::new(11, true, None, 0, None);
         let (first, second) = (tokens(3 * P + 5, 1), [tokens(2 * P, 1), tokens(P, 9)].concat());
         let (a, n) = run(&mut pages, &first);
         assert_eq!((a.len(), n), (4, 4));
@@ -536,7 +638,7 @@ mod tests {
 
     #[test]
     fn prefix_with_other_rope_angles_is_not_shared() {
-        let mut pages = Pages::new(4, true, None, 0);
+        let mut pages = Pages::new(4, true, None, 0, None);
         let ids = tokens(P, 1);
         let (held, _) = run(&mut pages, &ids);
         assert_eq!(pages.acquire_prefix(&PrefixKey { rope_offset: 7, ..plain() }, &ids), CachedPrefix::default());
@@ -545,13 +647,13 @@ mod tests {
 
     #[test]
     fn prefix_with_another_salt_is_not_shared() {
-        let mut pages = Pages::new(9, true, None, 0);
+        let mut pages = Pages::new(9, true, None, 0, None);
         let ids = tokens(2 * P, 1);
         let salted = |salt: &str| PrefixKey { salt: Some(salt.into()), ..plain() };
         assert!(pages.reserve(2));
         let [first, second] = [pages.take().expect("promised"), pages.take().expect("promised")];
-        assert!(pages.list(None, &salted("a"), &ids[..P], first));
-        assert!(pages.list(Some(first), &salted("a"), &ids[P..], second));
+        assert_eq!(pages.list(None, &salted("a"), &ids[..P], first), Some(first));
+        assert_eq!(pages.list(Some(first), &salted("a"), &ids[P..], second), Some(second));
         for other in [plain(), salted("b"), salted("")] {
             assert_eq!(pages.acquire_prefix(&other, &ids), CachedPrefix::default(), "{other:?}");
         }
@@ -563,7 +665,7 @@ mod tests {
 
     #[test]
     fn least_recently_used_page_is_evicted_after_its_successors() {
-        let mut pages = Pages::new(5, true, None, 0);
+        let mut pages = Pages::new(5, true, None, 0, None);
         let [old, new] = two_kept(&mut pages);
         assert_eq!((pages.n_free(), pages.n_kept()), (0, 4));
         // One more page evicts the second page of the older sequence.
@@ -579,30 +681,32 @@ mod tests {
 
     #[test]
     fn reserved_pages_are_available_and_unlisted_ones_are_freed() {
-        let mut pages = Pages::new(4, false, None, 0);
+        let mut pages = Pages::new(4, false, None, 0, None);
         assert!(pages.reserve(2) && !pages.reserve(2) && pages.reserve(1));
         let held: Vec<PageId> = (0..3).filter_map(|_| pages.take()).collect();
         assert_eq!((held.len(), pages.take()), (3, None));
-        assert!(!pages.list(None, &plain(), &tokens(P, 1), held[0]));
+        assert_eq!(pages.list(None, &plain(), &tokens(P, 1), held[0]), None);
         held.into_iter().for_each(|id| pages.release(id));
         assert_eq!((pages.n_free(), pages.n_kept()), (3, 0));
     }
 
     #[test]
-    fn page_computed_twice_at_once_is_listed_once() {
-        let mut pages = Pages::new(5, true, None, 0);
+    fn page_computed_twice_at_once_is_held_twice() {
+        let mut pages = Pages::new(5, true, None, 0, None);
         let ids = tokens(P, 1);
         assert!(pages.reserve(2));
         let [a, b] = [pages.take().expect("promised"), pages.take().expect("promised")];
-        assert!(pages.list(None, &plain(), &ids, a) && !pages.list(None, &plain(), &ids, b));
-        pages.release(b);
+        assert_eq!([a, b].map(|id| pages.list(None, &plain(), &ids, id)), [Some(a); 2]);
+        assert_eq!((pages.n_free(), pages.n_kept()), (3, 0));
+        pages.release(a);
+        assert_eq!((pages.n_free(), pages.n_kept()), (3, 0));
         pages.release(a);
         assert_eq!((pages.n_free(), pages.n_kept(), pages.acquire_prefix(&plain(), &ids).pages), (3, 1, vec![a]));
     }
 
     #[test]
     fn recurrent_sequence_resumes_at_a_page_with_a_state_copy() {
-        let mut pages = Pages::new(9, true, Some(2), 0);
+        let mut pages = Pages::new(9, true, Some(2), 0, None);
         let ids = tokens(3 * P, 1);
         let (held, _) = run(&mut pages, &ids);
         assert_eq!(pages.acquire_prefix(&plain(), &ids), CachedPrefix::default(), "no states after any page");
@@ -610,7 +714,7 @@ mod tests {
         assert!(copy.is_some() && pages.take_copy(held[1]).is_none(), "one is enough");
         assert_eq!(
             pages.acquire_prefix(&plain(), &ids),
-            CachedPrefix { pages: held[..2].to_vec(), copy, on_host: vec![] }
+            CachedPrefix { pages: held[..2].to_vec(), copy, ..CachedPrefix::default() }
         );
         // Takes over the copy of the least recently used page.
         let (others, _) = run(&mut pages, &tokens(2 * P, 9));
@@ -624,8 +728,9 @@ mod tests {
     /// Moves all but `n` pages to host memory; each holds its number.
     fn spill(pages: &mut Pages, n: usize) -> Vec<PageId> {
         let mut gone = Vec::new();
-        while let Some((id, _)) = pages.next_victim(n) {
-            pages.spill(id, HostPage { keys: Arc::from([id]), states: None });
+        while let Some(Victim { page: id, window, .. }) = pages.next_victim(n) {
+            let window = window.map(|window| Arc::from([window]));
+            pages.spill(id, HostPage { keys: Arc::from([id]), window, states: None });
             gone.push(id);
         }
         gone
@@ -633,7 +738,7 @@ mod tests {
 
     #[test]
     fn page_spilled_to_the_host_is_found_and_restored() {
-        let mut pages = Pages::new(4, true, None, 100);
+        let mut pages = Pages::new(4, true, None, 100, None);
         let ids = tokens(3 * P, 1);
         let (held, _) = run(&mut pages, &ids);
         held.iter().for_each(|&id| pages.release(id));
@@ -656,7 +761,7 @@ mod tests {
 
     #[test]
     fn least_recently_used_host_page_is_evicted_first() {
-        let mut pages = Pages::new(5, true, None, 12);
+        let mut pages = Pages::new(5, true, None, 12, None);
         let [old, new] = two_kept(&mut pages);
         spill(&mut pages, 4);
         assert_eq!((pages.n_free(), pages.on_host()), (4, (3, 12)));
@@ -664,7 +769,7 @@ mod tests {
         assert_eq!((n_on_host(&mut pages, &old), n_on_host(&mut pages, &new)), (1, 2));
         // A recomputed page needs no restoring, and its successors are still found.
         let id = pages.reserve(1).then(|| pages.take()).flatten().expect("pages are free");
-        assert!(pages.list(None, &plain(), &new[..P], id));
+        assert_eq!(pages.list(None, &plain(), &new[..P], id), Some(id));
         assert_eq!(pages.on_host(), (2, 8));
         let common = pages.acquire_prefix(&plain(), &new);
         assert_eq!((common.pages, common.on_host.len()), (vec![id], 1));
@@ -675,7 +780,7 @@ mod tests {
 
     #[test]
     fn forgotten_device_pages_are_not_found_again() {
-        let mut pages = Pages::new(6, true, None, 0);
+        let mut pages = Pages::new(6, true, None, 0, None);
         let ids = tokens(3 * P, 1);
         let (held, _) = run(&mut pages, &ids);
         pages.release(held[2]);
@@ -711,7 +816,7 @@ mod tests {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             ((seed >> 33) as usize) % n
         };
-        let (mut pages, mut running) = (Pages::new(24, true, Some(3), 60), Vec::<Vec<PageId>>::new());
+        let (mut pages, mut running) = (Pages::new(24, true, Some(3), 60, None), Vec::<Vec<PageId>>::new());
         let mut n_compared = 0;
         for _ in 0..4000 {
             if running.len() > 2 || (below(3) == 0 && !running.is_empty()) {
@@ -733,7 +838,7 @@ mod tests {
                 }
                 for ids in ids.chunks(P).skip(held.len()) {
                     let (before, id) = (held.last().copied(), pages.take().expect("it was promised"));
-                    pages.list(before, &plain(), ids, id);
+                    let id = pages.list(before, &plain(), ids, id).unwrap_or(id);
                     pages.take_copy(id);
                     held.push(id);
                 }
@@ -751,5 +856,133 @@ mod tests {
         assert!(n_compared > 3000, "{n_compared}");
         running.into_iter().flatten().for_each(|id| pages.release(id));
         assert_eq!(pages.n_free() + pages.n_kept(), pages.len());
+    }
+
+    const WINDOWS: WindowSizes = WindowSizes { window: 2 * PAGE + 1, n_pages: 9 };
+
+    /// A sequence that computes all its pages and keeps the window pages of the last two.
+    fn run_windows(pages: &mut Pages, ids: &[u32]) -> (Vec<PageId>, Vec<PageId>) {
+        let CachedPrefix { pages: mut held, mut windows, .. } = pages.acquire_prefix(&plain(), ids);
+        assert!(pages.reserve(ids.len() / P - held.len()));
+        for ids in ids.chunks_exact(P).skip(held.len()) {
+            let (before, id) = (held.last().copied(), pages.take().expect("it was promised"));
+            windows.push(pages.take_window(id).expect("enough for all"));
+            let listed = pages.list(before, &plain(), ids, id).unwrap_or(id);
+            held.push(listed);
+            let n = held.len();
+            windows[n - 1] = pages.window_of(listed);
+            if n > 2 {
+                pages.release_window(std::mem::take(&mut windows[n - 3]));
+            }
+        }
+        (held, windows)
+    }
+
+    fn end(pages: &mut Pages, (held, windows): (Vec<PageId>, Vec<PageId>)) {
+        windows.into_iter().for_each(|id| pages.release_window(id));
+        held.into_iter().for_each(|id| pages.release(id));
+    }
+
+    fn free_windows(pages: &Pages) -> [usize; 2] {
+        pages.windows.as_ref().map(WindowPages::n_free).unwrap_or_default()
+    }
+
+    #[test]
+    fn sequence_with_windows_resumes_where_the_window_before_is_there() {
+        let mut pages = Pages::new(20, true, None, 0, Some(WINDOWS));
+        assert_eq!(WINDOWS.n_behind(), 2);
+        let ids = tokens(5 * P, 1);
+        let first = run_windows(&mut pages, &ids);
+        assert_eq!(first.1[..3], [0; 3]);
+        end(&mut pages, first.clone());
+        assert_eq!(free_windows(&pages), [3, 5]);
+        // The window pages of the first page are not needed after the second.
+        let found = pages.acquire_prefix(&plain(), &ids[..3 * P]);
+        assert_eq!((&found.pages[..], found.windows[0]), (&first.0[..3], 0));
+        assert!(found.windows[1] != 0 && found.windows[2] != 0);
+        end(&mut pages, (found.pages, found.windows));
+        // Another sequence evicts those of the first, the fourth and the fifth page, which were used longest ago.
+        let other = run_windows(&mut pages, &tokens(6 * P, 9));
+        end(&mut pages, other);
+        assert_eq!(free_windows(&pages), [0, 8]);
+        assert_eq!(pages.acquire_prefix(&plain(), &ids).pages.len(), 3);
+    }
+
+    #[test]
+    fn recomputed_page_gives_its_window_page_to_the_listed_one() {
+        let mut pages = Pages::new(20, true, None, 0, Some(WINDOWS));
+        let ids = tokens(3 * P, 1);
+        let first = run_windows(&mut pages, &ids);
+        let listed = first.0.clone();
+        end(&mut pages, first);
+        for seed in [5, 9] {
+            let other = run_windows(&mut pages, &tokens(8 * P, seed));
+            end(&mut pages, other);
+        }
+        assert_eq!(pages.acquire_prefix(&plain(), &ids), CachedPrefix::default(), "its window pages were evicted");
+        let n_free = pages.n_free();
+        let again = run_windows(&mut pages, &ids);
+        assert_eq!((&again.0, pages.n_free()), (&listed, n_free));
+        end(&mut pages, again);
+        let found = pages.acquire_prefix(&plain(), &ids);
+        assert_eq!((&found.pages, found.windows[0]), (&listed, 0));
+    }
+
+    #[test]
+    fn spilled_page_has_its_window_page_with_it() {
+        let mut pages = Pages::new(9, true, None, 1000, Some(WINDOWS));
+        let ids = tokens(3 * P, 1);
+        let first = run_windows(&mut pages, &ids);
+        let window = pages.window_of(first.0[2]);
+        end(&mut pages, first);
+        spill(&mut pages, 8);
+        assert_eq!((pages.n_free(), free_windows(&pages)), (8, [8, 0]));
+        let found = pages.acquire_prefix(&plain(), &ids);
+        assert_eq!((found.pages.len(), found.on_host.len()), (0, 3));
+        let page = pages.on_host_of(found.on_host[2]).expect("it was just found");
+        assert_eq!(page.window.as_deref(), Some(&[window][..]));
+    }
+
+    /// As many sequences as there are window pages for, in random order, never lack one.
+    #[test]
+    fn window_pages_suffice_for_all_sequences() {
+        let mut seed = 5u64;
+        let mut below = |n: usize| {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((seed >> 33) as usize) % n
+        };
+        // Three sequences, each with the last two pages and the one that it computes.
+        let sizes = WindowSizes { n_pages: 10, ..WINDOWS };
+        let (mut pages, mut running) = (Pages::new(40, true, None, 400, Some(sizes)), Vec::new());
+        let mut n_found = 0;
+        for _ in 0..4000 {
+            if running.len() > 2 || (below(3) == 0 && !running.is_empty()) {
+                let ended = running.swap_remove(below(running.len()));
+                end(&mut pages, ended);
+            } else {
+                let ids: Vec<u32> = (0..1 + below(6)).flat_map(|_| tokens(P, below(2) as u32)).collect();
+                let found = pages.acquire_prefix(&plain(), &ids);
+                n_found += found.pages.len();
+                let n = found.pages.len() + found.on_host.len();
+                assert!(found.windows.iter().enumerate().all(|(i, &id)| (id != 0) == (i + 2 >= n)), "{found:?}");
+                end(&mut pages, (found.pages, found.windows));
+                if found.on_host.is_empty() {
+                    running.push(run_windows(&mut pages, &ids));
+                }
+            }
+            if below(9) == 0 {
+                spill(&mut pages, 1 + below(30));
+            }
+            for (id, page) in pages.pages.iter().enumerate() {
+                let owner = page.window.map(|window| pages.windows.as_ref().map(|all| all.owner(window)));
+                assert!(owner.is_none_or(|owner| owner == Some(id as PageId)));
+            }
+        }
+        assert!(n_found > 1000, "{n_found}");
+        running.into_iter().for_each(|ended| end(&mut pages, ended));
+        let [free, evictable] = free_windows(&pages);
+        assert_eq!(free + evictable, 9);
+        pages.forget();
+        assert_eq!((pages.n_free(), free_windows(&pages)), (39, [9, 0]));
     }
 }

@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use super::pages::{HostPage, PageId};
+use super::pages::{HostPage, PageId, Victim};
 pub(super) use super::stage::{DecodeForm, EngineSizes, SCORED_ROWS};
 use super::stage::{Pass, Stage};
+use super::windows::WindowSizes;
 use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::generate::{Adapted, Model, rows_for};
@@ -89,16 +90,21 @@ impl Passes {
         let ids: Vec<u32> = rows.iter().take(n).map(|row| row.token).collect();
         model.fetch_rows(&first.device, &first.rows, 0, &ids).await?;
         let numbers = model.fetched_numbers(&ids).into_iter();
-        let rows = numbers.zip(rows).map(|(token, row)| BatchRow { token, pages: Vec::new(), ..row.clone() });
+        let rows = numbers.zip(rows).map(|(token, row)| BatchRow {
+            token,
+            pages: Vec::new(),
+            window_pages: Vec::new(),
+            ..row.clone()
+        });
         state.set_rows(&first.device, &rows.collect::<Vec<_>>())
     }
 
-    /// Appends a page to a row's sequence, as its `at`-th.
+    /// Appends a page and a window page to a row's sequence, as its `at`-th.
     ///
     /// # Errors
     /// As [`Passes::set_rows`].
-    pub fn set_page(&self, row: usize, at: usize, page: PageId) -> Result<(), Error> {
-        self.stages().try_for_each(|stage| stage.rows.state.set_page(&stage.device, row, at, page))
+    pub fn set_page(&self, row: usize, at: usize, pages: [PageId; 2]) -> Result<(), Error> {
+        self.stages().try_for_each(|stage| stage.rows.state.set_page(&stage.device, row, at, pages))
     }
 
     /// Copies the states of a sequence to a copy.
@@ -117,27 +123,35 @@ impl Passes {
         self.stages().try_for_each(|stage| stage.restore_states(copy, slot))
     }
 
-    /// Reads a page and the copy of the states after it.
+    /// Reads a page with its window page and the copy of the states after it.
     ///
     /// # Errors
     /// Those of copying and reading.
-    pub async fn read_page(&self, page: PageId, copy: Option<u32>) -> Result<HostPage, Error> {
-        let (mut keys, mut states) = (Vec::new(), Vec::new());
+    pub async fn read_page(&self, Victim { page, copy, window }: Victim) -> Result<HostPage, Error> {
+        let (mut keys, mut of_window, mut states) = (Vec::new(), Vec::new(), Vec::new());
         for stage in self.stages() {
             keys.extend(stage.read_page(page).await?);
+            if let Some(window) = window {
+                of_window.extend(stage.read_window(window).await?);
+            }
             if let Some(copy) = copy {
                 states.extend(stage.read_copy(copy).await?);
             }
         }
-        Ok(HostPage { keys: keys.into(), states: copy.map(|_| states.into()) })
+        let [window, states] = [window.map(|_| of_window.into()), copy.map(|_| states.into())];
+        Ok(HostPage { keys: keys.into(), window, states })
     }
 
-    /// Writes keys and values to a page.
+    /// Writes keys and values to a page and, unless that is page 0, to a window page.
     ///
     /// # Errors
     /// Those of writing and copying.
-    pub fn write_page(&self, page: PageId, keys: &[u32]) -> Result<(), Error> {
-        self.stages().try_fold(keys, |keys, stage| stage.write_page(page, keys)).map(drop)
+    pub fn write_page(&self, [page, window]: [PageId; 2], host: &HostPage) -> Result<(), Error> {
+        self.stages().try_fold(&*host.keys, |keys, stage| stage.write_page(page, keys))?;
+        if let Some(keys) = host.window.as_deref().filter(|_| window != 0) {
+            self.stages().try_fold(keys, |keys, stage| stage.write_window(window, keys))?;
+        }
+        Ok(())
     }
 
     /// Writes states to a sequence.
@@ -151,6 +165,11 @@ impl Passes {
     /// Pages, including the padding page 0.
     pub fn n_pages(&self) -> u32 {
         self.sizes.n_pages
+    }
+
+    /// Pages of layers with a window, if they are apart.
+    pub fn windows(&self) -> Option<WindowSizes> {
+        self.sizes.windows
     }
 
     /// Maximum number of rows of a pass.

@@ -22,6 +22,10 @@ pub(super) struct Running {
     /// Tokens that prefill computes; decode passes compute the rest.
     n_prompt: usize,
     pages: Vec<PageId>,
+    /// Pages of layers with a window, if they are apart; page 0 before the window.
+    windows: Vec<PageId>,
+    /// Leading pages that the window has left.
+    n_left: usize,
     /// Leading pages listed in the prefix cache; `None` once a prompt page could not be listed.
     n_listed: Option<usize>,
     /// Pages reserved but not yet taken.
@@ -66,11 +70,13 @@ impl Running {
         let starts = request.images.iter().filter(is_one_pass);
         let starts = starts.filter_map(|image| request.ids.iter().position(|id| *id == image.ids.start));
         let n_read = starts.fold(n_read, usize::min);
-        let CachedPrefix { pages: held, copy, on_host } = pages.acquire_prefix(&beginning, &request.ids[..n_read]);
+        let CachedPrefix { pages: held, windows, copy, on_host } =
+            pages.acquire_prefix(&beginning, &request.ids[..n_read]);
         let most = request.ids.len().saturating_add(n_left).min(model.context_length() as usize);
         let most_pages = most.div_ceil(PAGE as usize);
         let n_reserved = most_pages.saturating_sub(held.len());
         if !pages.reserve(n_reserved) {
+            windows.into_iter().for_each(|id| pages.release_window(id));
             held.into_iter().for_each(|id| pages.release(id));
             return Err(Box::new(QueuedRequest { request, response, text }));
         }
@@ -85,6 +91,8 @@ impl Running {
             sequence: Sequence::begun(model.config().is_recurrent(), (ids, &request.images), n_cached, rope_offset),
             n_listed: Some(held.len()),
             pages: held,
+            windows,
+            n_left: 0,
             n_reserved,
             most_pages,
             slot,
@@ -98,10 +106,9 @@ impl Running {
     }
 
     /// Preempts the sequence: releases its pages and returns it as a waiting request with its tokens.
-    pub fn wait(self, pages: &mut Pages) -> QueuedRequest {
-        let Running { mut request, response, completion, sequence, pages: held, n_reserved, .. } = self;
-        held.into_iter().for_each(|id| pages.release(id));
-        pages.release_reservation(n_reserved);
+    pub fn wait(mut self, pages: &mut Pages) -> QueuedRequest {
+        self.release_pages(pages);
+        let Running { mut request, response, completion, sequence, .. } = self;
         request.ids = sequence.into_ids();
         QueuedRequest { request, response, text: RequestProgress::Preempted(Box::new(completion)) }
     }
@@ -156,9 +163,9 @@ impl Running {
         (self.sequence.next_position() + n).div_ceil(PAGE as usize).saturating_sub(self.pages.len())
     }
 
-    /// Its pages, from position 0.
-    pub fn pages(&self) -> &[PageId] {
-        &self.pages
+    /// Its pages and window pages, from position 0.
+    pub fn pages(&self) -> impl Iterator<Item = [PageId; 2]> {
+        self.pages.iter().enumerate().map(|(at, &page)| [page, self.windows.get(at).copied().unwrap_or(0)])
     }
 
     /// Whether a pass can run ahead of the next `n` tokens: the sequence cannot end, and the host has no logits to
@@ -172,33 +179,60 @@ impl Running {
             && model.transformer().rope_offset(len as u32) == self.sequence.rope_offset()
     }
 
+    /// Releases the window pages that the window has left.
+    fn leave_windows(&mut self, pages: &mut Pages) {
+        let Some(windows) = pages.windows() else { return };
+        let left = windows.first_page(self.n_cached()).min(self.windows.len());
+        for at in self.n_left..left {
+            pages.release_window(std::mem::take(&mut self.windows[at]));
+        }
+        self.n_left = self.n_left.max(left);
+    }
+
     /// Takes the pages for the next `n` tokens.
     pub fn take_pages(&mut self, n: usize, pages: &mut Pages) -> Result<(), Error> {
+        self.leave_windows(pages);
         for _ in 0..self.pages_for(n) {
-            self.take(pages)?;
+            self.take(pages, true)?;
         }
         Ok(())
     }
 
-    fn take(&mut self, pages: &mut Pages) -> Result<PageId, Error> {
-        let page = pages.take().ok_or_else(|| Error::Operand {
+    fn take(&mut self, pages: &mut Pages, with_window: bool) -> Result<[PageId; 2], Error> {
+        let no_page = |operand| Error::Operand {
             kernel: "engine",
-            operand: "pages",
+            operand,
             expected: "a reserved page".into(),
             found: "none".into(),
-        })?;
+        };
+        let page = pages.take().ok_or_else(|| no_page("pages"))?;
         self.pages.push(page);
         self.n_reserved = self.n_reserved.saturating_sub(1);
-        Ok(page)
+        let mut window = 0;
+        if pages.windows().is_some() {
+            if with_window {
+                window = pages.take_window(page).ok_or_else(|| no_page("window pages"))?;
+            }
+            self.windows.push(window);
+        }
+        Ok([page, window])
     }
 
-    /// Takes a page to restore one from host memory, after its other pages.
-    pub fn take_back(&mut self, content: ContentId, pages: &mut Pages) -> Result<PageId, Error> {
-        let page = self.take(pages)?;
-        pages.restored(content, page);
+    /// Takes a page to restore one from host memory, after its other pages; with its window page if the sequence
+    /// resumes after `n` pages.
+    pub fn take_back(&mut self, content: ContentId, n: usize, pages: &mut Pages) -> Result<[PageId; 2], Error> {
+        let in_window = pages.windows().is_some_and(|windows| self.pages.len() + windows.n_behind() >= n);
+        let taken = self.take(pages, in_window)?;
+        pages.restored(content, taken[0]);
         self.sequence.submitted(PAGE as usize, PAGE as usize);
         self.n_listed = Some(self.pages.len());
-        Ok(page)
+        Ok(taken)
+    }
+
+    /// Whether it has the window pages that its next pass reads.
+    pub fn has_windows(&self, pages: &Pages) -> bool {
+        let n_behind = pages.windows().map_or(0, |windows| windows.n_behind());
+        self.windows.iter().rev().take(n_behind).all(|&id| id != 0)
     }
 
     /// Whether its tokens may be drafted: greedy, without penalties, biases or constraint.
@@ -278,14 +312,22 @@ impl Running {
         (self.n_cached().is_multiple_of(PAGE as usize) && n > 0 && self.n_listed == Some(n)).then(|| self.pages[n - 1])
     }
 
-    /// Marks `n` prompt tokens as submitted and lists the pages that they fill.
+    /// Marks `n` prompt tokens as submitted, lists the pages that they fill and releases what the window has left.
     pub fn computed_prompt(&mut self, n: usize, pages: &mut Pages) {
         self.sequence.submitted(n, n);
         while let Some(at) = self.n_listed.filter(|at| (at + 1) * PAGE as usize <= self.sequence.n_cached()) {
             let before = at.checked_sub(1).map(|before| self.pages[before]);
             let ids = &self.sequence.ids()[at * PAGE as usize..][..PAGE as usize];
-            self.n_listed = pages.list(before, &self.beginning, ids, self.pages[at]).then_some(at + 1);
+            let listed = pages.list(before, &self.beginning, ids, self.pages[at]);
+            self.n_listed = listed.map(|_| at + 1);
+            if let Some(listed) = listed.filter(|&listed| listed != self.pages[at]) {
+                self.pages[at] = listed;
+                if let Some(window) = self.windows.get_mut(at).filter(|window| **window != 0) {
+                    *window = pages.window_of(listed);
+                }
+            }
         }
+        self.leave_windows(pages);
     }
 
     /// Rows for the uncached tokens and these draft tokens.
@@ -307,6 +349,7 @@ impl Running {
             slot: self.slot,
             n_before,
             pages: self.pages.clone(),
+            window_pages: self.windows.clone(),
         })
     }
 
@@ -352,14 +395,21 @@ impl Running {
     /// Drops its pages and reservation, which no longer exist.
     pub fn lose_pages(&mut self) {
         self.pages.clear();
+        self.windows.clear();
         self.n_reserved = 0;
+    }
+
+    fn release_pages(&mut self, pages: &mut Pages) {
+        self.windows.drain(..).for_each(|id| pages.release_window(id));
+        self.pages.drain(..).for_each(|id| pages.release(id));
+        pages.release_reservation(std::mem::take(&mut self.n_reserved));
+        self.n_left = 0;
     }
 
     /// Releases its pages and reserves all it needs, to recompute the sequence. False, with none reserved, if too
     /// few are free, such as when other sequences still hold the shared ones; the sequence must then wait.
     pub fn begin_anew(&mut self, pages: &mut Pages) -> bool {
-        self.pages.drain(..).for_each(|id| pages.release(id));
-        pages.release_reservation(self.n_reserved);
+        self.release_pages(pages);
         self.sequence.forget_cache();
         self.n_prompt = self.ids().len() - 1;
         self.copy = None;
@@ -435,9 +485,8 @@ impl Running {
     }
 
     /// Releases its pages and returns its response sender.
-    pub fn end(self, pages: &mut Pages) -> ResponseSender {
-        self.pages.into_iter().for_each(|id| pages.release(id));
-        pages.release_reservation(self.n_reserved);
+    pub fn end(mut self, pages: &mut Pages) -> ResponseSender {
+        self.release_pages(pages);
         self.response
     }
 }

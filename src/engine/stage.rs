@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::decode_batch::{MANY, decode_rows};
 use super::pages::PageId;
+use super::windows::WindowSizes;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -28,6 +29,8 @@ pub(super) struct EngineSizes {
     pub n_states: u32,
     /// Pages, including the padding page 0.
     pub n_pages: u32,
+    /// Pages of layers with a window, if they are apart.
+    pub windows: Option<WindowSizes>,
     /// Maximum number of pages of a sequence.
     pub pages_each: u32,
     /// Copies of recurrent states, if the model is recurrent and prefixes are cached.
@@ -128,6 +131,7 @@ impl Stage {
             n_rows,
             n_states,
             n_pages,
+            windows,
             pages_each,
             n_copies,
             spills,
@@ -140,8 +144,9 @@ impl Stage {
         // State slot 0 is padding, like page 0.
         let n_slots = n_sequences + 1;
         let capacity = pages_each * PAGE;
-        let cache =
-            KvCache::declare_shared(config, transformer.layers(), kv_type, [n_pages, n_slots * n_states, capacity])?;
+        let shape = [n_pages, n_slots * n_states, capacity];
+        let n_window_pages = windows.map(|windows| windows.n_pages);
+        let cache = KvCache::declare_shared(config, transformer.layers(), kv_type, shape, n_window_pages)?;
         let copied = |tensor: &Tensor| {
             let shape = [&[n_copies.unwrap_or(0).max(1)], &tensor.shape()[1..]].concat();
             Ok((tensor.clone(), Tensor::declare(tensor.label(), Role::Cache, &shape, tensor.dtype())?))
@@ -154,14 +159,14 @@ impl Stage {
         let fetched_rows = fetched(n_rows)?;
         let fetched_state = match fetched_rows.is_empty() {
             true => None,
-            false => Some(StepState::declare_shared(Some(n_rows), 0)?),
+            false => Some(StepState::declare_shared(Some(n_rows), 0, false)?),
         };
-        let mut rows = PassTensors::declare_rows(config, [n_rows, n_slots, pages_each])?;
-        let mut prompt = PassTensors::declare_prompts(config, pages_each, max_pass)?;
+        let mut rows = PassTensors::declare_rows(config, [n_rows, n_slots, pages_each], windows.is_some())?;
+        let mut prompt = PassTensors::declare_prompts(config, pages_each, max_pass, windows.is_some())?;
         [&mut rows, &mut prompt].into_iter().for_each(|io| io.state = io.state.with_states(n_states));
         let layer = config.n_layers();
         let mtp = match mtp && transformer.is_last() {
-            true => Some(KvCache::declare_shared(config, layer..layer + 1, kv_type, [n_pages, 1, capacity])?),
+            true => Some(KvCache::declare_shared(config, layer..layer + 1, kv_type, [n_pages, 1, capacity], None)?),
             false => None,
         };
         if let Some(cache) = &mtp {
@@ -186,7 +191,8 @@ impl Stage {
         };
         if spills {
             let words = |parts: Vec<TensorRange>| parts.iter().map(|(_, _, n_words)| n_words).sum::<usize>();
-            let most = words(stage.parts_of_page(0)).max(words(stage.parts_of_slot(0))).max(1);
+            let all = [stage.parts_of_page(0), stage.parts_of_window(0), stage.parts_of_slot(0)];
+            let most = all.into_iter().map(words).fold(1, usize::max);
             let shape = [u32::try_from(most).unwrap_or(u32::MAX)];
             stage.staging = Some(Tensor::declare("cache.staging", Role::Cache, &shape, DType::U32)?);
         }
@@ -297,6 +303,14 @@ impl Stage {
         self.read_parts(self.parts_of_page(page)).await
     }
 
+    /// Reads a window page's keys and values.
+    ///
+    /// # Errors
+    /// As [`Stage::read_page`].
+    pub async fn read_window(&self, page: PageId) -> Result<Vec<u32>, Error> {
+        self.read_parts(self.parts_of_window(page)).await
+    }
+
     /// Reads a copy of states.
     ///
     /// # Errors
@@ -313,6 +327,14 @@ impl Stage {
         self.write_parts(self.parts_of_page(page), keys)
     }
 
+    /// As [`Stage::write_page`], to a window page.
+    ///
+    /// # Errors
+    /// As [`Stage::write_page`].
+    pub fn write_window<'a>(&self, page: PageId, keys: &'a [u32]) -> Result<&'a [u32], Error> {
+        self.write_parts(self.parts_of_window(page), keys)
+    }
+
     /// As [`Stage::write_page`], with a sequence's states.
     ///
     /// # Errors
@@ -322,14 +344,12 @@ impl Stage {
     }
 
     fn parts_of_page(&self, page: PageId) -> Vec<TensorRange> {
-        let all = self.cache.kept().chain(self.mtp.iter().flat_map(KvCache::kept));
-        let keys = all.filter(|(_, layer)| matches!(layer, LayerCache::Keys(_)));
-        let heads = keys.flat_map(|(_, layer)| layer.tensors()).flat_map(|tensor| {
-            let [n_heads, slots, row] = [0, 1, 2].map(|i| tensor.shape()[i] as usize);
-            let n_words = PAGE as usize * row;
-            (0..n_heads).map(move |head| (tensor.clone(), head * slots * row + page as usize * n_words, n_words))
-        });
-        heads.collect()
+        let all = self.cache.kept().filter(|(l, _)| !self.cache.is_in_window_pages(*l));
+        parts_of_keys(all.chain(self.mtp.iter().flat_map(KvCache::kept)), page)
+    }
+
+    fn parts_of_window(&self, page: PageId) -> Vec<TensorRange> {
+        parts_of_keys(self.cache.kept().filter(|(l, _)| self.cache.is_in_window_pages(*l)), page)
     }
 
     fn parts_of_slot(&self, slot: u32) -> Vec<TensorRange> {
@@ -441,6 +461,17 @@ impl Stage {
             self.recordings.clear();
         }
     }
+}
+
+/// Where a page's keys and values are in these layers' tensors.
+fn parts_of_keys<'a>(layers: impl Iterator<Item = (usize, &'a LayerCache)>, page: PageId) -> Vec<TensorRange> {
+    let keys = layers.filter(|(_, layer)| matches!(layer, LayerCache::Keys(_)));
+    let heads = keys.flat_map(|(_, layer)| layer.tensors()).flat_map(|tensor| {
+        let [n_heads, slots, row] = [0, 1, 2].map(|i| tensor.shape()[i] as usize);
+        let n_words = PAGE as usize * row;
+        (0..n_heads).map(move |head| (tensor.clone(), head * slots * row + page as usize * n_words, n_words))
+    });
+    heads.collect()
 }
 
 /// The adapter's number, or 0 without one.

@@ -20,7 +20,7 @@
 //! loops after 65,535 rounds in all, without an error, so longer caches are cut into more parts and longer rows use
 //! the baseline.
 //!
-//! In an engine (`PAGED`) the slot of a position is looked up in the row's pages. Tiles of keys begin at fixed
+//! In an engine (`PAGE_TABLE`) the slot of a position is looked up in the row's pages. Tiles of keys begin at fixed
 //! multiples, so the position at which a pass begins changes no sum. Where rows of a batch may be of one sequence,
 //! `attention_decode` runs twice: it stores the keys of all rows, then reads them.
 

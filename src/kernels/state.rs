@@ -22,6 +22,10 @@ pub struct StepState {
     words: Tensor,
     /// Pages of a sequence at most; 0 where the cache is one sequence's alone.
     n_pages: u32,
+    /// Page tables of a row: 2 if layers with a window have pages of their own.
+    n_tables: u32,
+    /// The table that kernels read.
+    table: u32,
     /// Whether each token of a pass has a row.
     is_batch: bool,
     /// Whether several rows in turn may be of one sequence.
@@ -47,6 +51,8 @@ pub struct BatchRow {
     pub n_before: u32,
     /// The pages of its keys and values, from position 0 on. Those after the last one are page 0, which is nobody's.
     pub pages: Vec<u32>,
+    /// The same of layers with a window, if they have pages of their own; page 0 before the window.
+    pub window_pages: Vec<u32>,
 }
 
 impl StepState {
@@ -59,18 +65,20 @@ impl StepState {
     /// None in practice; the shape is fixed.
     pub fn declare() -> Result<StepState, Error> {
         let words = Tensor::declare("state", Role::Activations, &[4], DType::U32)?;
-        Ok(StepState { words, n_pages: 0, is_batch: false, has_runs: false, n_states: N_STATES })
+        Ok(StepState { words, n_pages: 0, n_tables: 1, table: 0, is_batch: false, has_runs: false, n_states: N_STATES })
     }
 
     /// Declares a state for sequences that share a cache and have up to so many pages each: with a row for each of `n_rows`
-    /// tokens of a pass, or with one for a pass over tokens of one sequence.
+    /// tokens of a pass, or with one for a pass over tokens of one sequence. `has_windows`: layers with a window have pages of
+    /// their own.
     ///
     /// # Errors
     /// [`Error::Operand`] if it is larger than a tensor can be.
-    pub fn declare_shared(n_rows: Option<u32>, n_pages: u32) -> Result<StepState, Error> {
-        let shape = [n_rows.unwrap_or(1), Self::ROW_HEAD + n_pages];
+    pub fn declare_shared(n_rows: Option<u32>, n_pages: u32, has_windows: bool) -> Result<StepState, Error> {
+        let n_tables = if has_windows { 2 } else { 1 };
+        let shape = [n_rows.unwrap_or(1), Self::ROW_HEAD + n_tables * n_pages];
         let words = Tensor::declare("state", Role::Activations, &shape, DType::U32)?;
-        Ok(StepState { words, n_pages, is_batch: n_rows.is_some(), has_runs: false, n_states: 1 })
+        Ok(StepState { words, n_pages, n_tables, table: 0, is_batch: n_rows.is_some(), has_runs: false, n_states: 1 })
     }
 
     /// Writes the first rows of a state that was declared for sequences that share a cache.
@@ -78,22 +86,26 @@ impl StepState {
     /// # Errors
     /// Errors of [`TensorWriter::write_words`].
     pub fn set_rows(&self, device: &dyn TensorWriter, rows: &[BatchRow]) -> Result<(), Error> {
-        let stride = (Self::ROW_HEAD + self.n_pages) as usize;
+        let (stride, n_tables) = (self.stride() as usize, self.n_tables as usize);
         let mut words = vec![0; rows.len() * stride];
         for (words, row) in words.chunks_exact_mut(stride).zip(rows) {
             words[..6].copy_from_slice(&[row.pos, row.n_tokens, row.token, row.rope_offset, row.slot, row.n_before]);
-            words[Self::ROW_HEAD as usize..].iter_mut().zip(&row.pages).for_each(|(word, page)| *word = *page);
+            for (table, pages) in [&row.pages, &row.window_pages].into_iter().enumerate().take(n_tables) {
+                let words = words[Self::ROW_HEAD as usize..].iter_mut().skip(table).step_by(n_tables);
+                words.zip(pages).for_each(|(word, page)| *word = *page);
+            }
         }
         device.write_words(&self.words, 0, &words)
     }
 
-    /// Writes a further page of the sequence that has a row: the `at`-th.
+    /// Writes a further page of the sequence that has a row: the `at`-th, and that of layers with a window.
     ///
     /// # Errors
     /// Errors of [`TensorWriter::write_words`].
-    pub fn set_page(&self, device: &dyn TensorWriter, row: usize, at: usize, page: u32) -> Result<(), Error> {
-        let stride = (Self::ROW_HEAD + self.n_pages) as usize;
-        device.write_words(&self.words, row * stride + Self::ROW_HEAD as usize + at, &[page])
+    pub fn set_page(&self, device: &dyn TensorWriter, row: usize, at: usize, pages: [u32; 2]) -> Result<(), Error> {
+        let n_tables = self.n_tables as usize;
+        let first = row * self.stride() as usize + Self::ROW_HEAD as usize + at * n_tables;
+        device.write_words(&self.words, first, &pages[..n_tables])
     }
 
     /// Declares another state for the same kind of passes.
@@ -116,6 +128,12 @@ impl StepState {
         StepState { has_runs: self.is_batch, ..self.clone() }
     }
 
+    /// The same for kernels of a layer with a window.
+    #[must_use]
+    pub fn of_window(&self) -> StepState {
+        StepState { table: self.n_tables - 1, ..self.clone() }
+    }
+
     /// The same where layers keep so many states of each sequence that shares a cache, in turns: those after the last passes.
     #[must_use]
     pub fn with_states(&self, n_states: u32) -> StepState {
@@ -134,7 +152,12 @@ impl StepState {
 
     /// Words of a row, where each token has one; else 0.
     pub(super) fn row_words(&self) -> u32 {
-        if self.is_batch { Self::ROW_HEAD + self.n_pages } else { 0 }
+        if self.is_batch { self.stride() } else { 0 }
+    }
+
+    /// Words of a row of sequences that share a cache.
+    fn stride(&self) -> u32 {
+        Self::ROW_HEAD + self.n_tables * self.n_pages
     }
 
     /// Whether sequences share the cache.
@@ -142,9 +165,10 @@ impl StepState {
         self.n_pages > 0
     }
 
-    /// The override that says so.
+    /// The override that says which page table kernels read.
     pub(super) fn constant(&self) -> Option<(&'static str, f64)> {
-        self.is_shared().then_some(("PAGED", 1.0))
+        let table = if self.n_tables == 1 { 1 } else { 2 + self.table };
+        self.is_shared().then_some(("PAGE_TABLE", f64::from(table)))
     }
 
     /// Sets position and number of tokens for the next pass.

@@ -129,14 +129,18 @@ impl PassTensors {
     }
 
     /// Declares tensors for decode batches of up to `n_rows` sequences, out of `n_slots` in a shared cache with up
-    /// to `n_pages` pages each.
+    /// to `n_pages` pages each. `has_windows`: layers with a window have pages of their own.
     ///
     /// # Errors
     /// As [`PassTensors::declare`].
-    pub fn declare_rows(config: &ModelConfig, [n_rows, n_slots, n_pages]: [u32; 3]) -> Result<PassTensors, Error> {
+    pub fn declare_rows(
+        config: &ModelConfig,
+        [n_rows, n_slots, n_pages]: [u32; 3],
+        has_windows: bool,
+    ) -> Result<PassTensors, Error> {
         let tensor = |label: &str, shape: &[u32], dtype| Tensor::declare(label, Role::Activations, shape, dtype);
         Ok(PassTensors {
-            state: StepState::declare_shared(Some(n_rows), n_pages)?,
+            state: StepState::declare_shared(Some(n_rows), n_pages, has_windows)?,
             tokens: tensor("tokens", &[n_slots, n_pages.saturating_mul(PAGE)], DType::U32)?,
             stream: tensor("stream", &[n_rows, config.dim], DType::F32)?,
             logits: tensor("logits", &[n_rows, config.vocab_size], DType::F32)?,
@@ -158,13 +162,19 @@ impl PassTensors {
         Ok(PassTensors { logits, ..self.clone() })
     }
 
-    /// Declares tensors for prefill chunks of up to `max_pass` tokens of a sequence with up to `n_pages` pages.
+    /// Declares tensors for prefill chunks of up to `max_pass` tokens of a sequence with up to `n_pages` pages, as
+    /// [`PassTensors::declare_rows`].
     ///
     /// # Errors
     /// As [`PassTensors::declare`].
-    pub fn declare_prompts(config: &ModelConfig, n_pages: u32, max_pass: u32) -> Result<PassTensors, Error> {
+    pub fn declare_prompts(
+        config: &ModelConfig,
+        n_pages: u32,
+        max_pass: u32,
+        has_windows: bool,
+    ) -> Result<PassTensors, Error> {
         Ok(PassTensors {
-            state: StepState::declare_shared(None, n_pages)?,
+            state: StepState::declare_shared(None, n_pages, has_windows)?,
             ..PassTensors::declare(config, n_pages.saturating_mul(PAGE), max_pass)?
         })
     }

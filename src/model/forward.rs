@@ -349,18 +349,19 @@ impl Transformer {
                     }
                 }
                 let (heads, sinks) = (self.heads(l), weights.attn_sinks.as_ref());
+                let state = if cache.is_in_window_pages(l) { io.state.of_window() } else { io.state.clone() };
                 let asked = io.queries.as_ref().filter(|(layer, _)| *layer == l);
-                if io.state.is_batch()
+                if state.is_batch()
                     || (n_tokens == 1 && asked.is_none() && rec.batch_invariance() != BatchInvariance::Many)
                 {
-                    attention_next(rec, &io.state, &kernel, &heads, sinks, &qkv, cached, &mixed)?; // [T, H D]
+                    attention_next(rec, &state, &kernel, &heads, sinks, &qkv, cached, &mixed)?; // [T, H D]
                 } else {
                     let q = match asked {
                         Some((_, q)) => q.clone(),
                         None => rec.temporary("q", &[n_tokens, attention_config.q_dim()])?,
                     };
-                    rope_kv(rec, &io.state, &heads, &qkv, &q, cached)?;
-                    attention(rec, &io.state, &kernel, sinks, &q, cached, &mixed)?; // [T, H D]
+                    rope_kv(rec, &state, &heads, &qkv, &q, cached)?;
+                    attention(rec, &state, &kernel, sinks, &q, cached, &mixed)?; // [T, H D]
                 }
                 if let Some(gates) = attention_config.gates {
                     let size = if gates == OutputGates::Heads { attention_config.head_dim } else { 1 };

@@ -26,6 +26,8 @@ pub struct KvCache {
 struct OfLayer {
     keys: Option<usize>,
     states: Option<usize>,
+    /// Whether its keys are in the pages of windows.
+    in_window_pages: bool,
 }
 
 /// Ring buffer of sliding-window layers: later positions reuse the slots of earlier ones.
@@ -135,7 +137,7 @@ impl KvCache {
 
     /// Declares a shared cache for some layers: `n_pages` pages of [`PAGE`] positions, page 0 being padding, and
     /// states in `n_slots` slots, one or several per sequence. A sequence has up to `capacity` positions, a multiple
-    /// of a page.
+    /// of a page. With `n_window_pages`, layers with a window have so many pages of their own.
     ///
     /// # Errors
     /// As [`KvCache::declare`].
@@ -144,10 +146,19 @@ impl KvCache {
         layers: Range<u32>,
         kind: KvType,
         [n_pages, n_slots, capacity]: [u32; 3],
+        n_window_pages: Option<u32>,
     ) -> Result<KvCache, Error> {
-        KvCache::of_layers(config, layers, (capacity, None), n_slots, |(l, block)| {
+        let pages_of = |block: &Block| n_window_pages.filter(|_| block.attention.window.is_some());
+        let mut cache = KvCache::of_layers(config, layers, (capacity, None), n_slots, |(l, block)| {
+            let n_pages = pages_of(block).unwrap_or(n_pages);
             LayerCache::declare_keys((l, block), kind, [n_pages.saturating_mul(PAGE), capacity])
-        })
+        })?;
+        let owner = |of: &OfLayer| cache.of.iter().position(|owner| owner.keys == of.keys);
+        let in_window_pages =
+            |of| owner(of).is_some_and(|owner| pages_of(&config.blocks[cache.first + owner]).is_some());
+        let all: Vec<bool> = cache.of.iter().map(in_window_pages).collect();
+        cache.of.iter_mut().zip(all).for_each(|(of, is_there)| of.in_window_pages = is_there);
+        Ok(cache)
     }
 
     /// Declares states of each recurrent layer, and by `keys` the keys of each layer that does not share an earlier
@@ -196,6 +207,12 @@ impl KvCache {
             LayerCache::Keys(cached) => Some(cached),
             LayerCache::State { .. } => None,
         }
+    }
+
+    /// Whether a layer's keys are in the pages of windows.
+    pub fn is_in_window_pages(&self, layer_idx: usize) -> bool {
+        let of = layer_idx.checked_sub(self.first).and_then(|at| self.of.get(at));
+        of.is_some_and(|of| of.in_window_pages)
     }
 
     /// A recurrent layer's past inputs and state matrices.

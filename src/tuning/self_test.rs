@@ -178,18 +178,33 @@ impl CheckInputs<'_> {
 
     /// Slots of a cache, in whole pages where it has pages: one more than are needed.
     fn slots(&self, n: u32) -> u32 {
-        if self.is("PAGED") { (n.div_ceil(PAGE) + 1) * PAGE } else { n }
+        if self.is("PAGE_TABLE") { (n.div_ceil(PAGE) + 1) * PAGE } else { n }
     }
 
     /// The state of a pass over tokens of a sequence, whose pages, if it has any, are the last ones first.
     fn state(&self, pos: u32, n_tokens: u32, slots: u32) -> Result<StepState, Error> {
-        if !self.is("PAGED") {
+        if !self.is("PAGE_TABLE") {
             return state(self.device, pos, n_tokens);
         }
-        let shared = StepState::declare_shared(None, slots / PAGE)?;
+        let shared = self.shared_state(None, slots)?;
         let pages = (0..slots / PAGE).rev().collect();
-        shared.set_rows(self.device, &[BatchRow { pos, n_tokens, pages, ..BatchRow::default() }])?;
+        shared.set_rows(self.device, &[self.row(BatchRow { pos, n_tokens, pages, ..BatchRow::default() })])?;
         Ok(shared)
+    }
+
+    /// A state of sequences with pages, in one table or two.
+    fn shared_state(&self, n_rows: Option<u32>, slots: u32) -> Result<StepState, Error> {
+        let table = self.get("PAGE_TABLE").unwrap_or(1);
+        let shared = StepState::declare_shared(n_rows, slots / PAGE, table > 1)?;
+        Ok(if table > 2 { shared.of_window() } else { shared })
+    }
+
+    /// The row with its pages in the table that is read.
+    fn row(&self, row: BatchRow) -> BatchRow {
+        match self.get("PAGE_TABLE") {
+            Some(3) => BatchRow { pages: Vec::new(), window_pages: row.pages, ..row },
+            _ => row,
+        }
     }
 
     /// Attention of such heads, which are larger where keys hold values that would not fit.
@@ -399,7 +414,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
         let y = attend(rec, form, n_tokens, &config, &cached)?;
         // Packed sequences are of f32.
         let is_latent = config.values_from.is_some();
-        if form.is("SINKS") || form.is("PAGED") || is_latent || form.kind() != KvType::F32 {
+        if form.is("SINKS") || form.is("PAGE_TABLE") || is_latent || form.kind() != KvType::F32 {
             return Ok(vec![y]);
         }
         match form.get("ROWS") {
@@ -468,7 +483,8 @@ static CHECKS: &[(&Kernel, Record)] = &[
         let (ids, state) = (form.device.upload("ids", &[1], &[5u32])?, state(form.device, 2, 3)?);
         let tokens = form.device.upload("tokens", &[8], &[9u32; 8])?;
         advance(rec, &state, &ids, &tokens)?;
-        let (many, rows) = (form.device.upload("ids", &[4], &[5u32, 6, 7, 8])?, StepState::declare_shared(Some(4), 1)?);
+        let (many, rows) =
+            (form.device.upload("ids", &[4], &[5u32, 6, 7, 8])?, StepState::declare_shared(Some(4), 1, false)?);
         let all = form.device.upload("tokens", &[4, 8], &[9u32; 32])?;
         let row = |i: u32| BatchRow { pos: 2 * i, n_tokens: 3, token: 1, slot: 3 - i, ..BatchRow::default() };
         rows.set_rows(form.device, &[0, 1, 2, 3].map(row))?;
@@ -867,17 +883,17 @@ fn decode(rec: &mut Recorder, form: &CheckInputs<'_>) -> Result<Vec<Tensor>, Err
     let heads = Heads { n_heads, n_kv_heads, head_dim, keys_hold_values, first_column: 0, rope, norm };
     // With pages two sequences, one of which has every page but the last; or two tokens of that one.
     let runs = form.get("STORE").is_some();
-    let n_tokens = if form.is("PAGED") { 2 } else { 1 };
+    let n_tokens = if form.is("PAGE_TABLE") { 2 } else { 1 };
     let n_kinds = if keys_hold_values { 1 } else { 2 };
     let qkv = input(form.device, &[n_tokens, (n_heads + n_kinds * n_kv_heads) * head_dim])?;
     let sinks = if form.is("SINKS") { Some(input(form.device, &[n_heads])?) } else { None };
     let mut outputs = Vec::new();
     for (slots, pos) in [(1500, 1100), (100, 70)] {
         let (slots, y) = (form.slots(slots), blank(form.device, &[n_tokens, n_heads * config.value_dim()])?);
-        let state = match form.is("PAGED") {
+        let state = match form.is("PAGE_TABLE") {
             true => {
-                let state = StepState::declare_shared(Some(2), slots / PAGE)?;
-                let row = |pos, pages: Vec<u32>| BatchRow { pos, n_tokens: 1, pages, ..BatchRow::default() };
+                let state = form.shared_state(Some(2), slots)?;
+                let row = |pos, pages: Vec<u32>| form.row(BatchRow { pos, n_tokens: 1, pages, ..BatchRow::default() });
                 let last = slots / PAGE - 1;
                 let pages: Vec<u32> = (0..last).rev().collect();
                 let second = if runs { row(pos + 1, pages.clone()) } else { row(30, vec![last]) };

@@ -701,9 +701,11 @@ fn attention_is_bit_equal_for_tokens_of_one_pass() {
         let all = kinds.into_iter().flat_map(|kind| sizes.map(|of| (kind, of))).enumerate();
         for (i, (kind, (sizes, n_pages))) in common::drawn_on(&device, 2, all) {
             let norm = norms[i % norms.len()];
-            let run = |side_by_side| in_pages(&device, kind, norm, (sizes, n_pages), side_by_side);
-            let [(y, k, v), (own_y, own_k, own_v)] = [true, false].map(run);
-            let case = format!("{:?} {kind:?} {norm:?} {sizes:?}", device.tier());
+            // The only table, or one of two.
+            let table = [None, Some(0), Some(1)][i % 3];
+            let run = |(side_by_side, table)| in_pages(&device, kind, norm, (sizes, n_pages), side_by_side, table);
+            let [(y, k, v), (own_y, own_k, own_v)] = [(true, table), (false, None)].map(run);
+            let case = format!("{:?} {kind:?} {norm:?} {sizes:?} {table:?}", device.tier());
             assert!(y.iter().all(|&bits| f32::from_bits(bits).is_finite()), "{case}");
             assert_eq!(y.iter().zip(&own_y).position(|(a, b)| a != b), None, "{case}");
             assert!(k == own_k && v == own_v, "{case}");
@@ -711,7 +713,8 @@ fn attention_is_bit_equal_for_tokens_of_one_pass() {
     }
 }
 
-/// Five tokens from the end of a page, after one of another sequence: results, keys and values.
+/// Five tokens from the end of a page, after one of another sequence: results, keys and values. `page_table`: which of two page
+/// tables has the pages.
 #[cfg(not(target_arch = "wasm32"))]
 fn in_pages(
     device: &Device,
@@ -719,6 +722,7 @@ fn in_pages(
     norm: Option<QkNorm>,
     ([n_heads, n_kv_heads, head_dim], n_pages): ([u32; 3], u32),
     side_by_side: bool,
+    page_table: Option<usize>,
 ) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
     let mut source = Source::new(Inputs::Student, 9, false);
     let slots = (2 * n_pages + 1) * PAGE;
@@ -761,12 +765,19 @@ fn in_pages(
     // The first sequence has the odd pages, the other one the even ones, in descending order.
     let pages = |odd: u32| (0..n_pages).rev().map(|page| 2 * page + 1 + odd).collect::<Vec<u32>>();
     let first = n_pages * PAGE - PAGE - 2;
-    let row = |pos, odd| BatchRow { pos, n_tokens: 1, pages: pages(odd), ..BatchRow::default() };
+    let row = |pos, odd| {
+        let row = BatchRow { pos, n_tokens: 1, ..BatchRow::default() };
+        match page_table {
+            Some(1) => BatchRow { window_pages: pages(odd), ..row },
+            _ => BatchRow { pages: pages(odd), ..row },
+        }
+    };
     let all: Vec<BatchRow> = [row(40, 1)].into_iter().chain((first..first + 5).map(|pos| row(pos, 0))).collect();
     let mut y = Vec::new();
     for (i, rows) in all.chunks(if side_by_side { all.len() } else { 1 }).enumerate() {
         let n = rows.len() as u32;
-        let state = StepState::declare_shared(Some(n), n_pages).expect("a valid state");
+        let state = StepState::declare_shared(Some(n), n_pages, page_table.is_some()).expect("a valid state");
+        let state = if page_table == Some(1) { state.of_window() } else { state };
         let state = if side_by_side { state.with_runs() } else { state };
         state.set_rows(device, rows).expect("the state is writable");
         let own = &qkv[i * heads_dim(&heads) as usize..][..(n * heads_dim(&heads)) as usize];

@@ -212,7 +212,7 @@ fn place(device: &Device, operand: &Operand) -> Result<Slot, Error> {
         Data::Words(_) => Slot::Tensor(declare(DType::U32)?),
         Data::Blank(dtype) => Slot::Tensor(declare(*dtype)?),
         Data::State(_) => Slot::State(match operand.shape[..] {
-            [n_rows, n_words] => StepState::declare_shared(Some(n_rows), n_words - 8)?,
+            [n_rows, n_words] => StepState::declare_shared(Some(n_rows), n_words - 8, false)?,
             _ => StepState::declare()?,
         }),
         Data::Weights(weight, _) => {
