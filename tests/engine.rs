@@ -283,48 +283,50 @@ fn common_prefix_is_computed_once() {
     }
 }
 
-/// Window pages: with short passes, layers with a window have pages of their own and keep the latest positions only.
-/// Completions are bit-identical to those of an engine that keeps all positions, with long prompts, in batches, with
-/// draft tokens and after prefix-cache hits.
+/// Layers with a window keep fewer pages than others. Completions are bit-identical to those of an engine that keeps all
+/// positions, which CPU offload requires: of long prompts, in batches, with draft tokens, after prefix-cache hits, and
+/// where the window's pages of a cached prefix were evicted.
 #[test]
 fn pages_of_windows_change_no_bit_and_take_less_memory() {
     for device in executors() {
         let names = ["gemma3", "gemma4", "gpt-oss", "mistral-sliding"];
         for name in common::drawn_on(&device, 2, names) {
-            let path = find_data(&Path::new("tiny-random").join(name)).expect("the model is in the repository");
-            let [few, all] = [32, 128].map(|max_pass| {
-                let options = LoadOptions { max_pass: Some(max_pass), ..LoadOptions::default() };
-                Model::load(&device, &path, options).unwrap()
-            });
-            let prompt = ids(190, 1, &few);
-            let request =
-                |n: usize, seed, n_tokens| Request::new([&prompt[..n], &ids(8, seed, &few)].concat(), greedy(n_tokens));
-            let lookup = Request::new(
-                prompt[..9].repeat(12),
-                GenerateOptions { prompt_lookup: 4, logprobs: None, ..greedy(40) },
-            );
-            let requests = [
+            let model = tiny(&device, name);
+            let context = format!("{name} on {}", device.info().name);
+            let prompt = ids(190, 1, &model);
+            let request = |n: usize, seed, n_tokens| {
+                Request::new([&prompt[..n], &ids(8, seed, &model)].concat(), greedy(n_tokens))
+            };
+            let drafted = GenerateOptions { prompt_lookup: 4, logprobs: None, ..greedy(40) };
+            let mut requests = vec![
                 (0, request(190, 2, 50)),
                 (0, request(70, 3, 60)),
-                (3, lookup),
+                (3, Request::new(prompt[..9].repeat(12), drafted)),
                 (40, request(150, 4, 20)),
                 (90, request(140, 5, 9)),
                 (91, request(190, 2, 9)),
             ];
-            let options = EngineOptions { max_sequences: 4, prompt_lookup: 4, ..EngineOptions::default() };
-            let ([texts, want], engines): ([Vec<Text>; 2], Vec<Engine>) = {
-                let runs = [&few, &all].map(|model| together(model, &options, &requests));
-                let [(texts, engine), (want, whole)] = runs;
-                ([texts, want], vec![engine, whole])
+            // More prompts than have window pages, and again from the latest on; the first one's were evicted and are
+            // computed again.
+            let order = (0..18).chain((0..18).rev()).chain([0]).enumerate();
+            requests.extend(order.map(|(i, seed)| (100 + 8 * i, Request::new(ids(150, 10 + seed, &model), greedy(3)))));
+            let few = EngineOptions {
+                max_sequences: 4,
+                prompt_lookup: 4,
+                cache_tokens: Some(4096),
+                ..EngineOptions::default()
             };
-            let context = format!("{name} on {}", device.info().name);
+            let all = EngineOptions { host_cache_bytes: 1, ..few.clone() };
+            let [(texts, few), (want, all)] = [few, all].map(|options| together(&model, &options, &requests));
             for (i, (text, want)) in texts.iter().zip(&want).enumerate() {
                 assert_eq!(text.pieces, want.pieces, "{context}: text {i}");
             }
-            let cached = texts.iter().map(|text| text.usage.cached_tokens).collect::<Vec<_>>();
-            assert_eq!(cached[4..], [128, 192], "{context}: {cached:?}");
-            let [few, all] = [0, 1].map(|i| engines[i].plan().cache_bytes);
-            assert!(few < all, "{context}: {few} of {all} bytes");
+            let cached = |texts: &[Text]| texts.iter().map(|text| text.usage.cached_tokens).collect::<Vec<_>>();
+            assert_eq!(cached(&texts)[4..6], [128, 192], "{context}");
+            let cached = cached(&texts);
+            assert_eq!((cached[24], cached[41], cached[42]), (128, 0, 128), "{context}: {cached:?}");
+            let [few, all] = [few, all].map(|engine| engine.plan().cache_bytes);
+            assert!(few * 4 < all * 3, "{context}: {few} of {all} bytes");
         }
     }
 }
@@ -498,9 +500,7 @@ fn evicted_prefix_pages_are_restored_from_host_memory() {
         for (name, others) in common::drawn_on(&device, 3, all) {
             let path = find_data(&Path::new("tiny-random").join(name)).expect("the model is in the repository");
             let context_length = Some(4 * PAGE as u32);
-            // Such short passes that windows have pages of their own.
-            let (max_pass, layers_on) = (Some(32), layers_on(others));
-            let load_options = LoadOptions { context_length, max_pass, layers_on, ..LoadOptions::default() };
+            let load_options = LoadOptions { context_length, layers_on: layers_on(others), ..LoadOptions::default() };
             let model = Model::load(&device, path, load_options).unwrap();
             let request = |seed| Request::new(ids(3 * PAGE + 9, seed, &model), greedy(6));
             let run = |host_cache_bytes| {

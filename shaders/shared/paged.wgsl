@@ -1,7 +1,8 @@
 // Where the key of a position lies: in slot s % slots, or where sequences share the slots, in those of the sequence's pages.
 #import state
 
-// Page tables in a row of the step state: 0: none; 1: the only one; 2, 3: the first or the second of two, whose entries alternate.
+// The page table in a row of the step state: 0: none, 1: the only one, 2 or 3: the first or second of two, with alternating
+// entries.
 override PAGE_TABLE: u32 = 0u;
 
 // `row`: where the row of the step state begins that tells of the sequence.

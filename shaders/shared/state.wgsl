@@ -6,5 +6,5 @@ const ROPE_OFFSET: u32 = 3u;   // row of the table of angles that position 0 has
 // Where several sequences share a cache:
 const SLOT: u32 = 4u;     // the sequence's place among states and among tokens
 const N_BEFORE: u32 = 5u; // rows before this one that are of the same sequence, in turn
-const PAGES: u32 = 8u;    // the pages of its keys and values, from position 0 on; of two tables in turn, if windows have their own
+const PAGES: u32 = 8u;    // the pages of its keys and values, from position 0 on, in one table or two
 const PAGE: u32 = 64u;    // positions of a page

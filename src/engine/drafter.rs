@@ -83,7 +83,7 @@ impl Drafter {
             };
             let n = sequence.max_drafts(model).min(sequence.request.options.mtp_tokens as usize);
             sequence.take_pages(sequence.n_rows() + n, pages)?;
-            row.pages = sequence.pages().map(|[page, _]| page).collect();
+            row.pages = sequence.pages().to_vec();
             last.retain(|(other, ..)| *other != sequence.slot);
             last.push((sequence.slot, at, n));
         }

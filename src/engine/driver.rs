@@ -517,20 +517,18 @@ impl Driver {
             return Ok(true);
         }
         let (mut states, mut n_restored) = (None, 0);
-        let n = sequence.pages().count() + on_host.len();
         for content in on_host {
             self.make_free(1).await?;
             // Spilling a page for this one may have evicted it from host memory.
             let page = self.pages.on_host_of(content);
             states = page.as_ref().and_then(|page| page.states.clone());
             let Some(page) = page else { break };
-            let taken = sequence.take_back(content, n, &mut self.pages)?;
-            self.passes.write_page(taken, &page)?;
+            let id = sequence.take_back(content, &mut self.pages)?;
+            self.passes.write_page(id, &page.keys)?;
             n_restored += 1;
         }
         self.update(|stats| stats.restored_pages += n_restored);
         match (n_copies(&self.model, &self.options), states) {
-            _ if !sequence.has_windows(&self.pages) => Ok(sequence.begin_anew(&mut self.pages)),
             (None, _) => Ok(true),
             (Some(_), Some(states)) => {
                 self.passes.write_states(sequence.slot, &states)?;
@@ -544,9 +542,9 @@ impl Driver {
     /// With CPU offload: spills evictable pages until `n` pages are free.
     async fn make_free(&mut self, n: usize) -> Result<(), Error> {
         let mut n_spilled = 0;
-        while let Some(victim) = self.pages.next_victim(n) {
-            let page = self.passes.read_page(victim).await?;
-            self.pages.spill(victim.page, page);
+        while let Some((id, copy)) = self.pages.next_victim(n) {
+            let page = self.passes.read_page(id, copy).await?;
+            self.pages.spill(id, page);
             n_spilled += 1;
         }
         if n_spilled > 0 {
@@ -741,10 +739,10 @@ impl Driver {
             let Driver { passes, pages, running, batch, .. } = self;
             for (row, run) in batch.runs.iter().enumerate() {
                 let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == run.slot) else { continue };
-                let n_before = sequence.pages().count();
+                let n_before = sequence.pages().len();
                 sequence.take_pages(1, pages)?;
-                for (at, taken) in sequence.pages().enumerate().skip(n_before) {
-                    passes.set_page(row, at, taken)?;
+                for (at, &page) in sequence.pages().iter().enumerate().skip(n_before) {
+                    passes.set_page(row, at, [page, sequence.window_page(at)])?;
                 }
             }
             self.submit_pass(|sequence, _| sequence.submitted_ahead()).await?;
@@ -932,7 +930,7 @@ fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32, beside: 
     let (n_copies, spills) = (n_copies(model, options), options.host_cache_bytes > 0);
     let (max_pass, kv_type) = (model.max_pass(), model.kv_type());
     let n_rows = options.rows();
-    let limits = PageLimits::of(model, n_sequences, n_rows);
+    let limits = PageLimits::of(model, options);
     let most = limits.most.min(most_pages).max(pages_each);
     let n_states = options.states(model);
     let sizes = |n_pages| EngineSizes {

@@ -24,7 +24,8 @@ pub struct EngineOptions {
     pub cache_tokens: Option<u32>,
     /// Whether sequences share the KV cache of common prefixes.
     pub prefix_cache: bool,
-    /// Host memory in bytes for CPU offload of evicted prefix-cache pages; 0: none. Requires `prefix_cache`.
+    /// Host memory in bytes for CPU offload of evicted prefix-cache pages; 0: none. Requires `prefix_cache`. Layers
+    /// with a sliding window then keep all positions on the device.
     pub host_cache_bytes: u64,
     /// Draft tokens by prompt lookup for greedy requests that ask for fewer ([`GenerateOptions::prompt_lookup`]), 0
     /// to [`GenerateOptions::MAX_DRAFT_TOKENS`]; 0 is off. Passes have rows for as many drafts even with few

@@ -86,21 +86,15 @@ enum PageLocation {
 /// A page's contents in host memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HostPage {
-    /// Keys and values of all layers, or those without a window.
+    /// Keys and values of all layers.
     pub keys: Arc<[u32]>,
-    /// Those of layers with a window, if they have pages of their own and this one was there.
-    pub window: Option<Arc<[u32]>>,
     /// The states after it, if there was a copy.
     pub states: Option<Arc<[u32]>>,
 }
 
 impl HostPage {
     fn size_bytes(&self) -> u64 {
-        [Some(&self.keys), self.window.as_ref(), self.states.as_ref()]
-            .into_iter()
-            .flatten()
-            .map(|words| size_of_val(&**words) as u64)
-            .sum()
+        size_of_val(&*self.keys) as u64 + self.states.as_ref().map_or(0, |states| size_of_val(&**states) as u64)
     }
 }
 
@@ -130,7 +124,7 @@ pub(super) struct Pages {
     n_on_host: usize,
     /// The page that owns each copy of recurrent states, for recurrent models.
     copies: Option<Vec<Option<PageId>>>,
-    /// Pages of layers with a window, if they are apart.
+    /// Pages of layers with a window, if these have their own.
     windows: Option<WindowPages>,
 }
 
@@ -147,20 +141,10 @@ pub(super) struct CachedPrefix {
     pub on_host: Vec<ContentId>,
 }
 
-/// A page to evict.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Victim {
-    pub page: PageId,
-    /// Its copy of the states after it.
-    pub copy: Option<u32>,
-    /// Its window page.
-    pub window: Option<PageId>,
-}
-
 impl Pages {
     /// `n` pages, including the padding page 0. With `keeps` false, no page is listed. `n_copies`: copies of
     /// recurrent states, if any. `host_limit`: bytes of host memory for evicted pages. `windows`: pages of layers with
-    /// a window, if they are apart; enough for all sequences at once.
+    /// a window, if these have their own: enough for all sequences at once. Excludes a `host_limit`.
     pub fn new(n: u32, keeps: bool, n_copies: Option<u32>, host_limit: u64, windows: Option<WindowSizes>) -> Pages {
         Pages {
             pages: (0..n).map(|_| Page::default()).collect(),
@@ -220,14 +204,14 @@ impl Pages {
         };
         let has_window = |place: &PageLocation| match place {
             PageLocation::Device(id) => self.pages[*id as usize].window.is_some(),
-            PageLocation::Host(page) => page.window.is_some(),
+            PageLocation::Host(_) => false,
         };
-        let n_behind = self.windows.as_ref().map_or(0, |windows| windows.sizes.n_behind());
+        let n_before = self.windows.as_ref().map_or(0, |windows| windows.sizes.n_before());
         // Where a sequence can resume: the length so far, the pages of the window before it.
         let (mut n, mut n_windows) = (0, 0);
         for (i, place) in contents.iter().map(place).enumerate() {
             n_windows = if place.is_some_and(has_window) { n_windows + 1 } else { 0 };
-            if n_windows >= n_behind.min(i + 1) && (self.copies.is_none() || place.is_some_and(has_states)) {
+            if n_windows >= n_before.min(i + 1) && (self.copies.is_none() || place.is_some_and(has_states)) {
                 n = i + 1;
             }
         }
@@ -240,8 +224,8 @@ impl Pages {
                     self.hold(id);
                     common.pages.push(id);
                     if let Some(windows) = &mut self.windows {
-                        let held = self.pages[id as usize].window.filter(|_| i + n_behind >= n);
-                        held.into_iter().for_each(|id| windows.hold(id));
+                        let held = self.pages[id as usize].window.filter(|_| i + n_before >= n);
+                        held.into_iter().for_each(|id| windows.hold(id, true));
                         common.windows.push(held.unwrap_or(0));
                     }
                 }
@@ -269,12 +253,12 @@ impl Pages {
         }
     }
 
-    /// With CPU offload: the next page to evict while fewer than `n` pages are free.
-    pub fn next_victim(&self, n: usize) -> Option<Victim> {
+    /// With CPU offload: the next page to evict, and the copy of the states after it, while fewer than `n` pages are
+    /// free.
+    pub fn next_victim(&self, n: usize) -> Option<(PageId, Option<u32>)> {
         let wants = self.host_limit > 0 && self.free.len() < n;
         let (_, id) = wants.then(|| self.oldest_kept())??;
-        let Page { copy, window, .. } = self.pages[id as usize];
-        Some(Victim { page: id, copy, window })
+        Some((id, self.pages[id as usize].copy))
     }
 
     /// Frees an evicted page and puts its contents in host memory, where the least recently used pages make room.
@@ -484,12 +468,12 @@ impl Pages {
         Some(id)
     }
 
-    /// Drops a sequence's hold of a window page; page 0 is none.
-    pub fn release_window(&mut self, id: PageId) {
+    /// Drops a sequence's hold of a window page, page 0 being none. `is_end`: its prompt ends after it.
+    pub fn release_window(&mut self, id: PageId, is_end: bool) {
         self.clock += 1;
         let is_listed = |owner: PageId| self.pages[owner as usize].content.is_some();
         let windows = self.windows.as_mut().filter(|_| id != 0);
-        if let Some(owner) = windows.and_then(|windows| windows.release(id, self.clock, is_listed)) {
+        if let Some(owner) = windows.and_then(|windows| windows.release(id, self.clock, is_end, is_listed)) {
             self.pages[owner as usize].window = None;
         }
     }
@@ -538,8 +522,8 @@ impl Pages {
                     self.pages[own as usize].window = None;
                 }
                 Some(other) => {
-                    windows.hold(other);
-                    self.release_window(window);
+                    windows.hold(other, false);
+                    self.release_window(window, false);
                 }
             }
         }
@@ -728,9 +712,8 @@ mod tests {
     /// Moves all but `n` pages to host memory; each holds its number.
     fn spill(pages: &mut Pages, n: usize) -> Vec<PageId> {
         let mut gone = Vec::new();
-        while let Some(Victim { page: id, window, .. }) = pages.next_victim(n) {
-            let window = window.map(|window| Arc::from([window]));
-            pages.spill(id, HostPage { keys: Arc::from([id]), window, states: None });
+        while let Some((id, _)) = pages.next_victim(n) {
+            pages.spill(id, HostPage { keys: Arc::from([id]), states: None });
             gone.push(id);
         }
         gone
@@ -872,14 +855,14 @@ mod tests {
             let n = held.len();
             windows[n - 1] = pages.window_of(listed);
             if n > 2 {
-                pages.release_window(std::mem::take(&mut windows[n - 3]));
+                pages.release_window(std::mem::take(&mut windows[n - 3]), false);
             }
         }
         (held, windows)
     }
 
     fn end(pages: &mut Pages, (held, windows): (Vec<PageId>, Vec<PageId>)) {
-        windows.into_iter().for_each(|id| pages.release_window(id));
+        windows.into_iter().for_each(|id| pages.release_window(id, true));
         held.into_iter().for_each(|id| pages.release(id));
     }
 
@@ -890,22 +873,22 @@ mod tests {
     #[test]
     fn sequence_with_windows_resumes_where_the_window_before_is_there() {
         let mut pages = Pages::new(20, true, None, 0, Some(WINDOWS));
-        assert_eq!(WINDOWS.n_behind(), 2);
+        assert_eq!(WINDOWS.n_before(), 2);
         let ids = tokens(5 * P, 1);
         let first = run_windows(&mut pages, &ids);
         assert_eq!(first.1[..3], [0; 3]);
         end(&mut pages, first.clone());
         assert_eq!(free_windows(&pages), [3, 5]);
-        // The window pages of the first page are not needed after the second.
+        // Three pages are enough to resume after the third, two of them with window pages.
         let found = pages.acquire_prefix(&plain(), &ids[..3 * P]);
         assert_eq!((&found.pages[..], found.windows[0]), (&first.0[..3], 0));
         assert!(found.windows[1] != 0 && found.windows[2] != 0);
         end(&mut pages, (found.pages, found.windows));
-        // Another sequence evicts those of the first, the fourth and the fifth page, which were used longest ago.
-        let other = run_windows(&mut pages, &tokens(6 * P, 9));
+        // A long sequence evicts pages in the middle of prompts: none of those where one ended or resumed.
+        let other = run_windows(&mut pages, &tokens(12 * P, 9));
         end(&mut pages, other);
         assert_eq!(free_windows(&pages), [0, 8]);
-        assert_eq!(pages.acquire_prefix(&plain(), &ids).pages.len(), 3);
+        assert_eq!(pages.acquire_prefix(&plain(), &ids).pages.len(), 5);
     }
 
     #[test]
@@ -928,21 +911,6 @@ mod tests {
         assert_eq!((&found.pages, found.windows[0]), (&listed, 0));
     }
 
-    #[test]
-    fn spilled_page_has_its_window_page_with_it() {
-        let mut pages = Pages::new(9, true, None, 1000, Some(WINDOWS));
-        let ids = tokens(3 * P, 1);
-        let first = run_windows(&mut pages, &ids);
-        let window = pages.window_of(first.0[2]);
-        end(&mut pages, first);
-        spill(&mut pages, 8);
-        assert_eq!((pages.n_free(), free_windows(&pages)), (8, [8, 0]));
-        let found = pages.acquire_prefix(&plain(), &ids);
-        assert_eq!((found.pages.len(), found.on_host.len()), (0, 3));
-        let page = pages.on_host_of(found.on_host[2]).expect("it was just found");
-        assert_eq!(page.window.as_deref(), Some(&[window][..]));
-    }
-
     /// As many sequences as there are window pages for, in random order, never lack one.
     #[test]
     fn window_pages_suffice_for_all_sequences() {
@@ -953,7 +921,7 @@ mod tests {
         };
         // Three sequences, each with the last two pages and the one that it computes.
         let sizes = WindowSizes { n_pages: 10, ..WINDOWS };
-        let (mut pages, mut running) = (Pages::new(40, true, None, 400, Some(sizes)), Vec::new());
+        let (mut pages, mut running) = (Pages::new(40, true, None, 0, Some(sizes)), Vec::new());
         let mut n_found = 0;
         for _ in 0..4000 {
             if running.len() > 2 || (below(3) == 0 && !running.is_empty()) {
@@ -963,15 +931,10 @@ mod tests {
                 let ids: Vec<u32> = (0..1 + below(6)).flat_map(|_| tokens(P, below(2) as u32)).collect();
                 let found = pages.acquire_prefix(&plain(), &ids);
                 n_found += found.pages.len();
-                let n = found.pages.len() + found.on_host.len();
+                let n = found.pages.len();
                 assert!(found.windows.iter().enumerate().all(|(i, &id)| (id != 0) == (i + 2 >= n)), "{found:?}");
                 end(&mut pages, (found.pages, found.windows));
-                if found.on_host.is_empty() {
-                    running.push(run_windows(&mut pages, &ids));
-                }
-            }
-            if below(9) == 0 {
-                spill(&mut pages, 1 + below(30));
+                running.push(run_windows(&mut pages, &ids));
             }
             for (id, page) in pages.pages.iter().enumerate() {
                 let owner = page.window.map(|window| pages.windows.as_ref().map(|all| all.owner(window)));

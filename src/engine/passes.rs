@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::pages::{HostPage, PageId, Victim};
+use super::pages::{HostPage, PageId};
 pub(super) use super::stage::{DecodeForm, EngineSizes, SCORED_ROWS};
 use super::stage::{Pass, Stage};
 use super::windows::WindowSizes;
@@ -123,35 +123,27 @@ impl Passes {
         self.stages().try_for_each(|stage| stage.restore_states(copy, slot))
     }
 
-    /// Reads a page with its window page and the copy of the states after it.
+    /// Reads a page and the copy of the states after it.
     ///
     /// # Errors
     /// Those of copying and reading.
-    pub async fn read_page(&self, Victim { page, copy, window }: Victim) -> Result<HostPage, Error> {
-        let (mut keys, mut of_window, mut states) = (Vec::new(), Vec::new(), Vec::new());
+    pub async fn read_page(&self, page: PageId, copy: Option<u32>) -> Result<HostPage, Error> {
+        let (mut keys, mut states) = (Vec::new(), Vec::new());
         for stage in self.stages() {
             keys.extend(stage.read_page(page).await?);
-            if let Some(window) = window {
-                of_window.extend(stage.read_window(window).await?);
-            }
             if let Some(copy) = copy {
                 states.extend(stage.read_copy(copy).await?);
             }
         }
-        let [window, states] = [window.map(|_| of_window.into()), copy.map(|_| states.into())];
-        Ok(HostPage { keys: keys.into(), window, states })
+        Ok(HostPage { keys: keys.into(), states: copy.map(|_| states.into()) })
     }
 
-    /// Writes keys and values to a page and, unless that is page 0, to a window page.
+    /// Writes keys and values to a page.
     ///
     /// # Errors
     /// Those of writing and copying.
-    pub fn write_page(&self, [page, window]: [PageId; 2], host: &HostPage) -> Result<(), Error> {
-        self.stages().try_fold(&*host.keys, |keys, stage| stage.write_page(page, keys))?;
-        if let Some(keys) = host.window.as_deref().filter(|_| window != 0) {
-            self.stages().try_fold(keys, |keys, stage| stage.write_window(window, keys))?;
-        }
-        Ok(())
+    pub fn write_page(&self, page: PageId, keys: &[u32]) -> Result<(), Error> {
+        self.stages().try_fold(keys, |keys, stage| stage.write_page(page, keys)).map(drop)
     }
 
     /// Writes states to a sequence.
@@ -167,7 +159,7 @@ impl Passes {
         self.sizes.n_pages
     }
 
-    /// Pages of layers with a window, if they are apart.
+    /// Pages of layers with a window, if these have their own.
     pub fn windows(&self) -> Option<WindowSizes> {
         self.sizes.windows
     }

@@ -7,6 +7,7 @@ use super::options::Request;
 use super::pages::{CachedPrefix, ContentId, PageId, Pages, PrefixKey};
 use super::queue::{QueuedRequest, RequestProgress};
 use super::stream::ResponseSender;
+use super::windows::WindowSizes;
 use crate::error::Error;
 use crate::generate::{Completion, ContextPolicy, Decoded, Model, Sequence, SequenceConstraint, StopReason, look_up};
 use crate::kernels::{BatchRow, PAGE, Sampling};
@@ -22,10 +23,10 @@ pub(super) struct Running {
     /// Tokens that prefill computes; decode passes compute the rest.
     n_prompt: usize,
     pages: Vec<PageId>,
-    /// Pages of layers with a window, if they are apart; page 0 before the window.
+    /// Pages of layers with a window, if these have their own; page 0 before the window.
     windows: Vec<PageId>,
-    /// Leading pages that the window has left.
-    n_left: usize,
+    /// Leading window pages that are released.
+    n_released: usize,
     /// Leading pages listed in the prefix cache; `None` once a prompt page could not be listed.
     n_listed: Option<usize>,
     /// Pages reserved but not yet taken.
@@ -76,7 +77,7 @@ impl Running {
         let most_pages = most.div_ceil(PAGE as usize);
         let n_reserved = most_pages.saturating_sub(held.len());
         if !pages.reserve(n_reserved) {
-            windows.into_iter().for_each(|id| pages.release_window(id));
+            windows.into_iter().for_each(|id| pages.release_window(id, false));
             held.into_iter().for_each(|id| pages.release(id));
             return Err(Box::new(QueuedRequest { request, response, text }));
         }
@@ -92,7 +93,7 @@ impl Running {
             n_listed: Some(held.len()),
             pages: held,
             windows,
-            n_left: 0,
+            n_released: 0,
             n_reserved,
             most_pages,
             slot,
@@ -163,9 +164,14 @@ impl Running {
         (self.sequence.next_position() + n).div_ceil(PAGE as usize).saturating_sub(self.pages.len())
     }
 
-    /// Its pages and window pages, from position 0.
-    pub fn pages(&self) -> impl Iterator<Item = [PageId; 2]> {
-        self.pages.iter().enumerate().map(|(at, &page)| [page, self.windows.get(at).copied().unwrap_or(0)])
+    /// Its pages, from position 0.
+    pub fn pages(&self) -> &[PageId] {
+        &self.pages
+    }
+
+    /// The window page of its `at`-th page; page 0 without one.
+    pub fn window_page(&self, at: usize) -> PageId {
+        self.windows.get(at).copied().unwrap_or(0)
     }
 
     /// Whether a pass can run ahead of the next `n` tokens: the sequence cannot end, and the host has no logits to
@@ -179,26 +185,32 @@ impl Running {
             && model.transformer().rope_offset(len as u32) == self.sequence.rope_offset()
     }
 
+    /// Whether its prompt's listed pages can be resumed after only with this window page.
+    fn is_before_end(&self, at: usize, windows: WindowSizes) -> bool {
+        at + windows.n_before() >= self.n_prompt / PAGE as usize
+    }
+
     /// Releases the window pages that the window has left.
     fn leave_windows(&mut self, pages: &mut Pages) {
         let Some(windows) = pages.windows() else { return };
         let left = windows.first_page(self.n_cached()).min(self.windows.len());
-        for at in self.n_left..left {
-            pages.release_window(std::mem::take(&mut self.windows[at]));
+        for at in self.n_released..left {
+            let is_end = self.is_before_end(at, windows);
+            pages.release_window(std::mem::take(&mut self.windows[at]), is_end);
         }
-        self.n_left = self.n_left.max(left);
+        self.n_released = self.n_released.max(left);
     }
 
     /// Takes the pages for the next `n` tokens.
     pub fn take_pages(&mut self, n: usize, pages: &mut Pages) -> Result<(), Error> {
         self.leave_windows(pages);
         for _ in 0..self.pages_for(n) {
-            self.take(pages, true)?;
+            self.take(pages)?;
         }
         Ok(())
     }
 
-    fn take(&mut self, pages: &mut Pages, with_window: bool) -> Result<[PageId; 2], Error> {
+    fn take(&mut self, pages: &mut Pages) -> Result<PageId, Error> {
         let no_page = |operand| Error::Operand {
             kernel: "engine",
             operand,
@@ -208,31 +220,19 @@ impl Running {
         let page = pages.take().ok_or_else(|| no_page("pages"))?;
         self.pages.push(page);
         self.n_reserved = self.n_reserved.saturating_sub(1);
-        let mut window = 0;
         if pages.windows().is_some() {
-            if with_window {
-                window = pages.take_window(page).ok_or_else(|| no_page("window pages"))?;
-            }
-            self.windows.push(window);
+            self.windows.push(pages.take_window(page).ok_or_else(|| no_page("window pages"))?);
         }
-        Ok([page, window])
+        Ok(page)
     }
 
-    /// Takes a page to restore one from host memory, after its other pages; with its window page if the sequence
-    /// resumes after `n` pages.
-    pub fn take_back(&mut self, content: ContentId, n: usize, pages: &mut Pages) -> Result<[PageId; 2], Error> {
-        let in_window = pages.windows().is_some_and(|windows| self.pages.len() + windows.n_behind() >= n);
-        let taken = self.take(pages, in_window)?;
-        pages.restored(content, taken[0]);
+    /// Takes a page to restore one from host memory, after its other pages.
+    pub fn take_back(&mut self, content: ContentId, pages: &mut Pages) -> Result<PageId, Error> {
+        let page = self.take(pages)?;
+        pages.restored(content, page);
         self.sequence.submitted(PAGE as usize, PAGE as usize);
         self.n_listed = Some(self.pages.len());
-        Ok(taken)
-    }
-
-    /// Whether it has the window pages that its next pass reads.
-    pub fn has_windows(&self, pages: &Pages) -> bool {
-        let n_behind = pages.windows().map_or(0, |windows| windows.n_behind());
-        self.windows.iter().rev().take(n_behind).all(|&id| id != 0)
+        Ok(page)
     }
 
     /// Whether its tokens may be drafted: greedy, without penalties, biases or constraint.
@@ -396,14 +396,17 @@ impl Running {
     pub fn lose_pages(&mut self) {
         self.pages.clear();
         self.windows.clear();
-        self.n_reserved = 0;
+        (self.n_released, self.n_reserved) = (0, 0);
     }
 
     fn release_pages(&mut self, pages: &mut Pages) {
-        self.windows.drain(..).for_each(|id| pages.release_window(id));
+        for (at, id) in std::mem::take(&mut self.windows).into_iter().enumerate() {
+            let is_end = pages.windows().is_some_and(|windows| self.is_before_end(at, windows));
+            pages.release_window(id, is_end);
+        }
         self.pages.drain(..).for_each(|id| pages.release(id));
         pages.release_reservation(std::mem::take(&mut self.n_reserved));
-        self.n_left = 0;
+        self.n_released = 0;
     }
 
     /// Releases its pages and reserves all it needs, to recompute the sequence. False, with none reserved, if too

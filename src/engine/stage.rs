@@ -29,7 +29,7 @@ pub(super) struct EngineSizes {
     pub n_states: u32,
     /// Pages, including the padding page 0.
     pub n_pages: u32,
-    /// Pages of layers with a window, if they are apart.
+    /// Pages of layers with a window, if these have their own; then pages do not spill.
     pub windows: Option<WindowSizes>,
     /// Maximum number of pages of a sequence.
     pub pages_each: u32,
@@ -191,8 +191,7 @@ impl Stage {
         };
         if spills {
             let words = |parts: Vec<TensorRange>| parts.iter().map(|(_, _, n_words)| n_words).sum::<usize>();
-            let all = [stage.parts_of_page(0), stage.parts_of_window(0), stage.parts_of_slot(0)];
-            let most = all.into_iter().map(words).fold(1, usize::max);
+            let most = words(stage.parts_of_page(0)).max(words(stage.parts_of_slot(0))).max(1);
             let shape = [u32::try_from(most).unwrap_or(u32::MAX)];
             stage.staging = Some(Tensor::declare("cache.staging", Role::Cache, &shape, DType::U32)?);
         }
@@ -303,14 +302,6 @@ impl Stage {
         self.read_parts(self.parts_of_page(page)).await
     }
 
-    /// Reads a window page's keys and values.
-    ///
-    /// # Errors
-    /// As [`Stage::read_page`].
-    pub async fn read_window(&self, page: PageId) -> Result<Vec<u32>, Error> {
-        self.read_parts(self.parts_of_window(page)).await
-    }
-
     /// Reads a copy of states.
     ///
     /// # Errors
@@ -327,14 +318,6 @@ impl Stage {
         self.write_parts(self.parts_of_page(page), keys)
     }
 
-    /// As [`Stage::write_page`], to a window page.
-    ///
-    /// # Errors
-    /// As [`Stage::write_page`].
-    pub fn write_window<'a>(&self, page: PageId, keys: &'a [u32]) -> Result<&'a [u32], Error> {
-        self.write_parts(self.parts_of_window(page), keys)
-    }
-
     /// As [`Stage::write_page`], with a sequence's states.
     ///
     /// # Errors
@@ -344,12 +327,14 @@ impl Stage {
     }
 
     fn parts_of_page(&self, page: PageId) -> Vec<TensorRange> {
-        let all = self.cache.kept().filter(|(l, _)| !self.cache.is_in_window_pages(*l));
-        parts_of_keys(all.chain(self.mtp.iter().flat_map(KvCache::kept)), page)
-    }
-
-    fn parts_of_window(&self, page: PageId) -> Vec<TensorRange> {
-        parts_of_keys(self.cache.kept().filter(|(l, _)| self.cache.is_in_window_pages(*l)), page)
+        let all = self.cache.kept().chain(self.mtp.iter().flat_map(KvCache::kept));
+        let keys = all.filter(|(_, layer)| matches!(layer, LayerCache::Keys(_)));
+        let heads = keys.flat_map(|(_, layer)| layer.tensors()).flat_map(|tensor| {
+            let [n_heads, slots, row] = [0, 1, 2].map(|i| tensor.shape()[i] as usize);
+            let n_words = PAGE as usize * row;
+            (0..n_heads).map(move |head| (tensor.clone(), head * slots * row + page as usize * n_words, n_words))
+        });
+        heads.collect()
     }
 
     fn parts_of_slot(&self, slot: u32) -> Vec<TensorRange> {
@@ -461,17 +446,6 @@ impl Stage {
             self.recordings.clear();
         }
     }
-}
-
-/// Where a page's keys and values are in these layers' tensors.
-fn parts_of_keys<'a>(layers: impl Iterator<Item = (usize, &'a LayerCache)>, page: PageId) -> Vec<TensorRange> {
-    let keys = layers.filter(|(_, layer)| matches!(layer, LayerCache::Keys(_)));
-    let heads = keys.flat_map(|(_, layer)| layer.tensors()).flat_map(|tensor| {
-        let [n_heads, slots, row] = [0, 1, 2].map(|i| tensor.shape()[i] as usize);
-        let n_words = PAGE as usize * row;
-        (0..n_heads).map(move |head| (tensor.clone(), head * slots * row + page as usize * n_words, n_words))
-    });
-    heads.collect()
 }
 
 /// The adapter's number, or 0 without one.

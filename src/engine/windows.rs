@@ -1,18 +1,25 @@
 //! Pages of layers with a sliding window, which need the latest positions only.
 //!
 //! A page of the other layers, its owner, has at most one of them. A sequence holds those that its window reaches into.
-//! After that, the page of a listed owner stays until its memory is needed, least recently used first: a later
-//! sequence can resume only where the pages before it are there.
+//! After that, the page of a listed owner stays until its memory is needed: a later sequence can resume only where the
+//! pages before it still exist. Pages in the middle of a prompt are evicted first, least recently used ones before
+//! others, and then those where a prompt ended or a sequence resumed.
 
 use std::collections::BTreeSet;
 
+use super::options::EngineOptions;
 use super::pages::PageId;
-use crate::generate::Model;
-use crate::kernels::PAGE;
+use crate::generate::{GenerateOptions, Model, Pace};
+use crate::kernels::{N_STATES, PAGE};
 use crate::model::Attention;
 
 /// Positions that passes may go back from the last computed one, and those that they may run ahead of it.
-const SLACK: u32 = 32;
+const SLACK: u32 = 16;
+
+const _: () = assert!(SLACK > GenerateOptions::MAX_DRAFT_TOKENS && SLACK > Pace::MOST as u32 && SLACK > N_STATES);
+
+/// One of so many pages is kept for the prefix cache, or more if there are many sequences.
+const KEPT: u32 = 8;
 
 /// Sizes of [`WindowPages`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +34,7 @@ pub(super) struct WindowSizes {
 pub(super) struct PageLimits {
     /// Pages whose keys fit one binding in each layer.
     pub most: u32,
-    /// Where window pages save memory.
+    /// `None` if layers with a window have no pages of their own.
     windows: Option<WindowLimits>,
 }
 
@@ -35,46 +42,56 @@ struct WindowLimits {
     window: u32,
     /// Pages that running sequences may hold.
     n_held: u32,
+    /// Further pages for the prefix cache, at least.
+    n_spare: u32,
     /// Pages that fit one binding.
     most: u32,
 }
 
 impl PageLimits {
-    /// For decode passes of up to `n_rows` rows.
-    pub fn of(model: &Model, n_sequences: u32, n_rows: u32) -> PageLimits {
-        let pages_each = model.context_length().div_ceil(PAGE);
+    /// Layers with a window have pages of their own if the context is longer and evicted pages do not move to host
+    /// memory.
+    pub fn of(model: &Model, options: &EngineOptions) -> PageLimits {
         let blocks = || model.config().blocks.iter().filter(|block| block.attends()).map(|block| &block.attention);
-        let window = blocks().filter_map(|attention| attention.window).max();
-        // From the page of the first key that a pass may read to that of its last row.
-        let n_each = window.map(|window| window.saturating_add(SLACK + n_rows.max(SLACK)).div_ceil(PAGE) + 1);
-        let n_each = n_each.filter(|n| *n < pages_each);
         let bindings = model.devices().map(|device| device.target().limits().max_binding_bytes);
         let binding = bindings.min().unwrap_or(0);
-        let most_of = |in_window_pages: bool| {
-            let page_bytes = |attention: &Attention| {
-                let row_words = u64::from(model.kv_type().row_words(attention.head_dim));
-                u64::from(attention.n_kv_heads) * row_words * 4 * u64::from(PAGE)
-            };
-            let layers = blocks().filter(|layer| (n_each.is_some() && layer.window.is_some()) == in_window_pages);
-            let widest = layers.map(page_bytes).max().unwrap_or(1).max(1);
+        let page_bytes = |attention: &Attention| {
+            let row_words = u64::from(model.kv_type().row_words(attention.head_dim));
+            u64::from(attention.n_kv_heads) * row_words * 4 * u64::from(PAGE)
+        };
+        let most_of = |has_pages: &dyn Fn(&Attention) -> bool| {
+            let widest = blocks().filter(|layer| has_pages(layer)).map(page_bytes).max().unwrap_or(1).max(1);
             u32::try_from(binding / widest).unwrap_or(u32::MAX).saturating_sub(1)
         };
-        let (most, most_windows) = (most_of(false), most_of(true));
-        // One sequence at a time has a prefill chunk.
-        let chunk = model.max_pass().div_ceil(PAGE);
-        let n_held = |n: u32| n_sequences.saturating_mul(n).saturating_add(chunk);
-        let windows = window.zip(n_each);
-        let windows = windows.map(|(window, n)| WindowLimits { window, n_held: n_held(n), most: most_windows });
-        // If there are not enough for all sequences, each page has one.
-        let lacks = windows.as_ref().is_some_and(|limits| limits.n_held > limits.most);
-        PageLimits { most: if lacks { most.min(most_windows) } else { most }, windows }
+        let windows = || {
+            let window = blocks().filter_map(|attention| attention.window).max()?;
+            // From the page of the first key that a pass may read to that of its last row.
+            let n_rows = options.rows().max(SLACK);
+            let n_each = window.saturating_add(SLACK + n_rows).div_ceil(PAGE) + 1;
+            // One sequence at a time has a prefill chunk.
+            let n_held = options.max_sequences.saturating_mul(n_each).saturating_add(model.max_pass().div_ceil(PAGE));
+            let n_spare = if options.prefix_cache { options.max_sequences.saturating_mul(n_before(window)) } else { 0 };
+            let most = most_of(&|layer| layer.window.is_some());
+            let saves = n_each < model.context_length().div_ceil(PAGE) && options.host_cache_bytes == 0;
+            (saves && n_held <= most).then_some(WindowLimits { window, n_held, n_spare, most })
+        };
+        match windows() {
+            Some(windows) => PageLimits { most: most_of(&|layer| layer.window.is_none()), windows: Some(windows) },
+            None => PageLimits { most: most_of(&|_| true), windows: None },
+        }
     }
 
-    /// The window pages beside `n_pages` pages: those of running sequences, and as many to be kept.
+    /// The window pages for a cache of `n_pages` pages.
     pub fn windows(&self, n_pages: u32) -> Option<WindowSizes> {
-        let &WindowLimits { window, n_held, most } = self.windows.as_ref()?;
-        Some(WindowSizes { window, n_pages: n_held.saturating_mul(2).min(most).min(n_pages) + 1 })
+        let &WindowLimits { window, n_held, n_spare, most } = self.windows.as_ref()?;
+        let n_spare = if n_spare > 0 { n_spare.max(n_pages / KEPT) } else { 0 };
+        Some(WindowSizes { window, n_pages: n_held.saturating_add(n_spare).min(most).min(n_pages) + 1 })
     }
+}
+
+/// Pages before a page boundary that are needed to resume there.
+fn n_before(window: u32) -> u32 {
+    (window - 1).div_ceil(PAGE)
 }
 
 impl WindowSizes {
@@ -84,8 +101,8 @@ impl WindowSizes {
     }
 
     /// Pages before a page boundary that are needed to resume there.
-    pub fn n_behind(self) -> usize {
-        (self.window - 1).div_ceil(PAGE) as usize
+    pub fn n_before(self) -> usize {
+        n_before(self.window) as usize
     }
 }
 
@@ -94,7 +111,16 @@ struct WindowPage {
     owner: PageId,
     /// Number of sequences that hold the page.
     n_holders: u32,
+    /// Whether a prompt ended or a sequence resumed after it.
+    is_end: bool,
     used_at: u64,
+}
+
+impl WindowPage {
+    /// Its entry in [`WindowPages::evictable`].
+    fn rank(self, id: PageId) -> (bool, u64, PageId) {
+        (self.is_end, self.used_at, id)
+    }
 }
 
 /// Which window pages are free, held and evictable.
@@ -102,8 +128,8 @@ pub(super) struct WindowPages {
     pub sizes: WindowSizes,
     pages: Vec<WindowPage>,
     free: Vec<PageId>,
-    /// Pages of listed owners without holders, by time of use.
-    evictable: BTreeSet<(u64, PageId)>,
+    /// Pages of listed owners without holders; the first is evicted next.
+    evictable: BTreeSet<(bool, u64, PageId)>,
 }
 
 impl WindowPages {
@@ -121,31 +147,41 @@ impl WindowPages {
         let (id, before) = match self.free.pop() {
             Some(id) => (id, None),
             None => {
-                let (_, id) = self.evictable.pop_first()?;
+                let (.., id) = self.evictable.pop_first()?;
                 (id, Some(self.pages[id as usize].owner))
             }
         };
-        self.pages[id as usize] = WindowPage { owner, n_holders: 1, used_at: 0 };
+        self.pages[id as usize] = WindowPage { owner, n_holders: 1, ..WindowPage::default() };
         Some((id, before))
     }
 
-    pub fn hold(&mut self, id: PageId) {
+    /// Holds a page; `is_end`: a sequence resumes after it.
+    pub fn hold(&mut self, id: PageId, is_end: bool) {
         let page = &mut self.pages[id as usize];
+        self.evictable.remove(&page.rank(id));
         page.n_holders += 1;
-        self.evictable.remove(&(page.used_at, id));
+        page.is_end |= is_end;
     }
 
-    /// Drops a hold at time `now`. Returns the owner if the page is free now, since the owner is not listed.
-    pub fn release(&mut self, id: PageId, now: u64, is_listed: impl Fn(PageId) -> bool) -> Option<PageId> {
+    /// Drops a hold at time `now`; `is_end`: of a prompt that ends after it. Returns the owner if the page is free now, since
+    /// the owner is not listed.
+    pub fn release(
+        &mut self,
+        id: PageId,
+        now: u64,
+        is_end: bool,
+        is_listed: impl Fn(PageId) -> bool,
+    ) -> Option<PageId> {
         let page = &mut self.pages[id as usize];
         page.n_holders -= 1;
+        page.is_end |= is_end;
         if page.n_holders > 0 {
             return None;
         }
         page.used_at = now;
-        let owner = page.owner;
+        let (owner, rank) = (page.owner, page.rank(id));
         if is_listed(owner) {
-            self.evictable.insert((now, id));
+            self.evictable.insert(rank);
             return None;
         }
         self.free.push(id);
@@ -161,7 +197,7 @@ impl WindowPages {
     pub fn free(&mut self, id: PageId) -> bool {
         let page = self.pages[id as usize];
         let is_free = page.n_holders == 0;
-        if is_free && self.evictable.remove(&(page.used_at, id)) {
+        if is_free && self.evictable.remove(&page.rank(id)) {
             self.free.push(id);
         }
         is_free

@@ -2,8 +2,6 @@
 
 /// Minimum, including the one being read: the GPU computes one while the host reads another.
 const FEWEST: usize = 2;
-/// Maximum: submissions beyond the end of a completion are wasted.
-const MOST: usize = 8;
 /// Tolerance, as a fraction of a submission: clocks are coarse and waits end late.
 const JITTER: f64 = 0.125;
 /// Weight of the latest interval in the moving average.
@@ -25,6 +23,9 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
+    /// Maximum depth: submissions beyond the end of a completion are wasted.
+    pub const MOST: usize = 8;
+
     /// Skips the next interval, which spans another generation or an idle queue.
     pub fn pause(&mut self) {
         self.last = None;
@@ -46,7 +47,7 @@ impl Pace {
         let (Some(round_trip), Some(interval)) = (self.round_trip, self.interval) else { return FEWEST };
         // Casts of NaN or out-of-range floats saturate.
         let passing = (round_trip / interval.max(f64::MIN_POSITIVE) - JITTER).ceil() as usize;
-        passing.saturating_add(1).clamp(FEWEST, MOST)
+        passing.saturating_add(1).clamp(FEWEST, Pace::MOST)
     }
 }
 

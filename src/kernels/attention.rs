@@ -172,13 +172,14 @@ pub fn attention(
     let [n_tokens, _] = q.dims2("attention", "q")?;
     q.expect_shape("attention", "q", &[n_tokens, n_heads * head_dim])?;
     let slots = cached.slots("attention", config)?;
+    let n_keys = most_keys(state, slots, cached);
     y.expect_shape("attention", "y", &[n_tokens, n_heads * config.value_dim()])?;
     if let Some(sinks) = sinks {
         sinks.expect_shape("attention", "sinks", &[n_heads])?;
     }
     let n_rows = n_tokens * config.share(); // of a key/value head
     let plan = AttentionPlan::half(rec.target(), cached.kind, config).unwrap_or_else(|| {
-        let plan = AttentionPlan::prefill(rec.target(), cached.kind, slots.min(cached.capacity), head_dim);
+        let plan = AttentionPlan::prefill(rec.target(), cached.kind, n_keys, head_dim);
         match plan.tier {
             // Eight if there are enough for all invocations of two workgroups.
             Tier::Scalar if n_rows / SCALAR_ROWS * n_kv_heads < 16 => {
@@ -196,7 +197,7 @@ pub fn attention(
     let operands = [state.tensor(), q, &cached.k, cached.v.as_ref().unwrap_or(&cached.k), sinks.unwrap_or(q), y];
     let constants: Vec<_> =
         sink_constant(sinks).into_iter().chain(state.constant()).chain(config.values_constant()).collect();
-    plan.record(rec, params, [slots.min(cached.capacity), config.value_dim()], &constants, &operands)
+    plan.record(rec, params, [n_keys, config.value_dim()], &constants, &operands)
 }
 
 fn sink_constant(sinks: Option<&Tensor>) -> Option<(&'static str, f64)> {
@@ -248,8 +249,7 @@ pub fn attention_next(
         tier => tier,
     };
     let is_scalar = tier == Tier::Scalar;
-    // Keys of one sequence at most.
-    let n_keys = slots.min(cached.capacity);
+    let n_keys = most_keys(state, slots, cached);
     // Queries of a workgroup together have 1024 elements, those of an invocation of the `scalar` tier 512.
     let room = if is_scalar { 512 / head_dim } else { 1024 / head_dim };
     let rows = config.share().min(room.clamp(1, 4));
@@ -599,6 +599,11 @@ fn splits(capacity: u32, groups: u32) -> (u32, u32) {
 
 /// Keys of a tile in the `scalar` tier.
 const SCALAR_TILE: u32 = 8;
+
+/// Keys of a sequence at most: how they are split must not depend on how many slots sequences share.
+fn most_keys(state: &StepState, slots: u32, cached: &CachedKeys) -> u32 {
+    if state.is_shared() { cached.capacity } else { slots.min(cached.capacity) }
+}
 
 /// The same for the `scalar` tier, where a part is one lane of a processor's vector: two vectors for each key/value head
 /// once a cache is long enough to pay for a second dispatch, and more where an invocation could not walk its part to the

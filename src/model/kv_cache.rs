@@ -157,7 +157,7 @@ impl KvCache {
         let in_window_pages =
             |of| owner(of).is_some_and(|owner| pages_of(&config.blocks[cache.first + owner]).is_some());
         let all: Vec<bool> = cache.of.iter().map(in_window_pages).collect();
-        cache.of.iter_mut().zip(all).for_each(|(of, is_there)| of.in_window_pages = is_there);
+        cache.of.iter_mut().zip(all).for_each(|(of, in_window_pages)| of.in_window_pages = in_window_pages);
         Ok(cache)
     }
 
