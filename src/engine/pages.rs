@@ -898,8 +898,8 @@ mod tests {
         let first = run_windows(&mut pages, &ids);
         let listed = first.0.clone();
         end(&mut pages, first);
-        for seed in [5, 9] {
-            let other = run_windows(&mut pages, &tokens(8 * P, seed));
+        for seed in [5, 9, 11, 13] {
+            let other = run_windows(&mut pages, &tokens(3 * P, seed));
             end(&mut pages, other);
         }
         assert_eq!(pages.acquire_prefix(&plain(), &ids), CachedPrefix::default(), "its window pages were evicted");
