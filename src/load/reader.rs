@@ -309,7 +309,8 @@ impl HeaderReader {
             }
             Headers::Scattered(reader) => {
                 let name = first.strip_suffix(".bin").unwrap_or(first);
-                reader.finish(name).map_err(|e| e.in_file(first))?
+                let file = reader.finish(name).map_err(|e| e.in_file(first))?;
+                SpeechFile { tokenizer: file.tokenizer.map_err(|e| e.in_file(first)), ..file }
             }
             Headers::Gguf(_) => return Err(missing("header")),
         };

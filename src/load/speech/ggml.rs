@@ -92,7 +92,7 @@ pub(in crate::load) struct GgmlReader {
 impl ScatteredHeaders for GgmlReader {
     fn wanted(&self) -> Option<u64> {
         let at = self.next + self.pending.len() as u64;
-        (!self.is_whole && !(self.head.is_some() && self.size == Some(at))).then_some(at)
+        (!self.is_whole && (self.head.is_none() || self.size != Some(at))).then_some(at)
     }
 
     fn push(&mut self, bytes: &[u8]) -> Result<(), Error> {
