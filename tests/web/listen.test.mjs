@@ -158,6 +158,38 @@ test("the microphone is written down while it hears, and what is said stays afte
   await close(page);
 });
 
+test("files of speech are kept when they are first used, and then work without a network", limited, async () => {
+  const browser = await openBrowser({ gpu: false });
+  try {
+    const page = await browser.open(`${server.origin}/www/#listen`);
+    const kept = () => page.evaluate(async () => {
+      const versions = (await caches.keys()).filter((name) => /page[0-9a-f]+$/.test(name));
+      const requests = await Promise.all(versions.map(async (name) => (await caches.open(name)).keys()));
+      return requests.flat().map(({ url }) => url.replace(/^.*\//, ""));
+    });
+    await page.evaluate(() => navigator.serviceWorker.ready);
+    assert.ok((await kept()).includes("worker.js"));
+    // The service worker does not control the first visit; it does after a reload.
+    await page.reload();
+    await page.waitForFunction(() => navigator.serviceWorker.controller !== null);
+    await waitFor(page, "empty");
+    assert.deepEqual((await kept()).filter((name) => /speech/.test(name)), []);
+    await page.fill("#model-url", `${server.origin}/files/tiny/`);
+    await page.click("#model-url-load");
+    await waitFor(page, "ready");
+    await page.waitForFunction(async () => (await caches.match("tilewright/tilewright_speech_bg.wasm")) !== undefined && (await caches.match("tilewright/speech-worker.js")) !== undefined);
+    server.isDown = true;
+    await page.reload();
+    // The last model is opened again.
+    await waitFor(page, "ready");
+    await page.setInputFiles("#listen-file", chirp);
+    await page.waitForFunction(() => /heard in/.test(document.querySelector("#listen-note").textContent));
+  } finally {
+    server.isDown = false;
+    await browser.close();
+  }
+});
+
 test("screenshots on a desk and a phone, light and dark; nothing is wider than the screen", limited, async () => {
   const page = await openListen();
   const look = async (what) => {
