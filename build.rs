@@ -199,7 +199,7 @@ fn hash_written(module: &naga::Module, info: &naga::valid::ModuleInfo, hasher: &
 /// Whether this is the WASM module of constraints and answers, which computes nothing.
 fn is_text_module() -> bool {
     let has = |name: &str| env::var(format!("CARGO_FEATURE_{name}")).is_ok();
-    is_wasm() && has("WEB_TEXT") && !has("WEB_KERNELS")
+    is_wasm() && has("WEB_TEXT") && !has("WEB_DEVICE")
 }
 
 fn is_wasm() -> bool {

@@ -1,6 +1,6 @@
 // Bundles what `tsc` has checked, for `scripts/build-web`:
 //
-//     node scripts/bundle.mjs package OUT    of npm/build/: index.js, worker.js and the types that users need
+//     node scripts/bundle.mjs package OUT    of npm/build/: index.js, both workers and the types that users need
 //     node scripts/bundle.mjs page OUT       of www/: the page's scripts and its style; libraries are those of npm/
 //
 // Writes the notices of the bundled libraries beside them, THIRD-PARTY-NOTICES.txt.
@@ -58,16 +58,22 @@ const hideImports = {
   }),
 };
 
+/** The worker of transcribers has the engine for speech in place of the other, whose names it has where both need them. */
+const speechEngine = {
+  name: "engine for speech",
+  setup: (build) => build.onResolve({ filter: /^\.\.?\/tilewright\.js$/ }, () => ({ path: join(repository, "npm/build/tilewright_speech.js") })),
+};
+
 /**
- * Bundles two files, which refer to each other, the WASM modules and the built-in model by `new URL(..,
+ * Bundles three files, which refer to each other, the WASM modules and the built-in model by `new URL(..,
  * import.meta.url)`, the form that users' bundlers recognise.
  */
 async function bundlePackage(out) {
   const from = join(repository, "npm/build");
   const results = [];
-  // Names in the index are public; the worker's are never visible.
-  for (const [name, keepNames] of [["index", true], ["worker", false]]) {
-    const settings = { ...COMMON, format: "esm", outdir: out, plugins: [hideImports], keepNames, write: false };
+  // Names in the index are public; those of workers are never visible.
+  for (const [name, keepNames, plugins] of [["index", true, []], ["worker", false, []], ["speech-worker", false, [speechEngine]]]) {
+    const settings = { ...COMMON, format: "esm", outdir: out, plugins: [hideImports, ...plugins], keepNames, write: false };
     const result = await esbuild.build({ ...settings, entryPoints: [join(from, `${name}.js`)] });
     for (const { path, text } of result.outputFiles) writeFileSync(path, text.replaceAll(HIDDEN_NAME, HIDDEN));
     results.push(result);
@@ -90,6 +96,7 @@ async function bundlePage(out) {
   const results = [
     await build({ ...modules, entryPoints: scripts("main") }),
     await build({ format: "iife", entryPoints: scripts("theme", "sw") }),
+    await build({ format: "iife", entryPoints: { "listen-worklet": join(repository, "www/listen/worklet.ts") } }),
     await build({ entryPoints: [join(repository, "www/style.css")] }),
   ];
   // Two self-contained files: a report embeds them, and is passed on with their notices.

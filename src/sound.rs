@@ -10,6 +10,7 @@ mod decode;
 mod fourier;
 #[cfg(feature = "sound-files")]
 mod opus;
+#[cfg(not(target_arch = "wasm32"))]
 mod resample;
 mod spectrogram;
 
@@ -19,6 +20,7 @@ pub(crate) use spectrogram::HOP;
 pub use spectrogram::Spectrogram;
 
 use crate::error::Error;
+#[cfg(not(target_arch = "wasm32"))]
 use resample::Resampler;
 
 /// Samples in a second as speech models read them.
@@ -66,10 +68,11 @@ impl Sound {
         self.samples.len() as f64 / f64::from(self.rate)
     }
 
-    /// The same sound at another rate. What the lower rate cannot hold is filtered out before.
+    /// The same sound at another rate. What the lower rate cannot hold is filtered out before. Not in a browser.
     ///
     /// # Errors
     /// [`Error::Operand`] for a rate that is 0 or above [`MAX_RATE`].
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn resampled(&self, rate: u32) -> Result<Sound, Error> {
         let mut resampler = Resampler::new(self.rate, rate)?;
         resampler.push(&self.samples)?;

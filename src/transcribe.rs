@@ -22,7 +22,7 @@ pub use options::{Task, TranscribeOptions, TranscriberOptions};
 
 use crate::device::Device;
 use crate::error::Error;
-use crate::load::SpeechFile;
+use crate::load::{FileName, Loader, SpeechFile, WeightUploader};
 use crate::model::SpeechConfig;
 use crate::sound::{SAMPLE_RATE, Spectrogram};
 use crate::tokenizer::Tokenizer;
@@ -130,8 +130,32 @@ impl Transcriber {
     /// # Errors
     /// [`Error::Config`] if a weight is missing or has another shape, [`Error::Tokenizer`] if the tokenizer lacks Whisper's
     /// tokens; errors of the device.
-    pub fn from_file(device: &Device, file: SpeechFile, options: TranscriberOptions) -> Result<Transcriber, Error> {
-        let model = SpeechModel::from_file(device, &file, options)?;
+    pub fn from_file(device: &Device, mut file: SpeechFile, options: TranscriberOptions) -> Result<Transcriber, Error> {
+        let files = std::mem::take(&mut file.files);
+        let (transcriber, mut uploader) = Transcriber::declare(device, file, options)?;
+        uploader.take_all(transcriber.model.device(), &files, None)?;
+        Ok(transcriber)
+    }
+
+    /// A loader of these files: those of a Hugging Face folder, or one of whisper.cpp.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there are none, or several of whisper.cpp.
+    pub fn loader(
+        device: &Device,
+        files: Vec<FileName>,
+        options: TranscriberOptions,
+    ) -> Result<Loader<Transcriber>, Error> {
+        Loader::of_speech(device, files, move |device, file| Transcriber::declare(device, file, options))
+    }
+
+    /// The transcriber without its weights.
+    fn declare(
+        device: &Device,
+        file: SpeechFile,
+        options: TranscriberOptions,
+    ) -> Result<(Transcriber, WeightUploader), Error> {
+        let (model, uploader) = SpeechModel::declare(device, &file, options)?;
         let SpeechFile { name, config, generation, tokenizer, .. } = file;
         let tokenizer = tokenizer?;
         let tokens = SpeechTokens::new(&tokenizer, &generation, config.decoder.vocab_size)?;
@@ -139,7 +163,7 @@ impl Transcriber {
             true => upper_heads(&config),
             false => generation.alignment_heads,
         };
-        Ok(Transcriber { name, session: model.session()?, model, tokenizer, tokens, alignment_heads })
+        Ok((Transcriber { name, session: model.session()?, model, tokenizer, tokens, alignment_heads }, uploader))
     }
 
     /// The model's name.
@@ -158,6 +182,11 @@ impl Transcriber {
             true => vec!["en"],
             false => self.tokens.languages.iter().map(|(code, _)| code.as_str()).collect(),
         }
+    }
+
+    /// Whether the model knows [`Task::Translate`].
+    pub fn translates(&self) -> bool {
+        self.tokens.translate.is_some()
     }
 
     /// Transcribes samples of one channel at [`SAMPLE_RATE`]. Silence has no segments.
@@ -353,6 +382,18 @@ impl Transcriber {
             no_speech: window.no_speech,
             words,
         }))
+    }
+}
+
+impl Loader<Transcriber> {
+    /// The transcriber, once no more bytes are wanted.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if bytes are still wanted; errors of the device.
+    pub async fn finish(self) -> Result<Transcriber, Error> {
+        let (transcriber, device) = self.loaded()?;
+        device.drained().await?;
+        Ok(transcriber)
     }
 }
 

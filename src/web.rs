@@ -5,7 +5,7 @@
 
 #[cfg(feature = "web")]
 mod bench;
-#[cfg(feature = "web-kernels")]
+#[cfg(feature = "web-device")]
 mod device;
 #[cfg(feature = "web")]
 mod embedder;
@@ -19,7 +19,7 @@ mod header;
 mod index;
 #[cfg(feature = "web-kernels")]
 mod kernels;
-#[cfg(feature = "web")]
+#[cfg(any(feature = "web", feature = "web-speech"))]
 mod loader;
 #[cfg(feature = "web")]
 mod model;
@@ -31,17 +31,21 @@ mod reranker;
 mod saving;
 #[cfg(feature = "web-text")]
 mod text;
+#[cfg(feature = "web-speech")]
+mod transcriber;
 #[cfg(feature = "web")]
 mod vision;
+#[cfg(any(feature = "web", feature = "web-speech"))]
+mod work;
 
-#[cfg(feature = "web-kernels")]
+#[cfg(feature = "web-device")]
 use serde::Serialize;
-#[cfg(feature = "web-kernels")]
+#[cfg(feature = "web-device")]
 use serde::de::DeserializeOwned;
 use wasm_bindgen::prelude::*;
 
 use crate::error::Error;
-#[cfg(feature = "web-kernels")]
+#[cfg(feature = "web-device")]
 use device::Device;
 
 #[wasm_bindgen(start)]
@@ -88,13 +92,13 @@ fn camel_case(name: &str) -> String {
 }
 
 /// A plain JavaScript object.
-#[cfg(feature = "web-kernels")]
+#[cfg(feature = "web-device")]
 fn to_js(value: &impl Serialize) -> Result<JsValue, JsValue> {
     value.serialize(&serde_wasm_bindgen::Serializer::json_compatible()).map_err(JsValue::from)
 }
 
 /// Bytes on the device: `{ weightsBytes, cacheBytes, activationsBytes, totalBytes }`.
-#[cfg(feature = "web")]
+#[cfg(any(feature = "web", feature = "web-speech"))]
 fn plan_to_js(plan: &crate::MemoryPlan) -> Result<JsValue, JsValue> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
@@ -113,7 +117,7 @@ fn plan_to_js(plan: &crate::MemoryPlan) -> Result<JsValue, JsValue> {
 }
 
 /// Deserialises an argument.
-#[cfg(feature = "web-kernels")]
+#[cfg(feature = "web-device")]
 fn from_js<T: DeserializeOwned>(option: &'static str, value: JsValue) -> Result<T, JsValue> {
     serde_wasm_bindgen::from_value(value).map_err(|e| {
         let (expected, found) = ("an object as documented".into(), format!("refused: {e}"));
@@ -122,7 +126,7 @@ fn from_js<T: DeserializeOwned>(option: &'static str, value: JsValue) -> Result<
 }
 
 /// The element of `all` with the given name, if any.
-#[cfg(feature = "web-kernels")]
+#[cfg(feature = "web-device")]
 fn pick<T: Copy>(
     option: &'static str,
     given: Option<String>,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde_json::Value as Json;
 use tilewright::kernels::KvType;
-use tilewright::load::{ModelFile, SpeechFile};
+use tilewright::load::{FileName, ModelFile, SpeechFile};
 use tilewright::sound::{SAMPLE_RATE, Sound, SoundLimits, Spectrogram};
 use tilewright::transcribe::{Segment, SpeechModel, SpeechSession, Task, to_json};
 use tilewright::{Device, Error, Tier, TranscribeOptions, Transcriber, TranscriberOptions, Transcript};
@@ -290,6 +290,48 @@ fn transcriber(device: &Device) -> Transcriber {
 fn long() -> Vec<f32> {
     let [first, second] = FILES.map(samples);
     [first.clone(), second.clone(), first, second].concat()
+}
+
+#[test]
+fn models_that_arrive_in_pieces_give_equal_transcripts() {
+    let Some(folder) = folder() else { return };
+    let content = |name: &str| (name.to_owned(), std::fs::read(folder.join(name)).unwrap());
+    let files = ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors"].map(content);
+    for device in devices() {
+        let want = block_on(transcriber(&device).transcribe(&long(), &greedy())).unwrap();
+        for (longest, tell_sizes) in [(1000, true), (usize::MAX, false)] {
+            let size = |content: &[u8]| tell_sizes.then_some(content.len() as u64);
+            let names = files.iter().map(|(name, content)| FileName { name: name.clone(), size: size(content) });
+            let mut loader = Transcriber::loader(&device, names.collect(), exact()).unwrap();
+            loader.set_folder("tiny");
+            common::push_all(&mut loader, &files, &mut || longest).unwrap();
+            let mut found = block_on(loader.finish()).unwrap();
+            assert_eq!((found.name(), found.translates()), ("tiny", true));
+            assert_eq!(block_on(found.transcribe(&long(), &greedy())).unwrap(), want);
+        }
+    }
+}
+
+/// Those of browsers are compared with the same file, in `tests/web/speech.test.mjs`.
+#[test]
+fn transcripts_are_the_ones_beside_the_model() {
+    let Some(folder) = folder() else { return };
+    let want: Json = serde_json::from_slice(&std::fs::read(folder.join("transcript.json")).unwrap()).unwrap();
+    let options = TranscribeOptions { language: Some("en".into()), timestamps: false, words: true, ..greedy() };
+    for device in devices() {
+        let found = block_on(transcriber(&device).transcribe(&long(), &options)).unwrap();
+        let segments = to_json(&found, Task::Transcribe)["segments"].take();
+        for (found, want) in segments.as_array().unwrap().iter().zip(want["segments"].as_array().unwrap()) {
+            for field in ["start", "end", "text", "tokens", "seek"] {
+                assert_eq!(found[field], want[field], "{field} of {found}");
+            }
+            let timed = |word: &Json| [word["word"].clone(), word["start"].clone(), word["end"].clone()];
+            let words = |of: &Json| of["words"].as_array().unwrap().iter().map(timed).collect::<Vec<_>>();
+            assert_eq!(words(found), words(want));
+        }
+        assert_eq!(segments.as_array().unwrap().len(), want["segments"].as_array().unwrap().len());
+        assert_eq!(found.text, want["text"].as_str().unwrap());
+    }
 }
 
 #[test]

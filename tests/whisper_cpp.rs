@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 use tilewright::formats::BlockType;
 use tilewright::formats::safetensors::Safetensors;
 use tilewright::kernels::KvType;
-use tilewright::load::SpeechFile;
+use tilewright::load::{FileName, SpeechFile};
 use tilewright::sound::{Sound, SoundLimits, Spectrogram};
 use tilewright::transcribe::SpeechModel;
 use tilewright::{TranscribeOptions, Transcriber, TranscriberOptions};
@@ -161,7 +161,26 @@ fn ggml_files_have_the_logits_of_their_folder() {
         "{error}"
     );
     let error = refused("ggml-head.bin", &bytes[..40]);
-    assert!(error.contains("ggml: n_mels at byte 40 is the file's end, expected 4 bytes"), "{error}");
+    assert!(error.contains("the file ends after 40 bytes, but its header needs at least 44"), "{error}");
+    // The same as they arrive.
+    let arriving = |bytes: &[u8], size, longest| {
+        let files = [("ggml-tiny.bin".to_owned(), bytes.to_vec())];
+        let names = vec![FileName { name: files[0].0.clone(), size }];
+        let mut loader = Transcriber::loader(&common::cpu(), names, TranscriberOptions::default()).unwrap();
+        common::push_all(&mut loader, &files, &mut || longest).unwrap_err().to_string()
+    };
+    let (all, cut) = (Some(bytes.len() as u64), Some(bytes.len() as u64 - 1));
+    for longest in [11, 1000, usize::MAX] {
+        let error = arriving(&bytes, all, longest);
+        assert!(error.contains("ggml-tiny.bin") && error.contains("n_vocab is 293"), "{error}");
+        assert!(arriving(&bytes, None, longest).contains("n_vocab is 293"));
+        let error = arriving(&bytes[..bytes.len() - 1], cut, longest);
+        assert!(error.contains("ggml: tensor `") && error.contains("within the file's last "), "{error}");
+        let error = arriving(&bytes[..40], None, longest);
+        assert!(error.contains("the file ends after 40 bytes"), "{error}");
+        let error = arriving(b"GGUF and so on", None, longest);
+        assert!(error.contains("a Hugging Face folder of a Whisper model"), "{error}");
+    }
     let error = refused("no-ggml.bin", b"GGUF and so on");
     assert!(error.contains("supported: a Hugging Face folder of a Whisper model"), "{error}");
     // Hostile numbers at any place are errors, or read.
@@ -207,4 +226,12 @@ fn ggml_files_have_the_tokens_and_texts_of_their_folder() {
     };
     let (found, want) = (text(&path.0), text(&folder));
     assert_eq!(found.text, want.text);
+    // The same as they arrive.
+    let files = [("ggml-tiny.en.bin".to_owned(), std::fs::read(&path.0).unwrap())];
+    let names = vec![FileName { name: files[0].0.clone(), size: None }];
+    let mut loader = Transcriber::loader(&common::cpu(), names, TranscriberOptions::default()).unwrap();
+    common::push_all(&mut loader, &files, &mut || 1 << 20).unwrap();
+    let mut transcriber = block_on(loader.finish()).unwrap();
+    assert_eq!(transcriber.name(), "ggml-tiny.en");
+    assert_eq!(block_on(transcriber.transcribe(&sound, &TranscribeOptions::default())).unwrap(), found);
 }

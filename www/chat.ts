@@ -677,6 +677,12 @@ export class Chat {
     this.refresh();
   }
 
+  /** Adds words to the prompt. */
+  addToPrompt(text: string): void {
+    this.fillPrompt(`${this.prompt.value.trimEnd()} ${text}`.trimStart());
+    this.focusPrompt();
+  }
+
   /** On a phone, a focused prompt would open the keyboard over what is to be read. */
   focusPrompt(): void {
     if (matchMedia("(hover: hover)").matches) this.prompt.focus();

@@ -3,12 +3,14 @@
 // Elements that tests and scripts may rely on:
 //
 //     html[data-version]    which version of the page this is, from scripts/build-web; the service worker tells them apart by it
-//     html[data-view]       chat, search, kernels or inside: #tab-chat and so on, #view-chat and so on; kernels/ and inside/ have their own lists
+//     html[data-view]       chat, search, listen, kernels or inside: #tab-chat and so on, #view-chat and so on; listen/, kernels/ and inside/ have
+//                           their own lists
 //     html[data-state]      of the chat: loading, ready, generating, error (an error is shown) or empty (no model)
 //     html[data-mode]       story (the model continues a text) or chat
 //     #output               the messages: .message[data-role=user], .message[data-role=assistant]; their text is the message. Each .turn
 //                           has .actions with .note, .branches and buttons by data-action: before, next, copy, regenerate, edit, delete
 //     #prompt #send #stop   and #clear, which begins a new conversation; the old one stays in the list
+//     #dictate              speaks the prompt, with the speech model of the view “Listen”; pressed while it records
 //     #attach #attachments  files that go with the prompt, each .attachment; #camera takes a picture on a phone; html[data-images] if the model
 //                           takes pictures, which may also be pasted and dropped
 //     #conversations        the list, a drawer on narrow screens: #conversations-toggle, -close, -import, -export, #conversation-search, and
@@ -39,6 +41,7 @@
 import { Model, TilewrightError, type LoadOptions, type ModelSource, type Progress } from "./tilewright/index.js";
 import { Chat } from "./chat.js";
 import { byId, isComposing } from "./dom.js";
+import type { Listen } from "./listen/listen.js";
 import { announce, clearNotices, hideError, isFatal, onErrorClosed, showError, showNotice } from "./messages.js";
 import { showStored, startPicker } from "./picker.js";
 import { loadBegins, loadShown, Newest, showProgress } from "./progress.js";
@@ -71,6 +74,7 @@ function rest(): void {
 const settings = new SettingsForm(() => {
   closePanel();
   if (currentView() === "search") search.reload();
+  else if (currentView() === "listen") listen?.reload();
   else void load(choice ?? BUILTIN);
 });
 
@@ -229,12 +233,14 @@ byId("cancel-load").addEventListener("click", () => {
 onErrorClosed(() => {
   if (document.documentElement.dataset["state"] === "error") rest();
   if (currentView() === "search") byId("query").focus();
+  else if (currentView() === "listen") byId("listen-record").focus();
   else chat.focusPrompt();
 });
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || isComposing(event)) return;
   if (document.documentElement.dataset["panel"] === "open") closePanel();
   else if (currentView() === "search" && search.isBusy) void search.stop();
+  else if (currentView() === "listen" && listen?.isBusy === true) void listen.stop();
   else if (chat.isRunning) void chat.stop();
 });
 
@@ -243,8 +249,32 @@ function onDemand(load: () => Promise<void>): () => void {
   return () => void load().catch((error: unknown) => showError(error, () => onDemand(load)()));
 }
 
+/** The view that listens, once it was opened. */
+let listen: Listen | undefined;
+
+async function openListen(): Promise<Listen> {
+  const { Listen } = await import("./listen/listen.js");
+  return listen ??= new Listen({ settings: () => settings.values(), changed: () => void listStored(), choose });
+}
+
+byId("dictate").addEventListener("click", async () => {
+  try {
+    const it = await openListen();
+    if (it.isReady) {
+      const said = await it.dictate();
+      if (said !== "") chat.addToPrompt(said);
+      return;
+    }
+    showView("listen");
+    showNotice({ code: "microphone", message: "The chat hears with the speech model of this view: load one, then go back to the chat." });
+  } catch (error) {
+    showError(error);
+  }
+});
+
 startViews({
   search: () => search.open(),
+  listen: onDemand(async () => void await openListen()),
   kernels: onDemand(async () => void await import("./kernels/kernels.js")),
   inside: onDemand(async () => {
     inside = await import("./inside/inside.js");
@@ -253,7 +283,8 @@ startViews({
 });
 function choose(next: ModelChoice): void {
   closePanel();
-  void (currentView() === "search" ? search.load(next) : load(next));
+  if (currentView() === "listen") void openListen().then((it) => it.load(next)).catch(showError);
+  else void (currentView() === "search" ? search.load(next) : load(next));
 }
 startPicker(choose, {
   texts: (texts) => {
@@ -263,6 +294,10 @@ startPicker(choose, {
   images: (images) => {
     showView("chat");
     chat.attach(images);
+  },
+  sound: (sound) => {
+    showView("listen");
+    void openListen().then((it) => it.hear(sound)).catch(showError);
   },
 });
 

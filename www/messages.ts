@@ -5,7 +5,7 @@ import { byId, make } from "./dom.js";
 /** One sentence for each code that says what happened, and one that says what to do. */
 const SENTENCES: Record<ErrorCode, string> = {
   format: "This file is damaged, or is not a model in GGUF or safetensors format. Downloading it again may help.",
-  unsupported: "This model uses something that tilewright does not support. It chats with models of the Llama family, and searches with encoders of the BERT family.",
+  unsupported: "This model uses something that tilewright does not support. It chats with models of the Llama family, searches with encoders of the BERT family, and listens with Whisper.",
   config: "The model's configuration is incomplete or contradicts itself.",
   adapter: "This adapter is for another model, or is none.",
   out_of_memory: "The graphics device has no memory left for this. Close other pages, choose a smaller context length, or the CPU in the settings.",
@@ -28,6 +28,7 @@ const SENTENCES: Record<ErrorCode, string> = {
   index: "These vectors do not fit the ones that are searched. Load the model again.",
   network: "The server could not be reached, or the connection broke off. You may be offline, or it may not allow other sites to load its files (CORS). What has arrived is kept.",
   http: "The server has no such file, or does not hand it out. Check the address, and whether the file needs a login.",
+  not_a_sound: "This file is in no format of sound that this browser knows, or it is damaged. WAV, MP3, M4A and FLAC usually work.",
   not_a_model: "There is a web page at this address and not a model. Use the address of the file itself.",
   range: "The file changed on the server, or the server sent the wrong part of it. Try again.",
   digest: "The file is another one than the hub names, so it was not used. Try again; if that does not help, the server's copy is damaged.",
@@ -127,7 +128,7 @@ function sentence(message: string): string {
 
 /** Takes away notices of a model. Those of conversations and of the search stay, and so does the question whether to load the model of a link. */
 export function clearNotices(): void {
-  for (const notice of byId("notice").querySelectorAll(".notice:not([data-code=conversations], [data-code=deleted], [data-code=kept], [data-code=link], [data-code=text])")) notice.remove();
+  for (const notice of byId("notice").querySelectorAll(".notice:not([data-code=conversations], [data-code=deleted], [data-code=kept], [data-code=link], [data-code=text], [data-code=microphone])")) notice.remove();
 }
 
 /** Has screen readers speak a text once they are free. */

@@ -13,6 +13,7 @@ const MODULE_FOLDER = /^\d+_[A-Z]\w*$/;
 interface Readers {
   texts(files: File[]): void;
   images(files: File[]): void;
+  sound(file: File): void;
 }
 
 /** Connects every way to choose a model with `choose`. */
@@ -37,7 +38,9 @@ export function startPicker(choose: (choice: ModelChoice) => void, read: Readers
     const isModel = files.some(({ name }) => /\.(gguf|safetensors)$/.test(name));
     const texts = files.filter(({ name }) => TEXT_FILE.test(name));
     const images = files.filter(({ type }) => type.startsWith("image/"));
-    if (images.length > 0 && images.length === files.length) read.images(images);
+    const [sound, ...others] = files.filter(({ type }) => /^(audio|video)\//.test(type));
+    if (sound !== undefined && others.length + 1 === files.length) read.sound(sound);
+    else if (images.length > 0 && images.length === files.length) read.images(images);
     else if (texts.length > 0 && !isModel) read.texts(texts);
     else chooseFiles(files);
   });

@@ -2,7 +2,8 @@
 //
 //     install     keep the version that the server has
 //     the page    from the server, so that a new version is seen at once; if no answer comes in time, the version that was kept last
-//     its files   from the version that their page is of if that is kept, else from the server, and never from another version
+//     its files   from the version that their page is of if that is kept, else from the server, and never from another version;
+//                 those of speech are kept when they are first used
 //
 // `scripts/build-web` writes into index.html which version it is. Models are the package's.
 
@@ -34,6 +35,9 @@ const SCOPE = new URL("./", location.href).href;
 const FILE = /\.(?:js|css|wasm|svg|webmanifest)$|\/(?:icon-[\w-]+\.png|stories\.gguf|mol\.safetensors)$/;
 /** How files of the page name each other: `src`, `href`, imports, and what workers and WASM are loaded by. */
 const REFERENCES = /(?:src=|href=|from\s*|import\s*\(?\s*|new URL\(\s*)["']([^"'#]+\.(?:js|css|wasm|svg|png|webmanifest|gguf|safetensors))["']/g;
+
+/** Files that few visits need, and that are large. */
+const LATER = /\/(?:speech-worker\.js|tilewright_speech_bg\.wasm)$/;
 
 addEventListener("install", (event) => {
   (event as WaitingEvent).waitUntil(fetchPage().then(({ version }) => keep(version)));
@@ -76,6 +80,7 @@ async function keep(version: string): Promise<void> {
   follow((await fetchPage()).html, SCOPE);
   // A set that grows is still walked to its end.
   for (const url of found) {
+    if (LATER.test(url)) continue;
     const response = await fetch(url, { cache: "no-cache" });
     // A name in a comment may lead nowhere.
     if (response.status === 404) continue;
@@ -112,7 +117,20 @@ async function answerFile(event: RequestEvent, url: string): Promise<Response> {
   if (version === undefined) return fetch(event.request);
   // A worker is of its page's version, and asks for files itself.
   if (event.resultingClientId) await note(event.resultingClientId, version);
-  return (await caches.match(url, { cacheName: PAGE + version })) ?? fetch(event.request, { cache: "no-cache" });
+  const kept = await caches.match(url, { cacheName: PAGE + version });
+  if (kept !== undefined) return kept;
+  const response = await fetch(event.request, { cache: "no-cache" });
+  if (LATER.test(url) && response.ok) event.waitUntil(keepLater(url, version, response.clone()));
+  return response;
+}
+
+/** Keeps a file with its version, if that is kept and still on the server. */
+async function keepLater(url: string, version: string, response: Response): Promise<void> {
+  try {
+    if (await isKept(version) && (await fetchPage()).version === version) await (await caches.open(PAGE + version)).put(url, response);
+  } catch (error) {
+    console.info(`${url} is not kept:`, error);
+  }
 }
 
 /** Writes down which version something is of. This worker may be ended at any time, and what it holds in variables with it. */

@@ -1,7 +1,7 @@
 // The views of the page: tabs, of which the arrow keys choose one, and the part of the address behind # that names it.
 import { byId } from "./dom.js";
 
-const VIEWS = ["chat", "search", "kernels", "inside"] as const;
+const VIEWS = ["chat", "search", "listen", "kernels", "inside"] as const;
 export type View = (typeof VIEWS)[number];
 
 /** What is done when a view is shown. */

@@ -52,6 +52,8 @@ export type ErrorCode =
   | "http"
   /** The file is something else, such as a web page. */
   | "not_a_model"
+  /** The sound is in no format that the browser decodes, or damaged. */
+  | "not_a_sound"
   /** The server's range responses are inconsistent, or the file changed during the download. */
   | "range"
   /** A file's SHA-256 differs from the caller's or the hub's. */

@@ -41,8 +41,11 @@ interface HubFile {
   git?: GitBlob;
 }
 
-/** What an address names: a model, a single safetensors file, or a vision encoder, or the model that has one. */
-export type Wanted = "model" | "file" | "vision";
+/**
+ * What an address names: a model, a single safetensors file, a vision encoder or the model that has one, or a speech model,
+ * which may be a file of whisper.cpp.
+ */
+export type Wanted = "model" | "file" | "vision" | "speech";
 
 export function isHubAddress(text: string): boolean {
   return text.startsWith("hf:");
@@ -236,6 +239,9 @@ function choose(files: HubFile[], address: Address, what: Wanted): (HubFile & { 
       }
       return [last(one)];
     }
+  }
+  if (what === "speech" && named !== undefined && quant === undefined && /\.bin$/i.test(named.path)) {
+    return [last(named)];
   }
   if (named !== undefined) {
     const model = ggufs(files, true).find((one) => one.files.includes(named));

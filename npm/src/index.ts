@@ -27,5 +27,6 @@ export { type SamplingFields } from "./openai/request.js";
 export { Reranker } from "./reranker.js";
 export { sessions } from "./sessions.js";
 export { Engine } from "./engine.js";
+export { Transcriber } from "./transcriber.js";
 export type * from "./types.js";
 export { Index, Mol } from "./vectors.js";

@@ -3,7 +3,7 @@
 import type { Loaded } from "./loaded.js";
 import type {
   DeviceChoice, EmbedderInfo, EmbedderSettings, HubOptions, KernelOptions, KvType, Metric, ModelInfo, ModelSource, Progress, RequestOptions,
-  RerankerInfo, RerankerSettings, SourceOptions, VectorStorage,
+  RerankerInfo, RerankerSettings, SourceOptions, TranscriberSettings, VectorStorage,
 } from "./types.js";
 
 /** A {@link Model}, an {@link Embedder} or a {@link Reranker}. */
@@ -107,6 +107,9 @@ export interface EmbedderOptions extends CommonLoadOptions, EmbedderSettings {}
 
 /** Options of {@link Reranker.load}. */
 export interface RerankerOptions extends CommonLoadOptions, RerankerSettings {}
+
+/** Options of {@link Transcriber.load}. A transcriber has a worker and a device of its own. */
+export interface TranscriberOptions extends Omit<CommonLoadOptions, "on" | "shared">, TranscriberSettings {}
 
 /** The device of vectors. */
 export interface KeptOptions extends KernelOptions {

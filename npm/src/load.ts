@@ -7,7 +7,7 @@ import type { CommonLoadOptions, KeptOptions } from "./load-options.js";
 import type { Parts } from "./loaded.js";
 import type { Calls, CommonRequest, LoadName, SourceSpec } from "./protocol.js";
 import { canShare, SharedConnection } from "./shared.js";
-import { WorkerConnection } from "./worker-connection.js";
+import { WorkerConnection, type WorkerKind } from "./worker-connection.js";
 
 type ConnectionOptions = Pick<CommonLoadOptions, "on" | "fetch" | "onProgress" | "onNotice">;
 
@@ -26,7 +26,7 @@ export async function loadInto<K extends LoadName>(
   } else if (shared && "document" in globalThis) {
     onNotice?.({ code: "not_shared", message: "sharing a model with other tabs needs https; this page loads its own" });
   }
-  const connection = await connectionFor(options, shared && canShare);
+  const connection = await connectionFor(options, shared && canShare, call === "loadTranscriber" ? "speech" : "engine");
   return connection.orClose("the model was not loaded", async () =>
     ({ connection, info: await connection.load(call, { ...common, ...own } as Calls[K]["args"], { signal }) }));
 }
@@ -54,8 +54,10 @@ export function placeOf({ on, device, tier, subgroups }: KeptOptions): Pick<Comm
 }
 
 /** A connection to a new object: one of all tabs, or in the worker of `on`, or in a new one. */
-export async function connectionFor({ on, fetch, onNotice, onProgress }: ConnectionOptions, isShared = false): Promise<Connection> {
-  const connection = isShared ? new SharedConnection() : on === undefined ? await WorkerConnection.open() : on.connection.sibling();
+export async function connectionFor(
+  { on, fetch, onNotice, onProgress }: ConnectionOptions, isShared = false, kind: WorkerKind = "engine",
+): Promise<Connection> {
+  const connection = isShared ? new SharedConnection() : on === undefined ? await WorkerConnection.open(kind) : on.connection.sibling();
   connection.onNotice = onNotice;
   connection.onProgress = onProgress;
   if (fetch !== undefined) {

@@ -68,7 +68,7 @@ export interface Parts<Info> {
   info: Info;
 }
 
-/** A loaded model, encoder or reranker. */
+/** A loaded model, encoder, reranker or transcriber. */
 export abstract class Loaded<Info> extends WorkerObject {
   /** Facts from the model's files. */
   readonly info: Info;

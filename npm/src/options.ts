@@ -4,12 +4,12 @@ import type { BenchOptions } from "./bench-types.js";
 import { BOUNDS } from "./options.generated.js";
 import type {
   AdapterOptions, CommonLoadOptions, EmbedderOptions, IndexOptions, InspectOptions, KeptOptions, LoadIndexOptions, LoadOptions, MolOptions,
-  PrefetchOptions, RerankerOptions, VisionOptions,
+  PrefetchOptions, RerankerOptions, TranscriberOptions, VisionOptions,
 } from "./load-options.js";
 import type {
   AttentionOptions, ChatOptions, ConfigureOptions, EmbedOptions, EngineChatOptions, EngineGenerateOptions, EngineOptions, GenerateOptions,
   HeadOptions, HubOptions, KernelOptions, MolSearchOptions, PromptOptions, RemoveOptions, RequestOptions, RerankOptions,
-  RopeOptions, SaveSessionOptions, SearchOptions, SourceOptions, TextsOptions, TokenizeOptions,
+  RopeOptions, SaveSessionOptions, SearchOptions, SourceOptions, TextsOptions, TokenizeOptions, TranscribeOptions,
 } from "./types.js";
 
 /** Exactly the names that a type declares: the compiler refuses one too many and one too few. */
@@ -21,9 +21,10 @@ const DEVICE: Names<KernelOptions> = { device: true, tier: true, subgroups: true
 const PLACE: Names<KeptOptions> = { ...DEVICE, on: true };
 const HUB: Names<HubOptions> = { revision: true, token: true, headers: true, endpoint: true };
 const SOURCE: Names<SourceOptions> = { ...HUB, sha256: true };
-const LOAD: Names<CommonLoadOptions> = {
-  ...DEVICE, ...SOURCE, fetch: true, on: true, shared: true, onProgress: true, signal: true, cache: true, verify: true, memoryLimit: true,
+const LOAD_ALONE: Names<Omit<CommonLoadOptions, "on" | "shared">> = {
+  ...DEVICE, ...SOURCE, fetch: true, onProgress: true, signal: true, cache: true, verify: true, memoryLimit: true,
 };
+const LOAD: Names<CommonLoadOptions> = { ...LOAD_ALONE, on: true, shared: true };
 const ENGINE_GENERATE: Names<EngineGenerateOptions> = {
   ...BOUNDS, signal: true, maxTokens: true, logitBias: true, logprobs: true, seed: true, stop: true, ignoreEos: true, slide: true,
   responseFormat: true, promptLookup: true,
@@ -39,7 +40,7 @@ const KEEP: Names<{ keep?: boolean }> = { keep: true };
 
 /** The option names of each call. */
 export const OPTIONS = {
-  "configure": { workerUrl: true, wasmUrl: true, textWasmUrl: true } satisfies Names<ConfigureOptions>,
+  "configure": { workerUrl: true, wasmUrl: true, textWasmUrl: true, speechWorkerUrl: true, speechWasmUrl: true } satisfies Names<ConfigureOptions>,
   "Model.load": LOAD_MODEL,
   "Model.builtin": LOAD_MODEL,
   "Model.inspect": {
@@ -64,6 +65,11 @@ export const OPTIONS = {
   "Embedder.tokenize": PROMPT,
   "Reranker.load": { ...LOAD, maxTokens: true, sigmoid: true, maxBatchTokens: true } satisfies Names<RerankerOptions>,
   "rerank": { ...TEXTS, topK: true, instruction: true } satisfies Names<RerankOptions>,
+  "Transcriber.load": { ...LOAD_ALONE, kvType: true } satisfies Names<TranscriberOptions>,
+  "transcribe": {
+    sampleRate: true, language: true, task: true, timestamps: true, words: true, prompt: true, followsText: true, temperatures: true,
+    maxCompressionRatio: true, minLogProbability: true, maxNoSpeech: true, seed: true, onSegment: true, signal: true,
+  } satisfies Names<TranscribeOptions>,
   "Index.create": { ...PLACE, model: true, dims: true, metric: true, storage: true } satisfies Names<IndexOptions>,
   "Index.load": { ...PLACE, ...HUB, model: true, cache: true, signal: true } satisfies Names<LoadIndexOptions>,
   "Index.search": { filter: true, signal: true } satisfies Names<SearchOptions>,

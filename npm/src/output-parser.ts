@@ -3,10 +3,10 @@
 import { ensure, isTrap, messageOf, TilewrightError } from "./errors.js";
 import { orAborted } from "./helpers.js";
 import type { OutputRequest, Prompt } from "./protocol.js";
+import { textModule } from "./text-module.js";
 import type { Model, TokenConstraint } from "./tilewright.js";
 import { __wbg_reset_state as reset, Vocabulary, type AnswerReader, type Guide } from "./tilewright_text.js";
 import type { GenerateResult, Piece, ToolCall } from "./types.js";
-import { textModule } from "./wasm.js";
 
 const vocabularies = new Map<() => Model, { of: Model; vocabulary: Vocabulary }>();
 

@@ -7,7 +7,8 @@ import type { ModelRecord } from "./store.js";
 import type {
   AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderSettings, EngineOptions, EngineStats,
   GenerateOptions, GenerateResult, HeadOptions, HeadWeights, Hit, ImagePixels, IndexInfo, KeptSession, KvType, MemoryInfo, ModelInfo, ModelReport, MolInfo,
-  MolMethod, Notice, Piece, Progress, PromptOptions, Ranked, RerankerInfo, RerankerSettings, Tier, Timeline, VectorStorage,
+  MolMethod, Notice, Piece, Progress, PromptOptions, Ranked, RerankerInfo, RerankerSettings, TimedText, Tier, Timeline, TranscribeOptions,
+  TranscriberInfo, TranscriberSettings, Transcript, TranscriptSegment, VectorStorage,
 } from "./types.js";
 
 /** One file of a model, with its address made absolute. */
@@ -109,6 +110,14 @@ export type EmbedderRequest = LoadRequest<EmbedderSettings>;
 
 export type RerankerRequest = LoadRequest<RerankerSettings>;
 
+export type TranscriberRequest = LoadRequest<TranscriberSettings>;
+
+/** Options of a transcript without those of the caller's thread. */
+export type TranscribeSettings = Omit<TranscribeOptions, "sampleRate" | "signal" | "onSegment">;
+
+/** Formats of subtitles. */
+export type SubtitleFormat = "srt" | "vtt";
+
 export interface ModelSettings {
   memoryLimit?: number;
   contextLength?: number;
@@ -179,6 +188,7 @@ export interface Calls {
   loadModel: { args: ModelRequest; event: never; reply: ModelInfo };
   loadEmbedder: { args: EmbedderRequest; event: never; reply: EmbedderInfo };
   loadReranker: { args: RerankerRequest; event: never; reply: RerankerInfo };
+  loadTranscriber: { args: TranscriberRequest; event: never; reply: TranscriberInfo };
   inspect: { args: InspectRequest; event: never; reply: ModelReport };
   /** Stores a model's files without loading it. Reports progress as a load does. */
   prefetch: { args: Pick<CommonRequest, "source" | "ownFetch">; event: never; reply: void };
@@ -200,6 +210,9 @@ export interface Calls {
   encode: { args: { text: string } & PromptOptions; event: never; reply: Uint32Array };
   /** Events: the number of finished documents. */
   rerank: { args: { query: string; documents: string[]; topK?: number; instruction?: string }; event: number; reply: Ranked[] };
+  /** Samples of one channel at 16 kHz. Events: the segments of each window. */
+  transcribe: { args: { samples: Float32Array; settings: TranscribeSettings }; event: TranscriptSegment[]; reply: Transcript };
+  subtitles: { args: { segments: TimedText[]; format: SubtitleFormat }; event: never; reply: string };
   memory: { args: Record<string, never>; event: never; reply: MemoryInfo };
   counters: { args: Record<string, never>; event: never; reply: Counters };
   destroyDevice: { args: Record<string, never>; event: never; reply: void };
@@ -228,7 +241,10 @@ export interface Calls {
 
 export type CallName = keyof Calls;
 
-export type LoadName = "loadModel" | "loadEmbedder" | "loadReranker";
+/** Calls of a transcriber's worker. Others are those of the engine's, but for a few that both have. */
+export type SpeechCallName = "loadTranscriber" | "transcribe" | "subtitles";
+
+export type LoadName = "loadModel" | "loadEmbedder" | "loadReranker" | "loadTranscriber";
 
 /** Responses of a caller's own `fetch`. */
 export type FetchToWorker =
@@ -246,7 +262,7 @@ export type FetchFromWorker =
 
 /** From the caller's thread to the worker. The caller chooses the number of a call's target. */
 export type ToWorker =
-  /** Addresses of the WASM modules, if not beside the worker; sent before any call. */
+  /** Addresses of the WASM modules, if not beside the worker; sent before any call. `wasm`: the engine of this worker. */
   | { type: "files"; wasm: string | undefined; textWasm: string | undefined }
   | FetchToWorker & { target: number }
   | { type: "call"; id: number; target: number; name: CallName; args: Calls[CallName]["args"] }

@@ -317,7 +317,7 @@ abstract class LocalFile implements ModelFile {
   readonly #digest: Sha256 | undefined;
   #digested = 0;
 
-  constructor({ name, sha256 }: FileSpec, readonly size: number, { newDigest, peek }: OpenContext) {
+  constructor({ name, sha256 }: FileSpec, readonly size: number, { newDigest, peek }: Pick<OpenContext, "newDigest" | "peek">) {
     this.name = name;
     this.#sha256 = sha256;
     this.#digest = sha256 === undefined || peek === true ? undefined : newDigest();
@@ -366,7 +366,7 @@ abstract class LocalFile implements ModelFile {
 class BlobFile extends LocalFile {
   readonly #blob: Blob;
 
-  constructor(spec: FileSpec & { kind: "blob" }, context: OpenContext) {
+  constructor(spec: FileSpec & { kind: "blob" }, context: Pick<OpenContext, "newDigest" | "peek">) {
     super(spec, spec.blob.size, context);
     this.#blob = spec.blob;
   }
@@ -374,6 +374,20 @@ class BlobFile extends LocalFile {
   bytes(offset: number, length: number): Promise<Uint8Array> {
     return readBlob(this.name, this.#blob, offset, length);
   }
+}
+
+/**
+ * The files, with one that arrives from a server in memory: for a format whose headers are among its weights, so that all of
+ * it is read before its beginning is read again.
+ */
+export async function inMemory(files: ModelFile[], newDigest: OpenContext["newDigest"]): Promise<ModelFile[]> {
+  const [only, ...others] = files;
+  if (only === undefined || others.length > 0 || only.url === undefined || only.isKept === true) {
+    return files;
+  }
+  const bytes = await readAll(only);
+  await only.finish();
+  return [new BlobFile({ kind: "blob", name: only.name, blob: new Blob([bytes as Uint8Array<ArrayBuffer>]) }, { newDigest, peek: true })];
 }
 
 async function readBlob(name: string, blob: Blob, offset: number, length = CHUNK_BYTES): Promise<Uint8Array> {

@@ -22,7 +22,7 @@ export async function specOf(
   const { sha256, ...hub } = options;
   const pins = pinsOf(sha256);
   const spec = await unpinned(source, signal, hub, wanted);
-  const given = wanted === "model" ? givenOf(source, spec, hub) : undefined;
+  const given = wanted === "model" || wanted === "speech" ? givenOf(source, spec, hub) : undefined;
   return { ...spec, ...defined({ pins, given }) };
 }
 

@@ -8,7 +8,8 @@ export type FileSource = string | URL | Blob | ArrayBuffer | Uint8Array | Respon
 /**
  * Where a model comes from.
  *
- * - an address, a `Blob`/`File`, an `ArrayBuffer`, a `Uint8Array` or a `Response`: a GGUF file,
+ * - an address, a `Blob`/`File`, an `ArrayBuffer`, a `Uint8Array` or a `Response`: a GGUF file, or a file of whisper.cpp
+ *   for a {@link Transcriber},
  * - an address that ends in `/`, and in Node and Deno a folder's path: a Hugging Face folder with `config.json`,
  *   `tokenizer.json` and `*.safetensors`, and the files of sentence-transformers,
  * - an array: all shards of a split GGUF in order, or the files of a Hugging Face folder in any order, as from an
@@ -510,7 +511,7 @@ export interface KnownModel {
   name: string;
   /** `hf:owner/repo:quantisation`. */
   address: string;
-  use: "chat" | "embed" | "rerank";
+  use: "chat" | "embed" | "rerank" | "speech";
   quantisation: string | null;
   /** Approximate number of weights. */
   parameters: number;
@@ -518,7 +519,7 @@ export interface KnownModel {
   sizeBytes: number;
   /** Trained context length; of an encoder the length to which texts are cut. */
   maxContextLength: number;
-  /** Bytes of one token's keys and values as f16; `null` for an embedder or a reranker. */
+  /** Bytes of one token's keys and values as f16; `null` for other uses than `chat`. */
   cacheBytesPerToken: number | null;
   licence: string;
   /** File in the same repository that adds images; see the option `vision` of {@link LoadOptions}. */
@@ -658,6 +659,24 @@ export interface RerankerInfo extends EncoderInfo {
   sigmoid: boolean;
   /** The default instruction of a language model such as Qwen3-Reranker; others take none. */
   instruction?: string;
+}
+
+/** Facts about a speech model. */
+export interface TranscriberInfo extends Pick<FileFacts, "name" | "architecture" | "vocabSize" | "fileBytes"> {
+  nEncoderLayers: number;
+  nDecoderLayers: number;
+  /** Tokens of a window of 30 seconds, with those before the text. */
+  maxTokens: number;
+  /** Codes of the languages that it knows, such as `en`. */
+  languages: string[];
+  /** Whether it can translate into English. */
+  translates: boolean;
+}
+
+/** Use of a speech model. */
+export interface TranscriberSettings {
+  /** Type of cached keys and values. Default `"f16"`. */
+  kvType?: KvType;
 }
 
 /** Use of an encoder. Defaults: as the model's files say. */
@@ -854,6 +873,99 @@ export interface AttentionOptions extends Pick<RopeOptions, "nHeads" | "headDim"
   nKvHeads?: number;
 }
 
+/**
+ * A sound: samples of one channel, an `AudioBuffer`, or a file that the browser decodes (its bytes, a `Blob` or an address).
+ * Where there is no `OfflineAudioContext`, as in Node and in workers: samples at 16 kHz.
+ */
+export type SoundSource = Float32Array | DecodedSound | Blob | ArrayBuffer | Uint8Array | string | URL;
+
+/** What speech needs of an `AudioBuffer`. */
+export interface DecodedSound {
+  readonly numberOfChannels: number;
+  readonly sampleRate: number;
+  readonly duration: number;
+  getChannelData(channel: number): Float32Array;
+}
+
+/** What becomes of speech: text in its language, or in English. */
+export type SpeechTask = "transcribe" | "translate";
+
+/** Options of {@link Transcriber.transcribe}. Defaults are those of OpenAI's `whisper`. */
+export interface TranscribeOptions {
+  /** Rate of given samples. Default 16000. */
+  sampleRate?: number;
+  /** The language that is spoken, by code or English name. Default: detected in the first window. */
+  language?: string;
+  /** Default `transcribe`. */
+  task?: SpeechTask;
+  /** Whether segments have times by the model's timestamps; otherwise each window is a segment. Default `true`. */
+  timestamps?: boolean;
+  /** Whether segments have words with times. Default `false`. */
+  words?: boolean;
+  /** A text before the first window: names, spelling, style. */
+  prompt?: string;
+  /** Whether the text of a window is the prompt of the next. Default `true`. */
+  followsText?: boolean;
+  /** Temperatures, the next of which is taken where a text seems wrong. Default 0, 0.2, .. 1. */
+  temperatures?: readonly number[];
+  /** A text is wrong whose bytes are more than so many times those of its zlib stream. Default 2.4. */
+  maxCompressionRatio?: number;
+  /** A text is wrong whose mean log-probability is lower. Default -1. */
+  minLogProbability?: number;
+  /** A window of a less likely text is silent if the probability of no speech is higher. Default 0.6. */
+  maxNoSpeech?: number;
+  /** Seed of what temperatures above 0 draw. Default 0. */
+  seed?: number;
+  /** Called for each segment, as soon as its window is heard. */
+  onSegment?: (segment: TranscriptSegment) => void;
+  /** Aborts the work: the call rejects with the signal's reason. */
+  signal?: AbortSignal | undefined;
+}
+
+/** What was said. */
+export interface Transcript {
+  /** The text of all segments. */
+  text: string;
+  /** Code of the language, `en` if translated; empty where all was silence. */
+  language: string;
+  /** Length of the sound. */
+  seconds: number;
+  segments: TranscriptSegment[];
+}
+
+/** A text with its time. */
+export interface TimedText {
+  /** Seconds from the sound's beginning. */
+  start: number;
+  end: number;
+  /** Mostly with a space before it. */
+  text: string;
+}
+
+/** A part of a transcript. */
+export interface TranscriptSegment extends TimedText {
+  /** The tokens, timestamps included. */
+  tokens: number[];
+  /** Where its window begins, in hundredths of a second. */
+  seek: number;
+  /** Temperature of the window. */
+  temperature: number;
+  /** Mean logarithmic probability of the window's tokens. */
+  meanLogProbability: number;
+  /** Bytes of the window's text by those of its zlib stream. */
+  compressionRatio: number;
+  /** Probability of no speech in the window. */
+  noSpeech: number;
+  /** Its words, if asked for. */
+  words?: TranscriptWord[];
+}
+
+/** A word with the punctuation at it. In languages without spaces: a character. */
+export interface TranscriptWord extends TimedText {
+  /** Mean probability of its tokens. */
+  probability: number;
+}
+
 /** Addresses of the package's files. Relative ones are relative to the page. */
 export interface ConfigureOptions {
   /** `worker.js`. One of another origin is started through a `blob:` of one line. */
@@ -862,6 +974,10 @@ export interface ConfigureOptions {
   wasmUrl?: string | URL | undefined;
   /** `tilewright_text_bg.wasm`, constraints and output parsing, which is fetched on first use. */
   textWasmUrl?: string | URL | undefined;
+  /** `speech-worker.js`, the worker of transcribers. */
+  speechWorkerUrl?: string | URL | undefined;
+  /** `tilewright_speech_bg.wasm`, the engine of transcribers. */
+  speechWasmUrl?: string | URL | undefined;
 }
 
 /** Options of a request beside its JSON. */

@@ -1,24 +1,26 @@
-/** The WASM modules: the engine, and constraints with output parsing. Each is started on first use. */
+/** WASM modules. Each is started on first use. */
 
 import { messageOf, TilewrightError } from "./errors.js";
 import { wasmAt } from "./platform.js";
 import initEngine from "./tilewright.js";
-import initText from "./tilewright_text.js";
 
-class WasmModule {
+/** Modules that were started. */
+const started = new Set<WasmModule>();
+
+export class WasmModule {
   /** Its address, if it is not beside the worker. */
   url: string | undefined;
   #started: Promise<void> | undefined;
-  #isThere = false;
 
-  constructor(private readonly what: string, private readonly file: string, private readonly init: typeof initEngine) {}
+  /** `file`: its name beside the worker. */
+  constructor(private readonly what: string, public file: string, private readonly init: typeof initEngine) {}
 
   /** Starts it once. After a failure the next use tries again. */
   async start(): Promise<void> {
     this.#started ??= (async () => {
       const other = await wasmAt(this.url, this.file);
       await (other === undefined ? this.init() : this.init({ module_or_path: other }));
-      this.#isThere = true;
+      started.add(this);
     })();
     try {
       await this.#started;
@@ -29,11 +31,17 @@ class WasmModule {
     }
   }
 
-  /** Bytes of its memory; 0 before its first use. */
+  /** Bytes of its memory, after its start. */
   async memoryBytes(): Promise<number> {
-    return this.#isThere ? (await this.init()).memory.buffer.byteLength : 0;
+    return (await this.init()).memory.buffer.byteLength;
   }
 }
 
+/** Bytes of the memory of all modules. */
+export async function heapBytes(): Promise<number> {
+  const sizes = await Promise.all([...started].map((module) => module.memoryBytes()));
+  return sizes.reduce((sum, bytes) => sum + bytes, 0);
+}
+
+/** The engine. A transcriber's worker has another in its place, see `scripts/bundle.mjs`. */
 export const engineModule = new WasmModule("the engine", "tilewright_bg.wasm", initEngine);
-export const textModule = new WasmModule("the module for constraints and output parsing", "tilewright_text_bg.wasm", initText);

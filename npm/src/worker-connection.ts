@@ -35,6 +35,9 @@ const GRACE_MS = 2000;
 /** Bytes of storage beyond which the browser is asked to keep them. */
 const LARGE_BYTES = 50e6;
 
+/** A worker's engine: one for speech alone, or that of all else. */
+export type WorkerKind = "engine" | "speech";
+
 /** A connection to an object in a worker of this page. */
 export class WorkerConnection extends Connection {
   /** Called once when the worker or the target is gone. */
@@ -47,8 +50,8 @@ export class WorkerConnection extends Connection {
     super();
   }
 
-  static async open(): Promise<WorkerConnection> {
-    return (await WorkerHost.start()).connect();
+  static async open(kind: WorkerKind = "engine"): Promise<WorkerConnection> {
+    return (await WorkerHost.start(kind)).connect();
   }
 
   sibling(): Connection {
@@ -119,18 +122,18 @@ class WorkerHost {
 
   private constructor() {}
 
-  static async start(): Promise<WorkerHost> {
+  static async start(kind: WorkerKind): Promise<WorkerHost> {
     const host = new WorkerHost();
     const ready = new Promise<unknown>((resolve, reject) => {
       host.#pending.set(-1, { target: -1, resolve, reject, onEvent: undefined });
     });
-    host.#thread = await (isNode ? startNodeThread : startWorker)({
+    host.#thread = await (isNode ? startNodeThread : startWorker)(kind, {
       onMessage: (message) => host.#receive(message),
       onFailure: (reason) => host.#end(new TilewrightError("worker_crashed", reason)),
     });
     await ready;
-    const { wasmUrl, textWasmUrl } = fileUrls();
-    host.#thread.post({ type: "files", wasm: wasmUrl, textWasm: textWasmUrl });
+    const { wasmUrl, textWasmUrl, speechWasmUrl } = fileUrls();
+    host.#thread.post({ type: "files", wasm: kind === "speech" ? speechWasmUrl : wasmUrl, textWasm: textWasmUrl });
     host.#thread.keepAlive(false);
     return host;
   }
@@ -266,20 +269,29 @@ class WorkerHost {
   }
 }
 
-function startWorker({ onMessage, onFailure }: ThreadEvents): Thread {
+/** A worker's file, and the address that `configure` gave it. */
+function workerFile(kind: WorkerKind): { file: string; given: string | undefined } {
+  const { workerUrl, speechWorkerUrl } = fileUrls();
+  return kind === "speech" ? { file: "speech-worker.js", given: speechWorkerUrl } : { file: "worker.js", given: workerUrl };
+}
+
+function startWorker(kind: WorkerKind, { onMessage, onFailure }: ThreadEvents): Thread {
   ensure(typeof Worker !== "undefined",
     "unsupported_platform", "the engine needs Web Workers, and there are none here");
   // In a bundle, the bundler places the worker.
-  const beside = besidePackage("worker.js").href;
-  const other = fileUrls().workerUrl ?? (isForeign(beside) ? beside : undefined);
+  const { file, given } = workerFile(kind);
+  const beside = besidePackage(file).href;
+  const other = given ?? (isForeign(beside) ? beside : undefined);
   // A module of the page's own origin that imports the other one.
   const blob = other !== undefined && isForeign(other)
     ? URL.createObjectURL(new Blob([`import ${JSON.stringify(other)};`], { type: "text/javascript" })) : undefined;
   const revoke = (): void => blob === undefined ? undefined : URL.revokeObjectURL(blob);
   let worker: Worker;
   try {
-    // Bundlers look for exactly this expression.
-    worker = other === undefined ? new Worker(new URL("./worker.js", import.meta.url), { type: "module" }) : new Worker(blob ?? other, { type: "module" });
+    // Bundlers look for exactly these expressions.
+    worker = other !== undefined ? new Worker(blob ?? other, { type: "module" })
+      : kind === "speech" ? new Worker(new URL("./speech-worker.js", import.meta.url), { type: "module" })
+      : new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
   } catch (error) {
     revoke();
     throw new TilewrightError("unsupported_platform", `the engine's worker cannot be started: ${messageOf(error)}`, { cause: error });
@@ -290,7 +302,7 @@ function startWorker({ onMessage, onFailure }: ThreadEvents): Thread {
   worker.addEventListener("error", (event) => {
     event.preventDefault();
     revoke();
-    onFailure(event.message ? `the worker with the engine failed: ${event.message}` : unloadable(other, blob));
+    onFailure(event.message ? `the worker with the engine failed: ${event.message}` : unloadable(file, other, blob));
   });
   return { post: (message, transfer = []) => worker.postMessage(message, transfer), terminate: () => worker.terminate(), keepAlive: () => {} };
 }
@@ -300,22 +312,23 @@ function isForeign(url: string): boolean {
   return !("Deno" in globalThis) && /^https?:/.test(url) && new URL(url).origin !== globalThis.origin;
 }
 
-function unloadable(url: string | undefined, blob: string | undefined): string {
+function unloadable(file: string, url: string | undefined, blob: string | undefined): string {
   const what = "the worker with the engine could not be loaded";
   if (url === undefined && besidePackage("").pathname.includes("/.vite/")) {
     return `${what}; before version 8, Vite needs \`optimizeDeps: { exclude: ["tilewright"] }\` in its configuration`;
   }
   if (url === undefined) {
-    return `${what}; check that worker.js is served beside the package, or say where it is with configure({ workerUrl })`;
+    return `${what}; check that ${file} is served beside the package, or say where it is with configure({ ${file === "worker.js" ? "workerUrl" : "speechWorkerUrl"} })`;
   }
   return blob === undefined
     ? `${what} from ${url}`
     : `${what} from ${url}; its server must allow that (CORS), and a Content Security Policy needs \`worker-src blob: ${new URL(url).origin}\``;
 }
 
-async function startNodeThread({ onMessage, onFailure }: ThreadEvents): Promise<Thread> {
+async function startNodeThread(kind: WorkerKind, { onMessage, onFailure }: ThreadEvents): Promise<Thread> {
   const { Worker: NodeWorker } = await importHidden<typeof import("node:worker_threads")>("node:worker_threads");
-  const url = new URL(fileUrls().workerUrl ?? besidePackage("worker.js"));
+  const { file, given } = workerFile(kind);
+  const url = new URL(given ?? besidePackage(file));
   let thread: import("node:worker_threads").Worker;
   try {
     thread = new NodeWorker(url);

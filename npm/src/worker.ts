@@ -1,111 +1,13 @@
-/** The worker: owns the engine in WASM and its devices, and communicates by messages. */
+/** The worker of all but transcribers. */
 
-import { toWire } from "./errors.js";
-import { importHidden, isNode } from "./platform.js";
-import type { CallName, Calls, ToWorker } from "./protocol.js";
-import { engineModule, textModule } from "./wasm.js";
+import { textModule } from "./text-module.js";
 import { handlers } from "./worker/handlers.js";
-import { findHandle } from "./worker/handles.js";
-import { Caller, connect, post, type Port } from "./worker/port.js";
-import { counted } from "./worker/turns.js";
+import { serve } from "./worker/serve.js";
 
-/** Running calls: `abort` ends one, `stop` has it reply with its result so far. */
-const running = new Map<number, Record<"abort" | "stop", AbortController>>();
-const callers = new Map<number, Caller>();
-
-function callerOf(target: number): Caller {
-  const caller = callers.get(target) ?? new Caller(target);
-  callers.set(target, caller);
-  return caller;
-}
-
-function receive(message: ToWorker): void {
-  switch (message.type) {
-    case "files":
-      engineModule.url = message.wasm;
-      textModule.url = message.textWasm;
-      break;
-    case "abort":
-    case "stop":
-      running.get(message.id)?.[message.type].abort();
-      break;
-    case "call":
-      void counted(() => handle(message.id, message.target, message.name, message.args));
-      break;
-    default:
-      callers.get(message.target)?.receive(message);
-  }
-}
-
-async function handle<K extends CallName>(id: number, target: number, name: K, args: Calls[K]["args"]): Promise<void> {
-  const [abort, stop] = [new AbortController(), new AbortController()];
-  const caller = callerOf(target);
-  running.set(id, { abort, stop });
-  try {
-    const emit = (value: Calls[K]["event"]): void => post({ type: "event", id, value });
-    const value = await handlers[name](args, { target, caller, signal: abort.signal, stopSignal: stop.signal, emit });
-    for (const notice of findHandle(target)?.place.device.takeNotices() ?? []) {
-      caller.notify("shader_replaced", notice);
-    }
-    post({ type: "reply", id, value }, value instanceof Float32Array || value instanceof Uint8Array ? [value.buffer as ArrayBuffer] : []);
-  } catch (error) {
-    post({ type: "fail", id, error: toWire(error) });
-  } finally {
-    running.delete(id);
-    if (name === "close") {
-      callers.delete(target);
-    }
-  }
-}
-
-/** Reports an error outside all calls: a panic of the engine, after which no call would settle. */
-function reportFatal(error: unknown): void {
-  const wire = toWire(error);
-  post({ type: "fatal", error: { ...wire, code: "worker_crashed", fatal: true } });
-}
-
-async function openPort(): Promise<Port> {
-  if (!isNode) {
-    const scope = self as unknown as DedicatedWorkerGlobalScope;
-    scope.addEventListener("error", (event) => reportFatal(event.error));
-    scope.addEventListener("unhandledrejection", (event) => reportFatal(event.reason));
-    return {
-      post: (message, transfer) => scope.postMessage(message, transfer),
-      listen: (listener) => scope.addEventListener("message", (event) => listener(event.data as ToWorker)),
-    };
-  }
-  const { parentPort } = await importHidden<typeof import("node:worker_threads")>("node:worker_threads");
-  if (parentPort === null) {
-    throw new Error("worker.js is the engine's worker and does nothing by itself; import the package instead");
-  }
-  process.on("uncaughtException", reportFatal);
-  process.on("unhandledRejection", reportFatal);
-  return {
-    post: (message, transfer) => parentPort.postMessage(message, transfer as import("node:worker_threads").Transferable[]),
-    listen: (listener) => parentPort.on("message", listener),
-  };
-}
-
-async function main(): Promise<void> {
-  const port = await openPort();
-  connect(port);
-  port.listen(receive);
-  const lock = await holdLock();
-  post(lock === undefined ? { type: "ready" } : { type: "ready", lock });
-}
-
-/** Takes a lock that the browser releases when the worker is gone. */
-function holdLock(): Promise<string | undefined> {
-  if (globalThis.navigator?.locks === undefined) {
-    return Promise.resolve(undefined);
-  }
-  const name = `tilewright/worker/${crypto.randomUUID()}`;
-  return new Promise((resolve) => {
-    navigator.locks.request(name, () => {
-      resolve(name);
-      return new Promise(() => {});
-    }).catch(() => resolve(undefined)); // Pages without locks rely on the worker's events.
-  });
-}
-
-void main();
+void serve({
+  handlers,
+  what: "it",
+  useTextModule: (url) => {
+    textModule.url = url;
+  },
+});

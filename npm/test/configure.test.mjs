@@ -7,7 +7,7 @@ import { configure, fileUrls } from "../build/configure.js";
 import { WorkerConnection } from "../build/worker-connection.js";
 
 afterEach(() => {
-  configure({ workerUrl: undefined, wasmUrl: undefined, textWasmUrl: undefined });
+  configure({ workerUrl: undefined, wasmUrl: undefined, textWasmUrl: undefined, speechWorkerUrl: undefined, speechWasmUrl: undefined });
   delete globalThis.document;
 });
 

@@ -129,6 +129,15 @@ test("an address names the usual quantisation, another one, a file or a folder",
   await assert.rejects(named("hf:owner/name"), { code: "option", message: /neither a GGUF file nor/ });
 });
 
+test("an address of a speech model names a folder, or a file of whisper.cpp", async () => {
+  const of = async (address, wanted = "speech") => (await specOf(address, undefined, { endpoint }, wanted)).files.map(({ name }) => name);
+  files = new Map(["config.json", "tokenizer.json", "model.safetensors", "ggml-tiny.bin"].map((name, i) => [name, noise(10, i)]));
+  assert.deepEqual(await of("hf:owner/name"), ["config.json", "tokenizer.json", "model.safetensors"]);
+  assert.deepEqual(await of("hf:owner/name/ggml-tiny.bin"), ["ggml-tiny.bin"]);
+  await assert.rejects(of("hf:owner/name/ggml-base.bin"), { code: "option" });
+  await assert.rejects(of("hf:owner/name/ggml-tiny.bin", "model"), { code: "option", message: /is no GGUF file/ });
+});
+
 test("an address of a mixture names a file in safetensors", async () => {
   const of = async (address) => (await specOf(address, undefined, { endpoint }, "file")).files.map(({ name, sha256 }) => [name, sha256 !== undefined]);
   await assert.rejects(of("hf:owner/name"), { code: "option", message: /one file by its path; there: nothing/ });

@@ -22,6 +22,7 @@ const ORDER = [
   "fetching",
   "tilewright",
   "tilewright_text",
+  "tilewright_speech",
 
   // Options, and what is loaded.
   "connection",
@@ -38,11 +39,13 @@ const ORDER = [
   "embeddings",
   "arguments",
   "images",
+  "sound",
   "hub",
   "spec",
 
   // What the worker runs.
   "wasm",
+  "text-module",
   "output-parser",
   "gpu",
   "tuning",
@@ -58,11 +61,15 @@ const ORDER = [
   "worker/kernels",
   "worker/vectors",
   "worker/loaded-model",
+  "worker/common-handlers",
   "worker/pixels",
   "worker/loaded-engine",
   "worker/loaded-text-model",
   "worker/handlers",
+  "worker/transcriber",
+  "worker/serve",
   "worker",
+  "speech-worker",
 
   // What the page asks it for.
   "worker-connection",
@@ -76,6 +83,7 @@ const ORDER = [
   "model",
   "embedder",
   "reranker",
+  "transcriber",
   "kernels",
   "vectors",
 

@@ -29,7 +29,7 @@ const TYPES = {
   "Model.load": "LoadOptions", "Model.builtin": "LoadOptions", "adapter": "AdapterOptions", "vision": "VisionOptions", "generate": "GenerateOptions", "chat": "ChatOptions",
   "Model.engine": "EngineOptions", "Engine.generate": "EngineGenerateOptions", "Engine.chat": "EngineChatOptions",
   "saveSession": "SaveSessionOptions", "tokenize": "TokenizeOptions", "Embedder.load": "EmbedderOptions", "embed": "EmbedOptions", "Embedder.tokenize": "PromptOptions",
-  "Reranker.load": "RerankerOptions", "rerank": "RerankOptions", "Index.create": "IndexOptions", "Index.load": "LoadIndexOptions",
+  "Reranker.load": "RerankerOptions", "Transcriber.load": "TranscriberOptions", "transcribe": "TranscribeOptions", "rerank": "RerankOptions", "Index.create": "IndexOptions", "Index.load": "LoadIndexOptions",
   "Index.search": "SearchOptions", "Mol.load": "MolOptions", "Mol.search": "MolSearchOptions", "Kernels.open": "KernelOptions",
   "bench": "BenchOptions", "rope": "RopeOptions", "attention": "AttentionOptions", "Model.attention": "HeadOptions", "createChatCompletion": "RequestOptions",
   "createClient": "ClientOptions", "completions.create": "RequestOptions", "embeddings.create": "RequestOptions",
@@ -70,7 +70,7 @@ test("options that are no object are refused", () => {
 });
 
 test("every call refuses what it does not know, before it starts anything", async () => {
-  const { Embedder, Engine, Index, Kernels, Model, Mol, Reranker, createChatCompletion, createClient } = tilewright;
+  const { Embedder, Engine, Index, Kernels, Model, Mol, Reranker, Transcriber, createChatCompletion, createClient } = tilewright;
   const unknown = { sginal: 1 };
   const vectors = new Float32Array(2);
   // Objects that were never loaded: what is checked first must not need an engine.
@@ -97,6 +97,8 @@ test("every call refuses what it does not know, before it starts anything", asyn
     "Embedder.tokenize": () => bare(Embedder).tokenize("a", unknown),
     "Reranker.load": () => Reranker.load("folder/", unknown),
     "rerank": () => bare(Reranker).rerank("a", ["b"], unknown),
+    "Transcriber.load": () => Transcriber.load("folder/", unknown),
+    "transcribe": () => bare(Transcriber).transcribe(vectors, unknown),
     "Index.create": () => Index.create({ dims: 2, ...unknown }),
     "Index.load": () => Index.load(new Uint8Array(8), unknown),
     "Index.search": () => bare(Index).search(vectors, 1, unknown),

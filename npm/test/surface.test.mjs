@@ -36,7 +36,10 @@ function classesOf(path) {
   return classes;
 }
 
-for (const [ours, built] of [["npm/src/tilewright.d.ts", "pkg/tilewright.d.ts"], ["npm/src/tilewright_text.d.ts", "pkg-text/tilewright_text.d.ts"]]) {
+for (const [ours, built] of [
+  ["npm/src/tilewright.d.ts", "pkg/tilewright.d.ts"], ["npm/src/tilewright_speech.d.ts", "pkg-speech/tilewright_speech.d.ts"],
+  ["npm/src/tilewright_text.d.ts", "pkg-text/tilewright_text.d.ts"],
+]) {
   test(`${ours} declares the classes and methods of ${built}`, () => {
     const [declared, generated] = [classesOf(ours), classesOf(built)];
     assert.ok(Object.keys(generated).length > 0 && Object.values(generated).every((methods) => "free" in methods));
@@ -83,6 +86,7 @@ test("reasons, tiers, poolings and cache types are those of the engine", () => {
   // Matrices of 8 and 16 are never in a browser.
   assert.deepEqual(inTypes("Tier").sort(), inRust("src/shaders.rs", "pub fn name(").filter((tier) => !tier.startsWith("matrix")).sort());
   assert.deepEqual(inTypes("Pooling").sort(), inRust("src/kernels/pool.rs", "pub fn name(").sort());
+  assert.deepEqual(inTypes("SpeechTask").sort(), inRust("src/transcribe/options.rs", "pub fn name(").sort());
   assert.deepEqual(inTypes("KvType").sort(), inRust("src/kernels/cached.rs", "pub fn name(").sort());
 });
 

@@ -1,16 +1,16 @@
 //! Loads models incrementally from arriving bytes, as over a network.
 
 use super::tensor_index::NeededRange;
-use super::{FileName, Head, HeaderReader, ModelHeader, VisionFile, WeightUploader};
+use super::{FileName, Head, HeaderReader, ModelHeader, SpeechFile, VisionFile, WeightUploader};
 use crate::device::Device;
 use crate::error::Error;
 use crate::platform::MaybeSend;
 
 /// Uploads a model's files to a device as their bytes arrive, buffering only headers and one row. `T` is a
-/// [`Model`](crate::Model), an [`Embedder`](crate::Embedder), a [`Reranker`](crate::Reranker) or a
-/// [`VisionEncoder`](crate::VisionEncoder); each creates its loader with `loader`.
+/// [`Model`](crate::Model), an [`Embedder`](crate::Embedder), a [`Reranker`](crate::Reranker), a
+/// [`VisionEncoder`](crate::VisionEncoder) or a `Transcriber`; each creates its loader with `loader`.
 ///
-/// The files are one GGUF file, all shards of one in order, or a Hugging Face folder's. Push the bytes that
+/// The files are one GGUF file, all shards of one in order, one of whisper.cpp, or a Hugging Face folder's. Push the bytes that
 /// [`Loader::wanted`] asks for until it returns `None`, then call `finish`.
 pub struct Loader<T> {
     pub(crate) device: Device,
@@ -75,6 +75,23 @@ impl<T> Loader<T> {
         Ok(Loader { device: device.clone(), files, stage, in_flight_bytes: 0 })
     }
 
+    /// A loader of a speech model's files.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there are no files, or several files of whisper.cpp.
+    pub(crate) fn of_speech(
+        device: &Device,
+        files: Vec<FileName>,
+        declare: impl FnOnce(&Device, SpeechFile) -> Result<(T, WeightUploader), Error> + MaybeSend + 'static,
+    ) -> Result<Loader<T>, Error> {
+        let declare = move |device: &Device, reader: HeaderReader| {
+            let (file, heads) = reader.finish_speech()?;
+            declare(device, file).map(|(declared, feed)| (declared, feed, heads))
+        };
+        let stage = LoadStage::Header(Box::new(HeaderReader::of_speech(files.clone())?), Box::new(declare));
+        Ok(Loader { device: device.clone(), files, stage, in_flight_bytes: 0 })
+    }
+
     /// Sets the folder's name, which becomes the name of a Hugging Face model (default `model`). Call it before the
     /// first push.
     pub fn set_folder(&mut self, name: &str) {
@@ -84,7 +101,7 @@ impl<T> Loader<T> {
     }
 
     /// Number and offset of the next bytes wanted. Offsets within a file grow, except for one step back from the
-    /// headers of several files to their weights.
+    /// headers of several files, or those among the weights of whisper.cpp's, to the weights.
     pub fn wanted(&self) -> Option<(usize, u64)> {
         match &self.stage {
             LoadStage::Header(reader, _) => reader.wanted(),

@@ -2,6 +2,7 @@
 
 use super::gguf::{self, ConfigData};
 use super::huggingface::{self, FolderTexts};
+use super::speech::{GgmlReader, ScatteredHeaders, SpeechFile};
 use super::vision::{VisionFile, VisionHeader};
 use super::{ModelHeader, Outline};
 use crate::error::Error;
@@ -61,7 +62,12 @@ enum HeaderStage {
 /// Headers read so far, in the order of the weight files.
 enum Headers {
     Gguf(Vec<Gguf>),
-    Folder { texts: Box<FolderTexts>, headers: Vec<Safetensors> },
+    Folder {
+        texts: Box<FolderTexts>,
+        headers: Vec<Safetensors>,
+    },
+    /// Those of a single file.
+    Scattered(Box<dyn ScatteredHeaders>),
 }
 
 /// Whose headers are read.
@@ -69,6 +75,7 @@ enum Wanted {
     Model,
     /// A vision encoder, known once all headers are read.
     Vision(Option<Box<VisionHeader>>),
+    Speech,
 }
 
 /// Reads the headers of a model: one GGUF file, all shards of one in order, or a Hugging Face folder. Push the bytes
@@ -128,6 +135,26 @@ impl HeaderReader {
         }
     }
 
+    /// A reader of a speech model's files: one file of whisper.cpp, or those of a folder.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there are none, or several files of whisper.cpp.
+    pub(super) fn of_speech(files: Vec<FileName>) -> Result<HeaderReader, Error> {
+        let reader = HeaderReader { of: Wanted::Speech, ..HeaderReader::new(files)? };
+        match (&reader.headers, &reader.parts[..]) {
+            (Headers::Gguf(_), [only]) => {
+                let headers = Headers::Scattered(Box::new(GgmlReader::new(only.file.size)));
+                Ok(HeaderReader { headers, ..reader })
+            }
+            (Headers::Gguf(_), parts) => {
+                let (expected, found) =
+                    ("one file of whisper.cpp (ggml-*.bin)".into(), format!("{} files", parts.len()));
+                Err(Error::Config { field: "files".into(), expected, found })
+            }
+            _ => Ok(reader),
+        }
+    }
+
     /// Sets the folder's name, which becomes the name of a Hugging Face model (default `model`).
     pub fn set_folder(&mut self, name: &str) {
         self.folder = name.into();
@@ -137,10 +164,13 @@ impl HeaderReader {
     pub fn wanted(&self) -> Option<(usize, u64)> {
         match &self.stage {
             HeaderStage::Texts(part) => Some((*part, self.parts.get(*part)?.bytes.len() as u64)),
-            HeaderStage::Headers => {
-                let part = self.part_in_progress()?;
-                Some((part, self.parts.get(part)?.bytes.len() as u64))
-            }
+            HeaderStage::Headers => match &self.headers {
+                Headers::Scattered(reader) => Some((0, reader.wanted()?)),
+                _ => {
+                    let part = self.part_in_progress()?;
+                    Some((part, self.parts.get(part)?.bytes.len() as u64))
+                }
+            },
             HeaderStage::ConfigData { left, data, .. } => {
                 let (shard, tensor) = left.last()?;
                 Some((*self.weight_parts.get(*shard)?, tensor.offset + data.len() as u64))
@@ -163,6 +193,11 @@ impl HeaderReader {
                 if part.file.size.is_some_and(|size| part.bytes.len() as u64 >= size) { self.end() } else { Ok(()) }
             }
             HeaderStage::Headers => {
+                if let Headers::Scattered(reader) = &mut self.headers {
+                    reader.push(bytes).map_err(|error| error.in_file(&self.parts[0].file.name))?;
+                    self.end_scattered();
+                    return Ok(());
+                }
                 let Some(part) = self.part_in_progress() else { return Ok(()) };
                 self.parts[part].bytes.extend_from_slice(bytes);
                 self.read_header(part)
@@ -201,6 +236,11 @@ impl HeaderReader {
                 self.skip_unread_texts()
             }
             HeaderStage::Headers => {
+                if let Headers::Scattered(reader) = &mut self.headers {
+                    reader.end().map_err(|error| error.in_file(&self.parts[0].file.name))?;
+                    self.end_scattered();
+                    return Ok(());
+                }
                 let Some(part) = self.part_in_progress() else { return Ok(()) };
                 self.parts[part].is_whole = true;
                 self.read_header(part)?;
@@ -223,6 +263,7 @@ impl HeaderReader {
         let HeaderStage::Ready { .. } = &self.stage else { return Err(missing("header")) };
         match &self.headers {
             Headers::Gguf(shards) => Outline::of_gguf(shards),
+            Headers::Scattered(_) => Err(missing("outline")),
             Headers::Folder { texts, headers } => {
                 Ok(Outline::of_folder(texts, headers.iter().flat_map(|header| &header.tensors)))
             }
@@ -247,8 +288,33 @@ impl HeaderReader {
                 huggingface::check_shards(&texts, &weights)?;
                 huggingface::header(&self.folder, &texts, &weights)?
             }
+            Headers::Scattered(_) => return Err(missing("header")),
         };
         Ok((header, Self::heads(&self.weight_parts, &mut self.parts)))
+    }
+
+    /// The speech model without its files' bytes, and the heads of its weight files in the tensor indices' order.
+    ///
+    /// # Errors
+    /// As [`HeaderReader::finish`].
+    pub(super) fn finish_speech(mut self) -> Result<(SpeechFile, Vec<Head>), Error> {
+        let (HeaderStage::Ready { .. }, Wanted::Speech) = (&self.stage, &self.of) else {
+            return Err(missing("header"));
+        };
+        let first = self.parts.first().map_or("model", |part| part.file.name.as_str());
+        let file = match self.headers {
+            Headers::Folder { texts, headers } => {
+                let names = self.weight_parts.iter().map(|&part| self.parts[part].file.name.clone());
+                SpeechFile::of_folder(&self.folder, &texts, &names.zip(headers).collect::<Vec<_>>())?
+            }
+            Headers::Scattered(reader) => {
+                let name = first.strip_suffix(".bin").unwrap_or(first);
+                let file = reader.finish(name).map_err(|e| e.in_file(first))?;
+                SpeechFile { tokenizer: file.tokenizer.map_err(|e| e.in_file(first)), ..file }
+            }
+            Headers::Gguf(_) => return Err(missing("header")),
+        };
+        Ok((file, Self::heads(&self.weight_parts, &mut self.parts)))
     }
 
     /// The vision encoder without its files, and the heads of its weight files in the tensor index's order.
@@ -262,6 +328,13 @@ impl HeaderReader {
         Ok((header.with_data(config_data)?, Self::heads(&self.weight_parts, &mut self.parts)))
     }
 
+    /// Goes on when all scattered headers are read.
+    fn end_scattered(&mut self) {
+        if matches!(&self.headers, Headers::Scattered(reader) if reader.wanted().is_none()) {
+            self.stage = HeaderStage::Ready { config_data: ConfigData::default() };
+        }
+    }
+
     fn heads(weight_parts: &[usize], parts: &mut [FetchedPart]) -> Vec<Head> {
         let head = |&file: &usize| Head { file, bytes: std::mem::take(&mut parts[file].bytes) };
         weight_parts.iter().map(head).collect()
@@ -272,6 +345,7 @@ impl HeaderReader {
         let n_read = match &self.headers {
             Headers::Gguf(shards) => shards.len(),
             Headers::Folder { headers, .. } => headers.len(),
+            Headers::Scattered(_) => 0,
         };
         self.weight_parts.get(n_read).copied()
     }
@@ -315,6 +389,7 @@ impl HeaderReader {
             Headers::Folder { headers, .. } => {
                 take(headers, Safetensors::parse_prefix(bytes, len).map_err(|e| e.in_file(&file.name))?)
             }
+            Headers::Scattered(_) => return Ok(()),
         };
         if let Some(needed) = needed.filter(|needed| *needed > MAX_HEADER_BYTES) {
             let error = Error::Format {
@@ -346,7 +421,9 @@ impl HeaderReader {
                 let found = gguf::config_tensors(shards);
                 return Ok(found.map(|(shard, tensor)| (shard, tensor.clone())).collect());
             }
-            (Wanted::Model, Headers::Folder { .. }) => return Ok(Vec::new()),
+            (Wanted::Model, Headers::Folder { .. }) | (Wanted::Speech, _) | (_, Headers::Scattered(_)) => {
+                return Ok(Vec::new());
+            }
             (Wanted::Vision(_), Headers::Gguf(shards)) => match shards.first() {
                 Some(gguf) => VisionHeader::of_gguf(gguf).map_err(|e| e.in_file(first))?,
                 None => return Err(missing("files")),

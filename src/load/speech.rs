@@ -11,6 +11,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use ggml::Ggml;
+pub(super) use ggml::GgmlReader;
 pub(crate) use languages::LANGUAGES;
 
 use super::huggingface::{self, CONFIG, FolderTexts, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG};
@@ -19,10 +20,12 @@ use super::tensor_index::{FileLayout, TensorIndex, check_type};
 use super::{FileBytes, folder_of, is_of_folder, vision};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
+use crate::formats::safetensors::Safetensors;
 use crate::kernels::Gelu;
 use crate::model::{
     Attention, Between, Block, FeedForward, MAX_LAYERS, ModelConfig, NormKind, PositionTable, SpeechConfig,
 };
+use crate::platform::MaybeSend;
 use crate::tokenizer::{Tokenizer, TokenizerConfig};
 
 /// `model_type` of the models.
@@ -69,6 +72,30 @@ pub struct SpeechFile {
     pub files: Vec<FileBytes>,
 }
 
+/// Headers of a file whose weights are between them. A trait, so that programs that load no such file go without its reader.
+pub(super) trait ScatteredHeaders: MaybeSend {
+    /// Offset of the next bytes wanted; `None` once all headers are known.
+    fn wanted(&self) -> Option<u64>;
+
+    /// Takes bytes at the wanted offset, any number.
+    ///
+    /// # Errors
+    /// [`Error::Format`] naming the part and its offset, [`Error::Unsupported`] for an unknown type of a tensor.
+    fn push(&mut self, bytes: &[u8]) -> Result<(), Error>;
+
+    /// Ends the file.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`] within a header; as [`ScatteredHeaders::push`].
+    fn end(&mut self) -> Result<(), Error>;
+
+    /// The model of this name, without the file's bytes.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`] if headers are missing; [`Error::Config`] or [`Error::Unsupported`] naming the key or the tensor.
+    fn finish(self: Box<Self>, name: &str) -> Result<SpeechFile, Error>;
+}
+
 /// Settings of a speech model's texts: `generation_config.json`, or `config.json` in folders without one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SpeechGeneration {
@@ -99,12 +126,40 @@ impl SpeechFile {
     pub fn open(path: impl AsRef<Path>) -> Result<SpeechFile, Error> {
         let path = path.as_ref();
         if !is_of_folder(path) {
-            return of_ggml(path, FileBytes::map(path)?).map_err(|error| error.in_file(path));
+            let name = path.file_stem().unwrap_or_default().to_string_lossy();
+            let open = || {
+                let file = FileBytes::map(path)?;
+                let opened = SpeechFile::of_ggml(&name, Ggml::parse(&file)?)?;
+                Ok(SpeechFile { files: vec![file], ..opened })
+            };
+            return open().map_err(|error: Error| error.in_file(path));
         }
         let folder = folder_of(path);
         let texts = read_texts(folder)?;
-        let in_file = |name: &'static str| move |error: Error| error.in_file(folder.join(name));
-        let bytes = texts.config.as_ref().ok_or_else(|| huggingface::missing(CONFIG).in_file(folder))?;
+        let (mut weights, mut files) = (Vec::new(), Vec::new());
+        for name in huggingface::weight_files(&texts, None)? {
+            let path = folder.join(&name);
+            let file = FileBytes::map(&path)?;
+            weights.push((name, parse_safetensors(&file).map_err(|e| e.in_file(&path))?));
+            files.push(file);
+        }
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        let opened = SpeechFile::of_folder(&name, &texts, &weights).map_err(|error| error.in_folder(folder))?;
+        let tokenizer = opened.tokenizer.map_err(|error| error.in_folder(folder));
+        Ok(SpeechFile { tokenizer, files, ..opened })
+    }
+
+    /// That of a folder with these weight files, without their bytes.
+    ///
+    /// # Errors
+    /// [`Error::InFile`] naming the file and its invalid part, [`Error::Unsupported`] for a model of another kind.
+    pub(super) fn of_folder(
+        name: &str,
+        texts: &FolderTexts,
+        weights: &[(String, Safetensors)],
+    ) -> Result<SpeechFile, Error> {
+        let in_file = |name: &'static str| move |error: Error| error.in_file(name);
+        let bytes = texts.config.as_ref().ok_or_else(|| huggingface::missing(CONFIG))?;
         let json = ConfigJson::parse(bytes).map_err(in_file(CONFIG))?;
         let config = config(&json).map_err(in_file(CONFIG))?;
         let generation = match &texts.generation_config {
@@ -115,12 +170,10 @@ impl SpeechFile {
         }?;
         check_heads(&generation, &config).map_err(in_file(GENERATION_CONFIG))?;
         let tied = json.get_bool("tie_word_embeddings").map_err(in_file(CONFIG))?.unwrap_or(true);
-        let (mut encoder, mut decoder, mut files) = (TensorIndex::default(), TensorIndex::default(), Vec::new());
-        for (i, name) in huggingface::weight_files(&texts, None)?.iter().enumerate() {
-            let path = folder.join(name);
-            let file = FileBytes::map(&path)?;
-            for tensor in &parse_safetensors(&file).map_err(|e| e.in_file(&path))?.tensors {
-                check_type("safetensors", tensor).map_err(|e| e.in_file(&path))?;
+        let (mut encoder, mut decoder) = (TensorIndex::default(), TensorIndex::default());
+        for (i, (name, weights)) in weights.iter().enumerate() {
+            for tensor in &weights.tensors {
+                check_type("safetensors", tensor).map_err(|e| e.in_file(name))?;
                 let (index, name) = match part(&tensor.name) {
                     // The tied head, saved again.
                     (None, "proj_out.weight") if tied => continue,
@@ -131,11 +184,32 @@ impl SpeechFile {
                 let stored = stored(&name);
                 index.insert(name, i, tensor.clone(), stored);
             }
-            files.push(file);
         }
-        let tokenizer = tokenizer(&texts).map_err(|e| e.in_file(folder));
-        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(SpeechFile { name, config, generation, tokenizer, encoder, decoder, files })
+        let (name, tokenizer) = (name.into(), tokenizer(texts));
+        Ok(SpeechFile { name, config, generation, tokenizer, encoder, decoder, files: Vec::new() })
+    }
+
+    /// That of a file of whisper.cpp, without its bytes.
+    ///
+    /// # Errors
+    /// [`Error::Config`] or [`Error::Unsupported`] naming the key or the tensor.
+    fn of_ggml(name: &str, ggml: Ggml) -> Result<SpeechFile, Error> {
+        let config = config(&ggml.config)?;
+        let tokenizer = ggml.tokenizer();
+        let generation =
+            tokenizer.as_ref().map_or_else(|_| Ok(SpeechGeneration::default()), |of| ggml.generation(of))?;
+        let (mut encoder, mut decoder) = (TensorIndex::default(), TensorIndex::default());
+        for tensor in ggml.tensors {
+            check_type("ggml", &tensor)?;
+            let (index, name) = match ggml::our_name(&tensor.name) {
+                Some(("encoder", name)) => (&mut encoder, name),
+                Some((_, name)) => (&mut decoder, name),
+                None => (&mut decoder, tensor.name.clone()),
+            };
+            let stored = stored(&name);
+            index.insert(name, 0, tensor, stored);
+        }
+        Ok(SpeechFile { name: name.into(), config, generation, tokenizer, encoder, decoder, files: Vec::new() })
     }
 
     /// Whether a path is, or is within, a folder of a speech model, or a file of one.
@@ -154,34 +228,15 @@ impl SpeechFile {
     }
 }
 
-/// A file of whisper.cpp.
-fn of_ggml(path: &Path, file: FileBytes) -> Result<SpeechFile, Error> {
-    if !file.starts_with(ggml::MAGIC) {
-        let found = "neither a folder nor a file of one".into();
-        let supported = "a Hugging Face folder of a Whisper model, with config.json and safetensors, or a ggml-*.bin";
-        return Err(Error::Unsupported {
-            format: "speech model",
-            field: "path".into(),
-            found,
-            supported: supported.into(),
-        });
+/// The error for what is no speech model.
+fn no_model() -> Error {
+    let supported = "a Hugging Face folder of a Whisper model, with config.json and safetensors, or a ggml-*.bin";
+    Error::Unsupported {
+        format: "speech model",
+        field: "path".into(),
+        found: "neither a folder nor a file of one".into(),
+        supported: supported.into(),
     }
-    let ggml = Ggml::parse(&file)?;
-    let config = config(&ggml.config)?;
-    let tokenizer = ggml.tokenizer();
-    let generation = tokenizer.as_ref().map_or_else(|_| Ok(SpeechGeneration::default()), |of| ggml.generation(of))?;
-    let (mut encoder, mut decoder) = (TensorIndex::default(), TensorIndex::default());
-    for tensor in &ggml.tensors {
-        check_type("ggml", tensor)?;
-        let (index, name) = match ggml::our_name(&tensor.name) {
-            Some(("encoder", name)) => (&mut encoder, name),
-            Some((_, name)) => (&mut decoder, name),
-            None => (&mut decoder, tensor.name.clone()),
-        };
-        index.insert(name.clone(), 0, tensor.clone(), stored(&name));
-    }
-    let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(SpeechFile { name, config, generation, tokenizer, encoder, decoder, files: vec![file] })
 }
 
 /// How a file stores the tensor of this name.

@@ -257,6 +257,14 @@ impl FileLayout {
 }
 
 impl TensorIndex {
+    /// The entries of declared tensors, which were declared from this index, so all are found.
+    fn found<'a>(
+        &self,
+        tensor_slots: impl Iterator<Item = (&'a str, TensorSlot)>,
+    ) -> impl Iterator<Item = (IndexEntry, TensorSlot)> {
+        tensor_slots.filter_map(|(name, place)| Some((self.tensors.get(name)?.clone(), place)))
+    }
+
     /// Adds a tensor of file number `file` under its GGUF name.
     pub(super) fn insert(&mut self, name: String, file: usize, info: TensorInfo, stored: FileLayout) {
         let entry = IndexEntry { file, info, stored, scales: None, is_selected: true, is_row: false };
@@ -599,9 +607,15 @@ impl WeightUploader {
         tensor_index: &TensorIndex,
         tensor_slots: impl Iterator<Item = (&'a str, TensorSlot)>,
     ) -> WeightUploader {
-        // Weights were declared from this catalog, so all are found.
-        let found = tensor_slots.filter_map(|(name, place)| Some((tensor_index.tensors.get(name)?.clone(), place)));
-        WeightUploader::of(found.collect())
+        WeightUploader::of(tensor_index.found(tensor_slots).collect())
+    }
+
+    /// As [`WeightUploader::new`], of two parts in the same files.
+    pub fn of_two<'a>(
+        (one, slots_of_one): (&TensorIndex, impl Iterator<Item = (&'a str, TensorSlot)>),
+        (two, slots_of_two): (&TensorIndex, impl Iterator<Item = (&'a str, TensorSlot)>),
+    ) -> WeightUploader {
+        WeightUploader::of(one.found(slots_of_one).chain(two.found(slots_of_two)).collect())
     }
 
     /// As [`WeightUploader::new`], with a [`WeightUploader::digest`] of the tensors that `is_selected` selects.

@@ -31,10 +31,7 @@ pub fn to_json(transcript: &Transcript, task: Task) -> Value {
         json
     };
     json!({
-        "task": match task {
-            Task::Transcribe => "transcribe",
-            Task::Translate => "translate",
-        },
+        "task": task.name(),
         "language": transcript.language,
         "duration": rounded(transcript.seconds),
         "text": transcript.text,

@@ -3,6 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
+
+use web_time::Instant;
 
 use super::options::TranscriberOptions;
 use crate::cpu::cached::read_row;
@@ -16,6 +19,7 @@ use crate::model::{
     CrossTensors, Ending, KvCache, PassTensors, SoundTensors, SpeechConfig, SpeechEncoder, Tap, Transformer,
     WeightSource, Weights,
 };
+use crate::platform::pause;
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::record_tested;
@@ -50,6 +54,17 @@ impl SpeechModel {
     /// [`Error::Config`] if a weight is missing or has another shape, [`Error::Memory`] above
     /// [`TranscriberOptions::memory_limit`]; errors of the device.
     pub fn from_file(device: &Device, file: &SpeechFile, options: TranscriberOptions) -> Result<SpeechModel, Error> {
+        let (model, mut uploader) = SpeechModel::declare(device, file, options)?;
+        uploader.take_all(model.device(), &file.files, None)?;
+        Ok(model)
+    }
+
+    /// The model without its weights.
+    pub(super) fn declare(
+        device: &Device,
+        file: &SpeechFile,
+        options: TranscriberOptions,
+    ) -> Result<(SpeechModel, WeightUploader), Error> {
         // Rounding would move timestamps.
         let device = device.exact();
         let (target, config) = (device.target(), file.config.clone());
@@ -70,9 +85,9 @@ impl SpeechModel {
             }
         }
         let SpeechInner { encoder, decoder, .. } = &*model.inner;
-        WeightUploader::new(&file.encoder, encoder.tensor_slots()).take_all(&device, &file.files, None)?;
-        WeightUploader::new(&file.decoder, decoder.tensor_slots()).take_all(&device, &file.files, None)?;
-        Ok(model)
+        let (of_encoder, of_decoder) = (encoder.tensor_slots(), decoder.tensor_slots());
+        let uploader = WeightUploader::of_two((&file.encoder, of_encoder), (&file.decoder, of_decoder));
+        Ok((model, uploader))
     }
 
     /// The model's shape.
@@ -106,6 +121,7 @@ impl SpeechModel {
             passes: BTreeMap::new(),
             inspected: BTreeMap::new(),
             n_tokens: 0,
+            last_turn: None,
         })
     }
 
@@ -174,6 +190,8 @@ pub struct SpeechSession {
     /// Passes whose attention weights are read, in the same way.
     inspected: BTreeMap<u32, InspectedPass>,
     n_tokens: u32,
+    /// When a browser had its last turn.
+    last_turn: Option<Instant>,
 }
 
 /// A pass, with the queries of the layers whose attention weights are read.
@@ -201,7 +219,10 @@ impl SpeechSession {
         }
         self.n_tokens = 0;
         device.write(&self.sound.frames, 0, frames)?;
-        self.hearing.as_ref().map_or(Ok(()), |recording| device.run(recording))
+        if let Some(recording) = &self.hearing {
+            run(&device, recording, &mut self.last_turn).await?;
+        }
+        Ok(())
     }
 
     /// The encoder's rows of the window, `[S, C]`.
@@ -230,7 +251,7 @@ impl SpeechSession {
         }
         self.write_ids(&device, ids)?;
         if let Some(pass) = self.passes.get(&size) {
-            device.run(pass)?;
+            run(&device, pass, &mut self.last_turn).await?;
         }
         self.n_tokens += ids.len() as u32;
         let logits: Vec<f32> = device.read(&self.io.logits).await?;
@@ -264,7 +285,7 @@ impl SpeechSession {
         }
         self.write_ids(&device, ids)?;
         let Some(pass) = self.inspected.get(&size) else { return Ok(()) };
-        device.run(&pass.recording)?;
+        run(&device, &pass.recording, &mut self.last_turn).await?;
         self.n_tokens += ids.len() as u32;
         let mut weights = vec![0.0; ids.len() * n_rows];
         for (&layer, queries) in &pass.queries {
@@ -395,6 +416,16 @@ impl SpeechSession {
         inner.decoder.record_pass(&mut rec, &self.cache, io, n_tokens, ending)?;
         Ok(rec.finish(workspace))
     }
+}
+
+/// Runs a pass. On the CPU it is computed here, so a browser gets a turn before it, unless it just had one.
+async fn run(device: &Device, recording: &Recording, last_turn: &mut Option<Instant>) -> Result<(), Error> {
+    const TURN: Duration = Duration::from_millis(50);
+    if !device.is_gpu() && last_turn.is_none_or(|turn| turn.elapsed() > TURN) {
+        pause().await;
+        *last_turn = Some(Instant::now());
+    }
+    device.run(recording)
 }
 
 fn wrong(operand: &'static str, expected: String, found: &dyn ToString) -> Error {

@@ -24,6 +24,19 @@ pub enum Task {
     Translate,
 }
 
+impl Task {
+    /// All tasks.
+    pub const ALL: [Task; 2] = [Task::Transcribe, Task::Translate];
+
+    /// The name in OpenAI's `whisper`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Task::Transcribe => "transcribe",
+            Task::Translate => "translate",
+        }
+    }
+}
+
 /// How to transcribe a sound. Defaults are those of OpenAI's `whisper`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TranscribeOptions {

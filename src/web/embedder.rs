@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 
-use super::encoder::{CurrentWork, EncoderInfo, telling};
+use super::encoder::{EncoderInfo, telling};
+use super::work::CurrentWork;
 use super::{from_js, pick, plan_to_js, to_js, to_js_error};
 use crate::embed::EmbedOptions;
 use crate::kernels::Pooling;

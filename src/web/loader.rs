@@ -7,42 +7,63 @@ use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 
-use super::embedder::{self, Embedder};
-use super::index::Index;
-use super::model::Model;
-use super::mol;
-use super::reranker::{self, Reranker};
-use super::vision::{self, VisionEncoder};
+#[cfg(feature = "web-speech")]
+use super::transcriber::{self, Transcriber};
 use super::{Device, from_js, to_js, to_js_error};
+#[cfg(feature = "web")]
+use super::{
+    embedder::{self, Embedder},
+    index::Index,
+    model::Model,
+    mol,
+    reranker::{self, Reranker},
+    vision::{self, VisionEncoder},
+};
 use crate::error::Error;
 use crate::generate::LoadOptions;
 use crate::load::{self, FileName, ReadFile};
 use crate::retrieval::index::IndexLoader;
 use crate::target::Tuning;
 
-/// Loads a model, an encoder or vectors onto a device while their files arrive.
+/// Loads a model, an encoder, a transcriber or vectors onto a device while their files arrive.
 #[wasm_bindgen]
 pub struct Loader(LoaderKind);
 
 enum LoaderKind {
+    #[cfg(feature = "web")]
     Model(load::Loader<crate::Model>),
+    #[cfg(feature = "web")]
     Embedder(load::Loader<crate::Embedder>),
+    #[cfg(feature = "web")]
     Reranker(load::Loader<crate::Reranker>),
+    #[cfg(feature = "web")]
     Index(IndexLoader),
+    #[cfg(feature = "web")]
     Mol(crate::Device, mol::MolUpload),
+    #[cfg(feature = "web")]
     Vision(load::Loader<crate::VisionEncoder>),
+    #[cfg(feature = "web-speech")]
+    Transcriber(load::Loader<crate::Transcriber>),
 }
 
 /// Applies the same to any kind of loader: of model files, an index, a mixture's weights.
 macro_rules! any {
     ($loader:expr, $inner:ident => $of_model:expr, $index:ident => $of_index:expr, $mol:ident => $of_mol:expr) => {
         match $loader {
+            #[cfg(feature = "web")]
             LoaderKind::Model($inner) => $of_model,
+            #[cfg(feature = "web")]
             LoaderKind::Embedder($inner) => $of_model,
+            #[cfg(feature = "web")]
             LoaderKind::Reranker($inner) => $of_model,
+            #[cfg(feature = "web")]
             LoaderKind::Vision($inner) => $of_model,
+            #[cfg(feature = "web")]
             LoaderKind::Index($index) => $of_index,
+            #[cfg(feature = "web")]
             LoaderKind::Mol(_, $mol) => $of_mol,
+            #[cfg(feature = "web-speech")]
+            LoaderKind::Transcriber($inner) => $of_model,
         }
     };
 }
@@ -64,6 +85,7 @@ impl RangeRequest {
     }
 }
 
+#[cfg(feature = "web")]
 #[wasm_bindgen]
 impl Loader {
     /// A loader of a [`Model`]. `files`: `{ name, size? }[]`; `options`:
@@ -123,31 +145,6 @@ impl Loader {
         Ok(Loader(LoaderKind::Vision(loader)))
     }
 
-    /// Sets the name of the files' folder, before the first bytes are pushed.
-    #[wasm_bindgen(js_name = setFolder)]
-    pub fn set_folder(&mut self, name: &str) {
-        any!(&mut self.0, loader => loader.set_folder(name), _index => {}, _mol => {});
-    }
-
-    /// `{ file, offset }` of the next bytes wanted, or `undefined` when complete.
-    pub fn want(&mut self) -> Result<JsValue, JsValue> {
-        let only = |offset: Option<u64>| offset.map(|offset| (0, offset));
-        RangeRequest::to_js(
-            any!(&mut self.0, loader => loader.wanted(), index => only(index.wanted()), mol => only(mol.weights().wanted())),
-        )
-    }
-
-    /// Adds bytes at the wanted offset.
-    pub async fn push(&mut self, bytes: &[u8]) -> Result<(), JsValue> {
-        any!(&mut self.0, loader => loader.push(bytes).await, index => index.push(bytes).await, mol => mol.weights().push(bytes))
-            .map_err(to_js_error)
-    }
-
-    /// Ends the wanted file.
-    pub fn end(&mut self) -> Result<(), JsValue> {
-        any!(&mut self.0, loader => loader.end(), index => index.end(), mol => mol.weights().end()).map_err(to_js_error)
-    }
-
     /// Uses the result of an earlier `tune` of the model. Returns why it is not applicable, if so.
     #[wasm_bindgen(js_name = useTuning)]
     pub fn use_tuning(&mut self, text: &str) -> Result<Option<String>, JsValue> {
@@ -170,21 +167,73 @@ impl Loader {
         let device = loader.device();
         Ok(device.tuning().text(device.info(), &device.tested().found()))
     }
+}
+
+#[cfg(feature = "web-speech")]
+#[wasm_bindgen]
+impl Loader {
+    /// A loader of a [`Transcriber`]. `files`: `{ name, size? }[]`; `options`: `{ kvType?, memoryLimit? }`.
+    pub fn transcriber(device: &Device, files: JsValue, options: JsValue) -> Result<Loader, JsValue> {
+        let options = transcriber::read_options(options)?;
+        let loader = crate::Transcriber::loader(&device.0, read_files(files)?, options).map_err(to_js_error)?;
+        Ok(Loader(LoaderKind::Transcriber(loader)))
+    }
+}
+
+#[wasm_bindgen]
+impl Loader {
+    /// Sets the name of the files' folder, before the first bytes are pushed.
+    #[wasm_bindgen(js_name = setFolder)]
+    pub fn set_folder(&mut self, name: &str) {
+        any!(&mut self.0, loader => loader.set_folder(name), _index => {}, _mol => {});
+    }
+
+    /// `{ file, offset }` of the next bytes wanted, or `undefined` when complete.
+    pub fn want(&mut self) -> Result<JsValue, JsValue> {
+        RangeRequest::to_js(any!(
+            &mut self.0,
+            loader => loader.wanted(),
+            index => in_only_file(index.wanted()),
+            mol => in_only_file(mol.weights().wanted())
+        ))
+    }
+
+    /// Adds bytes at the wanted offset.
+    pub async fn push(&mut self, bytes: &[u8]) -> Result<(), JsValue> {
+        any!(&mut self.0, loader => loader.push(bytes).await, index => index.push(bytes).await, mol => mol.weights().push(bytes))
+            .map_err(to_js_error)
+    }
+
+    /// Ends the wanted file.
+    pub fn end(&mut self) -> Result<(), JsValue> {
+        any!(&mut self.0, loader => loader.end(), index => index.end(), mol => mol.weights().end()).map_err(to_js_error)
+    }
 
     /// The loaded object.
     pub async fn finish(self) -> Result<JsValue, JsValue> {
         match self.0 {
+            #[cfg(feature = "web")]
             LoaderKind::Model(loader) => loader.finish().await.map(|model| Model::new(model).into()),
+            #[cfg(feature = "web")]
             LoaderKind::Embedder(loader) => loader.finish().await.map(|embedder| Embedder::new(embedder).into()),
+            #[cfg(feature = "web")]
             LoaderKind::Reranker(loader) => loader.finish().await.map(|reranker| Reranker::new(reranker).into()),
+            #[cfg(feature = "web")]
             LoaderKind::Index(loader) => loader.finish().map(|index| Index::new(index).into()),
+            #[cfg(feature = "web")]
             LoaderKind::Mol(device, loader) => loader.finish(&device).map(Into::into),
+            #[cfg(feature = "web")]
             LoaderKind::Vision(loader) => loader.finish().await.map(|encoder| VisionEncoder::new(encoder).into()),
+            #[cfg(feature = "web-speech")]
+            LoaderKind::Transcriber(loader) => {
+                loader.finish().await.map(|transcriber| Transcriber::new(transcriber).into())
+            }
         }
         .map_err(to_js_error)
     }
 }
 
+#[cfg(feature = "web")]
 impl Loader {
     fn of_model(&mut self) -> Result<&mut load::Loader<crate::Model>, JsValue> {
         let found = match &mut self.0 {
@@ -194,13 +243,22 @@ impl Loader {
             LoaderKind::Index(_) => "an index's",
             LoaderKind::Mol(..) => "a mixture's",
             LoaderKind::Vision(_) => "a vision encoder's",
+            #[cfg(feature = "web-speech")]
+            LoaderKind::Transcriber(_) => "a transcriber's",
         };
         let (expected, found) = ("a model's".into(), found.into());
         Err(to_js_error(Error::Operand { kernel: "tune", operand: "loader", expected, found }))
     }
 }
 
+/// An offset in the only file.
+#[cfg(feature = "web")]
+fn in_only_file(offset: Option<u64>) -> Option<(usize, u64)> {
+    offset.map(|offset| (0, offset))
+}
+
 /// Reads files through a JavaScript function, and reports its error messages.
+#[cfg(feature = "web")]
 fn file_reader(read: Function) -> ReadFile {
     let failed = |thrown: JsValue| {
         let said = js_sys::Reflect::get(&thrown, &"message".into()).ok().and_then(|message| message.as_string());

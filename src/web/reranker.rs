@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 
-use super::encoder::{CurrentWork, EncoderInfo, telling};
+use super::encoder::{EncoderInfo, telling};
+use super::work::CurrentWork;
 use super::{from_js, plan_to_js, to_js, to_js_error};
 use crate::embed::RerankOptions;
 

@@ -488,3 +488,25 @@ pub fn visible_keys(own: u32, n_keys: u32, window: u32, causal: bool) -> Range<u
         _ => end.min(own + 1).saturating_sub(window)..end,
     }
 }
+
+#[cfg(not(target_arch = "wasm32"))]
+/// Pushes a loader what it wants of files, given by name and content, in pieces of lengths from `next_len`.
+pub fn push_all<T>(
+    loader: &mut tilewright::load::Loader<T>,
+    files: &[(String, Vec<u8>)],
+    next_len: &mut dyn FnMut() -> usize,
+) -> Result<(), tilewright::Error> {
+    let mut last = None;
+    while let Some(wanted @ (file, offset)) = loader.wanted() {
+        assert_ne!(last, Some(wanted), "the loader does not move on");
+        last = Some(wanted);
+        let rest = files[file].1.get(offset as usize..).unwrap_or_default();
+        match rest.len() {
+            0 => loader.end()?,
+            left => block_on(loader.push(&rest[..next_len().clamp(1, left)]))?,
+        }
+    }
+    let (done, total) = loader.progress();
+    assert!(done == total && total > 0, "{done} of {total} bytes");
+    Ok(())
+}

@@ -23,18 +23,7 @@ fn in_pieces(
     let size = |content: &[u8]| tell_sizes.then_some(content.len() as u64);
     let names = files.iter().map(|(name, content)| FileName { name: name.clone(), size: size(content) }).collect();
     let mut loader = Model::loader(device, names, LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() })?;
-    let mut last = None;
-    while let Some(wanted @ (file, offset)) = loader.wanted() {
-        assert_ne!(last, Some(wanted), "the loader does not move on");
-        last = Some(wanted);
-        let rest = files[file].1.get(offset as usize..).unwrap_or_default();
-        match rest.len() {
-            0 => loader.end()?,
-            left => block_on(loader.push(&rest[..next_len().clamp(1, left)]))?,
-        }
-    }
-    let (done, total) = loader.progress();
-    assert!(done == total && total > 0, "{done} of {total} bytes");
+    common::push_all(&mut loader, files, &mut next_len)?;
     block_on(loader.finish())
 }
 

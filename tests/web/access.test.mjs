@@ -68,6 +68,10 @@ const STATES = {
     await page.click("#texts-sample");
     await page.evaluate(() => (document.querySelector("#texts").open = true));
   },
+  listen: async (page) => {
+    await page.click("#tab-listen");
+    await page.waitForSelector("#listen-models button");
+  },
   kernels: async (page) => {
     await page.click("#tab-kernels");
     await page.waitForFunction(() => document.documentElement.dataset.bench === "idle");

@@ -25,19 +25,21 @@ const FLAGS = [
 ];
 // Chrome dropped the flag for loading an extension, but allows it over the protocol.
 const EXTENSION_FLAGS = ["--enable-unsafe-extension-debugging"];
+const microphoneFlags = (file) =>
+  ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream", `--use-file-for-fake-audio-capture=${file}%noloop`];
 const GPU_FLAGS = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"];
 
 /**
  * A browser with its own profile, which `close` deletes. With `gpu: false` WebGPU exists but finds no adapter; with
  * `serviceWorkers: "block"` pages cannot register any, and see the server's current files. With `extensions`,
- * `loadExtension` works.
+ * `loadExtension` works. `microphone`: a WAV file that the fake microphone plays once, then silence; pages need not ask.
  */
-export async function openBrowser({ gpu = true, serviceWorkers = "allow", extensions = false } = {}) {
+export async function openBrowser({ gpu = true, serviceWorkers = "allow", extensions = false, microphone } = {}) {
   const profile = await mkdtemp(join(tmpdir(), "tilewright-chromium-"));
   const env = Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith("VK_")));
   const context = await chromium.launchPersistentContext(profile, {
     executablePath: EXECUTABLE,
-    args: [...FLAGS, ...(gpu ? GPU_FLAGS : ["--disable-gpu", "--disable-features=WebGPU"]), ...(extensions ? EXTENSION_FLAGS : [])],
+    args: [...FLAGS, ...(gpu ? GPU_FLAGS : ["--disable-gpu", "--disable-features=WebGPU"]), ...(extensions ? EXTENSION_FLAGS : []), ...(microphone ? microphoneFlags(microphone) : [])],
     ignoreDefaultArgs: extensions ? ["--disable-extensions"] : [],
     env,
     serviceWorkers,

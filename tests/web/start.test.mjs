@@ -348,7 +348,7 @@ test("the first load without a model is 1.6 MB at most, and the second module is
     const total = [...sent.values()].reduce((sum, size) => sum + size, 0) - model;
     t.diagnostic(`${total} bytes in ${names.length - 1} files, and ${model} of the built-in model: ${[...sent].map(([name, size]) => `${name} ${size}`).join(", ")}`);
     assert.ok(total <= 1_600_000, `${total} bytes`);
-    assert.ok(!names.some((name) => /tilewright_text|kernels|inside|mol\.safetensors/.test(name)), names.join());
+    assert.ok(!names.some((name) => /tilewright_text|speech|listen|kernels|inside|mol\.safetensors/.test(name)), names.join());
   } finally {
     host.closeAllConnections();
     host.close();

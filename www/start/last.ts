@@ -3,15 +3,15 @@ import { cache } from "../tilewright/index.js";
 import { BUILTIN, storedModels, type LocatedModel, type ModelChoice } from "../sources.js";
 import { recall, remember } from "./storage.js";
 
-/** What is kept of a choice, by view: the encoder of the search is remembered like the model of the chat. */
-export type Place = "chat" | "search";
+/** What is kept of a choice, by view: the search's encoder and the speech model are remembered like the model of the chat. */
+export type Place = "chat" | "search" | "listen";
 
-const KEYS: Record<Place, string> = { chat: "tilewright.last", search: "tilewright.encoder" };
+const KEYS: Record<Place, string> = { chat: "tilewright.last", search: "tilewright.encoder", listen: "tilewright.speech" };
 /**
  * Set while a model is reopened: a page that ends then, for lack of memory, must not do so each time it is opened. The page holds a lock of
  * the same name meanwhile, by which other tabs see that it has not ended.
  */
-const OPENING_KEYS: Record<Place, string> = { chat: "tilewright.opening", search: "tilewright.opening-encoder" };
+const OPENING_KEYS: Record<Place, string> = { chat: "tilewright.opening", search: "tilewright.opening-encoder", listen: "tilewright.opening-speech" };
 const MAX_PARTS = 1000;
 /** Browsers have locks only where they trust the page. */
 const locks: LockManager | undefined = navigator.locks;

@@ -64,7 +64,7 @@ struct ModelTable {
 pub struct KnownModel {
     pub name: String,
     pub address: String,
-    /// `chat`, `embed` or `rerank`.
+    /// `chat`, `embed`, `rerank` or `speech`.
     r#use: String,
     quantisation: Option<String>,
     /// Approximate size of the files.
@@ -305,7 +305,7 @@ mod tests {
             assert_eq!(models.iter().filter(|other| other.address == model.address).count(), 1, "{}", model.name);
         }
         // By use, then by size: `list --available` prints this order, and a name means the first model that has it.
-        let uses = ["chat", "embed", "rerank"];
+        let uses = ["chat", "embed", "rerank", "speech"];
         let order = |model: &KnownModel| (uses.iter().position(|name| *name == model.r#use).unwrap(), model.size_bytes);
         assert!(models.is_sorted_by_key(order));
     }

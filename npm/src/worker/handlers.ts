@@ -1,32 +1,22 @@
-/** The worker's handler of each call. */
+/** The handler of each call of the engine's worker. */
 
-import type { Calls } from "../protocol.js";
+import type { SpeechCallName } from "../protocol.js";
 import type { Index, Mol } from "../tilewright.js";
+import { commonHandlers, making, on } from "./common-handlers.js";
 import { prefetch } from "./files.js";
-import { freeHandle, Handle, handleOf, placeOf, readyHandle, register } from "./handles.js";
+import { handleOf, placeOf, readyHandle, register } from "./handles.js";
 import { inspect } from "./inspect.js";
 import { DeviceHandle, measure } from "./kernels.js";
 import { embedderRecipe, modelRecipe, rerankerRecipe } from "./load.js";
-import { load, LoadedEmbedder, LoadedModel, LoadedReranker } from "./loaded-model.js";
+import { load, LoadedEmbedder, LoadedReranker } from "./loaded-model.js";
 import { CANCELLED, LoadedTextModel } from "./loaded-text-model.js";
 import { listDevices } from "./place.js";
-import type { CallContext, Handler, Handlers } from "./port.js";
-import { forgetTurns, inTurn, inTurnUnless } from "./turns.js";
+import type { Handlers } from "./port.js";
+import { inTurnUnless } from "./turns.js";
 import { createIndex, IndexHandle, loadIndex, loadMol, MolHandle, VectorsHandle } from "./vectors.js";
 
-/** A call on an object of a kind, in its turn. */
-function on<K extends keyof Calls, T extends Handle>(
-  kind: abstract new (...given: never[]) => T, work: (it: T, args: Calls[K]["args"], context: CallContext<K>) => Calls[K]["reply"] | Promise<Calls[K]["reply"]>,
-): Handler<K> {
-  return (args, context) => inTurn(context.target, context.signal, () => work(handleOf(context.target, kind), args, context));
-}
-
-/** A call that makes an object, in its turn, so that `close` waits for it. */
-function making<K extends keyof Calls>(work: Handler<K>): Handler<K> {
-  return (args, context) => inTurn(context.target, context.signal, () => work(args, context));
-}
-
-export const handlers: Handlers = {
+export const handlers: Omit<Handlers, SpeechCallName> = {
+  ...commonHandlers,
   loadModel: (request, context) => load(LoadedTextModel, modelRecipe(request), context),
   loadEmbedder: (request, context) => load(LoadedEmbedder, embedderRecipe(request), context),
   loadReranker: (request, context) => load(LoadedReranker, rerankerRecipe(request), context),
@@ -50,13 +40,6 @@ export const handlers: Handlers = {
   encode: async ({ text, prompt }, { target }) => (await readyHandle(target, LoadedEmbedder)).loaded.encode(text, prompt),
   rerank: on(LoadedReranker, (reranker, { query, documents, topK, instruction }, { signal, emit }) =>
     reranker.run(signal, (it) => it.rerank(query, documents, topK, instruction, emit))),
-  memory: async (_, { target }) => (await readyHandle(target, LoadedModel)).memory(),
-  counters: (_, { target }) => handleOf(target, Handle).place.device.counters(),
-  destroyDevice: (_, { target }) => handleOf(target, Handle).place.device.destroy(),
-  close: (_, { target, signal }) => inTurn(target, signal, () => {
-    freeHandle(target);
-    forgetTurns(target);
-  }),
   devices: listDevices,
   openDevice: making(async (request, { target, caller }) => register(target, new DeviceHandle(await placeOf(request, caller))).place.info()),
   bench: on(DeviceHandle, (device, args, { emit }) => measure(device, args, emit)),

@@ -5,6 +5,7 @@ import { defined, orFree } from "../helpers.js";
 import { PEFT_FILES, PREPROCESSOR_FILES, type DeviceRequest, type EmbedderRequest, type LoadRequest, type ModelRequest, type RerankerRequest } from "../protocol.js";
 import { CHAT_FILES, INDEX, SENTENCE_FILES, type StoredCopy, type ModelFile } from "../source.js";
 import { Loader, type Device, type Embedder, type FileInfo, type Index, type Model, type Mol, type ReadFile, type Reranker } from "../tilewright.js";
+import type { Transcriber } from "../tilewright_speech.js";
 import { readTuning, tuningKey, writeTuning } from "../tuning.js";
 import type { DeviceInfo } from "../types.js";
 import {
@@ -16,10 +17,13 @@ import type { Caller } from "./port.js";
 import { ProgressMeter } from "./progress.js";
 
 /** Objects that are loaded again after their device was lost. */
-export type Loadable = Model | Embedder | Reranker;
+export type Loadable = Model | Embedder | Reranker | Transcriber;
 
 /** Objects that are streamed from files. */
 type Streamed = Loadable | Index | Mol;
+
+/** A loader of any engine. */
+type AnyLoader<T> = Pick<Loader<T>, "setFolder" | "want" | "push" | "end" | "finish" | "free">;
 
 /** The configuration of a Hugging Face folder. */
 const CONFIG = "config.json";
@@ -27,11 +31,13 @@ const CONFIG = "config.json";
 export interface Streaming<T extends Streamed> {
   request: FilesRequest & Pick<LoadRequest, "settings">;
   extras: readonly string[];
+  /** The files to read in place of those that were opened. */
+  gather?(files: ModelFile[]): Promise<ModelFile[]>;
   /** Checks before anything is read. */
   expect?(requester: Requester): Promise<void>;
-  begin(device: Device, files: FileInfo[], memoryLimit: number | undefined, read: ReadFile | undefined): Loader<T>;
+  begin(device: Device, files: FileInfo[], memoryLimit: number | undefined, read: ReadFile | undefined): AnyLoader<T>;
   /** Runs when all bytes have arrived. */
-  prepare?(loader: Loader<T>, device: Device, caller: Caller): Promise<void>;
+  prepare?(loader: AnyLoader<T>, device: Device, caller: Caller): Promise<void>;
   /** Adds to the loaded object, and checks it. `copies`: the stored copies that it was read from. */
   complete?(loaded: T, requester: Requester, copies: StoredCopy[], device: Device): Promise<void>;
   /** Whether its passes read weights from the files. */
@@ -55,7 +61,7 @@ export function modelRecipe(request: ModelRequest): Recipe<Model> {
     },
     begin: (device, files, memoryLimit, read) => Loader.model(device, files, limited(request.settings, memoryLimit), read),
     prepare: async (loader, device, caller) => {
-      if (device.isGpu()) {
+      if (loader instanceof Loader && device.isGpu()) {
         await tune(loader, device.info(), request.tune, caller);
       }
     },
@@ -88,7 +94,7 @@ export function rerankerRecipe(request: RerankerRequest): Recipe<Reranker> {
   };
 }
 
-const limited = <T extends object>(settings: T, memoryLimit: number | undefined): T & { memoryLimit?: number } =>
+export const limited = <T extends object>(settings: T, memoryLimit: number | undefined): T & { memoryLimit?: number } =>
   ({ ...settings, ...defined({ memoryLimit }) });
 
 /** Bytes of WASM's memory for all loaded objects, as in `memory.rs`. */
@@ -114,7 +120,8 @@ async function loadOnce<T extends Streamed>(
   const { request, extras } = recipe;
   const { caller, signal } = requester;
   const meter = new ProgressMeter(caller);
-  const load = async (files: ModelFile[]): Promise<Omit<Loaded<T>, "place">> => {
+  const load = async (opened: ModelFile[]): Promise<Omit<Loaded<T>, "place">> => {
+    const files = await recipe.gather?.(opened) ?? opened;
     const again = files.every((file) => file.isLocal) ? new ReopenedFiles(request, extras, caller, files) : undefined;
     const limit = limitOf(request, device, caller.target);
     const loader = recipe.begin(device, files.map(describe), limit, again?.read);

@@ -1,11 +1,12 @@
-/** Loaded models, encoders and rerankers. Each is loaded again when its device is lost. */
+/** Loaded models, encoders, rerankers and transcribers. Each is loaded again when its device is lost. */
 
 import { codeOf, isTrap, messageOf, TilewrightError, toWire } from "../errors.js";
 import { cancelling } from "../helpers.js";
 import type { StoredCopy } from "../source.js";
 import type { Embedder, Reranker } from "../tilewright.js";
+import type { Transcriber } from "../tilewright_speech.js";
 import type { MemoryInfo } from "../types.js";
-import { engineModule, textModule } from "../wasm.js";
+import { heapBytes } from "../wasm.js";
 import { deleteDamaged } from "./files.js";
 import { Handle, register } from "./handles.js";
 import { loadAt, loadOnto, type Loadable, type Loaded, type Recipe } from "./load.js";
@@ -43,7 +44,7 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
   }
 
   async memory(): Promise<MemoryInfo> {
-    return { ...this.loaded.memory(), wasmHeapBytes: await engineModule.memoryBytes() + await textModule.memoryBytes() };
+    return { ...this.loaded.memory(), wasmHeapBytes: await heapBytes() };
   }
 
   override bytes(): number {
@@ -154,8 +155,8 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
   }
 }
 
-/** An encoder or a reranker. Its results depend on the texts alone, so a lost call is repeated. */
-abstract class LoadedEncoder<T extends Embedder | Reranker> extends LoadedModel<T> {
+/** What has no state: its results depend on what is given alone, so a lost call is repeated. */
+export abstract class LoadedFunction<T extends Embedder | Reranker | Transcriber> extends LoadedModel<T> {
   /** The result of `work`, which is `undefined` after a cancellation. */
   run<R>(signal: AbortSignal, work: (loaded: T) => Promise<R | undefined>): Promise<R> {
     return this.retrying(signal, async () => {
@@ -169,9 +170,9 @@ abstract class LoadedEncoder<T extends Embedder | Reranker> extends LoadedModel<
   }
 }
 
-export class LoadedEmbedder extends LoadedEncoder<Embedder> {}
+export class LoadedEmbedder extends LoadedFunction<Embedder> {}
 
-export class LoadedReranker extends LoadedEncoder<Reranker> {}
+export class LoadedReranker extends LoadedFunction<Reranker> {}
 
 /**
  * Loads onto a new device or the one that the request names, after earlier loads, whose memory is then known. Resolves

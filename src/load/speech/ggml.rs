@@ -13,10 +13,10 @@ use std::collections::HashMap;
 
 use serde_json::json;
 
-use super::{LANGUAGES, SpeechGeneration};
+use super::{LANGUAGES, ScatteredHeaders, SpeechFile, SpeechGeneration};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
-use crate::formats::{BlockType, TensorInfo};
+use crate::formats::{BlockType, TensorInfo, UNKNOWN_LEN};
 use crate::tokenizer::{TokenType, Tokenizer, Vocab, spelled};
 
 /// What a file begins with.
@@ -65,49 +65,179 @@ pub(super) struct Ggml {
     pub tensors: Vec<TensorInfo>,
 }
 
-impl Ggml {
-    /// Reads a file that begins with [`MAGIC`].
+/// What is before the tensors.
+#[derive(Debug)]
+struct Head {
+    /// The 11 numbers.
+    shape: [u32; 11],
+    tokens: Vec<Vec<u8>>,
+}
+
+/// Reads a file's parts as its bytes arrive. Tensors are described between the others' data, which it skips.
+#[derive(Debug, Default)]
+pub(in crate::load) struct GgmlReader {
+    /// Bytes of the file, if known.
+    size: Option<u64>,
+    head: Option<Head>,
+    tensors: Vec<TensorInfo>,
+    /// Where the next part begins.
+    next: u64,
+    /// Bytes from there on.
+    pending: Vec<u8>,
+    /// As many are needed to read it.
+    needed: u64,
+    is_whole: bool,
+}
+
+impl ScatteredHeaders for GgmlReader {
+    fn wanted(&self) -> Option<u64> {
+        let at = self.next + self.pending.len() as u64;
+        (!self.is_whole && (self.head.is_none() || self.size != Some(at))).then_some(at)
+    }
+
+    fn push(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        if self.pending.is_empty() {
+            let n_read = self.read(bytes)?;
+            self.pending = bytes[n_read..].to_vec();
+            return Ok(());
+        }
+        self.pending.extend_from_slice(bytes);
+        if (self.pending.len() as u64) < self.needed {
+            return Ok(());
+        }
+        let pending = std::mem::take(&mut self.pending);
+        let n_read = self.read(&pending)?;
+        self.pending = pending;
+        self.pending.drain(..n_read);
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Error> {
+        let found_bytes = self.next + self.pending.len() as u64;
+        let needed_bytes = self.next + self.needed.max(1);
+        // The last tensor's data were skipped, so whether all are there shows when they are read.
+        match self.head.is_some() && self.pending.is_empty() {
+            true => self.is_whole = true,
+            false => return Err(Error::Truncated { part: "its header".into(), needed_bytes, found_bytes }),
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>, name: &str) -> Result<SpeechFile, Error> {
+        SpeechFile::of_ggml(name, self.parts()?)
+    }
+}
+
+impl GgmlReader {
+    /// Of a file of this size, if it is known.
+    pub fn new(size: Option<u64>) -> GgmlReader {
+        GgmlReader { size, ..GgmlReader::default() }
+    }
+
+    /// All parts.
     ///
     /// # Errors
-    /// [`Error::Format`] naming the part and its offset, [`Error::Unsupported`] for an unknown type of a tensor.
-    pub fn parse(bytes: &[u8]) -> Result<Ggml, Error> {
-        let mut reader = Reader { bytes, at: MAGIC.len() };
+    /// [`Error::Truncated`] if some are missing.
+    fn parts(mut self) -> Result<Ggml, Error> {
+        if self.wanted().is_some() {
+            self.end()?;
+        }
+        let Some(Head { shape, tokens }) = self.head else {
+            return Err(wrong("header", 0, "all of it", "a part"));
+        };
+        Ggml::new(shape, tokens, self.tensors)
+    }
+
+    /// Reads the parts in these bytes from `next` on. Returns how many of them need not be seen again.
+    fn read(&mut self, bytes: &[u8]) -> Result<usize, Error> {
+        let start = self.next;
+        loop {
+            let n_read = usize::try_from(self.next - start).unwrap_or(usize::MAX).min(bytes.len());
+            let rest = &bytes[n_read..];
+            if rest.is_empty() {
+                self.needed = 0;
+                return Ok(n_read);
+            }
+            let mut reader = Reader { bytes: rest, at: 0, start: self.next };
+            let outcome = match &self.head {
+                None => Head::read(&mut reader).map(|head| {
+                    self.head = Some(head);
+                    reader.at as u64
+                }),
+                Some(_) => reader.tensor(self.size).map(|tensor| {
+                    let end = reader.at as u64 + tensor.size_bytes;
+                    self.tensors.push(tensor);
+                    end
+                }),
+            };
+            match outcome {
+                Ok(n_bytes) => self.next += n_bytes,
+                // A head is read from its beginning each time, so it waits for a quarter more.
+                Err(Stop::NeedMore(needed)) => {
+                    self.needed = needed.max(if self.head.is_none() { rest.len() as u64 / 4 * 5 } else { 0 });
+                    let left = self.size.map(|size| size.saturating_sub(self.next));
+                    return match left {
+                        Some(left) if needed > left => {
+                            let (part, found_bytes) = ("its header".into(), self.next + left);
+                            Err(Error::Truncated { part, needed_bytes: self.next + needed, found_bytes })
+                        }
+                        left => {
+                            self.needed = self.needed.min(left.unwrap_or(u64::MAX));
+                            Ok(n_read)
+                        }
+                    };
+                }
+                Err(Stop::Wrong(error)) => return Err(error),
+            }
+            if self.tensors.len() > MAX_TENSORS {
+                return Err(wrong("tensors", self.next, &format!("at most {MAX_TENSORS}"), "more"));
+            }
+        }
+    }
+}
+
+impl Head {
+    fn read(reader: &mut Reader<'_>) -> Result<Head, Stop> {
+        if reader.take(MAGIC.len() as u32)? != MAGIC {
+            return Err(Stop::Wrong(super::no_model()));
+        }
         let mut shape = [0; 11];
-        for (number, name) in shape.iter_mut().zip([
-            "n_vocab",
-            "n_audio_ctx",
-            "n_audio_state",
-            "n_audio_head",
-            "n_audio_layer",
-            "n_text_ctx",
-            "n_text_state",
-            "n_text_head",
-            "n_text_layer",
-            "n_mels",
-            "ftype",
-        ]) {
-            *number = reader.number(name)?;
+        for number in &mut shape {
+            *number = reader.number()?;
         }
-        let [n_vocab, n_rows, dim, heads, layers, context, text_dim, text_heads, text_layers, n_bands, _] = shape;
+        let (dim, text_dim) = (shape[2], shape[6]);
         if text_dim != dim {
-            return Err(wrong("n_text_state", 28, &format!("n_audio_state, {dim}"), text_dim));
+            return Err(Stop::Wrong(wrong("n_text_state", 28, &format!("n_audio_state, {dim}"), text_dim)));
         }
-        let [bands, frequencies] = [reader.number("filters")?, reader.number("filters")?];
-        reader.take("filters", 4 * reader.limited("filters", bands.saturating_mul(frequencies), MAX_FLOATS)?)?;
-        let n_tokens = reader.number("vocabulary")?;
+        let [bands, frequencies] = [reader.number()?, reader.number()?];
+        let n_floats = reader.limited("filters", bands.saturating_mul(frequencies), MAX_FLOATS)?;
+        reader.take(4 * n_floats)?;
+        let n_tokens = reader.number()?;
         let n_tokens = reader.limited("vocabulary", n_tokens, MAX_TOKENS)?;
         let mut tokens = Vec::new();
         for _ in 0..n_tokens {
-            let n_bytes = reader.number("token")?;
-            tokens.push(reader.take("token", reader.limited("token", n_bytes, MAX_TOKEN_BYTES)?)?.to_vec());
+            let n_bytes = reader.number()?;
+            let n_bytes = reader.limited("token", n_bytes, MAX_TOKEN_BYTES)?;
+            tokens.push(reader.take(n_bytes)?.to_vec());
         }
-        let mut tensors = Vec::new();
-        while reader.at < bytes.len() {
-            tensors.push(reader.tensor()?);
-            if tensors.len() > MAX_TENSORS {
-                return Err(wrong("tensors", reader.at, &format!("at most {MAX_TENSORS}"), "more"));
-            }
-        }
+        Ok(Head { shape, tokens })
+    }
+}
+
+impl Ggml {
+    /// Reads a whole file.
+    ///
+    /// # Errors
+    /// [`Error::Format`] naming the part and its offset, [`Error::Unsupported`] for an unknown type of a tensor,
+    /// [`Error::Truncated`] if parts are missing.
+    pub fn parse(bytes: &[u8]) -> Result<Ggml, Error> {
+        let mut reader = GgmlReader::new(Some(bytes.len() as u64));
+        reader.push(bytes)?;
+        reader.parts()
+    }
+
+    fn new(shape: [u32; 11], tokens: Vec<Vec<u8>>, tensors: Vec<TensorInfo>) -> Result<Ggml, Error> {
+        let [n_vocab, n_rows, dim, heads, layers, context, _, text_heads, text_layers, n_bands, _] = shape;
         // Of published models four times the width.
         let ffn_dim = |part: &str| {
             let name = format!("{part}.blocks.0.mlp.0.weight");
@@ -246,59 +376,77 @@ pub(super) fn our_name(name: &str) -> Option<(&str, String)> {
     ))
 }
 
+/// Why a part is not read.
+enum Stop {
+    /// It has this many bytes or more.
+    NeedMore(u64),
+    Wrong(Error),
+}
+
+/// Bytes of a part that may end within it.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
+    /// Where the bytes are in the file.
+    start: u64,
 }
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, field: &str, n: u32) -> Result<&'a [u8], Error> {
-        let found = self.bytes.get(self.at..).and_then(|rest| rest.get(..n as usize));
-        let found = found.ok_or_else(|| wrong(field, self.at, &format!("{n} bytes"), "the file's end"))?;
-        self.at += n as usize;
+    fn take(&mut self, n: u32) -> Result<&'a [u8], Stop> {
+        let end = self.at + n as usize;
+        let found = self.bytes.get(self.at..end).ok_or(Stop::NeedMore(end as u64))?;
+        self.at = end;
         Ok(found)
     }
 
-    fn number(&mut self, field: &str) -> Result<u32, Error> {
+    fn number(&mut self) -> Result<u32, Stop> {
         let mut number = [0; 4];
-        number.copy_from_slice(self.take(field, 4)?);
+        number.copy_from_slice(self.take(4)?);
         Ok(u32::from_le_bytes(number))
     }
 
-    fn limited(&self, field: &str, number: u32, most: u32) -> Result<u32, Error> {
+    fn limited(&self, field: &str, number: u32, most: u32) -> Result<u32, Stop> {
         match number <= most {
             true => Ok(number),
-            false => Err(wrong(field, self.at - 4, &format!("at most {most}"), number)),
+            false => {
+                let at = self.start + self.at as u64 - 4;
+                Err(Stop::Wrong(wrong(field, at, &format!("at most {most}"), number)))
+            }
         }
     }
 
-    fn tensor(&mut self) -> Result<TensorInfo, Error> {
-        let start = self.at;
-        let [rank, name_bytes, kind] = [self.number("tensor")?, self.number("tensor")?, self.number("tensor")?];
+    /// A tensor's description, in a file of this size.
+    fn tensor(&mut self, file_size: Option<u64>) -> Result<TensorInfo, Stop> {
+        let start = self.start;
+        let refused = |error| Err(Stop::Wrong(error));
+        let [rank, name_bytes, kind] = [self.number()?, self.number()?, self.number()?];
         if !(1..=MAX_RANK).contains(&rank) {
-            return Err(wrong("dimensions of a tensor", start, &format!("1 to {MAX_RANK}"), rank));
+            return refused(wrong("dimensions of a tensor", start, &format!("1 to {MAX_RANK}"), rank));
         }
         let name_bytes = self.limited("name of a tensor", name_bytes, MAX_NAME_BYTES)?;
-        let mut shape = (0..rank).map(|_| self.number("tensor").map(u64::from)).collect::<Result<Vec<_>, _>>()?;
+        let mut shape = (0..rank).map(|_| self.number().map(u64::from)).collect::<Result<Vec<_>, _>>()?;
         shape.reverse();
-        let name = self.take("name of a tensor", name_bytes)?;
-        let name =
-            std::str::from_utf8(name).map_err(|_| wrong("name of a tensor", start, "UTF-8", name.escape_ascii()))?;
-        let block_type = BlockType::from_ggml_id(kind).ok_or_else(|| Error::Unsupported {
-            format: "ggml",
-            field: format!("type of tensor `{}`", name.escape_debug()),
-            found: kind.to_string(),
-            supported: "those of GGUF".into(),
-        })?;
+        let name = self.take(name_bytes)?;
+        let Ok(name) = std::str::from_utf8(name) else {
+            return refused(wrong("name of a tensor", start, "UTF-8", name.escape_ascii()));
+        };
+        let Some(block_type) = BlockType::from_ggml_id(kind) else {
+            return refused(Error::Unsupported {
+                format: "ggml",
+                field: format!("type of tensor `{}`", name.escape_debug()),
+                found: kind.to_string(),
+                supported: "those of GGUF".into(),
+            });
+        };
         let has_whole_rows = shape.last().is_some_and(|row| row.is_multiple_of(block_type.block_len()));
-        let left = (self.bytes.len() - self.at) as u64;
+        let offset = self.start + self.at as u64;
+        let left = file_size.unwrap_or(UNKNOWN_LEN).saturating_sub(offset);
         let size_bytes = block_type.size_bytes(&shape).filter(|size| has_whole_rows && (1..=left).contains(size));
-        let size_bytes = size_bytes.ok_or_else(|| {
+        let Some(size_bytes) = size_bytes else {
             let expected = format!("dimensions within the file's last {left} bytes");
-            wrong(&format!("tensor `{}`", name.escape_debug()), start, &expected, format!("{shape:?} of {block_type}"))
-        })?;
-        let offset = self.at as u64;
-        self.at += size_bytes as usize;
+            let field = format!("tensor `{}`", name.escape_debug());
+            return refused(wrong(&field, start, &expected, format!("{shape:?} of {block_type}")));
+        };
         // Biases of convolutions are columns.
         if shape.len() == 2 && shape[1] == 1 && name.ends_with(".bias") {
             shape.pop();
@@ -307,14 +455,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn wrong(field: &str, offset: usize, expected: &str, found: impl ToString) -> Error {
-    Error::Format {
-        format: "ggml",
-        field: field.into(),
-        offset: offset as u64,
-        expected: expected.into(),
-        found: found.to_string(),
-    }
+fn wrong(field: &str, offset: u64, expected: &str, found: impl ToString) -> Error {
+    Error::Format { format: "ggml", field: field.into(), offset, expected: expected.into(), found: found.to_string() }
 }
 
 #[cfg(test)]
