@@ -118,8 +118,8 @@ struct WindowPage {
 
 impl WindowPage {
     /// Its entry in [`WindowPages::evictable`].
-    fn rank(self, id: PageId) -> (bool, u64, PageId) {
-        (self.is_end, self.used_at, id)
+    fn rank(self, id: PageId) -> (u64, u64) {
+        (self.used_at | u64::from(self.is_end) << 63, u64::from(id))
     }
 }
 
@@ -128,8 +128,8 @@ pub(super) struct WindowPages {
     pub sizes: WindowSizes,
     pages: Vec<WindowPage>,
     free: Vec<PageId>,
-    /// Pages of listed owners without holders; the first is evicted next.
-    evictable: BTreeSet<(bool, u64, PageId)>,
+    /// Pages of listed owners without holders, by time of use, ends of prompts last; the first is evicted next.
+    evictable: BTreeSet<(u64, u64)>,
 }
 
 impl WindowPages {
@@ -147,8 +147,9 @@ impl WindowPages {
         let (id, before) = match self.free.pop() {
             Some(id) => (id, None),
             None => {
-                let (.., id) = self.evictable.pop_first()?;
-                (id, Some(self.pages[id as usize].owner))
+                let &next = self.evictable.first()?;
+                self.evictable.remove(&next);
+                (next.1 as PageId, Some(self.pages[next.1 as usize].owner))
             }
         };
         self.pages[id as usize] = WindowPage { owner, n_holders: 1, ..WindowPage::default() };
