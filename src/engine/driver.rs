@@ -9,7 +9,7 @@ use web_time::Instant;
 use super::decode_batch::{DecodeBatch, MANY, SequenceRows, uses_many};
 use super::drafter::Drafter;
 use super::options::EngineOptions;
-use super::pages::Pages;
+use super::pages::{ContentId, Pages};
 use super::passes::{DecodeForm, EngineSizes, Passes, SCORED_ROWS};
 use super::queue::{EngineShared, EngineState, EngineStats, QueuedRequest};
 use super::running::Running;
@@ -516,6 +516,11 @@ impl Driver {
         if on_host.is_empty() {
             return Ok(true);
         }
+        unless_browser(|| self.restore_pages(sequence, on_host), || Ok(true)).await
+    }
+
+    /// Restores the pages that follow a sequence's own from host memory. False as [`Driver::restore_prefix`].
+    async fn restore_pages(&mut self, sequence: &mut Running, on_host: Vec<ContentId>) -> Result<bool, Error> {
         let (mut states, mut n_restored) = (None, 0);
         for content in on_host {
             self.make_free(1).await?;
@@ -541,6 +546,10 @@ impl Driver {
 
     /// With CPU offload: spills evictable pages until `n` pages are free.
     async fn make_free(&mut self, n: usize) -> Result<(), Error> {
+        unless_browser(|| self.spill_pages(n), || Ok(())).await
+    }
+
+    async fn spill_pages(&mut self, n: usize) -> Result<(), Error> {
         let mut n_spilled = 0;
         while let Some((id, copy)) = self.pages.next_victim(n) {
             let page = self.passes.read_page(id, copy).await?;

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::generate::{Adapted, Model, rows_for};
 use crate::kernels::BatchRow;
 use crate::model::{Ending, PassTensors, Sampler};
-use crate::platform::IS_BROWSER;
+use crate::platform::{IS_BROWSER, unless_browser};
 use crate::recording::MemoryPlan;
 use crate::vision::ImageRows;
 
@@ -211,12 +211,8 @@ impl Passes {
             stage.prompt.state.set_rows(&stage.device, &rows)?;
         }
         model.fetch_rows(&self.first().device, &self.first().prompt, position, ids).await?;
-        let mut left = None;
-        for stage in &mut self.before {
-            let (device, stream) = (stage.device.clone(), stage.prompt.stream.first_rows(size)?);
-            take_left(&device, &stage.prompt, left)?;
-            left = Some(device.run_and_read(stage.pass(None, Pass::Prompt(size)).await?, &stream)?.await?);
-        }
+        let pass = Pass::Prompt(size);
+        let left = unless_browser(|| self.compute_before(pass, size, |stage| &stage.prompt), || Ok(None)).await?;
         take_left(&self.last.device, &self.last.prompt, left)?;
         if !with_logits {
             model.run(self.last.pass(Some(adapted), Pass::Prompt(size)).await?, ids.len()).await?;
@@ -265,18 +261,31 @@ impl Passes {
         form: DecodeForm,
     ) -> Result<Pending, Error> {
         let n_rows = form.rows(n);
-        let mut left = None;
-        for stage in &mut self.before {
-            let (device, stream) = (stage.device.clone(), stage.rows.stream.first_rows(n_rows)?);
-            take_left(&device, &stage.rows, left)?;
-            let form = DecodeForm { sampler: Sampler::default(), ..form };
-            left = Some(device.run_and_read(stage.pass(None, Pass::Decode(n_rows, form)).await?, &stream)?.await?);
-        }
+        let greedy = DecodeForm { sampler: Sampler::default(), ..form };
+        let pass = Pass::Decode(n_rows, greedy);
+        let left = unless_browser(|| self.compute_before(pass, n_rows, |stage| &stage.rows), || Ok(None)).await?;
         take_left(&self.last.device, &self.last.rows, left)?;
         let chosen = self.last.rows.chosen.clone();
         model
             .run_and_read(self.last.pass(Some(adapted), Pass::Decode(n_rows, form)).await?, n as usize, &chosen, 1)
             .await
+    }
+
+    /// Computes a pass of `size` rows on the stages before the model's own device and returns its activations,
+    /// `[size, C]`, if there are such stages. `io`: the tensors of the pass.
+    async fn compute_before(
+        &mut self,
+        pass: Pass,
+        size: u32,
+        io: impl Fn(&Stage) -> &PassTensors,
+    ) -> Result<Option<Vec<u32>>, Error> {
+        let mut left = None;
+        for stage in &mut self.before {
+            let (device, stream) = (stage.device.clone(), io(stage).stream.first_rows(size)?);
+            take_left(&device, io(stage), left)?;
+            left = Some(device.run_and_read(stage.pass(None, pass).await?, &stream)?.await?);
+        }
+        Ok(left)
     }
 
     /// Whether the MTP head drafts; never in browsers.
