@@ -5,7 +5,7 @@ import { ensure, messageOf, TilewrightError } from "./errors.js";
 import { orAborted } from "./helpers.js";
 import type { DecodedSound, SoundSource } from "./types.js";
 
-/** What is used of it. Types of the page alone are unknown here. */
+/** The members that are used. Types that only pages have are unknown here. */
 interface OfflineContext {
   readonly destination: unknown;
   decodeAudioData(bytes: ArrayBuffer): Promise<DecodedSound>;

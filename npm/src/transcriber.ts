@@ -12,7 +12,7 @@ import { specOf } from "./spec.js";
 import type { ModelSource, SoundSource, TimedText, Transcript, TranscribeOptions, TranscriberInfo } from "./types.js";
 
 /**
- * A speech model (Whisper), loaded onto a device in a worker of its own, whose engine is fetched for it: 0.84 MB compressed.
+ * A speech model (Whisper), loaded onto a device in a worker of its own, whose engine is fetched for it: 0.83 MB compressed.
  *
  * ```ts
  * const transcriber = await Transcriber.load("hf:openai/whisper-tiny.en");

@@ -54,7 +54,17 @@ impl<T> Loader<T> {
             let numbers: Vec<usize> = heads.iter().map(|head| head.file).collect();
             declare(device, header, &numbers).map(|(declared, feed)| (declared, feed, heads))
         };
-        let stage = LoadStage::Header(Box::new(HeaderReader::new(files.clone())?), Box::new(declare));
+        Loader::reading(device, files, HeaderReader::new, declare)
+    }
+
+    /// A loader of these files; `declare` creates the model from their headers, with the heads of its weight files.
+    fn reading(
+        device: &Device,
+        files: Vec<FileName>,
+        reader: impl FnOnce(Vec<FileName>) -> Result<HeaderReader, Error>,
+        declare: impl FnOnce(&Device, HeaderReader) -> Result<(T, WeightUploader, Vec<Head>), Error> + MaybeSend + 'static,
+    ) -> Result<Loader<T>, Error> {
+        let stage = LoadStage::Header(Box::new(reader(files.clone())?), Box::new(declare));
         Ok(Loader { device: device.clone(), files, stage, in_flight_bytes: 0 })
     }
 
@@ -71,8 +81,7 @@ impl<T> Loader<T> {
             let (file, heads) = reader.finish_vision()?;
             declare(device, file).map(|(declared, feed)| (declared, feed, heads))
         };
-        let stage = LoadStage::Header(Box::new(HeaderReader::of_vision(files.clone())?), Box::new(declare));
-        Ok(Loader { device: device.clone(), files, stage, in_flight_bytes: 0 })
+        Loader::reading(device, files, HeaderReader::of_vision, declare)
     }
 
     /// A loader of a speech model's files.
@@ -88,8 +97,7 @@ impl<T> Loader<T> {
             let (file, heads) = reader.finish_speech()?;
             declare(device, file).map(|(declared, feed)| (declared, feed, heads))
         };
-        let stage = LoadStage::Header(Box::new(HeaderReader::of_speech(files.clone())?), Box::new(declare));
-        Ok(Loader { device: device.clone(), files, stage, in_flight_bytes: 0 })
+        Loader::reading(device, files, HeaderReader::of_speech, declare)
     }
 
     /// Sets the folder's name, which becomes the name of a Hugging Face model (default `model`). Call it before the

@@ -131,7 +131,7 @@ impl KvCache {
         // The minimum over all layers, since they follow one sequence.
         let ring = slots.map(|slots| Ring { slots, back });
         KvCache::of_layers(config, layers, (capacity, ring), N_STATES, |(l, block)| {
-            LayerCache::declare_keys((l, block), kind, [slots_of(block), capacity])
+            Ok((LayerCache::declare_keys((l, block), kind, [slots_of(block), capacity])?, false))
         })
     }
 
@@ -148,27 +148,21 @@ impl KvCache {
         [n_pages, n_slots, capacity]: [u32; 3],
         n_window_pages: Option<u32>,
     ) -> Result<KvCache, Error> {
-        let pages_of = |block: &Block| n_window_pages.filter(|_| block.attention.window.is_some());
-        let mut cache = KvCache::of_layers(config, layers, (capacity, None), n_slots, |(l, block)| {
-            let n_pages = pages_of(block).unwrap_or(n_pages);
-            LayerCache::declare_keys((l, block), kind, [n_pages.saturating_mul(PAGE), capacity])
-        })?;
-        let owner = |of: &OfLayer| cache.of.iter().position(|owner| owner.keys == of.keys);
-        let in_window_pages =
-            |of| owner(of).is_some_and(|owner| pages_of(&config.blocks[cache.first + owner]).is_some());
-        let all: Vec<bool> = cache.of.iter().map(in_window_pages).collect();
-        cache.of.iter_mut().zip(all).for_each(|(of, in_window_pages)| of.in_window_pages = in_window_pages);
-        Ok(cache)
+        KvCache::of_layers(config, layers, (capacity, None), n_slots, |(l, block)| {
+            let own_pages = n_window_pages.filter(|_| block.attention.window.is_some());
+            let slots = own_pages.unwrap_or(n_pages).saturating_mul(PAGE);
+            Ok((LayerCache::declare_keys((l, block), kind, [slots, capacity])?, own_pages.is_some()))
+        })
     }
 
     /// Declares states of each recurrent layer, and by `keys` the keys of each layer that does not share an earlier
-    /// one's.
+    /// one's, and whether they are in the pages of windows.
     fn of_layers(
         config: &ModelConfig,
         layers: Range<u32>,
         (capacity, ring): (u32, Option<Ring>),
         n_states: u32,
-        keys: impl Fn((usize, &Block)) -> Result<LayerCache, Error>,
+        keys: impl Fn((usize, &Block)) -> Result<(LayerCache, bool), Error>,
     ) -> Result<KvCache, Error> {
         let first = layers.start as usize;
         let (mut kept, mut of) = (Vec::new(), Vec::<OfLayer>::new());
@@ -176,10 +170,14 @@ impl KvCache {
             let mut own = OfLayer::default();
             if block.attends() {
                 let earlier = block.attention.keys_of.and_then(|earlier| earlier.checked_sub(first));
-                own.keys = earlier.and_then(|earlier| of.get(earlier)?.keys);
-                if own.keys.is_none() {
-                    own.keys = Some(kept.len());
-                    kept.push(keys((l, block))?);
+                match earlier.and_then(|earlier| of.get(earlier)).filter(|earlier| earlier.keys.is_some()) {
+                    Some(earlier) => own = OfLayer { states: None, ..*earlier },
+                    None => {
+                        own.keys = Some(kept.len());
+                        let (declared, in_window_pages) = keys((l, block))?;
+                        own.in_window_pages = in_window_pages;
+                        kept.push(declared);
+                    }
                 }
             }
             if let Some(recurrence) = block.recurs() {

@@ -179,7 +179,7 @@ impl Segment {
         }
     }
 
-    /// What subtitles show.
+    /// The part that subtitles show.
     fn timed_text(self) -> crate::transcribe::Segment {
         let Segment { start, end, text, .. } = self;
         crate::transcribe::Segment { start, end, text, ..Default::default() }

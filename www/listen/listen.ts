@@ -32,7 +32,7 @@ const LANGUAGE_NAMES = new Intl.DisplayNames(["en"], { type: "language" });
 
 type State = "empty" | "loading" | "ready" | "hearing" | "recording";
 
-/** What it asks of the page. */
+/** The page, as this view uses it. */
 export interface ListenHost {
   settings(): Settings;
   /** A load has ended, which may have stored a model. */
@@ -215,7 +215,7 @@ export class Listen {
       });
       this.segments = found.segments;
       this.show(found.segments, []);
-      this.tell(found.seconds, (performance.now() - startedAt) / 1000, found.language);
+      this.showResult(found.seconds, (performance.now() - startedAt) / 1000, found.language);
     } catch (error) {
       if (!signal.aborted) this.failed(error, () => this.hear(file));
     } finally {
@@ -293,13 +293,13 @@ export class Listen {
       });
       this.segments = live.segments;
       this.show(live.settled, []);
-      this.tell(recorder.seconds, computing, language);
+      this.showResult(recorder.seconds, computing, language);
     } catch (error) {
       this.failed(error);
     }
   }
 
-  /** Stops what goes on. Of a recording, the rest is heard. */
+  /** Stops transcribing. The rest of a recording is transcribed first. */
   async stop(): Promise<void> {
     await this.work.stop();
   }
@@ -358,7 +358,7 @@ export class Listen {
     }
   }
 
-  private tell(seconds: number, took: number, language: string): void {
+  private showResult(seconds: number, took: number, language: string): void {
     const spoken = language === "" || this.transcriber?.info.languages.length === 1 ? [] : [nameOfLanguage(language)];
     const heard = this.segments.length === 0 ? ["Nobody speaks in it"] : [];
     byId("listen-note").textContent = [...heard, `${formatSeconds(seconds)} heard in ${formatSeconds(took)}`, ...spoken].join(" · ");

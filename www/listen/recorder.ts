@@ -1,6 +1,6 @@
 // The microphone: its samples, as they come.
 
-/** A recording that goes on until `stop`. */
+/** A recording, until `stop`. */
 export class Recorder {
   private parts: Float32Array[] = [];
   /** Samples before those of `parts`, which were dropped. */

@@ -1,7 +1,7 @@
 // Passes the microphone's samples to the page, in a script of its own: it runs in the thread of sound. The first channel alone, which is
 // what microphones have.
 
-// What is used of the worklet's scope, whose types the DOM lacks.
+// The members of the worklet's scope that are used; types of the DOM lack them.
 declare class AudioWorkletProcessor {
   readonly port: MessagePort;
 }

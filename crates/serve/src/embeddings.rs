@@ -84,7 +84,7 @@ pub const INSTRUCTION: Field = field(
 /// The row of the number of results.
 pub const TOP_N: Field = field("top_n", Kind::Whole(1, i32::MAX as i64), "all", "Number of results.");
 
-/// What is embedded.
+/// Values of `input`, for messages.
 pub const INPUT: &str = "a text, a list of texts, a list of token ids, or a list of those";
 const TRUNCATE: &str = r#"true, false, "NONE", "START" or "END""#;
 

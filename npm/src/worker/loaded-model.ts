@@ -155,7 +155,7 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
   }
 }
 
-/** What has no state: its results depend on what is given alone, so a lost call is repeated. */
+/** A model without state: results depend on the arguments alone, so a lost call is repeated. */
 export abstract class LoadedFunction<T extends Embedder | Reranker | Transcriber> extends LoadedModel<T> {
   /** The result of `work`, which is `undefined` after a cancellation. */
   run<R>(signal: AbortSignal, work: (loaded: T) => Promise<R | undefined>): Promise<R> {

@@ -65,7 +65,7 @@ pub(super) struct Ggml {
     pub tensors: Vec<TensorInfo>,
 }
 
-/// What is before the tensors.
+/// The parts before the tensors.
 #[derive(Debug)]
 struct Head {
     /// The 11 numbers.
