@@ -424,6 +424,46 @@ class GraniteHybrid(GraniteMoe):
         return super().in_layer(number, stem, suffix, values)
 
 
+class Mamba2(Twin):
+    arch = "mamba2"
+    top = {"embeddings": "token_embd", "norm_f": "output_norm", "lm_head": "output"}
+
+    def keys(self, writer):
+        config = self.config
+        # What the converter writes where there is no attention.
+        writer.add_context_length(2**20)
+        writer.add_embedding_length(config["hidden_size"])
+        writer.add_feed_forward_length(0)
+        writer.add_head_count(0)
+        writer.add_block_count(config["num_hidden_layers"])
+        writer.add_vocab_size(config["vocab_size"])
+        writer.add_ssm_conv_kernel(config["conv_kernel"])
+        writer.add_ssm_inner_size(config["intermediate_size"])
+        writer.add_ssm_state_size(config["state_size"])
+        writer.add_ssm_time_step_rank(config["num_heads"])
+        writer.add_ssm_group_count(config["n_groups"])
+        writer.add_layer_norm_rms_eps(config["layer_norm_epsilon"])
+
+    def named(self, name):
+        number, stem, suffix = super().named(name.removeprefix("backbone."))
+        return (number, "mixer.dt", "bias") if stem == "mixer.dt_bias" else (number, stem, suffix)
+
+    def in_layer(self, number, stem, suffix, values):
+        if stem == "norm":
+            return {"attn_norm": values}
+        part = stem.removeprefix("mixer.")
+        ours = {"in_proj": "ssm_in", "out_proj": "ssm_out", "conv1d": "ssm_conv1d", "A_log": "ssm_a", "D": "ssm_d"}.get(part, f"ssm_{part}")
+        if part == "conv1d" and suffix == "weight":
+            values = values[:, 0]
+        elif part == "A_log":
+            values = -np.exp(values[:, None])
+        elif part == "D":
+            values = values[:, None]
+        elif part == "norm":
+            values = values.reshape(self.config["n_groups"], -1)
+        return {ours: values}
+
+
 class Gemma4(Twin):
     arch = "gemma4"
     top = TOP | {
@@ -481,6 +521,7 @@ TWINS = {
     "granite-moe": GraniteMoe,
     "hunyuan-dense": Hunyuan,
     "lfm2": Lfm2,
+    "mamba2": Mamba2,
     "ministral3": Ministral,
     "olmo3": Olmo3,
     "olmoe": Olmoe,

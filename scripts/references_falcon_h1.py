@@ -137,7 +137,12 @@ class Model:
             matrix *= np.exp(weights[f"blk.{l}.ssm_a"][head] * step[head])
             matrix += step[head] * np.outer(b[group], values[head])
             out[head] = c[group] @ matrix + weights[f"blk.{l}.ssm_d"][head] * values[head]
-        return weights[f"blk.{l}.ssm_out"] @ (out.reshape(-1) * silu(z))
+        mixed = out.reshape(-1) * silu(z)
+        if (norm := weights.get(f"blk.{l}.ssm_norm")) is not None:
+            # Mamba 2's; Falcon-H1 has none.
+            groups = zip(mixed.reshape(n_groups, -1), norm.reshape(n_groups, -1))
+            mixed = np.concatenate([rms(values, weight, config["rms_norm_eps"]) for values, weight in groups])
+        return weights[f"blk.{l}.ssm_out"] @ mixed
 
     def step(self, token):
         """Logits after a token, and the residual stream after the embedding and each layer."""

@@ -622,6 +622,7 @@ mod tests {
             logit_soft_cap: None,
             causal: true,
             has_head: true,
+            row_factors: Vec::new(),
         };
         let cache = KvCache::declare(&config, KvType::F32, 4096, 512).unwrap();
         let weights = Weights::declare(&Device::cpu().target(), &config, &Llama1B { is_tied }).unwrap();

@@ -164,6 +164,7 @@ fn dispatches_per_layer_stay_within_each_familys_bound() {
         ("olmo-hybrid", 7),
         // Keys of a folder are scaled, and so in a matrix of another type.
         ("falcon-h1", 10),
+        ("mamba2", 5),
         ("nemotron-h", 5),
         ("nemotron-h-moe", 5),
         // Two of three layers have experts: at most 8 dispatches without, 10 with.

@@ -1,5 +1,6 @@
 //! LoRA adapters: logits against PEFT's and merged weights, switching, cost, hostile files.
 
+use crate::matrix::{decoders, name_of};
 use crate::{common, files};
 
 use std::cell::{Cell, RefCell};
@@ -186,83 +187,88 @@ fn peft_config(more: Value) -> Vec<u8> {
     serde_json::to_vec(config).unwrap()
 }
 
-/// Random adapters of all layer matrices, against a model with merged weights.
+/// A tensor of a safetensors file: name, shape, values.
+type NamedTensor = (String, Vec<u64>, Vec<f32>);
+
+/// A random adapter of all matrices of a folder's layers that adapters can change, its number of matrices, and the
+/// folder's tensors with it merged.
+pub fn random_adapter(folder: &Path, seed: u64) -> (AdapterFile, usize, Vec<NamedTensor>) {
+    let mut rng = Rng::new(seed);
+    let file = std::fs::read(folder.join("model.safetensors")).unwrap();
+    let header = Safetensors::parse(&file, file.len() as u64).unwrap();
+    let (mut merged, mut factors) = (Vec::new(), Vec::new());
+    for info in &header.tensors {
+        let mut values = floats(info, &file);
+        let is_of = |part: &&str| info.name.contains(part);
+        let is_of_layer = ["layers.", ".h."].iter().any(is_of);
+        // Experts, routers, the per-layer half, and what makes keys and values of latents.
+        let is_other = ["expert", "router", ".gate.", "shared_mlp", "per_layer", "kv_b_proj"].iter().any(is_of);
+        if let (&[first, second], true) = (&info.shape[..], is_of_layer && !is_other) {
+            // GPT-2's matrices are transposed.
+            let is_transposed = name_of(folder) == "gpt2";
+            let [rows, cols] = if is_transposed { [second, first] } else { [first, second] }.map(|n| n as usize);
+            let own = LoraFactors::new(&mut rng, [rows, cols], R);
+            for (at, value) in values.iter_mut().enumerate() {
+                let (row, col) = if is_transposed { (at % rows, at / rows) } else { (at / cols, at % cols) };
+                let added = f64::from(ALPHA) / R as f64 * own.product(row, col);
+                *value = (f64::from(*value) + added) as f32;
+            }
+            let module = format!("base_model.model.{}", info.name.strip_suffix(".weight").unwrap());
+            factors.push((format!("{module}.lora_A.weight"), vec![R as u64, cols as u64], own.a));
+            factors.push((format!("{module}.lora_B.weight"), vec![rows as u64, R as u64], own.b));
+        }
+        merged.push((info.name.clone(), info.shape.clone(), values));
+    }
+    let adapter = AdapterFile::from_peft_bytes(&peft_config(json!({})), safetensors(&factors)).unwrap();
+    (adapter, factors.len() / 2, merged)
+}
+
+/// Random adapters of all layer matrices of each model, against a model with merged weights.
 #[test]
 fn lora_logits_match_merged_weights() {
-    let names = [
-        "llama3-rope",
-        "llama-mha-bias",
-        "qwen2",
-        "qwen3",
-        "gemma2",
-        "gemma3",
-        "phi3",
-        "olmo2",
-        "smollm3",
-        "granite",
-        "mistral-sliding",
-        "gpt2",
-        "gpt-neox",
-        "lfm2",
-        "exaone4",
-        "hunyuan-dense",
-        // Adapts attention alone, or feed-forwards too.
-        "qwen3-moe",
-        "mixtral",
-        "gemma4",
-        "qwen35",
-    ];
     let devices = devices();
     let mut worst = 0.0f32;
-    for (i, name) in names.into_iter().enumerate() {
-        let mut rng = Rng::new(i as u64);
-        let file = std::fs::read(tiny(name).join("model.safetensors")).unwrap();
-        let header = Safetensors::parse(&file, file.len() as u64).unwrap();
-        let (mut merged, mut factors) = (Vec::new(), Vec::new());
-        for info in &header.tensors {
-            let mut values = floats(info, &file);
-            let is_of = |part: &str| info.name.contains(part);
-            let is_of_layer = match name {
-                "qwen3-moe" | "mixtral" => is_of("self_attn."),
-                "gemma4" | "qwen35" => is_of("self_attn.") || is_of(".mlp."),
-                _ => is_of("layers.") || is_of(".h."),
-            };
-            if let (&[first, second], true) = (&info.shape[..], is_of_layer) {
-                // GPT-2's matrices are transposed.
-                let is_transposed = name == "gpt2";
-                let [rows, cols] = if is_transposed { [second, first] } else { [first, second] }.map(|n| n as usize);
-                let own = LoraFactors::new(&mut rng, [rows, cols], R);
-                for (at, value) in values.iter_mut().enumerate() {
-                    let (row, col) = if is_transposed { (at % rows, at / rows) } else { (at / cols, at % cols) };
-                    let added = f64::from(ALPHA) / R as f64 * own.product(row, col);
-                    *value = (f64::from(*value) + added) as f32;
-                }
-                let module = format!("base_model.model.{}", info.name.strip_suffix(".weight").unwrap());
-                factors.push((format!("{module}.lora_A.weight"), vec![R as u64, cols as u64], own.a));
-                factors.push((format!("{module}.lora_B.weight"), vec![rows as u64, R as u64], own.b));
-            }
-            merged.push((info.name.clone(), info.shape.clone(), values));
-        }
-        assert!(factors.len() >= 8, "{name}");
+    for (seed, path) in (0..).zip(decoders()) {
+        let (name, mut rng) = (name_of(&path), Rng::new(seed));
+        let (adapter, n_targets, merged) = random_adapter(&path, seed);
+        assert!(n_targets >= 4, "{name}");
         let folder = Folder::new(name);
         std::fs::write(folder.0.join("model.safetensors"), safetensors(&merged)).unwrap();
-        std::fs::copy(tiny(name).join("config.json"), folder.0.join("config.json")).unwrap();
-        let adapter = AdapterFile::from_peft_bytes(&peft_config(json!({})), safetensors(&factors)).unwrap();
+        std::fs::copy(path.join("config.json"), folder.0.join("config.json")).unwrap();
         let ids: Vec<u32> = (0..14).map(|_| 3 + rng.below(290) as u32).collect();
         // The others differ already on the CPU.
-        let on_gpu = ["llama3-rope", "qwen2", "qwen3", "gemma3", "phi3", "gpt2"].contains(&name) || common::is_full();
-        for device in devices.iter().filter(|device| on_gpu || !device.is_gpu()) {
-            let base = load(device, &tiny(name));
+        let on_gpu = ["falcon-h1", "gemma3", "gpt2", "llama3-rope", "phi3", "qwen2", "qwen3", "qwen35"].contains(&name);
+        for device in devices.iter().filter(|device| on_gpu || common::is_full() || !device.is_gpu()) {
+            let base = load(device, &path);
             let adapter = base.add_adapter(&adapter, 1.0).unwrap_or_else(|error| panic!("{name}: {error}"));
-            assert_eq!(adapter.n_targets(), factors.len() / 2);
+            assert_eq!(adapter.n_targets(), n_targets);
             let want = all_logits(&load(device, &folder.0), &ids);
             let got = all_logits(&base.with_adapter(Some(&adapter)).unwrap(), &ids);
             let moved = largest_difference(&block_on(base.trace(&ids)).unwrap().logits, &want[0]);
             assert!(moved > 0.3, "{name}: the adapter moves logits by {moved}");
-            worst = worst.max(assert_logits(&got, &want[0], TOLERANCE, &format!("{name} on {}", of(device))));
+            // Delta rules of some models multiply rounding: as the merged model's own, token by token.
+            let tolerance = TOLERANCE.max(4.0 * largest_difference(&want[1], &want[0]));
+            assert!(tolerance < 3.0 * TOLERANCE, "{name}: {tolerance:.1e}");
+            worst = worst.max(assert_logits(&got, &want[0], tolerance, &format!("{name} on {}", of(device))));
         }
     }
     println!("the largest difference is {worst:.1e}");
+}
+
+/// llama.cpp's converter reorders or scales these models' matrices.
+#[test]
+fn adapter_of_a_folder_is_refused_where_the_converter_changes_weights() {
+    for (name, expected) in [
+        ("qwen35", "an adapter in GGUF, whose value heads are in the model's order"),
+        ("falcon-h1", "an adapter in GGUF: the model's file has multipliers in its weights"),
+    ] {
+        let (adapter, ..) = random_adapter(&tiny(name), 0);
+        let model = load(&common::cpu(), &tiny(name).join("model-bf16.gguf"));
+        match model.add_adapter(&adapter, 1.0) {
+            Err(Error::Adapter { expected: found, .. }) => assert_eq!(found, expected),
+            other => panic!("{name}: {:?}", other.map(|adapter| adapter.n_targets())),
+        }
+    }
 }
 
 /// Adapters on quantised weights, against the same weights expanded to F32 and merged. Types within a stack differ:

@@ -9,13 +9,14 @@ use tilewright::kernels::KvType;
 use tilewright::{Device, GenerateOptions, LoadOptions, Model};
 
 use crate::common::{self, block_on};
+use crate::lora::random_adapter;
 
 /// Default context of each sequence.
 const CONTEXT: u32 = 128;
 const N_TOKENS: usize = 24;
 
 /// Folders of generative models.
-fn decoders() -> Vec<PathBuf> {
+pub fn decoders() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny-random");
     let folders = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path());
     let mut folders: Vec<PathBuf> = folders
@@ -30,7 +31,7 @@ fn decoders() -> Vec<PathBuf> {
     folders
 }
 
-fn name_of(path: &Path) -> &str {
+pub fn name_of(path: &Path) -> &str {
     path.file_name().unwrap().to_str().unwrap()
 }
 
@@ -81,6 +82,19 @@ fn of_session(model: &Model, ids: &[u32], options: &GenerateOptions) -> Vec<u32>
     common::collect(&mut session.generate_ids(ids, &options).unwrap()).0
 }
 
+/// As [`of_session`], but halfway the session is saved and restored in another.
+fn of_saved_session(model: &Model, ids: &[u32]) -> Vec<u32> {
+    let half = |n| GenerateOptions { logprobs: None, max_tokens: n, ..greedy() };
+    let mut session = model.session().unwrap();
+    let (mut tokens, _, _) = common::collect(&mut session.generate_ids(ids, &half(N_TOKENS / 2)).unwrap());
+    let saved = block_on(session.to_bytes("")).unwrap();
+    let mut restored = model.session().unwrap();
+    restored.restore_bytes(&saved).unwrap();
+    assert!(restored.n_cached() >= ids.len(), "{} of {}", restored.n_cached(), ids.len());
+    tokens.extend(common::collect(&mut restored.generate_ids(&[], &half(N_TOKENS - N_TOKENS / 2)).unwrap()).0);
+    tokens
+}
+
 fn ids_of(text: &[Piece]) -> Vec<u32> {
     text.iter().map(|piece| piece.id).collect()
 }
@@ -89,6 +103,7 @@ fn ids_of(text: &[Piece]) -> Vec<u32> {
 #[derive(Debug, Default, PartialEq)]
 struct Computed {
     plain: usize,
+    saved: usize,
     look_up: usize,
     draft: usize,
     lora: usize,
@@ -106,8 +121,9 @@ fn every_model_is_batch_invariant_with_every_feature() {
     }
     println!("{n_models} models: {n:?}");
     assert!(n_models >= 30, "{n_models} models");
-    assert_eq!((n.plain, n.look_up, n.slide, n.constraint), (n_models, n_models, n_models, n_models));
-    assert!(n.draft > 20 && n.lora >= 5 && n.offload >= 5, "{n:?}");
+    let of_all = [n.plain, n.saved, n.look_up, n.lora, n.slide, n.constraint];
+    assert_eq!(of_all, [n_models; 6], "{n:?}");
+    assert!(n.draft > 20 && n.offload >= 5, "{n:?}");
 }
 
 /// The part that runs on an adapter.
@@ -143,6 +159,9 @@ fn one_model(device: &Device, path: &Path, n: &mut Computed) {
     }
     n.plain += 1;
 
+    assert_eq!(of_saved_session(&model, &requests[1].ids), ids_of(&want[1]), "{name}: a saved session");
+    n.saved += 1;
+
     let (found, n_drafted) = both("look-up", &model, &EngineOptions { prompt_lookup: 5, ..engine.clone() }, &requests);
     same("look-up", &found, &want);
     assert!(n_drafted > 0, "{name}: no draft tokens");
@@ -156,25 +175,22 @@ fn one_model(device: &Device, path: &Path, n: &mut Computed) {
         n.draft += 1;
     }
 
-    let adapter = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny-random-lora").join(name);
-    if adapter.exists() {
-        let adapter = model.load_adapter(&adapter, 1.0).unwrap();
-        let adapted = model.with_adapters([("own".to_owned(), adapter.clone())]).unwrap();
-        let requests: Vec<Request> = (0..)
-            .zip(&requests)
-            .map(|(i, own)| Request { adapter: (i % 2 == 0).then(|| "own".into()), ..own.clone() })
-            .collect();
-        let options = EngineOptions { prompt_lookup: 3, ..engine.clone() };
-        let (found, _) = both("adapters", &adapted, &options, &requests);
-        let model = model.with_adapter(Some(&adapter)).unwrap();
-        for (i, (text, request)) in found.iter().zip(&requests).enumerate() {
-            match request.adapter {
-                Some(_) => assert_eq!(ids_of(text), of_session(&model, &request.ids, &greedy()), "{name}: adapters"),
-                None => assert_eq!(text, &want[i], "{name}: beside adapters"),
-            }
+    let adapter = model.add_adapter(&random_adapter(path, 1).0, 1.0).unwrap();
+    let adapted = model.with_adapters([("own".to_owned(), adapter.clone())]).unwrap();
+    let of_adapters: Vec<Request> = (0..)
+        .zip(&requests)
+        .map(|(i, own)| Request { adapter: (i % 2 == 0).then(|| "own".into()), ..own.clone() })
+        .collect();
+    let options = EngineOptions { prompt_lookup: 3, ..engine.clone() };
+    let (found, _) = both("adapters", &adapted, &options, &of_adapters);
+    let adapted = model.with_adapter(Some(&adapter)).unwrap();
+    for (i, (text, request)) in found.iter().zip(&of_adapters).enumerate() {
+        match request.adapter {
+            Some(_) => assert_eq!(ids_of(text), of_session(&adapted, &request.ids, &greedy()), "{name}: adapters"),
+            None => assert_eq!(text, &want[i], "{name}: beside adapters"),
         }
-        n.lora += 1;
     }
+    n.lora += 1;
 
     let needed_bytes = Engine::new(&model, &engine).unwrap().0.plan().total_bytes();
     if let Some(model) = offloaded(device, path, &engine, needed_bytes) {

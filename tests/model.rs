@@ -214,6 +214,7 @@ tiny_random_models! {
     llama: "llama-mha-bias",
     llama3: "llama3-rope",
     ministral3: "ministral3",
+    mamba2: "mamba2",
     mistral: "mistral-sliding",
     mixtral: "mixtral",
     nemotron_h: "nemotron-h",

@@ -97,7 +97,7 @@ impl Model {
         }
         let factors = file.factors(&base.config, &base.weights.adaptable(&base.config))?;
         let rank_of = |name: &str| factors.iter().find(|factors| factors.name == name).map(|factors| factors.rank);
-        let (weights, places) = base.weights.adapted(&self.device().target(), &base.config, &rank_of)?;
+        let (weights, places) = base.weights.adapted(&self.device().target(), &rank_of)?;
         let most = self.device().target().limits().max_binding_bytes;
         if let Some((name, place)) = places.iter().find(|(_, place)| place.b.size_bytes() > most) {
             return Err(Error::Adapter {
@@ -243,21 +243,21 @@ fn write(
     places: &[(String, FactorPlaces)],
     scale: f32,
 ) -> Result<(), Error> {
-    for (_, place) in places {
-        device.write(&place.b, 0, &vec![0.0f32; place.b.len()])?;
+    for (_, FactorPlaces { a, b, .. }) in places {
+        let zeros = vec![0.0f32; (a.rows() * a.cols()) as usize];
+        a.write_rows(device, 0, bytemuck::cast_slice(&zeros), &mut TailEdges::default())?;
+        device.write(b, 0, &vec![0.0f32; b.len()])?;
     }
-    for (name, FactorPlaces { a, a_row, b, b_row, rank }) in places {
+    for (name, FactorPlaces { a, a_row, b, b_row, b_column }) in places {
         let Some(factors) = factors.iter().find(|factors| factors.name == *name) else { continue };
-        let (rank, own) = (*rank as usize, factors.rank as usize);
-        let mut first = factors.a()?;
-        first.resize(rank * a.cols() as usize, 0.0);
-        a.write_rows(device, *a_row, bytemuck::cast_slice(&first), &mut TailEdges::default())?;
-        let second = factors.b(scale)?;
-        let mut rows = vec![0.0; second.len() / own * rank];
-        rows.chunks_exact_mut(rank)
+        a.write_rows(device, *a_row, bytemuck::cast_slice(&factors.a()?), &mut TailEdges::default())?;
+        let (second, own) = (factors.b(scale)?, factors.rank as usize);
+        let (n_columns, first) = (b.shape()[1] as usize, *b_column as usize);
+        let mut rows = vec![0.0; second.len() / own * n_columns];
+        rows.chunks_exact_mut(n_columns)
             .zip(second.chunks_exact(own))
-            .for_each(|(to, from)| to[..own].copy_from_slice(from));
-        device.write(b, *b_row as usize * rank, &rows)?;
+            .for_each(|(to, from)| to[first..][..own].copy_from_slice(from));
+        device.write(b, *b_row as usize * n_columns, &rows)?;
     }
     Ok(())
 }

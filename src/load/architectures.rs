@@ -23,6 +23,7 @@ mod hunyuan;
 mod lfm2;
 mod lfm3;
 mod llama;
+mod mamba2;
 mod modern_bert;
 mod mpnet;
 mod nemotron_h;
@@ -82,12 +83,12 @@ pub(super) struct Architecture {
     pub ffn_widths: Option<u32>,
     /// Defaults from transformers that published configurations omit, as a JSON object.
     pub defaults: &'static str,
-    /// Factors of tensors of published checkpoints, by their GGUF names without the layer.
-    pub factors: fn(&Keys<'_>, &ModelConfig) -> Result<Vec<Factors>, Error>,
+    /// [`ModelConfig::row_factors`] of published checkpoints, for architectures that have any.
+    pub factors: Option<FactorsOf>,
     /// Whether its MTP head is supported: Qwen3.5's, with a block like the attention layers'.
     pub mtp: bool,
-    /// Whether attention is latent: head sizes are then stated otherwise.
-    pub latent: bool,
+    /// Whether [`Architecture::describe`] reads the sizes of attention heads, or there are none.
+    pub describes_heads: bool,
     /// Applies the differences from Llama.
     pub describe: fn(&Keys<'_>, &mut ModelConfig) -> Result<(), Error>,
 }
@@ -95,7 +96,9 @@ pub(super) struct Architecture {
 /// A tensor's name in its layer, and how many of its rows have which factor.
 pub(super) type Factors = (&'static str, Vec<(u32, f32)>);
 
-const ALL: [Architecture; 51] = [
+type FactorsOf = fn(&Keys<'_>, &ModelConfig) -> Result<Vec<Factors>, Error>;
+
+const ALL: [Architecture; 52] = [
     llama::LLAMA,
     llama::MISTRAL3,
     llama::MIXTRAL,
@@ -130,6 +133,7 @@ const ALL: [Architecture; 51] = [
     lfm2::LFM2,
     lfm2::LFM2_MOE,
     lfm3::LFM3,
+    mamba2::MAMBA2,
     nemotron_h::NEMOTRON_H,
     nemotron_h::NEMOTRON_H_MOE,
     falcon_h1::FALCON_H1,
@@ -280,9 +284,9 @@ impl Architecture {
         let (dim, n_heads) = (limited(WIDTH, MAX_DIM)?, keys.required(HEADS)?);
         let divided = (n_heads > 0 && dim.is_multiple_of(n_heads)).then(|| dim / n_heads);
         let stated = optional(Key("attention.key_length", "head_dim"), MAX_DIM)?;
-        let head_dim = stated.or(divided).or(self.latent.then_some(8));
+        let head_dim = stated.or(divided).or(self.describes_heads.then_some(8));
         let head_dim = head_dim.ok_or_else(|| keys.wrong(HEADS, format!("a divisor of the width {dim}"), n_heads))?;
-        if let Some(found) = keys.u32(VALUE_DIM)?.filter(|&found| found != head_dim && !self.latent) {
+        if let Some(found) = keys.u32(VALUE_DIM)?.filter(|&found| found != head_dim && !self.describes_heads) {
             return Err(keys.unsupported(VALUE_DIM, found, &format!("that of keys, {head_dim}")));
         }
         const SHARE: Key = Key("", "rope_parameters.partial_rotary_factor|partial_rotary_factor");
@@ -346,6 +350,7 @@ impl Architecture {
             logit_soft_cap: None,
             causal: true,
             has_head: true,
+            row_factors: Vec::new(),
         })
     }
 

@@ -148,7 +148,7 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
     let logits = llm_reranker::of_folder(name, &json, texts).map_err(in_file(CONFIG))?;
     let embeds = texts.modules.is_some() || texts.pooling.is_some() || logits.is_some();
     let keys = Keys::new(KeySource::Json(&json), &model_type, embeds);
-    let config = architecture.config(&keys).map_err(in_file(CONFIG))?;
+    let mut config = architecture.config(&keys).map_err(in_file(CONFIG))?;
     let is_stanford = late::is_stanford(&json, texts).map_err(in_file(CONFIG))?;
     let further = |file: &str, name: &str| {
         let dense = encoder::dense_tensor(file, name).or_else(|| late::tensor_name(is_stanford, name));
@@ -156,8 +156,9 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
         dense.or_else(|| llm_reranker::tensor_name(logits.as_ref(), name))
     };
     let (mut tensor_index, unread) = tensor_index(architecture, &config, weights, &further)?;
-    for (name, groups) in (architecture.factors)(&keys, &config).map_err(in_file(CONFIG))? {
-        tensor_index.scale(name, &groups);
+    if let Some(factors) = architecture.factors {
+        config.row_factors = factors(&keys, &config).map_err(in_file(CONFIG))?;
+        config.row_factors.iter().for_each(|(name, groups)| tensor_index.scale(name, groups));
     }
     let mut unread: Vec<&'static str> = unread.into_iter().collect();
     let mtp = architecture.mtp_block(&config, &tensor_index);

@@ -28,7 +28,7 @@ use crate::formats::gguf::Gguf;
 use crate::formats::safetensors::Safetensors;
 use crate::formats::{BlockType, TensorInfo};
 use crate::kernels::RopeStyle;
-use crate::model::ModelConfig;
+use crate::model::{ModelConfig, Recurrence, layer_of};
 use crate::xxh64::Xxh64;
 
 const CONFIG: &str = "adapter_config.json";
@@ -76,6 +76,7 @@ pub struct AdapterFile {
 }
 
 /// The file's format.
+#[derive(PartialEq)]
 enum Origin {
     /// The architecture named in the file.
     Gguf(String),
@@ -106,6 +107,8 @@ pub(crate) struct LoraFactors<'a> {
     stored: FileLayout,
     /// Head size and target RoPE style, if the file's style differs from the model's.
     heads: Option<(u32, RopeStyle)>,
+    /// How many rows of the matrix were multiplied by which factor when it was loaded.
+    row_factors: Vec<(u32, f32)>,
 }
 
 impl AdapterFile {
@@ -237,9 +240,14 @@ impl AdapterFile {
             let dims = name.as_deref().and_then(|name| adaptable.get(name));
             let (Some(name), Some(&[rows, cols])) = (name, dims) else {
                 let found = format!("for `{}`", pair.of.escape_debug());
-                let expected = "for an attention or dense feed-forward matrix of the model".into();
+                let expected = "for a matrix of the model's attention, recurrence or dense feed-forward".into();
                 return Err(wrong(&pair.a.name, expected, found));
             };
+            self.check_order(&pair.a.name, &name, config)?;
+            if self.origin == Origin::Peft && architecture.factors.is_some() && config.row_factors.is_empty() {
+                let expected = "an adapter in GGUF: the model's file has multipliers in its weights".into();
+                return Err(wrong(&pair.a.name, expected, "a PEFT adapter".into()));
+            }
             let rank = pair.a.shape[0];
             for (tensor, shape) in [(&pair.a, [rank, cols.into()]), (&pair.b, [rows.into(), rank])] {
                 if tensor.shape != shape {
@@ -254,9 +262,29 @@ impl AdapterFile {
             let is_turned = name.ends_with(".attn_q.weight") || name.ends_with(".attn_k.weight");
             let heads = attention.filter(|_| is_turned && pairs != own_pairs).map(|own| (own.head_dim, own_pairs));
             let stored = stored(&name, config);
-            factors.push(LoraFactors { name, rank: rank as u32, file: self, pair, stored, heads });
+            let in_layer = name.splitn(3, '.').nth(2);
+            let row_factors = config.row_factors.iter().find(|(of, _)| Some(*of) == in_layer);
+            let row_factors = row_factors.filter(|_| self.origin == Origin::Peft).map(|(_, groups)| groups.clone());
+            let row_factors = row_factors.unwrap_or_default();
+            factors.push(LoraFactors { name, rank: rank as u32, file: self, pair, stored, heads, row_factors });
         }
         Ok(factors)
+    }
+}
+
+impl AdapterFile {
+    /// Refuses factors `field` of a gated delta rule's matrix whose value heads the model has in another order: the GGUF
+    /// converter reorders those of Qwen3.5.
+    fn check_order(&self, field: &str, name: &str, config: &ModelConfig) -> Result<(), Error> {
+        let block = layer_of(name).and_then(|l| config.blocks.get(l as usize));
+        let Some(Recurrence::DeltaNet { rule, .. }) = block.and_then(|block| block.recurs()) else { return Ok(()) };
+        let is_reordered = config.architecture.starts_with("qwen3_5") || config.architecture.starts_with("qwen35");
+        let (of_peft, grouped) = (self.origin == Origin::Peft, rule.grouped);
+        if !is_reordered || rule.n_heads == rule.n_key_heads || of_peft == grouped || name.contains(".ffn_") {
+            return Ok(());
+        }
+        let [expected, found] = [!of_peft, of_peft].map(|peft| if peft { "PEFT" } else { "GGUF" });
+        Err(wrong(field, format!("an adapter in {expected}, whose value heads are in the model's order"), found.into()))
     }
 }
 
@@ -286,6 +314,11 @@ impl LoraFactors<'_> {
         }
         let scale = scale * self.pair.scale;
         values.iter_mut().for_each(|value| *value *= scale);
+        let factors =
+            self.row_factors.iter().flat_map(|&(n_rows, factor)| std::iter::repeat_n(factor, n_rows as usize));
+        for (row, factor) in values.chunks_exact_mut(self.rank as usize).zip(factors) {
+            row.iter_mut().for_each(|value| *value *= factor);
+        }
         Ok(values)
     }
 

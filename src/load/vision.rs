@@ -602,6 +602,7 @@ pub(super) fn of_blocks(
         logit_soft_cap: None,
         causal: false,
         has_head: false,
+        row_factors: Vec::new(),
     }
 }
 

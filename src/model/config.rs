@@ -55,6 +55,10 @@ pub struct ModelConfig {
     pub causal: bool,
     /// Whether it predicts tokens, with an `output` matrix or the tied embedding.
     pub has_head: bool,
+    /// Factors of rows that published checkpoints leave to the forward pass and loading multiplied into their weights:
+    /// a tensor's GGUF name without the layer, and how many of its rows have which factor. Empty for GGUF files, which
+    /// have them in their weights.
+    pub row_factors: Vec<(&'static str, Vec<(u32, f32)>)>,
 }
 
 /// Kind of norm.

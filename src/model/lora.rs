@@ -7,22 +7,23 @@
 //! kernels' pipelines for everyone. Ranks are zero-padded to the largest of a stack, factors are F32, and B includes
 //! the scale.
 
-use super::block::Recurrence;
 use super::config::ModelConfig;
 use super::stack::Stack;
 use super::weights::{BlockWeights, Weights};
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{
-    Gate, Input, Linear, LowRank, Norm, add_lora, gate_up_lora, matmul_input, matvec, matvec_lora, up_gated_lora,
+    Gate, Input, Linear, LowRank, MAX_MEMBERS, Norm, add_lora, gate_up_lora, matmul_input, matvec, matvec_lora,
+    up_gated_lora,
 };
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 
-/// Delta of a stack's product: `y += b (a x)`. Each adapted member has its own columns of `b`, as many as the
-/// largest rank, rounded up to a multiple of 4.
+/// Delta of a stack's product: `y += b (a x)`. Each adapted member has its own columns of `b a`, as many as the
+/// largest rank, rounded up to a multiple of 4. Members beyond [`MAX_MEMBERS`] count as one with the member before,
+/// with the ranks of all of them.
 #[derive(Clone, Debug)]
 pub(super) struct LoraDelta {
     /// A matrices, concatenated, `[members R, K]`.
@@ -33,19 +34,19 @@ pub(super) struct LoraDelta {
     starts: Vec<u32>,
 }
 
-/// Destinations of one adapted tensor's factors.
+/// Destinations of one adapted tensor's factors, in tensors that are zero elsewhere.
 #[derive(Clone, Debug)]
 pub struct FactorPlaces {
-    /// Receives A in [`FactorPlaces::rank`] rows, zero-padded.
+    /// Receives A.
     pub a: Matrix,
     /// First row of A.
     pub a_row: u32,
-    /// Receives B in rows of `rank` columns, zero-padded.
+    /// Receives B.
     pub b: Tensor,
     /// First row of B.
     pub b_row: u32,
-    /// R.
-    pub rank: u32,
+    /// First column of B.
+    pub b_column: u32,
 }
 
 impl LoraDelta {
@@ -126,13 +127,19 @@ impl Stack {
         };
         let label =
             |factor: &str| adapted.iter().map(|(name, ..)| format!("{name}.{factor}")).collect::<Vec<_>>().join("+");
-        let a_rows = rank.saturating_mul(adapted.len() as u32);
+        let n_kernel_members = adapted.len().min(MAX_MEMBERS);
+        let columns = rank.saturating_mul((adapted.len() - n_kernel_members + 1) as u32);
+        let a_rows = columns.saturating_mul(n_kernel_members as u32);
         let a = Matrix::declare(target, &label("lora_a"), WeightType::F32, a_rows, cols)?;
-        let b = Tensor::declare(label("lora_b"), Role::Weights, &[n_rows, rank], DType::F32)?;
-        let starts = adapted.iter().enumerate().map(|(i, (_, row, _))| if i == 0 { 0 } else { *row }).collect();
+        let b = Tensor::declare(label("lora_b"), Role::Weights, &[n_rows, columns], DType::F32)?;
+        let starts = adapted.iter().take(n_kernel_members).enumerate();
+        let starts = starts.map(|(i, (_, row, _))| if i == 0 { 0 } else { *row }).collect();
         self.delta = Some(LoraDelta { a: a.clone(), b: b.clone(), starts });
         let places = |(i, (name, b_row, _)): (usize, (String, u32, u32))| {
-            (name, FactorPlaces { a: a.clone(), a_row: i as u32 * rank, b: b.clone(), b_row, rank })
+            let member = i.min(n_kernel_members - 1);
+            let b_column = (i - member) as u32 * rank;
+            let a_row = member as u32 * columns + b_column;
+            (name, FactorPlaces { a: a.clone(), a_row, b: b.clone(), b_row, b_column })
         };
         Ok(adapted.into_iter().enumerate().map(places).collect())
     }
@@ -144,16 +151,15 @@ impl Stack {
 }
 
 impl BlockWeights {
-    /// Stacks that adapters can change: those of attention, and of a feed-forward without experts.
-    fn adaptable(&mut self, config: &ModelConfig, l: usize) -> impl Iterator<Item = &mut Stack> {
-        let block = config.blocks.get(l);
-        // Other recurrent layers have more than one row order in published files.
-        let recurs = block.is_some_and(|block| matches!(block.recurs(), Some(Recurrence::ShortConv { .. })));
-        let attends = block.is_none_or(|block| block.attention.latent.is_none() && block.recurrence.is_none());
-        let of_attention = [&mut self.attn_qkv, &mut self.attn_output].into_iter().filter(move |_| attends);
-        let of_recurrence = self.recurrence.iter_mut().filter(move |_| recurs);
+    /// Stacks that adapters can change: those of attention, except the matrices that latents meet head by head, of
+    /// recurrences, and of a feed-forward without experts.
+    fn adaptable(&mut self) -> impl Iterator<Item = &mut Stack> {
+        let of_attention = [&mut self.attn_qkv, &mut self.attn_output];
+        let of_latent = self.latent.iter_mut().flat_map(|latent| &mut latent.queries).map(|(_, stack)| stack);
+        let of_recurrence = self.recurrence.iter_mut();
         let of_recurrence = of_recurrence.flat_map(|recurrence| [&mut recurrence.input, &mut recurrence.output]);
-        of_attention.chain(of_recurrence).chain([&mut self.ffn_up, &mut self.ffn_down])
+        let of_feed_forward = [&mut self.ffn_up, &mut self.ffn_down];
+        of_attention.into_iter().chain(of_latent).chain(of_recurrence).chain(of_feed_forward)
     }
 }
 
@@ -162,8 +168,8 @@ impl Weights {
     pub fn adaptable(&self, config: &ModelConfig) -> Vec<(String, [u32; 2])> {
         let mut weights = self.clone();
         // Without the MTP head, which is no layer.
-        let blocks = weights.blocks.iter_mut().enumerate().take(config.n_layers() as usize);
-        let stacks = blocks.flat_map(|(l, block)| block.adaptable(config, l));
+        let blocks = weights.blocks.iter_mut().take(config.n_layers() as usize);
+        let stacks = blocks.flat_map(BlockWeights::adaptable);
         stacks
             .flat_map(|stack| stack.adaptable().map(|(name, dims)| (name.to_owned(), dims)).collect::<Vec<_>>())
             .collect()
@@ -177,13 +183,12 @@ impl Weights {
     pub fn adapted(
         &self,
         target: &Target,
-        config: &ModelConfig,
         rank_of: &dyn Fn(&str) -> Option<u32>,
     ) -> Result<(Weights, Vec<(String, FactorPlaces)>), Error> {
         let mut weights = self.clone();
         let mut places = Vec::new();
-        for (l, block) in weights.blocks.iter_mut().enumerate() {
-            for stack in block.adaptable(config, l) {
+        for block in &mut weights.blocks {
+            for stack in block.adaptable() {
                 places.extend(stack.adapt(target, rank_of)?);
             }
         }

@@ -160,6 +160,7 @@ const FAMILIES: &[(&str, &[Feature])] = &[
     ("glm4-moe", &[SHARES, SCORES, EXPERTS_SCALE, BEFORE, TURNED]),
     ("glm4-moe-lite", &[SHARES, SCORES, EXPERTS_SCALE, PAIRS]),
     ("lfm3", &[WINDOW, ONE_MORE, STRETCH, BEFORE]),
+    ("mamba2", &[("the norms' epsilon", |config| config.norm_eps = 0.1)]),
     ("nemotron-h", &[POSITIONS, FORM]),
     ("nemotron-h-moe", &[POSITIONS, SHARES, SCORES, EXPERTS_SCALE]),
     (

@@ -75,8 +75,12 @@ function allModels() {
     }
     if (name === "stories260k") add(`${name} safetensors`, name, "model.safetensors", ofVariant("f32"));
   }
-  // Plain models, head norms, experts, sinks, convolutions and the delta rule.
-  const tiny = ["llama-mha-bias", "llama3-rope", "mistral-sliding", "qwen3", "qwen3-moe", "gpt-oss", "lfm2", "qwen35"];
+  // Plain models, head norms, experts, sinks, convolutions, the delta rule, latent attention, Mamba 2 beside attention
+  // and alone, experts beside dense halves.
+  const tiny = [
+    "llama-mha-bias", "llama3-rope", "mistral-sliding", "qwen3", "qwen3-moe", "gpt-oss", "lfm2", "qwen35", "deepseek-v2",
+    "falcon-h1", "gemma4-moe", "glm4-moe-lite", "lfm3", "mamba2", "nemotron-h-moe", "olmo-hybrid", "qwen3-next",
+  ];
   for (const name of tiny) {
     const set = `tiny-random/${name}`;
     const folder = dataPath(set);

@@ -25,7 +25,7 @@ pub(super) const DEEPSEEK: Architecture = Architecture {
         ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
         ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
     ],
-    latent: true,
+    describes_heads: true,
     describe: |keys, config| {
         // Of training.
         for name in ["aux_loss_alpha", "seq_aux", "ep_size"] {

@@ -30,7 +30,7 @@ pub(super) const FALCON_H1: Architecture = Architecture {
     gguf_names: &[("ssm_a", "ssm_a"), ("ssm_d", "ssm_d"), ("ffn_norm", "ffn_norm")],
     stored: decay_logs,
     describe: layers,
-    factors,
+    factors: Some(factors),
     ..LLAMA
 };
 

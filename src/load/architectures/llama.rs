@@ -14,7 +14,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     stored: |_, _| FileLayout::AsRead,
     gguf_stored: |_, _| FileLayout::AsRead,
     renamed: |name, _| name,
-    factors: |_, _| Ok(Vec::new()),
+    factors: None,
     tied: false,
     eps: (RMS_EPS, None),
     activation: "silu",
@@ -22,7 +22,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     ffn_widths: None,
     defaults: "{}",
     mtp: false,
-    latent: false,
+    describes_heads: false,
     describe: |keys, config| {
         // Mixtral's GGUF files.
         if keys.is_gguf() {

@@ -59,19 +59,7 @@ enum Kind {
 
 fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     let kinds = kinds(keys, config.blocks.len())?;
-    let scan = SelectiveScan {
-        n_groups: keys.required(Key("ssm.group_count", "n_groups"))?,
-        n_heads: keys.required(Key("ssm.time_step_rank", "mamba_num_heads"))?,
-        state_dim: keys.required(Key("ssm.state_size", "ssm_state_size"))?,
-        head_dim: 0,
-    };
-    let inner = keys.u32(Key("ssm.inner_size", ""))?.map(|inner| inner / scan.n_heads.max(1));
-    let head_dim = match inner {
-        Some(head_dim) => head_dim,
-        None => keys.required(Key("", "mamba_head_dim"))?,
-    };
-    let scan = SelectiveScan { head_dim, ..scan };
-    let taps = keys.required(Key("ssm.conv_kernel", "conv_kernel"))?;
+    let (scan, taps) = selective_scan(keys, ["mamba_num_heads", "ssm_state_size", "mamba_head_dim"])?;
     ignore(keys)?;
     check_time_steps(keys)?;
     if kinds.contains(&Kind::Experts) {
@@ -100,6 +88,26 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// The shape of a Mamba 2 mixer, with its number of heads, state and head size under these keys of a `config.json`, and
+/// its convolution's taps.
+pub(super) fn selective_scan(
+    keys: &Keys<'_>,
+    [n_heads, state_dim, head_dim]: [&'static str; 3],
+) -> Result<(SelectiveScan, u32), Error> {
+    let n_heads = keys.required(Key("ssm.time_step_rank", n_heads))?;
+    let inner = keys.u32(Key("ssm.inner_size", ""))?.map(|inner| inner / n_heads.max(1));
+    let scan = SelectiveScan {
+        n_groups: keys.required(Key("ssm.group_count", "n_groups"))?,
+        n_heads,
+        state_dim: keys.required(Key("ssm.state_size", state_dim))?,
+        head_dim: match inner {
+            Some(head_dim) => head_dim,
+            None => keys.required(Key("", head_dim))?,
+        },
+    };
+    Ok((scan, keys.required(Key("ssm.conv_kernel", "conv_kernel"))?))
 }
 
 /// The kinds of all layers: a list or a pattern of letters in `config.json`; in GGUF by the layer's tensors.

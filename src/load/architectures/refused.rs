@@ -10,7 +10,7 @@ const MISSING: [(&[&str], &str); 12] = [
     (&["gemma3n", "gemma3n_text"], "several residual streams (AltUp) and sparse activations"),
     (&["deepseek_v32", "deepseek_v4", "glm-dsa", "glm_moe_dsa"], "sparse attention, whose keys an indexer chooses"),
     (&["bitnet", "bitnet-b1.58"], "norms inside attention and feed-forward"),
-    (&["mamba", "mamba2", "falcon_mamba", "jamba", "plamo2"], "layers with a state-space model in place of attention"),
+    (&["mamba", "falcon_mamba", "jamba", "plamo2"], "layers of Mamba 1"),
     (&["rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"], "linear attention of RWKV"),
     (&["kimi-linear", "kimi_linear"], "Kimi delta attention"),
     (&["llama4", "llama4_text"], "chunked attention, and experts in every other layer"),
