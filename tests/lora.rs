@@ -207,7 +207,11 @@ pub fn random_adapter(folder: &Path, seed: u64) -> (AdapterFile, usize, Vec<Name
             // GPT-2's matrices are transposed.
             let is_transposed = name_of(folder) == "gpt2";
             let [rows, cols] = if is_transposed { [second, first] } else { [first, second] }.map(|n| n as usize);
-            let own = LoraFactors::new(&mut rng, [rows, cols], R);
+            let mut own = LoraFactors::new(&mut rng, [rows, cols], R);
+            if info.name.contains("linear_attn") {
+                // Delta rules multiply rounding, too.
+                own.b.iter_mut().for_each(|value| *value *= 0.1);
+            }
             for (at, value) in values.iter_mut().enumerate() {
                 let (row, col) = if is_transposed { (at % rows, at / rows) } else { (at / cols, at % cols) };
                 let added = f64::from(ALPHA) / R as f64 * own.product(row, col);
@@ -246,10 +250,7 @@ fn lora_logits_match_merged_weights() {
             let got = all_logits(&base.with_adapter(Some(&adapter)).unwrap(), &ids);
             let moved = largest_difference(&block_on(base.trace(&ids)).unwrap().logits, &want[0]);
             assert!(moved > 0.3, "{name}: the adapter moves logits by {moved}");
-            // Delta rules of some models multiply rounding: as the merged model's own, token by token.
-            let tolerance = TOLERANCE.max(4.0 * largest_difference(&want[1], &want[0]));
-            assert!(tolerance < 3.0 * TOLERANCE, "{name}: {tolerance:.1e}");
-            worst = worst.max(assert_logits(&got, &want[0], tolerance, &format!("{name} on {}", of(device))));
+            worst = worst.max(assert_logits(&got, &want[0], TOLERANCE, &format!("{name} on {}", of(device))));
         }
     }
     println!("the largest difference is {worst:.1e}");

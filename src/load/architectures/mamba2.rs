@@ -13,7 +13,8 @@ pub(super) const MAMBA2: Architecture = Architecture {
     activation: "silu",
     gated: true,
     // There are no heads and no positions; the context is what llama.cpp's converter states.
-    defaults: r#"{"num_attention_heads": 1, "intermediate_size": 1, "max_position_embeddings": 1048576}"#,
+    defaults: r#"{"num_attention_heads": 1, "max_position_embeddings": 1048576}"#,
+    ffn_widths: Some(1),
     describes_heads: true,
     describe: layers,
     ..NEMOTRON_H
@@ -22,6 +23,10 @@ pub(super) const MAMBA2: Architecture = Architecture {
 fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     let (scan, taps) = selective_scan(keys, ["num_heads", "state_size", "head_dim"])?;
     check_time_steps(keys)?;
+    let (inner, inner_dim) = (Key("", "intermediate_size"), scan.n_heads.saturating_mul(scan.head_dim));
+    if let Some(found) = keys.u32(inner)?.filter(|&found| found != inner_dim) {
+        return Err(keys.wrong(inner, format!("{inner_dim}, that of all heads"), found));
+    }
     let normed = Key("", "rms_norm");
     if keys.bool(normed)? == Some(false) {
         return Err(keys.unsupported(normed, false, "true"));
