@@ -42,14 +42,15 @@ async function transcribed({ Transcriber }, { source, device, sound, options, is
   const given = Float32Array.from(sound);
   if (isLost) await transcriber.destroyDevice();
   const found = await transcriber.transcribe(given, { ...options, onSegment: (segment) => told.push(segment) });
+  const detected = await transcriber.detectLanguage(given.slice(0, 48_000));
   const subtitles = { srt: await transcriber.toSrt(found), vtt: await transcriber.toVtt(found) };
   const memory = await transcriber.memory();
-  const outcome = { found, told, subtitles, info: transcriber.info, on: transcriber.device, isKept: given.length === sound.length, memory, notices };
+  const outcome = { found, told, detected, subtitles, info: transcriber.info, on: transcriber.device, isKept: given.length === sound.length, memory, notices };
   transcriber.free();
   return outcome;
 }
 
-function isTheTranscript({ found, told, subtitles, info, isKept, memory }) {
+function isTheTranscript({ found, told, detected, subtitles, info, isKept, memory }) {
   assert.deepEqual([info.name, info.architecture, info.languages, info.translates, info.nEncoderLayers], ["tiny", "whisper", ["en", "de"], true, 2]);
   assert.ok(info.fileBytes > 280_000 && memory.totalBytes > 100_000 && memory.wasmHeapBytes > 0);
   assert.ok(isKept, "the caller's samples are still there");
@@ -68,6 +69,10 @@ function isTheTranscript({ found, told, subtitles, info, isKept, memory }) {
     }
   });
   assert.deepEqual(told, found.segments);
+  // The language of the first sound, by the references' logits behind the start.
+  const [, sure] = [3, 4].map((id) => logitsOf(0, 0)[id]).map((logit, i, both) => 1 / (1 + Math.exp(both[1 - i] - logit)));
+  assert.equal(detected.language, sure > 0.5 ? "de" : "en");
+  assert.ok(Math.abs(detected.probability - Math.max(sure, 1 - sure)) < TOLERANCE, `${detected.probability}, expected ${sure}`);
   assert.equal(subtitles.srt.match(/ --> /g).length, found.segments.length);
   assert.match(subtitles.srt, /^1\n00:00:00,\d{3} --> 00:00:0\d,\d{3}\n/);
   assert.match(subtitles.vtt, /^WEBVTT\n\n00:00:00\.\d{3} --> /);
@@ -252,7 +257,10 @@ async function faulty({ Embedder, Transcriber }, { source, textModel, sound, opt
     text: await said(Transcriber.load(textModel, { device: "cpu", cache: false })),
   };
   const silence = [];
-  for (const length of [0, 1, 80_000]) silence.push(await transcriber.transcribe(new Float32Array(length)));
+  for (const length of [0, 1, 80_000]) {
+    const samples = new Float32Array(length);
+    silence.push({ ...await transcriber.transcribe(samples), detected: await transcriber.detectLanguage(samples) });
+  }
   const after = (await transcriber.transcribe(given, options)).text;
   transcriber.free();
   return { errors, silence, after, freed: await said(transcriber.transcribe(given)) };
@@ -273,7 +281,7 @@ everywhere("what cannot be transcribed is refused, and the next call works", fau
     assert.match(errors.blob, /^not_a_sound: /);
     assert.equal(errors.rate, "no error");
   }
-  for (const { text, language, segments } of silence) assert.deepEqual([text, language, segments], ["", "", []]);
+  for (const { text, language, segments, detected } of silence) assert.deepEqual([text, language, segments, detected], ["", "", [], null]);
   assert.equal(after, want.text);
   assert.match(freed, /^disposed: /);
 }, (place) => ({
