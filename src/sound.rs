@@ -33,6 +33,7 @@ pub const MAX_RATE: u32 = 768_000;
 pub struct Sound {
     rate: u32,
     samples: Vec<f32>,
+    n_damaged_packets: u64,
 }
 
 impl Sound {
@@ -50,7 +51,7 @@ impl Sound {
             1 => samples.to_vec(),
             n => mean(samples, n as usize).collect(),
         };
-        Ok(Sound { rate, samples })
+        Ok(Sound { rate, samples, n_damaged_packets: 0 })
     }
 
     /// Samples in a second.
@@ -61,6 +62,11 @@ impl Sound {
     /// The samples.
     pub fn samples(&self) -> &[f32] {
         &self.samples
+    }
+
+    /// Packets of its file that could not be decoded, and became silence.
+    pub fn n_damaged_packets(&self) -> u64 {
+        self.n_damaged_packets
     }
 
     /// Its length in seconds.
@@ -76,7 +82,7 @@ impl Sound {
     pub fn resampled(&self, rate: u32) -> Result<Sound, Error> {
         let mut resampler = Resampler::new(self.rate, rate)?;
         resampler.push(&self.samples)?;
-        Ok(Sound { rate, samples: resampler.finish()? })
+        Ok(Sound { rate, samples: resampler.finish()?, n_damaged_packets: self.n_damaged_packets })
     }
 }
 

@@ -209,11 +209,12 @@ impl Transcriber {
         options: &TranscribeOptions,
         on_window: &mut dyn FnMut(&[Segment]) -> ControlFlow<()>,
     ) -> Result<Transcript, Error> {
-        let asked = options.check(&self.tokens)?;
+        let asked = options.check(&self.languages(), self.translates())?;
+        let languages = &self.tokens.languages;
+        let mut language = languages.iter().find(|(code, _)| Some(code.as_str()) == asked).cloned();
         let n_window = self.model.config().n_frames();
         let spectrogram = Spectrogram::new(samples, self.model.config().n_bands, n_window)?;
         let n_frames = spectrogram.n_frames();
-        let mut language = asked;
         let mut text = Text::new(self.prompt(options)?);
         let mut random = Random(options.seed);
         let mut segments: Vec<Segment> = Vec::new();

@@ -183,14 +183,20 @@ fn vocabularies() -> Vec<(&'static str, Arc<Tokenizer>, Arc<Grammars>)> {
     let kinds =
         ["ggml-vocab-qwen35", "ggml-vocab-llama-spm", "ggml-vocab-gemma-4", "ggml-vocab-gpt-2", "ggml-vocab-phi-3"];
     let load = |name: &'static str| {
-        let file = format!("vocab/{name}.gguf");
-        let bytes = std::fs::read(common::data(&[&file])?.join(&file)).unwrap();
-        let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
-        let tokenizer = Arc::new(Tokenizer::from_vocab(vocab_from_gguf(&gguf.metadata).unwrap()).unwrap());
-        let grammars = Grammars::new(Arc::clone(&tokenizer), tokenizer.vocab_size() as u32 + 40).unwrap();
-        Some((name, tokenizer, Arc::new(grammars)))
+        let (tokenizer, grammars) = vocabulary(name)?;
+        Some((name, tokenizer, grammars))
     };
     kinds.into_iter().take(if common::is_full() { kinds.len() } else { 2 }).filter_map(load).collect()
+}
+
+/// The test data's vocabulary of this name, with its grammars.
+fn vocabulary(name: &str) -> Option<(Arc<Tokenizer>, Arc<Grammars>)> {
+    let file = format!("vocab/{name}.gguf");
+    let bytes = std::fs::read(common::data(&[&file])?.join(&file)).unwrap();
+    let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
+    let tokenizer = Arc::new(Tokenizer::from_vocab(vocab_from_gguf(&gguf.metadata).unwrap()).unwrap());
+    let grammars = Grammars::new(Arc::clone(&tokenizer), tokenizer.vocab_size() as u32 + 40).unwrap();
+    Some((tokenizer, Arc::new(grammars)))
 }
 
 #[test]

@@ -125,6 +125,8 @@ fn files_that_are_cut_damaged_or_too_long_are_refused() {
     let packets: Vec<usize> = (0..damaged.len()).filter_map(block).collect();
     damaged[packets[2]..packets[2] + 2].fill(0xff);
     let partly = decoded(&damaged, &usual).unwrap();
+    assert_eq!([&whole, &partly].map(Sound::n_damaged_packets), [0, 1]);
+    assert_eq!(partly.resampled(SAMPLE_RATE).unwrap().n_damaged_packets(), 1);
     let n_silent = partly.samples().iter().filter(|&&sample| sample == 0.0).count();
     assert_eq!(partly.samples().len(), whole.samples().len());
     assert!((960..1000).contains(&n_silent) && partly.samples()[..1000] == whole.samples()[..1000], "{n_silent}");

@@ -7,13 +7,11 @@
 // Both take texts and give normalised means. The page is cross-origin isolated, so that ONNX Runtime's WASM has its threads.
 // Loading and a first round are not counted; the two must agree within a cosine distance of 1e-4.
 
-import { createServer } from "node:http";
-import { basename, join, resolve } from "node:path";
-import { fileURLToPath } from "node:url";
+import { basename, resolve } from "node:path";
 import { parseArgs } from "node:util";
 
-import { serveFile } from "../../scripts/static-server.mjs";
 import { openBrowser } from "../../tests/web/browser.mjs";
+import { PACKAGES, servePage } from "./page.mjs";
 
 const { values: options, positionals } = parseArgs({
   allowPositionals: true,
@@ -21,7 +19,7 @@ const { values: options, positionals } = parseArgs({
     rounds: { type: "string", default: "5" },
     texts: { type: "string", default: "64" },
     only: { type: "string" },
-    packages: { type: "string", default: fileURLToPath(new URL("target/js/node_modules", import.meta.url)) },
+    packages: { type: "string", default: PACKAGES },
   },
 });
 const [folder, onnx] = positionals;
@@ -30,35 +28,12 @@ const WORDS = "the river runs quietly past an old engine that nobody has repaire
 const texts = Array.from({ length: Number(options.texts) }, (_, i) =>
   Array.from({ length: 3 + ((i * i) % 58) }, (_, j) => WORDS[(i + j * 7) % 16]).join(" "));
 
-const IMPORTS = {
-  "@huggingface/transformers": "/packages/@huggingface/transformers/dist/transformers.web.js",
-  "onnxruntime-common": "/packages/onnxruntime-common/dist/esm/index.js",
-  "onnxruntime-web/webgpu": "/packages/onnxruntime-web/dist/ort.webgpu.bundle.min.mjs",
-};
-const PAGE = `<!doctype html><title>bench</title><script type="importmap">${JSON.stringify({ imports: IMPORTS })}</script>`;
-const npm = fileURLToPath(new URL("../../npm", import.meta.url));
-const FOLDERS = { npm, packages: options.packages, model: resolve(folder), onnx: resolve(onnx, "..") };
-
-const server = createServer((request, response) => {
-  const { pathname } = new URL(request.url, "http://localhost");
-  response.setHeader("cross-origin-opener-policy", "same-origin");
-  response.setHeader("cross-origin-embedder-policy", "require-corp");
-  if (pathname === "/") return response.setHeader("content-type", "text/html").end(PAGE);
-  // transformers.js looks for the graph in the model's folder.
-  const path = pathname === "/model/onnx/model.onnx" ? `/onnx/${basename(onnx)}` : pathname;
-  const [, name, ...rest] = path.split("/");
-  if (!FOLDERS[name]) return response.writeHead(404).end();
-  return serveFile(FOLDERS[name], `/${rest.join("/")}`, request, response);
-});
-await new Promise((listening) => server.listen(0, "127.0.0.1", listening));
+// transformers.js looks for the graph in the model's folder.
+const server = await servePage({ packages: options.packages, model: resolve(folder), onnx: resolve(onnx, "..") }, { "/model/onnx/model.onnx": `/onnx/${basename(onnx)}` });
 
 /** In the page: both engines on one device, ready to embed batches. */
 async function load(device) {
-  const { pipeline, env } = await import("@huggingface/transformers");
-  env.allowRemoteModels = false;
-  env.allowLocalModels = true;
-  env.localModelPath = "/";
-  env.backends.onnx.wasm.wasmPaths = "/packages/onnxruntime-web/dist/";
+  const { pipeline } = await globalThis.transformers();
   const settings = { dtype: "fp32", device: device === "gpu" ? "webgpu" : "wasm" };
   const extract = await pipeline("feature-extraction", "model", settings);
   const { Embedder } = await import("/npm/dist/index.js");
@@ -93,7 +68,7 @@ const best = {};
 const browser = await openBrowser();
 try {
   for (const device of ["cpu", "gpu"].filter((it) => !options.only || it === options.only)) {
-    const page = await browser.open(`http://localhost:${server.address().port}/`);
+    const page = await browser.open(server.origin);
     page.setDefaultTimeout(0);
     const [on, isIsolated, n_threads] = await page.evaluate(load, device);
     const distance = await page.evaluate(difference, texts.slice(0, 4));

@@ -7,7 +7,7 @@ import type {
   PrefetchOptions, RerankerOptions, TranscriberOptions, VisionOptions,
 } from "./load-options.js";
 import type {
-  AttentionOptions, ChatOptions, ConfigureOptions, EmbedOptions, EngineChatOptions, EngineGenerateOptions, EngineOptions, GenerateOptions,
+  AttentionOptions, ChatOptions, ConfigureOptions, DetectLanguageOptions, EmbedOptions, EngineChatOptions, EngineGenerateOptions, EngineOptions, GenerateOptions,
   HeadOptions, HubOptions, KernelOptions, MolSearchOptions, PromptOptions, RemoveOptions, RequestOptions, RerankOptions,
   RopeOptions, SaveSessionOptions, SearchOptions, SourceOptions, TextsOptions, TokenizeOptions, TranscribeOptions,
 } from "./types.js";
@@ -70,6 +70,7 @@ export const OPTIONS = {
     sampleRate: true, language: true, task: true, timestamps: true, words: true, prompt: true, followsText: true, temperatures: true,
     maxCompressionRatio: true, minLogProbability: true, maxNoSpeech: true, seed: true, onSegment: true, signal: true,
   } satisfies Names<TranscribeOptions>,
+  "detectLanguage": { sampleRate: true, signal: true } satisfies Names<DetectLanguageOptions>,
   "Index.create": { ...PLACE, model: true, dims: true, metric: true, storage: true } satisfies Names<IndexOptions>,
   "Index.load": { ...PLACE, ...HUB, model: true, cache: true, signal: true } satisfies Names<LoadIndexOptions>,
   "Index.search": { filter: true, signal: true } satisfies Names<SearchOptions>,

@@ -5,7 +5,7 @@ import type { WireError } from "./errors.js";
 import type { GitBlob } from "./git.js";
 import type { ModelRecord } from "./store.js";
 import type {
-  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderSettings, EngineOptions, EngineStats,
+  AvailableDevice, ChatMessage, ChatOptions, Counters, DetectedLanguage, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderSettings, EngineOptions, EngineStats,
   GenerateOptions, GenerateResult, HeadOptions, HeadWeights, Hit, ImagePixels, IndexInfo, KeptSession, KvType, MemoryInfo, ModelInfo, ModelReport, MolInfo,
   MolMethod, Notice, Piece, Progress, PromptOptions, Ranked, RerankerInfo, RerankerSettings, TimedText, Tier, Timeline, TranscribeOptions,
   TranscriberInfo, TranscriberSettings, Transcript, TranscriptSegment, VectorStorage,
@@ -212,6 +212,7 @@ export interface Calls {
   rerank: { args: { query: string; documents: string[]; topK?: number; instruction?: string }; event: number; reply: Ranked[] };
   /** Samples of one channel at 16 kHz. Events: the segments of each window. */
   transcribe: { args: { samples: Float32Array; settings: TranscribeSettings }; event: TranscriptSegment[]; reply: Transcript };
+  detectLanguage: { args: { samples: Float32Array }; event: never; reply: DetectedLanguage | null };
   subtitles: { args: { segments: TimedText[]; format: SubtitleFormat }; event: never; reply: string };
   memory: { args: Record<string, never>; event: never; reply: MemoryInfo };
   counters: { args: Record<string, never>; event: never; reply: Counters };
@@ -242,7 +243,7 @@ export interface Calls {
 export type CallName = keyof Calls;
 
 /** Calls of a transcriber's worker. Others are those of the engine's, but for a few that both have. */
-export type SpeechCallName = "loadTranscriber" | "transcribe" | "subtitles";
+export type SpeechCallName = "loadTranscriber" | "transcribe" | "detectLanguage" | "subtitles";
 
 export type LoadName = "loadModel" | "loadEmbedder" | "loadReranker" | "loadTranscriber";
 

@@ -1,6 +1,6 @@
 /** The exports of the WASM module for speech that this package uses. */
 
-import type { TimedText, Transcript, TranscriberInfo, TranscriptSegment, Counters, DeviceChoice, DeviceInfo, MemoryInfo, Tier } from "./types.js";
+import type { DetectedLanguage, TimedText, Transcript, TranscriberInfo, TranscriptSegment, Counters, DeviceChoice, DeviceInfo, MemoryInfo, Tier } from "./types.js";
 import type { TranscribeSettings, TranscriberRequest } from "./protocol.js";
 import type { Adapter, FileInfo } from "./tilewright.js";
 
@@ -39,6 +39,8 @@ export class Transcriber {
   transcribe(
     samples: Float32Array, options: TranscribeSettings, onSegments: (segments: TranscriptSegment[]) => void,
   ): Promise<Transcript | undefined>;
+  /** `null` for silence and for a model of English alone, `undefined` if cancelled. */
+  detectLanguage(samples: Float32Array): Promise<DetectedLanguage | null | undefined>;
   cancel(): void;
   subtitles(segments: TimedText[], format: string): string;
   free(): void;

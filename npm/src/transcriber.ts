@@ -9,7 +9,7 @@ import { known } from "./options.js";
 import type { SubtitleFormat } from "./protocol.js";
 import { samplesOf } from "./sound.js";
 import { specOf } from "./spec.js";
-import type { ModelSource, SoundSource, TimedText, Transcript, TranscribeOptions, TranscriberInfo } from "./types.js";
+import type { DetectedLanguage, DetectLanguageOptions, ModelSource, SoundSource, TimedText, Transcript, TranscribeOptions, TranscriberInfo } from "./types.js";
 
 /**
  * A speech model (Whisper), loaded onto a device in a worker of its own, whose engine is fetched for it: 0.83 MB compressed.
@@ -46,6 +46,17 @@ export class Transcriber extends Loaded<TranscriberInfo> {
     return this.call("transcribe", { samples, settings: defined(settings) }, {
       signal, transfer: [samples.buffer], onEvent: onSegment && ((segments) => segments.forEach((segment) => onSegment(segment))),
     });
+  }
+
+  /**
+   * The likeliest language of a sound's first window that is not silent. `null` for silence, and for a model of English alone.
+   *
+   * @throws As {@link Transcriber.transcribe}.
+   */
+  async detectLanguage(sound: SoundSource, options: DetectLanguageOptions = {}): Promise<DetectedLanguage | null> {
+    const { sampleRate, signal } = known("detectLanguage", options);
+    const samples = await samplesOf(sound, sampleRate, signal);
+    return this.call("detectLanguage", { samples }, { signal, transfer: [samples.buffer] });
   }
 
   /** A transcript as subtitles in the format of SubRip. */

@@ -922,6 +922,17 @@ export interface TranscribeOptions {
   signal?: AbortSignal | undefined;
 }
 
+/** Options of {@link Transcriber.detectLanguage}. */
+export type DetectLanguageOptions = Pick<TranscribeOptions, "sampleRate" | "signal">;
+
+/** The likeliest language of a sound. */
+export interface DetectedLanguage {
+  /** Its code. */
+  language: string;
+  /** Its probability among all languages that the model knows. */
+  probability: number;
+}
+
 /** What was said. */
 export interface Transcript {
   /** The text of all segments. */

@@ -365,6 +365,8 @@ impl Product<'_> {
     pub fn write(&self, weight: Option<WeightType>, to: OutputRows<'_>) {
         /// Tokens whose sums stay in the second-level cache with a panel.
         const MAX_TOKENS: usize = 512;
+        /// Floats of tokens that stay there while all panels meet a run of their columns.
+        const X_LEN: usize = 1 << 18;
         let &Product { form, w, w_scales, panels, first_row, x, n_tokens, n_out, n_blocks } = self;
         let (words, w) = (w, Packed::new(weight, w, w_scales));
         // Where nobody asks for panels, as in browsers, the compiler then leaves their products out.
@@ -372,8 +374,13 @@ impl Product<'_> {
         let in_registers = form.in_registers(n_tokens);
         let rounds = form.rounds && if in_registers { w.rounds() } else { w.rounds_panels() };
         let rounded = rounds.then(|| Rounded::of(x, n_blocks, &w));
-        let n_passes = n_tokens.div_ceil(MAX_TOKENS).max(1);
-        let height = n_tokens.div_ceil(n_passes).max(1);
+        let max_tokens = match panels {
+            Some(_) => (X_LEN / (n_blocks * BLOCK)).clamp(64, MAX_TOKENS),
+            None => MAX_TOKENS,
+        };
+        let n_passes = n_tokens.div_ceil(max_tokens).max(1);
+        // Whole tiles of tokens.
+        let height = n_tokens.div_ceil(n_passes).next_multiple_of(8).max(1);
         let width = if in_registers {
             threads::chunk_len(n_out, 4, 256)
         } else if rounds {

@@ -18,6 +18,9 @@ use crate::shaders::{Id, read_params};
 
 /// Vectors of weights that a panel has side by side.
 const VECTORS: usize = 3;
+/// Columns whose products are added up before they are added to those before: in one long sum, digits would be lost. The
+/// weights of so many columns of a panel stay in the nearest cache while all tokens meet them.
+const RUN: usize = 128;
 
 /// The order of a matrix whose rows are in panels: the panel, the column, the row in the panel. The last panel is filled up
 /// with zeros.
@@ -123,15 +126,32 @@ impl Panels {
     }
 }
 
+/// Weights of some columns of a panel.
+type Columns<E, const LEN: usize> = [[[E; LEN]; VECTORS]];
+
 /// How a weight is stored.
 trait Element: Copy {
     fn load<const LEN: usize, L: Lanes<LEN>>(weights: &[Self; LEN]) -> L;
+
+    /// The columns as floats, written to `floats` unless they are.
+    fn widened<'a, const LEN: usize, L: Lanes<LEN>>(
+        columns: &'a Columns<Self, LEN>,
+        floats: &'a mut Columns<f32, LEN>,
+    ) -> &'a Columns<f32, LEN>;
 }
 
 impl Element for f32 {
     #[inline(always)]
     fn load<const LEN: usize, L: Lanes<LEN>>(weights: &[f32; LEN]) -> L {
         L::load(weights)
+    }
+
+    #[inline(always)]
+    fn widened<'a, const LEN: usize, L: Lanes<LEN>>(
+        columns: &'a Columns<f32, LEN>,
+        _: &'a mut Columns<f32, LEN>,
+    ) -> &'a Columns<f32, LEN> {
+        columns
     }
 }
 
@@ -140,6 +160,18 @@ impl Element for u16 {
     #[inline(always)]
     fn load<const LEN: usize, L: Lanes<LEN>>(weights: &[u16; LEN]) -> L {
         L::from_f16(weights)
+    }
+
+    #[inline(always)]
+    fn widened<'a, const LEN: usize, L: Lanes<LEN>>(
+        columns: &'a Columns<u16, LEN>,
+        floats: &'a mut Columns<f32, LEN>,
+    ) -> &'a Columns<f32, LEN> {
+        let floats = &mut floats[..columns.len()];
+        for (to, weights) in floats.as_flattened_mut().iter_mut().zip(columns.as_flattened()) {
+            L::from_f16(weights).store(to);
+        }
+        floats
     }
 }
 
@@ -170,69 +202,83 @@ impl<E: Element> PanelDots<'_, E> {
         let n_rows = w.len() / dim;
         assert!(n_rows.is_multiple_of(width) && sums.len() == n_tokens * n_rows);
         for (panel, w) in w.chunks_exact(width * dim).enumerate() {
-            let mut t = 0;
-            let mut rest = n_tokens;
-            while rest > 0 {
-                let (x, sums) = (&x[t * dim..], &mut sums[t * n_rows + panel * width..]);
-                let n = if rest >= T {
-                    tile::<LEN, L, E, T>(w, x, dim, sums, n_rows)
-                } else if rest >= 4 {
-                    tile::<LEN, L, E, 4>(w, x, dim, sums, n_rows)
+            let columns = w.as_chunks::<LEN>().0.as_chunks::<VECTORS>().0;
+            for (i, columns) in columns.chunks(RUN).enumerate() {
+                let x = &x[i * RUN..];
+                let mut run = Run { x, dim, n_tokens, sums: &mut sums[panel * width..], stride: n_rows, adds: i > 0 };
+                if n_tokens > T {
+                    let mut floats = [[[0.0; LEN]; VECTORS]; RUN];
+                    run.add::<LEN, L, f32, T>(E::widened::<LEN, L>(columns, &mut floats));
                 } else {
-                    tile::<LEN, L, E, 1>(w, x, dim, sums, n_rows)
-                };
-                t += n;
-                rest -= n;
+                    run.add::<LEN, L, E, T>(columns);
+                }
             }
         }
     }
 }
 
-/// Sums of `T` tokens with a panel; returns `T`. Loops, since what a closure calls may not be inlined, and is then compiled
-/// for any processor.
-#[inline(always)]
-fn tile<const LEN: usize, L: Lanes<LEN>, E: Element, const T: usize>(
-    w: &[E],
-    x: &[f32],
+/// Some columns of all tokens.
+struct Run<'a> {
+    /// From the first column on, rows of `dim`.
+    x: &'a [f32],
     dim: usize,
-    sums: &mut [f32],
+    n_tokens: usize,
+    /// Those of a panel, in rows of `stride`.
+    sums: &'a mut [f32],
     stride: usize,
-) -> usize {
-    /// Columns whose products are added up before they are added to those before: in one long sum, digits would be lost.
-    const RUN: usize = 512;
-    let columns = w.as_chunks::<LEN>().0.as_chunks::<VECTORS>().0;
-    let mut total = [[L::splat(0.0); VECTORS]; T];
-    for (run, columns) in columns.chunks(RUN).enumerate() {
-        let n = columns.len();
-        let mut rows = [&x[..0]; T];
-        for (t, row) in rows.iter_mut().enumerate() {
-            *row = &x[t * dim + run * RUN..][..n];
+    /// Whether there are columns before.
+    adds: bool,
+}
+
+impl Run<'_> {
+    /// Adds products with the weights of these columns.
+    #[inline(always)]
+    fn add<const LEN: usize, L: Lanes<LEN>, E: Element, const T: usize>(&mut self, columns: &Columns<E, LEN>) {
+        let mut t = 0;
+        while t < self.n_tokens {
+            t += match self.n_tokens - t {
+                rest if rest >= T => self.tile::<LEN, L, E, T>(columns, t),
+                4.. => self.tile::<LEN, L, E, 4>(columns, t),
+                _ => self.tile::<LEN, L, E, 1>(columns, t),
+            };
         }
-        let mut part = [[L::splat(0.0); VECTORS]; T];
+    }
+
+    /// Adds those of `T` tokens from the `first` on; returns `T`. Loops, since what a closure calls may not be inlined, and is
+    /// then compiled for any processor.
+    #[inline(always)]
+    fn tile<const LEN: usize, L: Lanes<LEN>, E: Element, const T: usize>(
+        &mut self,
+        columns: &Columns<E, LEN>,
+        first: usize,
+    ) -> usize {
+        let mut rows = [&self.x[..0]; T];
+        for (t, row) in rows.iter_mut().enumerate() {
+            *row = &self.x[(first + t) * self.dim..][..columns.len()];
+        }
+        let mut sums = [[L::splat(0.0); VECTORS]; T];
         for (k, column) in columns.iter().enumerate() {
             let mut weights = [L::splat(0.0); VECTORS];
             for (weights, column) in weights.iter_mut().zip(column) {
                 *weights = E::load::<LEN, L>(column);
             }
-            for (part, row) in part.iter_mut().zip(rows) {
+            for (sums, row) in sums.iter_mut().zip(rows) {
                 let x = L::splat(row[k]);
-                for (part, weights) in part.iter_mut().zip(weights) {
-                    *part = x.fma(weights, *part);
+                for (sum, weights) in sums.iter_mut().zip(weights) {
+                    *sum = x.fma(weights, *sum);
                 }
             }
         }
         let one = L::splat(1.0);
-        for (total, part) in total.as_flattened_mut().iter_mut().zip(part.as_flattened()) {
-            *total = part.fma(one, *total);
+        for (t, sums) in sums.into_iter().enumerate() {
+            let to = self.sums[(first + t) * self.stride..][..VECTORS * LEN].as_chunks_mut::<LEN>().0;
+            for (to, sum) in to.iter_mut().zip(sums) {
+                let sum = if self.adds { sum.fma(one, L::load(to)) } else { sum };
+                sum.store(to);
+            }
         }
+        T
     }
-    for (t, total) in total.into_iter().enumerate() {
-        let to = sums[t * stride..][..VECTORS * LEN].as_chunks_mut::<LEN>().0;
-        for (to, total) in to.iter_mut().zip(total) {
-            total.store(to);
-        }
-    }
-    T
 }
 
 #[cfg(test)]
@@ -277,43 +323,71 @@ mod tests {
         }
     }
 
+    /// On this processor, on one with vectors of 256 bits at most, and on any.
+    const WAYS: [(usize, bool); 3] = [(16, false), (8, false), (8, true)];
+
+    /// Sums of all rows, `[tokens, rows of the panels]`; `None` where the processor has no such vectors.
+    fn products(rows: &[f32], x: &[f32], dim: usize, weight: PanelWeight, way: (usize, bool)) -> Option<Vec<f32>> {
+        let (lanes, _) = way;
+        if lanes == 16 && simd::panel_lanes() != Some(16) {
+            return None;
+        }
+        let panels = panels(rows.len() / dim, dim, lanes, weight);
+        let mut packed = vec![0; panels.len()];
+        panels.pack(&stored(rows, weight), &mut packed);
+        let mut sums = vec![f32::NAN; x.len() / dim * panels.n_rows.next_multiple_of(panels.width)];
+        macro_rules! run {
+            ($element:ty) => {{
+                let w = bytemuck::cast_slice::<u32, $element>(&packed);
+                let work = PanelDots { w, x, dim, sums: &mut sums };
+                match way {
+                    (16, _) => simd::run_wide(work),
+                    (_, false) => simd::run(work),
+                    (_, true) => work.run::<[f32; 8]>(),
+                }
+            }};
+        }
+        match weight {
+            PanelWeight::F32 => run!(f32),
+            PanelWeight::F16 => run!(u16),
+        }
+        Some(sums)
+    }
+
     #[test]
     fn panel_products_agree_for_any_lanes_and_token_count() {
         for weight in [PanelWeight::F32, PanelWeight::F16] {
             for (n_rows, dim) in [(48, 32), (70, 64), (24, 1056), (95, 544)] {
-                for n_tokens in [1, 3, 4, 7, 8, 13, 20] {
+                for n_tokens in [1, 3, 4, 7, 8, 13, 21] {
                     let (rows, x) = (numbers(n_rows * dim), numbers(n_tokens * dim));
                     let want =
                         |t: usize, n: usize| -> f32 { (0..dim).map(|k| x[t * dim + k] * rows[n * dim + k]).sum() };
-                    for (lanes, is_plain) in [(16, false), (8, false), (8, true)] {
-                        if lanes == 16 && simd::panel_lanes() != Some(16) {
-                            continue;
-                        }
-                        let panels = panels(n_rows, dim, lanes, weight);
-                        let mut packed = vec![0; panels.len()];
-                        panels.pack(&stored(&rows, weight), &mut packed);
-                        let n_padded = n_rows.next_multiple_of(panels.width);
-                        let mut sums = vec![f32::NAN; n_tokens * n_padded];
-                        macro_rules! run {
-                            ($element:ty) => {{
-                                let w = bytemuck::cast_slice::<u32, $element>(&packed);
-                                let work = PanelDots { w, x: &x, dim, sums: &mut sums };
-                                match (lanes, is_plain) {
-                                    (16, _) => simd::run_wide(work),
-                                    (_, false) => simd::run(work),
-                                    (_, true) => work.run::<[f32; 8]>(),
-                                }
-                            }};
-                        }
-                        match weight {
-                            PanelWeight::F32 => run!(f32),
-                            PanelWeight::F16 => run!(u16),
-                        }
-                        for (t, sums) in sums.chunks_exact(n_padded).enumerate() {
+                    for way in WAYS {
+                        let Some(sums) = products(&rows, &x, dim, weight, way) else { continue };
+                        for (t, sums) in sums.chunks_exact(sums.len() / n_tokens).enumerate() {
                             for (n, &sum) in sums.iter().take(n_rows).enumerate() {
-                                assert_eq!(sum, want(t, n), "{panels:?}, {n_tokens} tokens, {t}, {n}");
+                                assert_eq!(sum, want(t, n), "{n_rows} {weight:?} {way:?}, {n_tokens} tokens, {t}, {n}");
                             }
                         }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn panel_products_do_not_depend_on_the_token_count() {
+        const MOST: usize = 21;
+        let uneven = |n| numbers(n).into_iter().map(|x| x / 7.0).collect::<Vec<_>>();
+        for weight in [PanelWeight::F32, PanelWeight::F16] {
+            for (n_rows, dim) in [(48, 32), (70, 416)] {
+                let (rows, x) = (uneven(n_rows * dim), uneven(MOST * dim));
+                for way in WAYS {
+                    let product = |n_tokens: usize| products(&rows, &x[..n_tokens * dim], dim, weight, way);
+                    let Some(all) = product(MOST) else { continue };
+                    for n_tokens in 1..MOST {
+                        let some = product(n_tokens).unwrap();
+                        assert!(some == all[..some.len()], "{n_rows} {weight:?} {way:?}, {n_tokens} tokens");
                     }
                 }
             }

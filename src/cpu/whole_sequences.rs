@@ -1,6 +1,10 @@
 //! Attention of tokens that see all of their sequence, as encoders have it: one query in each lane of a vector, so that
 //! neither its scores nor their sum are added up across lanes. A key's elements, and its value's, are the same in all lanes.
 //!
+//! Keys are visited a tile at a time by all queries, and copied next to each other before: their rows lie in different pages,
+//! which processors do not fetch ahead. For 1500 keys in rows of 1152 floats, that and two vectors of queries at a time took
+//! a third of the time.
+//!
 //! A query meets the keys of its sequence in one order, by itself, whatever stands in the other lanes: its result is the
 //! same in any batch.
 
@@ -8,23 +12,25 @@ use super::simd::{self, Exp, Lanes, WideWork};
 
 /// Keys whose scores are found before they are weighted.
 const TILE: usize = 64;
-/// Sums side by side, so that none waits for the one before: scores of so many keys, then so many columns of values.
-const TOGETHER: usize = 8;
 
 /// What a thread computes in.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Queries, `[D, lanes]`.
+    /// Keys of a tile, then values, `[2, keys, D]`.
+    near: Vec<f32>,
+    /// Queries, `[vectors, D, lanes]`.
     q: Vec<f32>,
-    /// `[keys of a tile, lanes]`.
+    /// Scores of the vectors that are computed together, `[vectors, keys of a tile, lanes]`.
     scores: Vec<f32>,
-    /// Sums of values, `[D, lanes]`.
+    /// Highest score and sum of weights so far, `[vectors, 2, lanes]`.
+    totals: Vec<f32>,
+    /// Sums of values, `[vectors, D, lanes]`.
     y: Vec<f32>,
 }
 
 /// Whether heads of this size have whole runs of columns.
 pub(super) fn takes(head_dim: usize) -> bool {
-    head_dim.is_multiple_of(TOGETHER)
+    head_dim.is_multiple_of(8)
 }
 
 /// Attention of some tokens of a sequence in one head.
@@ -47,77 +53,65 @@ pub(super) struct Sequence<'a, 'y> {
 impl WideWork for Sequence<'_, '_> {
     #[inline(always)]
     fn run_wide<const LEN: usize, L: Lanes<LEN>>(self) {
+        // As many sums as there are registers for, beside the queries.
+        match L::SUMS {
+            ..12 => self.visit_all::<LEN, L, 1, 4>(),
+            12..16 => self.visit_all::<LEN, L, 2, 4>(),
+            16.. => self.visit_all::<LEN, L, 2, 8>(),
+        }
+    }
+}
+
+impl Sequence<'_, '_> {
+    /// `Q` vectors of queries together, and `N` keys or columns of values.
+    #[inline(always)]
+    fn visit_all<const LEN: usize, L: Lanes<LEN>, const Q: usize, const N: usize>(self) {
         let Sequence { q, q_stride, k, v, n_keys, scale, biases, y, scratch } = self;
-        let dim = k.dim;
-        // Of products; with biases they are scores already.
-        let factor = if biases.is_some() { 1.0 } else { scale };
-        let Scratch { q: turned, scores, y: sums } = scratch;
-        turned.resize(dim * LEN, 0.0);
-        scores.resize(TILE * LEN, 0.0);
-        sums.resize(dim * LEN, 0.0);
+        let (dim, n_vectors) = (k.dim, y.len().div_ceil(LEN));
+        let Scratch { near, q: turned, scores, totals, y: sums } = scratch;
+        near.resize(2 * TILE * dim, 0.0);
+        turned.resize(n_vectors * dim * LEN, 0.0);
+        scores.resize(Q * TILE * LEN, 0.0);
+        totals.resize(n_vectors * 2 * LEN, 0.0);
+        sums.resize(n_vectors * dim * LEN, 0.0);
+        let (near_k, near_v) = near.split_at_mut(TILE * dim);
         let (turned, scores, sums) = (lanes_mut(turned), lanes_mut(scores), lanes_mut(sums));
-        for (i, y) in y.chunks_mut(LEN).enumerate() {
-            for (block, turned) in turned.chunks_mut(LEN).enumerate() {
-                let mut square = [[0.0; LEN]; LEN];
-                for (lane, square) in square.iter_mut().enumerate() {
-                    // Lanes behind the last query repeat it.
-                    let row = &q[(i * LEN + lane.min(y.len() - 1)) * q_stride..][..dim];
-                    copy::<LEN>(&row[block * LEN..], square);
-                }
-                L::transpose(&mut square);
-                for (turned, square) in turned.iter_mut().zip(square) {
-                    *turned = square;
-                }
+        let totals = lanes_mut::<LEN>(totals).as_chunks_mut::<2>().0;
+        for (i, turned) in turned.chunks_exact_mut(dim).enumerate() {
+            let rows = &q[i * LEN * q_stride..];
+            turn::<LEN, L>(rows, q_stride, LEN.min(y.len() - i * LEN), turned);
+        }
+        sums.as_flattened_mut().fill(0.0);
+        totals.fill([[f32::MIN; LEN], [0.0; LEN]]);
+        for start in (0..n_keys).step_by(TILE) {
+            let n = TILE.min(n_keys - start);
+            let (mut k, mut v) = (k.from(start), v.from(start));
+            // Met once, they would be copied in vain.
+            if n_vectors > Q {
+                (k, v) = (k.copied(n, near_k), v.copied(n, near_v));
             }
-            sums.as_flattened_mut().fill(0.0);
-            let (mut highest, mut total) = ([f32::MIN; LEN], [0.0; LEN]);
-            for start in (0..n_keys).step_by(TILE) {
-                let n = TILE.min(n_keys - start);
-                score::<LEN, L>(turned, &k, start, n, scores);
-                let scores = &mut scores[..n];
-                if let Some(biases) = &biases {
-                    for (key, scores) in scores.iter_mut().enumerate() {
-                        for (lane, score) in scores.iter_mut().enumerate() {
-                            *score = scale * *score + biases.get(i * LEN + lane, start + key);
-                        }
-                    }
+            let mut first = 0;
+            while first < n_vectors {
+                let together = if n_vectors - first >= Q { Q } else { 1 };
+                let vectors = first * dim..(first + together) * dim;
+                let mut group = Group {
+                    q: &turned[vectors.clone()],
+                    scores: &mut *scores,
+                    totals: &mut totals[first..first + together],
+                    y: &mut sums[vectors],
+                };
+                let bias = biases.as_ref().map(|biases| (scale, biases, [first * LEN, start]));
+                match together == Q {
+                    true => group.visit::<L, Q, N>(&k, &v, n, scale, bias),
+                    false => group.visit::<L, 1, N>(&k, &v, n, scale, bias),
                 }
-                let mut next = highest;
-                for scores in scores.iter() {
-                    for (next, score) in next.iter_mut().zip(scores) {
-                        let score = factor * score;
-                        *next = if score > *next { score } else { *next };
-                    }
-                }
-                let mut below = [0.0; LEN];
-                for lane in 0..LEN {
-                    below[lane] = -next[lane];
-                }
-                let below = L::load(&below);
-                for scores in scores.iter_mut() {
-                    L::load(scores).fma(L::splat(factor), below).store(scores);
-                }
-                simd::each::<L>(scores.as_flattened_mut(), &Exp);
-                let mut rescale = [0.0; LEN];
-                for lane in 0..LEN {
-                    rescale[lane] = highest[lane] - next[lane];
-                }
-                simd::each::<L>(&mut rescale, &Exp);
-                let mut sum = [0.0; LEN];
-                for weights in scores.iter() {
-                    for (sum, weight) in sum.iter_mut().zip(weights) {
-                        *sum += weight;
-                    }
-                }
-                for lane in 0..LEN {
-                    total[lane] = total[lane] * rescale[lane] + sum[lane];
-                }
-                highest = next;
-                add_values::<LEN, L>(scores, &v, start, &rescale, sums);
+                first += together;
             }
+        }
+        for ((y, sums), [_, total]) in y.chunks_mut(LEN).zip(sums.chunks_exact(dim)).zip(totals) {
             let mut inverse = [0.0; LEN];
             for (inverse, total) in inverse.iter_mut().zip(total) {
-                *inverse = 1.0 / total;
+                *inverse = 1.0 / *total;
             }
             let inverse = L::load(&inverse);
             for (block, sums) in sums.chunks(LEN).enumerate() {
@@ -131,6 +125,48 @@ impl WideWork for Sequence<'_, '_> {
                 }
             }
         }
+    }
+}
+
+/// Vectors of queries that are computed together.
+struct Group<'a, const LEN: usize> {
+    /// `[vectors, D]`.
+    q: &'a [[f32; LEN]],
+    /// `[vectors, keys of a tile]`.
+    scores: &'a mut [[f32; LEN]],
+    /// Highest score and sum of weights of each vector.
+    totals: &'a mut [[[f32; LEN]; 2]],
+    /// `[vectors, D]`.
+    y: &'a mut [[f32; LEN]],
+}
+
+impl<const LEN: usize> Group<'_, LEN> {
+    /// Adds `n` keys and values.
+    #[inline(always)]
+    fn visit<L: Lanes<LEN>, const Q: usize, const N: usize>(
+        &mut self,
+        k: &Rows<'_>,
+        v: &Rows<'_>,
+        n: usize,
+        scale: f32,
+        bias: Option<(f32, &HeadBiases<'_>, [usize; 2])>,
+    ) {
+        score::<LEN, L, Q, N>(self.q, k, n, self.scores);
+        // Of products; with biases they are scores already.
+        let factor = if bias.is_some() { 1.0 } else { scale };
+        let mut rescales = [[0.0; LEN]; Q];
+        for (i, rescale) in rescales.iter_mut().enumerate() {
+            let scores = &mut self.scores[i * TILE..][..n];
+            if let Some((scale, biases, [first_query, first_key])) = bias {
+                for (key, scores) in scores.iter_mut().enumerate() {
+                    for (lane, score) in scores.iter_mut().enumerate() {
+                        *score = scale * *score + biases.get(first_query + i * LEN + lane, first_key + key);
+                    }
+                }
+            }
+            *rescale = weigh::<LEN, L>(scores, factor, &mut self.totals[i]);
+        }
+        add_values::<LEN, L, Q, N>(self.scores, v, n, &rescales, self.y);
     }
 }
 
@@ -175,10 +211,25 @@ pub(super) struct Rows<'a> {
     pub dim: usize,
 }
 
-impl Rows<'_> {
+impl<'a> Rows<'a> {
     #[inline(always)]
-    fn row(&self, i: usize) -> &[f32] {
+    fn row(&self, i: usize) -> &'a [f32] {
         &self.floats[i * self.stride..][..self.dim]
+    }
+
+    /// Those from the `i`-th on.
+    #[inline(always)]
+    fn from(&self, i: usize) -> Rows<'a> {
+        Rows { floats: &self.floats[i * self.stride..], stride: self.stride, dim: self.dim }
+    }
+
+    /// The first `n` one after the other.
+    #[inline(always)]
+    fn copied<'b>(&self, n: usize, to: &'b mut [f32]) -> Rows<'b> {
+        for (i, to) in to.chunks_exact_mut(self.dim).take(n).enumerate() {
+            to.copy_from_slice(self.row(i));
+        }
+        Rows { floats: to, stride: self.dim, dim: self.dim }
     }
 }
 
@@ -200,61 +251,139 @@ fn copy<const LEN: usize>(from: &[f32], to: &mut [f32]) {
     }
 }
 
-/// `scores[i] = q . k[start + i]` for `n` keys. Loops, since what a closure calls may be compiled for any processor.
+/// Puts `n` queries into the lanes of vectors, `[D]`. Lanes behind the last query repeat it.
 #[inline(always)]
-fn score<const LEN: usize, L: Lanes<LEN>>(
-    q: &[[f32; LEN]],
-    k: &Rows<'_>,
-    start: usize,
-    n: usize,
-    scores: &mut [[f32; LEN]],
-) {
-    let dim = q.len();
-    for (block, scores) in scores.as_chunks_mut::<TOGETHER>().0.iter_mut().enumerate() {
-        let first = block * TOGETHER;
-        if first >= n {
-            break;
+fn turn<const LEN: usize, L: Lanes<LEN>>(q: &[f32], stride: usize, n: usize, turned: &mut [[f32; LEN]]) {
+    let dim = turned.len();
+    for (block, turned) in turned.chunks_mut(LEN).enumerate() {
+        let mut square = [[0.0; LEN]; LEN];
+        for (lane, square) in square.iter_mut().enumerate() {
+            let row = &q[lane.min(n - 1) * stride..][..dim];
+            copy::<LEN>(&row[block * LEN..], square);
         }
-        let mut rows = [&k.floats[..0]; TOGETHER];
-        for (i, row) in rows.iter_mut().enumerate() {
-            // Rows behind the last key repeat it.
-            *row = &k.row(start + (first + i).min(n - 1))[..dim];
-        }
-        let mut sums = [L::splat(0.0); TOGETHER];
-        for (d, q) in q.iter().enumerate() {
-            let q = L::load(q);
-            for (sum, row) in sums.iter_mut().zip(rows) {
-                *sum = L::splat(row[d]).fma(q, *sum);
-            }
-        }
-        for (scores, sum) in scores.iter_mut().zip(sums) {
-            sum.store(scores);
+        L::transpose(&mut square);
+        for (turned, square) in turned.iter_mut().zip(square) {
+            *turned = square;
         }
     }
 }
 
-/// `y = rescale * y + weights * v[start..]`. A tile is summed on its own first, since adding keys one by one to a long sum
-/// would lose digits.
+/// `scores[i] = q . k[i]` for `n` keys and `Q` vectors. Loops, since what a closure calls may be compiled for any processor.
 #[inline(always)]
-fn add_values<const LEN: usize, L: Lanes<LEN>>(
-    weights: &[[f32; LEN]],
-    v: &Rows<'_>,
-    start: usize,
-    rescale: &[f32; LEN],
-    y: &mut [[f32; LEN]],
+fn score<const LEN: usize, L: Lanes<LEN>, const Q: usize, const N: usize>(
+    q: &[[f32; LEN]],
+    k: &Rows<'_>,
+    n: usize,
+    scores: &mut [[f32; LEN]],
 ) {
-    let rescale = L::load(rescale);
-    for (block, y) in y.as_chunks_mut::<TOGETHER>().0.iter_mut().enumerate() {
-        let mut sums = [L::splat(0.0); TOGETHER];
-        for (i, weights) in weights.iter().enumerate() {
-            let weights = L::load(weights);
-            let columns = &v.row(start + i)[block * TOGETHER..][..TOGETHER];
-            for (sum, &column) in sums.iter_mut().zip(columns) {
-                *sum = L::splat(column).fma(weights, *sum);
+    let dim = q.len() / Q;
+    let mut vectors = [&q[..0]; Q];
+    for (i, vector) in vectors.iter_mut().enumerate() {
+        *vector = &q[i * dim..][..dim];
+    }
+    for first in (0..n).step_by(N) {
+        let mut rows = [&k.floats[..0]; N];
+        for (i, row) in rows.iter_mut().enumerate() {
+            // Rows behind the last key repeat it.
+            *row = &k.row((first + i).min(n - 1))[..dim];
+        }
+        let mut sums = [[L::splat(0.0); Q]; N];
+        for d in 0..dim {
+            let mut q = [L::splat(0.0); Q];
+            for (q, vector) in q.iter_mut().zip(vectors) {
+                *q = L::load(&vector[d]);
+            }
+            for (sums, row) in sums.iter_mut().zip(rows) {
+                let x = L::splat(row[d]);
+                for (sum, q) in sums.iter_mut().zip(q) {
+                    *sum = x.fma(q, *sum);
+                }
             }
         }
-        for (y, sum) in y.iter_mut().zip(sums) {
-            rescale.fma(L::load(y), sum).store(y);
+        for (i, sums) in sums.into_iter().enumerate() {
+            for (vector, sum) in sums.into_iter().enumerate() {
+                sum.store(&mut scores[vector * TILE + first + i]);
+            }
+        }
+    }
+}
+
+/// Makes weights of a vector's scores, relative to its highest so far. Returns what earlier sums are multiplied by.
+#[inline(always)]
+fn weigh<const LEN: usize, L: Lanes<LEN>>(
+    scores: &mut [[f32; LEN]],
+    factor: f32,
+    [highest, total]: &mut [[f32; LEN]; 2],
+) -> [f32; LEN] {
+    let mut next = *highest;
+    for scores in scores.iter() {
+        for (next, score) in next.iter_mut().zip(scores) {
+            let score = factor * score;
+            *next = if score > *next { score } else { *next };
+        }
+    }
+    let mut below = [0.0; LEN];
+    for lane in 0..LEN {
+        below[lane] = -next[lane];
+    }
+    let below = L::load(&below);
+    for scores in scores.iter_mut() {
+        L::load(scores).fma(L::splat(factor), below).store(scores);
+    }
+    simd::each::<L>(scores.as_flattened_mut(), &Exp);
+    let mut rescale = [0.0; LEN];
+    for lane in 0..LEN {
+        rescale[lane] = highest[lane] - next[lane];
+    }
+    simd::each::<L>(&mut rescale, &Exp);
+    let mut sum = [0.0; LEN];
+    for weights in scores.iter() {
+        for (sum, weight) in sum.iter_mut().zip(weights) {
+            *sum += weight;
+        }
+    }
+    for lane in 0..LEN {
+        total[lane] = total[lane] * rescale[lane] + sum[lane];
+    }
+    *highest = next;
+    rescale
+}
+
+/// `y = rescale * y + weights * v` of `n` keys and `Q` vectors. A tile is summed on its own first, since adding keys one by one
+/// to a long sum would lose digits.
+#[inline(always)]
+fn add_values<const LEN: usize, L: Lanes<LEN>, const Q: usize, const N: usize>(
+    weights: &[[f32; LEN]],
+    v: &Rows<'_>,
+    n: usize,
+    rescales: &[[f32; LEN]; Q],
+    y: &mut [[f32; LEN]],
+) {
+    let dim = y.len() / Q;
+    let mut vectors = [&weights[..0]; Q];
+    for (i, vector) in vectors.iter_mut().enumerate() {
+        *vector = &weights[i * TILE..][..n];
+    }
+    for first in (0..dim).step_by(N) {
+        let mut sums = [[L::splat(0.0); Q]; N];
+        for key in 0..n {
+            let mut weights = [L::splat(0.0); Q];
+            for (weights, vector) in weights.iter_mut().zip(vectors) {
+                *weights = L::load(&vector[key]);
+            }
+            let columns = &v.row(key)[first..][..N];
+            for (sums, &column) in sums.iter_mut().zip(columns) {
+                let x = L::splat(column);
+                for (sum, weights) in sums.iter_mut().zip(weights) {
+                    *sum = x.fma(weights, *sum);
+                }
+            }
+        }
+        for (i, sums) in sums.into_iter().enumerate() {
+            for ((vector, sum), rescale) in sums.into_iter().enumerate().zip(rescales) {
+                let y = &mut y[vector * dim + first + i];
+                L::load(rescale).fma(L::load(y), sum).store(y);
+            }
         }
     }
 }

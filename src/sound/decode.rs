@@ -323,7 +323,11 @@ impl Decoding {
             return Err(self.file.truncated());
         }
         match self.decoded {
-            Some((rate, samples)) => Ok(Sound { rate: self.rate.unwrap_or(rate), samples: samples.finish()? }),
+            Some((rate, samples)) => Ok(Sound {
+                rate: self.rate.unwrap_or(rate),
+                samples: samples.finish()?,
+                n_damaged_packets: self.n_damaged,
+            }),
             None => Sound::new(self.rate.or(self.header_rate).unwrap_or(SAMPLE_RATE), 1, &[]),
         }
     }

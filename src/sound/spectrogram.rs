@@ -74,6 +74,11 @@ impl Spectrogram<'_> {
         let (mut x, mut y) = (vec![[0.0; 2]; FRAME], vec![[0.0; 2]; FRAME]);
         let mut bands = vec![0.0; self.bands.len()];
         for pair in frames.clone().step_by(2) {
+            if self.is_silent_from(pair) {
+                bands.fill(LEAST.log10());
+                (pair..frames.end).for_each(|_| take(&bands));
+                return;
+            }
             for (i, (x, window)) in x.iter_mut().zip(&self.window).enumerate() {
                 *x = [pair, pair + 1].map(|frame| window * self.sample(frame, i));
             }
@@ -86,6 +91,11 @@ impl Spectrogram<'_> {
                 take(&bands);
             }
         }
+    }
+
+    /// Whether a frame and all after it begin behind the sound. What is mirrored there is silence, too.
+    fn is_silent_from(&self, frame: usize) -> bool {
+        frame * HOP >= self.samples.len() + FRAME / 2
     }
 
     /// A sample of a frame, whose middle is where it begins. Sounds are mirrored at both ends.
@@ -192,6 +202,16 @@ mod tests {
         let quietest = frames.iter().copied().fold(f32::MAX, f32::min);
         assert!(frames[..2 * 80].iter().any(|&value| value > quietest + 1.0));
         assert!(frames[4 * 80..].iter().all(|&value| value == quietest));
+    }
+
+    #[test]
+    fn silence_behind_a_sound_is_as_zeros_in_it() {
+        for n in [1, 199, 3200, 3333, 3360] {
+            let mut sound: Vec<f32> = (0..n).map(|i| ((i * 37 % 101) as f32 - 50.0) / 100.0).collect();
+            let found = Spectrogram::new(&sound, 80, 30).unwrap().frames(0, 30);
+            sound.resize(4800, 0.0);
+            assert_eq!(found, Spectrogram::new(&sound, 80, 30).unwrap().frames(0, 30), "{n} samples");
+        }
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! How to transcribe.
 
 use super::languages::code_of;
-use super::rules::SpeechTokens;
 use crate::error::Error;
 use crate::kernels::KvType;
 
@@ -84,11 +83,12 @@ impl Default for TranscribeOptions {
 }
 
 impl TranscribeOptions {
-    /// The code and the token of the language asked for.
+    /// Checks them for a model, whose languages are those of [`Transcriber::languages`](crate::Transcriber::languages): the
+    /// code of the language asked for.
     ///
     /// # Errors
     /// [`Error::Option`] for an option out of range, or that the model does not have.
-    pub(super) fn check(&self, tokens: &SpeechTokens) -> Result<Option<(String, u32)>, Error> {
+    pub fn check<'a>(&self, languages: &[&'a str], translates: bool) -> Result<Option<&'a str>, Error> {
         let wrong = |option, expected: String, found: String| Err(Error::Option { option, expected, found });
         if self.temperatures.is_empty() || self.temperatures.iter().any(|t| !(0.0..=2.0).contains(t)) {
             return wrong("temperatures", "one or more from 0 to 2".into(), format!("{:?}", self.temperatures));
@@ -102,29 +102,22 @@ impl TranscribeOptions {
                 return wrong(option, "a number".into(), value.to_string());
             }
         }
-        if self.task == Task::Translate && tokens.translate.is_none() {
+        if self.task == Task::Translate && !translates {
             return wrong("task", "transcribe, as this model knows English alone".into(), "translate".into());
         }
         let asked = self.language.as_deref().filter(|language| !["", "auto"].contains(language));
         let Some(language) = asked else { return Ok(None) };
         // `de-DE` is German.
         let code = code_of(language).or_else(|| code_of(language.split_once(['-', '_'])?.0));
-        if tokens.languages.is_empty() {
-            return match code {
-                Some("en") => Ok(None),
-                _ => wrong("language", "en, as this model knows English alone".into(), language.to_owned()),
-            };
-        }
-        let known = |code: &str| tokens.languages.iter().find(|(known, _)| known == code).cloned();
+        let known = |code: &str| languages.iter().copied().find(|known| *known == code);
         match known(language).or_else(|| code.and_then(known)) {
             Some(found) => Ok(Some(found)),
             None => {
-                let codes: Vec<&str> = tokens.languages.iter().map(|(code, _)| code.as_str()).collect();
-                wrong(
-                    "language",
-                    format!("a code or name of a language that the model knows: {}", codes.join(", ")),
-                    language.to_owned(),
-                )
+                let expected = match languages {
+                    ["en"] => "en, as this model knows English alone".into(),
+                    _ => format!("a code or name of a language that the model knows: {}", languages.join(", ")),
+                };
+                wrong("language", expected, language.to_owned())
             }
         }
     }

@@ -102,10 +102,7 @@ impl Transcriber {
         on_segments: Function,
     ) -> Result<JsValue, JsValue> {
         let options = read_transcribe_options(options)?;
-        let Some(mut transcriber) = self.transcriber.take() else {
-            let (expected, found) = ("one call at a time".into(), "a call beside another".into());
-            return Err(to_js_error(Error::Operand { kernel: "transcribe", operand: "transcriber", expected, found }));
-        };
+        let mut transcriber = self.take()?;
         let mut on_window = |segments: &[crate::transcribe::Segment]| {
             let segments: Vec<Segment> = segments.iter().map(Segment::of).collect();
             if let Ok(segments) = to_js(&segments) {
@@ -126,7 +123,26 @@ impl Transcriber {
         }
     }
 
-    /// Cancels `transcribe` after the pass in flight.
+    /// The language of samples of one channel at 16 kHz, see `DetectedLanguage` in the npm package; `null` for silence and for a
+    /// model of English alone, `undefined` if cancelled. One call at a time.
+    #[wasm_bindgen(js_name = detectLanguage)]
+    pub async fn detect_language(&self, samples: Vec<f32>) -> Result<JsValue, JsValue> {
+        #[derive(Serialize)]
+        struct Detected {
+            language: String,
+            probability: f32,
+        }
+        let mut transcriber = self.take()?;
+        let outcome = self.work.run(transcriber.detect_language(&samples)).await;
+        self.transcriber.set(Some(transcriber));
+        let Some(found) = outcome else { return Ok(JsValue::UNDEFINED) };
+        match found.map_err(to_js_error)? {
+            Some((language, probability)) => to_js(&Detected { language, probability }),
+            None => Ok(JsValue::NULL),
+        }
+    }
+
+    /// Cancels the current work after the pass in flight.
     pub fn cancel(&self) {
         self.work.cancel();
     }
@@ -156,6 +172,13 @@ impl Transcriber {
             transcriber: Cell::new(Some(Box::new(transcriber))),
             work: CurrentWork::default(),
         }
+    }
+
+    fn take(&self) -> Result<Box<crate::Transcriber>, JsValue> {
+        self.transcriber.take().ok_or_else(|| {
+            let (expected, found) = ("one call at a time".into(), "a call beside another".into());
+            to_js_error(Error::Operand { kernel: "transcribe", operand: "transcriber", expected, found })
+        })
     }
 }
 

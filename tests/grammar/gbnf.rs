@@ -210,7 +210,7 @@ fn malformed_gbnf_is_refused_with_its_line() {
 
 #[test]
 fn token_mask_of_a_large_vocabulary_is_fast() {
-    let [(name, tokenizer, grammars), ..] = &super::vocabularies()[..] else { return };
+    let Some((tokenizer, grammars)) = super::vocabulary("ggml-vocab-qwen35") else { return };
     let text = "{\"name\": \"a text of some length\", \"list\": [1, 22, 333, {\"b\": true}]}";
     let mut guide = grammars.begin(&gbnf(JSON), tokenizer.eos_ids()).unwrap();
     let mut longest = std::time::Duration::ZERO;
@@ -221,5 +221,5 @@ fn token_mask_of_a_large_vocabulary_is_fast() {
         longest = longest.max(start.elapsed());
         guide.accept(id).unwrap();
     }
-    println!("{name}: {} tokens of JSON by a grammar of llama.cpp's, a mask in at most {longest:?}", ids.len());
+    println!("{} tokens of JSON by a grammar of llama.cpp's, a mask in at most {longest:?}", ids.len());
 }

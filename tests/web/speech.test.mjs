@@ -1,5 +1,5 @@
-// Speech to text in the package, in Chromium and in Node, on WebGPU and on the CPU: a tiny model's transcripts are those that Rust has, with
-// the same tokens and times; a real model's text; sound files that the browser decodes; aborting, invalid input, a lost device.
+// Speech to text in the package, in Chromium and in Node, on WebGPU and on the CPU: a tiny model's probabilities and tokens are those of
+// transformers, its transcripts those that Rust has, with the same tokens and times; a real model's text; sound files that the browser decodes; aborting, invalid input, a lost device.
 
 import assert from "node:assert/strict";
 import { readdirSync, readFileSync } from "node:fs";
@@ -8,7 +8,7 @@ import { test } from "node:test";
 
 import { devicesIn, everywhere, places, published, server } from "./places.mjs";
 import { bytesInMemory, dataPath, lacksData, repository } from "./server.mjs";
-import { uniform } from "./tensors.mjs";
+import { tensors, uniform } from "./tensors.mjs";
 
 const limited = { timeout: process.env.TILEWRIGHT_FULL ? 600_000 : 120_000 };
 const folder = join(repository, "tests/data/tiny-random-sound");
@@ -42,14 +42,15 @@ async function transcribed({ Transcriber }, { source, device, sound, options, is
   const given = Float32Array.from(sound);
   if (isLost) await transcriber.destroyDevice();
   const found = await transcriber.transcribe(given, { ...options, onSegment: (segment) => told.push(segment) });
+  const detected = await transcriber.detectLanguage(given.slice(0, 48_000));
   const subtitles = { srt: await transcriber.toSrt(found), vtt: await transcriber.toVtt(found) };
   const memory = await transcriber.memory();
-  const outcome = { found, told, subtitles, info: transcriber.info, on: transcriber.device, isKept: given.length === sound.length, memory, notices };
+  const outcome = { found, told, detected, subtitles, info: transcriber.info, on: transcriber.device, isKept: given.length === sound.length, memory, notices };
   transcriber.free();
   return outcome;
 }
 
-function isTheTranscript({ found, told, subtitles, info, isKept, memory }) {
+function isTheTranscript({ found, told, detected, subtitles, info, isKept, memory }) {
   assert.deepEqual([info.name, info.architecture, info.languages, info.translates, info.nEncoderLayers], ["tiny", "whisper", ["en", "de"], true, 2]);
   assert.ok(info.fileBytes > 280_000 && memory.totalBytes > 100_000 && memory.wasmHeapBytes > 0);
   assert.ok(isKept, "the caller's samples are still there");
@@ -68,26 +69,129 @@ function isTheTranscript({ found, told, subtitles, info, isKept, memory }) {
     }
   });
   assert.deepEqual(told, found.segments);
+  // The language of the first sound, by the references' logits behind the start.
+  const [, sure] = [3, 4].map((id) => logitsOf(0, 0)[id]).map((logit, i, both) => 1 / (1 + Math.exp(both[1 - i] - logit)));
+  assert.equal(detected.language, sure > 0.5 ? "de" : "en");
+  assert.ok(Math.abs(detected.probability - Math.max(sure, 1 - sure)) < TOLERANCE, `${detected.probability}, expected ${sure}`);
   assert.equal(subtitles.srt.match(/ --> /g).length, found.segments.length);
   assert.match(subtitles.srt, /^1\n00:00:00,\d{3} --> 00:00:0\d,\d{3}\n/);
   assert.match(subtitles.vtt, /^WEBVTT\n\n00:00:00\.\d{3} --> /);
 }
 
-for (const [place, execute] of Object.entries(places)) {
-  for (const device of devicesIn(place)) {
-    test(`${place}, ${device}: a transcript has the tokens and times that it has in Rust`, limited, async (t) => {
-      let outcome;
-      try {
-        outcome = await execute(transcribed, { source: published(place, "tiny", files), device, sound, options: greedy });
-      } catch (error) {
-        if (place === "Chromium" || error.code !== "webgpu_unavailable" || process.env.REQUIRE_ADAPTER) throw error;
-        return t.skip(error.message);
-      }
-      assert.equal(outcome.on.backend, device === "cpu" ? "cpu" : "webgpu");
-      isTheTranscript(outcome);
-    });
+/** A test in each place and on each of its devices; skipped where Node has no WebGPU. */
+function onDevices(name, body) {
+  for (const [place, execute] of Object.entries(places)) {
+    for (const device of devicesIn(place)) {
+      test(`${place}, ${device}: ${name}`, limited, async (t) => {
+        try {
+          await body(place, async (run, given) => {
+            const outcome = await execute(run, { device, ...given });
+            assert.deepEqual([].concat(outcome).map(({ on }) => on.backend === "cpu"), [].concat(outcome).map(() => device === "cpu"));
+            return outcome;
+          });
+        } catch (error) {
+          if (place === "Chromium" || error.code !== "webgpu_unavailable" || process.env.REQUIRE_ADAPTER) throw error;
+          t.skip(error.message);
+        }
+      });
+    }
   }
 }
+
+const TOLERANCE = 2e-4;
+const N_TOKENS = 293;
+const references = tensors(join(folder, "refs.safetensors"));
+
+/**
+ * Files that let the model continue any of the references' tokens: those before the last two are a prompt, behind a token for earlier text, and
+ * those two are called the start and the one that asks for no times. What may follow is below the last one. `noSpeech`: the token whose
+ * probability behind the start is told as that of no speech.
+ */
+function continuing(ids, { noSpeech, end }) {
+  const [earlier, prompt, [start, noTimes]] = [ids.length > 2 ? ids[0] : undefined, ids.slice(1, -2), ids.slice(-2)];
+  const taken = new Set([...ids, noSpeech, end]);
+  const spare = Array.from({ length: N_TOKENS - 1 }, (_, id) => id).filter((id) => !taken.has(id));
+  const texts = Array.from({ length: N_TOKENS }, (_, id) => `text${id}`);
+  const special = { startofprev: earlier, notimestamps: noTimes, nospeech: noSpeech };
+  for (const [name, id] of Object.entries(special)) if (id !== undefined) texts[id] = `<|${name}|>`;
+  // A space begins a prompt; its tokens are single letters, but for the first.
+  [texts[spare[0]], texts[spare[1]]] = ["Ġ", "a"];
+  const letters = [...new Set(prompt)].map((id, i) => [id, i ? String.fromCharCode(97 + i) : "Ġa"]);
+  for (const [id, letter] of letters) texts[id] = letter;
+  const added = (id) => ({ id, content: texts[id], single_word: false, lstrip: false, rstrip: false, normalized: false, special: true });
+  const bytes = { type: "ByteLevel", add_prefix_space: false, trim_offsets: true, use_regex: true };
+  const tokenizer = {
+    version: "1.0", added_tokens: Object.values(special).filter((id) => id !== undefined).map(added), pre_tokenizer: bytes, decoder: bytes,
+    model: { type: "BPE", vocab: Object.fromEntries(texts.map((text, id) => [text, id])), merges: prompt.length ? ["Ġ a"] : [] },
+  };
+  const generation = { decoder_start_token_id: start, eos_token_id: end, is_multilingual: false };
+  const byId = new Map(letters);
+  return {
+    files: { ...files, "tokenizer.json": JSON.stringify(tokenizer), "generation_config.json": JSON.stringify(generation) },
+    prompt: prompt.map((id) => byId.get(id).replace("Ġ", "")).join(""),
+  };
+}
+
+/** Runs in a place: the first segment of each sound with a model of its own. */
+async function continued({ Transcriber }, { device, cases }) {
+  const found = [];
+  for (const { source, sound, prompt } of cases) {
+    const transcriber = await Transcriber.load(source, { device, cache: false, kvType: "f32" });
+    const options = { prompt, temperatures: [0], maxNoSpeech: 2, timestamps: false };
+    const { segments } = await transcriber.transcribe(Float32Array.from(sound), options);
+    found.push({ ...segments[0], on: transcriber.device });
+    transcriber.free();
+  }
+  return found;
+}
+
+/** The logits behind the `n`-th token of a case. */
+const logitsOf = (i, n) => references(`${i}.logits`).slice(n * N_TOKENS, (n + 1) * N_TOKENS);
+const highestOf = (logits, isAllowed) => logits.reduce((most, logit, id) => isAllowed(id) && !(logit <= logits[most]) ? id : most, undefined);
+
+function logProbability(logits, id) {
+  const most = Math.max(...logits);
+  return logits[id] - most - Math.log(logits.reduce((sum, logit) => sum + Math.exp(logit - most), 0));
+}
+
+onDevices("probabilities and greedy tokens are the references'", async (place, execute) => {
+  const [first, second] = ["chirp.wav", "short.wav"].map((name) => [...samplesOf(join(folder, name))]);
+  const ids = references("0.ids");
+  const [greedyFirst, greedySecond] = [0, 1].map((i) => references(`${i}.greedy.ids`));
+  const likeliest = (logits, without) => highestOf(logits, (id) => !without.includes(id));
+  const given = [
+    // Behind all of the first case's tokens.
+    { i: 0, row: ids.length - 2, sound: first, ids, end: 2 },
+    // Behind the first three of its greedy tokens, up to the end.
+    { i: 0, sound: first, ids: [1, ...greedyFirst.slice(0, 3)], end: 2, greedy: greedyFirst.slice(3, greedyFirst.indexOf(2)) },
+    // Behind the first greedy token of the second case, as far as tokens are below it.
+    { i: 1, row: 0, sound: second, ids: [1, greedySecond[0]], end: 2, greedy: greedySecond.slice(1, greedySecond.findIndex((id) => id > greedySecond[0])) },
+  ];
+  for (const it of given) it.noSpeech = likeliest(logitsOf(it.i, it.row ?? 0), [...it.ids, it.end, ...(it.greedy ?? [])]);
+  const models = given.map((it) => continuing(it.ids, it));
+  const cases = models.map(({ files, prompt }, n) => ({ source: published(place, `case${n}`, files), sound: given[n].sound, prompt }));
+  const found = await execute(continued, { cases });
+  given.forEach(({ i, row, ids, noSpeech, end, greedy }, n) => {
+    const { tokens, noSpeech: probability } = found[n];
+    if (row !== undefined) {
+      const off = Math.abs(Math.log(probability) - logProbability(logitsOf(i, row), noSpeech));
+      // Both the logit and the sum may be off.
+      assert.ok(off < 2 * TOLERANCE, `case ${n}: off by ${off}`);
+    }
+    if (greedy) {
+      assert.ok(greedy.length > 2);
+      assert.deepEqual(tokens.slice(0, greedy.length), greedy, `case ${n}`);
+      if (n === 1) assert.equal(tokens.length, greedy.length);
+    } else {
+      const isAllowed = (id) => id < ids.at(-1) && ![ids[0], ids.at(-2), noSpeech, end].includes(id);
+      assert.equal(tokens[0], highestOf(logitsOf(i, row + 1), isAllowed));
+    }
+  });
+});
+
+onDevices("a transcript has the tokens and times that it has in Rust", async (place, execute) => {
+  isTheTranscript(await execute(transcribed, { source: published(place, "tiny", files), sound, options: greedy }));
+});
 
 test("Chromium: a transcript is the same after the device was lost", limited, async () => {
   const outcome = await places.Chromium(transcribed, { source: published("Chromium", "tiny", files), device: "gpu", sound, options: greedy, isLost: true });
@@ -153,7 +257,10 @@ async function faulty({ Embedder, Transcriber }, { source, textModel, sound, opt
     text: await said(Transcriber.load(textModel, { device: "cpu", cache: false })),
   };
   const silence = [];
-  for (const length of [0, 1, 80_000]) silence.push(await transcriber.transcribe(new Float32Array(length)));
+  for (const length of [0, 1, 80_000]) {
+    const samples = new Float32Array(length);
+    silence.push({ ...await transcriber.transcribe(samples), detected: await transcriber.detectLanguage(samples) });
+  }
   const after = (await transcriber.transcribe(given, options)).text;
   transcriber.free();
   return { errors, silence, after, freed: await said(transcriber.transcribe(given)) };
@@ -174,7 +281,7 @@ everywhere("what cannot be transcribed is refused, and the next call works", fau
     assert.match(errors.blob, /^not_a_sound: /);
     assert.equal(errors.rate, "no error");
   }
-  for (const { text, language, segments } of silence) assert.deepEqual([text, language, segments], ["", "", []]);
+  for (const { text, language, segments, detected } of silence) assert.deepEqual([text, language, segments, detected], ["", "", [], null]);
   assert.equal(after, want.text);
   assert.match(freed, /^disposed: /);
 }, (place) => ({

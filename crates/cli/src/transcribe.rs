@@ -119,6 +119,11 @@ impl TranscribeArgs {
             _ => error.in_file(name),
         };
         let sound = read(file).map_err(named)?;
+        match sound.n_damaged_packets() {
+            0 => {}
+            1 => warning!("{}: a damaged packet became silence", name.display()),
+            n => warning!("{}: {n} damaged packets became silence", name.display()),
+        }
         let streams = output.is_none() && !(self.srt || self.vtt || self.json);
         if streams && self.files.len() > 1 {
             writeln!(io::stdout(), "{}:", name.display())?;

@@ -111,6 +111,25 @@ fn sounds_of_all_formats_are_transcribed() {
 }
 
 #[test]
+fn damaged_packets_are_reported() {
+    let Some(folder) = folder() else { return };
+    let mut bytes = std::fs::read(common::find_data(Path::new("sounds/stereo.webm")).unwrap()).unwrap();
+    // The third packet, 7 bytes after the beginning of its block.
+    let is_block = |at: &usize| matches!(bytes[*at..], [0xa3, 0x40..=0x7f, _, 0x81, ..]);
+    let at = (0..bytes.len()).filter(is_block).nth(2).unwrap();
+    bytes[at + 7..at + 9].fill(0xff);
+    let path = std::env::temp_dir().join(format!("tilewright-damaged-{}.webm", std::process::id()));
+    std::fs::write(&path, bytes).unwrap();
+    let output = transcribe(&[folder.to_str().unwrap(), path.to_str().unwrap(), "-l", "en"]);
+    std::fs::remove_file(&path).unwrap();
+    let told = String::from_utf8(output.stderr).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        output.status.success() && told.contains("warning: ") && told.contains("a damaged packet became silence"),
+        "{told}"
+    );
+}
+
+#[test]
 fn errors_name_the_file_or_the_flag() {
     let Some(folder) = folder() else { return };
     let model = folder.to_str().unwrap();

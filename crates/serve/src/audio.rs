@@ -91,7 +91,8 @@ pub struct SharedTranscriber {
     // What others read while it transcribes.
     name: String,
     model: SpeechModel,
-    n_languages: usize,
+    languages: Vec<String>,
+    translates: bool,
     plan: Option<MemoryPlan>,
     transcriber: Arc<Mutex<Transcriber>>,
 }
@@ -101,7 +102,8 @@ impl From<Transcriber> for SharedTranscriber {
         SharedTranscriber {
             name: transcriber.name().to_owned(),
             model: transcriber.model().clone(),
-            n_languages: transcriber.languages().len(),
+            languages: transcriber.languages().into_iter().map(str::to_owned).collect(),
+            translates: transcriber.translates(),
             plan: transcriber.model().plan().ok(),
             transcriber: Arc::new(Mutex::new(transcriber)),
         }
@@ -126,12 +128,18 @@ impl SharedTranscriber {
 
     /// Languages that the model knows.
     pub fn n_languages(&self) -> usize {
-        self.n_languages
+        self.languages.len()
     }
 
     /// Bytes of memory by kind.
     pub fn plan(&self) -> Option<MemoryPlan> {
         self.plan
+    }
+
+    /// As [`TranscribeOptions::check`].
+    fn check(&self, options: &TranscribeOptions) -> Result<(), Error> {
+        let languages: Vec<&str> = self.languages.iter().map(String::as_str).collect();
+        options.check(&languages, self.translates).map(drop)
     }
 
     /// As [`Transcriber::transcribe_with`]. Blocks.
@@ -268,7 +276,14 @@ async fn answer(app: Arc<App>, asked: AudioRequest, task: SpeechTask) -> Result<
     let granularities = Granularities::of(fields, &format)?;
     let options = TranscribeOptions { words: granularities.words, ..options_of(fields, task)? };
     let lease = app.models.get_for(fields.text("model")?, Task::Transcribe).await?;
-    lease.transcriber()?;
+    lease.transcriber()?.check(&options).map_err(|error| match error {
+        Error::Option { option: "task", .. } => {
+            let name = lease.entry.name();
+            let message = format!("{name} knows English alone and does not translate; use /v1/audio/transcriptions");
+            ApiError { message, ..ApiError::invalid("model", None, "") }
+        }
+        error => error.into(),
+    })?;
     lease.expect_batch(app.limits.batches)?;
     let (sound, held) = sound_of(&app, file, held).await?;
     let job = SpeechJob { lease, since, sound, options, _held: held };
@@ -353,10 +368,9 @@ impl SpeechJob {
     /// has disconnected.
     ///
     /// # Errors
-    /// `invalid_value` for an option that the model does not have; errors of [`App::compute`].
+    /// Those of [`App::compute`].
     async fn run(self, app: &App, deltas: Option<UnboundedSender<String>>) -> Result<Transcript, ApiError> {
         let SpeechJob { lease, since, sound, options, _held } = self;
-        let name = lease.entry.name().to_owned();
         // Seconds whose text was sent: after a lost device, the sound is heard again from its beginning.
         let mut sent_until = 0.0;
         let part = move |loaded: &Loaded, at: usize, is_wanted: &AtomicBool| {
@@ -378,15 +392,7 @@ impl SpeechJob {
             };
             Some(transcriber.transcribe(sound.samples(), &options, &mut on_window))
         };
-        let done = app.compute(lease, &since, part).await.map_err(|error| match error.param.as_deref() {
-            Some("task") => {
-                let message =
-                    format!("{name} knows English alone and does not translate; use /v1/audio/transcriptions");
-                ApiError { message, ..ApiError::invalid("model", None, "") }
-            }
-            _ => error,
-        });
-        done?.pop().ok_or_else(broken)
+        app.compute(lease, &since, part).await?.pop().ok_or_else(broken)
     }
 
     /// Sends the text of each segment, then all of it.

@@ -38,5 +38,6 @@ export const speechHandlers: Pick<Handlers, SpeechCallName | keyof typeof common
   ...commonHandlers,
   loadTranscriber: (request, context) => load(LoadedTranscriber, transcriberRecipe(request), context),
   transcribe: on(LoadedTranscriber, (transcriber, args, context) => transcriber.transcribe(args, context)),
+  detectLanguage: on(LoadedTranscriber, (transcriber, { samples }, { signal }) => transcriber.run(signal, (it) => it.detectLanguage(samples))),
   subtitles: on(LoadedTranscriber, ({ loaded }, { segments, format }) => loaded.subtitles(segments, format)),
 };

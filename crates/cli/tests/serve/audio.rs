@@ -241,6 +241,9 @@ fn invalid_forms_are_refused_by_name() {
     ] {
         refused(&[file(&sound), (name, None, text.as_bytes())], code, json!(name), says);
     }
+    // Before the file is decoded, and waits for its turn.
+    let unknown = [file(b"words"), ("language", None, b"klingon")];
+    refused(&unknown, "invalid_value", json!("language"), "a language that the model knows");
     refused(&[("audio", Some("a.wav"), &sound)], "unsupported_value", json!("audio"), "audio is not supported");
     let subtitles: [Part<'_>; 2] = [("stream", None, b"true"), ("response_format", None, b"srt")];
     let not_streamed = "response_format is \"srt\", which is not streamed";
