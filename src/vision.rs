@@ -228,8 +228,7 @@ impl VisionEncoder {
         // Encoders round nothing.
         let device = device.exact();
         let transformer = VisionTransformer::declare(&device.target(), config, &tensor_index, max_patches)?;
-        tensor_index.check_read(transformer.tensor_slots().map(|(name, _)| name))?;
-        let uploader = WeightUploader::new(&tensor_index, transformer.tensor_slots());
+        let uploader = WeightUploader::of_all(&tensor_index, transformer.tensor_slots())?;
         let state = VisionState {
             passes: LruCache::new(KEPT_PASSES),
             workspace: Workspace::default(),

@@ -226,7 +226,7 @@ fn names(files: &[(String, Vec<u8>)]) -> Vec<FileName> {
 }
 
 /// A loader fed with files in pieces of this length.
-fn fed<T>(mut loader: Loader<T>, files: &[(String, Vec<u8>)], len: usize) -> Result<Loader<T>, Error> {
+fn fed<T: Send>(mut loader: Loader<T>, files: &[(String, Vec<u8>)], len: usize) -> Result<Loader<T>, Error> {
     while let Some((file, offset)) = loader.wanted() {
         let rest = &files[file].1[(offset as usize).min(files[file].1.len())..];
         match rest.len() {

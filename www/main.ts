@@ -25,7 +25,8 @@
 //     #encoder-name         the loaded encoder's name
 //     #search-load          shown while an encoder is loaded, with #search-load-bar, -text and -stop
 //     #texts-input #texts-add #texts-file #texts-folder #texts-sample #texts-go-on #texts-clear #texts-summary
-//     #search-progress      shown while passages are embedded, with #search-progress-bar, -text and -stop
+//     #pictures             of the search, with #picture-results: see search/pictures.ts; #model-pictures and #search-intro-pictures load an encoder
+//     #search-progress      shown while passages or pictures are embedded, with #search-progress-bar, -text and -stop
 //     #query #results-note  the query; #results[data-query] has a .result[data-id] for each passage that was found, best first
 //     #answer               #answer-ask, #answer-stop, #answer-text with .cite[data-passage], #answer-note; #rerank-on #rerank-url #rerank-note
 //     #search-device[data-backend] #search-speed #search-memory, and all details in #search-facts
@@ -292,6 +293,12 @@ startPicker(choose, {
     void search.addFiles(texts);
   },
   images: (images) => {
+    // Those of a folder are too many for a message.
+    if (currentView() === "search" || images.some(({ webkitRelativePath }) => webkitRelativePath !== "")) {
+      showView("search");
+      search.addPictures(images);
+      return;
+    }
     showView("chat");
     chat.attach(images);
   },

@@ -128,7 +128,7 @@ function sentence(message: string): string {
 
 /** Takes away notices of a model. Those of conversations and of the search stay, and so does the question whether to load the model of a link. */
 export function clearNotices(): void {
-  for (const notice of byId("notice").querySelectorAll(".notice:not([data-code=conversations], [data-code=deleted], [data-code=kept], [data-code=link], [data-code=text], [data-code=microphone])")) notice.remove();
+  for (const notice of byId("notice").querySelectorAll(".notice:not([data-code=conversations], [data-code=deleted], [data-code=kept], [data-code=link], [data-code=text], [data-code=picture], [data-code=microphone])")) notice.remove();
 }
 
 /** Has screen readers speak a text once they are free. */

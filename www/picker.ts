@@ -3,7 +3,8 @@ import { cache, Model } from "./tilewright/index.js";
 import { byId, formatBytes, make } from "./dom.js";
 import { showError } from "./messages.js";
 import { TEXT_FILE } from "./passages.js";
-import { BUILTIN, choiceOfAddress, choiceOfFiles, MINILM, storedModels, type ModelChoice, type StoredModel } from "./sources.js";
+import { PICTURE_FILE } from "./search/pictures.js";
+import { BUILTIN, choiceOfAddress, choiceOfFiles, MINILM, SIGLIP, storedModels, type ModelChoice, type StoredModel } from "./sources.js";
 
 const MODEL_FILE = /\.(gguf|safetensors|json)$/;
 /** The folder of one of sentence-transformers' modules. */
@@ -20,6 +21,7 @@ interface Readers {
 export function startPicker(choose: (choice: ModelChoice) => void, read: Readers): void {
   for (const id of ["model-builtin", "inside-intro-builtin"]) byId(id).addEventListener("click", () => choose(BUILTIN));
   for (const id of ["model-hub", "search-intro-hub"]) byId(id).addEventListener("click", () => choose(MINILM));
+  for (const id of ["model-pictures", "search-intro-pictures"]) byId(id).addEventListener("click", () => choose(SIGLIP));
 
   const chooseFiles = (files: File[]): void => {
     const choice = choiceOfFiles(files);
@@ -37,11 +39,14 @@ export function startPicker(choose: (choice: ModelChoice) => void, read: Readers
     // A model's folder may have a vocab.txt and a README.md.
     const isModel = files.some(({ name }) => /\.(gguf|safetensors)$/.test(name));
     const texts = files.filter(({ name }) => TEXT_FILE.test(name));
-    const images = files.filter(({ type }) => type.startsWith("image/"));
+    const images = files.filter(({ name, type }) => type.startsWith("image/") || PICTURE_FILE.test(name));
     const [sound, ...others] = files.filter(({ type }) => /^(audio|video)\//.test(type));
     if (sound !== undefined && others.length + 1 === files.length) read.sound(sound);
     else if (images.length > 0 && images.length === files.length) read.images(images);
-    else if (texts.length > 0 && !isModel) read.texts(texts);
+    else if (texts.length > 0 && !isModel) {
+      read.texts(texts);
+      if (images.length > 0) read.images(images);
+    }
     else chooseFiles(files);
   });
 
@@ -142,7 +147,7 @@ function startDrop(choose: (files: File[]) => void): void {
   });
 }
 
-/** The files that were dropped; of a folder, those that belong to a model, or are texts. */
+/** The files that were dropped; of a folder, those that belong to a model, or are texts or pictures. */
 async function droppedFiles(transfer: DataTransfer): Promise<File[]> {
   // Entries have to be taken before the first `await`: the list is empty afterwards.
   const files = [...transfer.files];
@@ -152,14 +157,14 @@ async function droppedFiles(transfer: DataTransfer): Promise<File[]> {
   const [folder] = folders;
   if (!folder) return files;
   const inside = await filesIn(folder);
-  if (inside.length === 0) throw new Error(`the folder ${folder.name} holds no .gguf, .safetensors or .json file, and no text`);
+  if (inside.length === 0) throw new Error(`the folder ${folder.name} holds no .gguf, .safetensors or .json file, no text and no picture`);
   return inside;
 }
 
 /** Folders in folders, as deep as people look; a link may lead back to where it stands. */
 const DEEPEST = 12;
 
-/** What of a folder is read: files of a model in it and in its modules' folders, and texts in all folders that are not hidden. */
+/** What of a folder is read: files of a model in it and in its modules' folders, and texts and pictures in all folders that are not hidden. */
 async function filesIn(folder: FileSystemDirectoryEntry, inside: File[] = [], depth = 0): Promise<File[]> {
   const reader = folder.createReader();
   const isModels = depth === 0 || (depth === 1 && MODULE_FOLDER.test(folder.name));
@@ -171,7 +176,7 @@ async function filesIn(folder: FileSystemDirectoryEntry, inside: File[] = [], de
       if (entry.isDirectory) {
         const isHidden = entry.name.startsWith(".") || entry.name === "node_modules";
         if (!isHidden && depth < DEEPEST) await filesIn(entry as FileSystemDirectoryEntry, inside, depth + 1);
-      } else if (TEXT_FILE.test(entry.name) || (isModels && MODEL_FILE.test(entry.name))) {
+      } else if (TEXT_FILE.test(entry.name) || PICTURE_FILE.test(entry.name) || (isModels && MODEL_FILE.test(entry.name))) {
         const file = await new Promise<File>((resolve, reject) => (entry as FileSystemFileEntry).file(resolve, reject));
         // Its path, which browsers tell of picked files only, says to which module a file belongs.
         inside.push(Object.defineProperty(file, "webkitRelativePath", { value: entry.fullPath.slice(1) }));

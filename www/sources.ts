@@ -31,6 +31,12 @@ export const MINILM: ModelChoice = {
   source: "https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/resolve/main/",
 };
 
+/** A small encoder that finds pictures by words. */
+export const SIGLIP: ModelChoice = {
+  label: "siglip-base-patch16-224",
+  source: "https://huggingface.co/google/siglip-base-patch16-224/resolve/main/",
+};
+
 const SHARD = /-(\d{5})-of-(\d{5})(\.gguf)$/;
 const FOLDER_FILE = /\.(safetensors|json)$/;
 /** A vision encoder in GGUF, which is no model by itself. */

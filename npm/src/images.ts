@@ -1,10 +1,10 @@
-/** Images in messages: validated in the caller's thread, decoded in the worker. */
+/** Images in messages and for encoders: validated in the caller's thread, decoded in the worker. */
 
 import { isArrayOf } from "./arguments.js";
 import { ensure } from "./errors.js";
 import { hasPaths } from "./platform.js";
 import type { GivenImage } from "./protocol.js";
-import type { ChatMessage, ImagePixels } from "./types.js";
+import type { ChatMessage, ImagePixels, ImageSource } from "./types.js";
 
 /** Separates the images of messages: each such part becomes `{ type: "image" }`, as templates have it. */
 export function withoutImages(messages: readonly ChatMessage[]): { messages: ChatMessage[]; images: GivenImage[] } {
@@ -14,7 +14,7 @@ export function withoutImages(messages: readonly ChatMessage[]): { messages: Cha
     if (type !== "image" && type !== "image_url") {
       return part;
     }
-    images.push({ name, image: type === "image" ? imageOf(part, name) : addressOf(part, name) });
+    images.push({ name, image: type === "image" ? imageOf((part as { image?: unknown }).image, `${name}.image`) : addressOf(part, name) });
     return { type: "image" };
   };
   const plain = messages.map(({ ...message }, i): ChatMessage => {
@@ -26,13 +26,19 @@ export function withoutImages(messages: readonly ChatMessage[]): { messages: Cha
   return { messages: plain, images };
 }
 
+/** Images in the order given, or the only one. */
+export function imagesOf(given: ImageSource | readonly ImageSource[]): GivenImage[] {
+  return Array.isArray(given)
+    ? given.map((image: unknown, i) => ({ name: `images[${i}]`, image: imageOf(image, `images[${i}]`) }))
+    : [{ name: "image", image: imageOf(given, "image") }];
+}
+
 const EXPECTED = "a Blob, an ImageBitmap, an address, the bytes of a file, or { width, height, data }";
 
-function imageOf(part: { image?: unknown }, name: string): GivenImage["image"] {
-  const { image } = part;
+function imageOf(image: unknown, name: string): GivenImage["image"] {
   const kind = Object.prototype.toString.call(image).slice(8, -1);
   if (typeof image === "string" || kind === "URL") {
-    return absolute(String(image), `${name}.image`);
+    return absolute(String(image), name);
   }
   if (image instanceof Blob || kind === "Blob" || kind === "File") {
     return image as Blob;
@@ -41,12 +47,12 @@ function imageOf(part: { image?: unknown }, name: string): GivenImage["image"] {
     return new Blob([image as ArrayBuffer | Uint8Array<ArrayBuffer>]);
   }
   if (kind === "ImageBitmap") {
-    ensure((image as ImageBitmap).width > 0, "option", `${name}.image is an ImageBitmap that was closed, expected an open one`);
+    ensure((image as ImageBitmap).width > 0, "option", `${name} is an ImageBitmap that was closed, expected an open one`);
     return image as ImageBitmap;
   }
   const { width, height, data } = (image ?? {}) as Partial<ImagePixels>;
   ensure(typeof width === "number" && typeof height === "number" && ArrayBuffer.isView(data),
-    "option", `${name}.image is ${kind}, expected ${EXPECTED}`);
+    "option", `${name} is ${kind}, expected ${EXPECTED}`);
   return { width, height, data };
 }
 

@@ -84,8 +84,8 @@ export abstract class Loaded<Info> extends WorkerObject {
   }
 }
 
-/** A callback for the number of finished texts. */
-export function progressOf(texts: readonly string[], onProgress: TextsOptions["onProgress"]): ((done: number) => void) | undefined {
+/** A callback for the number of finished texts or images. */
+export function progressOf(texts: readonly unknown[], onProgress: TextsOptions["onProgress"]): ((done: number) => void) | undefined {
   return onProgress && ((done) => onProgress({ done, total: texts.length }));
 }
 

@@ -7,7 +7,8 @@ import type {
   PrefetchOptions, RerankerOptions, TranscriberOptions, VisionOptions,
 } from "./load-options.js";
 import type {
-  AttentionOptions, ChatOptions, ConfigureOptions, DetectLanguageOptions, EmbedOptions, EngineChatOptions, EngineGenerateOptions, EngineOptions, GenerateOptions,
+  AttentionOptions, ChatOptions, ConfigureOptions, DetectLanguageOptions, EmbedImagesOptions, EmbedOptions, EngineChatOptions,
+  EngineGenerateOptions, EngineOptions, GenerateOptions,
   HeadOptions, HubOptions, KernelOptions, MolSearchOptions, PromptOptions, RemoveOptions, RequestOptions, RerankOptions,
   RopeOptions, SaveSessionOptions, SearchOptions, SourceOptions, TextsOptions, TokenizeOptions, TranscribeOptions,
 } from "./types.js";
@@ -59,8 +60,9 @@ export const OPTIONS = {
   "Model.attention": { layer: true, head: true, lastQueries: true } satisfies Names<HeadOptions>,
   "tokenize": { addSpecial: true } satisfies Names<TokenizeOptions>,
   "Embedder.load": {
-    ...LOAD, maxTokens: true, pooling: true, normalize: true, maxBatchTokens: true, cachedVectors: true,
+    ...LOAD, maxTokens: true, pooling: true, normalize: true, maxBatchTokens: true, cachedVectors: true, textsOnly: true,
   } satisfies Names<EmbedderOptions>,
+  "embedImages": { ...TEXTS, dimensions: true } satisfies Names<EmbedImagesOptions>,
   "embed": { ...TEXTS, ...PROMPT, dimensions: true } satisfies Names<EmbedOptions>,
   "Embedder.tokenize": PROMPT,
   "Reranker.load": { ...LOAD, maxTokens: true, sigmoid: true, maxBatchTokens: true } satisfies Names<RerankerOptions>,

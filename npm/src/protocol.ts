@@ -100,7 +100,7 @@ export interface ModelRequest extends LoadRequest<ModelSettings> {
 /** Files of a folder that say how images are prepared, with either name. */
 export const PREPROCESSOR_FILES: readonly string[] = ["preprocessor_config.json", "processor_config.json"];
 
-/** An image of a message, by its place there. Addresses are absolute. */
+/** An image of a message or a list, by its place there. Addresses are absolute. */
 export interface GivenImage {
   name: string;
   image: Blob | ImageBitmap | ImagePixels | string;
@@ -207,6 +207,8 @@ export interface Calls {
   detokenize: { args: { ids: Uint32Array }; event: never; reply: string };
   /** The vectors in one array. Events: the number of finished texts. */
   embed: { args: { texts: string[]; dimensions?: number } & PromptOptions; event: number; reply: Float32Array };
+  /** As `embed`, of images. */
+  embedImages: { args: { images: GivenImage[]; dimensions?: number }; event: number; reply: Float32Array };
   encode: { args: { text: string } & PromptOptions; event: never; reply: Uint32Array };
   /** Events: the number of finished documents. */
   rerank: { args: { query: string; documents: string[]; topK?: number; instruction?: string }; event: number; reply: Ranked[] };

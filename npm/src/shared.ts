@@ -47,7 +47,7 @@ function isMessage(data: unknown): data is Message {
 }
 
 const CALLS: ReadonlySet<CallName> = new Set<CallName>([
-  "generate", "saveSession", "timeline", "headWeights", "tokenize", "imageTokens", "detokenize", "embed", "encode", "rerank", "memory", "counters", "destroyDevice",
+  "generate", "saveSession", "timeline", "headWeights", "tokenize", "imageTokens", "detokenize", "embed", "embedImages", "encode", "rerank", "memory", "counters", "destroyDevice",
 ]);
 
 /** A call that waits for its reply. */

@@ -193,7 +193,20 @@ export class Embedder {
   embed(
     texts: string[], prompt: string | null | undefined, dimensions: number | undefined, onProgress: (done: number) => void,
   ): Promise<Float32Array | undefined>;
+  /** All vectors in one array. */
+  embedImages(pictures: PreparedPictures, dimensions: number | undefined): Promise<Float32Array>;
+  /** Pictures that fill a batch. */
+  nImages(): number;
   cancel(): void;
+  free(): void;
+}
+
+/** Pictures for {@link Embedder.embedImages}, as patches. */
+export class PreparedPictures {
+  /** `first`: the number of the first one, for errors. */
+  constructor(first: number);
+  /** Pixels of 3 or 4 bytes. */
+  add(embedder: Embedder, width: number, height: number, pixels: Uint8Array): void;
   free(): void;
 }
 

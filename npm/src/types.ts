@@ -142,7 +142,7 @@ export type KvType = "f32" | "f16" | "q8_0";
 /** How an encoder pools its tokens' vectors: their mean, the first one (of `[CLS]`), or the last one. */
 export type Pooling = "mean" | "cls" | "last";
 
-/** Options of calls that take several texts. */
+/** Options of calls that take several texts or images. */
 export interface TextsOptions {
   /** Stops after the current batch: the promise rejects with the signal's reason at once. */
   signal?: AbortSignal | undefined;
@@ -156,14 +156,17 @@ export interface PromptOptions {
   prompt?: string | null | undefined;
 }
 
-/** Options of {@link Embedder.embed}. */
-export interface EmbedOptions extends TextsOptions, PromptOptions {
+/** Options of {@link Embedder.embedImages}. */
+export interface EmbedImagesOptions extends TextsOptions {
   /**
    * Elements to keep of each vector, which is then normalised again if the model normalises vectors. Only vectors of
    * models trained for it (Matryoshka), such as EmbeddingGemma, keep their quality. Default: `info.dims`.
    */
   dimensions?: number | undefined;
 }
+
+/** Options of {@link Embedder.embed}. */
+export interface EmbedOptions extends EmbedImagesOptions, PromptOptions {}
 
 /** Options of {@link Reranker.rerank}. */
 export interface RerankOptions extends TextsOptions {
@@ -181,7 +184,7 @@ export interface Ranked {
   score: number;
 }
 
-/** Number of finished texts. It restarts if a device is lost. */
+/** Number of finished texts or images. It restarts if a device is lost. */
 export interface TextsProgress {
   done: number;
   total: number;
@@ -651,6 +654,8 @@ export interface EmbedderInfo extends EncoderInfo {
   prompts: Record<string, string>;
   /** The default prefix: empty for most models. */
   prompt: string;
+  /** Whether it embeds images in one space with texts: CLIP, SigLIP and SigLIP 2. */
+  takesImages: boolean;
 }
 
 /** Facts about a reranker. */
@@ -690,6 +695,8 @@ export interface EmbedderSettings {
   maxBatchTokens?: number;
   /** Number of texts whose vectors are cached. Default 0. */
   cachedVectors?: number;
+  /** Whether the image encoder of CLIP or SigLIP is left out, which takes most of the memory. Default `false`. */
+  textsOnly?: boolean;
 }
 
 /** Use of a reranker. Defaults: as the model's files say. */

@@ -63,6 +63,7 @@ const ORDER = [
   "worker/loaded-model",
   "worker/common-handlers",
   "worker/pixels",
+  "worker/loaded-embedder",
   "worker/loaded-engine",
   "worker/loaded-text-model",
   "worker/handlers",

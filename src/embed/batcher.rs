@@ -136,9 +136,7 @@ impl Batcher {
             true => Weights::declare(&device.target(), &config, &tensor_index)?,
             false => Weights::declare(&device.target(), &config, &Widened(&tensor_index))?,
         };
-        let read = || weights.tensor_slots().chain(head.tensor_slots());
-        tensor_index.check_read(read().map(|(name, _)| name))?;
-        let feed = WeightUploader::new(&tensor_index, read());
+        let feed = WeightUploader::of_all(&tensor_index, weights.tensor_slots().chain(head.tensor_slots()))?;
         let encoder = Transformer::declare(config, weights, limit)?;
         // Texts may be padded to more.
         let padding = shape.tower.and_then(|tower| tower.padding);

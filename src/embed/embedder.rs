@@ -16,8 +16,9 @@ use crate::error::Error;
 use crate::formats::BlockType;
 use crate::kernels::Pooling;
 use crate::load::{EncoderShape, FileName, ImageEncoderFile, Loader, ModelFile, ModelHeader, WeightUploader};
+use crate::memory::Limit;
 use crate::model::{DenseConfig, DenseLayer, ModelConfig};
-use crate::picture::Picture;
+use crate::picture::{Patches, Picture};
 use crate::recording::MemoryPlan;
 use crate::tokenizer::EncodingCache;
 use crate::tuning::while_testing;
@@ -40,6 +41,8 @@ pub struct EmbedOptions<'a> {
     pub cached_vectors: usize,
     /// Maximum bytes of weights and the largest batch together.
     pub memory_limit: Option<u64>,
+    /// Whether the image encoder of CLIP or SigLIP is left out.
+    pub texts_only: bool,
     /// The same encoder on a second device. The first batch of each size is measured on both, later ones run on the
     /// faster device, see [`Embedder::places`]. A text's vector may then differ between batches by rounding.
     pub second: Option<Embedder>,
@@ -71,27 +74,43 @@ struct EmbedderInner {
 
 impl Embedder {
     /// Loads a Hugging Face folder or a GGUF file, see [`ModelFile::open`]; with its image encoder, if it is a folder of CLIP
-    /// or SigLIP. Texts do without an image encoder that cannot be loaded, and [`Embedder::images`] says why it cannot.
+    /// or SigLIP. Texts do without an image encoder that cannot be loaded or exceeds the limit together with the texts'
+    /// encoder, and [`Embedder::images`] says why.
     ///
     /// # Errors
     /// Those of [`ModelFile::open`] and [`Embedder::from_file`].
     pub fn load(device: &Device, path: impl AsRef<Path>, options: EmbedOptions<'_>) -> Result<Embedder, Error> {
         let path = path.as_ref();
         let file = ModelFile::open(path)?;
-        let has_images = file.header.shape.encoder().is_ok_and(|shape| shape.tower.is_some());
-        let max_batch_patches = options.max_batch_tokens;
+        let of_images = OfImages::new(&options);
+        let are_wanted = of_images.are_wanted(&file.header);
         let embedder = Embedder::from_file(device, file, options).map_err(|e| e.in_model_file(path))?;
-        if !has_images {
+        if !are_wanted {
             return Ok(embedder);
         }
-        let options = ImageOptions { normalize: embedder.normalizes(), max_batch_patches };
+        let options = of_images.options(&embedder);
         let loaded = ImageEncoderFile::open(path)
-            .and_then(|file| ImageEmbedder::from_file(device, file, options).map_err(|e| e.in_model_file(path)))
-            .and_then(|images| embedder.clone().with_images(images));
-        Ok(loaded.unwrap_or_else(|error| Embedder {
+            .and_then(|file| ImageEmbedder::from_file(device, file, options).map_err(|e| e.in_model_file(path)));
+        Ok(embedder.with_images_if(loaded, of_images.memory_limit))
+    }
+
+    /// The same encoder with an image encoder if that is loaded, has the right size and fits in memory; else with the reason.
+    fn with_images_if(self, images: Result<ImageEmbedder, Error>, memory_limit: Option<u64>) -> Embedder {
+        let with_images = |images: ImageEmbedder| {
+            let both = self.clone().with_images(images)?;
+            if let Some(limit) = Limit::of(memory_limit, self.device().available_bytes()) {
+                let plan = both.plan()?;
+                if plan.total_bytes() > limit.bytes {
+                    return Err(plan.refused(limit.bytes, limit.explained("reduce max_batch_tokens".into())));
+                }
+            }
+            Ok(both)
+        };
+        let found = images.and_then(with_images);
+        found.unwrap_or_else(|error| Embedder {
             images: Err(format!("its image encoder cannot be loaded: {error}").into()),
-            ..embedder
-        }))
+            ..self
+        })
     }
 
     /// The same encoder with an image encoder, whose vectors are in the same space.
@@ -142,8 +161,24 @@ impl Embedder {
     /// # Errors
     /// [`Error::Config`] if there are no files.
     pub fn loader(device: &Device, files: Vec<FileName>, options: EmbedOptions<'_>) -> Result<Loader<Embedder>, Error> {
-        Loader::new(device, files, move |device, header, _| {
-            Embedder::declare(device, header, EmbedOptions { progress: None, ..options })
+        let options = EmbedOptions { progress: None, ..options };
+        let of_images = OfImages::new(&options);
+        Loader::of_encoders(device, files, move |device, header, images| {
+            let are_wanted = of_images.are_wanted(&header);
+            let (embedder, feed) = Embedder::declare(device, header, EmbedOptions { progress: None, ..options })?;
+            if !are_wanted {
+                return Ok((embedder, feed));
+            }
+            let declared = images.and_then(|file| ImageEmbedder::declare(device, file, of_images.options(&embedder)));
+            let (images, feed_of_images) = match declared {
+                Ok((images, feed)) => (Ok(images), Some(feed)),
+                Err(error) => (Err(error), None),
+            };
+            let embedder = embedder.with_images_if(images, of_images.memory_limit);
+            Ok(match feed_of_images.filter(|_| embedder.images.is_ok()) {
+                Some(further) => (embedder, feed.and(further)),
+                None => (embedder, feed),
+            })
         })
     }
 
@@ -316,12 +351,16 @@ impl Embedder {
         self.inner.vectors.as_ref()
     }
 
-    /// Memory of the weights and a full batch.
+    /// Memory of the weights and a full batch; with an image encoder, of its weights and a full batch, too.
     ///
     /// # Errors
     /// [`Error::Shape`] or [`Error::Operand`] if a batch is too large for the device.
     pub fn plan(&self) -> Result<MemoryPlan, Error> {
-        self.inner.batcher.plan()
+        let plan = self.inner.batcher.plan()?;
+        Ok(match &self.images {
+            Ok(images) => plan + images.plan(images.batch_len() as u32)?,
+            Err(_) => plan,
+        })
     }
 
     /// Memory of the weights and a batch of `n_texts` texts with `n_tokens` tokens in total.
@@ -344,7 +383,7 @@ impl Embedder {
                     let layers: Vec<_> = layers.iter().map(|layer| layer.config).collect();
                     format!("{pooling:?}, normalised: {normalize}, {layers:?}")
                 }
-                head => format!("{head:?}"),
+                OutputHead::Tokens { .. } | OutputHead::Score(_) => "no vector of a text".into(),
             };
             format!("{} of {} tokens, {head}", batcher.name, batcher.max_tokens)
         };
@@ -469,6 +508,38 @@ impl Embedder {
     /// As [`Embedder::images`] and [`ImageEmbedder::embed`].
     pub async fn embed_images(&self, pictures: &[Picture]) -> Result<Vec<f32>, Error> {
         Ok(self.cut(self.images()?.embed(pictures).await?))
+    }
+
+    /// The vectors of prepared pictures in order, `[n, C]`.
+    ///
+    /// # Errors
+    /// As [`Embedder::images`] and [`ImageEmbedder::embed_patches`].
+    pub async fn embed_patches(&self, pictures: &[Patches]) -> Result<Vec<f32>, Error> {
+        Ok(self.cut(self.images()?.embed_patches(pictures).await?))
+    }
+}
+
+/// Options of a load that are those of its image encoder, too.
+#[derive(Clone, Copy)]
+struct OfImages {
+    texts_only: bool,
+    max_batch_patches: Option<u32>,
+    memory_limit: Option<u64>,
+}
+
+impl OfImages {
+    fn new(options: &EmbedOptions<'_>) -> OfImages {
+        let &EmbedOptions { texts_only, max_batch_tokens: max_batch_patches, memory_limit, .. } = options;
+        OfImages { texts_only, max_batch_patches, memory_limit }
+    }
+
+    /// Whether there should be an image encoder beside that of texts.
+    fn are_wanted(self, header: &ModelHeader) -> bool {
+        !self.texts_only && header.shape.encoder().is_ok_and(|shape| shape.tower.is_some())
+    }
+
+    fn options(self, embedder: &Embedder) -> ImageOptions {
+        ImageOptions { normalize: embedder.normalizes(), max_batch_patches: self.max_batch_patches }
     }
 }
 

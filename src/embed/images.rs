@@ -15,6 +15,7 @@ use crate::load::{FileBytes, ImageEncoderFile, WeightUploader, Widened};
 use crate::model::{BatchSize, ImageBatchTensors, ImageEncoder, ImageEncoderConfig};
 use crate::picture::positions::{Interpolation, interpolate};
 use crate::picture::{Family, Patches, Picture, Preprocess};
+use crate::platform::IS_BROWSER;
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::{record_tested, self_test};
@@ -106,8 +107,24 @@ impl ImageEmbedder {
     ///
     /// # Errors
     /// [`Error::Config`] if a weight is missing or has another shape, [`Error::Option`] for batches of no patches.
-    pub fn from_file(device: &Device, file: ImageEncoderFile, options: ImageOptions) -> Result<ImageEmbedder, Error> {
-        let ImageEncoderFile { config, preprocess, interpolation, positions, class, tensor_index, files } = file;
+    pub fn from_file(
+        device: &Device,
+        mut file: ImageEncoderFile,
+        options: ImageOptions,
+    ) -> Result<ImageEmbedder, Error> {
+        let files = std::mem::take(&mut file.files);
+        let (images, uploader) = ImageEmbedder::declare(device, file, options)?;
+        images.inner.state().weights = Some((uploader, files));
+        Ok(images)
+    }
+
+    /// The encoder without its weights.
+    pub(super) fn declare(
+        device: &Device,
+        file: ImageEncoderFile,
+        options: ImageOptions,
+    ) -> Result<(ImageEmbedder, WeightUploader), Error> {
+        let ImageEncoderFile { config, preprocess, interpolation, positions, class, tensor_index, .. } = file;
         let usual = if device.is_real_gpu() { 8192 } else { 1024 };
         let max_batch_rows = options.max_batch_patches.unwrap_or(usual);
         if max_batch_rows == 0 {
@@ -122,12 +139,11 @@ impl ImageEmbedder {
             true => ImageEncoder::declare(&device.target(), config, &tensor_index, how)?,
             false => ImageEncoder::declare(&device.target(), config, &Widened(&tensor_index), how)?,
         };
-        tensor_index.check_read(encoder.tensor_slots().map(|(name, _)| name))?;
-        let weights = Some((WeightUploader::new(&tensor_index, encoder.tensor_slots()), files));
-        let state = ImageState { passes: LruCache::new(KEPT_PASSES), workspace: Workspace::default(), weights };
+        let uploader = WeightUploader::of_all(&tensor_index, encoder.tensor_slots())?;
+        let state = ImageState { passes: LruCache::new(KEPT_PASSES), workspace: Workspace::default(), weights: None };
         let state = Mutex::new(state);
         let inner = ImageInner { device, encoder, preprocess, interpolation, positions, class, max_batch_rows, state };
-        Ok(ImageEmbedder { inner: Arc::new(inner) })
+        Ok((ImageEmbedder { inner: Arc::new(inner) }, uploader))
     }
 
     /// The encoder's shape.
@@ -326,8 +342,11 @@ impl ImageInner {
         }
     }
 
-    /// Uploads the weights, once.
+    /// Uploads the weights, once. In a browser a loader has.
     fn upload_weights(&self) -> Result<(), Error> {
+        if IS_BROWSER {
+            return Ok(());
+        }
         let mut state = self.state();
         if let Some((uploader, files)) = &state.weights {
             uploader.clone().take_all(&self.device, files, None)?;

@@ -3,6 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
+use serde_json::Value;
+
 use super::architectures::{Architecture, MTP_LAYERS, refused};
 use super::keys::{Key, KeySource, Keys};
 use super::refused::parse_safetensors;
@@ -122,6 +124,20 @@ impl FolderTexts {
             _ if name == PREPROCESSORS[1] => &mut self.processor,
             _ => return None,
         })
+    }
+
+    /// The settings of the preprocessor of pictures, and the name of their file.
+    ///
+    /// # Errors
+    /// [`Error::InFile`] if they are no JSON.
+    pub fn preprocessor_json(&self) -> Result<Option<(Value, &'static str)>, Error> {
+        let [usual, other] = PREPROCESSORS;
+        let found = [(&self.preprocessor, usual), (&self.processor, other)];
+        let Some((bytes, name)) = found.into_iter().find_map(|(bytes, name)| Some((bytes.as_ref()?, name))) else {
+            return Ok(None);
+        };
+        let json = ConfigJson::parse(bytes).map_err(|e| e.in_file(name))?;
+        Ok(Some((json.into_value(), name)))
     }
 }
 

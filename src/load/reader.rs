@@ -3,7 +3,7 @@
 use super::gguf::{self, ConfigData};
 use super::huggingface::{self, FolderTexts};
 use super::speech::{GgmlReader, ScatteredHeaders, SpeechFile};
-use super::vision::{VisionFile, VisionHeader};
+use super::vision::{ImageEncoderFile, ImageHeader, VisionFile, VisionHeader};
 use super::{ModelHeader, Outline};
 use crate::error::Error;
 use crate::formats::gguf::Gguf;
@@ -73,6 +73,8 @@ enum Headers {
 /// Whose headers are read.
 enum Wanted {
     Model,
+    /// An encoder of texts with the image encoder in its folder, known once all headers are read, if it can be loaded.
+    Encoders(Option<Result<Box<ImageHeader>, Error>>),
     /// A vision encoder, known once all headers are read.
     Vision(Option<Box<VisionHeader>>),
     Speech,
@@ -98,6 +100,7 @@ impl HeaderReader {
     ///
     /// # Errors
     /// [`Error::Config`] if there are none.
+    #[inline(never)]
     pub fn new(files: Vec<FileName>) -> Result<HeaderReader, Error> {
         if files.is_empty() {
             return Err(missing("files"));
@@ -118,6 +121,14 @@ impl HeaderReader {
         };
         reader.skip_unread_texts()?;
         Ok(reader)
+    }
+
+    /// A reader of an encoder's files, and those of the image encoder in its folder.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there are none.
+    pub(super) fn of_encoders(files: Vec<FileName>) -> Result<HeaderReader, Error> {
+        Ok(HeaderReader { of: Wanted::Encoders(None), ..HeaderReader::new(files)? })
     }
 
     /// A reader of a vision encoder's files: one GGUF file (`mmproj`), or the folder of a model that has one.
@@ -293,6 +304,23 @@ impl HeaderReader {
         Ok((header, Self::heads(&self.weight_parts, &mut self.parts)))
     }
 
+    /// As [`HeaderReader::finish`], with the image encoder in the folder, without its files, or why there is none.
+    ///
+    /// # Errors
+    /// As [`HeaderReader::finish`].
+    pub(super) fn finish_encoders(
+        mut self,
+    ) -> Result<(ModelHeader, Result<ImageEncoderFile, Error>, Vec<Head>), Error> {
+        let images = match (&self.stage, std::mem::replace(&mut self.of, Wanted::Model)) {
+            (HeaderStage::Ready { config_data }, Wanted::Encoders(Some(images))) => {
+                images.and_then(|header| header.with_data(config_data))
+            }
+            _ => Err(missing("image encoder")),
+        };
+        let (header, heads) = self.finish()?;
+        Ok((header, images, heads))
+    }
+
     /// The speech model without its files' bytes, and the heads of its weight files in the tensor indices' order.
     ///
     /// # Errors
@@ -416,8 +444,9 @@ impl HeaderReader {
     /// Tensors whose data the header includes, with the numbers of their files.
     fn config_tensors(&mut self) -> Result<Vec<(usize, TensorInfo)>, Error> {
         let first = self.weight_parts.first().map_or("model", |&part| self.parts[part].file.name.as_str());
+        let names = || self.weight_parts.iter().map(|&part| self.parts[part].file.name.as_str());
         let header = match (&self.of, &self.headers) {
-            (Wanted::Model, Headers::Gguf(shards)) => {
+            (Wanted::Model | Wanted::Encoders(_), Headers::Gguf(shards)) => {
                 let found = gguf::config_tensors(shards);
                 return Ok(found.map(|(shard, tensor)| (shard, tensor.clone())).collect());
             }
@@ -429,8 +458,13 @@ impl HeaderReader {
                 None => return Err(missing("files")),
             },
             (Wanted::Vision(_), Headers::Folder { texts, headers }) => {
-                let names = self.weight_parts.iter().map(|&part| self.parts[part].file.name.as_str());
-                VisionHeader::of_folder(texts, names.zip(headers))?
+                VisionHeader::of_folder(texts, names().zip(headers))?
+            }
+            (Wanted::Encoders(_), Headers::Folder { texts, headers }) => {
+                let images = ImageHeader::of_folder(texts, names().zip(headers));
+                let data = images.iter().flat_map(ImageHeader::data).cloned().collect();
+                self.of = Wanted::Encoders(Some(images.map(Box::new)));
+                return Ok(data);
             }
         };
         let data = header.data().cloned().collect();

@@ -258,11 +258,9 @@ impl FileLayout {
 
 impl TensorIndex {
     /// The entries of declared tensors, which were declared from this index, so all are found.
-    fn found<'a>(
-        &self,
-        tensor_slots: impl Iterator<Item = (&'a str, TensorSlot)>,
-    ) -> impl Iterator<Item = (IndexEntry, TensorSlot)> {
-        tensor_slots.filter_map(|(name, place)| Some((self.tensors.get(name)?.clone(), place)))
+    fn found(&self, tensor_slots: Vec<(&str, TensorSlot)>) -> Vec<(IndexEntry, TensorSlot)> {
+        let entry = |(name, place)| Some((self.tensors.get(name)?.clone(), place));
+        tensor_slots.into_iter().filter_map(entry).collect()
     }
 
     /// Adds a tensor of file number `file` under its GGUF name.
@@ -576,6 +574,15 @@ pub(crate) struct NeededRange {
     pub len: u64,
 }
 
+/// A list of places. A loop of its own type for each iterator is less code than all that follows.
+fn listed<'a>(tensor_slots: impl Iterator<Item = (&'a str, TensorSlot)>) -> Vec<(&'a str, TensorSlot)> {
+    let mut list = Vec::new();
+    for slot in tensor_slots {
+        list.push(slot);
+    }
+    list
+}
+
 /// Uploads weights from files to a device: accepts the bytes of all tensors in file order in pieces of any size, and
 /// writes whole rows.
 #[derive(Clone)]
@@ -607,15 +614,27 @@ impl WeightUploader {
         tensor_index: &TensorIndex,
         tensor_slots: impl Iterator<Item = (&'a str, TensorSlot)>,
     ) -> WeightUploader {
-        WeightUploader::of(tensor_index.found(tensor_slots).collect())
+        WeightUploader::of(tensor_index.found(listed(tensor_slots)))
     }
 
-    /// As [`WeightUploader::new`], of two parts in the same files.
-    pub fn of_two<'a>(
-        (one, slots_of_one): (&TensorIndex, impl Iterator<Item = (&'a str, TensorSlot)>),
-        (two, slots_of_two): (&TensorIndex, impl Iterator<Item = (&'a str, TensorSlot)>),
-    ) -> WeightUploader {
-        WeightUploader::of(one.found(slots_of_one).chain(two.found(slots_of_two)).collect())
+    /// As [`WeightUploader::new`], of all tensors in the index.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming a tensor without a place.
+    pub fn of_all<'a>(
+        tensor_index: &TensorIndex,
+        tensor_slots: impl Iterator<Item = (&'a str, TensorSlot)>,
+    ) -> Result<WeightUploader, Error> {
+        let slots = listed(tensor_slots);
+        tensor_index.check_read(slots.iter().map(|(name, _)| *name))?;
+        Ok(WeightUploader::of(tensor_index.found(slots)))
+    }
+
+    /// A feed of this one's tensors and another's, from the same files. Nothing was taken of either.
+    pub fn and(self, other: WeightUploader) -> WeightUploader {
+        let items = [self.items, other.items].into_iter().flatten();
+        let rows = [self.rows, other.rows].into_iter().flatten().map(|(_, entry, slot)| (entry, slot));
+        WeightUploader::of(items.chain(rows).collect())
     }
 
     /// As [`WeightUploader::new`], with a [`WeightUploader::digest`] of the tensors that `is_selected` selects.
@@ -624,11 +643,14 @@ impl WeightUploader {
         tensor_slots: impl Iterator<Item = (&'a str, TensorSlot)>,
         is_selected: impl Fn(&str) -> bool,
     ) -> WeightUploader {
-        let found = tensor_slots.filter_map(|(name, place)| {
-            let entry = tensor_index.tensors.get(name)?;
-            Some((IndexEntry { is_selected: entry.is_selected && is_selected(name), ..entry.clone() }, place))
-        });
-        WeightUploader { digest: Some(0), ..WeightUploader::of(found.collect()) }
+        let mut found = Vec::new();
+        for (name, place) in listed(tensor_slots) {
+            if let Some(entry) = tensor_index.tensors.get(name) {
+                let is_selected = entry.is_selected && is_selected(name);
+                found.push((IndexEntry { is_selected, ..entry.clone() }, place));
+            }
+        }
+        WeightUploader { digest: Some(0), ..WeightUploader::of(found) }
     }
 
     /// A feed of one expert's parts.

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 pub use clip::ImageEncoderFile;
+pub(super) use clip::ImageHeader;
 
 use super::gguf::ConfigData;
 use super::huggingface::{self, CONFIG, FolderTexts};
@@ -191,6 +192,22 @@ impl VisionFile {
 
     fn of_folder(path: &Path) -> Result<VisionFile, Error> {
         let folder = folder_of(path);
+        let Folder { texts, weights, files } = Folder::open(folder)?;
+        let header = VisionHeader::of_folder(&texts, weights.iter().map(|(name, header)| (name.as_str(), header)));
+        header.and_then(|header| header.of_files(files)).map_err(|e| e.in_folder(folder))
+    }
+}
+
+/// The files of a folder that an encoder of pictures is read from.
+struct Folder {
+    texts: FolderTexts,
+    /// Names and headers of the weight files.
+    weights: Vec<(String, Safetensors)>,
+    files: Vec<FileBytes>,
+}
+
+impl Folder {
+    fn open(folder: &Path) -> Result<Folder, Error> {
         let mut texts = FolderTexts::default();
         for name in [CONFIG, huggingface::INDEX].into_iter().chain(PREPROCESSORS) {
             let path = folder.join(name);
@@ -200,17 +217,23 @@ impl VisionFile {
                 *slot = Some(huggingface::read(&path)?);
             }
         }
-        let mut header = VisionHeader::of_texts(&texts).map_err(|e| e.in_folder(folder))?;
-        let mut files = Vec::new();
-        for (i, name) in huggingface::weight_files(&texts, None)?.iter().enumerate() {
-            let path = folder.join(name);
+        let (mut weights, mut files) = (Vec::new(), Vec::new());
+        for name in huggingface::weight_files(&texts, None)? {
+            let path = folder.join(&name);
             let file = FileBytes::map(&path)?;
-            let tensors = parse_safetensors(&file).map_err(|e| e.in_file(&path))?;
-            header.add(i, &tensors).map_err(|e| e.in_file(&path))?;
+            weights.push((name, parse_safetensors(&file).map_err(|e| e.in_file(&path))?));
             files.push(file);
         }
-        header.located().and_then(|header| header.of_files(files)).map_err(|e| e.in_file(folder))
+        Ok(Folder { texts, weights, files })
     }
+}
+
+/// The data of tensors in complete files.
+fn data_in<'a>(
+    files: &[FileBytes],
+    tensors: impl Iterator<Item = &'a (usize, TensorInfo)>,
+) -> Result<ConfigData, Error> {
+    tensors.map(|(file, tensor)| Ok((tensor.name.clone(), tensor.bytes(&files[*file])?.to_vec()))).collect()
 }
 
 /// A vision encoder's properties from its files' headers: everything except the weights.
@@ -246,13 +269,7 @@ impl VisionHeader {
         let bytes = texts.config.as_ref().ok_or_else(|| huggingface::missing(CONFIG))?;
         let json = ConfigJson::parse(bytes).map_err(in_file(CONFIG))?;
         let whole = json.clone().into_value();
-        let [usual, other] = PREPROCESSORS;
-        let found = [(&texts.preprocessor, usual), (&texts.processor, other)];
-        let found = found.into_iter().find_map(|(bytes, name)| Some((bytes.as_ref()?, name)));
-        let preprocessor = match found {
-            Some((bytes, name)) => Some((ConfigJson::parse(bytes).map_err(in_file(name))?.into_value(), name)),
-            None => None,
-        };
+        let preprocessor = texts.preprocessor_json()?;
         let model_type = json.get_str("model_type").map_err(in_file(CONFIG))?.unwrap_or("missing").to_owned();
         let family = Family::of_json(preprocessor.as_ref().map_or(&Value::Null, |(json, _)| json), &whole);
         let names = || encoders_of(FAMILIES.iter().flat_map(|known| known.family.model_types()).copied());
@@ -264,7 +281,7 @@ impl VisionHeader {
         let keys = Keys::new(KeySource::Json(&json), &model_type, false);
         let (config, places) = (family.describe)(&keys).and_then(checked).map_err(in_file(CONFIG))?;
         keys.check_read().map_err(in_file(CONFIG))?;
-        let (preprocessor, name) = preprocessor.ok_or_else(|| huggingface::missing(usual))?;
+        let (preprocessor, name) = preprocessor.ok_or_else(|| huggingface::missing(PREPROCESSORS[0]))?;
         let preprocess = Preprocess::from_json(family.family, &preprocessor, &whole).map_err(in_file(name))?;
         let (tensor_index, of_host) = (TensorIndex::default(), [const { None }; 3]);
         Ok(VisionHeader { family, config, places, preprocess, tensor_index, of_host })
@@ -366,9 +383,7 @@ impl VisionHeader {
 
     /// The encoder with complete files.
     fn of_files(self, files: Vec<FileBytes>) -> Result<VisionFile, Error> {
-        let bytes =
-            |(file, tensor): &(usize, TensorInfo)| Ok((tensor.name.clone(), tensor.bytes(&files[*file])?.to_vec()));
-        let data = self.data().map(bytes).collect::<Result<ConfigData, Error>>()?;
+        let data = data_in(&files, self.data())?;
         Ok(VisionFile { files, ..self.with_data(&data)? })
     }
 
@@ -377,19 +392,20 @@ impl VisionHeader {
     /// # Errors
     /// [`Error::Unsupported`] for their storage type.
     pub fn with_data(self, data: &ConfigData) -> Result<VisionFile, Error> {
-        let values = |tensor: &Option<(usize, TensorInfo)>| match tensor {
-            Some((_, tensor)) => {
-                let found = data.iter().find(|(name, _)| *name == tensor.name);
-                floats(tensor, found.map_or(&[][..], |(_, data)| data))
-            }
-            None => Ok(Vec::new()),
-        };
+        let values = |tensor: &Option<(usize, TensorInfo)>| values(tensor.as_ref(), data);
         let [positions, bias, scale] = &self.of_host;
         let shape = positions.as_ref().map_or(&[][..], |(_, tensor)| &tensor.shape);
         let (positions, standard) = (by_axis(values(positions)?, shape), [values(bias)?, values(scale)?]);
         let VisionHeader { config, places, preprocess, tensor_index, .. } = self;
         Ok(VisionFile { config, preprocess, places, positions, standard, tensor_index, files: Vec::new() })
     }
+}
+
+/// The numbers of a tensor whose data a header includes; none without it.
+fn values(tensor: Option<&(usize, TensorInfo)>, data: &ConfigData) -> Result<Vec<f32>, Error> {
+    let Some((_, tensor)) = tensor else { return Ok(Vec::new()) };
+    let found = data.iter().find(|(name, _)| *name == tensor.name);
+    floats(tensor, found.map_or(&[][..], |(_, data)| data))
 }
 
 /// Whether a file's name is that of a vision encoder in GGUF: it has `mmproj` in it.

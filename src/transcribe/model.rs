@@ -73,8 +73,8 @@ impl SpeechModel {
         let encoder = SpeechEncoder::declare(&target, &config, source)?;
         let weights = Weights::declare(&target, &config.decoder, &file.decoder)?;
         let decoder = Transformer::declare(config.decoder.clone(), weights, config.decoder.max_seq_len)?;
-        file.encoder.check_read(encoder.tensor_slots().map(|(name, _)| name))?;
-        file.decoder.check_read(decoder.tensor_slots().map(|(name, _)| name))?;
+        let of_decoder = WeightUploader::of_all(&file.decoder, decoder.tensor_slots())?;
+        let uploader = WeightUploader::of_all(&file.encoder, encoder.tensor_slots())?.and(of_decoder);
         let inner = SpeechInner { device: device.clone(), config, encoder, decoder, options };
         let model = SpeechModel { inner: Arc::new(inner) };
         if let Some(limit) = Limit::of(options.memory_limit, device.available_bytes()) {
@@ -84,9 +84,6 @@ impl SpeechModel {
                 return Err(plan.refused(limit.bytes, limit.explained(hint)));
             }
         }
-        let SpeechInner { encoder, decoder, .. } = &*model.inner;
-        let (of_encoder, of_decoder) = (encoder.tensor_slots(), decoder.tensor_slots());
-        let uploader = WeightUploader::of_two((&file.encoder, of_encoder), (&file.decoder, of_decoder));
         Ok((model, uploader))
     }
 

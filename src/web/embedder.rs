@@ -1,4 +1,4 @@
-//! Text encoders.
+//! Encoders of texts, some of which embed pictures too.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,13 @@ use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 
 use super::encoder::{EncoderInfo, telling};
+use super::vision::picture;
 use super::work::CurrentWork;
 use super::{from_js, pick, plan_to_js, to_js, to_js_error};
 use crate::embed::EmbedOptions;
+use crate::error::Error;
 use crate::kernels::Pooling;
+use crate::picture::Patches;
 
 /// An encoder whose weights are on a device.
 #[wasm_bindgen]
@@ -31,6 +34,8 @@ impl Embedder {
             normalize: bool,
             prompts: &'a BTreeMap<String, String>,
             prompt: &'a str,
+            #[serde(rename = "takesImages")]
+            takes_images: bool,
         }
         let embedder = &self.embedder;
         let limits = [embedder.max_tokens(), embedder.max_batch_tokens()];
@@ -41,6 +46,7 @@ impl Embedder {
             normalize: embedder.normalizes(),
             prompts: embedder.prompts(),
             prompt: embedder.prompt(),
+            takes_images: embedder.images().is_ok(),
         })
     }
 
@@ -71,9 +77,54 @@ impl Embedder {
         }
     }
 
+    /// Concatenated vectors of pictures, of which a batch has [`Embedder::n_images`]. `dimensions`: as of `embed`.
+    #[wasm_bindgen(js_name = embedImages)]
+    pub async fn embed_images(
+        &self,
+        pictures: &PreparedPictures,
+        dimensions: Option<u32>,
+    ) -> Result<Vec<f32>, JsValue> {
+        let embedder = self.embedder.with_dims(dimensions).map_err(to_js_error)?;
+        let vectors = embedder.embed_patches(&pictures.patches).await;
+        vectors.map_err(|error| match error {
+            Error::InRecord { record, source } => to_js_error(source.in_record(pictures.first + record)),
+            other => to_js_error(other),
+        })
+    }
+
+    /// Pictures that fill a batch.
+    #[wasm_bindgen(js_name = nImages)]
+    pub fn n_images(&self) -> Result<u32, JsValue> {
+        self.embedder.images().map(|images| images.batch_len() as u32).map_err(to_js_error)
+    }
+
     /// Cancels `embed` after the batches in flight.
     pub fn cancel(&self) {
         self.work.cancel();
+    }
+}
+
+/// Pictures for `embedImages`, resized and cut into patches.
+#[wasm_bindgen]
+pub struct PreparedPictures {
+    /// The number of the first one among all of the call.
+    first: usize,
+    patches: Vec<Patches>,
+}
+
+#[wasm_bindgen]
+impl PreparedPictures {
+    /// No pictures, after this many others.
+    #[wasm_bindgen(constructor)]
+    pub fn new(first: u32) -> PreparedPictures {
+        PreparedPictures { first: first as usize, patches: Vec::new() }
+    }
+
+    /// Adds a picture for an encoder: its pixels, 3 or 4 bytes each. Alpha is dropped.
+    pub fn add(&mut self, embedder: &Embedder, width: u32, height: u32, pixels: Vec<u8>) -> Result<(), JsValue> {
+        let prepare = || embedder.embedder.images()?.prepare(&picture(width, height, pixels)?);
+        self.patches.push(prepare().map_err(to_js_error)?);
+        Ok(())
     }
 }
 
@@ -102,9 +153,10 @@ pub(super) fn read_options(value: JsValue) -> Result<EmbedOptions<'static>, JsVa
         max_batch_tokens: Option<u32>,
         cached_vectors: Option<usize>,
         memory_limit: Option<u64>,
+        texts_only: bool,
     }
     let given: Option<Options> = from_js("options", value)?;
-    let Options { max_tokens, pooling, normalize, max_batch_tokens, cached_vectors, memory_limit } =
+    let Options { max_tokens, pooling, normalize, max_batch_tokens, cached_vectors, memory_limit, texts_only } =
         given.unwrap_or_default();
     Ok(EmbedOptions {
         max_tokens,
@@ -113,6 +165,7 @@ pub(super) fn read_options(value: JsValue) -> Result<EmbedOptions<'static>, JsVa
         max_batch_tokens,
         cached_vectors: cached_vectors.unwrap_or(0),
         memory_limit,
+        texts_only,
         ..EmbedOptions::default()
     })
 }

@@ -42,12 +42,8 @@ impl Pictures {
     /// it takes.
     pub async fn add(&mut self, model: &Model, width: u32, height: u32, pixels: Vec<u8>) -> Result<u32, JsValue> {
         let encoder = model.vision().map_err(to_js_error)?.clone();
-        let has_alpha = pixels.len() as u64 == u64::from(width) * u64::from(height) * 4;
-        let picture = match has_alpha {
-            true => Picture::from_rgba(width, height, &pixels),
-            false => Picture::new(width, height, pixels),
-        };
-        let image = encoder.encode(&picture.map_err(to_js_error)?).await.map_err(to_js_error)?;
+        let picture = picture(width, height, pixels).map_err(to_js_error)?;
+        let image = encoder.encode(&picture).await.map_err(to_js_error)?;
         let n_rows = image.n_rows() as u32;
         self.0.push(image);
         Ok(n_rows)
@@ -62,6 +58,15 @@ impl Pictures {
     /// The rows of all pictures, in order.
     pub(super) fn rows(&self) -> Vec<Arc<ImageRows>> {
         self.0.iter().flat_map(|image| &image.tiles).cloned().collect()
+    }
+}
+
+/// A picture from pixels of 3 or 4 bytes. Alpha is dropped.
+pub(super) fn picture(width: u32, height: u32, pixels: Vec<u8>) -> Result<Picture, Error> {
+    let has_alpha = pixels.len() as u64 == u64::from(width) * u64::from(height) * 4;
+    match has_alpha {
+        true => Picture::from_rgba(width, height, &pixels),
+        false => Picture::new(width, height, pixels),
     }
 }
 

@@ -491,7 +491,7 @@ pub fn visible_keys(own: u32, n_keys: u32, window: u32, causal: bool) -> Range<u
 
 #[cfg(not(target_arch = "wasm32"))]
 /// Pushes a loader what it wants of files, given by name and content, in pieces of lengths from `next_len`.
-pub fn push_all<T>(
+pub fn push_all<T: Send>(
     loader: &mut tilewright::load::Loader<T>,
     files: &[(String, Vec<u8>)],
     next_len: &mut dyn FnMut() -> usize,

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use tilewright::embed::Tokens;
 use tilewright::formats::safetensors::Safetensors;
 use tilewright::kernels::Pooling;
+use tilewright::load::FileName;
 use tilewright::picture::{Patches, Picture};
 use tilewright::{Device, EmbedOptions, Embedder, Error, ImageEmbedder, ImageOptions, Model, Tier};
 
@@ -150,6 +151,53 @@ fn pictures_from_files_are_near_their_references() {
         let short = model.with_dims(Some(8)).unwrap();
         let cut = block_on(short.embed_images(&pictures[..1])).unwrap();
         assert!(cut.len() == 8 && (cut.iter().map(|x| x * x).sum::<f32>() - 1.0).abs() < 1e-5, "{cut:?}");
+    }
+}
+
+/// Files that arrive in pieces, as in a browser, make the same encoders.
+#[test]
+fn files_in_pieces_make_the_same_encoders() {
+    const FILES: [&str; 3] = ["model.safetensors", "config.json", "preprocessor_config.json"];
+    for name in ["clip", "siglip2"] {
+        let (references, texts) = references(name);
+        let patches = first_patches(&references);
+        let files = FILES.map(|file| (file.to_owned(), std::fs::read(folder(name).join(file)).unwrap()));
+        for device in executors() {
+            let whole = load(&device, &folder(name));
+            let fed = |n: usize, options: EmbedOptions<'static>| {
+                let names = FILES[..n].iter().map(|name| FileName { name: (*name).into(), size: None });
+                let mut loader = Embedder::loader(&device, names.collect(), options).unwrap();
+                common::push_all(&mut loader, &files[..n], &mut || 1000).unwrap();
+                block_on(loader.finish()).unwrap()
+            };
+            let model = fed(3, EmbedOptions::default());
+            let vectors = |model: &Embedder| {
+                let of_texts = block_on(model.embed_tokens(&texts)).unwrap();
+                (of_texts, block_on(model.embed_patches(std::slice::from_ref(&patches))).unwrap())
+            };
+            assert_eq!(vectors(&model), vectors(&whole), "{name} on {}", device.info().name);
+            let plan = model.plan().unwrap();
+            assert_eq!(plan, whole.plan().unwrap());
+            // Both together exceed a limit that leaves room for texts.
+            let alone = fed(3, EmbedOptions { texts_only: true, ..EmbedOptions::default() });
+            let of_texts = alone.plan().unwrap();
+            assert!(of_texts.weights_bytes < plan.weights_bytes);
+            let limit = Some(plan.total_bytes() - 1);
+            let limited = || EmbedOptions { memory_limit: limit, ..EmbedOptions::default() };
+            let natively = Embedder::load(&device, folder(name), limited()).unwrap();
+            let cases = [
+                (alone, "embeds texts alone"),
+                (fed(2, EmbedOptions::default()), "preprocessor_config.json"),
+                (fed(3, limited()), "max_batch_tokens"),
+                (natively, "max_batch_tokens"),
+            ];
+            for (model, reason) in cases {
+                let message = model.images().err().unwrap().to_string();
+                assert!(message.contains(reason), "{name}: {message}");
+                assert_eq!(block_on(model.embed_tokens(&texts)).unwrap(), vectors(&whole).0);
+                assert_eq!(model.plan().unwrap(), of_texts);
+            }
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 //     passages   all that were added; the id of a passage's vector is its place in the list
 //     index      the vectors of the first `nDone` of them, on the encoder's device
 //     mixture    the same vectors once more, if there is a learned similarity for this encoder
+//     pictures   with vectors in the space of the texts', if the encoder embeds them
 //
 // Passages and vectors are kept by kept.ts, and opened again when the view is first shown.
 import { Embedder, Index, TilewrightError, type Model } from "../tilewright/index.js";
@@ -19,6 +20,7 @@ import { Answer } from "./answer.js";
 import { DamagedError, forgetKept, forgetVectors, keepTexts, keepVectors, keptTexts, keptVectors, mayKeep, OtherVersionError, vectorsIn } from "./kept.js";
 import { Mixture } from "./mixture.js";
 import { count, counted, type Passage } from "./passage.js";
+import { Pictures } from "./pictures.js";
 import { N_RERANKED, Reranking } from "./reranking.js";
 import { N_RANKS, NOTHING, showResults, type Found } from "./results.js";
 import { SAMPLE } from "./sample.js";
@@ -62,6 +64,7 @@ export class Search {
   private timer: ReturnType<typeof setTimeout> | undefined;
   private readonly reranking: Reranking;
   private readonly answer: Answer;
+  private readonly pictures: Pictures;
   /** Writes to the browser's storage, one after the other. */
   private keeping = Promise.resolve();
   /** Whether one of them waits, which will keep all that is there by then. */
@@ -80,6 +83,14 @@ export class Search {
       model: () => host.chatModel(),
       showChat: () => host.showChat(),
       failed: (error) => showError(error),
+    });
+    this.pictures = new Pictures({
+      added: () => {
+        this.showPictures();
+        if (!this.work.isGoing) void this.indexAll();
+      },
+      clear: () => void this.clearPictures(),
+      goOn: () => void this.indexAll(),
     });
     byId("texts-form").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -232,6 +243,26 @@ export class Search {
     if (this.choice) void this.load(this.choice);
   }
 
+  /** Adds pictures, which an encoder for pictures finds by words. */
+  addPictures(files: File[]): void {
+    hideError();
+    this.pictures.add(files);
+  }
+
+  private async clearPictures(): Promise<void> {
+    await Promise.all([this.work.stop(), this.queries.stop()]);
+    this.pictures.clear();
+    this.showPictures();
+    await this.indexAll();
+  }
+
+  /** Shows the pictures that there are, for the query if there is one. */
+  private showPictures(): void {
+    if (this.query.value.trim() === "" || this.pictures.nDone === 0) this.pictures.show("", []);
+    else this.searchNow();
+    this.refresh();
+  }
+
   /** Adds the texts of files. */
   async addFiles(files: File[]): Promise<void> {
     hideError();
@@ -274,6 +305,7 @@ export class Search {
       // An encoder that arrived together with the click on "Cancel".
       signal.throwIfAborted();
       this.loaded = { embedder, index, mixture };
+      this.pictures.use(embedder);
       this.nDone = kept?.nDone ?? 0;
       await this.finishMixture(this.loaded);
       rememberLast("search", { label, source });
@@ -293,6 +325,7 @@ export class Search {
     const gone = this.loaded?.embedder[Symbol.asyncDispose]();
     this.loaded = undefined;
     this.nDone = 0;
+    this.pictures.use(undefined);
     showFacts("search-facts-list", []);
     this.show(NOTHING);
     this.refresh();
@@ -342,6 +375,7 @@ export class Search {
   /** An empty index and an empty mixture in the place of those that are there. */
   private async renew(): Promise<void> {
     this.nDone = 0;
+    this.pictures.renew();
     if (!this.loaded || !this.choice) return;
     const { embedder, index, mixture } = this.loaded;
     index.free();
@@ -356,10 +390,38 @@ export class Search {
   /** Makes the vectors of all passages that have none. */
   private async indexAll(): Promise<void> {
     const before = this.nDone;
-    await this.work.run((signal) => this.indexNow(signal));
+    await this.work.run(async (signal) => {
+      await this.indexNow(signal);
+      await this.embedPictures(signal);
+    });
     this.refresh();
     if (this.nDone > before) void this.keep();
     if (this.loaded) await this.showDevice(this.loaded).catch((error: unknown) => this.failed(error));
+  }
+
+  private async embedPictures(signal: AbortSignal): Promise<void> {
+    if (signal.aborted || !this.pictures.areWaiting) return;
+    const startedAt = performance.now();
+    const first = this.pictures.nDone;
+    const title = "Making pictures searchable";
+    const progress = showProgress("search-progress", { title, text: "" });
+    this.refresh();
+    try {
+      await this.pictures.embed(signal, (done, total) => {
+        const rate = (done - first) / ((performance.now() - startedAt) / 1000);
+        const left = rate > 0 ? [`${formatRate(rate)} pictures/s`, `${formatSeconds((total - done) / rate)} left`] : [];
+        if (rate > 0) byId("search-speed").textContent = `${formatRate(rate)} pictures/s`;
+        progress.update({ title, text: [`${count(done)} of ${count(total)}`, ...left].join(" · "), done, total });
+        this.refresh();
+        if (this.query.value.trim() !== "" && !this.queries.isGoing) this.searchNow();
+      });
+      announce(`${counted(this.pictures.nDone, "picture")} can be searched.`);
+    } catch (error) {
+      if (!signal.aborted) this.failed(error);
+    } finally {
+      progress.end();
+    }
+    this.showPictures();
   }
 
   private async indexNow(signal: AbortSignal): Promise<void> {
@@ -418,14 +480,22 @@ export class Search {
 
   private async search(query: string, signal: AbortSignal): Promise<void> {
     const { loaded } = this;
-    if (!loaded || query === "" || this.nDone === 0) {
+    if (!loaded || query === "" || (this.nDone === 0 && this.pictures.nDone === 0)) {
       this.show(NOTHING);
+      this.pictures.show("", []);
       this.refresh();
       return;
     }
     const startedAt = performance.now();
     try {
       const vector = await loaded.embedder.embed(query, { signal });
+      const pictures = await this.pictures.search(vector, signal);
+      this.pictures.show(query, pictures);
+      if (this.nDone === 0) {
+        this.show({ ...NOTHING, query });
+        this.note.textContent = `The best ${count(pictures.length)} of ${counted(this.pictures.nDone, "picture")} · ${formatSeconds((performance.now() - startedAt) / 1000)}`;
+        return;
+      }
       const { index, mixture } = loaded;
       const isLearned = mixture instanceof Mixture;
       const [ranked = []] = await index.search(vector, isLearned ? N_RANKS : N_RERANKED, { signal });
@@ -506,14 +576,16 @@ export class Search {
     byId("results-title").hidden = byId("learned").hidden = !isLearned;
     byId("learned-note").textContent = typeof mixture === "string" ? mixture : "";
     byId<HTMLButtonElement>("texts-add").disabled = this.input.value.trim() === "";
+    this.pictures.refresh(isBusy);
+    const nSearchable = nDone + this.pictures.nDone;
     byId("texts-clear").hidden = passages.length === 0;
     byId("texts-sample").hidden = passages.length > 0;
     byId("texts-go-on").hidden = !this.loaded || isBusy || nDone === passages.length;
     byId("texts-summary").textContent = passages.length === 0 ? "none yet"
       : `${counted(passages.length, "passage")} of ${counted(nTexts, "text")}${nDone < passages.length ? `, ${count(nDone)} searchable` : ""}`;
-    this.query.placeholder = !this.loaded ? "Waiting for an encoder…" : passages.length === 0 ? "Add a text first…" : "What are you looking for?";
-    if (this.query.value.trim() === "" || nDone === 0) {
-      this.note.textContent = nDone > 0 ? "Results appear as you type. They are found by meaning, not by the words themselves." : "";
+    this.query.placeholder = !this.loaded ? "Waiting for an encoder…" : passages.length === 0 && this.pictures.nDone === 0 ? (this.loaded.embedder.info.takesImages ? "Add pictures first…" : "Add a text first…") : "What are you looking for?";
+    if (this.query.value.trim() === "" || nSearchable === 0) {
+      this.note.textContent = nSearchable > 0 ? "Results appear as you type. They are found by meaning, not by the words themselves." : "";
     }
     if (!this.loaded) {
       byId("search-device").textContent = "–";

@@ -30,6 +30,8 @@ mod limits;
 mod llama;
 #[path = "serve/ollama.rs"]
 mod ollama;
+#[path = "serve/pictures.rs"]
+mod pictures;
 #[path = "serve/program.rs"]
 mod program;
 #[path = "serve/server.rs"]

@@ -13,12 +13,14 @@ use serde_json::{Value as Json, json};
 use tilewright::Error;
 use tilewright::embed::{Embedder, Reranker, Tokens, Truncation, TruncationSide, shortened};
 use tilewright::engine::Usage;
+use tilewright::picture::Patches;
 
 use super::app::{ApiRequest, App, Computed, RequestContext};
-use super::conversation::with_notice;
+use super::conversation::{content_of, with_notice};
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::models::{Lease, Loaded, Task};
+use super::pictures;
 use super::sampling::MODEL;
 use super::schema::{Endpoint, Field, Kind, Neutral, field, ids_of, neutral, required};
 
@@ -28,7 +30,20 @@ pub const EMBEDDINGS: Endpoint = Endpoint::post(
     "Computes embeddings, like OpenAI's Embeddings",
     &[&[
         MODEL,
-        required("input", Kind::Other(&["string", "array"], INPUT), "Texts, or token ids of the model's vocabulary."),
+        field(
+            "input",
+            Kind::Other(&["string", "array"], INPUT_OR_PICTURES),
+            "",
+            "Texts, or token ids of the model's vocabulary. Or, as in Jina's requests, a list of `{\"text\": ..}` and \
+             `{\"image\": ..}`, a data URL or base64, for models that embed pictures. Required without `messages`.",
+        ),
+        field(
+            "messages",
+            Kind::Other(&["array"], MESSAGES),
+            "",
+            "Instead of `input`, as in vLLM's requests: one message, whose content is a text or one part, a `text` or an \
+             `image_url` with a data URL.",
+        ),
         field("encoding_format", Kind::OneOf(&["float", "base64"]), "\"float\"", "How vectors are written."),
         DIMENSIONS,
         field(
@@ -86,9 +101,12 @@ pub const TOP_N: Field = field("top_n", Kind::Whole(1, i32::MAX as i64), "all", 
 
 /// Values of `input`, for messages.
 pub const INPUT: &str = "a text, a list of texts, a list of token ids, or a list of those";
+const INPUT_OR_PICTURES: &str =
+    "a text, a list of texts, a list of token ids, a list of those, or a list with objects of a text or an image";
+const MESSAGES: &str = "one message with a text or a picture";
 const TRUNCATE: &str = r#"true, false, "NONE", "START" or "END""#;
 
-/// Texts computed between checks whether the client still waits.
+/// Texts or pictures computed between checks whether the client still waits.
 const PART: usize = 64;
 
 /// Concatenated rows of a part, and its number of tokens.
@@ -100,11 +118,21 @@ impl Computed for Vectors {
     }
 }
 
-/// A text, or tokens as the model reads them, special ones included.
+/// What becomes a vector.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EmbedInput {
     Text(String),
+    /// Tokens as the model reads them, special ones included.
     Ids(Vec<u32>),
+    /// A picture's file in base64.
+    Picture(String),
+}
+
+impl EmbedInput {
+    /// The picture of a content part.
+    fn of_picture(part: &Json) -> EmbedInput {
+        EmbedInput::Picture(part.get("data").and_then(Json::as_str).unwrap_or_default().to_owned())
+    }
 }
 
 /// The inputs of a request, and whether it was a list of them.
@@ -137,6 +165,67 @@ impl EmbedInputs {
                 Err(fields.wrong(field, &format!("a text, a list of token ids, or a list of 1 to {most} of those")))
             }
         }
+    }
+
+    /// As [`EmbedInputs::read`]; also texts and pictures as in Jina's requests: a list with objects.
+    ///
+    /// # Errors
+    /// As [`EmbedInputs::read`], and of pictures.
+    fn read_with_pictures(fields: Fields<'_>, field: &'static str, most: usize) -> Result<EmbedInputs, ApiError> {
+        let list = fields.get(field).and_then(Json::as_array).filter(|list| list.iter().any(Json::is_object));
+        let Some(list) = list.filter(|list| list.len() <= most) else { return EmbedInputs::read(fields, field, most) };
+        let one = |(at, input): (usize, &Json)| {
+            let param = format!("{field}[{at}]");
+            match (input.as_str().or_else(|| input.get("text")?.as_str()), input.get("image")) {
+                (Some(text), None) => Ok(EmbedInput::Text(text.to_owned())),
+                (None, Some(image)) => {
+                    let part = pictures::of_url_or_base64(image.as_str(), &format!("{param}.image"))?;
+                    Ok(EmbedInput::of_picture(&part))
+                }
+                _ => Err(ApiError::invalid(param, Some(input), r#"a text, {"text": ..} or {"image": ..}"#)),
+            }
+        };
+        let list = list.iter().enumerate().map(one).collect::<Result<_, _>>()?;
+        Ok(EmbedInputs { field, list, is_list: true })
+    }
+
+    /// The text or the picture of the only message, as in vLLM's requests.
+    ///
+    /// # Errors
+    /// `invalid_value` naming the part; `unsupported` for several parts, which no model here makes one vector of.
+    fn of_messages(fields: Fields<'_>) -> Result<EmbedInputs, ApiError> {
+        let field = "messages";
+        if fields.get("input").is_some() {
+            return Err(ApiError::invalid(field, None, "either input or messages"));
+        }
+        let [message] = fields.list(field, MESSAGES)?.unwrap_or_default() else {
+            return Err(fields.wrong(field, MESSAGES));
+        };
+        let param = "messages[0].content";
+        let part = match message.get("content") {
+            Some(Json::Array(parts)) => match content_of(parts, param, &["text"])? {
+                Json::Array(parts) if parts.len() > 1 => {
+                    let message = format!(
+                        "{param} has {} parts; the model makes a vector of one text or one picture",
+                        parts.len()
+                    );
+                    return Err(ApiError::unsupported(param, message));
+                }
+                Json::Array(parts) => parts.into_iter().next().unwrap_or_default(),
+                text => text,
+            },
+            Some(text @ Json::String(_)) => text.clone(),
+            other => return Err(ApiError::invalid(param, other, "a text, or a list of one text or picture")),
+        };
+        let input = match part {
+            Json::String(text) => EmbedInput::Text(text),
+            part => EmbedInput::of_picture(&part),
+        };
+        Ok(EmbedInputs { field: param, list: vec![input], is_list: false })
+    }
+
+    fn n_pictures(&self) -> usize {
+        self.list.iter().filter(|input| matches!(input, EmbedInput::Picture(_))).count()
     }
 
     /// The path of an input in errors.
@@ -196,14 +285,16 @@ impl EmbedJob {
             return Err(ApiError::unsupported("normalize", message));
         }
         let normalizes = self.normalize.unwrap_or(is_normal) && (!is_normal || n_kept < dims);
+        let n_pictures = self.inputs.n_pictures();
+        if n_pictures > pictures::MOST {
+            let (field, most) = (self.inputs.field, pictures::MOST);
+            return Err(ApiError::unsupported(field, format!("{field} has {n_pictures} pictures, over {most}")));
+        }
         lease.expect_batch(app.limits.batches)?;
-        let tokens = app.prepare(move || self.encoded(&embedder)).await?;
+        let parts = app.prepare_in_turn(n_pictures > 0, move || self.prepared(&embedder)).await?;
         let part = move |loaded: &Loaded, at: usize, _: &AtomicBool| {
-            let embedder = loaded.embedder()?;
-            let texts = tokens.get(at * PART..).filter(|rest| !rest.is_empty())?;
-            let texts = texts.get(..PART).unwrap_or(texts);
-            let n_tokens = texts.iter().map(|text| text.ids.len()).sum();
-            Some(pollster::block_on(embedder.embed_tokens(texts)).map(|vectors| (vectors, n_tokens)))
+            let (embedder, part) = (loaded.embedder()?, parts.get(at)?);
+            Some(pollster::block_on(part.vectors(embedder)).map(|vectors| (vectors, part.n_tokens())))
         };
         let parts = app.compute(lease, since, part).await?;
         let n_tokens = parts.iter().map(|(_, n)| n).sum();
@@ -215,16 +306,28 @@ impl EmbedJob {
         Ok((vectors, n_tokens))
     }
 
-    /// The inputs' tokens.
-    fn encoded(self, embedder: &Embedder) -> Result<Vec<Tokens>, ApiError> {
+    /// The inputs as the model takes them.
+    fn prepared(self, embedder: &Embedder) -> Result<Vec<Part>, ApiError> {
         let most = embedder.max_tokens();
         let asked = self.truncation.and_then(|truncation| truncation.max_tokens);
         if let Some(asked) = asked.filter(|&asked| asked > most) {
             let expected = format!("at most {most}, the model's limit");
             return Err(ApiError::invalid("truncate_prompt_tokens", Some(&asked.into()), &expected));
         }
-        let encode = |(at, input): (usize, &EmbedInput)| {
+        let mut parts: Vec<Part> = Vec::new();
+        for (at, input) in self.inputs.list.iter().enumerate() {
             let (tokens, n) = match input {
+                EmbedInput::Picture(data) => {
+                    let param = self.inputs.path(at);
+                    let refused = |error: Error| pictures::refused(&error, &param);
+                    let images = embedder.images().map_err(refused)?;
+                    let patches = images.prepare(&pictures::decoded(data, &param)?).map_err(refused)?;
+                    match parts.last_mut() {
+                        Some(Part::Pictures(last)) if last.len() < PART => last.push(patches),
+                        _ => parts.push(Part::Pictures(vec![patches])),
+                    }
+                    continue;
+                }
                 EmbedInput::Text(text) => embedder
                     .encode_truncated(text, self.truncation.unwrap_or_default())
                     .map_err(|error| ApiError::of_option(error, "truncate_prompt_tokens"))?,
@@ -233,12 +336,15 @@ impl EmbedJob {
                     (truncated(ids, asked.unwrap_or(most) as usize, self.truncation), ids.len())
                 }
             };
-            match self.truncation.is_none() && n > most as usize {
-                true => Err(too_long(&self.inputs.path(at), n, most)),
-                false => Ok(tokens),
+            if self.truncation.is_none() && n > most as usize {
+                return Err(too_long(&self.inputs.path(at), n, most));
             }
-        };
-        self.inputs.list.iter().enumerate().map(encode).collect()
+            match parts.last_mut() {
+                Some(Part::Texts(last)) if last.len() < PART => last.push(tokens),
+                _ => parts.push(Part::Texts(vec![tokens])),
+            }
+        }
+        Ok(parts)
     }
 
     fn check_ids(&self, at: usize, ids: &[u32], embedder: &Embedder) -> Result<(), ApiError> {
@@ -249,6 +355,29 @@ impl EmbedJob {
             "a token id of the model, below {vocab_size}; clients that count tokens for OpenAI's models must send texts"
         );
         Err(ApiError::invalid(param, Some(&id.into()), &expected))
+    }
+}
+
+/// Inputs that are computed together.
+enum Part {
+    Texts(Vec<Tokens>),
+    Pictures(Vec<Patches>),
+}
+
+impl Part {
+    async fn vectors(&self, embedder: &Embedder) -> Result<Vec<f32>, Error> {
+        match self {
+            Part::Texts(texts) => embedder.embed_tokens(texts).await,
+            Part::Pictures(pictures) => embedder.embed_patches(pictures).await,
+        }
+    }
+
+    /// Tokens; a picture has one for each patch.
+    fn n_tokens(&self) -> usize {
+        match self {
+            Part::Texts(texts) => texts.iter().map(|text| text.ids.len()).sum(),
+            Part::Pictures(pictures) => pictures.iter().map(|patches| patches.places.len()).sum(),
+        }
     }
 }
 
@@ -320,7 +449,10 @@ pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Re
     let fields = asked.fields()?;
     fields.check(EMBEDDINGS.fields)?;
     let as_base64 = fields.text("encoding_format")? == Some("base64");
-    let inputs = EmbedInputs::read(fields, "input", app.limits.texts)?;
+    let inputs = match fields.get("messages") {
+        Some(_) => EmbedInputs::of_messages(fields)?,
+        None => EmbedInputs::read_with_pictures(fields, "input", app.limits.texts)?,
+    };
     let job = EmbedJob {
         dimensions: fields.checked_whole("dimensions").map(|n| n as u64),
         ..EmbedJob::new(inputs, truncation_of(fields)?)

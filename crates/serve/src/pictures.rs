@@ -1,5 +1,5 @@
 //! Pictures in messages: parts of each API's own form become `{"type": "image", "data": BASE64}`, which is decoded when
-//! the prompt is made.
+//! the prompt is made. And pictures to embed.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::errors::ApiError;
 use super::models::Decoder;
 
 /// Pictures of a request at most.
-const MOST: usize = 32;
+pub const MOST: usize = 32;
 
 /// The picture of a content part, if it is one: OpenAI's `image_url` and `input_image`, Anthropic's `image`.
 ///
@@ -41,6 +41,17 @@ pub fn of_base64(data: Option<&str>, param: &str) -> Result<Json, ApiError> {
     match data {
         Some(data) if !data.is_empty() => Ok(json!({"type": "image", "data": data})),
         _ => Err(ApiError::invalid(param, data.map(Json::from).as_ref(), "a picture in base64")),
+    }
+}
+
+/// A part from a data URL or base64, as in Jina's requests.
+///
+/// # Errors
+/// As [`of_base64`]; for an address, which is not fetched.
+pub fn of_url_or_base64(text: Option<&str>, param: &str) -> Result<Json, ApiError> {
+    match text {
+        Some(text) if text.starts_with("data:") || text.contains("://") => of_url(Some(text), param),
+        _ => of_base64(text, param),
     }
 }
 
@@ -87,11 +98,23 @@ fn image_of(data: &str, decoder: &Decoder, param: &str) -> Result<Arc<ImageEmbed
         );
         return Err(ApiError::unsupported(param, message));
     };
-    let refused = |error: tilewright::Error| ApiError::unsupported(param, format!("{param}: {error}"));
+    let picture = decoded(data, param)?;
+    vision.n_rows(picture.width(), picture.height()).map_err(|error| refused(&error, param))?;
+    Ok(pollster::block_on(vision.encode(&picture))?)
+}
+
+/// The pixels of a picture in base64. Takes long.
+///
+/// # Errors
+/// Errors naming the part.
+pub fn decoded(data: &str, param: &str) -> Result<Picture, ApiError> {
     let bytes = BASE64_STANDARD
         .decode(data.trim_end())
         .map_err(|error| ApiError::unsupported(param, format!("{param} is no base64: {error}")))?;
-    let picture = Picture::decode(&bytes, &PictureLimits::default()).map_err(refused)?;
-    vision.n_rows(picture.width(), picture.height()).map_err(refused)?;
-    Ok(pollster::block_on(vision.encode(&picture))?)
+    Picture::decode(&bytes, &PictureLimits::default()).map_err(|error| refused(&error, param))
+}
+
+/// The refusal of a picture for this reason.
+pub fn refused(error: &tilewright::Error, param: &str) -> ApiError {
+    ApiError::unsupported(param, format!("{param}: {error}"))
 }

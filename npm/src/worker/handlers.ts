@@ -8,7 +8,8 @@ import { handleOf, placeOf, readyHandle, register } from "./handles.js";
 import { inspect } from "./inspect.js";
 import { DeviceHandle, measure } from "./kernels.js";
 import { embedderRecipe, modelRecipe, rerankerRecipe } from "./load.js";
-import { load, LoadedEmbedder, LoadedReranker } from "./loaded-model.js";
+import { LoadedEmbedder } from "./loaded-embedder.js";
+import { load, LoadedReranker } from "./loaded-model.js";
 import { CANCELLED, LoadedTextModel } from "./loaded-text-model.js";
 import { listDevices } from "./place.js";
 import type { Handlers } from "./port.js";
@@ -37,6 +38,7 @@ export const handlers: Omit<Handlers, SpeechCallName> = {
   detokenize: async ({ ids }, { target }) => (await readyHandle(target, LoadedTextModel)).loaded.detokenize(ids),
   embed: on(LoadedEmbedder, (embedder, { texts, prompt, dimensions }, { signal, emit }) =>
     embedder.run(signal, (it) => it.embed(texts, prompt, dimensions, emit))),
+  embedImages: on(LoadedEmbedder, (embedder, args, context) => embedder.embedImages(args, context)),
   encode: async ({ text, prompt }, { target }) => (await readyHandle(target, LoadedEmbedder)).loaded.encode(text, prompt),
   rerank: on(LoadedReranker, (reranker, { query, documents, topK, instruction }, { signal, emit }) =>
     reranker.run(signal, (it) => it.rerank(query, documents, topK, instruction, emit))),

@@ -81,7 +81,7 @@ export function modelRecipe(request: ModelRequest): Recipe<Model> {
 export function embedderRecipe(request: EmbedderRequest): Recipe<Embedder> {
   return {
     request,
-    extras: SENTENCE_FILES,
+    extras: [...SENTENCE_FILES, ...request.settings.textsOnly === true ? [] : PREPROCESSOR_FILES],
     begin: (device, files, memoryLimit) => Loader.embedder(device, files, limited(request.settings, memoryLimit)),
   };
 }

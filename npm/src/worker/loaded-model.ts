@@ -170,8 +170,6 @@ export abstract class LoadedFunction<T extends Embedder | Reranker | Transcriber
   }
 }
 
-export class LoadedEmbedder extends LoadedFunction<Embedder> {}
-
 export class LoadedReranker extends LoadedFunction<Reranker> {}
 
 /**

@@ -6,15 +6,18 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{FileBytes, PREPROCESSORS, Tower, VISION_CONFIG, encoders_of, renamed, size, unsupported};
+use super::{
+    ConfigData, FileBytes, Folder, PREPROCESSORS, Tower, VISION_CONFIG, data_in, encoders_of, renamed, size,
+    unsupported, values,
+};
 use crate::error::Error;
 use crate::formats::TensorInfo;
 use crate::formats::config_json::ConfigJson;
+use crate::formats::safetensors::Safetensors;
 use crate::load::architectures::says_generation;
 use crate::load::huggingface::{self, CONFIG, FolderTexts};
 use crate::load::keys::{Key, KeySource, Keys};
-use crate::load::refused::parse_safetensors;
-use crate::load::tensor_index::{FileLayout, TensorIndex, check_type, floats};
+use crate::load::tensor_index::{FileLayout, TensorIndex, check_type};
 use crate::load::{folder_of, is_of_folder};
 use crate::model::{ImageEncoderConfig, ImageHead};
 use crate::picture::positions::Interpolation;
@@ -85,52 +88,71 @@ impl ImageEncoderFile {
             let found = path.display().to_string();
             return Err(unsupported("model", "file", &found, "Hugging Face folders of CLIP and SigLIP".into()));
         }
-        let mut texts = FolderTexts::default();
-        for name in [CONFIG, huggingface::INDEX] {
-            if let Some(slot) = texts.slot(name) {
-                *slot = read(folder, name)?;
-            }
-        }
-        let in_file = |name: &'static str| move |error: Error| error.in_file(folder.join(name));
-        let bytes = texts.config.as_ref().ok_or_else(|| huggingface::missing(CONFIG).in_file(folder))?;
+        let Folder { texts, weights, files } = Folder::open(folder)?;
+        let header = ImageHeader::of_folder(&texts, weights.iter().map(|(name, header)| (name.as_str(), header)));
+        let opened = header.and_then(|header| {
+            let data = data_in(&files, header.data())?;
+            header.with_data(&data)
+        });
+        Ok(ImageEncoderFile { files, ..opened.map_err(|e| e.in_folder(folder))? })
+    }
+}
+
+/// An image encoder's properties from its files' headers: everything except the weights.
+pub(crate) struct ImageHeader {
+    config: ImageEncoderConfig,
+    preprocess: Preprocess,
+    tensor_index: TensorIndex,
+    /// [`POSITIONS`] and [`CLASS`], with the numbers of their files.
+    of_host: [Option<(usize, TensorInfo)>; 2],
+}
+
+impl ImageHeader {
+    /// That of a folder with these weight files.
+    ///
+    /// # Errors
+    /// [`Error::InFile`] naming the file and its invalid part, [`Error::Unsupported`] for another model.
+    pub fn of_folder<'a>(
+        texts: &FolderTexts,
+        weights: impl Iterator<Item = (&'a str, &'a Safetensors)>,
+    ) -> Result<ImageHeader, Error> {
+        let in_file = |name: &'static str| move |error: Error| error.in_file(name);
+        let bytes = texts.config.as_ref().ok_or_else(|| huggingface::missing(CONFIG))?;
         let json = ConfigJson::parse(bytes).map_err(in_file(CONFIG))?;
-        let (preprocessor, name) = preprocessor(folder)?;
         let whole = json.clone().into_value();
+        let (preprocessor, name) = texts.preprocessor_json()?.ok_or_else(|| huggingface::missing(PREPROCESSORS[0]))?;
         let family = family(&json, &preprocessor).map_err(in_file(CONFIG))?;
         let preprocess = Preprocess::from_json(family, &preprocessor, &whole).map_err(in_file(name))?;
-        let (mut tensor_index, mut files, mut tables) = (TensorIndex::default(), Vec::new(), Tables::default());
-        for (i, name) in huggingface::weight_files(&texts, None)?.iter().enumerate() {
-            let path = folder.join(name);
-            let file = FileBytes::map(&path)?;
-            for tensor in &parse_safetensors(&file).map_err(|e| e.in_file(&path))?.tensors {
-                tables.add(&mut tensor_index, (i, tensor), &file).map_err(|e| e.in_file(&path))?;
+        let mut tensors = Tensors::default();
+        for (i, (name, header)) in weights.enumerate() {
+            for tensor in &header.tensors {
+                tensors.add(i, tensor).map_err(|e| e.in_file(name))?;
             }
-            files.push(file);
         }
-        let config = config(json, family, &tables).map_err(in_file(CONFIG))?;
-        let (positions, class) = tables.placed(&config, &preprocess).map_err(|e| e.in_file(folder))?;
-        let interpolation = match family {
+        let Tensors { tensor_index, of_host, projection_dims } = tensors;
+        let config = config(json, family, projection_dims).map_err(in_file(CONFIG))?;
+        Ok(ImageHeader { config, preprocess, tensor_index, of_host })
+    }
+
+    /// The tensors whose data the header includes, with the numbers of their files.
+    pub fn data(&self) -> impl Iterator<Item = &(usize, TensorInfo)> {
+        self.of_host.iter().flatten()
+    }
+
+    /// The encoder without its files. `data`: of the tensors of [`ImageHeader::data`], by name.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for their storage type, [`Error::Config`] for another number of positions.
+    pub fn with_data(self, data: &ConfigData) -> Result<ImageEncoderFile, Error> {
+        let [positions, class] = self.of_host.each_ref().map(|tensor| values(tensor.as_ref(), data));
+        let ImageHeader { config, preprocess, tensor_index, .. } = self;
+        let (positions, class) = placed((positions?, class?), &config, &preprocess)?;
+        let interpolation = match preprocess.family {
             Family::Siglip2 => Interpolation::Antialiased,
             _ => Interpolation::Nearest,
         };
-        Ok(ImageEncoderFile { config, preprocess, interpolation, positions, class, tensor_index, files })
+        Ok(ImageEncoderFile { config, preprocess, interpolation, positions, class, tensor_index, files: Vec::new() })
     }
-}
-
-fn read(folder: &Path, name: &str) -> Result<Option<Vec<u8>>, Error> {
-    let path = folder.join(name);
-    if path.exists() { huggingface::read(&path).map(Some) } else { Ok(None) }
-}
-
-/// The preprocessor's settings, and the name of their file.
-fn preprocessor(folder: &Path) -> Result<(Value, &'static str), Error> {
-    for name in PREPROCESSORS {
-        if let Some(bytes) = read(folder, name)? {
-            let json = ConfigJson::parse(&bytes).map_err(|e| e.in_file(folder.join(name)))?;
-            return Ok((json.into_value(), name));
-        }
-    }
-    Err(huggingface::missing(PREPROCESSORS[0]).in_file(folder))
 }
 
 fn family(json: &ConfigJson, preprocessor: &Value) -> Result<Family, Error> {
@@ -143,7 +165,7 @@ fn family(json: &ConfigJson, preprocessor: &Value) -> Result<Family, Error> {
     })
 }
 
-fn config(json: ConfigJson, family: Family, tables: &Tables) -> Result<ImageEncoderConfig, Error> {
+fn config(json: ConfigJson, family: Family, projection_dims: Option<u32>) -> Result<ImageEncoderConfig, Error> {
     let is_clip = family == Family::Clip;
     let model_type = json.get_str("model_type")?.unwrap_or_default().to_owned();
     let (defaults, eps) = if is_clip { (CLIP_DEFAULTS, 1e-5) } else { (SIGLIP_DEFAULTS, 1e-6) };
@@ -163,7 +185,7 @@ fn config(json: ConfigJson, family: Family, tables: &Tables) -> Result<ImageEnco
     keys.check_read()?;
     let head = match is_clip {
         true => {
-            let dims = tables.projection_dims.ok_or_else(|| huggingface::missing(PROJECTION))?;
+            let dims = projection_dims.ok_or_else(|| huggingface::missing(PROJECTION))?;
             ImageHead::ClassToken { dims }
         }
         false => ImageHead::Probe { ffn_dim: tower.ffn_dim, gelu: tower.gelu },
@@ -172,19 +194,21 @@ fn config(json: ConfigJson, family: Family, tables: &Tables) -> Result<ImageEnco
     config.check().map(|()| config)
 }
 
-/// What is read from the tensors beside the index.
+/// The image encoder's tensors.
 #[derive(Default)]
-struct Tables {
-    positions: Vec<f32>,
-    class: Vec<f32>,
+struct Tensors {
+    tensor_index: TensorIndex,
+    /// As in [`ImageHeader`].
+    of_host: [Option<(usize, TensorInfo)>; 2],
     projection_dims: Option<u32>,
 }
 
-impl Tables {
+impl Tensors {
     /// Adds a tensor of file `i`, if it is the image encoder's, under our name.
-    fn add(&mut self, index: &mut TensorIndex, (i, tensor): (usize, &TensorInfo), file: &[u8]) -> Result<(), Error> {
+    fn add(&mut self, i: usize, tensor: &TensorInfo) -> Result<(), Error> {
+        let Tensors { tensor_index: index, of_host: [positions, class], projection_dims } = self;
         if tensor.name == PROJECTION {
-            self.projection_dims = tensor.shape.first().and_then(|&rows| u32::try_from(rows).ok());
+            *projection_dims = tensor.shape.first().and_then(|&rows| u32::try_from(rows).ok());
             check_type("safetensors", tensor)?;
             index.insert("head.weight".into(), i, tensor.clone(), FileLayout::AsRead);
             return Ok(());
@@ -195,8 +219,7 @@ impl Tables {
         check_type("safetensors", tensor)?;
         if let POSITIONS | CLASS = name {
             check_elements(tensor)?;
-            let values = floats(tensor, tensor.bytes(file)?)?;
-            *(if name == CLASS { &mut self.class } else { &mut self.positions }) = values;
+            *(if name == CLASS { class } else { positions }) = Some((i, tensor.clone()));
             return Ok(());
         }
         if let Some((_, suffix)) = IN_PROJ.iter().find(|(theirs, _)| *theirs == name) {
@@ -212,33 +235,36 @@ impl Tables {
         index.insert(name, i, tensor, FileLayout::AsRead);
         Ok(())
     }
+}
 
-    /// Positions of patches, and the class token's embedding with its position.
-    fn placed(self, config: &ImageEncoderConfig, preprocess: &Preprocess) -> Result<(Vec<f32>, Vec<f32>), Error> {
-        let Tables { mut positions, mut class, .. } = self;
-        let (dim, n_class) = (config.encoder.dim as usize, config.n_class_rows() as usize);
-        let wrong = |field: &str, expected: String, found: usize| Error::Config {
-            field: format!("{PREFIX}{field}"),
-            expected,
-            found: format!("{found} numbers"),
-        };
-        if class.len() != n_class * dim {
-            return Err(wrong(CLASS, format!("{} numbers", n_class * dim), class.len()));
-        }
-        let n_patches = match preprocess.family {
-            // A table of its own size, which is resampled.
-            Family::Siglip2 => (positions.len() / dim).isqrt().pow(2),
-            _ => preprocess.max_patches() as usize,
-        };
-        if n_patches == 0 || positions.len() != (n_class + n_patches) * dim {
-            let rows = n_class + n_patches;
-            let expected = format!("{rows} rows of {dim}, for the pictures of the preprocessor's file");
-            return Err(wrong(POSITIONS, expected, positions.len()));
-        }
-        let patches = positions.split_off(n_class * dim);
-        class.iter_mut().zip(positions).for_each(|(class, position)| *class += position);
-        Ok((patches, class))
+/// Positions of patches, and the class token's embedding with its position, from the files' tables.
+fn placed(
+    (mut positions, mut class): (Vec<f32>, Vec<f32>),
+    config: &ImageEncoderConfig,
+    preprocess: &Preprocess,
+) -> Result<(Vec<f32>, Vec<f32>), Error> {
+    let (dim, n_class) = (config.encoder.dim as usize, config.n_class_rows() as usize);
+    let wrong = |field: &str, expected: String, found: usize| Error::Config {
+        field: format!("{PREFIX}{field}"),
+        expected,
+        found: format!("{found} numbers"),
+    };
+    if class.len() != n_class * dim {
+        return Err(wrong(CLASS, format!("{} numbers", n_class * dim), class.len()));
     }
+    let n_patches = match preprocess.family {
+        // A table of its own size, which is resampled.
+        Family::Siglip2 => (positions.len() / dim).isqrt().pow(2),
+        _ => preprocess.max_patches() as usize,
+    };
+    if n_patches == 0 || positions.len() != (n_class + n_patches) * dim {
+        let rows = n_class + n_patches;
+        let expected = format!("{rows} rows of {dim}, for the pictures of the preprocessor's file");
+        return Err(wrong(POSITIONS, expected, positions.len()));
+    }
+    let patches = positions.split_off(n_class * dim);
+    class.iter_mut().zip(positions).for_each(|(class, position)| *class += position);
+    Ok((patches, class))
 }
 
 /// Refuses a table far above any model's, before it is expanded.
