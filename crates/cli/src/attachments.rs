@@ -1,4 +1,4 @@
-//! Images of a conversation, and the vision encoder of a model.
+//! Pictures and sounds of a conversation, and the encoders of a model.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -7,13 +7,14 @@ use std::sync::Arc;
 use clap::Args;
 use serde_json::{Value as Json, json};
 use tilewright::chat::Message;
-use tilewright::load::VisionFile;
+use tilewright::load::{AudioFile, VisionFile};
 use tilewright::picture::{Picture, PictureLimits};
-use tilewright::{Error, ImageEmbeddings, Model, VisionEncoder, VisionOptions};
+use tilewright::sound::Sound;
+use tilewright::{AudioEncoder, Error, ImageEmbeddings, Model, VisionEncoder, VisionOptions};
 
 #[derive(Args)]
 pub struct VisionArgs {
-    /// Vision encoder of a GGUF model [default: the mmproj file beside it].
+    /// File of a GGUF model's encoders of pictures and sound [default: the mmproj file beside it].
     #[arg(long, value_name = "FILE")]
     mmproj: Option<PathBuf>,
     /// Tokens that a picture may take; larger ones are made smaller.
@@ -22,88 +23,133 @@ pub struct VisionArgs {
 }
 
 impl VisionArgs {
-    /// The model with its vision encoder: `--mmproj`, or the one in its folder or beside it, if there is one. The model
-    /// does without the latter if it cannot be loaded.
+    /// The model with its vision encoder and its part for sound: of `--mmproj`, or of its folder or the file beside it, if
+    /// they have them. The model does without the latter if it cannot be loaded.
     pub fn added_to(&self, model: Model, path: Option<&Path>) -> Result<Model, Error> {
+        let Some(path) = self.mmproj.as_deref().or(path) else { return Ok(model) };
         let options = VisionOptions { max_rows: self.image_max_tokens };
         let load = |path: &Path| VisionEncoder::load(model.device(), path, options);
-        match (&self.mmproj, path) {
-            (Some(mmproj), _) => {
+        let model = match &self.mmproj {
+            Some(mmproj) => {
                 let encoder = load(mmproj)?;
-                model.with_vision(encoder).map_err(|error| error.in_file(mmproj))
+                model.with_vision(encoder).map_err(|error| error.in_file(mmproj))?
             }
-            (None, Some(path)) => {
+            None => {
                 let encoder = |file: Option<PathBuf>| file.map(|file| load(&file)).transpose();
                 let added = VisionFile::beside(path).and_then(encoder).and_then(|encoder| match encoder {
                     Some(encoder) => model.clone().with_vision(encoder),
                     None => Ok(model.clone()),
                 });
-                Ok(added.unwrap_or_else(|error| {
-                    notice!("`{}` reads no pictures: {error}", model.name());
-                    model
-                }))
+                match added {
+                    Ok(model) => model,
+                    Err(error) => {
+                        notice!("`{}` reads no pictures: {error}", model.name());
+                        // The same file is the one for sounds.
+                        return Ok(model);
+                    }
+                }
             }
-            (None, None) => Ok(model),
+        };
+        let found = match &self.mmproj {
+            Some(mmproj) if mmproj.is_file() => AudioFile::is_in(mmproj).map(|is_in| is_in.then(|| mmproj.clone())),
+            _ => AudioFile::beside(path),
+        };
+        let part = found.and_then(|file| file.map(|file| AudioEncoder::load(model.device(), file)).transpose());
+        let added = part.and_then(|part| match part {
+            Some(part) => model.clone().with_audio(part),
+            None => Ok(model.clone()),
+        });
+        Ok(added.unwrap_or_else(|error| {
+            notice!("`{}` takes no sounds: {error}", model.name());
+            model
+        }))
+    }
+}
+
+/// What a file is for a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    Image,
+    Sound,
+}
+
+impl Kind {
+    /// The type of its parts in messages.
+    fn part(self) -> &'static str {
+        match self {
+            Kind::Image => "image",
+            Kind::Sound => "audio",
         }
     }
 }
 
-/// The images of a conversation by file, and the files for the next message.
+/// The pictures and sounds of a conversation by file, and the files for the next message.
 #[derive(Default)]
-pub struct Images {
-    known: HashMap<PathBuf, Arc<ImageEmbeddings>>,
-    next: Vec<PathBuf>,
+pub struct Attachments {
+    known: HashMap<(Kind, PathBuf), Arc<ImageEmbeddings>>,
+    next: Vec<(Kind, PathBuf)>,
 }
 
-impl Images {
+impl Attachments {
     /// Adds a file to the next message. Returns the number of its rows.
-    pub fn add(&mut self, model: &Model, path: &Path) -> Result<usize, Error> {
-        let image = self.read(model, path)?;
-        self.next.push(path.to_owned());
-        Ok(image.n_rows())
+    pub fn add(&mut self, model: &Model, kind: Kind, path: &Path) -> Result<usize, Error> {
+        let rows = self.read(model, kind, path)?;
+        self.next.push((kind, path.to_owned()));
+        Ok(rows.n_rows())
     }
 
     /// The files for the next message, which are taken.
-    pub fn take_next(&mut self) -> Vec<PathBuf> {
+    pub fn take_next(&mut self) -> Vec<(Kind, PathBuf)> {
         std::mem::take(&mut self.next)
     }
 
     /// Reads the files that a loaded conversation names.
     pub fn load(&mut self, model: &Model, messages: &[Message]) -> Result<(), Error> {
-        paths_of(messages).iter().try_for_each(|path| self.read(model, path).map(drop))
+        files_of(messages).try_for_each(|(kind, path)| self.read(model, kind, &path).map(drop))
     }
 
-    /// The images of these messages, in order.
-    pub fn of(&self, messages: &[Message]) -> Vec<Arc<ImageEmbeddings>> {
-        paths_of(messages).iter().filter_map(|path| self.known.get(path).cloned()).collect()
+    /// The pictures or the sounds of these messages, in order.
+    pub fn of(&self, messages: &[Message], wanted: Kind) -> Vec<Arc<ImageEmbeddings>> {
+        let files = files_of(messages).filter(|(kind, _)| *kind == wanted);
+        files.filter_map(|file| self.known.get(&file).cloned()).collect()
     }
 
-    fn read(&mut self, model: &Model, path: &Path) -> Result<Arc<ImageEmbeddings>, Error> {
-        let encoder = model.vision().ok_or_else(|| Error::Unsupported {
+    fn read(&mut self, model: &Model, kind: Kind, path: &Path) -> Result<Arc<ImageEmbeddings>, Error> {
+        let bytes = || std::fs::read(path).map_err(|source| Error::Io { path: path.into(), source });
+        let in_file = |error: Error| error.in_file(path);
+        let unsupported = |field: &str, lacks: &str, supported: &str| Error::Unsupported {
             format: "model",
-            field: "image".into(),
-            found: format!("`{}`, which has no vision encoder", model.name()),
-            supported: "models with one in their folder, in an mmproj file beside them, or by --mmproj".into(),
-        })?;
-        let bytes = std::fs::read(path).map_err(|source| Error::Io { path: path.into(), source })?;
-        let picture = Picture::decode(&bytes, &PictureLimits::default()).map_err(|error| error.in_file(path))?;
-        let image = pollster::block_on(encoder.encode(&picture))?;
-        self.known.insert(path.to_owned(), image.clone());
-        Ok(image)
+            field: field.into(),
+            found: format!("`{}`, which {lacks}", model.name()),
+            supported: supported.into(),
+        };
+        let rows = match kind {
+            Kind::Image => {
+                let supported = "models with one in their folder, in an mmproj file beside them, or by --mmproj";
+                let encoder = model.vision().ok_or_else(|| unsupported("image", "has no vision encoder", supported))?;
+                let picture = Picture::decode(&bytes()?, &PictureLimits::default()).map_err(in_file)?;
+                pollster::block_on(encoder.encode(&picture))?
+            }
+            Kind::Sound => {
+                let supported = "models of Gemma 4 unified (12B), with their mmproj file beside them or by --mmproj";
+                let encoder = model.audio().ok_or_else(|| unsupported("sound", "takes no sounds", supported))?;
+                let sound = Sound::decode_at(&bytes()?, encoder.rate(), &encoder.limits()).map_err(in_file)?;
+                pollster::block_on(encoder.encode(&sound)).map_err(in_file)?
+            }
+        };
+        self.known.insert((kind, path.to_owned()), rows.clone());
+        Ok(rows)
     }
 }
 
 /// A message with these files before its text.
-pub fn message(text: &str, paths: &[PathBuf]) -> Message {
-    let mut message = Message::with_images("user", paths.len(), text);
-    let parts = message.content.as_array_mut().into_iter().flatten();
-    for (part, path) in parts.zip(paths) {
-        *part = json!({"type": "image", "path": path});
-    }
-    message
+pub fn message(text: &str, files: &[(Kind, PathBuf)]) -> Message {
+    let parts = files.iter().map(|(kind, path)| json!({"type": kind.part(), "path": path}));
+    let content = parts.chain([json!({"type": "text", "text": text})]).collect();
+    Message { content, ..Message::new("user", "") }
 }
 
-/// The text of a message with its images in brackets.
+/// The text of a message with its files in brackets.
 pub fn text_of(message: &Message) -> String {
     match &message.content {
         Json::Array(parts) => parts.iter().map(part_text).collect::<Vec<_>>().join(" "),
@@ -119,8 +165,12 @@ fn part_text(part: &Json) -> String {
     }
 }
 
-/// The files of all images in these messages, in order.
-fn paths_of(messages: &[Message]) -> Vec<PathBuf> {
+/// The files in these messages, in order.
+fn files_of(messages: &[Message]) -> impl Iterator<Item = (Kind, PathBuf)> {
     let parts = messages.iter().filter_map(|message| message.content.as_array()).flatten();
-    parts.filter_map(|part| Some(PathBuf::from(part.get("path")?.as_str()?))).collect()
+    parts.filter_map(|part| {
+        let kind = part.get("type").and_then(Json::as_str);
+        let kind = [Kind::Image, Kind::Sound].into_iter().find(|known| Some(known.part()) == kind)?;
+        Some((kind, PathBuf::from(part.get("path")?.as_str()?)))
+    })
 }

@@ -1,5 +1,5 @@
-//! Pictures in messages: parts of each API's own form become `{"type": "image", "data": BASE64}`, which is decoded when
-//! the prompt is made.
+//! Pictures and sounds in messages: parts of each API's own form become `{"type": "image", "data": BASE64}`, of sounds
+//! `"audio"`, which are decoded when the prompt is made.
 
 use std::sync::Arc;
 
@@ -9,14 +9,16 @@ use serde_json::{Value as Json, json};
 use tilewright::ImageEmbeddings;
 use tilewright::chat::Message;
 use tilewright::picture::{Picture, PictureLimits};
+use tilewright::sound::Sound;
 
 use super::errors::ApiError;
 use super::models::Decoder;
 
-/// Pictures of a request at most.
+/// Pictures and sounds of a request at most.
 const MOST: usize = 32;
 
-/// The picture of a content part, if it is one: OpenAI's `image_url` and `input_image`, Anthropic's `image`.
+/// The picture or sound of a content part, if it is one: OpenAI's `image_url`, `input_image` and `input_audio`, Anthropic's
+/// `image`.
 ///
 /// # Errors
 /// Errors naming the part, for one without data: addresses are not fetched.
@@ -25,6 +27,7 @@ pub fn part_of(part: &Json, param: &str) -> Option<Result<Json, ApiError>> {
     match text("/type")? {
         "image_url" => Some(of_url(text("/image_url/url").or(text("/image_url")), &format!("{param}.image_url"))),
         "input_image" => Some(of_url(text("/image_url"), &format!("{param}.image_url"))),
+        "input_audio" => Some(of_audio(part.get("input_audio"), &format!("{param}.input_audio"))),
         "image" => Some(match text("/source/type") {
             Some("base64") => of_base64(text("/source/data"), &format!("{param}.source.data")),
             _ => Err(not_fetched(&format!("{param}.source"), "an address or a file")),
@@ -44,6 +47,19 @@ pub fn of_base64(data: Option<&str>, param: &str) -> Result<Json, ApiError> {
     }
 }
 
+fn of_audio(audio: Option<&Json>, param: &str) -> Result<Json, ApiError> {
+    let field = |name: &str| audio.and_then(|audio| audio.get(name));
+    // The data tell the format; a name that OpenAI does not have would be refused there.
+    match field("format").and_then(Json::as_str) {
+        Some("wav" | "mp3") => {}
+        _ => return Err(ApiError::invalid(format!("{param}.format"), field("format"), "wav or mp3")),
+    }
+    match field("data").and_then(Json::as_str) {
+        Some(data) if !data.is_empty() => Ok(json!({"type": "audio", "data": data})),
+        _ => Err(ApiError::invalid(format!("{param}.data"), field("data"), "a sound in base64")),
+    }
+}
+
 fn of_url(url: Option<&str>, param: &str) -> Result<Json, ApiError> {
     let expected = "a data URL, data:image/png;base64,..";
     let url = url.ok_or_else(|| ApiError::invalid(param, None, expected))?;
@@ -59,24 +75,39 @@ fn not_fetched(param: &str, found: &str) -> ApiError {
     ApiError::unsupported(param, message)
 }
 
-/// Takes the data out of the messages' image parts and computes the images, in order. Takes long.
+/// The pictures and the sounds of a request, in order.
+#[derive(Default)]
+pub struct Media {
+    pub images: Vec<Arc<ImageEmbeddings>>,
+    pub sounds: Vec<Arc<ImageEmbeddings>>,
+}
+
+/// Takes the data out of the messages' parts and computes the pictures and sounds. Takes long.
 ///
 /// # Errors
 /// Errors naming the message and part.
-pub fn take_images(messages: &mut [Message], decoder: &Decoder) -> Result<Vec<Arc<ImageEmbeddings>>, ApiError> {
-    let mut images = Vec::new();
+pub fn take_media(messages: &mut [Message], decoder: &Decoder) -> Result<Media, ApiError> {
+    let mut media = Media::default();
     for (at, message) in messages.iter_mut().enumerate() {
         let parts = message.content.as_array_mut().into_iter().flatten().enumerate();
         for (part_at, part) in parts {
-            let Some(data) = part.as_object_mut().and_then(|part| part.remove("data")) else { continue };
+            let Some(part) = part.as_object_mut() else { continue };
+            let Some(data) = part.remove("data") else { continue };
             let param = format!("messages[{at}].content[{part_at}]");
-            if images.len() == MOST {
-                return Err(ApiError::unsupported("messages", format!("messages have over {MOST} pictures")));
+            if media.images.len() + media.sounds.len() == MOST {
+                return Err(ApiError::unsupported(
+                    "messages",
+                    format!("messages have over {MOST} pictures and sounds"),
+                ));
             }
-            images.push(image_of(data.as_str().unwrap_or_default(), decoder, &param)?);
+            let data = data.as_str().unwrap_or_default();
+            match part.get("type").and_then(Json::as_str) {
+                Some("audio") => media.sounds.push(sound_of(data, decoder, &param)?),
+                _ => media.images.push(image_of(data, decoder, &param)?),
+            }
         }
     }
-    Ok(images)
+    Ok(media)
 }
 
 fn image_of(data: &str, decoder: &Decoder, param: &str) -> Result<Arc<ImageEmbeddings>, ApiError> {
@@ -87,11 +118,31 @@ fn image_of(data: &str, decoder: &Decoder, param: &str) -> Result<Arc<ImageEmbed
         );
         return Err(ApiError::unsupported(param, message));
     };
-    let refused = |error: tilewright::Error| ApiError::unsupported(param, format!("{param}: {error}"));
-    let bytes = BASE64_STANDARD
-        .decode(data.trim_end())
-        .map_err(|error| ApiError::unsupported(param, format!("{param} is no base64: {error}")))?;
-    let picture = Picture::decode(&bytes, &PictureLimits::default()).map_err(refused)?;
+    let refused = |error| refused(param, error);
+    let picture = Picture::decode(&decoded(data, param)?, &PictureLimits::default()).map_err(refused)?;
     vision.n_rows(picture.width(), picture.height()).map_err(refused)?;
     Ok(pollster::block_on(vision.encode(&picture))?)
+}
+
+fn sound_of(data: &str, decoder: &Decoder, param: &str) -> Result<Arc<ImageEmbeddings>, ApiError> {
+    let Some(audio) = decoder.model().audio() else {
+        let message = format!(
+            "{param} is a sound, which {} does not support; models of Gemma 4 unified (12B) do, with their mmproj file",
+            decoder.model().name()
+        );
+        return Err(ApiError::unsupported(param, message));
+    };
+    let refused = |error| refused(param, error);
+    let sound = Sound::decode_at(&decoded(data, param)?, audio.rate(), &audio.limits()).map_err(refused)?;
+    audio.n_rows(&sound).map_err(refused)?;
+    Ok(pollster::block_on(audio.encode(&sound))?)
+}
+
+fn decoded(data: &str, param: &str) -> Result<Vec<u8>, ApiError> {
+    let not_base64 = |error| ApiError::unsupported(param, format!("{param} is no base64: {error}"));
+    BASE64_STANDARD.decode(data.trim_end()).map_err(not_base64)
+}
+
+fn refused(param: &str, error: tilewright::Error) -> ApiError {
+    ApiError::unsupported(param, format!("{param}: {error}"))
 }
