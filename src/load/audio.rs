@@ -5,8 +5,6 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
-
 use super::huggingface::{self, CONFIG, FolderTexts};
 use super::keys::{KeySource, Keys};
 use super::refused::{parse_gguf, parse_safetensors};
@@ -201,7 +199,7 @@ impl AudioFile {
         number("feature_extractor.sampling_rate", &mut self.rate, MAX_RATE)?;
         number("audio_seq_length", &mut self.max_rows, 1 << 16)?;
         let path = "feature_extractor.audio_samples_per_token";
-        match json.get(path)?.filter(|found| **found != Value::from(self.config.patch_dim)) {
+        match json.get(path)?.filter(|found| found.as_u64() != Some(self.config.patch_dim.into())) {
             Some(found) => {
                 let (expected, found) = (format!("{}, as in {CONFIG}", self.config.patch_dim), found.to_string());
                 Err(Error::Config { field: path.into(), expected, found })
