@@ -85,9 +85,18 @@ impl Message {
 
     /// A message with this role, so many images and a text after them.
     pub fn with_images(role: impl Into<String>, n_images: usize, content: impl Into<String>) -> Self {
-        let images = std::iter::repeat_n(serde_json::json!({"type": "image"}), n_images);
-        let text = serde_json::json!({"type": "text", "text": content.into()});
-        Message { role: role.into(), content: images.chain([text]).collect(), fields: serde_json::Map::new() }
+        Message::with_parts(role.into(), ("image", n_images), content.into())
+    }
+
+    /// A message with this role, so many sounds and a text after them.
+    pub fn with_sounds(role: impl Into<String>, n_sounds: usize, content: impl Into<String>) -> Self {
+        Message::with_parts(role.into(), ("audio", n_sounds), content.into())
+    }
+
+    fn with_parts(role: String, (kind, n): (&str, usize), text: String) -> Self {
+        let parts = std::iter::repeat_n(serde_json::json!({"type": kind}), n);
+        let content = parts.chain([serde_json::json!({"type": "text", "text": text})]).collect();
+        Message { role, content, fields: serde_json::Map::new() }
     }
 
     /// The content, if it is a text.

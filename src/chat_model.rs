@@ -17,6 +17,8 @@ use serde_json::{Map, Value as Json};
 use web_time::{SystemTime, UNIX_EPOCH};
 
 use crate::answer::{AnswerReader, Event, Format, Mark, ToolCall, prompt_end};
+#[cfg(feature = "sound")]
+use crate::audio::AudioEncoder;
 use crate::chat::{ChatOptions, ChatTemplate, Message};
 use crate::engine::{Engine, Request, Stream};
 use crate::error::Error;
@@ -25,7 +27,7 @@ use crate::generate::{GenerateOptions, Generation, Model, Piece, Session, StopRe
 use crate::grammar::{Constraint, ToolChoice, ToolRules};
 use crate::picture::Family;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
-use crate::vision::{ImageEmbeddings, ImageRows, VisionEncoder, place_images};
+use crate::vision::{ImageEmbeddings, ImageRows, Inputs, VisionEncoder, place_rows};
 
 /// A model's chat template, output format (reasoning and tool calls) and end tokens. Holds the vocabulary and
 /// nothing on a device. Clones share it.
@@ -68,6 +70,9 @@ pub struct ChatModel {
     stop_ids: Vec<u32>,
     /// The family whose images the model takes.
     images: Option<Family>,
+    /// What stands for a sound in the template's text, if the model takes any.
+    #[cfg(feature = "sound")]
+    sounds: Option<&'static str>,
 }
 
 /// A request for an answer.
@@ -77,6 +82,9 @@ pub struct ChatRequest {
     pub messages: Vec<Message>,
     /// The images of its messages, one for each part `{"type": "image"}` of their contents, in order.
     pub images: Vec<Arc<ImageEmbeddings>>,
+    /// Its sounds, one for each part `{"type": "audio"}`, in order.
+    #[cfg(feature = "sound")]
+    pub sounds: Vec<Arc<ImageEmbeddings>>,
     /// Tools that the model may call, each `{"type": "function", "function": {...}}`.
     pub tools: Vec<Json>,
     /// Whether and what the answer may call.
@@ -112,9 +120,9 @@ pub struct ChatRequest {
 /// A prompt with the options and reader for its answer.
 #[derive(Clone, Debug)]
 pub struct ChatPrompt {
-    /// The prompt's tokens, and ids that stand for rows of its images.
+    /// The prompt's tokens, and ids that stand for rows of its images and sounds.
     pub ids: Vec<u32>,
-    /// Rows of the images, for [`Session::set_images`] or [`Request::images`].
+    /// Rows of the images and sounds, for [`Session::set_images`] or [`Request::images`].
     pub images: Vec<Arc<ImageRows>>,
     /// The request's options, with the constraint on tool calls and the stop conditions.
     pub options: GenerateOptions,
@@ -204,7 +212,15 @@ impl ChatModel {
         let format = Format::detect(&sources, |name| tokenizer.special_id(name).is_some());
         let stop_ids = template.as_ref().map(|template| template.stop_ids(&tokenizer)).unwrap_or_default();
         let images = model.vision().map(VisionEncoder::family);
-        Ok(ChatModel { tokenizer, template, format, stop_ids, images })
+        Ok(ChatModel {
+            tokenizer,
+            template,
+            format,
+            stop_ids,
+            images,
+            #[cfg(feature = "sound")]
+            sounds: model.audio().map(AudioEncoder::placeholder),
+        })
     }
 
     /// Overrides the format detected from the templates and the vocabulary.
@@ -241,7 +257,12 @@ impl ChatModel {
         let prefill = &request.prefill;
         let (messages, template_options) = template_inputs(request);
         let ids = template.encode(&self.tokenizer, &messages, &template_options)?;
-        let (mut ids, images) = place_images(&self.tokenizer, self.images, ids, &request.images)?;
+        let inputs = [
+            Inputs::images(self.images, &request.images),
+            #[cfg(feature = "sound")]
+            Inputs { field: "sounds", placeholder: self.sounds, embeddings: &request.sounds },
+        ];
+        let (mut ids, images) = place_rows(&self.tokenizer, ids, &inputs)?;
         // A prefill is read as the answer's beginning, not as the prompt's end.
         let mut end = String::new();
         if prefill.is_none() {
@@ -374,6 +395,8 @@ impl ChatRequest {
         ChatRequest {
             messages,
             images: Vec::new(),
+            #[cfg(feature = "sound")]
+            sounds: Vec::new(),
             tools: Vec::new(),
             #[cfg(feature = "grammar")]
             tool_choice: ToolChoice::Auto,

@@ -46,6 +46,8 @@
 
 #[cfg(feature = "answer")]
 pub mod answer;
+#[cfg(all(devices, feature = "sound"))]
+mod audio;
 #[cfg(devices)]
 pub mod bench;
 mod cache;
@@ -116,6 +118,8 @@ pub mod web;
 mod xxh64;
 
 // For the program, which replaces files as the library does.
+#[cfg(all(devices, feature = "sound"))]
+pub use audio::AudioEncoder;
 #[doc(hidden)]
 pub use cache::write as replace_file;
 #[cfg(all(devices, feature = "answer", feature = "chat"))]

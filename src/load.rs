@@ -4,6 +4,8 @@
 //! it turns GGUF metadata or a `config.json` into a [`ModelShape`], and maps tensors to GGUF's names.
 
 mod architectures;
+#[cfg(feature = "sound")]
+mod audio;
 mod chat;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod convert;
@@ -44,6 +46,10 @@ use crate::kernels::Pooling;
 use crate::model::{Block, DenseConfig, ModelConfig, ScoreConfig};
 use crate::tokenizer::Tokenizer;
 
+#[cfg(feature = "sound")]
+pub use audio::AudioFile;
+#[cfg(feature = "sound")]
+pub(crate) use audio::AudioTokens;
 pub use chat::ChatSource;
 pub use file::FileBytes;
 pub(crate) use huggingface::config_of_json;
@@ -73,6 +79,8 @@ pub(crate) use tensor_index::{WeightUploader, Widened};
 pub use text_tower::{Canonical, Padding, PaddingSide, TextTower};
 #[cfg(feature = "hub")]
 pub(crate) use token_heads::TOKEN_HEADS;
+#[cfg(feature = "sound")]
+pub(crate) use unread::AUDIO;
 pub(crate) use unread::{MTP, VISION};
 pub use vision::{ImageEncoderFile, VisionFile};
 pub(crate) use vision::{Learned, PatchPlaces};

@@ -20,7 +20,8 @@ mod vision;
 mod weights;
 
 pub use block::{
-    Attention, Between, Block, Experts, FeedForward, Halves, Latent, NormPlace, OutputGates, Recurrence, SharedExpert,
+    Attention, Between, Block, Experts, FeedForward, Halves, Latent, NormPlace, OutputGates, Recurrence, RowAttention,
+    SharedExpert,
 };
 pub(crate) use config::{MAX_CONTEXT, MAX_DIM, MAX_LAYERS};
 pub use config::{ModelConfig, NormKind, PerLayer, PositionTable};

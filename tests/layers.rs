@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Modules of `src/`, lowest first.
-const ORDER: [&str; 45] = [
+const ORDER: [&str; 46] = [
     // Independent.
     "counted",
     "counters",
@@ -48,6 +48,7 @@ const ORDER: [&str; 45] = [
     "tuning",
     "open",
     "vision",
+    "audio",
     // Public API.
     "generate",
     "transcribe",

@@ -12,6 +12,8 @@ mod files;
 mod scripted;
 
 mod answer;
+#[cfg(feature = "sound")]
+mod audio;
 mod chat;
 mod chat_model;
 mod embed;

@@ -10,7 +10,7 @@ use tilewright::formats::gguf::{Value, ValueType};
 use tilewright::formats::gguf_writer::GgufHeader;
 use tilewright::kernels::KvType;
 use tilewright::load::{ModelFile, ModelShape, VisionFile};
-use tilewright::model::{ModelConfig, VisionConfig};
+use tilewright::model::{ModelConfig, RowAttention, VisionConfig};
 use tilewright::picture::Patches;
 use tilewright::{Device, Error, GenerateOptions, ImageRows, LoadOptions, Model, VisionEncoder, VisionOptions};
 
@@ -387,7 +387,7 @@ const FEATURES: [(Case, &[Feature]); 8] = [
     ),
     (
         Case { folder: "gemma4-unified", merge: 1, tolerances: [1e-4, 5e-4], given_rows: false },
-        &[UNPLACED, ("rows that see each other in all layers", |vision, _| vision.sees_all = false)],
+        &[UNPLACED, ("rows that see each other in all layers", |vision, _| vision.attention = RowAttention::ByLayer)],
     ),
     (Case { folder: "lfm3-vl", ..QWEN3_VL }, &[UNTURNED, ONE_WAY]),
 ];

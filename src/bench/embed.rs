@@ -508,6 +508,7 @@ mod tests {
             logit_soft_cap: None,
             causal: false,
             has_head: false,
+            row_factors: Vec::new(),
         }
     }
 

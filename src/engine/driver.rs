@@ -583,9 +583,8 @@ impl Driver {
                 allocated => allocated?,
             }
         }
-        let whole_images = self.model.config().has_bidirectional_images();
         let copies = n_copies(&self.model, &self.options).is_some();
-        let n_tokens = self.running[at].next_len(most as usize, copies, whole_images);
+        let n_tokens = self.running[at].next_len(most as usize, copies, &self.model);
         self.make_free(self.running[at].pages_for(n_tokens)).await?;
         let Driver { model, passes, pages, running, .. } = self;
         let sequence = &mut running[at];

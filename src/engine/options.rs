@@ -138,7 +138,7 @@ pub struct Request {
     /// LoRA adapter, by its name in [`Model::with_adapters`](crate::Model::with_adapters). A pass uses one adapter,
     /// so requests with different adapters take turns.
     pub adapter: Option<String>,
-    /// Images whose rows' ids stand among `ids`: [`ImageRows::ids`].
+    /// Images and sounds whose rows' ids stand among `ids`: [`ImageRows::ids`].
     pub images: Vec<Arc<ImageRows>>,
 }
 

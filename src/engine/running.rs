@@ -11,7 +11,7 @@ use super::windows::WindowSizes;
 use crate::error::Error;
 use crate::generate::{Completion, ContextPolicy, Decoded, Model, Sequence, SequenceConstraint, StopReason, look_up};
 use crate::kernels::{BatchRow, PAGE, Sampling};
-use crate::model::Sampler;
+use crate::model::{RowAttention, Sampler};
 use crate::vision::ImageRows;
 
 pub(super) struct Running {
@@ -67,7 +67,9 @@ impl Running {
             false => 0,
         };
         // Rows that see each other beyond a window do so in one pass from the image's start.
-        let is_one_pass = |image: &&Arc<ImageRows>| image.sees_all && model.config().has_window_below(image.len());
+        let is_one_pass = |image: &&Arc<ImageRows>| {
+            image.attention == RowAttention::Whole && model.config().has_window_below(image.len())
+        };
         let starts = request.images.iter().filter(is_one_pass);
         let starts = starts.filter_map(|image| request.ids.iter().position(|id| *id == image.ids.start));
         let n_read = starts.fold(n_read, usize::min);
@@ -280,10 +282,10 @@ impl Running {
     }
 
     /// Tokens of the next prefill chunk, at most `most`; with `copies`, chunks end at a page boundary where states
-    /// can be copied; with `whole_images`, at the end of an image, whatever `most` is.
-    pub fn next_len(&self, most: usize, copies: bool, whole_images: bool) -> usize {
+    /// can be copied; of an image whose rows see each other, at its end, whatever `most` is.
+    pub fn next_len(&self, most: usize, copies: bool, model: &Model) -> usize {
         let run = self.sequence.next_run();
-        if whole_images && run.image.is_some() {
+        if run.image.as_ref().is_some_and(|(image, _)| model.is_one_pass(image)) {
             return run.n;
         }
         let n = most.min(self.n_prompt - self.n_cached()).min(run.n);

@@ -135,11 +135,12 @@ pub(crate) fn check_images(ids: &[u32], images: &[Arc<ImageRows>]) -> Result<(),
 mod tests {
     use super::*;
     use crate::formats::safetensors::Safetensors;
+    use crate::model::RowAttention;
 
     fn image(first: u32, grid: [u32; 2]) -> Arc<ImageRows> {
         let n = grid[0] * grid[1];
         let (rows, grid, ids) = (vec![vec![0.0; n as usize]], Some(grid), first..first + n);
-        Arc::new(ImageRows { dim: 1, rows, grid, sees_all: false, ids })
+        Arc::new(ImageRows { dim: 1, rows, grid, attention: RowAttention::ByLayer, ids })
     }
 
     #[test]

@@ -17,6 +17,8 @@ use super::images::{check_images, is_row};
 use super::part::ModelPart;
 use super::passes::{PASS_SIZES, RecordedPasses, SessionLimits};
 use super::pipeline::{self, DeviceLayers, PipelineStages, StagePasses};
+#[cfg(feature = "sound")]
+use crate::audio::AudioEncoder;
 use crate::device::{Device, Pending};
 use crate::dtype::DType;
 use crate::error::Error;
@@ -24,12 +26,14 @@ use crate::formats::BlockType;
 #[cfg(feature = "grammar")]
 use crate::grammar::Grammars;
 use crate::kernels::KvType;
+#[cfg(feature = "sound")]
+use crate::load::AUDIO;
 use crate::load::{
     ChatSource, MTP, ModelFile, ModelHeader, Needs, Placement, PlacementOptions, TensorIndex, VISION, WeightFiles,
     WeightUploader,
 };
 use crate::memory::Limit;
-use crate::model::{Block, KvCache, ModelConfig, PassTensors, Transformer, Weights};
+use crate::model::{Block, KvCache, ModelConfig, PassTensors, RowAttention, Transformer, Weights};
 use crate::platform::{IS_BROWSER, block_on};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::target::Target;
@@ -111,6 +115,8 @@ pub struct Model {
     /// Draft model of an engine.
     draft: Option<Arc<Model>>,
     vision: Option<VisionEncoder>,
+    #[cfg(feature = "sound")]
+    audio: Option<AudioEncoder>,
 }
 
 /// The weights for a request: the model's own, or with an adapter.
@@ -303,6 +309,8 @@ impl Model {
             adapters: Arc::default(),
             draft: None,
             vision: None,
+            #[cfg(feature = "sound")]
+            audio: None,
         };
         Ok((model, feed))
     }
@@ -664,14 +672,7 @@ impl Model {
     /// # Errors
     /// [`Error::Config`] if the encoder belongs to another model.
     pub fn with_vision(self, vision: VisionEncoder) -> Result<Model, Error> {
-        let (expected, found) = (self.config().dim, vision.config().row_dim);
-        if expected != found {
-            return Err(Error::Config {
-                field: "projection_dim (out_hidden_size)".into(),
-                expected: format!("{expected}, the width of `{}`", self.name()),
-                found: found.to_string(),
-            });
-        }
+        self.check_row_dim("projection_dim (out_hidden_size)", vision.config().row_dim)?;
         let model = match self.config().has_bidirectional_images() {
             true => self.with_passes_for(vision.max_rows())?,
             false => self,
@@ -685,7 +686,36 @@ impl Model {
         self.vision.as_ref()
     }
 
-    /// Refuses rows of an image for another model.
+    /// The model with what makes rows of sounds, for conversations with sounds.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it belongs to another model.
+    #[cfg(feature = "sound")]
+    pub fn with_audio(self, audio: AudioEncoder) -> Result<Model, Error> {
+        self.check_row_dim("projection_dim (text_config.hidden_size)", audio.config().row_dim)?;
+        self.device.tested().withdraw(&unread_notice(AUDIO));
+        Ok(Model { audio: Some(audio), ..self })
+    }
+
+    /// What makes rows of sounds, if it was loaded.
+    #[cfg(feature = "sound")]
+    pub fn audio(&self) -> Option<&AudioEncoder> {
+        self.audio.as_ref()
+    }
+
+    /// Refuses an encoder whose rows have another width than the model.
+    fn check_row_dim(&self, field: &str, found: u32) -> Result<(), Error> {
+        match self.config().dim {
+            dim if dim == found => Ok(()),
+            dim => Err(Error::Config {
+                field: field.into(),
+                expected: format!("{dim}, the width of `{}`", self.name()),
+                found: found.to_string(),
+            }),
+        }
+    }
+
+    /// Refuses rows of an image or a sound for another model.
     pub(crate) fn check_image(&self, image: &ImageRows) -> Result<(), Error> {
         let n_rows = image.len() as u32;
         let (expected, found) = ([n_rows, self.config().dim], [n_rows, image.dim]);
@@ -705,10 +735,15 @@ impl Model {
         }
         // Rows that see each other are computed in one pass.
         let (n, most) = (image.len(), self.max_pass() as usize);
-        match self.config().has_bidirectional_images() && n > most {
+        match self.is_one_pass(image) && n > most {
             true => unsupported(&format!("{n} rows"), &format!("up to {most}, the largest pass (`max_pass`)")),
             false => Ok(()),
         }
+    }
+
+    /// Whether all rows of an image are computed in one pass, because they see each other.
+    pub(crate) fn is_one_pass(&self, image: &ImageRows) -> bool {
+        self.config().has_bidirectional_images() && image.attention != RowAttention::Causal
     }
 
     /// Writes what stands for rows of an image among a pass's tokens: their ids, which penalties do not count; with

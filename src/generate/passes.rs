@@ -6,7 +6,9 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::KvType;
-use crate::model::{Drawing, Ending, ImageTensors, KvCache, PassTensors, Sampler, Transformer, VERIFIED_ROWS};
+use crate::model::{
+    Drawing, Ending, ImageTensors, KvCache, PassTensors, RowAttention, Sampler, Transformer, VERIFIED_ROWS,
+};
 use crate::recording::{BatchInvariance, MemoryPlan, Recorder, Recording, Workspace};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
@@ -247,7 +249,7 @@ impl RecordedPasses {
         device: &Device,
         transformer: &Transformer,
         size: u32,
-        kind: (usize, bool),
+        kind: (usize, RowAttention),
     ) -> Result<(), Error> {
         let is_of = |(io, _): &(PassTensors, _)| io.image.as_ref().is_some_and(|image| image.is_of(kind));
         let (io, known) = match self.images.take().filter(is_of) {

@@ -57,21 +57,21 @@ impl Session {
     /// The session as the bytes of a file, see [`Session::save`].
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a sequence with images; errors of [`Device::read`](crate::Device::read).
+    /// [`Error::Unsupported`] for a sequence with images or sounds; errors of [`Device::read`](crate::Device::read).
     pub async fn to_bytes(&self, note: &str) -> Result<Vec<u8>, Error> {
         self.check_savable()?;
         self.saving(note).to_bytes().await
     }
 
-    /// Refuses a sequence with images, whose rows a file does not hold.
+    /// Refuses a sequence with images or sounds, whose rows a file does not hold.
     pub(crate) fn check_savable(&self) -> Result<(), Error> {
         match self.sequence.images().is_empty() {
             true => Ok(()),
             false => Err(Error::Unsupported {
                 format: "session",
                 field: "tokens".into(),
-                found: "rows of images".into(),
-                supported: "sequences without images; save the messages instead".into(),
+                found: "rows of images or sounds".into(),
+                supported: "sequences without images and sounds; save the messages instead".into(),
             }),
         }
     }

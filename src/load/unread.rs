@@ -16,8 +16,8 @@ pub(super) fn part(name: &str, is_encoder: bool) -> Option<&'static str> {
         // Scale and bias of a similarity's logit, which change no vector.
         ("logit_scale", ""),
         ("logit_bias", ""),
-        ("audio_tower.", "audio"),
-        ("embed_audio.", "audio"),
+        ("audio_tower.", AUDIO),
+        ("embed_audio.", AUDIO),
         ("mtp.", MTP),
         ("nextn.", MTP),
         // Training heads.
@@ -48,5 +48,7 @@ pub(super) fn is_of_mtp(name: &str) -> bool {
 
 /// Vision encoders.
 pub(crate) const VISION: &str = "vision";
+/// Parts for sound.
+pub(crate) const AUDIO: &str = "audio";
 /// MTP heads.
 pub(crate) const MTP: &str = "multi-token prediction";

@@ -16,6 +16,8 @@ use serde_json::Value;
 
 pub use clip::ImageEncoderFile;
 pub(super) use clip::ImageHeader;
+#[cfg(feature = "sound")]
+pub(super) use gemma::GEMMA4_UNIFIED_SOUND;
 
 use super::gguf::ConfigData;
 use super::huggingface::{self, CONFIG, FolderTexts};
@@ -26,7 +28,7 @@ use super::{FileBytes, folder_of, is_of_folder, shards};
 use crate::error::Error;
 use crate::formats::TensorInfo;
 use crate::formats::config_json::ConfigJson;
-use crate::formats::gguf::Gguf;
+use crate::formats::gguf::{Gguf, Metadata};
 use crate::formats::safetensors::Safetensors;
 use crate::kernels::{Gelu, RopeConfig, RopeScaling, RopeStyle};
 use crate::model::{Attention, Between, Block, FeedForward, Join, MAX_LAYERS, ModelConfig, NormKind, VisionConfig};
@@ -163,26 +165,7 @@ impl VisionFile {
     /// # Errors
     /// [`Error::Config`] if there are several or `config.json` is invalid, [`Error::Io`] if the folder cannot be read.
     pub fn beside(model: impl AsRef<Path>) -> Result<Option<PathBuf>, Error> {
-        let model = model.as_ref();
-        if is_of_folder(model) {
-            let path = folder_of(model).join(CONFIG);
-            let json = ConfigJson::parse(&huggingface::read(&path)?).map_err(|e| e.in_file(&path))?;
-            let has_vision = json.get(VISION_CONFIG).map_err(|e| e.in_file(&path))?.is_some();
-            return Ok(has_vision.then(|| model.to_path_buf()));
-        }
-        for path in shards::links(model) {
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            let mut found = mmproj_files(folder)?;
-            if found.len() > 1 {
-                let names = found.iter().map(|path| path.to_string_lossy()).collect::<Vec<_>>().join(", ");
-                let expected = "one `mmproj-*.gguf` beside the model, or --mmproj FILE".into();
-                return Err(Error::Config { field: "mmproj".into(), expected, found: names }.in_file(model));
-            }
-            if let Some(path) = found.pop() {
-                return Ok(Some(path));
-            }
-        }
-        Ok(None)
+        part_beside(model.as_ref(), VISION_CONFIG)
     }
 
     /// Bytes of the weights.
@@ -208,15 +191,7 @@ struct Folder {
 
 impl Folder {
     fn open(folder: &Path) -> Result<Folder, Error> {
-        let mut texts = FolderTexts::default();
-        for name in [CONFIG, huggingface::INDEX].into_iter().chain(PREPROCESSORS) {
-            let path = folder.join(name);
-            if let Some(slot) = texts.slot(name)
-                && path.exists()
-            {
-                *slot = Some(huggingface::read(&path)?);
-            }
-        }
+        let texts = read_texts(folder)?;
         let (mut weights, mut files) = (Vec::new(), Vec::new());
         for name in huggingface::weight_files(&texts, None)? {
             let path = folder.join(&name);
@@ -308,11 +283,7 @@ impl VisionHeader {
     /// [`Error::Config`] or [`Error::Unsupported`] naming the key.
     pub fn of_gguf(gguf: &Gguf) -> Result<VisionHeader, Error> {
         let metadata = &gguf.metadata;
-        let found = metadata.get_str("general.architecture")?.unwrap_or("missing");
-        if found != CLIP {
-            let supported = "clip, a vision encoder (mmproj)".into();
-            return Err(unsupported("gguf", "general.architecture", found, supported));
-        }
+        check_clip(metadata)?;
         let projector = match metadata.get_str("clip.projector_type")? {
             Some(projector) => Some(projector),
             None => metadata.get_str("clip.vision.projector_type")?,
@@ -323,7 +294,6 @@ impl VisionHeader {
             .ok_or_else(|| unsupported("gguf", "clip.projector_type", projector, names()))?;
         let mut tensor_index = TensorIndex::default();
         // An encoder of sound may be beside.
-        let is_sound = |name: &str| name.starts_with("a.") || name.starts_with("mm.a.");
         for tensor in gguf.tensors.iter().filter(|tensor| !is_sound(&tensor.name)) {
             check_type("gguf", tensor)?;
             tensor_index.insert(family.gguf_name(&tensor.name), 0, tensor.clone(), FileLayout::AsRead);
@@ -406,6 +376,57 @@ fn values(tensor: Option<&(usize, TensorInfo)>, data: &ConfigData) -> Result<Vec
     let Some((_, tensor)) = tensor else { return Ok(Vec::new()) };
     let found = data.iter().find(|(name, _)| *name == tensor.name);
     floats(tensor, found.map_or(&[][..], |(_, data)| data))
+}
+
+/// The texts of a folder that describe encoders of pictures and sound.
+pub(super) fn read_texts(folder: &Path) -> Result<FolderTexts, Error> {
+    let mut texts = FolderTexts::default();
+    for name in [CONFIG, huggingface::INDEX].into_iter().chain(PREPROCESSORS) {
+        let path = folder.join(name);
+        if let Some(slot) = texts.slot(name)
+            && path.exists()
+        {
+            *slot = Some(huggingface::read(&path)?);
+        }
+    }
+    Ok(texts)
+}
+
+/// Refuses GGUF files of other models than encoders of pictures and sound.
+pub(super) fn check_clip(metadata: &Metadata) -> Result<(), Error> {
+    match metadata.get_str("general.architecture")?.unwrap_or("missing") {
+        CLIP => Ok(()),
+        found => Err(unsupported("gguf", "general.architecture", found, "clip, a vision encoder (mmproj)".into())),
+    }
+}
+
+/// The part that belongs to a model: its folder, if `config.json` has this object, or the only GGUF file beside it whose
+/// name has `mmproj` in it.
+pub(super) fn part_beside(model: &Path, part: &str) -> Result<Option<PathBuf>, Error> {
+    if is_of_folder(model) {
+        let path = folder_of(model).join(CONFIG);
+        let json = ConfigJson::parse(&huggingface::read(&path)?).map_err(|e| e.in_file(&path))?;
+        let has_part = json.get(part).map_err(|e| e.in_file(&path))?.is_some();
+        return Ok(has_part.then(|| model.to_path_buf()));
+    }
+    for path in shards::links(model) {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut found = mmproj_files(folder)?;
+        if found.len() > 1 {
+            let names = found.iter().map(|path| path.to_string_lossy()).collect::<Vec<_>>().join(", ");
+            let expected = "one `mmproj-*.gguf` beside the model, or --mmproj FILE".into();
+            return Err(Error::Config { field: "mmproj".into(), expected, found: names }.in_file(model));
+        }
+        if let Some(path) = found.pop() {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether a GGUF file's tensor is of the part for sound.
+pub(super) fn is_sound(name: &str) -> bool {
+    name.starts_with("a.") || name.starts_with("mm.a.")
 }
 
 /// Whether a file's name is that of a vision encoder in GGUF: it has `mmproj` in it.
@@ -622,7 +643,7 @@ pub(super) fn of_blocks(
     }
 }
 
-fn unsupported(format: &'static str, field: &str, found: &str, supported: String) -> Error {
+pub(super) fn unsupported(format: &'static str, field: &str, found: &str, supported: String) -> Error {
     Error::Unsupported { format, field: field.into(), found: format!("`{}`", found.escape_debug()), supported }
 }
 

@@ -192,6 +192,17 @@ impl Recurrence {
     }
 }
 
+/// Which rows of an image or a sound see each other in a text model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowAttention {
+    /// Rows see those before them, like tokens: sounds.
+    Causal,
+    /// Rows see each other in the layers with [`Attention::bidirectional_images`].
+    ByLayer,
+    /// Rows see each other in all layers, those beyond a window too: images of Gemma 4 "unified".
+    Whole,
+}
+
 /// An attention layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
@@ -367,10 +378,14 @@ impl Attention {
         [self.n_heads, self.n_kv_heads, self.head_dim]
     }
 
-    /// Parameters of the attention kernels for a pass over rows of an image, which see all of each other if
-    /// `whole_pass`.
-    pub(crate) fn image_kernel(&self, whole_pass: bool) -> AttentionConfig {
-        AttentionConfig { whole_pass, ..self.kernel(!whole_pass && !self.bidirectional_images) }
+    /// Parameters of the attention kernels for a pass over rows of an image or a sound.
+    pub(crate) fn image_kernel(&self, attention: RowAttention) -> AttentionConfig {
+        let causal = match attention {
+            RowAttention::Causal => true,
+            RowAttention::ByLayer => !self.bidirectional_images,
+            RowAttention::Whole => false,
+        };
+        AttentionConfig { whole_pass: attention == RowAttention::Whole, ..self.kernel(causal) }
     }
 
     /// Parameters of the attention kernels.

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::block::RowAttention;
 use super::config::ModelConfig;
 use super::cross::CrossTensors;
 use super::forward::{Flow, Tap, Transformer};
@@ -32,15 +33,15 @@ pub struct FetchedRows {
     pub numbers: Tensor,
 }
 
-/// Rows of an image, which the host uploads before each pass over some of them.
+/// Rows of an image or a sound, which the host uploads before each pass over some of them.
 #[derive(Clone, Debug)]
 pub struct ImageTensors {
     /// In place of token embeddings, `[max_pass, C]`; zeros after the last one.
     pub rows: Tensor,
     /// Added after each of the first layers, `[max_pass, C]`.
     pub deepstack: Vec<Tensor>,
-    /// Whether rows see each other in all layers: [`ImageRows::sees_all`](crate::ImageRows::sees_all).
-    pub sees_all: bool,
+    /// Which rows see each other.
+    pub attention: RowAttention,
 }
 
 impl ImageTensors {
@@ -51,16 +52,16 @@ impl ImageTensors {
     pub fn declare(
         config: &ModelConfig,
         max_pass: u32,
-        (n_deepstack, sees_all): (usize, bool),
+        (n_deepstack, attention): (usize, RowAttention),
     ) -> Result<ImageTensors, Error> {
         let rows = || Tensor::declare("image rows", Role::Activations, &[max_pass, config.dim], DType::F32);
         let deepstack = (0..n_deepstack).map(|_| rows()).collect::<Result<_, _>>()?;
-        Ok(ImageTensors { rows: rows()?, deepstack, sees_all })
+        Ok(ImageTensors { rows: rows()?, deepstack, attention })
     }
 
     /// Whether passes over images of this kind can be recorded with them.
-    pub(crate) fn is_of(&self, (n_deepstack, sees_all): (usize, bool)) -> bool {
-        self.deepstack.len() == n_deepstack && self.sees_all == sees_all
+    pub(crate) fn is_of(&self, (n_deepstack, attention): (usize, RowAttention)) -> bool {
+        self.deepstack.len() == n_deepstack && self.attention == attention
     }
 }
 

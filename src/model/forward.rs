@@ -332,7 +332,7 @@ impl Transformer {
         let n_tokens = h.shape()[0];
         let kernel = match flow {
             Flow::Cached(PassTensors { image: Some(image), .. }, _) if n_tokens > 1 => {
-                attention_config.image_kernel(image.sees_all)
+                attention_config.image_kernel(image.attention)
             }
             _ => attention_config.kernel(self.config.causal),
         };

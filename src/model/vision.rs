@@ -4,8 +4,10 @@
 //! patches [T, P] --product--> [T, C] --blocks--> [T, C] --projector--> rows [T / N, D]
 //! ```
 //! Patches arrive in the order in which a projector joins them, so its input is a view of the blocks' output, or the
-//! mean of neighbouring rows. Without blocks, patches go through norms straight to the projector: Gemma 4 "unified".
+//! mean of neighbouring rows. Without blocks, patches go through norms straight to the projector: Gemma 4 "unified", whose
+//! sounds go there in frames of samples, without the first product.
 
+use super::block::RowAttention;
 use super::config::{ModelConfig, NormKind, config_error};
 use super::encoder::{BatchSize, BatchTensors};
 use super::forward::{Flow, Tap, Transformer};
@@ -18,13 +20,15 @@ use crate::recording::Recorder;
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 
-/// Shape of a vision encoder.
+/// Shape of a vision encoder, or of what makes rows of a sound.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VisionConfig {
     /// Its blocks: width C, without tokens. Learned positions are added to the patches by the host.
     pub encoder: ModelConfig,
     /// P, elements of a patch.
     pub patch_dim: u32,
+    /// Whether a product makes columns of patches; without one, C is P.
+    pub has_embedding: bool,
     /// Whether patches are normalised before and after their product.
     pub patch_norms: [bool; 2],
     /// Whether learned positions are added to the embedded patches.
@@ -36,9 +40,8 @@ pub struct VisionConfig {
     pub deepstack: Vec<u32>,
     /// Whether rows have positions by row and column in the text model: M-RoPE.
     pub has_grid: bool,
-    /// Whether rows of an image see each other in all layers of the text model, those beyond a window too: Gemma 4
-    /// "unified".
-    pub sees_all: bool,
+    /// Which rows of an image see each other in the text model.
+    pub attention: RowAttention,
     /// D, width of the text model: `projection_dim`; `out_hidden_size`.
     pub row_dim: u32,
 }
@@ -289,7 +292,7 @@ impl VisionTransformer {
         source: &dyn WeightSource,
         max_patches: u32,
     ) -> Result<VisionTransformer, Error> {
-        let names = ["patch_embd", "patch_embd.1"].into_iter().enumerate();
+        let names = ["patch_embd", "patch_embd.1"].into_iter().enumerate().filter(|_| config.has_embedding);
         let names = names.filter(|(i, name)| *i == 0 || source.describe(&format!("{name}.weight")).is_some());
         let embed = |(_, name)| Stack::declare(target, source, "", &[(name, config.encoder.dim)], config.patch_dim);
         let patch_embd = names.map(embed).collect::<Result<_, _>>()?;
@@ -389,7 +392,10 @@ impl VisionTransformer {
         let PatchTensors { batch, patches, positions, rows, .. } = io;
         let [before, after] = self.patch_norms.each_ref().map(Option::as_ref);
         let patches = self.encoder.normed(rec, before, patches)?; // [T, P]
-        let h = rec.temporary("h", &[patches.shape()[0], self.config.encoder.dim])?;
+        let h = match self.patch_embd.is_empty() {
+            true => patches.clone(),
+            false => rec.temporary("h", &[patches.shape()[0], self.config.encoder.dim])?,
+        };
         for (i, stack) in self.patch_embd.iter().enumerate() {
             stack.record_tiled(rec, &mut Input::new(&patches), None, i > 0, &h)?; // [T, C]
         }

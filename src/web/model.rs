@@ -20,7 +20,7 @@ use crate::generate::{
 };
 use crate::kernels::N_STATES;
 use crate::load::AdapterFile;
-use crate::vision::place_images;
+use crate::vision::{Inputs, place_rows};
 
 /// A model with its weights on a device.
 #[wasm_bindgen]
@@ -106,7 +106,7 @@ impl Model {
             let tokenizer = self.model.tokenizer()?;
             let ids = template.encode(tokenizer, &messages, &options.unwrap_or_default())?;
             let family = self.model.vision().map(crate::VisionEncoder::family);
-            Ok(place_images(tokenizer, family, ids, pictures.images())?.0)
+            Ok(place_rows(tokenizer, ids, &[Inputs::images(family, pictures.images())])?.0)
         };
         self.template().and_then(encode).map_err(to_js_error)
     }

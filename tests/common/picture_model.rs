@@ -1,4 +1,4 @@
-//! GGUF files of a model that takes pictures.
+//! GGUF files of models that take pictures and sounds.
 
 use std::path::{Path, PathBuf};
 
@@ -14,11 +14,30 @@ const PICTURE_TEMPLATE: &str = "{%- for m in messages %}<|im_start|>{{ m.role }}
     <|vision_start|><|image_pad|><|vision_end|>{% elif 'text' in p %}{{ p.text }}{% endif %}{% endfor %}{% endif %}\
     <|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
+/// A template of Gemma 4's placeholders, for messages of texts, images and sounds.
+const SOUND_TEMPLATE: &str = "{%- for m in messages %}<|turn>{{ m.role }}\n{% if m.content is string %}\
+    {{ m.content }}{% else %}{% for p in m.content %}{% if p.type == 'image' %}<|image|>{% elif p.type == 'audio' %}\
+    <|audio|>{% elif 'text' in p %}{{ p.text }}{% endif %}{% endfor %}{% endif %}<turn|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|turn>model\n{% endif %}";
+
 /// Copies the tiny random Qwen3-VL to a folder as GGUF files: the text model, `model.gguf`, with a vocabulary of bytes
 /// and a template, and its vision encoder, `mmproj.gguf`. Returns the model's path.
 pub fn picture_model(folder: &Path) -> PathBuf {
+    let names = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<|im_start|>", "<|im_end|>"];
+    copy(folder, "qwen3-vl", PICTURE_TEMPLATE, (285, &names))
+}
+
+/// As [`picture_model`], the tiny random Gemma 4 unified, which takes pictures and sounds.
+pub fn sound_model(folder: &Path) -> PathBuf {
+    let names =
+        ["<|turn>", "<turn|>", "<|image>", "<image|>", "<|image|>", "<|video|>", "<|audio>", "<audio|>", "<|audio|>"];
+    copy(folder, "gemma4-unified", SOUND_TEMPLATE, (283, &names))
+}
+
+/// Copies a model with a template, and tokens of these names from an id on.
+fn copy(folder: &Path, source: &str, template: &str, named: (usize, &[&str])) -> PathBuf {
     let data = common::data(&["tiny-random-pictures"]).expect("committed test data");
-    let data = data.join("tiny-random-pictures/qwen3-vl");
+    let data = data.join("tiny-random-pictures").join(source);
     let file = std::fs::read(data.join("model-bf16.gguf")).unwrap();
     let gguf = Gguf::parse(&file, file.len() as u64).unwrap();
     let mut header = GgufHeader::new(32);
@@ -26,15 +45,20 @@ pub fn picture_model(folder: &Path) -> PathBuf {
         match value {
             Key::Array(array) => {
                 let values: Vec<Key> = array.iter().collect();
-                header.set_array(key, ValueType::I32, values.into_iter()).unwrap();
+                let kind = match values.first() {
+                    Some(Key::Bool(_)) => ValueType::Bool,
+                    Some(Key::F32(_)) => ValueType::F32,
+                    _ => ValueType::I32,
+                };
+                header.set_array(key, kind, values.into_iter()).unwrap();
             }
             value => header.set(key, value).unwrap(),
         }
     }
-    let tokens = vocabulary();
+    let tokens = vocabulary(named);
     header.set("tokenizer.ggml.model", Key::Str("gpt2")).unwrap();
     header.set("tokenizer.ggml.pre", Key::Str("qwen2")).unwrap();
-    header.set("tokenizer.chat_template", Key::Str(PICTURE_TEMPLATE)).unwrap();
+    header.set("tokenizer.chat_template", Key::Str(template)).unwrap();
     header.set("tokenizer.ggml.eos_token_id", Key::U32(291)).unwrap();
     header.set_array("tokenizer.ggml.merges", ValueType::String, [Key::Str("a b")].into_iter()).unwrap();
     let texts: Vec<Key> = tokens.iter().map(|token| Key::Str(token)).collect();
@@ -56,8 +80,8 @@ pub fn picture_model(folder: &Path) -> PathBuf {
     path
 }
 
-/// A token for each byte, as GPT-2 writes them, and special tokens with the ids of the references.
-fn vocabulary() -> Vec<String> {
+/// A token for each byte, as GPT-2 writes them, and special tokens, of which these have the ids of the references.
+fn vocabulary((first, named): (usize, &[&str])) -> Vec<String> {
     let is_shown = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let mut n_hidden = 0;
     let byte = |byte: u32| {
@@ -68,10 +92,11 @@ fn vocabulary() -> Vec<String> {
         char::from_u32(code).unwrap().to_string()
     };
     let mut tokens: Vec<String> = (0..256).map(byte).collect();
-    let named = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<|im_start|>", "<|im_end|>"];
     tokens.push("ab".into());
-    tokens.extend((257..285).map(|id| format!("<|{id}|>")));
-    tokens.extend(named.map(str::to_owned));
-    tokens.extend((291..293).map(|id| format!("<|{id}|>")));
+    let special = |id: usize| match id.checked_sub(first).and_then(|at| named.get(at)) {
+        Some(name) => (*name).to_owned(),
+        None => format!("<|{id}|>"),
+    };
+    tokens.extend((257..293).map(special));
     tokens
 }

@@ -13,8 +13,8 @@ use tilewright::grammar::ToolChoice;
 use tilewright::{ChatAnswer, ChatModel, ChatPrompt, ChatRequest, Error, Model, Recovery, Session};
 
 use super::answer::AnswerPrinter;
+use super::attachments::{self, Attachments, Kind};
 use super::failure::describe;
-use super::images::{self, Images};
 use super::line_editor::{LineEditor, is_complete, is_quotes, unfolded};
 use super::lost::each_piece;
 use super::run::{ModelArgs, SamplingArgs, after_pipe, rate_text};
@@ -78,6 +78,9 @@ pub struct ChatArgs {
     /// Picture for the first message: PNG, JPEG, WebP or GIF; repeatable.
     #[arg(long, value_name = "FILE")]
     image: Vec<PathBuf>,
+    /// Sound for the first message: WAV, FLAC, MP3, M4A (AAC), Ogg or WebM (Opus, Vorbis); repeatable.
+    #[arg(long, value_name = "FILE")]
+    audio: Vec<PathBuf>,
 }
 
 /// Template inputs besides the messages.
@@ -139,6 +142,7 @@ pub fn parse_variable(given: &str) -> Result<(String, Json), String> {
 
 const HELP: &str = "\
 /image FILE    add a picture to the next message
+/audio FILE    add a sound to the next message
 /clear         forget the conversation, except the system message
 /system TEXT   set the system message; without TEXT, remove it
 /regen         answer the last message again
@@ -165,17 +169,17 @@ pub fn chat(args: &ChatArgs) -> Result<(), CommandFailure> {
         args.calls.enforce(&mut request, &model, args.sampling.speculation.is_asked_for())?;
     }
     let draft = args.sampling.speculation.draft.load_session(session.model())?;
-    let images = Images::default();
+    let attachments = Attachments::default();
     let mut chat =
-        Chat { session, draft, recovery, model, images, request, interrupt, system: None, messages: Vec::new() };
+        Chat { session, draft, recovery, model, attachments, request, interrupt, system: None, messages: Vec::new() };
     if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
         chat.load(path)?;
     }
     if let Some(system) = &args.system {
         chat.set_system(system);
     }
-    for path in &args.image {
-        chat.add_image(path)?;
+    for (kind, paths) in [(Kind::Image, &args.image), (Kind::Sound, &args.audio)] {
+        paths.iter().try_for_each(|path| chat.attach(kind, path))?;
     }
     let prompt = args.message.as_deref().or(args.prompt.as_deref());
     match (args.lines, prompt.is_none() && io::stdin().is_terminal()) {
@@ -279,7 +283,7 @@ struct Chat<'a> {
     draft: Option<Draft>,
     recovery: Recovery<'a, Model>,
     model: ChatModel,
-    images: Images,
+    attachments: Attachments,
     /// The request of each answer, without messages.
     request: ChatRequest,
     interrupt: Interrupt,
@@ -318,9 +322,9 @@ impl Chat<'_> {
 
     /// Answers a message. Without an answer it is not part of the conversation.
     fn send(&mut self, text: &str) -> Result<(), CommandFailure> {
-        let message = match self.images.take_next() {
-            paths if paths.is_empty() => Message::new("user", text),
-            paths => images::message(text, &paths),
+        let message = match self.attachments.take_next() {
+            files if files.is_empty() => Message::new("user", text),
+            files => attachments::message(text, &files),
         };
         self.messages.push(message);
         let result = self.answer();
@@ -330,9 +334,9 @@ impl Chat<'_> {
         result
     }
 
-    /// Adds an image to the next message.
-    fn add_image(&mut self, path: &Path) -> Result<(), Error> {
-        let n_rows = self.images.add(self.session.model(), path)?;
+    /// Adds a file to the next message.
+    fn attach(&mut self, kind: Kind, path: &Path) -> Result<(), Error> {
+        let n_rows = self.attachments.add(self.session.model(), kind, path)?;
         summary!("{}: {n_rows} tokens, for the next message", path.display());
         Ok(())
     }
@@ -343,8 +347,9 @@ impl Chat<'_> {
         match command {
             "/quit" | "/exit" | "/bye" => return Ok(false),
             "/help" | "/?" => say!("{HELP}"),
-            "/image" if rest.trim().is_empty() => say!("{command} needs the name of a file"),
-            "/image" => self.add_image(Path::new(rest.trim()))?,
+            "/image" | "/audio" if rest.trim().is_empty() => say!("{command} needs the name of a file"),
+            "/image" => self.attach(Kind::Image, Path::new(rest.trim()))?,
+            "/audio" => self.attach(Kind::Sound, Path::new(rest.trim()))?,
             "/clear" => {
                 self.messages.clear();
                 say!("the conversation is empty");
@@ -399,7 +404,7 @@ impl Chat<'_> {
 
     fn print_history(&self) {
         for message in self.conversation() {
-            say!("{}: {}", message.role, images::text_of(&message));
+            say!("{}: {}", message.role, attachments::text_of(&message));
             let calls = message.fields.get("tool_calls").and_then(Json::as_array).into_iter().flatten();
             for call in calls.filter_map(|call| call.get("function")) {
                 let text = |key: &str| call.get(key).map_or(String::new(), Json::to_string);
@@ -453,7 +458,8 @@ impl Chat<'_> {
     /// The request for the next answer.
     fn request(&self) -> ChatRequest {
         let messages = self.conversation();
-        let mut request = ChatRequest { images: self.images.of(&messages), messages, ..self.request.clone() };
+        let [images, sounds] = [Kind::Image, Kind::Sound].map(|kind| self.attachments.of(&messages, kind));
+        let mut request = ChatRequest { images, sounds, messages, ..self.request.clone() };
         if request.messages.last().is_some_and(|message| message.role == "tool")
             && request.tool_choice != ToolChoice::None
         {
@@ -530,7 +536,7 @@ impl Chat<'_> {
             .map_err(|error| invalid(path, &error.to_string(), "a conversation, which is a JSON list of messages"))?;
         let is_system = messages.first().is_some_and(|message| message.role == "system");
         self.system = is_system.then(|| messages.remove(0));
-        self.images.load(self.session.model(), &messages)?;
+        self.attachments.load(self.session.model(), &messages)?;
         self.messages = messages;
         Ok(())
     }

@@ -36,7 +36,7 @@ const FLAGS: [(&str, &[&str], &[&str]); 8] = [
     ("Model", &[], &["lora", "template", "template-name", "template-var", "mmproj", "image-max-tokens"]),
     (
         "Prompt",
-        &["prompt-file", "session", "lines", "image"],
+        &["prompt-file", "session", "lines", "image", "audio"],
         &["prompt-ids", "parse-special", "prefill", "documents", "no-display-prompt"],
     ),
     (

@@ -5,6 +5,7 @@
 mod messages;
 
 mod answer;
+mod attachments;
 mod bench;
 mod chat;
 mod command_line;
@@ -14,7 +15,6 @@ mod environment;
 mod failure;
 mod help;
 mod hub;
-mod images;
 mod imatrix;
 mod info;
 mod inspect;

@@ -18,7 +18,7 @@ use tilewright::{
 };
 
 use super::answer::AnswerPrinter;
-use super::images::VisionArgs;
+use super::attachments::VisionArgs;
 use super::lora::LoraArgs;
 use super::lost::each_piece;
 use super::parallel::{self, ParallelArgs};

@@ -29,6 +29,8 @@ mod recipes;
 mod scoring;
 #[cfg(feature = "serve")]
 mod serve;
+#[cfg(feature = "serve")]
+mod sounds;
 #[cfg(target_os = "linux")]
 mod terminal;
 mod tools;

@@ -105,6 +105,7 @@ impl ModelDescription {
                 let has_template = decoder.chat.template().is_ok();
                 let mut all = capabilities(if has_template { "built in" } else { "" }, decoder.chat.format());
                 all.extend(decoder.model().vision().map(|_| "vision"));
+                all.extend(decoder.model().audio().map(|_| "audio"));
                 all
             }
             Loaded::Embedder(_) => vec!["embedding"],

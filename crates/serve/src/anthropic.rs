@@ -19,8 +19,8 @@ use super::conversation::{Conversation, add_part, checked_choice, constraint_of,
 use super::errors::{ApiError, NO_THREADS};
 use super::fields::Fields;
 use super::limits::Limits;
+use super::media;
 use super::models::{ServedModel, Task};
-use super::pictures;
 use super::sampling::{self, MODEL, SEED, max_tokens_of, numbers, row_of, seed_of, stops};
 use super::schema::{Endpoint, Field, Kind, Neutral, field, neutral, required};
 use super::sse::{Disconnected, PartSender, Style, streamed};
@@ -173,7 +173,7 @@ pub async fn count_tokens(State(app): State<Arc<App>>, asked: ApiRequest) -> Res
     let lease = app.models.get_for(fields.text("model")?, Task::Generate).await?;
     let decoder = lease.decoder()?;
     let conversation = Conversation { seeds: Vec::new(), request };
-    let is_slow = conversation.has_images() || is_long(conversation.prompt_bytes());
+    let is_slow = conversation.has_media() || is_long(conversation.prompt_bytes());
     let prompt = app.prepare_in_turn(is_slow, move || conversation.prepare(&decoder)).await?;
     let response = Body(json!({"input_tokens": prompt.ids.len()})).into_response();
     Ok(app.noticed(COUNT_TOKENS.path, response, &notices))
@@ -324,7 +324,7 @@ fn add_message(messages: &mut Vec<Message>, message: &Json, param: &str) -> Resu
             }
             ("user", "tool_result") => messages.push(result_of(block, &param)?),
             ("user", "image") => {
-                let image = pictures::part_of(block, &param).transpose()?;
+                let image = media::part_of(block, &param).transpose()?;
                 image.into_iter().for_each(|image| add_part(author(messages, role), image));
             }
             _ => {

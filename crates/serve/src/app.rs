@@ -141,7 +141,7 @@ impl App {
         mut conversation: Conversation,
     ) -> Result<Answers, ApiError> {
         conversation.add_variables(&self.variables);
-        let is_slow = conversation.has_grammar() || conversation.has_images() || is_long(conversation.prompt_bytes());
+        let is_slow = conversation.has_grammar() || conversation.has_media() || is_long(conversation.prompt_bytes());
         self.answer(lease, since, is_slow, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await
     }
 

@@ -41,7 +41,12 @@ pub const ENDPOINT: Endpoint = Endpoint::post(
 );
 
 const FIELDS: &[Field] = &[
-    required("messages", Kind::Other(&["array"], "a list of messages"), "The conversation."),
+    required(
+        "messages",
+        Kind::Other(&["array"], "a list of messages"),
+        "The conversation. A content is a text, or a list of parts: `text`, `image_url` (data URLs) for models with a \
+         vision encoder, `input_audio` (`wav` or `mp3`) for models that take sound.",
+    ),
     field("logprobs", Kind::Flag, "false", "Add the log probability of each token."),
     field(
         "top_logprobs",

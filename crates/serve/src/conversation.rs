@@ -13,8 +13,8 @@ use super::answers::{AnswerOptions, PreparedPrompt};
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
+use super::media::{Media, part_of, take_media};
 use super::models::Decoder;
-use super::pictures::{part_of, take_images};
 use super::sampling::drawn_seed;
 
 /// Reasoning efforts; `none` disables thinking.
@@ -66,8 +66,8 @@ impl Conversation {
         self.request.messages.iter().map(bytes).sum()
     }
 
-    /// Whether messages have pictures, whose encoding takes long.
-    pub fn has_images(&self) -> bool {
+    /// Whether messages have pictures or sounds, whose encoding takes long.
+    pub fn has_media(&self) -> bool {
         self.request
             .messages
             .iter()
@@ -76,12 +76,13 @@ impl Conversation {
             .any(|part| part.get("data").is_some())
     }
 
-    /// Makes the prompt and its constraint. The time grows with the conversation and its pictures.
+    /// Makes the prompt and its constraint. The time grows with the conversation, its pictures and sounds.
     ///
     /// # Errors
-    /// Errors of [`ChatModel::prepare`](tilewright::ChatModel::prepare), and of pictures.
+    /// Errors of [`ChatModel::prepare`](tilewright::ChatModel::prepare), of pictures and of sounds.
     pub fn prepare(mut self, decoder: &Decoder) -> Result<PreparedPrompt, ApiError> {
-        self.request.images = take_images(&mut self.request.messages, decoder)?;
+        let Media { images, sounds } = take_media(&mut self.request.messages, decoder)?;
+        (self.request.images, self.request.sounds) = (images, sounds);
         let ChatPrompt { ids, images, options, reader } = decoder.chat.prepare(&self.request)?;
         Ok(PreparedPrompt {
             ids,
@@ -118,7 +119,7 @@ pub fn message_of(message: &Json, param: &str) -> Result<Message, ApiError> {
         Some(Json::String(text)) => text.as_str().into(),
         None if calls.is_some() || fields.get("reasoning_content").is_some() => "".into(),
         Some(Json::Array(parts)) => content_of(parts, &fields.name("content"), &["text"])?,
-        _ => return Err(fields.wrong("content", "a text or a list of texts and pictures")),
+        _ => return Err(fields.wrong("content", "a text or a list of texts, pictures and sounds")),
     };
     let mut message = Message { content, ..Message::new(if role == "developer" { "system" } else { role }, "") };
     if let Some(calls) = calls.filter(|calls| !calls.is_empty()) {
@@ -140,13 +141,13 @@ pub fn prefill_of(messages: &mut Vec<Message>) -> Option<String> {
     messages.pop_if(begins)?.text().map(str::to_owned)
 }
 
-/// The content of parts, of which those of these types are texts: a text, or a list where there are pictures.
+/// The content of parts, of which those of these types are texts: a text, or a list where there are pictures or sounds.
 pub fn content_of(parts: &[Json], param: &str, types: &[&str]) -> Result<Json, ApiError> {
     if !parts.iter().any(|part| part_of(part, "").is_some()) {
         return Ok(joined(parts, param, types)?.into());
     }
     let converted = |(at, part): (usize, &Json)| match part_of(part, &format!("{param}[{at}]")) {
-        Some(image) => image,
+        Some(converted) => converted,
         None => {
             let text = joined(std::slice::from_ref(part), &format!("{param}[{at}]"), types)?;
             Ok(json!({"type": "text", "text": text}))
@@ -178,7 +179,7 @@ pub fn joined(parts: &[Json], param: &str, types: &[&str]) -> Result<String, Api
                 let param = format!("{param}[{at}]");
                 return Err(ApiError::unsupported(
                     &param,
-                    format!("{param} has the type {kind}; only text and pictures are supported"),
+                    format!("{param} has the type {kind}; only text, pictures and sounds are supported"),
                 ));
             }
         }

@@ -19,8 +19,8 @@ use super::app::{ApiRequest, App, Computed, RequestContext};
 use super::conversation::{content_of, with_notice};
 use super::errors::ApiError;
 use super::fields::Fields;
+use super::media;
 use super::models::{Lease, Loaded, Task};
-use super::pictures;
 use super::sampling::MODEL;
 use super::schema::{Endpoint, Field, Kind, Neutral, field, ids_of, neutral, required};
 
@@ -179,7 +179,7 @@ impl EmbedInputs {
             match (input.as_str().or_else(|| input.get("text")?.as_str()), input.get("image")) {
                 (Some(text), None) => Ok(EmbedInput::Text(text.to_owned())),
                 (None, Some(image)) => {
-                    let part = pictures::of_url_or_base64(image.as_str(), &format!("{param}.image"))?;
+                    let part = media::of_url_or_base64(image.as_str(), &format!("{param}.image"))?;
                     Ok(EmbedInput::of_picture(&part))
                 }
                 _ => Err(ApiError::invalid(param, Some(input), r#"a text, {"text": ..} or {"image": ..}"#)),
@@ -286,8 +286,8 @@ impl EmbedJob {
         }
         let normalizes = self.normalize.unwrap_or(is_normal) && (!is_normal || n_kept < dims);
         let n_pictures = self.inputs.n_pictures();
-        if n_pictures > pictures::MOST {
-            let (field, most) = (self.inputs.field, pictures::MOST);
+        if n_pictures > media::MOST {
+            let (field, most) = (self.inputs.field, media::MOST);
             return Err(ApiError::unsupported(field, format!("{field} has {n_pictures} pictures, over {most}")));
         }
         lease.expect_batch(app.limits.batches)?;
@@ -319,9 +319,9 @@ impl EmbedJob {
             let (tokens, n) = match input {
                 EmbedInput::Picture(data) => {
                     let param = self.inputs.path(at);
-                    let refused = |error: Error| pictures::refused(&error, &param);
+                    let refused = |error: Error| media::refused(&error, &param);
                     let images = embedder.images().map_err(refused)?;
-                    let patches = images.prepare(&pictures::decoded(data, &param)?).map_err(refused)?;
+                    let patches = images.prepare(&media::picture_of(data, &param)?).map_err(refused)?;
                     match parts.last_mut() {
                         Some(Part::Pictures(last)) if last.len() < PART => last.push(patches),
                         _ => parts.push(Part::Pictures(vec![patches])),

@@ -706,7 +706,7 @@ pub async fn props(State(app): State<Arc<App>>, Query(query): Queried) -> Result
         "total_slots": decoder.engine.max_sequences(),
         "model_alias": model.name(),
         "model_path": model.name(),
-        "modalities": {"vision": false, "audio": false},
+        "modalities": {"vision": model.vision().is_some(), "audio": model.audio().is_some()},
         "chat_template": names.template.unwrap_or_default(),
         "bos_token": names.bos.unwrap_or_default(),
         "eos_token": names.eos.unwrap_or_default(),

@@ -235,7 +235,7 @@ fn add(messages: &mut Vec<Message>, item: &Json, param: &str) -> Result<(), ApiE
     let content = |field: &str| match fields.get(field) {
         Some(Json::String(text)) => Ok(Json::from(text.as_str())),
         Some(Json::Array(parts)) => content_of(parts, &fields.name(field), &["input_text", "output_text", "text"]),
-        _ => Err(fields.wrong(field, "a text or a list of texts and pictures")),
+        _ => Err(fields.wrong(field, "a text or a list of texts, pictures and sounds")),
     };
     match fields.text("type")?.unwrap_or("message") {
         "message" => {

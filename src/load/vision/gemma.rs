@@ -1,14 +1,17 @@
 //! Gemma 4 (Google 2026). Its tower has sandwich norms, norms of queries, keys and values, positions learned for each
 //! axis and rotated by column and row, and numbers clipped to measured ranges in the smallest models; rows are means of
-//! patches. "Unified" models have no tower: large patches go through norms and two products.
+//! patches. "Unified" models have no tower: large patches go through norms and two products, frames of samples through one.
 
 use super::{HEADS, LAYERS, Learned, PatchPlaces, VisionFamily, axial, of_blocks, size};
 use crate::error::Error;
 use crate::kernels::{Gate, Gelu, QkNorm};
+#[cfg(feature = "sound")]
+use crate::load::audio::{AudioFamily, AudioTokens};
 use crate::load::keys::{Key, Keys};
 use crate::load::tensor_index::FileLayout;
 use crate::model::{
-    Attention, Between, Block, FeedForward, Join, MAX_LAYERS, NormKind, NormPlace, Projector, RowNorm, VisionConfig,
+    Attention, Between, Block, FeedForward, Join, MAX_LAYERS, NormKind, NormPlace, Projector, RowAttention, RowNorm,
+    VisionConfig,
 };
 use crate::picture::Family;
 use crate::picture::rope::Axes;
@@ -85,6 +88,16 @@ pub(super) const GEMMA4_UNIFIED: VisionFamily = VisionFamily {
     describe: unified,
 };
 
+#[cfg(feature = "sound")]
+pub(in crate::load) const GEMMA4_UNIFIED_SOUND: AudioFamily = AudioFamily {
+    json: "gemma4_unified",
+    gguf: "gemma4ua",
+    prefix: "model.embed_audio.",
+    names: &[("embedding_projection", "mm.0"), ("mm.a.input_projection", "mm.0")],
+    tokens: AudioTokens { placeholder: "<|audio|>", begin: "<|audio>", end: "<audio|>" },
+    describe: sound,
+};
+
 fn tower(keys: &Keys<'_>) -> Result<(VisionConfig, PatchPlaces), Error> {
     let [dim, n_heads, n_layers]: [u32; 3] = [keys.required(WIDTH)?, keys.required(HEADS)?, keys.required(LAYERS)?];
     if n_heads == 0 || !dim.is_multiple_of(n_heads) {
@@ -134,6 +147,7 @@ fn tower(keys: &Keys<'_>) -> Result<(VisionConfig, PatchPlaces), Error> {
     let config = VisionConfig {
         encoder,
         patch_dim: 3 * patch * patch,
+        has_embedding: true,
         patch_norms: [false; 2],
         has_positions: true,
         projector: Projector {
@@ -144,7 +158,7 @@ fn tower(keys: &Keys<'_>) -> Result<(VisionConfig, PatchPlaces), Error> {
         },
         deepstack: Vec::new(),
         has_grid: false,
-        sees_all: false,
+        attention: RowAttention::ByLayer,
         row_dim: keys.required(ROW_DIM)?,
     };
     Ok((config, PatchPlaces { learned: Some(Learned::Axes), rope: Some((Axes::ColumnFirst, theta)) }))
@@ -169,6 +183,7 @@ fn unified(keys: &Keys<'_>) -> Result<(VisionConfig, PatchPlaces), Error> {
     let config = VisionConfig {
         encoder,
         patch_dim: 3 * side * side,
+        has_embedding: true,
         patch_norms: [true; 2],
         has_positions: true,
         projector: Projector {
@@ -179,8 +194,36 @@ fn unified(keys: &Keys<'_>) -> Result<(VisionConfig, PatchPlaces), Error> {
         },
         deepstack: Vec::new(),
         has_grid: false,
-        sees_all: true,
+        attention: RowAttention::Whole,
         row_dim: keys.required(ROW_DIM)?,
     };
     Ok((config, PatchPlaces { learned: Some(Learned::Axes), rope: None }))
+}
+
+/// Frames of samples go through a norm and a product.
+#[cfg(feature = "sound")]
+fn sound(keys: &Keys<'_>) -> Result<VisionConfig, Error> {
+    let frame = Key("embedding_length", "audio_embed_dim|audio_samples_per_token|hidden_size");
+    let dim = keys.required(frame)?;
+    let of_output = Key("", "output_proj_dims");
+    if let Some(found) = keys.u32(of_output)?.filter(|&found| found != dim) {
+        return Err(keys.unsupported(of_output, found, &dim.to_string()));
+    }
+    Ok(VisionConfig {
+        encoder: of_blocks("gemma4ua", dim, Vec::new(), (NormKind::Rms, 1e-6)),
+        patch_dim: dim,
+        has_embedding: false,
+        patch_norms: [false; 2],
+        has_positions: false,
+        projector: Projector {
+            n_patches: 1,
+            join: Join::Concatenated,
+            norm: RowNorm::Rms { eps: keys.f32(EPS)?.unwrap_or(1e-6), weighted: false },
+            hidden: None,
+        },
+        deepstack: Vec::new(),
+        has_grid: false,
+        attention: RowAttention::Causal,
+        row_dim: keys.required(ROW_DIM)?,
+    })
 }

@@ -8,7 +8,8 @@ use crate::load::architectures::listed_layers;
 use crate::load::keys::{Key, Keys};
 use crate::load::tensor_index::FileLayout;
 use crate::model::{
-    Attention, Between, Block, FeedForward, Join, MAX_LAYERS, NormKind, Projector, Recurrence, RowNorm, VisionConfig,
+    Attention, Between, Block, FeedForward, Join, MAX_LAYERS, NormKind, Projector, Recurrence, RowAttention, RowNorm,
+    VisionConfig,
 };
 use crate::picture::Family;
 use crate::picture::rope::Axes;
@@ -94,6 +95,7 @@ fn describe(keys: &Keys<'_>) -> Result<(VisionConfig, PatchPlaces), Error> {
     let config = VisionConfig {
         encoder,
         patch_dim: 3 * patch * patch,
+        has_embedding: true,
         patch_norms: [false, true],
         has_positions: false,
         projector: Projector {
@@ -104,7 +106,7 @@ fn describe(keys: &Keys<'_>) -> Result<(VisionConfig, PatchPlaces), Error> {
         },
         deepstack: Vec::new(),
         has_grid: false,
-        sees_all: false,
+        attention: RowAttention::ByLayer,
         row_dim: keys.required(Key("", "text_hidden_size"))?,
     };
     Ok((config, PatchPlaces { learned: None, rope: Some((Axes::RowFirst, theta)) }))

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::kernels::{Activation, Gelu};
 use crate::load::keys::{Key, Keys};
 use crate::load::tensor_index::FileLayout;
-use crate::model::{Join, Projector, RowNorm, VisionConfig};
+use crate::model::{Join, Projector, RowAttention, RowNorm, VisionConfig};
 use crate::picture::Family;
 use crate::picture::positions::Interpolation;
 use crate::picture::rope::Axes;
@@ -57,12 +57,13 @@ fn describe(keys: &Keys<'_>) -> Result<(VisionConfig, PatchPlaces), Error> {
     let config = VisionConfig {
         encoder,
         patch_dim: 3 * patch * patch,
+        has_embedding: true,
         patch_norms: [false; 2],
         has_positions: true,
         projector: Projector { n_patches, join: Join::Concatenated, norm: RowNorm::None, hidden: Some(hidden) },
         deepstack,
         has_grid: true,
-        sees_all: false,
+        attention: RowAttention::ByLayer,
         row_dim: keys.required(Key("projection_dim", "out_hidden_size|text_hidden_size"))?,
     };
     let learned = Some(Learned::Square(Interpolation::Bilinear));

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::kernels::{Activation, Gelu};
 use crate::load::keys::{Key, Keys};
 use crate::load::tensor_index::FileLayout;
-use crate::model::{Join, Projector, RowNorm, VisionConfig};
+use crate::model::{Join, Projector, RowAttention, RowNorm, VisionConfig};
 use crate::picture::Family;
 use crate::picture::positions::Interpolation;
 
@@ -138,12 +138,13 @@ fn describe(
     let config = VisionConfig {
         encoder,
         patch_dim: 3 * patch * patch,
+        has_embedding: true,
         patch_norms: [false; 2],
         has_positions: true,
         projector,
         deepstack: Vec::new(),
         has_grid: false,
-        sees_all: false,
+        attention: RowAttention::ByLayer,
         row_dim: keys.required(Key("projection_dim", "text_hidden_size"))?,
     };
     Ok((config, PatchPlaces { learned: Some(Learned::Square(interpolation)), rope: None }))

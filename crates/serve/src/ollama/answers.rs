@@ -19,8 +19,8 @@ use super::super::chat::{TOOLS, tokens_json};
 use super::super::completions::raw;
 use super::super::conversation::{Conversation, add_part, message_of, prefill_of, tools_of, with_notice, with_notices};
 use super::super::errors::ApiError;
+use super::super::media;
 use super::super::models::Decoder;
-use super::super::pictures;
 use super::super::sampling::ids_of;
 use super::super::schema::{Endpoint, Kind, Neutral, field, neutral};
 use super::super::sse::{Disconnected, PartSender, Style, streamed};
@@ -114,7 +114,7 @@ pub async fn generate(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<
     let messages = system.into_iter().chain([with_images(Message::new("user", prompt.as_str()), images)]).collect();
     let mut conversation = Conversation::with_one_answer(ChatRequest { messages, ..request });
     conversation.add_variables(&app.variables);
-    let is_slow = conversation.has_grammar() || conversation.has_images() || is_long(conversation.prompt_bytes());
+    let is_slow = conversation.has_grammar() || conversation.has_media() || is_long(conversation.prompt_bytes());
     let limit = ContextLimit { n_ctx, truncates: false };
     let ask = move |decoder: &Decoder| {
         let mut prepared = match is_plain {
@@ -174,7 +174,7 @@ pub async fn chat(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Resp
     formatter.calls = CallIds::new(messages.len());
     let mut conversation = Conversation::with_one_answer(ChatRequest { messages, tools, prefill, ..request });
     conversation.add_variables(&app.variables);
-    let is_slow = conversation.has_grammar() || conversation.has_images() || is_long(conversation.prompt_bytes());
+    let is_slow = conversation.has_grammar() || conversation.has_media() || is_long(conversation.prompt_bytes());
     let limit = ContextLimit { n_ctx, truncates };
     let left_out: Arc<OnceLock<usize>> = Arc::default();
     let (of_thread, name) = (left_out.clone(), lease.entry.name().to_owned());
@@ -316,7 +316,7 @@ fn with_images(mut message: Message, images: Vec<Json>) -> Message {
 
 /// Pictures in base64 as parts of a message.
 fn images_of(given: Option<&Json>, param: &str) -> Result<Vec<Json>, ApiError> {
-    let of = |(at, image): (usize, &Json)| pictures::of_base64(image.as_str(), &format!("{param}[{at}]"));
+    let of = |(at, image): (usize, &Json)| media::of_base64(image.as_str(), &format!("{param}[{at}]"));
     match given.filter(|given| !given.is_null()) {
         None => Ok(Vec::new()),
         Some(Json::Array(images)) => images.iter().enumerate().map(of).collect(),
