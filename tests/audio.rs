@@ -131,7 +131,9 @@ fn check_engine(model: &Model, references: &References, encoder: &AudioEncoder, 
 }
 
 /// A feature, and how to do without.
-const FEATURES: [(&str, fn(&mut VisionConfig)); 2] = [
+type Feature = (&'static str, fn(&mut VisionConfig));
+
+const FEATURES: [Feature; 2] = [
     ("norm of frames", |sound| sound.projector.norm = RowNorm::None),
     ("attention one way", |sound| sound.attention = RowAttention::ByLayer),
 ];
@@ -157,8 +159,8 @@ fn turning_off_any_feature_of_sounds_changes_rows_or_logits() {
     let model = Model::from_file(&device, ModelFile::open(&folder).unwrap(), options()).unwrap();
     let unprojected = without_projection();
     let all = FEATURES.into_iter().map(|feature| (&folder, feature));
-    for (folder, (feature, turn_off)) in all.chain([(&unprojected, ("projection", (|_| ()) as fn(&mut VisionConfig)))])
-    {
+    let unprojected: (&PathBuf, Feature) = (&unprojected, ("projection", |_| ()));
+    for (folder, (feature, turn_off)) in all.chain([unprojected]) {
         let mut file = AudioFile::open(folder).unwrap();
         turn_off(&mut file.config);
         let rows = rows_of(&AudioEncoder::from_file(&device, file).unwrap(), &sound(&references));

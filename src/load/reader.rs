@@ -70,6 +70,9 @@ enum Headers {
     Scattered(Box<dyn ScatteredHeaders>),
 }
 
+/// An image encoder without its files, or why it cannot be loaded.
+type ImageEncoder = Result<ImageEncoderFile, Error>;
+
 /// Whose headers are read.
 enum Wanted {
     Model,
@@ -308,9 +311,7 @@ impl HeaderReader {
     ///
     /// # Errors
     /// As [`HeaderReader::finish`].
-    pub(super) fn finish_encoders(
-        mut self,
-    ) -> Result<(ModelHeader, Result<ImageEncoderFile, Error>, Vec<Head>), Error> {
+    pub(super) fn finish_encoders(mut self) -> Result<(ModelHeader, ImageEncoder, Vec<Head>), Error> {
         let images = match (&self.stage, std::mem::replace(&mut self.of, Wanted::Model)) {
             (HeaderStage::Ready { config_data }, Wanted::Encoders(Some(images))) => {
                 images.and_then(|header| header.with_data(config_data))
