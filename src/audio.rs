@@ -1,5 +1,5 @@
-//! Sounds to rows for a text model, without an encoder: frames of samples go through a norm and a product, as patches of
-//! pictures do in models without a tower. Rows stay on the host, by the sound's digest.
+//! Sounds to rows for a text model, without an encoder: frames of samples go through a norm and a product, as patches
+//! of pictures do in models without a tower. Rows stay on the host, by the sound's digest.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -118,7 +118,7 @@ impl AudioEncoder {
         match (1..=most).contains(&n) {
             true => Ok(n.div_ceil(frame) as u32),
             false => {
-                let expected = format!("1 to {most}, {} seconds", self.max_seconds());
+                let expected = format!("1 to {most} ({} seconds)", self.max_seconds());
                 Err(refused("number of samples", expected, n.to_string()))
             }
         }
@@ -132,7 +132,7 @@ impl AudioEncoder {
         self.inner.frames.plan(n_rows)
     }
 
-    /// The rows of a sound, computed unless they are at hand. What its last frame lacks is silence.
+    /// The rows of a sound, computed unless they are at hand. The last frame is padded with zeros.
     ///
     /// # Errors
     /// As [`AudioEncoder::n_rows`]; errors of the device.

@@ -74,7 +74,8 @@ struct VisionInner {
     kept: KeptRows,
 }
 
-/// The rows that a picture contributes to a sequence, and the text around them. A sound's are of the same kind, one tile.
+/// The rows that a picture contributes to a sequence, and the text around them. A sound's are of the same kind, one
+/// tile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageEmbeddings {
     /// Rows of each tile, in order.

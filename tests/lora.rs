@@ -258,16 +258,23 @@ fn lora_logits_match_merged_weights() {
 
 /// llama.cpp's converter reorders or scales these models' matrices.
 #[test]
-fn adapter_of_a_folder_is_refused_where_the_converter_changes_weights() {
-    for (name, expected) in [
-        ("qwen35", "an adapter in GGUF, whose value heads are in the model's order"),
-        ("falcon-h1", "an adapter in GGUF: the model's file has multipliers in its weights"),
+fn adapter_in_another_format_is_refused_where_the_converter_changes_weights() {
+    for (name, why) in [
+        ("qwen35", "the model's format: GGUF files have value heads in another order"),
+        ("falcon-h1", "the model's format: GGUF files have multipliers in their weights"),
     ] {
-        let (adapter, ..) = random_adapter(&tiny(name), 0);
-        let model = load(&common::cpu(), &tiny(name).join("model-bf16.gguf"));
-        match model.add_adapter(&adapter, 1.0) {
-            Err(Error::Adapter { expected: found, .. }) => assert_eq!(found, expected),
-            other => panic!("{name}: {:?}", other.map(|adapter| adapter.n_targets())),
+        let (of_folder, ..) = random_adapter(&tiny(name), 0);
+        let factors = [("a", vec![4, 64]), ("b", vec![64, 4])]
+            .map(|(factor, shape)| (format!("blk.0.ssm_out.weight.lora_{factor}"), shape, vec![0.5f32; 256]));
+        let of_gguf = AdapterFile::from_gguf_bytes(files::adapter(name, ALPHA, &factors)).unwrap();
+        let gguf = tiny(name).join("model-bf16.gguf");
+        for (adapter, model, expected) in [(of_folder, gguf, "GGUF"), (of_gguf, tiny(name), "PEFT")] {
+            match load(&common::cpu(), &model).add_adapter(&adapter, 1.0) {
+                Err(Error::Adapter { expected: found, .. }) => {
+                    assert_eq!(found, format!("an adapter in {expected}, {why}"), "{name}");
+                }
+                other => panic!("{name}: {:?}", other.map(|adapter| adapter.n_targets())),
+            }
         }
     }
 }

@@ -54,8 +54,8 @@ export class Embedder extends Loaded<EmbedderInfo> {
   }
 
   /**
-   * The vector of one image, in the space of texts: the cosine of two says how well a text describes an image. For CLIP,
-   * SigLIP and SigLIP 2 (`info.takesImages`).
+   * The vector of one image, in the space of texts: the cosine of two says how well a text describes an image. For
+   * CLIP, SigLIP and SigLIP 2 (`info.takesImages`).
    *
    * @throws {@link TilewrightError}, `unsupported` by any other model; `format`, `truncated` or `unsupported` for what is
    * no image or too large; or the reason of `options.signal`.

@@ -49,7 +49,8 @@ export class Transcriber extends Loaded<TranscriberInfo> {
   }
 
   /**
-   * The likeliest language of a sound's first window that is not silent. `null` for silence, and for a model of English alone.
+   * The likeliest language of a sound's first window that is not silent. `null` for silence, and for a model of English
+   * alone.
    *
    * @throws As {@link Transcriber.transcribe}.
    */

@@ -184,7 +184,7 @@ export interface Ranked {
   score: number;
 }
 
-/** Number of finished texts or images. It restarts if a device is lost. */
+/** Number of finished texts or images; that of texts restarts if a device is lost. */
 export interface TextsProgress {
   done: number;
   total: number;

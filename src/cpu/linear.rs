@@ -365,7 +365,7 @@ impl Product<'_> {
     pub fn write(&self, weight: Option<WeightType>, to: OutputRows<'_>) {
         /// Tokens whose sums stay in the second-level cache with a panel.
         const MAX_TOKENS: usize = 512;
-        /// Floats of tokens that stay there while all panels meet a run of their columns.
+        /// Floats of tokens that stay there while one panel after another meets them.
         const X_LEN: usize = 1 << 18;
         let &Product { form, w, w_scales, panels, first_row, x, n_tokens, n_out, n_blocks } = self;
         let (words, w) = (w, Packed::new(weight, w, w_scales));

@@ -18,8 +18,8 @@ use crate::shaders::{Id, read_params};
 
 /// Vectors of weights that a panel has side by side.
 const VECTORS: usize = 3;
-/// Columns whose products are added up before they are added to those before: in one long sum, digits would be lost. The
-/// weights of so many columns of a panel stay in the nearest cache while all tokens meet them.
+/// Columns whose products are added up before they are added to those before: in one long sum, digits would be lost.
+/// The weights of so many columns of a panel stay in the nearest cache while all tokens meet them.
 const RUN: usize = 128;
 
 /// The order of a matrix whose rows are in panels: the panel, the column, the row in the panel. The last panel is filled up
@@ -133,7 +133,7 @@ type Columns<E, const LEN: usize> = [[[E; LEN]; VECTORS]];
 trait Element: Copy {
     fn load<const LEN: usize, L: Lanes<LEN>>(weights: &[Self; LEN]) -> L;
 
-    /// The columns as floats, written to `floats` unless they are.
+    /// The columns as floats, converted into `floats` if they are halves.
     fn widened<'a, const LEN: usize, L: Lanes<LEN>>(
         columns: &'a Columns<Self, LEN>,
         floats: &'a mut Columns<f32, LEN>,
@@ -175,7 +175,7 @@ impl Element for u16 {
     }
 }
 
-/// `sums[t, n] = x[t] . w[n]`, where `w` is in panels of [`VECTORS`] vectors, which tokens have beside them changes nothing.
+/// `sums[t, n] = x[t] . w[n]`, where `w` is in panels of [`VECTORS`] vectors. A token's sums do not depend on the others.
 struct PanelDots<'a, E> {
     w: &'a [E],
     x: &'a [f32],
@@ -244,8 +244,8 @@ impl Run<'_> {
         }
     }
 
-    /// Adds those of `T` tokens from the `first` on; returns `T`. Loops, since what a closure calls may not be inlined, and is
-    /// then compiled for any processor.
+    /// Adds those of `T` tokens from the `first` on; returns `T`. Loops, since what a closure calls may not be inlined,
+    /// and is then compiled for any processor.
     #[inline(always)]
     fn tile<const LEN: usize, L: Lanes<LEN>, E: Element, const T: usize>(
         &mut self,

@@ -1,9 +1,8 @@
 //! Attention of tokens that see all of their sequence, as encoders have it: one query in each lane of a vector, so that
 //! neither its scores nor their sum are added up across lanes. A key's elements, and its value's, are the same in all lanes.
 //!
-//! Keys are visited a tile at a time by all queries, and copied next to each other before: their rows lie in different pages,
-//! which processors do not fetch ahead. For 1500 keys in rows of 1152 floats, that and two vectors of queries at a time took
-//! a third of the time.
+//! Keys are visited a tile at a time by all queries, and copied next to each other before: their rows lie in different
+//! pages, which processors do not fetch ahead.
 //!
 //! A query meets the keys of its sequence in one order, by itself, whatever stands in the other lanes: its result is the
 //! same in any batch.
@@ -86,7 +85,7 @@ impl Sequence<'_, '_> {
         for start in (0..n_keys).step_by(TILE) {
             let n = TILE.min(n_keys - start);
             let (mut k, mut v) = (k.from(start), v.from(start));
-            // Met once, they would be copied in vain.
+            // Queries that take one step read each key once, so a copy would not pay.
             if n_vectors > Q {
                 (k, v) = (k.copied(n, near_k), v.copied(n, near_v));
             }
@@ -268,7 +267,8 @@ fn turn<const LEN: usize, L: Lanes<LEN>>(q: &[f32], stride: usize, n: usize, tur
     }
 }
 
-/// `scores[i] = q . k[i]` for `n` keys and `Q` vectors. Loops, since what a closure calls may be compiled for any processor.
+/// `scores[i] = q . k[i]` for `n` keys and `Q` vectors. Loops, since what a closure calls may be compiled for any
+/// processor.
 #[inline(always)]
 fn score<const LEN: usize, L: Lanes<LEN>, const Q: usize, const N: usize>(
     q: &[[f32; LEN]],
@@ -349,8 +349,8 @@ fn weigh<const LEN: usize, L: Lanes<LEN>>(
     rescale
 }
 
-/// `y = rescale * y + weights * v` of `n` keys and `Q` vectors. A tile is summed on its own first, since adding keys one by one
-/// to a long sum would lose digits.
+/// `y = rescale * y + weights * v` of `n` keys and `Q` vectors. A tile is summed on its own first, since adding keys
+/// one by one to a long sum would lose digits.
 #[inline(always)]
 fn add_values<const LEN: usize, L: Lanes<LEN>, const Q: usize, const N: usize>(
     weights: &[[f32; LEN]],

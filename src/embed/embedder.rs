@@ -82,7 +82,7 @@ impl Embedder {
     pub fn load(device: &Device, path: impl AsRef<Path>, options: EmbedOptions<'_>) -> Result<Embedder, Error> {
         let path = path.as_ref();
         let file = ModelFile::open(path)?;
-        let of_images = OfImages::new(&options);
+        let of_images = OfImages::new(device, &options);
         let are_wanted = of_images.are_wanted(&file.header);
         let embedder = Embedder::from_file(device, file, options).map_err(|e| e.in_model_file(path))?;
         if !are_wanted {
@@ -91,14 +91,15 @@ impl Embedder {
         let options = of_images.options(&embedder);
         let loaded = ImageEncoderFile::open(path)
             .and_then(|file| ImageEmbedder::from_file(device, file, options).map_err(|e| e.in_model_file(path)));
-        Ok(embedder.with_images_if(loaded, of_images.memory_limit))
+        Ok(embedder.with_images_if(loaded, of_images.limit))
     }
 
-    /// The same encoder with an image encoder if that is loaded, has the right size and fits in memory; else with the reason.
-    fn with_images_if(self, images: Result<ImageEmbedder, Error>, memory_limit: Option<u64>) -> Embedder {
+    /// The same encoder with an image encoder if that is loaded, has the right size and fits in memory; else with the
+    /// reason.
+    fn with_images_if(self, images: Result<ImageEmbedder, Error>, limit: Option<Limit>) -> Embedder {
         let with_images = |images: ImageEmbedder| {
             let both = self.clone().with_images(images)?;
-            if let Some(limit) = Limit::of(memory_limit, self.device().available_bytes()) {
+            if let Some(limit) = limit {
                 let plan = both.plan()?;
                 if plan.total_bytes() > limit.bytes {
                     return Err(plan.refused(limit.bytes, limit.explained("reduce max_batch_tokens".into())));
@@ -162,7 +163,7 @@ impl Embedder {
     /// [`Error::Config`] if there are no files.
     pub fn loader(device: &Device, files: Vec<FileName>, options: EmbedOptions<'_>) -> Result<Loader<Embedder>, Error> {
         let options = EmbedOptions { progress: None, ..options };
-        let of_images = OfImages::new(&options);
+        let of_images = OfImages::new(device, &options);
         Loader::of_encoders(device, files, move |device, header, images| {
             let are_wanted = of_images.are_wanted(&header);
             let (embedder, feed) = Embedder::declare(device, header, EmbedOptions { progress: None, ..options })?;
@@ -174,7 +175,7 @@ impl Embedder {
                 Ok((images, feed)) => (Ok(images), Some(feed)),
                 Err(error) => (Err(error), None),
             };
-            let embedder = embedder.with_images_if(images, of_images.memory_limit);
+            let embedder = embedder.with_images_if(images, of_images.limit);
             Ok(match feed_of_images.filter(|_| embedder.images.is_ok()) {
                 Some(further) => (embedder, feed.and(further)),
                 None => (embedder, feed),
@@ -524,13 +525,14 @@ impl Embedder {
 struct OfImages {
     texts_only: bool,
     max_batch_patches: Option<u32>,
-    memory_limit: Option<u64>,
+    /// The limit before either encoder was loaded.
+    limit: Option<Limit>,
 }
 
 impl OfImages {
-    fn new(options: &EmbedOptions<'_>) -> OfImages {
+    fn new(device: &Device, options: &EmbedOptions<'_>) -> OfImages {
         let &EmbedOptions { texts_only, max_batch_tokens: max_batch_patches, memory_limit, .. } = options;
-        OfImages { texts_only, max_batch_patches, memory_limit }
+        OfImages { texts_only, max_batch_patches, limit: Limit::of(memory_limit, device.available_bytes()) }
     }
 
     /// Whether there should be an image encoder beside that of texts.

@@ -243,8 +243,9 @@ fn write(
     places: &[(String, FactorPlaces)],
     scale: f32,
 ) -> Result<(), Error> {
-    for (_, FactorPlaces { a, b, .. }) in places {
-        let zeros = vec![0.0f32; (a.rows() * a.cols()) as usize];
+    // The first matrix of a stack stands for its tensors.
+    for (_, FactorPlaces { a, b, .. }) in places.iter().filter(|(_, place)| place.a_row == 0) {
+        let zeros = vec![0.0f32; a.rows() as usize * a.cols() as usize];
         a.write_rows(device, 0, bytemuck::cast_slice(&zeros), &mut TailEdges::default())?;
         device.write(b, 0, &vec![0.0f32; b.len()])?;
     }

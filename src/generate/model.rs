@@ -331,6 +331,21 @@ impl Model {
         }
     }
 
+    /// Memory of a file's weights and one session within [`LoadOptions::memory_limit`], and the weights that passes
+    /// would read from disk, if not all fit; allocates nothing.
+    ///
+    /// # Errors
+    /// Those of [`Model::from_file`] before it loads.
+    pub fn plan_within(
+        device: &Device,
+        file: ModelFile,
+        options: &LoadOptions<'_>,
+    ) -> Result<(MemoryPlan, Option<Streaming>), Error> {
+        let ModelFile { header, files } = file;
+        let (model, _) = Model::declare(device, header, WeightFiles::whole(&Arc::new(files)).as_ref(), options)?;
+        Ok((model.plan(), model.streaming()))
+    }
+
     /// Memory of a file's weights and one session on a device, regardless of limits; allocates nothing.
     ///
     /// # Errors

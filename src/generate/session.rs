@@ -62,8 +62,8 @@ impl Session {
         })
     }
 
-    /// Sets the images and sounds whose rows' ids ([`ImageRows::ids`]) may stand among the token ids of the next prompts.
-    /// Those of earlier prompts remain in the sequence.
+    /// Sets the images and sounds whose rows' ids ([`ImageRows::ids`]) may stand among the token ids of the next
+    /// prompts. Those of earlier prompts remain in the sequence.
     ///
     /// # Errors
     /// [`Error::Shape`] for rows of another width than the model's, or of an encoder with other deepstack layers.

@@ -1,7 +1,8 @@
-//! How language models take sound: parts of Hugging Face folders, and of GGUF files that llama.cpp's users call `mmproj`.
+//! How language models take sound: parts of Hugging Face folders, and of GGUF files that llama.cpp's users call
+//! `mmproj`.
 //!
-//! Frames of samples become rows of the text model as patches of pictures do, so they have a [`VisionConfig`] and the names
-//! of [`VisionFile`](super::VisionFile)'s tensors.
+//! Frames of samples become rows of the text model as patches of pictures do, so they have a [`VisionConfig`] and the
+//! names of [`VisionFile`](super::VisionFile)'s tensors.
 
 use std::path::{Path, PathBuf};
 
@@ -77,8 +78,8 @@ impl AudioFile {
     /// Opens the part for sound of a Hugging Face folder, or of a GGUF file (`mmproj`).
     ///
     /// # Errors
-    /// [`Error::InFile`] naming the file and its invalid part, [`Error::Unsupported`] for a model that takes no sound, or
-    /// by other means than the supported ones, [`Error::Io`] if it cannot be read.
+    /// [`Error::InFile`] naming the file and its invalid part, [`Error::Unsupported`] for a model that takes no sound,
+    /// or by other means than the supported ones, [`Error::Io`] if it cannot be read.
     pub fn open(path: impl AsRef<Path>) -> Result<AudioFile, Error> {
         let path = path.as_ref();
         match is_of_folder(path) {
@@ -87,8 +88,8 @@ impl AudioFile {
         }
     }
 
-    /// The part for sound that belongs to a model: its folder, if that has one, or the only GGUF file beside it whose name
-    /// has `mmproj` in it, likewise.
+    /// The part for sound that belongs to a model: its folder, if that has one, or the only GGUF file beside it whose
+    /// name has `mmproj` in it, likewise.
     ///
     /// # Errors
     /// As [`VisionFile::beside`](super::VisionFile::beside), and for an invalid GGUF file.
@@ -183,7 +184,7 @@ fn of_texts(texts: &FolderTexts) -> Result<(&'static AudioFamily, AudioFile), Er
 }
 
 impl AudioFile {
-    /// Reads a preprocessor's settings, as far as there are any.
+    /// Reads the settings that a preprocessor has.
     fn take_settings(&mut self, json: &ConfigJson) -> Result<(), Error> {
         let number = |path: &str, value: &mut u32, max: u32| match json.get_u32(path)? {
             Some(found) if (1..=max).contains(&found) => {
@@ -235,7 +236,7 @@ fn projector(gguf: &Gguf) -> Result<Option<&str>, Error> {
     Ok(metadata.get_str("clip.audio.projector_type")?.or(metadata.get_str("clip.projector_type")?).or(Some("missing")))
 }
 
-/// The error for a model that takes sound by other means, or none.
+/// The error for a model that encodes sound in another way, or not at all.
 fn other(format: &'static str, field: &str, name: &str, names: impl Iterator<Item = &'static str>) -> Error {
     let means = OTHERS.iter().find(|(names, _)| names.contains(&name)).map(|(_, means)| means);
     let error = unsupported(format, field, name, supported(names));

@@ -126,7 +126,7 @@ impl FolderTexts {
         })
     }
 
-    /// The settings of the preprocessor of pictures, and the name of their file.
+    /// The image preprocessor's settings, and the name of their file.
     ///
     /// # Errors
     /// [`Error::InFile`] if they are no JSON.

@@ -102,8 +102,8 @@ impl<T> Loader<T> {
         Ok(Loader { device: device.clone(), upload, of: Declared::Not(Some(Box::new(declare))) })
     }
 
-    /// A loader of an encoder's files, and those of the image encoder in its folder; `declare` gets that, or why there is
-    /// none.
+    /// A loader of an encoder's files, and those of the image encoder in its folder; `declare` gets that, or why there
+    /// is none.
     ///
     /// # Errors
     /// [`Error::Config`] if there are no files.

@@ -243,11 +243,7 @@ impl AdapterFile {
                 let expected = "for a matrix of the model's attention, recurrence or dense feed-forward".into();
                 return Err(wrong(&pair.a.name, expected, found));
             };
-            self.check_order(&pair.a.name, &name, config)?;
-            if self.origin == Origin::Peft && architecture.factors.is_some() && config.row_factors.is_empty() {
-                let expected = "an adapter in GGUF: the model's file has multipliers in its weights".into();
-                return Err(wrong(&pair.a.name, expected, "a PEFT adapter".into()));
-            }
+            self.check_format(architecture, config, (&pair.a.name, &name))?;
             let rank = pair.a.shape[0];
             for (tensor, shape) in [(&pair.a, [rank, cols.into()]), (&pair.b, [rows.into(), rank])] {
                 if tensor.shape != shape {
@@ -260,7 +256,8 @@ impl AdapterFile {
                 return Err(wrong(&pair.a.name, format!("`{name}` once"), found));
             }
             let is_turned = name.ends_with(".attn_q.weight") || name.ends_with(".attn_k.weight");
-            let heads = attention.filter(|_| is_turned && pairs != own_pairs).map(|own| (own.head_dim, own_pairs));
+            let heads = attention.filter(|own| is_turned && own.latent.is_none() && pairs != own_pairs);
+            let heads = heads.map(|own| (own.head_dim, own_pairs));
             let stored = stored(&name, config);
             let in_layer = name.splitn(3, '.').nth(2);
             let row_factors = config.row_factors.iter().find(|(of, _)| Some(*of) == in_layer);
@@ -270,21 +267,30 @@ impl AdapterFile {
         }
         Ok(factors)
     }
-}
 
-impl AdapterFile {
-    /// Refuses factors `field` of a gated delta rule's matrix whose value heads the model has in another order: the GGUF
-    /// converter reorders those of Qwen3.5.
-    fn check_order(&self, field: &str, name: &str, config: &ModelConfig) -> Result<(), Error> {
+    /// Refuses an adapter in another format than the model where the GGUF converter changes matrices: it multiplies
+    /// Falcon-H1's, and reorders the value heads of Qwen3.5's gated delta rules.
+    fn check_format(
+        &self,
+        architecture: &Architecture,
+        config: &ModelConfig,
+        (field, name): (&str, &str),
+    ) -> Result<(), Error> {
+        let of_peft = self.origin == Origin::Peft;
+        let refused = |why: &str| {
+            let [expected, found] = [!of_peft, of_peft].map(|peft| if peft { "PEFT" } else { "GGUF" });
+            Err(wrong(field, format!("an adapter in {expected}, the model's format: {why}"), found.into()))
+        };
+        if architecture.factors.is_some() && of_peft == config.row_factors.is_empty() {
+            return refused("GGUF files have multipliers in their weights");
+        }
         let block = layer_of(name).and_then(|l| config.blocks.get(l as usize));
         let Some(Recurrence::DeltaNet { rule, .. }) = block.and_then(|block| block.recurs()) else { return Ok(()) };
         let is_reordered = config.architecture.starts_with("qwen3_5") || config.architecture.starts_with("qwen35");
-        let (of_peft, grouped) = (self.origin == Origin::Peft, rule.grouped);
-        if !is_reordered || rule.n_heads == rule.n_key_heads || of_peft == grouped || name.contains(".ffn_") {
-            return Ok(());
+        match is_reordered && rule.n_heads != rule.n_key_heads && of_peft != rule.grouped && !name.contains(".ffn_") {
+            true => refused("GGUF files have value heads in another order"),
+            false => Ok(()),
         }
-        let [expected, found] = [!of_peft, of_peft].map(|peft| if peft { "PEFT" } else { "GGUF" });
-        Err(wrong(field, format!("an adapter in {expected}, whose value heads are in the model's order"), found.into()))
     }
 }
 

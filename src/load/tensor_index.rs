@@ -574,7 +574,7 @@ pub(crate) struct NeededRange {
     pub len: u64,
 }
 
-/// A list of places. A loop of its own type for each iterator is less code than all that follows.
+/// A list of places: only this loop is compiled for each type of iterator.
 fn listed<'a>(tensor_slots: impl Iterator<Item = (&'a str, TensorSlot)>) -> Vec<(&'a str, TensorSlot)> {
     let mut list = Vec::new();
     for slot in tensor_slots {
@@ -630,7 +630,7 @@ impl WeightUploader {
         Ok(WeightUploader::of(tensor_index.found(slots)))
     }
 
-    /// A feed of this one's tensors and another's, from the same files. Nothing was taken of either.
+    /// A feed of this one's tensors and another's, from the same files, before either has taken bytes.
     pub fn and(self, other: WeightUploader) -> WeightUploader {
         let items = [self.items, other.items].into_iter().flatten();
         let rows = [self.rows, other.rows].into_iter().flatten().map(|(_, entry, slot)| (entry, slot));

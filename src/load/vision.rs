@@ -396,12 +396,17 @@ pub(super) fn read_texts(folder: &Path) -> Result<FolderTexts, Error> {
 pub(super) fn check_clip(metadata: &Metadata) -> Result<(), Error> {
     match metadata.get_str("general.architecture")?.unwrap_or("missing") {
         CLIP => Ok(()),
-        found => Err(unsupported("gguf", "general.architecture", found, "clip, a vision encoder (mmproj)".into())),
+        found => Err(unsupported(
+            "gguf",
+            "general.architecture",
+            found,
+            "clip: encoders of pictures or sound (mmproj)".into(),
+        )),
     }
 }
 
-/// The part that belongs to a model: its folder, if `config.json` has this object, or the only GGUF file beside it whose
-/// name has `mmproj` in it.
+/// The part that belongs to a model: its folder, if `config.json` has this object, or the only GGUF file beside it
+/// whose name has `mmproj` in it.
 pub(super) fn part_beside(model: &Path, part: &str) -> Result<Option<PathBuf>, Error> {
     if is_of_folder(model) {
         let path = folder_of(model).join(CONFIG);

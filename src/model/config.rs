@@ -306,14 +306,14 @@ fn check_recurrence(recurrence: &Recurrence) -> Result<(), Error> {
 }
 
 fn check_scan(scan: &SelectiveScan) -> Result<(), Error> {
-    in_range("ssm.state_size (mamba_d_state)", scan.state_dim, 256)?;
-    in_range("ssm.inner_size (mamba_expand)", scan.head_dim, 256)?;
-    in_range("ssm.time_step_rank (mamba_n_heads)", scan.n_heads, MAX_HEADS)?;
+    in_range("ssm.state_size (mamba_d_state, state_size)", scan.state_dim, 256)?;
+    in_range("ssm.inner_size (mamba_expand, head_dim)", scan.head_dim, 256)?;
+    in_range("ssm.time_step_rank (mamba_n_heads, num_heads)", scan.n_heads, MAX_HEADS)?;
     match scan.n_groups {
         n if n > 0 && scan.n_heads.is_multiple_of(n) => Ok(()),
         n => {
             let expected = format!("a divisor of the {} heads", scan.n_heads);
-            Err(config_error("ssm.group_count (mamba_n_groups)", expected, n))
+            Err(config_error("ssm.group_count (mamba_n_groups, n_groups)", expected, n))
         }
     }
 }

@@ -21,9 +21,9 @@ use crate::recording::Recorder;
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 
-/// Delta of a stack's product: `y += b (a x)`. Each adapted member has its own columns of `b a`, as many as the
-/// largest rank, rounded up to a multiple of 4. Members beyond [`MAX_MEMBERS`] count as one with the member before,
-/// with the ranks of all of them.
+/// Delta of a stack's product: `y += b (a x)`. Each adapted member has R rows of `a`, R being the largest rank rounded
+/// up to a multiple of 4. The kernels know [`MAX_MEMBERS`]: the members from the last of these on share one, and R grows
+/// to hold all their ranks.
 #[derive(Clone, Debug)]
 pub(super) struct LoraDelta {
     /// A matrices, concatenated, `[members R, K]`.
@@ -151,7 +151,7 @@ impl Stack {
 }
 
 impl BlockWeights {
-    /// Stacks that adapters can change: those of attention, except the matrices that latents meet head by head, of
+    /// Stacks that adapters can change: those of attention, except `attn_kv_b`, or `attn_k_b` and `attn_v_b`, of
     /// recurrences, and of a feed-forward without experts.
     fn adaptable(&mut self) -> impl Iterator<Item = &mut Stack> {
         let of_attention = [&mut self.attn_qkv, &mut self.attn_output];

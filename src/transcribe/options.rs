@@ -83,8 +83,8 @@ impl Default for TranscribeOptions {
 }
 
 impl TranscribeOptions {
-    /// Checks them for a model, whose languages are those of [`Transcriber::languages`](crate::Transcriber::languages): the
-    /// code of the language asked for.
+    /// Checks the options against a model's languages, [`Transcriber::languages`](crate::Transcriber::languages), and
+    /// returns the code of the requested one.
     ///
     /// # Errors
     /// [`Error::Option`] for an option out of range, or that the model does not have.

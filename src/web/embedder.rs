@@ -123,7 +123,8 @@ impl PreparedPictures {
     /// Adds a picture for an encoder: its pixels, 3 or 4 bytes each. Alpha is dropped.
     pub fn add(&mut self, embedder: &Embedder, width: u32, height: u32, pixels: Vec<u8>) -> Result<(), JsValue> {
         let prepare = || embedder.embedder.images()?.prepare(&picture(width, height, pixels)?);
-        self.patches.push(prepare().map_err(to_js_error)?);
+        let number = self.first + self.patches.len();
+        self.patches.push(prepare().map_err(|error| to_js_error(error.in_record(number)))?);
         Ok(())
     }
 }

@@ -123,8 +123,8 @@ impl Transcriber {
         }
     }
 
-    /// The language of samples of one channel at 16 kHz, see `DetectedLanguage` in the npm package; `null` for silence and for a
-    /// model of English alone, `undefined` if cancelled. One call at a time.
+    /// The language of samples of one channel at 16 kHz, see `DetectedLanguage` in the npm package; `null` for silence
+    /// and for a model of English alone, `undefined` if cancelled. One call at a time.
     #[wasm_bindgen(js_name = detectLanguage)]
     pub async fn detect_language(&self, samples: Vec<f32>) -> Result<JsValue, JsValue> {
         #[derive(Serialize)]

@@ -73,14 +73,14 @@ export class Pictures {
     this.host.added();
   }
 
-  /** Uses an encoder, or none; all vectors are made anew. Those of an encoder that is gone went with it. */
+  /** Uses an encoder, or none; all vectors are made anew. The old index was freed with its encoder. */
   use(embedder: Embedder | undefined): void {
     this.#embedder = embedder?.info.takesImages === true ? embedder : undefined;
     this.#index = undefined;
     this.#nDone = 0;
   }
 
-  /** Forgets all. None is being embedded. */
+  /** Forgets all. Must not run during `embed`. */
   clear(): void {
     this.#files = [];
     this.renew();

@@ -375,7 +375,6 @@ export class Search {
   /** An empty index and an empty mixture in the place of those that are there. */
   private async renew(): Promise<void> {
     this.nDone = 0;
-    this.pictures.renew();
     if (!this.loaded || !this.choice) return;
     const { embedder, index, mixture } = this.loaded;
     index.free();
@@ -522,7 +521,10 @@ export class Search {
       showError(error, () => this.reload());
       void this.drop();
     } else {
-      showError(error, () => void this.renew().then(() => this.indexAll()));
+      showError(error, () => {
+        this.pictures.renew();
+        void this.renew().then(() => this.indexAll());
+      });
     }
   }
 

@@ -23,8 +23,8 @@ pub struct VisionArgs {
 }
 
 impl VisionArgs {
-    /// The model with its vision encoder and its part for sound: of `--mmproj`, or of its folder or the file beside it, if
-    /// they have them. The model does without the latter if it cannot be loaded.
+    /// The model with its vision encoder and its part for sound: of `--mmproj`, or of its folder or the file beside it,
+    /// if they have them. The model does without the latter if it cannot be loaded.
     pub fn added_to(&self, model: Model, path: Option<&Path>) -> Result<Model, Error> {
         let Some(path) = self.mmproj.as_deref().or(path) else { return Ok(model) };
         let options = VisionOptions { max_rows: self.image_max_tokens };

@@ -8,11 +8,12 @@ use serde_json::{Map, json};
 use tilewright::formats::TensorInfo;
 use tilewright::formats::gguf::{Gguf, Value};
 use tilewright::formats::safetensors::Safetensors;
+use tilewright::generate::Streaming;
 use tilewright::load::{FileBytes, ModelFile, ModelShape, VisionFile};
 use tilewright::{Device, Embedder, Error, LoadOptions, MemoryPlan, Model, Reranker, VisionEncoder, VisionOptions};
 
-use super::run::{PrecisionArgs, within_limit};
-use super::{CommandFailure, DeviceArgs, print_json, show_bytes};
+use super::run::{PrecisionArgs, streaming_lines, within_limit};
+use super::{CommandFailure, DeviceArgs, parse_bytes, print_json, show_bytes};
 
 #[derive(Args)]
 pub struct InspectArgs {
@@ -25,6 +26,9 @@ pub struct InspectArgs {
     /// The plan of a text encoder is for a full batch instead.
     #[arg(long, value_name = "N")]
     ctx: Option<u32>,
+    /// Memory limit, such as 512M or 24G, to show which weights would be read from disk.
+    #[arg(long, value_parser = parse_bytes, value_name = "BYTES")]
+    memory_limit: Option<u64>,
     #[command(flatten)]
     precision: PrecisionArgs,
     /// Print one JSON object.
@@ -94,11 +98,18 @@ pub fn inspect(args: &InspectArgs) -> Result<(), CommandFailure> {
     let device = args.device.open()?;
     let PrecisionArgs { kv_type, exact } = args.precision;
     let options = LoadOptions { kv_type, exact, ..LoadOptions::default() };
+    let mut streaming = None;
     let plan = file.and_then(|file| match &file.header.shape {
         ModelShape::Decoder(config) => {
             let context_length = args.ctx.map(|asked| within_limit(asked, config.max_seq_len));
             let options = LoadOptions { context_length, ..options };
-            Model::plan_file(&device.model_target(options.exact), &file, &options)
+            if args.memory_limit.is_none() {
+                return Model::plan_file(&device.model_target(options.exact), &file, &options);
+            }
+            let options = LoadOptions { memory_limit: args.memory_limit, stream_layers: true, ..options };
+            let (plan, found) = Model::plan_within(&device, file, &options)?;
+            streaming = found;
+            Ok(plan)
         }
         ModelShape::Encoder(shape) if shape.ranks() => Reranker::plan_file(&device, file),
         ModelShape::Encoder(_) => Embedder::plan_file(&device, file),
@@ -108,7 +119,7 @@ pub fn inspect(args: &InspectArgs) -> Result<(), CommandFailure> {
         None => Ok(None),
     };
     if args.json {
-        return print_json(&as_json(&content, &plan, &vision));
+        return print_json(&as_json(&content, (&plan, &streaming), &vision));
     }
     let mut out = io::stdout().lock();
     for (key, value) in &content.metadata {
@@ -141,6 +152,9 @@ pub fn inspect(args: &InspectArgs) -> Result<(), CommandFailure> {
             {}
         Err(error) => writeln!(out, "cannot be run: {error}")?,
     }
+    for line in streaming.iter().flat_map(streaming_lines) {
+        writeln!(out, "{line}")?;
+    }
     match &vision {
         Ok(Some(vision)) => vision.print(&mut out)?,
         Ok(None) => {}
@@ -151,7 +165,7 @@ pub fn inspect(args: &InspectArgs) -> Result<(), CommandFailure> {
 
 fn as_json(
     content: &FileSummary,
-    plan: &Result<MemoryPlan, Error>,
+    (plan, streaming): (&Result<MemoryPlan, Error>, &Option<Streaming>),
     vision: &Result<Option<Vision>, Error>,
 ) -> serde_json::Value {
     let metadata: Map<String, serde_json::Value> = content.metadata.iter().cloned().collect();
@@ -176,7 +190,14 @@ fn as_json(
         Ok(vision) => json!(vision.as_ref().map(Vision::as_json)),
         Err(error) => json!({"error": error.to_string()}),
     };
-    json!({ "metadata": metadata, "tensors": tensors, "memory": plan, "error": error, "vision": vision })
+    json!({
+        "metadata": metadata,
+        "tensors": tensors,
+        "memory": plan,
+        "streaming": streaming,
+        "error": error,
+        "vision": vision,
+    })
 }
 
 /// Reads headers only; for a folder, those of all its safetensors files.

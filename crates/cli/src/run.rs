@@ -504,28 +504,35 @@ fn load_with<'a>(
 
 /// Reports the weights that are offloaded to disk.
 fn tell_streaming(streaming: &Streaming) {
+    streaming_lines(streaming).iter().for_each(|line| notice!("{line}"));
+}
+
+/// The weights that are offloaded to disk, as sentences.
+pub fn streaming_lines(streaming: &Streaming) -> Vec<String> {
+    let mut lines = Vec::new();
     let &Streaming { n_layers, n_streamed, streamed_bytes, fitting_context, tables_bytes, experts, .. } = streaming;
     let hint = fitting_context.map_or(String::new(), |n| format!("; with --ctx {n} all of it would fit in memory"));
     if tables_bytes > 0 {
         let hint = if n_streamed == 0 { hint.as_str() } else { "" };
-        notice!(
+        lines.push(format!(
             "embedding tables of {} are not loaded; each pass reads the rows of its tokens from the file{hint}",
             show_bytes(tables_bytes)
-        );
+        ));
     }
     let bytes = show_bytes(streamed_bytes);
     match experts {
-        Some(ExpertCacheStats { n_experts, n_kept, .. }) => notice!(
+        Some(ExpertCacheStats { n_experts, n_kept, .. }) => lines.push(format!(
             "{n_kept} of {n_experts} experts fit in memory; others are read from the file when a token selects \
              them, and long passes read all of these, {bytes}{hint}",
-        ),
-        None if n_streamed > 0 => notice!(
+        )),
+        None if n_streamed > 0 => lines.push(format!(
             "{} of {n_layers} layers fit in memory; each pass reads the other {n_streamed} from the file, \
              {bytes}{hint}",
             n_layers - n_streamed,
-        ),
+        )),
         None => {}
     }
+    lines
 }
 
 /// Calls `load` with a progress bar for the bytes of weights, shown only on a terminal.

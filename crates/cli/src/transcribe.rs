@@ -121,8 +121,8 @@ impl TranscribeArgs {
         let sound = read(file).map_err(named)?;
         match sound.n_damaged_packets() {
             0 => {}
-            1 => warning!("{}: a damaged packet became silence", name.display()),
-            n => warning!("{}: {n} damaged packets became silence", name.display()),
+            1 => warning!("{}: 1 damaged packet was replaced with silence", name.display()),
+            n => warning!("{}: {n} damaged packets were replaced with silence", name.display()),
         }
         let streams = output.is_none() && !(self.srt || self.vtt || self.json);
         if streams && self.files.len() > 1 {

@@ -835,6 +835,15 @@ fn embedding_table_is_offloaded_under_a_memory_limit() {
         assert_eq!([&streaming["tables_bytes"], &streaming["n_rows_read"]], [293 * 64 * 2, 3 + 5], "{streaming}");
         assert!(told.contains("tables") && told.contains("--ctx") == hint, "{told}");
     }
+    // The same is known before the model is loaded.
+    let limit = (needed - 1).to_string();
+    let inspect = ["inspect", model, "--device", "cpu", "--memory-limit", &limit];
+    let planned = json_of(&[&inspect[..], &["--json"]].concat());
+    assert_eq!(planned["streaming"]["tables_bytes"], 293 * 64 * 2, "{planned}");
+    let planned: u64 = planned["memory"].as_object().unwrap().values().map(|bytes| bytes.as_u64().unwrap()).sum();
+    assert!(planned < needed, "{planned} {needed}");
+    let shown = text(&tilewright(&inspect).stdout);
+    assert!(shown.contains("embedding tables of") && shown.contains("--ctx"), "{shown}");
     // The built-in model's table is tied to its head.
     let output = tilewright(&["--device", "cpu", "-n", "2", "--stream-rows"]);
     assert!(output.status.success() && text(&output.stderr).contains("no table"), "{}", text(&output.stderr));

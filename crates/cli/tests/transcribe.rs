@@ -124,7 +124,9 @@ fn damaged_packets_are_reported() {
     std::fs::remove_file(&path).unwrap();
     let told = String::from_utf8(output.stderr).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
-        output.status.success() && told.contains("warning: ") && told.contains("a damaged packet became silence"),
+        output.status.success()
+            && told.contains("warning: ")
+            && told.contains("1 damaged packet was replaced with silence"),
         "{told}"
     );
 }

@@ -173,10 +173,14 @@ impl EmbedInputs {
     /// As [`EmbedInputs::read`], and of pictures.
     fn read_with_pictures(fields: Fields<'_>, field: &'static str, most: usize) -> Result<EmbedInputs, ApiError> {
         let list = fields.get(field).and_then(Json::as_array).filter(|list| list.iter().any(Json::is_object));
-        let Some(list) = list.filter(|list| list.len() <= most) else { return EmbedInputs::read(fields, field, most) };
+        let Some(list) = list else { return EmbedInputs::read(fields, field, most) };
+        if list.len() > most {
+            return Err(fields.wrong(field, &format!("a list of 1 to {most} texts and pictures")));
+        }
         let one = |(at, input): (usize, &Json)| {
             let param = format!("{field}[{at}]");
-            match (input.as_str().or_else(|| input.get("text")?.as_str()), input.get("image")) {
+            let only = |name: &str| input.as_object().filter(|object| object.len() == 1)?.get(name);
+            match (input.as_str().or_else(|| only("text")?.as_str()), only("image")) {
                 (Some(text), None) => Ok(EmbedInput::Text(text.to_owned())),
                 (None, Some(image)) => {
                     let part = media::of_url_or_base64(image.as_str(), &format!("{param}.image"))?;
@@ -219,7 +223,11 @@ impl EmbedInputs {
         };
         let input = match part {
             Json::String(text) => EmbedInput::Text(text),
-            part => EmbedInput::of_picture(&part),
+            part if part.get("type").and_then(Json::as_str) == Some("image") => EmbedInput::of_picture(&part),
+            _ => {
+                let message = format!("{param} is a sound; the model makes vectors of texts and pictures");
+                return Err(ApiError::unsupported(param, message));
+            }
         };
         Ok(EmbedInputs { field: param, list: vec![input], is_list: false })
     }
@@ -323,7 +331,7 @@ impl EmbedJob {
                     let images = embedder.images().map_err(refused)?;
                     let patches = images.prepare(&media::picture_of(data, &param)?).map_err(refused)?;
                     match parts.last_mut() {
-                        Some(Part::Pictures(last)) if last.len() < PART => last.push(patches),
+                        Some(Part::Pictures(last)) => last.push(patches),
                         _ => parts.push(Part::Pictures(vec![patches])),
                     }
                     continue;

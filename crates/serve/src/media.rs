@@ -1,5 +1,5 @@
 //! Pictures and sounds in messages: parts of each API's own form become `{"type": "image", "data": BASE64}`, of sounds
-//! `"audio"`, which are decoded when the prompt is made. And pictures to embed.
+//! `"audio"`, which are decoded when the prompt is made. [`picture_of`] also decodes pictures to embed.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use super::models::Decoder;
 /// Pictures and sounds of a request at most.
 pub const MOST: usize = 32;
 
-/// The picture or sound of a content part, if it is one: OpenAI's `image_url`, `input_image` and `input_audio`, Anthropic's
-/// `image`.
+/// The picture or sound of a content part, if it is one: OpenAI's `image_url`, `input_image` and `input_audio`,
+/// Anthropic's `image`.
 ///
 /// # Errors
 /// Errors naming the part, for one without data: addresses are not fetched.
@@ -60,7 +60,7 @@ pub fn of_url_or_base64(text: Option<&str>, param: &str) -> Result<Json, ApiErro
 
 fn of_audio(audio: Option<&Json>, param: &str) -> Result<Json, ApiError> {
     let field = |name: &str| audio.and_then(|audio| audio.get(name));
-    // The data tell the format; a name that OpenAI does not have would be refused there.
+    // The format is detected from the data; other names are refused, as by OpenAI.
     match field("format").and_then(Json::as_str) {
         Some("wav" | "mp3") => {}
         _ => return Err(ApiError::invalid(format!("{param}.format"), field("format"), "wav or mp3")),

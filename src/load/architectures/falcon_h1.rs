@@ -1,7 +1,7 @@
 //! Falcon-H1 (TII 2025, arXiv:2507.22448): attention and a Mamba 2 mixer side by side on one norm, and a dozen
 //! multipliers, which GGUF files have in their weights.
 
-use super::granite_hybrid::{check_time_steps, selective_scan};
+use super::granite_hybrid::{SCAN, check_time_steps, inner_width, selective_scan};
 use super::llama::LLAMA;
 use super::{Architecture, Factors, decay_logs};
 use crate::error::Error;
@@ -35,7 +35,7 @@ pub(super) const FALCON_H1: Architecture = Architecture {
 };
 
 fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
-    let (scan, taps) = selective_scan(keys, Key("ssm.inner_size", "mamba_d_ssm"))?;
+    let (scan, taps) = selective_scan(keys, SCAN, inner_width(keys, Key("ssm.inner_size", "mamba_d_ssm"))?)?;
     let normed = keys.bool(Key("", "mamba_rms_norm"))?.unwrap_or(false) || keys.has("blk.0.ssm_norm.weight");
     let first = Key("", "mamba_norm_before_gate");
     if keys.bool(first)? == Some(true) && normed {

@@ -73,7 +73,8 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
         true => keys.bool(Key("rope.scaling.finetuned", ""))?.unwrap_or(true),
         false => keys.str(Key("", "position_embedding_type"))? == Some("rope"),
     };
-    let (scan, taps) = selective_scan(keys, Key("ssm.inner_size", ""))?;
+    let inner = inner_width(keys, Key("ssm.inner_size", ""))?;
+    let (scan, taps) = selective_scan(keys, SCAN, inner)?;
     // The head width follows from the other keys, and the chunk size affects only other implementations.
     keys.says(Key("", "mamba_d_head"));
     keys.says(Key("", "mamba_chunk_size"));
@@ -85,24 +86,36 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     Ok(())
 }
 
-/// The shape of Mamba 2 layers, and the taps of their convolution. `inner_key`: their inner width.
-pub(super) fn selective_scan(keys: &Keys<'_>, inner_key: Key) -> Result<(SelectiveScan, u32), Error> {
-    let heads = Key("ssm.time_step_rank", "mamba_n_heads");
-    let inner = match keys.u32(inner_key)? {
-        Some(inner) => inner,
-        None => keys.required(WIDTH)?.saturating_mul(keys.u32(Key("", "mamba_expand"))?.unwrap_or(2)),
-    };
+/// Keys of heads, groups, the state's size and the convolution's taps in `config.json`.
+pub(super) const SCAN: [&str; 4] = ["mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv"];
+
+/// The inner width of Mamba 2 layers: that of this key, or a multiple of the model's.
+pub(super) fn inner_width(keys: &Keys<'_>, key: Key) -> Result<u32, Error> {
+    match keys.u32(key)? {
+        Some(inner) => Ok(inner),
+        None => Ok(keys.required(WIDTH)?.saturating_mul(keys.u32(Key("", "mamba_expand"))?.unwrap_or(2))),
+    }
+}
+
+/// The shape of Mamba 2 layers of this inner width, and the taps of their convolution, with the names of [`SCAN`]'s
+/// keys.
+pub(super) fn selective_scan(
+    keys: &Keys<'_>,
+    [heads, groups, states, taps]: [&'static str; 4],
+    inner: u32,
+) -> Result<(SelectiveScan, u32), Error> {
+    let heads = Key("ssm.time_step_rank", heads);
     let n_heads = keys.required(heads)?;
     if n_heads == 0 || !inner.is_multiple_of(n_heads) {
         return Err(keys.wrong(heads, format!("a divisor of the inner width {inner}"), n_heads));
     }
     let scan = SelectiveScan {
-        n_groups: keys.required(Key("ssm.group_count", "mamba_n_groups"))?,
+        n_groups: keys.required(Key("ssm.group_count", groups))?,
         n_heads,
-        state_dim: keys.required(Key("ssm.state_size", "mamba_d_state"))?,
+        state_dim: keys.required(Key("ssm.state_size", states))?,
         head_dim: inner / n_heads,
     };
-    Ok((scan, keys.required(Key("ssm.conv_kernel", "mamba_d_conv"))?))
+    Ok((scan, keys.required(Key("ssm.conv_kernel", taps))?))
 }
 
 /// Refuses time-step limits, which no published model has.

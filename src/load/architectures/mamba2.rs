@@ -2,7 +2,7 @@
 
 use super::Architecture;
 use super::granite_hybrid::check_time_steps;
-use super::nemotron_h::{NEMOTRON_H, selective_scan};
+use super::nemotron_h::{NEMOTRON_H, mixer};
 use crate::error::Error;
 use crate::load::keys::{Key, Keys};
 use crate::model::{Halves, ModelConfig, Recurrence};
@@ -21,7 +21,7 @@ pub(super) const MAMBA2: Architecture = Architecture {
 };
 
 fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
-    let (scan, taps) = selective_scan(keys, ["num_heads", "state_size", "head_dim"])?;
+    let (scan, taps) = mixer(keys, ["num_heads", "state_size", "head_dim"])?;
     check_time_steps(keys)?;
     let (inner, inner_dim) = (Key("", "intermediate_size"), scan.n_heads.saturating_mul(scan.head_dim));
     if let Some(found) = keys.u32(inner)?.filter(|&found| found != inner_dim) {

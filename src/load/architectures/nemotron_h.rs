@@ -1,7 +1,7 @@
 //! Nemotron-H (NVIDIA 2025, arXiv:2504.03624) and Nemotron 3 Nano: each layer is a Mamba 2 mixer, attention without RoPE,
 //! a feed-forward with squared ReLU, or experts with it.
 
-use super::granite_hybrid::check_time_steps;
+use super::granite_hybrid::{check_time_steps, selective_scan};
 use super::llama::LLAMA;
 use super::{Architecture, SIGMOIDS, decay_logs, mixture};
 use crate::error::Error;
@@ -59,7 +59,7 @@ enum Kind {
 
 fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     let kinds = kinds(keys, config.blocks.len())?;
-    let (scan, taps) = selective_scan(keys, ["mamba_num_heads", "ssm_state_size", "mamba_head_dim"])?;
+    let (scan, taps) = mixer(keys, ["mamba_num_heads", "ssm_state_size", "mamba_head_dim"])?;
     ignore(keys)?;
     check_time_steps(keys)?;
     if kinds.contains(&Kind::Experts) {
@@ -90,24 +90,17 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     Ok(())
 }
 
-/// The shape of a Mamba 2 mixer, with its number of heads, state and head size under these keys of a `config.json`, and
-/// its convolution's taps.
-pub(super) fn selective_scan(
+/// Reads a Mamba 2 mixer's shape and its convolution's taps, with the keys of heads, the state's size and a head's size
+/// in `config.json`.
+pub(super) fn mixer(
     keys: &Keys<'_>,
     [n_heads, state_dim, head_dim]: [&'static str; 3],
 ) -> Result<(SelectiveScan, u32), Error> {
-    let n_heads = keys.required(Key("ssm.time_step_rank", n_heads))?;
-    let inner = keys.u32(Key("ssm.inner_size", ""))?.map(|inner| inner / n_heads.max(1));
-    let scan = SelectiveScan {
-        n_groups: keys.required(Key("ssm.group_count", "n_groups"))?,
-        n_heads,
-        state_dim: keys.required(Key("ssm.state_size", state_dim))?,
-        head_dim: match inner {
-            Some(head_dim) => head_dim,
-            None => keys.required(Key("", head_dim))?,
-        },
+    let inner = match keys.u32(Key("ssm.inner_size", ""))? {
+        Some(inner) => inner,
+        None => keys.required(Key("", n_heads))?.saturating_mul(keys.required(Key("", head_dim))?),
     };
-    Ok((scan, keys.required(Key("ssm.conv_kernel", "conv_kernel"))?))
+    selective_scan(keys, [n_heads, "n_groups", state_dim, "conv_kernel"], inner)
 }
 
 /// The kinds of all layers: a list or a pattern of letters in `config.json`; in GGUF by the layer's tensors.

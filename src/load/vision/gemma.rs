@@ -1,6 +1,7 @@
 //! Gemma 4 (Google 2026). Its tower has sandwich norms, norms of queries, keys and values, positions learned for each
 //! axis and rotated by column and row, and numbers clipped to measured ranges in the smallest models; rows are means of
-//! patches. "Unified" models have no tower: large patches go through norms and two products, frames of samples through one.
+//! patches. "Unified" models have no tower: large patches go through norms and two products, frames of samples through
+//! one.
 
 use super::{HEADS, LAYERS, Learned, PatchPlaces, VisionFamily, axial, of_blocks, size};
 use crate::error::Error;

@@ -87,6 +87,7 @@ fn what_is_no_picture_is_refused_by_name() {
     let image = |value: &str| json!({"input": ["a", {"image": value}]});
     let message = |content: Json| json!({"messages": [{"role": "user", "content": content}]});
     let part = json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{picture}")}});
+    let sound = json!({"type": "input_audio", "input_audio": {"data": picture, "format": "wav"}});
     let address = json!([{"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}]);
     for (asked, param, named) in [
         (image("https://example.org/a.png"), "input[1].image", "does not fetch"),
@@ -95,11 +96,13 @@ fn what_is_no_picture_is_refused_by_name() {
         (image(&BASE64_STANDARD.encode("<svg/>")), "input[1]", "expected"),
         (image(&picture[..picture.len() / 2 / 4 * 4]), "input[1]", "input[1]: "),
         (json!({"input": [{"image": picture, "text": "a"}]}), "input[0]", "expected"),
+        (json!({"input": [{"image": picture, "text": 5}]}), "input[0]", "expected"),
         (json!({"input": [{"video": "a"}]}), "input[0]", "expected"),
         (json!({"input": {"image": picture}}), "input", "expected"),
         (json!({"input": vec![json!({"image": picture}); 33]}), "input", "33 pictures, over 32"),
         (message(address), "messages[0].content[0].image_url", "does not fetch"),
         (message(json!([part, part])), "messages[0].content", "2 parts"),
+        (message(json!([sound])), "messages[0].content", "is a sound"),
         (message(json!(null)), "messages[0].content", "expected"),
         (json!({"messages": []}), "messages", "one message"),
         (json!({"messages": [{"role": "user", "content": "a"}], "input": "a"}), "messages", "either"),
