@@ -129,7 +129,7 @@ impl FolderTexts {
     /// The image preprocessor's settings, and the name of their file.
     ///
     /// # Errors
-    /// [`Error::InFile`] if they are no JSON.
+    /// [`Error::InFile`] if the file is not JSON.
     pub fn preprocessor_json(&self) -> Result<Option<(Value, &'static str)>, Error> {
         let [usual, other] = PREPROCESSORS;
         let found = [(&self.preprocessor, usual), (&self.processor, other)];
