@@ -83,6 +83,13 @@ test("Chromium: the same on a GPU, and on the one that is opened when the first 
   areTheReferences(await places.Chromium(answers, { cases, device: "gpu", isLost: true }), "Chromium on a GPU");
 });
 
+// Mesa's driver takes minutes to compile the shaders that Dawn gives it.
+if (process.env.TILEWRIGHT_FULL) {
+  test("Node: the same on Dawn", { timeout: 900_000 }, async () => {
+    areTheReferences(await places.Node(answers, { cases: given("Node").cases.slice(0, 2), device: "gpu" }), "Node on Dawn");
+  });
+}
+
 /** Runs in a place: the messages of errors, of loads and of conversations. */
 async function refusals({ Model, createChatCompletion }, { folder, gguf, file, loads, contents }) {
   const told = [];
