@@ -278,7 +278,8 @@ inChromium("a fetched file with another digest is not kept, and a broken-off one
 
 everywhere("the models that are known have what a first screen needs", ({ Model }) => Model.list(), (models) => {
   for (const { name, parameters, sizeBytes, maxContextLength, licence, quantisation, use, cacheBytesPerToken } of models) {
-    assert.ok(parameters > 1e7 && maxContextLength >= 256 && licence !== "" && ["chat", "embed", "rerank", "speech"].includes(use), name);
+    // SigLIP reads captions of 64 tokens.
+    assert.ok(parameters > 1e7 && maxContextLength >= (use === "embed" ? 64 : 256) && licence !== "" && ["chat", "embed", "rerank", "speech"].includes(use), name);
     // Bits per weight; some files contain the embedding twice.
     const bits = sizeBytes * 8 / parameters;
     const whole = bits < 24 ? [15.5, 16.5] : [31, 33];
