@@ -88,7 +88,7 @@ fn chat_answers_about_pictures() {
     let html = Path::new(env!("CARGO_TARGET_TMPDIR")).join("page.html");
     std::fs::write(&html, "<!doctype html><p>").unwrap();
     refused(&["--image", html.to_str().unwrap()], "expected PNG, JPEG, WebP or GIF");
-    refused(&["--mmproj", path.to_str().unwrap()], "clip, a vision encoder");
+    refused(&["--mmproj", path.to_str().unwrap()], "clip: encoders of pictures or sound");
     let text_only = chat(Path::new("stories"), &[]);
     assert!(!text_only.status.success());
 }
