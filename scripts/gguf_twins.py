@@ -430,7 +430,7 @@ class Mamba2(Twin):
 
     def keys(self, writer):
         config = self.config
-        # What the converter writes where there is no attention.
+        # The converter writes these where there is no attention.
         writer.add_context_length(2**20)
         writer.add_embedding_length(config["hidden_size"])
         writer.add_feed_forward_length(0)

@@ -161,6 +161,28 @@ class Model:
         return weights["output"] @ h, stream[:-1] + [h]
 
 
+def references_of(new_model, given):
+    """The logits of new models for given tokens, and their answer to the given prompt."""
+    out = {}
+    for i in range(4):
+        ids, model = given[f"{i}.ids"], new_model()
+        steps = [model.step(int(id)) for id in ids]
+        out |= {f"{i}.ids": ids, f"{i}.logits": np.array([logits for logits, _ in steps], np.float32)}
+        if i == 1:
+            out["1.hidden"] = np.array([stream for _, stream in steps], np.float32).transpose(1, 0, 2).copy()
+    prompt, model, ids, margins = given["greedy.prompt"], new_model(), [], []
+    for id in prompt:
+        logits, _ = model.step(int(id))
+    for _ in given["greedy.ids"]:
+        first, second = np.sort(logits)[[-1, -2]]
+        ids.append(int(np.argmax(logits)))
+        margins.append(first - second)
+        logits, _ = model.step(ids[-1])
+    out |= {"greedy.prompt": prompt, "greedy.ids": np.array(ids, np.int32)}
+    out["greedy.margins"] = np.array(margins, np.float32)
+    return out
+
+
 def main(folder):
     config, weights = published(folder)
     references = load_file(folder / "refs.safetensors")
@@ -170,24 +192,8 @@ def main(folder):
         logits = np.array([logits for logits, _ in run(weights, references[f"{i}.ids"])])
         worst = max(worst, np.abs(logits - references[f"{i}.logits"]).max())
     print(f"published weights: logits within {worst:.1e} of refs.safetensors")
-    weights, out = of_gguf(folder / "model-bf16.gguf"), {}
-    for i in range(4):
-        ids = references[f"{i}.ids"]
-        steps = run(weights, ids)
-        out[f"{i}.ids"], out[f"{i}.logits"] = ids, np.array([logits for logits, _ in steps], np.float32)
-        if i == 1:
-            out["1.hidden"] = np.array([stream for _, stream in steps], np.float32).transpose(1, 0, 2).copy()
-    prompt = references["greedy.prompt"]
-    model, ids, margins = Model(config, weights), [], []
-    for id in prompt:
-        logits, _ = model.step(int(id))
-    for _ in references["greedy.ids"]:
-        first, second = np.sort(logits)[[-1, -2]]
-        ids.append(int(np.argmax(logits)))
-        margins.append(first - second)
-        logits, _ = model.step(ids[-1])
-    out["greedy.prompt"], out["greedy.ids"] = prompt, np.array(ids, np.int32)
-    out["greedy.margins"] = np.array(margins, np.float32)
+    weights = of_gguf(folder / "model-bf16.gguf")
+    out = references_of(lambda: Model(config, weights), references)
     save_file(out, folder / "refs_gguf.safetensors")
 
 

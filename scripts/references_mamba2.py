@@ -12,7 +12,7 @@ import json
 
 import numpy as np
 from gguf_twins import TINY, tensors
-from references_falcon_h1 import Model, rms
+from references_falcon_h1 import Model, references_of, rms
 from references_gpt_oss import write
 
 FOLDER = TINY / "mamba2"
@@ -133,25 +133,10 @@ def main():
         "mamba_d_conv": TAPS,
     }
     # The other models' prompts.
-    others, out = dict(tensors(TINY / "granite-hybrid" / "refs.safetensors")), {}
-    for i in range(4):
-        ids, model = others[f"{i}.ids"], Mamba2(shape, weights)
-        steps = [model.step(int(id)) for id in ids]
-        out |= {f"{i}.ids": ids, f"{i}.logits": np.array([logits for logits, _ in steps], np.float32)}
-        if i == 1:
-            out["1.hidden"] = np.array([stream for _, stream in steps], np.float32).transpose(1, 0, 2).copy()
-    prompt, model, ids, margins = others["greedy.prompt"], Mamba2(shape, weights), [], []
-    for id in prompt:
-        logits, _ = model.step(int(id))
-    for _ in others["greedy.ids"]:
-        first, second = np.sort(logits)[[-1, -2]]
-        ids.append(int(np.argmax(logits)))
-        margins.append(first - second)
-        logits, _ = model.step(ids[-1])
-    out |= {"greedy.prompt": prompt, "greedy.ids": np.array(ids, np.int32)}
-    out["greedy.margins"] = np.array(margins, np.float32)
+    others = dict(tensors(TINY / "granite-hybrid" / "refs.safetensors"))
+    out = references_of(lambda: Mamba2(shape, weights), others)
     write(FOLDER / "refs.safetensors", out)
-    print("logits reach", max(abs(out[f"{i}.logits"]).max() for i in range(4)), "least margin", min(margins), ids)
+    print("logits reach", max(abs(out[f"{i}.logits"]).max() for i in range(4)), "least margin", out["greedy.margins"].min(), out["greedy.ids"].tolist())
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ use crate::sound::Sound;
 use crate::sound::SoundLimits;
 use crate::vision::{HostValues, ImageEmbeddings, KeptRows, PatchEncoder};
 
-/// What makes rows of sounds for a text model, on a device. Its weights are uploaded for the first sound. Clones share
-/// them.
+/// An encoder of sounds for a text model, on a device: it makes rows of them. Its weights are uploaded for the first
+/// sound. Clones share them.
 ///
 /// ```no_run
 /// use tilewright::chat::Message;

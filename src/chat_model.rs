@@ -70,7 +70,7 @@ pub struct ChatModel {
     stop_ids: Vec<u32>,
     /// The family whose images the model takes.
     images: Option<Family>,
-    /// What stands for a sound in the template's text, if the model takes any.
+    /// The placeholder of a sound in the template's text, if the model takes any.
     #[cfg(feature = "sound")]
     sounds: Option<&'static str>,
 }

@@ -39,7 +39,7 @@ pub use mtp::{MtpTensors, MtpWeights};
 pub use per_layer::{PerLayerHalf, PerLayerWeights};
 pub use position_biases::PositionBiases;
 pub use speech::{SoundTensors, SpeechConfig, SpeechEncoder};
-pub(crate) use stack::layer_of;
 pub use stack::{RowPlaces, SourceTensor, Stack, TensorSlot, WeightSource};
+pub(crate) use stack::{layer_of, name_in_layer};
 pub use vision::{Join, MeanTensors, PatchTensors, Projector, RowNorm, VisionConfig, VisionTransformer};
 pub use weights::{BlockWeights, HalfNorms, NormWeights, Weights};

@@ -164,7 +164,7 @@ async function droppedFiles(transfer: DataTransfer): Promise<File[]> {
 /** Folders in folders, as deep as people look; a link may lead back to where it stands. */
 const DEEPEST = 12;
 
-/** What of a folder is read: files of a model in it and in its modules' folders, and texts and pictures in all folders that are not hidden. */
+/** The files of a folder that are read: those of a model in it and in its modules' folders, and texts and pictures in all folders that are not hidden. */
 async function filesIn(folder: FileSystemDirectoryEntry, inside: File[] = [], depth = 0): Promise<File[]> {
   const reader = folder.createReader();
   const isModels = depth === 0 || (depth === 1 && MODULE_FOLDER.test(folder.name));

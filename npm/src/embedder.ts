@@ -57,8 +57,8 @@ export class Embedder extends Loaded<EmbedderInfo> {
    * The vector of one image, in the space of texts: the cosine of two says how well a text describes an image. For
    * CLIP, SigLIP and SigLIP 2 (`info.takesImages`).
    *
-   * @throws {@link TilewrightError}, `unsupported` by any other model; `format`, `truncated` or `unsupported` for what is
-   * no image or too large; or the reason of `options.signal`.
+   * @throws {@link TilewrightError}, `unsupported` by any other model; `format`, `truncated` or `unsupported` for bytes
+   * that are no image, or one too large; or the reason of `options.signal`.
    */
   embedImages(image: ImageSource, options?: EmbedImagesOptions): Promise<Float32Array>;
   /** The vectors of images, in their order. Several at once take less time than one by one. */

@@ -162,7 +162,6 @@ impl Embedder {
     /// # Errors
     /// [`Error::Config`] if there are no files.
     pub fn loader(device: &Device, files: Vec<FileName>, options: EmbedOptions<'_>) -> Result<Loader<Embedder>, Error> {
-        let options = EmbedOptions { progress: None, ..options };
         let of_images = OfImages::new(device, &options);
         Loader::of_encoders(device, files, move |device, header, images| {
             let are_wanted = of_images.are_wanted(&header);

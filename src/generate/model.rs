@@ -701,7 +701,7 @@ impl Model {
         self.vision.as_ref()
     }
 
-    /// The model with what makes rows of sounds, for conversations with sounds.
+    /// The model with an encoder of sounds, for conversations with sounds.
     ///
     /// # Errors
     /// [`Error::Config`] if it belongs to another model.
@@ -712,7 +712,7 @@ impl Model {
         Ok(Model { audio: Some(audio), ..self })
     }
 
-    /// What makes rows of sounds, if it was loaded.
+    /// The encoder of sounds, if it was loaded.
     #[cfg(feature = "sound")]
     pub fn audio(&self) -> Option<&AudioEncoder> {
         self.audio.as_ref()

@@ -8,9 +8,11 @@ use std::path::{Path, PathBuf};
 
 use super::huggingface::{self, CONFIG, FolderTexts};
 use super::keys::{KeySource, Keys};
-use super::refused::{parse_gguf, parse_safetensors};
+use super::refused::parse_gguf;
 use super::tensor_index::{FileLayout, TensorIndex, check_type};
-use super::vision::{GEMMA4_UNIFIED_SOUND, PREPROCESSORS, check_clip, is_sound, part_beside, read_texts, unsupported};
+use super::vision::{
+    Folder, GEMMA4_UNIFIED_SOUND, PREPROCESSORS, check_clip, is_sound, part_beside, read_texts, unsupported,
+};
 use super::{FileBytes, folder_of, is_of_folder};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
@@ -28,7 +30,7 @@ pub(super) struct AudioFamily {
     pub prefix: &'static str,
     /// Names in a folder, after the prefix, and in GGUF, with ours.
     pub names: &'static [(&'static str, &'static str)],
-    /// What stands for a sound.
+    /// The texts around a sound.
     pub tokens: AudioTokens,
     /// The part that the keys describe.
     pub describe: fn(&Keys<'_>) -> Result<VisionConfig, Error>,
@@ -47,7 +49,7 @@ pub(crate) struct AudioTokens {
 
 static FAMILIES: [AudioFamily; 1] = [GEMMA4_UNIFIED_SOUND];
 
-/// What other models have for sound, by `model_type` and projector.
+/// Encoders of sound that are not supported, by `model_type` and projector.
 const OTHERS: [(&[&str], &str); 4] = [
     (&["gemma4", "gemma4a", "gemma3n", "gemma3na", "granite_speech", "phi4_multimodal"], "a conformer"),
     (&["lfm2_audio", "lfm2a"], "a conformer"),
@@ -113,19 +115,16 @@ impl AudioFile {
     fn of_folder(folder: &Path) -> Result<AudioFile, Error> {
         let texts = read_texts(folder)?;
         let (family, mut file) = of_texts(&texts).map_err(|e| e.in_folder(folder))?;
-        for (i, name) in huggingface::weight_files(&texts, None)?.iter().enumerate() {
-            let path = folder.join(name);
-            let weights = FileBytes::map(&path)?;
-            let tensors = parse_safetensors(&weights).map_err(|e| e.in_file(&path))?;
-            for tensor in &tensors.tensors {
+        let Folder { weights, files, .. } = Folder::with_texts(folder, texts)?;
+        for (i, (name, header)) in weights.iter().enumerate() {
+            for tensor in &header.tensors {
                 if let Some(rest) = tensor.name.strip_prefix(family.prefix) {
-                    check_type("safetensors", tensor).map_err(|e| e.in_file(&path))?;
+                    check_type("safetensors", tensor).map_err(|e| e.in_file(folder.join(name)))?;
                     file.tensor_index.insert(family.name(rest), i, tensor.clone(), FileLayout::AsRead);
                 }
             }
-            file.files.push(weights);
         }
-        Ok(file)
+        Ok(AudioFile { files, ..file })
     }
 
     fn of_gguf(bytes: FileBytes) -> Result<AudioFile, Error> {

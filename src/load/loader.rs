@@ -18,7 +18,7 @@ pub struct Loader<T> {
     of: Declared<T>,
 }
 
-/// What is the same for all kinds of models, so that it is compiled once.
+/// The part of a loader that all kinds of models share, so that it is compiled once.
 struct Upload {
     files: Vec<FileName>,
     stage: LoadStage,

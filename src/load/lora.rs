@@ -28,7 +28,7 @@ use crate::formats::gguf::Gguf;
 use crate::formats::safetensors::Safetensors;
 use crate::formats::{BlockType, TensorInfo};
 use crate::kernels::RopeStyle;
-use crate::model::{ModelConfig, Recurrence, layer_of};
+use crate::model::{ModelConfig, Recurrence, layer_of, name_in_layer};
 use crate::xxh64::Xxh64;
 
 const CONFIG: &str = "adapter_config.json";
@@ -259,7 +259,7 @@ impl AdapterFile {
             let heads = attention.filter(|own| is_turned && own.latent.is_none() && pairs != own_pairs);
             let heads = heads.map(|own| (own.head_dim, own_pairs));
             let stored = stored(&name, config);
-            let in_layer = name.splitn(3, '.').nth(2);
+            let in_layer = name_in_layer(&name);
             let row_factors = config.row_factors.iter().find(|(of, _)| Some(*of) == in_layer);
             let row_factors = row_factors.filter(|_| self.origin == Origin::Peft).map(|(_, groups)| groups.clone());
             let row_factors = row_factors.unwrap_or_default();
@@ -286,7 +286,7 @@ impl AdapterFile {
         }
         let block = layer_of(name).and_then(|l| config.blocks.get(l as usize));
         let Some(Recurrence::DeltaNet { rule, .. }) = block.and_then(|block| block.recurs()) else { return Ok(()) };
-        let is_reordered = config.architecture.starts_with("qwen3_5") || config.architecture.starts_with("qwen35");
+        let is_reordered = matches!(architecture.gguf, "qwen35" | "qwen35moe");
         match is_reordered && rule.n_heads != rule.n_key_heads && of_peft != rule.grouped && !name.contains(".ffn_") {
             true => refused("GGUF files have value heads in another order"),
             false => Ok(()),

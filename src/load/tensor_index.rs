@@ -16,7 +16,9 @@ use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::formats::{BlockType, TensorInfo, block};
 use crate::matrix::{Matrix, TailEdges, file_row_bytes};
-use crate::model::{ExpertPart, PositionBiases, RowPlaces, SourceTensor, TensorSlot, WeightSource, layer_of};
+use crate::model::{
+    ExpertPart, PositionBiases, RowPlaces, SourceTensor, TensorSlot, WeightSource, layer_of, name_in_layer,
+};
 use crate::platform::{IS_BROWSER, on_threads};
 use crate::xxh64::Xxh64;
 
@@ -306,10 +308,8 @@ impl TensorIndex {
         for ((row, factor), &(n, by)) in rows.iter_mut().zip(&mut factors).zip(groups) {
             (*row, *factor) = (n, by);
         }
-        let is_it = |found: &str| {
-            found.split_once('.').and_then(|(_, rest)| rest.split_once('.')).is_some_and(|(_, rest)| rest == name)
-        };
-        let found = self.tensors.iter_mut().filter(|(found, _)| is_it(found) && factors.iter().any(|&by| by != 1.0));
+        let is_it = |found: &str| name_in_layer(found) == Some(name) && factors.iter().any(|&by| by != 1.0);
+        let found = self.tensors.iter_mut().filter(|(found, _)| is_it(found));
         found.for_each(|(_, entry)| entry.stored = FileLayout::ScaledRows { rows, factors });
     }
 

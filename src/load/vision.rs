@@ -181,17 +181,21 @@ impl VisionFile {
     }
 }
 
-/// The files of a folder that an encoder of pictures is read from.
-struct Folder {
+/// The files of a folder that an encoder of pictures or sounds is read from.
+pub(super) struct Folder {
     texts: FolderTexts,
     /// Names and headers of the weight files.
-    weights: Vec<(String, Safetensors)>,
-    files: Vec<FileBytes>,
+    pub weights: Vec<(String, Safetensors)>,
+    pub files: Vec<FileBytes>,
 }
 
 impl Folder {
     fn open(folder: &Path) -> Result<Folder, Error> {
-        let texts = read_texts(folder)?;
+        Folder::with_texts(folder, read_texts(folder)?)
+    }
+
+    /// A folder whose texts were read.
+    pub fn with_texts(folder: &Path, texts: FolderTexts) -> Result<Folder, Error> {
         let (mut weights, mut files) = (Vec::new(), Vec::new());
         for name in huggingface::weight_files(&texts, None)? {
             let path = folder.join(&name);

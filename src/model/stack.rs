@@ -25,7 +25,16 @@ pub trait WeightSource {
 
 /// The layer number in a tensor's name.
 pub(crate) fn layer_of(name: &str) -> Option<u32> {
-    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
+    split_layer(name)?.0.parse().ok()
+}
+
+/// A tensor's name within its layer: `attn_q.weight` of `blk.0.attn_q.weight`.
+pub(crate) fn name_in_layer(name: &str) -> Option<&str> {
+    Some(split_layer(name)?.1)
+}
+
+fn split_layer(name: &str) -> Option<(&str, &str)> {
+    name.strip_prefix("blk.")?.split_once('.')
 }
 
 /// Destination of a source tensor's data.

@@ -4,8 +4,8 @@
 //! patches [T, P] --product--> [T, C] --blocks--> [T, C] --projector--> rows [T / N, D]
 //! ```
 //! Patches arrive in the order in which a projector joins them, so its input is a view of the blocks' output, or the
-//! mean of neighbouring rows. Without blocks, patches go through norms straight to the projector: Gemma 4 "unified", whose
-//! sounds go there in frames of samples, without the first product.
+//! mean of neighbouring rows. Without blocks, patches go through norms straight to the projector: Gemma 4 "unified".
+//! Its sounds go there in frames of samples, without the first product.
 
 use super::block::RowAttention;
 use super::config::{ModelConfig, NormKind, config_error};
@@ -20,7 +20,7 @@ use crate::recording::Recorder;
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 
-/// Shape of a vision encoder, or of what makes rows of a sound.
+/// Shape of an encoder of pictures or sounds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VisionConfig {
     /// Its blocks: width C, without tokens. Learned positions are added to the patches by the host.

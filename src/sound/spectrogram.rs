@@ -93,7 +93,7 @@ impl Spectrogram<'_> {
         }
     }
 
-    /// Whether a frame and all after it begin behind the sound. What is mirrored there is silence, too.
+    /// Whether a frame and all after it begin behind the sound. The mirrored samples there are silence, too.
     fn is_silent_from(&self, frame: usize) -> bool {
         frame * HOP >= self.samples.len() + FRAME / 2
     }

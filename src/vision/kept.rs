@@ -1,4 +1,4 @@
-//! Rows of pictures and sounds that stay on the host, by what they were made of.
+//! Rows of pictures and sounds that stay on the host, by a digest of their inputs.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::num::NonZeroUsize;
@@ -12,7 +12,7 @@ use super::ImageEmbeddings;
 const KEPT: NonZeroUsize = NonZeroUsize::new(64).unwrap();
 const KEPT_BYTES: usize = 1 << 30;
 
-/// Rows by a digest, keyed by numbers that nobody knows: what is cached answers for nothing else.
+/// Rows by a digest with random keys, so that nobody can make two inputs with one digest.
 pub(crate) struct KeptRows {
     keys: [RandomState; 2],
     kept: Mutex<LruCache<[u64; 2], Arc<ImageEmbeddings>>>,

@@ -32,7 +32,7 @@ pub(crate) struct PatchEncoder {
     state: Mutex<PassState>,
 }
 
-/// What the host adds to patches.
+/// Values that the host adds to patches.
 pub(crate) struct HostValues {
     /// Patches on a side of a block that becomes a row.
     pub merge: u32,

@@ -11,7 +11,7 @@ use crate::tokenizer::{EncodeOptions, Tokenizer};
 pub(crate) struct Inputs<'a> {
     /// For errors: `images` or `sounds`.
     pub field: &'static str,
-    /// What stands for one in a template's text; `None` for a model that was loaded without their encoder.
+    /// The text of one in a template; `None` for a model that was loaded without their encoder.
     pub placeholder: Option<&'static str>,
     pub embeddings: &'a [Arc<ImageEmbeddings>],
 }

@@ -17,11 +17,11 @@ const N_SHOWN = 48;
 /** Files of pictures, by the ends of their names. */
 export const PICTURE_FILE = /\.(png|jpe?g|webp|gif)$/i;
 
-/** What the pictures ask of the search. */
+/** The search, as the pictures use it. */
 export interface PicturesHost {
   /** There are others, which have no vectors yet. */
   added(): void;
-  /** Ends what goes on with them, and forgets them. */
+  /** Ends work on them, and forgets them. */
   clear(): void;
   /** Embeds those that have none. */
   goOn(): void;

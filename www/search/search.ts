@@ -10,7 +10,7 @@ import { Embedder, Index, TilewrightError, type Model } from "../tilewright/inde
 import { byId, formatBytes, formatRate, formatSeconds } from "../dom.js";
 import { announce, hideError, isFatal, showError, showNotice } from "../messages.js";
 import { passagesOf, TEXT_FILE } from "../passages.js";
-import { loadBegins, loadShown, Newest, showProgress } from "../progress.js";
+import { loadBegins, loadShown, Newest, showProgress, type Shown } from "../progress.js";
 import type { Settings } from "../settings.js";
 import { located, type ModelChoice } from "../sources.js";
 import { tellNotice } from "../start/device.js";
@@ -398,21 +398,34 @@ export class Search {
     if (this.loaded) await this.showDevice(this.loaded).catch((error: unknown) => this.failed(error));
   }
 
+  /** The progress of vectors after the first `first`, whose rate is shown beside the device. */
+  private countFrom(title: string, unit: string, first: number): (done: number, total: number) => Shown {
+    const startedAt = performance.now();
+    return (done, total) => {
+      const [n, seconds] = [done - first, (performance.now() - startedAt) / 1000];
+      const rate = `${formatRate(n / seconds)} ${unit}/s`;
+      const left = n > 0 ? [rate, `${formatSeconds((total - done) * seconds / n)} left`] : [];
+      if (n > 0) byId("search-speed").textContent = rate;
+      return { title, text: [`${count(done)} of ${count(total)}`, ...left].join(" · "), done, total };
+    };
+  }
+
+  /** Searches again after more vectors were made, since the new ones may suit the query better. */
+  private showMore(): void {
+    this.refresh();
+    if (this.query.value.trim() !== "" && !this.queries.isGoing) this.searchNow();
+  }
+
   private async embedPictures(signal: AbortSignal): Promise<void> {
     if (signal.aborted || !this.pictures.areWaiting) return;
-    const startedAt = performance.now();
-    const first = this.pictures.nDone;
     const title = "Making pictures searchable";
+    const shown = this.countFrom(title, "pictures", this.pictures.nDone);
     const progress = showProgress("search-progress", { title, text: "" });
     this.refresh();
     try {
       await this.pictures.embed(signal, (done, total) => {
-        const rate = (done - first) / ((performance.now() - startedAt) / 1000);
-        const left = rate > 0 ? [`${formatRate(rate)} pictures/s`, `${formatSeconds((total - done) / rate)} left`] : [];
-        if (rate > 0) byId("search-speed").textContent = `${formatRate(rate)} pictures/s`;
-        progress.update({ title, text: [`${count(done)} of ${count(total)}`, ...left].join(" · "), done, total });
-        this.refresh();
-        if (this.query.value.trim() !== "" && !this.queries.isGoing) this.searchNow();
+        progress.update(shown(done, total));
+        this.showMore();
       });
       announce(`${counted(this.pictures.nDone, "picture")} can be searched.`);
     } catch (error) {
@@ -427,29 +440,19 @@ export class Search {
     const { loaded } = this;
     if (!loaded || this.nDone === this.passages.length) return;
     const group = GROUP[loaded.embedder.device.backend];
-    const startedAt = performance.now();
-    const first = this.nDone;
-    const shown = (done: number): { title: string; text: string; done: number; total: number } => {
-      const seconds = (performance.now() - startedAt) / 1000;
-      const [n, rate, total] = [done - first, (done - first) / seconds, this.passages.length];
-      const left = n > 0 ? [`${formatRate(rate)} passages/s`, `${formatSeconds((total - done) / rate)} left`] : [];
-      if (n > 0) byId("search-speed").textContent = `${formatRate(rate)} passages/s`;
-      return { title: "Making passages searchable", text: [`${count(done)} of ${count(total)}`, ...left].join(" · "), done, total };
-    };
-    const progress = showProgress("search-progress", shown(first));
+    const shown = this.countFrom("Making passages searchable", "passages", this.nDone);
+    const progress = showProgress("search-progress", shown(this.nDone, this.passages.length));
     this.refresh();
     try {
       while (this.nDone < this.passages.length) {
         const start = this.nDone;
         const texts = this.passages.slice(start, start + group).map(({ text }) => text);
-        const vectors = await loaded.embedder.embed(texts, { signal, onProgress: ({ done }) => progress.update(shown(start + done)) });
+        const vectors = await loaded.embedder.embed(texts, { signal, onProgress: ({ done }) => progress.update(shown(start + done, this.passages.length)) });
         await loaded.index.append(vectors);
         if (loaded.mixture instanceof Mixture) await loaded.mixture.add(vectors.vectors);
         this.nDone = start + texts.length;
-        progress.update(shown(this.nDone));
-        this.refresh();
-        // What is new may suit the query better.
-        if (this.query.value.trim() !== "" && !this.queries.isGoing) this.searchNow();
+        progress.update(shown(this.nDone, this.passages.length));
+        this.showMore();
       }
       announce(`${counted(this.nDone, "passage")} can be searched.`);
     } catch (error) {

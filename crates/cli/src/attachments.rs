@@ -66,7 +66,7 @@ impl VisionArgs {
     }
 }
 
-/// What a file is for a model.
+/// The kinds of files that messages carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     Image,

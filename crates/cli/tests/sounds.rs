@@ -166,7 +166,7 @@ fn sounds_that_cannot_be_heard_are_named() {
 }
 
 #[test]
-fn server_answers_about_sounds() {
+pub fn server_answers_about_sounds() {
     const TEXT: &str = "What is said?";
     let path = sound_model(&temporary("served_sounds"));
     let (sounds, model) = (sounds(), load(&path));
@@ -227,4 +227,10 @@ fn server_answers_about_sounds() {
         let message = answer["error"]["message"].as_str().unwrap_or_default();
         assert!(status == 400 && message.contains(expected) && message.contains("messages[0]"), "{expected}: {answer}");
     }
+    let (status, answer) = post("/v1/chat/completions", chat("ears", vec![audio(&encoded[0], "wav"); 33]));
+    assert_eq!(
+        (status, &answer["error"]["message"]),
+        (400, &json!("messages have over 32 pictures and sounds")),
+        "{answer}"
+    );
 }

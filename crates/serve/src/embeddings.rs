@@ -118,7 +118,7 @@ impl Computed for Vectors {
     }
 }
 
-/// What becomes a vector.
+/// An input of the embeddings endpoints, which becomes a vector.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EmbedInput {
     Text(String),

@@ -12,7 +12,7 @@ pub(super) const MAMBA2: Architecture = Architecture {
     json: &["mamba2"],
     activation: "silu",
     gated: true,
-    // There are no heads and no positions; the context is what llama.cpp's converter states.
+    // There are no heads and no positions; the context is the one that llama.cpp's converter writes.
     defaults: r#"{"num_attention_heads": 1, "max_position_embeddings": 1048576}"#,
     ffn_widths: Some(1),
     describes_heads: true,

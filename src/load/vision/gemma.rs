@@ -12,7 +12,7 @@ use crate::load::keys::{Key, Keys};
 use crate::load::tensor_index::FileLayout;
 use crate::model::{
     Attention, Between, Block, FeedForward, Join, MAX_LAYERS, NormKind, NormPlace, Projector, RowAttention, RowNorm,
-    VisionConfig,
+    VisionConfig, name_in_layer,
 };
 use crate::picture::Family;
 use crate::picture::rope::Axes;
@@ -61,7 +61,7 @@ pub(super) const GEMMA4: VisionFamily = VisionFamily {
     ],
     stored: |name, config, _| {
         let n_heads = config.encoder.blocks.first().map_or(1, |block| block.attention.n_heads);
-        match name.split_once('.').and_then(|(_, rest)| rest.split_once('.')).map(|(_, part)| part) {
+        match name_in_layer(name) {
             Some("attn_q.weight" | "attn_k.weight") => FileLayout::Quarters { n_heads },
             Some("attn_q_norm.weight" | "attn_k_norm.weight") => FileLayout::Quarters { n_heads: 1 },
             _ => FileLayout::AsRead,

@@ -35,6 +35,7 @@ const TESTS: &[(&str, Test)] = &[
     ("body bytes", Beside(abuse::large_headers_and_bodies_are_refused)),
     ("sound bytes", Here(sound_bytes)),
     ("sound time", Here(sound_time)),
+    ("sounds in messages", Beside(crate::sounds::server_answers_about_sounds)),
     ("form parts", Here(form_parts)),
     ("form text", Here(form_text)),
     ("unwanted bytes", Here(unwanted_bytes)),
