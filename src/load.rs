@@ -28,6 +28,7 @@ mod refused;
 mod scaling;
 mod shards;
 mod speech;
+mod tasks;
 mod tensor_index;
 mod text_tower;
 mod token_heads;
@@ -73,6 +74,9 @@ use refused::parse_gguf;
 pub(crate) use shards::{numbered, stem};
 pub(crate) use speech::LANGUAGES;
 pub use speech::{SpeechFile, SpeechGeneration};
+#[cfg(feature = "hub")]
+pub(crate) use tasks::ADAPTERS;
+pub use tasks::Tasks;
 pub(crate) use tensor_index::TableRows;
 pub use tensor_index::TensorIndex;
 pub(crate) use tensor_index::{WeightUploader, Widened};
@@ -194,6 +198,8 @@ pub struct EncoderShape {
     pub token_heads: TokenHeads,
     /// How texts are read, if there is an image encoder beside it, whose vectors are of the same space.
     pub tower: Option<TextTower>,
+    /// The tasks whose adapters its files have beside its weights.
+    pub tasks: Option<Tasks>,
 }
 
 /// Heads that make something of each token: BGE-M3 (Chen et al. 2024, arXiv:2402.03216).

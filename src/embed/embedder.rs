@@ -15,7 +15,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::formats::BlockType;
 use crate::kernels::Pooling;
-use crate::load::{EncoderShape, FileName, ImageEncoderFile, Loader, ModelFile, ModelHeader, WeightUploader};
+use crate::load::{EncoderShape, FileName, ImageEncoderFile, Loader, ModelFile, ModelHeader, Tasks, WeightUploader};
 use crate::memory::Limit;
 use crate::model::{DenseConfig, DenseLayer, ModelConfig};
 use crate::picture::{Patches, Picture};
@@ -41,6 +41,9 @@ pub struct EmbedOptions<'a> {
     pub cached_vectors: usize,
     /// Maximum bytes of weights and the largest batch together.
     pub memory_limit: Option<u64>,
+    /// The task whose adapter is merged into the weights, of models that have some: Jina's embeddings 3 and 5. Default:
+    /// none of version 3, `retrieval` of version 5. [`Embedder::loader`] takes none.
+    pub task: Option<String>,
     /// Whether the image encoder of CLIP or SigLIP is left out.
     pub texts_only: bool,
     /// The same encoder on a second device. The first batch of each size is measured on both, later ones run on the
@@ -81,7 +84,7 @@ impl Embedder {
     /// Those of [`ModelFile::open`] and [`Embedder::from_file`].
     pub fn load(device: &Device, path: impl AsRef<Path>, options: EmbedOptions<'_>) -> Result<Embedder, Error> {
         let path = path.as_ref();
-        let file = ModelFile::open(path)?;
+        let file = ModelFile::open(path)?.for_task(path, options.task.as_deref())?;
         let of_images = OfImages::new(device, &options);
         let are_wanted = of_images.are_wanted(&file.header);
         let embedder = Embedder::from_file(device, file, options).map_err(|e| e.in_model_file(path))?;
@@ -197,6 +200,7 @@ impl Embedder {
         options: EmbedOptions<'_>,
     ) -> Result<(Embedder, WeightUploader), Error> {
         let shape = header.shape.encoder()?.clone();
+        shape.tasks.as_ref().map_or(Ok(()), Tasks::check_merged)?;
         if shape.late.is_some() {
             return Err(Error::Unsupported {
                 format: "model",

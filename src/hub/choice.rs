@@ -61,7 +61,8 @@ impl ModelFiles {
 pub(super) struct Folder {
     /// Path with a trailing `/`; empty for the repository's root.
     pub prefix: String,
-    /// Configuration, tokenizer and templates, and weights of dense layers after pooling and of heads for tokens.
+    /// Configuration, tokenizer and templates, and weights of dense layers after pooling, of heads for tokens and of
+    /// tasks' adapters.
     pub texts: Vec<RepoFile>,
     /// The shard index, if sharded.
     pub index: Option<RepoFile>,
@@ -232,7 +233,15 @@ pub(super) fn folder(files: &[RepoFile], root: &str) -> Option<Folder> {
     let names = crate::load::TEXTS.iter().chain(&crate::load::DENSE_WEIGHTS).chain(&crate::load::PREPROCESSORS);
     let names = names.chain(&crate::load::TOKEN_HEADS);
     let texts = names.filter(|name| **name != crate::load::INDEX).filter_map(|name| find(name));
-    Some(Folder { prefix: root.into(), texts: texts.collect(), index, weights })
+    let adapters = files.iter().filter(|file| file.path.strip_prefix(root).is_some_and(is_of_adapter)).cloned();
+    Some(Folder { prefix: root.into(), texts: texts.chain(adapters).collect(), index, weights })
+}
+
+/// Whether a file in a folder is of the adapter of a task.
+fn is_of_adapter(path: &str) -> bool {
+    let rest = path.strip_prefix(crate::load::ADAPTERS).and_then(|rest| rest.strip_prefix('/'));
+    let name = rest.and_then(|rest| rest.split_once('/')).map(|(_, name)| name);
+    name.is_some_and(|name| ["adapter_config.json", "adapter_model.safetensors"].contains(&name))
 }
 
 fn paths(files: &[RepoFile]) -> Vec<String> {
@@ -379,6 +388,9 @@ mod tests {
         assert_eq!(chosen(&files, "hf:a/b").unwrap(), ["config.json", "tokenizer.json", "model.safetensors"]);
         let with_head = [&files[..], &["sparse_linear.pt"]].concat();
         assert!(chosen(&with_head, "hf:a/b").unwrap().contains(&"sparse_linear.pt".to_owned()));
+        let adapters = ["adapters/retrieval/adapter_config.json", "adapters/retrieval/adapter_model.safetensors"];
+        let with_adapters = [&files[..], &adapters, &["adapters/retrieval/README.md", "adapters/x.py"]].concat();
+        assert_eq!(chosen(&with_adapters, "hf:a/b").unwrap()[2..4], adapters);
         assert!(chosen(&files, "hf:a/b:Q4_0").unwrap_err().contains("is in safetensors"));
         assert!(chosen(&["config.json", "pytorch_model.bin"], "hf:a/b").unwrap_err().contains("neither a GGUF file"));
         assert!(chosen(&files, "hf:a/b/config.json").unwrap_err().contains("no GGUF file"));

@@ -42,6 +42,7 @@ pub(super) use clip::{PROJECTION, says_generation};
 pub(super) use embedding_gemma::projection;
 pub(super) use refused::refused;
 
+use super::huggingface::missing;
 use super::keys::{Key, Keys};
 use super::scaling;
 use super::tensor_index::{FileLayout, TensorIndex};
@@ -98,7 +99,7 @@ pub(super) type Factors = (&'static str, Vec<(u32, f32)>);
 
 type FactorsOf = fn(&Keys<'_>, &ModelConfig) -> Result<Vec<Factors>, Error>;
 
-const ALL: [Architecture; 52] = [
+const ALL: [Architecture; 53] = [
     llama::LLAMA,
     llama::MISTRAL3,
     llama::MIXTRAL,
@@ -143,6 +144,7 @@ const ALL: [Architecture; 52] = [
     gpt2::GPT2,
     gpt_neox::GPT_NEOX,
     bert::BERT,
+    bert::JINA_BERT_V3,
     mpnet::MPNET,
     gte::GTE,
     eurobert::EUROBERT,
@@ -162,6 +164,16 @@ impl Architecture {
     /// The architecture of a `config.json`.
     pub fn of_json(model_type: &str) -> Option<&'static Architecture> {
         const { &ALL }.iter().find(|architecture| architecture.json.contains(&model_type))
+    }
+
+    /// The architecture of a model of either format.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is unknown.
+    pub fn of_model(config: &ModelConfig) -> Result<&'static Architecture, Error> {
+        let name = &*config.architecture;
+        let found = Architecture::of_gguf(name).or_else(|| Architecture::of_json(name));
+        found.ok_or_else(|| missing("general.architecture"))
     }
 
     /// The GGUF name of a checkpoint's tensor `name`; `None` if it has none.

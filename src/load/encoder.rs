@@ -101,6 +101,7 @@ pub(super) fn shape(
         late,
         token_heads,
         tower,
+        tasks: None,
     })
 }
 

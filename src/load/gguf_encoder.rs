@@ -58,6 +58,7 @@ pub(super) fn shape(config: ModelConfig, keys: &Keys<'_>, metadata: &Metadata) -
         late: None,
         token_heads: TokenHeads::default(),
         tower: None,
+        tasks: None,
     })
 }
 

@@ -9,6 +9,7 @@ use super::architectures::{Architecture, MTP_LAYERS, refused};
 use super::keys::{Key, KeySource, Keys};
 use super::refused::parse_safetensors;
 use super::shards;
+use super::tasks::{self, Tasks};
 use super::tensor_index::{FileLayout, TensorIndex, check_type};
 use super::unread::{self, MTP};
 use super::vision::PREPROCESSORS;
@@ -18,6 +19,7 @@ use crate::error::Error;
 use crate::formats::TensorInfo;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::safetensors::{Safetensors, ShardIndex};
+use crate::kernels::Pooling;
 use crate::model::{ModelConfig, WeightSource};
 use crate::tokenizer::{Tokenizer, TokenizerConfig};
 
@@ -158,12 +160,17 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
     let in_file = |file: &'static str| move |error: Error| error.in_file(file);
     let bytes = texts.config.as_ref().ok_or_else(|| missing(CONFIG))?;
     let json = ConfigJson::parse(bytes).and_then(text_part).map_err(in_file(CONFIG))?;
-    let (architecture, model_type) = architecture(&json).map_err(in_file(CONFIG))?;
+    let (architecture, model_type) = architecture_of(&json, weights).map_err(in_file(CONFIG))?;
     let model_type = model_type.to_owned();
     let json = json.or_defaults(architecture.defaults).map_err(in_file(CONFIG))?;
     let logits = llm_reranker::of_folder(name, &json, texts).map_err(in_file(CONFIG))?;
-    let embeds = texts.modules.is_some() || texts.pooling.is_some() || logits.is_some();
+    let is_unmerged = tasks::is_unmerged(&json).map_err(in_file(CONFIG))?;
+    let embeds = texts.modules.is_some() || texts.pooling.is_some() || logits.is_some() || is_unmerged;
     let keys = Keys::new(KeySource::Json(&json), &model_type, embeds);
+    if is_unmerged {
+        // Which of two models it is.
+        keys.says(Key("", "is_decoder"));
+    }
     let mut config = architecture.config(&keys).map_err(in_file(CONFIG))?;
     let is_stanford = late::is_stanford(&json, texts).map_err(in_file(CONFIG))?;
     let further = |file: &str, name: &str| {
@@ -194,6 +201,12 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
         true => ModelShape::Decoder(config),
         false => ModelShape::Encoder(encoder::shape(config, &json, texts, &tensor_index, logits.as_ref())?),
     };
+    if let ModelShape::Encoder(shape) = &mut shape {
+        shape.tasks = Tasks::of(&json, weights).map_err(in_file(CONFIG))?;
+        if is_unmerged && texts.pooling.is_none() {
+            shape.pooling = Some(Pooling::Last);
+        }
+    }
     if logits.is_some() {
         llm_reranker::read_overrides(&keys).map_err(in_file(CONFIG))?;
     }
@@ -266,7 +279,11 @@ fn tensor_index(
             }
             continue;
         }
-        let known = further(&weights[file].0, &tensor.name).or_else(|| architecture.gguf_name(&tensor.name));
+        if tasks::is_factor(&tensor.name) {
+            continue;
+        }
+        let plain = tasks::plain_name(&tensor.name);
+        let known = further(&weights[file].0, &plain).or_else(|| architecture.gguf_name(&plain));
         let Some(name) = known.or_else(|| mtp_name(&tensor.name)) else {
             let part = unread::part(&tensor.name, !config.has_head).ok_or_else(|| in_file(unknown(tensor)))?;
             unread.extend((!part.is_empty()).then_some(part));
@@ -424,6 +441,20 @@ fn architecture(json: &ConfigJson) -> Result<(&'static Architecture, &str), Erro
     let name = json.get_str("model_type")?.unwrap_or("missing");
     let found = Architecture::of_json(name).ok_or_else(|| refused("config.json", "model_type", name))?;
     Ok((found, name))
+}
+
+/// As [`architecture`], of weight files with these headers: Jina's embeddings 5 are Qwen3 or EuroBERT.
+fn architecture_of<'a>(
+    json: &'a ConfigJson,
+    weights: &[(String, Safetensors)],
+) -> Result<(&'static Architecture, &'a str), Error> {
+    if !tasks::is_unmerged(json)? {
+        return architecture(json);
+    }
+    let mut tensors = weights.iter().flat_map(|(_, header)| &header.tensors);
+    let is_qwen = tensors.any(|tensor| tensor.name.ends_with(".self_attn.q_norm.weight"));
+    let name = if is_qwen { "qwen3" } else { "eurobert" };
+    Architecture::of_json(name).map(|found| (found, name)).ok_or_else(|| missing("model_type"))
 }
 
 pub(super) fn missing(field: &str) -> Error {

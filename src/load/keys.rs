@@ -298,7 +298,7 @@ fn is_unread_json(path: &str) -> bool {
     const BEGINS: [&str; 7] = ["_", "init", "summary_", "classifier_", "use_flash", "sentence_transformers", "mtp_"];
     const ENDS: [&str; 9] =
         ["_token_id", "dropout", "dropout_prob", "pdrop", "bias", "loss_coef", "_implementation", "_version", "dtype"];
-    const NAMES: [&str; 34] = [
+    const NAMES: [&str; 36] = [
         "architectures",
         "model_type",
         "model_max_length",
@@ -333,6 +333,8 @@ fn is_unread_json(path: &str) -> bool {
         "pad_vocab_size_multiple",
         "vocab_size",
         "torchscript",
+        "task_names",
+        "matryoshka_dimensions",
     ];
     BEGINS.iter().any(|begin| path.starts_with(begin))
         || ENDS.iter().any(|end| path.ends_with(end))

@@ -21,6 +21,7 @@ use std::path::Path;
 use super::FileBytes;
 use super::architectures::Architecture;
 use super::huggingface::missing;
+use super::tasks::Delta;
 use super::tensor_index::{FileLayout, check_type, floats};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
@@ -213,9 +214,7 @@ impl AdapterFile {
         adaptable: &[(String, [u32; 2])],
     ) -> Result<Vec<LoraFactors<'_>>, Error> {
         let adaptable: HashMap<&str, [u32; 2]> = adaptable.iter().map(|(name, dims)| (name.as_str(), *dims)).collect();
-        let known = &*config.architecture;
-        let architecture = Architecture::of_gguf(known).or_else(|| Architecture::of_json(known));
-        let architecture = architecture.ok_or_else(|| missing("general.architecture"))?;
+        let architecture = Architecture::of_model(config)?;
         if let Origin::Gguf(found) = &self.origin {
             // Mixtral's files name the architecture `llama`.
             let expected = if architecture.gguf.is_empty() { "llama" } else { architecture.gguf };
@@ -268,6 +267,32 @@ impl AdapterFile {
         Ok(factors)
     }
 
+    /// The changes of a PEFT adapter, by the names and in the layout of a folder.
+    ///
+    /// # Errors
+    /// [`Error::Adapter`] naming a tensor that is not for a matrix of the architecture.
+    pub(super) fn deltas(&self, architecture: &Architecture) -> Result<Vec<Delta>, Error> {
+        let delta = |pair: &Pair| {
+            let name = architecture.gguf_name(&format!("{}.weight", pair.of)).ok_or_else(|| {
+                let found = format!("for `{}`", pair.of.escape_debug());
+                wrong(&pair.a.name, "for a matrix of the model".into(), found)
+            })?;
+            let mut b = self.values(&pair.b)?;
+            b.iter_mut().for_each(|value| *value *= pair.scale);
+            Ok(Delta { name, factor: pair.a.name.clone(), rank: pair.a.shape[0] as usize, a: self.values(&pair.a)?, b })
+        };
+        self.pairs.iter().map(delta).collect()
+    }
+
+    /// The finite values of a tensor.
+    fn values(&self, tensor: &TensorInfo) -> Result<Vec<f32>, Error> {
+        let values = floats(tensor, tensor.bytes(&self.bytes)?)?;
+        match values.iter().position(|value| !value.is_finite()) {
+            None => Ok(values),
+            Some(at) => Err(wrong(&tensor.name, "finite numbers".into(), format!("{} at {at}", values[at]))),
+        }
+    }
+
     /// Refuses an adapter in another format than the model where the GGUF converter changes matrices: it multiplies
     /// Falcon-H1's, and reorders the value heads of Qwen3.5's gated delta rules.
     fn check_format(
@@ -300,7 +325,7 @@ impl LoraFactors<'_> {
     /// # Errors
     /// [`Error::Adapter`] if a value is not finite.
     pub fn a(&self) -> Result<Vec<f32>, Error> {
-        self.values(&self.pair.a)
+        self.file.values(&self.pair.a)
     }
 
     /// Factor B times the scale, `[N, r]`, with its rows in the model's order.
@@ -308,7 +333,7 @@ impl LoraFactors<'_> {
     /// # Errors
     /// As [`LoraFactors::a`].
     pub fn b(&self, scale: f32) -> Result<Vec<f32>, Error> {
-        let mut values = self.values(&self.pair.b)?;
+        let mut values = self.file.values(&self.pair.b)?;
         if let FileLayout::ByHead { .. } | FileLayout::Grouped { .. } = self.stored {
             let info = TensorInfo { block_type: BlockType::F32, ..self.pair.b.clone() };
             if let Some(ordered) = self.stored.ordered(&info, bytemuck::cast_slice(&values)) {
@@ -338,14 +363,6 @@ impl LoraFactors<'_> {
             digest.add(tensor.bytes(&self.file.bytes).unwrap_or_default());
         }
         digest.finish()
-    }
-
-    fn values(&self, tensor: &TensorInfo) -> Result<Vec<f32>, Error> {
-        let values = floats(tensor, tensor.bytes(&self.file.bytes)?)?;
-        match values.iter().position(|value| !value.is_finite()) {
-            None => Ok(values),
-            Some(at) => Err(wrong(&tensor.name, "finite numbers".into(), format!("{} at {at}", values[at]))),
-        }
     }
 }
 

