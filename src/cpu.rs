@@ -303,7 +303,7 @@ fn cpu_kernel(kernel: Id) -> Option<CpuKernel> {
         Id::SelectTop => select_top::select_top,
         Id::ShortConv => recurrent::short_conv,
         Id::GridConv => grid_conv::grid_conv,
-        Id::SquaredRelu => activation::squared_relu,
+        Id::Relu => activation::relu,
         Id::Clip => activation::clip,
         Id::SigmoidGate => activation::sigmoid_gate,
         Id::Silu => activation::silu,

@@ -30,8 +30,8 @@ mod softmax;
 mod state;
 
 pub use activation::{
-    Activation, Gate, Gates, Gelu, add, clip, gated, geglu, gelu, multiply, scale, sigmoid_gate, silu, soft_cap,
-    squared_relu, swiglu,
+    Activation, Gate, Gates, Gelu, add, clip, gated, geglu, gelu, multiply, relu, scale, sigmoid_gate, silu, soft_cap,
+    swiglu,
 };
 pub use argmax::{ARGMAX_CHUNK, argmax};
 pub use attention::{AttentionConfig, PackedTiles, attention, attention_next, attention_packed, cross_attention};

@@ -20,6 +20,8 @@ mod llm_reranker;
 mod loader;
 #[cfg(feature = "lora")]
 mod lora;
+#[cfg(feature = "lora")]
+mod merge;
 mod mxfp4;
 mod outline;
 mod placement;
@@ -339,6 +341,23 @@ pub fn tokenizer(path: impl AsRef<Path>) -> Result<Tokenizer, Error> {
     }
     let read = || vocab_from_gguf(&parse_gguf(&FileBytes::map(path)?)?.metadata).and_then(Tokenizer::from_vocab);
     read().map_err(|e| e.in_file(path))
+}
+
+#[cfg(not(feature = "lora"))]
+impl ModelFile {
+    /// The model without a task's adapter.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for a task.
+    pub(crate) fn for_task(self, _: &Path, task: Option<&str>) -> Result<ModelFile, Error> {
+        match task {
+            None => Ok(self),
+            Some(task) => {
+                let expected = "none: this build has no adapters (the feature `lora`)".into();
+                Err(Error::Option { option: "task", expected, found: format!("`{}`", task.escape_debug()) })
+            }
+        }
+    }
 }
 
 /// Whether a path names a Hugging Face folder or a file in one.

@@ -5,7 +5,7 @@ use super::simd::{self, Function, Instructions, Map, Numbers, exp, polynomial};
 use super::{Call, threads};
 use crate::shaders::constants::gelu::{QUICK_FORM, TANH_FORM};
 use crate::shaders::params::{
-    AddParams, ClipParams, GegluParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams, SquaredReluParams,
+    AddParams, ClipParams, GegluParams, GeluParams, ReluParams, ScaleParams, SigmoidGateParams, SiluParams,
     SwigluParams,
 };
 
@@ -163,12 +163,16 @@ fn gated(mut call: Call<'_>, sizes: [u32; 2], row: impl Fn(&[f32], &[f32], &mut 
     });
 }
 
-pub(crate) fn squared_relu(mut call: Call<'_>) {
-    let params: SquaredReluParams = call.params();
+pub(crate) fn relu(mut call: Call<'_>) {
+    let params: ReluParams = call.params();
     let [x, y] = call.operands();
     let len = params.len as usize;
-    let square = |x: f32| x.max(0.0) * x.max(0.0);
-    y.get_mut::<f32>()[..len].iter_mut().zip(x.get::<f32>()).for_each(|(y, &x)| *y = square(x));
+    let rectified = x.get::<f32>().iter().map(|x| x.max(0.0));
+    let pairs = y.get_mut::<f32>()[..len].iter_mut().zip(rectified);
+    match params.is_squared {
+        0 => pairs.for_each(|(y, x)| *y = x),
+        _ => pairs.for_each(|(y, x)| *y = x * x),
+    }
 }
 
 pub(crate) fn clip(mut call: Call<'_>) {

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders::constants::gelu::{QUICK_FORM, TANH_FORM};
 use crate::shaders::params::{
-    AddParams, ClipParams, GegluParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams, SquaredReluParams,
+    AddParams, ClipParams, GegluParams, GeluParams, ReluParams, ScaleParams, SigmoidGateParams, SiluParams,
     SwigluParams,
 };
 use crate::shaders::{self, Kernel};
@@ -176,16 +176,17 @@ pub fn gelu(rec: &mut Recorder, x: &Tensor, y: &Tensor, form: Gelu) -> Result<()
     rec.dispatch(&shaders::GELU, None, &[], params, &[x, y], grid)
 }
 
-/// Records `y = max(x, 0)²`. Shader: `shaders/squared_relu.wgsl`.
+/// Records `y = max(x, 0)`, or its square. Shader: `shaders/relu.wgsl`.
 ///
 /// # Shapes
 /// `x`, `y`: any, the same.
 /// # Errors
 /// [`Error::Shape`] if `y` disagrees with `x`.
-pub fn squared_relu(rec: &mut Recorder, x: &Tensor, y: &Tensor) -> Result<(), Error> {
-    y.expect_shape("squared_relu", "y", x.shape())?;
+pub fn relu(rec: &mut Recorder, x: &Tensor, y: &Tensor, is_squared: bool) -> Result<(), Error> {
+    y.expect_shape("relu", "y", x.shape())?;
     let grid = fold(rec.target(), (y.len() as u64).div_ceil(WG));
-    rec.dispatch(&shaders::SQUARED_RELU, None, &[], SquaredReluParams { len: y.len() as u32 }, &[x, y], grid)
+    let params = ReluParams { len: y.len() as u32, is_squared: is_squared.into() };
+    rec.dispatch(&shaders::RELU, None, &[], params, &[x, y], grid)
 }
 
 /// Records `y = min(max(x, low), high)` with bounds for each of one to three groups of columns. Shader:

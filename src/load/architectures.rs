@@ -37,11 +37,13 @@ mod qwen3_next;
 mod refused;
 mod seed_oss;
 mod smollm3;
+mod t5;
 
 pub(super) use clip::{PROJECTION, says_generation};
 pub(super) use embedding_gemma::projection;
 pub(super) use refused::refused;
 
+#[cfg(feature = "lora")]
 use super::huggingface::missing;
 use super::keys::{Key, Keys};
 use super::scaling;
@@ -99,7 +101,7 @@ pub(super) type Factors = (&'static str, Vec<(u32, f32)>);
 
 type FactorsOf = fn(&Keys<'_>, &ModelConfig) -> Result<Vec<Factors>, Error>;
 
-const ALL: [Architecture; 53] = [
+const ALL: [Architecture; 54] = [
     llama::LLAMA,
     llama::MISTRAL3,
     llama::MIXTRAL,
@@ -146,6 +148,7 @@ const ALL: [Architecture; 53] = [
     bert::BERT,
     bert::JINA_BERT_V3,
     mpnet::MPNET,
+    t5::T5_ENCODER,
     gte::GTE,
     eurobert::EUROBERT,
     modern_bert::MODERN_BERT,
@@ -170,6 +173,7 @@ impl Architecture {
     ///
     /// # Errors
     /// [`Error::Config`] if it is unknown.
+    #[cfg(feature = "lora")]
     pub fn of_model(config: &ModelConfig) -> Result<&'static Architecture, Error> {
         let name = &*config.architecture;
         let found = Architecture::of_gguf(name).or_else(|| Architecture::of_json(name));
@@ -195,7 +199,7 @@ impl Architecture {
             "new.",
             "nomic_bert.",
         ];
-        const LAYERS: [&str; 4] = ["layers.", "h.", "encoder.layer.", "encoder.layers."];
+        const LAYERS: [&str; 5] = ["layers.", "h.", "encoder.layer.", "encoder.layers.", "encoder.block."];
         let without = |prefixes: &[&str], name| prefixes.iter().find_map(|&prefix| str::strip_prefix(name, prefix));
         let name = without(&PREFIXES, name).unwrap_or(name);
         // Old checkpoints use TensorFlow's names for norms; stacked experts and sinks have no suffix.
@@ -244,12 +248,18 @@ impl Architecture {
 
     /// The usual GGUF name of a GGUF file's tensor.
     pub fn usual_name(&self, name: &str) -> String {
+        // T5's encoder has a decoder beside it.
+        let name = name.strip_prefix("enc.").unwrap_or(name);
         let renamed = || {
             let (before, rest) = match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
                 Some((layer, rest)) => (format!("blk.{layer}."), rest),
                 None => (String::new(), name),
             };
             let find = |part: &str| self.gguf_names.iter().find(|(theirs, _)| *theirs == part).map(|(_, ours)| *ours);
+            // A layer may have a tensor of all.
+            if let Some((ours, (_, suffix))) = name.rsplit_once('.').and_then(|parts| Some((find(parts.0)?, parts))) {
+                return Some(format!("{ours}.{suffix}"));
+            }
             // Some names have no suffix, or one of their own.
             let (stem, suffix) = rest.rsplit_once('.').unwrap_or((rest, "weight"));
             match find(rest) {
@@ -557,10 +567,10 @@ fn add_local_rope(keys: &Keys<'_>, config: &mut ModelConfig, usual_theta: f64) -
     Ok(config.ropes.len() - 1)
 }
 
-const WIDTH: Key = Key("embedding_length", "hidden_size|n_embd");
-const FFN_WIDTH: Key = Key("feed_forward_length", "intermediate_size|block_ff_dim|n_inner");
-const LAYERS: Key = Key("block_count", "num_hidden_layers|n_layer");
-const HEADS: Key = Key("attention.head_count", "num_attention_heads|n_head");
+const WIDTH: Key = Key("embedding_length", "hidden_size|n_embd|d_model");
+const FFN_WIDTH: Key = Key("feed_forward_length", "intermediate_size|block_ff_dim|n_inner|d_ff");
+const LAYERS: Key = Key("block_count", "num_hidden_layers|n_layer|num_layers");
+const HEADS: Key = Key("attention.head_count", "num_attention_heads|n_head|num_heads");
 const CONTEXT: Key = Key("context_length", "max_position_embeddings|n_positions|n_ctx");
 const THETA: Key = Key(
     "rope.freq_base",

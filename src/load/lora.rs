@@ -21,7 +21,7 @@ use std::path::Path;
 use super::FileBytes;
 use super::architectures::Architecture;
 use super::huggingface::missing;
-use super::tasks::Delta;
+use super::merge::Delta;
 use super::tensor_index::{FileLayout, check_type, floats};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;

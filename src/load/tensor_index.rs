@@ -298,6 +298,7 @@ impl TensorIndex {
     }
 
     /// Takes the bytes of a tensor from the beginning of another file.
+    #[cfg(feature = "lora")]
     pub(super) fn move_to(&mut self, name: &str, file: usize) {
         if let Some(entry) = self.tensors.get_mut(name) {
             (entry.file, entry.info.offset) = (file, 0);

@@ -298,6 +298,8 @@ pub struct Experts {
 pub enum Between {
     /// `gelu(up)`.
     Gelu(Gelu),
+    /// `max(up, 0)`: T5.
+    Relu,
     /// `max(up, 0)²`: Nemotron.
     SquaredRelu,
     /// `act(gate) * up`.
@@ -420,7 +422,7 @@ impl FeedForward {
     pub fn up_dim(&self) -> u32 {
         let dim = self.dense_dim().unwrap_or(0);
         match self.between {
-            Between::Gelu(_) | Between::SquaredRelu => dim,
+            Between::Gelu(_) | Between::Relu | Between::SquaredRelu => dim,
             Between::Gate(_) => 2 * dim,
         }
     }

@@ -13,7 +13,7 @@ use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::kernels::{
     ExpertDown, ExpertGateUp, ExpertProduct, ExpertRows, ExpertTiles, Gate, Norm, SharedExperts, add, expert_sum,
-    fold_norm, gated, gelu, route, squared_relu, suits_few,
+    fold_norm, gated, gelu, relu, route, suits_few,
 };
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -476,11 +476,12 @@ impl Transformer {
         let Some(experts) = &feed_forward.experts else { return Err(unsupported("weights without experts")) };
         let gate = match feed_forward.between {
             Between::Gate(gate) => Some(gate),
-            Between::SquaredRelu | Between::Gelu(_) => None,
+            Between::Relu | Between::SquaredRelu | Between::Gelu(_) => None,
         };
         let activate = |rec: &mut Recorder, up: &Tensor, activated: &Tensor| match feed_forward.between {
             Between::Gate(gate) => gated(rec, gate, up, activated),
-            Between::SquaredRelu => squared_relu(rec, up, activated),
+            Between::Relu => relu(rec, up, activated, false),
+            Between::SquaredRelu => relu(rec, up, activated, true),
             Between::Gelu(form) => gelu(rec, up, activated, form),
         };
         let (ffn_dim, n_tokens) = (feed_forward.dim, h.shape()[0]);

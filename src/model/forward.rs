@@ -15,8 +15,8 @@ use crate::error::Error;
 use crate::kernels::{
     Activation, Gate, Gates, HeadColumns, HeadMatrices, Heads, Input, LatentKey, Linear, Norm, RopeConfig, RopeScaling,
     ShortConv, add_rms_norm, attention, attention_next, attention_packed, fold_norm, fuses_norm, gate_up, gelu,
-    grid_conv, layer_norm, linear_norm, mrope_rows, rms_norm, rms_norm_columns, rms_norm_groups, rope_kv, rope_packed,
-    rope_table, scale, sigmoid_gate, squared_relu, suits_few, up_gated,
+    grid_conv, layer_norm, linear_norm, mrope_rows, relu, rms_norm, rms_norm_columns, rms_norm_groups, rope_kv,
+    rope_packed, rope_table, scale, sigmoid_gate, suits_few, up_gated,
 };
 use crate::matrix::Matrix;
 use crate::recording::{BatchInvariance, Recorder};
@@ -563,10 +563,10 @@ impl Transformer {
                 self.record_product(rec, flow, &weights.ffn_up, norm, h, &up)?; // [T, 2 F]
                 return Ok(Activated::Halves(up, gate));
             }
-            (Between::SquaredRelu, ..) => {
+            (between @ (Between::Relu | Between::SquaredRelu), ..) => {
                 let up = up(rec)?;
                 self.record_product(rec, flow, &weights.ffn_up, norm, h, &up)?; // [T, F]
-                squared_relu(rec, &up, &activated)?;
+                relu(rec, &up, &activated, between == Between::SquaredRelu)?;
             }
             (Between::Gelu(form), Flow::Packed(_), _) => {
                 let x = self.normed(rec, norm, h)?;

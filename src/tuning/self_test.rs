@@ -15,9 +15,9 @@ use crate::kernels::{
     N_STATES, Norm, PAGE, PackedTiles, Pairing, Pooling, QkNorm, RopeConfig, RopeStyle, Router, Sampling,
     SelectiveScan, SharedExperts, ShortConv, StepState, TopStrip, add, advance, argmax, attention, attention_next,
     attention_packed, clip, embed, embed_sum, expert_sum, gate_up, gated, geglu, gelu, grid_conv, last_row, layer_norm,
-    linear_norm, mask_logits, matmul, matmul_plain, matvec, max_sim, merge_top, mol, penalize, pool, rms_norm, rope,
-    rope_kv, rope_packed, rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum,
-    squared_relu, up_gated,
+    linear_norm, mask_logits, matmul, matmul_plain, matvec, max_sim, merge_top, mol, penalize, pool, relu, rms_norm,
+    rope, rope_kv, rope_packed, rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax, split_sum,
+    up_gated,
 };
 #[cfg(feature = "lora")]
 use crate::kernels::{LowRank, add_lora, gate_up_lora, matvec_lora, up_gated_lora};
@@ -609,9 +609,9 @@ static CHECKS: &[(&Kernel, Record)] = &[
         grid_conv(rec, &neighbours, &x, &weight, &y)?;
         Ok(vec![y])
     }),
-    (&shaders::SQUARED_RELU.kernel, |rec, form| {
+    (&shaders::RELU.kernel, |rec, form| {
         let y = blank(form.device, &[1000])?;
-        squared_relu(rec, &input(form.device, &[1000])?, &y)?;
+        relu(rec, &input(form.device, &[1000])?, &y, true)?;
         Ok(vec![y])
     }),
     (&shaders::CLIP.kernel, |rec, form| {

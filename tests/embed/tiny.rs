@@ -120,6 +120,8 @@ fn encoders_match_their_references() {
             ("nomic-moe", Pooling::Mean),
             ("gte", Pooling::Cls),
             ("eurobert", Pooling::Mean),
+            ("t5", Pooling::Mean),
+            ("t5-gated", Pooling::Mean),
         ] {
             let cases = cases(name, "texts");
             let plain = embedder(&device, name, EmbedOptions::default());
@@ -185,6 +187,27 @@ fn tasks_adapters_match_their_references() {
                 assert!(distance <= tolerance, "{path} on {}: {distance:.1e}", device.info().name);
             }
         }
+    }
+}
+
+#[test]
+fn t5_with_its_decoder_is_refused() {
+    let device = common::cpu();
+    let load = |from: &str, to: &str| {
+        let mut files = files("t5-gated");
+        let config = String::from_utf8(files[0].1.clone()).unwrap();
+        assert!(config.contains(from), "{config}");
+        files[0].1 = config.replace(from, to).into_bytes();
+        in_pieces(&device, &files, 5000).err().unwrap()
+    };
+    for (from, to, named) in [
+        ("T5EncoderModel", "T5ForConditionalGeneration", "whose decoder attends to an encoder"),
+        ("gated-gelu", "gated-relu", "feed_forward_proj"),
+        (r#""d_kv": 10"#, r#""d_kv": 0"#, "d_kv"),
+        (r#""relative_attention_num_buckets": 32"#, r#""relative_attention_num_buckets": 6"#, "num_buckets"),
+    ] {
+        let error = load(from, to);
+        assert!(["unsupported", "config"].contains(&error.code()) && error.to_string().contains(named), "{error}");
     }
 }
 
@@ -280,7 +303,9 @@ fn nomic_experts_in_gguf_match_their_references() {
 #[test]
 fn gguf_encoders_match_their_safetensors_folders() {
     for device in executors() {
-        for (name, pooling) in [("qwen3-embedding", Pooling::Last), ("modernbert-bpe", Pooling::Cls)] {
+        for (name, pooling) in
+            [("qwen3-embedding", Pooling::Last), ("modernbert-bpe", Pooling::Cls), ("t5-gated", Pooling::Mean)]
+        {
             let of_folder = embedder(&device, name, EmbedOptions::default());
             let of_file = embedder(&device, &format!("{name}/model.gguf"), EmbedOptions::default());
             assert_eq!((of_file.pooling(), of_file.normalizes()), (pooling, true), "{name}");

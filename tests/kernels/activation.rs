@@ -1,4 +1,4 @@
-//! `swiglu`, `silu`, `geglu`, `gelu`, `squared_relu`, `clip`, `add` and `scale`.
+//! `swiglu`, `silu`, `geglu`, `gelu`, `relu`, `clip`, `add` and `scale`.
 
 use tilewright::kernels::{self, Activation, Gelu};
 
@@ -16,7 +16,7 @@ const NMSE: f64 = 1e-10;
 type Build = fn(&mut Source, u32, u32) -> Job;
 
 pub fn cases(cases: &mut Vec<Case>) {
-    let kernels: [(&'static str, &str, Build); 14] = [
+    let kernels: [(&'static str, &str, Build); 15] = [
         ("swiglu", "F32", swiglu),
         ("silu", "F32", silu),
         ("geglu", "exact", |source, t, f| geglu(source, t, f, Gelu::Exact)),
@@ -25,7 +25,8 @@ pub fn cases(cases: &mut Vec<Case>) {
         ("gelu", "exact", |source, t, f| gelu(source, t, f, Gelu::Exact)),
         ("gelu", "tanh", |source, t, f| gelu(source, t, f, Gelu::Tanh)),
         ("gelu", "quick", |source, t, f| gelu(source, t, f, Gelu::Quick)),
-        ("squared_relu", "F32", squared_relu),
+        ("relu", "F32", |source, t, f| relu(source, t, f, false)),
+        ("relu", "squared", |source, t, f| relu(source, t, f, true)),
         ("clip", "F32", clip),
         ("add", "F32", |source, t, f| add(source, t, [t, f])),
         ("add", "row", |source, t, f| add(source, t, [1, f])),
@@ -85,16 +86,16 @@ fn silu(source: &mut Source, n_tokens: u32, dim: u32) -> Job {
     Job::new(operands, |rec, bound| kernels::silu(rec, bound.tensor(0), bound.tensor(1)))
 }
 
-fn squared_relu(source: &mut Source, n_tokens: u32, dim: u32) -> Job {
+fn relu(source: &mut Source, n_tokens: u32, dim: u32, is_squared: bool) -> Job {
     let x = source.rows(n_tokens, dim);
-    let squared = |x: f32| {
-        let value = f64::from(x).max(0.0).powi(2);
+    let expected = |x: f32| {
+        let value = f64::from(x).max(0.0).powi(if is_squared { 2 } else { 1 });
         Expected::new(value, 2.0 * ROUND * value, FLUSH)
     };
-    let want = x.iter().map(|&x| squared(x)).collect();
+    let want = x.iter().map(|&x| expected(x)).collect();
     let shape = [n_tokens, dim];
     let operands = vec![Operand::floats("x", &shape, x), Operand::close("y", &shape, want, NMSE)];
-    Job::new(operands, |rec, bound| kernels::squared_relu(rec, bound.tensor(0), bound.tensor(1)))
+    Job::new(operands, move |rec, bound| kernels::relu(rec, bound.tensor(0), bound.tensor(1), is_squared))
 }
 
 /// With as many groups of columns as there are columns, up to three.

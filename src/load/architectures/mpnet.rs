@@ -37,7 +37,7 @@ pub(super) const MPNET: Architecture = Architecture {
     ..BERT
 };
 
-fn by_distance(name: &str, config: &ModelConfig) -> FileLayout {
+pub(super) fn by_distance(name: &str, config: &ModelConfig) -> FileLayout {
     match config.position_biases {
         Some(biases) if name == "attn_rel_b.weight" => FileLayout::ByDistance(biases),
         _ => FileLayout::AsRead,

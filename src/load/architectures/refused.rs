@@ -15,7 +15,7 @@ const MISSING: [(&[&str], &str); 12] = [
     (&["rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"], "linear attention of RWKV"),
     (&["kimi-linear", "kimi_linear"], "Kimi delta attention"),
     (&["llama4", "llama4_text"], "chunked attention, and experts in every other layer"),
-    (&["t5", "t5encoder", "bart"], "cross-attention from the decoder to an encoder"),
+    (&["t5", "bart"], "cross-attention from the decoder to an encoder"),
     (&["qwen2_audio"], "audio"),
     (&["clip_vision_model", "siglip_vision_model", "siglip2_vision_model"], "a text encoder beside the image encoder"),
     (&["qwen2vl", "mllama", "llava", "gemma4v"], "images"),

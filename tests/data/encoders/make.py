@@ -150,18 +150,21 @@ def bert_weights(w, c, prefix):
         w.norm(p + "output.LayerNorm", dim, True)
 
 
+def distance_bias(table, t, n_buckets, max_distance):
+    """[H, T, T]: half of the buckets for keys after the query; of a side's, half for one distance each."""
+    n = np.arange(t)[:, None] - np.arange(t)[None]
+    half = n_buckets // 2
+    exact = half // 2
+    far = np.log(np.maximum(abs(n), 1).astype(np.float32) / np.float32(exact)) / np.float32(math.log(max_distance / exact))
+    far = np.minimum(exact + (far * np.float32(half - exact)).astype(int), half - 1)
+    return table[half * (n < 0) + np.where(abs(n) < exact, abs(n), far)].transpose(2, 0, 1)
+
+
 def mpnet(w, c, prefix, ids):
     t, eps, heads, e = len(ids), c["layer_norm_eps"], c["num_attention_heads"], prefix + "embeddings."
     h = w[e + "word_embeddings.weight"][ids] + w[e + "position_embeddings.weight"][c["pad_token_id"] + 1 + np.arange(t)]
     h = w.normed(e + "LayerNorm", h, eps)
-    # Half of the buckets for keys after the query; of a side's, half for one distance each.
-    n = np.arange(t)[:, None] - np.arange(t)[None]
-    half = c["relative_attention_num_buckets"] // 2
-    exact = half // 2
-    far = np.log(np.maximum(abs(n), 1).astype(np.float32) / np.float32(exact)) / np.float32(math.log(128 / exact))
-    far = np.minimum(exact + (far * np.float32(half - exact)).astype(int), half - 1)
-    bucket = half * (n < 0) + np.where(abs(n) < exact, abs(n), far)
-    bias = w[prefix + "encoder.relative_attention_bias.weight"][bucket].transpose(2, 0, 1)
+    bias = distance_bias(w[prefix + "encoder.relative_attention_bias.weight"], t, c["relative_attention_num_buckets"], 128)
     for n in range(c["num_hidden_layers"]):
         p = f"{prefix}encoder.layer.{n}."
         q, k, v = (w.linear(p + f"attention.attn.{part}", h) for part in "qkv")
@@ -382,6 +385,49 @@ def eurobert_weights(w, c, prefix):
         w.matrix(p + "mlp.up_proj", ffn, dim)
         w.matrix(p + "mlp.down_proj", dim, ffn)
     w.norm(prefix + "norm", dim)
+
+
+def t5(w, c, ids):
+    eps, heads, d = c["layer_norm_epsilon"], c["num_heads"], c["d_kv"]
+    h = w["shared.weight"][ids]
+    table = w["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
+    bias = distance_bias(table, len(ids), c["relative_attention_num_buckets"], c["relative_attention_max_distance"])
+    for n in range(c["num_layers"]):
+        p = f"encoder.block.{n}.layer.0."
+        x = rms_norm(h, w[p + "layer_norm.weight"], eps)
+        q, k, v = (w.linear(p + f"SelfAttention.{part}", x) for part in "qkv")
+        # Scores are not divided.
+        h = h + w.linear(p + "SelfAttention.o", attention(q * math.sqrt(d), k, v, heads, heads, bias=bias))
+        p = f"encoder.block.{n}.layer.1."
+        x = rms_norm(h, w[p + "layer_norm.weight"], eps)
+        p += "DenseReluDense."
+        if c["feed_forward_proj"] == "gated-gelu":
+            gate = w.linear(p + "wi_0", x)
+            gate = gate / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+            made = gate * w.linear(p + "wi_1", x)
+        else:
+            made = np.maximum(w.linear(p + "wi", x), 0)
+        h = h + w.linear(p + "wo", made)
+    return rms_norm(h, w["encoder.final_layer_norm.weight"], eps)
+
+
+def t5_weights(w, c):
+    dim, ffn, inner = c["d_model"], c["d_ff"], c["num_heads"] * c["d_kv"]
+    w.matrix("shared", c["vocab_size"], dim, scale=1)
+    for n in range(c["num_layers"]):
+        p = f"encoder.block.{n}.layer.0."
+        for part in "qkv":
+            w.matrix(p + f"SelfAttention.{part}", inner, dim, scale=0.3)
+        w.matrix(p + "SelfAttention.o", dim, inner)
+        if n == 0:
+            w.matrix(p + "SelfAttention.relative_attention_bias", c["relative_attention_num_buckets"], c["num_heads"], scale=2)
+        w.norm(p + "layer_norm", dim)
+        p = f"encoder.block.{n}.layer.1."
+        for part in ("wi_0", "wi_1") if c["feed_forward_proj"] == "gated-gelu" else ("wi",):
+            w.matrix(p + "DenseReluDense." + part, ffn, dim)
+        w.matrix(p + "DenseReluDense.wo", dim, ffn)
+        w.norm(p + "layer_norm", dim)
+    w.norm("encoder.final_layer_norm", dim)
 
 
 def wordpiece(*further):
@@ -1277,6 +1323,57 @@ def make_jina5_nano():
     write_gguf("jina5-nano/model.gguf", gguf.MODEL_ARCH.EUROBERT, 2, keys, of_task["text-matching"])
 
 
+def make_t5():
+    """As sentence-t5's files have it, with a dense layer after pooling; and version 1.1 with gates, alone."""
+    tokenizer = byte_level(["<pad>", "</s>", "<unk>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A:0 </s>:0", pair="$A:0 </s>:0 $B:0 </s>:0", special_tokens=[("</s>", 1)]
+    )
+    c = {
+        "architectures": ["T5EncoderModel"], "model_type": "t5", "vocab_size": tokenizer.get_vocab_size(), "d_model": 24, "d_kv": 10,
+        "d_ff": 40, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 3, "relative_attention_num_buckets": 32,
+        "relative_attention_max_distance": 128, "dropout_rate": 0.1, "layer_norm_epsilon": 1e-6, "initializer_factor": 1.0,
+        "feed_forward_proj": "relu", "dense_act_fn": "relu", "is_gated_act": False, "is_encoder_decoder": True, "use_cache": True,
+        "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "n_positions": 512, "output_past": True,
+    }
+    w = Weights(20)
+    t5_weights(w, c)
+    head = w.rng.normal(size=(16, 24)).astype(np.float32) * 0.3
+    texts = [*TEXTS, "the old river ran " * 40]
+    cases = embedded(tokenizer, 256, {}, lambda ids: unit(head.astype(np.float64) @ t5(w, c, ids).mean(0)), texts)
+    pooling = {"word_embedding_dimension": 24, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    dense = {"in_features": 24, "out_features": 16, "bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+    listed = modules("Transformer", "Pooling", "Normalize")
+    listed.insert(2, {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"})
+    write("t5", c, w, tokenizer, cases, **{
+        "modules.json": listed, "1_Pooling/config.json": pooling, "2_Dense/config.json": dense,
+        "sentence_bert_config.json": {"max_seq_length": 256, "do_lower_case": False},
+    })
+    save_file({"linear.weight": head}, HERE / "t5/2_Dense/model.safetensors")
+
+    c |= {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}
+    w = Weights(21)
+    t5_weights(w, c)
+    write("t5-gated", c, w, tokenizer, embedded(tokenizer, 512, {}, lambda ids: unit(t5(w, c, ids).mean(0)), texts))
+
+    def keys(writer):
+        writer.add_context_length(512)
+        writer.add_embedding_length(24)
+        writer.add_feed_forward_length(40)
+        writer.add_block_count(2)
+        writer.add_head_count(3)
+        writer.add_key_length(10)
+        writer.add_value_length(10)
+        writer.add_layer_norm_eps(1e-6)
+        writer.add_relative_attn_buckets_count(32)
+        writer.add_layer_norm_rms_eps(1e-6)
+        add_vocab(writer, tokenizer, "gpt-2", bos=0, eos=1, unk=2, pad=0)
+        writer.add_add_bos_token(False)
+        writer.add_add_eos_token(True)
+
+    write_gguf("t5-gated/model.gguf", gguf.MODEL_ARCH.T5ENCODER, 2, keys, w)
+
+
 def save_torch(path, weights, kind):
     """A state dict as `torch.save` writes it, which does not run here: the same pickle, of stand-ins of its names."""
     torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
@@ -1356,7 +1453,7 @@ def make_bge():
 
 MAKERS = (
     make_bge,
-    make_gte, make_eurobert, make_jina3, make_jina5_small, make_jina5_nano,
+    make_gte, make_eurobert, make_jina3, make_jina5_small, make_jina5_nano, make_t5,
     make_nomic_moe,
     make_colbert, make_pylate, make_bert, make_roberta, make_mpnet, make_modernbert, make_modernbert_bpe, make_qwen3, make_qwen3_reranker, make_nomic,
 )
