@@ -79,7 +79,7 @@ pub struct LoadOptions<'a> {
     /// Further devices that compute layers, in order, before the model's own and after the layers that `gpu_layers`
     /// leaves to the CPU. The memory of each holds its layers. Requires complete files.
     pub layers_on: Vec<DeviceLayers>,
-    /// Load the MTP head, if the files have a known one (Qwen3.5), for
+    /// Load the MTP head, if the files have a known one (Qwen3.5, Qwen3-Next), for
     /// [`GenerateOptions::mtp_tokens`](super::GenerateOptions::mtp_tokens). It takes about as much memory as a layer
     /// and needs the embedding on its device.
     pub mtp_tokens: bool,

@@ -203,7 +203,7 @@ fn t5_with_its_decoder_is_refused() {
     for (from, to, named) in [
         ("T5EncoderModel", "T5ForConditionalGeneration", "whose decoder attends to an encoder"),
         ("gated-gelu", "gated-relu", "feed_forward_proj"),
-        (r#""d_kv": 10"#, r#""d_kv": 0"#, "d_kv"),
+        (r#""d_kv": 12"#, r#""d_kv": 0"#, "d_kv"),
         (r#""relative_attention_num_buckets": 32"#, r#""relative_attention_num_buckets": 6"#, "num_buckets"),
     ] {
         let error = load(from, to);

@@ -1,4 +1,4 @@
-//! Qwen3.5's MTP head: loading from both formats, comparison with its definition in f64, and speculative decoding.
+//! The MTP heads of Qwen3.5 and Qwen3-Next: loading from both formats, comparison with its definition in f64, and speculative decoding.
 
 use tilewright::engine::{Engine, EngineOptions, Request, Stream};
 use tilewright::generate::Speculation;
@@ -61,12 +61,36 @@ const HEAD: [(&str, &[usize]); 15] = [
 fn with_head() -> Option<Checkpoint> {
     let mut model = checkpoint("qwen35")?;
     let mut rng = Rng::new(18);
-    for (name, shape) in HEAD {
-        let n = shape.iter().product::<usize>();
-        let scale = if shape.len() == 1 { 0.5 } else { 2.0 * (shape[1] as f64).powf(-0.5) };
-        model.tensors.insert(format!("{name}.weight"), stored(shape, (0..n).map(|_| scale * rng.uniform())));
-    }
+    HEAD.into_iter().for_each(|(name, shape)| put(&mut model, &mut rng, name, shape));
     model.config["mtp_num_hidden_layers"] = 1.into();
+    Some(model)
+}
+
+fn put(model: &mut Checkpoint, rng: &mut Rng, name: &str, shape: &[usize]) {
+    let n = shape.iter().product::<usize>();
+    let scale = if shape.len() == 1 { 0.5 } else { 2.0 * (shape[1] as f64).powf(-0.5) };
+    model.tensors.insert(format!("{name}.weight"), stored(shape, (0..n).map(|_| scale * rng.uniform())));
+}
+
+const N_EXPERTS: usize = 5;
+const N_USED: usize = 2;
+
+/// The tiny random Qwen3-Next with a random head, which has experts, a tensor each as published.
+fn with_head_of_experts() -> Option<Checkpoint> {
+    const DIMS: [(&str, usize); 2] = [("experts", 16), ("shared_expert", 24)];
+    let mut model = checkpoint("qwen3-next")?;
+    let mut rng = Rng::new(19);
+    let dense = |name: &str| name.contains(".mlp.");
+    HEAD.into_iter().filter(|(name, _)| !dense(name)).for_each(|(name, shape)| put(&mut model, &mut rng, name, shape));
+    let mlp = "mtp.layers.0.mlp";
+    put(&mut model, &mut rng, &format!("{mlp}.gate"), &[N_EXPERTS, DIM]);
+    put(&mut model, &mut rng, &format!("{mlp}.shared_expert_gate"), &[1, DIM]);
+    let of_experts = (0..N_EXPERTS).map(|expert| (format!("{mlp}.{}.{expert}", DIMS[0].0), DIMS[0].1));
+    for (expert, dim) in of_experts.chain([(format!("{mlp}.{}", DIMS[1].0), DIMS[1].1)]) {
+        put(&mut model, &mut rng, &format!("{expert}.gate_proj"), &[dim, DIM]);
+        put(&mut model, &mut rng, &format!("{expert}.up_proj"), &[dim, DIM]);
+        put(&mut model, &mut rng, &format!("{expert}.down_proj"), &[DIM, dim]);
+    }
     Some(model)
 }
 
@@ -230,14 +254,64 @@ fn definition(model: &Checkpoint, hidden: &[f32], ids: &[u32]) -> Vec<Vec<f64>> 
     };
     add(&mut h, product(&mixed, &of("self_attn.o_proj")));
     let x = norm_all(&h, &of("post_attention_layernorm"));
-    let [gate, up] = ["gate", "up"].map(|name| product(&x, &of(&format!("mlp.{name}_proj"))));
-    let activated: Vec<Vec<f64>> = gate
-        .iter()
-        .zip(&up)
-        .map(|(gate, up)| gate.iter().zip(up).map(|(gate, up)| gate * sigmoid(*gate) * up).collect())
-        .collect();
-    add(&mut h, product(&activated, &of("mlp.down_proj")));
-    product(&norm_all(&h, &weight("mtp.norm")), &embedding)
+    let gated = |name: &str, x: &[Vec<f64>]| {
+        let [gate, up] = ["gate", "up"].map(|part| product(x, &of(&format!("{name}.{part}_proj"))));
+        let activated: Vec<Vec<f64>> = gate
+            .iter()
+            .zip(&up)
+            .map(|(gate, up)| gate.iter().zip(up).map(|(gate, up)| gate * sigmoid(*gate) * up).collect())
+            .collect();
+        product(&activated, &of(&format!("{name}.down_proj")))
+    };
+    let has_experts = model.tensors.contains_key("mtp.layers.0.mlp.gate.weight");
+    let fed = match has_experts {
+        false => gated("mlp", &x),
+        true => x.iter().map(|row| of_experts(row, of, gated)).collect(),
+    };
+    add(&mut h, fed);
+    let head = if model.tensors.contains_key("lm_head.weight") { weight("lm_head") } else { embedding };
+    product(&norm_all(&h, &weight("mtp.norm")), &head)
+}
+
+/// A row of a mixture of experts with a shared one: the likeliest experts' results by their shares, which add up to 1.
+fn of_experts(
+    row: &[f64],
+    of: impl Fn(&str) -> Vec<f64>,
+    gated: impl Fn(&str, &[Vec<f64>]) -> Vec<Vec<f64>>,
+) -> Vec<f64> {
+    let row = [row.to_vec()];
+    let logits = product(&row, &of("mlp.gate")).concat();
+    let mut order: Vec<usize> = (0..N_EXPERTS).collect();
+    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+    order.truncate(N_USED);
+    let sum: f64 = order.iter().map(|&expert| logits[expert].exp()).sum();
+    let shared = sigmoid(product(&row, &of("mlp.shared_expert_gate")).concat()[0]);
+    let parts = order.iter().map(|&expert| (format!("mlp.experts.{expert}"), logits[expert].exp() / sum));
+    let mut y = vec![0.0; DIM];
+    for (name, share) in parts.chain([("mlp.shared_expert".into(), shared)]) {
+        y.iter_mut().zip(&gated(&name, &row)[0]).for_each(|(y, x)| *y += share * x);
+    }
+    y
+}
+
+#[test]
+fn mtp_head_with_experts_matches_its_definition() {
+    let Some(checkpoint) = with_head_of_experts() else { return };
+    let folder = checkpoint.write();
+    let mut rng = Rng::new(7);
+    for device in executors() {
+        let model = load(&device, &folder);
+        for n in [2, 9, 40] {
+            let ids: Vec<u32> = (0..n).map(|_| rng.below(293) as u32).collect();
+            let worst = difference(&checkpoint, &model, &ids);
+            println!("{}: {n} tokens: {worst:.1e}", device.info().name);
+            assert!(worst <= 2e-4, "{n} tokens: {worst:.1e}");
+        }
+        let (want, _) = ids_of(&mut model.session().unwrap(), &[9, 50, 3], &guessing(0, 20));
+        let (ids, guessed) = ids_of(&mut model.session().unwrap(), &[9, 50, 3], &guessing(3, 20));
+        assert_eq!(ids, want);
+        assert!(guessed.drafted > 0, "{guessed:?}");
+    }
 }
 
 /// Maximum difference between a model's head and the definition.

@@ -191,7 +191,8 @@ struct EngineArgs {
     prompt_lookup: u32,
     /// Speculative decoding by the model's MTP head: draft up to N (1-7) tokens per step; output is unchanged.
     ///
-    /// Applies to the same requests as --prompt-lookup. For Qwen3.5, whose head takes about as much memory as a layer.
+    /// Applies to the same requests as --prompt-lookup. For Qwen3.5 and Qwen3-Next, whose head takes about as much memory
+    /// as a layer.
     #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
     mtp: u32,
     /// Let clients pull, name and delete models through Ollama's API: /api/pull, /api/copy, /api/delete.

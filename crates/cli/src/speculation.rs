@@ -18,7 +18,7 @@ pub struct SpeculationArgs {
     pub prompt_lookup: u32,
     /// Speculative decoding by the model's MTP head: draft up to N (1-7) tokens per step; output is unchanged.
     ///
-    /// For Qwen3.5, whose head takes about as much memory as a layer. Requires --temperature 0.
+    /// For Qwen3.5 and Qwen3-Next, whose head takes about as much memory as a layer. Requires --temperature 0.
     #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
     pub mtp: u32,
     #[command(flatten)]

@@ -28,7 +28,6 @@ pub(super) const QWEN3_NEXT: Architecture = Architecture {
         true => grouped(name, config).unwrap_or(FileLayout::AsRead),
         false => (QWEN35.gguf_stored)(name, config),
     },
-    mtp: false,
     describe: |keys, config| {
         keys.only_u32(Key("", "decoder_sparse_step"), 1)?;
         let dense = Key("", "mlp_only_layers");

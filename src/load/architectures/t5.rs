@@ -28,7 +28,7 @@ pub(super) const T5_ENCODER: Architecture = Architecture {
         ("layer.1.DenseReluDense.wo", "ffn_down"),
         ("encoder.final_layer_norm", "output_norm"),
     ],
-    gguf_names: &[("blk.0.attn_rel_b", "attn_rel_b")],
+    gguf_names: &[("blk.0.attn_rel_b", "attn_rel_b"), ("attn_o", "attn_output")],
     // The first layer has the biases of all.
     renamed: |name, _| match &*name {
         "blk.0.attn_rel_b.weight" => "attn_rel_b.weight".into(),
@@ -52,7 +52,8 @@ pub(super) const T5_ENCODER: Architecture = Architecture {
         for key in [
             Key("decoder_start_token_id", "num_decoder_layers"),
             Key("attention.layer_norm_epsilon", "is_encoder_decoder"),
-            Key("attention.value_length", "decoder_start_token_id"),
+            Key("attention.value_length", "dropout_rate"),
+            Key("", "output_past"),
         ] {
             keys.says(key);
         }

@@ -1330,7 +1330,7 @@ def make_t5():
         single="$A:0 </s>:0", pair="$A:0 </s>:0 $B:0 </s>:0", special_tokens=[("</s>", 1)]
     )
     c = {
-        "architectures": ["T5EncoderModel"], "model_type": "t5", "vocab_size": tokenizer.get_vocab_size(), "d_model": 24, "d_kv": 10,
+        "architectures": ["T5EncoderModel"], "model_type": "t5", "vocab_size": tokenizer.get_vocab_size(), "d_model": 24, "d_kv": 12,
         "d_ff": 40, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 3, "relative_attention_num_buckets": 32,
         "relative_attention_max_distance": 128, "dropout_rate": 0.1, "layer_norm_epsilon": 1e-6, "initializer_factor": 1.0,
         "feed_forward_proj": "relu", "dense_act_fn": "relu", "is_gated_act": False, "is_encoder_decoder": True, "use_cache": True,
@@ -1362,8 +1362,8 @@ def make_t5():
         writer.add_feed_forward_length(40)
         writer.add_block_count(2)
         writer.add_head_count(3)
-        writer.add_key_length(10)
-        writer.add_value_length(10)
+        writer.add_key_length(12)
+        writer.add_value_length(12)
         writer.add_layer_norm_eps(1e-6)
         writer.add_relative_attn_buckets_count(32)
         writer.add_layer_norm_rms_eps(1e-6)
