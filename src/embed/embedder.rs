@@ -19,6 +19,7 @@ use crate::load::{EncoderShape, FileName, ImageEncoderFile, Loader, ModelFile, M
 use crate::memory::Limit;
 use crate::model::{DenseConfig, DenseLayer, ModelConfig};
 use crate::picture::{Patches, Picture};
+use crate::platform::IS_BROWSER;
 use crate::recording::MemoryPlan;
 use crate::tokenizer::EncodingCache;
 use crate::tuning::while_testing;
@@ -152,6 +153,7 @@ impl Embedder {
     /// errors of [`Device::write`].
     pub fn from_file(device: &Device, file: ModelFile, options: EmbedOptions<'_>) -> Result<Embedder, Error> {
         let ModelFile { header, files } = file;
+        check_merged(&header)?;
         let EmbedOptions { progress, .. } = options;
         let (embedder, mut feed) = Embedder::declare(device, header, EmbedOptions { progress: None, ..options })?;
         let batcher = &embedder.inner.batcher;
@@ -167,6 +169,7 @@ impl Embedder {
     pub fn loader(device: &Device, files: Vec<FileName>, options: EmbedOptions<'_>) -> Result<Loader<Embedder>, Error> {
         let of_images = OfImages::new(device, &options);
         Loader::of_encoders(device, files, move |device, header, images| {
+            check_merged(&header)?;
             let are_wanted = of_images.are_wanted(&header);
             let (embedder, feed) = Embedder::declare(device, header, EmbedOptions { progress: None, ..options })?;
             if !are_wanted {
@@ -190,6 +193,9 @@ impl Embedder {
     /// # Errors
     /// Those of [`Embedder::from_file`], except errors in the weights' data.
     pub fn plan_file(device: &Device, file: ModelFile) -> Result<MemoryPlan, Error> {
+        if IS_BROWSER {
+            check_merged(&file.header)?;
+        }
         Embedder::declare(device, file.header, EmbedOptions::default())?.0.plan()
     }
 
@@ -200,7 +206,6 @@ impl Embedder {
         options: EmbedOptions<'_>,
     ) -> Result<(Embedder, WeightUploader), Error> {
         let shape = header.shape.encoder()?.clone();
-        shape.tasks.as_ref().map_or(Ok(()), Tasks::check_merged)?;
         if shape.late.is_some() {
             return Err(Error::Unsupported {
                 format: "model",
@@ -546,6 +551,15 @@ impl OfImages {
     fn options(self, embedder: &Embedder) -> ImageOptions {
         ImageOptions { normalize: embedder.normalizes(), max_batch_patches: self.max_batch_patches }
     }
+}
+
+/// Refuses weights that lack their task's adapter.
+///
+/// # Errors
+/// Those of [`Tasks::check_merged`].
+fn check_merged(header: &ModelHeader) -> Result<(), Error> {
+    let tasks = header.shape.encoder().ok().and_then(|shape| shape.tasks.as_ref());
+    tasks.map_or(Ok(()), Tasks::check_merged)
 }
 
 impl Loader<Embedder> {

@@ -8,6 +8,7 @@ use tilewright::bench::embed::{EmbedCase, EmbedParts};
 use tilewright::bench::{self, Probes};
 use tilewright::embed::Tokens;
 use tilewright::kernels::Pooling;
+use tilewright::load::ModelFile;
 #[cfg(feature = "tokenizer-json")]
 use tilewright::tokenizer::{Tokenizer, TokenizerConfig};
 use tilewright::{Device, EmbedOptions, Embedder, Error, RerankOptions, Reranker, Tier};
@@ -242,7 +243,11 @@ fn unknown_tasks_and_missing_adapters_are_refused() {
         let error = load(copied, Some("retrieval.query")).to_string();
         assert!(error.contains(named), "{error}");
     }
-    // Weights alone are those of no model.
+    // Weights alone are those of no model, but have a plan.
+    let file = ModelFile::open(folder("jina5-nano")).unwrap();
+    assert!(Embedder::plan_file(&device, file).unwrap().total_bytes() > 0);
+    let error = Embedder::from_file(&device, ModelFile::open(folder("jina5-nano")).unwrap(), EmbedOptions::default());
+    assert!(error.err().unwrap().to_string().contains("adapters"));
     let files: Vec<_> = files("jina5-nano");
     let error = in_pieces(&device, &files, 5000).err().unwrap();
     assert!(error.code() == "unsupported" && error.to_string().contains("adapters"), "{error}");
