@@ -43,7 +43,7 @@ pub struct EmbedOptions<'a> {
     /// Maximum bytes of weights and the largest batch together.
     pub memory_limit: Option<u64>,
     /// The task whose adapter is merged into the weights, of models that have some: Jina's embeddings 3 and 5. Default:
-    /// none of version 3, `retrieval` of version 5. [`Embedder::loader`] takes none.
+    /// none of version 3, `retrieval` of version 5. Only [`Embedder::load`] reads it.
     pub task: Option<String>,
     /// Whether the image encoder of CLIP or SigLIP is left out.
     pub texts_only: bool,

@@ -98,7 +98,11 @@ impl ModelFile {
             let (other_file, b) =
                 factors.iter().find(is_other).ok_or_else(|| wrong(&a.name, "a pair of factors", "one"))?;
             let rank = match (&a.shape[..], &b.shape[..]) {
-                (&[of_a, rank, _], &[of_b, _, rank_b]) if of_a == n as u64 && of_b == of_a && rank == rank_b => rank,
+                (&[of_a, rank, _], &[of_b, _, rank_b])
+                    if of_a == n as u64 && of_b == of_a && rank == rank_b && rank > 0 =>
+                {
+                    rank
+                }
                 _ => {
                     let expected = format!("factors of {n} tasks and one rank");
                     return Err(wrong(&a.name, &expected, &format!("shapes {:?} and {:?}", a.shape, b.shape)));
@@ -140,7 +144,7 @@ impl ModelFile {
         let found = self.header.tensor_index.find(name);
         let (file, info) = found.ok_or_else(|| wrong(factor, "for a matrix of the model", &format!("for `{name}`")))?;
         let [rows, cols] = [b.len() / rank, a.len() / rank];
-        if info.shape != [rows as u64, cols as u64] {
+        if cols == 0 || info.shape != [rows as u64, cols as u64] {
             return Err(wrong(
                 factor,
                 &format!("factors of a matrix of shape {:?}", info.shape),

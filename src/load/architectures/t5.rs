@@ -48,14 +48,14 @@ pub(super) const T5_ENCODER: Architecture = Architecture {
             let found = format!("{}, whose decoder attends to an encoder", classes.join(", "));
             return Err(keys.unsupported(Key("", "architectures"), found, "T5EncoderModel, for embeddings"));
         }
-        // Of the decoder, and of what GGUF files repeat.
-        for key in [
-            Key("decoder_start_token_id", "num_decoder_layers"),
-            Key("attention.layer_norm_epsilon", "is_encoder_decoder"),
-            Key("attention.value_length", "dropout_rate"),
-            Key("", "output_past"),
-        ] {
-            keys.says(key);
+        // Keys of the decoder and of training, and copies of others.
+        for name in ["decoder_start_token_id", "attention.layer_norm_epsilon", "attention.value_length"] {
+            keys.says(Key(name, ""));
+        }
+        for name in
+            ["num_decoder_layers", "is_encoder_decoder", "dropout_rate", "output_past", "dense_act_fn", "is_gated_act"]
+        {
+            keys.says(Key("", name));
         }
         let head_dim = keys.required(HEAD_DIM)?;
         if !(1..=MAX_DIM).contains(&head_dim) {
@@ -85,9 +85,6 @@ const HEAD_DIM: Key = Key("attention.key_length", "d_kv");
 
 /// The activation of a feed-forward: ReLU, or gates with GELU since version 1.1.
 fn between(keys: &Keys<'_>) -> Result<Between, Error> {
-    for name in ["dense_act_fn", "is_gated_act"] {
-        keys.says(Key("", name));
-    }
     let kind = Key("", "feed_forward_proj");
     match keys.str(kind)? {
         None if keys.has("blk.0.ffn_gate.weight") => Ok(Between::Gate(Gate::Gelu(Gelu::Tanh))),
