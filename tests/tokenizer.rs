@@ -822,7 +822,7 @@ fn assert_equals_oracle(name: &str, file: &Value, texts: impl Iterator<Item = St
 
 #[test]
 fn bpe_over_characters_equals_the_tokenizers_crate() {
-    let [n_texts, n_of_variant] = if common::is_full() { [20_000, 1500] } else { [4000, 300] };
+    let [n_texts, n_of_variant] = if common::is_full() { [20_000, 1500] } else { [1500, 100] };
     for (model, base) in character_jsons() {
         assert_equals_oracle(model, &base, texts_with(&[], n_texts).chain([String::new(), " ".into(), "\0".into()]));
         let mut compared = 0;
@@ -1035,7 +1035,7 @@ fn unigram_of_a_tokenizer_json_equals_the_tokenizers_crate() {
     let graphemes =
         ["\r\n", "①\u{301}", "e\u{301}\u{301}", "c\u{327}\u{301}", "ﾊﾞ", "ｶﾞ", "👩\u{200d}👩", "ﬁ\u{308}", "\0①", "한"]
             .map(String::from);
-    let [n_texts, n_with_tokens] = if common::is_full() { [3000, 1500] } else { [800, 400] };
+    let [n_texts, n_with_tokens] = if common::is_full() { [3000, 1500] } else { [400, 200] };
     for (name, parts) in variants {
         let mut file = base.clone();
         parts.into_iter().for_each(|(part, value)| file[part] = value);

@@ -59,6 +59,11 @@ export interface LoadOptions extends CommonLoadOptions {
   contextLength?: number | "auto";
   /** Type of cached keys and values. Default `"f16"`. */
   kvType?: KvType;
+  /**
+   * Whether activations are never rounded. By default the CPU rounds them to 8 bits where they meet quantised weights,
+   * which is faster. Default `false`.
+   */
+  exact?: boolean;
   /** A LoRA adapter. Default: none. */
   adapter?: AdapterOptions;
   /**

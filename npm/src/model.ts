@@ -104,10 +104,10 @@ export class Model extends Loaded<ModelInfo> {
   }
 
   static async #load(
-    source: SourceSpec, { tune = false, contextLength, kvType, memoryLimit, adapter, vision, ...common }: LoadOptions, given?: ModelSource,
+    source: SourceSpec, { tune = false, contextLength, kvType, exact, memoryLimit, adapter, vision, ...common }: LoadOptions, given?: ModelSource,
   ): Promise<Model> {
     const fitContext = contextLength === "auto" ? true : undefined;
-    const settings = defined({ contextLength: contextLength === "auto" ? undefined : contextLength, fitContext, kvType, memoryLimit });
+    const settings = defined({ contextLength: contextLength === "auto" ? undefined : contextLength, fitContext, kvType, exact, memoryLimit });
     const own = {
       tune, settings, ...(adapter === undefined ? {} : { adapter: await adapterOf(adapter, common) }),
       ...(vision === undefined ? {} : { vision: await visionOf(vision, source, given, common) }),

@@ -35,7 +35,7 @@ const CHAT: Names<Omit<ChatOptions, keyof GenerateOptions>> = {
   tools: true, toolChoice: true, parallelToolCalls: true, thinking: true, documents: true, templateVariables: true, templateName: true,
   continueFinalMessage: true,
 };
-const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: true, kvType: true, adapter: true, vision: true };
+const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: true, kvType: true, exact: true, adapter: true, vision: true };
 const REQUEST: Names<RequestOptions> = { signal: true };
 const KEEP: Names<{ keep?: boolean }> = { keep: true };
 

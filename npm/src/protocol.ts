@@ -123,6 +123,7 @@ export interface ModelSettings {
   contextLength?: number;
   fitContext?: boolean;
   kvType?: KvType;
+  exact?: boolean;
 }
 
 /** A prompt: text, tokens, or a conversation for the model's template. */

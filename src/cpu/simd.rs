@@ -1000,7 +1000,7 @@ mod simd128 {
     use super::{Bytes, Instructions, Numbers, Vector, widen_f16};
 
     #[derive(Clone, Copy)]
-    pub struct Eight(v128, v128);
+    pub struct Eight(pub v128, pub v128);
 
     impl Instructions for Eight {
         const FUSED: bool = false;
@@ -1183,17 +1183,9 @@ mod simd128 {
             let nibbles = unsafe { v128_load(nibbles.as_ptr().cast()) };
             let mask = u8x16_splat(15);
             let (mut low, mut high) = (v128_and(nibbles, mask), v128_and(u32x4_shr(nibbles, 4), mask));
-            // Words are shifted by different amounts by multiplying them; further bits then lie at 4 - B of each byte
-            // for the lower half of the block, and at 8 - B for the upper one.
-            let further = match *upper.as_slice() {
-                [one] => Some(i32x4_mul(u32x4_splat(one), i32x4(8, 4, 2, 1))),
-                [even, odd] => Some(i32x4_mul(u32x4(even, odd, even, odd), i32x4(4, 4, 1, 1))),
-                _ => None,
-            };
-            if let Some(further) = further {
-                let mask = u8x16_splat(((1 << B) - 1) << 4);
-                low = v128_or(low, v128_and(u32x4_shl(further, B as u32), mask));
-                high = v128_or(high, v128_and(u32x4_shr(further, 4 - B as u32), mask));
+            if B > 0 {
+                let [of_low, of_high] = further_bits(upper);
+                (low, high) = (v128_or(low, of_low), v128_or(high, of_high));
             }
             let offset = i8x16_splat(offset);
             Pair(i8x16_sub(low, offset), i8x16_sub(high, offset))
@@ -1207,6 +1199,21 @@ mod simd128 {
             let (low, high) = (v128_and(nibbles, mask), v128_and(u32x4_shr(nibbles, 4), mask));
             Pair(i8x16_swizzle(levels, low), i8x16_swizzle(levels, high))
         }
+    }
+
+    /// The bits behind the nibbles of a block, one or two: each in the upper half of its byte, for the lower half of the
+    /// block and for the upper one. Quad q has bit q of each byte of its word, or bits 2 (q / 2) of word q % 2.
+    #[inline(always)]
+    pub fn further_bits<const B: usize>(words: &[u32; B]) -> [v128; 2] {
+        // Words are shifted by different amounts by multiplying them; the bits then lie at 4 - B of each byte for the lower
+        // half, and at 8 - B for the upper one.
+        let further = match *words.as_slice() {
+            [one] => i32x4_mul(u32x4_splat(one), i32x4(8, 4, 2, 1)),
+            [even, odd] => i32x4_mul(u32x4(even, odd, even, odd), i32x4(4, 4, 1, 1)),
+            _ => u32x4_splat(0),
+        };
+        let mask = u8x16_splat(((1 << B) - 1) << 4);
+        [v128_and(u32x4_shl(further, B as u32), mask), v128_and(u32x4_shr(further, 4 - B as u32), mask)]
     }
 
     /// The values of four f16, each in the lower half of a lane.

@@ -88,7 +88,7 @@ pub struct LoadOptions<'a> {
     pub max_pass: Option<u32>,
     /// Storage type of cached keys and values.
     pub kv_type: KvType,
-    /// Never round activations. Otherwise, CPUs that multiply bytes faster than floats (x86-64 with AVX2) round
+    /// Never round activations. Otherwise, CPUs that multiply bytes faster than floats (x86-64 with AVX2, browsers) round
     /// those that meet quantised weights to signed bytes with one scale per 32, as llama.cpp does, except on
     /// [`Device::cpu`]. Real GPUs with half precision use it for prefill products, summed in f32; browsers' adapters
     /// round nothing.

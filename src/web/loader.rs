@@ -89,8 +89,8 @@ impl RangeRequest {
 #[wasm_bindgen]
 impl Loader {
     /// A loader of a [`Model`]. `files`: `{ name, size? }[]`; `options`:
-    /// `{ contextLength?, fitContext?, kvType?, memoryLimit? }`. `read(file, offset, length)` promises at most
-    /// `length` bytes of a file, after all files were pushed. Passes call it for weights that do not fit in memory.
+    /// `{ contextLength?, fitContext?, kvType?, exact?, memoryLimit? }`. `read(file, offset, length)` promises at
+    /// most `length` bytes of a file, after all files were pushed. Passes call it for weights that do not fit in memory.
     pub fn model(device: &Device, files: JsValue, options: JsValue, read: Option<Function>) -> Result<Loader, JsValue> {
         #[derive(Deserialize, Default)]
         #[serde(rename_all = "camelCase", default)]
@@ -98,14 +98,16 @@ impl Loader {
             context_length: Option<u32>,
             fit_context: bool,
             kv_type: Option<String>,
+            exact: bool,
             memory_limit: Option<u64>,
         }
         let options: Option<Options> = from_js("options", options)?;
-        let Options { context_length, fit_context, kv_type, memory_limit } = options.unwrap_or_default();
+        let Options { context_length, fit_context, kv_type, exact, memory_limit } = options.unwrap_or_default();
         let kv_type = kv_type.map(|name| name.parse()).transpose().map_err(to_js_error)?.unwrap_or_default();
         let stream_layers = read.is_some();
+        let defaults = LoadOptions::default();
         let options =
-            LoadOptions { context_length, fit_context, kv_type, memory_limit, stream_layers, ..LoadOptions::default() };
+            LoadOptions { context_length, fit_context, kv_type, exact, memory_limit, stream_layers, ..defaults };
         let (device, files) = (&device.0, read_files(files)?);
         let loader = match read {
             Some(read) => crate::Model::loader_reading(device, files, options, file_reader(read)),

@@ -1,5 +1,5 @@
-// Llamas in GGUF with all weights zero. One has any size, with bytes generated as they are read after a real header;
-// its logits are zero as well, so it generates token 0; it tests loading of large files. The other has a published
+// Llamas in GGUF. Most have only zeros. One of these has any size, with bytes generated as they are read after a real
+// header; its logits are zero as well, so it generates token 0; it tests loading of large files. Another has a published
 // vocabulary.
 
 const ALIGNMENT = 32;
@@ -88,10 +88,10 @@ function start(keys, table, more = []) {
 const bytesOf = ([, shape, type]) => (shape.reduce((a, b) => a * b) / type.blockLength) * type.blockBytes;
 
 /** The tensors of one layer. */
-const layerOf = (dim, ffn) => [
+const layerOf = (dim, ffn, type = Q8_0) => [
   ["attn_norm", [dim], F32], ["ffn_norm", [dim], F32],
-  ["attn_q", [dim, dim], Q8_0], ["attn_k", [dim, dim], Q8_0], ["attn_v", [dim, dim], Q8_0], ["attn_output", [dim, dim], Q8_0],
-  ["ffn_gate", [dim, ffn], Q8_0], ["ffn_up", [dim, ffn], Q8_0], ["ffn_down", [ffn, dim], Q8_0],
+  ["attn_q", [dim, dim], type], ["attn_k", [dim, dim], type], ["attn_v", [dim, dim], type], ["attn_output", [dim, dim], type],
+  ["ffn_gate", [dim, ffn], type], ["ffn_up", [dim, ffn], type], ["ffn_down", [ffn, dim], type],
 ];
 
 /** The keys of a model without a vocabulary. */
@@ -152,6 +152,33 @@ export function smallModel(vocabulary) {
   table.push(...layerOf(dim, ffn).map(([name, ...rest]) => [`blk.0.${name}`, ...rest]));
   const { header, dataBytes } = start(keysOf({ layers, dim, ffn, heads, vocabSize }), table, keys);
   return Buffer.concat([header, Buffer.alloc(dataBytes)]);
+}
+
+/**
+ * A model of one layer and 20 tokens with matrices of these blocks: `type` is that of GGUF, `blocks` have `length` weights
+ * each. Its embeddings are whole numbers without a pattern.
+ */
+export function modelOfBlocks(type, blocks, length) {
+  const [dim, ffn, heads, layers, vocabSize] = length === 256 ? [256, 512, 4, 1, 20] : [288, 352, 9, 1, 20];
+  const matrix = { id: type, blockBytes: blocks[0].length, blockLength: length };
+  const table = [["token_embd", [dim, vocabSize], F32], ["output", [dim, vocabSize], matrix], ["output_norm", [dim], F32]];
+  table.push(...layerOf(dim, ffn, matrix).map(([name, ...rest]) => [`blk.0.${name}`, ...rest]));
+  const { header } = start(keysOf({ layers, dim, ffn, heads, vocabSize }), table);
+  let state = 7;
+  const next = (n) => {
+    state = (Math.imul(state, 1_664_525) + 1_013_904_223) >>> 0;
+    return (state >>> 8) % n;
+  };
+  const data = table.map((tensor) => {
+    const [, shape, type] = tensor;
+    const bytes = Buffer.alloc(aligned(bytesOf(tensor)));
+    for (let at = 0; at < bytesOf(tensor); at += type.blockBytes) {
+      if (type === matrix) bytes.set(blocks[next(blocks.length)], at);
+      else bytes.writeFloatLE(shape.length === 1 ? 1 : next(101) - 50, at);
+    }
+    return bytes;
+  });
+  return Buffer.concat([header, ...data]);
 }
 
 /** The smallest model that can chat, which always continues with this text. */

@@ -28,6 +28,15 @@ export function tensors(path) {
   };
 }
 
+/** Rows of bytes of a safetensors file, by the name of their tensor. */
+export function blocksIn(file) {
+  const { header, data } = headerOf(file);
+  return (name) => {
+    const { shape: [n, size], data_offsets: [start] } = header[name];
+    return Array.from({ length: n }, (_, i) => data.subarray(start + i * size, start + (i + 1) * size));
+  };
+}
+
 /** The same safetensors file with other metadata. */
 export function withMetadata(file, metadata) {
   const { header, data } = headerOf(file);

@@ -1,11 +1,11 @@
 //! Products with activations that are rounded to bytes, 32 of them with one scale, as llama.cpp rounds them.
 //!
-//! With AVX2, unpacking a weight for one multiplication takes longer than fetching it. So quants are multiplied as
-//! the bytes that they are, by `maddubs` or VNNI. Sums within a block are exact, scales are applied in f32, and
+//! With vectors, unpacking a weight for one multiplication takes longer than fetching it. So quants are multiplied as
+//! the bytes that they are, by `maddubs`, VNNI or SIMD128. Sums within a block are exact, scales are applied in f32, and
 //! offsets and mins are taken off by the sum of a block's activations. For fewer than twelve tokens rows are read as
 //! they lie; for more, 32 rows at a time are repacked (`panel.rs`). With `maddubs`, products of many tokens with
 //! signed quants stay exact, since bytes are no faster there; so do types without such products, products that must
-//! have the same bits for every number of rows, and processors without AVX2.
+//! have the same bits for every number of rows, and processors without such vectors.
 
 mod panel;
 
@@ -652,7 +652,7 @@ impl<F: Quantised> ByteWork for RowDots<'_, F> {
         let n_tokens = self.x.eights.len() / self.x.row_len;
         let n_rows = self.sums.len() / n_tokens;
         let mut t = 0;
-        while t + T <= n_tokens {
+        while D::MANY_TOKENS && t + T <= n_tokens {
             self.tokens::<D, T>(t, n_rows);
             t += T;
         }
@@ -689,6 +689,14 @@ mod tests {
 
     const NO_OFFSETS: Offsets = Offsets { of_quants: 0, has_mins: true, by_halves: false };
 
+    /// Runs loops of panels with one set of instructions.
+    struct With<D>(std::marker::PhantomData<D>);
+    impl<D: ByteDots> panel::Runner for With<D> {
+        fn run(work: impl ByteWork<Output = ()>) {
+            work.run_bytes::<D>();
+        }
+    }
+
     /// All products of `n_tokens`, with each set of instructions: a few tokens at a time, and by panels.
     fn by_all<F: Quantised>(packed: &Packed<'_>, x: &[Block], n_blocks: usize) -> Vec<Vec<f32>> {
         struct Products<'a, F>(&'a Packed<'a>, &'a [Block], usize, std::marker::PhantomData<F>);
@@ -704,7 +712,7 @@ mod tests {
                 RowDots { rows: Rows::<F>::new(packed, n_blocks), x: &x, sums: &mut found[0] }.run_bytes::<D>();
                 if D::SIGNED_ROWS || !F::SIGNED {
                     let mut sums = empty;
-                    panel::dots_by::<F, D>(packed, &x, n_blocks, &mut sums);
+                    panel::dots_by::<F, With<D>>((packed, n_blocks), &x.eights, &mut Panel::default(), &mut sums);
                     found.push(sums);
                 }
                 found

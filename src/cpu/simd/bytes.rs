@@ -3,6 +3,9 @@
 
 use super::Vector;
 
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod simd128;
+
 /// Of four blocks: the first halves of all of them, and the second ones.
 pub(in super::super) type Halves<B> = [B; 2];
 
@@ -21,6 +24,8 @@ pub(in super::super) trait ByteDots {
     const SIGNED_ROWS: bool;
     /// Whether 32 registers hold sums.
     const MANY_SUMS: bool;
+    /// Whether registers hold a block for several tokens.
+    const MANY_TOKENS: bool = true;
 
     /// Those of four bits.
     fn nibbles(nibbles: &[[u32; 4]; 4]) -> Halves<Self::Bytes>;
@@ -75,7 +80,7 @@ pub(crate) fn has_byte_dots() -> bool {
     #[cfg(target_arch = "x86_64")]
     return super::avx2::is_there();
     #[cfg(not(target_arch = "x86_64"))]
-    false
+    cfg!(all(target_arch = "wasm32", target_feature = "simd128"))
 }
 
 /// Does the work with the best instructions that this processor has.
@@ -93,6 +98,9 @@ pub(in super::super) fn run_bytes<W: ByteWork>(work: W) -> W::Output {
             }
         };
     }
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    return simd128::run(work);
+    #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
     work.run_bytes::<Plain>()
 }
 

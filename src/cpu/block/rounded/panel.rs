@@ -4,7 +4,7 @@
 use super::super::super::simd::Vector;
 use super::super::super::simd::bytes::{ByteDots, ByteWork, run_bytes};
 use super::super::Packed;
-use super::{EIGHT, Offsets, Quantised, Rounded, RoundedEight, Rows, WeightType, offsets_with, with_quantised};
+use super::{EIGHT, Quantised, Rounded, RoundedEight, Rows, WeightType, with_quantised};
 use super::{Iq4, Iq4Xs, Mx, Q4, Q4K, Q4With1, Q5, Q5K, Q5With1, Q6K, Q8};
 
 /// Rows of a panel: two vectors of sixteen.
@@ -69,79 +69,86 @@ fn panel_dots<F: Quantised>(
     panel: &mut Panel,
     sums: &mut [f32],
 ) {
-    run_bytes(PanelDots { rows: Rows::<F>::new(packed, n_blocks), x, n_blocks, panel, sums });
+    dots_by::<F, Best>((packed, n_blocks), x, panel, sums);
 }
 
-/// With one set of instructions.
-#[cfg(test)]
-pub(super) fn dots_by<F: Quantised, D: ByteDots>(packed: &Packed<'_>, x: &Rounded, n_blocks: usize, sums: &mut [f32]) {
-    let (rows, panel) = (Rows::<F>::new(packed, n_blocks), &mut Panel::default());
-    PanelDots { rows, x: &x.eights, n_blocks, panel, sums }.run_bytes::<D>();
+/// What runs a loop.
+pub(super) trait Runner {
+    fn run(work: impl ByteWork<Output = ()>);
 }
 
-struct PanelDots<'a, F: Quantised> {
-    rows: Rows<'a, F>,
-    x: &'a [RoundedEight],
-    /// Blocks of a row.
-    n_blocks: usize,
-    panel: &'a mut Panel,
-    sums: &'a mut [f32],
+/// With the best instructions.
+struct Best;
+
+impl Runner for Best {
+    fn run(work: impl ByteWork<Output = ()>) {
+        run_bytes(work);
+    }
+}
+
+pub(super) fn dots_by<F: Quantised, R: Runner>(
+    (packed, n_blocks): (&Packed<'_>, usize),
+    x: &[RoundedEight],
+    panel: &mut Panel,
+    sums: &mut [f32],
+) {
+    let rows = Rows::<F>::new(packed, n_blocks);
+    let n_rows = sums.len() / (x.len() / n_blocks.div_ceil(EIGHT));
+    for first in (0..n_rows).step_by(PANEL_ROWS) {
+        R::run(Pack { rows, n_blocks, panel, first, n: (n_rows - first).min(PANEL_ROWS) });
+        let (panel, sums) = (&*panel, &mut *sums);
+        match (F::BY_HALVES, F::MINS) {
+            (true, _) => R::run(Multiply::<true, false> { panel, x, n_blocks, first, sums }),
+            (_, true) => R::run(Multiply::<false, true> { panel, x, n_blocks, first, sums }),
+            (false, false) => R::run(Multiply::<false, false> { panel, x, n_blocks, first, sums }),
+        }
+    }
 }
 
 /// Groups of four weights in eight blocks.
 const FOURS: usize = 8 * EIGHT;
 
-impl<F: Quantised> ByteWork for PanelDots<'_, F> {
+/// Packs `n` rows from `first` on. Other rows of the panel are of no interest.
+struct Pack<'a, F: Quantised> {
+    rows: Rows<'a, F>,
+    /// Blocks of a row.
+    n_blocks: usize,
+    panel: &'a mut Panel,
+    first: usize,
+    n: usize,
+}
+
+/// Scales of eight blocks.
+const fn n_scales(by_halves: bool) -> usize {
+    if by_halves { 2 * EIGHT } else { EIGHT }
+}
+
+impl<F: Quantised> ByteWork for Pack<'_, F> {
     type Output = ();
 
     #[inline(always)]
-    fn run_bytes<D: ByteDots>(mut self) {
-        let n_tokens = self.x.len() / self.row_len();
-        let n_rows = self.sums.len() / n_tokens;
-        for first in (0..n_rows).step_by(PANEL_ROWS) {
-            self.pack::<D>(first, (n_rows - first).min(PANEL_ROWS));
-            match D::MANY_SUMS {
-                true => self.multiply::<D, VECTORS, 5>(first, n_tokens, n_rows),
-                false => self.multiply::<D, 1, 2>(first, n_tokens, n_rows),
-            }
-        }
-    }
-}
-
-impl<F: Quantised> PanelDots<'_, F> {
-    const SCALES: usize = if F::BY_HALVES { 2 * EIGHT } else { EIGHT };
-
-    /// Eights of a row.
-    #[inline(always)]
-    fn row_len(&self) -> usize {
-        self.n_blocks.div_ceil(EIGHT)
-    }
-
-    /// Packs `n` rows from `first` on. Other rows of the panel are of no interest.
-    #[inline(always)]
-    fn pack<D: ByteDots>(&mut self, first: usize, n: usize) {
-        let row_len = self.row_len();
-        let Panel { quants, scales, mins } = &mut *self.panel;
+    fn run_bytes<D: ByteDots>(self) {
+        let Pack { rows, n_blocks, panel: Panel { quants, scales, mins }, first, n } = self;
+        let (row_len, n_scales) = (n_blocks.div_ceil(EIGHT), const { n_scales(F::BY_HALVES) });
         quants.resize(row_len * FOURS, [Line([0; 64]); VECTORS]);
-        scales.resize(row_len * Self::SCALES, [[0.0; LANES]; VECTORS]);
+        scales.resize(row_len * n_scales, [[0.0; LANES]; VECTORS]);
         if F::MINS {
             mins.resize(row_len * EIGHT, [[0.0; LANES]; VECTORS]);
         }
         for four_rows in (0..n).step_by(4) {
             let (vector, lane) = (four_rows / LANES, four_rows % LANES);
             for i in 0..row_len {
-                let (quants, scales) =
-                    (&mut quants[i * FOURS..][..FOURS], &mut scales[i * Self::SCALES..][..Self::SCALES]);
+                let (quants, scales) = (&mut quants[i * FOURS..][..FOURS], &mut scales[i * n_scales..][..n_scales]);
                 let mut halves = [[[D::load(&[0; 64]); 2]; 4]; 2];
                 for j in 0..4 {
                     // Where there are no further rows, the last one again.
                     let row = first + (four_rows + j).min(n - 1);
                     let mut copied = None;
-                    let (units, tails) = if i < self.rows.n_whole() {
-                        let ((units, tails), n_units) = (self.rows.eights(row), Rows::<F>::UNITS);
+                    let (units, tails) = if i < rows.n_whole() {
+                        let ((units, tails), n_units) = (rows.eights(row), Rows::<F>::UNITS);
                         (&units[i * n_units..][..n_units], &tails[i * n_units * F::TAIL..][..n_units * F::TAIL])
                     } else {
-                        self.rows.rest(row, &mut copied)
+                        rows.rest(row, &mut copied)
                     };
                     for (four, halves) in halves.iter_mut().enumerate() {
                         halves[j] = F::quants::<D>(units, tails, four);
@@ -177,12 +184,44 @@ impl<F: Quantised> PanelDots<'_, F> {
             }
         }
     }
+}
 
-    /// The products of the panel, whose rows are those from `first` on.
+/// The products of a panel whose rows are those from `first` on. Of formats with halves or mins, or neither: those of formats that
+/// differ in their quants are the same.
+struct Multiply<'a, const BY_HALVES: bool, const MINS: bool> {
+    panel: &'a Panel,
+    x: &'a [RoundedEight],
+    /// Blocks of a row.
+    n_blocks: usize,
+    first: usize,
+    sums: &'a mut [f32],
+}
+
+impl<const BY_HALVES: bool, const MINS: bool> ByteWork for Multiply<'_, BY_HALVES, MINS> {
+    type Output = ();
+
     #[inline(always)]
-    fn multiply<D: ByteDots, const N: usize, const T: usize>(&mut self, first: usize, n_tokens: usize, n_rows: usize) {
+    fn run_bytes<D: ByteDots>(mut self) {
+        match D::MANY_SUMS {
+            true => self.multiply::<D, VECTORS, 5>(),
+            false => self.multiply::<D, 1, 2>(),
+        }
+    }
+}
+
+impl<const BY_HALVES: bool, const MINS: bool> Multiply<'_, BY_HALVES, MINS> {
+    /// Eights of a row.
+    #[inline(always)]
+    fn row_len(&self) -> usize {
+        self.n_blocks.div_ceil(EIGHT)
+    }
+
+    #[inline(always)]
+    fn multiply<D: ByteDots, const N: usize, const T: usize>(&mut self) {
+        let n_tokens = self.x.len() / self.row_len();
+        let n_rows = self.sums.len() / n_tokens;
         for vector in (0..VECTORS).step_by(N) {
-            let row = first + vector * LANES;
+            let row = self.first + vector * LANES;
             if row >= n_rows {
                 break;
             }
@@ -223,24 +262,23 @@ impl<F: Quantised> PanelDots<'_, F> {
     /// Sums of `N` vectors of rows times `T` tokens.
     #[inline(always)]
     fn tile<D: ByteDots, const N: usize, const T: usize>(&self, vector: usize, t: usize) -> [[D::Sums; N]; T] {
-        let Offsets { of_quants, .. } = offsets_with::<F, D>();
         let mut x = [&self.x[..0]; T];
         for (i, x) in x.iter_mut().enumerate() {
             *x = &self.x[(t + i) * self.row_len()..][..self.row_len()];
         }
+        let n_scales = const { n_scales(BY_HALVES) };
         let mut sums = [[D::splat(0.0); N]; T];
         for i in 0..self.row_len() {
             let quants = &self.panel.quants[i * FOURS..][..FOURS];
-            let scales = &self.panel.scales[i * Self::SCALES..][..Self::SCALES];
+            let scales = &self.panel.scales[i * n_scales..][..n_scales];
             for b in 0..(self.n_blocks - i * EIGHT).min(EIGHT) {
                 let mut totals = [[D::ints(0); N]; T];
                 for half in 0..2 {
-                    if of_quants > 0 && (half == 0 || F::BY_HALVES) {
+                    // Quants of formats with mins have no offset.
+                    if !MINS && (half == 0 || BY_HALVES) {
                         for (totals, x) in totals.iter_mut().zip(x) {
                             *totals = [D::ints(x[i].starts[half][b]); N];
                         }
-                    } else if F::BY_HALVES {
-                        totals = [[D::ints(0); N]; T];
                     }
                     for pair in 0..2 {
                         let at = 8 * b + 4 * half + 2 * pair;
@@ -252,9 +290,9 @@ impl<F: Quantised> PanelDots<'_, F> {
                             }
                         }
                     }
-                    if half == 1 || F::BY_HALVES {
+                    if half == 1 || BY_HALVES {
                         for n in 0..N {
-                            let scale = D::load_sums(&scales[if F::BY_HALVES { 2 * b + half } else { b }][vector + n]);
+                            let scale = D::load_sums(&scales[if BY_HALVES { 2 * b + half } else { b }][vector + n]);
                             for ((sums, totals), x) in sums.iter_mut().zip(&totals).zip(x) {
                                 let scaled = D::mul(D::floats(totals[n]), scale);
                                 sums[n] = D::fma(scaled, D::splat(x[i].scales[b]), sums[n]);
@@ -262,7 +300,7 @@ impl<F: Quantised> PanelDots<'_, F> {
                         }
                     }
                 }
-                if F::MINS {
+                if MINS {
                     for n in 0..N {
                         let mins = D::load_sums(&self.panel.mins[i * EIGHT + b][vector + n]);
                         for (sums, x) in sums.iter_mut().zip(x) {
