@@ -13,7 +13,7 @@ const { cases } = JSON.parse(readFileSync(join(repository, "tests/data/builtin/r
 
 /** Runs in the place: pieces of greedy completions. */
 async function piecesOf({ Model }, { device, texts }) {
-  const model = await Model.builtin({ device });
+  const model = await Model.builtin({ device, exact: true });
   const all = [];
   for (const { ids, options } of texts) {
     const pieces = [];

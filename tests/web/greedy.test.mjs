@@ -98,7 +98,7 @@ function allModels() {
 
 /** Runs in a page, in Node and in Deno: all continuations of one model. */
 async function continueWith({ Model }, { sources, device, cases }) {
-  const model = await Model.load(sources.length === 1 ? sources[0] : sources, { device, cache: false, kvType: "f32" });
+  const model = await Model.load(sources.length === 1 ? sources[0] : sources, { device, cache: false, kvType: "f32", exact: true });
   try {
     const continuations = [];
     for (const { prompt, count } of cases) {

@@ -21,7 +21,7 @@ function otherModel() {
 async function converse({ Model, sessions }, { file, messages, load, options, save, clear }) {
   if (clear) await sessions.clear();
   const notices = [];
-  const model = await Model.load(new Blob([Uint8Array.from(atob(file), (c) => c.charCodeAt(0))]), { device: "cpu", onNotice: (notice) => notices.push(notice), ...load });
+  const model = await Model.load(new Blob([Uint8Array.from(atob(file), (c) => c.charCodeAt(0))]), { device: "cpu", exact: true, onNotice: (notice) => notices.push(notice), ...load });
   const generation = model.chat(messages, { temperature: 0, maxTokens: 24, ignoreEos: true, ...options });
   const text = await generation.text();
   const { promptTokens, cachedTokens } = await generation.result;
