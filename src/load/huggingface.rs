@@ -201,8 +201,9 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
         true => ModelShape::Decoder(config),
         false => ModelShape::Encoder(encoder::shape(config, &json, texts, &tensor_index, logits.as_ref())?),
     };
+    let tasks = Tasks::of(&json, weights).map_err(in_file(CONFIG))?;
     if let ModelShape::Encoder(shape) = &mut shape {
-        shape.tasks = Tasks::of(&json, weights).map_err(in_file(CONFIG))?;
+        shape.tasks = tasks;
         if is_unmerged && texts.pooling.is_none() {
             shape.pooling = Some(Pooling::Last);
         }
