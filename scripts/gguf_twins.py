@@ -464,6 +464,107 @@ class Mamba2(Twin):
         return {ours: values}
 
 
+class Ling2(Twin):
+    arch = "bailingmoe2"
+    top = {"word_embeddings": "token_embd", "norm": "output_norm", "lm_head": "output"}
+    layer = LAYER | {
+        "attention.query_key_value": "attn_qkv",
+        "attention.query_layernorm": "attn_q_norm",
+        "attention.key_layernorm": "attn_k_norm",
+        "attention.dense": "attn_output",
+        "mlp.gate.expert_bias": "exp_probs_b",
+        "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+        "mlp.shared_experts.up_proj": "ffn_up_shexp",
+        "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    }
+
+    def keys(self, writer):
+        config = self.config
+        super().keys(writer)
+        writer.add_rope_dimension_count(config.get("rotary_dim") or config["qk_rope_head_dim"])
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_feed_forward_length(config["moe_shared_expert_intermediate_size"])
+        writer.add_expert_shared_count(config["num_shared_experts"])
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+    def named(self, name):
+        number, stem, suffix = super().named(name)
+        return number, stem, "bias" if stem.endswith("_bias") else suffix
+
+    def in_layer(self, number, stem, suffix, values):
+        if ".experts." not in stem:
+            return super().in_layer(number, stem, suffix, values)
+        _, _, expert, kind = stem.split(".")
+        group = self.experts.setdefault((number, kind), {})
+        group[int(expert)] = values
+        if len(group) < self.config["num_experts"]:
+            return {}
+        kind = kind.removesuffix("_proj")
+        return {f"ffn_{kind}_exps": np.stack([group[i] for i in range(self.config["num_experts"])])}
+
+
+class Ling3(Ling2):
+    arch = "bailingmoe3"
+    layer = Ling2.layer | {
+        "attention.q_a_proj": "attn_q_a",
+        "attention.q_a_layernorm": "attn_q_a_norm",
+        "attention.q_b_proj": "attn_q_b",
+        "attention.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+        "attention.kv_a_layernorm": "attn_kv_a_norm",
+        "attention.q_proj": "attn_q",
+        "attention.k_proj": "attn_k",
+        "attention.v_proj": "attn_v",
+        "attention.b_proj": "ssm_beta",
+        "attention.f_proj": "ssm_f_a",
+        "attention.q_conv1d": "ssm_conv1d_q",
+        "attention.k_conv1d": "ssm_conv1d_k",
+        "attention.v_conv1d": "ssm_conv1d_v",
+        "attention.A_log": "ssm_a",
+        "attention.dt_bias": "ssm_dt",
+        "attention.o_norm": "ssm_norm",
+    }
+
+    def keys(self, writer):
+        config = self.config
+        rank, turned = config["kv_lora_rank"], config["qk_rope_head_dim"]
+        self.config = config | {"head_dim": None}
+        super().keys(writer)
+        self.config = config
+        writer.add_ssm_conv_kernel(config["short_conv_kernel_size"])
+        writer.add_uint32("bailingmoe3.kda.head_dim", config["head_dim"])
+        writer.add_bool("bailingmoe3.kda.safe_gate", config["kda_safe_gate"])
+        writer.add_float32("bailingmoe3.kda.gate_lower_bound", config["kda_lower_bound"])
+        writer.add_q_lora_rank(config["q_lora_rank"])
+        writer.add_kv_lora_rank(rank)
+        writer.add_key_length(rank + turned)
+        writer.add_key_length_mla(config["qk_nope_head_dim"] + turned)
+        writer.add_value_length_mla(config["v_head_dim"])
+
+    def attends(self, number):
+        return (number + 1) % self.config["layer_group_size"] == 0
+
+    def head_counts_kv(self):
+        return [int(self.attends(number)) for number in range(self.config["num_hidden_layers"])]
+
+    def in_layer(self, number, stem, suffix, values):
+        if stem == "attention.g_proj":
+            return {"attn_gate" if self.attends(number) else "ssm_g_a": values}
+        if stem == "attention.kv_b_proj":
+            nope, heads = self.config["qk_nope_head_dim"], self.config["num_attention_heads"]
+            keys, values = np.split(values.reshape(heads, -1, values.shape[-1]), [nope], axis=1)
+            return {"attn_k_b": keys.swapaxes(1, 2), "attn_v_b": values}
+        if stem == "attention.A_log":
+            values = np.exp(values[:, None])
+        elif stem.endswith("_conv1d"):
+            values = values[None]
+        return super().in_layer(number, stem, suffix, values)
+
+
 class Gemma4(Twin):
     arch = "gemma4"
     top = TOP | {
@@ -522,6 +623,8 @@ TWINS = {
     "hunyuan-dense": Hunyuan,
     "lfm2": Lfm2,
     "mamba2": Mamba2,
+    "ling2": Ling2,
+    "ling3": Ling3,
     "ministral3": Ministral,
     "olmo3": Olmo3,
     "olmoe": Olmoe,

@@ -4,9 +4,13 @@
 //     S = exp(a softplus(alpha[t] + dt)) S;   S += k[t] (beta[t] (v[t] - S^T k[t]))^T;   o = S^T q[t] / sqrt(Dk)
 //     y[t] = weight * o / sqrt(mean of o^2 + eps) * silu(z[t])
 //
-// with q and k of length 1 and beta = beta_scale * sigmoid. The matrix S before the pass is in one of `n_states` places that the
-// sequence has, by its position, and the last one goes to another. Dispatch (heads of all sequences folded over x and y), one
-// workgroup per value head.
+// with q and k of length 1 and beta = beta_scale * sigmoid. With a `bound` below 0, Kimi Delta Attention (Kimi Team 2025,
+// arXiv:2510.26692): each row of S has an alpha and a dt of its own, and
+//
+//     S = exp(bound sigmoid(-a (alpha[t] + dt))) S;   y[t] = weight * o / sqrt(mean of o^2 + eps) * sigmoid(z[t])
+//
+// The matrix S before the pass is in one of `n_states` places that the sequence has, by its position, and the last one goes to
+// another. Dispatch (heads of all sequences folded over x and y), one workgroup per value head.
 #import reduce t0=reduce t2=reduce_subgroup
 #import rows
 #import silu
@@ -17,12 +21,13 @@ struct Params {
     n_tokens: u32, n_key_heads: u32, n_heads: u32, key_dim: u32, // T, Hk, H, Dk
     value_dim: u32, n_states: u32, x_stride: u32, grouped: u32,  // Dv
     eps: f32, row_words: u32, has_slots: u32, beta_scale: f32,
+    bound: f32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;      // step state
 @group(0) @binding(2) var<storage, read> qkv: array<f32>;        // [T, 2 Hk Dk + H Dv]
 @group(0) @binding(3) var<storage, read> x: array<f32>;          // [T, x_stride]: q, k, v as they were, then z, beta, alpha
-@group(0) @binding(4) var<storage, read> heads: array<f32>;      // a, [H]; dt, [H]; norm weight, [Dv]
+@group(0) @binding(4) var<storage, read> heads: array<f32>;      // a, [H]; dt, [H] or [H Dk]; norm weight, [Dv]
 @group(0) @binding(5) var<storage, read_write> matrices: array<f32>; // [sequences, n_states, H, Dk, Dv]
 @group(0) @binding(6) var<storage, read_write> y: array<f32>;    // [T, H Dv]
 
@@ -33,6 +38,11 @@ const LENGTH_EPS: f32 = 1e-6;
 var<workgroup> key: array<f32, MOST>;
 var<workgroup> query: array<f32, MOST>;
 var<workgroup> outs: array<f32, MOST>;
+var<workgroup> decays: array<f32, MOST>;
+
+fn sigmoid_at(z: f32) -> f32 {
+    return 1.0 / (1.0 + exp(min(-z, 88.0)));
+}
 
 @compute @workgroup_size(WG)
 fn delta_rule(
@@ -54,32 +64,43 @@ fn delta_rule(
     let keys = params.n_key_heads * params.key_dim;
     let channels = 2u * keys + params.n_heads * params.value_dim;
     let size = params.key_dim * params.value_dim;
+    let by_row = params.bound < 0.0;
+    let n_decays = params.n_heads * select(1u, params.key_dim, by_row);
     let pos = state[run.state + POS];
     let place = run.slot * params.n_states;
     let to = ((place + (pos + run.n) % params.n_states) * params.n_heads + head) * size;
     var at = ((place + pos % params.n_states) * params.n_heads + head) * size;
     for (var t = run.first; t < run.first + run.n; t++) {
         let row = t * channels;
+        let gates = t * params.x_stride + channels;
+        let after_z = gates + params.n_heads * params.value_dim;
         var squares = vec2<f32>();
         for (var i = local; i < params.key_dim; i += WG) {
+            if (by_row) {
+                let place = params.n_heads + head * params.key_dim + i;
+                let step = heads[head] * (x[after_z + place] + heads[place]);
+                decays[i] = exp(params.bound / (1.0 + exp(clamp(step, -88.0, 88.0))));
+            }
             query[i] = qkv[row + key_head * params.key_dim + i];
             key[i] = qkv[row + keys + key_head * params.key_dim + i];
             squares += vec2<f32>(query[i] * query[i], key[i] * key[i]);
         }
         let query_scale = 1.0 / sqrt((workgroup_sum(local, squares.x) + LENGTH_EPS) * f32(params.key_dim));
         let key_scale = 1.0 / sqrt(workgroup_sum(local, squares.y) + LENGTH_EPS);
-        let gates = t * params.x_stride + channels;
-        let after_z = gates + params.n_heads * params.value_dim;
         let beta = params.beta_scale / (1.0 + exp(min(-x[after_z + head], 88.0)));
-        let step = softplus(x[after_z + params.n_heads + head] + heads[params.n_heads + head]);
-        let decay = exp(heads[head] * step);
+        // Of all rows. Multiplying sums rather than rows by it rounds less.
+        var decay = 1.0;
+        if (!by_row) {
+            decay = exp(heads[head] * softplus(x[after_z + params.n_heads + head] + heads[params.n_heads + head]));
+        }
         let begins = t == run.first && pos == 0u;
         var sum_sq = 0.0;
         for (var c = local; c < params.value_dim; c += WG) {
             var known = 0.0;
             if (!begins) {
                 for (var i = 0u; i < params.key_dim; i++) {
-                    known += matrices[at + i * params.value_dim + c] * key[i];
+                    let row_decay = select(1.0, decays[i], by_row);
+                    known += row_decay * matrices[at + i * params.value_dim + c] * key[i];
                 }
             }
             let value = qkv[row + 2u * keys + head * params.value_dim + c];
@@ -88,7 +109,7 @@ fn delta_rule(
             for (var i = 0u; i < params.key_dim; i++) {
                 var element = key[i] * delta;
                 if (!begins) {
-                    element += decay * matrices[at + i * params.value_dim + c];
+                    element += select(decay, decays[i], by_row) * matrices[at + i * params.value_dim + c];
                 }
                 matrices[to + i * params.value_dim + c] = element;
                 out += element * query[i];
@@ -100,7 +121,7 @@ fn delta_rule(
         for (var c = local; c < params.value_dim; c += WG) {
             let z = x[gates + head * params.value_dim + c];
             y[(t * params.n_heads + head) * params.value_dim + c] =
-                heads[2u * params.n_heads + c] * outs[c] * scale * silu_at(z);
+                heads[params.n_heads + n_decays + c] * outs[c] * scale * select(silu_at(z), sigmoid_at(z), by_row);
         }
         at = to;
     }

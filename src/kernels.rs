@@ -55,7 +55,7 @@ pub use max_sim::max_sim;
 pub use mol::{Combination, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Pairing, mol};
 pub use norm::{LayerNorm, add_rms_norm, layer_norm, rms_norm, rms_norm_columns, rms_norm_groups};
 pub use pool::{Pooling, pool};
-pub use recurrent::{DeltaRule, MAX_TAPS, N_STATES, SelectiveScan, ShortConv};
+pub use recurrent::{Decay, DeltaRule, MAX_TAPS, N_STATES, SelectiveScan, ShortConv};
 pub(crate) use rope::mrope_rows;
 pub use rope::{
     Heads, QkNorm, QueryGrowth, RopeConfig, RopeScaling, RopeStyle, cache_kv, rope, rope_kv, rope_packed, rope_table,

@@ -170,6 +170,8 @@ fn dispatches_per_layer_stay_within_each_familys_bound() {
         // Two of three layers have experts: at most 8 dispatches without, 10 with.
         ("deepseek-v2", 9),
         ("glm4-moe-lite", 10),
+        ("ling2", 7),
+        ("ling3", 9),
     ];
     let mut more = Vec::new();
     for device in shared::gpus([Tier::Baseline, Tier::Subgroups]) {

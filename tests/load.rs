@@ -20,6 +20,8 @@ mod hostile_config;
 mod kept;
 #[path = "load/mtp.rs"]
 mod mtp;
+#[path = "load/mtp_layers.rs"]
+mod mtp_layers;
 #[path = "load/parts.rs"]
 mod parts;
 #[path = "load/pieces.rs"]

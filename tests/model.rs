@@ -195,6 +195,8 @@ tiny_random_models! {
     glm4_moe: "glm4-moe",
     glm4_moe_lite: "glm4-moe-lite",
     lfm3: "lfm3",
+    ling2: "ling2",
+    ling3: "ling3",
     olmo_hybrid: "olmo-hybrid",
     qwen3_next: "qwen3-next",
     seed_oss: "seed-oss",

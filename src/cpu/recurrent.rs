@@ -130,14 +130,25 @@ impl Head<'_> {
         };
         let (query, key) = (of_length_1(0), of_length_1(keys));
         let value = &row[2 * keys + self.head * value_dim..][..value_dim];
-        let gates = &self.x[t * params.x_stride as usize + channels..][..n_heads * (value_dim + 2)];
+        let gates = &self.x[t * params.x_stride as usize + channels..];
         let (z, rest) = gates.split_at(n_heads * value_dim);
         let beta = (f64::from(params.beta_scale) / (1.0 + (-f64::from(rest[self.head])).exp())) as f32;
-        let step = softplus(rest[n_heads + self.head] + self.heads[n_heads + self.head]);
-        let decay = (f64::from(self.heads[self.head]) * step).exp() as f32;
+        let (alphas, of_steps, rate) = (&rest[n_heads..], &self.heads[n_heads..], f64::from(self.heads[self.head]));
+        let bound = f64::from(params.bound);
+        let (n_decays, decays) = match bound < 0.0 {
+            false => {
+                let decay = (rate * softplus(alphas[self.head] + of_steps[self.head])).exp();
+                (n_heads, vec![decay as f32; key_dim])
+            }
+            true => {
+                let of_head = |values: &[f32]| values[self.head * key_dim..][..key_dim].to_vec();
+                let steps = of_head(alphas).into_iter().zip(of_head(of_steps)).map(|(alpha, dt)| f64::from(alpha + dt));
+                (n_heads * key_dim, steps.map(|step| (bound / (1.0 + (rate * step).exp())).exp() as f32).collect())
+            }
+        };
 
         let mut delta = vec![0.0; value_dim];
-        for (row, key) in matrix.chunks_exact_mut(value_dim).zip(&key) {
+        for ((row, key), decay) in matrix.chunks_exact_mut(value_dim).zip(&key).zip(&decays) {
             for (element, known) in row.iter_mut().zip(&mut delta) {
                 *element *= decay;
                 *known += *element * key;
@@ -154,9 +165,10 @@ impl Head<'_> {
         let scale = (key_dim as f32).powf(-0.5);
         let mean = out.iter().map(|x| (x * scale).powi(2)).sum::<f32>() / value_dim as f32;
         let scale = scale / (mean + params.eps).sqrt();
-        let weights = &self.heads[2 * n_heads..];
+        let weights = &self.heads[n_heads + n_decays..];
         for ((out, weight), z) in out.iter_mut().zip(weights).zip(&z[self.head * value_dim..]) {
-            *out *= weight * scale * z / (1.0 + (-z).exp());
+            let gate = if bound < 0.0 { 1.0 } else { *z } / (1.0 + (-z).exp());
+            *out *= weight * scale * gate;
         }
     }
 }

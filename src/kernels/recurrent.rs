@@ -116,6 +116,21 @@ pub struct DeltaRule {
     pub grouped: bool,
     /// Factor of beta: 2 where states may have negative eigenvalues, else 1.
     pub beta_scale: f32,
+    /// How states decay.
+    pub decay: Decay,
+}
+
+/// How a delta rule's states decay from one token to the next, and how its outputs are gated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Decay {
+    /// By `exp(a softplus(alpha + dt))`, one for each head, with outputs times `silu(z)`: gated DeltaNet.
+    Heads,
+    /// By `exp(bound sigmoid(-a (alpha + dt)))`, one for each channel of the keys, with outputs times `sigmoid(z)`: Kimi
+    /// Delta Attention.
+    Channels {
+        /// Logarithm of the fastest decay, below 0.
+        bound: f32,
+    },
 }
 
 impl DeltaRule {
@@ -124,16 +139,24 @@ impl DeltaRule {
         2 * self.n_key_heads * self.key_dim + self.n_heads * self.value_dim
     }
 
-    /// Columns of queries, keys, values and output gates, and of beta and alpha, one each per value head.
+    /// Decays of all heads.
+    pub fn n_decays(&self) -> u32 {
+        match self.decay {
+            Decay::Heads => self.n_heads,
+            Decay::Channels { .. } => self.n_heads * self.key_dim,
+        }
+    }
+
+    /// Columns of queries, keys, values and output gates, of beta, one per value head, and of alpha, one per decay.
     pub fn inputs(&self) -> u32 {
-        self.channels() + self.n_heads * (self.value_dim + 2)
+        self.channels() + self.n_heads * (self.value_dim + 1) + self.n_decays()
     }
 
     /// Records the rule over the pass's tokens, and the gated norm of its results. Shader: `shaders/delta_rule.wgsl`.
     ///
     /// # Shapes
-    /// `qkv`: `[T, channels]`; `x`: `[T, inputs]`, of which the columns after the channels count; `heads`: decays, `[H]`,
-    /// time steps, `[H]`, and the norm's weights, `[Dv]`, one after the other; `matrices`: `[N_STATES, H, Dk, Dv]`, or `[sequences * states, H, Dk, Dv]`; `y`:
+    /// `qkv`: `[T, channels]`; `x`: `[T, inputs]`, of which the columns after the channels count; `heads`: rates, `[H]`,
+    /// time steps, `[n_decays]`, and the norm's weights, `[Dv]`, one after the other; `matrices`: `[N_STATES, H, Dk, Dv]`, or `[sequences * states, H, Dk, Dv]`; `y`:
     /// `[T, H Dv]`.
     /// # Errors
     /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] for a shape that is out of range.
@@ -147,7 +170,7 @@ impl DeltaRule {
         y: &Tensor,
     ) -> Result<(), Error> {
         const KERNEL: &str = "delta_rule";
-        let &DeltaRule { n_key_heads, n_heads, key_dim, value_dim, grouped, beta_scale } = self;
+        let &DeltaRule { n_key_heads, n_heads, key_dim, value_dim, grouped, beta_scale, decay } = self;
         let wrong = |operand, expected: &str, found: u32| {
             Err(Error::Operand { kernel: KERNEL, operand, expected: expected.into(), found: found.to_string() })
         };
@@ -157,11 +180,19 @@ impl DeltaRule {
         if n_key_heads == 0 || !n_heads.is_multiple_of(n_key_heads) {
             return wrong("n_heads", "a multiple of the key heads", n_heads);
         }
+        let bound = match decay {
+            Decay::Heads => 0.0,
+            Decay::Channels { bound } if bound.is_normal() && bound < 0.0 => bound,
+            Decay::Channels { bound } => {
+                let expected = "a number below 0".into();
+                return Err(Error::Operand { kernel: KERNEL, operand: "bound", expected, found: bound.to_string() });
+            }
+        };
         let [n_tokens, _] = y.dims2(KERNEL, "y")?;
         y.expect_shape(KERNEL, "y", &[n_tokens, n_heads * value_dim])?;
         qkv.expect_shape(KERNEL, "qkv", &[n_tokens, self.channels()])?;
         x.expect_shape(KERNEL, "x", &[n_tokens, self.inputs()])?;
-        heads.expect_shape(KERNEL, "heads", &[2 * n_heads + value_dim])?;
+        heads.expect_shape(KERNEL, "heads", &[n_heads + self.n_decays() + value_dim])?;
         check_states(KERNEL, "matrices", state, matrices, &[n_heads, key_dim, value_dim])?;
         let columns = u64::from(value_dim.div_ceil(128));
         let rounds = u64::from(n_tokens) * (2 * columns * u64::from(key_dim) + 8);
@@ -180,6 +211,7 @@ impl DeltaRule {
             row_words: state.row_words(),
             has_slots: u32::from(state.is_shared()),
             beta_scale,
+            bound,
         };
         let operands = [state.tensor(), qkv, x, heads, matrices, y];
         let grid = fold(rec.target(), u64::from(n_heads) * u64::from(n_sequences));

@@ -2,6 +2,7 @@
 //!
 //! Each starts from Llama; [`Architecture::describe`] applies the differences.
 
+mod bailing;
 mod bert;
 mod clip;
 mod deepseek;
@@ -88,7 +89,7 @@ pub(super) struct Architecture {
     pub defaults: &'static str,
     /// [`ModelConfig::row_factors`] of published checkpoints, for architectures that have any.
     pub factors: Option<FactorsOf>,
-    /// Whether its MTP head is supported: Qwen3.5's, with a block like the attention layers'.
+    /// Whether its MTP head is supported, with a block like the last attention layer.
     pub mtp: bool,
     /// Whether [`Architecture::describe`] reads the sizes of attention heads, or there are none.
     pub describes_heads: bool,
@@ -101,7 +102,7 @@ pub(super) type Factors = (&'static str, Vec<(u32, f32)>);
 
 type FactorsOf = fn(&Keys<'_>, &ModelConfig) -> Result<Vec<Factors>, Error>;
 
-const ALL: [Architecture; 54] = [
+const ALL: [Architecture; 56] = [
     llama::LLAMA,
     llama::MISTRAL3,
     llama::MIXTRAL,
@@ -115,6 +116,8 @@ const ALL: [Architecture; 54] = [
     glm4_moe::GLM4_MOE,
     deepseek::DEEPSEEK,
     deepseek::GLM4_MOE_LITE,
+    bailing::LING2,
+    bailing::LING3,
     qwen35::QWEN35,
     qwen35::QWEN35_MOE,
     gemma::GEMMA,
@@ -240,10 +243,19 @@ impl Architecture {
         }
     }
 
-    /// The MTP head's block, if the catalog has a head that fits this configuration.
-    pub fn mtp_block(&self, config: &ModelConfig, tensor_index: &TensorIndex) -> Option<Block> {
-        tensor_index.find(&format!("blk.{}.nextn.eh_proj.weight", config.n_layers())).filter(|_| self.mtp)?;
-        config.blocks.iter().rfind(|block| block.recurrence.is_none()).cloned()
+    /// The MTP head's block, if the catalog has one head and it fits this configuration. `n_mtp`: the stated number.
+    pub fn mtp_block(&self, config: &ModelConfig, tensor_index: &mut TensorIndex, n_mtp: Option<u32>) -> Option<Block> {
+        let n_layers = config.n_layers();
+        tensor_index
+            .find(&format!("blk.{n_layers}.nextn.eh_proj.weight"))
+            .filter(|_| self.mtp && n_mtp.unwrap_or(1) == 1)?;
+        let block = config.blocks.iter().rfind(|block| block.recurrence.is_none()).cloned()?;
+        tensor_index.leave_untold(n_layers);
+        // Copies of the model's own, which the head shares.
+        for name in ["token_embd", "nextn.embed_tokens", "nextn.shared_head_head"] {
+            tensor_index.remove(&format!("blk.{n_layers}.{name}.weight"));
+        }
+        Some(block)
     }
 
     /// The usual GGUF name of a GGUF file's tensor.
@@ -425,9 +437,10 @@ fn mixture(
     has_experts: impl Fn(usize) -> bool,
 ) -> Result<(), Error> {
     let Some(n) = keys.u32(EXPERTS)?.filter(|&n| n > 0) else { return Ok(()) };
-    let n_used = keys.required(Key("expert_used_count", "num_experts_per_tok|top_k_experts|moe_top_k"))?;
+    let n_used =
+        keys.required(Key("expert_used_count", "num_experts_per_tok|num_experts_per_token|top_k_experts|moe_top_k"))?;
     let dim = keys.u32(Key("expert_feed_forward_length", "moe_intermediate_size"))?;
-    let shares = keys.bool(Key("expert_weights_norm", "norm_topk_prob"))?.unwrap_or(router.shares);
+    let shares = keys.bool(Key("expert_weights_norm", "norm_topk_prob|moe_renormalize"))?.unwrap_or(router.shares);
     let scale = keys.f32(Key("expert_weights_scale", "routed_scaling_factor"))?.filter(|&scale| scale != 0.0);
     let router = Router { shares, scale: scale.unwrap_or(router.scale), ..router };
     let gating = Key("expert_gating_func", "");
@@ -455,7 +468,8 @@ fn mixture_after_dense(keys: &Keys<'_>, config: &mut ModelConfig, router: Router
     let n_dense = Key("leading_dense_block_count", "first_k_dense_replace|num_dense_layers");
     let stated = keys.u32(n_dense)?.unwrap_or(0) as usize;
     let n_dense = listed_dense(keys, config.blocks.len())?.unwrap_or(stated);
-    let (all, used) = (Key("expert_group_count", "n_group"), Key("expert_group_used_count", "topk_group"));
+    let (all, used) =
+        (Key("expert_group_count", "n_group|num_expert_group"), Key("expert_group_used_count", "topk_group"));
     let n_groups = [all, used].map(|key| keys.u32(key));
     let groups = match n_groups {
         [Ok(Some(n)), used_groups] if n > 1 => {
@@ -472,7 +486,7 @@ fn mixture_after_dense(keys: &Keys<'_>, config: &mut ModelConfig, router: Router
         [all_groups, used_groups] => all_groups.and(used_groups).map(|_| None)?,
     };
     mixture(keys, config, Router { groups, ..router }, |l| l >= n_dense)?;
-    let n_shared = keys.u32(Key("expert_shared_count", "n_shared_experts"))?.unwrap_or(0);
+    let n_shared = keys.u32(Key("expert_shared_count", "n_shared_experts|num_shared_experts"))?.unwrap_or(0);
     for (l, block) in config.blocks.iter_mut().enumerate() {
         let FeedForward { dim, experts, .. } = &mut block.feed_forward;
         let Some(experts) = experts else { continue };
@@ -571,7 +585,7 @@ const WIDTH: Key = Key("embedding_length", "hidden_size|n_embd|d_model");
 const FFN_WIDTH: Key = Key("feed_forward_length", "intermediate_size|block_ff_dim|n_inner|d_ff");
 const LAYERS: Key = Key("block_count", "num_hidden_layers|n_layer|num_layers");
 const HEADS: Key = Key("attention.head_count", "num_attention_heads|n_head|num_heads");
-const CONTEXT: Key = Key("context_length", "max_position_embeddings|n_positions|n_ctx");
+const CONTEXT: Key = Key("context_length", "max_position_embeddings|n_positions|n_ctx|model_max_length");
 const THETA: Key = Key(
     "rope.freq_base",
     "rope_parameters.full_attention.rope_theta|rope_parameters.rope_theta|rope_theta|\
@@ -594,7 +608,7 @@ const FURTHER_NAMES: [(&str, &str); 4] = [
 ];
 
 /// Checkpoint and GGUF names of tensors.
-const USUAL_NAMES: [(&str, &str); 18] = [
+const USUAL_NAMES: [(&str, &str); 24] = [
     ("embed_tokens", "token_embd"),
     ("norm", "output_norm"),
     ("lm_head", "output"),
@@ -613,4 +627,11 @@ const USUAL_NAMES: [(&str, &str); 18] = [
     ("mlp.experts.gate_proj", "ffn_gate_exps"),
     ("mlp.experts.up_proj", "ffn_up_exps"),
     ("mlp.experts.down_proj", "ffn_down_exps"),
+    // MTP heads that are stored like a layer after the last one.
+    ("eh_proj", "nextn.eh_proj"),
+    ("enorm", "nextn.enorm"),
+    ("hnorm", "nextn.hnorm"),
+    ("shared_head.norm", "nextn.shared_head_norm"),
+    ("shared_head.head", "nextn.shared_head_head"),
+    ("final_layernorm", "nextn.shared_head_norm"),
 ];

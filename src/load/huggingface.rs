@@ -184,14 +184,9 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
         config.row_factors.iter().for_each(|(name, groups)| tensor_index.scale(name, groups));
     }
     let mut unread: Vec<&'static str> = unread.into_iter().collect();
-    let mtp = architecture.mtp_block(&config, &tensor_index);
-    if mtp.is_some() {
-        tensor_index.leave_untold(config.n_layers());
-    }
-    if mtp.is_none()
-        && keys.u32(MTP_LAYERS).map_err(in_file(CONFIG))?.is_some_and(|n| n > 0)
-        && tensor_index.drop_layers(config.n_layers())
-    {
+    let n_mtp = keys.u32(MTP_LAYERS).map_err(in_file(CONFIG))?;
+    let mtp = architecture.mtp_block(&config, &mut tensor_index, n_mtp);
+    if mtp.is_none() && n_mtp.is_some_and(|n| n > 0) && tensor_index.drop_layers(config.n_layers()) {
         unread.push(MTP);
     }
     let tied = keys.bool(Key("", "tie_word_embeddings")).map_err(in_file(CONFIG))?;
@@ -201,8 +196,9 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
         true => ModelShape::Decoder(config),
         false => ModelShape::Encoder(encoder::shape(config, &json, texts, &tensor_index, logits.as_ref())?),
     };
+    let tasks = Tasks::of(&json, weights).map_err(in_file(CONFIG))?;
     if let ModelShape::Encoder(shape) = &mut shape {
-        shape.tasks = Tasks::of(&json, weights).map_err(in_file(CONFIG))?;
+        shape.tasks = tasks;
         if is_unmerged && texts.pooling.is_none() {
             shape.pooling = Some(Pooling::Last);
         }

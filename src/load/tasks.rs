@@ -37,15 +37,30 @@ impl Tasks {
     /// The tasks of a folder whose weight files have these headers.
     ///
     /// # Errors
-    /// [`Error::Config`] for a key of another type.
+    /// [`Error::Config`] for a key of another type, for a task whose name is not one of a folder, and for factors of
+    /// tasks without names.
     pub(super) fn of(json: &ConfigJson, weights: &[(String, Safetensors)]) -> Result<Option<Tasks>, Error> {
         if is_unmerged(json)? {
             let names = json.get_str_array("task_names")?.unwrap_or_default();
+            if let Some(found) = names.iter().find(|name| !is_plain(name)) {
+                let (expected, found) = ("names of folders".into(), format!("`{}`", found.escape_debug()));
+                return Err(Error::Config { field: "task_names".into(), expected, found });
+            }
             return Ok(Some(Tasks { names: names.into_iter().map(str::to_owned).collect(), place: Place::Folders }));
         }
-        let Some(names) = json.get_str_array("lora_adaptations")? else { return Ok(None) };
+        let names = json.get_str_array("lora_adaptations")?;
         let all = weights.iter().enumerate().flat_map(|(i, (_, header))| header.tensors.iter().map(move |t| (i, t)));
         let factors: Vec<_> = all.filter(|(_, tensor)| is_factor(&tensor.name)).map(|(i, t)| (i, t.clone())).collect();
+        let Some(names) = names else {
+            return match factors.first() {
+                None => Ok(None),
+                Some((_, tensor)) => Err(Error::Config {
+                    field: "lora_adaptations".into(),
+                    expected: format!("the tasks of factors such as `{}`", tensor.name.escape_debug()),
+                    found: "missing".into(),
+                }),
+            };
+        };
         let alpha = json.get_f32("lora_alpha")?.unwrap_or(1.0);
         let names = names.into_iter().map(str::to_owned).collect();
         Ok((!factors.is_empty()).then_some(Tasks { names, place: Place::Stacked { factors, alpha } }))
@@ -68,6 +83,11 @@ impl Tasks {
             }),
         }
     }
+}
+
+/// Whether a name is one of a folder inside another, on any system.
+fn is_plain(name: &str) -> bool {
+    !["", ".", ".."].contains(&name) && !name.contains(['/', '\\', ':', '\0'])
 }
 
 /// Whether a folder's weights lack an adapter.

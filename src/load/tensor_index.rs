@@ -462,7 +462,10 @@ impl WeightSource for TensorIndex {
             let n_frames = if *stored == FileLayout::SummedFrames { 2 } else { 1 };
             shape = vec![*rows, channels.saturating_mul(inner.iter().product()) / n_frames];
         }
-        // Depthwise convolutions have one input per channel.
+        // Depthwise convolutions have one input per channel; GGUF files may have a dimension of 1 around them.
+        if let (true, &[1, channels, 1, taps]) = (name.contains("conv1d"), &shape[..]) {
+            shape = vec![channels, 1, taps];
+        }
         if let (true, [channels, 1, taps @ ..]) = (name.contains("conv"), &shape[..]) {
             shape = vec![*channels, taps.iter().product()];
         }

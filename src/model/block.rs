@@ -337,13 +337,19 @@ impl Attention {
         self.n_kv_heads * self.head_dim
     }
 
-    /// Columns of the gates, which come first.
+    /// Columns of the gates, which come first; with latent attention last, after the columns of
+    /// [`Attention::latent_dims`].
     pub fn gate_dim(&self) -> u32 {
         match self.gates {
             None => 0,
             Some(OutputGates::Elements) => self.q_dim(),
             Some(OutputGates::Heads) => self.n_heads,
         }
+    }
+
+    /// Columns before the queries.
+    pub fn first_query(&self) -> u32 {
+        if self.latent.is_some() { 0 } else { self.gate_dim() }
     }
 
     /// Columns of the output, before its projection.
@@ -372,7 +378,7 @@ impl Attention {
     /// Columns of gates, queries, and the layer's own keys and values, in this order.
     pub fn qkv_dim(&self) -> u32 {
         let n_kinds = if self.latent.is_some() { 1 } else { 2 };
-        self.gate_dim() + self.q_dim() + n_kinds * self.own_kv_heads() * self.head_dim
+        self.first_query() + self.q_dim() + n_kinds * self.own_kv_heads() * self.head_dim
     }
 
     /// H, Hkv and D.

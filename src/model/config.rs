@@ -275,7 +275,11 @@ fn check_latent(attention: &Attention, latent: &Latent) -> Result<(), Error> {
             return Err(config_error(field, format!("a multiple of {unit}"), size));
         }
     }
-    Ok(())
+    // Rows of a product begin at multiples of 4.
+    match attention.gate_dim() {
+        n if n.is_multiple_of(4) => Ok(()),
+        n => Err(config_error("attention.head_count (num_attention_heads)", "a multiple of 4, with gates".into(), n)),
+    }
 }
 
 fn check_recurrence(recurrence: &Recurrence) -> Result<(), Error> {

@@ -342,12 +342,15 @@ impl Transformer {
             Flow::Cached(io, cache) => {
                 let Some(cached) = cache.keys(l) else { return Err(wrong_cache(l)) };
                 let qkv = rec.temporary("qkv", &qkv_shape)?;
-                match attention_config.latent.as_ref().zip(weights.latent.as_ref()) {
+                let latent = attention_config.latent.as_ref().zip(weights.latent.as_ref());
+                let projected = match latent {
                     Some(latent) => self.record_latent_heads(rec, flow, l, latent, h, &qkv)?, // [T, (H + 1) D]
                     None => {
-                        self.record_product(rec, flow, &weights.attn_qkv, weights.attn_norms.before.as_ref(), h, &qkv)?
+                        let norm = weights.attn_norms.before.as_ref();
+                        self.record_product(rec, flow, &weights.attn_qkv, norm, h, &qkv)?;
+                        qkv.clone()
                     }
-                }
+                };
                 let (heads, sinks) = (self.heads(l), weights.attn_sinks.as_ref());
                 let state = if cache.is_in_window_pages(l) { io.state.of_window() } else { io.state.clone() };
                 let asked = io.queries.as_ref().filter(|(layer, _)| *layer == l);
@@ -363,13 +366,18 @@ impl Transformer {
                     rope_kv(rec, &state, &heads, &qkv, &q, cached)?;
                     attention(rec, &state, &kernel, sinks, &q, cached, &mixed)?; // [T, H D]
                 }
+                let (mixed, start, head_dim) = match latent {
+                    None => (mixed, 0, attention_config.head_dim),
+                    Some(latent) => {
+                        let values = self.record_latent_values(rec, l, latent, &mixed)?; // [T, H V]
+                        (values, attention_config.latent_dims(latent.0)[1], latent.0.value_dim)
+                    }
+                };
                 if let Some(gates) = attention_config.gates {
-                    let size = if gates == OutputGates::Heads { attention_config.head_dim } else { 1 };
-                    sigmoid_gate(rec, Gates { columns: &qkv, start: 0, size }, &mixed)?; // [T, H D]
+                    let size = if gates == OutputGates::Heads { head_dim } else { 1 };
+                    sigmoid_gate(rec, Gates { columns: &projected, start, size }, &mixed)?; // [T, H D]
                 }
-                if let Some((latent, of_latent)) = attention_config.latent.as_ref().zip(weights.latent.as_ref()) {
-                    return self.record_latent_values(rec, l, (latent, of_latent), &mixed); // [T, H V]
-                }
+                Ok(mixed)
             }
             Flow::Packed(io) => {
                 let qkv = rec.temporary("qkv", &qkv_shape)?;
@@ -380,12 +388,13 @@ impl Transformer {
                 }
                 let biases = self.weights.position_biases.as_ref();
                 attention_packed(rec, io.tiles(attention_config)?, &kernel, biases, &qkv, &mixed)?; // [T, H D]
+                Ok(mixed)
             }
         }
-        Ok(mixed)
     }
 
-    /// Records the queries and the key of latent attention, `[T, (H + 1) D]`.
+    /// Records the queries and the key of latent attention, `[T, (H + 1) D]`, and returns the products of the layer's
+    /// input.
     fn record_latent_heads(
         &self,
         rec: &mut Recorder,
@@ -394,12 +403,12 @@ impl Transformer {
         (latent, weights): (&Latent, &LatentWeights),
         h: &Tensor,
         heads: &Tensor,
-    ) -> Result<(), Error> {
+    ) -> Result<Tensor, Error> {
         let (attention, of_block) = (&self.config.blocks[l].attention, &self.weights.blocks[l]);
         let (n_tokens, [query_dim, dim]) = (h.shape()[0], attention.latent_dims(latent));
         let turned = attention.head_dim - latent.kv_rank;
         let norm = |weight| Norm { weight, eps: latent.eps };
-        let down = rec.temporary("latents", &[n_tokens, dim])?;
+        let down = rec.temporary("latents", &[n_tokens, dim + attention.gate_dim()])?;
         self.record_product(rec, flow, &of_block.attn_qkv, of_block.attn_norms.before.as_ref(), h, &down)?;
         let queries = match &weights.queries {
             None => down.clone(),
@@ -424,7 +433,8 @@ impl Transformer {
             HeadMatrices { w, n_heads: attention.n_heads, start: 0, n_out, dim, transposed }
         };
         let w = weights.keys.as_one().ok_or_else(|| wrong_latent(l))?;
-        matrices(w, [latent.kv_rank, latent.nope_dim], weights.values.is_none()).record(rec, x, Some(key), heads)
+        matrices(w, [latent.kv_rank, latent.nope_dim], weights.values.is_none()).record(rec, x, Some(key), heads)?;
+        Ok(down)
     }
 
     /// Records the values of latent attention, `[T, H V]`, from sums of latents, `[T, H L]`.
@@ -521,7 +531,7 @@ impl Transformer {
             n_kv_heads: attention.own_kv_heads(),
             head_dim: attention.head_dim,
             keys_hold_values: attention.latent.is_some(),
-            first_column: attention.gate_dim(),
+            first_column: attention.first_query(),
             rope: attention.rope.and_then(|rope| Some((self.config.ropes.get(rope)?, self.ropes.get(rope)?))),
             norm: norm.map(|(norm, weight)| (norm, weight, self.config.norm_eps)),
         }

@@ -184,7 +184,7 @@ pub struct RecurrenceWeights {
     conv: Joined,
     /// Convolution, `[channels]`.
     pub conv_bias: Option<Tensor>,
-    /// Per-head vectors. Delta rule: decays, time steps and norm weights, `[2 H + Dv]`; selective scan: decays, time
+    /// Per-head vectors. Delta rule: rates, time steps and norm weights, `[H + decays + Dv]`; selective scan: decays, time
     /// steps and D, `[3 H]`.
     heads: Option<Joined>,
     /// Norm of a selective scan's output, `[H P]`, if it has one.
@@ -217,9 +217,10 @@ impl RecurrenceWeights {
                 };
                 match rows("ssm_ba") {
                     Some(_) => inputs.push(("ssm_ba", 2 * n)),
-                    None => inputs.extend([("ssm_beta", n), ("ssm_alpha", n)]),
+                    None => inputs.extend([("ssm_beta", n), ("ssm_alpha", rule.n_decays())]),
                 }
-                (inputs, "ssm_out")
+                // Kimi Delta Attention's projection is called like that of attention.
+                (inputs, if rows("attn_output").is_some() { "attn_output" } else { "ssm_out" })
             }
             Recurrence::Mamba2 { scan, .. } => (vec![("ssm_in", scan.inputs())], "ssm_out"),
             Recurrence::ShortConv { .. } | Recurrence::GridConv { .. } => {
@@ -235,7 +236,7 @@ impl RecurrenceWeights {
             Recurrence::DeltaNet { rule, .. } => {
                 let members = vec![
                     member("ssm_a.weight", rule.n_heads),
-                    member("ssm_dt.bias", rule.n_heads),
+                    member("ssm_dt.bias", rule.n_decays()),
                     member("ssm_norm.weight", rule.value_dim),
                 ];
                 Some(Joined::declare(source, members)?)
@@ -314,7 +315,9 @@ impl BlockWeights {
                     Some(rank) => ("attn_q_a", rank),
                     None => ("attn_q", attention.latent_dims(&latent)[0]),
                 };
-                (vec![queries, ("attn_kv_a_mqa", attention.head_dim)], Some(attention.output_dim()))
+                let mut inputs = vec![queries, ("attn_kv_a_mqa", attention.head_dim)];
+                inputs.extend(attention.gates.map(|_| ("attn_gate", attention.gate_dim())));
+                (inputs, Some(attention.output_dim()))
             }
             None => {
                 let (q_dim, kv_dim) = (attention.q_dim(), attention.kv_dim());

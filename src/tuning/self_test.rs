@@ -9,10 +9,10 @@ use crate::device::Device;
 use crate::dtype::{BLOCK, DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{
-    Activation, AttentionConfig, BatchRow, CachedKeys, Combination, DeltaRule, Embedding, ExpertDown, ExpertGateUp,
-    ExpertProduct, ExpertRows, ExpertScore, ExpertTiles, Gate, Gates, Gelu, HeadColumns, HeadMatrices, Heads, Input,
-    KvType, LatentKey, LayerNorm, Linear, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores,
-    N_STATES, Norm, PAGE, PackedTiles, Pairing, Pooling, QkNorm, RopeConfig, RopeStyle, Router, Sampling,
+    Activation, AttentionConfig, BatchRow, CachedKeys, Combination, Decay, DeltaRule, Embedding, ExpertDown,
+    ExpertGateUp, ExpertProduct, ExpertRows, ExpertScore, ExpertTiles, Gate, Gates, Gelu, HeadColumns, HeadMatrices,
+    Heads, Input, KvType, LatentKey, LayerNorm, Linear, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands,
+    MolScores, N_STATES, Norm, PAGE, PackedTiles, Pairing, Pooling, QkNorm, RopeConfig, RopeStyle, Router, Sampling,
     SelectiveScan, SharedExperts, ShortConv, StepState, TopStrip, add, advance, argmax, attention, attention_next,
     attention_packed, clip, embed, embed_sum, expert_sum, gate_up, gated, geglu, gelu, grid_conv, last_row, layer_norm,
     linear_norm, mask_logits, matmul, matmul_plain, matvec, max_sim, merge_top, mol, penalize, pool, relu, rms_norm,
@@ -586,12 +586,18 @@ static CHECKS: &[(&Kernel, Record)] = &[
         Ok(vec![y, plain, past])
     }),
     (&shaders::DELTA_RULE.kernel, |rec, form| {
-        let rule = DeltaRule { n_key_heads: 1, n_heads: 2, key_dim: 20, value_dim: 12, grouped: true, beta_scale: 1.0 };
-        let (qkv, x) = (input(form.device, &[3, rule.channels()])?, input(form.device, &[3, rule.inputs()])?);
-        let (heads, y) = (input(form.device, &[16])?, blank(form.device, &[3, 24])?);
-        let matrices = input(form.device, &[N_STATES, 2, 20, 12])?;
-        rule.record(rec, &state(form.device, 5, 3)?, [&qkv, &x, &heads], 1e-5, &matrices, &y)?;
-        Ok(vec![y, matrices])
+        let mut results = Vec::new();
+        for decay in [Decay::Heads, Decay::Channels { bound: -5.0 }] {
+            let (n_key_heads, n_heads, key_dim, value_dim) = (1, 2, 20, 12);
+            let rule = DeltaRule { n_key_heads, n_heads, key_dim, value_dim, grouped: true, beta_scale: 1.0, decay };
+            let (qkv, x) = (input(form.device, &[3, rule.channels()])?, input(form.device, &[3, rule.inputs()])?);
+            let heads = input(form.device, &[n_heads + rule.n_decays() + value_dim])?;
+            let y = blank(form.device, &[3, 24])?;
+            let matrices = input(form.device, &[N_STATES, 2, 20, 12])?;
+            rule.record(rec, &state(form.device, 5, 3)?, [&qkv, &x, &heads], 1e-5, &matrices, &y)?;
+            results.extend([y, matrices]);
+        }
+        Ok(results)
     }),
     (&shaders::SELECTIVE_SCAN.kernel, |rec, form| {
         let scan = SelectiveScan { n_groups: 1, n_heads: 2, state_dim: 20, head_dim: 12 };

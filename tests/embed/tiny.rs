@@ -232,6 +232,8 @@ fn unknown_tasks_and_missing_adapters_are_refused() {
     for (from, to, named) in [
         (r#""retrieval.passage","#, "", "factors of 2 tasks"),
         (r#""lora_adaptations""#, r#""lora_adaptatjons""#, "lora_"),
+        // A key that is not read.
+        (r#""lora_adaptations""#, r#""_lora_adaptations""#, "lora_adaptations is missing"),
     ] {
         let mut files = files("jina3");
         let config = String::from_utf8(files[0].1.clone()).unwrap();
@@ -258,14 +260,49 @@ fn unknown_tasks_and_missing_adapters_are_refused() {
     }
     let error = load(copied.clone(), None).to_string();
     assert!(error.contains("adapters/retrieval"), "{error}");
-    // The other model's adapter.
+    // Names that are not those of a folder in the folder of adapters.
+    let config = std::fs::read_to_string(copied.join("config.json")).unwrap();
+    for name in ["", "..", "../adapters/retrieval", "/etc", r"a\\b", "C:"] {
+        let changed = config.replacen(r#""retrieval""#, &format!(r#""{name}""#), 1);
+        assert_ne!(changed, config);
+        std::fs::write(copied.join("config.json"), changed).unwrap();
+        let error = load(copied.clone(), None);
+        assert!(error.code() == "config" && error.to_string().contains("task_names"), "{name}: {error}");
+    }
+    std::fs::write(copied.join("config.json"), config).unwrap();
     let to = copied.join("adapters/retrieval");
+    // A matrix twice, once with a prefix.
+    std::fs::create_dir_all(&to).unwrap();
+    let source = folder("jina5-nano/adapters/retrieval");
+    std::fs::copy(source.join("adapter_config.json"), to.join("adapter_config.json")).unwrap();
+    std::fs::write(to.join("adapter_model.safetensors"), twice(&source.join("adapter_model.safetensors"))).unwrap();
+    let error = load(copied.clone(), None);
+    assert!(error.code() == "adapter" && error.to_string().contains("a duplicate"), "{error}");
+    // The other model's adapter.
     std::fs::create_dir_all(&to).unwrap();
     for file in ["adapter_config.json", "adapter_model.safetensors"] {
         std::fs::copy(folder("jina5-small/adapters/retrieval").join(file), to.join(file)).unwrap();
     }
     let error = load(copied, None);
     assert!(error.code() == "adapter" && error.to_string().contains("shape"), "{error}");
+}
+
+/// The adapter with the factors of its first matrix once more, under its name with another prefix.
+fn twice(adapter: &std::path::Path) -> Vec<u8> {
+    let bytes = std::fs::read(adapter).unwrap();
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header: Value = serde_json::from_slice(&bytes[8..8 + len]).unwrap();
+    let mut data = bytes[8 + len..].to_vec();
+    for part in ["lora_A", "lora_B"] {
+        let name = format!("base_model.model.layers.0.mlp.down_proj.{part}.weight");
+        let mut entry = header[&name].clone();
+        let [begin, end] = [0, 1].map(|i| entry["data_offsets"][i].as_u64().unwrap() as usize);
+        entry["data_offsets"] = json!([data.len(), data.len() + end - begin]);
+        data.extend_from_within(begin..end);
+        header[name.replace("model.layers", "model.model.layers")] = entry;
+    }
+    let header = header.to_string();
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
 }
 
 fn vector_of(case: &Value) -> Vec<f32> {

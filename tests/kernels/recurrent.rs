@@ -1,6 +1,6 @@
 //! Recurrent layers: `short_conv`, `delta_rule`, `selective_scan` and `sigmoid_gate`.
 
-use tilewright::kernels::{self, DeltaRule, Gates, N_STATES, SelectiveScan, ShortConv};
+use tilewright::kernels::{self, Decay, DeltaRule, Gates, N_STATES, SelectiveScan, ShortConv};
 
 use crate::harness::{Case, Job, Operand, Want};
 use crate::inputs::{Inputs, Source};
@@ -62,13 +62,17 @@ pub fn cases(cases: &mut Vec<Case>) {
         }
     }
     for (i, sizes @ [t, hk, h, dk, dv, pos, n]) in DELTA.into_iter().enumerate() {
-        cases.push(Case {
-            kernel: "delta_rule",
-            variant: if i % 2 == 0 { "grouped" } else { "in turns" }.into(),
-            sizes: format!("t={t},hk={hk},h={h},dk={dk},dv={dv},pos={pos},n={n}"),
-            inputs,
-            build: Box::new(move |source| delta(source, i % 2 == 0, sizes)),
-        });
+        for decay in [Decay::Heads, Decay::Channels { bound: -5.0 }] {
+            let order = if i % 2 == 0 { "grouped" } else { "in turns" };
+            let by = if decay == Decay::Heads { "heads" } else { "channels" };
+            cases.push(Case {
+                kernel: "delta_rule",
+                variant: format!("{order}, by {by}"),
+                sizes: format!("t={t},hk={hk},h={h},dk={dk},dv={dv},pos={pos},n={n}"),
+                inputs,
+                build: Box::new(move |source| delta(source, i % 2 == 0, decay, sizes)),
+            });
+        }
     }
     for sizes @ [t, g, h, n_rows, p, pos, n] in SCAN {
         cases.push(Case {
@@ -155,12 +159,13 @@ fn conv(source: &mut Source, gated: bool, has_bias: bool, [t, c, taps, pos, n]: 
     })
 }
 
-fn delta(source: &mut Source, grouped: bool, [t, hk, h, dk, dv, pos, n]: [u32; 7]) -> Job {
+fn delta(source: &mut Source, grouped: bool, decay: Decay, [t, hk, h, dk, dv, pos, n]: [u32; 7]) -> Job {
     let beta_scale = if h == 4 { 2.0 } else { 1.0 };
-    let rule = DeltaRule { n_key_heads: hk, n_heads: h, key_dim: dk, value_dim: dv, grouped, beta_scale };
+    let rule = DeltaRule { n_key_heads: hk, n_heads: h, key_dim: dk, value_dim: dv, grouped, beta_scale, decay };
     let (qkv, x) = (source.rows(t, rule.channels()), source.rows(t, rule.inputs()));
     // Decays of a few per cent, as in models.
-    let mut heads = source.normal(2 * h + dv);
+    let n_decays = rule.n_decays() as usize;
+    let mut heads = source.normal(h + rule.n_decays() + dv);
     heads[..h as usize].iter_mut().for_each(|a| *a = -0.05 - a.abs() / 4.0);
     let matrices = source.normal(N_STATES * h * dk * dv);
     let eps = 1e-5f32;
@@ -185,9 +190,17 @@ fn delta(source: &mut Source, grouped: bool, [t, hk, h, dk, dv, pos, n]: [u32; 7
             let gates: Vec<f64> = x[t * rule.inputs() as usize + channels..].iter().map(|&x| f64::from(x)).collect();
             let rest = &gates[h_len * dv_len..];
             let beta = f64::from(beta_scale) / (1.0 + (-rest[head]).exp());
-            let step = (rest[h_len + head] + f64::from(heads[h_len + head])).exp().ln_1p();
-            let decay = (f64::from(heads[head]) * step).exp();
-            state.iter_mut().for_each(|element| *element *= decay);
+            let step = |of: usize| rest[h_len + of] + f64::from(heads[h_len + of]);
+            for (i, row) in state.chunks_exact_mut(dv_len).enumerate() {
+                let log = match decay {
+                    Decay::Heads => f64::from(heads[head]) * step(head).exp().ln_1p(),
+                    Decay::Channels { bound } => {
+                        let rate = -f64::from(heads[head]);
+                        f64::from(bound) / (1.0 + (-rate * step(head * dk_len + i)).exp())
+                    }
+                };
+                row.iter_mut().for_each(|element| *element *= log.exp());
+            }
             let mut out = vec![0.0; dv_len];
             for c in 0..dv_len {
                 let known: f64 = (0..dk_len).map(|i| state[i * dv_len + c] * k[i]).sum();
@@ -197,8 +210,10 @@ fn delta(source: &mut Source, grouped: bool, [t, hk, h, dk, dv, pos, n]: [u32; 7
             }
             let mean = out.iter().map(|x| x * x).sum::<f64>() / f64::from(dv);
             for c in 0..dv_len {
-                let normed = f64::from(heads[2 * h_len + c]) * out[c] / (mean + f64::from(eps)).sqrt();
-                want[(t * h_len + head) * dv_len + c] = normed * silu(gates[head * dv_len + c]);
+                let normed = f64::from(heads[h_len + n_decays + c]) * out[c] / (mean + f64::from(eps)).sqrt();
+                let z = gates[head * dv_len + c];
+                let gate = if decay == Decay::Heads { silu(z) } else { 1.0 / (1.0 + (-z).exp()) };
+                want[(t * h_len + head) * dv_len + c] = normed * gate;
             }
         }
         after[slot(pos + n, head)..][..dk_len * dv_len].copy_from_slice(&state);
@@ -207,7 +222,7 @@ fn delta(source: &mut Source, grouped: bool, [t, hk, h, dk, dv, pos, n]: [u32; 7
         Operand::state(pos, n),
         Operand::floats("qkv", &[t, rule.channels()], qkv),
         Operand::floats("x", &[t, rule.inputs()], x),
-        Operand::floats("heads", &[2 * h + dv], heads),
+        Operand::floats("heads", &[h + rule.n_decays() + dv], heads),
         Operand::floats("matrices", &[N_STATES, h, dk, dv], matrices).becomes(close(after, 3e-6)),
         Operand::close("y", &[t, h * dv], Vec::new(), 0.0).becomes(close(want, 3e-5)),
     ];

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 use tilewright::Error;
 use tilewright::load::ModelFile;
-use tilewright::model::ModelConfig;
+use tilewright::model::{Block, ModelConfig};
 
 use super::Folder;
 use super::common;
@@ -89,9 +89,107 @@ fn unsupported_model_options_are_refused_by_key() {
         ("granite-hybrid", "mamba_d_conv", json!(9), "mamba_d_conv"),
         ("granite-hybrid", "mamba_expand", json!(u32::MAX), "mamba_n_heads"),
         ("granite-hybrid", "time_step_limit", json!([0.1, 1.0]), "time_step_limit"),
+        ("ling2", "score_function", json!("softmax"), "score_function"),
+        ("ling2", "score_function", Value::Null, "score_function"),
+        ("ling2", "use_qk_norm", json!(false), "use_qk_norm"),
+        ("ling2", "rotary_dim", json!(16), "rotary_dim"),
+        ("ling3", "kda_safe_gate", json!(false), "kda_safe_gate"),
+        ("ling3", "kda_lower_bound", json!(0), "kda_lower_bound"),
+        ("ling3", "kda_lower_bound", json!(5), "kda_lower_bound"),
+        ("ling3", "kda_lower_bound", Value::Null, "kda_lower_bound"),
+        ("ling3", "no_kda_lora", json!(false), "no_kda_lora"),
+        ("ling3", "use_mla_nope", json!(true), "use_mla_nope"),
+        ("ling3", "layer_group_size", json!(3), "layer_group_size"),
+        ("ling3", "layer_types", json!(["linear_attention", "full_attention"]), "layer_types"),
+        ("ling3", "short_conv_kernel_size", json!(9), "ssm.conv_kernel"),
+        ("ling3", "head_dim", json!(257), "ssm.state_size"),
+        ("ling3", "num_key_value_heads", json!(2), "num_key_value_heads"),
+        ("ling3", "linear_num_heads", json!(8), "linear_num_heads"),
+        ("ling3", "topk_method", json!("greedy"), "topk_method"),
+        ("ling3", "moe_router_enable_expert_bias", json!(false), "moe_router_enable_expert_bias"),
+        (
+            "ling3",
+            "gated_attention_proj_granularity_type",
+            json!("element_wise"),
+            "gated_attention_proj_granularity_type",
+        ),
+        ("ling3", "moe_shared_expert_intermediate_size", json!(48), "moe_shared_expert_intermediate_size"),
+        ("ling3", "expert_swiglu_limit_list", json!([7.0]), "expert_swiglu_limit_list"),
     ] {
         let Some(found) = changed(name, |config| config[key] = value.clone()) else { return };
         let error = found.err().unwrap_or_else(|| panic!("{name} with {key} {value} is taken")).to_string();
         assert!(error.contains(field), "{name} with {key} {value}: {error}");
+    }
+}
+
+/// transformers 5 writes other names than the published files have, and the rotated part of a head as its size.
+#[test]
+fn ling3_config_of_transformers_loads_like_the_published_one() {
+    let Some(published) = changed("ling3", |_| {}) else { return };
+    let of_transformers = changed("ling3", |config| {
+        let fields = config.as_object_mut().unwrap();
+        for (published, written) in [
+            ("max_position_embeddings", "model_max_length"),
+            ("n_group", "num_expert_group"),
+            ("norm_topk_prob", "moe_renormalize"),
+            ("num_experts_per_tok", "num_experts_per_token"),
+            ("head_dim", "linear_head_dim"),
+        ] {
+            let value = fields.remove(published).unwrap();
+            fields.insert(written.into(), value);
+        }
+        let kinds = ["linear_attention", "full_attention"].repeat(2);
+        fields.extend([
+            ("head_dim".into(), json!(8)),
+            ("layer_types".into(), json!(kinds)),
+            ("linear_conv_kernel_dim".into(), json!(4)),
+            ("linear_num_heads".into(), json!(4)),
+            ("mlp_layer_types".into(), json!(["dense", "sparse", "sparse", "sparse"])),
+        ]);
+    });
+    let (published, of_transformers) = (published.unwrap(), of_transformers.unwrap().unwrap());
+    let read = |config: &ModelConfig| -> Vec<_> {
+        // Attention of layers without any is not read.
+        let attention = |block: &Block| block.attends().then(|| block.attention.clone());
+        config.blocks.iter().map(|block| (block.recurrence, block.feed_forward.clone(), attention(block))).collect()
+    };
+    assert_eq!(read(&published), read(&of_transformers));
+    assert_eq!(published.max_seq_len, of_transformers.max_seq_len);
+}
+
+#[test]
+fn keys_of_ling3_in_gguf_are_checked() {
+    let Some(path) = common::find_data(std::path::Path::new("tiny-random/ling3/model-bf16.gguf")) else { return };
+    let whole = fs::read(path).unwrap();
+    let (folder, zero) = (Folder::new(), [0; 4]);
+    for (key, value) in [
+        ("kda.head_dim", zero),
+        ("kda.head_dim", 257_u32.to_le_bytes()),
+        ("ssm.conv_kernel", zero),
+        ("ssm.conv_kernel", 9_u32.to_le_bytes()),
+        ("kda.gate_lower_bound", zero),
+        ("kda.gate_lower_bound", 5_f32.to_le_bytes()),
+        ("kda.gate_lower_bound", f32::NAN.to_le_bytes()),
+        ("attention.kv_lora_rank", zero),
+        ("attention.value_length_mla", zero),
+        ("expert_shared_feed_forward_length", 48_u32.to_le_bytes()),
+        ("expert_gating_func", 1_u32.to_le_bytes()),
+        // A flag of one byte.
+        ("kda.safe_gate", zero),
+    ] {
+        let name = format!("bailingmoe3.{key}");
+        let at = whole.windows(name.len()).position(|found| found == name.as_bytes()).unwrap() + name.len() + 4;
+        let len = if key.ends_with("safe_gate") { 1 } else { 4 };
+        let mut bytes = whole.clone();
+        bytes[at..at + len].copy_from_slice(&value[..len]);
+        let error = ModelFile::open(&folder.write("model.gguf", &bytes)).err();
+        let error = error.unwrap_or_else(|| panic!("{key} {value:?} is taken"));
+        let typed = |error: &Error| matches!(error, Error::Config { .. } | Error::Unsupported { .. });
+        assert!(matches!(&error, Error::InFile { source, .. } if typed(source)) || typed(&error), "{error:?}");
+        let named = match key {
+            "kda.head_dim" => "ssm.state_size",
+            key => key,
+        };
+        assert!(error.to_string().contains(named), "{key} {value:?}: {error}");
     }
 }

@@ -45,7 +45,7 @@ fn plan(file: ModelFile) -> Result<(), Error> {
 }
 
 /// Integers that are sizes or counts: never 0 or 2^31.
-const COUNTS: [&str; 27] = [
+const COUNTS: [&str; 34] = [
     "hidden_size",
     "n_embd",
     "num_hidden_layers",
@@ -73,6 +73,13 @@ const COUNTS: [&str; 27] = [
     "num_local_experts",
     "global_attn_every_n_layers",
     "query_pre_attn_scalar",
+    "kv_lora_rank",
+    "layer_group_size",
+    "q_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "short_conv_kernel_size",
+    "v_head_dim",
 ];
 
 /// Scale factors, and offsets of non-negative numbers.

@@ -21,14 +21,14 @@ const ROT_DIMS: usize = 8;
 const EPS: f64 = 1e-6;
 
 /// A tensor in BF16, the upper half of each number.
-fn stored(shape: &[usize], values: impl IntoIterator<Item = f64>) -> Stored {
+pub fn stored(shape: &[usize], values: impl IntoIterator<Item = f64>) -> Stored {
     let data: Vec<u8> =
         values.into_iter().flat_map(|value| (((value as f32).to_bits() >> 16) as u16).to_le_bytes()).collect();
     assert_eq!(data.len(), 2 * shape.iter().product::<usize>(), "{shape:?}");
     Stored { dtype: "BF16".into(), shape: shape.iter().map(|&n| n as u64).collect(), data }
 }
 
-fn values(stored: &Stored) -> Vec<f64> {
+pub fn values(stored: &Stored) -> Vec<f64> {
     let halves = stored.data.chunks_exact(2);
     match stored.dtype.as_str() {
         "BF16" => {
@@ -179,7 +179,7 @@ fn load(device: &Device, folder: &Folder) -> Model {
 }
 
 /// `x w^T` for rows of x.
-fn product(x: &[Vec<f64>], w: &[f64]) -> Vec<Vec<f64>> {
+pub fn product(x: &[Vec<f64>], w: &[f64]) -> Vec<Vec<f64>> {
     let dot = |row: &[f64], w: &[f64]| row.iter().zip(w).map(|(a, b)| a * b).sum();
     x.iter().map(|row| w.chunks_exact(row.len()).map(|w| dot(row, w)).collect()).collect()
 }
@@ -190,7 +190,7 @@ fn normed(x: &[f64], weight: &[f64]) -> Vec<f64> {
     x.iter().zip(weight).map(|(x, w)| x / (mean + EPS).sqrt() * (1.0 + w)).collect()
 }
 
-fn sigmoid(x: f64) -> f64 {
+pub fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
@@ -386,11 +386,11 @@ fn copier(by: By, wrong_every: Option<usize>) -> Option<Checkpoint> {
     Some(model)
 }
 
-fn guessing(n: u32, n_tokens: usize) -> GenerateOptions {
+pub fn guessing(n: u32, n_tokens: usize) -> GenerateOptions {
     GenerateOptions { mtp_tokens: n, ..GenerateOptions::greedy(n_tokens) }
 }
 
-fn ids_of(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> (Vec<u32>, Speculation) {
+pub fn ids_of(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> (Vec<u32>, Speculation) {
     let mut generation = session.generate_ids(prompt, options).unwrap_or_else(|e| panic!("{e}"));
     let mut ids = Vec::new();
     while let Some(piece) = block_on(generation.next()) {

@@ -1,7 +1,7 @@
 //! Features that distinguish architectures, each disabled in its own model: logits must then leave the references. A
 //! comparison that passes without a feature does not test it.
 
-use tilewright::kernels::{DeltaRule, ExpertScore, Gate, Gelu, QkNorm, RopeScaling, RopeStyle};
+use tilewright::kernels::{Decay, DeltaRule, ExpertScore, Gate, Gelu, QkNorm, RopeScaling, RopeStyle};
 use tilewright::load::{ModelFile, ModelShape};
 use tilewright::model::{Attention, Between, Experts, FeedForward, ModelConfig, Recurrence};
 use tilewright::{LoadOptions, Model};
@@ -74,6 +74,7 @@ const SHARED_KEYS: Feature =
 const SCORES: Feature =
     ("sigmoid scores", |config| experts(config, |experts| experts.router.score = ExpertScore::Softmax));
 const EXPERTS_SCALE: Feature = ("the experts' factor", |config| experts(config, |experts| experts.router.scale = 1.0));
+const GROUPS: Feature = ("groups of experts", |config| experts(config, |experts| experts.router.groups = None));
 const TURNED: Feature = ("partial rotation", |config| {
     let head_dim = config.blocks[0].attention.head_dim;
     config.ropes.iter_mut().for_each(|rope| rope.rot_dims = head_dim);
@@ -160,6 +161,20 @@ const FAMILIES: &[(&str, &[Feature])] = &[
     ("glm4-moe", &[SHARES, SCORES, EXPERTS_SCALE, BEFORE, TURNED]),
     ("glm4-moe-lite", &[SHARES, SCORES, EXPERTS_SCALE, PAIRS]),
     ("lfm3", &[WINDOW, ONE_MORE, STRETCH, BEFORE]),
+    ("ling2", &[SHARES, SCORES, EXPERTS_SCALE, BEFORE, TURNED, PAIRS, GROUPS]),
+    (
+        "ling3",
+        &[
+            SHARES,
+            SCORES,
+            EXPERTS_SCALE,
+            PAIRS,
+            GROUPS,
+            ("the decays' bound", |config| {
+                delta_rules(config, |rule| rule.decay = Decay::Channels { bound: -4.0 });
+            }),
+        ],
+    ),
     ("mamba2", &[("the norms' epsilon", |config| config.norm_eps = 0.1)]),
     ("nemotron-h", &[POSITIONS, FORM]),
     ("nemotron-h-moe", &[POSITIONS, SHARES, SCORES, EXPERTS_SCALE]),

@@ -25,6 +25,7 @@ pub(super) const DEEPSEEK: Architecture = Architecture {
         ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
         ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
     ],
+    mtp: true,
     describes_heads: true,
     describe: |keys, config| {
         // Of training.
@@ -72,8 +73,8 @@ fn router(keys: &Keys<'_>) -> Result<Router, Error> {
     })
 }
 
-/// Latent attention in all layers.
-fn latent(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
+/// Latent attention in all layers that attend.
+pub(super) fn latent(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     let limited = |key: Key| match keys.required(key)? {
         value @ 1..=MAX_DIM => Ok(value),
         value => Err(keys.wrong(key, format!("1 to {MAX_DIM}"), value)),
@@ -101,7 +102,9 @@ fn latent(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
     };
     // Published configurations state as many as queries have.
     let n_heads = n_heads(config);
-    if let Some(found) = keys.u32(KV_HEADS)?.filter(|&found| found != n_heads && found != 1) {
+    let stated = keys.each_u32(KV_HEADS, config.n_layers())?.into_iter().flatten();
+    let mut attending = config.blocks.iter().zip(stated).filter(|(block, _)| block.recurrence.is_none());
+    if let Some((_, found)) = attending.find(|(_, found)| ![1, n_heads].contains(found)) {
         return Err(keys.wrong(KV_HEADS, format!("1 or {n_heads}"), found));
     }
     let value_dim = limited(Key(value_length, "v_head_dim"))?;
@@ -119,7 +122,7 @@ fn latent(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
         _ => 1.0,
     };
     (config.ropes[0].rot_dims, config.ropes[0].scaling) = (turned, scaling);
-    for block in &mut config.blocks {
+    for block in config.blocks.iter_mut().filter(|block| block.recurrence.is_none()) {
         let attention = &mut block.attention;
         attention.scale = ((nope_dim + turned) as f32).powf(-0.5) * (sharper * sharper) as f32;
         attention.n_kv_heads = 1;

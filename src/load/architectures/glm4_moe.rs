@@ -18,6 +18,7 @@ pub(super) const GLM4_MOE: Architecture = Architecture {
     ],
     gguf_names: &[("post_attention_norm", "ffn_norm")],
     defaults: r#"{"first_k_dense_replace": 1}"#,
+    mtp: true,
     describe: |keys, config| {
         mixture_after_dense(keys, config, SIGMOIDS)?;
         let has_norms = keys.bool(Key("", "use_qk_norm"))?.unwrap_or(false) || keys.has("blk.0.attn_q_norm.weight");

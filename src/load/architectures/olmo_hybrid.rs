@@ -4,7 +4,7 @@
 use super::llama::LLAMA;
 use super::{Architecture, decay_logs, listed_layers};
 use crate::error::Error;
-use crate::kernels::{DeltaRule, QkNorm, RopeStyle};
+use crate::kernels::{Decay, DeltaRule, QkNorm, RopeStyle};
 use crate::load::keys::{Key, Keys};
 use crate::model::{ModelConfig, NormPlace, Recurrence, layer_of};
 
@@ -54,6 +54,7 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
         value_dim: keys.required(Key("", "linear_value_head_dim"))?,
         grouped: true,
         beta_scale: if has_negative { 2.0 } else { 1.0 },
+        decay: Decay::Heads,
     };
     let taps = keys.required(Key("", "linear_conv_kernel_dim"))?;
     // Of the initial weights.

@@ -4,7 +4,7 @@ use super::llama::LLAMA;
 use super::qwen::mrope;
 use super::{Architecture, SHARES, listed_layers, mixture, n_heads};
 use crate::error::Error;
-use crate::kernels::{DeltaRule, QkNorm, RopeStyle};
+use crate::kernels::{Decay, DeltaRule, QkNorm, RopeStyle};
 use crate::load::keys::{Key, Keys};
 use crate::load::tensor_index::FileLayout;
 use crate::model::{ModelConfig, OutputGates, Recurrence, SharedExpert};
@@ -90,6 +90,7 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
         // The GGUF converter reorders the value heads of Qwen3.5.
         grouped: !keys.is_gguf() || keys.architecture == "qwen3next",
         beta_scale: 1.0,
+        decay: Decay::Heads,
     };
     let taps = keys.required(Key("ssm.conv_kernel", "linear_conv_kernel_dim"))?;
     let eps = config.norm_eps;

@@ -13,7 +13,7 @@ const MISSING: [(&[&str], &str); 12] = [
     (&["mamba", "falcon_mamba", "jamba"], "layers of Mamba 1"),
     (&["plamo2"], "PLaMo's own layers with a state-space model"),
     (&["rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"], "linear attention of RWKV"),
-    (&["kimi-linear", "kimi_linear"], "Kimi delta attention"),
+    (&["kimi-linear", "kimi_linear"], "Kimi Delta Attention with gates of low rank and without bounds"),
     (&["llama4", "llama4_text"], "chunked attention, and experts in every other layer"),
     (&["t5", "bart"], "cross-attention from the decoder to an encoder"),
     (&["qwen2_audio"], "audio"),
