@@ -16,8 +16,8 @@ mod spectrogram;
 
 #[cfg(feature = "sound-files")]
 pub use decode::SoundLimits;
-pub(crate) use spectrogram::HOP;
 pub use spectrogram::Spectrogram;
+pub(crate) use spectrogram::{HOP, frames_of};
 
 use crate::error::Error;
 #[cfg(not(target_arch = "wasm32"))]

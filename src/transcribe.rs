@@ -1,13 +1,15 @@
 //! Speech to text: Whisper (Radford et al. 2022, arXiv:2212.04356).
 //!
 //! A sound is heard in windows of 30 seconds. The next window begins where the last complete segment ends, and has the text
-//! before as its prompt.
+//! before as its prompt. Or the sound is cut at pauses, and several windows are decoded side by side
+//! ([`TranscribeOptions::batch`]).
 
 mod align;
 mod format;
 mod languages;
 mod model;
 mod options;
+mod pauses;
 mod rules;
 mod segments;
 mod window;
@@ -18,21 +20,24 @@ use std::path::Path;
 pub use format::{to_json, to_srt, to_timed_words, to_vtt, words_to_json};
 pub use languages::language_name;
 pub use model::{SpeechModel, SpeechSession};
-pub use options::{Task, TranscribeOptions, TranscriberOptions};
+pub use options::{MAX_BATCH, Task, TranscribeOptions, TranscriberOptions};
 
 use crate::device::Device;
 use crate::error::Error;
 use crate::load::{FileName, Loader, SpeechFile, WeightUploader};
 use crate::model::SpeechConfig;
-use crate::sound::{SAMPLE_RATE, Spectrogram};
+use crate::sound::{HOP, SAMPLE_RATE, Spectrogram, check_finite, frames_of};
 use crate::tokenizer::Tokenizer;
 use align::Attended;
+use pauses::{sound_size, window_size};
 use rules::SpeechTokens;
 use segments::{FRAMES_PER_SECOND, Part, Parts};
-use window::{Random, WindowText};
+use window::{Random, Window, WindowText};
 
 /// Windows of samples below this are not heard: less than one step of 16 bits.
 const SILENCE: f32 = 1.0 / 32768.0;
+/// Seconds at the end of a window's sound that its text may leave out, though the model has heard more.
+const MAX_UNHEARD: f64 = 0.5;
 /// A text that was drawn at a higher temperature is no prompt.
 const MAX_PROMPT_TEMPERATURE: f32 = 0.5;
 
@@ -163,7 +168,7 @@ impl Transcriber {
             true => upper_heads(&config),
             false => generation.alignment_heads,
         };
-        Ok((Transcriber { name, session: model.session()?, model, tokenizer, tokens, alignment_heads }, uploader))
+        Ok((Transcriber { name, session: model.session(1)?, model, tokenizer, tokens, alignment_heads }, uploader))
     }
 
     /// The model's name.
@@ -212,54 +217,73 @@ impl Transcriber {
         let asked = options.check(&self.languages(), self.translates())?;
         let languages = &self.tokens.languages;
         let mut language = languages.iter().find(|(code, _)| Some(code.as_str()) == asked).cloned();
-        let n_window = self.model.config().n_frames();
-        let spectrogram = Spectrogram::new(samples, self.model.config().n_bands, n_window)?;
-        let n_frames = spectrogram.n_frames();
+        let are_apart = options.batch > 1;
+        let mut sound = Windows::new(samples, self.model.config(), are_apart)?;
+        self.resize(options.batch.min(sound.most()))?;
         let mut text = Text::new(self.prompt(options)?);
-        let mut random = Random(options.seed);
+        let mut states = vec![Window { random: Random(options.seed), least_end: 0.0 }];
         let mut segments: Vec<Segment> = Vec::new();
         let seconds = samples.len() as f64 / f64::from(SAMPLE_RATE);
-        let (mut seek, mut spoken_until) = (0, 0.0);
-        while seek < n_frames {
-            let size = n_window.min(n_frames - seek);
-            if is_silent(samples, [seek, size]) {
-                seek += size;
-                continue;
+        let (mut n_heard, mut spoken_until) = (0, 0.0);
+        'sound: loop {
+            let mut windows: Vec<[u32; 2]> = Vec::new();
+            while windows.len() < self.session.n_windows() {
+                let Some(window) = sound.next() else { break };
+                self.session.hear(windows.len(), &sound.frames(window)?).await?;
+                windows.push(window);
             }
-            self.session.hear(&spectrogram.frames(seek, n_window)).await?;
+            if windows.is_empty() {
+                break;
+            }
             if language.is_none() {
                 language = self.detect().await?;
+            }
+            if are_apart {
+                // A window draws the same numbers in any batch, and no other hears its end.
+                let state = |(i, &window): (u64, &[u32; 2])| Window {
+                    random: Random(options.seed.wrapping_add(i)),
+                    least_end: f64::from(sound_size(samples, window)) / FRAMES_PER_SECOND - MAX_UNHEARD,
+                };
+                states = (n_heard..).zip(&windows).map(state).collect();
+                n_heard += windows.len() as u64;
             }
             let beginning =
                 self.tokens.beginning(language.as_ref().map(|(_, id)| *id), options.task, options.timestamps);
             let previous = text.prompt(options.follows_text);
             let with = (&self.tokenizer, &self.tokens);
-            let found = window::decode(&mut self.session, with, (previous, &beginning), options, &mut random).await?;
-            if found.is_silent(options) {
-                seek += size;
-                match on_window(&[]) {
-                    ControlFlow::Continue(()) => continue,
-                    ControlFlow::Break(()) => break,
+            let found = window::decode(&mut self.session, with, (previous, &beginning), options, &mut states).await?;
+            for (i, (window @ [seek, size], found)) in windows.into_iter().zip(found).enumerate() {
+                if found.is_silent(options) {
+                    match on_window(&[]) {
+                        ControlFlow::Continue(()) => continue,
+                        ControlFlow::Break(()) => break 'sound,
+                    }
                 }
-            }
-            let mut cut = segments::parts(&self.tokens, &found.ids, (seek, size));
-            if options.words {
-                let language = language.as_ref().filter(|_| options.task == Task::Transcribe);
-                let code = language.map_or("en", |(code, _)| code);
-                self.find_words(&mut cut, (&found, &beginning, code), (seek, size), &mut spoken_until).await?;
-            }
-            let n_before = segments.len();
-            for part in cut.parts {
-                let Some(segment) = self.segment(part, (seek, seconds), &found)? else { continue };
-                text.ids.extend(&segment.tokens);
-                segments.push(segment);
-            }
-            if found.temperature > MAX_PROMPT_TEMPERATURE {
-                text.first = text.ids.len();
-            }
-            seek += cut.next;
-            if on_window(&segments[n_before..]).is_break() {
-                break;
+                let mut cut = segments::parts(&self.tokens, &found.ids, window, are_apart);
+                if options.words {
+                    let language = language.as_ref().filter(|_| options.task == Task::Transcribe);
+                    let code = language.map_or("en", |(code, _)| code);
+                    self.find_words(&mut cut, (&found, &beginning, code), (i, window), &mut spoken_until).await?;
+                }
+                let n_before = segments.len();
+                let is_cut = are_apart && seek + size < sound.n_frames;
+                let end = if is_cut { f64::from(seek + size) / FRAMES_PER_SECOND } else { seconds };
+                for part in cut.parts {
+                    let Some(segment) = self.segment(part, (seek, end), &found)? else { continue };
+                    if !are_apart {
+                        text.ids.extend(&segment.tokens);
+                    }
+                    segments.push(segment);
+                }
+                if !are_apart {
+                    sound.seek = seek + cut.next;
+                    if found.temperature > MAX_PROMPT_TEMPERATURE {
+                        text.first = text.ids.len();
+                    }
+                }
+                if on_window(&segments[n_before..]).is_break() {
+                    break 'sound;
+                }
             }
         }
         let only = self.tokens.languages.is_empty().then(|| "en".to_owned());
@@ -278,7 +302,7 @@ impl Transcriber {
         &mut self,
         cut: &mut Parts,
         (found, beginning, language): (&WindowText, &[u32], &str),
-        (seek, size): (u32, u32),
+        (window, [seek, size]): (usize, [u32; 2]),
         spoken_until: &mut f64,
     ) -> Result<(), Error> {
         let mut probabilities = found.probabilities.iter().copied();
@@ -299,7 +323,7 @@ impl Transcriber {
         let n_rows = (size as usize / 2).max(1);
         let mut attended = Attended::new([ids.len(), n_rows]);
         let heads = (&self.alignment_heads[..], n_rows);
-        self.session.attention_weights(&ids, heads, &mut |weights: &mut [f32]| attended.add(weights)).await?;
+        self.session.attention_weights(window, &ids, heads, &mut |weights: &mut [f32]| attended.add(weights)).await?;
         // A token's weights are those at the token before it.
         let firsts = attended.first_rows(first..ids.len() - 1);
         let offset = f64::from(seek) / FRAMES_PER_SECOND;
@@ -324,11 +348,11 @@ impl Transcriber {
         let Some(first) = starts.into_iter().find(|&first| !is_silent(samples, [first, n_window])) else {
             return Ok(None);
         };
-        self.session.hear(&spectrogram.frames(first, n_window)).await?;
+        self.session.hear(0, &spectrogram.frames(first, n_window)).await?;
         Ok(self.likely_languages().await?.into_iter().next().map(|(code, _, share)| (code, share)))
     }
 
-    /// The language of the window that the session has heard.
+    /// The language of the session's first window.
     async fn detect(&mut self) -> Result<Option<(String, u32)>, Error> {
         Ok(self.likely_languages().await?.into_iter().next().map(|(code, id, _)| (code, id)))
     }
@@ -338,8 +362,8 @@ impl Transcriber {
         if self.tokens.languages.is_empty() {
             return Ok(Vec::new());
         }
-        self.session.rewind(0);
-        let logits = self.session.logits(&[self.tokens.start]).await?;
+        self.session.rewind(0, 0);
+        let logits = self.session.logits(0, &[self.tokens.start]).await?;
         let of = |id: u32| logits.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
         let own: Vec<f32> = self.tokens.languages.iter().map(|(_, id)| of(*id)).collect();
         let all = self.tokens.languages.iter().zip(0..);
@@ -347,6 +371,15 @@ impl Transcriber {
         let mut found: Vec<_> = all.map(|((code, id), i)| (code.clone(), *id, share(i))).collect();
         found.sort_by(|a, b| b.2.total_cmp(&a.2));
         Ok(found)
+    }
+
+    /// Has a session of so many windows.
+    fn resize(&mut self, n_windows: usize) -> Result<(), Error> {
+        if self.session.n_windows() != n_windows {
+            self.model.check_memory(n_windows, true)?;
+            self.session = self.model.session(n_windows)?;
+        }
+        Ok(())
     }
 
     /// Tokens of the prompt before the first window.
@@ -357,11 +390,11 @@ impl Transcriber {
         }
     }
 
-    /// The segment of a part; `None` for one without text or length.
+    /// The segment of a part; `None` for one without text or length. `until`: seconds to where the sound that is heard ends.
     fn segment(
         &self,
         Part { start, end, ids, mut words }: Part,
-        (seek, seconds): (u32, f64),
+        (seek, until): (u32, f64),
         window: &WindowText,
     ) -> Result<Option<Segment>, Error> {
         let text: Vec<u32> = ids.iter().copied().filter(|&id| self.tokens.is_text(id)).collect();
@@ -369,8 +402,8 @@ impl Transcriber {
         if text.trim().is_empty() || end <= start {
             return Ok(None);
         }
-        let [start, end] = [start, end].map(|at| at.min(seconds));
-        words.iter_mut().for_each(|word| (word.start, word.end) = (word.start.min(seconds), word.end.min(seconds)));
+        let [start, end] = [start, end].map(|at| at.min(until));
+        words.iter_mut().for_each(|word| (word.start, word.end) = (word.start.min(until), word.end.min(until)));
         Ok(Some(Segment {
             start,
             end,
@@ -404,6 +437,61 @@ fn upper_heads(config: &SpeechConfig) -> Vec<[u32; 2]> {
     blocks.flat_map(|(layer, block)| (0..block.attention.n_heads).map(move |head| [layer, head])).collect()
 }
 
+/// The windows of a sound in order.
+struct Windows<'a> {
+    samples: &'a [f32],
+    n_bands: u32,
+    n_window: u32,
+    n_frames: u32,
+    /// Of the whole sound; none if it is cut at pauses, as each window then is a sound of its own.
+    spectrogram: Option<Spectrogram<'a>>,
+    /// Frame where the next one begins.
+    seek: u32,
+}
+
+impl<'a> Windows<'a> {
+    fn new(samples: &'a [f32], config: &SpeechConfig, are_apart: bool) -> Result<Windows<'a>, Error> {
+        let (n_bands, n_window) = (config.n_bands, config.n_frames());
+        check_finite(samples)?;
+        let whole = || Spectrogram::new(samples, n_bands, n_window);
+        let spectrogram = (!are_apart).then(whole).transpose()?;
+        Ok(Windows { samples, n_bands, n_window, n_frames: frames_of(samples), spectrogram, seek: 0 })
+    }
+
+    /// How many there are at most.
+    fn most(&self) -> usize {
+        let before_last = self.n_frames.saturating_sub(self.n_window);
+        1 + before_last.div_ceil(pauses::least_size(self.n_window)) as usize
+    }
+
+    /// Begin and size of the next one that is not silent.
+    fn next(&mut self) -> Option<[u32; 2]> {
+        let Windows { samples, n_window, n_frames, .. } = *self;
+        while self.seek < n_frames {
+            let seek = self.seek;
+            let size = match &self.spectrogram {
+                Some(_) => n_window.min(n_frames - seek),
+                None => window_size(samples, seek, [n_window, n_frames]),
+            };
+            self.seek += size;
+            if !is_silent(samples, [seek, size]) {
+                return Some([seek, size]);
+            }
+        }
+        None
+    }
+
+    /// The spectrogram of a window, filled up.
+    fn frames(&self, [seek, size]: [u32; 2]) -> Result<Vec<f32>, Error> {
+        if let Some(whole) = &self.spectrogram {
+            return Ok(whole.frames(seek, self.n_window));
+        }
+        let end = if seek + size < self.n_frames { (seek + size) as usize * HOP } else { self.samples.len() };
+        let own = Spectrogram::new(&self.samples[seek as usize * HOP..end], self.n_bands, self.n_window)?;
+        Ok(own.frames(0, self.n_window))
+    }
+}
+
 /// Tokens of the text so far.
 struct Text {
     ids: Vec<u32>,
@@ -429,6 +517,6 @@ impl Text {
 
 /// Whether all samples of `n` frames from `first` on are silent.
 fn is_silent(samples: &[f32], [first, n]: [u32; 2]) -> bool {
-    let at = |frame: u32| (frame as usize * crate::sound::HOP).min(samples.len());
+    let at = |frame: u32| (frame as usize * HOP).min(samples.len());
     samples[at(first)..at(first + n)].iter().all(|sample| sample.abs() < SILENCE)
 }

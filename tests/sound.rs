@@ -1,6 +1,8 @@
 //! Speech to text against transformers' references: spectrogram, encoder layer by layer, logits, greedy tokens; and whole
 //! transcripts, whose tokens are chosen again here by the published rules.
 
+mod batch;
+
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -165,7 +167,7 @@ fn whisper_has_the_references_rows_logits_and_tokens() {
     for device in devices() {
         let what = format!("{} ({})", device.info().name, device.tier().name());
         let model = SpeechModel::load(&device, &folder, exact()).unwrap();
-        let mut session = model.session().unwrap();
+        let mut session = model.session(1).unwrap();
         for (i, file) in FILES.into_iter().enumerate() {
             let frames = frames(&samples(file));
             if i == 0 {
@@ -175,7 +177,7 @@ fn whisper_has_the_references_rows_logits_and_tokens() {
                 println!("{what}: layers within {off:.1e}");
                 assert!(off <= TOLERANCE, "{what}: layers differ by {off}");
             }
-            block_on(session.hear(&frames)).unwrap();
+            block_on(session.hear(0, &frames)).unwrap();
             let rows = block_on(session.rows()).unwrap();
             let off = largest_difference(&rows, &references.floats(&format!("{i}.encoder")));
             println!("{what}: rows of {file} within {off:.1e}");
@@ -194,13 +196,13 @@ fn logits_off(session: &mut SpeechSession, (references, i): (&References, usize)
     let ids = references.ids(&format!("{i}.ids"));
     let want = references.floats(&format!("{i}.logits"));
     let rows = want.chunks_exact(want.len() / ids.len());
-    session.rewind(0);
+    session.rewind(0, 0);
     let mut worst = 0.0f32;
     for (n, want) in rows.enumerate() {
         if at_once {
-            session.rewind(0);
+            session.rewind(0, 0);
         }
-        let logits = block_on(session.logits(&ids[if at_once { 0 } else { n }..=n])).unwrap();
+        let logits = block_on(session.logits(0, &ids[if at_once { 0 } else { n }..=n])).unwrap();
         worst = worst.max(largest_difference(&logits, want));
     }
     worst
@@ -214,11 +216,11 @@ fn check_greedy(session: &mut SpeechSession, (references, i): (&References, usiz
     let want = references.ids(&format!("{i}.greedy.ids"));
     let margins = references.floats(&format!("{i}.greedy.margins"));
     let certain = margins.iter().position(|&margin| margin < 2.0 * TOLERANCE).unwrap_or(want.len());
-    session.rewind(0);
+    session.rewind(0, 0);
     let mut next = START;
     let found: Vec<u32> = (0..certain)
         .map(|_| {
-            next = highest(&block_on(session.logits(&[next])).unwrap());
+            next = highest(&block_on(session.logits(0, &[next])).unwrap());
             next
         })
         .collect();
@@ -231,8 +233,8 @@ fn keys_of_half_precision_are_close() {
     let Some(folder) = folder() else { return };
     let references = References::open(&folder.join("refs.safetensors"));
     let model = SpeechModel::load(&common::cpu(), &folder, TranscriberOptions::default()).unwrap();
-    let mut session = model.session().unwrap();
-    block_on(session.hear(&frames(&samples(FILES[0])))).unwrap();
+    let mut session = model.session(1).unwrap();
+    block_on(session.hear(0, &frames(&samples(FILES[0])))).unwrap();
     let off = logits_off(&mut session, (&references, 0), false);
     assert!(off > 0.0 && off < 2e-2, "{off}");
 }
@@ -241,7 +243,7 @@ fn keys_of_half_precision_are_close() {
 fn model_above_the_memory_limit_is_refused_before_its_upload() {
     let Some(folder) = folder() else { return };
     let device = common::cpu();
-    let needed = SpeechModel::load(&device, &folder, exact()).unwrap().plan().unwrap().total_bytes();
+    let needed = SpeechModel::load(&device, &folder, exact()).unwrap().plan(1).unwrap().total_bytes();
     let limited = |bytes| TranscriberOptions { memory_limit: Some(bytes), ..exact() };
     SpeechModel::load(&device, &folder, limited(needed)).unwrap();
     let before = device.counters();
@@ -266,8 +268,8 @@ fn causal_encoders_and_other_scales_are_seen() {
         let mut file = SpeechFile::open(&folder).unwrap();
         change(&mut file);
         let model = SpeechModel::from_file(&common::cpu(), &file, exact()).unwrap();
-        let mut session = model.session().unwrap();
-        block_on(session.hear(&frames(&samples(FILES[0])))).unwrap();
+        let mut session = model.session(1).unwrap();
+        block_on(session.hear(0, &frames(&samples(FILES[0])))).unwrap();
         let off = logits_off(&mut session, (&references, 0), false);
         println!("without {name}: logits off by {off:.1e}");
         assert!(off > 2.0 * TOLERANCE, "without {name}: {off}");
@@ -381,9 +383,9 @@ fn by_rules(session: &mut SpeechSession, beginning: &[u32]) -> Vec<u32> {
     let is_time = |id: u32| id > NO_TIMESTAMPS;
     let mut chosen: Vec<u32> = Vec::new();
     let mut next = beginning.to_vec();
-    session.rewind(0);
+    session.rewind(0, 0);
     while chosen.len() < session.capacity() / 2 {
-        let logits = block_on(session.logits(&next)).unwrap();
+        let logits = block_on(session.logits(0, &next)).unwrap();
         let times: Vec<u32> = chosen.iter().copied().filter(|&id| is_time(id)).collect();
         let ends_pair = |n: usize| chosen.len() < n || is_time(chosen[chosen.len() - n]);
         let (has_time, is_pair) = (chosen.last().is_some_and(|&id| is_time(id)), ends_pair(2));
@@ -426,8 +428,8 @@ fn a_windows_tokens_follow_the_published_rules() {
     let model = SpeechModel::load(&device, &folder, exact()).unwrap();
     for file in FILES {
         let sound = samples(file);
-        let mut session = model.session().unwrap();
-        block_on(session.hear(&frames(&sound))).unwrap();
+        let mut session = model.session(1).unwrap();
+        block_on(session.hear(0, &frames(&sound))).unwrap();
         let want = by_rules(&mut session, &[START, ENGLISH, 6]);
         let transcript = block_on(transcriber(&device).transcribe(&sound, &greedy())).unwrap();
         let first = |segments: &[Segment]| {
@@ -566,13 +568,13 @@ fn wrong_input_is_refused_by_name() {
     assert_eq!(error, want);
     let error = refused(&[0.1], TranscribeOptions { temperatures: vec![], ..greedy() });
     assert_eq!(error, "option temperatures is [], expected one or more from 0 to 2");
-    let mut session = transcriber.model().session().unwrap();
-    assert!(matches!(block_on(session.hear(&[0.0])), Err(Error::Operand { operand: "frames", .. })));
-    block_on(session.hear(&vec![0.0; BANDS * FRAMES as usize])).unwrap();
-    assert!(matches!(block_on(session.logits(&[293])), Err(Error::Operand { operand: "ids", .. })));
-    assert!(matches!(block_on(session.logits(&[1; 65])), Err(Error::ContextFull { needed: 65, capacity: 64 })));
+    let mut session = transcriber.model().session(1).unwrap();
+    assert!(matches!(block_on(session.hear(0, &[0.0])), Err(Error::Operand { operand: "frames", .. })));
+    block_on(session.hear(0, &vec![0.0; BANDS * FRAMES as usize])).unwrap();
+    assert!(matches!(block_on(session.logits(0, &[293])), Err(Error::Operand { operand: "ids", .. })));
+    assert!(matches!(block_on(session.logits(0, &[1; 65])), Err(Error::ContextFull { needed: 65, capacity: 64 })));
     let mut inspected = |heads: &[[u32; 2]], n_rows| {
-        block_on(session.attention_weights(&[1], (heads, n_rows), &mut |_| {})).unwrap_err().to_string()
+        block_on(session.attention_weights(0, &[1], (heads, n_rows), &mut |_| {})).unwrap_err().to_string()
     };
     assert!(inspected(&[[2, 0]], 1).contains("`heads` is [2, 0], expected layers below 2 and heads below 3"));
     assert!(inspected(&[[0, 3]], 1).contains("`heads` is [0, 3]"));
@@ -593,13 +595,13 @@ fn planned_memory_is_what_a_transcript_allocates() {
     let device = Device::cpu();
     let before = device.counters();
     let model = SpeechModel::load(&device, &folder, exact()).unwrap();
-    let planned = model.plan().unwrap().total_bytes();
-    let mut session = model.session().unwrap();
-    block_on(session.hear(&frames(&samples(FILES[0])))).unwrap();
-    block_on(session.logits(&[START; 64])).unwrap();
-    block_on(session.logits(&[])).unwrap_err();
-    session.rewind(0);
-    block_on(session.logits(&[START])).unwrap();
+    let planned = model.plan(1).unwrap().total_bytes();
+    let mut session = model.session(1).unwrap();
+    block_on(session.hear(0, &frames(&samples(FILES[0])))).unwrap();
+    block_on(session.logits(0, &[START; 64])).unwrap();
+    block_on(session.logits(0, &[])).unwrap_err();
+    session.rewind(0, 0);
+    block_on(session.logits(0, &[START])).unwrap();
     let allocated = (device.counters() - before).bytes_allocated;
     println!("planned {planned} bytes, allocated {allocated}; dispatches {:?}", session.n_dispatches().unwrap());
     assert!(allocated.abs_diff(planned) * 10 <= planned, "{allocated}, planned {planned}");

@@ -139,9 +139,9 @@ fn ggml_files_have_the_logits_of_their_folder() {
     let frames = Spectrogram::new(&sound, 80, 300).unwrap().frames(0, 300);
     let logits = |path: &Path| {
         let options = TranscriberOptions { kv_type: KvType::F32, ..TranscriberOptions::default() };
-        let mut session = SpeechModel::load(&common::cpu(), path, options).unwrap().session().unwrap();
-        block_on(session.hear(&frames)).unwrap();
-        block_on(session.logits(&[1, 3, 6, 142])).unwrap()
+        let mut session = SpeechModel::load(&common::cpu(), path, options).unwrap().session(1).unwrap();
+        block_on(session.hear(0, &frames)).unwrap();
+        block_on(session.logits(0, &[1, 3, 6, 142])).unwrap()
     };
     // The same numbers in other types are added in another order.
     let off = largest_difference(&logits(&file.0), &logits(&folder));

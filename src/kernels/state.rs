@@ -55,6 +55,14 @@ pub struct BatchRow {
     pub window_pages: Vec<u32>,
 }
 
+impl BatchRow {
+    /// The pages of the `at`-th of sequences that have pages for so many positions each, one sequence after the other.
+    pub fn pages_of(at: u32, n_positions: u32) -> Vec<u32> {
+        let n_pages = n_positions.div_ceil(PAGE);
+        (at * n_pages..(at + 1) * n_pages).collect()
+    }
+}
+
 impl StepState {
     /// Words of a row before its pages.
     pub(crate) const ROW_HEAD: u32 = state::PAGES;

@@ -9,7 +9,9 @@ use super::forward::{Flow, HalfEnd, Transformer, wrong_cache};
 use super::stack::{Stack, WeightSource};
 use super::weights::HalfNorms;
 use crate::error::Error;
-use crate::kernels::{CachedKeys, Heads, Input, KvType, StepState, attention, attention_next, cache_kv};
+use crate::kernels::{
+    BatchRow, CachedKeys, Heads, Input, KvType, PAGE, StepState, attention, attention_next, cache_kv,
+};
 use crate::recording::{BatchInvariance, Recorder};
 use crate::target::Target;
 use crate::tensor::{Tensor, TensorWriter};
@@ -53,31 +55,36 @@ impl CrossWeights {
     }
 }
 
-/// Keys and values of an encoder's rows, for each layer.
+/// Keys and values of an encoder's rows, for each layer: of several encodings, each in pages of its own.
 #[derive(Clone, Debug)]
 pub struct CrossTensors {
     keys: Vec<CachedKeys>,
-    /// All rows are a pass's, from position 0 on: as they are written.
+    /// The encoding that is written: all rows are a pass's, from position 0 on.
     written: StepState,
-    /// The last row is the pass's only one, so that any query sees all: as they are read.
+    /// The encoding that all tokens of a pass read: the last row is the pass's only one, so that any query sees all.
     read: StepState,
+    /// The same for each token of a batch.
+    read_each: StepState,
     /// Tensors that receive the queries of layers, `[T, H D]`, for inspection of attention weights.
     queries: BTreeMap<usize, Tensor>,
 }
 
 impl CrossTensors {
-    /// Declares keys and values of type `kind` for `n_rows` rows of an encoder.
+    /// Declares keys and values of type `kind` for `n` encodings of `n_rows` rows each.
     ///
     /// # Errors
     /// [`Error::Operand`] if they are too large for a tensor.
-    pub fn declare(config: &ModelConfig, kind: KvType, n_rows: u32) -> Result<CrossTensors, Error> {
+    pub fn declare(config: &ModelConfig, kind: KvType, [n, n_rows]: [u32; 2]) -> Result<CrossTensors, Error> {
+        let n_pages = n_rows.div_ceil(PAGE);
+        let n_slots = n.saturating_mul(n_pages).saturating_mul(PAGE);
         let declare = |(l, block): (usize, &Block)| {
-            let shape = [block.attention.n_kv_heads, n_rows, block.attention.head_dim];
+            let shape = [block.attention.n_kv_heads, n_slots, block.attention.head_dim];
             CachedKeys::declare(&format!("cross.{l}"), kind, shape, n_rows)
         };
         let keys = config.blocks.iter().enumerate().map(declare).collect::<Result<_, _>>()?;
-        let (written, read) = (StepState::declare()?, StepState::declare()?);
-        Ok(CrossTensors { keys, written, read, queries: BTreeMap::new() })
+        let state = |n_tokens| StepState::declare_shared(n_tokens, n_pages, false);
+        let (written, read, read_each) = (state(None)?, state(None)?, state(Some(n))?);
+        Ok(CrossTensors { keys, written, read, read_each, queries: BTreeMap::new() })
     }
 
     /// The same tensors, with those that receive the queries of layers, `[T, H D]`.
@@ -85,25 +92,48 @@ impl CrossTensors {
         CrossTensors { queries, ..self.clone() }
     }
 
-    /// A layer's keys and values.
-    pub(crate) fn keys(&self, layer: usize) -> Option<&CachedKeys> {
-        self.keys.get(layer)
+    /// A layer's keys and values, and the slot of an encoding's first row, which the others follow.
+    pub(crate) fn keys(&self, layer: usize, encoding: u32) -> Option<(&CachedKeys, usize)> {
+        let cached = self.keys.get(layer)?;
+        Some((cached, encoding as usize * cached.capacity.next_multiple_of(PAGE) as usize))
     }
 
-    /// Writes where rows begin and end, once.
+    /// Says which encoding the next pass over an encoder's rows writes.
     ///
     /// # Errors
     /// Errors of [`TensorWriter::write_words`].
-    pub fn set_rows(&self, device: &dyn TensorWriter) -> Result<(), Error> {
+    pub fn write_to(&self, device: &dyn TensorWriter, encoding: u32) -> Result<(), Error> {
+        let row = self.row(encoding);
+        self.written.set_rows(device, &[BatchRow { pos: 0, n_tokens: row.pos + 1, ..row }])
+    }
+
+    /// Says which encoding all tokens of the next passes read.
+    ///
+    /// # Errors
+    /// Errors of [`TensorWriter::write_words`].
+    pub fn read_from(&self, device: &dyn TensorWriter, encoding: u32) -> Result<(), Error> {
+        self.read.set_rows(device, &[self.row(encoding)])
+    }
+
+    /// Says which encoding each token of the next batches reads.
+    ///
+    /// # Errors
+    /// Errors of [`TensorWriter::write_words`].
+    pub fn read_each_from(&self, device: &dyn TensorWriter, encodings: &[u32]) -> Result<(), Error> {
+        let rows: Vec<BatchRow> = encodings.iter().map(|&encoding| self.row(encoding)).collect();
+        self.read_each.set_rows(device, &rows)
+    }
+
+    fn row(&self, encoding: u32) -> BatchRow {
         let n_rows = self.keys.first().map_or(1, |cached| cached.capacity);
-        self.written.set(device, 0, n_rows)?;
-        self.read.set(device, n_rows.saturating_sub(1), 1)
+        let pages = BatchRow::pages_of(encoding, n_rows);
+        BatchRow { pos: n_rows.saturating_sub(1), n_tokens: 1, pages, ..BatchRow::default() }
     }
 
     /// All tensors.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let keys = self.keys.iter().flat_map(|cached| [&cached.k].into_iter().chain(&cached.v));
-        keys.chain([self.written.tensor(), self.read.tensor()])
+        keys.chain([&self.written, &self.read, &self.read_each].map(StepState::tensor))
     }
 }
 
@@ -135,7 +165,7 @@ impl Transformer {
     ) -> Result<Tensor, Error> {
         let block = &self.config.blocks[l];
         let Flow::Cached(io, _) = flow else { return Err(wrong_cache(l)) };
-        let cross = io.cross.as_ref().filter(|_| !io.state.is_batch()).ok_or_else(|| wrong_cache(l))?;
+        let cross = io.cross.as_ref().ok_or_else(|| wrong_cache(l))?;
         let cached = cross.keys.get(l).ok_or_else(|| wrong_cache(l))?;
         let n_tokens = h.shape()[0];
         let shape = [n_tokens, block.attention.q_dim()];
@@ -146,11 +176,13 @@ impl Transformer {
         self.record_product(rec, flow, &weights.query, weights.norms.before.as_ref(), &h, &q)?; // [T, H D]
         let mixed = rec.temporary("mixed", &shape)?;
         let kernel = block.attention.kernel(false);
-        if n_tokens == 1 && rec.batch_invariance() != BatchInvariance::Many {
+        let is_batch = io.state.is_batch();
+        let state = if is_batch { &cross.read_each } else { &cross.read };
+        if is_batch || n_tokens == 1 && rec.batch_invariance() != BatchInvariance::Many {
             let heads = Heads { n_kv_heads: 0, ..unturned(block) };
-            attention_next(rec, &cross.read, &kernel, &heads, None, &q, cached, &mixed)?; // [T, H D]
+            attention_next(rec, state, &kernel, &heads, None, &q, cached, &mixed)?; // [T, H D]
         } else {
-            attention(rec, &cross.read, &kernel, None, &q, cached, &mixed)?; // [T, H D]
+            attention(rec, state, &kernel, None, &q, cached, &mixed)?; // [T, H D]
         }
         let end = HalfEnd { product: &weights.output, place: block.attn_norm, norms: &weights.norms, factor: None };
         self.record_end(rec, flow, &end, &mut Input::new(&mixed), h) // [T, C]

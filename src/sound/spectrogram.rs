@@ -54,8 +54,7 @@ impl Spectrogram<'_> {
 
     /// Whole frames of the sound; at least one unless it is empty.
     pub fn n_frames(&self) -> u32 {
-        let n_whole = (self.samples.len() / HOP) as u32;
-        n_whole.max(u32::from(!self.samples.is_empty()))
+        frames_of(self.samples)
     }
 
     /// `n` frames from `first` on, `[n, bands]`.
@@ -108,6 +107,12 @@ impl Spectrogram<'_> {
         };
         self.samples.get(at).map_or(0.0, |&sample| f64::from(sample))
     }
+}
+
+/// Whole frames of samples; at least one unless there are none.
+pub(crate) fn frames_of(samples: &[f32]) -> u32 {
+    let n_whole = (samples.len() / HOP) as u32;
+    n_whole.max(u32::from(!samples.is_empty()))
 }
 
 /// The power of a frequency in the transform of a real signal, which is the real part (0) or the imaginary part (1) of what

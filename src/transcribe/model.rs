@@ -1,18 +1,20 @@
-//! A speech model on a device: the encoder once for each window, then the decoder token by token.
+//! A speech model on a device: the encoder once for each window, then the decoder token by token, of several windows at once.
+//! Keys and values of each window are in pages of its own, so that a pass takes tokens of any of them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use web_time::Instant;
 
-use super::options::TranscriberOptions;
+use super::options::{MAX_BATCH, TranscriberOptions};
 use crate::cpu::cached::read_row;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{AttentionConfig, KvType, scale};
+use crate::kernels::{AttentionConfig, BatchRow, KvType, PAGE, scale};
 use crate::load::{SpeechFile, WeightUploader, Widened};
 use crate::memory::Limit;
 use crate::model::{
@@ -20,7 +22,7 @@ use crate::model::{
     WeightSource, Weights,
 };
 use crate::platform::pause;
-use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
+use crate::recording::{BatchInvariance, MemoryPlan, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::record_tested;
 
@@ -77,14 +79,25 @@ impl SpeechModel {
         let uploader = WeightUploader::of_all(&file.encoder, encoder.tensor_slots())?.and(of_decoder);
         let inner = SpeechInner { device: device.clone(), config, encoder, decoder, options };
         let model = SpeechModel { inner: Arc::new(inner) };
-        if let Some(limit) = Limit::of(options.memory_limit, device.available_bytes()) {
-            let plan = model.plan()?;
-            if plan.total_bytes() > limit.bytes {
-                let hint = "use a smaller model".into();
-                return Err(plan.refused(limit.bytes, limit.explained(hint)));
-            }
-        }
+        model.check_memory(1, false)?;
         Ok((model, uploader))
+    }
+
+    /// Refuses the model with a session of so many windows if they do not fit. `is_loaded`: the weights are there already.
+    ///
+    /// # Errors
+    /// [`Error::Memory`]; as [`SpeechModel::session`].
+    pub(super) fn check_memory(&self, n_windows: usize, is_loaded: bool) -> Result<(), Error> {
+        let SpeechInner { device, options, .. } = &*self.inner;
+        let plan = self.plan(n_windows)?;
+        let held_bytes = if is_loaded { plan.weights_bytes } else { 0 };
+        let available = device.available_bytes().map(|bytes| bytes.saturating_add(held_bytes));
+        let Some(limit) = Limit::of(options.memory_limit, available) else { return Ok(()) };
+        if plan.total_bytes() <= limit.bytes {
+            return Ok(());
+        }
+        let hint = if n_windows > 1 { "use a smaller batch" } else { "use a smaller model" };
+        Err(plan.refused(limit.bytes, limit.explained(hint.into())))
     }
 
     /// The model's shape.
@@ -97,42 +110,49 @@ impl SpeechModel {
         &self.inner.device
     }
 
-    /// A session with tensors of its own.
+    /// A session with tensors of its own, for so many windows side by side.
     ///
     /// # Errors
-    /// [`Error::Operand`] or [`Error::Shape`] if a tensor would be too large.
-    pub fn session(&self) -> Result<SpeechSession, Error> {
+    /// [`Error::Operand`] or [`Error::Shape`] for no windows or more than [`MAX_BATCH`], or if a tensor would be too large.
+    pub fn session(&self, n_windows: usize) -> Result<SpeechSession, Error> {
         let SpeechInner { device, config, encoder, options, .. } = &*self.inner;
-        let context = config.decoder.max_seq_len;
-        let max_pass = context.next_power_of_two();
-        let cross = CrossTensors::declare(&config.decoder, options.kv_type, config.n_rows)?;
-        let io = PassTensors::declare(&config.decoder, context, max_pass)?;
+        if !(1..=MAX_BATCH).contains(&n_windows) {
+            return Err(wrong("n_windows", format!("1 to {MAX_BATCH}"), &n_windows));
+        }
+        let (decoder, n) = (&config.decoder, n_windows as u32);
+        let context = decoder.max_seq_len;
+        let (n_pages, max_pass) = (context.div_ceil(PAGE), context.next_power_of_two());
+        let cross = CrossTensors::declare(decoder, options.kv_type, [n, config.n_rows])?;
+        let with_cross = |io| PassTensors { cross: Some(cross.clone()), ..io };
+        let pages = [n.saturating_mul(n_pages), n, context];
         Ok(SpeechSession {
             model: self.clone(),
             sound: encoder.declare_sound(&device.target())?,
-            cache: KvCache::declare(&config.decoder, options.kv_type, context, max_pass)?,
-            io: PassTensors { cross: Some(cross.clone()), ..io },
+            cache: KvCache::declare_shared(decoder, 0..decoder.n_layers(), options.kv_type, pages, None)?,
+            several: with_cross(PassTensors::declare_prompts(decoder, n_pages, max_pass, false)?),
+            each: with_cross(PassTensors::declare_rows(decoder, [n, n, n_pages], false)?),
             cross,
             workspace: Workspace::default(),
             hearing: None,
             passes: BTreeMap::new(),
             inspected: BTreeMap::new(),
-            n_tokens: 0,
+            n_tokens: vec![0; n_windows],
+            read_each: Vec::new(),
             last_turn: None,
         })
     }
 
-    /// Memory of the weights, a session and its passes. Allocates nothing.
+    /// Memory of the weights, a session for so many windows and its passes. Allocates nothing.
     ///
     /// # Errors
     /// As [`SpeechModel::session`].
-    pub fn plan(&self) -> Result<MemoryPlan, Error> {
-        let mut session = self.session()?;
+    pub fn plan(&self, n_windows: usize) -> Result<MemoryPlan, Error> {
+        let mut session = self.session(n_windows)?;
         let mut workspace = Workspace::default();
         let hearing = session.record_hearing(&mut workspace)?;
-        let size = session.io.stream.shape()[0];
-        let mut pass = |size| session.record_pass(size, (&session.io, Ending::Logits), &mut workspace);
-        let passes = [pass(size)?, pass(1)?];
+        let size = session.several.stream.shape()[0];
+        let mut pass = |pass| session.record_logits(pass, &mut workspace);
+        let passes = [pass(Pass::Several(size))?, pass(Pass::Each(n_windows as u32))?];
         session.workspace = workspace;
         let inner = &self.inner;
         let kept = inner.encoder.tensors().chain(inner.decoder.tensors());
@@ -146,7 +166,7 @@ impl SpeechModel {
     /// As [`SpeechSession::hear`].
     pub async fn trace(&self, frames: &[f32]) -> Result<Vec<Vec<f32>>, Error> {
         let inner = &*self.inner;
-        let session = self.session()?;
+        let session = self.session(1)?;
         session.check(frames)?;
         let record = || {
             let mut layers = Vec::new();
@@ -171,24 +191,39 @@ impl SpeechModel {
     }
 }
 
-/// A window of sound, and the tokens after it.
+/// Windows of sound, and the tokens after each.
 pub struct SpeechSession {
     model: SpeechModel,
     sound: SoundTensors,
     cross: CrossTensors,
     cache: KvCache,
-    io: PassTensors,
+    /// Of a pass over several tokens of a window.
+    several: PassTensors,
+    /// Of a pass over a token of each of some windows.
+    each: PassTensors,
     /// Passes run one at a time, so they share memory for temporaries.
     workspace: Workspace,
     /// The encoder, and the keys and values of its rows.
     hearing: Option<Recording>,
-    /// Passes of the decoder by number of tokens.
-    passes: BTreeMap<u32, Recording>,
-    /// Passes whose attention weights are read, in the same way.
+    /// Passes of the decoder.
+    passes: BTreeMap<Pass, Recording>,
+    /// Passes whose attention weights are read, by number of tokens.
     inspected: BTreeMap<u32, InspectedPass>,
-    n_tokens: u32,
+    /// Tokens of each window.
+    n_tokens: Vec<u32>,
+    /// The windows of the last pass over a token of each.
+    read_each: Vec<u32>,
     /// When a browser had its last turn.
     last_turn: Option<Instant>,
+}
+
+/// A pass of the decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Pass {
+    /// Over so many tokens of a window, padding included.
+    Several(u32),
+    /// Over a token of each of so many windows.
+    Each(u32),
 }
 
 /// A pass, with the queries of the layers whose attention weights are read.
@@ -198,11 +233,12 @@ struct InspectedPass {
 }
 
 impl SpeechSession {
-    /// Encodes a window, `[frames, bands]`. Tokens start again.
+    /// Encodes a window, `[frames, bands]`. Its tokens start again.
     ///
     /// # Errors
-    /// [`Error::Operand`] for another number of values; errors of the device.
-    pub async fn hear(&mut self, frames: &[f32]) -> Result<(), Error> {
+    /// [`Error::Operand`] for another number of values, or a window that the session does not have; errors of the device.
+    pub async fn hear(&mut self, window: usize, frames: &[f32]) -> Result<(), Error> {
+        self.check_window(window)?;
         self.check(frames)?;
         let device = self.model.device().clone();
         if self.hearing.is_none() {
@@ -211,10 +247,10 @@ impl SpeechSession {
             let recorded = record_tested(&device, record, |recording| recording).await?;
             self.workspace = workspace;
             self.sound.set_rows(&device)?;
-            self.cross.set_rows(&device)?;
             self.hearing = Some(recorded);
         }
-        self.n_tokens = 0;
+        self.rewind(window, 0);
+        self.cross.write_to(&device, window as u32)?;
         device.write(&self.sound.frames, 0, frames)?;
         if let Some(recording) = &self.hearing {
             run(&device, recording, &mut self.last_turn).await?;
@@ -222,7 +258,7 @@ impl SpeechSession {
         Ok(())
     }
 
-    /// The encoder's rows of the window, `[S, C]`.
+    /// The encoder's rows of the window that was heard last, `[S, C]`.
     ///
     /// # Errors
     /// Errors of the device.
@@ -230,35 +266,75 @@ impl SpeechSession {
         self.model.device().read(&self.sound.rows).await
     }
 
-    /// Appends tokens and returns the logits of the next.
+    /// Appends tokens to a window and returns the logits of the next.
     ///
     /// # Errors
-    /// [`Error::ContextFull`] if they are too many, [`Error::Operand`] for none or one outside the vocabulary,
-    /// [`Error::NonFinite`] if a logit is no number; errors of the device.
-    pub async fn logits(&mut self, ids: &[u32]) -> Result<Vec<f32>, Error> {
-        self.check_ids(ids)?;
+    /// [`Error::ContextFull`] if they are too many, [`Error::Operand`] for none, one outside the vocabulary, or a window that the
+    /// session does not have, [`Error::NonFinite`] if a logit is no number; errors of the device.
+    pub async fn logits(&mut self, window: usize, ids: &[u32]) -> Result<Vec<f32>, Error> {
+        if let [id] = *ids {
+            return Ok(self.logits_of_each(&[(window, id)]).await?.concat());
+        }
+        self.check_ids(window, ids)?;
         let device = self.model.device().clone();
-        let size = (ids.len() as u32).next_power_of_two();
-        if !self.passes.contains_key(&size) {
+        self.write_ids(&device, window, ids)?;
+        let logits = self.run_pass(&device, Pass::Several((ids.len() as u32).next_power_of_two())).await?;
+        self.n_tokens[window] += ids.len() as u32;
+        self.finite(window, logits)
+    }
+
+    /// Appends a token to each of these windows, all in one pass, and returns the logits of the next
+    /// of each.
+    ///
+    /// # Errors
+    /// As [`SpeechSession::logits`]; [`Error::Operand`] for a window that is there twice.
+    pub async fn logits_of_each(&mut self, tokens: &[(usize, u32)]) -> Result<Vec<Vec<f32>>, Error> {
+        let mut seen = vec![false; self.n_windows()];
+        for &(window, id) in tokens {
+            self.check_ids(window, &[id])?;
+            if std::mem::replace(&mut seen[window], true) {
+                return Err(wrong("window", "each window once".into(), &format!("{window} twice")));
+            }
+        }
+        if tokens.is_empty() {
+            return Ok(Vec::new());
+        }
+        let device = self.model.device().clone();
+        let windows: Vec<u32> = tokens.iter().map(|&(window, _)| window as u32).collect();
+        if self.read_each != windows {
+            self.cross.read_each_from(&device, &windows)?;
+            self.read_each.clone_from(&windows);
+        }
+        // The first row says how many there are.
+        let n_rows = std::iter::once(tokens.len() as u32).chain(std::iter::repeat(1));
+        let row = |(n_tokens, &(window, token))| BatchRow { n_tokens, token, ..self.row(window) };
+        let rows: Vec<BatchRow> = n_rows.zip(tokens).map(row).collect();
+        self.each.state.set_rows(&device, &rows)?;
+        let logits = self.run_pass(&device, Pass::Each(tokens.len() as u32)).await?;
+        tokens.iter().for_each(|&(window, _)| self.n_tokens[window] += 1);
+        let each = logits.chunks_exact(logits.len() / tokens.len());
+        each.zip(tokens).map(|(logits, &(window, _))| self.finite(window, logits.to_vec())).collect()
+    }
+
+    /// Runs a pass, whose tokens are written, and reads its logits.
+    async fn run_pass(&mut self, device: &Device, pass: Pass) -> Result<Vec<f32>, Error> {
+        if !self.passes.contains_key(&pass) {
             let mut workspace = std::mem::take(&mut self.workspace);
-            let record = || self.record_pass(size, (&self.io, Ending::Logits), &mut workspace);
-            let recorded = record_tested(&device, record, |recording| recording).await?;
+            let record = || self.record_logits(pass, &mut workspace);
+            let recorded = record_tested(device, record, |recording| recording).await?;
             self.workspace = workspace;
-            self.passes.insert(size, recorded);
+            self.passes.insert(pass, recorded);
         }
-        self.write_ids(&device, ids)?;
-        if let Some(pass) = self.passes.get(&size) {
-            run(&device, pass, &mut self.last_turn).await?;
+        if let Some(recording) = self.passes.get(&pass) {
+            run(device, recording, &mut self.last_turn).await?;
         }
-        self.n_tokens += ids.len() as u32;
-        let logits: Vec<f32> = device.read(&self.io.logits).await?;
-        match logits.iter().all(|logit| logit.is_finite()) {
-            true => Ok(logits),
-            false => Err(Error::NonFinite { pos: self.n_tokens - 1 }),
+        match pass {
+            Pass::Several(_) => device.read(&self.several.logits).await,
+            Pass::Each(n) => device.read(&self.each.logits.first_rows(n)?).await,
         }
     }
 
-    /// Attention weights of heads, given as layers and heads, at each of these tokens, which replace the session's: over the
+    /// Attention weights of heads, given as layers and heads, at each of these tokens, which replace a window's: over the
     /// first `n_rows` of the encoder's rows, as if there were no others. Calls `each` with those of each head,
     /// `[tokens, n_rows]`, layer by layer.
     ///
@@ -266,12 +342,13 @@ impl SpeechSession {
     /// As [`SpeechSession::logits`]; [`Error::Operand`] for a head that the decoder does not have, and for no rows or too many.
     pub async fn attention_weights(
         &mut self,
+        window: usize,
         ids: &[u32],
         (heads, n_rows): (&[[u32; 2]], usize),
         each: &mut dyn FnMut(&mut [f32]),
     ) -> Result<(), Error> {
-        self.rewind(0);
-        self.check_ids(ids)?;
+        self.rewind(window, 0);
+        self.check_ids(window, ids)?;
         self.check_heads(heads, n_rows)?;
         let device = self.model.device().clone();
         let size = (ids.len() as u32).next_power_of_two();
@@ -280,20 +357,20 @@ impl SpeechSession {
             let pass = self.inspected_pass(&device, size, &layers).await?;
             self.inspected.insert(size, pass);
         }
-        self.write_ids(&device, ids)?;
+        self.write_ids(&device, window, ids)?;
         let Some(pass) = self.inspected.get(&size) else { return Ok(()) };
         run(&device, &pass.recording, &mut self.last_turn).await?;
-        self.n_tokens += ids.len() as u32;
+        self.n_tokens[window] += ids.len() as u32;
         let mut weights = vec![0.0; ids.len() * n_rows];
         for (&layer, queries) in &pass.queries {
-            let Some(cached) = self.cross.keys(layer) else { continue };
+            let Some((cached, first)) = self.cross.keys(layer, window as u32) else { continue };
             let (queries, keys) = (device.read::<f32>(queries).await?, device.read::<u32>(&cached.k).await?);
             let attention = self.model.config().decoder.blocks[layer].attention.kernel(false);
             for &[_, head] in heads.iter().filter(|&&[of, _]| of as usize == layer) {
-                let keys = by_element(cached.kind, &keys, (&attention, head as usize), n_rows);
+                let keys = by_element(cached.kind, &keys, (&attention, head as usize), first..first + n_rows);
                 weigh(&queries, &keys, (&attention, head as usize), &mut weights);
                 if weights.iter().any(|weight| weight.is_nan()) {
-                    return Err(Error::NonFinite { pos: self.n_tokens - 1 });
+                    return Err(Error::NonFinite { pos: self.n_tokens[window] - 1 });
                 }
                 each(&mut weights);
             }
@@ -314,22 +391,29 @@ impl SpeechSession {
         };
         let queries = layers.iter().map(|&layer| tensor(layer)).collect::<Result<BTreeMap<_, _>, Error>>()?;
         let cross = Some(self.cross.with_queries(queries.clone()));
-        let io = PassTensors { cross, ..self.io.clone() };
+        let io = PassTensors { cross, ..self.several.clone() };
         let mut workspace = std::mem::take(&mut self.workspace);
-        let record = || self.record_pass(size, (&io, Ending::Cache), &mut workspace);
+        let record = || self.record_pass((&io, size), Ending::Cache, &mut workspace);
         let recording = record_tested(device, record, |recording| recording).await?;
         self.workspace = workspace;
         Ok(InspectedPass { recording, queries })
     }
 
-    /// Forgets the tokens after the first `n`.
-    pub fn rewind(&mut self, n: usize) {
-        self.n_tokens = self.n_tokens.min(u32::try_from(n).unwrap_or(u32::MAX));
+    /// Forgets the tokens of a window after its first `n`.
+    pub fn rewind(&mut self, window: usize, n: usize) {
+        if let Some(n_tokens) = self.n_tokens.get_mut(window) {
+            *n_tokens = u32::try_from(n).unwrap_or(u32::MAX).min(*n_tokens);
+        }
     }
 
-    /// Tokens of the session.
-    pub fn n_tokens(&self) -> usize {
-        self.n_tokens as usize
+    /// Windows that the session has.
+    pub fn n_windows(&self) -> usize {
+        self.n_tokens.len()
+    }
+
+    /// Tokens of a window.
+    pub fn n_tokens(&self, window: usize) -> usize {
+        self.n_tokens.get(window).map_or(0, |&n| n as usize)
     }
 
     /// Tokens that fit after a window.
@@ -337,20 +421,28 @@ impl SpeechSession {
         self.model.config().decoder.max_seq_len as usize
     }
 
-    /// Number of dispatches of the encoder's pass, and of one over a token.
+    /// Number of dispatches of the encoder's pass over a window, and of the decoder's over a token of each of the windows.
     ///
     /// # Errors
     /// As [`SpeechModel::session`].
     pub fn n_dispatches(&self) -> Result<[usize; 2], Error> {
         let mut workspace = Workspace::default();
         let hearing = self.record_hearing(&mut workspace)?;
-        let pass = self.record_pass(1, (&self.io, Ending::Logits), &mut workspace)?;
+        let pass = self.record_logits(Pass::Each(self.n_tokens.len() as u32), &mut workspace)?;
         Ok([hearing, pass].map(|pass| pass.n_dispatches()))
     }
 
-    fn check_ids(&self, ids: &[u32]) -> Result<(), Error> {
+    fn check_window(&self, window: usize) -> Result<(), Error> {
+        match window < self.n_windows() {
+            true => Ok(()),
+            false => Err(wrong("window", format!("below {}", self.n_windows()), &window)),
+        }
+    }
+
+    fn check_ids(&self, window: usize, ids: &[u32]) -> Result<(), Error> {
+        self.check_window(window)?;
         let (vocab_size, capacity) = (self.model.config().decoder.vocab_size, self.capacity());
-        let needed = self.n_tokens as usize + ids.len();
+        let needed = self.n_tokens(window) + ids.len();
         if needed > capacity {
             return Err(Error::ContextFull { needed, capacity });
         }
@@ -375,10 +467,25 @@ impl SpeechSession {
         }
     }
 
-    /// Writes the tokens of the next pass.
-    fn write_ids(&self, device: &Device, ids: &[u32]) -> Result<(), Error> {
-        device.write(&self.io.tokens, self.n_tokens as usize, ids)?;
-        self.io.state.set(device, self.n_tokens, ids.len() as u32)
+    fn finite(&self, window: usize, logits: Vec<f32>) -> Result<Vec<f32>, Error> {
+        match logits.iter().all(|logit| logit.is_finite()) {
+            true => Ok(logits),
+            false => Err(Error::NonFinite { pos: self.n_tokens[window] - 1 }),
+        }
+    }
+
+    /// Where the next tokens of a window are.
+    fn row(&self, window: usize) -> BatchRow {
+        let pages = BatchRow::pages_of(window as u32, self.capacity() as u32);
+        BatchRow { pos: self.n_tokens[window], slot: window as u32, pages, ..BatchRow::default() }
+    }
+
+    /// Writes the tokens of the next pass over several of a window.
+    fn write_ids(&self, device: &Device, window: usize, ids: &[u32]) -> Result<(), Error> {
+        let row = self.row(window);
+        device.write(&self.several.tokens, row.pos as usize, ids)?;
+        self.cross.read_from(device, window as u32)?;
+        self.several.state.set_rows(device, &[BatchRow { n_tokens: ids.len() as u32, ..row }])
     }
 
     fn check(&self, frames: &[f32]) -> Result<(), Error> {
@@ -402,14 +509,27 @@ impl SpeechSession {
         Ok(rec.finish(workspace))
     }
 
+    fn record_logits(&self, pass: Pass, workspace: &mut Workspace) -> Result<Recording, Error> {
+        let io = match pass {
+            Pass::Several(n) => (&self.several, n),
+            Pass::Each(n) => (&self.each, n),
+        };
+        self.record_pass(io, Ending::Logits, workspace)
+    }
+
     fn record_pass(
         &self,
-        n_tokens: u32,
-        (io, ending): (&PassTensors, Ending),
+        (io, n_tokens): (&PassTensors, u32),
+        ending: Ending,
         workspace: &mut Workspace,
     ) -> Result<Recording, Error> {
         let inner = &self.model.inner;
         let mut rec = Recorder::new(inner.device.target());
+        if io.state.is_batch() && self.n_windows() > 1 {
+            // A window's text does not depend on how many others are left.
+            let columns = (self.n_windows() as u32).min(8);
+            rec = rec.with_batch_invariance(BatchInvariance::Few { columns });
+        }
         inner.decoder.record_pass(&mut rec, &self.cache, io, n_tokens, ending)?;
         Ok(rec.finish(workspace))
     }
@@ -429,14 +549,15 @@ fn wrong(operand: &'static str, expected: String, found: &dyn ToString) -> Error
     Error::Operand { kernel: "speech", operand, expected, found: found.to_string() }
 }
 
-/// The first `n_rows` keys that a head reads, out of those of all heads: `[D, n_rows]`.
-fn by_element(kind: KvType, keys: &[u32], (config, head): (&AttentionConfig, usize), n_rows: usize) -> Vec<f32> {
+/// Keys that a head reads, out of those of all heads: `[D, rows]`.
+fn by_element(kind: KvType, keys: &[u32], (config, head): (&AttentionConfig, usize), rows: Range<usize>) -> Vec<f32> {
+    let n_rows = rows.len();
     let (n_heads, n_kv_heads) = (config.n_heads as usize, config.n_kv_heads as usize);
     let (n_words, row_words) = (keys.len() / n_kv_heads, kind.row_words(config.head_dim) as usize);
     let own = &keys[head * n_kv_heads / n_heads * n_words..][..n_words];
     let mut key = vec![0.0; config.head_dim as usize];
     let mut found = vec![0.0; key.len() * n_rows];
-    for (row, words) in own.chunks_exact(row_words).take(n_rows).enumerate() {
+    for (row, words) in own.chunks_exact(row_words).skip(rows.start).take(n_rows).enumerate() {
         read_row(kind, words, &mut key);
         key.iter().enumerate().for_each(|(element, x)| found[element * n_rows + row] = *x);
     }

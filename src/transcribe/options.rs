@@ -4,6 +4,9 @@ use super::languages::code_of;
 use crate::error::Error;
 use crate::kernels::KvType;
 
+/// The most windows that are decoded side by side.
+pub const MAX_BATCH: usize = 64;
+
 /// How to load a speech model.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TranscriberOptions {
@@ -51,6 +54,9 @@ pub struct TranscribeOptions {
     pub prompt: Option<String>,
     /// Whether the text of a window is the prompt of the next. Default: true.
     pub follows_text: bool,
+    /// Windows that are decoded side by side, up to [`MAX_BATCH`]: a long sound is done sooner, in more memory. With more than
+    /// one, the sound is cut at pauses, no window has the text before it, and each has the prompt. Default: 1.
+    pub batch: usize,
     /// Temperatures, the next of which is taken where a text seems wrong. Default: 0, 0.2, .. 1.
     pub temperatures: Vec<f32>,
     /// A text is wrong whose bytes are more than so many times those of its zlib stream. Default: 2.4.
@@ -73,6 +79,7 @@ impl Default for TranscribeOptions {
             words: false,
             prompt: None,
             follows_text: true,
+            batch: 1,
             temperatures: vec![0.0, 0.2, 0.4, 0.6, 0.8, 1.0],
             max_compression_ratio: 2.4,
             min_log_probability: -1.0,
@@ -92,6 +99,9 @@ impl TranscribeOptions {
         let wrong = |option, expected: String, found: String| Err(Error::Option { option, expected, found });
         if self.temperatures.is_empty() || self.temperatures.iter().any(|t| !(0.0..=2.0).contains(t)) {
             return wrong("temperatures", "one or more from 0 to 2".into(), format!("{:?}", self.temperatures));
+        }
+        if !(1..=MAX_BATCH).contains(&self.batch) {
+            return wrong("batch", format!("1 to {MAX_BATCH}"), self.batch.to_string());
         }
         for (option, value) in [
             ("max_compression_ratio", self.max_compression_ratio),

@@ -120,8 +120,9 @@ impl SpeechTokens {
         [Some(self.start), language, task, no_timestamps].into_iter().flatten().collect()
     }
 
-    /// Makes tokens impossible that cannot follow `chosen`, all that were chosen in a window.
-    pub fn apply(&self, logits: &mut [f32], chosen: &[u32], timestamps: bool) {
+    /// Makes tokens impossible that cannot follow `chosen`, all that were chosen in a window. `least_end`: a pair of timestamps
+    /// before this many seconds does not end the text, though it says that the model has heard more.
+    pub fn apply(&self, logits: &mut [f32], chosen: &[u32], timestamps: bool, least_end: f64) {
         const IMPOSSIBLE: f32 = f32::NEG_INFINITY;
         let forbid = |logits: &mut [f32], ids: &[u32]| {
             ids.iter().filter_map(|&id| usize::try_from(id).ok()).for_each(|id| {
@@ -148,6 +149,9 @@ impl SpeechTokens {
         if last && before {
             // Text follows a pair.
             logits[first..].fill(IMPOSSIBLE);
+            if matches!(chosen, [.., _, last] if self.seconds(*last) < least_end) {
+                forbid(logits, &[self.end]);
+            }
         } else if last {
             // A timestamp that ends a text is followed by one that begins the next, or by the end.
             let end = logits.get(self.end as usize).copied();
@@ -201,7 +205,7 @@ pub(super) mod tests {
     fn possible(chosen: &[u32], likely: &[(usize, f32)]) -> Vec<usize> {
         let mut logits = [0.0f32; 20];
         likely.iter().for_each(|&(id, logit)| logits[id] = logit);
-        tokens().apply(&mut logits, chosen, true);
+        tokens().apply(&mut logits, chosen, true, 0.0);
         (0..20).filter(|&id| logits[id] > f32::NEG_INFINITY).collect()
     }
 
@@ -214,6 +218,20 @@ pub(super) mod tests {
     fn text_follows_a_timestamp_that_begins_it() {
         assert_eq!(possible(&[9], &[]), [0, 1, 2, 3, 4, 6]);
         assert_eq!(possible(&[9, 1, 12, 12], &[]), [0, 1, 2, 3, 4, 6]);
+    }
+
+    #[test]
+    fn text_follows_a_pair_before_the_least_end() {
+        let ends = |chosen: &[u32], least_end| {
+            let mut logits = [0.0f32; 20];
+            logits[6] = 9.0;
+            tokens().apply(&mut logits, chosen, true, least_end);
+            logits[6] > f32::NEG_INFINITY
+        };
+        // The pair is at 0.06 s.
+        assert_eq!([0.05, 0.07].map(|least| ends(&[9, 1, 12, 12], least)), [true, false]);
+        // Nobody speaks, or no more.
+        assert!(ends(&[9], 0.07) && ends(&[9, 1, 12], 0.07) && ends(&[9, 1], 0.07));
     }
 
     #[test]
@@ -236,7 +254,7 @@ pub(super) mod tests {
     #[test]
     fn without_timestamps_only_text_is_possible() {
         let mut logits = [0.0f32; 20];
-        tokens().apply(&mut logits, &[], false);
+        tokens().apply(&mut logits, &[], false, 0.0);
         let possible: Vec<usize> = (0..20).filter(|&id| logits[id] == 0.0).collect();
         assert_eq!(possible, [1, 2, 3, 4]);
     }

@@ -31,8 +31,9 @@ pub(super) struct Parts {
     pub is_end: bool,
 }
 
-/// Cuts the tokens of a window of `n_frames` from frame `seek` on at pairs of timestamps.
-pub(super) fn parts(tokens: &SpeechTokens, ids: &[u32], (seek, n_frames): (u32, u32)) -> Parts {
+/// Cuts the tokens of a window of `n_frames` from frame `seek` on at pairs of timestamps. `is_whole`: what follows the last pair
+/// is a part, too, as no other window begins there.
+pub(super) fn parts(tokens: &SpeechTokens, ids: &[u32], [seek, n_frames]: [u32; 2], is_whole: bool) -> Parts {
     let offset = f64::from(seek) / FRAMES_PER_SECOND;
     let is_time = |id: &u32| tokens.is_timestamp(*id);
     let is_end = matches!(ids, [.., text, time] if !is_time(text) && is_time(time));
@@ -44,19 +45,19 @@ pub(super) fn parts(tokens: &SpeechTokens, ids: &[u32], (seek, n_frames): (u32, 
         let end = last.filter(|&end| end > 0.0).unwrap_or(seconds);
         return Parts { parts: vec![Part::new(offset, offset + end, ids)], next: n_frames, is_end };
     }
-    if is_end {
+    if is_end || is_whole {
         cuts.push(ids.len());
     }
     let time = |id: Option<&u32>| id.map_or(0.0, |&id| tokens.seconds(id));
     let (mut found, mut from, mut end) = (Vec::new(), 0, 0.0);
     for cut in cuts {
         let ids = &ids[from..cut];
-        end = time(ids.last());
+        end = if ids.last().is_some_and(is_time) { time(ids.last()) } else { seconds };
         found.push(Part::new(offset + time(ids.first()), offset + end, ids));
         from = cut;
     }
     let heard = (end * FRAMES_PER_SECOND).round() as u32;
-    let next = if is_end { n_frames } else { heard.min(n_frames) };
+    let next = if is_end || is_whole { n_frames } else { heard.min(n_frames) };
     // A window that ends where it began would come again for ever.
     Parts { parts: found, next: if next == 0 { n_frames } else { next }, is_end }
 }
@@ -67,9 +68,22 @@ mod tests {
     use crate::transcribe::rules::tests::tokens;
 
     fn cut(ids: &[u32]) -> (Vec<(f64, f64, Vec<u32>)>, u32) {
-        let Parts { parts, next, .. } = parts(&tokens(), ids, (0, 100));
+        rounded(parts(&tokens(), ids, [0, 100], false))
+    }
+
+    fn rounded(Parts { parts, next, .. }: Parts) -> (Vec<(f64, f64, Vec<u32>)>, u32) {
         let hundredth = |seconds: f64| (seconds * 100.0).round() / 100.0;
         (parts.into_iter().map(|part| (hundredth(part.start), hundredth(part.end), part.ids)).collect(), next)
+    }
+
+    #[test]
+    fn what_follows_the_last_pair_of_a_whole_window_is_a_part() {
+        let cut = |ids: &[u32]| rounded(parts(&tokens(), ids, [0, 100], true));
+        let (parts, next) = cut(&[9, 1, 12, 12, 2, 3]);
+        assert_eq!(parts, [(0.0, 0.06, vec![9, 1, 12]), (0.06, 1.0, vec![12, 2, 3])]);
+        assert_eq!(next, 100);
+        assert_eq!(cut(&[9, 1, 12, 13, 2, 15]), super::tests::cut(&[9, 1, 12, 13, 2, 15]));
+        assert_eq!(cut(&[9, 1, 2]), super::tests::cut(&[9, 1, 2]));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The text of one window: greedy or drawn, and again at a higher temperature where it seems wrong (Radford et al. 2022,
-//! arXiv:2212.04356, section 4.5).
+//! The texts of windows, decoded side by side: greedy or drawn, and again at a higher temperature where one seems wrong
+//! (Radford et al. 2022, arXiv:2212.04356, section 4.5).
 
 use std::io::Write;
 
@@ -40,15 +40,22 @@ impl WindowText {
     }
 }
 
-/// Decodes a window that the session has heard. `previous`: tokens of the text before; `beginning`: those that begin the
+/// A window that the session has heard.
+pub(super) struct Window {
+    pub random: Random,
+    /// Seconds before which a pair of timestamps does not end the text.
+    pub least_end: f64,
+}
+
+/// Decodes the first windows of the session. `previous`: tokens of the text before; `beginning`: those that begin the
 /// transcript.
 pub(super) async fn decode(
     session: &mut SpeechSession,
     (tokenizer, tokens): (&Tokenizer, &SpeechTokens),
     (previous, beginning): (&[u32], &[u32]),
     options: &TranscribeOptions,
-    random: &mut Random,
-) -> Result<WindowText, Error> {
+    windows: &mut [Window],
+) -> Result<Vec<WindowText>, Error> {
     let max_ids = session.capacity() / 2;
     let mut before: Vec<u32> = Vec::new();
     if let Some(id) = tokens.previous.filter(|_| !previous.is_empty()) {
@@ -57,59 +64,101 @@ pub(super) async fn decode(
         before.extend(&previous[previous.len() - n_kept..]);
     }
     let (start, rest) = beginning.split_at(beginning.len().min(1));
-    session.rewind(0);
-    let at_start = session.logits(&[&before[..], start].concat()).await?;
-    let no_speech = tokens.no_speech.map_or(0.0, |id| probability(&at_start, id));
-    let first = if rest.is_empty() { at_start } else { session.logits(rest).await? };
-    let begun = session.n_tokens();
+    (0..windows.len()).for_each(|window| session.rewind(window, 0));
+    let at_start = append(session, windows.len(), &[&before[..], start].concat()).await?;
+    let no_speech: Vec<f32> =
+        at_start.iter().map(|logits| tokens.no_speech.map_or(0.0, |id| probability(logits, id))).collect();
+    let first = if rest.is_empty() { at_start } else { append(session, windows.len(), rest).await? };
+    let begun = before.len() + beginning.len();
     let max_ids = max_ids.min(session.capacity() - begun);
-    let mut last = None;
+    let mut found: Vec<Option<WindowText>> = vec![None; windows.len()];
     for &temperature in &options.temperatures {
-        session.rewind(begun);
-        let (ids, probabilities, sum) =
-            sample(session, tokens, (first.clone(), max_ids), (options, temperature), random).await?;
-        let text: Vec<u32> = ids.iter().copied().filter(|&id| tokens.is_text(id)).collect();
-        let found = WindowText {
-            mean_log_probability: (sum / (ids.len() + 1) as f64) as f32,
-            compression_ratio: compression_ratio(tokenizer.decode(&text, true)?.trim()),
-            ids,
-            probabilities,
-            temperature,
-            no_speech,
-        };
-        let is_wrong = found.is_wrong(options);
-        last = Some(found);
-        if !is_wrong {
-            break;
+        let is_open = |text: &Option<WindowText>| text.as_ref().is_none_or(|text| text.is_wrong(options));
+        let mut samples: Vec<Sample> = Vec::new();
+        for (window, logits) in first.iter().enumerate().filter(|&(window, _)| is_open(&found[window])) {
+            session.rewind(window, begun);
+            samples.push(Sample::new(window, logits.clone()));
+        }
+        sample(session, tokens, (&mut samples, max_ids), (options, temperature), windows).await?;
+        for Sample { window, ids, probabilities, sum, .. } in samples {
+            let text: Vec<u32> = ids.iter().copied().filter(|&id| tokens.is_text(id)).collect();
+            found[window] = Some(WindowText {
+                mean_log_probability: (sum / (ids.len() + 1) as f64) as f32,
+                compression_ratio: compression_ratio(tokenizer.decode(&text, true)?.trim()),
+                ids,
+                probabilities,
+                temperature,
+                no_speech: no_speech[window],
+            });
         }
     }
-    last.ok_or_else(|| Error::Option { option: "temperatures", expected: "one or more".into(), found: "none".into() })
+    let none = || Error::Option { option: "temperatures", expected: "one or more".into(), found: "none".into() };
+    found.into_iter().map(|text| text.ok_or_else(none)).collect()
 }
 
-/// Chooses tokens up to the end. Returns them with their probabilities and the sum of their logarithms.
+/// Appends the same tokens to the first `n` windows. Returns the logits of each.
+async fn append(session: &mut SpeechSession, n: usize, ids: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
+    if let [id] = *ids {
+        return session.logits_of_each(&(0..n).map(|window| (window, id)).collect::<Vec<_>>()).await;
+    }
+    let mut logits = Vec::with_capacity(n);
+    for window in 0..n {
+        logits.push(session.logits(window, ids).await?);
+    }
+    Ok(logits)
+}
+
+/// The tokens of a window that are chosen so far.
+struct Sample {
+    window: usize,
+    ids: Vec<u32>,
+    /// The probability of each.
+    probabilities: Vec<f32>,
+    /// Sum of the logarithms, of the end's too.
+    sum: f64,
+    /// Of the next token; none after the last.
+    logits: Option<Vec<f32>>,
+}
+
+impl Sample {
+    fn new(window: usize, logits: Vec<f32>) -> Sample {
+        Sample { window, ids: Vec::new(), probabilities: Vec::new(), sum: 0.0, logits: Some(logits) }
+    }
+}
+
+/// Chooses tokens of each window up to its end.
 async fn sample(
     session: &mut SpeechSession,
     tokens: &SpeechTokens,
-    (first, max_ids): (Vec<f32>, usize),
+    (samples, max_ids): (&mut [Sample], usize),
     (options, temperature): (&TranscribeOptions, f32),
-    random: &mut Random,
-) -> Result<(Vec<u32>, Vec<f32>, f64), Error> {
-    let (mut ids, mut probabilities, mut sum, mut logits) = (Vec::new(), Vec::new(), 0.0, first);
-    while ids.len() < max_ids {
-        tokens.apply(&mut logits, &ids, options.timestamps);
-        let id = choose(&logits, temperature, random);
-        let log_probability = f64::from(logits[id as usize]) - log_sum_exp(&logits);
-        sum += log_probability;
-        if id == tokens.end {
-            break;
+    windows: &mut [Window],
+) -> Result<(), Error> {
+    loop {
+        let (mut chosen, mut waiting) = (Vec::new(), Vec::new());
+        for sample in samples.iter_mut() {
+            let Some(mut logits) = sample.logits.take().filter(|_| sample.ids.len() < max_ids) else { continue };
+            let Window { random, least_end } = &mut windows[sample.window];
+            tokens.apply(&mut logits, &sample.ids, options.timestamps, *least_end);
+            let id = choose(&logits, temperature, random);
+            let log_probability = f64::from(logits[id as usize]) - log_sum_exp(&logits);
+            sample.sum += log_probability;
+            if id == tokens.end {
+                continue;
+            }
+            sample.ids.push(id);
+            sample.probabilities.push(log_probability.exp() as f32);
+            if sample.ids.len() < max_ids {
+                chosen.push((sample.window, id));
+                waiting.push(sample);
+            }
         }
-        ids.push(id);
-        probabilities.push(log_probability.exp() as f32);
-        if ids.len() < max_ids {
-            logits = session.logits(&[id]).await?;
+        if chosen.is_empty() {
+            return Ok(());
         }
+        let logits = session.logits_of_each(&chosen).await?;
+        waiting.into_iter().zip(logits).for_each(|(sample, logits)| sample.logits = Some(logits));
     }
-    Ok((ids, probabilities, sum))
 }
 
 /// The likeliest token, or one that is drawn.

@@ -90,7 +90,7 @@ impl Transcriber {
 
     /// See [`plan_to_js`].
     pub fn memory(&self) -> Result<JsValue, JsValue> {
-        self.model.plan().map_err(to_js_error).and_then(|plan| plan_to_js(&plan))
+        self.model.plan(1).map_err(to_js_error).and_then(|plan| plan_to_js(&plan))
     }
 
     /// The transcript of samples of one channel at 16 kHz, see `Transcript` in the npm package; `undefined` if cancelled.
@@ -255,5 +255,6 @@ fn read_transcribe_options(value: JsValue) -> Result<TranscribeOptions, JsValue>
         min_log_probability: given.min_log_probability.unwrap_or(usual.min_log_probability),
         max_no_speech: given.max_no_speech.unwrap_or(usual.max_no_speech),
         seed: given.seed.unwrap_or(usual.seed),
+        ..usual
     })
 }

@@ -72,6 +72,34 @@ fn transcripts_are_the_same_in_all_formats() {
 }
 
 #[test]
+fn batches_of_windows_hear_all_of_a_long_sound() {
+    let Some(folder) = folder() else { return };
+    // 3 s of 16 bits, three times.
+    let mut bytes = std::fs::read(folder.join("chirp.wav")).unwrap();
+    let at = bytes.windows(4).position(|name| name == b"data").unwrap() + 8;
+    let samples = bytes[at..].to_vec();
+    (0..2).for_each(|_| bytes.extend_from_slice(&samples));
+    let n = u32::try_from(bytes.len()).unwrap();
+    bytes[4..8].copy_from_slice(&(n - 8).to_le_bytes());
+    bytes[at - 4..at].copy_from_slice(&(n - at as u32).to_le_bytes());
+    let path = std::env::temp_dir().join(format!("tilewright-long-{}.wav", std::process::id()));
+    std::fs::write(&path, bytes).unwrap();
+    let [model, sound] = [&folder, &path].map(|path| path.to_str().unwrap());
+    let heard = |batch: &str| -> Value {
+        serde_json::from_str(&stdout(&[model, sound, "-l", "en", "--batch", batch, "--json"])).unwrap()
+    };
+    let [two, three] = ["2", "3"].map(heard);
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(two, three);
+    let of = |name: &str| {
+        two["segments"].as_array().unwrap().iter().map(|one| one[name].as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    let (seeks, ends) = (of("seek"), of("end"));
+    assert!(seeks.is_sorted() && seeks.first() == Some(&0.0) && seeks.last() > Some(&400.0), "{two}");
+    assert!(ends.iter().all(|&end| end <= 9.0), "{two}");
+}
+
+#[test]
 fn several_sounds_become_files_of_their_names() {
     let Some(folder) = folder() else { return };
     let out = std::env::temp_dir().join(format!("tilewright-transcripts-{}", std::process::id()));
@@ -154,6 +182,8 @@ fn errors_name_the_file_or_the_flag() {
     let sound = sound.to_str().unwrap();
     let error = refused(&[model, sound, "--language", "klingon"], 2);
     assert!(error.contains("--language is klingon") && error.contains("en, de"), "{error}");
+    let error = refused(&[model, sound, "--batch", "65"], 2);
+    assert!(error.contains("--batch is 65, expected 1 to 64"), "{error}");
     let text_model = common::find_data(Path::new("tiny-random/qwen3")).unwrap();
     let error = refused(&[text_model.to_str().unwrap(), sound], 1);
     assert!(error.contains("model_type is `qwen3`") && error.contains("whisper"), "{error}");

@@ -104,7 +104,7 @@ impl From<Transcriber> for SharedTranscriber {
             model: transcriber.model().clone(),
             languages: transcriber.languages().into_iter().map(str::to_owned).collect(),
             translates: transcriber.translates(),
-            plan: transcriber.model().plan().ok(),
+            plan: transcriber.model().plan(1).ok(),
             transcriber: Arc::new(Mutex::new(transcriber)),
         }
     }
