@@ -182,7 +182,7 @@ fn keys_of_ling3_in_gguf_are_checked() {
         let len = if key.ends_with("safe_gate") { 1 } else { 4 };
         let mut bytes = whole.clone();
         bytes[at..at + len].copy_from_slice(&value[..len]);
-        let error = ModelFile::open(&folder.write("model.gguf", &bytes)).err();
+        let error = ModelFile::open(folder.write("model.gguf", &bytes)).err();
         let error = error.unwrap_or_else(|| panic!("{key} {value:?} is taken"));
         let typed = |error: &Error| matches!(error, Error::Config { .. } | Error::Unsupported { .. });
         assert!(matches!(&error, Error::InFile { source, .. } if typed(source)) || typed(&error), "{error:?}");

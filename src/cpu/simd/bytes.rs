@@ -79,8 +79,9 @@ pub(in super::super) trait ByteWork {
 pub(crate) fn has_byte_dots() -> bool {
     #[cfg(target_arch = "x86_64")]
     return super::avx2::is_there();
+    // Speech and kernels alone never round, so their modules do without.
     #[cfg(not(target_arch = "x86_64"))]
-    cfg!(all(target_arch = "wasm32", target_feature = "simd128"))
+    cfg!(all(target_arch = "wasm32", target_feature = "simd128", feature = "web"))
 }
 
 /// Does the work with the best instructions that this processor has.

@@ -1,5 +1,5 @@
-//! Products of bytes by WebAssembly's vectors of 128 bits. A vector is taken as eight pairs of bytes, whose first and second bytes
-//! are multiplied apart as 16 bits: each lane then has the products of its own four bytes.
+//! Products of bytes by WebAssembly's vectors of 128 bits. A vector is taken as eight pairs of bytes, whose first and second
+//! bytes are multiplied apart as 16 bits: each lane then has the products of its own four bytes.
 
 use std::arch::wasm32::*;
 
