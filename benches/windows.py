@@ -1,4 +1,4 @@
-"""Whisper by windows that are decoded side by side, on the CPU: rounds of all batch sizes by turns.
+"""Whisper with several windows decoded at once, on the CPU; batch sizes take turns.
 
 usage: windows.py FOLDER [--tilewright target/release/tilewright --batches 1,4,8 --rounds 5 --threads 2]
 
@@ -29,16 +29,16 @@ args = parser.parse_args()
 
 def sentences():
     source = ast.parse((Path(__file__).parent / "peers/vs_faster_whisper.py").read_text())
-    [found] = [node.value for node in source.body if isinstance(node, ast.Assign) and node.targets[0].id == "SENTENCES"]
+    [found] = [node.value for node in source.body if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "SENTENCES"]
     return ast.literal_eval(found)
 
 
 def heard(sound, batch):
-    """The transcript, and seconds of processors."""
+    """The transcript, and CPU seconds."""
     command = [args.tilewright, "transcribe", args.folder, sound, "--device", "cpu", "--language", "en", "--json"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     env = dict(os.environ, RAYON_NUM_THREADS=str(args.threads))
-    done = subprocess.run([*command, "--batch", str(batch)], env=env, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run([*command, "--batch-size", str(batch)], env=env, stdout=subprocess.PIPE, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return json.loads(done.stdout), after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -75,6 +75,6 @@ for batch, transcript in transcripts.items():
     n_windows = len({segment["seek"] for segment in transcript["segments"]})
     print(
         f"batch {batch}: {n_windows} windows, {errors(plain(transcript['text']), plain(text))} of {len(plain(text))} words wrong, "
-        f"median {statistics.median(times[batch]):.2f} s of processors, {statistics.median(ratios):.2f} of batch {first} "
+        f"median {statistics.median(times[batch]):.2f} CPU seconds, {statistics.median(ratios):.2f} of batch {first} "
         f"({min(ratios):.2f} to {max(ratios):.2f})"
     )

@@ -2,7 +2,7 @@
 //!
 //! A sound is heard in windows of 30 seconds. The next window begins where the last complete segment ends, and has the text
 //! before as its prompt. Or the sound is cut at pauses, and several windows are decoded side by side
-//! ([`TranscribeOptions::batch`]).
+//! ([`TranscribeOptions::batch_size`]).
 
 mod align;
 mod format;
@@ -203,8 +203,8 @@ impl Transcriber {
         self.transcribe_with(samples, options, &mut |_| ControlFlow::Continue(())).await
     }
 
-    /// As [`Transcriber::transcribe`], calling `on_window` after each window that was heard, with its segments, perhaps none.
-    /// Where it breaks, the transcript ends with this window.
+    /// As [`Transcriber::transcribe`], calling `on_window` after each window that was heard, with its segments, perhaps none; of
+    /// a batch after all its windows. Where it breaks, the transcript ends with this window.
     ///
     /// # Errors
     /// As [`Transcriber::transcribe`].
@@ -217,9 +217,9 @@ impl Transcriber {
         let asked = options.check(&self.languages(), self.translates())?;
         let languages = &self.tokens.languages;
         let mut language = languages.iter().find(|(code, _)| Some(code.as_str()) == asked).cloned();
-        let are_apart = options.batch > 1;
+        let are_apart = options.batch_size > 1;
         let mut sound = Windows::new(samples, self.model.config(), are_apart)?;
-        self.resize(options.batch.min(sound.most()))?;
+        self.resize(options.batch_size.min(sound.most()))?;
         let mut text = Text::new(self.prompt(options)?);
         let mut states = vec![Window { random: Random(options.seed), least_end: 0.0 }];
         let mut segments: Vec<Segment> = Vec::new();
@@ -376,7 +376,8 @@ impl Transcriber {
     /// Has a session of so many windows.
     fn resize(&mut self, n_windows: usize) -> Result<(), Error> {
         if self.session.n_windows() != n_windows {
-            self.model.check_memory(n_windows, true)?;
+            let held = self.model.plan(self.session.n_windows())?.total_bytes();
+            self.model.check_memory(n_windows, held)?;
             self.session = self.model.session(n_windows)?;
         }
         Ok(())
@@ -399,10 +400,10 @@ impl Transcriber {
     ) -> Result<Option<Segment>, Error> {
         let text: Vec<u32> = ids.iter().copied().filter(|&id| self.tokens.is_text(id)).collect();
         let text = self.tokenizer.decode(&text, true)?;
+        let [start, end] = [start, end].map(|at| at.min(until));
         if text.trim().is_empty() || end <= start {
             return Ok(None);
         }
-        let [start, end] = [start, end].map(|at| at.min(until));
         words.iter_mut().for_each(|word| (word.start, word.end) = (word.start.min(until), word.end.min(until)));
         Ok(Some(Segment {
             start,

@@ -388,11 +388,12 @@ fn constrained_calls_of_all_formats_parse_and_validate() {
         }
         println!("{}: {:?}", vocabulary.name, start.elapsed());
     }
+    let fewest = if common::is_full() { 40 } else { 20 };
     for (format, tally) in &tallies {
         println!("{format}: {tally:?}");
-        assert!(tally.drawn - tally.cut >= 20 && tally.cut * 5 <= tally.drawn, "{format}: {tally:?}");
+        assert!(tally.drawn - tally.cut >= fewest && tally.cut * 5 <= tally.drawn, "{format}: {tally:?}");
         // A harmony message has one call, and ends the answer.
-        assert!(tally.thoughts > 5 && (tally.parallel > 0 || *format == "harmony"), "{format}: {tally:?}");
+        assert!(tally.thoughts > fewest / 4 && (tally.parallel > 0 || *format == "harmony"), "{format}: {tally:?}");
     }
 }
 

@@ -91,7 +91,7 @@ pub struct LoadOptions<'a> {
     /// Never round activations. Otherwise, CPUs that multiply bytes faster than floats (x86-64 with AVX2, browsers) round
     /// those that meet quantised weights to signed bytes with one scale per 32, as llama.cpp does, except on
     /// [`Device::cpu`]. Real GPUs with half precision use it for prefill products, summed in f32; browsers' adapters
-    /// round nothing.
+    /// only in the tier `f16`, which is asked for by name and stays.
     pub exact: bool,
     /// Called with the bytes of weights read and uploaded so far, and their total.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,

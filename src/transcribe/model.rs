@@ -14,7 +14,7 @@ use crate::cpu::cached::read_row;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{AttentionConfig, BatchRow, KvType, PAGE, scale};
+use crate::kernels::{AttentionConfig, BatchRow, CachedKeys, KvType, PAGE, scale};
 use crate::load::{SpeechFile, WeightUploader, Widened};
 use crate::memory::Limit;
 use crate::model::{
@@ -79,18 +79,18 @@ impl SpeechModel {
         let uploader = WeightUploader::of_all(&file.encoder, encoder.tensor_slots())?.and(of_decoder);
         let inner = SpeechInner { device: device.clone(), config, encoder, decoder, options };
         let model = SpeechModel { inner: Arc::new(inner) };
-        model.check_memory(1, false)?;
+        model.check_memory(1, 0)?;
         Ok((model, uploader))
     }
 
-    /// Refuses the model with a session of so many windows if they do not fit. `is_loaded`: the weights are there already.
+    /// Refuses the model with a session of so many windows if they do not fit. `held_bytes`: of the weights and the session that
+    /// are there already.
     ///
     /// # Errors
     /// [`Error::Memory`]; as [`SpeechModel::session`].
-    pub(super) fn check_memory(&self, n_windows: usize, is_loaded: bool) -> Result<(), Error> {
+    pub(super) fn check_memory(&self, n_windows: usize, held_bytes: u64) -> Result<(), Error> {
         let SpeechInner { device, options, .. } = &*self.inner;
         let plan = self.plan(n_windows)?;
-        let held_bytes = if is_loaded { plan.weights_bytes } else { 0 };
         let available = device.available_bytes().map(|bytes| bytes.saturating_add(held_bytes));
         let Some(limit) = Limit::of(options.memory_limit, available) else { return Ok(()) };
         if plan.total_bytes() <= limit.bytes {
@@ -364,10 +364,11 @@ impl SpeechSession {
         let mut weights = vec![0.0; ids.len() * n_rows];
         for (&layer, queries) in &pass.queries {
             let Some((cached, first)) = self.cross.keys(layer, window as u32) else { continue };
-            let (queries, keys) = (device.read::<f32>(queries).await?, device.read::<u32>(&cached.k).await?);
+            let queries = device.read::<f32>(queries).await?;
             let attention = self.model.config().decoder.blocks[layer].attention.kernel(false);
             for &[_, head] in heads.iter().filter(|&&[of, _]| of as usize == layer) {
-                let keys = by_element(cached.kind, &keys, (&attention, head as usize), first..first + n_rows);
+                let words = words_of(cached, (&attention, head as usize), first..first + n_rows);
+                let keys = by_element(cached.kind, &device.read_part(&cached.k, words).await?, &attention);
                 weigh(&queries, &keys, (&attention, head as usize), &mut weights);
                 if weights.iter().any(|weight| weight.is_nan()) {
                     return Err(Error::NonFinite { pos: self.n_tokens[window] - 1 });
@@ -549,15 +550,20 @@ fn wrong(operand: &'static str, expected: String, found: &dyn ToString) -> Error
     Error::Operand { kernel: "speech", operand, expected, found: found.to_string() }
 }
 
-/// Keys that a head reads, out of those of all heads: `[D, rows]`.
-fn by_element(kind: KvType, keys: &[u32], (config, head): (&AttentionConfig, usize), rows: Range<usize>) -> Vec<f32> {
-    let n_rows = rows.len();
-    let (n_heads, n_kv_heads) = (config.n_heads as usize, config.n_kv_heads as usize);
-    let (n_words, row_words) = (keys.len() / n_kv_heads, kind.row_words(config.head_dim) as usize);
-    let own = &keys[head * n_kv_heads / n_heads * n_words..][..n_words];
+/// The words of the keys in these slots that a head reads.
+fn words_of(cached: &CachedKeys, (config, head): (&AttentionConfig, usize), slots: Range<usize>) -> Range<usize> {
+    let row_words = cached.kind.row_words(config.head_dim) as usize;
+    let first = head * config.n_kv_heads as usize / config.n_heads as usize * cached.k.shape()[1] as usize;
+    (first + slots.start) * row_words..(first + slots.end) * row_words
+}
+
+/// Keys of a head, `[D, rows]`.
+fn by_element(kind: KvType, keys: &[u32], config: &AttentionConfig) -> Vec<f32> {
+    let row_words = kind.row_words(config.head_dim) as usize;
+    let n_rows = keys.len() / row_words;
     let mut key = vec![0.0; config.head_dim as usize];
     let mut found = vec![0.0; key.len() * n_rows];
-    for (row, words) in own.chunks_exact(row_words).skip(rows.start).take(n_rows).enumerate() {
+    for (row, words) in keys.chunks_exact(row_words).enumerate() {
         read_row(kind, words, &mut key);
         key.iter().enumerate().for_each(|(element, x)| found[element * n_rows + row] = *x);
     }

@@ -50,13 +50,13 @@ pub struct TranscribeOptions {
     pub timestamps: bool,
     /// Whether segments have words with times. Segments then begin and end with their words. Default: false.
     pub words: bool,
-    /// A text before the first window: names, spelling, style.
+    /// A text before the first window, in a batch before each: names, spelling, style.
     pub prompt: Option<String>,
-    /// Whether the text of a window is the prompt of the next. Default: true.
+    /// Whether the text of a window is the prompt of the next, unless they are decoded in a batch. Default: true.
     pub follows_text: bool,
-    /// Windows that are decoded side by side, up to [`MAX_BATCH`]: a long sound is done sooner, in more memory. With more than
-    /// one, the sound is cut at pauses, no window has the text before it, and each has the prompt. Default: 1.
-    pub batch: usize,
+    /// Number of windows to decode at once, 1 to [`MAX_BATCH`]: faster for long sounds, but needs more memory. With more than
+    /// one, the sound is cut at pauses, no window has the text before it as context, and each has the prompt. Default: 1.
+    pub batch_size: usize,
     /// Temperatures, the next of which is taken where a text seems wrong. Default: 0, 0.2, .. 1.
     pub temperatures: Vec<f32>,
     /// A text is wrong whose bytes are more than so many times those of its zlib stream. Default: 2.4.
@@ -79,7 +79,7 @@ impl Default for TranscribeOptions {
             words: false,
             prompt: None,
             follows_text: true,
-            batch: 1,
+            batch_size: 1,
             temperatures: vec![0.0, 0.2, 0.4, 0.6, 0.8, 1.0],
             max_compression_ratio: 2.4,
             min_log_probability: -1.0,
@@ -100,8 +100,8 @@ impl TranscribeOptions {
         if self.temperatures.is_empty() || self.temperatures.iter().any(|t| !(0.0..=2.0).contains(t)) {
             return wrong("temperatures", "one or more from 0 to 2".into(), format!("{:?}", self.temperatures));
         }
-        if !(1..=MAX_BATCH).contains(&self.batch) {
-            return wrong("batch", format!("1 to {MAX_BATCH}"), self.batch.to_string());
+        if !(1..=MAX_BATCH).contains(&self.batch_size) {
+            return wrong("batch_size", format!("1 to {MAX_BATCH}"), self.batch_size.to_string());
         }
         for (option, value) in [
             ("max_compression_ratio", self.max_compression_ratio),

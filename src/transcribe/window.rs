@@ -43,7 +43,8 @@ impl WindowText {
 /// A window that the session has heard.
 pub(super) struct Window {
     pub random: Random,
-    /// Seconds before which a pair of timestamps does not end the text.
+    /// Seconds before which a pair of timestamps does not end the text, at the first temperature: a text that seems wrong may
+    /// be one that should have ended.
     pub least_end: f64,
 }
 
@@ -134,12 +135,14 @@ async fn sample(
     (options, temperature): (&TranscribeOptions, f32),
     windows: &mut [Window],
 ) -> Result<(), Error> {
+    let is_first = options.temperatures.first() == Some(&temperature);
     loop {
         let (mut chosen, mut waiting) = (Vec::new(), Vec::new());
         for sample in samples.iter_mut() {
             let Some(mut logits) = sample.logits.take().filter(|_| sample.ids.len() < max_ids) else { continue };
             let Window { random, least_end } = &mut windows[sample.window];
-            tokens.apply(&mut logits, &sample.ids, options.timestamps, *least_end);
+            let least_end = if is_first { *least_end } else { 0.0 };
+            tokens.apply(&mut logits, &sample.ids, options.timestamps, least_end);
             let id = choose(&logits, temperature, random);
             let log_probability = f64::from(logits[id as usize]) - log_sum_exp(&logits);
             sample.sum += log_probability;

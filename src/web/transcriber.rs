@@ -255,6 +255,6 @@ fn read_transcribe_options(value: JsValue) -> Result<TranscribeOptions, JsValue>
         min_log_probability: given.min_log_probability.unwrap_or(usual.min_log_probability),
         max_no_speech: given.max_no_speech.unwrap_or(usual.max_no_speech),
         seed: given.seed.unwrap_or(usual.seed),
-        ..usual
+        batch_size: usual.batch_size,
     })
 }

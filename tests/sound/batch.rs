@@ -32,7 +32,7 @@ fn windows() -> Vec<Range<usize>> {
 }
 
 fn of_batch(batch: usize) -> TranscribeOptions {
-    TranscribeOptions { batch, ..greedy() }
+    TranscribeOptions { batch_size: batch, ..greedy() }
 }
 
 /// Segments of each window, in order.
@@ -260,7 +260,7 @@ fn windows_that_a_session_does_not_have_are_refused() {
     let mut transcriber = transcriber(&device);
     for batch in [0, 65] {
         let error = block_on(transcriber.transcribe(&[0.1], &of_batch(batch))).unwrap_err().to_string();
-        assert_eq!(error, format!("option batch is {batch}, expected 1 to 64"));
+        assert_eq!(error, format!("option batch_size is {batch}, expected 1 to 64"));
     }
     // The limit holds for a batch's session, too; that of a short sound has no more windows than it.
     let limit = model.plan(1).unwrap().total_bytes();
@@ -291,7 +291,7 @@ fn a_batch_hears_what_a_sound_says() {
     let mut transcriber =
         Transcriber::load(&device, data.join("whisper-tiny.en"), TranscriberOptions::default()).unwrap();
     // What is repeated is no sign of a wrong text here.
-    let options = TranscribeOptions { batch: 4, temperatures: vec![0.0], ..TranscribeOptions::default() };
+    let options = TranscribeOptions { batch_size: 4, temperatures: vec![0.0], ..TranscribeOptions::default() };
     let transcript = block_on(transcriber.transcribe(&long, &options)).unwrap();
     let plain = |text: &str| -> Vec<String> {
         let letters = text.to_lowercase().replace(|c: char| !c.is_alphabetic() && c != ' ', "");

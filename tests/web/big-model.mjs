@@ -159,7 +159,7 @@ export function smallModel(vocabulary) {
  * each. Its embeddings are whole numbers without a pattern.
  */
 export function modelOfBlocks(type, blocks, length) {
-  const [dim, ffn, heads, layers, vocabSize] = length === 256 ? [256, 512, 4, 1, 20] : [288, 352, 9, 1, 20];
+  const [dim, ffn, heads, layers, vocabSize] = length === 256 ? [256, 512, 4, 1, 20] : [224, 352, 7, 1, 20];
   const matrix = { id: type, blockBytes: blocks[0].length, blockLength: length };
   const table = [["token_embd", [dim, vocabSize], F32], ["output", [dim, vocabSize], matrix], ["output_norm", [dim], F32]];
   table.push(...layerOf(dim, ffn, matrix).map(([name, ...rest]) => [`blk.0.${name}`, ...rest]));

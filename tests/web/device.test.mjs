@@ -267,6 +267,15 @@ test("a device that is lost is rebuilt, and the stream goes on with the same tok
   await page.workers()[0].evaluate(destroyLater, true);
   assert.deepEqual(await page.evaluate(continueStory, story), expected);
   assert.equal(await page.evaluate(() => model.device.backend), "cpu");
+  const [taken, exact, rounded] = await page.evaluate(async (prompt) => {
+    const { Model } = await import("/npm/index.js");
+    const others = await Promise.all([true, false].map((exact) => Model.builtin({ device: "cpu", exact })));
+    const texts = [];
+    for (const each of [model, ...others]) texts.push(await each.generate(prompt, { temperature: 0, maxTokens: 250, ignoreEos: true }).text());
+    return texts;
+  }, prompt);
+  assert.equal(taken, exact);
+  assert.notEqual(taken, rounded, "the text shows whether activations were rounded");
   await page.close();
 });
 

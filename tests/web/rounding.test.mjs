@@ -18,7 +18,7 @@ const blocks = blocksIn(readFileSync(join(repository, "tests/data/quant-vectors/
 const models = Object.entries(TYPES).map(([type, [number, length]]) =>
   [type, modelOfBlocks(number, blocks(`${type}.blocks`), length).toString("base64")]);
 
-/** Runs in a place: log-probabilities of all tokens behind a short prompt and a long one, exact and rounded. */
+/** Runs in a place: log-probabilities of all tokens after short prompts and a long one, exact and rounded. */
 async function logprobs({ Model }, { models }) {
   const ids = (n) => Array.from({ length: n }, (_, i) => (7 * i + 3) % 20);
   const found = [];
@@ -39,7 +39,7 @@ async function logprobs({ Model }, { models }) {
   return found;
 }
 
-everywhere("rounding changes the CPU's log-probabilities little, and not at all when exact", logprobs, (found, place) => {
+everywhere("rounding changes the CPU's log-probabilities little, unless the model is exact", logprobs, (found, place) => {
   assert.equal(found.length, 6 * models.length);
   for (const { type, n, row } of found.filter(({ exact }) => exact)) {
     const rounded = found.find((other) => other.type === type && other.n === n && !other.exact).row;

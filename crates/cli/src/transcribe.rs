@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, value_parser};
 use tilewright::sound::{SAMPLE_RATE, Sound, SoundLimits};
 use tilewright::transcribe::{Segment, Task, to_json, to_srt, to_timed_words, to_vtt};
 use tilewright::{Error, TranscribeOptions, Transcriber, TranscriberOptions, Transcript, replace_file};
@@ -30,10 +30,10 @@ pub struct TranscribeArgs {
     /// Text that the model takes for what was said before: names, spelling, style.
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
-    /// Windows of up to 30 s that are decoded side by side, up to 64: sooner done with long sounds, in more memory. Sounds are then
-    /// cut at pauses, and no window knows the text before it.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    batch: usize,
+    /// Number of windows (of up to 30 s) to decode at once, 1 to 64. Faster for long sounds, but needs more memory. The sound is
+    /// cut at pauses, and no window has the text before it as context.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u8).range(1..=64))]
+    batch_size: u8,
     /// Print subtitles in the format of SubRip.
     #[arg(long, conflicts_with_all = ["vtt", "json"])]
     srt: bool,
@@ -174,7 +174,7 @@ impl TranscribeArgs {
             task: if self.translate { Task::Translate } else { Task::Transcribe },
             words: self.words,
             prompt: self.prompt.clone(),
-            batch: self.batch,
+            batch_size: usize::from(self.batch_size),
             ..TranscribeOptions::default()
         }
     }

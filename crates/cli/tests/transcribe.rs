@@ -86,7 +86,7 @@ fn batches_of_windows_hear_all_of_a_long_sound() {
     std::fs::write(&path, bytes).unwrap();
     let [model, sound] = [&folder, &path].map(|path| path.to_str().unwrap());
     let heard = |batch: &str| -> Value {
-        serde_json::from_str(&stdout(&[model, sound, "-l", "en", "--batch", batch, "--json"])).unwrap()
+        serde_json::from_str(&stdout(&[model, sound, "-l", "en", "--batch-size", batch, "--json"])).unwrap()
     };
     let [two, three] = ["2", "3"].map(heard);
     std::fs::remove_file(&path).unwrap();
@@ -182,8 +182,8 @@ fn errors_name_the_file_or_the_flag() {
     let sound = sound.to_str().unwrap();
     let error = refused(&[model, sound, "--language", "klingon"], 2);
     assert!(error.contains("--language is klingon") && error.contains("en, de"), "{error}");
-    let error = refused(&[model, sound, "--batch", "65"], 2);
-    assert!(error.contains("--batch is 65, expected 1 to 64"), "{error}");
+    let error = refused(&[model, sound, "--batch-size", "65"], 2);
+    assert!(error.contains("--batch-size") && error.contains("65"), "{error}");
     let text_model = common::find_data(Path::new("tiny-random/qwen3")).unwrap();
     let error = refused(&[text_model.to_str().unwrap(), sound], 1);
     assert!(error.contains("model_type is `qwen3`") && error.contains("whisper"), "{error}");

@@ -46,6 +46,8 @@ export interface Streaming<T extends Streamed> {
 
 export interface Recipe<T extends Loadable> extends Streaming<T> {
   request: LoadRequest;
+  /** The same without rounding, so that texts of a lost GPU continue unchanged on the CPU. */
+  exact?(): Recipe<T>;
 }
 
 export function modelRecipe(request: ModelRequest): Recipe<Model> {
@@ -54,6 +56,7 @@ export function modelRecipe(request: ModelRequest): Recipe<Model> {
   return {
     request,
     extras: CHAT_FILES,
+    exact: () => modelRecipe({ ...request, settings: { ...request.settings, exact: true } }),
     expect: async (requester) => {
       // These are read after the model, so a missing one should fail first.
       await (adapter && withFiles(adapter, requester, { peek: true }, () => {}));

@@ -119,15 +119,16 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
   protected async rebuild(lost: unknown, signal: AbortSignal): Promise<T> {
     const old = this.place;
     const requester = { caller: this.caller, signal };
+    const recipe = this.recipe.exact?.() ?? this.recipe;
     let again: Loaded<T>;
     try {
-      again = await loadAt(this.recipe, await old.next(this.caller), requester);
+      again = await loadAt(recipe, await old.next(this.caller), requester);
     } catch (error) {
       if (old.request.choice !== "gpu" || !GPU_FAILURES.has(codeOf(error))) {
         throw error;
       }
       const why = `the GPU was lost and could not be opened again (${messageOf(error)})`;
-      again = await loadAt(this.recipe, await openCpu(old.request, why, this.caller), requester);
+      again = await loadAt(recipe, await openCpu(old.request, why, this.caller), requester);
     }
     this.lost.push(old);
     this.place = again.place;

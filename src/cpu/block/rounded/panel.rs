@@ -72,7 +72,7 @@ fn panel_dots<F: Quantised>(
     dots_by::<F, Best>((packed, n_blocks), x, panel, sums);
 }
 
-/// What runs a loop.
+/// Chooses the instructions that a loop is compiled for.
 pub(super) trait Runner {
     fn run(work: impl ByteWork<Output = ()>);
 }
@@ -92,6 +92,7 @@ pub(super) fn dots_by<F: Quantised, R: Runner>(
     panel: &mut Panel,
     sums: &mut [f32],
 ) {
+    const { assert!(!(F::BY_HALVES && F::MINS)) }
     let rows = Rows::<F>::new(packed, n_blocks);
     let n_rows = sums.len() / (x.len() / n_blocks.div_ceil(EIGHT));
     for first in (0..n_rows).step_by(PANEL_ROWS) {
@@ -108,7 +109,7 @@ pub(super) fn dots_by<F: Quantised, R: Runner>(
 /// Groups of four weights in eight blocks.
 const FOURS: usize = 8 * EIGHT;
 
-/// Packs `n` rows from `first` on. Other rows of the panel are of no interest.
+/// Packs `n` rows from `first` on. Other rows of the panel are unused.
 struct Pack<'a, F: Quantised> {
     rows: Rows<'a, F>,
     /// Blocks of a row.
@@ -186,8 +187,7 @@ impl<F: Quantised> ByteWork for Pack<'_, F> {
     }
 }
 
-/// The products of a panel whose rows are those from `first` on. Of formats with halves or mins, or neither: those of formats that
-/// differ in their quants are the same.
+/// The products of a panel whose rows are those from `first` on. Formats that differ only in their quants share this code.
 struct Multiply<'a, const BY_HALVES: bool, const MINS: bool> {
     panel: &'a Panel,
     x: &'a [RoundedEight],
