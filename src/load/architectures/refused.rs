@@ -14,7 +14,7 @@ const MISSING: [(&[&str], &str); 14] = [
     (&["plamo2"], "PLaMo's own layers with a state-space model"),
     (&["rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"], "linear attention of RWKV"),
     (&["kimi-linear", "kimi_linear"], "Kimi Delta Attention with low-rank, unbounded gates"),
-    (&["bailingmoe"], "routing by softmax, of Ling 1"),
+    (&["bailingmoe"], "Ling 1's routing by softmax"),
     (&["bailing_moe_linear"], "Lightning attention"),
     (&["llama4", "llama4_text"], "chunked attention, and experts in every other layer"),
     (&["t5", "bart"], "cross-attention from the decoder to an encoder"),
